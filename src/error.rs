@@ -1,0 +1,226 @@
+//! Errors, and the one notation in which the crate writes shapes and layouts.
+//!
+//! An [`Error`] says *who must act*. Its text has one form, `verb: the rule that broke; what was given; what to
+//! do`, in lower case, with numbers beside what they count. Tensors are written `f32[64, 128]@(dp:S0, tp:R)`
+//! everywhere: in errors, in `Debug`, in the documentation.
+//!
+//! A sharding error is computed from facts that all ranks share, so all ranks fail alike, at the same call.
+
+use std::fmt;
+
+/// The result of every fallible function here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, sorted by who must act.
+///
+/// Cloning is cheap enough for the failure path: one cause is reported on every rank.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// The caller passed a shape, dtype, index or attribute that the function cannot take.
+    #[error("{0}")]
+    Invalid(Box<Refusal>),
+    /// The layouts of the operands do not allow the operation, or would need a move that was forbidden.
+    #[error("{0}")]
+    Sharding(Box<Refusal>),
+    /// The feature is not built; the text names it.
+    #[error("{0}")]
+    Unsupported(Box<Refusal>),
+    /// A collective did not complete, because ranks disagreed, stalled or failed.
+    #[error("{0}")]
+    Comm(Box<CommFault>),
+    /// A rank of an SPMD program ended with an error or a panic.
+    #[error("rank {rank}: {cause}")]
+    Rank {
+        /// The rank that failed first, numbered in the world.
+        rank: usize,
+        /// Its error, or its panic message.
+        cause: Box<Failure>,
+    },
+    /// Reading or writing a file failed.
+    #[error("{verb}: cannot access the file; got {path}: {reason}")]
+    Io {
+        /// The function that wanted the file.
+        verb: &'static str,
+        /// The file's path.
+        path: String,
+        /// The operating system's reason.
+        reason: String,
+    },
+}
+
+/// Why a call was refused: `verb: rule; given; remedy`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The function or operator that refused.
+    pub verb: String,
+    /// The rule that was broken.
+    pub rule: String,
+    /// What was given, in the crate's notation. Printed after "got".
+    pub given: String,
+    /// What to do instead; may be empty.
+    pub remedy: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.verb, self.rule)?;
+        if !self.given.is_empty() {
+            write!(f, "; got {}", self.given)?;
+        }
+        if !self.remedy.is_empty() {
+            write!(f, "; {}", self.remedy)?;
+        }
+        Ok(())
+    }
+}
+
+/// How a rank ended.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// The program returned an error.
+    #[error("{0}")]
+    Error(Error),
+    /// The program panicked, with this message.
+    #[error("panicked: {0}")]
+    Panic(String),
+    /// The rank was still running when the others had ended and the deadline had passed.
+    #[error("still running {0:.1} s after the other ranks ended; it was left behind")]
+    Stuck(f64),
+}
+
+/// One call of a collective, as errors name it: operation, sequence number and group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallId {
+    /// The operation, e.g. `all_reduce`.
+    pub call: &'static str,
+    /// The number of collectives made on the group before this one.
+    pub seq: u64,
+    /// The group, e.g. `dp{0, 4, 8}`.
+    pub group: String,
+}
+
+impl fmt::Display for CallId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{} on group {}", self.call, self.seq, self.group)
+    }
+}
+
+/// Why a collective did not complete.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CommFault {
+    /// Two ranks brought calls that do not belong together.
+    #[error(
+        "{id}: rank {rank} brought {brought}, rank {other} brought {other_brought}; every rank must make the \
+         same calls in the same order"
+    )]
+    Mismatch {
+        /// The call of the rank that reports.
+        id: CallId,
+        /// A rank that differs.
+        rank: usize,
+        /// What it brought, e.g. `all_reduce(sum) f32[1024]`.
+        brought: String,
+        /// The rank it differs from.
+        other: usize,
+        /// What that one brought.
+        other_brought: String,
+    },
+    /// Some ranks did not come before the deadline.
+    #[error(
+        "{id}: rank(s) {missing:?} did not come within {deadline_s:.1} s; rank {rank} waited with {brought}"
+    )]
+    Missing {
+        /// The call that waited.
+        id: CallId,
+        /// The rank that reports.
+        rank: usize,
+        /// What it brought.
+        brought: String,
+        /// The ranks that did not come.
+        missing: Vec<usize>,
+        /// The deadline in seconds.
+        deadline_s: f64,
+    },
+    /// Another rank failed, so that this call can never complete.
+    #[error("{id}: given up, because rank {rank} failed: {cause}")]
+    PeerFailed {
+        /// The call that was given up.
+        id: CallId,
+        /// The rank that failed first.
+        rank: usize,
+        /// Its cause.
+        cause: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::Invalid`]: the caller's arguments break `rule`.
+    pub fn invalid(
+        verb: impl Into<String>,
+        rule: impl Into<String>,
+        given: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Error {
+        Error::Invalid(Refusal::boxed(verb, rule, given, remedy))
+    }
+
+    /// An [`Error::Sharding`]: the operands' layouts break `rule`.
+    pub fn sharding(
+        verb: impl Into<String>,
+        rule: impl Into<String>,
+        given: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Error {
+        Error::Sharding(Refusal::boxed(verb, rule, given, remedy))
+    }
+
+    /// An [`Error::Unsupported`]: `rule` names the feature that is not built.
+    pub fn unsupported(
+        verb: impl Into<String>,
+        rule: impl Into<String>,
+        given: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Error {
+        Error::Unsupported(Refusal::boxed(verb, rule, given, remedy))
+    }
+
+    /// True where the error only reports that another rank failed: such an error is never the first cause.
+    pub fn is_echo(&self) -> bool {
+        match self {
+            Error::Comm(fault) => matches!(**fault, CommFault::PeerFailed { .. }),
+            _ => false,
+        }
+    }
+}
+
+impl From<CommFault> for Error {
+    fn from(fault: CommFault) -> Self {
+        Error::Comm(Box::new(fault))
+    }
+}
+
+impl Refusal {
+    fn boxed(
+        verb: impl Into<String>,
+        rule: impl Into<String>,
+        given: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Box<Refusal> {
+        Box::new(Refusal { verb: verb.into(), rule: rule.into(), given: given.into(), remedy: remedy.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_form() {
+        let e = Error::invalid("matmul", "inner extents differ", "f32[2, 3], f32[4, 5]", "transpose one");
+        assert_eq!(e.to_string(), "matmul: inner extents differ; got f32[2, 3], f32[4, 5]; transpose one");
+        let e = Error::unsupported("pool", "not built", "", "");
+        assert_eq!(e.to_string(), "pool: not built");
+        assert!(std::mem::size_of::<Error>() <= 72, "errors travel in every Result");
+    }
+}

@@ -1,0 +1,81 @@
+//! Copies between strided layouts.
+
+use crate::tensor::{Dims, Element};
+
+/// Bytes of a fresh buffer as elements of the type they were allocated for.
+pub(crate) fn as_elements_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+    let len = bytes.len() / T::DTYPE.size_bytes();
+    debug_assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<T>()));
+    // SAFETY: buffers are aligned to 64 bytes and sized for their dtype; the exclusive borrow carries over. Stale
+    // bytes of `bool` are written before they are read: callers overwrite every element.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
+}
+
+/// Copies the elements of one strided layout to another of the same shape.
+///
+/// Each side is its buffer from the first element on, with its strides. Dims that run on into one another on both
+/// sides are merged first, so contiguous blocks move as whole slices.
+pub(crate) fn copy_strided<T: Element>(shape: &[usize], src: (&[T], &[usize]), dst: (&mut [T], &[usize])) {
+    if shape.iter().product::<usize>() == 0 {
+        return;
+    }
+    let (mut n, mut s, mut d) = (Dims::new(), Dims::new(), Dims::new());
+    for k in (0..shape.len()).rev().filter(|&k| shape[k] != 1) {
+        match n.last().copied() {
+            Some(inner) if src.1[k] == s[s.len() - 1] * inner && dst.1[k] == d[d.len() - 1] * inner => {
+                *n.last_mut().expect("just seen") *= shape[k];
+            }
+            _ => {
+                n.push(shape[k]);
+                s.push(src.1[k]);
+                d.push(dst.1[k]);
+            }
+        }
+    }
+    // Innermost first from here on.
+    if n.is_empty() {
+        dst.0[0] = src.0[0];
+        return;
+    }
+    copy_level(n.len() - 1, &n, (src.0, &s), (dst.0, &d));
+}
+
+fn copy_level<T: Element>(level: usize, n: &[usize], src: (&[T], &[usize]), dst: (&mut [T], &[usize])) {
+    let (s, d) = (src.1[level], dst.1[level]);
+    if level > 1 || (level == 1 && (src.1[0] == 1 && dst.1[0] == 1)) {
+        for i in 0..n[level] {
+            copy_level(level - 1, n, (&src.0[i * s..], src.1), (&mut dst.0[i * d..], dst.1));
+        }
+        return;
+    }
+    if level == 1 {
+        return copy_tile((n[1], n[0]), (src.0, (s, src.1[0])), (dst.0, (d, dst.1[0])));
+    }
+    match (s, d) {
+        (1, 1) => dst.0[..n[0]].copy_from_slice(&src.0[..n[0]]),
+        (0, 1) => dst.0[..n[0]].fill(src.0[0]),
+        _ => {
+            for i in 0..n[0] {
+                dst.0[i * d] = src.0[i * s];
+            }
+        }
+    }
+}
+
+/// A transposing copy, in square tiles so that both sides stay in cache.
+fn copy_tile<T: Element>(
+    (rows, cols): (usize, usize),
+    (src, (sr, sc)): (&[T], (usize, usize)),
+    (dst, (dr, dc)): (&mut [T], (usize, usize)),
+) {
+    const TILE: usize = 32;
+    for r0 in (0..rows).step_by(TILE) {
+        for c0 in (0..cols).step_by(TILE) {
+            for r in r0..(r0 + TILE).min(rows) {
+                for c in c0..(c0 + TILE).min(cols) {
+                    dst[r * dr + c * dc] = src[r * sr + c * sc];
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Loops over CPU memory that operators build their kernels from.
+
+mod copy;
+
+pub(crate) use copy::{as_elements_mut, copy_strided};

@@ -1,0 +1,310 @@
+//! The tensor itself: a typed, strided view of a shared buffer.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::dtype::for_dtype;
+use super::storage::{Buffer, Storage};
+use super::{DType, Dims, Element, Scalar, Shape};
+use crate::error::{Error, Result};
+
+/// A dense tensor in this rank's memory.
+///
+/// Cloning shares the buffer. [`Tensor::make_mut`] writes in place where nobody shares it, and copies first where
+/// somebody does, so a clone never sees another one's writes.
+///
+/// ```
+/// use isoshard::tensor::Tensor;
+/// let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3])?;
+/// let column = x.narrow(1, 1, 1)?; // a view: no copy
+/// assert_eq!(column.to_vec::<f32>()?, [2.0, 5.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Tensor {
+    pub(super) storage: Storage,
+    pub(super) dtype: DType,
+    pub(super) shape: Shape,
+    pub(super) strides: Dims,
+    /// In elements.
+    pub(super) offset: usize,
+}
+
+impl Tensor {
+    /// A tensor over `data`, row-major, without copying.
+    ///
+    /// # Errors
+    /// Refuses a length that is not the shape's number of elements.
+    pub fn from_vec<T: Element>(data: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.checked_numel("from_vec")? != data.len() {
+            return Err(Error::invalid(
+                "from_vec",
+                "the shape does not hold the data",
+                format!("{} elements for {shape}", data.len()),
+                format!("give {} elements", shape.numel()),
+            ));
+        }
+        Ok(Tensor::over(Buffer::adopt(data), T::DTYPE, shape))
+    }
+
+    /// A copy of `data`, row-major, in pool memory.
+    ///
+    /// # Errors
+    /// As [`Tensor::from_vec`].
+    pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.checked_numel("from_slice")? != data.len() {
+            return Err(Error::invalid(
+                "from_slice",
+                "the shape does not hold the data",
+                format!("{} elements for {shape}", data.len()),
+                format!("give {} elements", shape.numel()),
+            ));
+        }
+        Ok(Tensor::build(shape, |out: &mut [T]| out.copy_from_slice(data)))
+    }
+
+    /// A new row-major tensor that `fill` writes.
+    ///
+    /// `fill` gets arbitrary stale values (for `bool`, false) and should write every element.
+    pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
+        let mut out = Tensor::stale(T::DTYPE, shape);
+        if T::DTYPE == DType::Bool {
+            out.bytes_mut().fill(0);
+        }
+        fill(out.make_mut::<T>().expect("the dtype is T's"));
+        out
+    }
+
+    /// A new row-major tensor with arbitrary contents, to be overwritten. Not for `bool`, whose stale bytes may be
+    /// invalid: crate-private for that reason.
+    pub(crate) fn stale(dtype: DType, shape: impl Into<Shape>) -> Tensor {
+        let shape = shape.into();
+        Tensor::over(Buffer::stale(shape.numel() * dtype.size_bytes()), dtype, shape)
+    }
+
+    /// All zeros (false).
+    pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Tensor {
+        let mut out = Tensor::stale(dtype, shape);
+        out.bytes_mut().fill(0);
+        out
+    }
+
+    /// All elements equal to `value`, converted to `dtype`.
+    pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
+        let value = value.into().0;
+        for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(T::from_f64(value))))
+    }
+
+    /// One element, shape `[]`.
+    pub fn scalar<T: Element>(value: T) -> Tensor {
+        Tensor::build([], |out: &mut [T]| out[0] = value)
+    }
+
+    fn over(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
+        debug_assert!(buffer.len_bytes() >= shape.numel() * dtype.size_bytes());
+        let strides = shape.strides();
+        Tensor { storage: Arc::new(buffer), dtype, shape, strides, offset: 0 }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The strides, in elements; 0 along broadcast dims.
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// The number of elements.
+    pub fn numel(&self) -> usize {
+        self.shape.numel()
+    }
+
+    /// The size of the elements in bytes, each counted once however often a broadcast repeats it... that is, the
+    /// size a contiguous copy would have.
+    pub fn len_bytes(&self) -> usize {
+        self.numel() * self.dtype.size_bytes()
+    }
+
+    /// True where the elements lie row-major without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (&n, &s) in self.shape.iter().zip(&self.strides).rev() {
+            if n == 0 {
+                return true;
+            }
+            if n != 1 && s != expected {
+                return false;
+            }
+            expected *= n;
+        }
+        true
+    }
+
+    /// True where both are views of one buffer.
+    pub fn shares_storage(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
+    /// The elements of a contiguous tensor.
+    ///
+    /// # Errors
+    /// Refuses another dtype, and a tensor that is not contiguous (call [`Tensor::contiguous`] first).
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        if !self.is_contiguous() {
+            return Err(Error::invalid(
+                "as_slice",
+                "the tensor is not contiguous",
+                format!("{self} with strides {:?}", self.strides.as_slice()),
+                "call contiguous() first",
+            ));
+        }
+        Ok(&self.data::<T>()?[..self.numel()])
+    }
+
+    /// The buffer from this tensor's first element on, for kernels that follow the strides themselves.
+    ///
+    /// # Errors
+    /// Refuses another dtype.
+    pub fn data<T: Element>(&self) -> Result<&[T]> {
+        self.expect_dtype("data", T::DTYPE)?;
+        let len = self.storage.len_bytes() / T::DTYPE.size_bytes();
+        // SAFETY: the block is aligned to 64 (a foreign one was a Vec of elements of this size), initialised, holds
+        // `len` elements of this dtype, and nobody writes to it while it is shared or borrowed.
+        let all = unsafe { std::slice::from_raw_parts(self.storage.as_ptr().cast::<T>(), len) };
+        Ok(&all[self.offset.min(len)..])
+    }
+
+    /// The elements, writable: in place if the tensor is contiguous and shares its buffer with nobody, else in a
+    /// fresh copy that it then owns.
+    ///
+    /// # Errors
+    /// Refuses another dtype.
+    pub fn make_mut<T: Element>(&mut self) -> Result<&mut [T]> {
+        self.expect_dtype("make_mut", T::DTYPE)?;
+        if !self.is_unique() {
+            *self = self.to_owned_copy();
+        }
+        let (offset, len) = (self.offset, self.numel());
+        let buffer = Arc::get_mut(&mut self.storage).expect("checked or made unique above");
+        // SAFETY: `&mut Buffer` is exclusive, the block holds `offset + len` initialised elements of this dtype, and
+        // its alignment suffices.
+        Ok(unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<T>().add(offset), len) })
+    }
+
+    /// True where [`Tensor::make_mut`] writes in place.
+    pub fn is_unique(&mut self) -> bool {
+        self.is_contiguous() && Arc::get_mut(&mut self.storage).is_some()
+    }
+
+    /// The raw bytes of a contiguous tensor, for engines and files.
+    ///
+    /// # Errors
+    /// Refuses a tensor that is not contiguous.
+    pub fn as_bytes(&self) -> Result<&[u8]> {
+        if !self.is_contiguous() {
+            return Err(Error::invalid(
+                "as_bytes",
+                "the tensor is not contiguous",
+                self.to_string(),
+                "call contiguous() first",
+            ));
+        }
+        let start = self.offset * self.dtype.size_bytes();
+        // SAFETY: the range lies in the block, whose bytes are initialised and not written while borrowed.
+        Ok(unsafe { std::slice::from_raw_parts(self.storage.as_ptr().add(start), self.len_bytes()) })
+    }
+
+    /// The raw bytes of a tensor made by [`Tensor::stale`] and not shared since.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let (start, len) = (self.offset * self.dtype.size_bytes(), self.len_bytes());
+        let buffer = Arc::get_mut(&mut self.storage).expect("a fresh tensor shares its buffer with nobody");
+        // SAFETY: exclusive access to an initialised block that holds the range.
+        unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().add(start), len) }
+    }
+
+    /// This tensor if it is contiguous, else a contiguous copy.
+    pub fn contiguous(&self) -> Tensor {
+        if self.is_contiguous() { self.clone() } else { self.to_owned_copy() }
+    }
+
+    /// A contiguous copy in a buffer of its own.
+    pub fn to_owned_copy(&self) -> Tensor {
+        for_dtype!(any self.dtype, T => {
+            let mut out = Tensor::stale(self.dtype, self.shape.clone());
+            let strides = out.strides.clone();
+            super::cpu::copy_strided::<T>(
+                &self.shape,
+                (self.data().expect("the dtype is T's"), &self.strides),
+                (super::cpu::as_elements_mut(out.bytes_mut()), &strides),
+            );
+            out
+        })
+    }
+
+    /// The elements in row-major order.
+    ///
+    /// # Errors
+    /// Refuses another dtype.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.expect_dtype("to_vec", T::DTYPE)?;
+        Ok(self.contiguous().as_slice::<T>()?.to_vec())
+    }
+
+    /// The elements in row-major order, each converted to f64.
+    pub fn to_f64_vec(&self) -> Vec<f64> {
+        let t = self.contiguous();
+        for_dtype!(any self.dtype, T => {
+            t.as_slice::<T>().expect("contiguous, of dtype T").iter().map(|x| x.to_f64()).collect()
+        })
+    }
+
+    /// The only element of a tensor with one, as f64.
+    ///
+    /// # Errors
+    /// Refuses a tensor with another number of elements.
+    pub fn item(&self) -> Result<f64> {
+        if self.numel() != 1 {
+            return Err(Error::invalid(
+                "item",
+                "wants exactly one element",
+                self.to_string(),
+                "reduce or index first",
+            ));
+        }
+        Ok(for_dtype!(any self.dtype, T => self.data::<T>()?[0].to_f64()))
+    }
+
+    pub(crate) fn expect_dtype(&self, verb: &str, dtype: DType) -> Result<()> {
+        if self.dtype == dtype {
+            return Ok(());
+        }
+        Err(Error::invalid(verb, format!("the elements are not {dtype}"), self.to_string(), "cast first"))
+    }
+}
+
+/// The notation: `f32[64, 128]`.
+impl fmt::Display for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)
+    }
+}
+
+/// The notation, with the first few values.
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        let flat = self.to_f64_vec();
+        let more = if flat.len() > SHOWN { ", …" } else { "" };
+        let shown: Vec<String> = flat.iter().take(SHOWN).map(|x| format!("{x}")).collect();
+        write!(f, "{self} {{{}{more}}}", shown.join(", "))
+    }
+}

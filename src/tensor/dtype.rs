@@ -1,0 +1,249 @@
+//! Element types.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Result};
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary64.
+    F64,
+    /// IEEE binary16.
+    F16,
+    /// The upper half of a binary32.
+    BF16,
+    /// 64-bit signed integer; the type of indices.
+    I64,
+    /// 32-bit signed integer.
+    I32,
+    /// 8-bit unsigned integer.
+    U8,
+    /// One byte, 0 or 1; the type of comparisons.
+    Bool,
+}
+
+impl DType {
+    /// Every dtype, in the order of declaration.
+    pub const ALL: [DType; 8] =
+        [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8, DType::Bool];
+
+    /// The size of one element in bytes.
+    pub const fn size_bytes(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::U8 | DType::Bool => 1,
+        }
+    }
+
+    /// True for f32, f64, f16 and bf16.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
+    }
+
+    /// The name in the notation, e.g. `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+            DType::Bool => "bool",
+        }
+    }
+
+    /// Refuses, in the name of `verb`, a dtype that is not a floating one.
+    pub fn expect_float(self, verb: &str) -> Result<()> {
+        if self.is_float() {
+            return Ok(());
+        }
+        Err(Error::invalid(verb, "wants floating-point elements", self.name(), "cast it first"))
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Debug for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A Rust type that a tensor can hold.
+///
+/// # Safety
+/// `DTYPE.size_bytes()` is the size of the type, its alignment is at most 64, it has no padding, and it is valid for
+/// all-zero bytes. Except for `bool`, every bit pattern is valid.
+pub unsafe trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
+    /// The matching dtype.
+    const DTYPE: DType;
+    /// The value as f64; integers beyond 2^53 are rounded.
+    fn to_f64(self) -> f64;
+    /// The nearest value to `x`; integers truncate toward zero and saturate, `bool` is `x != 0`.
+    fn from_f64(x: f64) -> Self;
+}
+
+macro_rules! element {
+    ($($t:ty, $d:ident, $to:expr, $from:expr;)*) => {$(
+        // SAFETY: a primitive (or `repr(transparent)` around one) of the size `DType::size_bytes` gives, valid for
+        // zero bytes; of these only `bool` has invalid bit patterns.
+        unsafe impl Element for $t {
+            const DTYPE: DType = DType::$d;
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                let to: fn($t) -> f64 = $to;
+                to(self)
+            }
+            #[inline(always)]
+            fn from_f64(x: f64) -> Self {
+                let from: fn(f64) -> $t = $from;
+                from(x)
+            }
+        }
+    )*};
+}
+
+element! {
+    f32, F32, |x| f64::from(x), |x| x as f32;
+    f64, F64, |x| x, |x| x;
+    f16, F16, f16::to_f64, f16::from_f64;
+    bf16, BF16, bf16::to_f64, bf16::from_f64;
+    i64, I64, |x| x as f64, |x| x as i64;
+    i32, I32, f64::from, |x| x as i32;
+    u8, U8, f64::from, |x| x as u8;
+    bool, Bool, |x| f64::from(u8::from(x)), |x| x != 0.0;
+}
+
+/// A floating element, with the type its arithmetic is done in: f16 and bf16 compute in f32 and round once.
+pub trait Float: Element {
+    /// f32, or f64 for f64.
+    type Acc: Float<Acc = Self::Acc> + std::ops::Add<Output = Self::Acc> + std::ops::Mul<Output = Self::Acc>;
+    /// Widens.
+    fn widen(self) -> Self::Acc;
+    /// Rounds to nearest even.
+    fn narrow(x: Self::Acc) -> Self;
+}
+
+macro_rules! float {
+    ($($t:ty, $acc:ty, $widen:expr, $narrow:expr;)*) => {$(
+        impl Float for $t {
+            type Acc = $acc;
+            #[inline(always)]
+            fn widen(self) -> $acc {
+                let widen: fn($t) -> $acc = $widen;
+                widen(self)
+            }
+            #[inline(always)]
+            fn narrow(x: $acc) -> Self {
+                let narrow: fn($acc) -> $t = $narrow;
+                narrow(x)
+            }
+        }
+    )*};
+}
+
+float! {
+    f32, f32, |x| x, |x| x;
+    f64, f64, |x| x, |x| x;
+    f16, f32, f16::to_f32, f16::from_f32;
+    bf16, f32, bf16::to_f32, bf16::from_f32;
+}
+
+/// A number given to an operator as an attribute: kept as f64, converted to the tensor's dtype where it is used.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub struct Scalar(pub f64);
+
+impl fmt::Debug for Scalar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+macro_rules! scalar_from {
+    ($($t:ty)*) => {$(
+        impl From<$t> for Scalar {
+            fn from(x: $t) -> Self {
+                Scalar(Element::to_f64(x))
+            }
+        }
+    )*};
+}
+
+scalar_from!(f32 f64 f16 bf16 i64 i32 u8 bool);
+
+/// Runs `$body` with `$T` standing for the Rust type of a dtype.
+///
+/// `any` covers all eight; `float` the four floating ones, refusing others in the name of `$verb`.
+macro_rules! for_dtype {
+    (any $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::tensor::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::tensor::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::tensor::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::tensor::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::tensor::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::tensor::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::tensor::DType::Bool => {
+                type $T = bool;
+                $body
+            }
+        }
+    };
+    (float $verb:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::tensor::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::tensor::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::tensor::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::tensor::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            other => Err(other.expect_float($verb).expect_err("the floating dtypes are matched above")),
+        }
+    };
+}
+pub(crate) use for_dtype;

@@ -1,0 +1,23 @@
+//! One rank's dense tensor: shape, dtype, storage, CPU kernels. It has never heard of other ranks.
+//!
+//! A [`Tensor`] is a view (shape, strides, offset) of a shared buffer; views never copy, and writing to a buffer
+//! that someone else still sees copies it first. Buffers come from a per-thread [pool](storage::pool_stats), so that
+//! an eager step does not spend its time in page faults.
+//!
+//! Missing: negative strides, and devices other than the CPU.
+
+pub mod cpu;
+mod dense;
+mod dtype;
+mod interop;
+pub mod math;
+mod reduce_op;
+mod shape;
+pub mod storage;
+mod views;
+
+pub use dense::Tensor;
+pub(crate) use dtype::for_dtype;
+pub use dtype::{DType, Element, Float, Scalar};
+pub use reduce_op::ReduceOp;
+pub use shape::{Dims, Shape};

@@ -1,0 +1,127 @@
+//! The reductions that a partial value, a collective and a reducing operator have in common.
+
+use std::fmt;
+
+use super::dtype::for_dtype;
+use super::{DType, Element, Float, Tensor};
+use crate::error::{Error, Result};
+
+/// How several values become one. Written `sum`, `max`, `min`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ReduceOp {
+    /// The sum. f16 and bf16 are added in f32 and rounded once per addition.
+    Sum,
+    /// The maximum; NaN if any value is.
+    Max,
+    /// The minimum; NaN if any value is.
+    Min,
+}
+
+impl ReduceOp {
+    /// The value that changes nothing: 0, the lowest, the highest.
+    pub fn identity(self, dtype: DType) -> f64 {
+        let (lowest, highest) = match dtype {
+            DType::I64 => (i64::MIN as f64, i64::MAX as f64),
+            DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
+            DType::U8 => (0.0, 255.0),
+            DType::Bool => (0.0, 1.0),
+            _ => (f64::NEG_INFINITY, f64::INFINITY),
+        };
+        match self {
+            ReduceOp::Sum => 0.0,
+            ReduceOp::Max => lowest,
+            ReduceOp::Min => highest,
+        }
+    }
+
+    /// `acc = acc (op) x`, element by element; `acc` is copied first where its buffer is shared.
+    ///
+    /// # Errors
+    /// Refuses operands whose dtype or number of elements differ.
+    pub fn fold(self, acc: &mut Tensor, x: &Tensor) -> Result<()> {
+        if acc.dtype() != x.dtype() || acc.numel() != x.numel() {
+            return Err(Error::invalid("fold", "the operands differ", format!("{acc}, {x}"), ""));
+        }
+        let x = x.contiguous();
+        match x.dtype() {
+            DType::F32 => fold_float::<f32>(self, acc, &x),
+            DType::F64 => fold_float::<f64>(self, acc, &x),
+            DType::F16 => fold_float::<half::f16>(self, acc, &x),
+            DType::BF16 => fold_float::<half::bf16>(self, acc, &x),
+            DType::Bool => {
+                let x = x.as_slice::<bool>()?;
+                for (a, &b) in acc.make_mut::<bool>()?.iter_mut().zip(x) {
+                    *a = if self == ReduceOp::Min { *a & b } else { *a | b };
+                }
+                Ok(())
+            }
+            DType::I64 => fold_int::<i64>(self, acc, &x, i64::wrapping_add),
+            DType::I32 => fold_int::<i32>(self, acc, &x, i32::wrapping_add),
+            DType::U8 => fold_int::<u8>(self, acc, &x, u8::wrapping_add),
+        }
+    }
+}
+
+fn fold_float<T: Float>(op: ReduceOp, acc: &mut Tensor, x: &Tensor) -> Result<()>
+where
+    T::Acc: PartialOrd,
+{
+    let pairs = acc.make_mut::<T>()?.iter_mut().zip(x.as_slice::<T>()?);
+    match op {
+        ReduceOp::Sum => pairs.for_each(|(a, &b)| *a = T::narrow(a.widen() + b.widen())),
+        // `!(a >= b)` lets a NaN on either side through: once `a` is NaN it stays.
+        ReduceOp::Max => pairs.for_each(|(a, &b)| {
+            if a.widen() == a.widen() && !(a.widen() >= b.widen()) {
+                *a = b;
+            }
+        }),
+        ReduceOp::Min => pairs.for_each(|(a, &b)| {
+            if a.widen() == a.widen() && !(a.widen() <= b.widen()) {
+                *a = b;
+            }
+        }),
+    }
+    Ok(())
+}
+
+fn fold_int<T: Element + Ord>(op: ReduceOp, acc: &mut Tensor, x: &Tensor, add: fn(T, T) -> T) -> Result<()> {
+    let pairs = acc.make_mut::<T>()?.iter_mut().zip(x.as_slice::<T>()?);
+    match op {
+        ReduceOp::Sum => pairs.for_each(|(a, &b)| *a = add(*a, b)),
+        ReduceOp::Max => pairs.for_each(|(a, &b)| *a = (*a).max(b)),
+        ReduceOp::Min => pairs.for_each(|(a, &b)| *a = (*a).min(b)),
+    }
+    Ok(())
+}
+
+impl Tensor {
+    /// A tensor of `op`'s identity: folding it into anything changes nothing.
+    pub fn identity(op: ReduceOp, like: &Tensor) -> Tensor {
+        match (op, like.dtype()) {
+            // Beyond 2^53 an i64 does not go through f64.
+            (ReduceOp::Max, DType::I64) => Tensor::build(like.shape(), |out: &mut [i64]| out.fill(i64::MIN)),
+            (ReduceOp::Min, DType::I64) => Tensor::build(like.shape(), |out: &mut [i64]| out.fill(i64::MAX)),
+            (_, dtype) => {
+                for_dtype!(any dtype, T => Tensor::build(like.shape(), |out: &mut [T]| {
+                    out.fill(T::from_f64(op.identity(dtype)));
+                }))
+            }
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Max => "max",
+            ReduceOp::Min => "min",
+        })
+    }
+}
+
+impl fmt::Debug for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,200 @@
+//! Buffers and the per-thread pool they return to.
+//!
+//! A buffer is a 64-byte aligned block. Pool blocks are zeroed when they first come from the system and are handed out
+//! again with whatever their last owner wrote, so a buffer's bytes are always initialised and reading stale ones is
+//! wasteful but never undefined. A block returns to the pool of the thread that drops it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
+use std::cell::RefCell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Blocks are aligned for the widest vector and for a cache line.
+const ALIGN: usize = 64;
+/// The smallest block.
+const MIN_BYTES: usize = 64;
+/// What one thread keeps for reuse at most; beyond it blocks go back to the system.
+const POOL_LIMIT_BYTES: usize = 2 << 30;
+/// Four size classes per doubling waste at most a fifth of a block.
+const CLASSES: usize = 4 * 48;
+
+/// A block of memory: from the pool, or lent by a foreign owner such as a `Vec`.
+pub(crate) struct Buffer {
+    ptr: NonNull<u8>,
+    len_bytes: usize,
+    owner: Owner,
+}
+
+enum Owner {
+    Pool { class: usize },
+    Foreign { _keep: Box<dyn Any + Send + Sync> },
+}
+
+/// A shared buffer. Writable only while nobody shares it.
+pub(crate) type Storage = Arc<Buffer>;
+
+// SAFETY: the buffer owns its block; shared access is read-only, and writing wants `&mut Buffer`.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// A block of at least `len_bytes`, with arbitrary but initialised contents.
+    pub(crate) fn stale(len_bytes: usize) -> Buffer {
+        let class = class_of(len_bytes);
+        let ptr = POOL.try_with(|p| p.borrow_mut().take(class)).ok().flatten().unwrap_or_else(|| {
+            // SAFETY: the layout has a non-zero size.
+            let ptr = unsafe { alloc_zeroed(layout_of(class)) };
+            NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout_of(class)))
+        });
+        Buffer { ptr, len_bytes, owner: Owner::Pool { class } }
+    }
+
+    /// Takes over `data` without copying.
+    pub(crate) fn adopt<T: super::Element>(mut data: Vec<T>) -> Buffer {
+        let ptr = NonNull::new(data.as_mut_ptr().cast()).expect("a Vec's pointer is never null");
+        let len_bytes = std::mem::size_of_val(data.as_slice());
+        Buffer { ptr, len_bytes, owner: Owner::Foreign { _keep: Box::new(data) } }
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.ptr.as_ptr()
+    }
+
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let Owner::Pool { class } = self.owner else { return };
+        // A thread that is ending has no pool any more: then, as when the pool is full, the system takes the block.
+        let kept =
+            POOL.try_with(|p| p.try_borrow_mut().is_ok_and(|mut p| p.put(class, self.ptr))).unwrap_or(false);
+        if !kept {
+            // SAFETY: the block was allocated with this very layout, and this is its only owner.
+            unsafe { dealloc(self.ptr.as_ptr(), layout_of(class)) };
+        }
+    }
+}
+
+/// What the calling thread's pool holds, for tests and for whoever hunts memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Bytes kept for reuse.
+    pub free_bytes: usize,
+    /// Blocks that came from the system so far.
+    pub system_len: u64,
+    /// Blocks that were reused so far.
+    pub reused_len: u64,
+}
+
+/// The state of the calling thread's pool.
+pub fn pool_stats() -> PoolStats {
+    POOL.with(|p| p.borrow().stats)
+}
+
+/// Gives everything the calling thread's pool keeps back to the system.
+pub fn trim_pool() {
+    POOL.with(|p| p.borrow_mut().trim());
+}
+
+struct Pool {
+    free: Vec<Vec<NonNull<u8>>>,
+    stats: PoolStats,
+}
+
+thread_local! {
+    static POOL: RefCell<Pool> = RefCell::new(Pool { free: vec![Vec::new(); CLASSES], stats: PoolStats::default() });
+}
+
+impl Pool {
+    fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
+        let block = self.free[class].pop();
+        match block {
+            Some(_) => {
+                self.stats.reused_len += 1;
+                self.stats.free_bytes -= class_bytes(class);
+            }
+            None => self.stats.system_len += 1,
+        }
+        block
+    }
+
+    fn put(&mut self, class: usize, block: NonNull<u8>) -> bool {
+        let bytes = class_bytes(class);
+        if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
+            return false;
+        }
+        self.stats.free_bytes += bytes;
+        self.free[class].push(block);
+        true
+    }
+
+    fn trim(&mut self) {
+        for (class, blocks) in self.free.iter_mut().enumerate() {
+            for block in blocks.drain(..) {
+                // SAFETY: blocks of this list were allocated with this class's layout and have no other owner.
+                unsafe { dealloc(block.as_ptr(), layout_of(class)) };
+            }
+        }
+        self.stats.free_bytes = 0;
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.trim();
+    }
+}
+
+/// The class of the smallest block that holds `len_bytes`: `MIN * 2^(c / 4) * (4 + c % 4) / 4`.
+fn class_of(len_bytes: usize) -> usize {
+    let units = len_bytes.div_ceil(MIN_BYTES).max(1);
+    if units <= 4 {
+        return [0, 0, 4, 6, 8][units];
+    }
+    let octave = usize::BITS as usize - 1 - (units - 1).leading_zeros() as usize;
+    let step = (units << 2).div_ceil(1 << octave) - 4;
+    4 * octave + step
+}
+
+fn class_bytes(class: usize) -> usize {
+    let (octave, step) = (class / 4, class % 4);
+    ((MIN_BYTES << octave) / 4 * (4 + step)).next_multiple_of(ALIGN)
+}
+
+fn layout_of(class: usize) -> Layout {
+    Layout::from_size_align(class_bytes(class), ALIGN).expect("a block is smaller than the address space")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_hold_and_waste_little() {
+        for n in (0..5000).chain((0..40).map(|k| (1usize << k) + 1)).chain((7..40).map(|k| 1usize << k)) {
+            let bytes = class_bytes(class_of(n));
+            assert!(bytes >= n, "{n} bytes do not fit into {bytes}");
+            assert!(n < 512 || bytes * 4 <= n * 5 + 4 * ALIGN, "{n} bytes take {bytes}");
+        }
+    }
+
+    #[test]
+    fn blocks_are_reused() {
+        trim_pool();
+        let first = Buffer::stale(100_000).as_ptr();
+        let before = pool_stats();
+        assert_eq!(Buffer::stale(99_000).as_ptr(), first);
+        assert_eq!(pool_stats().reused_len, before.reused_len + 1);
+        trim_pool();
+        assert_eq!(pool_stats().free_bytes, 0);
+    }
+}

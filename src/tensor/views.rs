@@ -1,0 +1,221 @@
+//! Views: other shapes of the same buffer. None of them copies, except `reshape` where the strides forbid a view.
+
+use super::{Dims, Shape, Tensor};
+use crate::error::{Error, Result};
+
+impl Tensor {
+    fn view(&self, shape: Shape, strides: Dims, offset: usize) -> Tensor {
+        Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset }
+    }
+
+    /// The elements `start..start + len` of `dim`.
+    ///
+    /// # Errors
+    /// Refuses a dim or a range that is not there.
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Tensor> {
+        let dim = self.shape.dim("narrow", dim as isize)?;
+        if start.checked_add(len).is_none_or(|end| end > self.shape[dim]) {
+            return Err(Error::invalid(
+                "narrow",
+                "the range leaves the tensor",
+                format!("{start}..{start}+{len} of dim {dim} of {self}"),
+                format!("dim {dim} has {} indices", self.shape[dim]),
+            ));
+        }
+        let mut shape = self.shape.clone();
+        shape[dim] = len;
+        let offset = if shape.numel() == 0 { self.offset } else { self.offset + start * self.strides[dim] };
+        Ok(self.view(shape, self.strides.clone(), offset))
+    }
+
+    /// The dims in another order: dim `d` of the result is dim `order[d]` of this.
+    ///
+    /// # Errors
+    /// Refuses what is not a permutation of the dims.
+    pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
+        let n = self.shape.len();
+        let mut seen: u64 = 0;
+        for &d in order {
+            seen |= 1u64.checked_shl(d as u32).unwrap_or(0);
+        }
+        if order.len() != n || seen != (1u64 << n) - 1 {
+            return Err(Error::invalid(
+                "permute",
+                "not a permutation of the dims",
+                format!("{order:?} for {self}"),
+                format!("name each of 0..{n} once"),
+            ));
+        }
+        let shape = order.iter().map(|&d| self.shape[d]).collect();
+        let strides = order.iter().map(|&d| self.strides[d]).collect();
+        Ok(self.view(shape, strides, self.offset))
+    }
+
+    /// Two dims swapped.
+    ///
+    /// # Errors
+    /// Refuses dims that are not there.
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Tensor> {
+        let (a, b) = (self.shape.dim("transpose", a as isize)?, self.shape.dim("transpose", b as isize)?);
+        let mut order: Dims = (0..self.shape.len()).collect();
+        order.swap(a, b);
+        self.permute(&order)
+    }
+
+    /// Dims of extent 1, and new leading ones, repeated to `shape` without copying (stride 0).
+    ///
+    /// # Errors
+    /// Refuses a shape that this one does not broadcast to.
+    pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        let lead = shape.len().checked_sub(self.shape.len());
+        let fits = lead
+            .is_some_and(|lead| self.shape.iter().enumerate().all(|(d, &n)| n == shape[lead + d] || n == 1));
+        let Some(lead) = lead.filter(|_| fits) else {
+            return Err(Error::invalid(
+                "expand",
+                "only dims of extent 1 and new leading dims can be repeated",
+                format!("{self} to {shape}"),
+                "",
+            ));
+        };
+        let stride = |d: usize| match d.checked_sub(lead) {
+            Some(own) if self.shape[own] == shape[d] => self.strides[own],
+            _ => 0,
+        };
+        let strides = (0..shape.len()).map(stride).collect();
+        Ok(self.view(shape, strides, self.offset))
+    }
+
+    /// The same elements in row-major order under another shape: a view where the strides allow, else a copy.
+    ///
+    /// # Errors
+    /// Refuses a shape with another number of elements.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.checked_numel("reshape")? != self.numel() {
+            return Err(Error::invalid(
+                "reshape",
+                "the number of elements changes",
+                format!("{self} to {shape}"),
+                format!("{} elements there, {} here", shape.numel(), self.numel()),
+            ));
+        }
+        if self.is_contiguous() {
+            let strides = shape.strides();
+            return Ok(self.view(shape, strides, self.offset));
+        }
+        match self.view_strides(&shape) {
+            Some(strides) => Ok(self.view(shape, strides, self.offset)),
+            None => self.to_owned_copy().reshape(shape),
+        }
+    }
+
+    /// The strides under which `shape` shows this tensor's elements, if there are any.
+    fn view_strides(&self, shape: &Shape) -> Option<Dims> {
+        let mut strides = Dims::from_elem(0, shape.len());
+        // Dims of this tensor that run on into one another, innermost first; each run must hold whole new dims.
+        let (mut new, mut old) = (shape.len(), self.shape.len());
+        while old > 0 {
+            let (mut run, inner) = (self.shape[old - 1], self.strides[old - 1]);
+            old -= 1;
+            while old > 0 && (self.shape[old - 1] == 1 || self.strides[old - 1] == inner * run) {
+                run *= self.shape[old - 1];
+                old -= 1;
+            }
+            let mut stride = inner;
+            while run > 1 || (new > 0 && shape[new - 1] == 1) {
+                new = new.checked_sub(1)?;
+                if shape[new] == 0 || run % shape[new] != 0 {
+                    return None;
+                }
+                strides[new] = stride;
+                stride *= shape[new];
+                run /= shape[new];
+            }
+        }
+        (shape[..new].iter().all(|&n| n == 1)).then_some(strides)
+    }
+
+    /// A new dim of extent 1 before `dim`.
+    ///
+    /// # Errors
+    /// Refuses a `dim` beyond the last.
+    pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
+        if dim > self.shape.len() {
+            return Err(Error::invalid("unsqueeze", "no such dim", format!("dim {dim} of {self}"), ""));
+        }
+        let mut shape = self.shape.to_vec();
+        let mut strides = self.strides.to_vec();
+        shape.insert(dim, 1);
+        strides.insert(dim, 0);
+        Ok(self.view(shape.into(), strides.into(), self.offset))
+    }
+
+    /// A dim of extent 1 removed.
+    ///
+    /// # Errors
+    /// Refuses a dim that is not there or has another extent.
+    pub fn squeeze(&self, dim: usize) -> Result<Tensor> {
+        let dim = self.shape.dim("squeeze", dim as isize)?;
+        if self.shape[dim] != 1 {
+            return Err(Error::invalid(
+                "squeeze",
+                "the dim's extent is not 1",
+                format!("dim {dim} of {self}"),
+                "",
+            ));
+        }
+        let mut shape = self.shape.to_vec();
+        let mut strides = self.strides.to_vec();
+        shape.remove(dim);
+        strides.remove(dim);
+        Ok(self.view(shape.into(), strides.into(), self.offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iota(shape: impl Into<Shape>) -> Tensor {
+        let shape = shape.into();
+        Tensor::from_vec((0..shape.numel() as i64).collect::<Vec<_>>(), shape).unwrap()
+    }
+
+    #[test]
+    fn reshape_views_where_it_can() {
+        let x = iota([2, 3, 4]);
+        let t = x.transpose(0, 1).unwrap();
+        assert!(t.reshape([3, 2, 2, 2]).unwrap().shares_storage(&x), "splitting the inner dim is a view");
+        assert!(!t.reshape([6, 4]).unwrap().shares_storage(&x), "merging swapped dims is not");
+        assert_eq!(t.reshape([6, 4]).unwrap().to_vec::<i64>().unwrap()[..6], [0, 1, 2, 3, 12, 13]);
+        let n = x.narrow(2, 1, 2).unwrap();
+        assert!(n.reshape([6, 2]).unwrap().shares_storage(&x));
+        assert_eq!(n.reshape([12]).unwrap().to_vec::<i64>().unwrap()[..4], [1, 2, 5, 6]);
+        let e = iota([1, 3]).expand([2, 3]).unwrap();
+        assert_eq!(e.reshape([6]).unwrap().to_vec::<i64>().unwrap(), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(e.reshape([2, 1, 3, 1]).unwrap().to_vec::<i64>().unwrap(), [0, 1, 2, 0, 1, 2]);
+    }
+
+    #[test]
+    fn empty_and_scalar() {
+        let x = iota([0, 3]);
+        assert_eq!(x.reshape([3, 0, 7]).unwrap().numel(), 0);
+        assert_eq!(x.narrow(1, 2, 1).unwrap().to_vec::<i64>().unwrap(), []);
+        assert_eq!(iota([]).reshape([1, 1]).unwrap().to_vec::<i64>().unwrap(), [0]);
+        assert!(iota([2]).narrow(0, 1, 2).is_err());
+        assert!(iota([2]).permute(&[1]).is_err());
+    }
+
+    #[test]
+    fn writes_never_show_in_a_clone() {
+        let mut x = iota([4]);
+        let y = x.clone();
+        x.make_mut::<i64>().unwrap()[0] = 9;
+        assert_eq!(y.to_vec::<i64>().unwrap(), [0, 1, 2, 3]);
+        let before = x.data::<i64>().unwrap().as_ptr();
+        x.make_mut::<i64>().unwrap()[1] = 9;
+        assert_eq!(x.data::<i64>().unwrap().as_ptr(), before, "a unique tensor is written in place");
+    }
+}
