@@ -1,1 +1,24 @@
-//! Placeholder.
+//! Distributed tensors: one tensor, stored in pieces on a mesh of ranks.
+//!
+//! A [`DTensor`] behaves as the whole. An operator on DTensors looks up a plan by its attributes and its operands'
+//! facts; the plan says which operands move, runs the local kernel and lays out the result; a tape node is kept where
+//! a gradient is wanted. Layouts never change values: redistribution is the identity, and so is its derivative.
+//!
+//! Missing: moves between different meshes, and the provably cheapest order of moves where several axes of a
+//! `Partial` are involved (moves without `Partial` already receive only what they lack).
+
+mod device_mesh;
+mod dispatch;
+mod facts;
+mod methods;
+mod plan;
+mod random;
+mod redistribute;
+mod tape;
+mod tensor;
+
+pub use device_mesh::{DeviceMesh, NoGrad};
+pub use facts::Facts;
+pub use random::DropoutSource;
+pub use tape::Gradients;
+pub use tensor::{DTensor, Pending};

@@ -250,6 +250,20 @@ impl Tensor {
         })
     }
 
+    /// Copies a block of extents `len` from this buffer into `out`'s; each place is an offset from the tensor's first
+    /// element, with the block's strides there. `out` must be fresh.
+    pub(crate) fn copy_block(&self, out: &mut Tensor, len: &[usize], from: (usize, &[usize]), to: (usize, &[usize])) {
+        debug_assert_eq!(self.dtype, out.dtype);
+        if len.contains(&0) {
+            return;
+        }
+        for_dtype!(any self.dtype, T => {
+            let src: &[T] = &self.data().expect("the dtype is T's")[from.0..];
+            let dst: &mut [T] = &mut super::cpu::as_elements_mut(out.bytes_mut())[to.0..];
+            super::cpu::copy_strided(len, (src, from.1), (dst, to.1));
+        });
+    }
+
     /// The elements in row-major order.
     ///
     /// # Errors

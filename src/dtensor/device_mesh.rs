@@ -1,0 +1,170 @@
+//! A mesh that can talk: ranks, groups, and this rank's caches.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
+use super::facts::Facts;
+use super::plan::PlanCache;
+use super::redistribute::Move;
+use crate::comm::{Group, Rank};
+use crate::error::{Error, Result};
+use crate::placement::{Layout, Mesh, Spec};
+use crate::tensor::{DType, Shape};
+
+/// An n-D grid of ranks, as one of them sees it. Cloning shares it; it stays on its rank's thread.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::DeviceMesh};
+/// spmd(4, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2), ("tp", 2)])?;
+///     assert_eq!(mesh.mesh().rank_at(mesh.mesh().coords()), rank.rank());
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct DeviceMesh(pub(super) Rc<Inner>);
+
+pub(super) struct Inner {
+    pub mesh: Mesh,
+    pub rank: Rank,
+    pub strict: Cell<bool>,
+    pub no_grad: Cell<usize>,
+    pub plans: PlanCache,
+    pub moves: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    pub moved_bytes: Cell<u64>,
+    facts: RefCell<FxHashMap<Spec, Rc<Facts>>>,
+    groups: RefCell<FxHashMap<u32, Group>>,
+}
+
+impl DeviceMesh {
+    /// A mesh of all ranks of the world, the last axis running fastest.
+    ///
+    /// Communicates nothing.
+    ///
+    /// # Errors
+    /// Refuses axes whose product is not the number of ranks, that have no name, or that share one.
+    pub fn new(rank: &Rank, axes: &[(&str, usize)]) -> Result<DeviceMesh> {
+        Self::over(rank, Mesh::new(axes, rank.rank())?)
+    }
+
+    /// A mesh from its text, `"dp=2,tp=2"`; `"1"` is a single rank.
+    ///
+    /// # Errors
+    /// As [`DeviceMesh::new`], and a text of another form.
+    pub fn parse(rank: &Rank, text: &str) -> Result<DeviceMesh> {
+        Self::over(rank, Mesh::parse(text, rank.rank())?)
+    }
+
+    fn over(rank: &Rank, mesh: Mesh) -> Result<DeviceMesh> {
+        if mesh.rank_len() != rank.world_len() {
+            return Err(Error::invalid(
+                "device_mesh",
+                "the axes do not cover the world",
+                format!("{mesh} for {} rank(s)", rank.world_len()),
+                format!("start {} rank(s)", mesh.rank_len()),
+            ));
+        }
+        Ok(DeviceMesh(Rc::new(Inner {
+            mesh,
+            rank: rank.clone(),
+            strict: Cell::new(false),
+            no_grad: Cell::new(0),
+            plans: PlanCache::default(),
+            moves: RefCell::default(),
+            moved_bytes: Cell::new(0),
+            facts: RefCell::default(),
+            groups: RefCell::default(),
+        })))
+    }
+
+    /// The mesh's facts.
+    pub fn mesh(&self) -> &Mesh {
+        &self.0.mesh
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> &Rank {
+        &self.0.rank
+    }
+
+    /// Forbids (or allows) operators to move their operands to other ranks on their own account. Slicing what a rank
+    /// already holds stays allowed: it communicates nothing.
+    pub fn set_strict(&self, strict: bool) {
+        self.0.strict.set(strict);
+    }
+
+    /// Until the guard is dropped, operators keep nothing for a backward pass.
+    pub fn no_grad(&self) -> NoGrad {
+        self.0.no_grad.set(self.0.no_grad.get() + 1);
+        NoGrad(self.clone())
+    }
+
+    /// Bytes that this rank has received from others in redistributions so far.
+    pub fn received_bytes(&self) -> u64 {
+        self.0.moved_bytes.get()
+    }
+
+    /// Waits until every rank has come here.
+    ///
+    /// # Errors
+    /// Names the ranks that do not come before the deadline.
+    pub fn barrier(&self) -> Result<()> {
+        self.0.rank.world().barrier()
+    }
+
+    /// The interned facts of a tensor on this mesh.
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit mesh or shape.
+    pub fn facts(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<Facts>> {
+        let spec = Spec::new(self.0.mesh.clone(), dtype, shape.clone(), layout.clone())?;
+        if let Some(f) = self.0.facts.borrow().get(&spec) {
+            return Ok(f.clone());
+        }
+        let mut facts = self.0.facts.borrow_mut();
+        let new = Facts::new(facts.len() as u32, spec.clone());
+        facts.insert(spec, new.clone());
+        Ok(new)
+    }
+
+    /// The ranks that differ from this one in the coordinates of `axes` only, in row-major order.
+    pub(super) fn group(&self, axes: &[usize]) -> Result<Group> {
+        let mask = axes.iter().fold(0u32, |m, a| m | 1 << a);
+        if let Some(g) = self.0.groups.borrow().get(&mask) {
+            return Ok(g.clone());
+        }
+        let sub = self.0.mesh.slice(axes);
+        let ranks: Vec<usize> = sub.ranks().collect();
+        let name: Vec<&str> = axes.iter().map(|&a| self.0.mesh.axis_name(a)).collect();
+        let group = self.0.rank.group(&ranks, &name.join("×"))?;
+        self.0.groups.borrow_mut().insert(mask, group.clone());
+        Ok(group)
+    }
+
+    pub(super) fn grad_enabled(&self) -> bool {
+        self.0.no_grad.get() == 0
+    }
+
+    pub(super) fn same(&self, other: &DeviceMesh) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// While it lives, operators keep nothing for a backward pass. Made by [`DeviceMesh::no_grad`].
+pub struct NoGrad(DeviceMesh);
+
+impl Drop for NoGrad {
+    fn drop(&mut self) {
+        self.0.0.no_grad.set(self.0.0.no_grad.get() - 1);
+    }
+}
+
+impl fmt::Debug for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at rank {}", self.0.mesh, self.0.mesh.rank())
+    }
+}

@@ -1,0 +1,72 @@
+//! The shared facts of a tensor, interned: equal facts have one number on a rank, so that plans are found by number.
+
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
+
+use crate::ops::{Meta, Window};
+use crate::placement::{Layout, Spec};
+use crate::tensor::{DType, Shape};
+
+/// A [`Spec`] with what follows from it on this rank, computed once.
+#[derive(Debug)]
+pub struct Facts {
+    pub(super) id: u32,
+    spec: Spec,
+    window: Window,
+}
+
+impl Facts {
+    pub(super) fn new(id: u32, spec: Spec) -> Rc<Facts> {
+        let window = Window { global: spec.shape.clone(), region: spec.region() };
+        Rc::new(Facts { id, spec, window })
+    }
+
+    /// Mesh, dtype, global shape and layout.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// The global shape.
+    pub fn shape(&self) -> &Shape {
+        &self.spec.shape
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.spec.dtype
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &Layout {
+        &self.spec.layout
+    }
+
+    /// What this rank holds.
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// This rank's shape.
+    pub fn local_shape(&self) -> &Shape {
+        self.window.local()
+    }
+
+    /// Dtype and global shape.
+    pub fn meta(&self) -> Meta {
+        Meta { dtype: self.spec.dtype, shape: self.spec.shape.clone() }
+    }
+}
+
+impl PartialEq for Facts {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Facts {}
+
+impl Hash for Facts {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.id.hash(state);
+    }
+}

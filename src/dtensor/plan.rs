@@ -1,0 +1,225 @@
+//! Plans: which operands of a call move how, where the local kernel works, and how the results lie.
+
+use std::cell::RefCell;
+use std::hash::Hasher;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHasher};
+use smallvec::SmallVec;
+
+use super::device_mesh::DeviceMesh;
+use super::facts::Facts;
+use super::redistribute::{self, Move};
+use crate::error::{Error, Result};
+use crate::ops::{Axis, Meta, Metas, Op, Program, Row, Slot, Vjp, Windows};
+use crate::placement::{Layout, Placement};
+use crate::tensor::Dims;
+
+/// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
+const PLANS_LEN: usize = 8192;
+
+/// How one operator runs on operands with given facts.
+pub(super) struct Plan {
+    pub op: Arc<dyn Op>,
+    ins: SmallVec<[u32; 4]>,
+    /// One an operand: how it moves first.
+    pub moves: SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>,
+    pub windows: Windows,
+    pub outs: SmallVec<[Rc<Facts>; 3]>,
+    metas: Metas,
+    programs: RefCell<SmallVec<[(u32, Rc<Program>); 1]>>,
+}
+
+#[derive(Default)]
+pub(super) struct PlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<Plan>; 1]>>>);
+
+impl Plan {
+    /// The plan for `op` on operands with these facts, made at the first call.
+    pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Rc<Plan>> {
+        let mut hasher = FxHasher::default();
+        op.key_hash(&mut hasher);
+        ins.iter().for_each(|f| hasher.write_u32(f.id));
+        let key = hasher.finish();
+        let found = mesh.0.plans.0.borrow().get(&key).and_then(|plans| {
+            plans.iter().find(|p| p.ins.iter().eq(ins.iter().map(|f| &f.id)) && p.op.key_eq(op)).cloned()
+        });
+        if let Some(plan) = found {
+            return Ok(plan);
+        }
+        let plan = Rc::new(Plan::make(mesh, op, ins)?);
+        let mut plans = mesh.0.plans.0.borrow_mut();
+        if plans.len() >= PLANS_LEN {
+            plans.clear();
+        }
+        plans.entry(key).or_default().push(plan.clone());
+        Ok(plan)
+    }
+
+    /// The derivative with respect to the operands in the bit set `needs`.
+    pub fn program(&self, op: &dyn Op, needs: u32) -> Result<Rc<Program>> {
+        let known = self.programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone());
+        if let Some(program) = known.filter(|_| !op.has_free()) {
+            return Ok(program);
+        }
+        let needed: SmallVec<[bool; 8]> = (0..self.metas.len()).map(|i| needs >> i & 1 == 1).collect();
+        let program = Rc::new(Vjp::write(op, &self.metas, &needed)?);
+        if !op.has_free() {
+            self.programs.borrow_mut().push((needs, program.clone()));
+        }
+        Ok(program)
+    }
+
+    fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Plan> {
+        let metas: Metas = ins.iter().map(|f| f.meta()).collect();
+        let out_metas = op.infer(&metas)?;
+        let (targets, outs) = choose(mesh, op, ins, &metas, &out_metas)?;
+        let mut moves = SmallVec::new();
+        for (from, to) in ins.iter().zip(&targets) {
+            let m = if *from == to { None } else { Some((redistribute::find(mesh, from, to)?, to.clone())) };
+            moves.push(m);
+        }
+        refuse_in_strict(mesh, op, ins, &moves)?;
+        let windows = Windows {
+            ins: targets.iter().map(|f| f.window().clone()).collect(),
+            outs: outs.iter().map(|f| f.window().clone()).collect(),
+        };
+        let ids = ins.iter().map(|f| f.id).collect();
+        Ok(Plan { op: op.to_shared(), ins: ids, moves, windows, outs, programs: RefCell::default(), metas })
+    }
+}
+
+type Chosen = (SmallVec<[Rc<Facts>; 3]>, SmallVec<[Rc<Facts>; 3]>);
+
+/// Chooses a row on every mesh axis by the bytes its moves would take, and puts the axes together.
+fn choose(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>], metas: &[Meta], outs: &[Meta]) -> Result<Chosen> {
+    let ndim = mesh.mesh().ndim();
+    let order = common_order(ins);
+    // Rows that could not be put together on an axis, as with a ragged cut that another axis's cut does not allow.
+    let mut barred: Vec<Vec<Row>> = vec![Vec::new(); ndim];
+    loop {
+        let mut in_placements = vec![SmallVec::<[Placement; 4]>::new(); ins.len()];
+        let mut out_placements = vec![SmallVec::<[Placement; 4]>::new(); outs.len()];
+        let mut rows = Vec::with_capacity(ndim);
+        for (a, barred) in barred.iter().enumerate() {
+            let (row, ragged) = cheapest(mesh, op, ins, metas, outs, a, barred);
+            let placed = |s: &Slot| instantiate(*s, ragged.as_ref());
+            in_placements.iter_mut().zip(&row.ins).for_each(|(p, s)| p.push(placed(s)));
+            out_placements.iter_mut().zip(&row.outs).for_each(|(p, s)| p.push(placed(s)));
+            rows.push(row);
+        }
+        let facts = |m: &Meta, p: SmallVec<[Placement; 4]>| {
+            mesh.facts(m.dtype, &m.shape, &Layout::new(p).with_order(&order)?)
+        };
+        let all = || -> Result<Chosen> {
+            let ins = metas.iter().zip(in_placements).map(|(m, p)| facts(m, p)).collect::<Result<_>>()?;
+            let outs = outs.iter().zip(out_placements).map(|(m, p)| facts(m, p)).collect::<Result<_>>()?;
+            Ok((ins, outs))
+        };
+        match all() {
+            Ok(chosen) => return Ok(chosen),
+            Err(e) => {
+                // Bar the ragged row, or any cut, of the innermost axis that has one; replicated rows always fit.
+                let cut = |r: &Row| r.ins.iter().chain(&r.outs).any(|s| matches!(s, Slot::S(_) | Slot::Ragged));
+                let ragged = |r: &Row| r.ins.contains(&Slot::Ragged);
+                let Some(a) = rows.iter().rposition(ragged).or_else(|| rows.iter().rposition(cut)) else { return Err(e) };
+                barred[a].push(rows[a].clone());
+            }
+        }
+    }
+}
+
+/// The row of `op` on axis `a` whose moves take the fewest bytes; the first listed among equals, replication last.
+fn cheapest(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    ins: &[&Rc<Facts>],
+    metas: &[Meta],
+    outs: &[Meta],
+    a: usize,
+    barred: &[Row],
+) -> (Row, Option<Placement>) {
+    let ranks = mesh.mesh().axis_len(a);
+    let splits = |b: &usize| ins.iter().any(|f| matches!(f.layout().axis(*b), Placement::Shard(_)));
+    let others: usize = (0..mesh.mesh().ndim()).filter(|&b| b != a).filter(splits).map(|b| mesh.mesh().axis_len(b)).product();
+    let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
+    let mut rows = if ranks > 1 { op.rows(metas, Axis { ranks, ways: ranks * others }) } else { Vec::new() };
+    rows.push(Row::new(ins.iter().map(|_| Slot::R), outs.iter().map(|_| Slot::R)));
+    let cost = |row: &Row| -> f64 {
+        let moved = row.ins.iter().zip(ins);
+        moved.map(|(s, f)| if ragged.is_none() && *s == Slot::Ragged { f64::INFINITY } else {
+            move_cost(f, a, &instantiate(*s, ragged.as_ref()), ranks as f64)
+        }).sum()
+    };
+    let fits = |row: &&Row| ragged.is_some() || !row.outs.contains(&Slot::Ragged);
+    let mut best: Option<(f64, &Row)> = None;
+    for row in rows.iter().filter(|r| !barred.contains(r)).filter(fits) {
+        let c = cost(row);
+        if best.is_none_or(|(b, _)| c < b) {
+            best = Some((c, row));
+        }
+    }
+    let row = best.expect("the replicated row is never barred").1.clone();
+    (row, ragged)
+}
+
+fn instantiate(slot: Slot, ragged: Option<&Placement>) -> Placement {
+    match slot {
+        Slot::R => Placement::Replicate,
+        Slot::S(d) => Placement::Shard(d),
+        Slot::P(op) => Placement::Partial(op),
+        Slot::Ragged => ragged.cloned().unwrap_or(Placement::Replicate),
+    }
+}
+
+/// Bytes that a rank receives when the operand's placement on axis `a` becomes `to`, the other axes held; infinite for
+/// what is never done silently (opening a partial).
+fn move_cost(f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
+    use Placement::{Partial, RaggedShard, Replicate, Shard};
+    let from = f.layout().axis(a);
+    if from == to {
+        return 0.0;
+    }
+    // Bytes of what the ranks along this axis hold together.
+    let cut = |p: &Placement| matches!(p, Shard(_) | RaggedShard { .. });
+    let other_cuts: usize = (0..f.spec().mesh.ndim())
+        .filter(|&b| b != a && cut(f.layout().axis(b)))
+        .map(|b| f.spec().mesh.axis_len(b))
+        .product();
+    let bytes = f.meta().len_bytes() as f64 / other_cuts as f64;
+    // A slice costs no bytes, but is not as good as nothing.
+    const SLICE: f64 = 1e-3;
+    match (from, to) {
+        (_, Partial(_)) => f64::INFINITY,
+        (Replicate, _) => SLICE,
+        (Partial(_), Replicate) => bytes * 2.0 * (n - 1.0) / n,
+        (Partial(_), _) | (_, Replicate) => bytes * (n - 1.0) / n,
+        _ => bytes * (n - 1.0) / (n * n),
+    }
+}
+
+/// The order of axes to use for all operands and results: that of the largest operand which has one of its own.
+fn common_order(ins: &[&Rc<Facts>]) -> Dims {
+    let natural = |l: &Layout| l.order().iter().copied().eq(0..l.order().len());
+    let largest = ins.iter().filter(|f| !natural(f.layout())).max_by_key(|f| f.shape().numel());
+    let any = largest.or(ins.first());
+    any.map(|f| f.layout().order().iter().copied().collect()).unwrap_or_default()
+}
+
+fn refuse_in_strict(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    ins: &[&Rc<Facts>],
+    moves: &[Option<(Rc<Move>, Rc<Facts>)>],
+) -> Result<()> {
+    let moved = moves.iter().position(|m| m.as_ref().is_some_and(|(m, _)| m.communicates()));
+    let Some(i) = moved.filter(|_| mesh.0.strict.get()) else { return Ok(()) };
+    let to = &moves[i].as_ref().expect("found above").1;
+    let given: Vec<String> = ins.iter().map(|f| f.spec().to_string()).collect();
+    Err(Error::sharding(
+        op.name(),
+        format!("operand {i} would have to move, which strict mode forbids"),
+        given.join(", "),
+        format!("redistribute operand {i} to {} first", to.spec()),
+    ))
+}

@@ -1,0 +1,342 @@
+//! Redistribution: from any layout to any other of one mesh.
+//!
+//! A move is planned once per pair of facts, from what every rank knows, in up to four kinds of stage: reduce-scatter
+//! where a `Partial` axis ends up sharded, one all-reduce for the `Partial` axes that end up otherwise, one exchange
+//! in which every rank receives exactly what it lacks, and zeroing where a new `Partial` begins. An exchange involves
+//! only the axes whose cuts change; ranks that are replicas of each other each ask within their own replica, so the
+//! load is spread and the holder is the nearest.
+
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+
+use super::device_mesh::DeviceMesh;
+use super::facts::Facts;
+use crate::comm::{Group, Pending};
+use crate::error::Result;
+use crate::placement::{Layout, Overlap, Placement, Region, Spec};
+use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
+
+/// A planned redistribution.
+#[derive(Debug)]
+pub(crate) struct Move {
+    stages: SmallVec<[Stage; 2]>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    AllReduce { group: Group, op: ReduceOp },
+    ReduceScatter { group: Group, op: ReduceOp, give: Vec<Piece>, out: Shape },
+    Exchange(Exchange),
+    /// This rank's part of a new partial: the value on one rank, the identity on the others.
+    Share { op: ReduceOp, keep: bool },
+}
+
+#[derive(Debug)]
+struct Exchange {
+    group: Group,
+    /// What each member gets of mine; none where everybody gets all of it.
+    give: Option<Vec<Piece>>,
+    /// What I get of each member's, with the shapes that arrive.
+    take: Vec<Piece>,
+    shapes: Vec<Shape>,
+    out: Shape,
+    received_bytes: u64,
+}
+
+/// The elements that one rank's part has in common with another's.
+#[derive(Debug)]
+struct Piece {
+    overlaps: SmallVec<[Overlap; 1]>,
+    /// The box inside the giver's part, where it is one: then a view is given. Otherwise the elements are packed.
+    view: Option<(Dims, Dims)>,
+}
+
+/// A redistribution whose last exchange may still be on its way.
+pub(super) enum InFlight {
+    Done(Tensor),
+    Waiting { plan: Rc<Move>, stage: usize, parts: Pending<Vec<Tensor>>, local: Tensor },
+}
+
+/// The move from `src` to `dst`, planned at the first call.
+pub(super) fn find(mesh: &DeviceMesh, src: &Facts, dst: &Facts) -> Result<Rc<Move>> {
+    let key = (src.id, dst.id);
+    if let Some(m) = mesh.0.moves.borrow().get(&key) {
+        return Ok(m.clone());
+    }
+    let m = Rc::new(plan(mesh, src.spec(), dst.spec())?);
+    mesh.0.moves.borrow_mut().insert(key, m.clone());
+    Ok(m)
+}
+
+impl Move {
+    /// True where some rank receives something: then `strict` forbids doing it silently.
+    pub(super) fn communicates(&self) -> bool {
+        self.stages.iter().any(|s| match s {
+            Stage::AllReduce { .. } | Stage::ReduceScatter { .. } => true,
+            Stage::Exchange(x) => x.group.len() > 1,
+            Stage::Share { .. } => false,
+        })
+    }
+
+    pub(super) fn run(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<Tensor> {
+        self.start(mesh, local)?.finish(mesh)
+    }
+
+    /// Runs the stages up to an exchange that is the last one, and starts that.
+    pub(super) fn start(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<InFlight> {
+        self.start_at(0, mesh, local)
+    }
+
+    fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<InFlight> {
+        for (k, stage) in self.stages.iter().enumerate().skip(first) {
+            local = match stage {
+                Stage::AllReduce { group, op } => group.all_reduce(&local.contiguous(), *op)?,
+                Stage::ReduceScatter { group, op, give, out } => {
+                    let parts = give.iter().map(|p| p.cut(&local)).collect::<Result<_>>()?;
+                    group.reduce_scatter(parts, *op)?.reshape(out.clone())?
+                }
+                Stage::Share { op, keep } => {
+                    if *keep {
+                        local
+                    } else {
+                        Tensor::identity(*op, &local)
+                    }
+                }
+                Stage::Exchange(x) if x.group.len() == 1 => x.take[0].cut(&local)?.reshape(x.out.clone())?,
+                Stage::Exchange(x) => {
+                    let parts = x.start(&local)?;
+                    return Ok(InFlight::Waiting { plan: self.clone(), stage: k, parts, local });
+                }
+            };
+            if let Stage::AllReduce { .. } | Stage::ReduceScatter { .. } = stage {
+                mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + local.len_bytes() as u64);
+            }
+        }
+        Ok(InFlight::Done(local))
+    }
+}
+
+impl InFlight {
+    pub(super) fn finish(self, mesh: &DeviceMesh) -> Result<Tensor> {
+        match self {
+            InFlight::Done(local) => Ok(local),
+            InFlight::Waiting { plan, stage, parts, local } => {
+                let Stage::Exchange(x) = &plan.stages[stage] else { unreachable!("only exchanges wait") };
+                let parts = parts.wait()?;
+                let out = x.assemble(&parts, &local)?;
+                mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + x.received_bytes);
+                plan.start_at(stage + 1, mesh, out)?.finish(mesh)
+            }
+        }
+    }
+}
+
+impl Exchange {
+    fn start(&self, local: &Tensor) -> Result<Pending<Vec<Tensor>>> {
+        match &self.give {
+            None => self.group.all_gather_async(local, &self.shapes),
+            Some(give) => {
+                let parts = give.iter().map(|p| p.cut(local)).collect::<Result<_>>()?;
+                self.group.all_to_all_async(parts, &self.shapes)
+            }
+        }
+    }
+
+    fn assemble(&self, parts: &[Tensor], local: &Tensor) -> Result<Tensor> {
+        let mut out = Tensor::stale(local.dtype(), self.out.clone());
+        for (piece, part) in self.take.iter().zip(parts) {
+            // Of a gathered part the piece is a cut; of an exchanged one it is all.
+            let part = if self.give.is_none() { piece.cut(part)? } else { part.clone() };
+            piece.paste(&part, &mut out);
+        }
+        Ok(out)
+    }
+}
+
+impl Piece {
+    fn new(giver: &Region, taker: &Region) -> Piece {
+        let overlaps: SmallVec<[Overlap; 1]> = giver.intersect(taker).into_iter().collect();
+        let plain = giver.blocks.len() == 1 && overlaps.len() == 1 && giver.local == *giver.blocks[0].len.as_slice();
+        let view = plain.then(|| {
+            let o = &overlaps[0];
+            let start = giver.local.strides().iter().zip(giver.local.iter()).map(|(s, n)| o.a_offset / s % n).collect();
+            (start, o.len.clone())
+        });
+        Piece { overlaps, view }
+    }
+
+    fn numel(&self) -> usize {
+        self.overlaps.iter().map(|o| o.len.iter().product::<usize>()).sum()
+    }
+
+    /// The shape in which the piece travels.
+    fn shape(&self) -> Shape {
+        match &self.view {
+            Some((_, len)) => len.clone().into(),
+            None => [self.numel()].into(),
+        }
+    }
+
+    /// The piece of `local`: a view where it is one box, else packed.
+    fn cut(&self, local: &Tensor) -> Result<Tensor> {
+        if let Some((start, len)) = &self.view {
+            return (0..len.len()).try_fold(local.clone(), |t, d| t.narrow(d, start[d], len[d]));
+        }
+        let local = local.contiguous();
+        let mut out = Tensor::stale(local.dtype(), self.shape());
+        let mut at = 0;
+        for o in &self.overlaps {
+            let strides = Shape::from(o.len.clone()).strides();
+            local.copy_block(&mut out, &o.len, (o.a_offset, &o.a_strides), (at, &strides));
+            at += o.len.iter().product::<usize>();
+        }
+        Ok(out)
+    }
+
+    /// Writes what `cut` made into the taker's part.
+    fn paste(&self, part: &Tensor, out: &mut Tensor) {
+        let mut at = 0;
+        for o in &self.overlaps {
+            let packed = Shape::from(o.len.clone()).strides();
+            let strides = if self.view.is_some() { part.strides() } else { &packed };
+            part.copy_block(out, &o.len, (at, strides), (o.b_offset, &o.b_strides));
+            at += o.len.iter().product::<usize>();
+        }
+    }
+}
+
+fn plan(mesh: &DeviceMesh, src: &Spec, dst: &Spec) -> Result<Move> {
+    let mut stages = SmallVec::new();
+    let mut cur = src.clone();
+    for a in leaving_partials(&cur, dst) {
+        if let Some(next) = scattered(&cur, dst, a)? {
+            stages.push(reduce_scatter(mesh, &cur, &next, a)?);
+            cur = next;
+        }
+    }
+    for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min] {
+        let leaving = leaving_partials(&cur, dst);
+        let axes: Vec<usize> =
+            leaving.into_iter().filter(|&a| *cur.layout.axis(a) == Placement::Partial(op)).collect();
+        if !axes.is_empty() {
+            stages.push(Stage::AllReduce { group: mesh.group(&axes)?, op });
+            cur = with_axes(&cur, &axes, Placement::Replicate)?;
+        }
+    }
+    let opening: Vec<usize> = (0..mesh.mesh().ndim())
+        .filter(|&a| matches!(dst.layout.axis(a), Placement::Partial(_)) && dst.layout.axis(a) != cur.layout.axis(a))
+        .collect();
+    let mid = with_axes(dst, &opening, Placement::Replicate)?;
+    if mid.layout != cur.layout {
+        stages.push(Stage::Exchange(exchange(mesh, &cur, &mid)?));
+    }
+    for a in opening {
+        if let Placement::Partial(op) = *dst.layout.axis(a) {
+            stages.push(Stage::Share { op, keep: mesh.mesh().coords()[a] == 0 });
+        }
+    }
+    Ok(Move { stages })
+}
+
+/// The axes whose partial of `cur` is not wanted in `dst`.
+fn leaving_partials(cur: &Spec, dst: &Spec) -> Vec<usize> {
+    let partial = |a: &usize| matches!(cur.layout.axis(*a), Placement::Partial(_));
+    (0..cur.mesh.ndim()).filter(partial).filter(|&a| cur.layout.axis(a) != dst.layout.axis(a)).collect()
+}
+
+fn with_axes(spec: &Spec, axes: &[usize], placement: Placement) -> Result<Spec> {
+    let mut placements = spec.layout.placements().to_vec();
+    axes.iter().for_each(|&a| placements[a] = placement.clone());
+    respec(spec, Layout::new(placements).with_order(spec.layout.order())?)
+}
+
+fn respec(spec: &Spec, layout: Layout) -> Result<Spec> {
+    Spec::new(spec.mesh.clone(), spec.dtype, spec.shape.clone(), layout)
+}
+
+/// `cur` with partial axis `a` sharded as in `dst`, if each rank's part is then a part of what it holds: that is, if
+/// `a` cuts innermost and the other cuts stay as they are.
+fn scattered(cur: &Spec, dst: &Spec, a: usize) -> Result<Option<Spec>> {
+    let dims = match dst.layout.axis(a) {
+        Placement::Shard(d) => *d..*d + 1,
+        Placement::RaggedShard { dims, .. } => 0..*dims,
+        _ => return Ok(None),
+    };
+    let mut placements = cur.layout.placements().to_vec();
+    placements[a] = dst.layout.axis(a).clone();
+    let order: Dims = cur.layout.order().iter().copied().filter(|&b| b != a).chain([a]).collect();
+    let Ok(next) = Layout::new(placements).with_order(&order).and_then(|l| respec(cur, l)) else { return Ok(None) };
+    // Splitting the same dims in another order later would move everything again; then all-reduce is no worse.
+    let kept = dims.clone().all(|d| cuts(&next.layout, d).iter().all(|c| cuts(&dst.layout, d).contains(c)));
+    Ok(kept.then_some(next))
+}
+
+fn reduce_scatter(mesh: &DeviceMesh, cur: &Spec, next: &Spec, a: usize) -> Result<Stage> {
+    let Placement::Partial(op) = *cur.layout.axis(a) else { unreachable!("called for partial axes") };
+    let mine = cur.region();
+    let give = members(mesh, &[a]).iter().map(|c| Piece::new(&mine, &next.region_at(c))).collect();
+    Ok(Stage::ReduceScatter { group: mesh.group(&[a])?, op, give, out: next.local_shape() })
+}
+
+/// The coordinates of the ranks that differ from this one along `axes` only, in group order.
+fn members(mesh: &DeviceMesh, axes: &[usize]) -> Vec<Dims> {
+    let m = mesh.mesh();
+    m.slice(axes).ranks().map(|r| m.coords_of(r).expect("a sub-mesh's ranks are in the mesh")).collect()
+}
+
+/// The axes that cut dim `d`, outermost first, with what they do.
+fn cuts(layout: &Layout, d: usize) -> Vec<(usize, &Placement)> {
+    let cut = |&a: &usize| match layout.axis(a) {
+        Placement::Shard(dim) => *dim == d,
+        Placement::RaggedShard { dims, .. } => d < *dims,
+        _ => false,
+    };
+    layout.order().iter().copied().filter(cut).map(|a| (a, layout.axis(a))).collect()
+}
+
+/// The axes of `cur` whose cut is not, together with every cut outside it, also the outermost of `mid`: along these
+/// ranks must talk, and along no others.
+fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize> {
+    let mut axes: Vec<usize> = (0..ndim)
+        .flat_map(|d| {
+            let (old, new) = (cuts(cur, d), cuts(mid, d));
+            let same = old.iter().zip(&new).take_while(|(o, n)| o == n).count();
+            old[same..].iter().map(|(a, _)| *a).collect::<Vec<_>>()
+        })
+        .collect();
+    // A ragged cut over several dims depends on every cut of each of them.
+    for a in 0..cur.placements().len() {
+        if let Placement::RaggedShard { dims, .. } = cur.axis(a) {
+            if (0..*dims).any(|d| cuts(cur, d).iter().any(|(b, _)| axes.contains(b))) {
+                axes.push(a);
+            }
+        }
+    }
+    axes.sort_unstable();
+    axes.dedup();
+    axes
+}
+
+fn exchange(mesh: &DeviceMesh, cur: &Spec, mid: &Spec) -> Result<Exchange> {
+    let axes = talking_axes(&cur.layout, &mid.layout, cur.shape.len());
+    let group = mesh.group(&axes)?;
+    let coords = members(mesh, &axes);
+    let (mine, wanted) = (cur.region(), mid.region());
+    let take: Vec<Piece> = coords.iter().map(|c| Piece::new(&cur.region_at(c), &wanted)).collect();
+    debug_assert_eq!(take.iter().map(Piece::numel).sum::<usize>(), wanted.numel(), "{cur} to {mid}");
+    // Whether everybody wants everything is decided from the layouts, so that all ranks decide alike.
+    let gathers = !axes.is_empty() && axes.iter().all(|&a| *mid.layout.axis(a) == Placement::Replicate);
+    let new_cuts = (0..mid.mesh.ndim()).any(|a| {
+        *mid.layout.axis(a) != *cur.layout.axis(a) && *mid.layout.axis(a) != Placement::Replicate
+    });
+    let (give, shapes) = if gathers && !new_cuts {
+        (None, coords.iter().map(|c| cur.region_at(c).local).collect())
+    } else {
+        let give = coords.iter().map(|c| Piece::new(&mine, &mid.region_at(c))).collect();
+        (Some(give), take.iter().map(Piece::shape).collect())
+    };
+    let others = take.iter().enumerate().filter(|(i, _)| *i != group.index()).map(|(_, p)| p.numel()).sum::<usize>();
+    let received_bytes = (others * cur.dtype.size_bytes()) as u64;
+    Ok(Exchange { group, give, take, shapes, out: mid.local_shape(), received_bytes })
+}

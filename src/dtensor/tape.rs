@@ -1,0 +1,404 @@
+//! The tape: what a backward pass needs, kept by the results that need it.
+//!
+//! A node belongs to one call of an operator and holds exactly the operands and results that the operator's derivative
+//! reads. Gradients are distributed tensors in whatever layout is cheapest until they reach a leaf, where they take
+//! the leaf's own: there a data-parallel gradient is all-reduced, an FSDP one reduce-scattered, each as soon as it is
+//! complete.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::device_mesh::DeviceMesh;
+use super::dispatch::DTensors;
+use super::facts::Facts;
+use super::plan::Plan;
+use super::redistribute::{self, InFlight};
+use super::tensor::DTensor;
+use crate::error::{Error, Result};
+use crate::ops::{Add, Op, Program};
+use crate::placement::{Layout, Placement};
+
+/// One result of one node.
+#[derive(Clone)]
+pub(super) struct Edge {
+    pub node: Rc<Node>,
+    pub out: usize,
+}
+
+pub(super) struct Node {
+    id: u64,
+    outs: SmallVec<[Rc<Facts>; 1]>,
+    call: Option<Call>,
+    /// Calls that read this leaf and have not given back a gradient yet.
+    readers: Cell<usize>,
+}
+
+struct Call {
+    op: Arc<dyn Op>,
+    program: Rc<Program>,
+    edges: SmallVec<[Option<Edge>; 3]>,
+    /// In the numbering of the program's values.
+    saved: SmallVec<[Option<Saved>; 4]>,
+}
+
+enum Saved {
+    Kept(DTensor),
+    Again(Rc<Origin>),
+}
+
+/// A gathered tensor that is not kept but gathered again when it is needed: FSDP's parameters in the backward pass.
+pub(super) struct Origin {
+    shard: DTensor,
+    facts: Rc<Facts>,
+    flight: RefCell<Option<InFlight>>,
+    /// The origins of the unit that ran before: asked for while this one is used.
+    before: Vec<Weak<Origin>>,
+}
+
+impl Node {
+    pub fn leaf(x: &DTensor) -> Rc<Node> {
+        let outs = [x.facts.clone()].into_iter().collect();
+        Rc::new(Node { id: next_id(), outs, call: None, readers: Cell::new(0) })
+    }
+}
+
+impl Drop for Node {
+    /// Takes long chains apart in a loop: dropped recursively they could exhaust the stack.
+    fn drop(&mut self) {
+        let mut calls: Vec<Call> = self.call.take().into_iter().collect();
+        while let Some(call) = calls.pop() {
+            for edge in call.edges.into_iter().flatten() {
+                edge.node.readers.set(edge.node.readers.get().saturating_sub(1));
+                if let Ok(mut node) = Rc::try_unwrap(edge.node) {
+                    calls.extend(node.call.take());
+                }
+            }
+        }
+    }
+}
+
+impl Origin {
+    pub(super) fn value(&self) -> Result<DTensor> {
+        for earlier in self.before.iter().filter_map(Weak::upgrade) {
+            earlier.prefetch()?;
+        }
+        self.prefetch()?;
+        let flight = self.flight.borrow_mut().take().expect("just prefetched");
+        let local = flight.finish(&self.shard.mesh)?;
+        Ok(DTensor::wrap(&self.shard.mesh, local, self.facts.clone()))
+    }
+
+    fn prefetch(&self) -> Result<()> {
+        let mut flight = self.flight.borrow_mut();
+        if flight.is_none() {
+            let mesh = &self.shard.mesh;
+            *flight = Some(redistribute::find(mesh, &self.shard.facts, &self.facts)?.start(mesh, self.shard.local.clone())?);
+        }
+        Ok(())
+    }
+}
+
+impl DTensor {
+    /// `gathered`, which is this tensor redistributed, marked so that the backward pass gathers it again instead of
+    /// keeping it; `before` are tensors so marked that ran earlier and will be needed next.
+    pub(crate) fn gathered_again(&self, gathered: DTensor, before: &[DTensor]) -> DTensor {
+        let before = before.iter().filter_map(|t| t.origin.as_ref().map(Rc::downgrade)).collect();
+        let origin = Origin {
+            shard: self.detach(),
+            facts: gathered.facts.clone(),
+            flight: RefCell::new(None),
+            before,
+        };
+        DTensor { origin: Some(Rc::new(origin)), ..gathered }
+    }
+
+    pub(super) fn record_identity(&self, same: DTensor) -> DTensor {
+        DTensor { edge: self.edge.clone(), ..same }
+    }
+
+    /// The gradients of this scalar with respect to every leaf ([`DTensor::requires_grad`]) it was computed from.
+    ///
+    /// Communicates what the derivatives' operators move, and what takes each leaf's gradient to the leaf's layout.
+    ///
+    /// # Errors
+    /// Refuses a tensor with more than one element or without history; a fault of communication.
+    pub fn backward(&self) -> Result<Gradients> {
+        if self.shape().numel() != 1 {
+            return Err(Error::invalid("backward", "wants one element", self.to_string(), "sum it first"));
+        }
+        let ones = DTensor::full(
+            &self.mesh,
+            self.dtype(),
+            self.shape(),
+            1.0,
+            Layout::replicated(self.mesh.mesh().ndim()),
+        )?;
+        self.backward_from(ones)
+    }
+
+    /// As [`DTensor::backward`], for a tensor of any shape, from the gradient of whatever follows with respect to it.
+    ///
+    /// # Errors
+    /// Refuses a `grad` of another shape or dtype, and a tensor without history; a fault of communication.
+    pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
+        if grad.meta() != self.meta() {
+            return Err(Error::invalid("backward", "the gradient does not fit", format!("{grad} for {self}"), ""));
+        }
+        let Some(edge) = &self.edge else {
+            return Err(Error::invalid(
+                "backward",
+                "no leaf that requires a gradient stands behind this tensor",
+                self.to_string(),
+                "call requires_grad() on a leaf, outside no_grad()",
+            ));
+        };
+        let _guard = self.mesh.no_grad();
+        let mut pass = Pass { mesh: self.mesh.clone(), waiting: BinaryHeap::new(), grads: FxHashMap::default(), done: Gradients::default() };
+        pass.give(edge, grad.detach())?;
+        while let Some(Waiting(node)) = pass.waiting.pop() {
+            pass.visit(&node)?;
+        }
+        Ok(pass.done)
+    }
+}
+
+/// Gradients by leaf.
+#[derive(Default)]
+pub struct Gradients(FxHashMap<u64, DTensor>);
+
+impl Gradients {
+    /// The gradient of `leaf`, in its layout; none if the result did not depend on it.
+    pub fn get(&self, leaf: &DTensor) -> Option<&DTensor> {
+        self.0.get(&leaf.edge.as_ref()?.node.id)
+    }
+
+    /// As [`Gradients::get`], moved out.
+    pub fn take(&mut self, leaf: &DTensor) -> Option<DTensor> {
+        self.0.remove(&leaf.edge.as_ref()?.node.id)
+    }
+
+    /// Adds the gradients of another pass: gradient accumulation.
+    ///
+    /// # Errors
+    /// None that the passes have not had.
+    pub fn merge(&mut self, other: Gradients) -> Result<()> {
+        for (id, g) in other.0 {
+            let sum = match self.0.remove(&id) {
+                Some(mine) => DTensor::apply_owned(&Add, [mine, g].into_iter().collect())?.swap_remove(0),
+                None => g,
+            };
+            self.0.insert(id, sum);
+        }
+        Ok(())
+    }
+}
+
+/// Keeps what the derivative of this call needs, if a gradient is wanted.
+pub(super) fn record(
+    op: &dyn Op,
+    plan: &Plan,
+    ins: &[&DTensor],
+    moved: &[Option<DTensor>],
+    mut outs: DTensors,
+) -> Result<DTensors> {
+    let wants = |x: &DTensor| x.edge.is_some();
+    if !ins[0].mesh.grad_enabled() || !ins.iter().any(|x| wants(x)) || !outs.iter().any(|o| o.dtype().is_float()) {
+        return Ok(outs);
+    }
+    let needs = ins.iter().enumerate().fold(0u32, |m, (i, x)| m | u32::from(wants(x)) << i);
+    let program = plan.program(op, needs)?;
+    let keep = |i: usize| {
+        // A partial that was reduced is kept reduced; whatever else moved is kept as it was, and moves again.
+        let x = match &moved[i] {
+            Some(m) if ins[i].layout().has_partial() => m,
+            _ => ins[i],
+        };
+        match &x.origin {
+            Some(origin) => Saved::Again(origin.clone()),
+            None => Saved::Kept(DTensor { edge: None, ..x.clone() }),
+        }
+    };
+    let saved = program.reads[..ins.len()].iter().enumerate().map(|(i, &r)| r.then(|| keep(i)));
+    let out_reads = &program.reads[ins.len()..ins.len() + outs.len()];
+    let saved_outs = outs.iter().zip(out_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
+    let call = Call {
+        op: if op.has_free() { op.to_shared() } else { plan.op.clone() },
+        edges: ins.iter().map(|x| x.edge.clone()).collect(),
+        saved: saved.chain(saved_outs).collect(),
+        program,
+    };
+    for edge in call.edges.iter().flatten() {
+        edge.node.readers.set(edge.node.readers.get() + 1);
+    }
+    let facts = outs.iter().map(|o| o.facts.clone()).collect();
+    let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call), readers: Cell::new(0) });
+    for (out, o) in outs.iter_mut().enumerate().filter(|(_, o)| o.dtype().is_float()) {
+        o.edge = Some(Edge { node: node.clone(), out });
+    }
+    Ok(outs)
+}
+
+/// A backward pass under way. Nodes are visited youngest first, so a node's gradients are complete when it is visited.
+struct Pass {
+    mesh: DeviceMesh,
+    waiting: BinaryHeap<Waiting>,
+    grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
+    done: Gradients,
+}
+
+struct Waiting(Rc<Node>);
+
+impl Pass {
+    fn give(&mut self, edge: &Edge, grad: DTensor) -> Result<()> {
+        let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
+            self.waiting.push(Waiting(edge.node.clone()));
+            SmallVec::from_elem(None, edge.node.outs.len())
+        });
+        slots[edge.out] = Some(match slots[edge.out].take() {
+            None => grad,
+            Some(sum) => DTensor::apply_owned(&Add, [sum, grad].into_iter().collect())?.swap_remove(0),
+        });
+        Ok(())
+    }
+
+    fn visit(&mut self, node: &Rc<Node>) -> Result<()> {
+        // A leaf that was complete early has nothing left here.
+        let Some(grads) = self.grads.remove(&node.id) else { return Ok(()) };
+        let Some(call) = &node.call else { return self.land(node, grads) };
+        let result = self.run(node, call, grads)?;
+        for (edge, grad) in call.edges.iter().zip(result) {
+            let Some(edge) = edge else { continue };
+            if let Some(grad) = grad {
+                self.give(edge, grad)?;
+            }
+            let readers = &edge.node.readers;
+            readers.set(readers.get().saturating_sub(1));
+            if edge.node.call.is_none() && readers.get() == 0 {
+                if let Some(grads) = self.grads.remove(&edge.node.id) {
+                    self.land(&edge.node, grads)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
+        let Some(grad) = grads[0].take() else { return Ok(()) };
+        let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
+        // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
+        let local = grad.local.contiguous();
+        self.done.0.insert(leaf.id, DTensor { local, ..grad });
+        Ok(())
+    }
+
+    /// Runs the node's derivative. A `Partial` value that one step had to reduce is reduced for all.
+    fn run(
+        &self,
+        node: &Node,
+        call: &Call,
+        grads: SmallVec<[Option<DTensor>; 1]>,
+    ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
+        let program = &call.program;
+        let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
+        for (v, saved) in call.saved.iter().enumerate() {
+            values[v] = match saved {
+                None => None,
+                Some(Saved::Kept(x)) => Some(x.clone()),
+                Some(Saved::Again(origin)) => Some(origin.value()?),
+            };
+        }
+        for (k, grad) in grads.into_iter().enumerate() {
+            let v = call.saved.len() + k;
+            if program.reads[v] {
+                values[v] = Some(match grad {
+                    Some(g) => g,
+                    None => self.zeros(&node.outs[k])?,
+                });
+            }
+        }
+        for step in &program.steps {
+            for r in &step.ins {
+                let x = values[r.0 as usize].as_ref().expect("programs read what they declared");
+                if x.layout().has_partial() {
+                    let reduced = self.reduced_for(step.op.as_ref(), step, &values, r.0 as usize)?;
+                    values[r.0 as usize] = Some(reduced);
+                }
+            }
+            let ins: SmallVec<[&DTensor; 4]> =
+                step.ins.iter().map(|r| values[r.0 as usize].as_ref().expect("as above")).collect();
+            let outs = DTensor::apply(step.op.as_ref(), &ins)?;
+            for (k, out) in outs.into_iter().enumerate() {
+                values[step.out.0 as usize + k] = Some(out);
+            }
+        }
+        debug_assert!(program.grads.len() == call.edges.len(), "{}", call.op.name());
+        Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
+    }
+
+    /// Value `v`, moved as `step` will want it.
+    fn reduced_for(
+        &self,
+        op: &dyn Op,
+        step: &crate::ops::Step,
+        values: &[Option<DTensor>],
+        v: usize,
+    ) -> Result<DTensor> {
+        let facts: SmallVec<[&Rc<Facts>; 4]> =
+            step.ins.iter().map(|r| &values[r.0 as usize].as_ref().expect("as in run").facts).collect();
+        let plan = Plan::find(&self.mesh, op, &facts)?;
+        let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
+        let x = values[v].as_ref().expect("as in run");
+        match &plan.moves[at] {
+            None => Ok(x.clone()),
+            Some((m, to)) => Ok(DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone())),
+        }
+    }
+
+    fn zeros(&self, facts: &Facts) -> Result<DTensor> {
+        let layout = facts.layout();
+        let placements = layout.placements().iter().map(|p| match p {
+            Placement::Partial(_) => Placement::Replicate,
+            other => other.clone(),
+        });
+        let layout = Layout::new(placements).with_order(layout.order())?;
+        DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), layout)
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id == other.0.id
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.id.cmp(&other.0.id)
+    }
+}
+
+impl fmt::Debug for Gradients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.0.iter().map(|(id, g)| (id, g.to_string()))).finish()
+    }
+}
+
+/// Younger nodes have larger numbers. A rank is a thread, so the count is the rank's own.
+fn next_id() -> u64 {
+    thread_local!(static NEXT: Cell<u64> = const { Cell::new(0) });
+    NEXT.replace(NEXT.get() + 1)
+}

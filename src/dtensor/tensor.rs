@@ -1,0 +1,237 @@
+//! The distributed tensor.
+
+use std::fmt;
+use std::rc::Rc;
+
+use super::device_mesh::DeviceMesh;
+use super::facts::Facts;
+use super::redistribute::{self, InFlight};
+use super::tape::{Edge, Node, Origin};
+use crate::error::{Error, Result};
+use crate::ops::Meta;
+use crate::placement::{Layout, Placement};
+use crate::tensor::{DType, Scalar, Shape, Tensor};
+
+/// One tensor, stored in pieces on a mesh of ranks.
+///
+/// Written `f32[64, 128]@(dp:S0, tp:R)`. Every rank makes the same calls in the same order. Cloning shares the data.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, Placement}, tensor::Tensor};
+/// spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let whole = Tensor::from_vec((0..6).map(|i| i as f32).collect(), [3, 2])?;
+///     let x = DTensor::distribute(&mesh, &whole, Layout::new([Placement::Shard(0)]))?;
+///     assert_eq!(x.to_string(), "f32[3, 2]@(dp:S0)");
+///     assert_eq!(x.local().shape()[0], [2, 1][rank.rank()]); // three rows on two ranks
+///     assert_eq!(x.sum_all()?.full_tensor()?.item()?, 15.0);
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct DTensor {
+    pub(super) local: Tensor,
+    pub(super) facts: Rc<Facts>,
+    pub(super) mesh: DeviceMesh,
+    pub(super) edge: Option<Edge>,
+    /// Where this tensor can be had again, if it is kept for the backward pass only as that.
+    pub(super) origin: Option<Rc<Origin>>,
+}
+
+impl DTensor {
+    /// The tensor whose part on this rank is `local`. Communicates nothing.
+    ///
+    /// `shape` is the global shape. For `Partial`, `local` is this rank's contribution.
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit, and a `local` of another shape than the layout gives this rank.
+    pub fn from_local(mesh: &DeviceMesh, local: Tensor, shape: impl Into<Shape>, layout: Layout) -> Result<DTensor> {
+        let facts = mesh.facts(local.dtype(), &shape.into(), &layout)?;
+        if local.shape() != facts.local_shape() {
+            return Err(Error::invalid(
+                "from_local",
+                format!("the layout gives rank {} a {}{}", mesh.mesh().rank(), local.dtype(), facts.local_shape()),
+                format!("{local} for {}", facts.spec()),
+                "pass the part that belongs to this rank",
+            ));
+        }
+        Ok(Self::wrap(mesh, local, facts))
+    }
+
+    /// Cuts a tensor that every rank has whole. Communicates nothing; the ranks' copies must be equal.
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit, and `Partial`.
+    pub fn distribute(mesh: &DeviceMesh, whole: &Tensor, layout: Layout) -> Result<DTensor> {
+        let everywhere = Layout::replicated(mesh.mesh().ndim());
+        let facts = mesh.facts(whole.dtype(), whole.shape(), &everywhere)?;
+        Self::wrap(mesh, whole.clone(), facts).redistribute(layout)
+    }
+
+    /// All elements equal to `value`. No rank makes more than its part.
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit, and `Partial`.
+    pub fn full(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        value: impl Into<Scalar>,
+        layout: Layout,
+    ) -> Result<DTensor> {
+        let facts = mesh.facts(dtype, &shape.into(), &layout)?;
+        refuse_partial("full", &facts)?;
+        Ok(Self::wrap(mesh, Tensor::full(dtype, facts.local_shape(), value), facts))
+    }
+
+    /// All zeros. No rank makes more than its part.
+    ///
+    /// # Errors
+    /// As [`DTensor::full`].
+    pub fn zeros(mesh: &DeviceMesh, dtype: DType, shape: impl Into<Shape>, layout: Layout) -> Result<DTensor> {
+        Self::full(mesh, dtype, shape, 0.0, layout)
+    }
+
+    pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, facts: Rc<Facts>) -> DTensor {
+        debug_assert_eq!(local.shape(), facts.local_shape(), "{}", facts.spec());
+        DTensor { local, facts, mesh: mesh.clone(), edge: None, origin: None }
+    }
+
+    /// This rank's part.
+    pub fn local(&self) -> &Tensor {
+        &self.local
+    }
+
+    /// This rank's part, moved out; its buffer is unique if no other tensor shares it.
+    pub fn into_local(self) -> Tensor {
+        self.local
+    }
+
+    /// The global shape.
+    pub fn shape(&self) -> &Shape {
+        self.facts.shape()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.facts.dtype()
+    }
+
+    /// The placements.
+    pub fn layout(&self) -> &Layout {
+        self.facts.layout()
+    }
+
+    /// All shared facts.
+    pub fn facts(&self) -> &Rc<Facts> {
+        &self.facts
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
+    }
+
+    /// Dtype and global shape.
+    pub fn meta(&self) -> Meta {
+        self.facts.meta()
+    }
+
+    /// The same tensor in another layout: the identity, and so is its derivative.
+    ///
+    /// Without `Partial` every rank receives exactly the elements it lacks, once, in one exchange. A `Partial` is
+    /// reduced first: by reduce-scatter where the axis ends up sharded, else by all-reduce.
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit; a fault of communication.
+    pub fn redistribute(&self, layout: Layout) -> Result<DTensor> {
+        self.redistribute_async(layout)?.wait()
+    }
+
+    /// Starts a redistribution and returns at once; other work may come before [`Pending::wait`].
+    ///
+    /// # Errors
+    /// As [`DTensor::redistribute`].
+    pub fn redistribute_async(&self, layout: Layout) -> Result<Pending> {
+        let facts = self.mesh.facts(self.dtype(), self.shape(), &layout)?;
+        let flight = if facts == self.facts {
+            None
+        } else {
+            let m = redistribute::find(&self.mesh, &self.facts, &facts)?;
+            Some(m.start(&self.mesh, self.local.clone())?)
+        };
+        Ok(Pending { source: self.clone(), facts, flight })
+    }
+
+    /// The whole on every rank. Every rank receives what it lacks.
+    ///
+    /// # Errors
+    /// A fault of communication.
+    pub fn full_tensor(&self) -> Result<Tensor> {
+        let _guard = self.mesh.no_grad();
+        Ok(self.redistribute(Layout::replicated(self.mesh.mesh().ndim()))?.local)
+    }
+
+    /// The value without its history: gradients stop here.
+    pub fn detach(&self) -> DTensor {
+        DTensor { edge: None, ..self.clone() }
+    }
+
+    /// This value as the start of a history: [`DTensor::backward`] gives its gradient, in this layout.
+    ///
+    /// # Errors
+    /// Refuses dtypes without a derivative, and `Partial` layouts.
+    pub fn requires_grad(&self) -> Result<DTensor> {
+        self.dtype().expect_float("requires_grad")?;
+        refuse_partial("requires_grad", &self.facts)?;
+        Ok(DTensor { edge: Some(Edge { node: Node::leaf(self), out: 0 }), ..self.clone() })
+    }
+
+    /// True where a backward pass reaches this value.
+    pub fn has_history(&self) -> bool {
+        self.edge.is_some()
+    }
+}
+
+pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
+    if !facts.layout().placements().iter().any(|p| matches!(p, Placement::Partial(_))) {
+        return Ok(());
+    }
+    Err(Error::sharding(verb, "a Partial layout has no values of its own", facts.spec().to_string(), "redistribute first"))
+}
+
+/// A redistribution on its way. Dropping it is harmless.
+pub struct Pending {
+    source: DTensor,
+    facts: Rc<Facts>,
+    flight: Option<InFlight>,
+}
+
+impl Pending {
+    /// The redistributed tensor.
+    ///
+    /// # Errors
+    /// A fault of communication.
+    pub fn wait(self) -> Result<DTensor> {
+        let Pending { source, facts, flight } = self;
+        let Some(flight) = flight else { return Ok(source) };
+        let mesh = source.mesh.clone();
+        let local = flight.finish(&mesh)?;
+        Ok(source.record_identity(DTensor::wrap(&mesh, local, facts)))
+    }
+}
+
+/// The notation: `f32[64, 128]@(dp:S0, tp:R)`.
+impl fmt::Display for DTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.facts.spec())
+    }
+}
+
+/// The notation, with the first local values.
+impl fmt::Debug for DTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} local {:?}", self.facts.spec(), self.local)
+    }
+}

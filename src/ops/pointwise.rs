@@ -1,0 +1,96 @@
+//! What all pointwise operators have in common: element `i` of the result depends on element `i` of each operand.
+
+use std::fmt;
+
+use smallvec::smallvec;
+
+use super::{Algebra, Axis, Key, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, list};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Tensor};
+
+/// A pointwise operator: its own file says only what sets it apart.
+///
+/// Operands have equal shapes: the engine broadcasts before, and sums broadcast dims of gradients after.
+pub trait Pointwise: Key + fmt::Debug + Send + Sync {
+    /// The name, as users call it.
+    const NAME: &'static str;
+    /// The number of operands.
+    const ARITY: usize;
+
+    /// Which `Partial` may pass unreduced.
+    fn algebra(&self) -> Algebra;
+
+    /// The result's dtype.
+    ///
+    /// # Errors
+    /// Refuses operand dtypes it cannot take.
+    fn dtype(&self, ins: &[Meta]) -> Result<DType>;
+
+    /// The kernel, on local parts of equal shape; it may reuse a unique operand's buffer.
+    ///
+    /// # Errors
+    /// None that `dtype` could have seen.
+    fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor>;
+
+    /// As [`Op::vjp`].
+    ///
+    /// # Errors
+    /// As [`Op::vjp`].
+    fn derivative(&self, g: &mut Vjp) -> Result<()>;
+
+    /// As [`Op::has_free`].
+    fn free(&self) -> bool {
+        false
+    }
+}
+
+impl<T: Pointwise> Op for T {
+    fn name(&self) -> &'static str {
+        T::NAME
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let bad = |rule: &str| Err(Error::invalid(T::NAME, rule, list(ins), ""));
+        if ins.len() != T::ARITY {
+            return bad(&format!("wants {} operand(s)", T::ARITY));
+        }
+        if ins.iter().any(|m| m.shape != ins[0].shape) {
+            return bad("the operands' shapes differ");
+        }
+        Ok(smallvec![Meta { dtype: self.dtype(ins)?, shape: ins[0].shape.clone() }])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let mut rows: Vec<Row> = (0..ins[0].shape.len()).map(|d| Row::same(Slot::S(d), T::ARITY)).collect();
+        rows.push(Row::same(Slot::Ragged, T::ARITY));
+        rows.extend(self.algebra().rows(T::ARITY));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![self.kernel(ins, at)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        self.derivative(g)
+    }
+
+    fn has_free(&self) -> bool {
+        self.free()
+    }
+}
+
+/// Refuses, in the name of `verb`, operands that do not all have one dtype, and gives it.
+pub(crate) fn one_dtype(verb: &str, ins: &[Meta]) -> Result<DType> {
+    if ins.iter().all(|m| m.dtype == ins[0].dtype) {
+        return Ok(ins[0].dtype);
+    }
+    Err(Error::invalid(verb, "the operands' dtypes differ", list(ins), "cast one of them"))
+}
+
+/// Refuses, in the name of `verb`, operands that do not all have one floating dtype, and gives it.
+pub(crate) fn one_float(verb: &str, ins: &[Meta]) -> Result<DType> {
+    let dtype = one_dtype(verb, ins)?;
+    dtype.expect_float(verb)?;
+    Ok(dtype)
+}

@@ -1,0 +1,218 @@
+//! The record that every operator fills.
+
+use std::any::Any;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{Axis, Row, Vjp};
+use crate::error::{Error, Result};
+use crate::placement::Region;
+use crate::tensor::{DType, Shape, Tensor};
+
+/// What every rank knows of an operand: its dtype and global shape.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Meta {
+    /// The element type.
+    pub dtype: DType,
+    /// The global extents.
+    pub shape: Shape,
+}
+
+/// A few [`Meta`]s, one an operand or a result.
+pub type Metas = SmallVec<[Meta; 3]>;
+/// A few tensors, one an operand or a result.
+pub type Tensors = SmallVec<[Tensor; 3]>;
+
+/// Everything true about one operator.
+///
+/// The value itself holds the attributes (a dim, a probability); it is compared and hashed as part of a plan's key.
+/// All methods speak of *global* shapes except [`Op::eval`], which computes this rank's part.
+pub trait Op: Key + fmt::Debug + Send + Sync {
+    /// The name, as users call it.
+    fn name(&self) -> &'static str;
+
+    /// The results' dtypes and global shapes.
+    ///
+    /// # Errors
+    /// Refuses, in the operator's name, operands it cannot take.
+    fn infer(&self, ins: &[Meta]) -> Result<Metas>;
+
+    /// What one mesh axis of `axis.ranks` ranks may do: each row gives placements of operands under which every rank,
+    /// computing on what it holds, gets its part of the results in the placements the row gives.
+    ///
+    /// That replicated operands give replicated results is true of every operator and not listed. Operands have
+    /// passed [`Op::infer`].
+    fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row>;
+
+    /// This rank's part of the results, from its parts of the operands.
+    ///
+    /// `at` tells where the parts lie in the whole. A kernel may take an operand's buffer for its result where it is
+    /// the only owner ([`Tensor::is_unique`]).
+    ///
+    /// # Errors
+    /// Only for what [`Op::infer`] cannot see, such as an index out of range.
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
+
+    /// The derivative, as an expression over other operators; see [`Vjp`].
+    ///
+    /// # Errors
+    /// Passes on what the expression's operators refuse.
+    fn vjp(&self, g: &mut Vjp) -> Result<()>;
+
+    /// True where [`Free`] attributes enter the derivative, which is then built anew for each call.
+    fn has_free(&self) -> bool {
+        false
+    }
+}
+
+/// Comparing, hashing and copying operators behind `dyn Op`; implemented for every `Clone + Eq + Hash` operator.
+pub trait Key: Any {
+    /// Equal type and attributes.
+    fn key_eq(&self, other: &dyn Op) -> bool;
+    /// Hashes type and attributes.
+    fn key_hash(&self, state: &mut dyn Hasher);
+    /// For downcasting.
+    fn as_any(&self) -> &dyn Any;
+    /// A shared copy.
+    fn to_shared(&self) -> Arc<dyn Op>;
+}
+
+impl<T: Op + Clone + Eq + Hash> Key for T {
+    fn key_eq(&self, other: &dyn Op) -> bool {
+        other.as_any().downcast_ref::<T>().is_some_and(|o| o == self)
+    }
+
+    fn key_hash(&self, mut state: &mut dyn Hasher) {
+        std::any::TypeId::of::<T>().hash(&mut state);
+        self.hash(&mut state);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn to_shared(&self) -> Arc<dyn Op> {
+        Arc::new(self.clone())
+    }
+}
+
+/// An attribute that may differ from call to call without changing the plan (a draw number, a learning rate): it is
+/// left out of comparison and hash. An operator that has one says so in [`Op::has_free`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Free<T>(pub T);
+
+impl<T> PartialEq for Free<T> {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl<T> Eq for Free<T> {}
+
+impl<T> Hash for Free<T> {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+/// Where one operand's or result's local part lies in the whole.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Window {
+    /// The global extents.
+    pub global: Shape,
+    /// The global indices held here, and their places in local storage.
+    pub region: Region,
+}
+
+/// The windows of one call of an operator on one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Windows {
+    /// One an operand.
+    pub ins: SmallVec<[Window; 3]>,
+    /// One a result.
+    pub outs: SmallVec<[Window; 3]>,
+}
+
+impl Window {
+    /// The window that is the whole.
+    pub fn whole(shape: &Shape) -> Window {
+        Window { global: shape.clone(), region: Region::whole(shape) }
+    }
+
+    /// The local shape.
+    pub fn local(&self) -> &Shape {
+        &self.region.local
+    }
+
+    /// The first global index held along `dim`; 0 where the part is empty.
+    ///
+    /// # Panics
+    /// On a part that is ragged over several dims, which no row that asks for a start admits.
+    pub fn start(&self, dim: usize) -> usize {
+        if self.region.is_empty() {
+            return 0;
+        }
+        self.region.start(dim).expect("rows admit several-dim ragged parts to pointwise operators only")
+    }
+}
+
+impl Windows {
+    /// The windows of a single rank, which holds everything.
+    pub fn whole(ins: &[Meta], outs: &[Meta]) -> Windows {
+        let whole = |m: &Meta| Window::whole(&m.shape);
+        Windows { ins: ins.iter().map(whole).collect(), outs: outs.iter().map(whole).collect() }
+    }
+}
+
+impl Meta {
+    /// A dtype and a shape.
+    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Meta {
+        Meta { dtype, shape: shape.into() }
+    }
+
+    /// The facts of a whole tensor.
+    pub fn of(t: &Tensor) -> Meta {
+        Meta { dtype: t.dtype(), shape: t.shape().clone() }
+    }
+
+    /// The number of bytes of the whole.
+    pub fn len_bytes(&self) -> usize {
+        self.shape.numel() * self.dtype.size_bytes()
+    }
+}
+
+/// The notation: `f32[64, 128]`.
+impl fmt::Display for Meta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)
+    }
+}
+
+impl fmt::Debug for Meta {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Several operands in the notation, for errors.
+pub(crate) fn list(ins: &[Meta]) -> String {
+    ins.iter().map(Meta::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Refuses another number of operands than `N`.
+pub(crate) fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&'a [Meta; N]> {
+    ins.try_into()
+        .map_err(|_| Error::invalid(verb, format!("wants {N} operand(s)"), format!("{}: {}", ins.len(), list(ins)), ""))
+}
+
+/// Runs an operator on whole tensors, as a mesh of one rank would.
+///
+/// # Errors
+/// What the operator refuses.
+pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
+    let metas: Metas = ins.iter().map(Meta::of).collect();
+    let outs = op.infer(&metas)?;
+    let mut ins: Tensors = ins.iter().cloned().collect();
+    op.eval(&mut ins, &Windows::whole(&metas, &outs))
+}

@@ -1,0 +1,112 @@
+//! Sharding rows: what one mesh axis may do to an operator's operands and results.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use crate::tensor::ReduceOp;
+
+/// What a row says of one operand or result on one mesh axis.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Slot {
+    /// Replicated.
+    R,
+    /// Sharded along a dim by the ceil rule.
+    S(usize),
+    /// Every rank has a part of the reduction.
+    P(ReduceOp),
+    /// Ragged over some prefix; all `Ragged` slots of a row have the same prefix and units.
+    Ragged,
+}
+
+/// Slots of all operands and of all results: if the operands lie so, the results lie so.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Row {
+    /// One an operand.
+    pub ins: SmallVec<[Slot; 4]>,
+    /// One a result.
+    pub outs: SmallVec<[Slot; 4]>,
+}
+
+/// The mesh axis a row is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Axis {
+    /// The number of ranks along it.
+    pub ranks: usize,
+    /// The product of this and every other axis's ranks that may split the same dim. A dim whose extent divides by it
+    /// is cut evenly whatever the nesting; if it equals `ranks`, this axis alone cuts.
+    pub ways: usize,
+}
+
+/// What an operator commutes with, in one word: says which `Partial` may pass through it unreduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algebra {
+    /// Nothing is known: reduce first.
+    Opaque,
+    /// `f(a + a', b + b') = f(a, b) + f(a', b')`: all operands partial sums, or none.
+    Additive,
+    /// Linear in the first operand, the others held: it alone may be a partial sum.
+    Linear,
+    /// Linear in each operand, the others held: any one may be a partial sum.
+    Multilinear,
+    /// Moves or repeats elements without touching them: any partial passes.
+    Structural,
+    /// Never decreases in any operand, by bits: all operands partial maxima (minima), or none.
+    Monotone,
+}
+
+impl Row {
+    /// A row.
+    pub fn new(ins: impl IntoIterator<Item = Slot>, outs: impl IntoIterator<Item = Slot>) -> Row {
+        Row { ins: ins.into_iter().collect(), outs: outs.into_iter().collect() }
+    }
+
+    /// The same slot everywhere, for `ins` operands and one result.
+    pub fn same(slot: Slot, ins: usize) -> Row {
+        Row::new(std::iter::repeat_n(slot, ins), [slot])
+    }
+}
+
+impl Algebra {
+    /// The rows that let a `Partial` through, for `ins` operands and one result.
+    pub fn rows(self, ins: usize) -> Vec<Row> {
+        let sum = Slot::P(ReduceOp::Sum);
+        let one = |at: usize| Row::new((0..ins).map(|i| if i == at { sum } else { Slot::R }), [sum]);
+        match self {
+            Algebra::Opaque => vec![],
+            Algebra::Additive => vec![Row::same(sum, ins)],
+            Algebra::Linear => vec![one(0)],
+            Algebra::Multilinear => (0..ins).map(one).collect(),
+            Algebra::Monotone => [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), ins)).to_vec(),
+            Algebra::Structural => {
+                [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), ins)).to_vec()
+            }
+        }
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Slot::R => f.write_str("R"),
+            Slot::S(dim) => write!(f, "S{dim}"),
+            Slot::P(op) => write!(f, "P({op})"),
+            Slot::Ragged => f.write_str("RS"),
+        }
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// `S0 R -> S0`.
+impl fmt::Debug for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.ins.iter().try_for_each(|s| write!(f, "{s} "))?;
+        f.write_str("->")?;
+        self.outs.iter().try_for_each(|s| write!(f, " {s}"))
+    }
+}

@@ -1,0 +1,203 @@
+//! Derivatives as programs: straight-line expressions over other operators.
+//!
+//! An operator's [`Op::vjp`] writes the program once, for global shapes; the engine runs it on distributed tensors, so
+//! a derivative shards itself on every mesh and device. The engine keeps exactly the operands and results that the
+//! program reads.
+
+use std::fmt;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::{Meta, Metas, Op};
+use crate::error::{Error, Result};
+
+/// A value of a program: an operand, a result, a gradient that came in, or the result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ref(pub(crate) u16);
+
+/// One application of an operator.
+#[derive(Clone)]
+pub struct Step {
+    /// The operator.
+    pub op: Arc<dyn Op>,
+    /// Its operands.
+    pub ins: SmallVec<[Ref; 4]>,
+    /// Its first result; the others follow.
+    pub out: Ref,
+    /// The number of its results.
+    pub out_len: usize,
+}
+
+/// A finished derivative. Values are numbered: operands, results, gradients of the results, then the steps' results.
+#[derive(Clone)]
+pub struct Program {
+    /// In order of execution.
+    pub steps: Vec<Step>,
+    /// One an operand: its gradient, or none because none was asked for or none exists.
+    pub grads: SmallVec<[Option<Ref>; 4]>,
+    /// The number of values, and of the last step that reads each (`usize::MAX` for gradients that go out).
+    pub values_len: usize,
+    /// Which operands, results and incoming gradients the program reads.
+    pub reads: SmallVec<[bool; 8]>,
+}
+
+/// The program being written: what [`Op::vjp`] gets.
+///
+/// ```
+/// use isoshard::ops::{Meta, Op, Vjp, Mul};
+/// // d(a·b) = (g·b, g·a), the product's own file says; here for the first operand alone:
+/// let metas = [Meta::new(isoshard::tensor::DType::F32, [2]), Meta::new(isoshard::tensor::DType::F32, [2])];
+/// let program = Vjp::write(&Mul, &metas, &[true, false])?;
+/// assert_eq!(program.steps.len(), 1);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+pub struct Vjp<'a> {
+    op: &'a dyn Op,
+    metas: Vec<Meta>,
+    ins_len: usize,
+    outs_len: usize,
+    needs: &'a [bool],
+    steps: Vec<Step>,
+    grads: SmallVec<[Option<Ref>; 4]>,
+    answered: SmallVec<[bool; 4]>,
+    reads: SmallVec<[bool; 8]>,
+}
+
+impl<'a> Vjp<'a> {
+    /// The derivative of `op` with respect to those operands that `needs` names.
+    ///
+    /// # Errors
+    /// Refuses an operator that leaves a wanted gradient unanswered, and passes on what it refuses itself.
+    pub fn write(op: &'a dyn Op, ins: &[Meta], needs: &'a [bool]) -> Result<Program> {
+        let outs = op.infer(ins)?;
+        let metas: Vec<Meta> = ins.iter().chain(&outs).chain(&outs).cloned().collect();
+        let mut g = Vjp {
+            op,
+            ins_len: ins.len(),
+            outs_len: outs.len(),
+            needs,
+            steps: Vec::new(),
+            grads: SmallVec::from_elem(None, ins.len()),
+            answered: SmallVec::from_elem(false, ins.len()),
+            reads: SmallVec::from_elem(false, metas.len()),
+            metas,
+        };
+        op.vjp(&mut g)?;
+        g.finish()
+    }
+
+    /// Operand `i`.
+    pub fn input(&mut self, i: usize) -> Ref {
+        self.read(i)
+    }
+
+    /// Result `i`.
+    pub fn output(&mut self, i: usize) -> Ref {
+        self.read(self.ins_len + i)
+    }
+
+    /// The gradient that came for result `i`; zeros if none came.
+    pub fn grad(&mut self, i: usize) -> Ref {
+        self.read(self.ins_len + self.outs_len + i)
+    }
+
+    /// True where the gradient of operand `i` is wanted: leave out the steps of others.
+    pub fn needs(&self, i: usize) -> bool {
+        self.needs[i]
+    }
+
+    /// Dtype and global shape of a value.
+    pub fn meta(&self, value: Ref) -> &Meta {
+        &self.metas[value.0 as usize]
+    }
+
+    /// Dtype and global shape of operand `i`, without reading it.
+    pub fn input_meta(&self, i: usize) -> &Meta {
+        &self.metas[i]
+    }
+
+    /// Dtype and global shape of result `i`, without reading it.
+    pub fn output_meta(&self, i: usize) -> &Meta {
+        &self.metas[self.ins_len + i]
+    }
+
+    /// The result of an operator that has one.
+    ///
+    /// # Errors
+    /// What the operator refuses.
+    pub fn apply(&mut self, op: impl Op, ins: &[Ref]) -> Result<Ref> {
+        Ok(self.apply_all(op, ins)?[0])
+    }
+
+    /// All results of an operator.
+    ///
+    /// # Errors
+    /// What the operator refuses.
+    pub fn apply_all(&mut self, op: impl Op, ins: &[Ref]) -> Result<SmallVec<[Ref; 4]>> {
+        let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
+        let outs = op.infer(&metas)?;
+        let first = self.metas.len();
+        let refs = (first..first + outs.len()).map(|v| Ref(v as u16)).collect();
+        self.steps.push(Step {
+            op: Arc::new(op),
+            ins: ins.iter().copied().collect(),
+            out: Ref(first as u16),
+            out_len: outs.len(),
+        });
+        self.metas.extend(outs);
+        Ok(refs)
+    }
+
+    /// `grad` is the gradient of operand `i`. Ignored if it is not wanted.
+    ///
+    /// # Panics
+    /// If its shape or dtype is not the operand's: a wrong derivative.
+    pub fn set(&mut self, i: usize, grad: Ref) {
+        assert_eq!(self.meta(grad), &self.metas[i], "{}: the gradient of operand {i} has its shape", self.op.name());
+        self.answered[i] = true;
+        if self.needs[i] {
+            self.grads[i] = Some(grad);
+        }
+    }
+
+    /// Operand `i` has no gradient, because of `why`: the gradient is zero, or stops here by definition.
+    pub fn none(&mut self, i: usize, why: &'static str) {
+        debug_assert!(!why.is_empty());
+        self.answered[i] = true;
+    }
+
+    /// No operand has a gradient, because of `why`.
+    pub fn none_at_all(&mut self, why: &'static str) {
+        (0..self.ins_len).for_each(|i| self.none(i, why));
+    }
+
+    fn read(&mut self, value: usize) -> Ref {
+        self.reads[value] = true;
+        Ref(value as u16)
+    }
+
+    fn finish(self) -> Result<Program> {
+        let missing = (0..self.ins_len).find(|&i| self.needs[i] && !self.answered[i]);
+        if let Some(i) = missing {
+            return Err(Error::unsupported(
+                self.op.name(),
+                format!("no derivative with respect to operand {i}"),
+                format!("{:?}", self.op),
+                "detach the operand",
+            ));
+        }
+        Ok(Program { steps: self.steps, grads: self.grads, values_len: self.metas.len(), reads: self.reads })
+    }
+}
+
+/// The steps, one a line: `%5 = mul(%4, %1)`.
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for s in &self.steps {
+            let ins: Vec<String> = s.ins.iter().map(|r| format!("%{}", r.0)).collect();
+            writeln!(f, "%{} = {:?}({})", s.out.0, s.op, ins.join(", "))?;
+        }
+        write!(f, "grads {:?}", self.grads)
+    }
+}
