@@ -1,0 +1,150 @@
+//! Reading the one notation: `R`, `S0`, `P(sum)`, `RS(0..1; 3,0,2)`, `f32[64, 128]@(dp:S0, tp:R)`.
+
+use std::str::FromStr;
+
+use smallvec::SmallVec;
+
+use super::layout::family;
+use super::{Layout, Mesh, Placement, Spec};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, ReduceOp, Shape};
+
+impl Spec {
+    /// Reads what `Display` writes, for a tensor on `mesh`.
+    ///
+    /// ```
+    /// # fn main() -> isoshard::Result<()> {
+    /// use isoshard::placement::{Mesh, Spec};
+    ///
+    /// let mesh = Mesh::parse("dp=2,tp=2", 0)?;
+    /// let text = "bf16[64, 128]@(dp:S0^1, tp:S0^0)";
+    /// assert_eq!(Spec::parse(text, &mesh)?.to_string(), text);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses other texts, axes that are not those of the mesh, and what [`Spec::validate`] refuses.
+    pub fn parse(text: &str, mesh: &Mesh) -> Result<Spec> {
+        let (tensor, layout) = text.split_once('@').ok_or_else(|| unread("spec", text, FORM))?;
+        let (dtype, shape) = tensor.trim().split_once('[').ok_or_else(|| unread("spec", text, FORM))?;
+        let Some(dtype) = DType::ALL.into_iter().find(|d| d.name() == dtype.trim()) else {
+            let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
+            return Err(unread("spec", text, &format!("the dtypes are {}", names.join(", "))));
+        };
+        let shape = shape.strip_suffix(']').and_then(numbers).ok_or_else(|| unread("spec", text, FORM))?;
+        let inner = layout.trim().strip_prefix('(').and_then(|t| t.strip_suffix(')'));
+        let mut layout = Vec::new();
+        for (a, part) in split(inner.ok_or_else(|| unread("spec", text, FORM))?).into_iter().enumerate() {
+            let (name, placement) = part.split_once(':').ok_or_else(|| unread("spec", text, FORM))?;
+            if a >= mesh.ndim() || mesh.axis_name(a) != name.trim() {
+                return Err(unread("spec", text, &format!("name the axes of the mesh {mesh}, in order")));
+            }
+            layout.push(placement);
+        }
+        Spec::new(mesh, dtype, Shape::from(shape), read_layout(&layout, text)?)
+    }
+}
+
+impl FromStr for Placement {
+    type Err = Error;
+
+    /// Reads what `Display` writes.
+    fn from_str(text: &str) -> Result<Placement> {
+        read_placement(text.trim())
+            .ok_or_else(|| unread("placement", text, "write R, S0, P(sum) or RS(0..1; 3,0,2)"))
+    }
+}
+
+impl FromStr for Layout {
+    type Err = Error;
+
+    /// Reads what `Display` writes, e.g. `(S0, R)`.
+    fn from_str(text: &str) -> Result<Layout> {
+        let inner = text.trim().strip_prefix('(').and_then(|t| t.strip_suffix(')'));
+        let inner = inner.ok_or_else(|| unread("layout", text, "write it as (S0, R)"))?;
+        read_layout(&split(inner), text)
+    }
+}
+
+const FORM: &str = "write it as f32[64, 128]@(dp:S0, tp:R)";
+
+fn unread(verb: &str, text: &str, remedy: &str) -> Error {
+    Error::invalid(verb, "cannot be read", format!("{text:?}"), remedy)
+}
+
+fn read_layout(parts: &[&str], text: &str) -> Result<Layout> {
+    let mut placements = Vec::with_capacity(parts.len());
+    let mut places: Vec<Option<usize>> = Vec::with_capacity(parts.len());
+    for part in parts {
+        let (placement, place) = match part.split_once('^') {
+            None => (*part, None),
+            Some((placement, k)) => {
+                let k = k.trim().parse().map_err(|_| unread("layout", text, NESTING))?;
+                (placement, Some(k))
+            }
+        };
+        placements.push(placement.parse::<Placement>()?);
+        places.push(place);
+    }
+    let mut order: Vec<usize> = Vec::with_capacity(parts.len());
+    for a in 0..parts.len() {
+        if order.contains(&a) {
+            continue;
+        }
+        let mut family = family(&placements, a);
+        family.sort_unstable_by_key(|&b| (places[b], b));
+        let named = family.iter().enumerate().all(|(k, &b)| places[b] == Some(k));
+        if !named && family.iter().any(|&b| places[b].is_some()) {
+            return Err(unread("layout", text, NESTING));
+        }
+        order.extend(family);
+    }
+    Layout::new(placements).with_order(&order)
+}
+
+const NESTING: &str = "number all axes that split a dim from ^0, the outermost, or none of them";
+
+fn read_placement(text: &str) -> Option<Placement> {
+    if text == "R" {
+        return Some(Placement::Replicate);
+    }
+    if let Some(inner) = text.strip_prefix("RS(").and_then(|t| t.strip_suffix(')')) {
+        let (range, units) = inner.split_once(';')?;
+        let dims = range.trim().strip_prefix("0..")?.parse().ok()?;
+        return Some(Placement::RaggedShard { dims, units: numbers(units)?.as_slice().into() });
+    }
+    if let Some(inner) = text.strip_prefix("P(").and_then(|t| t.strip_suffix(')')) {
+        let ops = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];
+        return ops.into_iter().find(|op| op.to_string() == inner).map(Placement::Partial);
+    }
+    text.strip_prefix('S')?.parse().ok().map(Placement::Shard)
+}
+
+/// The parts between the commas that stand in no parentheses; none of an empty text.
+fn split(text: &str) -> SmallVec<[&str; 4]> {
+    let (mut parts, mut start, mut depth) = (SmallVec::new(), 0, 0usize);
+    for (i, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            ',' if depth == 0 => {
+                parts.push(text[start..i].trim());
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+    if !text.trim().is_empty() {
+        parts.push(text[start..].trim());
+    }
+    parts
+}
+
+/// Numbers between commas; none of an empty text.
+fn numbers(text: &str) -> Option<Vec<usize>> {
+    match text.trim() {
+        "" => Some(Vec::new()),
+        text => text.split(',').map(|n| n.trim().parse().ok()).collect(),
+    }
+}
