@@ -5,19 +5,35 @@
 //! Rows speak about one mesh axis; the dispatcher takes their product. A row that is missing is refused or worked
 //! around by moving operands, never guessed.
 
+mod cat;
 mod catalog;
+mod expand;
+mod matmul;
+mod pad;
+mod permute;
 mod pointwise;
 mod record;
+mod reshape;
 mod row;
 mod sample;
 mod signature;
+mod slice;
+mod sum;
 mod vjp;
 
+pub use cat::Cat;
 pub use catalog::catalog;
+pub use expand::Expand;
+pub use matmul::Matmul;
+pub use pad::Pad;
+pub use permute::Permute;
 pub use pointwise::Pointwise;
-pub use record::{Free, Key, Meta, Metas, Op, Tensors, Window, Windows, eval_whole};
+pub use reshape::Reshape;
+pub use record::{Bits, Free, Key, Meta, Metas, Op, Tensors, Window, Windows, eval_whole};
 pub(crate) use record::{arity, list};
 pub use row::{Algebra, Axis, Row, Slot};
 pub use sample::{Fill, Input, Sample};
 pub use signature::Signature;
+pub use slice::Slice;
+pub use sum::Sum;
 pub use vjp::{Program, Ref, Step, Vjp};

@@ -116,6 +116,30 @@ impl<T> Hash for Free<T> {
     fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
+/// A floating attribute that is compared and hashed by its bits.
+#[derive(Clone, Copy, Default)]
+pub struct Bits(pub f64);
+
+impl PartialEq for Bits {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl Eq for Bits {}
+
+impl Hash for Bits {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.to_bits().hash(state);
+    }
+}
+
+impl fmt::Debug for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
 /// Where one operand's or result's local part lies in the whole.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {

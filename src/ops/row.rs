@@ -55,6 +55,11 @@ pub enum Algebra {
     Monotone,
 }
 
+impl Slot {
+    /// A part of a sum.
+    pub const SUM: Slot = Slot::P(ReduceOp::Sum);
+}
+
 impl Row {
     /// A row.
     pub fn new(ins: impl IntoIterator<Item = Slot>, outs: impl IntoIterator<Item = Slot>) -> Row {
@@ -70,7 +75,7 @@ impl Row {
 impl Algebra {
     /// The rows that let a `Partial` through, for `ins` operands and one result.
     pub fn rows(self, ins: usize) -> Vec<Row> {
-        let sum = Slot::P(ReduceOp::Sum);
+        let sum = Slot::SUM;
         let one = |at: usize| Row::new((0..ins).map(|i| if i == at { sum } else { Slot::R }), [sum]);
         match self {
             Algebra::Opaque => vec![],

@@ -50,6 +50,11 @@ impl Signature {
         Ok(sig)
     }
 
+    /// The number of operands.
+    pub fn operands_len(&self) -> usize {
+        self.ins.len()
+    }
+
     /// The letters of operand `i`.
     pub fn operand(&self, i: usize) -> &[u8] {
         &self.ins[i]

@@ -112,6 +112,11 @@ impl<'a> Vjp<'a> {
         &self.metas[value.0 as usize]
     }
 
+    /// The number of operands.
+    pub fn ins_len(&self) -> usize {
+        self.ins_len
+    }
+
     /// Dtype and global shape of operand `i`, without reading it.
     pub fn input_meta(&self, i: usize) -> &Meta {
         &self.metas[i]

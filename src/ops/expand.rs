@@ -1,0 +1,77 @@
+//! `expand`: dims of extent 1, and new leading dims, repeated. A view; the broadcasting of every other operator.
+
+use smallvec::smallvec;
+
+use super::{Algebra, Axis, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, arity};
+use crate::error::{Error, Result};
+use crate::tensor::{Dims, Shape, Tensor};
+
+/// Repeats the operand to `shape` by NumPy's rule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Expand {
+    /// The result's shape.
+    pub shape: Shape,
+}
+
+impl Expand {
+    /// The result's dims along which the operand is repeated.
+    fn repeated(&self, x: &Meta) -> Dims {
+        let lead = self.shape.len() - x.shape.len();
+        (0..self.shape.len()).filter(|&d| d < lead || x.shape[d - lead] != self.shape[d]).collect()
+    }
+}
+
+impl Op for Expand {
+    fn name(&self) -> &'static str {
+        "expand"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        if x.shape.broadcast(self.name(), &self.shape)? != self.shape {
+            return Err(Error::invalid(
+                self.name(),
+                "only dims of extent 1 and new leading dims can be repeated",
+                format!("{x} to {}", self.shape),
+                "",
+            ));
+        }
+        Ok(smallvec![Meta { dtype: x.dtype, shape: self.shape.clone() }])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let repeated = self.repeated(&ins[0]);
+        let lead = self.shape.len() - ins[0].shape.len();
+        let mut rows: Vec<Row> = (lead..self.shape.len())
+            .filter(|d| !repeated.contains(d))
+            .map(|d| Row::new([Slot::S(d - lead)], [Slot::S(d)]))
+            .collect();
+        rows.extend(Algebra::Structural.rows(1));
+        rows.extend(repeated.iter().map(|&d| Row::new([Slot::R], [Slot::S(d)])));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![ins[0].expand(at.outs[0].local())?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let x = g.input_meta(0).clone();
+        let dims = self.repeated(&x);
+        let dy = g.grad(0);
+        let sum = if dims.is_empty() { dy } else { g.apply(Sum { dims, keep: true }, &[dy])? };
+        let dx = if self.shape.len() == x.shape.len() { sum } else { g.apply(Reshape { shape: x.shape }, &[sum])? };
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    let expand = |shape: &[usize]| Expand { shape: shape.into() };
+    vec![
+        Sample::new(expand(&[5, 3]), [Input::ints([3])]),
+        Sample::new(expand(&[2, 7, 3]), [Input::ints([7, 1])]),
+        Sample::new(expand(&[4, 1]), [Input::ints([])]),
+        Sample::new(expand(&[0, 3]), [Input::ints([1, 3])]),
+    ]
+}

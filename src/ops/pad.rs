@@ -1,0 +1,64 @@
+//! `pad`: zeros before and after a dim. The derivative of `slice`.
+
+use smallvec::smallvec;
+
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, arity};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// The operand with zeros around it along one dim.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pad {
+    /// The dim.
+    pub dim: usize,
+    /// Zeros before it.
+    pub before: usize,
+    /// Zeros after it.
+    pub after: usize,
+}
+
+impl Op for Pad {
+    fn name(&self) -> &'static str {
+        "pad"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        if self.dim >= x.shape.len() {
+            return Err(Error::invalid(self.name(), "no such dim", format!("dim {} of {x}", self.dim), ""));
+        }
+        let mut shape = x.shape.clone();
+        shape[self.dim] += self.before + self.after;
+        Ok(smallvec![Meta { dtype: x.dtype, shape }])
+    }
+
+    /// A partial sum passes (zeros add nothing); a partial maximum does not, since the zeros are values.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
+        others.map(|d| Row::same(Slot::S(d), 1)).chain([Row::same(Slot::SUM, 1)]).collect()
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let x = &ins[0];
+        let mut out = Tensor::zeros(x.dtype(), at.outs[0].local().clone());
+        let strides = out.strides().to_vec();
+        x.copy_block(&mut out, x.shape(), (0, x.strides()), (self.before * strides[self.dim], &strides));
+        Ok(smallvec![out])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let len = g.input_meta(0).shape[self.dim];
+        let dy = g.grad(0);
+        let dx = g.apply(Slice { dim: self.dim, start: self.before, len }, &[dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(Pad { dim: 0, before: 2, after: 0 }, [Input::ints([3, 5])]),
+        Sample::new(Pad { dim: 1, before: 1, after: 3 }, [Input::ints([2, 0, 3])]),
+        Sample::new(Pad { dim: 2, before: 0, after: 1 }, [Input::ints([2, 3, 1])]),
+    ]
+}

@@ -1,0 +1,115 @@
+//! `reshape`: the same elements, in row-major order, under another shape. A view where strides allow.
+
+use smallvec::smallvec;
+
+use super::{Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use crate::error::{Error, Result};
+use crate::placement::chunk;
+use crate::tensor::{Shape, Tensor};
+
+/// The operand under another shape with as many elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reshape {
+    /// The result's shape.
+    pub shape: Shape,
+}
+
+impl Op for Reshape {
+    fn name(&self) -> &'static str {
+        "reshape"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        if x.shape.checked_numel(self.name())? != self.shape.checked_numel(self.name())? {
+            return Err(Error::invalid(
+                self.name(),
+                "the number of elements changes",
+                format!("{x} to {}", self.shape),
+                format!("{} elements there, {} here", self.shape.numel(), x.shape.numel()),
+            ));
+        }
+        Ok(smallvec![Meta { dtype: x.dtype, shape: self.shape.clone() }])
+    }
+
+    /// Dims split into groups with equal products; within a group only its outermost dims (of extent other than 1) can
+    /// stay sharded, and only where both chunkings cut at the same elements.
+    fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row> {
+        let x = &ins[0].shape;
+        let mut rows = Vec::new();
+        if x.numel() > 0 {
+            for (old, new) in groups(x, &self.shape) {
+                let lead = |shape: &Shape, dims: std::ops::Range<usize>| dims.into_iter().find(|&d| shape[d] != 1);
+                if let (Some(i), Some(o)) = (lead(x, old.clone()), lead(&self.shape, new.clone())) {
+                    let inner_old: usize = x[i + 1..old.end].iter().product();
+                    let inner_new: usize = self.shape[o + 1..new.end].iter().product();
+                    if cuts_agree((x[i], inner_old), (self.shape[o], inner_new), axis) {
+                        rows.push(Row::new([Slot::S(i)], [Slot::S(o)]));
+                    }
+                }
+            }
+        }
+        rows.extend(Algebra::Structural.rows(1));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![ins[0].reshape(at.outs[0].local().clone())?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let shape = g.input_meta(0).shape.clone();
+        let dy = g.grad(0);
+        let dx = g.apply(Reshape { shape }, &[dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+/// True where the chunks of a dim with `n` indices of `inner` elements each are those of one with `m` indices of
+/// `inner_m`, whatever else splits them.
+fn cuts_agree((n, inner): (usize, usize), (m, inner_m): (usize, usize), axis: Axis) -> bool {
+    if n == m || (n % axis.ways == 0 && m % axis.ways == 0) {
+        return true;
+    }
+    let equal = |i| chunk(n, axis.ranks, i).start * inner == chunk(m, axis.ranks, i).start * inner_m;
+    axis.ways == axis.ranks && (0..axis.ranks).all(equal)
+}
+
+type Span = std::ops::Range<usize>;
+
+/// The finest pairs of runs of dims, old and new, with equal products; none of the extents is 0.
+fn groups(old: &Shape, new: &Shape) -> Vec<(Span, Span)> {
+    let (mut i, mut j) = (0, 0);
+    let mut groups = Vec::new();
+    while i < old.len() || j < new.len() {
+        let (i0, j0) = (i, j);
+        let (mut a, mut b) = (1, 1);
+        let mut first = true;
+        while first || a != b {
+            if (a <= b && i < old.len()) || j == new.len() {
+                a *= old[i];
+                i += 1;
+            } else {
+                b *= new[j];
+                j += 1;
+            }
+            first = false;
+        }
+        groups.push((i0..i, j0..j));
+    }
+    groups
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    let reshape = |shape: &[usize]| Reshape { shape: shape.into() };
+    vec![
+        Sample::new(reshape(&[15]), [Input::ints([5, 3])]),
+        Sample::new(reshape(&[2, 6]), [Input::ints([4, 3])]),
+        Sample::new(reshape(&[6, 2, 5]), [Input::ints([6, 10])]),
+        Sample::new(reshape(&[3, 7, 1]), [Input::ints([1, 3, 7])]),
+        Sample::new(reshape(&[3, 4]), [Input::ints([6, 2])]),
+        Sample::new(reshape(&[]), [Input::ints([1, 1])]),
+        Sample::new(reshape(&[0, 5]), [Input::ints([3, 0])]),
+    ]
+}

@@ -1,0 +1,68 @@
+//! `slice`: the indices `start..start + len` of a dim. A view where the dim is whole. `split` is made of it.
+
+use smallvec::smallvec;
+
+use super::{Algebra, Axis, Input, Meta, Metas, Op, Pad, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// `len` indices of `dim` from `start` on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Slice {
+    /// The dim.
+    pub dim: usize,
+    /// The first index.
+    pub start: usize,
+    /// The number of indices.
+    pub len: usize,
+}
+
+impl Op for Slice {
+    fn name(&self) -> &'static str {
+        "slice"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        let n = x.shape.get(self.dim).copied().unwrap_or(0);
+        if self.dim >= x.shape.len() || self.start.checked_add(self.len).is_none_or(|end| end > n) {
+            return Err(Error::invalid(
+                self.name(),
+                "the range leaves the tensor",
+                format!("{}..{}+{} of dim {} of {x}", self.start, self.start, self.len, self.dim),
+                "",
+            ));
+        }
+        let mut shape = x.shape.clone();
+        shape[self.dim] = self.len;
+        Ok(smallvec![Meta { dtype: x.dtype, shape }])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let mut rows: Vec<Row> =
+            (0..ins[0].shape.len()).filter(|&d| d != self.dim).map(|d| Row::same(Slot::S(d), 1)).collect();
+        rows.extend(Algebra::Structural.rows(1));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![ins[0].narrow(self.dim, self.start, self.len)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let extent = g.input_meta(0).shape[self.dim];
+        let dy = g.grad(0);
+        let pad = Pad { dim: self.dim, before: self.start, after: extent - self.start - self.len };
+        let dx = g.apply(pad, &[dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(Slice { dim: 0, start: 1, len: 3 }, [Input::ints([5, 3])]),
+        Sample::new(Slice { dim: 1, start: 0, len: 0 }, [Input::ints([5, 3])]),
+        Sample::new(Slice { dim: 2, start: 2, len: 1 }, [Input::ints([2, 4, 3])]),
+    ]
+}
