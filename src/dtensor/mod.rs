@@ -19,6 +19,5 @@ mod tensor;
 
 pub use device_mesh::{DeviceMesh, NoGrad};
 pub use facts::Facts;
-pub use random::DropoutSource;
 pub use tape::Gradients;
 pub use tensor::{DTensor, Pending};

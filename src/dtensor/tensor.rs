@@ -149,6 +149,19 @@ impl DTensor {
         self.redistribute_async(layout)?.wait()
     }
 
+    /// This tensor with every `Partial` axis reduced to `Replicate`; itself if it has none.
+    ///
+    /// # Errors
+    /// A fault of communication.
+    pub fn reduce_partial(&self) -> Result<DTensor> {
+        if !self.layout().has_partial() {
+            return Ok(self.clone());
+        }
+        let layout = self.layout();
+        let whole = layout.placements().iter().map(|p| if p.is_partial() { Placement::Replicate } else { p.clone() });
+        self.redistribute(Layout::new(whole).with_order(layout.order())?)
+    }
+
     /// Starts a redistribution and returns at once; other work may come before [`Pending::wait`].
     ///
     /// # Errors

@@ -1,1 +1,23 @@
-//! Placeholder.
+//! Modules, parameters and plans, written on distributed tensors alone.
+//!
+//! A model names its [`Params`] by path and never names a mesh. A [`Plan`], outside the model, says by path pattern how
+//! parameters lie on the mesh and where activations change layout; data parallel, FSDP, tensor and sequence parallel
+//! and their products are plans for one and the same model.
+//!
+//! Missing: pipeline and expert parallelism.
+
+mod attention;
+mod forward;
+mod gpt;
+mod layers;
+mod mlp;
+mod params;
+mod plan;
+
+pub use attention::CausalAttention;
+pub use forward::Forward;
+pub use gpt::{Gpt, GptConfig};
+pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
+pub use mlp::{GatedMlp, Mlp};
+pub use params::{ParamId, Params, Scope};
+pub use plan::{Parallel, Plan};

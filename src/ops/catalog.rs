@@ -1,6 +1,6 @@
 //! Every operator's samples, for the tests that judge rows, gradients and equivalence.
 
-use super::{Sample, cat, expand, matmul, pad, permute, reshape, slice, sum};
+use super::{Sample, cat, expand, matmul, pad, permute, reshape, slice, split, sum};
 
 /// All samples of all operators.
 pub fn catalog() -> Vec<Sample> {
@@ -12,6 +12,7 @@ pub fn catalog() -> Vec<Sample> {
         permute::samples,
         reshape::samples,
         slice::samples,
+        split::samples,
         sum::samples,
     ];
     files.iter().flat_map(|samples| samples()).collect()

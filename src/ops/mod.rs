@@ -18,6 +18,7 @@ mod row;
 mod sample;
 mod signature;
 mod slice;
+mod split;
 mod sum;
 mod vjp;
 
@@ -35,5 +36,6 @@ pub use row::{Algebra, Axis, Row, Slot};
 pub use sample::{Fill, Input, Sample};
 pub use signature::Signature;
 pub use slice::Slice;
+pub use split::Split;
 pub use sum::Sum;
 pub use vjp::{Program, Ref, Step, Vjp};

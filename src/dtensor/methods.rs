@@ -1,0 +1,426 @@
+//! Every operator as a method.
+//!
+//! Binary operators broadcast by NumPy's rule; a negative dim counts from the back. What an operator communicates
+//! depends on the layouts: nothing if one of its rows fits them, else the moves that its plan found cheapest.
+
+use smallvec::SmallVec;
+
+use super::tensor::DTensor;
+use crate::error::{Error, Result};
+use crate::ops::{
+    Add, Argmax, Attention, Bits, Cast, Cat, Compare, CompareKind, CrossEntropy, Div, Dropout, Embedding, Exp, Expand, Free,
+    Gather, Gelu, GeluKind, LayerNorm, Log, LogSoftmax, Matmul, Max, Maximum, Min, Minimum, Mul, Neg, Op, Permute, Pow,
+    PowScalar, Relu, Reshape, RmsNorm, Rsqrt, Scale, ScatterAdd, Select, Shift, Sigmoid, Silu, Slice, Softmax, Split, Sqrt, Sub,
+    Sum, SumExp, Tanh,
+};
+use crate::rng::Draw;
+use crate::tensor::{DType, Dims, Shape};
+
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident = $op:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// What the operator refuses.
+        pub fn $name(&self) -> Result<DTensor> {
+            DTensor::apply_one(&$op, &[self])
+        }
+    )*};
+}
+
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident = $op:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// Refuses shapes that do not broadcast, and what the operator refuses.
+        pub fn $name(&self, other: &DTensor) -> Result<DTensor> {
+            self.broadcast_apply(&$op, other)
+        }
+    )*};
+}
+
+/// Arithmetic.
+impl DTensor {
+    binary! {
+        /// `self + other`.
+        add = Add;
+        /// `self - other`.
+        sub = Sub;
+        /// `self · other`, element by element.
+        mul = Mul;
+        /// `self / other`.
+        div = Div;
+        /// The larger of both; NaN if either is.
+        maximum = Maximum;
+        /// The smaller of both; NaN if either is.
+        minimum = Minimum;
+        /// `self` to the power `other`.
+        pow = Pow;
+        /// `self == other`, as bool.
+        eq = Compare { kind: CompareKind::Eq };
+        /// `self != other`, as bool.
+        ne = Compare { kind: CompareKind::Ne };
+        /// `self < other`, as bool.
+        lt = Compare { kind: CompareKind::Lt };
+        /// `self <= other`, as bool.
+        le = Compare { kind: CompareKind::Le };
+        /// `self > other`, as bool.
+        gt = Compare { kind: CompareKind::Gt };
+        /// `self >= other`, as bool.
+        ge = Compare { kind: CompareKind::Ge };
+    }
+
+    unary! {
+        /// `-self`.
+        neg = Neg;
+        /// The exponential.
+        exp = Exp;
+        /// The natural logarithm.
+        log = Log;
+        /// The square root.
+        sqrt = Sqrt;
+        /// One over the square root.
+        rsqrt = Rsqrt;
+        /// The hyperbolic tangent.
+        tanh = Tanh;
+        /// `1 / (1 + exp(-self))`.
+        sigmoid = Sigmoid;
+        /// `max(self, 0)`.
+        relu = Relu;
+        /// `self · Φ(self)` with the normal distribution function, by the error function.
+        gelu = Gelu { kind: GeluKind::Erf };
+        /// The tanh approximation of [`DTensor::gelu`] (Hendrycks & Gimpel 2016).
+        gelu_tanh = Gelu { kind: GeluKind::Tanh };
+        /// `self · sigmoid(self)`.
+        silu = Silu;
+    }
+
+    /// `self · factor`.
+    ///
+    /// # Errors
+    /// What the operator refuses.
+    pub fn scale(&self, factor: f64) -> Result<DTensor> {
+        DTensor::apply_one(&Scale { factor: Bits(factor) }, &[self])
+    }
+
+    /// `self + by`. A `Partial` is reduced first: the constant is added once, not once a rank.
+    ///
+    /// # Errors
+    /// What the operator refuses.
+    pub fn shift(&self, by: f64) -> Result<DTensor> {
+        DTensor::apply_one(&Shift { by: Bits(by) }, &[self])
+    }
+
+    /// `self` to the power of a constant.
+    ///
+    /// # Errors
+    /// What the operator refuses.
+    pub fn pow_scalar(&self, exponent: f64) -> Result<DTensor> {
+        DTensor::apply_one(&PowScalar { exponent: Bits(exponent) }, &[self])
+    }
+
+    /// `yes` where `self`, a bool tensor, is true, else `no`.
+    ///
+    /// # Errors
+    /// Refuses shapes that do not broadcast.
+    pub fn select(&self, yes: &DTensor, no: &DTensor) -> Result<DTensor> {
+        let shape = self.shape().broadcast("select", yes.shape())?.broadcast("select", no.shape())?;
+        DTensor::apply_one(&Select, &[&self.expand(&shape)?, &yes.expand(&shape)?, &no.expand(&shape)?])
+    }
+
+    /// The same values as another dtype.
+    ///
+    /// # Errors
+    /// None for the dtypes there are.
+    pub fn cast(&self, dtype: DType) -> Result<DTensor> {
+        if dtype == self.dtype() { Ok(self.clone()) } else { DTensor::apply_one(&Cast { dtype }, &[self]) }
+    }
+
+    fn broadcast_apply(&self, op: &dyn Op, other: &DTensor) -> Result<DTensor> {
+        if self.shape() == other.shape() {
+            return DTensor::apply_one(op, &[self, other]);
+        }
+        let shape = self.shape().broadcast(op.name(), other.shape())?;
+        DTensor::apply_one(op, &[&self.expand(&shape)?, &other.expand(&shape)?])
+    }
+}
+
+/// Products and reductions.
+impl DTensor {
+    /// The matrix product over the last two dims; the others are batch dims, which a two-dim operand lacks.
+    ///
+    /// # Errors
+    /// Refuses operands whose extents do not fit.
+    pub fn matmul(&self, other: &DTensor) -> Result<DTensor> {
+        DTensor::apply_one(&Matmul::for_dims(self.shape().len(), other.shape().len())?, &[self, other])
+    }
+
+    /// The product over named dims, e.g. `x.einsum("b t k, n k -> b t n", &w)`.
+    ///
+    /// # Errors
+    /// Refuses a signature or extents that do not fit.
+    pub fn einsum(&self, signature: &str, other: &DTensor) -> Result<DTensor> {
+        DTensor::apply_one(&Matmul::new(signature)?, &[self, other])
+    }
+
+    /// The sum over `dims`; `keep` leaves them with extent 1.
+    ///
+    /// # Errors
+    /// Refuses dims that are not there.
+    pub fn sum(&self, dims: &[isize], keep: bool) -> Result<DTensor> {
+        DTensor::apply_one(&Sum { dims: self.dims("sum", dims)?, keep }, &[self])
+    }
+
+    /// The sum of all elements, shape `[]`.
+    ///
+    /// # Errors
+    /// None for a valid tensor.
+    pub fn sum_all(&self) -> Result<DTensor> {
+        DTensor::apply_one(&Sum { dims: (0..self.shape().len()).collect(), keep: false }, &[self])
+    }
+
+    /// The mean over `dims`, by the global number of elements.
+    ///
+    /// # Errors
+    /// Refuses dims that are not there.
+    pub fn mean(&self, dims: &[isize], keep: bool) -> Result<DTensor> {
+        let count: usize = self.dims("mean", dims)?.iter().map(|&d| self.shape()[d]).product();
+        self.sum(dims, keep)?.scale(1.0 / count as f64)
+    }
+
+    /// The mean of all elements, shape `[]`.
+    ///
+    /// # Errors
+    /// None for a valid tensor.
+    pub fn mean_all(&self) -> Result<DTensor> {
+        self.sum_all()?.scale(1.0 / self.shape().numel() as f64)
+    }
+
+    /// The maximum over `dims`; NaN wins. Ties share the gradient evenly.
+    ///
+    /// # Errors
+    /// Refuses dims that are not there.
+    pub fn max(&self, dims: &[isize], keep: bool) -> Result<DTensor> {
+        DTensor::apply_one(&Max { dims: self.dims("max", dims)?, keep }, &[self])
+    }
+
+    /// The minimum over `dims`; NaN wins. Ties share the gradient evenly.
+    ///
+    /// # Errors
+    /// Refuses dims that are not there.
+    pub fn min(&self, dims: &[isize], keep: bool) -> Result<DTensor> {
+        DTensor::apply_one(&Min { dims: self.dims("min", dims)?, keep }, &[self])
+    }
+
+    /// The first index of the maximum along `dim`, as i64.
+    ///
+    /// # Errors
+    /// Refuses a dim that is not there.
+    pub fn argmax(&self, dim: isize) -> Result<DTensor> {
+        DTensor::apply_one(&Argmax { dim: self.shape().dim("argmax", dim)? }, &[self])
+    }
+
+    fn dims(&self, verb: &str, dims: &[isize]) -> Result<Dims> {
+        let mut dims: Dims = dims.iter().map(|&d| self.shape().dim(verb, d)).collect::<Result<_>>()?;
+        dims.sort_unstable();
+        Ok(dims)
+    }
+}
+
+/// What networks are made of.
+impl DTensor {
+    /// `exp(x) / sum(exp(x))` along `dim`.
+    ///
+    /// # Errors
+    /// Refuses a dim that is not there.
+    pub fn softmax(&self, dim: isize) -> Result<DTensor> {
+        DTensor::apply_one(&Softmax { dim: self.shape().dim("softmax", dim)? }, &[self])
+    }
+
+    /// The logarithm of [`DTensor::softmax`].
+    ///
+    /// # Errors
+    /// Refuses a dim that is not there.
+    pub fn log_softmax(&self, dim: isize) -> Result<DTensor> {
+        DTensor::apply_one(&LogSoftmax { dim: self.shape().dim("log_softmax", dim)? }, &[self])
+    }
+
+    /// Layer normalisation over the last dim (Ba et al. 2016), scaled by `weight` and shifted by `bias`.
+    ///
+    /// # Errors
+    /// Refuses weights that do not fit the last dim.
+    pub fn layer_norm(&self, weight: &DTensor, bias: Option<&DTensor>, eps: f64) -> Result<DTensor> {
+        let op = LayerNorm { eps: Bits(eps), bias: bias.is_some() };
+        let ins: SmallVec<[&DTensor; 3]> = [self, weight].into_iter().chain(bias).collect();
+        Ok(DTensor::apply(&op, &ins)?.swap_remove(0))
+    }
+
+    /// Root-mean-square normalisation over the last dim (Zhang & Sennrich 2019), scaled by `weight`.
+    ///
+    /// # Errors
+    /// Refuses a weight that does not fit the last dim.
+    pub fn rms_norm(&self, weight: &DTensor, eps: f64) -> Result<DTensor> {
+        Ok(DTensor::apply(&RmsNorm { eps: Bits(eps) }, &[self, weight])?.swap_remove(0))
+    }
+
+    /// The rows of this table `[rows, width]` that `index` (i64) names: shape `[.., width]`.
+    ///
+    /// # Errors
+    /// Refuses indices outside the table.
+    pub fn embedding(&self, index: &DTensor) -> Result<DTensor> {
+        DTensor::apply_one(&Embedding, &[self, index])
+    }
+
+    /// The elements along `dim` that `index` (i64) names; the other extents agree.
+    ///
+    /// # Errors
+    /// Refuses indices outside the dim.
+    pub fn gather(&self, dim: isize, index: &DTensor) -> Result<DTensor> {
+        DTensor::apply_one(&Gather { dim: self.shape().dim("gather", dim)? }, &[self, index])
+    }
+
+    /// Zeros of extent `extent` along `dim`, plus these elements at the places that `index` names.
+    ///
+    /// # Errors
+    /// Refuses indices outside `extent`.
+    pub fn scatter_add(&self, dim: isize, index: &DTensor, extent: usize) -> Result<DTensor> {
+        DTensor::apply_one(&ScatterAdd { dim: self.shape().dim("scatter_add", dim)?, extent }, &[index, self])
+    }
+
+    /// `-log softmax(self)[target]` over the last dim, for each of the other dims' elements.
+    ///
+    /// Where the classes are sharded they are not gathered: a maximum and two sums, one element a row each, cross.
+    ///
+    /// # Errors
+    /// Refuses targets that are not i64 classes of the other dims' shape.
+    pub fn cross_entropy(&self, target: &DTensor) -> Result<DTensor> {
+        let (m, s) = {
+            let _guard = self.mesh.no_grad();
+            let m = self.reduced(Max { dims: self.dims("cross_entropy", &[-1])?, keep: true })?;
+            let s = DTensor::apply_one(&SumExp, &[self, &m])?.reduce_partial()?;
+            (m, s)
+        };
+        DTensor::apply_one(&CrossEntropy, &[self, target, &m, &s])
+    }
+
+    /// Causal attention of queries, keys and values `[batch, heads, time, width]`:
+    /// `softmax(scale · q kᵀ) v`, each query seeing the keys up to its own time.
+    ///
+    /// # Errors
+    /// Refuses shapes that do not fit.
+    pub fn attention(&self, k: &DTensor, v: &DTensor, scale: f64) -> Result<DTensor> {
+        self.attention_dropout(k, v, scale, 0.0, Draw { seed: 0, number: 0 })
+    }
+
+    /// As [`DTensor::attention`], dropping probabilities with probability `p` by `draw`.
+    ///
+    /// # Errors
+    /// Refuses shapes that do not fit, and a `p` outside `[0, 1]`.
+    pub fn attention_dropout(&self, k: &DTensor, v: &DTensor, scale: f64, p: f64, draw: Draw) -> Result<DTensor> {
+        let op = Attention { scale: Bits(scale), p: Bits(p), draw: Free(draw) };
+        Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
+    }
+
+    /// Zeroes each element with probability `p` and scales the others by `1 / (1 - p)`. The mask is a function of
+    /// `draw` and the element's global index: equal on every layout.
+    ///
+    /// # Errors
+    /// Refuses a `p` outside `[0, 1]`.
+    pub fn dropout(&self, p: f64, draw: Draw) -> Result<DTensor> {
+        DTensor::apply_one(&Dropout { p: Bits(p), draw: Free(draw) }, &[self])
+    }
+
+    fn reduced(&self, op: impl Op) -> Result<DTensor> {
+        DTensor::apply_one(&op, &[self])?.reduce_partial()
+    }
+}
+
+/// Shapes.
+impl DTensor {
+    /// The same elements, in row-major order, under another shape.
+    ///
+    /// # Errors
+    /// Refuses a shape with another number of elements.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<DTensor> {
+        DTensor::apply_one(&Reshape { shape: shape.into() }, &[self])
+    }
+
+    /// The dims in another order: dim `d` of the result is dim `order[d]` of this.
+    ///
+    /// # Errors
+    /// Refuses what is not a permutation.
+    pub fn permute(&self, order: &[usize]) -> Result<DTensor> {
+        DTensor::apply_one(&Permute { order: order.iter().copied().collect() }, &[self])
+    }
+
+    /// Two dims swapped.
+    ///
+    /// # Errors
+    /// Refuses dims that are not there.
+    pub fn transpose(&self, a: isize, b: isize) -> Result<DTensor> {
+        let (a, b) = (self.shape().dim("transpose", a)?, self.shape().dim("transpose", b)?);
+        DTensor::apply_one(&Permute::swap(self.shape().len(), a, b), &[self])
+    }
+
+    /// Dims of extent 1, and new leading dims, repeated to `shape` without copying.
+    ///
+    /// # Errors
+    /// Refuses a shape this one does not broadcast to.
+    pub fn expand(&self, shape: impl Into<Shape>) -> Result<DTensor> {
+        let shape = shape.into();
+        if shape == *self.shape() { Ok(self.clone()) } else { DTensor::apply_one(&Expand { shape }, &[self]) }
+    }
+
+    /// A new dim of extent 1 before `dim`.
+    ///
+    /// # Errors
+    /// Refuses a `dim` beyond the last.
+    pub fn unsqueeze(&self, dim: usize) -> Result<DTensor> {
+        if dim > self.shape().len() {
+            return Err(Error::invalid("unsqueeze", "no such dim", format!("dim {dim} of {self}"), ""));
+        }
+        let mut shape = self.shape().to_vec();
+        shape.insert(dim, 1);
+        self.reshape(shape)
+    }
+
+    /// A dim of extent 1 removed.
+    ///
+    /// # Errors
+    /// Refuses a dim that is not there or has another extent.
+    pub fn squeeze(&self, dim: isize) -> Result<DTensor> {
+        let dim = self.shape().dim("squeeze", dim)?;
+        let mut shape = self.shape().to_vec();
+        if shape.remove(dim) != 1 {
+            return Err(Error::invalid("squeeze", "the dim's extent is not 1", format!("dim {dim} of {self}"), ""));
+        }
+        self.reshape(shape)
+    }
+
+    /// The indices `start..start + len` of `dim`.
+    ///
+    /// # Errors
+    /// Refuses a range that leaves the tensor.
+    pub fn slice(&self, dim: isize, start: usize, len: usize) -> Result<DTensor> {
+        DTensor::apply_one(&Slice { dim: self.shape().dim("slice", dim)?, start, len }, &[self])
+    }
+
+    /// This tensor cut along `dim` into pieces of these lengths.
+    ///
+    /// # Errors
+    /// Refuses lengths that do not add up to the dim's extent.
+    pub fn split(&self, dim: isize, lens: &[usize]) -> Result<Vec<DTensor>> {
+        let op = Split { dim: self.shape().dim("split", dim)?, lens: lens.iter().copied().collect() };
+        Ok(DTensor::apply(&op, &[self])?.into_vec())
+    }
+
+    /// Tensors laid end to end along `dim`.
+    ///
+    /// # Errors
+    /// Refuses an empty list, and dtypes or other extents that differ.
+    pub fn cat(parts: &[&DTensor], dim: isize) -> Result<DTensor> {
+        let first = parts.first().ok_or_else(|| Error::invalid("cat", "wants operands", "none", ""))?;
+        DTensor::apply_one(&Cat { dim: first.shape().dim("cat", dim)? }, parts)
+    }
+}

@@ -1,0 +1,232 @@
+//! Parameters, addressed by path and sharded from the start.
+
+use std::fmt;
+
+use super::plan::Plan;
+use crate::dtensor::{DTensor, DeviceMesh};
+use crate::error::{Error, Result};
+use crate::placement::Layout;
+use crate::rng::{Generator, Init};
+use crate::tensor::{DType, Shape};
+
+/// One parameter of a [`Params`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId(pub(super) usize);
+
+/// A model's parameters on a mesh: each lies as the plan says, and no rank ever holds more of one than its part.
+pub struct Params {
+    mesh: DeviceMesh,
+    plan: Plan,
+    generator: Generator,
+    dtype: DType,
+    list: Vec<Param>,
+    units: Vec<Unit>,
+}
+
+struct Param {
+    path: String,
+    value: DTensor,
+    /// The layout in which the model computes with it.
+    used: Layout,
+    unit: usize,
+}
+
+/// Parameters that are gathered together, a block ahead of their use.
+pub(super) struct Unit {
+    name: String,
+    pub members: Vec<ParamId>,
+}
+
+/// Where a module declares its parameters: a path and the parameters it leads to.
+pub struct Scope<'a> {
+    params: &'a mut Params,
+    path: String,
+}
+
+impl Params {
+    /// No parameters yet. Values will be drawn from `seed` in the order of declaration, equally on every mesh.
+    ///
+    /// # Errors
+    /// Refuses a plan that names axes the mesh lacks.
+    pub fn new(mesh: &DeviceMesh, plan: Plan, seed: u64) -> Result<Params> {
+        plan.check(mesh.mesh())?;
+        let generator = Generator::new(seed).child("params");
+        Ok(Params { mesh: mesh.clone(), plan, generator, dtype: DType::F32, list: Vec::new(), units: Vec::new() })
+    }
+
+    /// Where a model's own declarations begin.
+    pub fn root(&mut self) -> Scope<'_> {
+        Scope { params: self, path: String::new() }
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &DeviceMesh {
+        &self.mesh
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The number of parameters.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// The global number of elements of all parameters.
+    pub fn numel(&self) -> usize {
+        self.list.iter().map(|p| p.value.shape().numel()).sum()
+    }
+
+    /// All parameters in the order of declaration.
+    pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
+        (0..self.list.len()).map(ParamId)
+    }
+
+    /// A parameter's path, e.g. `h.0.attn.qkv.weight`.
+    pub fn path(&self, id: ParamId) -> &str {
+        &self.list[id.0].path
+    }
+
+    /// A parameter as it lies at rest: the leaf that gradients arrive at.
+    pub fn value(&self, id: ParamId) -> &DTensor {
+        &self.list[id.0].value
+    }
+
+    /// The parameter at a path.
+    pub fn find(&self, path: &str) -> Option<ParamId> {
+        self.list.iter().position(|p| p.path == path).map(ParamId)
+    }
+
+    /// Replaces a parameter's value.
+    ///
+    /// # Errors
+    /// Refuses another dtype, shape or layout.
+    pub fn set(&mut self, id: ParamId, value: DTensor) -> Result<()> {
+        let old = &self.list[id.0].value;
+        if old.facts() != value.facts() {
+            return Err(Error::invalid(
+                "set",
+                format!("parameter {} has another dtype, shape or layout", self.path(id)),
+                format!("{value}, not {old}"),
+                "redistribute it first",
+            ));
+        }
+        self.list[id.0].value = value.requires_grad()?;
+        Ok(())
+    }
+
+    /// Replaces a parameter's value by what `update` makes of it. The old value is given up, so that an optimizer can
+    /// write in place.
+    ///
+    /// # Errors
+    /// What `update` refuses; the parameter is then unchanged if its buffer was shared, else as `update` left it.
+    pub(crate) fn update(&mut self, id: ParamId, update: impl FnOnce(DTensor) -> Result<DTensor>) -> Result<()> {
+        let slot = &mut self.list[id.0].value;
+        let placeholder = slot.hollow();
+        let old = std::mem::replace(slot, placeholder).detach();
+        let new = update(old)?;
+        self.set(id, new)
+    }
+
+    /// A hash (FNV-1a, 64 bits) over all parameters' global values in the order of their paths: equal training gives
+    /// equal digests on any mesh. Gathers one parameter after the other on every rank.
+    ///
+    /// # Errors
+    /// A fault of communication.
+    pub fn digest(&self) -> Result<u64> {
+        let mut order: Vec<&Param> = self.list.iter().collect();
+        order.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
+        for p in order {
+            for &byte in p.value.full_tensor()?.contiguous().as_bytes()? {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
+        }
+        Ok(hash)
+    }
+
+    pub(super) fn used_layout(&self, id: ParamId) -> &Layout {
+        &self.list[id.0].used
+    }
+
+    pub(super) fn unit_of(&self, id: ParamId) -> usize {
+        self.list[id.0].unit
+    }
+
+    pub(super) fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    fn declare(&mut self, path: String, shape: Shape, init: Init) -> Result<ParamId> {
+        if self.find(&path).is_some() {
+            return Err(Error::invalid("param", "two parameters share a path", path, "name one of them otherwise"));
+        }
+        let mesh = self.mesh.mesh();
+        let used = self.plan.used_layout(mesh, &path, &shape)?;
+        let rest = self.plan.rest_layout(mesh, self.dtype, &shape, &used)?;
+        let draw = self.generator.next_draw();
+        let value = DTensor::init(&self.mesh, self.dtype, shape, rest, init, draw)?.requires_grad()?;
+        let id = ParamId(self.list.len());
+        let unit = self.unit_for(&path, id);
+        self.list.push(Param { path, value, used, unit });
+        Ok(id)
+    }
+
+    /// The unit of a path is its part up to the first number (`h.0`); parameters without one form the root unit.
+    fn unit_for(&mut self, path: &str, id: ParamId) -> usize {
+        let number = path.split('.').position(|part| part.bytes().all(|b| b.is_ascii_digit()));
+        let name = number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
+        let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
+            self.units.push(Unit { name, members: Vec::new() });
+            self.units.len() - 1
+        });
+        self.units[at].members.push(id);
+        at
+    }
+}
+
+impl Unit {
+    /// The root unit, whose parameters are used at both ends of the model, stays gathered throughout.
+    pub(super) fn is_root(&self) -> bool {
+        self.name.is_empty()
+    }
+}
+
+impl Scope<'_> {
+    /// A deeper path.
+    pub fn child(&mut self, name: impl fmt::Display) -> Scope<'_> {
+        let path = self.join(&name);
+        Scope { params: self.params, path }
+    }
+
+    /// The path so far.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Declares a parameter of a global shape. Communicates nothing.
+    ///
+    /// # Errors
+    /// Refuses a path that is taken, and a plan that cannot split this shape.
+    pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Result<ParamId> {
+        self.params.declare(self.join(&name), shape.into(), init)
+    }
+
+    fn join(&self, name: &dyn fmt::Display) -> String {
+        if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
+    }
+}
+
+/// One line a parameter: path and facts.
+impl fmt::Debug for Params {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.list.iter().map(|p| (&p.path, p.value.to_string()))).finish()
+    }
+}

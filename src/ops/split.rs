@@ -1,0 +1,70 @@
+//! `split`: pieces of given lengths along a dim. Views where the dim is whole.
+
+use super::{Algebra, Axis, Cat, Input, Meta, Metas, Op, Ref, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use crate::error::{Error, Result};
+use crate::tensor::{Dims, Tensor};
+
+/// The operand cut along `dim`: one result a length.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Split {
+    /// The dim.
+    pub dim: usize,
+    /// The pieces' lengths; they add up to the dim's extent.
+    pub lens: Dims,
+}
+
+impl Op for Split {
+    fn name(&self) -> &'static str {
+        "split"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        if self.dim >= x.shape.len() || self.lens.iter().sum::<usize>() != x.shape[self.dim] {
+            return Err(Error::invalid(
+                self.name(),
+                "the lengths do not add up to the dim's extent",
+                format!("{:?} for dim {} of {x}", self.lens.as_slice(), self.dim),
+                "",
+            ));
+        }
+        let piece = |&len: &usize| {
+            let mut shape = x.shape.clone();
+            shape[self.dim] = len;
+            Meta { dtype: x.dtype, shape }
+        };
+        Ok(self.lens.iter().map(piece).collect())
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let spread = |s: Slot| Row::new([s], self.lens.iter().map(|_| s));
+        let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
+        let partial = Algebra::Structural.rows(1).into_iter().map(|r| r.ins[0]);
+        others.map(Slot::S).chain(partial).map(spread).collect()
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let mut start = 0;
+        let piece = |&len: &usize| {
+            start += len;
+            ins[0].narrow(self.dim, start - len, len)
+        };
+        self.lens.iter().map(piece).collect()
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let pieces: Vec<Ref> = (0..self.lens.len()).map(|i| g.grad(i)).collect();
+        let dx = g.apply(Cat { dim: self.dim }, &pieces)?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    let split = |dim, lens: &[usize]| Split { dim, lens: lens.iter().copied().collect() };
+    vec![
+        Sample::new(split(0, &[2, 3]), [Input::ints([5, 3])]),
+        Sample::new(split(1, &[1, 0, 2]), [Input::ints([5, 3])]),
+        Sample::new(split(2, &[2, 2, 2]), [Input::ints([3, 2, 6])]),
+    ]
+}
