@@ -49,7 +49,7 @@ fn held(
                 }
                 let prefix = product(&lists[..*dims]);
                 let total: usize = units.iter().sum();
-                if prefix.len() % total != 0 {
+                if !prefix.len().is_multiple_of(total) {
                     return None;
                 }
                 let block = prefix.len() / total;
