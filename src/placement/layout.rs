@@ -190,3 +190,60 @@ impl Layout {
         f.write_str(")")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::short::*;
+    use super::*;
+
+    fn ordered(placements: &[Placement], order: &[usize]) -> Layout {
+        Layout::new(placements.iter().cloned()).with_order(order).unwrap()
+    }
+
+    #[test]
+    fn order_counts_only_where_dims_are_shared() {
+        let three = [shard(0), shard(1), shard(0)];
+        assert_eq!(ordered(&three, &[1, 0, 2]), Layout::new(three.clone()));
+        assert_eq!(ordered(&three, &[2, 1, 0]), ordered(&three, &[1, 2, 0]));
+        assert_ne!(ordered(&three, &[2, 1, 0]), Layout::new(three));
+        assert_eq!(ordered(&[R, shard(0), R], &[2, 1, 0]).order(), [0, 1, 2]);
+        // A ragged prefix ties the axes that split its dims to itself, not to each other.
+        let tied = [ragged(2, &[1]), shard(0), shard(1), shard(2)];
+        assert_eq!(ordered(&tied, &[3, 2, 1, 0]), ordered(&tied, &[1, 2, 0, 3]));
+        assert_eq!(ordered(&tied, &[3, 2, 1, 0]).order(), [1, 2, 0, 3]);
+        assert_ne!(ordered(&tied, &[3, 2, 0, 1]), ordered(&tied, &[1, 2, 0, 3]));
+    }
+
+    #[test]
+    fn setting_an_axis_makes_it_innermost() {
+        let layout = Layout::new([shard(0), shard(0), R]);
+        let moved = layout.set(0, shard(1)).set(0, shard(0));
+        assert_eq!(moved.to_string(), "(S0^1, S0^0, R)");
+        assert_eq!(moved.splitters(0).collect::<Vec<_>>(), [1, 0]);
+        assert_eq!(layout.set(0, shard(0)), layout, "nothing changed");
+        assert_eq!(moved.set(2, shard(0)).to_string(), "(S0^1, S0^0, S0^2)");
+        assert_eq!(moved.set(0, R), Layout::new([R, shard(0), R]));
+        assert_eq!(moved.set(0, R).set(1, R), Layout::replicated(3));
+    }
+
+    #[test]
+    fn questions() {
+        let layout = Layout::new([R, partial(crate::tensor::ReduceOp::Sum), ragged(2, &[1, 0])]);
+        assert!(layout.has_partial() && !layout.is_replicated());
+        assert_eq!((layout.ragged_axis(), layout.ndim()), (Some(2), 3));
+        assert_eq!([0, 1, 2].map(|d| layout.splitters(d).count()), [1, 1, 0]);
+        assert!(Layout::replicated(0).is_replicated());
+    }
+
+    #[test]
+    fn refuses_what_is_no_permutation() {
+        for order in [&[0][..], &[0, 0], &[0, 2], &[0, 1, 2]] {
+            let error = Layout::new([R, shard(0)]).with_order(order).unwrap_err();
+            let want = format!(
+                "with_order: not a permutation of the axes; got {order:?} for (R, S0); name each of 0..2 once, outermost \
+                 first"
+            );
+            assert_eq!(error.to_string(), want);
+        }
+    }
+}

@@ -264,3 +264,110 @@ impl fmt::Display for Pairs<'_> {
         f.write_str(")")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_and_coordinates_are_inverse() {
+        for text in ["1", "a=1", "a=5", "a=2,b=2", "a=2,b=1,c=3", "a=1,b=2", "a=2,b=3,c=1,d=2"] {
+            let mesh = Mesh::parse(text, 0).unwrap();
+            let ranks: Vec<usize> = mesh.ranks().collect();
+            assert_eq!(ranks, (0..mesh.rank_len()).collect::<Vec<_>>(), "{text}");
+            for rank in ranks {
+                let coords = mesh.coords_of(rank).unwrap();
+                assert_eq!((mesh.rank_at(&coords), mesh.position_of(&coords)), (rank, rank), "{text}");
+            }
+            assert_eq!(mesh.coords_of(mesh.rank_len()), None);
+        }
+    }
+
+    #[test]
+    fn slices_hold_the_ranks_that_agree_elsewhere() {
+        let names = ["a", "b", "c", "d"];
+        let lens = [2, 3, 1, 2];
+        let axes: Vec<(&str, usize)> = names.into_iter().zip(lens).collect();
+        for rank in 0..12 {
+            let mesh = Mesh::new(&axes, rank).unwrap();
+            for subset in 0..16usize {
+                let kept: Vec<usize> = (0..4).filter(|a| subset >> a & 1 == 1).collect();
+                let slice = mesh.slice(&kept);
+                let agrees = |&r: &usize| {
+                    let coords = mesh.coords_of(r).unwrap();
+                    (0..4).all(|a| kept.contains(&a) || coords[a] == mesh.coords()[a])
+                };
+                let want: Vec<usize> = mesh.ranks().filter(agrees).collect();
+                assert_eq!(slice.ranks().collect::<Vec<_>>(), want);
+                assert_eq!((slice.rank(), slice.rank_at(slice.coords())), (rank, rank));
+                for r in 0..14 {
+                    let coords = slice.coords_of(r);
+                    assert_eq!(coords.is_some(), want.contains(&r), "rank {r} of {slice} from {rank}");
+                    assert!(coords.is_none_or(|c| slice.rank_at(&c) == r));
+                    assert_eq!(slice.seen_from(r).map(|m| m.rank()), want.contains(&r).then_some(r));
+                }
+                let back: Vec<usize> = kept.iter().rev().copied().collect();
+                let mut turned: Vec<usize> = mesh.slice(&back).ranks().collect();
+                turned.sort_unstable();
+                assert_eq!(turned, want);
+            }
+        }
+    }
+
+    #[test]
+    fn meshes_compare_by_content() {
+        let mesh = Mesh::parse("dp=2,tp=2", 1).unwrap();
+        assert_eq!(mesh, Mesh::parse(&mesh.to_string(), 1).unwrap());
+        assert_ne!(mesh, Mesh::parse("dp=2,tp=2", 0).unwrap());
+        assert_ne!(mesh, Mesh::parse("dp=2,pp=2", 1).unwrap());
+        assert_ne!(mesh, Mesh::parse("tp=2,dp=2", 1).unwrap());
+        assert_eq!(mesh.slice(&[0, 1]), mesh);
+        assert_eq!(mesh.slice(&[0, 1]).slice(&[1]), mesh.slice(&[1]));
+        let other = Mesh::parse("dp=2,tp=2", 3).unwrap();
+        assert_ne!(mesh.slice(&[1]), other.slice(&[1]), "ranks 0, 1 and ranks 2, 3");
+        assert_eq!(Mesh::parse("1", 0).unwrap(), Mesh::parse("()", 0).unwrap());
+        assert_eq!(Mesh::parse(" ( dp = 2 ) ", 0).unwrap().to_string(), "(dp=2)");
+    }
+
+    #[test]
+    #[should_panic(expected = "slice: axes [0, 0] of (dp=2) repeat")]
+    fn a_slice_names_an_axis_once() {
+        let _ = Mesh::parse("dp=2", 0).unwrap().slice(&[0, 0]);
+    }
+
+    #[test]
+    fn refusals() {
+        let new = |axes: &[(&str, usize)], rank| Mesh::new(axes, rank).unwrap_err().to_string();
+        let unread = |text: &str| Mesh::parse(text, 0).unwrap_err().to_string();
+        assert_eq!(
+            new(&[("dp", 0), ("tp", 2)], 0),
+            "mesh: an axis has no ranks; got rank 0 of (dp=0, tp=2); give dp at least 1"
+        );
+        assert_eq!(
+            new(&[("dp", 2), ("dp", 2)], 0),
+            "mesh: two axes have one name; got rank 0 of (dp=2, dp=2); rename one dp"
+        );
+        assert_eq!(
+            new(&[("", 2)], 0),
+            "mesh: an axis name is not a word; got rank 0 of (=2); use letters, digits and _"
+        );
+        assert_eq!(new(&[("d:p", 2)], 0), new(&[("d p", 2)], 0).replace("d p", "d:p"));
+        assert_eq!(
+            new(&[("a", usize::MAX), ("b", 2)], 0),
+            "mesh: the number of ranks overflows; got rank 0 of (a=18446744073709551615, b=2); use shorter axes"
+        );
+        assert_eq!(
+            new(&[("dp", 2), ("tp", 2)], 4),
+            "mesh: this rank is not in the mesh; got rank 4 of (dp=2, tp=2); its ranks are 0 to 3"
+        );
+        for text in ["", "4", "dp", "dp=", "dp=x", "dp=2,", "dp=2;tp=2", "dp=-1"] {
+            let want = format!(
+                "mesh: cannot be read; got {text:?}; write pairs axis=ranks such as dp=2,tp=4, or 1 for a single rank"
+            );
+            assert_eq!(unread(text), want);
+        }
+        let axis = |text: &str| Mesh::parse(text, 0).unwrap().axis("pp").unwrap_err().to_string();
+        assert_eq!(axis("dp=2,tp=2"), "mesh: no such axis; got \"pp\" of (dp=2, tp=2); the axes are dp, tp");
+        assert_eq!(axis("1"), "mesh: no such axis; got \"pp\" of (); it has no axes");
+    }
+}

@@ -148,3 +148,70 @@ fn numbers(text: &str) -> Option<Vec<usize>> {
         text => text.split(',').map(|n| n.trim().parse().ok()).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_texts_read_back() {
+        let mesh = Mesh::parse("dp=2,tp=3,pp=1", 0).unwrap();
+        for text in [
+            "f32[64, 128]@(dp:S0, tp:R, pp:S1)",
+            "bool[]@(dp:R, tp:R, pp:R)",
+            "bf16[0, 7]@(dp:S0^1, tp:S0^0, pp:R)",
+            "f16[4, 4]@(dp:S0^2, tp:S0^0, pp:S0^1)",
+            "i64[4, 6, 5]@(dp:RS(0..2; 1,0)^2, tp:S0^0, pp:S1^1)",
+            "u8[5]@(dp:P(min), tp:RS(0..1; 3,0,2), pp:R)",
+        ] {
+            assert_eq!(Spec::parse(text, &mesh).unwrap().to_string(), text);
+        }
+        let single = Mesh::parse("1", 0).unwrap();
+        assert_eq!(Spec::parse("f64[2]@()", &single).unwrap().to_string(), "f64[2]@()");
+        assert_eq!("( S0^1 ,S0^0)".parse::<Layout>().unwrap().to_string(), "(S0^1, S0^0)");
+        // Numbers in mesh order are the default, spelled out.
+        assert_eq!("(S0^0, S0^1)".parse::<Layout>().unwrap().to_string(), "(S0, S0)");
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        let mesh = Mesh::parse("dp=2,tp=2", 0).unwrap();
+        let refused = |text: &str, want: &str| {
+            assert_eq!(Spec::parse(text, &mesh).unwrap_err().to_string(), want);
+        };
+        for text in [
+            "f32[4]",
+            "f32@(dp:R, tp:R)",
+            "f32[4@(dp:R, tp:R)",
+            "f32[x]@(dp:R, tp:R)",
+            "f32[4]@dp:R",
+            "f32[4]@(R, R)",
+        ] {
+            refused(
+                text,
+                &format!("spec: cannot be read; got {text:?}; write it as f32[64, 128]@(dp:S0, tp:R)"),
+            );
+        }
+        refused(
+            "f8[4]@(dp:R, tp:R)",
+            "spec: cannot be read; got \"f8[4]@(dp:R, tp:R)\"; the dtypes are f32, f64, f16, bf16, i64, i32, u8, bool",
+        );
+        refused(
+            "f32[4]@(tp:R, dp:R)",
+            "spec: cannot be read; got \"f32[4]@(tp:R, dp:R)\"; name the axes of the mesh (dp=2, tp=2), in order",
+        );
+        refused(
+            "f32[4]@(dp:R)",
+            "layout: wants one placement for each mesh axis; got (R) on mesh (dp=2, tp=2); give 2",
+        );
+        for text in ["", "S", "Sx", "P", "P(mean)", "RS(1..2; 1)", "RS(0..1)", "RS(0..1; x)", "r"] {
+            let want =
+                format!("placement: cannot be read; got {text:?}; write R, S0, P(sum) or RS(0..1; 3,0,2)");
+            assert_eq!(text.parse::<Placement>().unwrap_err().to_string(), want);
+        }
+        for text in ["(S0^1, S0)", "(S0^1, S0^2)", "(S0^0, S0^0)", "(S0^x, S0)", "(R^1)"] {
+            let want = format!("layout: cannot be read; got {text:?}; {NESTING}");
+            assert_eq!(text.parse::<Layout>().unwrap_err().to_string(), want);
+        }
+    }
+}

@@ -138,10 +138,10 @@ impl Region {
     /// is the first.
     pub fn intersect(&self, other: &Region) -> SmallVec<[Overlap; 1]> {
         let mut overlaps: SmallVec<[Overlap; 1]> = SmallVec::new();
+        // Boxes of a region ascend as wholes: all of one comes, row-major, before all of the next. So these do too.
         for a in &self.boxes {
             overlaps.extend(other.boxes.iter().filter_map(|b| a.intersect(b)));
         }
-        overlaps.sort_unstable_by(|x, y| x.start.cmp(&y.start));
         overlaps
     }
 
