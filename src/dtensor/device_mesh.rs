@@ -121,7 +121,7 @@ impl DeviceMesh {
     /// # Errors
     /// Refuses a layout that does not fit mesh or shape.
     pub fn facts(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<Facts>> {
-        let spec = Spec::new(self.0.mesh.clone(), dtype, shape.clone(), layout.clone())?;
+        let spec = Spec::new(&self.0.mesh, dtype, shape, layout.clone())?;
         if let Some(f) = self.0.facts.borrow().get(&spec) {
             return Ok(f.clone());
         }

@@ -49,7 +49,7 @@ impl DTensor {
     /// As [`DTensor::apply`].
     pub fn apply_owned(op: &dyn Op, ins: DTensors) -> Result<DTensors> {
         let plan = plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())?;
-        let like = DTensor { edge: None, origin: None, ..ins[0].clone_facts() };
+        let like = ins[0].hollow();
         let mut locals = Tensors::new();
         for (x, m) in ins.into_iter().zip(&plan.moves) {
             locals.push(match m {
@@ -61,7 +61,7 @@ impl DTensor {
     }
 
     /// A stand-in with the facts and mesh of this tensor and none of its data.
-    fn clone_facts(&self) -> DTensor {
+    pub(crate) fn hollow(&self) -> DTensor {
         DTensor {
             local: crate::tensor::Tensor::zeros(self.local.dtype(), [0]),
             facts: self.facts.clone(),

@@ -19,5 +19,6 @@ mod tensor;
 
 pub use device_mesh::{DeviceMesh, NoGrad};
 pub use facts::Facts;
+pub(crate) use tape::Again;
 pub use tape::Gradients;
 pub use tensor::{DTensor, Pending};

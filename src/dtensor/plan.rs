@@ -119,8 +119,8 @@ fn choose(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>], metas: &[Meta], ou
         match all() {
             Ok(chosen) => return Ok(chosen),
             Err(e) => {
-                // Bar the ragged row, or any cut, of the innermost axis that has one; replicated rows always fit.
-                let cut = |r: &Row| r.ins.iter().chain(&r.outs).any(|s| matches!(s, Slot::S(_) | Slot::Ragged));
+                // Bar the ragged row, or any other that is not replicated, of the innermost axis; replicated rows always fit.
+                let cut = |r: &Row| r.ins.iter().chain(&r.outs).any(|s| *s != Slot::R);
                 let ragged = |r: &Row| r.ins.contains(&Slot::Ragged);
                 let Some(a) = rows.iter().rposition(ragged).or_else(|| rows.iter().rposition(cut)) else { return Err(e) };
                 barred[a].push(rows[a].clone());

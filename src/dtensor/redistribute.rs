@@ -157,7 +157,7 @@ impl Exchange {
 impl Piece {
     fn new(giver: &Region, taker: &Region) -> Piece {
         let overlaps: SmallVec<[Overlap; 1]> = giver.intersect(taker).into_iter().collect();
-        let plain = giver.blocks.len() == 1 && overlaps.len() == 1 && giver.local == *giver.blocks[0].len.as_slice();
+        let plain = giver.boxes.len() == 1 && overlaps.len() == 1 && giver.local == *giver.boxes[0].len.as_slice();
         let view = plain.then(|| {
             let o = &overlaps[0];
             let start = giver.local.strides().iter().zip(giver.local.iter()).map(|(s, n)| o.a_offset / s % n).collect();
@@ -248,11 +248,7 @@ fn leaving_partials(cur: &Spec, dst: &Spec) -> Vec<usize> {
 fn with_axes(spec: &Spec, axes: &[usize], placement: Placement) -> Result<Spec> {
     let mut placements = spec.layout.placements().to_vec();
     axes.iter().for_each(|&a| placements[a] = placement.clone());
-    respec(spec, Layout::new(placements).with_order(spec.layout.order())?)
-}
-
-fn respec(spec: &Spec, layout: Layout) -> Result<Spec> {
-    Spec::new(spec.mesh.clone(), spec.dtype, spec.shape.clone(), layout)
+    spec.with_layout(Layout::new(placements).with_order(spec.layout.order())?)
 }
 
 /// `cur` with partial axis `a` sharded as in `dst`, if each rank's part is then a part of what it holds: that is, if
@@ -266,7 +262,7 @@ fn scattered(cur: &Spec, dst: &Spec, a: usize) -> Result<Option<Spec>> {
     let mut placements = cur.layout.placements().to_vec();
     placements[a] = dst.layout.axis(a).clone();
     let order: Dims = cur.layout.order().iter().copied().filter(|&b| b != a).chain([a]).collect();
-    let Ok(next) = Layout::new(placements).with_order(&order).and_then(|l| respec(cur, l)) else { return Ok(None) };
+    let Ok(next) = Layout::new(placements).with_order(&order).and_then(|l| cur.with_layout(l)) else { return Ok(None) };
     // Splitting the same dims in another order later would move everything again; then all-reduce is no worse.
     let kept = dims.clone().all(|d| cuts(&next.layout, d).iter().all(|c| cuts(&dst.layout, d).contains(c)));
     Ok(kept.then_some(next))

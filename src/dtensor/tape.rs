@@ -61,6 +61,10 @@ pub(super) struct Origin {
     before: Vec<Weak<Origin>>,
 }
 
+/// How a tensor can be had again after it was let go of, while a tape remembers it.
+#[derive(Clone)]
+pub(crate) struct Again(Weak<Origin>);
+
 impl Node {
     pub fn leaf(x: &DTensor) -> Rc<Node> {
         let outs = [x.facts.clone()].into_iter().collect();
@@ -107,8 +111,8 @@ impl Origin {
 impl DTensor {
     /// `gathered`, which is this tensor redistributed, marked so that the backward pass gathers it again instead of
     /// keeping it; `before` are tensors so marked that ran earlier and will be needed next.
-    pub(crate) fn gathered_again(&self, gathered: DTensor, before: &[DTensor]) -> DTensor {
-        let before = before.iter().filter_map(|t| t.origin.as_ref().map(Rc::downgrade)).collect();
+    pub(crate) fn gathered_again(&self, gathered: DTensor, before: &[Again]) -> DTensor {
+        let before = before.iter().map(|a| a.0.clone()).collect();
         let origin = Origin {
             shard: self.detach(),
             facts: gathered.facts.clone(),
@@ -116,6 +120,11 @@ impl DTensor {
             before,
         };
         DTensor { origin: Some(Rc::new(origin)), ..gathered }
+    }
+
+    /// How this tensor can be had again, if it was marked so.
+    pub(crate) fn again(&self) -> Option<Again> {
+        self.origin.as_ref().map(|o| Again(Rc::downgrade(o)))
     }
 
     pub(super) fn record_identity(&self, same: DTensor) -> DTensor {

@@ -13,6 +13,13 @@ use crate::tensor::{DType, Shape};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub(super) usize);
 
+impl ParamId {
+    /// The number of parameters declared before this one.
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// A model's parameters on a mesh: each lies as the plan says, and no rank ever holds more of one than its part.
 pub struct Params {
     mesh: DeviceMesh,

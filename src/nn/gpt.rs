@@ -1,0 +1,125 @@
+//! A GPT: the decoder-only transformer of Radford et al. 2019, with the head tied to the token table.
+
+use super::attention::CausalAttention;
+use super::forward::Forward;
+use super::layers::{Embedding, LayerNorm};
+use super::mlp::Mlp;
+use super::params::{Params, Scope};
+use crate::dtensor::DTensor;
+use crate::error::{Error, Result};
+use crate::placement::Layout;
+use crate::rng::Init;
+use crate::tensor::Tensor;
+
+/// A GPT's sizes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GptConfig {
+    /// The number of tokens there are.
+    pub vocabulary: usize,
+    /// The longest sequence.
+    pub block: usize,
+    /// The number of blocks.
+    pub layers: usize,
+    /// The number of attention heads; it divides the width.
+    pub heads: usize,
+    /// The width of the residual stream.
+    pub width: usize,
+    /// The probability of dropping embeddings, attention probabilities and the blocks' outputs.
+    pub dropout: f64,
+    /// Whether linear maps and normalisations have biases.
+    pub bias: bool,
+}
+
+/// A GPT. It holds no values: they are in its [`Params`].
+#[derive(Clone, Debug)]
+pub struct Gpt {
+    config: GptConfig,
+    tokens: Embedding,
+    positions: Embedding,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    attn_norm: LayerNorm,
+    attn: CausalAttention,
+    mlp_norm: LayerNorm,
+    mlp: Mlp,
+}
+
+impl Gpt {
+    /// Declares all parameters in `params`: normal with deviation 0.02, divided by `sqrt(2 layers)` for the two maps of
+    /// each block that write to the residual stream.
+    ///
+    /// # Errors
+    /// Refuses sizes that do not fit one another, and a plan that cannot split them.
+    pub fn new(params: &mut Params, config: GptConfig) -> Result<Gpt> {
+        let GptConfig { vocabulary, block, layers, heads, width, dropout, bias } = config;
+        let init = Init::Normal { mean: 0.0, std: 0.02 };
+        let residual = Init::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
+        let mut root = params.root();
+        let tokens = Embedding::new(root.child("wte"), vocabulary, width, init.clone())?;
+        let positions = Embedding::new(root.child("wpe"), block, width, init.clone())?;
+        let one = |mut scope: Scope<'_>| -> Result<Block> {
+            let inits = (init.clone(), residual.clone());
+            Ok(Block {
+                attn_norm: LayerNorm::new(scope.child("ln_1"), width, bias)?,
+                attn: CausalAttention::new(scope.child("attn"), (width, heads), bias, dropout, inits.clone())?,
+                mlp_norm: LayerNorm::new(scope.child("ln_2"), width, bias)?,
+                mlp: Mlp::new(scope.child("mlp"), (width, 4 * width), bias, dropout, inits)?,
+            })
+        };
+        let mut h = root.child("h");
+        let blocks = (0..layers).map(|i| one(h.child(i))).collect::<Result<_>>()?;
+        let norm = LayerNorm::new(root.child("ln_f"), width, bias)?;
+        Ok(Gpt { config, tokens, positions, blocks, norm })
+    }
+
+    /// The sizes.
+    pub fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    /// The scores `[batch, time, vocabulary]` of the token that follows each of `tokens` `[batch, time]` (i64).
+    ///
+    /// # Errors
+    /// Refuses tokens outside the vocabulary and sequences longer than the block; a fault of communication.
+    pub fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
+        let time = tokens.shape()[1];
+        if time > self.config.block {
+            return Err(Error::invalid(
+                "gpt",
+                "the sequence is longer than the block",
+                tokens.to_string(),
+                format!("pass at most {} tokens", self.config.block),
+            ));
+        }
+        let positions = Tensor::build([time], |out: &mut [i64]| (0..).zip(out).for_each(|(i, p)| *p = i));
+        let everywhere = Layout::replicated(tokens.mesh().mesh().ndim());
+        let positions = DTensor::distribute(tokens.mesh(), &positions, everywhere)?;
+        let x = self.tokens.forward(cx, tokens)?;
+        let x = cx.site("embedding", x)?.add(&self.positions.forward(cx, &positions)?)?;
+        let mut x = cx.dropout(x, self.config.dropout)?;
+        for block in &self.blocks {
+            x = block.forward(cx, x)?;
+        }
+        let x = cx.site("head.input", self.norm.forward(cx, &x)?)?;
+        self.tokens.scores(cx, &x)
+    }
+
+    /// The mean cross entropy of predicting `targets` from `tokens`, both `[batch, time]` (i64); shape `[]`.
+    ///
+    /// # Errors
+    /// As [`Gpt::forward`].
+    pub fn loss(&self, cx: &Forward, tokens: &DTensor, targets: &DTensor) -> Result<DTensor> {
+        self.forward(cx, tokens)?.cross_entropy(targets)?.mean_all()
+    }
+}
+
+impl Block {
+    fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
+        let x = self.attn.forward(cx, self.attn_norm.forward(cx, &x)?)?.add(&x)?;
+        self.mlp.forward(cx, self.mlp_norm.forward(cx, &x)?)?.add(&x)
+    }
+}

@@ -1,0 +1,54 @@
+//! Stochastic gradient descent.
+
+use smallvec::smallvec;
+
+use crate::dtensor::{DTensor, Gradients};
+use crate::error::Result;
+use crate::nn::Params;
+use crate::ops::{self, Bits, Free};
+
+/// Stochastic gradient descent with momentum (Sutskever et al. 2013), optionally Nesterov's.
+#[derive(Debug)]
+pub struct Sgd {
+    momentum: f64,
+    nesterov: bool,
+    weight_decay: f64,
+    buffers: Vec<Option<DTensor>>,
+}
+
+impl Sgd {
+    /// With momentum (0 for none); `weight_decay` is added to the gradient as `weight_decay · parameter`.
+    pub fn new(momentum: f64, nesterov: bool, weight_decay: f64) -> Sgd {
+        Sgd { momentum, nesterov, weight_decay, buffers: Vec::new() }
+    }
+
+    /// One step at rate `lr`, with gradients multiplied by the scalar `scale`. Parameters without a gradient stay.
+    /// Communicates nothing where `scale` is replicated.
+    ///
+    /// # Errors
+    /// Refuses gradients of other parameters.
+    pub fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
+        self.buffers.resize_with(params.len(), || None);
+        let op = ops::Sgd {
+            momentum: Bits(self.momentum),
+            weight_decay: Bits(self.weight_decay),
+            nesterov: self.nesterov,
+            lr: Free(lr),
+        };
+        for id in params.ids() {
+            let value = params.value(id);
+            let Some(grad) = grads.take(value) else { continue };
+            let slot = &mut self.buffers[id.index()];
+            let buffer = match slot.take() {
+                Some(b) => b,
+                None => DTensor::zeros(value.mesh(), value.dtype(), value.shape(), value.layout().clone())?,
+            };
+            params.update(id, |p| {
+                let mut outs = DTensor::apply_owned(&op, smallvec![p, grad, buffer, scale.clone()])?;
+                *slot = outs.pop();
+                Ok(outs.swap_remove(0))
+            })?;
+        }
+        Ok(())
+    }
+}
