@@ -126,10 +126,8 @@ pub enum CommFault {
         /// What that one brought.
         other_brought: String,
     },
-    /// Some ranks did not come before the deadline.
-    #[error(
-        "{id}: rank(s) {missing:?} did not come within {deadline_s:.1} s; rank {rank} waited with {brought}"
-    )]
+    /// Some ranks did not come before the deadline, or had ended already.
+    #[error("{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}", absence(.ended, .deadline_s))]
     Missing {
         /// The call that waited.
         id: CallId,
@@ -139,6 +137,8 @@ pub enum CommFault {
         brought: String,
         /// The ranks that did not come.
         missing: Vec<usize>,
+        /// True where their programs had ended, so that nobody waited for the deadline.
+        ended: bool,
         /// The deadline in seconds.
         deadline_s: f64,
     },
@@ -152,6 +152,10 @@ pub enum CommFault {
         /// Its cause.
         cause: String,
     },
+}
+
+fn absence(ended: &bool, deadline_s: &f64) -> String {
+    if *ended { "had ended".into() } else { format!("did not come within {deadline_s:.1} s") }
 }
 
 impl Error {

@@ -1,1 +1,35 @@
-//! Placeholder.
+//! Groups of ranks, and collectives over their local tensors.
+//!
+//! [`spmd`] runs one closure on every rank; each gets a [`Rank`], makes [`Group`]s from it and calls collectives on
+//! them, blocking or as a [`Pending`]. Reductions fold the members' contributions by one fixed tree over the member
+//! indices, so every rank gets the same bits on every engine.
+//!
+//! Tensors share their buffers and copy before they write, so the thread engine publishes one by cloning a
+//! reference: peers read it in place, and what a gather returns may be a peer's own buffer.
+//!
+//! ```
+//! use isoshard::comm::spmd;
+//! use isoshard::tensor::{ReduceOp, Tensor};
+//! let sums = spmd(3, |rank| {
+//!     let mine = Tensor::full(isoshard::tensor::DType::F32, [2], rank.rank() as f32);
+//!     rank.world().all_reduce(&mine, ReduceOp::Sum)?.to_vec::<f32>()
+//! })?;
+//! assert_eq!(sums, vec![vec![3.0, 3.0]; 3]);
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! Missing: engines other than threads; a reduction that an engine does itself, in an order of its own.
+
+mod engine;
+mod fold;
+mod group;
+mod pending;
+mod rank;
+mod spmd;
+mod threads;
+
+pub use engine::{Call, Channel, Engine, Request, Route};
+pub use group::Group;
+pub use pending::Pending;
+pub use rank::Rank;
+pub use spmd::{Spmd, spmd};

@@ -1,0 +1,399 @@
+//! A group of ranks and the collectives its members call together.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::engine::{Call, Channel, Engine, Route};
+use super::{Pending, fold};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+
+/// From this size on, an all-reduce over an engine without shared memory is a reduce-scatter and an all-gather.
+const TWO_PHASE_BYTES: usize = 64 << 10;
+
+/// Some ranks in an order: the members of collectives. Written `dp{0, 4, 8}`; cloning shares it.
+///
+/// All members make the same calls in the same order. The collectives are numbered per group, and what the
+/// members bring is compared, so a program that breaks the rule gets an error that names who differs. After one
+/// failure the group is out of use: every later call returns the first error.
+///
+/// Below, `n` is [`Group::len`], members are named by their index in the group, and a group of one never
+/// communicates. The tensors a member gives may be written by it at once: they are copied first if still in use.
+/// Every method comes blocking and as an `_async` twin, which reports all errors when it is waited for.
+#[derive(Clone)]
+pub struct Group {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    name: String,
+    ranks: Vec<usize>,
+    index: usize,
+    channel: Arc<dyn Channel>,
+}
+
+impl Group {
+    /// The group over a channel of `engine`; `ranks` holds the engine's rank.
+    pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
+        let index = ranks.iter().position(|&r| r == engine.rank()).expect("checked by the caller");
+        let channel = engine.open(ranks, name)?;
+        Ok(Group { inner: Arc::new(Inner { name: name.into(), ranks: ranks.into(), index, channel }) })
+    }
+
+    /// The number of members.
+    #[expect(clippy::len_without_is_empty, reason = "a group holds at least the rank that made it")]
+    pub fn len(&self) -> usize {
+        self.inner.ranks.len()
+    }
+
+    /// This rank's index among the members.
+    pub fn index(&self) -> usize {
+        self.inner.index
+    }
+
+    /// This rank's number in the world.
+    pub fn rank(&self) -> usize {
+        self.inner.ranks[self.inner.index]
+    }
+
+    /// The members' numbers in the world, in group order.
+    pub fn ranks(&self) -> &[usize] {
+        &self.inner.ranks
+    }
+
+    /// The name given when the group was made.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Everyone's tensor, in group order: `shapes[i]` is the shape of member i's, which may differ and be empty.
+    /// Each rank receives the bytes of all the others' tensors. With threads nothing is copied: the results are the
+    /// peers' own tensors, with whatever strides they have.
+    ///
+    /// # Errors
+    /// Refuses `shapes` that is not one per member or not `x`'s at this one; [`CommFault`](crate::CommFault)s.
+    pub fn all_gather(&self, x: &Tensor, shapes: &[Shape]) -> Result<Vec<Tensor>> {
+        self.all_gather_async(x, shapes).wait()
+    }
+
+    /// Starts [`Group::all_gather`].
+    pub fn all_gather_async(&self, x: &Tensor, shapes: &[Shape]) -> Pending<Vec<Tensor>> {
+        let verb = "all_gather";
+        if let Err(e) = self.one_each(verb, "shapes", shapes.len()) {
+            return Pending::ready(Err(e));
+        }
+        if *x.shape() != shapes[self.index()] {
+            return Pending::ready(self.refuse(
+                verb,
+                "the tensor's shape is not the one announced for this member",
+                format!("{x}, announced {}", shapes[self.index()]),
+            ));
+        }
+        if self.len() == 1 {
+            return Pending::ready(Ok(vec![x.clone()]));
+        }
+        let call = Call {
+            name: verb,
+            route: Route::Gather,
+            op: None,
+            dtype: x.dtype(),
+            outgoing: vec![x.clone()],
+            incoming: shapes.to_vec(),
+        };
+        Pending::running(self.inner.channel.start(call), Ok)
+    }
+
+    /// Sends `parts[i]` to member i, and returns what the members sent here: from member i a tensor of shape
+    /// `shapes[i]`. Parts may differ in shape and be empty. Each rank sends the bytes of its parts but its own. With
+    /// threads nothing is copied.
+    ///
+    /// # Errors
+    /// Refuses `parts` or `shapes` that are not one per member, parts of several dtypes, and an own part that has
+    /// not the expected shape; [`CommFault`](crate::CommFault)s.
+    pub fn all_to_all(&self, parts: Vec<Tensor>, shapes: &[Shape]) -> Result<Vec<Tensor>> {
+        self.all_to_all_async(parts, shapes).wait()
+    }
+
+    /// Starts [`Group::all_to_all`].
+    pub fn all_to_all_async(&self, parts: Vec<Tensor>, shapes: &[Shape]) -> Pending<Vec<Tensor>> {
+        let verb = "all_to_all";
+        let checked =
+            self.check_parts(verb, &parts).and_then(|()| self.one_each(verb, "shapes", shapes.len()));
+        if let Err(e) = checked {
+            return Pending::ready(Err(e));
+        }
+        let own = &parts[self.index()];
+        if *own.shape() != shapes[self.index()] {
+            let given = format!("{own}, expected {}", shapes[self.index()]);
+            return Pending::ready(self.refuse(verb, "the own part has not the expected shape", given));
+        }
+        if self.len() == 1 {
+            return Pending::ready(Ok(parts));
+        }
+        let call = Call {
+            name: verb,
+            route: Route::AllToAll,
+            op: None,
+            dtype: parts[0].dtype(),
+            outgoing: parts,
+            incoming: shapes.to_vec(),
+        };
+        Pending::running(self.inner.channel.start(call), Ok)
+    }
+
+    /// The reduction of everybody's `parts[me]`: part i belongs to member i, has there one shape on all members, and
+    /// may be empty. Folded by the tree over the member indices: the same bits on every engine. Each rank sends the
+    /// bytes of its parts but its own, as a ring would.
+    ///
+    /// # Errors
+    /// Refuses parts that are not one per member or of several dtypes; [`CommFault`](crate::CommFault)s.
+    pub fn reduce_scatter(&self, parts: Vec<Tensor>, op: ReduceOp) -> Result<Tensor> {
+        self.reduce_scatter_async(parts, op).wait()
+    }
+
+    /// Starts [`Group::reduce_scatter`]. The fold is done by [`Pending::wait`].
+    pub fn reduce_scatter_async(&self, mut parts: Vec<Tensor>, op: ReduceOp) -> Pending<Tensor> {
+        let verb = "reduce_scatter";
+        if let Err(e) = self.check_parts(verb, &parts) {
+            return Pending::ready(Err(e));
+        }
+        if self.len() == 1 {
+            return Pending::ready(Ok(parts.remove(0)));
+        }
+        let call = Call {
+            name: verb,
+            route: Route::AllToAll,
+            op: Some(op),
+            dtype: parts[0].dtype(),
+            incoming: vec![parts[self.index()].shape().clone(); self.len()],
+            outgoing: parts.iter().map(Tensor::contiguous).collect(),
+        };
+        Pending::running(self.inner.channel.start(call), move |parts| Ok(fold::fold(op, &parts)))
+    }
+
+    /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
+    /// so all get the same bits. Each rank sends `2 (n - 1) / n` times the bytes of `x`, or `n - 1` times where `x` is
+    /// small. With threads each element is folded once, and all members share the result's buffer.
+    ///
+    /// # Errors
+    /// [`CommFault`](crate::CommFault)s.
+    pub fn all_reduce(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let two_phase = x.len_bytes() >= TWO_PHASE_BYTES && self.len() > 1;
+        if two_phase && !self.inner.channel.reduces_well() {
+            return self.all_reduce_in_two(x, op);
+        }
+        self.all_reduce_async(x, op).wait()
+    }
+
+    /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second
+    /// phase would never come if this one were dropped.
+    pub fn all_reduce_async(&self, x: &Tensor, op: ReduceOp) -> Pending<Tensor> {
+        if self.len() == 1 {
+            return Pending::ready(Ok(x.clone()));
+        }
+        let call = Call {
+            name: "all_reduce",
+            route: Route::Gather,
+            op: Some(op),
+            dtype: x.dtype(),
+            outgoing: vec![x.contiguous()],
+            incoming: vec![x.shape().clone(); self.len()],
+        };
+        Pending::running(self.inner.channel.all_reduce(op, call), single)
+    }
+
+    /// The root's `x` on every member; the others' is ignored. All name the root, and the dtype and shape that will
+    /// come. The root sends the bytes of `x`, at least once. With threads nothing is copied.
+    ///
+    /// # Errors
+    /// Refuses a root that is no member, and on the root, an `x` that is absent or not as announced;
+    /// [`CommFault`](crate::CommFault)s.
+    pub fn broadcast(&self, x: Option<&Tensor>, root: usize, dtype: DType, shape: &Shape) -> Result<Tensor> {
+        self.broadcast_async(x, root, dtype, shape).wait()
+    }
+
+    /// Starts [`Group::broadcast`].
+    pub fn broadcast_async(
+        &self,
+        x: Option<&Tensor>,
+        root: usize,
+        dtype: DType,
+        shape: &Shape,
+    ) -> Pending<Tensor> {
+        let verb = "broadcast";
+        if let Err(e) = self.check_member(verb, root) {
+            return Pending::ready(Err(e));
+        }
+        let x = x.filter(|_| root == self.index());
+        if root == self.index() && x.is_none_or(|x| x.dtype() != dtype || x.shape() != shape) {
+            let given = x.map_or("no tensor".into(), Tensor::to_string);
+            return Pending::ready(self.refuse(
+                verb,
+                "the root has not what is announced",
+                format!("{given}, announced {dtype}{shape}"),
+            ));
+        }
+        if let (1, Some(x)) = (self.len(), x) {
+            return Pending::ready(Ok(x.clone()));
+        }
+        let call = Call {
+            name: verb,
+            route: Route::Broadcast { root },
+            op: None,
+            dtype,
+            outgoing: x.cloned().into_iter().collect(),
+            incoming: vec![shape.clone()],
+        };
+        Pending::running(self.inner.channel.start(call), single)
+    }
+
+    /// Sends `x` to one member, which calls [`Group::recv`]. Messages between two members keep their order. May
+    /// return before the receiver has it; with threads it never waits. Sends the bytes of `x`.
+    ///
+    /// # Errors
+    /// Refuses a receiver that is no member; [`CommFault`](crate::CommFault)s.
+    pub fn send(&self, x: &Tensor, to: usize) -> Result<()> {
+        self.send_async(x, to).wait()
+    }
+
+    /// Starts [`Group::send`].
+    pub fn send_async(&self, x: &Tensor, to: usize) -> Pending<()> {
+        if let Err(e) = self.check_member("send", to) {
+            return Pending::ready(Err(e));
+        }
+        let call = Call {
+            name: "send",
+            route: Route::Send { to },
+            op: None,
+            dtype: x.dtype(),
+            outgoing: vec![x.clone()],
+            incoming: vec![x.shape().clone()],
+        };
+        Pending::running(self.inner.channel.start(call), |_| Ok(()))
+    }
+
+    /// The next tensor that member `from` sends here.
+    ///
+    /// # Errors
+    /// Refuses a sender that is no member; [`CommFault`](crate::CommFault)s.
+    pub fn recv(&self, from: usize, dtype: DType, shape: &Shape) -> Result<Tensor> {
+        self.recv_async(from, dtype, shape).wait()
+    }
+
+    /// Starts [`Group::recv`].
+    pub fn recv_async(&self, from: usize, dtype: DType, shape: &Shape) -> Pending<Tensor> {
+        if let Err(e) = self.check_member("recv", from) {
+            return Pending::ready(Err(e));
+        }
+        let call = Call {
+            name: "recv",
+            route: Route::Recv { from },
+            op: None,
+            dtype,
+            outgoing: vec![],
+            incoming: vec![shape.clone()],
+        };
+        Pending::running(self.inner.channel.start(call), single)
+    }
+
+    /// Waits until all members have come. Sends no elements.
+    ///
+    /// # Errors
+    /// [`CommFault`](crate::CommFault)s.
+    pub fn barrier(&self) -> Result<()> {
+        self.barrier_async().wait()
+    }
+
+    /// Starts [`Group::barrier`].
+    pub fn barrier_async(&self) -> Pending<()> {
+        if self.len() == 1 {
+            return Pending::ready(Ok(()));
+        }
+        let call = Call {
+            name: "barrier",
+            route: Route::Barrier,
+            op: None,
+            dtype: DType::U8,
+            outgoing: vec![],
+            incoming: vec![],
+        };
+        Pending::running(self.inner.channel.start(call), |_| Ok(()))
+    }
+
+    /// A reduce-scatter of the flat elements, then an all-gather: the bytes of a ring, the bits of one fold.
+    fn all_reduce_in_two(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
+        let flat = x.reshape([x.numel()])?;
+        let chunk = x.numel().div_ceil(self.len());
+        let start = |i: usize| (i * chunk).min(x.numel());
+        let len = |i: usize| start(i + 1) - start(i);
+        let parts: Result<Vec<Tensor>> = (0..self.len()).map(|i| flat.narrow(0, start(i), len(i))).collect();
+        let mine = self.reduce_scatter(parts?, op)?;
+        let shapes: Vec<Shape> = (0..self.len()).map(|i| Shape::from([len(i)])).collect();
+        let chunks = self.all_gather(&mine, &shapes)?;
+        let mut out = Tensor::stale(x.dtype(), x.shape());
+        let mut rest = out.bytes_mut();
+        for chunk in &chunks {
+            let (here, after) = rest.split_at_mut(chunk.len_bytes());
+            here.copy_from_slice(chunk.as_bytes()?);
+            rest = after;
+        }
+        Ok(out)
+    }
+
+    fn check_parts(&self, verb: &str, parts: &[Tensor]) -> Result<()> {
+        self.one_each(verb, "parts", parts.len())?;
+        match parts.iter().find(|p| p.dtype() != parts[0].dtype()) {
+            Some(other) => self.refuse(verb, "the parts' dtypes differ", format!("{}, {other}", parts[0])),
+            None => Ok(()),
+        }
+    }
+
+    fn one_each(&self, verb: &str, what: &str, len: usize) -> Result<()> {
+        if len == self.len() {
+            return Ok(());
+        }
+        self.refuse(
+            verb,
+            &format!("the {what} are not one per member"),
+            format!("{len} {what} for {} members", self.len()),
+        )
+    }
+
+    fn check_member(&self, verb: &str, index: usize) -> Result<()> {
+        if index < self.len() {
+            return Ok(());
+        }
+        self.refuse(verb, "no such member", format!("member {index} of {}", self.len()))
+    }
+
+    fn refuse<T>(&self, verb: &str, rule: &str, given: String) -> Result<T> {
+        Err(Error::invalid(
+            verb,
+            rule,
+            given,
+            format!("the group is {self}, this is member {}", self.index()),
+        ))
+    }
+}
+
+fn single(mut parts: Vec<Tensor>) -> Result<Tensor> {
+    Ok(parts.pop().expect("the engine returns one tensor for this route"))
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&label(self.name(), self.ranks()))
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A group as errors write it: `dp{0, 4, 8}`.
+pub(crate) fn label(name: &str, ranks: &[usize]) -> String {
+    let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("{name}{{{}}}", ranks.join(", "))
+}

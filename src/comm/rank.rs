@@ -1,0 +1,69 @@
+//! The handle of one rank.
+
+use std::sync::Arc;
+
+use super::{Engine, Group};
+use crate::error::{Error, Result};
+
+/// One rank of an SPMD program: who it is, and the groups it can make.
+#[derive(Clone, Debug)]
+pub struct Rank {
+    engine: Arc<dyn Engine>,
+    world: Group,
+}
+
+impl Rank {
+    /// The rank at this end of `engine`.
+    ///
+    /// # Errors
+    /// Those of opening the world's group.
+    pub fn new(engine: Arc<dyn Engine>) -> Result<Rank> {
+        let everyone: Vec<usize> = (0..engine.world_len()).collect();
+        let world = Group::open(&*engine, &everyone, "world")?;
+        Ok(Rank { engine, world })
+    }
+
+    /// This rank's number in the world.
+    pub fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    /// The number of ranks in the world.
+    pub fn world_len(&self) -> usize {
+        self.engine.world_len()
+    }
+
+    /// The group of all ranks, in order, named `world`.
+    pub fn world(&self) -> Group {
+        self.world.clone()
+    }
+
+    /// The group of `ranks` (numbered in the world), in this order. On all members the same ranks and name are the
+    /// same group, with one count of calls; its members make it in the same order among the groups they share.
+    /// Communicates nothing with threads.
+    ///
+    /// # Errors
+    /// Refuses a list without this rank, with a rank twice, or with one that is not in the world.
+    pub fn group(&self, ranks: &[usize], name: &str) -> Result<Group> {
+        let refuse = |rule: &str, remedy: String| {
+            Err(Error::invalid("group", rule, format!("{name}{ranks:?} on rank {}", self.rank()), remedy))
+        };
+        if !ranks.contains(&self.rank()) {
+            return refuse("a rank can only make groups that it belongs to", String::new());
+        }
+        if ranks.iter().any(|&r| r >= self.world_len()) {
+            return refuse("no such rank", format!("ranks are 0 to {}", self.world_len() - 1));
+        }
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+            return refuse("a rank is named twice", "name each rank once".into());
+        }
+        Group::open(&*self.engine, ranks, name)
+    }
+
+    /// The engine below.
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+}

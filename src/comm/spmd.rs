@@ -1,0 +1,181 @@
+//! Running one program on several ranks.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Rank;
+use super::threads::{Running, ThreadEngine, World};
+use crate::error::{Error, Failure, Result};
+
+/// The stack of a rank's thread.
+const STACK_BYTES: usize = 8 << 20;
+
+/// Runs `f` on `world` ranks, threads of this process, and returns their results in rank order: [`Spmd`] with its
+/// defaults.
+///
+/// ```
+/// let ranks = isoshard::comm::spmd(4, |rank| Ok(rank.rank()))?;
+/// assert_eq!(ranks, [0, 1, 2, 3]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`Spmd::run`].
+pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+{
+    Spmd::new(world).run(f)
+}
+
+/// How to run a program on several ranks.
+#[derive(Clone, Debug)]
+pub struct Spmd {
+    world: usize,
+    deadline: Duration,
+    name: String,
+}
+
+impl Spmd {
+    /// `world` ranks, a deadline of 60 s, threads named `rank 0`, `rank 1`, ...
+    pub fn new(world: usize) -> Spmd {
+        Spmd { world, deadline: Duration::from_secs(60), name: "rank".into() }
+    }
+
+    /// How long a collective waits for its members, and how long after a failure the ranks have to end.
+    pub fn deadline(mut self, deadline: Duration) -> Spmd {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The threads' name before the rank's number.
+    pub fn name(mut self, name: impl Into<String>) -> Spmd {
+        self.name = name.into();
+        self
+    }
+
+    /// Runs `f` on every rank and returns the results in rank order.
+    ///
+    /// When a rank fails, collectives on all others fail too, and the first failure is returned. A rank that does
+    /// not end within the deadline after that is left behind: its thread goes on until it comes to a collective
+    /// or the process ends, which is why `f` borrows nothing.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] with the first failure, a returned error or a panic; [`Failure::Stuck`] where a rank gave up
+    /// the world and then did not end. Refuses a world of no ranks.
+    pub fn run<T, F>(self, f: F) -> Result<Vec<T>>
+    where
+        T: Send + 'static,
+        F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+    {
+        if self.world == 0 {
+            return Err(Error::invalid("spmd", "a world has at least one rank", "0 ranks", ""));
+        }
+        let world = Arc::new(World::new(self.world, self.deadline));
+        let failures = Arc::new(Mutex::new(Vec::new()));
+        let (results, arrivals) = channel();
+        let f = Arc::new(f);
+        for rank in 0..self.world {
+            let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
+            let shared = world.clone();
+            let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
+            let spawned = thread.spawn(move || {
+                let running = Running::enter();
+                let result = run_rank(&*f, rank, &shared, &failures);
+                // What the closure captured goes before the caller hears of the end.
+                drop((f, shared, running));
+                // The caller may have left this rank behind.
+                let _ = results.send((rank, result));
+            });
+            if let Err(reason) = spawned {
+                world.fail(rank, format!("its thread did not start: {reason}"));
+                return Err(Error::unsupported(
+                    "spmd",
+                    "the system refuses a thread for a rank",
+                    format!("rank {rank} of {}: {reason}", self.world),
+                    "use fewer ranks",
+                ));
+            }
+        }
+        drop(results);
+        self.gather(&arrivals, &failures)
+    }
+
+    fn gather<T>(&self, arrivals: &Receiver<(usize, Option<T>)>, failures: &Failures) -> Result<Vec<T>> {
+        let mut results: Vec<Option<Option<T>>> = (0..self.world).map(|_| None).collect();
+        let mut last = Instant::now();
+        while let Some((rank, result)) = next(arrivals, failures, last + self.deadline) {
+            results[rank] = Some(result);
+            last = Instant::now();
+        }
+        let failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
+        let real = failures.iter().position(|(_, cause)| !is_echo(cause));
+        if let Some((rank, cause)) = failures.into_iter().nth(real.unwrap_or(0)) {
+            let stuck = results.iter().position(Option::is_none);
+            let (rank, cause) = match stuck {
+                Some(stuck) if real.is_none() => (stuck, Failure::Stuck(last.elapsed().as_secs_f64())),
+                _ => (rank, cause),
+            };
+            return Err(Error::Rank { rank, cause: Box::new(cause) });
+        }
+        let result = |r: Option<Option<T>>| r.flatten().expect("a rank without failure has a result");
+        Ok(results.into_iter().map(result).collect())
+    }
+}
+
+/// Failures in the order in which they happened.
+type Failures = Mutex<Vec<(usize, Failure)>>;
+
+/// One rank's life: its result, or nothing after recording its failure.
+fn run_rank<T>(
+    f: &(impl Fn(Rank) -> Result<T> + ?Sized),
+    rank: usize,
+    world: &Arc<World>,
+    failures: &Failures,
+) -> Option<T> {
+    let engine = Arc::new(ThreadEngine::new(world.clone(), rank));
+    let failure = match catch_unwind(AssertUnwindSafe(|| Rank::new(engine).and_then(f))) {
+        Ok(Ok(result)) => {
+            world.end(rank);
+            return Some(result);
+        }
+        Ok(Err(error)) => Failure::Error(error),
+        Err(payload) => Failure::Panic(message(&*payload)),
+    };
+    // One lock for both, so that the failure reported first is the one that the others hear of.
+    let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+    world.fail(rank, failure.to_string());
+    failures.push((rank, failure));
+    None
+}
+
+/// The next rank to end. None when all have, or when one has failed and the others have not ended by `deadline`.
+fn next<T>(arrivals: &Receiver<T>, failures: &Failures, deadline: Instant) -> Option<T> {
+    const GLANCE: Duration = Duration::from_millis(50);
+    loop {
+        match arrivals.recv_timeout(GLANCE) {
+            Ok(arrival) => return Some(arrival),
+            Err(RecvTimeoutError::Disconnected) => return None,
+            Err(RecvTimeoutError::Timeout) => {
+                let failed = !failures.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+                if failed && Instant::now() >= deadline {
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+fn is_echo(failure: &Failure) -> bool {
+    matches!(failure, Failure::Error(error) if error.is_echo())
+}
+
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}

@@ -1,0 +1,139 @@
+//! The engine's two traits over worlds and hubs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::hub::{By, Hub};
+use super::reduction::Reduction;
+use super::slot::Slot;
+use super::world::World;
+use crate::comm::fold::fold;
+use crate::comm::{Call, Channel, Engine, Request, Route};
+use crate::error::{Error, Result};
+use crate::tensor::{ReduceOp, Tensor};
+
+/// From this size on, an all-reduce is folded once, in chunks, by all who wait; below, everyone folds everything.
+const SHARED_FOLD_BYTES: usize = 64 << 10;
+
+/// One rank's end of a world of threads.
+#[derive(Debug)]
+pub(crate) struct ThreadEngine {
+    world: Arc<World>,
+    rank: usize,
+}
+
+impl ThreadEngine {
+    pub(crate) fn new(world: Arc<World>, rank: usize) -> ThreadEngine {
+        ThreadEngine { world, rank }
+    }
+}
+
+impl Engine for ThreadEngine {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_len(&self) -> usize {
+        self.world.len()
+    }
+
+    fn deadline(&self) -> Duration {
+        self.world.deadline
+    }
+
+    fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
+        let position = ranks.iter().position(|&r| r == self.rank).expect("checked by the caller");
+        Ok(Arc::new(ThreadChannel { world: self.world.clone(), hub: self.world.hub(ranks, name), position }))
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.world.fail(self.rank, cause.to_string());
+    }
+}
+
+/// One member's end of a hub.
+#[derive(Debug)]
+struct ThreadChannel {
+    world: Arc<World>,
+    hub: Arc<Hub>,
+    position: usize,
+}
+
+impl ThreadChannel {
+    fn meet(&self, call: Call) -> Result<Meeting> {
+        let me = self.position;
+        let (by, position) = match call.route {
+            Route::Send { to } => (By::Message { from: me, to }, 0),
+            Route::Recv { from } => (By::Message { from, to: me }, 1),
+            _ => (By::Collective, me),
+        };
+        let waits = !matches!(call.route, Route::Send { .. });
+        let slot = self.hub.publish(&self.world, by, position, call)?;
+        Ok(Meeting { world: self.world.clone(), hub: self.hub.clone(), slot, position, waits })
+    }
+}
+
+impl Channel for ThreadChannel {
+    fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+        Ok(Box::new(self.meet(call)?))
+    }
+
+    fn all_reduce(&self, op: ReduceOp, call: Call) -> Result<Box<dyn Request>> {
+        Ok(Box::new(Reducing { meeting: self.meet(call)?, op }))
+    }
+
+    fn reduces_well(&self) -> bool {
+        true
+    }
+}
+
+/// A call that this member has come to.
+struct Meeting {
+    world: Arc<World>,
+    hub: Arc<Hub>,
+    slot: Arc<Slot>,
+    position: usize,
+    /// False for a sender: its message lies there until it is fetched.
+    waits: bool,
+}
+
+impl Request for Meeting {
+    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+        if self.waits {
+            self.hub.wait(&self.world, &self.slot, self.position)?;
+        }
+        Ok(self.slot.take(self.position))
+    }
+
+    fn is_ready(&self) -> bool {
+        !self.waits || self.slot.is_open() || self.hub.is_faulty() || self.world.has_failed()
+    }
+}
+
+/// An all-reduce that this member has come to.
+struct Reducing {
+    meeting: Meeting,
+    op: ReduceOp,
+}
+
+impl Request for Reducing {
+    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+        let Meeting { world, hub, slot, position, .. } = &self.meeting;
+        hub.wait(world, slot, *position)?;
+        let mine = slot.brought(*position).expect("this member has come");
+        let x = &mine.outgoing[0];
+        if x.len_bytes() < SHARED_FOLD_BYTES {
+            return Ok(vec![fold(self.op, &slot.take(*position))]);
+        }
+        let reduction = slot.reduction.get_or_init(|| Reduction::like(x));
+        if reduction.work(self.op, slot) {
+            hub.wake();
+        }
+        hub.wait_for_work(world, slot, *position, || reduction.is_done())?;
+        Ok(vec![reduction.result()])
+    }
+
+    fn is_ready(&self) -> bool {
+        self.meeting.is_ready()
+    }
+}
