@@ -135,10 +135,10 @@ impl InFlight {
 impl Exchange {
     fn start(&self, local: &Tensor) -> Result<Pending<Vec<Tensor>>> {
         match &self.give {
-            None => self.group.all_gather_async(local, &self.shapes),
+            None => Ok(self.group.all_gather_async(local, &self.shapes)),
             Some(give) => {
                 let parts = give.iter().map(|p| p.cut(local)).collect::<Result<_>>()?;
-                self.group.all_to_all_async(parts, &self.shapes)
+                Ok(self.group.all_to_all_async(parts, &self.shapes))
             }
         }
     }

@@ -21,7 +21,7 @@ use super::plan::Plan;
 use super::redistribute::{self, InFlight};
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
-use crate::ops::{Add, Op, Program};
+use crate::ops::{Add, Op, Program, Step};
 use crate::placement::{Layout, Placement};
 
 /// One result of one node.
@@ -333,14 +333,11 @@ impl Pass {
         }
         for step in &program.steps {
             for r in &step.ins {
-                let x = values[r.0 as usize].as_ref().expect("programs read what they declared");
-                if x.layout().has_partial() {
-                    let reduced = self.reduced_for(step.op.as_ref(), step, &values, r.0 as usize)?;
+                if let Some(reduced) = self.reduced_for(step, &values, r.0 as usize)? {
                     values[r.0 as usize] = Some(reduced);
                 }
             }
-            let ins: SmallVec<[&DTensor; 4]> =
-                step.ins.iter().map(|r| values[r.0 as usize].as_ref().expect("as above")).collect();
+            let ins: SmallVec<[&DTensor; 4]> = step.ins.iter().map(|r| value(&values, r.0 as usize)).collect();
             let outs = DTensor::apply(step.op.as_ref(), &ins)?;
             for (k, out) in outs.into_iter().enumerate() {
                 values[step.out.0 as usize + k] = Some(out);
@@ -350,23 +347,17 @@ impl Pass {
         Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
     }
 
-    /// Value `v`, moved as `step` will want it.
-    fn reduced_for(
-        &self,
-        op: &dyn Op,
-        step: &crate::ops::Step,
-        values: &[Option<DTensor>],
-        v: usize,
-    ) -> Result<DTensor> {
-        let facts: SmallVec<[&Rc<Facts>; 4]> =
-            step.ins.iter().map(|r| &values[r.0 as usize].as_ref().expect("as in run").facts).collect();
-        let plan = Plan::find(&self.mesh, op, &facts)?;
-        let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
-        let x = values[v].as_ref().expect("as in run");
-        match &plan.moves[at] {
-            None => Ok(x.clone()),
-            Some((m, to)) => Ok(DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone())),
+    /// Value `v` moved as `step` will want it, if it is a partial that `step` reduces.
+    fn reduced_for(&self, step: &Step, values: &[Option<DTensor>], v: usize) -> Result<Option<DTensor>> {
+        let x = value(values, v);
+        if !x.layout().has_partial() {
+            return Ok(None);
         }
+        let facts: SmallVec<[&Rc<Facts>; 4]> = step.ins.iter().map(|r| &value(values, r.0 as usize).facts).collect();
+        let plan = Plan::find(&self.mesh, step.op.as_ref(), &facts)?;
+        let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
+        let Some((m, to)) = &plan.moves[at] else { return Ok(None) };
+        Ok(Some(DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone())))
     }
 
     fn zeros(&self, facts: &Facts) -> Result<DTensor> {
@@ -378,6 +369,10 @@ impl Pass {
         let layout = Layout::new(placements).with_order(layout.order())?;
         DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), layout)
     }
+}
+
+fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {
+    values[v].as_ref().expect("programs read what they declared or computed")
 }
 
 impl PartialEq for Waiting {
