@@ -169,7 +169,7 @@ impl Piece {
     fn new(giver: &Region, taker: &Region) -> Piece {
         let overlaps: SmallVec<[Overlap; 1]> = giver.intersect(taker).into_iter().collect();
         let plain =
-            giver.boxes.len() == 1 && overlaps.len() == 1 && giver.local == *giver.boxes[0].len.as_slice();
+            giver.boxes.len() == 1 && overlaps.len() == 1 && giver.local[..] == giver.boxes[0].len[..];
         let view = plain.then(|| {
             let o = &overlaps[0];
             let start = giver

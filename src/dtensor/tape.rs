@@ -356,6 +356,7 @@ impl Pass {
             let ins: SmallVec<[&DTensor; 4]> =
                 step.ins.iter().map(|r| value(&values, r.0 as usize)).collect();
             let outs = DTensor::apply(step.op.as_ref(), &ins)?;
+            drop(ins);
             for (k, out) in outs.into_iter().enumerate() {
                 values[step.out.0 as usize + k] = Some(out);
             }
