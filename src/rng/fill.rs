@@ -59,3 +59,53 @@ impl Sink for Pairs<'_> {
         self.0[at..at + len].copy_from_slice(&blocks.0.as_flattened()[skip..skip + len]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::rng::{Init, Permutation, dropout};
+    use crate::tensor::cpu::simd::{Isa, with_isa};
+
+    const DRAW: Draw = Draw { seed: 21, number: 22 };
+
+    fn fills<T: Real>() -> Vec<u64> {
+        let mut out = vec![T::default(); 1003];
+        let x: Vec<T> = (0..1003).map(|i| T::from_f64(f64::from(i) / 7.0 - 70.0)).collect();
+        let mut bits = Vec::new();
+        let mut collect = |out: &[T]| bits.extend(out.iter().map(|x| x.to_f64().to_bits()));
+        for start in [1, (1 << 32) - 5] {
+            uniform(DRAW, start, &mut out);
+            collect(&out);
+            normal(DRAW, start, &mut out);
+            collect(&out);
+            dropout(DRAW, start, 0.2, &x, &mut out).unwrap();
+            collect(&out);
+            for init in [
+                Init::Uniform { low: -0.1, high: 0.3 },
+                Init::Normal { mean: 0.1, std: 0.3 },
+                Init::TruncatedNormal { mean: 0.1, std: 0.3, low: 0.0, high: 0.5 },
+            ] {
+                init.fill(DRAW, &[1 << 40], start, &mut out).unwrap();
+                collect(&out);
+            }
+        }
+        bits
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let all = || {
+            let mut words = vec![0; 1003];
+            bits32(DRAW, 2, &mut words);
+            let mut order = vec![0; 101];
+            Permutation::new(DRAW, 1009).fill(3, &mut order).unwrap();
+            (words, order, [fills::<f32>(), fills::<f64>(), fills::<f16>(), fills::<bf16>()])
+        };
+        let want = with_isa(Isa::Baseline, all);
+        for &isa in Isa::available() {
+            assert!(with_isa(isa, all) == want, "{isa:?}");
+        }
+    }
+}

@@ -257,3 +257,23 @@ impl<D: Distribution> Sink for By64<'_, f64, D> {
         self.out[at..at + len].copy_from_slice(&numbers.as_flattened()[skip..skip + len]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ends_of_the_words() {
+        assert_eq!([unit_f32(0), unit_f32(!0)], [0.0, 1.0 - 2f32.powi(-24)]);
+        assert_eq!([unit_f64(0), unit_f64(!0)], [0.0, 1.0 - 2f64.powi(-53)]);
+        assert_eq!(box_muller_f32(!0, 5).map(f32::abs), [0.0; 2]);
+        assert_eq!(box_muller_f64(!0, 5).map(f64::abs), [0.0; 2]);
+        let (far, farther) = ((66.0 * 2f64.ln()).sqrt(), (108.0 * 2f64.ln()).sqrt());
+        assert!((f64::from(box_muller_f32(0, 0)[0]) - far).abs() < 1e-6 && far < 6.77);
+        assert!((box_muller_f64(0, 0)[0] - farther).abs() < 1e-14 && farther < 8.66);
+        for a in (0..=u32::MAX).step_by(0xf_ff7f).chain(u32::MAX - 300..=u32::MAX) {
+            let [x, y] = box_muller_f32(a, a.rotate_left(9));
+            assert!(x.is_finite() && y.is_finite(), "word {a:#x}");
+        }
+    }
+}
