@@ -13,7 +13,8 @@ impl<T: Sampled> Real for T {}
 
 /// The 32-bit draw itself: `out[i]` is the word of element `start + i`.
 ///
-/// `start` is the global linear index of `out[0]`, here and in every fill; any cut of a range gives the same numbers.
+/// `start` is the global linear index of `out[0]`, here and in every fill; any cut of a range gives the same
+/// numbers.
 pub fn bits32(draw: Draw, start: u64, out: &mut [u32]) {
     drive(draw, 0, start, out.len(), Words(out));
 }
@@ -25,8 +26,8 @@ pub fn bits64(draw: Draw, start: u64, out: &mut [u64]) {
 
 /// Uniform numbers in [0, 1).
 ///
-/// f32: the upper 24 bits of the word, times 2^-24. f64: the upper 53 bits of the pair, times 2^-53. f16 and bf16: the f32
-/// number rounded to nearest even, so that 1 can occur.
+/// f32: the upper 24 bits of the word, times 2^-24. f64: the upper 53 bits of the pair, times 2^-53. f16 and
+/// bf16: the f32 number rounded to nearest even, so that 1 can occur.
 pub fn uniform<T: Real>(draw: Draw, start: u64, out: &mut [T]) {
     T::sample(draw, 0, start, out, Uniform(Same));
 }
@@ -34,8 +35,8 @@ pub fn uniform<T: Real>(draw: Draw, start: u64, out: &mut [T]) {
 /// Standard normal numbers, by Box and Muller (Ann. Math. Stat. 29, 1958).
 ///
 /// Elements 2j and 2j + 1 share two words (f64: two pairs) a and b: they are r cos 2πv and r sin 2πv with
-/// r = sqrt(-2 ln u), v the uniform number of b, and u = (a + 1/2) / 2^32 (f64: (a's upper 53 bits + 1/2) / 2^53) rounded.
-/// So |x| is at most 6.77 in f32 and 8.66 in f64. f16 and bf16: the f32 number rounded.
+/// r = sqrt(-2 ln u), v the uniform number of b, and u = (a + 1/2) / 2^32 (f64: (a's upper 53 bits + 1/2) / 2^53)
+/// rounded. So |x| is at most 6.77 in f32 and 8.66 in f64. f16 and bf16: the f32 number rounded.
 pub fn normal<T: Real>(draw: Draw, start: u64, out: &mut [T]) {
     T::sample(draw, 0, start, out, Normal(Same));
 }

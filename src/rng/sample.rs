@@ -1,4 +1,5 @@
-//! From blocks to numbers, a chunk at a time: the loops that vectorise, and the driver that cuts a range into chunks.
+//! From blocks to numbers, a chunk at a time: the loops that vectorise, and the driver that cuts a range into
+//! chunks.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -169,7 +170,8 @@ fn unit_f64(pair: u64) -> f64 {
     (pair >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)
 }
 
-/// sqrt(-2 ln u) times cos and sin of 2πv, where u in [2^-33, 1] is (a + 1/2) / 2^32 rounded and v the fraction of `b`.
+/// sqrt(-2 ln u) times cos and sin of 2πv, where u in [2^-33, 1] is (a + 1/2) / 2^32 rounded and v the fraction
+/// of `b`.
 #[inline(always)]
 fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
     let u = (a as f32).mul_add(1.0 / 4_294_967_296.0, 0.5 / 4_294_967_296.0);
