@@ -1,5 +1,27 @@
 //! Loops over CPU memory that operators build their kernels from.
+//!
+//! Every loop is slice-invariant: the value of an output element does not depend on which other elements are computed
+//! beside it, nor on the instruction set. All are single-threaded; ranks are threads.
 
+mod cast;
 mod copy;
+mod elementwise;
+mod map;
+mod nest;
+mod real;
+mod simd;
 
+pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
+pub use elementwise::{
+    BinaryF, BinaryN, Compare, TernaryF, UnaryF, UnaryN, compare, expect_alike, float_binary,
+    float_binary_mut, float_ternary, float_ternary_mut, float_unary, float_unary_mut, num_binary,
+    num_binary_mut, num_unary, select,
+};
+pub use map::{
+    Closure, Map1, Map2, Map3, each, map1, map1_mut, map1_mut_with, map1_with, map2, map2_mut, map2_mut_with,
+    map2_with, map3, map3_mut, map3_mut_with, map3_with,
+};
+pub use nest::Nest;
+pub use real::{Lane, Num, Real, is_nan};
+pub use simd::{Isa, Kernel, dispatch, with_isa};

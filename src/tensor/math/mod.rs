@@ -2,6 +2,7 @@
 //!
 //! Each is a branch-free polynomial in `mul_add`, so that loops over it vectorise; each file states its error bound.
 
+pub mod erf;
 pub mod exp;
 pub mod log;
 pub mod trig;

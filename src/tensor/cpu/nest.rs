@@ -1,0 +1,115 @@
+//! Walking several strided layouts of one shape together.
+
+use crate::tensor::Dims;
+
+/// `N` strided layouts of one shape, with the dims that run on into one another in all of them merged.
+pub struct Nest<const N: usize> {
+    /// Innermost first; never empty.
+    extents: Dims,
+    strides: [Dims; N],
+}
+
+impl<const N: usize> Nest<N> {
+    /// The layouts with these strides, all of `shape`.
+    pub fn new(shape: &[usize], strides: [&[usize]; N]) -> Nest<N> {
+        let mut nest = Nest { extents: Dims::new(), strides: std::array::from_fn(|_| Dims::new()) };
+        for d in (0..shape.len()).rev().filter(|&d| shape[d] != 1) {
+            let inner = nest.extents.len().wrapping_sub(1);
+            let runs_on = !nest.extents.is_empty()
+                && (0..N).all(|k| strides[k][d] == nest.strides[k][inner] * nest.extents[inner]);
+            if runs_on {
+                nest.extents[inner] *= shape[d];
+                continue;
+            }
+            nest.extents.push(shape[d]);
+            (0..N).for_each(|k| nest.strides[k].push(strides[k][d]));
+        }
+        if nest.extents.is_empty() {
+            nest.extents.push(1);
+            nest.strides.iter_mut().for_each(|s| s.push(1));
+        }
+        nest
+    }
+
+    /// The length of the merged innermost dim.
+    pub fn row_len(&self) -> usize {
+        self.extents[0]
+    }
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.extents[1..].iter().product()
+    }
+
+    /// The stride of layout `k` along a row.
+    pub fn row_stride(&self, k: usize) -> usize {
+        self.strides[k][0]
+    }
+
+    /// Calls `f` with the rows' offsets in each layout, in row-major order.
+    pub fn each_row(&self, mut f: impl FnMut([usize; N])) {
+        let mut index = Dims::from_elem(0, self.extents.len());
+        let mut at = [0; N];
+        if self.extents.contains(&0) {
+            return;
+        }
+        loop {
+            f(at);
+            let mut d = 1;
+            loop {
+                if d == index.len() {
+                    return;
+                }
+                index[d] += 1;
+                (0..N).for_each(|k| at[k] += self.strides[k][d]);
+                if index[d] < self.extents[d] {
+                    break;
+                }
+                (0..N).for_each(|k| at[k] -= self.strides[k][d] * self.extents[d]);
+                index[d] = 0;
+                d += 1;
+            }
+        }
+    }
+
+    /// Calls `f` with pieces of rows at most `chunk` long: the row's offsets, the piece's start in the row, its
+    /// length, and its start in the row-major order of all elements.
+    pub fn each_chunk(&self, chunk: usize, f: &mut dyn FnMut([usize; N], usize, usize, usize)) {
+        let (n, mut out) = (self.row_len(), 0);
+        self.each_row(|at| {
+            let mut start = 0;
+            while start < n {
+                let len = chunk.min(n - start);
+                f(at, start, len, out + start);
+                start += len;
+            }
+            out += n;
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merges_what_runs_on_in_all() {
+        let nest = Nest::new(&[2, 3, 1, 4], [&[12, 4, 9, 1], &[0, 0, 0, 1]]);
+        assert_eq!((nest.row_len(), nest.rows()), (4, 6));
+        let mut seen = Vec::new();
+        nest.each_row(|at| seen.push(at));
+        assert_eq!(seen, [[0, 0], [4, 0], [8, 0], [12, 0], [16, 0], [20, 0]]);
+        assert_eq!(Nest::new(&[2, 3, 4], [&[12, 4, 1], &[0, 0, 0]]).row_len(), 24);
+        assert_eq!(Nest::<1>::new(&[], [&[]]).row_len(), 1);
+        Nest::new(&[2, 0], [&[1, 1]]).each_row(|_| panic!("an empty shape has no rows"));
+    }
+
+    #[test]
+    fn chunks_cover_the_rows() {
+        let mut seen = Vec::new();
+        Nest::new(&[2, 5], [&[7, 1]]).each_chunk(3, &mut |at, start, len, out| {
+            seen.push((at[0], start, len, out));
+        });
+        assert_eq!(seen, [(0, 0, 3, 0), (0, 3, 2, 3), (7, 0, 3, 5), (7, 3, 2, 8)]);
+    }
+}

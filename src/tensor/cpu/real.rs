@@ -1,0 +1,292 @@
+//! The scalars that kernels compute in.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use half::{bf16, f16};
+
+use crate::tensor::math::{erf, exp, log};
+use crate::tensor::{Element, Float};
+
+/// f32 or f64, with the functions that kernels may use: each a fixed sequence of IEEE operations.
+pub trait Real:
+    Num
+    + Lane<Wide = Self>
+    + Float<Acc = Self>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    /// The nearest value to a constant.
+    fn of(x: f64) -> Self;
+    /// `self * a + b`, rounded once.
+    fn mul_add(self, a: Self, b: Self) -> Self;
+    /// e to the power of this.
+    fn exp(self) -> Self;
+    /// The natural logarithm.
+    fn ln(self) -> Self;
+    /// The hyperbolic tangent.
+    fn tanh(self) -> Self;
+    /// The error function.
+    fn erf(self) -> Self;
+    /// `1 / (1 + e^-x)`.
+    fn sigmoid(self) -> Self;
+    /// The square root.
+    fn sqrt(self) -> Self;
+    /// The magnitude.
+    fn abs(self) -> Self;
+    /// `1 / x`.
+    fn recip(self) -> Self;
+    /// The largest integer not above this.
+    fn floor(self) -> Self;
+    /// This magnitude with the sign of `sign`.
+    fn copysign(self, sign: Self) -> Self;
+}
+
+/// A number: f32, f64, i64, i32 or u8. Integers wrap.
+pub trait Num: Lane<Wide = Self> + PartialOrd {
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// What a sum does not notice, not even in the sign of zero: -0.0, or 0.
+    const SUM_PAD: Self;
+    /// What a maximum does not notice.
+    const LOWEST: Self;
+    /// What a minimum does not notice.
+    const HIGHEST: Self;
+    /// The sum.
+    fn add(self, other: Self) -> Self;
+    /// The difference.
+    fn sub(self, other: Self) -> Self;
+    /// The product.
+    fn mul(self, other: Self) -> Self;
+    /// The larger; NaN if either is; this one where they are equal.
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        if self >= other || is_nan(self) { self } else { other }
+    }
+    /// The smaller; NaN if either is; this one where they are equal.
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        if self <= other || is_nan(self) { self } else { other }
+    }
+}
+
+/// One of two values, computed both.
+#[inline(always)]
+pub fn select<T>(condition: bool, yes: T, no: T) -> T {
+    if condition { yes } else { no }
+}
+
+/// True for what does not equal itself.
+#[inline(always)]
+#[allow(clippy::eq_op)]
+pub fn is_nan<T: PartialEq + Copy>(x: T) -> bool {
+    x != x
+}
+
+/// An element, with the type that loops handle it in: f16 and bf16 become f32 chunk by chunk.
+pub trait Lane: Element {
+    /// f32 for f16 and bf16, else the type itself.
+    type Wide: Lane<Wide = Self::Wide>;
+    /// True where the two types are one.
+    const NATIVE: bool;
+    /// The elements widened: the slice itself, or `buf`'s beginning filled from it.
+    fn load<'a>(src: &'a [Self], buf: &'a mut [Self::Wide]) -> &'a [Self::Wide];
+    /// The elements widened into `wide`, which has their length.
+    fn widen_into(src: &[Self], wide: &mut [Self::Wide]);
+    /// Has `write` write the elements: straight to `dst`, or to `buf`'s beginning, rounded from there.
+    fn store(dst: &mut [Self], buf: &mut [Self::Wide], write: impl FnOnce(&mut [Self::Wide]));
+}
+
+macro_rules! native {
+    ($($t:ty)*) => {$(
+        impl Lane for $t {
+            type Wide = $t;
+            const NATIVE: bool = true;
+            #[inline(always)]
+            fn load<'a>(src: &'a [$t], _: &'a mut [$t]) -> &'a [$t] {
+                src
+            }
+            #[inline(always)]
+            fn widen_into(src: &[$t], wide: &mut [$t]) {
+                wide.copy_from_slice(src);
+            }
+            #[inline(always)]
+            fn store(dst: &mut [$t], _: &mut [$t], write: impl FnOnce(&mut [$t])) {
+                write(dst)
+            }
+        }
+    )*};
+}
+
+native!(f32 f64 i64 i32 u8 bool);
+
+macro_rules! half {
+    ($($t:ty, $widen:path, $narrow:path;)*) => {$(
+        impl Lane for $t {
+            type Wide = f32;
+            const NATIVE: bool = false;
+            fn load<'a>(src: &'a [$t], buf: &'a mut [f32]) -> &'a [f32] {
+                let buf = &mut buf[..src.len()];
+                Self::widen_into(src, buf);
+                buf
+            }
+            fn widen_into(src: &[$t], wide: &mut [f32]) {
+                super::map::each(src, wide, |x: $t| $widen(x.to_bits()));
+            }
+            fn store(dst: &mut [$t], buf: &mut [f32], write: impl FnOnce(&mut [f32])) {
+                let buf = &mut buf[..dst.len()];
+                write(buf);
+                super::map::each(buf, dst, |x: f32| <$t>::from_bits($narrow(x)));
+            }
+        }
+    )*};
+}
+
+half! {
+    f16, widen_f16, narrow_f16;
+    bf16, widen_bf16, narrow_bf16;
+}
+
+/// f16 bits as f32: exact. Branch-free, so that loops over it vectorise.
+#[inline(always)]
+pub fn widen_f16(h: u16) -> f32 {
+    let h = u32::from(h);
+    let (sign, magnitude) = ((h & 0x8000) << 16, h & 0x7fff);
+    // Shifted into place the exponent is 112 too small: a product mends it, subnormals included.
+    let finite = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
+    let special = 0x7f80_0000 | (magnitude << 13) | select(magnitude > 0x7c00, 0x0040_0000, 0);
+    f32::from_bits(sign | select(magnitude >= 0x7c00, special, finite.to_bits()))
+}
+
+/// f32 to the nearest f16, ties to even.
+#[inline(always)]
+pub fn narrow_f16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let (sign, magnitude) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
+    // Normal results: round at bit 13 by adding half less one, plus the bit that decides ties.
+    let normal = (magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + (magnitude >> 13 & 1))) >> 13;
+    // Subnormal ones: adding 0.5 puts the unit of f16's subnormals at the last bit and rounds.
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let special = 0x7c00 | select(magnitude > 0x7f80_0000, 0x200 | (magnitude >> 13 & 0x3ff), 0);
+    let finite = select(magnitude < 113 << 23, subnormal, normal);
+    (sign | select(magnitude >= 143 << 23, special, finite)) as u16
+}
+
+/// bf16 bits as f32: exact.
+#[inline(always)]
+pub fn widen_bf16(h: u16) -> f32 {
+    f32::from_bits(u32::from(h) << 16)
+}
+
+/// f32 to the nearest bf16, ties to even.
+#[inline(always)]
+pub fn narrow_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    select(bits & 0x7fff_ffff > 0x7f80_0000, bits >> 16 | 0x40, rounded) as u16
+}
+
+macro_rules! float_num {
+    ($($t:ident, $exp:path, $ln:path, $tanh:path, $erf:path, $sigmoid:path;)*) => {$(
+        impl Num for $t {
+            const ZERO: $t = 0.0;
+            const ONE: $t = 1.0;
+            const SUM_PAD: $t = -0.0;
+            const LOWEST: $t = $t::NEG_INFINITY;
+            const HIGHEST: $t = $t::INFINITY;
+            #[inline(always)]
+            fn add(self, other: $t) -> $t { self + other }
+            #[inline(always)]
+            fn sub(self, other: $t) -> $t { self - other }
+            #[inline(always)]
+            fn mul(self, other: $t) -> $t { self * other }
+        }
+        impl Real for $t {
+            #[inline(always)]
+            fn of(x: f64) -> $t { x as $t }
+            #[inline(always)]
+            fn mul_add(self, a: $t, b: $t) -> $t { $t::mul_add(self, a, b) }
+            #[inline(always)]
+            fn exp(self) -> $t { $exp(self) }
+            #[inline(always)]
+            fn ln(self) -> $t { $ln(self) }
+            #[inline(always)]
+            fn tanh(self) -> $t { $tanh(self) }
+            #[inline(always)]
+            fn erf(self) -> $t { $erf(self) }
+            #[inline(always)]
+            fn sigmoid(self) -> $t { $sigmoid(self) }
+            #[inline(always)]
+            fn sqrt(self) -> $t { $t::sqrt(self) }
+            #[inline(always)]
+            fn abs(self) -> $t { $t::abs(self) }
+            #[inline(always)]
+            fn recip(self) -> $t { 1.0 / self }
+            #[inline(always)]
+            fn floor(self) -> $t { $t::floor(self) }
+            #[inline(always)]
+            fn copysign(self, sign: $t) -> $t { $t::copysign(self, sign) }
+        }
+    )*};
+}
+
+float_num! {
+    f32, exp::exp_f32, log::ln_f32, exp::tanh_f32, erf::erf_f32, exp::sigmoid_f32;
+    f64, exp::exp_f64, log::ln_f64, exp::tanh_f64, erf::erf_f64, exp::sigmoid_f64;
+}
+
+macro_rules! int_num {
+    ($($t:ident)*) => {$(
+        impl Num for $t {
+            const ZERO: $t = 0;
+            const ONE: $t = 1;
+            const SUM_PAD: $t = 0;
+            const LOWEST: $t = $t::MIN;
+            const HIGHEST: $t = $t::MAX;
+            #[inline(always)]
+            fn add(self, other: $t) -> $t { self.wrapping_add(other) }
+            #[inline(always)]
+            fn sub(self, other: $t) -> $t { self.wrapping_sub(other) }
+            #[inline(always)]
+            fn mul(self, other: $t) -> $t { self.wrapping_mul(other) }
+        }
+    )*};
+}
+
+int_num!(i64 i32 u8);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_convert_as_the_half_crate_does() {
+        for h in 0..=u16::MAX {
+            assert_eq!(widen_bf16(h).to_bits(), bf16::from_bits(h).to_f32_const().to_bits());
+            let (got, want) = (widen_f16(h), f16::from_bits(h).to_f32_const());
+            assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{h:x}");
+        }
+        for bits in (0..=u32::MAX).step_by(977).chain((0..1 << 16).map(|h| h << 16 | 0x8000)) {
+            let x = f32::from_bits(bits);
+            assert_eq!(narrow_bf16(x), bf16::from_f32_const(x).to_bits(), "{x:e}");
+            let (got, want) = (narrow_f16(x), f16::from_f32_const(x));
+            assert!(got == want.to_bits() || (f16::from_bits(got).is_nan() && want.is_nan()), "{x:e}");
+        }
+        for bits in (0x3280_0000u32..0x4780_2000).step_by(1 << 8) {
+            let x = f32::from_bits(bits);
+            assert_eq!(narrow_f16(x), f16::from_f32_const(x).to_bits(), "{x:e}");
+        }
+    }
+
+    #[test]
+    fn nan_wins_and_ties_keep_the_first() {
+        assert!(Num::max(f32::NAN, 1.0).is_nan() && Num::max(1.0, f32::NAN).is_nan());
+        assert!(Num::min(f64::NAN, 1.0).is_nan() && Num::min(1.0, f64::NAN).is_nan());
+        assert_eq!(Num::max(-0.0f32, 0.0).to_bits(), (-0.0f32).to_bits());
+        assert_eq!((Num::add(250u8, 9), Num::mul(i32::MAX, 2), Num::sub(0u8, 1)), (3, -2, 255));
+    }
+}
