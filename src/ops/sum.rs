@@ -39,9 +39,9 @@ impl Op for Sum {
         let x = &ins[0];
         if self.dims.len() == at.ins[0].global.len() {
             let all: Dims = (0..x.shape().len()).collect();
-            return Ok(smallvec![cpu::reduce(ReduceOp::Sum, x, &all, false)?.reshape(at.outs[0].local().clone())?]);
+            return Ok(smallvec![cpu::reduce(self.name(), x, &all, ReduceOp::Sum, false)?.reshape(at.outs[0].local().clone())?]);
         }
-        Ok(smallvec![cpu::reduce(ReduceOp::Sum, x, &self.dims, self.keep)?])
+        Ok(smallvec![cpu::reduce(self.name(), x, &self.dims, ReduceOp::Sum, self.keep)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
