@@ -1,13 +1,16 @@
 //! Every operator's samples, for the tests that judge rows, gradients and equivalence.
 
-use super::{Sample, add, cat, expand, matmul, mul, neg, pad, permute, reshape, scale, slice, sub, sum};
+use super::{Sample, add, cat, embedding, embedding_grad, expand, gather, matmul, mul, neg, pad, permute, reshape, scale, scatter_add, slice, sub, sum};
 
 /// All samples of all operators.
 pub fn catalog() -> Vec<Sample> {
     let files: &[fn() -> Vec<Sample>] = &[
         add::samples,
         cat::samples,
+        embedding::samples,
+        embedding_grad::samples,
         expand::samples,
+        gather::samples,
         matmul::samples,
         mul::samples,
         neg::samples,
@@ -15,6 +18,7 @@ pub fn catalog() -> Vec<Sample> {
         permute::samples,
         reshape::samples,
         scale::samples,
+        scatter_add::samples,
         slice::samples,
         sub::samples,
         sum::samples,
