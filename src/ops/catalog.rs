@@ -1,12 +1,14 @@
 //! Every operator's samples, for the tests that judge rows, gradients and equivalence.
 
-use super::{Sample, add, cat, embedding, embedding_grad, expand, gather, matmul, mul, neg, pad, permute, reshape, scale, scatter_add, slice, sub, sum};
+use super::{Sample, add, cat, cross_entropy, cross_entropy_grad, embedding, embedding_grad, expand, gather, matmul, mul, neg, pad, permute, reshape, scale, scatter_add, slice, sub, sum, sum_exp};
 
 /// All samples of all operators.
 pub fn catalog() -> Vec<Sample> {
     let files: &[fn() -> Vec<Sample>] = &[
         add::samples,
         cat::samples,
+        cross_entropy::samples,
+        cross_entropy_grad::samples,
         embedding::samples,
         embedding_grad::samples,
         expand::samples,
@@ -22,6 +24,7 @@ pub fn catalog() -> Vec<Sample> {
         slice::samples,
         sub::samples,
         sum::samples,
+        sum_exp::samples,
     ];
     files.iter().flat_map(|samples| samples()).collect()
 }
