@@ -1,10 +1,11 @@
 //! Every operator's samples, for the tests that judge rows, gradients and equivalence.
 
-use super::{Sample, add, cat, cross_entropy, cross_entropy_grad, embedding, embedding_grad, expand, gather, matmul, mul, neg, pad, permute, reshape, scale, scatter_add, slice, sub, sum, sum_exp};
+use super::{Sample, adamw, add, cat, cross_entropy, cross_entropy_grad, embedding, embedding_grad, expand, gather, matmul, mul, neg, pad, permute, reshape, scale, scatter_add, sgd, slice, sub, sum, sum_exp};
 
 /// All samples of all operators.
 pub fn catalog() -> Vec<Sample> {
     let files: &[fn() -> Vec<Sample>] = &[
+        adamw::samples,
         add::samples,
         cat::samples,
         cross_entropy::samples,
@@ -21,6 +22,7 @@ pub fn catalog() -> Vec<Sample> {
         reshape::samples,
         scale::samples,
         scatter_add::samples,
+        sgd::samples,
         slice::samples,
         sub::samples,
         sum::samples,

@@ -5,6 +5,7 @@
 //! Rows speak about one mesh axis; the dispatcher takes their product. A row that is missing is refused or worked
 //! around by moving operands, never guessed.
 
+mod adamw;
 mod add;
 mod cat;
 mod catalog;
@@ -28,6 +29,7 @@ mod sample;
 mod scale;
 mod scatter_add;
 mod segments;
+mod sgd;
 mod signature;
 mod slice;
 mod sub;
@@ -35,6 +37,7 @@ mod sum;
 mod sum_exp;
 mod vjp;
 
+pub use adamw::AdamW;
 pub use add::Add;
 pub use cat::Cat;
 pub use catalog::catalog;
@@ -57,6 +60,7 @@ pub use row::{Algebra, Axis, Row, Slot};
 pub use sample::{Fill, Input, Sample};
 pub use scale::Scale;
 pub use scatter_add::ScatterAdd;
+pub use sgd::Sgd;
 pub use signature::Signature;
 pub use slice::Slice;
 pub use sub::Sub;
