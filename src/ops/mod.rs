@@ -7,10 +7,12 @@
 
 mod adamw;
 mod add;
+mod argmax;
 mod cat;
 mod catalog;
 mod cross_entropy;
 mod cross_entropy_grad;
+mod dropout;
 mod embedding;
 mod embedding_grad;
 mod expand;
@@ -39,10 +41,12 @@ mod vjp;
 
 pub use adamw::AdamW;
 pub use add::Add;
+pub use argmax::Argmax;
 pub use cat::Cat;
 pub use catalog::catalog;
 pub use cross_entropy::CrossEntropy;
 pub use cross_entropy_grad::CrossEntropyGrad;
+pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use embedding_grad::EmbeddingGrad;
 pub use expand::Expand;
