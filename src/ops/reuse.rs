@@ -3,8 +3,8 @@
 //! In an eager step most operands are such: their buffer is warm in the cache, and a fresh one is not.
 
 use crate::error::Result;
-use crate::tensor::cpu::{self, BinaryF, BinaryN, Num, Real, TernaryF, UnaryF};
 use crate::tensor::Tensor;
+use crate::tensor::cpu::{self, BinaryF, BinaryN, Num, Real, TernaryF, UnaryF};
 
 /// `op(x)` for floating dtypes.
 pub(super) fn float_unary(verb: &str, ins: &mut [Tensor], op: impl UnaryF) -> Result<Tensor> {
@@ -71,10 +71,12 @@ mod tests {
 
     /// `x - y`, where `whose` says which operands the call owns alone; whether it wrote over one of them.
     fn sub(own_x: bool, own_y: bool) -> (Vec<i32>, Option<usize>) {
-        let mut ins = [[5, 7, -2], [3, 0, 9]].map(|v| Tensor::from_vec(v.to_vec(), [3]).expect("three elements"));
+        let mut ins =
+            [[5, 7, -2], [3, 0, 9]].map(|v| Tensor::from_vec(v.to_vec(), [3]).expect("three elements"));
         let places: Vec<*const i32> = ins.iter().map(|t| t.data::<i32>().expect("i32").as_ptr()).collect();
         let shared = [own_x, own_y].map(|own| !own);
-        let _others: Vec<Tensor> = ins.iter().zip(shared).filter(|(_, s)| *s).map(|(t, _)| t.clone()).collect();
+        let _others: Vec<Tensor> =
+            ins.iter().zip(shared).filter(|(_, s)| *s).map(|(t, _)| t.clone()).collect();
         let out = num_binary("sub", &mut ins, Sub).expect("legal");
         let place = out.data::<i32>().expect("i32").as_ptr();
         (out.to_vec().expect("i32"), places.iter().position(|&p| p == place))
