@@ -146,7 +146,7 @@ impl CausalAttention<'_> {
                     T::ZERO,
                     MatMut { data: &mut *o, shape, strides: (h * dv, 1) },
                 );
-                for (o, &sum) in o.chunks_mut(h * dv).zip(&sums) {
+                for (o, &sum) in o.chunks_mut((h * dv).max(1)).zip(&sums) {
                     let scale = sum.recip();
                     o[..dv].iter_mut().for_each(|o| *o = *o * scale);
                 }

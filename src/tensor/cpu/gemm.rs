@@ -134,7 +134,7 @@ fn distinct((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
     let leaps = |outer: usize, outer_len: usize, inner: usize, inner_len: usize| {
         (inner > 0 || inner_len <= 1) && (outer_len <= 1 || outer > inner * inner_len.saturating_sub(1))
     };
-    leaps(rs, m, cs, n) || leaps(cs, n, rs, m)
+    m == 0 || n == 0 || leaps(rs, m, cs, n) || leaps(cs, n, rs, m)
 }
 
 fn gemm_as<T: Gemm>(a: &Tensor, b: &Tensor) -> Result<Tensor> {
