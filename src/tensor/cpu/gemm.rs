@@ -81,6 +81,11 @@ impl<'a, T> MatRef<'a, T> {
         let at = (start * self.strides.0).min(self.data.len());
         MatRef { data: &self.data[at..], shape: (len, self.shape.1), ..self }
     }
+
+    /// Row `i`, whose elements lie side by side.
+    pub fn row(self, i: usize) -> &'a [T] {
+        &self.data[(i * self.strides.0).min(self.data.len())..][..self.shape.1]
+    }
 }
 
 /// An element type that the product kernels take: f32 or f64.
