@@ -1,9 +1,11 @@
 //! Every operator's samples, for the tests that judge rows, gradients and equivalence.
 
 use super::{
-    Sample, abs, add, cast, cat, compare, div, exp, expand, gelu, gelu_grad, log, mask, matmul, maximum,
+    Sample, abs, adamw, add, argmax, cast, cat, compare, cross_entropy, cross_entropy_grad, div, dropout,
+    embedding, embedding_grad, exp, expand, gather, gelu, gelu_grad, log, mask, matmul, max, maximum, min,
     minimum, mul, neg, pad, permute, pow, pow_grad, pow_scalar, relu, relu_grad, reshape, rsqrt, scale,
-    select, shift, sigmoid, sigmoid_grad, sign, silu, silu_grad, slice, sqrt, sub, sum, tanh, tanh_grad,
+    scatter_add, select, sgd, shift, sigmoid, sigmoid_grad, sign, silu, silu_grad, slice, sqrt, sub, sum,
+    sum_exp, tanh, tanh_grad,
 };
 
 /// All samples of all operators.
@@ -30,7 +32,9 @@ pub fn catalog() -> Vec<Sample> {
         log::samples,
         mask::samples,
         matmul::samples,
+        max::samples,
         maximum::samples,
+        min::samples,
         minimum::samples,
         mul::samples,
         neg::samples,
