@@ -2,10 +2,10 @@
 
 use super::{
     Sample, abs, adamw, add, argmax, cast, cat, compare, cross_entropy, cross_entropy_grad, div, dropout,
-    embedding, embedding_grad, exp, expand, gather, gelu, gelu_grad, log, mask, matmul, max, maximum, min,
-    minimum, mul, neg, pad, permute, pow, pow_grad, pow_scalar, relu, relu_grad, reshape, rsqrt, scale,
-    scatter_add, select, sgd, shift, sigmoid, sigmoid_grad, sign, silu, silu_grad, slice, sqrt, sub, sum,
-    sum_exp, tanh, tanh_grad,
+    embedding, embedding_grad, exp, expand, gather, gelu, gelu_grad, log, log_softmax, log_softmax_grad,
+    mask, matmul, max, maximum, min, minimum, mul, neg, pad, permute, pow, pow_grad, pow_scalar, relu,
+    relu_grad, reshape, rsqrt, scale, scatter_add, select, sgd, shift, sigmoid, sigmoid_grad, sign, silu,
+    silu_grad, slice, softmax, softmax_grad, sqrt, sub, sum, sum_exp, tanh, tanh_grad,
 };
 
 /// All samples of all operators.
@@ -30,6 +30,8 @@ pub fn catalog() -> Vec<Sample> {
         gelu::samples,
         gelu_grad::samples,
         log::samples,
+        log_softmax::samples,
+        log_softmax_grad::samples,
         mask::samples,
         matmul::samples,
         max::samples,
@@ -58,6 +60,8 @@ pub fn catalog() -> Vec<Sample> {
         silu::samples,
         silu_grad::samples,
         slice::samples,
+        softmax::samples,
+        softmax_grad::samples,
         sqrt::samples,
         sub::samples,
         sum::samples,
