@@ -2,10 +2,11 @@
 
 use super::{
     Sample, abs, adamw, add, argmax, cast, cat, compare, cross_entropy, cross_entropy_grad, div, dropout,
-    embedding, embedding_grad, exp, expand, gather, gelu, gelu_grad, log, log_softmax, log_softmax_grad,
-    mask, matmul, max, maximum, min, minimum, mul, neg, pad, permute, pow, pow_grad, pow_scalar, relu,
-    relu_grad, reshape, rsqrt, scale, scatter_add, select, sgd, shift, sigmoid, sigmoid_grad, sign, silu,
-    silu_grad, slice, softmax, softmax_grad, sqrt, sub, sum, sum_exp, tanh, tanh_grad,
+    embedding, embedding_grad, exp, expand, gather, gelu, gelu_grad, layer_norm, layer_norm_grad, log,
+    log_softmax, log_softmax_grad, mask, matmul, max, maximum, min, minimum, mul, neg, pad, permute, pow,
+    pow_grad, pow_scalar, relu, relu_grad, reshape, rms_norm, rms_norm_grad, rsqrt, scale, scatter_add,
+    select, sgd, shift, sigmoid, sigmoid_grad, sign, silu, silu_grad, slice, softmax, softmax_grad, sqrt,
+    sub, sum, sum_exp, tanh, tanh_grad,
 };
 
 /// All samples of all operators.
@@ -29,6 +30,8 @@ pub fn catalog() -> Vec<Sample> {
         gather::samples,
         gelu::samples,
         gelu_grad::samples,
+        layer_norm::samples,
+        layer_norm_grad::samples,
         log::samples,
         log_softmax::samples,
         log_softmax_grad::samples,
@@ -48,6 +51,8 @@ pub fn catalog() -> Vec<Sample> {
         relu::samples,
         relu_grad::samples,
         reshape::samples,
+        rms_norm::samples,
+        rms_norm_grad::samples,
         rsqrt::samples,
         scale::samples,
         scatter_add::samples,
