@@ -1,12 +1,12 @@
 //! Every operator's samples, for the tests that judge rows, gradients and equivalence.
 
 use super::{
-    Sample, abs, adamw, add, argmax, cast, cat, compare, cross_entropy, cross_entropy_grad, div, dropout,
-    embedding, embedding_grad, exp, expand, gather, gelu, gelu_grad, layer_norm, layer_norm_grad, log,
-    log_softmax, log_softmax_grad, mask, matmul, max, maximum, min, minimum, mul, neg, pad, permute, pow,
-    pow_grad, pow_scalar, relu, relu_grad, reshape, rms_norm, rms_norm_grad, rsqrt, scale, scatter_add,
-    select, sgd, shift, sigmoid, sigmoid_grad, sign, silu, silu_grad, slice, softmax, softmax_grad, sqrt,
-    sub, sum, sum_exp, tanh, tanh_grad,
+    Sample, abs, adamw, add, argmax, attention, attention_grad, cast, cat, compare, cross_entropy,
+    cross_entropy_grad, div, dropout, embedding, embedding_grad, exp, expand, gather, gelu, gelu_grad,
+    layer_norm, layer_norm_grad, log, log_softmax, log_softmax_grad, mask, matmul, max, maximum, min,
+    minimum, mul, neg, pad, permute, pow, pow_grad, pow_scalar, relu, relu_grad, reshape, rms_norm,
+    rms_norm_grad, rsqrt, scale, scatter_add, select, sgd, shift, sigmoid, sigmoid_grad, sign, silu,
+    silu_grad, slice, softmax, softmax_grad, sqrt, sub, sum, sum_exp, tanh, tanh_grad,
 };
 
 /// All samples of all operators.
@@ -16,6 +16,8 @@ pub fn catalog() -> Vec<Sample> {
         adamw::samples,
         add::samples,
         argmax::samples,
+        attention::samples,
+        attention_grad::samples,
         cast::samples,
         cat::samples,
         compare::samples,
