@@ -146,7 +146,7 @@ impl CausalAttention<'_> {
                     T::ZERO,
                     MatMut { data: &mut *o, shape, strides: (h * dv, 1) },
                 );
-                for (o, &sum) in o.chunks_mut(h * dv).zip(&sums) {
+                for (o, &sum) in o.chunks_mut((h * dv).max(1)).zip(&sums) {
                     let scale = sum.recip();
                     o[..dv].iter_mut().for_each(|o| *o = *o * scale);
                 }
@@ -351,8 +351,8 @@ impl<T: Gemm> Kernel for Slopes<'_, T> {
         let width = self.block.width;
         let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
         for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
-            let o = &self.o.data[i * self.o.strides.0..][..d];
-            let grad = &self.grad.data[i * self.grad.strides.0..][..d];
+            let o = self.o.row(i);
+            let grad = self.grad.row(i);
             for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
                 *s = o * grad;
             }
