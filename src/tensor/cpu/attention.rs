@@ -11,7 +11,7 @@ use super::as_elements_mut;
 use super::cast::cast;
 use super::gemm::{Gemm, MatMut, MatRef};
 use super::simd::{Kernel, dispatch};
-use super::tree::{Max, RowTree, Sum};
+use super::tree::{RowTree, Sum, row_max};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
@@ -321,7 +321,7 @@ impl<T: Gemm> Kernel for Exponentials<'_, T> {
         let rows = self.s.chunks_exact_mut(self.block.width).zip(self.sums.iter_mut().zip(self.lse));
         for (i, (row, (sum, lse))) in rows.enumerate() {
             row[self.block.seen(i)..].fill(T::LOWEST);
-            let max = self.tree.fold::<Max>(row);
+            let max = row_max(row);
             for s in row.iter_mut() {
                 *s = (*s - max).exp();
             }
