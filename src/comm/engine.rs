@@ -200,3 +200,56 @@ impl Request for Folding {
         self.inner.is_ready()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Group, spmd};
+
+    /// An engine that can do no more than exchange, over one that can.
+    #[derive(Debug)]
+    struct Plain<T: ?Sized>(Arc<T>);
+
+    impl Engine for Plain<dyn Engine> {
+        fn rank(&self) -> usize {
+            self.0.rank()
+        }
+        fn world_len(&self) -> usize {
+            self.0.world_len()
+        }
+        fn deadline(&self) -> Duration {
+            self.0.deadline()
+        }
+        fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
+            Ok(Arc::new(Plain(self.0.open(ranks, name)?)))
+        }
+        fn abort(&self, cause: &Error) {
+            self.0.abort(cause);
+        }
+    }
+
+    impl Channel for Plain<dyn Channel> {
+        fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+            self.0.start(call)
+        }
+    }
+
+    #[test]
+    fn provided_reductions_have_the_bits_of_an_engines_own() {
+        for n in [1, 2, 3, 5] {
+            let run = move |rank: crate::comm::Rank| {
+                let everyone: Vec<usize> = (0..n).collect();
+                let plain = Group::open(&Plain(rank.engine().clone()), &everyone, "plain")?;
+                for len in [0, 1, 7, 16_383, 16_384, 40_001] {
+                    let value = |i: usize| ((i + 1) * (rank.rank() + 3)) as f32 * 0.1;
+                    let x = Tensor::from_vec((0..len).map(value).collect(), [len])?;
+                    let want = rank.world().all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()?;
+                    assert_eq!(plain.all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()?, want);
+                    assert_eq!(plain.all_reduce_async(&x, ReduceOp::Sum).wait()?.to_vec::<f32>()?, want);
+                }
+                Ok(())
+            };
+            spmd(n, run).unwrap();
+        }
+    }
+}

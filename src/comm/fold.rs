@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::tensor::cpu::as_elements_mut;
@@ -34,7 +35,13 @@ pub(crate) fn fold_range<'a>(
     match parts[0].dtype() {
         DType::F32 => fold_floats::<f32>(op, &parts, range, out),
         DType::F64 => fold_floats::<f64>(op, &parts, range, out),
+        DType::F16 if op == ReduceOp::Sum => {
+            sum_f16(&slices(&parts, range), as_elements_mut(out));
+        }
         DType::F16 => fold_floats::<f16>(op, &parts, range, out),
+        DType::BF16 if op == ReduceOp::Sum => {
+            fold_slices(&slices(&parts, range), as_elements_mut(out), add_bf16);
+        }
         DType::BF16 => fold_floats::<bf16>(op, &parts, range, out),
         DType::I64 => fold_ints::<i64>(op, &parts, range, out, i64::wrapping_add),
         DType::I32 => fold_ints::<i32>(op, &parts, range, out, i32::wrapping_add),
@@ -140,6 +147,46 @@ fn fold_block<T: Copy>(
     }
 }
 
+/// The sum in f32, rounded once, as [`Float::narrow`] rounds; without branches, so that loops over it vectorise.
+#[inline(always)]
+fn add_bf16(a: bf16, b: bf16) -> bf16 {
+    let widen = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
+    let sum = widen(a) + widen(b);
+    let bits = sum.to_bits();
+    let even = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    let quiet = (bits >> 16) | 0x40;
+    bf16::from_bits(if sum.is_nan() { quiet } else { even } as u16)
+}
+
+/// The tree of f16 sums, converted by whole slices: the machine's own conversion is looked for at every call.
+fn sum_f16(parts: &[&[f16]], out: &mut [f16]) {
+    let levels = parts.len().next_power_of_two().trailing_zeros() as usize;
+    let mut room = vec![0.0; (levels + 1) * BLOCK.min(out.len())];
+    for start in (0..out.len()).step_by(BLOCK) {
+        let end = (start + BLOCK).min(out.len());
+        let (sum, room) = room.split_at_mut(end - start);
+        sum_f16_block(parts, start..end, sum, &mut out[start..end], room);
+        out[start..end].convert_from_f32_slice(sum);
+    }
+}
+
+/// Writes the sum to `out`, exact f16 values but for the last addition; `half` is where others are rounded.
+fn sum_f16_block(parts: &[&[f16]], at: Range<usize>, out: &mut [f32], half: &mut [f16], room: &mut [f32]) {
+    if let [only] = *parts {
+        return only[at].convert_to_f32_slice(out);
+    }
+    let (left, right) = parts.split_at(parts.len().div_ceil(2));
+    let (here, below) = room.split_at_mut(out.len());
+    for (side, sum) in [(left, &mut *out), (right, &mut *here)] {
+        sum_f16_block(side, at.clone(), sum, half, below);
+        if side.len() > 1 {
+            half.convert_from_f32_slice(sum);
+            half.convert_to_f32_slice(sum);
+        }
+    }
+    out.iter_mut().zip(&*here).for_each(|(o, &x)| *o += x);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,6 +227,21 @@ mod tests {
                         assert!(same, "{op} of {members} x {dtype}[{n}]");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_sums_round_as_ever() {
+        let patterns: Vec<bf16> = (0..=u16::MAX).step_by(251).map(bf16::from_bits).collect();
+        for &a in &patterns {
+            for &b in &patterns {
+                let want = bf16::from_f32(a.to_f32() + b.to_f32());
+                let got = add_bf16(a, b);
+                assert!(
+                    got.to_bits() == want.to_bits() || (a.is_nan() && b.is_nan() && got.is_nan()),
+                    "{a} {b}"
+                );
             }
         }
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Rank;
@@ -80,6 +80,7 @@ impl Spmd {
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (results, arrivals) = channel();
         let f = Arc::new(f);
+        let mut threads = Vec::new();
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
             let shared = world.clone();
@@ -92,26 +93,36 @@ impl Spmd {
                 // The caller may have left this rank behind.
                 let _ = results.send((rank, result));
             });
-            if let Err(reason) = spawned {
-                world.fail(rank, format!("its thread did not start: {reason}"));
-                return Err(Error::unsupported(
-                    "spmd",
-                    "the system refuses a thread for a rank",
-                    format!("rank {rank} of {}: {reason}", self.world),
-                    "use fewer ranks",
-                ));
+            match spawned {
+                Ok(thread) => threads.push(Some(thread)),
+                Err(reason) => {
+                    world.fail(rank, format!("its thread did not start: {reason}"));
+                    return Err(Error::unsupported(
+                        "spmd",
+                        "the system refuses a thread for a rank",
+                        format!("rank {rank} of {}: {reason}", self.world),
+                        "use fewer ranks",
+                    ));
+                }
             }
         }
         drop(results);
-        self.gather(&arrivals, &failures)
+        self.gather(threads, &arrivals, &failures)
     }
 
-    fn gather<T>(&self, arrivals: &Receiver<(usize, Option<T>)>, failures: &Failures) -> Result<Vec<T>> {
+    fn gather<T>(
+        &self,
+        mut threads: Vec<Option<JoinHandle<()>>>,
+        arrivals: &Receiver<(usize, Option<T>)>,
+        failures: &Failures,
+    ) -> Result<Vec<T>> {
         let mut results: Vec<Option<Option<T>>> = (0..self.world).map(|_| None).collect();
         let mut last = Instant::now();
         while let Some((rank, result)) = next(arrivals, failures, last + self.deadline) {
             results[rank] = Some(result);
             last = Instant::now();
+            // It has nothing left to do but to end. Its panics were caught: there is no error to hear of.
+            let _ = threads[rank].take().map(JoinHandle::join);
         }
         let failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
         let real = failures.iter().position(|(_, cause)| !is_echo(cause));
@@ -178,4 +189,28 @@ fn is_echo(failure: &Failure) -> bool {
 fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_named_and_joined() {
+        struct Ends(Arc<Mutex<usize>>);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                *self.0.lock().unwrap() += 1;
+            }
+        }
+        thread_local!(static AT_END: std::cell::RefCell<Option<Ends>> = const { std::cell::RefCell::new(None) });
+        let ends = Arc::new(Mutex::new(0));
+        let shared = ends.clone();
+        let names = Spmd::new(3).name("worker").run(move |_| {
+            AT_END.with(|end| *end.borrow_mut() = Some(Ends(shared.clone())));
+            Ok(thread::current().name().map(str::to_string))
+        });
+        assert_eq!(names.unwrap(), [0, 1, 2].map(|r| Some(format!("worker {r}"))));
+        assert_eq!(*ends.lock().unwrap(), 3, "every thread is over, its thread locals dropped");
+    }
 }

@@ -8,10 +8,10 @@ use smallvec::SmallVec;
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{
-    Add, Argmax, Attention, Bits, Cast, Cat, Compare, CompareKind, CrossEntropy, Div, Dropout, Embedding, Exp, Expand, Free,
-    Gather, Gelu, GeluKind, LayerNorm, Log, LogSoftmax, Matmul, Max, Maximum, Min, Minimum, Mul, Neg, Op, Permute, Pow,
-    PowScalar, Relu, Reshape, RmsNorm, Rsqrt, Scale, ScatterAdd, Select, Shift, Sigmoid, Silu, Slice, Softmax, Split, Sqrt, Sub,
-    Sum, SumExp, Tanh,
+    Add, Argmax, Attention, Bits, Cast, Cat, Compare, CompareKind, CrossEntropy, Div, Dropout, Embedding,
+    Exp, Expand, Free, Gather, Gelu, GeluKind, LayerNorm, Log, LogSoftmax, Matmul, Max, Maximum, Min,
+    Minimum, Mul, Neg, Op, Permute, Pow, PowScalar, Relu, Reshape, RmsNorm, Rsqrt, Scale, ScatterAdd, Select,
+    Shift, Sigmoid, Silu, Slice, Softmax, Split, Sqrt, Sub, Sum, SumExp, Tanh,
 };
 use crate::rng::Draw;
 use crate::tensor::{DType, Dims, Shape};
@@ -317,7 +317,14 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses shapes that do not fit, and a `p` outside `[0, 1]`.
-    pub fn attention_dropout(&self, k: &DTensor, v: &DTensor, scale: f64, p: f64, draw: Draw) -> Result<DTensor> {
+    pub fn attention_dropout(
+        &self,
+        k: &DTensor,
+        v: &DTensor,
+        scale: f64,
+        p: f64,
+        draw: Draw,
+    ) -> Result<DTensor> {
         let op = Attention { scale: Bits(scale), p: Bits(p), draw: Free(draw) };
         Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
     }
@@ -393,7 +400,12 @@ impl DTensor {
         let dim = self.shape().dim("squeeze", dim)?;
         let mut shape = self.shape().to_vec();
         if shape.remove(dim) != 1 {
-            return Err(Error::invalid("squeeze", "the dim's extent is not 1", format!("dim {dim} of {self}"), ""));
+            return Err(Error::invalid(
+                "squeeze",
+                "the dim's extent is not 1",
+                format!("dim {dim} of {self}"),
+                "",
+            ));
         }
         self.reshape(shape)
     }

@@ -92,7 +92,13 @@ impl Plan {
 type Chosen = (SmallVec<[Rc<Facts>; 3]>, SmallVec<[Rc<Facts>; 3]>);
 
 /// Chooses a row on every mesh axis by the bytes its moves would take, and puts the axes together.
-fn choose(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>], metas: &[Meta], outs: &[Meta]) -> Result<Chosen> {
+fn choose(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    ins: &[&Rc<Facts>],
+    metas: &[Meta],
+    outs: &[Meta],
+) -> Result<Chosen> {
     let ndim = mesh.mesh().ndim();
     let order = common_order(ins);
     // Rows that could not be put together on an axis, as with a ragged cut that another axis's cut does not allow.
@@ -122,7 +128,9 @@ fn choose(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>], metas: &[Meta], ou
                 // Bar the ragged row, or any other that is not replicated, of the innermost axis; replicated rows always fit.
                 let cut = |r: &Row| r.ins.iter().chain(&r.outs).any(|s| *s != Slot::R);
                 let ragged = |r: &Row| r.ins.contains(&Slot::Ragged);
-                let Some(a) = rows.iter().rposition(ragged).or_else(|| rows.iter().rposition(cut)) else { return Err(e) };
+                let Some(a) = rows.iter().rposition(ragged).or_else(|| rows.iter().rposition(cut)) else {
+                    return Err(e);
+                };
                 barred[a].push(rows[a].clone());
             }
         }
@@ -141,15 +149,23 @@ fn cheapest(
 ) -> (Row, Option<Placement>) {
     let ranks = mesh.mesh().axis_len(a);
     let splits = |b: &usize| ins.iter().any(|f| matches!(f.layout().axis(*b), Placement::Shard(_)));
-    let others: usize = (0..mesh.mesh().ndim()).filter(|&b| b != a).filter(splits).map(|b| mesh.mesh().axis_len(b)).product();
-    let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
+    let others: usize =
+        (0..mesh.mesh().ndim()).filter(|&b| b != a).filter(splits).map(|b| mesh.mesh().axis_len(b)).product();
+    let ragged =
+        ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
     let mut rows = if ranks > 1 { op.rows(metas, Axis { ranks, ways: ranks * others }) } else { Vec::new() };
     rows.push(Row::new(ins.iter().map(|_| Slot::R), outs.iter().map(|_| Slot::R)));
     let cost = |row: &Row| -> f64 {
         let moved = row.ins.iter().zip(ins);
-        moved.map(|(s, f)| if ragged.is_none() && *s == Slot::Ragged { f64::INFINITY } else {
-            move_cost(f, a, &instantiate(*s, ragged.as_ref()), ranks as f64)
-        }).sum()
+        moved
+            .map(|(s, f)| {
+                if ragged.is_none() && *s == Slot::Ragged {
+                    f64::INFINITY
+                } else {
+                    move_cost(f, a, &instantiate(*s, ragged.as_ref()), ranks as f64)
+                }
+            })
+            .sum()
     };
     let fits = |row: &&Row| ragged.is_some() || !row.outs.contains(&Slot::Ragged);
     let mut best: Option<(f64, &Row)> = None;

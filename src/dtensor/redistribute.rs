@@ -25,11 +25,22 @@ pub(crate) struct Move {
 
 #[derive(Debug)]
 enum Stage {
-    AllReduce { group: Group, op: ReduceOp },
-    ReduceScatter { group: Group, op: ReduceOp, give: Vec<Piece>, out: Shape },
+    AllReduce {
+        group: Group,
+        op: ReduceOp,
+    },
+    ReduceScatter {
+        group: Group,
+        op: ReduceOp,
+        give: Vec<Piece>,
+        out: Shape,
+    },
     Exchange(Exchange),
     /// This rank's part of a new partial: the value on one rank, the identity on the others.
-    Share { op: ReduceOp, keep: bool },
+    Share {
+        op: ReduceOp,
+        keep: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -157,10 +168,17 @@ impl Exchange {
 impl Piece {
     fn new(giver: &Region, taker: &Region) -> Piece {
         let overlaps: SmallVec<[Overlap; 1]> = giver.intersect(taker).into_iter().collect();
-        let plain = giver.boxes.len() == 1 && overlaps.len() == 1 && giver.local == *giver.boxes[0].len.as_slice();
+        let plain =
+            giver.boxes.len() == 1 && overlaps.len() == 1 && giver.local[..] == giver.boxes[0].len[..];
         let view = plain.then(|| {
             let o = &overlaps[0];
-            let start = giver.local.strides().iter().zip(giver.local.iter()).map(|(s, n)| o.a_offset / s % n).collect();
+            let start = giver
+                .local
+                .strides()
+                .iter()
+                .zip(giver.local.iter())
+                .map(|(s, n)| o.a_offset / s % n)
+                .collect();
             (start, o.len.clone())
         });
         Piece { overlaps, view }
@@ -225,7 +243,9 @@ fn plan(mesh: &DeviceMesh, src: &Spec, dst: &Spec) -> Result<Move> {
         }
     }
     let opening: Vec<usize> = (0..mesh.mesh().ndim())
-        .filter(|&a| matches!(dst.layout.axis(a), Placement::Partial(_)) && dst.layout.axis(a) != cur.layout.axis(a))
+        .filter(|&a| {
+            matches!(dst.layout.axis(a), Placement::Partial(_)) && dst.layout.axis(a) != cur.layout.axis(a)
+        })
         .collect();
     let mid = with_axes(dst, &opening, Placement::Replicate)?;
     if mid.layout != cur.layout {
@@ -262,7 +282,9 @@ fn scattered(cur: &Spec, dst: &Spec, a: usize) -> Result<Option<Spec>> {
     let mut placements = cur.layout.placements().to_vec();
     placements[a] = dst.layout.axis(a).clone();
     let order: Dims = cur.layout.order().iter().copied().filter(|&b| b != a).chain([a]).collect();
-    let Ok(next) = Layout::new(placements).with_order(&order).and_then(|l| cur.with_layout(l)) else { return Ok(None) };
+    let Ok(next) = Layout::new(placements).with_order(&order).and_then(|l| cur.with_layout(l)) else {
+        return Ok(None);
+    };
     // Splitting the same dims in another order later would move everything again; then all-reduce is no worse.
     let kept = dims.clone().all(|d| cuts(&next.layout, d).iter().all(|c| cuts(&dst.layout, d).contains(c)));
     Ok(kept.then_some(next))
@@ -323,16 +345,16 @@ fn exchange(mesh: &DeviceMesh, cur: &Spec, mid: &Spec) -> Result<Exchange> {
     debug_assert_eq!(take.iter().map(Piece::numel).sum::<usize>(), wanted.numel(), "{cur} to {mid}");
     // Whether everybody wants everything is decided from the layouts, so that all ranks decide alike.
     let gathers = !axes.is_empty() && axes.iter().all(|&a| *mid.layout.axis(a) == Placement::Replicate);
-    let new_cuts = (0..mid.mesh.ndim()).any(|a| {
-        *mid.layout.axis(a) != *cur.layout.axis(a) && *mid.layout.axis(a) != Placement::Replicate
-    });
+    let new_cuts = (0..mid.mesh.ndim())
+        .any(|a| *mid.layout.axis(a) != *cur.layout.axis(a) && *mid.layout.axis(a) != Placement::Replicate);
     let (give, shapes) = if gathers && !new_cuts {
         (None, coords.iter().map(|c| cur.region_at(c).local).collect())
     } else {
         let give = coords.iter().map(|c| Piece::new(&mine, &mid.region_at(c))).collect();
         (Some(give), take.iter().map(Piece::shape).collect())
     };
-    let others = take.iter().enumerate().filter(|(i, _)| *i != group.index()).map(|(_, p)| p.numel()).sum::<usize>();
+    let others =
+        take.iter().enumerate().filter(|(i, _)| *i != group.index()).map(|(_, p)| p.numel()).sum::<usize>();
     let received_bytes = (others * cur.dtype.size_bytes()) as u64;
     Ok(Exchange { group, give, take, shapes, out: mid.local_shape(), received_bytes })
 }

@@ -102,7 +102,10 @@ impl Origin {
         let mut flight = self.flight.borrow_mut();
         if flight.is_none() {
             let mesh = &self.shard.mesh;
-            *flight = Some(redistribute::find(mesh, &self.shard.facts, &self.facts)?.start(mesh, self.shard.local.clone())?);
+            *flight = Some(
+                redistribute::find(mesh, &self.shard.facts, &self.facts)?
+                    .start(mesh, self.shard.local.clone())?,
+            );
         }
         Ok(())
     }
@@ -157,7 +160,12 @@ impl DTensor {
     /// Refuses a `grad` of another shape or dtype, and a tensor without history; a fault of communication.
     pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
         if grad.meta() != self.meta() {
-            return Err(Error::invalid("backward", "the gradient does not fit", format!("{grad} for {self}"), ""));
+            return Err(Error::invalid(
+                "backward",
+                "the gradient does not fit",
+                format!("{grad} for {self}"),
+                "",
+            ));
         }
         let Some(edge) = &self.edge else {
             return Err(Error::invalid(
@@ -168,7 +176,12 @@ impl DTensor {
             ));
         };
         let _guard = self.mesh.no_grad();
-        let mut pass = Pass { mesh: self.mesh.clone(), waiting: BinaryHeap::new(), grads: FxHashMap::default(), done: Gradients::default() };
+        let mut pass = Pass {
+            mesh: self.mesh.clone(),
+            waiting: BinaryHeap::new(),
+            grads: FxHashMap::default(),
+            done: Gradients::default(),
+        };
         pass.give(edge, grad.detach())?;
         while let Some(Waiting(node)) = pass.waiting.pop() {
             pass.visit(&node)?;
@@ -217,7 +230,10 @@ pub(super) fn record(
     mut outs: DTensors,
 ) -> Result<DTensors> {
     let wants = |x: &DTensor| x.edge.is_some();
-    if !ins[0].mesh.grad_enabled() || !ins.iter().any(|x| wants(x)) || !outs.iter().any(|o| o.dtype().is_float()) {
+    if !ins[0].mesh.grad_enabled()
+        || !ins.iter().any(|x| wants(x))
+        || !outs.iter().any(|o| o.dtype().is_float())
+    {
         return Ok(outs);
     }
     let needs = ins.iter().enumerate().fold(0u32, |m, (i, x)| m | u32::from(wants(x)) << i);
@@ -337,8 +353,10 @@ impl Pass {
                     values[r.0 as usize] = Some(reduced);
                 }
             }
-            let ins: SmallVec<[&DTensor; 4]> = step.ins.iter().map(|r| value(&values, r.0 as usize)).collect();
+            let ins: SmallVec<[&DTensor; 4]> =
+                step.ins.iter().map(|r| value(&values, r.0 as usize)).collect();
             let outs = DTensor::apply(step.op.as_ref(), &ins)?;
+            drop(ins);
             for (k, out) in outs.into_iter().enumerate() {
                 values[step.out.0 as usize + k] = Some(out);
             }
@@ -353,7 +371,8 @@ impl Pass {
         if !x.layout().has_partial() {
             return Ok(None);
         }
-        let facts: SmallVec<[&Rc<Facts>; 4]> = step.ins.iter().map(|r| &value(values, r.0 as usize).facts).collect();
+        let facts: SmallVec<[&Rc<Facts>; 4]> =
+            step.ins.iter().map(|r| &value(values, r.0 as usize).facts).collect();
         let plan = Plan::find(&self.mesh, step.op.as_ref(), &facts)?;
         let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
         let Some((m, to)) = &plan.moves[at] else { return Ok(None) };

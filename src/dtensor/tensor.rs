@@ -46,12 +46,22 @@ impl DTensor {
     ///
     /// # Errors
     /// Refuses a layout that does not fit, and a `local` of another shape than the layout gives this rank.
-    pub fn from_local(mesh: &DeviceMesh, local: Tensor, shape: impl Into<Shape>, layout: Layout) -> Result<DTensor> {
+    pub fn from_local(
+        mesh: &DeviceMesh,
+        local: Tensor,
+        shape: impl Into<Shape>,
+        layout: Layout,
+    ) -> Result<DTensor> {
         let facts = mesh.facts(local.dtype(), &shape.into(), &layout)?;
         if local.shape() != facts.local_shape() {
             return Err(Error::invalid(
                 "from_local",
-                format!("the layout gives rank {} a {}{}", mesh.mesh().rank(), local.dtype(), facts.local_shape()),
+                format!(
+                    "the layout gives rank {} a {}{}",
+                    mesh.mesh().rank(),
+                    local.dtype(),
+                    facts.local_shape()
+                ),
                 format!("{local} for {}", facts.spec()),
                 "pass the part that belongs to this rank",
             ));
@@ -89,7 +99,12 @@ impl DTensor {
     ///
     /// # Errors
     /// As [`DTensor::full`].
-    pub fn zeros(mesh: &DeviceMesh, dtype: DType, shape: impl Into<Shape>, layout: Layout) -> Result<DTensor> {
+    pub fn zeros(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        layout: Layout,
+    ) -> Result<DTensor> {
         Self::full(mesh, dtype, shape, 0.0, layout)
     }
 
@@ -158,7 +173,8 @@ impl DTensor {
             return Ok(self.clone());
         }
         let layout = self.layout();
-        let whole = layout.placements().iter().map(|p| if p.is_partial() { Placement::Replicate } else { p.clone() });
+        let whole =
+            layout.placements().iter().map(|p| if p.is_partial() { Placement::Replicate } else { p.clone() });
         self.redistribute(Layout::new(whole).with_order(layout.order())?)
     }
 
@@ -211,7 +227,12 @@ pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
     if !facts.layout().placements().iter().any(|p| matches!(p, Placement::Partial(_))) {
         return Ok(());
     }
-    Err(Error::sharding(verb, "a Partial layout has no values of its own", facts.spec().to_string(), "redistribute first"))
+    Err(Error::sharding(
+        verb,
+        "a Partial layout has no values of its own",
+        facts.spec().to_string(),
+        "redistribute first",
+    ))
 }
 
 /// A redistribution on its way. Dropping it is harmless.

@@ -65,7 +65,13 @@ impl Gpt {
             let inits = (init.clone(), residual.clone());
             Ok(Block {
                 attn_norm: LayerNorm::new(scope.child("ln_1"), width, bias)?,
-                attn: CausalAttention::new(scope.child("attn"), (width, heads), bias, dropout, inits.clone())?,
+                attn: CausalAttention::new(
+                    scope.child("attn"),
+                    (width, heads),
+                    bias,
+                    dropout,
+                    inits.clone(),
+                )?,
                 mlp_norm: LayerNorm::new(scope.child("ln_2"), width, bias)?,
                 mlp: Mlp::new(scope.child("mlp"), (width, 4 * width), bias, dropout, inits)?,
             })

@@ -19,7 +19,13 @@ impl Linear {
     ///
     /// # Errors
     /// As [`Scope::param`].
-    pub fn new(mut scope: Scope<'_>, inputs: usize, outputs: usize, bias: bool, init: Init) -> Result<Linear> {
+    pub fn new(
+        mut scope: Scope<'_>,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+        init: Init,
+    ) -> Result<Linear> {
         let weight = scope.param("weight", [outputs, inputs], init)?;
         let bias = if bias { Some(scope.param("bias", [outputs], Init::Zeros)?) } else { None };
         Ok(Linear { weight, bias, site: scope.path().to_string() })

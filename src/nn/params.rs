@@ -58,7 +58,14 @@ impl Params {
     pub fn new(mesh: &DeviceMesh, plan: Plan, seed: u64) -> Result<Params> {
         plan.check(mesh.mesh())?;
         let generator = Generator::new(seed).child("params");
-        Ok(Params { mesh: mesh.clone(), plan, generator, dtype: DType::F32, list: Vec::new(), units: Vec::new() })
+        Ok(Params {
+            mesh: mesh.clone(),
+            plan,
+            generator,
+            dtype: DType::F32,
+            list: Vec::new(),
+            units: Vec::new(),
+        })
     }
 
     /// Where a model's own declarations begin.
@@ -134,7 +141,11 @@ impl Params {
     ///
     /// # Errors
     /// What `update` refuses; the parameter is then unchanged if its buffer was shared, else as `update` left it.
-    pub(crate) fn update(&mut self, id: ParamId, update: impl FnOnce(DTensor) -> Result<DTensor>) -> Result<()> {
+    pub(crate) fn update(
+        &mut self,
+        id: ParamId,
+        update: impl FnOnce(DTensor) -> Result<DTensor>,
+    ) -> Result<()> {
         let slot = &mut self.list[id.0].value;
         let placeholder = slot.hollow();
         let old = std::mem::replace(slot, placeholder).detach();
@@ -173,7 +184,12 @@ impl Params {
 
     fn declare(&mut self, path: String, shape: Shape, init: Init) -> Result<ParamId> {
         if self.find(&path).is_some() {
-            return Err(Error::invalid("param", "two parameters share a path", path, "name one of them otherwise"));
+            return Err(Error::invalid(
+                "param",
+                "two parameters share a path",
+                path,
+                "name one of them otherwise",
+            ));
         }
         let mesh = self.mesh.mesh();
         let used = self.plan.used_layout(mesh, &path, &shape)?;
@@ -189,7 +205,8 @@ impl Params {
     /// The unit of a path is its part up to the first number (`h.0`); parameters without one form the root unit.
     fn unit_for(&mut self, path: &str, id: ParamId) -> usize {
         let number = path.split('.').position(|part| part.bytes().all(|b| b.is_ascii_digit()));
-        let name = number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
+        let name =
+            number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
         let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
             self.units.push(Unit { name, members: Vec::new() });
             self.units.len() - 1

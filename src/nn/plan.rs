@@ -125,7 +125,11 @@ impl Plan {
     /// The layout of a model's input on `mesh`: dim 0 over the batch axes, in the mesh's order.
     pub fn batch_layout(&self, mesh: &Mesh) -> Layout {
         Layout::new((0..mesh.ndim()).map(|a| {
-            if self.batch.iter().any(|b| b == mesh.axis_name(a)) { Placement::Shard(0) } else { Placement::Replicate }
+            if self.batch.iter().any(|b| b == mesh.axis_name(a)) {
+                Placement::Shard(0)
+            } else {
+                Placement::Replicate
+            }
         }))
     }
 
@@ -151,7 +155,13 @@ impl Plan {
 
     /// The layout in which a parameter lies between steps. FSDP's axis cuts what the others leave, by rows as equal as
     /// can be; where the others leave pieces of different sizes, by the ceil rule.
-    pub(super) fn rest_layout(&self, mesh: &Mesh, dtype: DType, shape: &Shape, used: &Layout) -> Result<Layout> {
+    pub(super) fn rest_layout(
+        &self,
+        mesh: &Mesh,
+        dtype: DType,
+        shape: &Shape,
+        used: &Layout,
+    ) -> Result<Layout> {
         let Some(axis) = &self.fsdp else { return Ok(used.clone()) };
         let a = mesh.axis(axis)?;
         if shape.is_empty() {
@@ -172,7 +182,11 @@ impl Plan {
     /// Refuses axes that the mesh lacks.
     pub(super) fn check(&self, mesh: &Mesh) -> Result<()> {
         let rules = self.params.iter().chain(&self.sites);
-        rules.map(|r| &r.axis).chain(&self.batch).chain(&self.fsdp).try_for_each(|a| mesh.axis(a).map(|_| ()))?;
+        rules
+            .map(|r| &r.axis)
+            .chain(&self.batch)
+            .chain(&self.fsdp)
+            .try_for_each(|a| mesh.axis(a).map(|_| ()))?;
         Ok(())
     }
 }

@@ -19,7 +19,9 @@ impl Op for Cat {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        let bad = |rule: &str| Err(Error::invalid(self.name(), rule, format!("dim {} of {}", self.dim, list(ins)), ""));
+        let bad = |rule: &str| {
+            Err(Error::invalid(self.name(), rule, format!("dim {} of {}", self.dim, list(ins)), ""))
+        };
         let Some(first) = ins.first() else { return bad("wants operands") };
         if self.dim >= first.shape.len() {
             return bad("no such dim");

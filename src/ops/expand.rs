@@ -2,7 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{Algebra, Axis, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, arity};
+use super::{
+    Algebra, Axis, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, arity,
+};
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Shape, Tensor};
 
@@ -60,7 +62,11 @@ impl Op for Expand {
         let dims = self.repeated(&x);
         let dy = g.grad(0);
         let sum = if dims.is_empty() { dy } else { g.apply(Sum { dims, keep: true }, &[dy])? };
-        let dx = if self.shape.len() == x.shape.len() { sum } else { g.apply(Reshape { shape: x.shape }, &[sum])? };
+        let dx = if self.shape.len() == x.shape.len() {
+            sum
+        } else {
+            g.apply(Reshape { shape: x.shape }, &[sum])?
+        };
         g.set(0, dx);
         Ok(())
     }

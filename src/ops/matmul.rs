@@ -22,7 +22,9 @@ impl Matmul {
     /// Refuses a text that is no signature of two operands, and a letter of one operand alone that the result lacks.
     pub fn new(signature: &str) -> Result<Matmul> {
         let sig = Signature::parse(signature)?;
-        let alone = |i: usize| sig.operand(i).iter().any(|l| !sig.result().contains(l) && !sig.operand(1 - i).contains(l));
+        let alone = |i: usize| {
+            sig.operand(i).iter().any(|l| !sig.result().contains(l) && !sig.operand(1 - i).contains(l))
+        };
         if sig.operands_len() != 2 || alone(0) || alone(1) {
             return Err(Error::invalid(
                 "matmul",
@@ -62,7 +64,12 @@ impl Op for Matmul {
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let shape = self.signature.infer(self.name(), ins)?;
         if ins[0].dtype != ins[1].dtype || !ins[0].dtype.is_float() {
-            return Err(Error::invalid(self.name(), "wants one floating dtype", list(ins), "cast one of them"));
+            return Err(Error::invalid(
+                self.name(),
+                "wants one floating dtype",
+                list(ins),
+                "cast one of them",
+            ));
         }
         Ok(smallvec![Meta { dtype: ins[0].dtype, shape }])
     }
@@ -105,9 +112,11 @@ fn product(sig: &Signature, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         cols: pick(z, &|l| !x.contains(&l)),
         summed: pick(x, &|l| !z.contains(&l)),
     };
-    let extent = |l: u8| x.iter().position(|&m| m == l).map(|d| a.shape()[d]).unwrap_or_else(|| {
-        b.shape()[y.iter().position(|&m| m == l).expect("a letter stands in an operand")]
-    });
+    let extent = |l: u8| {
+        x.iter().position(|&m| m == l).map(|d| a.shape()[d]).unwrap_or_else(|| {
+            b.shape()[y.iter().position(|&m| m == l).expect("a letter stands in an operand")]
+        })
+    };
     let size = |letters: &[u8]| letters.iter().map(|&l| extent(l)).product::<usize>();
     let matrix = |t: &Tensor, letters: &[u8], first: &[u8], second: &[u8]| -> Result<Tensor> {
         let order: Dims = [&roles.batch, first, second]
@@ -117,9 +126,11 @@ fn product(sig: &Signature, a: &Tensor, b: &Tensor) -> Result<Tensor> {
             .collect();
         t.permute(&order)?.reshape([size(&roles.batch), size(first), size(second)])
     };
-    let c = cpu::gemm(&matrix(a, x, &roles.rows, &roles.summed)?, &matrix(b, y, &roles.summed, &roles.cols)?)?;
+    let c =
+        cpu::gemm("matmul", &matrix(a, x, &roles.rows, &roles.summed)?, &matrix(b, y, &roles.summed, &roles.cols)?)?;
     // From [batch, rows, cols] to the result's order of letters.
-    let natural: SmallVec<[u8; 6]> = roles.batch.iter().chain(&roles.rows).chain(&roles.cols).copied().collect();
+    let natural: SmallVec<[u8; 6]> =
+        roles.batch.iter().chain(&roles.rows).chain(&roles.cols).copied().collect();
     let c = c.reshape(natural.iter().map(|&l| extent(l)).collect::<Shape>())?;
     let order: Dims =
         z.iter().map(|l| natural.iter().position(|m| m == l).expect("the same letters")).collect();

@@ -38,6 +38,11 @@ pub trait Pointwise: Key + fmt::Debug + Send + Sync {
     /// As [`Op::vjp`].
     fn derivative(&self, g: &mut Vjp) -> Result<()>;
 
+    /// Rows beyond those that the algebra gives.
+    fn more_rows(&self, _ins: &[Meta]) -> Vec<Row> {
+        Vec::new()
+    }
+
     /// As [`Op::has_free`].
     fn free(&self) -> bool {
         false
@@ -64,6 +69,7 @@ impl<T: Pointwise> Op for T {
         let mut rows: Vec<Row> = (0..ins[0].shape.len()).map(|d| Row::same(Slot::S(d), T::ARITY)).collect();
         rows.push(Row::same(Slot::Ragged, T::ARITY));
         rows.extend(self.algebra().rows(T::ARITY));
+        rows.extend(self.more_rows(ins));
         rows
     }
 
@@ -86,6 +92,15 @@ pub(crate) fn one_dtype(verb: &str, ins: &[Meta]) -> Result<DType> {
         return Ok(ins[0].dtype);
     }
     Err(Error::invalid(verb, "the operands' dtypes differ", list(ins), "cast one of them"))
+}
+
+/// Refuses, in the name of `verb`, operands that do not all have one dtype other than bool, and gives it.
+pub(crate) fn one_number(verb: &str, ins: &[Meta]) -> Result<DType> {
+    let dtype = one_dtype(verb, ins)?;
+    if dtype == DType::Bool {
+        return Err(Error::invalid(verb, "bool has no arithmetic", list(ins), "cast it first"));
+    }
+    Ok(dtype)
 }
 
 /// Refuses, in the name of `verb`, operands that do not all have one floating dtype, and gives it.

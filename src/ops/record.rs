@@ -226,8 +226,9 @@ pub(crate) fn list(ins: &[Meta]) -> String {
 
 /// Refuses another number of operands than `N`.
 pub(crate) fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&'a [Meta; N]> {
-    ins.try_into()
-        .map_err(|_| Error::invalid(verb, format!("wants {N} operand(s)"), format!("{}: {}", ins.len(), list(ins)), ""))
+    ins.try_into().map_err(|_| {
+        Error::invalid(verb, format!("wants {N} operand(s)"), format!("{}: {}", ins.len(), list(ins)), "")
+    })
 }
 
 /// Runs an operator on whole tensors, as a mesh of one rank would.

@@ -39,7 +39,8 @@ impl Op for Reshape {
         let mut rows = Vec::new();
         if x.numel() > 0 {
             for (old, new) in groups(x, &self.shape) {
-                let lead = |shape: &Shape, dims: std::ops::Range<usize>| dims.into_iter().find(|&d| shape[d] != 1);
+                let lead =
+                    |shape: &Shape, dims: std::ops::Range<usize>| dims.into_iter().find(|&d| shape[d] != 1);
                 if let (Some(i), Some(o)) = (lead(x, old.clone()), lead(&self.shape, new.clone())) {
                     let inner_old: usize = x[i + 1..old.end].iter().product();
                     let inner_new: usize = self.shape[o + 1..new.end].iter().product();

@@ -82,7 +82,9 @@ impl Algebra {
             Algebra::Additive => vec![Row::same(sum, ins)],
             Algebra::Linear => vec![one(0)],
             Algebra::Multilinear => (0..ins).map(one).collect(),
-            Algebra::Monotone => [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), ins)).to_vec(),
+            Algebra::Monotone => {
+                [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), ins)).to_vec()
+            }
             Algebra::Structural => {
                 [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), ins)).to_vec()
             }

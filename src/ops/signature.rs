@@ -31,7 +31,9 @@ impl Signature {
     /// # Errors
     /// Refuses a text of another form, a letter that stands twice in one operand, and a result letter no operand has.
     pub fn parse(text: &str) -> Result<Signature> {
-        let bad = |rule: &str| Error::invalid("signature", rule, format!("{text:?}"), "write it as \"m k, k n -> m n\"");
+        let bad = |rule: &str| {
+            Error::invalid("signature", rule, format!("{text:?}"), "write it as \"m k, k n -> m n\"")
+        };
         let (ins, out) = text.split_once("->").ok_or_else(|| bad("no arrow"))?;
         let letters = |part: &str| -> Result<Letters> {
             let l: Letters = part.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
@@ -68,7 +70,10 @@ impl Signature {
     /// The signature of the derivative with respect to operand `i` of a two-operand product: the result's gradient
     /// comes first, the other operand second.
     pub fn transposed(&self, i: usize) -> Signature {
-        Signature { ins: [self.out.clone(), self.ins[1 - i].clone()].into_iter().collect(), out: self.ins[i].clone() }
+        Signature {
+            ins: [self.out.clone(), self.ins[1 - i].clone()].into_iter().collect(),
+            out: self.ins[i].clone(),
+        }
     }
 
     /// The result's shape.
@@ -89,7 +94,11 @@ impl Signature {
                 }
             }
         }
-        Ok(self.out.iter().map(|&l| extents[l as usize].expect("parse checked the result's letters")).collect())
+        Ok(self
+            .out
+            .iter()
+            .map(|&l| extents[l as usize].expect("parse checked the result's letters"))
+            .collect())
     }
 
     /// One row a letter (sharded wherever it stands; summed letters leave a partial sum), and the partial rows of a

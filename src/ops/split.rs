@@ -1,6 +1,8 @@
 //! `split`: pieces of given lengths along a dim. Views where the dim is whole.
 
-use super::{Algebra, Axis, Cat, Input, Meta, Metas, Op, Ref, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use super::{
+    Algebra, Axis, Cat, Input, Meta, Metas, Op, Ref, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+};
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 

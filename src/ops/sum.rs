@@ -39,9 +39,11 @@ impl Op for Sum {
         let x = &ins[0];
         if self.dims.len() == at.ins[0].global.len() {
             let all: Dims = (0..x.shape().len()).collect();
-            return Ok(smallvec![cpu::reduce(ReduceOp::Sum, x, &all, false)?.reshape(at.outs[0].local().clone())?]);
+            return Ok(smallvec![
+                cpu::reduce(self.name(), x, &all, ReduceOp::Sum, false)?.reshape(at.outs[0].local().clone())?
+            ]);
         }
-        Ok(smallvec![cpu::reduce(ReduceOp::Sum, x, &self.dims, self.keep)?])
+        Ok(smallvec![cpu::reduce(self.name(), x, &self.dims, ReduceOp::Sum, self.keep)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -63,7 +65,12 @@ pub(super) fn kept_shape(shape: &Shape, dims: &[usize]) -> Shape {
 /// The shape after reducing `dims`; refuses dims that are not there, or not ascending.
 pub(super) fn reduced_shape(verb: &str, x: &Meta, dims: &[usize], keep: bool) -> Result<Shape> {
     if dims.windows(2).any(|w| w[0] >= w[1]) || dims.last().is_some_and(|&d| d >= x.shape.len()) {
-        return Err(Error::invalid(verb, "no such dims", format!("dims {dims:?} of {x}"), "name each once, ascending"));
+        return Err(Error::invalid(
+            verb,
+            "no such dims",
+            format!("dims {dims:?} of {x}"),
+            "name each once, ascending",
+        ));
     }
     let kept = kept_shape(&x.shape, dims);
     if keep {

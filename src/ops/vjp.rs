@@ -159,7 +159,12 @@ impl<'a> Vjp<'a> {
     /// # Panics
     /// If its shape or dtype is not the operand's: a wrong derivative.
     pub fn set(&mut self, i: usize, grad: Ref) {
-        assert_eq!(self.meta(grad), &self.metas[i], "{}: the gradient of operand {i} has its shape", self.op.name());
+        assert_eq!(
+            self.meta(grad),
+            &self.metas[i],
+            "{}: the gradient of operand {i} has its shape",
+            self.op.name()
+        );
         self.answered[i] = true;
         if self.needs[i] {
             self.grads[i] = Some(grad);

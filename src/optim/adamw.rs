@@ -31,7 +31,13 @@ impl AdamW {
     ///
     /// # Errors
     /// Refuses gradients of other parameters.
-    pub fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
+    pub fn step(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        lr: f64,
+    ) -> Result<()> {
         self.steps += 1;
         self.moments.resize_with(params.len(), || None);
         for id in params.ids() {
@@ -42,7 +48,14 @@ impl AdamW {
         Ok(())
     }
 
-    fn step_one(&mut self, params: &mut Params, id: ParamId, grad: DTensor, scale: &DTensor, lr: f64) -> Result<()> {
+    fn step_one(
+        &mut self,
+        params: &mut Params,
+        id: ParamId,
+        grad: DTensor,
+        scale: &DTensor,
+        lr: f64,
+    ) -> Result<()> {
         let value = params.value(id);
         let decay = if value.shape().len() >= 2 { self.weight_decay } else { 0.0 };
         let zeros = || DTensor::zeros(value.mesh(), value.dtype(), value.shape(), value.layout().clone());

@@ -27,7 +27,13 @@ impl Sgd {
     ///
     /// # Errors
     /// Refuses gradients of other parameters.
-    pub fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
+    pub fn step(
+        &mut self,
+        params: &mut Params,
+        grads: &mut Gradients,
+        scale: &DTensor,
+        lr: f64,
+    ) -> Result<()> {
         self.buffers.resize_with(params.len(), || None);
         let op = ops::Sgd {
             momentum: Bits(self.momentum),

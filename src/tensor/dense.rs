@@ -252,7 +252,13 @@ impl Tensor {
 
     /// Copies a block of extents `len` from this buffer into `out`'s; each place is an offset from the tensor's first
     /// element, with the block's strides there. `out` must be fresh.
-    pub(crate) fn copy_block(&self, out: &mut Tensor, len: &[usize], from: (usize, &[usize]), to: (usize, &[usize])) {
+    pub(crate) fn copy_block(
+        &self,
+        out: &mut Tensor,
+        len: &[usize],
+        from: (usize, &[usize]),
+        to: (usize, &[usize]),
+    ) {
         debug_assert_eq!(self.dtype, out.dtype);
         if len.contains(&0) {
             return;

@@ -6,10 +6,13 @@
 mod cast;
 mod copy;
 mod elementwise;
+mod gemm;
 mod map;
 mod nest;
 mod real;
+mod reduce;
 mod simd;
+mod tree;
 
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
@@ -18,10 +21,13 @@ pub use elementwise::{
     float_binary_mut, float_ternary, float_ternary_mut, float_unary, float_unary_mut, num_binary,
     num_binary_mut, num_unary, select,
 };
+pub use gemm::{Gemm, MatMut, MatRef, gemm};
 pub use map::{
     Closure, Map1, Map2, Map3, each, map1, map1_mut, map1_mut_with, map1_with, map2, map2_mut, map2_mut_with,
     map2_with, map3, map3_mut, map3_mut_with, map3_with,
 };
 pub use nest::Nest;
 pub use real::{Lane, Num, Real, is_nan};
+pub use reduce::{argmax, reduce, reduce_wide};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
+pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges};

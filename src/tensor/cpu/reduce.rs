@@ -1,0 +1,450 @@
+//! Reductions over any dims, along the [summation tree](super::tree).
+
+use super::cast::cast;
+use super::elementwise::for_num;
+use super::real::{Num, is_nan};
+use super::simd::{Kernel, dispatch};
+use super::tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges};
+use super::{Nest, as_elements_mut};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Dims, ReduceOp, Shape, Tensor, for_dtype};
+
+/// `x` reduced over `dims`, which stay as extents of 1 where `keep_dims`.
+///
+/// Floats narrower than f32 are reduced in f32 and rounded once; integers wrap. Max and min are NaN if any element is.
+/// Over no elements the result is the reduction's identity.
+///
+/// # Errors
+/// Refuses dims that are not there or named twice, and the sum of bools.
+pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
+    match x.dtype() {
+        DType::Bool if op != ReduceOp::Sum => {
+            cast(&reduce(verb, &cast(x, DType::U8)?, dims, op, keep_dims)?, DType::Bool)
+        }
+        from => cast(&reduce_wide(verb, x, dims, op, keep_dims)?, from),
+    }
+}
+
+/// As [`reduce`], but not rounded back: f16 and bf16 give f32.
+///
+/// # Errors
+/// As [`reduce`].
+pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
+    if matches!(x.dtype(), DType::F16 | DType::BF16) {
+        return reduce_wide(verb, &cast(x, DType::F32)?, dims, op, keep_dims);
+    }
+    let mut dims = dims.to_vec();
+    dims.sort_unstable();
+    if dims.windows(2).any(|w| w[0] == w[1]) || dims.last().is_some_and(|&d| d >= x.shape().len()) {
+        return Err(Error::invalid(
+            verb,
+            "wants dims of the tensor, each once",
+            format!("dims {dims:?} of {x}"),
+            "",
+        ));
+    }
+    let kept: Shape =
+        x.shape().iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect();
+    let out = for_num!(verb, x, T => Ok(match op {
+        ReduceOp::Sum => reduce_as::<<T as super::real::Lane>::Wide, Sum>(x, &dims, &kept),
+        ReduceOp::Max => reduce_as::<<T as super::real::Lane>::Wide, Max>(x, &dims, &kept),
+        ReduceOp::Min => reduce_as::<<T as super::real::Lane>::Wide, Min>(x, &dims, &kept),
+    }))?;
+    if keep_dims {
+        return Ok(out);
+    }
+    let shape: Shape =
+        x.shape().iter().enumerate().filter(|(d, _)| !dims.contains(d)).map(|(_, &n)| n).collect();
+    out.reshape(shape)
+}
+
+/// The index along `dim` of the first largest element, NaN counting as largest, as i64.
+///
+/// # Errors
+/// Refuses a dim that is not there or is empty.
+pub fn argmax(verb: &str, x: &Tensor, dim: usize, keep_dim: bool) -> Result<Tensor> {
+    if x.shape().get(dim).is_none_or(|&n| n == 0) {
+        return Err(Error::invalid(verb, "wants a dim with elements", format!("dim {dim} of {x}"), ""));
+    }
+    let n = x.shape()[dim];
+    let mut order: Dims = (0..x.shape().len()).filter(|&d| d != dim).collect();
+    let mut shape: Shape = order.iter().map(|&d| x.shape()[d]).collect();
+    order.push(dim);
+    let rows = x.permute(&order)?.contiguous();
+    if keep_dim {
+        shape = x.shape().iter().enumerate().map(|(d, &n)| if d == dim { 1 } else { n }).collect();
+    }
+    for_dtype!(any x.dtype(), T => {
+        let rows = rows.as_slice::<T>()?;
+        Ok(Tensor::build(shape, |out: &mut [i64]| {
+            for (row, out) in rows.chunks_exact(n).zip(out) {
+                *out = first_largest(row) as i64;
+            }
+        }))
+    })
+}
+
+fn first_largest<T: PartialOrd + Copy>(row: &[T]) -> usize {
+    let mut best = 0;
+    for (i, &x) in row.iter().enumerate() {
+        if is_nan(row[best]) {
+            return best;
+        }
+        if x > row[best] || is_nan(x) {
+            best = i;
+        }
+    }
+    best
+}
+
+/// The reduction in one type; the result has `kept`'s shape.
+fn reduce_as<T: Num, F: Fold<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
+    let mut out = Tensor::stale(T::DTYPE, kept.clone());
+    let Some((&inner, outer)) = dims.split_last() else {
+        return x.to_owned_copy();
+    };
+    if out.numel() == 0 {
+        return out;
+    }
+    if dims.iter().any(|&d| x.shape()[d] == 0) {
+        as_elements_mut::<T>(out.bytes_mut()).fill(F::EMPTY);
+        return out;
+    }
+    let strides: Dims = (0..kept.len()).map(|d| if dims.contains(&d) { 0 } else { x.strides()[d] }).collect();
+    let columns = Nest::new(kept, [&strides]);
+    let (inner_len, inner_stride) = (x.shape()[inner], x.strides()[inner]);
+    let long = inner_len > 1;
+    let by_columns = columns.row_stride(0) == 1 && columns.row_len() > 1 && !(long && inner_stride == 1);
+    if !by_columns && long && inner_stride != 1 {
+        // In a contiguous copy the innermost dim is either a row or a column.
+        return reduce_as::<T, F>(&x.to_owned_copy(), dims, kept);
+    }
+    let source = Source {
+        data: x.data::<T>().expect("the dtype was matched"),
+        outer: Outer::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect()),
+        inner_len,
+        inner_stride,
+    };
+    let out_data = as_elements_mut::<T>(out.bytes_mut());
+    if by_columns {
+        dispatch(ByColumns { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+    } else {
+        dispatch(ByRows { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+    }
+    out
+}
+
+/// What is reduced, seen from one kept element.
+struct Source<'a, T> {
+    data: &'a [T],
+    outer: Outer,
+    inner_len: usize,
+    inner_stride: usize,
+}
+
+/// The reduced dims but the innermost: every index's offset, and the joins after it.
+struct Outer {
+    steps: Vec<(usize, u8)>,
+    /// How many unfinished nodes there can be.
+    depth: usize,
+}
+
+impl Outer {
+    fn new(dims: Vec<(usize, usize)>) -> Outer {
+        let mut steps = vec![(0, 0)];
+        let mut depth = 1;
+        for (len, stride) in dims {
+            let list = merges(len, 1);
+            depth += tallest(&list);
+            let mut finer = Vec::with_capacity(steps.len() * len);
+            for (offset, joins) in steps {
+                for (i, &m) in list.iter().enumerate() {
+                    let last = if i + 1 == len { joins } else { 0 };
+                    finer.push((offset + i * stride, m + last));
+                }
+            }
+            steps = finer;
+        }
+        Outer { steps, depth }
+    }
+}
+
+/// The most entries the stack has under a list of [`merges`].
+fn tallest(joins: &[u8]) -> usize {
+    let heights = joins.iter().scan(0, |height, &m| {
+        *height += 1;
+        let tall = *height;
+        *height -= m as usize;
+        Some(tall)
+    });
+    heights.max().unwrap_or(0)
+}
+
+/// Rows are contiguous: each is folded by itself, the outer dims join the rows' values.
+struct ByRows<'a, T, F> {
+    source: Source<'a, T>,
+    columns: Nest<1>,
+    out: &'a mut [T],
+    fold: std::marker::PhantomData<F>,
+}
+
+impl<T: Num, F: Fold<T>> Kernel for ByRows<'_, T, F> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let ByRows { source, columns, out, .. } = self;
+        let mut tree = RowTree::<T>::new(source.inner_len);
+        let mut stack = vec![T::ZERO; source.outer.depth];
+        let (len, stride) = (columns.row_len(), columns.row_stride(0));
+        let mut out = out.iter_mut();
+        columns.each_row(|[base]| {
+            for i in 0..len {
+                let mut top = 0;
+                for &(offset, joins) in &source.outer.steps {
+                    let row = &source.data[base + i * stride + offset..][..source.inner_len];
+                    let mut node = tree.fold::<F>(row);
+                    for _ in 0..joins {
+                        top -= 1;
+                        node = F::join(stack[top], node);
+                    }
+                    stack[top] = node;
+                    top += 1;
+                }
+                *out.next().expect("one output a column") = stack[0];
+            }
+        });
+    }
+}
+
+/// Columns are contiguous: a stack of blocks of columns joins whole rows.
+struct ByColumns<'a, T, F> {
+    source: Source<'a, T>,
+    columns: Nest<1>,
+    out: &'a mut [T],
+    fold: std::marker::PhantomData<F>,
+}
+
+/// The widest block of columns, in elements.
+const BLOCK: usize = 1024;
+
+impl<T: Num, F: Fold<T>> Kernel for ByColumns<'_, T, F> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let ByColumns { source, columns, out, .. } = self;
+        let joins = merges(source.inner_len, LEAF);
+        let len = columns.row_len();
+        let block = len.min(BLOCK);
+        let mut stack = vec![T::ZERO; (source.outer.depth + tallest(&joins)) * block];
+        let mut out_row = 0;
+        columns.each_row(|[base]| {
+            for start in (0..len).step_by(block) {
+                let width = block.min(len - start);
+                let mut top = 0;
+                for &(offset, outer_joins) in &source.outer.steps {
+                    let data = &source.data[base + start + offset..];
+                    fold_rows::<T, F>(
+                        &source,
+                        data,
+                        &joins,
+                        outer_joins,
+                        (&mut stack, &mut top),
+                        (width, block),
+                    );
+                }
+                out[out_row + start..][..width].copy_from_slice(&stack[..width]);
+            }
+            out_row += len;
+        });
+    }
+}
+
+/// Pushes the rows of one outer index, up to four at a time.
+#[inline(always)]
+fn fold_rows<T: Num, F: Fold<T>>(
+    source: &Source<'_, T>,
+    data: &[T],
+    joins: &[u8],
+    outer_joins: u8,
+    (stack, top): (&mut [T], &mut usize),
+    (width, block): (usize, usize),
+) {
+    let row = |i: usize| &data[i * source.inner_stride..][..width];
+    let mut i = 0;
+    while i < joins.len() {
+        let taken = match &joins[i..] {
+            [0, 1, 0, m, ..] if *m >= 2 => 4,
+            [0, m, ..] if *m >= 1 => 2,
+            _ => 1,
+        };
+        let done = [0, 0, 1, 1, 2][taken];
+        let last = i + taken == joins.len();
+        let left = joins[i + taken - 1] - done + if last { outer_joins } else { 0 };
+        // The joint of the rows goes straight into the topmost node where it is to be joined with it anyway.
+        let into = left > 0;
+        let slot = if into { *top - 1 } else { *top };
+        let node = &mut stack[slot * block..][..width];
+        match (taken, into) {
+            (4, true) => join4::<T, F, true>(node, [row(i), row(i + 1), row(i + 2), row(i + 3)]),
+            (4, false) => join4::<T, F, false>(node, [row(i), row(i + 1), row(i + 2), row(i + 3)]),
+            (2, true) => join2::<T, F, true>(node, row(i), row(i + 1)),
+            (2, false) => join2::<T, F, false>(node, row(i), row(i + 1)),
+            (_, true) => node.iter_mut().zip(row(i)).for_each(|(n, &a)| *n = F::join(*n, a)),
+            (_, false) => node.copy_from_slice(row(i)),
+        }
+        *top = slot + 1;
+        for _ in 1..left {
+            let (below, above) = stack.split_at_mut((*top - 1) * block);
+            let below = &mut below[(*top - 2) * block..][..width];
+            below.iter_mut().zip(above.iter()).for_each(|(a, &b)| *a = F::join(*a, b));
+            *top -= 1;
+        }
+        i += taken;
+    }
+}
+
+#[inline(always)]
+fn join2<T: Num, F: Fold<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[T]) {
+    for (n, (&a, &b)) in node.iter_mut().zip(a.iter().zip(b)) {
+        let joint = F::join(a, b);
+        *n = if INTO { F::join(*n, joint) } else { joint };
+    }
+}
+
+#[inline(always)]
+fn join4<T: Num, F: Fold<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[T]; 4]) {
+    for (n, ((&a, &b), (&c, &d))) in node.iter_mut().zip(a.iter().zip(b).zip(c.iter().zip(d))) {
+        let joint = F::join(F::join(a, b), F::join(c, d));
+        *n = if INTO { F::join(*n, joint) } else { joint };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::cpu::{Isa, with_isa};
+
+    fn noise(shape: impl Into<Shape>) -> Tensor {
+        let shape = shape.into();
+        let value = |i: usize| ((i * 7919 + 13) % 10_007) as f32 * 0.001_37 - 6.5;
+        Tensor::from_vec((0..shape.numel()).map(value).collect(), shape).unwrap()
+    }
+
+    fn bits(x: &Tensor) -> Vec<u32> {
+        x.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect()
+    }
+
+    fn sum(x: &Tensor, dims: &[usize]) -> Tensor {
+        reduce("sum", x, dims, ReduceOp::Sum, false).unwrap()
+    }
+
+    /// The definition for two reduced dims, by lists.
+    fn sum_dims_by_lists(x: &ndarray::ArrayViewD<f32>, outer: usize, inner: usize) -> f32 {
+        let mut stack: Vec<f32> = Vec::new();
+        let (outer_list, inner_list) = (merges(outer, 1), merges(inner, LEAF));
+        for i in 0..outer {
+            for j in 0..inner {
+                stack.push(x[[i, j]]);
+                let last = if j + 1 == inner { outer_list[i] } else { 0 };
+                for _ in 0..inner_list[j] + last {
+                    let top = stack.pop().unwrap();
+                    *stack.last_mut().unwrap() += top;
+                }
+            }
+        }
+        stack[0]
+    }
+
+    #[test]
+    fn one_tree_whatever_the_layout_and_instruction_set() {
+        for (m, n) in [(1, 1), (3, 5), (33, 70), (100, 31), (7, 1025), (257, 64), (64, 257), (1, 300)] {
+            let x = noise([m, n]);
+            let view = x.to_ndarray_view::<f32>().unwrap();
+            let all = sum_dims_by_lists(&view, m, n);
+            let rows: Vec<u32> = (0..m)
+                .map(|i| sum_dims_by_lists(&view.slice(ndarray::s![i..=i, ..]).into_dyn(), 1, n).to_bits())
+                .collect();
+            let transposed = x.transpose(0, 1).unwrap();
+            let wide = noise([m, n, 3]).narrow(2, 0, 1).unwrap();
+            let wide_sum = sum(&wide.to_owned_copy(), &[0]);
+            for &isa in Isa::available() {
+                with_isa(isa, || {
+                    assert_eq!(sum(&x, &[0, 1]).item().unwrap() as f32, all, "{m} {n} {isa:?}");
+                    assert_eq!(bits(&sum(&x, &[1])), rows, "{m} {n} {isa:?}");
+                    assert_eq!(bits(&sum(&transposed.contiguous(), &[0])), rows, "columns, {m} {n} {isa:?}");
+                    assert_eq!(bits(&sum(&transposed, &[0])), rows, "a view, {m} {n} {isa:?}");
+                    assert_eq!(bits(&sum(&wide, &[0])), bits(&wide_sum));
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_power_of_two_join_to_the_whole() {
+        for dims in [&[0usize][..], &[0, 1], &[0, 2], &[0, 1, 2]] {
+            let x = noise([8, 37, 5]);
+            let parts: Vec<Tensor> = (0..4).map(|r| sum(&x.narrow(0, 2 * r, 2).unwrap(), dims)).collect();
+            let join =
+                |a: &Tensor, b: &Tensor| super::super::map2::<f32, f32, f32, _>(a, b, |x, y| x + y).unwrap();
+            let joint = join(&join(&parts[0], &parts[1]), &join(&parts[2], &parts[3]));
+            assert_eq!(bits(&joint), bits(&sum(&x, dims)), "{dims:?}");
+        }
+    }
+
+    #[test]
+    fn against_f64_with_every_choice_of_dims() {
+        let x = noise([4, 3, 1, 7]);
+        let x = x.permute(&[1, 0, 2, 3]).unwrap();
+        let array = x.to_ndarray::<f32>().unwrap().mapv(f64::from);
+        for set in 0..16usize {
+            let dims: Vec<usize> = (0..4).filter(|d| set >> d & 1 == 1).collect();
+            for (op, start) in [(ReduceOp::Sum, 0.0), (ReduceOp::Max, f64::MIN), (ReduceOp::Min, f64::MAX)] {
+                let mut want = array.clone();
+                for &d in dims.iter().rev() {
+                    want = want.fold_axis(ndarray::Axis(d), start, |a, b| match op {
+                        ReduceOp::Sum => a + b,
+                        ReduceOp::Max => a.max(*b),
+                        ReduceOp::Min => a.min(*b),
+                    });
+                }
+                let got = reduce("r", &x, &dims, op, false).unwrap();
+                assert_eq!(&got.shape()[..], want.shape());
+                for (g, w) in got.to_f64_vec().iter().zip(want.iter()) {
+                    assert!((g - w).abs() < 1e-4, "{dims:?} {op}: {g} {w}");
+                }
+                let kept = reduce("r", &x, &dims, op, true).unwrap();
+                assert_eq!((kept.shape().len(), kept.numel()), (4, got.numel()));
+            }
+        }
+    }
+
+    #[test]
+    fn empty_dtypes_and_refusals() {
+        let empty = Tensor::zeros(DType::F32, [2, 0, 3]);
+        assert_eq!(sum(&empty, &[1]).to_vec::<f32>().unwrap(), [0.0; 6]);
+        assert_eq!(sum(&empty, &[0]).numel(), 0);
+        let max = reduce("max", &empty, &[1], ReduceOp::Max, false).unwrap();
+        assert_eq!(max.to_vec::<f32>().unwrap(), [f32::NEG_INFINITY; 6]);
+        let ints = Tensor::from_vec(vec![200u8, 100, 3, 4], [2, 2]).unwrap();
+        assert_eq!(sum(&ints, &[1]).to_vec::<u8>().unwrap(), [44, 7], "integers wrap");
+        let bools = Tensor::from_vec(vec![true, false, true, true], [2, 2]).unwrap();
+        assert_eq!(
+            reduce("all", &bools, &[1], ReduceOp::Min, false).unwrap().to_vec::<bool>().unwrap(),
+            [false, true]
+        );
+        assert!(reduce("sum", &bools, &[1], ReduceOp::Sum, false).is_err());
+        assert!(reduce("sum", &ints, &[0, 0], ReduceOp::Sum, false).is_err());
+        assert!(reduce("sum", &ints, &[2], ReduceOp::Sum, false).is_err());
+        let halves = Tensor::full(DType::BF16, [1000], 1.0);
+        assert_eq!(sum(&halves, &[0]).item().unwrap(), 1000.0, "accumulated in f32");
+        assert_eq!(reduce_wide("sum", &halves, &[0], ReduceOp::Sum, false).unwrap().dtype(), DType::F32);
+    }
+
+    #[test]
+    fn argmax_is_the_first_and_nan_wins() {
+        let x = Tensor::from_vec(vec![1.0f32, 3.0, 3.0, 0.0, f32::NAN, f32::NAN], [2, 3]).unwrap();
+        assert_eq!(argmax("argmax", &x, 1, false).unwrap().to_vec::<i64>().unwrap(), [1, 1]);
+        assert_eq!(argmax("argmax", &x, 0, true).unwrap().to_vec::<i64>().unwrap(), [0, 1, 1]);
+        assert!(argmax("argmax", &Tensor::zeros(DType::F32, [0]), 0, false).is_err());
+    }
+}

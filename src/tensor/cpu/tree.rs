@@ -1,0 +1,261 @@
+//! The summation tree: a function of the reduced extents alone.
+//!
+//! Reduced dims are taken outermost first. A dim's range `[a, b)` is halved at `a + ceil((b - a) / 2)`; outer dims down to
+//! single indices, the innermost one down to *leaves* of at most 32. Within a leaf neighbours are added: elements 0
+//! and 1, 2 and 3, …, then those sums in the same way; what has no neighbour is passed on unchanged. So a leaf is
+//! itself a tree, and any aligned power-of-two part of it is one of its nodes.
+//!
+//! Two evaluations of the same tree follow. [`RowTree`] takes a contiguous row: every leaf is padded to 32 with a value
+//! that a join does not notice, and the whole row is then halved level by level, which vectorises. [`merges`] gives
+//! the tree as a list for a stack machine: push an element, then join the two topmost entries so many times. With
+//! entries that are whole blocks of columns, that vectorises too.
+
+use super::real::Num;
+
+/// The widest leaf.
+pub const LEAF: usize = 32;
+
+/// How two nodes become one.
+pub trait Fold<T>: Copy {
+    /// The value that, on the right, changes nothing.
+    const PAD: T;
+    /// The value of an empty range.
+    const EMPTY: T;
+    /// The joint value; `a` holds the lower indices.
+    fn join(a: T, b: T) -> T;
+}
+
+/// Addition.
+#[derive(Clone, Copy)]
+pub struct Sum;
+
+/// The maximum; NaN wins.
+#[derive(Clone, Copy)]
+pub struct Max;
+
+/// The minimum; NaN wins.
+#[derive(Clone, Copy)]
+pub struct Min;
+
+impl<T: Num> Fold<T> for Sum {
+    const PAD: T = T::SUM_PAD;
+    const EMPTY: T = T::ZERO;
+    #[inline(always)]
+    fn join(a: T, b: T) -> T {
+        a.add(b)
+    }
+}
+
+impl<T: Num> Fold<T> for Max {
+    const PAD: T = T::LOWEST;
+    const EMPTY: T = T::LOWEST;
+    #[inline(always)]
+    fn join(a: T, b: T) -> T {
+        a.max(b)
+    }
+}
+
+impl<T: Num> Fold<T> for Min {
+    const PAD: T = T::HIGHEST;
+    const EMPTY: T = T::HIGHEST;
+    #[inline(always)]
+    fn join(a: T, b: T) -> T {
+        a.min(b)
+    }
+}
+
+/// The tree over a contiguous row of a fixed length, with room to evaluate it in.
+pub struct RowTree<T> {
+    len: usize,
+    /// The leaves, `(start, length)`, in the slots of a perfect binary tree; empty slots have length 0.
+    slots: Vec<(usize, usize)>,
+    /// True where every leaf is full, so that rows need no padding.
+    full: bool,
+    even: Vec<T>,
+    odd: Vec<T>,
+    sums: Vec<T>,
+}
+
+/// Leaves padded together, so that their levels are folded in long loops.
+const GROUP: usize = 16;
+
+impl<T: Num> RowTree<T> {
+    /// The tree over `len` elements.
+    pub fn new(len: usize) -> Self {
+        let mut depth = 0;
+        while len.div_ceil(1 << depth) > LEAF {
+            depth += 1;
+        }
+        let mut slots = Vec::with_capacity(1 << depth);
+        place(0, len, depth, &mut slots);
+        let full = slots.iter().all(|s| s.1 == LEAF);
+        let sums = if full { 0 } else { slots.len() };
+        let scratch = if full { len / 2 } else { (GROUP * LEAF).max(sums) };
+        RowTree {
+            len,
+            slots,
+            full,
+            even: vec![T::ZERO; scratch],
+            odd: vec![T::ZERO; scratch],
+            sums: vec![T::ZERO; sums],
+        }
+    }
+
+    /// The tree's value over `row`.
+    #[inline(always)]
+    pub fn fold<F: Fold<T>>(&mut self, row: &[T]) -> T {
+        assert_eq!(row.len(), self.len, "a row of the tree's length");
+        if self.len == 0 {
+            return F::EMPTY;
+        }
+        if self.full {
+            let half = self.len / 2;
+            halve::<T, F>(row, &mut self.odd[..half]);
+            return halve_to::<T, F>(&mut self.odd, &mut self.even, half, 1);
+        }
+        for (slots, sums) in self.slots.chunks(GROUP).zip(self.sums.chunks_mut(GROUP)) {
+            for (&(start, len), leaf) in slots.iter().zip(self.even.chunks_exact_mut(LEAF)) {
+                pad::<T, F>(row, start, len, leaf);
+            }
+            let leaves = slots.len();
+            // Five levels: what they leave lies on the other side.
+            halve_to::<T, F>(&mut self.even, &mut self.odd, leaves * LEAF, leaves);
+            sums.copy_from_slice(&self.odd[..leaves]);
+        }
+        self.even[..self.sums.len()].copy_from_slice(&self.sums);
+        halve_to::<T, F>(&mut self.even, &mut self.odd, self.sums.len(), 1)
+    }
+}
+
+/// The tree over `len` indices as a list: after pushing index `i`, join the two topmost entries `list[i]` times. In the
+/// end one entry is left. `leaf` is [`LEAF`] for the innermost reduced dim and 1 for the others.
+pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
+    fn fill(a: usize, b: usize, leaf: usize, list: &mut [u8]) {
+        if b - a > leaf {
+            let mid = a + (b - a).div_ceil(2);
+            fill(a, mid, leaf, list);
+            fill(mid, b, leaf, list);
+            list[b - 1] += 1;
+            return;
+        }
+        for i in a..b {
+            let i_in_leaf = (i - a) as u32;
+            // A binary counter; the last element also carries what found no neighbour.
+            let carries = if i + 1 < b { i_in_leaf.trailing_ones() } else { i_in_leaf.count_ones() };
+            list[i] = carries as u8;
+        }
+    }
+    let mut list = vec![0; len];
+    if len > 0 {
+        fill(0, len, leaf, &mut list);
+    }
+    list
+}
+
+fn place(a: usize, b: usize, depth: usize, slots: &mut Vec<(usize, usize)>) {
+    if b - a > LEAF {
+        let mid = a + (b - a).div_ceil(2);
+        place(a, mid, depth - 1, slots);
+        place(mid, b, depth - 1, slots);
+        return;
+    }
+    slots.push((a, b - a));
+    slots.resize(slots.len() + (1 << depth) - 1, (0, 0));
+}
+
+/// A leaf, padded.
+#[inline(always)]
+fn pad<T: Num, F: Fold<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
+    let leaf: &mut [T; LEAF] = leaf.try_into().expect("a leaf's width");
+    if let Some(wide) = row.get(start..start + LEAF) {
+        // All that is loaded exists; what is not the leaf's is replaced.
+        let wide: &[T; LEAF] = wide.try_into().expect("a leaf's width");
+        for i in 0..LEAF {
+            leaf[i] = if i < len { wide[i] } else { F::PAD };
+        }
+        return;
+    }
+    leaf[..len].copy_from_slice(&row[start..start + len]);
+    leaf[len..].fill(F::PAD);
+}
+
+/// Joins neighbours: one level.
+#[inline(always)]
+fn halve<T: Num, F: Fold<T>>(src: &[T], dst: &mut [T]) {
+    for (d, pair) in dst.iter_mut().zip(src.chunks_exact(2)) {
+        *d = F::join(pair[0], pair[1]);
+    }
+}
+
+/// Joins neighbours from `len` values in `a` down to `to`, alternating between the sides; the first of them.
+#[inline(always)]
+fn halve_to<T: Num, F: Fold<T>>(a: &mut [T], b: &mut [T], mut len: usize, to: usize) -> T {
+    let (mut src, mut dst) = (a, b);
+    while len > to {
+        len /= 2;
+        halve::<T, F>(&src[..2 * len], &mut dst[..len]);
+        std::mem::swap(&mut src, &mut dst);
+    }
+    src[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition, word for word.
+    fn by_definition(x: &[f32]) -> f32 {
+        fn leaf(x: &[f32]) -> f32 {
+            let mut level = x.to_vec();
+            while level.len() > 1 {
+                level = level.chunks(2).map(|c| if c.len() == 2 { c[0] + c[1] } else { c[0] }).collect();
+            }
+            level[0]
+        }
+        if x.len() <= LEAF {
+            return if x.is_empty() { 0.0 } else { leaf(x) };
+        }
+        let (a, b) = x.split_at(x.len().div_ceil(2));
+        by_definition(a) + by_definition(b)
+    }
+
+    fn by_stack(x: &[f32]) -> f32 {
+        let mut stack: Vec<f32> = Vec::new();
+        for (&x, &m) in x.iter().zip(&merges(x.len(), LEAF)) {
+            stack.push(x);
+            for _ in 0..m {
+                let top = stack.pop().unwrap();
+                *stack.last_mut().unwrap() += top;
+            }
+        }
+        assert!(stack.len() <= 1);
+        stack.first().copied().unwrap_or(0.0)
+    }
+
+    #[test]
+    fn row_and_stack_follow_the_definition() {
+        let x: Vec<f32> = (0..5000).map(|i| ((i * 7919 % 1009) as f32 - 500.0) * 1.000_123).collect();
+        for n in (0..1200).chain([1536, 2048, 2049, 4095, 4096, 4097, 5000]) {
+            let want = by_definition(&x[..n]).to_bits();
+            assert_eq!(RowTree::new(n).fold::<Sum>(&x[..n]).to_bits(), want, "{n}");
+            assert_eq!(by_stack(&x[..n]).to_bits(), want, "{n}");
+        }
+        assert_eq!(RowTree::new(1).fold::<Sum>(&[-0.0f32]).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(RowTree::new(3).fold::<Max>(&[-5i32, -7, -6]), -5);
+        assert_eq!(RowTree::new(0).fold::<Max>(&[] as &[i32]), i32::MIN);
+        assert!(RowTree::new(3).fold::<Min>(&[1.0f32, f32::NAN, 0.0]).is_nan());
+    }
+
+    #[test]
+    fn power_of_two_parts_are_nodes() {
+        let x: Vec<f32> = (0..768).map(|i| (i as f32).sin()).collect();
+        for (n, parts) in [(8, 4), (32, 8), (768, 2), (768, 8), (512, 64)] {
+            let sums: Vec<f32> = x[..n].chunks(n / parts).map(by_stack).collect();
+            let mut joint = sums.clone();
+            while joint.len() > 1 {
+                joint = joint.chunks(2).map(|c| c[0] + c[1]).collect();
+            }
+            assert_eq!(joint[0].to_bits(), by_stack(&x[..n]).to_bits(), "{n} in {parts}");
+        }
+    }
+}
