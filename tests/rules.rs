@@ -30,7 +30,7 @@ fn every_row_holds_on_one_axis() {
     let mut wrong = Vec::new();
     for sample in catalog() {
         for ranks in [2, 3, 5] {
-            let rows = sample.op.rows(&sample.metas(), Axis { ranks, ways: ranks });
+            let rows = sample.op.rows(&sample.metas(), Axis::alone(ranks));
             let mesh = line(ranks);
             for row in rows {
                 if let Err(what) = holds_everywhere(&sample, &mesh, &[row.clone()], &[0]) {
@@ -53,13 +53,22 @@ fn products_of_rows_hold_on_two_axes() {
             let mesh = Mesh::new(&[("a", lens[0]), ("b", lens[1])], 0).unwrap();
             let metas = sample.metas();
             let whole = Row::new(metas.iter().map(|_| Slot::R), sample.op.infer(&metas).unwrap().iter().map(|_| Slot::R));
-            let rows = lens.map(|ranks| {
-                let mut rows = sample.op.rows(&metas, Axis { ranks, ways: lens[0] * lens[1] });
+            let rows = |a: usize, other: Option<Slot>| {
+                let axis = match other {
+                    Some(Slot::S(dim)) => Axis::alone(lens[a]).beside(dim, lens[1 - a]),
+                    _ => Axis::alone(lens[a]),
+                };
+                let mut rows = sample.op.rows(&metas, axis);
                 rows.push(whole.clone());
                 rows
-            });
+            };
             for _ in 0..40 {
-                let pair = [0, 1].map(|a| stream.pick(&rows[a]).clone());
+                let a = stream.pick(&rows(0, None)).clone();
+                let b = stream.pick(&rows(1, a.ins.first().copied())).clone();
+                if !rows(0, b.ins.first().copied()).contains(&a) {
+                    continue;
+                }
+                let pair = [a, b];
                 for order in [[0, 1], [1, 0]] {
                     judged += 1;
                     if let Err(what) = holds_everywhere(&sample, &mesh, &pair, &order) {
@@ -80,7 +89,7 @@ fn missing_rows_are_listed_with_a_reason() {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for sample in catalog().iter().filter(|s| !is_degenerate(s)) {
         for ranks in [2, 3, 5] {
-            let rows = sample.op.rows(&sample.metas(), Axis { ranks, ways: ranks });
+            let rows = sample.op.rows(&sample.metas(), Axis::alone(ranks));
             let truths = truths(sample, ranks);
             for truth in truths.into_iter().filter(|t| !rows.iter().any(|r| implies(r, t))) {
                 let key = format!("{}: {truth:?}", sample.op.name());
