@@ -6,12 +6,13 @@ use super::philox;
 ///
 /// The layout, frozen. Philox's key is the seed, low word first. Its counter is, word by word,
 /// `[block low, block high, number low, number high (16 bits) | attempt << 16]`: a block index of 64 bits, a draw
-/// number of 48 and an attempt of 16. Attempt 0 is what every fill reads first; rejection sampling goes on to 1, 2, ….
-/// The bits of `number` from 48 up, which a counting generator reaches after nine years at a draw a microsecond, are
-/// multiplied by 0x9e3779b97f4a7c15 and xored into the key: every number is a draw of its own.
+/// number of 48 and an attempt of 16. Attempt 0 is what every fill reads first; rejection sampling goes on to 1,
+/// 2, …. The bits of `number` from 48 up, which a counting generator reaches after nine years at a draw a
+/// microsecond, are multiplied by 0x9e3779b97f4a7c15 and xored into the key: every number is a draw of its own.
 ///
-/// Element `e` (global, row-major) of a 32-bit draw reads word `e mod 4` of block `e div 4`; of a 64-bit draw, words
-/// `2(e mod 2)` (the low half) and `2(e mod 2) + 1` of block `e div 2`. f16, bf16 and f32 are 32-bit draws, f64 is a 64-bit one.
+/// Element `e` (global, row-major) of a 32-bit draw reads word `e mod 4` of block `e div 4`; of a 64-bit draw,
+/// words `2(e mod 2)` (the low half) and `2(e mod 2) + 1` of block `e div 2`. f16, bf16 and f32 are 32-bit draws,
+/// f64 is a 64-bit one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Draw {
     /// The generator's seed.
@@ -22,8 +23,8 @@ pub struct Draw {
 
 /// Hands out draws, one for each random operator, in the program's order.
 ///
-/// It is plain data: equal on every rank of an SPMD program, saved and restored as `(seed, draws)`. It is not `Copy`,
-/// because two copies that count apart give the same numbers twice.
+/// It is plain data: equal on every rank of an SPMD program, saved and restored as `(seed, draws)`. It is not
+/// `Copy`, because two copies that count apart give the same numbers twice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Generator {
     seed: u64,
@@ -81,9 +82,9 @@ impl Generator {
 
     /// A generator of its own for a part of the program, e.g. `"dropout"` or `"layers.3.weight"`.
     ///
-    /// It depends on this one's seed and on the name, not on the draws made so far: adding a part does not change the
-    /// numbers of another. Its seed is words 0 and 1 of the Philox block whose key is this seed and whose counter is the
-    /// name's 64-bit FNV-1a hash, then all ones, a place that no draw below 2^48 - 1 reads.
+    /// It depends on this one's seed and on the name, not on the draws made so far: adding a part does not change
+    /// the numbers of another. Its seed is words 0 and 1 of the Philox block whose key is this seed and whose
+    /// counter is the name's 64-bit FNV-1a hash, then all ones, a place that no draw below 2^48 - 1 reads.
     pub fn child(&self, name: &str) -> Generator {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -41,8 +41,9 @@ pub fn bernoulli(draw: Draw, start: u64, p: f64, out: &mut [bool]) -> Result<()>
 
 /// Zeroes each element with probability `p` and multiplies the others by 1 / (1 - `p`).
 ///
-/// A kept element is multiplied in f32 (f64 for f64), by the factor rounded to that type, then rounded; a dropped one is +0,
-/// be it a NaN. `p` = 0 copies, `p` = 1 gives zeros. The same draw applied to a gradient is the derivative.
+/// A kept element is multiplied in f32 (f64 for f64), by the factor rounded to that type, then rounded; a dropped
+/// one is +0, be it a NaN. `p` = 0 copies, `p` = 1 gives zeros. The same draw applied to a gradient is the
+/// derivative.
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1], and slices of different lengths.

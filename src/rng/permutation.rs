@@ -33,7 +33,7 @@ impl Permutation {
     pub fn new(draw: Draw, len: u64) -> Permutation {
         let mut keys = [0; ROUNDS];
         bits64(draw, 0, &mut keys);
-        let keys = keys.map(|bits| (u128::from(bits) * u128::from(len) >> 64) as u64);
+        let keys = keys.map(|bits| ((u128::from(bits) * u128::from(len)) >> 64) as u64);
         Permutation { draw, len, keys }
     }
 

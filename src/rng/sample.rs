@@ -1,4 +1,5 @@
-//! From blocks to numbers, a chunk at a time: the loops that vectorise, and the driver that cuts a range into chunks.
+//! From blocks to numbers, a chunk at a time: the loops that vectorise, and the driver that cuts a range into
+//! chunks.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -169,7 +170,8 @@ fn unit_f64(pair: u64) -> f64 {
     (pair >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)
 }
 
-/// sqrt(-2 ln u) times cos and sin of 2πv, where u in [2^-33, 1] is (a + 1/2) / 2^32 rounded and v the fraction of `b`.
+/// sqrt(-2 ln u) times cos and sin of 2πv, where u in [2^-33, 1] is (a + 1/2) / 2^32 rounded and v the fraction
+/// of `b`.
 #[inline(always)]
 fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
     let u = (a as f32).mul_add(1.0 / 4_294_967_296.0, 0.5 / 4_294_967_296.0);
@@ -255,5 +257,25 @@ impl<D: Distribution> Sink for By64<'_, f64, D> {
         let mut numbers = [[0.0f64; 2]; N];
         self.dist.numbers_f64(&blocks, &mut numbers);
         self.out[at..at + len].copy_from_slice(&numbers.as_flattened()[skip..skip + len]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ends_of_the_words() {
+        assert_eq!([unit_f32(0), unit_f32(!0)], [0.0, 1.0 - 2f32.powi(-24)]);
+        assert_eq!([unit_f64(0), unit_f64(!0)], [0.0, 1.0 - 2f64.powi(-53)]);
+        assert_eq!(box_muller_f32(!0, 5).map(f32::abs), [0.0; 2]);
+        assert_eq!(box_muller_f64(!0, 5).map(f64::abs), [0.0; 2]);
+        let (far, farther) = ((66.0 * 2f64.ln()).sqrt(), (108.0 * 2f64.ln()).sqrt());
+        assert!((f64::from(box_muller_f32(0, 0)[0]) - far).abs() < 1e-6 && far < 6.77);
+        assert!((box_muller_f64(0, 0)[0] - farther).abs() < 1e-14 && farther < 8.66);
+        for a in (0..=u32::MAX).step_by(0xf_ff7f).chain(u32::MAX - 300..=u32::MAX) {
+            let [x, y] = box_muller_f32(a, a.rotate_left(9));
+            assert!(x.is_finite() && y.is_finite(), "word {a:#x}");
+        }
     }
 }

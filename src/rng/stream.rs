@@ -8,7 +8,8 @@ const BUFFER_LEN: usize = 128;
 
 /// The words of one draw in order, as a `rand_core` generator: word `i` is element `i` of [`bits32`].
 ///
-/// For host-side use, equal on every rank: what a distribution consumes depends on the values, so a stream cannot be cut.
+/// For host-side use, equal on every rank: what a distribution consumes depends on the values, so a stream cannot
+/// be cut.
 ///
 /// ```
 /// use isoshard::rng::{Generator, Stream};
@@ -99,8 +100,8 @@ impl TryRng for Stream {
 impl SeedableRng for Stream {
     type Seed = [u8; 8];
 
-    /// The first draw of the child "stream" of a generator with this seed (little-endian), so that it meets no draw of
-    /// the generator itself.
+    /// The first draw of the child "stream" of a generator with this seed (little-endian), so that it meets no
+    /// draw of the generator itself.
     fn from_seed(seed: [u8; 8]) -> Stream {
         Stream::seed_from_u64(u64::from_le_bytes(seed))
     }

@@ -1,5 +1,5 @@
-//! Normal numbers conditioned on an interval, by rejection: an element that falls outside asks the next *attempt* for
-//! its own number again, and never touches its neighbours' words.
+//! Normal numbers conditioned on an interval, by rejection: an element that falls outside asks the next *attempt*
+//! for its own number again, and never touches its neighbours' words.
 
 use super::Draw;
 use super::sample::{Normal, Same, Sampled};
@@ -10,8 +10,8 @@ const CHUNK: usize = 512;
 
 /// Normal numbers of this mean and standard deviation, conditioned on [`low`, `high`].
 ///
-/// The standard number z (f32, or f64 for f64) of the first attempt with low <= z std + mean <= high, all in f64; the sum
-/// is rounded to z's type, then to the element's.
+/// The standard number z (f32, or f64 for f64) of the first attempt with low <= z std + mean <= high, all in f64;
+/// the sum is rounded to z's type, then to the element's.
 pub(super) struct Truncated {
     pub mean: f64,
     pub std: f64,

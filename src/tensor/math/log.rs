@@ -41,7 +41,7 @@ pub fn ln_normal_f64(x: f64) -> f64 {
 #[inline(always)]
 fn ln_split_f32(x: f32, shift: f32) -> f32 {
     const SQRT_HALF: u32 = 0x3f35_04f3;
-    const LN2_HI: f32 = 0.693359375;
+    const LN2_HI: f32 = 0.693_359_4; // 355 / 512
     const LN2_LO: f32 = -2.121_944_4e-4;
     let above = x.to_bits().wrapping_sub(SQRT_HALF);
     let e = (above as i32 >> 23) as f32 + shift;
@@ -54,7 +54,7 @@ fn ln_split_f32(x: f32, shift: f32) -> f32 {
     p = p.mul_add(f, -1.666_805_8e-1);
     p = p.mul_add(f, 2.000_071_5e-1);
     p = p.mul_add(f, -2.499_999_4e-1);
-    p = p.mul_add(f, 3.333_333_1e-1);
+    p = p.mul_add(f, 3.333_333e-1);
     let z = f * f;
     let tail = e.mul_add(LN2_LO, (f * z) * p);
     e.mul_add(LN2_HI, (-0.5_f32).mul_add(z, tail) + f)

@@ -15,7 +15,7 @@ pub fn sin_cos_2pi_f32(u: f32) -> (f32, f32) {
     let q = shifted.to_bits();
     let r = u.mul_add(4.0, -(shifted - ROUND));
     let z = r * r;
-    let mut s = 1.604_411_9e-4_f32;
+    let mut s = 1.604_412e-4_f32;
     s = s.mul_add(z, -4.681_754_3e-3);
     s = s.mul_add(z, 7.969_263e-2);
     s = s.mul_add(z, -6.459_641e-1);
@@ -24,7 +24,7 @@ pub fn sin_cos_2pi_f32(u: f32) -> (f32, f32) {
     let mut c = -2.520_204_2e-5_f32;
     c = c.mul_add(z, 9.192_602_6e-4);
     c = c.mul_add(z, -2.086_348e-2);
-    c = c.mul_add(z, 2.536_695_1e-1);
+    c = c.mul_add(z, 2.536_695e-1);
     c = c.mul_add(z, -1.233_700_6);
     let c = c.mul_add(z, 1.0);
     let (sin, cos) = if q & 1 == 0 { (s, c) } else { (c, s) };
