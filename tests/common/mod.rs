@@ -134,7 +134,10 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
         let local = local.to_f64_vec();
         let mut found = None;
         region.runs(&spec.shape, |global, at, len| {
-            let bad = (0..len).find(|k| !agree(values[global as usize + k], local[at + k], bound));
+            let fits = |want: f64, got: f64| {
+                agree(want, got, bound) || (op == Some(ReduceOp::Sum) && !want.is_finite() && got.is_nan())
+            };
+            let bad = (0..len).find(|k| !fits(values[global as usize + k], local[at + k]));
             if let Some(k) = bad.filter(|_| found.is_none()) {
                 let e = global as usize + k;
                 found = Some(format!("rank {rank}, element {e}: {} instead of {}", local[at + k], values[e]));
