@@ -259,6 +259,23 @@ fn ragged(s: &mut Stream, numel: usize, dims: usize, ranks: usize) -> Placement 
     Placement::RaggedShard { dims, units: units.into() }
 }
 
+/// True for operators that stand in derivatives only and say that they have none themselves.
+///
+/// # Panics
+/// On another operator that has no derivative: a skip is counted, not silent.
+pub fn has_no_derivative(sample: &Sample) -> bool {
+    const KNOWN: [&str; 1] = ["cross_entropy_grad"];
+    let metas = sample.metas();
+    let needs: Vec<bool> = metas.iter().map(|m| m.dtype.is_float()).collect();
+    match isoshard::ops::Vjp::write(sample.op.as_ref(), &metas, &needs) {
+        Err(isoshard::Error::Unsupported(_)) => {
+            assert!(KNOWN.contains(&sample.op.name()), "{sample:?} has no derivative and is not known for it");
+            true
+        }
+        _ => false,
+    }
+}
+
 /// Silences the messages of panics that `eval_apart` catches.
 pub fn quiet_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
