@@ -45,9 +45,11 @@ impl Plan {
             plans.iter().find(|p| p.ins.iter().eq(ins.iter().map(|f| &f.id)) && p.op.key_eq(op)).cloned()
         });
         if let Some(plan) = found {
+            refuse_in_strict(mesh, op, ins, &plan.moves)?;
             return Ok(plan);
         }
         let plan = Rc::new(Plan::make(mesh, op, ins)?);
+        refuse_in_strict(mesh, op, ins, &plan.moves)?;
         let mut plans = mesh.0.plans.0.borrow_mut();
         if plans.len() >= PLANS_LEN {
             plans.clear();
@@ -79,7 +81,6 @@ impl Plan {
             let m = if *from == to { None } else { Some((redistribute::find(mesh, from, to)?, to.clone())) };
             moves.push(m);
         }
-        refuse_in_strict(mesh, op, ins, &moves)?;
         let windows = Windows {
             ins: targets.iter().map(|f| f.window().clone()).collect(),
             outs: outs.iter().map(|f| f.window().clone()).collect(),
@@ -248,8 +249,11 @@ fn refuse_in_strict(
     ins: &[&Rc<Facts>],
     moves: &[Option<(Rc<Move>, Rc<Facts>)>],
 ) -> Result<()> {
+    if !mesh.0.strict.get() {
+        return Ok(());
+    }
     let moved = moves.iter().position(|m| m.as_ref().is_some_and(|(m, _)| m.communicates()));
-    let Some(i) = moved.filter(|_| mesh.0.strict.get()) else { return Ok(()) };
+    let Some(i) = moved else { return Ok(()) };
     let to = &moves[i].as_ref().expect("found above").1;
     let given: Vec<String> = ins.iter().map(|f| f.spec().to_string()).collect();
     Err(Error::sharding(
