@@ -1,6 +1,35 @@
-//! Eager SPMD distributed tensors.
+//! Eager SPMD distributed tensors: every shard computes what the whole would.
 //!
-//! Every shard computes what the whole would.
+//! Each rank runs the same program on [`DTensor`](dtensor::DTensor)s, which behave as one tensor and are stored in pieces
+//! on a mesh of ranks. Random numbers and reductions belong to global indices, so a program means the same on every
+//! mesh. Four ranks, as threads of one process:
+//!
+//! ```
+//! use isoshard::comm::spmd;
+//! use isoshard::dtensor::{DTensor, DeviceMesh};
+//! use isoshard::placement::{Layout, short::{R, shard}};
+//! use isoshard::rng::{Draw, Init};
+//! use isoshard::tensor::DType;
+//!
+//! spmd(4, |rank| {
+//!     let mesh = DeviceMesh::new(&rank, &[("dp", 2), ("tp", 2)])?;
+//!     let normal = |shape: [usize; 2], layout, number| {
+//!         let init = Init::Normal { mean: 0.0, std: 1.0 };
+//!         DTensor::init(&mesh, DType::F32, shape, layout, init, Draw { seed: 7, number })
+//!     };
+//!     let x = normal([5, 64], Layout::new([shard(0), R]), 0)?;
+//!     let w = normal([64, 32], Layout::new([R, shard(1)]), 1)?.requires_grad()?;
+//!     let y = x.matmul(&w)?;
+//!     assert_eq!(y.to_string(), "f32[5, 32]@(dp:S0, tp:S1)"); // nothing has moved
+//!     let gradients = y.gelu()?.mean_all()?.backward()?;
+//!     assert_eq!(gradients.get(&w).expect("w is a leaf").layout(), w.layout());
+//!     Ok(())
+//! })?;
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! Start at [`dtensor`] for tensors, [`nn::Plan`] for training, [`ops`] to add an operator, [`comm::Engine`] to add an
+//! engine. The decisions are in `docs/architecture.md`.
 
 pub mod comm;
 pub mod dtensor;

@@ -89,9 +89,9 @@ impl DTensor {
         /// `max(self, 0)`.
         relu = Relu;
         /// `self · Φ(self)` with the normal distribution function, by the error function.
-        gelu = Gelu { kind: GeluKind::Erf };
+        gelu = Gelu { approximate: GeluKind::Erf };
         /// The tanh approximation of [`DTensor::gelu`] (Hendrycks & Gimpel 2016).
-        gelu_tanh = Gelu { kind: GeluKind::Tanh };
+        gelu_tanh = Gelu { approximate: GeluKind::Tanh };
         /// `self · sigmoid(self)`.
         silu = Silu;
     }

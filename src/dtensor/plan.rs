@@ -147,14 +147,21 @@ fn cheapest(
     a: usize,
     barred: &[Row],
 ) -> (Row, Option<Placement>) {
-    let ranks = mesh.mesh().axis_len(a);
-    let splits = |b: &usize| ins.iter().any(|f| matches!(f.layout().axis(*b), Placement::Shard(_)));
-    let others: usize =
-        (0..mesh.mesh().ndim()).filter(|&b| b != a).filter(splits).map(|b| mesh.mesh().axis_len(b)).product();
+    let replicated = Row::new(ins.iter().map(|_| Slot::R), outs.iter().map(|_| Slot::R));
+    if ins.iter().all(|f| f.layout().axis(a).is_replicate()) {
+        // Whatever is whole everywhere stays so: cutting the result would only have to be undone.
+        return (replicated, None);
+    }
     let ragged =
         ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
-    let mut rows = if ranks > 1 { op.rows(metas, Axis { ranks, ways: ranks * others }) } else { Vec::new() };
-    rows.push(Row::new(ins.iter().map(|_| Slot::R), outs.iter().map(|_| Slot::R)));
+    let others = (0..mesh.mesh().ndim()).filter(|&b| b != a);
+    let axis = others.fold(Axis::alone(mesh.mesh().axis_len(a)), |axis, b| {
+        let dims = ins[0].layout().axis(b).split_dims();
+        dims.fold(axis, |axis, d| axis.beside(d, mesh.mesh().axis_len(b)))
+    });
+    let ranks = axis.ranks;
+    let mut rows = if ranks > 1 { op.rows(metas, axis) } else { Vec::new() };
+    rows.push(replicated);
     let cost = |row: &Row| -> f64 {
         let moved = row.ins.iter().zip(ins);
         moved

@@ -126,8 +126,11 @@ fn product(sig: &Signature, a: &Tensor, b: &Tensor) -> Result<Tensor> {
             .collect();
         t.permute(&order)?.reshape([size(&roles.batch), size(first), size(second)])
     };
-    let c =
-        cpu::gemm("matmul", &matrix(a, x, &roles.rows, &roles.summed)?, &matrix(b, y, &roles.summed, &roles.cols)?)?;
+    let c = cpu::gemm(
+        "matmul",
+        &matrix(a, x, &roles.rows, &roles.summed)?,
+        &matrix(b, y, &roles.summed, &roles.cols)?,
+    )?;
     // From [batch, rows, cols] to the result's order of letters.
     let natural: SmallVec<[u8; 6]> =
         roles.batch.iter().chain(&roles.rows).chain(&roles.cols).copied().collect();

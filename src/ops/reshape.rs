@@ -44,7 +44,7 @@ impl Op for Reshape {
                 if let (Some(i), Some(o)) = (lead(x, old.clone()), lead(&self.shape, new.clone())) {
                     let inner_old: usize = x[i + 1..old.end].iter().product();
                     let inner_new: usize = self.shape[o + 1..new.end].iter().product();
-                    if cuts_agree((x[i], inner_old), (self.shape[o], inner_new), axis) {
+                    if cuts_agree((x[i], inner_old), (self.shape[o], inner_new), axis.ranks, axis.ways(i)) {
                         rows.push(Row::new([Slot::S(i)], [Slot::S(o)]));
                     }
                 }
@@ -69,12 +69,12 @@ impl Op for Reshape {
 
 /// True where the chunks of a dim with `n` indices of `inner` elements each are those of one with `m` indices of
 /// `inner_m`, whatever else splits them.
-fn cuts_agree((n, inner): (usize, usize), (m, inner_m): (usize, usize), axis: Axis) -> bool {
-    if n == m || (n % axis.ways == 0 && m % axis.ways == 0) {
+fn cuts_agree((n, inner): (usize, usize), (m, inner_m): (usize, usize), ranks: usize, ways: usize) -> bool {
+    if n == m || (n % ways == 0 && m % ways == 0) {
         return true;
     }
-    let equal = |i| chunk(n, axis.ranks, i).start * inner == chunk(m, axis.ranks, i).start * inner_m;
-    axis.ways == axis.ranks && (0..axis.ranks).all(equal)
+    let equal = |i| chunk(n, ranks, i).start * inner == chunk(m, ranks, i).start * inner_m;
+    ways == ranks && (0..ranks).all(equal)
 }
 
 type Span = std::ops::Range<usize>;

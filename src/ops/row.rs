@@ -33,9 +33,8 @@ pub struct Row {
 pub struct Axis {
     /// The number of ranks along it.
     pub ranks: usize,
-    /// The product of this and every other axis's ranks that may split the same dim. A dim whose extent divides by it
-    /// is cut evenly whatever the nesting; if it equals `ranks`, this axis alone cuts.
-    pub ways: usize,
+    /// For each dim of the first operand, in how many pieces the other axes split it.
+    others: [usize; Axis::DIMS],
 }
 
 /// What an operator commutes with, in one word: says which `Partial` may pass through it unreduced.
@@ -58,6 +57,28 @@ pub enum Algebra {
 impl Slot {
     /// A part of a sum.
     pub const SUM: Slot = Slot::P(ReduceOp::Sum);
+}
+
+impl Axis {
+    /// Dims from this one on count as split by whatever splits any of them.
+    const DIMS: usize = 8;
+
+    /// An axis of `ranks` ranks, beside which nothing splits the first operand.
+    pub fn alone(ranks: usize) -> Axis {
+        Axis { ranks, others: [1; Axis::DIMS] }
+    }
+
+    /// The same axis, where another one of `ranks` ranks splits dim `dim` of the first operand.
+    pub fn beside(mut self, dim: usize, ranks: usize) -> Axis {
+        self.others[dim.min(Axis::DIMS - 1)] *= ranks;
+        self
+    }
+
+    /// The number of pieces of dim `dim` of the first operand if this axis splits it too. A dim whose extent divides by
+    /// it is cut evenly whatever the nesting; if it equals `ranks`, this axis alone cuts.
+    pub fn ways(&self, dim: usize) -> usize {
+        self.ranks * self.others[dim.min(Axis::DIMS - 1)]
+    }
 }
 
 impl Row {

@@ -40,7 +40,8 @@ impl Op for Sum {
         if self.dims.len() == at.ins[0].global.len() {
             let all: Dims = (0..x.shape().len()).collect();
             return Ok(smallvec![
-                cpu::reduce(self.name(), x, &all, ReduceOp::Sum, false)?.reshape(at.outs[0].local().clone())?
+                cpu::reduce(self.name(), x, &all, ReduceOp::Sum, false)?
+                    .reshape(at.outs[0].local().clone())?
             ]);
         }
         Ok(smallvec![cpu::reduce(self.name(), x, &self.dims, ReduceOp::Sum, self.keep)?])

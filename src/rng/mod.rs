@@ -1,1 +1,40 @@
-//! Placeholder.
+//! Random numbers as a pure function of `(seed, draw number, global linear index)`.
+//!
+//! A [`Generator`] is an explicit value that counts draws, one per random operator. Every rank runs the same program,
+//! so every rank counts alike and no rank asks another: nothing here communicates. A [`Draw`] names one operator's
+//! numbers, and the fills ([`uniform`], [`normal`], [`dropout`], …) compute any range of them, given the *global*
+//! linear (row-major) index of its first element. However a tensor is cut, each element gets the same bits, on every
+//! CPU and vector width.
+//!
+//! The streams are frozen: which counter an element reads is written at [`Draw`], the formula at each fill, and
+//! known answers stand in the tests. Changing one bit is a breaking change.
+//!
+//! ```
+//! use isoshard::rng::{Generator, normal};
+//! let mut generator = Generator::new(7);
+//! let draw = generator.next_draw();
+//! let mut whole = [0.0f32; 10];
+//! normal(draw, 0, &mut whole);
+//! let mut part = [0.0f32; 4];
+//! normal(draw, 3, &mut part); // elements 3..7 of the same tensor
+//! assert_eq!(part, whole[3..7]);
+//! ```
+//!
+//! Missing: other distributions (a [`Stream`] serves those of outside crates, in one order, on the host).
+
+mod draw;
+mod dropout;
+mod fill;
+mod init;
+mod permutation;
+pub mod philox;
+mod sample;
+mod stream;
+mod truncated;
+
+pub use draw::{Draw, Generator};
+pub use dropout::{bernoulli, dropout, dropout_in_place, keep, keep_threshold};
+pub use fill::{Real, bits32, bits64, normal, uniform};
+pub use init::{Fans, Init};
+pub use permutation::Permutation;
+pub use stream::Stream;

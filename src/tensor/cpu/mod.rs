@@ -11,7 +11,7 @@ mod map;
 mod nest;
 mod real;
 mod reduce;
-mod simd;
+pub mod simd;
 mod tree;
 
 pub use cast::cast;

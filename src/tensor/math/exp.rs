@@ -7,8 +7,8 @@
 //!
 //! | | exp | tanh | sigmoid |
 //! |---|---|---|---|
-//! | f32 | 1 | 2.5 | 2.5 |
-//! | f64 | 1 | 2.5 | 2.5 |
+//! | f32 | 1.1 | 2.5 | 2.5 |
+//! | f64 | 1.1 | 2.5 | 2.5 |
 
 /// What differs between the two widths.
 macro_rules! exp_family {
@@ -128,7 +128,7 @@ pub(super) mod tests {
         if got == exact {
             return 0.0;
         }
-        (got - exact).abs() / 2f64.powi((exact.abs().log2().floor() as i32).max(-1022) - 52)
+        (got - exact).abs() / (exact.abs().next_up() - exact.abs())
     }
 
     /// The worst error over one float in `step`, of both signs, infinities and NaN included.
@@ -156,7 +156,7 @@ pub(super) mod tests {
         let (exp, tanh) = (worst_f32(step, exp_f32, f64::exp), worst_f32(step, tanh_f32, f64::tanh));
         let sigmoid = worst_f32(step, sigmoid_f32, sigmoid);
         println!("exp {exp:?}, tanh {tanh:?}, sigmoid {sigmoid:?}");
-        assert!(exp.0 <= 1.0 && tanh.0 <= 2.5 && sigmoid.0 <= 2.5, "{exp:?} {tanh:?} {sigmoid:?}");
+        assert!(exp.0 <= 1.1 && tanh.0 <= 2.5 && sigmoid.0 <= 2.5, "{exp:?} {tanh:?} {sigmoid:?}");
         assert_eq!(tanh_f32(-0.0).to_bits(), (-0.0f32).to_bits());
         assert_eq!((exp_f32(f32::NEG_INFINITY), exp_f32(0.0), exp_f32(89.0)), (0.0, 1.0, f32::INFINITY));
     }
@@ -172,7 +172,7 @@ pub(super) mod tests {
                 (tanh_f64(x * 0.03), (x * 0.03).tanh()),
                 (sigmoid_f64(x * 0.1), sigmoid(x * 0.1)),
             ]) {
-                if exact > f64::MIN_POSITIVE || exact < 0.0 {
+                if exact.is_finite() {
                     *w = w.max(ulps_f64(got, exact));
                 }
             }

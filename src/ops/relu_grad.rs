@@ -1,0 +1,55 @@
+//! `relu_grad`: the derivative of `relu`, in one pass.
+
+use super::pointwise::one_float;
+use super::{Algebra, Input, Meta, Pointwise, Sample, Vjp, Windows, reuse};
+use crate::error::Result;
+use crate::tensor::cpu::{BinaryF, Real};
+use crate::tensor::{DType, Tensor};
+
+/// `dy` where `y > 0`, else 0, where `y` is `relu x` or `x`. A NaN in `y` lets `dy` through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReluGrad;
+
+impl Pointwise for ReluGrad {
+    const NAME: &'static str = "relu_grad";
+    const ARITY: usize = 2;
+
+    /// Linear in the gradient that comes in.
+    fn algebra(&self) -> Algebra {
+        Algebra::Linear
+    }
+
+    fn dtype(&self, ins: &[Meta]) -> Result<DType> {
+        one_float(Self::NAME, ins)
+    }
+
+    fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        reuse::float_binary(Self::NAME, ins, *self)
+    }
+
+    fn derivative(&self, g: &mut Vjp) -> Result<()> {
+        if g.needs(0) {
+            let (ddx, y) = (g.grad(0), g.input(1));
+            let ddy = g.apply(*self, &[ddx, y])?;
+            g.set(0, ddy);
+        }
+        g.none(1, "a step function is constant almost everywhere");
+        Ok(())
+    }
+}
+
+impl BinaryF for ReluGrad {
+    #[inline(always)]
+    fn apply<A: Real>(self, dy: A, y: A) -> A {
+        if y <= A::ZERO { A::ZERO } else { dy }
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(ReluGrad, [Input::ints([5, 3]), Input::ints([5, 3])]).rough(),
+        Sample::new(ReluGrad, [Input::ints([7]), Input::ints([7])]).rough(),
+        Sample::new(ReluGrad, [Input::ints([]), Input::ints([])]).rough(),
+        Sample::new(ReluGrad, [Input::ints([0, 3]), Input::ints([0, 3])]).rough(),
+    ]
+}

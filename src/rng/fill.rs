@@ -1,0 +1,112 @@
+//! Fills: ranges of a draw's numbers, by global index.
+
+use super::Draw;
+use super::philox::Blocks;
+use super::sample::{Normal, Same, Sampled, Sink, Uniform, drive};
+use crate::tensor::Float;
+
+/// An element type that can be drawn: f32, f64, f16 or bf16. Sealed.
+#[expect(private_bounds, reason = "sealed")]
+pub trait Real: Float + Sampled {}
+
+impl<T: Sampled> Real for T {}
+
+/// The 32-bit draw itself: `out[i]` is the word of element `start + i`.
+///
+/// `start` is the global linear index of `out[0]`, here and in every fill; any cut of a range gives the same
+/// numbers.
+pub fn bits32(draw: Draw, start: u64, out: &mut [u32]) {
+    drive(draw, 0, start, out.len(), Words(out));
+}
+
+/// The 64-bit draw itself: `out[i]` is the pair of words of element `start + i`, the earlier word in the low half.
+pub fn bits64(draw: Draw, start: u64, out: &mut [u64]) {
+    drive(draw, 0, start, out.len(), Pairs(out));
+}
+
+/// Uniform numbers in [0, 1).
+///
+/// f32: the upper 24 bits of the word, times 2^-24. f64: the upper 53 bits of the pair, times 2^-53. f16 and
+/// bf16: the f32 number rounded to nearest even, so that 1 can occur.
+pub fn uniform<T: Real>(draw: Draw, start: u64, out: &mut [T]) {
+    T::sample(draw, 0, start, out, Uniform(Same));
+}
+
+/// Standard normal numbers, by Box and Muller (Ann. Math. Stat. 29, 1958).
+///
+/// Elements 2j and 2j + 1 share two words (f64: two pairs) a and b: they are r cos 2πv and r sin 2πv with
+/// r = sqrt(-2 ln u), v the uniform number of b, and u = (a + 1/2) / 2^32 (f64: (a's upper 53 bits + 1/2) / 2^53)
+/// rounded. So |x| is at most 6.77 in f32 and 8.66 in f64. f16 and bf16: the f32 number rounded.
+pub fn normal<T: Real>(draw: Draw, start: u64, out: &mut [T]) {
+    T::sample(draw, 0, start, out, Normal(Same));
+}
+
+struct Words<'a>(&'a mut [u32]);
+
+impl Sink for Words<'_> {
+    const PER_BLOCK: usize = 4;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        self.0[at..at + len].copy_from_slice(&blocks.words()[skip..skip + len]);
+    }
+}
+
+struct Pairs<'a>(&'a mut [u64]);
+
+impl Sink for Pairs<'_> {
+    const PER_BLOCK: usize = 2;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        self.0[at..at + len].copy_from_slice(&blocks.0.as_flattened()[skip..skip + len]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::rng::{Init, Permutation, dropout};
+    use crate::tensor::cpu::simd::{Isa, with_isa};
+
+    const DRAW: Draw = Draw { seed: 21, number: 22 };
+
+    fn fills<T: Real>() -> Vec<u64> {
+        let mut out = vec![T::default(); 1003];
+        let x: Vec<T> = (0..1003).map(|i| T::from_f64(f64::from(i) / 7.0 - 70.0)).collect();
+        let mut bits = Vec::new();
+        let mut collect = |out: &[T]| bits.extend(out.iter().map(|x| x.to_f64().to_bits()));
+        for start in [1, (1 << 32) - 5] {
+            uniform(DRAW, start, &mut out);
+            collect(&out);
+            normal(DRAW, start, &mut out);
+            collect(&out);
+            dropout(DRAW, start, 0.2, &x, &mut out).unwrap();
+            collect(&out);
+            for init in [
+                Init::Uniform { low: -0.1, high: 0.3 },
+                Init::Normal { mean: 0.1, std: 0.3 },
+                Init::TruncatedNormal { mean: 0.1, std: 0.3, low: 0.0, high: 0.5 },
+            ] {
+                init.fill(DRAW, &[1 << 40], start, &mut out).unwrap();
+                collect(&out);
+            }
+        }
+        bits
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        let all = || {
+            let mut words = vec![0; 1003];
+            bits32(DRAW, 2, &mut words);
+            let mut order = vec![0; 101];
+            Permutation::new(DRAW, 1009).fill(3, &mut order).unwrap();
+            (words, order, [fills::<f32>(), fills::<f64>(), fills::<f16>(), fills::<bf16>()])
+        };
+        let want = with_isa(Isa::Baseline, all);
+        for &isa in Isa::available() {
+            assert!(with_isa(isa, all) == want, "{isa:?}");
+        }
+    }
+}

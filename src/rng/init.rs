@@ -1,0 +1,280 @@
+//! Initial values, described as values: what a parameter starts as, whoever computes which part of it.
+
+use super::Draw;
+use super::fill::Real;
+use super::sample::{Affine, Normal, Uniform};
+use super::truncated::Truncated;
+use crate::error::{Error, Result};
+use crate::tensor::{Element, Shape};
+
+/// How a parameter is initialised.
+///
+/// The fans are those of the *global* shape: see [`Fans::of`].
+///
+/// ```
+/// use isoshard::rng::{Generator, Init};
+/// let draw = Generator::new(0).next_draw();
+/// let mut row = [0.0f32; 64]; // row 5 of a weight [128, 64]
+/// Init::KaimingUniform { gain: 1.0 }.fill(draw, &[128, 64], 5 * 64, &mut row)?;
+/// assert!(row.iter().all(|x| x.abs() <= (3.0f32 / 64.0).sqrt()));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// 0.
+    Zeros,
+    /// 1.
+    Ones,
+    /// This value.
+    Constant(f64),
+    /// Uniform between `low` and `high`: fma(u, high - low, low), with both rounded to f32 (f64 for f64).
+    Uniform {
+        /// The lowest value.
+        low: f64,
+        /// The upper end, met only by rounding.
+        high: f64,
+    },
+    /// Normal: fma(z, std, mean), with both rounded to f32 (f64 for f64).
+    Normal {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation.
+        std: f64,
+    },
+    /// Normal, conditioned on [`low`, `high`]; by rejection, each element on its own.
+    TruncatedNormal {
+        /// The mean before truncation.
+        mean: f64,
+        /// The standard deviation before truncation.
+        std: f64,
+        /// The lowest value.
+        low: f64,
+        /// The highest value.
+        high: f64,
+    },
+    /// Uniform within ±gain sqrt(6 / (fan in + fan out)) (Glorot and Bengio, AISTATS 2010).
+    XavierUniform {
+        /// A factor, 1 for linear units.
+        gain: f64,
+    },
+    /// Normal with std gain sqrt(2 / (fan in + fan out)).
+    XavierNormal {
+        /// A factor, 1 for linear units.
+        gain: f64,
+    },
+    /// Uniform within ±gain sqrt(3 / fan in) (He et al., ICCV 2015). PyTorch's `Linear` starts from gain sqrt(1/3).
+    KaimingUniform {
+        /// A factor, sqrt(2) for rectified units.
+        gain: f64,
+    },
+    /// Normal with std gain / sqrt(fan in).
+    KaimingNormal {
+        /// A factor, sqrt(2) for rectified units.
+        gain: f64,
+    },
+}
+
+/// How many inputs an output of a weight reads, and how many outputs an input feeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fans {
+    /// Inputs an output.
+    pub fan_in: usize,
+    /// Outputs an input.
+    pub fan_out: usize,
+}
+
+impl Fans {
+    /// The fans of a weight `[out, in, …]`, where further dims are a receptive field that multiplies both.
+    ///
+    /// # Errors
+    /// Refuses fewer than two dims.
+    pub fn of(global_shape: &[usize]) -> Result<Fans> {
+        let [outputs, inputs, field @ ..] = global_shape else {
+            return Err(Error::invalid(
+                "init",
+                "fans need a weight of two or more dims, [out, in, …]",
+                Shape::from(global_shape).to_string(),
+                "name a distribution with its own width",
+            ));
+        };
+        let field: usize = field.iter().product();
+        Ok(Fans { fan_in: inputs * field, fan_out: outputs * field })
+    }
+}
+
+impl Init {
+    /// Writes the values of elements `start..start + out.len()` (global, row-major) of a tensor of this global shape.
+    ///
+    /// Communicates nothing; any cut of the tensor gets the same values. `draw` is not read by the constant ones.
+    ///
+    /// # Errors
+    /// Refuses a range that leaves the tensor, bounds that are not finite or not in order, a negative std, a truncation
+    /// that leaves almost nothing (less than a quarter std within two of the mean), and fans of a shape that has none.
+    pub fn fill<T: Real>(&self, draw: Draw, global_shape: &[usize], start: u64, out: &mut [T]) -> Result<()> {
+        let numel = Shape::from(global_shape).checked_numel("init")? as u64;
+        if start.checked_add(out.len() as u64).is_none_or(|end| end > numel) {
+            return Err(Error::invalid(
+                "init",
+                "the range leaves the tensor",
+                format!("{} elements from {start} of {}", out.len(), Shape::from(global_shape)),
+                format!("there are {numel} elements"),
+            ));
+        }
+        match self.resolve(global_shape)? {
+            Init::Uniform { low, high } => {
+                T::sample(draw, 0, start, out, Uniform(Affine { scale: high - low, shift: low }));
+            }
+            Init::Normal { mean, std } => {
+                T::sample(draw, 0, start, out, Normal(Affine { scale: std, shift: mean }));
+            }
+            Init::TruncatedNormal { mean, std, low, high } => {
+                Truncated { mean, std, low, high }.fill(draw, start, out);
+            }
+            Init::Constant(value) => out.fill(T::narrow(Element::from_f64(value))),
+            _ => unreachable!("resolve leaves the four above"),
+        }
+        Ok(())
+    }
+
+    /// True where every element is the same, so that no draw is read.
+    pub fn is_constant(&self) -> bool {
+        matches!(self, Init::Zeros | Init::Ones | Init::Constant(_))
+    }
+
+    /// The same as one of `Constant`, `Uniform`, `Normal` and `TruncatedNormal`, checked.
+    ///
+    /// # Errors
+    /// As [`Init::fill`], the range aside.
+    pub fn resolve(&self, global_shape: &[usize]) -> Result<Init> {
+        let symmetric = |bound: f64| Init::Uniform { low: -bound, high: bound };
+        let centred = |std: f64| Init::Normal { mean: 0.0, std };
+        // A weight without elements has fans of 0, and needs no width.
+        let fan_in = || Ok::<_, Error>(Fans::of(global_shape)?.fan_in.max(1) as f64);
+        let fan_sum = || Fans::of(global_shape).map(|f| (f.fan_in + f.fan_out).max(1) as f64);
+        let resolved = match *self {
+            Init::Zeros => Init::Constant(0.0),
+            Init::Ones => Init::Constant(1.0),
+            Init::XavierUniform { gain } => symmetric(gain * (6.0 / fan_sum()?).sqrt()),
+            Init::XavierNormal { gain } => centred(gain * (2.0 / fan_sum()?).sqrt()),
+            Init::KaimingUniform { gain } => symmetric(gain * (3.0 / fan_in()?).sqrt()),
+            Init::KaimingNormal { gain } => centred(gain / fan_in()?.sqrt()),
+            other => other,
+        };
+        resolved.check()?;
+        Ok(resolved)
+    }
+
+    fn check(&self) -> Result<()> {
+        let sound = match *self {
+            Init::Uniform { low, high } => low <= high && (high - low).is_finite(),
+            Init::Normal { mean, std } => mean.is_finite() && std.is_finite() && std >= 0.0,
+            Init::TruncatedNormal { mean, std, low, high } => {
+                return Truncated { mean, std, low, high }.check();
+            }
+            _ => true,
+        };
+        if sound {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "init",
+            "bounds must be finite and in order, a std finite and not negative",
+            format!("{self:?}"),
+            "",
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DRAW: Draw = Draw { seed: 1, number: 2 };
+
+    fn values(init: Init, shape: &[usize]) -> Vec<f32> {
+        let mut out = vec![f32::NAN; shape.iter().product()];
+        init.fill(DRAW, shape, 0, &mut out).unwrap();
+        out
+    }
+
+    fn std(x: &[f32]) -> f64 {
+        (x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / x.len() as f64).sqrt()
+    }
+
+    #[test]
+    fn widths_follow_the_global_fans() {
+        assert_eq!(Fans::of(&[5, 7, 3, 2]).unwrap(), Fans { fan_in: 42, fan_out: 30 });
+        let shape = [300, 200];
+        // The std of 60,000 values errs by less than 2 % (normal: 7 sigma).
+        for (init, want) in [
+            (Init::XavierUniform { gain: 2.0 }, 2.0 * (2.0f64 / 500.0).sqrt()),
+            (Init::XavierNormal { gain: 2.0 }, 2.0 * (2.0f64 / 500.0).sqrt()),
+            (Init::KaimingUniform { gain: 1.5 }, 1.5 * (1.0f64 / 200.0).sqrt()),
+            (Init::KaimingNormal { gain: 1.5 }, 1.5 * (1.0f64 / 200.0).sqrt()),
+        ] {
+            let got = std(&values(init, &shape));
+            assert!((got / want - 1.0).abs() < 0.02, "{init:?}: {got} for {want}");
+        }
+        assert_eq!(values(Init::Ones, &[3]), [1.0; 3]);
+        assert_eq!(values(Init::Zeros, &[3]), [0.0; 3]);
+        assert_eq!(values(Init::Constant(0.1), &[]), [0.1]);
+        assert_eq!(values(Init::KaimingNormal { gain: 1.0 }, &[0, 3]), []);
+        assert_eq!(values(Init::Normal { mean: 3.0, std: 0.0 }, &[3]), [3.0; 3]);
+    }
+
+    #[test]
+    fn affine_is_one_rounding_of_the_standard_number() {
+        let (mut u, mut z) = ([0.0f32; 50], [0.0f32; 50]);
+        crate::rng::uniform(DRAW, 0, &mut u);
+        crate::rng::normal(DRAW, 0, &mut z);
+        let got = values(Init::Uniform { low: -0.3, high: 0.4 }, &[50]);
+        assert_eq!(got, u.map(|u| u.mul_add(0.7, -0.3)));
+        let got = values(Init::Normal { mean: 0.1, std: 0.02 }, &[50]);
+        assert_eq!(got, z.map(|z| z.mul_add(0.02, 0.1)));
+    }
+
+    #[test]
+    fn truncation_keeps_what_was_inside_and_redraws_the_rest() {
+        let init = Init::TruncatedNormal { mean: 1.0, std: 0.5, low: 0.5, high: 1.75 };
+        let got = values(init, &[4001]);
+        let mut z = vec![0.0f32; 4001];
+        crate::rng::normal(DRAW, 0, &mut z);
+        let mut redrawn = 0;
+        for (&x, &z) in got.iter().zip(&z) {
+            assert!((0.5..=1.75).contains(&x));
+            let first = (f64::from(z) * 0.5 + 1.0) as f32;
+            if (0.5..=1.75).contains(&first) {
+                assert_eq!(x, first);
+            } else {
+                redrawn += 1;
+            }
+        }
+        // 22.5 % fall outside (-1, 1.5): 902 of 4001, with a std of 26.
+        assert!((750..1050).contains(&redrawn), "{redrawn}");
+        let mut part = [0.0f32; 700];
+        init.fill(DRAW, &[4001], 1203, &mut part).unwrap();
+        assert_eq!(part, got[1203..1903]);
+    }
+
+    #[test]
+    fn refusals() {
+        let refused = |init: Init, shape: &[usize], start| {
+            init.fill(DRAW, shape, start, &mut [0.0f32; 2]).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refused(Init::KaimingNormal { gain: 1.0 }, &[9], 0),
+            "init: fans need a weight of two or more dims, [out, in, …]; got [9]; name a distribution with its own width"
+        );
+        assert_eq!(
+            refused(Init::Zeros, &[2, 3], 5),
+            "init: the range leaves the tensor; got 2 elements from 5 of [2, 3]; there are 6 elements"
+        );
+        refused(Init::Zeros, &[2, 3], u64::MAX);
+        refused(Init::Uniform { low: 1.0, high: 0.0 }, &[9], 0);
+        refused(Init::Uniform { low: 0.0, high: f64::NAN }, &[9], 0);
+        refused(Init::Normal { mean: 0.0, std: -1.0 }, &[9], 0);
+        refused(Init::TruncatedNormal { mean: 0.0, std: 1.0, low: 3.0, high: 4.0 }, &[9], 0);
+        refused(Init::TruncatedNormal { mean: 0.0, std: 1.0, low: f64::NAN, high: f64::NAN }, &[9], 0);
+    }
+}

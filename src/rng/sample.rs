@@ -1,0 +1,281 @@
+//! From blocks to numbers, a chunk at a time: the loops that vectorise, and the driver that cuts a range into
+//! chunks.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::Draw;
+use super::philox::Blocks;
+use crate::tensor::Float;
+use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
+use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
+
+/// Blocks in a chunk, and in the smaller chunks that ranges end with.
+const CHUNK: usize = 32;
+const SMALL: usize = 8;
+
+/// What a range's blocks are turned into.
+pub(super) trait Sink {
+    /// Elements that read one block.
+    const PER_BLOCK: usize;
+    /// Takes elements `skip..skip + len` of these blocks as elements `at..at + len` of the range.
+    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize);
+}
+
+/// Feeds `sink` the elements with global indices `start..start + len` (wrapping) of a draw's attempt.
+pub(super) fn drive<S: Sink>(draw: Draw, attempt: u16, start: u64, len: usize, sink: S) {
+    let (key, high) = (draw.key(), draw.counter_high(attempt));
+    dispatch(Drive { key, high, start, len, sink });
+}
+
+struct Drive<S> {
+    key: [u32; 2],
+    high: u64,
+    start: u64,
+    len: usize,
+    sink: S,
+}
+
+impl<S: Sink> Kernel for Drive<S> {
+    type Out = ();
+    #[inline(always)]
+    fn run(mut self) {
+        let mut block = self.start / S::PER_BLOCK as u64;
+        let mut skip = (self.start % S::PER_BLOCK as u64) as usize;
+        let mut at = 0;
+        while at < self.len {
+            let left = self.len - at;
+            if skip + left >= CHUNK * S::PER_BLOCK {
+                at += self.chunk::<CHUNK>(block, skip, at, left);
+                block = block.wrapping_add(CHUNK as u64);
+            } else {
+                at += self.chunk::<SMALL>(block, skip, at, left);
+                block = block.wrapping_add(SMALL as u64);
+            }
+            skip = 0;
+        }
+    }
+}
+
+impl<S: Sink> Drive<S> {
+    #[inline(always)]
+    fn chunk<const N: usize>(&mut self, block: u64, skip: usize, at: usize, left: usize) -> usize {
+        let len = left.min(N * S::PER_BLOCK - skip);
+        self.sink.take(Blocks::<N>::compute(self.key, block, self.high), skip, at, len);
+        len
+    }
+}
+
+/// A distribution: the numbers of a chunk of blocks, in f32 (four a block) or f64 (two a block).
+pub(super) trait Distribution: Copy {
+    /// The 32-bit draw.
+    fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]);
+    /// The 64-bit draw.
+    fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]);
+}
+
+/// What is done to a number before it is rounded to the element type.
+pub(super) trait Then: Copy {
+    /// In f32.
+    fn f32(self, x: f32) -> f32;
+    /// In f64.
+    fn f64(self, x: f64) -> f64;
+}
+
+/// Leaves numbers as they are.
+#[derive(Clone, Copy)]
+pub(super) struct Same;
+
+/// `fma(x, scale, shift)`, with scale and shift rounded to the type computed in.
+#[derive(Clone, Copy)]
+pub(super) struct Affine {
+    pub scale: f64,
+    pub shift: f64,
+}
+
+/// Uniform on [0, 1).
+#[derive(Clone, Copy)]
+pub(super) struct Uniform<A>(pub A);
+
+/// Standard normal.
+#[derive(Clone, Copy)]
+pub(super) struct Normal<A>(pub A);
+
+impl Then for Same {
+    #[inline(always)]
+    fn f32(self, x: f32) -> f32 {
+        x
+    }
+    #[inline(always)]
+    fn f64(self, x: f64) -> f64 {
+        x
+    }
+}
+
+impl Then for Affine {
+    #[inline(always)]
+    fn f32(self, x: f32) -> f32 {
+        x.mul_add(self.scale as f32, self.shift as f32)
+    }
+    #[inline(always)]
+    fn f64(self, x: f64) -> f64 {
+        x.mul_add(self.scale, self.shift)
+    }
+}
+
+impl<A: Then> Distribution for Uniform<A> {
+    #[inline(always)]
+    fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
+        let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
+        for (out, &pair) in out.iter_mut().zip(blocks.0.as_flattened()) {
+            *out = [self.0.f32(unit_f32(pair as u32)), self.0.f32(unit_f32((pair >> 32) as u32))];
+        }
+    }
+    #[inline(always)]
+    fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]) {
+        for (out, &pair) in out.as_flattened_mut().iter_mut().zip(blocks.0.as_flattened()) {
+            *out = self.0.f64(unit_f64(pair));
+        }
+    }
+}
+
+impl<A: Then> Distribution for Normal<A> {
+    #[inline(always)]
+    fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
+        let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
+        for (out, &pair) in out.iter_mut().zip(blocks.0.as_flattened()) {
+            let [x, y] = box_muller_f32(pair as u32, (pair >> 32) as u32);
+            *out = [self.0.f32(x), self.0.f32(y)];
+        }
+    }
+    #[inline(always)]
+    fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]) {
+        for (out, &[a, b]) in out.iter_mut().zip(&blocks.0) {
+            *out = box_muller_f64(a, b).map(|x| self.0.f64(x));
+        }
+    }
+}
+
+/// The upper 24 bits as a fraction.
+#[inline(always)]
+fn unit_f32(word: u32) -> f32 {
+    // Below 2^24 the conversion from i32 is the same, and every vector unit has it.
+    (word >> 8) as i32 as f32 * (1.0 / 16_777_216.0)
+}
+
+/// The upper 53 bits as a fraction.
+#[inline(always)]
+fn unit_f64(pair: u64) -> f64 {
+    (pair >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)
+}
+
+/// sqrt(-2 ln u) times cos and sin of 2πv, where u in [2^-33, 1] is (a + 1/2) / 2^32 rounded and v the fraction
+/// of `b`.
+#[inline(always)]
+fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
+    let u = (a as f32).mul_add(1.0 / 4_294_967_296.0, 0.5 / 4_294_967_296.0);
+    let radius = (-2.0 * ln_normal_f32(u)).sqrt();
+    let (sin, cos) = sin_cos_2pi_f32(unit_f32(b));
+    [radius * cos, radius * sin]
+}
+
+/// As above, where u in [2^-54, 1] is (floor(a / 2^11) + 1/2) / 2^53 rounded.
+#[inline(always)]
+fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
+    let half_step = 0.5 / 9_007_199_254_740_992.0;
+    let u = ((a >> 11) as f64).mul_add(2.0 * half_step, half_step);
+    let radius = (-2.0 * ln_normal_f64(u)).sqrt();
+    let (sin, cos) = sin_cos_2pi_f64(unit_f64(b));
+    [radius * cos, radius * sin]
+}
+
+/// What sampling needs of an element type, besides [`Float`].
+pub(super) trait Sampled: Float {
+    /// f32, or f64 for f64: `Acc`, known to be sampled itself.
+    type Wide: Sampled + std::ops::Mul<Output = Self::Wide>;
+    /// Writes the numbers at global indices `start..`.
+    fn sample<D: Distribution>(draw: Draw, attempt: u16, start: u64, out: &mut [Self], dist: D);
+    /// Widens a chunk.
+    fn load(from: &[Self], to: &mut [Self::Wide]);
+    /// Rounds a chunk.
+    fn store(from: &[Self::Wide], to: &mut [Self]);
+}
+
+macro_rules! sampled {
+    ($($t:ty, $wide:ty, $sink:ident, |$lf:ident, $lt:ident| $load:expr, |$sf:ident, $st:ident| $store:expr;)*) => {$(
+        impl Sampled for $t {
+            type Wide = $wide;
+            fn sample<D: Distribution>(draw: Draw, attempt: u16, start: u64, out: &mut [Self], dist: D) {
+                drive(draw, attempt, start, out.len(), $sink { out, dist })
+            }
+            #[inline(always)]
+            fn load($lf: &[Self], $lt: &mut [$wide]) {
+                $load
+            }
+            #[inline(always)]
+            fn store($sf: &[$wide], $st: &mut [Self]) {
+                $store
+            }
+        }
+    )*};
+}
+
+sampled! {
+    f32, f32, By32, |from, to| to.copy_from_slice(from), |from, to| to.copy_from_slice(from);
+    f64, f64, By64, |from, to| to.copy_from_slice(from), |from, to| to.copy_from_slice(from);
+    f16, f32, By32, |from, to| from.convert_to_f32_slice(to), |from, to| to.convert_from_f32_slice(from);
+    bf16, f32, By32, |from, to| from.convert_to_f32_slice(to), |from, to| to.convert_from_f32_slice(from);
+}
+
+/// Elements from the 32-bit draw, computed in f32.
+struct By32<'a, T, D> {
+    out: &'a mut [T],
+    dist: D,
+}
+
+impl<T: Sampled<Wide = f32>, D: Distribution> Sink for By32<'_, T, D> {
+    const PER_BLOCK: usize = 4;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        let mut numbers = [[0.0f32; 4]; N];
+        self.dist.numbers_f32(&blocks, &mut numbers);
+        T::store(&numbers.as_flattened()[skip..skip + len], &mut self.out[at..at + len]);
+    }
+}
+
+/// Elements from the 64-bit draw.
+struct By64<'a, T, D> {
+    out: &'a mut [T],
+    dist: D,
+}
+
+impl<D: Distribution> Sink for By64<'_, f64, D> {
+    const PER_BLOCK: usize = 2;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        let mut numbers = [[0.0f64; 2]; N];
+        self.dist.numbers_f64(&blocks, &mut numbers);
+        self.out[at..at + len].copy_from_slice(&numbers.as_flattened()[skip..skip + len]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ends_of_the_words() {
+        assert_eq!([unit_f32(0), unit_f32(!0)], [0.0, 1.0 - 2f32.powi(-24)]);
+        assert_eq!([unit_f64(0), unit_f64(!0)], [0.0, 1.0 - 2f64.powi(-53)]);
+        assert_eq!(box_muller_f32(!0, 5).map(f32::abs), [0.0; 2]);
+        assert_eq!(box_muller_f64(!0, 5).map(f64::abs), [0.0; 2]);
+        let (far, farther) = ((66.0 * 2f64.ln()).sqrt(), (108.0 * 2f64.ln()).sqrt());
+        assert!((f64::from(box_muller_f32(0, 0)[0]) - far).abs() < 1e-6 && far < 6.77);
+        assert!((box_muller_f64(0, 0)[0] - farther).abs() < 1e-14 && farther < 8.66);
+        for a in (0..=u32::MAX).step_by(0xf_ff7f).chain(u32::MAX - 300..=u32::MAX) {
+            let [x, y] = box_muller_f32(a, a.rotate_left(9));
+            assert!(x.is_finite() && y.is_finite(), "word {a:#x}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! A draw read in order, for other crates' distributions.
+
+use rand_core::{Infallible, SeedableRng, TryRng};
+
+use super::{Draw, Generator, bits32};
+
+const BUFFER_LEN: usize = 128;
+
+/// The words of one draw in order, as a `rand_core` generator: word `i` is element `i` of [`bits32`].
+///
+/// For host-side use, equal on every rank: what a distribution consumes depends on the values, so a stream cannot
+/// be cut.
+///
+/// ```
+/// use isoshard::rng::{Generator, Stream};
+/// use rand_core::Rng;
+/// let mut stream = Stream::new(Generator::new(1).next_draw());
+/// let first = stream.next_u32();
+/// stream.seek(0);
+/// assert_eq!(stream.next_u32(), first);
+/// ```
+#[derive(Clone)]
+pub struct Stream {
+    draw: Draw,
+    /// The index of `buffer[0]`.
+    start: u64,
+    used_len: usize,
+    buffer: [u32; BUFFER_LEN],
+}
+
+impl Stream {
+    /// The draw's words from the first on.
+    pub fn new(draw: Draw) -> Stream {
+        Stream {
+            draw,
+            start: 0u64.wrapping_sub(BUFFER_LEN as u64),
+            used_len: BUFFER_LEN,
+            buffer: [0; BUFFER_LEN],
+        }
+    }
+
+    /// The draw that is read.
+    pub fn draw(&self) -> Draw {
+        self.draw
+    }
+
+    /// The index of the word that comes next.
+    pub fn position(&self) -> u64 {
+        self.start.wrapping_add(self.used_len as u64)
+    }
+
+    /// Goes on from word `position`.
+    pub fn seek(&mut self, position: u64) {
+        self.start = position.wrapping_sub(BUFFER_LEN as u64);
+        self.used_len = BUFFER_LEN;
+    }
+
+    #[inline]
+    fn word(&mut self) -> u32 {
+        if self.used_len == BUFFER_LEN {
+            self.start = self.position();
+            self.used_len = 0;
+            bits32(self.draw, self.start, &mut self.buffer);
+        }
+        self.used_len += 1;
+        self.buffer[self.used_len - 1]
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream").field("draw", &self.draw).field("position", &self.position()).finish()
+    }
+}
+
+impl TryRng for Stream {
+    type Error = Infallible;
+
+    #[inline]
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        Ok(self.word())
+    }
+
+    /// Two words, the earlier one in the low half.
+    #[inline]
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        let low = self.word();
+        Ok(u64::from(low) | u64::from(self.word()) << 32)
+    }
+
+    /// Words in little-endian order; of the last one, as many bytes as are wanted.
+    fn try_fill_bytes(&mut self, dst: &mut [u8]) -> Result<(), Infallible> {
+        for bytes in dst.chunks_mut(4) {
+            bytes.copy_from_slice(&self.word().to_le_bytes()[..bytes.len()]);
+        }
+        Ok(())
+    }
+}
+
+impl SeedableRng for Stream {
+    type Seed = [u8; 8];
+
+    /// The first draw of the child "stream" of a generator with this seed (little-endian), so that it meets no
+    /// draw of the generator itself.
+    fn from_seed(seed: [u8; 8]) -> Stream {
+        Stream::seed_from_u64(u64::from_le_bytes(seed))
+    }
+
+    /// As `from_seed`.
+    fn seed_from_u64(seed: u64) -> Stream {
+        Stream::new(Generator::new(seed).child("stream").next_draw())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_core::Rng;
+
+    use super::*;
+
+    #[test]
+    fn reads_the_draws_words() {
+        let draw = Draw { seed: 5, number: 6 };
+        let mut words = [0u32; 300];
+        bits32(draw, 0, &mut words);
+        let mut stream = Stream::new(draw);
+        assert_eq!([(); 300].map(|()| stream.next_u32()), words);
+        assert_eq!(stream.position(), 300);
+        stream.seek(127);
+        assert_eq!(stream.next_u64(), u64::from(words[127]) | u64::from(words[128]) << 32);
+        let mut bytes = [0u8; 6];
+        stream.fill_bytes(&mut bytes);
+        assert_eq!(bytes[..4], words[129].to_le_bytes());
+        assert_eq!(bytes[4..], words[130].to_le_bytes()[..2]);
+        assert_eq!(stream.position(), 131, "the rest of a word that bytes began is dropped");
+    }
+
+    #[test]
+    fn seeding_meets_no_draw_of_the_generator() {
+        let mut stream = Stream::seed_from_u64(1);
+        assert_eq!(stream.clone().next_u64(), Stream::from_seed(1u64.to_le_bytes()).next_u64());
+        assert_ne!(stream.next_u32(), Stream::new(Generator::new(1).next_draw()).next_u32());
+    }
+}
