@@ -128,8 +128,7 @@ impl Tensor {
         self.shape.numel()
     }
 
-    /// The size of the elements in bytes, each counted once however often a broadcast repeats it... that is, the
-    /// size a contiguous copy would have.
+    /// The size in bytes that a contiguous copy would have.
     pub fn len_bytes(&self) -> usize {
         self.numel() * self.dtype.size_bytes()
     }
