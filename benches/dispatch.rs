@@ -11,7 +11,9 @@ use std::time::Instant;
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::ops::{Add, Matmul, Meta, Metas, Mul, Op, Permute, Program, Relu, Reshape, Softmax, Sum, Tensors, Vjp, Windows};
+use isoshard::ops::{
+    Add, Matmul, Meta, Metas, Mul, Op, Permute, Program, Relu, Reshape, Softmax, Sum, Tensors, Vjp, Windows,
+};
 use isoshard::placement::{Layout, Placement};
 use isoshard::tensor::{DType, Tensor};
 
@@ -32,7 +34,12 @@ struct Case {
 const CASES: [Case; 8] = [
     Case { name: "add", method: |x, y| x.add(y), record: |_| Ok(Box::new(Add)), operands: 2 },
     Case { name: "mul", method: |x, y| x.mul(y), record: |_| Ok(Box::new(Mul)), operands: 2 },
-    Case { name: "matmul", method: |x, y| x.matmul(y), record: |_| Ok(Box::new(Matmul::for_dims(2, 2)?)), operands: 2 },
+    Case {
+        name: "matmul",
+        method: |x, y| x.matmul(y),
+        record: |_| Ok(Box::new(Matmul::for_dims(2, 2)?)),
+        operands: 2,
+    },
     Case { name: "relu", method: |x, _| x.relu(), record: |_| Ok(Box::new(Relu)), operands: 1 },
     Case {
         name: "sum",
@@ -40,7 +47,12 @@ const CASES: [Case; 8] = [
         record: |_| Ok(Box::new(Sum { dims: [1].into_iter().collect(), keep: false })),
         operands: 1,
     },
-    Case { name: "softmax", method: |x, _| x.softmax(1), record: |_| Ok(Box::new(Softmax { dim: 1 })), operands: 1 },
+    Case {
+        name: "softmax",
+        method: |x, _| x.softmax(1),
+        record: |_| Ok(Box::new(Softmax { dim: 1 })),
+        operands: 1,
+    },
     Case {
         name: "reshape",
         method: |x, _| x.reshape([x.shape()[0], 2, 4]),
@@ -96,7 +108,11 @@ fn measure(mesh: &DeviceMesh) -> Result<Vec<(String, f64, f64)>> {
         lines.push((format!("{}, no grad", case.name), local, no_grad));
         lines.push((format!("{}, grad", case.name), local, time(|| apply(&leaf).map(drop))?));
         let both = time(|| apply(&leaf)?.sum_all()?.backward().map(drop))?;
-        lines.push((format!("{}, forward and backward", case.name), time(|| tape.forward_and_backward())?, both));
+        lines.push((
+            format!("{}, forward and backward", case.name),
+            time(|| tape.forward_and_backward())?,
+            both,
+        ));
     }
     let stay = time(|| x.redistribute(layout.clone()).map(drop))?;
     lines.push(("redistribute to where it lies".into(), 0.0, stay));

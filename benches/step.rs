@@ -27,7 +27,9 @@ fn main() -> Result<()> {
         let total = median(times.iter().map(|t| t.iter().sum()).collect());
         let report = |what: &str, value: f64, unit: &str| {
             if json {
-                println!(r#"{{"bench":"step","case":"nano/{mesh}/{what}","value":{value:.3},"unit":"{unit}"}}"#);
+                println!(
+                    r#"{{"bench":"step","case":"nano/{mesh}/{what}","value":{value:.3},"unit":"{unit}"}}"#
+                );
             } else {
                 println!("{:<32}{value:>12.2} {unit}", format!("nano, {mesh}, {what}"));
             }

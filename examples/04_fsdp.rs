@@ -47,6 +47,9 @@ fn main() -> Result<()> {
     for (mesh, ranks) in [("fsdp=2", 2), ("dp=2,fsdp=2", 4), ("fsdp=2,tp=2", 4)] {
         assert_eq!(train(mesh, ranks)?, single, "{mesh}");
     }
-    println!("losses {:?}, the same bits on four meshes", single.0.iter().map(|b| f64::from_bits(*b)).collect::<Vec<_>>());
+    println!(
+        "losses {:?}, the same bits on four meshes",
+        single.0.iter().map(|b| f64::from_bits(*b)).collect::<Vec<_>>()
+    );
     Ok(())
 }

@@ -233,7 +233,8 @@ fn root() -> &'static Path {
 
 /// All Rust files below `dir`, by name.
 fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut entries: Vec<PathBuf> = fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
     entries.sort();
     let below = |p: PathBuf| if p.is_dir() { files(&p) } else { vec![p] };
     entries.into_iter().flat_map(below).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect()

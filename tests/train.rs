@@ -115,12 +115,14 @@ fn a_panic_ends_the_program_and_is_named() {
             };
             train(&rank, run, &fail)
         });
-        let expected = Error::Rank {
-            rank: victim,
-            cause: Box::new(Failure::Panic(format!("struck at point {at}"))),
-        };
+        let expected =
+            Error::Rank { rank: victim, cause: Box::new(Failure::Panic(format!("struck at point {at}"))) };
         assert_eq!(result.unwrap_err(), expected);
-        assert!(began.elapsed() < DEADLINE, "{:?} after rank {victim} panicked at point {at}", began.elapsed());
+        assert!(
+            began.elapsed() < DEADLINE,
+            "{:?} after rank {victim} panicked at point {at}",
+            began.elapsed()
+        );
     }
 }
 

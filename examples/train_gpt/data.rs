@@ -74,7 +74,10 @@ impl Corpus {
             return Err(Error::invalid(
                 "data",
                 format!("training and validation text need more than {block} characters each (--block)"),
-                format!("{} characters, of which the last {shortest} are for validation", corpus.tokens.len()),
+                format!(
+                    "{} characters, of which the last {shortest} are for validation",
+                    corpus.tokens.len()
+                ),
                 "bring more text or take a smaller block",
             ));
         }

@@ -1,10 +1,10 @@
 //! What the model writes.
 
+use isoshard::Result;
 use isoshard::dtensor::DTensor;
 use isoshard::nn::{Forward, Gpt, Params};
 use isoshard::rng::{Generator, uniform};
 use isoshard::tensor::Tensor;
-use isoshard::Result;
 
 use crate::data::Corpus;
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use isoshard::Result;
 use isoshard::comm::Rank;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
@@ -10,7 +11,6 @@ use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::Generator;
 use isoshard::tensor::Tensor;
-use isoshard::Result;
 
 use crate::args::Args;
 use crate::data::{Batches, Corpus, Part};
@@ -78,8 +78,7 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     job.begun.store(true, Ordering::Relaxed);
     report.iter().try_for_each(|r| r.start(&start))?;
 
-    let schedule =
-        WarmupCosine { peak: args.lr, floor: args.min_lr, warmup: args.warmup, steps: args.steps };
+    let schedule = WarmupCosine { peak: args.lr, floor: args.min_lr, warmup: args.warmup, steps: args.steps };
     let batches = job.batches(Part::Training);
     let step_tokens = job.batch * job.config.block * args.accumulate;
     let mut rates = Vec::with_capacity(args.steps);
@@ -165,6 +164,9 @@ impl<'a> Trainer<'a> {
     fn distribute(&self, (tokens, targets): (Tensor, Tensor)) -> Result<(DTensor, DTensor)> {
         let mesh = self.params.mesh();
         let layout = self.params.plan().batch_layout(mesh.mesh());
-        Ok((DTensor::distribute(mesh, &tokens, layout.clone())?, DTensor::distribute(mesh, &targets, layout)?))
+        Ok((
+            DTensor::distribute(mesh, &tokens, layout.clone())?,
+            DTensor::distribute(mesh, &targets, layout)?,
+        ))
     }
 }
