@@ -2,10 +2,10 @@
 
 use super::pointwise::one_float;
 use super::pow::power;
-use super::{Algebra, Bits, Input, Meta, Mul, Pointwise, Sample, Scale, Vjp, Windows, reuse};
+use super::{Algebra, Bits, Input, Meta, Mul, Pointwise, Row, Sample, Scale, Slot, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{Real, UnaryF};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor};
 
 /// `x^exponent`: by products for 2 and 3, by `recip` and `sqrt` for -1, 1/2 and -1/2, and else as [`super::Pow`] does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,9 +25,9 @@ impl Pointwise for PowScalar {
     const NAME: &'static str = "pow_scalar";
     const ARITY: usize = 1;
 
-    /// Not linear, but for the exponent 1, which nobody writes.
+    /// Not linear; the exponent 1 copies.
     fn algebra(&self) -> Algebra {
-        Algebra::Opaque
+        if self.exponent.0 == 1.0 { Algebra::Structural } else { Algebra::Opaque }
     }
 
     fn dtype(&self, ins: &[Meta]) -> Result<DType> {
@@ -64,6 +64,11 @@ impl Pointwise for PowScalar {
         g.set(0, dx);
         Ok(())
     }
+
+    /// A square root lets minima pass, as [`super::Sqrt`] does.
+    fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
+        if self.exponent.0 == 0.5 { vec![Row::same(Slot::P(ReduceOp::Min), 1)] } else { vec![] }
+    }
 }
 
 impl UnaryF for PowScalar {
@@ -97,7 +102,7 @@ formulas! {
 }
 
 pub(super) fn samples() -> Vec<Sample> {
-    let powers = [2.0, 3.0, -1.0, 0.5, -0.5, 1.0, 0.0, 1.0 / 3.0, -2.5];
+    let powers = [2.0, 3.0, -1.0, 0.5, -0.5, 1.0, 1.0 / 3.0, -2.5];
     let mut samples: Vec<Sample> =
         powers.map(|c| Sample::new(PowScalar::to(c), [Input::positive([5, 3])])).to_vec();
     samples.push(Sample::new(PowScalar::to(2.0), [Input::ints([])]));

@@ -1,10 +1,10 @@
 //! `relu_grad`: the derivative of `relu`, in one pass.
 
 use super::pointwise::one_float;
-use super::{Algebra, Input, Meta, Pointwise, Sample, Vjp, Windows, reuse};
+use super::{Algebra, Input, Meta, Pointwise, Row, Sample, Slot, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryF, Real};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor};
 
 /// `dy` where `y > 0`, else 0, where `y` is `relu x` or `x`. A NaN in `y` lets `dy` through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,11 @@ impl Pointwise for ReluGrad {
         }
         g.none(1, "a step function is constant almost everywhere");
         Ok(())
+    }
+
+    /// A copy, or 0 on every rank.
+    fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
+        [ReduceOp::Max, ReduceOp::Min].map(|op| Row::new([Slot::P(op), Slot::R], [Slot::P(op)])).to_vec()
     }
 }
 

@@ -3,17 +3,21 @@
 //! Every loop is slice-invariant: the value of an output element does not depend on which other elements are computed
 //! beside it, nor on the instruction set. All are single-threaded; ranks are threads.
 
+mod attention;
 mod cast;
 mod copy;
 mod elementwise;
 mod gemm;
 mod map;
 mod nest;
+mod norm;
 mod real;
 mod reduce;
 pub mod simd;
+mod softmax;
 mod tree;
 
+pub use attention::{AttentionDropout, CausalAttention};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use elementwise::{
@@ -27,7 +31,9 @@ pub use map::{
     map2_with, map3, map3_mut, map3_mut_with, map3_with,
 };
 pub use nest::Nest;
+pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{argmax, reduce, reduce_wide};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
+pub use softmax::{RowBody, log_softmax, log_softmax_backward, over_rows, softmax, softmax_backward};
 pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges};

@@ -1,0 +1,104 @@
+//! `cross_entropy`: the loss of a classifier, over classes that may be sharded.
+//!
+//! Together with its statistics: `m = max(logits)`, `s = sum_exp(logits, m)`, `loss = cross_entropy(logits, target, m, s)`.
+
+use smallvec::smallvec;
+
+use super::embedding::nothing;
+use super::segments::{checked_index, expect_indices};
+use super::sum_exp::{accumulator, statistic_shape};
+use super::{
+    Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+};
+use crate::error::{Error, Result};
+use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
+
+/// `log(s) + m - logits[target]` for each row: logits `[.., C]`, target i64 `[..]`, m and s `[.., 1]`, result `[..]`.
+///
+/// s and the result are f32 (f64 for f64) whatever the logits. Over sharded classes ranks exchange three numbers a row
+/// and never the logits (Shoeybi et al., *Megatron-LM*, 2019, section 3). The gradient of `logits` is the total one, through
+/// the statistics as well; that of `m` and `s` stops here.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropy;
+
+impl Op for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [logits, target, m, s] = arity(self.name(), ins)?;
+        let shape = expect_loss(self.name(), [logits, target, m, s], ins)?;
+        Ok(smallvec![Meta { dtype: s.dtype, shape }])
+    }
+
+    /// Over sharded classes the rank with the first class adds the statistics, the one with the target's class subtracts.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let last = ins[0].shape.len() - 1;
+        let mut rows: Vec<Row> = (0..last).map(|d| Row::same(Slot::S(d), 4)).collect();
+        rows.push(Row::new([Slot::S(last), Slot::R, Slot::R, Slot::R], [Slot::SUM]));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let last = at.ins[0].global.len() - 1;
+        let (classes, start) = (at.ins[0].global[last], at.ins[0].start(last));
+        let held = ins[0].shape()[last];
+        let [logits, target, m, s] = [0, 1, 2, 3].map(|i| ins[i].contiguous());
+        let mut out = Tensor::stale(s.dtype(), target.shape());
+        for_dtype!(float self.name(), logits.dtype(), T => {
+            type A = <T as Float>::Acc;
+            let (logits, target) = (logits.as_slice::<T>()?, target.as_slice::<i64>()?);
+            let (m, s) = (m.as_slice::<T>()?, s.as_slice::<A>()?);
+            for (r, o) in cpu::as_elements_mut::<A>(out.bytes_mut()).iter_mut().enumerate() {
+                let place = checked_index(self.name(), target[r], classes, last)?.wrapping_sub(start);
+                *o = nothing();
+                if held > 0 && start == 0 {
+                    *o = cpu::Real::ln(s[r]) + m[r].widen();
+                }
+                if place < held {
+                    *o = *o - logits[r * held + place].widen();
+                }
+            }
+            Ok(())
+        })?;
+        Ok(smallvec![out])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(1, "an index has no derivative");
+        g.none(2, "a statistic: the gradient of the logits is the total one");
+        g.none(3, "a statistic: the gradient of the logits is the total one");
+        let ins = [g.input(0), g.input(1), g.input(2), g.input(3), g.grad(0)];
+        let d = g.apply(CrossEntropyGrad, &ins)?;
+        g.set(0, d);
+        Ok(())
+    }
+}
+
+/// Refuses, in the name of `verb`, operands whose shapes or dtypes do not fit, and gives the loss's shape.
+pub(super) fn expect_loss(verb: &str, [logits, target, m, s]: [&Meta; 4], ins: &[Meta]) -> Result<Shape> {
+    let bad = |rule: &str| Err(Error::invalid(verb, rule, list(ins), ""));
+    logits.dtype.expect_float(verb)?;
+    expect_indices(verb, target)?;
+    let Some((_, outer)) = logits.shape.split_last() else { return bad("the logits have no dim of classes") };
+    if *outer != *target.shape {
+        return bad("wants one target for each row of logits");
+    }
+    let kept = statistic_shape(logits);
+    if m.shape != kept || s.shape != kept || m.dtype != logits.dtype || s.dtype != accumulator(logits.dtype) {
+        return bad("the statistics are not those of max and sum_exp, kept with extent 1");
+    }
+    Ok(target.shape.clone())
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    let sample = |outer: &[usize], classes: usize| {
+        let with = |n: usize| -> Vec<usize> { outer.iter().copied().chain([n]).collect() };
+        let target = Input::index(outer, classes);
+        let (m, s) = (Input::ints(with(1)), Input::positive(with(1)));
+        // The derivative is the total one: not that of this function of four free operands.
+        Sample::new(CrossEntropy, [Input::ints(with(classes)), target, m, s]).rough()
+    };
+    vec![sample(&[5], 3), sample(&[2, 3], 7), sample(&[3], 1), sample(&[], 5), sample(&[0], 3)]
+}

@@ -1,0 +1,68 @@
+//! `sum_exp`: the denominators of a softmax over the last dim, which may be sharded. A statistic of `cross_entropy`.
+
+use smallvec::smallvec;
+
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
+
+/// `sum(exp(x - m))` over the last dim: x `[.., C]`, its maximum m `[.., 1]`, result `[.., 1]`, in f32 (f64 for f64) whatever
+/// the operands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SumExp;
+
+impl Op for SumExp {
+    fn name(&self) -> &'static str {
+        "sum_exp"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x, m] = arity(self.name(), ins)?;
+        x.dtype.expect_float(self.name())?;
+        if x.shape.is_empty() || m.dtype != x.dtype || m.shape != statistic_shape(x) {
+            let rule = "wants a maximum for each row of the last dim, kept with extent 1";
+            return Err(Error::invalid(self.name(), rule, list(ins), ""));
+        }
+        Ok(smallvec![Meta { dtype: accumulator(x.dtype), shape: m.shape.clone() }])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let last = ins[0].shape.len() - 1;
+        let mut rows: Vec<Row> = (0..last).map(|d| Row::same(Slot::S(d), 2)).collect();
+        rows.push(Row::new([Slot::S(last), Slot::R], [Slot::SUM]));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let x = &ins[0];
+        let m = ins[1].expand(x.shape())?;
+        let terms = for_dtype!(float self.name(), x.dtype(), T => {
+            type A = <T as crate::tensor::Float>::Acc;
+            cpu::map2::<T, T, A, _>(x, &m, |x, m| cpu::Real::exp(x - m))
+        })?;
+        Ok(smallvec![cpu::reduce(self.name(), &terms, &[x.shape().len() - 1], ReduceOp::Sum, true)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none_at_all("a statistic: the gradient of cross_entropy holds its share");
+        Ok(())
+    }
+}
+
+/// The shape of a statistic kept over the last dim.
+pub(super) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
+    super::sum::kept_shape(&x.shape, &[x.shape.len() - 1])
+}
+
+/// The dtype that sums of `dtype` are kept in.
+pub(super) fn accumulator(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(SumExp, [Input::ints([3, 7]), Input::ints([3, 1])]).rounded(7).rough(),
+        Sample::new(SumExp, [Input::ints([2, 1, 5]), Input::ints([2, 1, 1])]).rounded(5).rough(),
+        Sample::new(SumExp, [Input::ints([0, 3]), Input::ints([0, 1])]).rounded(3).rough(),
+    ]
+}
