@@ -16,6 +16,13 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ref(pub(crate) u16);
 
+impl Ref {
+    /// The value's number in its program.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// One application of an operator.
 #[derive(Clone)]
 pub struct Step {

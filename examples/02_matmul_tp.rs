@@ -1,0 +1,54 @@
+//! 2. Tensor parallelism: two matrix products, one reduction. `cargo run --example 02_matmul_tp`
+
+use isoshard::Result;
+use isoshard::comm::spmd;
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::placement::{Layout, Placement};
+use isoshard::rng::{Generator, Init};
+use isoshard::tensor::DType;
+
+fn main() -> Result<()> {
+    spmd(2, |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+        let replicated = || Layout::replicated(1);
+        let shard = |dim| Layout::new([Placement::Shard(dim)]);
+
+        // Random tensors depend on the draw and on global indices: every rank fills its own part, none is sent.
+        let mut generator = Generator::new(1);
+        let mut normal = |shape: [usize; 2], layout| {
+            let init = Init::Normal { mean: 0.0, std: 1.0 };
+            DTensor::init(&mesh, DType::F32, shape, layout, init, generator.next_draw())
+        };
+        let x = normal([4, 6], replicated())?;
+        // The first weight is cut by columns, the second by rows (Shoeybi et al. 2019).
+        let up = normal([6, 10], shard(1))?.requires_grad()?;
+        let down = normal([10, 6], shard(0))?.requires_grad()?;
+
+        // Columns of the weight give columns of the product.
+        let hidden = x.matmul(&up)?.relu()?;
+        assert_eq!(hidden.to_string(), "f32[4, 10]@(tp:S1)");
+
+        // Where the contracted dim is cut, each rank has a part of every sum.
+        let y = hidden.matmul(&down)?;
+        assert_eq!(y.to_string(), "f32[4, 6]@(tp:P(sum))");
+        assert_eq!(mesh.received_bytes(), 0);
+
+        // Only now do the ranks talk. In strict mode they talk nowhere else.
+        mesh.set_strict(true);
+        let y = y.reduce_partial()?;
+        mesh.set_strict(false);
+
+        // The same program on replicated weights gives the same bits: layouts never change values.
+        let whole = |t: &DTensor| t.redistribute(replicated());
+        let expected = x.matmul(&whole(&up)?)?.relu()?.matmul(&whole(&down)?)?;
+        assert_eq!(y.local().to_vec::<f32>()?, expected.local().to_vec::<f32>()?);
+
+        // Gradients lie as their parameters do.
+        let grads = y.sum_all()?.backward()?;
+        assert_eq!(grads.get(&up).map(|g| g.to_string()), Some("f32[6, 10]@(tp:S1)".into()));
+        assert_eq!(grads.get(&down).map(|g| g.to_string()), Some("f32[10, 6]@(tp:S0)".into()));
+        Ok(())
+    })?;
+    println!("two products on two ranks took one all-reduce and gave the bits of one rank");
+    Ok(())
+}

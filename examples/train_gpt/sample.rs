@@ -1,0 +1,43 @@
+//! What the model writes.
+
+use isoshard::Result;
+use isoshard::dtensor::DTensor;
+use isoshard::nn::{Forward, Gpt, Params};
+use isoshard::rng::{Generator, uniform};
+use isoshard::tensor::Tensor;
+
+use crate::data::Corpus;
+
+/// `len` characters, each drawn from the model's distribution after the ones before it.
+///
+/// All ranks compute, on the mesh that trained: each knows the probabilities and the draw, so none has to be told.
+pub fn sample(model: &Gpt, params: &Params, corpus: &Corpus, seed: u64, len: usize) -> Result<String> {
+    let mesh = params.mesh();
+    let _guard = mesh.no_grad();
+    let layout = params.plan().batch_layout(mesh.mesh());
+    let mut draws = vec![0f32; len];
+    uniform(Generator::new(seed).child("sample").next_draw(), 0, &mut draws);
+
+    let mut tokens = vec![corpus.first_token()];
+    let mut written = String::new();
+    for u in draws {
+        let seen = &tokens[tokens.len().saturating_sub(model.config().block)..];
+        let x = DTensor::distribute(mesh, &Tensor::from_slice(seen, [1, seen.len()])?, layout.clone())?;
+        let scores = model.forward(&Forward::eval(params), &x)?;
+        let odds = scores.slice(1, seen.len() - 1, 1)?.softmax(-1)?.full_tensor()?;
+        let token = pick(&odds.to_vec::<f32>()?, u);
+        written.push(corpus.character(token));
+        tokens.push(token as i64);
+    }
+    Ok(written)
+}
+
+/// The first index up to which the odds add up to more than `u`.
+fn pick(odds: &[f32], u: f32) -> usize {
+    let mut sum = 0.0;
+    let passed = odds.iter().position(|p| {
+        sum += p;
+        sum > u
+    });
+    passed.unwrap_or(odds.len() - 1)
+}
