@@ -45,9 +45,11 @@ impl Plan {
             plans.iter().find(|p| p.ins.iter().eq(ins.iter().map(|f| &f.id)) && p.op.key_eq(op)).cloned()
         });
         if let Some(plan) = found {
+            refuse_in_strict(mesh, op, ins, &plan.moves)?;
             return Ok(plan);
         }
         let plan = Rc::new(Plan::make(mesh, op, ins)?);
+        refuse_in_strict(mesh, op, ins, &plan.moves)?;
         let mut plans = mesh.0.plans.0.borrow_mut();
         if plans.len() >= PLANS_LEN {
             plans.clear();
@@ -79,7 +81,6 @@ impl Plan {
             let m = if *from == to { None } else { Some((redistribute::find(mesh, from, to)?, to.clone())) };
             moves.push(m);
         }
-        refuse_in_strict(mesh, op, ins, &moves)?;
         let windows = Windows {
             ins: targets.iter().map(|f| f.window().clone()).collect(),
             outs: outs.iter().map(|f| f.window().clone()).collect(),
@@ -113,6 +114,15 @@ fn choose(
             in_placements.iter_mut().zip(&row.ins).for_each(|(p, s)| p.push(placed(s)));
             out_placements.iter_mut().zip(&row.outs).for_each(|(p, s)| p.push(placed(s)));
             rows.push(row);
+        }
+        // A row was chosen for the cuts that the operands had; the moves may have brought others beside it.
+        let stands = |a: usize| {
+            rows[a].ins.iter().chain(&rows[a].outs).all(|s| *s == Slot::R)
+                || op.rows(metas, axis_beside(mesh, a, &in_placements[0])).contains(&rows[a])
+        };
+        if let Some(a) = (0..ndim).rev().find(|&a| !stands(a)) {
+            barred[a].push(rows[a].clone());
+            continue;
         }
         let facts = |m: &Meta, p: SmallVec<[Placement; 4]>| {
             mesh.facts(m.dtype, &m.shape, &Layout::new(p).with_order(&order)?)
@@ -154,11 +164,7 @@ fn cheapest(
     }
     let ragged =
         ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
-    let others = (0..mesh.mesh().ndim()).filter(|&b| b != a);
-    let axis = others.fold(Axis::alone(mesh.mesh().axis_len(a)), |axis, b| {
-        let dims = ins[0].layout().axis(b).split_dims();
-        dims.fold(axis, |axis, d| axis.beside(d, mesh.mesh().axis_len(b)))
-    });
+    let axis = axis_beside(mesh, a, ins[0].layout().placements());
     let ranks = axis.ranks;
     let mut rows = if ranks > 1 { op.rows(metas, axis) } else { Vec::new() };
     rows.push(replicated);
@@ -184,6 +190,14 @@ fn cheapest(
     }
     let row = best.expect("the replicated row is never barred").1.clone();
     (row, ragged)
+}
+
+/// Axis `a`, beside the cuts that the other axes make in the first operand where it lies so.
+fn axis_beside(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> Axis {
+    let mesh = mesh.mesh();
+    (0..mesh.ndim()).filter(|&b| b != a).fold(Axis::alone(mesh.axis_len(a)), |axis, b| {
+        first[b].split_dims().fold(axis, |axis, d| axis.beside(d, mesh.axis_len(b)))
+    })
 }
 
 fn instantiate(slot: Slot, ragged: Option<&Placement>) -> Placement {
@@ -235,8 +249,11 @@ fn refuse_in_strict(
     ins: &[&Rc<Facts>],
     moves: &[Option<(Rc<Move>, Rc<Facts>)>],
 ) -> Result<()> {
+    if !mesh.0.strict.get() {
+        return Ok(());
+    }
     let moved = moves.iter().position(|m| m.as_ref().is_some_and(|(m, _)| m.communicates()));
-    let Some(i) = moved.filter(|_| mesh.0.strict.get()) else { return Ok(()) };
+    let Some(i) = moved else { return Ok(()) };
     let to = &moves[i].as_ref().expect("found above").1;
     let given: Vec<String> = ins.iter().map(|f| f.spec().to_string()).collect();
     Err(Error::sharding(

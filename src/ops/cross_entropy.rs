@@ -102,3 +102,43 @@ pub(super) fn samples() -> Vec<Sample> {
     };
     vec![sample(&[5], 3), sample(&[2, 3], 7), sample(&[3], 1), sample(&[], 5), sample(&[0], 3)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Max, SumExp, eval_whole};
+
+    fn loss(logits: &[f64], target: i64) -> (Vec<Tensor>, f64) {
+        let x = Tensor::from_slice(logits, [1, logits.len()]).unwrap();
+        let max = Max { dims: [1].into_iter().collect(), keep: true };
+        let m = eval_whole(&max, std::slice::from_ref(&x)).unwrap()[0].clone();
+        let s = eval_whole(&SumExp, &[x.clone(), m.clone()]).unwrap()[0].clone();
+        let ins = vec![x, Tensor::from_vec(vec![target], [1]).unwrap(), m, s];
+        let loss = eval_whole(&CrossEntropy, &ins).unwrap()[0].item().unwrap();
+        (ins, loss)
+    }
+
+    #[test]
+    fn loss_and_total_gradient_follow_the_definition() {
+        let logits = [1.5, -0.25, 1000.0, 998.5, 1000.5];
+        for (target, chosen) in logits.iter().enumerate() {
+            let (mut ins, loss) = loss(&logits, target as i64);
+            let sum: f64 = logits.iter().map(|x| (x - 1000.5f64).exp()).sum();
+            assert!((loss - (sum.ln() + 1000.5 - chosen)).abs() < 1e-12);
+            ins.push(Tensor::from_vec(vec![2.0], [1]).unwrap());
+            let grad = eval_whole(&CrossEntropyGrad, &ins).unwrap()[0].to_f64_vec();
+            for (c, g) in grad.iter().enumerate() {
+                let want = 2.0 * ((logits[c] - 1000.5).exp() / sum - f64::from(u8::from(c == target)));
+                assert!((g - want).abs() < 1e-14, "{g} {want}");
+            }
+        }
+        let ins = loss(&[0.0; 3], 0).0;
+        let bad =
+            [ins[0].clone(), Tensor::from_vec(vec![3i64], [1]).unwrap(), ins[2].clone(), ins[3].clone()];
+        let error = eval_whole(&CrossEntropy, &bad).unwrap_err().to_string();
+        assert!(
+            error.starts_with("cross_entropy: an index leaves dim 1; got index 3 for 3 indices"),
+            "{error}"
+        );
+    }
+}

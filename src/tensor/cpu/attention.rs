@@ -11,7 +11,7 @@ use super::as_elements_mut;
 use super::cast::cast;
 use super::gemm::{Gemm, MatMut, MatRef};
 use super::simd::{Kernel, dispatch};
-use super::tree::{Max, RowTree, Sum};
+use super::tree::{RowTree, Sum, row_max};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
@@ -146,7 +146,7 @@ impl CausalAttention<'_> {
                     T::ZERO,
                     MatMut { data: &mut *o, shape, strides: (h * dv, 1) },
                 );
-                for (o, &sum) in o.chunks_mut(h * dv).zip(&sums) {
+                for (o, &sum) in o.chunks_mut((h * dv).max(1)).zip(&sums) {
                     let scale = sum.recip();
                     o[..dv].iter_mut().for_each(|o| *o = *o * scale);
                 }
@@ -321,7 +321,7 @@ impl<T: Gemm> Kernel for Exponentials<'_, T> {
         let rows = self.s.chunks_exact_mut(self.block.width).zip(self.sums.iter_mut().zip(self.lse));
         for (i, (row, (sum, lse))) in rows.enumerate() {
             row[self.block.seen(i)..].fill(T::LOWEST);
-            let max = self.tree.fold::<Max>(row);
+            let max = row_max(row);
             for s in row.iter_mut() {
                 *s = (*s - max).exp();
             }
@@ -351,8 +351,8 @@ impl<T: Gemm> Kernel for Slopes<'_, T> {
         let width = self.block.width;
         let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
         for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
-            let o = &self.o.data[i * self.o.strides.0..][..d];
-            let grad = &self.grad.data[i * self.grad.strides.0..][..d];
+            let o = self.o.row(i);
+            let grad = self.grad.row(i);
             for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
                 *s = o * grad;
             }

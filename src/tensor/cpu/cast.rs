@@ -86,3 +86,62 @@ fn odd_f32(x: f64) -> f32 {
     let keep = f64::from(y) == x || bits & 1 == 1;
     f32::from_bits(if keep { bits } else { other })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn to<T: crate::tensor::Element>(x: &Tensor, dtype: DType) -> Vec<T> {
+        cast(x, dtype).unwrap().to_vec().unwrap()
+    }
+
+    #[test]
+    fn every_pair_keeps_small_integers() {
+        let x = Tensor::from_vec(vec![0i64, 1, 2, 100], [4]).unwrap();
+        for from in DType::ALL {
+            let source = cast(&x, from).unwrap();
+            for dtype in DType::ALL {
+                let got = cast(&source, dtype).unwrap();
+                let lost = from == DType::Bool || dtype == DType::Bool;
+                let want = if lost { [0.0, 1.0, 1.0, 1.0] } else { [0.0, 1.0, 2.0, 100.0] };
+                assert_eq!((got.dtype(), got.to_f64_vec()), (dtype, want.to_vec()), "{from} to {dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn saturates_truncates_and_wraps() {
+        let x = Tensor::from_vec(vec![-1.9f32, 1.9, 1e30, f32::NAN, f32::NEG_INFINITY, 300.0], [6]).unwrap();
+        assert_eq!(to::<i32>(&x, DType::I32), [-1, 1, i32::MAX, 0, i32::MIN, 300]);
+        assert_eq!(to::<u8>(&x, DType::U8), [0, 1, 255, 0, 0, 255]);
+        assert_eq!(to::<i64>(&x, DType::I64)[4], i64::MIN);
+        assert_eq!(to::<bool>(&x, DType::Bool), [true; 6]);
+        let x = Tensor::from_vec(vec![300i32, -1], [2]).unwrap();
+        assert_eq!(to::<u8>(&x, DType::U8), [44, 255]);
+    }
+
+    #[test]
+    fn rounds_once_to_nearest_even() {
+        // 1 + 2^-8 is a tie in bf16, and a little more is not: through f32 that would be lost.
+        let (tie, above) = (1.0 + 2f64.powi(-8), 1.0 + 2f64.powi(-8) + 2f64.powi(-40));
+        let values =
+            vec![tie, above, -above, 3.0 * 2f64.powi(-8) + 1.0, 1e300, -1e-300, 0.1, f64::NAN, f64::INFINITY];
+        let x = Tensor::from_vec(values.clone(), [9]).unwrap();
+        assert_eq!(
+            to::<bf16>(&x, DType::BF16)[..4].iter().map(|x| x.to_f64()).collect::<Vec<_>>(),
+            [1.0, 1.007_812_5, -1.007_812_5, 1.015_625]
+        );
+        let (bf, h) = (to::<bf16>(&x, DType::BF16), to::<f16>(&x, DType::F16));
+        for (i, &v) in values.iter().enumerate().skip(4).filter(|(_, v)| !v.is_nan()) {
+            assert_eq!((bf[i], h[i]), (bf16::from_f64(v), f16::from_f64(v)), "{v:e}");
+        }
+        assert!(bf[7].is_nan() && h[7].is_nan());
+        let sweep: Vec<f64> = (0..20_000)
+            .map(|i| (f64::from(i) * 0.37 - 3000.0).exp2().min(1e9) + f64::from(i) * 1.000_3)
+            .collect();
+        let x = Tensor::from_vec(sweep.clone(), [20_000]).unwrap();
+        for (v, got) in sweep.iter().zip(to::<f16>(&x, DType::F16)) {
+            assert_eq!(got, f16::from_f64(*v), "{v:e}");
+        }
+    }
+}

@@ -62,20 +62,52 @@ fn copy_level<T: Element>(level: usize, n: &[usize], src: (&[T], &[usize]), dst:
     }
 }
 
-/// A transposing copy, in square tiles so that both sides stay in cache.
+/// A transposing copy, in square tiles of one cache line's width. Where one side is contiguous along rows and the other
+/// along columns, a tile goes through a small buffer: every line of both sides is touched once, however the strides
+/// fall into the cache's sets.
 fn copy_tile<T: Element>(
     (rows, cols): (usize, usize),
     (src, (sr, sc)): (&[T], (usize, usize)),
     (dst, (dr, dc)): (&mut [T], (usize, usize)),
 ) {
-    const TILE: usize = 32;
+    const TILE: usize = 16;
+    let turned = sr == 1 && dc == 1;
+    let mut tile = [[T::default(); TILE]; TILE];
     for r0 in (0..rows).step_by(TILE) {
         for c0 in (0..cols).step_by(TILE) {
-            for r in r0..(r0 + TILE).min(rows) {
-                for c in c0..(c0 + TILE).min(cols) {
+            let (height, width) = (TILE.min(rows - r0), TILE.min(cols - c0));
+            if turned && height == TILE && width == TILE {
+                for (c, line) in tile.iter_mut().enumerate() {
+                    line.copy_from_slice(&src[r0 + (c0 + c) * sc..][..TILE]);
+                }
+                for r in 0..TILE {
+                    let line: &mut [T] = &mut dst[(r0 + r) * dr + c0..][..TILE];
+                    for (x, column) in line.iter_mut().zip(&tile) {
+                        *x = column[r];
+                    }
+                }
+                continue;
+            }
+            for r in r0..r0 + height {
+                for c in c0..c0 + width {
                     dst[r * dr + c * dc] = src[r * sr + c * sc];
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tensor::Tensor;
+
+    #[test]
+    fn transposes_at_odd_sizes() {
+        for (m, n) in [(1, 1), (3, 40), (16, 16), (33, 50), (100, 17)] {
+            let x = Tensor::from_vec((0..(2 * m * n) as i32).collect::<Vec<_>>(), [2, m, n]).unwrap();
+            let got = x.transpose(1, 2).unwrap().to_vec::<i32>().unwrap();
+            let at = |i: usize| ((i / (m * n)) * m * n + i % m * n + i / m % n) as i32;
+            assert_eq!(got, (0..2 * m * n).map(at).collect::<Vec<_>>(), "{m} {n}");
         }
     }
 }

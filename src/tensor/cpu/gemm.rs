@@ -81,6 +81,11 @@ impl<'a, T> MatRef<'a, T> {
         let at = (start * self.strides.0).min(self.data.len());
         MatRef { data: &self.data[at..], shape: (len, self.shape.1), ..self }
     }
+
+    /// Row `i`, whose elements lie side by side.
+    pub fn row(self, i: usize) -> &'a [T] {
+        &self.data[(i * self.strides.0).min(self.data.len())..][..self.shape.1]
+    }
 }
 
 /// An element type that the product kernels take: f32 or f64.
@@ -134,7 +139,7 @@ fn distinct((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
     let leaps = |outer: usize, outer_len: usize, inner: usize, inner_len: usize| {
         (inner > 0 || inner_len <= 1) && (outer_len <= 1 || outer > inner * inner_len.saturating_sub(1))
     };
-    leaps(rs, m, cs, n) || leaps(cs, n, rs, m)
+    m == 0 || n == 0 || leaps(rs, m, cs, n) || leaps(cs, n, rs, m)
 }
 
 fn gemm_as<T: Gemm>(a: &Tensor, b: &Tensor) -> Result<Tensor> {

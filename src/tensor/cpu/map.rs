@@ -6,6 +6,8 @@
 //! Broadcast inputs (stride 0) are repeated in a small buffer along rows and simply read again across them; inputs
 //! whose rows are neither contiguous nor repeated are copied first, in tiles.
 
+use std::borrow::Cow;
+
 use super::real::Lane;
 use super::simd::{Kernel, dispatch};
 use super::{Nest, as_elements_mut};
@@ -205,7 +207,10 @@ const CHUNK: usize = 512;
 const SHORT: usize = 32;
 
 /// The tensors and their common walk; those with awkward strides as contiguous copies.
-fn lay_out<const N: usize>(shape: &[usize], tensors: [&Tensor; N]) -> Result<([Tensor; N], Nest<N>)> {
+fn lay_out<'a, const N: usize>(
+    shape: &[usize],
+    tensors: [&'a Tensor; N],
+) -> Result<([Cow<'a, Tensor>; N], Nest<N>)> {
     if let Some(t) = tensors.iter().find(|t| t.shape()[..] != *shape) {
         return Err(Error::invalid(
             "map",
@@ -218,10 +223,12 @@ fn lay_out<const N: usize>(shape: &[usize], tensors: [&Tensor; N]) -> Result<([T
     let short = nest.row_len() < SHORT && nest.rows() > 1;
     let awkward: [bool; N] = std::array::from_fn(|k| short || nest.row_stride(k) > 1);
     if !awkward.contains(&true) {
-        return Ok((tensors.map(Tensor::clone), nest));
+        return Ok((tensors.map(Cow::Borrowed), nest));
     }
-    let tensors: [Tensor; N] =
-        std::array::from_fn(|k| if awkward[k] { tensors[k].contiguous() } else { tensors[k].clone() });
+    let tensors: [Cow<'a, Tensor>; N] = std::array::from_fn(|k| match awkward[k] {
+        true => Cow::Owned(tensors[k].contiguous()),
+        false => Cow::Borrowed(tensors[k]),
+    });
     let nest = Nest::new(shape, std::array::from_fn(|k| tensors[k].strides()));
     Ok((tensors, nest))
 }

@@ -36,4 +36,4 @@ pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{argmax, reduce, reduce_wide};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
 pub use softmax::{RowBody, log_softmax, log_softmax_backward, over_rows, softmax, softmax_backward};
-pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges};
+pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges, row_max};

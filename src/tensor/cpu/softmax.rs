@@ -6,7 +6,7 @@
 use super::cast::cast;
 use super::elementwise::expect_alike;
 use super::simd::{Kernel, dispatch};
-use super::tree::{Max, RowTree, Sum};
+use super::tree::{RowTree, Sum, row_max};
 use super::{Real, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
@@ -114,7 +114,7 @@ struct Softmax;
 impl RowBody<1> for Softmax {
     #[inline(always)]
     fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
-        let max = tree.fold::<Max>(x);
+        let max = row_max(x);
         for (o, &x) in out.iter_mut().zip(x) {
             *o = (x - max).exp();
         }
@@ -131,7 +131,7 @@ struct LogSoftmax;
 impl RowBody<1> for LogSoftmax {
     #[inline(always)]
     fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
-        let max = tree.fold::<Max>(x);
+        let max = row_max(x);
         for (o, &x) in out.iter_mut().zip(x) {
             *o = (x - max).exp();
         }

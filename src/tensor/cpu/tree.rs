@@ -127,6 +127,34 @@ impl<T: Num> RowTree<T> {
     }
 }
 
+/// The largest element but for NaNs: for shifts that cancel, where the sign of a zero does not count and a NaN shows
+/// elsewhere.
+#[inline(always)]
+pub fn row_max<T: Num>(row: &[T]) -> T {
+    #[inline(always)]
+    fn join<T: Num>(a: T, b: T) -> T {
+        if b > a { b } else { a }
+    }
+    let mut lanes = [T::LOWEST; LEAF];
+    let (blocks, rest) = row.as_chunks::<LEAF>();
+    for block in blocks {
+        for (lane, &x) in lanes.iter_mut().zip(block) {
+            *lane = join(*lane, x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane = join(*lane, x);
+    }
+    let mut width = LEAF;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            lanes[i] = join(lanes[i], lanes[i + width]);
+        }
+    }
+    lanes[0]
+}
+
 /// The tree over `len` indices as a list: after pushing index `i`, join the two topmost entries `list[i]` times. In the
 /// end one entry is left. `leaf` is [`LEAF`] for the innermost reduced dim and 1 for the others.
 pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
@@ -168,11 +196,9 @@ fn place(a: usize, b: usize, depth: usize, slots: &mut Vec<(usize, usize)>) {
 fn pad<T: Num, F: Fold<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
     let leaf: &mut [T; LEAF] = leaf.try_into().expect("a leaf's width");
     if let Some(wide) = row.get(start..start + LEAF) {
-        // All that is loaded exists; what is not the leaf's is replaced.
-        let wide: &[T; LEAF] = wide.try_into().expect("a leaf's width");
-        for i in 0..LEAF {
-            leaf[i] = if i < len { wide[i] } else { F::PAD };
-        }
+        // The whole width in one go; the few elements that are not the leaf's are overwritten.
+        leaf.copy_from_slice(wide);
+        leaf[len..].fill(F::PAD);
         return;
     }
     leaf[..len].copy_from_slice(&row[start..start + len]);

@@ -21,9 +21,9 @@ macro_rules! exp_family {
             let x = if x > $high { $high } else { x };
             let x = if x < $low { $low } else { x };
             let (n, em1) = $split(x);
-            let half = n >> 1;
-            let scale = |n: $int| $t::from_bits(((n + $bias) << $mantissa) as $bits);
-            (1.0 + em1) * scale(half) * scale(n - half)
+            let half = n >> 1; // Two factors: each is a normal number.
+            let scale = |n: $int| $t::from_bits((n.wrapping_add($bias) << $mantissa) as $bits);
+            (1.0 + em1) * scale(half) * scale(n.wrapping_sub(half))
         }
 
         /// The hyperbolic tangent.
@@ -32,7 +32,7 @@ macro_rules! exp_family {
             let y = 2.0 * x.abs();
             let y = if y > $tanh_high { $tanh_high } else { y };
             let (n, em1) = $split(y);
-            let scale = $t::from_bits(((n + $bias) << $mantissa) as $bits);
+            let scale = $t::from_bits((n.wrapping_add($bias) << $mantissa) as $bits);
             // e^y - 1 without cancellation, as 2^n (e^r - 1) + (2^n - 1).
             let em1 = scale.mul_add(em1, scale - 1.0);
             (em1 / (em1 + 2.0)).copysign(x)

@@ -1,0 +1,292 @@
+//! What the judge and the equivalence tests share: cutting a whole tensor as a layout says, without the library's own
+//! redistribution, and random layouts.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use isoshard::ops::{Input, Op, Sample, Tensors, Window, Windows};
+use isoshard::placement::{Layout, Mesh, Placement, Spec};
+use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
+
+/// A fixed stream of numbers: SplitMix64.
+pub struct Stream(pub u64);
+
+impl Stream {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number from 0 to below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
+
+/// SplitMix64's finaliser.
+pub fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A tensor of `dtype` with these values.
+pub fn tensor(dtype: DType, values: &[f64], shape: &Shape) -> Tensor {
+    fn of<T: isoshard::tensor::Element>(values: &[f64], shape: &Shape) -> Tensor {
+        Tensor::from_vec(values.iter().map(|&v| T::from_f64(v)).collect::<Vec<T>>(), shape.clone())
+            .expect("as many values as elements")
+    }
+    match dtype {
+        DType::F32 => of::<f32>(values, shape),
+        DType::F64 => of::<f64>(values, shape),
+        DType::F16 => of::<half::f16>(values, shape),
+        DType::BF16 => of::<half::bf16>(values, shape),
+        DType::I64 => of::<i64>(values, shape),
+        DType::I32 => of::<i32>(values, shape),
+        DType::U8 => of::<u8>(values, shape),
+        DType::Bool => of::<bool>(values, shape),
+    }
+}
+
+/// Integers from -3 to 3 by index.
+pub fn small_ints(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
+    let n = shape.numel() as u64;
+    let values: Vec<f64> = (0..n).map(|e| (mix(e ^ salt << 40 ^ 0x5a17) % 7) as f64 - 3.0).collect();
+    tensor(dtype, &values, shape)
+}
+
+/// Equal numbers, within `bound`; a NaN equals a NaN, and zeros of either sign are equal (`-(1 - 1)` is not
+/// `-1 + 1`).
+pub fn agree(a: f64, b: f64, bound: f64) -> bool {
+    a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= bound
+}
+
+/// The part of `whole` that the rank at `coords` holds under `spec`.
+///
+/// Parts of a sum are small integers that add up to the value; of a maximum, the value stands on one rank, which differs
+/// from element to element, and lower ones elsewhere.
+pub fn part_of(whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
+    let values = whole.to_f64_vec();
+    let (mut parts, mut mine, mut op) = (1, 0, None);
+    for (a, placement) in spec.layout.placements().iter().enumerate() {
+        if let Placement::Partial(o) = placement {
+            (parts, mine, op) = (parts * spec.mesh.axis_len(a), mine * spec.mesh.axis_len(a) + coords[a], Some(*o));
+        }
+    }
+    let region = spec.region_at(coords);
+    let mut local = vec![0.0; region.local.numel()];
+    region.runs(&spec.shape, |global, at, len| {
+        for k in 0..len {
+            let e = global as usize + k;
+            local[at + k] = match op {
+                None => values[e],
+                Some(op) => share(op, values[e], e as u64 ^ salt << 32, mine, parts),
+            };
+        }
+    });
+    tensor(whole.dtype(), &local, &region.local)
+}
+
+/// Share `i` of `n` in a value that is reduced by `op`.
+fn share(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
+    let noise = |i: usize| mix(salt.wrapping_mul(31).wrapping_add(i as u64));
+    let small = |i: usize| (noise(i) % 7) as f64 - 3.0;
+    let owner = (noise(n) % n as u64) as usize;
+    match op {
+        ReduceOp::Sum if i == owner => value - (0..n).filter(|&j| j != owner).map(small).sum::<f64>(),
+        ReduceOp::Sum => small(i),
+        _ if i == owner => value,
+        ReduceOp::Max => value - (noise(i) % 4) as f64,
+        ReduceOp::Min => value + (noise(i) % 4) as f64,
+    }
+}
+
+/// Where the parts that ranks computed differ from the whole: a sentence, or none.
+pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> Option<String> {
+    let values = whole.to_f64_vec();
+    let mesh = &spec.mesh;
+    let partial: Vec<usize> =
+        (0..mesh.ndim()).filter(|&a| matches!(spec.layout.axis(a), Placement::Partial(_))).collect();
+    let op = partial.first().map(|&a| match spec.layout.axis(a) {
+        Placement::Partial(op) => *op,
+        _ => unreachable!("filtered above"),
+    });
+    for rank in mesh.ranks() {
+        let coords = mesh.coords_of(rank).expect("a rank of the mesh");
+        let region = spec.region_at(&coords);
+        if *parts[rank].shape() != region.local {
+            return Some(format!("rank {rank} has {} instead of {}", parts[rank], region.local));
+        }
+        let mut local = parts[rank].contiguous();
+        if let Some(op) = op {
+            if partial.iter().any(|&a| coords[a] != 0) {
+                continue;
+            }
+            let peers: Vec<usize> = mesh.seen_from(rank).expect("in the mesh").slice(&partial).ranks().collect();
+            for peer in peers.into_iter().filter(|&p| p != rank) {
+                if parts[peer].shape() != parts[rank].shape() || op.fold(&mut local, &parts[peer]).is_err() {
+                    return Some(format!("rank {peer} has {} instead of {}", parts[peer], region.local));
+                }
+            }
+        }
+        let local = local.to_f64_vec();
+        let mut found = None;
+        region.runs(&spec.shape, |global, at, len| {
+            let fits = |want: f64, got: f64| {
+                agree(want, got, bound) || (op == Some(ReduceOp::Sum) && !want.is_finite() && got.is_nan())
+            };
+            let bad = (0..len).find(|k| !fits(values[global as usize + k], local[at + k]));
+            if let Some(k) = bad.filter(|_| found.is_none()) {
+                let e = global as usize + k;
+                found = Some(format!("rank {rank}, element {e}: {} instead of {}", local[at + k], values[e]));
+            }
+        });
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+/// Runs `op` on every rank of the mesh with nothing between them. An error or a panic is a text.
+pub fn eval_apart(op: &dyn Op, ins: &[(&Spec, &[Tensor])], outs: &[Spec]) -> Result<Vec<Tensors>, String> {
+    let mesh = &outs[0].mesh;
+    let window = |s: &Spec, c: &[usize]| Window { global: s.shape.clone(), region: s.region_at(c) };
+    mesh.ranks()
+        .map(|rank| {
+            let coords = mesh.coords_of(rank).expect("a rank of the mesh");
+            let at = Windows {
+                ins: ins.iter().map(|(s, _)| window(s, &coords)).collect(),
+                outs: outs.iter().map(|s| window(s, &coords)).collect(),
+            };
+            // Copies that nobody shares: then kernels may work in place, as they do in the engine.
+            let mut locals: Tensors = ins.iter().map(|(_, parts)| parts[rank].to_owned_copy()).collect();
+            let run = std::panic::AssertUnwindSafe(|| op.eval(&mut locals, &at));
+            CAUGHT.set(true);
+            let outcome = std::panic::catch_unwind(run);
+            CAUGHT.set(false);
+            match outcome {
+                Ok(Ok(outs)) => Ok(outs),
+                Ok(Err(e)) => Err(format!("rank {rank}: {e}")),
+                Err(p) => {
+                    let text = p.downcast_ref::<String>().cloned();
+                    let text = text.or_else(|| p.downcast_ref::<&str>().map(|s| s.to_string()));
+                    Err(format!("rank {rank} panics: {}", text.unwrap_or_default()))
+                }
+            }
+        })
+        .collect()
+}
+
+/// The parts of all ranks.
+pub fn parts_of(whole: &Tensor, spec: &Spec, salt: u64) -> Vec<Tensor> {
+    let coords = spec.mesh.ranks().map(|r| spec.mesh.coords_of(r).expect("a rank of the mesh"));
+    coords.map(|c| part_of(whole, spec, &c, salt)).collect()
+}
+
+/// How far a result may lie from the whole's: 0 where the sample says that no addition is rounded; else `n`
+/// additions, each wrong by half an ulp of something not larger than the largest value times the number of
+/// addends, twice (once on either side), and 8 for the roundings that no sum causes.
+pub fn bound(sample: &Sample, whole: &Tensor) -> f64 {
+    match sample.rounded_sums {
+        0 => 0.0,
+        n => (n + 8) as f64 * epsilon(whole.dtype()) * magnitude(whole),
+    }
+}
+
+/// The largest finite absolute value, at least 1.
+pub fn magnitude(t: &Tensor) -> f64 {
+    t.to_f64_vec().into_iter().filter(|v| v.is_finite()).fold(1.0, |m, v| m.max(v.abs()))
+}
+
+/// The distance from 1 to the next number; 0 for what is not rounded.
+pub fn epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON,
+        DType::F32 => f64::from(f32::EPSILON),
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        _ => 0.0,
+    }
+}
+
+/// The values of a sample's operands.
+pub fn values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
+    let one = |(i, input): (usize, &Input)| input.values(dtype, salt * 16 + i as u64 + 1);
+    sample.ins.iter().enumerate().map(one).collect()
+}
+
+/// A random legal layout: replicated, sharded in any nesting order, ragged with empty ranks, partial if `partials`.
+pub fn random_layout(s: &mut Stream, mesh: &Mesh, dtype: DType, shape: &Shape, partials: bool) -> Layout {
+    for _ in 0..32 {
+        let op = *s.pick(&[ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min]);
+        let placements: Vec<Placement> = (0..mesh.ndim())
+            .map(|a| match s.below(8) {
+                0 | 1 => Placement::Replicate,
+                2 if partials && dtype != DType::Bool => Placement::Partial(op),
+                3 if !shape.is_empty() => {
+                    let dims = 1 + s.below(shape.len());
+                    ragged(s, shape[..dims].iter().product(), dims, mesh.axis_len(a))
+                }
+                _ if !shape.is_empty() => Placement::Shard(s.below(shape.len())),
+                _ => Placement::Replicate,
+            })
+            .collect();
+        let mut order: Vec<usize> = (0..mesh.ndim()).collect();
+        if s.below(2) == 1 {
+            order.reverse();
+        }
+        let layout = Layout::new(placements).with_order(&order).expect("a permutation");
+        if Spec::new(mesh, dtype, shape.clone(), layout.clone()).is_ok() {
+            return layout;
+        }
+    }
+    Layout::replicated(mesh.ndim())
+}
+
+/// Uneven pieces, some empty, of blocks of one or a few elements.
+fn ragged(s: &mut Stream, numel: usize, dims: usize, ranks: usize) -> Placement {
+    let total = (1..=numel.max(1)).rev().filter(|t| numel % t == 0).nth(s.below(2)).unwrap_or(1);
+    let mut units = vec![0; ranks];
+    let mut left = total;
+    while left > 0 {
+        let take = 1 + s.below(left);
+        units[s.below(ranks)] += take;
+        left -= take;
+    }
+    Placement::RaggedShard { dims, units: units.into() }
+}
+
+/// True for operators that stand in derivatives only and say that they have none themselves.
+///
+/// # Panics
+/// On another operator that has no derivative: a skip is counted, not silent.
+pub fn has_no_derivative(sample: &Sample) -> bool {
+    const KNOWN: [&str; 1] = ["cross_entropy_grad"];
+    let metas = sample.metas();
+    let needs: Vec<bool> = metas.iter().map(|m| m.dtype.is_float()).collect();
+    match isoshard::ops::Vjp::write(sample.op.as_ref(), &metas, &needs) {
+        Err(isoshard::Error::Unsupported(_)) => {
+            assert!(KNOWN.contains(&sample.op.name()), "{sample:?} has no derivative and is not known for it");
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Silences the messages of panics that `eval_apart` catches.
+pub fn quiet_panics() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let loud = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !CAUGHT.get() {
+                loud(info);
+            }
+        }));
+    });
+}
+
+thread_local!(static CAUGHT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
