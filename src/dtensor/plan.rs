@@ -19,16 +19,20 @@ use crate::tensor::Dims;
 /// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
 const PLANS_LEN: usize = 8192;
 
+/// One an operand: how it moves first, and to what.
+type Moves = SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>;
+type Programs = SmallVec<[(u32, Rc<Program>); 1]>;
+
 /// How one operator runs on operands with given facts.
 pub(super) struct Plan {
     pub op: Arc<dyn Op>,
     ins: SmallVec<[u32; 4]>,
-    /// One an operand: how it moves first.
-    pub moves: SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>,
+    pub moves: Moves,
     pub windows: Windows,
     pub outs: SmallVec<[Rc<Facts>; 3]>,
     metas: Metas,
-    programs: RefCell<SmallVec<[(u32, Rc<Program>); 1]>>,
+    /// By the operands whose gradients are wanted, as a bit set.
+    programs: RefCell<Programs>,
 }
 
 #[derive(Default)]
@@ -243,12 +247,7 @@ fn common_order(ins: &[&Rc<Facts>]) -> Dims {
     any.map(|f| f.layout().order().iter().copied().collect()).unwrap_or_default()
 }
 
-fn refuse_in_strict(
-    mesh: &DeviceMesh,
-    op: &dyn Op,
-    ins: &[&Rc<Facts>],
-    moves: &[Option<(Rc<Move>, Rc<Facts>)>],
-) -> Result<()> {
+fn refuse_in_strict(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>], moves: &Moves) -> Result<()> {
     if !mesh.0.strict.get() {
         return Ok(());
     }

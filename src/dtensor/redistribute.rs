@@ -325,10 +325,9 @@ fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize> {
         .collect();
     // A ragged cut over several dims depends on every cut of each of them.
     for a in 0..cur.placements().len() {
-        if let Placement::RaggedShard { dims, .. } = cur.axis(a) {
-            if (0..*dims).any(|d| cuts(cur, d).iter().any(|(b, _)| axes.contains(b))) {
-                axes.push(a);
-            }
+        let dims = if cur.ragged_axis() == Some(a) { cur.axis(a).split_dims() } else { 0..0 };
+        if dims.into_iter().any(|d| cuts(cur, d).iter().any(|(b, _)| axes.contains(b))) {
+            axes.push(a);
         }
     }
     axes.sort_unstable();

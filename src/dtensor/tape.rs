@@ -304,10 +304,9 @@ impl Pass {
             }
             let readers = &edge.node.readers;
             readers.set(readers.get().saturating_sub(1));
-            if edge.node.call.is_none() && readers.get() == 0 {
-                if let Some(grads) = self.grads.remove(&edge.node.id) {
-                    self.land(&edge.node, grads)?;
-                }
+            let complete = edge.node.call.is_none() && readers.get() == 0;
+            if let Some(grads) = complete.then(|| self.grads.remove(&edge.node.id)).flatten() {
+                self.land(&edge.node, grads)?;
             }
         }
         Ok(())

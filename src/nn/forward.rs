@@ -21,7 +21,7 @@ pub struct Forward<'a> {
 
 enum Slot {
     Idle,
-    InFlight(Pending),
+    InFlight(Box<Pending>),
     Ready(DTensor),
 }
 
@@ -133,7 +133,7 @@ impl<'a> Forward<'a> {
             let (leaf, used) = (self.params.value(id), self.params.used_layout(id));
             let slot = &mut self.slots.borrow_mut()[id.0];
             if matches!(slot, Slot::Idle) && leaf.layout() != used {
-                *slot = Slot::InFlight(leaf.redistribute_async(used.clone())?);
+                *slot = Slot::InFlight(Box::new(leaf.redistribute_async(used.clone())?));
             }
         }
         Ok(())

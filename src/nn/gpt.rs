@@ -59,19 +59,13 @@ impl Gpt {
         let init = Init::Normal { mean: 0.0, std: 0.02 };
         let residual = Init::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
         let mut root = params.root();
-        let tokens = Embedding::new(root.child("wte"), vocabulary, width, init.clone())?;
-        let positions = Embedding::new(root.child("wpe"), block, width, init.clone())?;
+        let tokens = Embedding::new(root.child("wte"), vocabulary, width, init)?;
+        let positions = Embedding::new(root.child("wpe"), block, width, init)?;
         let one = |mut scope: Scope<'_>| -> Result<Block> {
-            let inits = (init.clone(), residual.clone());
+            let inits = (init, residual);
             Ok(Block {
                 attn_norm: LayerNorm::new(scope.child("ln_1"), width, bias)?,
-                attn: CausalAttention::new(
-                    scope.child("attn"),
-                    (width, heads),
-                    bias,
-                    dropout,
-                    inits.clone(),
-                )?,
+                attn: CausalAttention::new(scope.child("attn"), (width, heads), bias, dropout, inits)?,
                 mlp_norm: LayerNorm::new(scope.child("ln_2"), width, bias)?,
                 mlp: Mlp::new(scope.child("mlp"), (width, 4 * width), bias, dropout, inits)?,
             })

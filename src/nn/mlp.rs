@@ -63,8 +63,8 @@ impl GatedMlp {
     /// As [`Scope::param`].
     pub fn new(mut scope: Scope<'_>, width: usize, hidden: usize, init: Init) -> Result<GatedMlp> {
         Ok(GatedMlp {
-            gate: Linear::new(scope.child("gate"), width, hidden, false, init.clone())?,
-            up: Linear::new(scope.child("up"), width, hidden, false, init.clone())?,
+            gate: Linear::new(scope.child("gate"), width, hidden, false, init)?,
+            up: Linear::new(scope.child("up"), width, hidden, false, init)?,
             down: Linear::new(scope.child("down"), hidden, width, false, init)?,
             site: scope.path().to_string(),
         })
