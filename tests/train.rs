@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{Rank, Spmd, spmd};
+use isoshard::comm::{Call, Channel, Engine, Rank, Request, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::{Generator, bits32};
-use isoshard::tensor::Tensor;
+use isoshard::tensor::{ReduceOp, Tensor};
 use isoshard::{Error, Failure, Result};
 
 const STEPS: usize = 3;
@@ -69,7 +69,7 @@ fn accumulation_and_models_without_biases_train_alike() {
 #[test]
 fn heads_that_no_rank_can_halve_are_refused() {
     let run = Run { mesh: "tp=2", ..SINGLE };
-    let error = spmd(2, move |rank| train(&rank, run, &|| {})).unwrap_err();
+    let error = spmd(2, move |rank| train(&rank, run)).unwrap_err();
     let Error::Rank { cause, .. } = error else { panic!("{error}") };
     let Failure::Error(Error::Sharding(refusal)) = *cause else { panic!("{cause}") };
     assert!(refusal.given.contains("5 blocks (heads)"), "{refusal}");
@@ -82,53 +82,42 @@ fn batches_and_sequences_shorter_than_the_ranks_are_legal() {
     assert_equal(&outcome(SINGLE), Run { mesh: "fsdp=7", ..SINGLE });
 }
 
-/// A rank that panics anywhere ends the program within the deadline, with an error that names it.
+/// A rank that panics at any of its calls to others, in the forward pass, the backward pass or the optimizer, ends the
+/// program within the deadline, with an error that names it.
 #[test]
 fn a_panic_ends_the_program_and_is_named() {
     const REPETITIONS: usize = 100;
     const DEADLINE: Duration = Duration::from_secs(5);
     let run = Run { mesh: "fsdp=2,tp=2", heads: 6, ..SINGLE };
-    let points = Arc::new(AtomicUsize::new(0));
-    let counter = points.clone();
-    // How many points a rank passes where it may fail.
-    Spmd::new(4)
-        .run(move |rank| {
-            let first = rank.rank() == 0;
-            train(&rank, run, &|| _ = first.then(|| counter.fetch_add(1, Ordering::Relaxed)))
-        })
-        .unwrap();
-    let points = points.load(Ordering::Relaxed) as u64;
-    assert!(points >= 3 * STEPS as u64);
+    // How many such calls a rank makes: the same number on all.
+    let calls = spmd(4, move |rank| {
+        let fault = Fault::new(usize::MAX);
+        train(&fault.on(&rank)?, run)?;
+        Ok(fault.passed.load(Ordering::Relaxed))
+    });
+    let calls = calls.unwrap();
+    assert!(calls.iter().all(|&c| c == calls[0]), "{calls:?}");
+    let calls = calls[0];
+    assert!(calls > 100 * STEPS, "{calls} calls");
 
     let mut words = [0; 2 * REPETITIONS];
     bits32(Generator::new(5).next_draw(), 0, &mut words);
     for pair in words.chunks(2) {
-        let victim = pair[0] as usize % 4;
-        let at = u64::from(pair[1]) % points;
+        let (victim, at) = (pair[0] as usize % 4, pair[1] as usize % calls);
         let began = Instant::now();
         let result = Spmd::new(4).deadline(DEADLINE).run(move |rank| {
-            let passed = std::cell::Cell::new(0);
-            let fail = || {
-                if rank.rank() == victim && passed.replace(passed.get() + 1) == at {
-                    std::panic::panic_any(format!("struck at point {at}"));
-                }
-            };
-            train(&rank, run, &fail)
+            let fault = Fault::new(if rank.rank() == victim { at } else { usize::MAX });
+            train(&fault.on(&rank)?, run)
         });
-        let expected =
-            Error::Rank { rank: victim, cause: Box::new(Failure::Panic(format!("struck at point {at}"))) };
-        assert_eq!(result.unwrap_err(), expected);
-        assert!(
-            began.elapsed() < DEADLINE,
-            "{:?} after rank {victim} panicked at point {at}",
-            began.elapsed()
-        );
+        let cause = Box::new(Failure::Panic(format!("struck at call {at}")));
+        assert_eq!(result.unwrap_err(), Error::Rank { rank: victim, cause });
+        assert!(began.elapsed() < DEADLINE, "{:?} after a panic at call {at}", began.elapsed());
     }
 }
 
 fn outcome(run: Run) -> Outcome {
     let ranks = Mesh::parse(run.mesh, 0).unwrap().rank_len();
-    let all = spmd(ranks, move |rank| train(&rank, run, &|| {})).unwrap_or_else(|e| panic!("{run:?}: {e}"));
+    let all = spmd(ranks, move |rank| train(&rank, run)).unwrap_or_else(|e| panic!("{run:?}: {e}"));
     assert!(all.iter().all(|one| *one == all[0]), "{run:?}: ranks differ: {all:?}");
     all.into_iter().next().unwrap()
 }
@@ -143,8 +132,8 @@ fn assert_equal(single: &Outcome, run: Run) {
     }
 }
 
-/// Trains on one rank; `point` is called wherever a rank might fail.
-fn train(rank: &Rank, run: Run, point: &dyn Fn()) -> Result<Outcome> {
+/// Trains on one rank.
+fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     let mesh = DeviceMesh::parse(rank, run.mesh)?;
     let plan = Plan::transformer(mesh.mesh(), Parallel { heads: run.heads, sequence: run.sequence })?;
     let layout = plan.batch_layout(mesh.mesh());
@@ -170,20 +159,13 @@ fn train(rank: &Rank, run: Run, point: &dyn Fn()) -> Result<Outcome> {
             let (tokens, targets) = batch(step * run.accumulate + micro)?;
             let tokens = DTensor::distribute(&mesh, &tokens, layout.clone())?;
             let targets = DTensor::distribute(&mesh, &targets, layout.clone())?;
-            point();
             let cx = Forward::train(&params, &mut dropout);
-            let scores = model.forward(&cx, &tokens)?;
-            point();
-            let loss = scores.cross_entropy(&targets)?.mean_all()?;
-            point();
+            let loss = model.loss(&cx, &tokens, &targets)?;
             grads.merge(loss.scale(1.0 / run.accumulate as f64)?.backward()?)?;
-            point();
             sum += loss.full_tensor()?.item()?;
         }
         let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
-        point();
         optimizer.step(&mut params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-2)?;
-        point();
         losses.push((sum / run.accumulate as f64) as f32);
     }
     Ok(Outcome { digests: [first, params.digest()?], losses })
@@ -199,4 +181,93 @@ fn batch(number: usize) -> Result<(Tensor, Tensor)> {
         Tensor::from_vec(all.collect(), [5, 8])
     };
     Ok((rows(0)?, rows(1)?))
+}
+
+/// Panics at one of the calls, or of the waits for their ends, that pass through it.
+#[derive(Clone, Debug)]
+struct Fault {
+    at: usize,
+    passed: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Faulty<T: ?Sized> {
+    fault: Fault,
+    inner: Arc<T>,
+}
+
+struct FaultyRequest {
+    fault: Fault,
+    inner: Box<dyn Request>,
+}
+
+impl Fault {
+    fn new(at: usize) -> Fault {
+        Fault { at, passed: Arc::default() }
+    }
+
+    /// `rank` with all its calls passing through here.
+    fn on(&self, rank: &Rank) -> Result<Rank> {
+        Rank::new(Arc::new(Faulty { fault: self.clone(), inner: rank.engine().clone() }))
+    }
+
+    fn pass(&self) {
+        if self.passed.fetch_add(1, Ordering::Relaxed) == self.at {
+            // Unlike panic!, this prints nothing.
+            std::panic::resume_unwind(Box::new(format!("struck at call {}", self.at)));
+        }
+    }
+
+    fn request(&self, inner: Box<dyn Request>) -> Box<dyn Request> {
+        Box::new(FaultyRequest { fault: self.clone(), inner })
+    }
+}
+
+impl Engine for Faulty<dyn Engine> {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn world_len(&self) -> usize {
+        self.inner.world_len()
+    }
+
+    fn deadline(&self) -> Duration {
+        self.inner.deadline()
+    }
+
+    fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
+        Ok(Arc::new(Faulty { fault: self.fault.clone(), inner: self.inner.open(ranks, name)? }))
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.inner.abort(cause);
+    }
+}
+
+impl Channel for Faulty<dyn Channel> {
+    fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+        self.fault.pass();
+        Ok(self.fault.request(self.inner.start(call)?))
+    }
+
+    fn all_reduce(&self, op: ReduceOp, call: Call) -> Result<Box<dyn Request>> {
+        self.fault.pass();
+        Ok(self.fault.request(self.inner.all_reduce(op, call)?))
+    }
+
+    fn reduces_well(&self) -> bool {
+        self.inner.reduces_well()
+    }
+}
+
+impl Request for FaultyRequest {
+    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+        self.fault.pass();
+        self.inner.wait()
+    }
+
+    fn is_ready(&self) -> bool {
+        self.inner.is_ready()
+    }
 }

@@ -50,7 +50,7 @@ pub struct Args {
     pub accumulate: usize,
 
     /// Training steps.
-    #[arg(long, default_value_t = 600, value_name = "N")]
+    #[arg(long, default_value_t = 900, value_name = "N")]
     pub steps: usize,
     /// The learning rate after the warm-up.
     #[arg(long, value_parser = rate, default_value_t = 1e-3, value_name = "RATE")]
@@ -75,7 +75,7 @@ pub struct Args {
     pub seed: u64,
 
     /// Steps between evaluations; there is one after the last step, too.
-    #[arg(long, value_parser = positive, default_value_t = 200, value_name = "N")]
+    #[arg(long, value_parser = positive, default_value_t = 300, value_name = "N")]
     pub eval_every: usize,
     /// Batches of an evaluation, the same ones every time.
     #[arg(long, value_parser = positive, default_value_t = 10, value_name = "N")]
