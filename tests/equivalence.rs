@@ -17,12 +17,14 @@ use isoshard::placement::{Layout, Spec};
 use isoshard::tensor::{DType, Tensor};
 
 mod common;
-use common::{Stream, agree, bound, epsilon, has_no_derivative, magnitude, part_of, random_layout, small_ints, values};
+use common::{
+    Stream, agree, bound, epsilon, has_no_derivative, magnitude, part_of, random_layout, small_ints, values,
+};
 
 const MESHES: [(&str, usize); 7] =
     [("1", 1), ("a=2", 2), ("a=3", 3), ("a=4", 4), ("a=5", 5), ("a=2,b=2", 4), ("a=2,b=3", 6)];
 /// Random layouts for each sample and mesh.
-const CASES: u64 = 6;
+const CASES: u64 = 12;
 
 #[test]
 fn results_are_those_of_a_single_rank() {
@@ -88,7 +90,12 @@ fn gradients_are_those_of_a_single_rank() {
                         if g.layout() != leaf.layout() {
                             log.fail(&format!("{what} lies as {g}"));
                         }
-                        log.compare(&what, &g.full_tensor()?, want, gradient_bound(sample, &ins, want, log.has_sums())?);
+                        log.compare(
+                            &what,
+                            &g.full_tensor()?,
+                            want,
+                            gradient_bound(sample, &ins, want, log.has_sums())?,
+                        );
                     }
                     (None, None) => {}
                     (got, want) => log.fail(&format!("{what}: {got:?} instead of {want:?}")),
@@ -102,8 +109,18 @@ fn gradients_are_those_of_a_single_rank() {
 /// Operators whose result adds several terms: where one stands in a derivative, terms that are not short may round
 /// differently when they are split.
 const ADDERS: [&str; 12] = [
-    "sum", "matmul", "scatter_add", "sum_exp", "softmax", "log_softmax", "softmax_grad", "layer_norm_grad", "rms_norm_grad",
-    "attention_grad", "embedding_grad", "cross_entropy_grad",
+    "sum",
+    "matmul",
+    "scatter_add",
+    "sum_exp",
+    "softmax",
+    "log_softmax",
+    "softmax_grad",
+    "layer_norm_grad",
+    "rms_norm_grad",
+    "attention_grad",
+    "embedding_grad",
+    "cross_entropy_grad",
 ];
 
 /// 0 where no rounded sum can stand behind the gradient: either nothing is added and nothing came as a partial sum, or the values are multiples of 2^-10
@@ -126,7 +143,12 @@ fn gradient_bound(sample: &Sample, ins: &[Tensor], want: &Tensor, sums: bool) ->
 /// `whole` in `layout`, from parts that were cut without the engine.
 fn spread(mesh: &DeviceMesh, whole: &Tensor, layout: Layout, salt: u64) -> Result<DTensor> {
     let spec = Spec::new(mesh.mesh(), whole.dtype(), whole.shape().clone(), layout.clone())?;
-    DTensor::from_local(mesh, part_of(whole, &spec, mesh.mesh().coords(), salt), whole.shape().clone(), layout)
+    DTensor::from_local(
+        mesh,
+        part_of(whole, &spec, mesh.mesh().coords(), salt),
+        whole.shape().clone(),
+        layout,
+    )
 }
 
 type Grads = Vec<Vec<Option<Tensor>>>;

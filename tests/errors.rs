@@ -62,7 +62,10 @@ fn local_parts_have_the_layouts_shape() {
 fn a_mesh_covers_the_world() {
     let run = |rank| DeviceMesh::parse(&rank, "a=2,b=2").map(drop);
     let text = text(spmd(2, run).map(drop));
-    assert_eq!(text, "device_mesh: the axes do not cover the world; got (a=2, b=2) for 2 rank(s); start 4 rank(s)");
+    assert_eq!(
+        text,
+        "device_mesh: the axes do not cover the world; got (a=2, b=2) for 2 rank(s); start 4 rank(s)"
+    );
 }
 
 #[test]
@@ -89,8 +92,14 @@ fn shapes_that_do_not_fit() {
         |x, _| x.reshape([4, 4]).map(drop),
         "reshape: the number of elements changes; got f32[5, 3] to [4, 4]; 16 elements there, 15 here",
     );
-    on(|x, _| x.expand([5, 4]).map(drop), "expand: extents neither agree nor are 1; got [5, 3], [5, 4]; reshape or expand one of them");
-    on(|x, _| x.slice(0, 3, 4).map(drop), "slice: the range leaves the tensor; got 3..3+4 of dim 0 of f32[5, 3]");
+    on(
+        |x, _| x.expand([5, 4]).map(drop),
+        "expand: extents neither agree nor are 1; got [5, 3], [5, 4]; reshape or expand one of them",
+    );
+    on(
+        |x, _| x.slice(0, 3, 4).map(drop),
+        "slice: the range leaves the tensor; got 3..3+4 of dim 0 of f32[5, 3]",
+    );
     on(
         |x, y| DTensor::cat(&[x, y], 1).map(drop),
         "cat: the operands' dtypes or other extents differ; got dim 1 of f32[5, 3], f32[2, 3]",

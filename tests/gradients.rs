@@ -26,16 +26,21 @@ fn smooth_samples_agree_with_finite_differences() {
         for k in (0..outs.len()).filter(|&k| outs[k].dtype() == DType::F64 && !is_statistic(&sample, k)) {
             let weights = small_ints(DType::F64, outs[k].shape(), 9);
             let all = vec![true; ins.len()];
-            let grads = gradients(&sample, &ins, &weights, k, &all).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
+            let grads =
+                gradients(&sample, &ins, &weights, k, &all).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
             for (i, x) in ins.iter().enumerate().filter(|(_, x)| x.dtype() == DType::F64) {
                 // A result that does not depend on an operand leaves it without a gradient.
                 let got = grads[i].as_ref().map_or_else(|| vec![0.0; x.numel()], Tensor::to_f64_vec);
                 for e in picked(x.numel()) {
-                    let [(up, scale), (down, _)] = [STEP, -STEP].map(|h| weighted(&sample, &ins, i, e, h, &weights, k));
+                    let [(up, scale), (down, _)] =
+                        [STEP, -STEP].map(|h| weighted(&sample, &ins, i, e, h, &weights, k));
                     let want = (up - down) / (2.0 * STEP);
                     let bound = 1e-6 * magnitude(x).max(want.abs()).max(scale);
                     if (got[e] - want).is_nan() || (got[e] - want).abs() > bound {
-                        wrong.push(format!("{sample:?}: d result {k} / d operand {i}[{e}] = {} instead of {want}", got[e]));
+                        wrong.push(format!(
+                            "{sample:?}: d result {k} / d operand {i}[{e}] = {} instead of {want}",
+                            got[e]
+                        ));
                         break;
                     }
                 }
@@ -54,7 +59,9 @@ fn what_else_is_wanted_changes_no_gradient() {
         let floats: Vec<bool> = ins.iter().map(|x| x.dtype().is_float()).collect();
         for k in (0..outs.len()).filter(|&k| outs[k].dtype().is_float()) {
             let weights = small_ints(outs[k].dtype(), outs[k].shape(), 9);
-            let run = |needs: &[bool]| gradients(&sample, &ins, &weights, k, needs).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
+            let run = |needs: &[bool]| {
+                gradients(&sample, &ins, &weights, k, needs).unwrap_or_else(|e| panic!("{sample:?}: {e}"))
+            };
             let all = run(&floats);
             for subset in 1..1u32 << ins.len() {
                 let needs: Vec<bool> = (0..ins.len()).map(|i| floats[i] && subset >> i & 1 == 1).collect();
@@ -63,9 +70,13 @@ fn what_else_is_wanted_changes_no_gradient() {
                 }
                 let some = run(&needs);
                 for i in (0..ins.len()).filter(|&i| needs[i]) {
-                    let bits = |g: &Option<Tensor>| g.as_ref().map(|g| g.to_f64_vec().iter().map(|v| v.to_bits()).collect::<Vec<_>>());
+                    let bits = |g: &Option<Tensor>| {
+                        g.as_ref().map(|g| g.to_f64_vec().iter().map(|v| v.to_bits()).collect::<Vec<_>>())
+                    };
                     if bits(&some[i]) != bits(&all[i]) {
-                        wrong.push(format!("{sample:?}: the gradient of operand {i} alone of {needs:?} differs"));
+                        wrong.push(format!(
+                            "{sample:?}: the gradient of operand {i} alone of {needs:?} differs"
+                        ));
                     }
                 }
             }
@@ -85,7 +96,15 @@ fn picked(n: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The weighted sum of result `k` with `h` added to element `e` of operand `i`, and the sum of its terms' sizes.
-fn weighted(sample: &Sample, ins: &[Tensor], i: usize, e: usize, h: f64, weights: &Tensor, k: usize) -> (f64, f64) {
+fn weighted(
+    sample: &Sample,
+    ins: &[Tensor],
+    i: usize,
+    e: usize,
+    h: f64,
+    weights: &Tensor,
+    k: usize,
+) -> (f64, f64) {
     let mut ins = ins.to_vec();
     let mut moved = ins[i].to_f64_vec();
     moved[e] += h;
@@ -95,7 +114,13 @@ fn weighted(sample: &Sample, ins: &[Tensor], i: usize, e: usize, h: f64, weights
     terms.fold((0.0, 0.0), |(sum, size), t| (sum + t, size + t.abs()))
 }
 
-fn gradients(sample: &Sample, ins: &[Tensor], grad: &Tensor, k: usize, needs: &[bool]) -> Result<Vec<Option<Tensor>>> {
+fn gradients(
+    sample: &Sample,
+    ins: &[Tensor],
+    grad: &Tensor,
+    k: usize,
+    needs: &[bool],
+) -> Result<Vec<Option<Tensor>>> {
     let (sample, ins, grad, needs) = (sample.clone(), ins.to_vec(), grad.clone(), needs.to_vec());
     let run = move |rank| {
         let mesh = DeviceMesh::parse(&rank, "1")?;

@@ -116,7 +116,9 @@ fn a_contraction_cut_in_two_orders() {
     on(4, "dp=2,tp=2", |mesh| {
         for n in [4, 5, 7] {
             let want = matmul(&iota(&[3, n]), &iota(&[n, 2]));
-            for (a, b) in [("(S1, S1)", "(S0^1, S0^0)"), ("(S1^1, S1^0)", "(S0, S0)"), ("(S1^1, S1^0)", "(S0^1, S0^0)")] {
+            for (a, b) in
+                [("(S1, S1)", "(S0^1, S0^0)"), ("(S1^1, S1^0)", "(S0, S0)"), ("(S1^1, S1^0)", "(S0^1, S0^0)")]
+            {
                 let (x, w) = (put(mesh, &[3, n], a)?, put(mesh, &[n, 2], b)?);
                 assert_eq!(x.matmul(&w)?.full_tensor()?.to_vec::<f32>()?, want, "{x} times {w}");
             }

@@ -59,7 +59,10 @@ fn products_of_rows_hold_on_two_axes() {
         for lens in [[2, 2], [2, 3], [3, 2]] {
             let mesh = Mesh::new(&[("a", lens[0]), ("b", lens[1])], 0).unwrap();
             let metas = sample.metas();
-            let whole = Row::new(metas.iter().map(|_| Slot::R), sample.op.infer(&metas).unwrap().iter().map(|_| Slot::R));
+            let whole = Row::new(
+                metas.iter().map(|_| Slot::R),
+                sample.op.infer(&metas).unwrap().iter().map(|_| Slot::R),
+            );
             let rows = |a: usize, other: Option<Slot>| {
                 let axis = match other {
                     Some(Slot::S(dim)) => Axis::alone(lens[a]).beside(dim, lens[1 - a]),
@@ -79,7 +82,9 @@ fn products_of_rows_hold_on_two_axes() {
                 for order in [[0, 1], [1, 0]] {
                     judged += 1;
                     if let Err(what) = holds_everywhere(&sample, &trials[..2], &mesh, &pair, &order) {
-                        wrong.push(format!("{sample:?} on {mesh} in order {order:?}: {pair:?} is wrong: {what}"));
+                        wrong.push(format!(
+                            "{sample:?} on {mesh} in order {order:?}: {pair:?} is wrong: {what}"
+                        ));
                     }
                 }
             }
@@ -152,10 +157,14 @@ struct Trial {
 fn trials(sample: &Sample) -> Vec<Trial> {
     let one = |(salt, dtype): (u64, DType)| {
         let ins = values(sample, dtype, salt);
-        let outs = eval_whole(sample.op.as_ref(), &ins).unwrap_or_else(|e| panic!("{sample:?}: {e}")).into_vec();
+        let outs =
+            eval_whole(sample.op.as_ref(), &ins).unwrap_or_else(|e| panic!("{sample:?}: {e}")).into_vec();
         Trial { ins, outs, salt }
     };
-    [(1, DType::F32), (2, DType::F64), (3, DType::F32), (4, DType::F64), (5, DType::F32)].into_iter().map(one).collect()
+    [(1, DType::F32), (2, DType::F64), (3, DType::F32), (4, DType::F64), (5, DType::F32)]
+        .into_iter()
+        .map(one)
+        .collect()
 }
 
 /// Whether one row an axis holds together, for every ragged cut that fits. Combinations that no tensor can have (a
@@ -192,8 +201,12 @@ fn holds_everywhere(
 }
 
 fn judge(sample: &Sample, trial: &Trial, ins: &[Spec], outs: &[Spec]) -> Result<(), String> {
-    let parts: Vec<Vec<Tensor>> =
-        ins.iter().zip(&trial.ins).enumerate().map(|(i, (s, t))| parts_of(t, s, trial.salt + i as u64)).collect();
+    let parts: Vec<Vec<Tensor>> = ins
+        .iter()
+        .zip(&trial.ins)
+        .enumerate()
+        .map(|(i, (s, t))| parts_of(t, s, trial.salt + i as u64))
+        .collect();
     let operands: Vec<(&Spec, &[Tensor])> = ins.iter().zip(&parts).map(|(s, p)| (s, p.as_slice())).collect();
     let results = eval_apart(sample.op.as_ref(), &operands, outs)?;
     for (k, (spec, whole)) in outs.iter().zip(&trial.outs).enumerate() {
@@ -255,12 +268,14 @@ fn truths(sample: &Sample, ranks: usize) -> Vec<Row> {
 /// Those whose ragged slots, at least one if `dims` is not 0, are cut over `dims` dims.
 fn truths_with(sample: &Sample, mesh: &Mesh, trials: &[Trial], dims: usize) -> Vec<Row> {
     let tables: Vec<Table> = trials.iter().map(|t| Table::new(t, mesh, dims)).collect();
-    let ins = combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
+    let ins =
+        combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
     let ins: Vec<Vec<Slot>> = match ins.len() {
         0..4096 => ins,
         _ => ins.into_iter().filter(|slots| is_plain(slots)).collect(),
     };
-    let outs = combinations(&tables[0].outs.iter().map(|o| o.iter().map(|(s, _)| *s).collect()).collect::<Vec<_>>());
+    let outs =
+        combinations(&tables[0].outs.iter().map(|o| o.iter().map(|(s, _)| *s).collect()).collect::<Vec<_>>());
     let mut truths = Vec::new();
     for ins in &ins {
         for outs in &outs {
@@ -285,7 +300,9 @@ fn truths_with(sample: &Sample, mesh: &Mesh, trials: &[Trial], dims: usize) -> V
         }
     }
     // Nothing but replicas is no news.
-    truths.retain(|t| t.ins.iter().any(|s| *s != Slot::R) || t.outs.iter().any(|s| matches!(s, Slot::S(_) | Slot::Ragged)));
+    truths.retain(|t| {
+        t.ins.iter().any(|s| *s != Slot::R) || t.outs.iter().any(|s| matches!(s, Slot::S(_) | Slot::Ragged))
+    });
     truths
 }
 
@@ -318,11 +335,15 @@ impl Table {
         };
         let operand = |(i, t): (usize, &Tensor)| {
             let all = slots(t).into_iter().chain(PARTIALS);
-            let cut = |s: Slot| spec(t, s).map(|spec| (s, spec.clone(), parts_of(t, &spec, trial.salt + i as u64)));
+            let cut =
+                |s: Slot| spec(t, s).map(|spec| (s, spec.clone(), parts_of(t, &spec, trial.salt + i as u64)));
             all.filter_map(cut).collect()
         };
         let result = |t: &Tensor| slots(t).into_iter().filter_map(|s| Some((s, spec(t, s)?))).collect();
-        Table { ins: trial.ins.iter().enumerate().map(operand).collect(), outs: trial.outs.iter().map(result).collect() }
+        Table {
+            ins: trial.ins.iter().enumerate().map(operand).collect(),
+            outs: trial.outs.iter().map(result).collect(),
+        }
     }
 
     /// The rows with these operand slots and these windows of results that hold.
@@ -330,13 +351,17 @@ impl Table {
         let operands: Vec<(&Spec, &[Tensor])> = ins
             .iter()
             .zip(&self.ins)
-            .map(|(s, all)| all.iter().find(|(t, ..)| s == t).map(|(_, spec, parts)| (spec, parts.as_slice())))
+            .map(|(s, all)| {
+                all.iter().find(|(t, ..)| s == t).map(|(_, spec, parts)| (spec, parts.as_slice()))
+            })
             .map(|found| found.expect("the slots come from the table"))
             .collect();
         let specs: Vec<Spec> = outs
             .iter()
             .zip(&self.outs)
-            .map(|(s, all)| all.iter().find(|(t, _)| s == t).expect("the slots come from the table").1.clone())
+            .map(|(s, all)| {
+                all.iter().find(|(t, _)| s == t).expect("the slots come from the table").1.clone()
+            })
             .collect();
         let Ok(results) = eval_apart(sample.op.as_ref(), &operands, &specs) else { return Vec::new() };
         let mut choices = Vec::new();

@@ -72,7 +72,8 @@ pub fn part_of(whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tens
     let (mut parts, mut mine, mut op) = (1, 0, None);
     for (a, placement) in spec.layout.placements().iter().enumerate() {
         if let Placement::Partial(o) = placement {
-            (parts, mine, op) = (parts * spec.mesh.axis_len(a), mine * spec.mesh.axis_len(a) + coords[a], Some(*o));
+            (parts, mine, op) =
+                (parts * spec.mesh.axis_len(a), mine * spec.mesh.axis_len(a) + coords[a], Some(*o));
         }
     }
     let region = spec.region_at(coords);
@@ -124,7 +125,8 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
             if partial.iter().any(|&a| coords[a] != 0) {
                 continue;
             }
-            let peers: Vec<usize> = mesh.seen_from(rank).expect("in the mesh").slice(&partial).ranks().collect();
+            let peers: Vec<usize> =
+                mesh.seen_from(rank).expect("in the mesh").slice(&partial).ranks().collect();
             for peer in peers.into_iter().filter(|&p| p != rank) {
                 if parts[peer].shape() != parts[rank].shape() || op.fold(&mut local, &parts[peer]).is_err() {
                     return Some(format!("rank {peer} has {} instead of {}", parts[peer], region.local));
@@ -269,7 +271,10 @@ pub fn has_no_derivative(sample: &Sample) -> bool {
     let needs: Vec<bool> = metas.iter().map(|m| m.dtype.is_float()).collect();
     match isoshard::ops::Vjp::write(sample.op.as_ref(), &metas, &needs) {
         Err(isoshard::Error::Unsupported(_)) => {
-            assert!(KNOWN.contains(&sample.op.name()), "{sample:?} has no derivative and is not known for it");
+            assert!(
+                KNOWN.contains(&sample.op.name()),
+                "{sample:?} has no derivative and is not known for it"
+            );
             true
         }
         _ => false,
