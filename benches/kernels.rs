@@ -10,22 +10,38 @@ use isoshard::tensor::cpu::{self, BinaryN, CausalAttention, Num, Real, UnaryF, U
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
 fn main() -> Result<()> {
-    let json = std::env::args().any(|a| a == "--json");
-    let report = |case: &str, value: f64, unit: &str| {
-        if json {
-            println!(r#"{{"bench":"kernels","case":"{case}","value":{value:.3},"unit":"{unit}"}}"#);
-        } else {
-            println!("{case:<28} {value:>9.2} {unit}");
-        }
-    };
-    elementwise(&report)?;
-    reductions(&report)?;
-    rows(&report)?;
-    products(&report)?;
-    attention(&report)
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    let json = args.iter().any(|a| a == "--json");
+    let bench = Bench { json, filter: args.into_iter().find(|a| !a.starts_with("--")).unwrap_or_default() };
+    elementwise(&bench)?;
+    reductions(&bench)?;
+    rows(&bench)?;
+    products(&bench)?;
+    attention(&bench)
 }
 
-type Report<'a> = &'a dyn Fn(&str, f64, &str);
+/// Runs the cases whose names hold `filter`.
+struct Bench {
+    json: bool,
+    filter: String,
+}
+
+impl Bench {
+    /// Reports billions of `work` a second.
+    fn case<R>(&self, case: &str, unit: &str, work: f64, f: impl FnMut() -> Result<R>) {
+        if case.contains(&self.filter) {
+            self.report(case, work / best_s(f) / 1e9, unit);
+        }
+    }
+
+    fn report(&self, case: &str, value: f64, unit: &str) {
+        if self.json {
+            println!(r#"{{"bench":"kernels","case":"{case}","value":{value:.3},"unit":"{unit}"}}"#);
+        } else {
+            println!("{case:<30} {value:>9.2} {unit}");
+        }
+    }
+}
 
 #[derive(Clone, Copy)]
 struct Add;
@@ -75,78 +91,76 @@ impl UnaryF for TanhGelu {
     }
 }
 
-fn elementwise(report: Report<'_>) -> Result<()> {
+fn elementwise(bench: &Bench) -> Result<()> {
     let (x, y) = (noise([16384, 1024]), noise([16384, 1024]));
     let bytes = x.len_bytes() as f64;
     let bias = noise([1024]).expand([16384, 1024])?;
     let scalar = Tensor::scalar(2.0f32).expand([16384, 1024])?;
     let column = noise([16384, 1]).expand([16384, 1024])?;
-    report("add", rate(3.0 * bytes, || cpu::num_binary("add", &x, &y, Add)), "GB/s");
-    report("add bias", rate(2.0 * bytes, || cpu::num_binary("add", &x, &bias, Add)), "GB/s");
-    report("add column", rate(2.0 * bytes, || cpu::num_binary("add", &x, &column, Add)), "GB/s");
-    report("add scalar", rate(2.0 * bytes, || cpu::num_binary("add", &x, &scalar, Add)), "GB/s");
+    bench.case("add", "GB/s", 3.0 * bytes, || cpu::num_binary("add", &x, &y, Add));
+    bench.case("add bias", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &bias, Add));
+    bench.case("add column", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &column, Add));
+    bench.case("add scalar", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &scalar, Add));
     let mut acc = y.to_owned_copy();
-    report("add in place", rate(3.0 * bytes, || cpu::num_binary_mut("add", &mut acc, &x, Add)), "GB/s");
-    report("add transposed", rate(3.0 * bytes, || cpu::num_binary("add", &x, &turned(&y), Add)), "GB/s");
-    report("relu", rate(2.0 * bytes, || cpu::num_unary("relu", &x, Relu)), "GB/s");
-    report("exp", rate(2.0 * bytes, || cpu::float_unary("exp", &x, Exp)), "GB/s");
-    report("gelu", rate(2.0 * bytes, || cpu::float_unary("gelu", &x, Gelu)), "GB/s");
-    report("gelu tanh", rate(2.0 * bytes, || cpu::float_unary("gelu", &x, TanhGelu)), "GB/s");
+    bench.case("add in place", "GB/s", 3.0 * bytes, || cpu::num_binary_mut("add", &mut acc, &x, Add));
+    bench.case("add transposed", "GB/s", 3.0 * bytes, || cpu::num_binary("add", &x, &turned(&y), Add));
+    bench.case("relu", "GB/s", 2.0 * bytes, || cpu::num_unary("relu", &x, Relu));
+    bench.case("exp", "GB/s", 2.0 * bytes, || cpu::float_unary("exp", &x, Exp));
+    bench.case("gelu", "GB/s", 2.0 * bytes, || cpu::float_unary("gelu", &x, Gelu));
+    bench.case("gelu tanh", "GB/s", 2.0 * bytes, || cpu::float_unary("gelu", &x, TanhGelu));
     let half = cpu::cast(&x, DType::BF16)?;
-    report("gelu bf16", rate(bytes, || cpu::float_unary("gelu", &half, Gelu)), "GB/s");
-    report("cast f32 to bf16", rate(1.5 * bytes, || cpu::cast(&x, DType::BF16)), "GB/s");
+    bench.case("gelu bf16", "GB/s", bytes, || cpu::float_unary("gelu", &half, Gelu));
+    bench.case("cast f32 to bf16", "GB/s", 1.5 * bytes, || cpu::cast(&x, DType::BF16));
     let (small_x, small_y) = (noise([64]), noise([64]));
-    let calls =
-        rate(1e9, || (0..1000).try_for_each(|_| cpu::num_binary("add", &small_x, &small_y, Add).map(drop)));
-    report("add 64 elements", 1e6 / calls, "ns");
+    let thousand = || (0..1000).try_for_each(|_| cpu::num_binary("add", &small_x, &small_y, Add).map(drop));
+    bench.case("add 64 elements", "million calls/s", 1e6, thousand);
     Ok(())
 }
 
-fn reductions(report: Report<'_>) -> Result<()> {
+fn reductions(bench: &Bench) -> Result<()> {
     for (label, shape) in [("", [16384, 1024]), (" 16777 x 1000", [16777, 1000])] {
         let x = noise(shape);
         let bytes = x.len_bytes() as f64;
         for (name, dims) in [("sum all", &[0usize, 1][..]), ("sum dim 0", &[0]), ("sum dim 1", &[1])] {
             let sum = || cpu::reduce("sum", &x, dims, ReduceOp::Sum, false);
-            report(&format!("{name}{label}"), rate(bytes, sum), "GB/s");
+            bench.case(&format!("{name}{label}"), "GB/s", bytes, sum);
         }
     }
     let x = noise([16384, 1024]);
     let max = || cpu::reduce("max", &x, &[1], ReduceOp::Max, false);
-    report("max dim 1", rate(x.len_bytes() as f64, max), "GB/s");
+    bench.case("max dim 1", "GB/s", x.len_bytes() as f64, max);
     Ok(())
 }
 
-fn rows(report: Report<'_>) -> Result<()> {
+fn rows(bench: &Bench) -> Result<()> {
     let (x, dy, w) = (noise([16384, 1024]), noise([16384, 1024]), noise([1024]));
     let bytes = x.len_bytes() as f64;
     let y = cpu::softmax("softmax", &x)?;
-    report("softmax", rate(2.0 * bytes, || cpu::softmax("softmax", &x)), "GB/s");
-    report("softmax backward", rate(3.0 * bytes, || cpu::softmax_backward("softmax", &dy, &y)), "GB/s");
-    report("log_softmax", rate(2.0 * bytes, || cpu::log_softmax("log_softmax", &x)), "GB/s");
+    bench.case("softmax", "GB/s", 2.0 * bytes, || cpu::softmax("softmax", &x));
+    bench.case("softmax backward", "GB/s", 3.0 * bytes, || cpu::softmax_backward("softmax", &dy, &y));
+    bench.case("log_softmax", "GB/s", 2.0 * bytes, || cpu::log_softmax("log_softmax", &x));
     let norm = || cpu::layer_norm("layer_norm", &x, Some(&w), Some(&w), 1e-5);
-    report("layer_norm", rate(2.0 * bytes, norm), "GB/s");
+    bench.case("layer_norm", "GB/s", 2.0 * bytes, norm);
     let (_, mean, rstd) = norm()?;
     let backward = || cpu::layer_norm_backward("layer_norm", &dy, &x, Some(&w), &mean, &rstd);
-    report("layer_norm backward", rate(3.0 * bytes, backward), "GB/s");
-    report("rms_norm", rate(2.0 * bytes, || cpu::rms_norm("rms_norm", &x, Some(&w), 1e-5)), "GB/s");
+    bench.case("layer_norm backward", "GB/s", 3.0 * bytes, backward);
+    bench.case("rms_norm", "GB/s", 2.0 * bytes, || cpu::rms_norm("rms_norm", &x, Some(&w), 1e-5));
     Ok(())
 }
 
-fn products(report: Report<'_>) -> Result<()> {
+fn products(bench: &Bench) -> Result<()> {
     let shapes = [(768, 128, 512), (768, 128, 384), (768, 512, 128), (1024, 384, 1536), (1024, 1024, 1024)];
     for (m, k, n) in shapes {
         let (a, b) = (noise([1, m, k]), noise([1, k, n]));
-        let value = rate(2.0 * (m * k * n) as f64, || cpu::gemm("matmul", &a, &b));
-        report(&format!("matmul {m}x{k}x{n}"), value, "GFLOP/s");
+        let flops = 2.0 * (m * k * n) as f64;
+        bench.case(&format!("matmul {m}x{k}x{n}"), "GFLOP/s", flops, || cpu::gemm("matmul", &a, &b));
         let b = noise([1, n, k]).transpose(1, 2)?;
-        let value = rate(2.0 * (m * k * n) as f64, || cpu::gemm("matmul", &a, &b));
-        report(&format!("matmul {m}x{k}x{n} nt"), value, "GFLOP/s");
+        bench.case(&format!("matmul {m}x{k}x{n} nt"), "GFLOP/s", flops, || cpu::gemm("matmul", &a, &b));
     }
     Ok(())
 }
 
-fn attention(report: Report<'_>) -> Result<()> {
+fn attention(bench: &Bench) -> Result<()> {
     for (b, h, t, d) in [(12, 4, 64, 32), (4, 6, 256, 64)] {
         let [q, k, v] = [(); 3].map(|()| noise([b, t, h, d]).transpose(1, 2));
         let (q, k, v) = (q?, k?, v?);
@@ -155,10 +169,10 @@ fn attention(report: Report<'_>) -> Result<()> {
         let (o, lse) = attention.forward(&q, &k, &v)?;
         // Half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;
-        let forward = rate(flops, || attention.forward(&q, &k, &v));
-        let backward = rate(2.5 * flops, || attention.backward([&q, &k, &v], (&o, &lse), &o));
-        report(&format!("attention {b}x{h}x{t}x{d}"), forward, "GFLOP/s");
-        report(&format!("attention {b}x{h}x{t}x{d} back"), backward, "GFLOP/s");
+        let forward = || attention.forward(&q, &k, &v);
+        bench.case(&format!("attention {b}x{h}x{t}x{d}"), "GFLOP/s", flops, forward);
+        let backward = || attention.backward([&q, &k, &v], (&o, &lse), &o);
+        bench.case(&format!("attention {b}x{h}x{t}x{d} back"), "GFLOP/s", 2.5 * flops, backward);
     }
     Ok(())
 }
@@ -177,8 +191,8 @@ fn noise<const N: usize>(shape: [usize; N]) -> Tensor {
     })
 }
 
-/// Billions of `work` a second: the best of the runs that fit into a third of a second, five at least.
-fn rate<R>(work: f64, mut f: impl FnMut() -> Result<R>) -> f64 {
+/// The shortest of the runs that fit into a third of a second, five at least.
+fn best_s<R>(mut f: impl FnMut() -> Result<R>) -> f64 {
     let (start, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
     while runs < 5 || start.elapsed().as_secs_f64() < 0.33 {
         let run = Instant::now();
@@ -186,5 +200,5 @@ fn rate<R>(work: f64, mut f: impl FnMut() -> Result<R>) -> f64 {
         best = best.min(run.elapsed().as_secs_f64());
         runs += 1;
     }
-    work / best / 1e9
+    best
 }

@@ -127,7 +127,7 @@ impl Batches<'_> {
         let mut words = vec![0; self.batch];
         bits64(self.draw, (number * self.batch) as u64, &mut words);
         let starts = (self.tokens.len() - self.block) as u128;
-        let starts = words.iter().map(|&word| (u128::from(word) * starts >> 64) as usize);
+        let starts = words.iter().map(|&word| ((u128::from(word) * starts) >> 64) as usize);
         let rows: Vec<&[i64]> = starts.map(|s| &self.tokens[s..s + self.block + 1]).collect();
         let stack = |from: usize| {
             let cut: Vec<&[i64]> = rows.iter().map(|row| &row[from..from + self.block]).collect();

@@ -10,11 +10,12 @@ use crate::error::{Error, Result};
 use crate::tensor::cpu::{Kernel, Lane, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
 
-/// (p, g, m, v, scale) -> (p', m', v'): Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019, algorithm 2.
+/// (p, g, m, v, scale) -> (p', m', v'): Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019,
+/// algorithm 2.
 ///
 /// With `g` times `scale` (shape `[]`: the coefficient of gradient clipping) for `g`: `m' = β1 m + (1 - β1) g`,
-/// `v' = β2 v + (1 - β2) g²`, `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`. The moments and `scale` are f32 (f64 for f64
-/// parameters), and so is the arithmetic.
+/// `v' = β2 v + (1 - β2) g²`, `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`. The moments and `scale` are
+/// f32 (f64 for f64 parameters), and so is the arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AdamW {
     /// β1, the decay of the mean of gradients.
@@ -144,8 +145,8 @@ impl<A: Real> Kernel for Update<'_, A> {
     }
 }
 
-/// Has `run` overwrite every piece of `p`, given its start, a widened copy of it, and the piece of `g` there: in place where
-/// nobody shares `p`'s buffer.
+/// Has `run` overwrite every piece of `p`, given its start, a widened copy of it, and the piece of `g` there: in place
+/// where nobody shares `p`'s buffer.
 pub(super) fn each_chunk<T: Lane>(
     p: &mut Tensor,
     g: &Tensor,

@@ -15,13 +15,14 @@ use crate::rng::{self, Draw, Generator};
 use crate::tensor::cpu::{AttentionDropout, CausalAttention};
 use crate::tensor::{Shape, Tensor};
 
-/// (q, k, v) -> (o, lse): `o = dropout(softmax(scale q kᵀ)) v`, where query i sees keys 0 to i. q is `[B, H, Tq, D]`, k `[B, Hk, Tk, D]`,
-/// v `[B, Hk, Tk, Dv]` with H a multiple of Hk (each head of k and v serves H / Hk neighbouring heads of q); o is
-/// `[B, H, Tq, Dv]`, and lse `[B, H, Tq]` the logarithms of the softmax's denominators, in f32 (f64 for f64).
+/// (q, k, v) -> (o, lse): `o = dropout(softmax(scale q kᵀ)) v`, where query i sees keys 0 to i. q is `[B, H, Tq, D]`,
+/// k `[B, Hk, Tk, D]`, v `[B, Hk, Tk, Dv]` with H a multiple of Hk (each head of k and v serves H / Hk neighbouring
+/// heads of q); o is `[B, H, Tq, Dv]`, and lse `[B, H, Tq]` the logarithms of the softmax's denominators, in f32 (f64
+/// for f64).
 ///
-/// Vaswani et al., *Attention Is All You Need*, 2017; Ainslie et al., *GQA*, 2023. The probability of query i and key j reads
-/// element `((b H + h) Tq + i) Tk + j` of the draw. The gradients of q, k and v are total, through lse; that of lse itself
-/// stops here.
+/// Vaswani et al., *Attention Is All You Need*, 2017; Ainslie et al., *GQA*, 2023. The probability of query i and key
+/// j reads element `((b H + h) Tq + i) Tk + j` of the draw. The gradients of q, k and v are total, through lse; that
+/// of lse itself stops here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
     /// The factor of the scores, usually `1 / sqrt(D)`.
@@ -45,8 +46,8 @@ impl Op for Attention {
         Ok(smallvec![o, lse])
     }
 
-    /// By batch; by heads, where those of k and v split evenly; by queries, each rank seeing all keys; by the dim of v.
-    /// The result, but not lse, is linear in v.
+    /// By batch; by heads, where those of k and v split evenly; by queries, each rank seeing all keys; by the dim of
+    /// v. The result, but not lse, is linear in v.
     fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row> {
         let r = Slot::R;
         let mut rows = vec![
@@ -135,7 +136,7 @@ pub(super) fn repeat_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
     if own == heads {
         return Ok(x.clone());
     }
-    let each = if own == 0 { 0 } else { heads / own };
+    let each = heads.checked_div(own).unwrap_or(0);
     x.unsqueeze(2)?.expand([b, own, each, t, d])?.reshape([b, heads, t, d])
 }
 

@@ -40,8 +40,8 @@ impl Op for AttentionGrad {
         Ok(smallvec![q.clone(), k.clone(), v.clone()])
     }
 
-    /// As for the operator: ranks that hold some of the queries hold parts of the sums dk and dv, ranks that hold some of
-    /// v's dim parts of dq and dk. Linear in do.
+    /// As for the operator: ranks that hold some of the queries hold parts of the sums dk and dv, ranks that hold some
+    /// of v's dim parts of dq and dk. Linear in do.
     fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row> {
         let (r, sum, queries, dim) = (Slot::R, Slot::SUM, Slot::S(2), Slot::S(3));
         let mut rows = vec![
@@ -80,7 +80,7 @@ fn sum_heads(verb: &str, x: Tensor, shape: &Shape) -> Result<Tensor> {
         return Ok(x);
     }
     let &[b, heads, t, d] = &shape[..] else { unreachable!("infer counted the dims") };
-    let each = if heads == 0 { 0 } else { x.shape()[1] / heads };
+    let each = x.shape()[1].checked_div(heads).unwrap_or(0);
     cpu::reduce(verb, &x.reshape([b, heads, each, t, d])?, &[2], ReduceOp::Sum, false)
 }
 

@@ -1,6 +1,7 @@
 //! `cross_entropy`: the loss of a classifier, over classes that may be sharded.
 //!
-//! Together with its statistics: `m = max(logits)`, `s = sum_exp(logits, m)`, `loss = cross_entropy(logits, target, m, s)`.
+//! Together with its statistics: `m = max(logits)`, `s = sum_exp(logits, m)`,
+//! `loss = cross_entropy(logits, target, m, s)`.
 
 use smallvec::smallvec;
 
@@ -16,8 +17,8 @@ use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
 /// `log(s) + m - logits[target]` for each row: logits `[.., C]`, target i64 `[..]`, m and s `[.., 1]`, result `[..]`.
 ///
 /// s and the result are f32 (f64 for f64) whatever the logits. Over sharded classes ranks exchange three numbers a row
-/// and never the logits (Shoeybi et al., *Megatron-LM*, 2019, section 3). The gradient of `logits` is the total one, through
-/// the statistics as well; that of `m` and `s` stops here.
+/// and never the logits (Shoeybi et al., *Megatron-LM*, 2019, section 3). The gradient of `logits` is the total one,
+/// through the statistics as well; that of `m` and `s` stops here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropy;
 
@@ -32,7 +33,8 @@ impl Op for CrossEntropy {
         Ok(smallvec![Meta { dtype: s.dtype, shape }])
     }
 
-    /// Over sharded classes the rank with the first class adds the statistics, the one with the target's class subtracts.
+    /// Over sharded classes the rank with the first class adds the statistics, the one with the target's class
+    /// subtracts.
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let last = ins[0].shape.len() - 1;
         let mut rows: Vec<Row> = (0..last).map(|d| Row::same(Slot::S(d), 4)).collect();
@@ -57,7 +59,7 @@ impl Op for CrossEntropy {
                     *o = cpu::Real::ln(s[r]) + m[r].widen();
                 }
                 if place < held {
-                    *o = *o - logits[r * held + place].widen();
+                    *o -= logits[r * held + place].widen();
                 }
             }
             Ok(())

@@ -6,6 +6,7 @@ use super::cross_entropy::expect_loss;
 use super::segments::checked_index;
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
+use crate::tensor::cpu::{Map3, Real};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
 
 /// `dy * (exp(logits - m) / s - onehot(target))`: operands as for `cross_entropy`, then the loss's gradient `dy` `[..]`.
@@ -53,8 +54,7 @@ impl Op for CrossEntropyGrad {
             let dy = dy.reshape(s.shape())?;
             let share = cpu::map2::<A, A, A, _>(&dy, &s, |dy, s| dy / s)?;
             let (wide_m, wide_share) = (m.expand(logits.shape())?, share.expand(logits.shape())?);
-            let softmax = |x, m, share| cpu::Real::exp(x - m) * share;
-            let mut out = cpu::map3::<T, T, A, T, _>(&logits, &wide_m, &wide_share, softmax)?;
+            let mut out = cpu::map3_with::<T, T, A, T, _>(&logits, &wide_m, &wide_share, Share)?;
             let (x, m, target) = (logits.as_slice::<T>()?, m.as_slice::<T>()?, target.as_slice::<i64>()?);
             let (share, dy) = (share.as_slice::<A>()?, dy.as_slice::<A>()?);
             let grad = cpu::as_elements_mut::<T>(out.bytes_mut());
@@ -62,7 +62,7 @@ impl Op for CrossEntropyGrad {
                 let place = checked_index(self.name(), target, classes, last)?.wrapping_sub(start);
                 if place < held {
                     let at = r * held + place;
-                    grad[at] = T::narrow(softmax(x[at].widen(), m[r].widen(), share[r]) - dy[r]);
+                    grad[at] = T::narrow(Share.at(x[at].widen(), m[r].widen(), share[r]) - dy[r]);
                 }
             }
             Ok(out)
@@ -72,6 +72,17 @@ impl Op for CrossEntropyGrad {
 
     fn vjp(&self, _: &mut Vjp) -> Result<()> {
         Ok(())
+    }
+}
+
+/// `exp(x - m) * share`, inlined into the vectorised loop.
+#[derive(Clone, Copy)]
+struct Share;
+
+impl<A: Real> Map3<A, A, A, A> for Share {
+    #[inline(always)]
+    fn at(self, x: A, m: A, share: A) -> A {
+        (x - m).exp() * share
     }
 }
 

@@ -8,7 +8,8 @@ use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
 
 /// Each element zeroed with probability `p`, else multiplied by `1 / (1 - p)`.
 ///
-/// Element `e` (global, row-major) reads word `e` of the draw: every mesh drops the same elements. Srivastava et al., *Dropout*, 2014.
+/// Element `e` (global, row-major) reads word `e` of the draw: every mesh drops the same elements. Srivastava et al.,
+/// *Dropout*, 2014.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Dropout {
     /// The probability of zero, in [0, 1].

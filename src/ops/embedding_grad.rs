@@ -7,8 +7,8 @@ use super::{Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors,
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, cpu, for_dtype};
 
-/// Zeros `[rows, C]`, with `dy[i]` (`[.., C]`) added to row `index[i]` (i64 `[..]`) for each `i`, along the summation tree
-/// over the index's dims.
+/// Zeros `[rows, C]`, with `dy[i]` (`[.., C]`) added to row `index[i]` (i64 `[..]`) for each `i`, along the summation
+/// tree over the index's dims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EmbeddingGrad {
     /// The number of rows of the table.

@@ -10,8 +10,8 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor, for_dtype};
 
-/// `y[.., k, ..] = x[.., index[.., k, ..], ..]` along `dim`; operand and index (i64) agree in their other extents, and the
-/// result has the index's shape.
+/// `y[.., k, ..] = x[.., index[.., k, ..], ..]` along `dim`; operand and index (i64) agree in their other extents, and
+/// the result has the index's shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gather {
     /// The dim.
@@ -30,8 +30,8 @@ impl Op for Gather {
         Ok(smallvec![Meta { dtype: x.dtype, shape: index.shape.clone() }])
     }
 
-    /// Elements are moved untouched, so any partial operand passes; one split along `dim` leaves a partial sum, each rank
-    /// filling in the elements it holds.
+    /// Elements are moved untouched, so any partial operand passes; one split along `dim` leaves a partial sum, each
+    /// rank filling in the elements it holds.
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 2)).collect();

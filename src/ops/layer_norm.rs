@@ -9,11 +9,11 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::{Shape, Tensor, cpu};
 
-/// (x, w[, b]) -> (y, mean, rstd): `y = (x - mean) * rstd * w + b` with `rstd = 1 / sqrt(var + eps)` over the last dim: x and y
-/// `[.., C]`, w and b `[C]`, mean and rstd `[.., 1]` in f32 (f64 for f64).
+/// (x, w[, b]) -> (y, mean, rstd): `y = (x - mean) * rstd * w + b` with `rstd = 1 / sqrt(var + eps)` over the last
+/// dim: x and y `[.., C]`, w and b `[C]`, mean and rstd `[.., 1]` in f32 (f64 for f64).
 ///
-/// Ba et al., *Layer Normalization*, 2016. The gradient of x is the total one, through mean and rstd; gradients of these
-/// two results stop here.
+/// Ba et al., *Layer Normalization*, 2016. The gradient of x is the total one, through mean and rstd; gradients of
+/// these two results stop here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LayerNorm {
     /// Added to the variance.

@@ -10,7 +10,8 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu};
 
-/// The maximum over `dims`; NaN if any element is. The gradient is shared equally among equal maxima, as by PyTorch's `amax`.
+/// The maximum over `dims`; NaN if any element is. The gradient is shared equally among equal maxima, as by PyTorch's
+/// `amax`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Max {
     /// The dims to reduce, ascending.

@@ -5,7 +5,8 @@ use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows};
 use crate::error::Result;
 use crate::tensor::{Dims, ReduceOp, Tensor};
 
-/// The minimum over `dims`; NaN if any element is. The gradient is shared equally among equal minima, as by PyTorch's `amin`.
+/// The minimum over `dims`; NaN if any element is. The gradient is shared equally among equal minima, as by PyTorch's
+/// `amin`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Min {
     /// The dims to reduce, ascending.

@@ -10,11 +10,11 @@ use super::{
 use crate::error::Result;
 use crate::tensor::{Tensor, cpu};
 
-/// (x, w) -> (y, rstd): `y = x * rstd * w` with `rstd = 1 / sqrt(mean(x²) + eps)` over the last dim: x and y `[.., C]`, w `[C]`,
-/// rstd `[.., 1]` in f32 (f64 for f64).
+/// (x, w) -> (y, rstd): `y = x * rstd * w` with `rstd = 1 / sqrt(mean(x²) + eps)` over the last dim: x and y
+/// `[.., C]`, w `[C]`, rstd `[.., 1]` in f32 (f64 for f64).
 ///
-/// Zhang and Sennrich, *Root Mean Square Layer Normalization*, 2019. The gradient of x is the total one, through rstd; that of
-/// rstd itself stops here.
+/// Zhang and Sennrich, *Root Mean Square Layer Normalization*, 2019. The gradient of x is the total one, through rstd;
+/// that of rstd itself stops here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RmsNorm {
     /// Added to the mean of squares.

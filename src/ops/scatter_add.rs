@@ -8,8 +8,8 @@ use super::{Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vj
 use crate::error::{Error, Result};
 use crate::tensor::{Shape, Tensor, cpu, for_dtype};
 
-/// Zeros, `extent` of them along `dim`, with `src[.., k, ..]` added at index `index[.., k, ..]` (i64) for each `k`, along the
-/// summation tree over `k`; operands (index, src) of equal shape.
+/// Zeros, `extent` of them along `dim`, with `src[.., k, ..]` added at index `index[.., k, ..]` (i64) for each `k`,
+/// along the summation tree over `k`; operands (index, src) of equal shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ScatterAdd {
     /// The dim.

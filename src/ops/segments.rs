@@ -25,11 +25,12 @@ pub(super) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
     Err(Error::invalid(verb, "indices are i64", index.to_string(), "cast them first"))
 }
 
-/// Adds rows of `src` to rows of `out`, each `width` long: `hits` holds pairs (row of `out`, row of `src`), in any order.
+/// Adds rows of `src` to rows of `out`, each `width` long: `hits` holds pairs (row of `out`, row of `src`), in any
+/// order.
 ///
-/// Rows with one destination are added along the summation tree over the positions of `src`'s rows, a row-major index over
-/// `extents`: the tree of [`cpu::reduce`](crate::tensor::cpu::reduce), with positions that add nothing left out. `out` is
-/// zero, and a sum that is zero is +0.
+/// Rows with one destination are added along the summation tree over the positions of `src`'s rows, a row-major index
+/// over `extents`: the tree of [`cpu::reduce`](crate::tensor::cpu::reduce), with positions that add nothing left out.
+/// `out` is zero, and a sum that is zero is +0.
 pub(super) fn add_rows<T: Float>(
     extents: &[usize],
     hits: &mut [(usize, usize)],

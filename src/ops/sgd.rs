@@ -9,8 +9,8 @@ use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
 
 /// (p, g, b, scale) -> (p', b'): with `d = scale g + λ p`, `b' = μ b + d` and `p' = p - lr b'`, or, after Nesterov,
-/// `p' = p - lr (d + μ b')`. `b` starts as zeros. Sutskever et al., *On the importance of initialization and momentum*, 2013, in
-/// PyTorch's form.
+/// `p' = p - lr (d + μ b')`. `b` starts as zeros. Sutskever et al., *On the importance of initialization and
+/// momentum*, 2013, in PyTorch's form.
 ///
 /// `b` and `scale` (shape `[]`) are f32 (f64 for f64 parameters), and so is the arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

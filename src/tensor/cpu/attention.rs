@@ -7,11 +7,11 @@
 //!
 //! Missing: keys that start elsewhere than at 0, and sums over queries along the global tree.
 
-use super::as_elements_mut;
+use super::attention_block::{Block, Exponentials, Heads, ROWS, Scratch, Slopes};
 use super::cast::cast;
 use super::gemm::{Gemm, MatMut, MatRef};
-use super::simd::{Kernel, dispatch};
-use super::tree::{RowTree, Sum, row_max};
+use super::simd::dispatch;
+use super::tree::RowTree;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
@@ -41,9 +41,6 @@ pub struct AttentionDropout<'a> {
     /// stays. Called with the same answer expected in the forward and the backward pass.
     pub keep: &'a dyn Fn([usize; 3], &mut [bool]),
 }
-
-/// Rows of queries that are handled together.
-const ROWS: usize = 64;
 
 impl CausalAttention<'_> {
     /// The output, and the logarithm of each row's sum of exponentials, `[batch, heads, queries]` (f32, or f64 for
@@ -136,7 +133,7 @@ impl CausalAttention<'_> {
                 self.scores(&block, (q.at(head), k.at(head)), s);
                 let lse = &mut lse_data[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
                 dispatch(Exponentials { s, block: &block, tree: &mut tree, sums: &mut sums, lse });
-                self.drop_out(&block, head, s, T::ZERO);
+                self.drop_out(&block, head, s);
                 let o = &mut o_data[((head[0] * tq + block.start) * h + head[1]) * dv..];
                 let shape = (block.rows, dv);
                 T::product(
@@ -184,10 +181,10 @@ impl CausalAttention<'_> {
                 let om = o.at(head).rows(block.start, block.rows);
                 self.scores(&block, (q.at(head), k.at(head)), p);
                 T::product(T::ONE, gm, vm.t(), T::ZERO, block.matrix_mut(ds));
-                self.drop_out(&block, head, ds, T::ZERO);
+                self.drop_out(&block, head, ds);
                 let lse = &lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
                 dispatch(Slopes { p, ds, block: &block, lse, o: om, grad: gm, dot: &mut dot });
-                self.drop_out(&block, head, p, T::ZERO);
+                self.drop_out(&block, head, p);
                 let at = |start: usize, t: usize, d: usize| ((head[0] * t + start) * h + head[1]) * d;
                 fn rows<T>(data: &mut [T], shape: (usize, usize), step: usize) -> MatMut<'_, T> {
                     MatMut { data, shape, strides: (step, 1) }
@@ -225,7 +222,7 @@ impl CausalAttention<'_> {
     }
 
     /// Zeros and factors where there is dropout.
-    fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T], dropped: T) {
+    fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T]) {
         let Some(dropout) = &self.dropout else { return };
         let scale = T::of(dropout.scale);
         let mut keep = vec![false; block.keys];
@@ -233,136 +230,7 @@ impl CausalAttention<'_> {
             let keep = &mut keep[..block.seen(i)];
             (dropout.keep)([b, h, block.start + i], keep);
             for (s, &keep) in row.iter_mut().zip(keep.iter()) {
-                *s = if keep { *s * scale } else { dropped };
-            }
-        }
-    }
-}
-
-/// Some rows of queries and the keys they look at.
-struct Block {
-    /// The first row, counted in the queries given.
-    start: usize,
-    /// Its global index.
-    global: usize,
-    rows: usize,
-    /// The keys that any row of a full block could see.
-    keys: usize,
-    /// The scores' row length: `keys` rounded up to whole blocks.
-    width: usize,
-}
-
-impl Block {
-    /// How many keys row `i` sees.
-    #[inline(always)]
-    fn seen(&self, i: usize) -> usize {
-        (self.global + i + 1).min(self.keys)
-    }
-
-    fn matrix<'a, T>(&self, data: &'a [T]) -> MatRef<'a, T> {
-        MatRef { data, shape: (self.rows, self.keys), strides: (self.width, 1) }
-    }
-
-    fn matrix_mut<'a, T>(&self, data: &'a mut [T]) -> MatMut<'a, T> {
-        MatMut { data, shape: (self.rows, self.keys), strides: (self.width, 1) }
-    }
-}
-
-/// A tensor `[batch, heads, length, d]` as matrices.
-struct Heads<'a, T> {
-    data: &'a [T],
-    len: usize,
-    d: usize,
-    strides: [usize; 4],
-}
-
-impl<'a, T: Gemm> Heads<'a, T> {
-    fn of(x: &'a Tensor) -> Result<Self> {
-        let s = x.strides();
-        Ok(Heads { data: x.data()?, len: x.shape()[2], d: x.shape()[3], strides: [s[0], s[1], s[2], s[3]] })
-    }
-
-    fn at(&self, [b, h]: [usize; 2]) -> MatRef<'a, T> {
-        let start = (b * self.strides[0] + h * self.strides[1]).min(self.data.len());
-        MatRef {
-            data: &self.data[start..],
-            shape: (self.len, self.d),
-            strides: (self.strides[2], self.strides[3]),
-        }
-    }
-}
-
-/// Room from the pool.
-struct Scratch<T>(Tensor, std::marker::PhantomData<T>);
-
-impl<T: Gemm> Scratch<T> {
-    fn new(len: usize) -> Self {
-        Scratch(Tensor::stale(T::DTYPE, [len]), std::marker::PhantomData)
-    }
-
-    fn get(&mut self) -> &mut [T] {
-        as_elements_mut(self.0.bytes_mut())
-    }
-}
-
-/// Scores become exponentials, row by row, with their sums and the logarithms of these.
-struct Exponentials<'a, T> {
-    s: &'a mut [T],
-    block: &'a Block,
-    tree: &'a mut RowTree<T>,
-    sums: &'a mut [T],
-    lse: &'a mut [T],
-}
-
-impl<T: Gemm> Kernel for Exponentials<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let rows = self.s.chunks_exact_mut(self.block.width).zip(self.sums.iter_mut().zip(self.lse));
-        for (i, (row, (sum, lse))) in rows.enumerate() {
-            row[self.block.seen(i)..].fill(T::LOWEST);
-            let max = row_max(row);
-            for s in row.iter_mut() {
-                *s = (*s - max).exp();
-            }
-            *sum = self.tree.fold::<Sum>(row);
-            *lse = sum.ln() + max;
-        }
-    }
-}
-
-/// Scores `p` become probabilities, and their gradients `ds` those of the scores.
-struct Slopes<'a, T> {
-    p: &'a mut [T],
-    ds: &'a mut [T],
-    block: &'a Block,
-    lse: &'a [T],
-    o: MatRef<'a, T>,
-    grad: MatRef<'a, T>,
-    dot: &'a mut RowTree<T>,
-}
-
-impl<T: Gemm> Kernel for Slopes<'_, T> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let d = self.o.shape.1;
-        let mut products = vec![T::ZERO; d];
-        let width = self.block.width;
-        let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
-        for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
-            let o = self.o.row(i);
-            let grad = self.grad.row(i);
-            for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
-                *s = o * grad;
-            }
-            let delta = self.dot.fold::<Sum>(&products);
-            let (seen, masked) = p.split_at_mut(self.block.seen(i));
-            masked.fill(T::ZERO);
-            ds[seen.len()..].fill(T::ZERO);
-            for (p, ds) in seen.iter_mut().zip(ds) {
-                *p = (*p - lse).exp();
-                *ds = *p * (*ds - delta);
+                *s = if keep { *s * scale } else { T::ZERO };
             }
         }
     }

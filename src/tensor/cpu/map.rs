@@ -104,12 +104,15 @@ where
 
 /// [`map1`] with a [`Map1`].
 pub fn map1_with<A: Lane, O: Lane, M: Map1<A::Wide, O::Wide>>(a: &Tensor, f: M) -> Result<Tensor> {
+    walk1::<A, O>(a, &|x, o| dispatch(Run1 { f, x, o }))
+}
+
+fn walk1<A: Lane, O: Lane>(a: &Tensor, run: Loop1<A, O>) -> Result<Tensor> {
     let ([a], nest) = lay_out(a.shape(), [a])?;
     let mut x = Operand::<A>::new(&a, nest.row_stride(0))?;
     let mut out = Out::<O>::new(a.shape());
     out.each(&nest, x.direct, |at, start, o| {
-        let x = x.chunk(at[0], start, o.len());
-        dispatch(Run1 { f, x, o });
+        run(x.chunk(at[0], start, o.len()), o);
     });
     Ok(out.tensor)
 }
@@ -119,13 +122,16 @@ pub fn map2_with<A: Lane, B: Lane, O: Lane, M>(a: &Tensor, b: &Tensor, f: M) -> 
 where
     M: Map2<A::Wide, B::Wide, O::Wide>,
 {
+    walk2::<A, B, O>(a, b, &|x, y, o| dispatch(Run2 { f, x, y, o }))
+}
+
+fn walk2<A: Lane, B: Lane, O: Lane>(a: &Tensor, b: &Tensor, run: Loop2<A, B, O>) -> Result<Tensor> {
     let ([a, b], nest) = lay_out(a.shape(), [a, b])?;
     let mut x = Operand::<A>::new(&a, nest.row_stride(0))?;
     let mut y = Operand::<B>::new(&b, nest.row_stride(1))?;
     let mut out = Out::<O>::new(a.shape());
     out.each(&nest, x.direct && y.direct, |at, start, o| {
-        let (x, y) = (x.chunk(at[0], start, o.len()), y.chunk(at[1], start, o.len()));
-        dispatch(Run2 { f, x, y, o });
+        run(x.chunk(at[0], start, o.len()), y.chunk(at[1], start, o.len()), o);
     });
     Ok(out.tensor)
 }
@@ -140,6 +146,13 @@ pub fn map3_with<A: Lane, B: Lane, C: Lane, O: Lane, M>(
 where
     M: Map3<A::Wide, B::Wide, C::Wide, O::Wide>,
 {
+    walk3::<A, B, C, O>([a, b, c], &|x, y, z, o| dispatch(Run3 { f, x, y, z, o }))
+}
+
+fn walk3<A: Lane, B: Lane, C: Lane, O: Lane>(
+    [a, b, c]: [&Tensor; 3],
+    run: Loop3<A, B, C, O>,
+) -> Result<Tensor> {
     let ([a, b, c], nest) = lay_out(a.shape(), [a, b, c])?;
     let mut x = Operand::<A>::new(&a, nest.row_stride(0))?;
     let mut y = Operand::<B>::new(&b, nest.row_stride(1))?;
@@ -147,7 +160,7 @@ where
     let mut out = Out::<O>::new(a.shape());
     out.each(&nest, x.direct && y.direct && z.direct, |at, start, o| {
         let (x, y) = (x.chunk(at[0], start, o.len()), y.chunk(at[1], start, o.len()));
-        dispatch(Run3 { f, x, y, z: z.chunk(at[2], start, o.len()), o });
+        run(x, y, z.chunk(at[2], start, o.len()), o);
     });
     Ok(out.tensor)
 }
@@ -158,8 +171,12 @@ pub fn map1_mut_with<A: Lane, M: Map1<A::Wide, A::Wide>>(a: &mut Tensor, f: M) -
         *a = map1_with::<A, A, _>(a, f)?;
         return Ok(());
     }
+    overwrite1::<A>(a, &|x, o| dispatch(Run1 { f, x, o }))
+}
+
+fn overwrite1<A: Lane>(a: &mut Tensor, run: Loop1<A, A>) -> Result<()> {
     let ([], nest) = lay_out(a.shape(), [])?;
-    in_place::<A, 0>(a, &nest, |_, _, x, o| dispatch(Run1 { f, x, o }))
+    in_place::<A, 0>(a, &nest, |_, _, x, o| run(x, o))
 }
 
 /// [`map2_mut`] with a [`Map2`].
@@ -171,10 +188,14 @@ where
         *a = map2_with::<A, B, A, _>(a, b, f)?;
         return Ok(());
     }
+    overwrite2::<A, B>(a, b, &|x, y, o| dispatch(Run2 { f, x, y, o }))
+}
+
+fn overwrite2<A: Lane, B: Lane>(a: &mut Tensor, b: &Tensor, run: Loop2<A, B, A>) -> Result<()> {
     let ([b], nest) = lay_out(a.shape(), [b])?;
     let mut y = Operand::<B>::new(&b, nest.row_stride(0))?;
     in_place::<A, 1>(a, &nest, |at, start, x, o| {
-        dispatch(Run2 { f, x, y: y.chunk(at[0], start, o.len()), o });
+        run(x, y.chunk(at[0], start, o.len()), o);
     })
 }
 
@@ -187,12 +208,20 @@ where
         *a = map3_with::<A, B, C, A, _>(a, b, c, f)?;
         return Ok(());
     }
+    overwrite3::<A, B, C>(a, [b, c], &|x, y, z, o| dispatch(Run3 { f, x, y, z, o }))
+}
+
+fn overwrite3<A: Lane, B: Lane, C: Lane>(
+    a: &mut Tensor,
+    [b, c]: [&Tensor; 2],
+    run: Loop3<A, B, C, A>,
+) -> Result<()> {
     let ([b, c], nest) = lay_out(a.shape(), [b, c])?;
     let mut y = Operand::<B>::new(&b, nest.row_stride(0))?;
     let mut z = Operand::<C>::new(&c, nest.row_stride(1))?;
     in_place::<A, 2>(a, &nest, |at, start, x, o| {
         let (y, z) = (y.chunk(at[0], start, o.len()), z.chunk(at[1], start, o.len()));
-        dispatch(Run3 { f, x, y, z, o });
+        run(x, y, z, o);
     })
 }
 
@@ -200,6 +229,13 @@ where
 pub fn each<A: Copy, O: Copy>(src: &[A], dst: &mut [O], f: impl Fn(A) -> O + Copy) {
     dispatch(Run1 { f: Closure(f), x: src, o: dst });
 }
+
+/// The loop over one piece: all that is compiled for each function. The walk around it is compiled once for each
+/// choice of dtypes.
+type Loop1<'a, A, O> = &'a dyn Fn(&[Wide<A>], &mut [Wide<O>]);
+type Loop2<'a, A, B, O> = &'a dyn Fn(&[Wide<A>], &[Wide<B>], &mut [Wide<O>]);
+type Loop3<'a, A, B, C, O> = &'a dyn Fn(&[Wide<A>], &[Wide<B>], &[Wide<C>], &mut [Wide<O>]);
+type Wide<T> = <T as Lane>::Wide;
 
 /// What goes through a buffer goes in pieces of this length: all buffers together stay in the nearest cache.
 const CHUNK: usize = 512;

@@ -3,7 +3,9 @@
 //! Every loop is slice-invariant: the value of an output element does not depend on which other elements are computed
 //! beside it, nor on the instruction set. All are single-threaded; ranks are threads.
 
+mod argmax;
 mod attention;
+mod attention_block;
 mod cast;
 mod copy;
 mod elementwise;
@@ -17,6 +19,7 @@ pub mod simd;
 mod softmax;
 mod tree;
 
+pub use argmax::argmax;
 pub use attention::{AttentionDropout, CausalAttention};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
@@ -33,7 +36,7 @@ pub use map::{
 pub use nest::Nest;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use real::{Lane, Num, Real, is_nan};
-pub use reduce::{argmax, reduce, reduce_wide};
+pub use reduce::{reduce, reduce_wide};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
 pub use softmax::{RowBody, log_softmax, log_softmax_backward, over_rows, softmax, softmax_backward};
 pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges, row_max};

@@ -46,7 +46,9 @@ impl<const N: usize> Nest<N> {
         self.strides[k][0]
     }
 
-    /// Calls `f` with the rows' offsets in each layout, in row-major order.
+    /// Calls `f` with the rows' offsets in each layout, in row-major order. Inlined, so that `f` may be part of a
+    /// [`Kernel`](super::Kernel).
+    #[inline(always)]
     pub fn each_row(&self, mut f: impl FnMut([usize; N])) {
         let mut index = Dims::from_elem(0, self.extents.len());
         let mut at = [0; N];

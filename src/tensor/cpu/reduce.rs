@@ -2,7 +2,7 @@
 
 use super::cast::cast;
 use super::elementwise::for_num;
-use super::real::{Num, is_nan};
+use super::real::Num;
 use super::simd::{Kernel, dispatch};
 use super::tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges};
 use super::{Nest, as_elements_mut};
@@ -56,45 +56,6 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     let shape: Shape =
         x.shape().iter().enumerate().filter(|(d, _)| !dims.contains(d)).map(|(_, &n)| n).collect();
     out.reshape(shape)
-}
-
-/// The index along `dim` of the first largest element, NaN counting as largest, as i64.
-///
-/// # Errors
-/// Refuses a dim that is not there or is empty.
-pub fn argmax(verb: &str, x: &Tensor, dim: usize, keep_dim: bool) -> Result<Tensor> {
-    if x.shape().get(dim).is_none_or(|&n| n == 0) {
-        return Err(Error::invalid(verb, "wants a dim with elements", format!("dim {dim} of {x}"), ""));
-    }
-    let n = x.shape()[dim];
-    let mut order: Dims = (0..x.shape().len()).filter(|&d| d != dim).collect();
-    let mut shape: Shape = order.iter().map(|&d| x.shape()[d]).collect();
-    order.push(dim);
-    let rows = x.permute(&order)?.contiguous();
-    if keep_dim {
-        shape = x.shape().iter().enumerate().map(|(d, &n)| if d == dim { 1 } else { n }).collect();
-    }
-    for_dtype!(any x.dtype(), T => {
-        let rows = rows.as_slice::<T>()?;
-        Ok(Tensor::build(shape, |out: &mut [i64]| {
-            for (row, out) in rows.chunks_exact(n).zip(out) {
-                *out = first_largest(row) as i64;
-            }
-        }))
-    })
-}
-
-fn first_largest<T: PartialOrd + Copy>(row: &[T]) -> usize {
-    let mut best = 0;
-    for (i, &x) in row.iter().enumerate() {
-        if is_nan(row[best]) {
-            return best;
-        }
-        if x > row[best] || is_nan(x) {
-            best = i;
-        }
-    }
-    best
 }
 
 /// The reduction in one type; the result has `kept`'s shape.
@@ -438,13 +399,5 @@ mod tests {
         let halves = Tensor::full(DType::BF16, [1000], 1.0);
         assert_eq!(sum(&halves, &[0]).item().unwrap(), 1000.0, "accumulated in f32");
         assert_eq!(reduce_wide("sum", &halves, &[0], ReduceOp::Sum, false).unwrap().dtype(), DType::F32);
-    }
-
-    #[test]
-    fn argmax_is_the_first_and_nan_wins() {
-        let x = Tensor::from_vec(vec![1.0f32, 3.0, 3.0, 0.0, f32::NAN, f32::NAN], [2, 3]).unwrap();
-        assert_eq!(argmax("argmax", &x, 1, false).unwrap().to_vec::<i64>().unwrap(), [1, 1]);
-        assert_eq!(argmax("argmax", &x, 0, true).unwrap().to_vec::<i64>().unwrap(), [0, 1, 1]);
-        assert!(argmax("argmax", &Tensor::zeros(DType::F32, [0]), 0, false).is_err());
     }
 }

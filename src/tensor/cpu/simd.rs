@@ -114,6 +114,7 @@ fn run_avx2<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()
 }
 
+#[inline(never)]
 fn run_baseline<K: Kernel>(kernel: K) -> K::Out {
     kernel.run()
 }

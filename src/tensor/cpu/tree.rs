@@ -166,11 +166,11 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
             list[b - 1] += 1;
             return;
         }
-        for i in a..b {
-            let i_in_leaf = (i - a) as u32;
+        let last = b - a - 1;
+        for (i, joins) in list[a..b].iter_mut().enumerate() {
             // A binary counter; the last element also carries what found no neighbour.
-            let carries = if i + 1 < b { i_in_leaf.trailing_ones() } else { i_in_leaf.count_ones() };
-            list[i] = carries as u8;
+            let carries = if i < last { i.trailing_ones() } else { i.count_ones() };
+            *joins = carries as u8;
         }
     }
     let mut list = vec![0; len];

@@ -6,7 +6,7 @@
 //!
 //! Error bounds in units in the last place: f32 1.5 (measured over every float), f64 2.
 
-use super::exp::{exp_f32, exp_f64};
+use super::exp::{exp_mid_f32, exp_mid_f64};
 
 /// The error function `2 / sqrt(pi) * integral of e^(-t^2) from 0 to x`.
 #[inline(always)]
@@ -23,16 +23,17 @@ pub fn erf_f32(x: f32) -> f32 {
         f32,
         b,
         [
-            1.957_906_9e-4,
+            1.957_907e-4,
             -3.041_794_8e-3,
             2.222_123_4e-2,
             -1.039_196_7e-1,
             -6.371_960_6e-1,
             -1.127_667_3,
-            -1.977_367_0e-4
+            -1.977_367e-4
         ]
     );
-    (if a < 0.92 { small.mul_add(a, a) } else { 1.0 - exp_f32(log_erfc) }).copysign(x)
+    let (small, big) = (small.mul_add(a, a), 1.0 - exp_mid_f32(log_erfc));
+    (if a < 0.92 { small } else { big }).copysign(x)
 }
 
 /// The error function `2 / sqrt(pi) * integral of e^(-t^2) from 0 to x`.
@@ -86,14 +87,15 @@ pub fn erf_f64(x: f64) -> f64 {
             0.427_583_576_155_807
         ]
     );
-    (if a < 1.0 { small.mul_add(a, a) } else { 1.0 - exp_f64(-b * b) * scaled_erfc }).copysign(x)
+    let (small, big) = (small.mul_add(a, a), 1.0 - exp_mid_f64(-b * b) * scaled_erfc);
+    (if a < 1.0 { small } else { big }).copysign(x)
 }
 
 /// A polynomial, highest coefficient first.
 macro_rules! horner {
-    ($t:ident, $x:expr, [$($c:expr),*]) => {{
+    ($t:ident, $x:expr, [$first:expr, $($c:expr),*]) => {{
         let x: $t = $x;
-        let mut p: $t = 0.0;
+        let mut p: $t = $first;
         $(p = p.mul_add(x, $c);)*
         p
     }};

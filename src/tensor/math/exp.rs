@@ -13,7 +13,7 @@
 /// What differs between the two widths.
 macro_rules! exp_family {
     ($t:ident, $bits:ident, $int:ident, $mantissa:expr, $bias:expr, $shift:expr, $ln2_lo:expr, $low:expr, $high:expr,
-     $tanh_high:expr, [$($coefficient:expr),*], $exp:ident, $tanh:ident, $sigmoid:ident, $split:ident) => {
+     $tanh_high:expr, [$first:expr, $($coefficient:expr),*], $exp:ident, $mid:ident, $tanh:ident, $sigmoid:ident, $split:ident) => {
         /// e to the `x`: 0 and infinity where that underflows and overflows.
         #[inline(always)]
         pub fn $exp(x: $t) -> $t {
@@ -24,6 +24,13 @@ macro_rules! exp_family {
             let half = n >> 1; // Two factors: each is a normal number.
             let scale = |n: $int| $t::from_bits((n.wrapping_add($bias) << $mantissa) as $bits);
             (1.0 + em1) * scale(half) * scale(n.wrapping_sub(half))
+        }
+
+        /// As the exponential function, only for arguments whose result is a normal number.
+        #[inline(always)]
+        pub(super) fn $mid(x: $t) -> $t {
+            let (n, em1) = $split(x);
+            (1.0 + em1) * $t::from_bits((n.wrapping_add($bias) << $mantissa) as $bits)
         }
 
         /// The hyperbolic tangent.
@@ -52,7 +59,7 @@ macro_rules! exp_family {
             let n = shifted - $shift;
             let r = n.mul_add(-std::$t::consts::LN_2, x);
             let r = n.mul_add($ln2_lo, r);
-            let mut p: $t = 0.0;
+            let mut p: $t = $first;
             $(p = p.mul_add(r, $coefficient);)*
             (shifted.to_bits().wrapping_sub(($shift as $t).to_bits()) as $int, (r * r).mul_add(p, r))
         }
@@ -72,6 +79,7 @@ exp_family!(
     20.0,
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5],
     exp_f32,
+    exp_mid_f32,
     tanh_f32,
     sigmoid_f32,
     split_f32
@@ -103,6 +111,7 @@ exp_family!(
         0.5
     ],
     exp_f64,
+    exp_mid_f64,
     tanh_f64,
     sigmoid_f64,
     split_f64
