@@ -4,8 +4,9 @@
 //! Layouts are replicated, sharded (uneven and empty shards, both nesting orders), ragged with empty ranks, and partial
 //! with integer parts. A failure prints sample, mesh and layouts in the notation. Seeds are fixed.
 //!
-//! By bits, except: what a partial sum went through in parts; results of samples that say their sums are rounded, and gradients that a sum of values which are
-//! not short dyadic numbers stands behind; for these `common::bound` and `gradient_bound` say how far.
+//! By bits, except: what a partial sum went through in parts; results of samples that say their sums are rounded; and
+//! gradients behind which stands a sum of values that are not short dyadic numbers. For these `common::bound` and
+//! `gradient_bound` say how far.
 
 use std::sync::{Arc, Mutex};
 
@@ -24,7 +25,7 @@ use common::{
 const MESHES: [(&str, usize); 7] =
     [("1", 1), ("a=2", 2), ("a=3", 3), ("a=4", 4), ("a=5", 5), ("a=2,b=2", 4), ("a=2,b=3", 6)];
 /// Random layouts for each sample and mesh.
-const CASES: u64 = 6;
+const CASES: u64 = 12;
 
 #[test]
 fn results_are_those_of_a_single_rank() {
@@ -123,9 +124,10 @@ const ADDERS: [&str; 12] = [
     "cross_entropy_grad",
 ];
 
-/// 0 where no rounded sum can stand behind the gradient: either nothing is added and nothing came as a partial sum, or the values are multiples of 2^-10
-/// below 2^12, and so were the terms. Else `n` additions, each wrong by half an ulp, of terms not larger than the largest
-/// gradient or operand; twice, once on either side, and the same again for products of two such sums.
+/// 0 where no rounded sum can stand behind the gradient: nothing came as a partial sum, and either nothing is added, or
+/// the values are multiples of 2^-10 below 2^12, and so were the terms. Else `n` additions, each wrong by half an ulp, of
+/// terms not larger than the largest gradient or operand; twice, once on either side, and the same again for products
+/// of two such sums.
 fn gradient_bound(sample: &Sample, ins: &[Tensor], want: &Tensor, sums: bool) -> Result<f64> {
     let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
     let needs: Vec<bool> = metas.iter().map(|m| m.dtype.is_float()).collect();

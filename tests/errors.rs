@@ -21,7 +21,7 @@ fn strict_mode_names_the_operand_and_the_remedy() {
             x.softmax(1).map(drop)
         },
         "softmax: operand 0 would have to move, which strict mode forbids; got f32[4, 6]@(a:S1); redistribute operand 0 to \
-         f32[4, 6]@(a:R) first",
+         f32[4, 6]@(a:S0) first",
     );
 }
 
@@ -40,7 +40,7 @@ fn a_partial_maximum_cannot_be_multiplied_in_strict_mode() {
             x.matmul(&w).map(drop)
         },
         "matmul: operand 0 would have to move, which strict mode forbids; got f32[4, 6]@(a:P(max)), f32[6, 2]@(a:R); \
-         redistribute operand 0 to f32[4, 6]@(a:R) first",
+         redistribute operand 0 to f32[4, 6]@(a:S0) first",
     );
 }
 

@@ -23,7 +23,7 @@ fn smooth_samples_agree_with_finite_differences() {
     for sample in catalog().into_iter().filter(|s| s.smooth && !has_no_derivative(s)) {
         let ins = values(&sample, DType::F64, 3);
         let Ok(outs) = eval_whole(sample.op.as_ref(), &ins) else { panic!("{sample:?} cannot be evaluated") };
-        for k in (0..outs.len()).filter(|&k| outs[k].dtype() == DType::F64) {
+        for k in (0..outs.len()).filter(|&k| outs[k].dtype() == DType::F64 && !is_statistic(&sample, k)) {
             let weights = small_ints(DType::F64, outs[k].shape(), 9);
             let all = vec![true; ins.len()];
             let grads =
@@ -83,6 +83,11 @@ fn what_else_is_wanted_changes_no_gradient() {
         }
     }
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Results beside the first that are there for the derivative, and are constants to it by their operators' definition.
+fn is_statistic(sample: &Sample, k: usize) -> bool {
+    k > 0 && ["attention", "layer_norm", "rms_norm"].contains(&sample.op.name())
 }
 
 /// All elements of a small operand, a few of a larger one.

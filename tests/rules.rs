@@ -15,6 +15,7 @@
 //! - if an operand or result of the sample has an extent of 0 or 1, or one element: there every cut is as good as none;
 //! - if a listed row gives it by putting `R` for an operand's `P(max)` or `P(min)`, of which it is a case, or
 //!   `P(max)` or `P(min)` for a result's `R`, which is a case of them;
+//! - if the operands can lie in more than 4096 ways, and it cuts them in two different ones at once;
 //! - if it is ragged and holds for one dim only: there `Ragged` is another `S0`, and the engine moves to that.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -269,6 +270,10 @@ fn truths_with(sample: &Sample, mesh: &Mesh, trials: &[Trial], dims: usize) -> V
     let tables: Vec<Table> = trials.iter().map(|t| Table::new(t, mesh, dims)).collect();
     let ins =
         combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
+    let ins: Vec<Vec<Slot>> = match ins.len() {
+        0..4096 => ins,
+        _ => ins.into_iter().filter(|slots| is_plain(slots)).collect(),
+    };
     let outs =
         combinations(&tables[0].outs.iter().map(|o| o.iter().map(|(s, _)| *s).collect()).collect::<Vec<_>>());
     let mut truths = Vec::new();
@@ -299,6 +304,13 @@ fn truths_with(sample: &Sample, mesh: &Mesh, trials: &[Trial], dims: usize) -> V
         t.ins.iter().any(|s| *s != Slot::R) || t.outs.iter().any(|s| matches!(s, Slot::S(_) | Slot::Ragged))
     });
     truths
+}
+
+/// At most one kind of slot beside `R`.
+fn is_plain(slots: &[Slot]) -> bool {
+    let mut cut = slots.iter().filter(|s| **s != Slot::R);
+    let first = cut.next();
+    cut.all(|s| Some(s) == first)
 }
 
 /// Operands cut in every way, once.

@@ -266,7 +266,7 @@ fn ragged(s: &mut Stream, numel: usize, dims: usize, ranks: usize) -> Placement 
 /// # Panics
 /// On another operator that has no derivative: a skip is counted, not silent.
 pub fn has_no_derivative(sample: &Sample) -> bool {
-    const KNOWN: [&str; 1] = ["cross_entropy_grad"];
+    const KNOWN: [&str; 4] = ["attention_grad", "cross_entropy_grad", "layer_norm_grad", "rms_norm_grad"];
     let metas = sample.metas();
     let needs: Vec<bool> = metas.iter().map(|m| m.dtype.is_float()).collect();
     match isoshard::ops::Vjp::write(sample.op.as_ref(), &metas, &needs) {
