@@ -42,8 +42,6 @@ impl Matmul {
     /// # Errors
     /// Refuses operands with fewer than two dims, and batches with different numbers of dims.
     pub fn for_dims(lhs: usize, rhs: usize) -> Result<Matmul> {
-        let batch: String = (0..lhs.max(rhs).saturating_sub(2)).map(|i| (b'a' + i as u8) as char).collect();
-        let of = |n: usize, dims: &str| if n == 2 { dims.to_string() } else { format!("{batch}{dims}") };
         if lhs < 2 || rhs < 2 || (lhs != rhs && lhs != 2 && rhs != 2) {
             return Err(Error::invalid(
                 "matmul",
@@ -52,7 +50,16 @@ impl Matmul {
                 "unsqueeze or expand one of them",
             ));
         }
-        Matmul::new(&format!("{},{}->{batch}YZ", of(lhs, "YX"), of(rhs, "XZ")))
+        let batch = b"abcdefgh".get(..lhs.max(rhs) - 2).ok_or_else(|| {
+            Error::unsupported(
+                "matmul",
+                "more than eight batch dims are not built",
+                format!("{lhs} and {rhs} dims"),
+                "",
+            )
+        })?;
+        let of = |n: usize| if n == 2 { &[][..] } else { batch };
+        Ok(Matmul { signature: Signature::of([(of(lhs), b"mk"), (of(rhs), b"kn")], (batch, b"mn")) })
     }
 }
 

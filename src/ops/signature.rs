@@ -52,6 +52,13 @@ impl Signature {
         Ok(sig)
     }
 
+    /// The signature of a matrix product: for each operand and the result, batch letters and the last two. Reads no text,
+    /// since products are made at every call.
+    pub(super) fn of(ins: [(&[u8], &[u8; 2]); 2], out: (&[u8], &[u8; 2])) -> Signature {
+        let letters = |(batch, last): (&[u8], &[u8; 2])| batch.iter().chain(last).copied().collect();
+        Signature { ins: ins.into_iter().map(letters).collect(), out: letters(out) }
+    }
+
     /// The number of operands.
     pub fn operands_len(&self) -> usize {
         self.ins.len()
