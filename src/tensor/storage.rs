@@ -2,13 +2,14 @@
 //!
 //! A buffer is a 64-byte aligned block. Pool blocks are zeroed when they first come from the system and are handed out
 //! again with whatever their last owner wrote, so a buffer's bytes are always initialised and reading stale ones is
-//! wasteful but never undefined. A block returns to the pool of the thread that drops it.
+//! wasteful but never undefined. A block returns to the pool of the thread that took it from the system, whoever drops
+//! it: ranks that read one another's tensors would otherwise drain some pools and swell others.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Blocks are aligned for the widest vector and for a cache line.
 const ALIGN: usize = 64;
@@ -27,8 +28,14 @@ pub(crate) struct Buffer {
 }
 
 enum Owner {
-    Pool { class: usize },
-    Foreign { _keep: Box<dyn Any + Send + Sync> },
+    /// The pool of a thread that lives no more where `home` is none.
+    Pool {
+        class: usize,
+        home: Option<Arc<Inbox>>,
+    },
+    Foreign {
+        _keep: Box<dyn Any + Send + Sync>,
+    },
 }
 
 /// A shared buffer. Writable only while nobody shares it.
@@ -43,12 +50,17 @@ impl Buffer {
     /// A block of at least `len_bytes`, with arbitrary but initialised contents.
     pub(crate) fn stale(len_bytes: usize) -> Buffer {
         let class = class_of(len_bytes);
-        let ptr = POOL.try_with(|p| p.borrow_mut().take(class)).ok().flatten().unwrap_or_else(|| {
+        let from_pool = POOL.try_with(|p| {
+            let mut pool = p.borrow_mut();
+            (pool.take(class), pool.inbox.clone())
+        });
+        let (block, home) = from_pool.map_or((None, None), |(block, inbox)| (block, Some(inbox)));
+        let ptr = block.unwrap_or_else(|| {
             // SAFETY: the layout has a non-zero size.
             let ptr = unsafe { alloc_zeroed(layout_of(class)) };
             NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout_of(class)))
         });
-        Buffer { ptr, len_bytes, owner: Owner::Pool { class } }
+        Buffer { ptr, len_bytes, owner: Owner::Pool { class, home } }
     }
 
     /// Takes over `data` without copying.
@@ -73,14 +85,57 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Owner::Pool { class } = self.owner else { return };
-        // A thread that is ending has no pool any more: then, as when the pool is full, the system takes the block.
-        let kept =
-            POOL.try_with(|p| p.try_borrow_mut().is_ok_and(|mut p| p.put(class, self.ptr))).unwrap_or(false);
-        if !kept {
-            // SAFETY: the block was allocated with this very layout, and this is its only owner.
-            unsafe { dealloc(self.ptr.as_ptr(), layout_of(class)) };
+        let Owner::Pool { class, home } = &mut self.owner else { return };
+        let block = Block { ptr: self.ptr, class: *class };
+        let Some(home) = home.take() else { return block.free() };
+        // To this thread's pool if it came from there, else by letter to the thread it came from.
+        let mut block = Some(block);
+        let _ = POOL.try_with(|p| {
+            if let Ok(mut pool) = p.try_borrow_mut()
+                && Arc::ptr_eq(&pool.inbox, &home)
+                && let Some(excess) = block.take().and_then(|b| pool.put(b))
+            {
+                excess.free();
+            }
+        });
+        if let Some(block) = block {
+            home.post(block);
         }
+    }
+}
+
+/// A block on its way between owners: freed by whoever keeps it last.
+struct Block {
+    ptr: NonNull<u8>,
+    class: usize,
+}
+
+// SAFETY: a block is memory without an owner's pointers into it; it may be freed or reused on any thread.
+unsafe impl Send for Block {}
+
+impl Block {
+    fn free(self) {
+        // SAFETY: the block was allocated with this very layout, and this is its only owner.
+        unsafe { dealloc(self.ptr.as_ptr(), layout_of(self.class)) };
+    }
+}
+
+/// Where other threads leave a thread's blocks.
+struct Inbox(Mutex<Vec<Block>>);
+
+impl Inbox {
+    fn post(&self, block: Block) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
+    }
+
+    fn collect(&self) -> Vec<Block> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        self.collect().into_iter().for_each(Block::free);
     }
 }
 
@@ -107,15 +162,27 @@ pub fn trim_pool() {
 
 struct Pool {
     free: Vec<Vec<NonNull<u8>>>,
+    inbox: Arc<Inbox>,
     stats: PoolStats,
 }
 
 thread_local! {
-    static POOL: RefCell<Pool> = RefCell::new(Pool { free: vec![Vec::new(); CLASSES], stats: PoolStats::default() });
+    static POOL: RefCell<Pool> = RefCell::new(Pool {
+        free: vec![Vec::new(); CLASSES],
+        inbox: Arc::new(Inbox(Mutex::new(Vec::new()))),
+        stats: PoolStats::default(),
+    });
 }
 
 impl Pool {
     fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
+        if self.free[class].is_empty() {
+            for block in self.inbox.collect() {
+                if let Some(block) = self.put(block) {
+                    block.free();
+                }
+            }
+        }
         let block = self.free[class].pop();
         match block {
             Some(_) => {
@@ -127,22 +194,21 @@ impl Pool {
         block
     }
 
-    fn put(&mut self, class: usize, block: NonNull<u8>) -> bool {
-        let bytes = class_bytes(class);
+    /// Keeps a block for reuse, or hands it back if the pool is full.
+    fn put(&mut self, block: Block) -> Option<Block> {
+        let bytes = class_bytes(block.class);
         if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
-            return false;
+            return Some(block);
         }
         self.stats.free_bytes += bytes;
-        self.free[class].push(block);
-        true
+        self.free[block.class].push(block.ptr);
+        None
     }
 
     fn trim(&mut self) {
+        self.inbox.collect().into_iter().for_each(Block::free);
         for (class, blocks) in self.free.iter_mut().enumerate() {
-            for block in blocks.drain(..) {
-                // SAFETY: blocks of this list were allocated with this class's layout and have no other owner.
-                unsafe { dealloc(block.as_ptr(), layout_of(class)) };
-            }
+            blocks.drain(..).for_each(|ptr| Block { ptr, class }.free());
         }
         self.stats.free_bytes = 0;
     }
@@ -185,6 +251,24 @@ mod tests {
             assert!(bytes >= n, "{n} bytes do not fit into {bytes}");
             assert!(n < 512 || bytes * 4 <= n * 5 + 4 * ALIGN, "{n} bytes take {bytes}");
         }
+    }
+
+    #[test]
+    fn blocks_come_home() {
+        trim_pool();
+        let lent = Buffer::stale(100_000);
+        let (first, before) = (lent.as_ptr() as usize, pool_stats());
+        std::thread::spawn(move || {
+            drop(lent);
+            assert_eq!(pool_stats().free_bytes, 0, "the block is not this thread's");
+        })
+        .join()
+        .unwrap();
+        assert_eq!(Buffer::stale(100_000).as_ptr() as usize, first);
+        assert_eq!(pool_stats().system_len, before.system_len);
+        let orphan = std::thread::spawn(|| Buffer::stale(64)).join().unwrap();
+        drop(orphan); // its thread is gone: the last of the two frees it
+        trim_pool();
     }
 
     #[test]
