@@ -11,7 +11,7 @@ use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
@@ -34,9 +34,8 @@ pub(super) struct Edge {
 pub(super) struct Node {
     id: u64,
     outs: SmallVec<[Rc<Facts>; 1]>,
+    /// None for a leaf.
     call: Option<Call>,
-    /// Calls that read this leaf and have not given back a gradient yet.
-    readers: Cell<usize>,
 }
 
 struct Call {
@@ -68,7 +67,7 @@ pub(crate) struct Again(Weak<Origin>);
 impl Node {
     pub fn leaf(x: &DTensor) -> Rc<Node> {
         let outs = [x.facts.clone()].into_iter().collect();
-        Rc::new(Node { id: next_id(), outs, call: None, readers: Cell::new(0) })
+        Rc::new(Node { id: next_id(), outs, call: None })
     }
 }
 
@@ -78,7 +77,6 @@ impl Drop for Node {
         let mut calls: Vec<Call> = self.call.take().into_iter().collect();
         while let Some(call) = calls.pop() {
             for edge in call.edges.into_iter().flatten() {
-                edge.node.readers.set(edge.node.readers.get().saturating_sub(1));
                 if let Ok(mut node) = Rc::try_unwrap(edge.node) {
                     calls.extend(node.call.take());
                 }
@@ -180,6 +178,7 @@ impl DTensor {
             mesh: self.mesh.clone(),
             waiting: BinaryHeap::new(),
             grads: FxHashMap::default(),
+            readers: readers(&edge.node),
             done: Gradients::default(),
         };
         pass.give(edge, grad.detach())?;
@@ -258,11 +257,8 @@ pub(super) fn record(
         saved: saved.chain(saved_outs).collect(),
         program,
     };
-    for edge in call.edges.iter().flatten() {
-        edge.node.readers.set(edge.node.readers.get() + 1);
-    }
     let facts = outs.iter().map(|o| o.facts.clone()).collect();
-    let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call), readers: Cell::new(0) });
+    let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call) });
     for (out, o) in outs.iter_mut().enumerate().filter(|(_, o)| o.dtype().is_float()) {
         o.edge = Some(Edge { node: node.clone(), out });
     }
@@ -274,6 +270,8 @@ struct Pass {
     mesh: DeviceMesh,
     waiting: BinaryHeap<Waiting>,
     grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
+    /// How many gradients each leaf has still to get: with the last one it is complete, and need not wait for older nodes.
+    readers: FxHashMap<u64, usize>,
     done: Gradients,
 }
 
@@ -302,11 +300,11 @@ impl Pass {
             if let Some(grad) = grad {
                 self.give(edge, grad)?;
             }
-            let readers = &edge.node.readers;
-            readers.set(readers.get().saturating_sub(1));
-            let complete = edge.node.call.is_none() && readers.get() == 0;
-            if let Some(grads) = complete.then(|| self.grads.remove(&edge.node.id)).flatten() {
-                self.land(&edge.node, grads)?;
+            if let Some(left) = self.readers.get_mut(&edge.node.id) {
+                *left -= 1;
+                if *left == 0 && let Some(grads) = self.grads.remove(&edge.node.id) {
+                    self.land(&edge.node, grads)?;
+                }
             }
         }
         Ok(())
@@ -389,6 +387,23 @@ impl Pass {
     }
 }
 
+/// For each leaf behind `root`, how many operands of calls it is: a pass from `root` visits every one of these once.
+fn readers(root: &Node) -> FxHashMap<u64, usize> {
+    let mut readers = FxHashMap::default();
+    let mut seen = FxHashSet::default();
+    let mut nodes = vec![root];
+    while let Some(call) = nodes.pop().and_then(|node| node.call.as_ref()) {
+        for Edge { node, .. } in call.edges.iter().flatten() {
+            if node.call.is_none() {
+                *readers.entry(node.id).or_insert(0) += 1;
+            } else if seen.insert(node.id) {
+                nodes.push(node);
+            }
+        }
+    }
+    readers
+}
+
 fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {
     values[v].as_ref().expect("programs read what they declared or computed")
 }
@@ -423,4 +438,41 @@ impl fmt::Debug for Gradients {
 fn next_id() -> u64 {
     thread_local!(static NEXT: Cell<u64> = const { Cell::new(0) });
     NEXT.replace(NEXT.get() + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::DeviceMesh;
+    use super::*;
+    use crate::comm::spmd;
+    use crate::tensor::Tensor;
+
+    fn vector(mesh: &DeviceMesh, values: [f32; 3]) -> Result<DTensor> {
+        let whole = Tensor::from_vec(values.to_vec(), [3])?;
+        DTensor::distribute(mesh, &whole, "(S0)".parse()?)
+    }
+
+    /// The gradient `a + b` of `sum(w a + w b)`.
+    fn loss(w: &DTensor, a: [f32; 3], b: [f32; 3]) -> Result<DTensor> {
+        w.mul(&vector(w.mesh(), a)?)?.add(&w.mul(&vector(w.mesh(), b)?)?)?.sum_all()
+    }
+
+    #[test]
+    fn a_leaf_is_complete_when_this_pass_has_given_it_everything() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let w = vector(&mesh, [1.0, 2.0, 3.0])?.requires_grad()?;
+            let gradient = |l: &DTensor| -> Result<Vec<f32>> {
+                l.backward()?.get(&w).expect("w is a leaf").full_tensor()?.to_vec()
+            };
+            let first = loss(&w, [1.0, 0.0, 5.0], [2.0, 7.0, 0.0])?;
+            let second = loss(&w, [0.0, 1.0, 1.0], [4.0, 0.0, 1.0])?;
+            assert_eq!(gradient(&first)?, [3.0, 7.0, 5.0]);
+            assert_eq!(gradient(&first)?, [3.0, 7.0, 5.0], "a second pass over one tape");
+            drop(first);
+            assert_eq!(gradient(&second)?, [4.0, 1.0, 2.0], "after another tape was let go of");
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
 }
