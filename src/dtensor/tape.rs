@@ -9,7 +9,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -17,7 +16,7 @@ use smallvec::SmallVec;
 use super::device_mesh::DeviceMesh;
 use super::dispatch::DTensors;
 use super::facts::Facts;
-use super::plan::Plan;
+use super::plan::{Needs, Plan};
 use super::redistribute::{self, InFlight};
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
@@ -39,8 +38,8 @@ pub(super) struct Node {
 }
 
 struct Call {
-    op: Arc<dyn Op>,
     program: Rc<Program>,
+    /// One an operand, where its gradient is wanted and there is one.
     edges: SmallVec<[Option<Edge>; 3]>,
     /// In the numbering of the program's values.
     saved: SmallVec<[Option<Saved>; 4]>,
@@ -228,15 +227,19 @@ pub(super) fn record(
     moved: &[Option<DTensor>],
     mut outs: DTensors,
 ) -> Result<DTensors> {
-    let wants = |x: &DTensor| x.edge.is_some();
     if !ins[0].mesh.grad_enabled()
-        || !ins.iter().any(|x| wants(x))
+        || !ins.iter().any(|x| x.has_history())
         || !outs.iter().any(|o| o.dtype().is_float())
     {
         return Ok(outs);
     }
-    let needs = ins.iter().enumerate().fold(0u32, |m, (i, x)| m | u32::from(wants(x)) << i);
-    let program = plan.program(op, needs)?;
+    let needs: Needs = ins.iter().map(|x| x.has_history()).collect();
+    let program = plan.program(op, &needs)?;
+    // A result whose gradient no derivative asks for, such as a statistic, is a constant.
+    let (result_reads, grad_reads) = program.reads[ins.len()..].split_at(outs.len());
+    if !grad_reads.contains(&true) {
+        return Ok(outs);
+    }
     let keep = |i: usize| {
         // A partial that was reduced is kept reduced; whatever else moved is kept as it was, and moves again.
         let x = match &moved[i] {
@@ -249,17 +252,15 @@ pub(super) fn record(
         }
     };
     let saved = program.reads[..ins.len()].iter().enumerate().map(|(i, &r)| r.then(|| keep(i)));
-    let out_reads = &program.reads[ins.len()..ins.len() + outs.len()];
-    let saved_outs = outs.iter().zip(out_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
+    let saved_outs = outs.iter().zip(result_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
     let call = Call {
-        op: if op.has_free() { op.to_shared() } else { plan.op.clone() },
-        edges: ins.iter().map(|x| x.edge.clone()).collect(),
+        edges: ins.iter().zip(&program.grads).map(|(x, g)| g.and_then(|_| x.edge.clone())).collect(),
         saved: saved.chain(saved_outs).collect(),
-        program,
+        program: program.clone(),
     };
     let facts = outs.iter().map(|o| o.facts.clone()).collect();
     let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call) });
-    for (out, o) in outs.iter_mut().enumerate().filter(|(_, o)| o.dtype().is_float()) {
+    for (out, o) in outs.iter_mut().enumerate().filter(|(out, _)| grad_reads[*out]) {
         o.edge = Some(Edge { node: node.clone(), out });
     }
     Ok(outs)
@@ -296,10 +297,8 @@ impl Pass {
         let Some(call) = &node.call else { return self.land(node, grads) };
         let result = self.run(node, call, grads)?;
         for (edge, grad) in call.edges.iter().zip(result) {
-            let Some(edge) = edge else { continue };
-            if let Some(grad) = grad {
-                self.give(edge, grad)?;
-            }
+            let (Some(edge), Some(grad)) = (edge, grad) else { continue };
+            self.give(edge, grad)?;
             if let Some(left) = self.readers.get_mut(&edge.node.id) {
                 *left -= 1;
                 if *left == 0 && let Some(grads) = self.grads.remove(&edge.node.id) {
@@ -358,7 +357,6 @@ impl Pass {
                 values[step.out.0 as usize + k] = Some(out);
             }
         }
-        debug_assert!(program.grads.len() == call.edges.len(), "{}", call.op.name());
         Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
     }
 
@@ -445,6 +443,7 @@ mod tests {
     use super::super::DeviceMesh;
     use super::*;
     use crate::comm::spmd;
+    use crate::ops::{Bits, RmsNorm, Sign};
     use crate::tensor::Tensor;
 
     fn vector(mesh: &DeviceMesh, values: [f32; 3]) -> Result<DTensor> {
@@ -471,6 +470,39 @@ mod tests {
             assert_eq!(gradient(&first)?, [3.0, 7.0, 5.0], "a second pass over one tape");
             drop(first);
             assert_eq!(gradient(&second)?, [4.0, 1.0, 2.0], "after another tape was let go of");
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn constants_have_no_history() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let x = vector(&mesh, [1.0, 2.0, 4.0])?.reshape([3, 1])?.requires_grad()?;
+            let w = DTensor::full(&mesh, x.dtype(), [1], 1.0, Layout::replicated(1))?;
+            let outs = DTensor::apply(&RmsNorm { eps: Bits(0.0) }, &[&x, &w])?;
+            let history: Vec<bool> = outs.iter().map(DTensor::has_history).collect();
+            assert_eq!(history, [true, false], "the statistic is a constant to the derivative");
+            assert!(!x.lt(&x)?.has_history() && !DTensor::apply_one(&Sign, &[&x])?.has_history());
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn any_number_of_operands() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let parts: Vec<DTensor> =
+                (0..40).map(|i| vector(&mesh, [i as f32; 3])).collect::<Result<_>>()?;
+            let leaf = parts[39].requires_grad()?;
+            let ins: Vec<&DTensor> = parts[..39].iter().chain([&leaf]).collect();
+            let y = DTensor::cat(&ins, 0)?;
+            let edges = &y.edge.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().edges;
+            assert_eq!(edges.iter().position(Option::is_some), Some(39));
+            let gradients = y.mul(&y)?.sum_all()?.backward()?;
+            assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [78.0; 3]);
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
