@@ -301,7 +301,9 @@ impl Pass {
             self.give(edge, grad)?;
             if let Some(left) = self.readers.get_mut(&edge.node.id) {
                 *left -= 1;
-                if *left == 0 && let Some(grads) = self.grads.remove(&edge.node.id) {
+                if *left == 0
+                    && let Some(grads) = self.grads.remove(&edge.node.id)
+                {
                     self.land(&edge.node, grads)?;
                 }
             }
@@ -494,12 +496,12 @@ mod tests {
     fn any_number_of_operands() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-            let parts: Vec<DTensor> =
-                (0..40).map(|i| vector(&mesh, [i as f32; 3])).collect::<Result<_>>()?;
+            let parts: Vec<DTensor> = (0..40).map(|i| vector(&mesh, [i as f32; 3])).collect::<Result<_>>()?;
             let leaf = parts[39].requires_grad()?;
             let ins: Vec<&DTensor> = parts[..39].iter().chain([&leaf]).collect();
             let y = DTensor::cat(&ins, 0)?;
-            let edges = &y.edge.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().edges;
+            let edges =
+                &y.edge.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().edges;
             assert_eq!(edges.iter().position(Option::is_some), Some(39));
             let gradients = y.mul(&y)?.sum_all()?.backward()?;
             assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [78.0; 3]);
