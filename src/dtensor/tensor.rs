@@ -3,10 +3,11 @@
 use std::fmt;
 use std::rc::Rc;
 
+use super::again::Origin;
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
 use super::redistribute::{self, InFlight};
-use super::tape::{Edge, Node, Origin};
+use super::tape::{Edge, Node};
 use crate::error::{Error, Result};
 use crate::ops::Meta;
 use crate::placement::{Layout, Placement};
