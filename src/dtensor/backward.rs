@@ -8,7 +8,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
@@ -99,7 +99,7 @@ impl Gradients {
     pub fn merge(&mut self, other: Gradients) -> Result<()> {
         for (id, g) in other.0 {
             let sum = match self.0.remove(&id) {
-                Some(mine) => DTensor::apply_owned(&Add, [mine, g].into_iter().collect())?.swap_remove(0),
+                Some(mine) => add(mine, g)?,
                 None => g,
             };
             self.0.insert(id, sum);
@@ -128,7 +128,7 @@ impl Pass {
         });
         slots[edge.out] = Some(match slots[edge.out].take() {
             None => grad,
-            Some(sum) => DTensor::apply_owned(&Add, [sum, grad].into_iter().collect())?.swap_remove(0),
+            Some(sum) => add(sum, grad)?,
         });
         Ok(())
     }
@@ -244,6 +244,11 @@ fn readers(root: &Node) -> FxHashMap<u64, usize> {
         }
     }
     readers
+}
+
+/// `a + b`, over one of them where nobody shares its buffer.
+fn add(a: DTensor, b: DTensor) -> Result<DTensor> {
+    Ok(DTensor::apply_owned(&Add, &mut smallvec![a, b])?.swap_remove(0))
 }
 
 fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {

@@ -3,16 +3,20 @@
 //! Facts -> plan (cached) -> moves -> local kernel -> results, and a tape node if a gradient is wanted. Nothing here
 //! knows any operator.
 
+use std::rc::Rc;
+
 use smallvec::SmallVec;
 
+use super::device_mesh::DeviceMesh;
 use super::plan::Plan;
 use super::tape;
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Op, Tensors};
+use crate::tensor::Tensor;
 
 /// A few distributed tensors.
-pub(super) type DTensors = SmallVec<[DTensor; 3]>;
+pub(crate) type DTensors = SmallVec<[DTensor; 3]>;
 
 impl DTensor {
     /// Applies any operator, the caller's own included. Operands move where the operator's rows ask for it.
@@ -30,7 +34,7 @@ impl DTensor {
         }
         let mut locals: Tensors =
             ins.iter().zip(&moved).map(|(x, m)| m.as_ref().unwrap_or(x).local.clone()).collect();
-        let outs = execute(op, &plan, ins[0], &mut locals)?;
+        let outs = execute(op, &plan, &ins[0].mesh, &mut locals)?;
         drop(locals);
         tape::record(op, &plan, ins, &moved, outs)
     }
@@ -38,41 +42,58 @@ impl DTensor {
     /// Applies an operator that has one result.
     ///
     /// # Errors
-    /// As [`DTensor::apply`].
+    /// As [`DTensor::apply`]; refuses an operator that has several results, or none.
     pub fn apply_one(op: &dyn Op, ins: &[&DTensor]) -> Result<DTensor> {
-        Ok(Self::apply(op, ins)?.swap_remove(0))
+        let mut outs = Self::apply(op, ins)?;
+        match (outs.pop(), outs.len()) {
+            (Some(out), 0) => Ok(out),
+            (out, more) => {
+                let given = format!("{} of {op:?}", more + usize::from(out.is_some()));
+                Err(Error::invalid(op.name(), "has not exactly one result", given, "use DTensor::apply"))
+            }
+        }
     }
 
     /// Applies an operator to operands that are given up, so that its kernel may reuse their buffers. Keeps no history.
     ///
     /// # Errors
-    /// As [`DTensor::apply`].
-    pub fn apply_owned(op: &dyn Op, ins: DTensors) -> Result<DTensors> {
+    /// As [`DTensor::apply`]. `ins` is empty after success; after an error it holds the operands as before, except that a
+    /// kernel which fails halfway may have written to them.
+    pub fn apply_owned(op: &dyn Op, ins: &mut DTensors) -> Result<DTensors> {
         let plan = plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())?;
-        let like = ins[0].hollow();
-        let mut locals = Tensors::new();
-        for (x, m) in ins.into_iter().zip(&plan.moves) {
-            locals.push(match m {
-                None => x.local,
-                Some((m, _)) => m.run(&x.mesh, x.local)?,
-            });
+        let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
+        for (x, m) in ins.iter().zip(&plan.moves) {
+            moved.push(m.as_ref().map(|(m, _)| m.run(&x.mesh, x.local.clone())).transpose()?);
         }
-        execute(op, &plan, &like, &mut locals)
+        let mesh = ins[0].mesh.clone();
+        let stays = |m: Option<Tensor>, x: &mut DTensor| m.unwrap_or_else(|| std::mem::take(&mut x.local));
+        let mut locals: Tensors = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
+        let outs = execute(op, &plan, &mesh, &mut locals);
+        match &outs {
+            Ok(_) => ins.clear(),
+            Err(_) => {
+                let stayed = ins.iter_mut().zip(locals).zip(&plan.moves).filter(|(_, m)| m.is_none());
+                stayed.for_each(|((x, local), _)| x.local = local);
+            }
+        }
+        outs
     }
 
-    /// A stand-in with the facts and mesh of this tensor and none of its data.
-    pub(crate) fn hollow(&self) -> DTensor {
-        DTensor {
-            local: crate::tensor::Tensor::zeros(self.local.dtype(), [0]),
-            facts: self.facts.clone(),
-            mesh: self.mesh.clone(),
-            edge: None,
-            origin: None,
-        }
+    /// The value without its history, moved out. What stays behind has the facts and the history, but no elements: only
+    /// [`DTensor::put_back`] makes it a tensor again.
+    pub(crate) fn take_value(&mut self) -> DTensor {
+        let value = self.detach();
+        self.local = Tensor::default();
+        value
+    }
+
+    /// Gives back what [`DTensor::take_value`] took.
+    pub(crate) fn put_back(&mut self, value: DTensor) {
+        self.local = value.local;
     }
 }
 
-fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<std::rc::Rc<Plan>> {
+fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
     let first = ins.first().ok_or_else(|| Error::invalid(op.name(), "wants operands", "none", ""))?;
     if let Some(other) = ins.iter().find(|x| !x.mesh.same(&first.mesh)) {
         return Err(Error::sharding(
@@ -86,8 +107,8 @@ fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<std::rc::Rc<Plan>> {
     Plan::find(&first.mesh, op, &facts)
 }
 
-fn execute(op: &dyn Op, plan: &Plan, like: &DTensor, locals: &mut Tensors) -> Result<DTensors> {
+fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
     let outs = op.eval(locals, &plan.windows)?;
     debug_assert_eq!(outs.len(), plan.outs.len(), "{}", op.name());
-    Ok(outs.into_iter().zip(&plan.outs).map(|(t, f)| DTensor::wrap(&like.mesh, t, f.clone())).collect())
+    Ok(outs.into_iter().zip(&plan.outs).map(|(t, f)| DTensor::wrap(mesh, t, f.clone())).collect())
 }

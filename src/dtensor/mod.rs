@@ -22,5 +22,6 @@ mod tensor;
 pub(crate) use again::Again;
 pub use backward::Gradients;
 pub use device_mesh::{DeviceMesh, NoGrad};
+pub(crate) use dispatch::DTensors;
 pub use facts::Facts;
 pub use tensor::{DTensor, Pending};

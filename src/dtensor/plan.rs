@@ -169,7 +169,7 @@ fn cheapest(
         ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
     let axis = axis_beside(mesh, a, ins[0].layout().placements());
     let ranks = axis.ranks;
-    let mut rows = if ranks > 1 { op.rows(metas, axis) } else { Vec::new() };
+    let mut rows = op.rows(metas, axis);
     rows.push(replicated);
     let cost = |row: &Row| -> f64 {
         let moved = row.ins.iter().zip(ins);
@@ -227,11 +227,11 @@ fn move_cost(f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
         .map(|b| f.spec().mesh.axis_len(b))
         .product();
     let bytes = f.meta().len_bytes() as f64 / other_cuts as f64;
-    // A slice costs no bytes, but is not as good as nothing.
-    const SLICE: f64 = 1e-3;
-    match (from, to) {
+    // What costs no bytes, a slice or a move on an axis of one rank, is not as good as nothing.
+    const MOVE: f64 = 1e-3;
+    MOVE + match (from, to) {
         (_, Partial(_)) => f64::INFINITY,
-        (Replicate, _) => SLICE,
+        (Replicate, _) => 0.0,
         (Partial(_), Replicate) => bytes * 2.0 * (n - 1.0) / n,
         (Partial(_), _) | (_, Replicate) => bytes * (n - 1.0) / n,
         _ => bytes * (n - 1.0) / (n * n),

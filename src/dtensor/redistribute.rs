@@ -85,7 +85,7 @@ impl Move {
     /// True where some rank receives something: then `strict` forbids doing it silently.
     pub(super) fn communicates(&self) -> bool {
         self.stages.iter().any(|s| match s {
-            Stage::AllReduce { .. } | Stage::ReduceScatter { .. } => true,
+            Stage::AllReduce { group, .. } | Stage::ReduceScatter { group, .. } => group.len() > 1,
             Stage::Exchange(x) => x.group.len() > 1,
             Stage::Share { .. } => false,
         })

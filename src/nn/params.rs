@@ -3,8 +3,9 @@
 use std::fmt;
 
 use super::plan::Plan;
-use crate::dtensor::{DTensor, DeviceMesh};
+use crate::dtensor::{DTensor, DTensors, DeviceMesh};
 use crate::error::{Error, Result};
+use crate::ops::Op;
 use crate::placement::Layout;
 use crate::rng::{Generator, Init};
 use crate::tensor::{DType, Shape};
@@ -136,21 +137,25 @@ impl Params {
         Ok(())
     }
 
-    /// Replaces a parameter's value by what `update` makes of it. The old value is given up, so that an optimizer can
-    /// write in place.
+    /// Gives a parameter's value up to `op`, as its first operand before `rest`, so that the kernel may write in place.
+    /// The first result is the new value; returns the others.
     ///
     /// # Errors
-    /// What `update` refuses; the parameter is then unchanged if its buffer was shared, else as `update` left it.
-    pub(crate) fn update(
-        &mut self,
-        id: ParamId,
-        update: impl FnOnce(DTensor) -> Result<DTensor>,
-    ) -> Result<()> {
+    /// What the operator refuses. Value and `rest` are then as before, except that a kernel which fails halfway may have
+    /// written to them.
+    pub(crate) fn update(&mut self, id: ParamId, op: &dyn Op, rest: &mut DTensors) -> Result<DTensors> {
         let slot = &mut self.list[id.0].value;
-        let placeholder = slot.hollow();
-        let old = std::mem::replace(slot, placeholder).detach();
-        let new = update(old)?;
-        self.set(id, new)
+        rest.insert(0, slot.take_value());
+        match DTensor::apply_owned(op, rest) {
+            Ok(mut outs) => {
+                self.set(id, outs.remove(0))?;
+                Ok(outs)
+            }
+            Err(e) => {
+                slot.put_back(rest.remove(0));
+                Err(e)
+            }
+        }
     }
 
     /// A hash (FNV-1a, 64 bits) over all parameters' global values in the order of their paths: equal training gives

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use crate::dtensor::{DTensor, Gradients};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::nn::{ParamId, Params};
 use crate::ops::{self, Bits, Free};
 
@@ -30,7 +30,8 @@ impl AdamW {
     /// Communicates nothing where `scale` is replicated.
     ///
     /// # Errors
-    /// Refuses gradients of other parameters.
+    /// Refuses a `scale` that is not of shape `[]` and the moments' dtype; a fault of communication. The parameter at which
+    /// it fails and all later ones stay as they were.
     pub fn step(
         &mut self,
         params: &mut Params,
@@ -74,12 +75,100 @@ impl AdamW {
             correction1: Free(1.0 - self.betas.0.powi(t)),
             correction2: Free(1.0 - self.betas.1.powi(t)),
         };
-        params.update(id, |p| {
-            let outs = DTensor::apply_owned(&op, smallvec![p, grad, m, v, scale.clone()])?;
-            let [p, m, v] = <[DTensor; 3]>::try_from(outs.into_vec())
-                .map_err(|_| Error::invalid("adamw", "wants three results", "", ""))?;
-            *slot = Some((m, v));
-            Ok(p)
-        })
+        let mut operands = smallvec![grad, m, v, scale.clone()];
+        let outs = params.update(id, &op, &mut operands);
+        // On failure the moments are where they were.
+        let moments: &[DTensor] = outs.as_deref().unwrap_or(operands.get(1..3).unwrap_or_default());
+        *slot = moments.first().cloned().zip(moments.get(1).cloned());
+        outs.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Rank, spmd};
+    use crate::dtensor::DeviceMesh;
+    use crate::nn::Plan;
+    use crate::placement::Layout;
+    use crate::rng::Init;
+    use crate::tensor::DType;
+
+    /// One parameter `w` of ones on a mesh of this one axis.
+    fn one_param(rank: &Rank, axis: &str) -> Result<(Params, ParamId)> {
+        let mesh = DeviceMesh::new(rank, &[(axis, rank.world_len())])?;
+        let plan =
+            if axis == "tp" { Plan::default().shard("w", "tp", 1) } else { Plan::default().fsdp(axis) };
+        let mut params = Params::new(&mesh, plan, 1)?;
+        let id = params.root().param("w", [3, 2], Init::Ones)?;
+        Ok((params, id))
+    }
+
+    fn step(adam: &mut AdamW, params: &mut Params, id: ParamId, scale: &DTensor) -> Result<()> {
+        let mut grads = params.value(id).sum_all()?.backward()?;
+        adam.step(params, &mut grads, scale, 0.5)
+    }
+
+    fn scale(params: &Params, layout: Layout) -> Result<DTensor> {
+        DTensor::full(params.mesh(), DType::F32, [], 1.0, Layout::replicated(1))?.redistribute(layout)
+    }
+
+    #[test]
+    fn a_refused_step_changes_nothing() {
+        let run = |rank: Rank| {
+            let (mut params, id) = one_param(&rank, "fsdp")?;
+            let mut adam = AdamW::new((0.5, 0.5), 0.0);
+            let good = scale(&params, Layout::replicated(1))?;
+            step(&mut adam, &mut params, id, &good)?;
+            let value = params.value(id).full_tensor()?.to_f64_vec();
+            assert_ne!(value, [1.0; 6]);
+            let partial = scale(&params, "(P(sum))".parse()?)?;
+            params.mesh().set_strict(true);
+            let e = step(&mut adam, &mut params, id, &partial).unwrap_err().to_string();
+            assert!(e.starts_with("adamw: operand 4 would have to move"), "{e}");
+            params.mesh().set_strict(false);
+            assert_eq!(params.value(id).full_tensor()?.to_f64_vec(), value);
+            let (m, v) = adam.moments[0].as_ref().expect("moments stay");
+            assert_eq!(m.full_tensor()?.to_f64_vec(), [0.5; 6]);
+            assert_eq!(v.full_tensor()?.to_f64_vec(), [0.5; 6]);
+            step(&mut adam, &mut params, id, &good)
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn writes_in_place_and_never_into_what_is_shared() {
+        let run = |rank: Rank| {
+            let (mut params, id) = one_param(&rank, "fsdp")?;
+            let mut adam = AdamW::new((0.5, 0.5), 0.0);
+            let good = scale(&params, Layout::replicated(1))?;
+            let place =
+                |p: &Params| -> Result<*const f32> { Ok(p.value(id).local().data::<f32>()?.as_ptr()) };
+            let before = place(&params)?;
+            step(&mut adam, &mut params, id, &good)?;
+            assert_eq!(place(&params)?, before, "nobody shares it");
+            let kept = params.value(id).clone();
+            let value = kept.local().to_f64_vec();
+            step(&mut adam, &mut params, id, &good)?;
+            assert_eq!(kept.local().to_f64_vec(), value, "a clone keeps its values");
+            assert_ne!(params.value(id).local().to_f64_vec(), value);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn an_axis_of_one_rank_is_an_axis() {
+        for axis in ["fsdp", "tp"] {
+            let run = move |rank: Rank| {
+                let (mut params, id) = one_param(&rank, axis)?;
+                let layout = params.value(id).layout().clone();
+                let good = scale(&params, Layout::replicated(1))?;
+                step(&mut AdamW::new((0.5, 0.5), 0.0), &mut params, id, &good)?;
+                assert_eq!(*params.value(id).layout(), layout);
+                Ok(())
+            };
+            spmd(1, run).unwrap_or_else(|e| panic!("{axis}: {e}"));
+        }
     }
 }

@@ -26,7 +26,8 @@ impl Sgd {
     /// Communicates nothing where `scale` is replicated.
     ///
     /// # Errors
-    /// Refuses gradients of other parameters.
+    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype; a fault of communication. The parameter at which
+    /// it fails and all later ones stay as they were.
     pub fn step(
         &mut self,
         params: &mut Params,
@@ -49,11 +50,11 @@ impl Sgd {
                 Some(b) => b,
                 None => DTensor::zeros(value.mesh(), value.dtype(), value.shape(), value.layout().clone())?,
             };
-            params.update(id, |p| {
-                let mut outs = DTensor::apply_owned(&op, smallvec![p, grad, buffer, scale.clone()])?;
-                *slot = outs.pop();
-                Ok(outs.swap_remove(0))
-            })?;
+            let mut operands = smallvec![grad, buffer, scale.clone()];
+            let outs = params.update(id, &op, &mut operands);
+            // On failure the buffer is where it was.
+            *slot = outs.as_ref().map_or(operands.get(1), |outs| outs.first()).cloned();
+            outs?;
         }
         Ok(())
     }

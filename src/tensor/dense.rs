@@ -310,6 +310,14 @@ impl Tensor {
     }
 }
 
+/// No elements, `u8[0]`; allocates nothing.
+impl Default for Tensor {
+    fn default() -> Self {
+        thread_local!(static NONE: Tensor = Tensor::zeros(DType::U8, [0]));
+        NONE.with(Tensor::clone)
+    }
+}
+
 /// The notation: `f32[64, 128]`.
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
