@@ -61,7 +61,7 @@ fn placements(ranks: usize, dtype: DType, shape: &Shape, partials: bool) -> Boxe
 /// Uneven pieces, some empty, of the smallest two kinds of equal blocks.
 fn ragged(ranks: usize, shape: &Shape, dims: usize) -> Vec<BoxedStrategy<Placement>> {
     let numel: usize = shape[..dims].iter().product();
-    let counts = (1..=numel.max(1)).rev().filter(|t| numel % t == 0).take(2);
+    let counts = (1..=numel.max(1)).rev().filter(|t| numel.is_multiple_of(*t)).take(2);
     let of = |total: usize| {
         let cut = prop_oneof![2 => Just(0), 4 => 0..=total, 1 => Just(total)];
         let units = vec(cut, ranks - 1).prop_map(move |mut cuts| {

@@ -1,5 +1,5 @@
 //! What the judge and the equivalence tests share: cutting a whole tensor as a layout says, without the library's own
-//! redistribution; and, in `layouts`, random meshes and layouts.
+//! redistribution; and, in `layouts` and `program`, random meshes, layouts and programs.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use isoshard::Result;
@@ -10,6 +10,26 @@ use isoshard::placement::{Mesh, Placement, Spec};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 
 pub mod layouts;
+pub mod program;
+
+/// A fixed stream of numbers: SplitMix64.
+pub struct Stream(pub u64);
+
+impl Stream {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number from 0 to below `n`.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
 
 /// SplitMix64's finaliser.
 pub fn mix(mut z: u64) -> u64 {
