@@ -45,6 +45,30 @@ fn on_any_mesh() {
     failures.report();
 }
 
+/// A leaf is read twice by a program that runs while the one before it, already differentiated, is let go of.
+#[test]
+fn a_leaf_outlives_the_programs_that_read_it() {
+    let mesh = Mesh::parse("a=3", 0).expect("a mesh");
+    let outcome = on_mesh(&mesh, |mesh| {
+        let whole = small_ints(DType::F32, &[7].into(), 1);
+        let x = DTensor::distribute(mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
+        let mut held = x.sum_all()?;
+        let mut found = Vec::new();
+        for step in 0..4 {
+            held.backward()?;
+            let twice = x.add(&x.scale(2.0)?)?.sum_all()?;
+            held = twice.clone();
+            let got = twice.backward()?.take(&x).map(|g| g.local().to_f64_vec());
+            let want = vec![3.0; x.local().numel()];
+            if got.as_ref() != Some(&want) {
+                found.push(format!("step {step}: {got:?} instead of {want:?}"));
+            }
+        }
+        Ok(found)
+    });
+    outcome.unwrap_or_else(|e| panic!("{e}"));
+}
+
 /// What the other tests draw from: every operator stands in it, in long programs too, most of which have gradients.
 #[test]
 fn programs_use_every_operator() {
@@ -120,10 +144,14 @@ impl Given {
         let last = xs.last().expect("a program has a value");
         if self.program.has_gradients() {
             let whole = small_ints(DType::F32, last.shape(), self.salt);
-            let grads = last.backward_from(spread(mesh, &whole, &self.grad, self.salt)?)?;
+            let grad = spread(mesh, &whole, &self.grad, self.salt)?;
+            let grads = last.backward_from(grad.clone())?;
+            let again = last.backward_from(grad)?;
             for (i, leaf) in &leaves {
                 if let Some(grad) = grads.get(leaf) {
                     assert_eq!(grad.layout(), leaf.layout(), "gradients lie as their leaves");
+                    let second = again.get(leaf).map(|g| g.local().to_f64_vec());
+                    assert_eq!(second, Some(grad.local().to_f64_vec()), "v{i} in a second pass");
                     all.push((format!("gradient of v{i}"), grad.full_tensor()?));
                 }
             }
