@@ -42,3 +42,8 @@ pub mod rng;
 pub mod tensor;
 
 pub use error::{CallId, CommFault, Error, Failure, Refusal, Result};
+
+/// Runs the README's program with the other documentation tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

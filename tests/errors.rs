@@ -106,7 +106,7 @@ fn shapes_that_do_not_fit() {
     );
     on(
         |x, y| x.matmul(y).map(drop),
-        "matmul: dim X has extents 3 and 2; got f32[5, 3], f32[2, 3]; the operands are Y X, X Z -> Y Z",
+        "matmul: dim k has extents 3 and 2; got f32[5, 3], f32[2, 3]; the operands are m k, k n -> m n",
     );
 }
 

@@ -127,8 +127,7 @@ fn assert_equal(single: &Outcome, run: Run) {
     let other = outcome(run);
     assert_eq!(other.digests[0], single.digests[0], "{run:?}: initial parameters");
     for (step, (a, b)) in other.losses.iter().zip(&single.losses).enumerate() {
-        let relative = (a - b).abs() / b.abs();
-        assert!(relative < 1e-5, "{run:?}: step {step}: {a} instead of {b}");
+        assert!(approx::relative_eq!(a, b, max_relative = 1e-5), "{run:?}: step {step}: {a} instead of {b}");
     }
 }
 

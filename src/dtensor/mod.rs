@@ -7,6 +7,8 @@
 //! Missing: moves between different meshes, and the provably cheapest order of moves where several axes of a
 //! `Partial` are involved (moves without `Partial` already receive only what they lack).
 
+mod again;
+mod backward;
 mod device_mesh;
 mod dispatch;
 mod facts;
@@ -17,8 +19,8 @@ mod redistribute;
 mod tape;
 mod tensor;
 
+pub(crate) use again::Again;
+pub use backward::Gradients;
 pub use device_mesh::{DeviceMesh, NoGrad};
 pub use facts::Facts;
-pub(crate) use tape::Again;
-pub use tape::Gradients;
 pub use tensor::{DTensor, Pending};

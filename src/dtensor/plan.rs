@@ -21,7 +21,8 @@ const PLANS_LEN: usize = 8192;
 
 /// One an operand: how it moves first, and to what.
 type Moves = SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>;
-type Programs = SmallVec<[(u32, Rc<Program>); 1]>;
+/// One an operand: whether its gradient is wanted.
+pub(super) type Needs = SmallVec<[bool; 8]>;
 
 /// How one operator runs on operands with given facts.
 pub(super) struct Plan {
@@ -31,8 +32,7 @@ pub(super) struct Plan {
     pub windows: Windows,
     pub outs: SmallVec<[Rc<Facts>; 3]>,
     metas: Metas,
-    /// By the operands whose gradients are wanted, as a bit set.
-    programs: RefCell<Programs>,
+    programs: RefCell<SmallVec<[(Needs, Rc<Program>); 1]>>,
 }
 
 #[derive(Default)]
@@ -62,17 +62,16 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The derivative with respect to the operands in the bit set `needs`.
-    pub fn program(&self, op: &dyn Op, needs: u32) -> Result<Rc<Program>> {
-        let known = self.programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone());
-        if let Some(program) = known.filter(|_| !op.has_free()) {
-            return Ok(program);
+    /// The derivative with respect to the operands that `needs` names.
+    pub fn program(&self, op: &dyn Op, needs: &Needs) -> Result<Rc<Program>> {
+        if op.has_free() {
+            return Ok(Rc::new(Vjp::write(op, &self.metas, needs)?));
         }
-        let needed: SmallVec<[bool; 8]> = (0..self.metas.len()).map(|i| needs >> i & 1 == 1).collect();
-        let program = Rc::new(Vjp::write(op, &self.metas, &needed)?);
-        if !op.has_free() {
-            self.programs.borrow_mut().push((needs, program.clone()));
+        if let Some((_, program)) = self.programs.borrow().iter().find(|(n, _)| n == needs) {
+            return Ok(program.clone());
         }
+        let program = Rc::new(Vjp::write(op, &self.metas, needs)?);
+        self.programs.borrow_mut().push((needs.clone(), program.clone()));
         Ok(program)
     }
 

@@ -6,6 +6,7 @@
 //! only the axes whose cuts change; ranks that are replicas of each other each ask within their own replica, so the
 //! load is spread and the holder is the nearest.
 
+use std::fmt;
 use std::rc::Rc;
 
 use smallvec::SmallVec;
@@ -125,6 +126,27 @@ impl Move {
             }
         }
         Ok(InFlight::Done(local))
+    }
+}
+
+/// One stage after the other: `reduce_scatter(sum) over tp{0, 1}, then exchange over dp{0, 2}: 96 bytes come`.
+impl fmt::Display for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (k, stage) in self.stages.iter().enumerate() {
+            f.write_str(if k == 0 { "" } else { ", then " })?;
+            match stage {
+                Stage::AllReduce { group, op } => write!(f, "all_reduce({op}) over {group}")?,
+                Stage::ReduceScatter { group, op, .. } => write!(f, "reduce_scatter({op}) over {group}")?,
+                Stage::Share { op, keep: true } => write!(f, "keep as this rank's part of a {op}")?,
+                Stage::Share { op, keep: false } => write!(f, "take the identity of {op}")?,
+                Stage::Exchange(x) if x.group.len() == 1 => f.write_str("slice")?,
+                Stage::Exchange(x) => {
+                    let call = if x.give.is_none() { "all_gather" } else { "all_to_all" };
+                    write!(f, "{call} over {}: {} bytes come", x.group, x.received_bytes)?;
+                }
+            }
+        }
+        f.write_str(if self.stages.is_empty() { "nothing to do" } else { "" })
     }
 }
 

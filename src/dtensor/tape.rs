@@ -1,28 +1,20 @@
 //! The tape: what a backward pass needs, kept by the results that need it.
 //!
 //! A node belongs to one call of an operator and holds exactly the operands and results that the operator's derivative
-//! reads. Gradients are distributed tensors in whatever layout is cheapest until they reach a leaf, where they take
-//! the leaf's own: there a data-parallel gradient is all-reduced, an FSDP one reduce-scattered, each as soon as it is
-//! complete.
+//! reads. A result knows its node, a node those of its operands: letting go of a result lets go of its history.
 
-use std::cell::{Cell, RefCell};
-use std::collections::BinaryHeap;
-use std::fmt;
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::cell::Cell;
+use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::device_mesh::DeviceMesh;
+use super::again::Origin;
 use super::dispatch::DTensors;
 use super::facts::Facts;
-use super::plan::Plan;
-use super::redistribute::{self, InFlight};
+use super::plan::{Needs, Plan};
 use super::tensor::DTensor;
-use crate::error::{Error, Result};
-use crate::ops::{Add, Op, Program, Step};
-use crate::placement::{Layout, Placement};
+use crate::error::Result;
+use crate::ops::{Op, Program};
 
 /// One result of one node.
 #[derive(Clone)]
@@ -31,44 +23,33 @@ pub(super) struct Edge {
     pub out: usize,
 }
 
+/// The history of a leaf, or of one call's results.
 pub(super) struct Node {
-    id: u64,
-    outs: SmallVec<[Rc<Facts>; 1]>,
-    call: Option<Call>,
-    /// Calls that read this leaf and have not given back a gradient yet.
-    readers: Cell<usize>,
+    pub id: u64,
+    pub outs: SmallVec<[Rc<Facts>; 1]>,
+    /// None for a leaf.
+    pub call: Option<Call>,
 }
 
-struct Call {
-    op: Arc<dyn Op>,
-    program: Rc<Program>,
-    edges: SmallVec<[Option<Edge>; 3]>,
+/// A call of an operator, as its derivative needs it.
+pub(super) struct Call {
+    pub program: Rc<Program>,
+    /// One an operand, where its gradient is wanted and there is one.
+    pub edges: SmallVec<[Option<Edge>; 3]>,
     /// In the numbering of the program's values.
-    saved: SmallVec<[Option<Saved>; 4]>,
+    pub saved: SmallVec<[Option<Saved>; 4]>,
 }
 
-enum Saved {
+/// A value that the derivative reads.
+pub(super) enum Saved {
     Kept(DTensor),
     Again(Rc<Origin>),
 }
 
-/// A gathered tensor that is not kept but gathered again when it is needed: FSDP's parameters in the backward pass.
-pub(super) struct Origin {
-    shard: DTensor,
-    facts: Rc<Facts>,
-    flight: RefCell<Option<InFlight>>,
-    /// The origins of the unit that ran before: asked for while this one is used.
-    before: Vec<Weak<Origin>>,
-}
-
-/// How a tensor can be had again after it was let go of, while a tape remembers it.
-#[derive(Clone)]
-pub(crate) struct Again(Weak<Origin>);
-
 impl Node {
     pub fn leaf(x: &DTensor) -> Rc<Node> {
         let outs = [x.facts.clone()].into_iter().collect();
-        Rc::new(Node { id: next_id(), outs, call: None, readers: Cell::new(0) })
+        Rc::new(Node { id: next_id(), outs, call: None })
     }
 }
 
@@ -78,7 +59,6 @@ impl Drop for Node {
         let mut calls: Vec<Call> = self.call.take().into_iter().collect();
         while let Some(call) = calls.pop() {
             for edge in call.edges.into_iter().flatten() {
-                edge.node.readers.set(edge.node.readers.get().saturating_sub(1));
                 if let Ok(mut node) = Rc::try_unwrap(edge.node) {
                     calls.extend(node.call.take());
                 }
@@ -87,137 +67,9 @@ impl Drop for Node {
     }
 }
 
-impl Origin {
-    pub(super) fn value(&self) -> Result<DTensor> {
-        for earlier in self.before.iter().filter_map(Weak::upgrade) {
-            earlier.prefetch()?;
-        }
-        self.prefetch()?;
-        let flight = self.flight.borrow_mut().take().expect("just prefetched");
-        let local = flight.finish(&self.shard.mesh)?;
-        Ok(DTensor::wrap(&self.shard.mesh, local, self.facts.clone()))
-    }
-
-    fn prefetch(&self) -> Result<()> {
-        let mut flight = self.flight.borrow_mut();
-        if flight.is_none() {
-            let mesh = &self.shard.mesh;
-            *flight = Some(
-                redistribute::find(mesh, &self.shard.facts, &self.facts)?
-                    .start(mesh, self.shard.local.clone())?,
-            );
-        }
-        Ok(())
-    }
-}
-
 impl DTensor {
-    /// `gathered`, which is this tensor redistributed, marked so that the backward pass gathers it again instead of
-    /// keeping it; `before` are tensors so marked that ran earlier and will be needed next.
-    pub(crate) fn gathered_again(&self, gathered: DTensor, before: &[Again]) -> DTensor {
-        let before = before.iter().map(|a| a.0.clone()).collect();
-        let origin = Origin {
-            shard: self.detach(),
-            facts: gathered.facts.clone(),
-            flight: RefCell::new(None),
-            before,
-        };
-        DTensor { origin: Some(Rc::new(origin)), ..gathered }
-    }
-
-    /// How this tensor can be had again, if it was marked so.
-    pub(crate) fn again(&self) -> Option<Again> {
-        self.origin.as_ref().map(|o| Again(Rc::downgrade(o)))
-    }
-
     pub(super) fn record_identity(&self, same: DTensor) -> DTensor {
         DTensor { edge: self.edge.clone(), ..same }
-    }
-
-    /// The gradients of this scalar with respect to every leaf ([`DTensor::requires_grad`]) it was computed from.
-    ///
-    /// Communicates what the derivatives' operators move, and what takes each leaf's gradient to the leaf's layout.
-    ///
-    /// # Errors
-    /// Refuses a tensor with more than one element or without history; a fault of communication.
-    pub fn backward(&self) -> Result<Gradients> {
-        if self.shape().numel() != 1 {
-            return Err(Error::invalid("backward", "wants one element", self.to_string(), "sum it first"));
-        }
-        let ones = DTensor::full(
-            &self.mesh,
-            self.dtype(),
-            self.shape(),
-            1.0,
-            Layout::replicated(self.mesh.mesh().ndim()),
-        )?;
-        self.backward_from(ones)
-    }
-
-    /// As [`DTensor::backward`], for a tensor of any shape, from the gradient of whatever follows with respect to it.
-    ///
-    /// # Errors
-    /// Refuses a `grad` of another shape or dtype, and a tensor without history; a fault of communication.
-    pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
-        if grad.meta() != self.meta() {
-            return Err(Error::invalid(
-                "backward",
-                "the gradient does not fit",
-                format!("{grad} for {self}"),
-                "",
-            ));
-        }
-        let Some(edge) = &self.edge else {
-            return Err(Error::invalid(
-                "backward",
-                "no leaf that requires a gradient stands behind this tensor",
-                self.to_string(),
-                "call requires_grad() on a leaf, outside no_grad()",
-            ));
-        };
-        let _guard = self.mesh.no_grad();
-        let mut pass = Pass {
-            mesh: self.mesh.clone(),
-            waiting: BinaryHeap::new(),
-            grads: FxHashMap::default(),
-            done: Gradients::default(),
-        };
-        pass.give(edge, grad.detach())?;
-        while let Some(Waiting(node)) = pass.waiting.pop() {
-            pass.visit(&node)?;
-        }
-        Ok(pass.done)
-    }
-}
-
-/// Gradients by leaf.
-#[derive(Default)]
-pub struct Gradients(FxHashMap<u64, DTensor>);
-
-impl Gradients {
-    /// The gradient of `leaf`, in its layout; none if the result did not depend on it.
-    pub fn get(&self, leaf: &DTensor) -> Option<&DTensor> {
-        self.0.get(&leaf.edge.as_ref()?.node.id)
-    }
-
-    /// As [`Gradients::get`], moved out.
-    pub fn take(&mut self, leaf: &DTensor) -> Option<DTensor> {
-        self.0.remove(&leaf.edge.as_ref()?.node.id)
-    }
-
-    /// Adds the gradients of another pass: gradient accumulation.
-    ///
-    /// # Errors
-    /// None that the passes have not had.
-    pub fn merge(&mut self, other: Gradients) -> Result<()> {
-        for (id, g) in other.0 {
-            let sum = match self.0.remove(&id) {
-                Some(mine) => DTensor::apply_owned(&Add, [mine, g].into_iter().collect())?.swap_remove(0),
-                None => g,
-            };
-            self.0.insert(id, sum);
-        }
-        Ok(())
     }
 }
 
@@ -229,15 +81,19 @@ pub(super) fn record(
     moved: &[Option<DTensor>],
     mut outs: DTensors,
 ) -> Result<DTensors> {
-    let wants = |x: &DTensor| x.edge.is_some();
     if !ins[0].mesh.grad_enabled()
-        || !ins.iter().any(|x| wants(x))
+        || !ins.iter().any(|x| x.has_history())
         || !outs.iter().any(|o| o.dtype().is_float())
     {
         return Ok(outs);
     }
-    let needs = ins.iter().enumerate().fold(0u32, |m, (i, x)| m | u32::from(wants(x)) << i);
-    let program = plan.program(op, needs)?;
+    let needs: Needs = ins.iter().map(|x| x.has_history()).collect();
+    let program = plan.program(op, &needs)?;
+    // A result whose gradient no derivative asks for, such as a statistic, is a constant.
+    let (result_reads, grad_reads) = program.reads[ins.len()..].split_at(outs.len());
+    if !grad_reads.contains(&true) {
+        return Ok(outs);
+    }
     let keep = |i: usize| {
         // A partial that was reduced is kept reduced; whatever else moved is kept as it was, and moves again.
         let x = match &moved[i] {
@@ -250,173 +106,18 @@ pub(super) fn record(
         }
     };
     let saved = program.reads[..ins.len()].iter().enumerate().map(|(i, &r)| r.then(|| keep(i)));
-    let out_reads = &program.reads[ins.len()..ins.len() + outs.len()];
-    let saved_outs = outs.iter().zip(out_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
+    let saved_outs = outs.iter().zip(result_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
     let call = Call {
-        op: if op.has_free() { op.to_shared() } else { plan.op.clone() },
-        edges: ins.iter().map(|x| x.edge.clone()).collect(),
+        edges: ins.iter().zip(&program.grads).map(|(x, g)| g.and_then(|_| x.edge.clone())).collect(),
         saved: saved.chain(saved_outs).collect(),
-        program,
+        program: program.clone(),
     };
-    for edge in call.edges.iter().flatten() {
-        edge.node.readers.set(edge.node.readers.get() + 1);
-    }
     let facts = outs.iter().map(|o| o.facts.clone()).collect();
-    let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call), readers: Cell::new(0) });
-    for (out, o) in outs.iter_mut().enumerate().filter(|(_, o)| o.dtype().is_float()) {
+    let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call) });
+    for (out, o) in outs.iter_mut().enumerate().filter(|(out, _)| grad_reads[*out]) {
         o.edge = Some(Edge { node: node.clone(), out });
     }
     Ok(outs)
-}
-
-/// A backward pass under way. Nodes are visited youngest first, so a node's gradients are complete when it is visited.
-struct Pass {
-    mesh: DeviceMesh,
-    waiting: BinaryHeap<Waiting>,
-    grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
-    done: Gradients,
-}
-
-struct Waiting(Rc<Node>);
-
-impl Pass {
-    fn give(&mut self, edge: &Edge, grad: DTensor) -> Result<()> {
-        let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
-            self.waiting.push(Waiting(edge.node.clone()));
-            SmallVec::from_elem(None, edge.node.outs.len())
-        });
-        slots[edge.out] = Some(match slots[edge.out].take() {
-            None => grad,
-            Some(sum) => DTensor::apply_owned(&Add, [sum, grad].into_iter().collect())?.swap_remove(0),
-        });
-        Ok(())
-    }
-
-    fn visit(&mut self, node: &Rc<Node>) -> Result<()> {
-        // A leaf that was complete early has nothing left here.
-        let Some(grads) = self.grads.remove(&node.id) else { return Ok(()) };
-        let Some(call) = &node.call else { return self.land(node, grads) };
-        let result = self.run(node, call, grads)?;
-        for (edge, grad) in call.edges.iter().zip(result) {
-            let Some(edge) = edge else { continue };
-            if let Some(grad) = grad {
-                self.give(edge, grad)?;
-            }
-            let readers = &edge.node.readers;
-            readers.set(readers.get().saturating_sub(1));
-            let complete = edge.node.call.is_none() && readers.get() == 0;
-            if let Some(grads) = complete.then(|| self.grads.remove(&edge.node.id)).flatten() {
-                self.land(&edge.node, grads)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
-        let Some(grad) = grads[0].take() else { return Ok(()) };
-        let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
-        // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
-        let local = grad.local.contiguous();
-        self.done.0.insert(leaf.id, DTensor { local, ..grad });
-        Ok(())
-    }
-
-    /// Runs the node's derivative. A `Partial` value that one step had to reduce is reduced for all.
-    fn run(
-        &self,
-        node: &Node,
-        call: &Call,
-        grads: SmallVec<[Option<DTensor>; 1]>,
-    ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
-        let program = &call.program;
-        let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
-        for (v, saved) in call.saved.iter().enumerate() {
-            values[v] = match saved {
-                None => None,
-                Some(Saved::Kept(x)) => Some(x.clone()),
-                Some(Saved::Again(origin)) => Some(origin.value()?),
-            };
-        }
-        for (k, grad) in grads.into_iter().enumerate() {
-            let v = call.saved.len() + k;
-            if program.reads[v] {
-                values[v] = Some(match grad {
-                    Some(g) => g,
-                    None => self.zeros(&node.outs[k])?,
-                });
-            }
-        }
-        for step in &program.steps {
-            for r in &step.ins {
-                if let Some(reduced) = self.reduced_for(step, &values, r.0 as usize)? {
-                    values[r.0 as usize] = Some(reduced);
-                }
-            }
-            let ins: SmallVec<[&DTensor; 4]> =
-                step.ins.iter().map(|r| value(&values, r.0 as usize)).collect();
-            let outs = DTensor::apply(step.op.as_ref(), &ins)?;
-            drop(ins);
-            for (k, out) in outs.into_iter().enumerate() {
-                values[step.out.0 as usize + k] = Some(out);
-            }
-        }
-        debug_assert!(program.grads.len() == call.edges.len(), "{}", call.op.name());
-        Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
-    }
-
-    /// Value `v` moved as `step` will want it, if it is a partial that `step` reduces.
-    fn reduced_for(&self, step: &Step, values: &[Option<DTensor>], v: usize) -> Result<Option<DTensor>> {
-        let x = value(values, v);
-        if !x.layout().has_partial() {
-            return Ok(None);
-        }
-        let facts: SmallVec<[&Rc<Facts>; 4]> =
-            step.ins.iter().map(|r| &value(values, r.0 as usize).facts).collect();
-        let plan = Plan::find(&self.mesh, step.op.as_ref(), &facts)?;
-        let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
-        let Some((m, to)) = &plan.moves[at] else { return Ok(None) };
-        Ok(Some(DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone())))
-    }
-
-    fn zeros(&self, facts: &Facts) -> Result<DTensor> {
-        let layout = facts.layout();
-        let placements = layout.placements().iter().map(|p| match p {
-            Placement::Partial(_) => Placement::Replicate,
-            other => other.clone(),
-        });
-        let layout = Layout::new(placements).with_order(layout.order())?;
-        DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), layout)
-    }
-}
-
-fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {
-    values[v].as_ref().expect("programs read what they declared or computed")
-}
-
-impl PartialEq for Waiting {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.id == other.0.id
-    }
-}
-
-impl Eq for Waiting {}
-
-impl PartialOrd for Waiting {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Waiting {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.id.cmp(&other.0.id)
-    }
-}
-
-impl fmt::Debug for Gradients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(id, g)| (id, g.to_string()))).finish()
-    }
 }
 
 /// Younger nodes have larger numbers. A rank is a thread, so the count is the rank's own.

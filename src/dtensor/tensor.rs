@@ -3,10 +3,11 @@
 use std::fmt;
 use std::rc::Rc;
 
+use super::again::Origin;
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
 use super::redistribute::{self, InFlight};
-use super::tape::{Edge, Node, Origin};
+use super::tape::{Edge, Node};
 use crate::error::{Error, Result};
 use crate::ops::Meta;
 use crate::placement::{Layout, Placement};
@@ -176,6 +177,26 @@ impl DTensor {
         let whole =
             layout.placements().iter().map(|p| if p.is_partial() { Placement::Replicate } else { p.clone() });
         self.redistribute(Layout::new(whole).with_order(layout.order())?)
+    }
+
+    /// What [`DTensor::redistribute`] would do on this rank, in words. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, short::{R, shard}}, tensor::DType};
+    /// let said = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], Layout::new([shard(0)]))?;
+    ///     x.explain(Layout::new([R]))
+    /// })?;
+    /// assert_eq!(said[0], "all_gather over dp{0, 1}: 32 bytes come"); // the two rows it lacks
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit.
+    pub fn explain(&self, layout: Layout) -> Result<String> {
+        let facts = self.mesh.facts(self.dtype(), self.shape(), &layout)?;
+        Ok(redistribute::find(&self.mesh, &self.facts, &facts)?.to_string())
     }
 
     /// Starts a redistribution and returns at once; other work may come before [`Pending::wait`].

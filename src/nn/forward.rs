@@ -60,13 +60,13 @@ impl<'a> Forward<'a> {
         }
         let unit = self.params.unit_of(id);
         self.enter(unit)?;
+        if let Slot::Ready(t) = &self.slots.borrow()[id.0] {
+            return Ok(t.clone());
+        }
         self.start(unit)?;
         let slot = std::mem::replace(&mut self.slots.borrow_mut()[id.0], Slot::Idle);
-        let ready = match slot {
-            Slot::Ready(t) => t,
-            Slot::InFlight(pending) => leaf.gathered_again(pending.wait()?, &self.current.borrow().before),
-            Slot::Idle => unreachable!("the unit was just started"),
-        };
+        let Slot::InFlight(pending) = slot else { unreachable!("the unit was just started") };
+        let ready = leaf.gathered_again(pending.wait()?, &self.before(unit));
         self.slots.borrow_mut()[id.0] = Slot::Ready(ready.clone());
         Ok(ready)
     }
@@ -86,7 +86,7 @@ impl<'a> Forward<'a> {
     /// Refuses a `p` outside `[0, 1]`.
     pub fn dropout(&self, x: DTensor, p: f64) -> Result<DTensor> {
         match &self.generator {
-            Some(g) if p > 0.0 => x.dropout(p, g.borrow_mut().next_draw()),
+            Some(g) if p != 0.0 => x.dropout(p, g.borrow_mut().next_draw()),
             _ => Ok(x),
         }
     }
@@ -97,7 +97,7 @@ impl<'a> Forward<'a> {
     /// Refuses shapes that do not fit.
     pub fn attention(&self, q: &DTensor, k: &DTensor, v: &DTensor, scale: f64, p: f64) -> Result<DTensor> {
         match &self.generator {
-            Some(g) if p > 0.0 => q.attention_dropout(k, v, scale, p, g.borrow_mut().next_draw()),
+            Some(g) if p != 0.0 => q.attention_dropout(k, v, scale, p, g.borrow_mut().next_draw()),
             _ => q.attention(k, v, scale),
         }
     }
@@ -105,27 +105,42 @@ impl<'a> Forward<'a> {
     /// On the first use of a unit: lets go of the one before, and asks for the next.
     fn enter(&self, unit: usize) -> Result<()> {
         let units = self.params.units();
-        let mut current = self.current.borrow_mut();
-        if current.unit == Some(unit) || (units[unit].is_root() && current.unit.is_some()) {
+        let current = self.current.borrow().unit;
+        if current == Some(unit) || (units[unit].is_root() && current.is_some()) {
             return Ok(());
         }
         self.start(unit)?;
-        if let Some(previous) = current.unit.replace(unit) {
-            let mut slots = self.slots.borrow_mut();
-            let members = &units[previous].members;
-            let ready = |id: &ParamId| match &slots[id.0] {
-                Slot::Ready(t) => t.again(),
-                _ => None,
-            };
-            current.before = members.iter().filter_map(ready).collect();
-            if !units[previous].is_root() {
-                members.iter().for_each(|id| slots[id.0] = Slot::Idle);
-            }
+        // The backward pass comes to the root's parameters at its own beginning: nobody asks for them ahead.
+        let previous = current.filter(|&p| !units[p].is_root());
+        let before = previous.map(|p| self.ready(p)).unwrap_or_default();
+        for id in previous.iter().flat_map(|&p| &units[p].members) {
+            self.slots.borrow_mut()[id.0] = Slot::Idle;
         }
-        if let Some(next) = (unit + 1..units.len()).find(|&u| !units[u].is_root()) {
-            self.start(next)?;
+        *self.current.borrow_mut() = Current { unit: Some(unit), before };
+        match (unit + 1..units.len()).find(|&u| !units[u].is_root()) {
+            Some(next) => self.start(next),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// What the backward pass needs after a parameter of `unit`, which is used now.
+    fn before(&self, unit: usize) -> Vec<Again> {
+        let current = self.current.borrow();
+        match current.unit {
+            // Of the root, after a block: that block.
+            Some(block) if block != unit => self.ready(block),
+            _ => current.before.clone(),
+        }
+    }
+
+    /// How the parameters of a unit that are gathered now can be had again.
+    fn ready(&self, unit: usize) -> Vec<Again> {
+        let slots = self.slots.borrow();
+        let again = |id: &ParamId| match &slots[id.0] {
+            Slot::Ready(t) => t.again(),
+            _ => None,
+        };
+        self.params.units()[unit].members.iter().filter_map(again).collect()
     }
 
     fn start(&self, unit: usize) -> Result<()> {
@@ -137,5 +152,49 @@ impl<'a> Forward<'a> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DeviceMesh;
+    use crate::nn::Plan;
+    use crate::rng::Init;
+
+    #[test]
+    fn units_are_gathered_in_turn_and_asked_for_again_in_reverse() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+            let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 1)?;
+            let ids = ["wte", "h.0.a", "h.0.b", "h.1.a", "h.1.b", "norm"]
+                .map(|path| params.root().param(path, [3, 2], Init::Ones).expect("paths differ"));
+            let cx = Forward::eval(&params);
+            let state = || -> String {
+                let of = |s: &Slot| match s {
+                    Slot::Idle => '-',
+                    Slot::InFlight(_) => '.',
+                    Slot::Ready(_) => '#',
+                };
+                cx.slots.borrow().iter().map(of).collect()
+            };
+            let root = params.unit_of(ids[0]);
+            let mut seen = Vec::new();
+            for (id, before) in ids.into_iter().zip([0, 0, 0, 2, 2, 2]) {
+                let value = cx.param(id)?;
+                assert_eq!(value.local().to_vec::<f32>()?, [1.0; 6]);
+                assert!(value.has_history() && value.again().is_some());
+                assert_eq!(cx.before(params.unit_of(id)).len(), before, "{}", params.path(id));
+                seen.push(state());
+            }
+            assert_eq!(seen, ["#..--.", "##....", "###...", "#--#..", "#--##.", "#--###"]);
+            assert_eq!(cx.before(root).len(), 2, "after the root comes the last block");
+            let again = cx.param(ids[0])?;
+            assert_eq!(state(), "#--###", "the root stays");
+            drop(again);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 }

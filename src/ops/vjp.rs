@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 /// A value of a program: an operand, a result, a gradient that came in, or the result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ref(pub(crate) u16);
+pub struct Ref(pub(crate) u32);
 
 impl Ref {
     /// The value's number in its program.
@@ -43,7 +43,7 @@ pub struct Program {
     pub steps: Vec<Step>,
     /// One an operand: its gradient, or none because none was asked for or none exists.
     pub grads: SmallVec<[Option<Ref>; 4]>,
-    /// The number of values, and of the last step that reads each (`usize::MAX` for gradients that go out).
+    /// The number of values.
     pub values_len: usize,
     /// Which operands, results and incoming gradients the program reads.
     pub reads: SmallVec<[bool; 8]>,
@@ -150,11 +150,11 @@ impl<'a> Vjp<'a> {
         let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
         let outs = op.infer(&metas)?;
         let first = self.metas.len();
-        let refs = (first..first + outs.len()).map(|v| Ref(v as u16)).collect();
+        let refs = (first..first + outs.len()).map(|v| Ref(v as u32)).collect();
         self.steps.push(Step {
             op: Arc::new(op),
             ins: ins.iter().copied().collect(),
-            out: Ref(first as u16),
+            out: Ref(first as u32),
             out_len: outs.len(),
         });
         self.metas.extend(outs);
@@ -191,7 +191,7 @@ impl<'a> Vjp<'a> {
 
     fn read(&mut self, value: usize) -> Ref {
         self.reads[value] = true;
-        Ref(value as u16)
+        Ref(value as u32)
     }
 
     fn finish(self) -> Result<Program> {

@@ -1,0 +1,348 @@
+//! The backward pass.
+//!
+//! Gradients are distributed tensors in whatever layout is cheapest until they reach a leaf, where they take the leaf's
+//! own: there a data-parallel gradient is all-reduced, an FSDP one reduce-scattered, each as soon as it is complete.
+
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::rc::Rc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use super::device_mesh::DeviceMesh;
+use super::facts::Facts;
+use super::plan::Plan;
+use super::tape::{Call, Edge, Node, Saved};
+use super::tensor::DTensor;
+use crate::error::{Error, Result};
+use crate::ops::{Add, Step};
+use crate::placement::{Layout, Placement};
+
+impl DTensor {
+    /// The gradients of this scalar with respect to every leaf ([`DTensor::requires_grad`]) it was computed from.
+    ///
+    /// Communicates what the derivatives' operators move, and what takes each leaf's gradient to the leaf's layout.
+    ///
+    /// # Errors
+    /// Refuses a tensor with more than one element or without history; a fault of communication.
+    pub fn backward(&self) -> Result<Gradients> {
+        if self.shape().numel() != 1 {
+            return Err(Error::invalid("backward", "wants one element", self.to_string(), "sum it first"));
+        }
+        let ones = DTensor::full(
+            &self.mesh,
+            self.dtype(),
+            self.shape(),
+            1.0,
+            Layout::replicated(self.mesh.mesh().ndim()),
+        )?;
+        self.backward_from(ones)
+    }
+
+    /// As [`DTensor::backward`], for a tensor of any shape, from the gradient of whatever follows with respect to it.
+    ///
+    /// # Errors
+    /// Refuses a `grad` of another shape or dtype, and a tensor without history; a fault of communication.
+    pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
+        if grad.meta() != self.meta() {
+            return Err(Error::invalid(
+                "backward",
+                "the gradient does not fit",
+                format!("{grad} for {self}"),
+                "",
+            ));
+        }
+        let Some(edge) = &self.edge else {
+            return Err(Error::invalid(
+                "backward",
+                "no leaf that requires a gradient stands behind this tensor",
+                self.to_string(),
+                "call requires_grad() on a leaf, outside no_grad()",
+            ));
+        };
+        let _guard = self.mesh.no_grad();
+        let mut pass = Pass {
+            mesh: self.mesh.clone(),
+            waiting: BinaryHeap::new(),
+            grads: FxHashMap::default(),
+            readers: readers(&edge.node),
+            done: Gradients::default(),
+        };
+        pass.give(edge, grad.detach())?;
+        while let Some(Waiting(node)) = pass.waiting.pop() {
+            pass.visit(&node)?;
+        }
+        Ok(pass.done)
+    }
+}
+
+/// Gradients by leaf.
+#[derive(Default)]
+pub struct Gradients(FxHashMap<u64, DTensor>);
+
+impl Gradients {
+    /// The gradient of `leaf`, in its layout; none if the result did not depend on it.
+    pub fn get(&self, leaf: &DTensor) -> Option<&DTensor> {
+        self.0.get(&leaf.edge.as_ref()?.node.id)
+    }
+
+    /// As [`Gradients::get`], moved out.
+    pub fn take(&mut self, leaf: &DTensor) -> Option<DTensor> {
+        self.0.remove(&leaf.edge.as_ref()?.node.id)
+    }
+
+    /// Adds the gradients of another pass: gradient accumulation.
+    ///
+    /// # Errors
+    /// None that the passes have not had.
+    pub fn merge(&mut self, other: Gradients) -> Result<()> {
+        for (id, g) in other.0 {
+            let sum = match self.0.remove(&id) {
+                Some(mine) => DTensor::apply_owned(&Add, [mine, g].into_iter().collect())?.swap_remove(0),
+                None => g,
+            };
+            self.0.insert(id, sum);
+        }
+        Ok(())
+    }
+}
+
+/// A backward pass under way. Nodes are visited youngest first, so a node's gradients are complete when it is visited.
+struct Pass {
+    mesh: DeviceMesh,
+    waiting: BinaryHeap<Waiting>,
+    grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
+    /// How many gradients each leaf has still to get: with the last one it is complete, and need not wait for older nodes.
+    readers: FxHashMap<u64, usize>,
+    done: Gradients,
+}
+
+struct Waiting(Rc<Node>);
+
+impl Pass {
+    fn give(&mut self, edge: &Edge, grad: DTensor) -> Result<()> {
+        let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
+            self.waiting.push(Waiting(edge.node.clone()));
+            SmallVec::from_elem(None, edge.node.outs.len())
+        });
+        slots[edge.out] = Some(match slots[edge.out].take() {
+            None => grad,
+            Some(sum) => DTensor::apply_owned(&Add, [sum, grad].into_iter().collect())?.swap_remove(0),
+        });
+        Ok(())
+    }
+
+    fn visit(&mut self, node: &Rc<Node>) -> Result<()> {
+        // A leaf that was complete early has nothing left here.
+        let Some(grads) = self.grads.remove(&node.id) else { return Ok(()) };
+        let Some(call) = &node.call else { return self.land(node, grads) };
+        let result = self.run(node, call, grads)?;
+        for (edge, grad) in call.edges.iter().zip(result) {
+            let (Some(edge), Some(grad)) = (edge, grad) else { continue };
+            self.give(edge, grad)?;
+            if let Some(left) = self.readers.get_mut(&edge.node.id) {
+                *left -= 1;
+                if *left == 0
+                    && let Some(grads) = self.grads.remove(&edge.node.id)
+                {
+                    self.land(&edge.node, grads)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
+        let Some(grad) = grads[0].take() else { return Ok(()) };
+        let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
+        // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
+        let local = grad.local.contiguous();
+        self.done.0.insert(leaf.id, DTensor { local, ..grad });
+        Ok(())
+    }
+
+    /// Runs the node's derivative. A `Partial` value that one step had to reduce is reduced for all.
+    fn run(
+        &self,
+        node: &Node,
+        call: &Call,
+        grads: SmallVec<[Option<DTensor>; 1]>,
+    ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
+        let program = &call.program;
+        let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
+        for (v, saved) in call.saved.iter().enumerate() {
+            values[v] = match saved {
+                None => None,
+                Some(Saved::Kept(x)) => Some(x.clone()),
+                Some(Saved::Again(origin)) => Some(origin.value()?),
+            };
+        }
+        for (k, grad) in grads.into_iter().enumerate() {
+            let v = call.saved.len() + k;
+            if program.reads[v] {
+                values[v] = Some(match grad {
+                    Some(g) => g,
+                    None => self.zeros(&node.outs[k])?,
+                });
+            }
+        }
+        for step in &program.steps {
+            for r in &step.ins {
+                if let Some(reduced) = self.reduced_for(step, &values, r.0 as usize)? {
+                    values[r.0 as usize] = Some(reduced);
+                }
+            }
+            let ins: SmallVec<[&DTensor; 4]> =
+                step.ins.iter().map(|r| value(&values, r.0 as usize)).collect();
+            let outs = DTensor::apply(step.op.as_ref(), &ins)?;
+            drop(ins);
+            for (k, out) in outs.into_iter().enumerate() {
+                values[step.out.0 as usize + k] = Some(out);
+            }
+        }
+        Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
+    }
+
+    /// Value `v` moved as `step` will want it, if it is a partial that `step` reduces.
+    fn reduced_for(&self, step: &Step, values: &[Option<DTensor>], v: usize) -> Result<Option<DTensor>> {
+        let x = value(values, v);
+        if !x.layout().has_partial() {
+            return Ok(None);
+        }
+        let facts: SmallVec<[&Rc<Facts>; 4]> =
+            step.ins.iter().map(|r| &value(values, r.0 as usize).facts).collect();
+        let plan = Plan::find(&self.mesh, step.op.as_ref(), &facts)?;
+        let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
+        let Some((m, to)) = &plan.moves[at] else { return Ok(None) };
+        Ok(Some(DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone())))
+    }
+
+    fn zeros(&self, facts: &Facts) -> Result<DTensor> {
+        let layout = facts.layout();
+        let placements = layout.placements().iter().map(|p| match p {
+            Placement::Partial(_) => Placement::Replicate,
+            other => other.clone(),
+        });
+        let layout = Layout::new(placements).with_order(layout.order())?;
+        DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), layout)
+    }
+}
+
+/// For each leaf behind `root`, how many operands of calls it is: a pass from `root` visits every one of these once.
+fn readers(root: &Node) -> FxHashMap<u64, usize> {
+    let mut readers = FxHashMap::default();
+    let mut seen = FxHashSet::default();
+    let mut nodes = vec![root];
+    while let Some(call) = nodes.pop().and_then(|node| node.call.as_ref()) {
+        for Edge { node, .. } in call.edges.iter().flatten() {
+            if node.call.is_none() {
+                *readers.entry(node.id).or_insert(0) += 1;
+            } else if seen.insert(node.id) {
+                nodes.push(node);
+            }
+        }
+    }
+    readers
+}
+
+fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {
+    values[v].as_ref().expect("programs read what they declared or computed")
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id == other.0.id
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.id.cmp(&other.0.id)
+    }
+}
+
+impl fmt::Debug for Gradients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.0.iter().map(|(id, g)| (id, g.to_string()))).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::DeviceMesh;
+    use super::*;
+    use crate::comm::spmd;
+    use crate::ops::{Bits, RmsNorm, Sign};
+    use crate::tensor::Tensor;
+
+    fn vector(mesh: &DeviceMesh, values: [f32; 3]) -> Result<DTensor> {
+        let whole = Tensor::from_vec(values.to_vec(), [3])?;
+        DTensor::distribute(mesh, &whole, "(S0)".parse()?)
+    }
+
+    /// The gradient `a + b` of `sum(w a + w b)`.
+    fn loss(w: &DTensor, a: [f32; 3], b: [f32; 3]) -> Result<DTensor> {
+        w.mul(&vector(w.mesh(), a)?)?.add(&w.mul(&vector(w.mesh(), b)?)?)?.sum_all()
+    }
+
+    #[test]
+    fn a_leaf_is_complete_when_this_pass_has_given_it_everything() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let w = vector(&mesh, [1.0, 2.0, 3.0])?.requires_grad()?;
+            let gradient = |l: &DTensor| -> Result<Vec<f32>> {
+                l.backward()?.get(&w).expect("w is a leaf").full_tensor()?.to_vec()
+            };
+            let first = loss(&w, [1.0, 0.0, 5.0], [2.0, 7.0, 0.0])?;
+            let second = loss(&w, [0.0, 1.0, 1.0], [4.0, 0.0, 1.0])?;
+            assert_eq!(gradient(&first)?, [3.0, 7.0, 5.0]);
+            assert_eq!(gradient(&first)?, [3.0, 7.0, 5.0], "a second pass over one tape");
+            drop(first);
+            assert_eq!(gradient(&second)?, [4.0, 1.0, 2.0], "after another tape was let go of");
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn constants_have_no_history() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let x = vector(&mesh, [1.0, 2.0, 4.0])?.reshape([3, 1])?.requires_grad()?;
+            let w = DTensor::full(&mesh, x.dtype(), [1], 1.0, Layout::replicated(1))?;
+            let outs = DTensor::apply(&RmsNorm { eps: Bits(0.0) }, &[&x, &w])?;
+            let history: Vec<bool> = outs.iter().map(DTensor::has_history).collect();
+            assert_eq!(history, [true, false], "the statistic is a constant to the derivative");
+            assert!(!x.lt(&x)?.has_history() && !DTensor::apply_one(&Sign, &[&x])?.has_history());
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn any_number_of_operands() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let parts: Vec<DTensor> = (0..40).map(|i| vector(&mesh, [i as f32; 3])).collect::<Result<_>>()?;
+            let leaf = parts[39].requires_grad()?;
+            let ins: Vec<&DTensor> = parts[..39].iter().chain([&leaf]).collect();
+            let y = DTensor::cat(&ins, 0)?;
+            let edges =
+                &y.edge.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().edges;
+            assert_eq!(edges.iter().position(Option::is_some), Some(39));
+            let gradients = y.mul(&y)?.sum_all()?.backward()?;
+            assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [78.0; 3]);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
