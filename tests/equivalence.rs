@@ -2,108 +2,87 @@
 //! a single rank gives, forward and backward, by bits.
 //!
 //! Layouts are replicated, sharded (uneven and empty shards, both nesting orders), ragged with empty ranks, and partial
-//! with integer parts. A failure prints sample, mesh and layouts in the notation. Seeds are fixed.
+//! with integer parts. A failure prints sample, mesh and layouts in the notation, shrunk towards replication.
 //!
 //! By bits, except: what a partial sum went through in parts; results of samples that say their sums are rounded; and
 //! gradients behind which stands a sum of values that are not short dyadic numbers. For these `common::bound` and
 //! `gradient_bound` say how far.
 
-use std::sync::{Arc, Mutex};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
 
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::{Meta, Sample, Vjp, catalog, eval_whole};
-use isoshard::placement::{Layout, Spec};
-use isoshard::tensor::{DType, Tensor};
+use isoshard::placement::{Layout, Mesh, Placement, Spec};
+use isoshard::tensor::{DType, ReduceOp, Tensor};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::{BoxedStrategy, Strategy};
 
 mod common;
-use common::{
-    Stream, agree, bound, epsilon, has_no_derivative, magnitude, part_of, random_layout, small_ints, values,
-};
+use common::layouts::{Failures, layouts};
+use common::{agree, bound, epsilon, has_no_derivative, magnitude, on_mesh, small_ints, spread, values};
 
-const MESHES: [(&str, usize); 7] =
-    [("1", 1), ("a=2", 2), ("a=3", 3), ("a=4", 4), ("a=5", 5), ("a=2,b=2", 4), ("a=2,b=3", 6)];
-/// Random layouts for each sample and mesh.
-const CASES: u64 = 12;
+const MESHES: [&str; 7] = ["1", "a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=2,b=3"];
+/// Worlds for each sample and mesh.
+const WORLDS: u32 = 3;
+/// At most this many layouts in each world, where later ones meet the plans of earlier ones.
+const CASES: usize = 7;
+/// Sets of values.
+const SALTS: u64 = 8;
 
 #[test]
 fn results_are_those_of_a_single_rank() {
-    over_all(|sample, mesh, case, log| {
-        let mut stream = Stream(case.seed);
-        let ins = values(sample, DType::F32, case.number + 1);
-        let wholes = eval_whole(sample.op.as_ref(), &ins)?;
-        let mut xs = Vec::new();
-        for whole in &ins {
-            let layout = random_layout(&mut stream, mesh.mesh(), whole.dtype(), whole.shape(), true);
-            xs.push(spread(mesh, whole, layout, case.number)?);
-        }
-        log.note(&xs);
+    over_all(false, |sample, mesh, given, known| {
+        let (xs, mut found) = (given.leaves(mesh, &known.ins)?, Vec::new());
         let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
-        for (k, (out, whole)) in outs.iter().zip(&wholes).enumerate() {
-            let full = out.full_tensor()?;
+        for (k, (out, whole)) in outs.iter().zip(&known.outs).enumerate() {
             // A partial sum may pass an operator in parts, each rounded.
-            let parts = if log.has_sums() { 16.0 * mesh.mesh().rank_len() as f64 } else { 0.0 };
+            let parts = if given.has_sums() { 16.0 * mesh.mesh().rank_len() as f64 } else { 0.0 };
             let bound = bound(sample, whole) + parts * epsilon(whole.dtype()) * magnitude(whole);
-            log.compare(&format!("result {k}, {out}"), &full, whole, bound);
+            found.extend(given.difference(&format!("result {k}, {out}"), &out.full_tensor()?, whole, bound));
         }
-        Ok(())
+        Ok(found)
     });
 }
 
 #[test]
 fn gradients_are_those_of_a_single_rank() {
-    over_all(|sample, mesh, case, log| {
-        let ins = values(sample, DType::F32, case.number + 1);
-        if has_no_derivative(sample) {
-            return Ok(());
+    over_all(true, |sample, mesh, given, known| {
+        let (mut leaves, mut found) = (given.leaves(mesh, &known.ins)?, Vec::new());
+        for leaf in leaves.iter_mut().filter(|l| l.dtype().is_float()) {
+            *leaf = leaf.requires_grad()?;
         }
-        let known = case.reference(sample, &ins)?;
-        let mut stream = Stream(case.seed ^ 0x6ead);
-        let mut xs = Vec::new();
-        let mut leaves = Vec::new();
-        for whole in &ins {
-            let lay = |stream: &mut Stream, partials| {
-                random_layout(stream, mesh.mesh(), whole.dtype(), whole.shape(), partials)
-            };
-            let mut x = spread(mesh, whole, lay(&mut stream, false), case.number)?;
-            if whole.dtype().is_float() {
-                x = x.requires_grad()?;
-            }
-            leaves.push(x.clone());
-            // Half of the operands come by a redistribution, whose derivative is the identity.
-            let moved = lay(&mut stream, true);
-            xs.push(if stream.below(2) == 0 { x } else { x.redistribute(moved)? });
-        }
-        log.note(&leaves);
-        log.note(&xs);
+        // Half of the operands come by a redistribution, whose derivative is the identity.
+        let moved = leaves.iter().zip(&given.moves).map(|(leaf, to)| match to {
+            Some(to) => leaf.redistribute(to.layout.clone()),
+            None => Ok(leaf.clone()),
+        });
+        let xs = moved.collect::<Result<Vec<_>>>()?;
         let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
         for (k, out) in outs.iter().enumerate().filter(|(_, o)| o.has_history()) {
-            let whole = small_ints(out.dtype(), out.shape(), case.number);
-            let layout = random_layout(&mut stream, mesh.mesh(), out.dtype(), out.shape(), true);
-            let grad = spread(mesh, &whole, layout, case.number)?;
-            log.note(std::slice::from_ref(&grad));
-            let grads = out.backward_from(grad)?;
+            let whole = small_ints(out.dtype(), out.shape(), given.salt);
+            let grads = out.backward_from(spread(mesh, &whole, &given.grads[k], given.salt)?)?;
             for (i, leaf) in leaves.iter().enumerate() {
                 let what = format!("gradient of operand {i} from result {k}");
-                match (grads.get(leaf), &known[k][i]) {
+                match (grads.get(leaf), &known.grads[k][i]) {
                     (Some(g), Some(want)) => {
                         if g.layout() != leaf.layout() {
-                            log.fail(&format!("{what} lies as {g}"));
+                            found.push(format!("{what} lies as {g}"));
                         }
-                        log.compare(
-                            &what,
-                            &g.full_tensor()?,
-                            want,
-                            gradient_bound(sample, &ins, want, log.has_sums())?,
-                        );
+                        let bound = gradient_bound(sample, &known.ins, want, given.has_sums())?;
+                        found.extend(given.difference(&what, &g.full_tensor()?, want, bound));
                     }
                     (None, None) => {}
-                    (got, want) => log.fail(&format!("{what}: {got:?} instead of {want:?}")),
+                    (got, want) => found.push(format!("{what}: {got:?} instead of {want:?}")),
                 }
             }
         }
-        Ok(())
+        Ok(found)
     });
 }
 
@@ -142,41 +121,92 @@ fn gradient_bound(sample: &Sample, ins: &[Tensor], want: &Tensor, sums: bool) ->
     Ok(4.0 * n as f64 * epsilon(want.dtype()) * largest)
 }
 
-/// `whole` in `layout`, from parts that were cut without the engine.
-fn spread(mesh: &DeviceMesh, whole: &Tensor, layout: Layout, salt: u64) -> Result<DTensor> {
-    let spec = Spec::new(mesh.mesh(), whole.dtype(), whole.shape().clone(), layout.clone())?;
-    DTensor::from_local(
-        mesh,
-        part_of(whole, &spec, mesh.mesh().coords(), salt),
-        whole.shape().clone(),
-        layout,
-    )
+/// How everything of one call lies.
+#[derive(Clone)]
+struct Given {
+    /// Which values.
+    salt: u64,
+    ins: Vec<Spec>,
+    /// Where operands are moved before they are used.
+    moves: Vec<Option<Spec>>,
+    grads: Vec<Spec>,
 }
 
-type Grads = Vec<Vec<Option<Tensor>>>;
+impl Given {
+    /// Any layouts; those of operands that want gradients are not partial, until they are moved.
+    fn any(mesh: &Mesh, known: &Known, gradients: bool) -> BoxedStrategy<Given> {
+        let of = |t: &Tensor, partials| layouts(mesh, t.dtype(), t.shape(), partials);
+        let ins: Vec<_> = known.ins.iter().map(|t| of(t, !gradients)).collect();
+        let wanted: (&[Tensor], &[Tensor]) = if gradients { (&known.ins, &known.outs) } else { (&[], &[]) };
+        let moves: Vec<_> = wanted.0.iter().map(|t| option::of(of(t, true))).collect();
+        let grads: Vec<_> = wanted.1.iter().map(|t| of(t, true)).collect();
+        let given = (0..SALTS, ins, moves, grads);
+        given.prop_map(|(salt, ins, moves, grads)| Given { salt, ins, moves, grads }).boxed()
+    }
 
-struct Case {
-    number: u64,
-    seed: u64,
-    known: Arc<Mutex<Option<Arc<Grads>>>>,
-}
+    fn leaves(&self, mesh: &DeviceMesh, wholes: &[Tensor]) -> Result<Vec<DTensor>> {
+        wholes.iter().zip(&self.ins).map(|(whole, spec)| spread(mesh, whole, spec, self.salt)).collect()
+    }
 
-impl Case {
-    /// The gradients of every operand from every result, on a single rank, computed once for all ranks.
-    fn reference(&self, sample: &Sample, ins: &[Tensor]) -> Result<Arc<Grads>> {
-        let mut known = self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(known) = &*known {
-            return Ok(known.clone());
+    fn has_sums(&self) -> bool {
+        let is_sum = |p: &Placement| *p == Placement::Partial(ReduceOp::Sum);
+        let all = self.ins.iter().chain(self.moves.iter().flatten()).chain(&self.grads);
+        all.into_iter().any(|s| s.layout.placements().iter().any(is_sum))
+    }
+
+    fn difference(&self, what: &str, got: &Tensor, want: &Tensor, bound: f64) -> Option<String> {
+        if got.shape() != want.shape() || got.dtype() != want.dtype() {
+            return Some(format!("{what}: {got} instead of {want}"));
         }
-        let (sample, ins, number) = (sample.clone(), ins.to_vec(), self.number);
-        let run = move |rank| single_rank(&rank, &sample, &ins, number);
-        let grads = Arc::new(spmd(1, run)?.swap_remove(0));
-        *known = Some(grads.clone());
-        Ok(grads)
+        // Infinite parts of a sum may add up to NaN, as the judge says too.
+        let sums = self.has_sums();
+        let fits = |g: f64, w: f64| agree(g, w, bound) || (sums && g.is_nan() && !w.is_finite());
+        let mut pairs = got.to_f64_vec().into_iter().zip(want.to_f64_vec()).enumerate();
+        let (e, (g, w)) = pairs.find(|(_, (g, w))| !fits(*g, *w))?;
+        Some(format!("{what}, element {e}: {g} instead of {w} (bound {bound:e})"))
     }
 }
 
-fn single_rank(rank: &isoshard::comm::Rank, sample: &Sample, ins: &[Tensor], number: u64) -> Result<Grads> {
+impl fmt::Debug for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, spec) in self.ins.iter().enumerate() {
+            write!(f, "{}{spec}", if i == 0 { "" } else { ", " })?;
+            if let Some(Some(to)) = self.moves.get(i) {
+                write!(f, " moved to {}", to.layout)?;
+            }
+        }
+        for grad in &self.grads {
+            write!(f, ", gradient {grad}")?;
+        }
+        write!(f, " (values {})", self.salt)
+    }
+}
+
+/// What a single rank gives.
+struct Known {
+    ins: Vec<Tensor>,
+    outs: Vec<Tensor>,
+    /// The gradients of every operand from every result.
+    grads: Vec<Vec<Option<Tensor>>>,
+}
+
+impl Known {
+    fn of(sample: &Sample, salt: u64, gradients: bool) -> Result<Known> {
+        let ins = values(sample, DType::F32, salt + 1);
+        let outs = eval_whole(sample.op.as_ref(), &ins)?.into_vec();
+        let (of, from) = (sample.clone(), ins.clone());
+        let run = move |rank| single_rank(&rank, &of, &from, salt);
+        let grads = if gradients { spmd(1, run)?.swap_remove(0) } else { Vec::new() };
+        Ok(Known { ins, outs, grads })
+    }
+}
+
+fn single_rank(
+    rank: &isoshard::comm::Rank,
+    sample: &Sample,
+    ins: &[Tensor],
+    salt: u64,
+) -> Result<Vec<Vec<Option<Tensor>>>> {
     let mesh = DeviceMesh::parse(rank, "1")?;
     let mut xs = Vec::new();
     for whole in ins {
@@ -188,83 +218,42 @@ fn single_rank(rank: &isoshard::comm::Rank, sample: &Sample, ins: &[Tensor], num
         if !out.has_history() {
             return Ok(vec![None; xs.len()]);
         }
-        let grad = small_ints(out.dtype(), out.shape(), number);
+        let grad = small_ints(out.dtype(), out.shape(), salt);
         let grads = out.backward_from(DTensor::distribute(&mesh, &grad, Layout::replicated(0))?)?;
         Ok(xs.iter().map(|x| grads.get(x).map(|g| g.local().clone())).collect())
     };
     outs.iter().map(from).collect()
 }
 
-/// What a case has found wrong, with what it was given.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<(Vec<String>, Vec<String>)>>);
-
-impl Log {
-    fn lock(&self) -> std::sync::MutexGuard<'_, (Vec<String>, Vec<String>)> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn note(&self, xs: &[DTensor]) {
-        let given: Vec<String> = xs.iter().map(DTensor::to_string).collect();
-        self.lock().0.push(given.join(", "));
-    }
-
-    fn has_sums(&self) -> bool {
-        self.lock().0.iter().any(|xs| xs.contains("P(sum)"))
-    }
-
-    fn fail(&self, what: &str) {
-        self.lock().1.push(what.into());
-    }
-
-    fn compare(&self, what: &str, got: &Tensor, want: &Tensor, bound: f64) {
-        if got.shape() != want.shape() || got.dtype() != want.dtype() {
-            return self.fail(&format!("{what}: {got} instead of {want}"));
-        }
-        // Infinite parts of a sum may add up to NaN, as the judge says too.
-        let sums = self.has_sums();
-        let fits = |g: f64, w: f64| agree(g, w, bound) || (sums && g.is_nan() && !w.is_finite());
-        let pairs = got.to_f64_vec().into_iter().zip(want.to_f64_vec());
-        if let Some((e, (g, w))) = pairs.enumerate().find(|(_, (g, w))| !fits(*g, *w)) {
-            self.fail(&format!("{what}, element {e}: {g} instead of {w} (bound {bound:e})"));
-        }
-    }
-}
-
-/// Runs `check` on every sample, mesh and case, and reports what failed.
-fn over_all(check: impl Fn(&Sample, &DeviceMesh, &Case, &Log) -> Result<()> + Copy + Send + Sync + 'static) {
-    let mut failures = Vec::new();
-    for (s, sample) in catalog().into_iter().enumerate() {
-        let known: Vec<Arc<Mutex<Option<Arc<Grads>>>>> = (0..CASES).map(|_| Arc::default()).collect();
-        for (text, ranks) in MESHES {
-            // One world for all cases; the cases of the last one left behind tell which failed.
-            let logs: Vec<Log> = (0..CASES).map(|_| Log::default()).collect();
-            let (shared, of, known) = (logs.clone(), sample.clone(), known.clone());
-            let outcome = spmd(ranks, move |rank| {
-                let mesh = DeviceMesh::parse(&rank, text)?;
-                for number in 0..CASES {
-                    let seed = common::mix(s as u64 * 64 + number) ^ ranks as u64;
-                    let case = Case { number, seed, known: known[number as usize].clone() };
-                    let log = if rank.rank() == 0 { shared[number as usize].clone() } else { Log::default() };
-                    check(&of, &mesh, &case, &log)?;
-                    let failed = log.lock().1.clone();
-                    assert!(rank.rank() == 0 || failed.is_empty(), "{}", failed.join("; "));
-                }
-                Ok(())
+/// Runs `check` for every sample on every mesh, from random layouts, and reports what failed.
+fn over_all(
+    gradients: bool,
+    check: impl Fn(&Sample, &DeviceMesh, &Given, &Known) -> Result<Vec<String>> + Copy + Send + Sync + 'static,
+) {
+    let mut failures = Failures::default();
+    for sample in catalog().into_iter().filter(|s| !gradients || !has_no_derivative(s)) {
+        let seen: RefCell<HashMap<u64, Arc<Known>>> = RefCell::default();
+        let known = |salt: u64| {
+            let of = || Known::of(&sample, salt, gradients).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
+            seen.borrow_mut().entry(salt).or_insert_with(|| Arc::new(of())).clone()
+        };
+        for text in MESHES {
+            let mesh = Mesh::parse(text, 0).expect("a mesh");
+            let world = vec(Given::any(&mesh, &known(0), gradients), 1..=CASES);
+            failures.check(&format!("{sample:?} on {text}"), WORLDS, &world, |cases| {
+                let known: Vec<Arc<Known>> = cases.iter().map(|given| known(given.salt)).collect();
+                let sample = sample.clone();
+                on_mesh(&mesh, move |mesh| {
+                    for (given, known) in cases.iter().zip(&known) {
+                        let found = check(&sample, mesh, given, known)?;
+                        if !found.is_empty() {
+                            return Ok(found);
+                        }
+                    }
+                    Ok(Vec::new())
+                })
             });
-            let given = |log: &Log| log.lock().0.join(" then ");
-            for log in &logs {
-                let failed = log.lock().1.join("; ");
-                if !failed.is_empty() {
-                    failures.push(format!("{sample:?} on {text}, from {}: {failed}", given(log)));
-                }
-            }
-            if let Err(e) = outcome {
-                let last = logs.iter().rev().find(|l| !l.lock().0.is_empty()).map(given).unwrap_or_default();
-                failures.push(format!("{sample:?} on {text}, from {last}: {e}"));
-            }
         }
     }
-    let shown: Vec<String> = failures.iter().take(60).cloned().collect();
-    assert!(failures.is_empty(), "{} cases differ:\n{}", failures.len(), shown.join("\n"));
+    failures.report();
 }

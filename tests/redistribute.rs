@@ -1,76 +1,112 @@
 //! Redistribution from any random layout to any other of one mesh gives what gathering and cutting gives; and without
 //! `Partial` a rank receives exactly what it lacks.
 
+use std::fmt;
+
 use isoshard::Result;
-use isoshard::comm::spmd;
-use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::placement::{Layout, Spec};
-use isoshard::tensor::{DType, Shape};
+use isoshard::dtensor::DeviceMesh;
+use isoshard::placement::{Mesh, Spec};
+use isoshard::tensor::{DType, Shape, Tensor};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 mod common;
-use common::{Stream, part_of, random_layout, small_ints};
+use common::layouts::{Failures, layouts, meshes, shapes};
+use common::{on_mesh, part_of, small_ints, spread};
 
-const MESHES: [(&str, usize); 8] = [
-    ("1", 1),
-    ("a=2", 2),
-    ("a=3", 3),
-    ("a=5", 5),
-    ("a=2,b=2", 4),
-    ("a=2,b=3", 6),
-    ("a=3,b=2", 6),
-    ("a=2,b=2,c=2", 8),
-];
-
-fn shapes() -> Vec<Shape> {
-    let some: [&[usize]; 9] =
-        [&[], &[7], &[5, 3], &[4, 6], &[1, 5], &[0, 3], &[2, 3, 4], &[11, 1, 2], &[8, 8]];
-    some.map(Shape::from).to_vec()
-}
+const MESHES: [&str; 8] = ["1", "a=2", "a=3", "a=5", "a=2,b=2", "a=2,b=3", "a=3,b=2", "a=2,b=2,c=2"];
+const DTYPES: [DType; 3] = [DType::F32, DType::I64, DType::BF16];
+const SHAPES: [&[usize]; 9] =
+    [&[], &[7], &[5, 3], &[4, 6], &[1, 5], &[0, 3], &[2, 3, 4], &[11, 1, 2], &[8, 8]];
 
 #[test]
 fn any_layout_to_any_other() {
-    for (text, ranks) in MESHES {
-        let done = spmd(ranks, move |rank| {
-            let mesh = DeviceMesh::parse(&rank, text)?;
-            let mut stream = Stream(ranks as u64);
-            for (n, shape) in shapes().into_iter().enumerate() {
-                for k in 0..40 {
-                    check(&mesh, &mut stream, &shape, n as u64 * 64 + k)?;
-                }
+    let mut failures = Failures::default();
+    for text in MESHES {
+        let mesh = Mesh::parse(text, 0).expect("a mesh");
+        for shape in SHAPES.map(Shape::from) {
+            for dtype in DTYPES {
+                let moves = vec(Move::any(&mesh, dtype, &shape), 1..=9);
+                failures.check(&format!("{dtype}{shape} on {text}"), 4, &moves, |moves| run(&mesh, moves));
             }
-            Ok(())
-        });
-        done.unwrap_or_else(|e| panic!("on {text}: {e}"));
+        }
+    }
+    failures.report();
+}
+
+#[test]
+fn on_any_mesh_of_any_shape() {
+    let given = (meshes(), shapes()).prop_flat_map(|(mesh, shape)| {
+        let moves = vec(Move::any(&mesh, DType::F32, &shape), 1..=9);
+        (Just(mesh), moves)
+    });
+    let mut failures = Failures::default();
+    failures.check("any mesh and shape", 512, &given, |(mesh, moves)| run(&mesh, moves));
+    failures.report();
+}
+
+#[derive(Clone)]
+struct Move {
+    from: Spec,
+    to: Spec,
+    salt: u64,
+}
+
+impl Move {
+    fn any(mesh: &Mesh, dtype: DType, shape: &Shape) -> impl Strategy<Value = Move> + use<> {
+        let ends = (layouts(mesh, dtype, shape, true), layouts(mesh, dtype, shape, true), 0..64u64);
+        ends.prop_map(|(from, to, salt)| Move { from, to, salt })
     }
 }
 
-fn check(mesh: &DeviceMesh, stream: &mut Stream, shape: &Shape, salt: u64) -> Result<()> {
-    let dtype = *stream.pick(&[DType::F32, DType::I64, DType::BF16]);
-    let whole = small_ints(dtype, shape, salt);
-    let from = random_layout(stream, mesh.mesh(), dtype, shape, true);
-    let to = random_layout(stream, mesh.mesh(), dtype, shape, true);
-    let (src, dst) = (spec(mesh, dtype, shape, &from)?, spec(mesh, dtype, shape, &to)?);
-    let coords = mesh.mesh().coords();
-    let x = DTensor::from_local(mesh, part_of(&whole, &src, coords, salt), shape.clone(), from.clone())?;
-    let before = mesh.received_bytes();
-    let y = x.redistribute(to.clone())?;
-    let received = mesh.received_bytes() - before;
-    let named = format!("{src} to {dst}");
-    assert_eq!(y.local().shape(), &dst.local_shape(), "{named}");
-    if to.has_partial() {
-        assert_eq!(y.full_tensor()?.to_f64_vec(), whole.to_f64_vec(), "{named}, gathered");
-    } else {
-        assert_eq!(y.local().to_f64_vec(), part_of(&whole, &dst, coords, salt).to_f64_vec(), "{named}");
+impl fmt::Debug for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {} (values {})", self.from, self.to.layout, self.salt)
     }
-    if !from.has_partial() && !to.has_partial() {
+}
+
+/// All moves in one world.
+fn run(mesh: &Mesh, moves: Vec<Move>) -> std::result::Result<(), String> {
+    on_mesh(mesh, move |mesh| {
+        for one in &moves {
+            let found = check(mesh, one)?;
+            if !found.is_empty() {
+                return Ok(found);
+            }
+        }
+        Ok(Vec::new())
+    })
+}
+
+fn check(mesh: &DeviceMesh, Move { from, to, salt }: &Move) -> Result<Vec<String>> {
+    let (dtype, shape, mut found) = (from.dtype, &from.shape, Vec::new());
+    let mut same = |what: &str, got: &Tensor, want: &Tensor| {
+        if got.shape() != want.shape() || got.to_f64_vec() != want.to_f64_vec() {
+            found.push(format!("{what}: {:?} instead of {:?}", got.to_f64_vec(), want.to_f64_vec()));
+        }
+    };
+    let whole = small_ints(dtype, shape, *salt);
+    let [src, dst] = [from, to].map(|s| Spec::new(mesh.mesh(), dtype, shape.clone(), s.layout.clone()));
+    let (src, dst) = (src?, dst?);
+    let x = spread(mesh, &whole, &src, *salt)?;
+    let before = mesh.received_bytes();
+    let y = x.redistribute(dst.layout.clone())?;
+    let received = mesh.received_bytes() - before;
+    if dst.layout.has_partial() {
+        same("gathered", &y.full_tensor()?, &whole);
+    } else {
+        same("local", y.local(), &part_of(&whole, &dst, mesh.mesh().coords(), *salt));
+    }
+    if y.local().shape() != &dst.local_shape() {
+        found.push(format!("local {} instead of {}", y.local(), dst.local_shape()));
+    }
+    if !src.layout.has_partial() && !dst.layout.has_partial() {
         let (mine, wanted) = (src.region(), dst.region());
         let held: usize = mine.intersect(&wanted).iter().map(|o| o.numel()).sum();
         let lacking = ((wanted.numel() - held) * dtype.size_bytes()) as u64;
-        assert_eq!(received, lacking, "{named}: bytes received, bytes lacking");
+        if received != lacking {
+            found.push(format!("{received} bytes received, {lacking} lacking"));
+        }
     }
-    Ok(())
-}
-
-fn spec(mesh: &DeviceMesh, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Spec> {
-    Spec::new(mesh.mesh(), dtype, shape.clone(), layout.clone())
+    Ok(found)
 }

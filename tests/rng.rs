@@ -48,7 +48,7 @@ fn streams_are_frozen() {
                 case("normal", &|out| normal(DRAW, start, out));
                 case("truncated", &|out| truncated.fill(DRAW, &shape, start, out).unwrap());
                 case("kaiming", &|out| kaiming.fill(DRAW, &shape, start, out).unwrap());
-                case("dropout", &|out| dropout(DRAW, start, 0.4, &vec![Float::narrow(1.1); 6], out).unwrap());
+                case("dropout", &|out| dropout(DRAW, start, 0.4, &[Float::narrow(1.1); 6], out).unwrap());
             }};
         }
         floats!(f32);

@@ -39,7 +39,8 @@ fn every_row_holds_on_one_axis() {
             let rows = sample.op.rows(&sample.metas(), Axis::alone(ranks));
             let mesh = line(ranks);
             for row in rows {
-                if let Err(what) = holds_everywhere(&sample, &trials, &mesh, &[row.clone()], &[0]) {
+                if let Err(what) = holds_everywhere(&sample, &trials, &mesh, std::slice::from_ref(&row), &[0])
+                {
                     wrong.push(format!("{sample:?} on {ranks} ranks: {row:?} is wrong: {what}"));
                 }
             }

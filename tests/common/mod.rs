@@ -1,10 +1,16 @@
 //! What the judge and the equivalence tests share: cutting a whole tensor as a layout says, without the library's own
-//! redistribution, and random layouts.
+//! redistribution; and, in `layouts` and `program`, random meshes, layouts and programs.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+use isoshard::Result;
+use isoshard::comm::spmd;
+use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::{Input, Op, Sample, Tensors, Window, Windows};
-use isoshard::placement::{Layout, Mesh, Placement, Spec};
+use isoshard::placement::{Mesh, Placement, Spec};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
+
+pub mod layouts;
+pub mod program;
 
 /// A fixed stream of numbers: SplitMix64.
 pub struct Stream(pub u64);
@@ -153,7 +159,11 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
 }
 
 /// Runs `op` on every rank of the mesh with nothing between them. An error or a panic is a text.
-pub fn eval_apart(op: &dyn Op, ins: &[(&Spec, &[Tensor])], outs: &[Spec]) -> Result<Vec<Tensors>, String> {
+pub fn eval_apart(
+    op: &dyn Op,
+    ins: &[(&Spec, &[Tensor])],
+    outs: &[Spec],
+) -> std::result::Result<Vec<Tensors>, String> {
     let mesh = &outs[0].mesh;
     let window = |s: &Spec, c: &[usize]| Window { global: s.shape.clone(), region: s.region_at(c) };
     mesh.ranks()
@@ -220,45 +230,30 @@ pub fn values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
     sample.ins.iter().enumerate().map(one).collect()
 }
 
-/// A random legal layout: replicated, sharded in any nesting order, ragged with empty ranks, partial if `partials`.
-pub fn random_layout(s: &mut Stream, mesh: &Mesh, dtype: DType, shape: &Shape, partials: bool) -> Layout {
-    for _ in 0..32 {
-        let op = *s.pick(&[ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min]);
-        let placements: Vec<Placement> = (0..mesh.ndim())
-            .map(|a| match s.below(8) {
-                0 | 1 => Placement::Replicate,
-                2 if partials && dtype != DType::Bool => Placement::Partial(op),
-                3 if !shape.is_empty() => {
-                    let dims = 1 + s.below(shape.len());
-                    ragged(s, shape[..dims].iter().product(), dims, mesh.axis_len(a))
-                }
-                _ if !shape.is_empty() => Placement::Shard(s.below(shape.len())),
-                _ => Placement::Replicate,
-            })
-            .collect();
-        let mut order: Vec<usize> = (0..mesh.ndim()).collect();
-        if s.below(2) == 1 {
-            order.reverse();
-        }
-        let layout = Layout::new(placements).with_order(&order).expect("a permutation");
-        if Spec::new(mesh, dtype, shape.clone(), layout.clone()).is_ok() {
-            return layout;
-        }
-    }
-    Layout::replicated(mesh.ndim())
+/// `whole` in this layout, from parts that were cut without the engine.
+pub fn spread(mesh: &DeviceMesh, whole: &Tensor, spec: &Spec, salt: u64) -> Result<DTensor> {
+    let spec = Spec::new(mesh.mesh(), whole.dtype(), whole.shape().clone(), spec.layout.clone())?;
+    let part = part_of(whole, &spec, mesh.mesh().coords(), salt);
+    DTensor::from_local(mesh, part, whole.shape().clone(), spec.layout)
 }
 
-/// Uneven pieces, some empty, of blocks of one or a few elements.
-fn ragged(s: &mut Stream, numel: usize, dims: usize, ranks: usize) -> Placement {
-    let total = (1..=numel.max(1)).rev().filter(|t| numel % t == 0).nth(s.below(2)).unwrap_or(1);
-    let mut units = vec![0; ranks];
-    let mut left = total;
-    while left > 0 {
-        let take = 1 + s.below(left);
-        units[s.below(ranks)] += take;
-        left -= take;
+/// Runs `check` on every rank of the mesh: no rank may fail, and none may find a difference.
+pub fn on_mesh(
+    mesh: &Mesh,
+    check: impl Fn(&DeviceMesh) -> Result<Vec<String>> + Send + Sync + 'static,
+) -> std::result::Result<(), String> {
+    let axes: Vec<(String, usize)> =
+        (0..mesh.ndim()).map(|a| (mesh.axis_name(a).into(), mesh.axis_len(a))).collect();
+    let found = spmd(mesh.rank_len(), move |rank| {
+        let axes: Vec<(&str, usize)> = axes.iter().map(|(name, len)| (&**name, *len)).collect();
+        check(&DeviceMesh::new(&rank, &axes)?)
+    });
+    for (rank, found) in found.map_err(|e| e.to_string())?.into_iter().enumerate() {
+        if !found.is_empty() {
+            return Err(format!("rank {rank} finds {}", found.join("; ")));
+        }
     }
-    Placement::RaggedShard { dims, units: units.into() }
+    Ok(())
 }
 
 /// True for operators that stand in derivatives only and say that they have none themselves.

@@ -1,0 +1,120 @@
+//! Meshes and legal layouts as proptest strategies, and the runner they go through.
+//!
+//! Everything shrinks towards replication on small meshes. Seeds are fixed and nothing is written to disk:
+//! `PROPTEST_CASES`, `PROPTEST_RNG_SEED` and proptest's other variables override what stands here.
+
+use std::fmt::Debug;
+
+use isoshard::placement::{Layout, Mesh, Placement, Spec};
+use isoshard::tensor::{DType, ReduceOp, Shape};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed, TestError, TestRunner, contextualize_config};
+
+/// Meshes of one to three axes and at most eight ranks, axes of one rank among them, seen from rank 0.
+pub fn meshes() -> impl Strategy<Value = Mesh> {
+    let axes = vec(1..=5usize, 1..=3).prop_filter("at most 8 ranks", |a| a.iter().product::<usize>() <= 8);
+    axes.prop_map(|lens| {
+        let named: Vec<(&str, usize)> = ["a", "b", "c"].into_iter().zip(lens).collect();
+        Mesh::new(&named, 0).expect("axes with names of their own")
+    })
+}
+
+/// Shapes of up to four dims, some of them 0 or 1.
+pub fn shapes() -> impl Strategy<Value = Shape> {
+    vec(prop_oneof![8 => 1..=6usize, 1 => Just(0usize)], 0..=4).prop_map(Shape::from)
+}
+
+/// All legal layouts of a tensor: replicated, sharded in any nesting order, ragged with empty ranks, and partial if
+/// `partials`.
+pub fn layouts(mesh: &Mesh, dtype: DType, shape: &Shape, partials: bool) -> BoxedStrategy<Spec> {
+    let axes: Vec<_> =
+        (0..mesh.ndim()).map(|a| placements(mesh.axis_len(a), dtype, shape, partials)).collect();
+    let op = prop_oneof![2 => Just(ReduceOp::Sum), 1 => Just(ReduceOp::Max), 1 => Just(ReduceOp::Min)];
+    let order = Just((0..mesh.ndim()).collect::<Vec<usize>>()).prop_shuffle();
+    let (mesh, shape) = (mesh.clone(), shape.clone());
+    (axes, op, order)
+        .prop_filter_map("a legal layout", move |(mut axes, op, order)| {
+            for axis in axes.iter_mut().filter(|p| p.is_partial()) {
+                *axis = Placement::Partial(op);
+            }
+            let layout = Layout::new(axes).with_order(&order).expect("a permutation");
+            Spec::new(&mesh, dtype, shape.clone(), layout).ok()
+        })
+        .boxed()
+}
+
+/// What one axis may do to a tensor, taken alone; sums stand for every `Partial`.
+fn placements(ranks: usize, dtype: DType, shape: &Shape, partials: bool) -> BoxedStrategy<Placement> {
+    let mut kinds = vec![(4, Just(Placement::Replicate).boxed())];
+    if !shape.is_empty() {
+        kinds.push((8, (0..shape.len()).prop_map(Placement::Shard).boxed()));
+        let prefixes: Vec<_> = (1..=shape.len()).flat_map(|dims| ragged(ranks, shape, dims)).collect();
+        kinds.push((2, proptest::strategy::Union::new(prefixes).boxed()));
+    }
+    if partials && dtype != DType::Bool {
+        kinds.push((2, Just(Placement::Partial(ReduceOp::Sum)).boxed()));
+    }
+    proptest::strategy::Union::new_weighted(kinds).boxed()
+}
+
+/// Uneven pieces, some empty, of the smallest two kinds of equal blocks.
+fn ragged(ranks: usize, shape: &Shape, dims: usize) -> Vec<BoxedStrategy<Placement>> {
+    let numel: usize = shape[..dims].iter().product();
+    let counts = (1..=numel.max(1)).rev().filter(|t| numel.is_multiple_of(*t)).take(2);
+    let of = |total: usize| {
+        let cut = prop_oneof![2 => Just(0), 4 => 0..=total, 1 => Just(total)];
+        let units = vec(cut, ranks - 1).prop_map(move |mut cuts| {
+            cuts.sort_unstable();
+            cuts.push(total);
+            let mut from = 0;
+            cuts.into_iter().map(|to| to - std::mem::replace(&mut from, to)).collect::<Vec<usize>>()
+        });
+        units
+            .prop_shuffle()
+            .prop_map(move |units| Placement::RaggedShard { dims, units: units.into() })
+            .boxed()
+    };
+    counts.map(of).collect()
+}
+
+/// Cases that failed, each with the smallest case like it; after a few, they are no longer shrunk.
+#[derive(Default)]
+pub struct Failures(Vec<String>);
+
+impl Failures {
+    /// Asks whether `holds` for `cases` draws; `of` says what is tested, and picks the draws.
+    pub fn check<S: Strategy>(
+        &mut self,
+        of: &str,
+        cases: u32,
+        given: &S,
+        holds: impl Fn(S::Value) -> Result<(), String>,
+    ) where
+        S::Value: Debug,
+    {
+        let seed = of.bytes().fold(0, |seed, byte| super::mix(seed ^ u64::from(byte)));
+        let config = contextualize_config(Config {
+            cases,
+            rng_seed: RngSeed::Fixed(seed),
+            failure_persistence: None,
+            max_local_rejects: u32::MAX,
+            max_shrink_iters: if self.0.len() < 8 { 512 } else { 0 },
+            max_shrink_time: 20_000,
+            ..Config::default()
+        });
+        let outcome = TestRunner::new(config).run(given, |case| holds(case).map_err(TestCaseError::fail));
+        match outcome {
+            Ok(()) => {}
+            Err(TestError::Fail(why, case)) => self.0.push(format!("{of}, from {case:?}: {why}")),
+            Err(TestError::Abort(why)) => self.0.push(format!("{of}: {why}")),
+        }
+    }
+
+    /// # Panics
+    /// If a case failed.
+    pub fn report(self) {
+        let shown = self.0.iter().take(60).cloned().collect::<Vec<_>>().join("\n");
+        assert!(self.0.is_empty(), "{} differ:\n{shown}", self.0.len());
+    }
+}
