@@ -68,23 +68,34 @@ impl Tensor {
     /// A new row-major tensor that `fill` writes.
     ///
     /// `fill` gets arbitrary stale values (for `bool`, false) and should write every element.
+    ///
+    /// # Panics
+    /// Where the shape is refused by [`Shape::checked_numel`].
     pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
         let mut out = Tensor::stale(T::DTYPE, shape);
-        if T::DTYPE == DType::Bool {
-            out.bytes_mut().fill(0);
-        }
         fill(out.make_mut::<T>().expect("the dtype is T's"));
         out
     }
 
-    /// A new row-major tensor with arbitrary contents, to be overwritten. Not for `bool`, whose stale bytes may be
-    /// invalid: crate-private for that reason.
+    /// A new row-major tensor with arbitrary contents (for `bool`, whose stale bytes could be invalid, false), to be
+    /// overwritten.
+    ///
+    /// # Panics
+    /// As [`Tensor::build`].
     pub(crate) fn stale(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
-        Tensor::over(Buffer::stale(shape.numel() * dtype.size_bytes()), dtype, shape)
+        let numel = shape.checked_numel("tensor").unwrap_or_else(|e| panic!("{e}"));
+        let mut out = Tensor::over(Buffer::stale(numel * dtype.size_bytes()), dtype, shape);
+        if dtype == DType::Bool {
+            out.bytes_mut().fill(0);
+        }
+        out
     }
 
     /// All zeros (false).
+    ///
+    /// # Panics
+    /// As [`Tensor::build`].
     pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let mut out = Tensor::stale(dtype, shape);
         out.bytes_mut().fill(0);
@@ -92,6 +103,9 @@ impl Tensor {
     }
 
     /// All elements equal to `value`, converted to `dtype`.
+    ///
+    /// # Panics
+    /// As [`Tensor::build`].
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
         let value = value.into().0;
         for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(T::from_f64(value))))

@@ -20,12 +20,15 @@ impl Shape {
         self.0.iter().product()
     }
 
-    /// The number of elements in the name of `verb`, refusing what overflows 2^63 - 1.
+    /// The number of elements, refusing in the name of `verb` more than 8-byte elements could have addresses: 2^60 - 1.
+    ///
+    /// # Errors
+    /// As it says.
     pub fn checked_numel(&self, verb: &str) -> Result<usize> {
         self.0
             .iter()
             .try_fold(1usize, |n, &d| n.checked_mul(d))
-            .filter(|&n| n <= isize::MAX as usize)
+            .filter(|&n| n <= isize::MAX as usize / 8)
             .ok_or_else(|| {
                 Error::invalid(
                     verb,
@@ -45,7 +48,10 @@ impl Shape {
         strides
     }
 
-    /// `dim` counted from the front, where a negative one counts from the back; refused in the name of `verb`.
+    /// `dim` counted from the front, where a negative one counts from the back.
+    ///
+    /// # Errors
+    /// Refuses, in the name of `verb`, a dim that is not there.
     pub fn dim(&self, verb: &str, dim: isize) -> Result<usize> {
         let n = self.len() as isize;
         let d = if dim < 0 { dim + n } else { dim };
@@ -60,7 +66,10 @@ impl Shape {
         ))
     }
 
-    /// The shape that both broadcast to by NumPy's rule, refused in the name of `verb`.
+    /// The shape that both broadcast to by NumPy's rule.
+    ///
+    /// # Errors
+    /// Refuses, in the name of `verb`, extents that differ where neither is 1.
     pub fn broadcast(&self, verb: &str, other: &Shape) -> Result<Shape> {
         let n = self.len().max(other.len());
         let at = |s: &Shape, d: usize| if d + s.len() >= n { s[d + s.len() - n] } else { 1 };
@@ -138,5 +147,19 @@ impl fmt::Display for Shape {
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0.as_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_that_cannot_be_addressed_are_refused() {
+        assert_eq!(Shape::from([1 << 40, (1 << 20) - 1]).checked_numel("t"), Ok((1 << 60) - (1 << 40)));
+        for dims in [&[1 << 60][..], &[1 << 40, 1 << 20], &[1 << 32, 1 << 32], &[usize::MAX, 2]] {
+            assert!(Shape::from(dims).checked_numel("t").is_err(), "{dims:?}");
+        }
+        assert_eq!(Shape::from([]).checked_numel("t"), Ok(1));
     }
 }
