@@ -116,9 +116,9 @@ impl Plan {
             .shard("h.*.mlp.down.weight", "tp", 1)
             .site("embedding", "tp", between.clone())
             .site("h.*.attn.input", "tp", Placement::Replicate)
-            .site("h.*.attn.output", "tp", between.clone())
+            .site("h.*.attn.out", "tp", between.clone())
             .site("h.*.mlp.input", "tp", Placement::Replicate)
-            .site("h.*.mlp.output", "tp", between)
+            .site("h.*.mlp.down", "tp", between)
             .site("head.input", "tp", Placement::Replicate)
     }
 
