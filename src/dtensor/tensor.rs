@@ -179,7 +179,8 @@ impl DTensor {
         self.redistribute(Layout::new(whole).with_order(layout.order())?)
     }
 
-    /// Starts a redistribution and returns at once; other work may come before [`Pending::wait`].
+    /// Starts a redistribution; other work may come before [`Pending::wait`]. Returns at once, unless a `Partial` has to be
+    /// reduced: that is waited for here, and only what follows is on its way.
     ///
     /// # Errors
     /// As [`DTensor::redistribute`].
@@ -237,6 +238,7 @@ pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
 }
 
 /// A redistribution on its way. Dropping it is harmless.
+#[must_use = "a redistribution's errors are lost unless it is waited for"]
 pub struct Pending {
     source: DTensor,
     facts: Rc<Facts>,
