@@ -23,6 +23,7 @@ const PLANS_LEN: usize = 8192;
 type Moves = SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>;
 /// One an operand: whether its gradient is wanted.
 pub(super) type Needs = SmallVec<[bool; 8]>;
+type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
 /// How one operator runs on operands with given facts.
 pub(super) struct Plan {
@@ -32,7 +33,7 @@ pub(super) struct Plan {
     pub windows: Windows,
     pub outs: SmallVec<[Rc<Facts>; 3]>,
     metas: Metas,
-    programs: RefCell<SmallVec<[(Needs, Rc<Program>); 1]>>,
+    programs: RefCell<Programs>,
 }
 
 #[derive(Default)]
