@@ -250,7 +250,7 @@ pub fn random_layout(s: &mut Stream, mesh: &Mesh, dtype: DType, shape: &Shape, p
 
 /// Uneven pieces, some empty, of blocks of one or a few elements.
 fn ragged(s: &mut Stream, numel: usize, dims: usize, ranks: usize) -> Placement {
-    let total = (1..=numel.max(1)).rev().filter(|t| numel % t == 0).nth(s.below(2)).unwrap_or(1);
+    let total = (1..=numel.max(1)).rev().filter(|t| numel.is_multiple_of(*t)).nth(s.below(2)).unwrap_or(1);
     let mut units = vec![0; ranks];
     let mut left = total;
     while left > 0 {
