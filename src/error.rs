@@ -189,6 +189,15 @@ impl Error {
         Error::Unsupported(Refusal::boxed(verb, rule, given, remedy))
     }
 
+    /// A refusal that also names the `place` where it was met: a parameter's path, a site of a model. Other errors stay.
+    pub(crate) fn at(mut self, place: &str) -> Error {
+        if let Error::Invalid(refusal) | Error::Sharding(refusal) | Error::Unsupported(refusal) = &mut self {
+            refusal.given.push_str(if refusal.given.is_empty() { "it at " } else { " at " });
+            refusal.given.push_str(place);
+        }
+        self
+    }
+
     /// True where the error only reports that another rank failed: such an error is never the first cause.
     pub fn is_echo(&self) -> bool {
         match self {
@@ -225,6 +234,7 @@ mod tests {
         assert_eq!(e.to_string(), "matmul: inner extents differ; got f32[2, 3], f32[4, 5]; transpose one");
         let e = Error::unsupported("pool", "not built", "", "");
         assert_eq!(e.to_string(), "pool: not built");
+        assert_eq!(e.at("h.0").to_string(), "pool: not built; got it at h.0");
         assert!(std::mem::size_of::<Error>() <= 72, "errors travel in every Result");
     }
 }

@@ -64,3 +64,49 @@ impl Origin {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DeviceMesh;
+    use crate::tensor::Tensor;
+
+    #[test]
+    fn what_is_gathered_again_is_asked_for_ahead_and_let_go_of() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+            let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
+            let shard = |_| DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad();
+            let leaves: Vec<DTensor> = (0..2).map(shard).collect::<Result<_>>()?;
+            let gather = |k: usize, before: &[Again]| -> Result<DTensor> {
+                let leaf: &DTensor = &leaves[k];
+                Ok(leaf.gathered_again(leaf.redistribute("(R)".parse()?)?, before))
+            };
+            let first = gather(0, &[])?;
+            let second = gather(1, &[first.again().expect("marked")])?;
+            let product = first.mul(&second)?;
+            let (first, second) =
+                [first, second].map(|t| Rc::downgrade(t.origin.as_ref().expect("marked"))).into();
+            let flying = |o: &Weak<Origin>| o.upgrade().map(|o| o.flight.borrow().is_some());
+            assert_eq!((flying(&first), flying(&second)), (Some(false), Some(false)), "the tape holds both");
+            second.upgrade().expect("held").value()?;
+            assert_eq!(
+                (flying(&first), flying(&second)),
+                (Some(true), Some(false)),
+                "the one before is on its way"
+            );
+            let lacked = [4, 8][mesh.rank().rank()];
+            let before = mesh.received_bytes();
+            let gradients = product.sum_all()?.backward()?;
+            assert!(mesh.received_bytes() - before >= 2 * lacked, "both are gathered again");
+            for leaf in &leaves {
+                assert_eq!(gradients.get(leaf).expect("a leaf").full_tensor()?.to_f64_vec(), [1.0, 2.0, 3.0]);
+            }
+            drop(product);
+            assert_eq!((flying(&first), flying(&second)), (None, None), "let go of with the tape");
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+}

@@ -43,9 +43,9 @@ impl DTensor {
     /// As [`DTensor::backward`], for a tensor of any shape, from the gradient of whatever follows with respect to it.
     ///
     /// # Errors
-    /// Refuses a `grad` of another shape or dtype, and a tensor without history; a fault of communication.
+    /// Refuses a `grad` of another shape, dtype or mesh, and a tensor without history; a fault of communication.
     pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
-        if grad.meta() != self.meta() {
+        if grad.meta() != self.meta() || !grad.mesh.same(&self.mesh) {
             return Err(Error::invalid(
                 "backward",
                 "the gradient does not fit",
@@ -62,13 +62,7 @@ impl DTensor {
             ));
         };
         let _guard = self.mesh.no_grad();
-        let mut pass = Pass {
-            mesh: self.mesh.clone(),
-            waiting: BinaryHeap::new(),
-            grads: FxHashMap::default(),
-            readers: readers(&edge.node),
-            done: Gradients::default(),
-        };
+        let mut pass = Pass::new(&self.mesh, &edge.node);
         pass.give(edge, grad.detach())?;
         while let Some(Waiting(node)) = pass.waiting.pop() {
             pass.visit(&node)?;
@@ -121,6 +115,16 @@ struct Pass {
 struct Waiting(Rc<Node>);
 
 impl Pass {
+    fn new(mesh: &DeviceMesh, root: &Node) -> Pass {
+        Pass {
+            mesh: mesh.clone(),
+            waiting: BinaryHeap::new(),
+            grads: FxHashMap::default(),
+            readers: readers(root),
+            done: Gradients::default(),
+        }
+    }
+
     fn give(&mut self, edge: &Edge, grad: DTensor) -> Result<()> {
         let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
             self.waiting.push(Waiting(edge.node.clone()));
@@ -313,6 +317,30 @@ mod tests {
             assert_eq!(gradient(&first)?, [3.0, 7.0, 5.0], "a second pass over one tape");
             drop(first);
             assert_eq!(gradient(&second)?, [4.0, 1.0, 2.0], "after another tape was let go of");
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn a_complete_leaf_lands_before_older_nodes_are_visited() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            let (w, v) =
+                (vector(&mesh, [1.0; 3])?.requires_grad()?, vector(&mesh, [2.0; 3])?.requires_grad()?);
+            let y = v.exp()?.mul(&w)?.mul(&w)?;
+            let edge = y.edge.as_ref().expect("history");
+            let of = |leaf: &DTensor| leaf.edge.as_ref().expect("a leaf").node.id;
+            assert_eq!(readers(&edge.node), FxHashMap::from_iter([(of(&w), 2), (of(&v), 1)]));
+            let _guard = mesh.no_grad();
+            let mut pass = Pass::new(&mesh, &edge.node);
+            pass.give(edge, y.detach())?;
+            let mut landed = Vec::new();
+            while let Some(Waiting(node)) = pass.waiting.pop() {
+                pass.visit(&node)?;
+                landed.push([&w, &v].map(|leaf| pass.done.get(leaf).is_some()));
+            }
+            assert_eq!(landed[..3], [[false, false], [true, false], [true, true]]);
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

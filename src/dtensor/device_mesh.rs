@@ -12,7 +12,7 @@ use super::redistribute::Move;
 use crate::comm::{Group, Rank};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Spec};
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Dims, Shape};
 
 /// An n-D grid of ranks, as one of them sees it. Cloning shares it; it stays on its rank's thread.
 ///
@@ -37,7 +37,7 @@ pub(super) struct Inner {
     pub moves: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
     pub moved_bytes: Cell<u64>,
     facts: RefCell<FxHashMap<Spec, Rc<Facts>>>,
-    groups: RefCell<FxHashMap<u32, Group>>,
+    groups: RefCell<FxHashMap<Dims, Group>>,
 }
 
 impl DeviceMesh {
@@ -103,7 +103,8 @@ impl DeviceMesh {
         NoGrad(self.clone())
     }
 
-    /// Bytes that this rank has received from others in redistributions so far.
+    /// Bytes that this rank has received from others in redistributions so far, an all-reduce counted as a ring's: twice
+    /// the tensor's, less one part in as many as there are ranks.
     pub fn received_bytes(&self) -> u64 {
         self.0.moved_bytes.get()
     }
@@ -121,27 +122,27 @@ impl DeviceMesh {
     /// # Errors
     /// Refuses a layout that does not fit mesh or shape.
     pub fn facts(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<Facts>> {
-        let spec = Spec::new(&self.0.mesh, dtype, shape, layout.clone())?;
+        let spec = Spec { mesh: self.0.mesh.clone(), dtype, shape: shape.clone(), layout: layout.clone() };
         if let Some(f) = self.0.facts.borrow().get(&spec) {
             return Ok(f.clone());
         }
+        spec.validate("layout")?;
         let mut facts = self.0.facts.borrow_mut();
         let new = Facts::new(facts.len() as u32, spec.clone());
         facts.insert(spec, new.clone());
         Ok(new)
     }
 
-    /// The ranks that differ from this one in the coordinates of `axes` only, in row-major order.
+    /// The ranks that differ from this one in the coordinates of `axes` (ascending) only, in row-major order.
     pub(super) fn group(&self, axes: &[usize]) -> Result<Group> {
-        let mask = axes.iter().fold(0u32, |m, a| m | 1 << a);
-        if let Some(g) = self.0.groups.borrow().get(&mask) {
+        if let Some(g) = self.0.groups.borrow().get(axes) {
             return Ok(g.clone());
         }
         let sub = self.0.mesh.slice(axes);
         let ranks: Vec<usize> = sub.ranks().collect();
         let name: Vec<&str> = axes.iter().map(|&a| self.0.mesh.axis_name(a)).collect();
         let group = self.0.rank.group(&ranks, &name.join("×"))?;
-        self.0.groups.borrow_mut().insert(mask, group.clone());
+        self.0.groups.borrow_mut().insert(axes.into(), group.clone());
         Ok(group)
     }
 
@@ -166,5 +167,53 @@ impl Drop for NoGrad {
 impl fmt::Debug for DeviceMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at rank {}", self.0.mesh, self.0.mesh.rank())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DTensor;
+
+    #[test]
+    fn guards_nest_and_end_with_their_scope() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 1)])?;
+            let x = DTensor::zeros(&mesh, DType::F32, [3], Layout::replicated(1))?.requires_grad()?;
+            let keeps = || -> Result<bool> { Ok(x.exp()?.has_history()) };
+            {
+                let _outer = mesh.no_grad();
+                drop(mesh.no_grad());
+                assert!(!keeps()?, "the outer guard still lives");
+                assert!(x.has_history(), "what is there stays");
+            }
+            assert!(keeps()?);
+            let failing = || -> Result<()> {
+                let _guard = mesh.no_grad();
+                x.reshape([2]).map(drop)
+            };
+            assert!(failing().is_err() && keeps()?, "an error ends the scope as well");
+            Ok(())
+        };
+        spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn facts_are_interned_and_refused_alike_each_time() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
+            let facts = |dim: usize| {
+                mesh.facts(
+                    DType::F32,
+                    &[3, 2].into(),
+                    &Layout::new([crate::placement::Placement::Shard(dim)]),
+                )
+            };
+            assert!(Rc::ptr_eq(&facts(1)?, &facts(1)?));
+            assert_eq!(facts(2).unwrap_err(), facts(2).unwrap_err());
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 }

@@ -1,4 +1,4 @@
-//! Every operator as a method.
+//! Operators as methods; those that change the shape alone stand in `shapes.rs`.
 //!
 //! Binary operators broadcast by NumPy's rule; a negative dim counts from the back. What an operator communicates
 //! depends on the layouts: nothing if one of its rows fits them, else the moves that its plan found cheapest.
@@ -6,15 +6,15 @@
 use smallvec::SmallVec;
 
 use super::tensor::DTensor;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ops::{
-    Add, Argmax, Attention, Bits, Cast, Cat, Compare, CompareKind, CrossEntropy, Div, Dropout, Embedding,
-    Exp, Expand, Free, Gather, Gelu, GeluKind, LayerNorm, Log, LogSoftmax, Matmul, Max, Maximum, Min,
-    Minimum, Mul, Neg, Op, Permute, Pow, PowScalar, Relu, Reshape, RmsNorm, Rsqrt, Scale, ScatterAdd, Select,
-    Shift, Sigmoid, Silu, Slice, Softmax, Split, Sqrt, Sub, Sum, SumExp, Tanh,
+    Add, Argmax, Attention, Bits, Cast, Compare, CompareKind, CrossEntropy, Div, Dropout, Embedding, Exp,
+    Free, Gather, Gelu, GeluKind, LayerNorm, Log, LogSoftmax, Matmul, Max, Maximum, Min, Minimum, Mul, Neg,
+    Op, Pow, PowScalar, Relu, RmsNorm, Rsqrt, Scale, ScatterAdd, Select, Shift, Sigmoid, Silu, Softmax, Sqrt,
+    Sub, Sum, SumExp, Tanh,
 };
 use crate::rng::Draw;
-use crate::tensor::{DType, Dims, Shape};
+use crate::tensor::{DType, Dims};
 
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident = $op:expr;)*) => {$(
@@ -297,7 +297,8 @@ impl DTensor {
     pub fn cross_entropy(&self, target: &DTensor) -> Result<DTensor> {
         let (m, s) = {
             let _guard = self.mesh.no_grad();
-            let m = self.reduced(Max { dims: self.dims("cross_entropy", &[-1])?, keep: true })?;
+            let max = Max { dims: self.dims("cross_entropy", &[-1])?, keep: true };
+            let m = DTensor::apply_one(&max, &[self])?.reduce_partial()?;
             let s = DTensor::apply_one(&SumExp, &[self, &m])?.reduce_partial()?;
             (m, s)
         };
@@ -336,103 +337,5 @@ impl DTensor {
     /// Refuses a `p` outside `[0, 1]`.
     pub fn dropout(&self, p: f64, draw: Draw) -> Result<DTensor> {
         DTensor::apply_one(&Dropout { p: Bits(p), draw: Free(draw) }, &[self])
-    }
-
-    fn reduced(&self, op: impl Op) -> Result<DTensor> {
-        DTensor::apply_one(&op, &[self])?.reduce_partial()
-    }
-}
-
-/// Shapes.
-impl DTensor {
-    /// The same elements, in row-major order, under another shape.
-    ///
-    /// # Errors
-    /// Refuses a shape with another number of elements.
-    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<DTensor> {
-        DTensor::apply_one(&Reshape { shape: shape.into() }, &[self])
-    }
-
-    /// The dims in another order: dim `d` of the result is dim `order[d]` of this.
-    ///
-    /// # Errors
-    /// Refuses what is not a permutation.
-    pub fn permute(&self, order: &[usize]) -> Result<DTensor> {
-        DTensor::apply_one(&Permute { order: order.iter().copied().collect() }, &[self])
-    }
-
-    /// Two dims swapped.
-    ///
-    /// # Errors
-    /// Refuses dims that are not there.
-    pub fn transpose(&self, a: isize, b: isize) -> Result<DTensor> {
-        let (a, b) = (self.shape().dim("transpose", a)?, self.shape().dim("transpose", b)?);
-        DTensor::apply_one(&Permute::swap(self.shape().len(), a, b), &[self])
-    }
-
-    /// Dims of extent 1, and new leading dims, repeated to `shape` without copying.
-    ///
-    /// # Errors
-    /// Refuses a shape this one does not broadcast to.
-    pub fn expand(&self, shape: impl Into<Shape>) -> Result<DTensor> {
-        let shape = shape.into();
-        if shape == *self.shape() { Ok(self.clone()) } else { DTensor::apply_one(&Expand { shape }, &[self]) }
-    }
-
-    /// A new dim of extent 1 before `dim`.
-    ///
-    /// # Errors
-    /// Refuses a `dim` beyond the last.
-    pub fn unsqueeze(&self, dim: usize) -> Result<DTensor> {
-        if dim > self.shape().len() {
-            return Err(Error::invalid("unsqueeze", "no such dim", format!("dim {dim} of {self}"), ""));
-        }
-        let mut shape = self.shape().to_vec();
-        shape.insert(dim, 1);
-        self.reshape(shape)
-    }
-
-    /// A dim of extent 1 removed.
-    ///
-    /// # Errors
-    /// Refuses a dim that is not there or has another extent.
-    pub fn squeeze(&self, dim: isize) -> Result<DTensor> {
-        let dim = self.shape().dim("squeeze", dim)?;
-        let mut shape = self.shape().to_vec();
-        if shape.remove(dim) != 1 {
-            return Err(Error::invalid(
-                "squeeze",
-                "the dim's extent is not 1",
-                format!("dim {dim} of {self}"),
-                "",
-            ));
-        }
-        self.reshape(shape)
-    }
-
-    /// The indices `start..start + len` of `dim`.
-    ///
-    /// # Errors
-    /// Refuses a range that leaves the tensor.
-    pub fn slice(&self, dim: isize, start: usize, len: usize) -> Result<DTensor> {
-        DTensor::apply_one(&Slice { dim: self.shape().dim("slice", dim)?, start, len }, &[self])
-    }
-
-    /// This tensor cut along `dim` into pieces of these lengths.
-    ///
-    /// # Errors
-    /// Refuses lengths that do not add up to the dim's extent.
-    pub fn split(&self, dim: isize, lens: &[usize]) -> Result<Vec<DTensor>> {
-        let op = Split { dim: self.shape().dim("split", dim)?, lens: lens.iter().copied().collect() };
-        Ok(DTensor::apply(&op, &[self])?.into_vec())
-    }
-
-    /// Tensors laid end to end along `dim`.
-    ///
-    /// # Errors
-    /// Refuses an empty list, and dtypes or other extents that differ.
-    pub fn cat(parts: &[&DTensor], dim: isize) -> Result<DTensor> {
-        let first = parts.first().ok_or_else(|| Error::invalid("cat", "wants operands", "none", ""))?;
-        DTensor::apply_one(&Cat { dim: first.shape().dim("cat", dim)? }, parts)
     }
 }

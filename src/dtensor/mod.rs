@@ -16,6 +16,7 @@ mod methods;
 mod plan;
 mod random;
 mod redistribute;
+mod shapes;
 mod tape;
 mod tensor;
 

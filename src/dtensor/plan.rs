@@ -23,6 +23,7 @@ const PLANS_LEN: usize = 8192;
 type Moves = SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>;
 /// One an operand: whether its gradient is wanted.
 pub(super) type Needs = SmallVec<[bool; 8]>;
+type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
 /// How one operator runs on operands with given facts.
 pub(super) struct Plan {
@@ -32,7 +33,7 @@ pub(super) struct Plan {
     pub windows: Windows,
     pub outs: SmallVec<[Rc<Facts>; 3]>,
     metas: Metas,
-    programs: RefCell<SmallVec<[(Needs, Rc<Program>); 1]>>,
+    programs: RefCell<Programs>,
 }
 
 #[derive(Default)]
@@ -260,4 +261,63 @@ fn refuse_in_strict(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>], moves: &
         given.join(", "),
         format!("redistribute operand {i} to {} first", to.spec()),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DTensor;
+    use crate::ops::Add;
+    use crate::tensor::DType;
+
+    fn zeros(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
+        let whole = crate::tensor::Tensor::zeros(DType::F32, shape);
+        DTensor::distribute(mesh, &whole, Layout::replicated(mesh.mesh().ndim()))?
+            .redistribute(layout.parse()?)
+    }
+
+    #[test]
+    fn the_order_is_that_of_the_largest_operand_that_has_one() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 2)])?;
+            let order = |layouts: &[(&[usize], &str)]| -> Result<Vec<usize>> {
+                let xs: Vec<DTensor> =
+                    layouts.iter().map(|(s, l)| zeros(&mesh, s, l)).collect::<Result<_>>()?;
+                Ok(common_order(&xs.iter().map(|x| &x.facts).collect::<Vec<_>>()).to_vec())
+            };
+            assert_eq!(order(&[(&[4], "(S0, S0)")])?, [0, 1]);
+            assert_eq!(order(&[(&[9], "(S0, S0)"), (&[4], "(S0^1, S0^0)")])?, [1, 0]);
+            assert_eq!(order(&[(&[4], "(S0^1, S0^0)"), (&[9], "(R, S0)")])?, [1, 0]);
+            assert_eq!(order(&[(&[4], "(R, R)"), (&[9], "(S0, S0)")])?, [0, 1]);
+            Ok(())
+        };
+        spmd(4, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn plans_are_found_again_and_as_few_operands_move_as_can() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 1)])?;
+            let plan = |x: &DTensor, y: &DTensor| Plan::find(&mesh, &Add, &[&x.facts, &y.facts]);
+            let (s0, s1) = (zeros(&mesh, &[4, 4], "(S0, S1)")?, zeros(&mesh, &[4, 4], "(S1, S1)")?);
+            let first = plan(&s0, &s0)?;
+            assert!(Rc::ptr_eq(&first, &plan(&s0, &s0)?));
+            assert!(first.moves.iter().all(Option::is_none));
+            assert_eq!(first.outs[0], s0.facts, "an axis of one rank keeps its cut");
+            let moved = plan(&s0, &s1)?;
+            assert_eq!(
+                moved.moves.iter().filter(|m| m.is_some()).count(),
+                1,
+                "one of both follows the other"
+            );
+            // Equal numbers on another mesh are other facts.
+            let other = DeviceMesh::new(mesh.rank(), &[("a", 2), ("b", 1)])?;
+            let twin = zeros(&other, &[4, 4], "(S0, S1)")?;
+            assert_eq!(twin.facts.id, s0.facts.id);
+            assert_ne!(twin.facts, s0.facts);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
 }

@@ -121,9 +121,12 @@ impl Move {
                     return Ok(InFlight::Waiting { plan: self.clone(), stage: k, parts, local });
                 }
             };
-            if let Stage::AllReduce { .. } | Stage::ReduceScatter { .. } = stage {
-                mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + local.len_bytes() as u64);
-            }
+            let others = match stage {
+                Stage::AllReduce { group, .. } => 2 * (group.len() - 1) * local.len_bytes() / group.len(),
+                Stage::ReduceScatter { group, .. } => (group.len() - 1) * local.len_bytes(),
+                Stage::Exchange(_) | Stage::Share { .. } => 0,
+            };
+            mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + others as u64);
         }
         Ok(InFlight::Done(local))
     }
@@ -378,4 +381,68 @@ fn exchange(mesh: &DeviceMesh, cur: &Spec, mid: &Spec) -> Result<Exchange> {
         take.iter().enumerate().filter(|(i, _)| *i != group.index()).map(|(_, p)| p.numel()).sum::<usize>();
     let received_bytes = (others * cur.dtype.size_bytes()) as u64;
     Ok(Exchange { group, give, take, shapes, out: mid.local_shape(), received_bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DTensor;
+
+    fn layout(text: &str) -> Layout {
+        text.parse().expect("a layout")
+    }
+
+    #[test]
+    fn only_axes_whose_cut_is_undone_talk() {
+        let axes = |from: &str, to: &str| talking_axes(&layout(from), &layout(to), 2);
+        assert_eq!(axes("(S0, R)", "(S0, S1)"), [], "slicing needs nobody");
+        assert_eq!(axes("(S0, S1)", "(S0, R)"), [1]);
+        assert_eq!(axes("(S0, S0)", "(S0, R)"), [1], "the inner cut alone");
+        assert_eq!(axes("(S0, S0)", "(R, S0)"), [0, 1], "what lies inside a cut that is undone");
+        assert_eq!(axes("(S0, S0)", "(S0^1, S0^0)"), [0, 1]);
+        assert_eq!(axes("(S0, R)", "(S0, S0)"), []);
+        assert_eq!(axes("(S0, R)", "(S0^1, S0^0)"), [0], "another cut came outside");
+        assert_eq!(
+            axes("(S1, RS(0..2; 1,1))", "(R, RS(0..2; 1,1))"),
+            [0, 1],
+            "ragged over a dim that was cut"
+        );
+    }
+
+    #[test]
+    fn bytes_received_are_those_of_the_moves() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 3), ("b", 1)])?;
+            let received = |x: &DTensor, to: &str| -> Result<u64> {
+                let before = mesh.received_bytes();
+                x.redistribute(layout(to))?;
+                Ok(mesh.received_bytes() - before)
+            };
+            let local = Tensor::full(crate::tensor::DType::F32, [9], 1.0);
+            let x = DTensor::from_local(&mesh, local.clone(), [9], layout("(P(sum), R)"))?;
+            assert_eq!(received(&x, "(S0, R)")?, 2 * 12, "two parts of three elements");
+            assert_eq!(received(&x, "(R, R)")?, 4 * 12, "two thirds, twice");
+            let x = DTensor::from_local(&mesh, local, [9], layout("(R, P(sum))"))?;
+            assert_eq!(received(&x, "(R, R)")?, 0, "nobody else is there");
+            assert!(!find(&mesh, &x.facts, &x.redistribute(layout("(R, R)"))?.facts)?.communicates());
+            Ok(())
+        };
+        spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn a_new_partial_keeps_every_bit() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
+            let whole = Tensor::from_vec(vec![-0.0f32, 0.0, 1.5, f32::NEG_INFINITY], [4])?;
+            for to in ["(P(sum))", "(P(max))", "(P(min))"] {
+                let x =
+                    DTensor::distribute(&mesh, &whole, Layout::replicated(1))?.redistribute(layout(to))?;
+                assert_eq!(x.full_tensor()?.as_bytes(), whole.as_bytes(), "{to}");
+            }
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
 }

@@ -199,7 +199,8 @@ impl DTensor {
         Ok(redistribute::find(&self.mesh, &self.facts, &facts)?.to_string())
     }
 
-    /// Starts a redistribution and returns at once; other work may come before [`Pending::wait`].
+    /// Starts a redistribution; other work may come before [`Pending::wait`]. Returns at once, unless a `Partial` has to be
+    /// reduced: that is waited for here, and only what follows is on its way.
     ///
     /// # Errors
     /// As [`DTensor::redistribute`].
@@ -257,6 +258,7 @@ pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
 }
 
 /// A redistribution on its way. Dropping it is harmless.
+#[must_use = "a redistribution's errors are lost unless it is waited for"]
 pub struct Pending {
     source: DTensor,
     facts: Rc<Facts>,

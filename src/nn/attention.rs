@@ -54,7 +54,10 @@ impl CausalAttention {
     /// # Errors
     /// Refuses an `x` that does not fit; a fault of communication.
     pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
-        let (b, t, width) = (x.shape()[0], x.shape()[1], x.shape()[2]);
+        let &[b, t, width] = &x.shape()[..] else {
+            let rule = "wants three dims: batch, time, width";
+            return Err(Error::invalid("attention", rule, x.to_string(), "reshape it first").at(&self.site));
+        };
         let d = width / self.heads;
         let x = cx.site(&format!("{}.input", self.site), x)?;
         let qkv = self.qkv.forward(cx, &x)?.reshape([b, t, self.heads, 3 * d])?.permute(&[0, 2, 1, 3])?;

@@ -50,6 +50,9 @@ impl<'a> Forward<'a> {
 
     /// A parameter in the layout the plan computes with.
     ///
+    /// Communicates nothing if it lies so, or is gathered already; else each rank receives what it lacks of its unit and
+    /// of the next.
+    ///
     /// # Errors
     /// A fault of communication.
     pub fn param(&self, id: ParamId) -> Result<DTensor> {
@@ -74,16 +77,16 @@ impl<'a> Forward<'a> {
     /// `x` as the plan wants it at the site `path`.
     ///
     /// # Errors
-    /// A fault of communication.
+    /// Refuses a layout that does not fit `x`; a fault of communication.
     pub fn site(&self, path: &str, x: DTensor) -> Result<DTensor> {
         let layout = self.params.plan().site_layout(x.mesh().mesh(), path, x.layout());
-        if layout == *x.layout() { Ok(x) } else { x.redistribute(layout) }
+        if layout == *x.layout() { Ok(x) } else { x.redistribute(layout).map_err(|e| e.at(path)) }
     }
 
     /// `x` with elements dropped with probability `p`; `x` itself in evaluation.
     ///
     /// # Errors
-    /// Refuses a `p` outside `[0, 1]`.
+    /// Refuses, in training, a `p` outside `[0, 1]`.
     pub fn dropout(&self, x: DTensor, p: f64) -> Result<DTensor> {
         match &self.generator {
             Some(g) if p != 0.0 => x.dropout(p, g.borrow_mut().next_draw()),
@@ -94,7 +97,7 @@ impl<'a> Forward<'a> {
     /// Causal attention whose probabilities are dropped with probability `p`; none in evaluation.
     ///
     /// # Errors
-    /// Refuses shapes that do not fit.
+    /// Refuses shapes that do not fit, and in training a `p` outside `[0, 1]`.
     pub fn attention(&self, q: &DTensor, k: &DTensor, v: &DTensor, scale: f64, p: f64) -> Result<DTensor> {
         match &self.generator {
             Some(g) if p != 0.0 => q.attention_dropout(k, v, scale, p, g.borrow_mut().next_draw()),

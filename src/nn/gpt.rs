@@ -86,7 +86,10 @@ impl Gpt {
     /// # Errors
     /// Refuses tokens outside the vocabulary and sequences longer than the block; a fault of communication.
     pub fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
-        let time = tokens.shape()[1];
+        let &[_, time] = &tokens.shape()[..] else {
+            let rule = "wants tokens of two dims: batch, time";
+            return Err(Error::invalid("gpt", rule, tokens.to_string(), "reshape them first"));
+        };
         if time > self.config.block {
             return Err(Error::invalid(
                 "gpt",
@@ -121,5 +124,46 @@ impl Block {
     fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
         let x = self.attn.forward(cx, self.attn_norm.forward(cx, &x)?)?.add(&x)?;
         self.mlp.forward(cx, self.mlp_norm.forward(cx, &x)?)?.add(&x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DeviceMesh;
+    use crate::nn::Plan;
+    use crate::tensor::DType;
+
+    #[test]
+    fn refuses_operands_of_other_dims() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[])?;
+            let mut params = Params::new(&mesh, Plan::default(), 1)?;
+            let config = GptConfig {
+                vocabulary: 5,
+                block: 4,
+                layers: 1,
+                heads: 1,
+                width: 2,
+                dropout: 0.0,
+                bias: true,
+            };
+            let model = Gpt::new(&mut params, config)?;
+            let cx = Forward::eval(&params);
+            let zeros = |dtype, shape: &[usize]| DTensor::zeros(&mesh, dtype, shape, Layout::replicated(0));
+            for shape in [&[3][..], &[], &[1, 2, 3], &[1, 5]] {
+                let e = model.forward(&cx, &zeros(DType::I64, shape)?).unwrap_err().to_string();
+                assert!(e.starts_with("gpt: "), "{e}");
+            }
+            let e = model.blocks[0].attn.forward(&cx, zeros(DType::F32, &[3, 2])?).unwrap_err().to_string();
+            assert_eq!(
+                e,
+                "attention: wants three dims: batch, time, width; got f32[3, 2]@() at h.0.attn; reshape it first"
+            );
+            assert_eq!(model.forward(&cx, &zeros(DType::I64, &[2, 0])?)?.shape()[..], [2, 0, 5]);
+            Ok(())
+        };
+        spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
     }
 }

@@ -198,9 +198,10 @@ impl Params {
         }
         let mesh = self.mesh.mesh();
         let used = self.plan.used_layout(mesh, &path, &shape)?;
-        let rest = self.plan.rest_layout(mesh, self.dtype, &shape, &used)?;
         let draw = self.generator.next_draw();
-        let value = DTensor::init(&self.mesh, self.dtype, shape, rest, init, draw)?.requires_grad()?;
+        let rest = self.plan.rest_layout(mesh, self.dtype, &shape, &used);
+        let value = rest.and_then(|rest| DTensor::init(&self.mesh, self.dtype, shape, rest, init, draw));
+        let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
         let id = ParamId(self.list.len());
         let unit = self.unit_for(&path, id);
         self.list.push(Param { path, value, used, unit });
@@ -209,7 +210,8 @@ impl Params {
 
     /// The unit of a path is its part up to the first number (`h.0`); parameters without one form the root unit.
     fn unit_for(&mut self, path: &str, id: ParamId) -> usize {
-        let number = path.split('.').position(|part| part.bytes().all(|b| b.is_ascii_digit()));
+        let number =
+            path.split('.').position(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
         let name =
             number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
         let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {

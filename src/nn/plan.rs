@@ -116,9 +116,9 @@ impl Plan {
             .shard("h.*.mlp.down.weight", "tp", 1)
             .site("embedding", "tp", between.clone())
             .site("h.*.attn.input", "tp", Placement::Replicate)
-            .site("h.*.attn.output", "tp", between.clone())
+            .site("h.*.attn.out", "tp", between.clone())
             .site("h.*.mlp.input", "tp", Placement::Replicate)
-            .site("h.*.mlp.output", "tp", between)
+            .site("h.*.mlp.down", "tp", between)
             .site("head.input", "tp", Placement::Replicate)
     }
 
@@ -147,7 +147,7 @@ impl Plan {
         let mut layout = Layout::replicated(mesh.ndim());
         for rule in self.params.iter().filter(|r| matches(&r.pattern, path)) {
             let a = mesh.axis(&rule.axis)?;
-            rule.check_blocks(mesh, path, shape)?;
+            rule.check_blocks(mesh, shape).map_err(|e| e.at(path))?;
             layout = layout.set(a, rule.placement.clone());
         }
         Ok(layout)
@@ -181,22 +181,20 @@ impl Plan {
 
     /// Refuses axes that the mesh lacks.
     pub(super) fn check(&self, mesh: &Mesh) -> Result<()> {
-        let rules = self.params.iter().chain(&self.sites);
-        rules
-            .map(|r| &r.axis)
-            .chain(&self.batch)
-            .chain(&self.fsdp)
-            .try_for_each(|a| mesh.axis(a).map(|_| ()))?;
-        Ok(())
+        for rule in self.params.iter().chain(&self.sites) {
+            mesh.axis(&rule.axis).map_err(|e| e.at(&rule.pattern))?;
+        }
+        self.batch.iter().chain(&self.fsdp).try_for_each(|a| mesh.axis(a).map(drop))
     }
 }
 
 impl Rule {
     /// Refuses to cut a block, or to leave a rank without one.
-    fn check_blocks(&self, mesh: &Mesh, path: &str, shape: &Shape) -> Result<()> {
+    fn check_blocks(&self, mesh: &Mesh, shape: &Shape) -> Result<()> {
         let (Some(blocks), Placement::Shard(dim)) = (self.blocks, &self.placement) else { return Ok(()) };
-        let a = mesh.axis(&self.axis)?;
-        let (ranks, extent) = (mesh.axis_len(a), shape[*dim]);
+        // A dim that is not there is refused with the layout.
+        let Some(&extent) = shape.get(*dim) else { return Ok(()) };
+        let ranks = mesh.axis_len(mesh.axis(&self.axis)?);
         let size = extent / blocks.max(1);
         let cut = (0..ranks).any(|i| size == 0 || chunk(extent, ranks, i).start.min(extent) % size != 0);
         if !cut && blocks >= ranks {
@@ -204,7 +202,7 @@ impl Rule {
         }
         Err(Error::sharding(
             "plan",
-            format!("{ranks} ranks of axis {} cannot have whole blocks of {path} each", self.axis),
+            format!("{ranks} ranks of axis {} cannot have whole blocks each", self.axis),
             format!("{blocks} blocks (heads) in dim {dim} of {shape}"),
             format!("take a number of {} ranks that divides {blocks}", self.axis),
         ))
@@ -242,9 +240,31 @@ mod tests {
         let e = plan.used_layout(&mesh, "h.0.attn.qkv.weight", &Shape::from([90, 30])).unwrap_err();
         assert_eq!(
             e.to_string(),
-            "plan: 2 ranks of axis tp cannot have whole blocks of h.0.attn.qkv.weight each; got 5 blocks (heads) in dim 0 \
-             of [90, 30]; take a number of tp ranks that divides 5"
+            "plan: 2 ranks of axis tp cannot have whole blocks each; got 5 blocks (heads) in dim 0 of [90, 30] at \
+             h.0.attn.qkv.weight; take a number of tp ranks that divides 5"
         );
         assert!(plan.used_layout(&mesh, "h.0.mlp.up.weight", &Shape::from([121, 30])).is_ok());
+    }
+
+    #[test]
+    fn refusals_name_the_parameter_or_the_pattern() {
+        let run = |rank| {
+            let mesh = crate::dtensor::DeviceMesh::new(&rank, &[("tp", 2)])?;
+            let refused = |plan: Plan| {
+                let declare =
+                    |mut p: crate::nn::Params| p.root().param("w", [4, 2], crate::rng::Init::Ones).map(drop);
+                crate::nn::Params::new(&mesh, plan, 1).and_then(declare).unwrap_err().to_string()
+            };
+            let text = "layout: shards a dim that is not there; got f32[4, 2]@(tp:S2) at w; dims are 0 to 1";
+            assert_eq!(refused(Plan::default().shard("*", "tp", 2)), text);
+            assert_eq!(refused(Plan::default().shard_blocks("w", "tp", 2, 2)), text);
+            assert_eq!(refused(Plan::default().shard("w", "tp", 2).fsdp("tp")), text);
+            assert_eq!(
+                refused(Plan::default().shard("h.*", "pp", 0)),
+                "mesh: no such axis; got \"pp\" of (tp=2) at h.*; the axes are tp"
+            );
+            Ok(())
+        };
+        crate::comm::spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 }

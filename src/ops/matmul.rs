@@ -11,8 +11,8 @@ use crate::tensor::{Dims, Shape, Tensor, cpu};
 /// The product of two operands, summed over the letters that the result lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Matmul {
-    /// Names the dims, e.g. `"b m k, b k n -> b m n"`.
-    pub signature: Signature,
+    /// Of two operands that share every summed dim.
+    signature: Signature,
 }
 
 impl Matmul {

@@ -28,7 +28,12 @@ impl Op for Pad {
             return Err(Error::invalid(self.name(), "no such dim", format!("dim {} of {x}", self.dim), ""));
         }
         let mut shape = x.shape.clone();
-        shape[self.dim] += self.before + self.after;
+        let around = self.before.checked_add(self.after);
+        let Some(extent) = around.and_then(|n| n.checked_add(shape[self.dim])) else {
+            let given = format!("{} before and {} after dim {} of {x}", self.before, self.after, self.dim);
+            return Err(Error::invalid(self.name(), "the extent overflows", given, ""));
+        };
+        shape[self.dim] = extent;
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 

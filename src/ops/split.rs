@@ -22,7 +22,8 @@ impl Op for Split {
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [x] = arity(self.name(), ins)?;
-        if self.dim >= x.shape.len() || self.lens.iter().sum::<usize>() != x.shape[self.dim] {
+        let sum = self.lens.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
+        if self.dim >= x.shape.len() || sum != Some(x.shape[self.dim]) {
             return Err(Error::invalid(
                 self.name(),
                 "the lengths do not add up to the dim's extent",

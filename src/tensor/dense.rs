@@ -68,23 +68,37 @@ impl Tensor {
     /// A new row-major tensor that `fill` writes.
     ///
     /// `fill` gets arbitrary stale values (for `bool`, false) and should write every element.
+    ///
+    /// # Panics
+    /// Where the elements take more than 2^63 - 1 bytes.
     pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
         let mut out = Tensor::stale(T::DTYPE, shape);
-        if T::DTYPE == DType::Bool {
-            out.bytes_mut().fill(0);
-        }
         fill(out.make_mut::<T>().expect("the dtype is T's"));
         out
     }
 
-    /// A new row-major tensor with arbitrary contents, to be overwritten. Not for `bool`, whose stale bytes may be
-    /// invalid: crate-private for that reason.
+    /// A new row-major tensor with arbitrary contents (for `bool`, whose stale bytes could be invalid, false), to be
+    /// overwritten.
+    ///
+    /// # Panics
+    /// As [`Tensor::build`].
     pub(crate) fn stale(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
-        Tensor::over(Buffer::stale(shape.numel() * dtype.size_bytes()), dtype, shape)
+        let numel = shape.checked_numel("tensor").ok();
+        let bytes =
+            numel.and_then(|n| n.checked_mul(dtype.size_bytes())).filter(|&n| n <= isize::MAX as usize);
+        let bytes = bytes.unwrap_or_else(|| panic!("tensor: no memory has addresses for {dtype}{shape}"));
+        let mut out = Tensor::over(Buffer::stale(bytes), dtype, shape);
+        if dtype == DType::Bool {
+            out.bytes_mut().fill(0);
+        }
+        out
     }
 
     /// All zeros (false).
+    ///
+    /// # Panics
+    /// As [`Tensor::build`].
     pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let mut out = Tensor::stale(dtype, shape);
         out.bytes_mut().fill(0);
@@ -92,6 +106,9 @@ impl Tensor {
     }
 
     /// All elements equal to `value`, converted to `dtype`.
+    ///
+    /// # Panics
+    /// As [`Tensor::build`].
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
         let value = value.into().0;
         for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(T::from_f64(value))))
@@ -333,5 +350,26 @@ impl fmt::Debug for Tensor {
         let more = if flat.len() > SHOWN { ", …" } else { "" };
         let shown: Vec<String> = flat.iter().take(SHOWN).map(|x| format!("{x}")).collect();
         write!(f, "{self} {{{}{more}}}", shown.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_without_addresses_never_get_a_smaller_buffer() {
+        for dims in [&[1 << 61][..], &[1 << 32, 1 << 32], &[1 << 60, 8], &[usize::MAX]] {
+            let zeros = std::panic::catch_unwind(|| Tensor::zeros(DType::F64, dims));
+            assert!(zeros.is_err(), "{dims:?}");
+        }
+        assert_eq!(Tensor::zeros(DType::F64, [0, 1 << 61]).numel(), 0);
+    }
+
+    #[test]
+    fn fresh_bools_are_bools() {
+        drop(Tensor::full(DType::U8, [100], 255.0));
+        let fresh = Tensor::stale(DType::Bool, [100]);
+        assert!(fresh.as_bytes().expect("contiguous").iter().all(|&b| b <= 1));
     }
 }

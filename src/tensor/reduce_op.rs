@@ -18,7 +18,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// The value that changes nothing: 0, the lowest, the highest.
+    /// The value that changes nothing, by bits: -0 (0 would change -0), the lowest, the highest.
     pub fn identity(self, dtype: DType) -> f64 {
         let (lowest, highest) = match dtype {
             DType::I64 => (i64::MIN as f64, i64::MAX as f64),
@@ -28,7 +28,7 @@ impl ReduceOp {
             _ => (f64::NEG_INFINITY, f64::INFINITY),
         };
         match self {
-            ReduceOp::Sum => 0.0,
+            ReduceOp::Sum => -0.0,
             ReduceOp::Max => lowest,
             ReduceOp::Min => highest,
         }
@@ -124,5 +124,29 @@ impl fmt::Display for ReduceOp {
 impl fmt::Debug for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_change_nothing_by_bits() {
+        for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min] {
+            for x in [
+                Tensor::from_vec(vec![-0.0f32, 0.0, 3.5, f32::NEG_INFINITY, f32::INFINITY, f32::NAN], [6]),
+                Tensor::from_vec(vec![i64::MIN, i64::MAX, 0, -1], [4]),
+                Tensor::from_vec(vec![0u8, 255, 7], [3]),
+                Tensor::from_vec(vec![false, true], [2]),
+            ] {
+                let x = x.expect("as many values as elements");
+                let (mut left, mut right) = (x.clone(), Tensor::identity(op, &x));
+                op.fold(&mut left, &right.clone()).expect("alike");
+                op.fold(&mut right, &x).expect("alike");
+                assert_eq!(left.as_bytes(), x.as_bytes(), "{op} of {x}");
+                assert_eq!(right.as_bytes(), x.as_bytes(), "{op} of {x}");
+            }
+        }
     }
 }

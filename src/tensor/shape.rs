@@ -20,7 +20,10 @@ impl Shape {
         self.0.iter().product()
     }
 
-    /// The number of elements in the name of `verb`, refusing what overflows 2^63 - 1.
+    /// The number of elements.
+    ///
+    /// # Errors
+    /// Refuses, in the name of `verb`, more than 2^63 - 1.
     pub fn checked_numel(&self, verb: &str) -> Result<usize> {
         self.0
             .iter()
@@ -45,7 +48,10 @@ impl Shape {
         strides
     }
 
-    /// `dim` counted from the front, where a negative one counts from the back; refused in the name of `verb`.
+    /// `dim` counted from the front, where a negative one counts from the back.
+    ///
+    /// # Errors
+    /// Refuses, in the name of `verb`, a dim that is not there.
     pub fn dim(&self, verb: &str, dim: isize) -> Result<usize> {
         let n = self.len() as isize;
         let d = if dim < 0 { dim + n } else { dim };
@@ -60,7 +66,10 @@ impl Shape {
         ))
     }
 
-    /// The shape that both broadcast to by NumPy's rule, refused in the name of `verb`.
+    /// The shape that both broadcast to by NumPy's rule.
+    ///
+    /// # Errors
+    /// Refuses, in the name of `verb`, extents that differ where neither is 1.
     pub fn broadcast(&self, verb: &str, other: &Shape) -> Result<Shape> {
         let n = self.len().max(other.len());
         let at = |s: &Shape, d: usize| if d + s.len() >= n { s[d + s.len() - n] } else { 1 };

@@ -17,8 +17,8 @@ const ALIGN: usize = 64;
 const MIN_BYTES: usize = 64;
 /// What one thread keeps for reuse at most; beyond it blocks go back to the system.
 const POOL_LIMIT_BYTES: usize = 2 << 30;
-/// Four size classes per doubling waste at most a fifth of a block.
-const CLASSES: usize = 4 * 48;
+/// Four size classes per doubling waste at most a fifth of a block; enough for any length that has addresses.
+const CLASSES: usize = 4 * 58;
 
 /// A block of memory: from the pool, or lent by a foreign owner such as a `Vec`.
 pub(crate) struct Buffer {
@@ -269,6 +269,11 @@ mod tests {
         let orphan = std::thread::spawn(|| Buffer::stale(64)).join().unwrap();
         drop(orphan); // its thread is gone: the last of the two frees it
         trim_pool();
+    }
+
+    #[test]
+    fn every_length_has_a_class() {
+        assert!(class_of(isize::MAX as usize) < CLASSES);
     }
 
     #[test]

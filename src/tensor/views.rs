@@ -34,11 +34,8 @@ impl Tensor {
     /// Refuses what is not a permutation of the dims.
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         let n = self.shape.len();
-        let mut seen: u64 = 0;
-        for &d in order {
-            seen |= 1u64.checked_shl(d as u32).unwrap_or(0);
-        }
-        if order.len() != n || seen != (1u64 << n) - 1 {
+        let once = |i: usize| order[i] < n && !order[..i].contains(&order[i]);
+        if order.len() != n || !(0..n).all(once) {
             return Err(Error::invalid(
                 "permute",
                 "not a permutation of the dims",
@@ -65,9 +62,10 @@ impl Tensor {
     /// Dims of extent 1, and new leading ones, repeated to `shape` without copying (stride 0).
     ///
     /// # Errors
-    /// Refuses a shape that this one does not broadcast to.
+    /// Refuses a shape that this one does not broadcast to, or whose number of elements overflows.
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
+        shape.checked_numel("expand")?;
         let lead = shape.len().checked_sub(self.shape.len());
         let fits = lead
             .is_some_and(|lead| self.shape.iter().enumerate().all(|(d, &n)| n == shape[lead + d] || n == 1));
@@ -205,7 +203,11 @@ mod tests {
         assert_eq!(x.narrow(1, 2, 1).unwrap().to_vec::<i64>().unwrap(), []);
         assert_eq!(iota([]).reshape([1, 1]).unwrap().to_vec::<i64>().unwrap(), [0]);
         assert!(iota([2]).narrow(0, 1, 2).is_err());
-        assert!(iota([2]).permute(&[1]).is_err());
+        for order in [&[1][..], &[], &[0, 0], &[0, 1], &[1 << 32]] {
+            assert!(iota([2]).permute(order).is_err(), "{order:?}");
+        }
+        assert!(iota([2, 2]).permute(&[1, 1]).is_err());
+        assert!(iota([1]).expand([1 << 40, 1 << 40]).is_err(), "repeated more often than can be counted");
     }
 
     #[test]

@@ -5,9 +5,9 @@ use crate::tensor::{Dims, Element};
 /// Bytes of a fresh buffer as elements of the type they were allocated for.
 pub(crate) fn as_elements_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
     let len = bytes.len() / T::DTYPE.size_bytes();
-    debug_assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<T>()));
-    // SAFETY: buffers are aligned to 64 bytes and sized for their dtype; the exclusive borrow carries over. Stale
-    // bytes of `bool` are written before they are read: callers overwrite every element.
+    assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<T>()), "a buffer is aligned for its dtype");
+    // SAFETY: aligned, as just seen, and as long as the bytes, whose exclusive borrow carries over. Every bit pattern is
+    // an element, except of `bool`, whose fresh buffers are zeroed.
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
 }
 
