@@ -24,6 +24,9 @@ type Moves = SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>;
 /// One an operand: whether its gradient is wanted.
 pub(super) type Needs = SmallVec<[bool; 8]>;
 
+/// The derivatives written so far, one for each set of wanted gradients.
+type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
+
 /// How one operator runs on operands with given facts.
 pub(super) struct Plan {
     pub op: Arc<dyn Op>,
@@ -32,7 +35,7 @@ pub(super) struct Plan {
     pub windows: Windows,
     pub outs: SmallVec<[Rc<Facts>; 3]>,
     metas: Metas,
-    programs: RefCell<SmallVec<[(Needs, Rc<Program>); 1]>>,
+    programs: RefCell<Programs>,
 }
 
 #[derive(Default)]
