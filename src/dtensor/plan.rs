@@ -25,9 +25,6 @@ type Moves = SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>;
 pub(super) type Needs = SmallVec<[bool; 8]>;
 type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
-/// The derivatives written so far, one for each set of wanted gradients.
-type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
-
 /// How one operator runs on operands with given facts.
 pub(super) struct Plan {
     pub op: Arc<dyn Op>,
