@@ -7,13 +7,13 @@ use std::collections::BinaryHeap;
 use std::fmt;
 use std::rc::Rc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
 use super::plan::Plan;
-use super::tape::{Call, Edge, Node, Saved};
+use super::tape::{Call, Edge, Node, Saved, next_id};
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
@@ -107,8 +107,6 @@ struct Pass {
     mesh: DeviceMesh,
     waiting: BinaryHeap<Waiting>,
     grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
-    /// How many gradients each leaf has still to get: with the last one it is complete, and need not wait for older nodes.
-    readers: FxHashMap<u64, usize>,
     done: Gradients,
 }
 
@@ -116,11 +114,11 @@ struct Waiting(Rc<Node>);
 
 impl Pass {
     fn new(mesh: &DeviceMesh, root: &Node) -> Pass {
+        count_gradients(root);
         Pass {
             mesh: mesh.clone(),
             waiting: BinaryHeap::new(),
             grads: FxHashMap::default(),
-            readers: readers(root),
             done: Gradients::default(),
         }
     }
@@ -145,13 +143,14 @@ impl Pass {
         for (edge, grad) in call.edges.iter().zip(result) {
             let (Some(edge), Some(grad)) = (edge, grad) else { continue };
             self.give(edge, grad)?;
-            if let Some(left) = self.readers.get_mut(&edge.node.id) {
-                *left -= 1;
-                if *left == 0
-                    && let Some(grads) = self.grads.remove(&edge.node.id)
-                {
-                    self.land(&edge.node, grads)?;
-                }
+            let (pass, left) = edge.node.awaited.get();
+            edge.node.awaited.set((pass, left - 1));
+            // A leaf that is complete need not wait for older nodes.
+            if left == 1
+                && edge.node.call.is_none()
+                && let Some(grads) = self.grads.remove(&edge.node.id)
+            {
+                self.land(&edge.node, grads)?;
             }
         }
         Ok(())
@@ -233,21 +232,20 @@ impl Pass {
     }
 }
 
-/// For each leaf behind `root`, how many operands of calls it is: a pass from `root` visits every one of these once.
-fn readers(root: &Node) -> FxHashMap<u64, usize> {
-    let mut readers = FxHashMap::default();
-    let mut seen = FxHashSet::default();
-    let mut nodes = vec![root];
+/// Tells each node behind `root` how many gradients a pass from there will give it: it visits every call once.
+fn count_gradients(root: &Node) {
+    let pass = next_id();
+    let mut nodes: SmallVec<[&Node; 16]> = smallvec![root];
     while let Some(call) = nodes.pop().and_then(|node| node.call.as_ref()) {
         for Edge { node, .. } in call.edges.iter().flatten() {
-            if node.call.is_none() {
-                *readers.entry(node.id).or_insert(0) += 1;
-            } else if seen.insert(node.id) {
+            let (last, count) = node.awaited.get();
+            let known = if last == pass { count } else { 0 };
+            node.awaited.set((pass, known + 1));
+            if known == 0 && node.call.is_some() {
                 nodes.push(node);
             }
         }
     }
-    readers
 }
 
 /// `a + b`, over one of them where nobody shares its buffer.
@@ -330,10 +328,10 @@ mod tests {
                 (vector(&mesh, [1.0; 3])?.requires_grad()?, vector(&mesh, [2.0; 3])?.requires_grad()?);
             let y = v.exp()?.mul(&w)?.mul(&w)?;
             let edge = y.edge.as_ref().expect("history");
-            let of = |leaf: &DTensor| leaf.edge.as_ref().expect("a leaf").node.id;
-            assert_eq!(readers(&edge.node), FxHashMap::from_iter([(of(&w), 2), (of(&v), 1)]));
+            let awaited = |leaf: &DTensor| leaf.edge.as_ref().expect("a leaf").node.awaited.get().1;
             let _guard = mesh.no_grad();
             let mut pass = Pass::new(&mesh, &edge.node);
+            assert_eq!([&w, &v].map(awaited), [2, 1]);
             pass.give(edge, y.detach())?;
             let mut landed = Vec::new();
             while let Some(Waiting(node)) = pass.waiting.pop() {

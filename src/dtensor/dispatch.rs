@@ -45,13 +45,11 @@ impl DTensor {
     /// As [`DTensor::apply`]; refuses an operator that has several results, or none.
     pub fn apply_one(op: &dyn Op, ins: &[&DTensor]) -> Result<DTensor> {
         let mut outs = Self::apply(op, ins)?;
-        match (outs.pop(), outs.len()) {
-            (Some(out), 0) => Ok(out),
-            (out, more) => {
-                let given = format!("{} of {op:?}", more + usize::from(out.is_some()));
-                Err(Error::invalid(op.name(), "has not exactly one result", given, "use DTensor::apply"))
-            }
+        if outs.len() != 1 {
+            let given = format!("{} of {op:?}", outs.len());
+            return Err(Error::invalid(op.name(), "has not exactly one result", given, "use DTensor::apply"));
         }
+        Ok(outs.swap_remove(0))
     }
 
     /// Applies an operator to operands that are given up, so that its kernel may reuse their buffers. Keeps no history.

@@ -29,6 +29,8 @@ pub(super) struct Node {
     pub outs: SmallVec<[Rc<Facts>; 1]>,
     /// None for a leaf.
     pub call: Option<Call>,
+    /// In the backward pass of this number: how many gradients have still to come.
+    pub awaited: Cell<(u64, usize)>,
 }
 
 /// A call of an operator, as its derivative needs it.
@@ -49,7 +51,7 @@ pub(super) enum Saved {
 impl Node {
     pub fn leaf(x: &DTensor) -> Rc<Node> {
         let outs = [x.facts.clone()].into_iter().collect();
-        Rc::new(Node { id: next_id(), outs, call: None })
+        Rc::new(Node { id: next_id(), outs, call: None, awaited: Cell::default() })
     }
 }
 
@@ -113,15 +115,15 @@ pub(super) fn record(
         program: program.clone(),
     };
     let facts = outs.iter().map(|o| o.facts.clone()).collect();
-    let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call) });
+    let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call), awaited: Cell::default() });
     for (out, o) in outs.iter_mut().enumerate().filter(|(out, _)| grad_reads[*out]) {
         o.edge = Some(Edge { node: node.clone(), out });
     }
     Ok(outs)
 }
 
-/// Younger nodes have larger numbers. A rank is a thread, so the count is the rank's own.
-fn next_id() -> u64 {
-    thread_local!(static NEXT: Cell<u64> = const { Cell::new(0) });
+/// Younger nodes and passes have larger numbers, from 1. A rank is a thread, so the count is the rank's own.
+pub(super) fn next_id() -> u64 {
+    thread_local!(static NEXT: Cell<u64> = const { Cell::new(1) });
     NEXT.replace(NEXT.get() + 1)
 }
