@@ -363,15 +363,15 @@ mod tests {
     fn any_number_of_operands() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-            let parts: Vec<DTensor> = (0..40).map(|i| vector(&mesh, [i as f32; 3])).collect::<Result<_>>()?;
-            let leaf = parts[39].requires_grad()?;
-            let ins: Vec<&DTensor> = parts[..39].iter().chain([&leaf]).collect();
+            let parts: Vec<DTensor> = (0..70).map(|i| vector(&mesh, [i as f32; 3])).collect::<Result<_>>()?;
+            let leaf = parts[66].requires_grad()?;
+            let ins: Vec<&DTensor> = parts[..66].iter().chain([&leaf]).chain(&parts[67..]).collect();
             let y = DTensor::cat(&ins, 0)?;
             let edges =
                 &y.edge.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().edges;
-            assert_eq!(edges.iter().position(Option::is_some), Some(39));
+            assert_eq!(edges.iter().position(Option::is_some), Some(66));
             let gradients = y.mul(&y)?.sum_all()?.backward()?;
-            assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [78.0; 3]);
+            assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [132.0; 3]);
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

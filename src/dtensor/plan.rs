@@ -21,8 +21,6 @@ const PLANS_LEN: usize = 8192;
 
 /// One an operand: how it moves first, and to what.
 type Moves = SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>;
-/// One an operand: whether its gradient is wanted.
-pub(super) type Needs = SmallVec<[bool; 8]>;
 type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
 /// How one operator runs on operands with given facts.
@@ -36,8 +34,22 @@ pub(super) struct Plan {
     programs: RefCell<Programs>,
 }
 
+/// The operands whose gradients are wanted, as a bit set in which those from the 64th on are one.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub(super) struct Needs(u64);
+
 #[derive(Default)]
 pub(super) struct PlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<Plan>; 1]>>>);
+
+impl Needs {
+    pub fn of(wanted: impl Iterator<Item = bool>) -> Needs {
+        Needs(wanted.enumerate().fold(0, |bits, (i, w)| bits | u64::from(w) << i.min(63)))
+    }
+
+    fn contains(self, i: usize) -> bool {
+        self.0 >> i.min(63) & 1 == 1
+    }
+}
 
 impl Plan {
     /// The plan for `op` on operands with these facts, made at the first call.
@@ -64,15 +76,16 @@ impl Plan {
     }
 
     /// The derivative with respect to the operands that `needs` names.
-    pub fn program(&self, op: &dyn Op, needs: &Needs) -> Result<Rc<Program>> {
-        if op.has_free() {
-            return Ok(Rc::new(Vjp::write(op, &self.metas, needs)?));
+    pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<Program>> {
+        let known = self.programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone());
+        if let Some(program) = known {
+            return Ok(program);
         }
-        if let Some((_, program)) = self.programs.borrow().iter().find(|(n, _)| n == needs) {
-            return Ok(program.clone());
+        let wanted: SmallVec<[bool; 8]> = (0..self.metas.len()).map(|i| needs.contains(i)).collect();
+        let program = Rc::new(Vjp::write(op, &self.metas, &wanted)?);
+        if !op.has_free() {
+            self.programs.borrow_mut().push((needs, program.clone()));
         }
-        let program = Rc::new(Vjp::write(op, &self.metas, needs)?);
-        self.programs.borrow_mut().push((needs.clone(), program.clone()));
         Ok(program)
     }
 

@@ -89,8 +89,7 @@ pub(super) fn record(
     {
         return Ok(outs);
     }
-    let needs: Needs = ins.iter().map(|x| x.has_history()).collect();
-    let program = plan.program(op, &needs)?;
+    let program = plan.program(op, Needs::of(ins.iter().map(|x| x.has_history())))?;
     // A result whose gradient no derivative asks for, such as a statistic, is a constant.
     let (result_reads, grad_reads) = program.reads[ins.len()..].split_at(outs.len());
     if !grad_reads.contains(&true) {
