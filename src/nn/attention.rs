@@ -64,7 +64,7 @@ impl CausalAttention {
         let parts = qkv.split(-1, &[d, d, d])?;
         let y = cx.attention(&parts[0], &parts[1], &parts[2], 1.0 / (d as f64).sqrt(), self.dropout)?;
         let y = y.permute(&[0, 2, 1, 3])?.reshape([b, t, width])?;
-        let y = cx.site(&format!("{}.output", self.site), self.out.forward(cx, &y)?)?;
+        let y = self.out.forward(cx, &y)?;
         cx.dropout(y, self.dropout)
     }
 }

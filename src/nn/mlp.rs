@@ -43,7 +43,7 @@ impl Mlp {
     pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
         let x = cx.site(&format!("{}.input", self.site), x)?;
         let y = self.down.forward(cx, &self.up.forward(cx, &x)?.gelu()?)?;
-        cx.dropout(cx.site(&format!("{}.output", self.site), y)?, self.dropout)
+        cx.dropout(y, self.dropout)
     }
 }
 
@@ -77,6 +77,6 @@ impl GatedMlp {
     pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
         let x = cx.site(&format!("{}.input", self.site), x)?;
         let gated = self.gate.forward(cx, &x)?.silu()?.mul(&self.up.forward(cx, &x)?)?;
-        cx.site(&format!("{}.output", self.site), self.down.forward(cx, &gated)?)
+        self.down.forward(cx, &gated)
     }
 }
