@@ -122,7 +122,12 @@ impl DeviceMesh {
     /// # Errors
     /// Refuses a layout that does not fit mesh or shape.
     pub fn facts(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<Facts>> {
-        let spec = Spec { mesh: self.0.mesh.clone(), dtype, shape: shape.clone(), layout: layout.clone() };
+        let (mesh, shape, layout) = (self.0.mesh.clone(), shape.clone(), layout.clone());
+        self.facts_of(Spec { mesh, dtype, shape, layout, terms: None })
+    }
+
+    /// The interned facts of a tensor on this mesh that may have terms.
+    pub(super) fn facts_of(&self, spec: Spec) -> Result<Rc<Facts>> {
         if let Some(f) = self.0.facts.borrow().get(&spec) {
             return Ok(f.clone());
         }
