@@ -51,4 +51,4 @@ pub use layout::Layout;
 pub use mesh::Mesh;
 pub use region::{Block, Overlap, Region};
 pub use spec::Spec;
-pub use terms::{LEAF, Leaf, Node, Step, Terms};
+pub use terms::{LEAF, Leaf, Node, Terms};

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{Block, Layout, Mesh, Spec};
-use crate::tensor::{DType, Dims, Shape};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Shape};
 
 /// The widest leaf of the summation tree.
 pub const LEAF: usize = 32;
@@ -48,20 +48,6 @@ pub struct Node {
     pub start: Dims,
     /// The number of indices along each dim.
     pub len: Dims,
-}
-
-/// How the parts of several members become the nodes of their union: a program for a stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
-    /// Node `node` of member `member` comes on top.
-    Push {
-        /// The member's index.
-        member: usize,
-        /// The node's place in the member's forest.
-        node: usize,
-    },
-    /// The two topmost entries become their sum, the lower one on the left.
-    Add,
 }
 
 impl Node {
@@ -149,16 +135,19 @@ impl Terms {
         forests.max().unwrap_or(1)
     }
 
-    /// How the parts of the ranks that differ from `coords` along `axes` only, in row-major order, are added up: steps that
-    /// leave the nodes of their union, in order.
+    /// How the parts of `members`, the ranks that differ from `coords` along `axes` only, are added up: what is left are
+    /// the nodes of their union.
     ///
     /// # Panics
     /// Where some rank's box does not consist of nodes: see [`Terms::fits`].
-    pub fn steps(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> Vec<Step> {
+    pub fn order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
         let mut held = FxHashMap::default();
+        let mut nodes_len = Vec::with_capacity(members.len());
         for (member, at) in members.iter().enumerate() {
-            for (node, n) in self.forest(mesh, at).expect("fits").into_iter().enumerate() {
-                held.insert(n, Step::Push { member, node });
+            let nodes = self.forest(mesh, at).expect("fits");
+            nodes_len.push(nodes.len());
+            for (node, n) in nodes.into_iter().enumerate() {
+                held.insert(n, FoldStep::Push { member, node });
             }
         }
         let mut done = self.clone();
@@ -167,17 +156,17 @@ impl Terms {
         for node in done.forest(mesh, coords).expect("a union of nodes consists of nodes") {
             self.emit(node, &held, &mut steps);
         }
-        steps
+        FoldOrder::new(nodes_len, steps)
     }
 
-    fn emit(&self, node: Node, held: &FxHashMap<Node, Step>, steps: &mut Vec<Step>) {
+    fn emit(&self, node: Node, held: &FxHashMap<Node, FoldStep>, steps: &mut Vec<FoldStep>) {
         if let Some(&push) = held.get(&node) {
             return steps.push(push);
         }
         let (a, b) = node.halves(self.leaf).expect("each leaf is held by somebody");
         self.emit(a, held, steps);
         self.emit(b, held, steps);
-        steps.push(Step::Add);
+        steps.push(FoldStep::Join);
     }
 
     /// The boxes of terms that the rank at `coords` has added up: its own, and those of the ranks along `done`.
@@ -332,12 +321,12 @@ mod tests {
                                 .filter(|c| (0..2).all(|a| axes.contains(&a) || c[a] == coords(r)[a]))
                                 .collect();
                             let mut stack: Vec<String> = vec![];
-                            for step in terms.steps(&mesh, &coords(r), &members, &axes) {
-                                match step {
-                                    Step::Push { member, node } => {
+                            for step in terms.order(&mesh, &coords(r), &members, &axes).steps() {
+                                match *step {
+                                    FoldStep::Push { member, node } => {
                                         stack.push(held[mesh.position_of(&members[member])][node].clone())
                                     }
-                                    Step::Add => {
+                                    FoldStep::Join => {
                                         let right = stack.pop().unwrap();
                                         let left = stack.pop().unwrap();
                                         stack.push(format!("({left}+{right})"));
