@@ -18,7 +18,7 @@ const BLOCK: usize = 1024;
 pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Tensor {
     let dtype = parts[0].dtype();
     let shape = reduce.out_shape();
-    if reduce.order.outs_len() == 0 || reduce.shape.numel() == 0 {
+    if shape.numel() == 0 {
         return Tensor::zeros(dtype, shape);
     }
     if let (1, &[FoldStep::Push { member, .. }]) = (reduce.order.nodes().len(), reduce.order.steps()) {
@@ -128,6 +128,7 @@ impl<'a> Job<'a> {
 /// Steps with what often follows another drawn together, so that a part is read where it lies.
 enum Fused<'a, T> {
     Push(&'a [T]),
+    Empty,
     Pair(&'a [T], &'a [T]),
     Into(&'a [T]),
     Join,
@@ -138,6 +139,7 @@ fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> Vec<
     for step in steps {
         match *step {
             FoldStep::Push { member, node } => ops.push(Fused::Push(of(member, node))),
+            FoldStep::Empty => ops.push(Fused::Empty),
             FoldStep::Join => match ops[..] {
                 [.., Fused::Push(a), Fused::Push(b)] => {
                     ops.truncate(ops.len() - 2);
@@ -169,6 +171,10 @@ fn fold_block<T, R: Rule<T>>(
         match op {
             Fused::Push(a) => {
                 rule.load(&a[at.clone()], &mut above[..n]);
+                top += 1;
+            }
+            Fused::Empty => {
+                above[..n].fill(R::Wide::default());
                 top += 1;
             }
             Fused::Pair(a, b) => {
@@ -335,12 +341,11 @@ mod tests {
             (sum.shape().clone(), sum.to_f64_vec()),
             ([2, 3].into(), vec![1.5, 2.5, 3.5, 10.0, 20.0, 30.0])
         );
-        let nobody = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![])), ..reduce };
-        assert_eq!(
-            fold(&nobody, &[parts[1].clone(), parts[1].clone()]).to_f64_vec(),
-            [0.0; 3],
-            "an empty sum"
-        );
+        let nobody = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![])), ..reduce.clone() };
+        let none = fold(&nobody, &[parts[1].clone(), parts[1].clone()]);
+        assert_eq!(*none.shape(), [0, 3].into());
+        let empty = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![FoldStep::Empty])), ..reduce };
+        assert_eq!(fold(&empty, &[none.clone(), none]).to_f64_vec(), [0.0; 3]);
     }
 
     #[test]

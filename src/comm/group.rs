@@ -168,7 +168,7 @@ impl Group {
             return Pending::ready(Err(e));
         }
         if self.len() == 1 {
-            return Pending::ready(Ok(parts.remove(0)));
+            return Pending::ready(Ok(fold::fold(&reduce, &[parts.remove(0).contiguous()])));
         }
         let call = Call {
             name: verb,
@@ -208,7 +208,7 @@ impl Group {
 
     fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
         if self.len() == 1 {
-            return Pending::ready(Ok(x.clone()));
+            return Pending::ready(Ok(fold::fold(&reduce, &[x.contiguous()])));
         }
         let call = Call {
             name: "all_reduce",
@@ -341,7 +341,7 @@ impl Group {
 
     /// A reduce-scatter of the flat elements, then an all-gather: the bytes of a ring, the bits of one fold.
     fn all_reduce_in_two(&self, x: &Tensor, reduce: &Reduce) -> Result<Tensor> {
-        let (each, outs) = (reduce.shape.numel(), reduce.order.outs_len().max(1));
+        let (each, outs) = (reduce.shape.numel(), reduce.order.outs_len());
         let flat = x.reshape([reduce.order.nodes()[self.index()], each])?;
         let chunk = each.div_ceil(self.len());
         let start = |i: usize| (i * chunk).min(each);

@@ -156,6 +156,9 @@ impl Terms {
         for node in done.forest(mesh, coords).expect("a union of nodes consists of nodes") {
             self.emit(node, &held, &mut steps);
         }
+        if self.extents.contains(&0) && self.after(axes).is_none() {
+            steps.push(FoldStep::Empty);
+        }
         FoldOrder::new(nodes_len, steps)
     }
 
@@ -326,6 +329,7 @@ mod tests {
                                     FoldStep::Push { member, node } => {
                                         stack.push(held[mesh.position_of(&members[member])][node].clone())
                                     }
+                                    FoldStep::Empty => stack.push("0".into()),
                                     FoldStep::Join => {
                                         let right = stack.pop().unwrap();
                                         let left = stack.pop().unwrap();
@@ -341,7 +345,7 @@ mod tests {
                             None => open = false,
                         }
                     }
-                    let want = if extents.contains(&0) { vec![] } else { vec![want.clone()] };
+                    let want = vec![if extents.contains(&0) { "0".into() } else { want.clone() }];
                     assert!(held.iter().all(|h| *h == want), "{text} {layout} {extents:?}");
                 }
             }

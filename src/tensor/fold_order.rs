@@ -10,6 +10,8 @@ pub enum FoldStep {
         /// Which of the member's parts.
         node: usize,
     },
+    /// An empty sum comes on top: zeros.
+    Empty,
     /// The two topmost entries become one; the lower one is the left operand.
     Join,
 }
@@ -36,6 +38,7 @@ impl FoldOrder {
                     assert!(*node < nodes[*member], "part {node} of member {member}");
                     outs += 1;
                 }
+                FoldStep::Empty => outs += 1,
                 FoldStep::Join => outs = outs.checked_sub(1).filter(|&n| n > 0).expect("two entries to join"),
             }
             depth = depth.max(outs);

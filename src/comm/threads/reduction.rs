@@ -28,17 +28,12 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    /// Room for the results, of which there is one at least.
+    /// Room for the results.
     pub(super) fn new(reduce: &Reduce, dtype: DType) -> Reduction {
-        let zeros = reduce.order.outs_len() == 0;
-        let mut out = if zeros {
-            Tensor::zeros(dtype, reduce.out_shape())
-        } else {
-            Tensor::stale(dtype, reduce.out_shape())
-        };
+        let mut out = Tensor::stale(dtype, reduce.out_shape());
         let at = AtomicPtr::new(out.bytes_mut().as_mut_ptr());
         let chunk_len = CHUNK_BYTES / dtype.size_bytes();
-        let chunks = if zeros { 0 } else { reduce.shape.numel().div_ceil(chunk_len) };
+        let chunks = reduce.shape.numel().div_ceil(chunk_len);
         let (taken, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Reduction { reduce: reduce.clone(), out, at, chunk_len, chunks, taken, done }
     }
