@@ -81,6 +81,11 @@ impl Reduce {
         stacked(self.order.nodes()[member], &self.shape)
     }
 
+    /// The result, from what the members brought: contiguous tensors of one dtype.
+    pub(crate) fn fold(&self, parts: &[Tensor]) -> Tensor {
+        fold::fold(self, parts)
+    }
+
     /// The shape of the result, stacked likewise.
     pub fn out_shape(&self) -> Shape {
         stacked(self.order.outs_len(), &self.shape)

@@ -102,6 +102,14 @@ impl Move {
         self.start(mesh, local)?.finish(mesh)
     }
 
+    /// The reduction over a group, where the move is nothing else.
+    pub(super) fn only_all_reduce(&self) -> Option<(&Group, &Reduce)> {
+        match &self.stages[..] {
+            [Stage::AllReduce { group, reduce }] => Some((group, reduce)),
+            _ => None,
+        }
+    }
+
     /// Runs the stages up to an exchange that is the last one, and starts that.
     pub(super) fn start(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<InFlight> {
         self.start_at(0, mesh, local)

@@ -175,10 +175,15 @@ impl DTensor {
         if !self.layout().has_partial() {
             return Ok(self.clone());
         }
+        self.redistribute(self.reduced_layout()?)
+    }
+
+    /// This layout with every `Partial` axis replicated.
+    pub(super) fn reduced_layout(&self) -> Result<Layout> {
         let layout = self.layout();
         let whole =
             layout.placements().iter().map(|p| if p.is_partial() { Placement::Replicate } else { p.clone() });
-        self.redistribute(Layout::new(whole).with_order(layout.order())?)
+        Layout::new(whole).with_order(layout.order())
     }
 
     /// What [`DTensor::redistribute`] would do on this rank, in words. Communicates nothing.

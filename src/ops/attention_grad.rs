@@ -8,6 +8,7 @@ use super::{
     Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };
 use crate::error::{Error, Result};
+use crate::placement::Leaf;
 use crate::rng::Draw;
 use crate::tensor::{ReduceOp, Shape, Tensor, cpu};
 
@@ -44,9 +45,11 @@ impl Op for AttentionGrad {
     /// of v's dim parts of dq and dk. Linear in do.
     fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row> {
         let (r, sum, queries, dim) = (Slot::R, Slot::SUM, Slot::S(2), Slot::S(3));
+        // The sum runs over the queries, and before them over the heads that a head of k serves.
+        let terms = if ins[0].shape[1] == ins[1].shape[1] { Slot::Terms(Leaf::Chain) } else { sum };
         let mut rows = vec![
             Row::new([Slot::S(0); 6], [Slot::S(0); 3]),
-            Row::new([queries, r, r, queries, queries, queries], [queries, sum, sum]),
+            Row::new([queries, r, r, queries, queries, queries], [queries, terms, terms]),
             Row::new([r, r, dim, dim, r, dim], [sum, sum, dim]),
             Row::new([r, r, r, r, r, sum], [sum; 3]),
         ];

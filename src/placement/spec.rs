@@ -42,11 +42,8 @@ impl Spec {
     /// # Errors
     /// Refuses what [`Spec::validate`] refuses, in the name of `layout`.
     pub fn with_layout(&self, layout: Layout) -> Result<Spec> {
-        let added: SmallVec<[usize; 4]> = self
-            .open_axes()
-            .into_iter()
-            .filter(|&a| layout.placements().get(a).is_none_or(|p| !p.is_partial()))
-            .collect();
+        let kept = |a: usize| layout.placements().get(a) == Some(self.layout.axis(a));
+        let added: SmallVec<[usize; 4]> = self.open_axes().into_iter().filter(|&a| !kept(a)).collect();
         let terms = match &self.terms {
             Some(terms) if added.is_empty() => Some(terms.clone()),
             Some(terms) => terms.after(&added).map(Arc::new),
