@@ -153,9 +153,9 @@ fn products(bench: &Bench) -> Result<()> {
     for (m, k, n) in shapes {
         let (a, b) = (noise([1, m, k]), noise([1, k, n]));
         let flops = 2.0 * (m * k * n) as f64;
-        bench.case(&format!("matmul {m}x{k}x{n}"), "GFLOP/s", flops, || cpu::gemm("matmul", &a, &b));
+        bench.case(&format!("matmul {m}x{k}x{n}"), "GFLOP/s", flops, || cpu::gemm("matmul", &a, &b, &[k]));
         let b = noise([1, n, k]).transpose(1, 2)?;
-        bench.case(&format!("matmul {m}x{k}x{n} nt"), "GFLOP/s", flops, || cpu::gemm("matmul", &a, &b));
+        bench.case(&format!("matmul {m}x{k}x{n} nt"), "GFLOP/s", flops, || cpu::gemm("matmul", &a, &b, &[k]));
     }
     Ok(())
 }

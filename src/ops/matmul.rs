@@ -137,6 +137,7 @@ fn product(sig: &Signature, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         "matmul",
         &matrix(a, x, &roles.rows, &roles.summed)?,
         &matrix(b, y, &roles.summed, &roles.cols)?,
+        &roles.summed.iter().map(|&l| extent(l)).collect::<Dims>(),
     )?;
     // From [batch, rows, cols] to the result's order of letters.
     let natural: SmallVec<[u8; 6]> =

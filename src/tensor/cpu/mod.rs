@@ -28,7 +28,7 @@ pub use elementwise::{
     float_binary_mut, float_ternary, float_ternary_mut, float_unary, float_unary_mut, num_binary,
     num_binary_mut, num_unary, select,
 };
-pub use gemm::{Gemm, MatMut, MatRef, gemm};
+pub use gemm::{Gemm, MatMut, MatRef, Unchanged, gemm, gemm_fused};
 pub use map::{
     Closure, Map1, Map2, Map3, each, map1, map1_mut, map1_mut_with, map1_with, map2, map2_mut, map2_mut_with,
     map2_with, map3, map3_mut, map3_mut_with, map3_with,

@@ -1,0 +1,227 @@
+//! The loops around the tiles: blocks of rows, blocks of the contraction, panels of columns.
+
+use super::super::real::Lane;
+use super::super::simd::Isa;
+use super::contraction::{Block, Contraction};
+use super::matrix::MatRef;
+use super::pack::{Rows, native, pack_cols, pack_rows, packed_rows_len};
+use super::product::Gemm;
+use super::room::with_room;
+use super::sink::{Direct, Sink};
+use super::tile::{Kernels, Tile, TileFn};
+
+/// Bytes along the contraction that are handled together: a panel of so many rows stays in the second cache.
+pub(super) const BLOCK_BYTES: usize = 4096;
+/// Rows that are handled together where packed rows or unfinished blocks take memory.
+const BLOCK_ROWS: usize = 768;
+/// Fewer rows than this are multiplied with columns where they lie, if these lie side by side.
+const PACK_FROM_ROWS: usize = 48;
+
+/// A product to be computed.
+pub(super) struct Job<'a, E> {
+    pub(super) a: MatRef<'a, E>,
+    pub(super) b: MatRef<'a, E>,
+    /// The tree over the contraction, in blocks of [`block_len`].
+    pub(super) tree: &'a Contraction,
+}
+
+/// The contraction's indices that are handled together.
+pub(super) fn block_len<T>() -> usize {
+    BLOCK_BYTES / size_of::<T>()
+}
+
+/// Computes the product and hands every element to `sink`.
+///
+/// # Safety
+/// `sink`'s result has the product's shape, and nobody else reads or writes it.
+pub(super) unsafe fn run<E: Lane<Wide = T>, T: Gemm>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
+    let (m, k) = job.a.shape;
+    let n = job.b.shape.1;
+    assert!(job.a.is_inside() && job.b.is_inside() && job.b.shape.0 == k);
+    let kernels = T::kernels(Isa::current());
+    let panel_rows = kernels.tiles.len();
+    let vectors = n.div_ceil(kernels.lanes);
+    let tree = job.tree;
+    let longest = tree.blocks.iter().map(|b| b.len).max().unwrap_or(0);
+    let pack_a = wants_packed_rows(job, vectors, kernels);
+    let in_parts = tree.blocks.len() > 1;
+    let block_rows = if pack_a || in_parts { BLOCK_ROWS.next_multiple_of(panel_rows) } else { usize::MAX };
+    let block_rows = block_rows.min(m);
+    let width = kernels.tiles[0].len().max(kernels.wide_row.0.div_ceil(panel_rows)) * kernels.lanes;
+    let sizes = [
+        if pack_a { packed_rows_len(block_rows, longest, panel_rows) } else { 0 },
+        longest * kernels.tiles[0].len() * kernels.lanes,
+        panel_rows * width,
+        tree.depth * panel_rows * width,
+        if in_parts { tree.levels * block_rows * vectors * kernels.lanes } else { 0 },
+    ];
+    with_room::<T, _>(sizes, |[rows, cols, tile, stack, parts]| {
+        let mut w = Work { job, kernels, sink, pack_a, cols, tile, stack, parts, row: 0, rows: 0, vectors };
+        for row in (0..m).step_by(block_rows) {
+            (w.row, w.rows) = (row, block_rows.min(m - row));
+            let mut level = 0;
+            for block in &tree.blocks {
+                // SAFETY: the caller's promise.
+                unsafe { w.block(block, level, rows) };
+                level = w.join_parts(block, level);
+            }
+            if in_parts {
+                let step = vectors * kernels.lanes;
+                // SAFETY: the rows belong to the result.
+                unsafe { sink.put((row, 0), (w.rows, n), &w.parts[..w.rows * step], step) };
+            }
+        }
+    });
+}
+
+/// True where rows are not taken as they lie.
+fn wants_packed_rows<E: Lane, T>(job: &Job<'_, E>, vectors: usize, kernels: &Kernels<T>) -> bool {
+    !E::NATIVE || (job.a.strides.1 != 1 && job.a.shape.0 > 1 && vectors > 2 * kernels.tiles[0].len())
+}
+
+struct Work<'a, E, T: 'static> {
+    job: &'a Job<'a, E>,
+    kernels: &'static Kernels<T>,
+    sink: &'a dyn Sink<T>,
+    pack_a: bool,
+    /// Room for a panel of columns.
+    cols: &'a mut [T],
+    /// Room for a tile.
+    tile: &'a mut [T],
+    stack: &'a mut [T],
+    /// Blocks of rows of the result, unfinished, one after the other.
+    parts: &'a mut [T],
+    /// The rows at work.
+    row: usize,
+    rows: usize,
+    /// Vectors in a row of the result.
+    vectors: usize,
+}
+
+/// Some columns as tiles read them.
+struct Panel<T> {
+    col: usize,
+    vectors: usize,
+    data: *const T,
+    step: usize,
+}
+
+impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
+    /// One block of the contraction.
+    ///
+    /// # Safety
+    /// As [`run`].
+    unsafe fn block(&mut self, block: &Block, level: usize, room: &mut [T]) {
+        let a = self.job.a.rows(self.row, self.rows).cols(block.start, block.len);
+        let b = self.job.b.rows(block.start, block.len);
+        let panel_rows = self.kernels.tiles.len();
+        let rows = match native(a) {
+            Some(a) if !self.pack_a => {
+                Rows { data: a.data.as_ptr(), panel_step: panel_rows * a.strides.0, steps: a.strides }
+            }
+            _ => pack_rows(a, panel_rows, room),
+        };
+        let most = self.kernels.tiles[0].len();
+        let (wide, wide_row) = self.kernels.wide_row;
+        let mut vector = 0;
+        while vector < self.vectors {
+            let left = self.vectors - vector;
+            let (col, lies) = (vector * self.kernels.lanes, b.strides.1 == 1 && E::NATIVE);
+            if self.job.a.shape.0 == 1 && lies && left >= wide && col + wide * self.kernels.lanes <= b.shape.1
+            {
+                let panel = self.panel(b, col, wide);
+                // SAFETY: the caller's promise.
+                unsafe { self.one_tile(block, level, &rows, &panel, 0, wide_row) };
+                vector += wide;
+                continue;
+            }
+            // As even as can be.
+            let vectors = left.div_ceil(left.div_ceil(most));
+            let panel = self.panel(b, col, vectors);
+            for first in (0..self.rows).step_by(panel_rows) {
+                let kernel = self.kernels.tiles[panel_rows.min(self.rows - first) - 1][vectors - 1];
+                // SAFETY: the caller's promise.
+                unsafe { self.one_tile(block, level, &rows, &panel, first, kernel) };
+            }
+            vector += vectors;
+        }
+    }
+
+    fn panel(&mut self, b: MatRef<'_, E>, col: usize, vectors: usize) -> Panel<T> {
+        let width = vectors * self.kernels.lanes;
+        let whole = col + width <= b.shape.1;
+        let b = b.cols(col, width.min(b.shape.1 - col));
+        if let Some(b) = native(b)
+            && whole
+            && b.strides.1 == 1
+            && (self.job.a.shape.0 < PACK_FROM_ROWS || b.strides.0 == width)
+        {
+            return Panel { col, vectors, data: b.data.as_ptr(), step: b.strides.0 };
+        }
+        pack_cols(b, width, self.kernels.transpose, self.cols);
+        Panel { col, vectors, data: self.cols.as_ptr(), step: width }
+    }
+
+    /// The tile of the rows from `first` on and a panel.
+    ///
+    /// # Safety
+    /// As [`run`]; the kernel is for so many rows and vectors.
+    unsafe fn one_tile(
+        &mut self,
+        block: &Block,
+        level: usize,
+        rows: &Rows<T>,
+        panel: &Panel<T>,
+        first: usize,
+        kernel: TileFn<T>,
+    ) {
+        let panel_rows = self.kernels.tiles.len();
+        let (width, n) = (panel.vectors * self.kernels.lanes, self.job.b.shape.1);
+        let in_parts = self.job.tree.blocks.len() > 1;
+        let direct = self.sink.direct().filter(|_| panel.col + width <= n);
+        let through = !in_parts && direct.is_none();
+        let target = if in_parts {
+            // A block that is joined at once with the one on its left is added to it.
+            let step = self.vectors * self.kernels.lanes;
+            let joins = block.merges > 0;
+            let at = ((level - usize::from(joins)) * self.rows + first) * step + panel.col;
+            Direct { c: self.parts[at..].as_mut_ptr(), step, alpha: T::ONE, beta: joins.then_some(T::ONE) }
+        } else if let Some(d) = direct {
+            Direct { c: d.c.wrapping_add((self.row + first) * d.step + panel.col), ..d }
+        } else {
+            Direct { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }
+        };
+        let tile = Tile {
+            a: rows.data.wrapping_add(first / panel_rows * rows.panel_step),
+            a_steps: rows.steps,
+            b: panel.data,
+            b_step: panel.step,
+            leaves: &self.job.tree.leaves[block.leaves.clone()],
+            stack: self.stack.as_mut_ptr(),
+            c: target.c,
+            c_step: target.step,
+            alpha: target.alpha,
+            beta: target.beta,
+        };
+        // SAFETY: the operands reach over the tile and the block; the result is the sink's, a part or the tile's
+        // room; the stack has room for the tree's depth; the kernel is this CPU's.
+        unsafe { kernel(&tile) };
+        if through {
+            let shape = (panel_rows.min(self.rows - first), width.min(n - panel.col));
+            // SAFETY: the tile lies inside the result.
+            unsafe { self.sink.put((self.row + first, panel.col), shape, self.tile, width) };
+        }
+    }
+
+    /// The joins after a block, but for the first, which its tiles have done; the next free level.
+    fn join_parts(&mut self, block: &Block, level: usize) -> usize {
+        let part = self.rows * self.vectors * self.kernels.lanes;
+        let mut top = level + 1 - usize::from(block.merges > 0);
+        for _ in 1..block.merges {
+            let (left, right) = self.parts[(top - 2) * part..top * part].split_at_mut(part);
+            left.iter_mut().zip(right).for_each(|(l, r)| *l = *l + *r);
+            top -= 1;
+        }
+        top
+    }
+}

@@ -1,0 +1,136 @@
+//! Operands made ready for tiles: widened, gathered, turned; or taken as they lie.
+
+use super::super::real::Lane;
+use super::matrix::MatRef;
+use super::transpose::TransposeFn;
+
+/// The elements as the type they are computed in, if that is theirs.
+pub(super) fn native<E: Lane>(x: MatRef<'_, E>) -> Option<MatRef<'_, E::Wide>> {
+    E::NATIVE.then(|| MatRef { data: E::load(x.data, &mut []), shape: x.shape, strides: x.strides })
+}
+
+/// Left rows as tiles read them: row `r` of panel `p` at `p * panel_step + r * steps.0`.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<T> {
+    pub(super) data: *const T,
+    pub(super) panel_step: usize,
+    /// From row to row, and along the contraction.
+    pub(super) steps: (usize, usize),
+}
+
+/// Elements that [`pack_rows`] writes.
+pub(super) fn packed_rows_len(rows: usize, k: usize, panel: usize) -> usize {
+    rows.next_multiple_of(panel) * k
+}
+
+/// Packs rows in panels of `panel`. Lines that lie along the contraction stay lines; else a panel's rows lie side by side.
+pub(super) fn pack_rows<E: Lane>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::Wide]) -> Rows<E::Wide> {
+    let (m, k) = a.shape;
+    assert!(dst.len() >= packed_rows_len(m, k, panel) && a.is_inside());
+    if a.strides.1 == 1 {
+        for (i, line) in dst.chunks_exact_mut(k).take(m).enumerate() {
+            E::widen_into(a.row(i), line);
+        }
+        return Rows { data: dst.as_ptr(), panel_step: panel * k, steps: (k, 1) };
+    }
+    if let Some(a) = native(a).filter(|a| a.strides.0 == 1) {
+        // SAFETY: the source lies inside its buffer and the panels inside `dst`, as just asserted.
+        unsafe {
+            match panel {
+                8 => side_by_side::<_, 8>(a, dst),
+                6 => side_by_side::<_, 6>(a, dst),
+                4 => side_by_side::<_, 4>(a, dst),
+                _ => unreachable!("panels have 8, 6 or 4 rows"),
+            }
+        }
+    } else {
+        let mut gathered = vec![E::default(); m];
+        let mut wide = vec![E::Wide::default(); m];
+        for j in 0..k {
+            let column = &a.data[j * a.strides.1..];
+            gathered.iter_mut().enumerate().for_each(|(i, x)| *x = column[i * a.strides.0]);
+            E::widen_into(&gathered, &mut wide);
+            for (p, rows) in wide.chunks(panel).enumerate() {
+                dst[(p * k + j) * panel..][..rows.len()].copy_from_slice(rows);
+            }
+        }
+    }
+    Rows { data: dst.as_ptr(), panel_step: panel * k, steps: (1, panel) }
+}
+
+/// # Safety
+/// `a`'s rows lie side by side, inside its buffer; `dst` holds all panels.
+unsafe fn side_by_side<T: Copy, const PANEL: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
+    let (m, k) = a.shape;
+    for first in (0..m).step_by(PANEL) {
+        let rows = PANEL.min(m - first);
+        for j in 0..k {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let src = a.data.as_ptr().add(first + j * a.strides.1);
+                let dst = dst.as_mut_ptr().add(first * k + j * PANEL);
+                if rows == PANEL {
+                    dst.cast::<[T; PANEL]>().write_unaligned(src.cast::<[T; PANEL]>().read_unaligned());
+                } else {
+                    std::ptr::copy_nonoverlapping(src, dst, rows);
+                }
+            }
+        }
+    }
+}
+
+/// Packs columns, which then lie side by side, `step` to the next index of the contraction; zeros fill up the step.
+pub(super) fn pack_cols<E: Lane>(
+    b: MatRef<'_, E>,
+    step: usize,
+    transpose: TransposeFn<E::Wide>,
+    dst: &mut [E::Wide],
+) {
+    let (k, n) = b.shape;
+    let dst = &mut dst[..k * step];
+    assert!(n <= step && b.is_inside());
+    if n < step {
+        dst.chunks_exact_mut(step).for_each(|row| row[n..].fill(E::Wide::default()));
+    }
+    match (b.strides, native(b)) {
+        ((_, 1), _) => {
+            for (i, row) in dst.chunks_exact_mut(step).enumerate() {
+                E::widen_into(b.row(i), &mut row[..n]);
+            }
+        }
+        ((1, apart), Some(b)) => {
+            // SAFETY: the source lies inside its buffer, as just asserted, and `k` rows of `step` inside `dst`.
+            unsafe { transpose(b.data.as_ptr(), apart, n, k, dst.as_mut_ptr(), step) };
+        }
+        ((1, _), None) => turn_widened(b, step, transpose, dst),
+        _ => {
+            let mut gathered = vec![E::default(); n];
+            for (i, row) in dst.chunks_exact_mut(step).enumerate() {
+                let line = &b.data[i * b.strides.0..];
+                gathered.iter_mut().enumerate().for_each(|(j, x)| *x = line[j * b.strides.1]);
+                E::widen_into(&gathered, &mut row[..n]);
+            }
+        }
+    }
+}
+
+/// Columns whose elements lie side by side, widened a stretch at a time.
+fn turn_widened<E: Lane>(
+    b: MatRef<'_, E>,
+    step: usize,
+    transpose: TransposeFn<E::Wide>,
+    dst: &mut [E::Wide],
+) {
+    const STRETCH: usize = 64;
+    let (k, n) = b.shape;
+    let mut wide = vec![E::Wide::default(); n * STRETCH];
+    for start in (0..k).step_by(STRETCH) {
+        let len = STRETCH.min(k - start);
+        for (j, line) in wide.chunks_exact_mut(STRETCH).enumerate() {
+            E::widen_into(&b.data[j * b.strides.1 + start..][..len], &mut line[..len]);
+        }
+        let dst = &mut dst[start * step..][..len * step];
+        // SAFETY: `n` lines of `STRETCH` lie in `wide`, and `len` rows of `step` in `dst`.
+        unsafe { transpose(wide.as_ptr(), STRETCH, n, len, dst.as_mut_ptr(), step) };
+    }
+}

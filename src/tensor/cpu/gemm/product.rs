@@ -1,0 +1,251 @@
+//! Products of matrices in buffers.
+
+use super::super::real::{Lane, Num, Real};
+use super::super::simd::Isa;
+use super::blocks::{Job, block_len, run};
+use super::contraction::Contraction;
+use super::matrix::{MatMut, MatRef};
+use super::sink::{Plain, Sink};
+use super::tile::Tiled;
+
+/// An element type that the product kernels take: f32 or f64.
+pub trait Gemm: Real + Tiled {
+    /// `c = alpha * a @ b + beta * c`; with `beta` 0, what `c` held does not matter.
+    ///
+    /// The sum along the contraction follows the tree of one dim; it is multiplied by `alpha`, then what `c` held times
+    /// `beta` is added, each step rounded.
+    ///
+    /// # Panics
+    /// If the shapes do not fit, or a matrix leaves its buffer.
+    fn product(alpha: Self, a: MatRef<'_, Self>, b: MatRef<'_, Self>, beta: Self, c: MatMut<'_, Self>);
+}
+
+macro_rules! product {
+    ($($t:ty)*) => {$(
+        impl Gemm for $t {
+            fn product(alpha: $t, a: MatRef<'_, $t>, b: MatRef<'_, $t>, beta: $t, c: MatMut<'_, $t>) {
+                let k = b.shape.0;
+                assert!(a.shape == (c.shape.0, k) && b.shape.1 == c.shape.1, "{:?} {:?} {:?}", a.shape, b.shape, c.shape);
+                assert!(c.is_sound(), "elements that coincide or leave their buffer: {:?} {:?}", c.shape, c.strides);
+                let beta = (beta != 0.0).then_some(beta);
+                let c_data = c.data.as_mut_ptr();
+                // SAFETY: the sink is over `c`, which is borrowed exclusively and has the product's shape.
+                unsafe { multiply(a, b, &[k], c.strides, |strides, _| Plain { c: c_data, strides, alpha, beta }) };
+            }
+        }
+    )*};
+}
+
+product!(f32 f64);
+
+/// Multiplies; `sink` is made for the result's strides, and whether rows and columns have changed places.
+///
+/// # Safety
+/// The sink's result has the product's shape, and nobody else reads or writes it.
+pub(super) unsafe fn multiply<E, S>(
+    a: MatRef<'_, E>,
+    b: MatRef<'_, E>,
+    extents: &[usize],
+    strides: (usize, usize),
+    sink: impl FnOnce((usize, usize), bool) -> S,
+) where
+    E: Lane<Wide: Gemm>,
+    S: Sink<E::Wide>,
+{
+    let ((m, k), n) = (a.shape, b.shape.1);
+    assert_eq!(extents.iter().product::<usize>(), k, "extents of the contraction");
+    if m == 0 || n == 0 {
+        return;
+    }
+    let tree = Contraction::cached(extents, block_len::<E::Wide>());
+    let turned = wants_turning::<E>((m, n), strides);
+    let (a, b, strides) = if turned { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
+    let sink = sink(strides, turned);
+    if k == 0 {
+        let zeros = vec![E::Wide::ZERO; b.shape.1];
+        for row in 0..a.shape.0 {
+            // SAFETY: the row lies inside the result.
+            unsafe { sink.put((row, 0), (1, b.shape.1), &zeros, b.shape.1) };
+        }
+        return;
+    }
+    // SAFETY: the caller's promise; seen the other way round, the result is the other product's.
+    unsafe { run(&Job { a, b, tree: &tree }, &sink) };
+}
+
+/// True where the transposed product wastes fewer lanes, or only its columns lie side by side.
+fn wants_turning<E: Lane<Wide: Gemm>>((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
+    let lanes = E::Wide::kernels(Isa::current()).lanes;
+    let (straight, turned) = (m * n.next_multiple_of(lanes), n * m.next_multiple_of(lanes));
+    if cs != 1 && rs == 1 { 2 * turned <= 3 * straight } else { 3 * turned <= 2 * straight }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::cpu::with_isa;
+
+    /// A product of contiguous matrices, cut out of the contraction `start..start + len` of `a` and `b`.
+    struct Case<T> {
+        m: usize,
+        k: usize,
+        n: usize,
+        a: Vec<T>,
+        b: Vec<T>,
+    }
+
+    impl<T: Gemm> Case<T> {
+        fn new(m: usize, k: usize, n: usize) -> Self {
+            // Values for which every other order of summation gives other bits.
+            let value = |i: usize| {
+                let x = T::of(((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0);
+                x * T::of([1.0, 1e3, 1e-3, 3.0][i * 5 % 4])
+            };
+            Case {
+                m,
+                k,
+                n,
+                a: (0..m * k).map(value).collect(),
+                b: (0..k * n).map(|i| value(i + 77)).collect(),
+            }
+        }
+
+        /// The product over `start..` of as many indices as the extents have.
+        fn part(&self, start: usize, extents: &[usize]) -> Vec<T> {
+            let len: usize = extents.iter().product();
+            let a = MatRef { data: &self.a[..], shape: (self.m, self.k), strides: (self.k, 1) };
+            let b = MatRef { data: &self.b[..], shape: (self.k, self.n), strides: (self.n, 1) };
+            let (a, b) = (a.cols(start, len), b.rows(start, len));
+            let mut c = vec![T::LOWEST; self.m * self.n];
+            let data = c.as_mut_ptr();
+            let plain = |strides, _| Plain { c: data, strides, alpha: T::ONE, beta: None };
+            // SAFETY: `c` has the product's shape.
+            unsafe { multiply(a, b, extents, (self.n, 1), plain) };
+            c
+        }
+
+        /// Checks every node of the tree below this one against the sum of its halves, leaves against the definition.
+        fn check(&self, start: usize, extents: &[usize]) -> Vec<T> {
+            let got = self.part(start, extents);
+            let (len, inner) = (extents[0], &extents[1..]);
+            let of = |x: usize| [&[x], inner].concat();
+            let want = match inner {
+                [] if len <= 32 => {
+                    (0..self.m * self.n).map(|i| self.chain(start, len, i / self.n, i % self.n)).collect()
+                }
+                [_, ..] if len == 1 => self.check(start, inner),
+                _ => {
+                    let left = len.div_ceil(2);
+                    let right = start + left * inner.iter().product::<usize>();
+                    let halves = (self.check(start, &of(left)), self.check(right, &of(len - left)));
+                    halves.0.iter().zip(&halves.1).map(|(&l, &r)| l + r).collect()
+                }
+            };
+            assert!(got == want, "{start} {extents:?}");
+            got
+        }
+
+        fn chain(&self, start: usize, len: usize, row: usize, col: usize) -> T {
+            let pair = |k: usize| (self.a[row * self.k + k], self.b[k * self.n + col]);
+            let (x, y) = pair(start);
+            (start + 1..start + len).fold(x * y, |sum, k| pair(k).0.mul_add(pair(k).1, sum))
+        }
+    }
+
+    #[test]
+    fn every_node_is_the_sum_of_its_halves() {
+        for k in 1..=130 {
+            Case::<f32>::new(3, k, 5).check(0, &[k]);
+            Case::<f64>::new(2, k, 3).check(0, &[k]);
+        }
+        // Beyond a block.
+        for k in [1024, 1025, 2047, 4099] {
+            Case::<f32>::new(2, k, 3).check(0, &[k]);
+        }
+        for extents in
+            [&[2, 33][..], &[5, 7], &[7, 100], &[3, 1], &[1, 70], &[6, 5, 4], &[3, 700], &[1500, 1]]
+        {
+            Case::<f32>::new(2, extents.iter().product(), 3).check(0, extents);
+        }
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_instructions_sizes_or_strides() {
+        for (m, k, n) in
+            [(1, 70, 300), (9, 45, 49), (65, 1100, 17), (50, 33, 64), (300, 20, 1), (17, 64, 130)]
+        {
+            let case = Case::<f32>::new(m, k, n);
+            let want = case.part(0, &[k]);
+            for (i, &want) in want.iter().enumerate().step_by(7) {
+                let one = MatRef { data: &case.a[i / n * k..], shape: (1, k), strides: (k, 1) };
+                let col = MatRef { data: &case.b[i % n..], shape: (k, 1), strides: (n, 1) };
+                let mut c = [0.0];
+                f32::product(1.0, one, col, 0.0, MatMut { data: &mut c, shape: (1, 1), strides: (1, 1) });
+                assert_eq!(c[0].to_bits(), want.to_bits());
+            }
+            let turn = |x: &[f32], (m, n): (usize, usize)| -> Vec<f32> {
+                (0..n).flat_map(|j| (0..m).map(move |i| x[i * n + j])).collect()
+            };
+            let (at, bt) = (turn(&case.a, (m, k)), turn(&case.b, (k, n)));
+            let a = [
+                MatRef { data: &case.a[..], shape: (m, k), strides: (k, 1) },
+                MatRef { data: &at[..], shape: (m, k), strides: (1, m) },
+            ];
+            let b = [
+                MatRef { data: &case.b[..], shape: (k, n), strides: (n, 1) },
+                MatRef { data: &bt[..], shape: (k, n), strides: (1, k) },
+            ];
+            for &isa in Isa::available() {
+                for (a, b) in a.iter().flat_map(|a| b.iter().map(move |b| (*a, *b))) {
+                    for strides in [(n, 1), (1, m), (2 * n + 1, 2)] {
+                        let mut c = vec![f32::NAN; (m - 1) * strides.0 + (n - 1) * strides.1 + 1];
+                        let into = MatMut { data: &mut c, shape: (m, n), strides };
+                        with_isa(isa, || f32::product(1.0, a, b, 0.0, into));
+                        for (i, want) in want.iter().enumerate() {
+                            let got = c[i / n * strides.0 + i % n * strides.1];
+                            assert_eq!(
+                                got.to_bits(),
+                                want.to_bits(),
+                                "{m} {k} {n} {isa:?} {strides:?} at {i}"
+                            );
+                        }
+                    }
+                }
+            }
+            let wide = Case::<f64>::new(m, k, n);
+            let bits = |isa| with_isa(isa, || wide.part(0, &[k]));
+            assert!(Isa::available().iter().all(|&isa| bits(isa) == bits(Isa::Baseline)));
+        }
+    }
+
+    #[test]
+    fn factors_zeros_and_what_was_there() {
+        for (m, k, n) in [(3, 40, 50), (8, 40, 48), (5, 2000, 1), (2, 0, 7)] {
+            let case = Case::<f32>::new(m, k, n);
+            let sum = case.part(0, &[k]);
+            for (alpha, beta) in [(1.0, 1.0), (0.3, 0.0), (0.7, -1.1)] {
+                let mut c: Vec<f32> = (0..m * n).map(|i| i as f32 * 0.37 - 9.0).collect();
+                let want: Vec<f32> = c.iter().zip(&sum).map(|(&c, &s)| alpha * s + beta * c).collect();
+                let a = MatRef { data: &case.a[..], shape: (m, k), strides: (k, 1) };
+                let b = MatRef { data: &case.b[..], shape: (k, n), strides: (n, 1) };
+                f32::product(alpha, a, b, beta, MatMut { data: &mut c, shape: (m, n), strides: (n, 1) });
+                assert_eq!(c, want);
+            }
+        }
+        let product = |a: f32, b: f32| {
+            let one = |x| MatRef { data: x, shape: (1, 1), strides: (1, 1) };
+            let mut c = [f32::NAN];
+            f32::product(
+                1.0,
+                one(&[a]),
+                one(&[b]),
+                0.0,
+                MatMut { data: &mut c, shape: (1, 1), strides: (1, 1) },
+            );
+            c[0].to_bits()
+        };
+        assert_eq!(product(-1.0, 0.0), (-0.0f32).to_bits(), "a single product keeps its sign");
+        let nothing = Case::<f32>::new(1, 0, 1).part(0, &[0]);
+        assert_eq!(nothing[0].to_bits(), 0.0f32.to_bits(), "an empty sum is 0.0");
+    }
+}

@@ -1,0 +1,40 @@
+//! Working memory of a thread, kept from call to call.
+
+use std::cell::Cell;
+
+use super::super::real::Num;
+
+/// What a thread keeps at most; more is given back after the call.
+const KEEP_BYTES: usize = 8 << 20;
+
+/// A cache line, as widest vectors want it.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+thread_local! {
+    static ROOM: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+}
+
+/// Calls `f` with arrays of these lengths, aligned to cache lines, of arbitrary contents.
+pub(super) fn with_room<T: Num, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
+    let per_line = size_of::<Line>() / size_of::<T>();
+    let lines = lens.map(|len| len.div_ceil(per_line));
+    let mut room = ROOM.take();
+    let wanted: usize = lines.iter().sum();
+    if room.len() < wanted {
+        room = vec![Line([0; 64]); wanted];
+    }
+    let mut rest = &mut room[..];
+    let arrays = std::array::from_fn(|i| {
+        let (array, after) = std::mem::take(&mut rest).split_at_mut(lines[i]);
+        rest = after;
+        // SAFETY: initialised memory, aligned and long enough, lent exclusively for as long as the lines are; every bit
+        // pattern is a number.
+        unsafe { std::slice::from_raw_parts_mut(array.as_mut_ptr().cast::<T>(), lens[i]) }
+    });
+    f(arrays);
+    if size_of_val(&room[..]) <= KEEP_BYTES {
+        ROOM.set(room);
+    }
+}

@@ -1,0 +1,284 @@
+//! Products of tensors.
+
+use super::super::as_elements_mut;
+use super::super::elementwise::UnaryF;
+use super::super::real::{Lane, Num, Real};
+use super::matrix::MatRef;
+use super::product::{Gemm, multiply};
+use super::sink::{Finish, Plain};
+use crate::error::{Error, Result};
+use crate::tensor::{Tensor, for_dtype};
+
+/// `a @ b` for `a` of shape `[batch, m, k]` and `b` of `[batch, k, n]`, in any strides; the result is contiguous.
+///
+/// `tree` holds the extents of the summed dims, outermost first, which `k` runs over row-major: `&[k]` for one. They alone
+/// fix the order of summation. Where `b` is repeated along the batch (stride 0, or a batch of 1) and `a`'s batch runs
+/// on into its rows, all is one product. f16 and bf16 are multiplied in f32 and rounded once. No elements along `k` give
+/// zeros.
+///
+/// # Errors
+/// Refuses operands that are not three-dimensional, whose shapes do not fit or whose dtypes differ, extents whose product
+/// is not `k`, and integers.
+pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor> {
+    gemm_fused::<Unchanged>(verb, a, b, tree, None, None)
+}
+
+/// `f(a @ b + bias)`: as [`gemm`], with `bias` of shape `[n]` and the function `f` applied on the way to memory.
+///
+/// The bits are those of separate operators: f16 and bf16 are rounded after every step.
+///
+/// # Errors
+/// As [`gemm`]; refuses a bias of another dtype or shape.
+pub fn gemm_fused<F: UnaryF + Sync>(
+    verb: &str,
+    a: &Tensor,
+    b: &Tensor,
+    tree: &[usize],
+    bias: Option<&Tensor>,
+    f: Option<F>,
+) -> Result<Tensor> {
+    let fits = match (&a.shape()[..], &b.shape()[..]) {
+        ([ab, _, ak], [bb, bk, n]) => {
+            (ab, ak) == (bb, bk)
+                && tree.iter().product::<usize>() == *ak
+                && bias.is_none_or(|x| x.shape()[..] == [*n] && x.dtype() == a.dtype())
+        }
+        _ => false,
+    };
+    if !fits || a.dtype() != b.dtype() {
+        let bias = bias.map(|x| format!(", bias {x}")).unwrap_or_default();
+        return Err(Error::invalid(
+            verb,
+            "wants [batch, m, k], [batch, k, n] and a bias [n] of one dtype, and extents whose product is k",
+            format!("{a}, {b}{bias}, extents {tree:?}"),
+            "reshape, expand or cast them first",
+        ));
+    }
+    if !a.dtype().is_float() {
+        let given = a.to_string();
+        return Err(Error::unsupported(verb, "integer products are not built", given, "cast to f64 first"));
+    }
+    for_dtype!(float verb, a.dtype(), E => gemm_as::<E, F>(a, b, tree, bias, f))
+}
+
+/// A function that leaves its argument as it is, to name a [`gemm_fused`] without one.
+#[derive(Clone, Copy, Debug)]
+pub struct Unchanged;
+
+impl UnaryF for Unchanged {
+    #[inline(always)]
+    fn apply<A: Real>(self, x: A) -> A {
+        x
+    }
+}
+
+fn gemm_as<E, F>(
+    a: &Tensor,
+    b: &Tensor,
+    tree: &[usize],
+    bias: Option<&Tensor>,
+    f: Option<F>,
+) -> Result<Tensor>
+where
+    E: Lane<Wide: Gemm>,
+    F: UnaryF + Sync,
+{
+    let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
+    let mut out = Tensor::stale(E::DTYPE, [batch, m, n]);
+    if out.numel() == 0 {
+        return Ok(out);
+    }
+    let (ad, asr) = (a.data::<E>()?, a.strides());
+    let (bd, bsr) = (b.data::<E>()?, b.strides());
+    let bias = bias.map(|x| Ok::<_, Error>((x.data::<E>()?, x.strides()[0]))).transpose()?;
+    let c = as_elements_mut::<E>(out.bytes_mut());
+    let one_b = batch == 1 || bsr[0] == 0;
+    let runs_on = batch == 1 || m == 1 || asr[0] == m * asr[1];
+    let rows = if m == 1 && batch > 1 { asr[0] } else { asr[1] };
+    let (products, m) = if one_b && runs_on { (1, batch * m) } else { (batch, m) };
+    let row_step = if products == 1 { rows } else { asr[1] };
+    for (i, c) in c.chunks_exact_mut(m * n).take(products).enumerate() {
+        let a = MatRef { data: from(ad, i * asr[0]), shape: (m, k), strides: (row_step, asr[2]) };
+        let b = MatRef { data: from(bd, i * bsr[0]), shape: (k, n), strides: (bsr[1], bsr[2]) };
+        let c = c.as_mut_ptr();
+        // SAFETY: both sinks are over this chunk, which is borrowed exclusively and has the product's shape; where `E`
+        // is its own wide type, the pointers' types are the same.
+        unsafe {
+            if E::NATIVE && bias.is_none() && f.is_none() {
+                multiply(a, b, tree, (n, 1), |strides, _| Plain {
+                    c: c.cast::<E::Wide>(),
+                    strides,
+                    alpha: E::Wide::ONE,
+                    beta: None,
+                });
+            } else {
+                multiply(a, b, tree, (n, 1), |strides, turned| {
+                    let along = |step| if turned { (step, 0) } else { (0, step) };
+                    Finish { c, strides, bias: bias.map(|(data, step)| (data, along(step))), f }
+                });
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// An operand without elements may start behind its buffer.
+fn from<E>(data: &[E], start: usize) -> &[E] {
+    &data[start.min(data.len())..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::cpu::{BinaryF, Isa, cast, float_binary, float_unary, with_isa};
+    use crate::tensor::{DType, Shape};
+
+    fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
+        let shape = shape.into();
+        let value = |i: usize| ((i * 7919 + seed * 31) % 1009) as f32 * 0.01 - 5.0;
+        Tensor::from_vec((0..shape.numel()).map(value).collect(), shape).unwrap()
+    }
+
+    fn plain(a: &Tensor, b: &Tensor) -> Tensor {
+        gemm("matmul", a, b, &[a.shape()[2]]).unwrap()
+    }
+
+    fn naive(a: &Tensor, b: &Tensor) -> Vec<f64> {
+        let (m, k, n) = (a.shape()[1], a.shape()[2], b.shape()[2]);
+        let (av, bv) = (a.to_f64_vec(), b.to_f64_vec());
+        let at = |i: usize| {
+            let (batch, r, c) = (i / (m * n), i / n % m, i % n);
+            (0..k).map(|j| av[(batch * m + r) * k + j] * bv[(batch * k + j) * n + c]).sum()
+        };
+        (0..a.shape()[0] * m * n).map(at).collect()
+    }
+
+    fn check(a: &Tensor, b: &Tensor) {
+        let want = naive(a, b);
+        let got = plain(a, b);
+        assert_eq!(got.shape()[..], [a.shape()[0], a.shape()[1], b.shape()[2]]);
+        for (g, w) in got.to_f64_vec().iter().zip(&want) {
+            assert!((g - w).abs() <= 1e-3 + w.abs() * 1e-5, "{a} {b}: {g} {w}");
+        }
+        let wide = plain(&cast(a, DType::F64).unwrap(), &cast(b, DType::F64).unwrap());
+        for (g, w) in wide.to_f64_vec().iter().zip(&want) {
+            assert!((g - w).abs() <= 1e-9 * (1.0 + w.abs()), "{a} {b}: {g} {w}");
+        }
+    }
+
+    #[test]
+    fn against_the_definition_at_odd_sizes_and_strides() {
+        for (batch, m, k, n) in
+            [(1, 1, 1, 1), (2, 3, 5, 7), (3, 1, 17, 1), (2, 33, 300, 9), (1, 9, 2, 70), (2, 4, 0, 3)]
+        {
+            let (a, b) = (noise([batch, m, k], 1), noise([batch, k, n], 2));
+            check(&a, &b);
+            check(&noise([batch, k, m], 3).transpose(1, 2).unwrap(), &b);
+            check(&a, &noise([n, k, batch], 4).permute(&[2, 1, 0]).unwrap());
+            let shared = noise([1, k, n], 5).expand([batch, k, n]).unwrap();
+            check(&a, &shared);
+            check(&noise([m, batch, k], 6).transpose(0, 1).unwrap(), &shared);
+            check(&noise([1, m, k], 7).expand([batch, m, k]).unwrap(), &b);
+        }
+        assert_eq!(plain(&noise([0, 2, 3], 0), &noise([0, 3, 4], 0)).numel(), 0);
+    }
+
+    #[test]
+    fn slices_have_the_bits_of_the_whole() {
+        let (a, b) = (noise([1, 61, 531], 1), noise([1, 531, 77], 2));
+        let whole = plain(&a, &b);
+        for (r, rows, c, cols) in
+            [(0, 1, 0, 1), (5, 1, 0, 77), (0, 61, 76, 1), (7, 30, 3, 41), (60, 1, 76, 1), (0, 9, 0, 17)]
+        {
+            let part = plain(&a.narrow(1, r, rows).unwrap(), &b.narrow(2, c, cols).unwrap());
+            let want = whole.narrow(1, r, rows).unwrap().narrow(2, c, cols).unwrap();
+            assert_eq!(part.to_vec::<f32>().unwrap(), want.to_vec::<f32>().unwrap());
+        }
+    }
+
+    #[test]
+    fn halves_round_once_and_integers_are_refused() {
+        for (m, k, n) in [(5, 300, 4), (70, 33, 65), (1, 100, 40), (40, 7, 1)] {
+            for half in [DType::BF16, DType::F16] {
+                let narrow = |x: &Tensor| cast(x, half).unwrap();
+                let wide = |x: &Tensor| cast(x, DType::F32).unwrap();
+                let (a, b) = (narrow(&noise([1, m, k], 1)), narrow(&noise([1, k, n], 2)));
+                let want = narrow(&plain(&wide(&a), &wide(&b))).to_f64_vec();
+                assert_eq!(plain(&a, &b).to_f64_vec(), want);
+                let turned = |x: &Tensor| x.transpose(1, 2).unwrap().contiguous().transpose(1, 2).unwrap();
+                assert_eq!(plain(&turned(&a), &turned(&b)).to_f64_vec(), want);
+                let apart = |x: &Tensor| {
+                    let (m, n) = (x.shape()[1], x.shape()[2]);
+                    let twice = x.unsqueeze(3).unwrap().expand([1, m, n, 2]).unwrap().contiguous();
+                    twice.narrow(3, 0, 1).unwrap().squeeze(3).unwrap()
+                };
+                assert_eq!(plain(&apart(&a), &apart(&b)).to_f64_vec(), want);
+            }
+        }
+        let i = Tensor::zeros(DType::I64, [1, 2, 2]);
+        let refused = gemm("matmul", &i, &i, &[2]).unwrap_err().to_string();
+        assert_eq!(refused, "matmul: integer products are not built; got i64[1, 2, 2]; cast to f64 first");
+        let a = noise([1, 5, 300], 1);
+        assert!(gemm("matmul", &a, &a, &[300]).is_err());
+        assert!(gemm("matmul", &a, &noise([1, 300, 4], 2), &[10, 3]).is_err());
+    }
+
+    #[derive(Clone, Copy)]
+    struct Sum;
+    impl BinaryF for Sum {
+        #[inline(always)]
+        fn apply<A: Real>(self, x: A, y: A) -> A {
+            x + y
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    struct Swish;
+    impl UnaryF for Swish {
+        #[inline(always)]
+        fn apply<A: Real>(self, x: A) -> A {
+            x * x.sigmoid()
+        }
+    }
+
+    #[test]
+    fn fused_steps_have_the_bits_of_separate_ones() {
+        for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+            for (m, k, n) in [(1, 40, 130), (70, 33, 65), (40, 7, 1), (3, 0, 5)] {
+                let of = |x: Tensor| cast(&x, dtype).unwrap();
+                let (a, b, bias) = (of(noise([1, m, k], 1)), of(noise([1, k, n], 2)), of(noise([n], 3)));
+                let product = plain(&a, &b);
+                let sum = float_binary("add", &product, &bias.expand([1, m, n]).unwrap(), Sum).unwrap();
+                let want = [
+                    float_unary("swish", &sum, Swish).unwrap(),
+                    sum,
+                    float_unary("swish", &product, Swish).unwrap(),
+                ];
+                for &isa in Isa::available() {
+                    let got = with_isa(isa, || {
+                        [
+                            gemm_fused("linear", &a, &b, &[k], Some(&bias), Some(Swish)),
+                            gemm_fused::<Unchanged>("linear", &a, &b, &[k], Some(&bias), None),
+                            gemm_fused("linear", &a, &b, &[k], None, Some(Swish)),
+                        ]
+                    });
+                    for (got, want) in got.into_iter().zip(&want) {
+                        assert_eq!(
+                            got.unwrap().as_bytes().unwrap(),
+                            want.as_bytes().unwrap(),
+                            "{dtype} {isa:?}"
+                        );
+                    }
+                }
+            }
+        }
+        let (a, b) = (noise([1, 2, 3], 1), noise([1, 3, 4], 2));
+        let refused =
+            gemm_fused::<Unchanged>("linear", &a, &b, &[3], Some(&noise([3], 0)), None).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "linear: wants [batch, m, k], [batch, k, n] and a bias [n] of one dtype, and extents whose product is k; \
+             got f32[1, 2, 3], f32[1, 3, 4], bias f32[3], extents [3]; reshape, expand or cast them first"
+        );
+    }
+}

@@ -1,0 +1,201 @@
+//! One tile of a product: some rows by some vectors of columns, over a whole tree or one block of it.
+//!
+//! The accumulators of a leaf stay in registers. A finished leaf is joined with the finished nodes on its left, which lie
+//! on a small stack in memory, and pushed in its turn.
+
+use std::array::from_fn;
+
+use super::super::simd::Isa;
+use super::contraction::Leaf;
+use super::transpose::{TransposeFn, transpose_plain};
+#[cfg(target_arch = "x86_64")]
+use super::transpose::{transpose_f32, transpose_f64};
+use super::vector::{Lanes, Vector};
+
+/// What a tile is made from and where it goes. Steps are in elements.
+pub(super) struct Tile<T> {
+    /// The first row's first element.
+    pub(super) a: *const T,
+    /// From row to row, and along the contraction.
+    pub(super) a_steps: (usize, usize),
+    /// The first row of the panel of columns.
+    pub(super) b: *const T,
+    /// Along the contraction; the columns lie side by side.
+    pub(super) b_step: usize,
+    /// Never empty.
+    pub(super) leaves: *const [Leaf],
+    /// Room for the finished nodes.
+    pub(super) stack: *mut T,
+    /// The first element of the result, whose columns lie side by side.
+    pub(super) c: *mut T,
+    /// From row to row of the result.
+    pub(super) c_step: usize,
+    /// The factor of the sum.
+    pub(super) alpha: T,
+    /// The factor of what the result held; none if that is not to be read.
+    pub(super) beta: Option<T>,
+}
+
+/// Computes a tile.
+pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
+
+/// The kernels of one instruction set.
+pub(super) struct Kernels<T: 'static> {
+    /// Elements in a vector.
+    pub(super) lanes: usize,
+    /// `tiles[rows - 1][vectors - 1]`.
+    pub(super) tiles: &'static [&'static [TileFn<T>]],
+    /// A single row of so many vectors.
+    pub(super) wide_row: (usize, TileFn<T>),
+    /// Packs columns that lie apart.
+    pub(super) transpose: TransposeFn<T>,
+}
+
+/// An element type with tile kernels.
+pub trait Tiled: Sized + 'static {
+    /// The kernels for `isa`, which this CPU has.
+    #[doc(hidden)]
+    #[allow(private_interfaces)]
+    fn kernels(isa: Isa) -> &'static Kernels<Self>;
+}
+
+macro_rules! kernels {
+    ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, [$($rows:literal)*], $vectors:tt) => {
+        pub(super) static $name: Kernels<$t> = Kernels {
+            lanes: <$v as Vector>::LANES,
+            tiles: &[$(&kernels!(@row $call, $v, $rows, $vectors)),*],
+            wide_row: ($wide, $call::<$v, 1, $wide>),
+            transpose: $transpose,
+        };
+    };
+    (@row $call:ident, $v:ty, $rows:literal, [$($vectors:literal)*]) => { [$($call::<$v, $rows, $vectors> as TileFn<_>),*] };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{__m256, __m256d, __m512, __m512d};
+
+    use super::*;
+
+    kernels!(AVX512_F32, f32, __m512, avx512, 16, transpose_f32, [1 2 3 4 5 6 7 8], [1 2 3]);
+    kernels!(AVX512_F64, f64, __m512d, avx512, 16, transpose_f64, [1 2 3 4 5 6 7 8], [1 2 3]);
+    kernels!(AVX2_F32, f32, __m256, avx2, 8, transpose_f32, [1 2 3 4 5 6], [1 2]);
+    kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, [1 2 3 4 5 6], [1 2]);
+}
+
+kernels!(PLAIN_F32, f32, Lanes<f32, 4>, plain, 4, transpose_plain::<f32>, [1 2 3 4], [1 2]);
+kernels!(PLAIN_F64, f64, Lanes<f64, 2>, plain, 4, transpose_plain::<f64>, [1 2 3 4], [1 2]);
+
+macro_rules! tiled {
+    ($($t:ty, $avx512:ident, $avx2:ident, $plain:ident;)*) => {$(
+        impl Tiled for $t {
+            #[allow(private_interfaces)]
+            fn kernels(isa: Isa) -> &'static Kernels<$t> {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 => &x86::$avx512,
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx2 => &x86::$avx2,
+                    _ => &$plain,
+                }
+            }
+        }
+    )*};
+}
+
+tiled! {
+    f32, AVX512_F32, AVX2_F32, PLAIN_F32;
+    f64, AVX512_F64, AVX2_F64, PLAIN_F64;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+unsafe fn avx512<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::<V, ROWS, VECTORS>(t) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::<V, ROWS, VECTORS>(t) }
+}
+
+unsafe fn plain<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+    // SAFETY: the caller's promise.
+    unsafe { tile::<V, ROWS, VECTORS>(t) }
+}
+
+/// `c = alpha * tree of (a * b) + beta * c`.
+///
+/// # Safety
+/// The CPU has `V`'s instruction set. `a` reaches over `ROWS` rows and `b` over `VECTORS` vectors, both over the leaves'
+/// lengths; `c` is as large and written by nobody else; the stack holds a tile for each node that is waiting.
+#[inline(always)]
+unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
+    // SAFETY: the caller's promise, for everything below.
+    unsafe {
+        let (mut a, mut b, mut stack) = (t.a, t.b, t.stack);
+        let leaves = &*t.leaves;
+        let mut at = 0;
+        let mut acc;
+        loop {
+            let leaf = leaves[at];
+            // A product added to -0.0 is that product: signed zeros included.
+            acc = [[V::nothing(); VECTORS]; ROWS];
+            for _ in 0..leaf.len {
+                let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
+                for (i, acc) in acc.iter_mut().enumerate() {
+                    let x = V::splat(*a.add(i * t.a_steps.0));
+                    for (acc, &column) in acc.iter_mut().zip(&columns) {
+                        *acc = x.fma(column, *acc);
+                    }
+                }
+                a = a.wrapping_add(t.a_steps.1);
+                b = b.wrapping_add(t.b_step);
+            }
+            for _ in 0..leaf.merges {
+                stack = stack.sub(ROWS * VECTORS * V::LANES);
+                for (i, acc) in acc.as_flattened_mut().iter_mut().enumerate() {
+                    *acc = V::load(stack.add(i * V::LANES)).add(*acc);
+                }
+            }
+            at += 1;
+            if at == leaves.len() {
+                break;
+            }
+            for (i, acc) in acc.as_flattened().iter().enumerate() {
+                acc.store(stack.add(i * V::LANES));
+            }
+            stack = stack.add(ROWS * VECTORS * V::LANES);
+        }
+        finish(t, acc);
+    }
+}
+
+#[inline(always)]
+unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
+    t: &Tile<V::T>,
+    acc: [[V; VECTORS]; ROWS],
+) {
+    // SAFETY: the caller's promise, for everything below.
+    unsafe {
+        let alpha = V::splat(t.alpha);
+        if let Some(beta) = t.beta {
+            let beta = V::splat(beta);
+            for (i, acc) in acc.iter().enumerate() {
+                for (j, acc) in acc.iter().enumerate() {
+                    let c = t.c.add(i * t.c_step + j * V::LANES);
+                    alpha.mul(*acc).add(beta.mul(V::load(c))).store(c);
+                }
+            }
+            return;
+        }
+        for (i, acc) in acc.iter().enumerate() {
+            for (j, acc) in acc.iter().enumerate() {
+                alpha.mul(*acc).store(t.c.add(i * t.c_step + j * V::LANES));
+            }
+        }
+    }
+}
