@@ -5,6 +5,7 @@
 
 mod argmax;
 mod attention;
+mod attention_backward;
 mod attention_block;
 mod cast;
 mod copy;
