@@ -8,7 +8,7 @@ use std::ops::Range;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::tensor::cpu::as_elements_mut;
+use crate::tensor::cpu::{Num, as_elements_mut};
 use crate::tensor::{DType, Element, Float, ReduceOp, Tensor};
 
 /// The elements folded at a time where several levels of the tree need room: all of it stays in the first caches.
@@ -57,23 +57,12 @@ pub(crate) fn fold_range<'a>(
     }
 }
 
-#[expect(clippy::eq_op, reason = "only a NaN differs from itself")]
-fn fold_floats<T: Float>(op: ReduceOp, parts: &[&Tensor], range: Range<usize>, out: &mut [u8])
-where
-    T::Acc: PartialOrd,
-{
+fn fold_floats<T: Float<Acc: Num>>(op: ReduceOp, parts: &[&Tensor], range: Range<usize>, out: &mut [u8]) {
     let (parts, out) = (slices::<T>(parts, range), as_elements_mut::<T>(out));
     match op {
         ReduceOp::Sum => fold_slices(&parts, out, |a, b| T::narrow(a.widen() + b.widen())),
-        // A NaN on either side stays: see `ReduceOp::fold`.
-        ReduceOp::Max => fold_slices(&parts, out, |a, b| {
-            let (x, y) = (a.widen(), b.widen());
-            if x != x || x >= y { a } else { b }
-        }),
-        ReduceOp::Min => fold_slices(&parts, out, |a, b| {
-            let (x, y) = (a.widen(), b.widen());
-            if x != x || x <= y { a } else { b }
-        }),
+        ReduceOp::Max => fold_slices(&parts, out, ReduceOp::larger::<T>),
+        ReduceOp::Min => fold_slices(&parts, out, ReduceOp::smaller::<T>),
     }
 }
 
