@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::engine::Reduce;
-use crate::tensor::cpu::as_elements_mut;
+use crate::tensor::cpu::{Num, as_elements_mut};
 use crate::tensor::{DType, Element, Float, FoldStep, ReduceOp, Tensor};
 
 /// The elements folded at a time: the whole stack stays in the first caches.
@@ -65,28 +65,11 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    #[expect(clippy::eq_op, reason = "only a NaN differs from itself")]
-    fn floats<T: Float>(&self, outs: Vec<&mut [u8]>)
-    where
-        T::Acc: PartialOrd,
-    {
+    fn floats<T: Float<Acc: Num>>(&self, outs: Vec<&mut [u8]>) {
         match self.reduce.op {
             ReduceOp::Sum => self.run::<T, _>(Same(|a: T, b: T| T::narrow(a.widen() + b.widen())), outs),
-            // A NaN on either side stays: see `ReduceOp::fold`.
-            ReduceOp::Max => self.run::<T, _>(
-                Same(|a: T, b: T| {
-                    let (x, y) = (a.widen(), b.widen());
-                    if x != x || x >= y { a } else { b }
-                }),
-                outs,
-            ),
-            ReduceOp::Min => self.run::<T, _>(
-                Same(|a: T, b: T| {
-                    let (x, y) = (a.widen(), b.widen());
-                    if x != x || x <= y { a } else { b }
-                }),
-                outs,
-            ),
+            ReduceOp::Max => self.run::<T, _>(Same(ReduceOp::larger::<T>), outs),
+            ReduceOp::Min => self.run::<T, _>(Same(ReduceOp::smaller::<T>), outs),
         }
     }
 

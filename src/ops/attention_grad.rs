@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::attention::{CausalCall, expect_heads, heads_split, repeat_heads, sample_attributes};
+use super::attention::{CausalCall, expect_heads, heads_split, sample_attributes};
 use super::sum_exp::accumulator;
 use super::{
     Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
@@ -10,9 +10,12 @@ use super::{
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::rng::Draw;
-use crate::tensor::{ReduceOp, Shape, Tensor, cpu};
+use crate::tensor::Tensor;
 
 /// (q, k, v, o, lse, do) -> (dq, dk, dv), each of its operand's shape. Dao et al., *FlashAttention*, 2022, appendix B.
+///
+/// dk and dv are sums over the heads of a group, then over the queries, along the tree over both ranges; no element of
+/// them is -0.
 ///
 /// Missing: its own derivative; asking for it is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -61,11 +64,9 @@ impl Op for AttentionGrad {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [q, k, v, o, lse, dy] = ins else { unreachable!("infer counted the operands") };
-        let heads = q.shape()[1];
-        let (wide_k, wide_v) = (repeat_heads(k, heads)?, repeat_heads(v, heads)?);
         let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
-        let [dq, dk, dv] = call.with(|attention| attention.backward([q, &wide_k, &wide_v], (o, lse), dy))?;
-        Ok(smallvec![dq, sum_heads(self.name(), dk, k.shape())?, sum_heads(self.name(), dv, v.shape())?])
+        let [dq, dk, dv] = call.with(|attention| attention.backward([q, k, v], (o, lse), dy))?;
+        Ok(smallvec![dq, dk, dv])
     }
 
     fn vjp(&self, _: &mut Vjp) -> Result<()> {
@@ -75,16 +76,6 @@ impl Op for AttentionGrad {
     fn has_free(&self) -> bool {
         true
     }
-}
-
-/// The transpose of [`repeat_heads`]: each head's share summed, to `shape`.
-fn sum_heads(verb: &str, x: Tensor, shape: &Shape) -> Result<Tensor> {
-    if x.shape() == shape {
-        return Ok(x);
-    }
-    let &[b, heads, t, d] = &shape[..] else { unreachable!("infer counted the dims") };
-    let each = x.shape()[1].checked_div(heads).unwrap_or(0);
-    cpu::reduce(verb, &x.reshape([b, heads, each, t, d])?, &[2], ReduceOp::Sum, false)
 }
 
 pub(super) fn samples() -> Vec<Sample> {
