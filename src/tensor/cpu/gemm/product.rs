@@ -2,10 +2,11 @@
 
 use super::super::real::{Lane, Num, Real};
 use super::super::simd::Isa;
-use super::blocks::{Job, block_len, run};
+use super::blocks::{Job, block_len};
 use super::contraction::Contraction;
 use super::matrix::{MatMut, MatRef};
 use super::sink::{Plain, Sink};
+use super::threads::run_on_threads;
 use super::tile::Tiled;
 
 /// An element type that the product kernels take: f32 or f64.
@@ -70,7 +71,7 @@ pub(super) unsafe fn multiply<E, S>(
         return;
     }
     // SAFETY: the caller's promise; seen the other way round, the result is the other product's.
-    unsafe { run(&Job { a, b, tree: &tree }, &sink) };
+    unsafe { run_on_threads(&Job { a, b, tree: &tree }, &sink) };
 }
 
 /// True where the transposed product wastes fewer lanes, or only its columns lie side by side.
