@@ -12,7 +12,7 @@ use super::matrix::MatRef;
 use super::pack::{Rows, native, pack_cols, pack_rows, packed_rows_len};
 use super::product::Gemm;
 use super::room::with_room;
-use super::sink::{Direct, Sink};
+use super::sink::{Direct, Sink, TILE};
 use super::tile::{Kernels, Tile};
 
 /// Bytes along the contraction that are handled together: a panel of so many rows stays in the second cache.
@@ -71,9 +71,8 @@ pub(super) unsafe fn run<E: Lane<Wide = T>, T: Gemm>(job: &Job<'_, E>, sink: &dy
                 level = w.join_parts(block, level);
             }
             if in_parts {
-                let step = vectors * kernels.lanes;
-                // SAFETY: the rows belong to the result.
-                unsafe { sink.put((row, 0), (w.rows, n), &w.parts[..w.rows * step], step) };
+                // SAFETY: the caller's promise.
+                unsafe { w.hand_over_parts() };
             }
         }
     });
@@ -212,6 +211,22 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
                 (Direct { c: d.c.wrapping_add(self.row * d.step + panel.col), ..d }, false)
             }
             _ => (Direct { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }, true),
+        }
+    }
+
+    /// Hands the joined parts to the sink, in pieces as large as a tile.
+    ///
+    /// # Safety
+    /// As [`run`].
+    unsafe fn hand_over_parts(&mut self) {
+        let (n, step) = (self.job.b.shape.1, self.vectors * self.kernels.lanes);
+        for row in 0..self.rows {
+            for col in (0..n).step_by(TILE) {
+                let cols = TILE.min(n - col);
+                let values = &mut self.parts[row * step + col..][..cols];
+                // SAFETY: the piece lies inside the result.
+                unsafe { self.sink.put((self.row + row, col), (1, cols), values, cols) };
+            }
         }
     }
 

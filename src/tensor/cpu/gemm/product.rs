@@ -63,10 +63,9 @@ pub(super) unsafe fn multiply<E, S>(
     let (a, b, strides) = if turned { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
     let sink = sink(strides, turned);
     if k == 0 {
-        let zeros = vec![E::Wide::ZERO; b.shape.1];
-        for row in 0..a.shape.0 {
-            // SAFETY: the row lies inside the result.
-            unsafe { sink.put((row, 0), (1, b.shape.1), &zeros, b.shape.1) };
+        for (row, col) in (0..a.shape.0).flat_map(|row| (0..b.shape.1).map(move |col| (row, col))) {
+            // SAFETY: the element lies inside the result.
+            unsafe { sink.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
         }
         return;
     }

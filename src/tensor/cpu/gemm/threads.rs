@@ -79,7 +79,7 @@ unsafe impl<T> Sink<T> for Shifted<'_, T> {
         Some(Direct { c: direct.c.wrapping_add(self.at.0 * direct.step + self.at.1), ..direct })
     }
 
-    unsafe fn put(&self, (row, col): (usize, usize), shape: (usize, usize), values: &[T], step: usize) {
+    unsafe fn put(&self, (row, col): (usize, usize), shape: (usize, usize), values: &mut [T], step: usize) {
         // SAFETY: the caller's promise.
         unsafe { self.sink.put((self.at.0 + row, self.at.1 + col), shape, values, step) }
     }
