@@ -1,12 +1,15 @@
 //! The promise, over the real engine: every operator, on every mesh, from random legal layouts of its operands, gives what
-//! a single rank gives, forward and backward, by bits.
+//! a single rank gives, forward and backward.
 //!
-//! Layouts are replicated, sharded (uneven and empty shards, both nesting orders), ragged with empty ranks, and partial
-//! with integer parts. A failure prints sample, mesh and layouts in the notation, shrunk towards replication.
+//! Layouts are replicated, sharded (uneven and empty shards, both nesting orders), ragged with empty ranks, and partial. A
+//! failure prints sample, mesh and layouts in the notation, shrunk towards replication.
 //!
-//! By bits, except: what a partial sum went through in parts; results of samples that say their sums are rounded; and
-//! gradients behind which stands a sum of values that are not short dyadic numbers. For these `common::bound` and
-//! `gradient_bound` say how far.
+//! In exact mode everything is compared by bits, on ordinary values: normals times powers of ten, of which hardly any sum
+//! is exact. The parts of a partial operand are the value on one rank and -0 elsewhere, so that it is one value.
+//!
+//! In fast mode values and the parts of sums are small integers, and all is compared by bits but for what a partial sum
+//! went through in parts, results of samples that say their sums are rounded, and gradients behind which stands a sum of
+//! values that are not short dyadic numbers. For these `common::bound` and `gradient_bound` say how far.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,9 +18,12 @@ use std::sync::Arc;
 
 use isoshard::Result;
 use isoshard::comm::spmd;
-use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::ops::{Meta, Sample, Vjp, catalog, eval_whole};
+use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
+use isoshard::ops::{
+    Attention, Bits, EmbeddingGrad, Free, Input, Matmul, Meta, RmsNorm, Sample, Sum, Vjp, catalog, eval_whole,
+};
 use isoshard::placement::{Layout, Mesh, Placement, Spec};
+use isoshard::rng::Generator;
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 use proptest::collection::vec;
 use proptest::option;
@@ -25,7 +31,10 @@ use proptest::prelude::{BoxedStrategy, Strategy};
 
 mod common;
 use common::layouts::{Failures, layouts};
-use common::{agree, bound, epsilon, has_no_derivative, magnitude, on_mesh, small_ints, spread, values};
+use common::{
+    agree, bits_differ, bound, epsilon, has_no_derivative, magnitude, on_mesh, ordinary, ordinary_values,
+    owned, small_ints, spread, spread_by, values,
+};
 
 const MESHES: [&str; 7] = ["1", "a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=2,b=3"];
 /// Worlds for each sample and mesh.
@@ -36,54 +45,111 @@ const CASES: usize = 7;
 const SALTS: u64 = 8;
 
 #[test]
-fn results_are_those_of_a_single_rank() {
-    over_all(false, |sample, mesh, given, known| {
-        let (xs, mut found) = (given.leaves(mesh, &known.ins)?, Vec::new());
-        let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
-        for (k, (out, whole)) in outs.iter().zip(&known.outs).enumerate() {
-            // A partial sum may pass an operator in parts, each rounded.
-            let parts = if given.has_sums() { 16.0 * mesh.mesh().rank_len() as f64 } else { 0.0 };
-            let bound = bound(sample, whole) + parts * epsilon(whole.dtype()) * magnitude(whole);
-            found.extend(given.difference(&format!("result {k}, {out}"), &out.full_tensor()?, whole, bound));
-        }
-        Ok(found)
-    });
+fn exact_results_are_those_of_a_single_rank() {
+    over_all(Reduction::Exact, false, results);
 }
 
 #[test]
-fn gradients_are_those_of_a_single_rank() {
-    over_all(true, |sample, mesh, given, known| {
-        let (mut leaves, mut found) = (given.leaves(mesh, &known.ins)?, Vec::new());
-        for leaf in leaves.iter_mut().filter(|l| l.dtype().is_float()) {
-            *leaf = leaf.requires_grad()?;
-        }
-        // Half of the operands come by a redistribution, whose derivative is the identity.
-        let moved = leaves.iter().zip(&given.moves).map(|(leaf, to)| match to {
-            Some(to) => leaf.redistribute(to.layout.clone()),
-            None => Ok(leaf.clone()),
-        });
-        let xs = moved.collect::<Result<Vec<_>>>()?;
-        let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
-        for (k, out) in outs.iter().enumerate().filter(|(_, o)| o.has_history()) {
-            let whole = small_ints(out.dtype(), out.shape(), given.salt);
-            let grads = out.backward_from(spread(mesh, &whole, &given.grads[k], given.salt)?)?;
-            for (i, leaf) in leaves.iter().enumerate() {
-                let what = format!("gradient of operand {i} from result {k}");
-                match (grads.get(leaf), &known.grads[k][i]) {
-                    (Some(g), Some(want)) => {
-                        if g.layout() != leaf.layout() {
-                            found.push(format!("{what} lies as {g}"));
-                        }
-                        let bound = gradient_bound(sample, &known.ins, want, given.has_sums())?;
-                        found.extend(given.difference(&what, &g.full_tensor()?, want, bound));
+fn exact_gradients_are_those_of_a_single_rank() {
+    over_all(Reduction::Exact, true, gradients);
+}
+
+#[test]
+fn fast_results_are_those_of_a_single_rank_up_to_rounding() {
+    over_all(Reduction::Fast, false, results);
+}
+
+#[test]
+fn fast_gradients_are_those_of_a_single_rank_up_to_rounding() {
+    over_all(Reduction::Fast, true, gradients);
+}
+
+fn results(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -> Result<Vec<String>> {
+    let (xs, mut found) = (given.leaves(mesh, &known.ins)?, Vec::new());
+    let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
+    for (k, (out, whole)) in outs.iter().zip(&known.outs).enumerate() {
+        // A partial sum may pass an operator in parts, each rounded.
+        let parts = if given.has_sums() { 16.0 * mesh.mesh().rank_len() as f64 } else { 0.0 };
+        let bound = bound(sample, whole) + parts * epsilon(whole.dtype()) * magnitude(whole);
+        found.extend(given.difference(&format!("result {k}, {out}"), &out.full_tensor()?, whole, bound));
+    }
+    Ok(found)
+}
+
+fn gradients(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -> Result<Vec<String>> {
+    let (mut leaves, mut found) = (given.leaves(mesh, &known.ins)?, Vec::new());
+    for leaf in leaves.iter_mut().filter(|l| l.dtype().is_float()) {
+        *leaf = leaf.requires_grad()?;
+    }
+    // Half of the operands come by a redistribution, whose derivative is the identity.
+    let moved = leaves.iter().zip(&given.moves).map(|(leaf, to)| match to {
+        Some(to) => leaf.redistribute(to.layout.clone()),
+        None => Ok(leaf.clone()),
+    });
+    let xs = moved.collect::<Result<Vec<_>>>()?;
+    let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
+    for (k, out) in outs.iter().enumerate().filter(|(_, o)| o.has_history()) {
+        let whole = gradient_of(given.mode, out, given.salt);
+        let grads = out.backward_from(given.spread(mesh, &whole, &given.grads[k])?)?;
+        for (i, leaf) in leaves.iter().enumerate() {
+            let what = format!("gradient of operand {i} from result {k}");
+            match (grads.get(leaf), &known.grads[k][i]) {
+                (Some(g), Some(want)) => {
+                    if g.layout() != leaf.layout() {
+                        found.push(format!("{what} lies as {g}"));
                     }
-                    (None, None) => {}
-                    (got, want) => found.push(format!("{what}: {got:?} instead of {want:?}")),
+                    let bound = gradient_bound(sample, &known.ins, want, given.has_sums())?;
+                    found.extend(given.difference(&what, &g.full_tensor()?, want, bound));
                 }
+                (None, None) => {}
+                (got, want) => found.push(format!("{what}: {got:?} instead of {want:?}")),
             }
         }
-        Ok(found)
-    });
+    }
+    Ok(found)
+}
+
+/// The gradient that a backward pass starts from.
+fn gradient_of(mode: Reduction, out: &DTensor, salt: u64) -> Tensor {
+    match mode {
+        Reduction::Exact => ordinary(out.dtype(), out.shape(), salt + 77),
+        Reduction::Fast => small_ints(out.dtype(), out.shape(), salt),
+    }
+}
+
+/// The catalog, and in exact mode calls whose sums have several leaves, full and not.
+fn samples(mode: Reduction) -> Vec<Sample> {
+    let mut all = catalog();
+    if mode == Reduction::Exact {
+        all.extend(long_sums());
+    }
+    all
+}
+
+fn long_sums() -> Vec<Sample> {
+    let ints = |shape: &[usize]| Input::ints(shape);
+    let matmul = |text: &str, a: &[usize], b: &[usize]| {
+        Sample::new(Matmul::new(text).expect("a signature"), [ints(a), ints(b)])
+    };
+    let sum = |dims: &[usize], shape: &[usize]| {
+        Sample::new(Sum { dims: dims.iter().copied().collect(), keep: false }, [ints(shape)])
+    };
+    let (scale, p, draw) = (Bits(0.4), Bits(0.0), Free(Generator::new(3).next_draw()));
+    let heads = |h: usize, t: usize| ints(&[1, h, t, 3]);
+    vec![
+        matmul("m k, k n -> m n", &[3, 130], &[130, 5]),
+        matmul("m k, n k -> m n", &[2, 96], &[3, 96]),
+        matmul("b s k, b s n -> k n", &[6, 40, 3], &[6, 40, 2]),
+        matmul("h b s, b s n -> h n", &[2, 5, 33], &[5, 33, 2]),
+        sum(&[0], &[131, 2]),
+        sum(&[0, 1], &[7, 70, 2]),
+        sum(&[0, 2], &[5, 2, 37]),
+        sum(&[0, 1], &[40, 33]),
+        Sample::new(RmsNorm { eps: Bits(1e-5) }, [ints(&[3, 37, 5]), ints(&[5])]),
+        Sample::new(EmbeddingGrad { rows: 4 }, [Input::index([3, 50], 4), ints(&[3, 50, 2])]),
+        Sample::new(Attention { scale, p, draw }, [heads(2, 70), heads(2, 70), heads(2, 70)]),
+        Sample::new(Attention { scale, p, draw }, [heads(4, 40), heads(2, 40), heads(2, 40)]),
+    ]
 }
 
 /// Operators whose result adds several terms: where one stands in a derivative, terms that are not short may round
@@ -124,6 +190,7 @@ fn gradient_bound(sample: &Sample, ins: &[Tensor], want: &Tensor, sums: bool) ->
 /// How everything of one call lies.
 #[derive(Clone)]
 struct Given {
+    mode: Reduction,
     /// Which values.
     salt: u64,
     ins: Vec<Spec>,
@@ -134,18 +201,25 @@ struct Given {
 
 impl Given {
     /// Any layouts; those of operands that want gradients are not partial, until they are moved.
-    fn any(mesh: &Mesh, known: &Known, gradients: bool) -> BoxedStrategy<Given> {
+    fn any(mode: Reduction, mesh: &Mesh, known: &Known, gradients: bool) -> BoxedStrategy<Given> {
         let of = |t: &Tensor, partials| layouts(mesh, t.dtype(), t.shape(), partials);
         let ins: Vec<_> = known.ins.iter().map(|t| of(t, !gradients)).collect();
         let wanted: (&[Tensor], &[Tensor]) = if gradients { (&known.ins, &known.outs) } else { (&[], &[]) };
         let moves: Vec<_> = wanted.0.iter().map(|t| option::of(of(t, true))).collect();
         let grads: Vec<_> = wanted.1.iter().map(|t| of(t, true)).collect();
         let given = (0..SALTS, ins, moves, grads);
-        given.prop_map(|(salt, ins, moves, grads)| Given { salt, ins, moves, grads }).boxed()
+        given.prop_map(move |(salt, ins, moves, grads)| Given { mode, salt, ins, moves, grads }).boxed()
     }
 
     fn leaves(&self, mesh: &DeviceMesh, wholes: &[Tensor]) -> Result<Vec<DTensor>> {
-        wholes.iter().zip(&self.ins).map(|(whole, spec)| spread(mesh, whole, spec, self.salt)).collect()
+        wholes.iter().zip(&self.ins).map(|(whole, spec)| self.spread(mesh, whole, spec)).collect()
+    }
+
+    fn spread(&self, mesh: &DeviceMesh, whole: &Tensor, spec: &Spec) -> Result<DTensor> {
+        match self.mode {
+            Reduction::Exact => spread_by(owned, mesh, whole, spec, self.salt),
+            Reduction::Fast => spread(mesh, whole, spec, self.salt),
+        }
     }
 
     fn has_sums(&self) -> bool {
@@ -155,6 +229,9 @@ impl Given {
     }
 
     fn difference(&self, what: &str, got: &Tensor, want: &Tensor, bound: f64) -> Option<String> {
+        if self.mode == Reduction::Exact {
+            return bits_differ(got, want).map(|how| format!("{what}, {how}"));
+        }
         if got.shape() != want.shape() || got.dtype() != want.dtype() {
             return Some(format!("{what}: {got} instead of {want}"));
         }
@@ -191,11 +268,20 @@ struct Known {
 }
 
 impl Known {
-    fn of(sample: &Sample, salt: u64, gradients: bool) -> Result<Known> {
-        let ins = values(sample, DType::F32, salt + 1);
+    fn of(mode: Reduction, sample: &Sample, salt: u64, gradients: bool) -> Result<Known> {
+        let ins = match mode {
+            Reduction::Exact => {
+                let dtype = [DType::F32, DType::F32, DType::F64, DType::BF16, DType::F16][salt as usize % 5];
+                let ins = ordinary_values(sample, dtype, salt + 1);
+                // Not where an operand's dtype depends on another's: a statistic of halves is f32.
+                let fits = sample.op.infer(&ins.iter().map(Meta::of).collect::<Vec<_>>()).is_ok();
+                if fits { ins } else { ordinary_values(sample, DType::F32, salt + 1) }
+            }
+            Reduction::Fast => values(sample, DType::F32, salt + 1),
+        };
         let outs = eval_whole(sample.op.as_ref(), &ins)?.into_vec();
         let (of, from) = (sample.clone(), ins.clone());
-        let run = move |rank| single_rank(&rank, &of, &from, salt);
+        let run = move |rank| single_rank(&rank, mode, &of, &from, salt);
         let grads = if gradients { spmd(1, run)?.swap_remove(0) } else { Vec::new() };
         Ok(Known { ins, outs, grads })
     }
@@ -203,6 +289,7 @@ impl Known {
 
 fn single_rank(
     rank: &isoshard::comm::Rank,
+    mode: Reduction,
     sample: &Sample,
     ins: &[Tensor],
     salt: u64,
@@ -218,7 +305,7 @@ fn single_rank(
         if !out.has_history() {
             return Ok(vec![None; xs.len()]);
         }
-        let grad = small_ints(out.dtype(), out.shape(), salt);
+        let grad = gradient_of(mode, out, salt);
         let grads = out.backward_from(DTensor::distribute(&mesh, &grad, Layout::replicated(0))?)?;
         Ok(xs.iter().map(|x| grads.get(x).map(|g| g.local().clone())).collect())
     };
@@ -227,23 +314,26 @@ fn single_rank(
 
 /// Runs `check` for every sample on every mesh, from random layouts, and reports what failed.
 fn over_all(
+    mode: Reduction,
     gradients: bool,
     check: impl Fn(&Sample, &DeviceMesh, &Given, &Known) -> Result<Vec<String>> + Copy + Send + Sync + 'static,
 ) {
     let mut failures = Failures::default();
-    for sample in catalog().into_iter().filter(|s| !gradients || !has_no_derivative(s)) {
+    for sample in samples(mode).into_iter().filter(|s| !gradients || !has_no_derivative(s)) {
         let seen: RefCell<HashMap<u64, Arc<Known>>> = RefCell::default();
         let known = |salt: u64| {
-            let of = || Known::of(&sample, salt, gradients).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
+            let of =
+                || Known::of(mode, &sample, salt, gradients).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
             seen.borrow_mut().entry(salt).or_insert_with(|| Arc::new(of())).clone()
         };
         for text in MESHES {
             let mesh = Mesh::parse(text, 0).expect("a mesh");
-            let world = vec(Given::any(&mesh, &known(0), gradients), 1..=CASES);
+            let world = vec(Given::any(mode, &mesh, &known(0), gradients), 1..=CASES);
             failures.check(&format!("{sample:?} on {text}"), WORLDS, &world, |cases| {
                 let known: Vec<Arc<Known>> = cases.iter().map(|given| known(given.salt)).collect();
                 let sample = sample.clone();
                 on_mesh(&mesh, move |mesh| {
+                    mesh.set_reduction(mode);
                     for (given, known) in cases.iter().zip(&known) {
                         let found = check(&sample, mesh, given, known)?;
                         if !found.is_empty() {

@@ -143,8 +143,10 @@ fn is_degenerate(sample: &Sample) -> bool {
 /// True where `row` gives `truth` by the exemptions of this file's head.
 fn implies(row: &Row, truth: &Row) -> bool {
     let extremum = |s: &Slot| matches!(s, Slot::P(ReduceOp::Max | ReduceOp::Min));
+    let plain = |s: &Slot| if let Slot::Terms(_) = s { Slot::SUM } else { *s };
     let ins = row.ins.iter().zip(&truth.ins).all(|(r, t)| r == t || (*t == Slot::R && extremum(r)));
-    let outs = row.outs.iter().zip(&truth.outs).all(|(r, t)| r == t || (*r == Slot::R && extremum(t)));
+    let outs =
+        row.outs.iter().zip(&truth.outs).all(|(r, t)| plain(r) == *t || (*r == Slot::R && extremum(t)));
     ins && outs
 }
 
@@ -234,6 +236,7 @@ fn placement(slot: Slot, first: &Shape, dims: usize, ranks: usize) -> Option<Pla
         Slot::R => Placement::Replicate,
         Slot::S(d) => Placement::Shard(d),
         Slot::P(op) => Placement::Partial(op),
+        Slot::Terms(_) => Placement::Partial(ReduceOp::Sum),
         Slot::Ragged => {
             let numel: usize = first.get(..dims)?.iter().product();
             Placement::RaggedShard { dims, units: uneven(numel, ranks).into() }

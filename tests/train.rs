@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{Call, Channel, Engine, Rank, Request, Spmd, spmd};
+use isoshard::comm::{Call, Channel, Engine, Rank, Reduce, Request, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::{Generator, bits32};
-use isoshard::tensor::{ReduceOp, Tensor};
+use isoshard::tensor::Tensor;
 use isoshard::{Error, Failure, Result};
 
 const STEPS: usize = 3;
@@ -250,9 +250,9 @@ impl Channel for Faulty<dyn Channel> {
         Ok(self.fault.request(self.inner.start(call)?))
     }
 
-    fn all_reduce(&self, op: ReduceOp, call: Call) -> Result<Box<dyn Request>> {
+    fn all_reduce(&self, reduce: Reduce, call: Call) -> Result<Box<dyn Request>> {
         self.fault.pass();
-        Ok(self.fault.request(self.inner.all_reduce(op, call)?))
+        Ok(self.fault.request(self.inner.all_reduce(reduce, call)?))
     }
 
     fn reduces_well(&self) -> bool {

@@ -4,10 +4,13 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
-use isoshard::nn::{GptConfig, Parallel, Plan};
+use isoshard::Error;
+use isoshard::nn::{GptConfig, LlamaConfig, Parallel, Plan};
 use isoshard::placement::Mesh;
 
-/// Trains a small GPT on text, character by character, on any mesh of ranks.
+use crate::model::Sizes;
+
+/// Trains a small GPT (or Llama) on text, character by character, on any mesh of ranks.
 ///
 /// Ranks are threads of this process. The mesh decides who computes what, never what is computed: initial values,
 /// batches and dropout depend on the seed alone.
@@ -20,18 +23,30 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
 
-    /// Sizes that --layers, --heads, --width, --block and --batch then override.
+    /// What to train.
+    #[arg(long, value_enum, default_value = "gpt", value_name = "NAME")]
+    pub model: ModelName,
+    /// Sizes that --layers, --heads, --width, --block, --batch and so on then override.
     #[arg(long, value_enum, default_value = "nano", value_name = "NAME")]
     pub config: Config,
     /// Transformer blocks.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub layers: Option<usize>,
-    /// Attention heads; they divide the width.
+    /// Attention heads; they divide the width, unless --head-width is given.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub heads: Option<usize>,
     /// The width of the residual stream.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub width: Option<usize>,
+    /// Heads of keys and values of a Llama; they divide the heads.
+    #[arg(long, value_parser = positive, value_name = "N")]
+    pub kv_heads: Option<usize>,
+    /// The width of a Llama's heads, an even number; without it, width / heads.
+    #[arg(long, value_parser = positive, value_name = "N")]
+    pub head_width: Option<usize>,
+    /// The hidden width of a Llama's MLPs; without it, 8/3 of the width, rounded up to a multiple of 32.
+    #[arg(long, value_parser = positive, value_name = "N")]
+    pub hidden: Option<usize>,
     /// The number of characters the model sees at once.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub block: Option<usize>,
@@ -90,32 +105,77 @@ pub struct Args {
     pub fail_at: Option<(usize, usize)>,
 }
 
+/// What to train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelName {
+    /// Learned positions, layer norms, GELU, a head tied to the token table.
+    Gpt,
+    /// Rotary positions, root-mean-square norms, gated SiLU, grouped heads, a head of its own.
+    Llama,
+}
+
 /// Named sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Config {
-    /// 4 layers, 4 heads, width 128, block 64, batch 12.
+    /// 4 layers, 4 heads (a Llama's in 2 groups), width 128, block 64, batch 12.
     Nano,
-    /// 6 layers, 6 heads, width 384, block 256, batch 64.
+    /// 6 layers, 6 heads (in 2 groups), width 384, block 256, batch 64.
     Baby,
+    /// Sizes that divide by nothing: 3 layers, 4 heads, width 52, block 37, batch 7. A Llama has 8 heads of width 10 in 4
+    /// groups, width 37, hidden width 101.
+    Odd,
 }
 
 impl Args {
     /// The model for a vocabulary, and the batch.
-    pub fn sizes(&self, vocabulary: usize) -> (GptConfig, usize) {
-        let (layers, heads, width, block, batch) = match self.config {
-            Config::Nano => (4, 4, 128, 64, 12),
-            Config::Baby => (6, 6, 384, 256, 64),
+    ///
+    /// # Errors
+    /// Refuses sizes that the model does not have.
+    pub fn sizes(&self, vocabulary: usize) -> isoshard::Result<(Sizes, usize)> {
+        let odd_llama = (self.config, self.model) == (Config::Odd, ModelName::Llama);
+        let (layers, heads, kv_heads, width, block, batch) = match self.config {
+            Config::Nano => (4, 4, 2, 128, 64, 12),
+            Config::Baby => (6, 6, 2, 384, 256, 64),
+            Config::Odd if odd_llama => (3, 8, 4, 37, 37, 7),
+            Config::Odd => (3, 4, 4, 52, 37, 7),
         };
-        let model = GptConfig {
-            vocabulary,
-            layers: self.layers.unwrap_or(layers),
-            heads: self.heads.unwrap_or(heads),
-            width: self.width.unwrap_or(width),
-            block: self.block.unwrap_or(block),
-            dropout: self.dropout,
-            bias: false,
+        let (layers, heads) = (self.layers.unwrap_or(layers), self.heads.unwrap_or(heads));
+        let (width, block) = (self.width.unwrap_or(width), self.block.unwrap_or(block));
+        let dropout = self.dropout;
+        let sizes = match self.model {
+            ModelName::Gpt => {
+                self.refuse_llama_sizes()?;
+                Sizes::Gpt(GptConfig { vocabulary, block, layers, heads, width, dropout, bias: false })
+            }
+            ModelName::Llama => Sizes::Llama(LlamaConfig {
+                vocabulary,
+                block,
+                layers,
+                heads,
+                kv_heads: self.kv_heads.unwrap_or(kv_heads),
+                head_width: self.head_width.unwrap_or(if odd_llama { 10 } else { width / heads }),
+                width,
+                hidden: self.hidden.unwrap_or(if odd_llama {
+                    101
+                } else {
+                    (8 * width).div_ceil(3).next_multiple_of(32)
+                }),
+                base: 1e4,
+                dropout,
+            }),
         };
-        (model, self.batch.unwrap_or(batch))
+        Ok((sizes, self.batch.unwrap_or(batch)))
+    }
+
+    fn refuse_llama_sizes(&self) -> isoshard::Result<()> {
+        let given =
+            [("--kv-heads", self.kv_heads), ("--head-width", self.head_width), ("--hidden", self.hidden)];
+        match given.into_iter().find(|(_, size)| size.is_some()) {
+            None => Ok(()),
+            Some((name, _)) => {
+                Err(Error::invalid("sizes", "a GPT has no such size", name, "add --model llama"))
+            }
+        }
     }
 }
 

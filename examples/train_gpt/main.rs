@@ -2,13 +2,15 @@
 //!
 //! With no arguments: this repository's own text, two ranks under FSDP, about a minute. `--mesh fsdp=4`, `--mesh dp=2,tp=2`
 //! and `--mesh 1` train the same model: same initial values, same batches, same dropout. `--help` names everything,
-//! `--json` prints JSON lines for programs to read.
+//! `--json` prints JSON lines for programs to read. `--model llama` trains a Llama instead, `--config odd` one whose
+//! sizes divide by nothing.
 //!
-//! `args` is what the user says, `data` the text and its batches, `train` the program of one rank, `sample` what the
+//! `args` is what the user says, `data` the text and its batches, `model` what is trained, `train` the program of one rank, `sample` what the
 //! model writes, `report` what the user sees.
 
 mod args;
 mod data;
+mod model;
 mod report;
 mod sample;
 mod train;

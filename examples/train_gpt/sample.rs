@@ -2,16 +2,25 @@
 
 use isoshard::Result;
 use isoshard::dtensor::DTensor;
-use isoshard::nn::{Forward, Gpt, Params};
+use isoshard::nn::{Forward, Params};
 use isoshard::rng::{Generator, uniform};
 use isoshard::tensor::Tensor;
 
 use crate::data::Corpus;
+use crate::model::Model;
 
 /// `len` characters, each drawn from the model's distribution after the ones before it.
 ///
 /// All ranks compute, on the mesh that trained: each knows the probabilities and the draw, so none has to be told.
-pub fn sample(model: &Gpt, params: &Params, corpus: &Corpus, seed: u64, len: usize) -> Result<String> {
+///
+/// At most `block` characters are looked back at.
+pub fn sample(
+    (model, block): (&Model, usize),
+    params: &Params,
+    corpus: &Corpus,
+    seed: u64,
+    len: usize,
+) -> Result<String> {
     let mesh = params.mesh();
     let _guard = mesh.no_grad();
     let layout = params.plan().batch_layout(mesh.mesh());
@@ -21,7 +30,7 @@ pub fn sample(model: &Gpt, params: &Params, corpus: &Corpus, seed: u64, len: usi
     let mut tokens = vec![corpus.first_token()];
     let mut written = String::new();
     for u in draws {
-        let seen = &tokens[tokens.len().saturating_sub(model.config().block)..];
+        let seen = &tokens[tokens.len().saturating_sub(block)..];
         let x = DTensor::distribute(mesh, &Tensor::from_slice(seen, [1, seen.len()])?, layout.clone())?;
         let scores = model.forward(&Forward::eval(params), &x)?;
         let odds = scores.slice(1, seen.len() - 1, 1)?.softmax(-1)?.full_tensor()?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use isoshard::Result;
 use isoshard::comm::Rank;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
-use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
+use isoshard::nn::{Forward, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::Generator;
@@ -14,6 +14,7 @@ use isoshard::tensor::Tensor;
 
 use crate::args::Args;
 use crate::data::{Batches, Corpus, Part};
+use crate::model::{Model, Sizes};
 use crate::report::{End, Report, Start, Step, median, per_second};
 use crate::sample::sample;
 
@@ -24,7 +25,7 @@ const SAMPLE_LEN: usize = 200;
 pub struct Job {
     args: Args,
     corpus: Corpus,
-    config: GptConfig,
+    sizes: Sizes,
     batch: usize,
     /// The number of ranks to start.
     pub ranks: usize,
@@ -35,7 +36,7 @@ pub struct Job {
 struct Trainer<'a> {
     job: &'a Job,
     params: Params,
-    model: Gpt,
+    model: Model,
     optimizer: AdamW,
     dropout: Generator,
 }
@@ -44,13 +45,13 @@ impl Job {
     /// Reads the data and sets the sizes.
     ///
     /// # Errors
-    /// Refuses data that cannot be read or is too short.
+    /// Refuses data that cannot be read or is too short, and sizes that the model does not have.
     pub fn new(args: Args) -> Result<Job> {
         let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
-        let block = args.sizes(0).0.block;
+        let block = args.sizes(0)?.0.block();
         let corpus = Corpus::read(args.data.as_deref(), block)?;
-        let (config, batch) = args.sizes(corpus.vocabulary_len());
-        Ok(Job { args, corpus, config, batch, ranks, begun: AtomicBool::new(false) })
+        let (sizes, batch) = args.sizes(corpus.vocabulary_len())?;
+        Ok(Job { args, corpus, sizes, batch, ranks, begun: AtomicBool::new(false) })
     }
 
     /// True once a model was made and training began.
@@ -59,7 +60,7 @@ impl Job {
     }
 
     fn batches(&self, part: Part) -> Batches<'_> {
-        self.corpus.batches(part, self.args.seed, self.config.block, self.batch)
+        self.corpus.batches(part, self.args.seed, self.sizes.block(), self.batch)
     }
 }
 
@@ -72,7 +73,7 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
         ranks: job.ranks,
         mesh: &args.mesh,
         parameters: trainer.params.numel(),
-        vocabulary: job.config.vocabulary,
+        vocabulary: job.sizes.vocabulary(),
         digest: trainer.params.digest()?,
     };
     job.begun.store(true, Ordering::Relaxed);
@@ -80,7 +81,7 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
 
     let schedule = WarmupCosine { peak: args.lr, floor: args.min_lr, warmup: args.warmup, steps: args.steps };
     let batches = job.batches(Part::Training);
-    let step_tokens = job.batch * job.config.block * args.accumulate;
+    let step_tokens = job.batch * job.sizes.block() * args.accumulate;
     let mut rates = Vec::with_capacity(args.steps);
     let mut val_loss = None;
     for step in 0..args.steps {
@@ -110,10 +111,10 @@ impl<'a> Trainer<'a> {
     fn new(rank: &Rank, job: &'a Job) -> Result<Trainer<'a>> {
         let args = &job.args;
         let mesh = DeviceMesh::parse(rank, &args.mesh)?;
-        let parallel = Parallel { heads: job.config.heads, sequence: args.sequence_parallel };
+        let parallel = Parallel { heads: job.sizes.whole_heads(), sequence: args.sequence_parallel };
         let plan = Plan::transformer(mesh.mesh(), parallel)?;
         let mut params = Params::new(&mesh, plan, args.seed)?;
-        let model = Gpt::new(&mut params, job.config)?;
+        let model = Model::new(&mut params, job.sizes)?;
         let optimizer = AdamW::new(BETAS, args.weight_decay);
         Ok(Trainer { job, params, model, optimizer, dropout: Generator::new(args.seed).child("dropout") })
     }
@@ -157,7 +158,8 @@ impl<'a> Trainer<'a> {
     }
 
     fn sample(&self) -> Result<String> {
-        sample(&self.model, &self.params, &self.job.corpus, self.job.args.seed, SAMPLE_LEN)
+        let job = self.job;
+        sample((&self.model, job.sizes.block()), &self.params, &job.corpus, job.args.seed, SAMPLE_LEN)
     }
 
     /// Every rank makes the same batch and keeps its rows: nothing is sent.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::fold;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
 /// One rank's end of a way for ranks to talk: threads, MPI, NCCL, or a dry run.
 pub trait Engine: Send + Sync + fmt::Debug {
@@ -48,8 +48,8 @@ pub trait Channel: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// As [`Channel::start`].
-    fn all_reduce(&self, op: ReduceOp, call: Call) -> Result<Box<dyn Request>> {
-        Ok(Box::new(Folding { inner: self.start(call)?, op }))
+    fn all_reduce(&self, reduce: Reduce, call: Call) -> Result<Box<dyn Request>> {
+        Ok(Box::new(Folding { inner: self.start(call)?, reduce }))
     }
 
     /// True where [`Channel::all_reduce`] of a large tensor is better than a reduce-scatter followed by an
@@ -57,6 +57,43 @@ pub trait Channel: Send + Sync + fmt::Debug {
     fn reduces_well(&self) -> bool {
         false
     }
+}
+
+/// What the members' contributions become.
+#[derive(Clone, Debug)]
+pub struct Reduce {
+    /// How two become one.
+    pub op: ReduceOp,
+    /// Which two.
+    pub order: Arc<FoldOrder>,
+    /// The shape of each part of a contribution, and of each result.
+    pub shape: Shape,
+}
+
+impl Reduce {
+    /// One part from each of `members` members, folded by halving the range of members.
+    pub fn halving(op: ReduceOp, members: usize, shape: Shape) -> Reduce {
+        Reduce { op, order: Arc::new(FoldOrder::halving(members)), shape }
+    }
+
+    /// The shape of what `member` brings: its parts, stacked along a new first dim unless there is one.
+    pub fn part_shape(&self, member: usize) -> Shape {
+        stacked(self.order.nodes()[member], &self.shape)
+    }
+
+    /// The result, from what the members brought: contiguous tensors of one dtype.
+    pub(crate) fn fold(&self, parts: &[Tensor]) -> Tensor {
+        fold::fold(self, parts)
+    }
+
+    /// The shape of the result, stacked likewise.
+    pub fn out_shape(&self) -> Shape {
+        stacked(self.order.outs_len(), &self.shape)
+    }
+}
+
+fn stacked(n: usize, shape: &Shape) -> Shape {
+    if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
 
 /// A call in flight. Dropping it neither blocks nor disturbs the other members; forgetting it leaks memory only.
@@ -187,13 +224,13 @@ fn write_shapes(f: &mut fmt::Formatter<'_>, shapes: &[&Shape]) -> fmt::Result {
 /// An exchange whose parts are folded when they have come.
 struct Folding {
     inner: Box<dyn Request>,
-    op: ReduceOp,
+    reduce: Reduce,
 }
 
 impl Request for Folding {
     fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
         let parts = self.inner.wait()?;
-        Ok(vec![fold::fold(self.op, &parts)])
+        Ok(vec![fold::fold(&self.reduce, &parts)])
     }
 
     fn is_ready(&self) -> bool {

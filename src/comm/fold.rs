@@ -1,6 +1,5 @@
-//! The reduction of several members' contributions, by one tree over the member indices.
+//! The reduction of several members' contributions, in a given order.
 //!
-//! The range `[a, b)` of members is split at `a + ceil((b - a) / 2)`: the tree that DESIGN lays over global extents.
 //! Each element is folded by itself, so a chunk of the result has the bits of the whole.
 
 use std::ops::Range;
@@ -8,142 +7,243 @@ use std::ops::Range;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::tensor::cpu::as_elements_mut;
-use crate::tensor::{DType, Element, Float, ReduceOp, Tensor};
+use super::engine::Reduce;
+use crate::tensor::cpu::{Num, as_elements_mut};
+use crate::tensor::{DType, Element, Float, FoldStep, ReduceOp, Tensor};
 
-/// The elements folded at a time where several levels of the tree need room: all of it stays in the first caches.
+/// The elements folded at a time: the whole stack stays in the first caches.
 const BLOCK: usize = 1024;
 
-/// The reduction of `parts`, contiguous tensors of one dtype and shape, at least one of them.
-pub(crate) fn fold(op: ReduceOp, parts: &[Tensor]) -> Tensor {
-    if let [only] = parts {
-        return only.clone();
+/// The reduction of `parts`, one contiguous tensor a member, of the shapes that [`Reduce::part_shape`] gives.
+pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Tensor {
+    let dtype = parts[0].dtype();
+    let shape = reduce.out_shape();
+    if shape.numel() == 0 {
+        return Tensor::zeros(dtype, shape);
     }
-    let mut out = Tensor::stale(parts[0].dtype(), parts[0].shape());
-    fold_range(op, parts.iter(), 0..parts[0].numel(), out.bytes_mut());
+    if let (1, &[FoldStep::Push { member, .. }]) = (reduce.order.nodes().len(), reduce.order.steps()) {
+        return parts[member].clone();
+    }
+    let mut out = Tensor::stale(dtype, shape);
+    let row = reduce.shape.numel() * dtype.size_bytes();
+    let rows: Vec<&mut [u8]> = out.bytes_mut().chunks_exact_mut(row).collect();
+    fold_range(reduce, parts.iter(), 0..reduce.shape.numel(), rows);
     out
 }
 
-/// Writes the elements `range` (flat) of the reduction of `parts` to `out`, which holds just them.
+/// Folds the elements `range` of every part; `outs` has room for just them, one slice a result.
 pub(crate) fn fold_range<'a>(
-    op: ReduceOp,
+    reduce: &Reduce,
     parts: impl Iterator<Item = &'a Tensor>,
     range: Range<usize>,
-    out: &mut [u8],
+    outs: Vec<&mut [u8]>,
 ) {
     let parts: Vec<&Tensor> = parts.collect();
+    let job = Job { reduce, parts: &parts, range };
+    let op = reduce.op;
     match parts[0].dtype() {
-        DType::F32 => fold_floats::<f32>(op, &parts, range, out),
-        DType::F64 => fold_floats::<f64>(op, &parts, range, out),
-        DType::F16 if op == ReduceOp::Sum => {
-            sum_f16(&slices(&parts, range), as_elements_mut(out));
-        }
-        DType::F16 => fold_floats::<f16>(op, &parts, range, out),
-        DType::BF16 if op == ReduceOp::Sum => {
-            fold_slices(&slices(&parts, range), as_elements_mut(out), add_bf16);
-        }
-        DType::BF16 => fold_floats::<bf16>(op, &parts, range, out),
-        DType::I64 => fold_ints::<i64>(op, &parts, range, out, i64::wrapping_add),
-        DType::I32 => fold_ints::<i32>(op, &parts, range, out, i32::wrapping_add),
-        DType::U8 => fold_ints::<u8>(op, &parts, range, out, u8::wrapping_add),
-        DType::Bool => {
-            let bytes = |t: &&'a Tensor| &t.as_bytes().expect("contributions are contiguous")[range.clone()];
-            let parts: Vec<&[u8]> = parts.iter().map(bytes).collect();
-            match op {
-                ReduceOp::Min => fold_slices(&parts, out, |a, b| a & b),
-                ReduceOp::Sum | ReduceOp::Max => fold_slices(&parts, out, |a, b| a | b),
-            }
-        }
+        DType::F32 => job.floats::<f32>(outs),
+        DType::F64 => job.floats::<f64>(outs),
+        DType::F16 if op == ReduceOp::Sum => job.run::<f16, _>(SumF16, outs),
+        DType::F16 => job.floats::<f16>(outs),
+        DType::BF16 if op == ReduceOp::Sum => job.run::<bf16, _>(Same(add_bf16), outs),
+        DType::BF16 => job.floats::<bf16>(outs),
+        DType::I64 => job.ints::<i64>(outs, i64::wrapping_add),
+        DType::I32 => job.ints::<i32>(outs, i32::wrapping_add),
+        DType::U8 => job.ints::<u8>(outs, u8::wrapping_add),
+        DType::Bool => match op {
+            ReduceOp::Min => job.run::<bool, _>(Same(|a: bool, b: bool| a & b), outs),
+            ReduceOp::Sum | ReduceOp::Max => job.run::<bool, _>(Same(|a: bool, b: bool| a | b), outs),
+        },
     }
 }
 
-#[expect(clippy::eq_op, reason = "only a NaN differs from itself")]
-fn fold_floats<T: Float>(op: ReduceOp, parts: &[&Tensor], range: Range<usize>, out: &mut [u8])
-where
-    T::Acc: PartialOrd,
-{
-    let (parts, out) = (slices::<T>(parts, range), as_elements_mut::<T>(out));
-    match op {
-        ReduceOp::Sum => fold_slices(&parts, out, |a, b| T::narrow(a.widen() + b.widen())),
-        // A NaN on either side stays: see `ReduceOp::fold`.
-        ReduceOp::Max => fold_slices(&parts, out, |a, b| {
-            let (x, y) = (a.widen(), b.widen());
-            if x != x || x >= y { a } else { b }
-        }),
-        ReduceOp::Min => fold_slices(&parts, out, |a, b| {
-            let (x, y) = (a.widen(), b.widen());
-            if x != x || x <= y { a } else { b }
-        }),
-    }
-}
-
-fn fold_ints<T: Element + Ord>(
-    op: ReduceOp,
-    parts: &[&Tensor],
+struct Job<'a> {
+    reduce: &'a Reduce,
+    parts: &'a [&'a Tensor],
     range: Range<usize>,
-    out: &mut [u8],
-    add: impl Fn(T, T) -> T + Copy,
-) {
-    let (parts, out) = (slices::<T>(parts, range), as_elements_mut::<T>(out));
-    match op {
-        ReduceOp::Sum => fold_slices(&parts, out, add),
-        ReduceOp::Max => fold_slices(&parts, out, T::max),
-        ReduceOp::Min => fold_slices(&parts, out, T::min),
+}
+
+impl<'a> Job<'a> {
+    fn floats<T: Float<Acc: Num>>(&self, outs: Vec<&mut [u8]>) {
+        match self.reduce.op {
+            ReduceOp::Sum => self.run::<T, _>(Same(|a: T, b: T| T::narrow(a.widen() + b.widen())), outs),
+            ReduceOp::Max => self.run::<T, _>(Same(ReduceOp::larger::<T>), outs),
+            ReduceOp::Min => self.run::<T, _>(Same(ReduceOp::smaller::<T>), outs),
+        }
     }
-}
 
-fn slices<'a, T: Element>(parts: &[&'a Tensor], range: Range<usize>) -> Vec<&'a [T]> {
-    parts
-        .iter()
-        .map(|t| &t.as_slice::<T>().expect("contributions are contiguous and of one dtype")[range.clone()])
-        .collect()
-}
+    fn ints<T: Element + Ord>(&self, outs: Vec<&mut [u8]>, add: impl Fn(T, T) -> T + Copy) {
+        match self.reduce.op {
+            ReduceOp::Sum => self.run::<T, _>(Same(add), outs),
+            ReduceOp::Max => self.run::<T, _>(Same(T::max), outs),
+            ReduceOp::Min => self.run::<T, _>(Same(T::min), outs),
+        }
+    }
 
-/// The tree over `parts`, all as long as `out`. Up to four members need no room in between.
-fn fold_slices<T: Copy + Default>(parts: &[&[T]], out: &mut [T], f: impl Fn(T, T) -> T + Copy) {
-    let n = out.len();
-    match *parts {
-        [a] => out.copy_from_slice(a),
-        [a, b] => out.iter_mut().zip(a.iter().zip(b)).for_each(|(o, (&a, &b))| *o = f(a, b)),
-        [a, b, c] => {
-            let (a, b, c) = (&a[..n], &b[..n], &c[..n]);
-            (0..n).for_each(|i| out[i] = f(f(a[i], b[i]), c[i]));
+    fn run<T: Element, R: Rule<T>>(&self, rule: R, outs: Vec<&mut [u8]>) {
+        let mut outs: Vec<&mut [T]> = outs.into_iter().map(as_elements_mut::<T>).collect();
+        let each = self.reduce.shape.numel();
+        let of = |member: usize, node: usize| -> &'a [T] {
+            let all =
+                self.parts[member].as_slice::<T>().expect("contributions are contiguous and of one dtype");
+            &all[node * each..][..each][self.range.clone()]
+        };
+        let ops = fuse(self.reduce.order.steps(), of);
+        let n = self.range.len();
+        if let ([Fused::Pair(a, b)], [out]) = (&ops[..], &mut outs[..])
+            && rule.pair(a, b, out)
+        {
+            return;
         }
-        [a, b, c, d] => {
-            let (a, b, c, d) = (&a[..n], &b[..n], &c[..n], &d[..n]);
-            (0..n).for_each(|i| out[i] = f(f(a[i], b[i]), f(c[i], d[i])));
-        }
-        _ => {
-            let levels = parts.len().next_power_of_two().trailing_zeros() as usize;
-            let mut room = vec![T::default(); levels * BLOCK.min(n)];
-            for start in (0..n).step_by(BLOCK) {
-                let end = (start + BLOCK).min(n);
-                fold_block(parts, start..end, &mut out[start..end], &mut room, f);
+        let block = BLOCK.min(n);
+        let mut stack = vec![R::Wide::default(); (self.reduce.order.depth() + 1) * block];
+        for start in (0..n).step_by(BLOCK) {
+            let at = start..(start + BLOCK).min(n);
+            fold_block(rule, &ops, at.clone(), block, &mut stack);
+            for (out, entry) in outs.iter_mut().zip(stack.chunks_exact(block)) {
+                rule.store(&entry[..at.len()], &mut out[at.clone()]);
             }
         }
     }
 }
 
-fn fold_block<T: Copy>(
-    parts: &[&[T]],
+/// Steps with what often follows another drawn together, so that a part is read where it lies.
+enum Fused<'a, T> {
+    Push(&'a [T]),
+    Empty,
+    Pair(&'a [T], &'a [T]),
+    Into(&'a [T]),
+    Join,
+}
+
+fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> Vec<Fused<'a, T>> {
+    let mut ops: Vec<Fused<'a, T>> = Vec::with_capacity(steps.len());
+    for step in steps {
+        match *step {
+            FoldStep::Push { member, node } => ops.push(Fused::Push(of(member, node))),
+            FoldStep::Empty => ops.push(Fused::Empty),
+            FoldStep::Join => match ops[..] {
+                [.., Fused::Push(a), Fused::Push(b)] => {
+                    ops.truncate(ops.len() - 2);
+                    ops.push(Fused::Pair(a, b));
+                }
+                [.., Fused::Push(b)] => {
+                    ops.pop();
+                    ops.push(Fused::Into(b));
+                }
+                _ => ops.push(Fused::Join),
+            },
+        }
+    }
+    ops
+}
+
+/// Runs the steps on the elements `at`; entry k of the stack lies at `k * block`.
+fn fold_block<T, R: Rule<T>>(
+    rule: R,
+    ops: &[Fused<T>],
     at: Range<usize>,
-    out: &mut [T],
-    room: &mut [T],
-    f: impl Fn(T, T) -> T + Copy,
+    block: usize,
+    stack: &mut [R::Wide],
 ) {
-    match *parts {
-        [a] => out.copy_from_slice(&a[at]),
-        [a, b] => {
-            let pairs = a[at.clone()].iter().zip(&b[at]);
-            out.iter_mut().zip(pairs).for_each(|(o, (&a, &b))| *o = f(a, b));
+    let n = at.len();
+    let mut top = 0;
+    for op in ops {
+        let (below, above) = stack.split_at_mut(top * block);
+        match op {
+            Fused::Push(a) => {
+                rule.load(&a[at.clone()], &mut above[..n]);
+                top += 1;
+            }
+            Fused::Empty => {
+                above[..n].fill(R::Wide::default());
+                top += 1;
+            }
+            Fused::Pair(a, b) => {
+                let (here, room) = above.split_at_mut(block);
+                rule.load(&a[at.clone()], &mut here[..n]);
+                rule.join_part(&mut here[..n], &b[at.clone()], &mut room[..n]);
+                top += 1;
+            }
+            Fused::Into(b) => {
+                let here = &mut below[(top - 1) * block..][..n];
+                rule.join_part(here, &b[at.clone()], &mut above[..n]);
+            }
+            Fused::Join => {
+                let (left, right) = below.split_at_mut((top - 1) * block);
+                rule.join(&mut left[(top - 2) * block..][..n], &right[..n]);
+                top -= 1;
+            }
         }
-        _ => {
-            let (left, right) = parts.split_at(parts.len().div_ceil(2));
-            fold_block(left, at.clone(), out, room, f);
-            let (here, below) = room.split_at_mut(out.len());
-            fold_block(right, at, here, below, f);
-            out.iter_mut().zip(&*here).for_each(|(o, &x)| *o = f(*o, x));
-        }
+    }
+}
+
+/// How slices are folded, in a type that may be wider than the parts' own.
+trait Rule<T>: Copy {
+    type Wide: Copy + Default;
+    fn load(self, from: &[T], to: &mut [Self::Wide]);
+    fn join(self, left: &mut [Self::Wide], right: &[Self::Wide]);
+    /// [`Rule::join`] with a part that is not loaded yet; there is room to load it.
+    fn join_part(self, left: &mut [Self::Wide], right: &[T], room: &mut [Self::Wide]);
+    fn store(self, from: &[Self::Wide], to: &mut [T]);
+    /// The whole fold of two parts in one pass; false where the rule has no such pass.
+    fn pair(self, _: &[T], _: &[T], _: &mut [T]) -> bool {
+        false
+    }
+}
+
+/// Element by element, in the parts' own type.
+#[derive(Clone, Copy)]
+struct Same<F>(F);
+
+impl<T: Copy + Default, F: Fn(T, T) -> T + Copy> Rule<T> for Same<F> {
+    type Wide = T;
+    #[inline(always)]
+    fn load(self, from: &[T], to: &mut [T]) {
+        to.copy_from_slice(from);
+    }
+    #[inline(always)]
+    fn join(self, left: &mut [T], right: &[T]) {
+        left.iter_mut().zip(right).for_each(|(a, &b)| *a = (self.0)(*a, b));
+    }
+    #[inline(always)]
+    fn join_part(self, left: &mut [T], right: &[T], _: &mut [T]) {
+        self.join(left, right);
+    }
+    #[inline(always)]
+    fn store(self, from: &[T], to: &mut [T]) {
+        to.copy_from_slice(from);
+    }
+    #[inline(always)]
+    fn pair(self, a: &[T], b: &[T], out: &mut [T]) -> bool {
+        out.iter_mut().zip(a.iter().zip(b)).for_each(|(o, (&a, &b))| *o = (self.0)(a, b));
+        true
+    }
+}
+
+/// f16 sums in f32, rounded after each addition; converted by whole slices, since the machine's own conversion is looked
+/// for at every call.
+#[derive(Clone, Copy)]
+struct SumF16;
+
+impl Rule<f16> for SumF16 {
+    type Wide = f32;
+    fn load(self, from: &[f16], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+    fn join(self, left: &mut [f32], right: &[f32]) {
+        let mut half = [f16::ZERO; BLOCK];
+        left.iter_mut().zip(right).for_each(|(a, b)| *a += b);
+        half[..left.len()].convert_from_f32_slice(left);
+        half[..left.len()].convert_to_f32_slice(left);
+    }
+    fn join_part(self, left: &mut [f32], right: &[f16], room: &mut [f32]) {
+        self.load(right, room);
+        self.join(left, room);
+    }
+    fn store(self, from: &[f32], to: &mut [f16]) {
+        to.convert_from_f32_slice(from);
     }
 }
 
@@ -158,41 +258,14 @@ fn add_bf16(a: bf16, b: bf16) -> bf16 {
     bf16::from_bits(if sum.is_nan() { quiet } else { even } as u16)
 }
 
-/// The tree of f16 sums, converted by whole slices: the machine's own conversion is looked for at every call.
-fn sum_f16(parts: &[&[f16]], out: &mut [f16]) {
-    let levels = parts.len().next_power_of_two().trailing_zeros() as usize;
-    let mut room = vec![0.0; (levels + 1) * BLOCK.min(out.len())];
-    for start in (0..out.len()).step_by(BLOCK) {
-        let end = (start + BLOCK).min(out.len());
-        let (sum, room) = room.split_at_mut(end - start);
-        sum_f16_block(parts, start..end, sum, &mut out[start..end], room);
-        out[start..end].convert_from_f32_slice(sum);
-    }
-}
-
-/// Writes the sum to `out`, exact f16 values but for the last addition; `half` is where others are rounded.
-fn sum_f16_block(parts: &[&[f16]], at: Range<usize>, out: &mut [f32], half: &mut [f16], room: &mut [f32]) {
-    if let [only] = *parts {
-        return only[at].convert_to_f32_slice(out);
-    }
-    let (left, right) = parts.split_at(parts.len().div_ceil(2));
-    let (here, below) = room.split_at_mut(out.len());
-    for (side, sum) in [(left, &mut *out), (right, &mut *here)] {
-        sum_f16_block(side, at.clone(), sum, half, below);
-        if side.len() > 1 {
-            half.convert_from_f32_slice(sum);
-            half.convert_to_f32_slice(sum);
-        }
-    }
-    out.iter_mut().zip(&*here).for_each(|(o, &x)| *o += x);
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::tensor::Shape;
+    use std::sync::Arc;
 
-    /// The tree by its definition, on whole tensors.
+    use super::*;
+    use crate::tensor::{FoldOrder, Shape};
+
+    /// The halving tree by its definition, on whole tensors.
     fn tree(op: ReduceOp, parts: &[Tensor]) -> Tensor {
         if let [only] = parts {
             return only.clone();
@@ -221,7 +294,8 @@ mod tests {
                     for n in [0, 1, 5, BLOCK - 1, 2 * BLOCK + 3] {
                         let shape = Shape::from([n]);
                         let parts: Vec<Tensor> = (0..members).map(|m| sample(dtype, m, &shape)).collect();
-                        let (got, want) = (fold(op, &parts), tree(op, &parts));
+                        let reduce = Reduce::halving(op, members, shape);
+                        let (got, want) = (fold(&reduce, &parts), tree(op, &parts));
                         assert_eq!(got.shape(), want.shape());
                         let same = got.as_bytes().unwrap() == want.as_bytes().unwrap();
                         assert!(same, "{op} of {members} x {dtype}[{n}]");
@@ -229,6 +303,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn members_with_several_parts_and_several_results() {
+        let push = |member, node| FoldStep::Push { member, node };
+        // Members with 2, 0 and 1 parts of three elements; (b0 + c) stays beside b1.
+        let order = FoldOrder::new(vec![2, 0, 1], vec![push(0, 0), push(2, 0), FoldStep::Join, push(0, 1)]);
+        let reduce = Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: [3].into() };
+        let shapes: Vec<Shape> = (0..3).map(|m| reduce.part_shape(m)).collect();
+        assert_eq!(shapes, [Shape::from([2, 3]), [0, 3].into(), [3].into()]);
+        let part = |v: Vec<f32>, s: &Shape| Tensor::from_vec(v, s).unwrap();
+        let parts = [
+            part(vec![1.0, 2.0, 3.0, 10.0, 20.0, 30.0], &shapes[0]),
+            part(vec![], &shapes[1]),
+            part(vec![0.5; 3], &shapes[2]),
+        ];
+        let sum = fold(&reduce, &parts);
+        assert_eq!(
+            (sum.shape().clone(), sum.to_f64_vec()),
+            ([2, 3].into(), vec![1.5, 2.5, 3.5, 10.0, 20.0, 30.0])
+        );
+        let nobody = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![])), ..reduce.clone() };
+        let none = fold(&nobody, &[parts[1].clone(), parts[1].clone()]);
+        assert_eq!(*none.shape(), [0, 3].into());
+        let empty = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![FoldStep::Empty])), ..reduce };
+        assert_eq!(fold(&empty, &[none.clone(), none]).to_f64_vec(), [0.0; 3]);
     }
 
     #[test]
@@ -250,9 +350,10 @@ mod tests {
     fn a_chunk_has_the_bits_of_the_whole() {
         let shape = Shape::from([101]);
         let parts: Vec<Tensor> = (0..6).map(|m| sample(DType::F32, m, &shape)).collect();
-        let whole = fold(ReduceOp::Sum, &parts);
+        let reduce = Reduce::halving(ReduceOp::Sum, 6, shape);
+        let whole = fold(&reduce, &parts);
         let mut chunk = Tensor::zeros(DType::F32, [30]);
-        fold_range(ReduceOp::Sum, parts.iter(), 37..67, chunk.bytes_mut());
+        fold_range(&reduce, parts.iter(), 37..67, vec![chunk.bytes_mut()]);
         assert_eq!(chunk.as_bytes().unwrap(), &whole.as_bytes().unwrap()[37 * 4..67 * 4]);
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::engine::{Call, Channel, Engine, Route};
+use super::engine::{Call, Channel, Engine, Reduce, Route};
 use super::{Pending, fold};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
@@ -152,23 +152,33 @@ impl Group {
     }
 
     /// Starts [`Group::reduce_scatter`]. The fold is done by [`Pending::wait`].
-    pub fn reduce_scatter_async(&self, mut parts: Vec<Tensor>, op: ReduceOp) -> Pending<Tensor> {
+    pub fn reduce_scatter_async(&self, parts: Vec<Tensor>, op: ReduceOp) -> Pending<Tensor> {
+        if let Err(e) = self.check_parts("reduce_scatter", &parts) {
+            return Pending::ready(Err(e));
+        }
+        let shape = parts[self.index()].shape().clone();
+        self.reduce_scatter_in(parts, Reduce::halving(op, self.len(), shape))
+    }
+
+    /// As [`Group::reduce_scatter_async`], where members bring several parts, or none, which are folded in an order of
+    /// their own: `parts[i]` is this member's part for member i, and `reduce.shape` that of a part for this member.
+    pub(crate) fn reduce_scatter_in(&self, mut parts: Vec<Tensor>, reduce: Reduce) -> Pending<Tensor> {
         let verb = "reduce_scatter";
         if let Err(e) = self.check_parts(verb, &parts) {
             return Pending::ready(Err(e));
         }
         if self.len() == 1 {
-            return Pending::ready(Ok(parts.remove(0)));
+            return Pending::ready(Ok(fold::fold(&reduce, &[parts.remove(0).contiguous()])));
         }
         let call = Call {
             name: verb,
             route: Route::AllToAll,
-            op: Some(op),
+            op: Some(reduce.op),
             dtype: parts[0].dtype(),
-            incoming: vec![parts[self.index()].shape().clone(); self.len()],
+            incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
             outgoing: parts.iter().map(Tensor::contiguous).collect(),
         };
-        Pending::running(self.inner.channel.start(call), move |parts| Ok(fold::fold(op, &parts)))
+        Pending::running(self.inner.channel.start(call), move |parts| Ok(fold::fold(&reduce, &parts)))
     }
 
     /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
@@ -178,28 +188,37 @@ impl Group {
     /// # Errors
     /// [`CommFault`](crate::CommFault)s.
     pub fn all_reduce(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        let two_phase = x.len_bytes() >= TWO_PHASE_BYTES && self.len() > 1;
-        if two_phase && !self.inner.channel.reduces_well() {
-            return self.all_reduce_in_two(x, op);
+        self.all_reduce_in(x, Reduce::halving(op, self.len(), x.shape().clone()))
+    }
+
+    /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
+    pub(crate) fn all_reduce_in(&self, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
+        let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
+        if bytes >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
+            return self.all_reduce_in_two(x, &reduce);
         }
-        self.all_reduce_async(x, op).wait()
+        self.start_all_reduce(x, reduce).wait()
     }
 
     /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second
     /// phase would never come if this one were dropped.
     pub fn all_reduce_async(&self, x: &Tensor, op: ReduceOp) -> Pending<Tensor> {
+        self.start_all_reduce(x, Reduce::halving(op, self.len(), x.shape().clone()))
+    }
+
+    fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
         if self.len() == 1 {
-            return Pending::ready(Ok(x.clone()));
+            return Pending::ready(Ok(fold::fold(&reduce, &[x.contiguous()])));
         }
         let call = Call {
             name: "all_reduce",
             route: Route::Gather,
-            op: Some(op),
+            op: Some(reduce.op),
             dtype: x.dtype(),
             outgoing: vec![x.contiguous()],
-            incoming: vec![x.shape().clone(); self.len()],
+            incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
         };
-        Pending::running(self.inner.channel.all_reduce(op, call), single)
+        Pending::running(self.inner.channel.all_reduce(reduce, call), single)
     }
 
     /// The root's `x` on every member; the others' is ignored. All name the root, and the dtype and shape that will
@@ -321,23 +340,30 @@ impl Group {
     }
 
     /// A reduce-scatter of the flat elements, then an all-gather: the bytes of a ring, the bits of one fold.
-    fn all_reduce_in_two(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        let flat = x.reshape([x.numel()])?;
-        let chunk = x.numel().div_ceil(self.len());
-        let start = |i: usize| (i * chunk).min(x.numel());
+    fn all_reduce_in_two(&self, x: &Tensor, reduce: &Reduce) -> Result<Tensor> {
+        let (each, outs) = (reduce.shape.numel(), reduce.order.outs_len());
+        let flat = x.reshape([reduce.order.nodes()[self.index()], each])?;
+        let chunk = each.div_ceil(self.len());
+        let start = |i: usize| (i * chunk).min(each);
         let len = |i: usize| start(i + 1) - start(i);
-        let parts: Result<Vec<Tensor>> = (0..self.len()).map(|i| flat.narrow(0, start(i), len(i))).collect();
-        let mine = self.reduce_scatter(parts?, op)?;
-        let shapes: Vec<Shape> = (0..self.len()).map(|i| Shape::from([len(i)])).collect();
+        let of = |i: usize| Reduce { shape: [len(i)].into(), ..reduce.clone() };
+        let part = |i: usize| flat.narrow(1, start(i), len(i))?.reshape(of(i).part_shape(self.index()));
+        let parts: Result<Vec<Tensor>> = (0..self.len()).map(part).collect();
+        let mine =
+            self.reduce_scatter_in(parts?, of(self.index())).wait()?.reshape([outs, len(self.index())])?;
+        let shapes: Vec<Shape> = (0..self.len()).map(|i| Shape::from([outs, len(i)])).collect();
         let chunks = self.all_gather(&mine, &shapes)?;
-        let mut out = Tensor::stale(x.dtype(), x.shape());
-        let mut rest = out.bytes_mut();
-        for chunk in &chunks {
-            let (here, after) = rest.split_at_mut(chunk.len_bytes());
-            here.copy_from_slice(chunk.as_bytes()?);
-            rest = after;
+        let mut out = Tensor::stale(x.dtype(), [outs, each]);
+        let size = x.dtype().size_bytes();
+        for (i, chunk) in chunks.iter().enumerate() {
+            let bytes = chunk.as_bytes()?;
+            let width = len(i) * size;
+            let rows = out.bytes_mut().chunks_exact_mut((each * size).max(1));
+            rows.enumerate().for_each(|(k, row)| {
+                row[start(i) * size..][..width].copy_from_slice(&bytes[k * width..][..width]);
+            });
         }
-        Ok(out)
+        out.reshape(reduce.out_shape())
     }
 
     fn check_parts(&self, verb: &str, parts: &[Tensor]) -> Result<()> {

@@ -28,7 +28,7 @@ mod rank;
 mod spmd;
 mod threads;
 
-pub use engine::{Call, Channel, Engine, Request, Route};
+pub use engine::{Call, Channel, Engine, Reduce, Request, Route};
 pub use group::Group;
 pub use pending::Pending;
 pub use rank::Rank;

@@ -13,6 +13,7 @@ use smallvec::{SmallVec, smallvec};
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
 use super::plan::Plan;
+use super::reduction::Reduction;
 use super::tape::{Call, Edge, Node, Saved, next_id};
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
@@ -123,7 +124,12 @@ impl Pass {
         }
     }
 
-    fn give(&mut self, edge: &Edge, grad: DTensor) -> Result<()> {
+    fn give(&mut self, edge: &Edge, mut grad: DTensor) -> Result<()> {
+        // Sums in parts cannot be added to each other by bits: a leaf's come to it one by one.
+        let to_leaf = edge.node.call.is_none() && grad.layout().has_partial();
+        if to_leaf && self.mesh.reduction() == Reduction::Exact {
+            grad = grad.redistribute(edge.node.outs[edge.out].layout().clone())?;
+        }
         let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
             self.waiting.push(Waiting(edge.node.clone()));
             SmallVec::from_elem(None, edge.node.outs.len())

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use super::facts::Facts;
 use super::plan::PlanCache;
 use super::redistribute::Move;
+use super::reduction::Reduction;
 use crate::comm::{Group, Rank};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Spec};
@@ -32,6 +33,7 @@ pub(super) struct Inner {
     pub mesh: Mesh,
     pub rank: Rank,
     pub strict: Cell<bool>,
+    pub reduction: Cell<Reduction>,
     pub no_grad: Cell<usize>,
     pub plans: PlanCache,
     pub moves: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
@@ -72,6 +74,7 @@ impl DeviceMesh {
             mesh,
             rank: rank.clone(),
             strict: Cell::new(false),
+            reduction: Cell::default(),
             no_grad: Cell::new(0),
             plans: PlanCache::default(),
             moves: RefCell::default(),
@@ -122,7 +125,12 @@ impl DeviceMesh {
     /// # Errors
     /// Refuses a layout that does not fit mesh or shape.
     pub fn facts(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<Facts>> {
-        let spec = Spec { mesh: self.0.mesh.clone(), dtype, shape: shape.clone(), layout: layout.clone() };
+        let (mesh, shape, layout) = (self.0.mesh.clone(), shape.clone(), layout.clone());
+        self.facts_of(Spec { mesh, dtype, shape, layout, terms: None })
+    }
+
+    /// The interned facts of a tensor on this mesh that may have terms.
+    pub(super) fn facts_of(&self, spec: Spec) -> Result<Rc<Facts>> {
         if let Some(f) = self.0.facts.borrow().get(&spec) {
             return Ok(f.clone());
         }

@@ -106,7 +106,10 @@ fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
 }
 
 fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
-    let outs = op.eval(locals, &plan.windows)?;
+    let outs = match &plan.nodes {
+        None => op.eval(locals, &plan.windows)?,
+        Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,
+    };
     debug_assert_eq!(outs.len(), plan.outs.len(), "{}", op.name());
     Ok(outs.into_iter().zip(&plan.outs).map(|(t, f)| DTensor::wrap(mesh, t, f.clone())).collect())
 }

@@ -13,12 +13,17 @@ pub struct Facts {
     pub(super) id: u32,
     spec: Spec,
     window: Window,
+    stored: Shape,
 }
 
 impl Facts {
     pub(super) fn new(id: u32, spec: Spec) -> Rc<Facts> {
         let window = Window { global: spec.shape.clone(), region: spec.region() };
-        Rc::new(Facts { id, spec, window })
+        let stored = match spec.nodes_len_at(spec.mesh.coords()) {
+            1 => window.local().clone(),
+            n => std::iter::once(n).chain(window.local().iter().copied()).collect(),
+        };
+        Rc::new(Facts { id, spec, window, stored })
     }
 
     /// Mesh, dtype, global shape and layout.
@@ -49,6 +54,17 @@ impl Facts {
     /// This rank's shape.
     pub fn local_shape(&self) -> &Shape {
         self.window.local()
+    }
+
+    /// The shape of what this rank stores: that of its part, except of a sum in parts of which it has finished another
+    /// number of nodes than one; those are stacked.
+    pub fn stored_shape(&self) -> &Shape {
+        &self.stored
+    }
+
+    /// The number of finished nodes stored of a sum in parts; 1 of everything else.
+    pub fn nodes_len(&self) -> usize {
+        if self.stored.len() == self.local_shape().len() { 1 } else { self.stored[0] }
     }
 
     /// Dtype and global shape.

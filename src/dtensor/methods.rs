@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::ops::{
     Add, Argmax, Attention, Bits, Cast, Compare, CompareKind, CrossEntropy, Div, Dropout, Embedding, Exp,
     Free, Gather, Gelu, GeluKind, LayerNorm, Log, LogSoftmax, Matmul, Max, Maximum, Min, Minimum, Mul, Neg,
-    Op, Pow, PowScalar, Relu, RmsNorm, Rsqrt, Scale, ScatterAdd, Select, Shift, Sigmoid, Silu, Softmax, Sqrt,
-    Sub, Sum, SumExp, Tanh,
+    Op, Pow, PowScalar, Relu, RmsNorm, Rotary, Rsqrt, Scale, ScatterAdd, Select, Shift, Sigmoid, Silu,
+    Softmax, Sqrt, Sub, Sum, SumExp, Tanh,
 };
 use crate::rng::Draw;
 use crate::tensor::{DType, Dims};
@@ -262,6 +262,15 @@ impl DTensor {
     /// Refuses a weight that does not fit the last dim.
     pub fn rms_norm(&self, weight: &DTensor, eps: f64) -> Result<DTensor> {
         Ok(DTensor::apply(&RmsNorm { eps: Bits(eps) }, &[self, weight])?.swap_remove(0))
+    }
+
+    /// Rotary position embedding (Su et al. 2021) of vectors `[.., time, width]`: at position `p = offset + t`, elements `i`
+    /// and `i + width/2` turn as a pair by `p · base^(-2i/width)`.
+    ///
+    /// # Errors
+    /// Refuses an odd width, and a base that is not positive.
+    pub fn rotary(&self, base: f64, offset: usize) -> Result<DTensor> {
+        DTensor::apply_one(&Rotary { base: Bits(base), offset, inverse: false }, &[self])
     }
 
     /// The rows of this table `[rows, width]` that `index` (i64) names: shape `[.., width]`.

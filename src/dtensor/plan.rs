@@ -10,11 +10,13 @@ use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
+use super::nodes::Nodes;
 use super::redistribute::{self, Move};
+use super::reduction::Reduction;
 use crate::error::{Error, Result};
 use crate::ops::{Axis, Meta, Metas, Op, Program, Row, Slot, Vjp, Windows};
-use crate::placement::{Layout, Placement};
-use crate::tensor::Dims;
+use crate::placement::{Layout, Placement, Spec, Terms};
+use crate::tensor::{Dims, ReduceOp};
 
 /// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
 const PLANS_LEN: usize = 8192;
@@ -27,8 +29,11 @@ type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 pub(super) struct Plan {
     pub op: Arc<dyn Op>,
     ins: SmallVec<[u32; 4]>,
+    reduction: Reduction,
     pub moves: Moves,
     pub windows: Windows,
+    /// Where the kernel runs once for each node of a sum in parts.
+    pub nodes: Option<Nodes>,
     pub outs: SmallVec<[Rc<Facts>; 3]>,
     metas: Metas,
     programs: RefCell<Programs>,
@@ -56,10 +61,15 @@ impl Plan {
     pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Rc<Plan>> {
         let mut hasher = FxHasher::default();
         op.key_hash(&mut hasher);
+        let reduction = mesh.reduction();
+        hasher.write_u8(reduction as u8);
         ins.iter().for_each(|f| hasher.write_u32(f.id));
         let key = hasher.finish();
         let found = mesh.0.plans.0.borrow().get(&key).and_then(|plans| {
-            plans.iter().find(|p| p.ins.iter().eq(ins.iter().map(|f| &f.id)) && p.op.key_eq(op)).cloned()
+            let same = |p: &&Rc<Plan>| {
+                p.reduction == reduction && p.ins.iter().eq(ins.iter().map(|f| &f.id)) && p.op.key_eq(op)
+            };
+            plans.iter().find(same).cloned()
         });
         if let Some(plan) = found {
             refuse_in_strict(mesh, op, ins, &plan.moves)?;
@@ -92,7 +102,7 @@ impl Plan {
     fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Plan> {
         let metas: Metas = ins.iter().map(|f| f.meta()).collect();
         let out_metas = op.infer(&metas)?;
-        let (targets, outs) = choose(mesh, op, ins, &metas, &out_metas)?;
+        let Chosen { ins: targets, outs, made } = choose(mesh, op, ins, &metas, &out_metas)?;
         let mut moves = SmallVec::new();
         for (from, to) in ins.iter().zip(&targets) {
             let m = if *from == to { None } else { Some((redistribute::find(mesh, from, to)?, to.clone())) };
@@ -102,12 +112,20 @@ impl Plan {
             ins: targets.iter().map(|f| f.window().clone()).collect(),
             outs: outs.iter().map(|f| f.window().clone()).collect(),
         };
-        let ids = ins.iter().map(|f| f.id).collect();
-        Ok(Plan { op: op.to_shared(), ins: ids, moves, windows, outs, programs: RefCell::default(), metas })
+        let nodes = Nodes::find(op, &metas, &targets, &outs, &made);
+        let ins = ins.iter().map(|f| f.id).collect();
+        let (op, reduction, programs) = (op.to_shared(), mesh.reduction(), RefCell::default());
+        Ok(Plan { op, ins, reduction, moves, windows, nodes, outs, programs, metas })
     }
 }
 
-type Chosen = (SmallVec<[Rc<Facts>; 3]>, SmallVec<[Rc<Facts>; 3]>);
+/// How the operands are to lie, and the results will.
+struct Chosen {
+    ins: SmallVec<[Rc<Facts>; 3]>,
+    outs: SmallVec<[Rc<Facts>; 3]>,
+    /// The results that are sums over terms which this operator cuts.
+    made: SmallVec<[bool; 3]>,
+}
 
 /// Chooses a row on every mesh axis by the bytes its moves would take, and puts the axes together.
 fn choose(
@@ -125,12 +143,14 @@ fn choose(
         let mut in_placements = vec![SmallVec::<[Placement; 4]>::new(); ins.len()];
         let mut out_placements = vec![SmallVec::<[Placement; 4]>::new(); outs.len()];
         let mut rows = Vec::with_capacity(ndim);
+        let mut raggeds = Vec::with_capacity(ndim);
         for (a, barred) in barred.iter().enumerate() {
             let (row, ragged) = cheapest(mesh, op, ins, metas, outs, a, barred);
             let placed = |s: &Slot| instantiate(*s, ragged.as_ref());
             in_placements.iter_mut().zip(&row.ins).for_each(|(p, s)| p.push(placed(s)));
             out_placements.iter_mut().zip(&row.outs).for_each(|(p, s)| p.push(placed(s)));
             rows.push(row);
+            raggeds.push(ragged);
         }
         // A row was chosen for the cuts that the operands had; the moves may have brought others beside it.
         let stands = |a: usize| {
@@ -141,16 +161,50 @@ fn choose(
             barred[a].push(rows[a].clone());
             continue;
         }
-        let facts = |m: &Meta, p: SmallVec<[Placement; 4]>| {
-            mesh.facts(m.dtype, &m.shape, &Layout::new(p).with_order(&order)?)
-        };
-        let all = || -> Result<Chosen> {
-            let ins = metas.iter().zip(in_placements).map(|(m, p)| facts(m, p)).collect::<Result<_>>()?;
-            let outs = outs.iter().zip(out_placements).map(|(m, p)| facts(m, p)).collect::<Result<_>>()?;
-            Ok((ins, outs))
+        let layout = |p: SmallVec<[Placement; 4]>| Layout::new(p).with_order(&order);
+        let exact = mesh.reduction() == Reduction::Exact;
+        let mut summed: SmallVec<[Option<Terms>; 3]> = SmallVec::new();
+        if exact {
+            for k in 0..outs.len() {
+                summed.push(summed_terms(op, metas, k, &rows, &raggeds, &order)?);
+            }
+            if summed.iter().flatten().any(|t| !t.fits(mesh.mesh())) {
+                // Some cut leaves no rank a whole leaf of the summation tree: move operands instead.
+                let makes = |r: &Row| r.outs.iter().any(|s| matches!(s, Slot::Terms(_)));
+                let a = rows.iter().rposition(makes).expect("the terms come from a row");
+                barred[a].push(rows[a].clone());
+                continue;
+            }
+        }
+        let all = || -> Result<Option<Chosen>> {
+            let placed = ins.iter().zip(in_placements);
+            let ins: SmallVec<[Rc<Facts>; 3]> = placed
+                .map(|(f, p)| mesh.facts_of(f.spec().with_layout(layout(p)?)?))
+                .collect::<Result<_>>()?;
+            let made = summed.iter().map(Option::is_some).collect();
+            let mut laid = SmallVec::new();
+            for (k, (m, p)) in outs.iter().zip(out_placements).enumerate() {
+                let mut spec = Spec::new(mesh.mesh(), m.dtype, m.shape.clone(), layout(p)?)?;
+                spec.terms = match summed.get(k).cloned().flatten() {
+                    Some(terms) => Some(Arc::new(terms)),
+                    None if exact && spec.layout.has_partial() => match passed_terms(&ins) {
+                        Some(terms) => terms,
+                        None => return Ok(None),
+                    },
+                    None => None,
+                };
+                laid.push(mesh.facts_of(spec)?);
+            }
+            Ok(Some(Chosen { ins, outs: laid, made }))
         };
         match all() {
-            Ok(chosen) => return Ok(chosen),
+            Ok(Some(chosen)) => return Ok(chosen),
+            Ok(None) => {
+                // Sums over different terms cannot pass side by side.
+                let passes = |r: &Row| r.ins.contains(&Slot::SUM);
+                let a = rows.iter().rposition(passes).expect("only a row that passes sums has several");
+                barred[a].push(rows[a].clone());
+            }
             Err(e) => {
                 // Bar the ragged row, or any other that is not replicated, of the innermost axis; replicated rows always fit.
                 let cut = |r: &Row| r.ins.iter().chain(&r.outs).any(|s| *s != Slot::R);
@@ -185,19 +239,25 @@ fn cheapest(
     let ranks = axis.ranks;
     let mut rows = op.rows(metas, axis);
     rows.push(replicated);
-    let cost = |row: &Row| -> f64 {
-        let moved = row.ins.iter().zip(ins);
-        moved
-            .map(|(s, f)| {
-                if ragged.is_none() && *s == Slot::Ragged {
-                    f64::INFINITY
-                } else {
-                    move_cost(f, a, &instantiate(*s, ragged.as_ref()), ranks as f64)
-                }
-            })
-            .sum()
+    let exact = mesh.reduction() == Reduction::Exact;
+    let made = |row: &Row| -> f64 {
+        let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && matches!(s, Slot::Terms(_)));
+        sums.map(|(k, _)| {
+            more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) * outs[k].len_bytes() as f64
+        })
+        .sum()
     };
-    let fits = |row: &&Row| ragged.is_some() || !row.outs.contains(&Slot::Ragged);
+    let cost = |row: &Row| -> f64 {
+        if ragged.is_none() && row.ins.contains(&Slot::Ragged) {
+            return f64::INFINITY;
+        }
+        let moved = row.ins.iter().zip(ins);
+        let moved =
+            moved.map(|(s, f)| move_cost(f, a, &instantiate(*s, ragged.as_ref()), ranks as f64)).sum::<f64>();
+        moved + made(row)
+    };
+    let fits =
+        |row: &&Row| (row.by_bits || !exact) && (ragged.is_some() || !row.outs.contains(&Slot::Ragged));
     let mut best: Option<(f64, &Row)> = None;
     for row in rows.iter().filter(|r| !barred.contains(r)).filter(fits) {
         let c = cost(row);
@@ -222,8 +282,82 @@ fn instantiate(slot: Slot, ragged: Option<&Placement>) -> Placement {
         Slot::R => Placement::Replicate,
         Slot::S(d) => Placement::Shard(d),
         Slot::P(op) => Placement::Partial(op),
+        Slot::Terms(_) => Placement::Partial(ReduceOp::Sum),
         Slot::Ragged => ragged.cloned().unwrap_or(Placement::Replicate),
     }
+}
+
+/// The terms of result `k`, if some row of those chosen cuts dims that it sums over.
+fn summed_terms(
+    op: &dyn Op,
+    metas: &[Meta],
+    k: usize,
+    rows: &[Row],
+    raggeds: &[Option<Placement>],
+    order: &[usize],
+) -> Result<Option<Terms>> {
+    if !rows.iter().any(|r| matches!(r.outs[k], Slot::Terms(_))) {
+        return Ok(None);
+    }
+    let dims = term_rows(op, metas, k);
+    let Some(Slot::Terms(leaf)) = dims.first().map(|r| r.outs[k]) else { unreachable!("a row was chosen") };
+    let place = |(row, ragged): (&Row, &Option<Placement>)| match row.outs[k] {
+        Slot::Terms(_) if row.ins.contains(&Slot::Ragged) => {
+            ragged.clone().expect("the row was chosen for it")
+        }
+        Slot::Terms(_) => {
+            let j = dims.iter().position(|r| r.ins == row.ins);
+            Placement::Shard(j.expect("rows with terms do not depend on the axis"))
+        }
+        _ => Placement::Replicate,
+    };
+    let layout = Layout::new(rows.iter().zip(raggeds).map(place)).with_order(order)?;
+    Ok(Some(Terms::new(dims.iter().map(|r| extent(r, metas)).collect(), leaf, layout)))
+}
+
+/// The rows that cut one dim which result `k` sums over: the dims of its summation tree, outermost first.
+pub(super) fn term_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
+    let mut rows = op.rows(metas, Axis::alone(1));
+    rows.retain(|r| matches!(r.outs[k], Slot::Terms(_)) && !r.ins.contains(&Slot::Ragged));
+    rows
+}
+
+/// The extent of the dim that a row cuts.
+fn extent(row: &Row, metas: &[Meta]) -> usize {
+    let cut = row
+        .ins
+        .iter()
+        .zip(metas)
+        .find_map(|(s, m)| if let Slot::S(d) = *s { Some(m.shape[d]) } else { None });
+    cut.expect("a row with terms cuts an operand")
+}
+
+/// How many nodes more than one a rank holds of result `k` where axis `a` alone is cut by `row`; infinite where that cuts a
+/// leaf.
+fn more_nodes(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    metas: &[Meta],
+    k: usize,
+    a: usize,
+    row: &Row,
+    ragged: Option<&Placement>,
+) -> f64 {
+    let (ndim, order): (usize, Dims) = (mesh.mesh().ndim(), (0..mesh.mesh().ndim()).collect());
+    let whole = Row::new(row.ins.iter().map(|_| Slot::R), row.outs.iter().map(|_| Slot::R));
+    let rows: Vec<Row> = (0..ndim).map(|b| if a == b { row.clone() } else { whole.clone() }).collect();
+    let raggeds: Vec<Option<Placement>> = (0..ndim).map(|_| ragged.cloned()).collect();
+    match summed_terms(op, metas, k, &rows, &raggeds, &order) {
+        Ok(Some(terms)) if terms.fits(mesh.mesh()) => terms.most_nodes(mesh.mesh()).saturating_sub(1) as f64,
+        _ => f64::INFINITY,
+    }
+}
+
+/// The terms that the operands' sums in parts have in common, if they have; sums without terms have `None` in common.
+fn passed_terms(ins: &[Rc<Facts>]) -> Option<Option<Arc<Terms>>> {
+    let mut sums = ins.iter().filter(|f| f.layout().has_partial()).map(|f| &f.spec().terms);
+    let Some(first) = sums.next() else { return Some(None) };
+    sums.all(|t| t == first).then(|| first.clone())
 }
 
 /// Bytes that a rank receives when the operand's placement on axis `a` becomes `to`, the other axes held; infinite for
@@ -240,7 +374,9 @@ fn move_cost(f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
         .filter(|&b| b != a && cut(f.layout().axis(b)))
         .map(|b| f.spec().mesh.axis_len(b))
         .product();
-    let bytes = f.meta().len_bytes() as f64 / other_cuts as f64;
+    // A sum in parts takes as much for each node that a rank has finished.
+    let nodes = f.spec().terms.as_ref().map_or(1, |t| t.most_nodes(&f.spec().mesh));
+    let bytes = (f.meta().len_bytes() * nodes) as f64 / other_cuts as f64;
     // What costs no bytes, a slice or a move on an axis of one rank, is not as good as nothing.
     const MOVE: f64 = 1e-3;
     MOVE + match (from, to) {

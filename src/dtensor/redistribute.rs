@@ -8,15 +8,16 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
-use crate::comm::{Group, Pending};
+use crate::comm::{Group, Pending, Reduce};
 use crate::error::Result;
 use crate::placement::{Layout, Overlap, Placement, Region, Spec};
-use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, Dims, ReduceOp, Shape, Tensor, cpu};
 
 /// A planned redistribution.
 #[derive(Debug)]
@@ -28,15 +29,17 @@ pub(crate) struct Move {
 enum Stage {
     AllReduce {
         group: Group,
-        op: ReduceOp,
+        reduce: Reduce,
     },
     ReduceScatter {
         group: Group,
-        op: ReduceOp,
+        reduce: Reduce,
         give: Vec<Piece>,
         out: Shape,
     },
     Exchange(Exchange),
+    /// A finished f16 or bf16 sum, whose parts were f32, is rounded.
+    Round(DType),
     /// This rank's part of a new partial: the value on one rank, the identity on the others.
     Share {
         op: ReduceOp,
@@ -53,7 +56,11 @@ struct Exchange {
     take: Vec<Piece>,
     shapes: Vec<Shape>,
     out: Shape,
-    received_bytes: u64,
+    /// The elements that come from others, and their size.
+    received_len: usize,
+    size_bytes: usize,
+    /// The number of nodes of a sum in parts that move, each by an exchange; 1 for all else.
+    nodes: usize,
 }
 
 /// The elements that one rank's part has in common with another's.
@@ -87,12 +94,20 @@ impl Move {
         self.stages.iter().any(|s| match s {
             Stage::AllReduce { group, .. } | Stage::ReduceScatter { group, .. } => group.len() > 1,
             Stage::Exchange(x) => x.group.len() > 1,
-            Stage::Share { .. } => false,
+            Stage::Share { .. } | Stage::Round(_) => false,
         })
     }
 
     pub(super) fn run(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<Tensor> {
         self.start(mesh, local)?.finish(mesh)
+    }
+
+    /// The reduction over a group, where the move is nothing else.
+    pub(super) fn only_all_reduce(&self) -> Option<(&Group, &Reduce)> {
+        match &self.stages[..] {
+            [Stage::AllReduce { group, reduce }] => Some((group, reduce)),
+            _ => None,
+        }
     }
 
     /// Runs the stages up to an exchange that is the last one, and starts that.
@@ -103,11 +118,13 @@ impl Move {
     fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<InFlight> {
         for (k, stage) in self.stages.iter().enumerate().skip(first) {
             local = match stage {
-                Stage::AllReduce { group, op } => group.all_reduce(&local.contiguous(), *op)?,
-                Stage::ReduceScatter { group, op, give, out } => {
-                    let parts = give.iter().map(|p| p.cut(&local)).collect::<Result<_>>()?;
-                    group.reduce_scatter(parts, *op)?.reshape(out.clone())?
+                Stage::AllReduce { group, reduce } => group.all_reduce_in(&local, reduce.clone())?,
+                Stage::ReduceScatter { group, reduce, give, out } => {
+                    let nodes = reduce.order.nodes()[group.index()];
+                    let parts = give.iter().map(|p| p.cut_nodes(&local, nodes)).collect::<Result<_>>()?;
+                    group.reduce_scatter_in(parts, reduce.clone()).wait()?.reshape(out.clone())?
                 }
+                Stage::Round(dtype) => cpu::cast(&local, *dtype)?,
                 Stage::Share { op, keep } => {
                     if *keep {
                         local
@@ -115,20 +132,45 @@ impl Move {
                         Tensor::identity(*op, &local)
                     }
                 }
-                Stage::Exchange(x) if x.group.len() == 1 => x.take[0].cut(&local)?.reshape(x.out.clone())?,
+                Stage::Exchange(x) if x.nodes != 1 => {
+                    let moved = |i| x.run(&local.select(0, i)?);
+                    Tensor::stack(
+                        &(0..x.nodes).map(moved).collect::<Result<Vec<_>>>()?,
+                        &x.out,
+                        local.dtype(),
+                    )?
+                }
+                Stage::Exchange(x) if x.group.len() == 1 => x.run(&local)?,
                 Stage::Exchange(x) => {
                     let parts = x.start(&local)?;
                     return Ok(InFlight::Waiting { plan: self.clone(), stage: k, parts, local });
                 }
             };
-            let others = match stage {
-                Stage::AllReduce { group, .. } => 2 * (group.len() - 1) * local.len_bytes() / group.len(),
-                Stage::ReduceScatter { group, .. } => (group.len() - 1) * local.len_bytes(),
-                Stage::Exchange(_) | Stage::Share { .. } => 0,
-            };
-            mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + others as u64);
+            mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + stage.received_bytes(local.dtype()));
         }
         Ok(InFlight::Done(local))
+    }
+}
+
+impl Stage {
+    /// Bytes that come from other ranks while the stage runs; those of an exchange that is waited for are counted then.
+    fn received_bytes(&self, dtype: DType) -> u64 {
+        let size = dtype.size_bytes();
+        let bytes = match self {
+            Stage::AllReduce { group, reduce } => {
+                let (n, nodes) = (group.len(), reduce.order.nodes());
+                let others = nodes.iter().sum::<usize>() - nodes[group.index()];
+                let elements = reduce.shape.numel() * size;
+                others * elements / n + reduce.order.outs_len() * (n - 1) * elements / n
+            }
+            Stage::ReduceScatter { group, reduce, .. } => {
+                let nodes = reduce.order.nodes();
+                (nodes.iter().sum::<usize>() - nodes[group.index()]) * reduce.shape.numel() * size
+            }
+            Stage::Exchange(x) if x.nodes != 1 => x.nodes * x.received_len * size,
+            Stage::Exchange(_) | Stage::Share { .. } | Stage::Round(_) => 0,
+        };
+        bytes as u64
     }
 }
 
@@ -138,18 +180,43 @@ impl fmt::Display for Move {
         for (k, stage) in self.stages.iter().enumerate() {
             f.write_str(if k == 0 { "" } else { ", then " })?;
             match stage {
-                Stage::AllReduce { group, op } => write!(f, "all_reduce({op}) over {group}")?,
-                Stage::ReduceScatter { group, op, .. } => write!(f, "reduce_scatter({op}) over {group}")?,
+                Stage::AllReduce { group, reduce } => {
+                    write!(f, "all_reduce({}) over {group}{}", reduce.op, Nodes(reduce))?;
+                }
+                Stage::ReduceScatter { group, reduce, .. } => {
+                    write!(f, "reduce_scatter({}) over {group}{}", reduce.op, Nodes(reduce))?;
+                }
+                Stage::Round(dtype) => write!(f, "round to {dtype}")?,
                 Stage::Share { op, keep: true } => write!(f, "keep as this rank's part of a {op}")?,
                 Stage::Share { op, keep: false } => write!(f, "take the identity of {op}")?,
                 Stage::Exchange(x) if x.group.len() == 1 => f.write_str("slice")?,
                 Stage::Exchange(x) => {
                     let call = if x.give.is_none() { "all_gather" } else { "all_to_all" };
-                    write!(f, "{call} over {}: {} bytes come", x.group, x.received_bytes)?;
+                    write!(
+                        f,
+                        "{call} over {}: {} bytes come",
+                        x.group,
+                        x.received_len * x.nodes * x.size_bytes
+                    )?;
                 }
             }
         }
         f.write_str(if self.stages.is_empty() { "nothing to do" } else { "" })
+    }
+}
+
+/// How many parts the members bring, where that is not one each: ` of 2, 3 and 2 nodes`.
+struct Nodes<'a>(&'a Reduce);
+
+impl fmt::Display for Nodes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes = self.0.order.nodes();
+        if nodes.iter().all(|&n| n == 1) {
+            return Ok(());
+        }
+        let (last, first) = nodes.split_last().expect("a group has members");
+        let first: Vec<String> = first.iter().map(usize::to_string).collect();
+        write!(f, " of {} and {last} nodes", first.join(", "))
     }
 }
 
@@ -161,7 +228,8 @@ impl InFlight {
                 let Stage::Exchange(x) = &plan.stages[stage] else { unreachable!("only exchanges wait") };
                 let parts = parts.wait()?;
                 let out = x.assemble(&parts, &local)?;
-                mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + x.received_bytes);
+                let bytes = x.received_len * x.size_bytes;
+                mesh.0.moved_bytes.set(mesh.0.moved_bytes.get() + bytes as u64);
                 plan.start_at(stage + 1, mesh, out)?.finish(mesh)
             }
         }
@@ -169,6 +237,13 @@ impl InFlight {
 }
 
 impl Exchange {
+    fn run(&self, local: &Tensor) -> Result<Tensor> {
+        if self.group.len() == 1 {
+            return self.take[0].cut(local)?.reshape(self.out.clone());
+        }
+        self.assemble(&self.start(local)?.wait()?, local)
+    }
+
     fn start(&self, local: &Tensor) -> Result<Pending<Vec<Tensor>>> {
         match &self.give {
             None => Ok(self.group.all_gather_async(local, &self.shapes)),
@@ -237,6 +312,15 @@ impl Piece {
         Ok(out)
     }
 
+    /// The piece of each of `nodes` tensors, stacked unless there is one, as it travels.
+    fn cut_nodes(&self, local: &Tensor, nodes: usize) -> Result<Tensor> {
+        if nodes == 1 {
+            return self.cut(local);
+        }
+        let cuts: Vec<Tensor> = (0..nodes).map(|i| self.cut(&local.select(0, i)?)).collect::<Result<_>>()?;
+        Tensor::stack(&cuts, &self.shape(), local.dtype())
+    }
+
     /// Writes what `cut` made into the taker's part.
     fn paste(&self, part: &Tensor, out: &mut Tensor) {
         let mut at = 0;
@@ -262,10 +346,18 @@ fn plan(mesh: &DeviceMesh, src: &Spec, dst: &Spec) -> Result<Move> {
         let leaving = leaving_partials(&cur, dst);
         let axes: Vec<usize> =
             leaving.into_iter().filter(|&a| *cur.layout.axis(a) == Placement::Partial(op)).collect();
-        if !axes.is_empty() {
-            stages.push(Stage::AllReduce { group: mesh.group(&axes)?, op });
-            cur = with_axes(&cur, &axes, Placement::Replicate)?;
+        // Parts that follow the tree over the terms, and others, that follow one over the ranks.
+        let open = cur.open_axes();
+        let (tree, plain): (Vec<usize>, Vec<usize>) = axes.into_iter().partition(|a| open.contains(a));
+        for axes in [plain, tree].into_iter().filter(|axes| !axes.is_empty()) {
+            let next = with_axes(&cur, &axes, Placement::Replicate)?;
+            let reduce = reduction(mesh, &cur, &axes, op, next.local_shape());
+            stages.push(Stage::AllReduce { group: mesh.group(&axes)?, reduce });
+            cur = next;
         }
+    }
+    if cur.stored_dtype() != src.stored_dtype() {
+        stages.push(Stage::Round(cur.stored_dtype()));
     }
     let opening: Vec<usize> = (0..mesh.mesh().ndim())
         .filter(|&a| {
@@ -282,6 +374,29 @@ fn plan(mesh: &DeviceMesh, src: &Spec, dst: &Spec) -> Result<Move> {
         }
     }
     Ok(Move { stages })
+}
+
+/// How the parts along `axes` are folded: those of a sum with terms in the tree's order, all others by halving the range
+/// of ranks. `shape` is that of each part of this rank's result.
+fn reduction(mesh: &DeviceMesh, cur: &Spec, axes: &[usize], op: ReduceOp, shape: Shape) -> Reduce {
+    let members = members(mesh, axes);
+    match &cur.terms {
+        Some(terms) if cur.open_axes().contains(&axes[0]) => {
+            let order = terms.order(mesh.mesh(), mesh.mesh().coords(), &members, axes);
+            Reduce { op, order: Arc::new(order), shape }
+        }
+        Some(_) => {
+            // Parts of one sum with terms along another axis: node by node.
+            let nodes = cur.nodes_len_at(mesh.mesh().coords());
+            let shape = if nodes == 1 {
+                shape
+            } else {
+                std::iter::once(nodes).chain(shape.iter().copied()).collect()
+            };
+            Reduce::halving(op, members.len(), shape)
+        }
+        None => Reduce::halving(op, members.len(), shape),
+    }
 }
 
 /// The axes whose partial of `cur` is not wanted in `dst`.
@@ -318,8 +433,12 @@ fn scattered(cur: &Spec, dst: &Spec, a: usize) -> Result<Option<Spec>> {
 fn reduce_scatter(mesh: &DeviceMesh, cur: &Spec, next: &Spec, a: usize) -> Result<Stage> {
     let Placement::Partial(op) = *cur.layout.axis(a) else { unreachable!("called for partial axes") };
     let mine = cur.region();
-    let give = members(mesh, &[a]).iter().map(|c| Piece::new(&mine, &next.region_at(c))).collect();
-    Ok(Stage::ReduceScatter { group: mesh.group(&[a])?, op, give, out: next.local_shape() })
+    let give: Vec<Piece> =
+        members(mesh, &[a]).iter().map(|c| Piece::new(&mine, &next.region_at(c))).collect();
+    let group = mesh.group(&[a])?;
+    let reduce = reduction(mesh, cur, &[a], op, give[group.index()].shape());
+    let out = mesh.facts_of(next.clone())?.stored_shape().clone();
+    Ok(Stage::ReduceScatter { group, reduce, give, out })
 }
 
 /// The coordinates of the ranks that differ from this one along `axes` only, in group order.
@@ -379,8 +498,9 @@ fn exchange(mesh: &DeviceMesh, cur: &Spec, mid: &Spec) -> Result<Exchange> {
     };
     let others =
         take.iter().enumerate().filter(|(i, _)| *i != group.index()).map(|(_, p)| p.numel()).sum::<usize>();
-    let received_bytes = (others * cur.dtype.size_bytes()) as u64;
-    Ok(Exchange { group, give, take, shapes, out: mid.local_shape(), received_bytes })
+    let (received_len, size_bytes) = (others, cur.stored_dtype().size_bytes());
+    let nodes = cur.nodes_len_at(cur.mesh.coords());
+    Ok(Exchange { group, give, take, shapes, out: mid.local_shape(), received_len, size_bytes, nodes })
 }
 
 #[cfg(test)]

@@ -110,11 +110,13 @@ impl DTensor {
     }
 
     pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, facts: Rc<Facts>) -> DTensor {
-        debug_assert_eq!(local.shape(), facts.local_shape(), "{}", facts.spec());
+        debug_assert_eq!(local.shape(), facts.stored_shape(), "{}", facts.spec());
+        debug_assert_eq!(local.dtype(), facts.spec().stored_dtype(), "{}", facts.spec());
         DTensor { local, facts, mesh: mesh.clone(), edge: None, origin: None }
     }
 
-    /// This rank's part.
+    /// This rank's part. Of a sum in parts, one for each node of the summation tree that this rank has finished, stacked
+    /// along a new first dim unless it is one node; parts of an f16 or bf16 sum are f32.
     pub fn local(&self) -> &Tensor {
         &self.local
     }
@@ -173,10 +175,15 @@ impl DTensor {
         if !self.layout().has_partial() {
             return Ok(self.clone());
         }
+        self.redistribute(self.reduced_layout()?)
+    }
+
+    /// This layout with every `Partial` axis replicated.
+    pub(super) fn reduced_layout(&self) -> Result<Layout> {
         let layout = self.layout();
         let whole =
             layout.placements().iter().map(|p| if p.is_partial() { Placement::Replicate } else { p.clone() });
-        self.redistribute(Layout::new(whole).with_order(layout.order())?)
+        Layout::new(whole).with_order(layout.order())
     }
 
     /// What [`DTensor::redistribute`] would do on this rank, in words. Communicates nothing.
@@ -195,7 +202,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a layout that does not fit.
     pub fn explain(&self, layout: Layout) -> Result<String> {
-        let facts = self.mesh.facts(self.dtype(), self.shape(), &layout)?;
+        let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
         Ok(redistribute::find(&self.mesh, &self.facts, &facts)?.to_string())
     }
 
@@ -205,7 +212,7 @@ impl DTensor {
     /// # Errors
     /// As [`DTensor::redistribute`].
     pub fn redistribute_async(&self, layout: Layout) -> Result<Pending> {
-        let facts = self.mesh.facts(self.dtype(), self.shape(), &layout)?;
+        let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
         let flight = if facts == self.facts {
             None
         } else {

@@ -47,12 +47,13 @@ impl Mlp {
     }
 }
 
-/// `down(silu(gate(x)) · up(x))`: the gated layer of Llama (Shazeer 2020).
+/// `down(silu(gate(x)) · up(x))`, with dropout after: the gated layer of Llama (Shazeer 2020).
 #[derive(Clone, Debug)]
 pub struct GatedMlp {
     gate: Linear,
     up: Linear,
     down: Linear,
+    dropout: f64,
     site: String,
 }
 
@@ -61,11 +62,17 @@ impl GatedMlp {
     ///
     /// # Errors
     /// As [`Scope::param`].
-    pub fn new(mut scope: Scope<'_>, width: usize, hidden: usize, init: Init) -> Result<GatedMlp> {
+    pub fn new(
+        mut scope: Scope<'_>,
+        (width, hidden): (usize, usize),
+        dropout: f64,
+        (init, down_init): (Init, Init),
+    ) -> Result<GatedMlp> {
         Ok(GatedMlp {
             gate: Linear::new(scope.child("gate"), width, hidden, false, init)?,
             up: Linear::new(scope.child("up"), width, hidden, false, init)?,
-            down: Linear::new(scope.child("down"), hidden, width, false, init)?,
+            down: Linear::new(scope.child("down"), hidden, width, false, down_init)?,
+            dropout,
             site: scope.path().to_string(),
         })
     }
@@ -77,6 +84,7 @@ impl GatedMlp {
     pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
         let x = cx.site(&format!("{}.input", self.site), x)?;
         let gated = self.gate.forward(cx, &x)?.silu()?.mul(&self.up.forward(cx, &x)?)?;
-        self.down.forward(cx, &gated)
+        let y = self.down.forward(cx, &gated)?;
+        cx.dropout(y, self.dropout)
     }
 }

@@ -25,7 +25,8 @@ pub struct Plan {
 /// What the plan for a transformer needs to know of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel {
-    /// The number of attention heads: tensor parallelism gives each rank whole ones.
+    /// The number of attention heads, of which tensor parallelism gives each rank whole ones; where several heads of
+    /// queries share one of keys and values, the number of the latter.
     pub heads: usize,
     /// Whether activations between the tensor-parallel parts are sharded along the sequence (Korthikanti et al. 2022).
     pub sequence: bool,
@@ -109,11 +110,15 @@ impl Plan {
         self.shard("wte.weight", "tp", 0)
             .shard_blocks("h.*.attn.qkv.weight", "tp", 0, heads)
             .shard_blocks("h.*.attn.qkv.bias", "tp", 0, heads)
+            .shard_blocks("h.*.attn.q.weight", "tp", 0, heads)
+            .shard_blocks("h.*.attn.k.weight", "tp", 0, heads)
+            .shard_blocks("h.*.attn.v.weight", "tp", 0, heads)
             .shard_blocks("h.*.attn.out.weight", "tp", 1, heads)
             .shard("h.*.mlp.up.weight", "tp", 0)
             .shard("h.*.mlp.up.bias", "tp", 0)
             .shard("h.*.mlp.gate.weight", "tp", 0)
             .shard("h.*.mlp.down.weight", "tp", 1)
+            .shard("head.weight", "tp", 0)
             .site("embedding", "tp", between.clone())
             .site("h.*.attn.input", "tp", Placement::Replicate)
             .site("h.*.attn.out", "tp", between.clone())

@@ -63,10 +63,8 @@ impl Op for Attention {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let heads = ins[0].shape()[1];
-        let (k, v) = (repeat_heads(&ins[1], heads)?, repeat_heads(&ins[2], heads)?);
         let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
-        let (o, lse) = call.with(|attention| attention.forward(&ins[0], &k, &v))?;
+        let (o, lse) = call.with(|attention| attention.forward(&ins[0], &ins[1], &ins[2]))?;
         Ok(smallvec![o, lse])
     }
 
@@ -128,16 +126,6 @@ pub(super) fn expect_heads(verb: &str, [q, k, v]: [&Meta; 3], ins: &[Meta]) -> R
 pub(super) fn heads_split(ins: &[Meta], axis: Axis) -> bool {
     let (of_q, of_k) = (ins[0].shape[1], ins[1].shape[1]);
     of_q == of_k || of_k % axis.ways(1) == 0
-}
-
-/// Each head of `[B, Hk, T, D]` repeated to give `heads` of them; as it is where it has as many.
-pub(super) fn repeat_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
-    let &[b, own, t, d] = &x.shape()[..] else { unreachable!("infer counted the dims") };
-    if own == heads {
-        return Ok(x.clone());
-    }
-    let each = heads.checked_div(own).unwrap_or(0);
-    x.unsqueeze(2)?.expand([b, own, each, t, d])?.reshape([b, heads, t, d])
 }
 
 /// The operators' attributes in samples, with dropout and without.

@@ -2,16 +2,20 @@
 
 use smallvec::smallvec;
 
-use super::attention::{CausalCall, expect_heads, heads_split, repeat_heads, sample_attributes};
+use super::attention::{CausalCall, expect_heads, heads_split, sample_attributes};
 use super::sum_exp::accumulator;
 use super::{
     Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };
 use crate::error::{Error, Result};
+use crate::placement::Leaf;
 use crate::rng::Draw;
-use crate::tensor::{ReduceOp, Shape, Tensor, cpu};
+use crate::tensor::Tensor;
 
 /// (q, k, v, o, lse, do) -> (dq, dk, dv), each of its operand's shape. Dao et al., *FlashAttention*, 2022, appendix B.
+///
+/// dk and dv are sums over the heads of a group, then over the queries, along the tree over both ranges; no element of
+/// them is -0.
 ///
 /// Missing: its own derivative; asking for it is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,9 +48,11 @@ impl Op for AttentionGrad {
     /// of v's dim parts of dq and dk. Linear in do.
     fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row> {
         let (r, sum, queries, dim) = (Slot::R, Slot::SUM, Slot::S(2), Slot::S(3));
+        // The sum runs over the queries, and before them over the heads that a head of k serves.
+        let terms = if ins[0].shape[1] == ins[1].shape[1] { Slot::Terms(Leaf::Chain) } else { sum };
         let mut rows = vec![
             Row::new([Slot::S(0); 6], [Slot::S(0); 3]),
-            Row::new([queries, r, r, queries, queries, queries], [queries, sum, sum]),
+            Row::new([queries, r, r, queries, queries, queries], [queries, terms, terms]),
             Row::new([r, r, dim, dim, r, dim], [sum, sum, dim]),
             Row::new([r, r, r, r, r, sum], [sum; 3]),
         ];
@@ -58,11 +64,9 @@ impl Op for AttentionGrad {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [q, k, v, o, lse, dy] = ins else { unreachable!("infer counted the operands") };
-        let heads = q.shape()[1];
-        let (wide_k, wide_v) = (repeat_heads(k, heads)?, repeat_heads(v, heads)?);
         let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
-        let [dq, dk, dv] = call.with(|attention| attention.backward([q, &wide_k, &wide_v], (o, lse), dy))?;
-        Ok(smallvec![dq, sum_heads(self.name(), dk, k.shape())?, sum_heads(self.name(), dv, v.shape())?])
+        let [dq, dk, dv] = call.with(|attention| attention.backward([q, k, v], (o, lse), dy))?;
+        Ok(smallvec![dq, dk, dv])
     }
 
     fn vjp(&self, _: &mut Vjp) -> Result<()> {
@@ -72,16 +76,6 @@ impl Op for AttentionGrad {
     fn has_free(&self) -> bool {
         true
     }
-}
-
-/// The transpose of [`repeat_heads`]: each head's share summed, to `shape`.
-fn sum_heads(verb: &str, x: Tensor, shape: &Shape) -> Result<Tensor> {
-    if x.shape() == shape {
-        return Ok(x);
-    }
-    let &[b, heads, t, d] = &shape[..] else { unreachable!("infer counted the dims") };
-    let each = x.shape()[1].checked_div(heads).unwrap_or(0);
-    cpu::reduce(verb, &x.reshape([b, heads, each, t, d])?, &[2], ReduceOp::Sum, false)
 }
 
 pub(super) fn samples() -> Vec<Sample> {

@@ -48,6 +48,7 @@ pub fn catalog() -> Vec<Sample> {
         super::reshape::samples,
         super::rms_norm::samples,
         super::rms_norm_grad::samples,
+        super::rotary::samples,
         super::rsqrt::samples,
         super::scale::samples,
         super::scatter_add::samples,

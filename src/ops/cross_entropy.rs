@@ -38,7 +38,7 @@ impl Op for CrossEntropy {
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let last = ins[0].shape.len() - 1;
         let mut rows: Vec<Row> = (0..last).map(|d| Row::same(Slot::S(d), 4)).collect();
-        rows.push(Row::new([Slot::S(last), Slot::R, Slot::R, Slot::R], [Slot::SUM]));
+        rows.push(Row::new([Slot::S(last), Slot::R, Slot::R, Slot::R], [Slot::SUM]).exact());
         rows
     }
 

@@ -34,8 +34,10 @@ impl Op for Embedding {
         let last = ins[1].shape.len();
         let mut rows: Vec<Row> = (0..last).map(|d| Row::new([Slot::R, Slot::S(d)], [Slot::S(d)])).collect();
         rows.push(Row::new([Slot::S(1), Slot::R], [Slot::S(last)]));
-        rows.push(Row::new([Slot::S(0), Slot::R], [Slot::SUM]));
-        rows.extend(Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], Slot::R], [r.outs[0]])));
+        rows.push(Row::new([Slot::S(0), Slot::R], [Slot::SUM]).exact());
+        rows.extend(
+            Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], Slot::R], [r.outs[0]]).exact()),
+        );
         rows
     }
 

@@ -5,6 +5,7 @@ use smallvec::smallvec;
 use super::segments::{add_rows, checked_index, expect_indices};
 use super::{Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
+use crate::placement::Leaf;
 use crate::tensor::{Tensor, cpu, for_dtype};
 
 /// Zeros `[rows, C]`, with `dy[i]` (`[.., C]`) added to row `index[i]` (i64 `[..]`) for each `i`, along the summation
@@ -35,7 +36,8 @@ impl Op for EmbeddingGrad {
     /// Linear in the gradient. Split by the table's rows, each rank adds up those it keeps.
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let last = ins[0].shape.len();
-        let mut rows: Vec<Row> = (0..last).map(|d| Row::new([Slot::S(d), Slot::S(d)], [Slot::SUM])).collect();
+        let mut rows: Vec<Row> =
+            (0..last).map(|d| Row::new([Slot::S(d), Slot::S(d)], [Slot::Terms(Leaf::Pairs)])).collect();
         rows.push(Row::new([Slot::R, Slot::S(last)], [Slot::S(1)]));
         rows.push(Row::new([Slot::R, Slot::R], [Slot::S(0)]));
         rows.push(Row::new([Slot::R, Slot::SUM], [Slot::SUM]));

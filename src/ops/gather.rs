@@ -36,8 +36,10 @@ impl Op for Gather {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 2)).collect();
         rows.push(Row::new([Slot::R, Slot::S(self.dim)], [Slot::S(self.dim)]));
-        rows.push(Row::new([Slot::S(self.dim), Slot::R], [Slot::SUM]));
-        rows.extend(Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], Slot::R], [r.outs[0]])));
+        rows.push(Row::new([Slot::S(self.dim), Slot::R], [Slot::SUM]).exact());
+        rows.extend(
+            Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], Slot::R], [r.outs[0]]).exact()),
+        );
         rows
     }
 

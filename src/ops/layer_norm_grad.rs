@@ -6,6 +6,7 @@ use super::layer_norm::expect_norm;
 use super::sum_exp::accumulator;
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
+use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor, cpu};
 
 /// (dy, x, w, mean, rstd) -> (dx, dw[, db]), each of its operand's shape.
@@ -70,7 +71,7 @@ pub(super) fn grad_rows(x: &Meta, statistics: usize, weights: usize) -> Vec<Row>
     use std::iter::{once, repeat_n};
     let cut = |s: Slot| {
         let ins = [s, s, Slot::R].into_iter().chain(repeat_n(s, statistics));
-        Row::new(ins, once(s).chain(repeat_n(Slot::SUM, weights)))
+        Row::new(ins, once(s).chain(repeat_n(Slot::Terms(Leaf::Pairs), weights)))
     };
     let linear =
         Row::new(once(Slot::SUM).chain(repeat_n(Slot::R, 2 + statistics)), repeat_n(Slot::SUM, 1 + weights));

@@ -50,7 +50,7 @@ impl Pointwise for Mask {
     /// Copies, or zeros on every rank, of which neither a sum nor a maximum nor a minimum makes anything else.
     fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
         let rows = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min].map(Slot::P);
-        rows.map(|part| Row::new([Slot::R, part], [part])).to_vec()
+        rows.map(|part| Row::new([Slot::R, part], [part]).exact()).to_vec()
     }
 }
 

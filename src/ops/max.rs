@@ -10,8 +10,9 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu};
 
-/// The maximum over `dims`; NaN if any element is. The gradient is shared equally among equal maxima, as by PyTorch's
-/// `amax`.
+/// The maximum over `dims`, where -0 is less than 0; NaN, always the same one, if any element is: in any order the same
+/// bits (IEEE 754-2019's `maximum`). The gradient is shared equally among equal maxima, zeros
+/// of both signs among them, as by PyTorch's `amax`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Max {
     /// The dims to reduce, ascending.

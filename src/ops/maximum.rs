@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::tensor::cpu::{BinaryN, Num};
 use crate::tensor::{DType, ReduceOp, Tensor};
 
-/// The larger of `x` and `y`; NaN if either is. The gradient goes to the larger, to `x` where they are equal.
+/// The larger of `x` and `y`, where -0 is less than 0; NaN, always the same one, if either is (IEEE 754-2019's
+/// `maximum`). The gradient goes to the larger, to `x` where they are equal or zeros of either sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Maximum;
 

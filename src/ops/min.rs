@@ -5,7 +5,7 @@ use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows};
 use crate::error::Result;
 use crate::tensor::{Dims, ReduceOp, Tensor};
 
-/// The minimum over `dims`; NaN if any element is. The gradient is shared equally among equal minima, as by PyTorch's
+/// The minimum over `dims`, where -0 is less than 0; NaN, always the same one, if any element is. The gradient is shared equally among equal minima, as by PyTorch's
 /// `amin`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Min {

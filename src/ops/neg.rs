@@ -14,7 +14,7 @@ impl Pointwise for Neg {
     const NAME: &'static str = "neg";
     const ARITY: usize = 1;
 
-    /// Linear, and by bits.
+    /// Linear.
     fn algebra(&self) -> Algebra {
         Algebra::Additive
     }
@@ -37,7 +37,8 @@ impl Pointwise for Neg {
         Ok(())
     }
 
-    /// The largest becomes the smallest; among integers the lowest is its own negative.
+    /// The largest becomes the smallest; but among integers the lowest is its own negative. A sum passes, but not by bits:
+    /// `-(1 - 1)` is -0, `-1 + 1` is +0.
     fn more_rows(&self, ins: &[Meta]) -> Vec<Row> {
         if !ins[0].dtype.is_float() {
             return vec![];

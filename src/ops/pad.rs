@@ -40,7 +40,7 @@ impl Op for Pad {
     /// A partial sum passes (zeros add nothing); a partial maximum does not, since the zeros are values.
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
-        others.map(|d| Row::same(Slot::S(d), 1)).chain([Row::same(Slot::SUM, 1)]).collect()
+        others.map(|d| Row::same(Slot::S(d), 1)).chain([Row::same(Slot::SUM, 1).exact()]).collect()
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {

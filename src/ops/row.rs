@@ -4,6 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use crate::placement::Leaf;
 use crate::tensor::ReduceOp;
 
 /// What a row says of one operand or result on one mesh axis.
@@ -15,6 +16,10 @@ pub enum Slot {
     S(usize),
     /// Every rank has a part of the reduction.
     P(ReduceOp),
+    /// Of a result: every rank has the sum over those indices of summed dims that it holds. The rows with this slot that
+    /// cut one dim name the dims summed over; in the order of the summation tree, outermost first. An operator that lists
+    /// them promises that evaluated on one node of the tree it gives that node's bits.
+    Terms(Leaf),
     /// Ragged over some prefix; all `Ragged` slots of a row have the same prefix and units.
     Ragged,
 }
@@ -26,6 +31,9 @@ pub struct Row {
     pub ins: SmallVec<[Slot; 4]>,
     /// One a result.
     pub outs: SmallVec<[Slot; 4]>,
+    /// True where the row holds by bits; false where it holds up to rounding, because a sum is taken apart or put together
+    /// in another order than a single rank's. Only [`Reduction::Fast`](crate::dtensor::Reduction::Fast) uses those.
+    pub by_bits: bool,
 }
 
 /// The mesh axis a row is asked for.
@@ -82,9 +90,20 @@ impl Axis {
 }
 
 impl Row {
-    /// A row.
+    /// A row. It holds by bits unless a sum passes in parts ([`Slot::SUM`]); where such a one does, say so with
+    /// [`Row::exact`].
     pub fn new(ins: impl IntoIterator<Item = Slot>, outs: impl IntoIterator<Item = Slot>) -> Row {
-        Row { ins: ins.into_iter().collect(), outs: outs.into_iter().collect() }
+        let (ins, outs): (SmallVec<[Slot; 4]>, SmallVec<[Slot; 4]>) =
+            (ins.into_iter().collect(), outs.into_iter().collect());
+        let by_bits = !ins.iter().chain(&outs).any(|s| *s == Slot::SUM);
+        Row { ins, outs, by_bits }
+    }
+
+    /// The same row, of which it is known that it holds by bits: elements of parts are moved or negated and nothing else,
+    /// or each element comes from one rank and all others give -0, which no sum notices.
+    pub fn exact(mut self) -> Row {
+        self.by_bits = true;
+        self
     }
 
     /// The same slot everywhere, for `ins` operands and one result.
@@ -106,9 +125,9 @@ impl Algebra {
             Algebra::Monotone => {
                 [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), ins)).to_vec()
             }
-            Algebra::Structural => {
-                [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), ins)).to_vec()
-            }
+            Algebra::Structural => [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min]
+                .map(|op| Row::same(Slot::P(op), ins).exact())
+                .to_vec(),
         }
     }
 }
@@ -119,6 +138,7 @@ impl fmt::Display for Slot {
             Slot::R => f.write_str("R"),
             Slot::S(dim) => write!(f, "S{dim}"),
             Slot::P(op) => write!(f, "P({op})"),
+            Slot::Terms(_) => f.write_str("P(sum)"),
             Slot::Ragged => f.write_str("RS"),
         }
     }

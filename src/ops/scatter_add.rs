@@ -6,6 +6,7 @@ use super::gather::{rows_along, rows_back};
 use super::segments::{add_rows, checked_index, expect_indices};
 use super::{Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
+use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor, cpu, for_dtype};
 
 /// Zeros, `extent` of them along `dim`, with `src[.., k, ..]` added at index `index[.., k, ..]` (i64) for each `k`,
@@ -40,7 +41,7 @@ impl Op for ScatterAdd {
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 2)).collect();
-        rows.push(Row::new([Slot::S(self.dim), Slot::S(self.dim)], [Slot::SUM]));
+        rows.push(Row::new([Slot::S(self.dim), Slot::S(self.dim)], [Slot::Terms(Leaf::Pairs)]));
         rows.push(Row::new([Slot::R, Slot::R], [Slot::S(self.dim)]));
         rows.push(Row::new([Slot::R, Slot::SUM], [Slot::SUM]));
         rows

@@ -50,7 +50,7 @@ impl Pointwise for Select {
 
     /// Either choice may be whole beside a partial maximum or minimum, since it is its own; not beside a sum.
     fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
-        let mut rows = vec![Row::new([Slot::R, Slot::SUM, Slot::SUM], [Slot::SUM])];
+        let mut rows = vec![Row::new([Slot::R, Slot::SUM, Slot::SUM], [Slot::SUM]).exact()];
         for part in [ReduceOp::Max, ReduceOp::Min].map(Slot::P) {
             rows.extend(
                 [[part, part], [part, Slot::R], [Slot::R, part]]

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use super::{Algebra, Meta, Row, Slot, list};
 use crate::error::{Error, Result};
-use crate::tensor::{ReduceOp, Shape};
+use crate::placement::Leaf;
+use crate::tensor::Shape;
 
 type Letters = SmallVec<[u8; 6]>;
 
@@ -120,7 +121,7 @@ impl Signature {
             }
             seen.push(l);
             let ins = self.ins.iter().map(|i| at(i, l).map_or(Slot::R, Slot::S));
-            let out = at(&self.out, l).map_or(Slot::P(ReduceOp::Sum), Slot::S);
+            let out = at(&self.out, l).map_or(Slot::Terms(Leaf::Chain), Slot::S);
             rows.push(Row::new(ins, [out]));
         }
         rows.extend(Algebra::Multilinear.rows(self.ins.len()));

@@ -42,8 +42,8 @@ impl Op for Split {
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let spread = |s: Slot| Row::new([s], self.lens.iter().map(|_| s));
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
-        let partial = Algebra::Structural.rows(1).into_iter().map(|r| r.ins[0]);
-        others.map(Slot::S).chain(partial).map(spread).collect()
+        let partial = Algebra::Structural.rows(1).into_iter().map(|r| spread(r.ins[0]).exact());
+        others.map(|d| spread(Slot::S(d))).chain(partial).collect()
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {

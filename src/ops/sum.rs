@@ -4,6 +4,7 @@ use smallvec::smallvec;
 
 use super::{Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
 use crate::error::{Error, Result};
+use crate::placement::Leaf;
 use crate::tensor::{Dims, ReduceOp, Shape, Tensor, cpu};
 
 /// The sum over `dims`, by the tree of [`cpu::reduce`].
@@ -28,7 +29,7 @@ impl Op for Sum {
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let mut rows = reduction_rows(&ins[0], &self.dims, self.keep, ReduceOp::Sum);
         if self.dims.len() == ins[0].shape.len() {
-            rows.push(Row::new([Slot::Ragged], [Slot::SUM]));
+            rows.push(Row::new([Slot::Ragged], [Slot::Terms(Leaf::Pairs)]));
         }
         rows.push(Row::same(Slot::SUM, 1));
         rows
@@ -83,9 +84,9 @@ pub(super) fn reduced_shape(verb: &str, x: &Meta, dims: &[usize], keep: bool) ->
 /// Kept dims stay sharded; a sharded reduced dim leaves a partial.
 pub(super) fn reduction_rows(x: &Meta, dims: &[usize], keep: bool, op: ReduceOp) -> Vec<Row> {
     let place = |d: usize| d - if keep { 0 } else { dims.iter().filter(|&&r| r < d).count() };
-    (0..x.shape.len())
-        .map(|d| Row::new([Slot::S(d)], [if dims.contains(&d) { Slot::P(op) } else { Slot::S(place(d)) }]))
-        .collect()
+    let part = if op == ReduceOp::Sum { Slot::Terms(Leaf::Pairs) } else { Slot::P(op) };
+    let out = |d: usize| if dims.contains(&d) { part } else { Slot::S(place(d)) };
+    (0..x.shape.len()).map(|d| Row::new([Slot::S(d)], [out(d)])).collect()
 }
 
 pub(super) fn samples() -> Vec<Sample> {

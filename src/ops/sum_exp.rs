@@ -4,6 +4,7 @@ use smallvec::smallvec;
 
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
+use crate::placement::Leaf;
 use crate::tensor::cpu::{Map2, Real};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
 
@@ -30,7 +31,7 @@ impl Op for SumExp {
     fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
         let last = ins[0].shape.len() - 1;
         let mut rows: Vec<Row> = (0..last).map(|d| Row::same(Slot::S(d), 2)).collect();
-        rows.push(Row::new([Slot::S(last), Slot::R], [Slot::SUM]));
+        rows.push(Row::new([Slot::S(last), Slot::R], [Slot::Terms(Leaf::Pairs)]));
         rows
     }
 

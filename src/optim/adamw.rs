@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
 use crate::nn::{ParamId, Params};
-use crate::ops::{self, Bits, Free};
+use crate::ops;
 
 /// AdamW with decoupled weight decay on parameters of two dims or more, which leaves out biases and normalisations.
 ///
@@ -65,16 +65,7 @@ impl AdamW {
             Some(moments) => moments,
             None => (zeros()?, zeros()?),
         };
-        let t = self.steps as i32;
-        let op = ops::AdamW {
-            beta1: Bits(self.betas.0),
-            beta2: Bits(self.betas.1),
-            eps: Bits(self.eps),
-            weight_decay: Bits(decay),
-            lr: Free(lr),
-            correction1: Free(1.0 - self.betas.0.powi(t)),
-            correction2: Free(1.0 - self.betas.1.powi(t)),
-        };
+        let op = ops::AdamW::at_step(self.steps, lr, self.betas, self.eps, decay);
         let mut operands = smallvec![grad, m, v, scale.clone()];
         let outs = params.update(id, &op, &mut operands);
         // On failure the moments are where they were.

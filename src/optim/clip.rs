@@ -1,26 +1,38 @@
 //! Clipping by the global norm.
 
-use crate::dtensor::DTensor;
+use crate::dtensor::{DTensor, Reduction};
 use crate::error::{Error, Result};
 
 /// The Euclidean norm of all gradients together, on every rank; shape `[]`.
 ///
-/// Gradients that lie alike are summed before anything is reduced: one all-reduce of one element per kind of layout.
+/// The squares of each gradient are summed, those sums are added in the order of `grads`. Communicates one message for each
+/// set of mesh axes that gradients are cut over: in exact mode of as many elements as nodes of the gradients' summation
+/// trees are held, in fast mode of one for each kind of layout.
 ///
 /// # Errors
 /// Refuses an empty list; a fault of communication.
 pub fn global_norm<'a>(grads: impl IntoIterator<Item = &'a DTensor>) -> Result<DTensor> {
+    let squares = grads.into_iter().map(|g| g.mul(g)?.sum_all()).collect::<Result<Vec<DTensor>>>()?;
+    let first =
+        squares.first().ok_or_else(|| Error::invalid("global_norm", "wants gradients", "none", ""))?;
+    let mut sums = match first.mesh().reduction() {
+        Reduction::Exact => DTensor::reduce_partials(&squares)?.into_iter(),
+        Reduction::Fast => DTensor::reduce_partials(&added_alike(&squares)?)?.into_iter(),
+    };
+    let first = sums.next().expect("there is a first square");
+    sums.try_fold(first, |a, b| a.add(&b))?.sqrt()
+}
+
+/// Those that lie alike, added: parts of sums as well.
+fn added_alike(squares: &[DTensor]) -> Result<Vec<DTensor>> {
     let mut sums: Vec<DTensor> = Vec::new();
-    for g in grads {
-        let square = g.mul(g)?.sum_all()?;
+    for square in squares {
         match sums.iter_mut().find(|s| s.layout() == square.layout()) {
-            Some(sum) => *sum = sum.add(&square)?,
-            None => sums.push(square),
+            Some(sum) => *sum = sum.add(square)?,
+            None => sums.push(square.clone()),
         }
     }
-    let mut sums = sums.into_iter();
-    let first = sums.next().ok_or_else(|| Error::invalid("global_norm", "wants gradients", "none", ""))?;
-    sums.try_fold(first.reduce_partial()?, |a, b| a.add(&b.reduce_partial()?))?.sqrt()
+    Ok(sums)
 }
 
 /// What gradients of norm `norm` are to be multiplied by so that their norm is at most `limit`: `min(1, limit / norm)`.

@@ -44,9 +44,11 @@ mod region;
 mod runs;
 pub mod short;
 mod spec;
+mod terms;
 
 pub use axis::{Placement, chunk};
 pub use layout::Layout;
 pub use mesh::Mesh;
 pub use region::{Block, Overlap, Region};
 pub use spec::Spec;
+pub use terms::{LEAF, Leaf, Node, Terms};

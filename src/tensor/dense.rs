@@ -266,6 +266,20 @@ impl Tensor {
         })
     }
 
+    /// Copies of `parts`, all of this dtype and with the elements of `shape`, along a new first dim; there may be none.
+    ///
+    /// # Errors
+    /// Refuses parts that have another number of elements.
+    pub(crate) fn stack(parts: &[Tensor], shape: &Shape, dtype: DType) -> Result<Tensor> {
+        let all: Shape = std::iter::once(parts.len()).chain(shape.iter().copied()).collect();
+        let mut out = Tensor::stale(dtype, all);
+        for (k, part) in parts.iter().enumerate() {
+            let part = part.reshape(shape.clone())?;
+            part.copy_block(&mut out, shape, (0, part.strides()), (k * shape.numel(), &shape.strides()));
+        }
+        Ok(out)
+    }
+
     /// Copies a block of extents `len` from this buffer into `out`'s; each place is an offset from the tensor's first
     /// element, with the block's strides there. `out` must be fresh.
     pub(crate) fn copy_block(

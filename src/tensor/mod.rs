@@ -9,6 +9,7 @@
 pub mod cpu;
 mod dense;
 mod dtype;
+mod fold_order;
 mod interop;
 pub mod math;
 mod reduce_op;
@@ -19,5 +20,6 @@ mod views;
 pub use dense::Tensor;
 pub(crate) use dtype::for_dtype;
 pub use dtype::{DType, Element, Float, Scalar};
+pub use fold_order::{FoldOrder, FoldStep};
 pub use reduce_op::ReduceOp;
 pub use shape::{Dims, Shape};

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::cpu::{Kernel, Num, dispatch};
 use super::dtype::for_dtype;
 use super::{DType, Element, Float, Tensor};
 use crate::error::{Error, Result};
@@ -11,14 +12,15 @@ use crate::error::{Error, Result};
 pub enum ReduceOp {
     /// The sum. f16 and bf16 are added in f32 and rounded once per addition.
     Sum,
-    /// The maximum; NaN if any value is.
+    /// The maximum; NaN, always the same one, if any value is; 0 is larger than -0. In any order the same bits.
     Max,
-    /// The minimum; NaN if any value is.
+    /// The minimum, as the maximum.
     Min,
 }
 
 impl ReduceOp {
-    /// The value that changes nothing, by bits: -0 (0 would change -0), the lowest, the highest.
+    /// The value that changes nothing, by bits: -0 (0 would change -0), the lowest, the highest. (An extreme makes every NaN
+    /// the same one.)
     pub fn identity(self, dtype: DType) -> f64 {
         let (lowest, highest) = match dtype {
             DType::I64 => (i64::MIN as f64, i64::MAX as f64),
@@ -32,6 +34,18 @@ impl ReduceOp {
             ReduceOp::Max => lowest,
             ReduceOp::Min => highest,
         }
+    }
+
+    /// The larger of two floats, [`Num::max`]: 0 is larger than -0, and NaN, always the same one, wins.
+    #[inline(always)]
+    pub(crate) fn larger<T: Float<Acc: Num>>(a: T, b: T) -> T {
+        T::narrow(Num::max(a.widen(), b.widen()))
+    }
+
+    /// The smaller of two floats, [`Num::min`].
+    #[inline(always)]
+    pub(crate) fn smaller<T: Float<Acc: Num>>(a: T, b: T) -> T {
+        T::narrow(Num::min(a.widen(), b.widen()))
     }
 
     /// `acc = acc (op) x`, element by element; `acc` is copied first where its buffer is shared.
@@ -62,27 +76,28 @@ impl ReduceOp {
     }
 }
 
-#[expect(clippy::neg_cmp_op_on_partial_ord, reason = "a NaN must pass where `<` would be false")]
-fn fold_float<T: Float>(op: ReduceOp, acc: &mut Tensor, x: &Tensor) -> Result<()>
-where
-    T::Acc: PartialOrd,
-{
-    let pairs = acc.make_mut::<T>()?.iter_mut().zip(x.as_slice::<T>()?);
+fn fold_float<T: Float<Acc: Num>>(op: ReduceOp, acc: &mut Tensor, x: &Tensor) -> Result<()> {
+    let (acc, x) = (acc.make_mut::<T>()?, x.as_slice::<T>()?);
     match op {
-        ReduceOp::Sum => pairs.for_each(|(a, &b)| *a = T::narrow(a.widen() + b.widen())),
-        // `!(a >= b)` lets a NaN on either side through: once `a` is NaN it stays.
-        ReduceOp::Max => pairs.for_each(|(a, &b)| {
-            if a.widen() == a.widen() && !(a.widen() >= b.widen()) {
-                *a = b;
-            }
-        }),
-        ReduceOp::Min => pairs.for_each(|(a, &b)| {
-            if a.widen() == a.widen() && !(a.widen() <= b.widen()) {
-                *a = b;
-            }
-        }),
+        ReduceOp::Sum => acc.iter_mut().zip(x).for_each(|(a, &b)| *a = T::narrow(a.widen() + b.widen())),
+        ReduceOp::Max => dispatch(Fold { acc, x, join: ReduceOp::larger::<T> }),
+        ReduceOp::Min => dispatch(Fold { acc, x, join: ReduceOp::smaller::<T> }),
     }
     Ok(())
+}
+
+struct Fold<'a, T, F> {
+    acc: &'a mut [T],
+    x: &'a [T],
+    join: F,
+}
+
+impl<T: Copy, F: Fn(T, T) -> T> Kernel for Fold<'_, T, F> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        self.acc.iter_mut().zip(self.x).for_each(|(a, &b)| *a = (self.join)(*a, b));
+    }
 }
 
 fn fold_int<T: Element + Ord>(op: ReduceOp, acc: &mut Tensor, x: &Tensor, add: fn(T, T) -> T) -> Result<()> {
@@ -146,6 +161,31 @@ mod tests {
                 op.fold(&mut right, &x).expect("alike");
                 assert_eq!(left.as_bytes(), x.as_bytes(), "{op} of {x}");
                 assert_eq!(right.as_bytes(), x.as_bytes(), "{op} of {x}");
+            }
+        }
+    }
+
+    #[test]
+    fn extremes_commute_and_associate_by_bits() {
+        let odd = [-0.0, 0.0, -1.0, f32::from_bits(0xffc0_0042), f32::INFINITY];
+        let of = |i: usize| odd[i % 5];
+        let x = [1, 5, 25].map(|step| {
+            Tensor::from_vec((0..125).map(|i| of(i / step)).collect(), [125]).expect("as many values")
+        });
+        for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+            let x = x.each_ref().map(|t| crate::tensor::cpu::cast(t, dtype).expect("a float"));
+            for op in [ReduceOp::Max, ReduceOp::Min] {
+                let join = |a: &Tensor, b: &Tensor| {
+                    let mut a = a.clone();
+                    op.fold(&mut a, b).expect("alike");
+                    a
+                };
+                let want = join(&join(&x[0], &x[1]), &x[2]);
+                for [a, b, c] in [[0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+                    let [a, b, c] = [a, b, c].map(|i| &x[i]);
+                    assert_eq!(join(&join(a, b), c).as_bytes(), want.as_bytes(), "{op} {dtype}");
+                    assert_eq!(join(a, &join(b, c)).as_bytes(), want.as_bytes(), "{op} {dtype}");
+                }
             }
         }
     }

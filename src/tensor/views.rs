@@ -150,6 +150,14 @@ impl Tensor {
         Ok(self.view(shape.into(), strides.into(), self.offset))
     }
 
+    /// Index `index` of `dim`, which is removed.
+    ///
+    /// # Errors
+    /// Refuses a dim or an index that is not there.
+    pub fn select(&self, dim: usize, index: usize) -> Result<Tensor> {
+        self.narrow(dim, index, 1)?.squeeze(dim)
+    }
+
     /// A dim of extent 1 removed.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::ops::{Input, Op, Sample, Tensors, Window, Windows};
+use isoshard::ops::{Fill, Input, Op, Sample, Tensors, Window, Windows};
 use isoshard::placement::{Mesh, Placement, Spec};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 
@@ -69,11 +69,19 @@ pub fn agree(a: f64, b: f64, bound: f64) -> bool {
     a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= bound
 }
 
+/// How a value is shared out where a tensor is `Partial`: by op, value, salt, share and number of shares.
+pub type Share = fn(ReduceOp, f64, u64, usize, usize) -> f64;
+
 /// The part of `whole` that the rank at `coords` holds under `spec`.
 ///
 /// Parts of a sum are small integers that add up to the value; of a maximum, the value stands on one rank, which differs
 /// from element to element, and lower ones elsewhere.
 pub fn part_of(whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
+    part_by(share, whole, spec, coords, salt)
+}
+
+/// As [`part_of`], with another way of sharing out.
+pub fn part_by(share: Share, whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
     let values = whole.to_f64_vec();
     let (mut parts, mut mine, mut op) = (1, 0, None);
     for (a, placement) in spec.layout.placements().iter().enumerate() {
@@ -107,6 +115,16 @@ fn share(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
         _ if i == owner => value,
         ReduceOp::Max => value - (noise(i) % 4) as f64,
         ReduceOp::Min => value + (noise(i) % 4) as f64,
+    }
+}
+
+/// As [`share`], where the owner of a term of a sum has all of it and the others -0, which changes no bit of any sum.
+pub fn owned(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
+    let owner = (mix(salt.wrapping_mul(31).wrapping_add(n as u64)) % n as u64) as usize;
+    match op {
+        ReduceOp::Sum if i == owner => value,
+        ReduceOp::Sum => -0.0,
+        _ => share(op, value, salt, i, n),
     }
 }
 
@@ -230,10 +248,51 @@ pub fn values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
     sample.ins.iter().enumerate().map(one).collect()
 }
 
+/// Operands like a sample's with ordinary values: normals times powers of ten, of which hardly any sum is exact; positive
+/// ones where the sample wants them, and its own indices and conditions.
+pub fn ordinary_values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
+    let one = |(i, input): (usize, &Input)| match input.fill {
+        Fill::Ints if input.meta.dtype.is_float() => ordinary(dtype, &input.meta.shape, salt * 16 + i as u64),
+        Fill::Positive => {
+            let x = ordinary(DType::F64, &input.meta.shape, salt * 16 + i as u64).to_f64_vec();
+            tensor(dtype, &x.iter().map(|v| v.abs().clamp(1e-3, 1e3)).collect::<Vec<_>>(), &input.meta.shape)
+        }
+        _ => input.values(dtype, salt * 16 + i as u64 + 1),
+    };
+    sample.ins.iter().enumerate().map(one).collect()
+}
+
+/// Normals times powers of ten from 1e-2 to 1e2, by index.
+pub fn ordinary(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
+    let unit = |z: u64| ((z >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+    let value = |e: u64| {
+        let (a, b, c) = (mix(e ^ salt << 33), mix(e ^ salt << 33 ^ 0xabcd), mix(e ^ salt << 33 ^ 0x1234));
+        let normal = (-2.0 * unit(a).ln()).sqrt() * (std::f64::consts::TAU * unit(b)).cos();
+        normal * 10f64.powi((c % 5) as i32 - 2)
+    };
+    tensor(dtype, &(0..shape.numel() as u64).map(value).collect::<Vec<_>>(), shape)
+}
+
+/// Where two tensors differ by bits, NaNs aside: a sentence, or none.
+pub fn bits_differ(got: &Tensor, want: &Tensor) -> Option<String> {
+    if got.shape() != want.shape() || got.dtype() != want.dtype() {
+        return Some(format!("{got} instead of {want}"));
+    }
+    let mut pairs = got.to_f64_vec().into_iter().zip(want.to_f64_vec()).enumerate();
+    // Widening to f64 keeps every number and the sign of zero.
+    let (e, (g, w)) = pairs.find(|(_, (g, w))| g.to_bits() != w.to_bits() && !(g.is_nan() && w.is_nan()))?;
+    Some(format!("element {e}: {g:e} instead of {w:e}"))
+}
+
 /// `whole` in this layout, from parts that were cut without the engine.
 pub fn spread(mesh: &DeviceMesh, whole: &Tensor, spec: &Spec, salt: u64) -> Result<DTensor> {
+    spread_by(share, mesh, whole, spec, salt)
+}
+
+/// As [`spread`], with another way of sharing out.
+pub fn spread_by(share: Share, mesh: &DeviceMesh, whole: &Tensor, spec: &Spec, salt: u64) -> Result<DTensor> {
     let spec = Spec::new(mesh.mesh(), whole.dtype(), whole.shape().clone(), spec.layout.clone())?;
-    let part = part_of(whole, &spec, mesh.mesh().coords(), salt);
+    let part = part_by(share, whole, &spec, mesh.mesh().coords(), salt);
     DTensor::from_local(mesh, part, whole.shape().clone(), spec.layout)
 }
 

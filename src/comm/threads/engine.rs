@@ -8,9 +8,9 @@ use super::reduction::Reduction;
 use super::slot::Slot;
 use super::world::World;
 use crate::comm::fold::fold;
-use crate::comm::{Call, Channel, Engine, Request, Route};
+use crate::comm::{Call, Channel, Engine, Reduce, Request, Route};
 use crate::error::{Error, Result};
-use crate::tensor::{ReduceOp, Tensor};
+use crate::tensor::Tensor;
 
 /// From this size on, an all-reduce is folded once, in chunks, by all who wait; below, everyone folds everything.
 const SHARED_FOLD_BYTES: usize = 64 << 10;
@@ -78,8 +78,8 @@ impl Channel for ThreadChannel {
         Ok(Box::new(self.meet(call)?))
     }
 
-    fn all_reduce(&self, op: ReduceOp, call: Call) -> Result<Box<dyn Request>> {
-        Ok(Box::new(Reducing { meeting: self.meet(call)?, op }))
+    fn all_reduce(&self, reduce: Reduce, call: Call) -> Result<Box<dyn Request>> {
+        Ok(Box::new(Reducing { meeting: self.meet(call)?, reduce }))
     }
 
     fn reduces_well(&self) -> bool {
@@ -113,20 +113,19 @@ impl Request for Meeting {
 /// An all-reduce that this member has come to.
 struct Reducing {
     meeting: Meeting,
-    op: ReduceOp,
+    reduce: Reduce,
 }
 
 impl Request for Reducing {
     fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
         let Meeting { world, hub, slot, position, .. } = &self.meeting;
         hub.wait(world, slot, *position)?;
-        let mine = slot.brought(*position).expect("this member has come");
-        let x = &mine.outgoing[0];
-        if x.len_bytes() < SHARED_FOLD_BYTES {
-            return Ok(vec![fold(self.op, &slot.take(*position))]);
+        let dtype = slot.brought(*position).expect("this member has come").dtype;
+        if self.reduce.out_shape().numel() * dtype.size_bytes() < SHARED_FOLD_BYTES {
+            return Ok(vec![fold(&self.reduce, &slot.take(*position))]);
         }
-        let reduction = slot.reduction.get_or_init(|| Reduction::like(x));
-        if reduction.work(self.op, slot) {
+        let reduction = slot.reduction.get_or_init(|| Reduction::new(&self.reduce, dtype));
+        if reduction.work(slot) {
             hub.wake();
         }
         hub.wait_for_work(world, slot, *position, || reduction.is_done())?;

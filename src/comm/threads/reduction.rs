@@ -6,8 +6,9 @@
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use super::slot::Slot;
+use crate::comm::Reduce;
 use crate::comm::fold::fold_range;
-use crate::tensor::{ReduceOp, Tensor};
+use crate::tensor::{DType, Tensor};
 
 /// Small enough to share the work evenly, large enough that taking one costs nothing.
 const CHUNK_BYTES: usize = 256 << 10;
@@ -15,6 +16,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 /// The result in the making.
 #[derive(Debug)]
 pub(super) struct Reduction {
+    reduce: Reduce,
     /// Not read before all chunks are done.
     out: Tensor,
     /// The first byte of `out`.
@@ -26,18 +28,19 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    /// Room for the reduction of tensors like this one.
-    pub(super) fn like(x: &Tensor) -> Reduction {
-        let mut out = Tensor::stale(x.dtype(), x.shape());
+    /// Room for the results.
+    pub(super) fn new(reduce: &Reduce, dtype: DType) -> Reduction {
+        let mut out = Tensor::stale(dtype, reduce.out_shape());
         let at = AtomicPtr::new(out.bytes_mut().as_mut_ptr());
-        let chunk_len = CHUNK_BYTES / x.dtype().size_bytes();
-        let chunks = x.numel().div_ceil(chunk_len);
-        Reduction { out, at, chunk_len, chunks, taken: AtomicUsize::new(0), done: AtomicUsize::new(0) }
+        let chunk_len = CHUNK_BYTES / dtype.size_bytes();
+        let chunks = reduce.shape.numel().div_ceil(chunk_len);
+        let (taken, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Reduction { reduce: reduce.clone(), out, at, chunk_len, chunks, taken, done }
     }
 
     /// Folds chunks until none is left to take; true if the last one was finished here.
-    pub(super) fn work(&self, op: ReduceOp, slot: &Slot) -> bool {
-        let size = self.out.dtype().size_bytes();
+    pub(super) fn work(&self, slot: &Slot) -> bool {
+        let (size, each) = (self.out.dtype().size_bytes(), self.reduce.shape.numel());
         let mut last = false;
         loop {
             let chunk = self.taken.fetch_add(1, Ordering::Relaxed);
@@ -45,15 +48,19 @@ impl Reduction {
                 return last;
             }
             let start = chunk * self.chunk_len;
-            let end = (start + self.chunk_len).min(self.out.numel());
-            // SAFETY: `at` points to the buffer of `out`, which this structure keeps alive, gives to nobody and does
-            // not read until `done` equals `chunks`. Chunk numbers are handed out once each and their ranges are
-            // disjoint and inside `out`, so this is the only access to these (initialised) bytes.
-            let bytes = unsafe {
-                let first = self.at.load(Ordering::Relaxed).add(start * size);
-                std::slice::from_raw_parts_mut(first, (end - start) * size)
+            let end = (start + self.chunk_len).min(each);
+            let row = |k: usize| {
+                // SAFETY: `at` points to the buffer of `out`, which this structure keeps alive, gives to nobody and
+                // does not read until `done` equals `chunks`. Chunk numbers are handed out once each; the ranges
+                // `start..end` of the rows of `out`, each `each` elements long, are disjoint and inside `out`, so this
+                // is the only access to these (initialised) bytes.
+                unsafe {
+                    let first = self.at.load(Ordering::Relaxed).add((k * each + start) * size);
+                    std::slice::from_raw_parts_mut(first, (end - start) * size)
+                }
             };
-            fold_range(op, slot.contributions(), start..end, bytes);
+            let rows = (0..self.reduce.order.outs_len()).map(row).collect();
+            fold_range(&self.reduce, slot.contributions(), start..end, rows);
             last = self.done.fetch_add(1, Ordering::AcqRel) + 1 == self.chunks;
         }
     }

@@ -4,7 +4,7 @@ use super::real::is_nan;
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Shape, Tensor, for_dtype};
 
-/// The index along `dim` of the first largest element, NaN counting as largest, as i64.
+/// The index along `dim` of the first largest element, NaN counting as largest and zeros as equal, as i64.
 ///
 /// # Errors
 /// Refuses a dim that is not there or is empty.

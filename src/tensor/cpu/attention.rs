@@ -1,13 +1,15 @@
 //! Causal attention over whole key sequences, and its derivative.
 //!
 //! Queries go in blocks of 64 that start at multiples of 64 of their *global* index, and a block looks at the keys up to its
-//! end; what a query must not see is masked. So one output row is a function of its global index, its own query and
-//! the keys: cutting the queries, the heads or the batch changes no bit of it. The gradients of keys and values are
-//! sums over the queries given, block after block.
+//! end; what a query must not see is masked. So one output row, and its query's gradient, is a function of its global
+//! index, its own query and the keys: cutting the queries, the heads or the batch changes no bit of it. The gradients
+//! of keys and values are sums over the queries given, [along their tree](super::attention_backward).
 //!
-//! Missing: keys that start elsewhere than at 0, and sums over queries along the global tree.
+//! Missing: keys that start elsewhere than at 0.
 
-use super::attention_block::{Block, Exponentials, Heads, ROWS, Scratch, Slopes};
+use std::ops::Range;
+
+use super::attention_block::{Block, Exponentials, Heads, ROWS, Scratch};
 use super::cast::cast;
 use super::gemm::{Gemm, MatMut, MatRef};
 use super::simd::dispatch;
@@ -17,8 +19,8 @@ use crate::tensor::{DType, Tensor};
 
 /// `softmax(scale * q k^T, causally masked) v`: the query at row `i` sees the keys up to `q_start + i`.
 ///
-/// `q` is `[batch, heads, queries, d]`, `k` `[batch, heads, keys, d]` and `v` `[batch, heads, keys, dv]`, in any
-/// strides. Results are views `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging
+/// `q` is `[batch, heads, queries, d]`, `k` `[batch, groups, keys, d]` and `v` `[batch, groups, keys, dv]`, in any
+/// strides; a group of `heads / groups` neighbouring heads looks at one head of `k` and `v`. Results are views `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging
 /// the heads is free. f16 and bf16 compute in f32 and round once.
 #[derive(Clone, Copy)]
 pub struct CausalAttention<'a> {
@@ -64,6 +66,10 @@ impl CausalAttention<'_> {
 
     /// The gradients of `q`, `k` and `v`, from the forward pass's operands and results and the gradient `grad` of `o`.
     ///
+    /// Those of `k` and `v` are sums over the group's heads and the queries given, along the tree over both. They hold no
+    /// -0: so what a causal mask leaves out may be left out or added, and gradients of two nodes of the tree, computed
+    /// apart and added, are by bits that of the node above them.
+    ///
     /// # Errors
     /// As [`CausalAttention::forward`].
     pub fn backward(
@@ -97,7 +103,8 @@ impl CausalAttention<'_> {
         q.dtype().expect_float(self.verb)?;
         let fits = match (&q.shape()[..], &k.shape()[..], &v.shape()[..]) {
             ([qb, qh, _, qd], [kb, kh, kt, kd], [vb, vh, vt, _]) => {
-                (qb, qh, qd) == (kb, kh, kd) && (kb, kh, kt) == (vb, vh, vt)
+                let grouped = qh == kh || (*kh > 0 && qh % kh == 0);
+                (qb, qd) == (kb, kd) && grouped && (kb, kh, kt) == (vb, vh, vt)
             }
             _ => false,
         };
@@ -111,7 +118,7 @@ impl CausalAttention<'_> {
         let given: Vec<String> = given.iter().map(|t| t.to_string()).collect();
         Error::invalid(
             self.verb,
-            "wants q [batch, heads, queries, d], k [batch, heads, keys, d], v [batch, heads, keys, dv] of one dtype",
+            "wants q [batch, heads, queries, d], k [batch, groups, keys, d], v [batch, groups, keys, dv] of one dtype",
             given.join(", "),
             "permute or cast them first",
         )
@@ -119,18 +126,19 @@ impl CausalAttention<'_> {
 
     fn forward_as<T: Gemm>(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
-        let dv = v.shape()[3];
+        let (dv, each) = (v.shape()[3], group_len(h, k.shape()[1]));
         let mut o = Tensor::zeros(T::DTYPE, [b, tq, h, dv]);
         let mut lse = Tensor::full(T::DTYPE, [b, h, tq], f64::NEG_INFINITY);
         let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
         let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
-        for block in self.blocks(tq, k.len) {
+        for block in self.blocks(0..tq, k.len) {
             let mut tree = RowTree::<T>::new(block.width);
             let mut scores = Scratch::<T>::new(block.rows * block.width);
             let mut sums = vec![T::ZERO; block.rows];
             for head in (0..b).flat_map(|b| (0..h).map(move |h| [b, h])) {
+                let group = [head[0], head[1] / each];
                 let s = scores.get();
-                self.scores(&block, (q.at(head), k.at(head)), s);
+                self.scores(&block, (q.at(head), k.at(group)), s);
                 let lse = &mut lse_data[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
                 dispatch(Exponentials { s, block: &block, tree: &mut tree, sums: &mut sums, lse });
                 self.drop_out(&block, head, s);
@@ -139,7 +147,7 @@ impl CausalAttention<'_> {
                 T::product(
                     T::ONE,
                     block.matrix(s),
-                    v.at(head).rows(0, block.keys),
+                    v.at(group).rows(0, block.keys),
                     T::ZERO,
                     MatMut { data: &mut *o, shape, strides: (h * dv, 1) },
                 );
@@ -152,81 +160,33 @@ impl CausalAttention<'_> {
         Ok((o, lse))
     }
 
-    fn backward_as<T: Gemm>(
-        &self,
-        [q, k, v]: [&Tensor; 3],
-        (o, lse): (&Tensor, &Tensor),
-        grad: &Tensor,
-    ) -> Result<[Tensor; 3]> {
-        let (b, h, tq, d) = (q.shape()[0], q.shape()[1], q.shape()[2], q.shape()[3]);
-        let dv = v.shape()[3];
-        let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
-        let (o, grad) = (o.contiguous_rows(), grad.contiguous_rows());
-        let (o, grad) = (Heads::<T>::of(&o)?, Heads::<T>::of(&grad)?);
-        let lse = lse.contiguous();
-        let lse = lse.as_slice::<T>()?;
-        let mut out = [(tq, d), (k.len, d), (k.len, dv)].map(|(t, d)| Tensor::zeros(T::DTYPE, [b, t, h, d]));
-        let [dq, dk, dvs] = &mut out;
-        let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
-        let scale = T::of(self.scale);
-        let mut dot = RowTree::<T>::new(dv);
-        for block in self.blocks(tq, k.len) {
-            let mut scores = Scratch::<T>::new(block.rows * block.width);
-            let mut slopes = Scratch::<T>::new(block.rows * block.width);
-            for head in (0..b).flat_map(|b| (0..h).map(move |h| [b, h])) {
-                let (p, ds) = (scores.get(), slopes.get());
-                let (qm, km) = (q.at(head).rows(block.start, block.rows), k.at(head).rows(0, block.keys));
-                let vm = v.at(head).rows(0, block.keys);
-                let gm = grad.at(head).rows(block.start, block.rows);
-                let om = o.at(head).rows(block.start, block.rows);
-                self.scores(&block, (q.at(head), k.at(head)), p);
-                T::product(T::ONE, gm, vm.t(), T::ZERO, block.matrix_mut(ds));
-                self.drop_out(&block, head, ds);
-                let lse = &lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
-                dispatch(Slopes { p, ds, block: &block, lse, o: om, grad: gm, dot: &mut dot });
-                self.drop_out(&block, head, p);
-                let at = |start: usize, t: usize, d: usize| ((head[0] * t + start) * h + head[1]) * d;
-                fn rows<T>(data: &mut [T], shape: (usize, usize), step: usize) -> MatMut<'_, T> {
-                    MatMut { data, shape, strides: (step, 1) }
-                }
-                let (ds, p) = (block.matrix(ds), block.matrix(p));
-                let keys = block.keys;
-                let dq = rows(&mut dq[at(block.start, tq, d)..], (block.rows, d), h * d);
-                T::product(scale, ds, km, T::ZERO, dq);
-                T::product(scale, ds.t(), qm, T::ONE, rows(&mut dk[at(0, k.len, d)..], (keys, d), h * d));
-                T::product(T::ONE, p.t(), gm, T::ONE, rows(&mut dvs[at(0, k.len, dv)..], (keys, dv), h * dv));
-            }
-        }
-        Ok(out)
-    }
-
-    /// The blocks of queries. None where there are no keys.
-    fn blocks(&self, queries: usize, keys: usize) -> Vec<Block> {
-        let (mut blocks, mut start) = (Vec::new(), 0);
-        while start < queries && keys > 0 {
+    /// These queries in blocks. None where there are no keys.
+    pub(super) fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<Block> {
+        let (mut blocks, mut start) = (Vec::new(), queries.start);
+        while start < queries.end && keys > 0 {
             let global = self.q_start + start;
             let end = (global / ROWS + 1) * ROWS;
-            let rows = (end - global).min(queries - start);
+            let rows = (end - global).min(queries.end - start);
             // Beyond the last key everything is masked: the width is a function of the global index all the same.
             let width = end.min(keys.next_multiple_of(ROWS));
-            blocks.push(Block { start, global, rows, keys: end.min(keys), width });
+            blocks.push(Block { start, global, rows, keys: end.min(keys), width, step: width });
             start += rows;
         }
         blocks
     }
 
     /// `scale * q k^T` of a block.
-    fn scores<T: Gemm>(&self, block: &Block, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
+    pub(super) fn scores<T: Gemm>(&self, block: &Block, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
         let (q, k) = (q.rows(block.start, block.rows), k.rows(0, block.keys));
         T::product(T::of(self.scale), q, k.t(), T::ZERO, block.matrix_mut(s));
     }
 
     /// Zeros and factors where there is dropout.
-    fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T]) {
+    pub(super) fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T]) {
         let Some(dropout) = &self.dropout else { return };
         let scale = T::of(dropout.scale);
         let mut keep = vec![false; block.keys];
-        for (i, row) in s.chunks_exact_mut(block.width).enumerate() {
+        for (i, row) in s.chunks_exact_mut(block.step).enumerate() {
             let keep = &mut keep[..block.seen(i)];
             (dropout.keep)([b, h, block.start + i], keep);
             for (s, &keep) in row.iter_mut().zip(keep.iter()) {
@@ -236,9 +196,14 @@ impl CausalAttention<'_> {
     }
 }
 
+/// How many heads of queries look at one of `groups` heads of keys.
+pub(super) fn group_len(heads: usize, groups: usize) -> usize {
+    heads.checked_div(groups).unwrap_or(0)
+}
+
 impl Tensor {
     /// This tensor if its last dim is contiguous, else a contiguous copy.
-    fn contiguous_rows(&self) -> Tensor {
+    pub(super) fn contiguous_rows(&self) -> Tensor {
         let last = self.shape().len() - 1;
         if self.strides()[last] == 1 || self.shape()[last] <= 1 { self.clone() } else { self.contiguous() }
     }
@@ -344,17 +309,13 @@ mod tests {
         let [q, k, v] = [1, 2, 3].map(|seed| f32s(noise([1, 2, 200, 16], seed)));
         let bits = |t: &Tensor| t.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let (o, lse) = plain(0).forward(&q, &k, &v).unwrap();
-        for (start, len, keys) in [(0, 50, 50), (50, 100, 150), (50, 3, 200), (199, 1, 200), (64, 64, 128)] {
-            let part = |t: &Tensor, start, len| t.narrow(2, start, len).unwrap();
-            let (po, pl) =
-                plain(start).forward(&part(&q, start, len), &part(&k, 0, keys), &part(&v, 0, keys)).unwrap();
-            assert_eq!(bits(&po), bits(&part(&o, start, len)), "{start} {len} {keys}");
-            assert_eq!(bits(&pl), bits(&part(&lse, start, len)));
-            let grad = part(&q, start, len);
+        for (start, len) in [(0, 50), (50, 100), (50, 3), (199, 1), (64, 64)] {
+            let part = |t: &Tensor| t.narrow(2, start, len).unwrap();
+            let (po, pl) = plain(start).forward(&part(&q), &k, &v).unwrap();
+            assert_eq!((bits(&po), bits(&pl)), (bits(&part(&o)), bits(&part(&lse))), "{start} {len}");
             let whole = plain(0).backward([&q, &k, &v], (&o, &lse), &q).unwrap();
-            let (pk, pv) = (part(&k, 0, keys), part(&v, 0, keys));
-            let dq = plain(start).backward([&grad, &pk, &pv], (&po, &pl), &grad).unwrap();
-            assert_eq!(bits(&dq[0]), bits(&part(&whole[0], start, len)));
+            let dq = plain(start).backward([&part(&q), &k, &v], (&po, &pl), &part(&q)).unwrap();
+            assert_eq!(bits(&dq[0]), bits(&part(&whole[0])));
         }
         for &isa in Isa::available() {
             let again = with_isa(isa, || plain(0).forward(&q, &k, &v).unwrap());

@@ -21,6 +21,8 @@ pub(super) struct Block {
     pub(super) keys: usize,
     /// The scores' row length: `keys` rounded up to whole blocks.
     pub(super) width: usize,
+    /// The step from one row of scores to the next.
+    pub(super) step: usize,
 }
 
 impl Block {
@@ -31,11 +33,11 @@ impl Block {
     }
 
     pub(super) fn matrix<'a, T>(&self, data: &'a [T]) -> MatRef<'a, T> {
-        MatRef { data, shape: (self.rows, self.keys), strides: (self.width, 1) }
+        MatRef { data, shape: (self.rows, self.keys), strides: (self.step, 1) }
     }
 
     pub(super) fn matrix_mut<'a, T>(&self, data: &'a mut [T]) -> MatMut<'a, T> {
-        MatMut { data, shape: (self.rows, self.keys), strides: (self.width, 1) }
+        MatMut { data, shape: (self.rows, self.keys), strides: (self.step, 1) }
     }
 }
 
@@ -51,6 +53,11 @@ impl<'a, T: Gemm> Heads<'a, T> {
     pub(super) fn of(x: &'a Tensor) -> Result<Self> {
         let s = x.strides();
         Ok(Heads { data: x.data()?, len: x.shape()[2], d: x.shape()[3], strides: [s[0], s[1], s[2], s[3]] })
+    }
+
+    /// So many rows of a head, from one on.
+    pub(super) fn rows(&self, (head, start, len): ([usize; 2], usize, usize)) -> MatRef<'a, T> {
+        self.at(head).rows(start, len)
     }
 
     pub(super) fn at(&self, [b, h]: [usize; 2]) -> MatRef<'a, T> {
@@ -102,11 +109,13 @@ impl<T: Gemm> Kernel for Exponentials<'_, T> {
     }
 }
 
-/// Scores `p` become probabilities, and their gradients `ds` those of the scores.
+/// Scores `p` become probabilities, and their gradients `ds` those of the scores before `scale`. What is masked becomes 0,
+/// up to the rows' whole step.
 pub(super) struct Slopes<'a, T> {
     pub(super) p: &'a mut [T],
     pub(super) ds: &'a mut [T],
     pub(super) block: &'a Block,
+    pub(super) scale: T,
     pub(super) lse: &'a [T],
     pub(super) o: MatRef<'a, T>,
     pub(super) grad: MatRef<'a, T>,
@@ -119,8 +128,8 @@ impl<T: Gemm> Kernel for Slopes<'_, T> {
     fn run(self) {
         let d = self.o.shape.1;
         let mut products = vec![T::ZERO; d];
-        let width = self.block.width;
-        let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
+        let step = self.block.step;
+        let rows = self.p.chunks_exact_mut(step).zip(self.ds.chunks_exact_mut(step));
         for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
             let o = self.o.row(i);
             let grad = self.grad.row(i);
@@ -133,7 +142,7 @@ impl<T: Gemm> Kernel for Slopes<'_, T> {
             ds[seen.len()..].fill(T::ZERO);
             for (p, ds) in seen.iter_mut().zip(ds) {
                 *p = (*p - lse).exp();
-                *ds = *p * (*ds - delta);
+                *ds = self.scale * (*p * (*ds - delta));
             }
         }
     }

@@ -6,6 +6,7 @@
 
 mod argmax;
 mod attention;
+mod attention_backward;
 mod attention_block;
 mod cast;
 mod copy;
@@ -16,6 +17,7 @@ mod nest;
 mod norm;
 mod real;
 mod reduce;
+mod rotary;
 pub mod simd;
 mod softmax;
 mod tree;
@@ -38,6 +40,7 @@ pub use nest::Nest;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{reduce, reduce_wide};
+pub use rotary::Rotation;
 pub use simd::{Isa, Kernel, dispatch, with_isa};
 pub use softmax::{RowBody, log_softmax, log_softmax_backward, over_rows, softmax, softmax_backward};
 pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges, row_max};

@@ -62,16 +62,11 @@ pub trait Num: Lane<Wide = Self> + PartialOrd {
     fn sub(self, other: Self) -> Self;
     /// The product.
     fn mul(self, other: Self) -> Self;
-    /// The larger; NaN if either is; this one where they are equal.
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        if self >= other || is_nan(self) { self } else { other }
-    }
-    /// The smaller; NaN if either is; this one where they are equal.
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        if self <= other || is_nan(self) { self } else { other }
-    }
+    /// The larger, where -0 is less than 0; the one quiet NaN of its type if either is a NaN: IEEE 754-2019's `maximum`,
+    /// by bits the same in whatever order several values are taken.
+    fn max(self, other: Self) -> Self;
+    /// The smaller, as [`Num::max`]: IEEE 754-2019's `minimum`.
+    fn min(self, other: Self) -> Self;
 }
 
 /// One of two values, computed both.
@@ -204,6 +199,19 @@ macro_rules! float_num {
             fn sub(self, other: $t) -> $t { self - other }
             #[inline(always)]
             fn mul(self, other: $t) -> $t { self * other }
+            #[inline(always)]
+            fn max(self, other: $t) -> $t {
+                // The two differ only where the values are zeros of either sign, or a NaN is among them.
+                let (a, b) = (select(self > other, self, other), select(other > self, other, self));
+                let larger = $t::from_bits(a.to_bits() & b.to_bits());
+                select(self.is_nan() | other.is_nan(), $t::NAN, larger)
+            }
+            #[inline(always)]
+            fn min(self, other: $t) -> $t {
+                let (a, b) = (select(self < other, self, other), select(other < self, other, self));
+                let smaller = $t::from_bits(a.to_bits() | b.to_bits());
+                select(self.is_nan() | other.is_nan(), $t::NAN, smaller)
+            }
         }
         impl Real for $t {
             #[inline(always)]
@@ -253,6 +261,10 @@ macro_rules! int_num {
             fn sub(self, other: $t) -> $t { self.wrapping_sub(other) }
             #[inline(always)]
             fn mul(self, other: $t) -> $t { self.wrapping_mul(other) }
+            #[inline(always)]
+            fn max(self, other: $t) -> $t { Ord::max(self, other) }
+            #[inline(always)]
+            fn min(self, other: $t) -> $t { Ord::min(self, other) }
         }
     )*};
 }
@@ -284,10 +296,21 @@ mod tests {
     }
 
     #[test]
-    fn nan_wins_and_ties_keep_the_first() {
-        assert!(Num::max(f32::NAN, 1.0).is_nan() && Num::max(1.0, f32::NAN).is_nan());
-        assert!(Num::min(f64::NAN, 1.0).is_nan() && Num::min(1.0, f64::NAN).is_nan());
-        assert_eq!(Num::max(-0.0f32, 0.0).to_bits(), (-0.0f32).to_bits());
+    fn extremes_do_not_depend_on_the_order() {
+        let payload = f32::from_bits(0xffc0_1234);
+        let all = [-0.0, 0.0, 1.5, -1.5, f32::INFINITY, f32::NEG_INFINITY, 1e-45, f32::NAN, payload];
+        // IEEE 754's total order on what is not NaN.
+        let key = |x: f32| (x.to_bits() as i32) ^ ((x.to_bits() as i32 >> 31) as u32 >> 1) as i32;
+        for (x, y) in all.into_iter().flat_map(|x| all.map(|y| (x, y))) {
+            let nan = x.is_nan() || y.is_nan();
+            let (low, high) = if key(x) < key(y) { (x, y) } else { (y, x) };
+            let want = [low, high].map(|x| if nan { 0x7fc0_0000 } else { x.to_bits() });
+            assert_eq!([Num::min(x, y), Num::max(x, y)].map(f32::to_bits), want, "{x} {y}");
+            let wide = [Num::min(f64::from(x), f64::from(y)), Num::max(f64::from(x), f64::from(y))];
+            let want = [low, high].map(|x| if nan { f64::NAN } else { f64::from(x) });
+            assert_eq!(wide.map(f64::to_bits), want.map(f64::to_bits), "{x} {y}");
+        }
+        assert_eq!((Num::max(-3i32, 2), Num::min(250u8, 7)), (2, 7));
         assert_eq!((Num::add(250u8, 9), Num::mul(i32::MAX, 2), Num::sub(0u8, 1)), (3, -2, 255));
     }
 }

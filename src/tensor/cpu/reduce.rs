@@ -11,7 +11,8 @@ use crate::tensor::{DType, Dims, ReduceOp, Shape, Tensor, for_dtype};
 
 /// `x` reduced over `dims`, which stay as extents of 1 where `keep_dims`.
 ///
-/// Floats narrower than f32 are reduced in f32 and rounded once; integers wrap. Max and min are NaN if any element is.
+/// Floats narrower than f32 are reduced in f32 and rounded once; integers wrap. Max and min follow [`Num::max`] and
+/// [`Num::min`]: NaN, always the same one, if any element is, and of zeros 0 is the larger.
 /// Over no elements the result is the reduction's identity.
 ///
 /// # Errors
@@ -171,7 +172,7 @@ impl<T: Num, F: Fold<T>> Kernel for ByRows<'_, T, F> {
                     stack[top] = node;
                     top += 1;
                 }
-                *out.next().expect("one output a column") = stack[0];
+                *out.next().expect("one output a column") = F::finish(stack[0]);
             }
         });
     }
@@ -213,7 +214,8 @@ impl<T: Num, F: Fold<T>> Kernel for ByColumns<'_, T, F> {
                         (width, block),
                     );
                 }
-                out[out_row + start..][..width].copy_from_slice(&stack[..width]);
+                let out = &mut out[out_row + start..][..width];
+                out.iter_mut().zip(&stack[..width]).for_each(|(o, &node)| *o = F::finish(node));
             }
             out_row += len;
         });
@@ -375,6 +377,41 @@ mod tests {
                 }
                 let kept = reduce("r", &x, &dims, op, true).unwrap();
                 assert_eq!((kept.shape().len(), kept.numel()), (4, got.numel()));
+            }
+        }
+    }
+
+    #[test]
+    fn extremes_have_the_same_bits_in_any_order() {
+        fn odd(i: usize) -> f32 {
+            match i % 7 {
+                0 => 0.0,
+                1 => -0.0,
+                3 if i % 5 == 0 => f32::from_bits(0xffc0_0042),
+                _ => -1.0,
+            }
+        }
+        for n in [1, 2, 5, 31, 33, 100] {
+            for of in [odd as fn(usize) -> f32, |i| if i % 2 == 0 { -0.0 } else { 0.0 }, |_| -0.0] {
+                let x = Tensor::from_vec((0..3 * n).map(of).collect::<Vec<f32>>(), [3, n]).unwrap();
+                let back = Tensor::from_vec((0..3 * n).rev().map(of).collect::<Vec<f32>>(), [3, n]).unwrap();
+                for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+                    let [x, back] = [&x, &back].map(|t| cast(t, dtype).unwrap());
+                    for op in [ReduceOp::Max, ReduceOp::Min] {
+                        let all = |t: &Tensor, dims: &[usize]| {
+                            reduce("m", t, dims, op, false).unwrap().as_bytes().unwrap().to_vec()
+                        };
+                        let want = all(&x, &[0, 1]);
+                        for &isa in Isa::available() {
+                            with_isa(isa, || assert_eq!(all(&x, &[0, 1]), want, "{n} {op} {dtype} {isa:?}"));
+                        }
+                        assert_eq!(all(&back, &[0, 1]), want, "backwards, {n} {op} {dtype}");
+                        let turned = x.transpose(0, 1).unwrap();
+                        assert_eq!(all(&turned, &[0, 1]), want, "turned, {n} {op} {dtype}");
+                        let rows = reduce("m", &turned.contiguous(), &[0], op, false).unwrap();
+                        assert_eq!(all(&rows, &[0]), want, "by columns, {n} {op} {dtype}");
+                    }
+                }
             }
         }
     }

@@ -23,17 +23,22 @@ pub trait Fold<T>: Copy {
     const EMPTY: T;
     /// The joint value; `a` holds the lower indices.
     fn join(a: T, b: T) -> T;
+    /// The value of the whole range from that of its node: also of one element alone, which nothing was joined with.
+    #[inline(always)]
+    fn finish(a: T) -> T {
+        a
+    }
 }
 
 /// Addition.
 #[derive(Clone, Copy)]
 pub struct Sum;
 
-/// The maximum; NaN wins.
+/// The maximum, [`Num::max`].
 #[derive(Clone, Copy)]
 pub struct Max;
 
-/// The minimum; NaN wins.
+/// The minimum, [`Num::min`].
 #[derive(Clone, Copy)]
 pub struct Min;
 
@@ -53,6 +58,11 @@ impl<T: Num> Fold<T> for Max {
     fn join(a: T, b: T) -> T {
         a.max(b)
     }
+    /// A NaN becomes the one that any join gives.
+    #[inline(always)]
+    fn finish(a: T) -> T {
+        a.max(Self::PAD)
+    }
 }
 
 impl<T: Num> Fold<T> for Min {
@@ -61,6 +71,10 @@ impl<T: Num> Fold<T> for Min {
     #[inline(always)]
     fn join(a: T, b: T) -> T {
         a.min(b)
+    }
+    #[inline(always)]
+    fn finish(a: T) -> T {
+        a.min(Self::PAD)
     }
 }
 

@@ -1,0 +1,183 @@
+//! Running a kernel once for each node of a sum in parts.
+//!
+//! An operator's kernel knows nothing of forests. Where a rank's terms are several nodes of the summation tree, the kernel
+//! runs on the part of the operands under each node, and the sums are stacked; where a sum in several parts passes through,
+//! it runs on each part.
+
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+
+use super::facts::Facts;
+use super::plan::term_rows;
+use crate::error::Result;
+use crate::ops::{Meta, Op, Row, Slot, Tensors, Window, Windows};
+use crate::placement::{Block, Node, Region};
+use crate::tensor::{DType, Dims, Shape, Tensor, cpu};
+
+/// How often a kernel runs, and on what.
+pub(super) enum Nodes {
+    /// Once for each node that this rank finishes: the boxes of operands and results under it.
+    Make { calls: Vec<Windows>, made: SmallVec<[bool; 3]> },
+    /// Once for each part of the operands that are sums in parts.
+    Pass { parts: usize, passing: SmallVec<[bool; 3]> },
+}
+
+impl Nodes {
+    /// `made` names the results that are sums over terms which the operator cuts. None where one call of the kernel does.
+    pub fn find(
+        op: &dyn Op,
+        metas: &[Meta],
+        ins: &[Rc<Facts>],
+        outs: &[Rc<Facts>],
+        made: &SmallVec<[bool; 3]>,
+    ) -> Option<Nodes> {
+        let Some(k) = made.iter().position(|&m| m) else {
+            let passing: SmallVec<[bool; 3]> = ins.iter().map(|f| f.spec().terms.is_some()).collect();
+            let parts = ins.iter().find(|f| f.spec().terms.is_some())?.nodes_len();
+            return (parts != 1).then_some(Nodes::Pass { parts, passing });
+        };
+        let spec = outs[k].spec();
+        let terms = spec.terms.as_ref().expect("made results have terms");
+        let forest = terms.forest(&spec.mesh, spec.mesh.coords()).expect("the plan has checked that it fits");
+        let dims = term_rows(op, metas, k);
+        let call = |node: &Node| Windows {
+            ins: (0..ins.len()).map(|i| under(ins[i].window(), node, &dims, |r| r.ins[i])).collect(),
+            outs: (0..outs.len()).map(|o| under(outs[o].window(), node, &dims, |r| r.outs[o])).collect(),
+        };
+        let calls: Vec<Windows> = forest.iter().map(call).collect();
+        let whole = |w: &Windows| {
+            let mut windows = w.ins.iter().zip(ins).chain(w.outs.iter().zip(outs));
+            windows.all(|(w, f)| w.region == f.window().region)
+        };
+        let rounds = (0..outs.len()).any(|o| made[o] && outs[o].spec().stored_dtype() != outs[o].dtype());
+        let once = matches!(&calls[..], [only] if whole(only)) && !rounds;
+        (!once).then_some(Nodes::Make { calls, made: made.clone() })
+    }
+
+    /// The results as this rank stores them.
+    pub fn run(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, outs: &[Rc<Facts>]) -> Result<Tensors> {
+        match self {
+            Nodes::Make { calls, made } => make(op, calls, made, ins, at, outs),
+            Nodes::Pass { parts, passing } => {
+                let mut results: Vec<Tensors> = Vec::with_capacity(*parts);
+                for part in 0..*parts {
+                    let pick = |(x, p): (&Tensor, &bool)| if *p { x.select(0, part) } else { Ok(x.clone()) };
+                    let mut locals: Tensors = ins.iter().zip(passing).map(pick).collect::<Result<_>>()?;
+                    results.push(op.eval(&mut locals, at)?);
+                }
+                stack(&results, outs, |_| true)
+            }
+        }
+    }
+}
+
+fn make(
+    op: &dyn Op,
+    calls: &[Windows],
+    made: &[bool],
+    ins: &[Tensor],
+    at: &Windows,
+    outs: &[Rc<Facts>],
+) -> Result<Tensors> {
+    let wide: Tensors = ins.iter().map(widened).collect::<Result<_>>()?;
+    let mut results: Vec<Tensors> = Vec::with_capacity(calls.len());
+    let mut whole: SmallVec<[Option<Tensor>; 3]> = SmallVec::new();
+    for (f, made) in outs.iter().zip(made) {
+        whole.push((!made).then(|| Tensor::stale(f.dtype(), f.local_shape())));
+    }
+    for call in calls {
+        let parts = wide.iter().zip(&at.ins).zip(&call.ins);
+        let mut locals: Tensors =
+            parts.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;
+        let mut found = op.eval(&mut locals, call)?;
+        for (o, whole) in whole.iter_mut().enumerate() {
+            if let Some(whole) = whole {
+                let part = cpu::cast(&found[o], whole.dtype())?;
+                paste(&part, &call.outs[o].region, whole, &at.outs[o].region);
+                found[o] = Tensor::default();
+            }
+        }
+        results.push(found);
+    }
+    let mut outs = stack(&results, outs, |o| made[o])?;
+    for (out, whole) in outs.iter_mut().zip(whole) {
+        if let Some(whole) = whole {
+            *out = whole;
+        }
+    }
+    Ok(outs)
+}
+
+/// The parts of those results that `sums` names, as they are stored.
+fn stack(results: &[Tensors], outs: &[Rc<Facts>], sums: impl Fn(usize) -> bool) -> Result<Tensors> {
+    let one = |(o, f): (usize, &Rc<Facts>)| {
+        if !sums(o) {
+            return Ok(Tensor::default());
+        }
+        let parts: Vec<Tensor> = results.iter().map(|r| r[o].clone()).collect();
+        match &parts[..] {
+            [only] => only.reshape(f.stored_shape().clone()),
+            _ => Tensor::stack(&parts, f.local_shape(), f.spec().stored_dtype()),
+        }
+    };
+    outs.iter().enumerate().map(one).collect()
+}
+
+/// f16 and bf16 operands in f32, in which their kernels compute: sums are rounded when they are whole.
+fn widened(x: &Tensor) -> Result<Tensor> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => cpu::cast(x, DType::F32),
+        _ => Ok(x.clone()),
+    }
+}
+
+/// The box of what a rank holds that lies under `node`; `slot` says which dim, if any, a row of `dims` cuts.
+fn under(held: &Window, node: &Node, dims: &[Row], slot: impl Fn(&Row) -> Slot) -> Window {
+    let (mut start, mut len): (Dims, Dims) = match held.region.boxes.first() {
+        Some(block) => (block.start.clone(), block.len.clone()),
+        None => (Dims::from_elem(0, held.global.len()), held.region.local.iter().copied().collect()),
+    };
+    for (j, row) in dims.iter().enumerate() {
+        if let Slot::S(d) = slot(row) {
+            (start[d], len[d]) = (node.start[j], node.len[j]);
+        }
+    }
+    Window { global: held.global.clone(), region: Region::of_box(start, Shape::from(len)) }
+}
+
+/// The elements of `part`, a box, of a rank's `local`, which holds `held`.
+fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
+    let Some(want) = part.boxes.first() else { return Ok(Tensor::zeros(local.dtype(), part.local.clone())) };
+    let block = containing(held, want);
+    if held.local[..] == block.len[..] {
+        return (0..want.len.len())
+            .try_fold(local.clone(), |t, d| t.narrow(d, want.start[d] - block.start[d], want.len[d]));
+    }
+    // Ragged over several dims: a box of it is a run of rows.
+    let at = place(block, want);
+    let mut out = Tensor::stale(local.dtype(), part.local.clone());
+    local.contiguous().copy_block(&mut out, &want.len, (at, &block.strides), (0, &part.local.strides()));
+    Ok(out)
+}
+
+/// Writes `part`'s elements to their places in `whole`, which holds `held`.
+fn paste(part: &Tensor, from: &Region, whole: &mut Tensor, held: &Region) {
+    let Some(want) = from.boxes.first() else { return };
+    let block = containing(held, want);
+    part.copy_block(whole, &want.len, (0, part.strides()), (place(block, want), &block.strides));
+}
+
+fn containing<'a>(held: &'a Region, want: &Block) -> &'a Block {
+    let inside = |b: &&Block| {
+        (0..want.len.len())
+            .all(|d| b.start[d] <= want.start[d] && want.start[d] + want.len[d] <= b.start[d] + b.len[d])
+    };
+    held.boxes.iter().find(inside).expect("a node's box lies in one of the held boxes")
+}
+
+/// Where a box begins in the local storage of the one around it.
+fn place(block: &Block, want: &Block) -> usize {
+    let steps = (0..want.start.len()).map(|d| (want.start[d] - block.start[d]) * block.strides[d]);
+    block.offset + steps.sum::<usize>()
+}

@@ -1,0 +1,123 @@
+//! Small reductions of several tensors in one message.
+
+use super::redistribute;
+use super::tensor::DTensor;
+use crate::comm::{Group, Reduce};
+use crate::error::Result;
+use crate::tensor::{DType, Shape, Tensor};
+
+/// Reductions over one group, of one dtype, that travel together.
+struct Bundle {
+    group: Group,
+    dtype: DType,
+    /// The tensors' places in the call, and how each is folded.
+    members: Vec<(usize, Reduce)>,
+}
+
+impl DTensor {
+    /// Each tensor as [`DTensor::reduce_partial`] gives it, by bits; those that are reduced over the same ranks in one
+    /// all-gather of what every rank has of them. For many small tensors: each rank receives the parts of all others whole.
+    ///
+    /// # Errors
+    /// A fault of communication.
+    pub fn reduce_partials(xs: &[DTensor]) -> Result<Vec<DTensor>> {
+        let mut bundles: Vec<Bundle> = Vec::new();
+        let mut done: Vec<Option<DTensor>> = vec![None; xs.len()];
+        for (i, x) in xs.iter().enumerate() {
+            let facts = x.mesh.facts_of(x.facts.spec().with_layout(x.reduced_layout()?)?)?;
+            let m = redistribute::find(&x.mesh, &x.facts, &facts)?;
+            let Some((group, reduce)) = m.only_all_reduce().filter(|_| x.edge.is_none()) else {
+                done[i] = Some(x.reduce_partial()?);
+                continue;
+            };
+            let like = |b: &&mut Bundle| b.group.ranks() == group.ranks() && b.dtype == x.local.dtype();
+            match bundles.iter_mut().find(like) {
+                Some(bundle) => bundle.members.push((i, reduce.clone())),
+                None => bundles.push(Bundle {
+                    group: group.clone(),
+                    dtype: x.local.dtype(),
+                    members: vec![(i, reduce.clone())],
+                }),
+            }
+        }
+        for bundle in bundles {
+            bundle.run(xs, &mut done)?;
+        }
+        Ok(done.into_iter().map(|x| x.expect("each is alone or in a bundle")).collect())
+    }
+}
+
+impl Bundle {
+    fn run(&self, xs: &[DTensor], done: &mut [Option<DTensor>]) -> Result<()> {
+        let len = |member: usize, reduce: &Reduce| reduce.part_shape(member).numel();
+        let total = |member: usize| self.members.iter().map(|(_, r)| len(member, r)).sum::<usize>();
+        let shapes: Vec<Shape> = (0..self.group.len()).map(|m| [total(m)].into()).collect();
+        let mut mine = Tensor::stale(self.dtype, shapes[self.group.index()].clone());
+        let mut at = 0;
+        for (i, _) in &self.members {
+            let x = &xs[*i].local;
+            x.copy_block(&mut mine, x.shape(), (0, x.strides()), (at, &x.shape().strides()));
+            at += x.numel();
+        }
+        let all = self.group.all_gather(&mine, &shapes)?;
+        let mut starts = vec![0; self.group.len()];
+        for (i, reduce) in &self.members {
+            let part = |(member, all): (usize, &Tensor)| {
+                let len = len(member, reduce);
+                starts[member] += len;
+                all.narrow(0, starts[member] - len, len)?.reshape(reduce.part_shape(member))
+            };
+            let parts = all.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
+            let x = &xs[*i];
+            let facts = x.mesh.facts_of(x.facts.spec().with_layout(x.reduced_layout()?)?)?;
+            done[*i] = Some(DTensor::wrap(&x.mesh, reduce.fold(&parts), facts));
+        }
+        let others = (0..self.group.len()).filter(|m| *m != self.group.index()).map(total).sum::<usize>();
+        let bytes = (others * self.dtype.size_bytes()) as u64;
+        if let Some((i, _)) = self.members.first() {
+            let moved = &xs[*i].mesh.0.moved_bytes;
+            moved.set(moved.get() + bytes);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::{DeviceMesh, Reduction};
+    use crate::placement::Layout;
+
+    #[test]
+    fn as_one_by_one_by_bits() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 3), ("b", 2)])?;
+            let value = |n: usize| {
+                let x = (0..n * 5).map(|i| (i as f32 * 0.7).sin() * 10f32.powi(i as i32 % 7 - 3)).collect();
+                Tensor::from_vec(x, [n, 5])
+            };
+            let mut xs = Vec::new();
+            for (n, layout) in [
+                (7, "(S0, R)"),
+                (5, "(S1, S0)"),
+                (4, "(R, S0)"),
+                (0, "(S0, R)"),
+                (9, "(R, R)"),
+                (2, "(S0, S0)"),
+            ] {
+                xs.push(DTensor::distribute(&mesh, &value(n)?, layout.parse::<Layout>()?)?.sum_all()?);
+            }
+            for reduction in [Reduction::Exact, Reduction::Fast] {
+                let together = mesh.with_reduction(reduction, || DTensor::reduce_partials(&xs))?;
+                for (one, x) in together.iter().zip(&xs) {
+                    let alone = x.reduce_partial()?;
+                    assert_eq!(one.local().as_bytes()?, alone.local().as_bytes()?);
+                    assert_eq!(one.layout(), alone.layout());
+                }
+            }
+            Ok(())
+        };
+        spmd(6, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+}

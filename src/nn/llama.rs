@@ -1,0 +1,217 @@
+//! A Llama: the decoder-only transformer of Touvron et al. 2023.
+
+use super::forward::Forward;
+use super::grouped_attention::{GroupedAttention, GroupedHeads};
+use super::layers::{Embedding, Linear, RmsNorm};
+use super::mlp::GatedMlp;
+use super::params::{Params, Scope};
+use crate::dtensor::DTensor;
+use crate::error::{Error, Result};
+use crate::rng::Init;
+
+/// A Llama's sizes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// The number of tokens there are.
+    pub vocabulary: usize,
+    /// The longest sequence.
+    pub block: usize,
+    /// The number of blocks.
+    pub layers: usize,
+    /// The number of heads of queries.
+    pub heads: usize,
+    /// The number of heads of keys and values; it divides the heads. Tensor parallelism gives each rank whole ones, with
+    /// the heads of queries that look at them.
+    pub kv_heads: usize,
+    /// The width of a head; it is even, and usually `width / heads`.
+    pub head_width: usize,
+    /// The width of the residual stream.
+    pub width: usize,
+    /// The hidden width of the MLPs.
+    pub hidden: usize,
+    /// The base of the rotary angles, usually 10000.
+    pub base: f64,
+    /// The probability of dropping embeddings, attention probabilities and the blocks' outputs; Llama's own is 0.
+    pub dropout: f64,
+}
+
+/// A Llama: root-mean-square norms before each part, rotary positions, grouped-query attention, SiLU-gated MLPs, no
+/// biases, and a head of its own. It holds no values: they are in its [`Params`].
+#[derive(Clone, Debug)]
+pub struct Llama {
+    config: LlamaConfig,
+    tokens: Embedding,
+    blocks: Vec<Block>,
+    norm: RmsNorm,
+    head: Linear,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    attn_norm: RmsNorm,
+    attn: GroupedAttention,
+    mlp_norm: RmsNorm,
+    mlp: GatedMlp,
+}
+
+impl Llama {
+    /// Declares all parameters in `params`: normal with deviation 0.02, divided by `sqrt(2 layers)` for the two maps of
+    /// each block that write to the residual stream.
+    ///
+    /// # Errors
+    /// Refuses sizes that do not fit one another, and a plan that cannot split them.
+    pub fn new(params: &mut Params, config: LlamaConfig) -> Result<Llama> {
+        let LlamaConfig { vocabulary, layers, heads, kv_heads, head_width, width, hidden, .. } = config;
+        let init = Init::Normal { mean: 0.0, std: 0.02 };
+        let residual = Init::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
+        let grouped = GroupedHeads { heads, kv_heads, head_width, base: config.base };
+        let mut root = params.root();
+        let tokens = Embedding::new(root.child("wte"), vocabulary, width, init)?;
+        let one = |mut scope: Scope<'_>| -> Result<Block> {
+            let inits = (init, residual);
+            Ok(Block {
+                attn_norm: RmsNorm::new(scope.child("attn_norm"), width)?,
+                attn: GroupedAttention::new(scope.child("attn"), width, grouped, config.dropout, inits)?,
+                mlp_norm: RmsNorm::new(scope.child("mlp_norm"), width)?,
+                mlp: GatedMlp::new(scope.child("mlp"), (width, hidden), config.dropout, inits)?,
+            })
+        };
+        let mut h = root.child("h");
+        let blocks = (0..layers).map(|i| one(h.child(i))).collect::<Result<_>>()?;
+        let norm = RmsNorm::new(root.child("norm"), width)?;
+        let head = Linear::new(root.child("head"), width, vocabulary, false, init)?;
+        Ok(Llama { config, tokens, blocks, norm, head })
+    }
+
+    /// The sizes.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    /// The scores `[batch, time, vocabulary]` of the token that follows each of `tokens` `[batch, time]` (i64).
+    ///
+    /// # Errors
+    /// Refuses tokens outside the vocabulary and sequences longer than the block; a fault of communication.
+    pub fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
+        let &[_, time] = &tokens.shape()[..] else {
+            let rule = "wants tokens of two dims: batch, time";
+            return Err(Error::invalid("llama", rule, tokens.to_string(), "reshape them first"));
+        };
+        if time > self.config.block {
+            return Err(Error::invalid(
+                "llama",
+                "the sequence is longer than the block",
+                tokens.to_string(),
+                format!("pass at most {} tokens", self.config.block),
+            ));
+        }
+        let x = cx.site("embedding", self.tokens.forward(cx, tokens)?)?;
+        let mut x = cx.dropout(x, self.config.dropout)?;
+        for block in &self.blocks {
+            x = block.forward(cx, x)?;
+        }
+        let x = cx.site("head.input", self.norm.forward(cx, &x)?)?;
+        self.head.forward(cx, &x)
+    }
+
+    /// The mean cross entropy of predicting `targets` from `tokens`, both `[batch, time]` (i64); shape `[]`.
+    ///
+    /// # Errors
+    /// As [`Llama::forward`].
+    pub fn loss(&self, cx: &Forward, tokens: &DTensor, targets: &DTensor) -> Result<DTensor> {
+        self.forward(cx, tokens)?.cross_entropy(targets)?.mean_all()
+    }
+}
+
+impl Block {
+    fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
+        let x = self.attn.forward(cx, self.attn_norm.forward(cx, &x)?)?.add(&x)?;
+        self.mlp.forward(cx, self.mlp_norm.forward(cx, &x)?)?.add(&x)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DeviceMesh;
+    use crate::nn::Plan;
+    use crate::placement::Layout;
+    use crate::tensor::{DType, Tensor};
+
+    const CONFIG: LlamaConfig = LlamaConfig {
+        vocabulary: 5,
+        block: 4,
+        layers: 1,
+        heads: 3,
+        kv_heads: 1,
+        head_width: 2,
+        width: 7,
+        hidden: 5,
+        base: 1e4,
+        dropout: 0.0,
+    };
+
+    fn alone(f: impl Fn(&DeviceMesh, &mut Params) -> Result<()> + Send + Sync + 'static) {
+        let run = move |rank| {
+            let mesh = DeviceMesh::new(&rank, &[])?;
+            f(&mesh, &mut Params::new(&mesh, Plan::default(), 1)?)
+        };
+        spmd(1, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn refuses_what_does_not_fit() {
+        alone(|mesh, params| {
+            let model = Llama::new(params, CONFIG)?;
+            let cx = Forward::eval(params);
+            let zeros = |dtype, shape: &[usize]| DTensor::zeros(mesh, dtype, shape, Layout::replicated(0));
+            for shape in [&[3][..], &[], &[1, 2, 3], &[1, 5]] {
+                let e = model.forward(&cx, &zeros(DType::I64, shape)?).unwrap_err().to_string();
+                assert!(e.starts_with("llama: "), "{e}");
+            }
+            assert_eq!(model.forward(&cx, &zeros(DType::I64, &[2, 0])?)?.shape()[..], [2, 0, 5]);
+            Ok(())
+        });
+        for (config, want) in [
+            (
+                LlamaConfig { kv_heads: 2, ..CONFIG },
+                "attention: the heads are not a multiple of those of keys and values; got 3 heads, 2 of keys and values",
+            ),
+            (
+                LlamaConfig { head_width: 3, ..CONFIG },
+                "attention: rotary positions turn pairs: a head's width is even; got width 3",
+            ),
+        ] {
+            alone(move |_, params| {
+                assert_eq!(Llama::new(params, config).unwrap_err().to_string(), want);
+                Ok(())
+            });
+        }
+    }
+
+    /// What a token's scores are depends on the tokens up to it, in their order; and all parameters get gradients.
+    #[test]
+    fn looks_back_only_and_learns_everywhere() {
+        alone(|mesh, params| {
+            let model = Llama::new(params, CONFIG)?;
+            let scores = |tokens: [i64; 4]| -> Result<Vec<f64>> {
+                let tokens = Tensor::from_slice(&tokens, [1, 4])?;
+                let tokens = DTensor::distribute(mesh, &tokens, Layout::replicated(0))?;
+                Ok(model.forward(&Forward::eval(params), &tokens)?.full_tensor()?.to_f64_vec())
+            };
+            let (a, b, c) = (scores([1, 2, 3, 4])?, scores([1, 2, 3, 0])?, scores([2, 1, 3, 4])?);
+            assert_eq!(a[..15], b[..15]);
+            assert_ne!(a[15..], b[15..]);
+            assert_ne!(a[15..], c[15..], "positions count");
+            let tokens = Tensor::from_slice(&[0i64, 1, 2, 3], [2, 2])?;
+            let tokens = DTensor::distribute(mesh, &tokens, Layout::replicated(0))?;
+            let grads = model.loss(&Forward::eval(params), &tokens, &tokens)?.backward()?;
+            for id in params.ids() {
+                let grad = grads.get(params.value(id)).expect("a gradient").full_tensor()?;
+                assert!(grad.to_f64_vec().iter().any(|&g| g != 0.0), "{}", params.path(id));
+            }
+            Ok(())
+        });
+    }
+}

@@ -1,0 +1,354 @@
+//! The terms of a sum in parts: which of them each rank has added up, as finished nodes of the summation tree.
+//!
+//! A `Partial` sum that an operator makes in exact mode comes from cutting the dims summed over: each rank has a box of
+//! the terms' indices. The tree over those indices (see [`Node`]) does not depend on the mesh, so what a rank can finish by
+//! itself is the *forest* of the largest nodes inside its box: one node where the cut falls on the tree, a few where it
+//! falls between, none for an empty box. Ranks hold one tensor for each node, and adding them up in the tree's order
+//! gives the bits that one rank gives.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::{Block, Layout, Mesh, Spec};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Shape};
+
+/// The widest leaf of the summation tree.
+pub const LEAF: usize = 32;
+
+/// What the tree does below ranges of [`LEAF`] indices of the innermost dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Leaf {
+    /// Neighbours are added, then the sums of neighbours, and so on: any range consists of nodes.
+    Pairs,
+    /// One chain of fused multiply-adds in ascending order, as in a matrix product: it cannot be cut.
+    Chain,
+}
+
+/// The terms of a sum in parts, and who has added up which.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Terms {
+    /// The extents of the dims summed over, outermost first.
+    pub extents: Shape,
+    /// The form of the tree's leaves.
+    pub leaf: Leaf,
+    /// How the mesh axes split these dims.
+    pub layout: Layout,
+    /// The axes along which the parts have been added up already, ascending.
+    pub done: SmallVec<[usize; 2]>,
+}
+
+/// A node of the summation tree: single indices of the outer dims, a range of one dim, all of the inner ones.
+///
+/// The outermost dim's range `[a, b)` is halved at `a + ceil((b - a) / 2)` down to single indices, then the next dim's;
+/// the innermost one's down to leaves of at most [`LEAF`], which continue as [`Leaf`] says. What lies below a node depends
+/// on its lengths alone, so evaluated apart it has the bits that it has inside the whole.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Node {
+    /// The first index.
+    pub start: Dims,
+    /// The number of indices along each dim.
+    pub len: Dims,
+}
+
+impl Node {
+    /// The root over dims of these extents.
+    pub fn root(extents: &[usize]) -> Node {
+        Node { start: Dims::from_elem(0, extents.len()), len: extents.into() }
+    }
+
+    /// The number of terms.
+    pub fn numel(&self) -> usize {
+        self.len.iter().product()
+    }
+
+    /// The two nodes below this one; none for a leaf, and for an empty range.
+    pub fn halves(&self, leaf: Leaf) -> Option<(Node, Node)> {
+        if self.numel() < 2 {
+            return None;
+        }
+        let d = self.len.iter().position(|&n| n > 1).expect("two terms lie along some dim");
+        let n = self.len[d];
+        let left = match leaf {
+            _ if d + 1 < self.len.len() || n > LEAF => n.div_ceil(2),
+            Leaf::Pairs => n.next_power_of_two() / 2,
+            Leaf::Chain => return None,
+        };
+        let (mut a, mut b) = (self.clone(), self.clone());
+        a.len[d] = left;
+        (b.start[d], b.len[d]) = (self.start[d] + left, n - left);
+        Some((a, b))
+    }
+
+    fn overlap(&self, block: &Block) -> usize {
+        let common = |d: usize| {
+            let end = (self.start[d] + self.len[d]).min(block.start[d] + block.len[d]);
+            end.saturating_sub(self.start[d].max(block.start[d]))
+        };
+        (0..self.start.len()).map(common).product()
+    }
+}
+
+impl Terms {
+    /// The terms that the ranks of a mesh hold before anything is added up.
+    pub fn new(extents: Shape, leaf: Leaf, layout: Layout) -> Terms {
+        Terms { extents, leaf, layout, done: SmallVec::new() }
+    }
+
+    /// The axes whose parts have still to be added up, ascending.
+    pub fn open_axes(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.layout.ndim()).filter(|a| !self.layout.axis(*a).is_replicate() && !self.done.contains(a))
+    }
+
+    /// The same after adding up along `axes`; none where nothing is left to add.
+    pub fn after(&self, axes: &[usize]) -> Option<Terms> {
+        let mut new = self.clone();
+        new.done.extend(axes.iter().copied().filter(|a| !self.layout.axis(*a).is_replicate()));
+        new.done.sort_unstable();
+        new.done.dedup();
+        let open = new.open_axes().next().is_some();
+        open.then_some(new)
+    }
+
+    /// The nodes that the rank at `coords` holds, in the tree's order; none where its box cuts a leaf that cannot be cut.
+    pub fn forest(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<Node>> {
+        let blocks = self.blocks(mesh, coords);
+        let blocks: Vec<&Block> = blocks.iter().collect();
+        let mut nodes = Vec::new();
+        largest(Node::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
+    }
+
+    /// True where every rank's box consists of nodes.
+    pub fn fits(&self, mesh: &Mesh) -> bool {
+        self.positions(mesh, &self.open_axes().collect::<Vec<_>>())
+            .iter()
+            .all(|c| self.forest(mesh, c).is_some())
+    }
+
+    /// The largest number of nodes that a rank holds.
+    ///
+    /// # Panics
+    /// Where some rank's box does not consist of nodes: see [`Terms::fits`].
+    pub fn most_nodes(&self, mesh: &Mesh) -> usize {
+        let axes: Vec<usize> = self.open_axes().collect();
+        let forests =
+            self.positions(mesh, &axes).into_iter().map(|c| self.forest(mesh, &c).expect("fits").len());
+        forests.max().unwrap_or(1)
+    }
+
+    /// How the parts of `members`, the ranks that differ from `coords` along `axes` only, are added up: what is left are
+    /// the nodes of their union.
+    ///
+    /// # Panics
+    /// Where some rank's box does not consist of nodes: see [`Terms::fits`].
+    pub fn order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
+        let mut held = FxHashMap::default();
+        let mut nodes_len = Vec::with_capacity(members.len());
+        for (member, at) in members.iter().enumerate() {
+            let nodes = self.forest(mesh, at).expect("fits");
+            nodes_len.push(nodes.len());
+            for (node, n) in nodes.into_iter().enumerate() {
+                held.insert(n, FoldStep::Push { member, node });
+            }
+        }
+        let mut done = self.clone();
+        done.done.extend(axes.iter().copied().filter(|a| !self.layout.axis(*a).is_replicate()));
+        let mut steps = Vec::new();
+        for node in done.forest(mesh, coords).expect("a union of nodes consists of nodes") {
+            self.emit(node, &held, &mut steps);
+        }
+        if self.extents.contains(&0) && self.after(axes).is_none() {
+            steps.push(FoldStep::Empty);
+        }
+        FoldOrder::new(nodes_len, steps)
+    }
+
+    fn emit(&self, node: Node, held: &FxHashMap<Node, FoldStep>, steps: &mut Vec<FoldStep>) {
+        if let Some(&push) = held.get(&node) {
+            return steps.push(push);
+        }
+        let (a, b) = node.halves(self.leaf).expect("each leaf is held by somebody");
+        self.emit(a, held, steps);
+        self.emit(b, held, steps);
+        steps.push(FoldStep::Join);
+    }
+
+    /// The boxes of terms that the rank at `coords` has added up: its own, and those of the ranks along `done`.
+    fn blocks(&self, mesh: &Mesh, coords: &[usize]) -> Vec<Block> {
+        // Bytes, since only indices count here.
+        let spec = Spec {
+            mesh: mesh.clone(),
+            dtype: DType::U8,
+            shape: self.extents.clone(),
+            layout: self.layout.clone(),
+            terms: None,
+        };
+        let mut at = Dims::from_slice(coords);
+        let mut blocks = Vec::new();
+        for place in self.positions(mesh, &self.done) {
+            self.done.iter().for_each(|&a| at[a] = place[a]);
+            blocks.extend(spec.region_at(&at).boxes);
+        }
+        blocks
+    }
+
+    /// The coordinates that differ from the origin along `axes` only.
+    fn positions(&self, mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
+        let mut all = vec![Dims::from_elem(0, mesh.ndim())];
+        for &a in axes {
+            let step = |c: &Dims| {
+                (0..mesh.axis_len(a))
+                    .map(|i| {
+                        let mut c = c.clone();
+                        c[a] = i;
+                        c
+                    })
+                    .collect::<Vec<_>>()
+            };
+            all = all.iter().flat_map(step).collect();
+        }
+        all
+    }
+}
+
+/// Appends the largest nodes at or below `node` that lie inside the blocks; false where they cut a leaf.
+fn largest(node: Node, blocks: &[&Block], leaf: Leaf, out: &mut Vec<Node>) -> bool {
+    let near: Vec<&Block> = blocks.iter().copied().filter(|b| node.overlap(b) > 0).collect();
+    let held: usize = near.iter().map(|b| node.overlap(b)).sum();
+    if held == 0 {
+        return true;
+    }
+    if held == node.numel() {
+        out.push(node);
+        return true;
+    }
+    let Some((a, b)) = node.halves(leaf) else { return false };
+    largest(a, &near, leaf, out) && largest(b, &near, leaf, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::short::*;
+    use super::*;
+
+    fn forests(
+        extents: &[usize],
+        leaf: Leaf,
+        mesh: &str,
+        layout: Layout,
+    ) -> Vec<Option<Vec<(usize, usize)>>> {
+        let mesh = Mesh::parse(mesh, 0).unwrap();
+        let terms = Terms::new(extents.into(), leaf, layout);
+        let flat = |n: &Node| {
+            let strides = Shape::from(extents).strides();
+            (n.start.iter().zip(&strides).map(|(i, s)| i * s).sum(), n.numel())
+        };
+        let of = |r: usize| terms.forest(&mesh, &mesh.coords_of(r).unwrap());
+        mesh.ranks().map(|r| of(r).map(|nodes| nodes.iter().map(flat).collect())).collect()
+    }
+
+    #[test]
+    fn even_power_of_two_cuts_are_single_nodes() {
+        for leaf in [Leaf::Pairs, Leaf::Chain] {
+            let four = forests(&[512], leaf, "tp=4", Layout::new([shard(0)]));
+            assert_eq!(four, [0, 128, 256, 384].map(|s| Some(vec![(s, 128)])));
+            let rows = forests(&[12, 64], leaf, "dp=2", Layout::new([shard(0)]));
+            assert_eq!(rows, [0, 384].map(|s| Some(vec![(s, 384)])));
+        }
+    }
+
+    #[test]
+    fn other_cuts_are_short_forests_and_chains_are_not_cut() {
+        let thirds = forests(&[12, 2], Leaf::Chain, "dp=3", Layout::new([shard(0)]));
+        let want = [vec![(0, 6), (6, 2)], vec![(8, 2), (10, 2), (12, 4)], vec![(16, 2), (18, 6)]];
+        assert_eq!(thirds, want.map(Some));
+        assert_eq!(forests(&[64], Leaf::Chain, "tp=3", Layout::new([shard(0)])), [None, None, None]);
+        let pairs = forests(&[24], Leaf::Pairs, "tp=3", Layout::new([shard(0)]));
+        assert_eq!(pairs, [Some(vec![(0, 8)]), Some(vec![(8, 8)]), Some(vec![(16, 8)])]);
+        let five = forests(&[3], Leaf::Pairs, "tp=5", Layout::new([shard(0)]));
+        assert_eq!(five[2..], [Some(vec![(2, 1)]), Some(vec![]), Some(vec![])]);
+        // The inner dim cut: half of each row.
+        let inner = forests(&[3, 64], Leaf::Chain, "tp=2", Layout::new([shard(1)]));
+        assert_eq!(inner[1], Some(vec![(32, 32), (96, 32), (160, 32)]));
+    }
+
+    /// Adds by steps along one axis after the other, for every mesh and every order of axes, and compares with one rank.
+    #[test]
+    fn steps_give_the_tree_of_one_rank() {
+        fn tree(node: &Node, leaf: Leaf, text: &dyn Fn(&Node) -> String) -> String {
+            match node.halves(leaf) {
+                None => text(node),
+                Some((a, b)) => format!("({}+{})", tree(&a, leaf, text), tree(&b, leaf, text)),
+            }
+        }
+        let name = |n: &Node| format!("{:?}{:?}", n.start, n.len);
+        let layouts: [Layout; 5] = [
+            Layout::new([shard(0), shard(1)]),
+            Layout::new([shard(1), shard(0)]),
+            Layout::new([shard(0), shard(0)]),
+            Layout::new([shard(0), shard(0)]).with_order(&[1, 0]).unwrap(),
+            Layout::new([ragged(2, &[1, 0, 2]), R]),
+        ];
+        for (text, layout) in
+            ["a=2,b=3", "a=3,b=2", "a=3,b=4"].into_iter().flat_map(|m| layouts.iter().map(move |l| (m, l)))
+        {
+            let mesh = Mesh::parse(text, 0).unwrap();
+            for extents in [[6, 8], [5, 3], [1, 9], [12, 40], [3, 0]] {
+                let terms = Terms::new(extents.into(), Leaf::Pairs, layout.clone());
+                let ragged = layout.ragged_axis().is_some();
+                if ragged && (mesh.axis_len(0) != 3 || extents[0] * extents[1] % 3 != 0) {
+                    continue;
+                }
+                let want = tree(&Node::root(&extents), Leaf::Pairs, &name);
+                for order in [vec![vec![0], vec![1]], vec![vec![1], vec![0]], vec![vec![0, 1]]] {
+                    let (mut terms, mut open) = (terms.clone(), true);
+                    let coords = |r| mesh.coords_of(r).unwrap();
+                    let mut held: Vec<Vec<String>> = mesh
+                        .ranks()
+                        .map(|r| {
+                            terms
+                                .forest(&mesh, &coords(r))
+                                .unwrap()
+                                .iter()
+                                .map(|n| tree(n, Leaf::Pairs, &name))
+                                .collect()
+                        })
+                        .collect();
+                    for axes in order {
+                        if !open {
+                            continue;
+                        }
+                        let added = |r: usize| {
+                            let members: Vec<Dims> = mesh
+                                .ranks()
+                                .map(coords)
+                                .filter(|c| (0..2).all(|a| axes.contains(&a) || c[a] == coords(r)[a]))
+                                .collect();
+                            let mut stack: Vec<String> = vec![];
+                            for step in terms.order(&mesh, &coords(r), &members, &axes).steps() {
+                                match *step {
+                                    FoldStep::Push { member, node } => {
+                                        stack.push(held[mesh.position_of(&members[member])][node].clone())
+                                    }
+                                    FoldStep::Empty => stack.push("0".into()),
+                                    FoldStep::Join => {
+                                        let right = stack.pop().unwrap();
+                                        let left = stack.pop().unwrap();
+                                        stack.push(format!("({left}+{right})"));
+                                    }
+                                }
+                            }
+                            stack
+                        };
+                        held = mesh.ranks().map(added).collect();
+                        match terms.after(&axes) {
+                            Some(after) => terms = after,
+                            None => open = false,
+                        }
+                    }
+                    let want = vec![if extents.contains(&0) { "0".into() } else { want.clone() }];
+                    assert!(held.iter().all(|h| *h == want), "{text} {layout} {extents:?}");
+                }
+            }
+        }
+    }
+}
