@@ -6,7 +6,9 @@
 use std::time::Instant;
 
 use isoshard::Result;
-use isoshard::tensor::cpu::{self, BinaryN, CausalAttention, Num, Real, UnaryF, UnaryN};
+use isoshard::tensor::cpu::{
+    self, BinaryN, CausalAttention, Gemm, Isa, MatMut, MatRef, Num, Real, UnaryF, UnaryN,
+};
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
 fn main() -> Result<()> {
@@ -148,15 +150,161 @@ fn rows(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-fn products(bench: &Bench) -> Result<()> {
-    let shapes = [(768, 128, 512), (768, 128, 384), (768, 512, 128), (1024, 384, 1536), (1024, 1024, 1024)];
-    for (m, k, n) in shapes {
-        let (a, b) = (noise([1, m, k]), noise([1, k, n]));
-        let flops = 2.0 * (m * k * n) as f64;
-        bench.case(&format!("matmul {m}x{k}x{n}"), "GFLOP/s", flops, || cpu::gemm("matmul", &a, &b, &[k]));
-        let b = noise([1, n, k]).transpose(1, 2)?;
-        bench.case(&format!("matmul {m}x{k}x{n} nt"), "GFLOP/s", flops, || cpu::gemm("matmul", &a, &b, &[k]));
+/// A product of matrices as an operator meets it.
+struct Product {
+    case: String,
+    /// Rows, contraction, columns.
+    shape: [usize; 3],
+    a_strides: (usize, usize),
+    b_strides: (usize, usize),
+    /// From row to row of the result.
+    c_step: usize,
+}
+
+impl Product {
+    /// Of whole matrices; `kind` says of each whether it is transposed.
+    fn of([m, k, n]: [usize; 3], kind: &str) -> Product {
+        let a_strides = if kind.starts_with('t') { (1, m) } else { (k, 1) };
+        let b_strides = if kind.ends_with('t') { (1, k) } else { (n, 1) };
+        Product {
+            case: format!("matmul {m}x{k}x{n} {kind}"),
+            shape: [m, k, n],
+            a_strides,
+            b_strides,
+            c_step: n,
+        }
     }
+
+    /// Of a head's queries, keys and values, whose rows are `step` apart.
+    fn attention(t: usize, d: usize, step: usize) -> [Product; 3] {
+        let of = |what: &str, shape, a_strides, b_strides, c_step| Product {
+            case: format!("{what} {t}x{d} step {step}"),
+            shape,
+            a_strides,
+            b_strides,
+            c_step,
+        };
+        [
+            of("q k^T", [t, d, t], (step, 1), (1, step), t),
+            of("p v", [t, t, d], (t, 1), (step, 1), step),
+            of("p^T grad", [t, t, d], (1, t), (step, 1), step),
+        ]
+    }
+
+    /// Reports billions of operations a second, and those of `matrixmultiply` in the same run.
+    fn measure(&self, bench: &Bench) {
+        if !self.case.contains(&bench.filter) {
+            return;
+        }
+        let [m, k, n] = self.shape;
+        let (a_len, b_len) = (extent((m, k), self.a_strides), extent((k, n), self.b_strides));
+        let (a, b) = (noise([a_len]), noise([b_len]));
+        let (a, b) = (a.as_slice::<f32>().expect("f32"), b.as_slice::<f32>().expect("f32"));
+        let mut c = vec![0.0f32; m * self.c_step];
+        // Short ones go many times between two looks at the clock.
+        let times = (2e6 / (m * k * n) as f64) as usize + 1;
+        let (start, mut best) = (Instant::now(), [f64::INFINITY; 2]);
+        while start.elapsed().as_secs_f64() < 0.4 || best[1].is_infinite() {
+            for (which, best) in best.iter_mut().enumerate() {
+                let run = Instant::now();
+                for _ in 0..times {
+                    if which == 0 { self.ours(a, b, &mut c) } else { self.theirs(a, b, &mut c) }
+                }
+                *best = best.min(run.elapsed().as_secs_f64() / times as f64);
+            }
+        }
+        let [ours, theirs] = best.map(|s| 2.0 * (m * k * n) as f64 / s / 1e9);
+        let case = &self.case;
+        if bench.json {
+            println!(
+                r#"{{"bench":"kernels","case":"{case}","value":{ours:.3},"unit":"GFLOP/s","matrixmultiply":{theirs:.3}}}"#
+            );
+        } else {
+            let ratio = ours / theirs;
+            println!("{case:<30} {ours:>9.2} GFLOP/s   matrixmultiply {theirs:>7.2}   ratio {ratio:.2}");
+        }
+    }
+
+    fn ours(&self, a: &[f32], b: &[f32], c: &mut [f32]) {
+        let [m, k, n] = self.shape;
+        let a = MatRef { data: a, shape: (m, k), strides: self.a_strides };
+        let b = MatRef { data: b, shape: (k, n), strides: self.b_strides };
+        f32::product(1.0, a, b, 0.0, MatMut { data: c, shape: (m, n), strides: (self.c_step, 1) });
+    }
+
+    fn theirs(&self, a: &[f32], b: &[f32], c: &mut [f32]) {
+        let [m, k, n] = self.shape;
+        let ((ar, ac), (br, bc)) = (self.a_strides, self.b_strides);
+        let step = |s: usize| s as isize;
+        assert!(a.len() >= extent((m, k), (ar, ac)) && b.len() >= extent((k, n), (br, bc)));
+        assert!(c.len() >= m * self.c_step && self.c_step >= n);
+        // SAFETY: all three matrices lie inside their buffers, as just asserted, and `c` is borrowed exclusively.
+        unsafe {
+            matrixmultiply::sgemm(
+                m,
+                k,
+                n,
+                1.0,
+                a.as_ptr(),
+                step(ar),
+                step(ac),
+                b.as_ptr(),
+                step(br),
+                step(bc),
+                0.0,
+                c.as_mut_ptr(),
+                step(self.c_step),
+                1,
+            );
+        }
+    }
+}
+
+/// Elements from a matrix's first to its last.
+fn extent((m, n): (usize, usize), (rs, cs): (usize, usize)) -> usize {
+    (m - 1) * rs + (n - 1) * cs + 1
+}
+
+fn products(bench: &Bench) -> Result<()> {
+    // One line each: a general table, two GPTs forward, their gradients of weights and of inputs, thin ones.
+    let cases: [(&str, &[[usize; 3]]); 8] = [
+        ("nn", &[[768, 128, 512], [1024, 1536, 384], [1024, 1024, 1024], [2048, 2048, 2048]]),
+        ("tn", &[[384, 1024, 1536], [128, 768, 512]]),
+        ("nn", &[[768, 128, 384], [768, 128, 128], [768, 512, 128], [768, 128, 65]]),
+        ("nn", &[[4096, 384, 1152], [4096, 384, 384], [4096, 384, 1536], [4096, 1536, 384], [4096, 384, 65]]),
+        ("tn", &[[128, 768, 384], [512, 768, 128], [65, 768, 128], [384, 4096, 1536], [1536, 4096, 384]]),
+        ("nt", &[[768, 384, 128], [768, 512, 128], [768, 128, 512], [768, 65, 128], [4096, 1536, 384]]),
+        ("nn", &[[1, 2048, 2048], [3, 1024, 1024], [8, 1024, 1024], [1024, 1024, 3], [2048, 2048, 1]]),
+        ("nt", &[[1, 2048, 2048], [17, 512, 512]]),
+    ];
+    for (kind, shapes) in cases {
+        shapes.iter().for_each(|&shape| Product::of(shape, kind).measure(bench));
+    }
+    for (t, d, step) in [(64, 32, 128), (64, 32, 384), (256, 64, 384), (256, 64, 1152)] {
+        Product::attention(t, d, step).iter().for_each(|p| p.measure(bench));
+    }
+    let (a, b) = (noise([1, 768, 512]), noise([1, 512, 512]));
+    let flops = 2.0 * 768.0 * 512.0 * 512.0;
+    for dtype in [DType::F64, DType::BF16, DType::F16] {
+        let (a, b) = (cpu::cast(&a, dtype)?, cpu::cast(&b, dtype)?);
+        let product = || cpu::gemm("matmul", &a, &b, &[512]);
+        bench.case(&format!("matmul 768x512x512 {dtype}"), "GFLOP/s", flops, product);
+    }
+    let bias = noise([512]);
+    let fused = || cpu::gemm_fused("linear", &a, &b, &[512], Some(&bias), Some(TanhGelu));
+    bench.case("linear and gelu 768x512x512", "GFLOP/s", flops, fused);
+    let separate = || {
+        let product = cpu::gemm("matmul", &a, &b, &[512])?;
+        let sum = cpu::num_binary("add", &product, &bias.expand([1, 768, 512])?, Add)?;
+        cpu::float_unary("gelu", &sum, TanhGelu)
+    };
+    bench.case("the same, separate", "GFLOP/s", flops, separate);
+    for &isa in Isa::available() {
+        let product = || cpu::with_isa(isa, || cpu::gemm("matmul", &a, &b, &[512]));
+        bench.case(&format!("matmul 768x512x512 {isa:?}"), "GFLOP/s", flops, product);
+    }
+    let two = || cpu::with_threads(2, || cpu::gemm("matmul", &a, &b, &[512]));
+    bench.case("matmul 768x512x512 2 threads", "GFLOP/s", flops, two);
     Ok(())
 }
 

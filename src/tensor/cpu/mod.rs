@@ -1,7 +1,8 @@
 //! Loops over CPU memory that operators build their kernels from.
 //!
 //! Every loop is slice-invariant: the value of an output element does not depend on which other elements are computed
-//! beside it, nor on the instruction set. All are single-threaded; ranks are threads.
+//! beside it, nor on the instruction set. All are single-threaded, for ranks are threads, but for products where
+//! [`with_threads`] allows more.
 
 mod argmax;
 mod attention;
@@ -30,7 +31,7 @@ pub use elementwise::{
     float_binary_mut, float_ternary, float_ternary_mut, float_unary, float_unary_mut, num_binary,
     num_binary_mut, num_unary, select,
 };
-pub use gemm::{Gemm, MatMut, MatRef, Unchanged, gemm, gemm_fused};
+pub use gemm::{Gemm, MatMut, MatRef, Unchanged, gemm, gemm_fused, with_threads};
 pub use map::{
     Closure, Map1, Map2, Map3, each, map1, map1_mut, map1_mut_with, map1_with, map2, map2_mut, map2_mut_with,
     map2_with, map3, map3_mut, map3_mut_with, map3_with,

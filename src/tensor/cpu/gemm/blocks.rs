@@ -1,4 +1,9 @@
 //! The loops around the tiles: blocks of rows, blocks of the contraction, panels of columns.
+//!
+//! Rows are read where they lie, whatever their strides: a tile broadcasts their elements one by one. Columns have to lie
+//! side by side; a panel of them is packed once for all rows where they do not, or where there are many rows.
+//! A contraction longer than a block is evaluated block by block; the finished blocks of all rows and columns lie on
+//! a stack of their own, and are joined as the tree says.
 
 use super::super::real::Lane;
 use super::super::simd::Isa;
@@ -7,15 +12,15 @@ use super::matrix::MatRef;
 use super::pack::{Rows, native, pack_cols, pack_rows, packed_rows_len};
 use super::product::Gemm;
 use super::room::with_room;
-use super::sink::{Direct, Sink};
-use super::tile::{Kernels, Tile, TileFn};
+use super::sink::{Direct, Sink, TILE};
+use super::tile::{Kernels, Tile};
 
 /// Bytes along the contraction that are handled together: a panel of so many rows stays in the second cache.
 pub(super) const BLOCK_BYTES: usize = 4096;
-/// Rows that are handled together where packed rows or unfinished blocks take memory.
+/// Rows that are handled together where widened rows or unfinished blocks take memory.
 const BLOCK_ROWS: usize = 768;
-/// Fewer rows than this are multiplied with columns where they lie, if these lie side by side.
-const PACK_FROM_ROWS: usize = 48;
+/// Fewer rows than this read columns where they lie, if these lie side by side: packing would cost more than it saves.
+const PACK_FROM_ROWS: usize = 320;
 
 /// A product to be computed.
 pub(super) struct Job<'a, E> {
@@ -43,20 +48,20 @@ pub(super) unsafe fn run<E: Lane<Wide = T>, T: Gemm>(job: &Job<'_, E>, sink: &dy
     let vectors = n.div_ceil(kernels.lanes);
     let tree = job.tree;
     let longest = tree.blocks.iter().map(|b| b.len).max().unwrap_or(0);
-    let pack_a = wants_packed_rows(job, vectors, kernels);
     let in_parts = tree.blocks.len() > 1;
-    let block_rows = if pack_a || in_parts { BLOCK_ROWS.next_multiple_of(panel_rows) } else { usize::MAX };
+    let block_rows =
+        if !E::NATIVE || in_parts { BLOCK_ROWS.next_multiple_of(panel_rows) } else { usize::MAX };
     let block_rows = block_rows.min(m);
     let width = kernels.tiles[0].len().max(kernels.wide_row.0.div_ceil(panel_rows)) * kernels.lanes;
     let sizes = [
-        if pack_a { packed_rows_len(block_rows, longest, panel_rows) } else { 0 },
+        if !E::NATIVE { packed_rows_len(block_rows, longest, panel_rows) } else { 0 },
         longest * kernels.tiles[0].len() * kernels.lanes,
         panel_rows * width,
         tree.depth * panel_rows * width,
         if in_parts { tree.levels * block_rows * vectors * kernels.lanes } else { 0 },
     ];
     with_room::<T, _>(sizes, |[rows, cols, tile, stack, parts]| {
-        let mut w = Work { job, kernels, sink, pack_a, cols, tile, stack, parts, row: 0, rows: 0, vectors };
+        let mut w = Work { job, kernels, sink, cols, tile, stack, parts, row: 0, rows: 0, vectors };
         for row in (0..m).step_by(block_rows) {
             (w.row, w.rows) = (row, block_rows.min(m - row));
             let mut level = 0;
@@ -66,24 +71,17 @@ pub(super) unsafe fn run<E: Lane<Wide = T>, T: Gemm>(job: &Job<'_, E>, sink: &dy
                 level = w.join_parts(block, level);
             }
             if in_parts {
-                let step = vectors * kernels.lanes;
-                // SAFETY: the rows belong to the result.
-                unsafe { sink.put((row, 0), (w.rows, n), &w.parts[..w.rows * step], step) };
+                // SAFETY: the caller's promise.
+                unsafe { w.hand_over_parts() };
             }
         }
     });
-}
-
-/// True where rows are not taken as they lie.
-fn wants_packed_rows<E: Lane, T>(job: &Job<'_, E>, vectors: usize, kernels: &Kernels<T>) -> bool {
-    !E::NATIVE || (job.a.strides.1 != 1 && job.a.shape.0 > 1 && vectors > 2 * kernels.tiles[0].len())
 }
 
 struct Work<'a, E, T: 'static> {
     job: &'a Job<'a, E>,
     kernels: &'static Kernels<T>,
     sink: &'a dyn Sink<T>,
-    pack_a: bool,
     /// Room for a panel of columns.
     cols: &'a mut [T],
     /// Room for a tile.
@@ -116,33 +114,28 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
         let b = self.job.b.rows(block.start, block.len);
         let panel_rows = self.kernels.tiles.len();
         let rows = match native(a) {
-            Some(a) if !self.pack_a => {
-                Rows { data: a.data.as_ptr(), panel_step: panel_rows * a.strides.0, steps: a.strides }
-            }
-            _ => pack_rows(a, panel_rows, room),
+            Some(a) => Rows { data: a.data.as_ptr(), panel_step: panel_rows * a.strides.0, steps: a.strides },
+            None => pack_rows(a, panel_rows, room),
         };
         let most = self.kernels.tiles[0].len();
-        let (wide, wide_row) = self.kernels.wide_row;
+        let wide = if self.job.a.shape.0 == 1 && b.strides.1 == 1 && E::NATIVE {
+            self.kernels.wide_row.0
+        } else {
+            0
+        };
         let mut vector = 0;
         while vector < self.vectors {
             let left = self.vectors - vector;
-            let (col, lies) = (vector * self.kernels.lanes, b.strides.1 == 1 && E::NATIVE);
-            if self.job.a.shape.0 == 1 && lies && left >= wide && col + wide * self.kernels.lanes <= b.shape.1
-            {
-                let panel = self.panel(b, col, wide);
-                // SAFETY: the caller's promise.
-                unsafe { self.one_tile(block, level, &rows, &panel, 0, wide_row) };
-                vector += wide;
-                continue;
-            }
-            // As even as can be.
-            let vectors = left.div_ceil(left.div_ceil(most));
+            let col = vector * self.kernels.lanes;
+            let vectors = if wide > 0 && col + wide * self.kernels.lanes <= b.shape.1 {
+                wide
+            } else {
+                // As even as can be.
+                left.div_ceil(left.div_ceil(most))
+            };
             let panel = self.panel(b, col, vectors);
-            for first in (0..self.rows).step_by(panel_rows) {
-                let kernel = self.kernels.tiles[panel_rows.min(self.rows - first) - 1][vectors - 1];
-                // SAFETY: the caller's promise.
-                unsafe { self.one_tile(block, level, &rows, &panel, first, kernel) };
-            }
+            // SAFETY: the caller's promise.
+            unsafe { self.tiles(block, level, &rows, &panel) };
             vector += vectors;
         }
     }
@@ -154,7 +147,7 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
         if let Some(b) = native(b)
             && whole
             && b.strides.1 == 1
-            && (self.job.a.shape.0 < PACK_FROM_ROWS || b.strides.0 == width)
+            && (self.rows < PACK_FROM_ROWS || b.strides.0 == width)
         {
             return Panel { col, vectors, data: b.data.as_ptr(), step: b.strides.0 };
         }
@@ -162,37 +155,16 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
         Panel { col, vectors, data: self.cols.as_ptr(), step: width }
     }
 
-    /// The tile of the rows from `first` on and a panel.
+    /// All tiles of a panel.
     ///
     /// # Safety
-    /// As [`run`]; the kernel is for so many rows and vectors.
-    unsafe fn one_tile(
-        &mut self,
-        block: &Block,
-        level: usize,
-        rows: &Rows<T>,
-        panel: &Panel<T>,
-        first: usize,
-        kernel: TileFn<T>,
-    ) {
+    /// As [`run`].
+    unsafe fn tiles(&mut self, block: &Block, level: usize, rows: &Rows<T>, panel: &Panel<T>) {
         let panel_rows = self.kernels.tiles.len();
         let (width, n) = (panel.vectors * self.kernels.lanes, self.job.b.shape.1);
-        let in_parts = self.job.tree.blocks.len() > 1;
-        let direct = self.sink.direct().filter(|_| panel.col + width <= n);
-        let through = !in_parts && direct.is_none();
-        let target = if in_parts {
-            // A block that is joined at once with the one on its left is added to it.
-            let step = self.vectors * self.kernels.lanes;
-            let joins = block.merges > 0;
-            let at = ((level - usize::from(joins)) * self.rows + first) * step + panel.col;
-            Direct { c: self.parts[at..].as_mut_ptr(), step, alpha: T::ONE, beta: joins.then_some(T::ONE) }
-        } else if let Some(d) = direct {
-            Direct { c: d.c.wrapping_add((self.row + first) * d.step + panel.col), ..d }
-        } else {
-            Direct { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }
-        };
-        let tile = Tile {
-            a: rows.data.wrapping_add(first / panel_rows * rows.panel_step),
+        let (target, through) = self.target(block, level, panel);
+        let mut tile = Tile {
+            a: rows.data,
             a_steps: rows.steps,
             b: panel.data,
             b_step: panel.step,
@@ -203,13 +175,58 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
             alpha: target.alpha,
             beta: target.beta,
         };
-        // SAFETY: the operands reach over the tile and the block; the result is the sink's, a part or the tile's
-        // room; the stack has room for the tree's depth; the kernel is this CPU's.
-        unsafe { kernel(&tile) };
-        if through {
-            let shape = (panel_rows.min(self.rows - first), width.min(n - panel.col));
-            // SAFETY: the tile lies inside the result.
-            unsafe { self.sink.put((self.row + first, panel.col), shape, self.tile, width) };
+        for first in (0..self.rows).step_by(panel_rows) {
+            let count = panel_rows.min(self.rows - first);
+            let kernel = match self.kernels.tiles[count - 1].get(panel.vectors - 1) {
+                Some(&kernel) => kernel,
+                None => self.kernels.wide_row.1,
+            };
+            // SAFETY: the operands reach over the tile and the block; the result is the sink's, a part or the tile's
+            // room; the stack has room for the tree's depth; the kernel is this CPU's.
+            unsafe { kernel(&tile) };
+            tile.a = tile.a.wrapping_add(rows.panel_step);
+            if through {
+                let shape = (count, width.min(n - panel.col));
+                // SAFETY: the tile lies inside the result.
+                unsafe { self.sink.put((self.row + first, panel.col), shape, self.tile, width) };
+            } else {
+                tile.c = tile.c.wrapping_add(panel_rows * target.step);
+            }
+        }
+    }
+
+    /// Where a panel's first tile goes, and whether it goes from there to the sink.
+    fn target(&mut self, block: &Block, level: usize, panel: &Panel<T>) -> (Direct<T>, bool) {
+        let width = panel.vectors * self.kernels.lanes;
+        if self.job.tree.blocks.len() > 1 {
+            // A block that is joined at once with the one on its left is added to it.
+            let step = self.vectors * self.kernels.lanes;
+            let joins = block.merges > 0;
+            let at = (level - usize::from(joins)) * self.rows * step + panel.col;
+            let c = self.parts[at..].as_mut_ptr();
+            return (Direct { c, step, alpha: T::ONE, beta: joins.then_some(T::ONE) }, false);
+        }
+        match self.sink.direct() {
+            Some(d) if panel.col + width <= self.job.b.shape.1 => {
+                (Direct { c: d.c.wrapping_add(self.row * d.step + panel.col), ..d }, false)
+            }
+            _ => (Direct { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }, true),
+        }
+    }
+
+    /// Hands the joined parts to the sink, in pieces as large as a tile.
+    ///
+    /// # Safety
+    /// As [`run`].
+    unsafe fn hand_over_parts(&mut self) {
+        let (n, step) = (self.job.b.shape.1, self.vectors * self.kernels.lanes);
+        for row in 0..self.rows {
+            for col in (0..n).step_by(TILE) {
+                let cols = TILE.min(n - col);
+                let values = &mut self.parts[row * step + col..][..cols];
+                // SAFETY: the piece lies inside the result.
+                unsafe { self.sink.put((self.row + row, col), (1, cols), values, cols) };
+            }
         }
     }
 

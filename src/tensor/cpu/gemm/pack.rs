@@ -23,7 +23,7 @@ pub(super) fn packed_rows_len(rows: usize, k: usize, panel: usize) -> usize {
     rows.next_multiple_of(panel) * k
 }
 
-/// Packs rows in panels of `panel`. Lines that lie along the contraction stay lines; else a panel's rows lie side by side.
+/// Widens rows into panels of `panel`. Lines that lie along the contraction stay lines; else a panel's rows lie side by side.
 pub(super) fn pack_rows<E: Lane>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::Wide]) -> Rows<E::Wide> {
     let (m, k) = a.shape;
     assert!(dst.len() >= packed_rows_len(m, k, panel) && a.is_inside());
@@ -33,50 +33,21 @@ pub(super) fn pack_rows<E: Lane>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::W
         }
         return Rows { data: dst.as_ptr(), panel_step: panel * k, steps: (k, 1) };
     }
-    if let Some(a) = native(a).filter(|a| a.strides.0 == 1) {
-        // SAFETY: the source lies inside its buffer and the panels inside `dst`, as just asserted.
-        unsafe {
-            match panel {
-                8 => side_by_side::<_, 8>(a, dst),
-                6 => side_by_side::<_, 6>(a, dst),
-                4 => side_by_side::<_, 4>(a, dst),
-                _ => unreachable!("panels have 8, 6 or 4 rows"),
-            }
-        }
-    } else {
-        let mut gathered = vec![E::default(); m];
-        let mut wide = vec![E::Wide::default(); m];
-        for j in 0..k {
-            let column = &a.data[j * a.strides.1..];
+    let mut gathered = vec![E::default(); m];
+    let mut wide = vec![E::Wide::default(); m];
+    for j in 0..k {
+        let column = &a.data[j * a.strides.1..];
+        if a.strides.0 == 1 {
+            E::widen_into(&column[..m], &mut wide);
+        } else {
             gathered.iter_mut().enumerate().for_each(|(i, x)| *x = column[i * a.strides.0]);
             E::widen_into(&gathered, &mut wide);
-            for (p, rows) in wide.chunks(panel).enumerate() {
-                dst[(p * k + j) * panel..][..rows.len()].copy_from_slice(rows);
-            }
+        }
+        for (p, rows) in wide.chunks(panel).enumerate() {
+            dst[(p * k + j) * panel..][..rows.len()].copy_from_slice(rows);
         }
     }
     Rows { data: dst.as_ptr(), panel_step: panel * k, steps: (1, panel) }
-}
-
-/// # Safety
-/// `a`'s rows lie side by side, inside its buffer; `dst` holds all panels.
-unsafe fn side_by_side<T: Copy, const PANEL: usize>(a: MatRef<'_, T>, dst: &mut [T]) {
-    let (m, k) = a.shape;
-    for first in (0..m).step_by(PANEL) {
-        let rows = PANEL.min(m - first);
-        for j in 0..k {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let src = a.data.as_ptr().add(first + j * a.strides.1);
-                let dst = dst.as_mut_ptr().add(first * k + j * PANEL);
-                if rows == PANEL {
-                    dst.cast::<[T; PANEL]>().write_unaligned(src.cast::<[T; PANEL]>().read_unaligned());
-                } else {
-                    std::ptr::copy_nonoverlapping(src, dst, rows);
-                }
-            }
-        }
-    }
 }
 
 /// Packs columns, which then lie side by side, `step` to the next index of the contraction; zeros fill up the step.

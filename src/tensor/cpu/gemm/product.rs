@@ -2,10 +2,11 @@
 
 use super::super::real::{Lane, Num, Real};
 use super::super::simd::Isa;
-use super::blocks::{Job, block_len, run};
+use super::blocks::{Job, block_len};
 use super::contraction::Contraction;
 use super::matrix::{MatMut, MatRef};
 use super::sink::{Plain, Sink};
+use super::threads::run_on_threads;
 use super::tile::Tiled;
 
 /// An element type that the product kernels take: f32 or f64.
@@ -62,15 +63,14 @@ pub(super) unsafe fn multiply<E, S>(
     let (a, b, strides) = if turned { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
     let sink = sink(strides, turned);
     if k == 0 {
-        let zeros = vec![E::Wide::ZERO; b.shape.1];
-        for row in 0..a.shape.0 {
-            // SAFETY: the row lies inside the result.
-            unsafe { sink.put((row, 0), (1, b.shape.1), &zeros, b.shape.1) };
+        for (row, col) in (0..a.shape.0).flat_map(|row| (0..b.shape.1).map(move |col| (row, col))) {
+            // SAFETY: the element lies inside the result.
+            unsafe { sink.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
         }
         return;
     }
     // SAFETY: the caller's promise; seen the other way round, the result is the other product's.
-    unsafe { run(&Job { a, b, tree: &tree }, &sink) };
+    unsafe { run_on_threads(&Job { a, b, tree: &tree }, &sink) };
 }
 
 /// True where the transposed product wastes fewer lanes, or only its columns lie side by side.

@@ -4,6 +4,9 @@ use super::super::elementwise::UnaryF;
 use super::super::real::{Lane, Num, Real};
 use super::super::simd::{Kernel, dispatch};
 
+/// The most elements of a tile.
+pub(super) const TILE: usize = 512;
+
 /// Takes finished sums. Calls from several threads at once concern different elements.
 ///
 /// # Safety
@@ -12,11 +15,12 @@ pub(super) unsafe trait Sink<T>: Sync {
     /// The result itself, if its columns lie side by side and tiles may be stored there as they come.
     fn direct(&self) -> Option<Direct<T>>;
 
-    /// Takes the tile at `(row, col)` of `(rows, cols)`; its rows are `step` apart in `values`.
+    /// Takes the tile at `(row, col)` of `(rows, cols)`; its rows are `step` apart in `values`, which it may work in.
+    /// There are at most [`TILE`] of them.
     ///
     /// # Safety
     /// The tile lies inside the result, and nobody else reads or writes these elements.
-    unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &[T], step: usize);
+    unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [T], step: usize);
 }
 
 /// How tiles are stored: `alpha * sum + beta * what was there`.
@@ -51,7 +55,7 @@ unsafe impl<T: Real> Sink<T> for Plain<T> {
         &self,
         (row, col): (usize, usize),
         (rows, cols): (usize, usize),
-        values: &[T],
+        values: &mut [T],
         step: usize,
     ) {
         for (i, values) in values.chunks(step).take(rows).enumerate() {
@@ -71,7 +75,7 @@ unsafe impl<T: Real> Sink<T> for Plain<T> {
 pub(super) struct Finish<'a, E, F> {
     pub(super) c: *mut E,
     pub(super) strides: (usize, usize),
-    /// The bias seen as a matrix: one of its strides is 0.
+    /// The bias seen as a matrix: its strides are (0, 1), or (1, 0) where rows and columns have changed places.
     pub(super) bias: Option<(&'a [E], (usize, usize))>,
     /// None for the sum as it is.
     pub(super) f: Option<F>,
@@ -86,52 +90,70 @@ unsafe impl<E: Lane<Wide: Real>, F: UnaryF + Sync> Sink<E::Wide> for Finish<'_, 
         None
     }
 
-    unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &[E::Wide], step: usize) {
+    unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [E::Wide], step: usize) {
         dispatch(FinishTile { finish: self, at, shape, values, step });
     }
 }
-
-/// Elements finished at once.
-const RUN: usize = 64;
 
 struct FinishTile<'a, 'b, E: Lane, F> {
     finish: &'a Finish<'b, E, F>,
     at: (usize, usize),
     shape: (usize, usize),
-    values: &'a [E::Wide],
+    values: &'a mut [E::Wide],
     step: usize,
 }
 
 impl<E: Lane<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
     type Out = ();
     #[inline(always)]
-    fn run(self) {
-        let finish = self.finish;
-        let (mut run, mut narrow) = ([E::Wide::ZERO; RUN], [E::default(); RUN]);
-        for i in 0..self.shape.0 {
-            let row = &self.values[i * self.step..][..self.shape.1];
-            for (r, values) in row.chunks(RUN).enumerate() {
-                let (row, col) = (self.at.0 + i, self.at.1 + r * RUN);
-                let (run, narrow) = (&mut run[..values.len()], &mut narrow[..values.len()]);
-                run.copy_from_slice(values);
-                if let Some((bias, (rs, cs))) = finish.bias {
-                    round(run, narrow);
-                    let bias = &bias[row * rs..];
-                    narrow.iter_mut().enumerate().for_each(|(j, x)| *x = bias[(col + j) * cs]);
-                    let mut wide = [E::Wide::ZERO; RUN];
-                    let wide = &mut wide[..values.len()];
-                    E::widen_into(narrow, wide);
-                    run.iter_mut().zip(wide).for_each(|(x, b)| *x = *x + *b);
+    fn run(mut self) {
+        let len = self.shape.0 * self.step;
+        if E::NATIVE {
+            self.steps(len, (&mut [], &mut []));
+        } else {
+            self.steps(len, (&mut [E::default(); TILE][..len], &mut [E::Wide::ZERO; TILE][..len]));
+        }
+    }
+}
+
+impl<E: Lane<Wide: Real>, F: UnaryF> FinishTile<'_, '_, E, F> {
+    /// The first `len` values, with room for as many that are rounded.
+    #[inline(always)]
+    fn steps(&mut self, len: usize, (narrow, wide): (&mut [E], &mut [E::Wide])) {
+        let (finish, (row, col), cols) = (self.finish, self.at, self.shape.1);
+        let values = &mut self.values[..len];
+        if let Some((bias, steps)) = finish.bias {
+            round(values, narrow, wide);
+            for (i, line) in values.chunks_exact_mut(self.step).enumerate() {
+                let bias = &bias[(row + i) * steps.0 + col * steps.1..];
+                if steps.1 == 1 {
+                    let bias = E::load(&bias[..cols], wide);
+                    line.iter_mut().zip(bias).for_each(|(x, &b)| *x = *x + b);
+                } else {
+                    let bias = E::load(&bias[..1], wide)[0];
+                    line.iter_mut().for_each(|x| *x = *x + bias);
                 }
-                if let Some(f) = finish.f {
-                    round(run, narrow);
-                    run.iter_mut().for_each(|x| *x = f.apply(*x));
-                }
-                narrow_into(run, narrow);
-                for (j, &x) in narrow.iter().enumerate() {
-                    // SAFETY: the promise of the caller of `put`.
-                    unsafe { *finish.c.add(row * finish.strides.0 + (col + j) * finish.strides.1) = x };
-                }
+            }
+        }
+        if let Some(f) = finish.f {
+            round(values, narrow, wide);
+            for x in values.iter_mut() {
+                *x = f.apply(*x);
+            }
+        }
+        for (i, line) in values.chunks_exact(self.step).enumerate() {
+            let line = &line[..cols];
+            let c = finish.c.wrapping_add((row + i) * finish.strides.0 + col * finish.strides.1);
+            if finish.strides.1 == 1 {
+                // SAFETY: the promise of the caller of `put`: a row of the tile, lent to nobody else.
+                let c = unsafe { std::slice::from_raw_parts_mut(c, cols) };
+                E::store(c, wide, |dst| dst.copy_from_slice(line));
+                continue;
+            }
+            for (j, &x) in line.iter().enumerate() {
+                // SAFETY: as above, for one element.
+                let c = unsafe { &mut *c.add(j * finish.strides.1) };
+                E::store(std::slice::from_mut(c), wide, |dst| dst[0] = x);
             }
         }
     }
@@ -139,15 +161,9 @@ impl<E: Lane<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
 
 /// To `E` and back.
 #[inline(always)]
-fn round<E: Lane<Wide: Real>>(run: &mut [E::Wide], narrow: &mut [E]) {
+fn round<E: Lane<Wide: Real>>(values: &mut [E::Wide], narrow: &mut [E], wide: &mut [E::Wide]) {
     if !E::NATIVE {
-        narrow_into(run, narrow);
-        E::widen_into(narrow, run);
+        E::store(narrow, wide, |dst| dst.copy_from_slice(values));
+        E::widen_into(narrow, values);
     }
-}
-
-#[inline(always)]
-fn narrow_into<E: Lane<Wide: Real>>(run: &[E::Wide], narrow: &mut [E]) {
-    let mut buf = [E::Wide::ZERO; RUN];
-    E::store(narrow, &mut buf, |dst| dst.copy_from_slice(run));
 }

@@ -90,7 +90,8 @@ where
     }
     let (ad, asr) = (a.data::<E>()?, a.strides());
     let (bd, bsr) = (b.data::<E>()?, b.strides());
-    let bias = bias.map(|x| Ok::<_, Error>((x.data::<E>()?, x.strides()[0]))).transpose()?;
+    let bias = bias.map(Tensor::contiguous);
+    let bias = bias.as_ref().map(|x| x.as_slice::<E>()).transpose()?;
     let c = as_elements_mut::<E>(out.bytes_mut());
     let one_b = batch == 1 || bsr[0] == 0;
     let runs_on = batch == 1 || m == 1 || asr[0] == m * asr[1];
@@ -113,8 +114,8 @@ where
                 });
             } else {
                 multiply(a, b, tree, (n, 1), |strides, turned| {
-                    let along = |step| if turned { (step, 0) } else { (0, step) };
-                    Finish { c, strides, bias: bias.map(|(data, step)| (data, along(step))), f }
+                    let steps = if turned { (1, 0) } else { (0, 1) };
+                    Finish { c, strides, bias: bias.map(|data| (data, steps)), f }
                 });
             }
         }

@@ -10,7 +10,7 @@ use super::contraction::Leaf;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
 use super::transpose::{transpose_f32, transpose_f64};
-use super::vector::{Lanes, Vector};
+use super::vector::{Lanes, Vector, prefetch, prefetch_to_write};
 
 /// What a tile is made from and where it goes. Steps are in elements.
 pub(super) struct Tile<T> {
@@ -40,7 +40,7 @@ pub(super) struct Tile<T> {
 pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
 
 /// The kernels of one instruction set.
-pub(super) struct Kernels<T: 'static> {
+pub struct Kernels<T: 'static> {
     /// Elements in a vector.
     pub(super) lanes: usize,
     /// `tiles[rows - 1][vectors - 1]`.
@@ -54,8 +54,6 @@ pub(super) struct Kernels<T: 'static> {
 /// An element type with tile kernels.
 pub trait Tiled: Sized + 'static {
     /// The kernels for `isa`, which this CPU has.
-    #[doc(hidden)]
-    #[allow(private_interfaces)]
     fn kernels(isa: Isa) -> &'static Kernels<Self>;
 }
 
@@ -89,7 +87,6 @@ kernels!(PLAIN_F64, f64, Lanes<f64, 2>, plain, 4, transpose_plain::<f64>, [1 2 3
 macro_rules! tiled {
     ($($t:ty, $avx512:ident, $avx2:ident, $plain:ident;)*) => {$(
         impl Tiled for $t {
-            #[allow(private_interfaces)]
             fn kernels(isa: Isa) -> &'static Kernels<$t> {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
@@ -127,6 +124,9 @@ unsafe fn plain<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::
     unsafe { tile::<V, ROWS, VECTORS>(t) }
 }
 
+/// How far along the contraction rows are fetched before they are needed.
+const AHEAD: usize = 12;
+
 /// `c = alpha * tree of (a * b) + beta * c`.
 ///
 /// # Safety
@@ -140,11 +140,19 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T
         let leaves = &*t.leaves;
         let mut at = 0;
         let mut acc;
+        if leaves.len() > 2 {
+            for i in 0..ROWS {
+                for j in 0..VECTORS {
+                    prefetch_to_write(t.c.wrapping_add(i * t.c_step + j * V::LANES));
+                }
+            }
+        }
         loop {
             let leaf = leaves[at];
             // A product added to -0.0 is that product: signed zeros included.
             acc = [[V::nothing(); VECTORS]; ROWS];
             for _ in 0..leaf.len {
+                prefetch(a.wrapping_add(AHEAD * t.a_steps.1));
                 let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
                 for (i, acc) in acc.iter_mut().enumerate() {
                     let x = V::splat(*a.add(i * t.a_steps.0));

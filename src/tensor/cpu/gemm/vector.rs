@@ -142,6 +142,30 @@ lanes! {
     f64, 2, f64::mul_add;
 }
 
+/// Asks for a cache line that will be read soon. Any address will do.
+#[inline(always)]
+pub(super) fn prefetch<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which has no effect but on the caches.
+    unsafe {
+        x86::_mm_prefetch::<{ x86::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Asks for a cache line that will be written soon. Any address will do.
+#[inline(always)]
+pub(super) fn prefetch_to_write<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        x86::_mm_prefetch::<{ x86::_MM_HINT_ET0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// `a * b + c`, rounded once, also where the CPU cannot and a library call per element would be slow.
 ///
 /// In f64 the product is exact. The sum is rounded to odd: of the two f64 around an exact sum that is none, the one with

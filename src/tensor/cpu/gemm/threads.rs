@@ -1,0 +1,114 @@
+//! Several threads for one product.
+
+use std::cell::Cell;
+
+use super::super::real::Lane;
+use super::super::simd::{Isa, with_isa};
+use super::blocks::{Job, run};
+use super::product::Gemm;
+use super::sink::{Direct, Sink};
+
+/// Products with fewer multiplications than this are not worth a thread.
+const WORTH: usize = 4 << 20;
+
+thread_local! {
+    static THREADS: Cell<usize> = const { Cell::new(1) };
+}
+
+/// Runs `f` with up to `n` threads for each large product that this thread computes in it; without, it is one. The
+/// results have the same bits with any number.
+///
+/// # Panics
+/// If `n` is 0.
+pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
+    struct Restore(usize);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            THREADS.set(self.0);
+        }
+    }
+    assert!(n > 0, "with_threads: wants one thread or more");
+    let _restore = Restore(THREADS.replace(n));
+    f()
+}
+
+/// As [`run`], on the threads allowed: each takes some rows, or some columns where there are more of these.
+///
+/// # Safety
+/// As [`run`].
+pub(super) unsafe fn run_on_threads<E: Lane<Wide = T>, T: Gemm>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
+    let ((m, k), n) = (job.a.shape, job.b.shape.1);
+    let threads = THREADS.get();
+    if threads == 1 || m * n * k < WORTH {
+        // SAFETY: the caller's promise.
+        return unsafe { run(job, sink) };
+    }
+    let isa = Isa::current();
+    let kernels = T::kernels(isa);
+    let (len, unit) =
+        if m >= n { (m, kernels.tiles.len()) } else { (n, kernels.tiles[0].len() * kernels.lanes) };
+    let share = len.div_ceil(threads).next_multiple_of(unit);
+    let part = |start: usize| {
+        let len = share.min(len - start);
+        let (a, b, at) = if m >= n {
+            (job.a.rows(start, len), job.b, (start, 0))
+        } else {
+            (job.a, job.b.cols(start, len), (0, start))
+        };
+        // SAFETY: the parts' results are parts of the result that do not overlap.
+        unsafe { run(&Job { a, b, tree: job.tree }, &Shifted { sink, at }) };
+    };
+    std::thread::scope(|scope| {
+        for start in (share..len).step_by(share) {
+            scope.spawn(move || with_isa(isa, || part(start)));
+        }
+        part(0);
+    });
+}
+
+/// A part of another sink's result.
+struct Shifted<'a, T> {
+    sink: &'a dyn Sink<T>,
+    at: (usize, usize),
+}
+
+// SAFETY: the part lies inside the other result.
+unsafe impl<T> Sink<T> for Shifted<'_, T> {
+    fn direct(&self) -> Option<Direct<T>> {
+        let direct = self.sink.direct()?;
+        Some(Direct { c: direct.c.wrapping_add(self.at.0 * direct.step + self.at.1), ..direct })
+    }
+
+    unsafe fn put(&self, (row, col): (usize, usize), shape: (usize, usize), values: &mut [T], step: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.sink.put((self.at.0 + row, self.at.1 + col), shape, values, step) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{MatMut, MatRef};
+    use super::*;
+    use crate::tensor::cpu::Num;
+
+    #[test]
+    fn any_number_of_threads_gives_the_same_bits() {
+        let of = |i: usize| ((i * 7919 + 13) % 1009) as f32 * 0.01 - 5.0;
+        for (m, k, n) in [(211, 300, 97), (90, 300, 203), (1, 1030, 4100), (4200, 1000, 1)] {
+            assert!(m * k * n >= WORTH, "worth several threads");
+            let (a, b): (Vec<f32>, Vec<f32>) = ((0..m * k).map(of).collect(), (0..k * n).map(of).collect());
+            let product = |threads: usize| {
+                let mut c = vec![f32::ZERO; m * n];
+                with_threads(threads, || {
+                    let a = MatRef { data: &a[..], shape: (m, k), strides: (k, 1) };
+                    let b = MatRef { data: &b[..], shape: (k, n), strides: (n, 1) };
+                    f32::product(1.0, a, b, 0.0, MatMut { data: &mut c, shape: (m, n), strides: (n, 1) });
+                });
+                c
+            };
+            let want = product(1);
+            assert!([2, 3, 7].into_iter().all(|threads| product(threads) == want), "{m} {k} {n}");
+        }
+        assert_eq!(THREADS.get(), 1, "the choice ends with the call");
+    }
+}
