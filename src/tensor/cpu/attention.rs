@@ -169,7 +169,7 @@ impl CausalAttention<'_> {
             let rows = (end - global).min(queries.end - start);
             // Beyond the last key everything is masked: the width is a function of the global index all the same.
             let width = end.min(keys.next_multiple_of(ROWS));
-            blocks.push(Block { start, global, rows, keys: end.min(keys), width, step: width });
+            blocks.push(Block { start, global, rows, keys: end.min(keys), width });
             start += rows;
         }
         blocks
@@ -186,7 +186,7 @@ impl CausalAttention<'_> {
         let Some(dropout) = &self.dropout else { return };
         let scale = T::of(dropout.scale);
         let mut keep = vec![false; block.keys];
-        for (i, row) in s.chunks_exact_mut(block.step).enumerate() {
+        for (i, row) in s.chunks_exact_mut(block.width).enumerate() {
             let keep = &mut keep[..block.seen(i)];
             (dropout.keep)([b, h, block.start + i], keep);
             for (s, &keep) in row.iter_mut().zip(keep.iter()) {

@@ -5,8 +5,9 @@
 //! at most 64, each of which is one product, whose kernel has a tree of its own. So the queries `[a, b)` given are
 //! taken as a node of that tree, and what they add up to is that node's value, wherever the rest is computed.
 //!
-//! A leaf touches the keys that its last query's block can see and adds nothing to the others: neither that nor adding
-//! zeros shows, because no sum is left as -0.
+//! A leaf touches the keys that the block of its last query can see and adds nothing to the others: neither that nor
+//! adding zeros shows, because no sum is left as -0. Blocks stand at multiples of 64 and leaves need not: a leaf waits
+//! for the block it ends in.
 
 use std::ops::Range;
 
@@ -43,13 +44,13 @@ impl CausalAttention<'_> {
         };
         let mut out = [(h, tq, d), (groups, keys, d), (groups, keys, dv)]
             .map(|(h, t, d)| Tensor::zeros(T::DTYPE, [b, t, h, d]));
-        let leaves = self.leaves(tq, keys);
-        if leaves.is_empty() {
+        let (blocks, leaves) = (self.blocks(0..tq, keys), leaves(tq));
+        if blocks.is_empty() {
             return Ok(out);
         }
         let [dq, dk, dvs] = &mut out;
         let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
-        let mut work = Work::new(&leaves, dv);
+        let mut work = Work::new(&blocks, dv);
         let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
         let head_joins = merges(given.each, 1);
         for (b, group) in (0..b).flat_map(|b| (0..groups).map(move |g| (b, g))) {
@@ -58,13 +59,20 @@ impl CausalAttention<'_> {
             let mut dv = Nodes::new(&mut dvs[at * dv..], groups, (keys, dv), &mut dv_room);
             for (i, &head_joins) in head_joins.iter().enumerate() {
                 let head = [b, group * given.each + i];
-                for (n, leaf) in leaves.iter().enumerate() {
-                    self.leaf(leaf, head, &given, &mut work, dq);
-                    let (p, ds) = work.of(leaf);
-                    let of_leaf = (head, leaf.start, leaf.rows);
-                    let joins = leaf.joins + if n + 1 == leaves.len() { head_joins } else { 0 };
-                    dk.push(ds.t(), given.q.rows(of_leaf), joins);
-                    dv.push(p.t(), given.grad.rows(of_leaf), joins);
+                let mut left = &leaves[..];
+                for block in &blocks {
+                    work.begin(left[0].0.start, block);
+                    self.block(block, head, &given, &mut work, dq);
+                    while let Some(((leaf, joins), rest)) = left.split_first()
+                        && leaf.end <= block.start + block.rows
+                    {
+                        let rows = (head, leaf.start, leaf.len());
+                        let (p, ds) = work.rows(leaf, block);
+                        let joins = joins + if rest.is_empty() { head_joins } else { 0 };
+                        dk.push(ds.t(), given.q.rows(rows), joins);
+                        dv.push(p.t(), given.grad.rows(rows), joins);
+                        left = rest;
+                    }
                 }
             }
         }
@@ -73,69 +81,57 @@ impl CausalAttention<'_> {
         Ok(out)
     }
 
-    /// The leaves of the tree over `queries`, in order. None where there are no keys.
-    fn leaves(&self, queries: usize, keys: usize) -> Vec<Leaf> {
-        fn halve(range: Range<usize>, list: &mut Vec<(Range<usize>, u8)>) {
-            if range.len() <= ROWS {
-                return list.push((range, 0));
-            }
-            let mid = range.start + range.len().div_ceil(2);
-            halve(range.start..mid, list);
-            halve(mid..range.end, list);
-            list.last_mut().expect("just pushed").1 += 1;
-        }
-        let mut ranges = Vec::new();
-        if queries > 0 && keys > 0 {
-            halve(0..queries, &mut ranges);
-        }
-        let leaf = |(range, joins): (Range<usize>, u8)| {
-            let mut blocks = self.blocks(range.clone(), keys);
-            let last = blocks.last().expect("a leaf has queries");
-            let (keys, width) = (last.keys, last.width);
-            blocks.iter_mut().for_each(|b| b.step = width);
-            Leaf { start: range.start, rows: range.len(), joins, keys, width, blocks }
-        };
-        ranges.into_iter().map(leaf).collect()
-    }
-
-    /// The probabilities of a leaf's queries, after dropout, and the gradients of their scores, into `work`; and the
+    /// The probabilities of a block's queries, after dropout, and the gradients of their scores, into `work`; and the
     /// gradients of the queries, into `dq`.
-    fn leaf<T: Gemm>(
+    fn block<T: Gemm>(
         &self,
-        leaf: &Leaf,
+        block: &Block,
         head: [usize; 2],
         given: &Given<'_, T>,
         work: &mut Work<T>,
         dq: &mut [T],
     ) {
-        let group = [head[0], head[1] / given.each];
         let ([h, tq], d) = (given.shape, given.q.d);
-        let (p, ds) = (work.scores.get(), work.slopes.get());
-        for block in &leaf.blocks {
-            let at = (block.start - leaf.start) * leaf.width..;
-            let (p, ds) =
-                (&mut p[at.clone()][..block.rows * leaf.width], &mut ds[at][..block.rows * leaf.width]);
-            let (own, seen) = ((head, block.start, block.rows), (group, 0, block.keys));
-            self.scores(block, (given.q.at(head), given.k.at(group)), p);
-            T::product(T::ONE, given.grad.rows(own), given.v.rows(seen).t(), T::ZERO, block.matrix_mut(ds));
-            self.drop_out(block, head, ds);
-            let lse = &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
-            dispatch(Slopes {
-                p,
-                ds,
-                block,
-                scale: T::of(self.scale),
-                lse,
-                o: given.o.rows(own),
-                grad: given.grad.rows(own),
-                dot: &mut work.dot,
-            });
-            self.drop_out(block, head, p);
-            let at = ((head[0] * tq + block.start) * h + head[1]) * d;
-            let dq = MatMut { data: &mut dq[at..], shape: (block.rows, d), strides: (h * d, 1) };
-            T::product(T::ONE, block.matrix(ds), given.k.rows(seen), T::ZERO, dq);
-        }
+        let group = [head[0], head[1] / given.each];
+        let (own, seen) = ((head, block.start, block.rows), (group, 0, block.keys));
+        let at = (block.start - work.first) * block.width..;
+        let len = block.rows * block.width;
+        let p = &mut work.p.now.get()[at.clone()][..len];
+        let ds = &mut work.ds.now.get()[at][..len];
+        self.scores(block, (given.q.at(head), given.k.at(group)), p);
+        T::product(T::ONE, given.grad.rows(own), given.v.rows(seen).t(), T::ZERO, block.matrix_mut(ds));
+        self.drop_out(block, head, ds);
+        dispatch(Slopes {
+            p,
+            ds,
+            block,
+            scale: T::of(self.scale),
+            lse: &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows],
+            o: given.o.rows(own),
+            grad: given.grad.rows(own),
+            dot: &mut work.dot,
+        });
+        self.drop_out(block, head, p);
+        let at = ((head[0] * tq + block.start) * h + head[1]) * d;
+        let dq = MatMut { data: &mut dq[at..], shape: (block.rows, d), strides: (h * d, 1) };
+        T::product(T::ONE, block.matrix(ds), given.k.rows(seen), T::ZERO, dq);
     }
+}
+
+/// The leaves of the tree over `queries`, in order, each with the number of joins after it.
+fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
+    fn halve(range: Range<usize>, list: &mut Vec<(Range<usize>, u8)>) {
+        if range.len() <= ROWS {
+            return list.push((range, 0));
+        }
+        let mid = range.start + range.len().div_ceil(2);
+        halve(range.start..mid, list);
+        halve(mid..range.end, list);
+        list.last_mut().expect("just pushed").1 += 1;
+    }
+    let mut list = Vec::new();
+    halve(0..queries, &mut list);
+    list
 }
 
 /// The operands.
@@ -152,36 +148,61 @@ struct Given<'a, T> {
     each: usize,
 }
 
-/// Queries that are summed over in one product, and the joins of nodes after it.
-struct Leaf {
-    start: usize,
-    rows: usize,
-    joins: u8,
-    /// The keys that the last block can see.
-    keys: usize,
-    /// The step of all rows of scores.
-    width: usize,
-    blocks: Vec<Block>,
-}
-
-/// Room for a leaf.
+/// Probabilities and gradients of scores, `[queries, keys]`: of a block, after those queries of the block before whose leaf
+/// ends in this one.
 struct Work<T> {
-    scores: Scratch<T>,
-    slopes: Scratch<T>,
+    p: Held<T>,
+    ds: Held<T>,
+    /// The first query held, and the step of the rows.
+    first: usize,
+    step: usize,
     dot: RowTree<T>,
 }
 
+/// One of them, with room to put it in order.
+struct Held<T> {
+    now: Scratch<T>,
+    spare: Scratch<T>,
+}
+
 impl<T: Gemm> Work<T> {
-    fn new(leaves: &[Leaf], dv: usize) -> Self {
-        let len = leaves.iter().map(|l| l.rows * l.width).max().unwrap_or(0);
-        Work { scores: Scratch::new(len), slopes: Scratch::new(len), dot: RowTree::new(dv) }
+    fn new(blocks: &[Block], dv: usize) -> Self {
+        let len = 2 * ROWS * blocks.iter().map(|b| b.width).max().unwrap_or(0);
+        let held = || Held { now: Scratch::new(len), spare: Scratch::new(len) };
+        Work { p: held(), ds: held(), first: 0, step: 0, dot: RowTree::new(dv) }
     }
 
-    /// Probabilities and gradients of scores, `[queries, keys]`.
-    fn of(&mut self, leaf: &Leaf) -> (MatRef<'_, T>, MatRef<'_, T>) {
-        let (shape, strides) = ((leaf.rows, leaf.keys), (leaf.width, 1));
-        let matrix = |data| MatRef { data, shape, strides };
-        (matrix(self.scores.get()), matrix(self.slopes.get()))
+    /// Makes room for a block after what is held from query `first` on, whose rows become as wide as the block's.
+    fn begin(&mut self, first: usize, block: &Block) {
+        let kept = block.start - first;
+        if kept > 0 {
+            let from = (first - self.first) * self.step..(block.start - self.first) * self.step;
+            self.p.widen(from.clone(), self.step, block.width);
+            self.ds.widen(from, self.step, block.width);
+        }
+        (self.first, self.step) = (first, block.width);
+    }
+
+    /// A leaf that ends in `block`.
+    fn rows(&mut self, leaf: &Range<usize>, block: &Block) -> (MatRef<'_, T>, MatRef<'_, T>) {
+        let at = (leaf.start - self.first) * self.step;
+        let (shape, strides) = ((leaf.len(), block.keys), (self.step, 1));
+        (
+            MatRef { data: &self.p.now.get()[at..], shape, strides },
+            MatRef { data: &self.ds.now.get()[at..], shape, strides },
+        )
+    }
+}
+
+impl<T: Gemm> Held<T> {
+    /// Rows from the middle come to the front, wider by zeros.
+    fn widen(&mut self, from: Range<usize>, step: usize, to: usize) {
+        let rows = self.now.get()[from].chunks_exact(step);
+        for (row, wide) in rows.zip(self.spare.get().chunks_exact_mut(to)) {
+            wide[..step].copy_from_slice(row);
+            wide[step..].fill(T::ZERO);
+        }
+        std::mem::swap(&mut self.now, &mut self.spare);
     }
 }
 

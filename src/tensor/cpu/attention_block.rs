@@ -21,8 +21,6 @@ pub(super) struct Block {
     pub(super) keys: usize,
     /// The scores' row length: `keys` rounded up to whole blocks.
     pub(super) width: usize,
-    /// The step from one row of scores to the next.
-    pub(super) step: usize,
 }
 
 impl Block {
@@ -33,11 +31,11 @@ impl Block {
     }
 
     pub(super) fn matrix<'a, T>(&self, data: &'a [T]) -> MatRef<'a, T> {
-        MatRef { data, shape: (self.rows, self.keys), strides: (self.step, 1) }
+        MatRef { data, shape: (self.rows, self.keys), strides: (self.width, 1) }
     }
 
     pub(super) fn matrix_mut<'a, T>(&self, data: &'a mut [T]) -> MatMut<'a, T> {
-        MatMut { data, shape: (self.rows, self.keys), strides: (self.step, 1) }
+        MatMut { data, shape: (self.rows, self.keys), strides: (self.width, 1) }
     }
 }
 
@@ -109,8 +107,7 @@ impl<T: Gemm> Kernel for Exponentials<'_, T> {
     }
 }
 
-/// Scores `p` become probabilities, and their gradients `ds` those of the scores before `scale`. What is masked becomes 0,
-/// up to the rows' whole step.
+/// Scores `p` become probabilities, and their gradients `ds` those of the scores before `scale`. What is masked becomes 0.
 pub(super) struct Slopes<'a, T> {
     pub(super) p: &'a mut [T],
     pub(super) ds: &'a mut [T],
@@ -128,8 +125,8 @@ impl<T: Gemm> Kernel for Slopes<'_, T> {
     fn run(self) {
         let d = self.o.shape.1;
         let mut products = vec![T::ZERO; d];
-        let step = self.block.step;
-        let rows = self.p.chunks_exact_mut(step).zip(self.ds.chunks_exact_mut(step));
+        let width = self.block.width;
+        let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
         for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
             let o = self.o.row(i);
             let grad = self.grad.row(i);

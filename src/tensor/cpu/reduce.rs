@@ -387,7 +387,7 @@ mod tests {
             match i % 7 {
                 0 => 0.0,
                 1 => -0.0,
-                3 if i % 5 == 0 => f32::from_bits(0xffc0_0042),
+                3 if i.is_multiple_of(5) => f32::from_bits(0xffc0_0042),
                 _ => -1.0,
             }
         }
