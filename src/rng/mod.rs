@@ -20,22 +20,26 @@
 //! assert_eq!(part, whole[3..7]);
 //! ```
 //!
+//! Missing: other distributions (a [`Stream`] serves those of outside crates, in one order, on the host).
 
+mod distribution;
 mod draw;
 mod dropout;
 mod fill;
 mod generator;
 mod init;
+mod orthogonal;
 mod permutation;
 pub mod philox;
 mod sample;
 mod stream;
 mod truncated;
 
+pub use distribution::{Distribution, Drawn};
 pub use draw::Draw;
 pub use dropout::{bernoulli, dropout, dropout_in_place, keep, keep_threshold};
 pub use fill::{Real, bits32, bits64, normal, uniform};
 pub use generator::{Generator, GeneratorState};
-pub use init::{Fans, Init};
+pub use init::{Fans, Init, InitValues};
 pub use permutation::Permutation;
 pub use stream::Stream;
