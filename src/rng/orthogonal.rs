@@ -12,6 +12,8 @@ use crate::tensor::Element;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
 const LANES: usize = 16;
+/// Reflections that are applied to a vector while it is in the cache. Changes no bit.
+const PANEL: usize = 32;
 
 /// A tensor taken as the matrix `[first extent, product of the others]`, with orthonormal rows or columns times `gain`.
 #[derive(Clone, Debug)]
@@ -82,22 +84,39 @@ impl Kernel for Decompose<'_> {
     #[inline(always)]
     fn run(self) {
         let Decompose { vectors, len, count, gain } = self;
-        let mut steps = Vec::with_capacity(count);
-        for k in 0..count {
-            let (done, rest) = vectors.split_at_mut((k + 1) * len);
-            let mirror = &mut done[k * len + k..];
-            let step = Reflection::annihilate(mirror);
-            rest.chunks_exact_mut(len).for_each(|x| step.reflect(mirror, &mut x[k..]));
-            steps.push(step);
+        let mut steps: Vec<Reflection> = Vec::with_capacity(count);
+        for first in (0..count).step_by(PANEL) {
+            let end = count.min(first + PANEL);
+            for k in first..end {
+                let (done, rest) = vectors.split_at_mut((k + 1) * len);
+                let mirror = &mut done[k * len + k..];
+                let step = Reflection::annihilate(mirror);
+                let panel = &mut rest[..(end - k - 1) * len];
+                panel.chunks_exact_mut(len).for_each(|x| step.reflect(mirror, &mut x[k..]));
+                steps.push(step);
+            }
+            let (done, rest) = vectors.split_at_mut(end * len);
+            for x in rest.chunks_exact_mut(len) {
+                (first..end).for_each(|k| steps[k].reflect(&done[k * len + k..(k + 1) * len], &mut x[k..]));
+            }
         }
-        for (k, step) in steps.iter().enumerate().rev() {
-            let (done, rest) = vectors.split_at_mut((k + 1) * len);
-            let mirror = &mut done[k * len + k..];
-            rest.chunks_exact_mut(len).for_each(|x| step.reflect(mirror, &mut x[k..]));
-            // The reflection of the k-th unit vector.
-            mirror[0] = 1.0 - step.tau;
-            mirror[1..].iter_mut().for_each(|v| *v *= -step.tau);
-            done[k * len..k * len + k].fill(0.0);
+        for first in (0..count).step_by(PANEL).rev() {
+            let end = count.min(first + PANEL);
+            let (done, rest) = vectors.split_at_mut(end * len);
+            for x in rest.chunks_exact_mut(len) {
+                (first..end)
+                    .rev()
+                    .for_each(|k| steps[k].reflect(&done[k * len + k..(k + 1) * len], &mut x[k..]));
+            }
+            for k in (first..end).rev() {
+                let (done, rest) = done.split_at_mut((k + 1) * len);
+                let (above, mirror) = done[k * len..].split_at_mut(k);
+                rest.chunks_exact_mut(len).for_each(|x| steps[k].reflect(mirror, &mut x[k..]));
+                // The reflection of the k-th unit vector.
+                above.fill(0.0);
+                mirror[0] = 1.0 - steps[k].tau;
+                mirror[1..].iter_mut().for_each(|v| *v *= -steps[k].tau);
+            }
         }
         for (vector, step) in vectors.chunks_exact_mut(len).zip(&steps) {
             let factor = if step.diagonal < 0.0 { -gain } else { gain };
@@ -179,9 +198,17 @@ mod tests {
 
     #[test]
     fn rows_or_columns_are_orthonormal() {
-        for shape in
-            [&[1, 1][..], &[1, 5], &[5, 1], &[7, 7], &[40, 17], &[17, 40], &[5, 3, 2, 2], &[31, 2, 5]]
-        {
+        for shape in [
+            &[1, 1][..],
+            &[1, 5],
+            &[5, 1],
+            &[7, 7],
+            &[40, 17],
+            &[17, 40],
+            &[71, 66],
+            &[5, 3, 2, 2],
+            &[31, 2, 5],
+        ] {
             let (rows, columns) = (shape[0], shape[1..].iter().product::<usize>());
             let q = whole(shape, 1.5);
             let (count, len) = (rows.min(columns), rows.max(columns));
@@ -224,7 +251,7 @@ mod tests {
 
     #[test]
     fn every_cut_type_and_instruction_set_agrees() {
-        for shape in [[13, 37], [37, 13]] {
+        for shape in [[13, 37], [37, 13], [70, 65]] {
             let all = || whole(&shape, 1.0);
             let want = with_isa(Isa::Baseline, all);
             for &isa in Isa::available() {
