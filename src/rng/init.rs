@@ -82,7 +82,8 @@ pub enum Init {
     /// (Mezzadri, Notices of the AMS 54, 2007), and the same for all dtypes up to that rounding.
     ///
     /// One element depends on all: every rank that holds any computes the whole matrix, in 4 m n^2 operations and
-    /// 8 m n bytes for m >= n, and keeps its part. Nothing is communicated.
+    /// 8 m n bytes for m >= n, and keeps its part: 0.2 s for 768 x 768, 1 s for 3072 x 768 and 4 s for 2048 x 2048 on one
+    /// core with AVX-512. Nothing is communicated.
     Orthogonal {
         /// A factor.
         gain: f64,
