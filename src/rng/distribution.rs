@@ -197,7 +197,9 @@ fill! {
         _ => any(from, draw, start, out),
     };
     u8 => |from, draw, start, out| match from {
-        Distribution::Bits => by_chunks(start, out, |start, words: &mut [u32]| bits32(draw, start, words), |w| (w >> 24) as u8),
+        Distribution::Bits => {
+            by_chunks(start, out, |start, words: &mut [u32]| bits32(draw, start, words), |w| (w >> 24) as u8)
+        }
         _ => any(from, draw, start, out),
     };
     bool => |from, draw, start, out| match from {
