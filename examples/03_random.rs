@@ -11,13 +11,14 @@ use isoshard::tensor::DType;
 fn values(ranks: usize) -> Result<Vec<f32>> {
     let mut all = spmd(ranks, move |rank| {
         let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
-        // A generator hands out draws, one for each random operator. It never asks who asks.
+        // A generator hands out draws, one for each random operator. The ranks compare theirs once, at the first draw:
+        // a rank that was seeded differently is named. After that nothing is communicated.
         let mut generator = Generator::new(42);
         let init = Init::Normal { mean: 0.0, std: 1.0 };
         let rows = Layout::new([Placement::Shard(0)]);
-        let x = DTensor::init(&mesh, DType::F32, [7, 3], rows, init, generator.next_draw())?;
+        let x = DTensor::init(&mesh, DType::F32, [7, 3], rows, init, &mut generator)?;
         // Dropout reads the number of each element's global index, wherever the element lies.
-        let y = x.dropout(0.5, generator.next_draw())?;
+        let y = x.dropout(0.5, &mut generator)?;
         assert_eq!(mesh.received_bytes(), 0);
         y.full_tensor()?.to_vec::<f32>()
     })?;

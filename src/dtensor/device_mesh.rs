@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
@@ -30,6 +31,8 @@ use crate::tensor::{DType, Dims, Shape};
 pub struct DeviceMesh(pub(super) Rc<Inner>);
 
 pub(super) struct Inner {
+    /// Its own in this process.
+    id: u64,
     pub mesh: Mesh,
     pub rank: Rank,
     pub strict: Cell<bool>,
@@ -70,7 +73,9 @@ impl DeviceMesh {
                 format!("start {} rank(s)", mesh.rank_len()),
             ));
         }
+        static MADE: AtomicU64 = AtomicU64::new(0);
         Ok(DeviceMesh(Rc::new(Inner {
+            id: MADE.fetch_add(1, Ordering::Relaxed),
             mesh,
             rank: rank.clone(),
             strict: Cell::new(false),
@@ -156,6 +161,11 @@ impl DeviceMesh {
 
     pub(super) fn grad_enabled(&self) -> bool {
         self.0.no_grad.get() == 0
+    }
+
+    /// A number that no other mesh in this process has.
+    pub(super) fn id(&self) -> u64 {
+        self.0.id
     }
 
     pub(super) fn same(&self, other: &DeviceMesh) -> bool {

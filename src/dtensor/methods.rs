@@ -5,6 +5,7 @@
 
 use smallvec::SmallVec;
 
+use super::draws::IntoDraw;
 use super::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::{
@@ -323,28 +324,30 @@ impl DTensor {
         self.attention_dropout(k, v, scale, 0.0, Draw { seed: 0, number: 0 })
     }
 
-    /// As [`DTensor::attention`], dropping probabilities with probability `p` by `draw`.
+    /// As [`DTensor::attention`], dropping probabilities with probability `p`; `from` is a `&mut Generator` or a draw.
     ///
     /// # Errors
-    /// Refuses shapes that do not fit, and a `p` outside `[0, 1]`.
+    /// Refuses shapes that do not fit, a `p` outside `[0, 1]`, and generators that differ from rank to rank.
     pub fn attention_dropout(
         &self,
         k: &DTensor,
         v: &DTensor,
         scale: f64,
         p: f64,
-        draw: Draw,
+        from: impl IntoDraw,
     ) -> Result<DTensor> {
+        let draw = from.into_draw("attention", &self.mesh)?;
         let op = Attention { scale: Bits(scale), p: Bits(p), draw: Free(draw) };
         Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
     }
 
     /// Zeroes each element with probability `p` and scales the others by `1 / (1 - p)`. The mask is a function of
-    /// `draw` and the element's global index: equal on every layout.
+    /// the draw and the element's global index: equal on every layout. `from` is a `&mut Generator` or a draw.
     ///
     /// # Errors
-    /// Refuses a `p` outside `[0, 1]`.
-    pub fn dropout(&self, p: f64, draw: Draw) -> Result<DTensor> {
+    /// Refuses a `p` outside `[0, 1]`, and generators that differ from rank to rank.
+    pub fn dropout(&self, p: f64, from: impl IntoDraw) -> Result<DTensor> {
+        let draw = from.into_draw("dropout", &self.mesh)?;
         DTensor::apply_one(&Dropout { p: Bits(p), draw: Free(draw) }, &[self])
     }
 }

@@ -1,14 +1,88 @@
 //! Random tensors: each rank draws its own elements, and every layout gives the values a single rank gives.
+//!
+//! Nothing here communicates, but for the comparison of a generator at its first draw on a mesh ([`IntoDraw`]), and for
+//! [`DTensor::shuffle`], which moves rows. Numbers come from a `&mut Generator` or a `Draw`.
 
 use super::device_mesh::DeviceMesh;
+use super::draws::IntoDraw;
+use super::facts::Facts;
 use super::tensor::{DTensor, refuse_partial};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::ops::{Free, Shuffle};
 use crate::placement::Layout;
-use crate::rng::{Draw, Init};
+use crate::rng::{Distribution, Draw, Init, Permutation};
 use crate::tensor::{DType, Shape, Tensor, for_dtype};
 
+/// New tensors.
 impl DTensor {
-    /// A tensor that `init` fills by `draw` and global index. Communicates nothing; no rank makes more than its part.
+    /// A tensor drawn from a distribution, by global index. No rank makes more than its part.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout};
+    /// use isoshard::{rng::{Distribution, Generator}, tensor::DType};
+    /// let coins = |ranks| spmd(ranks, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
+    ///     let mut generator = Generator::new(7);
+    ///     let fair = Distribution::Bernoulli { p: 0.5 };
+    ///     let x = DTensor::random(&mesh, DType::Bool, [5, 3], "(S0)".parse::<Layout>()?, fair, &mut generator)?;
+    ///     x.full_tensor()?.to_vec::<bool>()
+    /// });
+    /// assert_eq!(coins(3)?[0], coins(1)?[0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit, `Partial`, parameters and dtypes the distribution does not have, and
+    /// generators that differ from rank to rank.
+    pub fn random(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        layout: Layout,
+        distribution: Distribution,
+        from: impl IntoDraw,
+    ) -> Result<DTensor> {
+        Self::filled(mesh, dtype, shape.into(), &layout, Values::Drawn(distribution), from)
+    }
+
+    /// Uniform numbers in [0, 1): [`DTensor::random`] from [`Distribution::UNIT`].
+    ///
+    /// # Errors
+    /// As [`DTensor::random`].
+    pub fn rand(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        layout: Layout,
+        from: impl IntoDraw,
+    ) -> Result<DTensor> {
+        Self::random(mesh, dtype, shape, layout, Distribution::UNIT, from)
+    }
+
+    /// Standard normal numbers: [`DTensor::random`] from [`Distribution::STANDARD`].
+    ///
+    /// # Errors
+    /// As [`DTensor::random`].
+    pub fn randn(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        layout: Layout,
+        from: impl IntoDraw,
+    ) -> Result<DTensor> {
+        Self::random(mesh, dtype, shape, layout, Distribution::STANDARD, from)
+    }
+
+    /// The integers `0..len` in random order, as i64: element i is [`Permutation::at`] i. No rank makes more than its
+    /// part; an element costs about 64 Philox blocks.
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit, `Partial`, and generators that differ from rank to rank.
+    pub fn randperm(mesh: &DeviceMesh, len: usize, layout: Layout, from: impl IntoDraw) -> Result<DTensor> {
+        Self::filled(mesh, DType::I64, [len].into(), &layout, Values::Order, from)
+    }
+
+    /// A tensor of initial values. No rank makes more than its part, but of [`Init::Orthogonal`].
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, Placement}};
@@ -26,29 +100,269 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit, `Partial`, dtypes that are not floating, and an `init` that does not fit the
-    /// shape.
+    /// Refuses a layout that does not fit, `Partial`, dtypes that are not floating, an `init` that does not fit the
+    /// shape, and generators that differ from rank to rank.
     pub fn init(
         mesh: &DeviceMesh,
         dtype: DType,
         shape: impl Into<Shape>,
         layout: Layout,
         init: Init,
-        draw: Draw,
+        from: impl IntoDraw,
     ) -> Result<DTensor> {
-        let facts = mesh.facts(dtype, &shape.into(), &layout)?;
-        refuse_partial("init", &facts)?;
+        Self::filled(mesh, dtype, shape.into(), &layout, Values::Init(init), from)
+    }
+
+    fn filled(
+        mesh: &DeviceMesh,
+        dtype: DType,
+        shape: Shape,
+        layout: &Layout,
+        values: Values,
+        from: impl IntoDraw,
+    ) -> Result<DTensor> {
+        let facts = mesh.facts(dtype, &shape, layout)?;
+        values.check(&facts)?;
+        let draw = from.into_draw(values.verb(), mesh)?;
         let mut local = Tensor::stale(dtype, facts.local_shape());
-        for_dtype!(float "init", dtype, T => {
-            let out = local.make_mut::<T>()?;
-            let mut filled = Ok(());
-            facts.window().region.runs(facts.shape(), |global, at, len| {
-                if filled.is_ok() {
-                    filled = init.fill(draw, facts.shape(), global, &mut out[at..at + len]);
-                }
-            });
-            filled
-        })?;
+        values.write(&facts, draw, &mut local)?;
         Ok(DTensor::wrap(mesh, local, facts))
+    }
+}
+
+/// Tensors like this one, and this one's values drawn anew.
+impl DTensor {
+    /// A tensor of this one's dtype, shape and layout, drawn from a distribution.
+    ///
+    /// # Errors
+    /// As [`DTensor::random`].
+    pub fn random_like(&self, distribution: Distribution, from: impl IntoDraw) -> Result<DTensor> {
+        let layout = self.layout();
+        Self::filled(
+            &self.mesh,
+            self.dtype(),
+            self.shape().clone(),
+            layout,
+            Values::Drawn(distribution),
+            from,
+        )
+    }
+
+    /// Uniform numbers in [0, 1), in this tensor's dtype, shape and layout.
+    ///
+    /// # Errors
+    /// As [`DTensor::random`].
+    pub fn rand_like(&self, from: impl IntoDraw) -> Result<DTensor> {
+        self.random_like(Distribution::UNIT, from)
+    }
+
+    /// Standard normal numbers, in this tensor's dtype, shape and layout.
+    ///
+    /// # Errors
+    /// As [`DTensor::random`].
+    pub fn randn_like(&self, from: impl IntoDraw) -> Result<DTensor> {
+        self.random_like(Distribution::STANDARD, from)
+    }
+
+    /// Draws all elements anew, in place where nobody shares the buffer.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout};
+    /// use isoshard::{rng::{Distribution, Generator}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let mut generator = Generator::new(1);
+    ///     let mut noise = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse::<Layout>()?)?;
+    ///     noise.fill_random(Distribution::Normal { mean: 3.0, std: 0.0 }, &mut generator)?;
+    ///     assert!(noise.local().to_vec::<f32>()?.iter().all(|&x| x == 3.0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`DTensor::random`]; refuses a tensor that a backward pass reaches, whose history would be another value's.
+    /// The values are then as before.
+    pub fn fill_random(&mut self, distribution: Distribution, from: impl IntoDraw) -> Result<()> {
+        self.refill(Values::Drawn(distribution), from)
+    }
+
+    /// Writes initial values over all elements, in place where nobody shares the buffer.
+    ///
+    /// # Errors
+    /// As [`DTensor::init`] and [`DTensor::fill_random`].
+    pub fn fill_init(&mut self, init: Init, from: impl IntoDraw) -> Result<()> {
+        self.refill(Values::Init(init), from)
+    }
+
+    /// The indices along `dim` in random order: index i of the result is index [`Permutation::at`] i of this tensor, on
+    /// every mesh. The layout stays.
+    ///
+    /// Communicates nothing where `dim` is whole on every rank. Else the tensor moves to a layout in which it is (the
+    /// plan picks the cheapest: at most all other ranks' parts come), is shuffled, and moves back. The derivative
+    /// undoes the order.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Generator, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let rows = Tensor::from_vec(vec![0.0f32, 1.0, 2.0], [3, 1])?;
+    ///     let x = DTensor::distribute(&mesh, &rows, "(S0)".parse::<Layout>()?)?;
+    ///     let mut order = x.shuffle(0, &mut Generator::new(5))?.full_tensor()?.to_vec::<f32>()?;
+    ///     order.sort_by(f32::total_cmp);
+    ///     assert_eq!(order, [0.0, 1.0, 2.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a dim that is not there, and generators that differ from rank to rank; in strict mode, a tensor that
+    /// would have to move.
+    pub fn shuffle(&self, dim: isize, from: impl IntoDraw) -> Result<DTensor> {
+        let dim = self.shape().dim("shuffle", dim)?;
+        let draw = from.into_draw("shuffle", &self.mesh)?;
+        let op = Shuffle { dim, inverse: false, draw: Free(draw) };
+        DTensor::apply_one(&op, &[self])?.redistribute(self.layout().clone())
+    }
+
+    fn refill(&mut self, values: Values, from: impl IntoDraw) -> Result<()> {
+        if self.has_history() {
+            let remedy = "draw a tensor like it, or detach it first";
+            let rule = "a tensor with a history cannot be overwritten";
+            return Err(Error::invalid(values.verb(), rule, self.to_string(), remedy));
+        }
+        values.check(&self.facts)?;
+        let draw = from.into_draw(values.verb(), &self.mesh)?;
+        if !self.local.is_unique() {
+            self.local = Tensor::stale(self.dtype(), self.facts.local_shape());
+        }
+        values.write(&self.facts, draw, &mut self.local)
+    }
+}
+
+/// What a tensor is filled with.
+#[derive(Clone, Copy)]
+enum Values {
+    Drawn(Distribution),
+    Init(Init),
+    /// The indices of a single dim, in random order.
+    Order,
+}
+
+impl Values {
+    fn verb(&self) -> &'static str {
+        match self {
+            Values::Drawn(distribution) => distribution.name(),
+            Values::Init(_) => "init",
+            Values::Order => "randperm",
+        }
+    }
+
+    /// Refuses whatever [`Values::write`] would, from facts that all ranks share: no generator has counted yet.
+    fn check(&self, facts: &Facts) -> Result<()> {
+        refuse_partial(self.verb(), facts)?;
+        match self {
+            Values::Drawn(distribution) => distribution.check(facts.dtype()),
+            Values::Init(init) => {
+                facts.dtype().expect_float("init")?;
+                init.resolve(facts.shape()).map(drop)
+            }
+            Values::Order => Ok(()),
+        }
+    }
+
+    /// Writes this rank's part into `local`, which nobody shares.
+    fn write(&self, facts: &Facts, draw: Draw, local: &mut Tensor) -> Result<()> {
+        let (shape, region) = (facts.shape(), &facts.window().region);
+        match self {
+            Values::Drawn(distribution) => for_dtype!(any facts.dtype(), T => {
+                distribution.fill_region::<T>(draw, shape, region, local.make_mut()?)
+            }),
+            Values::Init(init) => {
+                let values = init.prepare(draw, shape)?;
+                for_dtype!(float "init", facts.dtype(), T => values.fill_region::<T>(region, local.make_mut()?))
+            }
+            Values::Order => {
+                let order = Permutation::new(draw, shape[0] as u64);
+                let out: &mut [u64] = bytemuck::cast_slice_mut(local.make_mut::<i64>()?);
+                let mut done = Ok(());
+                region.runs(shape, |start, at, len| {
+                    let run = order.fill(start, &mut out[at..at + len]);
+                    done = std::mem::replace(&mut done, Ok(())).and(run);
+                });
+                done
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::rng::Generator;
+
+    #[test]
+    fn writes_in_place_where_nobody_else_reads() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
+            let mut g = Generator::new(3);
+            let mut x = DTensor::zeros(&mesh, DType::F32, [5, 2], "(S1)".parse()?)?;
+            let place = |x: &DTensor| x.local().as_slice::<f32>().map(<[f32]>::as_ptr);
+            let before = place(&x)?;
+            x.fill_random(Distribution::UNIT, &mut g)?;
+            assert_eq!(place(&x)?, before);
+            let kept = x.clone();
+            let values = kept.local().to_vec::<f32>()?;
+            x.fill_init(Init::Ones, &mut g)?;
+            assert_eq!((kept.local().to_vec::<f32>()?, x.local().to_vec::<f32>()?), (values, vec![1.0; 5]));
+            assert_eq!(g.draws(), 2);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn what_is_refused_does_not_count() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
+            let mut g = Generator::new(3);
+            let rows = || "(S0)".parse::<Layout>();
+            let said = |r: Result<DTensor>| r.map(|x| x.to_string()).unwrap_err().to_string();
+            assert_eq!(
+                said(DTensor::rand(&mesh, DType::F32, [5], "(P(sum))".parse()?, &mut g)),
+                "uniform: a Partial layout has no values of its own; got f32[5]@(a:P(sum)); redistribute first"
+            );
+            let partial =
+                DTensor::from_local(&mesh, Tensor::zeros(DType::F32, [5]), [5], "(P(sum))".parse()?)?;
+            for refused in [
+                said(partial.randn_like(&mut g)),
+                said(DTensor::init(&mesh, DType::F32, [5], "(P(sum))".parse()?, Init::Ones, &mut g)),
+                said(DTensor::randperm(&mesh, 5, "(P(sum))".parse()?, &mut g)),
+            ] {
+                assert!(refused.contains("a Partial layout has no values"), "{refused}");
+            }
+            assert_eq!(
+                said(DTensor::randn(&mesh, DType::I64, [5], rows()?, &mut g)),
+                "normal: this dtype has no such numbers; got i64; draw floats, and cast"
+            );
+            assert_eq!(
+                said(DTensor::random(&mesh, DType::F16, [5], rows()?, Distribution::Bits, &mut g)),
+                "bits: this dtype has no such numbers; got f16; draw integers, or another distribution"
+            );
+            said(DTensor::init(&mesh, DType::F32, [5], rows()?, Init::KaimingNormal { gain: 1.0 }, &mut g));
+            said(DTensor::init(&mesh, DType::I32, [5, 5], rows()?, Init::Zeros, &mut g));
+            said(partial.shuffle(1, &mut g));
+            let mut leaf = DTensor::zeros(&mesh, DType::F32, [5], rows()?)?.requires_grad()?;
+            assert_eq!(
+                leaf.fill_random(Distribution::UNIT, &mut g).unwrap_err().to_string(),
+                "uniform: a tensor with a history cannot be overwritten; got f32[5]@(a:S0); draw a tensor like it, or \
+                 detach it first"
+            );
+            assert_eq!(g.draws(), 0);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 }

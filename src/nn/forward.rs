@@ -33,7 +33,8 @@ struct Current {
 }
 
 impl<'a> Forward<'a> {
-    /// A pass that trains: dropout draws from `generator`, which every rank must have in the same state.
+    /// A pass that trains: dropout draws from `generator`, which every rank must have in the same state. That is
+    /// checked when it first draws on a mesh ([`IntoDraw`](crate::dtensor::IntoDraw)).
     pub fn train(params: &'a Params, generator: &'a mut Generator) -> Forward<'a> {
         Self::new(params, Some(RefCell::new(generator)))
     }
@@ -89,7 +90,7 @@ impl<'a> Forward<'a> {
     /// Refuses, in training, a `p` outside `[0, 1]`.
     pub fn dropout(&self, x: DTensor, p: f64) -> Result<DTensor> {
         match &self.generator {
-            Some(g) if p != 0.0 => x.dropout(p, g.borrow_mut().next_draw()),
+            Some(g) if p != 0.0 => x.dropout(p, &mut **g.borrow_mut()),
             _ => Ok(x),
         }
     }
@@ -100,7 +101,7 @@ impl<'a> Forward<'a> {
     /// Refuses shapes that do not fit, and in training a `p` outside `[0, 1]`.
     pub fn attention(&self, q: &DTensor, k: &DTensor, v: &DTensor, scale: f64, p: f64) -> Result<DTensor> {
         match &self.generator {
-            Some(g) if p != 0.0 => q.attention_dropout(k, v, scale, p, g.borrow_mut().next_draw()),
+            Some(g) if p != 0.0 => q.attention_dropout(k, v, scale, p, &mut **g.borrow_mut()),
             _ => q.attention(k, v, scale),
         }
     }

@@ -198,9 +198,9 @@ impl Params {
         }
         let mesh = self.mesh.mesh();
         let used = self.plan.used_layout(mesh, &path, &shape)?;
-        let draw = self.generator.next_draw();
         let rest = self.plan.rest_layout(mesh, self.dtype, &shape, &used);
-        let value = rest.and_then(|rest| DTensor::init(&self.mesh, self.dtype, shape, rest, init, draw));
+        let value = rest
+            .and_then(|rest| DTensor::init(&self.mesh, self.dtype, shape, rest, init, &mut self.generator));
         let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
         let id = ParamId(self.list.len());
         let unit = self.unit_for(&path, id);
@@ -242,10 +242,10 @@ impl Scope<'_> {
         &self.path
     }
 
-    /// Declares a parameter of a global shape. Communicates nothing.
+    /// Declares a parameter of a global shape. Communicates nothing, but for a comparison of the seeds with the first one.
     ///
     /// # Errors
-    /// Refuses a path that is taken, and a plan that cannot split this shape.
+    /// Refuses a path that is taken, a plan that cannot split this shape, and ranks that have different seeds.
     pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Result<ParamId> {
         self.params.declare(self.join(&name), shape.into(), init)
     }

@@ -55,6 +55,7 @@ pub fn catalog() -> Vec<Sample> {
         super::select::samples,
         super::sgd::samples,
         super::shift::samples,
+        super::shuffle::samples,
         super::sigmoid::samples,
         super::sigmoid_grad::samples,
         super::sign::samples,

@@ -1,11 +1,12 @@
 //! Initial values, described as values: what a parameter starts as, whoever computes which part of it.
 
-use super::Draw;
+use super::distribution::{expect_storage, floats, named};
 use super::fill::Real;
-use super::sample::{Affine, Normal, Uniform};
-use super::truncated::Truncated;
+use super::orthogonal::Orthogonal;
+use super::{Distribution, Draw};
 use crate::error::{Error, Result};
-use crate::tensor::{Element, Shape};
+use crate::placement::Region;
+use crate::tensor::{DType, Element, Shape};
 
 /// How a parameter is initialised.
 ///
@@ -73,6 +74,20 @@ pub enum Init {
         /// A factor, sqrt(2) for rectified units.
         gain: f64,
     },
+    /// A random matrix with orthonormal rows or columns, whichever are fewer, times `gain`; a tensor of more dims is
+    /// taken as `[first, all others]` (Saxe, McClelland and Ganguli, ICLR 2014).
+    ///
+    /// Q of the QR decomposition, by Householder's reflections in f64, of the normal matrix of the draw (its transpose
+    /// where it is wide), each column with the sign of R's diagonal, rounded once: uniform over all such matrices
+    /// (Mezzadri, Notices of the AMS 54, 2007), and the same for all dtypes up to that rounding.
+    ///
+    /// One element depends on all: every rank that holds any computes the whole matrix, in 4 m n^2 operations and
+    /// 8 m n bytes for m >= n, and keeps its part: 0.2 s for 768 x 768, 1 s for 3072 x 768 and 4 s for 2048 x 2048 on one
+    /// core with AVX-512. Nothing is communicated.
+    Orthogonal {
+        /// A factor.
+        gain: f64,
+    },
 }
 
 /// How many inputs an output of a weight reads, and how many outputs an input feeds.
@@ -107,34 +122,30 @@ impl Init {
     /// Writes the values of elements `start..start + out.len()` (global, row-major) of a tensor of this global shape.
     ///
     /// Communicates nothing; any cut of the tensor gets the same values. `draw` is not read by the constant ones.
+    /// To fill many ranges, [prepare](Init::prepare) once.
     ///
     /// # Errors
     /// Refuses a range that leaves the tensor, bounds that are not finite or not in order, a negative std, a truncation
     /// that leaves almost nothing (less than a quarter std within two of the mean), and fans of a shape that has none.
     pub fn fill<T: Real>(&self, draw: Draw, global_shape: &[usize], start: u64, out: &mut [T]) -> Result<()> {
-        let numel = Shape::from(global_shape).checked_numel("init")? as u64;
-        if start.checked_add(out.len() as u64).is_none_or(|end| end > numel) {
-            return Err(Error::invalid(
-                "init",
-                "the range leaves the tensor",
-                format!("{} elements from {start} of {}", out.len(), Shape::from(global_shape)),
-                format!("there are {numel} elements"),
-            ));
-        }
-        match self.resolve(global_shape)? {
-            Init::Uniform { low, high } => {
-                T::sample(draw, 0, start, out, Uniform(Affine { scale: high - low, shift: low }));
+        self.prepare(draw, global_shape)?.fill(start, out)
+    }
+
+    /// The values of a tensor of this global shape, ready to be written range by range.
+    ///
+    /// # Errors
+    /// As [`Init::fill`], the range aside.
+    pub fn prepare(&self, draw: Draw, global_shape: &[usize]) -> Result<InitValues> {
+        let global = Shape::from(global_shape);
+        global.checked_numel("init")?;
+        let kind = match self.resolve(global_shape)? {
+            Init::Constant(value) => Kind::Constant(value),
+            Init::Orthogonal { gain } => Kind::Matrix(Orthogonal::new(draw, global_shape, gain)),
+            other => {
+                Kind::Drawn(draw, other.distribution().expect("resolve leaves constants, matrices and these"))
             }
-            Init::Normal { mean, std } => {
-                T::sample(draw, 0, start, out, Normal(Affine { scale: std, shift: mean }));
-            }
-            Init::TruncatedNormal { mean, std, low, high } => {
-                Truncated { mean, std, low, high }.fill(draw, start, out);
-            }
-            Init::Constant(value) => out.fill(T::narrow(Element::from_f64(value))),
-            _ => unreachable!("resolve leaves the four above"),
-        }
-        Ok(())
+        };
+        Ok(InitValues { global, kind })
     }
 
     /// True where every element is the same, so that no draw is read.
@@ -142,7 +153,7 @@ impl Init {
         matches!(self, Init::Zeros | Init::Ones | Init::Constant(_))
     }
 
-    /// The same as one of `Constant`, `Uniform`, `Normal` and `TruncatedNormal`, checked.
+    /// The same as one of `Constant`, `Uniform`, `Normal`, `TruncatedNormal` and `Orthogonal`, checked.
     ///
     /// # Errors
     /// As [`Init::fill`], the range aside.
@@ -161,28 +172,91 @@ impl Init {
             Init::KaimingNormal { gain } => centred(gain / fan_in()?.sqrt()),
             other => other,
         };
-        resolved.check()?;
+        resolved.check(global_shape)?;
         Ok(resolved)
     }
 
-    fn check(&self) -> Result<()> {
-        let sound = match *self {
-            Init::Uniform { low, high } => low <= high && (high - low).is_finite(),
-            Init::Normal { mean, std } => mean.is_finite() && std.is_finite() && std >= 0.0,
+    /// The same as a distribution of independent elements, if it is one as it stands.
+    fn distribution(&self) -> Option<Distribution> {
+        Some(match *self {
+            Init::Uniform { low, high } => Distribution::Uniform { low, high },
+            Init::Normal { mean, std } => Distribution::Normal { mean, std },
             Init::TruncatedNormal { mean, std, low, high } => {
-                return Truncated { mean, std, low, high }.check();
+                Distribution::TruncatedNormal { mean, std, low, high }
             }
-            _ => true,
-        };
-        if sound {
-            return Ok(());
+            _ => return None,
+        })
+    }
+
+    fn check(&self, global_shape: &[usize]) -> Result<()> {
+        if let Some(distribution) = self.distribution() {
+            return distribution.check(DType::F64).map_err(|e| named("init", e));
         }
-        Err(Error::invalid(
-            "init",
-            "bounds must be finite and in order, a std finite and not negative",
-            format!("{self:?}"),
-            "",
-        ))
+        match *self {
+            Init::Orthogonal { .. } if global_shape.len() < 2 => Err(Error::invalid(
+                "init",
+                "an orthogonal matrix has two or more dims, [rows, columns, …]",
+                Shape::from(global_shape).to_string(),
+                "draw a vector from a distribution",
+            )),
+            Init::Orthogonal { gain } if !gain.is_finite() => {
+                Err(Error::invalid("init", "a gain is finite", format!("{self:?}"), ""))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The values of one parameter, made by [`Init::prepare`]: any range of them, for any rank.
+#[derive(Clone, Debug)]
+pub struct InitValues {
+    global: Shape,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Constant(f64),
+    Drawn(Draw, Distribution),
+    Matrix(Orthogonal),
+}
+
+impl InitValues {
+    /// Writes elements `start..start + out.len()` (global, row-major).
+    ///
+    /// # Errors
+    /// Refuses a range that leaves the tensor.
+    pub fn fill<T: Real>(&self, start: u64, out: &mut [T]) -> Result<()> {
+        let numel = self.global.numel() as u64;
+        if start.checked_add(out.len() as u64).is_none_or(|end| end > numel) {
+            return Err(Error::invalid(
+                "init",
+                "the range leaves the tensor",
+                format!("{} elements from {start} of {}", out.len(), self.global),
+                format!("there are {numel} elements"),
+            ));
+        }
+        match &self.kind {
+            Kind::Constant(value) => out.fill(T::narrow(Element::from_f64(*value))),
+            Kind::Drawn(draw, from) => floats(*from, *draw, start, out),
+            Kind::Matrix(matrix) => matrix.fill(start, out),
+        }
+        Ok(())
+    }
+
+    /// Writes the elements that `region` holds into `out`, its local storage.
+    ///
+    /// # Errors
+    /// Refuses an `out` of another length than the region's, and a region of another tensor that leaves this one.
+    pub fn fill_region<T: Real>(&self, region: &Region, out: &mut [T]) -> Result<()> {
+        expect_storage("init", region, out.len())?;
+        let mut done = Ok(());
+        region.runs(&self.global, |start, at, len| {
+            if done.is_ok() {
+                done = self.fill(start, &mut out[at..at + len]);
+            }
+        });
+        done
     }
 }
 

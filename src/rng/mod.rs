@@ -2,9 +2,9 @@
 //!
 //! A [`Generator`] is an explicit value that counts draws, one per random operator. Every rank runs the same program,
 //! so every rank counts alike and no rank asks another: nothing here communicates. A [`Draw`] names one operator's
-//! numbers, and the fills ([`uniform`], [`normal`], [`dropout`], …) compute any range of them, given the *global*
-//! linear (row-major) index of its first element. However a tensor is cut, each element gets the same bits, on every
-//! CPU and vector width.
+//! numbers, and the fills ([`uniform`], [`normal`], [`dropout`], …; [`Distribution`] and [`Init`] name them as values)
+//! compute any range of them, given the *global* linear (row-major) index of its first element. However a tensor is
+//! cut, each element gets the same bits, on every CPU and vector width.
 //!
 //! The streams are frozen: which counter an element reads is written at [`Draw`], the formula at each fill, and
 //! known answers stand in the tests. Changing one bit is a breaking change.
@@ -22,19 +22,24 @@
 //!
 //! Missing: other distributions (a [`Stream`] serves those of outside crates, in one order, on the host).
 
+mod distribution;
 mod draw;
 mod dropout;
 mod fill;
+mod generator;
 mod init;
+mod orthogonal;
 mod permutation;
 pub mod philox;
 mod sample;
 mod stream;
 mod truncated;
 
-pub use draw::{Draw, Generator};
+pub use distribution::{Distribution, Drawn};
+pub use draw::Draw;
 pub use dropout::{bernoulli, dropout, dropout_in_place, keep, keep_threshold};
 pub use fill::{Real, bits32, bits64, normal, uniform};
-pub use init::{Fans, Init};
+pub use generator::{Generator, GeneratorState};
+pub use init::{Fans, Init, InitValues};
 pub use permutation::Permutation;
 pub use stream::Stream;
