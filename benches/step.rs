@@ -1,65 +1,156 @@
-//! A training step of the nano GPT (4 layers, 4 heads, width 128, block 64, batch 12, vocabulary 65): tokens a second on
-//! one rank and on two under FSDP, and where the time goes. `cargo bench --bench step [-- --json]`.
+//! Training steps of GPTs: tokens a second, where the time goes, what exactness costs, and the bytes of each plan.
+//! `cargo bench --bench step [-- --json]`; `-- --baby` times the larger model too, which takes minutes.
+//!
+//! Exact and fast reductions take turns, step by step, in one run: a noisy machine disturbs both alike.
 
 use std::time::Instant;
 
 use isoshard::Result;
 use isoshard::comm::{Rank, spmd};
-use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
+use isoshard::placement::Mesh;
 use isoshard::rng::Generator;
 use isoshard::tensor::Tensor;
 
-const CONFIG: GptConfig =
-    GptConfig { vocabulary: 65, block: 64, layers: 4, heads: 4, width: 128, dropout: 0.0, bias: false };
-const BATCH: usize = 12;
-const WARMUP: usize = 10;
-const STEPS: usize = 60;
+#[derive(Clone, Copy)]
+struct Size {
+    name: &'static str,
+    config: GptConfig,
+    batch: usize,
+    warmup: usize,
+    /// Steps that are timed of each kind of reduction.
+    steps: usize,
+}
+
+const NANO: Size = Size {
+    name: "nano",
+    config: GptConfig {
+        vocabulary: 65,
+        block: 64,
+        layers: 4,
+        heads: 4,
+        width: 128,
+        dropout: 0.0,
+        bias: false,
+    },
+    batch: 12,
+    warmup: 10,
+    steps: 60,
+};
+
+const BABY: Size = Size {
+    name: "baby",
+    config: GptConfig {
+        vocabulary: 65,
+        block: 256,
+        layers: 6,
+        heads: 6,
+        width: 384,
+        dropout: 0.0,
+        bias: false,
+    },
+    batch: 64,
+    warmup: 1,
+    steps: 3,
+};
+
+const MODES: [(Reduction, &str); 2] = [(Reduction::Exact, "exact"), (Reduction::Fast, "fast")];
 
 /// The parts of a step, in order.
 const PARTS: [&str; 4] = ["forward", "backward", "norm", "optimizer"];
 
+/// Plans whose bytes are listed, with sequence parallelism where there is a `tp`.
+const PLANS: [(&str, bool); 14] = [
+    ("dp=2", false),
+    ("dp=3", false),
+    ("fsdp=2", false),
+    ("fsdp=3", false),
+    ("fsdp=4", false),
+    ("fsdp=5", false),
+    ("tp=2", false),
+    ("tp=2", true),
+    ("tp=4", false),
+    ("tp=4", true),
+    ("dp=2,tp=2", true),
+    ("fsdp=2,tp=2", true),
+    ("fsdp=3,tp=2", true),
+    ("dp=2,fsdp=2", false),
+];
+
+/// One step: the seconds of its parts, and the bytes that this rank received.
+struct Step {
+    times: [f64; 4],
+    bytes: u64,
+}
+
 fn main() -> Result<()> {
-    let json = std::env::args().any(|a| a == "--json");
-    for (mesh, ranks) in [("1", 1), ("fsdp=2", 2)] {
-        let times = spmd(ranks, move |rank| train(&rank, mesh))?.swap_remove(0);
-        let total = median(times.iter().map(|t| t.iter().sum()).collect());
-        let report = |what: &str, value: f64, unit: &str| {
-            if json {
-                println!(
-                    r#"{{"bench":"step","case":"nano/{mesh}/{what}","value":{value:.3},"unit":"{unit}"}}"#
-                );
-            } else {
-                println!("{:<32}{value:>12.2} {unit}", format!("nano, {mesh}, {what}"));
+    let has = |flag: &str| std::env::args().any(|a| a == flag);
+    let (json, baby) = (has("--json"), has("--baby"));
+    let report = |case: String, value: f64, unit: &str| {
+        if json {
+            println!(r#"{{"bench":"step","case":"{case}","value":{value:.3},"unit":"{unit}"}}"#);
+        } else {
+            println!("{case:<44}{value:>14.2} {unit}");
+        }
+    };
+    for size in [Some(NANO), baby.then_some(BABY)].into_iter().flatten() {
+        for mesh in ["1", "fsdp=2"] {
+            let steps = run(mesh, false, size)?;
+            let mut totals = [0.0; 2];
+            for (k, (_, mode)) in MODES.iter().enumerate() {
+                let case = |what: &str| format!("{}/{mesh}/{mode}/{what}", size.name);
+                let of = |f: &dyn Fn(&Step) -> f64| median(steps[k].iter().map(f).collect());
+                totals[k] = of(&|s| s.times.iter().sum());
+                report(case("throughput"), (size.batch * size.config.block) as f64 / totals[k], "tokens/s");
+                for (part, name) in PARTS.iter().enumerate() {
+                    report(case(name), of(&|s| s.times[part]) * 1e3, "ms");
+                }
             }
-        };
-        report("throughput", (BATCH * CONFIG.block) as f64 / total, "tokens/s");
-        report("step", total * 1e3, "ms");
-        for (part, name) in PARTS.iter().enumerate() {
-            report(name, median(times.iter().map(|t| t[part]).collect()) * 1e3, "ms");
+            report(format!("{}/{mesh}/exact over fast", size.name), totals[0] / totals[1], "x");
+        }
+    }
+    for (mesh, sequence) in PLANS {
+        let steps = run(mesh, sequence, Size { warmup: 1, steps: 1, ..NANO })?;
+        for (k, (_, mode)) in MODES.iter().enumerate() {
+            let along = if sequence { "+sequence" } else { "" };
+            report(
+                format!("nano/{mesh}{along}/{mode}/received"),
+                steps[k][0].bytes as f64 / 1024.0,
+                "KiB/step",
+            );
         }
     }
     Ok(())
 }
 
-/// Seconds of each part of each step after the warm-up.
-fn train(rank: &Rank, mesh: &str) -> Result<Vec<[f64; 4]>> {
+/// The timed steps under each kind of reduction, as rank 0 saw them.
+fn run(mesh: &'static str, sequence: bool, size: Size) -> Result<[Vec<Step>; 2]> {
+    let ranks = Mesh::parse(mesh, 0)?.rank_len();
+    Ok(spmd(ranks, move |rank| train(&rank, mesh, sequence, size))?.swap_remove(0))
+}
+
+fn train(rank: &Rank, mesh: &str, sequence: bool, size: Size) -> Result<[Vec<Step>; 2]> {
+    let config = size.config;
     let mesh = DeviceMesh::parse(rank, mesh)?;
-    let plan = Plan::transformer(mesh.mesh(), Parallel { heads: CONFIG.heads, sequence: false })?;
+    let plan = Plan::transformer(mesh.mesh(), Parallel { heads: config.heads, sequence })?;
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, 1)?;
-    let model = Gpt::new(&mut params, CONFIG)?;
+    let model = Gpt::new(&mut params, config)?;
     let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
     let mut generator = Generator::new(1);
     let tokens = |from: usize| {
-        let text = (from..from + BATCH * CONFIG.block).map(|i| (i * i % CONFIG.vocabulary) as i64);
-        let whole = Tensor::from_vec(text.collect(), [BATCH, CONFIG.block])?;
+        let text = (from..from + size.batch * config.block).map(|i| (i * i % config.vocabulary) as i64);
+        let whole = Tensor::from_vec(text.collect(), [size.batch, config.block])?;
         DTensor::distribute(&mesh, &whole, layout.clone())
     };
     let (tokens, targets) = (tokens(0)?, tokens(1)?);
-    let mut times = Vec::new();
-    for _ in 0..WARMUP + STEPS {
+    let mut steps = [Vec::new(), Vec::new()];
+    for turn in 0..2 * (size.warmup + size.steps) {
+        mesh.set_reduction(MODES[turn % 2].0);
+        mesh.barrier()?;
+        let before = mesh.received_bytes();
         let mut marks = vec![Instant::now()];
         let loss = model.loss(&Forward::train(&params, &mut generator), &tokens, &targets)?;
         marks.push(Instant::now());
@@ -71,9 +162,12 @@ fn train(rank: &Rank, mesh: &str) -> Result<Vec<[f64; 4]>> {
         optimizer.step(&mut params, &mut grads, &scale, 1e-3)?;
         drop((loss, grads));
         marks.push(Instant::now());
-        times.push(std::array::from_fn(|i| (marks[i + 1] - marks[i]).as_secs_f64()));
+        if turn >= 2 * size.warmup {
+            let times = std::array::from_fn(|i| (marks[i + 1] - marks[i]).as_secs_f64());
+            steps[turn % 2].push(Step { times, bytes: mesh.received_bytes() - before });
+        }
     }
-    Ok(times.split_off(WARMUP))
+    Ok(steps)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -60,6 +60,9 @@ pub struct Args {
     /// Shard activations between tensor-parallel parts along the sequence. Changes nothing without a tp axis.
     #[arg(long)]
     pub sequence_parallel: bool,
+    /// How sums that ranks share are taken.
+    #[arg(long, value_enum, default_value = "exact", value_name = "HOW")]
+    pub reduction: ReductionName,
     /// Micro-batches whose gradients are averaged for a step.
     #[arg(long, value_parser = positive, default_value_t = 1, value_name = "K")]
     pub accumulate: usize,
@@ -112,6 +115,15 @@ pub enum ModelName {
     Gpt,
     /// Rotary positions, root-mean-square norms, gated SiLU, grouped heads, a head of its own.
     Llama,
+}
+
+/// How sums that ranks share are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReductionName {
+    /// Every mesh gives the bits of one rank.
+    Exact,
+    /// Right up to rounding, which differs from mesh to mesh.
+    Fast,
 }
 
 /// Named sizes.

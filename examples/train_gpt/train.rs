@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use isoshard::Result;
 use isoshard::comm::Rank;
-use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::Generator;
 use isoshard::tensor::Tensor;
 
-use crate::args::Args;
+use crate::args::{Args, ReductionName};
 use crate::data::{Batches, Corpus, Part};
 use crate::model::{Model, Sizes};
 use crate::report::{End, Report, Start, Step, median, per_second};
@@ -111,6 +111,10 @@ impl<'a> Trainer<'a> {
     fn new(rank: &Rank, job: &'a Job) -> Result<Trainer<'a>> {
         let args = &job.args;
         let mesh = DeviceMesh::parse(rank, &args.mesh)?;
+        mesh.set_reduction(match args.reduction {
+            ReductionName::Exact => Reduction::Exact,
+            ReductionName::Fast => Reduction::Fast,
+        });
         let parallel = Parallel { heads: job.sizes.whole_heads(), sequence: args.sequence_parallel };
         let plan = Plan::transformer(mesh.mesh(), parallel)?;
         let mut params = Params::new(&mesh, plan, args.seed)?;
