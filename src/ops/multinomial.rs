@@ -198,7 +198,7 @@ pub(super) fn samples() -> Vec<Sample> {
         sample(&[7, 5], 3, false),
         sample(&[2, 3, 7], 2, true),
         sample(&[3, 2, 4], 4, false),
-        sample(&[3], 2, false),
+        sample(&[5], 2, false),
         sample(&[0, 3], 2, true),
         sample(&[2, 0], 0, false),
     ]
