@@ -90,13 +90,13 @@ impl<T: Element> Rows<'_, T> {
         window.region.runs(&window.global, |start, offset, len| {
             rng::bits64(self.op.draw.0, start, &mut words[offset..offset + len]);
         });
-        let mut sums = Vec::with_capacity(self.categories_len());
+        let mut sums = vec![0.0; self.categories_len()];
         self.each_row(|row, weights, out| {
-            sums.clear();
+            self.check(row, weights)?;
             let mut sum = 0.0;
-            for (category, weight) in weights.iter().enumerate() {
-                sum += self.checked(row, category, weight.to_f64())?;
-                sums.push(sum);
+            for (sums, weight) in sums.iter_mut().zip(weights) {
+                sum += weight.to_f64();
+                *sums = sum;
             }
             if !(sum > 0.0 && sum < f64::INFINITY) {
                 return Err(self.refused(
@@ -127,19 +127,16 @@ impl<T: Element> Rows<'_, T> {
         let k = self.categories_len();
         let mut race: Vec<(f64, usize)> = Vec::with_capacity(k);
         self.each_row(|row, weights, out| {
+            self.check(row, weights)?;
             race.clear();
-            for (category, weight) in weights.iter().enumerate() {
-                let weight = self.checked(row, category, weight.to_f64())?;
-                if weight > 0.0 {
-                    race.push((arrivals[row * k + category] / weight, category));
-                }
-            }
+            let arrivals = weights.iter().zip(&arrivals[row * k..]).map(|(w, e)| (w.to_f64(), e)).enumerate();
+            race.extend(arrivals.filter(|(_, (w, _))| *w > 0.0).map(|(category, (w, e))| (e / w, category)));
             if race.len() < out.len() {
                 let rule = "without replacement a row has as many positive weights as samples";
                 return Err(self.refused(rule, row, format!("{} for {} samples", race.len(), out.len())));
             }
             let earlier = |a: &(f64, usize), b: &(f64, usize)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
-            if 0 < out.len() && out.len() < race.len() {
+            if !out.is_empty() && out.len() < race.len() {
                 race.select_nth_unstable_by(out.len() - 1, earlier);
                 race.truncate(out.len());
             }
@@ -166,11 +163,13 @@ impl<T: Element> Rows<'_, T> {
         self.at.ins[0].global.last().copied().unwrap_or(0)
     }
 
-    fn checked(&self, row: usize, category: usize, weight: f64) -> Result<f64> {
-        if (0.0..f64::INFINITY).contains(&weight) {
-            return Ok(weight);
+    fn check(&self, row: usize, weights: &[T]) -> Result<()> {
+        let sound = |w: &T| (0.0..f64::INFINITY).contains(&w.to_f64());
+        if weights.iter().fold(true, |all, w| all & sound(w)) {
+            return Ok(());
         }
-        let given = format!("{weight} for category {category}");
+        let category = weights.iter().position(|w| !sound(w)).unwrap_or(0);
+        let given = format!("{} for category {category}", weights[category].to_f64());
         Err(self.refused("weights are finite and not negative", row, given))
     }
 

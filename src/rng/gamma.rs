@@ -4,7 +4,7 @@ use super::Draw;
 use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64};
 use super::fill::Real;
 use super::sample::{Sampled, box_muller_f32, box_muller_f64};
-use super::tries::{Each, Fixed, Method, Place, Setups, run};
+use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 use crate::tensor::math::exp::{exp_f32, exp_f64};
@@ -74,7 +74,7 @@ struct Setup<A> {
 }
 
 macro_rules! gammas {
-    ($t:ident, $rest:path, $exp:path, $tries:expr, |$place:ident, $k:ident| [$words:expr, $boosts:expr]) => {
+    ($t:ident, $rest:path, $exp:path, $tries:expr, $words:path, $boosts:path) => {
         impl Gammas for $t {
             fn gamma<T: Sampled<Wide = $t>>(draw: Draw, start: u64, shape: $t, scale: $t, out: &mut [T]) {
                 let method = Squeeze { scale };
@@ -99,38 +99,35 @@ macro_rules! gammas {
             }
 
             #[inline(always)]
-            fn attempt<const N: usize>(
+            fn attempt(
                 self,
-                $k: u16,
+                k: u16,
                 setups: &impl Setups<Setup<$t>>,
-                $place: &Place<N>,
-                out: &mut [$t; N],
-                accepted: &mut [bool; N],
+                place: &Place,
+                out: &mut [$t; LANES],
+                accepted: &mut [bool; LANES],
             ) {
-                let words: [[$t; 2]; N] = $words;
-                for i in 0..N {
-                    let ([z, e], s) = (words[i], setups.at(i));
+                let (mut z, mut e) = ([0.0; LANES], [0.0; LANES]);
+                $words(place, k, &mut z, &mut e);
+                for i in 0..LANES {
+                    let (z, s) = (z[i], setups.at(i));
                     let y = s.c * z;
                     let v = 1.0 + y;
                     let bend = y * y * y.mul_add(1.0 / 3.0, 1.0);
                     let bound = (3.0 * s.d).mul_add($rest(v, y) - bend, 0.5 * z * z);
                     out[i] = s.factor * (v * v * v);
-                    accepted[i] = (v > 0.0) & (-e < bound);
+                    accepted[i] = (v > 0.0) & (-e[i] < bound);
                 }
             }
 
             #[inline(always)]
-            fn finish<const N: usize>(
-                self,
-                setups: &impl Setups<Setup<$t>>,
-                $place: &Place<N>,
-                out: &mut [$t; N],
-            ) {
-                if (0..N).fold(true, |none, i| none & (setups.at(i).boost == 0.0)) {
+            fn finish(self, setups: &impl Setups<Setup<$t>>, place: &Place, out: &mut [$t; LANES]) {
+                if (0..LANES).fold(true, |none, i| none & (setups.at(i).boost == 0.0)) {
                     return;
                 }
-                let boosts: [$t; N] = $boosts;
-                for i in 0..N {
+                let mut boosts = [0.0; LANES];
+                $boosts(place, &mut boosts);
+                for i in 0..LANES {
                     out[i] *= $exp(-boosts[i] * setups.at(i).boost);
                 }
             }
@@ -138,29 +135,71 @@ macro_rules! gammas {
     };
 }
 
-gammas!(f32, ln_1p_rest_f32, exp_f32, u16::MAX, |place, k| [
-    {
-        let blocks = place.blocks(k);
-        let mut out = [[0.0; 2]; N];
-        for (out, &[a, b]) in out.iter_mut().zip(&blocks.0) {
-            *out = [box_muller_f32(a as u32, (a >> 32) as u32)[0], unit_exponential_f32(b as u32)];
-        }
-        out
-    },
-    place.blocks(0).0.map(|[_, b]| unit_exponential_f32((b >> 32) as u32))
-]);
+gammas!(f32, ln_1p_rest_f32, exp_f32, u16::MAX, words_f32, boosts_f32);
+gammas!(f64, ln_1p_rest_f64, exp_f64, u16::MAX / 2, words_f64, boosts_f64);
 
-gammas!(f64, ln_1p_rest_f64, exp_f64, u16::MAX / 2, |place, k| [
-    {
-        let (normal, other) = (place.blocks(2 * k), place.blocks(2 * k + 1));
-        let mut out = [[0.0; 2]; N];
-        for (out, (&[a, b], &[c, _])) in out.iter_mut().zip(normal.0.iter().zip(&other.0)) {
-            *out = [box_muller_f64(a, b)[0], unit_exponential_f64(c)];
-        }
-        out
-    },
-    place.blocks(1).0.map(|[_, d]| unit_exponential_f64(d))
-]);
+/// The normal and exponential numbers of try `k`.
+#[inline(always)]
+fn words_f32(place: &Place, k: u16, z: &mut [f32; LANES], e: &mut [f32; LANES]) {
+    let [a, b, c, _] = words(place, k);
+    for i in 0..LANES {
+        z[i] = box_muller_f32(a[i], b[i])[0];
+    }
+    for i in 0..LANES {
+        e[i] = unit_exponential_f32(c[i]);
+    }
+}
+
+/// As [`words_f32`].
+#[inline(always)]
+fn words_f64(place: &Place, k: u16, z: &mut [f64; LANES], e: &mut [f64; LANES]) {
+    let ([a, b], [c, _]) = (pairs(place, 2 * k), pairs(place, 2 * k + 1));
+    for i in 0..LANES {
+        z[i] = box_muller_f64(a[i], b[i])[0];
+    }
+    for i in 0..LANES {
+        e[i] = unit_exponential_f64(c[i]);
+    }
+}
+
+/// The exponential numbers of shapes below 1.
+#[inline(always)]
+fn boosts_f32(place: &Place, out: &mut [f32; LANES]) {
+    let [_, _, _, d] = words(place, 0);
+    for i in 0..LANES {
+        out[i] = unit_exponential_f32(d[i]);
+    }
+}
+
+/// As [`boosts_f32`].
+#[inline(always)]
+fn boosts_f64(place: &Place, out: &mut [f64; LANES]) {
+    let [_, d] = pairs(place, 1);
+    for i in 0..LANES {
+        out[i] = unit_exponential_f64(d[i]);
+    }
+}
+
+/// The words of a block each, one array a word: loops that skip words do not vectorise to their end.
+#[inline(always)]
+fn words(place: &Place, attempt: u16) -> [[u32; LANES]; 4] {
+    let mut out = [[0; LANES]; 4];
+    for (i, &[low, high]) in place.blocks(attempt).0.iter().enumerate() {
+        (out[0][i], out[1][i]) = (low as u32, (low >> 32) as u32);
+        (out[2][i], out[3][i]) = (high as u32, (high >> 32) as u32);
+    }
+    out
+}
+
+/// As [`words`].
+#[inline(always)]
+fn pairs(place: &Place, attempt: u16) -> [[u64; LANES]; 2] {
+    let mut out = [[0; LANES]; 2];
+    for (i, &[low, high]) in place.blocks(attempt).0.iter().enumerate() {
+        (out[0][i], out[1][i]) = (low, high);
+    }
+    out
+}
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use super::continuous::{expect_all, expect_len};
 use super::fill::Real;
 use super::philox::Blocks;
 use super::sample::{Sampled, Sink, drive, unit_f64};
-use super::tries::{Each, Fixed, Method, Place, Setups, run};
+use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use super::{Draw, bits64};
 use crate::error::Result;
 use crate::tensor::Element;
@@ -180,14 +180,17 @@ impl Kernel for InvertEach<'_> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        const LANES: usize = 32;
         let all = self.rates.chunks(LANES).zip(self.pairs.chunks(LANES)).zip(self.counts.chunks_mut(LANES));
         for ((rates, pairs), counts) in all {
             let (mut rate, mut u, mut count) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
             for (i, (&r, &pair)) in rates.iter().zip(pairs).enumerate() {
                 (rate[i], u[i]) = (if r < LARGE { r } else { 0.0 }, unit_f64(pair));
             }
-            let mut p = rate.map(|rate| exp_f64(-rate));
+            // A loop: closures given to the standard library may be compiled without this instruction set.
+            let mut p = [0.0; LANES];
+            for (p, &rate) in p.iter_mut().zip(&rate) {
+                *p = exp_f64(-rate);
+            }
             let (mut sum, mut k) = (p, 0.0);
             loop {
                 let mut more = 0.0;
@@ -238,28 +241,35 @@ impl Method for Ptrs {
     }
 
     #[inline(always)]
-    fn attempt<const N: usize>(
+    fn attempt(
         self,
         k: u16,
         setups: &impl Setups<Setup>,
-        place: &Place<N>,
-        out: &mut [f64; N],
-        accepted: &mut [bool; N],
+        place: &Place,
+        out: &mut [f64; LANES],
+        accepted: &mut [bool; LANES],
     ) {
         const STEP: f64 = 1.0 / 9_007_199_254_740_992.0;
         const MOST: f64 = 2_251_799_813_685_248.0;
         let blocks = place.blocks(k + 1);
-        for i in 0..N {
+        let (mut ln_density, mut ln_p) = ([0.0; LANES], [0.0; LANES]);
+        for i in 0..LANES {
             let ([a, b], s) = (blocks.0[i], setups.at(i));
             let u = ((a >> 11) as f64).mul_add(STEP, 0.5 * STEP - 0.5);
             let v = ((b >> 11) as f64).mul_add(STEP, 0.5 * STEP);
             let us = 0.5 - u.abs();
             let count = ((2.0 * s.a / us + s.b).mul_add(u, s.rate) + 0.43).floor();
-            let inside = (count >= 0.0) & (count <= MOST);
-            let safe = if inside { count } else { 0.0 };
-            let density = v * s.inverse_alpha / (s.a / (us * us) + s.b);
-            out[i] = safe;
-            accepted[i] = inside & (ln_normal_f64(density) <= ln_poisson_f64(safe, s.rate));
+            // What is outside is never accepted.
+            let inside = (0.0..=MOST).contains(&count);
+            out[i] = if inside { count } else { 0.0 };
+            let density = ln_normal_f64(v * s.inverse_alpha / (s.a / (us * us) + s.b));
+            ln_density[i] = if inside { density } else { f64::INFINITY };
+        }
+        for i in 0..LANES {
+            ln_p[i] = ln_poisson_f64(out[i], setups.at(i).rate);
+        }
+        for i in 0..LANES {
+            accepted[i] = ln_density[i] <= ln_p[i];
         }
     }
 }

@@ -6,9 +6,10 @@ use super::philox::{self, Blocks};
 use super::sample::Sampled;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
-/// Elements whose first tries are computed together, and those at a range's end and in later tries.
-const CHUNK: usize = 32;
-const SMALL: usize = 8;
+/// Elements computed together: loops over them vectorise.
+pub(super) const LANES: usize = 32;
+/// Elements whose further tries are collected, to fill the lanes.
+const PIECE: usize = 512;
 
 /// A distribution by rejection.
 pub(super) trait Method: Copy {
@@ -22,36 +23,30 @@ pub(super) trait Method: Copy {
     /// A parameter's setup; 1 is a parameter.
     fn setup(self, param: Self::Wide) -> Self::Setup;
     /// Numbers and whether they are accepted, try `k` of these elements.
-    fn attempt<const N: usize>(
+    fn attempt(
         self,
         k: u16,
         setups: &impl Setups<Self::Setup>,
-        place: &Place<N>,
-        out: &mut [Self::Wide; N],
-        accepted: &mut [bool; N],
+        place: &Place,
+        out: &mut [Self::Wide; LANES],
+        accepted: &mut [bool; LANES],
     );
     /// What is done to accepted numbers.
-    fn finish<const N: usize>(
-        self,
-        _setups: &impl Setups<Self::Setup>,
-        _place: &Place<N>,
-        _out: &mut [Self::Wide; N],
-    ) {
-    }
+    fn finish(self, _setups: &impl Setups<Self::Setup>, _place: &Place, _out: &mut [Self::Wide; LANES]) {}
 }
 
 /// Which elements are computed together.
-pub(super) struct Place<const N: usize> {
+pub(super) struct Place {
     draw: Draw,
-    index: [u64; N],
+    index: [u64; LANES],
 }
 
-impl<const N: usize> Place<N> {
+impl Place {
     /// One block each.
     #[inline(always)]
-    pub(super) fn blocks(&self, attempt: u16) -> Blocks<N> {
+    pub(super) fn blocks(&self, attempt: u16) -> Blocks<LANES> {
         let (key, high) = (self.draw.key(), self.draw.counter_high(attempt));
-        let mut out = Blocks([[0; 2]; N]);
+        let mut out = Blocks([[0; 2]; LANES]);
         for (block, &index) in out.0.iter_mut().zip(&self.index) {
             *block = philox::pairs(key, index, high);
         }
@@ -61,20 +56,16 @@ impl<const N: usize> Place<N> {
 
 /// The setups of the elements computed together.
 pub(super) trait Setups<S> {
-    /// Those of a few of them.
-    type Picked: Setups<S>;
     /// That of lane `i`.
     fn at(&self, i: usize) -> S;
-    /// Those of these lanes.
-    fn pick(&self, lanes: &[usize; SMALL]) -> Self::Picked;
 }
 
 /// Where parameters come from.
-pub(super) trait Source<M: Method>: Copy {
+pub(super) trait Source<M: Method> {
     /// The setups of elements computed together.
-    type Setups<const N: usize>: Setups<M::Setup>;
-    /// Those of elements `at..at + len`; lanes beyond have any.
-    fn setups<const N: usize>(&self, method: M, at: usize, len: usize) -> Self::Setups<N>;
+    type Setups: Setups<M::Setup>;
+    /// Those of these elements of the range.
+    fn setups(&self, method: M, elements: &[usize; LANES]) -> Self::Setups;
 }
 
 /// One parameter for all, set up.
@@ -85,7 +76,7 @@ pub(super) struct Fixed<S>(pub S);
 pub(super) struct Each<'a, T>(pub &'a [T]);
 
 /// Parameters of the elements computed together.
-pub(super) struct Lanes<M: Method, const N: usize>(M, [M::Wide; N]);
+pub(super) struct Lanes<M: Method>(M, [M::Wide; LANES]);
 
 /// Writes the numbers of the elements from `start` on, by `store` from the type computed in.
 pub(super) fn run<M: Method, T>(
@@ -112,120 +103,92 @@ impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Kernel for Run<'_,
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
-        let mut at = 0;
-        while at < self.out.len() {
-            let left = self.out.len() - at;
-            at += if left >= CHUNK { self.chunk::<CHUNK>(at, left) } else { self.chunk::<SMALL>(at, left) };
+        let mut numbers = [M::Wide::default(); PIECE];
+        let mut waiting = [0; PIECE];
+        for at in (0..self.out.len()).step_by(PIECE) {
+            let len = PIECE.min(self.out.len() - at);
+            for (i, waiting) in waiting.iter_mut().enumerate() {
+                *waiting = i;
+            }
+            let mut count = len;
+            let mut k = 0;
+            while count > 0 && k < M::TRIES {
+                count = self.tries(k, at, &mut waiting, count, &mut numbers);
+                k += 1;
+            }
+            (self.store)(&numbers[..len], &mut self.out[at..at + len]);
         }
     }
 }
 
 impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Run<'_, M, S, T, F> {
+    /// Try `k` of the first `count` elements that wait, counted from `at`; what still waits moves to the front.
     #[inline(always)]
-    fn chunk<const N: usize>(&mut self, at: usize, left: usize) -> usize {
-        let len = left.min(N);
-        let setups = self.source.setups::<N>(self.method, at, len);
-        let mut place = Place { draw: self.draw, index: [0; N] };
-        let first = self.start.wrapping_add(at as u64);
-        for (i, index) in place.index.iter_mut().enumerate() {
-            *index = first.wrapping_add(i as u64);
-        }
-        let (mut numbers, mut accepted) = ([M::Wide::default(); N], [false; N]);
-        self.method.attempt(0, &setups, &place, &mut numbers, &mut accepted);
-        accepted[len..].fill(true);
-        if accepted.iter().fold(false, |any, a| any | !a) {
-            again(self.method, &setups, &place, &mut numbers, &accepted);
-        }
-        self.method.finish(&setups, &place, &mut numbers);
-        (self.store)(&numbers[..len], &mut self.out[at..at + len]);
-        len
-    }
-}
-
-/// Further tries of those that were not accepted.
-#[inline(always)]
-fn again<M: Method, P: Setups<M::Setup>, const N: usize>(
-    method: M,
-    setups: &P,
-    place: &Place<N>,
-    numbers: &mut [M::Wide; N],
-    accepted: &[bool; N],
-) {
-    let (mut waiting, mut count) = ([0; N], 0);
-    for (i, _) in accepted.iter().enumerate().filter(|(_, a)| !**a) {
-        waiting[count] = i;
-        count += 1;
-    }
-    for k in 1..M::TRIES {
+    fn tries(
+        &mut self,
+        k: u16,
+        at: usize,
+        waiting: &mut [usize; PIECE],
+        count: usize,
+        numbers: &mut [M::Wide; PIECE],
+    ) -> usize {
         let mut left = 0;
-        for group in (0..count).step_by(SMALL) {
-            let len = SMALL.min(count - group);
-            let mut lanes = [waiting[group]; SMALL];
-            lanes[..len].copy_from_slice(&waiting[group..group + len]);
-            let few = Place { draw: place.draw, index: lanes.map(|lane| place.index[lane]) };
-            let (mut tried, mut good) = ([M::Wide::default(); SMALL], [false; SMALL]);
-            method.attempt(k, &setups.pick(&lanes), &few, &mut tried, &mut good);
-            for (i, &lane) in lanes.iter().enumerate().take(len) {
-                numbers[lane] = tried[i];
-                if !good[i] {
-                    waiting[left] = lane;
-                    left += 1;
-                }
+        for group in (0..count).step_by(LANES) {
+            let len = LANES.min(count - group);
+            let mut elements = [at + waiting[group]; LANES];
+            for (element, &waiting) in elements.iter_mut().zip(&waiting[group..group + len]) {
+                *element = at + waiting;
+            }
+            let mut place = Place { draw: self.draw, index: [0; LANES] };
+            for (index, &element) in place.index.iter_mut().zip(&elements) {
+                *index = self.start.wrapping_add(element as u64);
+            }
+            let setups = self.source.setups(self.method, &elements);
+            let (mut tried, mut accepted) = ([M::Wide::default(); LANES], [false; LANES]);
+            self.method.attempt(k, &setups, &place, &mut tried, &mut accepted);
+            self.method.finish(&setups, &place, &mut tried);
+            for (i, &number) in tried.iter().enumerate().take(len) {
+                let lane = waiting[group + i];
+                numbers[lane % PIECE] = number;
+                waiting[left] = lane;
+                left += usize::from(!accepted[i]);
             }
         }
-        count = left;
-        if count == 0 {
-            return;
-        }
+        left
     }
 }
 
 impl<S: Copy> Setups<S> for Fixed<S> {
-    type Picked = Fixed<S>;
     #[inline(always)]
     fn at(&self, _: usize) -> S {
         self.0
     }
-    #[inline(always)]
-    fn pick(&self, _: &[usize; SMALL]) -> Fixed<S> {
-        *self
-    }
 }
 
 impl<M: Method> Source<M> for Fixed<M::Setup> {
-    type Setups<const N: usize> = Fixed<M::Setup>;
+    type Setups = Fixed<M::Setup>;
     #[inline(always)]
-    fn setups<const N: usize>(&self, _: M, _: usize, _: usize) -> Fixed<M::Setup> {
+    fn setups(&self, _: M, _: &[usize; LANES]) -> Fixed<M::Setup> {
         *self
     }
 }
 
-impl<T> Clone for Each<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Each<'_, T> {}
-
-impl<M: Method, const N: usize> Setups<M::Setup> for Lanes<M, N> {
-    type Picked = Lanes<M, SMALL>;
+impl<M: Method> Setups<M::Setup> for Lanes<M> {
     #[inline(always)]
     fn at(&self, i: usize) -> M::Setup {
         self.0.setup(self.1[i])
     }
-    #[inline(always)]
-    fn pick(&self, lanes: &[usize; SMALL]) -> Lanes<M, SMALL> {
-        Lanes(self.0, lanes.map(|lane| self.1[lane]))
-    }
 }
 
 impl<T: Sampled, M: Method<Wide = T::Wide>> Source<M> for Each<'_, T> {
-    type Setups<const N: usize> = Lanes<M, N>;
+    type Setups = Lanes<M>;
     #[inline(always)]
-    fn setups<const N: usize>(&self, method: M, at: usize, len: usize) -> Lanes<M, N> {
-        let mut lanes = [<T::Wide as crate::tensor::Element>::from_f64(1.0); N];
-        T::load(&self.0[at..at + len], &mut lanes[..len]);
-        Lanes(method, lanes)
+    fn setups(&self, method: M, elements: &[usize; LANES]) -> Lanes<M> {
+        let (mut params, mut wide) = ([T::default(); LANES], [T::Wide::default(); LANES]);
+        for (param, &element) in params.iter_mut().zip(elements) {
+            *param = self.0[element];
+        }
+        T::load(&params, &mut wide);
+        Lanes(method, wide)
     }
 }
