@@ -260,10 +260,10 @@ impl Method for Ptrs {
             let us = 0.5 - u.abs();
             let count = ((2.0 * s.a / us + s.b).mul_add(u, s.rate) + 0.43).floor();
             // What is outside is never accepted.
-            let inside = (0.0..=MOST).contains(&count);
-            out[i] = if inside { count } else { 0.0 };
+            let above = if count > 0.0 { count } else { 0.0 };
+            out[i] = if above < MOST { above } else { MOST };
             let density = ln_normal_f64(v * s.inverse_alpha / (s.a / (us * us) + s.b));
-            ln_density[i] = if inside { density } else { f64::INFINITY };
+            ln_density[i] = if out[i] == count { density } else { f64::INFINITY };
         }
         for i in 0..LANES {
             ln_p[i] = ln_poisson_f64(out[i], setups.at(i).rate);
