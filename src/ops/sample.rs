@@ -13,6 +13,8 @@ pub enum Fill {
     Ints,
     /// Positive multiples of 1/8 up to 4, for logarithms, roots and divisors.
     Positive,
+    /// Multiples of 1/8 from 0 to 1, for probabilities.
+    Unit,
     /// Indices from 0 to below this.
     Index(usize),
     /// False and true.
@@ -53,6 +55,11 @@ impl Input {
         Input { meta: Meta::new(DType::F32, shape), fill: Fill::Positive }
     }
 
+    /// f32 in [0, 1].
+    pub fn unit(shape: impl Into<Shape>) -> Input {
+        Input { meta: Meta::new(DType::F32, shape), fill: Fill::Unit }
+    }
+
     /// i64 indices below `n`.
     pub fn index(shape: impl Into<Shape>, n: usize) -> Input {
         Input { meta: Meta::new(DType::I64, shape), fill: Fill::Index(n) }
@@ -76,6 +83,7 @@ impl Input {
         let value = |e: u64| match self.fill {
             Fill::Ints => (hash(e) % 9) as f64 - 4.0,
             Fill::Positive => ((hash(e) % 32) + 1) as f64 / 8.0,
+            Fill::Unit => (hash(e) % 9) as f64 / 8.0,
             Fill::Index(below) => (hash(e) % below.max(1) as u64) as f64,
             Fill::Bools => (hash(e) % 2) as f64,
         };

@@ -1,10 +1,12 @@
 //! Masks and dropout. The decision is made on the element's 32-bit word, so every element type has the same mask.
 
 use super::Draw;
+use super::continuous::{expect_all, expect_len};
 use super::fill::Real;
 use super::philox::Blocks;
 use super::sample::{Sink, drive};
 use crate::error::{Error, Result};
+use crate::tensor::Element;
 
 /// The word from which on an element is kept: `p` times 2^32, to the nearest and at most 2^32 - 1.
 ///
@@ -36,6 +38,19 @@ pub fn keep(draw: Draw, start: u64, p: f64, out: &mut [bool]) -> Result<()> {
 pub fn bernoulli(draw: Draw, start: u64, p: f64, out: &mut [bool]) -> Result<()> {
     let threshold = keep_threshold("bernoulli", p)?;
     mask(draw, start, p, threshold, false, out);
+    Ok(())
+}
+
+/// [`bernoulli`] with a probability for each element: true where (word + 1/2) <= p 2^32 in f64, which is the same where
+/// the probabilities are equal (and less than 1 - 2^-33, or 1).
+///
+/// # Errors
+/// Refuses slices of different lengths, and a probability outside [0, 1].
+pub fn bernoulli_each<T: Real>(draw: Draw, start: u64, p: &[T], out: &mut [bool]) -> Result<()> {
+    expect_len("bernoulli", p, out)?;
+    let rule = "a probability lies in [0, 1]";
+    expect_all("bernoulli", rule, start, p, |p| (0.0..=1.0).contains(&p))?;
+    drive(draw, 0, start, out.len(), Chances { p, out });
     Ok(())
 }
 
@@ -106,6 +121,25 @@ impl Sink for Mask<'_> {
         let words = &blocks.words()[skip..skip + len];
         for (out, &word) in self.out[at..at + len].iter_mut().zip(words) {
             *out = (word >= self.threshold) == self.kept;
+        }
+    }
+}
+
+struct Chances<'a, T> {
+    p: &'a [T],
+    out: &'a mut [bool],
+}
+
+impl<T: Real> Sink for Chances<'_, T> {
+    const PER_BLOCK: usize = 4;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        let mut p = [[T::Wide::default(); 4]; N];
+        let p = &mut p.as_flattened_mut()[..len];
+        T::load(&self.p[at..at + len], p);
+        let words = &blocks.words()[skip..skip + len];
+        for ((out, p), &word) in self.out[at..at + len].iter_mut().zip(p).zip(words) {
+            *out = f64::from(word) + 0.5 <= p.to_f64() * 4_294_967_296.0;
         }
     }
 }

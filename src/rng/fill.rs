@@ -66,22 +66,51 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::rng::{Init, Permutation, dropout};
+    use crate::rng::{
+        Count, Init, Permutation, bernoulli_each, dropout, exponential, exponential_each, gamma, gamma_each,
+        log_normal, poisson, poisson_each, uniform_between, uniform_int,
+    };
     use crate::tensor::cpu::simd::{Isa, with_isa};
 
     const DRAW: Draw = Draw { seed: 21, number: 22 };
 
-    fn fills<T: Real>() -> Vec<u64> {
+    fn fills<T: Real + Count>() -> Vec<u64> {
         let mut out = vec![T::default(); 1003];
         let x: Vec<T> = (0..1003).map(|i| T::from_f64(f64::from(i) / 7.0 - 70.0)).collect();
         let mut bits = Vec::new();
-        let mut collect = |out: &[T]| bits.extend(out.iter().map(|x| x.to_f64().to_bits()));
         for start in [1, (1 << 32) - 5] {
+            let mut collect = |out: &[T]| bits.extend(out.iter().map(|x| x.to_f64().to_bits()));
             uniform(DRAW, start, &mut out);
             collect(&out);
             normal(DRAW, start, &mut out);
             collect(&out);
             dropout(DRAW, start, 0.2, &x, &mut out).unwrap();
+            collect(&out);
+            exponential(DRAW, start, 1.5, &mut out).unwrap();
+            collect(&out);
+            log_normal(DRAW, start, 0.1, 0.7, &mut out).unwrap();
+            collect(&out);
+            uniform_between(DRAW, start, -0.1, 0.7, &mut out).unwrap();
+            collect(&out);
+            for shape in [0.3, 1.0, 20.0] {
+                gamma(DRAW, start, shape, 0.7, &mut out).unwrap();
+                collect(&out);
+            }
+            for rate in [0.1, 8.0, 10.0, 1e5] {
+                poisson(DRAW, start, rate, &mut out).unwrap();
+                collect(&out);
+            }
+            let params: Vec<T> = (0..1003).map(|i| T::from_f64(f64::from(i % 8) / 8.0 + 0.125)).collect();
+            exponential_each(DRAW, start, &params, &mut out).unwrap();
+            collect(&out);
+            gamma_each(DRAW, start, &params, &mut out).unwrap();
+            collect(&out);
+            let mut chosen = vec![false; 1003];
+            bernoulli_each(DRAW, start, &params, &mut chosen).unwrap();
+            bits.extend(chosen.iter().map(|&b| u64::from(b)));
+            let mut collect = |out: &[T]| bits.extend(out.iter().map(|x| x.to_f64().to_bits()));
+            let rates: Vec<T> = params.iter().map(|p| T::from_f64(p.to_f64() * 16.0)).collect();
+            poisson_each(DRAW, start, &rates, &mut out).unwrap();
             collect(&out);
             for init in [
                 Init::Uniform { low: -0.1, high: 0.3 },
@@ -100,9 +129,12 @@ mod tests {
         let all = || {
             let mut words = vec![0; 1003];
             bits32(DRAW, 2, &mut words);
+            let (mut narrow, mut wide) = (vec![0i32; 1003], vec![0i64; 1003]);
+            uniform_int(DRAW, 5, -3, (1 << 30) + 1, &mut narrow).unwrap();
+            uniform_int(DRAW, 5, -3, 3 << 61, &mut wide).unwrap();
             let mut order = vec![0; 101];
             Permutation::new(DRAW, 1009).fill(3, &mut order).unwrap();
-            (words, order, [fills::<f32>(), fills::<f64>(), fills::<f16>(), fills::<bf16>()])
+            (words, order, narrow, wide, [fills::<f32>(), fills::<f64>(), fills::<f16>(), fills::<bf16>()])
         };
         let want = with_isa(Isa::Baseline, all);
         for &isa in Isa::available() {

@@ -20,26 +20,38 @@
 //! assert_eq!(part, whole[3..7]);
 //! ```
 //!
-//! Missing: other distributions (a [`Stream`] serves those of outside crates, in one order, on the host).
+//! Each distribution has a fill with scalar parameters and, where that is natural, one that ends in `_each`, with
+//! parameters for each element. Rejection asks further attempts for the element's own words, never its neighbours'.
+//!
+//! Missing: beta, Student's t and others (a [`Stream`] serves those of outside crates, in one order, on the host).
 
+mod continuous;
 mod distribution;
 mod draw;
 mod dropout;
 mod fill;
+mod gamma;
 mod generator;
 mod init;
+mod integers;
 mod orthogonal;
 mod permutation;
 pub mod philox;
+mod poisson;
 mod sample;
 mod stream;
+mod tries;
 mod truncated;
 
+pub use continuous::{exponential, exponential_each, log_normal, uniform_between};
 pub use distribution::{Distribution, Drawn};
 pub use draw::Draw;
-pub use dropout::{bernoulli, dropout, dropout_in_place, keep, keep_threshold};
+pub use dropout::{bernoulli, bernoulli_each, dropout, dropout_in_place, keep, keep_threshold};
 pub use fill::{Real, bits32, bits64, normal, uniform};
+pub use gamma::{gamma, gamma_each};
 pub use generator::{Generator, GeneratorState};
 pub use init::{Fans, Init, InitValues};
+pub use integers::{Integer, uniform_int};
 pub use permutation::Permutation;
+pub use poisson::{Count, poisson, poisson_each};
 pub use stream::Stream;

@@ -5,6 +5,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::Draw;
+use super::gamma::Gammas;
 use super::philox::Blocks;
 use crate::tensor::Float;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
@@ -166,14 +167,14 @@ fn unit_f32(word: u32) -> f32 {
 
 /// The upper 53 bits as a fraction.
 #[inline(always)]
-fn unit_f64(pair: u64) -> f64 {
+pub(super) fn unit_f64(pair: u64) -> f64 {
     (pair >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)
 }
 
 /// sqrt(-2 ln u) times cos and sin of 2πv, where u in [2^-33, 1] is (a + 1/2) / 2^32 rounded and v the fraction
 /// of `b`.
 #[inline(always)]
-fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
+pub(super) fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
     let u = (a as f32).mul_add(1.0 / 4_294_967_296.0, 0.5 / 4_294_967_296.0);
     let radius = (-2.0 * ln_normal_f32(u)).sqrt();
     let (sin, cos) = sin_cos_2pi_f32(unit_f32(b));
@@ -182,7 +183,7 @@ fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
 
 /// As above, where u in [2^-54, 1] is (floor(a / 2^11) + 1/2) / 2^53 rounded.
 #[inline(always)]
-fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
+pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
     let half_step = 0.5 / 9_007_199_254_740_992.0;
     let u = ((a >> 11) as f64).mul_add(2.0 * half_step, half_step);
     let radius = (-2.0 * ln_normal_f64(u)).sqrt();
@@ -193,7 +194,7 @@ fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
 /// What sampling needs of an element type, besides [`Float`].
 pub(super) trait Sampled: Float {
     /// f32, or f64 for f64: `Acc`, known to be sampled itself.
-    type Wide: Sampled + std::ops::Mul<Output = Self::Wide>;
+    type Wide: Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>;
     /// Writes the numbers at global indices `start..`.
     fn sample<D: Distribution>(draw: Draw, attempt: u16, start: u64, out: &mut [Self], dist: D);
     /// Widens a chunk.

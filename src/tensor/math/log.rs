@@ -1,7 +1,8 @@
 //! The natural logarithm.
 //!
 //! `x = 2^e * m` with `m` in [sqrt(1/2), sqrt(2)), split by integer arithmetic, then a polynomial in `m - 1`.
-//! Largest errors found: [`ln_f32`] 0.9 ulp, [`ln_f64`] 1 ulp (sweeps in the tests below).
+//! Largest errors found: [`ln_f32`] 0.9 ulp, [`ln_f64`] 1 ulp; [`ln_unit_f32`] and [`ln_unit_f64`] 1.2 ulp, also where the
+//! argument is near 1; [`ln_1p_rest_f32`] and [`ln_1p_rest_f64`] 11 ulp (sweeps in the tests below).
 
 /// ln `x`: `-inf` at zeros, `inf` at `inf`, the canonical NaN for negative `x` and NaN; subnormals are exact inputs.
 #[inline(always)]
@@ -37,15 +38,68 @@ pub fn ln_normal_f64(x: f64) -> f64 {
     ln_split_f64(x, 0.0)
 }
 
-/// ln `x` + `shift` ln 2. The polynomial is that of the Cephes library's `logf` (S. Moshier).
+/// ln `x` of a positive, normal `x` up to 1 of which `rest` = 1 - `x` is known more precisely than `x` itself is near 1.
+#[inline(always)]
+pub fn ln_unit_f32(x: f32, rest: f32) -> f32 {
+    let (e, f) = split_f32(x);
+    join_f32(e, if e == 0.0 { -rest } else { f })
+}
+
+/// As [`ln_unit_f32`].
+#[inline(always)]
+pub fn ln_unit_f64(x: f64, rest: f64) -> f64 {
+    let (e, f) = split_f64(x);
+    join_f64(e, if e == 0.0 { -rest } else { f })
+}
+
+/// ln(1 + `y`) - `y`, without the cancellation where `y` is near 0. `x` is 1 + `y`, as exactly as it is known; it must be
+/// positive, normal and finite, else the result means nothing.
+#[inline(always)]
+pub fn ln_1p_rest_f32(x: f32, y: f32) -> f32 {
+    let (e, f) = split_f32(x);
+    let near = (y * y) * y.mul_add(polynomial_f32(y), -0.5);
+    if e == 0.0 { near } else { join_f32(e, f) - y }
+}
+
+/// As [`ln_1p_rest_f32`].
+#[inline(always)]
+pub fn ln_1p_rest_f64(x: f64, y: f64) -> f64 {
+    let (e, f) = split_f64(x);
+    let s = y / (2.0 + y);
+    let half_square = 0.5 * y * y;
+    let near = s * polynomial_f64(s, half_square) - half_square;
+    if e == 0.0 { near } else { join_f64(e, f) - y }
+}
+
+/// ln `x` + `shift` ln 2.
 #[inline(always)]
 fn ln_split_f32(x: f32, shift: f32) -> f32 {
+    let (e, f) = split_f32(x);
+    join_f32(e + shift, f)
+}
+
+/// `x` as 2^e (1 + f).
+#[inline(always)]
+fn split_f32(x: f32) -> (f32, f32) {
     const SQRT_HALF: u32 = 0x3f35_04f3;
+    let above = x.to_bits().wrapping_sub(SQRT_HALF);
+    let m = f32::from_bits((above & 0x007f_ffff).wrapping_add(SQRT_HALF));
+    ((above as i32 >> 23) as f32, m - 1.0)
+}
+
+/// ln(2^e (1 + f)).
+#[inline(always)]
+fn join_f32(e: f32, f: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4; // 355 / 512
     const LN2_LO: f32 = -2.121_944_4e-4;
-    let above = x.to_bits().wrapping_sub(SQRT_HALF);
-    let e = (above as i32 >> 23) as f32 + shift;
-    let f = f32::from_bits((above & 0x007f_ffff).wrapping_add(SQRT_HALF)) - 1.0;
+    let z = f * f;
+    let tail = e.mul_add(LN2_LO, (f * z) * polynomial_f32(f));
+    e.mul_add(LN2_HI, (-0.5_f32).mul_add(z, tail) + f)
+}
+
+/// p of ln(1 + f) = f - f^2 / 2 + f^3 p, that of the Cephes library's `logf` (S. Moshier).
+#[inline(always)]
+fn polynomial_f32(f: f32) -> f32 {
     let mut p = 7.037_683_6e-2_f32;
     p = p.mul_add(f, -1.151_461e-1);
     p = p.mul_add(f, 1.167_699_9e-1);
@@ -54,22 +108,39 @@ fn ln_split_f32(x: f32, shift: f32) -> f32 {
     p = p.mul_add(f, -1.666_805_8e-1);
     p = p.mul_add(f, 2.000_071_5e-1);
     p = p.mul_add(f, -2.499_999_4e-1);
-    p = p.mul_add(f, 3.333_333e-1);
-    let z = f * f;
-    let tail = e.mul_add(LN2_LO, (f * z) * p);
-    e.mul_add(LN2_HI, (-0.5_f32).mul_add(z, tail) + f)
+    p.mul_add(f, 3.333_333e-1)
 }
 
-/// ln `x` + `shift` ln 2. The polynomial is that of FDLIBM's `e_log.c` (Sun Microsystems), in `s = f / (2 + f)`.
+/// ln `x` + `shift` ln 2.
 #[inline(always)]
 fn ln_split_f64(x: f64, shift: f64) -> f64 {
+    let (e, f) = split_f64(x);
+    join_f64(e + shift, f)
+}
+
+/// `x` as 2^e (1 + f).
+#[inline(always)]
+fn split_f64(x: f64) -> (f64, f64) {
     const SQRT_HALF: u64 = 0x3fe6_a09e_667f_3bcd;
+    let above = x.to_bits().wrapping_sub(SQRT_HALF);
+    let m = f64::from_bits((above & 0x000f_ffff_ffff_ffff).wrapping_add(SQRT_HALF));
+    (f64::from((above as i64 >> 52) as i32), m - 1.0)
+}
+
+/// ln(2^e (1 + f)).
+#[inline(always)]
+fn join_f64(e: f64, f: f64) -> f64 {
     const LN2_HI: f64 = 6.931_471_803_691_238e-1;
     const LN2_LO: f64 = 1.908_214_929_270_587_7e-10;
-    let above = x.to_bits().wrapping_sub(SQRT_HALF);
-    let e = f64::from((above as i64 >> 52) as i32) + shift;
-    let f = f64::from_bits((above & 0x000f_ffff_ffff_ffff).wrapping_add(SQRT_HALF)) - 1.0;
     let s = f / (2.0 + f);
+    let half_square = 0.5 * f * f;
+    let tail = s.mul_add(polynomial_f64(s, half_square), e * LN2_LO);
+    e.mul_add(LN2_HI, f - (half_square - tail))
+}
+
+/// r of ln(1 + f) = f - (f^2 / 2 - s r) with s = f / (2 + f), that of FDLIBM's `e_log.c` (Sun Microsystems).
+#[inline(always)]
+fn polynomial_f64(s: f64, half_square: f64) -> f64 {
     let z = s * s;
     let mut p = 1.479_819_860_511_658_6e-1_f64;
     p = p.mul_add(z, 1.531_383_769_920_937_3e-1);
@@ -78,9 +149,7 @@ fn ln_split_f64(x: f64, shift: f64) -> f64 {
     p = p.mul_add(z, 2.857_142_874_366_239e-1);
     p = p.mul_add(z, 3.999_999_999_940_942e-1);
     p = p.mul_add(z, 6.666_666_666_666_735e-1);
-    let half_square = 0.5 * f * f;
-    let tail = s.mul_add(p.mul_add(z, half_square), e * LN2_LO);
-    e.mul_add(LN2_HI, f - (half_square - tail))
+    p.mul_add(z, half_square)
 }
 
 #[cfg(test)]
@@ -115,6 +184,40 @@ mod tests {
             worst = worst.max(ln_f64(x).to_bits().abs_diff(x.ln().to_bits()));
         }
         assert!(worst <= 1, "{worst} ulp");
+    }
+
+    #[test]
+    fn near_one_and_near_zero_nothing_cancels() {
+        let ulps = |got: f64, exact: f64, epsilon: f64| (got / exact - 1.0).abs() / epsilon;
+        let mut worst = [0.0f64; 4];
+        // The system's functions of f64 are within an ulp; where they would cancel, the series says more.
+        let rest = |y: f64| {
+            if y.abs() < 0.5 {
+                let term = |k: i32| (-y).powi(k - 2) / f64::from(k);
+                -y * y * (2..60).rev().map(term).sum::<f64>()
+            } else {
+                y.ln_1p() - y
+            }
+        };
+        for k in 1..200_000 {
+            let d = 1e-9 * 1.000_103f64.powi(k); // up to 0.87
+            let d32 = d as f32;
+            let (x32, x) = (1.0 - d32, 1.0 - d);
+            // Below sqrt(1/2) the rounded argument counts.
+            let exact = |x: f64, d: f64| if x > 0.707 { (-d).ln_1p() } else { x.ln() };
+            let exact32 = exact(x32.into(), d32.into());
+            worst[0] = worst[0].max(ulps(ln_unit_f32(x32, d32).into(), exact32, f32::EPSILON.into()));
+            worst[1] = worst[1].max(ulps(ln_unit_f64(x, d), exact(x, d), f64::EPSILON));
+            for y in [-d, d, 5.0 * d] {
+                let y32 = y as f32;
+                let got = f64::from(ln_1p_rest_f32(1.0 + y32, y32));
+                worst[2] = worst[2].max(ulps(got, rest(y32.into()), f32::EPSILON.into()));
+                worst[3] = worst[3].max(ulps(ln_1p_rest_f64(1.0 + y, y), rest(y), f64::EPSILON));
+            }
+        }
+        println!("{worst:?}");
+        assert!(worst[0] < 1.2 && worst[1] < 1.2 && worst[2] < 11.0 && worst[3] < 11.0, "{worst:?}");
+        assert_eq!((ln_unit_f32(1.0, 0.0), ln_1p_rest_f64(1.0, 0.0)), (0.0, 0.0));
     }
 
     #[test]

@@ -5,4 +5,5 @@
 pub mod erf;
 pub mod exp;
 pub mod log;
+pub mod poisson;
 pub mod trig;

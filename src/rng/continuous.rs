@@ -1,0 +1,275 @@
+//! Uniform numbers of a range, log-normal and exponential ones: one word (pair) an element, without rejection.
+
+use super::Draw;
+use super::fill::Real;
+use super::philox::Blocks;
+use super::sample::{Affine, Distribution, Normal, Same, Sampled, Then};
+use crate::error::{Error, Result};
+use crate::tensor::Element;
+use crate::tensor::math::exp::{exp_f32, exp_f64};
+use crate::tensor::math::log::{ln_unit_f32, ln_unit_f64};
+
+const CHUNK: usize = 512;
+
+/// Uniform numbers from `low` to below `high`.
+///
+/// fma(u, high - low, low) of the number u that [`uniform`](super::uniform) gives, with both rounded to f32 (f64 for
+/// f64), and never above the largest number below `high`; f16 and bf16: the f32 number rounded, so that `high` can
+/// occur. `low` = `high` gives `low`.
+///
+/// # Errors
+/// Refuses bounds that are not in order, and a width that is not finite, in the type computed in.
+pub fn uniform_between<T: Real>(draw: Draw, start: u64, low: f64, high: f64, out: &mut [T]) -> Result<()> {
+    let wide = |x: f64| <T::Wide as Element>::from_f64(x).to_f64();
+    if low > high || !wide(high - low).is_finite() || !wide(low).is_finite() || !wide(high).is_finite() {
+        return Err(Error::invalid(
+            "uniform_between",
+            "wants low <= high, both and their distance finite",
+            format!("{low} to {high}"),
+            "",
+        ));
+    }
+    T::sample(draw, 0, start, out, super::sample::Uniform(Between { low, high }));
+    Ok(())
+}
+
+/// e to the power of normal numbers of this mean and standard deviation: exp(fma(z, std, mean)) of the number z that
+/// [`normal`](super::normal) gives, with both rounded to f32 (f64 for f64).
+///
+/// # Errors
+/// Refuses a mean that is not finite and a std that is not finite or negative.
+pub fn log_normal<T: Real>(draw: Draw, start: u64, mean: f64, std: f64, out: &mut [T]) -> Result<()> {
+    if !(mean.is_finite() && std.is_finite() && std >= 0.0) {
+        return Err(Error::invalid(
+            "log_normal",
+            "a mean is finite, a std finite and not negative",
+            format!("mean {mean}, std {std}"),
+            "",
+        ));
+    }
+    T::sample(draw, 0, start, out, Normal(Exp(Affine { scale: std, shift: mean })));
+    Ok(())
+}
+
+/// Exponential numbers of this rate, of mean 1 / `rate`: -ln(u) / rate by inversion.
+///
+/// u = (a + 1/2) / 2^32 for the word a of a 32-bit draw (f64: (a's upper 53 bits + 1/2) / 2^53 of a 64-bit one). The
+/// logarithm is within 3 ulp at both ends: from 2^-33 to 22.9 (f64: 2^-54 to 37.5), never 0. The division is in f32
+/// (f64 for f64), by the rate rounded to that. f16 and bf16: the f32 number rounded.
+///
+/// # Errors
+/// Refuses a rate that is not positive and finite, in the type computed in.
+pub fn exponential<T: Real>(draw: Draw, start: u64, rate: f64, out: &mut [T]) -> Result<()> {
+    expect_all("exponential", RATE, start, &[<T::Wide as Element>::from_f64(rate)], is_rate)?;
+    T::sample(draw, 0, start, out, Exponential(Over(rate)));
+    Ok(())
+}
+
+/// [`exponential`] with a rate for each element: the same numbers where the rates are equal.
+///
+/// # Errors
+/// Refuses slices of different lengths, and a rate that is not positive and finite.
+pub fn exponential_each<T: Real>(draw: Draw, start: u64, rate: &[T], out: &mut [T]) -> Result<()> {
+    expect_len("exponential", rate, out)?;
+    expect_all("exponential", RATE, start, rate, is_rate)?;
+    let (mut values, mut rates) = ([T::Wide::default(); CHUNK], [T::Wide::default(); CHUNK]);
+    for (chunk, (rate, out)) in rate.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
+        let (values, rates) = (&mut values[..out.len()], &mut rates[..out.len()]);
+        T::load(rate, rates);
+        Sampled::sample(draw, 0, start.wrapping_add((chunk * CHUNK) as u64), values, Exponential(Same));
+        values.iter_mut().zip(rates).for_each(|(x, &mut rate)| *x = *x / rate);
+        T::store(values, out);
+    }
+    Ok(())
+}
+
+/// Refuses, in the name of `verb`, parameters that are not one an element.
+pub(super) fn expect_len<P, T>(verb: &str, params: &[P], out: &[T]) -> Result<()> {
+    if params.len() == out.len() {
+        return Ok(());
+    }
+    let given = format!("{} and {} elements", params.len(), out.len());
+    Err(Error::invalid(verb, "parameters and output differ in length", given, ""))
+}
+
+/// Refuses, in the name of `verb`, parameters of the elements from `start` on that break `rule`.
+pub(super) fn expect_all<T: Element>(
+    verb: &str,
+    rule: &str,
+    start: u64,
+    params: &[T],
+    keeps: impl Fn(f64) -> bool,
+) -> Result<()> {
+    if params.iter().fold(true, |all, x| all & keeps(x.to_f64())) {
+        return Ok(());
+    }
+    let bad = params.iter().position(|x| !keeps(x.to_f64())).unwrap_or(0);
+    let given = format!("{} for element {}", params[bad].to_f64(), start.wrapping_add(bad as u64));
+    Err(Error::invalid(verb, rule, given, ""))
+}
+
+pub(super) const RATE: &str = "a rate is positive and finite";
+
+pub(super) fn is_rate(x: f64) -> bool {
+    x > 0.0 && x < f64::INFINITY
+}
+
+/// Onto [low, high).
+#[derive(Clone, Copy)]
+struct Between {
+    low: f64,
+    high: f64,
+}
+
+/// e to the power of what another step gives.
+#[derive(Clone, Copy)]
+struct Exp<A>(A);
+
+/// Divided by this, rounded to the type computed in.
+#[derive(Clone, Copy)]
+struct Over(f64);
+
+/// Exponential of rate 1.
+#[derive(Clone, Copy)]
+struct Exponential<A>(A);
+
+macro_rules! between {
+    ($t:ident, $x:ident, $self:ident) => {{
+        let (low, high) = ($self.low as $t, $self.high as $t);
+        let below = if high > low { high.next_down() } else { low };
+        let y = $x.mul_add(($self.high - $self.low) as $t, low);
+        if y < below { y } else { below }
+    }};
+}
+
+impl Then for Between {
+    #[inline(always)]
+    fn f32(self, x: f32) -> f32 {
+        between!(f32, x, self)
+    }
+    #[inline(always)]
+    fn f64(self, x: f64) -> f64 {
+        between!(f64, x, self)
+    }
+}
+
+impl<A: Then> Then for Exp<A> {
+    #[inline(always)]
+    fn f32(self, x: f32) -> f32 {
+        exp_f32(self.0.f32(x))
+    }
+    #[inline(always)]
+    fn f64(self, x: f64) -> f64 {
+        exp_f64(self.0.f64(x))
+    }
+}
+
+impl Then for Over {
+    #[inline(always)]
+    fn f32(self, x: f32) -> f32 {
+        x / self.0 as f32
+    }
+    #[inline(always)]
+    fn f64(self, x: f64) -> f64 {
+        x / self.0
+    }
+}
+
+impl<A: Then> Distribution for Exponential<A> {
+    #[inline(always)]
+    fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
+        let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
+        for (out, &pair) in out.iter_mut().zip(blocks.0.as_flattened()) {
+            *out = [
+                self.0.f32(unit_exponential_f32(pair as u32)),
+                self.0.f32(unit_exponential_f32((pair >> 32) as u32)),
+            ];
+        }
+    }
+    #[inline(always)]
+    fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]) {
+        for (out, &pair) in out.as_flattened_mut().iter_mut().zip(blocks.0.as_flattened()) {
+            *out = self.0.f64(unit_exponential_f64(pair));
+        }
+    }
+}
+
+/// -ln((a + 1/2) / 2^32).
+#[inline(always)]
+pub(super) fn unit_exponential_f32(a: u32) -> f32 {
+    const STEP: f32 = 1.0 / 4_294_967_296.0;
+    -ln_unit_f32((a as f32).mul_add(STEP, 0.5 * STEP), (!a as f32).mul_add(STEP, 0.5 * STEP))
+}
+
+/// -ln((floor(a / 2^11) + 1/2) / 2^53).
+#[inline(always)]
+pub(super) fn unit_exponential_f64(a: u64) -> f64 {
+    const STEP: f64 = 1.0 / 9_007_199_254_740_992.0;
+    let rest = ((!a >> 11) as f64).mul_add(STEP, 0.5 * STEP);
+    -ln_unit_f64(((a >> 11) as f64).mul_add(STEP, 0.5 * STEP), rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::{bits32, uniform};
+
+    const DRAW: Draw = Draw { seed: 41, number: 42 };
+
+    #[test]
+    fn exponential_at_the_ends_of_the_words() {
+        let ends = [0, 1 << 31, !0].map(unit_exponential_f32);
+        assert_eq!(ends[2], 2f32.powi(-33), "the smallest is as exact as the largest");
+        assert!((f64::from(ends[0]) - 33.0 * 2f64.ln()).abs() < 1e-6);
+        let ends = [0, !0].map(unit_exponential_f64);
+        assert_eq!(ends[1], 2f64.powi(-54));
+        assert!((ends[0] - 54.0 * 2f64.ln()).abs() < 1e-14);
+        for a in (0..=u32::MAX).step_by(0x1_0001).chain(u32::MAX - 99..=u32::MAX) {
+            let exact = -(-(f64::from(!a) + 0.5) / 4_294_967_296.0).ln_1p();
+            let got = f64::from(unit_exponential_f32(a));
+            assert!((got / exact - 1.0).abs() < 3e-7, "{a:#x}: {got} for {exact}");
+        }
+    }
+
+    #[test]
+    fn a_range_without_its_upper_end() {
+        // The word of element 4 rounds up to 1 - 2^-24, which this range would round to its end.
+        let mut u = vec![0f32; 100_000];
+        uniform(DRAW, 0, &mut u);
+        let mut x = vec![0f32; u.len()];
+        uniform_between(DRAW, 0, 1.0, 1.0 + 1e-6, &mut x).unwrap();
+        assert!(x.iter().all(|x| (1.0..1.000_001).contains(x)));
+        assert_eq!(x.iter().copied().fold(0.0, f32::max), 1.000_001f32.next_down());
+        uniform_between(DRAW, 0, -0.3, 0.4, &mut x).unwrap();
+        assert!(x.iter().zip(&u).all(|(&x, &u)| x == u.mul_add(0.7, -0.3)));
+        uniform_between(DRAW, 0, 0.5, 0.5, &mut x[..3]).unwrap();
+        assert_eq!(x[..3], [0.5; 3]);
+    }
+
+    #[test]
+    fn equal_rates_give_the_scalars_numbers() {
+        let (mut one, mut each) = (vec![half::bf16::ZERO; 1003], vec![half::bf16::ZERO; 1003]);
+        exponential(DRAW, 5, 1.5, &mut one).unwrap();
+        exponential_each(DRAW, 5, &vec![half::bf16::from_f32(1.5); 1003], &mut each).unwrap();
+        assert_eq!(one, each);
+        let mut words = [0; 1];
+        bits32(DRAW, 5, &mut words);
+        assert_eq!(one[0], half::bf16::from_f32(unit_exponential_f32(words[0]) / 1.5));
+    }
+
+    #[test]
+    fn refusals() {
+        let mut out = [0f32; 2];
+        let refused = exponential_each(DRAW, 7, &[1.0, -2.0], &mut out).unwrap_err().to_string();
+        assert_eq!(refused, "exponential: a rate is positive and finite; got -2 for element 8");
+        for rate in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-60] {
+            exponential(DRAW, 0, rate, &mut out).unwrap_err();
+        }
+        exponential_each(DRAW, 0, &[1.0], &mut out).unwrap_err();
+        for (low, high) in [(1.0, 0.0), (0.0, f64::NAN), (-3e38, 3e38), (0.0, 1e39)] {
+            uniform_between(DRAW, 0, low, high, &mut out).unwrap_err();
+        }
+        log_normal(DRAW, 0, 0.0, -1.0, &mut out).unwrap_err();
+        log_normal(DRAW, 0, f64::NAN, 1.0, &mut out).unwrap_err();
+    }
+}

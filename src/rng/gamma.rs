@@ -1,0 +1,266 @@
+//! Gamma numbers.
+
+use super::Draw;
+use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64};
+use super::fill::Real;
+use super::sample::{Sampled, box_muller_f32, box_muller_f64};
+use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
+use crate::error::{Error, Result};
+use crate::tensor::Element;
+use crate::tensor::math::exp::{exp_f32, exp_f64};
+use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
+
+/// Gamma numbers of this shape and scale, of mean shape · scale and variance shape · scale².
+///
+/// By G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000, in f32 (f64 for f64; f16 and
+/// bf16: the f32 number rounded). With d = shape - 1/3 (shape + 2/3 below 1) and c = 1 / sqrt(9 d), try k of element e
+/// takes a normal number z (the cosine of Box and Muller) and an exponential number E, sets y = c z, and gives
+/// d scale (1 + y)³ if 1 + y > 0 and -E < z² / 2 + 3 d (ln(1 + y) - y - y² - y³ / 3). A shape below 1 multiplies by
+/// exp(-B / shape), with B exponential, which may underflow to 0.
+///
+/// f32 reads block e of attempt k: words 0 and 1 for z, 2 for E, and 3, of attempt 0, for B. f64 reads block e of
+/// attempts 2k and 2k + 1: pairs 0 and 1 of the former for z, pair 0 of the latter for E, and pair 1, of attempt 1, for
+/// B.
+///
+/// # Errors
+/// Refuses a shape and a scale that are not positive and finite, in the type computed in.
+pub fn gamma<T: Real>(draw: Draw, start: u64, shape: f64, scale: f64, out: &mut [T]) -> Result<()> {
+    let wide = <T::Wide as Element>::from_f64;
+    if !is_sound(wide(shape).to_f64()) || !is_sound(wide(scale).to_f64()) {
+        let given = format!("shape {shape}, scale {scale}");
+        return Err(Error::invalid("gamma", "shape and scale are positive and finite", given, ""));
+    }
+    T::Wide::gamma(draw, start, wide(shape), wide(scale), out);
+    Ok(())
+}
+
+/// [`gamma`] of scale 1 with a shape for each element: the same numbers where the shapes are equal.
+///
+/// # Errors
+/// Refuses slices of different lengths, and a shape that is not positive and finite.
+pub fn gamma_each<T: Real>(draw: Draw, start: u64, shape: &[T], out: &mut [T]) -> Result<()> {
+    expect_len("gamma", shape, out)?;
+    expect_all("gamma", "a shape is positive and finite", start, shape, is_sound)?;
+    T::Wide::gamma_each(draw, start, shape, out);
+    Ok(())
+}
+
+fn is_sound(x: f64) -> bool {
+    x > 0.0 && x < f64::INFINITY
+}
+
+/// f32 and f64, which gamma numbers are computed in.
+pub(super) trait Gammas: Sampled<Wide = Self> {
+    /// [`gamma`], checked.
+    fn gamma<T: Sampled<Wide = Self>>(draw: Draw, start: u64, shape: Self, scale: Self, out: &mut [T]);
+    /// [`gamma_each`], checked.
+    fn gamma_each<T: Sampled<Wide = Self>>(draw: Draw, start: u64, shape: &[T], out: &mut [T]);
+}
+
+/// Marsaglia and Tsang's method, by its scale.
+#[derive(Clone, Copy)]
+struct Squeeze<A> {
+    scale: A,
+}
+
+#[derive(Clone, Copy)]
+struct Setup<A> {
+    d: A,
+    c: A,
+    /// d times the scale.
+    factor: A,
+    /// 1 / shape where that is below 1, else 0.
+    boost: A,
+}
+
+macro_rules! gammas {
+    ($t:ident, $rest:path, $exp:path, $tries:expr, $words:path, $boosts:path) => {
+        impl Gammas for $t {
+            fn gamma<T: Sampled<Wide = $t>>(draw: Draw, start: u64, shape: $t, scale: $t, out: &mut [T]) {
+                let method = Squeeze { scale };
+                run(method, Fixed(method.setup(shape)), draw, start, out, T::store);
+            }
+            fn gamma_each<T: Sampled<Wide = $t>>(draw: Draw, start: u64, shape: &[T], out: &mut [T]) {
+                run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, start, out, T::store);
+            }
+        }
+
+        impl Method for Squeeze<$t> {
+            type Wide = $t;
+            type Setup = Setup<$t>;
+            const TRIES: u16 = $tries;
+
+            #[inline(always)]
+            fn setup(self, shape: $t) -> Setup<$t> {
+                let small = shape < 1.0;
+                let d = if small { shape + 2.0 / 3.0 } else { shape - 1.0 / 3.0 };
+                let boost = if small { 1.0 / shape } else { 0.0 };
+                Setup { d, c: 1.0 / (9.0 * d).sqrt(), factor: d * self.scale, boost }
+            }
+
+            #[inline(always)]
+            fn attempt(
+                self,
+                k: u16,
+                setups: &impl Setups<Setup<$t>>,
+                place: &Place,
+                out: &mut [$t; LANES],
+                accepted: &mut [bool; LANES],
+            ) {
+                let (mut z, mut e) = ([0.0; LANES], [0.0; LANES]);
+                $words(place, k, &mut z, &mut e);
+                for i in 0..LANES {
+                    let (z, s) = (z[i], setups.at(i));
+                    let y = s.c * z;
+                    let v = 1.0 + y;
+                    let bend = y * y * y.mul_add(1.0 / 3.0, 1.0);
+                    let bound = (3.0 * s.d).mul_add($rest(v, y) - bend, 0.5 * z * z);
+                    out[i] = s.factor * (v * v * v);
+                    accepted[i] = (v > 0.0) & (-e[i] < bound);
+                }
+            }
+
+            #[inline(always)]
+            fn finish(self, setups: &impl Setups<Setup<$t>>, place: &Place, out: &mut [$t; LANES]) {
+                if (0..LANES).fold(true, |none, i| none & (setups.at(i).boost == 0.0)) {
+                    return;
+                }
+                let mut boosts = [0.0; LANES];
+                $boosts(place, &mut boosts);
+                for i in 0..LANES {
+                    out[i] *= $exp(-boosts[i] * setups.at(i).boost);
+                }
+            }
+        }
+    };
+}
+
+gammas!(f32, ln_1p_rest_f32, exp_f32, u16::MAX, words_f32, boosts_f32);
+gammas!(f64, ln_1p_rest_f64, exp_f64, u16::MAX / 2, words_f64, boosts_f64);
+
+/// The normal and exponential numbers of try `k`.
+#[inline(always)]
+fn words_f32(place: &Place, k: u16, z: &mut [f32; LANES], e: &mut [f32; LANES]) {
+    let [a, b, c, _] = words(place, k);
+    for i in 0..LANES {
+        z[i] = box_muller_f32(a[i], b[i])[0];
+    }
+    for i in 0..LANES {
+        e[i] = unit_exponential_f32(c[i]);
+    }
+}
+
+/// As [`words_f32`].
+#[inline(always)]
+fn words_f64(place: &Place, k: u16, z: &mut [f64; LANES], e: &mut [f64; LANES]) {
+    let ([a, b], [c, _]) = (pairs(place, 2 * k), pairs(place, 2 * k + 1));
+    for i in 0..LANES {
+        z[i] = box_muller_f64(a[i], b[i])[0];
+    }
+    for i in 0..LANES {
+        e[i] = unit_exponential_f64(c[i]);
+    }
+}
+
+/// The exponential numbers of shapes below 1.
+#[inline(always)]
+fn boosts_f32(place: &Place, out: &mut [f32; LANES]) {
+    let [_, _, _, d] = words(place, 0);
+    for i in 0..LANES {
+        out[i] = unit_exponential_f32(d[i]);
+    }
+}
+
+/// As [`boosts_f32`].
+#[inline(always)]
+fn boosts_f64(place: &Place, out: &mut [f64; LANES]) {
+    let [_, d] = pairs(place, 1);
+    for i in 0..LANES {
+        out[i] = unit_exponential_f64(d[i]);
+    }
+}
+
+/// The words of a block each, one array a word: loops that skip words do not vectorise to their end.
+#[inline(always)]
+fn words(place: &Place, attempt: u16) -> [[u32; LANES]; 4] {
+    let mut out = [[0; LANES]; 4];
+    for (i, &[low, high]) in place.blocks(attempt).0.iter().enumerate() {
+        (out[0][i], out[1][i]) = (low as u32, (low >> 32) as u32);
+        (out[2][i], out[3][i]) = (high as u32, (high >> 32) as u32);
+    }
+    out
+}
+
+/// As [`words`].
+#[inline(always)]
+fn pairs(place: &Place, attempt: u16) -> [[u64; LANES]; 2] {
+    let mut out = [[0; LANES]; 2];
+    for (i, &[low, high]) in place.blocks(attempt).0.iter().enumerate() {
+        (out[0][i], out[1][i]) = (low, high);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+    use crate::rng::philox;
+
+    const DRAW: Draw = Draw { seed: 51, number: 52 };
+
+    /// The definition, in f64.
+    fn definition(shape: f64, index: u64) -> (f64, u16) {
+        let d = if shape < 1.0 { shape + 2.0 / 3.0 } else { shape - 1.0 / 3.0 };
+        let unit = |w: u32| (f64::from(w) + 0.5) / 4_294_967_296.0;
+        for k in 0.. {
+            let w = philox::block(DRAW.key(), DRAW.counter(index, k));
+            let angle = std::f64::consts::TAU * f64::from(w[1] >> 8) / 16_777_216.0;
+            let z = (-2.0 * unit(w[0]).ln()).sqrt() * angle.cos();
+            let v = (1.0 + z / (9.0 * d).sqrt()).powi(3);
+            if v > 0.0 && unit(w[2]).ln() < 0.5 * z * z + d - d * v + d * v.ln() {
+                let last = philox::block(DRAW.key(), DRAW.counter(index, 0))[3];
+                let boost = if shape < 1.0 { unit(last).powf(1.0 / shape) } else { 1.0 };
+                return (d * v * boost, k);
+            }
+        }
+        unreachable!("some try is accepted")
+    }
+
+    #[test]
+    fn numbers_are_their_definition() {
+        for shape in [0.05, 0.6, 1.0, 1.7, 30.0, 1e6] {
+            let (mut got, mut again) = ([0f32; 1500], 0);
+            gamma(DRAW, 11, shape, 1.0, &mut got).unwrap();
+            for (i, &x) in got.iter().enumerate() {
+                let (want, k) = definition(shape, 11 + i as u64);
+                assert!((f64::from(x) - want).abs() < 1e-5 * want + 1e-38, "{shape}, {i}: {x} for {want}");
+                again += u32::from(k > 0);
+            }
+            let rejects = if shape < 3.0 { 20..120 } else { 0..12 };
+            assert!(rejects.contains(&again), "shape {shape}: {again} of 1500");
+        }
+    }
+
+    #[test]
+    fn equal_shapes_give_the_scalars_numbers() {
+        let shapes: Vec<f16> = (0..203).map(|i| f16::from_f32([0.25, 1.5, 40.0][i % 3])).collect();
+        let (mut each, mut one) = (vec![f16::ZERO; 203], vec![f16::ZERO; 203]);
+        gamma_each(DRAW, 9, &shapes, &mut each).unwrap();
+        for (k, shape) in [0.25, 1.5, 40.0].into_iter().enumerate() {
+            gamma(DRAW, 9, shape, 1.0, &mut one).unwrap();
+            assert!((k..203).step_by(3).all(|i| one[i] == each[i]), "{shape}");
+        }
+    }
+
+    #[test]
+    fn refusals() {
+        let mut out = [0f64; 2];
+        for (shape, scale) in [(0.0, 1.0), (-1.0, 1.0), (f64::NAN, 1.0), (1.0, 0.0), (f64::INFINITY, 1.0)] {
+            gamma(DRAW, 0, shape, scale, &mut out).unwrap_err();
+        }
+        let refused = gamma_each(DRAW, 0, &[1.0, 0.0], &mut out).unwrap_err().to_string();
+        assert_eq!(refused, "gamma: a shape is positive and finite; got 0 for element 1");
+    }
+}

@@ -1,0 +1,243 @@
+//! Uniform whole numbers, without bias.
+
+use super::Draw;
+use super::philox::{self, Blocks};
+use super::sample::{Sink, drive};
+use crate::error::{Error, Result};
+use crate::tensor::Element;
+
+/// A whole element type that can be drawn: i64, i32 or u8. Sealed.
+#[expect(private_bounds, reason = "sealed")]
+pub trait Integer: Element + Wraps {}
+
+impl<T: Element + Wraps> Integer for T {}
+
+/// Uniform whole numbers from `low` to below `high`, both within the type; up to 2^64 of them.
+///
+/// By multiplication and shift, without bias (D. Lemire, "Fast random integer generation in an interval", 2019): of n
+/// numbers, the word x of a 32-bit draw gives `low` + floor(x n / 2^32), unless x n mod 2^32 is below 2^32 mod n; then
+/// the same element's word of the next attempt is asked. More than 2^32 numbers read a 64-bit draw alike. So the
+/// numbers depend on the range alone, not on the element type.
+///
+/// ```
+/// use isoshard::rng::{Generator, uniform_int};
+/// let mut dice = [0u8; 100];
+/// uniform_int(Generator::new(1).next_draw(), 0, 1, 7, &mut dice)?;
+/// assert!(dice.iter().all(|d| (1..=6).contains(d)));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// Refuses an empty range, and one that leaves the type.
+pub fn uniform_int<T: Integer>(draw: Draw, start: u64, low: i128, high: i128, out: &mut [T]) -> Result<()> {
+    let fits = low < high && *T::RANGE.start() <= low && high - 1 <= *T::RANGE.end();
+    if !fits {
+        return Err(Error::invalid(
+            "uniform_int",
+            format!("wants low < high, within {}", T::DTYPE),
+            format!("{low} to below {high}"),
+            format!("{} holds {} to {}", T::DTYPE, T::RANGE.start(), T::RANGE.end()),
+        ));
+    }
+    // One less than the number of numbers, which may be 2^64.
+    let (low, last) = (low as u64, (high - low - 1) as u64);
+    let len = out.len();
+    match u32::try_from(last) {
+        Ok(last) => {
+            // 2^32 mod n = (2^32 - n) mod n.
+            let n = u64::from(last) + 1;
+            let threshold = ((1u64 << 32) - n) % n;
+            drive(draw, 0, start, len, Narrow { draw, start, low, last, threshold: threshold as u32, out });
+        }
+        Err(_) => {
+            let n = u128::from(last) + 1;
+            let threshold = ((1u128 << 64) - n) % n;
+            drive(draw, 0, start, len, Wide { draw, start, low, last, threshold: threshold as u64, out });
+        }
+    }
+    Ok(())
+}
+
+/// Whole numbers modulo a power of two.
+trait Wraps {
+    /// What the type holds.
+    const RANGE: std::ops::RangeInclusive<i128>;
+    /// The low bits.
+    fn wrap(x: u64) -> Self;
+}
+
+macro_rules! wraps {
+    ($($t:ty)*) => {$(
+        impl Wraps for $t {
+            const RANGE: std::ops::RangeInclusive<i128> = <$t>::MIN as i128..=<$t>::MAX as i128;
+            #[inline(always)]
+            fn wrap(x: u64) -> $t {
+                x as $t
+            }
+        }
+    )*};
+}
+
+wraps!(i64 i32 u8);
+
+/// From the 32-bit draw.
+struct Narrow<'a, T> {
+    draw: Draw,
+    start: u64,
+    low: u64,
+    last: u32,
+    threshold: u32,
+    out: &'a mut [T],
+}
+
+impl<T: Integer> Narrow<'_, T> {
+    /// The number, and where in its share of the words the word lay.
+    #[inline(always)]
+    fn place(low: u64, last: u32, word: u32) -> (T, u32) {
+        // word * (last + 1), where last + 1 may be 2^32.
+        let product = u64::from(word) * u64::from(last) + u64::from(word);
+        (T::wrap(low.wrapping_add(product >> 32)), product as u32)
+    }
+
+    #[cold]
+    fn again(&self, index: u64) -> T {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let words = philox::block(self.draw.key(), self.draw.counter(index / 4, attempt));
+            let (number, share) = Self::place(self.low, self.last, words[(index % 4) as usize]);
+            if share >= self.threshold || attempt == u16::MAX {
+                return number;
+            }
+        }
+    }
+}
+
+impl<T: Integer> Sink for Narrow<'_, T> {
+    const PER_BLOCK: usize = 4;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        let words = &blocks.words()[skip..skip + len];
+        let (low, last, threshold) = (self.low, self.last, self.threshold);
+        let mut rejected = 0u32;
+        for (out, &word) in self.out[at..at + len].iter_mut().zip(words) {
+            let (number, share) = Self::place(low, last, word);
+            *out = number;
+            rejected |= u32::from(share < threshold);
+        }
+        if rejected != 0 {
+            for (i, &word) in words.iter().enumerate() {
+                if Self::place(low, last, word).1 < threshold {
+                    self.out[at + i] = self.again(self.start.wrapping_add((at + i) as u64));
+                }
+            }
+        }
+    }
+}
+
+/// From the 64-bit draw.
+struct Wide<'a, T> {
+    draw: Draw,
+    start: u64,
+    low: u64,
+    last: u64,
+    threshold: u64,
+    out: &'a mut [T],
+}
+
+impl<T: Integer> Wide<'_, T> {
+    #[inline(always)]
+    fn place(&self, pair: u64) -> (T, u64) {
+        let product = u128::from(pair) * u128::from(self.last) + u128::from(pair);
+        (T::wrap(self.low.wrapping_add((product >> 64) as u64)), product as u64)
+    }
+
+    #[cold]
+    fn again(&self, index: u64) -> T {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
+            let high = self.draw.counter_high(attempt);
+            let pairs = philox::pairs(self.draw.key(), index / 2, high);
+            let (number, share) = self.place(pairs[(index % 2) as usize]);
+            if share >= self.threshold || attempt == u16::MAX {
+                return number;
+            }
+        }
+    }
+}
+
+impl<T: Integer> Sink for Wide<'_, T> {
+    const PER_BLOCK: usize = 2;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        for (i, &pair) in blocks.0.as_flattened()[skip..skip + len].iter().enumerate() {
+            let (number, share) = self.place(pair);
+            self.out[at + i] = if share >= self.threshold {
+                number
+            } else {
+                self.again(self.start.wrapping_add((at + i) as u64))
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::{bits32, bits64};
+
+    const DRAW: Draw = Draw { seed: 31, number: 32 };
+
+    #[test]
+    fn whole_types_are_the_words_themselves() {
+        let (mut words, mut pairs) = ([0u32; 9], [0u64; 9]);
+        bits32(DRAW, 5, &mut words);
+        bits64(DRAW, 5, &mut pairs);
+        let (mut bytes, mut ints, mut longs) = ([0u8; 9], [0i32; 9], [0i64; 9]);
+        uniform_int(DRAW, 5, 0, 256, &mut bytes).unwrap();
+        uniform_int(DRAW, 5, i128::from(i32::MIN), 1 << 31, &mut ints).unwrap();
+        uniform_int(DRAW, 5, i128::from(i64::MIN), 1 << 63, &mut longs).unwrap();
+        assert_eq!(bytes, words.map(|w| (w >> 24) as u8));
+        assert_eq!(ints, words.map(|w| (w ^ 1 << 31) as i32));
+        assert_eq!(longs, pairs.map(|p| (p ^ 1 << 63) as i64));
+    }
+
+    #[test]
+    fn the_type_does_not_matter_and_rejections_are_redrawn() {
+        let (mut a, mut b) = ([0i64; 500], [0i32; 500]);
+        // Close to half of all words are rejected.
+        let n = (1i128 << 31) + 1;
+        uniform_int(DRAW, 3, -7, n - 8, &mut a).unwrap();
+        uniform_int(DRAW, 3, -7, n - 8, &mut b).unwrap();
+        assert!(a.iter().zip(&b).all(|(&a, &b)| a == i64::from(b)));
+        let mut words = [0u32; 500];
+        bits32(DRAW, 3, &mut words);
+        let mut redrawn = 0;
+        for (&x, &word) in a.iter().zip(&words) {
+            let product = u64::from(word) * n as u64;
+            if u64::from(product as u32) >= (1 << 32) % n as u64 {
+                assert_eq!(x, (product >> 32) as i64 - 7);
+            } else {
+                redrawn += 1;
+            }
+        }
+        assert!((180..320).contains(&redrawn), "{redrawn}");
+        let mut wide = [0i64; 500];
+        uniform_int(DRAW, 3, 0, (1 << 62) + (1 << 61), &mut wide).unwrap();
+        assert!(wide.iter().all(|&x| (0..(1 << 62) + (1 << 61)).contains(&x)));
+    }
+
+    #[test]
+    fn refusals() {
+        let refused = |low, high| uniform_int(DRAW, 0, low, high, &mut [0u8; 1]).unwrap_err().to_string();
+        assert_eq!(
+            refused(3, 3),
+            "uniform_int: wants low < high, within u8; got 3 to below 3; u8 holds 0 to 255"
+        );
+        refused(-1, 3);
+        refused(0, 257);
+        refused(i128::MIN, i128::MAX);
+        uniform_int(DRAW, 0, 255, 256, &mut [0u8; 1]).unwrap();
+    }
+}
