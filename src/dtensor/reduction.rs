@@ -14,9 +14,9 @@ pub enum Reduction {
     #[default]
     Exact,
     /// Each rank adds up what it has, in one number, and the ranks' numbers are added by a tree over the ranks; parts of a
-    /// sum pass through whatever is linear. Results are right up to rounding, and differ from mesh to mesh. Never more
-    /// bytes than with [`Reduction::Exact`], and fewer where cuts do not fall on nodes, or where several partial
-    /// gradients of one value meet: those are added before they are reduced.
+    /// sum pass through whatever is linear. Results are right up to rounding, and differ from mesh to mesh. Fewer bytes
+    /// where cuts do not fall on nodes, or where several partial gradients of one value meet, which are added before they
+    /// are reduced; as many where cuts do fall on nodes.
     Fast,
 }
 
