@@ -197,3 +197,29 @@ fn bytes_are_those_of_the_nodes() {
     let want = [0, 1, 2].map(|r| ((7 - finished[r]) * 120 / 3 + 2 * 120 / 3) as u64);
     assert_eq!(bytes("a=3", "(S0)", Reduction::Exact), want);
 }
+
+/// A rank whose nodes are many makes them in one call, and they are what one rank makes of the whole.
+#[test]
+fn many_nodes_at_once() {
+    for (mesh, layout) in
+        [("a=2", "(S1)"), ("a=3", "(S1)"), ("a=3", "(S2)"), ("a=2,b=2", "(S0, S2)"), ("a=2,b=3", "(S1, S2)")]
+    {
+        let sums = |mesh: &'static str, layout: &'static str| {
+            let ranks = Mesh::parse(mesh, 0).unwrap().rank_len();
+            let run = move |rank| {
+                let mesh = DeviceMesh::parse(&rank, mesh)?;
+                let whole = common::ordinary(DType::F32, &[7, 5, 70].into(), 3);
+                let x = DTensor::distribute(&mesh, &whole, layout.parse()?)?;
+                let mut found = Vec::new();
+                for dims in [&[0, 1, 2][..], &[0, 1], &[1, 2], &[0, 2], &[2]] {
+                    found.push(x.sum(dims, false)?.full_tensor()?.to_vec::<f32>()?);
+                    found.push(x.sum(dims, true)?.full_tensor()?.to_vec::<f32>()?);
+                }
+                Ok(found)
+            };
+            spmd(ranks, run).unwrap()
+        };
+        let want = sums("1", "()").swap_remove(0);
+        assert!(sums(mesh, layout).iter().all(|found| *found == want), "{mesh} {layout}");
+    }
+}

@@ -17,10 +17,18 @@ use crate::tensor::{DType, Dims, Shape, Tensor, cpu};
 
 /// How often a kernel runs, and on what.
 pub(super) enum Nodes {
-    /// Once for each node that this rank finishes: the boxes of operands and results under it.
-    Make { calls: Vec<Windows>, made: SmallVec<[bool; 3]> },
+    /// Once for each node that this rank finishes.
+    Make { calls: Vec<Call>, made: SmallVec<[bool; 3]> },
     /// Once for each part of the operands that are sums in parts.
     Pass { parts: usize, passing: SmallVec<[bool; 3]> },
+}
+
+/// One call of a kernel.
+pub(super) struct Call {
+    /// The boxes of operands and results.
+    at: Windows,
+    /// Where one call makes many nodes of the only result: the operator that does.
+    many: Option<Box<dyn Op>>,
 }
 
 impl Nodes {
@@ -41,17 +49,20 @@ impl Nodes {
         let terms = spec.terms.as_ref().expect("made results have terms");
         let forest = terms.forest(&spec.mesh, spec.mesh.coords()).expect("the plan has checked that it fits");
         let dims = term_rows(op, metas, k);
-        let call = |node: &Node| Windows {
+        let boxes = |node: &Node| Windows {
             ins: (0..ins.len()).map(|i| under(ins[i].window(), node, &dims, |r| r.ins[i])).collect(),
             outs: (0..outs.len()).map(|o| under(outs[o].window(), node, &dims, |r| r.outs[o])).collect(),
         };
-        let calls: Vec<Windows> = forest.iter().map(call).collect();
-        let whole = |w: &Windows| {
-            let mut windows = w.ins.iter().zip(ins).chain(w.outs.iter().zip(outs));
+        let calls: Vec<Call> = match together(op, &forest).filter(|_| outs.len() == 1) {
+            Some((all, many)) => vec![Call { at: boxes(&all), many: Some(many) }],
+            None => forest.iter().map(|node| Call { at: boxes(node), many: None }).collect(),
+        };
+        let whole = |c: &Call| {
+            let mut windows = c.at.ins.iter().zip(ins).chain(c.at.outs.iter().zip(outs));
             windows.all(|(w, f)| w.region == f.window().region)
         };
         let rounds = (0..outs.len()).any(|o| made[o] && outs[o].spec().stored_dtype() != outs[o].dtype());
-        let once = matches!(&calls[..], [only] if whole(only)) && !rounds;
+        let once = matches!(&calls[..], [only] if only.many.is_none() && whole(only)) && !rounds;
         (!once).then_some(Nodes::Make { calls, made: made.clone() })
     }
 
@@ -72,9 +83,24 @@ impl Nodes {
     }
 }
 
+/// Nodes with the same range of one dim at neighbouring indices of the outer ones, as one box, and the operator that makes
+/// them all.
+fn together(op: &dyn Op, forest: &[Node]) -> Option<(Node, Box<dyn Op>)> {
+    let [first, .., last] = forest else { return None };
+    let outer = first.len.iter().position(|&n| n > 1).unwrap_or(first.len.len().checked_sub(1)?);
+    let mut all = first.clone();
+    for d in 0..outer {
+        all.len[d] = (last.start[d] + 1).checked_sub(first.start[d])?;
+    }
+    let alike = |n: &Node| n.len == first.len && n.start[outer..] == first.start[outer..];
+    // Ascending and as many as the box has outer indices: then they are these.
+    let full = all.len[..outer].iter().product::<usize>() == forest.len();
+    (full && forest.iter().all(alike)).then(|| op.keeping(outer).map(|many| (all, many)))?
+}
+
 fn make(
     op: &dyn Op,
-    calls: &[Windows],
+    calls: &[Call],
     made: &[bool],
     ins: &[Tensor],
     at: &Windows,
@@ -86,10 +112,15 @@ fn make(
     for (f, made) in outs.iter().zip(made) {
         whole.push((!made).then(|| Tensor::stale(f.dtype(), f.local_shape())));
     }
-    for call in calls {
+    for Call { at: call, many } in calls {
         let parts = wide.iter().zip(&at.ins).zip(&call.ins);
         let mut locals: Tensors =
             parts.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;
+        if let Some(many) = many {
+            // One call, and one result: nothing is left to stack.
+            let nodes = many.eval(&mut locals, call)?.swap_remove(0);
+            return Ok([nodes.reshape(outs[0].stored_shape().clone())?].into_iter().collect());
+        }
         let mut found = op.eval(&mut locals, call)?;
         for (o, whole) in whole.iter_mut().enumerate() {
             if let Some(whole) = whole {

@@ -62,6 +62,12 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     /// Passes on what the expression's operators refuse.
     fn vjp(&self, g: &mut Vjp) -> Result<()>;
 
+    /// Of an operator with one result: the same where the first `outer` of the dims it sums over are kept, in front of the
+    /// result's dims. With it a rank computes many nodes in one call; without, in a call for each.
+    fn keeping(&self, _outer: usize) -> Option<Box<dyn Op>> {
+        None
+    }
+
     /// True where [`Free`] attributes enter the derivative, which is then built anew for each call.
     fn has_free(&self) -> bool {
         false

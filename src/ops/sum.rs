@@ -48,6 +48,12 @@ impl Op for Sum {
         Ok(smallvec![cpu::reduce(self.name(), x, &self.dims, ReduceOp::Sum, self.keep)?])
     }
 
+    fn keeping(&self, outer: usize) -> Option<Box<dyn Op>> {
+        let leading = self.dims[..outer].iter().copied().eq(0..outer);
+        let dims = Dims::from_slice(&self.dims[outer..]);
+        leading.then(|| Box::new(Sum { dims, keep: self.keep }) as Box<dyn Op>)
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let x = g.input_meta(0).shape.clone();
         let dy = g.grad(0);
