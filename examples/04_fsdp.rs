@@ -48,9 +48,8 @@ fn main() -> Result<()> {
     let (digest, losses) = train("1", 1)?;
     assert!(losses[2] < losses[0]);
     for (mesh, ranks) in [("fsdp=2", 2), ("dp=2,fsdp=2", 4), ("fsdp=2,tp=2", 4)] {
-        let (other, others) = train(mesh, ranks)?;
-        assert_eq!(other, digest, "{mesh}");
-        assert!(losses.iter().zip(&others).all(|(a, b)| (a - b).abs() < 1e-5 * a), "{mesh}: {others:?}");
+        // Not close: equal.
+        assert_eq!(train(mesh, ranks)?, (digest, losses.clone()), "{mesh}");
     }
     println!("losses {losses:?} on four meshes");
     Ok(())
