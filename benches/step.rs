@@ -79,10 +79,10 @@ const PLANS: [(&str, bool); 14] = [
     ("dp=2,fsdp=2", false),
 ];
 
-/// One step: the seconds of its parts, and the bytes that this rank received.
+/// One step: the seconds of its parts, as rank 0 saw them, and the bytes that a rank received, on average.
 struct Step {
     times: [f64; 4],
-    bytes: u64,
+    bytes: f64,
 }
 
 fn main() -> Result<()> {
@@ -115,20 +115,24 @@ fn main() -> Result<()> {
         let steps = run(mesh, sequence, Size { warmup: 1, steps: 1, ..NANO })?;
         for (k, (_, mode)) in MODES.iter().enumerate() {
             let along = if sequence { "+sequence" } else { "" };
-            report(
-                format!("nano/{mesh}{along}/{mode}/received"),
-                steps[k][0].bytes as f64 / 1024.0,
-                "KiB/step",
-            );
+            report(format!("nano/{mesh}{along}/{mode}/received"), steps[k][0].bytes / 1024.0, "KiB/step");
         }
     }
     Ok(())
 }
 
-/// The timed steps under each kind of reduction, as rank 0 saw them.
+/// The timed steps under each kind of reduction.
 fn run(mesh: &'static str, sequence: bool, size: Size) -> Result<[Vec<Step>; 2]> {
     let ranks = Mesh::parse(mesh, 0)?.rank_len();
-    Ok(spmd(ranks, move |rank| train(&rank, mesh, sequence, size))?.swap_remove(0))
+    let mut all = spmd(ranks, move |rank| train(&rank, mesh, sequence, size))?;
+    let mut steps = all.swap_remove(0);
+    for (k, steps) in steps.iter_mut().enumerate() {
+        for (i, step) in steps.iter_mut().enumerate() {
+            let others: f64 = all.iter().map(|rank| rank[k][i].bytes).sum();
+            step.bytes = (step.bytes + others) / ranks as f64;
+        }
+    }
+    Ok(steps)
 }
 
 fn train(rank: &Rank, mesh: &str, sequence: bool, size: Size) -> Result<[Vec<Step>; 2]> {
@@ -164,7 +168,7 @@ fn train(rank: &Rank, mesh: &str, sequence: bool, size: Size) -> Result<[Vec<Ste
         marks.push(Instant::now());
         if turn >= 2 * size.warmup {
             let times = std::array::from_fn(|i| (marks[i + 1] - marks[i]).as_secs_f64());
-            steps[turn % 2].push(Step { times, bytes: mesh.received_bytes() - before });
+            steps[turn % 2].push(Step { times, bytes: (mesh.received_bytes() - before) as f64 });
         }
     }
     Ok(steps)

@@ -212,13 +212,12 @@ impl DTensor {
     /// # Errors
     /// As [`DTensor::redistribute`].
     pub fn redistribute_async(&self, layout: Layout) -> Result<Pending> {
+        if layout == *self.layout() {
+            return Ok(Pending { source: self.clone(), facts: self.facts.clone(), flight: None });
+        }
         let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
-        let flight = if facts == self.facts {
-            None
-        } else {
-            let m = redistribute::find(&self.mesh, &self.facts, &facts)?;
-            Some(m.start(&self.mesh, self.local.clone())?)
-        };
+        let m = redistribute::find(&self.mesh, &self.facts, &facts)?;
+        let flight = Some(m.start(&self.mesh, self.local.clone())?);
         Ok(Pending { source: self.clone(), facts, flight })
     }
 
