@@ -9,6 +9,7 @@
 
 mod again;
 mod backward;
+mod choose;
 mod device_mesh;
 mod dispatch;
 mod draws;

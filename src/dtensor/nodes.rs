@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
+use super::choose::term_rows;
 use super::facts::Facts;
-use super::plan::term_rows;
 use crate::error::Result;
 use crate::ops::{Meta, Op, Row, Slot, Tensors, Window, Windows};
 use crate::placement::{Block, Node, Region};

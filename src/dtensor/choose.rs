@@ -1,0 +1,329 @@
+//! Which rows an operator runs by: what moves, and how the results lie.
+//!
+//! Rows speak about one mesh axis. On each axis the one is taken whose moves take the fewest bytes, and the product over axes
+//! is laid out; where rows do not stand beside each other, one of them is barred and another taken. In exact mode only rows
+//! that hold by bits are taken, and sums in parts get the terms that each rank has added up.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::device_mesh::DeviceMesh;
+use super::facts::Facts;
+use super::reduction::Reduction;
+use crate::error::Result;
+use crate::ops::{Axis, Meta, Op, Row, Slot};
+use crate::placement::{Layout, Placement, Spec, Terms};
+use crate::tensor::{Dims, ReduceOp};
+
+/// How the operands are to lie, and the results will.
+pub(super) struct Chosen {
+    pub ins: SmallVec<[Rc<Facts>; 3]>,
+    pub outs: SmallVec<[Rc<Facts>; 3]>,
+    /// The results that are sums over terms which this operator cuts.
+    pub made: SmallVec<[bool; 3]>,
+}
+
+/// Chooses a row on every mesh axis by the bytes its moves would take, and puts the axes together.
+pub(super) fn choose(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    ins: &[&Rc<Facts>],
+    metas: &[Meta],
+    outs: &[Meta],
+) -> Result<Chosen> {
+    let order = common_order(ins);
+    // Rows that could not be put together with those of other axes.
+    let mut barred: Vec<Vec<Row>> = vec![Vec::new(); mesh.mesh().ndim()];
+    loop {
+        let pick = |(a, barred): (usize, &Vec<Row>)| cheapest(mesh, op, ins, metas, outs, a, barred);
+        let candidate =
+            Candidate { mesh, op, metas, order: &order, rows: barred.iter().enumerate().map(pick).collect() };
+        let a = match candidate.lay_out(ins, outs) {
+            Ok(Ok(chosen)) => return Ok(chosen),
+            Ok(Err(a)) => a,
+            // Bar the ragged row, or any other that is not replicated, of the innermost axis; replicated rows always fit.
+            Err(e) => {
+                let ragged = candidate.last(|r| r.ins.contains(&Slot::Ragged));
+                let cut = || candidate.last(|r| r.ins.iter().chain(&r.outs).any(|s| *s != Slot::R));
+                ragged.or_else(cut).ok_or(e)?
+            }
+        };
+        barred[a].push(candidate.rows[a].0.clone());
+    }
+}
+
+/// A row an axis, with the ragged placement that its [`Slot::Ragged`] stands for.
+struct Candidate<'a> {
+    mesh: &'a DeviceMesh,
+    op: &'a dyn Op,
+    metas: &'a [Meta],
+    order: &'a [usize],
+    rows: Vec<(Row, Option<Placement>)>,
+}
+
+impl Candidate<'_> {
+    /// The facts that follow; or the axis whose row does not stand beside the others.
+    fn lay_out(&self, ins: &[&Rc<Facts>], outs: &[Meta]) -> Result<std::result::Result<Chosen, usize>> {
+        // A row was chosen for the cuts that the operands had; the moves may have brought others beside it.
+        let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
+        let stands = |&a: &usize| {
+            let row = &self.rows[a].0;
+            row.ins.iter().chain(&row.outs).all(|s| *s == Slot::R)
+                || self.op.rows(self.metas, axis_beside(self.mesh, a, &first)).contains(row)
+        };
+        if let Some(a) = (0..self.rows.len()).rev().find(|a| !stands(a)) {
+            return Ok(Err(a));
+        }
+        let exact = self.mesh.reduction() == Reduction::Exact;
+        let summed = |k| if exact { self.terms(k) } else { Ok(None) };
+        let summed: SmallVec<[Option<Terms>; 3]> = (0..outs.len()).map(summed).collect::<Result<_>>()?;
+        if summed.iter().flatten().any(|t| !t.fits(self.mesh.mesh())) {
+            // Some cut leaves no rank a whole leaf of the summation tree: move operands instead.
+            let makes = self.last(|r| r.outs.iter().any(|s| matches!(s, Slot::Terms(_))));
+            return Ok(Err(makes.expect("the terms come from a row")));
+        }
+        let place = |(i, f): (usize, &&Rc<Facts>)| {
+            self.mesh.facts_of(f.spec().with_layout(self.layout(|r| r.ins[i])?)?)
+        };
+        let ins: SmallVec<[Rc<Facts>; 3]> = ins.iter().enumerate().map(place).collect::<Result<_>>()?;
+        let passes = self.last(|r| r.ins.contains(&Slot::SUM));
+        let made = summed.iter().map(Option::is_some).collect();
+        let mut laid = SmallVec::new();
+        for (k, (meta, terms)) in outs.iter().zip(summed).enumerate() {
+            let layout = self.layout(|r| r.outs[k])?;
+            let mut spec = Spec::new(self.mesh.mesh(), meta.dtype, meta.shape.clone(), layout)?;
+            spec.terms = match (terms, passes) {
+                (terms, None) => terms.map(Arc::new),
+                (None, Some(a)) => match passed_terms(&ins) {
+                    Some(terms) => terms.filter(|_| spec.layout.has_partial()),
+                    // Sums over different terms cannot pass side by side.
+                    None => return Ok(Err(a)),
+                },
+                // Nor can a sum of sums that are still in parts be one of both.
+                (Some(_), Some(a)) => return Ok(Err(a)),
+            };
+            laid.push(self.mesh.facts_of(spec)?);
+        }
+        Ok(Ok(Chosen { ins, outs: laid, made }))
+    }
+
+    fn placed(&self, slot: impl Fn(&Row) -> Slot) -> impl Iterator<Item = Placement> {
+        self.rows.iter().map(move |(row, ragged)| instantiate(slot(row), ragged.as_ref()))
+    }
+
+    fn layout(&self, slot: impl Fn(&Row) -> Slot) -> Result<Layout> {
+        Layout::new(self.placed(slot)).with_order(self.order)
+    }
+
+    /// The last axis with such a row.
+    fn last(&self, is: impl Fn(&Row) -> bool) -> Option<usize> {
+        self.rows.iter().rposition(|(row, _)| is(row))
+    }
+
+    /// The terms of result `k`, if some row cuts dims that it sums over.
+    fn terms(&self, k: usize) -> Result<Option<Terms>> {
+        if self.last(|r| matches!(r.outs[k], Slot::Terms(_))).is_none() {
+            return Ok(None);
+        }
+        let dims = term_rows(self.op, self.metas, k);
+        let Some(Slot::Terms(leaf)) = dims.first().map(|r| r.outs[k]) else {
+            unreachable!("a row was chosen")
+        };
+        let place = |(row, ragged): &(Row, Option<Placement>)| match row.outs[k] {
+            Slot::Terms(_) if row.ins.contains(&Slot::Ragged) => {
+                ragged.clone().expect("the row was chosen for it")
+            }
+            Slot::Terms(_) => {
+                let j = dims.iter().position(|r| r.ins == row.ins);
+                Placement::Shard(j.expect("rows with terms do not depend on the axis"))
+            }
+            _ => Placement::Replicate,
+        };
+        let layout = Layout::new(self.rows.iter().map(place)).with_order(self.order)?;
+        Ok(Some(Terms::new(dims.iter().map(|r| extent(r, self.metas)).collect(), leaf, layout)))
+    }
+}
+
+/// The row of `op` on axis `a` whose moves take the fewest bytes; the first listed among equals, replication last.
+fn cheapest(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    ins: &[&Rc<Facts>],
+    metas: &[Meta],
+    outs: &[Meta],
+    a: usize,
+    barred: &[Row],
+) -> (Row, Option<Placement>) {
+    let replicated = Row::new(ins.iter().map(|_| Slot::R), outs.iter().map(|_| Slot::R));
+    if ins.iter().all(|f| f.layout().axis(a).is_replicate()) {
+        // Whatever is whole everywhere stays so: cutting the result would only have to be undone.
+        return (replicated, None);
+    }
+    let ragged =
+        ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
+    let axis = axis_beside(mesh, a, ins[0].layout().placements());
+    let ranks = axis.ranks;
+    let mut rows = op.rows(metas, axis);
+    rows.push(replicated);
+    let exact = mesh.reduction() == Reduction::Exact;
+    let made = |row: &Row| -> f64 {
+        let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && matches!(s, Slot::Terms(_)));
+        sums.map(|(k, _)| {
+            more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) * outs[k].len_bytes() as f64
+        })
+        .sum()
+    };
+    let cost = |row: &Row| -> f64 {
+        if ragged.is_none() && row.ins.contains(&Slot::Ragged) {
+            return f64::INFINITY;
+        }
+        let moved = row.ins.iter().zip(ins);
+        let moved =
+            moved.map(|(s, f)| move_cost(f, a, &instantiate(*s, ragged.as_ref()), ranks as f64)).sum::<f64>();
+        moved + made(row)
+    };
+    let fits =
+        |row: &&Row| (row.by_bits || !exact) && (ragged.is_some() || !row.outs.contains(&Slot::Ragged));
+    let mut best: Option<(f64, &Row)> = None;
+    for row in rows.iter().filter(|r| !barred.contains(r)).filter(fits) {
+        let c = cost(row);
+        if best.is_none_or(|(b, _)| c < b) {
+            best = Some((c, row));
+        }
+    }
+    let row = best.expect("the replicated row is never barred").1.clone();
+    (row, ragged)
+}
+
+/// Axis `a`, beside the cuts that the other axes make in the first operand where it lies so.
+fn axis_beside(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> Axis {
+    let mesh = mesh.mesh();
+    (0..mesh.ndim()).filter(|&b| b != a).fold(Axis::alone(mesh.axis_len(a)), |axis, b| {
+        first[b].split_dims().fold(axis, |axis, d| axis.beside(d, mesh.axis_len(b)))
+    })
+}
+
+fn instantiate(slot: Slot, ragged: Option<&Placement>) -> Placement {
+    match slot {
+        Slot::R => Placement::Replicate,
+        Slot::S(d) => Placement::Shard(d),
+        Slot::P(op) => Placement::Partial(op),
+        Slot::Terms(_) => Placement::Partial(ReduceOp::Sum),
+        Slot::Ragged => ragged.cloned().unwrap_or(Placement::Replicate),
+    }
+}
+
+/// The rows that cut one dim which result `k` sums over: the dims of its summation tree, outermost first.
+pub(super) fn term_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
+    let mut rows = op.rows(metas, Axis::alone(1));
+    rows.retain(|r| matches!(r.outs[k], Slot::Terms(_)) && !r.ins.contains(&Slot::Ragged));
+    rows
+}
+
+/// The extent of the dim that a row cuts.
+fn extent(row: &Row, metas: &[Meta]) -> usize {
+    let cut = row
+        .ins
+        .iter()
+        .zip(metas)
+        .find_map(|(s, m)| if let Slot::S(d) = *s { Some(m.shape[d]) } else { None });
+    cut.expect("a row with terms cuts an operand")
+}
+
+/// How many nodes more than one a rank holds of result `k` where axis `a` alone is cut by `row`; infinite where that cuts a
+/// leaf.
+fn more_nodes(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    metas: &[Meta],
+    k: usize,
+    a: usize,
+    row: &Row,
+    ragged: Option<&Placement>,
+) -> f64 {
+    let whole = Row::new(row.ins.iter().map(|_| Slot::R), row.outs.iter().map(|_| Slot::R));
+    let order: Dims = (0..mesh.mesh().ndim()).collect();
+    let on = |b: usize| if a == b { (row.clone(), ragged.cloned()) } else { (whole.clone(), None) };
+    let alone = Candidate { mesh, op, metas, order: &order, rows: order.iter().map(|&b| on(b)).collect() };
+    match alone.terms(k) {
+        Ok(Some(terms)) if terms.fits(mesh.mesh()) => terms.most_nodes(mesh.mesh()).saturating_sub(1) as f64,
+        _ => f64::INFINITY,
+    }
+}
+
+/// The terms that the operands' sums in parts have in common, if they have; sums without terms have `None` in common.
+fn passed_terms(ins: &[Rc<Facts>]) -> Option<Option<Arc<Terms>>> {
+    let mut sums = ins.iter().filter(|f| f.layout().has_partial()).map(|f| &f.spec().terms);
+    let Some(first) = sums.next() else { return Some(None) };
+    sums.all(|t| t == first).then(|| first.clone())
+}
+
+/// Bytes that a rank receives when the operand's placement on axis `a` becomes `to`, the other axes held; infinite for
+/// what is never done silently (opening a partial).
+fn move_cost(f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
+    use Placement::{Partial, RaggedShard, Replicate, Shard};
+    let from = f.layout().axis(a);
+    if from == to {
+        return 0.0;
+    }
+    // Bytes of what the ranks along this axis hold together.
+    let cut = |p: &Placement| matches!(p, Shard(_) | RaggedShard { .. });
+    let other_cuts: usize = (0..f.spec().mesh.ndim())
+        .filter(|&b| b != a && cut(f.layout().axis(b)))
+        .map(|b| f.spec().mesh.axis_len(b))
+        .product();
+    // A sum in parts takes as much for each node that a rank has finished.
+    let nodes = f.spec().terms.as_ref().map_or(1, |t| t.most_nodes(&f.spec().mesh));
+    let bytes = (f.meta().len_bytes() * nodes) as f64 / other_cuts as f64;
+    // What costs no bytes, a slice or a move on an axis of one rank, is not as good as nothing.
+    const MOVE: f64 = 1e-3;
+    MOVE + match (from, to) {
+        (_, Partial(_)) => f64::INFINITY,
+        (Replicate, _) => 0.0,
+        (Partial(_), Replicate) => bytes * 2.0 * (n - 1.0) / n,
+        (Partial(_), _) | (_, Replicate) => bytes * (n - 1.0) / n,
+        _ => bytes * (n - 1.0) / (n * n),
+    }
+}
+
+/// The order of axes to use for all operands and results: that of the largest operand which has one of its own.
+fn common_order(ins: &[&Rc<Facts>]) -> Dims {
+    let natural = |l: &Layout| l.order().iter().copied().eq(0..l.order().len());
+    let largest = ins.iter().filter(|f| !natural(f.layout())).max_by_key(|f| f.shape().numel());
+    let any = largest.or(ins.first());
+    any.map(|f| f.layout().order().iter().copied().collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DTensor;
+    use crate::tensor::DType;
+
+    fn zeros(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
+        let whole = crate::tensor::Tensor::zeros(DType::F32, shape);
+        DTensor::distribute(mesh, &whole, Layout::replicated(mesh.mesh().ndim()))?
+            .redistribute(layout.parse()?)
+    }
+
+    #[test]
+    fn the_order_is_that_of_the_largest_operand_that_has_one() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 2)])?;
+            let order = |layouts: &[(&[usize], &str)]| -> Result<Vec<usize>> {
+                let xs: Vec<DTensor> =
+                    layouts.iter().map(|(s, l)| zeros(&mesh, s, l)).collect::<Result<_>>()?;
+                Ok(common_order(&xs.iter().map(|x| &x.facts).collect::<Vec<_>>()).to_vec())
+            };
+            assert_eq!(order(&[(&[4], "(S0, S0)")])?, [0, 1]);
+            assert_eq!(order(&[(&[9], "(S0, S0)"), (&[4], "(S0^1, S0^0)")])?, [1, 0]);
+            assert_eq!(order(&[(&[4], "(S0^1, S0^0)"), (&[9], "(R, S0)")])?, [1, 0]);
+            assert_eq!(order(&[(&[4], "(R, R)"), (&[9], "(S0, S0)")])?, [0, 1]);
+            Ok(())
+        };
+        spmd(4, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+}
