@@ -170,6 +170,9 @@ fn outcome(run: Run) -> Outcome {
     all.into_iter().next().unwrap()
 }
 
+/// A model's loss for tokens and targets.
+type Loss = Box<dyn Fn(&Forward, &DTensor, &DTensor) -> Result<DTensor>>;
+
 /// Trains on one rank.
 fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     let mesh = DeviceMesh::parse(rank, run.mesh)?;
@@ -179,7 +182,7 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, 11)?;
     let (vocabulary, block, layers, dropout) = (67, 37, 2, 0.1);
-    let loss: Box<dyn Fn(&Forward, &DTensor, &DTensor) -> Result<DTensor>> = match run.model {
+    let loss: Loss = match run.model {
         Model::Gpt { heads, bias } => {
             let width = 13 * heads;
             let config = GptConfig { vocabulary, block, layers, heads, width, dropout, bias };
