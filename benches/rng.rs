@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use isoshard::ops::{Free, Multinomial, eval_whole};
+use isoshard::placement::Region;
 use isoshard::rng::{
-    Count, Draw, Generator, Init, Permutation, Real, bernoulli, bernoulli_each, bits32, dropout,
+    Count, Draw, Generator, Init, Permutation, Real, Stretches, bernoulli, bernoulli_each, bits32, dropout,
     dropout_in_place, exponential, exponential_each, gamma, gamma_each, log_normal, normal, poisson,
     poisson_each, uniform, uniform_between, uniform_int,
 };
-use isoshard::tensor::{DType, Tensor};
+use isoshard::tensor::{DType, Dims, Shape, Tensor};
 
 fn main() {
     let flag = |name: &str| std::env::args().any(|a| a == name);
@@ -164,21 +165,32 @@ fn rows_of_weights(report: &Report) {
 fn cut_rows(bytes: usize, report: &Report) {
     let draw = Generator::new(1).next_draw();
     let mut out = vec![0f32; bytes / 4];
-    let mut ratio = |case: &str, width: usize, fill: &dyn Fn(u64, &mut [f32])| {
-        let whole = best_seconds(&mut || fill(0, black_box(&mut out)));
-        let cut = best_seconds(&mut || {
-            for (row, part) in out.chunks_mut(width).enumerate() {
-                // The second half of each row, from an odd place on.
-                fill((2 * row * width + width + 1) as u64, black_box(part));
-            }
-        });
+    let mut ratio = |case: &str, width: usize, fill: &dyn Fn(Stretches<'_>, &mut [f32])| {
+        // Half of each row, from an odd place on.
+        let rows = out.len() / width;
+        let shape = Shape::from([rows, 2 * width]);
+        let half = Region::of_box(Dims::from_slice(&[0, width - 1]), [rows, width].into());
+        let mut seconds = |region: Region| {
+            let out = &mut out[..region.numel()];
+            best_seconds(&mut || {
+                let out = black_box(&mut *out);
+                let filled = Stretches::of(&region, &shape, |at, here| {
+                    fill(at, &mut out[here]);
+                    Ok(())
+                });
+                filled.expect("sound");
+                black_box(out);
+            })
+        };
+        let whole = seconds(Region::of_box(Dims::from_slice(&[0, 0]), [rows / 2, 2 * width].into()));
+        let cut = seconds(half);
         report.line(&format!("{case}, {width} of rows of {}", 2 * width), cut / whole, "of the whole's cost");
     };
-    for width in [48, 384, 4096] {
-        ratio("uniform f32", width, &|start, out| uniform(draw, start, out));
-        ratio("normal f32", width, &|start, out| normal(draw, start, out));
-        ratio("dropout f32", width, &|start, out| dropout_in_place(draw, start, 0.1, out).expect("sound"));
-        ratio("gamma f32", width, &|start, out| gamma(draw, start, 2.0, 1.0, out).expect("sound"));
+    for width in [12, 48, 384, 4096] {
+        ratio("uniform f32", width, &|at, out| uniform(draw, at, out));
+        ratio("normal f32", width, &|at, out| normal(draw, at, out));
+        ratio("dropout f32", width, &|at, out| dropout_in_place(draw, at, 0.1, out).expect("sound"));
+        ratio("gamma f32", width, &|at, out| gamma(draw, at, 2.0, 1.0, out).expect("sound"));
     }
 }
 

@@ -23,12 +23,22 @@ enum Values {
     Init(Init),
 }
 
-const VALUES: [Values; 13] = [
+const VALUES: [Values; 22] = [
     Values::Drawn(Distribution::UNIT),
     Values::Drawn(Distribution::Uniform { low: -3.0, high: 0.7 }),
     Values::Drawn(Distribution::STANDARD),
     Values::Drawn(Distribution::Normal { mean: 1.0, std: 1e-3 }),
     Values::Drawn(Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: -1.0, high: 0.5 }),
+    Values::Drawn(Distribution::LogNormal { mean: -0.5, std: 0.7 }),
+    Values::Drawn(Distribution::Exponential { rate: 1.5 }),
+    Values::Drawn(Distribution::Gamma { shape: 0.4, scale: 2.0 }),
+    Values::Drawn(Distribution::Gamma { shape: 3.0, scale: 0.5 }),
+    Values::Drawn(Distribution::Poisson { rate: 2.5 }),
+    Values::Drawn(Distribution::Poisson { rate: 40.0 }),
+    Values::Drawn(Distribution::UniformInt { low: 7, high: 213 }),
+    // Half of the words are rejected, and a quarter of the pairs.
+    Values::Drawn(Distribution::UniformInt { low: -1 << 30, high: (1 << 30) + 1 }),
+    Values::Drawn(Distribution::UniformInt { low: -3, high: 3 << 61 }),
     Values::Drawn(Distribution::Bernoulli { p: 0.3 }),
     Values::Drawn(Distribution::Bits),
     Values::Init(Init::Constant(0.1)),
@@ -117,6 +127,64 @@ fn drawn_alike(case: Case) -> std::result::Result<(), String> {
         }
         Ok(found)
     })
+}
+
+/// Rows cut into stretches shorter and longer than what fills compute at once, and more of them than go together.
+#[test]
+fn many_stretches_are_the_single_ranks_values() {
+    let mut failures = Vec::new();
+    for (axes, text) in [
+        ("a=2", "600, 5]@(a:S1)"),
+        ("a=2, b=2", "3, 70, 9]@(a:S2, b:S2)"),
+        ("a=2, b=2", "3, 70, 9]@(a:S2^1, b:S2^0)"),
+        ("a=3", "40, 97]@(a:S1)"),
+        ("a=2", "7, 301]@(a:S1)"),
+        ("a=3, b=2", "9, 53]@(a:RS(0..1; 1, 0, 8), b:S1)"),
+    ] {
+        let mesh = Mesh::parse(axes, 0).unwrap();
+        for values in VALUES {
+            for dtype in DType::ALL {
+                let spec = Spec::parse(&format!("{dtype}[{text}"), &mesh).unwrap();
+                if has(values, dtype, &spec.shape) {
+                    let case = Case { values, spec };
+                    failures.extend(drawn_alike(case.clone()).err().map(|e| format!("{case:?}: {e}")));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} differ:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn partial_layouts_are_refused_by_name() {
+    let mesh = Mesh::parse("a=2", 0).unwrap();
+    let refused = on_mesh(&mesh, |mesh| {
+        let mut found = Vec::new();
+        let mut generator = Generator::new(7);
+        for values in VALUES {
+            for dtype in
+                DType::ALL.into_iter().filter(|&d| d != DType::Bool && has(values, d, &[3, 2].into()))
+            {
+                let partial: Layout = "(P(sum))".parse()?;
+                let (name, drawn) = match values {
+                    Values::Drawn(from) => {
+                        (from.name(), DTensor::random(mesh, dtype, [3, 2], partial, from, &mut generator))
+                    }
+                    Values::Init(init) => {
+                        ("init", DTensor::init(mesh, dtype, [3, 2], partial, init, &mut generator))
+                    }
+                };
+                let want = format!(
+                    "{name}: a Partial layout has no values of its own; got {dtype}[3, 2]@(a:P(sum)); redistribute first"
+                );
+                let said = drawn.map_or_else(|e| e.to_string(), |x| x.to_string());
+                found.extend((said != want).then_some(said));
+            }
+        }
+        assert_eq!(generator.draws(), 0);
+        Ok(found)
+    });
+    refused.unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// What a single rank has, by the fills alone.

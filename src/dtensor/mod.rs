@@ -20,6 +20,7 @@ mod plan;
 mod random;
 mod redistribute;
 mod reduction;
+mod sampling;
 mod shapes;
 mod tape;
 mod tensor;

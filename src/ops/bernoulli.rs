@@ -33,7 +33,7 @@ impl Pointwise for Bernoulli {
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let draw = self.draw.0;
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
-            draw_each::<T, bool>(&ins[0], at, |start, p, out| rng::bernoulli_each(draw, start, p, out))
+            draw_each::<T, bool>(&ins[0], at, |at, p, out| rng::bernoulli_each(draw, at, p, out))
         })
     }
 

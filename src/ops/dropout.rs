@@ -1,7 +1,7 @@
 //! `dropout`: zeroes elements at random, by a mask that is a function of their global indices.
 
 use crate::error::{Error, Result};
-use crate::rng::{self, Draw};
+use crate::rng::{self, Draw, Stretches};
 use crate::tensor::{DType, Tensor, cpu, for_dtype};
 
 use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
@@ -39,13 +39,10 @@ impl Pointwise for Dropout {
         let mut out = Tensor::stale(x.dtype(), x.shape());
         for_dtype!(float Self::NAME, x.dtype(), T => {
             let (x, out) = (x.as_slice::<T>()?, cpu::as_elements_mut::<T>(out.bytes_mut()));
-            let mut done = Ok(());
-            at.outs[0].region.runs(&at.outs[0].global, |start, offset, len| {
-                let here = offset..offset + len;
-                let run = rng::dropout(draw, start, p, &x[here.clone()], &mut out[here]);
-                done = std::mem::replace(&mut done, Ok(())).and(run);
-            });
-            done
+            let window = &at.outs[0];
+            Stretches::of(&window.region, &window.global, |at, here| {
+                rng::dropout(draw, at, p, &x[here.clone()], &mut out[here])
+            })
         })?;
         Ok(out)
     }

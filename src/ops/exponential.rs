@@ -33,7 +33,7 @@ impl Pointwise for Exponential {
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let draw = self.draw.0;
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
-            draw_each::<T, T>(&ins[0], at, |start, rate, out| rng::exponential_each(draw, start, rate, out))
+            draw_each::<T, T>(&ins[0], at, |at, rate, out| rng::exponential_each(draw, at, rate, out))
         })
     }
 

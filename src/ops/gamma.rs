@@ -33,7 +33,7 @@ impl Pointwise for Gamma {
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let draw = self.draw.0;
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
-            draw_each::<T, T>(&ins[0], at, |start, shape, out| rng::gamma_each(draw, start, shape, out))
+            draw_each::<T, T>(&ins[0], at, |at, shape, out| rng::gamma_each(draw, at, shape, out))
         })
     }
 

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
 use crate::error::{Error, Result};
-use crate::rng::{self, Draw};
+use crate::rng::{self, Draw, Stretches};
 use crate::tensor::{DType, Element, Tensor, for_dtype};
 
 /// For each row of weights `[.., k]`, `samples` categories (i64, from 0 to below k) as `[.., samples]`.
@@ -87,9 +87,10 @@ impl<T: Element> Rows<'_, T> {
     fn with_replacement(&self) -> Result<Tensor> {
         let window = &self.at.outs[0];
         let mut words = vec![0; window.region.numel()];
-        window.region.runs(&window.global, |start, offset, len| {
-            rng::bits64(self.op.draw.0, start, &mut words[offset..offset + len]);
-        });
+        Stretches::of(&window.region, &window.global, |at, here| {
+            rng::bits64(self.op.draw.0, at, &mut words[here]);
+            Ok(())
+        })?;
         let mut sums = vec![0.0; self.categories_len()];
         self.each_row(|row, weights, out| {
             self.check(row, weights)?;
@@ -118,12 +119,9 @@ impl<T: Element> Rows<'_, T> {
     fn without(&self) -> Result<Tensor> {
         let window = &self.at.ins[0];
         let mut arrivals = vec![0.0f64; self.weights.len()];
-        let mut done = Ok(());
-        window.region.runs(&window.global, |start, offset, len| {
-            let run = rng::exponential(self.op.draw.0, start, 1.0, &mut arrivals[offset..offset + len]);
-            done = std::mem::replace(&mut done, Ok(())).and(run);
-        });
-        done?;
+        Stretches::of(&window.region, &window.global, |at, here| {
+            rng::exponential(self.op.draw.0, at, 1.0, &mut arrivals[here])
+        })?;
         let k = self.categories_len();
         let mut race: Vec<(f64, usize)> = Vec::with_capacity(k);
         self.each_row(|row, weights, out| {

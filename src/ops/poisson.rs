@@ -56,7 +56,7 @@ impl Pointwise for Poisson {
 }
 
 fn counts<R: rng::Real, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw) -> Result<Tensor> {
-    draw_each::<R, T>(rates, at, |start, rates, out| rng::poisson_each(draw, start, rates, out))
+    draw_each::<R, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
 }
 
 pub(super) fn samples() -> Vec<Sample> {

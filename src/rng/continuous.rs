@@ -4,10 +4,11 @@ use super::Draw;
 use super::fill::Real;
 use super::philox::Blocks;
 use super::sample::{Affine, Distribution, Normal, Same, Sampled, Then};
+use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
-use crate::tensor::Element;
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_unit_f32, ln_unit_f64};
+use crate::tensor::{DType, Element};
 
 const CHUNK: usize = 512;
 
@@ -19,7 +20,13 @@ const CHUNK: usize = 512;
 ///
 /// # Errors
 /// Refuses bounds that are not in order, and a width that is not finite, in the type computed in.
-pub fn uniform_between<T: Real>(draw: Draw, start: u64, low: f64, high: f64, out: &mut [T]) -> Result<()> {
+pub fn uniform_between<T: Real>(
+    draw: Draw,
+    at: impl Indices,
+    low: f64,
+    high: f64,
+    out: &mut [T],
+) -> Result<()> {
     let wide = |x: f64| <T::Wide as Element>::from_f64(x).to_f64();
     if low > high || !wide(high - low).is_finite() || !wide(low).is_finite() || !wide(high).is_finite() {
         return Err(Error::invalid(
@@ -29,7 +36,7 @@ pub fn uniform_between<T: Real>(draw: Draw, start: u64, low: f64, high: f64, out
             "",
         ));
     }
-    T::sample(draw, 0, start, out, super::sample::Uniform(Between { low, high }));
+    T::sample(draw, 0, at.stretches(), out, super::sample::Uniform(Between { low, high }));
     Ok(())
 }
 
@@ -38,16 +45,9 @@ pub fn uniform_between<T: Real>(draw: Draw, start: u64, low: f64, high: f64, out
 ///
 /// # Errors
 /// Refuses a mean that is not finite and a std that is not finite or negative.
-pub fn log_normal<T: Real>(draw: Draw, start: u64, mean: f64, std: f64, out: &mut [T]) -> Result<()> {
-    if !(mean.is_finite() && std.is_finite() && std >= 0.0) {
-        return Err(Error::invalid(
-            "log_normal",
-            "a mean is finite, a std finite and not negative",
-            format!("mean {mean}, std {std}"),
-            "",
-        ));
-    }
-    T::sample(draw, 0, start, out, Normal(Exp(Affine { scale: std, shift: mean })));
+pub fn log_normal<T: Real>(draw: Draw, at: impl Indices, mean: f64, std: f64, out: &mut [T]) -> Result<()> {
+    check_log_normal(mean, std)?;
+    T::sample(draw, 0, at.stretches(), out, Normal(Exp(Affine { scale: std, shift: mean })));
     Ok(())
 }
 
@@ -59,9 +59,9 @@ pub fn log_normal<T: Real>(draw: Draw, start: u64, mean: f64, std: f64, out: &mu
 ///
 /// # Errors
 /// Refuses a rate that is not positive and finite, in the type computed in.
-pub fn exponential<T: Real>(draw: Draw, start: u64, rate: f64, out: &mut [T]) -> Result<()> {
-    expect_all("exponential", RATE, start, &[<T::Wide as Element>::from_f64(rate)], is_rate)?;
-    T::sample(draw, 0, start, out, Exponential(Over(rate)));
+pub fn exponential<T: Real>(draw: Draw, at: impl Indices, rate: f64, out: &mut [T]) -> Result<()> {
+    check_exponential(rate, T::DTYPE)?;
+    T::sample(draw, 0, at.stretches(), out, Exponential(Over(rate)));
     Ok(())
 }
 
@@ -69,18 +69,42 @@ pub fn exponential<T: Real>(draw: Draw, start: u64, rate: f64, out: &mut [T]) ->
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a rate that is not positive and finite.
-pub fn exponential_each<T: Real>(draw: Draw, start: u64, rate: &[T], out: &mut [T]) -> Result<()> {
+pub fn exponential_each<T: Real>(draw: Draw, at: impl Indices, rate: &[T], out: &mut [T]) -> Result<()> {
+    let mut at = at.stretches();
     expect_len("exponential", rate, out)?;
-    expect_all("exponential", RATE, start, rate, is_rate)?;
+    expect_all("exponential", RATE, at, rate, is_rate)?;
     let (mut values, mut rates) = ([T::Wide::default(); CHUNK], [T::Wide::default(); CHUNK]);
-    for (chunk, (rate, out)) in rate.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
+    for (rate, out) in rate.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
         let (values, rates) = (&mut values[..out.len()], &mut rates[..out.len()]);
         T::load(rate, rates);
-        Sampled::sample(draw, 0, start.wrapping_add((chunk * CHUNK) as u64), values, Exponential(Same));
+        Sampled::sample(draw, 0, at, values, Exponential(Same));
+        at.advance(out.len());
         values.iter_mut().zip(rates).for_each(|(x, &mut rate)| *x = *x / rate);
         T::store(values, out);
     }
     Ok(())
+}
+
+/// Refuses what [`log_normal`] would.
+pub(super) fn check_log_normal(mean: f64, std: f64) -> Result<()> {
+    if mean.is_finite() && std.is_finite() && std >= 0.0 {
+        return Ok(());
+    }
+    let rule = "a mean is finite, a std finite and not negative";
+    Err(Error::invalid("log_normal", rule, format!("mean {mean}, std {std}"), ""))
+}
+
+/// Refuses what [`exponential`] would, of a floating dtype.
+pub(super) fn check_exponential(rate: f64, dtype: DType) -> Result<()> {
+    if is_rate(wide(rate, dtype)) {
+        return Ok(());
+    }
+    Err(Error::invalid("exponential", RATE, format!("{rate} for {dtype}"), ""))
+}
+
+/// A parameter in the type that numbers of this dtype are computed in.
+pub(super) fn wide(param: f64, dtype: DType) -> f64 {
+    if dtype == DType::F64 { param } else { f64::from(param as f32) }
 }
 
 /// Refuses, in the name of `verb`, parameters that are not one an element.
@@ -92,11 +116,11 @@ pub(super) fn expect_len<P, T>(verb: &str, params: &[P], out: &[T]) -> Result<()
     Err(Error::invalid(verb, "parameters and output differ in length", given, ""))
 }
 
-/// Refuses, in the name of `verb`, parameters of the elements from `start` on that break `rule`.
+/// Refuses, in the name of `verb`, parameters of these elements that break `rule`.
 pub(super) fn expect_all<T: Element>(
     verb: &str,
     rule: &str,
-    start: u64,
+    at: Stretches<'_>,
     params: &[T],
     keeps: impl Fn(f64) -> bool,
 ) -> Result<()> {
@@ -104,13 +128,13 @@ pub(super) fn expect_all<T: Element>(
         return Ok(());
     }
     let bad = params.iter().position(|x| !keeps(x.to_f64())).unwrap_or(0);
-    let given = format!("{} for element {}", params[bad].to_f64(), start.wrapping_add(bad as u64));
+    let given = format!("{} for element {}", params[bad].to_f64(), at.index(bad));
     Err(Error::invalid(verb, rule, given, ""))
 }
 
-pub(super) const RATE: &str = "a rate is positive and finite";
+const RATE: &str = "a rate is positive and finite";
 
-pub(super) fn is_rate(x: f64) -> bool {
+fn is_rate(x: f64) -> bool {
     x > 0.0 && x < f64::INFINITY
 }
 

@@ -2,10 +2,14 @@
 
 use half::{bf16, f16};
 
+use super::continuous::{check_exponential, check_log_normal, wide};
 use super::fill::{Real, bits32, bits64};
 use super::sample::{Affine, Normal, Uniform};
+use super::stretches::{Indices, Stretches};
 use super::truncated::Truncated;
-use super::{Draw, bernoulli};
+use super::{
+    Count, Draw, Integer, bernoulli, exponential, gamma, integers, log_normal, poisson, uniform_int,
+};
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Element, Shape};
@@ -48,6 +52,37 @@ pub enum Distribution {
         /// The highest value.
         high: f64,
     },
+    /// e to the power of normal numbers of this mean and standard deviation: [`log_normal`]. Floating.
+    LogNormal {
+        /// The mean of the logarithm.
+        mean: f64,
+        /// The standard deviation of the logarithm.
+        std: f64,
+    },
+    /// Exponential, of mean 1 / `rate`: [`exponential`]. Floating.
+    Exponential {
+        /// The rate.
+        rate: f64,
+    },
+    /// Gamma, of mean `shape` · `scale`: [`gamma`]; by rejection. Floating.
+    Gamma {
+        /// The shape.
+        shape: f64,
+        /// The scale.
+        scale: f64,
+    },
+    /// Poisson: [`poisson`]; from a rate of 10 on by rejection. Floating, i64 and i32, the same counts in all.
+    Poisson {
+        /// The rate, which is mean and variance.
+        rate: f64,
+    },
+    /// Uniform whole numbers from `low` to below `high`, without bias: [`uniform_int`]. Integers, the same numbers in all.
+    UniformInt {
+        /// The lowest number.
+        low: i128,
+        /// The first number above, at most 2^63.
+        high: i128,
+    },
     /// True, or 1, with probability `p` (to 2^-32); else false, or 0. Any dtype, the same elements in all.
     Bernoulli {
         /// The probability.
@@ -75,6 +110,11 @@ impl Distribution {
             Distribution::Uniform { .. } => "uniform",
             Distribution::Normal { .. } => "normal",
             Distribution::TruncatedNormal { .. } => "truncated_normal",
+            Distribution::LogNormal { .. } => "log_normal",
+            Distribution::Exponential { .. } => "exponential",
+            Distribution::Gamma { .. } => "gamma",
+            Distribution::Poisson { .. } => "poisson",
+            Distribution::UniformInt { .. } => "uniform_int",
             Distribution::Bernoulli { .. } => "bernoulli",
             Distribution::Bits => "bits",
         }
@@ -83,51 +123,65 @@ impl Distribution {
     /// Whether elements of this dtype can be drawn from it.
     ///
     /// # Errors
-    /// Refuses, by name, parameters that are unsound (bounds that are not finite or not in order, a negative std, a
-    /// truncation that leaves almost nothing, a probability outside [0, 1]) and dtypes that have no such numbers.
+    /// Refuses, by name, parameters that are unsound (bounds that are not finite or not in order, an empty range of
+    /// integers or one that leaves the dtype, a negative std, a truncation that leaves almost nothing, a probability
+    /// outside [0, 1]; rates, shapes and scales as their fills do) and dtypes that have no such numbers.
     pub fn check(&self, dtype: DType) -> Result<()> {
-        let refuse = |rule| Err(Error::invalid(self.name(), rule, format!("{self:?}"), ""));
-        match *self {
-            Distribution::Uniform { low, high } if !(low <= high && (high - low).is_finite()) => {
-                return refuse("bounds must be finite and in order");
+        let whole = !dtype.is_float() && dtype != DType::Bool;
+        let (has, remedy) = match self {
+            Distribution::Bernoulli { .. } => (true, ""),
+            Distribution::Bits | Distribution::UniformInt { .. } => {
+                (whole, "draw integers, or another distribution")
             }
-            Distribution::Normal { mean, std } if !(mean.is_finite() && std.is_finite() && std >= 0.0) => {
-                return refuse("mean and std must be finite, the std not negative");
+            Distribution::Poisson { .. } => {
+                (dtype.is_float() || (whole && dtype != DType::U8), "draw i64, and cast")
+            }
+            _ => (dtype.is_float(), "draw floats, and cast"),
+        };
+        if !has {
+            return Err(Error::invalid(self.name(), "this dtype has no such numbers", dtype.name(), remedy));
+        }
+        self.check_parameters(dtype)
+    }
+
+    /// Refuses parameters that are unsound, of a dtype that has such numbers.
+    fn check_parameters(&self, dtype: DType) -> Result<()> {
+        let expect = |sound: bool, rule| {
+            if sound { Ok(()) } else { Err(Error::invalid(self.name(), rule, format!("{self:?}"), "")) }
+        };
+        match *self {
+            Distribution::Uniform { low, high } => {
+                let finite = [low, high, high - low].iter().all(|&x| wide(x, dtype).is_finite());
+                expect(low <= high && finite, "bounds must be finite and in order")
+            }
+            Distribution::Normal { mean, std } => {
+                let sound = mean.is_finite() && std.is_finite() && std >= 0.0;
+                expect(sound, "mean and std must be finite, the std not negative")
             }
             Distribution::TruncatedNormal { mean, std, low, high } => {
                 let sound = Truncated { mean, std, low, high }.check();
-                sound.map_err(|e| named(self.name(), e))?;
+                sound.map_err(|e| named(self.name(), e))
             }
-            Distribution::Bernoulli { p } if !(0.0..=1.0).contains(&p) => {
-                return refuse("a probability lies in [0, 1]");
-            }
-            _ => {}
+            Distribution::LogNormal { mean, std } => check_log_normal(mean, std),
+            Distribution::Exponential { rate } => check_exponential(rate, dtype),
+            Distribution::Gamma { shape, scale } => gamma::check(shape, scale, dtype),
+            Distribution::Poisson { rate } => poisson::check(rate),
+            Distribution::UniformInt { low, high } => integers::check(low, high, dtype),
+            Distribution::Bernoulli { p } => expect((0.0..=1.0).contains(&p), "a probability lies in [0, 1]"),
+            Distribution::Bits => Ok(()),
         }
-        let has = match self {
-            Distribution::Bernoulli { .. } => true,
-            Distribution::Bits => !dtype.is_float() && dtype != DType::Bool,
-            _ => dtype.is_float(),
-        };
-        if has {
-            return Ok(());
-        }
-        Err(Error::invalid(
-            self.name(),
-            "this dtype has no such numbers",
-            dtype.name(),
-            if dtype.is_float() { "draw integers, or another distribution" } else { "draw floats, and cast" },
-        ))
     }
 
-    /// Writes the values of elements `start..start + out.len()` (global, row-major) of a tensor.
+    /// Writes the values of these elements of a tensor: `at` is the global linear (row-major) index of `out[0]`, on
+    /// which the others follow, or [`Stretches`].
     ///
     /// Communicates nothing; any cut of the tensor gets the same values.
     ///
     /// # Errors
     /// As [`Distribution::check`].
-    pub fn fill<T: Drawn>(&self, draw: Draw, start: u64, out: &mut [T]) -> Result<()> {
+    pub fn fill<T: Drawn>(&self, draw: Draw, at: impl Indices, out: &mut [T]) -> Result<()> {
         self.check(T::DTYPE)?;
-        T::fill(*self, draw, start, out);
+        T::fill(*self, draw, at.stretches(), out);
         Ok(())
     }
 
@@ -145,8 +199,10 @@ impl Distribution {
     ) -> Result<()> {
         self.check(T::DTYPE)?;
         expect_storage(self.name(), region, out.len())?;
-        region.runs(global, |start, at, len| T::fill(*self, draw, start, &mut out[at..at + len]));
-        Ok(())
+        Stretches::of(region, global, |at, here| {
+            T::fill(*self, draw, at, &mut out[here]);
+            Ok(())
+        })
     }
 }
 
@@ -169,15 +225,15 @@ pub(super) fn expect_storage(verb: &str, region: &Region, len: usize) -> Result<
 
 /// Fills from a distribution that was checked for this type.
 trait Fill: Element {
-    fn fill(from: Distribution, draw: Draw, start: u64, out: &mut [Self]);
+    fn fill(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [Self]);
 }
 
 macro_rules! fill {
     ($($t:ty => $with:expr;)*) => {$(
         impl Fill for $t {
-            fn fill(from: Distribution, draw: Draw, start: u64, out: &mut [Self]) {
-                let with: fn(Distribution, Draw, u64, &mut [Self]) = $with;
-                with(from, draw, start, out)
+            fn fill(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [Self]) {
+                let with: fn(Distribution, Draw, Stretches<'_>, &mut [Self]) = $with;
+                with(from, draw, at, out)
             }
         }
     )*};
@@ -188,62 +244,85 @@ fill! {
     f64 => floats;
     f16 => floats;
     bf16 => floats;
-    i64 => |from, draw, start, out| match from {
-        Distribution::Bits => bits64(draw, start, bytemuck::cast_slice_mut(out)),
-        _ => any(from, draw, start, out),
+    i64 => |from, draw, at, out| match from {
+        Distribution::Bits => bits64(draw, at, bytemuck::cast_slice_mut(out)),
+        Distribution::Poisson { .. } => counts(from, draw, at, out),
+        _ => whole(from, draw, at, out),
     };
-    i32 => |from, draw, start, out| match from {
-        Distribution::Bits => bits32(draw, start, bytemuck::cast_slice_mut(out)),
-        _ => any(from, draw, start, out),
+    i32 => |from, draw, at, out| match from {
+        Distribution::Bits => bits32(draw, at, bytemuck::cast_slice_mut(out)),
+        Distribution::Poisson { .. } => counts(from, draw, at, out),
+        _ => whole(from, draw, at, out),
     };
-    u8 => |from, draw, start, out| match from {
+    u8 => |from, draw, at, out| match from {
         Distribution::Bits => {
-            by_chunks(start, out, |start, words: &mut [u32]| bits32(draw, start, words), |w| (w >> 24) as u8)
+            by_chunks(at, out, |at, words: &mut [u32]| bits32(draw, at, words), |w| (w >> 24) as u8)
         }
-        _ => any(from, draw, start, out),
+        _ => whole(from, draw, at, out),
     };
-    bool => |from, draw, start, out| match from {
-        Distribution::Bernoulli { p } => bernoulli(draw, start, p, out).expect("checked"),
-        _ => any(from, draw, start, out),
+    bool => |from, draw, at, out| match from {
+        Distribution::Bernoulli { p } => bernoulli(draw, at, p, out).expect(CHECKED),
+        _ => any(from, draw, at, out),
     };
 }
 
 /// What floating types have; `from` was checked.
-pub(super) fn floats<T: Real>(from: Distribution, draw: Draw, start: u64, out: &mut [T]) {
+pub(super) fn floats<T: Real>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
     match from {
         Distribution::Uniform { low, high } => {
-            T::sample(draw, 0, start, out, Uniform(Affine { scale: high - low, shift: low }));
+            T::sample(draw, 0, at, out, Uniform(Affine { scale: high - low, shift: low }));
         }
         Distribution::Normal { mean, std } => {
-            T::sample(draw, 0, start, out, Normal(Affine { scale: std, shift: mean }));
+            T::sample(draw, 0, at, out, Normal(Affine { scale: std, shift: mean }));
         }
         Distribution::TruncatedNormal { mean, std, low, high } => {
-            Truncated { mean, std, low, high }.fill(draw, start, out);
+            Truncated { mean, std, low, high }.fill(draw, at, out);
         }
-        _ => any(from, draw, start, out),
+        Distribution::LogNormal { mean, std } => log_normal(draw, at, mean, std, out).expect(CHECKED),
+        Distribution::Exponential { rate } => exponential(draw, at, rate, out).expect(CHECKED),
+        Distribution::Gamma { shape, scale } => gamma(draw, at, shape, scale, out).expect(CHECKED),
+        Distribution::Poisson { .. } => counts(from, draw, at, out),
+        _ => any(from, draw, at, out),
+    }
+}
+
+const CHECKED: &str = "its parameters were checked";
+
+/// What types that hold counts have besides.
+fn counts<T: Count>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
+    let Distribution::Poisson { rate } = from else { unreachable!("{from:?} is no count") };
+    poisson(draw, at, rate, out).expect(CHECKED);
+}
+
+/// What integer types have besides.
+fn whole<T: Integer>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
+    match from {
+        Distribution::UniformInt { low, high } => uniform_int(draw, at, low, high, out).expect(CHECKED),
+        _ => any(from, draw, at, out),
     }
 }
 
 /// What every type has.
-fn any<T: Element>(from: Distribution, draw: Draw, start: u64, out: &mut [T]) {
+fn any<T: Element>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
     let Distribution::Bernoulli { p } = from else { unreachable!("{from:?} was checked for {}", T::DTYPE) };
     let [no, yes] = [0.0, 1.0].map(T::from_f64);
-    let mask = |start, mask: &mut [bool]| bernoulli(draw, start, p, mask).expect("checked");
-    by_chunks(start, out, mask, |bit| if bit { yes } else { no });
+    let mask = |at: Stretches<'_>, mask: &mut [bool]| bernoulli(draw, at, p, mask).expect(CHECKED);
+    by_chunks(at, out, mask, |bit| if bit { yes } else { no });
 }
 
 /// Fills from numbers of another type, a chunk of them at a time.
 fn by_chunks<A: Copy + Default, T>(
-    start: u64,
+    mut at: Stretches<'_>,
     out: &mut [T],
-    draw: impl Fn(u64, &mut [A]),
+    draw: impl Fn(Stretches<'_>, &mut [A]),
     to: impl Fn(A) -> T,
 ) {
     const CHUNK: usize = 512;
     let mut numbers = [A::default(); CHUNK];
-    for (chunk, out) in out.chunks_mut(CHUNK).enumerate() {
+    for out in out.chunks_mut(CHUNK) {
         let numbers = &mut numbers[..out.len()];
-        draw(start.wrapping_add((chunk * CHUNK) as u64), numbers);
+        draw(at, numbers);
+        at.advance(out.len());
         out.iter_mut().zip(numbers).for_each(|(out, &mut number)| *out = to(number));
     }
 }
@@ -253,14 +332,25 @@ mod tests {
     use super::*;
     use crate::placement::{Mesh, Spec};
     use crate::rng::{normal, uniform};
-    use crate::tensor::for_dtype;
+    use crate::tensor::cpu::simd::{Isa, with_isa};
+    use crate::tensor::{Dims, for_dtype};
 
     const DRAW: Draw = Draw { seed: 3, number: 8 };
-    const ALL: [Distribution; 6] = [
+    const ALL: [Distribution; 15] = [
         Distribution::UNIT,
         Distribution::Uniform { low: -0.1, high: 0.3 },
         Distribution::Normal { mean: 0.5, std: 2.0 },
         Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: -1.0, high: 0.5 },
+        Distribution::LogNormal { mean: -0.5, std: 0.7 },
+        Distribution::Exponential { rate: 1.5 },
+        Distribution::Gamma { shape: 0.4, scale: 2.0 },
+        Distribution::Gamma { shape: 3.0, scale: 0.5 },
+        Distribution::Poisson { rate: 2.5 },
+        Distribution::Poisson { rate: 40.0 },
+        Distribution::UniformInt { low: 7, high: 213 },
+        // Half of the words are rejected, and a quarter of the pairs.
+        Distribution::UniformInt { low: -1 << 30, high: (1 << 30) + 1 },
+        Distribution::UniformInt { low: -3, high: 3 << 61 },
         Distribution::Bernoulli { p: 0.3 },
         Distribution::Bits,
     ];
@@ -280,6 +370,24 @@ mod tests {
         Distribution::Bits.fill(DRAW, 5, &mut ints).unwrap();
         Distribution::Bits.fill(DRAW, 5, &mut bytes).unwrap();
         assert_eq!((ints.map(|x| x as u32), bytes.map(u32::from)), (words, words.map(|w| w >> 24)));
+        Distribution::LogNormal { mean: 0.1, std: 0.3 }.fill(DRAW, 5, &mut got).unwrap();
+        log_normal(DRAW, 5, 0.1, 0.3, &mut want).unwrap();
+        assert_eq!(got, want);
+        Distribution::Exponential { rate: 0.3 }.fill(DRAW, 5, &mut got).unwrap();
+        exponential(DRAW, 5, 0.3, &mut want).unwrap();
+        assert_eq!(got, want);
+        Distribution::Gamma { shape: 0.3, scale: 2.0 }.fill(DRAW, 5, &mut got).unwrap();
+        gamma(DRAW, 5, 0.3, 2.0, &mut want).unwrap();
+        assert_eq!(got, want);
+        Distribution::Poisson { rate: 12.0 }.fill(DRAW, 5, &mut got).unwrap();
+        Distribution::Poisson { rate: 12.0 }.fill(DRAW, 5, &mut ints).unwrap();
+        poisson(DRAW, 5, 12.0, &mut want).unwrap();
+        assert_eq!((got, ints.map(|x| x as f32)), (want, want));
+        Distribution::UniformInt { low: 5, high: 205 }.fill(DRAW, 5, &mut ints).unwrap();
+        Distribution::UniformInt { low: 5, high: 205 }.fill(DRAW, 5, &mut bytes).unwrap();
+        let mut some = [0i64; 70];
+        uniform_int(DRAW, 5, 5, 205, &mut some).unwrap();
+        assert_eq!((ints.map(i64::from), bytes.map(i64::from)), (some, some));
         let (mut longs, mut pairs) = ([0i64; 70], [0u64; 70]);
         Distribution::Bits.fill(DRAW, 5, &mut longs).unwrap();
         bits64(DRAW, 5, &mut pairs);
@@ -332,6 +440,32 @@ mod tests {
         }
     }
 
+    /// Stretches shorter and longer than a chunk, more than are handed out together, on every instruction set.
+    #[test]
+    fn many_stretches_are_the_wholes_elements() {
+        for (row, first, len) in [(3, 1, 1), (9, 2, 5), (100, 51, 48), (400, 99, 131), (700, 0, 300)] {
+            let rows = 1200 / len + 3;
+            let shape = Shape::from([(1 << 33) + rows, row]);
+            let region = Region::of_box(Dims::from_slice(&[1 << 33, first]), [rows, len].into());
+            for distribution in ALL {
+                for dtype in DType::ALL.into_iter().filter(|&d| distribution.check(d).is_ok()) {
+                    for_dtype!(any dtype, T => {
+                        let mut want = vec![T::default(); region.numel()];
+                        region.runs(&shape, |start, at, len| {
+                            distribution.fill(DRAW, start, &mut want[at..at + len]).unwrap();
+                        });
+                        for &isa in Isa::available() {
+                            let mut part = vec![T::default(); region.numel()];
+                            let fill = || distribution.fill_region(DRAW, &shape, &region, &mut part);
+                            with_isa(isa, fill).unwrap();
+                            assert!(part == want, "{distribution:?} of {dtype}, {len} of {row}, {isa:?}");
+                        }
+                    });
+                }
+            }
+        }
+    }
+
     #[test]
     fn refusals() {
         let said = |d: Distribution, dtype| d.check(dtype).unwrap_err().to_string();
@@ -347,6 +481,38 @@ mod tests {
         let truncated = Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: 3.0, high: 4.0 };
         assert!(said(truncated, DType::F32).starts_with("truncated_normal: "));
         assert!(said(Distribution::Bits, DType::Bool).starts_with("bits: "));
+        assert_eq!(
+            said(Distribution::UniformInt { low: 3, high: 300 }, DType::U8),
+            "uniform_int: wants low < high, within u8; got 3 to below 300; u8 holds 0 to 255"
+        );
+        assert_eq!(
+            said(Distribution::UniformInt { low: 3, high: 3 }, DType::F32),
+            "uniform_int: this dtype has no such numbers; got f32; draw integers, or another distribution"
+        );
+        assert_eq!(
+            said(Distribution::Poisson { rate: 3.0 }, DType::U8),
+            "poisson: this dtype has no such numbers; got u8; draw i64, and cast"
+        );
+        assert_eq!(
+            said(Distribution::Poisson { rate: -1.0 }, DType::I32),
+            "poisson: a rate lies between 0 and 2^50; got -1"
+        );
+        // What is no rate in f32 is one in f64.
+        let slow = Distribution::Exponential { rate: 1e-60 };
+        slow.check(DType::F64).unwrap();
+        assert!(said(slow, DType::BF16).starts_with("exponential: a rate is positive and finite; got 0.00"));
+        let flat = Distribution::Gamma { shape: 0.0, scale: 1.0 };
+        assert_eq!(
+            said(flat, DType::F64),
+            "gamma: shape and scale are positive and finite; got shape 0, scale 1 for f64"
+        );
+        assert_eq!(
+            said(Distribution::LogNormal { mean: 0.0, std: -1.0 }, DType::F32),
+            "log_normal: a mean is finite, a std finite and not negative; got mean 0, std -1"
+        );
+        said(Distribution::Exponential { rate: 1.0 }, DType::I64);
+        said(Distribution::Uniform { low: -3e38, high: 3e38 }, DType::F16);
+        Distribution::Uniform { low: -3e38, high: 3e38 }.check(DType::F64).unwrap();
         let region = Region::whole(&[3].into());
         let text = Distribution::UNIT.fill_region(DRAW, &[3].into(), &region, &mut [0.0f32; 2]);
         assert_eq!(

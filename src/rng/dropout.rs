@@ -5,6 +5,7 @@ use super::continuous::{expect_all, expect_len};
 use super::fill::Real;
 use super::philox::Blocks;
 use super::sample::{Sink, drive};
+use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 
@@ -25,9 +26,9 @@ pub fn keep_threshold(verb: &str, p: f64) -> Result<u32> {
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
-pub fn keep(draw: Draw, start: u64, p: f64, out: &mut [bool]) -> Result<()> {
+pub fn keep(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
     let threshold = keep_threshold("keep", p)?;
-    mask(draw, start, p, threshold, true, out);
+    mask(draw, at.stretches(), p, threshold, true, out);
     Ok(())
 }
 
@@ -35,9 +36,9 @@ pub fn keep(draw: Draw, start: u64, p: f64, out: &mut [bool]) -> Result<()> {
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
-pub fn bernoulli(draw: Draw, start: u64, p: f64, out: &mut [bool]) -> Result<()> {
+pub fn bernoulli(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
     let threshold = keep_threshold("bernoulli", p)?;
-    mask(draw, start, p, threshold, false, out);
+    mask(draw, at.stretches(), p, threshold, false, out);
     Ok(())
 }
 
@@ -46,11 +47,11 @@ pub fn bernoulli(draw: Draw, start: u64, p: f64, out: &mut [bool]) -> Result<()>
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a probability outside [0, 1].
-pub fn bernoulli_each<T: Real>(draw: Draw, start: u64, p: &[T], out: &mut [bool]) -> Result<()> {
+pub fn bernoulli_each<T: Real>(draw: Draw, at: impl Indices, p: &[T], out: &mut [bool]) -> Result<()> {
     expect_len("bernoulli", p, out)?;
     let rule = "a probability lies in [0, 1]";
-    expect_all("bernoulli", rule, start, p, |p| (0.0..=1.0).contains(&p))?;
-    drive(draw, 0, start, out.len(), Chances { p, out });
+    expect_all("bernoulli", rule, at.stretches(), p, |p| (0.0..=1.0).contains(&p))?;
+    drive(draw, 0, at.stretches(), out.len(), Chances { p, out });
     Ok(())
 }
 
@@ -62,7 +63,7 @@ pub fn bernoulli_each<T: Real>(draw: Draw, start: u64, p: &[T], out: &mut [bool]
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1], and slices of different lengths.
-pub fn dropout<T: Real>(draw: Draw, start: u64, p: f64, x: &[T], out: &mut [T]) -> Result<()> {
+pub fn dropout<T: Real>(draw: Draw, at: impl Indices, p: f64, x: &[T], out: &mut [T]) -> Result<()> {
     if x.len() != out.len() {
         return Err(Error::invalid(
             "dropout",
@@ -75,7 +76,7 @@ pub fn dropout<T: Real>(draw: Draw, start: u64, p: f64, x: &[T], out: &mut [T]) 
     if p == 0.0 {
         out.copy_from_slice(x);
     } else {
-        scale_kept(draw, start, p, threshold, Some(x), out);
+        scale_kept(draw, at.stretches(), p, threshold, Some(x), out);
     }
     Ok(())
 }
@@ -84,28 +85,35 @@ pub fn dropout<T: Real>(draw: Draw, start: u64, p: f64, x: &[T], out: &mut [T]) 
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
-pub fn dropout_in_place<T: Real>(draw: Draw, start: u64, p: f64, x: &mut [T]) -> Result<()> {
+pub fn dropout_in_place<T: Real>(draw: Draw, at: impl Indices, p: f64, x: &mut [T]) -> Result<()> {
     let threshold = keep_threshold("dropout", p)?;
     if p != 0.0 {
-        scale_kept(draw, start, p, threshold, None, x);
+        scale_kept(draw, at.stretches(), p, threshold, None, x);
     }
     Ok(())
 }
 
-fn mask(draw: Draw, start: u64, p: f64, threshold: u32, kept: bool, out: &mut [bool]) {
+fn mask(draw: Draw, at: Stretches<'_>, p: f64, threshold: u32, kept: bool, out: &mut [bool]) {
     if p == 1.0 {
         out.fill(!kept);
     } else {
-        drive(draw, 0, start, out.len(), Mask { threshold, kept, out });
+        drive(draw, 0, at, out.len(), Mask { threshold, kept, out });
     }
 }
 
-fn scale_kept<T: Real>(draw: Draw, start: u64, p: f64, threshold: u32, x: Option<&[T]>, out: &mut [T]) {
+fn scale_kept<T: Real>(
+    draw: Draw,
+    at: Stretches<'_>,
+    p: f64,
+    threshold: u32,
+    x: Option<&[T]>,
+    out: &mut [T],
+) {
     if p == 1.0 {
         return out.fill(T::default());
     }
     let scale = crate::tensor::Element::from_f64(1.0 / (1.0 - p));
-    drive(draw, 0, start, out.len(), ScaleKept { threshold, scale, x, out });
+    drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
 }
 
 struct Mask<'a> {

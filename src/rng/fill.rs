@@ -3,6 +3,7 @@
 use super::Draw;
 use super::philox::Blocks;
 use super::sample::{Normal, Same, Sampled, Sink, Uniform, drive};
+use super::stretches::Indices;
 use crate::tensor::Float;
 
 /// An element type that can be drawn: f32, f64, f16 or bf16. Sealed.
@@ -11,25 +12,25 @@ pub trait Real: Float + Sampled {}
 
 impl<T: Sampled> Real for T {}
 
-/// The 32-bit draw itself: `out[i]` is the word of element `start + i`.
+/// The 32-bit draw itself: `out[i]` is the word of the i-th element.
 ///
-/// `start` is the global linear index of `out[0]`, here and in every fill; any cut of a range gives the same
-/// numbers.
-pub fn bits32(draw: Draw, start: u64, out: &mut [u32]) {
-    drive(draw, 0, start, out.len(), Words(out));
+/// `at` says which elements are meant, here and in every fill: a `u64` is the global linear index of `out[0]`, on which
+/// the others follow; [`Stretches`](super::Stretches) name many ranges. Any cut gives the same numbers.
+pub fn bits32(draw: Draw, at: impl Indices, out: &mut [u32]) {
+    drive(draw, 0, at.stretches(), out.len(), Words(out));
 }
 
-/// The 64-bit draw itself: `out[i]` is the pair of words of element `start + i`, the earlier word in the low half.
-pub fn bits64(draw: Draw, start: u64, out: &mut [u64]) {
-    drive(draw, 0, start, out.len(), Pairs(out));
+/// The 64-bit draw itself: `out[i]` is the pair of words of the i-th element, the earlier word in the low half.
+pub fn bits64(draw: Draw, at: impl Indices, out: &mut [u64]) {
+    drive(draw, 0, at.stretches(), out.len(), Pairs(out));
 }
 
 /// Uniform numbers in [0, 1).
 ///
 /// f32: the upper 24 bits of the word, times 2^-24. f64: the upper 53 bits of the pair, times 2^-53. f16 and
 /// bf16: the f32 number rounded to nearest even, so that 1 can occur.
-pub fn uniform<T: Real>(draw: Draw, start: u64, out: &mut [T]) {
-    T::sample(draw, 0, start, out, Uniform(Same));
+pub fn uniform<T: Real>(draw: Draw, at: impl Indices, out: &mut [T]) {
+    T::sample(draw, 0, at.stretches(), out, Uniform(Same));
 }
 
 /// Standard normal numbers, by Box and Muller (Ann. Math. Stat. 29, 1958).
@@ -37,8 +38,8 @@ pub fn uniform<T: Real>(draw: Draw, start: u64, out: &mut [T]) {
 /// Elements 2j and 2j + 1 share two words (f64: two pairs) a and b: they are r cos 2πv and r sin 2πv with
 /// r = sqrt(-2 ln u), v the uniform number of b, and u = (a + 1/2) / 2^32 (f64: (a's upper 53 bits + 1/2) / 2^53)
 /// rounded. So |x| is at most 6.77 in f32 and 8.66 in f64. f16 and bf16: the f32 number rounded.
-pub fn normal<T: Real>(draw: Draw, start: u64, out: &mut [T]) {
-    T::sample(draw, 0, start, out, Normal(Same));
+pub fn normal<T: Real>(draw: Draw, at: impl Indices, out: &mut [T]) {
+    T::sample(draw, 0, at.stretches(), out, Normal(Same));
 }
 
 struct Words<'a>(&'a mut [u32]);

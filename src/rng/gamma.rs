@@ -1,14 +1,15 @@
 //! Gamma numbers.
 
 use super::Draw;
-use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64};
+use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64, wide};
 use super::fill::Real;
 use super::sample::{Sampled, box_muller_f32, box_muller_f64};
+use super::stretches::{Indices, Stretches};
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use crate::error::{Error, Result};
-use crate::tensor::Element;
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
+use crate::tensor::{DType, Element};
 
 /// Gamma numbers of this shape and scale, of mean shape · scale and variance shape · scale².
 ///
@@ -24,13 +25,10 @@ use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
 ///
 /// # Errors
 /// Refuses a shape and a scale that are not positive and finite, in the type computed in.
-pub fn gamma<T: Real>(draw: Draw, start: u64, shape: f64, scale: f64, out: &mut [T]) -> Result<()> {
+pub fn gamma<T: Real>(draw: Draw, at: impl Indices, shape: f64, scale: f64, out: &mut [T]) -> Result<()> {
+    check(shape, scale, T::DTYPE)?;
     let wide = <T::Wide as Element>::from_f64;
-    if !is_sound(wide(shape).to_f64()) || !is_sound(wide(scale).to_f64()) {
-        let given = format!("shape {shape}, scale {scale}");
-        return Err(Error::invalid("gamma", "shape and scale are positive and finite", given, ""));
-    }
-    T::Wide::gamma(draw, start, wide(shape), wide(scale), out);
+    T::Wide::gamma(draw, at.stretches(), wide(shape), wide(scale), out);
     Ok(())
 }
 
@@ -38,11 +36,21 @@ pub fn gamma<T: Real>(draw: Draw, start: u64, shape: f64, scale: f64, out: &mut 
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a shape that is not positive and finite.
-pub fn gamma_each<T: Real>(draw: Draw, start: u64, shape: &[T], out: &mut [T]) -> Result<()> {
+pub fn gamma_each<T: Real>(draw: Draw, at: impl Indices, shape: &[T], out: &mut [T]) -> Result<()> {
+    let at = at.stretches();
     expect_len("gamma", shape, out)?;
-    expect_all("gamma", "a shape is positive and finite", start, shape, is_sound)?;
-    T::Wide::gamma_each(draw, start, shape, out);
+    expect_all("gamma", "a shape is positive and finite", at, shape, is_sound)?;
+    T::Wide::gamma_each(draw, at, shape, out);
     Ok(())
+}
+
+/// Refuses what [`gamma`] would, of a floating dtype.
+pub(super) fn check(shape: f64, scale: f64, dtype: DType) -> Result<()> {
+    if is_sound(wide(shape, dtype)) && is_sound(wide(scale, dtype)) {
+        return Ok(());
+    }
+    let given = format!("shape {shape}, scale {scale} for {dtype}");
+    Err(Error::invalid("gamma", "shape and scale are positive and finite", given, ""))
 }
 
 fn is_sound(x: f64) -> bool {
@@ -52,9 +60,9 @@ fn is_sound(x: f64) -> bool {
 /// f32 and f64, which gamma numbers are computed in.
 pub(super) trait Gammas: Sampled<Wide = Self> {
     /// [`gamma`], checked.
-    fn gamma<T: Sampled<Wide = Self>>(draw: Draw, start: u64, shape: Self, scale: Self, out: &mut [T]);
+    fn gamma<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [T]);
     /// [`gamma_each`], checked.
-    fn gamma_each<T: Sampled<Wide = Self>>(draw: Draw, start: u64, shape: &[T], out: &mut [T]);
+    fn gamma_each<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: &[T], out: &mut [T]);
 }
 
 /// Marsaglia and Tsang's method, by its scale.
@@ -76,12 +84,18 @@ struct Setup<A> {
 macro_rules! gammas {
     ($t:ident, $rest:path, $exp:path, $tries:expr, $words:path, $boosts:path) => {
         impl Gammas for $t {
-            fn gamma<T: Sampled<Wide = $t>>(draw: Draw, start: u64, shape: $t, scale: $t, out: &mut [T]) {
+            fn gamma<T: Sampled<Wide = $t>>(
+                draw: Draw,
+                at: Stretches<'_>,
+                shape: $t,
+                scale: $t,
+                out: &mut [T],
+            ) {
                 let method = Squeeze { scale };
-                run(method, Fixed(method.setup(shape)), draw, start, out, T::store);
+                run(method, Fixed(method.setup(shape)), draw, at, out, T::store);
             }
-            fn gamma_each<T: Sampled<Wide = $t>>(draw: Draw, start: u64, shape: &[T], out: &mut [T]) {
-                run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, start, out, T::store);
+            fn gamma_each<T: Sampled<Wide = $t>>(draw: Draw, at: Stretches<'_>, shape: &[T], out: &mut [T]) {
+                run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, at, out, T::store);
             }
         }
 

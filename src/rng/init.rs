@@ -3,6 +3,7 @@
 use super::distribution::{expect_storage, floats, named};
 use super::fill::Real;
 use super::orthogonal::Orthogonal;
+use super::stretches::{Named, Stretches};
 use super::{Distribution, Draw};
 use crate::error::{Error, Result};
 use crate::placement::Region;
@@ -227,18 +228,10 @@ impl InitValues {
     /// # Errors
     /// Refuses a range that leaves the tensor.
     pub fn fill<T: Real>(&self, start: u64, out: &mut [T]) -> Result<()> {
-        let numel = self.global.numel() as u64;
-        if start.checked_add(out.len() as u64).is_none_or(|end| end > numel) {
-            return Err(Error::invalid(
-                "init",
-                "the range leaves the tensor",
-                format!("{} elements from {start} of {}", out.len(), self.global),
-                format!("there are {numel} elements"),
-            ));
-        }
+        self.expect_inside(start, out.len())?;
         match &self.kind {
             Kind::Constant(value) => out.fill(T::narrow(Element::from_f64(*value))),
-            Kind::Drawn(draw, from) => floats(*from, *draw, start, out),
+            Kind::Drawn(draw, from) => floats(*from, *draw, start.stretches(), out),
             Kind::Matrix(matrix) => matrix.fill(start, out),
         }
         Ok(())
@@ -250,6 +243,13 @@ impl InitValues {
     /// Refuses an `out` of another length than the region's, and a region of another tensor that leaves this one.
     pub fn fill_region<T: Real>(&self, region: &Region, out: &mut [T]) -> Result<()> {
         expect_storage("init", region, out.len())?;
+        if let Kind::Drawn(draw, from) = &self.kind {
+            return Stretches::of(region, &self.global, |at, here| {
+                self.expect_inside(at.index(here.len() - 1), 1)?;
+                floats(*from, *draw, at, &mut out[here]);
+                Ok(())
+            });
+        }
         let mut done = Ok(());
         region.runs(&self.global, |start, at, len| {
             if done.is_ok() {
@@ -257,6 +257,19 @@ impl InitValues {
             }
         });
         done
+    }
+
+    fn expect_inside(&self, start: u64, len: usize) -> Result<()> {
+        let numel = self.global.numel() as u64;
+        if start.checked_add(len as u64).is_some_and(|end| end <= numel) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "init",
+            "the range leaves the tensor",
+            format!("{len} elements from {start} of {}", self.global),
+            format!("there are {numel} elements"),
+        ))
     }
 }
 

@@ -1,10 +1,13 @@
 //! Uniform whole numbers, without bias.
 
+use std::ops::RangeInclusive;
+
 use super::Draw;
 use super::philox::{self, Blocks};
 use super::sample::{Sink, drive};
+use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
-use crate::tensor::Element;
+use crate::tensor::{DType, Element};
 
 /// A whole element type that can be drawn: i64, i32 or u8. Sealed.
 #[expect(private_bounds, reason = "sealed")]
@@ -29,16 +32,15 @@ impl<T: Element + Wraps> Integer for T {}
 ///
 /// # Errors
 /// Refuses an empty range, and one that leaves the type.
-pub fn uniform_int<T: Integer>(draw: Draw, start: u64, low: i128, high: i128, out: &mut [T]) -> Result<()> {
-    let fits = low < high && *T::RANGE.start() <= low && high - 1 <= *T::RANGE.end();
-    if !fits {
-        return Err(Error::invalid(
-            "uniform_int",
-            format!("wants low < high, within {}", T::DTYPE),
-            format!("{low} to below {high}"),
-            format!("{} holds {} to {}", T::DTYPE, T::RANGE.start(), T::RANGE.end()),
-        ));
-    }
+pub fn uniform_int<T: Integer>(
+    draw: Draw,
+    at: impl Indices,
+    low: i128,
+    high: i128,
+    out: &mut [T],
+) -> Result<()> {
+    expect_range(low, high, T::DTYPE, T::RANGE)?;
+    let at = at.stretches();
     // One less than the number of numbers, which may be 2^64.
     let (low, last) = (low as u64, (high - low - 1) as u64);
     let len = out.len();
@@ -47,21 +49,43 @@ pub fn uniform_int<T: Integer>(draw: Draw, start: u64, low: i128, high: i128, ou
             // 2^32 mod n = (2^32 - n) mod n.
             let n = u64::from(last) + 1;
             let threshold = ((1u64 << 32) - n) % n;
-            drive(draw, 0, start, len, Narrow { draw, start, low, last, threshold: threshold as u32, out });
+            drive(draw, 0, at, len, Narrow { draw, start: at, low, last, threshold: threshold as u32, out });
         }
         Err(_) => {
             let n = u128::from(last) + 1;
             let threshold = ((1u128 << 64) - n) % n;
-            drive(draw, 0, start, len, Wide { draw, start, low, last, threshold: threshold as u64, out });
+            drive(draw, 0, at, len, Wide { draw, start: at, low, last, threshold: threshold as u64, out });
         }
     }
     Ok(())
 }
 
+/// Refuses what [`uniform_int`] would, of a dtype that it fills; others keep no range.
+pub(super) fn check(low: i128, high: i128, dtype: DType) -> Result<()> {
+    match dtype {
+        DType::I64 => expect_range(low, high, dtype, i64::RANGE),
+        DType::I32 => expect_range(low, high, dtype, i32::RANGE),
+        DType::U8 => expect_range(low, high, dtype, u8::RANGE),
+        _ => Ok(()),
+    }
+}
+
+fn expect_range(low: i128, high: i128, dtype: DType, holds: RangeInclusive<i128>) -> Result<()> {
+    if low < high && *holds.start() <= low && high - 1 <= *holds.end() {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "uniform_int",
+        format!("wants low < high, within {dtype}"),
+        format!("{low} to below {high}"),
+        format!("{dtype} holds {} to {}", holds.start(), holds.end()),
+    ))
+}
+
 /// Whole numbers modulo a power of two.
 trait Wraps {
     /// What the type holds.
-    const RANGE: std::ops::RangeInclusive<i128>;
+    const RANGE: RangeInclusive<i128>;
     /// The low bits.
     fn wrap(x: u64) -> Self;
 }
@@ -69,7 +93,7 @@ trait Wraps {
 macro_rules! wraps {
     ($($t:ty)*) => {$(
         impl Wraps for $t {
-            const RANGE: std::ops::RangeInclusive<i128> = <$t>::MIN as i128..=<$t>::MAX as i128;
+            const RANGE: RangeInclusive<i128> = <$t>::MIN as i128..=<$t>::MAX as i128;
             #[inline(always)]
             fn wrap(x: u64) -> $t {
                 x as $t
@@ -83,7 +107,7 @@ wraps!(i64 i32 u8);
 /// From the 32-bit draw.
 struct Narrow<'a, T> {
     draw: Draw,
-    start: u64,
+    start: Stretches<'a>,
     low: u64,
     last: u32,
     threshold: u32,
@@ -128,7 +152,7 @@ impl<T: Integer> Sink for Narrow<'_, T> {
         if rejected != 0 {
             for (i, &word) in words.iter().enumerate() {
                 if Self::place(low, last, word).1 < threshold {
-                    self.out[at + i] = self.again(self.start.wrapping_add((at + i) as u64));
+                    self.out[at + i] = self.again(self.start.index(at + i));
                 }
             }
         }
@@ -138,7 +162,7 @@ impl<T: Integer> Sink for Narrow<'_, T> {
 /// From the 64-bit draw.
 struct Wide<'a, T> {
     draw: Draw,
-    start: u64,
+    start: Stretches<'a>,
     low: u64,
     last: u64,
     threshold: u64,
@@ -173,11 +197,8 @@ impl<T: Integer> Sink for Wide<'_, T> {
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
         for (i, &pair) in blocks.0.as_flattened()[skip..skip + len].iter().enumerate() {
             let (number, share) = self.place(pair);
-            self.out[at + i] = if share >= self.threshold {
-                number
-            } else {
-                self.again(self.start.wrapping_add((at + i) as u64))
-            };
+            self.out[at + i] =
+                if share >= self.threshold { number } else { self.again(self.start.index(at + i)) };
         }
     }
 }

@@ -3,8 +3,8 @@
 //! A [`Generator`] is an explicit value that counts draws, one per random operator. Every rank runs the same program,
 //! so every rank counts alike and no rank asks another: nothing here communicates. A [`Draw`] names one operator's
 //! numbers, and the fills ([`uniform`], [`normal`], [`dropout`], …; [`Distribution`] and [`Init`] name them as values)
-//! compute any range of them, given the *global* linear (row-major) index of its first element. However a tensor is
-//! cut, each element gets the same bits, on every CPU and vector width.
+//! compute any range of them, given the *global* linear (row-major) index of its first element, or many at once
+//! ([`Stretches`]). However a tensor is cut, each element gets the same bits, on every CPU and vector width.
 //!
 //! The streams are frozen: which counter an element reads is written at [`Draw`], the formula at each fill, and
 //! known answers stand in the tests. Changing one bit is a breaking change.
@@ -40,6 +40,7 @@ pub mod philox;
 mod poisson;
 mod sample;
 mod stream;
+mod stretches;
 mod tries;
 mod truncated;
 
@@ -55,3 +56,4 @@ pub use integers::{Integer, uniform_int};
 pub use permutation::Permutation;
 pub use poisson::{Count, poisson, poisson_each};
 pub use stream::Stream;
+pub use stretches::{Indices, Stretches};

@@ -6,9 +6,10 @@ use super::continuous::{expect_all, expect_len};
 use super::fill::Real;
 use super::philox::Blocks;
 use super::sample::{Sampled, Sink, drive, unit_f64};
+use super::stretches::Indices;
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use super::{Draw, bits64};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Element;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 use crate::tensor::math::exp::exp_f64;
@@ -33,13 +34,14 @@ impl<T: Element + Counted> Count for T {}
 ///
 /// # Errors
 /// Refuses a rate below 0 or above 2^50, and NaN.
-pub fn poisson<T: Count>(draw: Draw, start: u64, rate: f64, out: &mut [T]) -> Result<()> {
-    expect_all("poisson", RATE, start, &[rate], is_rate)?;
+pub fn poisson<T: Count>(draw: Draw, at: impl Indices, rate: f64, out: &mut [T]) -> Result<()> {
+    check(rate)?;
+    let at = at.stretches();
     if rate < LARGE {
         let (len, sums) = (out.len(), Sums::of(rate));
-        drive(draw, 0, start, len, Invert { sums: &sums, out });
+        drive(draw, 0, at, len, Invert { sums: &sums, out });
     } else {
-        run(Ptrs, Fixed(Ptrs.setup(rate)), draw, start, out, T::put);
+        run(Ptrs, Fixed(Ptrs.setup(rate)), draw, at, out, T::put);
     }
     Ok(())
 }
@@ -48,28 +50,43 @@ pub fn poisson<T: Count>(draw: Draw, start: u64, rate: f64, out: &mut [T]) -> Re
 ///
 /// # Errors
 /// Refuses slices of different lengths, and rates as [`poisson`] does.
-pub fn poisson_each<R: Real, T: Count>(draw: Draw, start: u64, rate: &[R], out: &mut [T]) -> Result<()> {
+pub fn poisson_each<R: Real, T: Count>(
+    draw: Draw,
+    at: impl Indices,
+    rate: &[R],
+    out: &mut [T],
+) -> Result<()> {
+    let mut at = at.stretches();
     expect_len("poisson", rate, out)?;
-    expect_all("poisson", RATE, start, rate, is_rate)?;
+    expect_all("poisson", RATE, at, rate, is_rate)?;
     let (mut rates, mut counts, mut large) = ([0.0; CHUNK], [0.0; CHUNK], [0.0; CHUNK]);
     let mut pairs = [0; CHUNK];
-    for (chunk, (rate, out)) in rate.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
-        let (len, start) = (out.len(), start.wrapping_add((chunk * CHUNK) as u64));
+    for (rate, out) in rate.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+        let len = out.len();
         let (rates, counts) = (&mut rates[..len], &mut counts[..len]);
         rates.iter_mut().zip(rate).for_each(|(wide, rate)| *wide = rate.to_f64());
         if rates.iter().any(|&rate| rate < LARGE) {
-            bits64(draw, start, &mut pairs[..len]);
+            bits64(draw, at, &mut pairs[..len]);
             dispatch(InvertEach { rates, pairs: &pairs[..len], counts });
         }
         if rates.iter().any(|&rate| rate >= LARGE) {
-            run(Ptrs, Each(rates), draw, start, &mut large[..len], |from, to| to.copy_from_slice(from));
+            run(Ptrs, Each(rates), draw, at, &mut large[..len], |from, to| to.copy_from_slice(from));
             for ((count, &large), &rate) in counts.iter_mut().zip(&large).zip(&*rates) {
                 *count = if rate < LARGE { *count } else { large };
             }
         }
         T::put(counts, out);
+        at.advance(len);
     }
     Ok(())
+}
+
+/// Refuses what [`poisson`] would.
+pub(super) fn check(rate: f64) -> Result<()> {
+    if is_rate(rate) {
+        return Ok(());
+    }
+    Err(Error::invalid("poisson", RATE, format!("{rate}"), ""))
 }
 
 const CHUNK: usize = 512;
@@ -85,7 +102,7 @@ fn is_rate(x: f64) -> bool {
 }
 
 /// How counts become elements.
-trait Counted: Sized {
+pub(super) trait Counted: Sized {
     /// Converts.
     fn put(counts: &[f64], out: &mut [Self]);
 }

@@ -7,62 +7,74 @@ use half::{bf16, f16};
 use super::Draw;
 use super::gamma::Gammas;
 use super::philox::Blocks;
+use super::poisson::Counted;
+use super::stretches::Stretches;
 use crate::tensor::Float;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
 use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
 
-/// Blocks in a chunk, and in the smaller chunks that ranges end with.
+/// Blocks in a chunk.
 const CHUNK: usize = 32;
-const SMALL: usize = 8;
 
 /// What a range's blocks are turned into.
 pub(super) trait Sink {
     /// Elements that read one block.
     const PER_BLOCK: usize;
-    /// Takes elements `skip..skip + len` of these blocks as elements `at..at + len` of the range.
+    /// Takes elements `skip..skip + len` of these blocks as elements `at..at + len` of the output.
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize);
 }
 
-/// Feeds `sink` the elements with global indices `start..start + len` (wrapping) of a draw's attempt.
-pub(super) fn drive<S: Sink>(draw: Draw, attempt: u16, start: u64, len: usize, sink: S) {
+/// Feeds `sink` the first `len` elements at these indices, of a draw's attempt.
+pub(super) fn drive<S: Sink>(draw: Draw, attempt: u16, at: Stretches<'_>, len: usize, sink: S) {
     let (key, high) = (draw.key(), draw.counter_high(attempt));
-    dispatch(Drive { key, high, start, len, sink });
+    dispatch(Drive { key, high, at, len, sink });
 }
 
-struct Drive<S> {
+struct Drive<'a, S> {
     key: [u32; 2],
     high: u64,
-    start: u64,
+    at: Stretches<'a>,
     len: usize,
     sink: S,
 }
 
-impl<S: Sink> Kernel for Drive<S> {
+impl<S: Sink> Kernel for Drive<'_, S> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
-        let mut block = self.start / S::PER_BLOCK as u64;
-        let mut skip = (self.start % S::PER_BLOCK as u64) as usize;
-        let mut at = 0;
-        while at < self.len {
-            let left = self.len - at;
-            if skip + left >= CHUNK * S::PER_BLOCK {
-                at += self.chunk::<CHUNK>(block, skip, at, left);
-                block = block.wrapping_add(CHUNK as u64);
-            } else {
-                at += self.chunk::<SMALL>(block, skip, at, left);
-                block = block.wrapping_add(SMALL as u64);
-            }
-            skip = 0;
+        let mut done = 0;
+        while done < self.len {
+            let len = self.at.first_len().min(self.len - done);
+            self.stretch(self.at.first(), done, len);
+            self.at.advance(len);
+            done += len;
         }
     }
 }
 
-impl<S: Sink> Drive<S> {
+impl<S: Sink> Drive<'_, S> {
+    /// The stretch from global index `start` on: whole chunks, and one of the fewest blocks that the rest fits in.
     #[inline(always)]
-    fn chunk<const N: usize>(&mut self, block: u64, skip: usize, at: usize, left: usize) -> usize {
-        let len = left.min(N * S::PER_BLOCK - skip);
+    fn stretch(&mut self, start: u64, mut at: usize, len: usize) {
+        let mut block = start / S::PER_BLOCK as u64;
+        let mut skip = (start % S::PER_BLOCK as u64) as usize;
+        let end = at + len;
+        while skip + (end - at) > 16 * S::PER_BLOCK {
+            at += self.chunk::<CHUNK>(block, skip, at, end);
+            block = block.wrapping_add(CHUNK as u64);
+            skip = 0;
+        }
+        if skip + (end - at) > 8 * S::PER_BLOCK {
+            self.chunk::<16>(block, skip, at, end);
+        } else if at < end {
+            self.chunk::<8>(block, skip, at, end);
+        }
+    }
+
+    #[inline(always)]
+    fn chunk<const N: usize>(&mut self, block: u64, skip: usize, at: usize, end: usize) -> usize {
+        let len = (end - at).min(N * S::PER_BLOCK - skip);
         self.sink.take(Blocks::<N>::compute(self.key, block, self.high), skip, at, len);
         len
     }
@@ -192,11 +204,11 @@ pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
 }
 
 /// What sampling needs of an element type, besides [`Float`].
-pub(super) trait Sampled: Float {
+pub(super) trait Sampled: Float + Counted {
     /// f32, or f64 for f64: `Acc`, known to be sampled itself.
     type Wide: Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>;
-    /// Writes the numbers at global indices `start..`.
-    fn sample<D: Distribution>(draw: Draw, attempt: u16, start: u64, out: &mut [Self], dist: D);
+    /// Writes the numbers at these global indices.
+    fn sample<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D);
     /// Widens a chunk.
     fn load(from: &[Self], to: &mut [Self::Wide]);
     /// Rounds a chunk.
@@ -207,8 +219,8 @@ macro_rules! sampled {
     ($($t:ty, $wide:ty, $sink:ident, |$lf:ident, $lt:ident| $load:expr, |$sf:ident, $st:ident| $store:expr;)*) => {$(
         impl Sampled for $t {
             type Wide = $wide;
-            fn sample<D: Distribution>(draw: Draw, attempt: u16, start: u64, out: &mut [Self], dist: D) {
-                drive(draw, attempt, start, out.len(), $sink { out, dist })
+            fn sample<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D) {
+                drive(draw, attempt, at, out.len(), $sink { out, dist })
             }
             #[inline(always)]
             fn load($lf: &[Self], $lt: &mut [$wide]) {

@@ -4,6 +4,7 @@
 use super::Draw;
 use super::philox::{self, Blocks};
 use super::sample::Sampled;
+use super::stretches::Stretches;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
 /// Elements computed together: loops over them vectorise.
@@ -78,23 +79,23 @@ pub(super) struct Each<'a, T>(pub &'a [T]);
 /// Parameters of the elements computed together.
 pub(super) struct Lanes<M: Method>(M, [M::Wide; LANES]);
 
-/// Writes the numbers of the elements from `start` on, by `store` from the type computed in.
+/// Writes the numbers of these elements, by `store` from the type computed in.
 pub(super) fn run<M: Method, T>(
     method: M,
     source: impl Source<M>,
     draw: Draw,
-    start: u64,
+    at: Stretches<'_>,
     out: &mut [T],
     store: impl Fn(&[M::Wide], &mut [T]),
 ) {
-    dispatch(Run { method, source, draw, start, out, store });
+    dispatch(Run { method, source, draw, at, out, store });
 }
 
 struct Run<'a, M, S, T, F> {
     method: M,
     source: S,
     draw: Draw,
-    start: u64,
+    at: Stretches<'a>,
     out: &'a mut [T],
     store: F,
 }
@@ -104,16 +105,18 @@ impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Kernel for Run<'_,
     #[inline(always)]
     fn run(mut self) {
         let mut numbers = [M::Wide::default(); PIECE];
-        let mut waiting = [0; PIECE];
+        let (mut waiting, mut index) = ([0; PIECE], [0; PIECE]);
         for at in (0..self.out.len()).step_by(PIECE) {
             let len = PIECE.min(self.out.len() - at);
             for (i, waiting) in waiting.iter_mut().enumerate() {
                 *waiting = i;
             }
+            self.at.write(&mut index[..len]);
+            self.at.advance(len);
             let mut count = len;
             let mut k = 0;
             while count > 0 && k < M::TRIES {
-                count = self.tries(k, at, &mut waiting, count, &mut numbers);
+                count = self.tries(k, at, &index, &mut waiting, count, &mut numbers);
                 k += 1;
             }
             (self.store)(&numbers[..len], &mut self.out[at..at + len]);
@@ -122,12 +125,13 @@ impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Kernel for Run<'_,
 }
 
 impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Run<'_, M, S, T, F> {
-    /// Try `k` of the first `count` elements that wait, counted from `at`; what still waits moves to the front.
+    /// Try `k` of the first `count` elements that wait, counted from `at`, where `index` begins; what still waits moves to the front.
     #[inline(always)]
     fn tries(
         &mut self,
         k: u16,
         at: usize,
+        index: &[u64; PIECE],
         waiting: &mut [usize; PIECE],
         count: usize,
         numbers: &mut [M::Wide; PIECE],
@@ -140,8 +144,8 @@ impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Run<'_, M, S, T, F
                 *element = at + waiting;
             }
             let mut place = Place { draw: self.draw, index: [0; LANES] };
-            for (index, &element) in place.index.iter_mut().zip(&elements) {
-                *index = self.start.wrapping_add(element as u64);
+            for (place, &element) in place.index.iter_mut().zip(&elements) {
+                *place = index[(element - at) % PIECE];
             }
             let setups = self.source.setups(self.method, &elements);
             let (mut tried, mut accepted) = ([M::Wide::default(); LANES], [false; LANES]);

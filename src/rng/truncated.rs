@@ -3,6 +3,7 @@
 
 use super::Draw;
 use super::sample::{Normal, Same, Sampled};
+use super::stretches::{Named, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 
@@ -37,16 +38,17 @@ impl Truncated {
         ))
     }
 
-    pub(super) fn fill<T: Sampled>(&self, draw: Draw, start: u64, out: &mut [T]) {
-        let mut values = [T::Wide::default(); CHUNK];
-        for (chunk, out) in out.chunks_mut(CHUNK).enumerate() {
+    pub(super) fn fill<T: Sampled>(&self, draw: Draw, mut at: Stretches<'_>, out: &mut [T]) {
+        let (mut values, mut index) = ([T::Wide::default(); CHUNK], [0; CHUNK]);
+        for out in out.chunks_mut(CHUNK) {
             let values = &mut values[..out.len()];
-            let start = start.wrapping_add((chunk * CHUNK) as u64);
-            Sampled::sample(draw, 0, start, values, Normal(Same));
-            for (i, value) in values.iter_mut().enumerate() {
-                *value = self.first_inside(draw, start.wrapping_add(i as u64), *value);
+            at.write(&mut index[..out.len()]);
+            Sampled::sample(draw, 0, at, values, Normal(Same));
+            for (value, &index) in values.iter_mut().zip(&index) {
+                *value = self.first_inside(draw, index, *value);
             }
             T::store(values, out);
+            at.advance(out.len());
         }
     }
 
@@ -58,7 +60,7 @@ impl Truncated {
         while !(self.low <= x && x <= self.high) && attempt < u16::MAX {
             attempt += 1;
             let mut z = [A::default()];
-            A::sample(draw, attempt, index, &mut z, Normal(Same));
+            A::sample(draw, attempt, index.stretches(), &mut z, Normal(Same));
             x = place(z[0]);
         }
         Element::from_f64(x)

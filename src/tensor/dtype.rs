@@ -92,7 +92,7 @@ pub unsafe trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync 
     const DTYPE: DType;
     /// The value as f64; integers beyond 2^53 are rounded.
     fn to_f64(self) -> f64;
-    /// The nearest value to `x`; integers truncate toward zero and saturate, `bool` is `x != 0`.
+    /// The nearest value to `x`, ties to even; integers truncate toward zero and saturate, `bool` is `x != 0`.
     fn from_f64(x: f64) -> Self;
 }
 
@@ -119,12 +119,25 @@ macro_rules! element {
 element! {
     f32, F32, |x| f64::from(x), |x| x as f32;
     f64, F64, |x| x, |x| x;
-    f16, F16, f16::to_f64, f16::from_f64;
-    bf16, BF16, bf16::to_f64, bf16::from_f64;
+    f16, F16, f16::to_f64, |x| f16::from_f32(odd_f32(x));
+    bf16, BF16, bf16::to_f64, |x| bf16::from_f32(odd_f32(x));
     i64, I64, |x| x as f64, |x| x as i64;
     i32, I32, f64::from, |x| x as i32;
     u8, U8, f64::from, |x| x as u8;
     bool, Bool, |x| f64::from(u8::from(x)), |x| x != 0.0;
+}
+
+/// `x` rounded to odd: of the f32 around an `x` that is none, the one with an odd significand. Rounding that to f16 or
+/// bf16 gives what rounding `x` once would have, on every CPU. (`half`'s own conversions from f64 round through f32 where
+/// the CPU has f16 instructions, and drop the lower 32 bits where it has none.)
+#[inline(always)]
+pub(super) fn odd_f32(x: f64) -> f32 {
+    let y = x as f32;
+    let bits = y.to_bits();
+    let toward_zero = f64::from(y).abs() > x.abs();
+    let other = if toward_zero { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
+    let keep = f64::from(y) == x || bits & 1 == 1;
+    f32::from_bits(if keep { bits } else { other })
 }
 
 /// A floating element, with the type its arithmetic is done in: f16 and bf16 compute in f32 and round once.
@@ -247,3 +260,53 @@ macro_rules! for_dtype {
     };
 }
 pub(crate) use for_dtype;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All finite values from 0 up, and the power of two that stands where the next would.
+    fn ladder<T: Element>(finite: u16, from_bits: fn(u16) -> T) -> Vec<f64> {
+        let mut values: Vec<f64> = (0..finite).map(|bits| from_bits(bits).to_f64()).collect();
+        let [.., before, last] = values[..] else { unreachable!() };
+        values.push(last + (last - before));
+        values
+    }
+
+    /// Halfway between neighbours the even one is nearest, and a hair beside it, which f32 does not see, the near one.
+    fn rounds_once<T: Element>(finite: u16, from_bits: fn(u16) -> T) {
+        let values = ladder(finite, from_bits);
+        assert_eq!(from_bits(finite).to_f64(), f64::INFINITY);
+        for (below, pair) in values.windows(2).enumerate() {
+            let below = below as u16;
+            let middle = f64::midpoint(pair[0], pair[1]);
+            let cases = [
+                (pair[0], below),
+                (middle.next_down(), below),
+                (middle, below + below % 2),
+                (middle.next_up(), below + 1),
+                (middle * (1.0 - 1e-11), below),
+                (middle * (1.0 + 1e-11), below + 1),
+                (pair[1], below + 1),
+            ];
+            for (x, want) in cases {
+                let want = from_bits(want).to_f64();
+                for x in [x, -x] {
+                    let got = T::from_f64(x).to_f64();
+                    assert_eq!(got.to_bits(), want.copysign(x).to_bits(), "{x:e} as {}: {got:e}", T::DTYPE);
+                }
+            }
+        }
+        for x in [f64::MAX, f64::INFINITY] {
+            assert_eq!(T::from_f64(-x).to_f64(), f64::NEG_INFINITY);
+        }
+        assert_eq!(T::from_f64(f64::from_bits(1)).to_f64().to_bits(), 0);
+        assert!(T::from_f64(f64::NAN).to_f64().is_nan());
+    }
+
+    #[test]
+    fn narrow_floats_are_rounded_once() {
+        rounds_once(0x7c00, f16::from_bits);
+        rounds_once(0x7f80, bf16::from_bits);
+    }
+}

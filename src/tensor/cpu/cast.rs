@@ -4,6 +4,7 @@ use half::{bf16, f16};
 
 use super::map::map1;
 use crate::error::Result;
+use crate::tensor::dtype::odd_f32;
 use crate::tensor::{DType, Tensor};
 
 /// `x` in another dtype.
@@ -75,23 +76,12 @@ macro_rules! numbers {
 }
 use numbers;
 
-/// `x` rounded to odd: of the f32 around an `x` that is none, the one with an odd significand. Rounding that to a
-/// still narrower type gives what rounding `x` once would have.
-#[inline(always)]
-fn odd_f32(x: f64) -> f32 {
-    let y = x as f32;
-    let bits = y.to_bits();
-    let toward_zero = f64::from(y).abs() > x.abs();
-    let other = if toward_zero { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
-    let keep = f64::from(y) == x || bits & 1 == 1;
-    f32::from_bits(if keep { bits } else { other })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Element;
 
-    fn to<T: crate::tensor::Element>(x: &Tensor, dtype: DType) -> Vec<T> {
+    fn to<T: Element>(x: &Tensor, dtype: DType) -> Vec<T> {
         cast(x, dtype).unwrap().to_vec().unwrap()
     }
 
@@ -133,7 +123,7 @@ mod tests {
         );
         let (bf, h) = (to::<bf16>(&x, DType::BF16), to::<f16>(&x, DType::F16));
         for (i, &v) in values.iter().enumerate().skip(4).filter(|(_, v)| !v.is_nan()) {
-            assert_eq!((bf[i], h[i]), (bf16::from_f64(v), f16::from_f64(v)), "{v:e}");
+            assert_eq!((bf[i], h[i]), (Element::from_f64(v), Element::from_f64(v)), "{v:e}");
         }
         assert!(bf[7].is_nan() && h[7].is_nan());
         let sweep: Vec<f64> = (0..20_000)
@@ -141,7 +131,7 @@ mod tests {
             .collect();
         let x = Tensor::from_vec(sweep.clone(), [20_000]).unwrap();
         for (v, got) in sweep.iter().zip(to::<f16>(&x, DType::F16)) {
-            assert_eq!(got, f16::from_f64(*v), "{v:e}");
+            assert_eq!(got, Element::from_f64(*v), "{v:e}");
         }
     }
 }

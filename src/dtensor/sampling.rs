@@ -1,0 +1,292 @@
+//! Numbers drawn with a parameter for each element, as methods of the tensor of parameters.
+//!
+//! Element for element they are those of the fills in [`rng`](crate::rng) with the same draw and the same global index:
+//! equal by bits on every layout. Where a tensor's rows lie whole, as all operators but [`DTensor::multinomial`] and
+//! [`DTensor::categorical`] do not even ask, nothing is communicated but the comparison of a generator at its first draw
+//! on a mesh (16 bytes a rank, [`IntoDraw`]).
+//!
+//! Shapes, dtypes and layouts are refused on all ranks alike, before the generator counts. Values (a probability of 1.5)
+//! are seen by the ranks that hold them: those fail, and the others learn of it at their next collective.
+
+use super::draws::IntoDraw;
+use super::tensor::{DTensor, refuse_partial};
+use crate::error::Result;
+use crate::ops::{Bernoulli, Exponential, Free, Gamma, Multinomial, Op, Poisson};
+use crate::rng::Draw;
+use crate::tensor::DType;
+
+/// Random numbers by parameters of their own.
+impl DTensor {
+    /// Bools that are true with this tensor's probabilities, to 2^-32; of its shape and layout. No gradient flows.
+    ///
+    /// Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Generator, tensor::Tensor};
+    /// let coins = |ranks| spmd(ranks, move |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
+    ///     let p = Tensor::from_vec(vec![0.0f32, 0.25, 0.5, 0.75, 1.0], [5])?;
+    ///     let p = DTensor::distribute(&mesh, &p, "(S0)".parse::<Layout>()?)?;
+    ///     p.bernoulli(&mut Generator::new(7))?.full_tensor()?.to_vec::<bool>()
+    /// });
+    /// let drawn = coins(3)?.swap_remove(0);
+    /// assert_eq!((drawn[0], drawn[4]), (false, true));
+    /// assert_eq!(drawn, coins(1)?[0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses dtypes that are not floating, `Partial`, generators that differ from rank to rank, and what is no
+    /// probability.
+    pub fn bernoulli(&self, from: impl IntoDraw) -> Result<DTensor> {
+        self.drawn(from, |draw| Bernoulli { draw })
+    }
+
+    /// For each row of weights, `[.., k]`, `samples` categories, from 0 to below k, as i64 `[.., samples]`; a category is
+    /// drawn again only with `replacement`. Weights need not add up to 1. No gradient flows.
+    ///
+    /// Communicates nothing where the last dim is whole on every rank; else the weights move to a layout in which it is
+    /// (the plan picks the cheapest: at most all other ranks' parts come), and the result lies in that layout. See
+    /// [`Multinomial`] for how the samples are chosen.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Generator, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let weights = Tensor::from_vec(vec![0.0f32, 1.0, 3.0, 0.5, 0.0, 0.5], [2, 3])?;
+    ///     let weights = DTensor::distribute(&mesh, &weights, "(S0)".parse::<Layout>()?)?;
+    ///     let drawn = weights.multinomial(2, false, &mut Generator::new(7))?;
+    ///     assert_eq!(drawn.spec().to_string(), "i64[2, 2]@(dp:S0)");
+    ///     let mut drawn = drawn.full_tensor()?.to_vec::<i64>()?;
+    ///     drawn.chunks_mut(2).for_each(|row| row.sort_unstable());
+    ///     assert_eq!(drawn, [1, 2, 0, 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses dtypes that are not floating, a tensor without dims, more samples than categories without replacement,
+    /// `Partial`, generators that differ from rank to rank; weights that are negative or not finite, and rows with too few
+    /// positive ones; in strict mode, weights that would have to move.
+    pub fn multinomial(&self, samples: usize, replacement: bool, from: impl IntoDraw) -> Result<DTensor> {
+        self.drawn(from, |draw| Multinomial { samples, replacement, draw })
+    }
+
+    /// For each row of weights, `[.., k]`, one category, from 0 to below k, as i64 `[..]`:
+    /// [`multinomial`](DTensor::multinomial) of one sample, with replacement.
+    ///
+    /// Communicates as that does.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Generator, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let weights = Tensor::from_vec(vec![0.0f32, 1.0, 3.0, 0.0], [2, 2])?;
+    ///     let weights = DTensor::distribute(&mesh, &weights, "(S0)".parse::<Layout>()?)?;
+    ///     let drawn = weights.categorical(&mut Generator::new(7))?.full_tensor()?;
+    ///     assert_eq!(drawn.to_vec::<i64>()?, [1, 0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`DTensor::multinomial`].
+    pub fn categorical(&self, from: impl IntoDraw) -> Result<DTensor> {
+        self.multinomial(1, true, from)?.squeeze(-1)
+    }
+
+    /// Poisson numbers of this tensor's rates, as `dtype` (i64, i32 or floating); of its shape and layout. No gradient
+    /// flows.
+    ///
+    /// Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let rates = DTensor::full(&mesh, DType::F32, [10_000], 3.0, "(S0)".parse()?)?;
+    ///     let counts = rates.poisson(DType::I64, &mut Generator::new(7))?.full_tensor()?.to_vec::<i64>()?;
+    ///     assert!((29_000..31_000).contains(&counts.iter().sum::<i64>()));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses rates that are not floating, below 0 or above 2^50, other dtypes of the counts, `Partial`, and generators
+    /// that differ from rank to rank.
+    pub fn poisson(&self, dtype: DType, from: impl IntoDraw) -> Result<DTensor> {
+        self.drawn(from, |draw| Poisson { dtype, draw })
+    }
+
+    /// Exponential numbers of this tensor's rates, of mean 1 / rate; of its dtype, shape and layout. The gradient is that
+    /// of E / rate, where E does not depend on the rate.
+    ///
+    /// Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let rates = DTensor::full(&mesh, DType::F64, [10_000], 4.0, "(S0)".parse()?)?;
+    ///     let waits = rates.exponential(&mut Generator::new(7))?.full_tensor()?.to_vec::<f64>()?;
+    ///     assert!((2_400.0..2_600.0).contains(&waits.iter().sum::<f64>()));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses dtypes that are not floating, `Partial`, generators that differ from rank to rank, and rates that are not
+    /// positive and finite.
+    pub fn exponential(&self, from: impl IntoDraw) -> Result<DTensor> {
+        self.drawn(from, |draw| Exponential { draw })
+    }
+
+    /// Gamma numbers of scale 1 and of this tensor's shape parameters, which are their means; of its dtype, shape and
+    /// layout. Another scale is a product. No gradient flows.
+    ///
+    /// Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let shapes = DTensor::full(&mesh, DType::F64, [10_000], 0.5, "(S0)".parse()?)?;
+    ///     let drawn = shapes.gamma(&mut Generator::new(7))?.full_tensor()?.to_vec::<f64>()?;
+    ///     assert!((4_600.0..5_400.0).contains(&drawn.iter().sum::<f64>()));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses dtypes that are not floating, `Partial`, generators that differ from rank to rank, and shape parameters
+    /// that are not positive and finite.
+    pub fn gamma(&self, from: impl IntoDraw) -> Result<DTensor> {
+        self.drawn(from, |draw| Gamma { draw })
+    }
+
+    /// Applies the operator of a draw, which is taken only where no rank refuses the operand.
+    fn drawn<O: Op>(&self, from: impl IntoDraw, op: impl Fn(Free<Draw>) -> O) -> Result<DTensor> {
+        let any = op(Free(Draw { seed: 0, number: 0 }));
+        refuse_partial(any.name(), &self.facts)?;
+        any.infer(&[self.facts.meta()])?;
+        let draw = from.into_draw(any.name(), &self.mesh)?;
+        DTensor::apply_one(&op(Free(draw)), &[self])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::DeviceMesh;
+    use crate::placement::Layout;
+    use crate::rng::{Generator, bernoulli, exponential, gamma, poisson};
+    use crate::tensor::Tensor;
+
+    #[test]
+    fn equal_parameters_give_the_fills_numbers() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 3)])?;
+            for text in ["(R)", "(S0)", "(S1)", "(RS(0..2; 0, 20, 15))"] {
+                let layout = || text.parse::<Layout>();
+                let params = DTensor::full(&mesh, DType::F32, [5, 7], 0.5, layout()?)?;
+                let draw = Generator::new(3).next_draw();
+                let (mut x, mut n, mut b) = ([0f32; 35], [0i32; 35], [false; 35]);
+                exponential(draw, 0, 0.5, &mut x)?;
+                assert_eq!(params.exponential(draw)?.full_tensor()?.to_vec::<f32>()?, x);
+                gamma(draw, 0, 0.5, 1.0, &mut x)?;
+                assert_eq!(params.gamma(draw)?.full_tensor()?.to_vec::<f32>()?, x);
+                poisson(draw, 0, 0.5, &mut n)?;
+                assert_eq!(params.poisson(DType::I32, draw)?.full_tensor()?.to_vec::<i32>()?, n);
+                bernoulli(draw, 0, 0.5, &mut b)?;
+                assert_eq!(params.bernoulli(draw)?.full_tensor()?.to_vec::<bool>()?, b);
+            }
+            Ok(())
+        };
+        spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn categories_are_one_tensor_in_every_layout() {
+        let run = |ranks| {
+            let all = spmd(ranks, move |rank| {
+                let mesh = DeviceMesh::new(&rank, &[("a", ranks)])?;
+                let weights = Tensor::from_vec((0..42).map(|i| (i % 5) as f32 + 0.5).collect(), [3, 2, 7])?;
+                let mut found = Vec::new();
+                for text in ["(R)", "(S0)", "(S1)", "(S2)"] {
+                    let weights = DTensor::distribute(&mesh, &weights, text.parse::<Layout>()?)?;
+                    let mut generator = Generator::new(3);
+                    for (samples, replacement) in [(9, true), (4, false)] {
+                        let drawn = weights.multinomial(samples, replacement, &mut generator)?;
+                        found.push((text, drawn.full_tensor()?.to_vec::<i64>()?));
+                    }
+                    let drawn = weights.categorical(&mut generator)?;
+                    assert_eq!((drawn.shape().to_vec(), generator.draws()), (vec![3, 2], 3));
+                    found.push((text, drawn.full_tensor()?.to_vec::<i64>()?));
+                }
+                Ok(found)
+            });
+            all.unwrap_or_else(|e| panic!("{e}")).swap_remove(0)
+        };
+        let want = run(1);
+        assert!(want.chunks(3).all(|of| of.iter().zip(&want[..3]).all(|(a, b)| a.1 == b.1)));
+        assert_eq!((run(2), run(3)), (want.clone(), want));
+    }
+
+    #[test]
+    fn what_is_refused_does_not_count() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
+            let mut g = Generator::new(3);
+            let full = |dtype, text: &str| DTensor::full(&mesh, dtype, [4, 3], 1.0, text.parse::<Layout>()?);
+            let sums =
+                DTensor::from_local(&mesh, Tensor::zeros(DType::F32, [4, 3]), [4, 3], "(P(sum))".parse()?)?;
+            let (ints, rows) = (full(DType::I64, "(S0)")?, full(DType::F32, "(S0)")?);
+            type Call = fn(&DTensor, &mut Generator) -> Result<DTensor>;
+            let calls: [(&str, Call); 6] = [
+                ("bernoulli", |x, g| x.bernoulli(g)),
+                ("multinomial", |x, g| x.multinomial(2, true, g)),
+                ("multinomial", |x, g| x.categorical(g)),
+                ("poisson", |x, g| x.poisson(DType::I64, g)),
+                ("exponential", |x, g| x.exponential(g)),
+                ("gamma", |x, g| x.gamma(g)),
+            ];
+            for (name, call) in calls {
+                assert_eq!(
+                    call(&sums, &mut g).unwrap_err().to_string(),
+                    format!(
+                        "{name}: a Partial layout has no values of its own; got f32[4, 3]@(a:P(sum)); redistribute first"
+                    )
+                );
+                let said = call(&ints, &mut g).unwrap_err().to_string();
+                assert!(
+                    said.starts_with(&format!("{name}: wants floating-point elements; got i64")),
+                    "{said}"
+                );
+            }
+            rows.poisson(DType::U8, &mut g).unwrap_err();
+            rows.multinomial(4, false, &mut g).unwrap_err();
+            assert_eq!(g.draws(), 0);
+            Ok(())
+        };
+        spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn values_are_refused_where_they_lie() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
+            let p = Tensor::from_vec(vec![0.5f32, 0.5, 0.5, 1.5], [4])?;
+            let p = DTensor::distribute(&mesh, &p, "(S0)".parse::<Layout>()?)?;
+            Ok(p.bernoulli(&mut Generator::new(3)).map(drop).map_err(|e| e.to_string()))
+        };
+        let said = spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+        let refused = "bernoulli: a probability lies in [0, 1]; got 1.5 for element 3".to_string();
+        assert_eq!(said, [Ok(()), Err(refused)]);
+    }
+}
