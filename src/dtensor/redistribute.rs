@@ -35,6 +35,8 @@ enum Stage {
         group: Group,
         reduce: Reduce,
         give: Vec<Piece>,
+        /// The number of tensors of which each gives its pieces, stacked.
+        nodes: usize,
         out: Shape,
     },
     Exchange(Exchange),
@@ -119,9 +121,8 @@ impl Move {
         for (k, stage) in self.stages.iter().enumerate().skip(first) {
             local = match stage {
                 Stage::AllReduce { group, reduce } => group.all_reduce_in(&local, reduce.clone())?,
-                Stage::ReduceScatter { group, reduce, give, out } => {
-                    let nodes = reduce.order.nodes()[group.index()];
-                    let parts = give.iter().map(|p| p.cut_nodes(&local, nodes)).collect::<Result<_>>()?;
+                Stage::ReduceScatter { group, reduce, give, nodes, out } => {
+                    let parts = give.iter().map(|p| p.cut_nodes(&local, *nodes)).collect::<Result<_>>()?;
                     group.reduce_scatter_in(parts, reduce.clone()).wait()?.reshape(out.clone())?
                 }
                 Stage::Round(dtype) => cpu::cast(&local, *dtype)?,
@@ -437,8 +438,9 @@ fn reduce_scatter(mesh: &DeviceMesh, cur: &Spec, next: &Spec, a: usize) -> Resul
         members(mesh, &[a]).iter().map(|c| Piece::new(&mine, &next.region_at(c))).collect();
     let group = mesh.group(&[a])?;
     let reduce = reduction(mesh, cur, &[a], op, give[group.index()].shape());
+    let nodes = cur.nodes_len_at(mesh.mesh().coords());
     let out = mesh.facts_of(next.clone())?.stored_shape().clone();
-    Ok(Stage::ReduceScatter { group, reduce, give, out })
+    Ok(Stage::ReduceScatter { group, reduce, give, nodes, out })
 }
 
 /// The coordinates of the ranks that differ from this one along `axes` only, in group order.
