@@ -168,7 +168,7 @@ fn choose(
             for k in 0..outs.len() {
                 summed.push(summed_terms(op, metas, k, &rows, &raggeds, &order)?);
             }
-            if summed.iter().flatten().any(|t| !t.fits(mesh.mesh())) {
+            if summed.iter().flatten().any(|t| mesh.most_nodes(t).is_none()) {
                 // Some cut leaves no rank a whole leaf of the summation tree: move operands instead.
                 let makes = |r: &Row| r.outs.iter().any(|s| matches!(s, Slot::Terms(_)));
                 let a = rows.iter().rposition(makes).expect("the terms come from a row");
@@ -252,8 +252,9 @@ fn cheapest(
             return f64::INFINITY;
         }
         let moved = row.ins.iter().zip(ins);
-        let moved =
-            moved.map(|(s, f)| move_cost(f, a, &instantiate(*s, ragged.as_ref()), ranks as f64)).sum::<f64>();
+        let moved = moved
+            .map(|(s, f)| move_cost(mesh, f, a, &instantiate(*s, ragged.as_ref()), ranks as f64))
+            .sum::<f64>();
         moved + made(row)
     };
     let fits =
@@ -348,7 +349,7 @@ fn more_nodes(
     let rows: Vec<Row> = (0..ndim).map(|b| if a == b { row.clone() } else { whole.clone() }).collect();
     let raggeds: Vec<Option<Placement>> = (0..ndim).map(|_| ragged.cloned()).collect();
     match summed_terms(op, metas, k, &rows, &raggeds, &order) {
-        Ok(Some(terms)) if terms.fits(mesh.mesh()) => terms.most_nodes(mesh.mesh()).saturating_sub(1) as f64,
+        Ok(Some(terms)) => mesh.most_nodes(&terms).map_or(f64::INFINITY, |n| n.saturating_sub(1) as f64),
         _ => f64::INFINITY,
     }
 }
@@ -362,7 +363,7 @@ fn passed_terms(ins: &[Rc<Facts>]) -> Option<Option<Arc<Terms>>> {
 
 /// Bytes that a rank receives when the operand's placement on axis `a` becomes `to`, the other axes held; infinite for
 /// what is never done silently (opening a partial).
-fn move_cost(f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
+fn move_cost(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
     use Placement::{Partial, RaggedShard, Replicate, Shard};
     let from = f.layout().axis(a);
     if from == to {
@@ -375,7 +376,7 @@ fn move_cost(f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
         .map(|b| f.spec().mesh.axis_len(b))
         .product();
     // A sum in parts takes as much for each node that a rank has finished.
-    let nodes = f.spec().terms.as_ref().map_or(1, |t| t.most_nodes(&f.spec().mesh));
+    let nodes = f.spec().terms.as_ref().map_or(1, |t| mesh.most_nodes(t).expect("what is held fits"));
     let bytes = (f.meta().len_bytes() * nodes) as f64 / other_cuts as f64;
     // What costs no bytes, a slice or a move on an axis of one rank, is not as good as nothing.
     const MOVE: f64 = 1e-3;
