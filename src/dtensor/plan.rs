@@ -243,7 +243,7 @@ fn cheapest(
     let made = |row: &Row| -> f64 {
         let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && matches!(s, Slot::Terms(_)));
         sums.map(|(k, _)| {
-            more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) * outs[k].len_bytes() as f64
+            more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) * outs[k].len_bytes().max(1) as f64
         })
         .sum()
     };
@@ -252,6 +252,7 @@ fn cheapest(
             return f64::INFINITY;
         }
         let moved = row.ins.iter().zip(ins);
+        // Infinitely many nodes of no bytes are still too many.
         let moved = moved
             .map(|(s, f)| move_cost(mesh, f, a, &instantiate(*s, ragged.as_ref()), ranks as f64))
             .sum::<f64>();
