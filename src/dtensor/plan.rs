@@ -177,11 +177,21 @@ fn choose(
             }
         }
         let all = || -> Result<Option<Chosen>> {
-            let placed = ins.iter().zip(in_placements);
-            let ins: SmallVec<[Rc<Facts>; 3]> = placed
-                .map(|(f, p)| mesh.facts_of(f.spec().with_layout(layout(p)?)?))
-                .collect::<Result<_>>()?;
-            let made = summed.iter().map(Option::is_some).collect();
+            let target = |(f, p): (&&Rc<Facts>, SmallVec<[Placement; 4]>)| {
+                let mut spec = f.spec().with_layout(layout(p)?)?;
+                if !exact {
+                    // A sum in parts from before the mode was changed goes on as one part a rank.
+                    spec.terms = None;
+                }
+                mesh.facts_of(spec)
+            };
+            let ins: SmallVec<[Rc<Facts>; 3]> =
+                ins.iter().zip(in_placements).map(target).collect::<Result<_>>()?;
+            let made: SmallVec<[bool; 3]> = summed.iter().map(Option::is_some).collect();
+            if made.contains(&true) && ins.iter().any(|f| f.spec().terms.is_some()) {
+                // The kernel runs on nodes of what it sums, or on those that its operands bring, and not on both.
+                return Ok(None);
+            }
             let mut laid = SmallVec::new();
             for (k, (m, p)) in outs.iter().zip(out_placements).enumerate() {
                 let mut spec = Spec::new(mesh.mesh(), m.dtype, m.shape.clone(), layout(p)?)?;
@@ -200,7 +210,7 @@ fn choose(
         match all() {
             Ok(Some(chosen)) => return Ok(chosen),
             Ok(None) => {
-                // Sums over different terms cannot pass side by side.
+                // Sums over different terms cannot pass side by side, nor beside one that is made here.
                 let passes = |r: &Row| r.ins.contains(&Slot::SUM);
                 let a = rows.iter().rposition(passes).expect("only a row that passes sums has several");
                 barred[a].push(rows[a].clone());
@@ -242,6 +252,7 @@ fn cheapest(
     let exact = mesh.reduction() == Reduction::Exact;
     let made = |row: &Row| -> f64 {
         let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && matches!(s, Slot::Terms(_)));
+        // Infinitely many nodes of no bytes are still too many.
         sums.map(|(k, _)| {
             more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) * outs[k].len_bytes().max(1) as f64
         })
@@ -252,7 +263,6 @@ fn cheapest(
             return f64::INFINITY;
         }
         let moved = row.ins.iter().zip(ins);
-        // Infinitely many nodes of no bytes are still too many.
         let moved = moved
             .map(|(s, f)| move_cost(mesh, f, a, &instantiate(*s, ragged.as_ref()), ranks as f64))
             .sum::<f64>();
