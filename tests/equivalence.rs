@@ -19,11 +19,8 @@ use std::sync::Arc;
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
-use isoshard::ops::{
-    Attention, Bits, EmbeddingGrad, Free, Input, Matmul, Meta, RmsNorm, Sample, Sum, Vjp, catalog, eval_whole,
-};
+use isoshard::ops::{Meta, Sample, Vjp, catalog, eval_whole};
 use isoshard::placement::{Layout, Mesh, Placement, Spec};
-use isoshard::rng::Generator;
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 use proptest::collection::vec;
 use proptest::option;
@@ -31,6 +28,7 @@ use proptest::prelude::{BoxedStrategy, Strategy};
 
 mod common;
 use common::layouts::{Failures, layouts};
+use common::samples::long_sums;
 use common::{
     agree, bits_differ, bound, epsilon, has_no_derivative, magnitude, on_mesh, ordinary, ordinary_values,
     owned, small_ints, spread, spread_by, values,
@@ -124,32 +122,6 @@ fn samples(mode: Reduction) -> Vec<Sample> {
         all.extend(long_sums());
     }
     all
-}
-
-fn long_sums() -> Vec<Sample> {
-    let ints = |shape: &[usize]| Input::ints(shape);
-    let matmul = |text: &str, a: &[usize], b: &[usize]| {
-        Sample::new(Matmul::new(text).expect("a signature"), [ints(a), ints(b)])
-    };
-    let sum = |dims: &[usize], shape: &[usize]| {
-        Sample::new(Sum { dims: dims.iter().copied().collect(), keep: false }, [ints(shape)])
-    };
-    let (scale, p, draw) = (Bits(0.4), Bits(0.0), Free(Generator::new(3).next_draw()));
-    let heads = |h: usize, t: usize| ints(&[1, h, t, 3]);
-    vec![
-        matmul("m k, k n -> m n", &[3, 130], &[130, 5]),
-        matmul("m k, n k -> m n", &[2, 96], &[3, 96]),
-        matmul("b s k, b s n -> k n", &[6, 40, 3], &[6, 40, 2]),
-        matmul("h b s, b s n -> h n", &[2, 5, 33], &[5, 33, 2]),
-        sum(&[0], &[131, 2]),
-        sum(&[0, 1], &[7, 70, 2]),
-        sum(&[0, 2], &[5, 2, 37]),
-        sum(&[0, 1], &[40, 33]),
-        Sample::new(RmsNorm { eps: Bits(1e-5) }, [ints(&[3, 37, 5]), ints(&[5])]),
-        Sample::new(EmbeddingGrad { rows: 4 }, [Input::index([3, 50], 4), ints(&[3, 50, 2])]),
-        Sample::new(Attention { scale, p, draw }, [heads(2, 70), heads(2, 70), heads(2, 70)]),
-        Sample::new(Attention { scale, p, draw }, [heads(4, 40), heads(2, 40), heads(2, 40)]),
-    ]
 }
 
 /// Operators whose result adds several terms: where one stands in a derivative, terms that are not short may round

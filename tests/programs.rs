@@ -1,14 +1,16 @@
 //! The promise for programs: random chains of operators, from random layouts, moved at random between their steps, give
 //! on every mesh what a single rank gives, every value on the way and every leaf's gradient, by bits.
 //!
-//! Values are small integers and every bound is known while a program is written, so nothing is ever rounded: programs
-//! end before a number could leave f32's 24 bits. A failure prints the shortest program and the simplest layouts found.
+//! In exact mode leaves are ordinary values, normals times powers of ten in f32, f64, bf16 and f16, and some programs have
+//! sums with several leaves of the summation tree. In fast mode values are small integers and every bound is known while a
+//! program is written, so nothing is ever rounded: programs end before a number could leave f32's 24 bits. A failure prints
+//! the shortest program and the simplest layouts found.
 
 use std::fmt;
 use std::sync::Arc;
 
 use isoshard::Result;
-use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
 use isoshard::placement::{Layout, Mesh, Spec};
 use isoshard::tensor::{DType, Tensor};
 use proptest::option;
@@ -18,26 +20,41 @@ use proptest::test_runner::TestRunner;
 
 mod common;
 use common::layouts::{Failures, layouts, meshes};
-use common::program::{KINDS, Program, Value, programs};
-use common::{agree, on_mesh, small_ints, spread};
+use common::program::{KINDS, Program, Value, long_programs, programs};
+use common::{agree, bits_differ, on_mesh, ordinary, owned, small_ints, spread, spread_by};
 
 const MESHES: [&str; 7] = ["a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=2"];
 
 #[test]
 fn programs_give_what_a_single_rank_gives() {
+    over_meshes(Reduction::Fast, 128, programs);
+}
+
+#[test]
+fn ordinary_values_have_the_bits_of_a_single_rank() {
+    over_meshes(Reduction::Exact, 192, programs);
+}
+
+#[test]
+fn long_sums_have_the_bits_of_a_single_rank() {
+    over_meshes(Reduction::Exact, 96, long_programs);
+}
+
+fn over_meshes<S: Strategy<Value = Arc<Program>>>(mode: Reduction, cases: u32, programs: impl Fn() -> S) {
     let mut failures = Failures::default();
     for text in MESHES {
         let mesh = Mesh::parse(text, 0).expect("a mesh");
-        let given = programs().prop_flat_map(|p| Given::any(&mesh, p));
-        failures.check(text, 192, &given, |given| run(&mesh, given));
+        let given = programs().prop_flat_map(|p| Given::any(mode, &mesh, p));
+        failures.check(text, cases, &given, |given| run(&mesh, given));
     }
     failures.report();
 }
 
 #[test]
 fn on_any_mesh() {
-    let given = (meshes(), programs()).prop_flat_map(|(mesh, program)| {
-        let given = Given::any(&mesh, program);
+    let mode = prop_oneof![1 => Just(Reduction::Fast), 3 => Just(Reduction::Exact)];
+    let given = (mode, meshes(), programs()).prop_flat_map(|(mode, mesh, program)| {
+        let given = Given::any(mode, &mesh, program);
         (Just(mesh), given)
     });
     let mut failures = Failures::default();
@@ -88,6 +105,7 @@ fn programs_use_every_operator() {
 /// A program with a layout for each leaf, moves after some values, and a layout for the result's gradient.
 #[derive(Clone)]
 struct Given {
+    mode: Reduction,
     program: Arc<Program>,
     /// Of values that are leaves; the others' are not used.
     leaves: Vec<Spec>,
@@ -97,7 +115,7 @@ struct Given {
 }
 
 impl Given {
-    fn any(mesh: &Mesh, program: Arc<Program>) -> impl Strategy<Value = Given> + use<> {
+    fn any(mode: Reduction, mesh: &Mesh, program: Arc<Program>) -> impl Strategy<Value = Given> + use<> {
         let of = |v: &Value, partials| layouts(mesh, DType::F32, &v.shape, partials);
         let leaf =
             |v: &Value| if v.from.is_none() { of(v, false) } else { Just(replicated(mesh, v)).boxed() };
@@ -105,6 +123,7 @@ impl Given {
         let moves: Vec<_> = program.0.iter().map(|v| option::weighted(0.4, of(v, true))).collect();
         let grad = of(program.0.last().expect("a program has a value"), true);
         (leaves, moves, grad, 0..16u64).prop_map(move |(leaves, moves, grad, salt)| Given {
+            mode,
             program: program.clone(),
             leaves,
             moves,
@@ -121,15 +140,25 @@ impl Given {
         Given { moves: vec![None; specs.len()], leaves: specs, grad, ..self.clone() }
     }
 
+    /// A tensor of this run, in the layout of `spec`.
+    fn laid(&self, mesh: &DeviceMesh, spec: &Spec, salt: u64) -> Result<DTensor> {
+        let dtype = [DType::F32, DType::F32, DType::BF16, DType::F64, DType::F16][self.salt as usize % 5];
+        match self.mode {
+            Reduction::Exact => spread_by(owned, mesh, &ordinary(dtype, &spec.shape, salt), spec, self.salt),
+            Reduction::Fast => spread(mesh, &small_ints(DType::F32, &spec.shape, salt), spec, self.salt),
+        }
+    }
+
     /// Every value, then every gradient of a leaf, each with its name.
     fn run(&self, mesh: &DeviceMesh) -> Result<Vec<(String, Tensor)>> {
+        mesh.set_reduction(self.mode);
         let (mut xs, mut leaves, mut all): (Vec<DTensor>, _, _) = (Vec::new(), Vec::new(), Vec::new());
         for (i, value) in self.program.0.iter().enumerate() {
             let made = match &value.from {
                 Some((act, ins)) => act.run(&ins.iter().map(|&i| &xs[i]).collect::<Vec<_>>())?,
                 None => {
-                    let whole = small_ints(DType::F32, &value.shape, self.salt * 16 + i as u64);
-                    let leaf = spread(mesh, &whole, &self.leaves[i], self.salt)?.requires_grad()?;
+                    let leaf =
+                        self.laid(mesh, &self.leaves[i], self.salt * 16 + i as u64)?.requires_grad()?;
                     leaves.push((i, leaf.clone()));
                     leaf
                 }
@@ -142,16 +171,15 @@ impl Given {
             all.push((format!("v{i}"), xs[i].full_tensor()?));
         }
         let last = xs.last().expect("a program has a value");
-        if self.program.has_gradients() {
-            let whole = small_ints(DType::F32, last.shape(), self.salt);
-            let grad = spread(mesh, &whole, &self.grad, self.salt)?;
+        if self.mode == Reduction::Exact || self.program.has_gradients() {
+            let grad = self.laid(mesh, &self.grad, self.salt)?;
             let grads = last.backward_from(grad.clone())?;
             let again = last.backward_from(grad)?;
             for (i, leaf) in &leaves {
                 if let Some(grad) = grads.get(leaf) {
                     assert_eq!(grad.layout(), leaf.layout(), "gradients lie as their leaves");
-                    let second = again.get(leaf).map(|g| g.local().to_f64_vec());
-                    assert_eq!(second, Some(grad.local().to_f64_vec()), "v{i} in a second pass");
+                    let second = again.get(leaf).expect("it is there in a second pass as well");
+                    assert_eq!(bits_differ(second.local(), grad.local()), None, "v{i} in a second pass");
                     all.push((format!("gradient of v{i}"), grad.full_tensor()?));
                 }
             }
@@ -167,7 +195,7 @@ fn replicated(mesh: &Mesh, value: &Value) -> Spec {
 
 /// The program on the mesh against the program alone.
 fn run(mesh: &Mesh, given: Given) -> std::result::Result<(), String> {
-    let alone = given.alone();
+    let (alone, exact) = (given.alone(), given.mode == Reduction::Exact);
     let known = isoshard::comm::spmd(1, move |rank| alone.run(&DeviceMesh::parse(&rank, "1")?));
     let known = known.map_err(|e| format!("alone: {e}"))?.swap_remove(0);
     on_mesh(mesh, move |mesh| {
@@ -177,6 +205,9 @@ fn run(mesh: &Mesh, given: Given) -> std::result::Result<(), String> {
             return Ok(vec![format!("{:?} instead of {:?}", names(&got), names(&known))]);
         }
         let differs = |((name, got), (_, want)): (&(String, Tensor), &(String, Tensor))| {
+            if exact {
+                return bits_differ(got, want).map(|how| format!("{name}, {how}"));
+            }
             let (g, w) = (got.to_f64_vec(), want.to_f64_vec());
             let same = got.shape() == want.shape() && g.iter().zip(&w).all(|(g, w)| agree(*g, *w, 0.0));
             (!same).then(|| format!("{name}: {got} {g:?} instead of {want} {w:?}"))
@@ -187,6 +218,7 @@ fn run(mesh: &Mesh, given: Given) -> std::result::Result<(), String> {
 
 impl fmt::Debug for Given {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: ", self.mode)?;
         for (i, value) in self.program.0.iter().enumerate() {
             match &value.from {
                 None => write!(f, "{}v{i} = {}", if i == 0 { "" } else { "; " }, self.leaves[i])?,

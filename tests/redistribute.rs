@@ -1,18 +1,19 @@
 //! Redistribution from any random layout to any other of one mesh gives what gathering and cutting gives; and without
-//! `Partial` a rank receives exactly what it lacks.
+//! `Partial` a rank receives exactly what it lacks. A sum in parts keeps its bits, wherever it goes and however little of it
+//! is added up on the way.
 
 use std::fmt;
 
 use isoshard::Result;
-use isoshard::dtensor::DeviceMesh;
-use isoshard::placement::{Mesh, Spec};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::placement::{Layout, Mesh, Spec};
 use isoshard::tensor::{DType, Shape, Tensor};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 mod common;
 use common::layouts::{Failures, layouts, meshes, shapes};
-use common::{on_mesh, part_of, small_ints, spread};
+use common::{bits_differ, on_mesh, ordinary, part_of, small_ints, spread};
 
 const MESHES: [&str; 8] = ["1", "a=2", "a=3", "a=5", "a=2,b=2", "a=2,b=3", "a=3,b=2", "a=2,b=2,c=2"];
 const DTYPES: [DType; 3] = [DType::F32, DType::I64, DType::BF16];
@@ -43,6 +44,78 @@ fn on_any_mesh_of_any_shape() {
     let mut failures = Failures::default();
     failures.check("any mesh and shape", 512, &given, |(mesh, moves)| run(&mesh, moves));
     failures.report();
+}
+
+#[test]
+fn sums_in_parts_keep_their_bits() {
+    let mut failures = Failures::default();
+    for text in ["a=2", "a=3", "a=5", "a=2,b=2", "a=2,b=3", "a=3,b=2", "a=2,b=1,c=3"] {
+        let mesh = Mesh::parse(text, 0).expect("a mesh");
+        for (shape, dims) in SUMS {
+            let given = Travels::any(&mesh, shape, dims);
+            failures.check(&format!("{shape:?} on {text}"), 96, &given, |given| {
+                on_mesh(&mesh, move |mesh| given.check(mesh))
+            });
+        }
+    }
+    failures.report();
+}
+
+/// What is summed, and over which dims: forests of one node, of several, and of none.
+const SUMS: [(&[usize], &[isize]); 5] =
+    [(&[7, 3], &[0]), (&[12, 2, 5], &[0, 1]), (&[3, 70, 4], &[0, 1]), (&[2, 3, 6], &[1]), (&[0, 4], &[0])];
+
+/// A sum that is made and then goes from layout to layout.
+#[derive(Clone)]
+struct Travels {
+    dims: &'static [isize],
+    from: Spec,
+    stations: Vec<Spec>,
+    dtype: DType,
+    salt: u64,
+}
+
+impl Travels {
+    fn any(mesh: &Mesh, shape: &[usize], dims: &'static [isize]) -> impl Strategy<Value = Travels> + use<> {
+        let kept = (0..shape.len()).filter(|&d| !dims.contains(&(d as isize))).map(|d| shape[d]).collect();
+        let station = layouts(mesh, DType::F32, &kept, true);
+        let from = layouts(mesh, DType::F32, &shape.into(), false);
+        let dtype = prop::sample::select(vec![DType::F32, DType::F64, DType::BF16, DType::F16]);
+        let given = (from, vec(station, 0..=3), dtype, 0..64u64);
+        given.prop_map(move |(from, stations, dtype, salt)| Travels { dims, from, stations, dtype, salt })
+    }
+
+    fn check(&self, mesh: &DeviceMesh) -> Result<Vec<String>> {
+        let whole = ordinary(self.dtype, &self.from.shape, self.salt);
+        let x = spread(mesh, &whole, &self.from, self.salt)?;
+        let replicated = Layout::replicated(mesh.mesh().ndim());
+        let want = DTensor::distribute(mesh, &whole, replicated)?.sum(self.dims, false)?.into_local();
+        let mut y = x.sum(self.dims, false)?;
+        for (i, to) in self.stations.iter().enumerate() {
+            // Half of them on their way while another one is looked at.
+            let moving = y.redistribute_async(to.layout.clone())?;
+            let seen = if i % 2 == 0 { Some(y.full_tensor()?) } else { None };
+            y = moving.wait()?;
+            if let Some(how) = seen.and_then(|seen| bits_differ(&seen, &want)) {
+                return Ok(vec![format!("before station {i}: {how}")]);
+            }
+            if !to.layout.has_partial() {
+                let spec = Spec::new(mesh.mesh(), self.dtype, want.shape().clone(), to.layout.clone())?;
+                let part = part_of(&want, &spec, mesh.mesh().coords(), 0);
+                if let Some(how) = bits_differ(y.local(), &part) {
+                    return Ok(vec![format!("at station {i}: {how}")]);
+                }
+            }
+        }
+        Ok(bits_differ(&y.full_tensor()?, &want).into_iter().collect())
+    }
+}
+
+impl fmt::Debug for Travels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the sum over {:?} of {} {} (values {})", self.dims, self.dtype, self.from, self.salt)?;
+        self.stations.iter().try_for_each(|to| write!(f, " to {}", to.layout))
+    }
 }
 
 #[derive(Clone)]

@@ -22,9 +22,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use isoshard::ops::{Axis, Meta, Row, Sample, Slot, catalog, eval_whole};
 use isoshard::placement::{Layout, Mesh, Placement, Spec};
-use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
+use isoshard::tensor::{DType, ReduceOp, Tensor};
 
 mod common;
+use common::rows::{is_ragged, line, placement, specs};
 use common::{Stream, bound, difference, eval_apart, parts_of, values};
 
 const PARTIALS: [Slot; 3] = [Slot::P(ReduceOp::Sum), Slot::P(ReduceOp::Max), Slot::P(ReduceOp::Min)];
@@ -130,10 +131,6 @@ fn missing_rows_are_listed_with_a_reason() {
     assert!(diff.is_empty(), "golden/missing_rows.txt differs:\n{}", diff.join("\n"));
 }
 
-fn line(ranks: usize) -> Mesh {
-    Mesh::new(&[("a", ranks)], 0).unwrap()
-}
-
 fn is_degenerate(sample: &Sample) -> bool {
     let metas = sample.metas();
     let outs = sample.op.infer(&metas).unwrap();
@@ -179,23 +176,12 @@ fn holds_everywhere(
     rows: &[Row],
     order: &[usize],
 ) -> Result<(), String> {
-    let is_ragged = rows.iter().any(|r| r.ins.iter().chain(&r.outs).any(|s| *s == Slot::Ragged));
-    for dims in if is_ragged { 1..4 } else { 0..1 } {
+    for dims in if is_ragged(rows) { 1..4 } else { 0..1 } {
         for trial in trials {
-            let metas: Vec<Meta> = trial.ins.iter().map(Meta::of).collect();
-            let out_metas: Vec<Meta> = trial.outs.iter().map(Meta::of).collect();
-            let specs = |metas: &[Meta], slots: &dyn Fn(&Row) -> Vec<Slot>| -> Option<Vec<Spec>> {
-                let slots: Vec<Vec<Slot>> = rows.iter().map(slots).collect();
-                let spec = |(i, m): (usize, &Meta)| {
-                    let place = |a: usize| placement(slots[a][i], &metas[0].shape, dims, mesh.axis_len(a));
-                    let placements: Option<Vec<Placement>> = (0..rows.len()).map(place).collect();
-                    let layout = Layout::new(placements?).with_order(order).ok()?;
-                    Spec::new(mesh, m.dtype, m.shape.clone(), layout).ok()
-                };
-                metas.iter().enumerate().map(spec).collect()
-            };
-            let ins = specs(&metas, &|r| r.ins.to_vec());
-            let outs = specs(&out_metas, &|r| r.outs.to_vec());
+            let metas = |ts: &[Tensor]| ts.iter().map(Meta::of).collect::<Vec<_>>();
+            let first = (trial.ins[0].shape(), dims);
+            let ins = specs(mesh, (rows, order), &metas(&trial.ins), first, |r| &r.ins);
+            let outs = specs(mesh, (rows, order), &metas(&trial.outs), first, |r| &r.outs);
             let (Some(ins), Some(outs)) = (ins, outs) else { continue };
             judge(sample, trial, &ins, &outs)?;
         }
@@ -228,32 +214,6 @@ fn row_bound(sample: &Sample, whole: &Tensor, ins: &[Spec]) -> f64 {
     let parts: usize = ins.iter().map(|s| if s.layout.has_partial() { s.mesh.rank_len() } else { 0 }).sum();
     let largest = common::magnitude(whole);
     bound(sample, whole) + (16 * parts) as f64 * common::epsilon(whole.dtype()) * largest
-}
-
-/// `slot` on an axis of `ranks`; `Ragged` is over `dims` dims, cut by the extents of `first`, the first operand.
-fn placement(slot: Slot, first: &Shape, dims: usize, ranks: usize) -> Option<Placement> {
-    Some(match slot {
-        Slot::R => Placement::Replicate,
-        Slot::S(d) => Placement::Shard(d),
-        Slot::P(op) => Placement::Partial(op),
-        Slot::Terms(_) => Placement::Partial(ReduceOp::Sum),
-        Slot::Ragged => {
-            let numel: usize = first.get(..dims)?.iter().product();
-            Placement::RaggedShard { dims, units: uneven(numel, ranks).into() }
-        }
-    })
-}
-
-/// `n` blocks on `ranks` ranks: very uneven, with empty ranks where there are more than two.
-fn uneven(n: usize, ranks: usize) -> Vec<usize> {
-    let mut units = vec![0; ranks];
-    units[0] = n / 3;
-    units[ranks - 1] = n - n / 3;
-    if ranks > 3 {
-        units[3] = n / 4;
-        units[ranks - 1] -= n / 4;
-    }
-    units
 }
 
 /// All combinations that hold on one axis.

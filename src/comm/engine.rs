@@ -289,4 +289,32 @@ mod tests {
             spmd(n, run).unwrap();
         }
     }
+
+    /// Members with two parts, one and none; three of them make two results.
+    #[test]
+    fn several_parts_of_a_member_in_one_phase_and_in_two() {
+        use crate::tensor::FoldStep::{Join, Push};
+        let run = |rank: crate::comm::Rank| {
+            let plain = Group::open(&Plain(rank.engine().clone()), &[0, 1, 2], "plain")?;
+            let push = |member, node| Push { member, node };
+            for (nodes, steps) in [
+                (vec![2, 1, 0], vec![push(0, 0), push(0, 1), Join, push(1, 0), Join]),
+                (vec![0, 1, 2], vec![push(1, 0), push(2, 0), Join, push(2, 1)]),
+            ] {
+                let order = Arc::new(FoldOrder::new(nodes, steps));
+                for len in [1, 7, 16_383, 40_001] {
+                    let reduce = Reduce { op: ReduceOp::Sum, order: order.clone(), shape: [len].into() };
+                    let shape = reduce.part_shape(rank.rank());
+                    let value = |i: usize| ((i + 1) * (rank.rank() + 3)) as f32 * 0.1;
+                    let x = Tensor::from_vec((0..shape.numel()).map(value).collect(), shape)?;
+                    let want = rank.world().all_reduce_in(&x, reduce.clone())?;
+                    let got = plain.all_reduce_in(&x, reduce.clone())?;
+                    assert_eq!([got.shape(), want.shape()], [&reduce.out_shape(); 2]);
+                    assert_eq!(got.to_vec::<f32>()?, want.to_vec::<f32>()?);
+                }
+            }
+            Ok(())
+        };
+        spmd(3, run).unwrap();
+    }
 }

@@ -79,30 +79,37 @@ impl Candidate<'_> {
         let exact = self.mesh.reduction() == Reduction::Exact;
         let summed = |k| if exact { self.terms(k) } else { Ok(None) };
         let summed: SmallVec<[Option<Terms>; 3]> = (0..outs.len()).map(summed).collect::<Result<_>>()?;
-        if summed.iter().flatten().any(|t| !t.fits(self.mesh.mesh())) {
+        if summed.iter().flatten().any(|t| self.mesh.most_nodes(t).is_none()) {
             // Some cut leaves no rank a whole leaf of the summation tree: move operands instead.
             let makes = self.last(|r| r.outs.iter().any(|s| matches!(s, Slot::Terms(_))));
             return Ok(Err(makes.expect("the terms come from a row")));
         }
         let place = |(i, f): (usize, &&Rc<Facts>)| {
-            self.mesh.facts_of(f.spec().with_layout(self.layout(|r| r.ins[i])?)?)
+            let mut spec = f.spec().with_layout(self.layout(|r| r.ins[i])?)?;
+            // In fast mode a sum in parts from before goes on as one part a rank.
+            spec.terms = spec.terms.filter(|_| exact);
+            self.mesh.facts_of(spec)
         };
         let ins: SmallVec<[Rc<Facts>; 3]> = ins.iter().enumerate().map(place).collect::<Result<_>>()?;
         let passes = self.last(|r| r.ins.contains(&Slot::SUM));
+        if let Some(a) = passes
+            && summed.iter().any(Option::is_some)
+        {
+            // The kernel runs on nodes of what it sums, or on those that its operands bring, and not on both.
+            return Ok(Err(a));
+        }
         let made = summed.iter().map(Option::is_some).collect();
         let mut laid = SmallVec::new();
         for (k, (meta, terms)) in outs.iter().zip(summed).enumerate() {
             let layout = self.layout(|r| r.outs[k])?;
             let mut spec = Spec::new(self.mesh.mesh(), meta.dtype, meta.shape.clone(), layout)?;
-            spec.terms = match (terms, passes) {
-                (terms, None) => terms.map(Arc::new),
-                (None, Some(a)) => match passed_terms(&ins) {
+            spec.terms = match passes {
+                None => terms.map(Arc::new),
+                Some(a) => match passed_terms(&ins) {
                     Some(terms) => terms.filter(|_| spec.layout.has_partial()),
                     // Sums over different terms cannot pass side by side.
                     None => return Ok(Err(a)),
                 },
-                // Nor can a sum of sums that are still in parts be one of both.
-                (Some(_), Some(a)) => return Ok(Err(a)),
             };
             laid.push(self.mesh.facts_of(spec)?);
         }
@@ -170,8 +177,9 @@ fn cheapest(
     let exact = mesh.reduction() == Reduction::Exact;
     let made = |row: &Row| -> f64 {
         let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && matches!(s, Slot::Terms(_)));
+        // Infinitely many nodes of no bytes are still too many.
         sums.map(|(k, _)| {
-            more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) * outs[k].len_bytes() as f64
+            more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) * outs[k].len_bytes().max(1) as f64
         })
         .sum()
     };
@@ -180,8 +188,9 @@ fn cheapest(
             return f64::INFINITY;
         }
         let moved = row.ins.iter().zip(ins);
-        let moved =
-            moved.map(|(s, f)| move_cost(f, a, &instantiate(*s, ragged.as_ref()), ranks as f64)).sum::<f64>();
+        let moved = moved
+            .map(|(s, f)| move_cost(mesh, f, a, &instantiate(*s, ragged.as_ref()), ranks as f64))
+            .sum::<f64>();
         moved + made(row)
     };
     let fits =
@@ -248,7 +257,7 @@ fn more_nodes(
     let on = |b: usize| if a == b { (row.clone(), ragged.cloned()) } else { (whole.clone(), None) };
     let alone = Candidate { mesh, op, metas, order: &order, rows: order.iter().map(|&b| on(b)).collect() };
     match alone.terms(k) {
-        Ok(Some(terms)) if terms.fits(mesh.mesh()) => terms.most_nodes(mesh.mesh()).saturating_sub(1) as f64,
+        Ok(Some(terms)) => mesh.most_nodes(&terms).map_or(f64::INFINITY, |n| n.saturating_sub(1) as f64),
         _ => f64::INFINITY,
     }
 }
@@ -262,7 +271,7 @@ fn passed_terms(ins: &[Rc<Facts>]) -> Option<Option<Arc<Terms>>> {
 
 /// Bytes that a rank receives when the operand's placement on axis `a` becomes `to`, the other axes held; infinite for
 /// what is never done silently (opening a partial).
-fn move_cost(f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
+fn move_cost(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
     use Placement::{Partial, RaggedShard, Replicate, Shard};
     let from = f.layout().axis(a);
     if from == to {
@@ -275,7 +284,7 @@ fn move_cost(f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
         .map(|b| f.spec().mesh.axis_len(b))
         .product();
     // A sum in parts takes as much for each node that a rank has finished.
-    let nodes = f.spec().terms.as_ref().map_or(1, |t| t.most_nodes(&f.spec().mesh));
+    let nodes = f.spec().terms.as_ref().map_or(1, |t| mesh.most_nodes(t).expect("what is held fits"));
     let bytes = (f.meta().len_bytes() * nodes) as f64 / other_cuts as f64;
     // What costs no bytes, a slice or a move on an axis of one rank, is not as good as nothing.
     const MOVE: f64 = 1e-3;

@@ -13,7 +13,7 @@ use super::redistribute::Move;
 use super::reduction::Reduction;
 use crate::comm::{Group, Rank};
 use crate::error::{Error, Result};
-use crate::placement::{Layout, Mesh, Spec};
+use crate::placement::{Layout, Mesh, Spec, Terms};
 use crate::tensor::{DType, Dims, Shape};
 
 /// An n-D grid of ranks, as one of them sees it. Cloning shares it; it stays on its rank's thread.
@@ -42,6 +42,7 @@ pub(super) struct Inner {
     pub moves: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
     pub moved_bytes: Cell<u64>,
     facts: RefCell<FxHashMap<Spec, Rc<Facts>>>,
+    most_nodes: RefCell<FxHashMap<Terms, Option<usize>>>,
     groups: RefCell<FxHashMap<Dims, Group>>,
 }
 
@@ -85,6 +86,7 @@ impl DeviceMesh {
             moves: RefCell::default(),
             moved_bytes: Cell::new(0),
             facts: RefCell::default(),
+            most_nodes: RefCell::default(),
             groups: RefCell::default(),
         })))
     }
@@ -144,6 +146,16 @@ impl DeviceMesh {
         let new = Facts::new(facts.len() as u32, spec.clone());
         facts.insert(spec, new.clone());
         Ok(new)
+    }
+
+    /// [`Terms::most_nodes`], remembered: plans ask for it at every row that they weigh.
+    pub(super) fn most_nodes(&self, terms: &Terms) -> Option<usize> {
+        if let Some(&n) = self.0.most_nodes.borrow().get(terms) {
+            return n;
+        }
+        let n = terms.most_nodes(&self.0.mesh);
+        self.0.most_nodes.borrow_mut().insert(terms.clone(), n);
+        n
     }
 
     /// The ranks that differ from this one in the coordinates of `axes` (ascending) only, in row-major order.

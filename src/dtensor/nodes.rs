@@ -70,15 +70,7 @@ impl Nodes {
     pub fn run(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, outs: &[Rc<Facts>]) -> Result<Tensors> {
         match self {
             Nodes::Make { calls, made } => make(op, calls, made, ins, at, outs),
-            Nodes::Pass { parts, passing } => {
-                let mut results: Vec<Tensors> = Vec::with_capacity(*parts);
-                for part in 0..*parts {
-                    let pick = |(x, p): (&Tensor, &bool)| if *p { x.select(0, part) } else { Ok(x.clone()) };
-                    let mut locals: Tensors = ins.iter().zip(passing).map(pick).collect::<Result<_>>()?;
-                    results.push(op.eval(&mut locals, at)?);
-                }
-                stack(&results, outs, |_| true)
-            }
+            Nodes::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
         }
     }
 }
@@ -96,6 +88,34 @@ fn together(op: &dyn Op, forest: &[Node]) -> Option<(Node, Box<dyn Op>)> {
     // Ascending and as many as the box has outer indices: then they are these.
     let full = all.len[..outer].iter().product::<usize>() == forest.len();
     (full && forest.iter().all(alike)).then(|| op.keeping(outer).map(|many| (all, many)))?
+}
+
+fn pass(
+    op: &dyn Op,
+    parts: usize,
+    passing: &[bool],
+    ins: &[Tensor],
+    at: &Windows,
+    outs: &[Rc<Facts>],
+) -> Result<Tensors> {
+    let sums = |o: usize| outs[o].spec().terms.is_some();
+    // Where there is no part, results that are no sums still have to be computed: from zeros.
+    let calls = if (0..outs.len()).all(sums) { parts } else { parts.max(1) };
+    let mut results: Vec<Tensors> = Vec::with_capacity(calls);
+    for part in 0..calls {
+        let pick = |(i, x): (usize, &Tensor)| match passing[i] {
+            true if part < parts => x.select(0, part),
+            true => Ok(Tensor::zeros(x.dtype(), at.ins[i].local().clone())),
+            false => Ok(x.clone()),
+        };
+        let mut locals: Tensors = ins.iter().enumerate().map(pick).collect::<Result<_>>()?;
+        results.push(op.eval(&mut locals, at)?);
+    }
+    let mut all = stack(&results[..parts], outs, sums)?;
+    for o in (0..outs.len()).filter(|&o| !sums(o)) {
+        all[o] = std::mem::take(&mut results[0][o]);
+    }
+    Ok(all)
 }
 
 fn make(
@@ -211,4 +231,66 @@ fn containing<'a>(held: &'a Region, want: &Block) -> &'a Block {
 fn place(block: &Block, want: &Block) -> usize {
     let steps = (0..want.start.len()).map(|d| (want.start[d] - block.start[d]) * block.strides[d]);
     block.offset + steps.sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::spmd;
+    use crate::dtensor::{DTensor, DeviceMesh};
+    use crate::error::Error;
+    use crate::ops::{Axis, Metas, Sum, Tensors, Vjp};
+    use crate::placement::{Layout, Leaf};
+
+    /// Of `x` `[a, b]`: the sum over a, and the rows' number, which is no sum. Says that sums pass, which small integers
+    /// bear out.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct Counted;
+
+    impl Op for Counted {
+        fn name(&self) -> &'static str {
+            "counted"
+        }
+        fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+            let count = Meta::new(ins[0].dtype, [1]);
+            Ok([Meta::new(ins[0].dtype, [ins[0].shape[1]]), count].into_iter().collect())
+        }
+        fn rows(&self, _: &[Meta], _: Axis) -> Vec<Row> {
+            vec![
+                Row::new([Slot::S(0)], [Slot::Terms(Leaf::Pairs), Slot::Terms(Leaf::Pairs)]),
+                Row::new([Slot::SUM], [Slot::SUM, Slot::R]).exact(),
+            ]
+        }
+        fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+            let sum = cpu::reduce(self.name(), &ins[0], &[0], crate::tensor::ReduceOp::Sum, false)?;
+            Ok([sum, Tensor::full(ins[0].dtype(), [1], ins[0].shape()[0] as f64)].into_iter().collect())
+        }
+        fn vjp(&self, _: &mut Vjp) -> Result<()> {
+            Err(Error::unsupported(self.name(), "has no derivative", "", ""))
+        }
+    }
+
+    #[test]
+    fn sums_that_are_made_and_sums_that_pass() {
+        let run = |rank| {
+            let mesh = DeviceMesh::new(&rank, &[("a", 3), ("b", 2)])?;
+            for rows in [12, 2, 0] {
+                let n = rows * 5 * 2;
+                let whole = Tensor::from_vec((0..n).map(|i| (i % 5) as f32).collect(), [rows, 5, 2])?;
+                let first = Sum { dims: [0].into_iter().collect(), keep: false };
+                // Passing along a, of forests of two nodes or none; made along b; both at once.
+                for layout in ["(S0, R)", "(R, S1)", "(S0, S1)"] {
+                    let x = DTensor::distribute(&mesh, &whole, Layout::replicated(2))?;
+                    let x = DTensor::apply_one(&first, &[&x.redistribute(layout.parse()?)?])?;
+                    let outs = DTensor::apply(&Counted, &[&x])?;
+                    let want = cpu::reduce("sum", &whole, &[0, 1], crate::tensor::ReduceOp::Sum, false)?;
+                    let at = format!("{rows} rows, {layout}");
+                    assert_eq!(outs[0].full_tensor()?.to_f64_vec(), want.to_f64_vec(), "{at}");
+                    assert_eq!(outs[1].full_tensor()?.to_f64_vec(), [5.0], "{at}");
+                }
+            }
+            Ok(())
+        };
+        spmd(6, run).unwrap_or_else(|e| panic!("{e}"));
+    }
 }

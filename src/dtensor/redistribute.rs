@@ -17,7 +17,7 @@ use super::facts::Facts;
 use crate::comm::{Group, Pending, Reduce};
 use crate::error::Result;
 use crate::placement::{Layout, Overlap, Placement, Region, Spec};
-use crate::tensor::{DType, Dims, ReduceOp, Shape, Tensor, cpu};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cpu};
 
 /// A planned redistribution.
 #[derive(Debug)]
@@ -35,9 +35,13 @@ enum Stage {
         group: Group,
         reduce: Reduce,
         give: Vec<Piece>,
+        /// The number of tensors of which each gives its pieces, stacked.
+        nodes: usize,
         out: Shape,
     },
     Exchange(Exchange),
+    /// The nodes that this rank has finished of a sum in parts become one part, without the order of the tree.
+    Collapse(Reduce),
     /// A finished f16 or bf16 sum, whose parts were f32, is rounded.
     Round(DType),
     /// This rank's part of a new partial: the value on one rank, the identity on the others.
@@ -94,7 +98,7 @@ impl Move {
         self.stages.iter().any(|s| match s {
             Stage::AllReduce { group, .. } | Stage::ReduceScatter { group, .. } => group.len() > 1,
             Stage::Exchange(x) => x.group.len() > 1,
-            Stage::Share { .. } | Stage::Round(_) => false,
+            Stage::Share { .. } | Stage::Collapse(_) | Stage::Round(_) => false,
         })
     }
 
@@ -119,11 +123,11 @@ impl Move {
         for (k, stage) in self.stages.iter().enumerate().skip(first) {
             local = match stage {
                 Stage::AllReduce { group, reduce } => group.all_reduce_in(&local, reduce.clone())?,
-                Stage::ReduceScatter { group, reduce, give, out } => {
-                    let nodes = reduce.order.nodes()[group.index()];
-                    let parts = give.iter().map(|p| p.cut_nodes(&local, nodes)).collect::<Result<_>>()?;
+                Stage::ReduceScatter { group, reduce, give, nodes, out } => {
+                    let parts = give.iter().map(|p| p.cut_nodes(&local, *nodes)).collect::<Result<_>>()?;
                     group.reduce_scatter_in(parts, reduce.clone()).wait()?.reshape(out.clone())?
                 }
+                Stage::Collapse(reduce) => reduce.fold(&[local.contiguous()]),
                 Stage::Round(dtype) => cpu::cast(&local, *dtype)?,
                 Stage::Share { op, keep } => {
                     if *keep {
@@ -168,7 +172,7 @@ impl Stage {
                 (nodes.iter().sum::<usize>() - nodes[group.index()]) * reduce.shape.numel() * size
             }
             Stage::Exchange(x) if x.nodes != 1 => x.nodes * x.received_len * size,
-            Stage::Exchange(_) | Stage::Share { .. } | Stage::Round(_) => 0,
+            Stage::Exchange(_) | Stage::Share { .. } | Stage::Collapse(_) | Stage::Round(_) => 0,
         };
         bytes as u64
     }
@@ -186,6 +190,7 @@ impl fmt::Display for Move {
                 Stage::ReduceScatter { group, reduce, .. } => {
                     write!(f, "reduce_scatter({}) over {group}{}", reduce.op, Nodes(reduce))?;
                 }
+                Stage::Collapse(reduce) => write!(f, "add up {} nodes", reduce.order.nodes()[0])?,
                 Stage::Round(dtype) => write!(f, "round to {dtype}")?,
                 Stage::Share { op, keep: true } => write!(f, "keep as this rank's part of a {op}")?,
                 Stage::Share { op, keep: false } => write!(f, "take the identity of {op}")?,
@@ -356,6 +361,10 @@ fn plan(mesh: &DeviceMesh, src: &Spec, dst: &Spec) -> Result<Move> {
             cur = next;
         }
     }
+    if cur.terms.is_some() && dst.terms.is_none() {
+        stages.push(Stage::Collapse(collapse(&cur)));
+        cur.terms = None;
+    }
     if cur.stored_dtype() != src.stored_dtype() {
         stages.push(Stage::Round(cur.stored_dtype()));
     }
@@ -399,6 +408,15 @@ fn reduction(mesh: &DeviceMesh, cur: &Spec, axes: &[usize], op: ReduceOp, shape:
     }
 }
 
+/// This rank's nodes added from the first to the last; zeros if it has none.
+fn collapse(cur: &Spec) -> Reduce {
+    let nodes = cur.nodes_len_at(cur.mesh.coords());
+    let first = if nodes == 0 { FoldStep::Empty } else { FoldStep::Push { member: 0, node: 0 } };
+    let others = (1..nodes).flat_map(|node| [FoldStep::Push { member: 0, node }, FoldStep::Join]);
+    let order = FoldOrder::new(vec![nodes], std::iter::once(first).chain(others).collect());
+    Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: cur.local_shape() }
+}
+
 /// The axes whose partial of `cur` is not wanted in `dst`.
 fn leaving_partials(cur: &Spec, dst: &Spec) -> Vec<usize> {
     let partial = |a: &usize| matches!(cur.layout.axis(*a), Placement::Partial(_));
@@ -437,8 +455,9 @@ fn reduce_scatter(mesh: &DeviceMesh, cur: &Spec, next: &Spec, a: usize) -> Resul
         members(mesh, &[a]).iter().map(|c| Piece::new(&mine, &next.region_at(c))).collect();
     let group = mesh.group(&[a])?;
     let reduce = reduction(mesh, cur, &[a], op, give[group.index()].shape());
+    let nodes = cur.nodes_len_at(mesh.mesh().coords());
     let out = mesh.facts_of(next.clone())?.stored_shape().clone();
-    Ok(Stage::ReduceScatter { group, reduce, give, out })
+    Ok(Stage::ReduceScatter { group, reduce, give, nodes, out })
 }
 
 /// The coordinates of the ranks that differ from this one along `axes` only, in group order.

@@ -14,9 +14,9 @@ impl Pointwise for ReluGrad {
     const NAME: &'static str = "relu_grad";
     const ARITY: usize = 2;
 
-    /// Linear in the gradient that comes in.
+    /// Linear in the gradient that comes in, which the rows say.
     fn algebra(&self) -> Algebra {
-        Algebra::Linear
+        Algebra::Opaque
     }
 
     fn dtype(&self, ins: &[Meta]) -> Result<DType> {
@@ -37,9 +37,12 @@ impl Pointwise for ReluGrad {
         Ok(())
     }
 
-    /// A copy, or 0 on every rank.
-    fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
-        [ReduceOp::Max, ReduceOp::Min].map(|op| Row::new([Slot::P(op), Slot::R], [Slot::P(op)])).to_vec()
+    /// A copy, or 0 on every rank. Parts of an f16 or bf16 sum are f32, which the kernel does not take beside `y`.
+    fn more_rows(&self, ins: &[Meta]) -> Vec<Row> {
+        let row = |op| Row::new([Slot::P(op), Slot::R], [Slot::P(op)]);
+        let wide = matches!(ins[0].dtype, DType::F32 | DType::F64);
+        let sum = if wide { row(ReduceOp::Sum).exact() } else { row(ReduceOp::Sum) };
+        [sum, row(ReduceOp::Max), row(ReduceOp::Min)].to_vec()
     }
 }
 

@@ -99,8 +99,9 @@ impl Row {
         Row { ins, outs, by_bits }
     }
 
-    /// The same row, of which it is known that it holds by bits: elements of parts are moved or negated and nothing else,
-    /// or each element comes from one rank and all others give -0, which no sum notices.
+    /// The same row, of which it is known that it holds by bits: elements of parts are moved or replaced by +0 on every rank
+    /// and nothing else, or each element comes from one rank and all others give -0, which no sum notices. The parts of an
+    /// f16 or bf16 sum that pass are f32.
     pub fn exact(mut self) -> Row {
         self.by_bits = true;
         self

@@ -117,29 +117,18 @@ impl Terms {
         largest(Node::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
     }
 
-    /// True where every rank's box consists of nodes.
-    pub fn fits(&self, mesh: &Mesh) -> bool {
-        self.positions(mesh, &self.open_axes().collect::<Vec<_>>())
-            .iter()
-            .all(|c| self.forest(mesh, c).is_some())
-    }
-
-    /// The largest number of nodes that a rank holds.
-    ///
-    /// # Panics
-    /// Where some rank's box does not consist of nodes: see [`Terms::fits`].
-    pub fn most_nodes(&self, mesh: &Mesh) -> usize {
+    /// The largest number of nodes that a rank holds; none where some rank's box does not consist of nodes.
+    pub fn most_nodes(&self, mesh: &Mesh) -> Option<usize> {
         let axes: Vec<usize> = self.open_axes().collect();
-        let forests =
-            self.positions(mesh, &axes).into_iter().map(|c| self.forest(mesh, &c).expect("fits").len());
-        forests.max().unwrap_or(1)
+        let mut positions = self.positions(mesh, &axes).into_iter();
+        positions.try_fold(0, |most, c| Some(self.forest(mesh, &c)?.len().max(most)))
     }
 
     /// How the parts of `members`, the ranks that differ from `coords` along `axes` only, are added up: what is left are
     /// the nodes of their union.
     ///
     /// # Panics
-    /// Where some rank's box does not consist of nodes: see [`Terms::fits`].
+    /// Where some rank's box does not consist of nodes: see [`Terms::most_nodes`].
     pub fn order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
         let mut held = FxHashMap::default();
         let mut nodes_len = Vec::with_capacity(members.len());

@@ -1,5 +1,6 @@
 //! What the judge and the equivalence tests share: cutting a whole tensor as a layout says, without the library's own
-//! redistribution; and, in `layouts` and `program`, random meshes, layouts and programs.
+//! redistribution; and, in `layouts` and `program`, random meshes, layouts and programs; in `samples`, calls
+//! with long sums; in `rows` and `judge`, rows as layouts, and whether they hold by bits.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use isoshard::Result;
@@ -9,8 +10,11 @@ use isoshard::ops::{Fill, Input, Op, Sample, Tensors, Window, Windows};
 use isoshard::placement::{Mesh, Placement, Spec};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 
+pub mod judge;
 pub mod layouts;
 pub mod program;
+pub mod rows;
+pub mod samples;
 
 /// A fixed stream of numbers: SplitMix64.
 pub struct Stream(pub u64);

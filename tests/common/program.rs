@@ -1,4 +1,4 @@
-//! Random programs as a proptest strategy: chains of operators on small integers, exact by construction.
+//! Random programs as proptest strategies: chains of operators, which on small integers are exact by construction.
 
 use std::sync::Arc;
 
@@ -51,14 +51,35 @@ const SEED: f64 = 32.0;
 /// Programs of up to six steps; they shrink to few steps on the latest values of small shapes.
 pub fn programs() -> impl Strategy<Value = Arc<Program>> {
     let extent = prop_oneof![9 => 1..=6usize, 1 => Just(0usize)];
+    // The last program that stays in bounds is the one.
+    of_steps(vec(extent, 0..=3), |program| program.largest() <= LIMIT)
+}
+
+/// As [`programs`], with dims longer than a leaf of the summation tree; their numbers may become as large as they like.
+pub fn long_programs() -> impl Strategy<Value = Arc<Program>> {
+    let extent = prop_oneof![3 => 1..=4usize, 4 => prop::sample::select(vec![33usize, 40, 64, 70])];
+    let numel = |p: &Program| p.0.iter().map(|v| v.shape.numel()).max().unwrap_or(0);
+    let first = vec(extent, 1..=3).prop_map(|mut shape| {
+        while shape.iter().product::<usize>() > 6000 {
+            shape.remove(0);
+        }
+        shape
+    });
+    of_steps(first, move |program| numel(program) <= 10_000)
+}
+
+/// Programs that begin with a leaf of such a shape and stay in `bounds`.
+fn of_steps(
+    first: impl Strategy<Value = Vec<usize>>,
+    bounds: impl Fn(&Program) -> bool,
+) -> impl Strategy<Value = Arc<Program>> {
     let step = (0..KINDS, any::<[u8; 4]>());
-    (vec(extent, 0..=3), vec(step, 1..=6)).prop_map(|(first, steps)| {
+    (first, vec(step, 1..=6)).prop_map(move |(first, steps)| {
         let mut program = Program(vec![Value::leaf(Shape::from(first))]);
         for (kind, bits) in steps {
             let mut longer = program.clone();
             longer.grow(kind, bits);
-            // The last program that stays in bounds is the one.
-            if longer.largest() > LIMIT {
+            if !bounds(&longer) {
                 break;
             }
             program = longer;

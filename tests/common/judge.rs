@@ -1,0 +1,424 @@
+//! Whether rows hold by bits: what `rules_exact` asks of every operator.
+
+use isoshard::ops::{
+    Attention, AttentionGrad, Axis, Fill, Max, Meta, Op, Row, Sample, Slot, Tensors, Window, Windows,
+    eval_whole,
+};
+use isoshard::placement::{Layout, Mesh, Node, Placement, Region, Spec, Terms};
+use isoshard::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
+
+use super::rows::{is_ragged, placement, specs};
+use super::{bits_differ, eval_apart, mix, ordinary, ordinary_values, tensor};
+
+/// What a judgement that finds no difference says.
+pub enum Outcome {
+    Holds,
+    /// No tensor can lie so.
+    Illegal,
+    /// The cut leaves some rank no whole leaf: the engine takes another row.
+    CutsALeaf,
+}
+
+/// The values with which rows are judged.
+pub struct Trial<'a> {
+    sample: &'a Sample,
+    dtype: DType,
+    ins: Vec<Tensor>,
+    pub metas: Vec<Meta>,
+    salt: u64,
+}
+
+impl<'a> Trial<'a> {
+    pub fn new(sample: &'a Sample, dtype: DType, salt: u64) -> Trial<'a> {
+        let mut ins = ordinary_values(sample, dtype, salt);
+        for (i, x) in ins.iter_mut().enumerate() {
+            if sample.ins[i].fill == Fill::Ints && x.dtype().is_float() {
+                *x = awkward(x, salt + 100 * i as u64);
+            }
+        }
+        make_consistent(sample.op.as_ref(), &mut ins);
+        let metas = ins.iter().map(Meta::of).collect();
+        Trial { sample, dtype, ins, metas, salt }
+    }
+
+    pub fn op(&self) -> &dyn Op {
+        self.sample.op.as_ref()
+    }
+
+    /// Operand `i` as `n` parts under `op`: arbitrary ones, not shares of a value.
+    fn parts(&self, i: usize, op: ReduceOp, n: usize, dtype: DType) -> Vec<Tensor> {
+        let (meta, fill) = (&self.metas[i], self.sample.ins[i].fill);
+        let tiny = smallest(dtype);
+        let value = |of: &[f64], e: usize, m: usize| {
+            let h = mix(e as u64 ^ self.salt << 32 ^ (i as u64) << 48);
+            let own = of[e * n + m];
+            match (fill, op, h % 8) {
+                (Fill::Index(_) | Fill::Bools, ..) => (mix(h + m as u64) % 5) as f64,
+                (Fill::Positive | Fill::Unit, ..) => own.abs().clamp(1e-3, 1e3),
+                (_, ReduceOp::Sum, 0) => [of[e * n], -of[e * n], -0.0][m.min(2)],
+                (_, ReduceOp::Sum, 1) => -0.0,
+                (_, ReduceOp::Sum, 2) => tiny,
+                (_, _, 0..4) => [0.0, -0.0][(h as usize >> 8 >> m) % 2],
+                _ => own,
+            }
+        };
+        let numel = meta.shape.numel();
+        let of = ordinary(DType::F64, &Shape::from([numel * n]), self.salt + 50 + i as u64).to_f64_vec();
+        let part = |m: usize| (0..numel).map(|e| value(&of, e, m)).collect::<Vec<f64>>();
+        (0..n).map(|m| tensor(dtype, &part(m), &meta.shape)).collect()
+    }
+}
+
+/// `x` with zeros of either sign, and the smallest numbers, among its elements.
+fn awkward(x: &Tensor, salt: u64) -> Tensor {
+    let tiny = smallest(x.dtype());
+    let value = |(e, v): (usize, f64)| match mix(e as u64 ^ salt << 40) % 16 {
+        0 => 0.0,
+        1 => -0.0,
+        2 => tiny.copysign(v),
+        _ => v,
+    };
+    tensor(x.dtype(), &x.to_f64_vec().into_iter().enumerate().map(value).collect::<Vec<_>>(), x.shape())
+}
+
+fn smallest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(f32::from_bits(1)),
+        DType::BF16 => half::bf16::from_bits(1).to_f64(),
+        DType::F16 => half::f16::from_bits(1).to_f64(),
+        _ => f64::from_bits(1),
+    }
+}
+
+/// Makes statistics fit what they are statistics of: an exponential of their distance must not be infinite everywhere.
+fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
+    if let Some(&AttentionGrad { scale, p, draw }) = op.as_any().downcast_ref() {
+        let outs =
+            eval_whole(&Attention { scale, p, draw }, &ins[..3]).expect("the operands are attention's");
+        ins[3..5].clone_from_slice(&outs);
+    }
+    let maximum = match op.name() {
+        "sum_exp" => 1,
+        "cross_entropy_grad" => 2,
+        _ => return,
+    };
+    let max = Max { dims: [ins[0].shape().len() - 1].into_iter().collect(), keep: true };
+    ins[maximum] = eval_whole(&max, &ins[..1]).expect("logits have a last dim").swap_remove(0);
+}
+
+/// One row an axis.
+pub struct Case<'a> {
+    pub trial: &'a Trial<'a>,
+    pub mesh: &'a Mesh,
+    pub rows: &'a [Row],
+    /// Which axis splits a dim outermost.
+    pub order: &'a [usize],
+}
+
+impl Case<'_> {
+    /// Whether the rows hold together, for every ragged cut that fits.
+    pub fn judge(&self) -> Result<Outcome, String> {
+        let mut best = Outcome::Illegal;
+        for dims in if is_ragged(self.rows) { 1..4 } else { 0..1 } {
+            match self.judge_one(dims)? {
+                Outcome::Illegal => {}
+                other => best = other,
+            }
+        }
+        Ok(best)
+    }
+
+    fn judge_one(&self, dims: usize) -> Result<Outcome, String> {
+        let sums_pass = self.rows.iter().any(|r| r.ins.contains(&Slot::SUM));
+        if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
+            // Parts that follow the summation tree are stored in f32, and are rounded when they are whole.
+            self.judge_stored(dims, true)?;
+        }
+        self.judge_stored(dims, false)
+    }
+
+    fn judge_stored(&self, dims: usize, wide: bool) -> Result<Outcome, String> {
+        let Case { trial, mesh, rows, order } = self;
+        let out_metas = trial.op().infer(&trial.metas).expect("the trial's operands fit");
+        let first = (&trial.metas[0].shape, dims);
+        let ins = specs(mesh, (rows, order), &trial.metas, first, |r| &r.ins);
+        let outs = specs(mesh, (rows, order), &out_metas, first, |r| &r.outs);
+        let (Some(ins), Some(outs)) = (ins, outs) else { return Ok(Outcome::Illegal) };
+        let operands: Vec<Operand> =
+            ins.into_iter().enumerate().map(|(i, s)| Operand::new(trial, i, s, wide)).collect();
+        let wholes: Vec<Tensor> = operands.iter().map(|o| o.whole.clone()).collect();
+        let want = eval_whole(trial.op(), &wholes).map_err(|e| e.to_string())?;
+        let terms: Vec<Option<Terms>> = (0..outs.len()).map(|k| self.terms(k, first)).collect();
+        if terms.iter().flatten().any(|t| t.most_nodes(mesh).is_none()) {
+            return Ok(Outcome::CutsALeaf);
+        }
+        let found = match terms.iter().position(Option::is_some) {
+            Some(k) => self.under_nodes(&operands, &outs, &terms, k, &want)?,
+            None => self.apart(&operands, &outs)?,
+        };
+        for (k, (spec, whole)) in outs.iter().zip(&want).enumerate() {
+            let of = |rank: usize| found[rank][k].as_slice();
+            if let Some(what) = self.differs(spec, terms[k].as_ref(), whole, of) {
+                return Err(format!("result {k} {spec}: {what}"));
+            }
+        }
+        Ok(Outcome::Holds)
+    }
+
+    /// The terms of result `k`, from the rows that cut one dim each.
+    fn terms(&self, k: usize, first: (&Shape, usize)) -> Option<Terms> {
+        let summed = |r: &Row| matches!(r.outs[k], Slot::Terms(_));
+        let leaf = self
+            .rows
+            .iter()
+            .find_map(|r| if let Slot::Terms(leaf) = r.outs[k] { Some(leaf) } else { None })?;
+        let dims = self.term_rows(k);
+        let extent = |r: &Row| {
+            let mut cut = r.ins.iter().zip(&self.trial.metas);
+            cut.find_map(|(s, m)| if let Slot::S(d) = *s { Some(m.shape[d]) } else { None })
+                .expect("a cut operand")
+        };
+        let place = |(a, r): (usize, &Row)| match summed(r) {
+            false => Placement::Replicate,
+            true if r.ins.contains(&Slot::Ragged) => {
+                placement(Slot::Ragged, first.0, first.1, self.mesh.axis_len(a)).expect("the operand lies so")
+            }
+            true => Placement::Shard(
+                dims.iter().position(|d| d.ins == r.ins).expect("a row that cuts a summed dim"),
+            ),
+        };
+        let layout =
+            Layout::new(self.rows.iter().enumerate().map(place)).with_order(self.order).expect("an order");
+        Some(Terms::new(dims.iter().map(extent).collect(), leaf, layout))
+    }
+
+    fn term_rows(&self, k: usize) -> Vec<Row> {
+        let mut rows = self.trial.op().rows(&self.trial.metas, Axis::alone(1));
+        rows.retain(|r| matches!(r.outs[k], Slot::Terms(_)) && !r.ins.contains(&Slot::Ragged));
+        rows
+    }
+
+    /// What every rank finds on all that it holds: by rank and result, one part.
+    fn apart(&self, operands: &[Operand], outs: &[Spec]) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
+        let parts: Vec<Vec<Tensor>> = operands.iter().map(|o| o.locals()).collect();
+        let with: Vec<(&Spec, &[Tensor])> =
+            operands.iter().zip(&parts).map(|(o, p)| (&o.spec, p.as_slice())).collect();
+        let found = eval_apart(self.trial.op(), &with, outs)?;
+        Ok(found.into_iter().map(|outs| outs.into_iter().map(|t| vec![t]).collect()).collect())
+    }
+
+    /// What every rank finds under each of its nodes, one part a node of sums over terms; other results are compared with
+    /// `want` here, and left out.
+    fn under_nodes(
+        &self,
+        operands: &[Operand],
+        outs: &[Spec],
+        terms: &[Option<Terms>],
+        k: usize,
+        want: &Tensors,
+    ) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
+        let (dims, forest_of) = (self.term_rows(k), terms[k].as_ref().expect("asked for it"));
+        let widen = outs.iter().zip(terms).any(|(s, t)| t.is_some() && is_half(s.dtype));
+        let mut all = Vec::new();
+        for rank in self.mesh.ranks() {
+            let coords = self.mesh.coords_of(rank).expect("a rank of the mesh");
+            let mut found: Vec<Vec<Tensor>> = vec![Vec::new(); outs.len()];
+            for node in forest_of.forest(self.mesh, &coords).expect("it fits") {
+                let window =
+                    |spec: &Spec, slot: &dyn Fn(&Row) -> Slot| under(spec, &coords, &node, &dims, slot);
+                let at = Windows {
+                    ins: operands.iter().enumerate().map(|(i, o)| window(&o.spec, &|r| r.ins[i])).collect(),
+                    outs: outs.iter().enumerate().map(|(o, s)| window(s, &|r| r.outs[o])).collect(),
+                };
+                let part = |(o, w): (&Operand, &Window)| {
+                    let x = cut(&o.shares[o.share_of(&coords)], w);
+                    if widen && is_half(x.dtype()) { rounded(&x, DType::F32) } else { x }
+                };
+                let mut locals: Tensors = operands.iter().zip(&at.ins).map(part).collect();
+                let outs = self.trial.op().eval(&mut locals, &at).map_err(|e| e.to_string())?;
+                for (o, part) in outs.into_iter().enumerate() {
+                    if terms[o].is_some() {
+                        found[o].push(part.contiguous());
+                        continue;
+                    }
+                    let want = cut(&want[o], &at.outs[o]);
+                    if let Some(what) = bits_differ(&rounded(&part, want.dtype()), &want) {
+                        return Err(format!("result {o} of rank {rank} under {node:?}: {what}"));
+                    }
+                }
+            }
+            all.push(found);
+        }
+        Ok(all)
+    }
+
+    /// Where the parts of one result, by rank, do not make the whole's part of some rank.
+    fn differs<'p>(
+        &self,
+        spec: &Spec,
+        terms: Option<&Terms>,
+        whole: &Tensor,
+        parts: impl Fn(usize) -> &'p [Tensor],
+    ) -> Option<String> {
+        let open: Vec<usize> = spec
+            .layout
+            .placements()
+            .iter()
+            .enumerate()
+            .filter(|(_, p)| p.is_partial())
+            .map(|(a, _)| a)
+            .collect();
+        let made: Vec<usize> = terms.iter().flat_map(|t| t.open_axes()).collect();
+        assert!(terms.is_none() || made == open, "no operator makes sums beside others that pass");
+        if parts(0).is_empty() && terms.is_none() {
+            return None;
+        }
+        for rank in self.mesh.ranks() {
+            let coords = self.mesh.coords_of(rank).expect("a rank of the mesh");
+            if open.iter().any(|&a| coords[a] != 0) {
+                continue;
+            }
+            let region = spec.region_at(&coords);
+            let members = along(self.mesh, &coords, &open);
+            let order = match terms {
+                Some(terms) => terms.order(self.mesh, &coords, &members, &open),
+                None => FoldOrder::halving(members.len()),
+            };
+            let op = open.first().map_or(ReduceOp::Sum, |&a| match spec.layout.axis(a) {
+                Placement::Partial(op) => *op,
+                _ => unreachable!("an open axis is partial"),
+            });
+            let dtype = if terms.is_some() && is_half(spec.dtype) { DType::F32 } else { spec.dtype };
+            let part = |m: usize, node: usize| parts(self.mesh.position_of(&members[m]))[node].clone();
+            let got = match fold(op, &order, part, || Tensor::zeros(dtype, region.local.clone())) {
+                Ok(got) => rounded(&got, spec.dtype),
+                Err(e) => return Some(e),
+            };
+            if let Some(what) = bits_differ(&got, &held(whole, &region)) {
+                return Some(format!("rank {rank}, {what}"));
+            }
+        }
+        None
+    }
+}
+
+/// One operand in the layout that the rows give it.
+struct Operand {
+    spec: Spec,
+    /// Of a `Partial` one, the parts of all indices, one a rank along those axes; else the whole.
+    shares: Vec<Tensor>,
+    whole: Tensor,
+}
+
+impl Operand {
+    fn new(trial: &Trial, i: usize, spec: Spec, wide: bool) -> Operand {
+        let op = spec
+            .layout
+            .placements()
+            .iter()
+            .find_map(|p| if let Placement::Partial(op) = p { Some(*op) } else { None });
+        let Some(op) = op else {
+            return Operand { spec, shares: vec![trial.ins[i].clone()], whole: trial.ins[i].clone() };
+        };
+        let n = Operand::open(&spec).map(|a| spec.mesh.axis_len(a)).product();
+        let dtype = if wide && op == ReduceOp::Sum && is_half(spec.dtype) { DType::F32 } else { spec.dtype };
+        let shares = trial.parts(i, op, n, dtype);
+        let whole =
+            fold(op, &FoldOrder::halving(n), |m, _| shares[m].clone(), || unreachable!("a rank has a part"));
+        let whole = rounded(&whole.expect("parts of one shape"), spec.dtype);
+        Operand { spec, shares, whole }
+    }
+
+    fn open(spec: &Spec) -> impl Iterator<Item = usize> + '_ {
+        (0..spec.mesh.ndim()).filter(|&a| spec.layout.axis(a).is_partial())
+    }
+
+    fn share_of(&self, coords: &[usize]) -> usize {
+        Operand::open(&self.spec).fold(0, |at, a| at * self.spec.mesh.axis_len(a) + coords[a])
+    }
+
+    fn locals(&self) -> Vec<Tensor> {
+        let local = |rank: usize| {
+            let coords = self.spec.mesh.coords_of(rank).expect("a rank of the mesh");
+            held(&self.shares[self.share_of(&coords)], &self.spec.region_at(&coords))
+        };
+        self.spec.mesh.ranks().map(local).collect()
+    }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// The same numbers in another dtype, rounded once.
+fn rounded(x: &Tensor, dtype: DType) -> Tensor {
+    if x.dtype() == dtype { x.clone() } else { tensor(dtype, &x.to_f64_vec(), x.shape()) }
+}
+
+/// The elements of a region, as they are stored.
+fn held(whole: &Tensor, region: &Region) -> Tensor {
+    let values = whole.to_f64_vec();
+    let mut local = vec![0.0; region.local.numel()];
+    region.runs(whole.shape(), |global, at, len| {
+        local[at..][..len].copy_from_slice(&values[global as usize..][..len])
+    });
+    tensor(whole.dtype(), &local, &region.local)
+}
+
+/// The coordinates that differ from `coords` along `axes` only, in row-major order.
+fn along(mesh: &Mesh, coords: &[usize], axes: &[usize]) -> Vec<Dims> {
+    let all = mesh.ranks().map(|r| mesh.coords_of(r).expect("a rank of the mesh"));
+    all.filter(|c| (0..c.len()).all(|a| axes.contains(&a) || c[a] == coords[a])).collect()
+}
+
+/// The box of what a rank holds that lies under `node`.
+fn under(spec: &Spec, coords: &[usize], node: &Node, dims: &[Row], slot: &dyn Fn(&Row) -> Slot) -> Window {
+    let region = spec.region_at(coords);
+    let (mut start, mut len): (Dims, Dims) = match region.boxes.first() {
+        Some(b) => (b.start.clone(), b.len.clone()),
+        None => (Dims::from_elem(0, spec.shape.len()), region.local.iter().copied().collect()),
+    };
+    for (j, row) in dims.iter().enumerate() {
+        if let Slot::S(d) = slot(row) {
+            (start[d], len[d]) = (node.start[j], node.len[j]);
+        }
+    }
+    Window { global: spec.shape.clone(), region: Region::of_box(start, Shape::from(len)) }
+}
+
+/// The elements of a box, copied.
+fn cut(whole: &Tensor, at: &Window) -> Tensor {
+    if at.region.is_empty() {
+        return Tensor::zeros(whole.dtype(), at.local().clone());
+    }
+    let narrow = |t: Tensor, d: usize| t.narrow(d, at.start(d), at.local()[d]).expect("a box of the whole");
+    (0..whole.shape().len()).fold(whole.clone(), narrow).to_owned_copy()
+}
+
+/// Folds parts in an order that leaves one.
+fn fold(
+    op: ReduceOp,
+    order: &FoldOrder,
+    part: impl Fn(usize, usize) -> Tensor,
+    empty: impl Fn() -> Tensor,
+) -> Result<Tensor, String> {
+    let mut stack: Vec<Tensor> = Vec::new();
+    for step in order.steps() {
+        match *step {
+            FoldStep::Push { member, node } => stack.push(part(member, node).to_owned_copy()),
+            FoldStep::Empty => stack.push(empty()),
+            FoldStep::Join => {
+                let right = stack.pop().expect("two entries");
+                let left = stack.last_mut().expect("two entries");
+                if left.shape() != right.shape() {
+                    return Err(format!("parts {left} and {right}"));
+                }
+                op.fold(left, &right).map_err(|e| e.to_string())?;
+            }
+        }
+    }
+    if stack.len() != 1 {
+        return Err(format!("{} entries are left", stack.len()));
+    }
+    Ok(stack.swap_remove(0))
+}

@@ -1,0 +1,59 @@
+//! Rows of operators as layouts of tensors.
+
+use isoshard::ops::{Meta, Row, Slot};
+use isoshard::placement::{Layout, Mesh, Placement, Spec};
+use isoshard::tensor::{ReduceOp, Shape};
+
+/// A mesh of one axis.
+pub fn line(ranks: usize) -> Mesh {
+    Mesh::new(&[("a", ranks)], 0).expect("one axis with a name")
+}
+
+/// `slot` on an axis of `ranks`; `Ragged` is over `dims` dims, cut by the extents of `first`, the first operand.
+pub fn placement(slot: Slot, first: &Shape, dims: usize, ranks: usize) -> Option<Placement> {
+    Some(match slot {
+        Slot::R => Placement::Replicate,
+        Slot::S(d) => Placement::Shard(d),
+        Slot::P(op) => Placement::Partial(op),
+        Slot::Terms(_) => Placement::Partial(ReduceOp::Sum),
+        Slot::Ragged => {
+            let numel: usize = first.get(..dims)?.iter().product();
+            Placement::RaggedShard { dims, units: uneven(numel, ranks).into() }
+        }
+    })
+}
+
+/// The specs of operands or results under one row an axis, whose slots for them `slots` picks; none where no tensor can
+/// lie so.
+pub fn specs(
+    mesh: &Mesh,
+    (rows, order): (&[Row], &[usize]),
+    metas: &[Meta],
+    (first, dims): (&Shape, usize),
+    slots: impl Fn(&Row) -> &[Slot],
+) -> Option<Vec<Spec>> {
+    let spec = |(i, m): (usize, &Meta)| {
+        let place = |(a, r): (usize, &Row)| placement(slots(r)[i], first, dims, mesh.axis_len(a));
+        let placements: Option<Vec<Placement>> = rows.iter().enumerate().map(place).collect();
+        let layout = Layout::new(placements?).with_order(order).ok()?;
+        Spec::new(mesh, m.dtype, m.shape.clone(), layout).ok()
+    };
+    metas.iter().enumerate().map(spec).collect()
+}
+
+/// True where some slot is ragged.
+pub fn is_ragged(rows: &[Row]) -> bool {
+    rows.iter().any(|r| r.ins.iter().chain(&r.outs).any(|s| *s == Slot::Ragged))
+}
+
+/// `n` blocks on `ranks` ranks: very uneven, with empty ranks where there are more than two.
+fn uneven(n: usize, ranks: usize) -> Vec<usize> {
+    let mut units = vec![0; ranks];
+    units[0] = n / 3;
+    units[ranks - 1] = n - n / 3;
+    if ranks > 3 {
+        units[3] = n / 4;
+        units[ranks - 1] -= n / 4;
+    }
+    units
+}

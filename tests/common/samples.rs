@@ -1,0 +1,46 @@
+//! Calls whose sums have several leaves, full and not, beside the small ones of the catalog.
+
+use isoshard::ops::{
+    Attention, AttentionGrad, Bits, EmbeddingGrad, Free, Input, LayerNormGrad, Matmul, RmsNorm, RmsNormGrad,
+    Sample, ScatterAdd, Sum, SumExp,
+};
+use isoshard::rng::Generator;
+
+pub fn long_sums() -> Vec<Sample> {
+    let ints = |shape: &[usize]| Input::ints(shape);
+    let matmul = |text: &str, a: &[usize], b: &[usize]| {
+        Sample::new(Matmul::new(text).expect("a signature"), [ints(a), ints(b)])
+    };
+    let sum = |dims: &[usize], shape: &[usize]| {
+        Sample::new(Sum { dims: dims.iter().copied().collect(), keep: false }, [ints(shape)])
+    };
+    let (scale, p, draw) = (Bits(0.4), Bits(0.0), Free(Generator::new(3).next_draw()));
+    let heads = |h: usize, t: usize| ints(&[1, h, t, 3]);
+    let attention_grad = |h: usize, hk: usize, t: usize| {
+        let (q, k, lse) = (heads(h, t), heads(hk, t), Input::positive([1, h, t]));
+        let ins = [q.clone(), k.clone(), k, q.clone(), lse, q];
+        Sample::new(AttentionGrad { scale, p: Bits(0.2), draw }, ins)
+    };
+    let (rows, kept) = ([3, 37, 5], [3, 37, 1]);
+    let (x, w, mean, rstd) = (ints(&rows), ints(&[5]), ints(&kept), Input::positive(kept));
+    vec![
+        matmul("m k, k n -> m n", &[3, 130], &[130, 5]),
+        matmul("m k, n k -> m n", &[2, 96], &[3, 96]),
+        matmul("b s k, b s n -> k n", &[6, 40, 3], &[6, 40, 2]),
+        matmul("h b s, b s n -> h n", &[2, 5, 33], &[5, 33, 2]),
+        sum(&[0], &[131, 2]),
+        sum(&[0, 1], &[7, 70, 2]),
+        sum(&[0, 2], &[5, 2, 37]),
+        sum(&[0, 1], &[40, 33]),
+        Sample::new(SumExp, [ints(&[3, 70]), ints(&[3, 1])]),
+        Sample::new(RmsNorm { eps: Bits(1e-5) }, [ints(&[3, 37, 5]), ints(&[5])]),
+        Sample::new(RmsNormGrad, [x.clone(), x.clone(), w.clone(), rstd.clone()]),
+        Sample::new(LayerNormGrad { bias: true }, [x.clone(), x, w, mean, rstd]),
+        Sample::new(EmbeddingGrad { rows: 4 }, [Input::index([3, 50], 4), ints(&[3, 50, 2])]),
+        Sample::new(ScatterAdd { dim: 1, extent: 3 }, [Input::index([2, 70], 3), ints(&[2, 70])]),
+        Sample::new(Attention { scale, p, draw }, [heads(2, 70), heads(2, 70), heads(2, 70)]),
+        Sample::new(Attention { scale, p, draw }, [heads(4, 40), heads(2, 40), heads(2, 40)]),
+        attention_grad(2, 2, 70),
+        attention_grad(4, 2, 40),
+    ]
+}
