@@ -1,9 +1,8 @@
 //! Numbers drawn with a parameter for each element, as methods of the tensor of parameters.
 //!
 //! Element for element they are those of the fills in [`rng`](crate::rng) with the same draw and the same global index:
-//! equal by bits on every layout. Where a tensor's rows lie whole, as all operators but [`DTensor::multinomial`] and
-//! [`DTensor::categorical`] do not even ask, nothing is communicated but the comparison of a generator at its first draw
-//! on a mesh (16 bytes a rank, [`IntoDraw`]).
+//! equal by bits on every layout. Nothing is communicated but the comparison of a generator at its first draw on a mesh (16
+//! bytes a rank, [`IntoDraw`]), and what [`DTensor::multinomial`] and [`DTensor::categorical`] say of rows that are cut.
 //!
 //! Shapes, dtypes and layouts are refused on all ranks alike, before the generator counts. Values (a probability of 1.5)
 //! are seen by the ranks that hold them: those fail, and the others learn of it at their next collective.
@@ -56,7 +55,7 @@ impl DTensor {
     ///     let weights = Tensor::from_vec(vec![0.0f32, 1.0, 3.0, 0.5, 0.0, 0.5], [2, 3])?;
     ///     let weights = DTensor::distribute(&mesh, &weights, "(S0)".parse::<Layout>()?)?;
     ///     let drawn = weights.multinomial(2, false, &mut Generator::new(7))?;
-    ///     assert_eq!(drawn.spec().to_string(), "i64[2, 2]@(dp:S0)");
+    ///     assert_eq!(drawn.to_string(), "i64[2, 2]@(dp:S0)");
     ///     let mut drawn = drawn.full_tensor()?.to_vec::<i64>()?;
     ///     drawn.chunks_mut(2).for_each(|row| row.sort_unstable());
     ///     assert_eq!(drawn, [1, 2, 0, 2]);

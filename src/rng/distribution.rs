@@ -1,18 +1,13 @@
 //! Distributions as values: what is drawn, apart from where its elements lie.
 
-use half::{bf16, f16};
-
 use super::continuous::{check_exponential, check_log_normal, wide};
-use super::fill::{Real, bits32, bits64};
-use super::sample::{Affine, Normal, Uniform};
+use super::drawn::Drawn;
 use super::stretches::{Indices, Stretches};
 use super::truncated::Truncated;
-use super::{
-    Count, Draw, Integer, bernoulli, exponential, gamma, integers, log_normal, poisson, uniform_int,
-};
+use super::{Draw, gamma, integers, poisson};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, Element, Shape};
+use crate::tensor::{DType, Shape};
 
 /// What the elements of a random tensor are drawn from.
 ///
@@ -52,31 +47,31 @@ pub enum Distribution {
         /// The highest value.
         high: f64,
     },
-    /// e to the power of normal numbers of this mean and standard deviation: [`log_normal`]. Floating.
+    /// e to the power of normal numbers of this mean and standard deviation: [`log_normal`](super::log_normal). Floating.
     LogNormal {
         /// The mean of the logarithm.
         mean: f64,
         /// The standard deviation of the logarithm.
         std: f64,
     },
-    /// Exponential, of mean 1 / `rate`: [`exponential`]. Floating.
+    /// Exponential, of mean 1 / `rate`: [`exponential`](super::exponential). Floating.
     Exponential {
         /// The rate.
         rate: f64,
     },
-    /// Gamma, of mean `shape` · `scale`: [`gamma`]; by rejection. Floating.
+    /// Gamma, of mean `shape` · `scale`: [`gamma`](super::gamma()); by rejection. Floating.
     Gamma {
         /// The shape.
         shape: f64,
         /// The scale.
         scale: f64,
     },
-    /// Poisson: [`poisson`]; from a rate of 10 on by rejection. Floating, i64 and i32, the same counts in all.
+    /// Poisson: [`poisson`](super::poisson()); from a rate of 10 on by rejection. Floating, i64 and i32, the same counts in all.
     Poisson {
         /// The rate, which is mean and variance.
         rate: f64,
     },
-    /// Uniform whole numbers from `low` to below `high`, without bias: [`uniform_int`]. Integers, the same numbers in all.
+    /// Uniform whole numbers from `low` to below `high`, without bias: [`uniform_int`](super::uniform_int). Integers, the same numbers in all.
     UniformInt {
         /// The lowest number.
         low: i128,
@@ -91,12 +86,6 @@ pub enum Distribution {
     /// All bits: of i64 the 64-bit draw, of i32 the 32-bit one, of u8 its upper 8 bits. Integers.
     Bits,
 }
-
-/// An element type that a [`Distribution`] can fill: every one there is. Sealed.
-#[expect(private_bounds, reason = "sealed")]
-pub trait Drawn: Element + Fill {}
-
-impl<T: Fill> Drawn for T {}
 
 impl Distribution {
     /// Uniform in [0, 1).
@@ -223,117 +212,15 @@ pub(super) fn expect_storage(verb: &str, region: &Region, len: usize) -> Result<
     Err(Error::invalid(verb, "the storage is not the region's", given, ""))
 }
 
-/// Fills from a distribution that was checked for this type.
-trait Fill: Element {
-    fn fill(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [Self]);
-}
-
-macro_rules! fill {
-    ($($t:ty => $with:expr;)*) => {$(
-        impl Fill for $t {
-            fn fill(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [Self]) {
-                let with: fn(Distribution, Draw, Stretches<'_>, &mut [Self]) = $with;
-                with(from, draw, at, out)
-            }
-        }
-    )*};
-}
-
-fill! {
-    f32 => floats;
-    f64 => floats;
-    f16 => floats;
-    bf16 => floats;
-    i64 => |from, draw, at, out| match from {
-        Distribution::Bits => bits64(draw, at, bytemuck::cast_slice_mut(out)),
-        Distribution::Poisson { .. } => counts(from, draw, at, out),
-        _ => whole(from, draw, at, out),
-    };
-    i32 => |from, draw, at, out| match from {
-        Distribution::Bits => bits32(draw, at, bytemuck::cast_slice_mut(out)),
-        Distribution::Poisson { .. } => counts(from, draw, at, out),
-        _ => whole(from, draw, at, out),
-    };
-    u8 => |from, draw, at, out| match from {
-        Distribution::Bits => {
-            by_chunks(at, out, |at, words: &mut [u32]| bits32(draw, at, words), |w| (w >> 24) as u8)
-        }
-        _ => whole(from, draw, at, out),
-    };
-    bool => |from, draw, at, out| match from {
-        Distribution::Bernoulli { p } => bernoulli(draw, at, p, out).expect(CHECKED),
-        _ => any(from, draw, at, out),
-    };
-}
-
-/// What floating types have; `from` was checked.
-pub(super) fn floats<T: Real>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
-    match from {
-        Distribution::Uniform { low, high } => {
-            T::sample(draw, 0, at, out, Uniform(Affine { scale: high - low, shift: low }));
-        }
-        Distribution::Normal { mean, std } => {
-            T::sample(draw, 0, at, out, Normal(Affine { scale: std, shift: mean }));
-        }
-        Distribution::TruncatedNormal { mean, std, low, high } => {
-            Truncated { mean, std, low, high }.fill(draw, at, out);
-        }
-        Distribution::LogNormal { mean, std } => log_normal(draw, at, mean, std, out).expect(CHECKED),
-        Distribution::Exponential { rate } => exponential(draw, at, rate, out).expect(CHECKED),
-        Distribution::Gamma { shape, scale } => gamma(draw, at, shape, scale, out).expect(CHECKED),
-        Distribution::Poisson { .. } => counts(from, draw, at, out),
-        _ => any(from, draw, at, out),
-    }
-}
-
-const CHECKED: &str = "its parameters were checked";
-
-/// What types that hold counts have besides.
-fn counts<T: Count>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
-    let Distribution::Poisson { rate } = from else { unreachable!("{from:?} is no count") };
-    poisson(draw, at, rate, out).expect(CHECKED);
-}
-
-/// What integer types have besides.
-fn whole<T: Integer>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
-    match from {
-        Distribution::UniformInt { low, high } => uniform_int(draw, at, low, high, out).expect(CHECKED),
-        _ => any(from, draw, at, out),
-    }
-}
-
-/// What every type has.
-fn any<T: Element>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
-    let Distribution::Bernoulli { p } = from else { unreachable!("{from:?} was checked for {}", T::DTYPE) };
-    let [no, yes] = [0.0, 1.0].map(T::from_f64);
-    let mask = |at: Stretches<'_>, mask: &mut [bool]| bernoulli(draw, at, p, mask).expect(CHECKED);
-    by_chunks(at, out, mask, |bit| if bit { yes } else { no });
-}
-
-/// Fills from numbers of another type, a chunk of them at a time.
-fn by_chunks<A: Copy + Default, T>(
-    mut at: Stretches<'_>,
-    out: &mut [T],
-    draw: impl Fn(Stretches<'_>, &mut [A]),
-    to: impl Fn(A) -> T,
-) {
-    const CHUNK: usize = 512;
-    let mut numbers = [A::default(); CHUNK];
-    for out in out.chunks_mut(CHUNK) {
-        let numbers = &mut numbers[..out.len()];
-        draw(at, numbers);
-        at.advance(out.len());
-        out.iter_mut().zip(numbers).for_each(|(out, &mut number)| *out = to(number));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::placement::{Mesh, Spec};
-    use crate::rng::{normal, uniform};
+    use crate::rng::{
+        bernoulli, bits32, bits64, exponential, gamma, log_normal, normal, poisson, uniform, uniform_int,
+    };
     use crate::tensor::cpu::simd::{Isa, with_isa};
-    use crate::tensor::{Dims, for_dtype};
+    use crate::tensor::{Dims, Element, for_dtype};
 
     const DRAW: Draw = Draw { seed: 3, number: 8 };
     const ALL: [Distribution; 15] = [

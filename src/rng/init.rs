@@ -1,6 +1,7 @@
 //! Initial values, described as values: what a parameter starts as, whoever computes which part of it.
 
-use super::distribution::{expect_storage, floats, named};
+use super::distribution::{expect_storage, named};
+use super::drawn::floats;
 use super::fill::Real;
 use super::orthogonal::Orthogonal;
 use super::stretches::{Named, Stretches};

@@ -28,6 +28,7 @@
 mod continuous;
 mod distribution;
 mod draw;
+mod drawn;
 mod dropout;
 mod fill;
 mod gamma;
@@ -45,8 +46,9 @@ mod tries;
 mod truncated;
 
 pub use continuous::{exponential, exponential_each, log_normal, uniform_between};
-pub use distribution::{Distribution, Drawn};
+pub use distribution::Distribution;
 pub use draw::Draw;
+pub use drawn::Drawn;
 pub use dropout::{bernoulli, bernoulli_each, dropout, dropout_in_place, keep, keep_threshold};
 pub use fill::{Real, bits32, bits64, normal, uniform};
 pub use gamma::{gamma, gamma_each};
