@@ -1,5 +1,8 @@
 //! Small reductions of several tensors in one message.
 
+use std::rc::Rc;
+
+use super::facts::Facts;
 use super::redistribute;
 use super::tensor::DTensor;
 use crate::comm::{Group, Reduce};
@@ -10,8 +13,8 @@ use crate::tensor::{DType, Shape, Tensor};
 struct Bundle {
     group: Group,
     dtype: DType,
-    /// The tensors' places in the call, and how each is folded.
-    members: Vec<(usize, Reduce)>,
+    /// The tensors' places in the call, how each is folded, and what it becomes.
+    members: Vec<(usize, Reduce, Rc<Facts>)>,
 }
 
 impl DTensor {
@@ -32,11 +35,11 @@ impl DTensor {
             };
             let like = |b: &&mut Bundle| b.group.ranks() == group.ranks() && b.dtype == x.local.dtype();
             match bundles.iter_mut().find(like) {
-                Some(bundle) => bundle.members.push((i, reduce.clone())),
+                Some(bundle) => bundle.members.push((i, reduce.clone(), facts)),
                 None => bundles.push(Bundle {
                     group: group.clone(),
                     dtype: x.local.dtype(),
-                    members: vec![(i, reduce.clone())],
+                    members: vec![(i, reduce.clone(), facts)],
                 }),
             }
         }
@@ -50,31 +53,29 @@ impl DTensor {
 impl Bundle {
     fn run(&self, xs: &[DTensor], done: &mut [Option<DTensor>]) -> Result<()> {
         let len = |member: usize, reduce: &Reduce| reduce.part_shape(member).numel();
-        let total = |member: usize| self.members.iter().map(|(_, r)| len(member, r)).sum::<usize>();
+        let total = |member: usize| self.members.iter().map(|(_, r, _)| len(member, r)).sum::<usize>();
         let shapes: Vec<Shape> = (0..self.group.len()).map(|m| [total(m)].into()).collect();
         let mut mine = Tensor::stale(self.dtype, shapes[self.group.index()].clone());
         let mut at = 0;
-        for (i, _) in &self.members {
+        for (i, ..) in &self.members {
             let x = &xs[*i].local;
             x.copy_block(&mut mine, x.shape(), (0, x.strides()), (at, &x.shape().strides()));
             at += x.numel();
         }
         let all = self.group.all_gather(&mine, &shapes)?;
         let mut starts = vec![0; self.group.len()];
-        for (i, reduce) in &self.members {
+        for (i, reduce, facts) in &self.members {
             let part = |(member, all): (usize, &Tensor)| {
                 let len = len(member, reduce);
                 starts[member] += len;
                 all.narrow(0, starts[member] - len, len)?.reshape(reduce.part_shape(member))
             };
             let parts = all.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
-            let x = &xs[*i];
-            let facts = x.mesh.facts_of(x.facts.spec().with_layout(x.reduced_layout()?)?)?;
-            done[*i] = Some(DTensor::wrap(&x.mesh, reduce.fold(&parts), facts));
+            done[*i] = Some(DTensor::wrap(&xs[*i].mesh, reduce.fold(&parts), facts.clone()));
         }
         let others = (0..self.group.len()).filter(|m| *m != self.group.index()).map(total).sum::<usize>();
         let bytes = (others * self.dtype.size_bytes()) as u64;
-        if let Some((i, _)) = self.members.first() {
+        if let Some((i, ..)) = self.members.first() {
             let moved = &xs[*i].mesh.0.moved_bytes;
             moved.set(moved.get() + bytes);
         }
