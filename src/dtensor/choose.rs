@@ -312,19 +312,15 @@ mod tests {
     use crate::dtensor::DTensor;
     use crate::tensor::DType;
 
-    fn zeros(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
-        let whole = crate::tensor::Tensor::zeros(DType::F32, shape);
-        DTensor::distribute(mesh, &whole, Layout::replicated(mesh.mesh().ndim()))?
-            .redistribute(layout.parse()?)
-    }
-
     #[test]
     fn the_order_is_that_of_the_largest_operand_that_has_one() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 2)])?;
             let order = |layouts: &[(&[usize], &str)]| -> Result<Vec<usize>> {
-                let xs: Vec<DTensor> =
-                    layouts.iter().map(|(s, l)| zeros(&mesh, s, l)).collect::<Result<_>>()?;
+                let xs: Vec<DTensor> = layouts
+                    .iter()
+                    .map(|(s, l)| DTensor::zeros(&mesh, DType::F32, *s, l.parse()?))
+                    .collect::<Result<_>>()?;
                 Ok(common_order(&xs.iter().map(|x| &x.facts).collect::<Vec<_>>()).to_vec())
             };
             assert_eq!(order(&[(&[4], "(S0, S0)")])?, [0, 1]);

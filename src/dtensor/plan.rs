@@ -140,21 +140,17 @@ mod tests {
     use crate::comm::spmd;
     use crate::dtensor::DTensor;
     use crate::ops::Add;
-    use crate::placement::Layout;
     use crate::tensor::DType;
-
-    fn zeros(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
-        let whole = crate::tensor::Tensor::zeros(DType::F32, shape);
-        DTensor::distribute(mesh, &whole, Layout::replicated(mesh.mesh().ndim()))?
-            .redistribute(layout.parse()?)
-    }
 
     #[test]
     fn plans_are_found_again_and_as_few_operands_move_as_can() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 1)])?;
             let plan = |x: &DTensor, y: &DTensor| Plan::find(&mesh, &Add, &[&x.facts, &y.facts]);
-            let (s0, s1) = (zeros(&mesh, &[4, 4], "(S0, S1)")?, zeros(&mesh, &[4, 4], "(S1, S1)")?);
+            let (s0, s1) = (
+                DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0, S1)".parse()?)?,
+                DTensor::zeros(&mesh, DType::F32, [4, 4], "(S1, S1)".parse()?)?,
+            );
             let first = plan(&s0, &s0)?;
             assert!(Rc::ptr_eq(&first, &plan(&s0, &s0)?));
             assert!(first.moves.iter().all(Option::is_none));
@@ -167,7 +163,7 @@ mod tests {
             );
             // Equal numbers on another mesh are other facts.
             let other = DeviceMesh::new(mesh.rank(), &[("a", 2), ("b", 1)])?;
-            let twin = zeros(&other, &[4, 4], "(S0, S1)")?;
+            let twin = DTensor::zeros(&other, DType::F32, [4, 4], "(S0, S1)".parse()?)?;
             assert_eq!(twin.facts.id, s0.facts.id);
             assert_ne!(twin.facts, s0.facts);
             Ok(())
