@@ -34,86 +34,42 @@ mod x86 {
 
     use super::transpose_plain;
 
-    /// Blocks of 8 x 8, the rest element by element.
-    ///
-    /// # Safety
-    /// As [`transpose_plain`]; the CPU has AVX2.
-    #[target_feature(enable = "avx2")]
-    pub(in super::super) unsafe fn transpose_f32(
-        src: *const f32,
-        src_step: usize,
-        lines: usize,
-        len: usize,
-        dst: *mut f32,
-        dst_step: usize,
-    ) {
-        let (full_lines, full_len) = (lines / 8 * 8, len / 8 * 8);
-        // SAFETY: blocks lie within the lines; the rest is the caller's promise.
-        unsafe {
-            for j in (0..full_lines).step_by(8) {
-                for k in (0..full_len).step_by(8) {
-                    block_f32(src.add(j * src_step + k), src_step, dst.add(k * dst_step + j), dst_step);
+    /// Square blocks in registers, the rest element by element.
+    macro_rules! transpose {
+        ($($name:ident: $t:ty, $n:literal, $block:ident;)*) => {$(
+            #[doc = concat!("Blocks of ", $n, " x ", $n, ", the rest element by element.")]
+            ///
+            /// # Safety
+            /// As [`transpose_plain`]; the CPU has AVX2.
+            #[target_feature(enable = "avx2")]
+            pub(in super::super) unsafe fn $name(
+                src: *const $t,
+                src_step: usize,
+                lines: usize,
+                len: usize,
+                dst: *mut $t,
+                dst_step: usize,
+            ) {
+                let (full_lines, full_len) = (lines / $n * $n, len / $n * $n);
+                // SAFETY: blocks lie within the lines; the rest is the caller's promise.
+                unsafe {
+                    for j in (0..full_lines).step_by($n) {
+                        for k in (0..full_len).step_by($n) {
+                            $block(src.add(j * src_step + k), src_step, dst.add(k * dst_step + j), dst_step);
+                        }
+                    }
+                    let (below, right) = (lines - full_lines, len - full_len);
+                    let (under, beside) = (src.add(full_lines * src_step), src.add(full_len));
+                    transpose_plain(under, src_step, below, full_len, dst.add(full_lines), dst_step);
+                    transpose_plain(beside, src_step, lines, right, dst.add(full_len * dst_step), dst_step);
                 }
             }
-            let below = lines - full_lines;
-            transpose_plain(
-                src.add(full_lines * src_step),
-                src_step,
-                below,
-                full_len,
-                dst.add(full_lines),
-                dst_step,
-            );
-            transpose_plain(
-                src.add(full_len),
-                src_step,
-                lines,
-                len - full_len,
-                dst.add(full_len * dst_step),
-                dst_step,
-            );
-        }
+        )*};
     }
 
-    /// Blocks of 4 x 4, the rest element by element.
-    ///
-    /// # Safety
-    /// As [`transpose_plain`]; the CPU has AVX2.
-    #[target_feature(enable = "avx2")]
-    pub(in super::super) unsafe fn transpose_f64(
-        src: *const f64,
-        src_step: usize,
-        lines: usize,
-        len: usize,
-        dst: *mut f64,
-        dst_step: usize,
-    ) {
-        let (full_lines, full_len) = (lines / 4 * 4, len / 4 * 4);
-        // SAFETY: blocks lie within the lines; the rest is the caller's promise.
-        unsafe {
-            for j in (0..full_lines).step_by(4) {
-                for k in (0..full_len).step_by(4) {
-                    block_f64(src.add(j * src_step + k), src_step, dst.add(k * dst_step + j), dst_step);
-                }
-            }
-            let below = lines - full_lines;
-            transpose_plain(
-                src.add(full_lines * src_step),
-                src_step,
-                below,
-                full_len,
-                dst.add(full_lines),
-                dst_step,
-            );
-            transpose_plain(
-                src.add(full_len),
-                src_step,
-                lines,
-                len - full_len,
-                dst.add(full_len * dst_step),
-                dst_step,
-            );
-        }
+    transpose! {
+        transpose_f32: f32, 8, block_f32;
+        transpose_f64: f64, 4, block_f64;
     }
 
     #[target_feature(enable = "avx2")]
