@@ -20,7 +20,7 @@ const STEPS: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Model {
     Gpt { heads: usize, bias: bool },
-    Llama,
+    Llama { heads: usize, kv_heads: usize },
 }
 
 /// How a training run lies on its ranks, and what it computes.
@@ -30,6 +30,9 @@ struct Run {
     model: Model,
     sequence: bool,
     accumulate: usize,
+    steps: usize,
+    /// Different ones; then they come again.
+    batches: usize,
     reduction: Reduction,
 }
 
@@ -45,8 +48,12 @@ const SINGLE: Run = Run {
     model: Model::Gpt { heads: 4, bias: true },
     sequence: false,
     accumulate: 1,
+    steps: STEPS,
+    batches: usize::MAX,
     reduction: Reduction::Exact,
 };
+
+const LLAMA: Model = Model::Llama { heads: 8, kv_heads: 4 };
 
 const MESHES: [&str; 12] = [
     "fsdp=2",
@@ -72,7 +79,24 @@ fn a_gpt_trains_as_one_rank_does_by_bits() {
 
 #[test]
 fn a_llama_trains_as_one_rank_does_by_bits() {
-    every_mesh(Run { model: Model::Llama, ..SINGLE });
+    every_mesh(Run { model: LLAMA, ..SINGLE });
+}
+
+#[test]
+fn groups_of_heads_split_in_every_way_that_leaves_them_whole() {
+    for (kv_heads, meshes) in
+        [(3, ["tp=3", "fsdp=2,tp=3"]), (2, ["tp=2", "dp=2,tp=2"]), (6, ["tp=6", "tp=2"])]
+    {
+        on_meshes(Run { model: Model::Llama { heads: 6, kv_heads }, ..SINGLE }, &meshes);
+    }
+}
+
+#[test]
+fn training_lowers_the_loss() {
+    for model in [SINGLE.model, LLAMA] {
+        let Outcome { losses, .. } = outcome(Run { model, steps: 12, batches: 1, ..SINGLE });
+        assert!(losses[11] < 0.9 * losses[0], "{model:?}: {losses:?}");
+    }
 }
 
 #[test]
@@ -80,7 +104,7 @@ fn accumulation_and_models_without_biases_train_alike_by_bits() {
     let run = Run { accumulate: 2, model: Model::Gpt { heads: 4, bias: false }, ..SINGLE };
     assert_ne!(outcome(run).losses, outcome(Run { accumulate: 1, ..run }).losses);
     every_mesh(run);
-    every_mesh(Run { model: Model::Llama, ..run });
+    every_mesh(Run { model: LLAMA, ..run });
 }
 
 #[test]
@@ -103,8 +127,12 @@ fn fast_reductions_train_alike_up_to_rounding() {
 
 /// The run on every mesh, along the sequence too where there is a tp axis, against one rank.
 fn every_mesh(single: Run) {
+    on_meshes(single, &MESHES);
+}
+
+fn on_meshes(single: Run, meshes: &[&'static str]) {
     let expected = outcome(single);
-    for mesh in MESHES {
+    for &mesh in meshes {
         for sequence in [false, true] {
             if !sequence || mesh.contains("tp") {
                 let run = Run { mesh, sequence, ..single };
@@ -116,18 +144,23 @@ fn every_mesh(single: Run) {
 
 #[test]
 fn heads_that_no_rank_can_halve_are_refused() {
-    let run = Run { mesh: "tp=2", model: Model::Gpt { heads: 5, bias: true }, ..SINGLE };
-    let error = spmd(2, move |rank| train(&rank, run)).unwrap_err();
-    let Error::Rank { cause, .. } = error else { panic!("{error}") };
-    let Failure::Error(Error::Sharding(refusal)) = *cause else { panic!("{cause}") };
-    assert!(refusal.given.contains("5 blocks (heads)"), "{refusal}");
-    assert!(refusal.remedy.contains("divides 5"), "{refusal}");
+    let groups = Model::Llama { heads: 6, kv_heads: 3 };
+    for (model, blocks) in [(Model::Gpt { heads: 5, bias: true }, 5), (groups, 3)] {
+        let run = Run { mesh: "tp=2", model, ..SINGLE };
+        let error = spmd(2, move |rank| train(&rank, run)).unwrap_err();
+        let Error::Rank { cause, .. } = error else { panic!("{error}") };
+        let Failure::Error(Error::Sharding(refusal)) = *cause else { panic!("{cause}") };
+        assert!(refusal.given.contains(&format!("{blocks} blocks (heads)")), "{refusal}");
+        assert!(refusal.remedy.contains(&format!("divides {blocks}")), "{refusal}");
+    }
 }
 
 #[test]
 fn batches_and_sequences_shorter_than_the_ranks_are_legal() {
     // A batch of 5 rows on 7 ranks: two of them have none.
-    assert_eq!(outcome(Run { mesh: "fsdp=7", ..SINGLE }), outcome(SINGLE));
+    for model in [SINGLE.model, LLAMA] {
+        on_meshes(Run { model, ..SINGLE }, &["fsdp=7"]);
+    }
 }
 
 /// A rank that panics at any of its calls to others, in the forward pass, the backward pass or the optimizer, ends the
@@ -177,7 +210,11 @@ type Loss = Box<dyn Fn(&Forward, &DTensor, &DTensor) -> Result<DTensor>>;
 fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     let mesh = DeviceMesh::parse(rank, run.mesh)?;
     mesh.set_reduction(run.reduction);
-    let heads = if let Model::Gpt { heads, .. } = run.model { heads } else { 4 };
+    // Those that a rank has whole: a Llama's go with the keys and values they look at.
+    let heads = match run.model {
+        Model::Gpt { heads, .. } => heads,
+        Model::Llama { kv_heads, .. } => kv_heads,
+    };
     let plan = Plan::transformer(mesh.mesh(), Parallel { heads, sequence: run.sequence })?;
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, 11)?;
@@ -189,8 +226,8 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
             let model = Gpt::new(&mut params, config)?;
             Box::new(move |cx, tokens, targets| model.loss(cx, tokens, targets))
         }
-        Model::Llama => {
-            let (heads, kv_heads, head_width, width, hidden, base) = (8, 4, 6, 37, 53, 1e4);
+        Model::Llama { heads, kv_heads } => {
+            let (head_width, width, hidden, base) = (10, 37, 101, 1e4);
             let config = LlamaConfig {
                 vocabulary,
                 block,
@@ -211,11 +248,11 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     let mut optimizer = AdamW::new((0.9, 0.99), 0.1);
     let mut dropout = Generator::new(11).child("dropout");
     let mut losses = Vec::new();
-    for step in 0..STEPS {
+    for step in 0..run.steps {
         let mut grads = Gradients::default();
         let mut sum = 0.0;
         for micro in 0..run.accumulate {
-            let (tokens, targets) = batch(step * run.accumulate + micro)?;
+            let (tokens, targets) = batch((step * run.accumulate + micro) % run.batches)?;
             let tokens = DTensor::distribute(&mesh, &tokens, layout.clone())?;
             let targets = DTensor::distribute(&mesh, &targets, layout.clone())?;
             let cx = Forward::train(&params, &mut dropout);
