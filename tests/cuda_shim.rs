@@ -252,7 +252,7 @@ fn memory_is_watched() {
     let freed = unsafe { shim.free(c) };
     assert!(text(freed.unwrap_err()).contains("0 bytes behind a block of 101"));
     bench.launch("small_blocks", [1, 1, 1], [1, 1, 1], 0, &[bytes(&(b - 4))]).unwrap();
-    assert!(text(shim.synchronize(bench.stream).unwrap_err()).contains("4 bytes before a block of 6000"));
+    assert!(text(shim.synchronize(bench.stream).unwrap_err()).contains("1 bytes before a block of 6000"));
 }
 
 #[test]
