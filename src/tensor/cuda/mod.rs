@@ -7,9 +7,11 @@
 //!
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
+mod blas;
 mod device;
 mod driver;
 mod fault;
+mod gemm;
 mod gpu;
 mod launch;
 mod memory;
@@ -20,8 +22,10 @@ mod sources;
 mod stream;
 mod transfer;
 
+pub use blas::{Blas, Matrix, Product};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
+pub use gemm::{gemm, set_tf32};
 pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
 pub use launch::{Extent, Launch};
 pub use memory::MemoryStats;
