@@ -25,6 +25,10 @@ pub(super) fn program(name: &str) -> Option<&'static str> {
 
 const HEADERS: &[(&str, &str)] = embed! {
     "iso.cuh"
+    "matmul_panel.cuh"
+    "matmul_tile.cuh"
 };
 
-const PROGRAMS: &[(&str, &str)] = embed! {};
+const PROGRAMS: &[(&str, &str)] = embed! {
+    "matmul.cu"
+};
