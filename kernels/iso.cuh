@@ -106,7 +106,7 @@ DEVICE u64 threads_len() { return (u64)gridDim.x * blockDim.x; }
 // table in src/tensor/cuda/fault.rs, `value` what was found.
 struct Fault {
   u32 code;
-  u32 unused;
+  f32 found;
   i64 value;
 };
 DEVICE void report(Fault* fault, u32 code, i64 value) {
