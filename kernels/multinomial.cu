@@ -4,12 +4,6 @@
 
 DEVICE bool is_weight(f64 w) { return w >= 0.0 && w < inf_f64(); }
 
-// The global index of a place's element.
-DEVICE u64 index_of(const Place& place, u64 at) {
-  Split s = split(at, place.run);
-  return start_of(place, s.whole) + s.rest;
-}
-
 // ---- with replacement: a warp a row --------------------------------------------------------------------------------
 
 // Writes all sums of weights from category 0 on, in ascending order, and gives the last. One chain of additions, as the
@@ -47,13 +41,15 @@ DEVICE u64 sums_below(const f64* sums, u64 k, f64 u) {
   return low;
 }
 
-// `place` is the results'; a warp has k numbers of `scratch`.
+// `place` is the results', of whole rows; a warp has k numbers of `scratch`.
 template <class T>
 DEVICE void with_replacement(const T* weights, i64* out, f64* scratch, Place place, Draw draw, u64 rows, u64 k,
                              u64 samples, Fault* fault) {
   u64 warp = thread_index() / 32, warps = threads_len() / 32;
   u32 lane = threadIdx.x % 32;
   f64* sums = scratch + warp * k;
+  weights += place.offset / samples * k;
+  out += place.offset;
   for (u64 row = warp; row < rows; row += warps) {
     u64 first_row = index_of(place, row * samples) / samples;
     f64 sum = sums_of(weights + row * k, k, sums, first_row, fault);
@@ -94,13 +90,15 @@ DEVICE void sort(u64* keys, u32* categories, u32 len) {
   __syncthreads();
 }
 
-// `place` is the weights'; a block has `len`, a power of two and at least k, keys and categories of scratch.
+// `place` is the weights', of whole rows; a block has `len`, a power of two and at least k, keys and categories of scratch.
 template <class T>
 DEVICE void without(const T* weights, i64* out, u64* all_keys, u32* all_categories, Place place, Draw draw, u64 rows,
                     u32 k, u32 len, u32 samples, Fault* fault) {
   SHARED u32 positive_len;
   u64* keys = all_keys + (u64)blockIdx.x * len;
   u32* categories = all_categories + (u64)blockIdx.x * len;
+  weights += place.offset;
+  out += place.offset / k * samples;
   for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
     if (threadIdx.x == 0) positive_len = 0;
     __syncthreads();

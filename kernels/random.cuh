@@ -3,10 +3,11 @@
 #include "philox.cuh"
 
 // A box of global indices in contiguous local storage (rng::cuda::Place): `runs` runs of `run` elements, each contiguous
-// in the whole too. The pointer that comes with it is that of the box's first element.
+// in the whole too.
 struct Place {
-  // The global index of the first element.
+  // The global index of the first element, and where it lies in local storage.
   u64 first;
+  u64 offset;
   u64 run;
   u64 runs;
   // What divides `first` and, where there are several runs, `run` and every stride: 4, 2 or 1.
@@ -64,7 +65,7 @@ DEVICE Group group_of(const Place& place, u64 i) {
   u64 run = place.run;
   if (place.runs == 1 && place.group % PER == 0) {
     u64 at = i * PER, left = run - at;
-    return Group{place.first / PER + i, at, 0, left < PER ? (u32)left : (u32)PER};
+    return Group{place.first / PER + i, place.offset + at, 0, left < PER ? (u32)left : (u32)PER};
   }
   u64 spare = place.group % PER == 0 ? PER - 1 : 2 * PER - 2;
   Split s = split(i, (run + spare) / PER);
@@ -72,7 +73,7 @@ DEVICE Group group_of(const Place& place, u64 i) {
   u64 block = start / PER + s.rest, low = block * PER, high = low + PER;
   u64 from = low > start ? low : start, to = high < end ? high : end;
   u32 len = from < to ? (u32)(to - from) : 0;
-  return Group{block, s.whole * run + (from - start), (u32)(from - low), len};
+  return Group{block, place.offset + s.whole * run + (from - start), (u32)(from - low), len};
 }
 
 // Has `take` do all groups of a place, shared by the threads of the grid: neighbours take neighbours.
@@ -85,17 +86,18 @@ DEVICE void each_group(const Place& place, Take take) {
   }
 }
 
+// The global index of a place's element.
+DEVICE u64 index_of(const Place& place, u64 i) {
+  Split s = split(i, place.run);
+  return start_of(place, s.whole) + s.rest;
+}
+
 // Has `take` do all elements of a place, given their global and their local indices.
 template <class Take>
 DEVICE void each_element(const Place& place, Take take) {
   u64 len = place.runs * place.run;
   for (u64 i = thread_index(); i < len; i += threads_len()) {
-    if (place.runs == 1) {
-      take(place.first + i, i);
-    } else {
-      Split s = split(i, place.run);
-      take(start_of(place, s.whole) + s.rest, i);
-    }
+    take(place.runs == 1 ? place.first + i : index_of(place, i), place.offset + i);
   }
 }
 

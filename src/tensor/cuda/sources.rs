@@ -25,6 +25,20 @@ pub(super) fn program(name: &str) -> Option<&'static str> {
 
 const HEADERS: &[(&str, &str)] = embed! {
     "iso.cuh"
+    "draws.cuh"
+    "math.cuh"
+    "parameters.cuh"
+    "philox.cuh"
+    "random.cuh"
 };
 
-const PROGRAMS: &[(&str, &str)] = embed! {};
+const PROGRAMS: &[(&str, &str)] = embed! {
+    "bernoulli.cu"
+    "dropout.cu"
+    "exponential.cu"
+    "gamma.cu"
+    "multinomial.cu"
+    "poisson.cu"
+    "random.cu"
+    "shuffle.cu"
+};
