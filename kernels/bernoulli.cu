@@ -4,9 +4,8 @@
 
 template <class T>
 DEVICE void fill_each(const T* probabilities, bool* out, Place place, Draw draw, Fault* fault) {
-  each_group<4>(place, [=](Group group) {
+  fill_groups<4>(out, place, [=](Group group, bool(&x)[4]) {
     T of[4];
-    bool x[4];
     load_group<4>(probabilities, group, narrow<T>(0), of);
     Words words = philox(draw, group.block);
     UNROLL
@@ -15,7 +14,6 @@ DEVICE void fill_each(const T* probabilities, bool* out, Place place, Draw draw,
       if (!is_probability(p)) report_parameter(fault, BERNOULLI_PROBABILITY, group.block * 4 + i, p);
       x[i] = (f64)words.word[i] + 0.5 <= p * 4294967296.0;
     }
-    store_group<4>(out, group, x);
   });
 }
 

@@ -5,21 +5,18 @@
 template <class T>
 DEVICE void fill(T* out, Place place, Draw draw, Wide<T> rate) {
   const int PER = PER_BLOCK<T>;
-  each_group<PER>(place, [=](Group group) {
-    Wide<T> x[PER];
+  fill_rounded<PER>(out, place, [=](Group group, Wide<T>(&x)[PER]) {
     exponentials(philox(draw, group.block), x);
     UNROLL
     for (int i = 0; i < PER; i++) x[i] = x[i] / rate;
-    store_rounded(out, group, x);
   });
 }
 
 template <class T>
 DEVICE void fill_each(const T* rates, T* out, Place place, Draw draw, Fault* fault) {
   const int PER = PER_BLOCK<T>;
-  each_group<PER>(place, [=](Group group) {
+  fill_rounded<PER>(out, place, [=](Group group, Wide<T>(&x)[PER]) {
     T rate[PER];
-    Wide<T> x[PER];
     load_group<PER>(rates, group, narrow<T>(1), rate);
     exponentials(philox(draw, group.block), x);
     UNROLL
@@ -28,7 +25,6 @@ DEVICE void fill_each(const T* rates, T* out, Place place, Draw draw, Fault* fau
       if (!is_positive_finite(r)) report_parameter(fault, EXPONENTIAL_RATE, group.block * PER + i, r);
       x[i] = x[i] / r;
     }
-    store_rounded(out, group, x);
   });
 }
 

@@ -134,7 +134,7 @@ DEVICE void without(const T* weights, i64* out, u64* all_keys, u32* all_categori
           Fault* fault)) {                                                                                          \
     with_replacement(weights, out, scratch, place, draw, rows, k, samples, fault);                                  \
   }                                                                                                                 \
-  KERNEL(without_##T, 1024,                                                                                         \
+  KERNEL(without_##T, 512,                                                                                          \
          (const T* weights, i64* out, u64* keys, u32* categories, Place place, Draw draw, u64 rows, u32 k, u32 len,  \
           u32 samples, Fault* fault)) {                                                                             \
     without(weights, out, keys, categories, place, draw, rows, k, len, samples, fault);                             \

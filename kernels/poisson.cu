@@ -103,13 +103,11 @@ DEVICE f64 rejected(Draw draw, u64 e, f64 rate) {
 
 template <class T>
 DEVICE void fill(T* out, Place place, Draw draw, const Sums& sums) {
-  each_group<2>(place, [&](Group group) {
+  fill_groups<2>(out, place, [&](Group group, T(&x)[2]) {
     f64 u[2];
-    T x[2];
     uniforms(philox(draw, group.block), u);
     UNROLL
     for (int i = 0; i < 2; i++) x[i] = Count<T>::of(inverted(sums, u[i]));
-    store_group<2>(out, group, x);
   });
 }
 

@@ -6,12 +6,10 @@
 template <class T>
 DEVICE void fill_uniform(T* out, Place place, Draw draw, Wide<T> scale, Wide<T> shift) {
   const int PER = PER_BLOCK<T>;
-  each_group<PER>(place, [=](Group group) {
-    Wide<T> x[PER];
+  fill_rounded<PER>(out, place, [=](Group group, Wide<T>(&x)[PER]) {
     uniforms(philox(draw, group.block), x);
     UNROLL
     for (int i = 0; i < PER; i++) x[i] = fma_(x[i], scale, shift);
-    store_rounded(out, group, x);
   });
 }
 
@@ -19,15 +17,13 @@ DEVICE void fill_uniform(T* out, Place place, Draw draw, Wide<T> scale, Wide<T> 
 template <bool OF_LOG, class T>
 DEVICE void fill_normal(T* out, Place place, Draw draw, Wide<T> scale, Wide<T> shift) {
   const int PER = PER_BLOCK<T>;
-  each_group<PER>(place, [=](Group group) {
-    Wide<T> x[PER];
+  fill_rounded<PER>(out, place, [=](Group group, Wide<T>(&x)[PER]) {
     normals(philox(draw, group.block), x);
     UNROLL
     for (int i = 0; i < PER; i++) {
       x[i] = fma_(x[i], scale, shift);
       if (OF_LOG) x[i] = exp_(x[i]);
     }
-    store_rounded(out, group, x);
   });
 }
 
@@ -35,11 +31,14 @@ DEVICE void fill_normal(T* out, Place place, Draw draw, Wide<T> scale, Wide<T> s
 template <class T>
 DEVICE void fill_truncated(T* out, Place place, Draw draw, f64 mean, f64 std, f64 low, f64 high) {
   const int PER = PER_BLOCK<T>;
-  each_group<PER>(place, [=](Group group) {
-    Wide<T> z[PER], x[PER] = {};
+  fill_rounded<PER>(out, place, [=](Group group, Wide<T>(&x)[PER]) {
+    Wide<T> z[PER];
     u32 left = 0;
     UNROLL
-    for (int i = 0; i < PER; i++) left |= (u32)i - group.skip < group.len ? 1u << i : 0u;
+    for (int i = 0; i < PER; i++) {
+      left |= group.has(i) ? 1u << i : 0u;
+      x[i] = 0;
+    }
     // All that are left try together: an element's attempts are its own.
     for (u32 attempt = 0; left != 0; attempt++) {
       normals(philox(draw, group.block, attempt), z);
@@ -51,19 +50,16 @@ DEVICE void fill_truncated(T* out, Place place, Draw draw, f64 mean, f64 std, f6
         left &= ((low <= y) & (y <= high)) | (attempt == 0xffff) ? ~(1u << i) : ~0u;
       }
     }
-    store_rounded(out, group, x);
   });
 }
 
 // True, or 1, where the word is below the threshold, which may be 2^32.
 template <class T>
 DEVICE void fill_bernoulli(T* out, Place place, Draw draw, u64 threshold, T no, T yes) {
-  each_group<4>(place, [=](Group group) {
+  fill_groups<4>(out, place, [=](Group group, T(&x)[4]) {
     Words words = philox(draw, group.block);
-    T x[4];
     UNROLL
     for (int i = 0; i < 4; i++) x[i] = words.word[i] < threshold ? yes : no;
-    store_group<4>(out, group, x);
   });
 }
 
@@ -93,11 +89,10 @@ DEVICE u64 draw_at(Words words, int i, u64) { return words.pair(i); }
 template <class U, class T>
 DEVICE void fill_integers(T* out, Place place, Draw draw, Range range) {
   const int PER = 16 / sizeof(U);
-  each_group<PER>(place, [=](Group group) {
-    T x[PER] = {};
+  fill_groups<PER>(out, place, [=](Group group, T(&x)[PER]) {
     u32 left = 0;
     UNROLL
-    for (int i = 0; i < PER; i++) left |= (u32)i - group.skip < group.len ? 1u << i : 0u;
+    for (int i = 0; i < PER; i++) left |= group.has(i) ? 1u << i : 0u;
     for (u32 attempt = 0; left != 0; attempt++) {
       Words words = philox(draw, group.block, attempt);
       UNROLL
@@ -107,26 +102,23 @@ DEVICE void fill_integers(T* out, Place place, Draw draw, Range range) {
         left &= (share >= range.threshold) | (attempt == 0xffff) ? ~(1u << i) : ~0u;
       }
     }
-    store_group<PER>(out, group, x);
   });
 }
 
 // The bits themselves: of i64 a pair, of i32 a word, of u8 a word's upper 8 bits.
 DEVICE void fill_bits(i64* out, Place place, Draw draw) {
-  each_group<2>(place, [=](Group group) {
+  fill_groups<2>(out, place, [=](Group group, i64(&x)[2]) {
     Words words = philox(draw, group.block);
-    i64 x[2] = {(i64)words.pair(0), (i64)words.pair(1)};
-    store_group<2>(out, group, x);
+    x[0] = (i64)words.pair(0);
+    x[1] = (i64)words.pair(1);
   });
 }
 template <class T>
 DEVICE void fill_bits(T* out, Place place, Draw draw) {
-  each_group<4>(place, [=](Group group) {
+  fill_groups<4>(out, place, [=](Group group, T(&x)[4]) {
     Words words = philox(draw, group.block);
-    T x[4];
     UNROLL
     for (int i = 0; i < 4; i++) x[i] = (T)(words.word[i] >> (32 - 8 * sizeof(T)));
-    store_group<4>(out, group, x);
   });
 }
 

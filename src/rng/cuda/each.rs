@@ -42,13 +42,13 @@ pub(crate) fn draw_each(
         Parameters::Poisson(dtype) => ("poisson", "poisson_each", dtype, dtype, 1),
     };
     let mut out = gpu.stale(dtype, params.shape())?;
-    for place in Place::all(region, global)? {
+    for place in Place::all(region, global, per)? {
         let mut launch = gpu.kernel(file, stem, of)?.read(&params);
         if let Parameters::Poisson(_) = what {
             launch = launch.arg(from as u32);
         }
         let launch = launch.write(&mut out).arg(place).arg(DrawArg::from(draw)).faults();
-        run_over(launch, &gpu, place.numel(), per)?;
+        run_over(launch, &gpu, place.units())?;
     }
     Ok(out)
 }
@@ -67,11 +67,11 @@ pub(crate) fn dropout(draw: Draw, p: f64, x: &Tensor, global: &Shape, region: &R
     }
     let (x, scale) = (x.contiguous()?, 1.0 / (1.0 - p));
     let mut out = gpu.stale(x.dtype(), x.shape())?;
-    for place in Place::all(region, global)? {
+    for place in Place::all(region, global, 4)? {
         let launch = gpu.kernel("dropout", "dropout", x.dtype())?.read(&x).write(&mut out);
         let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(threshold);
         let launch = if x.dtype() == DType::F64 { launch.arg(scale) } else { launch.arg(scale as f32) };
-        run_over(launch, &gpu, place.numel(), 4)?;
+        run_over(launch, &gpu, place.units())?;
     }
     Ok(out)
 }

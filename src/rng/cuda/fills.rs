@@ -23,10 +23,10 @@ pub(in crate::rng) fn fill(
     out: &mut Tensor,
 ) -> Result<()> {
     let (gpu, dtype) = (Gpu::of(out)?, out.dtype());
-    for place in Place::all(region, global)? {
-        let (file, stem, per) = kernel_of(from, dtype)?;
+    let (file, stem, per) = kernel_of(from, dtype);
+    for place in Place::all(region, global, per)? {
         let launch = gpu.kernel(file, stem, dtype)?.write(out).arg(place).arg(DrawArg::from(draw));
-        run_over(parameters(launch, from, dtype)?, &gpu, place.numel(), per)?;
+        run_over(parameters(launch, from, dtype)?, &gpu, place.units())?;
     }
     Ok(())
 }
@@ -35,19 +35,19 @@ pub(in crate::rng) fn fill(
 pub(in crate::rng) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> Result<()> {
     let gpu = Gpu::of(out)?;
     let global = Shape::from([order.len() as usize]);
-    for place in Place::all(region, &global)? {
+    for place in Place::all(region, &global, 1)? {
         let launch = gpu.kernel("shuffle", "permutation", DType::I64)?.write(out).arg(place);
         let launch =
             launch.arg(DrawArg::from(order.draw())).arg(Order { len: order.len(), keys: *order.keys() });
-        run_over(launch, &gpu, place.numel(), 1)?;
+        run_over(launch, &gpu, place.units())?;
     }
     Ok(())
 }
 
 /// The source, the entry, and how many elements a thread makes at a time.
-fn kernel_of(from: Distribution, dtype: DType) -> Result<(&'static str, &'static str, u64)> {
+fn kernel_of(from: Distribution, dtype: DType) -> (&'static str, &'static str, u64) {
     let block = if matches!(dtype, DType::F64) { 2 } else { 4 };
-    Ok(match from {
+    match from {
         Distribution::Uniform { .. } => ("random", "uniform", block),
         Distribution::Normal { .. } => ("random", "normal", block),
         Distribution::TruncatedNormal { .. } => ("random", "truncated", block),
@@ -62,7 +62,7 @@ fn kernel_of(from: Distribution, dtype: DType) -> Result<(&'static str, &'static
         },
         Distribution::Bernoulli { .. } => ("random", "bernoulli", 4),
         Distribution::Bits => ("random", "bits", if dtype == DType::I64 { 2 } else { 4 }),
-    })
+    }
 }
 
 /// The arguments that the entry has behind those of all.

@@ -23,7 +23,10 @@ pub(super) struct Place {
     offset: u64,
     run: u64,
     runs: u64,
-    group: u32,
+    units: u64,
+    magic: u32,
+    shift: u32,
+    whole: u32,
     dims: u32,
     len: [u64; DIMS],
     stride: [u64; DIMS],
@@ -44,13 +47,14 @@ impl From<Draw> for DrawArg {
 }
 
 impl Place {
-    /// The places of a region of a tensor of shape `global`: one, unless it is ragged over several dims.
-    pub fn all(region: &Region, global: &Shape) -> Result<SmallVec<[Place; 1]>> {
+    /// The places of a region of a tensor of shape `global`, for kernels of `per` elements a thread: one, unless it is
+    /// ragged over several dims.
+    pub fn all(region: &Region, global: &Shape, per: u64) -> Result<SmallVec<[Place; 1]>> {
         let strides = global.strides();
-        region.boxes.iter().map(|block| Place::of(block, &strides)).collect()
+        region.boxes.iter().map(|block| Place::of(block, &strides, per)).collect()
     }
 
-    fn of(block: &Block, strides: &[usize]) -> Result<Place> {
+    fn of(block: &Block, strides: &[usize], per: u64) -> Result<Place> {
         let first: usize = block.start.iter().zip(strides).map(|(i, s)| i * s).sum();
         // Dims of several indices, outermost first, those joined that are one in the whole.
         let mut dims: SmallVec<[(u64, u64); DIMS + 1]> = SmallVec::new();
@@ -78,20 +82,49 @@ impl Place {
             (len[d], stride[d]) = (n, s);
         }
         let common = dims.iter().fold(first as u64, |all, d| all | d.1) | if runs > 1 { run } else { 0 };
-        let group = 1 << common.trailing_zeros().min(2);
-        let offset = block.offset as u64;
-        Ok(Place { first: first as u64, offset, run, runs, group, dims: dims.len() as u32, len, stride })
+        let whole = common.is_multiple_of(per);
+        // A run that begins anywhere meets one block more.
+        let units = if whole { run.div_ceil(per) } else { (run + 2 * per - 2) / per };
+        let (magic, shift) = magic_of(units);
+        let (first, offset, dims) = (first as u64, block.offset as u64, dims.len() as u32);
+        Ok(Place {
+            first,
+            offset,
+            run,
+            runs,
+            units,
+            magic,
+            shift,
+            whole: u32::from(whole),
+            dims,
+            len,
+            stride,
+        })
     }
 
     /// The number of elements.
     pub fn numel(&self) -> u64 {
         self.run * self.runs
     }
+
+    /// The number of threads that have something to do.
+    pub fn units(&self) -> u64 {
+        self.units * self.runs
+    }
 }
 
-/// Runs a kernel on a thread for each `per` elements of a place.
-pub(super) fn run_over(launch: Launch<'_>, gpu: &Gpu, numel: u64, per: u64) -> Result<()> {
-    let wanted = numel.div_ceil(per).div_ceil(u64::from(THREADS));
+/// What a division by `units` of what is below 2^31 multiplies by, and how far it shifts; 0 where there are too many.
+fn magic_of(units: u64) -> (u32, u32) {
+    if units >= 1 << 31 {
+        return (0, 0);
+    }
+    let shift = units.next_power_of_two().trailing_zeros();
+    ((((1u64 << shift) - units << 32) / units + 1) as u32, shift)
+}
+
+/// Runs a kernel on a thread for each of `units`.
+pub(super) fn run_over(launch: Launch<'_>, gpu: &Gpu, units: u64) -> Result<()> {
+    let wanted = units.div_ceil(u64::from(THREADS));
     launch.run(wanted.min(u64::from(gpu.multiprocessors() * BLOCKS)) as u32, THREADS, 0)
 }
 
@@ -136,10 +169,13 @@ mod tests {
                     region.runs(&spec.shape, |start, at, len| {
                         want.extend((0..len as u64).map(|i| (start + i, at as u64 + i)));
                     });
-                    for place in Place::all(&region, &spec.shape).unwrap() {
+                    for place in Place::all(&region, &spec.shape, 4).unwrap() {
                         let all = indices(&place);
-                        assert!(
-                            all.chunks(place.run as usize).all(|run| run[0].0 % u64::from(place.group) == 0)
+                        let begins = all.chunks(place.run as usize).all(|run| run[0].0 % 4 == 0);
+                        assert_eq!(
+                            place.whole == 1,
+                            begins && (place.runs == 1 || place.run % 4 == 0),
+                            "{spec}"
                         );
                         got.extend(all);
                     }
@@ -147,5 +183,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn divisions_are_exact() {
+        for units in (1..70).chain([641, 6_700_417, (1 << 30) + 1, (1 << 31) - 1]) {
+            let (magic, shift) = magic_of(units);
+            let edges = (0..40).flat_map(|k| [k * units, (k + 1) * units - 1, (1 << 31) - 1 - k]);
+            for n in edges.filter(|n| n >> 31 == 0) {
+                let high = n * u64::from(magic) >> 32;
+                assert_eq!((high + n) >> shift, n / units, "{n} / {units}");
+                assert!((high + n) >> 32 == 0);
+            }
+        }
+        assert_eq!(magic_of(1 << 31), (0, 0));
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn multinomial(
         return Ok(out);
     }
     if replacement {
-        for place in Place::all(outs.1, outs.0)? {
+        for place in Place::all(outs.1, outs.0, 1)? {
             let rows = place.numel() / samples;
             let room = (SCRATCH_BYTES / (8 * WARPS * k.max(1))).max(1);
             let blocks = rows.div_ceil(WARPS).min(room).min(u64::from(gpu.multiprocessors()) * 8);
@@ -49,7 +49,7 @@ pub(crate) fn multinomial(
         return Err(Error::unsupported("multinomial", rule, weights.to_string(), "draw with replacement"));
     }
     let len = k.next_power_of_two();
-    for place in Place::all(ins.1, ins.0)? {
+    for place in Place::all(ins.1, ins.0, 1)? {
         let rows = place.numel() / k;
         let room = (SCRATCH_BYTES / (12 * len)).max(1);
         let blocks = rows.min(room).min(u64::from(gpu.multiprocessors()) * 2);
@@ -59,7 +59,7 @@ pub(crate) fn multinomial(
         let launch = launch.read(&weights).write(&mut out).write(&mut keys).write(&mut categories);
         let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(rows);
         let launch = launch.arg(k as u32).arg(len as u32).arg(samples as u32).faults();
-        launch.run(blocks as u32, (len / 2).clamp(32, 1024) as u32, 0)?;
+        launch.run(blocks as u32, (len / 2).clamp(32, 512) as u32, 0)?;
     }
     Ok(out)
 }
@@ -90,6 +90,6 @@ pub(crate) fn shuffle(draw: Draw, x: &Tensor, dim: usize, inverse: bool) -> Resu
     let outer: usize = x.shape()[..dim].iter().product();
     let launch = gpu.kernel("shuffle", stem, dtype)?.read(&x).read(&order).write(&mut out);
     let launch = launch.arg(outer as u64).arg(len as u64).arg(row_bytes / unit).arg(u32::from(inverse));
-    run_over(launch, &gpu, x.len_bytes() as u64 / unit, 1)?;
+    run_over(launch, &gpu, x.len_bytes() as u64 / unit)?;
     Ok(out)
 }
