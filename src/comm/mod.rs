@@ -20,6 +20,7 @@
 //!
 //! Missing: engines other than threads; a reduction that an engine does itself, in an order of its own.
 
+mod call;
 mod engine;
 mod fold;
 mod group;
@@ -28,7 +29,8 @@ mod rank;
 mod spmd;
 mod threads;
 
-pub use engine::{Call, Channel, Engine, Reduce, Request, Route};
+pub use call::{Call, Route};
+pub use engine::{Channel, Engine, Reduce, Request};
 pub use group::Group;
 pub use pending::Pending;
 pub use rank::Rank;
