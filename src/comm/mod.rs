@@ -25,6 +25,7 @@ mod engine;
 mod fold;
 mod group;
 mod launch;
+mod office;
 mod pending;
 mod rank;
 mod spmd;
