@@ -102,16 +102,15 @@ DEVICE T narrow(Wide<T> x) {
 DEVICE u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE u64 threads_len() { return (u64)gridDim.x * blockDim.x; }
 
-// What a kernel reports that it cannot refuse: the first fault stays until the host reads it. `code` says which rule
-// (the operator's host code knows the text), `value` what was found.
+// What a kernel reports that it cannot refuse: the first fault stays until the host reads it. `code` is a row of the
+// table in src/tensor/cuda/fault.rs, `value` what was found.
 struct Fault {
   u32 code;
-  u32 kernel;
+  u32 unused;
   i64 value;
 };
-DEVICE void report(Fault* fault, u32 kernel, u32 code, i64 value) {
+DEVICE void report(Fault* fault, u32 code, i64 value) {
   if (atomicCAS(&fault->code, 0u, code) == 0u) {
-    fault->kernel = kernel;
     fault->value = value;
   }
 }
