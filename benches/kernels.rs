@@ -103,7 +103,7 @@ fn elementwise(bench: &Bench) -> Result<()> {
     bench.case("add bias", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &bias, Add));
     bench.case("add column", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &column, Add));
     bench.case("add scalar", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &scalar, Add));
-    let mut acc = y.to_owned_copy();
+    let mut acc = y.to_owned_copy().unwrap();
     bench.case("add in place", "GB/s", 3.0 * bytes, || cpu::num_binary_mut("add", &mut acc, &x, Add));
     bench.case("add transposed", "GB/s", 3.0 * bytes, || cpu::num_binary("add", &x, &turned(&y), Add));
     bench.case("relu", "GB/s", 2.0 * bytes, || cpu::num_unary("relu", &x, Relu));

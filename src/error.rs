@@ -37,6 +37,19 @@ pub enum Error {
         /// Its error, or its panic message.
         cause: Box<Failure>,
     },
+    /// A device's memory does not suffice.
+    #[error("{0}")]
+    OutOfMemory(Box<MemoryFault>),
+    /// A device, its driver or its compiler failed.
+    #[error("{verb}: {device} failed; got {reason}")]
+    Device {
+        /// What was being done: the function, or the kernel with its grid and operands.
+        verb: String,
+        /// The device, e.g. `cuda:0`.
+        device: String,
+        /// The driver's words.
+        reason: String,
+    },
     /// Reading or writing a file failed.
     #[error("{verb}: cannot access the file; got {path}: {reason}")]
     Io {
@@ -72,6 +85,34 @@ impl fmt::Display for Refusal {
             write!(f, "; {}", self.remedy)?;
         }
         Ok(())
+    }
+}
+
+/// Why a device had no memory for a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryFault {
+    /// The device, e.g. `cuda:0`.
+    pub device: String,
+    /// What was wanted, e.g. `f32[64, 128]`.
+    pub wanted: String,
+    /// Its size in bytes.
+    pub wanted_bytes: usize,
+    /// Bytes of live tensors, of all ranks on the device.
+    pub live_bytes: usize,
+    /// Bytes kept for reuse by this rank and by the others.
+    pub kept_bytes: usize,
+    /// The limit that was reached: one that was set, or the device's size.
+    pub limit_bytes: usize,
+}
+
+impl fmt::Display for MemoryFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryFault { device, wanted, wanted_bytes, live_bytes, kept_bytes, limit_bytes } = self;
+        write!(
+            f,
+            "memory: {device} has no room; got {wanted} of {wanted_bytes} bytes, {live_bytes} bytes of live tensors, \
+             {kept_bytes} bytes kept for reuse, {limit_bytes} bytes in all; keep fewer tensors, or shard them further"
+        )
     }
 }
 

@@ -36,8 +36,8 @@ fn tree(op: ReduceOp, parts: &[Tensor]) -> Tensor {
 fn assert_same(got: &Tensor, want: &Tensor) {
     assert_eq!(got.shape(), want.shape());
     assert_eq!(
-        got.contiguous().as_bytes().unwrap(),
-        want.contiguous().as_bytes().unwrap(),
+        got.contiguous().unwrap().as_bytes().unwrap(),
+        want.contiguous().unwrap().as_bytes().unwrap(),
         "{got:?} {want:?}"
     );
 }

@@ -99,7 +99,7 @@ fn drawn_alike(case: Case) -> std::result::Result<(), String> {
         let mut compare = |what: &str, x: &DTensor, number: u64| -> Result<()> {
             let draw = Draw { seed: Generator::new(7).child("values").seed(), number };
             let want = cut(&whole(*values, dtype, &shape, draw)?, &mine)?;
-            if *x.layout() != layout || x.local().contiguous().as_bytes()? != want {
+            if *x.layout() != layout || x.local().contiguous()?.as_bytes()? != want {
                 found.push(format!("{what}: {:?}, {}", x.local(), x.layout()));
             }
             Ok(())

@@ -82,7 +82,7 @@ impl Reduce {
     }
 
     /// The result, from what the members brought: contiguous tensors of one dtype.
-    pub(crate) fn fold(&self, parts: &[Tensor]) -> Tensor {
+    pub(crate) fn fold(&self, parts: &[Tensor]) -> Result<Tensor> {
         fold::fold(self, parts)
     }
 
@@ -230,7 +230,7 @@ struct Folding {
 impl Request for Folding {
     fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
         let parts = self.inner.wait()?;
-        Ok(vec![fold::fold(&self.reduce, &parts)])
+        Ok(vec![fold::fold(&self.reduce, &parts)?])
     }
 
     fn is_ready(&self) -> bool {

@@ -8,27 +8,31 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::engine::Reduce;
+use crate::error::Result;
 use crate::tensor::cpu::{Num, as_elements_mut};
-use crate::tensor::{DType, Element, Float, FoldStep, ReduceOp, Tensor};
+use crate::tensor::{DType, Element, Float, FoldStep, ReduceOp, Tensor, cuda};
 
 /// The elements folded at a time: the whole stack stays in the first caches.
 const BLOCK: usize = 1024;
 
 /// The reduction of `parts`, one contiguous tensor a member, of the shapes that [`Reduce::part_shape`] gives.
-pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Tensor {
+pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
     let dtype = parts[0].dtype();
     let shape = reduce.out_shape();
     if shape.numel() == 0 {
-        return Tensor::zeros(dtype, shape);
+        return Tensor::zeros_on(parts[0].device(), dtype, shape);
     }
     if let (1, &[FoldStep::Push { member, .. }]) = (reduce.order.nodes().len(), reduce.order.steps()) {
-        return parts[member].clone();
+        return Ok(parts[member].clone());
+    }
+    if parts[0].device().is_cuda() {
+        return cuda::fold(reduce.op, &reduce.order, &reduce.shape, parts);
     }
     let mut out = Tensor::stale(dtype, shape);
     let row = reduce.shape.numel() * dtype.size_bytes();
     let rows: Vec<&mut [u8]> = out.bytes_mut().chunks_exact_mut(row).collect();
     fold_range(reduce, parts.iter(), 0..reduce.shape.numel(), rows);
-    out
+    Ok(out)
 }
 
 /// Folds the elements `range` of every part; `outs` has room for just them, one slice a result.
@@ -295,7 +299,7 @@ mod tests {
                         let shape = Shape::from([n]);
                         let parts: Vec<Tensor> = (0..members).map(|m| sample(dtype, m, &shape)).collect();
                         let reduce = Reduce::halving(op, members, shape);
-                        let (got, want) = (fold(&reduce, &parts), tree(op, &parts));
+                        let (got, want) = (fold(&reduce, &parts).unwrap(), tree(op, &parts));
                         assert_eq!(got.shape(), want.shape());
                         // Which NaN a sum of two gives is not said.
                         let same =
@@ -322,16 +326,16 @@ mod tests {
             part(vec![], &shapes[1]),
             part(vec![0.5; 3], &shapes[2]),
         ];
-        let sum = fold(&reduce, &parts);
+        let sum = fold(&reduce, &parts).unwrap();
         assert_eq!(
             (sum.shape().clone(), sum.to_f64_vec()),
             ([2, 3].into(), vec![1.5, 2.5, 3.5, 10.0, 20.0, 30.0])
         );
         let nobody = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![])), ..reduce.clone() };
-        let none = fold(&nobody, &[parts[1].clone(), parts[1].clone()]);
+        let none = fold(&nobody, &[parts[1].clone(), parts[1].clone()]).unwrap();
         assert_eq!(*none.shape(), [0, 3].into());
         let empty = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![FoldStep::Empty])), ..reduce };
-        assert_eq!(fold(&empty, &[none.clone(), none]).to_f64_vec(), [0.0; 3]);
+        assert_eq!(fold(&empty, &[none.clone(), none]).unwrap().to_f64_vec(), [0.0; 3]);
     }
 
     #[test]
@@ -354,7 +358,7 @@ mod tests {
         let shape = Shape::from([101]);
         let parts: Vec<Tensor> = (0..6).map(|m| sample(DType::F32, m, &shape)).collect();
         let reduce = Reduce::halving(ReduceOp::Sum, 6, shape);
-        let whole = fold(&reduce, &parts);
+        let whole = fold(&reduce, &parts).unwrap();
         let mut chunk = Tensor::zeros(DType::F32, [30]);
         fold_range(&reduce, parts.iter(), 37..67, vec![chunk.bytes_mut()]);
         assert_eq!(chunk.as_bytes().unwrap(), &whole.as_bytes().unwrap()[37 * 4..67 * 4]);

@@ -168,17 +168,21 @@ impl Group {
             return Pending::ready(Err(e));
         }
         if self.len() == 1 {
-            return Pending::ready(Ok(fold::fold(&reduce, &[parts.remove(0).contiguous()])));
+            return Pending::ready(parts.remove(0).contiguous().and_then(|x| fold::fold(&reduce, &[x])));
         }
+        let outgoing = match parts.iter().map(Tensor::contiguous).collect() {
+            Ok(outgoing) => outgoing,
+            Err(e) => return Pending::ready(Err(e)),
+        };
         let call = Call {
             name: verb,
             route: Route::AllToAll,
             op: Some(reduce.op),
             dtype: parts[0].dtype(),
             incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
-            outgoing: parts.iter().map(Tensor::contiguous).collect(),
+            outgoing,
         };
-        Pending::running(self.inner.channel.start(call), move |parts| Ok(fold::fold(&reduce, &parts)))
+        Pending::running(self.inner.channel.start(call), move |parts| fold::fold(&reduce, &parts))
     }
 
     /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
@@ -207,15 +211,17 @@ impl Group {
     }
 
     fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
-        if self.len() == 1 {
-            return Pending::ready(Ok(fold::fold(&reduce, &[x.contiguous()])));
-        }
+        let x = match x.contiguous() {
+            Ok(x) if self.len() == 1 => return Pending::ready(fold::fold(&reduce, &[x])),
+            Ok(x) => x,
+            Err(e) => return Pending::ready(Err(e)),
+        };
         let call = Call {
             name: "all_reduce",
             route: Route::Gather,
             op: Some(reduce.op),
             dtype: x.dtype(),
-            outgoing: vec![x.contiguous()],
+            outgoing: vec![x],
             incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
         };
         Pending::running(self.inner.channel.all_reduce(reduce, call), single)
@@ -353,15 +359,9 @@ impl Group {
             self.reduce_scatter_in(parts?, of(self.index())).wait()?.reshape([outs, len(self.index())])?;
         let shapes: Vec<Shape> = (0..self.len()).map(|i| Shape::from([outs, len(i)])).collect();
         let chunks = self.all_gather(&mine, &shapes)?;
-        let mut out = Tensor::stale(x.dtype(), [outs, each]);
-        let size = x.dtype().size_bytes();
+        let mut out = Tensor::stale_on(x.device(), x.dtype(), [outs, each])?;
         for (i, chunk) in chunks.iter().enumerate() {
-            let bytes = chunk.as_bytes()?;
-            let width = len(i) * size;
-            let rows = out.bytes_mut().chunks_exact_mut((each * size).max(1));
-            rows.enumerate().for_each(|(k, row)| {
-                row[start(i) * size..][..width].copy_from_slice(&bytes[k * width..][..width]);
-            });
+            chunk.copy_block(&mut out, chunk.shape(), (0, chunk.strides()), (start(i), &[each, 1]))?;
         }
         out.reshape(reduce.out_shape())
     }

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use super::{Engine, Group};
 use crate::error::{Error, Result};
+use crate::tensor::Device;
 
 /// One rank of an SPMD program: who it is, and the groups it can make.
 #[derive(Clone, Debug)]
 pub struct Rank {
     engine: Arc<dyn Engine>,
     world: Group,
+    device: Device,
 }
 
 impl Rank {
@@ -20,7 +22,18 @@ impl Rank {
     pub fn new(engine: Arc<dyn Engine>) -> Result<Rank> {
         let everyone: Vec<usize> = (0..engine.world_len()).collect();
         let world = Group::open(&*engine, &everyone, "world")?;
-        Ok(Rank { engine, world })
+        Ok(Rank { engine, world, device: Device::Cpu })
+    }
+
+    /// The same rank with its tensors on `device`: meshes made from it put them there. A rank begins on the CPU.
+    pub fn on(mut self, device: Device) -> Rank {
+        self.device = device;
+        self
+    }
+
+    /// Where this rank's tensors are.
+    pub fn device(&self) -> Device {
+        self.device
     }
 
     /// This rank's number in the world.

@@ -166,7 +166,7 @@ impl Pass {
         let Some(grad) = grads[0].take() else { return Ok(()) };
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
         // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
-        let local = grad.local.contiguous();
+        let local = grad.local.contiguous()?;
         self.done.0.insert(leaf.id, DTensor { local, ..grad });
         Ok(())
     }

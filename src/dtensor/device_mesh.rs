@@ -14,7 +14,7 @@ use super::reduction::Reduction;
 use crate::comm::{Group, Rank};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Spec, Terms};
-use crate::tensor::{DType, Dims, Shape};
+use crate::tensor::{DType, Device, Dims, Shape};
 
 /// An n-D grid of ranks, as one of them sees it. Cloning shares it; it stays on its rank's thread.
 ///
@@ -99,6 +99,11 @@ impl DeviceMesh {
     /// This rank.
     pub fn rank(&self) -> &Rank {
         &self.0.rank
+    }
+
+    /// Where this rank's parts of tensors are: [`Rank::device`].
+    pub fn device(&self) -> Device {
+        self.0.rank.device()
     }
 
     /// Forbids (or allows) operators to move their operands to other ranks on their own account. Slicing what a rank

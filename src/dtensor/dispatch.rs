@@ -12,7 +12,7 @@ use super::plan::Plan;
 use super::tape;
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
-use crate::ops::{Op, Tensors};
+use crate::ops::{Op, Tensors, run};
 use crate::tensor::Tensor;
 
 /// A few distributed tensors.
@@ -107,7 +107,7 @@ fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
 
 fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
     let outs = match &plan.nodes {
-        None => op.eval(locals, &plan.windows)?,
+        None => run(op, locals, &plan.windows)?,
         Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,
     };
     debug_assert_eq!(outs.len(), plan.outs.len(), "{}", op.name());

@@ -11,9 +11,9 @@ use smallvec::SmallVec;
 use super::choose::term_rows;
 use super::facts::Facts;
 use crate::error::Result;
-use crate::ops::{Meta, Op, Row, Slot, Tensors, Window, Windows};
+use crate::ops::{Meta, Op, Row, Slot, Tensors, Window, Windows, run};
 use crate::placement::{Block, Node, Region};
-use crate::tensor::{DType, Dims, Shape, Tensor, cpu};
+use crate::tensor::{DType, Device, Dims, Shape, Tensor};
 
 /// How often a kernel runs, and on what.
 pub(super) enum Nodes {
@@ -39,6 +39,7 @@ impl Nodes {
         ins: &[Rc<Facts>],
         outs: &[Rc<Facts>],
         made: &SmallVec<[bool; 3]>,
+        exact: bool,
     ) -> Option<Nodes> {
         let Some(k) = made.iter().position(|&m| m) else {
             let passing: SmallVec<[bool; 3]> = ins.iter().map(|f| f.spec().terms.is_some()).collect();
@@ -52,6 +53,7 @@ impl Nodes {
         let boxes = |node: &Node| Windows {
             ins: (0..ins.len()).map(|i| under(ins[i].window(), node, &dims, |r| r.ins[i])).collect(),
             outs: (0..outs.len()).map(|o| under(outs[o].window(), node, &dims, |r| r.outs[o])).collect(),
+            exact,
         };
         let calls: Vec<Call> = match together(op, &forest).filter(|_| outs.len() == 1) {
             Some((all, many)) => vec![Call { at: boxes(&all), many: Some(many) }],
@@ -105,13 +107,13 @@ fn pass(
     for part in 0..calls {
         let pick = |(i, x): (usize, &Tensor)| match passing[i] {
             true if part < parts => x.select(0, part),
-            true => Ok(Tensor::zeros(x.dtype(), at.ins[i].local().clone())),
+            true => Tensor::zeros_on(x.device(), x.dtype(), at.ins[i].local().clone()),
             false => Ok(x.clone()),
         };
         let mut locals: Tensors = ins.iter().enumerate().map(pick).collect::<Result<_>>()?;
-        results.push(op.eval(&mut locals, at)?);
+        results.push(run(op, &mut locals, at)?);
     }
-    let mut all = stack(&results[..parts], outs, sums)?;
+    let mut all = stack(&results[..parts], outs, ins[0].device(), sums)?;
     for o in (0..outs.len()).filter(|&o| !sums(o)) {
         all[o] = std::mem::take(&mut results[0][o]);
     }
@@ -130,7 +132,8 @@ fn make(
     let mut results: Vec<Tensors> = Vec::with_capacity(calls.len());
     let mut whole: SmallVec<[Option<Tensor>; 3]> = SmallVec::new();
     for (f, made) in outs.iter().zip(made) {
-        whole.push((!made).then(|| Tensor::stale(f.dtype(), f.local_shape())));
+        let room = || Tensor::stale_on(ins[0].device(), f.dtype(), f.local_shape());
+        whole.push((!made).then(room).transpose()?);
     }
     for Call { at: call, many } in calls {
         let parts = wide.iter().zip(&at.ins).zip(&call.ins);
@@ -138,20 +141,20 @@ fn make(
             parts.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;
         if let Some(many) = many {
             // One call, and one result: nothing is left to stack.
-            let nodes = many.eval(&mut locals, call)?.swap_remove(0);
+            let nodes = run(&**many, &mut locals, call)?.swap_remove(0);
             return Ok([nodes.reshape(outs[0].stored_shape().clone())?].into_iter().collect());
         }
-        let mut found = op.eval(&mut locals, call)?;
+        let mut found = run(op, &mut locals, call)?;
         for (o, whole) in whole.iter_mut().enumerate() {
             if let Some(whole) = whole {
-                let part = cpu::cast(&found[o], whole.dtype())?;
-                paste(&part, &call.outs[o].region, whole, &at.outs[o].region);
+                let part = found[o].cast(whole.dtype())?;
+                paste(&part, &call.outs[o].region, whole, &at.outs[o].region)?;
                 found[o] = Tensor::default();
             }
         }
         results.push(found);
     }
-    let mut outs = stack(&results, outs, |o| made[o])?;
+    let mut outs = stack(&results, outs, ins[0].device(), |o| made[o])?;
     for (out, whole) in outs.iter_mut().zip(whole) {
         if let Some(whole) = whole {
             *out = whole;
@@ -161,7 +164,12 @@ fn make(
 }
 
 /// The parts of those results that `sums` names, as they are stored.
-fn stack(results: &[Tensors], outs: &[Rc<Facts>], sums: impl Fn(usize) -> bool) -> Result<Tensors> {
+fn stack(
+    results: &[Tensors],
+    outs: &[Rc<Facts>],
+    device: Device,
+    sums: impl Fn(usize) -> bool,
+) -> Result<Tensors> {
     let one = |(o, f): (usize, &Rc<Facts>)| {
         if !sums(o) {
             return Ok(Tensor::default());
@@ -169,7 +177,7 @@ fn stack(results: &[Tensors], outs: &[Rc<Facts>], sums: impl Fn(usize) -> bool) 
         let parts: Vec<Tensor> = results.iter().map(|r| r[o].clone()).collect();
         match &parts[..] {
             [only] => only.reshape(f.stored_shape().clone()),
-            _ => Tensor::stack(&parts, f.local_shape(), f.spec().stored_dtype()),
+            _ => Tensor::stack(&parts, f.local_shape(), f.spec().stored_dtype(), device),
         }
     };
     outs.iter().enumerate().map(one).collect()
@@ -178,7 +186,7 @@ fn stack(results: &[Tensors], outs: &[Rc<Facts>], sums: impl Fn(usize) -> bool) 
 /// f16 and bf16 operands in f32, in which their kernels compute: sums are rounded when they are whole.
 fn widened(x: &Tensor) -> Result<Tensor> {
     match x.dtype() {
-        DType::F16 | DType::BF16 => cpu::cast(x, DType::F32),
+        DType::F16 | DType::BF16 => x.cast(DType::F32),
         _ => Ok(x.clone()),
     }
 }
@@ -199,7 +207,9 @@ fn under(held: &Window, node: &Node, dims: &[Row], slot: impl Fn(&Row) -> Slot) 
 
 /// The elements of `part`, a box, of a rank's `local`, which holds `held`.
 fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
-    let Some(want) = part.boxes.first() else { return Ok(Tensor::zeros(local.dtype(), part.local.clone())) };
+    let Some(want) = part.boxes.first() else {
+        return Tensor::zeros_on(local.device(), local.dtype(), part.local.clone());
+    };
     let block = containing(held, want);
     if held.local[..] == block.len[..] {
         return (0..want.len.len())
@@ -207,16 +217,16 @@ fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
     }
     // Ragged over several dims: a box of it is a run of rows.
     let at = place(block, want);
-    let mut out = Tensor::stale(local.dtype(), part.local.clone());
-    local.contiguous().copy_block(&mut out, &want.len, (at, &block.strides), (0, &part.local.strides()));
+    let mut out = Tensor::stale_on(local.device(), local.dtype(), part.local.clone())?;
+    local.contiguous()?.copy_block(&mut out, &want.len, (at, &block.strides), (0, &part.local.strides()))?;
     Ok(out)
 }
 
 /// Writes `part`'s elements to their places in `whole`, which holds `held`.
-fn paste(part: &Tensor, from: &Region, whole: &mut Tensor, held: &Region) {
-    let Some(want) = from.boxes.first() else { return };
+fn paste(part: &Tensor, from: &Region, whole: &mut Tensor, held: &Region) -> Result<()> {
+    let Some(want) = from.boxes.first() else { return Ok(()) };
     let block = containing(held, want);
-    part.copy_block(whole, &want.len, (0, part.strides()), (place(block, want), &block.strides));
+    part.copy_block(whole, &want.len, (0, part.strides()), (place(block, want), &block.strides))
 }
 
 fn containing<'a>(held: &'a Region, want: &Block) -> &'a Block {
@@ -262,7 +272,8 @@ mod tests {
             ]
         }
         fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-            let sum = cpu::reduce(self.name(), &ins[0], &[0], crate::tensor::ReduceOp::Sum, false)?;
+            let sum =
+                crate::tensor::cpu::reduce(self.name(), &ins[0], &[0], crate::tensor::ReduceOp::Sum, false)?;
             Ok([sum, Tensor::full(ins[0].dtype(), [1], ins[0].shape()[0] as f64)].into_iter().collect())
         }
         fn vjp(&self, _: &mut Vjp) -> Result<()> {
@@ -283,7 +294,13 @@ mod tests {
                     let x = DTensor::distribute(&mesh, &whole, Layout::replicated(2))?;
                     let x = DTensor::apply_one(&first, &[&x.redistribute(layout.parse()?)?])?;
                     let outs = DTensor::apply(&Counted, &[&x])?;
-                    let want = cpu::reduce("sum", &whole, &[0, 1], crate::tensor::ReduceOp::Sum, false)?;
+                    let want = crate::tensor::cpu::reduce(
+                        "sum",
+                        &whole,
+                        &[0, 1],
+                        crate::tensor::ReduceOp::Sum,
+                        false,
+                    )?;
                     let at = format!("{rows} rows, {layout}");
                     assert_eq!(outs[0].full_tensor()?.to_f64_vec(), want.to_f64_vec(), "{at}");
                     assert_eq!(outs[1].full_tensor()?.to_f64_vec(), [5.0], "{at}");

@@ -110,8 +110,9 @@ impl Plan {
         let windows = Windows {
             ins: targets.iter().map(|f| f.window().clone()).collect(),
             outs: outs.iter().map(|f| f.window().clone()).collect(),
+            exact: mesh.reduction() == Reduction::Exact,
         };
-        let nodes = Nodes::find(op, &metas, &targets, &outs, &made);
+        let nodes = Nodes::find(op, &metas, &targets, &outs, &made, windows.exact);
         let ins = ins.iter().map(|f| f.id).collect();
         let (op, reduction, programs) = (op.to_shared(), mesh.reduction(), RefCell::default());
         Ok(Plan { op, ins, reduction, moves, windows, nodes, outs, programs, metas })

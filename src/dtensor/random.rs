@@ -124,7 +124,7 @@ impl DTensor {
         let facts = mesh.facts(dtype, &shape, layout)?;
         values.check(&facts)?;
         let draw = from.into_draw(values.verb(), mesh)?;
-        let mut local = Tensor::stale(dtype, facts.local_shape());
+        let mut local = Tensor::stale_on(mesh.device(), dtype, facts.local_shape())?;
         values.write(&facts, draw, &mut local)?;
         Ok(DTensor::wrap(mesh, local, facts))
     }
@@ -235,7 +235,7 @@ impl DTensor {
         values.check(&self.facts)?;
         let draw = from.into_draw(values.verb(), &self.mesh)?;
         if !self.local.is_unique() {
-            self.local = Tensor::stale(self.dtype(), self.facts.local_shape());
+            self.local = Tensor::stale_on(self.mesh.device(), self.dtype(), self.facts.local_shape())?;
         }
         values.write(&self.facts, draw, &mut self.local)
     }

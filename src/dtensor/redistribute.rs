@@ -17,7 +17,7 @@ use super::facts::Facts;
 use crate::comm::{Group, Pending, Reduce};
 use crate::error::Result;
 use crate::placement::{Layout, Overlap, Placement, Region, Spec};
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cpu};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
 /// A planned redistribution.
 #[derive(Debug)]
@@ -127,13 +127,13 @@ impl Move {
                     let parts = give.iter().map(|p| p.cut_nodes(&local, *nodes)).collect::<Result<_>>()?;
                     group.reduce_scatter_in(parts, reduce.clone()).wait()?.reshape(out.clone())?
                 }
-                Stage::Collapse(reduce) => reduce.fold(&[local.contiguous()]),
-                Stage::Round(dtype) => cpu::cast(&local, *dtype)?,
+                Stage::Collapse(reduce) => reduce.fold(&[local.contiguous()?])?,
+                Stage::Round(dtype) => local.cast(*dtype)?,
                 Stage::Share { op, keep } => {
                     if *keep {
                         local
                     } else {
-                        Tensor::identity(*op, &local)
+                        Tensor::identity(*op, &local)?
                     }
                 }
                 Stage::Exchange(x) if x.nodes != 1 => {
@@ -142,6 +142,7 @@ impl Move {
                         &(0..x.nodes).map(moved).collect::<Result<Vec<_>>>()?,
                         &x.out,
                         local.dtype(),
+                        local.device(),
                     )?
                 }
                 Stage::Exchange(x) if x.group.len() == 1 => x.run(&local)?,
@@ -260,11 +261,11 @@ impl Exchange {
     }
 
     fn assemble(&self, parts: &[Tensor], local: &Tensor) -> Result<Tensor> {
-        let mut out = Tensor::stale(local.dtype(), self.out.clone());
+        let mut out = Tensor::stale_on(local.device(), local.dtype(), self.out.clone())?;
         for (piece, part) in self.take.iter().zip(parts) {
             // Of a gathered part the piece is a cut; of an exchanged one it is all.
             let part = if self.give.is_none() { piece.cut(part)? } else { part.clone() };
-            piece.paste(&part, &mut out);
+            piece.paste(&part, &mut out)?;
         }
         Ok(out)
     }
@@ -306,12 +307,12 @@ impl Piece {
         if let Some((start, len)) = &self.view {
             return (0..len.len()).try_fold(local.clone(), |t, d| t.narrow(d, start[d], len[d]));
         }
-        let local = local.contiguous();
-        let mut out = Tensor::stale(local.dtype(), self.shape());
+        let local = local.contiguous()?;
+        let mut out = Tensor::stale_on(local.device(), local.dtype(), self.shape())?;
         let mut at = 0;
         for o in &self.overlaps {
             let strides = Shape::from(o.len.clone()).strides();
-            local.copy_block(&mut out, &o.len, (o.a_offset, &o.a_strides), (at, &strides));
+            local.copy_block(&mut out, &o.len, (o.a_offset, &o.a_strides), (at, &strides))?;
             at += o.len.iter().product::<usize>();
         }
         Ok(out)
@@ -323,18 +324,19 @@ impl Piece {
             return self.cut(local);
         }
         let cuts: Vec<Tensor> = (0..nodes).map(|i| self.cut(&local.select(0, i)?)).collect::<Result<_>>()?;
-        Tensor::stack(&cuts, &self.shape(), local.dtype())
+        Tensor::stack(&cuts, &self.shape(), local.dtype(), local.device())
     }
 
     /// Writes what `cut` made into the taker's part.
-    fn paste(&self, part: &Tensor, out: &mut Tensor) {
+    fn paste(&self, part: &Tensor, out: &mut Tensor) -> Result<()> {
         let mut at = 0;
         for o in &self.overlaps {
             let packed = Shape::from(o.len.clone()).strides();
             let strides = if self.view.is_some() { part.strides() } else { &packed };
-            part.copy_block(out, &o.len, (at, strides), (o.b_offset, &o.b_strides));
+            part.copy_block(out, &o.len, (at, strides), (o.b_offset, &o.b_strides))?;
             at += o.len.iter().product::<usize>();
         }
+        Ok(())
     }
 }
 

@@ -67,7 +67,7 @@ impl DTensor {
                 "pass the part that belongs to this rank",
             ));
         }
-        Ok(Self::wrap(mesh, local, facts))
+        Ok(Self::wrap(mesh, local.to_device(mesh.device())?, facts))
     }
 
     /// Cuts a tensor that every rank has whole. Communicates nothing; the ranks' copies must be equal.
@@ -77,7 +77,10 @@ impl DTensor {
     pub fn distribute(mesh: &DeviceMesh, whole: &Tensor, layout: Layout) -> Result<DTensor> {
         let everywhere = Layout::replicated(mesh.mesh().ndim());
         let facts = mesh.facts(whole.dtype(), whole.shape(), &everywhere)?;
-        Self::wrap(mesh, whole.clone(), facts).redistribute(layout)
+        // What is cut away need not travel to the device: the whole is cut where it is.
+        let cut = Self::wrap(mesh, whole.clone(), facts).redistribute(layout)?;
+        let local = cut.local.to_device(mesh.device())?;
+        Ok(DTensor { local, ..cut })
     }
 
     /// All elements equal to `value`. No rank makes more than its part.
@@ -93,7 +96,7 @@ impl DTensor {
     ) -> Result<DTensor> {
         let facts = mesh.facts(dtype, &shape.into(), &layout)?;
         refuse_partial("full", &facts)?;
-        Ok(Self::wrap(mesh, Tensor::full(dtype, facts.local_shape(), value), facts))
+        Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, facts.local_shape(), value)?, facts))
     }
 
     /// All zeros. No rank makes more than its part.

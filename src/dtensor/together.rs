@@ -55,11 +55,12 @@ impl Bundle {
         let len = |member: usize, reduce: &Reduce| reduce.part_shape(member).numel();
         let total = |member: usize| self.members.iter().map(|(_, r, _)| len(member, r)).sum::<usize>();
         let shapes: Vec<Shape> = (0..self.group.len()).map(|m| [total(m)].into()).collect();
-        let mut mine = Tensor::stale(self.dtype, shapes[self.group.index()].clone());
+        let device = xs[self.members[0].0].mesh.device();
+        let mut mine = Tensor::stale_on(device, self.dtype, shapes[self.group.index()].clone())?;
         let mut at = 0;
         for (i, ..) in &self.members {
             let x = &xs[*i].local;
-            x.copy_block(&mut mine, x.shape(), (0, x.strides()), (at, &x.shape().strides()));
+            x.copy_block(&mut mine, x.shape(), (0, x.strides()), (at, &x.shape().strides()))?;
             at += x.numel();
         }
         let all = self.group.all_gather(&mine, &shapes)?;
@@ -71,7 +72,7 @@ impl Bundle {
                 all.narrow(0, starts[member] - len, len)?.reshape(reduce.part_shape(member))
             };
             let parts = all.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
-            done[*i] = Some(DTensor::wrap(&xs[*i].mesh, reduce.fold(&parts), facts.clone()));
+            done[*i] = Some(DTensor::wrap(&xs[*i].mesh, reduce.fold(&parts)?, facts.clone()));
         }
         let others = (0..self.group.len()).filter(|m| *m != self.group.index()).map(total).sum::<usize>();
         let bytes = (others * self.dtype.size_bytes()) as u64;

@@ -188,7 +188,7 @@ impl Params {
         order.sort_by(|a, b| a.path.cmp(&b.path));
         let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
         for p in order {
-            for &byte in p.value.full_tensor()?.contiguous().as_bytes()? {
+            for &byte in p.value.full_tensor()?.contiguous()?.as_bytes()? {
                 hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
             }
         }

@@ -156,7 +156,7 @@ pub(super) fn each_chunk<T: Lane>(
     const CHUNK: usize = 1024;
     let buffer = || vec![T::Wide::default(); CHUNK];
     let (mut own, mut wide_g, mut wide_out) = (buffer(), buffer(), buffer());
-    let g = g.contiguous();
+    let g = g.contiguous()?;
     let (p, g) = (p.make_mut::<T>()?, g.as_slice::<T>()?);
     for (i, (p, g)) in p.chunks_mut(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
         let own = &mut own[..p.len()];

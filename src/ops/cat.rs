@@ -50,7 +50,7 @@ impl Op for Cat {
         let strides = out.strides().to_vec();
         let mut start = 0;
         for x in ins.iter() {
-            x.copy_block(&mut out, x.shape(), (0, x.strides()), (start * strides[self.dim], &strides));
+            x.copy_block(&mut out, x.shape(), (0, x.strides()), (start * strides[self.dim], &strides))?;
             start += x.shape()[self.dim];
         }
         Ok(smallvec![out])

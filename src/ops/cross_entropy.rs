@@ -46,7 +46,8 @@ impl Op for CrossEntropy {
         let last = at.ins[0].global.len() - 1;
         let (classes, start) = (at.ins[0].global[last], at.ins[0].start(last));
         let held = ins[0].shape()[last];
-        let [logits, target, m, s] = [0, 1, 2, 3].map(|i| ins[i].contiguous());
+        let (logits, target) = (ins[0].contiguous()?, ins[1].contiguous()?);
+        let (m, s) = (ins[2].contiguous()?, ins[3].contiguous()?);
         let mut out = Tensor::stale(s.dtype(), target.shape());
         for_dtype!(float self.name(), logits.dtype(), T => {
             type A = <T as Float>::Acc;

@@ -48,7 +48,8 @@ impl Op for CrossEntropyGrad {
         let last = at.ins[0].global.len() - 1;
         let (classes, start) = (at.ins[0].global[last], at.ins[0].start(last));
         let held = ins[0].shape()[last];
-        let [logits, target, m, s, dy] = [0, 1, 2, 3, 4].map(|i| ins[i].contiguous());
+        let (logits, target) = (ins[0].contiguous()?, ins[1].contiguous()?);
+        let (m, s, dy) = (ins[2].contiguous()?, ins[3].contiguous()?, ins[4].contiguous()?);
         let out = for_dtype!(float self.name(), logits.dtype(), T => {
             type A = <T as Float>::Acc;
             let dy = dy.reshape(s.shape())?;

@@ -35,7 +35,7 @@ impl Pointwise for Dropout {
 
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let (draw, p) = (self.draw.0, self.p.0);
-        let x = ins[0].contiguous();
+        let x = ins[0].contiguous()?;
         let mut out = Tensor::stale(x.dtype(), x.shape());
         for_dtype!(float Self::NAME, x.dtype(), T => {
             let (x, out) = (x.as_slice::<T>()?, cpu::as_elements_mut::<T>(out.bytes_mut()));

@@ -42,7 +42,7 @@ impl Op for Embedding {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (table, index) = (ins[0].contiguous(), ins[1].contiguous());
+        let (table, index) = (ins[0].contiguous()?, ins[1].contiguous()?);
         let (rows, start) = (at.ins[0].global[0], at.ins[0].start(0));
         let (held, width) = (table.shape()[0], table.shape()[1]);
         let places: Vec<usize> = index

@@ -45,7 +45,7 @@ impl Op for EmbeddingGrad {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let (index, dy) = (ins[0].contiguous(), ins[1].contiguous());
+        let (index, dy) = (ins[0].contiguous()?, ins[1].contiguous()?);
         let (local, start) = (at.outs[0].local(), at.outs[0].start(0));
         let mut hits = Vec::with_capacity(index.numel());
         for (position, &i) in index.as_slice::<i64>()?.iter().enumerate() {

@@ -88,7 +88,7 @@ pub(super) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> Result<(
 /// The tensor with `dim` moved to the end, contiguous.
 pub(super) fn rows_along(x: &Tensor, dim: usize) -> Result<Tensor> {
     let order: Dims = (0..x.shape().len()).filter(|&d| d != dim).chain([dim]).collect();
-    Ok(x.permute(&order)?.contiguous())
+    x.permute(&order)?.contiguous()
 }
 
 /// The last dim moved back to `dim`: a view.

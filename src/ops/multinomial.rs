@@ -58,7 +58,7 @@ impl Op for Multinomial {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let weights = ins[0].contiguous();
+        let weights = ins[0].contiguous()?;
         let out = for_dtype!(float self.name(), weights.dtype(), T => {
             let rows = Rows { op: self, weights: weights.as_slice::<T>()?, at };
             if self.replacement { rows.with_replacement() } else { rows.without() }

@@ -47,7 +47,7 @@ impl Op for Pad {
         let x = &ins[0];
         let mut out = Tensor::zeros(x.dtype(), at.outs[0].local().clone());
         let strides = out.strides().to_vec();
-        x.copy_block(&mut out, x.shape(), (0, x.strides()), (self.before * strides[self.dim], &strides));
+        x.copy_block(&mut out, x.shape(), (0, x.strides()), (self.before * strides[self.dim], &strides))?;
         Ok(smallvec![out])
     }
 

@@ -32,6 +32,14 @@ pub trait Pointwise: Key + fmt::Debug + Send + Sync {
     /// None that `dtype` could have seen.
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor>;
 
+    /// The kernel on a CUDA device, as [`Op::cuda`].
+    ///
+    /// # Errors
+    /// As [`Op::cuda`].
+    fn cuda_kernel(&self, _ins: &mut [Tensor], _at: &Windows) -> Result<Tensor> {
+        Err(Error::unsupported(Self::NAME, "there is no CUDA kernel", "", "use Device::Cpu"))
+    }
+
     /// As [`Op::vjp`].
     ///
     /// # Errors
@@ -75,6 +83,10 @@ impl<T: Pointwise> Op for T {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         Ok(smallvec![self.kernel(ins, at)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![self.cuda_kernel(ins, at)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

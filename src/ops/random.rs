@@ -11,7 +11,7 @@ pub(super) fn draw_each<P: Element, T: Element>(
     at: &Windows,
     mut fill: impl FnMut(Stretches<'_>, &[P], &mut [T]) -> Result<()>,
 ) -> Result<Tensor> {
-    let params = params.contiguous();
+    let params = params.contiguous()?;
     let mut out = Tensor::stale(T::DTYPE, params.shape());
     let (params, elements) = (params.as_slice::<P>()?, out.make_mut::<T>()?);
     let window = &at.outs[0];

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::{Axis, Row, Vjp};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, Shape, Tensor};
+use crate::tensor::{DType, Device, Shape, Tensor};
 
 /// What every rank knows of an operand: its dtype and global shape.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -55,6 +55,15 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     /// # Errors
     /// Only for what [`Op::infer`] cannot see, such as an index out of range.
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
+
+    /// The same on operands that lie on one CUDA device: puts kernels on this rank's stream and waits for nothing.
+    ///
+    /// # Errors
+    /// A device without room, a launch that fails. What [`Op::eval`] finds in values, kernels report, and the next read
+    /// of a value gives the error.
+    fn cuda(&self, _ins: &mut [Tensor], _at: &Windows) -> Result<Tensors> {
+        Err(Error::unsupported(self.name(), "there is no CUDA kernel", "", "use Device::Cpu"))
+    }
 
     /// The derivative, as an expression over other operators; see [`Vjp`].
     ///
@@ -162,6 +171,9 @@ pub struct Windows {
     pub ins: SmallVec<[Window; 3]>,
     /// One a result.
     pub outs: SmallVec<[Window; 3]>,
+    /// Whether the bits must be those of the summation tree, as every kernel's are but a device's fastest products and
+    /// attention.
+    pub exact: bool,
 }
 
 impl Window {
@@ -191,7 +203,7 @@ impl Windows {
     /// The windows of a single rank, which holds everything.
     pub fn whole(ins: &[Meta], outs: &[Meta]) -> Windows {
         let whole = |m: &Meta| Window::whole(&m.shape);
-        Windows { ins: ins.iter().map(whole).collect(), outs: outs.iter().map(whole).collect() }
+        Windows { ins: ins.iter().map(whole).collect(), outs: outs.iter().map(whole).collect(), exact: true }
     }
 }
 
@@ -245,5 +257,22 @@ pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
     let metas: Metas = ins.iter().map(Meta::of).collect();
     let outs = op.infer(&metas)?;
     let mut ins: Tensors = ins.iter().cloned().collect();
-    op.eval(&mut ins, &Windows::whole(&metas, &outs))
+    run(op, &mut ins, &Windows::whole(&metas, &outs))
+}
+
+/// Runs an operator's kernel where its operands are.
+///
+/// # Errors
+/// Refuses operands on different devices; what the kernel refuses.
+pub(crate) fn run(op: &dyn Op, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+    let device = ins.first().map_or(Device::Cpu, Tensor::device);
+    if let Some(other) = ins.iter().find(|x| x.device() != device) {
+        let given = format!("{} on {device}, {other} on {}", ins[0], other.device());
+        let rule = "the operands lie on different devices";
+        return Err(Error::invalid(op.name(), rule, given, "move them to one with to_device"));
+    }
+    match device {
+        Device::Cpu => op.eval(ins, at),
+        Device::Cuda(_) => op.cuda(ins, at),
+    }
 }

@@ -41,7 +41,7 @@ impl Op for Shuffle {
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let x = ins[0].contiguous();
+        let x = ins[0].contiguous()?;
         let mut order = vec![0; x.shape()[self.dim]];
         Permutation::new(self.draw.0, order.len() as u64).fill(0, &mut order)?;
         let width: usize = x.shape()[self.dim + 1..].iter().product();

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::cuda::{self, DeviceBlock, Gpu};
 use super::dtype::for_dtype;
 use super::storage::{Buffer, Storage};
-use super::{DType, Dims, Element, Scalar, Shape};
+use super::{DType, Device, Dims, Element, Scalar, Shape};
 use crate::error::{Error, Result};
 
-/// A dense tensor in this rank's memory.
+/// A dense tensor in this rank's memory, or on its device.
 ///
 /// Cloning shares the buffer. [`Tensor::make_mut`] writes in place where nobody shares it, and copies first where
 /// somebody does, so a clone never sees another one's writes.
@@ -105,6 +106,48 @@ impl Tensor {
         out
     }
 
+    /// A new row-major tensor on `device` with arbitrary contents, to be overwritten.
+    ///
+    /// # Errors
+    /// A device that is not there or has no room.
+    pub(crate) fn stale_on(device: Device, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        match device {
+            Device::Cpu => Ok(Tensor::stale(dtype, shape)),
+            Device::Cuda(index) => Gpu::get(index)?.stale(dtype, shape),
+        }
+    }
+
+    /// All zeros (false), on `device`.
+    ///
+    /// # Errors
+    /// A device that is not there or has no room.
+    pub fn zeros_on(device: Device, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        match device {
+            Device::Cpu => Ok(Tensor::zeros(dtype, shape)),
+            Device::Cuda(index) => Gpu::get(index)?.zeros(dtype, shape),
+        }
+    }
+
+    /// All elements equal to `value`, converted to `dtype`, on `device`.
+    ///
+    /// # Errors
+    /// A device that is not there or has no room.
+    pub fn full_on(
+        device: Device,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        value: impl Into<Scalar>,
+    ) -> Result<Tensor> {
+        match device {
+            Device::Cpu => Ok(Tensor::full(dtype, shape, value)),
+            Device::Cuda(index) => {
+                let mut out = Gpu::get(index)?.stale(dtype, shape)?;
+                cuda::fill(&mut out, value.into().0)?;
+                Ok(out)
+            }
+        }
+    }
+
     /// All elements equal to `value`, converted to `dtype`.
     ///
     /// # Panics
@@ -119,10 +162,31 @@ impl Tensor {
         Tensor::build([], |out: &mut [T]| out[0] = value)
     }
 
-    fn over(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
+    pub(super) fn over(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
         debug_assert!(buffer.len_bytes() >= shape.numel() * dtype.size_bytes());
         let strides = shape.strides();
         Tensor { storage: Arc::new(buffer), dtype, shape, strides, offset: 0 }
+    }
+
+    /// Where the elements are.
+    pub fn device(&self) -> Device {
+        self.storage.device_block().map_or(Device::Cpu, |block| block.home().device())
+    }
+
+    /// The same elements on `device`: this tensor if it is there, else a contiguous copy. To a device the copy is in
+    /// stream order; from a device this waits for all work on it, and reports what kernels have reported.
+    ///
+    /// # Errors
+    /// A device that is not there or has no room; the faults of kernels before.
+    pub fn to_device(&self, device: Device) -> Result<Tensor> {
+        if self.device() == device {
+            return Ok(self.clone());
+        }
+        match (self.device(), device) {
+            (Device::Cpu, Device::Cuda(index)) => cuda::upload(&Gpu::get(index)?, &self.contiguous()?),
+            (Device::Cuda(_), Device::Cpu) => cuda::download(&self.contiguous()?),
+            _ => self.to_device(Device::Cpu)?.to_device(device),
+        }
     }
 
     /// The element type.
@@ -192,6 +256,7 @@ impl Tensor {
     /// Refuses another dtype.
     pub fn data<T: Element>(&self) -> Result<&[T]> {
         self.expect_dtype("data", T::DTYPE)?;
+        self.expect_cpu("data")?;
         let len = self.storage.len_bytes() / T::DTYPE.size_bytes();
         // SAFETY: the block is aligned to 64 (a foreign one was a Vec of elements of this size), initialised, holds
         // `len` elements of this dtype, and nobody writes to it while it is shared or borrowed.
@@ -206,8 +271,9 @@ impl Tensor {
     /// Refuses another dtype.
     pub fn make_mut<T: Element>(&mut self) -> Result<&mut [T]> {
         self.expect_dtype("make_mut", T::DTYPE)?;
+        self.expect_cpu("make_mut")?;
         if !self.is_unique() {
-            *self = self.to_owned_copy();
+            *self = self.to_owned_copy()?;
         }
         let (offset, len) = (self.offset, self.numel());
         let buffer = Arc::get_mut(&mut self.storage).expect("checked or made unique above");
@@ -216,9 +282,27 @@ impl Tensor {
         Ok(unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<T>().add(offset), len) })
     }
 
-    /// True where [`Tensor::make_mut`] writes in place.
+    /// True where [`Tensor::make_mut`], or a kernel on this thread's stream, writes in place.
     pub fn is_unique(&mut self) -> bool {
-        self.is_contiguous() && Arc::get_mut(&mut self.storage).is_some()
+        self.is_contiguous()
+            && self.is_unshared()
+            && self.storage.device_block().is_none_or(DeviceBlock::is_at_home)
+    }
+
+    /// True where nobody shares the buffer.
+    pub(super) fn is_unshared(&mut self) -> bool {
+        Arc::get_mut(&mut self.storage).is_some()
+    }
+
+    /// The block of a tensor on a device.
+    pub(super) fn device_block(&self) -> Option<&DeviceBlock> {
+        self.storage.device_block()
+    }
+
+    /// The address of the first element of a tensor on a device.
+    pub(super) fn device_address(&self) -> Option<u64> {
+        let block = self.storage.device_block()?;
+        Some(block.address() + (self.offset * self.dtype.size_bytes()) as u64)
     }
 
     /// The raw bytes of a contiguous tensor, for engines and files.
@@ -234,6 +318,7 @@ impl Tensor {
                 "call contiguous() first",
             ));
         }
+        self.expect_cpu("as_bytes")?;
         let start = self.offset * self.dtype.size_bytes();
         // SAFETY: the range lies in the block, whose bytes are initialised and not written while borrowed.
         Ok(unsafe { std::slice::from_raw_parts(self.storage.as_ptr().add(start), self.len_bytes()) })
@@ -241,6 +326,7 @@ impl Tensor {
 
     /// The raw bytes of a tensor made by [`Tensor::stale`] and not shared since.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        assert_eq!(self.device(), Device::Cpu, "only the device's kernels write there");
         let (start, len) = (self.offset * self.dtype.size_bytes(), self.len_bytes());
         let buffer = Arc::get_mut(&mut self.storage).expect("a fresh tensor shares its buffer with nobody");
         // SAFETY: exclusive access to an initialised block that holds the range.
@@ -248,34 +334,69 @@ impl Tensor {
     }
 
     /// This tensor if it is contiguous, else a contiguous copy.
-    pub fn contiguous(&self) -> Tensor {
-        if self.is_contiguous() { self.clone() } else { self.to_owned_copy() }
+    ///
+    /// # Errors
+    /// As [`Tensor::to_owned_copy`].
+    pub fn contiguous(&self) -> Result<Tensor> {
+        if self.is_contiguous() { Ok(self.clone()) } else { self.to_owned_copy() }
     }
 
-    /// A contiguous copy in a buffer of its own.
-    pub fn to_owned_copy(&self) -> Tensor {
+    /// [`Tensor::contiguous`] for the processor's own kernels.
+    pub(super) fn packed(&self) -> Tensor {
+        if self.is_contiguous() { self.clone() } else { self.packed_copy() }
+    }
+
+    /// A contiguous copy in the processor's memory, where this tensor is.
+    pub(super) fn packed_copy(&self) -> Tensor {
         for_dtype!(any self.dtype, T => {
             let mut out = Tensor::stale(self.dtype, self.shape.clone());
             let strides = out.strides.clone();
             super::cpu::copy_strided::<T>(
                 &self.shape,
-                (self.data().expect("the dtype is T's"), &self.strides),
+                (self.data().expect("the dtype is T's, in the processor's memory"), &self.strides),
                 (super::cpu::as_elements_mut(out.bytes_mut()), &strides),
             );
             out
         })
     }
 
-    /// Copies of `parts`, all of this dtype and with the elements of `shape`, along a new first dim; there may be none.
+    /// The elements in another dtype, as [`cpu::cast`](super::cpu::cast) converts them; this tensor where it is the same.
+    ///
+    /// # Errors
+    /// A device without room.
+    pub fn cast(&self, dtype: DType) -> Result<Tensor> {
+        match self.device() {
+            _ if self.dtype == dtype => Ok(self.clone()),
+            Device::Cpu => super::cpu::cast(self, dtype),
+            Device::Cuda(_) => cuda::cast(self, dtype),
+        }
+    }
+
+    /// A contiguous copy in a buffer of its own.
+    ///
+    /// # Errors
+    /// A device without room.
+    pub fn to_owned_copy(&self) -> Result<Tensor> {
+        if let Device::Cuda(_) = self.device() {
+            let mut out = Gpu::of(self)?.stale(self.dtype, self.shape.clone())?;
+            let strides = out.strides.clone();
+            cuda::copy_block(self, &mut out, &self.shape, (0, &self.strides), (0, &strides))?;
+            return Ok(out);
+        }
+        Ok(self.packed_copy())
+    }
+
+    /// Copies of `parts`, all of this dtype, on this device and with the elements of `shape`, along a new first dim; there
+    /// may be none.
     ///
     /// # Errors
     /// Refuses parts that have another number of elements.
-    pub(crate) fn stack(parts: &[Tensor], shape: &Shape, dtype: DType) -> Result<Tensor> {
+    pub(crate) fn stack(parts: &[Tensor], shape: &Shape, dtype: DType, device: Device) -> Result<Tensor> {
         let all: Shape = std::iter::once(parts.len()).chain(shape.iter().copied()).collect();
-        let mut out = Tensor::stale(dtype, all);
+        let mut out = Tensor::stale_on(device, dtype, all)?;
         for (k, part) in parts.iter().enumerate() {
             let part = part.reshape(shape.clone())?;
-            part.copy_block(&mut out, shape, (0, part.strides()), (k * shape.numel(), &shape.strides()));
+            part.copy_block(&mut out, shape, (0, part.strides()), (k * shape.numel(), &shape.strides()))?;
         }
         Ok(out)
     }
@@ -288,16 +409,20 @@ impl Tensor {
         len: &[usize],
         from: (usize, &[usize]),
         to: (usize, &[usize]),
-    ) {
+    ) -> Result<()> {
         debug_assert_eq!(self.dtype, out.dtype);
         if len.contains(&0) {
-            return;
+            return Ok(());
+        }
+        if let Device::Cuda(_) = self.device() {
+            return cuda::copy_block(self, out, len, from, to);
         }
         for_dtype!(any self.dtype, T => {
             let src: &[T] = &self.data().expect("the dtype is T's")[from.0..];
             let dst: &mut [T] = &mut super::cpu::as_elements_mut(out.bytes_mut())[to.0..];
             super::cpu::copy_strided(len, (src, from.1), (dst, to.1));
         });
+        Ok(())
     }
 
     /// The elements in row-major order.
@@ -306,15 +431,23 @@ impl Tensor {
     /// Refuses another dtype.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.expect_dtype("to_vec", T::DTYPE)?;
-        Ok(self.contiguous().as_slice::<T>()?.to_vec())
+        Ok(self.to_host()?.as_slice::<T>()?.to_vec())
     }
 
     /// The elements in row-major order, each converted to f64.
+    ///
+    /// # Panics
+    /// Where the tensor lies on a device that fails; [`Tensor::to_device`] gives the error instead.
     pub fn to_f64_vec(&self) -> Vec<f64> {
-        let t = self.contiguous();
+        let t = self.to_host().unwrap_or_else(|e| panic!("{e}"));
         for_dtype!(any self.dtype, T => {
             t.as_slice::<T>().expect("contiguous, of dtype T").iter().map(|x| x.to_f64()).collect()
         })
+    }
+
+    /// The elements in the processor's memory, contiguous.
+    fn to_host(&self) -> Result<Tensor> {
+        self.to_device(Device::Cpu)?.contiguous()
     }
 
     /// The only element of a tensor with one, as f64.
@@ -330,7 +463,20 @@ impl Tensor {
                 "reduce or index first",
             ));
         }
-        Ok(for_dtype!(any self.dtype, T => self.data::<T>()?[0].to_f64()))
+        let x = self.to_host()?;
+        Ok(for_dtype!(any self.dtype, T => x.data::<T>()?[0].to_f64()))
+    }
+
+    /// Refuses, in the name of `verb`, a tensor on a device.
+    pub(crate) fn expect_cpu(&self, verb: &str) -> Result<()> {
+        match self.device() {
+            Device::Cpu => Ok(()),
+            device => {
+                let given = format!("{self} on {device}");
+                let rule = "the elements are not in the processor's memory";
+                Err(Error::invalid(verb, rule, given, "call to_device(Device::Cpu) first"))
+            }
+        }
     }
 
     pub(crate) fn expect_dtype(&self, verb: &str, dtype: DType) -> Result<()> {
@@ -356,10 +502,14 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// The notation, with the first few values.
+/// The notation, with the first few values; of a tensor on a device, with the device.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
+        if self.device() != Device::Cpu {
+            // What is printed while looking for a fault must neither wait for the device nor fail.
+            return write!(f, "{self} on {}", self.device());
+        }
         let flat = self.to_f64_vec();
         let more = if flat.len() > SHOWN { ", …" } else { "" };
         let shown: Vec<String> = flat.iter().take(SHOWN).map(|x| format!("{x}")).collect();

@@ -4,10 +4,12 @@
 //! that someone else still sees copies it first. Buffers come from a per-thread [pool](storage::pool_stats), so that
 //! an eager step does not spend its time in page faults.
 //!
-//! Missing: negative strides, and devices other than the CPU.
+//! Missing: negative strides.
 
 pub mod cpu;
+pub mod cuda;
 mod dense;
+mod device;
 mod dtype;
 mod fold_order;
 mod interop;
@@ -18,6 +20,7 @@ pub mod storage;
 mod views;
 
 pub use dense::Tensor;
+pub use device::Device;
 pub(crate) use dtype::for_dtype;
 pub use dtype::{DType, Element, Float, Scalar};
 pub use fold_order::{FoldOrder, FoldStep};

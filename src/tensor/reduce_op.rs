@@ -56,7 +56,7 @@ impl ReduceOp {
         if acc.dtype() != x.dtype() || acc.numel() != x.numel() {
             return Err(Error::invalid("fold", "the operands differ", format!("{acc}, {x}"), ""));
         }
-        let x = x.contiguous();
+        let x = x.contiguous()?;
         match x.dtype() {
             DType::F32 => fold_float::<f32>(self, acc, &x),
             DType::F64 => fold_float::<f64>(self, acc, &x),
@@ -111,9 +111,12 @@ fn fold_int<T: Element + Ord>(op: ReduceOp, acc: &mut Tensor, x: &Tensor, add: f
 }
 
 impl Tensor {
-    /// A tensor of `op`'s identity: folding it into anything changes nothing.
-    pub fn identity(op: ReduceOp, like: &Tensor) -> Tensor {
-        match (op, like.dtype()) {
+    /// A tensor of `op`'s identity, on `like`'s device: folding it into anything changes nothing.
+    ///
+    /// # Errors
+    /// A device without room.
+    pub fn identity(op: ReduceOp, like: &Tensor) -> Result<Tensor> {
+        let identity = match (op, like.dtype()) {
             // Beyond 2^53 an i64 does not go through f64.
             (ReduceOp::Max, DType::I64) => Tensor::build(like.shape(), |out: &mut [i64]| out.fill(i64::MIN)),
             (ReduceOp::Min, DType::I64) => Tensor::build(like.shape(), |out: &mut [i64]| out.fill(i64::MAX)),
@@ -122,7 +125,8 @@ impl Tensor {
                     out.fill(T::from_f64(op.identity(dtype)));
                 }))
             }
-        }
+        };
+        identity.to_device(like.device())
     }
 }
 
@@ -156,7 +160,7 @@ mod tests {
                 Tensor::from_vec(vec![false, true], [2]),
             ] {
                 let x = x.expect("as many values as elements");
-                let (mut left, mut right) = (x.clone(), Tensor::identity(op, &x));
+                let (mut left, mut right) = (x.clone(), Tensor::identity(op, &x).unwrap());
                 op.fold(&mut left, &right.clone()).expect("alike");
                 op.fold(&mut right, &x).expect("alike");
                 assert_eq!(left.as_bytes(), x.as_bytes(), "{op} of {x}");

@@ -1,6 +1,7 @@
 //! Buffers and the per-thread pool they return to.
 //!
-//! A buffer is a 64-byte aligned block. Pool blocks are zeroed when they first come from the system and are handed out
+//! A buffer on a device is that device's block ([`cuda`](super::cuda)), which no code here looks into. In the processor's
+//! memory a buffer is a 64-byte aligned block. Pool blocks are zeroed when they first come from the system and are handed out
 //! again with whatever their last owner wrote, so a buffer's bytes are always initialised and reading stale ones is
 //! wasteful but never undefined. A block returns to the pool of the thread that took it from the system, whoever drops
 //! it: ranks that read one another's tensors would otherwise drain some pools and swell others.
@@ -11,6 +12,8 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::cuda::DeviceBlock;
+
 /// Blocks are aligned for the widest vector and for a cache line.
 const ALIGN: usize = 64;
 /// The smallest block.
@@ -20,7 +23,7 @@ const POOL_LIMIT_BYTES: usize = 2 << 30;
 /// Four size classes per doubling waste at most a fifth of a block; enough for any length that has addresses.
 const CLASSES: usize = 4 * 58;
 
-/// A block of memory: from the pool, or lent by a foreign owner such as a `Vec`.
+/// A block of memory: from the pool, lent by a foreign owner such as a `Vec`, or on a device.
 pub(crate) struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
@@ -36,6 +39,8 @@ enum Owner {
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
     },
+    /// `ptr` points nowhere.
+    Device(DeviceBlock),
 }
 
 /// A shared buffer. Writable only while nobody shares it.
@@ -68,6 +73,19 @@ impl Buffer {
         let ptr = NonNull::new(data.as_mut_ptr().cast()).expect("a Vec's pointer is never null");
         let len_bytes = std::mem::size_of_val(data.as_slice());
         Buffer { ptr, len_bytes, owner: Owner::Foreign { _keep: Box::new(data) } }
+    }
+
+    /// The first `len_bytes` of a device's block.
+    pub(crate) fn on_device(block: DeviceBlock, len_bytes: usize) -> Buffer {
+        Buffer { ptr: NonNull::dangling(), len_bytes, owner: Owner::Device(block) }
+    }
+
+    /// The device's block, of a buffer that is one.
+    pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
+        match &self.owner {
+            Owner::Device(block) => Some(block),
+            _ => None,
+        }
     }
 
     pub(crate) fn len_bytes(&self) -> usize {

@@ -105,7 +105,7 @@ impl Tensor {
         }
         match self.view_strides(&shape) {
             Some(strides) => Ok(self.view(shape, strides, self.offset)),
-            None => self.to_owned_copy().reshape(shape),
+            None => self.to_owned_copy()?.reshape(shape),
         }
     }
 

@@ -229,6 +229,7 @@ impl Case<'_> {
                 let at = Windows {
                     ins: operands.iter().enumerate().map(|(i, o)| window(&o.spec, &|r| r.ins[i])).collect(),
                     outs: outs.iter().enumerate().map(|(o, s)| window(s, &|r| r.outs[o])).collect(),
+                    exact: true,
                 };
                 let part = |(o, w): (&Operand, &Window)| {
                     let x = cut(&o.shares[o.share_of(&coords)], w);
@@ -238,7 +239,7 @@ impl Case<'_> {
                 let outs = self.trial.op().eval(&mut locals, &at).map_err(|e| e.to_string())?;
                 for (o, part) in outs.into_iter().enumerate() {
                     if terms[o].is_some() {
-                        found[o].push(part.contiguous());
+                        found[o].push(part.contiguous().expect("it is in memory"));
                         continue;
                     }
                     let want = cut(&want[o], &at.outs[o]);
@@ -392,7 +393,7 @@ fn cut(whole: &Tensor, at: &Window) -> Tensor {
         return Tensor::zeros(whole.dtype(), at.local().clone());
     }
     let narrow = |t: Tensor, d: usize| t.narrow(d, at.start(d), at.local()[d]).expect("a box of the whole");
-    (0..whole.shape().len()).fold(whole.clone(), narrow).to_owned_copy()
+    (0..whole.shape().len()).fold(whole.clone(), narrow).to_owned_copy().expect("it is in memory")
 }
 
 /// Folds parts in an order that leaves one.
@@ -405,7 +406,9 @@ fn fold(
     let mut stack: Vec<Tensor> = Vec::new();
     for step in order.steps() {
         match *step {
-            FoldStep::Push { member, node } => stack.push(part(member, node).to_owned_copy()),
+            FoldStep::Push { member, node } => {
+                stack.push(part(member, node).to_owned_copy().expect("it is in memory"))
+            }
             FoldStep::Empty => stack.push(empty()),
             FoldStep::Join => {
                 let right = stack.pop().expect("two entries");

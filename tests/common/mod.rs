@@ -148,7 +148,7 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
         if *parts[rank].shape() != region.local {
             return Some(format!("rank {rank} has {} instead of {}", parts[rank], region.local));
         }
-        let mut local = parts[rank].contiguous();
+        let mut local = parts[rank].contiguous().expect("it is in memory");
         if let Some(op) = op {
             if partial.iter().any(|&a| coords[a] != 0) {
                 continue;
@@ -194,9 +194,11 @@ pub fn eval_apart(
             let at = Windows {
                 ins: ins.iter().map(|(s, _)| window(s, &coords)).collect(),
                 outs: outs.iter().map(|s| window(s, &coords)).collect(),
+                exact: true,
             };
             // Copies that nobody shares: then kernels may work in place, as they do in the engine.
-            let mut locals: Tensors = ins.iter().map(|(_, parts)| parts[rank].to_owned_copy()).collect();
+            let mut locals: Tensors =
+                ins.iter().map(|(_, parts)| parts[rank].to_owned_copy().expect("it is in memory")).collect();
             let run = std::panic::AssertUnwindSafe(|| op.eval(&mut locals, &at));
             CAUGHT.set(true);
             let outcome = std::panic::catch_unwind(run);

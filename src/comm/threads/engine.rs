@@ -122,7 +122,7 @@ impl Request for Reducing {
         hub.wait(world, slot, *position)?;
         let dtype = slot.brought(*position).expect("this member has come").dtype;
         if self.reduce.out_shape().numel() * dtype.size_bytes() < SHARED_FOLD_BYTES {
-            return Ok(vec![fold(&self.reduce, &slot.take(*position))]);
+            return Ok(vec![fold(&self.reduce, &slot.take(*position))?]);
         }
         let reduction = slot.reduction.get_or_init(|| Reduction::new(&self.reduce, dtype));
         if reduction.work(slot) {

@@ -16,7 +16,7 @@ pub fn argmax(verb: &str, x: &Tensor, dim: usize, keep_dim: bool) -> Result<Tens
     let mut order: Dims = (0..x.shape().len()).filter(|&d| d != dim).collect();
     let mut shape: Shape = order.iter().map(|&d| x.shape()[d]).collect();
     order.push(dim);
-    let rows = x.permute(&order)?.contiguous();
+    let rows = x.permute(&order)?.contiguous()?;
     if keep_dim {
         shape = x.shape().iter().enumerate().map(|(d, &n)| if d == dim { 1 } else { n }).collect();
     }

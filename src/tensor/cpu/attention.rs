@@ -205,7 +205,7 @@ impl Tensor {
     /// This tensor if its last dim is contiguous, else a contiguous copy.
     pub(super) fn contiguous_rows(&self) -> Tensor {
         let last = self.shape().len() - 1;
-        if self.strides()[last] == 1 || self.shape()[last] <= 1 { self.clone() } else { self.contiguous() }
+        if self.strides()[last] == 1 || self.shape()[last] <= 1 { self.clone() } else { self.packed_copy() }
     }
 }
 

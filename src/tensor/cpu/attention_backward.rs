@@ -31,7 +31,7 @@ impl CausalAttention<'_> {
     ) -> Result<[Tensor; 3]> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
         let (groups, keys, d, dv) = (k.shape()[1], k.shape()[2], k.shape()[3], v.shape()[3]);
-        let (o, grad, lse) = (o.contiguous_rows(), grad.contiguous_rows(), lse.contiguous());
+        let (o, grad, lse) = (o.contiguous_rows(), grad.contiguous_rows(), lse.packed());
         let given = Given {
             q: Heads::of(q)?,
             k: Heads::of(k)?,

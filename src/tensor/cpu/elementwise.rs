@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn strides_and_broadcasts_change_nothing() {
         for a in views() {
-            let flat = a.to_owned_copy();
+            let flat = a.to_owned_copy().unwrap();
             let once = float_unary("scale", &a, Scale).unwrap();
             assert!(once.is_contiguous());
             assert_eq!(once.to_f64_vec(), float_unary("scale", &flat, Scale).unwrap().to_f64_vec());
@@ -328,7 +328,7 @@ mod tests {
         for b in views() {
             let fresh = noise([3, 5, 70], 9);
             let want = num_binary("sub", &fresh, &b, Less).unwrap().to_f64_vec();
-            let mut unique = fresh.to_owned_copy();
+            let mut unique = fresh.to_owned_copy().unwrap();
             let at = unique.data::<f32>().unwrap().as_ptr();
             num_binary_mut("sub", &mut unique, &b, Less).unwrap();
             assert_eq!((unique.to_f64_vec(), unique.data::<f32>().unwrap().as_ptr()), (want.clone(), at));
@@ -336,7 +336,7 @@ mod tests {
             num_binary_mut("sub", &mut shared, &b, Less).unwrap();
             assert_eq!((shared.to_f64_vec(), fresh.to_f64_vec()), (want, noise([3, 5, 70], 9).to_f64_vec()));
             let want = float_ternary("fma", &fresh, &b, &fresh, Fused).unwrap().to_f64_vec();
-            let mut unique = fresh.to_owned_copy();
+            let mut unique = fresh.to_owned_copy().unwrap();
             float_ternary_mut("fma", &mut unique, &b, &fresh, Fused).unwrap();
             assert_eq!(unique.to_f64_vec(), want);
         }

@@ -262,7 +262,7 @@ fn lay_out<'a, const N: usize>(
         return Ok((tensors.map(Cow::Borrowed), nest));
     }
     let tensors: [Cow<'a, Tensor>; N] = std::array::from_fn(|k| match awkward[k] {
-        true => Cow::Owned(tensors[k].contiguous()),
+        true => Cow::Owned(tensors[k].packed()),
         false => Cow::Borrowed(tensors[k]),
     });
     let nest = Nest::new(shape, std::array::from_fn(|k| tensors[k].strides()));

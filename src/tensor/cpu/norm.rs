@@ -76,7 +76,7 @@ fn forward(
     centred: bool,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     expect_rows(verb, x, &affine)?;
-    let (x, affine) = (x.contiguous(), affine.map(|t| t.map(Tensor::contiguous)));
+    let (x, affine) = (x.packed(), affine.map(|t| t.map(Tensor::packed)));
     let affine = [affine[0].as_ref(), affine[1].as_ref()];
     match x.dtype() {
         DType::F32 => forward_as::<f32>(&x, affine, eps, centred),
@@ -187,7 +187,7 @@ fn backward(
     }
     let dtype = x.dtype();
     let acc = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let wide = |t: &Tensor| cast(&t.contiguous(), acc);
+    let wide = |t: &Tensor| cast(&t.contiguous()?, acc);
     let (dy, x, rstd) = (wide(dy)?, wide(x)?, wide(rstd)?);
     let (weight, mean) = (weight.map(wide).transpose()?, mean.map(wide).transpose()?);
     let (dx, dw) = match acc {

@@ -75,7 +75,7 @@ fn rows_as<T: Real, const N: usize, B: RowBody<N>>(x: [&Tensor; N], body: B) -> 
         return Ok(out);
     }
     let len = x[0].shape()[x[0].shape().len() - 1];
-    let x = x.map(Tensor::contiguous);
+    let x = x.map(Tensor::packed);
     let mut inputs = [&[] as &[T]; N];
     for (input, x) in inputs.iter_mut().zip(&x) {
         *input = x.as_slice()?;
@@ -224,7 +224,7 @@ mod tests {
             let dx = backward("f", &dy, &forward("f", &x).unwrap()).unwrap().to_f64_vec();
             for (i, dx) in dx.iter().enumerate() {
                 let nudge = |by: f64| {
-                    let mut x = x.to_owned_copy();
+                    let mut x = x.to_owned_copy().unwrap();
                     x.make_mut::<f64>().unwrap()[i] += by;
                     loss(&x)
                 };

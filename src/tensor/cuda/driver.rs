@@ -36,6 +36,8 @@ pub type DriverResult<T> = std::result::Result<T, DriverError>;
 pub struct Facts {
     /// Its name.
     pub name: String,
+    /// The compiler that makes its images, with its version: images of another are made anew.
+    pub compiler: String,
     /// The compute capability, e.g. (9, 0).
     pub capability: (u32, u32),
     /// The number of multiprocessors.

@@ -90,7 +90,7 @@ where
     }
     let (ad, asr) = (a.data::<E>()?, a.strides());
     let (bd, bsr) = (b.data::<E>()?, b.strides());
-    let bias = bias.map(Tensor::contiguous);
+    let bias = bias.map(Tensor::packed);
     let bias = bias.as_ref().map(|x| x.as_slice::<E>()).transpose()?;
     let c = as_elements_mut::<E>(out.bytes_mut());
     let one_b = batch == 1 || bsr[0] == 0;
@@ -206,11 +206,12 @@ mod tests {
                 let (a, b) = (narrow(&noise([1, m, k], 1)), narrow(&noise([1, k, n], 2)));
                 let want = narrow(&plain(&wide(&a), &wide(&b))).to_f64_vec();
                 assert_eq!(plain(&a, &b).to_f64_vec(), want);
-                let turned = |x: &Tensor| x.transpose(1, 2).unwrap().contiguous().transpose(1, 2).unwrap();
+                let turned =
+                    |x: &Tensor| x.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
                 assert_eq!(plain(&turned(&a), &turned(&b)).to_f64_vec(), want);
                 let apart = |x: &Tensor| {
                     let (m, n) = (x.shape()[1], x.shape()[2]);
-                    let twice = x.unsqueeze(3).unwrap().expand([1, m, n, 2]).unwrap().contiguous();
+                    let twice = x.unsqueeze(3).unwrap().expand([1, m, n, 2]).unwrap().contiguous().unwrap();
                     twice.narrow(3, 0, 1).unwrap().squeeze(3).unwrap()
                 };
                 assert_eq!(plain(&apart(&a), &apart(&b)).to_f64_vec(), want);

@@ -1,0 +1,145 @@
+//! The process's CUDA devices: each opened once, at its first use.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use super::driver::{Driver, DriverError};
+use super::memory::Ledger;
+use super::module::Modules;
+use super::stream::{self, Stream};
+use crate::error::{Error, Result};
+use crate::tensor::Device;
+
+/// One device, shared by all ranks that use it.
+#[derive(Debug)]
+pub(crate) struct CudaDevice {
+    pub index: usize,
+    pub driver: Arc<dyn Driver>,
+    pub modules: Modules,
+    pub ledger: Ledger,
+    /// Everyone who keeps memory of it.
+    streams: Mutex<Vec<Weak<Stream>>>,
+}
+
+/// Makes `driver` the CUDA device of this number in this process. For tests, which bring a driver that needs no GPU.
+///
+/// # Errors
+/// Refuses a number that is in use.
+pub fn install(index: usize, driver: Arc<dyn Driver>) -> Result<()> {
+    let mut devices = lock();
+    if devices.contains_key(&index) {
+        let given = Device::Cuda(index).to_string();
+        return Err(Error::invalid(
+            "install",
+            "the device is in use",
+            given,
+            "install it before its first use",
+        ));
+    }
+    devices.insert(index, CudaDevice::over(index, driver));
+    Ok(())
+}
+
+/// The number of CUDA devices: those of NVIDIA's driver, or those that were installed; 0 where there is none.
+pub fn devices_len() -> usize {
+    let installed = lock().keys().max().map_or(0, |&most| most + 1);
+    installed.max(found().as_ref().map_or(0, |&n| n))
+}
+
+/// True where there is a CUDA device.
+pub fn is_available() -> bool {
+    devices_len() > 0
+}
+
+/// Why there is none, in one line; none where there is one.
+pub fn unavailable_reason() -> Option<String> {
+    (devices_len() == 0).then(|| found().as_ref().err().cloned().unwrap_or_else(|| "no CUDA device".into()))
+}
+
+/// The device of this number, opened at its first use.
+pub(super) fn open(index: usize) -> Result<Arc<CudaDevice>> {
+    let mut devices = lock();
+    if let Some(device) = devices.get(&index) {
+        return Ok(device.clone());
+    }
+    let driver = driver_of(index).map_err(|reason| {
+        let given = Device::Cuda(index).to_string();
+        Error::unsupported("cuda", format!("there is no such device: {reason}"), given, "use Device::Cpu")
+    })?;
+    let device = CudaDevice::over(index, driver);
+    devices.insert(index, device.clone());
+    Ok(device)
+}
+
+impl CudaDevice {
+    fn over(index: usize, driver: Arc<dyn Driver>) -> Arc<CudaDevice> {
+        let (modules, ledger) = (Modules::default(), Ledger::new(driver.facts().total_bytes));
+        Arc::new(CudaDevice { index, driver, modules, ledger, streams: Mutex::default() })
+    }
+
+    /// The error that the driver's refusal is, while `verb` was done.
+    pub fn error(&self, verb: impl Into<String>, error: &DriverError) -> Error {
+        Error::Device { verb: verb.into(), device: self.name().to_string(), reason: error.to_string() }
+    }
+
+    /// Counts a stream among those that keep memory.
+    pub fn know(&self, stream: &Arc<Stream>) {
+        let mut streams = stream::lock(&self.streams);
+        streams.retain(|s| s.strong_count() > 0);
+        streams.push(Arc::downgrade(stream));
+    }
+
+    /// Gives back to the driver what any stream keeps for reuse.
+    pub fn clear_pools(&self) {
+        let streams: Vec<Arc<Stream>> =
+            stream::lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
+        for stream in streams {
+            stream::lock(&stream.pool).clear(self);
+        }
+    }
+
+    pub fn name(&self) -> Device {
+        Device::Cuda(self.index)
+    }
+}
+
+type Devices = HashMap<usize, Arc<CudaDevice>>;
+
+fn lock() -> MutexGuard<'static, Devices> {
+    static DEVICES: OnceLock<Mutex<Devices>> = OnceLock::new();
+    DEVICES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many devices NVIDIA's driver has, or why none; looked for once.
+fn found() -> &'static Result<usize, String> {
+    static FOUND: OnceLock<Result<usize, String>> = OnceLock::new();
+    FOUND.get_or_init(count)
+}
+
+fn driver_of(index: usize) -> Result<Arc<dyn Driver>, String> {
+    match found() {
+        Ok(n) if index < *n => nvidia(index),
+        Ok(n) => Err(format!("there are {n}")),
+        Err(reason) => Err(reason.clone()),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn count() -> Result<usize, String> {
+    super::nvidia::devices_len()
+}
+
+#[cfg(feature = "cuda")]
+fn nvidia(index: usize) -> Result<Arc<dyn Driver>, String> {
+    super::nvidia::open(index)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn count() -> Result<usize, String> {
+    Err("this program was built without the feature cuda".into())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn nvidia(_: usize) -> Result<Arc<dyn Driver>, String> {
+    count().map(|_| unreachable!("no devices are counted without the feature"))
+}

@@ -1,0 +1,56 @@
+//! What kernels report because they cannot refuse: an index out of range, a probability that is none.
+//!
+//! A kernel writes the first fault it meets to a few bytes of its stream, and goes on as if the value were harmless. The
+//! next read of a value on that stream finds it and becomes the error.
+
+use crate::error::Error;
+
+/// The bytes of `struct Fault` in `kernels/iso.cuh`.
+pub(super) const FAULT_BYTES: usize = 16;
+
+/// One thing a kernel may report.
+struct Rule {
+    /// The number the kernel reports.
+    code: u32,
+    /// The operator.
+    verb: &'static str,
+    /// What the value breaks.
+    rule: &'static str,
+    /// What the value is, e.g. `index`.
+    what: &'static str,
+}
+
+/// Numbers are given once and never again; 0 is no fault.
+const RULES: &[Rule] = &[];
+
+/// The error that the bytes tell of, if they do.
+pub(super) fn read(bytes: [u8; FAULT_BYTES]) -> Option<Error> {
+    let code = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
+    let value = i64::from_le_bytes(bytes[8..].try_into().expect("eight bytes"));
+    if code == 0 {
+        return None;
+    }
+    let rule = RULES.iter().find(|r| r.code == code);
+    Some(match rule {
+        Some(r) => Error::invalid(r.verb, r.rule, format!("{} {value}", r.what), ""),
+        None => {
+            Error::invalid("kernel", "reported a fault that has no name", format!("code {code}, {value}"), "")
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_given_once_and_never_zero() {
+        for (i, rule) in RULES.iter().enumerate() {
+            assert!(rule.code != 0 && RULES[..i].iter().all(|r| r.code != rule.code), "{}", rule.code);
+        }
+        assert!(read([0; FAULT_BYTES]).is_none());
+        let mut bytes = [0xff; FAULT_BYTES];
+        bytes[8..].copy_from_slice(&(-7i64).to_le_bytes());
+        assert!(read(bytes).unwrap().to_string().contains("-7"));
+    }
+}

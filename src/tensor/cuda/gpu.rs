@@ -1,0 +1,219 @@
+//! The calling thread's end of a device.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustc_hash::FxHashMap;
+
+use super::device::{self, CudaDevice};
+use super::driver::DriverResult;
+use super::launch::{Kernel, Launch, symbol};
+use super::memory::{Block, MemoryStats};
+use super::stream::{DeviceBlock, Stream, lock};
+use crate::error::{Error, MemoryFault, Result};
+use crate::tensor::storage::Buffer;
+use crate::tensor::{DType, Device, Shape, Tensor};
+
+/// The calling thread's end of a device: its stream and the kernels it has used. Cloning shares it; it stays on its thread.
+#[derive(Clone)]
+pub struct Gpu(Rc<Inner>);
+
+struct Inner {
+    stream: Arc<Stream>,
+    kernels: RefCell<FxHashMap<Entry, Rc<Kernel>>>,
+}
+
+/// File, stem and dtype.
+type Entry = (&'static str, &'static str, DType);
+
+impl Gpu {
+    /// This thread's end of the device of this number; the first call opens the device and makes the stream.
+    ///
+    /// # Errors
+    /// A device that is not there, by the reason; the driver's failures.
+    pub fn get(index: usize) -> Result<Gpu> {
+        thread_local!(static HERE: RefCell<FxHashMap<usize, Gpu>> = RefCell::default());
+        if let Some(gpu) = HERE.with_borrow(|here| here.get(&index).cloned()) {
+            return Ok(gpu);
+        }
+        let device = device::open(index)?;
+        let stream = Stream::new(device)?;
+        stream.device.know(&stream);
+        let gpu = Gpu(Rc::new(Inner { stream, kernels: RefCell::default() }));
+        HERE.with_borrow_mut(|here| here.insert(index, gpu.clone()));
+        Ok(gpu)
+    }
+
+    /// This thread's end of the device that holds `x`.
+    ///
+    /// # Errors
+    /// Refuses a tensor in the processor's memory.
+    pub fn of(x: &Tensor) -> Result<Gpu> {
+        match x.device() {
+            Device::Cuda(index) => Gpu::get(index),
+            Device::Cpu => {
+                Err(Error::invalid("cuda", "the tensor lies on no CUDA device", x.to_string(), ""))
+            }
+        }
+    }
+
+    /// The device's number.
+    pub fn index(&self) -> usize {
+        self.stream().device.index
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        Device::Cuda(self.index())
+    }
+
+    /// The number of multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.stream().device.driver.facts().multiprocessors
+    }
+
+    /// Waits until all this rank has put on the device is done.
+    ///
+    /// # Errors
+    /// What a kernel has reported, and the driver's failures.
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream().synchronize("synchronize")
+    }
+
+    /// A new contiguous tensor with arbitrary contents (of bools: false), to be overwritten.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], after everything kept for reuse was given back.
+    pub fn stale(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        let numel = shape.checked_numel("tensor")?;
+        let bytes = numel.checked_mul(dtype.size_bytes()).filter(|&n| n <= isize::MAX as usize);
+        let bytes = bytes.ok_or_else(|| {
+            Error::invalid("tensor", "no memory has addresses for it", format!("{dtype}{shape}"), "")
+        })?;
+        let block = self.block(bytes).map_err(|e| match e.out_of_memory {
+            true => self.memory_fault(dtype, &shape, bytes),
+            false => self.stream().device.error("alloc", &e),
+        })?;
+        let buffer = Buffer::on_device(DeviceBlock::new(self.stream().clone(), block), bytes);
+        let mut out = Tensor::over(buffer, dtype, shape);
+        if dtype == DType::Bool {
+            self.fill_bytes(&mut out, 0)?;
+        }
+        Ok(out)
+    }
+
+    /// A new contiguous tensor of zeros (false).
+    ///
+    /// # Errors
+    /// As [`Gpu::stale`].
+    pub fn zeros(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+        let mut out = self.stale(dtype, shape)?;
+        self.fill_bytes(&mut out, 0)?;
+        Ok(out)
+    }
+
+    /// The entry `<stem>_<dtype>` of `kernels/<file>.cu`, to be given arguments and run.
+    ///
+    /// # Errors
+    /// A source that does not compile or load.
+    pub fn kernel(&self, file: &'static str, stem: &'static str, dtype: DType) -> Result<Launch<'_>> {
+        let entry = (file, stem, dtype);
+        let found = self.0.kernels.borrow().get(&entry).cloned();
+        let kernel = match found {
+            Some(kernel) => kernel,
+            None => {
+                let kernel = Rc::new(self.find_kernel(file, stem, dtype)?);
+                self.0.kernels.borrow_mut().insert(entry, kernel.clone());
+                kernel
+            }
+        };
+        Ok(Launch::new(self, kernel))
+    }
+
+    pub(super) fn stream(&self) -> &Arc<Stream> {
+        &self.0.stream
+    }
+
+    fn fill_bytes(&self, x: &mut Tensor, byte: u8) -> Result<()> {
+        let (stream, bytes) = (self.stream(), x.len_bytes());
+        let Some(at) = x.device_address().filter(|_| bytes > 0) else { return Ok(()) };
+        // SAFETY: the tensor is as large, and its block is kept in stream order.
+        let done = unsafe { stream.device.driver.fill(at, byte, bytes, stream.handle) };
+        stream.worked();
+        done.map_err(|e| stream.device.error("fill", &e))
+    }
+
+    fn block(&self, bytes: usize) -> DriverResult<Block> {
+        let stream = self.stream();
+        let (device, driver) = (&stream.device, &stream.device.driver);
+        let mut pool = lock(&stream.pool);
+        let mut taken = pool.take(device, bytes);
+        if taken.as_ref().is_err_and(|e| e.out_of_memory) {
+            pool.clear(device);
+            drop(pool);
+            device.clear_pools();
+            taken = lock(&stream.pool).take(device, bytes);
+        }
+        let mut block = taken?;
+        for event in block.pending.drain(..) {
+            let waits = driver.wait(stream.handle, event);
+            driver.drop_event(event);
+            waits?;
+        }
+        Ok(block)
+    }
+
+    fn memory_fault(&self, dtype: DType, shape: &Shape, bytes: usize) -> Error {
+        let stats = self.stream().device.ledger.stats();
+        Error::OutOfMemory(Box::new(MemoryFault {
+            device: self.device().to_string(),
+            wanted: format!("{dtype}{shape}"),
+            wanted_bytes: bytes,
+            live_bytes: stats.live_bytes,
+            kept_bytes: stats.reserved_bytes.saturating_sub(stats.live_bytes),
+            limit_bytes: stats.limit_bytes,
+        }))
+    }
+
+    fn find_kernel(&self, file: &'static str, stem: &'static str, dtype: DType) -> Result<Kernel> {
+        let device: &CudaDevice = &self.stream().device;
+        let name = symbol(stem, dtype);
+        let module = device.modules.find(device, file)?;
+        let function = device.driver.function(module, &name);
+        let function = function.map_err(|e| device.error(format!("{name} of kernels/{file}.cu"), &e))?;
+        let parameters = device.driver.parameters(function);
+        Ok(Kernel { name, function, parameters })
+    }
+}
+
+/// What the device's memory holds.
+///
+/// # Errors
+/// A device that is not there.
+pub fn memory_stats(index: usize) -> Result<MemoryStats> {
+    Ok(device::open(index)?.ledger.stats())
+}
+
+/// Sets what may be taken from the device's driver at most, in bytes.
+///
+/// # Errors
+/// A device that is not there.
+pub fn set_memory_limit(index: usize, bytes: usize) -> Result<()> {
+    device::open(index)?.ledger.set_limit(bytes);
+    Ok(())
+}
+
+static CHECKED: AtomicBool = AtomicBool::new(cfg!(debug_assertions));
+
+/// Has every launch of this process wait for its kernel and name it where it fails, which costs all overlap. On from the
+/// beginning where debug assertions are.
+pub fn set_checked(checked: bool) {
+    CHECKED.store(checked, Ordering::Relaxed);
+}
+
+pub(super) fn is_checked() -> bool {
+    CHECKED.load(Ordering::Relaxed)
+}

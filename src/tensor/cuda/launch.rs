@@ -1,0 +1,205 @@
+//! Launching a kernel: its arguments, the waits between streams, and errors that say what was launched.
+
+use std::ffi::c_void;
+use std::fmt::Write;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytemuck::NoUninit;
+use smallvec::SmallVec;
+
+use super::driver::{DriverResult, Grid, Handle};
+use super::gpu::{Gpu, is_checked};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Tensor};
+
+/// A kernel about to be launched; see [`Gpu::kernel`].
+#[must_use = "a launch does nothing until it is run"]
+pub struct Launch<'a> {
+    gpu: &'a Gpu,
+    kernel: Rc<Kernel>,
+    /// The arguments' bytes, each at its alignment.
+    bytes: SmallVec<[u64; 32]>,
+    used: usize,
+    at: SmallVec<[u32; 16]>,
+    sizes: SmallVec<[u32; 16]>,
+    /// The operands, for errors; written where launches are checked.
+    given: String,
+    failed: Option<Error>,
+}
+
+/// An entry of a module.
+pub(super) struct Kernel {
+    pub name: String,
+    pub function: Handle,
+    pub parameters: Option<Vec<usize>>,
+}
+
+/// Blocks or threads in x, y and z.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent(pub [u32; 3]);
+
+impl From<u32> for Extent {
+    fn from(x: u32) -> Extent {
+        Extent([x, 1, 1])
+    }
+}
+
+impl From<[u32; 3]> for Extent {
+    fn from(all: [u32; 3]) -> Extent {
+        Extent(all)
+    }
+}
+
+impl<'a> Launch<'a> {
+    pub(super) fn new(gpu: &'a Gpu, kernel: Rc<Kernel>) -> Launch<'a> {
+        Launch {
+            gpu,
+            kernel,
+            bytes: SmallVec::new(),
+            used: 0,
+            at: SmallVec::new(),
+            sizes: SmallVec::new(),
+            given: String::new(),
+            failed: None,
+        }
+    }
+
+    /// A pointer to the first element of a tensor that the kernel reads. Waits, on the device, for another rank's stream
+    /// where the tensor is that rank's.
+    pub fn read(mut self, x: &Tensor) -> Self {
+        match x.device_block().filter(|b| b.home().device.index == self.gpu.index()) {
+            Some(block) => {
+                let ready = block.read_by(self.gpu.stream());
+                self.note(x, ready);
+                self.pointer(x)
+            }
+            None => self.refuse(x, "an operand lies elsewhere"),
+        }
+    }
+
+    /// As [`Launch::read`], or a null pointer.
+    pub fn read_or_null(self, x: Option<&Tensor>) -> Self {
+        match x {
+            Some(x) => self.read(x),
+            None => self.arg(0u64),
+        }
+    }
+
+    /// A pointer to the first element of a tensor that the kernel writes: a fresh one, or one that is
+    /// [unique](Tensor::is_unique).
+    pub fn write(mut self, x: &mut Tensor) -> Self {
+        let mine = x.device_block().is_some_and(|b| Arc::ptr_eq(b.home(), self.gpu.stream()));
+        if !mine || !x.is_unshared() {
+            return self.refuse(x, "a kernel writes to what nobody else holds");
+        }
+        let ready = x.device_block().map_or(Ok(()), |block| block.write_at_home());
+        self.note(x, ready);
+        self.pointer(x)
+    }
+
+    /// As [`Launch::write`], or a null pointer.
+    pub fn write_or_null(self, x: Option<&mut Tensor>) -> Self {
+        match x {
+            Some(x) => self.write(x),
+            None => self.arg(0u64),
+        }
+    }
+
+    /// A value, byte for byte: a number, or a `#[repr(C)]` structure that the kernel's parameter has the layout of.
+    pub fn arg<T: NoUninit>(mut self, value: T) -> Self {
+        self.push(bytemuck::bytes_of(&value), align_of::<T>());
+        self
+    }
+
+    /// A pointer to where the kernel reports faults.
+    pub fn faults(self) -> Self {
+        let at = self.gpu.stream().fault.at;
+        self.arg(at)
+    }
+
+    /// Puts the kernel on the rank's stream. Nothing happens where there are no blocks.
+    ///
+    /// # Errors
+    /// A launch that the driver refuses, named with kernel, grid and operands; where launches are
+    /// [checked](super::set_checked), also a kernel that fails.
+    pub fn run(
+        mut self,
+        blocks: impl Into<Extent>,
+        threads: impl Into<Extent>,
+        shared_bytes: usize,
+    ) -> Result<()> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let grid =
+            Grid { blocks: blocks.into().0, threads: threads.into().0, shared_bytes: shared_bytes as u32 };
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        if let Some(parameters) = &self.kernel.parameters {
+            let same = parameters.iter().copied().eq(self.sizes.iter().map(|&s| s as usize));
+            assert!(same, "{} takes {parameters:?} bytes, not {:?}", self.kernel.name, self.sizes);
+        }
+        let base: *mut u64 = self.bytes.as_mut_ptr();
+        // SAFETY: every offset lies in the buffer.
+        let pointer = |&at: &u32| unsafe { base.cast::<u8>().add(at as usize) }.cast::<c_void>();
+        let mut arguments: SmallVec<[*mut c_void; 16]> = self.at.iter().map(pointer).collect();
+        let stream = self.gpu.stream();
+        let driver = &stream.device.driver;
+        // SAFETY: the sizes are the entry's where the driver can tell, and the tests run every kernel under one that can;
+        // the tensors' blocks return to their streams, which reuse them after this kernel.
+        let done = unsafe { driver.launch(self.kernel.function, grid, &mut arguments, stream.handle) };
+        stream.worked();
+        let done = match is_checked() {
+            true => done.and_then(|()| driver.synchronize(stream.handle)),
+            false => done,
+        };
+        done.map_err(|e| {
+            let [x, y, z] = grid.blocks;
+            let [a, b, c] = grid.threads;
+            let verb = format!(
+                "{}<<<[{x}, {y}, {z}], [{a}, {b}, {c}], {shared_bytes}>>>({})",
+                self.kernel.name,
+                self.given.trim_end_matches(", ")
+            );
+            stream.device.error(verb, &e)
+        })
+    }
+
+    fn pointer(self, x: &Tensor) -> Self {
+        let at = x.device_address().expect("looked at by the caller");
+        self.arg(at)
+    }
+
+    fn push(&mut self, bytes: &[u8], align: usize) {
+        let at = self.used.next_multiple_of(align);
+        self.used = at + bytes.len();
+        self.bytes.resize(self.used.div_ceil(8), 0);
+        bytemuck::cast_slice_mut::<u64, u8>(&mut self.bytes)[at..self.used].copy_from_slice(bytes);
+        self.at.push(at as u32);
+        self.sizes.push(bytes.len() as u32);
+    }
+
+    fn note(&mut self, x: &Tensor, ready: DriverResult<()>) {
+        if is_checked() {
+            let _ = write!(self.given, "{x}, ");
+        }
+        if let Err(e) = ready {
+            let device = &self.gpu.stream().device;
+            self.failed.get_or_insert_with(|| device.error(self.kernel.name.clone(), &e));
+        }
+    }
+
+    fn refuse(mut self, x: &Tensor, rule: &str) -> Self {
+        let given = format!("{x} on {} for {}", x.device(), self.gpu.device());
+        let remedy = "move the operands to one device first";
+        self.failed.get_or_insert_with(|| Error::invalid(self.kernel.name.clone(), rule, given, remedy));
+        self.arg(0u64)
+    }
+}
+
+/// The symbol of an entry.
+pub(super) fn symbol(stem: &str, dtype: DType) -> String {
+    format!("{stem}_{dtype}")
+}

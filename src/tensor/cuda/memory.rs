@@ -1,0 +1,249 @@
+//! A stream's memory: blocks cut from segments that come from the driver, kept for reuse in stream order.
+//!
+//! Small blocks come from segments of 2 MiB, larger ones from segments of 20 MiB or of their own size. A block is the best
+//! fit among the free ones; what is left over is cut off, and free neighbours grow together again. A block that other
+//! streams have read carries events, and is used again after them. Nothing is given back to the driver until memory is short
+//! or the stream ends, for that would wait for the device.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use smallvec::SmallVec;
+
+use super::device::CudaDevice;
+use super::driver::{Address, Driver, DriverError, DriverResult, Handle};
+
+/// All blocks are multiples of this.
+const GRAIN_BYTES: usize = 512;
+/// Blocks up to this size lie in small segments.
+const SMALL_BYTES: usize = 1 << 20;
+const SMALL_SEGMENT_BYTES: usize = 2 << 20;
+const LARGE_SEGMENT_BYTES: usize = 20 << 20;
+/// Blocks from this size on have segments of their own, rounded up to [`SMALL_SEGMENT_BYTES`].
+const OWN_SEGMENT_BYTES: usize = 10 << 20;
+
+/// What a device's memory holds, over all ranks of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// Bytes of live tensors.
+    pub live_bytes: usize,
+    /// The most there were at one time.
+    pub peak_live_bytes: usize,
+    /// Bytes that came from the driver and have not been given back.
+    pub reserved_bytes: usize,
+    /// The most there were at one time.
+    pub peak_reserved_bytes: usize,
+    /// What may be reserved at most.
+    pub limit_bytes: usize,
+    /// Segments that came from the driver so far.
+    pub segments_len: u64,
+}
+
+/// One device's account.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    live: AtomicUsize,
+    peak_live: AtomicUsize,
+    reserved: AtomicUsize,
+    peak_reserved: AtomicUsize,
+    limit: AtomicUsize,
+    segments: AtomicU64,
+}
+
+impl Ledger {
+    pub fn new(limit_bytes: usize) -> Ledger {
+        let zero = || AtomicUsize::new(0);
+        Ledger {
+            live: zero(),
+            peak_live: zero(),
+            reserved: zero(),
+            peak_reserved: zero(),
+            limit: AtomicUsize::new(limit_bytes),
+            segments: AtomicU64::new(0),
+        }
+    }
+
+    pub fn stats(&self) -> MemoryStats {
+        MemoryStats {
+            live_bytes: self.live.load(Relaxed),
+            peak_live_bytes: self.peak_live.load(Relaxed),
+            reserved_bytes: self.reserved.load(Relaxed),
+            peak_reserved_bytes: self.peak_reserved.load(Relaxed),
+            limit_bytes: self.limit.load(Relaxed),
+            segments_len: self.segments.load(Relaxed),
+        }
+    }
+
+    pub fn set_limit(&self, bytes: usize) {
+        self.limit.store(bytes, Relaxed);
+    }
+
+    fn reserve(&self, driver: &dyn Driver, bytes: usize) -> DriverResult<Address> {
+        let all = self.reserved.fetch_add(bytes, Relaxed) + bytes;
+        let limit = self.limit.load(Relaxed);
+        let block = match all <= limit {
+            true => driver.alloc(bytes),
+            false => {
+                let code = format!("a limit of {limit} bytes");
+                Err(DriverError { call: "alloc", code, out_of_memory: true })
+            }
+        };
+        match &block {
+            Ok(_) => {
+                self.peak_reserved.fetch_max(all, Relaxed);
+                self.segments.fetch_add(1, Relaxed);
+            }
+            Err(_) => {
+                self.reserved.fetch_sub(bytes, Relaxed);
+            }
+        }
+        block
+    }
+
+    fn give_back(&self, driver: &dyn Driver, at: Address, bytes: usize) {
+        // SAFETY: the pool hands in whole segments of its own, all of which is free.
+        if unsafe { driver.free(at) }.is_ok() {
+            self.reserved.fetch_sub(bytes, Relaxed);
+        }
+    }
+
+    fn lives(&self, bytes: usize) {
+        let live = self.live.fetch_add(bytes, Relaxed) + bytes;
+        self.peak_live.fetch_max(live, Relaxed);
+    }
+
+    fn dies(&self, bytes: usize) {
+        self.live.fetch_sub(bytes, Relaxed);
+    }
+}
+
+/// A block in use, or on its way back.
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub at: Address,
+    bytes: usize,
+    /// What must have happened before the block is used again.
+    pub pending: Pending,
+}
+
+type Pending = SmallVec<[Handle; 1]>;
+
+impl Block {
+    /// No memory at all.
+    pub fn none() -> Block {
+        Block { at: 0, bytes: 0, pending: Pending::new() }
+    }
+}
+
+/// A stretch of a segment.
+#[derive(Debug)]
+struct Span {
+    bytes: usize,
+    /// The first address of its segment.
+    segment: Address,
+    small: bool,
+    free: bool,
+    pending: Pending,
+}
+
+/// One stream's blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    spans: BTreeMap<Address, Span>,
+    /// Free spans by size: of small segments, and of large ones.
+    free: [BTreeSet<(usize, Address)>; 2],
+}
+
+impl Pool {
+    /// A block of at least `bytes`, to be used once the events of its `pending` have happened; the caller waits for them.
+    pub fn take(&mut self, device: &CudaDevice, bytes: usize) -> DriverResult<Block> {
+        let bytes = bytes.max(1).next_multiple_of(GRAIN_BYTES);
+        let small = bytes <= SMALL_BYTES;
+        let found = self.free[usize::from(!small)].range((bytes, 0)..).next().copied();
+        let at = match found {
+            Some((_, at)) => at,
+            None => self.grow(device, bytes, small)?,
+        };
+        let span = self.spans.get_mut(&at).expect("free spans are spans");
+        self.free[usize::from(!small)].remove(&(span.bytes, at));
+        span.free = false;
+        let pending = std::mem::take(&mut span.pending);
+        let (rest, segment) = (span.bytes - bytes, span.segment);
+        if rest >= if small { GRAIN_BYTES } else { SMALL_BYTES } {
+            span.bytes = bytes;
+            let after = at + bytes as u64;
+            // Whoever takes the rest must wait as well; an event is given back once, so each part has waited by then.
+            self.spans
+                .insert(after, Span { bytes: rest, segment, small, free: true, pending: Pending::new() });
+            self.free[usize::from(!small)].insert((rest, after));
+        }
+        let bytes = self.spans[&at].bytes;
+        device.ledger.lives(bytes);
+        Ok(Block { at, bytes, pending })
+    }
+
+    /// Takes a block back.
+    pub fn put(&mut self, device: &CudaDevice, block: Block) {
+        if block.bytes == 0 {
+            return;
+        }
+        device.ledger.dies(block.bytes);
+        let (mut at, mut pending) = (block.at, block.pending);
+        let Span { mut bytes, segment, small, .. } =
+            self.spans.remove(&at).expect("the block came from here");
+        let list = &mut self.free[usize::from(!small)];
+        let after = at + bytes as u64;
+        if self.spans.get(&after).is_some_and(|s| s.free && s.segment == segment) {
+            let next = self.spans.remove(&after).expect("looked at above");
+            list.remove(&(next.bytes, after));
+            bytes += next.bytes;
+            pending.extend(next.pending);
+        }
+        let before = self.spans.range(..at).next_back().map(|(&b, _)| b);
+        if let Some(b) = before.filter(|b| self.spans[b].free && self.spans[b].segment == segment) {
+            let previous = self.spans.remove(&b).expect("looked at above");
+            list.remove(&(previous.bytes, b));
+            bytes += previous.bytes;
+            pending.extend(previous.pending);
+            at = b;
+        }
+        list.insert((bytes, at));
+        self.spans.insert(at, Span { bytes, segment, small, free: true, pending });
+    }
+
+    /// Gives every segment that is free as a whole back to the driver; this waits for the device. True if there was one.
+    pub fn clear(&mut self, device: &CudaDevice) -> bool {
+        let ends = |pool: &Pool, at: Address, span: &Span| {
+            let next = pool.spans.get(&(at + span.bytes as u64));
+            span.free && span.segment == at && next.is_none_or(|n| n.segment != span.segment)
+        };
+        let whole: Vec<Address> =
+            self.spans.iter().filter(|(at, span)| ends(self, **at, span)).map(|(at, _)| *at).collect();
+        for at in &whole {
+            let span = self.spans.remove(at).expect("found above");
+            self.free[usize::from(!span.small)].remove(&(span.bytes, *at));
+            span.pending.iter().for_each(|&event| device.driver.drop_event(event));
+            device.ledger.give_back(&*device.driver, *at, span.bytes);
+        }
+        !whole.is_empty()
+    }
+
+    /// A new segment with room for `bytes`, as one free span.
+    fn grow(&mut self, device: &CudaDevice, bytes: usize, small: bool) -> DriverResult<Address> {
+        let segment_bytes = match bytes {
+            _ if small => SMALL_SEGMENT_BYTES,
+            _ if bytes < OWN_SEGMENT_BYTES => LARGE_SEGMENT_BYTES,
+            _ => bytes.next_multiple_of(SMALL_SEGMENT_BYTES),
+        };
+        let reserve = |bytes| device.ledger.reserve(&*device.driver, bytes).map(|at| (at, bytes));
+        let (at, segment_bytes) = match reserve(segment_bytes) {
+            // The last room there is may be smaller than a segment.
+            Err(e) if e.out_of_memory && segment_bytes > bytes => reserve(bytes)?,
+            other => other?,
+        };
+        let span = Span { bytes: segment_bytes, segment: at, small, free: true, pending: Pending::new() };
+        self.spans.insert(at, span);
+        self.free[usize::from(!small)].insert((segment_bytes, at));
+        Ok(at)
+    }
+}

@@ -1,0 +1,56 @@
+//! The CUDA device: memory, streams, launches, and the functions that operators build their kernels from.
+//!
+//! The twin of [`cpu`](super::cpu), function by function, over the sources in `kernels/`. Each rank (a thread) has one
+//! stream on a device; work is put on it in program order and nothing waits for it but reading a value. Everything here is
+//! written over [`Driver`], of which there is one that talks to NVIDIA's library (feature `cuda`) and, in tests, one that
+//! runs the same kernels on the CPU.
+//!
+//! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
+
+mod device;
+mod driver;
+mod fault;
+mod gpu;
+mod launch;
+mod memory;
+mod module;
+mod sources;
+mod stream;
+mod transfer;
+
+pub use device::{devices_len, install, is_available, unavailable_reason};
+pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
+pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
+pub use launch::{Extent, Launch};
+pub use memory::MemoryStats;
+pub use sources::{OPTIONS, headers, programs};
+pub(crate) use stream::DeviceBlock;
+pub(crate) use transfer::{download, upload};
+
+// Written by the branches that bring their kernels.
+mod pending {
+    use crate::error::{Error, Result};
+    use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
+    fn none<T>(what: &str) -> Result<T> {
+        Err(Error::unsupported(what, "there is no CUDA kernel", "", ""))
+    }
+    pub(crate) fn copy_block(
+        _: &Tensor,
+        _: &mut Tensor,
+        _: &[usize],
+        _: (usize, &[usize]),
+        _: (usize, &[usize]),
+    ) -> Result<()> {
+        none("copy")
+    }
+    pub(crate) fn cast(_: &Tensor, _: DType) -> Result<Tensor> {
+        none("cast")
+    }
+    pub(crate) fn fill(_: &mut Tensor, _: f64) -> Result<()> {
+        none("fill")
+    }
+    pub(crate) fn fold(_: ReduceOp, _: &FoldOrder, _: &Shape, _: &[Tensor]) -> Result<Tensor> {
+        none("fold")
+    }
+}
+pub(crate) use pending::{cast, copy_block, fill, fold};

@@ -1,0 +1,165 @@
+//! Compiled kernels: in memory, and on disk by what they were made from.
+//!
+//! A source is compiled at its first use in a process, unless a file of the same text, headers, options, compiler and
+//! architecture is there. Ranks that want the same kernel at the same time wait for the first, also across processes.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::device::CudaDevice;
+use super::driver::{Handle, Program};
+use super::sources;
+use super::stream::lock;
+use crate::error::{Error, Result};
+
+/// A device's modules by name.
+#[derive(Debug, Default)]
+pub(crate) struct Modules(Mutex<HashMap<&'static str, Arc<OnceLock<Result<Handle>>>>>);
+
+impl Modules {
+    /// The module of `kernels/<name>.cu`.
+    ///
+    /// # Errors
+    /// A source that does not compile or load: our own bug, or a compiler that is not there.
+    pub fn find(&self, device: &CudaDevice, name: &'static str) -> Result<Handle> {
+        let cell = lock(&self.0).entry(name).or_default().clone();
+        cell.get_or_init(|| load(device, name)).clone()
+    }
+}
+
+fn load(device: &CudaDevice, name: &'static str) -> Result<Handle> {
+    let source = sources::program(name)
+        .ok_or_else(|| Error::unsupported("cuda", format!("there is no kernels/{name}.cu"), "", ""))?;
+    let program = Program { name, source, headers: sources::headers(), options: sources::OPTIONS };
+    let file = cache_dir().map(|dir| dir.join(format!("{name}-{:032x}", key(device, &program))));
+    let image = match &file {
+        None => compile(device, &program)?,
+        Some(file) => {
+            let _lock = Lock::take(file);
+            match read(file) {
+                // A file that does not load was written for another machine, or is no image: it is made anew.
+                Some(image) => match device.driver.load(name, &image) {
+                    Ok(module) => return Ok(module),
+                    Err(_) => compile_into(device, &program, file)?,
+                },
+                None => compile_into(device, &program, file)?,
+            }
+        }
+    };
+    device.driver.load(name, &image).map_err(|e| device.error(format!("kernels/{name}.cu"), &e))
+}
+
+fn compile(device: &CudaDevice, program: &Program) -> Result<Vec<u8>> {
+    device.driver.compile(program).map_err(|log| Error::Device {
+        verb: format!("kernels/{}.cu", program.name),
+        device: device.name().to_string(),
+        reason: log,
+    })
+}
+
+fn compile_into(device: &CudaDevice, program: &Program, file: &Path) -> Result<Vec<u8>> {
+    let image = compile(device, program)?;
+    // A cache that cannot be written costs time, nothing else.
+    let _ = write(file, &image);
+    Ok(image)
+}
+
+/// Where compiled kernels are kept: `ISOSHARD_CACHE` (empty: nowhere), else the user's cache folder.
+fn cache_dir() -> Option<PathBuf> {
+    let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let dir = match std::env::var_os("ISOSHARD_CACHE") {
+        Some(set) if set.is_empty() => return None,
+        Some(set) => PathBuf::from(set),
+        None => from("XDG_CACHE_HOME").or_else(|| Some(from("HOME")?.join(".cache")))?.join("isoshard"),
+    };
+    fs::create_dir_all(&dir).ok().map(|()| dir)
+}
+
+/// 128 bits of everything that the image depends on.
+fn key(device: &CudaDevice, program: &Program) -> u128 {
+    let facts = device.driver.facts();
+    let half = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        let version = env!("CARGO_PKG_VERSION");
+        (salt, version, &facts.compiler, facts.capability, program.source, program.headers, program.options)
+            .hash(&mut hasher);
+        hasher.finish()
+    };
+    u128::from(half(0)) << 64 | u128::from(half(1))
+}
+
+const MAGIC: &[u8; 8] = b"isocuda1";
+
+fn checksum(image: &[u8]) -> [u8; 8] {
+    let mut hasher = DefaultHasher::new();
+    image.hash(&mut hasher);
+    hasher.finish().to_le_bytes()
+}
+
+/// The image in a file, unless the file is not there, cut short or changed.
+fn read(file: &Path) -> Option<Vec<u8>> {
+    let bytes = fs::read(file).ok()?;
+    let image = bytes.strip_prefix(MAGIC)?;
+    let (sum, image) = image.split_at_checked(8)?;
+    (sum == checksum(image)).then(|| image.to_vec())
+}
+
+/// Writes a file as a whole or not at all.
+fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
+    let half_made = file.with_extension(format!("{}.part", std::process::id()));
+    let mut out = File::create(&half_made)?;
+    let written = out
+        .write_all(MAGIC)
+        .and_then(|()| out.write_all(&checksum(image)))
+        .and_then(|()| out.write_all(image));
+    written.and_then(|()| fs::rename(&half_made, file)).inspect_err(|_| drop(fs::remove_file(&half_made)))
+}
+
+/// Held while a file is looked for or made, so that processes do not compile twice; without it they may, and nothing worse.
+struct Lock(Option<File>);
+
+impl Lock {
+    fn take(file: &Path) -> Lock {
+        let lock = File::create(file.with_extension("lock")).ok();
+        Lock(lock.filter(|f| f.lock().is_ok()))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if let Some(file) = &self.0 {
+            let _ = file.unlock();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_not_whole_are_not_read() {
+        let dir = std::env::temp_dir().join(format!("isoshard-cache-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let file = dir.join("kernel");
+        assert_eq!(read(&file), None);
+        write(&file, b"an image").unwrap();
+        assert_eq!(read(&file).unwrap(), b"an image");
+        let whole = fs::read(&file).unwrap();
+        for cut in 0..whole.len() {
+            fs::write(&file, &whole[..cut]).unwrap();
+            assert_eq!(read(&file), None, "{cut} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            fs::write(&file, &changed).unwrap();
+            assert_eq!(read(&file), None, "byte {at}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,199 @@
+//! A rank's stream on a device: work in program order, memory, and the waits between ranks.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::device::CudaDevice;
+use super::driver::{Address, Copy, DriverResult, Handle};
+use super::fault::{self, FAULT_BYTES};
+use super::gpu::Gpu;
+use super::memory::{Block, Pool};
+use super::transfer::Pinned;
+use crate::error::Result;
+use crate::tensor::Device;
+
+/// One stream. Its memory returns to it, whoever drops the tensor, and it lives while a tensor of it does.
+pub(crate) struct Stream {
+    pub(super) device: Arc<CudaDevice>,
+    pub(super) handle: Handle,
+    /// Its own in this process.
+    id: u64,
+    /// How often work was put on it.
+    work: AtomicU64,
+    /// By stream, how much of its work this one waits for already.
+    waited: Mutex<HashMap<u64, u64>>,
+    pub(super) pool: Mutex<Pool>,
+    pub(super) pinned: Mutex<Pinned>,
+    /// Where kernels report faults.
+    pub(super) fault: Block,
+}
+
+impl Stream {
+    pub(super) fn new(device: Arc<CudaDevice>) -> Result<Arc<Stream>> {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let fail = |e| device.error("stream", &e);
+        device.driver.bind().map_err(fail)?;
+        let handle = device.driver.stream().map_err(fail)?;
+        let mut pool = Pool::default();
+        let fault = pool.take(&device, FAULT_BYTES).map_err(fail)?;
+        // SAFETY: the block was allocated just now and is as large.
+        unsafe { device.driver.fill(fault.at, 0, FAULT_BYTES, handle) }.map_err(fail)?;
+        Ok(Arc::new(Stream {
+            handle,
+            id: MADE.fetch_add(1, Ordering::Relaxed),
+            work: AtomicU64::new(1),
+            waited: Mutex::default(),
+            pool: Mutex::new(pool),
+            pinned: Mutex::default(),
+            fault,
+            device,
+        }))
+    }
+
+    /// The device it is of.
+    pub(crate) fn device(&self) -> Device {
+        self.device.name()
+    }
+
+    /// Notes that work was put on this stream.
+    pub(super) fn worked(&self) {
+        self.work.fetch_add(1, Ordering::Release);
+    }
+
+    /// What is put on this stream from now on waits for all that is on `other` now.
+    pub(super) fn wait_for(&self, other: &Stream) -> DriverResult<()> {
+        if self.id == other.id {
+            return Ok(());
+        }
+        let there = other.work.load(Ordering::Acquire);
+        if lock(&self.waited).get(&other.id).is_some_and(|&seen| seen >= there) {
+            return Ok(());
+        }
+        let driver = &self.device.driver;
+        let event = driver.event()?;
+        let done = driver.record(event, other.handle).and_then(|()| driver.wait(self.handle, event));
+        driver.drop_event(event);
+        done?;
+        self.worked();
+        lock(&self.waited).insert(other.id, there);
+        Ok(())
+    }
+
+    /// Waits until all that is on the stream is done, and reads the fault that a kernel may have reported.
+    pub(super) fn synchronize(&self, verb: &str) -> Result<()> {
+        let driver = &self.device.driver;
+        let fail = |e| self.device.error(verb, &e);
+        let (host, kept) = lock(&self.pinned).take(&**driver, FAULT_BYTES).map_err(fail)?;
+        // SAFETY: both blocks hold the bytes and are kept until the stream is synchronised below.
+        let copied =
+            unsafe { driver.copy(Copy::ToHost, host as u64, self.fault.at, FAULT_BYTES, self.handle) };
+        let done = copied.and_then(|()| driver.synchronize(self.handle));
+        let mut bytes = [0; FAULT_BYTES];
+        if done.is_ok() {
+            // SAFETY: the block holds the bytes, and the copy into it is done.
+            unsafe { std::ptr::copy_nonoverlapping(host, bytes.as_mut_ptr(), FAULT_BYTES) };
+        }
+        lock(&self.pinned).put(host, kept, None);
+        done.map_err(fail)?;
+        match fault::read(bytes) {
+            None => Ok(()),
+            Some(error) => {
+                // SAFETY: the stream's own block.
+                unsafe { driver.fill(self.fault.at, 0, FAULT_BYTES, self.handle) }.map_err(fail)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a block back; what streams of `users` still do with it is waited for before it is used again.
+    fn take_back(&self, mut block: Block, users: &[Arc<Stream>]) {
+        let driver = &self.device.driver;
+        for user in users {
+            let Ok(event) = driver.event() else { continue };
+            if driver.record(event, user.handle).is_ok() {
+                block.pending.push(event);
+            }
+        }
+        lock(&self.pool).put(&self.device, block);
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let driver = &self.device.driver;
+        // Work may still run on the blocks: the device is waited for as they are given back, here at a rank's end.
+        let _ = driver.synchronize(self.handle);
+        let fault = std::mem::replace(&mut self.fault, Block::none());
+        let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
+        pool.put(&self.device, fault);
+        pool.clear(&self.device);
+        self.pinned.get_mut().unwrap_or_else(PoisonError::into_inner).clear(&**driver);
+        driver.drop_stream(self.handle);
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {} of {}", self.id, self.device.name())
+    }
+}
+
+/// A tensor's memory on a device.
+#[derive(Debug)]
+pub(crate) struct DeviceBlock {
+    home: Arc<Stream>,
+    block: Block,
+    /// The other streams that have read it.
+    users: Mutex<Vec<Arc<Stream>>>,
+}
+
+impl DeviceBlock {
+    pub(super) fn new(home: Arc<Stream>, block: Block) -> DeviceBlock {
+        DeviceBlock { home, block, users: Mutex::default() }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        self.block.at
+    }
+
+    /// True on the thread whose stream the block belongs to: its kernels may write there.
+    pub(crate) fn is_at_home(&self) -> bool {
+        Gpu::get(self.home.device.index).is_ok_and(|gpu| Arc::ptr_eq(gpu.stream(), &self.home))
+    }
+
+    pub(crate) fn home(&self) -> &Arc<Stream> {
+        &self.home
+    }
+
+    /// Readies the block to be read by what `reader` does next.
+    pub(super) fn read_by(&self, reader: &Arc<Stream>) -> DriverResult<()> {
+        if Arc::ptr_eq(&self.home, reader) {
+            return Ok(());
+        }
+        reader.wait_for(&self.home)?;
+        let mut users = lock(&self.users);
+        if !users.iter().any(|u| Arc::ptr_eq(u, reader)) {
+            users.push(reader.clone());
+        }
+        Ok(())
+    }
+
+    /// Readies the block, which nobody else holds any more, to be written by what its own stream does next.
+    pub(super) fn write_at_home(&self) -> DriverResult<()> {
+        let users = std::mem::take(&mut *lock(&self.users));
+        users.iter().try_for_each(|user| self.home.wait_for(user))
+    }
+}
+
+impl Drop for DeviceBlock {
+    fn drop(&mut self) {
+        let users = std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.home.take_back(std::mem::replace(&mut self.block, Block::none()), &users);
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

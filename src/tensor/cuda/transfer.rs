@@ -1,0 +1,135 @@
+//! Copies between the host and a device, through pinned buffers of the stream.
+
+use std::sync::Arc;
+
+use super::driver::{Copy, Driver, DriverResult, Handle};
+use super::gpu::Gpu;
+use super::stream::{Stream, lock};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// Pinned host buffers for reuse: a stream's own.
+#[derive(Debug, Default)]
+pub(crate) struct Pinned {
+    /// Address, size, and what must have happened before it is used again.
+    free: Vec<(usize, usize, Option<Handle>)>,
+}
+
+/// Buffers kept for reuse at most; the largest go first.
+const KEPT_BUFFERS: usize = 16;
+const MIN_BYTES: usize = 4096;
+/// What goes through one buffer at a time.
+const PIECE_BYTES: usize = 32 << 20;
+
+impl Pinned {
+    /// A buffer of at least `bytes`, and its size.
+    pub fn take(&mut self, driver: &dyn Driver, bytes: usize) -> DriverResult<(*mut u8, usize)> {
+        let ready = |&(_, size, event): &(usize, usize, Option<Handle>)| {
+            size >= bytes && event.is_none_or(|e| driver.is_done(e).unwrap_or(false))
+        };
+        let found = self.free.iter().enumerate().filter(|(_, b)| ready(b)).min_by_key(|(_, b)| b.1);
+        if let Some(at) = found.map(|(i, _)| i) {
+            let (address, size, event) = self.free.swap_remove(at);
+            event.into_iter().for_each(|e| driver.drop_event(e));
+            return Ok((address as *mut u8, size));
+        }
+        let size = bytes.next_power_of_two().max(MIN_BYTES);
+        Ok((driver.alloc_host(size)?, size))
+    }
+
+    /// Keeps a buffer for reuse after `event`.
+    pub fn put(&mut self, at: *mut u8, size: usize, event: Option<Handle>) {
+        self.free.push((at as usize, size, event));
+    }
+
+    /// Gives back buffers beyond those worth keeping.
+    fn trim(&mut self, driver: &dyn Driver, keep: usize) {
+        self.free.sort_by_key(|b| b.1);
+        while self.free.len() > keep {
+            let Some((at, _, event)) = self.free.pop() else { return };
+            event.into_iter().for_each(|e| driver.drop_event(e));
+            // SAFETY: the buffer came from this driver, which waits for what still uses it.
+            let _ = unsafe { driver.free_host(at as *mut u8) };
+        }
+    }
+
+    /// Gives everything back.
+    pub fn clear(&mut self, driver: &dyn Driver) {
+        self.trim(driver, 0);
+    }
+}
+
+/// A copy on the device of a contiguous tensor in the processor's memory.
+///
+/// # Errors
+/// A device without room; the driver's failures.
+pub(crate) fn upload(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+    let mut out = gpu.stale(x.dtype(), x.shape().clone())?;
+    let at = out.device_address().expect("made on a device");
+    // SAFETY: the tensor is fresh and as large, and its block is kept in stream order.
+    unsafe { to_device(gpu.stream(), at, x.as_bytes()?) }?;
+    debug_assert!(out.is_unique());
+    Ok(out)
+}
+
+/// A copy in the processor's memory of a contiguous tensor on a device. Waits for the device.
+///
+/// # Errors
+/// What kernels have reported; the driver's failures.
+pub(crate) fn download(x: &Tensor) -> Result<Tensor> {
+    let gpu = Gpu::of(x)?;
+    let mut out = Tensor::stale(x.dtype(), x.shape().clone());
+    let block = x.device_block().expect("on a device");
+    block.read_by(gpu.stream()).map_err(|e| gpu.stream().device.error("to_host", &e))?;
+    // SAFETY: the block of `x` holds the bytes, and `x` outlives the call.
+    unsafe { to_host(gpu.stream(), out.bytes_mut(), x.device_address().expect("on a device")) }?;
+    Ok(out)
+}
+
+/// Copies `from` to the device address `to`, in stream order; `from` may change as soon as this returns.
+///
+/// # Safety
+/// `to` has room for the bytes until the stream has done the copy.
+unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
+    let device = &stream.device;
+    let fail = |e| device.error("to_device", &e);
+    for (k, piece) in from.chunks(PIECE_BYTES).enumerate() {
+        let (host, size) = lock(&stream.pinned).take(&*device.driver, piece.len()).map_err(fail)?;
+        // SAFETY: the buffer holds at least the piece, and nothing else uses it.
+        unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), host, piece.len()) };
+        let at = to + (k * PIECE_BYTES) as u64;
+        // SAFETY: the caller's promise for the device, and the buffer is kept until the event.
+        let copied =
+            unsafe { device.driver.copy(Copy::ToDevice, at, host as u64, piece.len(), stream.handle) };
+        stream.worked();
+        let event = device.driver.event().and_then(|e| device.driver.record(e, stream.handle).map(|()| e));
+        let mut pinned = lock(&stream.pinned);
+        pinned.put(host, size, Some(copied.and(event).map_err(fail)?));
+        pinned.trim(&*device.driver, KEPT_BUFFERS);
+    }
+    Ok(())
+}
+
+/// Copies from the device address `from`, and waits for it.
+///
+/// # Safety
+/// `from` holds the bytes until this returns.
+unsafe fn to_host(stream: &Arc<Stream>, to: &mut [u8], from: u64) -> Result<()> {
+    let device = &stream.device;
+    let fail = |e| device.error("to_host", &e);
+    for (k, piece) in to.chunks_mut(PIECE_BYTES).enumerate() {
+        let (host, size) = lock(&stream.pinned).take(&*device.driver, piece.len()).map_err(fail)?;
+        let at = from + (k * PIECE_BYTES) as u64;
+        // SAFETY: the caller's promise for the device, and the buffer is put back after the stream is done.
+        let copied = unsafe { device.driver.copy(Copy::ToHost, host as u64, at, piece.len(), stream.handle) };
+        let done = copied.map_err(fail).and_then(|()| stream.synchronize("to_host"));
+        if done.is_ok() {
+            // SAFETY: the buffer holds the piece, and the copy into it is done.
+            unsafe { std::ptr::copy_nonoverlapping(host, piece.as_mut_ptr(), piece.len()) };
+        }
+        lock(&stream.pinned).put(host, size, None);
+        done?;
+    }
+    lock(&stream.pinned).trim(&*device.driver, KEPT_BUFFERS);
+    Ok(())
+}
