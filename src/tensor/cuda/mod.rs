@@ -20,7 +20,7 @@ mod transfer;
 
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
-pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
+pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
 pub use launch::{Extent, Launch};
 pub use memory::MemoryStats;
 pub use sources::{OPTIONS, headers, programs};
