@@ -121,7 +121,7 @@ fn kernels(bench: &Bench) -> Result<()> {
         bench.gigabytes(&case("softmax"), 2.0 * size, || x.softmax(-1))?;
         let s = x.softmax(-1)?;
         bench
-            .gigabytes(&case("softmax backward"), 3.0 * size, || apply(&SoftmaxGrad { dim: 1 }, &[&y, &s]))?;
+            .gigabytes(&case("softmax backward"), 3.0 * size, || apply(&SoftmaxGrad { dim: 1 }, &[&s, &y]))?;
         bench.gigabytes(&case("layer_norm"), 2.0 * size, || x.layer_norm(&w, None, 1e-5))?;
         let norm = apply(&LayerNorm { eps: Bits(1e-5), bias: false }, &[&x, &w])?;
         let backward = || apply(&LayerNormGrad { bias: false }, &[&y, &x, &w, &norm[1], &norm[2]]);
@@ -215,7 +215,7 @@ fn attention(bench: &Bench) -> Result<()> {
             bench.teraflops(&format!("attention {name}{label}"), flops, || apply(&op, &[&q, &k, &v]))?;
             let out = apply(&op, &[&q, &k, &v])?;
             let back = AttentionGrad { scale, p, draw };
-            let backward = || apply(&back, &[&out[0], &q, &k, &v, &out[0], &out[1]]);
+            let backward = || apply(&back, &[&q, &k, &v, &out[0], &out[1], &out[0]]);
             bench.teraflops(&format!("attention backward {name}{label}"), 2.5 * flops, backward)?;
         }
     }
