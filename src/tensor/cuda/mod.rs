@@ -14,6 +14,8 @@ mod gpu;
 mod launch;
 mod memory;
 mod module;
+#[cfg(feature = "cuda")]
+pub mod nvidia;
 mod sources;
 mod stream;
 mod transfer;
