@@ -30,7 +30,6 @@ pub use blas::{Blas, Matrix, Product};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
 pub use gemm::{gemm, set_tf32};
-pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
 pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
 pub use launch::{Extent, Launch};
 pub(crate) use map::{Formula, formula, map, map_to};
