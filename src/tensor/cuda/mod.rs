@@ -8,23 +8,29 @@
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
 mod copy;
+mod blas;
 mod device;
 mod driver;
 mod fault;
+mod gemm;
 mod gpu;
 mod launch;
 mod map;
 mod memory;
 mod module;
+#[cfg(feature = "cuda")]
+pub mod nvidia;
 mod sources;
 mod stream;
 mod transfer;
 mod walk;
 
 pub(crate) use copy::{cast, copy_block, fill};
+pub use blas::{Blas, Matrix, Product};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
-pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
+pub use gemm::{gemm, set_tf32};
+pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
 pub use launch::{Extent, Launch};
 pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;
