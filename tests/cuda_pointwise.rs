@@ -54,8 +54,35 @@ fn cases() -> Vec<Case> {
 fn awkward(dtype: DType, shape: impl Into<Shape>, salt: u64) -> Tensor {
     let shape = shape.into();
     let special = [
-        0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 3.0, -2.5, 1e4, -1e4, 88.5, -103.9, 709.5, 1e-40, -1e-45, 5e-324, 6e-8, 65504.0,
-        1e38, -3e38, 1e300, 2147483648.0, -2147483648.0, 9.3e18, 255.0, 256.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN,
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        2.0,
+        3.0,
+        -2.5,
+        1e4,
+        -1e4,
+        88.5,
+        -103.9,
+        709.5,
+        1e-40,
+        -1e-45,
+        5e-324,
+        6e-8,
+        65504.0,
+        1e38,
+        -3e38,
+        1e300,
+        2147483648.0,
+        -2147483648.0,
+        9.3e18,
+        255.0,
+        256.0,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::NAN,
     ];
     let value = |e: u64| {
         let bits = mix(e ^ salt << 40);
@@ -98,7 +125,8 @@ fn compare(op: &dyn Op, device: Device, ins: &[Tensor], view: &dyn Fn(usize, Ten
     assert_eq!((got.dtype(), got.shape(), got.device()), (want.dtype(), want.shape(), device), "{op:?}");
     let (want, got) = (bits(&want), bits(&got));
     if let Some(at) = (0..want.len()).find(|&i| want[i] != got[i]) {
-        let given: Vec<f64> = ins.iter().map(|x| view(0, x.clone()).to_f64_vec().get(at).copied().unwrap_or(0.0)).collect();
+        let given: Vec<f64> =
+            ins.iter().map(|x| view(0, x.clone()).to_f64_vec().get(at).copied().unwrap_or(0.0)).collect();
         panic!("{op:?} of {ins:.0?}: element {at}, about {given:?}, is {:x}, not {:x}", got[at], want[at]);
     }
 }
@@ -172,7 +200,10 @@ fn views(shape: [usize; 3]) -> Vec<(Shape, Box<dyn Fn(Tensor) -> Tensor>)> {
         ([a, c, b].into(), Box::new(|x| x.transpose(1, 2).unwrap())),
         ([a, b + 2, c + 16].into(), cut(16)),
         ([a, b + 2, c + 5].into(), cut(3)),
-        ([1 + a * b * c].into(), Box::new(move |x| x.narrow(0, 1, a * b * c).unwrap().reshape(shape).unwrap())),
+        (
+            [1 + a * b * c].into(),
+            Box::new(move |x| x.narrow(0, 1, a * b * c).unwrap().reshape(shape).unwrap()),
+        ),
     ]
 }
 
@@ -206,7 +237,8 @@ fn layouts(device: Device, case: &Case, dtype: DType, shape: [usize; 3], salt: u
     for first in 0..views.len() {
         for second in (first % 3..views.len()).step_by(3) {
             let chosen = |k: usize| &views[[first, second, first + second][k] % views.len()];
-            let ins = |(k, d): (usize, &Option<DType>)| awkward(d.unwrap_or(dtype), &chosen(k).0, salt + k as u64);
+            let ins =
+                |(k, d): (usize, &Option<DType>)| awkward(d.unwrap_or(dtype), &chosen(k).0, salt + k as u64);
             let ins: Vec<Tensor> = case.1.iter().enumerate().map(ins).collect();
             compare(&*case.0, device, &ins, &|k, x| (chosen(k).1)(x));
             if case.1.len() == 1 {
@@ -223,8 +255,11 @@ fn more_dims_than_a_kernel_walks() {
     let order = [7, 5, 3, 1, 6, 4, 2, 0];
     for dtype in [DType::BF16, DType::F64] {
         let ins = [awkward(dtype, shape, 1), awkward(dtype, shape, 2)];
-        compare(&Mul, device, &ins, &|k, x| if k == 0 { x.permute(&order).unwrap() } else { x.permute(&[0, 5, 3, 1, 6, 4, 2, 7]).unwrap() }
-            .reshape([864]).unwrap());
+        compare(&Mul, device, &ins, &|k, x| {
+            if k == 0 { x.permute(&order).unwrap() } else { x.permute(&[0, 5, 3, 1, 6, 4, 2, 7]).unwrap() }
+                .reshape([864])
+                .unwrap()
+        });
         let turned: Shape = order.iter().map(|&d| shape[d]).collect();
         let ins = [awkward(dtype, turned, 3), awkward(dtype, shape, 4)];
         compare(&Sub, device, &ins, &|k, x| if k == 0 { x } else { x.permute(&order).unwrap() });
@@ -302,7 +337,10 @@ fn copies_between_random_layouts() {
         let got = view(x.to_device(device).expect("there is room")).to_owned_copy().expect("legal");
         assert!(got.is_contiguous() && got.device() == device);
         let got = got.to_device(Device::Cpu).expect("a copy");
-        assert!(want.as_bytes().unwrap() == got.as_bytes().unwrap(), "{dtype}{shape} by {order:?}, {keep} of dim {cut}");
+        assert!(
+            want.as_bytes().unwrap() == got.as_bytes().unwrap(),
+            "{dtype}{shape} by {order:?}, {keep} of dim {cut}"
+        );
     }
 }
 
@@ -325,7 +363,8 @@ fn moves_and_constants() {
         for dim in [0, 1] {
             for lens in [[64, 64, 64], [1, 0, 5], [33, 8, 1]] {
                 let shape = |len: usize| if dim == 0 { [len, 37] } else { [37, len] };
-                let ins: Vec<Tensor> = lens.iter().map(|&len| awkward(dtype, shape(len), len as u64)).collect();
+                let ins: Vec<Tensor> =
+                    lens.iter().map(|&len| awkward(dtype, shape(len), len as u64)).collect();
                 compare(&Cat { dim }, device, &ins, &|_, x| x);
                 let lens = lens.into_iter().collect();
                 let split = Split { dim, lens };
@@ -333,7 +372,9 @@ fn moves_and_constants() {
                 compare(&split, device, &[whole], &|_, x| x);
             }
         }
-        for value in [0.0, -0.0, 1.0, 0.1, -3.7, 300.0, 1e30, 1.0 + 1.0 / 256.0 + 1e-9, f64::INFINITY, f64::NAN] {
+        for value in
+            [0.0, -0.0, 1.0, 0.1, -3.7, 300.0, 1e30, 1.0 + 1.0 / 256.0 + 1e-9, f64::INFINITY, f64::NAN]
+        {
             for n in [0, 1, 1001] {
                 let full = Tensor::full_on(device, dtype, [n], value).expect("there is room");
                 assert_eq!(bits(&full), bits(&Tensor::full(dtype, [n], value)), "{value} in {dtype}");
