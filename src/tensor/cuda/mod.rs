@@ -7,6 +7,7 @@
 //!
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
+mod attention;
 mod copy;
 mod device;
 mod driver;
@@ -18,11 +19,13 @@ mod memory;
 mod module;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
+mod rotary;
 mod sources;
 mod stream;
 mod transfer;
 mod walk;
 
+pub use attention::{AttentionDropout, CausalAttention};
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
@@ -30,6 +33,7 @@ pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
 pub use launch::{Extent, Launch};
 pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;
+pub use rotary::rotary;
 pub use sources::{OPTIONS, headers, programs};
 pub(crate) use stream::DeviceBlock;
 pub(crate) use transfer::{download, upload};

@@ -24,11 +24,13 @@ pub(super) fn program(name: &str) -> Option<&'static str> {
 }
 
 const HEADERS: &[(&str, &str)] = embed! {
+    "attention.cuh"
     "cast.cuh"
     "gelu.cuh"
     "iso.cuh"
     "math.cuh"
     "num.cuh"
+    "philox.cuh"
     "pointwise.cuh"
     "pow.cuh"
 };
@@ -36,6 +38,8 @@ const HEADERS: &[(&str, &str)] = embed! {
 const PROGRAMS: &[(&str, &str)] = embed! {
     "abs.cu"
     "add.cu"
+    "attention.cu"
+    "attention_grad.cu"
     "cast_bf16.cu"
     "cast_bool.cu"
     "cast_f16.cu"
@@ -62,6 +66,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "pow_scalar.cu"
     "relu.cu"
     "relu_grad.cu"
+    "rotary.cu"
     "rsqrt.cu"
     "scale.cu"
     "select.cu"
