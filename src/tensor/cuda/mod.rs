@@ -9,9 +9,11 @@
 
 mod attention;
 mod copy;
+mod blas;
 mod device;
 mod driver;
 mod fault;
+mod gemm;
 mod gpu;
 mod launch;
 mod map;
@@ -27,9 +29,11 @@ mod walk;
 
 pub use attention::{AttentionDropout, CausalAttention};
 pub(crate) use copy::{cast, copy_block, fill};
+pub use blas::{Blas, Matrix, Product};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
-pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
+pub use gemm::{gemm, set_tf32};
+pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
 pub use launch::{Extent, Launch};
 pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;

@@ -288,8 +288,8 @@ mod tests {
     fn packs_what_lies_in_rows_of_packs() {
         let rows = |start: usize, pitch: usize| {
             let (result, bias) = ([8, 1], [0, 1]);
-            let row = [pitch, 0];
-            let layouts = [&result, &[pitch, 1], &bias, &row].map(|strides| Layout { start, strides });
+            let (pitched, row) = ([pitch, 1], [pitch, 0]);
+            let layouts = [&result, &pitched, &bias, &row].map(|strides| Layout { start, strides });
             Nest::new(&[3, 8], &layouts)
         };
         let mut nest = rows(0, 12);
