@@ -7,6 +7,9 @@
 //!
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
+
+mod attention;
+mod copy;
 mod blas;
 mod copy;
 mod device;
@@ -20,11 +23,15 @@ mod memory;
 mod module;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
+mod rotary;
 mod sources;
 mod stream;
 mod transfer;
 mod walk;
 
+
+pub use attention::{AttentionDropout, CausalAttention};
+pub(crate) use copy::{cast, copy_block, fill};
 pub use blas::{Blas, Matrix, Product};
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
@@ -34,6 +41,7 @@ pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_lim
 pub use launch::{Extent, Launch};
 pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;
+pub use rotary::rotary;
 pub use sources::{OPTIONS, headers, programs};
 pub(crate) use stream::DeviceBlock;
 pub(crate) use transfer::{download, upload};
