@@ -5,6 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use isoshard::tensor::cuda;
+
 /// Every module with the modules it may name.
 const ARROWS: [(&str, &[&str]); 10] = [
     ("error", &[]),
@@ -19,7 +21,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim"]),
 ];
 /// What lib.rs re-exports of the error module.
-const ERRORS: [&str; 6] = ["CallId", "CommFault", "Error", "Failure", "Refusal", "Result"];
+const ERRORS: [&str; 7] = ["CallId", "CommFault", "Error", "Failure", "MemoryFault", "Refusal", "Result"];
 const FILE_LINES: usize = 600;
 
 /// A file under `src/`.
@@ -79,6 +81,41 @@ fn every_operator_stands_in_the_catalog() {
     }
     assert!(operators > 5, "only {operators} operator files found");
     assert!(missing.is_empty(), "operators that no judge sees:\n{}", missing.join("\n"));
+}
+
+/// Kernels that belong to no operator's file: what tensors, random fills and collectives do on a device.
+const SHARED_KERNELS: [&str; 4] = ["copy", "fill", "fold", "random"];
+
+#[test]
+fn every_kernel_is_embedded_and_named_as_its_operator() {
+    let named =
+        |path: &PathBuf| path.file_name().and_then(|n| n.to_str()).expect("a file has a name").to_string();
+    let embedded: Vec<&str> = cuda::programs().iter().chain(cuda::headers()).map(|(name, _)| *name).collect();
+    let mut wrong = Vec::new();
+    let kernels =
+        fs::read_dir(root().join("kernels")).expect("there are kernels").flatten().map(|e| e.path());
+    for path in kernels {
+        let (name, text) = (named(&path), fs::read_to_string(&path).expect("sources can be read"));
+        if !embedded.contains(&name.as_str()) {
+            wrong.push(format!("{name} is not in src/tensor/cuda/sources.rs"));
+        }
+        if text.lines().count() > FILE_LINES {
+            wrong.push(format!("{name} has more than {FILE_LINES} lines"));
+        }
+        if let Some(stem) = name.strip_suffix(".cu")
+            && !SHARED_KERNELS.contains(&stem)
+            && !root().join(format!("src/ops/{stem}.rs")).exists()
+        {
+            wrong.push(format!("{name} belongs to no file of src/ops"));
+        }
+        let included = text.lines().filter_map(|l| l.strip_prefix("#include"));
+        for header in included.map(|rest| rest.trim().trim_matches('"')) {
+            if !embedded.contains(&header) {
+                wrong.push(format!("{name} includes {header}, which is not ours"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "kernels out of place:\n{}", wrong.join("\n"));
 }
 
 #[test]

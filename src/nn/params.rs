@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ops::Op;
 use crate::placement::Layout;
 use crate::rng::{Generator, Init};
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Device, Shape};
 
 /// One parameter of a [`Params`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -188,7 +188,7 @@ impl Params {
         order.sort_by(|a, b| a.path.cmp(&b.path));
         let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
         for p in order {
-            for &byte in p.value.full_tensor()?.contiguous()?.as_bytes()? {
+            for &byte in p.value.full_tensor()?.to_device(Device::Cpu)?.contiguous()?.as_bytes()? {
                 hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
             }
         }
