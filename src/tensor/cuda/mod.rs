@@ -7,9 +7,7 @@
 //!
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
-
 mod attention;
-mod copy;
 mod blas;
 mod copy;
 mod device;
@@ -29,9 +27,7 @@ mod stream;
 mod transfer;
 mod walk;
 
-
 pub use attention::{AttentionDropout, CausalAttention};
-pub(crate) use copy::{cast, copy_block, fill};
 pub use blas::{Blas, Matrix, Product};
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
