@@ -300,7 +300,7 @@ impl Tensor {
     }
 
     /// The address of the first element of a tensor on a device.
-    pub(super) fn device_address(&self) -> Option<u64> {
+    pub(crate) fn device_address(&self) -> Option<u64> {
         let block = self.storage.device_block()?;
         Some(block.address() + (self.offset * self.dtype.size_bytes()) as u64)
     }
