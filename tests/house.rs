@@ -119,13 +119,41 @@ fn every_kernel_is_embedded_and_named_as_its_operator() {
 }
 
 #[test]
+fn every_kernel_is_embedded_and_includes_ours_alone() {
+    let read = fs::read_dir(root().join("kernels")).expect("there are kernels");
+    let mut names: Vec<String> =
+        read.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let embedded = isoshard::tensor::cuda::headers().iter().chain(isoshard::tensor::cuda::programs());
+    let mut found: Vec<String> = embedded.map(|(name, _)| name.to_string()).collect();
+    found.sort();
+    assert_eq!(found, names, "src/tensor/cuda/sources.rs lists what is in kernels/");
+    let mut wrong = Vec::new();
+    for name in &names {
+        let text = fs::read_to_string(root().join("kernels").join(name)).expect("sources can be read");
+        if text.lines().count() > FILE_LINES {
+            wrong.push(format!("kernels/{name}: more than {FILE_LINES} lines"));
+        }
+        for line in text.lines().filter(|l| l.trim_start().starts_with("#include")) {
+            let header = line.split('"').nth(1).unwrap_or_default();
+            if !names.iter().any(|n| n == header && n.ends_with(".cuh")) {
+                wrong.push(format!("kernels/{name}: {line}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
 fn nothing_is_left_undone() {
     // Put together here, so that this file may be read as well.
     let code = [["todo", "!"], ["unimplemented", "!"], ["#[", "ignore"]].map(|parts| parts.concat());
     let anywhere = ["TO", "FIX", "XX"].iter().zip(["DO", "ME", "X"]).map(|(a, b)| format!("{a}{b}"));
     let anywhere: Vec<String> = anywhere.collect();
     let mut left = Vec::new();
-    for path in ["src", "tests", "examples", "benches"].iter().flat_map(|dir| files(&root().join(dir))) {
+    for path in
+        ["src", "kernels", "tests", "examples", "benches"].iter().flat_map(|dir| files(&root().join(dir)))
+    {
         let text = fs::read_to_string(&path).expect("sources can be read");
         for (number, line) in text.lines().enumerate() {
             let word = |w: &String| line.split(|c: char| !c.is_alphanumeric()).any(|part| part == w);
@@ -268,11 +296,15 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All Rust files below `dir`, by name.
+/// All Rust and CUDA files below `dir`, by name.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let mut entries: Vec<PathBuf> =
         fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
     entries.sort();
     let below = |p: PathBuf| if p.is_dir() { files(&p) } else { vec![p] };
-    entries.into_iter().flat_map(below).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect()
+    entries
+        .into_iter()
+        .flat_map(below)
+        .filter(|p| p.extension().is_some_and(|e| e == "rs" || e == "cu" || e == "cuh"))
+        .collect()
 }

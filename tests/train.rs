@@ -11,7 +11,7 @@ use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Parallel, Params
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::{Generator, bits32};
-use isoshard::tensor::Tensor;
+use isoshard::tensor::{DType, Tensor};
 use isoshard::{Error, Failure, Result};
 
 const STEPS: usize = 3;
@@ -34,6 +34,8 @@ struct Run {
     /// Different ones; then they come again.
     batches: usize,
     reduction: Reduction,
+    /// What modules compute with.
+    compute: DType,
 }
 
 /// What training gave, as every rank sees it.
@@ -51,6 +53,7 @@ const SINGLE: Run = Run {
     steps: STEPS,
     batches: usize::MAX,
     reduction: Reduction::Exact,
+    compute: DType::F32,
 };
 
 const LLAMA: Model = Model::Llama { heads: 8, kv_heads: 4 };
@@ -105,6 +108,21 @@ fn accumulation_and_models_without_biases_train_alike_by_bits() {
     assert_ne!(outcome(run).losses, outcome(Run { accumulate: 1, ..run }).losses);
     every_mesh(run);
     every_mesh(Run { model: LLAMA, ..run });
+}
+
+#[test]
+fn models_that_compute_in_bf16_train_alike_by_bits() {
+    let single = outcome(SINGLE);
+    for model in [SINGLE.model, LLAMA] {
+        let run = Run { model, compute: DType::BF16, ..SINGLE };
+        every_mesh(run);
+        let rounded = outcome(run);
+        if model == SINGLE.model {
+            assert_eq!(rounded.digests[0], single.digests[0], "what is kept is f32");
+            assert!(approx::relative_eq!(rounded.losses[0], single.losses[0], max_relative = 1e-2));
+            assert_ne!(rounded.losses, single.losses);
+        }
+    }
 }
 
 #[test]
@@ -218,6 +236,7 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     let plan = Plan::transformer(mesh.mesh(), Parallel { heads, sequence: run.sequence })?;
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, 11)?;
+    params.compute_in(run.compute)?;
     let (vocabulary, block, layers, dropout) = (67, 37, 2, 0.1);
     let loss: Loss = match run.model {
         Model::Gpt { heads, bias } => {

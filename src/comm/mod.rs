@@ -20,16 +20,21 @@
 //!
 //! Missing: engines other than threads; a reduction that an engine does itself, in an order of its own.
 
+mod call;
 mod engine;
 mod fold;
 mod group;
+mod launch;
+mod office;
 mod pending;
 mod rank;
 mod spmd;
 mod threads;
 
-pub use engine::{Call, Channel, Engine, Reduce, Request, Route};
+pub use call::{Call, Route};
+pub use engine::{Channel, Engine, Reduce, Request};
 pub use group::Group;
+pub use launch::Launch;
 pub use pending::Pending;
 pub use rank::Rank;
 pub use spmd::{Spmd, spmd};

@@ -4,7 +4,7 @@ use super::pointwise::one_number;
 use super::{Algebra, Input, Meta, Pointwise, Sample, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryN, Num};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// `x + y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,10 @@ impl Pointwise for Add {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::num_binary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("add"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -29,6 +29,10 @@ impl Pointwise for Cast {
         cpu::cast(&ins[0], self.dtype)
     }
 
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        ins[0].cast(self.dtype)
+    }
+
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
         let from = g.input_meta(0).dtype;
         if !from.is_float() || !self.dtype.is_float() {

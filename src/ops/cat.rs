@@ -46,7 +46,7 @@ impl Op for Cat {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let mut out = Tensor::stale(ins[0].dtype(), at.outs[0].local().clone());
+        let mut out = Tensor::stale_on(ins[0].device(), ins[0].dtype(), at.outs[0].local().clone())?;
         let strides = out.strides().to_vec();
         let mut start = 0;
         for x in ins.iter() {
@@ -54,6 +54,10 @@ impl Op for Cat {
             start += x.shape()[self.dim];
         }
         Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        self.eval(ins, at)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::pointwise::one_dtype;
 use super::{Algebra, Input, Meta, Pointwise, Row, Sample, Slot, Vjp, Windows};
 use crate::error::Result;
-use crate::tensor::{DType, ReduceOp, Tensor, cpu};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
 
 /// Whether `x` stands to `y` as `kind` says. A NaN is unequal to everything, and neither less nor greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,6 +52,19 @@ impl Pointwise for Compare {
             CompareKind::Gt => cpu::compare(Self::NAME, y, x, Less),
             CompareKind::Ge => cpu::compare(Self::NAME, y, x, NotMore),
         }
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        let formula = match self.kind {
+            CompareKind::Eq => cuda::formula!("compare", "compare_eq"),
+            CompareKind::Ne => cuda::formula!("compare", "compare_ne"),
+            CompareKind::Lt | CompareKind::Gt => cuda::formula!("compare", "compare_lt"),
+            CompareKind::Le | CompareKind::Ge => cuda::formula!("compare", "compare_le"),
+        };
+        if matches!(self.kind, CompareKind::Gt | CompareKind::Ge) {
+            ins.swap(0, 1);
+        }
+        cuda::map_to(formula, ins, DType::Bool)
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -4,7 +4,7 @@ use super::pointwise::one_float;
 use super::{Algebra, GeluGrad, Input, Meta, Pointwise, Sample, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{Real, UnaryF};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// `x · Φ(x)`, with `Φ` the normal distribution function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +40,14 @@ impl Pointwise for Gelu {
             GeluKind::Erf => reuse::float_unary(Self::NAME, ins, Erf),
             GeluKind::Tanh => reuse::float_unary(Self::NAME, ins, Tanh),
         }
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        let formula = match self.approximate {
+            GeluKind::Erf => cuda::formula!("gelu", "gelu_erf"),
+            GeluKind::Tanh => cuda::formula!("gelu", "gelu_tanh"),
+        };
+        cuda::map(formula, ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryF, Real};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// Of operands `(dy, x)`: `dy · gelu'(x)`, the approximation's own derivative where one is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,14 @@ impl Pointwise for GeluGrad {
             GeluKind::Erf => reuse::float_binary(Self::NAME, ins, ErfGrad),
             GeluKind::Tanh => reuse::float_binary(Self::NAME, ins, TanhGrad),
         }
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        let formula = match self.approximate {
+            GeluKind::Erf => cuda::formula!("gelu_grad", "gelu_grad_erf"),
+            GeluKind::Tanh => cuda::formula!("gelu_grad", "gelu_grad_tanh"),
+        };
+        cuda::map(formula, ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::{Algebra, Input, Meta, Pointwise, Row, Sample, Slot, Vjp, Windows, list};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{self, Lane};
-use crate::tensor::{DType, ReduceOp, Tensor, for_dtype};
+use crate::tensor::{DType, ReduceOp, Tensor, cuda, for_dtype};
 
 /// Of operands `(condition, x)`: `x` where the condition is `on`, else 0 (false).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,10 @@ impl Pointwise for Mask {
             if c == on { x } else { <T as Lane>::Wide::default() }
         }))?;
         Ok(x.clone())
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("mask"), ins, &[f64::from(u8::from(self.on))])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

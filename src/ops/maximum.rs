@@ -6,7 +6,7 @@ use super::{
 };
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryN, Num};
-use crate::tensor::{DType, ReduceOp, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// The larger of `x` and `y`, where -0 is less than 0; NaN, always the same one, if either is (IEEE 754-2019's
 /// `maximum`). The gradient goes to the larger, to `x` where they are equal or zeros of either sign.
@@ -28,6 +28,10 @@ impl Pointwise for Maximum {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::num_binary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("maximum"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -5,7 +5,7 @@ use super::pointwise::one_number;
 use super::{Algebra, CompareKind, Input, Meta, Pointwise, Row, Sample, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryN, Num};
-use crate::tensor::{DType, ReduceOp, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// The smaller of `x` and `y`, where -0 is less than 0; NaN, always the same one, if either is. The gradient goes to the
 /// smaller, to `x` where they are equal or zeros of either sign.
@@ -27,6 +27,10 @@ impl Pointwise for Minimum {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::num_binary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("minimum"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -4,7 +4,7 @@ use super::pointwise::one_number;
 use super::{Algebra, Input, Meta, Pointwise, Row, Sample, Slot, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{self, Num, Real, UnaryF, UnaryN};
-use crate::tensor::{DType, ReduceOp, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// `-x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +28,10 @@ impl Pointwise for Neg {
             return reuse::float_unary(Self::NAME, ins, *self);
         }
         cpu::num_unary(Self::NAME, &ins[0], *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("neg"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

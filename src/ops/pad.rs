@@ -45,10 +45,14 @@ impl Op for Pad {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let x = &ins[0];
-        let mut out = Tensor::zeros(x.dtype(), at.outs[0].local().clone());
+        let mut out = Tensor::zeros_on(x.device(), x.dtype(), at.outs[0].local().clone())?;
         let strides = out.strides().to_vec();
         x.copy_block(&mut out, x.shape(), (0, x.strides()), (self.before * strides[self.dim], &strides))?;
         Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        self.eval(ins, at)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

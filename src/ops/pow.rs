@@ -4,7 +4,7 @@ use super::pointwise::one_float;
 use super::{Algebra, Input, Meta, Pointwise, PowGradBase, PowGradExponent, Sample, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryF, Real, is_nan};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// `x^y`, with IEEE 754's special cases: 1 where `y` is 0 or `x` is 1, NaN for a negative `x` unless `y` is an integer.
 ///
@@ -29,6 +29,10 @@ impl Pointwise for Pow {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_binary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("pow"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

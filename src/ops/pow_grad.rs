@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::Result;
 use crate::tensor::cpu::{Real, TernaryF};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// Of operands `(dz, x, y)`: `dz · y · x^(y - 1)`, and 0 where `y` is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +33,10 @@ impl Pointwise for PowGradBase {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_ternary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("pow_grad", "pow_grad_base"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
@@ -78,6 +82,10 @@ impl Pointwise for PowGradExponent {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_ternary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("pow_grad", "pow_grad_exponent"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -5,7 +5,7 @@ use super::pow::power;
 use super::{Algebra, Bits, Input, Meta, Mul, Pointwise, Row, Sample, Scale, Slot, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{Real, UnaryF};
-use crate::tensor::{DType, ReduceOp, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// `x^exponent`: by products for 2 and 3, by `recip` and `sqrt` for -1, 1/2 and -1/2, and else as [`super::Pow`] does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +44,19 @@ impl Pointwise for PowScalar {
             -0.5 => reuse::float_unary(Self::NAME, ins, InverseRoot),
             _ => reuse::float_unary(Self::NAME, ins, *self),
         }
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        let formula = match self.exponent.0 {
+            1.0 => return Ok(ins[0].clone()),
+            2.0 => cuda::formula!("pow_scalar", "pow_scalar_square"),
+            3.0 => cuda::formula!("pow_scalar", "pow_scalar_cube"),
+            -1.0 => cuda::formula!("pow_scalar", "pow_scalar_recip"),
+            0.5 => cuda::formula!("sqrt"),
+            -0.5 => cuda::formula!("rsqrt"),
+            _ => cuda::formula!("pow_scalar"),
+        };
+        cuda::map(formula, ins, &[self.exponent.0])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -4,7 +4,7 @@ use super::pointwise::one_float;
 use super::{Algebra, Input, Meta, Pointwise, ReluGrad, Sample, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{Real, UnaryF};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// `max(0, x)`; -0 becomes 0, NaN stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,10 @@ impl Pointwise for Relu {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_unary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("relu"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -4,7 +4,7 @@ use super::pointwise::one_float;
 use super::{Algebra, Input, Meta, Pointwise, Row, Sample, Slot, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryF, Real};
-use crate::tensor::{DType, ReduceOp, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// `dy` where `y > 0`, else 0, where `y` is `relu x` or `x`. A NaN in `y` lets `dy` through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,10 @@ impl Pointwise for ReluGrad {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_binary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("relu_grad"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

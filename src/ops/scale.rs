@@ -4,7 +4,7 @@ use super::pointwise::one_float;
 use super::{Algebra, Bits, Input, Meta, Pointwise, Row, Sample, Slot, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{Real, UnaryF};
-use crate::tensor::{DType, ReduceOp, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// `x · factor`. The factor is rounded to the dtype that is computed in: f32 for f16 and bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,10 @@ impl Pointwise for Scale {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_unary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("scale"), ins, &[self.factor.0])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::{Algebra, Input, Mask, Meta, Pointwise, Row, Sample, Slot, Vjp, Windows, list};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, ReduceOp, Tensor, cpu};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
 
 /// Of operands `(condition, x, y)`: `x` where the condition holds, else `y`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +34,10 @@ impl Pointwise for Select {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         cpu::select(Self::NAME, &ins[0], &ins[1], &ins[2])
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("select"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

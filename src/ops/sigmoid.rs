@@ -4,7 +4,7 @@ use super::pointwise::one_float;
 use super::{Algebra, Input, Meta, Pointwise, Sample, SigmoidGrad, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{Real, UnaryF};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// `1 / (1 + e^-x)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,10 @@ impl Pointwise for Sigmoid {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_unary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("sigmoid"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

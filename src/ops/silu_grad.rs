@@ -6,7 +6,7 @@ use super::{
 };
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryF, Real};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// `dy · s · (1 + x (1 - s))`, where `s = sigmoid x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +27,10 @@ impl Pointwise for SiluGrad {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_binary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("silu_grad"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

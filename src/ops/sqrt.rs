@@ -4,7 +4,7 @@ use super::pointwise::one_float;
 use super::{Algebra, Div, Input, Meta, Pointwise, Row, Sample, Scale, Slot, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{Real, UnaryF};
-use crate::tensor::{DType, ReduceOp, Tensor};
+use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// `√x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,10 @@ impl Pointwise for Sqrt {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_unary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("sqrt"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

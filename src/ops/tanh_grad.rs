@@ -4,7 +4,7 @@ use super::pointwise::one_float;
 use super::{Algebra, Input, Meta, Mul, Pointwise, Sample, Scale, Vjp, Windows, reuse};
 use crate::error::Result;
 use crate::tensor::cpu::{BinaryF, Real};
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Tensor, cuda};
 
 /// `dy · (1 - y²)`, where `y = tanh x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,10 @@ impl Pointwise for TanhGrad {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         reuse::float_binary(Self::NAME, ins, *self)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("tanh_grad"), ins, &[])
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -1,4 +1,7 @@
 //! The engine's two traits over worlds and hubs.
+//!
+//! Tensors on a device are passed as all others are, by sharing: a kernel that reads one waits, on the device, for the
+//! stream of the rank that made it. Nothing passes through the host, and the host waits for nothing but its peers' calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,7 +123,13 @@ impl Request for Reducing {
     fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
         let Meeting { world, hub, slot, position, .. } = &self.meeting;
         hub.wait(world, slot, *position)?;
-        let dtype = slot.brought(*position).expect("this member has come").dtype;
+        let call = slot.brought(*position).expect("this member has come");
+        if call.device().is_some_and(|device| device.is_cuda()) {
+            // Put on one member's stream, whose result the others' kernels wait for on the device.
+            let result = slot.folded.get_or_init(|| fold(&self.reduce, &slot.take(*position)));
+            return result.clone().map(|sum| vec![sum]);
+        }
+        let dtype = call.dtype;
         if self.reduce.out_shape().numel() * dtype.size_bytes() < SHARED_FOLD_BYTES {
             return Ok(vec![fold(&self.reduce, &slot.take(*position))?]);
         }

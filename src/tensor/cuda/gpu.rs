@@ -197,6 +197,15 @@ pub fn memory_stats(index: usize) -> Result<MemoryStats> {
     Ok(device::open(index)?.ledger.stats())
 }
 
+/// Counts the peaks of [`memory_stats`] from what the device's memory holds now.
+///
+/// # Errors
+/// A device that is not there.
+pub fn reset_memory_peaks(index: usize) -> Result<()> {
+    device::open(index)?.ledger.reset_peaks();
+    Ok(())
+}
+
 /// Sets what may be taken from the device's driver at most, in bytes.
 ///
 /// # Errors

@@ -7,11 +7,15 @@
 //!
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
+mod copy;
+mod blas;
 mod device;
 mod driver;
 mod fault;
+mod gemm;
 mod gpu;
 mod launch;
+mod map;
 mod memory;
 mod module;
 #[cfg(feature = "cuda")]
@@ -19,11 +23,16 @@ pub mod nvidia;
 mod sources;
 mod stream;
 mod transfer;
+mod walk;
 
+pub(crate) use copy::{cast, copy_block, fill};
+pub use blas::{Blas, Matrix, Product};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
-pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
+pub use gemm::{gemm, set_tf32};
+pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
 pub use launch::{Extent, Launch};
+pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;
 pub use sources::{OPTIONS, headers, programs};
 pub(crate) use stream::DeviceBlock;
@@ -32,27 +41,12 @@ pub(crate) use transfer::{download, upload};
 // Written by the branches that bring their kernels.
 mod pending {
     use crate::error::{Error, Result};
-    use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
+    use crate::tensor::{FoldOrder, ReduceOp, Shape, Tensor};
     fn none<T>(what: &str) -> Result<T> {
         Err(Error::unsupported(what, "there is no CUDA kernel", "", ""))
-    }
-    pub(crate) fn copy_block(
-        _: &Tensor,
-        _: &mut Tensor,
-        _: &[usize],
-        _: (usize, &[usize]),
-        _: (usize, &[usize]),
-    ) -> Result<()> {
-        none("copy")
-    }
-    pub(crate) fn cast(_: &Tensor, _: DType) -> Result<Tensor> {
-        none("cast")
-    }
-    pub(crate) fn fill(_: &mut Tensor, _: f64) -> Result<()> {
-        none("fill")
     }
     pub(crate) fn fold(_: ReduceOp, _: &FoldOrder, _: &Shape, _: &[Tensor]) -> Result<Tensor> {
         none("fold")
     }
 }
-pub(crate) use pending::{cast, copy_block, fill, fold};
+pub(crate) use pending::fold;

@@ -1,0 +1,4 @@
+// |x|
+#include "pointwise.cuh"
+
+UNARY_FLOATS(abs, abs_(x))

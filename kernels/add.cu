@@ -1,0 +1,4 @@
+// x + y
+#include "pointwise.cuh"
+
+BINARY_NUMBERS(add, add_(x, y))

@@ -1,0 +1,4 @@
+// From bf16 to every dtype
+#include "cast.cuh"
+
+CASTS_FROM(bf16)

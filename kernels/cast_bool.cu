@@ -1,0 +1,4 @@
+// From bool to every dtype
+#include "cast.cuh"
+
+CASTS_FROM(bool)

@@ -1,0 +1,4 @@
+// From f64 to every dtype
+#include "cast.cuh"
+
+CASTS_FROM(f64)

@@ -1,0 +1,4 @@
+// x / y
+#include "pointwise.cuh"
+
+BINARY_FLOATS(div, x / y)

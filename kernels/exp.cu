@@ -1,0 +1,4 @@
+// e^x
+#include "pointwise.cuh"
+
+UNARY_FLOATS(exp, exp_(x))

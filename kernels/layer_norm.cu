@@ -1,0 +1,12 @@
+// (x - mean) / sqrt(variance + eps) * weight + bias along rows.
+#include "norm.cuh"
+
+template <class T, class Row>
+DEVICE void layer_norm_rows(Row& row, const T* x, const T* weight, const T* bias, T* y, Wide<T>* means, Wide<T>* rstds, f64 eps) {
+  norm_rows(row, x, weight, bias, y, means, rstds, eps);
+}
+
+#define ENTRY(T)                                                                                                         \
+  ROWS(layer_norm, T, WITH(const T* x, const T* weight, const T* bias, T* y, Wide<T>* means, Wide<T>* rstds, f64 eps), x, \
+       weight, bias, y, means, rstds, eps)
+FLOATS(ENTRY)

@@ -1,0 +1,4 @@
+// ln x
+#include "pointwise.cuh"
+
+UNARY_FLOATS(log, ln_(x))

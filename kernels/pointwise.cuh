@@ -1,0 +1,250 @@
+// Pointwise kernels: element i of the result is a formula of element i of each operand.
+//
+// A file that includes this states a formula and the dtypes it is for, e.g. `UNARY_FLOATS(exp, exp_(x))`. A formula sees
+// its operands x, y, z widened (type A), and the operator's attributes s and t as f64. Each dtype gets two entries:
+// <name>_<dtype> where all operands and the result are contiguous, and <name>_strided_<dtype> for any other strides.
+//
+// Both go by packs of 16 bytes where layouts and addresses allow it, two in flight for each operand of a thread:
+// 64 KiB a multiprocessor at full occupancy, which is more than latency times bandwidth asks for (about 25 KiB on an
+// H100). Nothing is shared among threads, so a result may lie over a contiguous operand.
+#pragma once
+#include "num.cuh"
+
+constexpr u32 POINTWISE_THREADS = 256;
+// The packs that a thread loads before it stores; src/tensor/cuda/map.rs knows both numbers.
+constexpr int PACKS = 2;
+
+#ifdef ISO_SHIM
+#define ROLLED
+#else
+#define ROLLED _Pragma("unroll 1")
+#endif
+
+// The operator's attributes.
+struct Scalars {
+  f64 s, t;
+};
+
+// Division of an index below 2^31 by a number known to the host: q = (mulhi(i, magic) + i) >> shift.
+struct Divisor {
+  u32 n, magic, shift;
+};
+DEVICE u32 divide(u32 i, const Divisor& by) { return (__umulhi(i, by.magic) + i) >> by.shift; }
+
+// The result (place 0) and up to three operands as strided layouts of one shape, innermost dim first. Along the
+// innermost dim, indices count packs of `width` elements; a stride of 0 there repeats one element.
+constexpr int WALK_DIMS = 6;
+struct Walk {
+  u64 start[4];
+  u64 stride[4][WALK_DIMS];
+  Divisor by[WALK_DIMS];
+  u32 dims, len, width, unused;
+};
+
+template <class T, int V>
+struct alignas(sizeof(T) * V) Pack {
+  T at[V];
+};
+
+// Several packs, all loaded before any is used.
+template <class T, int V, int U>
+struct Packs {
+  Pack<T, V> pack[U];
+};
+
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+template <class... More>
+constexpr int larger(int a, int b, More... more) {
+  return larger(larger(a, b), more...);
+}
+// Elements of a pack: as many as 16 bytes hold of the widest type.
+template <class... T>
+constexpr int PACK_LEN = 16 / larger(1, (int)sizeof(T)...);
+
+template <int V, class T>
+DEVICE bool is_aligned(const T* p) {
+  return (u64)p % sizeof(Pack<T, V>) == 0;
+}
+
+// The formula over the elements of one pack.
+template <class F, class O, int V, class... In>
+DEVICE Pack<O, V> apply(Scalars k, const Pack<In, V>&... in) {
+  Pack<O, V> out;
+  UNROLL for (int v = 0; v < V; v++) out.at[v] = narrow<O>(F::at(k.s, k.t, widen(in.at[v])...));
+  return out;
+}
+
+// ---- contiguous ----------------------------------------------------------------------------------------------------
+
+template <int V, int U, class T>
+DEVICE Packs<T, V, U> load_flat(const T* p, u64 first, u64 len) {
+  Packs<T, V, U> x;
+  UNROLL for (int u = 0; u < U; u++) {
+    u64 i = first + u * POINTWISE_THREADS;
+    x.pack[u] = ((const Pack<T, V>*)p)[i < len ? i : len - 1];
+  }
+  return x;
+}
+
+template <class F, class O, int V, int U, class... In>
+DEVICE void store_flat(Scalars k, O* out, u64 first, u64 len, const Packs<In, V, U>&... in) {
+  UNROLL for (int u = 0; u < U; u++) {
+    u64 i = first + u * POINTWISE_THREADS;
+    if (i < len) ((Pack<O, V>*)out)[i] = apply<F, O, V, In...>(k, in.pack[u]...);
+  }
+}
+
+// A block takes PACKS packs a thread. Where an address is not that of a pack it takes as many elements one by one.
+template <class F, class O, class... In>
+DEVICE void flat(Scalars k, O* out, u64 n, const In*... in) {
+  constexpr int V = PACK_LEN<O, In...>, U = PACKS;
+  if ((is_aligned<V>(out) & ... & is_aligned<V>(in))) {
+    u64 len = n / V, first = (u64)blockIdx.x * (POINTWISE_THREADS * U) + threadIdx.x;
+    if (len > 0) store_flat<F, O, V, U, In...>(k, out, first, len, load_flat<V, U>(in, first, len)...);
+    u64 rest = len * V + threadIdx.x;
+    if (blockIdx.x == gridDim.x - 1 && rest < n)
+      store_flat<F, O, 1, 1, In...>(k, out, rest, n, load_flat<1, 1>(in, rest, n)...);
+    return;
+  }
+  u64 start = (u64)blockIdx.x * (POINTWISE_THREADS * U * V) + threadIdx.x;
+  ROLLED for (u32 r = 0; r < V; r++) {
+    u64 first = start + r * (POINTWISE_THREADS * U);
+    store_flat<F, O, 1, U, In...>(k, out, first, n, load_flat<1, U>(in, first, n)...);
+  }
+}
+
+// ---- strided -------------------------------------------------------------------------------------------------------
+
+// An operand, and its place in the walk.
+template <int WHO, class T>
+struct At {
+  const T* p;
+};
+// Where index i lies in the first N layouts.
+template <int N>
+struct Places {
+  u64 at[N];
+};
+template <int N>
+DEVICE Places<N> places(const Walk& walk, u32 i) {
+  Places<N> places;
+  UNROLL for (int k = 0; k < N; k++) places.at[k] = walk.start[k];
+  u32 last = walk.dims - 1;
+  ROLLED for (u32 d = 0; d < last; d++) {
+    u32 q = divide(i, walk.by[d]), r = i - q * walk.by[d].n;
+    UNROLL for (int k = 0; k < N; k++) places.at[k] += r * walk.stride[k][d];
+    i = q;
+  }
+  UNROLL for (int k = 0; k < N; k++) places.at[k] += i * walk.stride[k][last];
+  return places;
+}
+
+template <int N, int U>
+struct Spots {
+  Places<N> of[U];
+};
+
+template <int V, int WHO, class T, int N, int U>
+DEVICE Packs<T, V, U> load_strided(const Walk& walk, At<WHO, T> x, const Spots<N, U>& spots) {
+  Packs<T, V, U> out;
+  bool repeated = V > 1 && walk.stride[WHO][0] == 0;
+  UNROLL for (int u = 0; u < U; u++) {
+    const T* from = x.p + spots.of[u].at[WHO];
+    if (repeated) {
+      T one = *from;
+      UNROLL for (int v = 0; v < V; v++) out.pack[u].at[v] = one;
+    } else {
+      out.pack[u] = *(const Pack<T, V>*)from;
+    }
+  }
+  return out;
+}
+
+template <class F, class O, int V, int N, int U, class... In>
+DEVICE void store_strided(Scalars k, u32 len, O* out, u32 first, const Spots<N, U>& spots,
+                          const Packs<In, V, U>&... in) {
+  UNROLL for (int u = 0; u < U; u++) {
+    if (first + u * POINTWISE_THREADS < len)
+      *(Pack<O, V>*)(out + spots.of[u].at[0]) = apply<F, O, V, In...>(k, in.pack[u]...);
+  }
+}
+
+template <class F, int V, class O, int... WHO, class... In>
+DEVICE void strided_by(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
+  constexpr int U = PACKS, N = 1 + sizeof...(In);
+  u32 first = blockIdx.x * (POINTWISE_THREADS * U) + threadIdx.x;
+  Spots<N, U> spots;
+  UNROLL for (int u = 0; u < U; u++) {
+    u32 i = first + u * POINTWISE_THREADS;
+    spots.of[u] = places<N>(walk, i < walk.len ? i : walk.len - 1);
+  }
+  store_strided<F, O, V, N, U, In...>(k, walk.len, out, first, spots, load_strided<V>(walk, in, spots)...);
+}
+
+template <class F, class O, int... WHO, class... In>
+DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
+  constexpr int V = PACK_LEN<O, In...>;
+  if (V > 1 && walk.width == V) return strided_by<F, V>(k, walk, out, in...);
+  strided_by<F, 1>(k, walk, out, in...);
+}
+
+// ---- entries -------------------------------------------------------------------------------------------------------
+
+// The two entries of formula F: the name ends in T, the operands are of types X, Y, Z and the result of type O.
+#define POINTWISE_1(name, F, T, O, X)                                                                                 \
+  KERNEL(name##_##T, POINTWISE_THREADS, (const X* x, O* out, u64 n, Scalars k)) { flat<F>(k, out, n, x); }            \
+  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, O* out, Walk walk, Scalars k)) {                         \
+    strided<F>(k, walk, out, At<1, X>{x});                                                                            \
+  }
+#define POINTWISE_2(name, F, T, O, X, Y)                                                                              \
+  KERNEL(name##_##T, POINTWISE_THREADS, (const X* x, const Y* y, O* out, u64 n, Scalars k)) {                         \
+    flat<F>(k, out, n, x, y);                                                                                         \
+  }                                                                                                                   \
+  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, const Y* y, O* out, Walk walk, Scalars k)) {             \
+    strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y});                                                               \
+  }
+#define POINTWISE_3(name, F, T, O, X, Y, Z)                                                                           \
+  KERNEL(name##_##T, POINTWISE_THREADS, (const X* x, const Y* y, const Z* z, O* out, u64 n, Scalars k)) {             \
+    flat<F>(k, out, n, x, y, z);                                                                                      \
+  }                                                                                                                   \
+  KERNEL(name##_strided_##T, POINTWISE_THREADS,                                                                       \
+         (const X* x, const Y* y, const Z* z, O* out, Walk walk, Scalars k)) {                                        \
+    strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y}, At<3, Z>{z});                                                  \
+  }
+
+// A formula in one, two or three variables: an expression, of type A unless it is a comparison's.
+#define FORMULA_1(name, ...)                                                                                          \
+  struct name##_formula {                                                                                             \
+    template <class A>                                                                                                \
+    static DEVICE auto at([[maybe_unused]] f64 s, [[maybe_unused]] f64 t, A x) {                                      \
+      return __VA_ARGS__;                                                                                             \
+    }                                                                                                                 \
+  };
+#define FORMULA_2(name, ...)                                                                                          \
+  struct name##_formula {                                                                                             \
+    template <class A>                                                                                                \
+    static DEVICE auto at([[maybe_unused]] f64 s, [[maybe_unused]] f64 t, A x, A y) {                                 \
+      return __VA_ARGS__;                                                                                             \
+    }                                                                                                                 \
+  };
+#define FORMULA_3(name, ...)                                                                                          \
+  struct name##_formula {                                                                                             \
+    template <class A>                                                                                                \
+    static DEVICE auto at([[maybe_unused]] f64 s, [[maybe_unused]] f64 t, A x, A y, A z) {                            \
+      return __VA_ARGS__;                                                                                             \
+    }                                                                                                                 \
+  };
+
+// One formula for several dtypes, of the operands and the result alike.
+#define ALIKE_1(name, T) POINTWISE_1(name, name##_formula, T, T, T)
+#define ALIKE_2(name, T) POINTWISE_2(name, name##_formula, T, T, T, T)
+#define ALIKE_3(name, T) POINTWISE_3(name, name##_formula, T, T, T, T, T)
+#define EACH_FLOAT(X, name) X(name, f32) X(name, f64) X(name, f16) X(name, bf16)
+#define EACH_NUMBER(X, name) EACH_FLOAT(X, name) X(name, i64) X(name, i32) X(name, u8)
+#define EACH_TYPE(X, name) EACH_NUMBER(X, name) X(name, bool)
+
+#define UNARY_FLOATS(name, ...) FORMULA_1(name, __VA_ARGS__) EACH_FLOAT(ALIKE_1, name)
+#define BINARY_FLOATS(name, ...) FORMULA_2(name, __VA_ARGS__) EACH_FLOAT(ALIKE_2, name)
+#define TERNARY_FLOATS(name, ...) FORMULA_3(name, __VA_ARGS__) EACH_FLOAT(ALIKE_3, name)
+#define UNARY_NUMBERS(name, ...) FORMULA_1(name, __VA_ARGS__) EACH_NUMBER(ALIKE_1, name)
+#define BINARY_NUMBERS(name, ...) FORMULA_2(name, __VA_ARGS__) EACH_NUMBER(ALIKE_2, name)

@@ -1,0 +1,4 @@
+// x^y
+#include "pow.cuh"
+
+BINARY_FLOATS(pow, of<A>(power(x, y)))

@@ -1,0 +1,381 @@
+// The summation tree (src/tensor/cpu/tree.rs) on a device.
+//
+// Halving `[a, b)` at `a + ceil((b - a) / 2)` `depth` times gives 2^depth nodes whose lengths differ by one at most: node k
+// has one more than the least where k, its bits reversed, is below the remainder. So every node's place is arithmetic, and
+// the nodes above the leaves form a perfect binary tree. With the least depth that makes leaves of at most 32,
+// a full leaf that the definition cuts one level earlier is its two halves: the same sum.
+//
+// A warp takes eight leaves at a time, lane i holding element i of each, so that loads are coalesced wherever leaves begin:
+// eight values a lane in eight registers. Lanes then exchange halves of their registers while they join (4 + 2 + 1 shuffles),
+// join twice more, and the eight leaves' sums three times: 12 shuffles for 256 elements. Several warps are a team that
+// joins its warps' nodes in shared memory. Sums over columns give a thread a column, and its rows' tree a few registers.
+#pragma once
+#include "num.cuh"
+
+#define LANES 32u
+#define ALL_LANES 0xffffffffu
+
+// Loops that are not worth their unrolled code.
+#ifdef ISO_SHIM
+#define ROLLED
+#else
+#define ROLLED _Pragma("unroll 1")
+#endif
+
+// ---- Folds: how two become one, what changes nothing, and what becomes of the whole. ---------------------------------
+
+struct Sum {
+  template <class A>
+  static DEVICE A pad() {
+    return Num<A>::sum_pad();
+  }
+  template <class A>
+  static DEVICE A join(A a, A b) {
+    return add_(a, b);
+  }
+  template <class A>
+  static DEVICE A finish(A a) {
+    return a;
+  }
+};
+
+// A NaN becomes the one that any join gives, also where nothing was joined.
+struct Max {
+  template <class A>
+  static DEVICE A pad() {
+    return Num<A>::lowest();
+  }
+  template <class A>
+  static DEVICE A join(A a, A b) {
+    return max_(a, b);
+  }
+  template <class A>
+  static DEVICE A finish(A a) {
+    return max_(a, pad<A>());
+  }
+};
+
+struct Min {
+  template <class A>
+  static DEVICE A pad() {
+    return Num<A>::highest();
+  }
+  template <class A>
+  static DEVICE A join(A a, A b) {
+    return min_(a, b);
+  }
+  template <class A>
+  static DEVICE A finish(A a) {
+    return min_(a, pad<A>());
+  }
+};
+
+// The largest but for NaNs, which are padding here: for shifts that cancel.
+struct Largest {
+  template <class A>
+  static DEVICE A pad() {
+    return Num<A>::lowest();
+  }
+  template <class A>
+  static DEVICE A join(A a, A b) {
+    return b > a ? b : a;
+  }
+};
+
+// ---- Nodes. ----------------------------------------------------------------------------------------------------------
+
+struct Node {
+  u32 start, len;
+};
+
+// Node k of the 2^depth that halving 0..len so many times gives.
+DEVICE Node node_of(u32 len, u32 depth, u32 k) {
+  u32 start = 0;
+  ROLLED for (u32 bit = depth; bit-- > 0;) {
+    u32 left = len - len / 2;
+    bool right = k >> bit & 1;
+    start += right ? left : 0;
+    len = right ? len - left : left;
+  }
+  return Node{start, len};
+}
+
+// The nodes below one, in order.
+struct Walk {
+  u32 at, len, share, rest, depth;
+  DEVICE Walk(Node node, u32 depth)
+      : at(node.start), len(0), share(node.len >> depth), rest(node.len & ((1u << depth) - 1)), depth(depth) {}
+  // Node k, after nodes 0 to k - 1.
+  DEVICE Node next(u32 k) {
+    at += len;
+    u32 reversed = depth == 0 ? 0 : __brev(k) >> (32 - depth);
+    len = share + (reversed < rest ? 1 : 0);
+    return Node{at, len};
+  }
+};
+
+// The eight nodes three levels below one: calls f(slot, start, length) for each, the slot known to the compiler.
+template <class Each>
+DEVICE void each_slot(Node node, Each f) {
+  u32 share = node.len / 8, rest = node.len % 8, at = node.start;
+  UNROLL for (u32 j = 0; j < 8; ++j) {
+    u32 reversed = (j & 1) << 2 | (j & 2) | j >> 2;
+    u32 len = share + (reversed < rest ? 1 : 0);
+    f(j, at, len);
+    at += len;
+  }
+}
+
+// The leaves of rows of at most 4: slot j of eight is leaf j % 2^depth of row j >> depth.
+struct ShortLeaves {
+  u32 n, half, depth;
+  DEVICE ShortLeaves(u32 n, u32 depth) : n(n), half(n - n / 2), depth(depth) {}
+  DEVICE Node at(u32 slot) const {
+    if (depth == 0) return Node{0, n};
+    Node side = slot >> (depth - 1) & 1 ? Node{half, n - half} : Node{0, half};
+    if (depth == 1) return side;
+    u32 left = side.len - side.len / 2;
+    return slot & 1 ? Node{side.start + left, side.len - left} : Node{side.start, left};
+  }
+};
+
+// Which element of a leaf of this length a lane holds; length 0: none. Leaves of dims outside the innermost are halved down
+// to single elements, which stand in the lanes of a perfect tree.
+DEVICE Node element_of(bool halved, u32 len, u32 lane) {
+  if (halved) return node_of(len, 5, lane);
+  return Node{lane, lane < len ? 1u : 0u};
+}
+
+// ---- A warp's joins. -------------------------------------------------------------------------------------------------
+
+template <class A>
+DEVICE A shuffle_xor(A x, u32 lanes) {
+  return __shfl_xor_sync(ALL_LANES, x, lanes);
+}
+DEVICE u8 shuffle_xor(u8 x, u32 lanes) { return (u8)__shfl_xor_sync(ALL_LANES, (u32)x, lanes); }
+
+// Lanes that differ in BIT join, each keeping half of its R values.
+template <class F, u32 R, u32 BIT, class A, u32 N>
+DEVICE void exchange(A (&v)[N], u32 lane) {
+  if constexpr (R > 1) {
+    bool upper = lane & BIT;
+    UNROLL for (u32 k = 0; k < R / 2; ++k) {
+      A keep = upper ? v[k + R / 2] : v[k], give = upper ? v[k] : v[k + R / 2];
+      v[k] = F::join(keep, shuffle_xor(give, BIT));
+    }
+    exchange<F, R / 2, BIT * 2>(v, lane);
+  }
+}
+
+// Eight leaves, held as element = lane and leaf = register: afterwards a lane has the joint value of the 2^levels neighbours
+// among which leaf slot_of(lane) is, levels at most 3. All lanes call.
+template <class F, class A>
+DEVICE A fold_slots(A (&v)[8], u32 lane, u32 levels) {
+  exchange<F, 8, 1>(v, lane);
+  A x = v[0];
+  x = F::join(x, shuffle_xor(x, 8));
+  x = F::join(x, shuffle_xor(x, 16));
+  if (levels > 0) x = F::join(x, shuffle_xor(x, 4));
+  if (levels > 1) x = F::join(x, shuffle_xor(x, 2));
+  if (levels > 2) x = F::join(x, shuffle_xor(x, 1));
+  return x;
+}
+// Also the lane below 8 that a slot is on: bits reversed.
+DEVICE u32 slot_of(u32 lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
+
+// Unfinished nodes of 1, 2, 4, ... leaves, in registers: a binary counter.
+template <class F, class A, u32 MOST>
+struct Pending {
+  A node[MOST];
+  // Joins leaf g, after leaves 0 to g - 1, with all that it finishes: after the last of 2^k the value of the whole.
+  DEVICE A push(u32 g, A x) {
+    bool open = true;
+    UNROLL for (u32 k = 0; k < MOST; ++k) {
+      if (!open) continue;
+      if (g >> k & 1) {
+        x = F::join(node[k], x);
+      } else {
+        node[k] = x;
+        open = false;
+      }
+    }
+    return x;
+  }
+};
+
+// What `term(i)` folds to over a node of 2^(levels + 3) leaves, levels at most 8, on every lane of the warp.
+template <class F, class A, class Term>
+DEVICE A fold_node(Node node, u32 levels, u32 lane, bool halved, Term term) {
+  Pending<F, A, 9> pending;
+  A x = F::template pad<A>();
+  Walk walk(node, levels);
+  ROLLED for (u32 g = 0; g < 1u << levels; ++g) {
+    A v[8];
+    each_slot(walk.next(g), [&](u32 j, u32 at, u32 len) {
+      Node e = element_of(halved, len, lane);
+      v[j] = e.len ? term(at + e.start) : F::template pad<A>();
+    });
+    x = pending.push(g, fold_slots<F>(v, lane, 3));
+  }
+  return x;
+}
+
+// The joint value of a team of 2^warps neighbouring warps of the block, in their order, on every thread of the team. All threads of
+// the block call it, with equal `warps`.
+template <class F, class A>
+DEVICE A fold_team(A x, u32 warps) {
+  if (warps == 0) return x;
+  SHARED A room[32];
+  u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, others = (1u << warps) - 1;
+  if (lane == 0) room[warp] = x;
+  __syncthreads();
+  x = room[(warp & ~others) + (lane & others)];
+  ROLLED for (u32 bit = 1; bit <= others; bit *= 2) x = F::join(x, shuffle_xor(x, bit));
+  __syncthreads();
+  return x;
+}
+
+// ---- Where reduced rows and columns lie. -----------------------------------------------------------------------------
+
+// The kept dims, fastest first: extents, and strides in the operand and in the result. Their product is below 2^32. Filled by
+// src/tensor/cuda/reduce.rs.
+struct Nest {
+  u64 in[6], out[6];
+  u32 len[6];
+  u32 rank, unused;
+
+  DEVICE void offsets(u32 index, u64& from, u64& to) const {
+    from = to = 0;
+    UNROLL for (u32 d = 0; d < 6; ++d) {
+      if (d >= rank) continue;
+      u32 at = d + 1 < rank ? index % len[d] : index;
+      index = d + 1 < rank ? index / len[d] : 0;
+      from += at * in[d], to += at * out[d];
+    }
+  }
+};
+
+// ---- Reductions of contiguous rows. ----------------------------------------------------------------------------------
+
+// Rows of up to 4 leaves, 8 >> depth of them a warp.
+template <class F, class In, class Out>
+DEVICE void reduce_short_rows(const In* x, Out* out, const Nest& nest, u64 rows, u32 n, u32 depth, bool halved) {
+  typedef Wide<In> A;
+  u32 lane = threadIdx.x % LANES, slot = slot_of(lane);
+  u64 first = (thread_index() / LANES) << (3 - depth), from, to;
+  u64 mine = first + (slot >> depth);
+  nest.offsets((u32)(mine < rows ? mine : rows - 1), from, to);
+  ShortLeaves leaves(n, depth);
+  A v[8];
+  UNROLL for (u32 j = 0; j < 8; ++j) {
+    u64 base = __shfl_sync(ALL_LANES, from, slot_of(j));
+    Node leaf = leaves.at(j), e = element_of(halved, leaf.len, lane);
+    v[j] = e.len ? widen(x[base + leaf.start + e.start]) : F::template pad<A>();
+  }
+  A all = fold_slots<F>(v, lane, depth);
+  if (lane < 8 && (slot & ((1u << depth) - 1)) == 0 && mine < rows) out[to] = narrow<Out>(F::finish(all));
+}
+
+// Rows of `n` contiguous elements, 2^depth leaves each, cut into 2^split nodes that stay apart in the result (its innermost
+// dim). A node is a team's, of 2^team of the block's 8 warps. Blocks are one-dimensional.
+template <class F, class In, class Out>
+DEVICE void reduce_rows(const In* x, Out* out, const Nest& nest, u64 rows, u32 n, u32 depth, u32 split, u32 team,
+                        bool halved) {
+  typedef Wide<In> A;
+  if (depth < 3) return reduce_short_rows<F>(x, out, nest, rows, n, depth, halved);
+  u32 lane = threadIdx.x % LANES, member = threadIdx.x / LANES & ((1u << team) - 1);
+  u64 unit = (thread_index() / LANES) >> team, row = unit >> split, from, to;
+  bool live = row < rows;
+  u32 part = (u32)unit & ((1u << split) - 1);
+  nest.offsets((u32)(live ? row : rows - 1), from, to);
+  const In* at = x + from;
+  Node node = node_of(n, split + team, part << team | member);
+  u32 levels = depth - split - team - 3;
+  A all = fold_node<F, A>(node, levels, lane, halved, [&](u32 i) { return widen(at[i]); });
+  all = fold_team<F>(all, team);
+  if (live && lane == 0 && member == 0) out[(to << split) + part] = narrow<Out>(F::finish(all));
+}
+
+// ---- Reductions of columns. ------------------------------------------------------------------------------------------
+
+template <class F, u32 N, class A>
+DEVICE A fold_registers(const A* v) {
+  if constexpr (N == 1) return v[0];
+  else return F::join(fold_registers<F, N / 2>(v), fold_registers<F, N / 2>(v + N / 2));
+}
+
+// N neighbouring elements of which `len` are there.
+template <class F, u32 N, class A, class Term>
+DEVICE A fold_few(u32 at, u32 len, Term term) {
+  A v[N];
+  UNROLL for (u32 k = 0; k < N; ++k) v[k] = k < len ? term(at + k) : F::template pad<A>();
+  return fold_registers<F, N>(v);
+}
+
+// What `term(i)` folds to over a node of 2^levels leaves, levels at most 11, by one thread. Leaves of a dim outside the
+// innermost are of at most 4, where neighbours and halves are the same.
+template <class F, class A, class Term>
+DEVICE A fold_column(Node node, u32 levels, bool halved, Term term) {
+  Pending<F, A, 12> pending;
+  A x = F::template pad<A>();
+  Walk walk(node, levels);
+  ROLLED for (u32 g = 0; g < 1u << levels; ++g) {
+    Node leaf = walk.next(g);
+    if (halved) {
+      x = fold_few<F, 4, A>(leaf.start, leaf.len, term);
+    } else {
+      x = fold_few<F, 16, A>(leaf.start, leaf.len, term);
+      if (leaf.len > 16) x = F::join(x, fold_few<F, 16, A>(leaf.start + 16, leaf.len - 16, term));
+    }
+    x = pending.push(g, x);
+  }
+  return x;
+}
+
+// Blocks of 32 x 8 threads: x is a column, and 2^team of the eight share one column's rows. blockIdx.y is the node of
+// 2^split that stay apart in the result. Calls term(column, i), and write(column, part, value) once a column and part.
+template <class F, class A, class Term, class Write>
+DEVICE void fold_columns(u64 columns, u32 n, u32 depth, u32 split, u32 team, bool halved, Term term, Write write) {
+  SHARED A room[8][32];
+  u32 y = threadIdx.y, member = y & ((1u << team) - 1), part = blockIdx.y;
+  u64 column = ((u64)blockIdx.x * (8 >> team) + (y >> team)) * 32 + threadIdx.x;
+  bool live = column < columns;
+  Node node = node_of(n, split + team, part << team | member);
+  A x = F::template pad<A>();
+  if (live) x = fold_column<F, A>(node, depth - split - team, halved, [&](u32 i) { return term(column, i); });
+  ROLLED for (u32 level = 0; level < team; ++level) {
+    u32 step = 1u << level;
+    room[y][threadIdx.x] = x;
+    __syncthreads();
+    if (member % (2 * step) == 0) x = F::join(x, room[y + step][threadIdx.x]);
+    __syncthreads();
+  }
+  if (live && member == 0) write(column, part, x);
+}
+
+// Columns of `n` elements `stride` apart; parts lie `apart` elements apart in the result.
+template <class F, class In, class Out>
+DEVICE void reduce_columns(const In* x, Out* out, const Nest& nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split,
+                           u32 team, bool halved) {
+  u64 column = ((u64)blockIdx.x * (8 >> team) + (threadIdx.y >> team)) * 32 + threadIdx.x, from, to;
+  nest.offsets((u32)(column < columns ? column : 0), from, to);
+  const In* at = x + from;
+  fold_columns<F, Wide<In>>(
+      columns, n, depth, split, team, halved, [&](u64, u32 i) { return widen(at[i * stride]); },
+      [&](u64, u32 part, Wide<In> all) { out[to + part * apart] = narrow<Out>(F::finish(all)); });
+}
+
+// The entries of a reduction for a type: from and to the type itself, to what it computes in (wide_), and from that (narrow_).
+#define REDUCTION(F, T) REDUCTION_OF(F, rows_##T, columns_##T, T, T)
+#define REDUCTION_OF_HALVES(F, T)                                  \
+  REDUCTION_OF(F, wide_rows_##T, wide_columns_##T, T, Wide<T>)     \
+  REDUCTION_OF(F, narrow_rows_##T, narrow_columns_##T, Wide<T>, T)
+#define REDUCTION_OF(F, ROWS, COLUMNS, IN, OUT)                                                                          \
+  KERNEL(ROWS, 256,                                                                                                      \
+         (const IN* x, OUT* out, Nest nest, u64 rows, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {              \
+    reduce_rows<F>(x, out, nest, rows, n, depth, split, team, halved);                                                   \
+  }                                                                                                                      \
+  KERNEL(COLUMNS, 256, (const IN* x, OUT* out, Nest nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
+                        u32 team, u32 halved)) {                                                                         \
+    reduce_columns<F>(x, out, nest, columns, stride, apart, n, depth, split, team, halved);                              \
+  }

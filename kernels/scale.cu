@@ -1,0 +1,4 @@
+// x s
+#include "pointwise.cuh"
+
+UNARY_FLOATS(scale, x * of<A>(s))

@@ -1,0 +1,4 @@
+// x + s
+#include "pointwise.cuh"
+
+UNARY_FLOATS(shift, x + of<A>(s))

@@ -1,0 +1,4 @@
+// tanh x
+#include "pointwise.cuh"
+
+UNARY_FLOATS(tanh, tanh_(x))

@@ -1,0 +1,144 @@
+//! Copies between strided layouts, constants, and conversions.
+//!
+//! A copy goes by the size of an element, and of several neighbours as one where rows allow it. Where the source runs on
+//! along another dim than the result, tiles are turned in shared memory.
+
+use super::gpu::Gpu;
+use super::map::{Formula, PACK_BYTES, THREADS, blocks, compute, formula, place};
+use super::walk::{INDICES, Layout, Nest, Side, Walk, in_order};
+use crate::error::Result;
+use crate::tensor::{DType, Element, Tensor};
+
+/// Copies a block of extents `len` from `x`'s buffer into `out`'s; each place is an offset from the tensor's first
+/// element, with the block's strides there. `out` is fresh, and on `x`'s device.
+///
+/// # Errors
+/// A kernel that fails.
+pub(crate) fn copy_block(
+    x: &Tensor,
+    out: &mut Tensor,
+    len: &[usize],
+    from: (usize, &[usize]),
+    to: (usize, &[usize]),
+) -> Result<()> {
+    if len.contains(&0) {
+        return Ok(());
+    }
+    let gpu = Gpu::of(x)?;
+    let result = Layout { start: to.0, strides: to.1 };
+    let mut nest = in_order(len, result, Layout { start: from.0, strides: from.1 });
+    let mut size = x.dtype().size_bytes();
+    for unit in [8, 4, 2] {
+        let neighbours = unit / size;
+        if neighbours > 1 && place(x, neighbours) == 0 && place(out, neighbours) == 0 && nest.join(neighbours)
+        {
+            size = unit;
+        }
+    }
+    if nest.is_flat() {
+        let n = nest.numel();
+        let launch = gpu.kernel("copy", "copy", of_size(size))?.read(x).write(out);
+        return launch.arg(n as u64).arg([0.0; 2]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0);
+    }
+    match nest.turn() {
+        Ok(turned) => copy_turned(&gpu, x, out, size, turned),
+        Err(nest) => copy_walked(&gpu, x, out, size, nest),
+    }
+}
+
+/// Every element equal to `value`, converted to the dtype. `out` is fresh.
+///
+/// # Errors
+/// A kernel that fails.
+pub(crate) fn fill(out: &mut Tensor, value: f64) -> Result<()> {
+    let bits = match out.dtype() {
+        DType::F32 => u64::from((value as f32).to_bits()),
+        DType::F64 => value.to_bits(),
+        DType::F16 => u64::from(<half::f16 as Element>::from_f64(value).to_bits()),
+        DType::BF16 => u64::from(<half::bf16 as Element>::from_f64(value).to_bits()),
+        DType::I64 => value as i64 as u64,
+        DType::I32 => u64::from(value as i32 as u32),
+        DType::U8 => u64::from(value as u8),
+        DType::Bool => u64::from(value != 0.0),
+    };
+    let (size, n) = (out.dtype().size_bytes(), out.numel());
+    let gpu = Gpu::of(out)?;
+    let launch = gpu.kernel("fill", "fill", of_size(size))?.write(out).arg(n as u64);
+    launch.arg([bits, 0]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0)
+}
+
+/// `x` in another dtype, by the rules of [`cpu::cast`](crate::tensor::cpu::cast).
+///
+/// # Errors
+/// A device without room, a kernel that fails.
+pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() == dtype {
+        return Ok(x.clone());
+    }
+    let from: Formula = match x.dtype() {
+        DType::F32 => formula!("cast_f32"),
+        DType::F64 => formula!("cast_f64"),
+        DType::F16 => formula!("cast_f16"),
+        DType::BF16 => formula!("cast_bf16"),
+        DType::I64 => formula!("cast_i64"),
+        DType::I32 => formula!("cast_i32"),
+        DType::U8 => formula!("cast_u8"),
+        DType::Bool => formula!("cast_bool"),
+    };
+    compute(from, dtype, &mut [x.clone()], dtype, &[])
+}
+
+/// `struct Turn` of `kernels/copy.cu`, byte for byte.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
+struct Turn {
+    around: Walk,
+    column_stride: u64,
+    row_stride: u64,
+    columns: u32,
+    rows: u32,
+}
+
+/// The dtype that stands for elements of this size.
+fn of_size(bytes: usize) -> DType {
+    match bytes {
+        1 => DType::U8,
+        2 => DType::F16,
+        4 => DType::I32,
+        _ => DType::I64,
+    }
+}
+
+fn copy_walked(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: Nest) -> Result<()> {
+    let width = PACK_BYTES / size;
+    // Units are whole multiples of elements, which both tensors' first elements lie at.
+    let behind = |t: &Tensor| place(t, PACK_BYTES / t.dtype().size_bytes()) * t.dtype().size_bytes() / size;
+    let places = [behind(out), behind(x)];
+    nest.pack(width, |k| places[k]);
+    nest.walks(INDICES, &mut |walk| {
+        let launch = gpu.kernel("copy", "copy_strided", of_size(size))?.read(x).write(out);
+        launch.arg(walk).arg([0.0; 2]).run(blocks(walk.len as usize), THREADS, 0)
+    })
+}
+
+fn copy_turned(
+    gpu: &Gpu,
+    x: &Tensor,
+    out: &mut Tensor,
+    size: usize,
+    (around, columns, rows): (Nest, Side, Side),
+) -> Result<()> {
+    let tile = if size < 4 { 64 } else { 32 };
+    let tiles = columns.len.div_ceil(tile) * rows.len.div_ceil(tile);
+    around.walks(INDICES / tiles, &mut |walk| {
+        let turn = Turn {
+            around: walk,
+            column_stride: columns.stride as u64,
+            row_stride: rows.stride as u64,
+            columns: columns.len as u32,
+            rows: rows.len as u32,
+        };
+        let launch = gpu.kernel("copy", "copy_turned", of_size(size))?.read(x).write(out);
+        launch.arg(turn).run(walk.len * tiles as u32, THREADS, 0)
+    })
+}

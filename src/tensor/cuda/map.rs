@@ -1,0 +1,163 @@
+//! Pointwise kernels: a formula of `kernels/<operator>.cu`, over operands in any strides, into a fresh tensor or over an
+//! operand that nobody else holds.
+
+use bytemuck::NoUninit;
+use smallvec::SmallVec;
+
+use super::gpu::Gpu;
+use super::walk::{INDICES, LAYOUTS, Layout, Nest};
+use crate::error::Result;
+use crate::tensor::{DType, Tensor};
+
+/// A formula: the kernels that compute it. Made by [`formula!`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Formula {
+    pub file: &'static str,
+    pub contiguous: &'static str,
+    pub strided: &'static str,
+}
+
+/// The formula of a file, or the one of this name in it.
+macro_rules! formula {
+    ($file:literal) => {
+        $crate::tensor::cuda::formula!($file, $file)
+    };
+    ($file:literal, $name:literal) => {
+        $crate::tensor::cuda::Formula { file: $file, contiguous: $name, strided: concat!($name, "_strided") }
+    };
+}
+pub(crate) use formula;
+
+/// `formula` of operands of equal shapes, in the last one's dtype.
+///
+/// # Errors
+/// A device without room, a kernel that fails.
+pub(crate) fn map(formula: Formula, ins: &mut [Tensor], attributes: &[f64]) -> Result<Tensor> {
+    let dtype = last_dtype(ins);
+    compute(formula, dtype, ins, dtype, attributes)
+}
+
+/// As [`map`], in another dtype.
+///
+/// # Errors
+/// As [`map`].
+pub(crate) fn map_to(formula: Formula, ins: &mut [Tensor], dtype: DType) -> Result<Tensor> {
+    compute(formula, last_dtype(ins), ins, dtype, &[])
+}
+
+/// `formula` in its entry for `key`, with a result of `dtype`: over the first operand that nobody else holds, if one has
+/// the dtype.
+pub(super) fn compute(
+    formula: Formula,
+    key: DType,
+    ins: &mut [Tensor],
+    dtype: DType,
+    attributes: &[f64],
+) -> Result<Tensor> {
+    let gpu = Gpu::of(&ins[0])?;
+    let shape = ins[0].shape().clone();
+    debug_assert!(ins.iter().all(|x| x.shape() == &shape), "{formula:?}: the operands' shapes differ");
+    if shape.numel() == 0 {
+        return gpu.stale(dtype, shape);
+    }
+    let mut nest = lay_out(ins);
+    let turned: SmallVec<[usize; LAYOUTS]> = (0..ins.len()).filter(|&k| nest.is_turned(k + 1)).collect();
+    if !turned.is_empty() {
+        for k in turned {
+            ins[k] = ins[k].to_owned_copy()?;
+        }
+        nest = lay_out(ins);
+    }
+    let own = (0..ins.len()).find(|&k| ins[k].dtype() == dtype && ins[k].is_unique());
+    let fresh = if own.is_none() { Some(gpu.stale(dtype, shape)?) } else { None };
+    let mut attributes_pair = [0.0; 2];
+    attributes_pair[..attributes.len()].copy_from_slice(attributes);
+    let call = Call { gpu: &gpu, formula, key, ins, own, fresh, attributes: attributes_pair };
+    call.run(nest)
+}
+
+/// Threads of a block.
+pub(super) const THREADS: u32 = 256;
+/// Packs of a thread.
+const PACKS: usize = 2;
+/// The bytes of a pack.
+pub(super) const PACK_BYTES: usize = 16;
+
+/// Blocks that take `len` packs.
+pub(super) fn blocks(len: usize) -> u32 {
+    len.div_ceil(THREADS as usize * PACKS) as u32
+}
+
+fn last_dtype(ins: &[Tensor]) -> DType {
+    ins.last().expect("a formula has operands").dtype()
+}
+
+/// The layouts of a contiguous result and of the operands.
+fn lay_out(ins: &[Tensor]) -> Nest {
+    let own = ins[0].shape().strides();
+    let all = std::iter::once(&own[..]).chain(ins.iter().map(Tensor::strides));
+    let layouts: SmallVec<[Layout; LAYOUTS]> = all.map(|strides| Layout { start: 0, strides }).collect();
+    Nest::new(ins[0].shape(), &layouts)
+}
+
+/// One formula's launches.
+struct Call<'a> {
+    gpu: &'a Gpu,
+    formula: Formula,
+    key: DType,
+    ins: &'a mut [Tensor],
+    /// The operand that the result lies over.
+    own: Option<usize>,
+    /// Otherwise the result.
+    fresh: Option<Tensor>,
+    attributes: [f64; 2],
+}
+
+impl Call<'_> {
+    fn run(mut self, mut nest: Nest) -> Result<Tensor> {
+        let widest = self.ins.iter().chain(&self.fresh).map(|x| x.dtype().size_bytes()).max();
+        let width = PACK_BYTES / widest.expect("a formula has operands");
+        if nest.is_flat() {
+            let n = nest.numel();
+            self.launch(self.formula.contiguous, n as u64, blocks(n.div_ceil(width)))?;
+        } else {
+            nest.pack(width, |k| self.place(k, width));
+            nest.walks(INDICES, &mut |walk| {
+                self.launch(self.formula.strided, walk, blocks(walk.len as usize))
+            })?;
+        }
+        Ok(match self.own {
+            Some(k) => self.ins[k].clone(),
+            None => self.fresh.expect("the result is fresh or an operand"),
+        })
+    }
+
+    fn launch(&mut self, stem: &'static str, extent: impl NoUninit, blocks: u32) -> Result<()> {
+        let mut launch = self.gpu.kernel(self.formula.file, stem, self.key)?;
+        for x in self.ins.iter() {
+            launch = launch.read(x);
+        }
+        let out = match self.own {
+            Some(k) => &mut self.ins[k],
+            None => self.fresh.as_mut().expect("the result is fresh or an operand"),
+        };
+        launch.write(out).arg(extent).arg(self.attributes).run(blocks, THREADS, 0)
+    }
+
+    /// How far the first element of the result (0) or of an operand lies behind the address of a pack.
+    fn place(&self, k: usize, width: usize) -> usize {
+        let x = match (k, self.own) {
+            (0, None) => self.fresh.as_ref().expect("the result is fresh or an operand"),
+            (0, Some(own)) => &self.ins[own],
+            (k, _) => &self.ins[k - 1],
+        };
+        place(x, width)
+    }
+}
+
+/// How many elements the first one of a tensor on a device lies behind an address that `width` elements divide.
+pub(super) fn place(x: &Tensor, width: usize) -> usize {
+    let size = x.dtype().size_bytes();
+    let at = x.device_address().expect("the operands lie on a device") as usize;
+    at % (width * size) / size
+}
