@@ -21,7 +21,29 @@ struct Rule {
 }
 
 /// Numbers are given once and never again; 0 is no fault.
-const RULES: &[Rule] = &[];
+const RULES: &[Rule] = &[
+    index(Code::Embedding, "embedding"),
+    index(Code::EmbeddingGrad, "embedding_grad"),
+    index(Code::Gather, "gather"),
+    index(Code::ScatterAdd, "scatter_add"),
+    index(Code::CrossEntropy, "cross_entropy"),
+    index(Code::CrossEntropyGrad, "cross_entropy_grad"),
+];
+
+/// The numbers of operators that take indices.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Code {
+    Embedding = 400,
+    EmbeddingGrad,
+    Gather,
+    ScatterAdd,
+    CrossEntropy,
+    CrossEntropyGrad,
+}
+
+const fn index(code: Code, verb: &'static str) -> Rule {
+    Rule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
+}
 
 /// The error that the bytes tell of, if they do.
 pub(super) fn read(bytes: [u8; FAULT_BYTES]) -> Option<Error> {
