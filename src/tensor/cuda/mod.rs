@@ -8,8 +8,8 @@
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
 mod attention;
-mod copy;
 mod blas;
+mod copy;
 mod device;
 mod driver;
 mod fault;
@@ -28,8 +28,8 @@ mod transfer;
 mod walk;
 
 pub use attention::{AttentionDropout, CausalAttention};
-pub(crate) use copy::{cast, copy_block, fill};
 pub use blas::{Blas, Matrix, Product};
+pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
 pub use gemm::{gemm, set_tf32};
