@@ -11,8 +11,10 @@ use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Parallel, Params
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::{Generator, bits32};
-use isoshard::tensor::{DType, Tensor};
+use isoshard::tensor::{DType, Device, Tensor};
 use isoshard::{Error, Failure, Result};
+
+mod common;
 
 const STEPS: usize = 3;
 
@@ -94,6 +96,20 @@ fn groups_of_heads_split_in_every_way_that_leaves_them_whole() {
     }
 }
 
+/// On a CUDA device as on the CPU: here the device's kernels, run by the CPU.
+#[test]
+fn a_device_trains_as_the_cpu_does_by_bits() {
+    let Some(device) = common::shim::device() else { return };
+    for model in [SINGLE.model, LLAMA] {
+        let single = Run { model, ..SINGLE };
+        let expected = outcome_on(Device::Cpu, single);
+        for mesh in ["1", "fsdp=2", "fsdp=2,tp=2"] {
+            let run = Run { mesh, ..single };
+            assert_eq!(outcome_on(device, run), expected, "{run:?}");
+        }
+    }
+}
+
 #[test]
 fn training_lowers_the_loss() {
     for model in [SINGLE.model, LLAMA] {
@@ -149,7 +165,8 @@ fn every_mesh(single: Run) {
 }
 
 fn on_meshes(single: Run, meshes: &[&'static str]) {
-    let expected = outcome(single);
+    let expected = outcome_on(Device::Cpu, single);
+    assert_eq!(outcome(single), expected, "{single:?} on {}", common::device());
     for &mesh in meshes {
         for sequence in [false, true] {
             if !sequence || mesh.contains("tp") {
@@ -191,7 +208,7 @@ fn a_panic_ends_the_program_and_is_named() {
     // How many such calls a rank makes: the same number on all.
     let calls = spmd(4, move |rank| {
         let fault = Fault::new(usize::MAX);
-        train(&fault.on(&rank)?, run)?;
+        train(&fault.on(&rank)?.on(common::device()), run)?;
         Ok(fault.passed.load(Ordering::Relaxed))
     });
     let calls = calls.unwrap();
@@ -206,7 +223,7 @@ fn a_panic_ends_the_program_and_is_named() {
         let began = Instant::now();
         let result = Spmd::new(4).deadline(DEADLINE).run(move |rank| {
             let fault = Fault::new(if rank.rank() == victim { at } else { usize::MAX });
-            train(&fault.on(&rank)?, run)
+            train(&fault.on(&rank)?.on(common::device()), run)
         });
         let cause = Box::new(Failure::Panic(format!("struck at call {at}")));
         assert_eq!(result.unwrap_err(), Error::Rank { rank: victim, cause });
@@ -215,8 +232,13 @@ fn a_panic_ends_the_program_and_is_named() {
 }
 
 fn outcome(run: Run) -> Outcome {
+    outcome_on(common::device(), run)
+}
+
+fn outcome_on(device: Device, run: Run) -> Outcome {
     let ranks = Mesh::parse(run.mesh, 0).unwrap().rank_len();
-    let all = spmd(ranks, move |rank| train(&rank, run)).unwrap_or_else(|e| panic!("{run:?}: {e}"));
+    let all =
+        spmd(ranks, move |rank| train(&rank.on(device), run)).unwrap_or_else(|e| panic!("{run:?}: {e}"));
     assert!(all.iter().all(|one| *one == all[0]), "{run:?}: ranks differ: {all:?}");
     all.into_iter().next().unwrap()
 }

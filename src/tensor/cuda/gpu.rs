@@ -74,6 +74,12 @@ impl Gpu {
         self.stream().device.driver.facts().multiprocessors
     }
 
+    /// The dynamic shared memory of a block, in bytes, beside what kernels of rows have for themselves.
+    pub(super) fn shared_bytes(&self) -> usize {
+        const THEIR_OWN: usize = 4 << 10;
+        self.stream().device.driver.facts().shared_bytes.saturating_sub(THEIR_OWN)
+    }
+
     /// Waits until all this rank has put on the device is done.
     ///
     /// # Errors
