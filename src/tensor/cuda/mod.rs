@@ -7,8 +7,9 @@
 //!
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
-mod copy;
+mod attention;
 mod blas;
+mod copy;
 mod device;
 mod driver;
 mod fault;
@@ -20,13 +21,15 @@ mod memory;
 mod module;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
+mod rotary;
 mod sources;
 mod stream;
 mod transfer;
 mod walk;
 
-pub(crate) use copy::{cast, copy_block, fill};
+pub use attention::{AttentionDropout, CausalAttention};
 pub use blas::{Blas, Matrix, Product};
+pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
 pub use gemm::{gemm, set_tf32};
@@ -34,6 +37,7 @@ pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_lim
 pub use launch::{Extent, Launch};
 pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;
+pub use rotary::rotary;
 pub use sources::{OPTIONS, headers, programs};
 pub(crate) use stream::DeviceBlock;
 pub(crate) use transfer::{download, upload};

@@ -24,6 +24,7 @@ pub(super) fn program(name: &str) -> Option<&'static str> {
 }
 
 const HEADERS: &[(&str, &str)] = embed! {
+    "attention.cuh"
     "cast.cuh"
     "draws.cuh"
     "gelu.cuh"
@@ -48,6 +49,8 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "adamw.cu"
     "add.cu"
     "argmax.cu"
+    "attention.cu"
+    "attention_grad.cu"
     "bernoulli.cu"
     "cast_bf16.cu"
     "cast_bool.cu"
@@ -96,6 +99,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "relu_grad.cu"
     "rms_norm.cu"
     "rms_norm_grad.cu"
+    "rotary.cu"
     "rsqrt.cu"
     "scale.cu"
     "select.cu"
