@@ -1,6 +1,6 @@
 //! What the judge and the equivalence tests share: cutting a whole tensor as a layout says, without the library's own
 //! redistribution; and, in `layouts` and `program`, random meshes, layouts and programs; in `samples`, calls
-//! with long sums; in `rows` and `judge`, rows as layouts, and whether they hold by bits.
+//! with long sums; in `rows` and `judge`, rows as layouts, and whether they hold by bits; in `shim`, a CUDA device.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use isoshard::Result;
@@ -15,6 +15,7 @@ pub mod layouts;
 pub mod program;
 pub mod rows;
 pub mod samples;
+pub mod shim;
 
 /// Where the ranks of a suite compute: on the CPU, or on the device that `ISOSHARD_TEST_DEVICE` names (`cuda`, `cuda:1`).
 /// What they are compared with is computed on the CPU.
@@ -36,6 +37,7 @@ where
 }
 
 /// A fixed stream of numbers: SplitMix64.
+#[derive(Debug)]
 pub struct Stream(pub u64);
 
 impl Stream {
