@@ -43,6 +43,7 @@ struct EntryOf<BODY> {
 }  // namespace iso_shim
 
 #define KERNEL(name, threads, parameters) ISO_SHIM_KERNEL(name, threads, parameters)
+// The body has a name of its own: a device function may have the entry's.
 #define ISO_SHIM_KERNEL(name, threads, parameters)                                                                  \
   static void iso_shim_body_##name parameters;                                                                      \
   extern "C" __attribute__((visibility("default"))) const iso_shim::Entry iso_shim_entry_##name = {                 \
