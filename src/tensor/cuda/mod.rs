@@ -34,7 +34,7 @@ mod walk;
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
 pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
-pub(crate) use fold::fold;
+pub use fold::fold;
 pub use gpu::{Gpu, memory_stats, set_checked, set_memory_limit};
 pub(crate) use index::{Held, argmax, embedding, embedding_grad, gather, scatter_add};
 pub use launch::{Extent, Launch};
