@@ -103,10 +103,10 @@ DEVICE u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE u64 threads_len() { return (u64)gridDim.x * blockDim.x; }
 
 // What a kernel reports that it cannot refuse: the first fault stays until the host reads it. `code` is a row of the
-// table in src/tensor/cuda/fault.rs, `value` what was found.
+// table in src/tensor/cuda/fault.rs, `value` what was found, or where `found` was.
 struct Fault {
   u32 code;
-  u32 unused;
+  f32 found;
   i64 value;
 };
 DEVICE void report(Fault* fault, u32 code, i64 value) {

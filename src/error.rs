@@ -193,6 +193,16 @@ pub enum CommFault {
         /// Its cause.
         cause: String,
     },
+    /// What carries the data failed, or did not finish though all members had come.
+    #[error("{id}: the transport of rank {rank} failed: {reason}")]
+    Transport {
+        /// The call that was under way.
+        id: CallId,
+        /// The rank that noticed first.
+        rank: usize,
+        /// What it noticed.
+        reason: String,
+    },
 }
 
 fn absence(ended: &bool, deadline_s: &f64) -> String {

@@ -41,7 +41,7 @@ pub mod placement;
 pub mod rng;
 pub mod tensor;
 
-pub use error::{CallId, CommFault, Error, Failure, Refusal, Result};
+pub use error::{CallId, CommFault, Error, Failure, MemoryFault, Refusal, Result};
 
 /// Runs the README's program with the other documentation tests.
 #[cfg(doctest)]

@@ -5,7 +5,6 @@
 //! cannot pass.
 
 use isoshard::Result;
-use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
 use isoshard::ops::{EmbeddingGrad, Matmul, ScatterAdd};
 use isoshard::optim::global_norm;
@@ -13,7 +12,7 @@ use isoshard::placement::{Layout, Mesh};
 use isoshard::tensor::{DType, Tensor};
 
 mod common;
-use common::Stream;
+use common::{Stream, spmd};
 
 const N: usize = 8;
 const MESHES: [&str; 9] = ["1", "a=2", "a=3", "a=4", "a=5", "a=8", "a=2,b=2", "a=2,b=3", "a=3,b=2"];

@@ -5,6 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use isoshard::tensor::{DType, cuda};
+
 /// Every module with the modules it may name.
 const ARROWS: [(&str, &[&str]); 10] = [
     ("error", &[]),
@@ -19,7 +21,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim"]),
 ];
 /// What lib.rs re-exports of the error module.
-const ERRORS: [&str; 6] = ["CallId", "CommFault", "Error", "Failure", "Refusal", "Result"];
+const ERRORS: [&str; 7] = ["CallId", "CommFault", "Error", "Failure", "MemoryFault", "Refusal", "Result"];
 const FILE_LINES: usize = 600;
 
 /// A file under `src/`.
@@ -81,6 +83,74 @@ fn every_operator_stands_in_the_catalog() {
     assert!(missing.is_empty(), "operators that no judge sees:\n{}", missing.join("\n"));
 }
 
+/// Kernels that belong to no operator's file: what tensors, random fills and collectives do on a device.
+const SHARED_KERNELS: [&str; 4] = ["copy", "fill", "fold", "random"];
+
+#[test]
+fn every_kernel_is_embedded_and_named_as_its_operator() {
+    let named =
+        |path: &PathBuf| path.file_name().and_then(|n| n.to_str()).expect("a file has a name").to_string();
+    let embedded: Vec<&str> = cuda::programs().iter().chain(cuda::headers()).map(|(name, _)| *name).collect();
+    let mut wrong = Vec::new();
+    let kernels =
+        fs::read_dir(root().join("kernels")).expect("there are kernels").flatten().map(|e| e.path());
+    for path in kernels {
+        let (name, text) = (named(&path), fs::read_to_string(&path).expect("sources can be read"));
+        if !embedded.contains(&name.as_str()) {
+            wrong.push(format!("{name} is not in src/tensor/cuda/sources.rs"));
+        }
+        if text.lines().count() > FILE_LINES {
+            wrong.push(format!("{name} has more than {FILE_LINES} lines"));
+        }
+        if let Some(stem) = name.strip_suffix(".cu")
+            && !SHARED_KERNELS.contains(&stem)
+            && !operator_files(stem).any(|file| root().join("src/ops").join(file).exists())
+        {
+            wrong.push(format!("{name} belongs to no file of src/ops"));
+        }
+        let included = text.lines().filter_map(|l| l.strip_prefix("#include"));
+        for header in included.map(|rest| rest.trim().trim_matches('"')) {
+            if !embedded.contains(&header) {
+                wrong.push(format!("{name} includes {header}, which is not ours"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "kernels out of place:\n{}", wrong.join("\n"));
+}
+
+/// The operator's file that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype.
+fn operator_files(stem: &str) -> impl Iterator<Item = String> {
+    let (operator, dtype) = stem.rsplit_once('_').unwrap_or((stem, ""));
+    let one = DType::ALL.iter().any(|d| d.name() == dtype).then_some(operator);
+    [Some(stem), one].into_iter().flatten().map(|name| format!("{name}.rs"))
+}
+
+#[test]
+fn every_kernel_is_embedded_and_includes_ours_alone() {
+    let read = fs::read_dir(root().join("kernels")).expect("there are kernels");
+    let mut names: Vec<String> =
+        read.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let embedded = isoshard::tensor::cuda::headers().iter().chain(isoshard::tensor::cuda::programs());
+    let mut found: Vec<String> = embedded.map(|(name, _)| name.to_string()).collect();
+    found.sort();
+    assert_eq!(found, names, "src/tensor/cuda/sources.rs lists what is in kernels/");
+    let mut wrong = Vec::new();
+    for name in &names {
+        let text = fs::read_to_string(root().join("kernels").join(name)).expect("sources can be read");
+        if text.lines().count() > FILE_LINES {
+            wrong.push(format!("kernels/{name}: more than {FILE_LINES} lines"));
+        }
+        for line in text.lines().filter(|l| l.trim_start().starts_with("#include")) {
+            let header = line.split('"').nth(1).unwrap_or_default();
+            if !names.iter().any(|n| n == header && n.ends_with(".cuh")) {
+                wrong.push(format!("kernels/{name}: {line}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn nothing_is_left_undone() {
     // Put together here, so that this file may be read as well.
@@ -88,7 +158,9 @@ fn nothing_is_left_undone() {
     let anywhere = ["TO", "FIX", "XX"].iter().zip(["DO", "ME", "X"]).map(|(a, b)| format!("{a}{b}"));
     let anywhere: Vec<String> = anywhere.collect();
     let mut left = Vec::new();
-    for path in ["src", "tests", "examples", "benches"].iter().flat_map(|dir| files(&root().join(dir))) {
+    for path in
+        ["src", "kernels", "tests", "examples", "benches"].iter().flat_map(|dir| files(&root().join(dir)))
+    {
         let text = fs::read_to_string(&path).expect("sources can be read");
         for (number, line) in text.lines().enumerate() {
             let word = |w: &String| line.split(|c: char| !c.is_alphanumeric()).any(|part| part == w);
@@ -231,11 +303,15 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// All Rust files below `dir`, by name.
+/// All Rust and CUDA files below `dir`, by name.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let mut entries: Vec<PathBuf> =
         fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
     entries.sort();
     let below = |p: PathBuf| if p.is_dir() { files(&p) } else { vec![p] };
-    entries.into_iter().flat_map(below).filter(|p| p.extension().is_some_and(|e| e == "rs")).collect()
+    entries
+        .into_iter()
+        .flat_map(below)
+        .filter(|p| p.extension().is_some_and(|e| e == "rs" || e == "cu" || e == "cuh"))
+        .collect()
 }

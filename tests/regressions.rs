@@ -2,10 +2,13 @@
 //! repository), and passes only where this library gives the single tensor's answer.
 
 use isoshard::Result;
-use isoshard::comm::{Rank, spmd};
+use isoshard::comm::Rank;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::placement::Layout;
 use isoshard::tensor::{Shape, Tensor};
+
+mod common;
+use common::spmd;
 
 /// 179502: a view of a tensor sharded on an inner dim passed without moving anything, and read as wrong values:
 /// `[12, 8]@S1` as `[16, 6]`.

@@ -3,7 +3,6 @@
 
 use std::fmt;
 
-use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::nn::{Forward, Params, Plan};
 use isoshard::placement::{Layout, Mesh, Region, Spec};
@@ -14,7 +13,7 @@ use proptest::prelude::*;
 
 mod common;
 use common::layouts::{Failures, layouts, meshes, shapes};
-use common::{on_mesh, small_ints, spread};
+use common::{on_mesh, small_ints, spmd, spread};
 
 /// What a tensor is filled with.
 #[derive(Clone, Copy, Debug)]

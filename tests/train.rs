@@ -11,8 +11,10 @@ use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Parallel, Params
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::{Generator, bits32};
-use isoshard::tensor::Tensor;
+use isoshard::tensor::{DType, Device, Tensor};
 use isoshard::{Error, Failure, Result};
+
+mod common;
 
 const STEPS: usize = 3;
 
@@ -34,6 +36,8 @@ struct Run {
     /// Different ones; then they come again.
     batches: usize,
     reduction: Reduction,
+    /// What modules compute with.
+    compute: DType,
 }
 
 /// What training gave, as every rank sees it.
@@ -51,6 +55,7 @@ const SINGLE: Run = Run {
     steps: STEPS,
     batches: usize::MAX,
     reduction: Reduction::Exact,
+    compute: DType::F32,
 };
 
 const LLAMA: Model = Model::Llama { heads: 8, kv_heads: 4 };
@@ -91,6 +96,20 @@ fn groups_of_heads_split_in_every_way_that_leaves_them_whole() {
     }
 }
 
+/// On a CUDA device as on the CPU: here the device's kernels, run by the CPU.
+#[test]
+fn a_device_trains_as_the_cpu_does_by_bits() {
+    let Some(device) = common::shim::device() else { return };
+    for model in [SINGLE.model, LLAMA] {
+        let single = Run { model, ..SINGLE };
+        let expected = outcome_on(Device::Cpu, single);
+        for mesh in ["1", "fsdp=2", "fsdp=2,tp=2"] {
+            let run = Run { mesh, ..single };
+            assert_eq!(outcome_on(device, run), expected, "{run:?}");
+        }
+    }
+}
+
 #[test]
 fn training_lowers_the_loss() {
     for model in [SINGLE.model, LLAMA] {
@@ -105,6 +124,21 @@ fn accumulation_and_models_without_biases_train_alike_by_bits() {
     assert_ne!(outcome(run).losses, outcome(Run { accumulate: 1, ..run }).losses);
     every_mesh(run);
     every_mesh(Run { model: LLAMA, ..run });
+}
+
+#[test]
+fn models_that_compute_in_bf16_train_alike_by_bits() {
+    let single = outcome(SINGLE);
+    for model in [SINGLE.model, LLAMA] {
+        let run = Run { model, compute: DType::BF16, ..SINGLE };
+        every_mesh(run);
+        let rounded = outcome(run);
+        if model == SINGLE.model {
+            assert_eq!(rounded.digests[0], single.digests[0], "what is kept is f32");
+            assert!(approx::relative_eq!(rounded.losses[0], single.losses[0], max_relative = 1e-2));
+            assert_ne!(rounded.losses, single.losses);
+        }
+    }
 }
 
 #[test]
@@ -131,7 +165,8 @@ fn every_mesh(single: Run) {
 }
 
 fn on_meshes(single: Run, meshes: &[&'static str]) {
-    let expected = outcome(single);
+    let expected = outcome_on(Device::Cpu, single);
+    assert_eq!(outcome(single), expected, "{single:?} on {}", common::device());
     for &mesh in meshes {
         for sequence in [false, true] {
             if !sequence || mesh.contains("tp") {
@@ -173,7 +208,7 @@ fn a_panic_ends_the_program_and_is_named() {
     // How many such calls a rank makes: the same number on all.
     let calls = spmd(4, move |rank| {
         let fault = Fault::new(usize::MAX);
-        train(&fault.on(&rank)?, run)?;
+        train(&fault.on(&rank)?.on(common::device()), run)?;
         Ok(fault.passed.load(Ordering::Relaxed))
     });
     let calls = calls.unwrap();
@@ -188,7 +223,7 @@ fn a_panic_ends_the_program_and_is_named() {
         let began = Instant::now();
         let result = Spmd::new(4).deadline(DEADLINE).run(move |rank| {
             let fault = Fault::new(if rank.rank() == victim { at } else { usize::MAX });
-            train(&fault.on(&rank)?, run)
+            train(&fault.on(&rank)?.on(common::device()), run)
         });
         let cause = Box::new(Failure::Panic(format!("struck at call {at}")));
         assert_eq!(result.unwrap_err(), Error::Rank { rank: victim, cause });
@@ -197,8 +232,13 @@ fn a_panic_ends_the_program_and_is_named() {
 }
 
 fn outcome(run: Run) -> Outcome {
+    outcome_on(common::device(), run)
+}
+
+fn outcome_on(device: Device, run: Run) -> Outcome {
     let ranks = Mesh::parse(run.mesh, 0).unwrap().rank_len();
-    let all = spmd(ranks, move |rank| train(&rank, run)).unwrap_or_else(|e| panic!("{run:?}: {e}"));
+    let all =
+        spmd(ranks, move |rank| train(&rank.on(device), run)).unwrap_or_else(|e| panic!("{run:?}: {e}"));
     assert!(all.iter().all(|one| *one == all[0]), "{run:?}: ranks differ: {all:?}");
     all.into_iter().next().unwrap()
 }
@@ -218,6 +258,7 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     let plan = Plan::transformer(mesh.mesh(), Parallel { heads, sequence: run.sequence })?;
     let layout = plan.batch_layout(mesh.mesh());
     let mut params = Params::new(&mesh, plan, 11)?;
+    params.compute_in(run.compute)?;
     let (vocabulary, block, layers, dropout) = (67, 37, 2, 0.1);
     let loss: Loss = match run.model {
         Model::Gpt { heads, bias } => {

@@ -7,6 +7,7 @@ use clap::{Parser, ValueEnum};
 use isoshard::Error;
 use isoshard::nn::{GptConfig, LlamaConfig, Parallel, Plan};
 use isoshard::placement::Mesh;
+use isoshard::tensor::{DType, Device};
 
 use crate::model::Sizes;
 
@@ -60,6 +61,12 @@ pub struct Args {
     /// Shard activations between tensor-parallel parts along the sequence. Changes nothing without a tp axis.
     #[arg(long)]
     pub sequence_parallel: bool,
+    /// Where ranks compute: cpu, cuda (the first device, which the ranks share) or cuda:N. Exact results are the same.
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub device: Device,
+    /// What the model computes in. Parameters, their gradients and the optimizer's state are f32.
+    #[arg(long, value_enum, default_value = "f32", value_name = "DTYPE")]
+    pub dtype: Compute,
     /// How sums that ranks share are taken.
     #[arg(long, value_enum, default_value = "exact", value_name = "HOW")]
     pub reduction: ReductionName,
@@ -126,6 +133,15 @@ pub enum ReductionName {
     Fast,
 }
 
+/// What a model computes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Compute {
+    /// 24 bits of precision.
+    F32,
+    /// 8 bits of precision: parameters are rounded where they are used, and activations are.
+    Bf16,
+}
+
 /// Named sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Config {
@@ -133,6 +149,8 @@ pub enum Config {
     Nano,
     /// 6 layers, 6 heads (in 2 groups), width 384, block 256, batch 64.
     Baby,
+    /// 12 layers, 12 heads (in 4 groups), width 768, block 1024, batch 16: the smallest GPT-2.
+    Gpt2,
     /// Sizes that divide by nothing: 3 layers, 4 heads, width 52, block 37, batch 7. A Llama has 8 heads of width 10 in 4
     /// groups, width 37, hidden width 101.
     Odd,
@@ -148,6 +166,7 @@ impl Args {
         let (layers, heads, kv_heads, width, block, batch) = match self.config {
             Config::Nano => (4, 4, 2, 128, 64, 12),
             Config::Baby => (6, 6, 2, 384, 256, 64),
+            Config::Gpt2 => (12, 12, 4, 768, 1024, 16),
             Config::Odd if odd_llama => (3, 8, 4, 37, 37, 7),
             Config::Odd => (3, 4, 4, 52, 37, 7),
         };
@@ -177,6 +196,14 @@ impl Args {
             }),
         };
         Ok((sizes, self.batch.unwrap_or(batch)))
+    }
+
+    /// The dtype of [`Args::dtype`].
+    pub fn compute(&self) -> DType {
+        match self.dtype {
+            Compute::F32 => DType::F32,
+            Compute::Bf16 => DType::BF16,
+        }
     }
 
     fn refuse_llama_sizes(&self) -> isoshard::Result<()> {

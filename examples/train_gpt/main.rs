@@ -2,7 +2,7 @@
 //!
 //! With no arguments: this repository's own text, two ranks under FSDP, about a minute. `--mesh fsdp=4`, `--mesh dp=2,tp=2`
 //! and `--mesh 1` train the same model: same initial values, same batches, same dropout. `--help` names everything,
-//! `--json` prints JSON lines for programs to read. `--model llama` trains a Llama instead, `--config odd` one whose
+//! `--json` prints JSON lines for programs to read. `--device cuda` trains on a GPU, which the ranks share. `--model llama` trains a Llama instead, `--config odd` one whose
 //! sizes divide by nothing.
 //!
 //! `args` is what the user says, `data` the text and its batches, `model` what is trained, `train` the program of one rank, `sample` what the
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Err(refused) => return end(USAGE, &refused),
     };
     let shared = job.clone();
-    match spmd(job.ranks, move |rank| train(&rank, &shared)) {
+    match spmd(job.ranks, move |rank| train(&rank.on(shared.device()), &shared)) {
         Ok(_) => ExitCode::SUCCESS,
         // What the model or the plan refuses before the first step, every rank refuses alike: no rank is to blame.
         Err(Error::Rank { cause, .. }) if !job.has_begun() && is_refusal(&cause) => end(USAGE, &cause),

@@ -6,6 +6,7 @@ use std::io::{Write, stdout};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use isoshard::tensor::{DType, Device};
 use isoshard::{Error, Result};
 
 /// Where rank 0 reports; other ranks have none.
@@ -20,6 +21,8 @@ pub enum Report {
 pub struct Start<'a> {
     pub ranks: usize,
     pub mesh: &'a str,
+    pub device: Device,
+    pub dtype: DType,
     pub parameters: usize,
     pub vocabulary: usize,
     pub digest: u64,
@@ -39,6 +42,8 @@ pub struct End<'a> {
     pub val_loss: f64,
     pub tokens_per_s: f64,
     pub digest: u64,
+    /// The most that tensors took of a device's memory, over all ranks that share it.
+    pub peak_device_bytes: Option<usize>,
     pub sample: Option<&'a str>,
 }
 
@@ -56,13 +61,15 @@ impl Report {
     pub fn start(&self, s: &Start) -> Result<()> {
         match self {
             Report::Bar(_) => self.say(format!(
-                "{} parameters, {} characters, mesh {} ({} rank(s))",
-                s.parameters, s.vocabulary, s.mesh, s.ranks
+                "{} parameters, {} characters, mesh {} ({} rank(s)) on {}, in {}",
+                s.parameters, s.vocabulary, s.mesh, s.ranks, s.device, s.dtype
             )),
             Report::Json => line(&[
                 ("event", text("start")),
                 ("ranks", s.ranks.to_string()),
                 ("mesh", text(s.mesh)),
+                ("device", text(s.device)),
+                ("dtype", text(s.dtype)),
                 ("parameters", s.parameters.to_string()),
                 ("vocabulary", s.vocabulary.to_string()),
                 ("threads", "1".into()),
@@ -113,6 +120,7 @@ impl Report {
                 ("val_loss", number(e.val_loss)),
                 ("tokens_per_s", number(e.tokens_per_s)),
                 ("peak_rss_bytes", peak_rss_bytes().to_string()),
+                ("peak_device_bytes", e.peak_device_bytes.map_or("null".into(), |bytes| bytes.to_string())),
                 ("parameters_digest", digest(e.digest)),
             ]),
         }

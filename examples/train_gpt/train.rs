@@ -10,7 +10,7 @@ use isoshard::nn::{Forward, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::Generator;
-use isoshard::tensor::Tensor;
+use isoshard::tensor::{Device, Tensor, cuda};
 
 use crate::args::{Args, ReductionName};
 use crate::data::{Batches, Corpus, Part};
@@ -59,6 +59,11 @@ impl Job {
         self.begun.load(Ordering::Relaxed)
     }
 
+    /// Where ranks compute.
+    pub fn device(&self) -> Device {
+        self.args.device
+    }
+
     fn batches(&self, part: Part) -> Batches<'_> {
         self.corpus.batches(part, self.args.seed, self.sizes.block(), self.batch)
     }
@@ -72,6 +77,8 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let start = Start {
         ranks: job.ranks,
         mesh: &args.mesh,
+        device: args.device,
+        dtype: args.compute(),
         parameters: trainer.params.numel(),
         vocabulary: job.sizes.vocabulary(),
         digest: trainer.params.digest()?,
@@ -103,7 +110,12 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let val_loss = val_loss.map_or_else(|| trainer.evaluate(), Ok)?;
     let text = if args.json { None } else { Some(trainer.sample()?) };
     let digest = trainer.params.digest()?;
-    let end = End { val_loss, tokens_per_s: median(&rates), digest, sample: text.as_deref() };
+    let peak_device_bytes = match args.device {
+        Device::Cpu => None,
+        Device::Cuda(index) => Some(cuda::memory_stats(index)?.peak_live_bytes),
+    };
+    let end =
+        End { val_loss, tokens_per_s: median(&rates), digest, peak_device_bytes, sample: text.as_deref() };
     report.iter().try_for_each(|r| r.end(&end))
 }
 
@@ -118,6 +130,7 @@ impl<'a> Trainer<'a> {
         let parallel = Parallel { heads: job.sizes.whole_heads(), sequence: args.sequence_parallel };
         let plan = Plan::transformer(mesh.mesh(), parallel)?;
         let mut params = Params::new(&mesh, plan, args.seed)?;
+        params.compute_in(args.compute())?;
         let model = Model::new(&mut params, job.sizes)?;
         let optimizer = AdamW::new(BETAS, args.weight_decay);
         Ok(Trainer { job, params, model, optimizer, dropout: Generator::new(args.seed).child("dropout") })

@@ -7,9 +7,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::call::Call;
 use super::fold;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
+use crate::tensor::{FoldOrder, ReduceOp, Shape, Tensor};
 
 /// One rank's end of a way for ranks to talk: threads, MPI, NCCL, or a dry run.
 pub trait Engine: Send + Sync + fmt::Debug {
@@ -28,6 +29,22 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// # Errors
     /// Those of the engine's transport.
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>>;
+
+    /// As [`Engine::open`], by all ranks of the world at once: `parts` are groups in which each rank is a member of exactly
+    /// one. Some engines open so what they open slowly otherwise.
+    ///
+    /// # Errors
+    /// Those of the engine's transport.
+    fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Arc<dyn Channel>> {
+        let mine = parts.iter().find(|part| part.contains(&self.rank()));
+        self.open(mine.expect("checked by the caller"), name)
+    }
+
+    /// Ends this rank's part in the world: what it has started is waited for, and nobody need wait for it any more.
+    ///
+    /// # Errors
+    /// What went wrong since the last call.
+    fn end(&self) -> Result<()>;
 
     /// Gives up the whole world: collectives that wait, and all later ones, fail on every rank with `cause`. Only
     /// the first abort counts.
@@ -98,8 +115,8 @@ fn stacked(n: usize, shape: &Shape) -> Shape {
 
 /// A call in flight. Dropping it neither blocks nor disturbs the other members; forgetting it leaks memory only.
 pub trait Request: Send {
-    /// What arrived: n tensors in group order for [`Route::Gather`] and [`Route::AllToAll`], one for
-    /// [`Route::Broadcast`] and [`Route::Recv`], none for the others.
+    /// What arrived: n tensors in group order for [`Route::Gather`](super::Route::Gather) and [`Route::AllToAll`](super::Route::AllToAll), one for
+    /// [`Route::Broadcast`](super::Route::Broadcast) and [`Route::Recv`](super::Route::Recv), none for the others.
     ///
     /// # Errors
     /// The call's fault, after the engine's deadline at the latest.
@@ -107,118 +124,6 @@ pub trait Request: Send {
 
     /// True where `wait` would not wait for another rank.
     fn is_ready(&self) -> bool;
-}
-
-/// A call as one member brings it.
-#[derive(Clone, Debug)]
-pub struct Call {
-    /// The collective's name, e.g. `all_reduce`.
-    pub name: &'static str,
-    /// Who sends to whom.
-    pub route: Route,
-    /// The reduction that follows the exchange.
-    pub op: Option<ReduceOp>,
-    /// The type of all elements sent and received.
-    pub dtype: DType,
-    /// What this member sends: one tensor, or one for each member under [`Route::AllToAll`], or none.
-    pub outgoing: Vec<Tensor>,
-    /// What this member expects: the shapes of [`Request::wait`]'s result, also with [`Route::Send`].
-    pub incoming: Vec<Shape>,
-}
-
-/// Who sends to whom. Members are named by their index in the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// Every member's tensor goes to all.
-    Gather,
-    /// Every member's part i goes to member i.
-    AllToAll,
-    /// The root's tensor goes to all.
-    Broadcast {
-        /// The root.
-        root: usize,
-    },
-    /// This member's tensor goes to one.
-    Send {
-        /// The receiver.
-        to: usize,
-    },
-    /// One member's tensor comes here.
-    Recv {
-        /// The sender.
-        from: usize,
-    },
-    /// Nothing is sent; all wait for all.
-    Barrier,
-}
-
-impl Call {
-    /// True where this call, brought by member `me`, belongs together with `other`, brought by member `at`.
-    ///
-    /// Among calls that are not all-to-all it is transitive: comparing with one member is comparing with all.
-    pub fn agrees(&self, me: usize, other: &Call, at: usize) -> bool {
-        if self.dtype != other.dtype || self.op != other.op {
-            return false;
-        }
-        match (self.route, other.route) {
-            (Route::Send { .. }, Route::Recv { .. }) | (Route::Recv { .. }, Route::Send { .. }) => {
-                self.incoming == other.incoming
-            }
-            (Route::AllToAll, Route::AllToAll) => {
-                self.name == other.name
-                    && self.outgoing.len() == other.outgoing.len()
-                    && *self.outgoing[at].shape() == other.incoming[me]
-                    && *other.outgoing[me].shape() == self.incoming[at]
-            }
-            (a, b) => a == b && self.name == other.name && self.incoming == other.incoming,
-        }
-    }
-}
-
-/// As errors show it: `all_reduce(sum) f32[1024]`, or with shapes that differ, `all_gather f32{[2, 3], [1, 3]}`.
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)?;
-        if let Some(op) = self.op {
-            write!(f, "({op})")?;
-        }
-        let sent: Vec<&Shape> = self.outgoing.iter().map(Tensor::shape).collect();
-        let expected: Vec<&Shape> = self.incoming.iter().collect();
-        match self.route {
-            Route::Barrier => Ok(()),
-            Route::Broadcast { root } => {
-                write!(f, "(root {root}) {}", self.dtype)?;
-                write_shapes(f, &expected)
-            }
-            Route::AllToAll => {
-                write!(f, " {}", self.dtype)?;
-                write_shapes(f, &sent)?;
-                if self.op.is_none() && sent != expected {
-                    f.write_str(" for ")?;
-                    write_shapes(f, &expected)?;
-                }
-                Ok(())
-            }
-            Route::Gather | Route::Send { .. } | Route::Recv { .. } => {
-                write!(f, " {}", self.dtype)?;
-                write_shapes(f, &expected)
-            }
-        }
-    }
-}
-
-/// `[2, 3]` where all agree, else `{[2, 3], [1, 3]}`.
-fn write_shapes(f: &mut fmt::Formatter<'_>, shapes: &[&Shape]) -> fmt::Result {
-    match shapes {
-        [first, rest @ ..] if rest.iter().all(|s| s == first) => write!(f, "{first}"),
-        _ => {
-            f.write_str("{")?;
-            for (i, shape) in shapes.iter().enumerate() {
-                write!(f, "{}{shape}", if i > 0 { ", " } else { "" })?;
-            }
-            f.write_str("}")
-        }
-    }
 }
 
 /// An exchange whose parts are folded when they have come.
@@ -259,6 +164,9 @@ mod tests {
         }
         fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
             Ok(Arc::new(Plain(self.0.open(ranks, name)?)))
+        }
+        fn end(&self) -> Result<()> {
+            self.0.end()
         }
         fn abort(&self, cause: &Error) {
             self.0.abort(cause);

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::engine::{Call, Channel, Engine, Reduce, Route};
-use super::{Pending, fold};
+use super::engine::{Channel, Engine, Reduce};
+use super::{Call, Pending, Route, fold};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
@@ -16,6 +16,9 @@ const TWO_PHASE_BYTES: usize = 64 << 10;
 /// All members make the same calls in the same order. The collectives are numbered per group, and what the
 /// members bring is compared, so a program that breaks the rule gets an error that names who differs. After one
 /// failure the group is out of use: every later call returns the first error.
+///
+/// Tensors stay on the device where they are: all members bring theirs on one device of the same kind, and with threads on
+/// the same one. Nothing here waits for a device but [`Group::barrier`] over NCCL.
 ///
 /// Below, `n` is [`Group::len`], members are named by their index in the group, and a group of one never
 /// communicates. The tensors a member gives may be written by it at once: they are copied first if still in use.
@@ -35,9 +38,13 @@ struct Inner {
 impl Group {
     /// The group over a channel of `engine`; `ranks` holds the engine's rank.
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
-        let index = ranks.iter().position(|&r| r == engine.rank()).expect("checked by the caller");
-        let channel = engine.open(ranks, name)?;
-        Ok(Group { inner: Arc::new(Inner { name: name.into(), ranks: ranks.into(), index, channel }) })
+        Ok(Group::over(engine.open(ranks, name)?, engine.rank(), ranks, name))
+    }
+
+    /// The group of `rank` over an open channel.
+    pub(crate) fn over(channel: Arc<dyn Channel>, rank: usize, ranks: &[usize], name: &str) -> Group {
+        let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
+        Group { inner: Arc::new(Inner { name: name.into(), ranks: ranks.into(), index, channel }) }
     }
 
     /// The number of members.
@@ -108,7 +115,7 @@ impl Group {
     /// threads nothing is copied.
     ///
     /// # Errors
-    /// Refuses `parts` or `shapes` that are not one per member, parts of several dtypes, and an own part that has
+    /// Refuses `parts` or `shapes` that are not one per member, parts of several dtypes or devices, and an own part that has
     /// not the expected shape; [`CommFault`](crate::CommFault)s.
     pub fn all_to_all(&self, parts: Vec<Tensor>, shapes: &[Shape]) -> Result<Vec<Tensor>> {
         self.all_to_all_async(parts, shapes).wait()
@@ -146,7 +153,7 @@ impl Group {
     /// bytes of its parts but its own, as a ring would.
     ///
     /// # Errors
-    /// Refuses parts that are not one per member or of several dtypes; [`CommFault`](crate::CommFault)s.
+    /// Refuses parts that are not one per member, or of several dtypes or devices; [`CommFault`](crate::CommFault)s.
     pub fn reduce_scatter(&self, parts: Vec<Tensor>, op: ReduceOp) -> Result<Tensor> {
         self.reduce_scatter_async(parts, op).wait()
     }
@@ -275,6 +282,9 @@ impl Group {
     /// Sends `x` to one member, which calls [`Group::recv`]. Messages between two members keep their order. May
     /// return before the receiver has it; with threads it never waits. Sends the bytes of `x`.
     ///
+    /// Over NCCL a message takes its turn among this group's calls and is done when both ends have come to it: where one
+    /// member sends first, the other receives first. An exchange among several at once is [`Group::all_to_all`].
+    ///
     /// # Errors
     /// Refuses a receiver that is no member; [`CommFault`](crate::CommFault)s.
     pub fn send(&self, x: &Tensor, to: usize) -> Result<()> {
@@ -370,6 +380,17 @@ impl Group {
         self.one_each(verb, "parts", parts.len())?;
         match parts.iter().find(|p| p.dtype() != parts[0].dtype()) {
             Some(other) => self.refuse(verb, "the parts' dtypes differ", format!("{}, {other}", parts[0])),
+            None => self.check_devices(verb, parts),
+        }
+    }
+
+    fn check_devices(&self, verb: &str, parts: &[Tensor]) -> Result<()> {
+        let device = parts[0].device();
+        match parts.iter().find(|p| p.device() != device) {
+            Some(other) => {
+                let given = format!("{} on {device}, {other} on {}", parts[0], other.device());
+                self.refuse(verb, "the parts lie on different devices", given)
+            }
             None => Ok(()),
         }
     }

@@ -20,16 +20,25 @@
 //!
 //! Missing: engines other than threads; a reduction that an engine does itself, in an order of its own.
 
+mod call;
+mod crew;
 mod engine;
 mod fold;
 mod group;
+mod launch;
+pub mod nccl;
+mod office;
 mod pending;
+mod process;
 mod rank;
 mod spmd;
 mod threads;
 
-pub use engine::{Call, Channel, Engine, Reduce, Request, Route};
+pub use call::{Call, Route};
+pub use engine::{Channel, Engine, Reduce, Request};
 pub use group::Group;
+pub use launch::Launch;
 pub use pending::Pending;
+pub use process::Process;
 pub use rank::Rank;
 pub use spmd::{Spmd, spmd};

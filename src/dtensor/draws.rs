@@ -62,7 +62,7 @@ fn compare(verb: &str, mesh: &DeviceMesh, mine: GeneratorState) -> Result<()> {
     if world.len() == 1 {
         return Ok(());
     }
-    let words = Tensor::from_vec(vec![mine.seed as i64, mine.draws as i64], [2])?;
+    let words = Tensor::from_vec(vec![mine.seed as i64, mine.draws as i64], [2])?.to_device(mesh.device())?;
     let shapes = vec![Shape::from([2]); world.len()];
     let mut seen: Vec<(GeneratorState, Vec<usize>)> = Vec::new();
     for (&rank, words) in world.ranks().iter().zip(world.all_gather(&words, &shapes)?) {

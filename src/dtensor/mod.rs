@@ -13,6 +13,7 @@ mod choose;
 mod device_mesh;
 mod dispatch;
 mod draws;
+mod exchange;
 mod facts;
 mod methods;
 mod nodes;

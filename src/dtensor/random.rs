@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::ops::{Free, Shuffle};
 use crate::placement::Layout;
 use crate::rng::{Distribution, Draw, Init, Permutation};
-use crate::tensor::{DType, Shape, Tensor, for_dtype};
+use crate::tensor::{DType, Shape, Tensor};
 
 /// New tensors.
 impl DTensor {
@@ -276,23 +276,9 @@ impl Values {
     fn write(&self, facts: &Facts, draw: Draw, local: &mut Tensor) -> Result<()> {
         let (shape, region) = (facts.shape(), &facts.window().region);
         match self {
-            Values::Drawn(distribution) => for_dtype!(any facts.dtype(), T => {
-                distribution.fill_region::<T>(draw, shape, region, local.make_mut()?)
-            }),
-            Values::Init(init) => {
-                let values = init.prepare(draw, shape)?;
-                for_dtype!(float "init", facts.dtype(), T => values.fill_region::<T>(region, local.make_mut()?))
-            }
-            Values::Order => {
-                let order = Permutation::new(draw, shape[0] as u64);
-                let out: &mut [u64] = bytemuck::cast_slice_mut(local.make_mut::<i64>()?);
-                let mut done = Ok(());
-                region.runs(shape, |start, at, len| {
-                    let run = order.fill(start, &mut out[at..at + len]);
-                    done = std::mem::replace(&mut done, Ok(())).and(run);
-                });
-                done
-            }
+            Values::Drawn(distribution) => distribution.fill_tensor(draw, shape, region, local),
+            Values::Init(init) => init.prepare(draw, shape)?.fill_tensor(region, local),
+            Values::Order => Permutation::new(draw, shape[0] as u64).fill_tensor(region, local),
         }
     }
 }

@@ -10,7 +10,9 @@ use crate::rng::Generator;
 /// What a module's `forward` gets: the parameters and the plan, without their names.
 ///
 /// Parameters that lie otherwise than they are used (FSDP) are gathered unit by unit, the next unit's while this one's
-/// are used, and let go of when the next unit begins; the backward pass gathers them again, likewise a unit ahead.
+/// are used, and let go of when the next unit begins; the backward pass gathers them again, likewise a unit ahead. So
+/// are those that are computed with in another dtype ([`Params::compute_in`]), on every mesh alike: a parameter that is
+/// used twice is rounded once, and its gradients are added in the same place.
 pub struct Forward<'a> {
     params: &'a Params,
     /// Draws for dropout; none in evaluation.
@@ -21,7 +23,8 @@ pub struct Forward<'a> {
 
 enum Slot {
     Idle,
-    InFlight(Box<Pending>),
+    /// The parameter at rest, as it is computed with, and its way to where it is used.
+    InFlight(Box<(DTensor, Pending)>),
     Ready(DTensor),
 }
 
@@ -49,7 +52,7 @@ impl<'a> Forward<'a> {
         Forward { params, generator, slots, current: RefCell::default() }
     }
 
-    /// A parameter in the layout the plan computes with.
+    /// A parameter in the layout and the dtype that are computed with.
     ///
     /// Communicates nothing if it lies so, or is gathered already; else each rank receives what it lacks of its unit and
     /// of the next.
@@ -57,10 +60,8 @@ impl<'a> Forward<'a> {
     /// # Errors
     /// A fault of communication.
     pub fn param(&self, id: ParamId) -> Result<DTensor> {
-        let leaf = self.params.value(id);
-        let used = self.params.used_layout(id);
-        if leaf.layout() == used {
-            return Ok(leaf.clone());
+        if self.params.is_used_as_stored(id) {
+            return Ok(self.params.value(id).clone());
         }
         let unit = self.params.unit_of(id);
         self.enter(unit)?;
@@ -69,8 +70,14 @@ impl<'a> Forward<'a> {
         }
         self.start(unit)?;
         let slot = std::mem::replace(&mut self.slots.borrow_mut()[id.0], Slot::Idle);
-        let Slot::InFlight(pending) = slot else { unreachable!("the unit was just started") };
-        let ready = leaf.gathered_again(pending.wait()?, &self.before(unit));
+        let ready = match slot {
+            Slot::InFlight(flight) => {
+                let (shard, pending) = *flight;
+                shard.gathered_again(pending.wait()?, &self.before(unit))
+            }
+            Slot::Ready(ready) => ready,
+            Slot::Idle => unreachable!("the unit was just started"),
+        };
         self.slots.borrow_mut()[id.0] = Slot::Ready(ready.clone());
         Ok(ready)
     }
@@ -149,11 +156,18 @@ impl<'a> Forward<'a> {
 
     fn start(&self, unit: usize) -> Result<()> {
         for &id in &self.params.units()[unit].members {
-            let (leaf, used) = (self.params.value(id), self.params.used_layout(id));
             let slot = &mut self.slots.borrow_mut()[id.0];
-            if matches!(slot, Slot::Idle) && leaf.layout() != used {
-                *slot = Slot::InFlight(Box::new(leaf.redistribute_async(used.clone())?));
+            if !matches!(slot, Slot::Idle) || self.params.is_used_as_stored(id) {
+                continue;
             }
+            let (leaf, used) = (self.params.value(id), self.params.used_layout(id));
+            let shard = leaf.cast(self.params.compute_dtype())?;
+            *slot = if shard.layout() == used {
+                Slot::Ready(shard)
+            } else {
+                let pending = shard.redistribute_async(used.clone())?;
+                Slot::InFlight(Box::new((shard, pending)))
+            };
         }
         Ok(())
     }
@@ -166,6 +180,7 @@ mod tests {
     use crate::dtensor::DeviceMesh;
     use crate::nn::Plan;
     use crate::rng::Init;
+    use crate::tensor::DType;
 
     #[test]
     fn units_are_gathered_in_turn_and_asked_for_again_in_reverse() {
@@ -200,5 +215,36 @@ mod tests {
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    #[test]
+    fn parameters_are_computed_with_in_bf16_and_learn_in_f32() {
+        let run = |rank: crate::comm::Rank| {
+            let ranks = rank.world_len();
+            let mesh = DeviceMesh::new(&rank, &[("fsdp", ranks)])?;
+            let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 1)?;
+            params.compute_in(DType::BF16)?;
+            assert!(params.compute_in(DType::I64).is_err());
+            let init = Init::Normal { mean: 0.0, std: 1.0 };
+            let id = params.root().param("h.0.w", [3, 2], init)?;
+            let cx = Forward::eval(&params);
+            let (one, two) = (cx.param(id)?, cx.param(id)?);
+            assert_eq!((one.dtype(), params.value(id).dtype()), (DType::BF16, DType::F32));
+            let rounded = params.value(id).full_tensor()?.to_vec::<f32>()?;
+            let rounded: Vec<f32> = rounded.into_iter().map(|x| half::bf16::from_f32(x).to_f32()).collect();
+            assert_eq!(
+                one.full_tensor()?.to_f64_vec(),
+                rounded.iter().map(|&x| x.into()).collect::<Vec<f64>>()
+            );
+            let grads = one.mul(&two)?.sum_all()?.backward()?;
+            let grad = grads.get(params.value(id)).expect("a gradient arrives at what is kept");
+            assert_eq!((grad.dtype(), grad.layout()), (DType::F32, params.value(id).layout()));
+            let twice: Vec<f32> = rounded.iter().map(|x| 2.0 * x).collect();
+            assert_eq!(grad.full_tensor()?.to_vec::<f32>()?, twice);
+            Ok(())
+        };
+        for ranks in [1, 2, 5] {
+            spmd(ranks, run).unwrap_or_else(|e| panic!("{ranks} ranks: {e}"));
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::ops::Op;
 use crate::placement::Layout;
 use crate::rng::{Generator, Init};
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Device, Shape};
 
 /// One parameter of a [`Params`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,6 +27,8 @@ pub struct Params {
     plan: Plan,
     generator: Generator,
     dtype: DType,
+    /// What modules compute with.
+    compute: DType,
     list: Vec<Param>,
     units: Vec<Unit>,
 }
@@ -64,9 +66,27 @@ impl Params {
             plan,
             generator,
             dtype: DType::F32,
+            compute: DType::F32,
             list: Vec::new(),
             units: Vec::new(),
         })
+    }
+
+    /// From now on modules compute with the parameters rounded to `dtype`, bf16 say, and so do activations: what is kept,
+    /// updated and saved stays f32, and so do gradients when they arrive there. Under FSDP what travels is rounded
+    /// before (Micikevicius et al., *Mixed precision training*, 2018).
+    ///
+    /// # Errors
+    /// Refuses dtypes that are not floating.
+    pub fn compute_in(&mut self, dtype: DType) -> Result<()> {
+        dtype.expect_float("compute_in")?;
+        self.compute = dtype;
+        Ok(())
+    }
+
+    /// The dtype that modules compute in.
+    pub fn compute_dtype(&self) -> DType {
+        self.compute
     }
 
     /// Where a model's own declarations begin.
@@ -168,7 +188,7 @@ impl Params {
         order.sort_by(|a, b| a.path.cmp(&b.path));
         let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
         for p in order {
-            for &byte in p.value.full_tensor()?.contiguous()?.as_bytes()? {
+            for &byte in p.value.full_tensor()?.to_device(Device::Cpu)?.contiguous()?.as_bytes()? {
                 hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
             }
         }
@@ -177,6 +197,12 @@ impl Params {
 
     pub(super) fn used_layout(&self, id: ParamId) -> &Layout {
         &self.list[id.0].used
+    }
+
+    /// True where a parameter is used as it lies at rest.
+    pub(super) fn is_used_as_stored(&self, id: ParamId) -> bool {
+        let Param { value, used, .. } = &self.list[id.0];
+        value.layout() == used && value.dtype() == self.compute
     }
 
     pub(super) fn unit_of(&self, id: ParamId) -> usize {

@@ -13,7 +13,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
 use crate::tensor::cpu::{AttentionDropout, CausalAttention};
-use crate::tensor::{Shape, Tensor};
+use crate::tensor::{Shape, Tensor, cuda};
 
 /// (q, k, v) -> (o, lse): `o = dropout(softmax(scale q kᵀ)) v`, where query i sees keys 0 to i. q is `[B, H, Tq, D]`,
 /// k `[B, Hk, Tk, D]`, v `[B, Hk, Tk, Dv]` with H a multiple of Hk (each head of k and v serves H / Hk neighbouring
@@ -68,6 +68,12 @@ impl Op for Attention {
         Ok(smallvec![o, lse])
     }
 
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
+        let (o, lse) = call.cuda()?.forward(&ins[0], &ins[1], &ins[2])?;
+        Ok(smallvec![o, lse])
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let ins = [g.input(0), g.input(1), g.input(2), g.output(0), g.output(1), g.grad(0)];
         let grads = g.apply_all(AttentionGrad { scale: self.scale, p: self.p, draw: self.draw }, &ins)?;
@@ -102,9 +108,30 @@ impl CausalCall<'_> {
             let row = ((first_b + b) * heads + first_h + h) * queries + first_i + i;
             rng::keep(self.draw, (row * keys) as u64, self.p.0, out).expect("infer checked the probability");
         };
-        let factor = if self.p.0 < 1.0 { 1.0 / (1.0 - self.p.0) } else { 0.0 };
-        let dropout = (self.p.0 > 0.0).then_some(AttentionDropout { scale: factor, keep: &keep });
+        let dropout = (self.p.0 > 0.0).then_some(AttentionDropout { scale: self.factor(), keep: &keep });
         f(&CausalAttention { verb: self.verb, q_start: first_i, scale: self.scale.0, dropout })
+    }
+
+    /// The same call on a device.
+    pub fn cuda(&self) -> Result<cuda::CausalAttention<'_>> {
+        let (q, p) = (&self.at.ins[0], self.p.0);
+        let [_, _, low, high] = self.draw.counter(0, 0);
+        let threshold = rng::keep_threshold(self.verb, p)?;
+        let dropout = (p > 0.0).then_some(cuda::AttentionDropout {
+            key: self.draw.key(),
+            high: u64::from(low) | u64::from(high) << 32,
+            threshold,
+            everything: p == 1.0,
+            scale: self.factor(),
+            extents: [q.global[1], q.global[2], self.at.ins[1].global[2]],
+            start: [q.start(0), q.start(1)],
+        });
+        Ok(cuda::CausalAttention { verb: self.verb, q_start: q.start(2), scale: self.scale.0, dropout })
+    }
+
+    /// What a probability that is kept is multiplied by.
+    fn factor(&self) -> f64 {
+        if self.p.0 < 1.0 { 1.0 / (1.0 - self.p.0) } else { 0.0 }
     }
 }
 

@@ -69,6 +69,13 @@ impl Op for AttentionGrad {
         Ok(smallvec![dq, dk, dv])
     }
 
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let [q, k, v, o, lse, dy] = ins else { unreachable!("infer counted the operands") };
+        let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
+        let [dq, dk, dv] = call.cuda()?.backward([q, k, v], (o, lse), dy)?;
+        Ok(smallvec![dq, dk, dv])
+    }
+
     fn vjp(&self, _: &mut Vjp) -> Result<()> {
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! `bernoulli`: true with a probability given for each element.
 
-use super::random::draw_each;
+use super::random::{draw_each, draw_each_on_device};
 use super::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
 use crate::error::Result;
+use crate::rng::cuda::Parameters;
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -35,6 +36,10 @@ impl Pointwise for Bernoulli {
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
             draw_each::<T, bool>(&ins[0], at, |at, p, out| rng::bernoulli_each(draw, at, p, out))
         })
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
+        draw_each_on_device(Parameters::Bernoulli, self.draw.0, &ins[0], at)
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

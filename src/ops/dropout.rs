@@ -47,6 +47,11 @@ impl Pointwise for Dropout {
         Ok(out)
     }
 
+    fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
+        let window = &at.outs[0];
+        rng::cuda::dropout(self.draw.0, self.p.0, &ins[0], &window.global, &window.region)
+    }
+
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
         let dy = g.grad(0);
         let dx = g.apply(self.clone(), &[dy])?;

@@ -1,8 +1,9 @@
 //! `exponential`: exponential numbers of a rate given for each element.
 
-use super::random::draw_each;
+use super::random::{draw_each, draw_each_on_device};
 use super::{Algebra, Div, Free, Input, Meta, Mul, Neg, Pointwise, Sample, Vjp, Windows};
 use crate::error::Result;
+use crate::rng::cuda::Parameters;
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -35,6 +36,10 @@ impl Pointwise for Exponential {
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
             draw_each::<T, T>(&ins[0], at, |at, rate, out| rng::exponential_each(draw, at, rate, out))
         })
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
+        draw_each_on_device(Parameters::Exponential, self.draw.0, &ins[0], at)
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

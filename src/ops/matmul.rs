@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Signature, Tensors, Vjp, Windows, list};
 use crate::error::{Error, Result};
-use crate::tensor::{Dims, Shape, Tensor, cpu};
+use crate::tensor::{Dims, Shape, Tensor, cpu, cuda};
 
 /// The product of two operands, summed over the letters that the result lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -86,7 +86,15 @@ impl Op for Matmul {
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        Ok(smallvec![product(&self.signature, &ins[0], &ins[1])?])
+        Ok(smallvec![product(&self.signature, &ins[0], &ins[1], &|a, b, tree| {
+            cpu::gemm(self.name(), a, b, tree)
+        })?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![product(&self.signature, &ins[0], &ins[1], &|a, b, tree| {
+            cuda::gemm(self.name(), a, b, tree, at.exact)
+        })?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -109,8 +117,11 @@ struct Roles {
     summed: SmallVec<[u8; 6]>,
 }
 
+/// A kernel for `[batch, m, k]` by `[batch, k, n]` with the extents that `k` runs over.
+type Multiply<'a> = &'a dyn Fn(&Tensor, &Tensor, &[usize]) -> Result<Tensor>;
+
 /// Lays both operands out as `[batch, m, k]` and `[batch, k, n]`, views where strides allow, and multiplies.
-fn product(sig: &Signature, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+fn product(sig: &Signature, a: &Tensor, b: &Tensor, multiply: Multiply) -> Result<Tensor> {
     let (x, y, z) = (sig.operand(0), sig.operand(1), sig.result());
     let pick = |from: &[u8], f: &dyn Fn(u8) -> bool| from.iter().copied().filter(|&l| f(l)).collect();
     let roles = Roles {
@@ -133,8 +144,7 @@ fn product(sig: &Signature, a: &Tensor, b: &Tensor) -> Result<Tensor> {
             .collect();
         t.permute(&order)?.reshape([size(&roles.batch), size(first), size(second)])
     };
-    let c = cpu::gemm(
-        "matmul",
+    let c = multiply(
         &matrix(a, x, &roles.rows, &roles.summed)?,
         &matrix(b, y, &roles.summed, &roles.cols)?,
         &roles.summed.iter().map(|&l| extent(l)).collect::<Dims>(),

@@ -66,6 +66,11 @@ impl Op for Multinomial {
         Ok(smallvec![out])
     }
 
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let [weights, drawn] = [&at.ins[0], &at.outs[0]].map(|w| (&w.global, &w.region));
+        Ok(smallvec![rng::cuda::multinomial(self.draw.0, self.replacement, &ins[0], weights, drawn)?])
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "an index has no derivative");
         Ok(())

@@ -1,8 +1,9 @@
 //! `poisson`: Poisson numbers of a rate given for each element.
 
-use super::random::draw_each;
+use super::random::{draw_each, draw_each_on_device};
 use super::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
 use crate::error::{Error, Result};
+use crate::rng::cuda::Parameters;
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -43,6 +44,10 @@ impl Pointwise for Poisson {
             DType::I32 => counts::<R, i32>(&ins[0], at, draw),
             dtype => for_dtype!(float Self::NAME, dtype, T => counts::<R, T>(&ins[0], at, draw)),
         })
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
+        draw_each_on_device(Parameters::Poisson(self.dtype), self.draw.0, &ins[0], at)
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::Windows;
 use crate::error::Result;
-use crate::rng::Stretches;
+use crate::rng::{Draw, Stretches, cuda};
 use crate::tensor::{Element, Tensor};
 
 /// The result whose elements `fill` draws, many stretches at a time: given which they are, and the parameters of all.
@@ -19,4 +19,15 @@ pub(super) fn draw_each<P: Element, T: Element>(
         fill(at, &params[here.clone()], &mut elements[here])
     })?;
     Ok(out)
+}
+
+/// The same on a device, of the parameters that `what` says.
+pub(super) fn draw_each_on_device(
+    what: cuda::Parameters,
+    draw: Draw,
+    params: &Tensor,
+    at: &Windows,
+) -> Result<Tensor> {
+    let window = &at.outs[0];
+    cuda::draw_each(what, draw, params, &window.global, &window.region)
 }

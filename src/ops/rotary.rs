@@ -8,6 +8,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tensor::cpu::Rotation;
+use crate::tensor::cuda;
 
 /// x `[.., T, D]` with its vectors turned by their positions: at position `p = offset + t`, elements `i` and `i + D/2`
 /// of a vector turn as a pair by the angle `p · base^(-2i/D)`.
@@ -51,10 +52,11 @@ impl Op for Rotary {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let x = &at.ins[0];
-        let start = self.offset + x.start(x.global.len() - 2);
-        let rotation = Rotation { base: self.base.0, start, inverse: self.inverse };
-        Ok(smallvec![rotation.apply(self.name(), &ins[0])?])
+        Ok(smallvec![self.rotation(at).apply(self.name(), &ins[0])?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cuda::rotary(&self.rotation(at), &ins[0])?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -62,6 +64,15 @@ impl Op for Rotary {
         let dx = g.apply(Rotary { inverse: !self.inverse, ..*self }, &[dy])?;
         g.set(0, dx);
         Ok(())
+    }
+}
+
+impl Rotary {
+    /// What a rank that holds this part does.
+    fn rotation(&self, at: &Windows) -> Rotation {
+        let x = &at.ins[0];
+        let start = self.offset + x.start(x.global.len() - 2);
+        Rotation { base: self.base.0, start, inverse: self.inverse }
     }
 }
 

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{Algebra, Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
 use crate::error::{Error, Result};
-use crate::rng::{Draw, Generator, Permutation};
+use crate::rng::{self, Draw, Generator, Permutation};
 use crate::tensor::{Tensor, cpu, for_dtype};
 
 /// `y[.., i, ..] = x[.., order(i), ..]` along `dim`, where `order` is the draw's [`Permutation`] of the dim; or, as the
@@ -59,6 +59,10 @@ impl Op for Shuffle {
             });
         }
         Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![rng::cuda::shuffle(self.draw.0, &ins[0], self.dim, self.inverse)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

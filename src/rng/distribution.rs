@@ -4,10 +4,10 @@ use super::continuous::{check_exponential, check_log_normal, wide};
 use super::drawn::Drawn;
 use super::stretches::{Indices, Stretches};
 use super::truncated::Truncated;
-use super::{Draw, gamma, integers, poisson};
+use super::{Draw, cuda, gamma, integers, poisson};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Device, Shape, Tensor, for_dtype};
 
 /// What the elements of a random tensor are drawn from.
 ///
@@ -193,6 +193,34 @@ impl Distribution {
             Ok(())
         })
     }
+}
+
+/// Local storage that may be on a device.
+impl Distribution {
+    /// Writes the values of the elements that `region` holds of a tensor of shape `global` into `local`, its storage on any
+    /// device: in place where nobody shares it. The values are the same by bits on every device.
+    ///
+    /// # Errors
+    /// As [`Distribution::fill_region`], of the tensor's dtype; a device without room.
+    pub fn fill_tensor(&self, draw: Draw, global: &Shape, region: &Region, local: &mut Tensor) -> Result<()> {
+        if local.device() == Device::Cpu {
+            return for_dtype!(any local.dtype(), T => {
+                self.fill_region::<T>(draw, global, region, local.make_mut()?)
+            });
+        }
+        self.check(local.dtype())?;
+        expect_storage(self.name(), region, local.numel())?;
+        unshare(local)?;
+        cuda::fill(*self, draw, global, region, local)
+    }
+}
+
+/// Makes storage on a device writable: another where somebody shares it.
+pub(super) fn unshare(local: &mut Tensor) -> Result<()> {
+    if !local.is_unique() {
+        *local = Tensor::stale_on(local.device(), local.dtype(), local.shape())?;
+    }
+    Ok(())
 }
 
 /// A refusal in the name of `verb`.

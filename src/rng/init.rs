@@ -1,14 +1,14 @@
 //! Initial values, described as values: what a parameter starts as, whoever computes which part of it.
 
-use super::distribution::{expect_storage, named};
+use super::distribution::{expect_storage, named, unshare};
 use super::drawn::floats;
 use super::fill::Real;
 use super::orthogonal::Orthogonal;
 use super::stretches::{Named, Stretches};
-use super::{Distribution, Draw};
+use super::{Distribution, Draw, cuda};
 use crate::error::{Error, Result};
 use crate::placement::Region;
-use crate::tensor::{DType, Element, Shape};
+use crate::tensor::{DType, Device, Element, Float, Shape, Tensor, for_dtype};
 
 /// How a parameter is initialised.
 ///
@@ -258,6 +258,45 @@ impl InitValues {
             }
         });
         done
+    }
+
+    /// Writes the elements that `region` holds into `local`, its storage on any device: in place where nobody shares it. The
+    /// values are the same by bits on every device; an orthogonal matrix is made on the host and copied.
+    ///
+    /// # Errors
+    /// As [`InitValues::fill_region`]; refuses a `local` that is not floating; a device without room.
+    pub fn fill_tensor(&self, region: &Region, local: &mut Tensor) -> Result<()> {
+        let (device, dtype) = (local.device(), local.dtype());
+        if device == Device::Cpu {
+            return for_dtype!(float "init", dtype, T => self.fill_region::<T>(region, local.make_mut()?));
+        }
+        dtype.expect_float("init")?;
+        expect_storage("init", region, local.numel())?;
+        match &self.kind {
+            Kind::Matrix(_) => {
+                let mut host = Tensor::stale(dtype, local.shape());
+                self.fill_tensor(region, &mut host)?;
+                *local = host.to_device(device)?;
+                Ok(())
+            }
+            Kind::Constant(value) => {
+                unshare(local)?;
+                // Rounded as a fill on the CPU rounds it, so that the kernel has nothing to round.
+                let rounded = for_dtype!(float "init", dtype, T => {
+                    Ok(<T as Float>::narrow(Element::from_f64(*value)).to_f64())
+                })?;
+                crate::tensor::cuda::fill(local, rounded)
+            }
+            Kind::Drawn(draw, from) => {
+                let strides = self.global.strides();
+                for block in &region.boxes {
+                    let last = block.start.iter().zip(&block.len).zip(&strides);
+                    self.expect_inside(last.map(|((i, n), s)| ((i + n - 1) * s) as u64).sum(), 1)?;
+                }
+                unshare(local)?;
+                cuda::fill(*from, *draw, &self.global, region, local)
+            }
+        }
     }
 
     fn expect_inside(&self, start: u64, len: usize) -> Result<()> {

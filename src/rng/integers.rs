@@ -41,23 +41,39 @@ pub fn uniform_int<T: Integer>(
 ) -> Result<()> {
     expect_range(low, high, T::DTYPE, T::RANGE)?;
     let at = at.stretches();
-    // One less than the number of numbers, which may be 2^64.
-    let (low, last) = (low as u64, (high - low - 1) as u64);
     let len = out.len();
+    match words_of(low, high) {
+        Words::One { low, last, threshold } => {
+            drive(draw, 0, at, len, Narrow { draw, start: at, low, last, threshold, out });
+        }
+        Words::Two { low, last, threshold } => {
+            drive(draw, 0, at, len, Wide { draw, start: at, low, last, threshold, out });
+        }
+    }
+    Ok(())
+}
+
+/// How many words an element reads, `low` modulo 2^64, one less than how many numbers there are (which may be 2^64), and
+/// below which share of the words another attempt is asked.
+pub(super) enum Words {
+    One { low: u64, last: u32, threshold: u32 },
+    Two { low: u64, last: u64, threshold: u64 },
+}
+
+/// What `low` to below `high`, a sound range, asks of the words.
+pub(super) fn words_of(low: i128, high: i128) -> Words {
+    let (low, last) = (low as u64, (high - low - 1) as u64);
     match u32::try_from(last) {
         Ok(last) => {
             // 2^32 mod n = (2^32 - n) mod n.
             let n = u64::from(last) + 1;
-            let threshold = ((1u64 << 32) - n) % n;
-            drive(draw, 0, at, len, Narrow { draw, start: at, low, last, threshold: threshold as u32, out });
+            Words::One { low, last, threshold: (((1u64 << 32) - n) % n) as u32 }
         }
         Err(_) => {
             let n = u128::from(last) + 1;
-            let threshold = ((1u128 << 64) - n) % n;
-            drive(draw, 0, at, len, Wide { draw, start: at, low, last, threshold: threshold as u64, out });
+            Words::Two { low, last, threshold: (((1u128 << 64) - n) % n) as u64 }
         }
     }
-    Ok(())
 }
 
 /// Refuses what [`uniform_int`] would, of a dtype that it fills; others keep no range.

@@ -26,6 +26,7 @@
 //! Missing: beta, Student's t and others (a [`Stream`] serves those of outside crates, in one order, on the host).
 
 mod continuous;
+pub(crate) mod cuda;
 mod distribution;
 mod draw;
 mod drawn;

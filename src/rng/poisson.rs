@@ -91,7 +91,7 @@ pub(super) fn check(rate: f64) -> Result<()> {
 
 const CHUNK: usize = 512;
 /// The rate from which on counts come by rejection.
-const LARGE: f64 = 10.0;
+pub(super) const LARGE: f64 = 10.0;
 const RATE: &str = "a rate lies between 0 and 2^50";
 
 /// What is below this is no probability that 53 bits meet.
@@ -139,13 +139,13 @@ macro_rules! counted_half {
 counted_half!(f16 bf16);
 
 /// p_0, p_0 + p_1, … as far as p_k is above [`TINY`].
-struct Sums {
-    sums: [f64; 64],
-    len: usize,
+pub(super) struct Sums {
+    pub sums: [f64; 64],
+    pub len: usize,
 }
 
 impl Sums {
-    fn of(rate: f64) -> Sums {
+    pub fn of(rate: f64) -> Sums {
         let mut all = Sums { sums: [0.0; 64], len: 0 };
         let mut p = exp_f64(-rate);
         let mut sum = p;

@@ -154,7 +154,7 @@ impl Tensor {
     /// As [`Tensor::build`].
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
         let value = value.into().0;
-        for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(T::from_f64(value))))
+        for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))
     }
 
     /// One element, shape `[]`.
@@ -300,7 +300,7 @@ impl Tensor {
     }
 
     /// The address of the first element of a tensor on a device.
-    pub(super) fn device_address(&self) -> Option<u64> {
+    pub(crate) fn device_address(&self) -> Option<u64> {
         let block = self.storage.device_block()?;
         Some(block.address() + (self.offset * self.dtype.size_bytes()) as u64)
     }

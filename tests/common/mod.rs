@@ -1,22 +1,47 @@
 //! What the judge and the equivalence tests share: cutting a whole tensor as a layout says, without the library's own
 //! redistribution; and, in `layouts` and `program`, random meshes, layouts and programs; in `samples`, calls
-//! with long sums; in `rows` and `judge`, rows as layouts, and whether they hold by bits.
+//! with long sums; in `rows` and `judge`, rows as layouts, and whether they hold by bits; in `shim`, a CUDA device.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use isoshard::Result;
-use isoshard::comm::spmd;
+use isoshard::comm::Rank;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::{Fill, Input, Op, Sample, Tensors, Window, Windows};
 use isoshard::placement::{Mesh, Placement, Spec};
-use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
+use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 
 pub mod judge;
 pub mod layouts;
 pub mod program;
 pub mod rows;
 pub mod samples;
+pub mod shim;
+
+/// Where the ranks of a suite compute: on the CPU, or on the device that `ISOSHARD_TEST_DEVICE` names (`cuda`, `cuda:1`), or
+/// on `shim`: a CUDA device whose kernels the CPU runs. What they are compared with is computed by the CPU's own loops.
+///
+/// # Panics
+/// On another name, and where the shim finds no compiler: who asks for a device wants it.
+pub fn device() -> Device {
+    match std::env::var("ISOSHARD_TEST_DEVICE") {
+        Ok(name) if name == "shim" => shim::device().expect("a C++ compiler"),
+        Ok(name) => name.parse().unwrap_or_else(|e| panic!("ISOSHARD_TEST_DEVICE: {e}")),
+        Err(_) => Device::Cpu,
+    }
+}
+
+/// As [`isoshard::comm::spmd`], on [`device`].
+pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+{
+    let device = device();
+    isoshard::comm::spmd(world, move |rank| f(rank.on(device)))
+}
 
 /// A fixed stream of numbers: SplitMix64.
+#[derive(Debug)]
 pub struct Stream(pub u64);
 
 impl Stream {

@@ -167,19 +167,23 @@ static Text failure(Block& b) {
   return text << b.entry->name << ", block " << b.index << ": ";
 }
 
+// The block once more, at the end that a stack too deep leaves alone.
+static inline Block*& block_at_top(Fiber* fiber) { return *(Block**)((char*)fiber + STACK_BYTES - sizeof(Block*)); }
+
 static void check_stack(Fiber* me) {
   bool whole = true;
   for (unsigned i = 0; i < CANARY_LEN; ++i) whole &= me->canary[i] == CANARY;
   if (!whole) {
-    failure(*me->block) << "a thread needs more than " << STACK_BYTES << " bytes of stack";
-    abandon(*me->block);
+    Block& b = *block_at_top(me);
+    failure(b) << "a thread needs more than " << STACK_BYTES << " bytes of stack";
+    abandon(b);
   }
 }
 
 // Gives a fiber its thread.
 static inline void seat(Block& b, Fiber* fiber, unsigned thread) {
   const Dim& d = b.threads;
-  fiber->block = &b;
+  fiber->block = block_at_top(fiber) = &b;
   fiber->linear = thread;
   fiber->thread = d.y * d.z == 1 ? Dim{thread, 0, 0} : Dim{thread % d.x, thread / d.x % d.y, thread / d.x / d.y};
   b.state[thread] = READY;
@@ -231,7 +235,6 @@ static void run_threads() {
 // The calling thread waits until it is released.
 static inline void suspend(Fiber* me) {
   Block& b = *me->block;
-  check_stack(me);
   unsigned next = pick(b);
   if (next != me->linear) go(b, next, me->context);
 }
@@ -246,6 +249,7 @@ static inline bool same_place(const Place& a, const Place& b) {
 // A barrier of the whole block. Returns how many threads brought a predicate that holds.
 static unsigned barrier(Kind kind, int predicate, Place place) {
   Fiber* me = here();
+  check_stack(me);
   Block& b = *me->block;
   me->kind = kind;
   me->place = place;
@@ -308,6 +312,7 @@ static void release_lanes(Block& b, unsigned base, lane_mask lanes) {
 // A function of the lanes of a warp that `mask` names. Returns what the calling lane gets.
 static word warp_function(Kind kind, lane_mask mask, word value, unsigned source, Place place) {
   Fiber* me = here();
+  check_stack(me);
   Block& b = *me->block;
   unsigned lane = me->linear % WARP, warp = me->linear / WARP, base = warp * WARP;
   unsigned lanes_len = lanes_of(b, warp);

@@ -15,39 +15,41 @@ typedef __SIZE_TYPE__ size_t;
 
 namespace iso_shim {
 
+template <__SIZE_TYPE__... I>
+struct Numbers {};
+template <__SIZE_TYPE__ N, __SIZE_TYPE__... I>
+struct NumbersBelow : NumbersBelow<N - 1, N - 1, I...> {};
+template <__SIZE_TYPE__... I>
+struct NumbersBelow<0, I...> {
+  typedef Numbers<I...> type;
+};
+
+// A kernel's parameters: their number and sizes, and a call that finds them as a launch does.
 template <auto BODY>
 struct EntryOf;
 template <class... P, void (*BODY)(P...)>
 struct EntryOf<BODY> {
   static constexpr unsigned LEN = sizeof...(P);
   static constexpr unsigned BYTES[LEN + 1] = {(unsigned)sizeof(P)..., 0};
+  template <class I>
+  struct Caller;
   template <__SIZE_TYPE__... I>
-  struct Numbers {
-    static void call(void** arguments) { BODY(*(P*)arguments[I]...); }
+  struct Caller<Numbers<I...>> {
+    static void call([[maybe_unused]] void** arguments) { BODY(*(P*)arguments[I]...); }
   };
-  template <class T>
-  struct Call;
-#if defined(__clang__)
-  static constexpr void (*caller())(void**) { return of(__make_integer_seq<Sequence, __SIZE_TYPE__, LEN>()); }
-  template <class T, T... I>
-  struct Sequence {};
-  template <__SIZE_TYPE__... I>
-  static constexpr void (*of(Sequence<__SIZE_TYPE__, I...>))(void**) {
-    return Numbers<I...>::call;
-  }
-#else
-  static constexpr void (*caller())(void**) { return Numbers<__integer_pack(LEN)...>::call; }
-#endif
+  static constexpr void (*call)(void**) = Caller<typename NumbersBelow<LEN>::type>::call;
 };
 
 }  // namespace iso_shim
 
 #define KERNEL(name, threads, parameters) ISO_SHIM_KERNEL(name, threads, parameters)
+// By its type, for a function of the same name may stand beside the entry.
+#define ISO_SHIM_ENTRY(name, parameters) iso_shim::EntryOf<static_cast<void(*) parameters>(name)>
 #define ISO_SHIM_KERNEL(name, threads, parameters)                                                                  \
   static void name parameters;                                                                                      \
   extern "C" __attribute__((visibility("default"))) const iso_shim::Entry iso_shim_entry_##name = {                 \
-      #name, iso_shim::EntryOf<name>::caller(), iso_shim::EntryOf<name>::LEN, iso_shim::EntryOf<name>::BYTES,       \
-      threads};                                                                                                     \
+      #name, ISO_SHIM_ENTRY(name, parameters)::call, ISO_SHIM_ENTRY(name, parameters)::LEN,                         \
+      ISO_SHIM_ENTRY(name, parameters)::BYTES, threads};                                                            \
   static void name parameters
 
 #define DEVICE inline __attribute__((always_inline))

@@ -1,4 +1,7 @@
 //! The engine's two traits over worlds and hubs.
+//!
+//! Tensors on a device are passed as all others are, by sharing: a kernel that reads one waits, on the device, for the
+//! stream of the rank that made it. Nothing passes through the host, and the host waits for nothing but its peers' calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +47,11 @@ impl Engine for ThreadEngine {
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
         let position = ranks.iter().position(|&r| r == self.rank).expect("checked by the caller");
         Ok(Arc::new(ThreadChannel { world: self.world.clone(), hub: self.world.hub(ranks, name), position }))
+    }
+
+    fn end(&self) -> Result<()> {
+        self.world.end(self.rank);
+        Ok(())
     }
 
     fn abort(&self, cause: &Error) {
@@ -120,7 +128,13 @@ impl Request for Reducing {
     fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
         let Meeting { world, hub, slot, position, .. } = &self.meeting;
         hub.wait(world, slot, *position)?;
-        let dtype = slot.brought(*position).expect("this member has come").dtype;
+        let call = slot.brought(*position).expect("this member has come");
+        if call.device().is_some_and(|device| device.is_cuda()) {
+            // Put on one member's stream, whose result the others' kernels wait for on the device.
+            let result = slot.folded.get_or_init(|| fold(&self.reduce, &slot.take(*position)));
+            return result.clone().map(|sum| vec![sum]);
+        }
+        let dtype = call.dtype;
         if self.reduce.out_shape().numel() * dtype.size_bytes() < SHARED_FOLD_BYTES {
             return Ok(vec![fold(&self.reduce, &slot.take(*position))?]);
         }

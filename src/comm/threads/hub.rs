@@ -173,12 +173,13 @@ impl Hub {
         let (at, other) = slot.disagreement(position, call)?;
         let (low, high) =
             if at < position { ((at, other), (position, call)) } else { ((position, call), (at, other)) };
+        let (brought, other_brought) = high.1.facts().told_apart(&low.1.facts());
         Some(CommFault::Mismatch {
             id: self.id(slot, call.name),
             rank: slot.ranks[high.0],
-            brought: high.1.to_string(),
+            brought,
             other: slot.ranks[low.0],
-            other_brought: low.1.to_string(),
+            other_brought,
         })
     }
 
@@ -221,7 +222,9 @@ impl Hub {
                 *rank = slot.ranks[position];
                 *brought = call.to_string();
             }
-            CommFault::Mismatch { id, .. } | CommFault::PeerFailed { id, .. } => id.call = call.name,
+            CommFault::Mismatch { id, .. }
+            | CommFault::PeerFailed { id, .. }
+            | CommFault::Transport { id, .. } => id.call = call.name,
         }
         fault
     }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::reduction::Reduction;
 use crate::comm::{Call, Route};
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// One call of a group: what each member brought. Lives as long as somebody has still to take from it.
@@ -17,6 +18,8 @@ pub(super) struct Slot {
     cells: Box<[OnceLock<Call>]>,
     open: AtomicBool,
     pub(super) reduction: OnceLock<Reduction>,
+    /// On a device: the result, by whichever member came to wait first.
+    pub(super) folded: OnceLock<Result<Tensor>>,
 }
 
 impl Slot {
@@ -27,6 +30,7 @@ impl Slot {
             cells: ranks.iter().map(|_| OnceLock::new()).collect(),
             open: AtomicBool::new(false),
             reduction: OnceLock::new(),
+            folded: OnceLock::new(),
         }
     }
 

@@ -6,6 +6,8 @@
 use std::ffi::c_void;
 use std::fmt;
 
+use super::blas::Blas;
+
 /// A device address.
 pub type Address = u64;
 /// A stream, an event, a module or a function, as its driver names it; 0 is none.
@@ -154,4 +156,8 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
         arguments: &mut [*mut c_void],
         stream: Handle,
     ) -> DriverResult<()>;
+    /// The vendor's library of matrix products, if it is there.
+    fn blas(&self) -> Option<&dyn Blas> {
+        None
+    }
 }

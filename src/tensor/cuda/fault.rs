@@ -16,7 +16,7 @@ struct Rule {
     verb: &'static str,
     /// What the value breaks.
     rule: &'static str,
-    /// What the value is, e.g. `index`.
+    /// What the value is, e.g. `index`; begins with `for` where it says which one has the number that was found.
     what: &'static str,
 }
 
@@ -28,6 +28,13 @@ const RULES: &[Rule] = &[
     index(Code::ScatterAdd, "scatter_add"),
     index(Code::CrossEntropy, "cross_entropy"),
     index(Code::CrossEntropyGrad, "cross_entropy_grad"),
+    element(600, "bernoulli", "a probability lies in [0, 1]"),
+    element(601, "exponential", "a rate is positive and finite"),
+    element(602, "gamma", "a shape is positive and finite"),
+    element(603, "poisson", "a rate lies between 0 and 2^50"),
+    element(604, "multinomial", "weights are finite and not negative"),
+    row(605, "a row's weights have a positive, finite sum"),
+    row(606, "without replacement a row has as many positive weights as samples"),
 ];
 
 /// The numbers of operators that take indices.
@@ -45,15 +52,29 @@ const fn index(code: Code, verb: &'static str) -> Rule {
     Rule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
 }
 
+/// An element's number that breaks a rule.
+const fn element(code: u32, verb: &'static str, rule: &'static str) -> Rule {
+    Rule { code, verb, rule, what: "for element" }
+}
+
+/// What a row of weights breaks.
+const fn row(code: u32, rule: &'static str) -> Rule {
+    Rule { code, verb: "multinomial", rule, what: "for row" }
+}
+
 /// The error that the bytes tell of, if they do.
 pub(super) fn read(bytes: [u8; FAULT_BYTES]) -> Option<Error> {
     let code = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
+    let found = f32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
     let value = i64::from_le_bytes(bytes[8..].try_into().expect("eight bytes"));
     if code == 0 {
         return None;
     }
     let rule = RULES.iter().find(|r| r.code == code);
     Some(match rule {
+        Some(r) if r.what.starts_with("for") => {
+            Error::invalid(r.verb, r.rule, format!("{found} {} {value}", r.what), "")
+        }
         Some(r) => Error::invalid(r.verb, r.rule, format!("{} {value}", r.what), ""),
         None => {
             Error::invalid("kernel", "reported a fault that has no name", format!("code {code}, {value}"), "")

@@ -167,6 +167,8 @@ impl Gpu {
         for event in block.pending.drain(..) {
             let waits = driver.wait(stream.handle, event);
             driver.drop_event(event);
+            // Whoever writes to the block on another stream has to wait as well.
+            stream.worked();
             waits?;
         }
         Ok(block)
@@ -201,6 +203,15 @@ impl Gpu {
 /// A device that is not there.
 pub fn memory_stats(index: usize) -> Result<MemoryStats> {
     Ok(device::open(index)?.ledger.stats())
+}
+
+/// Counts the peaks of [`memory_stats`] from what the device's memory holds now.
+///
+/// # Errors
+/// A device that is not there.
+pub fn reset_memory_peaks(index: usize) -> Result<()> {
+    device::open(index)?.ledger.reset_peaks();
+    Ok(())
 }
 
 /// Sets what may be taken from the device's driver at most, in bytes.

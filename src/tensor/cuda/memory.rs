@@ -74,6 +74,12 @@ impl Ledger {
         }
     }
 
+    /// Counts the peaks from what there is now.
+    pub fn reset_peaks(&self) {
+        self.peak_live.store(self.live.load(Relaxed), Relaxed);
+        self.peak_reserved.store(self.reserved.load(Relaxed), Relaxed);
+    }
+
     pub fn set_limit(&self, bytes: usize) {
         self.limit.store(bytes, Relaxed);
     }

@@ -2,15 +2,18 @@
 
 use std::cell::Cell;
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::result::{self, DriverError as Code};
 use cudarc::driver::sys::{
     self, CUdevice_attribute_enum as Attribute, CUfunction_attribute_enum as OfFunction,
 };
 
+use super::blas::CublasLt;
 use super::compiler;
-use crate::tensor::cuda::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
+use crate::tensor::cuda::{
+    Address, Blas, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program,
+};
 
 /// The driver's version from which a function's parameters can be asked for.
 const TELLS_PARAMETERS: i32 = 12_040;
@@ -44,6 +47,8 @@ struct Nvidia {
     facts: Facts,
     context: usize,
     tells_parameters: bool,
+    /// Opened at its first use; none where it is not installed.
+    blas: OnceLock<Option<CublasLt>>,
 }
 
 impl Nvidia {
@@ -76,7 +81,8 @@ impl Nvidia {
         let mut version = 0;
         // SAFETY: the pointer is valid.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(of("cuDriverGetVersion"))?;
-        Ok(Ok(Nvidia { facts, context: context as usize, tells_parameters: version >= TELLS_PARAMETERS }))
+        let tells_parameters = version >= TELLS_PARAMETERS;
+        Ok(Ok(Nvidia { facts, context: context as usize, tells_parameters, blas: OnceLock::new() }))
     }
 
     /// Makes this device's context the calling thread's, if another is.
@@ -263,6 +269,11 @@ unsafe impl Driver for Nvidia {
         let started =
             unsafe { result::launch_kernel(function, blocks, threads, grid.shared_bytes, stream, arguments) };
         started.map_err(of("cuLaunchKernel"))
+    }
+
+    fn blas(&self) -> Option<&dyn Blas> {
+        self.here().ok()?;
+        self.blas.get_or_init(CublasLt::open).as_ref().map(|blas| blas as &dyn Blas)
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Nothing is linked: where `libcuda` or `libnvrtc` is missing, asking for a device says so in a line.
 
+mod blas;
 mod compiler;
 mod driver;
 

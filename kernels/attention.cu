@@ -1,0 +1,258 @@
+// Causal attention, forward: by bits what src/tensor/cpu/attention.rs computes, and no matrix of all scores.
+//
+// A block of threads has 64 queries of one head and goes twice over the keys they see: for the rows' maxima, and, with these
+// known, for exponentials, their sums and their product with v. The CPU's bits allow no less: an exponential is taken of a
+// score less its row's final maximum, so it cannot be computed with a running one and mended later, which is how flash
+// attention does with one pass. So there are three products of T^2 D / 2 fused multiply-adds a head, on the units for single
+// numbers (a product of matrix units is no chain of IEEE operations), where a flash kernel has two on matrix units.
+//
+// To be checked where there is a GPU. Expected at D = 64: shared memory half as busy as the multipliers (16 reads of 16
+// bytes for 128 multiply-adds of a warp in the first product, 3 for 32 in the second), 12 warps a multiprocessor, the stack
+// of finished nodes a tenth of what the second cache gives: 50 to 65% of the f32 peak, on an H100 some 20 TFLOP/s counting the
+// two products that are needed, about 15 to 20 times the time of a bf16 flash kernel, 1.2 to 1.5 times that of an f32 one. Dropout adds
+// a quarter (a Philox block for four scores).
+#include "attention.cuh"
+
+// The sums of rows of exponentials, which come as tiles by columns: leaves of neighbours added, a warp a row's leaf, eight
+// rows at once; then the tree over leaves, whose waiting nodes lie in shared memory.
+template <class S>
+struct RowSums {
+  typedef typename S::A A;
+  enum { GROUPS = 8 / S::WARPS };
+  A part[GROUPS][8];
+  u32 at, len, joins, top;
+  A* stack;
+  A* sums;
+
+  DEVICE void begin(A* sums_, A* stack_, u32 width) {
+    sums = sums_;
+    stack = stack_;
+    at = top = 0;
+    next(width);
+  }
+
+  DEVICE void next(u32 width) {
+    Node leaf = leaf_of(at, width, 32);
+    len = leaf.len;
+    joins = leaf.joins;
+    UNROLL
+    for (int g = 0; g < GROUPS; g++) {
+      UNROLL
+      for (int i = 0; i < 8; i++) part[g][i] = nothing<A>();
+    }
+  }
+
+  // Columns [first, first + COLS) of `width`.
+  DEVICE void take(const A* p, u32 first, u32 width) {
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    while (at < width && at < first + S::COLS) {
+      u32 col = at + lane - first;
+      if (lane < len && col < (u32)S::COLS) {
+        UNROLL
+        for (int g = 0; g < GROUPS; g++) {
+          UNROLL
+          for (int i = 0; i < 8; i += 4) {
+            Four<A> four_ = four(p + col * S::STEP + 8 * (warp * GROUPS + g) + i);
+            UNROLL
+            for (int e = 0; e < 4; e++) part[g][i + e] = four_.x[e];
+          }
+        }
+      }
+      if (at + len > first + S::COLS) return;
+      bool last = at + len == width;
+      UNROLL
+      for (int g = 0; g < GROUPS; g++) join(8 * (warp * GROUPS + g), fold(part[g]), last);
+      top = top + 1 - joins;
+      at += len;
+      if (!last) next(width);
+    }
+  }
+
+  // Lane l has the whole leaf's sum of row (l & 1) * 4 + (l & 2) + (l >> 2 & 1).
+  DEVICE A fold(const A (&x)[8]) {
+    u32 lane = threadIdx.x & 31;
+    A four_[4], two[2];
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+      A keep = lane & 1 ? x[i + 4] : x[i], give = lane & 1 ? x[i] : x[i + 4];
+      four_[i] = keep + __shfl_xor_sync(0xffffffffu, give, 1);
+    }
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+      A keep = lane & 2 ? four_[i + 2] : four_[i], give = lane & 2 ? four_[i] : four_[i + 2];
+      two[i] = keep + __shfl_xor_sync(0xffffffffu, give, 2);
+    }
+    A keep = lane & 4 ? two[1] : two[0], give = lane & 4 ? two[0] : two[1];
+    A one = keep + __shfl_xor_sync(0xffffffffu, give, 4);
+    one = one + __shfl_xor_sync(0xffffffffu, one, 8);
+    return one + __shfl_xor_sync(0xffffffffu, one, 16);
+  }
+
+  DEVICE void join(u32 rows, A sum, bool last) {
+    u32 lane = threadIdx.x & 31;
+    if (lane >= 8) return;
+    u32 row = rows + (lane & 1) * 4 + (lane & 2) + (lane >> 2 & 1), level = top;
+    for (u32 i = 0; i < joins; i++) sum = stack[--level * 64 + row] + sum;
+    if (last) sums[row] = sum;
+    else stack[level * 64 + row] = sum;
+  }
+};
+
+template <class S>
+struct Forward {
+  typedef typename S::T T;
+  typedef typename S::A A;
+  const AttentionCall& call;
+  const Dim& d;
+  const Dim& dv;
+  // Shared memory: queries, keys or values, scores.
+  A *x, *y, *p, *sums, *row_stack;
+
+  DEVICE Forward(const AttentionCall& call_, const Dim& d_, const Dim& dv_, A* shared)
+      : call(call_), d(d_), dv(dv_), x(shared), y(x + S::ROWS * S::PITCH), p(y + S::COLS * S::PITCH),
+        sums(p + S::COLS * S::STEP), row_stack(sums + S::ROWS) {}
+
+  // Scores of a block and the keys from `key` on, what is masked -inf.
+  DEVICE void scores(A (&s)[S::R][S::C], const QueryBlock& block, const T* q, const T* k, u32 key) {
+    u32 keys = key < block.keys ? block.keys - key : 0;
+    Side<S> xs = {x, q, call.q[2], block.rows}, ys = {y, k + key * call.k[2], call.k[2], keys};
+    __syncthreads();
+    if (d.chunks == 1) load_cols(ys, d, 0);
+    __syncthreads();
+    dot(s, xs, ys, d);
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 seen = min(block.global + tile_row<S>(r) + 1, block.keys);
+      UNROLL
+      for (int c = 0; c < S::C; c++) {
+        bool shown = key + tile_x() + 16 * c < seen;
+        s[r][c] = shown ? (A)call.scale * s[r][c] : (A)-inf_f64();
+      }
+    }
+  }
+
+  DEVICE void run(const QueryBlock& block, u32 batch, u32 head, u32 chunk, const T* q, const T* k, const T* v, T* o,
+                  A* lse, A* stack) {
+    A s[S::R][S::C], max[S::R];
+    UNROLL
+    for (int r = 0; r < S::R; r++) max[r] = (A)-inf_f64();
+    __syncthreads();
+    if (d.chunks == 1) load_rows(Side<S>{x, q, call.q[2], block.rows}, d, 0);
+    for (u32 key = 0; key < block.keys; key += S::COLS) {
+      scores(s, block, q, k, key);
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int c = 0; c < S::C; c++) max[r] = s[r][c] > max[r] ? s[r][c] : max[r];
+      }
+    }
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      UNROLL
+      for (int lane = 8; lane > 0; lane /= 2) {
+        A other = __shfl_xor_sync(0xffffffffu, max[r], lane);
+        max[r] = other > max[r] ? other : max[r];
+      }
+    }
+    RowSums<S> row_sums;
+    row_sums.begin(sums, row_stack, block.width);
+    Sum<S> sum;
+    sum.begin(stack);
+    for (u32 key = 0; key < block.width; key += S::COLS) {
+      // A single tile's scores are there still.
+      if (block.width > S::COLS) scores(s, block, q, k, key);
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int c = 0; c < S::C; c++) s[r][c] = exp_(s[r][c] - max[r]);
+      }
+      put<S>(p, s);
+      __syncthreads();
+      row_sums.take(p, key, block.width);
+      u32 keys = key < block.keys ? min(block.keys - key, (u32)S::COLS) : 0;
+      load_cols(Side<S>{y, v + key * call.v[2], call.v[2], keys}, dv, chunk);
+      if (call.dropout) {
+        drop_out(s, block, batch, head, key);
+        __syncthreads();
+        put<S>(p, s);
+      }
+      __syncthreads();
+      sum.add(p, y, key, keys, block.keys, 0, true);
+    }
+    __syncthreads();
+    store(sum, max, block, batch, head, chunk, o, lse);
+  }
+
+  DEVICE void drop_out(A (&s)[S::R][S::C], const QueryBlock& block, u32 batch, u32 head, u32 key) {
+    u32 kept = keep_tile<S>(call, batch, head, block.start, key);
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 seen = min(block.global + tile_row<S>(r) + 1, block.keys);
+      UNROLL
+      for (int c = 0; c < S::C; c++) {
+        A scaled = kept >> (4 * r + c) & 1 ? s[r][c] * (A)call.factor : (A)0.0;
+        s[r][c] = key + tile_x() + 16 * c < seen ? scaled : s[r][c];
+      }
+    }
+  }
+
+  DEVICE void store(const Sum<S>& sum, const A (&max)[S::R], const QueryBlock& block, u32 batch, u32 head, u32 chunk, T* o,
+                    A* lse) {
+    A scale[S::R];
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 row = tile_row<S>(r);
+      A total = sums[row];
+      scale[r] = recip_(total);
+      if (chunk == 0 && tile_x() == 0 && row < block.rows) {
+        lse[((u64)batch * call.heads + head) * call.queries + block.start + row] = ln_(total) + max[r];
+      }
+    }
+    u64 step = (u64)call.heads * dv.len;
+    T* to = o + ((u64)batch * call.queries + block.start) * step + (u64)head * dv.len;
+    sum.store(to, step, block.rows, dv, chunk, [&](int r, A x) { return x * scale[r]; });
+  }
+};
+
+// Blocks in x share heads and blocks of queries, the longest first; blocks in y have chunks of v's dim.
+template <class S>
+DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, const typename S::T* q,
+                      const typename S::T* k, const typename S::T* v, typename S::T* o, typename S::A* lse,
+                      typename S::A* scratch) {
+  DYNAMIC_SHARED(shared);
+  Forward<S> forward(call, d, dv, (typename S::A*)shared);
+  u64 own = (u64)blockIdx.y * gridDim.x + blockIdx.x;
+  typename S::A* stack = scratch + own * call.levels * (S::ROWS * S::CHUNK);
+  u32 blocks = query_blocks(call), pairs = call.batch * call.heads, each = call.heads / call.groups;
+  for (u32 item = blockIdx.x; item < blocks * pairs; item += gridDim.x) {
+    QueryBlock block = query_block(call, blocks - 1 - item / pairs);
+    u32 batch = item % pairs / call.heads, head = item % call.heads;
+    forward.run(block, batch, head, blockIdx.y, q + batch * call.q[0] + head * call.q[1] + block.start * call.q[2],
+                k + batch * call.k[0] + head / each * call.k[1], v + batch * call.v[0] + head / each * call.v[1], o,
+                lse, stack);
+  }
+}
+
+// What there is without keys.
+template <class T>
+DEVICE void attention_none(T* o, u64 o_len, Wide<T>* lse, u64 lse_len) {
+  for (u64 i = thread_index(); i < o_len; i += threads_len()) o[i] = narrow<T>(0);
+  for (u64 i = thread_index(); i < lse_len; i += threads_len()) lse[i] = (Wide<T>)-inf_f64();
+}
+
+#define ENTRY(stem, T, bound, ...)                                                                                        \
+  KERNEL(stem##_##T, bound,                                                            \
+         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, T* o, Wide<T>* lse, Wide<T>* stack)) { \
+    attention<Tiles<T, __VA_ARGS__>>(call, d, dv, q, k, v, o, lse, stack);                                         \
+  }
+#define NONE(T) \
+  KERNEL(none_##T, 256, (T* o, u64 o_len, Wide<T>* lse, u64 lse_len)) { attention_none(o, o_len, lse, lse_len); }
+
+// Head dims up to 64, up to 128, and up to 512 (where the host widens f16 and bf16).
+#define SINGLE(T) ENTRY(narrow, T, 512, 256, 4, 4, 1, 1) ENTRY(wide, T, 512, 256, 4, 4, 2, 2)
+SINGLE(f32)
+SINGLE(f16)
+SINGLE(bf16)
+ENTRY(any, f32, 256, 256, 4, 4, 1, 5)
+ENTRY(any, f64, 256, 256, 4, 2, 1, 5)
+FLOATS(NONE)

@@ -1,0 +1,449 @@
+// What attention's kernels have in common: tiles of queries and keys, the two products between them along the summation
+// trees of the CPU (src/tensor/cpu/{attention,attention_block,attention_backward}.rs), and dropout.
+//
+// A block of threads has 64 rows and COLS columns of scores. It stands in a grid 16 threads wide: thread (tx, ty) has
+// rows 4 ty to 4 ty + 3 (and as many 4 THREADS / 16 further on), columns tx, tx + 16, ... Operands lie in shared memory by
+// rows, as in memory but widened, and cut into chunks of CHUNK elements of the head's dim.
+//
+// dot: row times row over the head's dim. A leaf's accumulators stay in registers, and finished nodes, of which there are at most
+// DEPTH, in registers too. Leaves that are no multiple of four long are padded by 0 on one side and -0 on the other: their
+// product is -0, which changes no bit of any sum.
+// chain: the scores times a matrix, over the scores' columns. Leaves end wherever the tree of the whole range says, so
+// accumulators are carried from tile to tile; finished nodes wait on a stack in device memory, private to the thread: one is
+// touched every other leaf, the next every fourth one.
+#pragma once
+#include "math.cuh"
+#include "philox.cuh"
+
+// A leaf of the tree over a head's dim, and where it lies in shared memory.
+struct DimLeaf {
+  u16 start, place;
+  u8 len, quads, joins, unused;
+};
+// A head's dim. `plain`: it lies in shared memory as in memory.
+struct Dim {
+  u32 len, leaves, chunks, plain;
+  DimLeaf leaf[32];
+};
+
+struct AttentionCall {
+  // Steps of batch, head and row, in elements.
+  u64 q[3], k[3], v[3], o[3], grad[3];
+  // The draw's extents, and this part's place in them.
+  u64 draw_heads, draw_queries, draw_keys, first_batch, first_head;
+  Draw draw;
+  f64 scale, factor;
+  u32 batch, heads, groups, queries, keys, q_start;
+  // 0 none, 1 by the draw, 2 everything.
+  u32 dropout, threshold;
+  // Finished nodes that wait at once: of the longer sum, of a row.
+  u32 levels, row_levels;
+};
+
+// Loops that are not to be unrolled further: registers are for more warps.
+#ifdef ISO_SHIM
+#define TWICE
+#define ONCE
+#else
+#define TWICE _Pragma("unroll 2")
+#define ONCE _Pragma("unroll 1")
+#endif
+
+template <class T_, int THREADS_, int R_, int C_, int N_, int DEPTH_>
+struct Tiles {
+  typedef T_ T;
+  typedef Wide<T_> A;
+  enum { THREADS = THREADS_, R = R_, C = C_, N = N_, DEPTH = DEPTH_ };
+  enum { ROWS = 64, COLS = 16 * C_, CHUNK = 64 * N_, WARPS = THREADS_ / 32 };
+  // Rows of operands and of scores are apart by what keeps 16 rows out of each other's banks.
+  enum { PITCH = CHUNK + 16 / (int)sizeof(A), STEP = ROWS + 16 / (int)sizeof(A) };
+  static_assert(THREADS_ / 16 * R_ == 64, "rows of all threads");
+};
+
+template <class A>
+struct alignas(16) Four {
+  A x[4];
+};
+template <class A>
+DEVICE Four<A> four(const A* at) {
+  return *(const Four<A>*)at;
+}
+// What a sum does not notice.
+template <class A>
+DEVICE A nothing() {
+  return (A)-0.0;
+}
+
+DEVICE int tile_x() { return threadIdx.x & 15; }
+DEVICE int tile_y() { return threadIdx.x >> 4; }
+template <class S>
+DEVICE int tile_row(int r) {
+  return r / 4 * (S::THREADS / 4) + 4 * tile_y() + r % 4;
+}
+
+// ---- the tree over a range -----------------------------------------------------------------------------------------
+
+// The leaf that holds index `at` of [0, len): joins that follow it, and halves on the left of its path from the root.
+struct Node {
+  u32 start, len, joins, lefts;
+};
+DEVICE Node leaf_of(u32 at, u32 len, u32 leaf) {
+  Node node = {0, len, 0, 0};
+  while (node.len > leaf) {
+    u32 half = (node.len + 1) / 2;
+    if (at - node.start < half) {
+      node.len = half;
+      node.joins = 0;
+    } else {
+      node.start += half;
+      node.len -= half;
+      node.joins++;
+      node.lefts++;
+    }
+  }
+  return node;
+}
+
+// ---- operands ------------------------------------------------------------------------------------------------------
+
+// The element of the head's dim that lies at `place`; -1 where there is none.
+DEVICE i32 unplace(const Dim& dim, u32 place) {
+  if (dim.plain) return place < dim.len ? (i32)place : -1;
+  for (u32 l = 0; l < dim.leaves; l++) {
+    u32 i = place - dim.leaf[l].place;
+    if (i < dim.leaf[l].len) return (i32)(dim.leaf[l].start + i);
+  }
+  return -1;
+}
+
+// One chunk of `rows` rows, of at most ROWS.
+template <class S, int ROWS>
+DEVICE void load(typename S::A* to, const typename S::T* from, u64 step, u32 rows, const Dim& dim, u32 chunk,
+                 typename S::A pad) {
+  typedef typename S::T T;
+  typedef typename S::A A;
+  enum { VEC = 16 / (int)sizeof(T), ACROSS = S::CHUNK / VEC, EACH = ROWS * ACROSS / S::THREADS };
+  enum { BATCH = EACH < 4 ? EACH : 4, PIECE = 16 / (int)sizeof(A) };
+  struct alignas(16) Packed {
+    T x[VEC];
+  };
+  struct alignas(16) Piece {
+    A x[PIECE];
+  };
+  static_assert(EACH * S::THREADS == ROWS * ACROSS && EACH % BATCH == 0, "whole batches");
+  u32 tid = threadIdx.x, first = chunk * S::CHUNK;
+  if (dim.plain && dim.len % VEC == 0 && (((u64)from | step * sizeof(T)) & 15) == 0) {
+    for (int batch = 0; batch < EACH; batch += BATCH) {
+      Packed held[BATCH];
+      UNROLL
+      for (int i = 0; i < BATCH; i++) {
+        u32 at = (u32)(batch + i) * S::THREADS + tid, row = at / ACROSS, col = at % ACROSS * VEC;
+        bool there = row < rows && first + col < dim.len;
+        UNROLL
+        for (int e = 0; e < VEC; e++) held[i].x[e] = T{};
+        if (there) held[i] = *(const Packed*)(from + row * step + first + col);
+      }
+      UNROLL
+      for (int i = 0; i < BATCH; i++) {
+        u32 at = (u32)(batch + i) * S::THREADS + tid, row = at / ACROSS, col = at % ACROSS * VEC;
+        UNROLL
+        for (int e = 0; e < VEC; e += PIECE) {
+          Piece piece;
+          UNROLL
+          for (int n = 0; n < PIECE; n++) piece.x[n] = widen(held[i].x[e + n]);
+          *(Piece*)(to + row * S::PITCH + col + e) = piece;
+        }
+      }
+    }
+    return;
+  }
+  for (u32 at = tid; at < (u32)(ROWS * S::CHUNK); at += S::THREADS) {
+    u32 row = at / S::CHUNK, place = at % S::CHUNK;
+    i32 d = unplace(dim, first + place);
+    A x = pad;
+    if (row < rows && d >= 0) x = widen(from[row * step + d]);
+    to[row * S::PITCH + place] = x;
+  }
+}
+
+// One of the two operands of a product of rows: rows in memory, and their room in shared memory.
+template <class S>
+struct Side {
+  typename S::A* room;
+  const typename S::T* from;
+  u64 step;
+  u32 rows;
+};
+
+template <class S>
+DEVICE void load_rows(const Side<S>& x, const Dim& dim, u32 chunk) {
+  load<S, S::ROWS>(x.room, x.from, x.step, x.rows, dim, chunk, (typename S::A)0.0);
+}
+template <class S>
+DEVICE void load_cols(const Side<S>& y, const Dim& dim, u32 chunk) {
+  load<S, S::COLS>(y.room, y.from, y.step, y.rows, dim, chunk, nothing<typename S::A>());
+}
+
+// ---- row times row -------------------------------------------------------------------------------------------------
+
+// The scores before any factor. Operands of one chunk are there already, others are loaded here.
+template <class S>
+DEVICE void dot(typename S::A (&s)[S::R][S::C], const Side<S>& x, const Side<S>& y, const Dim& dim) {
+  typedef typename S::A A;
+  A node[S::DEPTH][S::R][S::C];
+  UNROLL
+  for (int r = 0; r < S::R; r++) {
+    UNROLL
+    for (int c = 0; c < S::C; c++) s[r][c] = (A)0.0;
+  }
+  u32 chunk = 0;
+  for (u32 l = 0; l < dim.leaves; l++) {
+    DimLeaf leaf = dim.leaf[l];
+    if (dim.chunks > 1 && (l == 0 || leaf.place / S::CHUNK != chunk)) {
+      chunk = leaf.place / S::CHUNK;
+      __syncthreads();
+      load_rows(x, dim, chunk);
+      load_cols(y, dim, chunk);
+      __syncthreads();
+    }
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      UNROLL
+      for (int c = 0; c < S::C; c++) s[r][c] = nothing<A>();
+    }
+    const A* xs = x.room + tile_row<S>(0) * S::PITCH + leaf.place % S::CHUNK;
+    const A* ys = y.room + tile_x() * S::PITCH + leaf.place % S::CHUNK;
+    ONCE
+    for (u32 quad = 0; quad < leaf.quads; quad++, xs += 4, ys += 4) {
+      Four<A> a[S::R];
+      UNROLL
+      for (int r = 0; r < S::R; r++) a[r] = four(xs + (tile_row<S>(r) - tile_row<S>(0)) * S::PITCH);
+      UNROLL
+      for (int c = 0; c < S::C; c++) {
+        Four<A> b = four(ys + 16 * c * S::PITCH);
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+          UNROLL
+          for (int r = 0; r < S::R; r++) s[r][c] = fma_(a[r].x[i], b.x[i], s[r][c]);
+        }
+      }
+    }
+    for (u32 join = 0; join < leaf.joins; join++) {
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int c = 0; c < S::C; c++) {
+          s[r][c] = node[0][r][c] + s[r][c];
+          UNROLL
+          for (int i = 0; i + 1 < S::DEPTH; i++) node[i][r][c] = node[i + 1][r][c];
+        }
+      }
+    }
+    if (l + 1 < dim.leaves) {
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int c = 0; c < S::C; c++) {
+          UNROLL
+          for (int i = S::DEPTH - 1; i > 0; i--) node[i][r][c] = node[i - 1][r][c];
+          node[0][r][c] = s[r][c];
+        }
+      }
+    }
+  }
+}
+
+// Values of a tile go to shared memory by columns.
+template <class S>
+DEVICE void put(typename S::A* p, const typename S::A (&s)[S::R][S::C]) {
+  UNROLL
+  for (int c = 0; c < S::C; c++) {
+    UNROLL
+    for (int r = 0; r < S::R; r += 4) {
+      Four<typename S::A> four;
+      UNROLL
+      for (int i = 0; i < 4; i++) four.x[i] = s[r + i][c];
+      *(Four<typename S::A>*)(p + (tile_x() + 16 * c) * S::STEP + tile_row<S>(r)) = four;
+    }
+  }
+}
+
+// ---- a tile times a matrix -----------------------------------------------------------------------------------------
+
+// A sum along a tree, whose leaves come in order: 64 rows by CHUNK columns, of which a thread has its rows and columns 64 n + 4 tx
+// to 64 n + 4 tx + 3.
+template <class S>
+struct Sum {
+  typedef typename S::A A;
+  A acc[S::R][4 * S::N];
+  // Room for finished nodes, which one after the other lie `S::ROWS * S::CHUNK` apart.
+  A* stack;
+  // Nodes waiting, and which of them hold nothing.
+  u32 top, absent;
+  // Where the current leaf ends, and the joins that follow.
+  u32 end, joins;
+
+  DEVICE void begin(A* room) {
+    stack = room + 4 * threadIdx.x;
+    top = absent = end = joins = 0;
+    clear();
+  }
+
+  DEVICE void clear() {
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      UNROLL
+      for (int e = 0; e < 4 * S::N; e++) acc[r][e] = nothing<A>();
+    }
+  }
+
+  // Indices [first, first + count) of `total`, the columns of `p`, with the rows of `b`. After the whole follow `more`
+  // joins; `last`: and then nothing.
+  DEVICE void add(const A* p, const A* b, u32 first, u32 count, u32 total, u32 more, bool last) {
+    const A* ps = p + tile_row<S>(0);
+    const A* bs = b + 4 * tile_x();
+    for (u32 at = 0; at < count;) {
+      if (first + at >= end) {
+        Node leaf = leaf_of(first + at, total, 32);
+        end = leaf.start + leaf.len;
+        joins = leaf.joins + (end == total ? more : 0);
+      }
+      u32 stop = min(count, end - first);
+      TWICE
+      for (; at < stop; at++) {
+        Four<A> x[S::R / 4], y[S::N];
+        UNROLL
+        for (int r = 0; r < S::R / 4; r++) x[r] = four(ps + at * S::STEP + r * (S::THREADS / 4));
+        UNROLL
+        for (int n = 0; n < S::N; n++) y[n] = four(bs + at * S::PITCH + 64 * n);
+        UNROLL
+        for (int r = 0; r < S::R; r++) {
+          UNROLL
+          for (int e = 0; e < 4 * S::N; e++) acc[r][e] = fma_(x[r / 4].x[r % 4], y[e / 4].x[e % 4], acc[r][e]);
+        }
+      }
+      if (first + at == end) finish(last && end == total);
+      if (end == total && first + at == end) end = 0;
+    }
+  }
+
+  // A leaf is done.
+  DEVICE void finish(bool last) {
+    for (u32 join = 0; join < joins; join++) {
+      top--;
+      if (absent >> top & 1) {
+        absent ^= 1u << top;
+        continue;
+      }
+      const A* node = stack + (u64)top * (S::ROWS * S::CHUNK);
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        UNROLL
+        for (int n = 0; n < S::N; n++) {
+          Four<A> held = four(node + (r * S::N + n) * (4 * S::THREADS));
+          UNROLL
+          for (int e = 0; e < 4; e++) acc[r][4 * n + e] = held.x[e] + acc[r][4 * n + e];
+        }
+      }
+    }
+    if (last) return;
+    A* node = stack + (u64)top * (S::ROWS * S::CHUNK);
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      UNROLL
+      for (int n = 0; n < S::N; n++) {
+        Four<A> held;
+        UNROLL
+        for (int e = 0; e < 4; e++) held.x[e] = acc[r][4 * n + e];
+        *(Four<A>*)(node + (r * S::N + n) * (4 * S::THREADS)) = held;
+      }
+    }
+    top++;
+    clear();
+  }
+
+  // What comes before `at` in a tree over `total` is left out: it would add nothing.
+  DEVICE void skip_to(u32 at, u32 total) {
+    u32 lefts = leaf_of(at, total, 32).lefts;
+    absent |= ((1u << lefts) - 1) << top;
+    top += lefts;
+    end = 0;
+  }
+
+  // To `rows` rows of a matrix, each element by way of `f`: the row, the sum.
+  template <class F>
+  DEVICE void store(typename S::T* to, u64 step, u32 rows, const Dim& dim, u32 chunk, F f) const {
+    UNROLL
+    for (int e = 0; e < 4 * S::N; e++) {
+      i32 d = unplace(dim, chunk * S::CHUNK + e / 4 * 64 + 4 * tile_x() + e % 4);
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        u32 row = tile_row<S>(r);
+        if (d >= 0 && row < rows) to[row * step + d] = narrow<typename S::T>(f(r, acc[r][e]));
+      }
+    }
+  }
+};
+
+// ---- dropout -------------------------------------------------------------------------------------------------------
+
+// Whether the four elements from `e` on are kept, as bits.
+DEVICE u32 keep_four(const AttentionCall& call, u64 e) {
+  if (call.dropout == 2) return 0;
+  u32 kept = 0, over = (u32)e & 3;
+  Words words = philox(call.draw, e >> 2);
+  UNROLL
+  for (int i = 0; i < 4; i++) kept |= (u32)(words.word[i] >= call.threshold) << i;
+  if (over) {
+    words = philox(call.draw, (e >> 2) + 1);
+    UNROLL
+    for (int i = 0; i < 4; i++) kept |= (u32)(words.word[i] >= call.threshold) << (4 + i);
+  }
+  return kept >> over & 15;
+}
+
+// The draw's first element of a row of scores, the query at local index `row`.
+DEVICE u64 drawn_row(const AttentionCall& call, u32 batch, u32 head, u32 row) {
+  u64 whole = (call.first_batch + batch) * call.draw_heads + call.first_head + head;
+  return (whole * call.draw_queries + call.q_start + row) * call.draw_keys;
+}
+
+// For rows of queries: bit 4 r + c says whether row r's column c is kept. Sixteen threads share their blocks of four.
+template <class S>
+DEVICE u32 keep_tile(const AttentionCall& call, u32 batch, u32 head, u32 row, u32 key) {
+  u32 mine = 0;
+  int tx = tile_x();
+  UNROLL
+  for (int r = 0; r < S::R; r++) {
+    u64 e = drawn_row(call, batch, head, row + tile_row<S>(r)) + key + 4 * (tx % (4 * S::C));
+    mine |= keep_four(call, e) << 4 * r;
+  }
+  u32 kept = 0;
+  UNROLL
+  for (int c = 0; c < S::C; c++) {
+    u32 theirs = __shfl_sync(0xffffffffu, mine, (int)(threadIdx.x & 16) | (tx / 4 + 4 * c));
+    UNROLL
+    for (int r = 0; r < S::R; r++) kept |= (theirs >> (4 * r + tx % 4) & 1) << (4 * r + c);
+  }
+  return kept;
+}
+
+// ---- blocks of queries ---------------------------------------------------------------------------------------------
+
+// Queries between two multiples of 64 of their global index, and the keys that a full block could see.
+struct QueryBlock {
+  u32 start, global, rows, keys, width;
+};
+DEVICE u32 query_blocks(const AttentionCall& call) {
+  return (call.q_start + call.queries - 1) / 64 - call.q_start / 64 + 1;
+}
+DEVICE QueryBlock query_block(const AttentionCall& call, u32 index) {
+  u32 first = (call.q_start / 64 + index) * 64, end = first + 64;
+  QueryBlock block;
+  block.global = max(first, call.q_start);
+  block.start = block.global - call.q_start;
+  block.rows = min(end - block.global, call.queries - block.start);
+  block.keys = min(end, call.keys);
+  block.width = min(end, (call.keys + 63) / 64 * 64);
+  return block;
+}

@@ -1,0 +1,270 @@
+// Causal attention, backward: by bits what src/tensor/cpu/attention_backward.rs computes, and no matrix of all scores.
+//
+// Three kernels: delta, the rows' products of o and its gradient; dq, a block of threads 64 queries of one head; dkv, a block
+// of threads 64 keys of one head of keys, over all queries of all heads that look at it, in the order of the tree. Both
+// compute the probabilities anew from lse: 3 and 4 products of T^2 D / 2 fused multiply-adds a head, where a flash kernel does with 5
+// in all, which adds up the gradient of the queries in whatever order blocks come.
+//
+// The sum over queries is one tree: heads halved to single ones, then queries halved to leaves of 32. Where the CPU computes
+// up to 64 queries as one product, that product's own tree has the same shape. A leaf of 64 that sees none of a block's
+// keys is left out, as there; what is left out or masked could change but the sign of a zero, and no sum is left as -0.
+//
+// To be checked where there is a GPU: as in attention.cu, 50 to 65% of the f32 peak, at 16 warps a multiprocessor for D up to 64
+// and 8 beyond; 7 / 5 of that part of an f32 flash kernel's rate.
+#include "attention.cuh"
+
+// The probabilities of a tile become, with their factor from dropout, `s`; the gradients of the scores, `ds`. `kept` has bit
+// 4 r + c for row r and column c.
+template <class S>
+DEVICE void slopes(const AttentionCall& call, typename S::A& s, typename S::A& ds, typename S::A lse,
+                   typename S::A delta, bool shown, bool kept) {
+  typedef typename S::A A;
+  A p = exp_((A)call.scale * s - lse);
+  A dp = call.dropout ? (kept ? ds * (A)call.factor : (A)0.0) : ds;
+  A slope = (A)call.scale * (p * (dp - delta));
+  A dropped = call.dropout ? (kept ? p * (A)call.factor : (A)0.0) : p;
+  s = shown ? dropped : (A)0.0;
+  ds = shown ? slope : (A)0.0;
+}
+
+// What all blocks of threads read.
+template <class S>
+struct Given {
+  const typename S::T *q, *k, *v, *grad;
+  const typename S::A *lse, *delta;
+};
+
+template <class S>
+struct Backward {
+  typedef typename S::T T;
+  typedef typename S::A A;
+  const AttentionCall& call;
+  const Dim& d;
+  const Dim& dv;
+  // Shared memory: the rows' two operands, the columns' two, scores.
+  A *x[2], *y[2], *p;
+
+  DEVICE Backward(const AttentionCall& call_, const Dim& d_, const Dim& dv_, A* shared)
+      : call(call_), d(d_), dv(dv_) {
+    x[0] = shared;
+    x[1] = x[0] + S::ROWS * S::PITCH;
+    y[0] = x[1] + S::ROWS * S::PITCH;
+    y[1] = y[0] + S::COLS * S::PITCH;
+    p = y[1] + S::COLS * S::PITCH;
+  }
+
+  // Both products of a tile: of q and k into `s`, of grad and v into `ds`.
+  DEVICE void products(A (&s)[S::R][S::C], A (&ds)[S::R][S::C], const Side<S> (&xs)[2], const Side<S> (&ys)[2]) {
+    __syncthreads();
+    if (d.chunks == 1) load_cols(ys[0], d, 0);
+    if (dv.chunks == 1) load_cols(ys[1], dv, 0);
+    __syncthreads();
+    dot(s, xs[0], ys[0], d);
+    dot(ds, xs[1], ys[1], dv);
+  }
+
+  DEVICE void load_resident(const Side<S> (&xs)[2]) {
+    __syncthreads();
+    if (d.chunks == 1) load_rows(xs[0], d, 0);
+    if (dv.chunks == 1) load_rows(xs[1], dv, 0);
+  }
+
+  // A chunk of the columns' operand, for the product that follows, where it is not there already.
+  DEVICE void load_chunk(const Side<S>& y, const Dim& dim, u32 chunk) {
+    if (dim.chunks > 1) load_cols(y, dim, chunk);
+  }
+
+  DEVICE void queries(const QueryBlock& block, u32 batch, u32 head, u32 chunk, const Given<S>& given, T* dq, A* stack) {
+    u32 group = head / (call.heads / call.groups);
+    const T* q = given.q + batch * call.q[0] + head * call.q[1] + block.start * call.q[2];
+    const T* grad = given.grad + batch * call.grad[0] + head * call.grad[1] + block.start * call.grad[2];
+    const T* k = given.k + batch * call.k[0] + group * call.k[1];
+    const T* v = given.v + batch * call.v[0] + group * call.v[1];
+    u64 first = ((u64)batch * call.heads + head) * call.queries + block.start;
+    Side<S> xs[2] = {{x[0], q, call.q[2], block.rows}, {x[1], grad, call.grad[2], block.rows}};
+    load_resident(xs);
+    A lse[S::R], delta[S::R];
+    UNROLL
+    for (int r = 0; r < S::R; r++) {
+      u32 row = tile_row<S>(r);
+      lse[r] = row < block.rows ? given.lse[first + row] : (A)0.0;
+      delta[r] = row < block.rows ? given.delta[first + row] : (A)0.0;
+    }
+    Sum<S> sum;
+    sum.begin(stack);
+    for (u32 key = 0; key < block.keys; key += S::COLS) {
+      u32 keys = min(block.keys - key, (u32)S::COLS);
+      Side<S> ys[2] = {{y[0], k + key * call.k[2], call.k[2], keys}, {y[1], v + key * call.v[2], call.v[2], keys}};
+      A s[S::R][S::C], ds[S::R][S::C];
+      products(s, ds, xs, ys);
+      u32 kept = call.dropout ? keep_tile<S>(call, batch, head, block.start, key) : 0;
+      UNROLL
+      for (int r = 0; r < S::R; r++) {
+        u32 seen = min(block.global + tile_row<S>(r) + 1, block.keys);
+        UNROLL
+        for (int c = 0; c < S::C; c++) {
+          bool shown = key + tile_x() + 16 * c < seen;
+          slopes<S>(call, s[r][c], ds[r][c], lse[r], delta[r], shown, kept >> (4 * r + c) & 1);
+        }
+      }
+      if (d.chunks > 1) __syncthreads();
+      load_chunk(ys[0], d, chunk);
+      put<S>(p, ds);
+      __syncthreads();
+      sum.add(p, y[0], key, keys, block.keys, 0, true);
+    }
+    u64 step = (u64)call.heads * d.len;
+    T* to = dq + ((u64)batch * call.queries + block.start) * step + (u64)head * d.len;
+    sum.store(to, step, block.rows, d, chunk, [](int, A x) { return x; });
+  }
+
+  DEVICE void keys(u32 key, u32 batch, u32 group, u32 chunk, const Given<S>& given, T* dk, T* dvs, A* stack) {
+    u32 rows = min(call.keys - key, 64u), each = call.heads / call.groups;
+    Side<S> xs[2] = {{x[0], given.k + batch * call.k[0] + group * call.k[1] + key * call.k[2], call.k[2], rows},
+                     {x[1], given.v + batch * call.v[0] + group * call.v[1] + key * call.v[2], call.v[2], rows}};
+    load_resident(xs);
+    Sum<S> sums[2];
+    sums[0].begin(stack);
+    sums[1].begin(stack + (u64)call.levels * (S::ROWS * S::CHUNK));
+    // The first query that sees any of these keys, and the first of its leaf of 64.
+    u32 sees = key > call.q_start ? key - call.q_start : 0;
+    bool any = sees < call.queries;
+    u32 from = any ? leaf_of(sees, call.queries, 64).start : call.queries;
+    for (u32 i = 0; any && i < each; i++) {
+      u32 head = group * each + i, more = leaf_of(i, each, 1).joins;
+      sums[0].skip_to(from, call.queries);
+      sums[1].skip_to(from, call.queries);
+      for (u32 query = from; query < call.queries; query += S::COLS) {
+        tile(query, head, more, i + 1 == each, key, batch, chunk, given, xs, sums);
+      }
+    }
+    u64 at = (u64)batch * call.keys + key, step = (u64)call.groups * d.len, step_v = (u64)call.groups * dv.len;
+    // No sum is left as -0; none at all is 0.
+    auto whole = [=](int, A x) { return any ? x + (A)0.0 : (A)0.0; };
+    if (chunk < d.chunks) sums[0].store(dk + at * step + (u64)group * d.len, step, rows, d, chunk, whole);
+    if (chunk < dv.chunks) sums[1].store(dvs + at * step_v + (u64)group * dv.len, step_v, rows, dv, chunk, whole);
+  }
+
+  // The queries from `query` on, to the sums over queries.
+  DEVICE void tile(u32 query, u32 head, u32 more, bool last, u32 key, u32 batch, u32 chunk, const Given<S>& given,
+                   const Side<S> (&xs)[2], Sum<S> (&sums)[2]) {
+    u32 count = min(call.queries - query, (u32)S::COLS);
+    const T* q = given.q + batch * call.q[0] + head * call.q[1] + query * call.q[2];
+    const T* grad = given.grad + batch * call.grad[0] + head * call.grad[1] + query * call.grad[2];
+    Side<S> ys[2] = {{y[0], q, call.q[2], count}, {y[1], grad, call.grad[2], count}};
+    u64 first = ((u64)batch * call.heads + head) * call.queries + query;
+    A s[S::R][S::C], ds[S::R][S::C];
+    products(s, ds, xs, ys);
+    UNROLL
+    for (int c = 0; c < S::C; c++) {
+      u32 col = tile_x() + 16 * c, seen = min(call.q_start + query + col + 1, call.keys);
+      bool there = col < count;
+      A lse = there ? given.lse[first + col] : (A)0.0, delta = there ? given.delta[first + col] : (A)0.0;
+      UNROLL
+      for (int r = 0; r < S::R; r += 4) {
+        u32 at = key + tile_row<S>(r);
+        u32 kept = call.dropout ? keep_four(call, drawn_row(call, batch, head, query + col) + at) : 0;
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+          slopes<S>(call, s[r + i][c], ds[r + i][c], lse, delta, there && at + i < seen, kept >> i & 1);
+        }
+      }
+    }
+    if (dv.chunks > 1) __syncthreads();
+    load_chunk(ys[1], dv, chunk);
+    put<S>(p, s);
+    __syncthreads();
+    sums[1].add(p, y[1], query, count, call.queries, more, last);
+    __syncthreads();
+    load_chunk(ys[0], d, chunk);
+    put<S>(p, ds);
+    __syncthreads();
+    sums[0].add(p, y[0], query, count, call.queries, more, last);
+  }
+};
+
+// Blocks in x share heads and blocks of queries, the longest first; blocks in y have chunks of q's dim.
+template <class S>
+DEVICE void attention_dq(const AttentionCall& call, const Dim& d, const Dim& dv, const Given<S>& given,
+                         typename S::T* dq, typename S::A* scratch) {
+  DYNAMIC_SHARED(shared);
+  Backward<S> backward(call, d, dv, (typename S::A*)shared);
+  u64 own = (u64)blockIdx.y * gridDim.x + blockIdx.x;
+  typename S::A* stack = scratch + own * call.levels * (S::ROWS * S::CHUNK);
+  u32 blocks = query_blocks(call), pairs = call.batch * call.heads;
+  for (u32 item = blockIdx.x; item < blocks * pairs; item += gridDim.x) {
+    QueryBlock block = query_block(call, blocks - 1 - item / pairs);
+    backward.queries(block, item % pairs / call.heads, item % call.heads, blockIdx.y, given, dq, stack);
+  }
+}
+
+// Blocks in x share heads and blocks of 64 keys, those that most queries see first; blocks in y have chunks of the dims.
+template <class S>
+DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv, const Given<S>& given,
+                          typename S::T* dk, typename S::T* dvs, typename S::A* scratch) {
+  DYNAMIC_SHARED(shared);
+  Backward<S> backward(call, d, dv, (typename S::A*)shared);
+  u64 own = (u64)blockIdx.y * gridDim.x + blockIdx.x;
+  typename S::A* stack = scratch + own * 2 * call.levels * (S::ROWS * S::CHUNK);
+  u32 blocks = (call.keys + 63) / 64, pairs = call.batch * call.groups;
+  for (u32 item = blockIdx.x; item < blocks * pairs; item += gridDim.x) {
+    u32 pair = item % pairs;
+    backward.keys(item / pairs * 64, pair / call.groups, pair % call.groups, blockIdx.y, given, dk, dvs, stack);
+  }
+}
+
+// Every row's sum of o times its gradient: leaves of neighbours added, a warp a row.
+template <class T>
+DEVICE void attention_delta(const AttentionCall& call, u32 len, const T* o, const T* grad, Wide<T>* delta) {
+  typedef Wide<T> A;
+  u32 lane = threadIdx.x & 31;
+  u64 rows = (u64)call.batch * call.heads * call.queries, warps = threads_len() / 32;
+  for (u64 row = thread_index() / 32; row < rows; row += warps) {
+    u64 head = row / call.queries, i = row % call.queries, b = head / call.heads, h = head % call.heads;
+    const T* os = o + b * call.o[0] + h * call.o[1] + i * call.o[2];
+    const T* gs = grad + b * call.grad[0] + h * call.grad[1] + i * call.grad[2];
+    // Finished nodes: heads' dims have at most 32 leaves.
+    A node[5], sum = (A)0.0;
+    for (u32 at = 0; at < len;) {
+      Node leaf = leaf_of(at, len, 32);
+      sum = lane < leaf.len ? widen(os[at + lane]) * widen(gs[at + lane]) : nothing<A>();
+      UNROLL
+      for (int by = 1; by < 32; by *= 2) sum = sum + __shfl_xor_sync(0xffffffffu, sum, by);
+      for (u32 join = 0; join < leaf.joins; join++) {
+        sum = node[0] + sum;
+        UNROLL
+        for (int n = 0; n < 4; n++) node[n] = node[n + 1];
+      }
+      UNROLL
+      for (int n = 4; n > 0; n--) node[n] = node[n - 1];
+      node[0] = sum;
+      at += leaf.len;
+    }
+    if (lane == 0) delta[row] = sum;
+  }
+}
+
+#define DELTA(T)                                                                                              \
+  KERNEL(delta_##T, 256, (AttentionCall call, u32 len, const T* o, const T* grad, Wide<T>* delta)) {          \
+    attention_delta(call, len, o, grad, delta);                                                               \
+  }
+#define ENTRIES(stem, T, bound, ...)                                                                                 \
+  KERNEL(stem##_dq_##T, bound,                                                    \
+         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,               \
+          const Wide<T>* lse, const Wide<T>* delta, T* dq, Wide<T>* stack)) {                                 \
+    attention_dq<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dq, stack);                 \
+  }                                                                                                           \
+  KERNEL(stem##_dkv_##T, bound,                                                   \
+         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,               \
+          const Wide<T>* lse, const Wide<T>* delta, T* dk, T* dvs, Wide<T>* stack)) {                         \
+    attention_dkv<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dk, dvs, stack);           \
+  }
+
+// Head dims up to 64, up to 128, and up to 512 (where the host widens f16 and bf16).
+#define SINGLE(T) ENTRIES(narrow, T, 512, 256, 4, 4, 1, 1) ENTRIES(wide, T, 256, 256, 4, 4, 2, 2)
+SINGLE(f32)
+SINGLE(f16)
+SINGLE(bf16)
+ENTRIES(any, f32, 256, 256, 4, 4, 1, 5)
+ENTRIES(any, f64, 256, 256, 4, 2, 1, 5)
+FLOATS(DELTA)

@@ -1,0 +1,19 @@
+// Each element zeroed where its word is below the threshold, else scaled.
+#include "random.cuh"
+
+template <class T>
+DEVICE void dropout(const T* x, T* out, Place place, Draw draw, u32 threshold, Wide<T> scale) {
+  fill_rounded<4>(out, place, [=](Group group, Wide<T>(&y)[4]) {
+    T from[4];
+    load_group<4>(x, group, narrow<T>(0), from);
+    Words words = philox(draw, group.block);
+    UNROLL
+    for (int i = 0; i < 4; i++) y[i] = words.word[i] >= threshold ? widen(from[i]) * scale : (Wide<T>)0;
+  });
+}
+
+#define ENTRIES(T)                                                                                             \
+  KERNEL(dropout_##T, 256, (const T* x, T* out, Place place, Draw draw, u32 threshold, Wide<T> scale)) {        \
+    dropout(x, out, place, draw, threshold, scale);                                                            \
+  }
+FLOATS(ENTRIES)

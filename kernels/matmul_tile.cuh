@@ -1,0 +1,254 @@
+// Tiles of a product: the summation tree is folded inside the tile loop.
+//
+// An element is the sum over a tree of leaves of at most 32 indices; a leaf is one ascending chain of fused multiply-adds,
+// begun with a product; nodes are added left plus right. A leaf's accumulators stay in registers. A finished left half
+// waits in the slot of its depth in the tree (at most one a depth does), the deepest ones in shared memory, since they come and
+// go most often, the others in global memory. The tree comes as a list of leaves, made by the host.
+//
+// A chain's indices are padded to a multiple of four with -0.0 times 0.0: adding -0.0 changes no bit of anything.
+#pragma once
+#include "matmul_panel.cuh"
+
+// What a launch computes, and how.
+struct Job {
+  Side left, right;
+  // The result's steps in elements, in memory: from row to row, column to column, product to product, part to part.
+  i64 c_row, c_col, c_batch, c_part;
+  // Tiles down and across, products, parts of the contraction, and their product.
+  u32 rows_tiles, cols_tiles, batch, parts, items;
+  // The depth in the tree of a part's node, and of the deepest leaf.
+  u32 part_depth, deepest;
+  // Slots in shared memory; those in global memory follow.
+  u32 near_slots, far_slots;
+  // 1 where a row's columns lie side by side and are aligned for whole vectors.
+  u32 whole_vectors;
+};
+
+// A leaf of the tree, from its least byte: how many indices it has, how many joins follow it, how deep it lies.
+struct Leaf {
+  u32 word;
+  DEVICE u32 len() const { return word & 0xff; }
+  DEVICE u32 merges() const { return word >> 8 & 0xff; }
+  DEVICE u32 depth() const { return word >> 16; }
+};
+
+// A part of the contraction: its leaves and its first index.
+struct Part {
+  u32 first, end;
+  i64 start;
+};
+
+// ROWS x COLS elements by a block, TM x TN by a thread; a warp is LM threads down and 32 / LM across, WM warps lie below one
+// another.
+template <class T, u32 ROWS, u32 COLS, u32 DEPTH, u32 TM, u32 TN, u32 LM, u32 WM>
+struct Tile {
+  typedef Wide<T> W;
+  typedef Panel<T, ROWS, DEPTH> Left;
+  typedef Panel<T, COLS, DEPTH> Right;
+  static constexpr u32 LN = 32 / LM, FULL = 16 / sizeof(W);
+  // Elements of a vector, down, across and in slots; from a thread's vector to its next, down and across.
+  static constexpr u32 VM = TM < FULL ? TM : FULL, VN = TN < FULL ? TN : FULL, VS = TM * TN < FULL ? 1 : FULL;
+  static constexpr u32 NEXT_M = LM * VM, NEXT_N = LN * VN;
+  // Elements of both panels.
+  static constexpr u32 STAGE = DEPTH * (Left::PITCH + Right::PITCH);
+  static constexpr u32 SLOT = TM * TN * THREADS;
+  static_assert(WM * LM * TM == ROWS && THREADS / 32 / WM * LN * TN == COLS, "the threads cover the tile");
+
+  W acc[TM][TN];
+  u32 row, col;  // this thread's first element in the tile
+
+  // Neighbouring lanes lie zigzag, so that half a warp reads 128 different bytes or fewer of either panel.
+  DEVICE void place() {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 slow = lane % 2 + lane / 16 * 2, quick = lane / 2 % 8;
+    u32 down = LM == 1 ? 0 : LM == 8 ? quick : slow, across = LM == 1 ? lane : LM == 8 ? slow : quick;
+    row = warp % WM * (LM * TM) + down * VM;
+    col = warp / WM * (LN * TN) + across * VN;
+  }
+
+  // Four indices of the contraction.
+  template <bool FIRST>
+  DEVICE void group(const W* left, const W* right) {
+    UNROLL
+    for (u32 k = 0; k < GROUP; ++k) {
+      W x[TM], y[TN];
+      UNROLL
+      for (u32 i = 0; i < TM; i += VM) {
+        Vec<W, VM> v = *(const Vec<W, VM>*)(left + k * Left::PITCH + i / VM * NEXT_M);
+        UNROLL
+        for (u32 e = 0; e < VM; ++e) x[i + e] = v.x[e];
+      }
+      UNROLL
+      for (u32 j = 0; j < TN; j += VN) {
+        Vec<W, VN> v = *(const Vec<W, VN>*)(right + k * Right::PITCH + j / VN * NEXT_N);
+        UNROLL
+        for (u32 e = 0; e < VN; ++e) y[j + e] = v.x[e];
+      }
+      UNROLL
+      for (u32 i = 0; i < TM; ++i) {
+        UNROLL
+        for (u32 j = 0; j < TN; ++j) {
+          acc[i][j] = FIRST && k == 0 ? x[i] * y[j] : multiply_add(x[i], y[j], acc[i][j]);
+        }
+      }
+    }
+  }
+
+  static DEVICE f32 multiply_add(f32 x, f32 y, f32 z) { return fmaf(x, y, z); }
+  static DEVICE f64 multiply_add(f64 x, f64 y, f64 z) { return fma(x, y, z); }
+
+  // `len` indices of the contraction; `fresh` at a leaf's beginning.
+  DEVICE void stage(const W* panels, u32 len, bool fresh) {
+    const W* left = panels + row;
+    const W* right = panels + DEPTH * Left::PITCH + col;
+    u32 k = 0;
+    if (fresh) {
+      group<true>(left, right);
+      k = GROUP;
+    }
+    for (; k < len; k += GROUP) group<false>(left + k * Left::PITCH, right + k * Right::PITCH);
+  }
+
+  DEVICE void push(W* slot) const {
+    UNROLL
+    for (u32 q = 0; q < TM * TN; q += VS) {
+      Vec<W, VS> v;
+      UNROLL
+      for (u32 e = 0; e < VS; ++e) v.x[e] = acc[(q + e) / TN][(q + e) % TN];
+      *(Vec<W, VS>*)(slot + (q / VS * THREADS + threadIdx.x) * VS) = v;
+    }
+  }
+
+  DEVICE void join(const W* slot) {
+    UNROLL
+    for (u32 q = 0; q < TM * TN; q += VS) {
+      Vec<W, VS> v = *(const Vec<W, VS>*)(slot + (q / VS * THREADS + threadIdx.x) * VS);
+      UNROLL
+      for (u32 e = 0; e < VS; ++e) {
+        W& right = acc[(q + e) / TN][(q + e) % TN];
+        right = v.x[e] + right;
+      }
+    }
+  }
+
+  // After a leaf: joins what is complete, and lets the sum wait unless it is the part's last.
+  DEVICE void fold(Leaf leaf, bool last, const Job& job, W* near, W* far) {
+    u32 depth = leaf.depth(), top = last ? job.part_depth : depth - leaf.merges();
+    for (; depth > top; --depth) {
+      u32 slot = job.deepest - depth;
+      if (slot < job.near_slots) {
+        join(near + slot * SLOT);
+      } else {
+        join(far + (slot - job.near_slots) * SLOT);
+      }
+    }
+    if (last) return;
+    u32 slot = job.deepest - depth;
+    if (slot < job.near_slots) {
+      push(near + slot * SLOT);
+    } else {
+      push(far + (slot - job.near_slots) * SLOT);
+    }
+  }
+
+  template <class E>
+  DEVICE void write(E* c, const Job& job, u32 rows, u32 cols) const {
+    UNROLL
+    for (u32 i = 0; i < TM; ++i) {
+      u32 down = row + i / VM * NEXT_M + i % VM;
+      if (down >= rows) continue;
+      UNROLL
+      for (u32 j = 0; j < TN; j += VN) {
+        u32 across = col + j / VN * NEXT_N;
+        E* to = c + down * job.c_row + across * job.c_col;
+        if (job.whole_vectors && VN > 1) {
+          Vec<E, VN> v;
+          UNROLL
+          for (u32 e = 0; e < VN; ++e) v.x[e] = narrow<E>(acc[i][j + e]);
+          if (across < cols) *(Vec<E, VN>*)to = v;
+          continue;
+        }
+        UNROLL
+        for (u32 e = 0; e < VN; ++e) {
+          if (across + e < cols) to[e * job.c_col] = narrow<E>(acc[i][j + e]);
+        }
+      }
+    }
+  }
+
+  // One part of the tree over one tile.
+  DEVICE void sum(Left& left, Right& right, const Leaf* leaves, Part part, const Job& job, W* shared, W* far) {
+    W* near = shared + 2 * STAGE;
+    u32 at = part.first, buffer = 0;
+    Leaf leaf = leaves[at];
+    u32 rest = leaf.len(), len = min(rest, DEPTH);
+    bool fresh = true;
+    fetch(left, right, len);
+    for (;;) {
+      W* panels = shared + buffer * STAGE;
+      left.store(panels);
+      right.store(panels + DEPTH * Left::PITCH);
+      __syncthreads();
+      // What comes next is on its way while this stage is computed.
+      Leaf now = leaf;
+      u32 now_len = len;
+      bool ends = rest == len, last = ends && at + 1 == part.end;
+      if (!last) {
+        if (ends) leaf = leaves[++at];
+        rest = ends ? leaf.len() : rest - len;
+        len = min(rest, DEPTH);
+        fetch(left, right, len);
+      }
+      stage(panels, now_len, fresh);
+      fresh = ends;
+      if (ends) fold(now, last, job, near, far);
+      if (last) return;
+      buffer ^= 1;
+    }
+  }
+
+  static DEVICE void fetch(Left& left, Right& right, u32 len) {
+    left.load(len, narrow<T>((W)-0.0));
+    right.load(len, narrow<T>((W)0.0));
+  }
+};
+
+// The tile's rows and columns: bands of a few rows of tiles, so that blocks that run at once share what they read.
+DEVICE void tile_at(const Job& job, u32 tile, u32& row, u32& col) {
+  constexpr u32 BAND = 8;
+  u32 band = tile / (BAND * job.cols_tiles), first = band * BAND, height = min(BAND, job.rows_tiles - first);
+  u32 inside = tile - first * job.cols_tiles;
+  row = first + inside % height;
+  col = inside / height;
+}
+
+// All tiles of all parts of all products. `c` takes the sums, or `parts` where the contraction is cut in several.
+template <class T, u32 ROWS, u32 COLS, u32 DEPTH, u32 TM, u32 TN, u32 LM, u32 WM>
+DEVICE void multiply(const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts,
+                     const Job& job) {
+  typedef Tile<T, ROWS, COLS, DEPTH, TM, TN, LM, WM> Mine;
+  DYNAMIC_SHARED(shared);
+  Mine tile;
+  tile.place();
+  far += (u64)blockIdx.x * job.far_slots * Mine::SLOT;
+  for (u32 item = blockIdx.x; item < job.items; item += gridDim.x) {
+    u32 tiles = job.rows_tiles * job.cols_tiles, product = item / tiles, row, col;
+    tile_at(job, item % tiles, row, col);
+    i64 batch = product % job.batch;
+    u32 index = product / job.batch;
+    Part part = parts[index];
+    typename Mine::Left left;
+    typename Mine::Right right;
+    left.begin(a + batch * job.left.batch, job.left, row * ROWS, part.start);
+    right.begin(b + batch * job.right.batch, job.right, col * COLS, part.start);
+    __syncthreads();  // nobody reads the tile before any more
+    tile.sum(left, right, leaves, part, job, (Wide<T>*)shared, far);
+    i64 to = batch * job.c_batch + index * job.c_part + (i64)row * ROWS * job.c_row + (i64)col * COLS * job.c_col;
+    u32 rows = left.left, cols = right.left;
+    if (job.parts > 1) {
+      tile.write(sums + to, job, rows, cols);
+    } else {
+      tile.write(c + to, job, rows, cols);
+    }
+  }
+}

@@ -1,0 +1,199 @@
+// Which elements a rank holds, and how threads share them: what a part's numbers cost, those of the whole cost.
+//
+// A thread makes what one Philox block gives. Neighbouring threads write neighbouring elements; where those do not begin
+// where blocks do (a cut at an odd place), a warp's elements go through shared memory and leave as whole vectors all the
+// same.
+#pragma once
+#include "philox.cuh"
+
+// A box of global indices in contiguous local storage (rng::cuda::Place): `runs` runs of `run` elements, each contiguous
+// in the whole too. Made for kernels of PER elements a thread.
+struct Place {
+  // The global index of the first element, and where it lies in local storage.
+  u64 first;
+  u64 offset;
+  u64 run;
+  u64 runs;
+  // How many threads a run takes; 2^(32 + shift) / units - 2^32, rounded up, or 0 where there are too many.
+  u64 units;
+  u32 magic;
+  u32 shift;
+  // 1 where every run begins with a block, and, unless there is one, ends with one.
+  u32 whole;
+  // The dims whose indices name a run, outermost first: their extents, and how far each moves the global index.
+  u32 dims;
+  u64 len[7];
+  u64 stride[7];
+};
+
+struct Split {
+  u64 whole;
+  u64 rest;
+};
+
+// x / by and x % by, in 32 bits where they fit.
+DEVICE Split split(u64 x, u64 by) {
+  if (((x | by) >> 32) == 0) {
+    u32 whole = (u32)x / (u32)by;
+    return Split{whole, (u32)x - whole * (u32)by};
+  }
+  u64 whole = x / by;
+  return Split{whole, x - whole * by};
+}
+
+// The run that unit i belongs to, and which of its units it is.
+DEVICE Split run_of(const Place& place, u64 i) {
+  if (place.runs == 1) return Split{0, i};
+  if (place.magic == 0 || (i >> 31) != 0) return split(i, place.units);
+  // T. Granlund and P. Montgomery, "Division by invariant integers using multiplication", 1994.
+  u32 whole = (__umulhi((u32)i, place.magic) + (u32)i) >> place.shift;
+  return Split{whole, (u32)i - whole * (u32)place.units};
+}
+
+// The global index of a run's first element.
+DEVICE u64 start_of(const Place& place, u64 run) {
+  u64 at = place.first;
+  for (u32 d = place.dims; d > 1; d--) {
+    Split s = split(run, place.len[d - 1]);
+    at += s.rest * place.stride[d - 1];
+    run = s.whole;
+  }
+  return place.dims > 0 ? at + run * place.stride[0] : at;
+}
+
+// The global index of element i of a place.
+DEVICE u64 index_of(const Place& place, u64 i) {
+  if (place.runs == 1) return place.first + i;
+  Split s = split(i, place.run);
+  return start_of(place, s.whole) + s.rest;
+}
+
+// Has `take` do all elements of a place, given their global and their local indices: kernels of 1 element a thread.
+template <class Take>
+DEVICE void each_element(const Place& place, Take take) {
+  u64 len = place.runs * place.units;
+  for (u64 i = thread_index(); i < len; i += threads_len()) {
+    Split s = run_of(place, i);
+    take(start_of(place, s.whole) + s.rest, place.offset + i);
+  }
+}
+
+// Elements of one block: local ones from `at` on, which are the block's elements skip..skip + len; len may be 0.
+struct Group {
+  u64 block;
+  u64 at;
+  u32 skip;
+  u32 len;
+
+  // True where element i of the block is one.
+  DEVICE bool has(int i) const { return (u32)i - skip < len; }
+};
+
+template <int PER>
+DEVICE Group group_of(const Place& place, u64 i) {
+  Split s = run_of(place, i);
+  u64 start = start_of(place, s.whole);
+  if (place.whole) {
+    u64 left = place.run - s.rest * PER;
+    return Group{start / PER + s.rest, place.offset + i * PER, 0, left < PER ? (u32)left : (u32)PER};
+  }
+  u64 end = start + place.run, block = start / PER + s.rest, low = block * PER, high = low + PER;
+  u64 from = low > start ? low : start, to = high < end ? high : end;
+  from = from < end ? from : end;
+  return Group{block, place.offset + s.whole * place.run + (from - start), (u32)(from - low),
+               to > from ? (u32)(to - from) : 0};
+}
+
+// ---- groups in memory ----------------------------------------------------------------------------------------------
+
+template <class T, int LEN>
+struct alignas(sizeof(T) * LEN < 16 ? sizeof(T) * LEN : 16) Pack {
+  T of[LEN];
+};
+template <class T, int LEN>
+DEVICE bool is_packed(const T* at) {
+  return (u64)at % alignof(Pack<T, LEN>) == 0;
+}
+
+// The group's elements at their words' places; `rest` at the places of others.
+template <int PER, class T>
+DEVICE void load_group(const T* from, Group group, T rest, T (&out)[PER]) {
+  if (group.len == PER && is_packed<T, PER>(from + group.at)) {
+    Pack<T, PER> pack = *(const Pack<T, PER>*)(from + group.at);
+    UNROLL
+    for (int i = 0; i < PER; i++) out[i] = pack.of[i];
+    return;
+  }
+  UNROLL
+  for (int i = 0; i < PER; i++) out[i] = group.has(i) ? from[group.at + (u32)i - group.skip] : rest;
+}
+
+template <int PER, class T>
+DEVICE void store_group(T* to, Group group, const T (&values)[PER]) {
+  if (group.len == PER) {
+    Pack<T, PER> pack;
+    UNROLL
+    for (int i = 0; i < PER; i++) pack.of[i] = values[i];
+    *(Pack<T, PER>*)(to + group.at) = pack;
+    return;
+  }
+  UNROLL
+  for (int i = 0; i < PER; i++) {
+    if (group.has(i)) to[group.at + (u32)i - group.skip] = values[i];
+  }
+}
+
+// Stores a warp's groups, which follow on one another, through `stage`: vectors of it are vectors of the tensor.
+template <int PER, class T>
+DEVICE void store_staged(T* to, T* stage, Group group, const T (&values)[PER]) {
+  const u32 LEN = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
+  u32 lane = threadIdx.x % 32;
+  u64 first = __shfl_sync(0xffffffffu, group.at, 0), end = __shfl_sync(0xffffffffu, group.at + group.len, 31);
+  u32 skip = (u32)((u64)(to + first) / sizeof(T)) % LEN, stop = skip + (u32)(end - first);
+  UNROLL
+  for (int i = 0; i < PER; i++) {
+    if (group.has(i)) stage[skip + (u32)(group.at - first) + (u32)i - group.skip] = values[i];
+  }
+  __syncwarp();
+  T* base = to + first - skip;
+  for (u32 at = lane * LEN; at < stop; at += 32 * LEN) {
+    if (at >= skip && at + LEN <= stop) {
+      *(Pack<T, LEN>*)(base + at) = *(const Pack<T, LEN>*)(stage + at);
+    } else {
+      for (u32 k = at < skip ? skip : at; k < at + LEN && k < stop; k++) base[k] = stage[k];
+    }
+  }
+  __syncwarp();
+}
+
+// Writes all elements of a place. `make` gives those of a group, at their words' places; it need not give others.
+template <int PER, class T, class Make>
+DEVICE void fill_groups(T* out, const Place& place, Make make) {
+  SHARED alignas(16) T stages[8][(32 * PER * sizeof(T) + 16) / sizeof(T)];
+  u64 len = place.runs * place.units, end = place.offset + place.runs * place.run;
+  u32 lane = threadIdx.x % 32;
+  bool packed = place.whole && is_packed<T, PER>(out + place.offset);
+  for (u64 first = thread_index() - lane; first < len; first += threads_len()) {
+    // What lies beyond the last unit is an empty group at the end.
+    Group group{0, end, 0, 0};
+    T values[PER] = {};
+    if (first + lane < len) group = group_of<PER>(place, first + lane);
+    if (group.len > 0) make(group, values);
+    if (packed) {
+      store_group<PER>(out, group, values);
+    } else {
+      store_staged<PER>(out, stages[threadIdx.x / 32], group, values);
+    }
+  }
+}
+
+// The same of numbers that are rounded to T.
+template <int PER, class T, class Make>
+DEVICE void fill_rounded(T* out, const Place& place, Make make) {
+  fill_groups<PER>(out, place, [&](Group group, T(&values)[PER]) {
+    Wide<T> wide[PER];
+    make(group, wide);
+    UNROLL
+    for (int i = 0; i < PER; i++) values[i] = narrow<T>(wide[i]);
+  });
+}

@@ -1,0 +1,72 @@
+//! Variables, read with refusals that name them.
+
+use crate::error::{Error, Result};
+
+/// Where variables are looked up. An empty one counts as absent.
+pub(in crate::comm) struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl<'a> Vars<'a> {
+    pub(in crate::comm) fn new(get: &'a dyn Fn(&str) -> Option<String>) -> Vars<'a> {
+        Vars(get)
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty())
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.text(name).is_some()
+    }
+
+    /// A number, if the variable is set.
+    pub(super) fn number(&self, name: &str) -> Result<Option<usize>> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| {
+            refused("a variable is not a number", format!("{name}={text}"), "set it to a number from 0 on")
+        })
+    }
+
+    /// The first of `names` that is set, with its number.
+    pub(super) fn first_number<'n>(&self, names: &[&'n str]) -> Result<Option<(&'n str, usize)>> {
+        for &name in names {
+            if let Some(n) = self.number(name)? {
+                return Ok(Some((name, n)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A number that must be there beside `given`, which is.
+    pub(super) fn needed(&self, name: &str, given: &[&str]) -> Result<usize> {
+        self.number(name)?.ok_or_else(|| self.absent(name, given))
+    }
+
+    /// A port.
+    pub(super) fn port(&self, name: &str) -> Result<Option<u16>> {
+        let Some(port) = self.number(name)? else { return Ok(None) };
+        match u16::try_from(port) {
+            Ok(port) if port > 0 => Ok(Some(port)),
+            _ => Err(refused(
+                "a port is not from 1 to 65535",
+                format!("{name}={port}"),
+                "choose one that is free on rank 0's machine",
+            )),
+        }
+    }
+
+    /// The refusal of a half-set family: those of `given` that are set are shown.
+    pub(super) fn absent(&self, name: &str, given: &[&str]) -> Error {
+        let set = given.iter().filter_map(|g| Some(format!("{g}={}", self.text(g)?)));
+        let set: Vec<String> = set.collect();
+        refused(
+            "a variable is missing beside those that are set",
+            format!("{} without {name}", set.join(", ")),
+            "start all ranks by one launcher, or unset what is left over",
+        )
+    }
+}
+
+/// What is wrong with the environment, in one form.
+pub(super) fn refused(rule: &str, given: String, remedy: &str) -> Error {
+    Error::invalid("launch", rule, given, remedy)
+}

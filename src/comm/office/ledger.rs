@@ -1,0 +1,340 @@
+//! What the office knows: who brought what to which call, who is over, and the first fault.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::note::{Lane, News, Note, Verdict};
+use crate::comm::call::{Brief, Route};
+use crate::comm::group::label;
+use crate::error::{CallId, CommFault};
+
+/// Whom news is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum To {
+    All,
+    Rank(usize),
+}
+
+/// The office's book.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    deadline_s: f64,
+    groups: HashMap<u64, Members>,
+    /// The calls to which somebody has not come yet.
+    slots: BTreeMap<Key, Vec<Option<Brief>>>,
+    ended: Vec<bool>,
+    values: HashMap<String, Vec<u8>>,
+    asked: Vec<(String, usize)>,
+    verdict: Option<Verdict>,
+}
+
+type Key = (u64, Lane, u64);
+
+#[derive(Debug)]
+struct Members {
+    label: String,
+    ranks: Vec<usize>,
+}
+
+impl Ledger {
+    pub fn new(world_len: usize, deadline_s: f64) -> Ledger {
+        Ledger {
+            deadline_s,
+            groups: HashMap::new(),
+            slots: BTreeMap::new(),
+            ended: vec![false; world_len],
+            values: HashMap::new(),
+            asked: Vec::new(),
+            verdict: None,
+        }
+    }
+
+    /// True once every rank's program is over.
+    pub fn is_over(&self) -> bool {
+        self.verdict.is_some() || self.ended.iter().all(|&e| e)
+    }
+
+    pub fn has_ended(&self, rank: usize) -> bool {
+        self.ended[rank]
+    }
+
+    /// Takes a rank's note, and says what is to be told.
+    pub fn take(&mut self, from: usize, note: Note) -> Vec<(To, News)> {
+        match note {
+            Note::Put { key, value } => return self.put(key, value),
+            Note::Get { key } => return self.get(from, key),
+            Note::Ended => self.ended[from] = true,
+            _ => {}
+        }
+        if self.verdict.is_some() {
+            return vec![];
+        }
+        let verdict = match note {
+            Note::Open { group, name, ranks } => {
+                let label = label(&name, &ranks);
+                self.groups.entry(group).or_insert(Members { label, ranks });
+                None
+            }
+            Note::Came { group, lane, seq, brief } => self.came(from, (group, lane, seq), brief),
+            Note::Late { group, lane, seq, call, compared } => {
+                Some(self.late(from, (group, lane, seq), call, compared))
+            }
+            Note::Broken { id, reason } => Some(CommFault::Transport { id, rank: from, reason }),
+            Note::Ended => self.slots.keys().find_map(|&key| self.left_alone(key)),
+            Note::Failed { cause } => return self.decide(Verdict::Failed { rank: from, cause }),
+            Note::Put { .. } | Note::Get { .. } => None,
+        };
+        verdict.map_or(vec![], |fault| self.decide(Verdict::Fault(fault)))
+    }
+
+    fn decide(&mut self, verdict: Verdict) -> Vec<(To, News)> {
+        self.verdict = Some(verdict.clone());
+        vec![(To::All, News::Verdict(verdict))]
+    }
+
+    fn put(&mut self, key: String, value: Vec<u8>) -> Vec<(To, News)> {
+        let (now, later) = std::mem::take(&mut self.asked).into_iter().partition(|(k, _)| *k == key);
+        self.asked = later;
+        let answer =
+            |(key, rank): (String, usize)| (To::Rank(rank), News::Value { key, value: value.clone() });
+        let answers = Vec::into_iter(now).map(answer).collect();
+        self.values.insert(key, value);
+        answers
+    }
+
+    fn get(&mut self, from: usize, key: String) -> Vec<(To, News)> {
+        match self.values.get(&key) {
+            Some(value) => vec![(To::Rank(from), News::Value { key, value: value.clone() })],
+            None => {
+                self.asked.push((key, from));
+                vec![]
+            }
+        }
+    }
+
+    fn came(&mut self, from: usize, key: Key, brief: Brief) -> Option<CommFault> {
+        let members = self.groups.get(&key.0)?;
+        let ranks = members.at(key.1);
+        let position = ranks.iter().position(|&r| r == from)?;
+        if brief.route == Route::AllToAll
+            && [&brief.outgoing, &brief.incoming].iter().any(|s| s.len() != ranks.len())
+        {
+            return None;
+        }
+        let slot = self.slots.entry(key).or_insert_with(|| vec![None; ranks.len()]);
+        let facts = brief.facts();
+        // What is not all-to-all agrees with everyone if with one.
+        let compared = if brief.route == Route::AllToAll { usize::MAX } else { 1 };
+        let here = slot.iter().enumerate().filter_map(|(at, other)| Some((at, other.as_ref()?)));
+        let differs = here.take(compared).find(|&(at, other)| !facts.agrees(position, &other.facts(), at));
+        if let Some((at, other)) = differs {
+            let ((low, first), (high, second)) = if at < position {
+                ((at, other), (position, &brief))
+            } else {
+                ((position, &brief), (at, other))
+            };
+            return Some(CommFault::Mismatch {
+                id: members.id(key, brief.name),
+                rank: ranks[high],
+                brought: second.facts().to_string(),
+                other: ranks[low],
+                other_brought: first.facts().to_string(),
+            });
+        }
+        slot[position] = Some(brief);
+        if slot.iter().all(Option::is_some) {
+            self.slots.remove(&key);
+            return None;
+        }
+        self.left_alone(key)
+    }
+
+    /// The fault of a call that waits for a rank whose program is over.
+    fn left_alone(&self, key: Key) -> Option<CommFault> {
+        let (slot, members) = (self.slots.get(&key)?, self.groups.get(&key.0)?);
+        let ranks = members.at(key.1);
+        // A message that nobody fetches disturbs nobody.
+        let waits = |at: usize| !matches!(key.1, Lane::Message { .. }) || at == 1;
+        let waiting = (0..ranks.len()).find(|&at| slot[at].is_some() && waits(at))?;
+        let missing: Vec<usize> = (0..ranks.len())
+            .filter(|&at| slot[at].is_none() && self.ended[ranks[at]])
+            .map(|at| ranks[at])
+            .collect();
+        if missing.is_empty() {
+            return None;
+        }
+        let brief = slot[waiting].as_ref()?;
+        Some(CommFault::Missing {
+            id: members.id(key, brief.name),
+            rank: ranks[waiting],
+            brought: brief.facts().to_string(),
+            missing,
+            ended: true,
+            deadline_s: self.deadline_s,
+        })
+    }
+
+    /// Why a call has not finished in time.
+    fn late(&self, from: usize, key: Key, call: &'static str, compared: bool) -> CommFault {
+        let (deadline_s, members) = (self.deadline_s, self.groups.get(&key.0));
+        let id = match members {
+            Some(members) => members.id(key, call),
+            None => CallId { call, seq: key.2, group: "?".into() },
+        };
+        if let (Some(slot), Some(members)) = (self.slots.get(&key), members) {
+            let ranks = members.at(key.1);
+            let missing: Vec<usize> =
+                (0..ranks.len()).filter(|&at| slot[at].is_none()).map(|at| ranks[at]).collect();
+            let own = ranks.iter().position(|&r| r == from).and_then(|at| slot[at].as_ref());
+            if let (Some(brief), false) = (own, missing.is_empty()) {
+                let brought = brief.facts().to_string();
+                return CommFault::Missing { id, rank: from, brought, missing, ended: false, deadline_s };
+            }
+        }
+        let who = match compared {
+            true => "all members have come",
+            false => "what the members bring is not compared, so nobody knows who is missing",
+        };
+        CommFault::Transport {
+            id,
+            rank: from,
+            reason: format!("not finished within {deadline_s:.1} s; {who}"),
+        }
+    }
+}
+
+impl Members {
+    /// Who meets in a lane.
+    fn at(&self, lane: Lane) -> Vec<usize> {
+        match lane {
+            Lane::Collective => self.ranks.clone(),
+            Lane::Message { from, to } => {
+                [from, to].iter().filter_map(|&i| self.ranks.get(i).copied()).collect()
+            }
+        }
+    }
+
+    fn id(&self, (_, _, seq): Key, call: &'static str) -> CallId {
+        CallId { call, seq, group: self.label.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{DType, Shape};
+
+    fn brief(name: &'static str, route: Route, n: usize) -> Brief {
+        Brief { name, route, op: None, dtype: DType::F32, outgoing: vec![], incoming: vec![Shape::from([n])] }
+    }
+
+    fn open(world: usize) -> Ledger {
+        let mut book = Ledger::new(world, 0.5);
+        let ranks: Vec<usize> = (0..world).collect();
+        for rank in 0..world {
+            assert!(
+                book.take(rank, Note::Open { group: 7, name: "dp".into(), ranks: ranks.clone() }).is_empty()
+            );
+        }
+        book
+    }
+
+    fn came(book: &mut Ledger, rank: usize, seq: u64, brief: Brief) -> Option<String> {
+        text(book.take(rank, Note::Came { group: 7, lane: Lane::Collective, seq, brief }))
+    }
+
+    fn text(news: Vec<(To, News)>) -> Option<String> {
+        news.into_iter().next().map(|(to, news)| match news {
+            News::Verdict(Verdict::Fault(fault)) if to == To::All => fault.to_string(),
+            other => format!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn calls_are_compared_in_whatever_order_they_come() {
+        let mut book = open(3);
+        for seq in [0, 2, 1] {
+            for rank in [1, 0, 2] {
+                assert_eq!(came(&mut book, rank, seq, brief("all_gather", Route::Gather, 3)), None);
+            }
+        }
+        assert!(book.slots.is_empty(), "a call that all have come to is forgotten");
+        assert_eq!(came(&mut book, 2, 3, brief("all_gather", Route::Gather, 3)), None);
+        assert_eq!(
+            came(&mut book, 0, 3, brief("all_gather", Route::Gather, 4)).unwrap(),
+            "all_gather #3 on group dp{0, 1, 2}: rank 2 brought all_gather f32[3], rank 0 brought all_gather f32[4]; \
+             every rank must make the same calls in the same order"
+        );
+        assert_eq!(
+            came(&mut book, 1, 3, brief("barrier", Route::Barrier, 0)),
+            None,
+            "the first fault is the verdict"
+        );
+    }
+
+    #[test]
+    fn who_is_late_and_who_is_over() {
+        let mut book = open(3);
+        came(&mut book, 1, 0, brief("all_gather", Route::Gather, 3));
+        let late =
+            Note::Late { group: 7, lane: Lane::Collective, seq: 0, call: "all_gather", compared: true };
+        assert_eq!(
+            text(book.take(1, late.clone())).unwrap(),
+            "all_gather #0 on group dp{0, 1, 2}: rank(s) [0, 2] did not come within 0.5 s; rank 1 waited with all_gather \
+             f32[3]"
+        );
+        let mut book = open(1);
+        came(&mut book, 0, 0, brief("all_gather", Route::Gather, 3));
+        assert!(
+            text(book.take(0, late)).unwrap().contains("not finished within 0.5 s; all members have come")
+        );
+        let mut book = open(2);
+        came(&mut book, 1, 0, brief("all_gather", Route::Gather, 3));
+        assert!(text(book.take(0, Note::Ended)).unwrap().contains("rank(s) [0] had ended; rank 1 waited"));
+        let mut book = open(2);
+        assert_eq!(text(book.take(0, Note::Ended)), None);
+        assert!(
+            came(&mut book, 1, 0, brief("all_gather", Route::Gather, 3)).unwrap().contains("[0] had ended")
+        );
+    }
+
+    #[test]
+    fn messages_have_lanes_of_their_own() {
+        let mut book = open(3);
+        let mut message = |rank: usize, (from, to): (usize, usize), route, n| {
+            let note = Note::Came {
+                group: 7,
+                lane: Lane::Message { from, to },
+                seq: 0,
+                brief: brief("m", route, n),
+            };
+            text(book.take(rank, note))
+        };
+        assert_eq!(message(0, (0, 1), Route::Send { to: 1 }, 2), None);
+        assert_eq!(message(2, (2, 1), Route::Send { to: 1 }, 5), None);
+        assert_eq!(message(1, (0, 1), Route::Recv { from: 0 }, 2), None);
+        assert!(
+            message(1, (2, 1), Route::Recv { from: 2 }, 2)
+                .unwrap()
+                .contains("rank 1 brought m f32[2], rank 2")
+        );
+        let mut book = open(2);
+        let lane = Lane::Message { from: 0, to: 1 };
+        let send = brief("send", Route::Send { to: 1 }, 2);
+        book.take(0, Note::Came { group: 7, lane, seq: 0, brief: send });
+        assert_eq!(text(book.take(1, Note::Ended)), None, "a message that nobody fetches disturbs nobody");
+        assert!(!book.is_over());
+        book.take(0, Note::Ended);
+        assert!(book.is_over());
+    }
+
+    #[test]
+    fn values_are_handed_to_whoever_asks() {
+        let mut book = open(2);
+        let value = |rank| vec![(To::Rank(rank), News::Value { key: "k".into(), value: vec![3] })];
+        assert_eq!(book.take(1, Note::Get { key: "k".into() }), []);
+        assert_eq!(book.take(0, Note::Put { key: "k".into(), value: vec![3] }), value(1));
+        assert_eq!(book.take(0, Note::Get { key: "k".into() }), value(0));
+        book.take(1, Note::Failed { cause: "boom".into() });
+        assert_eq!(book.take(0, Note::Get { key: "k".into() }), value(0), "also after a failure");
+    }
+}

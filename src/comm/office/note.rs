@@ -1,0 +1,266 @@
+//! What goes to the office, and what comes from it.
+
+use super::wire::{Reader, Writer};
+use crate::comm::call::Brief;
+use crate::error::{CallId, CommFault};
+
+/// Which sequence of a group's calls: its collectives, or the messages from one member to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::comm) enum Lane {
+    Collective,
+    Message { from: usize, to: usize },
+}
+
+/// A rank's note to the office.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::comm) enum Note {
+    /// A group, before its first call. `group` is a number made from its name and ranks.
+    Open { group: u64, name: String, ranks: Vec<usize> },
+    /// What this rank brings to its next call of a lane.
+    Came { group: u64, lane: Lane, seq: u64, brief: Brief },
+    /// A call has not finished within the deadline; `compared` where calls are noted at all.
+    Late { group: u64, lane: Lane, seq: u64, call: &'static str, compared: bool },
+    /// The transport failed.
+    Broken { id: CallId, reason: String },
+    /// Bytes for whoever asks.
+    Put { key: String, value: Vec<u8> },
+    /// A question, answered when somebody has put it.
+    Get { key: String },
+    /// The rank's program is over.
+    Ended,
+    /// The rank's program failed.
+    Failed { cause: String },
+}
+
+/// What the office tells.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::comm) enum News {
+    /// The world's first fault.
+    Verdict(Verdict),
+    /// An answer.
+    Value { key: String, value: Vec<u8> },
+    /// The office closes, all being over.
+    Closing,
+}
+
+/// Why the world is given up.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::comm) enum Verdict {
+    Fault(CommFault),
+    /// A rank's program failed.
+    Failed {
+        rank: usize,
+        cause: String,
+    },
+}
+
+impl Verdict {
+    /// The fault as the rank sees it that makes the call `id`.
+    pub fn at(&self, id: CallId) -> CommFault {
+        match self {
+            Verdict::Fault(fault) => fault.clone(),
+            Verdict::Failed { rank, cause } => {
+                CommFault::PeerFailed { id, rank: *rank, cause: cause.clone() }
+            }
+        }
+    }
+}
+
+impl Note {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Note::Open { group, name, ranks } => w.u8(0).u64(*group).text(name).ranks(ranks),
+            Note::Came { group, lane, seq, brief } => w.u8(1).u64(*group).lane(*lane).u64(*seq).brief(brief),
+            Note::Late { group, lane, seq, call, compared } => {
+                w.u8(2).u64(*group).lane(*lane).u64(*seq).text(call).u8(u8::from(*compared))
+            }
+            Note::Broken { id, reason } => w.u8(3).id(id).text(reason),
+            Note::Put { key, value } => w.u8(4).text(key).bytes(value),
+            Note::Get { key } => w.u8(5).text(key),
+            Note::Ended => w.u8(6),
+            Note::Failed { cause } => w.u8(7).text(cause),
+        };
+        w.0
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Note> {
+        let mut r = Reader(bytes);
+        Some(match r.u8()? {
+            0 => Note::Open { group: r.u64()?, name: r.text()?, ranks: r.ranks()? },
+            1 => Note::Came { group: r.u64()?, lane: r.lane()?, seq: r.u64()?, brief: r.brief()? },
+            2 => Note::Late {
+                group: r.u64()?,
+                lane: r.lane()?,
+                seq: r.u64()?,
+                call: r.name()?,
+                compared: r.u8()? == 1,
+            },
+            3 => Note::Broken { id: r.id()?, reason: r.text()? },
+            4 => Note::Put { key: r.text()?, value: r.bytes()? },
+            5 => Note::Get { key: r.text()? },
+            6 => Note::Ended,
+            7 => Note::Failed { cause: r.text()? },
+            _ => return None,
+        })
+    }
+}
+
+impl News {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            News::Verdict(Verdict::Failed { rank, cause }) => w.u8(0).usize(*rank).text(cause),
+            News::Verdict(Verdict::Fault(fault)) => w.u8(1).fault(fault),
+            News::Value { key, value } => w.u8(2).text(key).bytes(value),
+            News::Closing => w.u8(3),
+        };
+        w.0
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<News> {
+        let mut r = Reader(bytes);
+        Some(match r.u8()? {
+            0 => News::Verdict(Verdict::Failed { rank: r.usize()?, cause: r.text()? }),
+            1 => News::Verdict(Verdict::Fault(r.fault()?)),
+            2 => News::Value { key: r.text()?, value: r.bytes()? },
+            3 => News::Closing,
+            _ => return None,
+        })
+    }
+}
+
+impl Writer {
+    fn lane(&mut self, lane: Lane) -> &mut Writer {
+        match lane {
+            Lane::Collective => self.u8(0),
+            Lane::Message { from, to } => self.u8(1).usize(from).usize(to),
+        }
+    }
+
+    fn fault(&mut self, fault: &CommFault) -> &mut Writer {
+        match fault {
+            CommFault::Mismatch { id, rank, brought, other, other_brought } => {
+                self.u8(0).id(id).usize(*rank).text(brought).usize(*other).text(other_brought)
+            }
+            CommFault::Missing { id, rank, brought, missing, ended, deadline_s } => self
+                .u8(1)
+                .id(id)
+                .usize(*rank)
+                .text(brought)
+                .ranks(missing)
+                .u8(u8::from(*ended))
+                .f64(*deadline_s),
+            CommFault::PeerFailed { id, rank, cause } => self.u8(2).id(id).usize(*rank).text(cause),
+            CommFault::Transport { id, rank, reason } => self.u8(3).id(id).usize(*rank).text(reason),
+        }
+    }
+}
+
+impl Reader<'_> {
+    fn lane(&mut self) -> Option<Lane> {
+        match self.u8()? {
+            0 => Some(Lane::Collective),
+            1 => Some(Lane::Message { from: self.usize()?, to: self.usize()? }),
+            _ => None,
+        }
+    }
+
+    fn fault(&mut self) -> Option<CommFault> {
+        let (kind, id) = (self.u8()?, self.id()?);
+        let rank = self.usize()?;
+        Some(match kind {
+            0 => CommFault::Mismatch {
+                id,
+                rank,
+                brought: self.text()?,
+                other: self.usize()?,
+                other_brought: self.text()?,
+            },
+            1 => CommFault::Missing {
+                id,
+                rank,
+                brought: self.text()?,
+                missing: self.ranks()?,
+                ended: self.u8()? == 1,
+                deadline_s: self.f64()?,
+            },
+            2 => CommFault::PeerFailed { id, rank, cause: self.text()? },
+            3 => CommFault::Transport { id, rank, reason: self.text()? },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::call::Route;
+    use crate::tensor::{DType, ReduceOp, Shape};
+
+    #[test]
+    fn what_is_sent_is_received() {
+        let shapes = vec![Shape::from([2, 0]), Shape::from([])];
+        let brief = |route, op| Brief {
+            name: "all_reduce",
+            route,
+            op,
+            dtype: DType::BF16,
+            outgoing: shapes.clone(),
+            incoming: vec![],
+        };
+        let routes = [
+            Route::Gather,
+            Route::AllToAll,
+            Route::Broadcast { root: 3 },
+            Route::Send { to: 1 },
+            Route::Recv { from: 2 },
+            Route::Barrier,
+        ];
+        let id = CallId { call: "broadcast", seq: 7, group: "dp{0, 1}".into() };
+        let mut notes = vec![
+            Note::Open { group: 9, name: "dp".into(), ranks: vec![0, 5] },
+            Note::Late { group: 1, lane: Lane::Collective, seq: 2, call: "send", compared: true },
+            Note::Broken { id: id.clone(), reason: "ü".into() },
+            Note::Put { key: "k".into(), value: vec![0, 255] },
+            Note::Get { key: String::new() },
+            Note::Ended,
+            Note::Failed { cause: "c".into() },
+        ];
+        for (route, op) in
+            routes.into_iter().zip([None, Some(ReduceOp::Sum), Some(ReduceOp::Min), None, None, None])
+        {
+            let lane = Lane::Message { from: 1, to: 0 };
+            notes.push(Note::Came { group: u64::MAX, lane, seq: 1, brief: brief(route, op) });
+        }
+        for note in notes {
+            let bytes = note.encode();
+            assert_eq!(Note::decode(&bytes).as_ref(), Some(&note));
+            // Nothing that is cut short is taken for something else, and nothing panics.
+            (0..bytes.len()).for_each(|n| assert_eq!(Note::decode(&bytes[..n]), None, "{note:?} cut to {n}"));
+        }
+        let text = || "t".to_string();
+        let faults = [
+            CommFault::Mismatch { id: id.clone(), rank: 1, brought: text(), other: 0, other_brought: text() },
+            CommFault::Missing {
+                id: id.clone(),
+                rank: 1,
+                brought: text(),
+                missing: vec![2, 3],
+                ended: true,
+                deadline_s: 0.5,
+            },
+            CommFault::PeerFailed { id: id.clone(), rank: 1, cause: text() },
+            CommFault::Transport { id, rank: 1, reason: text() },
+        ];
+        let news = faults.map(|fault| News::Verdict(Verdict::Fault(fault))).into_iter().chain([
+            News::Verdict(Verdict::Failed { rank: 1, cause: text() }),
+            News::Value { key: text(), value: vec![1] },
+            News::Closing,
+        ]);
+        for news in news {
+            assert_eq!(News::decode(&news.encode()), Some(news));
+        }
+        assert_eq!((Note::decode(&[99]), News::decode(&[])), (None, None));
+    }
+}

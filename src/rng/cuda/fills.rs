@@ -1,0 +1,130 @@
+//! Fills of distributions and orders.
+
+use bytemuck::NoUninit;
+
+use super::place::{DrawArg, Place, run_over};
+use crate::error::Result;
+use crate::placement::Region;
+use crate::rng::dropout::keep_threshold;
+use crate::rng::integers::{Words, words_of};
+use crate::rng::permutation::ROUNDS;
+use crate::rng::poisson::{LARGE, Sums};
+use crate::rng::{Distribution, Draw, Permutation};
+use crate::tensor::cuda::{Gpu, Launch};
+use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
+
+/// Writes what `from`, checked for the dtype, draws for the elements of `region` into `out`, its storage on a device, which
+/// nobody shares.
+pub(in crate::rng) fn fill(
+    from: Distribution,
+    draw: Draw,
+    global: &Shape,
+    region: &Region,
+    out: &mut Tensor,
+) -> Result<()> {
+    let (gpu, dtype) = (Gpu::of(out)?, out.dtype());
+    let (file, stem, per) = kernel_of(from, dtype);
+    for place in Place::all(region, global, per)? {
+        let launch = gpu.kernel(file, stem, dtype)?.write(out).arg(place).arg(DrawArg::from(draw));
+        run_over(parameters(launch, from, dtype)?, &gpu, place.units())?;
+    }
+    Ok(())
+}
+
+/// Writes the elements of `region` of a permutation into `out`, its storage on a device, which nobody shares.
+pub(in crate::rng) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> Result<()> {
+    let gpu = Gpu::of(out)?;
+    let global = Shape::from([order.len() as usize]);
+    for place in Place::all(region, &global, 1)? {
+        let launch = gpu.kernel("shuffle", "permutation", DType::I64)?.write(out).arg(place);
+        let launch =
+            launch.arg(DrawArg::from(order.draw())).arg(Order { len: order.len(), keys: *order.keys() });
+        run_over(launch, &gpu, place.units())?;
+    }
+    Ok(())
+}
+
+/// The source, the entry, and how many elements a thread makes at a time.
+fn kernel_of(from: Distribution, dtype: DType) -> (&'static str, &'static str, u64) {
+    let block = if matches!(dtype, DType::F64) { 2 } else { 4 };
+    match from {
+        Distribution::Uniform { .. } => ("random", "uniform", block),
+        Distribution::Normal { .. } => ("random", "normal", block),
+        Distribution::TruncatedNormal { .. } => ("random", "truncated", block),
+        Distribution::LogNormal { .. } => ("random", "log_normal", block),
+        Distribution::Exponential { .. } => ("exponential", "exponential", block),
+        Distribution::Gamma { .. } => ("gamma", "gamma", 1),
+        Distribution::Poisson { rate } if rate < LARGE => ("poisson", "poisson", 2),
+        Distribution::Poisson { .. } => ("poisson", "poisson_large", 1),
+        Distribution::UniformInt { low, high } => match words_of(low, high) {
+            Words::One { .. } => ("random", "integers", 4),
+            Words::Two { .. } => ("random", "wide_integers", 2),
+        },
+        Distribution::Bernoulli { .. } => ("random", "bernoulli", 4),
+        Distribution::Bits => ("random", "bits", if dtype == DType::I64 { 2 } else { 4 }),
+    }
+}
+
+/// The arguments that the entry has behind those of all.
+fn parameters<'a>(launch: Launch<'a>, from: Distribution, dtype: DType) -> Result<Launch<'a>> {
+    let wide = |launch: Launch<'a>, x: f64| match dtype {
+        DType::F64 => launch.arg(x),
+        _ => launch.arg(x as f32),
+    };
+    Ok(match from {
+        Distribution::Uniform { low, high } => wide(wide(launch, high - low), low),
+        Distribution::Normal { mean, std } | Distribution::LogNormal { mean, std } => {
+            wide(wide(launch, std), mean)
+        }
+        Distribution::TruncatedNormal { mean, std, low, high } => {
+            launch.arg(mean).arg(std).arg(low).arg(high)
+        }
+        Distribution::Exponential { rate } => wide(launch, rate),
+        Distribution::Gamma { shape, scale } => wide(wide(launch, shape), scale),
+        Distribution::Poisson { rate } if rate < LARGE => launch.arg(SumsArg::from(Sums::of(rate))),
+        Distribution::Poisson { rate } => launch.arg(rate),
+        Distribution::UniformInt { low, high } => launch.arg(match words_of(low, high) {
+            Words::One { low, last, threshold } => {
+                Range { low, last: u64::from(last), threshold: u64::from(threshold) }
+            }
+            Words::Two { low, last, threshold } => Range { low, last, threshold },
+        }),
+        Distribution::Bernoulli { p } => {
+            let threshold = keep_threshold("bernoulli", p)?;
+            let launch = launch.arg(if p == 1.0 { 1 << 32 } else { u64::from(threshold) });
+            for_dtype!(any dtype, T => launch.arg(<T as Element>::from_f64(0.0)).arg(<T as Element>::from_f64(1.0)))
+        }
+        Distribution::Bits => launch,
+    })
+}
+
+/// `struct Sums` of `kernels/poisson.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct SumsArg {
+    of: [f64; 64],
+    len: u64,
+}
+
+impl From<Sums> for SumsArg {
+    fn from(all: Sums) -> SumsArg {
+        SumsArg { of: all.sums, len: all.len as u64 }
+    }
+}
+
+/// `struct Range` of `kernels/random.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Range {
+    low: u64,
+    last: u64,
+    threshold: u64,
+}
+
+/// `struct Order` of `kernels/shuffle.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Order {
+    len: u64,
+    keys: [u64; ROUNDS],
+}

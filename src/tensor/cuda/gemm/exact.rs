@@ -1,0 +1,217 @@
+//! Products by our own kernel, with the processor's bits.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use bytemuck::NoUninit;
+use rustc_hash::FxHashMap;
+
+use super::plan::{self, Extents, Plan, THREADS};
+use super::tree::Tree;
+use crate::error::{Error, Result};
+use crate::tensor::cuda::Gpu;
+use crate::tensor::{DType, Device, Dims, Tensor};
+
+/// `struct Side` of `kernels/matmul_panel.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, NoUninit)]
+struct Side {
+    outer: i64,
+    along: i64,
+    batch: i64,
+    way: u32,
+    extent: u32,
+}
+
+/// `struct Job` of `kernels/matmul_tile.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, NoUninit)]
+struct Job {
+    left: Side,
+    right: Side,
+    c_row: i64,
+    c_col: i64,
+    c_batch: i64,
+    c_part: i64,
+    rows_tiles: u32,
+    cols_tiles: u32,
+    batch: u32,
+    parts: u32,
+    items: u32,
+    part_depth: u32,
+    deepest: u32,
+    near_slots: u32,
+    far_slots: u32,
+    whole_vectors: u32,
+}
+
+/// What depends on sizes alone, made once and kept by the thread.
+struct Prepared {
+    plan: Plan,
+    deepest: u32,
+    /// True where four indices of the contraction are always in one leaf or in another.
+    in_fours: bool,
+    /// The tree and its parts, as kernels read them.
+    leaves: Tensor,
+    parts: Tensor,
+    parts_len: usize,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    device: Device,
+    dtype: DType,
+    extents: Extents,
+    tree: Dims,
+}
+
+/// Shapes remembered at most.
+const KEPT: usize = 512;
+
+/// `out = a @ b`, for `a` of `[batch, m, k]` and `b` of `[batch, k, n]` in any strides, none of them empty; `out` is fresh.
+pub(super) fn multiply(
+    verb: &str,
+    gpu: &Gpu,
+    (a, b): (&Tensor, &Tensor),
+    tree: &[usize],
+    out: &mut Tensor,
+) -> Result<()> {
+    let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
+    let of = prepared(gpu, a.dtype(), Extents { batch, m, n, k }, tree)?;
+    let plan = &of.plan;
+    let tiling = &plan.tiling;
+    let (left, right) = if plan.turned { ((b, 2, 1), (a, 1, 2)) } else { ((a, 1, 2), (b, 2, 1)) };
+    let (rows, cols) = if plan.turned { (n, m) } else { (m, n) };
+    let [rows_tiles, cols_tiles] = [rows.div_ceil(tiling.rows), cols.div_ceil(tiling.cols)];
+    let items = [rows_tiles, cols_tiles, batch, of.parts_len].iter().try_fold(1u32, |all, &n| {
+        // A block's last step must not overflow either.
+        all.checked_mul(u32::try_from(n).ok()?).filter(|&all| all < 1 << 31)
+    });
+    let Some(items) = items.filter(|_| m.max(n).max(k) < 1 << 31) else {
+        let given = format!("{a}, {b}");
+        return Err(Error::unsupported(
+            verb,
+            "a product as large is not built",
+            given,
+            "multiply parts of it",
+        ));
+    };
+    let total = batch * m * n;
+    let wide_dtype = if a.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let vector = 16 / wide_dtype.size_bytes();
+    let job = Job {
+        left: side(left, tiling.rows, &of),
+        right: side(right, tiling.cols, &of),
+        c_row: if plan.turned { 1 } else { n as i64 },
+        c_col: if plan.turned { n as i64 } else { 1 },
+        c_batch: (m * n) as i64,
+        c_part: total as i64,
+        rows_tiles: rows_tiles as u32,
+        cols_tiles: cols_tiles as u32,
+        batch: batch as u32,
+        parts: of.parts_len as u32,
+        items,
+        part_depth: plan.part_depth,
+        deepest: of.deepest,
+        near_slots: plan.near_slots as u32,
+        far_slots: plan.far_slots as u32,
+        whole_vectors: u32::from(!plan.turned && n.is_multiple_of(vector)),
+    };
+    let in_parts = of.parts_len > 1;
+    let mut sums = in_parts.then(|| gpu.stale(wide_dtype, [of.parts_len, total])).transpose()?;
+    let blocks =
+        if plan.far_slots > 0 { plan.most_blocks.min(items as usize) } else { items as usize } as u32;
+    let far_len = blocks as usize * plan.far_slots * tiling.rows * tiling.cols;
+    let mut far = (far_len > 0).then(|| gpu.stale(wide_dtype, [far_len])).transpose()?;
+    gpu.kernel("matmul", tiling.stem, a.dtype())?
+        .read(left.0)
+        .read(right.0)
+        .write(out)
+        .write_or_null(sums.as_mut())
+        .write_or_null(far.as_mut())
+        .read(&of.leaves)
+        .read(&of.parts)
+        .arg(job)
+        .run(blocks, THREADS as u32, plan.shared_bytes)?;
+    let Some(sums) = sums else { return Ok(()) };
+    let blocks = total.div_ceil(256).min(8 * gpu.multiprocessors() as usize);
+    gpu.kernel("matmul", "matmul_join", a.dtype())?
+        .read(&sums)
+        .write(out)
+        .arg(total as u64)
+        .arg(plan.part_depth)
+        .run(blocks as u32, 256, 0)
+}
+
+/// An operand by its outer dim and the contraction's; `tile` is the tile's extent of the outer one.
+fn side((x, outer, along): (&Tensor, usize, usize), tile: usize, of: &Prepared) -> Side {
+    // A stride that is never taken disturbs no alignment.
+    let stride = |d: usize| if x.shape()[d] == 1 { 0 } else { x.strides()[d] };
+    let extent = x.shape()[outer];
+    let (outer, along, batch) = (stride(outer), stride(along), stride(0));
+    let four = (4 * x.dtype().size_bytes()).min(16) as u64;
+    let aligned = x.device_address().is_some_and(|at| at.is_multiple_of(four)) && batch.is_multiple_of(4);
+    let quads = aligned && of.plan.tiling.takes_quads(tile);
+    let way = if quads && along == 1 && of.in_fours && outer.is_multiple_of(4) {
+        Way::Along4
+    } else if quads && outer == 1 && extent.is_multiple_of(4) && along.is_multiple_of(4) {
+        Way::Outer4
+    } else if along != 0 && (outer == 0 || along < outer) {
+        Way::Along
+    } else {
+        Way::Outer
+    };
+    Side {
+        outer: outer as i64,
+        along: along as i64,
+        batch: batch as i64,
+        way: way as u32,
+        extent: extent as u32,
+    }
+}
+
+/// `enum Way` of `kernels/matmul_panel.cuh`.
+#[derive(Clone, Copy)]
+enum Way {
+    Along4 = 0,
+    Outer4 = 1,
+    Along = 2,
+    Outer = 3,
+}
+
+fn prepared(gpu: &Gpu, dtype: DType, extents: Extents, tree: &[usize]) -> Result<Rc<Prepared>> {
+    thread_local!(static HERE: RefCell<FxHashMap<Key, Rc<Prepared>>> = RefCell::default());
+    let key = Key { device: gpu.device(), dtype, extents, tree: Dims::from_slice(tree) };
+    if let Some(found) = HERE.with_borrow(|here| here.get(&key).cloned()) {
+        return Ok(found);
+    }
+    let made = Rc::new(prepare(gpu, dtype, extents, tree)?);
+    HERE.with_borrow_mut(|here| {
+        if here.len() >= KEPT {
+            here.clear();
+        }
+        here.insert(key, made.clone());
+    });
+    Ok(made)
+}
+
+fn prepare(gpu: &Gpu, dtype: DType, extents: Extents, tree: &[usize]) -> Result<Prepared> {
+    let tree = Tree::new(tree);
+    let facts = gpu.stream().device.driver.facts();
+    let plan = plan::plan(facts, dtype, extents, (tree.full_depth(), tree.deepest()));
+    let leaf = |l: &super::tree::Leaf| (l.len | l.merges << 8 | l.depth << 16) as i32;
+    let leaves: Vec<i32> = tree.leaves.iter().map(leaf).collect();
+    let parts = tree.parts(plan.part_depth);
+    let words = |p: &super::tree::Part| [p.leaves.0 as i64 | (p.leaves.1 as i64) << 32, p.start as i64];
+    let words: Vec<i64> = parts.iter().flat_map(words).collect();
+    let upload = |x: Tensor| x.to_device(gpu.device());
+    let (leaves_len, words_len) = (leaves.len(), words.len());
+    Ok(Prepared {
+        plan,
+        deepest: tree.deepest(),
+        in_fours: tree.is_in_groups_of(4),
+        leaves: upload(Tensor::from_vec(leaves, [leaves_len])?)?,
+        parts: upload(Tensor::from_vec(words, [words_len])?)?,
+        parts_len: parts.len(),
+    })
+}

@@ -1,0 +1,203 @@
+//! How a product is cut: which tile, which operand's rows are its rows, how many parts of the contraction.
+//!
+//! None of it changes a bit: a tile does not know its neighbours, and parts are nodes of the tree.
+
+use crate::tensor::DType;
+use crate::tensor::cuda::Facts;
+
+/// A tile of `kernels/matmul.cu`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Tiling {
+    /// The kernel's name without the dtype.
+    pub(super) stem: &'static str,
+    /// Rows and columns of a tile.
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// Indices of the contraction in shared memory at a time.
+    depth: usize,
+    /// Blocks that run at once on a multiprocessor, as registers allow.
+    resident: usize,
+    /// The share of the arithmetic's peak that it is expected to reach: a guess until it is measured.
+    speed: f64,
+}
+
+/// Threads of a block.
+pub(super) const THREADS: usize = 128;
+/// Parts of a contraction at most, as a power of two: what the joining kernel takes.
+const MOST_PARTS: u32 = 6;
+/// Bytes of unfinished parts at most.
+const PARTS_BYTES: usize = 64 << 20;
+
+impl Tiling {
+    const fn new(stem: &'static str, rows: usize, cols: usize, depth: usize, cost: (usize, f64)) -> Tiling {
+        Tiling { stem, rows, cols, depth, resident: cost.0, speed: cost.1 }
+    }
+
+    const LARGE: Tiling = Tiling::new("matmul_large", 128, 64, 16, (2, 0.75));
+    const LARGE_F64: Tiling = Tiling::new("matmul_large", 64, 64, 16, (2, 0.75));
+    const SMALL: Tiling = Tiling::new("matmul_small", 32, 64, 16, (4, 0.45));
+    const FEW: Tiling = Tiling::new("matmul_few", 8, 128, 32, (4, 0.25));
+    const ONE: Tiling = Tiling::new("matmul_one", 1, 128, 32, (4, 0.05));
+
+    /// True where both panels of the kind are whole quads for each thread.
+    pub(super) fn takes_quads(&self, outer: usize) -> bool {
+        outer * self.depth >= 4 * THREADS
+    }
+
+    /// Bytes of shared memory for two stages of both panels.
+    fn stage_bytes(&self, wide: usize) -> usize {
+        // The room of both panels against bank conflicts is 16 bytes a row.
+        2 * self.depth * ((self.rows + self.cols) * wide + 2 * 16)
+    }
+
+    /// Bytes of a slot, where a node of a whole tile waits.
+    pub(super) fn slot_bytes(&self, wide: usize) -> usize {
+        self.rows * self.cols * wide
+    }
+}
+
+/// How a product is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Plan {
+    pub(super) tiling: Tiling,
+    /// True where the tile's rows are the result's columns.
+    pub(super) turned: bool,
+    /// The depth of the nodes that are the parts.
+    pub(super) part_depth: u32,
+    /// Slots in shared and in global memory.
+    pub(super) near_slots: usize,
+    pub(super) far_slots: usize,
+    /// Shared memory of a block in bytes.
+    pub(super) shared_bytes: usize,
+    /// Blocks that are launched at most, where slots in global memory are theirs.
+    pub(super) most_blocks: usize,
+}
+
+/// What is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Extents {
+    pub(super) batch: usize,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+}
+
+/// The plan that is expected to be quickest; `depths` are those of the tree's first whole level and of its deepest leaf.
+pub(super) fn plan(facts: &Facts, dtype: DType, e: Extents, depths: (u32, u32)) -> Plan {
+    let large = if dtype == DType::F64 { Tiling::LARGE_F64 } else { Tiling::LARGE };
+    let few = [e.m, e.n].into_iter().min().unwrap_or(0);
+    let tilings = match few {
+        0..=1 => &[Tiling::ONE][..],
+        2..=8 => &[Tiling::FEW],
+        _ => &[large, Tiling::SMALL],
+    };
+    let wide = if dtype == DType::F64 { 8 } else { 4 };
+    let mut best = (f64::INFINITY, large, false, 0);
+    for &tiling in tilings {
+        for turned in [false, true] {
+            // The few rows, whichever they are, are the tile's.
+            if few <= 8 && turned != (e.n < e.m) {
+                continue;
+            }
+            for part_depth in 0..=depths.0.min(MOST_PARTS) {
+                let parts_bytes = (e.batch * e.m * e.n * wide) << part_depth;
+                if part_depth > 0 && parts_bytes > PARTS_BYTES {
+                    break;
+                }
+                let time = expected(facts, &tiling, e, turned, part_depth);
+                if time < best.0 {
+                    best = (time, tiling, turned, part_depth);
+                }
+            }
+        }
+    }
+    let (_, tiling, turned, part_depth) = best;
+    let slots = (depths.1 - part_depth) as usize;
+    let stage_bytes = tiling.stage_bytes(wide);
+    // The driver keeps a kibibyte a block for itself.
+    let room = (facts.shared_bytes / tiling.resident).saturating_sub(1024 + stage_bytes);
+    let near_slots = slots.min(room / tiling.slot_bytes(wide));
+    Plan {
+        tiling,
+        turned,
+        part_depth,
+        near_slots,
+        far_slots: slots - near_slots,
+        shared_bytes: stage_bytes + near_slots * tiling.slot_bytes(wide),
+        most_blocks: facts.multiprocessors as usize * tiling.resident,
+    }
+}
+
+/// The expected time, in fused multiply-adds of one multiprocessor.
+fn expected(facts: &Facts, t: &Tiling, e: Extents, turned: bool, part_depth: u32) -> f64 {
+    // What a multiprocessor writes and reads again of parts in the time of one multiply-add, in elements; and what a launch takes.
+    const PARTS_RATE: f64 = 0.05;
+    const LAUNCH: f64 = 300_000.0;
+    let (m, n) = if turned { (e.n, e.m) } else { (e.m, e.n) };
+    let processors = facts.multiprocessors.max(1) as usize;
+    let blocks = (m.div_ceil(t.rows) * n.div_ceil(t.cols) * e.batch) << part_depth;
+    let waves = blocks.div_ceil(processors);
+    // Few blocks on a multiprocessor do not hide each other's waiting.
+    let alone = 1.0 + 0.25 * t.resident.saturating_sub(waves) as f64;
+    // A stage takes its time however short it is.
+    let len = (e.k >> part_depth).max(t.depth) as f64 + 2.0 * t.depth as f64;
+    let mut time = waves as f64 * (t.rows * t.cols) as f64 * len * alone / t.speed;
+    if turned {
+        time *= 1.02;
+    }
+    if part_depth > 0 {
+        let elements = ((e.batch * m * n) << part_depth) as f64;
+        time += elements / processors as f64 / PARTS_RATE + LAUNCH;
+    }
+    time
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn h100() -> Facts {
+        Facts {
+            name: String::new(),
+            compiler: String::new(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            shared_bytes: 232_448,
+            total_bytes: 80 << 30,
+        }
+    }
+
+    fn of(batch: usize, m: usize, n: usize, k: usize) -> Plan {
+        let depth = (k / 32).max(1).ilog2();
+        plan(&h100(), DType::F32, Extents { batch, m, n, k }, (depth, depth))
+    }
+
+    #[test]
+    fn shapes_get_their_tiles() {
+        let stem = |batch, m, n, k| of(batch, m, n, k).tiling.stem;
+        assert_eq!(stem(1, 16384, 3072, 768), "matmul_large");
+        assert_eq!(stem(1, 4096, 4096, 4096), "matmul_large");
+        assert_eq!(stem(192, 64, 64, 32), "matmul_small");
+        assert_eq!(stem(1, 8, 4096, 4096), "matmul_few");
+        assert_eq!(stem(1, 1, 4096, 4096), "matmul_one");
+        assert!(of(1, 4096, 1, 4096).turned && !of(1, 1, 4096, 4096).turned);
+    }
+
+    #[test]
+    fn long_sums_of_few_tiles_are_cut() {
+        assert!(of(1, 768, 768, 16384).part_depth >= 1);
+        assert!(of(1, 1, 4096, 4096).part_depth >= 3);
+        assert_eq!(of(1, 16384, 3072, 768).part_depth, 0);
+        assert_eq!(of(1, 64, 64, 32).part_depth, 0);
+    }
+
+    #[test]
+    fn as_many_blocks_fit_as_are_meant_to() {
+        for (m, n, k) in [(4096, 4096, 16384), (64, 64, 4096), (8, 4096, 4096), (1, 4096, 1 << 20)] {
+            let p = of(1, m, n, k);
+            assert!(p.tiling.resident * (p.shared_bytes + 1024) <= 233_472, "{p:?}");
+            assert!(p.near_slots > 0 || p.far_slots == 0, "{p:?}");
+        }
+        assert_eq!(of(1, 4096, 4096, 4096).near_slots, 2);
+    }
+}

@@ -1,0 +1,258 @@
+//! Matrix products by cuBLASLt.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::cublas::sys::cublasOperation_t as Operation;
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t as Compute, cublasLtMatmulDescAttributes_t as OfProduct,
+    cublasLtMatmulPreferenceAttributes_t as OfChoice, cublasLtMatrixLayoutAttribute_t as OfLayout,
+    cudaDataType as Type,
+};
+
+use crate::tensor::DType;
+use crate::tensor::cuda::{Address, Blas, DriverError, DriverResult, Handle, Matrix, Product};
+
+/// The most memory that a product may work in: what NVIDIA advises for Hopper.
+const MOST_ROOM_BYTES: usize = 32 << 20;
+
+/// The library, with the algorithms it has chosen.
+pub(super) struct CublasLt {
+    handle: sys::cublasLtHandle_t,
+    /// By shape; none where the library has no algorithm.
+    chosen: Mutex<HashMap<Product, Option<Arc<Chosen>>>>,
+}
+
+// SAFETY: cuBLASLt's handle may be used by several threads at once, and descriptions are only read once they are made.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+impl fmt::Debug for CublasLt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("cublasLt")
+    }
+}
+
+impl CublasLt {
+    /// The library, for the calling thread's context; none where it is not installed or does not start.
+    pub(super) fn open() -> Option<CublasLt> {
+        // SAFETY: the function only looks for the library.
+        if !unsafe { sys::is_culib_present() } {
+            return None;
+        }
+        // A library too old for a function that is looked for makes the look-up panic.
+        let handle = std::panic::catch_unwind(result::create_handle).ok()?.ok()?;
+        Some(CublasLt { handle, chosen: Mutex::default() })
+    }
+
+    fn choose(&self, product: &Product) -> DriverResult<Option<Arc<Chosen>>> {
+        let shape = shape(product);
+        if let Some(found) = self.lock().get(&shape) {
+            return Ok(found.clone());
+        }
+        let made = match Chosen::new(self.handle, &shape) {
+            Ok(chosen) => Some(Arc::new(chosen)),
+            Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => None,
+            Err(e) => return Err(of("cublasLtMatmulAlgoGetHeuristic")(e)),
+        };
+        self.lock().insert(shape, made.clone());
+        Ok(made)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Product, Option<Arc<Chosen>>>> {
+        self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// SAFETY: the library is told of the operands, the result and the room, and of nothing else.
+unsafe impl Blas for CublasLt {
+    fn room_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
+        Ok(self.choose(product)?.map(|chosen| chosen.algorithm.workspaceSize))
+    }
+
+    unsafe fn multiply(&self, product: &Product, room: Address, stream: Handle) -> DriverResult<()> {
+        let Some(chosen) = self.choose(product)? else {
+            return Err(of("cublasLtMatmul")(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)));
+        };
+        let (ones, zeros) = ((1.0f32, 1.0f64), (0.0f32, 0.0f64));
+        let pick = |pair: &(f32, f64)| match product.dtype {
+            DType::F64 => (&raw const pair.1).cast::<c_void>(),
+            _ => (&raw const pair.0).cast(),
+        };
+        let d = &chosen.description;
+        // SAFETY: the descriptions live; for the memory, the caller's promise.
+        let done = unsafe {
+            result::matmul(
+                self.handle,
+                d.product,
+                pick(&ones),
+                pick(&zeros),
+                product.left.at as *const c_void,
+                d.left,
+                product.right.at as *const c_void,
+                d.right,
+                product.out.at as *const c_void,
+                d.out,
+                product.out.at as *mut c_void,
+                d.out,
+                &chosen.algorithm.algo,
+                room as *mut c_void,
+                chosen.algorithm.workspaceSize,
+                stream as sys::cudaStream_t,
+            )
+        };
+        done.map_err(of("cublasLtMatmul"))
+    }
+}
+
+/// All that the choice of an algorithm depends on: addresses by their alignment.
+fn shape(product: &Product) -> Product {
+    let aligned = |m: Matrix| Matrix { at: 1 << m.at.trailing_zeros().min(8), ..m };
+    let (left, right, out) = (aligned(product.left), aligned(product.right), aligned(product.out));
+    Product { left, right, out, ..*product }
+}
+
+/// An algorithm for one shape.
+struct Chosen {
+    description: Description,
+    algorithm: sys::cublasLtMatmulHeuristicResult_t,
+}
+
+impl Chosen {
+    fn new(handle: sys::cublasLtHandle_t, shape: &Product) -> Result<Chosen, CublasError> {
+        let description = Description::new(shape)?;
+        let preference = Preference(result::create_matmul_pref()?);
+        preference.set(OfChoice::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MOST_ROOM_BYTES as u64)?;
+        let alignments = [
+            (OfChoice::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape.left.at),
+            (OfChoice::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape.right.at),
+            (OfChoice::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape.out.at),
+            (OfChoice::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape.out.at),
+        ];
+        for (attribute, bytes) in alignments {
+            preference.set(attribute, bytes as u32)?;
+        }
+        let d = &description;
+        // SAFETY: all descriptions live.
+        let algorithm = unsafe {
+            result::get_matmul_algo_heuristic(handle, d.product, d.left, d.right, d.out, d.out, preference.0)
+        }?;
+        Ok(Chosen { description, algorithm })
+    }
+}
+
+/// A shape in the library's terms; null where not made yet.
+struct Description {
+    product: sys::cublasLtMatmulDesc_t,
+    left: sys::cublasLtMatrixLayout_t,
+    right: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+}
+
+impl Description {
+    fn new(shape: &Product) -> Result<Description, CublasError> {
+        let (product, layout_of) = (ptr::null_mut(), ptr::null_mut());
+        let mut d = Description { product, left: layout_of, right: layout_of, out: layout_of };
+        let (compute, scale) = match shape.dtype {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, Type::CUDA_R_64F),
+            _ if shape.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, Type::CUDA_R_32F),
+            _ => (Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
+        };
+        d.product = result::create_matmul_desc(compute, scale)?;
+        let turned = [
+            (OfProduct::CUBLASLT_MATMUL_DESC_TRANSA, shape.left.turned),
+            (OfProduct::CUBLASLT_MATMUL_DESC_TRANSB, shape.right.turned),
+        ];
+        for (attribute, turned) in turned {
+            let value = if turned { Operation::CUBLAS_OP_T } else { Operation::CUBLAS_OP_N };
+            let at = (&raw const value).cast();
+            // SAFETY: the description was made above; the value has its attribute's type.
+            unsafe { result::set_matmul_desc_attribute(d.product, attribute, at, size_of_val(&value)) }?;
+        }
+        d.left = layout(shape, &shape.left, (shape.rows, shape.sum))?;
+        d.right = layout(shape, &shape.right, (shape.sum, shape.cols))?;
+        d.out = layout(shape, &shape.out, (shape.rows, shape.cols))?;
+        Ok(d)
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        for layout in [self.left, self.right, self.out].into_iter().filter(|l| !l.is_null()) {
+            // SAFETY: made by this type, and destroyed once.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+        }
+        if !self.product.is_null() {
+            // SAFETY: as above.
+            let _ = unsafe { result::destroy_matmul_desc(self.product) };
+        }
+    }
+}
+
+/// A matrix as it lies: its columns one after the other, or its rows where it is turned.
+fn layout(
+    shape: &Product,
+    matrix: &Matrix,
+    (rows, cols): (usize, usize),
+) -> Result<sys::cublasLtMatrixLayout_t, CublasError> {
+    let dtype = match shape.dtype {
+        DType::F64 => Type::CUDA_R_64F,
+        DType::F16 => Type::CUDA_R_16F,
+        DType::BF16 => Type::CUDA_R_16BF,
+        _ => Type::CUDA_R_32F,
+    };
+    let (rows, cols) = if matrix.turned { (cols, rows) } else { (rows, cols) };
+    let layout = result::create_matrix_layout(dtype, rows as u64, cols as u64, matrix.step as i64)?;
+    let (batch, step) = (shape.batch as i32, matrix.batch_step as i64);
+    // SAFETY: the layout was made above; the values have their attributes' types.
+    let set = unsafe {
+        result::set_matrix_layout_attribute(
+            layout,
+            OfLayout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+            (&raw const batch).cast(),
+            size_of_val(&batch),
+        )
+        .and_then(|()| {
+            result::set_matrix_layout_attribute(
+                layout,
+                OfLayout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                (&raw const step).cast(),
+                size_of_val(&step),
+            )
+        })
+    };
+    set.map(|()| layout).inspect_err(|_| {
+        // SAFETY: made above, and given to nobody.
+        let _ = unsafe { result::destroy_matrix_layout(layout) };
+    })
+}
+
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn set<T: bytemuck::NoUninit>(&self, attribute: OfChoice, value: T) -> Result<(), CublasError> {
+        let at = (&raw const value).cast();
+        // SAFETY: the preference lives, and the value outlives the call, which refuses another size.
+        unsafe { result::set_matmul_pref_attribute(self.0, attribute, at, size_of::<T>()) }
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // SAFETY: made by its owner, and destroyed once.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
+/// The error of a call.
+fn of(call: &'static str) -> impl Fn(CublasError) -> DriverError {
+    move |CublasError(status)| {
+        let out_of_memory = status == sys::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED;
+        DriverError { call, code: format!("{status:?}"), out_of_memory }
+    }
+}

@@ -1,0 +1,334 @@
+//! A CUDA device for tests on a machine that has none: a driver that compiles the embedded kernels with the system's C++
+//! compiler and runs them on the CPU, and is stricter than a device.
+//!
+//! [`device`] gives `Device::Cuda(0)`: a real one where there is one, else this. Kernels run in an [`Order`] that shows
+//! missing barriers, streams ([`Streams`]) as late as events allow, which shows missing waits; memory comes full of NaNs
+//! and between guards. By the environment: `ISO_SHIM=1` takes the shim where there is a device,
+//! `ISO_SHIM_ORDER=descending` or `shuffled:7` and `ISO_SHIM_STREAMS=late:7` set what is not set by the test.
+//!
+//! Missing: reads out of bounds are not seen, but for the poison they give; writes out of bounds only near the ends of
+//! what [`Driver::alloc`] gave.
+
+mod compiler;
+mod driver;
+mod memory;
+mod program;
+mod queue;
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use isoshard::tensor::Device;
+use isoshard::tensor::cuda::{self, Copy, DriverError, DriverResult, Facts, Handle};
+
+use compiler::Compiler;
+use memory::Memory;
+use program::{Function, Program};
+use queue::{Policy, Queue, Task};
+
+/// The order in which a block's threads run between barriers, and a grid's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    Ascending,
+    Descending,
+    /// Another one for each seed, block and barrier.
+    Shuffled(u64),
+}
+
+/// When what is put on a stream runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Streams {
+    /// At once, on the thread that puts it there.
+    Eager,
+    /// When something waits for it; streams advance in an order drawn from the seed, as far as events allow.
+    Late(u64),
+}
+
+/// What a device is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub order: Order,
+    pub streams: Streams,
+    pub total_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        let seed = |text: &str, word: &str| text.strip_prefix(word)?.trim_start_matches(':').parse().ok();
+        let set = |name: &str| std::env::var(name).unwrap_or_default().to_ascii_lowercase();
+        let (order, streams) = (set("ISO_SHIM_ORDER"), set("ISO_SHIM_STREAMS"));
+        Settings {
+            order: match seed(&order, "shuffled") {
+                Some(seed) => Order::Shuffled(seed),
+                None if order == "descending" => Order::Descending,
+                None => Order::Ascending,
+            },
+            streams: seed(&streams, "late").map_or(Streams::Eager, Streams::Late),
+            total_bytes: 1 << 30,
+        }
+    }
+}
+
+/// The CUDA device of this test process, installed at the first call. None, loudly, where there is no C++ compiler.
+pub fn device() -> Option<Device> {
+    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+    let real = || std::env::var_os("ISO_SHIM").is_none() && cuda::is_available();
+    let found = *DEVICE.get_or_init(|| match real() {
+        true => Some(Device::Cuda(0)),
+        false => install(0, Settings::default()).map(|shim| {
+            SHIM.set(shim).expect("set once");
+            Device::Cuda(0)
+        }),
+    });
+    if found.is_none() {
+        SKIPPED.fetch_add(1, Ordering::Relaxed);
+        eprintln!("SKIPPED (no C++ compiler)");
+    }
+    found
+}
+
+/// The shim behind [`device`]; none where a real device is.
+pub fn shim() -> Option<&'static Arc<Shim>> {
+    device().and_then(|_| SHIM.get())
+}
+
+/// A device of this test's own, under the next free number.
+pub fn own_device(settings: Settings) -> Option<(Device, Arc<Shim>)> {
+    static NEXT: AtomicUsize = AtomicUsize::new(64);
+    let index = NEXT.fetch_add(1, Ordering::Relaxed);
+    install(index, settings).map(|shim| (Device::Cuda(index), shim))
+}
+
+/// How often a test asked for a device and there was none.
+pub fn skipped_len() -> usize {
+    SKIPPED.load(Ordering::Relaxed)
+}
+
+/// Runs `f` with every launch of this thread in this order, on any shim.
+pub fn with_order<T>(order: Order, f: impl FnOnce() -> T) -> T {
+    struct Reset(Option<Order>);
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            ORDER.set(self.0);
+        }
+    }
+    let _reset = Reset(ORDER.replace(Some(order)));
+    f()
+}
+
+static SHIM: OnceLock<Arc<Shim>> = OnceLock::new();
+static SKIPPED: AtomicUsize = AtomicUsize::new(0);
+thread_local!(static ORDER: Cell<Option<Order>> = const { Cell::new(None) });
+
+fn install(index: usize, settings: Settings) -> Option<Arc<Shim>> {
+    let shim = Shim::new(settings)?;
+    cuda::install(index, shim.clone()).expect("the number is free");
+    if settings.streams != Streams::Eager {
+        // A launch that is waited for is never late.
+        cuda::set_checked(false);
+    }
+    Some(shim)
+}
+
+/// A device that is none.
+#[derive(Debug)]
+pub struct Shim {
+    facts: Facts,
+    compiler: Compiler,
+    late: AtomicBool,
+    order: Mutex<Order>,
+    launches: AtomicU64,
+    memory: Mutex<Memory>,
+    queue: Mutex<Queue>,
+    programs: Mutex<Vec<Program>>,
+    functions: Mutex<Vec<Function>>,
+    calls: Mutex<HashMap<&'static str, Calls>>,
+    /// Misuse that the call which saw it cannot refuse; the next that waits for a stream does.
+    blamed: Mutex<Option<String>>,
+}
+
+/// What is known of one of the driver's calls.
+#[derive(Debug, Default)]
+struct Calls {
+    len: u64,
+    /// At which it fails, and how.
+    fail: Vec<(u64, String)>,
+}
+
+impl Shim {
+    /// A device with nothing on it; none without a C++ compiler. Installed nowhere.
+    pub fn new(settings: Settings) -> Option<Arc<Shim>> {
+        let compiler = Compiler::find()?;
+        let facts = Facts {
+            name: "shim".into(),
+            compiler: compiler.version.clone(),
+            capability: (9, 0),
+            multiprocessors: 3,
+            shared_bytes: 227 << 10,
+            total_bytes: settings.total_bytes,
+        };
+        let shim = Shim {
+            facts,
+            compiler,
+            late: AtomicBool::new(false),
+            order: Mutex::new(settings.order),
+            launches: AtomicU64::new(0),
+            memory: Mutex::default(),
+            queue: Mutex::new(Queue::new(0)),
+            programs: Mutex::default(),
+            functions: Mutex::default(),
+            calls: Mutex::default(),
+            blamed: Mutex::default(),
+        };
+        shim.set_streams(settings.streams);
+        Some(Arc::new(shim))
+    }
+
+    /// Sets the order of launches to come, where [`with_order`] does not.
+    pub fn set_order(&self, order: Order) {
+        *lock(&self.order) = order;
+    }
+
+    /// Sets when work to come runs; what waits runs now.
+    pub fn set_streams(&self, streams: Streams) {
+        let mut queue = lock(&self.queue);
+        self.drain(&mut queue);
+        if let Streams::Late(seed) = streams {
+            queue.reseed(seed);
+        }
+        self.late.store(streams != Streams::Eager, Ordering::Relaxed);
+    }
+
+    /// Makes the `nth` call from now of this name (1: the next) fail with this code. Names are those of the trait's
+    /// functions.
+    pub fn fail_next(&self, call: &'static str, nth: u64, code: &str) {
+        let mut calls = lock(&self.calls);
+        let calls = calls.entry(call).or_default();
+        calls.fail.push((calls.len + nth, code.into()));
+    }
+
+    /// How often a function of the trait was called.
+    pub fn calls_len(&self, call: &'static str) -> u64 {
+        lock(&self.calls).get(call).map_or(0, |c| c.len)
+    }
+
+    /// Live blocks of memory, streams and events.
+    pub fn live(&self) -> (usize, usize, usize) {
+        let (streams, events) = lock(&self.queue).live();
+        (lock(&self.memory).blocks_len(), streams, events)
+    }
+
+    /// Runs everything, and looks at every guard and at all that was freed.
+    ///
+    /// # Errors
+    /// What was written where nothing may be.
+    pub fn check(&self) -> Result<(), String> {
+        self.drain(&mut lock(&self.queue));
+        lock(&self.blamed).take().map_or(Ok(()), Err)?;
+        lock(&self.memory).check(true)
+    }
+
+    /// Counts a call, and fails it where a test wants that.
+    fn enter(&self, call: &'static str) -> DriverResult<()> {
+        let mut calls = lock(&self.calls);
+        let calls = calls.entry(call).or_default();
+        calls.len += 1;
+        let at = calls.fail.iter().position(|(nth, _)| *nth == calls.len);
+        match at.map(|at| calls.fail.swap_remove(at).1) {
+            Some(code) => Err(DriverError { call, out_of_memory: code.contains("OUT_OF_MEMORY"), code }),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts a task on a stream, or does it.
+    fn put(&self, call: &'static str, stream: Handle, task: Task) -> DriverResult<()> {
+        let mut queue = lock(&self.queue);
+        if !queue.knows_stream(stream) {
+            return Err(refusal(call, "CUDA_ERROR_INVALID_HANDLE", "there is no such stream"));
+        }
+        if let Some(failed) = queue.take_failure(stream) {
+            return Err(failed);
+        }
+        if self.late.load(Ordering::Relaxed) {
+            queue.put(stream, task);
+            return Ok(());
+        }
+        drop(queue);
+        self.perform(task)
+    }
+
+    /// Advances streams until `stream` is through.
+    fn finish(&self, queue: &mut Queue, stream: Handle) {
+        let policy = if queue.below(2) == 0 { Policy::Needed } else { Policy::Any };
+        while !queue.is_empty(stream) {
+            let next = queue.next(stream, policy);
+            self.step(queue, next);
+        }
+    }
+
+    /// Runs everything there is.
+    fn drain(&self, queue: &mut Queue) {
+        while let Some(next) = queue.next_of_any() {
+            self.step(queue, next);
+        }
+    }
+
+    fn step(&self, queue: &mut Queue, (stream, task): (Handle, Task)) {
+        match task {
+            Task::Record(recording) => queue.happened(recording),
+            Task::Wait(_) => {}
+            task => {
+                if let Err(e) = self.perform(task) {
+                    queue.fail(stream, e);
+                }
+            }
+        }
+    }
+
+    fn perform(&self, task: Task) -> DriverResult<()> {
+        match task {
+            Task::Launch { function, grid, mut arguments, order } => {
+                let mut pointers: Vec<*mut c_void> =
+                    arguments.iter_mut().map(|a| a.as_mut_ptr().cast()).collect();
+                // SAFETY: the promise of whoever put it here, and the grid was looked at then.
+                let done = unsafe { function.run(grid, &mut pointers, order) };
+                done.map_err(|why| refusal("launch", "CUDA_ERROR_LAUNCH_FAILED", &why))
+            }
+            Task::Copy { way, to, from, bytes } => {
+                let (to_host, from_host) = (way == Copy::ToHost, way == Copy::ToDevice);
+                self.holds("copy", to, bytes, to_host)?;
+                self.holds("copy", from, bytes, from_host)?;
+                // SAFETY: both ranges lie in live blocks; ranges that overlap are copied as if through a third.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+                Ok(())
+            }
+            Task::Fill { at, byte, bytes } => {
+                self.holds("fill", at, bytes, false)?;
+                // SAFETY: the range lies in a live block.
+                unsafe { (at as *mut u8).write_bytes(byte, bytes) };
+                Ok(())
+            }
+            Task::Record(_) | Task::Wait(_) => Ok(()),
+        }
+    }
+
+    fn holds(&self, call: &'static str, at: u64, bytes: usize, host: bool) -> DriverResult<()> {
+        let held = lock(&self.memory).holds(at, bytes, host);
+        held.map_err(|why| refusal(call, "CUDA_ERROR_ILLEGAL_ADDRESS", &why))
+    }
+
+    fn blame(&self, what: String) {
+        lock(&self.blamed).get_or_insert(what);
+    }
+}
+
+fn refusal(call: &'static str, code: &str, why: &str) -> DriverError {
+    DriverError { call, code: format!("{code}: {why}"), out_of_memory: false }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

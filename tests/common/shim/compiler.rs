@@ -1,0 +1,159 @@
+//! The system's C++ compiler, and what it made before, by everything it was made from.
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use isoshard::tensor::cuda::Program;
+
+/// What stands in front of every kernel.
+const SHIM: &[(&str, &str)] = &[
+    ("shim.hpp", include_str!("../../shim/shim.hpp")),
+    ("fiber.hpp", include_str!("../../shim/fiber.hpp")),
+    ("block.hpp", include_str!("../../shim/block.hpp")),
+    ("grid.hpp", include_str!("../../shim/grid.hpp")),
+    ("device.hpp", include_str!("../../shim/device.hpp")),
+];
+
+/// IEEE arithmetic as it is written, and integers and pointers as a device has them. Every program keeps its names to itself.
+const FLAGS: &[&str] = &[
+    "-std=c++20",
+    "-O2",
+    "-ffp-contract=off",
+    "-fno-fast-math",
+    "-fno-math-errno",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-DISO_SHIM",
+];
+
+/// A compiler that was found to work.
+#[derive(Debug)]
+pub struct Compiler {
+    command: Vec<String>,
+    flags: Vec<String>,
+    /// Its name and version, and the shim's: what its images depend on besides their sources.
+    pub version: String,
+}
+
+impl Compiler {
+    /// The compiler that `CXX` names, else one of the usual.
+    pub fn find() -> Option<Compiler> {
+        let named = std::env::var("CXX").ok().filter(|c| !c.trim().is_empty());
+        let candidates = named.into_iter().chain(["g++", "c++", "clang++"].map(String::from));
+        candidates.filter_map(|c| Compiler::of(c.split_whitespace().map(String::from).collect())).next()
+    }
+
+    fn of(command: Vec<String>) -> Option<Compiler> {
+        let told = Command::new(&command[0]).args(&command[1..]).arg("--version").output().ok()?;
+        let name = String::from_utf8_lossy(&told.stdout).lines().next()?.to_string();
+        let mut flags: Vec<String> = FLAGS.iter().map(|f| f.to_string()).collect();
+        if !name.contains("clang") {
+            flags.push("-fno-gnu-unique".into());
+        }
+        // So that a fused multiply-add is an instruction; without it, it is a call that gives the same bits.
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("fma") {
+            flags.push("-mfma".into());
+        }
+        let version = format!("{name}, shim {:016x}", hash(&(&flags, SHIM)));
+        told.status.success().then_some(Compiler { command, flags, version })
+    }
+
+    /// The image of a program: from disk, where the same was compiled before.
+    ///
+    /// # Errors
+    /// The compiler's log.
+    pub fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
+        let headers = included(program);
+        let defines: Vec<&str> = program.options.iter().copied().filter(|o| o.starts_with("-D")).collect();
+        let key = hash(&(&self.version, program.name, program.source, &headers, &defines));
+        let dir = scratch();
+        let file = dir.join(format!("{}-{key:016x}.so", program.name));
+        let lock = File::create(file.with_extension("lock")).ok();
+        // Whoever comes second finds what the first one made, also from another process.
+        let _held = lock.as_ref().map(File::lock);
+        if let Ok(image) = fs::read(&file) {
+            return Ok(image);
+        }
+        let work = unique(&dir, program.name);
+        let made = self.run(program, &headers, &defines, &work);
+        let kept = made.map(|image| fs::rename(&image, &file).and_then(|()| fs::read(&file)));
+        let _ = fs::remove_dir_all(&work);
+        kept?.map_err(|e| format!("{}: {e}", file.display()))
+    }
+
+    /// Compiles in a folder of its own; gives the image's path.
+    fn run(
+        &self,
+        program: &Program,
+        headers: &[(&str, &str)],
+        defines: &[&str],
+        work: &Path,
+    ) -> Result<PathBuf, String> {
+        let write =
+            |at: PathBuf, text: &str| fs::write(&at, text).map_err(|e| format!("{}: {e}", at.display()));
+        fs::create_dir_all(work.join("shim")).map_err(|e| format!("{}: {e}", work.display()))?;
+        for (name, text) in SHIM {
+            write(work.join("shim").join(name), text)?;
+        }
+        for (name, text) in headers {
+            write(work.join(name), text)?;
+        }
+        let source = format!("{}.cu", program.name);
+        write(work.join(&source), program.source)?;
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).args(&self.flags).args(defines).current_dir(work);
+        command.args(["-include", "shim/shim.hpp", "-x", "c++", &source, "-o", "image.so"]);
+        let done = command.output().map_err(|e| format!("{}: {e}", self.command[0]))?;
+        match done.status.success() {
+            true => Ok(work.join("image.so")),
+            false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+        }
+    }
+}
+
+/// A folder for what is made here: under the build's own, or the system's where that is not there.
+pub fn scratch() -> PathBuf {
+    let built = option_env!("CARGO_TARGET_TMPDIR").map(|dir| Path::new(dir).join("shim"));
+    let built = built.filter(|dir| fs::create_dir_all(dir).is_ok());
+    built.unwrap_or_else(|| {
+        let dir = std::env::temp_dir().join("isoshard-shim");
+        let _ = fs::create_dir_all(&dir);
+        dir
+    })
+}
+
+/// A path in `dir` that nobody else has.
+pub fn unique(dir: &Path, name: &str) -> PathBuf {
+    static MADE: AtomicU64 = AtomicU64::new(0);
+    dir.join(format!("{name}.{}.{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)))
+}
+
+/// The headers that a program includes, directly or not: the others do not matter to its image.
+fn included<'a>(program: &Program<'a>) -> Vec<(&'a str, &'a str)> {
+    let mut found: Vec<(&str, &str)> = Vec::new();
+    let mut texts = vec![program.source];
+    while let Some(text) = texts.pop() {
+        for name in text.lines().filter_map(|l| l.trim().strip_prefix("#include \"")?.strip_suffix('"')) {
+            let header = program.headers.iter().find(|(n, _)| *n == name);
+            if let Some(header) = header.filter(|h| !found.contains(h)) {
+                found.push(*header);
+                texts.push(header.1);
+            }
+        }
+    }
+    found.sort_unstable();
+    found
+}
+
+fn hash(what: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}

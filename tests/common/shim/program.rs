@@ -1,0 +1,199 @@
+//! Loaded programs and their entries, and the memory that a running block needs: stacks and shared memory.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_void};
+use std::fs;
+
+use isoshard::tensor::cuda::Grid;
+use libloading::Library;
+
+use super::Order;
+use super::compiler::{scratch, unique};
+
+/// As in block.hpp.
+const STACK_BYTES: usize = 65536;
+const MAX_THREADS: usize = 1024;
+const GUARD_BYTES: usize = 4096;
+
+/// A program in this process; it stays.
+#[derive(Debug)]
+pub struct Program {
+    library: Library,
+}
+
+/// One entry of a program, which stays as long as the process.
+#[derive(Clone, Copy, Debug)]
+pub struct Function {
+    entry: &'static Entry,
+    run: unsafe extern "C" fn(*const Entry, *mut Launch) -> bool,
+}
+
+/// `struct Entry` of block.hpp.
+#[repr(C)]
+#[derive(Debug)]
+struct Entry {
+    name: *const c_char,
+    call: *const c_void,
+    parameters_len: u32,
+    parameter_bytes: *const u32,
+    max_threads: u32,
+}
+
+// SAFETY: constants of a program that stays.
+unsafe impl Sync for Entry {}
+
+/// `struct Launch` of block.hpp.
+#[repr(C)]
+struct Launch {
+    arguments: *mut *mut c_void,
+    blocks: [u32; 3],
+    threads: [u32; 3],
+    shared_bytes: u32,
+    order: u32,
+    seed: u64,
+    stacks: *mut u8,
+    dynamic: *mut u8,
+    error: *mut u8,
+    error_bytes: u32,
+}
+
+impl Program {
+    /// Loads an image, from a file that is gone at once.
+    ///
+    /// # Errors
+    /// What the loader says.
+    pub fn load(name: &str, image: &[u8]) -> Result<Program, String> {
+        let file = unique(&scratch(), &format!("{name}.so"));
+        fs::write(&file, image).map_err(|e| format!("{}: {e}", file.display()))?;
+        // SAFETY: the image is ours; its initialisers are those of the C library.
+        let library = unsafe { Library::new(&file) };
+        let _ = fs::remove_file(&file);
+        library.map(|library| Program { library }).map_err(|e| e.to_string())
+    }
+
+    /// An entry by its name.
+    pub fn function(&self, name: &str) -> Option<Function> {
+        let symbol = format!("iso_shim_entry_{name}");
+        // SAFETY: the symbol is a constant `Entry`, and programs are never unloaded.
+        let entry = unsafe { self.library.get::<*const Entry>(&symbol).ok()?.as_ref()? };
+        // SAFETY: every program has this function, of this type.
+        let run = unsafe { self.library.get(b"iso_shim_run\0") }.ok()?;
+        Some(Function { entry, run: *run })
+    }
+}
+
+impl Function {
+    /// The sizes of its parameters in bytes.
+    pub fn parameters(&self) -> Vec<usize> {
+        // SAFETY: the program says how many there are.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(self.entry.parameter_bytes, self.entry.parameters_len as usize)
+        };
+        bytes.iter().map(|&b| b as usize).collect()
+    }
+
+    /// The most threads of a block.
+    pub fn max_threads(&self) -> u32 {
+        self.entry.max_threads
+    }
+
+    pub fn name(&self) -> &'static str {
+        // SAFETY: a constant text of the program.
+        unsafe { CStr::from_ptr(self.entry.name) }.to_str().expect("entries are named by letters")
+    }
+
+    /// Runs a launch on the calling thread.
+    ///
+    /// # Errors
+    /// What the blocks did that no device could do, in words.
+    ///
+    /// # Safety
+    /// As [`isoshard::tensor::cuda::Driver::launch`]; the grid is legal.
+    pub unsafe fn run(
+        &self,
+        grid: Grid,
+        arguments: &mut [*mut c_void],
+        (order, seed): (Order, u64),
+    ) -> Result<(), String> {
+        ROOM.with_borrow_mut(|room| {
+            let mut error = [0u8; 1024];
+            let mut launch = Launch {
+                arguments: arguments.as_mut_ptr(),
+                blocks: grid.blocks,
+                threads: grid.threads,
+                shared_bytes: grid.shared_bytes,
+                order: match order {
+                    Order::Ascending => 0,
+                    Order::Descending => 1,
+                    Order::Shuffled(_) => 2,
+                },
+                seed,
+                stacks: room.stacks(),
+                dynamic: room.dynamic(grid.shared_bytes as usize),
+                error: error.as_mut_ptr(),
+                error_bytes: error.len() as u32,
+            };
+            // SAFETY: the caller's promise for the arguments; the rest is as block.hpp wants it.
+            let well = unsafe { (self.run)(self.entry, &mut launch) };
+            match well {
+                true => Ok(()),
+                false => {
+                    let end = error.iter().position(|&b| b == 0).unwrap_or(error.len());
+                    Err(String::from_utf8_lossy(&error[..end]).into_owned())
+                }
+            }
+        })
+    }
+}
+
+/// What blocks that run on one OS thread need.
+#[derive(Default)]
+struct Room {
+    stacks: Option<*mut u8>,
+    dynamic: Vec<u128>,
+}
+
+thread_local!(static ROOM: RefCell<Room> = RefCell::default());
+
+impl Room {
+    /// Room below the first stack for one that is too deep: then it is seen.
+    const BELOW_BYTES: usize = 4 * STACK_BYTES;
+    const STACKS: Layout =
+        match Layout::from_size_align(STACK_BYTES * MAX_THREADS + Room::BELOW_BYTES, STACK_BYTES) {
+            Ok(layout) => layout,
+            Err(_) => unreachable!(),
+        };
+
+    /// Memory that the system provides page by page, as it is used.
+    fn stacks(&mut self) -> *mut u8 {
+        *self.stacks.get_or_insert_with(|| {
+            // SAFETY: the layout has a size.
+            let stacks = unsafe { alloc(Room::STACKS) };
+            assert!(!stacks.is_null(), "no memory for stacks");
+            // SAFETY: in the allocation.
+            unsafe { stacks.add(Room::BELOW_BYTES) }
+        })
+    }
+
+    /// Shared memory with its guard: at a multiple of 16, but of no more.
+    fn dynamic(&mut self, bytes: usize) -> *mut u8 {
+        let words = (bytes + GUARD_BYTES).div_ceil(16) + 2;
+        if self.dynamic.len() < words {
+            self.dynamic.resize(words, 0);
+        }
+        let first = self.dynamic.as_mut_ptr().cast::<u8>();
+        let skip = if (first as usize).is_multiple_of(32) { 16 } else { 0 };
+        // SAFETY: there are two words more than are needed.
+        unsafe { first.add(skip) }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(stacks) = self.stacks {
+            // SAFETY: allocated with the same layout; no launch runs on a thread that ends.
+            unsafe { dealloc(stacks.sub(Room::BELOW_BYTES), Room::STACKS) };
+        }
+    }
+}

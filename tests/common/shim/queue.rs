@@ -1,0 +1,201 @@
+//! Streams that run late: what waits on each, and what may run next.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use isoshard::tensor::cuda::{Copy, DriverError, Grid, Handle};
+
+use super::Order;
+use super::program::Function;
+use crate::common::Stream as Numbers;
+
+/// One thing that a stream does.
+#[derive(Debug)]
+pub enum Task {
+    Launch {
+        function: Function,
+        grid: Grid,
+        arguments: Vec<Vec<u128>>,
+        order: (Order, u64),
+    },
+    Copy {
+        way: Copy,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+    Fill {
+        at: u64,
+        byte: u8,
+        bytes: usize,
+    },
+    /// This recording of an event has happened.
+    Record(u64),
+    /// Waits for a recording.
+    Wait(u64),
+}
+
+/// All streams and events of a device.
+#[derive(Debug)]
+pub struct Queue {
+    made: u64,
+    streams: HashMap<Handle, Stream>,
+    /// By event, its last recording, if there is one.
+    events: HashMap<Handle, Option<u64>>,
+    /// Recordings that have not happened, each with its stream.
+    pending: HashMap<u64, Handle>,
+    random: Numbers,
+}
+
+#[derive(Debug, Default)]
+struct Stream {
+    tasks: VecDeque<Task>,
+    dropped: bool,
+    /// What went wrong on it, to be said by the next call that waits.
+    failed: Option<DriverError>,
+}
+
+/// Which stream goes on while one is waited for.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Policy {
+    /// What the waiting stream needs, and nothing else.
+    Needed,
+    /// Any that can.
+    Any,
+}
+
+impl Queue {
+    pub fn new(seed: u64) -> Queue {
+        let random = Numbers(seed);
+        Queue { made: 0, streams: HashMap::new(), events: HashMap::new(), pending: HashMap::new(), random }
+    }
+
+    pub fn reseed(&mut self, seed: u64) {
+        self.random = Numbers(seed);
+    }
+
+    pub fn stream(&mut self) -> Handle {
+        self.made += 1;
+        self.streams.insert(self.made, Stream::default());
+        self.made
+    }
+
+    pub fn event(&mut self) -> Handle {
+        self.made += 1;
+        self.events.insert(self.made, None);
+        self.made
+    }
+
+    pub fn knows_stream(&self, stream: Handle) -> bool {
+        self.streams.get(&stream).is_some_and(|s| !s.dropped)
+    }
+
+    pub fn knows_event(&self, event: Handle) -> bool {
+        self.events.contains_key(&event)
+    }
+
+    /// Gives a stream back; what is on it still runs.
+    pub fn drop_stream(&mut self, stream: Handle) {
+        if let Some(s) = self.streams.get_mut(&stream) {
+            s.dropped = true;
+        }
+        self.forget_dropped();
+    }
+
+    pub fn drop_event(&mut self, event: Handle) {
+        self.events.remove(&event);
+    }
+
+    /// A new recording of an event, on a stream.
+    pub fn record(&mut self, event: Handle, stream: Handle) -> Task {
+        self.made += 1;
+        self.events.insert(event, Some(self.made));
+        self.pending.insert(self.made, stream);
+        Task::Record(self.made)
+    }
+
+    /// The event's last recording, unless it has happened.
+    pub fn recording(&self, event: Handle) -> Option<u64> {
+        self.events.get(&event).copied().flatten().filter(|r| self.pending.contains_key(r))
+    }
+
+    pub fn happened(&mut self, recording: u64) {
+        self.pending.remove(&recording);
+    }
+
+    pub fn put(&mut self, stream: Handle, task: Task) {
+        self.streams.get_mut(&stream).expect("looked at before").tasks.push_back(task);
+    }
+
+    pub fn is_empty(&self, stream: Handle) -> bool {
+        self.streams.get(&stream).is_none_or(|s| s.tasks.is_empty())
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.streams.values().all(|s| s.tasks.is_empty())
+    }
+
+    pub fn fail(&mut self, stream: Handle, error: DriverError) {
+        if let Some(s) = self.streams.get_mut(&stream) {
+            s.failed.get_or_insert(error);
+        }
+    }
+
+    pub fn take_failure(&mut self, stream: Handle) -> Option<DriverError> {
+        self.streams.get_mut(&stream)?.failed.take()
+    }
+
+    /// (streams, events) that live.
+    pub fn live(&self) -> (usize, usize) {
+        (self.streams.values().filter(|s| !s.dropped).count(), self.events.len())
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        self.random.below(n)
+    }
+
+    /// The next task towards the end of `stream`, with the stream it is on.
+    pub fn next(&mut self, stream: Handle, policy: Policy) -> (Handle, Task) {
+        let from = match policy {
+            Policy::Needed => self.needed_by(stream),
+            Policy::Any => self.any(),
+        };
+        let tasks = &mut self.streams.get_mut(&from).expect("a stream that can go on").tasks;
+        let task = tasks.pop_front().expect("a stream that can go on");
+        self.forget_dropped();
+        (from, task)
+    }
+
+    /// Any task that can run.
+    pub fn next_of_any(&mut self) -> Option<(Handle, Task)> {
+        (!self.is_idle()).then(|| self.next(0, Policy::Any))
+    }
+
+    /// The recording that a stream waits for.
+    fn blocked(&self, stream: &Stream) -> Option<u64> {
+        match stream.tasks.front() {
+            Some(Task::Wait(r)) if self.pending.contains_key(r) => Some(*r),
+            _ => None,
+        }
+    }
+
+    fn needed_by(&self, stream: Handle) -> Handle {
+        let mut at = stream;
+        let mut seen = HashSet::new();
+        while let Some(recording) = self.blocked(&self.streams[&at]) {
+            assert!(seen.insert(at), "streams wait for each other: recordings lie before their waits");
+            at = self.pending[&recording];
+        }
+        at
+    }
+
+    fn any(&mut self) -> Handle {
+        let ready = |s: &Stream| !s.tasks.is_empty() && self.blocked(s).is_none();
+        let mut ready: Vec<Handle> = self.streams.iter().filter(|(_, s)| ready(s)).map(|(h, _)| *h).collect();
+        ready.sort_unstable();
+        *self.random.pick(&ready)
+    }
+
+    fn forget_dropped(&mut self) {
+        self.streams.retain(|_, s| !s.dropped || !s.tasks.is_empty());
+    }
+}

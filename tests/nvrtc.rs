@@ -1,0 +1,81 @@
+//! What the crate embeds, compiled as the crate compiles it: by NVRTC, through the crate's own driver, with its options.
+//!
+//! Needs the library, and no device. Where NVRTC is not found the test is skipped, loudly; `ISOSHARD_REQUIRE_NVRTC=1` makes
+//! that a failure.
+#![cfg(feature = "cuda")]
+
+use std::io::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use isoshard::tensor::cuda::{self, Program, nvidia};
+
+/// Hopper; nvcc compiles for Ampere as well (tests/gpu/compile_kernels.sh).
+const CAPABILITY: (u32, u32) = (9, 0);
+
+/// One source compiled: the time, and the machine code or the compiler's log.
+type Outcome = (Duration, Result<Vec<u8>, String>);
+
+#[test]
+fn every_embedded_source_compiles() {
+    if !has_nvrtc("every_embedded_source_compiles") {
+        return;
+    }
+    let (sources, outcomes) = (cuda::programs(), Mutex::new(Vec::new()));
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            threads.spawn(|| {
+                while let Some((file, source)) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = compile(file, source);
+                    outcomes.lock().expect("no thread panics").push((*file, outcome));
+                }
+            });
+        }
+    });
+    let mut outcomes: Vec<(&str, Outcome)> = outcomes.into_inner().expect("no thread panics");
+    outcomes.sort_by_key(|(_, (time, _))| std::cmp::Reverse(*time));
+    println!("{} sources; the slowest:", outcomes.len());
+    for (file, (time, code)) in outcomes.iter().take(5) {
+        let bytes = code.as_ref().map_or(0, Vec::len);
+        println!("  {:>6.2} s {:>8} bytes  {file}", time.as_secs_f64(), bytes);
+    }
+    let failed = outcomes.iter().filter_map(|(file, (_, code))| Some((file, code.as_ref().err()?)));
+    let failed: Vec<String> = failed.map(|(file, log)| format!("{file}:\n{log}")).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    for (file, (_, code)) in &outcomes {
+        assert!(code.as_ref().is_ok_and(|c| c.starts_with(b"\x7fELF")), "{file} gives machine code");
+    }
+}
+
+#[test]
+fn the_compilers_own_words_reach_the_caller() {
+    if !has_nvrtc("the_compilers_own_words_reach_the_caller") {
+        return;
+    }
+    let (_, outcome) =
+        compile("wrong.cu", "#include \"iso.cuh\"\nKERNEL(wrong_f32, 32, (f32* y)) { y = z; }\n");
+    let log = outcome.unwrap_err();
+    assert!(log.contains("wrong.cu(2)") && log.contains("\"z\" is undefined"), "{log}");
+    let (_, outcome) = compile("wrong.cu", "#include <vector>\n");
+    assert!(outcome.unwrap_err().contains("vector"), "no header but ours");
+}
+
+fn compile(file: &str, source: &str) -> Outcome {
+    let name = file.strip_suffix(".cu").unwrap_or(file);
+    let program = Program { name, source, headers: cuda::headers(), options: cuda::OPTIONS };
+    let began = Instant::now();
+    let code = nvidia::compile(&program, CAPABILITY);
+    (began.elapsed(), code)
+}
+
+fn has_nvrtc(test: &str) -> bool {
+    let missing = nvidia::compiler_version().err();
+    if let Some(reason) = &missing {
+        assert!(std::env::var_os("ISOSHARD_REQUIRE_NVRTC").is_none(), "{reason}");
+        // Written past the harness, which keeps the output of tests that pass.
+        let _ = writeln!(std::io::stderr(), "SKIPPED (no NVRTC): {test}: {reason}");
+    }
+    missing.is_none()
+}
