@@ -1,5 +1,7 @@
 //! Pointwise kernels: a formula of `kernels/<operator>.cu`, over operands in any strides, into a fresh tensor or over an
 //! operand that nobody else holds.
+//!
+//! Missing: results that lie as turned operands do; such operands are copied to row-major order first.
 
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
