@@ -22,7 +22,7 @@ struct Program([u8; STEPS]);
 ///
 /// # Errors
 /// A device without room, a kernel that fails.
-pub(crate) fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Result<Tensor> {
+pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Result<Tensor> {
     let gpu = Gpu::of(&members[0])?;
     let n = shape.numel();
     let mut parts: Vec<Vec<Tensor>> = Vec::with_capacity(members.len());

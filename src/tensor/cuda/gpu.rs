@@ -171,6 +171,8 @@ impl Gpu {
         for event in block.pending.drain(..) {
             let waits = driver.wait(stream.handle, event);
             driver.drop_event(event);
+            // Whoever writes to the block on another stream has to wait as well.
+            stream.worked();
             waits?;
         }
         Ok(block)
