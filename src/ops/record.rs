@@ -83,6 +83,15 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     }
 }
 
+/// An operator of which a CUDA device computes many calls in one launch: an optimizer's step on many parameters.
+pub(crate) trait Together: Op + Sized {
+    /// [`Op::cuda`] of every call, an operator and its operands, which lie on one device.
+    ///
+    /// # Errors
+    /// As [`Op::cuda`]; no call has results then.
+    fn cuda_all(calls: &mut [(&Self, &mut [Tensor])]) -> Result<Vec<Tensors>>;
+}
+
 /// Comparing, hashing and copying operators behind `dyn Op`; implemented for every `Clone + Eq + Hash` operator.
 pub trait Key: Any {
     /// Equal type and attributes.
