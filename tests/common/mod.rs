@@ -17,10 +17,11 @@ pub mod rows;
 pub mod samples;
 pub mod shim;
 
-/// Where the ranks of a suite compute: on the CPU, or on the device that `ISOSHARD_TEST_DEVICE` names (`cuda`, `cuda:1`).
-/// What they are compared with is computed on the CPU.
+/// Where the ranks of a suite compute: on the CPU, or on the device that `ISOSHARD_TEST_DEVICE` names (`cuda`, `cuda:1`, or
+/// `shim` for [`shim::device`]). What they are compared with is computed on the CPU.
 pub fn device() -> Device {
     match std::env::var("ISOSHARD_TEST_DEVICE") {
+        Ok(name) if name == "shim" => shim::device().expect("the shim needs a C++ compiler"),
         Ok(name) => name.parse().unwrap_or_else(|e| panic!("ISOSHARD_TEST_DEVICE: {e}")),
         Err(_) => Device::Cpu,
     }
