@@ -276,10 +276,10 @@ DEVICE void reduce_short_rows(const In* x, Out* out, const Nest& nest, u64 rows,
   if (lane < 8 && (slot & ((1u << depth) - 1)) == 0 && mine < rows) out[to] = narrow<Out>(F::finish(all));
 }
 
-// Rows of `n` contiguous elements, 2^depth leaves each, cut into 2^split nodes that stay apart in the result (its innermost
-// dim). A node is a team's, of 2^team of the block's 8 warps. Blocks are one-dimensional.
+// Rows of `n` contiguous elements, 2^depth leaves each, cut into 2^split nodes that stay apart in the result, `apart`
+// elements from one another. A node is a team's, of 2^team of the block's 8 warps. Blocks are one-dimensional.
 template <class F, class In, class Out>
-DEVICE void reduce_rows(const In* x, Out* out, const Nest& nest, u64 rows, u32 n, u32 depth, u32 split, u32 team,
+DEVICE void reduce_rows(const In* x, Out* out, const Nest& nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team,
                         bool halved) {
   typedef Wide<In> A;
   if (depth < 3) return reduce_short_rows<F>(x, out, nest, rows, n, depth, halved);
@@ -293,7 +293,7 @@ DEVICE void reduce_rows(const In* x, Out* out, const Nest& nest, u64 rows, u32 n
   u32 levels = depth - split - team - 3;
   A all = fold_node<F, A>(node, levels, lane, halved, [&](u32 i) { return widen(at[i]); });
   all = fold_team<F>(all, team);
-  if (live && lane == 0 && member == 0) out[(to << split) + part] = narrow<Out>(F::finish(all));
+  if (live && lane == 0 && member == 0) out[to + part * apart] = narrow<Out>(F::finish(all));
 }
 
 // ---- Reductions of columns. ------------------------------------------------------------------------------------------
@@ -372,8 +372,8 @@ DEVICE void reduce_columns(const In* x, Out* out, const Nest& nest, u64 columns,
   REDUCTION_OF(F, narrow_rows_##T, narrow_columns_##T, Wide<T>, T)
 #define REDUCTION_OF(F, ROWS, COLUMNS, IN, OUT)                                                                          \
   KERNEL(ROWS, 256,                                                                                                      \
-         (const IN* x, OUT* out, Nest nest, u64 rows, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {              \
-    reduce_rows<F>(x, out, nest, rows, n, depth, split, team, halved);                                                   \
+         (const IN* x, OUT* out, Nest nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {   \
+    reduce_rows<F>(x, out, nest, rows, apart, n, depth, split, team, halved);                                            \
   }                                                                                                                      \
   KERNEL(COLUMNS, 256, (const IN* x, OUT* out, Nest nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
                         u32 team, u32 halved)) {                                                                         \

@@ -304,7 +304,7 @@ fn a_result_lies_over_an_operand_that_nobody_else_holds() {
 fn copies_between_random_layouts() {
     let Some(device) = shim::device() else { return };
     let mut stream = Stream(11);
-    for round in 0..300 {
+    for round in 0..300usize {
         let dtype = *stream.pick(&DType::ALL);
         let ndim = 1 + stream.below(5);
         let long = round % 3;
@@ -321,7 +321,7 @@ fn copies_between_random_layouts() {
         let mut order: Vec<usize> = (0..ndim).collect();
         (0..ndim).for_each(|d| order.swap(d, d + stream.below(ndim - d)));
         let (cut, keep) = (stream.below(ndim), 1 + stream.below(shape[order[0]].max(1)));
-        let x = awkward(dtype, shape.clone(), round);
+        let x = awkward(dtype, shape.clone(), round as u64);
         let view = |x: Tensor| {
             let x = x.permute(&order).unwrap();
             let len = x.shape()[cut];

@@ -96,6 +96,20 @@ fn groups_of_heads_split_in_every_way_that_leaves_them_whole() {
     }
 }
 
+/// On a CUDA device as on the CPU: here the device's kernels, run by the CPU.
+#[test]
+fn a_device_trains_as_the_cpu_does_by_bits() {
+    let Some(device) = common::shim::device() else { return };
+    for model in [SINGLE.model, LLAMA] {
+        let single = Run { model, ..SINGLE };
+        let expected = outcome_on(Device::Cpu, single);
+        for mesh in ["1", "fsdp=2", "fsdp=2,tp=2"] {
+            let run = Run { mesh, ..single };
+            assert_eq!(outcome_on(device, run), expected, "{run:?}");
+        }
+    }
+}
+
 #[test]
 fn training_lowers_the_loss() {
     for model in [SINGLE.model, LLAMA] {

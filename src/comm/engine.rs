@@ -30,6 +30,22 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Those of the engine's transport.
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>>;
 
+    /// As [`Engine::open`], by all ranks of the world at once: `parts` are groups in which each rank is a member of exactly
+    /// one. Some engines open so what they open slowly otherwise.
+    ///
+    /// # Errors
+    /// Those of the engine's transport.
+    fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Arc<dyn Channel>> {
+        let mine = parts.iter().find(|part| part.contains(&self.rank()));
+        self.open(mine.expect("checked by the caller"), name)
+    }
+
+    /// Ends this rank's part in the world: what it has started is waited for, and nobody need wait for it any more.
+    ///
+    /// # Errors
+    /// What went wrong since the last call.
+    fn end(&self) -> Result<()>;
+
     /// Gives up the whole world: collectives that wait, and all later ones, fail on every rank with `cause`. Only
     /// the first abort counts.
     fn abort(&self, cause: &Error);
@@ -148,6 +164,9 @@ mod tests {
         }
         fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
             Ok(Arc::new(Plain(self.0.open(ranks, name)?)))
+        }
+        fn end(&self) -> Result<()> {
+            self.0.end()
         }
         fn abort(&self, cause: &Error) {
             self.0.abort(cause);

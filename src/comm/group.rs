@@ -38,9 +38,13 @@ struct Inner {
 impl Group {
     /// The group over a channel of `engine`; `ranks` holds the engine's rank.
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
-        let index = ranks.iter().position(|&r| r == engine.rank()).expect("checked by the caller");
-        let channel = engine.open(ranks, name)?;
-        Ok(Group { inner: Arc::new(Inner { name: name.into(), ranks: ranks.into(), index, channel }) })
+        Ok(Group::over(engine.open(ranks, name)?, engine.rank(), ranks, name))
+    }
+
+    /// The group of `rank` over an open channel.
+    pub(crate) fn over(channel: Arc<dyn Channel>, rank: usize, ranks: &[usize], name: &str) -> Group {
+        let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
+        Group { inner: Arc::new(Inner { name: name.into(), ranks: ranks.into(), index, channel }) }
     }
 
     /// The number of members.

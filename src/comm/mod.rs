@@ -21,12 +21,15 @@
 //! Missing: engines other than threads; a reduction that an engine does itself, in an order of its own.
 
 mod call;
+mod crew;
 mod engine;
 mod fold;
 mod group;
 mod launch;
+pub mod nccl;
 mod office;
 mod pending;
+mod process;
 mod rank;
 mod spmd;
 mod threads;
@@ -36,5 +39,6 @@ pub use engine::{Channel, Engine, Reduce, Request};
 pub use group::Group;
 pub use launch::Launch;
 pub use pending::Pending;
+pub use process::Process;
 pub use rank::Rank;
 pub use spmd::{Spmd, spmd};

@@ -75,6 +75,27 @@ impl Rank {
         Group::open(&*self.engine, ranks, name)
     }
 
+    /// The group of `parts` that this rank belongs to. All ranks of the world call this at once, with the same parts, in which
+    /// each rank is a member of exactly one. As [`Rank::group`] by each member, but faster over NCCL.
+    ///
+    /// # Errors
+    /// Refuses parts that do not share out the world; [`CommFault`](crate::CommFault)s.
+    pub fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Group> {
+        let mut all: Vec<usize> = parts.iter().flatten().copied().collect();
+        all.sort_unstable();
+        if !all.iter().copied().eq(0..self.world_len()) {
+            return Err(Error::invalid(
+                "split",
+                "the parts do not share out the world",
+                format!("{name}{parts:?} for {} rank(s)", self.world_len()),
+                "name each rank once",
+            ));
+        }
+        let mine = parts.iter().find(|part| part.contains(&self.rank())).expect("every rank is named");
+        let channel = self.engine.split(parts, name)?;
+        Ok(Group::over(channel, self.rank(), mine, name))
+    }
+
     /// The engine below.
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine

@@ -1,6 +1,7 @@
 //! Running one program on several ranks.
 
 use std::any::Any;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,8 +9,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::Rank;
-use super::threads::{Running, ThreadEngine, World};
+use super::crew::Crew;
+use super::nccl::Library;
+use super::threads::Running;
 use crate::error::{Error, Failure, Result};
+use crate::tensor::Device;
 
 /// The stack of a rank's thread.
 const STACK_BYTES: usize = 8 << 20;
@@ -34,17 +38,46 @@ where
 }
 
 /// How to run a program on several ranks.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Spmd {
     world: usize,
     deadline: Duration,
     name: String,
+    device: Arc<dyn Fn(usize) -> Device + Send + Sync>,
+    library: Option<Library>,
+}
+
+impl fmt::Debug for Spmd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spmd { world, deadline, name, library, .. } = self;
+        let mut spmd = f.debug_struct("Spmd");
+        spmd.field("world", world)
+            .field("deadline", deadline)
+            .field("name", name)
+            .field("library", library)
+            .finish()
+    }
 }
 
 impl Spmd {
-    /// `world` ranks, a deadline of 60 s, threads named `rank 0`, `rank 1`, ...
+    /// `world` ranks on the CPU, a deadline of 60 s, threads named `rank 0`, `rank 1`, ...
     pub fn new(world: usize) -> Spmd {
-        Spmd { world, deadline: Duration::from_secs(60), name: "rank".into() }
+        let (deadline, name) = (Duration::from_secs(60), "rank".into());
+        Spmd { world, deadline, name, device: Arc::new(|_| Device::Cpu), library: None }
+    }
+
+    /// Where each rank's tensors are, by its number: `|_| Device::Cuda(0)` for ranks that share a GPU. Meshes made from a rank
+    /// put them there. Ranks of this engine that talk to each other are on one device.
+    pub fn on(mut self, device: impl Fn(usize) -> Device + Send + Sync + 'static) -> Spmd {
+        self.device = Arc::new(device);
+        self
+    }
+
+    /// Ranks with a GPU each, which talk by [NCCL](super::nccl): rank i on `Device::Cuda(i)`, unless [`Spmd::on`] says otherwise
+    /// afterwards. NCCL takes one rank a GPU.
+    pub fn nccl(mut self, library: Library) -> Spmd {
+        self.library = Some(library);
+        self.on(Device::Cuda)
     }
 
     /// How long a collective waits for its members, and how long after a failure the ranks have to end.
@@ -67,7 +100,7 @@ impl Spmd {
     ///
     /// # Errors
     /// [`Error::Rank`] with the first failure, a returned error or a panic; [`Failure::Stuck`] where a rank gave up
-    /// the world and then did not end. Refuses a world of no ranks.
+    /// the world and then did not end. Refuses a world of no ranks, and over NCCL, two ranks on one GPU.
     pub fn run<T, F>(self, f: F) -> Result<Vec<T>>
     where
         T: Send + 'static,
@@ -76,14 +109,15 @@ impl Spmd {
         if self.world == 0 {
             return Err(Error::invalid("spmd", "a world has at least one rank", "0 ranks", ""));
         }
-        let world = Arc::new(World::new(self.world, self.deadline));
+        let crew = Crew::new(self.world, self.deadline, &*self.device, self.library.as_ref())?;
+        let crew = Arc::new(crew);
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (results, arrivals) = channel();
         let f = Arc::new(f);
         let mut threads = Vec::new();
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
-            let shared = world.clone();
+            let shared = crew.clone();
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
@@ -96,7 +130,7 @@ impl Spmd {
             match spawned {
                 Ok(thread) => threads.push(Some(thread)),
                 Err(reason) => {
-                    world.fail(rank, format!("its thread did not start: {reason}"));
+                    crew.fail(rank, format!("its thread did not start: {reason}"));
                     return Err(Error::unsupported(
                         "spmd",
                         "the system refuses a thread for a rank",
@@ -146,21 +180,18 @@ type Failures = Mutex<Vec<(usize, Failure)>>;
 fn run_rank<T>(
     f: &(impl Fn(Rank) -> Result<T> + ?Sized),
     rank: usize,
-    world: &Arc<World>,
+    crew: &Crew,
     failures: &Failures,
 ) -> Option<T> {
-    let engine = Arc::new(ThreadEngine::new(world.clone(), rank));
-    let failure = match catch_unwind(AssertUnwindSafe(|| Rank::new(engine).and_then(f))) {
-        Ok(Ok(result)) => {
-            world.end(rank);
-            return Some(result);
-        }
+    let life = || f(crew.rank(rank)?).and_then(|result| crew.end(rank).map(|()| result));
+    let failure = match catch_unwind(AssertUnwindSafe(life)) {
+        Ok(Ok(result)) => return Some(result),
         Ok(Err(error)) => Failure::Error(error),
         Err(payload) => Failure::Panic(message(&*payload)),
     };
     // One lock for both, so that the failure reported first is the one that the others hear of.
     let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
-    world.fail(rank, failure.to_string());
+    crew.fail(rank, failure.to_string());
     failures.push((rank, failure));
     None
 }
@@ -186,7 +217,7 @@ fn is_echo(failure: &Failure) -> bool {
     matches!(failure, Failure::Error(error) if error.is_echo())
 }
 
-fn message(payload: &(dyn Any + Send)) -> String {
+pub(super) fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }

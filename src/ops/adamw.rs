@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Kernel, Lane, Real, dispatch};
-use crate::tensor::{Float, Tensor, for_dtype};
+use crate::tensor::{Float, Tensor, cuda, for_dtype};
 
 /// (p, g, m, v, scale) -> (p', m', v'): Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019,
 /// algorithm 2.
@@ -47,6 +47,24 @@ impl AdamW {
             correction2: Free(1.0 - power(betas.1, t)),
         }
     }
+
+    /// What stays of the parameter.
+    pub(crate) fn keep(&self) -> f64 {
+        1.0 - self.lr.0 * self.weight_decay.0
+    }
+
+    /// The attributes but for the weight decay, as kernels use them.
+    pub(crate) fn rates(&self) -> cuda::AdamWRates {
+        cuda::AdamWRates {
+            beta1: self.beta1.0,
+            beta2: self.beta2.0,
+            rest1: 1.0 - self.beta1.0,
+            rest2: 1.0 - self.beta2.0,
+            eps: self.eps.0,
+            step: -self.lr.0 / self.correction1.0,
+            root: 1.0 / self.correction2.0.sqrt(),
+        }
+    }
 }
 
 impl Op for AdamW {
@@ -74,6 +92,13 @@ impl Op for AdamW {
                 dispatch(Update { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
             })
         })?;
+        Ok(smallvec![p.clone(), m.clone(), v.clone()])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let [p, g, m, v, scale] = ins else { unreachable!("infer counted the operands") };
+        let step = cuda::Step { param: p, grad: g, state: [m, v], value: self.keep() };
+        cuda::adamw(&mut [step], scale, self.rates())?;
         Ok(smallvec![p.clone(), m.clone(), v.clone()])
     }
 
@@ -106,16 +131,17 @@ struct Rates<A> {
 
 impl<A: Real> Rates<A> {
     fn new(op: &AdamW, scale: f64) -> Rates<A> {
+        let rates = op.rates();
         Rates {
             scale: A::of(scale),
-            beta1: A::of(op.beta1.0),
-            beta2: A::of(op.beta2.0),
-            rest1: A::of(1.0 - op.beta1.0),
-            rest2: A::of(1.0 - op.beta2.0),
-            eps: A::of(op.eps.0),
-            keep: A::of(1.0 - op.lr.0 * op.weight_decay.0),
-            step: A::of(-op.lr.0 / op.correction1.0),
-            root: A::of(1.0 / op.correction2.0.sqrt()),
+            beta1: A::of(rates.beta1),
+            beta2: A::of(rates.beta2),
+            rest1: A::of(rates.rest1),
+            rest2: A::of(rates.rest2),
+            eps: A::of(rates.eps),
+            keep: A::of(op.keep()),
+            step: A::of(rates.step),
+            root: A::of(rates.root),
         }
     }
 }

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Tensor, cpu};
+use crate::tensor::{DType, Tensor, cpu, cuda};
 
 /// The index (i64) of the first largest element along `dim`, which leaves; NaN counts as largest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,10 @@ impl Op for Argmax {
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         Ok(smallvec![cpu::argmax(self.name(), &ins[0], self.dim, false)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cuda::argmax(self.name(), &ins[0], self.dim)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -12,7 +12,7 @@ use super::{
     Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
+use crate::tensor::{Float, Shape, Tensor, cpu, cuda, for_dtype};
 
 /// `log(s) + m - logits[target]` for each row: logits `[.., C]`, target i64 `[..]`, m and s `[.., 1]`, result `[..]`.
 ///
@@ -66,6 +66,12 @@ impl Op for CrossEntropy {
             Ok(())
         })?;
         Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let last = at.ins[0].global.len() - 1;
+        let classes = cuda::Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        Ok(smallvec![cuda::cross_entropy([&ins[0], &ins[1], &ins[2], &ins[3]], classes)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

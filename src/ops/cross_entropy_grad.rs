@@ -7,7 +7,7 @@ use super::segments::checked_index;
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Map3, Real};
-use crate::tensor::{Float, Tensor, cpu, for_dtype};
+use crate::tensor::{Float, Tensor, cpu, cuda, for_dtype};
 
 /// `dy * (exp(logits - m) / s - onehot(target))`: operands as for `cross_entropy`, then the loss's gradient `dy` `[..]`.
 ///
@@ -69,6 +69,12 @@ impl Op for CrossEntropyGrad {
             Ok(out)
         })?;
         Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let last = at.ins[0].global.len() - 1;
+        let classes = cuda::Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
     }
 
     fn vjp(&self, _: &mut Vjp) -> Result<()> {

@@ -7,7 +7,7 @@ use super::{
     Algebra, Axis, EmbeddingGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{Element, Tensor, for_dtype};
+use crate::tensor::{Element, Tensor, cuda, for_dtype};
 
 /// `table[index]`: table `[V, C]`, index i64 `[..]`, result `[.., C]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +65,11 @@ impl Op for Embedding {
             });
         }
         Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let rows = cuda::Held { n: at.ins[0].global[0], start: at.ins[0].start(0) };
+        Ok(smallvec![cuda::embedding(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -6,7 +6,7 @@ use super::segments::{add_rows, checked_index, expect_indices};
 use super::{Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
-use crate::tensor::{Tensor, cpu, for_dtype};
+use crate::tensor::{Tensor, cpu, cuda, for_dtype};
 
 /// Zeros `[rows, C]`, with `dy[i]` (`[.., C]`) added to row `index[i]` (i64 `[..]`) for each `i`, along the summation
 /// tree over the index's dims.
@@ -61,6 +61,11 @@ impl Op for EmbeddingGrad {
             Ok(())
         })?;
         Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let rows = cuda::Held { n: self.rows, start: at.outs[0].start(0) };
+        Ok(smallvec![cuda::embedding_grad(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

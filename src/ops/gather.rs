@@ -8,7 +8,7 @@ use super::{
     Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, ScatterAdd, Slot, Tensors, Vjp, Windows, arity, list,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{Dims, Tensor, for_dtype};
+use crate::tensor::{Dims, Tensor, cuda, for_dtype};
 
 /// `y[.., k, ..] = x[.., index[.., k, ..], ..]` along `dim`; operand and index (i64) agree in their other extents, and
 /// the result has the index's shape.
@@ -63,6 +63,11 @@ impl Op for Gather {
             });
         }
         Ok(smallvec![rows_back(&out, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let indices = cuda::Held { n: at.ins[0].global[self.dim], start: at.ins[0].start(self.dim) };
+        Ok(smallvec![cuda::gather(&ins[0], &ins[1], self.dim, indices)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -7,7 +7,7 @@ use super::{
     Axis, Bits, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{Shape, Tensor, cpu};
+use crate::tensor::{Shape, Tensor, cpu, cuda};
 
 /// (x, w[, b]) -> (y, mean, rstd): `y = (x - mean) * rstd * w + b` with `rstd = 1 / sqrt(var + eps)` over the last
 /// dim: x and y `[.., C]`, w and b `[C]`, mean and rstd `[.., 1]` in f32 (f64 for f64).
@@ -45,6 +45,11 @@ impl Op for LayerNorm {
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (y, mean, rstd) = cpu::layer_norm(self.name(), &ins[0], Some(&ins[1]), ins.get(2), self.eps.0)?;
+        Ok(smallvec![y, mean, rstd])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (y, mean, rstd) = cuda::layer_norm(self.name(), &ins[0], Some(&ins[1]), ins.get(2), self.eps.0)?;
         Ok(smallvec![y, mean, rstd])
     }
 

@@ -7,7 +7,7 @@ use super::sum_exp::accumulator;
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
-use crate::tensor::{Shape, Tensor, cpu};
+use crate::tensor::{Shape, Tensor, cpu, cuda};
 
 /// (dy, x, w, mean, rstd) -> (dx, dw[, db]), each of its operand's shape.
 ///
@@ -40,6 +40,14 @@ impl Op for LayerNormGrad {
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let [dy, x, w, mean, rstd] = ins else { unreachable!("infer counted the operands") };
         let (dx, dw, db) = cpu::layer_norm_backward(self.name(), dy, x, Some(w), mean, rstd)?;
+        let mut outs: Tensors = smallvec![dx, dw];
+        outs.extend(self.bias.then_some(db));
+        Ok(outs)
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let [dy, x, w, mean, rstd] = ins else { unreachable!("infer counted the operands") };
+        let (dx, dw, db) = cuda::layer_norm_backward(self.name(), dy, x, Some(w), mean, rstd)?;
         let mut outs: Tensors = smallvec![dx, dw];
         outs.extend(self.bias.then_some(db));
         Ok(outs)

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::softmax::{dim_last, expect_float_dim, other_dims};
 use super::{Axis, Input, LogSoftmaxGrad, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
 use crate::error::Result;
-use crate::tensor::{Tensor, cpu};
+use crate::tensor::{Tensor, cpu, cuda};
 
 /// `x - max - log(sum(exp(x - max)))` along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +31,11 @@ impl Op for LogSoftmax {
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let y = cpu::log_softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
+        Ok(smallvec![dim_last(&y, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let y = cuda::log_softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
         Ok(smallvec![dim_last(&y, self.dim)?])
     }
 

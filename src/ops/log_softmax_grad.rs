@@ -8,7 +8,7 @@ use super::{
     softmax_grad,
 };
 use crate::error::Result;
-use crate::tensor::{Tensor, cpu};
+use crate::tensor::{Tensor, cpu, cuda};
 
 /// `dy - exp(y) * sum(dy)` along `dim`, from a log-softmax's result `y` and its gradient `dy`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +36,11 @@ impl Op for LogSoftmaxGrad {
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (y, dy) = (dim_last(&ins[0], self.dim)?, dim_last(&ins[1], self.dim)?);
         Ok(smallvec![dim_last(&cpu::log_softmax_backward(self.name(), &dy, &y)?, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (y, dy) = (dim_last(&ins[0], self.dim)?, dim_last(&ins[1], self.dim)?);
+        Ok(smallvec![dim_last(&cuda::log_softmax_backward(self.name(), &dy, &y)?, self.dim)?])
     }
 
     /// In `dy`: `g - sum(exp(y) * g)`. In `y`: `-g * exp(y) * sum(dy)`.

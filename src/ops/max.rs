@@ -8,7 +8,7 @@ use super::{
     Sum, Tensors, Vjp, Windows, arity,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu};
+use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
 
 /// The maximum over `dims`, where -0 is less than 0; NaN, always the same one, if any element is: in any order the same
 /// bits (IEEE 754-2019's `maximum`). The gradient is shared equally among equal maxima, zeros
@@ -36,6 +36,10 @@ impl Op for Max {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         eval(&ins[0], at, &self.dims, self.keep, ReduceOp::Max)
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        eval_cuda(&ins[0], at, &self.dims, self.keep, ReduceOp::Max)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -73,6 +77,21 @@ pub(super) fn eval(x: &Tensor, at: &Windows, dims: &[usize], keep: bool, op: Red
         return Ok(smallvec![cpu::reduce(verb, x, &all, op, false)?.reshape(at.outs[0].local().clone())?]);
     }
     Ok(smallvec![cpu::reduce(verb, x, dims, op, keep)?])
+}
+
+pub(super) fn eval_cuda(
+    x: &Tensor,
+    at: &Windows,
+    dims: &[usize],
+    keep: bool,
+    op: ReduceOp,
+) -> Result<Tensors> {
+    let verb = if op == ReduceOp::Max { "max" } else { "min" };
+    if dims.len() == at.ins[0].global.len() {
+        let all: Dims = (0..x.shape().len()).collect();
+        return Ok(smallvec![cuda::reduce(verb, x, &all, op, false)?.reshape(at.outs[0].local().clone())?]);
+    }
+    Ok(smallvec![cuda::reduce(verb, x, dims, op, keep)?])
 }
 
 /// `dx = dy / count(x == y)` where `x == y`, else 0.

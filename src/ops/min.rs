@@ -1,6 +1,6 @@
 //! `min`: the smallest element over any dims.
 
-use super::max::{eval, infer, rows, vjp};
+use super::max::{eval, eval_cuda, infer, rows, vjp};
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows};
 use crate::error::Result;
 use crate::tensor::{Dims, ReduceOp, Tensor};
@@ -30,6 +30,10 @@ impl Op for Min {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         eval(&ins[0], at, &self.dims, self.keep, ReduceOp::Min)
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        eval_cuda(&ins[0], at, &self.dims, self.keep, ReduceOp::Min)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

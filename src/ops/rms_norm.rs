@@ -8,7 +8,7 @@ use super::{
     Axis, Bits, Input, Meta, Metas, Op, RmsNormGrad, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
 };
 use crate::error::Result;
-use crate::tensor::{Tensor, cpu};
+use crate::tensor::{Tensor, cpu, cuda};
 
 /// (x, w) -> (y, rstd): `y = x * rstd * w` with `rstd = 1 / sqrt(mean(x²) + eps)` over the last dim: x and y
 /// `[.., C]`, w `[C]`, rstd `[.., 1]` in f32 (f64 for f64).
@@ -39,6 +39,11 @@ impl Op for RmsNorm {
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (y, rstd) = cpu::rms_norm(self.name(), &ins[0], Some(&ins[1]), self.eps.0)?;
+        Ok(smallvec![y, rstd])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (y, rstd) = cuda::rms_norm(self.name(), &ins[0], Some(&ins[1]), self.eps.0)?;
         Ok(smallvec![y, rstd])
     }
 

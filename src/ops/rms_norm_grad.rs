@@ -6,7 +6,7 @@ use super::layer_norm::expect_norm;
 use super::layer_norm_grad::{expect_saved, grad_rows};
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
 use crate::error::Result;
-use crate::tensor::{Tensor, cpu};
+use crate::tensor::{Tensor, cpu, cuda};
 
 /// (dy, x, w, rstd) -> (dx, dw), each of its operand's shape.
 ///
@@ -33,6 +33,11 @@ impl Op for RmsNormGrad {
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (dx, dw) = cpu::rms_norm_backward(self.name(), &ins[0], &ins[1], Some(&ins[2]), &ins[3])?;
+        Ok(smallvec![dx, dw])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (dx, dw) = cuda::rms_norm_backward(self.name(), &ins[0], &ins[1], Some(&ins[2]), &ins[3])?;
         Ok(smallvec![dx, dw])
     }
 

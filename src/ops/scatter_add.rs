@@ -7,7 +7,7 @@ use super::segments::{add_rows, checked_index, expect_indices};
 use super::{Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
-use crate::tensor::{Shape, Tensor, cpu, for_dtype};
+use crate::tensor::{Shape, Tensor, cpu, cuda, for_dtype};
 
 /// Zeros, `extent` of them along `dim`, with `src[.., k, ..]` added at index `index[.., k, ..]` (i64) for each `k`,
 /// along the summation tree over `k`; operands (index, src) of equal shape.
@@ -72,6 +72,13 @@ impl Op for ScatterAdd {
                 Ok(())
             })?;
         }
+        Ok(smallvec![rows_back(&out, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let indices = cuda::Held { n: self.extent, start: at.outs[0].start(self.dim) };
+        let (index, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
+        let out = cuda::scatter_add(&index, &src, indices, at.outs[0].local()[self.dim])?;
         Ok(smallvec![rows_back(&out, self.dim)?])
     }
 

@@ -6,7 +6,7 @@ use super::adamw::{each_chunk, expect_step, step_rows};
 use super::{Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
 use crate::error::Result;
 use crate::tensor::cpu::{Kernel, Real, dispatch};
-use crate::tensor::{Float, Tensor, for_dtype};
+use crate::tensor::{Float, Tensor, cuda, for_dtype};
 
 /// (p, g, b, scale) -> (p', b'): with `d = scale g + λ p`, `b' = μ b + d` and `p' = p - lr b'`, or, after Nesterov,
 /// `p' = p - lr (d + μ b')`. `b` starts as zeros. Sutskever et al., *On the importance of initialization and
@@ -23,6 +23,18 @@ pub struct Sgd {
     pub nesterov: bool,
     /// The learning rate.
     pub lr: Free<f64>,
+}
+
+impl Sgd {
+    /// The attributes as kernels use them.
+    pub(crate) fn rates(&self) -> cuda::SgdRates {
+        cuda::SgdRates {
+            momentum: self.momentum.0,
+            decay: self.weight_decay.0,
+            step: -self.lr.0,
+            nesterov: u64::from(self.nesterov),
+        }
+    }
 }
 
 impl Op for Sgd {
@@ -53,6 +65,13 @@ impl Op for Sgd {
                 dispatch(Update { scale, momentum, decay, step, nesterov, p, g, b, out });
             })
         })?;
+        Ok(smallvec![p.clone(), b.clone()])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let [p, g, b, scale] = ins else { unreachable!("infer counted the operands") };
+        let step = cuda::Step { param: p, grad: g, state: [b], value: 0.0 };
+        cuda::sgd(&mut [step], scale, self.rates())?;
         Ok(smallvec![p.clone(), b.clone()])
     }
 

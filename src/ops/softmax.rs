@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, SoftmaxGrad, Tensors, Vjp, Windows, arity};
 use crate::error::{Error, Result};
-use crate::tensor::{Tensor, cpu};
+use crate::tensor::{Tensor, cpu, cuda};
 
 /// `exp(x - max) / sum(exp(x - max))` along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +30,11 @@ impl Op for Softmax {
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let y = cpu::softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
+        Ok(smallvec![dim_last(&y, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let y = cuda::softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
         Ok(smallvec![dim_last(&y, self.dim)?])
     }
 

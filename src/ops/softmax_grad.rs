@@ -9,7 +9,7 @@ use super::{
     list,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{Tensor, cpu};
+use crate::tensor::{Tensor, cpu, cuda};
 
 /// `y * (dy - sum(y * dy))` along `dim`, from a softmax's result `y` and its gradient `dy`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,6 +37,11 @@ impl Op for SoftmaxGrad {
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (y, dy) = (dim_last(&ins[0], self.dim)?, dim_last(&ins[1], self.dim)?);
         Ok(smallvec![dim_last(&cpu::softmax_backward(self.name(), &dy, &y)?, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (y, dy) = (dim_last(&ins[0], self.dim)?, dim_last(&ins[1], self.dim)?);
+        Ok(smallvec![dim_last(&cuda::softmax_backward(self.name(), &dy, &y)?, self.dim)?])
     }
 
     /// The operator is its own transpose in `dy`; in `y` it is `g * (dy - sum(y * dy)) - dy * sum(y * g)`.

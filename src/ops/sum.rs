@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::{Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
-use crate::tensor::{Dims, ReduceOp, Shape, Tensor, cpu};
+use crate::tensor::{Dims, ReduceOp, Shape, Tensor, cpu, cuda};
 
 /// The sum over `dims`, by the tree of [`cpu::reduce`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +46,16 @@ impl Op for Sum {
             ]);
         }
         Ok(smallvec![cpu::reduce(self.name(), x, &self.dims, ReduceOp::Sum, self.keep)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let x = &ins[0];
+        if self.dims.len() == at.ins[0].global.len() {
+            let all: Dims = (0..x.shape().len()).collect();
+            let sum = cuda::reduce(self.name(), x, &all, ReduceOp::Sum, false)?;
+            return Ok(smallvec![sum.reshape(at.outs[0].local().clone())?]);
+        }
+        Ok(smallvec![cuda::reduce(self.name(), x, &self.dims, ReduceOp::Sum, self.keep)?])
     }
 
     fn keeping(&self, outer: usize) -> Option<Box<dyn Op>> {

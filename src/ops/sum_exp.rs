@@ -6,7 +6,7 @@ use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windo
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::tensor::cpu::{Map2, Real};
-use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda, for_dtype};
 
 /// `sum(exp(x - m))` over the last dim: x `[.., C]`, its maximum m `[.., 1]`, result `[.., 1]`, in f32 (f64 for f64)
 /// whatever the operands.
@@ -43,6 +43,10 @@ impl Op for SumExp {
             cpu::map2_with::<T, T, A, _>(x, &m, Term)
         })?;
         Ok(smallvec![cpu::reduce(self.name(), &terms, &[x.shape().len() - 1], ReduceOp::Sum, true)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cuda::sum_exp(self.name(), &ins[0], &ins[1])?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -154,7 +154,7 @@ impl Tensor {
     /// As [`Tensor::build`].
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
         let value = value.into().0;
-        for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(T::from_f64(value))))
+        for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))
     }
 
     /// One element, shape `[]`.

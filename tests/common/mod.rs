@@ -17,11 +17,14 @@ pub mod rows;
 pub mod samples;
 pub mod shim;
 
-/// Where the ranks of a suite compute: on the CPU, or on the device that `ISOSHARD_TEST_DEVICE` names (`cuda`, `cuda:1`, or
-/// `shim` for [`shim::device`]). What they are compared with is computed on the CPU.
+/// Where the ranks of a suite compute: on the CPU, or on the device that `ISOSHARD_TEST_DEVICE` names (`cuda`, `cuda:1`), or
+/// on `shim`: a CUDA device whose kernels the CPU runs. What they are compared with is computed by the CPU's own loops.
+///
+/// # Panics
+/// On another name, and where the shim finds no compiler: who asks for a device wants it.
 pub fn device() -> Device {
     match std::env::var("ISOSHARD_TEST_DEVICE") {
-        Ok(name) if name == "shim" => shim::device().expect("the shim needs a C++ compiler"),
+        Ok(name) if name == "shim" => shim::device().expect("a C++ compiler"),
         Ok(name) => name.parse().unwrap_or_else(|e| panic!("ISOSHARD_TEST_DEVICE: {e}")),
         Err(_) => Device::Cpu,
     }

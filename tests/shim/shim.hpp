@@ -43,11 +43,13 @@ struct EntryOf<BODY> {
 }  // namespace iso_shim
 
 #define KERNEL(name, threads, parameters) ISO_SHIM_KERNEL(name, threads, parameters)
+// By its type, for a function of the same name may stand beside the entry.
+#define ISO_SHIM_ENTRY(name, parameters) iso_shim::EntryOf<static_cast<void(*) parameters>(name)>
 #define ISO_SHIM_KERNEL(name, threads, parameters)                                                                  \
   static void name parameters;                                                                                      \
   extern "C" __attribute__((visibility("default"))) const iso_shim::Entry iso_shim_entry_##name = {                 \
-      #name, iso_shim::EntryOf<name>::call, iso_shim::EntryOf<name>::LEN, iso_shim::EntryOf<name>::BYTES,       \
-      threads};                                                                                                     \
+      #name, ISO_SHIM_ENTRY(name, parameters)::call, ISO_SHIM_ENTRY(name, parameters)::LEN,                         \
+      ISO_SHIM_ENTRY(name, parameters)::BYTES, threads};                                                            \
   static void name parameters
 
 #define DEVICE inline __attribute__((always_inline))

@@ -123,22 +123,23 @@ impl Desk {
         self.tell(Note::Ended);
         match &self.way {
             Way::Here(office) => office.close(at_most),
+            Way::There { .. } => self.hang_up(),
+        }
+    }
+
+    /// Sends what is waiting and closes the connections, as the end of the process does.
+    pub fn hang_up(&self) {
+        match &self.way {
+            Way::Here(office) => office.posts.iter().for_each(|post| {
+                if let Post::There(stream) = post {
+                    // A connection that is closed already is as good.
+                    let _ = lock(stream).shutdown(Shutdown::Write);
+                }
+            }),
             Way::There { notes, sender } => {
                 drop(lock(notes).take());
                 // It has only to write what it has; its panics would be our own bugs and harm nobody now.
                 let _ = lock(sender).take().map(JoinHandle::join);
-            }
-        }
-    }
-
-    /// Closes the connections as the end of a process does.
-    #[cfg(test)]
-    pub(super) fn hang_up(&self) {
-        if let Way::Here(office) = &self.way {
-            for post in &office.posts {
-                if let Post::There(stream) = post {
-                    lock(stream).shutdown(Shutdown::Both).unwrap();
-                }
             }
         }
     }

@@ -49,6 +49,11 @@ impl Engine for ThreadEngine {
         Ok(Arc::new(ThreadChannel { world: self.world.clone(), hub: self.world.hub(ranks, name), position }))
     }
 
+    fn end(&self) -> Result<()> {
+        self.world.end(self.rank);
+        Ok(())
+    }
+
     fn abort(&self, cause: &Error) {
         self.world.fail(self.rank, cause.to_string());
     }

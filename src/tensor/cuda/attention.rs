@@ -69,13 +69,14 @@ impl CausalAttention<'_> {
         let mut o = gpu.stale(kind.dtype, [b, tq, h, dv])?;
         let [q, k, v] = kind.operands([q, k, v])?;
         let call = self.call([&q, &k, &v], None)?;
-        let chunks = dv.div_ceil(kind.chunk).max(1);
+        let dims = [d, dv].map(|d| DimArg::new(d, kind.chunk));
+        let chunks = dims[1].chunks as usize;
         let items = b * h * call.query_blocks();
         let (mut stack, blocks) = kind.stack(&gpu, items, chunks, call.levels as usize, 2)?;
         gpu.kernel("attention", kind.stem, kind.dtype)?
             .arg(call)
-            .arg(DimArg::new(d, kind.chunk))
-            .arg(DimArg::new(dv, kind.chunk))
+            .arg(dims[0])
+            .arg(dims[1])
             .read(&q)
             .read(&k)
             .read(&v)

@@ -22,6 +22,12 @@ struct Rule {
 
 /// Numbers are given once and never again; 0 is no fault.
 const RULES: &[Rule] = &[
+    index(Code::Embedding, "embedding"),
+    index(Code::EmbeddingGrad, "embedding_grad"),
+    index(Code::Gather, "gather"),
+    index(Code::ScatterAdd, "scatter_add"),
+    index(Code::CrossEntropy, "cross_entropy"),
+    index(Code::CrossEntropyGrad, "cross_entropy_grad"),
     element(600, "bernoulli", "a probability lies in [0, 1]"),
     element(601, "exponential", "a rate is positive and finite"),
     element(602, "gamma", "a shape is positive and finite"),
@@ -30,6 +36,21 @@ const RULES: &[Rule] = &[
     row(605, "a row's weights have a positive, finite sum"),
     row(606, "without replacement a row has as many positive weights as samples"),
 ];
+
+/// The numbers of operators that take indices.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Code {
+    Embedding = 400,
+    EmbeddingGrad,
+    Gather,
+    ScatterAdd,
+    CrossEntropy,
+    CrossEntropyGrad,
+}
+
+const fn index(code: Code, verb: &'static str) -> Rule {
+    Rule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
+}
 
 /// An element's number that breaks a rule.
 const fn element(code: u32, verb: &'static str, rule: &'static str) -> Rule {

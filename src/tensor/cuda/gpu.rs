@@ -74,6 +74,12 @@ impl Gpu {
         self.stream().device.driver.facts().multiprocessors
     }
 
+    /// The dynamic shared memory of a block, in bytes, beside what kernels of rows have for themselves.
+    pub(super) fn shared_bytes(&self) -> usize {
+        const THEIR_OWN: usize = 4 << 10;
+        self.stream().device.driver.facts().shared_bytes.saturating_sub(THEIR_OWN)
+    }
+
     /// Waits until all this rank has put on the device is done.
     ///
     /// # Errors
@@ -161,6 +167,8 @@ impl Gpu {
         for event in block.pending.drain(..) {
             let waits = driver.wait(stream.handle, event);
             driver.drop_event(event);
+            // Whoever writes to the block on another stream has to wait as well.
+            stream.worked();
             waits?;
         }
         Ok(block)

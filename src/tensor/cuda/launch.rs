@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
-use super::driver::{DriverResult, Grid, Handle};
+use super::driver::{Address, DriverResult, Grid, Handle};
 use super::gpu::{Gpu, is_checked};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
@@ -68,14 +68,21 @@ impl<'a> Launch<'a> {
     /// A pointer to the first element of a tensor that the kernel reads. Waits, on the device, for another rank's stream
     /// where the tensor is that rank's.
     pub fn read(mut self, x: &Tensor) -> Self {
-        match x.device_block().filter(|b| b.home().device.index == self.gpu.index()) {
-            Some(block) => {
-                let ready = block.read_by(self.gpu.stream());
-                self.note(x, ready);
-                self.pointer(x)
-            }
-            None => self.refuse(x, "an operand lies elsewhere"),
+        let at = self.readable(x);
+        self.arg(at)
+    }
+
+    /// A structure of `N` pointers, those behind the last tensor null, each as of [`Launch::read`].
+    ///
+    /// # Panics
+    /// With more than `N` tensors.
+    pub fn read_all<const N: usize>(mut self, all: &[&Tensor]) -> Self {
+        let mut table: [Address; N] = [0; N];
+        for (at, x) in table[..all.len()].iter_mut().zip(all) {
+            *at = self.readable(x);
         }
+        self.push(bytemuck::cast_slice(&table), align_of::<Address>());
+        self
     }
 
     /// As [`Launch::read`], or a null pointer.
@@ -89,13 +96,21 @@ impl<'a> Launch<'a> {
     /// A pointer to the first element of a tensor that the kernel writes: a fresh one, or one that is
     /// [unique](Tensor::is_unique).
     pub fn write(mut self, x: &mut Tensor) -> Self {
-        let mine = x.device_block().is_some_and(|b| Arc::ptr_eq(b.home(), self.gpu.stream()));
-        if !mine || !x.is_unshared() {
-            return self.refuse(x, "a kernel writes to what nobody else holds");
+        let at = self.writable(x);
+        self.arg(at)
+    }
+
+    /// A structure of `N` pointers, those behind the last tensor null, each as of [`Launch::write`].
+    ///
+    /// # Panics
+    /// With more than `N` tensors.
+    pub fn write_all<const N: usize>(mut self, all: &mut [&mut Tensor]) -> Self {
+        let mut table: [Address; N] = [0; N];
+        for (at, x) in table[..all.len()].iter_mut().zip(all) {
+            *at = self.writable(x);
         }
-        let ready = x.device_block().map_or(Ok(()), |block| block.write_at_home());
-        self.note(x, ready);
-        self.pointer(x)
+        self.push(bytemuck::cast_slice(&table), align_of::<Address>());
+        self
     }
 
     /// As [`Launch::write`], or a null pointer.
@@ -167,9 +182,23 @@ impl<'a> Launch<'a> {
         })
     }
 
-    fn pointer(self, x: &Tensor) -> Self {
-        let at = x.device_address().expect("looked at by the caller");
-        self.arg(at)
+    fn readable(&mut self, x: &Tensor) -> Address {
+        match x.device_block().filter(|b| b.home().device.index == self.gpu.index()) {
+            Some(block) => {
+                let ready = block.read_by(self.gpu.stream());
+                self.note(x, ready)
+            }
+            None => self.refuse(x, "an operand lies elsewhere"),
+        }
+    }
+
+    fn writable(&mut self, x: &mut Tensor) -> Address {
+        let mine = x.device_block().is_some_and(|b| Arc::ptr_eq(b.home(), self.gpu.stream()));
+        if !mine || !x.is_unshared() {
+            return self.refuse(x, "a kernel writes to what nobody else holds");
+        }
+        let ready = x.device_block().map_or(Ok(()), |block| block.write_at_home());
+        self.note(x, ready)
     }
 
     fn push(&mut self, bytes: &[u8], align: usize) {
@@ -181,7 +210,8 @@ impl<'a> Launch<'a> {
         self.sizes.push(bytes.len() as u32);
     }
 
-    fn note(&mut self, x: &Tensor, ready: DriverResult<()>) {
+    /// The address of an operand that is there, once `ready`.
+    fn note(&mut self, x: &Tensor, ready: DriverResult<()>) -> Address {
         if is_checked() {
             let _ = write!(self.given, "{x}, ");
         }
@@ -189,13 +219,14 @@ impl<'a> Launch<'a> {
             let device = &self.gpu.stream().device;
             self.failed.get_or_insert_with(|| device.error(self.kernel.name.clone(), &e));
         }
+        x.device_address().expect("looked at by the caller")
     }
 
-    fn refuse(mut self, x: &Tensor, rule: &str) -> Self {
+    fn refuse(&mut self, x: &Tensor, rule: &str) -> Address {
         let given = format!("{x} on {} for {}", x.device(), self.gpu.device());
         let remedy = "move the operands to one device first";
         self.failed.get_or_insert_with(|| Error::invalid(self.kernel.name.clone(), rule, given, remedy));
-        self.arg(0u64)
+        0
     }
 }
 

@@ -11,7 +11,7 @@ use super::fault::{self, FAULT_BYTES};
 use super::gpu::Gpu;
 use super::memory::{Block, Pool};
 use super::transfer::Pinned;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Device;
 
 /// One stream. Its memory returns to it, whoever drops the tensor, and it lives while a tensor of it does.
@@ -28,6 +28,8 @@ pub(crate) struct Stream {
     pub(super) pinned: Mutex<Pinned>,
     /// Where kernels report faults.
     pub(super) fault: Block,
+    /// Why what lies on the stream is not to be read.
+    spoilt: Mutex<Option<Error>>,
 }
 
 impl Stream {
@@ -48,6 +50,7 @@ impl Stream {
             pool: Mutex::new(pool),
             pinned: Mutex::default(),
             fault,
+            spoilt: Mutex::default(),
             device,
         }))
     }
@@ -81,6 +84,12 @@ impl Stream {
         Ok(())
     }
 
+    /// From now on reading a value of the stream gives this error, or none any more: a transfer that was given up leaves
+    /// arbitrary values behind.
+    pub(super) fn spoil(&self, error: Option<Error>) {
+        *lock(&self.spoilt) = error;
+    }
+
     /// Waits until all that is on the stream is done, and reads the fault that a kernel may have reported.
     pub(super) fn synchronize(&self, verb: &str) -> Result<()> {
         let driver = &self.device.driver;
@@ -97,6 +106,9 @@ impl Stream {
         }
         lock(&self.pinned).put(host, kept, None);
         done.map_err(fail)?;
+        if let Some(error) = &*lock(&self.spoilt) {
+            return Err(error.clone());
+        }
         match fault::read(bytes) {
             None => Ok(()),
             Some(error) => {

@@ -1,0 +1,126 @@
+//! The ranks of one process, over one engine or another.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::nccl::{Library, NcclEngine, Seat};
+use super::office::{Desk, Note, Office};
+use super::threads::{ThreadEngine, World};
+use super::{Engine, Rank};
+use crate::error::{Error, Result};
+use crate::tensor::Device;
+
+/// The ranks that are threads of this process.
+pub(super) struct Crew {
+    devices: Vec<Device>,
+    way: Way,
+}
+
+enum Way {
+    /// They share memory.
+    Threads(Arc<World>),
+    /// They have a GPU each.
+    Nccl { library: Library, deadline: Duration, ranks: Mutex<Vec<Place>> },
+}
+
+/// How far a rank is.
+enum Place {
+    Waits(Desk),
+    Runs(Arc<NcclEngine>),
+    Over,
+}
+
+impl Crew {
+    /// `world_len` ranks, each on its device.
+    ///
+    /// # Errors
+    /// Refuses two ranks on one GPU where these talk by NCCL.
+    pub fn new(
+        world_len: usize,
+        deadline: Duration,
+        device: &dyn Fn(usize) -> Device,
+        library: Option<&Library>,
+    ) -> Result<Crew> {
+        let devices: Vec<Device> = (0..world_len).map(device).collect();
+        let way = match library {
+            None => Way::Threads(Arc::new(World::new(world_len, deadline))),
+            Some(library) => {
+                one_each(&devices)?;
+                let ranks = Office::desks(world_len, deadline).into_iter().map(Place::Waits).collect();
+                Way::Nccl { library: library.clone(), deadline, ranks: Mutex::new(ranks) }
+            }
+        };
+        Ok(Crew { devices, way })
+    }
+
+    /// The rank, on its own thread.
+    pub fn rank(&self, rank: usize) -> Result<Rank> {
+        let device = self.devices[rank];
+        let engine: Arc<dyn Engine> = match &self.way {
+            Way::Threads(world) => Arc::new(ThreadEngine::new(world.clone(), rank)),
+            Way::Nccl { library, deadline, ranks } => {
+                let Place::Waits(desk) = std::mem::replace(&mut lock(ranks)[rank], Place::Over) else {
+                    unreachable!("a rank begins once")
+                };
+                let world_len = self.devices.len();
+                let seat = Seat { rank, world_len, device, deadline: *deadline, desk };
+                let engine = Arc::new(NcclEngine::connect(seat, library)?);
+                lock(ranks)[rank] = Place::Runs(engine.clone());
+                engine
+            }
+        };
+        Ok(Rank::new(engine)?.on(device))
+    }
+
+    /// The rank's program is over.
+    pub fn end(&self, rank: usize) -> Result<()> {
+        match &self.way {
+            Way::Threads(world) => world.end(rank),
+            Way::Nccl { ranks, .. } => {
+                let place = std::mem::replace(&mut lock(ranks)[rank], Place::Over);
+                if let Place::Runs(engine) = place {
+                    engine.end()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The rank's program failed.
+    pub fn fail(&self, rank: usize, cause: String) {
+        match &self.way {
+            Way::Threads(world) => world.fail(rank, cause),
+            Way::Nccl { ranks, .. } => {
+                let place = std::mem::replace(&mut lock(ranks)[rank], Place::Over);
+                match place {
+                    Place::Waits(desk) => desk.tell(Note::Failed { cause }),
+                    Place::Runs(engine) => engine.fail(cause),
+                    // It has said so itself.
+                    Place::Over => {}
+                }
+            }
+        }
+    }
+}
+
+fn one_each(devices: &[Device]) -> Result<()> {
+    let mut first = HashMap::new();
+    for (rank, &device) in devices.iter().enumerate() {
+        if let Some(other) = first.insert(device, rank)
+            && device.is_cuda()
+        {
+            return Err(Error::invalid(
+                "nccl",
+                "NCCL takes one rank a GPU",
+                format!("ranks {other} and {rank} on {device}"),
+                "share a GPU among ranks that are threads without NCCL, or start as many ranks as there are GPUs",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,386 @@
+//! NVIDIA's library, loaded at run time by the names it has on machines that only run it.
+//!
+//! Fifteen functions are looked up by themselves: bindings that look for the development link `libnccl.so` alone, or stop
+//! the program at a function that an older library lacks, would not do.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libloading::Library;
+
+use super::{Communicator, Nccl, NcclError, NcclResult, Progress};
+use crate::error::{Error, Result};
+use crate::tensor::cuda::{Address, Handle};
+
+/// Loads the library.
+pub(super) fn load() -> Result<Arc<dyn Nccl>> {
+    let named = std::env::var("ISOSHARD_NCCL").ok();
+    let names = named.map_or(vec!["libnccl.so.2".into(), "libnccl.so".into()], |name| vec![name]);
+    let mut reasons = Vec::new();
+    for name in names {
+        // SAFETY: NCCL's own initialisers run, as in any program that is linked with it.
+        match unsafe { Library::new(&name) } {
+            Ok(library) => return Ok(Arc::new(Real::new(library)?)),
+            Err(e) => reasons.push(format!("{name}: {e}")),
+        }
+    }
+    Err(Error::unsupported(
+        "nccl",
+        "the library is not found",
+        reasons.join("; "),
+        "put the folder of libnccl.so.2 into LD_LIBRARY_PATH, or name the file by ISOSHARD_NCCL",
+    ))
+}
+
+/// `ncclComm_t`.
+type Comm = *mut c_void;
+/// `ncclResult_t`.
+type Status = c_int;
+
+const SUCCESS: Status = 0;
+const IN_PROGRESS: Status = 7;
+/// `ncclUint8`: bytes are moved, whatever they are.
+const BYTES: c_int = 1;
+const ID_BYTES: usize = 128;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UniqueId([c_char; ID_BYTES]);
+
+/// `ncclConfig_t` as of 2.17; later libraries read as much as `size` says.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cga_cluster_size: c_int,
+    min_ctas: c_int,
+    max_ctas: c_int,
+    net_name: *const c_char,
+}
+
+/// `NCCL_CONFIG_UNDEF_INT`.
+const UNDEFINED: c_int = c_int::MIN;
+
+macro_rules! functions {
+    ($($field:ident: $name:literal ($($arg:ty),*) -> $ret:ty;)*) => {
+        /// The functions, by their names in the library.
+        struct Functions {
+            $($field: unsafe extern "C" fn($($arg),*) -> $ret,)*
+        }
+
+        impl Functions {
+            fn of(library: &Library) -> std::result::Result<Functions, &'static str> {
+                Ok(Functions {
+                    $($field: {
+                        // SAFETY: the type is the one that nccl.h declares for the name, unchanged since 2.18.
+                        let found = unsafe {
+                            library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(concat!($name, "\0").as_bytes())
+                        };
+                        *found.map_err(|_| $name)?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    get_version: "ncclGetVersion" (*mut c_int) -> Status;
+    get_unique_id: "ncclGetUniqueId" (*mut UniqueId) -> Status;
+    init_rank: "ncclCommInitRankConfig" (*mut Comm, c_int, UniqueId, c_int, *mut Config) -> Status;
+    split: "ncclCommSplit" (Comm, c_int, c_int, *mut Comm, *mut Config) -> Status;
+    get_async_error: "ncclCommGetAsyncError" (Comm, *mut Status) -> Status;
+    get_last_error: "ncclGetLastError" (Comm) -> *const c_char;
+    get_error_string: "ncclGetErrorString" (Status) -> *const c_char;
+    group_start: "ncclGroupStart" () -> Status;
+    group_end: "ncclGroupEnd" () -> Status;
+    send: "ncclSend" (*const c_void, usize, c_int, c_int, Comm, *mut c_void) -> Status;
+    recv: "ncclRecv" (*mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Status;
+    all_gather: "ncclAllGather" (*const c_void, *mut c_void, usize, c_int, Comm, *mut c_void) -> Status;
+    broadcast: "ncclBroadcast" (*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Status;
+    finalize: "ncclCommFinalize" (Comm) -> Status;
+    destroy: "ncclCommDestroy" (Comm) -> Status;
+    abort: "ncclCommAbort" (Comm) -> Status;
+}
+
+struct Real {
+    functions: Functions,
+    version: c_int,
+    comms: Mutex<HashMap<Communicator, Arc<Slot>>>,
+    /// The last number that was given.
+    last: AtomicU64,
+    /// Never unloaded while its functions are here.
+    _library: Library,
+}
+
+/// A communicator; one that is being split off is written here by the library when it is there.
+struct Slot {
+    comm: AtomicPtr<c_void>,
+    parent: Option<Arc<Slot>>,
+}
+
+impl Real {
+    fn new(library: Library) -> Result<Real> {
+        let refuse = |given: String| {
+            Error::unsupported("nccl", "the library is older than 2.18", given, "install a newer one")
+        };
+        let functions = Functions::of(&library).map_err(|name| refuse(format!("one without {name}")))?;
+        let mut version = 0;
+        // SAFETY: the place is writable.
+        unsafe { (functions.get_version)(&mut version) };
+        if version < 21_800 {
+            return Err(refuse(format!("version {}", dotted(version))));
+        }
+        let (comms, last) = (Mutex::default(), AtomicU64::new(0));
+        Ok(Real { functions, version, comms, last, _library: library })
+    }
+
+    fn slot(&self, comm: Communicator) -> Arc<Slot> {
+        let comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
+        comms.get(&comm).expect("a communicator is not used after its end").clone()
+    }
+
+    /// The library's own name of a communicator; null where it is not there yet.
+    fn raw(&self, comm: Communicator) -> Comm {
+        self.slot(comm).comm.load(Ordering::Acquire)
+    }
+
+    fn forget(&self, comm: Communicator) -> Comm {
+        let mut comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = comms.remove(&comm) else { return ptr::null_mut() };
+        let comm = slot.comm.load(Ordering::Acquire);
+        if comm.is_null() {
+            // The library may still write there.
+            std::mem::forget(slot);
+        }
+        comm
+    }
+
+    fn keep(&self, slot: Arc<Slot>) -> Communicator {
+        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        self.comms.lock().unwrap_or_else(PoisonError::into_inner).insert(number, slot);
+        number
+    }
+
+    fn check(&self, call: &'static str, status: Status, comm: Comm) -> NcclResult<()> {
+        if status == SUCCESS || status == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: the library's texts live as long as it does, or until the next failure; they are copied at once.
+        let text = |at: *const c_char| match at.is_null() {
+            true => String::new(),
+            false => unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string(),
+        };
+        // SAFETY: both take any status, and a communicator that is alive, or null.
+        let (what, mut words) = unsafe {
+            (text((self.functions.get_error_string)(status)), text((self.functions.get_last_error)(comm)))
+        };
+        // What is wrong with the program's set-up is most often this.
+        if name_of(status) == "ncclInvalidUsage" {
+            words.push_str("; NCCL takes one rank a GPU");
+        }
+        let code = format!("{}: {what}", name_of(status));
+        Err(NcclError { call, code, words: words.trim_start_matches("; ").to_string() })
+    }
+}
+
+fn name_of(status: Status) -> &'static str {
+    match status {
+        1 => "ncclUnhandledCudaError",
+        2 => "ncclSystemError",
+        3 => "ncclInternalError",
+        4 => "ncclInvalidArgument",
+        5 => "ncclInvalidUsage",
+        6 => "ncclRemoteError",
+        _ => "an unknown code",
+    }
+}
+
+fn dotted(version: c_int) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+impl fmt::Debug for Real {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+fn number(n: usize) -> c_int {
+    c_int::try_from(n).expect("fewer ranks than 2^31")
+}
+
+// SAFETY: the library does what its documentation says of each function.
+unsafe impl Nccl for Real {
+    fn name(&self) -> String {
+        format!("NCCL {}", dotted(self.version))
+    }
+
+    fn unique_id(&self) -> NcclResult<Vec<u8>> {
+        let mut id = UniqueId([0; ID_BYTES]);
+        // SAFETY: the place is writable.
+        let status = unsafe { (self.functions.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", status, ptr::null_mut())?;
+        Ok(id.0.iter().map(|&b| b as u8).collect())
+    }
+
+    fn join(&self, id: &[u8], len: usize, rank: usize) -> NcclResult<Communicator> {
+        let mut name = UniqueId([0; ID_BYTES]);
+        name.0.iter_mut().zip(id).for_each(|(to, &from)| *to = from as c_char);
+        let mut config = Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 21_700,
+            blocking: 0,
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: ptr::null(),
+        };
+        let slot = Arc::new(Slot { comm: AtomicPtr::default(), parent: None });
+        // SAFETY: the places are writable; the first is kept as long as the communicator, the second is copied.
+        let status = unsafe {
+            (self.functions.init_rank)(slot.comm.as_ptr(), number(len), name, number(rank), &mut config)
+        };
+        self.check("ncclCommInitRankConfig", status, ptr::null_mut())?;
+        Ok(self.keep(slot))
+    }
+
+    fn split(&self, parent: Communicator, color: u32, key: usize) -> NcclResult<Communicator> {
+        let parent = self.slot(parent);
+        let comm = parent.comm.load(Ordering::Acquire);
+        let slot = Arc::new(Slot { comm: AtomicPtr::default(), parent: Some(parent) });
+        let color = c_int::try_from(color).expect("fewer groups than 2^31");
+        // SAFETY: the parent is alive; the place of the child is kept until it is there. Without a configuration the child
+        // takes over its parent's, and so does not block.
+        let status =
+            unsafe { (self.functions.split)(comm, color, number(key), slot.comm.as_ptr(), ptr::null_mut()) };
+        self.check("ncclCommSplit", status, comm)?;
+        Ok(self.keep(slot))
+    }
+
+    fn progress(&self, comm: Communicator) -> NcclResult<Progress> {
+        let slot = self.slot(comm);
+        let mut comm = slot.comm.load(Ordering::Acquire);
+        // A child that is not there yet is its parent's business.
+        let waits = comm.is_null();
+        if let (true, Some(parent)) = (waits, &slot.parent) {
+            comm = parent.comm.load(Ordering::Acquire);
+        }
+        let mut state = SUCCESS;
+        // SAFETY: the communicator is alive and the place is writable.
+        let status = unsafe { (self.functions.get_async_error)(comm, &mut state) };
+        self.check("ncclCommGetAsyncError", status, comm)?;
+        self.check("a call before", state, comm)?;
+        let waits = waits && slot.comm.load(Ordering::Acquire).is_null();
+        Ok(if state == IN_PROGRESS || waits { Progress::Underway } else { Progress::Ready })
+    }
+
+    fn group_start(&self) -> NcclResult<()> {
+        // SAFETY: takes nothing.
+        self.check("ncclGroupStart", unsafe { (self.functions.group_start)() }, ptr::null_mut())
+    }
+
+    fn group_end(&self) -> NcclResult<()> {
+        // SAFETY: takes nothing.
+        self.check("ncclGroupEnd", unsafe { (self.functions.group_end)() }, ptr::null_mut())
+    }
+
+    unsafe fn send(
+        &self,
+        from: Address,
+        bytes: usize,
+        to: usize,
+        comm: Communicator,
+        stream: Handle,
+    ) -> NcclResult<()> {
+        let comm = self.raw(comm);
+        // SAFETY: the caller's promise, and the communicator is alive.
+        let status = unsafe {
+            (self.functions.send)(
+                from as *const c_void,
+                bytes,
+                BYTES,
+                number(to),
+                comm,
+                stream as *mut c_void,
+            )
+        };
+        self.check("ncclSend", status, comm)
+    }
+
+    unsafe fn recv(
+        &self,
+        at: Address,
+        bytes: usize,
+        from: usize,
+        comm: Communicator,
+        stream: Handle,
+    ) -> NcclResult<()> {
+        let comm = self.raw(comm);
+        // SAFETY: as above.
+        let status = unsafe {
+            (self.functions.recv)(at as *mut c_void, bytes, BYTES, number(from), comm, stream as *mut c_void)
+        };
+        self.check("ncclRecv", status, comm)
+    }
+
+    unsafe fn all_gather(
+        &self,
+        from: Address,
+        at: Address,
+        bytes: usize,
+        comm: Communicator,
+        stream: Handle,
+    ) -> NcclResult<()> {
+        let comm = self.raw(comm);
+        let (from, at, stream) = (from as *const c_void, at as *mut c_void, stream as *mut c_void);
+        // SAFETY: as above.
+        let status = unsafe { (self.functions.all_gather)(from, at, bytes, BYTES, comm, stream) };
+        self.check("ncclAllGather", status, comm)
+    }
+
+    unsafe fn broadcast(
+        &self,
+        at: Address,
+        bytes: usize,
+        root: usize,
+        comm: Communicator,
+        stream: Handle,
+    ) -> NcclResult<()> {
+        let comm = self.raw(comm);
+        let (from, to, stream) = (at as *const c_void, at as *mut c_void, stream as *mut c_void);
+        // SAFETY: as above; sending and receiving in place is allowed.
+        let status =
+            unsafe { (self.functions.broadcast)(from, to, bytes, BYTES, number(root), comm, stream) };
+        self.check("ncclBroadcast", status, comm)
+    }
+
+    fn finalize(&self, comm: Communicator) -> NcclResult<()> {
+        let comm = self.raw(comm);
+        // SAFETY: the communicator is alive.
+        self.check("ncclCommFinalize", unsafe { (self.functions.finalize)(comm) }, comm)
+    }
+
+    fn destroy(&self, comm: Communicator) -> NcclResult<()> {
+        let comm = self.forget(comm);
+        // SAFETY: the communicator is alive, and nobody finds it any more.
+        self.check("ncclCommDestroy", unsafe { (self.functions.destroy)(comm) }, ptr::null_mut())
+    }
+
+    fn abort(&self, comm: Communicator) -> NcclResult<()> {
+        let comm = self.forget(comm);
+        if comm.is_null() {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        self.check("ncclCommAbort", unsafe { (self.functions.abort)(comm) }, ptr::null_mut())
+    }
+}

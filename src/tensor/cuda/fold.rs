@@ -1,0 +1,91 @@
+//! The fold of what several ranks bring, on the device that holds it.
+
+use bytemuck::NoUninit;
+
+use super::gpu::Gpu;
+use crate::error::Result;
+use crate::tensor::{FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
+
+/// The parts and steps of one launch, as `kernels/fold.cu` has them.
+const PARTS: usize = 64;
+const STEPS: usize = 256;
+const JOIN: u8 = 254;
+const EMPTY: u8 = 255;
+const THREADS: u32 = 256;
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Program([u8; STEPS]);
+
+/// Folds `members`' tensors, each its parts stacked, every part of `shape`, in `order`: as `comm` does on the processor,
+/// element by element, rounded to the dtype after every join. Results are stacked where they are not one.
+///
+/// # Errors
+/// A device without room, a kernel that fails.
+pub(crate) fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Result<Tensor> {
+    let gpu = Gpu::of(&members[0])?;
+    let n = shape.numel();
+    let mut parts: Vec<Vec<Tensor>> = Vec::with_capacity(members.len());
+    for (member, &nodes) in members.iter().zip(order.nodes()) {
+        let all = member.contiguous()?.reshape([nodes, n])?;
+        parts.push((0..nodes).map(|k| all.narrow(0, k, 1)).collect::<Result<_>>()?);
+    }
+    let outs = order.outs_len();
+    let stacked: Shape = if outs == 1 { shape.clone() } else { [&[outs][..], shape].concat().into() };
+    let used = order.steps().iter().filter(|s| matches!(s, FoldStep::Push { .. })).count();
+    if used <= PARTS && order.steps().len() <= STEPS {
+        return run(&gpu, op, order.steps(), order.depth(), &parts, [outs, n])?.reshape(stacked);
+    }
+    // Longer than a launch takes: join by join.
+    let mut stack: Vec<Tensor> = Vec::with_capacity(order.depth());
+    for step in order.steps() {
+        match *step {
+            FoldStep::Push { member, node } => stack.push(parts[member][node].clone()),
+            FoldStep::Empty => stack.push(gpu.zeros(members[0].dtype(), [1, n])?),
+            FoldStep::Join => {
+                let right = stack.pop().expect("checked when the order was made");
+                let left = stack.pop().expect("checked when the order was made");
+                let pair = FoldOrder::halving(2);
+                stack.push(run(&gpu, op, pair.steps(), pair.depth(), &[vec![left], vec![right]], [1, n])?);
+            }
+        }
+    }
+    if outs == 1 {
+        return stack.swap_remove(0).reshape(stacked);
+    }
+    Tensor::stack(&stack, shape, members[0].dtype(), members[0].device())
+}
+
+fn run(
+    gpu: &Gpu,
+    op: ReduceOp,
+    steps: &[FoldStep],
+    depth: usize,
+    parts: &[Vec<Tensor>],
+    [outs, n]: [usize; 2],
+) -> Result<Tensor> {
+    let mut program = Program([EMPTY; STEPS]);
+    let mut used: Vec<&Tensor> = Vec::with_capacity(PARTS);
+    for (code, step) in program.0.iter_mut().zip(steps) {
+        *code = match *step {
+            FoldStep::Push { member, node } => {
+                used.push(&parts[member][node]);
+                (used.len() - 1) as u8
+            }
+            FoldStep::Empty => EMPTY,
+            FoldStep::Join => JOIN,
+        };
+    }
+    let dtype = parts.iter().flatten().next().expect("a member has a part").dtype();
+    let mut out = gpu.stale(dtype, [outs, n])?;
+    let width = 16 / dtype.size_bytes();
+    let aligned = |t: &Tensor| t.device_address().is_some_and(|at| at.is_multiple_of(16));
+    let packed = n.is_multiple_of(width) && used.iter().all(|t| aligned(t)) && aligned(&out);
+    let (stem, width) = if packed { ("packed", width) } else { ("fold", 1) };
+    let packs = n / width;
+    let launch = gpu.kernel("fold", stem, dtype)?.read_all::<PARTS>(&used).arg(program).write(&mut out);
+    let launch = launch.arg(packs as u64).arg(steps.len() as u32).arg(op as u32);
+    let below = depth.saturating_sub(1) * THREADS as usize * width * dtype.size_bytes();
+    launch.run(packs.div_ceil(THREADS as usize) as u32, THREADS, below)?;
+    Ok(out)
+}

@@ -1,0 +1,282 @@
+//! Reductions over any dims, along the summation tree: the twin of `cpu::reduce`.
+//!
+//! One launch a dim, from the innermost reduced one out: that is the order of the tree. A dim whose elements are contiguous
+//! goes by rows, else by columns (`kernels/reduce.cuh`). Where there are fewer rows than a device has to do, their
+//! topmost nodes are computed apart and a second launch joins them.
+
+use super::gpu::Gpu;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+
+/// `x` reduced over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce).
+///
+/// # Errors
+/// As that; a device without room.
+pub(crate) fn reduce(
+    verb: &str,
+    x: &Tensor,
+    dims: &[usize],
+    op: ReduceOp,
+    keep_dims: bool,
+) -> Result<Tensor> {
+    let mut dims = dims.to_vec();
+    dims.sort_unstable();
+    if dims.windows(2).any(|w| w[0] == w[1]) || dims.last().is_some_and(|&d| d >= x.shape().len()) {
+        let given = format!("dims {dims:?} of {x}");
+        return Err(Error::invalid(verb, "wants dims of the tensor, each once", given, ""));
+    }
+    if x.dtype() == DType::Bool {
+        if op == ReduceOp::Sum {
+            return Err(Error::invalid(verb, "bool has no arithmetic", x.to_string(), "cast it first"));
+        }
+        return reduce(verb, &x.cast(DType::U8)?, &dims, op, keep_dims)?.cast(DType::Bool);
+    }
+    let kept: Shape =
+        (0..x.shape().len()).map(|d| if dims.contains(&d) { 1 } else { x.shape()[d] }).collect();
+    let out = match dims.split_last() {
+        None => x.to_owned_copy()?,
+        Some(_) if kept.numel() == 0 => Gpu::of(x)?.stale(x.dtype(), kept.clone())?,
+        Some(_) if x.numel() == 0 => {
+            let mut out = Gpu::of(x)?.stale(x.dtype(), kept.clone())?;
+            super::fill(&mut out, if op == ReduceOp::Sum { 0.0 } else { op.identity(x.dtype()) })?;
+            out
+        }
+        Some((&inner, outer)) => {
+            let outer = outer.iter().rev().filter(|&&d| x.shape()[d] != 1).map(|&d| (d, Leaf::One));
+            let stages: Vec<(usize, Leaf)> = std::iter::once((inner, Leaf::Pairs)).chain(outer).collect();
+            run_stages(verb, x.clone(), &stages, op, x.dtype())?
+        }
+    };
+    let shape = match keep_dims {
+        true => kept,
+        false => (0..kept.len()).filter(|d| !dims.contains(d)).map(|d| kept[d]).collect(),
+    };
+    out.reshape(shape)
+}
+
+/// What the tree comes down to in a dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaf {
+    /// Up to 32 elements, neighbours joined: the innermost dim.
+    Pairs,
+    /// Single elements, by halving.
+    One,
+}
+
+/// Reduces the dims of `stages`, one after the other, to an extent of 1; the result is of dtype `to`, and what lies between
+/// of the type that `to` computes in.
+pub(super) fn run_stages(
+    verb: &str,
+    mut x: Tensor,
+    stages: &[(usize, Leaf)],
+    op: ReduceOp,
+    to: DType,
+) -> Result<Tensor> {
+    for (k, &(dim, leaf)) in stages.iter().enumerate() {
+        let out = if k + 1 == stages.len() { to } else { wide(to) };
+        x = reduce_dim(verb, &x, dim, leaf, op, out)?;
+    }
+    x.cast(to)
+}
+
+/// The dtype that sums of `dtype` are kept in.
+pub(super) fn wide(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
+/// How a dim's tree is spread over a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spread {
+    /// 2^depth leaves.
+    pub depth: u32,
+    /// 2^split nodes are left for a second launch.
+    pub split: u32,
+    /// 2^team workers join in a block.
+    pub team: u32,
+}
+
+/// What one worker, a warp (of eight leaves at a time) or a thread, may have below it: 2^most units of 2^unit leaves.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Worker {
+    pub leaf: usize,
+    pub unit: u32,
+    pub most: u32,
+}
+
+/// A warp with contiguous rows.
+const WARP: Worker = Worker { leaf: 32, unit: 3, most: 8 };
+/// A thread with a column.
+pub(super) const THREAD: Worker = Worker { leaf: 32, unit: 0, most: 11 };
+/// As [`THREAD`], where leaves are single elements: halves and neighbours are the same up to four.
+const THREAD_OF_HALVES: Worker = Worker { leaf: 4, unit: 0, most: 11 };
+
+impl Spread {
+    /// Over workers of this kind, where `lines` of `n` elements are reduced by as many workers as keep a device busy.
+    pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> Spread {
+        let mut depth = 0u32;
+        while n.div_ceil(1 << depth) > worker.leaf {
+            depth += 1;
+        }
+        let above = depth.saturating_sub(worker.unit);
+        let workers = |levels: u32| lines.saturating_mul(1 << levels);
+        let (mut team, mut split) = (0, 0);
+        while team < above.min(3) && workers(team) < busy {
+            team += 1;
+        }
+        // A second launch is worth its while where every worker still has several units.
+        while above > team + split + 3 && workers(team + split) < busy {
+            split += 1;
+        }
+        while above > team + split + worker.most {
+            if team < 3 { team += 1 } else { split += 1 }
+        }
+        Spread { depth, split, team }
+    }
+}
+
+/// `struct Nest` of `kernels/reduce.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::NoUninit)]
+pub(super) struct Nest {
+    from: [u64; 6],
+    to: [u64; 6],
+    len: [u32; 6],
+    rank: u32,
+    unused: u32,
+}
+
+impl Nest {
+    /// The dims `(extent, stride in the operand, stride in the result)`, in any order; none if a kernel does not take them.
+    pub fn new(dims: impl Iterator<Item = (usize, usize, usize)>) -> Option<Nest> {
+        let mut dims: Vec<_> = dims.filter(|d| d.0 != 1).collect();
+        dims.sort_by_key(|&(_, from, to)| (from, to));
+        let mut joined: Vec<(usize, usize, usize)> = Vec::with_capacity(dims.len());
+        for (len, from, to) in dims {
+            match joined.last_mut() {
+                Some(below) if from == below.1 * below.0 && to == below.2 * below.0 => below.0 *= len,
+                _ => joined.push((len, from, to)),
+            }
+        }
+        let mut nest = Nest { rank: joined.len() as u32, ..Nest::default() };
+        if joined.len() > nest.len.len() || joined.iter().map(|d| d.0).product::<usize>() > u32::MAX as usize
+        {
+            return None;
+        }
+        for (d, (len, from, to)) in joined.into_iter().enumerate() {
+            (nest.len[d], nest.from[d], nest.to[d]) = (len as u32, from as u64, to as u64);
+        }
+        Some(nest)
+    }
+
+    /// True where neighbouring indices lie far apart in the operand.
+    fn is_scattered(&self) -> bool {
+        self.rank > 0 && self.from[0] > 1
+    }
+}
+
+fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: DType) -> Result<Tensor> {
+    let gpu = Gpu::of(x)?;
+    let (n, stride) = (x.shape()[dim], x.strides()[dim]);
+    let lines = x.numel() / n;
+    // A row shorter than this is read by one thread.
+    let by_rows = stride == 1 && n > 8;
+    let worker = match (by_rows, leaf) {
+        (true, _) => WARP,
+        (false, Leaf::Pairs) => THREAD,
+        (false, Leaf::One) => THREAD_OF_HALVES,
+    };
+    let busy = gpu.multiprocessors() as usize * if by_rows { 32 } else { 1024 };
+    let spread = Spread::new(n, lines, busy, worker);
+    let mut shape = x.shape().clone();
+    shape[dim] = 1 << spread.split;
+    let mut out = gpu.stale(if spread.split > 0 { wide(to) } else { to }, shape)?;
+    let others = (0..x.shape().len()).filter(|&d| d != dim);
+    let nest = Nest::new(others.map(|d| (x.shape()[d], x.strides()[d], out.strides()[d])));
+    // In a contiguous copy a dim is either a row or a column among its neighbours.
+    let strays = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
+    let nest = match nest.filter(|_| !strays || x.is_contiguous()) {
+        Some(nest) if n <= u32::MAX as usize => nest,
+        _ if !x.is_contiguous() => return reduce_dim(verb, &x.to_owned_copy()?, dim, leaf, op, to),
+        _ => {
+            let given = format!("dim {dim} of {x}");
+            return Err(Error::unsupported(
+                verb,
+                "2^32 elements or more in one kernel",
+                given,
+                "reduce parts",
+            ));
+        }
+    };
+    let (stem, key) = entry(by_rows, x.dtype(), out.dtype());
+    let apart = out.strides()[dim] as u64;
+    let launch = gpu.kernel(file(op), stem, key)?.read(x).write(&mut out).arg(nest).arg(lines as u64);
+    let launch = if by_rows { launch } else { launch.arg(stride as u64) };
+    let Spread { depth, split, team } = spread;
+    let launch = launch.arg(apart).arg(n as u32).arg(depth).arg(split).arg(team);
+    let launch = launch.arg(u32::from(leaf == Leaf::One));
+    if by_rows {
+        let a_block = if depth < 3 { 8 << (3 - depth) } else { 8 >> team };
+        launch.run(((lines << split) as u64).div_ceil(a_block) as u32, 256, 0)?;
+    } else {
+        launch.run([columns_blocks(lines, team), 1 << split, 1], [32, 8, 1], 0)?;
+    }
+    if split == 0 {
+        return Ok(out);
+    }
+    reduce_dim(verb, &out, dim, Leaf::Pairs, op, to)
+}
+
+/// Blocks of 32 x 8 threads of which 2^team share a column.
+pub(super) fn columns_blocks(columns: usize, team: u32) -> u32 {
+    columns.div_ceil(32 * (8 >> team)) as u32
+}
+
+fn file(op: ReduceOp) -> &'static str {
+    match op {
+        ReduceOp::Sum => "sum",
+        ReduceOp::Max => "max",
+        ReduceOp::Min => "min",
+    }
+}
+
+fn entry(by_rows: bool, from: DType, to: DType) -> (&'static str, DType) {
+    match (by_rows, from == to, wide(from) == to) {
+        (true, true, _) => ("rows", from),
+        (false, true, _) => ("columns", from),
+        (true, _, true) => ("wide_rows", from),
+        (false, _, true) => ("wide_columns", from),
+        (true, ..) => ("narrow_rows", to),
+        (false, ..) => ("narrow_columns", to),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_spread_within_what_workers_take() {
+        for worker in [WARP, THREAD, THREAD_OF_HALVES] {
+            for n in [1, 2, 31, 33, 129, 1000, 50_257, 1 << 20, 1 << 31, u32::MAX as usize] {
+                for lines in [1, 7, 1000, 1 << 20] {
+                    let Spread { depth, split, team } = Spread::new(n, lines, 5000, worker);
+                    let below = depth.saturating_sub(worker.unit);
+                    assert!(n.div_ceil(1 << depth) <= worker.leaf && team <= 3, "{n} {lines} {worker:?}");
+                    assert!(split + team <= below && below - split - team <= worker.most, "{n} {lines}");
+                    assert!(split == 0 || lines << team < 5000 || below > 3 + worker.most, "{n} {lines}");
+                    assert!(split <= 15, "blocks in y");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn dims_that_run_on_are_one() {
+        let nest = Nest::new([(3, 40, 4), (5, 8, 1), (1, 7, 7), (2, 200, 12)].into_iter()).unwrap();
+        assert_eq!((nest.rank, &nest.len[..3], &nest.from[..3]), (3, &[5, 3, 2][..], &[8, 40, 200][..]));
+        let nest = Nest::new([(3, 40, 5), (5, 8, 1)].into_iter()).unwrap();
+        assert_eq!((nest.rank, nest.len[0]), (1, 15));
+        assert!(Nest::new((0..7).map(|d| (2, 3usize.pow(d), 2usize.pow(6 - d)))).is_none());
+        assert!(Nest::new([(1 << 33, 1, 1)].into_iter()).is_none());
+    }
+}

@@ -1,0 +1,82 @@
+//! Launches of `kernels/rows.cuh`: operators over contiguous rows.
+
+use super::gpu::Gpu;
+use super::launch::Launch;
+use super::reduce::wide;
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Tensor};
+
+/// The rows of a contiguous tensor along its last dim.
+pub(super) struct Rows {
+    rows: usize,
+    len: usize,
+    depth: u32,
+    dtype: DType,
+}
+
+/// The entries of one operator, for rows in registers and for longer ones.
+#[derive(Clone, Copy)]
+pub(super) struct Entries {
+    pub file: &'static str,
+    pub short: &'static str,
+    pub long: &'static str,
+}
+
+macro_rules! entries {
+    ($file:literal) => {
+        Entries { file: $file, short: $file, long: concat!($file, "_long") }
+    };
+}
+pub(super) use entries;
+
+/// The longest row that registers hold.
+const HELD: usize = 4096;
+
+impl Rows {
+    /// Those of `x`, which has a last dim and elements.
+    ///
+    /// # Errors
+    /// Refuses rows longer, or more of them, than a kernel takes.
+    pub fn of(verb: &str, x: &Tensor) -> Result<Rows> {
+        let len = *x.shape().last().expect("operators over rows refuse a tensor without dims");
+        let rows = x.numel() / len;
+        let depth = (0..32).find(|&d| len.div_ceil(1 << d) <= 32);
+        match depth {
+            // A warp of a long row folds 2^8 times eight leaves at most.
+            Some(depth) if rows <= i32::MAX as usize && depth <= 16 => {
+                Ok(Rows { rows, len, depth, dtype: x.dtype() })
+            }
+            _ => {
+                let remedy = "split it";
+                Err(Error::unsupported(verb, "rows of more than 2^21 elements", x.to_string(), remedy))
+            }
+        }
+    }
+
+    /// The kernel for these rows, to be given its own arguments.
+    pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: Entries) -> Result<Launch<'a>> {
+        let stem = if self.len <= HELD { entries.short } else { entries.long };
+        gpu.kernel(entries.file, stem, self.dtype)
+    }
+
+    /// Runs a launch that has its own arguments. `operands`: how many tensors a kernel reads more than once.
+    pub fn run(&self, gpu: &Gpu, launch: Launch, operands: usize) -> Result<()> {
+        let launch = launch.arg(self.rows as u64).arg(self.len as u32).arg(self.depth);
+        if self.len > HELD {
+            let row = (self.len * self.dtype.size_bytes()).next_multiple_of(16);
+            let held = (gpu.shared_bytes() / row).min(operands);
+            return launch.arg(held as u32).run(self.rows as u32, 1024, held * row);
+        }
+        let team = self.depth.saturating_sub(3);
+        let warps = 8.max(1 << team);
+        let a_block = if self.depth < 3 { 8 << (3 - self.depth) } else { warps >> team };
+        launch.run(self.rows.div_ceil(a_block) as u32, 32 * warps as u32, 0)
+    }
+}
+
+/// The shape of a statistic of `x`'s rows, and its dtype.
+pub(super) fn statistic(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+    let mut shape = x.shape().clone();
+    *shape.last_mut().expect("operators over rows refuse a tensor without dims") = 1;
+    if x.numel() == 0 { gpu.zeros(wide(x.dtype()), shape) } else { gpu.stale(wide(x.dtype()), shape) }
+}
