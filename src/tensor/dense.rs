@@ -234,6 +234,12 @@ impl Tensor {
         Arc::ptr_eq(&self.storage, &other.storage)
     }
 
+    /// True where both see the same elements of one buffer.
+    pub(crate) fn is_same_view(&self, other: &Tensor) -> bool {
+        self.shares_storage(other)
+            && (self.offset, &self.shape, &self.strides) == (other.offset, &other.shape, &other.strides)
+    }
+
     /// The elements of a contiguous tensor.
     ///
     /// # Errors
