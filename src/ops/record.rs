@@ -61,9 +61,7 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     /// # Errors
     /// A device without room, a launch that fails. What [`Op::eval`] finds in values, kernels report, and the next read
     /// of a value gives the error.
-    fn cuda(&self, _ins: &mut [Tensor], _at: &Windows) -> Result<Tensors> {
-        Err(Error::unsupported(self.name(), "there is no CUDA kernel", "", "use Device::Cpu"))
-    }
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
 
     /// The derivative, as an expression over other operators; see [`Vjp`].
     ///

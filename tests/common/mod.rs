@@ -42,7 +42,6 @@ where
 }
 
 /// A fixed stream of numbers: SplitMix64.
-#[derive(Debug)]
 pub struct Stream(pub u64);
 
 impl Stream {

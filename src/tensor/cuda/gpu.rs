@@ -218,12 +218,16 @@ pub fn reset_memory_peaks(index: usize) -> Result<()> {
     Ok(())
 }
 
-/// Sets what may be taken from the device's driver at most, in bytes.
+/// Sets what may be taken from the device's driver at most, in bytes. What is kept for reuse beyond it is given back.
 ///
 /// # Errors
 /// A device that is not there.
 pub fn set_memory_limit(index: usize, bytes: usize) -> Result<()> {
-    device::open(index)?.ledger.set_limit(bytes);
+    let device = device::open(index)?;
+    device.ledger.set_limit(bytes);
+    if device.ledger.stats().reserved_bytes > bytes {
+        device.clear_pools();
+    }
     Ok(())
 }
 
