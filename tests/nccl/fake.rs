@@ -114,9 +114,13 @@ impl Fake {
     /// Makes a communicator that is being split off, where all have said their colour.
     fn make(&self, comm: Communicator) -> bool {
         let mut state = lock(&self.state);
-        let Some(Place::Split(parent, number, rank, color)) = state.comms.get(&comm).cloned() else { return true };
+        let Some(Place::Split(parent, number, rank, color)) = state.comms.get(&comm).cloned() else {
+            return true;
+        };
         let mail = lock(&parent.mail);
-        let Some(colors) = mail.splits[&number].iter().copied().collect::<Option<Vec<_>>>() else { return false };
+        let Some(colors) = mail.splits[&number].iter().copied().collect::<Option<Vec<_>>>() else {
+            return false;
+        };
         let mut members: Vec<(usize, usize)> =
             colors.iter().enumerate().filter(|(_, c)| c.0 == color).map(|(r, c)| (c.1, r)).collect();
         members.sort_unstable();
@@ -154,7 +158,8 @@ unsafe impl Nccl for Fake {
         self.note("join");
         let mut state = lock(&self.state);
         let is_world = state.cliques.is_empty() || state.cliques.get(id).is_some_and(|c| c.is_world);
-        let clique = state.cliques.entry(id.to_vec()).or_insert_with(|| Clique::new(len, id, is_world)).clone();
+        let clique =
+            state.cliques.entry(id.to_vec()).or_insert_with(|| Clique::new(len, id, is_world)).clone();
         drop(state);
         if len != clique.len {
             return Err(refusal("join", "invalid argument"));
@@ -205,12 +210,26 @@ unsafe impl Nccl for Fake {
         Ok(())
     }
 
-    unsafe fn send(&self, from: Address, bytes: usize, to: usize, comm: Communicator, stream: Handle) -> NcclResult<()> {
+    unsafe fn send(
+        &self,
+        from: Address,
+        bytes: usize,
+        to: usize,
+        comm: Communicator,
+        stream: Handle,
+    ) -> NcclResult<()> {
         self.note("send");
         self.step(comm, stream, Step::Send { kind: "message", from, bytes, to })
     }
 
-    unsafe fn recv(&self, at: Address, bytes: usize, from: usize, comm: Communicator, stream: Handle) -> NcclResult<()> {
+    unsafe fn recv(
+        &self,
+        at: Address,
+        bytes: usize,
+        from: usize,
+        comm: Communicator,
+        stream: Handle,
+    ) -> NcclResult<()> {
         self.note("recv");
         self.step(comm, stream, Step::Recv { kind: "message", at, bytes, from })
     }
@@ -312,7 +331,8 @@ impl End {
             }
         }
         clique.wake.notify_all();
-        let mut wanted: Vec<Step> = steps.iter().filter(|s| matches!(s, Step::Recv { .. })).cloned().collect();
+        let mut wanted: Vec<Step> =
+            steps.iter().filter(|s| matches!(s, Step::Recv { .. })).cloned().collect();
         loop {
             if mail.aborted.contains(rank) {
                 return;

@@ -1,9 +1,8 @@
 //! The NCCL engine over a library that is none, on devices that are none: exchanges by bits, sub-groups, what does not come,
 //! what disagrees, what breaks, and processes that meet by TCP. Streams run by themselves, so a missing wait shows.
 
-#[path = "../common/shim.rs"]
-#[allow(dead_code, reason = "each test file uses its own part")]
-mod shim;
+#[path = "../common/mod.rs"]
+mod common;
 
 mod driver;
 mod fake;
@@ -71,7 +70,8 @@ fn gathers_and_exchanges_equal_and_ragged() {
             (0..n).for_each(|i| assert_same(&got[i], &part(i, 0, &shapes[i])));
             assert!(got.iter().all(|x| x.device() == here));
         }
-        let parts: Result<Vec<Tensor>> = (0..n).map(|to| part(me, to, &ragged(me, to)).to_device(here)).collect();
+        let parts: Result<Vec<Tensor>> =
+            (0..n).map(|to| part(me, to, &ragged(me, to)).to_device(here)).collect();
         let shapes: Vec<Shape> = (0..n).map(|from| ragged(from, me)).collect();
         let got = g.all_to_all(parts?, &shapes)?;
         (0..n).for_each(|from| assert_same(&got[from], &part(from, me, &shapes[from])));
@@ -202,7 +202,9 @@ fn groups_by_their_members_and_by_splitting() {
         alone.send(&Tensor::scalar(7i64).to_device(here)?, 0)?;
         assert_eq!(alone.recv(0, DType::I64, &Shape::from([]))?.item()?, 7.0);
         let text = rank.split(&[vec![0, 1], vec![1, 2, 3, 4]], "half").unwrap_err().to_string();
-        assert!(text.starts_with("split: the parts do not share out the world; got half[[0, 1], [1, 2, 3, 4]] for 5"));
+        assert!(text.starts_with(
+            "split: the parts do not share out the world; got half[[0, 1], [1, 2, 3, 4]] for 5"
+        ));
         rank.world().barrier()
     };
     spmd.run(run).unwrap();
@@ -216,7 +218,8 @@ fn reductions_have_the_bits_of_threads() {
         let (g, here) = (rank.world(), rank.device());
         let mut bits = Vec::new();
         for len in [0, 1, 7, 16_383, 40_001] {
-            let x = Tensor::from_vec((0..len).map(|i| value(rank.rank(), i)).collect(), [len])?.to_device(here)?;
+            let x = Tensor::from_vec((0..len).map(|i| value(rank.rank(), i)).collect(), [len])?
+                .to_device(here)?;
             bits.push(g.all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()?);
             bits.push(g.all_reduce_async(&x, ReduceOp::Max).wait()?.to_vec::<f32>()?);
             let cut = |i: usize| x.narrow(0, len * i / g.len(), len * (i + 1) / g.len() - len * i / g.len());
@@ -271,7 +274,8 @@ fn thread_ranks_pass_device_tensors_by_sharing() {
         }
     }
     let run = move |rank: Rank| {
-        let parts = vec![Tensor::zeros(DType::F32, [2]), Tensor::zeros(DType::F32, [2]).to_device(devices[0])?];
+        let parts =
+            vec![Tensor::zeros(DType::F32, [2]), Tensor::zeros(DType::F32, [2]).to_device(devices[0])?];
         Ok(rank.world().reduce_scatter(parts, ReduceOp::Sum).unwrap_err().to_string())
     };
     let text = &spmd(2, run).unwrap()[0];
@@ -301,11 +305,13 @@ fn ranks_that_disagree_are_named_on_all() {
         }
     };
     differs(
-        |r| match r.rank() {
-            0 => r.world().broadcast(Some(&zeros(r, 4)?), 0, DType::F32, &Shape::from([4])).map(drop),
-            _ => r.world().barrier(),
-        }
-        .and_then(|()| r.world().barrier()),
+        |r| {
+            match r.rank() {
+                0 => r.world().broadcast(Some(&zeros(r, 4)?), 0, DType::F32, &Shape::from([4])).map(drop),
+                _ => r.world().barrier(),
+            }
+            .and_then(|()| r.world().barrier())
+        },
         ["broadcast(root 0) f32[4]", "barrier"],
     );
     differs(
@@ -344,15 +350,28 @@ fn a_failed_world_stays_failed_and_is_not_read() {
         let start = Instant::now();
         let second = rank.world().barrier().unwrap_err();
         assert!(start.elapsed() < Duration::from_millis(100));
-        let is_mismatch = |e: &Error| matches!(e, Error::Comm(f) if matches!(**f, CommFault::Mismatch { .. }));
+        let is_mismatch =
+            |e: &Error| matches!(e, Error::Comm(f) if matches!(**f, CommFault::Mismatch { .. }));
         assert!(is_mismatch(&first) && is_mismatch(&second), "{first} {second}");
         Ok(())
     };
-    // The ranks think nothing of it, but the world has failed.
-    assert!(matches!(spmd.run(run).unwrap_err(), Error::Rank { .. }));
+    spmd.run(run).unwrap();
     assert_eq!(fake.count("abort"), 2);
     // A thread that goes on without that world reads again.
     assert_eq!(Tensor::zeros(DType::F32, [1]).to_device(devices().unwrap()[0]).unwrap().item().unwrap(), 0.0);
+}
+
+#[test]
+fn a_fault_that_nobody_was_given_is_an_error_at_the_end() {
+    let Some((spmd, _)) = world(2, SHORT) else { return };
+    let run = |rank: Rank| {
+        let x = Tensor::zeros([DType::F32, DType::I32][rank.rank()], [3]).to_device(rank.device())?;
+        drop(rank.world().all_gather_async(&x, &[Shape::from([3]), Shape::from([3])]));
+        sleep(SHORT);
+        Ok(())
+    };
+    let error = spmd.run(run).unwrap_err().to_string();
+    assert!(error.contains("rank 1 brought all_gather i32[3], rank 0 brought all_gather f32[3]"), "{error}");
 }
 
 #[test]
@@ -386,7 +405,10 @@ fn a_rank_that_has_ended_is_not_waited_for() {
     let start = Instant::now();
     let error = spmd.run(|rank| if rank.rank() == 2 { Ok(()) } else { rank.world().barrier() }).unwrap_err();
     assert!(start.elapsed() < Duration::from_secs(20), "the deadline was not waited for");
-    assert!(error.to_string().contains("barrier #0 on group world{0, 1, 2}: rank(s) [2] had ended; rank"), "{error}");
+    assert!(
+        error.to_string().contains("barrier #0 on group world{0, 1, 2}: rank(s) [2] had ended; rank"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -433,7 +455,10 @@ fn what_the_library_notices_is_told_to_all() {
         Ok(started.unwrap_err().to_string())
     });
     for text in texts.unwrap() {
-        assert!(text.contains("the transport of rank 2 failed: progress failed with ncclRemoteError"), "{text}");
+        assert!(
+            text.contains("the transport of rank 2 failed: progress failed with ncclRemoteError"),
+            "{text}"
+        );
     }
     assert_eq!(fake.count("abort"), 3);
 }
@@ -448,9 +473,15 @@ fn connecting_keeps_the_deadline() {
     assert!(error.ends_with("failed: not connected within 0.3 s"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20));
     let Some((spmd, _)) = world(2, SHORT) else { return };
-    let error = spmd.run(|rank| if rank.rank() == 1 { rank.group(&[0, 1], "late").map(drop) } else { Ok(()) });
+    let error =
+        spmd.run(|rank| if rank.rank() == 1 { rank.group(&[0, 1], "late").map(drop) } else { Ok(()) });
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("connect #0 on group late{0, 1}: the transport of rank 1 failed: rank 0 has not opened"), "{error}");
+    assert!(
+        error.contains(
+            "connect #0 on group late{0, 1}: the transport of rank 1 failed: rank 0 has not opened"
+        ),
+        "{error}"
+    );
 }
 
 #[test]
@@ -520,7 +551,8 @@ fn processes<T: Send + 'static>(
             name => vars.iter().find(|v| v.0 == name).map(|v| v.1.to_string()),
         };
         let launch = Launch::from_vars(get).unwrap().unwrap();
-        let process = Process::new(launch).deadline(deadline).on(devices[rank]).nccl(Library::of(fake.clone()));
+        let process =
+            Process::new(launch).deadline(deadline).on(devices[rank]).nccl(Library::of(fake.clone()));
         let f = f.clone();
         thread::spawn(move || process.run(f))
     };
@@ -574,10 +606,10 @@ fn processes_hear_who_failed_and_how() {
                     (true, false) => assert_eq!(got.unwrap().unwrap_err().to_string(), "step: went wrong"),
                     (false, _) => {
                         let cause = if panics { "panicked: boom" } else { "step: went wrong" };
-                        let want = format!(
-                            "barrier #1 on group world{{0, 1, 2}}: given up, because rank {culprit} failed: {cause}"
-                        );
-                        assert_eq!(got.unwrap().unwrap_err().to_string(), want);
+                        let text = got.unwrap().unwrap_err().to_string();
+                        // Who hears of it while the first barrier is still under way tells of that one.
+                        let want = format!("given up, because rank {culprit} failed: {cause}");
+                        assert!(text.starts_with("barrier #") && text.ends_with(&want), "{text}");
                     }
                 }
             }
@@ -600,7 +632,12 @@ fn processes_that_disagree_or_stay_away_are_named() {
     });
     for got in got {
         let text = got.unwrap().unwrap_err().to_string();
-        assert!(text.starts_with("barrier #1 on group world{0, 1, 2}: rank(s) [2] did not come within 0.3 s; rank"), "{text}");
+        assert!(
+            text.starts_with(
+                "barrier #1 on group world{0, 1, 2}: rank(s) [2] did not come within 0.3 s; rank"
+            ),
+            "{text}"
+        );
     }
     let fake = Arc::new(Fake::default());
     let got = processes(2, SHORT, &fake, |rank| {
@@ -611,6 +648,9 @@ fn processes_that_disagree_or_stay_away_are_named() {
     });
     for got in got {
         let text = got.unwrap().unwrap_err().to_string();
-        assert!(text.contains("rank 1 brought all_gather f32[2], rank 0 brought all_gather f32[1]"), "{text}");
+        assert!(
+            text.contains("rank 1 brought all_gather f32[2], rank 0 brought all_gather f32[1]"),
+            "{text}"
+        );
     }
 }
