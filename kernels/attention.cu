@@ -6,11 +6,11 @@
 // attention does with one pass. So there are three products of T^2 D / 2 fused multiply-adds a head, on the units for single
 // numbers (a product of matrix units is no chain of IEEE operations), where a flash kernel has two on matrix units.
 //
-// To be checked where there is a GPU. Expected at D = 64: shared memory half as busy as the multipliers (16 reads of 16
-// bytes for 128 multiply-adds of a warp in the first product, 3 for 32 in the second), 12 warps a multiprocessor, the stack
-// of finished nodes a tenth of what the second cache gives: 50 to 65% of the f32 peak, on an H100 some 20 TFLOP/s counting the
-// two products that are needed, about 15 to 20 times the time of a bf16 flash kernel, 1.2 to 1.5 times that of an f32 one. Dropout adds
-// a quarter (a Philox block for four scores).
+// To be checked where there is a GPU. Expected at D = 64, 16 warps a multiprocessor: shared memory three quarters as busy as
+// the multipliers (12 wavefronts for 64 multiply-adds of a warp in the first product, 3 for 16 in the second), the stack of
+// finished nodes a tenth of what the second cache gives: 50 to 65% of the f32 peak, on an H100 some 20 TFLOP/s counting the
+// two products that are needed. That is 15 to 20 times the time of a bf16 flash kernel (attention_fast.cu), 1.2 to 1.5
+// times that of an f32 one. Dropout adds a quarter: a Philox block for four scores.
 #include "attention.cuh"
 
 // The sums of rows of exponentials, which come as tiles by columns: leaves of neighbours added, a warp a row's leaf, eight
@@ -233,26 +233,17 @@ DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, co
   }
 }
 
-// What there is without keys.
-template <class T>
-DEVICE void attention_none(T* o, u64 o_len, Wide<T>* lse, u64 lse_len) {
-  for (u64 i = thread_index(); i < o_len; i += threads_len()) o[i] = narrow<T>(0);
-  for (u64 i = thread_index(); i < lse_len; i += threads_len()) lse[i] = (Wide<T>)-inf_f64();
-}
-
-#define ENTRY(stem, T, bound, ...)                                                                                        \
-  KERNEL(stem##_##T, bound,                                                            \
+// `bound` is the threads of as many blocks as a multiprocessor is to hold: registers are shared out by it.
+#define ENTRY(stem, T, bound, ...)                                                                                  \
+  KERNEL(stem##_##T, bound,                                                                                         \
          (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, T* o, Wide<T>* lse, Wide<T>* stack)) { \
-    attention<Tiles<T, __VA_ARGS__>>(call, d, dv, q, k, v, o, lse, stack);                                         \
+    attention<Tiles<T, __VA_ARGS__>>(call, d, dv, q, k, v, o, lse, stack);                                          \
   }
-#define NONE(T) \
-  KERNEL(none_##T, 256, (T* o, u64 o_len, Wide<T>* lse, u64 lse_len)) { attention_none(o, o_len, lse, lse_len); }
 
-// Head dims up to 64, up to 128, and up to 512 (where the host widens f16 and bf16).
+// Head dims up to 64, up to 128, and up to 1024 (where the host widens f16 and bf16).
 #define SINGLE(T) ENTRY(narrow, T, 512, 256, 4, 4, 1, 1) ENTRY(wide, T, 512, 256, 4, 4, 2, 2)
 SINGLE(f32)
 SINGLE(f16)
 SINGLE(bf16)
 ENTRY(any, f32, 256, 256, 4, 4, 1, 5)
 ENTRY(any, f64, 256, 256, 4, 2, 1, 5)
-FLOATS(NONE)

@@ -11,6 +11,8 @@
 // chain: the scores times a matrix, over the scores' columns. Leaves end wherever the tree of the whole range says, so
 // accumulators are carried from tile to tile; finished nodes wait on a stack in device memory, private to the thread: one is
 // touched every other leaf, the next every fourth one.
+//
+// R is 4 or 8; C and N say how many columns of scores (16 C) and of results (64 N) a thread's rows have.
 #pragma once
 #include "math.cuh"
 #include "philox.cuh"

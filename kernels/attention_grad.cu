@@ -1,16 +1,16 @@
 // Causal attention, backward: by bits what src/tensor/cpu/attention_backward.rs computes, and no matrix of all scores.
 //
-// Three kernels: delta, the rows' products of o and its gradient; dq, a block of threads 64 queries of one head; dkv, a block
-// of threads 64 keys of one head of keys, over all queries of all heads that look at it, in the order of the tree. Both
-// compute the probabilities anew from lse: 3 and 4 products of T^2 D / 2 fused multiply-adds a head, where a flash kernel does with 5
-// in all, which adds up the gradient of the queries in whatever order blocks come.
+// Two kernels beside attention_delta.cu: dq, a block of threads 64 queries of one head; dkv, a block of threads 64 keys
+// of one head of keys, over all queries of all heads that look at it, in the order of the tree. Both compute the
+// probabilities anew from lse: 3 and 4 products of T^2 D / 2 fused multiply-adds a head, where a flash kernel does with 5 in
+// all, which adds up the gradient of the queries in whatever order blocks come.
 //
 // The sum over queries is one tree: heads halved to single ones, then queries halved to leaves of 32. Where the CPU computes
 // up to 64 queries as one product, that product's own tree has the same shape. A leaf of 64 that sees none of a block's
 // keys is left out, as there; what is left out or masked could change but the sign of a zero, and no sum is left as -0.
 //
-// To be checked where there is a GPU: as in attention.cu, 50 to 65% of the f32 peak, at 16 warps a multiprocessor for D up to 64
-// and 8 beyond; 7 / 5 of that part of an f32 flash kernel's rate.
+// To be checked where there is a GPU: as in attention.cu, 50 to 65% of the f32 peak, at 16 warps a multiprocessor for D up to
+// 64 and 8 beyond; 7 / 5 of an f32 flash kernel's time.
 #include "attention.cuh"
 
 // The probabilities of a tile become, with their factor from dropout, `s`; the gradients of the scores, `ds`. `kept` has bit
@@ -213,58 +213,23 @@ DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv
   }
 }
 
-// Every row's sum of o times its gradient: leaves of neighbours added, a warp a row.
-template <class T>
-DEVICE void attention_delta(const AttentionCall& call, u32 len, const T* o, const T* grad, Wide<T>* delta) {
-  typedef Wide<T> A;
-  u32 lane = threadIdx.x & 31;
-  u64 rows = (u64)call.batch * call.heads * call.queries, warps = threads_len() / 32;
-  for (u64 row = thread_index() / 32; row < rows; row += warps) {
-    u64 head = row / call.queries, i = row % call.queries, b = head / call.heads, h = head % call.heads;
-    const T* os = o + b * call.o[0] + h * call.o[1] + i * call.o[2];
-    const T* gs = grad + b * call.grad[0] + h * call.grad[1] + i * call.grad[2];
-    // Finished nodes: heads' dims have at most 32 leaves.
-    A node[5], sum = (A)0.0;
-    for (u32 at = 0; at < len;) {
-      Node leaf = leaf_of(at, len, 32);
-      sum = lane < leaf.len ? widen(os[at + lane]) * widen(gs[at + lane]) : nothing<A>();
-      UNROLL
-      for (int by = 1; by < 32; by *= 2) sum = sum + __shfl_xor_sync(0xffffffffu, sum, by);
-      for (u32 join = 0; join < leaf.joins; join++) {
-        sum = node[0] + sum;
-        UNROLL
-        for (int n = 0; n < 4; n++) node[n] = node[n + 1];
-      }
-      UNROLL
-      for (int n = 4; n > 0; n--) node[n] = node[n - 1];
-      node[0] = sum;
-      at += leaf.len;
-    }
-    if (lane == 0) delta[row] = sum;
-  }
-}
-
-#define DELTA(T)                                                                                              \
-  KERNEL(delta_##T, 256, (AttentionCall call, u32 len, const T* o, const T* grad, Wide<T>* delta)) {          \
-    attention_delta(call, len, o, grad, delta);                                                               \
-  }
-#define ENTRIES(stem, T, bound, ...)                                                                                 \
-  KERNEL(stem##_dq_##T, bound,                                                    \
-         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,               \
-          const Wide<T>* lse, const Wide<T>* delta, T* dq, Wide<T>* stack)) {                                 \
-    attention_dq<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dq, stack);                 \
-  }                                                                                                           \
-  KERNEL(stem##_dkv_##T, bound,                                                   \
-         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,               \
-          const Wide<T>* lse, const Wide<T>* delta, T* dk, T* dvs, Wide<T>* stack)) {                         \
-    attention_dkv<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dk, dvs, stack);           \
+// `bound`: as in attention.cu.
+#define ENTRIES(stem, T, bound, ...)                                                                            \
+  KERNEL(stem##_dq_##T, bound,                                                                                  \
+         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,                 \
+          const Wide<T>* lse, const Wide<T>* delta, T* dq, Wide<T>* stack)) {                                   \
+    attention_dq<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dq, stack);                   \
+  }                                                                                                             \
+  KERNEL(stem##_dkv_##T, bound,                                                                                 \
+         (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,                 \
+          const Wide<T>* lse, const Wide<T>* delta, T* dk, T* dvs, Wide<T>* stack)) {                           \
+    attention_dkv<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dk, dvs, stack);             \
   }
 
-// Head dims up to 64, up to 128, and up to 512 (where the host widens f16 and bf16).
+// Head dims up to 64, up to 128, and up to 1024 (where the host widens f16 and bf16).
 #define SINGLE(T) ENTRIES(narrow, T, 512, 256, 4, 4, 1, 1) ENTRIES(wide, T, 256, 256, 4, 4, 2, 2)
 SINGLE(f32)
 SINGLE(f16)
 SINGLE(bf16)
 ENTRIES(any, f32, 256, 256, 4, 4, 1, 5)
 ENTRIES(any, f64, 256, 256, 4, 2, 1, 5)
-FLOATS(DELTA)

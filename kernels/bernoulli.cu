@@ -4,9 +4,10 @@
 
 template <class T>
 DEVICE void fill_each(const T* probabilities, bool* out, Place place, Draw draw, Fault* fault) {
+  bool packed = is_packed<4>(probabilities, place);
   fill_groups<4>(out, place, [=](Group group, bool(&x)[4]) {
     T of[4];
-    load_group<4>(probabilities, group, narrow<T>(0), of);
+    load_group<4>(probabilities, packed, group, narrow<T>(0), of);
     Words words = philox(draw, group.block);
     UNROLL
     for (int i = 0; i < 4; i++) {

@@ -15,9 +15,10 @@ DEVICE void fill(T* out, Place place, Draw draw, Wide<T> rate) {
 template <class T>
 DEVICE void fill_each(const T* rates, T* out, Place place, Draw draw, Fault* fault) {
   const int PER = PER_BLOCK<T>;
+  bool packed = is_packed<PER>(rates, place);
   fill_rounded<PER>(out, place, [=](Group group, Wide<T>(&x)[PER]) {
     T rate[PER];
-    load_group<PER>(rates, group, narrow<T>(1), rate);
+    load_group<PER>(rates, packed, group, narrow<T>(1), rate);
     exponentials(philox(draw, group.block), x);
     UNROLL
     for (int i = 0; i < PER; i++) {

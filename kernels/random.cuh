@@ -53,6 +53,7 @@ DEVICE Split run_of(const Place& place, u64 i) {
 // The global index of a run's first element.
 DEVICE u64 start_of(const Place& place, u64 run) {
   u64 at = place.first;
+#pragma unroll 1
   for (u32 d = place.dims; d > 1; d--) {
     Split s = split(run, place.len[d - 1]);
     at += s.rest * place.stride[d - 1];
@@ -115,10 +116,10 @@ DEVICE bool is_packed(const T* at) {
   return (u64)at % alignof(Pack<T, LEN>) == 0;
 }
 
-// The group's elements at their words' places; `rest` at the places of others.
+// The group's elements at their words' places; `rest` at the places of others. `packed`: all whole groups are vectors.
 template <int PER, class T>
-DEVICE void load_group(const T* from, Group group, T rest, T (&out)[PER]) {
-  if (group.len == PER && is_packed<T, PER>(from + group.at)) {
+DEVICE void load_group(const T* from, bool packed, Group group, T rest, T (&out)[PER]) {
+  if (packed && group.len == PER) {
     Pack<T, PER> pack = *(const Pack<T, PER>*)(from + group.at);
     UNROLL
     for (int i = 0; i < PER; i++) out[i] = pack.of[i];
@@ -126,21 +127,6 @@ DEVICE void load_group(const T* from, Group group, T rest, T (&out)[PER]) {
   }
   UNROLL
   for (int i = 0; i < PER; i++) out[i] = group.has(i) ? from[group.at + (u32)i - group.skip] : rest;
-}
-
-template <int PER, class T>
-DEVICE void store_group(T* to, Group group, const T (&values)[PER]) {
-  if (group.len == PER) {
-    Pack<T, PER> pack;
-    UNROLL
-    for (int i = 0; i < PER; i++) pack.of[i] = values[i];
-    *(Pack<T, PER>*)(to + group.at) = pack;
-    return;
-  }
-  UNROLL
-  for (int i = 0; i < PER; i++) {
-    if (group.has(i)) to[group.at + (u32)i - group.skip] = values[i];
-  }
 }
 
 // Stores a warp's groups, which follow on one another, through `stage`: vectors of it are vectors of the tensor.
@@ -166,24 +152,49 @@ DEVICE void store_staged(T* to, T* stage, Group group, const T (&values)[PER]) {
   __syncwarp();
 }
 
+// Whether all whole groups of a place are vectors of a tensor.
+template <int PER, class T>
+DEVICE bool is_packed(const T* at, const Place& place) {
+  return place.whole && is_packed<T, PER>(at + place.offset);
+}
+
+// Writes what lies as blocks do, in one run or in runs of one dim, and gives how many groups that is.
+template <int PER, class T, class Make>
+DEVICE u64 fill_packed(T* out, const Place& place, Make make) {
+  u64 len = place.runs == 1 ? place.run / PER : place.runs * place.units;
+  bool one = place.runs == 1, few = place.magic != 0 && (len >> 31) == 0;
+  if (!is_packed<PER>(out, place) || !(one || (place.dims == 1 && few))) return 0;
+  u64 block = place.first / PER, skip = place.stride[0] / PER - place.units;
+  u32 magic = place.magic, shift = place.shift;
+  out += place.offset;
+#pragma unroll 1
+  for (u64 i = thread_index(); i < len; i += threads_len()) {
+    u64 skipped = one ? 0 : ((__umulhi((u32)i, magic) + (u32)i) >> shift) * skip;
+    T values[PER];
+    make(Group{block + i + skipped, place.offset + i * PER, 0, PER}, values);
+    Pack<T, PER> pack;
+    UNROLL
+    for (int k = 0; k < PER; k++) pack.of[k] = values[k];
+    *(Pack<T, PER>*)(out + i * PER) = pack;
+  }
+  return len;
+}
+
 // Writes all elements of a place. `make` gives those of a group, at their words' places; it need not give others.
 template <int PER, class T, class Make>
 DEVICE void fill_groups(T* out, const Place& place, Make make) {
   SHARED alignas(16) T stages[8][(32 * PER * sizeof(T) + 16) / sizeof(T)];
   u64 len = place.runs * place.units, end = place.offset + place.runs * place.run;
+  u64 done = fill_packed<PER>(out, place, make);
   u32 lane = threadIdx.x % 32;
-  bool packed = place.whole && is_packed<T, PER>(out + place.offset);
-  for (u64 first = thread_index() - lane; first < len; first += threads_len()) {
+#pragma unroll 1
+  for (u64 first = done + thread_index() - lane; first < len; first += threads_len()) {
     // What lies beyond the last unit is an empty group at the end.
     Group group{0, end, 0, 0};
     T values[PER] = {};
     if (first + lane < len) group = group_of<PER>(place, first + lane);
     if (group.len > 0) make(group, values);
-    if (packed) {
-      store_group<PER>(out, group, values);
-    } else {
-      store_staged<PER>(out, stages[threadIdx.x / 32], group, values);
-    }
+    store_staged<PER>(out, stages[threadIdx.x / 32], group, values);
   }
 }
 

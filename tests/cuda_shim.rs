@@ -131,7 +131,7 @@ fn votes_of_a_block_and_atomics_count() {
 fn what_no_device_could_do_is_an_error_that_says_who_where_and_what() {
     let Some(bench) = Bench::new() else { return };
     let out = bench.upload(&vec![0u32; 4096]);
-    let cases: [(&str, u32, usize, &str); 14] = [
+    let cases: [(&str, u32, usize, &str); 15] = [
         ("barrier_not_reached", 64, 0, "threads 0 to 62 at __syncthreads (kernels.cu:"),
         ("barrier_not_reached", 64, 0, "thread 63 ended"),
         ("other_barriers", 64, 0, "waits at __syncthreads"),
@@ -143,7 +143,8 @@ fn what_no_device_could_do_is_an_error_that_says_who_where_and_what() {
         ("reads_absent", 40, 0, "thread 32 reads lane 8 by __shfl_down_sync"),
         ("barrier_against_warp", 32, 0, "__syncwarp"),
         ("behind_shared", 32, 64, "4 bytes behind the launch's 64 bytes"),
-        ("deep", 32, 0, "65536 bytes of stack"),
+        ("deep", 32, 0, "more stack than there is"),
+        ("large_frame", 32, 0, "more stack than there is"),
         ("small_blocks", 65, 0, "65 threads where it is compiled for 64"),
         ("small_blocks", 0, 0, "no block has [0, 1, 1] threads"),
     ];
@@ -153,8 +154,8 @@ fn what_no_device_could_do_is_an_error_that_says_who_where_and_what() {
                 with_order(order, || bench.launch(entry, [2, 1, 1], [threads, 1, 1], shared, &[bytes(&out)]));
             let error = done.expect_err(entry).to_string();
             assert!(error.contains(entry), "{error}");
-            let named =
-                order == Order::Ascending || matches!(entry, "deep" | "behind_shared" | "small_blocks");
+            let named = order == Order::Ascending
+                || matches!(entry, "deep" | "large_frame" | "behind_shared" | "small_blocks");
             assert!(!named || error.contains(says), "{entry}: {says:?} is not in {error:?}");
         }
     }

@@ -87,51 +87,12 @@ fn every_operator_stands_in_the_catalog() {
 const SHARED_KERNELS: [&str; 4] = ["copy", "fill", "fold", "random"];
 
 #[test]
-fn every_kernel_is_embedded_and_named_as_its_operator() {
-    let named =
-        |path: &PathBuf| path.file_name().and_then(|n| n.to_str()).expect("a file has a name").to_string();
-    let embedded: Vec<&str> = cuda::programs().iter().chain(cuda::headers()).map(|(name, _)| *name).collect();
-    let mut wrong = Vec::new();
-    let kernels =
-        fs::read_dir(root().join("kernels")).expect("there are kernels").flatten().map(|e| e.path());
-    for path in kernels {
-        let (name, text) = (named(&path), fs::read_to_string(&path).expect("sources can be read"));
-        if !embedded.contains(&name.as_str()) {
-            wrong.push(format!("{name} is not in src/tensor/cuda/sources.rs"));
-        }
-        if text.lines().count() > FILE_LINES {
-            wrong.push(format!("{name} has more than {FILE_LINES} lines"));
-        }
-        if let Some(stem) = name.strip_suffix(".cu")
-            && !SHARED_KERNELS.contains(&stem)
-            && !operator_files(stem).any(|file| root().join("src/ops").join(file).exists())
-        {
-            wrong.push(format!("{name} belongs to no file of src/ops"));
-        }
-        let included = text.lines().filter_map(|l| l.strip_prefix("#include"));
-        for header in included.map(|rest| rest.trim().trim_matches('"')) {
-            if !embedded.contains(&header) {
-                wrong.push(format!("{name} includes {header}, which is not ours"));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "kernels out of place:\n{}", wrong.join("\n"));
-}
-
-/// The operator's file that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype.
-fn operator_files(stem: &str) -> impl Iterator<Item = String> {
-    let (operator, dtype) = stem.rsplit_once('_').unwrap_or((stem, ""));
-    let one = DType::ALL.iter().any(|d| d.name() == dtype).then_some(operator);
-    [Some(stem), one].into_iter().flatten().map(|name| format!("{name}.rs"))
-}
-
-#[test]
-fn every_kernel_is_embedded_and_includes_ours_alone() {
+fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
     let read = fs::read_dir(root().join("kernels")).expect("there are kernels");
     let mut names: Vec<String> =
         read.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
-    let embedded = isoshard::tensor::cuda::headers().iter().chain(isoshard::tensor::cuda::programs());
+    let embedded = cuda::headers().iter().chain(cuda::programs());
     let mut found: Vec<String> = embedded.map(|(name, _)| name.to_string()).collect();
     found.sort();
     assert_eq!(found, names, "src/tensor/cuda/sources.rs lists what is in kernels/");
@@ -141,6 +102,12 @@ fn every_kernel_is_embedded_and_includes_ours_alone() {
         if text.lines().count() > FILE_LINES {
             wrong.push(format!("kernels/{name}: more than {FILE_LINES} lines"));
         }
+        if let Some(stem) = name.strip_suffix(".cu")
+            && !SHARED_KERNELS.contains(&stem)
+            && !operator_files(stem).any(|file| root().join("src/ops").join(file).exists())
+        {
+            wrong.push(format!("kernels/{name}: belongs to no file of src/ops"));
+        }
         for line in text.lines().filter(|l| l.trim_start().starts_with("#include")) {
             let header = line.split('"').nth(1).unwrap_or_default();
             if !names.iter().any(|n| n == header && n.ends_with(".cuh")) {
@@ -149,6 +116,13 @@ fn every_kernel_is_embedded_and_includes_ours_alone() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The operator's file that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype.
+fn operator_files(stem: &str) -> impl Iterator<Item = String> {
+    let (operator, dtype) = stem.rsplit_once('_').unwrap_or((stem, ""));
+    let one = DType::ALL.iter().any(|d| d.name() == dtype).then_some(operator);
+    [Some(stem), one].into_iter().flatten().map(|name| format!("{name}.rs"))
 }
 
 #[test]

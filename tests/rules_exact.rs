@@ -184,6 +184,9 @@ impl Op for Lie {
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> isoshard::Result<Tensors> {
         self.of().eval(ins, at)
     }
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> isoshard::Result<Tensors> {
+        self.of().cuda(ins, at)
+    }
     fn vjp(&self, _: &mut Vjp) -> isoshard::Result<()> {
         Ok(())
     }

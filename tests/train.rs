@@ -377,6 +377,10 @@ impl Engine for Faulty<dyn Engine> {
         Ok(Arc::new(Faulty { fault: self.fault.clone(), inner: self.inner.open(ranks, name)? }))
     }
 
+    fn end(&self) -> Result<()> {
+        self.inner.end()
+    }
+
     fn abort(&self, cause: &Error) {
         self.inner.abort(cause);
     }

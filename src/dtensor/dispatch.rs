@@ -12,7 +12,7 @@ use super::plan::Plan;
 use super::tape;
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
-use crate::ops::{Op, Tensors, run};
+use crate::ops::{Op, Tensors, Together, run};
 use crate::tensor::Tensor;
 
 /// A few distributed tensors.
@@ -58,23 +58,48 @@ impl DTensor {
     /// As [`DTensor::apply`]. `ins` is empty after success; after an error it holds the operands as before, except that a
     /// kernel which fails halfway may have written to them.
     pub fn apply_owned(op: &dyn Op, ins: &mut DTensors) -> Result<DTensors> {
-        let plan = plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())?;
-        let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
-        for (x, m) in ins.iter().zip(&plan.moves) {
-            moved.push(m.as_ref().map(|(m, _)| m.run(&x.mesh, x.local.clone())).transpose()?);
+        let mut ready = Ready::new(op, ins)?;
+        let outs = execute(op, &ready.plan, &ready.mesh, &mut ready.locals);
+        ready.end(ins, outs.is_ok());
+        outs
+    }
+
+    /// [`DTensor::apply_owned`] of each of `calls` in turn up to the first that fails; what lies on a CUDA device is
+    /// computed in as few launches as the operator needs for all. Gives the results of those that succeeded.
+    pub(crate) fn apply_owned_all<O: Together>(calls: &mut [(O, DTensors)]) -> (Vec<DTensors>, Result<()>) {
+        let mut outs = Vec::with_capacity(calls.len());
+        let on_device = |ins: &DTensors| ins.iter().all(|x| x.local.device().is_cuda());
+        if !calls.iter().all(|(_, ins)| on_device(ins)) {
+            for (op, ins) in calls {
+                match Self::apply_owned(op, ins) {
+                    Ok(all) => outs.push(all),
+                    Err(e) => return (outs, Err(e)),
+                }
+            }
+            return (outs, Ok(()));
         }
-        let mesh = ins[0].mesh.clone();
-        let stays = |m: Option<Tensor>, x: &mut DTensor| m.unwrap_or_else(|| std::mem::take(&mut x.local));
-        let mut locals: Tensors = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
-        let outs = execute(op, &plan, &mesh, &mut locals);
-        match &outs {
-            Ok(_) => ins.clear(),
-            Err(_) => {
-                let stayed = ins.iter_mut().zip(locals).zip(&plan.moves).filter(|(_, m)| m.is_none());
-                stayed.for_each(|((x, local), _)| x.local = local);
+        let mut ready = Vec::with_capacity(calls.len());
+        let mut result = Ok(());
+        for (op, ins) in calls.iter_mut() {
+            match Ready::new(op, ins) {
+                Ok(call) => ready.push(call),
+                Err(e) => {
+                    result = Err(e);
+                    break;
+                }
             }
         }
-        outs
+        let mut all: Vec<(&O, &mut [Tensor])> =
+            (calls.iter().zip(&mut ready)).map(|((op, _), call)| (op, &mut call.locals[..])).collect();
+        let computed = O::cuda_all(&mut all);
+        drop(all);
+        match computed {
+            Ok(locals) => outs.extend(locals.into_iter().zip(&ready).map(|(locals, call)| call.wrap(locals))),
+            Err(e) => result = Err(e),
+        }
+        let computed = outs.len() == ready.len();
+        ready.into_iter().zip(calls).for_each(|(call, (_, ins))| call.end(ins, computed));
+        (outs, result)
     }
 
     /// The value without its history, moved out. What stays behind has the facts and the history, but no elements: only
@@ -88,6 +113,42 @@ impl DTensor {
     /// Gives back what [`DTensor::take_value`] took.
     pub(crate) fn put_back(&mut self, value: DTensor) {
         self.local = value.local;
+    }
+}
+
+/// A call whose operands were given up and have moved.
+struct Ready {
+    plan: Rc<Plan>,
+    mesh: DeviceMesh,
+    locals: Tensors,
+}
+
+impl Ready {
+    /// Takes the operands' local parts out of `ins`, where they do not move.
+    fn new(op: &dyn Op, ins: &mut DTensors) -> Result<Ready> {
+        let plan = plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())?;
+        let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
+        for (x, m) in ins.iter().zip(&plan.moves) {
+            moved.push(m.as_ref().map(|(m, _)| m.run(&x.mesh, x.local.clone())).transpose()?);
+        }
+        let mesh = ins[0].mesh.clone();
+        let stays = |m: Option<Tensor>, x: &mut DTensor| m.unwrap_or_else(|| std::mem::take(&mut x.local));
+        let locals = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
+        Ok(Ready { plan, mesh, locals })
+    }
+
+    /// Empties `ins` where the call was `done`, else gives back what was taken.
+    fn end(self, ins: &mut DTensors, done: bool) {
+        if done {
+            return ins.clear();
+        }
+        let stayed = ins.iter_mut().zip(self.locals).zip(&self.plan.moves).filter(|(_, m)| m.is_none());
+        stayed.for_each(|((x, local), _)| x.local = local);
+    }
+
+    fn wrap(&self, locals: Tensors) -> DTensors {
+        let outs = locals.into_iter().zip(&self.plan.outs);
+        outs.map(|(t, f)| DTensor::wrap(&self.mesh, t, f.clone())).collect()
     }
 }
 

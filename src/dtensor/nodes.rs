@@ -271,6 +271,9 @@ mod tests {
                 Row::new([Slot::SUM], [Slot::SUM, Slot::R]).exact(),
             ]
         }
+        fn cuda(&self, _: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+            unreachable!("the test's tensors lie on the CPU")
+        }
         fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
             let sum =
                 crate::tensor::cpu::reduce(self.name(), &ins[0], &[0], crate::tensor::ReduceOp::Sum, false)?;

@@ -5,7 +5,7 @@ use std::fmt;
 use super::plan::Plan;
 use crate::dtensor::{DTensor, DTensors, DeviceMesh};
 use crate::error::{Error, Result};
-use crate::ops::Op;
+use crate::ops::Together;
 use crate::placement::Layout;
 use crate::rng::{Generator, Init};
 use crate::tensor::{DType, Device, Shape};
@@ -157,25 +157,28 @@ impl Params {
         Ok(())
     }
 
-    /// Gives a parameter's value up to `op`, as its first operand before `rest`, so that the kernel may write in place.
-    /// The first result is the new value; returns the others.
+    /// Gives parameters' values up to operators, each as its call's first operand before the others, so that kernels may
+    /// write in place. The calls are made in turn, up to the first that fails ([`DTensor::apply_owned_all`]); a first result is
+    /// the new value. Returns the other results of those that succeeded.
     ///
-    /// # Errors
-    /// What the operator refuses. Value and `rest` are then as before, except that a kernel which fails halfway may have
-    /// written to them.
-    pub(crate) fn update(&mut self, id: ParamId, op: &dyn Op, rest: &mut DTensors) -> Result<DTensors> {
-        let slot = &mut self.list[id.0].value;
-        rest.insert(0, slot.take_value());
-        match DTensor::apply_owned(op, rest) {
-            Ok(mut outs) => {
-                self.set(id, outs.remove(0))?;
-                Ok(outs)
-            }
-            Err(e) => {
-                slot.put_back(rest.remove(0));
-                Err(e)
+    /// The other parameters are then as before and their calls hold the operands that they held, except that a kernel which
+    /// fails halfway may have written to them.
+    pub(crate) fn update<O: Together>(
+        &mut self,
+        ids: &[ParamId],
+        calls: &mut [(O, DTensors)],
+    ) -> (Vec<DTensors>, Result<()>) {
+        for (id, (_, ins)) in ids.iter().zip(calls.iter_mut()) {
+            ins.insert(0, self.list[id.0].value.take_value());
+        }
+        let (mut outs, mut result) = DTensor::apply_owned_all(calls);
+        for (k, (id, (_, ins))) in ids.iter().zip(calls).enumerate() {
+            match outs.get_mut(k) {
+                Some(outs) => result = self.set(*id, outs.remove(0)).and(result),
+                None => self.list[id.0].value.put_back(ins.remove(0)),
             }
         }
+        (outs, result)
     }
 
     /// A hash (FNV-1a, 64 bits) over all parameters' global values in the order of their paths: equal training gives

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::sum_exp::accumulator;
 use super::{
-    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Together, Vjp, Windows, arity, list,
 };
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Kernel, Lane, Real, dispatch};
@@ -96,10 +96,7 @@ impl Op for AdamW {
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let [p, g, m, v, scale] = ins else { unreachable!("infer counted the operands") };
-        let step = cuda::Step { param: p, grad: g, state: [m, v], value: self.keep() };
-        cuda::adamw(&mut [step], scale, self.rates())?;
-        Ok(smallvec![p.clone(), m.clone(), v.clone()])
+        Ok(Self::cuda_all(&mut [(self, ins)])?.swap_remove(0))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -109,6 +106,25 @@ impl Op for AdamW {
 
     fn has_free(&self) -> bool {
         true
+    }
+}
+
+/// One launch for all calls of equal rates and one scale.
+impl Together for AdamW {
+    fn cuda_all(calls: &mut [(&Self, &mut [Tensor])]) -> Result<Vec<Tensors>> {
+        let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
+            a.0.rates() == b.0.rates() && a.1[4].is_same_view(&b.1[4])
+        };
+        for some in calls.chunk_by_mut(alike) {
+            let (rates, scale) = (some[0].0.rates(), some[0].1[4].clone());
+            let mut steps = Vec::with_capacity(some.len());
+            for (op, ins) in some.iter_mut() {
+                let [p, g, m, v, _] = &mut **ins else { unreachable!("infer counted the operands") };
+                steps.push(cuda::Step { param: p, grad: g, state: [m, v], value: op.keep() });
+            }
+            cuda::adamw(&mut steps, &scale, rates)?;
+        }
+        Ok(calls.iter().map(|(_, ins)| smallvec![ins[0].clone(), ins[2].clone(), ins[3].clone()]).collect())
     }
 }
 

@@ -126,7 +126,13 @@ impl CausalCall<'_> {
             extents: [q.global[1], q.global[2], self.at.ins[1].global[2]],
             start: [q.start(0), q.start(1)],
         });
-        Ok(cuda::CausalAttention { verb: self.verb, q_start: q.start(2), scale: self.scale.0, dropout })
+        Ok(cuda::CausalAttention {
+            verb: self.verb,
+            q_start: q.start(2),
+            scale: self.scale.0,
+            dropout,
+            exact: self.at.exact,
+        })
     }
 
     /// What a probability that is kept is multiplied by.

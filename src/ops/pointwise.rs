@@ -36,9 +36,7 @@ pub trait Pointwise: Key + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// As [`Op::cuda`].
-    fn cuda_kernel(&self, _ins: &mut [Tensor], _at: &Windows) -> Result<Tensor> {
-        Err(Error::unsupported(Self::NAME, "there is no CUDA kernel", "", "use Device::Cpu"))
-    }
+    fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor>;
 
     /// As [`Op::vjp`].
     ///

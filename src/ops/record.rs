@@ -61,9 +61,7 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     /// # Errors
     /// A device without room, a launch that fails. What [`Op::eval`] finds in values, kernels report, and the next read
     /// of a value gives the error.
-    fn cuda(&self, _ins: &mut [Tensor], _at: &Windows) -> Result<Tensors> {
-        Err(Error::unsupported(self.name(), "there is no CUDA kernel", "", "use Device::Cpu"))
-    }
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
 
     /// The derivative, as an expression over other operators; see [`Vjp`].
     ///
@@ -81,6 +79,15 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     fn has_free(&self) -> bool {
         false
     }
+}
+
+/// An operator of which a CUDA device computes many calls in one launch: an optimizer's step on many parameters.
+pub(crate) trait Together: Op + Sized {
+    /// [`Op::cuda`] of every call, an operator and its operands, which lie on one device.
+    ///
+    /// # Errors
+    /// As [`Op::cuda`]; no call has results then.
+    fn cuda_all(calls: &mut [(&Self, &mut [Tensor])]) -> Result<Vec<Tensors>>;
 }
 
 /// Comparing, hashing and copying operators behind `dyn Op`; implemented for every `Clone + Eq + Hash` operator.

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::adamw::{each_chunk, expect_step, step_rows};
-use super::{Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use super::{Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Together, Vjp, Windows, arity};
 use crate::error::Result;
 use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{Float, Tensor, cuda, for_dtype};
@@ -69,10 +69,7 @@ impl Op for Sgd {
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        let [p, g, b, scale] = ins else { unreachable!("infer counted the operands") };
-        let step = cuda::Step { param: p, grad: g, state: [b], value: 0.0 };
-        cuda::sgd(&mut [step], scale, self.rates())?;
-        Ok(smallvec![p.clone(), b.clone()])
+        Ok(Self::cuda_all(&mut [(self, ins)])?.swap_remove(0))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -82,6 +79,25 @@ impl Op for Sgd {
 
     fn has_free(&self) -> bool {
         true
+    }
+}
+
+/// One launch for all calls of equal rates and one scale.
+impl Together for Sgd {
+    fn cuda_all(calls: &mut [(&Self, &mut [Tensor])]) -> Result<Vec<Tensors>> {
+        let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
+            a.0.rates() == b.0.rates() && a.1[3].is_same_view(&b.1[3])
+        };
+        for some in calls.chunk_by_mut(alike) {
+            let (rates, scale) = (some[0].0.rates(), some[0].1[3].clone());
+            let mut steps = Vec::with_capacity(some.len());
+            for (_, ins) in some.iter_mut() {
+                let [p, g, b, _] = &mut **ins else { unreachable!("infer counted the operands") };
+                steps.push(cuda::Step { param: p, grad: g, state: [b], value: 0.0 });
+            }
+            cuda::sgd(&mut steps, &scale, rates)?;
+        }
+        Ok(calls.iter().map(|(_, ins)| smallvec![ins[0].clone(), ins[2].clone()]).collect())
     }
 }
 

@@ -41,37 +41,43 @@ impl AdamW {
     ) -> Result<()> {
         self.steps += 1;
         self.moments.resize_with(params.len(), || None);
+        let (mut ids, mut calls, mut ready) = (Vec::new(), Vec::new(), Ok(()));
         for id in params.ids() {
-            if let Some(grad) = grads.take(params.value(id)) {
-                self.step_one(params, id, grad, scale, lr)?;
+            let Some(grad) = grads.take(params.value(id)) else { continue };
+            match self.moments_of(params, id) {
+                Ok((m, v)) => {
+                    calls.push((self.operator(params, id, lr), smallvec![grad, m, v, scale.clone()]))
+                }
+                Err(e) => {
+                    ready = Err(e);
+                    break;
+                }
             }
+            ids.push(id);
         }
-        Ok(())
+        let (outs, result) = params.update(&ids, &mut calls);
+        // Where a step failed the moments are where they were.
+        let stayed = calls.iter().skip(outs.len()).map(|(_, operands)| &operands[1..3]);
+        let moments = outs.iter().map(|outs| &outs[..2]).chain(stayed);
+        for (id, moments) in ids.iter().zip(moments) {
+            self.moments[id.index()] = Some((moments[0].clone(), moments[1].clone()));
+        }
+        result.and(ready)
     }
 
-    fn step_one(
-        &mut self,
-        params: &mut Params,
-        id: ParamId,
-        grad: DTensor,
-        scale: &DTensor,
-        lr: f64,
-    ) -> Result<()> {
+    /// A parameter's moments, moved out; zeros at its first step.
+    fn moments_of(&mut self, params: &Params, id: ParamId) -> Result<(DTensor, DTensor)> {
         let value = params.value(id);
-        let decay = if value.shape().len() >= 2 { self.weight_decay } else { 0.0 };
         let zeros = || DTensor::zeros(value.mesh(), value.dtype(), value.shape(), value.layout().clone());
-        let slot = &mut self.moments[id.index()];
-        let (m, v) = match slot.take() {
-            Some(moments) => moments,
-            None => (zeros()?, zeros()?),
-        };
-        let op = ops::AdamW::at_step(self.steps, lr, self.betas, self.eps, decay);
-        let mut operands = smallvec![grad, m, v, scale.clone()];
-        let outs = params.update(id, &op, &mut operands);
-        // On failure the moments are where they were.
-        let moments: &[DTensor] = outs.as_deref().unwrap_or(operands.get(1..3).unwrap_or_default());
-        *slot = moments.first().cloned().zip(moments.get(1).cloned());
-        outs.map(drop)
+        match self.moments[id.index()].take() {
+            Some(moments) => Ok(moments),
+            None => Ok((zeros()?, zeros()?)),
+        }
+    }
+
+    fn operator(&self, params: &Params, id: ParamId, lr: f64) -> ops::AdamW {
+        let decay = if params.value(id).shape().len() >= 2 { self.weight_decay } else { 0.0 };
+        ops::AdamW::at_step(self.steps, lr, self.betas, self.eps, decay)
     }
 }
 

@@ -42,20 +42,26 @@ impl Sgd {
             nesterov: self.nesterov,
             lr: Free(lr),
         };
+        let (mut ids, mut calls, mut ready) = (Vec::new(), Vec::new(), Ok(()));
         for id in params.ids() {
             let value = params.value(id);
             let Some(grad) = grads.take(value) else { continue };
-            let slot = &mut self.buffers[id.index()];
-            let buffer = match slot.take() {
-                Some(b) => b,
-                None => DTensor::zeros(value.mesh(), value.dtype(), value.shape(), value.layout().clone())?,
-            };
-            let mut operands = smallvec![grad, buffer, scale.clone()];
-            let outs = params.update(id, &op, &mut operands);
-            // On failure the buffer is where it was.
-            *slot = outs.as_ref().map_or(operands.get(1), |outs| outs.first()).cloned();
-            outs?;
+            let zeros = || DTensor::zeros(value.mesh(), value.dtype(), value.shape(), value.layout().clone());
+            match self.buffers[id.index()].take().map_or_else(zeros, Ok) {
+                Ok(buffer) => calls.push((op.clone(), smallvec![grad, buffer, scale.clone()])),
+                Err(e) => {
+                    ready = Err(e);
+                    break;
+                }
+            }
+            ids.push(id);
         }
-        Ok(())
+        let (outs, result) = params.update(&ids, &mut calls);
+        // Where a step failed the buffer is where it was.
+        let stayed = calls.iter().skip(outs.len()).map(|(_, operands)| &operands[1]);
+        for (id, buffer) in ids.iter().zip(outs.iter().map(|outs| &outs[0]).chain(stayed)) {
+            self.buffers[id.index()] = Some(buffer.clone());
+        }
+        result.and(ready)
     }
 }

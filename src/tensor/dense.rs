@@ -154,7 +154,7 @@ impl Tensor {
     /// As [`Tensor::build`].
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
         let value = value.into().0;
-        for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(T::from_f64(value))))
+        for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))
     }
 
     /// One element, shape `[]`.
@@ -232,6 +232,12 @@ impl Tensor {
     /// True where both are views of one buffer.
     pub fn shares_storage(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.storage, &other.storage)
+    }
+
+    /// True where both see the same elements of one buffer.
+    pub(crate) fn is_same_view(&self, other: &Tensor) -> bool {
+        self.shares_storage(other)
+            && (self.offset, &self.shape, &self.strides) == (other.offset, &other.shape, &other.strides)
     }
 
     /// The elements of a contiguous tensor.

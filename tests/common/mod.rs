@@ -10,6 +10,7 @@ use isoshard::ops::{Fill, Input, Op, Sample, Tensors, Window, Windows};
 use isoshard::placement::{Mesh, Placement, Spec};
 use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 
+pub mod blas;
 pub mod judge;
 pub mod layouts;
 pub mod program;
@@ -41,7 +42,6 @@ where
 }
 
 /// A fixed stream of numbers: SplitMix64.
-#[derive(Debug)]
 pub struct Stream(pub u64);
 
 impl Stream {

@@ -12,7 +12,8 @@ namespace iso_shim {
 constexpr unsigned MAX_THREADS = 1024;
 constexpr unsigned WARP = 32;
 constexpr unsigned NONE = ~0u;
-constexpr unsigned GUARD_BYTES = 4096;
+// What is written behind the dynamic shared memory; the near part is looked at after every block.
+constexpr unsigned GUARD_BYTES = 4096, NEAR_BYTES = 256;
 constexpr unsigned char GUARD = 0xa5;
 constexpr unsigned char POISON = 0xff;
 
@@ -34,7 +35,7 @@ struct Launch {
   unsigned shared_bytes;
   Order order;
   word seed;
-  // MAX_THREADS stacks, at a multiple of their size.
+  // MAX_THREADS stacks, at a multiple of their size, with SPARE_STACKS below.
   unsigned char* stacks;
   // shared_bytes of memory at a multiple of 16, and GUARD_BYTES behind it.
   unsigned char* dynamic;
@@ -77,6 +78,7 @@ struct Block {
   unsigned n;
   Context host;
   bool failed;
+  Fiber* running;
   // Threads that have begun, and ended.
   unsigned begun, ended;
   // True where what was released last runs first: then one warp runs far ahead of the others.
@@ -167,23 +169,22 @@ static Text failure(Block& b) {
   return text << b.entry->name << ", block " << b.index << ": ";
 }
 
-// The block once more, at the end that a stack too deep leaves alone.
-static inline Block*& block_at_top(Fiber* fiber) { return *(Block**)((char*)fiber + STACK_BYTES - sizeof(Block*)); }
+[[noreturn]] static void too_deep(Block& b) {
+  failure(b) << "a thread needs more stack than there is (" << (STACK_BYTES - STAGGER_LEN * STAGGER_BYTES) << " bytes)";
+  abandon(b);
+}
 
-static void check_stack(Fiber* me) {
-  bool whole = true;
-  for (unsigned i = 0; i < CANARY_LEN; ++i) whole &= me->canary[i] == CANARY;
-  if (!whole) {
-    Block& b = *block_at_top(me);
-    failure(b) << "a thread needs more than " << STACK_BYTES << " bytes of stack";
-    abandon(b);
-  }
+// The calling thread, on its own stack: a frame beyond its end would find the slot below.
+static inline Fiber* caller() {
+  Fiber* me = here();
+  if (me->block->running != me) too_deep(*me->block);
+  return me;
 }
 
 // Gives a fiber its thread.
 static inline void seat(Block& b, Fiber* fiber, unsigned thread) {
   const Dim& d = b.threads;
-  fiber->block = block_at_top(fiber) = &b;
+  fiber->block = &b;
   fiber->linear = thread;
   fiber->thread = d.y * d.z == 1 ? Dim{thread, 0, 0} : Dim{thread % d.x, thread / d.x % d.y, thread / d.x / d.y};
   b.state[thread] = READY;
@@ -200,13 +201,14 @@ static void go(Block& b, unsigned thread, Context& from) {
     if (fiber) {
       b.free = fiber->next_free;
     } else {
-      fiber = (Fiber*)(b.launch->stacks + STACK_BYTES * b.stacks_len++);
-      for (unsigned i = 0; i < CANARY_LEN; ++i) fiber->canary[i] = CANARY;
+      fiber = fiber_at((uptr)b.launch->stacks + STACK_BYTES * b.stacks_len++);
+      for (unsigned i = 0; i < CANARY_LEN; ++i) canary_of(fiber)[i] = CANARY;
       prepare(fiber, run_threads);
     }
     seat(b, fiber, thread);
     b.fibers[thread] = fiber;
   }
+  b.running = fiber;
   switch_to(from, fiber->context);
 }
 
@@ -216,7 +218,9 @@ static void run_threads() {
   for (;;) {
     Block& b = *me->block;
     b.entry->call(b.launch->arguments);
-    check_stack(me);
+    for (unsigned i = 0; i < CANARY_LEN; ++i) {
+      if (canary_of(me)[i] != CANARY) too_deep(b);
+    }
     b.state[me->linear] = ENDED;
     b.fibers[me->linear] = nullptr;
     ++b.ended;
@@ -248,8 +252,7 @@ static inline bool same_place(const Place& a, const Place& b) {
 
 // A barrier of the whole block. Returns how many threads brought a predicate that holds.
 static unsigned barrier(Kind kind, int predicate, Place place) {
-  Fiber* me = here();
-  check_stack(me);
+  Fiber* me = caller();
   Block& b = *me->block;
   me->kind = kind;
   me->place = place;
@@ -278,15 +281,16 @@ static unsigned barrier(Kind kind, int predicate, Place place) {
 
 // Every lane has come: each gets what it is owed.
 static void exchange(Block& b, unsigned base, lane_mask lanes, Kind kind) {
+  bool shuffles = kind >= SHFL && kind <= SHFL_XOR;
   word ballot = 0;
-  for (lane_mask left = lanes; left; left &= left - 1) {
+  for (lane_mask left = shuffles ? 0 : lanes; left; left &= left - 1) {
     unsigned lane = (unsigned)__builtin_ctz(left);
     ballot |= (word)(b.fibers[base + lane]->value != 0) << lane;
   }
   for (lane_mask left = lanes; left; left &= left - 1) {
     unsigned lane = (unsigned)__builtin_ctz(left);
     Fiber* fiber = b.fibers[base + lane];
-    if (kind >= SHFL && kind <= SHFL_XOR) {
+    if (shuffles) {
       unsigned source = fiber->source;
       if (!(lanes >> source & 1)) {
         failure(b) << "thread " << fiber->linear << " reads lane " << source << " by " << KIND_NAMES[kind] << " ("
@@ -311,8 +315,7 @@ static void release_lanes(Block& b, unsigned base, lane_mask lanes) {
 
 // A function of the lanes of a warp that `mask` names. Returns what the calling lane gets.
 static word warp_function(Kind kind, lane_mask mask, word value, unsigned source, Place place) {
-  Fiber* me = here();
-  check_stack(me);
+  Fiber* me = caller();
   Block& b = *me->block;
   unsigned lane = me->linear % WARP, warp = me->linear / WARP, base = warp * WARP;
   unsigned lanes_len = lanes_of(b, warp);

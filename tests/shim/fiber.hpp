@@ -1,7 +1,8 @@
 // Fibers: one stack a CUDA thread, and the switch between them.
 //
-// A fiber's record lies at the low end of its stack, whose address is a multiple of its size: any code that runs on the
-// stack finds the record by masking its frame's address. Stacks belong to the caller of a launch.
+// Stacks are slots of one size at multiples of it, so any code that runs on a stack finds the fiber's record from its
+// frame's address. The record lies at the high end, where the stack begins, and not at the same distance in every slot:
+// what is used most would fall into the same few sets of every cache. Slots belong to the caller of a launch.
 #pragma once
 
 namespace iso_shim {
@@ -11,7 +12,10 @@ typedef __UINT64_TYPE__ word;
 typedef unsigned int lane_mask;
 
 constexpr uptr STACK_BYTES = 65536;
-constexpr unsigned CANARY_LEN = 16;
+// Slots below the first that runs, for stacks that are too deep.
+constexpr unsigned SPARE_STACKS = 4;
+constexpr unsigned CANARY_LEN = 8;
+constexpr uptr STAGGER_LEN = 64, STAGGER_BYTES = 320;
 constexpr word CANARY = 0x5ca1ab1edeadbea7;
 
 struct Dim {
@@ -68,14 +72,21 @@ struct Fiber {
   lane_mask mask;
   unsigned source;
   word value, result;
-  // The end of the stack: a deeper one writes over this first.
-  word canary[CANARY_LEN];
 };
 
-// The fiber whose stack this code runs on.
-static inline __attribute__((always_inline)) Fiber* here() {
-  return (Fiber*)((uptr)__builtin_frame_address(0) & ~(STACK_BYTES - 1));
+constexpr uptr RECORD_BYTES = (sizeof(Fiber) + 63) / 64 * 64;
+
+// The record in the slot that an address lies in.
+static inline __attribute__((always_inline)) Fiber* fiber_at(uptr address) {
+  uptr end = (address | (STACK_BYTES - 1)) + 1, stagger = address / STACK_BYTES % STAGGER_LEN * STAGGER_BYTES;
+  return (Fiber*)(end - stagger - RECORD_BYTES);
 }
+
+// The fiber whose stack this code runs on.
+static inline __attribute__((always_inline)) Fiber* here() { return fiber_at((uptr)__builtin_frame_address(0)); }
+
+// The end of the stack: one that is too deep writes over this.
+static inline word* canary_of(Fiber* fiber) { return (word*)((uptr)fiber & ~(STACK_BYTES - 1)); }
 
 #if defined(__x86_64__)
 extern "C" __attribute__((visibility("hidden"))) void iso_shim_switch(void** from, void* to);
@@ -104,7 +115,7 @@ iso_shim_switch:
 )");
 static void switch_to(Context& from, Context& to) { iso_shim_switch(&from.at, to.at); }
 static void prepare(Fiber* fiber, void (*run)()) {
-  word* top = (word*)((char*)fiber + STACK_BYTES - 128);
+  word* top = (word*)((uptr)fiber & ~(uptr)15) - 16;
   for (int i = 0; i < 16; ++i) top[i] = 0;
   top[6] = (word)run;
   fiber->context.at = top;
@@ -147,7 +158,7 @@ iso_shim_switch:
 )");
 static void switch_to(Context& from, Context& to) { iso_shim_switch(&from.at, to.at); }
 static void prepare(Fiber* fiber, void (*run)()) {
-  word* top = (word*)((char*)fiber + STACK_BYTES - 256);
+  word* top = (word*)((uptr)fiber & ~(uptr)15) - 32;
   for (int i = 0; i < 32; ++i) top[i] = 0;
   top[11] = (word)run;
   fiber->context.at = top;
@@ -156,8 +167,9 @@ static void prepare(Fiber* fiber, void (*run)()) {
 static void switch_to(Context& from, Context& to) { swapcontext(&from.saved, &to.saved); }
 static void prepare(Fiber* fiber, void (*run)()) {
   getcontext(&fiber->context.saved);
-  fiber->context.saved.uc_stack.ss_sp = (char*)fiber + sizeof(Fiber);
-  fiber->context.saved.uc_stack.ss_size = STACK_BYTES - sizeof(Fiber) - 128;
+  char* low = (char*)canary_of(fiber);
+  fiber->context.saved.uc_stack.ss_sp = low;
+  fiber->context.saved.uc_stack.ss_size = (__SIZE_TYPE__)((char*)fiber - low);
   fiber->context.saved.uc_link = nullptr;
   makecontext(&fiber->context.saved, run, 0);
 }

@@ -110,6 +110,18 @@ static void begin(Block& b, word number) {
 
 static word common_divisor(word a, word b) { return b ? common_divisor(b, a % b) : a; }
 
+// True where nothing is written behind the dynamic shared memory; `far` looks at the whole guard.
+static bool guard_is_whole(Block& b, bool far) {
+  const unsigned char* guard = b.launch->dynamic + b.launch->shared_bytes;
+  unsigned char changed = 0;
+  for (unsigned k = 0; k < (far ? GUARD_BYTES : NEAR_BYTES); ++k) changed |= guard[k] ^ GUARD;
+  if (!changed) return true;
+  while (*guard == GUARD) ++guard;
+  failure(b) << "something is written " << (word)(guard - b.launch->dynamic - b.launch->shared_bytes)
+             << " bytes behind the launch's " << b.launch->shared_bytes << " bytes of dynamic shared memory";
+  return false;
+}
+
 // Runs a launch. Returns whether all went well; else the launch's error says what did not.
 static bool run(const Entry& entry, Launch& launch) {
   Block b;
@@ -123,6 +135,7 @@ static bool run(const Entry& entry, Launch& launch) {
   b.stacks_len = 0;
   b.random = launch.seed;
   __builtin_memset(b.fibers, 0, sizeof b.fibers);
+  for (unsigned i = 1; i <= SPARE_STACKS; ++i) fiber_at((uptr)launch.stacks - i * STACK_BYTES)->block = &b;
   word blocks = (word)launch.blocks.x * launch.blocks.y * launch.blocks.z;
   word step = launch.order == SHUFFLED ? 1 + random_below(b, (unsigned)blocks) : 1;
   while (common_divisor(step, blocks) != 1) ++step;
@@ -137,13 +150,7 @@ static bool run(const Entry& entry, Launch& launch) {
     go(b, pick(b), b.host);
     if (b.failed) return false;
     if (b.ended < b.n) return explain(b), false;
-    for (unsigned k = 0; k < GUARD_BYTES; ++k) {
-      if (launch.dynamic[launch.shared_bytes + k] != GUARD) {
-        failure(b) << "something is written " << k << " bytes behind the launch's " << launch.shared_bytes
-                   << " bytes of dynamic shared memory";
-        return false;
-      }
-    }
+    if (!guard_is_whole(b, i + 1 == blocks)) return false;
     if (i == 0) poisoned = touched(all);
   }
   return true;

@@ -166,6 +166,14 @@ __noinline__ u32 deeper(u32 depth) {
 // Beyond its stack, and not beyond the next: what is written there are only stacks that are not in use.
 KERNEL(deep, 32, (u32* out)) { *out = deeper<32>(520); }
 
+// A frame that reaches into the slot below, and waits there.
+KERNEL(large_frame, 32, (u32* out)) {
+  volatile u32 much[18000];
+  much[threadIdx.x] = 1;
+  __syncthreads();
+  *out = much[threadIdx.x];
+}
+
 // ---- Barriers that are missing. --------------------------------------------------------------------------------------
 
 template <int KIND>

@@ -43,12 +43,13 @@ struct EntryOf<BODY> {
 }  // namespace iso_shim
 
 #define KERNEL(name, threads, parameters) ISO_SHIM_KERNEL(name, threads, parameters)
+// The body has a name of its own: a device function may have the entry's.
 #define ISO_SHIM_KERNEL(name, threads, parameters)                                                                  \
-  static void name parameters;                                                                                      \
+  static void iso_shim_body_##name parameters;                                                                      \
   extern "C" __attribute__((visibility("default"))) const iso_shim::Entry iso_shim_entry_##name = {                 \
-      #name, iso_shim::EntryOf<name>::call, iso_shim::EntryOf<name>::LEN, iso_shim::EntryOf<name>::BYTES,       \
-      threads};                                                                                                     \
-  static void name parameters
+      #name, iso_shim::EntryOf<iso_shim_body_##name>::call, iso_shim::EntryOf<iso_shim_body_##name>::LEN,           \
+      iso_shim::EntryOf<iso_shim_body_##name>::BYTES, threads};                                                     \
+  static void iso_shim_body_##name parameters
 
 #define DEVICE inline __attribute__((always_inline))
 #define CONSTANT static const

@@ -1,23 +1,22 @@
-//! Causal attention and its derivative; the kernels say what they compute, and what that should cost.
-//!
-//! Beside operands and results there are the finished nodes that wait in summation trees: for each block of threads on the
-//! device a few tiles. Head dims up to 64 and up to 128 have kernels of their own; the others, and f64, one that takes them in
-//! chunks, which f16 and bf16 reach by way of f32.
+//! Causal attention and its derivative: [by the CPU's bits](exact), or, where these are not asked for, [fast](fast). The
+//! kernels say what they compute, and what that should cost.
 //!
 //! Missing: a split of a few queries' keys over several multiprocessors, which generation would want.
 
+mod exact;
+mod fast;
 mod tree;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::copy::{cast, fill};
+use super::copy::fill;
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
-use tree::{DimArg, depth};
+use tree::depth;
 
-/// `softmax(scale * q k^T, causally masked) v` and its derivative, as [`cpu::CausalAttention`](crate::tensor::cpu::CausalAttention),
-/// by bits.
+/// `softmax(scale * q k^T, causally masked) v` and its derivative, as
+/// [`cpu::CausalAttention`](crate::tensor::cpu::CausalAttention).
 #[derive(Clone, Copy, Debug)]
 pub struct CausalAttention<'a> {
     /// The function's name in errors.
@@ -28,6 +27,9 @@ pub struct CausalAttention<'a> {
     pub scale: f64,
     /// Zeros among the probabilities.
     pub dropout: Option<AttentionDropout>,
+    /// Whether the bits must be the CPU's. If not, f16 and bf16 with head dims up to 128 that are multiples of 8 go
+    /// to matrix units, which differ by a few roundings to the dtype; the others are exact all the same.
+    pub exact: bool,
 }
 
 /// Which probabilities are kept: those whose word of a draw is not below a threshold. That of batch b, head h, query i and
@@ -58,36 +60,17 @@ impl CausalAttention<'_> {
     /// Head dims beyond 1024; a device without room, a launch that fails.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let gpu = Gpu::of(q)?;
-        let [b, h, tq, d] = extents(q);
-        let (dv, sum) = (v.shape()[3], sum_dtype(q));
-        let mut lse = gpu.stale(sum, [b, h, tq])?;
-        if b * h * tq * k.shape()[2] == 0 {
+        let ([b, h, tq, _], [_, _, keys, dv]) = (extents(q), extents(v));
+        let mut lse = gpu.stale(sum_dtype(q), [b, h, tq])?;
+        if b * h * tq * keys == 0 {
             fill(&mut lse, f64::NEG_INFINITY)?;
             return Ok((gpu.zeros(q.dtype(), [b, tq, h, dv])?.transpose(1, 2)?, lse));
         }
-        let kind = Kind::of(self.verb, &gpu, q.dtype(), d.max(dv), Pass::Forward)?;
-        let mut o = gpu.stale(kind.dtype, [b, tq, h, dv])?;
-        let [q, k, v] = kind.operands([q, k, v])?;
-        let call = self.call([&q, &k, &v], None)?;
-        let chunks = dv.div_ceil(kind.chunk).max(1);
-        let items = b * h * call.query_blocks();
-        let (mut stack, blocks) = kind.stack(&gpu, items, chunks, call.levels as usize, 2)?;
-        gpu.kernel("attention", kind.stem, kind.dtype)?
-            .arg(call)
-            .arg(DimArg::new(d, kind.chunk))
-            .arg(DimArg::new(dv, kind.chunk))
-            .read(&q)
-            .read(&k)
-            .read(&v)
-            .write(&mut o)
-            .write(&mut lse)
-            .write(&mut stack)
-            .run(
-                [blocks as u32, chunks as u32, 1],
-                THREADS,
-                kind.shared_bytes(Pass::Forward) + kind.row_bytes(&call),
-            )?;
-        Ok((kind.result(o)?, lse))
+        let o = match fast::Kind::of(self, &gpu, q, v) {
+            Some(kind) => self.forward_fast(kind, &gpu, [q, k, v], &mut lse)?,
+            None => self.forward_exact(&gpu, [q, k, v], &mut lse)?,
+        };
+        Ok((o.transpose(1, 2)?, lse))
     }
 
     /// The gradients of `q`, `k` and `v`, from the forward pass's operands and results and the gradient `grad` of `o`.
@@ -101,40 +84,16 @@ impl CausalAttention<'_> {
         grad: &Tensor,
     ) -> Result<[Tensor; 3]> {
         let gpu = Gpu::of(q)?;
-        let ([b, h, tq, d], [_, groups, keys, dv]) = (extents(q), extents(v));
-        if b * h * tq * groups * keys == 0 {
+        if q.shape()[..3].iter().chain(&k.shape()[..3]).any(|&n| n == 0) {
             let zeros = |x: &Tensor| gpu.zeros(x.dtype(), x.shape().clone());
             return Ok([zeros(q)?, zeros(k)?, zeros(v)?]);
         }
-        let delta = self.delta(&gpu, o, grad)?;
-        let kind = Kind::of(self.verb, &gpu, q.dtype(), d.max(dv), Pass::Backward)?;
-        let [q, k, v] = kind.operands([q, k, v])?;
-        let [grad] = kind.operands([grad])?;
-        let lse = lse.contiguous()?;
-        let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
-        let dims = [d, dv].map(|d| DimArg::new(d, kind.chunk));
-        let launch = |stem| {
-            let launch = gpu.kernel("attention_grad", stem, kind.dtype)?;
-            let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).read(&q).read(&k).read(&v).read(&grad);
-            Ok::<_, Error>(launch.read(&lse).read(&delta))
+        let (lse, ins) = (&lse.contiguous()?, [q, k, v, grad]);
+        let [dq, dk, dv] = match fast::Kind::of(self, &gpu, q, v) {
+            Some(kind) => self.backward_fast(kind, &gpu, ins, lse, &self.delta(&gpu, o, grad)?)?,
+            None => self.backward_exact(&gpu, ins, lse, o)?,
         };
-        let chunks = dims.map(|dim| dim.chunks as usize);
-        let (shared_bytes, resident) = (kind.shared_bytes(Pass::Backward), kind.resident);
-
-        let mut dq = gpu.stale(kind.dtype, [b, tq, h, d])?;
-        let items = b * h * call.query_blocks();
-        let (mut stack, blocks) = kind.stack(&gpu, items, chunks[0], call.levels as usize, resident)?;
-        let grid = [blocks as u32, chunks[0] as u32, 1];
-        launch(kind.dq)?.write(&mut dq).write(&mut stack).run(grid, THREADS, shared_bytes)?;
-
-        let [mut dk, mut dvs] =
-            [gpu.stale(kind.dtype, [b, keys, groups, d])?, gpu.stale(kind.dtype, [b, keys, groups, dv])?];
-        let (items, chunks) = (b * groups * keys.div_ceil(64), chunks[0].max(chunks[1]));
-        let (mut stack, blocks) = kind.stack(&gpu, items, chunks, 2 * call.levels as usize, resident)?;
-        let grid = [blocks as u32, chunks as u32, 1];
-        let launch = launch(kind.dkv)?.write(&mut dk).write(&mut dvs);
-        launch.write(&mut stack).run(grid, THREADS, shared_bytes)?;
-        Ok([kind.result(dq)?, kind.result(dk)?, kind.result(dvs)?])
+        Ok([dq.transpose(1, 2)?, dk.transpose(1, 2)?, dv.transpose(1, 2)?])
     }
 
     /// Each row's sum of `o` times its gradient.
@@ -143,9 +102,9 @@ impl CausalAttention<'_> {
         let (o, grad) = (contiguous_rows(o)?, contiguous_rows(grad)?);
         let mut delta = gpu.stale(sum_dtype(&o), [b, h, tq])?;
         let call = self.call([&o, &o, &o], Some([&o, &grad]))?;
-        let launch = gpu.kernel("attention_grad", "delta", o.dtype())?.arg(call).arg(dv as u32);
+        let launch = gpu.kernel("attention_delta", "delta", o.dtype())?.arg(call).arg(dv as u32);
         let blocks = (b * h * tq).div_ceil(8).min(16 * gpu.multiprocessors() as usize);
-        launch.read(&o).read(&grad).write(&mut delta).run(blocks as u32, THREADS, 0)?;
+        launch.read(&o).read(&grad).write(&mut delta).run(blocks as u32, 256, 0)?;
         Ok(delta)
     }
 
@@ -205,119 +164,6 @@ struct CallArg {
     threshold: u32,
     levels: u32,
     row_levels: u32,
-}
-
-impl CallArg {
-    /// How many blocks the queries of a head stand in, which begin at multiples of 64.
-    fn query_blocks(&self) -> usize {
-        ((self.q_start + self.queries - 1) / 64 - self.q_start / 64 + 1) as usize
-    }
-}
-
-/// Threads of a block, in every kernel.
-const THREADS: u32 = 256;
-/// Rows of a tile.
-const ROWS: usize = 64;
-
-#[derive(Clone, Copy)]
-enum Pass {
-    Forward,
-    Backward,
-}
-
-/// One of the kernels' variants: `Tiles` in `kernels/attention.cuh`.
-#[derive(Clone, Copy)]
-struct Kind {
-    stem: &'static str,
-    dq: &'static str,
-    dkv: &'static str,
-    /// What it takes, and what the operands are.
-    dtype: DType,
-    given: DType,
-    cols: usize,
-    chunk: usize,
-    /// Blocks of the derivative's kernels that a multiprocessor holds.
-    resident: usize,
-}
-
-impl Kind {
-    fn of(verb: &str, gpu: &Gpu, given: DType, d: usize, pass: Pass) -> Result<Kind> {
-        let (dtype, cols, resident) = (given, 64, 2);
-        let narrow = Kind {
-            stem: "narrow",
-            dq: "narrow_dq",
-            dkv: "narrow_dkv",
-            dtype,
-            given,
-            cols,
-            chunk: 64,
-            resident,
-        };
-        let wide = Kind { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
-        let any = Kind { stem: "any", dq: "any_dq", dkv: "any_dkv", resident: 1, ..narrow };
-        let fits =
-            |kind: &Kind| kind.shared_bytes(pass) + 8192 <= gpu.stream().device.driver.facts().shared_bytes;
-        match given {
-            _ if d > 1024 => {
-                let rule = "is not built for vectors of more than 1024 elements on a device";
-                Err(Error::unsupported(verb, rule, format!("{d}"), "use Device::Cpu"))
-            }
-            DType::F64 => Ok(Kind { cols: 32, ..any }),
-            _ if d <= 64 => Ok(narrow),
-            _ if d <= 128 && fits(&wide) => Ok(wide),
-            _ => Ok(Kind { dtype: DType::F32, ..any }),
-        }
-    }
-
-    /// Operands as the kernels take them: in its dtype, rows contiguous.
-    fn operands<const N: usize>(&self, x: [&Tensor; N]) -> Result<[Tensor; N]> {
-        let mut ready = x.map(Tensor::clone);
-        for x in &mut ready {
-            *x = if self.dtype == self.given {
-                contiguous_rows(x)?
-            } else {
-                cast(x, self.dtype)?.contiguous()?
-            };
-        }
-        Ok(ready)
-    }
-
-    /// A buffer `[batch, length, heads, d]` as the caller wants it.
-    fn result(&self, x: Tensor) -> Result<Tensor> {
-        let x = if self.dtype == self.given { x } else { cast(&x, self.given)? };
-        x.transpose(1, 2)
-    }
-
-    /// Room for the nodes that wait, and the number of blocks of threads that share `items`.
-    fn stack(
-        &self,
-        gpu: &Gpu,
-        items: usize,
-        chunks: usize,
-        levels: usize,
-        resident: usize,
-    ) -> Result<(Tensor, usize)> {
-        let blocks = items.min(resident * gpu.multiprocessors() as usize);
-        let dtype = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        Ok((gpu.stale(dtype, [blocks * chunks, levels, ROWS, self.chunk])?, blocks))
-    }
-
-    /// A block's tiles in shared memory.
-    fn shared_bytes(&self, pass: Pass) -> usize {
-        let size = if self.dtype == DType::F64 { 8 } else { 4 };
-        let (pitch, step) = (self.chunk + 16 / size, ROWS + 16 / size);
-        let operands = match pass {
-            Pass::Forward => 1,
-            Pass::Backward => 2,
-        };
-        (operands * (ROWS + self.cols) * pitch + self.cols * step) * size
-    }
-
-    /// The sums of a block's rows, and their nodes that wait.
-    fn row_bytes(&self, call: &CallArg) -> usize {
-        let size = if self.dtype == DType::F64 { 8 } else { 4 };
-        (1 + call.row_levels as usize) * ROWS * size
-    }
 }
 
 fn extents(x: &Tensor) -> [usize; 4] {

@@ -41,8 +41,8 @@ pub(crate) fn copy_block(
         return launch.arg(n as u64).arg([0.0; 2]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0);
     }
     match nest.turn() {
-        Ok(turned) => copy_turned(&gpu, x, out, size, turned),
-        Err(nest) => copy_walked(&gpu, x, out, size, nest),
+        Some(sides) => copy_turned(&gpu, x, out, size, nest, sides),
+        None => copy_walked(&gpu, x, out, size, nest),
     }
 }
 
@@ -126,7 +126,8 @@ fn copy_turned(
     x: &Tensor,
     out: &mut Tensor,
     size: usize,
-    (around, columns, rows): (Nest, Side, Side),
+    around: Nest,
+    (columns, rows): (Side, Side),
 ) -> Result<()> {
     let tile = if size < 4 { 64 } else { 32 };
     let tiles = columns.len.div_ceil(tile) * rows.len.div_ceil(tile);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use super::driver::{Driver, DriverError};
+use super::driver::{Driver, DriverError, DriverResult, Handle};
 use super::memory::Ledger;
 use super::module::Modules;
 use super::stream::{self, Stream};
@@ -95,6 +95,18 @@ impl CudaDevice {
             stream::lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
         for stream in streams {
             stream::lock(&stream.pool).clear(self);
+        }
+    }
+
+    /// A new event at the end of what is on the stream now.
+    pub fn mark(&self, stream: Handle) -> DriverResult<Handle> {
+        let event = self.driver.event()?;
+        match self.driver.record(event, stream) {
+            Ok(()) => Ok(event),
+            Err(e) => {
+                self.driver.drop_event(event);
+                Err(e)
+            }
         }
     }
 

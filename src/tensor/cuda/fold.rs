@@ -4,7 +4,7 @@ use bytemuck::NoUninit;
 
 use super::gpu::Gpu;
 use crate::error::Result;
-use crate::tensor::{FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
 /// The parts and steps of one launch, as `kernels/fold.cu` has them.
 const PARTS: usize = 64;
@@ -22,8 +22,8 @@ struct Program([u8; STEPS]);
 ///
 /// # Errors
 /// A device without room, a kernel that fails.
-pub(crate) fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Result<Tensor> {
-    let gpu = Gpu::of(&members[0])?;
+pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Result<Tensor> {
+    let (gpu, dtype) = (Gpu::of(&members[0])?, members[0].dtype());
     let n = shape.numel();
     let mut parts: Vec<Vec<Tensor>> = Vec::with_capacity(members.len());
     for (member, &nodes) in members.iter().zip(order.nodes()) {
@@ -34,30 +34,39 @@ pub(crate) fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Te
     let stacked: Shape = if outs == 1 { shape.clone() } else { [&[outs][..], shape].concat().into() };
     let used = order.steps().iter().filter(|s| matches!(s, FoldStep::Push { .. })).count();
     if used <= PARTS && order.steps().len() <= STEPS {
-        return run(&gpu, op, order.steps(), order.depth(), &parts, [outs, n])?.reshape(stacked);
+        return run(&gpu, dtype, op, order.steps(), order.depth(), &parts, [outs, n])?.reshape(stacked);
     }
     // Longer than a launch takes: join by join.
     let mut stack: Vec<Tensor> = Vec::with_capacity(order.depth());
     for step in order.steps() {
         match *step {
             FoldStep::Push { member, node } => stack.push(parts[member][node].clone()),
-            FoldStep::Empty => stack.push(gpu.zeros(members[0].dtype(), [1, n])?),
+            FoldStep::Empty => stack.push(gpu.zeros(dtype, [1, n])?),
             FoldStep::Join => {
                 let right = stack.pop().expect("checked when the order was made");
                 let left = stack.pop().expect("checked when the order was made");
                 let pair = FoldOrder::halving(2);
-                stack.push(run(&gpu, op, pair.steps(), pair.depth(), &[vec![left], vec![right]], [1, n])?);
+                stack.push(run(
+                    &gpu,
+                    dtype,
+                    op,
+                    pair.steps(),
+                    pair.depth(),
+                    &[vec![left], vec![right]],
+                    [1, n],
+                )?);
             }
         }
     }
     if outs == 1 {
         return stack.swap_remove(0).reshape(stacked);
     }
-    Tensor::stack(&stack, shape, members[0].dtype(), members[0].device())
+    Tensor::stack(&stack, shape, dtype, members[0].device())
 }
 
 fn run(
     gpu: &Gpu,
+    dtype: DType,
     op: ReduceOp,
     steps: &[FoldStep],
     depth: usize,
@@ -76,7 +85,6 @@ fn run(
             FoldStep::Join => JOIN,
         };
     }
-    let dtype = parts.iter().flatten().next().expect("a member has a part").dtype();
     let mut out = gpu.stale(dtype, [outs, n])?;
     let width = 16 / dtype.size_bytes();
     let aligned = |t: &Tensor| t.device_address().is_some_and(|at| at.is_multiple_of(16));

@@ -93,7 +93,15 @@ impl Gpu {
     /// # Errors
     /// [`Error::OutOfMemory`], after everything kept for reuse was given back.
     pub fn stale(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
+        let mut out = self.unset(dtype, shape.into())?;
+        if dtype == DType::Bool {
+            self.fill_bytes(&mut out, 0)?;
+        }
+        Ok(out)
+    }
+
+    /// As [`Gpu::stale`], where bools may be none until a kernel has written every element.
+    pub(super) fn unset(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
         let numel = shape.checked_numel("tensor")?;
         let bytes = numel.checked_mul(dtype.size_bytes()).filter(|&n| n <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| {
@@ -104,11 +112,7 @@ impl Gpu {
             false => self.stream().device.error("alloc", &e),
         })?;
         let buffer = Buffer::on_device(DeviceBlock::new(self.stream().clone(), block), bytes);
-        let mut out = Tensor::over(buffer, dtype, shape);
-        if dtype == DType::Bool {
-            self.fill_bytes(&mut out, 0)?;
-        }
-        Ok(out)
+        Ok(Tensor::over(buffer, dtype, shape))
     }
 
     /// A new contiguous tensor of zeros (false).
@@ -214,12 +218,16 @@ pub fn reset_memory_peaks(index: usize) -> Result<()> {
     Ok(())
 }
 
-/// Sets what may be taken from the device's driver at most, in bytes.
+/// Sets what may be taken from the device's driver at most, in bytes. What is kept for reuse beyond it is given back.
 ///
 /// # Errors
 /// A device that is not there.
 pub fn set_memory_limit(index: usize, bytes: usize) -> Result<()> {
-    device::open(index)?.ledger.set_limit(bytes);
+    let device = device::open(index)?;
+    device.ledger.set_limit(bytes);
+    if device.ledger.stats().reserved_bytes > bytes {
+        device.clear_pools();
+    }
     Ok(())
 }
 

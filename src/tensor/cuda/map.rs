@@ -1,5 +1,7 @@
 //! Pointwise kernels: a formula of `kernels/<operator>.cu`, over operands in any strides, into a fresh tensor or over an
 //! operand that nobody else holds.
+//!
+//! Missing: results that lie as turned operands do; such operands are copied to row-major order first.
 
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
@@ -58,18 +60,19 @@ pub(super) fn compute(
     let shape = ins[0].shape().clone();
     debug_assert!(ins.iter().all(|x| x.shape() == &shape), "{formula:?}: the operands' shapes differ");
     if shape.numel() == 0 {
-        return gpu.stale(dtype, shape);
+        return gpu.unset(dtype, shape);
     }
-    let mut nest = lay_out(ins);
-    let turned: SmallVec<[usize; LAYOUTS]> = (0..ins.len()).filter(|&k| nest.is_turned(k + 1)).collect();
-    if !turned.is_empty() {
-        for k in turned {
+    let mut nest = None;
+    if !ins.iter().all(Tensor::is_contiguous) {
+        let found = lay_out(ins);
+        let turned: SmallVec<[usize; LAYOUTS]> = (0..ins.len()).filter(|&k| found.is_turned(k + 1)).collect();
+        for &k in &turned {
             ins[k] = ins[k].to_owned_copy()?;
         }
-        nest = lay_out(ins);
+        nest = Some(if turned.is_empty() { found } else { lay_out(ins) }).filter(|nest| !nest.is_flat());
     }
     let own = (0..ins.len()).find(|&k| ins[k].dtype() == dtype && ins[k].is_unique());
-    let fresh = if own.is_none() { Some(gpu.stale(dtype, shape)?) } else { None };
+    let fresh = if own.is_none() { Some(gpu.unset(dtype, shape)?) } else { None };
     let mut attributes_pair = [0.0; 2];
     attributes_pair[..attributes.len()].copy_from_slice(attributes);
     let call = Call { gpu: &gpu, formula, key, ins, own, fresh, attributes: attributes_pair };
@@ -114,17 +117,21 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn run(mut self, mut nest: Nest) -> Result<Tensor> {
+    /// `nest` is none where all is contiguous.
+    fn run(mut self, nest: Option<Nest>) -> Result<Tensor> {
         let widest = self.ins.iter().chain(&self.fresh).map(|x| x.dtype().size_bytes()).max();
         let width = PACK_BYTES / widest.expect("a formula has operands");
-        if nest.is_flat() {
-            let n = nest.numel();
-            self.launch(self.formula.contiguous, n as u64, blocks(n.div_ceil(width)))?;
-        } else {
-            nest.pack(width, |k| self.place(k, width));
-            nest.walks(INDICES, &mut |walk| {
-                self.launch(self.formula.strided, walk, blocks(walk.len as usize))
-            })?;
+        match nest {
+            None => {
+                let n = self.ins[0].numel();
+                self.launch(self.formula.contiguous, n as u64, blocks(n.div_ceil(width)))?;
+            }
+            Some(mut nest) => {
+                nest.pack(width, |k| self.place(k, width));
+                nest.walks(INDICES, &mut |walk| {
+                    self.launch(self.formula.strided, walk, blocks(walk.len as usize))
+                })?;
+            }
         }
         Ok(match self.own {
             Some(k) => self.ins[k].clone(),

@@ -23,7 +23,7 @@ pub(crate) struct Step<'a, const N: usize> {
 
 /// The attributes of AdamW as its kernel takes them; a step's `value` is what stays of the parameter.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, NoUninit)]
+#[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
 pub(crate) struct AdamWRates {
     pub beta1: f64,
     pub beta2: f64,
@@ -36,7 +36,7 @@ pub(crate) struct AdamWRates {
 
 /// The attributes of gradient descent as its kernel takes them.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, NoUninit)]
+#[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
 pub(crate) struct SgdRates {
     pub momentum: f64,
     pub decay: f64,

@@ -37,22 +37,22 @@ impl Stream {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let fail = |e| device.error("stream", &e);
         device.driver.bind().map_err(fail)?;
-        let handle = device.driver.stream().map_err(fail)?;
-        let mut pool = Pool::default();
-        let fault = pool.take(&device, FAULT_BYTES).map_err(fail)?;
-        // SAFETY: the block was allocated just now and is as large.
-        unsafe { device.driver.fill(fault.at, 0, FAULT_BYTES, handle) }.map_err(fail)?;
-        Ok(Arc::new(Stream {
-            handle,
+        let mut stream = Stream {
+            handle: device.driver.stream().map_err(fail)?,
             id: MADE.fetch_add(1, Ordering::Relaxed),
             work: AtomicU64::new(1),
             waited: Mutex::default(),
-            pool: Mutex::new(pool),
+            pool: Mutex::default(),
             pinned: Mutex::default(),
-            fault,
+            fault: Block::none(),
             spoilt: Mutex::default(),
-            device,
-        }))
+            device: device.clone(),
+        };
+        // What fails from here on drops the stream, which gives everything back.
+        stream.fault = lock(&stream.pool).take(&device, FAULT_BYTES).map_err(fail)?;
+        // SAFETY: the block was allocated just now and is as large.
+        unsafe { device.driver.fill(stream.fault.at, 0, FAULT_BYTES, stream.handle) }.map_err(fail)?;
+        Ok(Arc::new(stream))
     }
 
     /// The device it is of.
@@ -75,10 +75,10 @@ impl Stream {
             return Ok(());
         }
         let driver = &self.device.driver;
-        let event = driver.event()?;
-        let done = driver.record(event, other.handle).and_then(|()| driver.wait(self.handle, event));
+        let event = self.device.mark(other.handle)?;
+        let waits = driver.wait(self.handle, event);
         driver.drop_event(event);
-        done?;
+        waits?;
         self.worked();
         lock(&self.waited).insert(other.id, there);
         Ok(())
@@ -124,9 +124,11 @@ impl Stream {
     fn take_back(&self, mut block: Block, users: &[Arc<Stream>]) {
         let driver = &self.device.driver;
         for user in users {
-            let Ok(event) = driver.event() else { continue };
-            if driver.record(event, user.handle).is_ok() {
-                block.pending.push(event);
+            match self.device.mark(user.handle) {
+                Ok(event) => block.pending.push(event),
+                // Without an event the user is waited for; where that fails too, the block is never used again.
+                Err(_) if driver.synchronize(user.handle).is_ok() => {}
+                Err(_) => return,
             }
         }
         lock(&self.pool).put(&self.device, block);

@@ -109,9 +109,14 @@ unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
         let copied =
             unsafe { device.driver.copy(Copy::ToDevice, at, host as u64, piece.len(), stream.handle) };
         stream.worked();
-        let event = device.driver.event().and_then(|e| device.driver.record(e, stream.handle).map(|()| e));
+        // A buffer whose copy cannot be followed is waited for here.
+        let event = copied.and_then(|()| device.mark(stream.handle));
+        if event.is_err() {
+            let _ = device.driver.synchronize(stream.handle);
+        }
         let mut pinned = lock(&stream.pinned);
-        pinned.put(host, size, Some(copied.and(event).map_err(fail)?));
+        pinned.put(host, size, event.as_ref().ok().copied());
+        event.map_err(fail)?;
         pinned.trim(&*device.driver);
     }
     Ok(())

@@ -134,14 +134,14 @@ impl Nest {
         fits
     }
 
-    /// Of two layouts, a result and an operand: the operand's innermost dim taken out, where the two sides' innermost dims
-    /// differ and both are long. What is left are the dims around the two.
-    pub fn turn(mut self) -> std::result::Result<(Nest, Side, Side), Nest> {
+    /// Of two layouts, a result and an operand: takes out the dims along which the two run on, columns and rows, where they
+    /// differ and both are long. What is left are the dims around them.
+    pub fn turn(&mut self) -> Option<(Side, Side)> {
         const LONG: usize = 8;
         let columns = Side { len: self.extents[0], stride: self.strides[0][1] };
-        let found = (1..self.extents.len()).find(|&d| self.strides[d][1] == 1);
         let turned = self.strides[0][0] == 1 && columns.stride > 1 && columns.len >= LONG;
-        let (Some(d), true) = (found.filter(|&d| self.extents[d] >= LONG), turned) else { return Err(self) };
+        let along = |d: &usize| self.strides[*d][1] == 1 && self.extents[*d] >= LONG;
+        let d = (1..self.extents.len()).find(along).filter(|_| turned)?;
         let rows = Side { len: self.extents[d], stride: self.strides[d][0] };
         for d in [d, 0] {
             self.extents.remove(d);
@@ -151,7 +151,7 @@ impl Nest {
             self.extents.push(1);
             self.strides.push([0; LAYOUTS]);
         }
-        Ok((self, columns, rows))
+        Some((columns, rows))
     }
 
     /// Calls `run` with walks that together make up this one: one, but for more dims than a kernel takes, or `limit`
@@ -307,10 +307,10 @@ mod tests {
     fn a_transposed_operand_has_two_sides() {
         let result = Layout { start: 0, strides: &[200, 20, 1] };
         let operand = Layout { start: 7, strides: &[200, 1, 10] };
-        let nest = Nest::new(&[3, 10, 20], &[result, operand]);
+        let mut nest = Nest::new(&[3, 10, 20], &[result, operand]);
         assert!(!nest.is_turned(1), "600 elements are walked as they are");
-        let (around, columns, rows) = nest.turn().unwrap();
-        assert_eq!(visited(around), [[0, 7, 0, 0], [200, 207, 0, 0], [400, 407, 0, 0]]);
+        let (columns, rows) = nest.turn().unwrap();
+        assert_eq!(visited(nest), [[0, 7, 0, 0], [200, 207, 0, 0], [400, 407, 0, 0]]);
         assert_eq!((columns, rows), (Side { len: 20, stride: 10 }, Side { len: 10, stride: 20 }));
         let straight =
             in_order(&[4, 5], Layout { start: 0, strides: &[1, 4] }, Layout { start: 0, strides: &[1, 4] });

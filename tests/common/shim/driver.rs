@@ -7,7 +7,7 @@ use isoshard::tensor::cuda::{self, Address, Copy, Driver, DriverError, DriverRes
 
 use super::program::{Function, Program};
 use super::queue::Task;
-use super::{ORDER, Order, Shim, lock, refusal};
+use super::{ORDER, Order, Shim, lock, mix, refusal};
 
 const INVALID: &str = "CUDA_ERROR_INVALID_VALUE";
 const BAD_HANDLE: &str = "CUDA_ERROR_INVALID_HANDLE";
@@ -206,7 +206,7 @@ unsafe impl Driver for Shim {
         let arguments = arguments.iter().zip(&sizes).map(copy).collect();
         let order = ORDER.get().unwrap_or_else(|| *lock(&self.order));
         let nth = self.launches.fetch_add(1, Ordering::Relaxed);
-        let seed = if let Order::Shuffled(seed) = order { crate::common::mix(seed ^ nth << 32) } else { 0 };
+        let seed = if let Order::Shuffled(seed) = order { mix(seed ^ nth << 32) } else { 0 };
         self.put("launch", stream, Task::Launch { function, grid, arguments, order: (order, seed) })
     }
 }

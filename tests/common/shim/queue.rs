@@ -4,9 +4,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use isoshard::tensor::cuda::{Copy, DriverError, Grid, Handle};
 
-use super::Order;
 use super::program::Function;
-use crate::common::Stream as Numbers;
+use super::{Order, mix};
 
 /// One thing that a stream does.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ pub struct Queue {
     events: HashMap<Handle, Option<u64>>,
     /// Recordings that have not happened, each with its stream.
     pending: HashMap<u64, Handle>,
-    random: Numbers,
+    random: u64,
 }
 
 #[derive(Debug, Default)]
@@ -65,12 +64,12 @@ pub enum Policy {
 
 impl Queue {
     pub fn new(seed: u64) -> Queue {
-        let random = Numbers(seed);
+        let random = mix(seed);
         Queue { made: 0, streams: HashMap::new(), events: HashMap::new(), pending: HashMap::new(), random }
     }
 
     pub fn reseed(&mut self, seed: u64) {
-        self.random = Numbers(seed);
+        self.random = mix(seed);
     }
 
     pub fn stream(&mut self) -> Handle {
@@ -149,8 +148,10 @@ impl Queue {
         (self.streams.values().filter(|s| !s.dropped).count(), self.events.len())
     }
 
+    /// A number from 0 to below `n`.
     pub fn below(&mut self, n: usize) -> usize {
-        self.random.below(n)
+        self.random = mix(self.random.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        (self.random % n as u64) as usize
     }
 
     /// The next task towards the end of `stream`, with the stream it is on.
@@ -192,7 +193,7 @@ impl Queue {
         let ready = |s: &Stream| !s.tasks.is_empty() && self.blocked(s).is_none();
         let mut ready: Vec<Handle> = self.streams.iter().filter(|(_, s)| ready(s)).map(|(h, _)| *h).collect();
         ready.sort_unstable();
-        *self.random.pick(&ready)
+        ready[self.below(ready.len())]
     }
 
     fn forget_dropped(&mut self) {

@@ -138,7 +138,7 @@ fn expected(facts: &Facts, t: &Tiling, e: Extents, turned: bool, part_depth: u32
     let blocks = (m.div_ceil(t.rows) * n.div_ceil(t.cols) * e.batch) << part_depth;
     let waves = blocks.div_ceil(processors);
     // Few blocks on a multiprocessor do not hide each other's waiting.
-    let alone = 1.0 + 0.25 * t.resident.saturating_sub(waves) as f64;
+    let alone = 1.4 - 0.4 * waves.min(t.resident) as f64 / t.resident as f64;
     // A stage takes its time however short it is.
     let len = (e.k >> part_depth).max(t.depth) as f64 + 2.0 * t.depth as f64;
     let mut time = waves as f64 * (t.rows * t.cols) as f64 * len * alone / t.speed;

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Packs what a machine with a GPU needs to test and time this library, which may have no Rust: stripped test and bench
+# binaries, train_gpt, the Python benchmark. All of it goes to .gpu/, which git ignores: run.sh and pack.tar.gz.
+#
+#   tests/gpu/pack.sh          then, there:    OUT=/some/folder bash .gpu/run.sh
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+# Suites that run on the device (tests/gpu/run.sh says how); cuda_* are found.
+suites=(gpu nccl equivalence programs redistribute exact train rng_layouts regressions)
+limit_bytes=$((60 << 20))
+pack=.gpu
+features=cuda
+grep -q '^nccl *=' Cargo.toml && features=cuda,nccl
+
+for file in tests/cuda_*.rs; do [ -e "$file" ] && suites+=("$(basename "$file" .rs)"); done
+wanted=()
+for suite in "${suites[@]}"; do [ -e "tests/$suite.rs" ] && wanted+=(--test "$suite"); done
+
+rm -rf "$pack"
+mkdir -p "$pack/bin"
+# Every executable that cargo reports, by its target's name; the library's unit tests are called unit.
+collect() {
+  python3 -c '
+import json, shutil, sys
+for line in sys.stdin:
+    item = json.loads(line)
+    if item.get("reason") != "compiler-artifact" or not item.get("executable"):
+        continue
+    kind, name = item["target"]["kind"][0], item["target"]["name"]
+    name = {"lib": "unit", "bench": "bench_" + name}.get(kind, name)
+    shutil.copy(item["executable"], sys.argv[1] + "/bin/" + name)
+    print(name)
+' "$pack"
+}
+cargo test --release --features $features --no-run --lib "${wanted[@]}" --message-format=json-render-diagnostics | collect
+cargo build --release --features $features --example train_gpt --message-format=json-render-diagnostics | collect
+cargo bench --features $features --no-run --bench gpu --message-format=json-render-diagnostics | collect
+strip "$pack"/bin/*
+
+cp benches/torch/*.py "$pack/bin/"
+{
+  echo "commit $(git rev-parse --short HEAD)$(git diff --quiet HEAD || echo ' with changes')"
+  echo "$(rustc --version), features $features"
+} >"$pack/bin/packed.txt"
+tar -C "$pack" -cf - bin | gzip -9 >"$pack/pack.tar.gz"
+rm -r "$pack/bin"
+cp tests/gpu/run.sh "$pack/run.sh"
+bytes=$(wc -c <"$pack/pack.tar.gz")
+echo "$pack: $((bytes >> 10)) KiB"
+if [ "$bytes" -gt "$limit_bytes" ]; then
+  echo "more than $((limit_bytes >> 20)) MiB"
+  exit 1
+fi
