@@ -75,6 +75,9 @@ impl NcclChannel {
         let (shared, line) = (self.shared(), &self.line);
         line.side.follow(gpu)?;
         let began = line.side.mark()?;
+        if plan.moves.is_empty() {
+            return Ok(began);
+        }
         let moved = line.with(|comm| plan.moves.iter().try_for_each(|group| self.issue(group, comm)));
         match moved {
             Some(Ok(())) => {}
@@ -159,6 +162,7 @@ impl Plan {
         let outgoing = |i: usize| call.outgoing[i].contiguous();
         let shapes = &call.incoming;
         let results = match call.route {
+            Route::Gather if line.alone => vec![outgoing(0)?],
             Route::Gather if shapes.iter().all(|s| *s == shapes[0]) => p.gather(&outgoing(0)?, n)?,
             Route::Gather => {
                 let own = outgoing(0)?;
@@ -172,7 +176,7 @@ impl Plan {
             Route::Broadcast { root } => {
                 let x = if root == me { outgoing(0)? } else { gpu.stale(call.dtype, shapes[0].clone())? };
                 let (at, bytes) = (line.side.uses(&x)?, x.len_bytes());
-                if bytes > 0 {
+                if bytes > 0 && !line.alone {
                     p.moves.push(Move::Broadcast { at, bytes, root });
                 }
                 vec![x]
@@ -182,6 +186,7 @@ impl Plan {
                 vec![]
             }
             Route::Recv { from } => vec![p.receive(&shapes[0], from)?],
+            Route::Barrier if line.alone => vec![],
             Route::Barrier => {
                 p.gather(&gpu.zeros(DType::U8, [1])?, n)?;
                 vec![]
@@ -254,12 +259,15 @@ impl Request for Flying {
         const PAUSE: Duration = Duration::from_micros(50);
         let Flying { shared, id, done, results, holds_host } = *self;
         loop {
-            // The watch says first that the world is given up, and only then lets go of what is under way.
-            let is_done = !holds_host || done.is_done().unwrap_or(true);
+            let is_done = holds_host && done.is_done().unwrap_or(false);
+            // The watch says that the world is given up before it lets go of what is under way: this was done before.
+            if is_done && shared.verdict.get().is_none() {
+                break;
+            }
             if shared.desk.verdict().is_some() {
                 return Err(shared.given_up(id));
             }
-            if is_done {
+            if !holds_host {
                 break;
             }
             thread::sleep(PAUSE);
