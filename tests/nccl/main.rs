@@ -14,7 +14,9 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use isoshard::comm::nccl::Library;
-use isoshard::comm::{Group, Launch, Process, Rank, Spmd, spmd};
+use isoshard::comm::{Call, Group, Launch, Process, Rank, Route, Spmd, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::rng::{Draw, Init};
 use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 use isoshard::{CommFault, Error, Result};
 
@@ -234,6 +236,38 @@ fn reductions_have_the_bits_of_threads() {
         assert!(nccl.run(sums).unwrap() == want, "{n} ranks over NCCL");
         let shared = devices().unwrap()[0];
         assert!(Spmd::new(n).on(move |_| shared).run(sums).unwrap() == want, "{n} ranks share a device");
+    }
+}
+
+#[test]
+fn a_program_has_the_bits_of_one_rank() {
+    let program = |mesh: &'static str| {
+        move |rank: Rank| {
+            let mesh = DeviceMesh::parse(&rank, mesh)?;
+            let normal = |shape: [usize; 2], layout: &str, number| {
+                let layout = if mesh.mesh().ndim() == 1 { "(R)".parse()? } else { layout.parse()? };
+                let init = Init::Normal { mean: 0.0, std: 1.0 };
+                DTensor::init(&mesh, DType::F32, shape, layout, init, Draw { seed: 7, number })
+            };
+            let x = normal([13, 70], "(S0, R)", 0)?;
+            let w = normal([70, 9], "(R, S0)", 1)?.requires_grad()?;
+            let y = x.matmul(&w)?.gelu()?;
+            let gradients = y.mul(&y)?.mean_all()?.backward()?;
+            let gradient = gradients.get(&w).expect("w is a leaf").full_tensor()?;
+            assert_eq!(gradient.device(), rank.device());
+            Ok([y.full_tensor()?.to_vec::<f32>()?, gradient.to_vec::<f32>()?])
+        }
+    };
+    let want = &spmd(1, program("a=1")).unwrap()[0];
+    for (n, mesh) in [(1, "a=1"), (2, "a=2,b=1"), (4, "a=2,b=2"), (3, "a=1,b=3")] {
+        let Some((nccl, _)) = world(n, LONG) else { return };
+        for got in nccl.run(program(mesh)).unwrap() {
+            assert!(got == *want, "{mesh} over NCCL");
+        }
+        let shared = devices().unwrap()[0];
+        for got in Spmd::new(n).on(move |_| shared).run(program(mesh)).unwrap() {
+            assert!(got == *want, "{mesh} on one device");
+        }
     }
 }
 
@@ -529,9 +563,9 @@ fn what_nccl_does_not_take_is_refused() {
         elsewhere.contains("all_gather: NCCL moves tensors of the rank's own GPU; got f32[2] on cpu at rank"),
         "{elsewhere}"
     );
-    let absent = Library::load();
-    if let Err(e) = absent {
-        assert!(e.to_string().starts_with("nccl: "), "{e}");
+    match Library::load() {
+        Ok(library) => assert!(library.name().starts_with("NCCL 2."), "{library:?}"),
+        Err(e) => assert!(e.to_string().starts_with("nccl: "), "{e}"),
     }
 }
 
@@ -653,4 +687,43 @@ fn processes_that_disagree_or_stay_away_are_named() {
             "{text}"
         );
     }
+}
+
+/// The real library on the real GPU, where there are both: by themselves they connect, and move bytes in every way.
+#[test]
+fn one_gpu_by_itself() {
+    // The devices of these tests have other numbers.
+    let on_gpu = Tensor::zeros(DType::F32, [1]).to_device(Device::Cuda(0));
+    let found = Library::load().and_then(|library| on_gpu.map(|_| library));
+    let library = match found {
+        Ok(library) => library,
+        Err(e) => return eprintln!("SKIPPED (no GPU with NCCL): {e}"),
+    };
+    eprintln!("{}", library.name());
+    let run = |rank: Rank| {
+        let alone = rank.engine().open(&[0], "world")?;
+        let x = part(0, 0, &Shape::from([1000, 3])).to_device(rank.device())?;
+        let want = part(0, 0, &Shape::from([1000, 3]));
+        let call = |name, route| Call {
+            name,
+            route,
+            op: None,
+            dtype: DType::F32,
+            outgoing: vec![x.clone()],
+            incoming: vec![x.shape().clone()],
+        };
+        for _ in 0..10 {
+            for (name, route) in [("all_gather", Route::Gather), ("broadcast", Route::Broadcast { root: 0 })]
+            {
+                assert_same(&alone.start(call(name, route))?.wait()?[0], &want);
+            }
+            alone
+                .start(Call { outgoing: vec![], incoming: vec![], ..call("barrier", Route::Barrier) })?
+                .wait()?;
+        }
+        let split = rank.split(&[vec![0]], "split")?;
+        assert_same(&split.all_gather(&x, &[x.shape().clone()])?[0], &want);
+        rank.world().barrier()
+    };
+    Spmd::new(1).nccl(library).run(run).unwrap();
 }

@@ -45,10 +45,12 @@ impl Channel for NcclChannel {
         let plan = Plan::new(&call, self, &gpu)?;
         let began = self.put(&gpu, &plan, &call, (lane, &id))?;
         let done = Arc::new(self.line.side.mark()?);
+        let Plan { results, kept, .. } = plan;
+        drop(kept);
         let flight = Flight { call: call.name, lane, seq, began, done: done.clone(), since: None };
         lock(&self.line.flights).push_back(flight);
         let holds_host = call.route == Route::Barrier;
-        Ok(Box::new(Flying { shared: self.shared().clone(), id, done, results: plan.results, holds_host }))
+        Ok(Box::new(Flying { shared: self.shared().clone(), id, done, results, holds_host }))
     }
 }
 
@@ -78,7 +80,7 @@ impl NcclChannel {
         if plan.moves.is_empty() {
             return Ok(began);
         }
-        let moved = line.with(|comm| plan.moves.iter().try_for_each(|group| self.issue(group, comm)));
+        let moved = line.with(|comm| self.issue(&plan.moves, comm));
         match moved {
             Some(Ok(())) => {}
             Some(Err(e)) => return Err(shared.broken(id.clone(), e.to_string())),
@@ -140,9 +142,10 @@ enum Move {
 
 /// What a call moves, and what it gives.
 struct Plan {
-    /// Moves that go together.
-    moves: Vec<Vec<Move>>,
+    moves: Vec<Move>,
     results: Vec<Tensor>,
+    /// What is moved is given back after it has been put on the stream, so that the stream counts among its users.
+    kept: Vec<Tensor>,
 }
 
 /// Makes a plan's tensors.
@@ -151,13 +154,14 @@ struct Planner<'a> {
     gpu: &'a Gpu,
     dtype: DType,
     moves: Vec<Move>,
+    kept: Vec<Tensor>,
 }
 
 impl Plan {
     fn new(call: &Call, channel: &NcclChannel, gpu: &Gpu) -> Result<Plan> {
         let line = &*channel.line;
         let (me, n) = (line.index, line.ranks.len());
-        let mut p = Planner { line, gpu, dtype: call.dtype, moves: vec![] };
+        let mut p = Planner { line, gpu, dtype: call.dtype, moves: vec![], kept: vec![] };
         let others = || (0..n).filter(move |&i| i != me);
         let outgoing = |i: usize| call.outgoing[i].contiguous();
         let shapes = &call.incoming;
@@ -175,8 +179,8 @@ impl Plan {
             }
             Route::Broadcast { root } => {
                 let x = if root == me { outgoing(0)? } else { gpu.stale(call.dtype, shapes[0].clone())? };
-                let (at, bytes) = (line.side.uses(&x)?, x.len_bytes());
-                if bytes > 0 && !line.alone {
+                if x.len_bytes() > 0 && !line.alone {
+                    let (at, bytes) = (p.uses(&x)?, x.len_bytes());
                     p.moves.push(Move::Broadcast { at, bytes, root });
                 }
                 vec![x]
@@ -192,16 +196,21 @@ impl Plan {
                 vec![]
             }
         };
-        let moves = if p.moves.is_empty() { vec![] } else { vec![p.moves] };
-        Ok(Plan { moves, results })
+        Ok(Plan { moves: p.moves, results, kept: p.kept })
     }
 }
 
 impl Planner<'_> {
+    fn uses(&mut self, x: &Tensor) -> Result<Address> {
+        self.kept.push(x.clone());
+        self.line.side.uses(x)
+    }
+
     fn send(&mut self, x: &Tensor, to: usize) -> Result<()> {
         let bytes = x.len_bytes();
         if bytes > 0 {
-            self.moves.push(Move::Send { from: self.line.side.uses(x)?, bytes, to });
+            let from = self.uses(x)?;
+            self.moves.push(Move::Send { from, bytes, to });
         }
         Ok(())
     }
@@ -210,7 +219,8 @@ impl Planner<'_> {
         let x = self.gpu.stale(self.dtype, shape.clone())?;
         let bytes = x.len_bytes();
         if bytes > 0 {
-            self.moves.push(Move::Recv { at: self.line.side.uses(&x)?, bytes, from });
+            let at = self.uses(&x)?;
+            self.moves.push(Move::Recv { at, bytes, from });
         }
         Ok(x)
     }
@@ -227,7 +237,7 @@ impl Planner<'_> {
         let all = self.gpu.stale(own.dtype(), shape)?;
         let bytes = own.len_bytes();
         if bytes > 0 {
-            let (from, at) = (self.line.side.uses(own)?, self.line.side.uses(&all)?);
+            let (from, at) = (self.uses(own)?, self.uses(&all)?);
             self.moves.push(Move::Gather { from, at, bytes });
         }
         (0..n).map(|i| all.narrow(0, i, 1)?.reshape(own.shape().clone())).collect()
