@@ -177,10 +177,12 @@ impl Real {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: the library's texts live as long as it does, or until the next failure; they are copied at once.
-        let text = |at: *const c_char| match at.is_null() {
-            true => String::new(),
-            false => unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string(),
+        let text = |at: *const c_char| {
+            if at.is_null() {
+                return String::new();
+            }
+            // SAFETY: the library's texts live as long as it does, or until the next failure; they are copied at once.
+            unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string()
         };
         // SAFETY: both take any status, and a communicator that is alive, or null.
         let (what, mut words) = unsafe {
