@@ -119,7 +119,7 @@ fn magic_of(units: u64) -> (u32, u32) {
         return (0, 0);
     }
     let shift = units.next_power_of_two().trailing_zeros();
-    ((((1u64 << shift) - units << 32) / units + 1) as u32, shift)
+    (((((1u64 << shift) - units) << 32) / units + 1) as u32, shift)
 }
 
 /// Runs a kernel on a thread for each of `units`.
@@ -191,7 +191,7 @@ mod tests {
             let (magic, shift) = magic_of(units);
             let edges = (0..40).flat_map(|k| [k * units, (k + 1) * units - 1, (1 << 31) - 1 - k]);
             for n in edges.filter(|n| n >> 31 == 0) {
-                let high = n * u64::from(magic) >> 32;
+                let high = (n * u64::from(magic)) >> 32;
                 assert_eq!((high + n) >> shift, n / units, "{n} / {units}");
                 assert!((high + n) >> 32 == 0);
             }
