@@ -21,7 +21,10 @@ use isoshard::rng::{Distribution, Draw, Generator};
 use isoshard::tensor::cuda::{self, Gpu};
 use isoshard::tensor::{DType, Device, Tensor};
 
-const PARTS: [(&str, fn(&Bench) -> Result<()>); 6] = [
+/// What is measured together, by name.
+type Part = (&'static str, fn(&Bench) -> Result<()>);
+
+const PARTS: [Part; 6] = [
     ("kernels", kernels),
     ("random", random),
     ("attention", attention),
