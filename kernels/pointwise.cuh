@@ -52,9 +52,9 @@ struct Packs {
   Pack<T, V> pack[U];
 };
 
-constexpr int larger(int a, int b) { return a > b ? a : b; }
+DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
 template <class... More>
-constexpr int larger(int a, int b, More... more) {
+DEVICE constexpr int larger(int a, int b, More... more) {
   return larger(larger(a, b), more...);
 }
 // Elements of a pack: as many as 16 bytes hold of the widest type.
