@@ -199,7 +199,11 @@ impl Office {
     /// Takes a note, and tells what follows from it.
     pub(super) fn take(&self, from: usize, note: Note) {
         let ends = matches!(note, Note::Ended | Note::Failed { .. });
-        let news = lock(&self.ledger).take(from, note);
+        let mut ledger = lock(&self.ledger);
+        let news = ledger.take(from, note);
+        // A verdict goes out before anybody else's note is taken: who then finds it decided may hang up at once.
+        let decided = news.iter().any(|(_, news)| matches!(news, News::Verdict(_)));
+        let _held = decided.then_some(ledger);
         for (to, news) in news {
             match to {
                 To::Rank(rank) => self.posts[rank].put(news),
