@@ -119,7 +119,7 @@ fn magic_of(units: u64) -> (u32, u32) {
         return (0, 0);
     }
     let shift = units.next_power_of_two().trailing_zeros();
-    ((((1u64 << shift) - units << 32) / units + 1) as u32, shift)
+    (((((1u64 << shift) - units) << 32) / units + 1) as u32, shift)
 }
 
 /// Runs a kernel on a thread for each of `units`.
