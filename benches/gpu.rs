@@ -21,7 +21,10 @@ use isoshard::rng::{Distribution, Draw, Generator};
 use isoshard::tensor::cuda::{self, Gpu};
 use isoshard::tensor::{DType, Device, Tensor};
 
-const PARTS: [(&str, fn(&Bench) -> Result<()>); 6] = [
+/// What is measured together, by name.
+type Part = (&'static str, fn(&Bench) -> Result<()>);
+
+const PARTS: [Part; 6] = [
     ("kernels", kernels),
     ("random", random),
     ("attention", attention),
@@ -30,6 +33,14 @@ const PARTS: [(&str, fn(&Bench) -> Result<()>); 6] = [
     ("steps", steps),
 ];
 
+/// What products are computed in, and how: name, dtype, sums, whether f32 operands may be rounded to tf32.
+const KINDS: [(&str, DType, Reduction, bool); 5] = [
+    ("f32", DType::F32, Reduction::Fast, false),
+    ("tf32", DType::F32, Reduction::Fast, true),
+    ("bf16", DType::BF16, Reduction::Fast, false),
+    ("f32 exact", DType::F32, Reduction::Exact, false),
+    ("bf16 exact", DType::BF16, Reduction::Exact, false),
+];
 const DTYPES: [(&str, DType); 2] = [("f32", DType::F32), ("bf16", DType::BF16)];
 const ROWS: usize = 16384;
 const COLS: usize = 4096;
@@ -224,14 +235,12 @@ fn attention(bench: &Bench) -> Result<()> {
 
 fn matmul(bench: &Bench) -> Result<()> {
     for [m, k, n] in [[4096, 4096, 4096], [16384, 768, 3072], [16384, 768, 50304]] {
-        for (name, dtype) in DTYPES {
+        for (name, dtype, mode, tf32) in KINDS {
             let (a, b) = (bench.noise(&[m, k], dtype)?, bench.noise(&[n, k], dtype)?);
-            let flops = 2.0 * (m * k * n) as f64;
-            for (mode, label) in [(Reduction::Fast, ""), (Reduction::Exact, " exact")] {
-                bench.mesh.set_reduction(mode);
-                let product = || a.einsum("m k, n k -> m n", &b);
-                bench.teraflops(&format!("matmul {m}x{k}x{n} {name}{label}"), flops, product)?;
-            }
+            bench.mesh.set_reduction(mode);
+            cuda::set_tf32(tf32);
+            let product = || a.einsum("m k, n k -> m n", &b);
+            bench.teraflops(&format!("matmul {m}x{k}x{n} {name}"), 2.0 * (m * k * n) as f64, product)?;
         }
     }
     Ok(())
@@ -262,13 +271,14 @@ fn host(bench: &Bench) -> Result<()> {
 }
 
 fn steps(bench: &Bench) -> Result<()> {
-    let kinds: [(Size, &[(&str, DType)]); 3] = [(NANO, &DTYPES), (BABY, &DTYPES), (GPT2, &DTYPES[1..])];
-    for (size, dtypes) in kinds {
-        for &(name, dtype) in dtypes {
-            for (mode, label) in [(Reduction::Fast, ""), (Reduction::Exact, " exact")] {
-                bench.mesh.set_reduction(mode);
-                train(bench, size, &format!("{name}{label}"), dtype)?;
+    for size in [NANO, BABY, GPT2] {
+        for (name, dtype, mode, tf32) in KINDS {
+            if size.name == "gpt2" && dtype == DType::F32 {
+                continue;
             }
+            bench.mesh.set_reduction(mode);
+            cuda::set_tf32(tf32);
+            train(bench, size, name, dtype)?;
         }
     }
     Ok(())

@@ -4,8 +4,6 @@
 
 // Threads of a block, in every tile.
 constexpr u32 THREADS = 128;
-// Indices of the contraction that a tile handles without asking whether there are more.
-constexpr u32 GROUP = 4;
 
 // N values that are read and written in one go, 16 bytes at most.
 template <class T, u32 N>
@@ -32,83 +30,119 @@ struct Side {
 template <class T, u32 R, u32 DEPTH>
 struct Panel {
   typedef Wide<T> W;
-  static constexpr i32 ITEMS = (R * DEPTH + THREADS - 1) / THREADS, QUADS = ITEMS / 4;
+  static constexpr u32 ITEMS = (R * DEPTH + THREADS - 1) / THREADS;
   // From index to index of the contraction, with some room against bank conflicts.
   static constexpr u32 PITCH = R + 16 / sizeof(W);
+  // True where there are whole quads for every thread.
+  static constexpr bool QUADS = R * DEPTH >= 4 * THREADS;
+
+  // How threads share the panel: as many as fill a line of one dim, the others on the lines after it.
+  template <Way WAY>
+  struct Shares {
+    static constexpr bool LINE_ALONG = WAY == ALONG4 || WAY == ALONG;
+    static constexpr u32 SIZE = WAY == ALONG4 || WAY == OUTER4 ? 4 : 1, LEN = ITEMS / SIZE;
+    static constexpr u32 LINE = (LINE_ALONG ? DEPTH : R) / SIZE, LINES = THREADS / LINE;
+    // From one of a thread's shares to the next.
+    static constexpr u32 K_STEP = LINE_ALONG ? 0 : LINES, OUTER_STEP = LINE_ALONG ? LINES : 0;
+  };
 
   const T* from;  // this thread's first element
-  i64 step, along;
+  i64 step;       // from share to share
+  i64 along;
   Way way;
-  u32 k, outer, k_step, outer_step;  // its first element's place, and from item to item
-  u32 left;                          // indices of the outer dim that are inside
+  u32 k, at;      // its index of the contraction, and its place in shared memory
+  i32 more;       // indices of the outer dim from there on that are inside
   T items[ITEMS];
 
   // At the outer dim's index `first` and the contraction's index `start`.
   DEVICE void begin(const T* data, const Side& side, u32 first, i64 start) {
-    u32 t = threadIdx.x;
     way = side.way;
     along = side.along;
-    left = side.extent - first;
-    k_step = outer_step = 0;
-    if (way == ALONG4) {
-      k = t % (DEPTH / 4) * 4, outer = t / (DEPTH / 4), outer_step = THREADS / (DEPTH / 4);
+    u32 outer;
+    if (QUADS && way == ALONG4) {
+      outer = place<QUADS ? ALONG4 : ALONG>(side);
+    } else if (QUADS && way == OUTER4) {
+      outer = place<QUADS ? OUTER4 : OUTER>(side);
     } else if (way == ALONG) {
-      k = t % DEPTH, outer = t / DEPTH, outer_step = THREADS / DEPTH;
-    } else if (R >= 4 && way == OUTER4) {
-      k = t / (R / 4 + (R < 4)), outer = t % (R / 4 + (R < 4)) * 4, k_step = THREADS / (R / 4 + (R < 4));
+      outer = place<ALONG>(side);
     } else {
-      k = t / R, outer = t % R, k_step = THREADS / R;
+      outer = place<OUTER>(side);
     }
-    step = (i64)k_step * along + (i64)outer_step * side.outer;
+    at = k * PITCH + outer;
+    more = (i32)(side.extent - first - outer);
     from = data + (start + k) * along + (i64)(first + outer) * side.outer;
+    // What is outside stays so; nobody reads a sum that it goes into.
+    UNROLL
+    for (u32 i = 0; i < ITEMS; ++i) items[i] = T{};
   }
 
-  // Fetches the next `len` indices. What is not there becomes `nothing`.
-  DEVICE void load(u32 len, T nothing) {
-    const T* p = from;
-    if (QUADS > 0 && way <= OUTER4) {
-      UNROLL
-      for (i32 i = 0; i < QUADS; ++i, p += step) {
-        Vec<T, 4> quad = {{nothing, nothing, nothing, nothing}};
-        if (k + i * k_step < len && outer + i * outer_step < left) quad = *(const Vec<T, 4>*)p;
-        UNROLL
-        for (i32 e = 0; e < 4; ++e) items[4 * i + e] = quad.x[e];
-      }
+  // The thread's first index of the outer dim.
+  template <Way WAY>
+  DEVICE u32 place(const Side& side) {
+    typedef Shares<WAY> S;
+    u32 in_line = threadIdx.x % S::LINE * S::SIZE, line = threadIdx.x / S::LINE;
+    k = S::LINE_ALONG ? in_line : line;
+    step = S::LINE_ALONG ? S::LINES * side.outer : S::LINES * along;
+    return S::LINE_ALONG ? line : in_line;
+  }
+
+  // Fetches the next `len` indices.
+  DEVICE void load(u32 len) {
+    if (QUADS && way == ALONG4) {
+      fetch<QUADS ? ALONG4 : ALONG>(len);
+    } else if (QUADS && way == OUTER4) {
+      fetch<QUADS ? OUTER4 : OUTER>(len);
+    } else if (way == ALONG) {
+      fetch<ALONG>(len);
     } else {
-      UNROLL
-      for (i32 i = 0; i < ITEMS; ++i, p += step) {
-        items[i] = nothing;
-        if (k + i * k_step < len && outer + i * outer_step < left) items[i] = *p;
-      }
+      fetch<OUTER>(len);
     }
     from += (i64)len * along;
   }
 
+  template <Way WAY>
+  DEVICE void fetch(u32 len) {
+    typedef Shares<WAY> S;
+    const T* p = from;
+    i32 more_k = (i32)(len - k);
+    UNROLL
+    for (u32 i = 0; i < S::LEN; ++i, p += step) {
+      if ((i32)(i * S::K_STEP) < more_k && (i32)(i * S::OUTER_STEP) < more) {
+        Vec<T, S::SIZE> v = *(const Vec<T, S::SIZE>*)p;
+        UNROLL
+        for (u32 e = 0; e < S::SIZE; ++e) items[S::SIZE * i + e] = v.x[e];
+      }
+    }
+  }
+
   DEVICE void store(W* panel) const {
-    W* to = panel + k * PITCH + outer;
-    u32 to_step = k_step * PITCH + outer_step;
-    if (way == ALONG4) {
-      UNROLL
-      for (i32 i = 0; i < QUADS; ++i) {
-        UNROLL
-        for (i32 e = 0; e < 4; ++e) to[i * to_step + e * PITCH] = widen(items[4 * i + e]);
-      }
-    } else if (way == OUTER4) {
-      constexpr u32 V = 16 / sizeof(W);
-      UNROLL
-      for (i32 i = 0; i < QUADS; ++i) {
-        UNROLL
-        for (u32 e = 0; e < 4; e += V) {
-          Vec<W, V> wide;
-          UNROLL
-          for (u32 f = 0; f < V; ++f) wide.x[f] = widen(items[4 * i + e + f]);
-          *(Vec<W, V>*)(to + i * to_step + e) = wide;
-        }
-      }
+    W* to = panel + at;
+    // A small panel has less than one element a thread.
+    if (R * DEPTH < THREADS && threadIdx.x >= R * DEPTH) return;
+    if (QUADS && way == ALONG4) {
+      put<QUADS ? ALONG4 : ALONG>(to);
+    } else if (QUADS && way == OUTER4) {
+      put<QUADS ? OUTER4 : OUTER>(to);
+    } else if (way == ALONG) {
+      put<ALONG>(to);
     } else {
+      put<OUTER>(to);
+    }
+  }
+
+  template <Way WAY>
+  DEVICE void put(W* to) const {
+    typedef Shares<WAY> S;
+    // Elements that are neighbours in shared memory, too.
+    constexpr u32 V = WAY == OUTER4 ? 16 / sizeof(W) : 1, NEXT = S::LINE_ALONG ? PITCH : 1;
+    UNROLL
+    for (u32 i = 0; i < S::LEN; ++i) {
       UNROLL
-      for (i32 i = 0; i < ITEMS; ++i) {
-        if (R * DEPTH >= THREADS || (k < DEPTH && outer < R)) to[i * to_step] = widen(items[i]);
+      for (u32 e = 0; e < S::SIZE; e += V) {
+        Vec<W, V> wide;
+        UNROLL
+        for (u32 f = 0; f < V; ++f) wide.x[f] = widen(items[S::SIZE * i + e + f]);
+        *(Vec<W, V>*)(to + i * (S::K_STEP * PITCH + S::OUTER_STEP) + e * NEXT) = wide;
       }
     }
   }

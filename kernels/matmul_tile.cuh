@@ -4,8 +4,6 @@
 // begun with a product; nodes are added left plus right. A leaf's accumulators stay in registers. A finished left half
 // waits in the slot of its depth in the tree (at most one a depth does), the deepest ones in shared memory, since they come and
 // go most often, the others in global memory. The tree comes as a list of leaves, made by the host.
-//
-// A chain's indices are padded to a multiple of four with -0.0 times 0.0: adding -0.0 changes no bit of anything.
 #pragma once
 #include "matmul_panel.cuh"
 
@@ -66,11 +64,11 @@ struct Tile {
     col = warp / WM * (LN * TN) + across * VN;
   }
 
-  // Four indices of the contraction.
-  template <bool FIRST>
-  DEVICE void group(const W* left, const W* right) {
+  // N indices of the contraction; the first ones of a leaf.
+  template <u32 N, bool FIRST>
+  DEVICE void steps(const W* left, const W* right) {
     UNROLL
-    for (u32 k = 0; k < GROUP; ++k) {
+    for (u32 k = 0; k < N; ++k) {
       W x[TM], y[TN];
       UNROLL
       for (u32 i = 0; i < TM; i += VM) {
@@ -102,11 +100,15 @@ struct Tile {
     const W* left = panels + row;
     const W* right = panels + DEPTH * Left::PITCH + col;
     u32 k = 0;
-    if (fresh) {
-      group<true>(left, right);
-      k = GROUP;
+    if (fresh && len >= 4) {
+      steps<4, true>(left, right);
+      k = 4;
+    } else if (fresh) {
+      steps<1, true>(left, right);
+      k = 1;
     }
-    for (; k < len; k += GROUP) group<false>(left + k * Left::PITCH, right + k * Right::PITCH);
+    for (; k + 4 <= len; k += 4) steps<4, false>(left + k * Left::PITCH, right + k * Right::PITCH);
+    for (; k < len; ++k) steps<1, false>(left + k * Left::PITCH, right + k * Right::PITCH);
   }
 
   DEVICE void push(W* slot) const {
@@ -208,8 +210,8 @@ struct Tile {
   }
 
   static DEVICE void fetch(Left& left, Right& right, u32 len) {
-    left.load(len, narrow<T>((W)-0.0));
-    right.load(len, narrow<T>((W)0.0));
+    left.load(len);
+    right.load(len);
   }
 };
 
@@ -239,12 +241,12 @@ DEVICE void multiply(const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, 
     Part part = parts[index];
     typename Mine::Left left;
     typename Mine::Right right;
+    u32 rows = job.left.extent - row * ROWS, cols = job.right.extent - col * COLS;
+    i64 to = batch * job.c_batch + index * job.c_part + (i64)row * ROWS * job.c_row + (i64)col * COLS * job.c_col;
     left.begin(a + batch * job.left.batch, job.left, row * ROWS, part.start);
     right.begin(b + batch * job.right.batch, job.right, col * COLS, part.start);
     __syncthreads();  // nobody reads the tile before any more
     tile.sum(left, right, leaves, part, job, (Wide<T>*)shared, far);
-    i64 to = batch * job.c_batch + index * job.c_part + (i64)row * ROWS * job.c_row + (i64)col * COLS * job.c_col;
-    u32 rows = left.left, cols = right.left;
     if (job.parts > 1) {
       tile.write(sums + to, job, rows, cols);
     } else {

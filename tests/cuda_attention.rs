@@ -318,9 +318,9 @@ fn rotary_turns_by_the_cpus_bits() {
         for dtype in DTYPES {
             let x = noise(shape, dtype, i as u64);
             let op = op(1000 * i, i % 2 == 1);
-            let want = eval_whole(&op, &[x.clone()]).unwrap().remove(0);
+            let want = eval_whole(&op, std::slice::from_ref(&x)).unwrap().remove(0);
             let there = x.to_device(device).unwrap();
-            let got = eval_whole(&op, &[there.clone()]).unwrap().remove(0);
+            let got = eval_whole(&op, std::slice::from_ref(&there)).unwrap().remove(0);
             expect_same(&got, &want, &format!("{shape:?} in {dtype}"));
             // The same elements lying otherwise: heads inside, the last dim outside, a misaligned part.
             let (t, last) = (shape.len() - 2, shape.len() - 1);
@@ -329,7 +329,7 @@ fn rotary_turns_by_the_cpus_bits() {
             let apart =
                 |x: &Tensor| x.transpose(t, last).unwrap().contiguous().unwrap().transpose(t, last).unwrap();
             for turned in [heads(&there), apart(&there)] {
-                let got = eval_whole(&op, &[turned.clone()]).unwrap().remove(0);
+                let got = eval_whole(&op, std::slice::from_ref(&turned)).unwrap().remove(0);
                 expect_same(&got, &want, &format!("{shape:?} turned, in {dtype}"));
             }
             assert_eq!(

@@ -4,13 +4,19 @@
 
 mod common;
 
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use common::shim::{self, Order};
 use common::{bits_differ, mix, ordinary};
+use isoshard::comm::{Rank, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::nn::{Params, Plan};
 use isoshard::ops::*;
-use isoshard::placement::Region;
+use isoshard::placement::{Layout, Region};
+use isoshard::rng::Init;
 use isoshard::tensor::{DType, Device, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda};
+use isoshard::{Result, optim};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 const LENGTHS: [usize; 16] = [1, 2, 3, 9, 31, 32, 33, 63, 65, 97, 128, 129, 300, 1000, 4097, 9001];
@@ -83,7 +89,7 @@ fn reductions_of_rows_and_columns() {
             let (inner, outer) = (number(dtype, &[n, 2].into(), 3), number(dtype, &[n].into(), 4));
             for keep in [false, true] {
                 for op in reductions(&[1], keep) {
-                    let want = compare(&*op, device, &[rows.clone()]);
+                    let want = compare(&*op, device, from_ref(&rows));
                     let got = eval_whole(&*op, &[strided(device, &rows, 5)]).expect("a view");
                     assert_same(&*op, &got, &want);
                     let turned = rows.transpose(0, 1).unwrap().contiguous().unwrap();
@@ -91,11 +97,11 @@ fn reductions_of_rows_and_columns() {
                     assert_same(&*op, &eval_whole(&*op, &[view]).expect("a view"), &want);
                 }
                 for op in reductions(&[0], keep) {
-                    compare(&*op, device, &[columns.clone()]);
-                    compare(&*op, device, &[outer.clone()]);
+                    compare(&*op, device, from_ref(&columns));
+                    compare(&*op, device, from_ref(&outer));
                 }
                 for op in reductions(&[0, 1], keep) {
-                    compare(&*op, device, &[inner.clone()]);
+                    compare(&*op, device, from_ref(&inner));
                 }
             }
         }
@@ -110,7 +116,7 @@ fn reductions_over_any_dims_of_any_view() {
         for set in 0..16usize {
             let list: Vec<usize> = (0..4).filter(|d| set >> d & 1 == 1).collect();
             for op in reductions(&list, set % 3 == 0) {
-                compare(&*op, device, &[x.clone()]);
+                compare(&*op, device, from_ref(&x));
                 for order in [[3, 1, 0, 2], [1, 0, 3, 2], [2, 3, 1, 0]] {
                     let view = x.permute(&order).unwrap();
                     let want = eval_whole(&*op, &[view]).unwrap();
@@ -164,15 +170,15 @@ fn argmax_of_ties_and_nans() {
     for dtype in DType::ALL {
         for n in [1, 2, 8, 9, 33, 300, 1500] {
             let value = |e: usize| match mix(e as u64 * 7 + n as u64) % 11 {
-                0 if e % 5 == 0 && dtype.is_float() => f64::NAN,
+                0 if e.is_multiple_of(5) && dtype.is_float() => f64::NAN,
                 1 => -0.0,
                 k => (k / 4) as f64,
             };
             let values: Vec<f64> = (0..4 * n).map(value).collect();
             let x = common::tensor(dtype, &values, &[4, n].into());
-            let want = compare(&Argmax { dim: 1 }, device, &[x.clone()]);
+            let want = compare(&Argmax { dim: 1 }, device, from_ref(&x));
             let turned = x.transpose(0, 1).unwrap().contiguous().unwrap();
-            assert_same(&Argmax { dim: 0 }, &compare(&Argmax { dim: 0 }, device, &[turned.clone()]), &want);
+            assert_same(&Argmax { dim: 0 }, &compare(&Argmax { dim: 0 }, device, from_ref(&turned)), &want);
             let view = turned.to_device(device).and_then(|t| t.transpose(0, 1)).unwrap();
             assert_same(&Argmax { dim: 1 }, &eval_whole(&Argmax { dim: 1 }, &[view]).unwrap(), &want);
         }
@@ -197,11 +203,11 @@ fn softmax_and_its_like_at_every_length() {
                 let views = [strided(device, &y, 1), strided(device, &dy, 2)];
                 assert_same(&*op, &eval_whole(&*op, &views[..arity]).unwrap(), &want);
             }
-            let m = eval_whole(&Max { dims: dims(&[1]), keep: true }, &[y.clone()]).unwrap().remove(0);
+            let m = eval_whole(&Max { dims: dims(&[1]), keep: true }, from_ref(&y)).unwrap().remove(0);
             compare(&SumExp, device, &[y, m]);
         }
         let x = ordinary(dtype, &[7, 40, 3].into(), 1);
-        compare(&Softmax { dim: 1 }, device, &[x.clone()]);
+        compare(&Softmax { dim: 1 }, device, from_ref(&x));
         compare(&LogSoftmax { dim: 0 }, device, &[x]);
         let odd = [f64::NEG_INFINITY, f64::NEG_INFINITY, f64::NAN, 1.0, f64::INFINITY, -0.0, 0.0, -0.0];
         compare(&Softmax { dim: 1 }, device, &[common::tensor(dtype, &odd, &[4, 2].into())]);
@@ -253,7 +259,7 @@ fn cross_entropy_whole_and_cut() {
             let target: Vec<i64> = (0..rows).map(|r| (mix(r) % classes as u64) as i64).collect();
             let target = Tensor::from_vec(target, [2, 3]).unwrap();
             let m = Max { dims: dims(&[2]), keep: true };
-            let m = eval_whole(&m, &[logits.clone()]).unwrap().remove(0);
+            let m = eval_whole(&m, from_ref(&logits)).unwrap().remove(0);
             let s = eval_whole(&SumExp, &[logits.clone(), m.clone()]).unwrap().remove(0);
             let loss =
                 compare(&CrossEntropy, device, &[logits.clone(), target.clone(), m.clone(), s.clone()]);
@@ -471,6 +477,48 @@ fn optimizers_in_place_and_never_into_a_clone() {
     }
 }
 
+/// A step on many parameters is a launch for each 48 of one dtype, and gives what the CPU gives.
+#[test]
+fn a_step_on_many_parameters_is_one_launch() {
+    const PARAMS: usize = 70;
+    let Some((device, shim)) = shim::own_device(shim::Settings::default()) else { return };
+    let train = move |device: Device, sgd: bool| {
+        let shim = shim.clone();
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::new(&rank.on(device), &[("dp", 1)])?;
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
+            for k in 0..PARAMS {
+                let shape: Vec<usize> = if k % 3 == 0 { vec![k + 1] } else { vec![k % 7 + 1, 40 * k] };
+                params.root().param(&format!("p{k}"), shape, Init::Normal { mean: 0.0, std: 1.0 })?;
+            }
+            let scale = DTensor::full(&mesh, DType::F32, [], 0.3, Layout::replicated(1))?;
+            let (mut adam, mut descent) =
+                (optim::AdamW::new((0.9, 0.99), 0.1), optim::Sgd::new(0.9, true, 0.1));
+            for step in 0..3 {
+                // What the pass kept is gone before the step: nobody else holds the parameters.
+                let mut grads = {
+                    let squares = params.ids().map(|id| params.value(id).mul(params.value(id))?.sum_all());
+                    let sums = squares.collect::<Result<Vec<DTensor>>>()?;
+                    sums[1..].iter().try_fold(sums[0].clone(), |a, b| a.add(b))?.backward()?
+                };
+                let before = shim.calls_len("launch");
+                match sgd {
+                    true => descent.step(&mut params, &mut grads, &scale, 0.01)?,
+                    false => adam.step(&mut params, &mut grads, &scale, 0.01)?,
+                }
+                if device.is_cuda() && step > 0 {
+                    assert_eq!(shim.calls_len("launch") - before, 2, "{PARAMS} parameters");
+                }
+            }
+            params.digest()
+        };
+        spmd(1, run).unwrap_or_else(|e| panic!("{e}"))
+    };
+    for sgd in [false, true] {
+        assert_eq!(train(device, sgd), train(Device::Cpu, sgd));
+    }
+}
+
 /// Barriers are where they must be: another order of threads changes nothing.
 #[test]
 fn in_any_order_of_threads() {
@@ -480,14 +528,14 @@ fn in_any_order_of_threads() {
             let x = ordinary(DType::F32, &[3, 1000].into(), 1);
             let long = ordinary(DType::F32, &[1, 9001].into(), 2);
             for op in reductions(&[1], false) {
-                compare(&*op, device, &[x.clone()]);
+                compare(&*op, device, from_ref(&x));
                 compare(&*op, device, &[x.transpose(0, 1).unwrap().contiguous().unwrap()]);
-                compare(&*op, device, &[long.clone()]);
+                compare(&*op, device, from_ref(&long));
             }
             for x in [&x, &long] {
-                compare(&Softmax { dim: 1 }, device, &[x.clone()]);
+                compare(&Softmax { dim: 1 }, device, from_ref(x));
                 compare(&SoftmaxGrad { dim: 1 }, device, &[x.clone(), x.clone()]);
-                compare(&Argmax { dim: 1 }, device, &[x.clone()]);
+                compare(&Argmax { dim: 1 }, device, from_ref(x));
                 let w = ordinary(DType::F32, &[x.shape()[1]].into(), 2);
                 let outs = compare(
                     &LayerNorm { eps: Bits(0.1), bias: true },

@@ -171,6 +171,29 @@ fn what_no_device_could_do_is_an_error_that_says_who_where_and_what() {
     bench.shim.check().unwrap();
 }
 
+/// With checks, what is undefined is an error as well; and what is right stays right.
+#[test]
+fn checks_find_what_is_undefined() {
+    let Some(bench) = Bench::with(Settings { checks: true, ..quiet() }) else { return };
+    let out = bench.upload(&[0u32; 64]);
+    for (which, says) in [
+        (0u32, "uses an address that is not a multiple of 16"),
+        (1, "leaves an array at index 32"),
+        (2, "shifts by 32"),
+        (3, "divides an integer by 0"),
+    ] {
+        let launch =
+            |which: &u32| bench.launch("undefined", [1, 1, 1], [33, 1, 1], 0, &[bytes(&out), bytes(which)]);
+        let error = launch(&which).unwrap_err().to_string();
+        assert!(
+            error.contains("undefined, block (0, 0, 0): thread ") && error.contains("(kernels.cu:"),
+            "{error}"
+        );
+        assert!(error.contains(says), "{says:?} is not in {error:?}");
+        launch(&9).unwrap();
+    }
+}
+
 #[test]
 fn a_missing_barrier_shows_under_some_order() {
     let Some(bench) = Bench::new() else { return };
@@ -382,7 +405,7 @@ struct Bench {
 }
 
 fn quiet() -> Settings {
-    Settings { order: Order::Ascending, streams: Streams::Eager, total_bytes: 64 << 20 }
+    Settings { order: Order::Ascending, streams: Streams::Eager, total_bytes: 64 << 20, checks: false }
 }
 
 fn bytes<T: bytemuck::NoUninit>(value: &T) -> &[u8] {

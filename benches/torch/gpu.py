@@ -279,7 +279,7 @@ def train(name, kind, steps):
 
 
 def steps():
-    for name, count, kinds in (("nano", 20, ("f32", "bf16", "mixed")), ("baby", 5, ("f32", "tf32", "bf16", "mixed")),
+    for name, count, kinds in (("nano", 20, ("f32", "tf32", "bf16", "mixed")), ("baby", 5, ("f32", "tf32", "bf16", "mixed")),
                                ("gpt2", 3, ("bf16", "mixed"))):
         for kind in kinds:
             train(name, kind, count)

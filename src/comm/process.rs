@@ -1,6 +1,7 @@
 //! This process as one rank.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::nccl::{Library, NcclEngine, Seat};
@@ -70,9 +71,10 @@ impl Process {
         let Process { launch, deadline, device, library } = self;
         let library = library.map_or_else(Library::load, Ok)?;
         let device = device.map_or_else(|| gpu_of(&launch), Ok)?;
-        let Meeting { desk, .. } = meet(&launch, &[], deadline)?;
+        let Meeting { desk, brought } = meet(&launch, library.name().as_bytes(), deadline)?;
+        of_one_kind(&brought)?;
         let seat = Seat { rank: launch.rank(), world_len: launch.world_len(), device, deadline, desk };
-        let engine = std::sync::Arc::new(NcclEngine::connect(seat, &library)?);
+        let engine = Arc::new(NcclEngine::connect(seat, &library)?);
         let program = || f(Rank::new(engine.clone())?.on(device));
         match catch_unwind(AssertUnwindSafe(program)) {
             Ok(Ok(result)) => engine.end().map(|()| result),
@@ -84,6 +86,22 @@ impl Process {
                 engine.fail_for_good(format!("panicked: {}", message(&*payload)));
                 resume_unwind(payload)
             }
+        }
+    }
+}
+
+/// Refuses, on all ranks alike, libraries that differ: they need not understand each other.
+fn of_one_kind(libraries: &[Vec<u8>]) -> Result<()> {
+    match libraries.iter().position(|name| *name != libraries[0]) {
+        None => Ok(()),
+        Some(rank) => {
+            let name = |rank: usize| String::from_utf8_lossy(&libraries[rank]);
+            Err(Error::invalid(
+                "process",
+                "the ranks run different libraries",
+                format!("{} at rank 0, {} at rank {rank}", name(0), name(rank)),
+                "install one version on all nodes",
+            ))
         }
     }
 }

@@ -168,10 +168,16 @@ impl DeviceMesh {
         if let Some(g) = self.0.groups.borrow().get(axes) {
             return Ok(g.clone());
         }
-        let sub = self.0.mesh.slice(axes);
-        let ranks: Vec<usize> = sub.ranks().collect();
+        // What needs a group is planned from shared facts: all ranks come here at once, each for its own.
+        let mut parts: Vec<Vec<usize>> = Vec::new();
+        for rank in self.0.mesh.ranks() {
+            if !parts.iter().any(|part| part.contains(&rank)) {
+                let there = self.0.mesh.seen_from(rank).expect("the rank is the mesh's own");
+                parts.push(there.slice(axes).ranks().collect());
+            }
+        }
         let name: Vec<&str> = axes.iter().map(|&a| self.0.mesh.axis_name(a)).collect();
-        let group = self.0.rank.group(&ranks, &name.join("×"))?;
+        let group = self.0.rank.split(&parts, &name.join("×"))?;
         self.0.groups.borrow_mut().insert(axes.into(), group.clone());
         Ok(group)
     }

@@ -4,7 +4,11 @@
 //! [`device`] gives `Device::Cuda(0)`: a real one where there is one, else this. Kernels run in an [`Order`] that shows
 //! missing barriers, streams ([`Streams`]) as late as events allow, which shows missing waits; memory comes full of NaNs
 //! and between guards. By the environment: `ISO_SHIM=1` takes the shim where there is a device,
-//! `ISO_SHIM_ORDER=descending` or `shuffled:7` and `ISO_SHIM_STREAMS=late:7` set what is not set by the test.
+//! `ISO_SHIM_ORDER=descending` or `shuffled:7`, `ISO_SHIM_STREAMS=late:7` and `ISO_SHIM_CHECKS=1` set what is not set by
+//! the test.
+//!
+//! With [`Settings::checks`] kernels are compiled to say where they use an address that is not aligned for its type, leave an
+//! array, shift by too much or divide by 0; compiling then takes twice as long.
 //!
 //! Missing: reads out of bounds are not seen, but for the poison they give; writes out of bounds only near the ends of
 //! what [`Driver::alloc`] gave.
@@ -60,6 +64,8 @@ pub struct Settings {
     pub order: Order,
     pub streams: Streams,
     pub total_bytes: usize,
+    /// Whether kernels are compiled with checks of every access.
+    pub checks: bool,
 }
 
 impl Default for Settings {
@@ -75,6 +81,7 @@ impl Default for Settings {
             },
             streams: seed(&streams, "late").map_or(Streams::Eager, Streams::Late),
             total_bytes: 1 << 30,
+            checks: std::env::var_os("ISO_SHIM_CHECKS").is_some(),
         }
     }
 }
@@ -169,7 +176,7 @@ struct Calls {
 impl Shim {
     /// A device with nothing on it; none without a C++ compiler. Installed nowhere.
     pub fn new(settings: Settings) -> Option<Arc<Shim>> {
-        let compiler = Compiler::find()?;
+        let compiler = Compiler::find(settings.checks)?;
         let facts = Facts {
             name: "shim".into(),
             compiler: compiler.version.clone(),

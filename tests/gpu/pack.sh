@@ -15,7 +15,9 @@ grep -q '^nccl *=' Cargo.toml && features=cuda,nccl
 
 for file in tests/cuda_*.rs; do [ -e "$file" ] && suites+=("$(basename "$file" .rs)"); done
 wanted=()
-for suite in "${suites[@]}"; do [ -e "tests/$suite.rs" ] && wanted+=(--test "$suite"); done
+for suite in "${suites[@]}"; do
+  if [ -e "tests/$suite.rs" ] || [ -e "tests/$suite/main.rs" ]; then wanted+=(--test "$suite"); fi
+done
 
 rm -rf "$pack"
 mkdir -p "$pack/bin"

@@ -68,6 +68,7 @@ struct Threaded {
     /// The inner driver's stream: everything runs at once there.
     at_once: Handle,
     events: Mutex<HashMap<Handle, Arc<Event>>>,
+    streams: Mutex<Vec<Handle>>,
 }
 
 /// How often it was put on a stream, and how many of these have come to pass.
@@ -96,11 +97,17 @@ impl Threaded {
     fn new() -> Option<Threaded> {
         let inner = Shim::new(Settings { streams: Streams::Eager, ..Settings::default() })?;
         let at_once = inner.stream().unwrap();
-        Some(Threaded { inner, at_once, events: Mutex::default() })
+        Some(Threaded { inner, at_once, events: Mutex::default(), streams: Mutex::default() })
     }
 
     fn find(&self, event: Handle) -> Arc<Event> {
         lock(&self.events)[&event].clone()
+    }
+
+    /// As the driver does before it takes memory back.
+    fn wait_for_all(&self) -> DriverResult<()> {
+        let streams = lock(&self.streams).clone();
+        streams.into_iter().try_for_each(|stream| self.synchronize(stream))
     }
 
     /// Puts on a stream what the inner driver does at once.
@@ -134,6 +141,7 @@ unsafe impl Driver for Threaded {
         self.inner.alloc(bytes)
     }
     unsafe fn free(&self, block: Address) -> DriverResult<()> {
+        self.wait_for_all()?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.free(block) }
     }
@@ -141,6 +149,7 @@ unsafe impl Driver for Threaded {
         self.inner.alloc_host(bytes)
     }
     unsafe fn free_host(&self, block: *mut u8) -> DriverResult<()> {
+        self.wait_for_all()?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.free_host(block) }
     }
@@ -148,6 +157,7 @@ unsafe impl Driver for Threaded {
         let (jobs, waiting) = channel::<Job>();
         let stream = handle();
         lock(streams()).insert(stream, jobs);
+        lock(&self.streams).push(stream);
         thread::Builder::new()
             .name(format!("stream {stream}"))
             .stack_size(8 << 20)
@@ -162,10 +172,13 @@ unsafe impl Driver for Threaded {
     }
     fn drop_stream(&self, stream: Handle) {
         lock(streams()).remove(&stream);
+        lock(&self.streams).retain(|&s| s != stream);
     }
     fn synchronize(&self, stream: Handle) -> DriverResult<()> {
         let (done, end) = channel();
-        put(stream, move || drop(done.send(())));
+        put(stream, move || {
+            let _ = done.send(());
+        });
         let _ = end.recv();
         Ok(())
     }

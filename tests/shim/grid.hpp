@@ -158,6 +158,41 @@ static bool run(const Entry& entry, Launch& launch) {
 
 }  // namespace iso_shim
 
+// ---- What the compiler's checks call: accesses that a device faults on, and results that differ from device to device. --
+
+struct iso_shim_site {
+  const char* file;
+  unsigned line, column;
+};
+struct iso_shim_access {
+  iso_shim_site site;
+  const void* type;
+  unsigned char log_align, kind;
+};
+
+namespace iso_shim {
+[[noreturn]] static void undefined(const iso_shim_site& site, const char* what, word number) {
+  Block& b = *here()->block;
+  failure(b) << "thread " << here()->linear << " (" << Place{site.file, site.line} << ") " << what << " " << number;
+  abandon(b);
+}
+}  // namespace iso_shim
+
+#define ISO_SHIM_CHECK(name, ...) \
+  extern "C" __attribute__((visibility("hidden"), used)) void __ubsan_handle_##name(__VA_ARGS__)
+ISO_SHIM_CHECK(type_mismatch_v1, const iso_shim_access* at, __UINTPTR_TYPE__) {
+  iso_shim::undefined(at->site, "uses an address that is not a multiple of", 1ull << at->log_align);
+}
+ISO_SHIM_CHECK(out_of_bounds, const iso_shim_site* at, __UINTPTR_TYPE__ index) {
+  iso_shim::undefined(*at, "leaves an array at index", index);
+}
+ISO_SHIM_CHECK(shift_out_of_bounds, const iso_shim_site* at, __UINTPTR_TYPE__, __UINTPTR_TYPE__ by) {
+  iso_shim::undefined(*at, "shifts by", by);
+}
+ISO_SHIM_CHECK(divrem_overflow, const iso_shim_site* at, __UINTPTR_TYPE__, __UINTPTR_TYPE__ by) {
+  iso_shim::undefined(*at, "divides an integer by", by);
+}
+
 extern "C" __attribute__((visibility("default"))) bool iso_shim_run(const iso_shim::Entry* entry,
                                                                     iso_shim::Launch* launch) {
   return iso_shim::run(*entry, *launch);

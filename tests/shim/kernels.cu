@@ -174,6 +174,19 @@ KERNEL(large_frame, 32, (u32* out)) {
   *out = much[threadIdx.x];
 }
 
+struct alignas(16) Four {
+  u32 x[4];
+};
+
+KERNEL(undefined, 64, (u32* out, u32 which)) {
+  u32 t = threadIdx.x;
+  if (which == 0) *(Four*)(out + t % 2) = Four{1, 2, 3, 4};
+  u32 array[32] = {};
+  if (which == 1) out[t] = array[t];
+  if (which == 2) out[t] = 1u << t;
+  if (which == 3) out[t] = 7 / (t % 2);
+}
+
 // ---- Barriers that are missing. --------------------------------------------------------------------------------------
 
 template <int KIND>

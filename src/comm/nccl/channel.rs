@@ -45,10 +45,12 @@ impl Channel for NcclChannel {
         let plan = Plan::new(&call, self, &gpu)?;
         let began = self.put(&gpu, &plan, &call, (lane, &id))?;
         let done = Arc::new(self.line.side.mark()?);
+        let Plan { results, kept, .. } = plan;
+        drop(kept);
         let flight = Flight { call: call.name, lane, seq, began, done: done.clone(), since: None };
         lock(&self.line.flights).push_back(flight);
         let holds_host = call.route == Route::Barrier;
-        Ok(Box::new(Flying { shared: self.shared().clone(), id, done, results: plan.results, holds_host }))
+        Ok(Box::new(Flying { shared: self.shared().clone(), id, done, results, holds_host }))
     }
 }
 
@@ -75,7 +77,10 @@ impl NcclChannel {
         let (shared, line) = (self.shared(), &self.line);
         line.side.follow(gpu)?;
         let began = line.side.mark()?;
-        let moved = line.with(|comm| plan.moves.iter().try_for_each(|group| self.issue(group, comm)));
+        if plan.moves.is_empty() {
+            return Ok(began);
+        }
+        let moved = line.with(|comm| self.issue(&plan.moves, comm));
         match moved {
             Some(Ok(())) => {}
             Some(Err(e)) => return Err(shared.broken(id.clone(), e.to_string())),
@@ -137,9 +142,10 @@ enum Move {
 
 /// What a call moves, and what it gives.
 struct Plan {
-    /// Moves that go together.
-    moves: Vec<Vec<Move>>,
+    moves: Vec<Move>,
     results: Vec<Tensor>,
+    /// What is moved is given back after it has been put on the stream, so that the stream counts among its users.
+    kept: Vec<Tensor>,
 }
 
 /// Makes a plan's tensors.
@@ -148,17 +154,19 @@ struct Planner<'a> {
     gpu: &'a Gpu,
     dtype: DType,
     moves: Vec<Move>,
+    kept: Vec<Tensor>,
 }
 
 impl Plan {
     fn new(call: &Call, channel: &NcclChannel, gpu: &Gpu) -> Result<Plan> {
         let line = &*channel.line;
         let (me, n) = (line.index, line.ranks.len());
-        let mut p = Planner { line, gpu, dtype: call.dtype, moves: vec![] };
+        let mut p = Planner { line, gpu, dtype: call.dtype, moves: vec![], kept: vec![] };
         let others = || (0..n).filter(move |&i| i != me);
         let outgoing = |i: usize| call.outgoing[i].contiguous();
         let shapes = &call.incoming;
         let results = match call.route {
+            Route::Gather if line.alone => vec![outgoing(0)?],
             Route::Gather if shapes.iter().all(|s| *s == shapes[0]) => p.gather(&outgoing(0)?, n)?,
             Route::Gather => {
                 let own = outgoing(0)?;
@@ -171,8 +179,8 @@ impl Plan {
             }
             Route::Broadcast { root } => {
                 let x = if root == me { outgoing(0)? } else { gpu.stale(call.dtype, shapes[0].clone())? };
-                let (at, bytes) = (line.side.uses(&x)?, x.len_bytes());
-                if bytes > 0 {
+                if x.len_bytes() > 0 && !line.alone {
+                    let (at, bytes) = (p.uses(&x)?, x.len_bytes());
                     p.moves.push(Move::Broadcast { at, bytes, root });
                 }
                 vec![x]
@@ -182,21 +190,27 @@ impl Plan {
                 vec![]
             }
             Route::Recv { from } => vec![p.receive(&shapes[0], from)?],
+            Route::Barrier if line.alone => vec![],
             Route::Barrier => {
                 p.gather(&gpu.zeros(DType::U8, [1])?, n)?;
                 vec![]
             }
         };
-        let moves = if p.moves.is_empty() { vec![] } else { vec![p.moves] };
-        Ok(Plan { moves, results })
+        Ok(Plan { moves: p.moves, results, kept: p.kept })
     }
 }
 
 impl Planner<'_> {
+    fn uses(&mut self, x: &Tensor) -> Result<Address> {
+        self.kept.push(x.clone());
+        self.line.side.uses(x)
+    }
+
     fn send(&mut self, x: &Tensor, to: usize) -> Result<()> {
         let bytes = x.len_bytes();
         if bytes > 0 {
-            self.moves.push(Move::Send { from: self.line.side.uses(x)?, bytes, to });
+            let from = self.uses(x)?;
+            self.moves.push(Move::Send { from, bytes, to });
         }
         Ok(())
     }
@@ -205,7 +219,8 @@ impl Planner<'_> {
         let x = self.gpu.stale(self.dtype, shape.clone())?;
         let bytes = x.len_bytes();
         if bytes > 0 {
-            self.moves.push(Move::Recv { at: self.line.side.uses(&x)?, bytes, from });
+            let at = self.uses(&x)?;
+            self.moves.push(Move::Recv { at, bytes, from });
         }
         Ok(x)
     }
@@ -222,7 +237,7 @@ impl Planner<'_> {
         let all = self.gpu.stale(own.dtype(), shape)?;
         let bytes = own.len_bytes();
         if bytes > 0 {
-            let (from, at) = (self.line.side.uses(own)?, self.line.side.uses(&all)?);
+            let (from, at) = (self.uses(own)?, self.uses(&all)?);
             self.moves.push(Move::Gather { from, at, bytes });
         }
         (0..n).map(|i| all.narrow(0, i, 1)?.reshape(own.shape().clone())).collect()
@@ -254,12 +269,15 @@ impl Request for Flying {
         const PAUSE: Duration = Duration::from_micros(50);
         let Flying { shared, id, done, results, holds_host } = *self;
         loop {
-            // The watch says first that the world is given up, and only then lets go of what is under way.
-            let is_done = !holds_host || done.is_done().unwrap_or(true);
+            let is_done = holds_host && done.is_done().unwrap_or(false);
+            // The watch says that the world is given up before it lets go of what is under way: this was done before.
+            if is_done && shared.verdict.get().is_none() {
+                break;
+            }
             if shared.desk.verdict().is_some() {
                 return Err(shared.given_up(id));
             }
-            if is_done {
+            if !holds_host {
                 break;
             }
             thread::sleep(PAUSE);

@@ -15,7 +15,7 @@ use crate::comm::office::{Desk, Note, Verdict};
 use crate::comm::{Channel, Engine};
 use crate::error::{CallId, CommFault, Error, Result};
 use crate::tensor::Device;
-use crate::tensor::cuda::{Driver, Gpu, Side, Spoiler};
+use crate::tensor::cuda::{Driver, Gpu, Side, Spoiler, Spoilt};
 
 /// How long the office has to answer what is urgent.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -56,6 +56,10 @@ pub(super) struct Shared {
     pub lines: Mutex<HashMap<String, Arc<Line>>>,
     /// Why the world was given up, once it is.
     pub verdict: OnceLock<Verdict>,
+    /// True once this rank's program has been given the verdict.
+    pub told: AtomicBool,
+    /// What reading a value gives after it.
+    pub spoilt: OnceLock<Arc<Spoilt>>,
     /// The streams that wait for transfers.
     pub streams: Mutex<Vec<Spoiler>>,
     pub over: AtomicBool,
@@ -167,6 +171,9 @@ impl Engine for NcclEngine {
     fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Arc<dyn Channel>> {
         let mine = parts.iter().position(|part| part.contains(&self.rank())).expect("checked by the caller");
         self.open_by(&parts[mine], name, |shared, line| {
+            if parts.iter().all(|part| part.len() == 1) {
+                return Ok(());
+            }
             let everyone: Vec<usize> = (0..shared.world_len).collect();
             let world = shared.find(&everyone, "world").expect("opened when the rank connected");
             let (color, key) = (mine as u32, line.index);
@@ -219,6 +226,8 @@ impl Shared {
             driver: side.driver().clone(),
             lines: Mutex::default(),
             verdict: OnceLock::new(),
+            told: AtomicBool::new(false),
+            spoilt: OnceLock::new(),
             streams: Mutex::default(),
             over: AtomicBool::new(false),
         };
@@ -236,7 +245,9 @@ impl Shared {
     }
 
     fn line(&self, ranks: &[usize], name: &str, side: Side) -> Arc<Line> {
-        let line = Line::new(ranks, name, self.rank, side);
+        // The world's own communicator is there in any case, so that one GPU can show that the library works.
+        let alone = ranks.len() == 1 && self.world_len > 1;
+        let line = Line::new(ranks, name, self.rank, alone, side);
         self.desk.tell(Note::Open { group: line.id, name: name.into(), ranks: ranks.to_vec() });
         Arc::new(line)
     }
@@ -306,6 +317,7 @@ impl Shared {
 
     /// The error of a call after the verdict, which is there or comes at once.
     pub fn given_up(&self, id: CallId) -> Error {
+        self.told.store(true, Ordering::Relaxed);
         let verdict = self.verdict.get().cloned().or_else(|| self.desk.wait_for_verdict(PATIENCE));
         match verdict {
             Some(verdict) => verdict.at(id).into(),
@@ -336,14 +348,27 @@ impl Shared {
         self.given_up(line.call_id("connect", 0))
     }
 
-    /// Waits until all that is under way is through.
+    /// What reading gives from now on.
+    pub fn spoil(&self, error: Error) -> Arc<Spoilt> {
+        self.spoilt.get_or_init(|| Arc::new(Spoilt { error, told: AtomicBool::new(false) })).clone()
+    }
+
+    /// A call of the whole world that is no group's.
+    pub fn world_id(&self, call: &'static str) -> CallId {
+        let everyone: Vec<usize> = (0..self.world_len).collect();
+        CallId { call, seq: 0, group: label("world", &everyone) }
+    }
+
+    /// Waits until all that is under way is through. A verdict that the program was given already is its own business.
     fn drain(&self) -> Result<()> {
         const PAUSE: Duration = Duration::from_millis(1);
         loop {
             if let Some(verdict) = self.desk.verdict() {
-                let everyone: Vec<usize> = (0..self.world_len).collect();
-                let group = label("world", &everyone);
-                return Err(verdict.at(CallId { call: "end", seq: 0, group }).into());
+                let read = self.spoilt.get().is_some_and(|spoilt| spoilt.told.load(Ordering::Relaxed));
+                if read || self.told.load(Ordering::Relaxed) {
+                    return Ok(());
+                }
+                return Err(verdict.at(self.world_id("end")).into());
             }
             let lines: Vec<Arc<Line>> = lock(&self.lines).values().cloned().collect();
             if lines.iter().all(|line| lock(&line.flights).is_empty()) {

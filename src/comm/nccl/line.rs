@@ -19,7 +19,9 @@ pub(super) struct Line {
     pub id: u64,
     pub ranks: Vec<usize>,
     pub index: usize,
-    /// None once it is aborted or destroyed, and for a single rank that needs none.
+    /// True for a single rank that talks to nobody and has no communicator.
+    pub alone: bool,
+    /// None once it is aborted or destroyed.
     comm: Mutex<Option<Communicator>>,
     pub side: Side,
     seqs: Mutex<HashMap<Lane, u64>>,
@@ -42,7 +44,7 @@ pub(super) struct Flight {
 }
 
 impl Line {
-    pub fn new(ranks: &[usize], name: &str, rank: usize, side: Side) -> Line {
+    pub fn new(ranks: &[usize], name: &str, rank: usize, alone: bool, side: Side) -> Line {
         let label = label(name, ranks);
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
         Line {
@@ -50,6 +52,7 @@ impl Line {
             label,
             ranks: ranks.to_vec(),
             index,
+            alone,
             comm: Mutex::default(),
             side,
             seqs: Mutex::default(),

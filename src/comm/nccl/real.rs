@@ -25,7 +25,11 @@ pub(super) fn load() -> Result<Arc<dyn Nccl>> {
         // SAFETY: NCCL's own initialisers run, as in any program that is linked with it.
         match unsafe { Library::new(&name) } {
             Ok(library) => return Ok(Arc::new(Real::new(library)?)),
-            Err(e) => reasons.push(format!("{name}: {e}")),
+            Err(e) => {
+                let why =
+                    std::error::Error::source(&e).map_or_else(|| e.to_string(), |source| source.to_string());
+                reasons.push(why);
+            }
         }
     }
     Err(Error::unsupported(
@@ -173,10 +177,12 @@ impl Real {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: the library's texts live as long as it does, or until the next failure; they are copied at once.
-        let text = |at: *const c_char| match at.is_null() {
-            true => String::new(),
-            false => unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string(),
+        let text = |at: *const c_char| {
+            if at.is_null() {
+                return String::new();
+            }
+            // SAFETY: the library's texts live as long as it does, or until the next failure; they are copied at once.
+            unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string()
         };
         // SAFETY: both take any status, and a communicator that is alive, or null.
         let (what, mut words) = unsafe {
@@ -199,6 +205,7 @@ fn name_of(status: Status) -> &'static str {
         4 => "ncclInvalidArgument",
         5 => "ncclInvalidUsage",
         6 => "ncclRemoteError",
+        8 => "ncclTimeout",
         _ => "an unknown code",
     }
 }
@@ -382,5 +389,45 @@ unsafe impl Nccl for Real {
         }
         // SAFETY: as above.
         self.check("ncclCommAbort", unsafe { (self.functions.abort)(comm) }, ptr::null_mut())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// As far as it goes without a GPU: the functions are those that we think, and a refusal says why.
+    #[test]
+    fn the_library_answers() {
+        let nccl = match load() {
+            Ok(nccl) => nccl,
+            Err(e) => return eprintln!("SKIPPED (no NCCL): {e}"),
+        };
+        let id = match nccl.unique_id() {
+            Ok(id) => id,
+            Err(e) => return assert!(e.to_string().starts_with("ncclGetUniqueId failed with nccl"), "{e}"),
+        };
+        assert!(id.len() == ID_BYTES && id.iter().any(|&b| b != 0));
+        let comm = match nccl.join(&id, 1, 0) {
+            Ok(comm) => comm,
+            Err(e) => {
+                return assert!(e.to_string().starts_with("ncclCommInitRankConfig failed with nccl"), "{e}");
+            }
+        };
+        let progress = (0..3000).find_map(|_| match nccl.progress(comm) {
+            Ok(Progress::Underway) => {
+                sleep(Duration::from_millis(10));
+                None
+            }
+            other => Some(other),
+        });
+        match progress.expect("it comes to an end") {
+            Ok(progress) => assert_eq!(progress, Progress::Ready),
+            Err(e) => assert!(e.to_string().starts_with("a call before failed with nccl"), "{e}"),
+        }
+        nccl.abort(comm).unwrap();
     }
 }

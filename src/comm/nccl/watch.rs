@@ -9,7 +9,7 @@ use super::engine::{PATIENCE, Shared};
 use super::line::{Flight, Line, lock};
 use super::{Communicator, Progress};
 use crate::comm::office::{Note, Verdict};
-use crate::error::{CommFault, Error};
+use crate::error::CommFault;
 
 /// How often it looks where calls are under way, and where none are.
 const GLANCE: Duration = Duration::from_millis(2);
@@ -95,11 +95,12 @@ fn own_verdict(shared: &Shared, note: Note) -> Verdict {
 fn give_up(shared: &Shared, verdict: Verdict) {
     let _ = shared.verdict.set(verdict.clone());
     let lines: Vec<Arc<Line>> = lock(&shared.lines).values().cloned().collect();
-    for line in &lines {
-        let (call, seq) = lock(&line.flights).front().map_or(("connect", 0), |first| (first.call, first.seq));
-        let error: Error = verdict.at(line.call_id(call, seq)).into();
-        lock(&shared.streams).iter().for_each(|stream| stream.spoil(Some(error.clone())));
-    }
+    let first = lines
+        .iter()
+        .find_map(|line| lock(&line.flights).front().map(|first| line.call_id(first.call, first.seq)));
+    let id = first.unwrap_or_else(|| shared.world_id("read"));
+    let why = shared.spoil(verdict.at(id).into());
+    lock(&shared.streams).iter().for_each(|stream| stream.spoil(Some(why.clone())));
     for line in lines {
         if let Some(comm) = line.take() {
             // What cannot even be aborted is past help.

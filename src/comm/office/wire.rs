@@ -185,7 +185,7 @@ impl<'a> Reader<'a> {
 
 /// A call's name from its text. All that this crate's groups make are listed; another engine's are kept for good.
 fn name(text: String) -> &'static str {
-    const NAMES: [&str; 10] = [
+    const NAMES: [&str; 12] = [
         "all_gather",
         "all_to_all",
         "reduce_scatter",
@@ -196,6 +196,8 @@ fn name(text: String) -> &'static str {
         "barrier",
         "connect",
         "rendezvous",
+        "read",
+        "end",
     ];
     NAMES.into_iter().find(|n| *n == text).unwrap_or_else(|| Box::leak(text.into_boxed_str()))
 }

@@ -191,7 +191,7 @@ mod tests {
             let (magic, shift) = magic_of(units);
             let edges = (0..40).flat_map(|k| [k * units, (k + 1) * units - 1, (1 << 31) - 1 - k]);
             for n in edges.filter(|n| n >> 31 == 0) {
-                let high = n * u64::from(magic) >> 32;
+                let high = (n * u64::from(magic)) >> 32;
                 assert_eq!((high + n) >> shift, n / units, "{n} / {units}");
                 assert!((high + n) >> 32 == 0);
             }

@@ -140,7 +140,7 @@ impl<'a> Backward<'a> {
         let (n, outer) = leading.split_last().map_or((1, &[][..]), |(&n, outer)| (n, outer));
         let outer_len: usize = outer.iter().product();
         let columns = outer_len * width;
-        if columns > u32::MAX as usize || n > u32::MAX as usize {
+        if columns > u32::MAX as usize || n > i32::MAX as usize {
             let given = self.x.to_string();
             return Err(Error::unsupported(
                 self.verb,

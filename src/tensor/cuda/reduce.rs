@@ -195,7 +195,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: 
     // In a contiguous copy a dim is either a row or a column among its neighbours.
     let strays = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
     let nest = match nest.filter(|_| !strays || x.is_contiguous()) {
-        Some(nest) if n <= u32::MAX as usize => nest,
+        Some(nest) if n <= i32::MAX as usize => nest,
         _ if !x.is_contiguous() => return reduce_dim(verb, &x.to_owned_copy()?, dim, leaf, op, to),
         _ => {
             let given = format!("dim {dim} of {x}");
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn work_is_spread_within_what_workers_take() {
         for worker in [WARP, THREAD, THREAD_OF_HALVES] {
-            for n in [1, 2, 31, 33, 129, 1000, 50_257, 1 << 20, 1 << 31, u32::MAX as usize] {
+            for n in [1, 2, 31, 33, 129, 1000, 50_257, 1 << 20, i32::MAX as usize] {
                 for lines in [1, 7, 1000, 1 << 20] {
                     let Spread { depth, split, team } = Spread::new(n, lines, 5000, worker);
                     let below = depth.saturating_sub(worker.unit);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::driver::{Address, Driver, DriverError, DriverResult, Handle};
 use super::gpu::Gpu;
-use super::stream::Stream;
+use super::stream::{Spoilt, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Tensor};
 
@@ -104,8 +104,8 @@ impl Spoiler {
         Arc::ptr_eq(&self.0, gpu.stream())
     }
 
-    /// From now on reading a value gives this error, or none any more.
-    pub fn spoil(&self, error: Option<Error>) {
-        self.0.spoil(error);
+    /// From now on reading a value gives an error, or none any more.
+    pub fn spoil(&self, why: Option<Arc<Spoilt>>) {
+        self.0.spoil(why);
     }
 }

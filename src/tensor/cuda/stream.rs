@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::device::CudaDevice;
@@ -29,7 +29,7 @@ pub(crate) struct Stream {
     /// Where kernels report faults.
     pub(super) fault: Block,
     /// Why what lies on the stream is not to be read.
-    spoilt: Mutex<Option<Error>>,
+    spoilt: Mutex<Option<Arc<Spoilt>>>,
 }
 
 impl Stream {
@@ -84,10 +84,10 @@ impl Stream {
         Ok(())
     }
 
-    /// From now on reading a value of the stream gives this error, or none any more: a transfer that was given up leaves
+    /// From now on reading a value of the stream gives an error, or none any more: a transfer that was given up leaves
     /// arbitrary values behind.
-    pub(super) fn spoil(&self, error: Option<Error>) {
-        *lock(&self.spoilt) = error;
+    pub(super) fn spoil(&self, why: Option<Arc<Spoilt>>) {
+        *lock(&self.spoilt) = why;
     }
 
     /// Waits until all that is on the stream is done, and reads the fault that a kernel may have reported.
@@ -106,8 +106,9 @@ impl Stream {
         }
         lock(&self.pinned).put(host, kept, None);
         done.map_err(fail)?;
-        if let Some(error) = &*lock(&self.spoilt) {
-            return Err(error.clone());
+        if let Some(spoilt) = &*lock(&self.spoilt) {
+            spoilt.told.store(true, Ordering::Relaxed);
+            return Err(spoilt.error.clone());
         }
         match fault::read(bytes) {
             None => Ok(()),
@@ -152,6 +153,14 @@ impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream {} of {}", self.id, self.device.name())
     }
+}
+
+/// Why what lies on a stream is not to be read.
+#[derive(Debug)]
+pub(crate) struct Spoilt {
+    pub error: Error,
+    /// True once somebody has tried.
+    pub told: AtomicBool,
 }
 
 /// A tensor's memory on a device.

@@ -42,20 +42,27 @@ impl Pinned {
         self.free.push((at as usize, size, event));
     }
 
-    /// Gives back buffers beyond those worth keeping.
-    fn trim(&mut self, driver: &dyn Driver, keep: usize) {
+    /// Gives back buffers beyond those worth keeping, the largest first; not those in use, which the driver would wait for.
+    fn trim(&mut self, driver: &dyn Driver) {
         self.free.sort_by_key(|b| b.1);
-        while self.free.len() > keep {
-            let Some((at, _, event)) = self.free.pop() else { return };
-            event.into_iter().for_each(|e| driver.drop_event(e));
-            // SAFETY: the buffer came from this driver, which waits for what still uses it.
-            let _ = unsafe { driver.free_host(at as *mut u8) };
+        while self.free.len() > KEPT_BUFFERS {
+            let idle =
+                |b: &(usize, usize, Option<Handle>)| b.2.is_none_or(|e| driver.is_done(e).unwrap_or(false));
+            let Some(at) = self.free.iter().rposition(idle) else { return };
+            let buffer = self.free.remove(at);
+            Pinned::give_back(driver, buffer);
         }
     }
 
     /// Gives everything back.
     pub fn clear(&mut self, driver: &dyn Driver) {
-        self.trim(driver, 0);
+        self.free.drain(..).for_each(|buffer| Pinned::give_back(driver, buffer));
+    }
+
+    fn give_back(driver: &dyn Driver, (at, _, event): (usize, usize, Option<Handle>)) {
+        event.into_iter().for_each(|e| driver.drop_event(e));
+        // SAFETY: the buffer came from this driver, which waits for what still uses it.
+        let _ = unsafe { driver.free_host(at as *mut u8) };
     }
 }
 
@@ -110,7 +117,7 @@ unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
         let mut pinned = lock(&stream.pinned);
         pinned.put(host, size, event.as_ref().ok().copied());
         event.map_err(fail)?;
-        pinned.trim(&*device.driver, KEPT_BUFFERS);
+        pinned.trim(&*device.driver);
     }
     Ok(())
 }
@@ -135,6 +142,6 @@ unsafe fn to_host(stream: &Arc<Stream>, to: &mut [u8], from: u64) -> Result<()> 
         lock(&stream.pinned).put(host, size, None);
         done?;
     }
-    lock(&stream.pinned).trim(&*device.driver, KEPT_BUFFERS);
+    lock(&stream.pinned).trim(&*device.driver);
     Ok(())
 }

@@ -28,28 +28,33 @@ const FLAGS: &[&str] = &[
     "-fno-strict-aliasing",
     "-fvisibility=hidden",
     "-fPIC",
-    "-shared",
     "-DISO_SHIM",
 ];
+
+/// What the compiler looks at while a kernel runs, where that is wanted: its reports are the shim's own functions.
+const CHECKS: &str = "-fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero";
 
 /// A compiler that was found to work.
 #[derive(Debug)]
 pub struct Compiler {
     command: Vec<String>,
     flags: Vec<String>,
+    checks: bool,
     /// Its name and version, and the shim's: what its images depend on besides their sources.
     pub version: String,
 }
 
 impl Compiler {
     /// The compiler that `CXX` names, else one of the usual.
-    pub fn find() -> Option<Compiler> {
+    pub fn find(checks: bool) -> Option<Compiler> {
         let named = std::env::var("CXX").ok().filter(|c| !c.trim().is_empty());
         let candidates = named.into_iter().chain(["g++", "c++", "clang++"].map(String::from));
-        candidates.filter_map(|c| Compiler::of(c.split_whitespace().map(String::from).collect())).next()
+        candidates
+            .filter_map(|c| Compiler::of(c.split_whitespace().map(String::from).collect(), checks))
+            .next()
     }
 
-    fn of(command: Vec<String>) -> Option<Compiler> {
+    fn of(command: Vec<String>, checks: bool) -> Option<Compiler> {
         let told = Command::new(&command[0]).args(&command[1..]).arg("--version").output().ok()?;
         let name = String::from_utf8_lossy(&told.stdout).lines().next()?.to_string();
         let mut flags: Vec<String> = FLAGS.iter().map(|f| f.to_string()).collect();
@@ -61,8 +66,8 @@ impl Compiler {
         if std::arch::is_x86_feature_detected!("fma") {
             flags.push("-mfma".into());
         }
-        let version = format!("{name}, shim {:016x}", hash(&(&flags, SHIM)));
-        told.status.success().then_some(Compiler { command, flags, version })
+        let version = format!("{name}, shim {:016x}", hash(&(&flags, checks, SHIM)));
+        told.status.success().then_some(Compiler { command, flags, checks, version })
     }
 
     /// The image of a program: from disk, where the same was compiled before.
@@ -107,12 +112,24 @@ impl Compiler {
         }
         let source = format!("{}.cu", program.name);
         write(work.join(&source), program.source)?;
+        let include = ["-include", "shim/shim.hpp", "-x", "c++", &source];
+        match self.checks {
+            false => self.call(work, &[defines, &include, &["-shared", "-o", "image.so"]])?,
+            true => {
+                self.call(work, &[defines, &include, &[CHECKS, "-c", "-o", "image.o"]])?;
+                // Linked without the flag, which would bring the compiler's own library.
+                self.call(work, &[&["image.o", "-shared", "-o", "image.so"]])?;
+            }
+        }
+        Ok(work.join("image.so"))
+    }
+
+    fn call(&self, work: &Path, arguments: &[&[&str]]) -> Result<(), String> {
         let mut command = Command::new(&self.command[0]);
-        command.args(&self.command[1..]).args(&self.flags).args(defines).current_dir(work);
-        command.args(["-include", "shim/shim.hpp", "-x", "c++", &source, "-o", "image.so"]);
+        command.args(&self.command[1..]).args(&self.flags).args(arguments.concat()).current_dir(work);
         let done = command.output().map_err(|e| format!("{}: {e}", self.command[0]))?;
         match done.status.success() {
-            true => Ok(work.join("image.so")),
+            true => Ok(()),
             false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
         }
     }

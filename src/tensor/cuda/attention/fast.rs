@@ -85,12 +85,8 @@ impl Kind {
         let half = matches!(q.dtype(), DType::F16 | DType::BF16);
         let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
         // A running maximum of scores is that of their products with a positive scale alone.
-        if call.exact
-            || !half
-            || !whole
-            || !(call.scale > 0.0)
-            || gpu.stream().device.driver.facts().capability.0 < 8
-        {
+        let positive = call.scale > 0.0;
+        if call.exact || !half || !whole || !positive || gpu.stream().device.driver.facts().capability.0 < 8 {
             return None;
         }
         KINDS.into_iter().find(|kind| d.max(dv) <= kind.d)

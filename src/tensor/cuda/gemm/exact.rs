@@ -123,7 +123,7 @@ pub(super) fn multiply(
         if plan.far_slots > 0 { plan.most_blocks.min(items as usize) } else { items as usize } as u32;
     let far_len = blocks as usize * plan.far_slots * tiling.rows * tiling.cols;
     let mut far = (far_len > 0).then(|| gpu.stale(wide_dtype, [far_len])).transpose()?;
-    gpu.kernel("matmul", tiling.stem, a.dtype())?
+    gpu.kernel(file(a.dtype()), tiling.stem, a.dtype())?
         .read(left.0)
         .read(right.0)
         .write(out)
@@ -135,12 +135,22 @@ pub(super) fn multiply(
         .run(blocks, THREADS as u32, plan.shared_bytes)?;
     let Some(sums) = sums else { return Ok(()) };
     let blocks = total.div_ceil(256).min(8 * gpu.multiprocessors() as usize);
-    gpu.kernel("matmul", "matmul_join", a.dtype())?
+    gpu.kernel(file(a.dtype()), "matmul_join", a.dtype())?
         .read(&sums)
         .write(out)
         .arg(total as u64)
         .arg(plan.part_depth)
         .run(blocks as u32, 256, 0)
+}
+
+/// A dtype's kernels are compiled when it is first multiplied.
+fn file(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "matmul_f64",
+        DType::F16 => "matmul_f16",
+        DType::BF16 => "matmul_bf16",
+        _ => "matmul_f32",
+    }
 }
 
 /// An operand by its outer dim and the contraction's; `tile` is the tile's extent of the outer one.

@@ -74,13 +74,3 @@ fn seen(x: &Tensor, rows: usize, cols: usize) -> Option<Matrix> {
     let straight = lines(rows, cols).map(|step| Matrix { at, turned: false, step, batch_step });
     straight.or_else(|| lines(cols, rows).map(|step| Matrix { at, turned: true, step, batch_step }))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tf32_is_off_at_first() {
-        assert!(!TF32.load(Ordering::Relaxed));
-    }
-}

@@ -5,7 +5,7 @@
 use crate::tensor::DType;
 use crate::tensor::cuda::Facts;
 
-/// A tile of `kernels/matmul.cu`.
+/// A tile of `kernels/matmul.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Tiling {
     /// The kernel's name without the dtype.

@@ -27,7 +27,7 @@ pub(super) struct CublasLt {
     chosen: Mutex<HashMap<Product, Option<Arc<Chosen>>>>,
 }
 
-// SAFETY: cuBLASLt's handle may be used by several threads at once, and descriptions are only read once they are made.
+// SAFETY: cuBLASLt's handle may be used by several threads at once.
 unsafe impl Send for CublasLt {}
 // SAFETY: as above.
 unsafe impl Sync for CublasLt {}
@@ -153,6 +153,11 @@ struct Description {
     right: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
 }
+
+// SAFETY: the library only reads descriptions once they are made, from whichever thread.
+unsafe impl Send for Description {}
+// SAFETY: as above.
+unsafe impl Sync for Description {}
 
 impl Description {
     fn new(shape: &Product) -> Result<Description, CublasError> {
