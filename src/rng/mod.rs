@@ -4,7 +4,8 @@
 //! so every rank counts alike and no rank asks another: nothing here communicates. A [`Draw`] names one operator's
 //! numbers, and the fills ([`uniform`], [`normal`], [`dropout`], …; [`Distribution`] and [`Init`] name them as values)
 //! compute any range of them, given the *global* linear (row-major) index of its first element, or many at once
-//! ([`Stretches`]). However a tensor is cut, each element gets the same bits, on every CPU and vector width.
+//! ([`Stretches`]). However a tensor is cut, each element gets the same bits, on every CPU, vector width and CUDA device
+//! ([`Distribution::fill_tensor`]).
 //!
 //! The streams are frozen: which counter an element reads is written at [`Draw`], the formula at each fill, and
 //! known answers stand in the tests. Changing one bit is a breaking change.
