@@ -11,9 +11,9 @@
 //! connecting keeps the deadline too. The first fault gives up the whole world: everywhere the communicators are aborted,
 //! later calls give the fault, and so does reading a value, since what was being received is arbitrary.
 //!
-//! **What members bring is compared** in an office that they tell of every call, in passing (a microsecond or two for the
-//! caller, some 100 bytes a call to rank 0's process): name, reduction, dtype, shapes, order. Since nobody waits for the
-//! comparison, what a wrong call received may have been used in kernels before the fault is known, never in a value that
+//! **What members bring is compared** in an office that they tell of every call, in passing (the caller copies the shapes
+//! and goes on; a few hundred bytes a call go to rank 0's process): name, reduction, dtype, shapes, order. Since nobody waits
+//! for the comparison, what a wrong call received may have been used in kernels before the fault is known, never in a value that
 //! was read after it. The deadline then also names who has not come. [`Library::compared`] turns this off, where thousands of
 //! ranks would crowd the office; a wrong call is then whatever NCCL makes of it, a hang up to the deadline or a wrong value.
 //! Never compared: the values themselves, and which attributes an operator had.
