@@ -28,7 +28,7 @@ impl CausalAttention<'_> {
         let chunks = dims[1].chunks as usize;
         let items = b * h * query_blocks(&call);
         let (mut stack, blocks) = kind.stack(gpu, items, chunks, call.levels as usize, 2)?;
-        gpu.kernel("attention", kind.stem, kind.dtype)?
+        gpu.kernel(files(kind.dtype)[0], kind.stem, kind.dtype)?
             .arg(call)
             .arg(dims[0])
             .arg(dims[1])
@@ -61,7 +61,7 @@ impl CausalAttention<'_> {
         let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
         let dims = [d, dv].map(|d| DimArg::new(d, kind.chunk));
         let launch = |stem| {
-            let launch = gpu.kernel("attention_grad", stem, kind.dtype)?;
+            let launch = gpu.kernel(files(kind.dtype)[1], stem, kind.dtype)?;
             let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).read(&q).read(&k).read(&v).read(&grad);
             Ok::<_, Error>(launch.read(lse).read(&delta))
         };
@@ -82,6 +82,16 @@ impl CausalAttention<'_> {
         let launch = launch(kind.dkv)?.write(&mut dk).write(&mut dvs);
         launch.write(&mut stack).run(grid, THREADS, shared_bytes)?;
         Ok([kind.result(dq)?, kind.result(dk)?, kind.result(dvs)?])
+    }
+}
+
+/// Where the kernels of a dtype are, forward and backward: they are large, so that each compiles apart.
+fn files(dtype: DType) -> [&'static str; 2] {
+    match dtype {
+        DType::F64 => ["attention_f64", "attention_grad_f64"],
+        DType::F16 => ["attention_f16", "attention_grad_f16"],
+        DType::BF16 => ["attention_bf16", "attention_grad_bf16"],
+        _ => ["attention_f32", "attention_grad_f32"],
     }
 }
 

@@ -9,8 +9,9 @@
 // up to 64 queries as one product, that product's own tree has the same shape. A leaf of 64 that sees none of a block's
 // keys is left out, as there; what is left out or masked could change but the sign of a zero, and no sum is left as -0.
 //
-// To be checked where there is a GPU: as in attention.cu, 50 to 65% of the f32 peak, at 16 warps a multiprocessor for D up to
+// To be checked where there is a GPU: as in attention_forward.cuh, 50 to 65% of the f32 peak, at 16 warps a multiprocessor for D up to
 // 64 and 8 beyond; 7 / 5 of an f32 flash kernel's time.
+#pragma once
 #include "attention.cuh"
 
 // The probabilities of a tile become, with their factor from dropout, `s`; the gradients of the scores, `ds`. `kept` has bit
@@ -213,7 +214,7 @@ DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv
   }
 }
 
-// `bound`: as in attention.cu.
+// `bound`: as in attention_forward.cuh.
 #define ENTRIES(stem, T, bound, ...)                                                                            \
   KERNEL(stem##_dq_##T, bound,                                                                                  \
          (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, const T* grad,                 \
@@ -226,10 +227,5 @@ DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv
     attention_dkv<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dk, dvs, stack);             \
   }
 
-// Head dims up to 64, up to 128, and up to 1024 (where the host widens f16 and bf16).
-#define SINGLE(T) ENTRIES(narrow, T, 512, 256, 4, 4, 1, 1) ENTRIES(wide, T, 256, 256, 4, 4, 2, 2)
-SINGLE(f32)
-SINGLE(f16)
-SINGLE(bf16)
-ENTRIES(any, f32, 256, 256, 4, 4, 1, 5)
-ENTRIES(any, f64, 256, 256, 4, 2, 1, 5)
+// The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (where the host widens f16 and bf16).
+#define NARROW_AND_WIDE(T) ENTRIES(narrow, T, 512, 256, 4, 4, 1, 1) ENTRIES(wide, T, 256, 256, 4, 4, 2, 2)

@@ -11,6 +11,7 @@
 // finished nodes a tenth of what the second cache gives: 50 to 65% of the f32 peak, on an H100 some 20 TFLOP/s counting the
 // two products that are needed. That is 15 to 20 times the time of a bf16 flash kernel (attention_fast.cu), 1.2 to 1.5
 // times that of an f32 one. Dropout adds a quarter: a Philox block for four scores.
+#pragma once
 #include "attention.cuh"
 
 // The sums of rows of exponentials, which come as tiles by columns: leaves of neighbours added, a warp a row's leaf, eight
@@ -240,10 +241,5 @@ DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, co
     attention<Tiles<T, __VA_ARGS__>>(call, d, dv, q, k, v, o, lse, stack);                                          \
   }
 
-// Head dims up to 64, up to 128, and up to 1024 (where the host widens f16 and bf16).
-#define SINGLE(T) ENTRY(narrow, T, 512, 256, 4, 4, 1, 1) ENTRY(wide, T, 512, 256, 4, 4, 2, 2)
-SINGLE(f32)
-SINGLE(f16)
-SINGLE(bf16)
-ENTRY(any, f32, 256, 256, 4, 4, 1, 5)
-ENTRY(any, f64, 256, 256, 4, 2, 1, 5)
+// The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (where the host widens f16 and bf16).
+#define NARROW_AND_WIDE(T) ENTRY(narrow, T, 512, 256, 4, 4, 1, 1) ENTRY(wide, T, 512, 256, 4, 4, 2, 2)

@@ -1,0 +1,5 @@
+// attention_grad of f32.
+#include "attention_backward.cuh"
+
+NARROW_AND_WIDE(f32)
+ENTRIES(any, f32, 256, 256, 4, 4, 1, 5)
