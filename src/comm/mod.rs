@@ -22,6 +22,7 @@
 
 mod call;
 mod crew;
+pub mod dry;
 mod engine;
 mod fold;
 mod group;
@@ -33,9 +34,11 @@ mod pending;
 mod process;
 mod rank;
 mod spmd;
+mod tally;
 mod threads;
 
 pub use call::{Call, Route};
+pub use dry::DryRun;
 pub use engine::{Channel, Engine, Reduce, Request};
 pub use group::Group;
 pub use launch::Launch;
@@ -44,3 +47,4 @@ pub use pending::Pending;
 pub use process::Process;
 pub use rank::Rank;
 pub use spmd::{Spmd, spmd};
+pub use tally::{Tally, Total, Traffic};
