@@ -92,21 +92,36 @@ impl Rank {
     /// each rank is a member of exactly one. As [`Rank::group`] by each member, but faster over NCCL.
     ///
     /// # Errors
-    /// Refuses parts that do not share out the world; [`CommFault`](crate::CommFault)s.
+    /// Refuses parts that share a rank or do not share out the world; [`CommFault`](crate::CommFault)s.
     pub fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Group> {
+        let refuse = |rule: &str, remedy: String| {
+            Err(Error::invalid(
+                "split",
+                rule,
+                format!("{name}{parts:?} for {} rank(s)", self.world_len()),
+                remedy,
+            ))
+        };
         let mut all: Vec<usize> = parts.iter().flatten().copied().collect();
         all.sort_unstable();
-        if !all.iter().copied().eq(0..self.world_len()) {
-            return Err(Error::invalid(
-                "split",
-                "the parts do not share out the world",
-                format!("{name}{parts:?} for {} rank(s)", self.world_len()),
-                "name each rank once",
-            ));
+        if let Some(pair) = all.windows(2).find(|pair| pair[0] == pair[1]) {
+            return refuse("the parts overlap", format!("name rank {} once", pair[0]));
         }
-        let mine = parts.iter().find(|part| part.contains(&self.rank())).expect("every rank is named");
-        let channel = self.engine.split(parts, name)?;
-        Ok(Group::over(channel, self.rank(), mine, name))
+        if !all.iter().copied().eq(0..self.world_len()) {
+            return refuse("the parts do not share out the world", "name each rank once".into());
+        }
+        let mine = parts.iter().position(|part| part.contains(&self.rank())).expect("every rank is named");
+        if parts.iter().all(|part| part.len() == 1) {
+            return Group::open(&*self.engine, &parts[mine], name);
+        }
+        self.part(&parts[mine], mine, name)
+    }
+
+    /// This rank's part of the world, which all ranks share out at once; parts differ in `color`, and some part has more
+    /// ranks than one.
+    pub(crate) fn part(&self, part: &[usize], color: usize, name: &str) -> Result<Group> {
+        let channel = self.engine.split(part, color, name)?;
+        Ok(Group::over(channel, self.rank(), part, name))
     }
 
     /// The engine below.

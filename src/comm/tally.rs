@@ -144,10 +144,9 @@ impl Engine for Counting {
         Ok(self.counted(channel, ranks, name))
     }
 
-    fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Arc<dyn Channel>> {
-        let channel = self.engine.split(parts, name)?;
-        let mine = parts.iter().find(|part| part.contains(&self.rank())).expect("checked by the caller");
-        Ok(self.counted(channel, mine, name))
+    fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
+        let channel = self.engine.split(part, color, name)?;
+        Ok(self.counted(channel, part, name))
     }
 
     fn end(&self) -> Result<()> {
