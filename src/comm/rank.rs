@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Group};
+use super::{Engine, Group, Network};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
@@ -12,6 +12,7 @@ pub struct Rank {
     engine: Arc<dyn Engine>,
     world: Group,
     device: Device,
+    network: Network,
 }
 
 impl Rank {
@@ -22,7 +23,7 @@ impl Rank {
     pub fn new(engine: Arc<dyn Engine>) -> Result<Rank> {
         let everyone: Vec<usize> = (0..engine.world_len()).collect();
         let world = Group::open(&*engine, &everyone, "world")?;
-        Ok(Rank { engine, world, device: Device::Cpu })
+        Ok(Rank { engine, world, device: Device::Cpu, network: Network::default() })
     }
 
     /// The same rank with its tensors on `device`: meshes made from it put them there. A rank begins on the CPU.
@@ -34,6 +35,18 @@ impl Rank {
     /// Where this rank's tensors are.
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// The same rank with this model of the network, by which moves are chosen: the same one on every rank, since ranks
+    /// plan from what they share. A rank begins with the default one.
+    pub fn over(mut self, network: Network) -> Rank {
+        self.network = network;
+        self
+    }
+
+    /// What talking costs, as plans see it.
+    pub fn network(&self) -> &Network {
+        &self.network
     }
 
     /// This rank's number in the world.

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::Rank;
 use super::crew::Crew;
 use super::nccl::Library;
 use super::threads::Running;
+use super::{Network, Rank};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::Device;
 
@@ -45,6 +45,7 @@ pub struct Spmd {
     name: String,
     device: Arc<dyn Fn(usize) -> Device + Send + Sync>,
     library: Option<Library>,
+    network: Network,
 }
 
 impl fmt::Debug for Spmd {
@@ -63,7 +64,8 @@ impl Spmd {
     /// `world` ranks on the CPU, a deadline of 60 s, threads named `rank 0`, `rank 1`, ...
     pub fn new(world: usize) -> Spmd {
         let (deadline, name) = (Duration::from_secs(60), "rank".into());
-        Spmd { world, deadline, name, device: Arc::new(|_| Device::Cpu), library: None }
+        let device = Arc::new(|_| Device::Cpu);
+        Spmd { world, deadline, name, device, library: None, network: Network::default() }
     }
 
     /// Where each rank's tensors are, by its number: `|_| Device::Cuda(0)` for ranks that share a GPU. Meshes made from a rank
@@ -92,6 +94,12 @@ impl Spmd {
         self
     }
 
+    /// What talking costs between these ranks, by which moves are chosen. Results never depend on it.
+    pub fn network(mut self, network: Network) -> Spmd {
+        self.network = network;
+        self
+    }
+
     /// Runs `f` on every rank and returns the results in rank order.
     ///
     /// When a rank fails, collectives on all others fail too, and the first failure is returned. A rank that does
@@ -117,11 +125,11 @@ impl Spmd {
         let mut threads = Vec::new();
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
-            let shared = crew.clone();
+            let (shared, network) = (crew.clone(), self.network.clone());
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
-                let result = run_rank(&*f, rank, &shared, &failures);
+                let result = run_rank(&|r: Rank| f(r.over(network.clone())), rank, &shared, &failures);
                 // What the closure captured goes before the caller hears of the end.
                 drop((f, shared, running));
                 // The caller may have left this rank behind.

@@ -157,6 +157,13 @@ impl Mesh {
         self.0.axes[a].len
     }
 
+    /// The rank at the origin, and length and stride of each axis, where ranks follow strides: `base + sum(coordinate *
+    /// stride)`.
+    pub fn strides(&self) -> Option<(usize, SmallVec<[(usize, usize); 4]>)> {
+        let axes = self.0.axes.iter().map(|axis| (axis.len, axis.stride)).collect();
+        self.0.list.is_none().then_some((self.0.base, axes))
+    }
+
     /// The axis called `name`.
     ///
     /// # Errors

@@ -196,7 +196,7 @@ impl Shared {
         let Seat { rank, world_len, device, deadline, desk } = seat;
         let side = match device {
             Device::Cuda(index) => Gpu::get(index).and_then(|gpu| Ok((index, Side::new(&gpu)?))),
-            Device::Cpu => {
+            Device::Cpu | Device::Meta => {
                 let given = format!("rank {rank} on {device}");
                 Err(Error::invalid(
                     "nccl",
