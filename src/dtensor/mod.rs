@@ -10,6 +10,7 @@
 //! `Partial` are involved (moves without `Partial` already receive only what they lack).
 
 mod again;
+mod agree;
 mod backward;
 mod bridge;
 mod choose;
@@ -18,6 +19,7 @@ mod dispatch;
 mod draws;
 mod exchange;
 mod facts;
+mod from_local;
 mod methods;
 mod nodes;
 mod plan;

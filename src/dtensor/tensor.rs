@@ -41,35 +41,6 @@ pub struct DTensor {
 }
 
 impl DTensor {
-    /// The tensor whose part on this rank is `local`. Communicates nothing.
-    ///
-    /// `shape` is the global shape. For `Partial`, `local` is this rank's contribution.
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit, and a `local` of another shape than the layout gives this rank.
-    pub fn from_local(
-        mesh: &DeviceMesh,
-        local: Tensor,
-        shape: impl Into<Shape>,
-        layout: Layout,
-    ) -> Result<DTensor> {
-        let facts = mesh.facts(local.dtype(), &shape.into(), &layout)?;
-        if local.shape() != facts.local_shape() {
-            return Err(Error::invalid(
-                "from_local",
-                format!(
-                    "the layout gives rank {} a {}{}",
-                    mesh.mesh().rank(),
-                    local.dtype(),
-                    facts.local_shape()
-                ),
-                format!("{local} for {}", facts.spec()),
-                "pass the part that belongs to this rank",
-            ));
-        }
-        Ok(Self::wrap(mesh, local.to_device(mesh.device())?, facts))
-    }
-
     /// Cuts a tensor that every rank has whole. Communicates nothing; the ranks' copies must be equal.
     ///
     /// # Errors
