@@ -23,6 +23,7 @@
 mod call;
 mod crew;
 mod engine;
+pub mod flight;
 mod fold;
 mod group;
 mod launch;
@@ -36,6 +37,7 @@ mod threads;
 
 pub use call::{Call, Route};
 pub use engine::{Channel, Engine, Reduce, Request};
+pub(crate) use flight::{during, during_at_least};
 pub use group::Group;
 pub use launch::Launch;
 pub use pending::Pending;
