@@ -111,7 +111,7 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let text = if args.json { None } else { Some(trainer.sample()?) };
     let digest = trainer.params.digest()?;
     let peak_device_bytes = match args.device {
-        Device::Cpu => None,
+        Device::Cpu | Device::Meta => None,
         Device::Cuda(index) => Some(cuda::memory_stats(index)?.peak_live_bytes),
     };
     let end =

@@ -30,14 +30,14 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Those of the engine's transport.
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>>;
 
-    /// As [`Engine::open`], by all ranks of the world at once: `parts` are groups in which each rank is a member of exactly
-    /// one. Some engines open so what they open slowly otherwise.
+    /// As [`Engine::open`], by all ranks of the world at once, each for its own part: `color` is the same on its members and
+    /// another in every other part. Some engines open so what they open slowly otherwise.
     ///
     /// # Errors
     /// Those of the engine's transport.
-    fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Arc<dyn Channel>> {
-        let mine = parts.iter().find(|part| part.contains(&self.rank()));
-        self.open(mine.expect("checked by the caller"), name)
+    fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
+        let _ = color;
+        self.open(part, name)
     }
 
     /// Ends this rank's part in the world: what it has started is waited for, and nobody need wait for it any more.

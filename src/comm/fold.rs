@@ -25,6 +25,9 @@ pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
     if let (1, &[FoldStep::Push { member, .. }]) = (reduce.order.nodes().len(), reduce.order.steps()) {
         return Ok(parts[member].clone());
     }
+    if parts.iter().any(Tensor::is_meta) {
+        return Tensor::absent(dtype, shape);
+    }
     if parts[0].device().is_cuda() {
         return cuda::fold(reduce.op, &reduce.order, &reduce.shape, parts);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::flight::Recorder;
-use super::{Engine, Group};
+use super::{Engine, Group, Network};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
@@ -14,6 +14,7 @@ pub struct Rank {
     world: Group,
     device: Device,
     recorder: Arc<Recorder>,
+    network: Network,
 }
 
 impl Rank {
@@ -31,7 +32,7 @@ impl Rank {
         let everyone: Vec<usize> = (0..engine.world_len()).collect();
         let channel = engine.open(&everyone, "world")?;
         let world = Group::over(channel, &recorder, engine.rank(), (&everyone, "world"));
-        Ok(Rank { engine, world, device: Device::Cpu, recorder })
+        Ok(Rank { engine, world, device: Device::Cpu, recorder, network: Network::default() })
     }
 
     /// What this rank has called lately.
@@ -48,6 +49,18 @@ impl Rank {
     /// Where this rank's tensors are.
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// The same rank with this model of the network, by which moves are chosen: the same one on every rank, since ranks
+    /// plan from what they share. A rank begins with the default one.
+    pub fn over(mut self, network: Network) -> Rank {
+        self.network = network;
+        self
+    }
+
+    /// What talking costs, as plans see it.
+    pub fn network(&self) -> &Network {
+        &self.network
     }
 
     /// This rank's number in the world.
@@ -128,21 +141,36 @@ impl Rank {
     /// each rank is a member of exactly one. As [`Rank::group`] by each member, but faster over NCCL.
     ///
     /// # Errors
-    /// Refuses parts that do not share out the world; [`CommFault`](crate::CommFault)s.
+    /// Refuses parts that share a rank or do not share out the world; [`CommFault`](crate::CommFault)s.
     pub fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Group> {
+        let refuse = |rule: &str, remedy: String| {
+            Err(Error::invalid(
+                "split",
+                rule,
+                format!("{name}{parts:?} for {} rank(s)", self.world_len()),
+                remedy,
+            ))
+        };
         let mut all: Vec<usize> = parts.iter().flatten().copied().collect();
         all.sort_unstable();
-        if !all.iter().copied().eq(0..self.world_len()) {
-            return Err(Error::invalid(
-                "split",
-                "the parts do not share out the world",
-                format!("{name}{parts:?} for {} rank(s)", self.world_len()),
-                "name each rank once",
-            ));
+        if let Some(pair) = all.windows(2).find(|pair| pair[0] == pair[1]) {
+            return refuse("the parts overlap", format!("name rank {} once", pair[0]));
         }
-        let mine = parts.iter().find(|part| part.contains(&self.rank())).expect("every rank is named");
-        let channel = self.engine.split(parts, name)?;
-        Ok(Group::over(channel, &self.recorder, self.rank(), (mine, name)))
+        if !all.iter().copied().eq(0..self.world_len()) {
+            return refuse("the parts do not share out the world", "name each rank once".into());
+        }
+        let mine = parts.iter().position(|part| part.contains(&self.rank())).expect("every rank is named");
+        if parts.iter().all(|part| part.len() == 1) {
+            return self.open(&parts[mine], name);
+        }
+        self.part(&parts[mine], mine, name)
+    }
+
+    /// This rank's part of the world, which all ranks share out at once; parts differ in `color`, and some part has more
+    /// ranks than one.
+    pub(crate) fn part(&self, part: &[usize], color: usize, name: &str) -> Result<Group> {
+        let channel = self.engine.split(part, color, name)?;
+        Ok(Group::over(channel, &self.recorder, self.rank(), (part, name)))
     }
 
     /// The engine below.

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::Rank;
 use super::crew::Crew;
 use super::flight::{Flights, SlowRank};
 use super::nccl::Library;
 use super::threads::Running;
+use super::{Network, Rank};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::Device;
 
@@ -49,6 +49,7 @@ pub struct Spmd {
     library: Option<Library>,
     flights: Flights,
     on_slow: Arc<dyn Fn(&SlowRank) + Send + Sync>,
+    network: Network,
 }
 
 impl fmt::Debug for Spmd {
@@ -69,7 +70,8 @@ impl Spmd {
         let (deadline, name) = (Duration::from_secs(60), "rank".into());
         let device = Arc::new(|_| Device::Cpu);
         let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
-        Spmd { world, deadline, name, device, library: None, flights: Flights::default(), on_slow }
+        let (flights, network) = (Flights::default(), Network::default());
+        Spmd { world, deadline, name, device, library: None, network, flights, on_slow }
     }
 
     /// Where each rank's tensors are, by its number: `|_| Device::Cuda(0)` for ranks that share a GPU. Meshes made from a rank
@@ -109,6 +111,12 @@ impl Spmd {
     /// line on standard error. `f` runs on the thread that called [`Spmd::run`].
     pub fn on_slow(mut self, f: impl Fn(&SlowRank) + Send + Sync + 'static) -> Spmd {
         self.on_slow = Arc::new(f);
+        self
+    }
+
+    /// What talking costs between these ranks, by which moves are chosen. Results never depend on it.
+    pub fn network(mut self, network: Network) -> Spmd {
+        self.network = network;
         self
     }
 
@@ -177,11 +185,11 @@ impl Spmd {
         let mut threads = Vec::new();
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
-            let shared = crew.clone();
+            let (shared, network) = (crew.clone(), self.network.clone());
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
-                let result = run_rank(&*f, rank, &shared, &failures);
+                let result = run_rank(&|r: Rank| f(r.over(network.clone())), rank, &shared, &failures);
                 // What the closure captured goes before the caller hears of the end.
                 drop((f, shared, running));
                 // The caller may have left this rank behind.

@@ -14,7 +14,7 @@ use super::tape;
 use super::tensor::DTensor;
 use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::{Op, Tensors, Together, run};
+use crate::ops::{Op, Tensors, Together, absent, run};
 use crate::tensor::Tensor;
 
 /// A few distributed tensors.
@@ -177,6 +177,10 @@ fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
 
 fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
     let outs = match &plan.nodes {
+        // No elements: the results are what the plan says of them.
+        nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {
+            absent(locals, plan.stored())?
+        }
         None => run(op, locals, &plan.windows)?,
         Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,
     };

@@ -58,14 +58,19 @@ impl IntoDraw for &mut Generator {
 }
 
 fn compare(verb: &str, mesh: &DeviceMesh, mine: GeneratorState) -> Result<()> {
-    let world = mesh.rank().world();
-    if world.len() == 1 {
+    let everyone = mesh.everyone()?;
+    if everyone.len() == 1 {
         return Ok(());
     }
     let words = Tensor::from_vec(vec![mine.seed as i64, mine.draws as i64], [2])?.to_device(mesh.device())?;
-    let shapes = vec![Shape::from([2]); world.len()];
+    let shapes = vec![Shape::from([2]); everyone.len()];
     let mut seen: Vec<(GeneratorState, Vec<usize>)> = Vec::new();
-    for (&rank, words) in world.ranks().iter().zip(world.all_gather(&words, &shapes)?) {
+    let all = everyone.all_gather(&words, &shapes)?;
+    if words.is_meta() {
+        // In a dry run there is nothing to compare.
+        return Ok(());
+    }
+    for (&rank, words) in everyone.ranks().iter().zip(all) {
         let words = words.to_vec::<i64>()?;
         let state = GeneratorState { seed: words[0] as u64, draws: words[1] as u64 };
         match seen.iter_mut().find(|(other, _)| *other == state) {

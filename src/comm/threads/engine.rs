@@ -14,7 +14,7 @@ use super::world::World;
 use crate::comm::fold::fold;
 use crate::comm::{Call, Channel, Engine, Reduce, Request, Route};
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Device, Tensor};
 
 /// From this size on, an all-reduce is folded once, in chunks, by all who wait; below, everyone folds everything.
 const SHARED_FOLD_BYTES: usize = 64 << 10;
@@ -139,7 +139,7 @@ impl Request for Reducing {
         let Meeting { world, hub, slot, position, .. } = &self.meeting;
         hub.wait(world, slot, *position)?;
         let call = slot.brought(*position).expect("this member has come");
-        if call.device().is_some_and(|device| device.is_cuda()) {
+        if call.device().is_some_and(|device| device != Device::Cpu) {
             // Put on one member's stream, whose result the others' kernels wait for on the device.
             let result = slot.folded.get_or_init(|| fold(&self.reduce, &slot.take(*position)));
             return result.clone().map(|sum| vec![sum]);
