@@ -35,11 +35,6 @@ impl Rank {
         Ok(Rank { engine, world, device: Device::Cpu, recorder, network: Network::default() })
     }
 
-    /// What this rank has called lately.
-    pub(super) fn recorder(&self) -> &Arc<Recorder> {
-        &self.recorder
-    }
-
     /// The same rank with its tensors on `device`: meshes made from it put them there. A rank begins on the CPU.
     pub fn on(mut self, device: Device) -> Rank {
         self.device = device;
