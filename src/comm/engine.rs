@@ -46,6 +46,22 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// What went wrong since the last call.
     fn end(&self) -> Result<()>;
 
+    /// The ranks that go on together where others have failed: those that call this before the deadline, in ascending order,
+    /// the same on all of them. Groups opened from now on heed failures of their own members alone.
+    ///
+    /// Provided: a refusal, by engines whose transport does not outlive a rank.
+    ///
+    /// # Errors
+    /// Refuses a rank without which the others have gone on already.
+    fn survivors(&self) -> Result<Vec<usize>> {
+        Err(Error::unsupported(
+            "survivors",
+            "this engine cannot go on without a rank",
+            format!("rank {} of {}", self.rank(), self.world_len()),
+            "start the program again from a checkpoint",
+        ))
+    }
+
     /// Gives up the whole world: collectives that wait, and all later ones, fail on every rank with `cause`. Only
     /// the first abort counts.
     fn abort(&self, cause: &Error);

@@ -3,7 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::engine::{Channel, Engine, Reduce};
+#[cfg(test)]
+use super::engine::Engine;
+use super::engine::{Channel, Reduce, Request};
+use super::flight::{GroupId, Recorder, Ticket};
 use super::{Call, Pending, Route, fold};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
@@ -30,21 +33,33 @@ pub struct Group {
 
 struct Inner {
     name: String,
-    ranks: Vec<usize>,
+    ranks: Arc<[usize]>,
     index: usize,
     channel: Arc<dyn Channel>,
+    recorder: Arc<Recorder>,
+    /// The group in the recorder.
+    recorded: GroupId,
 }
 
 impl Group {
-    /// The group over a channel of `engine`; `ranks` holds the engine's rank.
+    /// The group over a channel of `engine`, with a record of its own; `ranks` holds the engine's rank.
+    #[cfg(test)]
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
-        Ok(Group::over(engine.open(ranks, name)?, engine.rank(), ranks, name))
+        let recorder = Recorder::alone(engine.rank(), engine.world_len());
+        Ok(Group::over(engine.open(ranks, name)?, &recorder, engine.rank(), (ranks, name)))
     }
 
     /// The group of `rank` over an open channel.
-    pub(crate) fn over(channel: Arc<dyn Channel>, rank: usize, ranks: &[usize], name: &str) -> Group {
+    pub(crate) fn over(
+        channel: Arc<dyn Channel>,
+        recorder: &Arc<Recorder>,
+        rank: usize,
+        (ranks, name): (&[usize], &str),
+    ) -> Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
-        Group { inner: Arc::new(Inner { name: name.into(), ranks: ranks.into(), index, channel }) }
+        let ranks: Arc<[usize]> = ranks.into();
+        let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
+        Group { inner: Arc::new(Inner { name: name.into(), ranks, index, channel, recorder, recorded }) }
     }
 
     /// The number of members.
@@ -107,7 +122,7 @@ impl Group {
             outgoing: vec![x.clone()],
             incoming: shapes.to_vec(),
         };
-        Pending::running(self.inner.channel.start(call), Ok)
+        Pending::running(self.start(call), Ok)
     }
 
     /// Sends `parts[i]` to member i, and returns what the members sent here: from member i a tensor of shape
@@ -145,7 +160,7 @@ impl Group {
             outgoing: parts,
             incoming: shapes.to_vec(),
         };
-        Pending::running(self.inner.channel.start(call), Ok)
+        Pending::running(self.start(call), Ok)
     }
 
     /// The reduction of everybody's `parts[me]`: part i belongs to member i, has there one shape on all members, and
@@ -189,7 +204,7 @@ impl Group {
             incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
             outgoing,
         };
-        Pending::running(self.inner.channel.start(call), move |parts| fold::fold(&reduce, &parts))
+        Pending::running(self.start(call), move |parts| fold::fold(&reduce, &parts))
     }
 
     /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
@@ -231,7 +246,7 @@ impl Group {
             outgoing: vec![x],
             incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
         };
-        Pending::running(self.inner.channel.all_reduce(reduce, call), single)
+        Pending::running(self.recorded(call, |channel, call| channel.all_reduce(reduce, call)), single)
     }
 
     /// The root's `x` on every member; the others' is ignored. All name the root, and the dtype and shape that will
@@ -276,7 +291,7 @@ impl Group {
             outgoing: x.cloned().into_iter().collect(),
             incoming: vec![shape.clone()],
         };
-        Pending::running(self.inner.channel.start(call), single)
+        Pending::running(self.start(call), single)
     }
 
     /// Sends `x` to one member, which calls [`Group::recv`]. Messages between two members keep their order. May
@@ -304,7 +319,7 @@ impl Group {
             outgoing: vec![x.clone()],
             incoming: vec![x.shape().clone()],
         };
-        Pending::running(self.inner.channel.start(call), |_| Ok(()))
+        Pending::running(self.start(call), |_| Ok(()))
     }
 
     /// The next tensor that member `from` sends here.
@@ -328,7 +343,7 @@ impl Group {
             outgoing: vec![],
             incoming: vec![shape.clone()],
         };
-        Pending::running(self.inner.channel.start(call), single)
+        Pending::running(self.start(call), single)
     }
 
     /// Waits until all members have come. Sends no elements.
@@ -352,7 +367,7 @@ impl Group {
             outgoing: vec![],
             incoming: vec![],
         };
-        Pending::running(self.inner.channel.start(call), |_| Ok(()))
+        Pending::running(self.start(call), |_| Ok(()))
     }
 
     /// A reduce-scatter of the flat elements, then an all-gather: the bytes of a ring, the bits of one fold.
@@ -374,6 +389,24 @@ impl Group {
             chunk.copy_block(&mut out, chunk.shape(), (0, chunk.strides()), (start(i), &[each, 1]))?;
         }
         out.reshape(reduce.out_shape())
+    }
+
+    fn start(&self, call: Call) -> Result<(Box<dyn Request>, Ticket)> {
+        self.recorded(call, |channel, call| channel.start(call))
+    }
+
+    /// Starts a call by `start`, and writes it down.
+    fn recorded(
+        &self,
+        call: Call,
+        start: impl FnOnce(&dyn Channel, Call) -> Result<Box<dyn Request>>,
+    ) -> Result<(Box<dyn Request>, Ticket)> {
+        let Inner { index, channel, recorder, recorded, .. } = &*self.inner;
+        let ticket = recorder.start(*recorded, *index, &call);
+        match start(&**channel, call) {
+            Ok(request) => Ok((request, ticket)),
+            Err(error) => Err(ticket.fail(error)),
+        }
     }
 
     fn check_parts(&self, verb: &str, parts: &[Tensor]) -> Result<()> {

@@ -4,6 +4,7 @@
 //! stream of the rank that made it. Nothing passes through the host, and the host waits for nothing but its peers' calls.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::hub::{By, Hub};
@@ -23,11 +24,13 @@ const SHARED_FOLD_BYTES: usize = 64 << 10;
 pub(crate) struct ThreadEngine {
     world: Arc<World>,
     rank: usize,
+    /// How often this rank has gone on without others.
+    generation: AtomicU64,
 }
 
 impl ThreadEngine {
     pub(crate) fn new(world: Arc<World>, rank: usize) -> ThreadEngine {
-        ThreadEngine { world, rank }
+        ThreadEngine { world, rank, generation: AtomicU64::new(0) }
     }
 }
 
@@ -46,7 +49,14 @@ impl Engine for ThreadEngine {
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
         let position = ranks.iter().position(|&r| r == self.rank).expect("checked by the caller");
-        Ok(Arc::new(ThreadChannel { world: self.world.clone(), hub: self.world.hub(ranks, name), position }))
+        let hub = self.world.hub(self.generation.load(Ordering::Relaxed), ranks, name);
+        Ok(Arc::new(ThreadChannel { world: self.world.clone(), hub, position }))
+    }
+
+    fn survivors(&self) -> Result<Vec<usize>> {
+        let (generation, ranks) = self.world.survivors(self.rank)?;
+        self.generation.store(generation, Ordering::Relaxed);
+        Ok(ranks)
     }
 
     fn end(&self) -> Result<()> {
@@ -114,7 +124,7 @@ impl Request for Meeting {
     }
 
     fn is_ready(&self) -> bool {
-        !self.waits || self.slot.is_open() || self.hub.is_faulty() || self.world.has_failed()
+        !self.waits || self.slot.is_open() || self.hub.is_given_up(&self.world)
     }
 }
 
