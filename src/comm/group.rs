@@ -1,12 +1,15 @@
 //! A group of ranks and the collectives its members call together.
 
 use std::fmt;
-use std::sync::Arc;
+use std::slice;
+use std::sync::{Arc, OnceLock};
 
-use super::engine::{Channel, Engine, Reduce};
+use smallvec::SmallVec;
+
+use super::engine::{Channel, Engine, Reduce, Tensors};
 use super::{Call, Pending, Route, fold};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
 /// From this size on, an all-reduce over an engine without shared memory is a reduce-scatter and an all-gather.
 const TWO_PHASE_BYTES: usize = 64 << 10;
@@ -33,6 +36,8 @@ struct Inner {
     ranks: Vec<usize>,
     index: usize,
     channel: Arc<dyn Channel>,
+    /// The order of ordinary reductions, made at the first.
+    halving: OnceLock<Arc<FoldOrder>>,
 }
 
 impl Group {
@@ -44,7 +49,9 @@ impl Group {
     /// The group of `rank` over an open channel.
     pub(crate) fn over(channel: Arc<dyn Channel>, rank: usize, ranks: &[usize], name: &str) -> Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
-        Group { inner: Arc::new(Inner { name: name.into(), ranks: ranks.into(), index, channel }) }
+        let inner =
+            Inner { name: name.into(), ranks: ranks.into(), index, channel, halving: OnceLock::new() };
+        Group { inner: Arc::new(inner) }
     }
 
     /// The number of members.
@@ -104,10 +111,10 @@ impl Group {
             route: Route::Gather,
             op: None,
             dtype: x.dtype(),
-            outgoing: vec![x.clone()],
-            incoming: shapes.to_vec(),
+            outgoing: slice::from_ref(x),
+            incoming: shapes,
         };
-        Pending::running(self.inner.channel.start(call), Ok)
+        Pending::running(self.inner.channel.start(call), |all| Ok(all.into_vec()))
     }
 
     /// Sends `parts[i]` to member i, and returns what the members sent here: from member i a tensor of shape
@@ -142,10 +149,10 @@ impl Group {
             route: Route::AllToAll,
             op: None,
             dtype: parts[0].dtype(),
-            outgoing: parts,
-            incoming: shapes.to_vec(),
+            outgoing: &parts,
+            incoming: shapes,
         };
-        Pending::running(self.inner.channel.start(call), Ok)
+        Pending::running(self.inner.channel.start(call), |all| Ok(all.into_vec()))
     }
 
     /// The reduction of everybody's `parts[me]`: part i belongs to member i, has there one shape on all members, and
@@ -164,7 +171,7 @@ impl Group {
             return Pending::ready(Err(e));
         }
         let shape = parts[self.index()].shape().clone();
-        self.reduce_scatter_in(parts, Reduce::halving(op, self.len(), shape))
+        self.reduce_scatter_in(parts, self.halving(op, shape))
     }
 
     /// As [`Group::reduce_scatter_async`], where members bring several parts, or none, which are folded in an order of
@@ -177,19 +184,22 @@ impl Group {
         if self.len() == 1 {
             return Pending::ready(parts.remove(0).contiguous().and_then(|x| fold::fold(&reduce, &[x])));
         }
-        let outgoing = match parts.iter().map(Tensor::contiguous).collect() {
-            Ok(outgoing) => outgoing,
-            Err(e) => return Pending::ready(Err(e)),
-        };
+        for part in &mut parts {
+            match part.contiguous() {
+                Ok(packed) => *part = packed,
+                Err(e) => return Pending::ready(Err(e)),
+            }
+        }
+        let incoming = self.incoming(&reduce);
         let call = Call {
             name: verb,
             route: Route::AllToAll,
             op: Some(reduce.op),
             dtype: parts[0].dtype(),
-            incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
-            outgoing,
+            outgoing: &parts,
+            incoming: &incoming,
         };
-        Pending::running(self.inner.channel.start(call), move |parts| fold::fold(&reduce, &parts))
+        Pending::running(self.inner.channel.reduce_scatter(reduce, call), single)
     }
 
     /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
@@ -199,7 +209,7 @@ impl Group {
     /// # Errors
     /// [`CommFault`](crate::CommFault)s.
     pub fn all_reduce(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        self.all_reduce_in(x, Reduce::halving(op, self.len(), x.shape().clone()))
+        self.all_reduce_in(x, self.halving(op, x.shape().clone()))
     }
 
     /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
@@ -214,7 +224,7 @@ impl Group {
     /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second
     /// phase would never come if this one were dropped.
     pub fn all_reduce_async(&self, x: &Tensor, op: ReduceOp) -> Pending<Tensor> {
-        self.start_all_reduce(x, Reduce::halving(op, self.len(), x.shape().clone()))
+        self.start_all_reduce(x, self.halving(op, x.shape().clone()))
     }
 
     fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
@@ -223,13 +233,14 @@ impl Group {
             Ok(x) => x,
             Err(e) => return Pending::ready(Err(e)),
         };
+        let incoming = self.incoming(&reduce);
         let call = Call {
             name: "all_reduce",
             route: Route::Gather,
             op: Some(reduce.op),
             dtype: x.dtype(),
-            outgoing: vec![x],
-            incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
+            outgoing: slice::from_ref(&x),
+            incoming: &incoming,
         };
         Pending::running(self.inner.channel.all_reduce(reduce, call), single)
     }
@@ -273,8 +284,8 @@ impl Group {
             route: Route::Broadcast { root },
             op: None,
             dtype,
-            outgoing: x.cloned().into_iter().collect(),
-            incoming: vec![shape.clone()],
+            outgoing: x.map_or(&[], slice::from_ref),
+            incoming: slice::from_ref(shape),
         };
         Pending::running(self.inner.channel.start(call), single)
     }
@@ -301,8 +312,8 @@ impl Group {
             route: Route::Send { to },
             op: None,
             dtype: x.dtype(),
-            outgoing: vec![x.clone()],
-            incoming: vec![x.shape().clone()],
+            outgoing: slice::from_ref(x),
+            incoming: slice::from_ref(x.shape()),
         };
         Pending::running(self.inner.channel.start(call), |_| Ok(()))
     }
@@ -325,8 +336,8 @@ impl Group {
             route: Route::Recv { from },
             op: None,
             dtype,
-            outgoing: vec![],
-            incoming: vec![shape.clone()],
+            outgoing: &[],
+            incoming: slice::from_ref(shape),
         };
         Pending::running(self.inner.channel.start(call), single)
     }
@@ -349,8 +360,8 @@ impl Group {
             route: Route::Barrier,
             op: None,
             dtype: DType::U8,
-            outgoing: vec![],
-            incoming: vec![],
+            outgoing: &[],
+            incoming: &[],
         };
         Pending::running(self.inner.channel.start(call), |_| Ok(()))
     }
@@ -374,6 +385,17 @@ impl Group {
             chunk.copy_block(&mut out, chunk.shape(), (0, chunk.strides()), (start(i), &[each, 1]))?;
         }
         out.reshape(reduce.out_shape())
+    }
+
+    /// The ordinary reduction of one part from each member.
+    fn halving(&self, op: ReduceOp, shape: Shape) -> Reduce {
+        let order = self.inner.halving.get_or_init(|| Arc::new(FoldOrder::halving(self.len())));
+        Reduce { op, order: order.clone(), shape }
+    }
+
+    /// The shapes of what the members bring to a reduction; no allocation in groups of ordinary size.
+    fn incoming(&self, reduce: &Reduce) -> SmallVec<[Shape; 16]> {
+        (0..self.len()).map(|m| reduce.part_shape(m)).collect()
     }
 
     fn check_parts(&self, verb: &str, parts: &[Tensor]) -> Result<()> {
@@ -423,7 +445,7 @@ impl Group {
     }
 }
 
-fn single(mut parts: Vec<Tensor>) -> Result<Tensor> {
+fn single(mut parts: Tensors) -> Result<Tensor> {
     Ok(parts.pop().expect("the engine returns one tensor for this route"))
 }
 

@@ -35,7 +35,7 @@ mod spmd;
 mod threads;
 
 pub use call::{Call, Route};
-pub use engine::{Channel, Engine, Reduce, Request};
+pub use engine::{Channel, Engine, Reduce, Request, Tensors};
 pub use group::Group;
 pub use launch::Launch;
 pub use pending::Pending;

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use super::engine::Request;
+use super::engine::{Request, Tensors};
 use crate::error::Result;
-use crate::tensor::Tensor;
 
-type Finish<T> = Box<dyn FnOnce(Vec<Tensor>) -> Result<T> + Send>;
+type Finish<T> = Box<dyn FnOnce(Tensors) -> Result<T> + Send>;
 
 /// The result of a collective that was started and not yet waited for.
 ///
@@ -31,7 +30,7 @@ impl<T> Pending<T> {
     /// A request, and what makes the result from the tensors that come.
     pub(crate) fn running(
         request: Result<Box<dyn Request>>,
-        finish: impl FnOnce(Vec<Tensor>) -> Result<T> + Send + 'static,
+        finish: impl FnOnce(Tensors) -> Result<T> + Send + 'static,
     ) -> Self {
         match request {
             Ok(request) => Pending { state: State::Running(request, Box::new(finish)) },
