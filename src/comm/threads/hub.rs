@@ -62,7 +62,13 @@ impl Hub {
     }
 
     /// Lays this member's next call down where the others will find it.
-    pub(super) fn publish(&self, world: &World, by: By, position: usize, call: Call) -> Result<Arc<Slot>> {
+    pub(super) fn publish(
+        &self,
+        world: &World,
+        by: By,
+        position: usize,
+        call: &Call<'_>,
+    ) -> Result<Arc<Slot>> {
         let mut state = self.lock();
         if let Some((fault, _)) = &state.fault {
             return Err(fault.clone().into());
@@ -78,7 +84,7 @@ impl Hub {
         if let Some(fault) = self.peer_failure(world, &slot, call.name) {
             return Err(fault.into());
         }
-        if let Some(fault) = self.mismatch(&slot, position, &call) {
+        if let Some(fault) = self.mismatch(&slot, position, call) {
             let fault = self.with_last(world, fault);
             self.set_fault(&mut state, fault.clone(), Some(&slot));
             return Err(fault.into());
@@ -189,14 +195,14 @@ impl Hub {
         CallId::new(call, slot.seq, &*self.label)
     }
 
-    fn own_call<'a>(&self, slot: &'a Slot, position: usize) -> &'a Call {
+    fn own_call<'a>(&self, slot: &'a Slot, position: usize) -> Call<'a> {
         slot.brought(position).expect("a member waits only after it has come")
     }
 
-    fn mismatch(&self, slot: &Slot, position: usize, call: &Call) -> Option<CommFault> {
+    fn mismatch(&self, slot: &Slot, position: usize, call: &Call<'_>) -> Option<CommFault> {
         let (at, other) = slot.disagreement(position, call)?;
         let (low, high) =
-            if at < position { ((at, other), (position, call)) } else { ((position, call), (at, other)) };
+            if at < position { ((at, other), (position, *call)) } else { ((position, *call), (at, other)) };
         let (brought, other_brought) = high.1.facts().told_apart(&low.1.facts());
         Some(CommFault::Mismatch {
             id: self.id(slot, call.name),
