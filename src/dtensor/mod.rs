@@ -18,6 +18,7 @@ mod facts;
 mod methods;
 mod nodes;
 mod plan;
+mod price;
 mod random;
 mod redistribute;
 mod reduction;
