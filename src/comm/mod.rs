@@ -24,6 +24,7 @@ mod call;
 mod crew;
 pub mod dry;
 mod engine;
+pub mod flight;
 mod fold;
 mod group;
 mod launch;
@@ -39,7 +40,8 @@ mod threads;
 
 pub use call::{Call, Route};
 pub use dry::DryRun;
-pub use engine::{Channel, Engine, Reduce, Request};
+pub use engine::{Channel, Engine, Reduce, Request, Tensors};
+pub(crate) use flight::{during, during_at_least};
 pub use group::Group;
 pub use launch::Launch;
 pub use network::{Cost, Grid, Level, Network, Peers};

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::flight::Recorder;
 use super::nccl::{Library, NcclEngine, Seat};
 use super::office::{Meeting, meet};
 use super::spmd::message;
@@ -75,15 +76,19 @@ impl Process {
         of_one_kind(&brought)?;
         let seat = Seat { rank: launch.rank(), world_len: launch.world_len(), device, deadline, desk };
         let engine = Arc::new(NcclEngine::connect(seat, &library)?);
-        let program = || f(Rank::new(engine.clone())?.on(device));
+        let recorder = Recorder::alone(launch.rank(), launch.world_len());
+        let program = || f(Rank::recorded(engine.clone(), recorder.clone())?.on(device));
         match catch_unwind(AssertUnwindSafe(program)) {
             Ok(Ok(result)) => engine.end().map(|()| result),
             Ok(Err(error)) => {
+                recorder.write(&error.to_string(), error.is_echo());
                 engine.fail_for_good(error.to_string());
                 Err(error)
             }
             Err(payload) => {
-                engine.fail_for_good(format!("panicked: {}", message(&*payload)));
+                let cause = format!("panicked: {}", message(&*payload));
+                recorder.write(&cause, false);
+                engine.fail_for_good(cause);
                 resume_unwind(payload)
             }
         }

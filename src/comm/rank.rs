@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::flight::Recorder;
 use super::{Engine, Group, Network};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
@@ -12,6 +13,7 @@ pub struct Rank {
     engine: Arc<dyn Engine>,
     world: Group,
     device: Device,
+    recorder: Arc<Recorder>,
     network: Network,
 }
 
@@ -21,9 +23,16 @@ impl Rank {
     /// # Errors
     /// Those of opening the world's group.
     pub fn new(engine: Arc<dyn Engine>) -> Result<Rank> {
+        let recorder = Recorder::alone(engine.rank(), engine.world_len());
+        Self::recorded(engine, recorder)
+    }
+
+    /// As [`Rank::new`], with a record that others may read.
+    pub(super) fn recorded(engine: Arc<dyn Engine>, recorder: Arc<Recorder>) -> Result<Rank> {
         let everyone: Vec<usize> = (0..engine.world_len()).collect();
-        let world = Group::open(&*engine, &everyone, "world")?;
-        Ok(Rank { engine, world, device: Device::Cpu, network: Network::default() })
+        let channel = engine.open(&everyone, "world")?;
+        let world = Group::over(channel, &recorder, engine.rank(), (&everyone, "world"));
+        Ok(Rank { engine, world, device: Device::Cpu, recorder, network: Network::default() })
     }
 
     /// The same rank with its tensors on `device`: meshes made from it put them there. A rank begins on the CPU.
@@ -85,7 +94,42 @@ impl Rank {
         if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
             return refuse("a rank is named twice", "name each rank once".into());
         }
-        Group::open(&*self.engine, ranks, name)
+        self.open(ranks, name)
+    }
+
+    fn open(&self, ranks: &[usize], name: &str) -> Result<Group> {
+        Ok(Group::over(self.engine.open(ranks, name)?, &self.recorder, self.rank(), (ranks, name)))
+    }
+
+    /// A new group of the ranks that are left where others have failed, in ascending order: of those that call this before
+    /// the deadline, counted from the first that does. All of them name it alike.
+    ///
+    /// A rank whose program fails gives up all collectives of the world, and a call that fails gives up its group. The
+    /// survivors of either meet here and go on: with this group, and with those that [`Rank::group`] makes from now on, which
+    /// heed failures of their own members alone. What they had before stays given up, and tensors that they hold stay
+    /// theirs. With threads; it communicates nothing but who is there.
+    ///
+    /// ```
+    /// use isoshard::{comm::Spmd, tensor::{ReduceOp, Tensor}};
+    /// let ends = Spmd::new(3).run_each(|rank| {
+    ///     if rank.rank() == 1 {
+    ///         return Err(isoshard::Error::invalid("step", "went wrong", "", ""));
+    ///     }
+    ///     // The others hear of it, and go on without rank 1.
+    ///     assert!(rank.world().barrier().is_err());
+    ///     rank.survivors("rest")?.all_reduce(&Tensor::scalar(1i64), ReduceOp::Sum)?.item()
+    /// })?;
+    /// assert_eq!([ends[0].as_ref().ok(), ends[2].as_ref().ok()], [Some(&2.0), Some(&2.0)]);
+    /// assert_eq!(ends[1].as_ref().unwrap_err().to_string(), "step: went wrong");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a rank that comes after the others have gone on; engines whose transport does not outlive a rank.
+    pub fn survivors(&self, name: &str) -> Result<Group> {
+        let ranks = self.engine.survivors()?;
+        self.recorder.begin_generation();
+        self.open(&ranks, name)
     }
 
     /// The group of `parts` that this rank belongs to. All ranks of the world call this at once, with the same parts, in which
@@ -112,7 +156,7 @@ impl Rank {
         }
         let mine = parts.iter().position(|part| part.contains(&self.rank())).expect("every rank is named");
         if parts.iter().all(|part| part.len() == 1) {
-            return Group::open(&*self.engine, &parts[mine], name);
+            return self.open(&parts[mine], name);
         }
         self.part(&parts[mine], mine, name)
     }
@@ -121,7 +165,7 @@ impl Rank {
     /// ranks than one.
     pub(crate) fn part(&self, part: &[usize], color: usize, name: &str) -> Result<Group> {
         let channel = self.engine.split(part, color, name)?;
-        Ok(Group::over(channel, self.rank(), part, name))
+        Ok(Group::over(channel, &self.recorder, self.rank(), (part, name)))
     }
 
     /// The engine below.

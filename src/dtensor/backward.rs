@@ -16,6 +16,7 @@ use super::plan::Plan;
 use super::reduction::Reduction;
 use super::tape::{Call, Edge, Node, Saved, next_id};
 use super::tensor::DTensor;
+use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
 use crate::placement::{Layout, Placement};
@@ -128,6 +129,7 @@ impl Pass {
         // Sums in parts cannot be added to each other by bits: a leaf's come to it one by one.
         let to_leaf = edge.node.call.is_none() && grad.layout().has_partial();
         if to_leaf && self.mesh.reduction() == Reduction::Exact {
+            let _label = during("backward");
             grad = grad.redistribute(edge.node.outs[edge.out].layout().clone())?;
         }
         let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
@@ -187,6 +189,7 @@ impl Pass {
 
     fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
         let Some(grad) = grads[0].take() else { return Ok(()) };
+        let _label = during("backward");
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
         // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
         let local = grad.local.contiguous()?;
@@ -247,6 +250,7 @@ impl Pass {
         let plan = Plan::find(&self.mesh, step.op.as_ref(), &facts)?;
         let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
         let Some((m, to)) = &plan.moves[at] else { return Ok(None) };
+        let _label = during(step.op.name());
         Ok(Some(DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone())))
     }
 

@@ -8,6 +8,7 @@ use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
 use super::redistribute::{self, InFlight};
 use super::tape::{Edge, Node};
+use crate::comm::during_at_least;
 use crate::error::{Error, Result};
 use crate::ops::Meta;
 use crate::placement::{Layout, Placement};
@@ -220,6 +221,7 @@ impl DTensor {
         }
         let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
         let m = redistribute::find(&self.mesh, &self.facts, &facts)?;
+        let _label = during_at_least("redistribute");
         let flight = Some(m.start(&self.mesh, self.local.clone())?);
         Ok(Pending { source: self.clone(), facts, flight })
     }

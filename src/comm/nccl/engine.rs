@@ -351,7 +351,7 @@ impl Shared {
     /// A call of the whole world that is no group's.
     pub fn world_id(&self, call: &'static str) -> CallId {
         let everyone: Vec<usize> = (0..self.world_len).collect();
-        CallId { call, seq: 0, group: label("world", &everyone) }
+        CallId::new(call, 0, label("world", &everyone))
     }
 
     /// Waits until all that is under way is through. A verdict that the program was given already is its own business.

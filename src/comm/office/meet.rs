@@ -243,6 +243,7 @@ impl Table<'_> {
             missing,
             ended: false,
             deadline_s: self.deadline.as_secs_f64(),
+            last: vec![],
         }
         .into()
     }
@@ -253,7 +254,7 @@ impl Table<'_> {
 
     fn id(&self) -> CallId {
         let everyone: Vec<usize> = (0..self.launch.world_len).collect();
-        CallId { call: VERB, seq: 0, group: label("world", &everyone) }
+        CallId::new(VERB, 0, label("world", &everyone))
     }
 
     fn address(&self) -> String {

@@ -18,7 +18,10 @@ const NAP: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Hub {
     pub(super) ranks: Arc<[usize]>,
-    label: String,
+    name: String,
+    pub(super) label: String,
+    /// Hubs of the first generation heed every failure in the world, later ones their own members' alone.
+    generation: u64,
     state: Mutex<State>,
     wake: Condvar,
     /// True once `State::fault` is set.
@@ -30,8 +33,8 @@ struct State {
     collectives: Lane,
     /// Messages by (sender, receiver).
     messages: HashMap<(usize, usize), Lane>,
-    /// The first fault, and the slot where it happened.
-    fault: Option<(CommFault, Arc<Slot>)>,
+    /// The first fault, and the slot of this hub where it happened, if it was in this hub.
+    fault: Option<(CommFault, Option<Arc<Slot>>)>,
     parked: usize,
 }
 
@@ -43,12 +46,14 @@ pub(super) enum By {
 }
 
 impl Hub {
-    pub(super) fn new(ranks: &[usize], name: &str) -> Hub {
+    pub(super) fn new(generation: u64, ranks: &[usize], name: &str) -> Hub {
         let ranks: Arc<[usize]> = ranks.into();
         let collectives = Lane::new(ranks.clone());
         let state = State { collectives, messages: HashMap::new(), fault: None, parked: 0 };
         Hub {
+            name: name.into(),
             label: label(name, &ranks),
+            generation,
             ranks,
             state: Mutex::new(state),
             wake: Condvar::new(),
@@ -57,7 +62,13 @@ impl Hub {
     }
 
     /// Lays this member's next call down where the others will find it.
-    pub(super) fn publish(&self, world: &World, by: By, position: usize, call: Call) -> Result<Arc<Slot>> {
+    pub(super) fn publish(
+        &self,
+        world: &World,
+        by: By,
+        position: usize,
+        call: &Call<'_>,
+    ) -> Result<Arc<Slot>> {
         let mut state = self.lock();
         if let Some((fault, _)) = &state.fault {
             return Err(fault.clone().into());
@@ -73,8 +84,9 @@ impl Hub {
         if let Some(fault) = self.peer_failure(world, &slot, call.name) {
             return Err(fault.into());
         }
-        if let Some(fault) = self.mismatch(&slot, position, &call) {
-            self.set_fault(&mut state, fault.clone(), &slot);
+        if let Some(fault) = self.mismatch(&slot, position, call) {
+            let fault = self.with_last(world, fault);
+            self.set_fault(&mut state, fault.clone(), Some(&slot));
             return Err(fault.into());
         }
         if lane.lay(&slot, position, call) && state.parked > 0 {
@@ -85,7 +97,7 @@ impl Hub {
 
     /// Waits until everyone has come to `slot`, or the call is known to fail.
     pub(super) fn wait(&self, world: &World, slot: &Arc<Slot>, position: usize) -> Result<()> {
-        let settled = || slot.is_open() || self.is_faulty() || world.has_failed();
+        let settled = || slot.is_open() || self.is_given_up(world);
         spin(settled);
         if slot.is_open() {
             return Ok(());
@@ -97,13 +109,24 @@ impl Hub {
                 return Ok(());
             }
             if let Some((fault, at)) = &state.fault {
-                return Err(self.own_view(fault, at, slot, position).into());
+                return Err(self.own_view(fault, at.as_ref(), slot, position).into());
             }
             if let Some(fault) = self.peer_failure(world, slot, self.own_call(slot, position).name) {
                 return Err(fault.into());
             }
             if let Some(fault) = self.missing(world, slot, position, Instant::now() >= deadline) {
-                self.set_fault(&mut state, fault.clone(), slot);
+                let fault = self.with_last(world, fault);
+                let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
+                let circle = || world.roster.circle(slot.ranks[position], fault.id());
+                if let Some(circle) = is_late.then(circle).flatten() {
+                    // The others hear of it while this rank still waits: whoever looks meanwhile finds the same circle.
+                    drop(state);
+                    world.spread(&circle, &self.label);
+                    state = self.lock();
+                    self.set_fault(&mut state, circle, None);
+                    continue;
+                }
+                self.set_fault(&mut state, fault.clone(), Some(slot));
                 return Err(fault.into());
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -139,8 +162,14 @@ impl Hub {
         }
     }
 
-    pub(super) fn is_faulty(&self) -> bool {
-        self.is_faulty.load(Ordering::Acquire)
+    /// True where nothing that waits here will be completed any more.
+    pub(super) fn is_given_up(&self, world: &World) -> bool {
+        self.is_faulty.load(Ordering::Acquire) || self.failure(world).is_some()
+    }
+
+    /// Gives the group up for a fault that was found in another one.
+    pub(super) fn fail(&self, fault: &CommFault) {
+        self.set_fault(&mut self.lock(), fault.clone(), None);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -155,24 +184,25 @@ impl Hub {
         state
     }
 
-    fn set_fault(&self, state: &mut State, fault: CommFault, slot: &Arc<Slot>) {
-        state.fault = Some((fault, slot.clone()));
+    /// Only the first fault counts.
+    fn set_fault(&self, state: &mut State, fault: CommFault, slot: Option<&Arc<Slot>>) {
+        state.fault.get_or_insert_with(|| (fault, slot.cloned()));
         self.is_faulty.store(true, Ordering::Release);
         self.wake.notify_all();
     }
 
     fn id(&self, slot: &Slot, call: &'static str) -> CallId {
-        CallId { call, seq: slot.seq, group: self.label.clone() }
+        CallId::new(call, slot.seq, &*self.label)
     }
 
-    fn own_call<'a>(&self, slot: &'a Slot, position: usize) -> &'a Call {
+    fn own_call<'a>(&self, slot: &'a Slot, position: usize) -> Call<'a> {
         slot.brought(position).expect("a member waits only after it has come")
     }
 
-    fn mismatch(&self, slot: &Slot, position: usize, call: &Call) -> Option<CommFault> {
+    fn mismatch(&self, slot: &Slot, position: usize, call: &Call<'_>) -> Option<CommFault> {
         let (at, other) = slot.disagreement(position, call)?;
         let (low, high) =
-            if at < position { ((at, other), (position, call)) } else { ((position, call), (at, other)) };
+            if at < position { ((at, other), (position, *call)) } else { ((position, *call), (at, other)) };
         let (brought, other_brought) = high.1.facts().told_apart(&low.1.facts());
         Some(CommFault::Mismatch {
             id: self.id(slot, call.name),
@@ -180,12 +210,29 @@ impl Hub {
             brought,
             other: slot.ranks[low.0],
             other_brought,
+            last: vec![],
         })
     }
 
     fn peer_failure(&self, world: &World, slot: &Slot, call: &'static str) -> Option<CommFault> {
-        let (rank, cause) = world.first_failure()?;
-        Some(CommFault::PeerFailed { id: self.id(slot, call), rank: *rank, cause: cause.clone() })
+        let (rank, cause) = self.failure(world)?;
+        Some(CommFault::PeerFailed { id: self.id(slot, call), rank, cause: cause.clone() })
+    }
+
+    /// The failed rank for which the group is given up, and its cause.
+    fn failure<'a>(&self, world: &'a World) -> Option<(usize, &'a String)> {
+        match self.generation {
+            0 => world.first_failure().map(|(rank, cause)| (*rank, cause)),
+            _ => world.failure_among(&self.ranks),
+        }
+    }
+
+    /// The fault, with what the members have completed.
+    fn with_last(&self, world: &World, mut fault: CommFault) -> CommFault {
+        if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
+            *last = world.roster.last(&self.name, &self.ranks);
+        }
+        fault
     }
 
     /// The fault of members that will not come: those that have ended, or when it is `late`, all absent ones.
@@ -206,13 +253,20 @@ impl Hub {
             missing: missing.map(|at| slot.ranks[at]).collect(),
             ended: has_ended,
             deadline_s: world.deadline.as_secs_f64(),
+            last: vec![],
         })
     }
 
     /// The group's fault, told by a member that waits at `slot`: in its own words if it happened there.
-    fn own_view(&self, fault: &CommFault, at: &Arc<Slot>, slot: &Arc<Slot>, position: usize) -> CommFault {
-        let mut fault = fault.clone();
-        if !Arc::ptr_eq(at, slot) {
+    fn own_view(
+        &self,
+        fault: &CommFault,
+        at: Option<&Arc<Slot>>,
+        slot: &Arc<Slot>,
+        position: usize,
+    ) -> CommFault {
+        let mut fault = fault.clone().told_by(slot.ranks[position]);
+        if !at.is_some_and(|at| Arc::ptr_eq(at, slot)) {
             return fault;
         }
         let call = self.own_call(slot, position);
@@ -222,9 +276,7 @@ impl Hub {
                 *rank = slot.ranks[position];
                 *brought = call.to_string();
             }
-            CommFault::Mismatch { id, .. }
-            | CommFault::PeerFailed { id, .. }
-            | CommFault::Transport { id, .. } => id.call = call.name,
+            other => other.id_mut().call = call.name,
         }
         fault
     }
