@@ -86,7 +86,7 @@ impl Engine for Plain<dyn Engine> {
 }
 
 impl Channel for Plain<dyn Channel> {
-    fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.0.start(call)
     }
 }
