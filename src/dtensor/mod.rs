@@ -4,8 +4,7 @@
 //! facts; the plan says which operands move, runs the local kernel and lays out the result; a tape node is kept where
 //! a gradient is wanted. Layouts never change values: redistribution is the identity, and so is its derivative.
 //!
-//! Missing: moves between different meshes, and the provably cheapest order of moves where several axes of a
-//! `Partial` are involved (moves without `Partial` already receive only what they lack).
+//! Missing: moves between different meshes.
 
 mod again;
 mod backward;
@@ -33,5 +32,6 @@ pub use device_mesh::{DeviceMesh, NoGrad};
 pub(crate) use dispatch::DTensors;
 pub use draws::IntoDraw;
 pub use facts::Facts;
+pub use redistribute::Redistribution;
 pub use reduction::Reduction;
 pub use tensor::{DTensor, Pending};
