@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::again::Origin;
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
-use super::redistribute::{self, InFlight};
+use super::redistribute::{self, InFlight, Redistribution};
 use super::tape::{Edge, Node};
 use crate::comm::during_at_least;
 use crate::error::{Error, Result};
@@ -133,8 +133,8 @@ impl DTensor {
 
     /// The same tensor in another layout: the identity, and so is its derivative.
     ///
-    /// Without `Partial` every rank receives exactly the elements it lacks, once, in one exchange. A `Partial` is
-    /// reduced first: by reduce-scatter where the axis ends up sharded, else by all-reduce.
+    /// Without `Partial` every rank receives exactly the elements it lacks, once, in one exchange. With it, the reductions
+    /// and moves are the cheapest that keep the bits: see [`Redistribution`].
     ///
     /// # Errors
     /// Refuses a layout that does not fit; a fault of communication.
@@ -177,12 +177,23 @@ impl DTensor {
     /// # Errors
     /// Refuses a layout that does not fit.
     pub fn explain(&self, layout: Layout) -> Result<String> {
-        let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
-        Ok(redistribute::find(&self.mesh, &self.facts, &facts)?.to_string())
+        Ok(self.plan_redistribute(layout)?.to_string())
     }
 
-    /// Starts a redistribution; other work may come before [`Pending::wait`]. Returns at once, unless a `Partial` has to be
-    /// reduced: that is waited for here, and only what follows is on its way.
+    /// What [`DTensor::redistribute`] would do on this rank: its calls, and the bytes that would come. Communicates nothing.
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit.
+    pub fn plan_redistribute(&self, layout: Layout) -> Result<Redistribution> {
+        let spec = self.facts.spec();
+        Redistribution::plan(spec, &spec.with_layout(layout)?)
+    }
+
+    /// Starts a redistribution; other work may come before [`Pending::wait`]. Returns when its first call is on its way.
+    ///
+    /// Several may be on their way, to be waited for in any order that is the same on all ranks. Where there is a second
+    /// call ([`DTensor::plan_redistribute`] tells: some of a `Partial`), it begins in `wait`, so all ranks wait, or all drop.
+    /// Over an engine without shared memory a large all-reduce has come when this returns.
     ///
     /// # Errors
     /// As [`DTensor::redistribute`].
