@@ -14,7 +14,8 @@ use super::{Call, Pending, Route, fold};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
-/// From this size on, an all-reduce over an engine without shared memory is a reduce-scatter and an all-gather.
+/// From so many bytes on that all members' tensors are beyond what two phases bring, an all-reduce over an engine without
+/// shared memory is a reduce-scatter and an all-gather.
 const TWO_PHASE_BYTES: usize = 64 << 10;
 
 /// Some ranks in an order: the members of collectives. Written `dp{0, 4, 8}`; cloning shares it.
@@ -230,7 +231,9 @@ impl Group {
     /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
     pub(crate) fn all_reduce_in(&self, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
-        if bytes >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
+        // One phase brings n - 1 times the tensor, two bring 2 (n - 1) / n times it; among few they still share the folding.
+        let spared = bytes * ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
+        if spared >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
             return self.all_reduce_in_two(x, &reduce);
         }
         self.start_all_reduce(x, reduce).wait()

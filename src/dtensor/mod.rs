@@ -23,6 +23,7 @@ mod from_local;
 mod methods;
 mod nodes;
 mod plan;
+mod price;
 mod random;
 mod redistribute;
 mod reduction;
