@@ -307,7 +307,9 @@ fn is_whole(held: &Ranges, extent: usize) -> bool {
 /// Appends the largest ranges at or below `at`, of one dim's part of the tree, that lie inside `held`; false where they cut a
 /// leaf.
 fn cover(at: Range<usize>, held: &[Range<usize>], leaf: Option<Leaf>, out: &mut Vec<Range<usize>>) -> bool {
-    let common = |r: &Range<usize>| r.end.min(at.end).saturating_sub(r.start.max(at.start));
+    let near = held.partition_point(|r| r.end <= at.start)..held.partition_point(|r| r.start < at.end);
+    let held = &held[near];
+    let common = |r: &Range<usize>| r.end.min(at.end) - r.start.max(at.start);
     let len: usize = held.iter().map(common).sum();
     if len == 0 {
         return true;
