@@ -9,6 +9,7 @@
 
 mod again;
 mod backward;
+mod check;
 mod choose;
 mod device_mesh;
 mod dispatch;
@@ -29,6 +30,7 @@ mod together;
 
 pub(crate) use again::Again;
 pub use backward::Gradients;
+pub use check::{check_finite, check_replicas};
 pub use device_mesh::{DeviceMesh, NoGrad};
 pub(crate) use dispatch::DTensors;
 pub use draws::IntoDraw;

@@ -261,8 +261,10 @@ pub struct Divergence {
     pub ranks: Vec<usize>,
     /// A rank that holds what most hold; the first one's elements where no value has more replicas than another.
     pub reference: usize,
-    /// The first global index at which the first of `ranks` differs.
+    /// The first global index at which one of `ranks` differs.
     pub index: Vec<usize>,
+    /// The first that does there.
+    pub rank: usize,
     /// The bits it holds there.
     pub bits: u64,
     /// The bits that the reference holds there.
@@ -273,13 +275,13 @@ pub struct Divergence {
 
 impl fmt::Display for Divergence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Divergence { name, tensor, ranks, reference, index, bits, reference_bits, element_bytes } = self;
+        let Divergence { name, tensor, ranks, reference, index, rank, bits, reference_bits, element_bytes } =
+            self;
         let width = 2 + 2 * element_bytes;
-        let first = ranks.first().copied().unwrap_or_default();
         write!(
             f,
             "check_replicas: replicas differ; got {name} {tensor} at rank(s) {ranks:?}, first at index {index:?}: \
-             {bits:#0width$x} at rank {first}, {reference_bits:#0width$x} at rank {reference}; restore the tensor from \
+             {bits:#0width$x} at rank {rank}, {reference_bits:#0width$x} at rank {reference}; restore the tensor from \
              rank {reference} or a checkpoint"
         )
     }
