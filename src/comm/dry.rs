@@ -26,9 +26,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::tally::{Tally, Total, Traffic};
-use super::{Call, Channel, Engine, Network, Rank, Request, Route};
+use super::{Call, Channel, Engine, Network, Rank, Request, Route, Tensors};
 use crate::error::{Error, Result};
-use crate::tensor::{Device, Shape, Tensor, meta};
+use crate::tensor::{Device, Tensor, meta};
 
 /// A dry run of one rank.
 ///
@@ -177,30 +177,28 @@ struct Silent {
 
 impl Channel for Silent {
     fn start(&self, call: Call) -> Result<Box<dyn Request>> {
-        let Call { route, dtype, mut outgoing, incoming, .. } = call;
-        let absent = |shape: Shape| Tensor::absent(dtype, shape);
+        let Call { route, dtype, outgoing, incoming, .. } = call;
         let own = match route {
             Route::Gather => Some((self.index, 0)),
             Route::AllToAll => Some((self.index, self.index)),
             Route::Broadcast { root } if root == self.index => Some((0, 0)),
-            Route::Send { .. } | Route::Barrier => return Ok(Box::new(Arrived(Vec::new()))),
+            Route::Send { .. } | Route::Barrier => return Ok(Box::new(Arrived(Tensors::new()))),
             Route::Broadcast { .. } | Route::Recv { .. } => None,
         };
-        let own = own.map(|(at, from)| (at, outgoing.swap_remove(from)));
-        drop(outgoing);
-        let all = incoming.into_iter().enumerate().map(|(i, shape)| match &own {
-            Some((at, x)) if *at == i => Ok(x.clone()),
-            _ => absent(shape),
+        let own = own.map(|(at, from)| (at, &outgoing[from]));
+        let all = incoming.iter().enumerate().map(|(i, shape)| match own {
+            Some((at, x)) if at == i => Ok(x.clone()),
+            _ => Tensor::absent(dtype, shape.clone()),
         });
         Ok(Box::new(Arrived(all.collect::<Result<_>>()?)))
     }
 }
 
 /// What came at once.
-struct Arrived(Vec<Tensor>);
+struct Arrived(Tensors);
 
 impl Request for Arrived {
-    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
         Ok(self.0)
     }
 

@@ -1,15 +1,18 @@
 //! A group of ranks and the collectives its members call together.
 
 use std::fmt;
-use std::sync::Arc;
+use std::slice;
+use std::sync::{Arc, OnceLock};
+
+use smallvec::SmallVec;
 
 #[cfg(test)]
 use super::engine::Engine;
-use super::engine::{Channel, Reduce, Request};
+use super::engine::{Channel, Reduce, Request, Tensors};
 use super::flight::{GroupId, Recorder, Ticket};
 use super::{Call, Pending, Route, fold};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
 /// From this size on, an all-reduce over an engine without shared memory is a reduce-scatter and an all-gather.
 const TWO_PHASE_BYTES: usize = 64 << 10;
@@ -39,6 +42,8 @@ struct Inner {
     recorder: Arc<Recorder>,
     /// The group in the recorder.
     recorded: GroupId,
+    /// The order of ordinary reductions, made at the first.
+    halving: OnceLock<Arc<FoldOrder>>,
 }
 
 impl Group {
@@ -59,7 +64,9 @@ impl Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
         let ranks: Arc<[usize]> = ranks.into();
         let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
-        Group { inner: Arc::new(Inner { name: name.into(), ranks, index, channel, recorder, recorded }) }
+        let halving = OnceLock::new();
+        let inner = Inner { name: name.into(), ranks, index, channel, recorder, recorded, halving };
+        Group { inner: Arc::new(inner) }
     }
 
     /// The number of members.
@@ -119,10 +126,10 @@ impl Group {
             route: Route::Gather,
             op: None,
             dtype: x.dtype(),
-            outgoing: vec![x.clone()],
-            incoming: shapes.to_vec(),
+            outgoing: slice::from_ref(x),
+            incoming: shapes,
         };
-        Pending::running(self.start(call), Ok)
+        Pending::running(self.start(call), |all| Ok(all.into_vec()))
     }
 
     /// Sends `parts[i]` to member i, and returns what the members sent here: from member i a tensor of shape
@@ -157,10 +164,10 @@ impl Group {
             route: Route::AllToAll,
             op: None,
             dtype: parts[0].dtype(),
-            outgoing: parts,
-            incoming: shapes.to_vec(),
+            outgoing: &parts,
+            incoming: shapes,
         };
-        Pending::running(self.start(call), Ok)
+        Pending::running(self.start(call), |all| Ok(all.into_vec()))
     }
 
     /// The reduction of everybody's `parts[me]`: part i belongs to member i, has there one shape on all members, and
@@ -179,7 +186,7 @@ impl Group {
             return Pending::ready(Err(e));
         }
         let shape = parts[self.index()].shape().clone();
-        self.reduce_scatter_in(parts, Reduce::halving(op, self.len(), shape))
+        self.reduce_scatter_in(parts, self.halving(op, shape))
     }
 
     /// As [`Group::reduce_scatter_async`], where members bring several parts, or none, which are folded in an order of
@@ -192,19 +199,22 @@ impl Group {
         if self.len() == 1 {
             return Pending::ready(parts.remove(0).contiguous().and_then(|x| fold::fold(&reduce, &[x])));
         }
-        let outgoing = match parts.iter().map(Tensor::contiguous).collect() {
-            Ok(outgoing) => outgoing,
-            Err(e) => return Pending::ready(Err(e)),
-        };
+        for part in &mut parts {
+            match part.contiguous() {
+                Ok(packed) => *part = packed,
+                Err(e) => return Pending::ready(Err(e)),
+            }
+        }
+        let incoming = self.incoming(&reduce);
         let call = Call {
             name: verb,
             route: Route::AllToAll,
             op: Some(reduce.op),
             dtype: parts[0].dtype(),
-            incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
-            outgoing,
+            outgoing: &parts,
+            incoming: &incoming,
         };
-        Pending::running(self.start(call), move |parts| fold::fold(&reduce, &parts))
+        Pending::running(self.recorded(call, |channel, call| channel.reduce_scatter(reduce, call)), single)
     }
 
     /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
@@ -214,7 +224,7 @@ impl Group {
     /// # Errors
     /// [`CommFault`](crate::CommFault)s.
     pub fn all_reduce(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        self.all_reduce_in(x, Reduce::halving(op, self.len(), x.shape().clone()))
+        self.all_reduce_in(x, self.halving(op, x.shape().clone()))
     }
 
     /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
@@ -229,7 +239,7 @@ impl Group {
     /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second
     /// phase would never come if this one were dropped.
     pub fn all_reduce_async(&self, x: &Tensor, op: ReduceOp) -> Pending<Tensor> {
-        self.start_all_reduce(x, Reduce::halving(op, self.len(), x.shape().clone()))
+        self.start_all_reduce(x, self.halving(op, x.shape().clone()))
     }
 
     fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
@@ -238,13 +248,14 @@ impl Group {
             Ok(x) => x,
             Err(e) => return Pending::ready(Err(e)),
         };
+        let incoming = self.incoming(&reduce);
         let call = Call {
             name: "all_reduce",
             route: Route::Gather,
             op: Some(reduce.op),
             dtype: x.dtype(),
-            outgoing: vec![x],
-            incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
+            outgoing: slice::from_ref(&x),
+            incoming: &incoming,
         };
         Pending::running(self.recorded(call, |channel, call| channel.all_reduce(reduce, call)), single)
     }
@@ -288,8 +299,8 @@ impl Group {
             route: Route::Broadcast { root },
             op: None,
             dtype,
-            outgoing: x.cloned().into_iter().collect(),
-            incoming: vec![shape.clone()],
+            outgoing: x.map_or(&[], slice::from_ref),
+            incoming: slice::from_ref(shape),
         };
         Pending::running(self.start(call), single)
     }
@@ -316,8 +327,8 @@ impl Group {
             route: Route::Send { to },
             op: None,
             dtype: x.dtype(),
-            outgoing: vec![x.clone()],
-            incoming: vec![x.shape().clone()],
+            outgoing: slice::from_ref(x),
+            incoming: slice::from_ref(x.shape()),
         };
         Pending::running(self.start(call), |_| Ok(()))
     }
@@ -340,8 +351,8 @@ impl Group {
             route: Route::Recv { from },
             op: None,
             dtype,
-            outgoing: vec![],
-            incoming: vec![shape.clone()],
+            outgoing: &[],
+            incoming: slice::from_ref(shape),
         };
         Pending::running(self.start(call), single)
     }
@@ -364,8 +375,8 @@ impl Group {
             route: Route::Barrier,
             op: None,
             dtype: DType::U8,
-            outgoing: vec![],
-            incoming: vec![],
+            outgoing: &[],
+            incoming: &[],
         };
         Pending::running(self.start(call), |_| Ok(()))
     }
@@ -407,6 +418,17 @@ impl Group {
             Ok(request) => Ok((request, ticket)),
             Err(error) => Err(ticket.fail(error)),
         }
+    }
+
+    /// The ordinary reduction of one part from each member.
+    fn halving(&self, op: ReduceOp, shape: Shape) -> Reduce {
+        let order = self.inner.halving.get_or_init(|| Arc::new(FoldOrder::halving(self.len())));
+        Reduce { op, order: order.clone(), shape }
+    }
+
+    /// The shapes of what the members bring to a reduction; no allocation in groups of ordinary size.
+    fn incoming(&self, reduce: &Reduce) -> SmallVec<[Shape; 16]> {
+        (0..self.len()).map(|m| reduce.part_shape(m)).collect()
     }
 
     fn check_parts(&self, verb: &str, parts: &[Tensor]) -> Result<()> {
@@ -456,7 +478,7 @@ impl Group {
     }
 }
 
-fn single(mut parts: Vec<Tensor>) -> Result<Tensor> {
+fn single(mut parts: Tensors) -> Result<Tensor> {
     Ok(parts.pop().expect("the engine returns one tensor for this route"))
 }
 

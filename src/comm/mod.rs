@@ -40,7 +40,7 @@ mod threads;
 
 pub use call::{Call, Route};
 pub use dry::DryRun;
-pub use engine::{Channel, Engine, Reduce, Request};
+pub use engine::{Channel, Engine, Reduce, Request, Tensors};
 pub(crate) use flight::{during, during_at_least};
 pub use group::Group;
 pub use launch::Launch;

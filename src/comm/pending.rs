@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use super::engine::Request;
+use super::engine::{Request, Tensors};
 use super::flight::Ticket;
 use crate::error::Result;
-use crate::tensor::Tensor;
 
-type Finish<T> = Box<dyn FnOnce(Vec<Tensor>) -> Result<T> + Send>;
+type Finish<T> = Box<dyn FnOnce(Tensors) -> Result<T> + Send>;
 
 /// The result of a collective that was started and not yet waited for.
 ///
@@ -32,7 +31,7 @@ impl<T> Pending<T> {
     /// A recorded request, and what makes the result from the tensors that come.
     pub(crate) fn running(
         request: Result<(Box<dyn Request>, Ticket)>,
-        finish: impl FnOnce(Vec<Tensor>) -> Result<T> + Send + 'static,
+        finish: impl FnOnce(Tensors) -> Result<T> + Send + 'static,
     ) -> Self {
         match request {
             Ok((request, ticket)) => {

@@ -4,11 +4,14 @@
 //! facts; the plan says which operands move, runs the local kernel and lays out the result; a tape node is kept where
 //! a gradient is wanted. Layouts never change values: redistribution is the identity, and so is its derivative.
 //!
-//! Missing: moves between different meshes, and the provably cheapest order of moves where several axes of a
+//! A [`Bridge`] moves tensors between different meshes.
+//!
+//! Missing: the provably cheapest order of moves where several axes of a
 //! `Partial` are involved (moves without `Partial` already receive only what they lack).
 
 mod again;
 mod backward;
+mod bridge;
 mod check;
 mod choose;
 mod device_mesh;
@@ -30,6 +33,7 @@ mod together;
 
 pub(crate) use again::Again;
 pub use backward::Gradients;
+pub use bridge::{Bridge, InTransit, Transfer};
 pub use check::{check_finite, check_replicas};
 pub use device_mesh::{DeviceMesh, NoGrad};
 pub(crate) use dispatch::DTensors;

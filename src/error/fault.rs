@@ -83,8 +83,8 @@ pub enum CommFault {
     },
     /// Some ranks did not come before the deadline, or had ended already.
     #[error(
-        "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}",
-        absence(.ended, .deadline_s), Completed(.last)
+        "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}{}",
+        absence(.ended, .deadline_s), Elsewhere(.elsewhere), Completed(.last)
     )]
     Missing {
         /// The call that waited.
@@ -99,6 +99,8 @@ pub enum CommFault {
         ended: bool,
         /// The deadline in seconds.
         deadline_s: f64,
+        /// Those of the missing that waited in other calls then, and for whom.
+        elsewhere: Vec<Wait>,
         /// What the members had completed; empty where nobody knows.
         last: Vec<LastCall>,
     },
@@ -204,6 +206,18 @@ impl fmt::Display for Circle<'_> {
                 0 => write!(f, "rank {rank} waits in {id} for rank {waits_for}")?,
                 _ => write!(f, ", which waits in {id} for rank {waits_for}")?,
             }
+        }
+        Ok(())
+    }
+}
+
+/// `; rank 1 waited in barrier #3 on group g{1, 2} for rank 2`.
+struct Elsewhere<'a>(&'a [Wait]);
+
+impl fmt::Display for Elsewhere<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Wait { rank, id, waits_for } in self.0.iter().take(SHOWN) {
+            write!(f, "; rank {rank} waited in {id} for rank {waits_for}")?;
         }
         Ok(())
     }

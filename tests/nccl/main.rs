@@ -707,17 +707,15 @@ fn one_gpu_by_itself() {
             route,
             op: None,
             dtype: DType::F32,
-            outgoing: vec![x.clone()],
-            incoming: vec![x.shape().clone()],
+            outgoing: std::slice::from_ref(&x),
+            incoming: std::slice::from_ref(x.shape()),
         };
         for _ in 0..10 {
             for (name, route) in [("all_gather", Route::Gather), ("broadcast", Route::Broadcast { root: 0 })]
             {
                 assert_same(&alone.start(call(name, route))?.wait()?[0], &want);
             }
-            alone
-                .start(Call { outgoing: vec![], incoming: vec![], ..call("barrier", Route::Barrier) })?
-                .wait()?;
+            alone.start(Call { outgoing: &[], incoming: &[], ..call("barrier", Route::Barrier) })?.wait()?;
         }
         let split = rank.split(&[vec![0]], "split")?;
         assert_same(&split.all_gather(&x, &[x.shape().clone()])?[0], &want);

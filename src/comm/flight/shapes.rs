@@ -97,7 +97,7 @@ mod tests {
     fn short_lists_are_kept_whole_and_long_ones_begun() {
         assert_eq!(of(&[]).0, Vec::<Vec<usize>>::new());
         assert_eq!(of(&[&[], &[]]), (vec![vec![]], 2, of(&[&[], &[]]).2));
-        assert_eq!(of(&[&[2, 3]; 5]).0, [[2, 3]]);
+        assert_eq!(of(&[&[2usize, 3][..]; 5]).0, [[2, 3]]);
         assert_eq!(of(&[&[2, 3], &[2, 3], &[1, 3]]).0, [[2, 3], [2, 3], [1, 3]]);
         assert_eq!(of(&[&[1], &[], &[1]]).0, [vec![1], vec![], vec![1]]);
         let long: Vec<Vec<usize>> = (0..100).map(|i| vec![i, 7]).collect();

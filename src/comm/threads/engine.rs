@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use smallvec::smallvec;
+
 use super::hub::{By, Hub};
 use super::reduction::Reduction;
 use super::slot::Slot;
 use super::world::World;
 use crate::comm::fold::fold;
-use crate::comm::{Call, Channel, Engine, Reduce, Request, Route};
+use crate::comm::{Call, Channel, Engine, Reduce, Request, Route, Tensors};
 use crate::error::{Error, Result};
-use crate::tensor::{Device, Tensor};
+use crate::tensor::Device;
 
 /// From this size on, an all-reduce is folded once, in chunks, by all who wait; below, everyone folds everything.
 const SHARED_FOLD_BYTES: usize = 64 << 10;
@@ -78,7 +80,7 @@ struct ThreadChannel {
 }
 
 impl ThreadChannel {
-    fn meet(&self, call: Call) -> Result<Meeting> {
+    fn meet(&self, call: Call<'_>) -> Result<Meeting> {
         let me = self.position;
         let (by, position) = match call.route {
             Route::Send { to } => (By::Message { from: me, to }, 0),
@@ -86,17 +88,17 @@ impl ThreadChannel {
             _ => (By::Collective, me),
         };
         let waits = !matches!(call.route, Route::Send { .. });
-        let slot = self.hub.publish(&self.world, by, position, call)?;
+        let slot = self.hub.publish(&self.world, by, position, &call)?;
         Ok(Meeting { world: self.world.clone(), hub: self.hub.clone(), slot, position, waits })
     }
 }
 
 impl Channel for ThreadChannel {
-    fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         Ok(Box::new(self.meet(call)?))
     }
 
-    fn all_reduce(&self, reduce: Reduce, call: Call) -> Result<Box<dyn Request>> {
+    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
         Ok(Box::new(Reducing { meeting: self.meet(call)?, reduce }))
     }
 
@@ -116,7 +118,7 @@ struct Meeting {
 }
 
 impl Request for Meeting {
-    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
         if self.waits {
             self.hub.wait(&self.world, &self.slot, self.position)?;
         }
@@ -135,25 +137,25 @@ struct Reducing {
 }
 
 impl Request for Reducing {
-    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
         let Meeting { world, hub, slot, position, .. } = &self.meeting;
         hub.wait(world, slot, *position)?;
         let call = slot.brought(*position).expect("this member has come");
         if call.device().is_some_and(|device| device != Device::Cpu) {
             // Put on one member's stream, whose result the others' kernels wait for on the device.
             let result = slot.folded.get_or_init(|| fold(&self.reduce, &slot.take(*position)));
-            return result.clone().map(|sum| vec![sum]);
+            return result.clone().map(|sum| smallvec![sum]);
         }
         let dtype = call.dtype;
         if self.reduce.out_shape().numel() * dtype.size_bytes() < SHARED_FOLD_BYTES {
-            return Ok(vec![fold(&self.reduce, &slot.take(*position))?]);
+            return Ok(smallvec![fold(&self.reduce, &slot.take(*position))?]);
         }
         let reduction = slot.reduction.get_or_init(|| Reduction::new(&self.reduce, dtype));
         if reduction.work(slot) {
             hub.wake();
         }
         hub.wait_for_work(world, slot, *position, || reduction.is_done())?;
-        Ok(vec![reduction.result()])
+        Ok(smallvec![reduction.result()])
     }
 
     fn is_ready(&self) -> bool {

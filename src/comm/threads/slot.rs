@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use smallvec::smallvec;
+
 use super::reduction::Reduction;
-use crate::comm::{Call, Route};
+use crate::comm::{Call, Route, Tensors};
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
 /// One call of a group: what each member brought. Lives as long as somebody has still to take from it.
 #[derive(Debug)]
@@ -15,7 +17,7 @@ pub(super) struct Slot {
     pub(super) seq: u64,
     /// The members that meet here, numbered in the world.
     pub(super) ranks: Arc<[usize]>,
-    cells: Box<[OnceLock<Call>]>,
+    cells: Box<[OnceLock<Kept>]>,
     open: AtomicBool,
     pub(super) reduction: OnceLock<Reduction>,
     /// On a device: the result, by whichever member came to wait first.
@@ -40,27 +42,27 @@ impl Slot {
     }
 
     /// What a member brought, if it has come.
-    pub(super) fn brought(&self, position: usize) -> Option<&Call> {
-        self.cells[position].get()
+    pub(super) fn brought(&self, position: usize) -> Option<Call<'_>> {
+        self.cells[position].get().map(Kept::call)
     }
 
     /// A member that is here and whose call does not belong together with `call`.
-    pub(super) fn disagreement(&self, position: usize, call: &Call) -> Option<(usize, &Call)> {
-        let here = self.cells.iter().enumerate().filter_map(|(at, cell)| Some((at, cell.get()?)));
+    pub(super) fn disagreement(&self, position: usize, call: &Call<'_>) -> Option<(usize, Call<'_>)> {
+        let here = self.cells.iter().enumerate().filter_map(|(at, cell)| Some((at, cell.get()?.call())));
         // What is not all-to-all agrees with everyone if with one.
         let compared = if call.route == Route::AllToAll { usize::MAX } else { 1 };
-        here.take(compared).find(|&(at, other)| !call.agrees(position, other, at))
+        here.take(compared).find(|(at, other)| !call.agrees(position, other, *at))
     }
 
     /// What an open slot holds for the member at `position`.
-    pub(super) fn take(&self, position: usize) -> Vec<Tensor> {
+    pub(super) fn take(&self, position: usize) -> Tensors {
         let outgoing = |at: usize, part: usize| self.call(at).outgoing[part].clone();
-        match self.call(position).route {
+        match self.call(position).call().route {
             Route::Gather => (0..self.cells.len()).map(|at| outgoing(at, 0)).collect(),
             Route::AllToAll => (0..self.cells.len()).map(|at| outgoing(at, position)).collect(),
-            Route::Broadcast { root } => vec![outgoing(root, 0)],
-            Route::Recv { .. } => vec![outgoing(0, 0)],
-            Route::Send { .. } | Route::Barrier => vec![],
+            Route::Broadcast { root } => smallvec![outgoing(root, 0)],
+            Route::Recv { .. } => smallvec![outgoing(0, 0)],
+            Route::Send { .. } | Route::Barrier => smallvec![],
         }
     }
 
@@ -69,8 +71,31 @@ impl Slot {
         (0..self.cells.len()).map(|at| &self.call(at).outgoing[0])
     }
 
-    fn call(&self, position: usize) -> &Call {
+    fn call(&self, position: usize) -> &Kept {
         self.cells[position].get().expect("the slot is open: everyone has come")
+    }
+}
+
+/// A call as it lies in a slot.
+#[derive(Debug)]
+struct Kept {
+    name: &'static str,
+    route: Route,
+    op: Option<ReduceOp>,
+    dtype: DType,
+    outgoing: Vec<Tensor>,
+    incoming: Vec<Shape>,
+}
+
+impl Kept {
+    fn of(call: &Call<'_>) -> Kept {
+        let Call { name, route, op, dtype, outgoing, incoming } = *call;
+        Kept { name, route, op, dtype, outgoing: outgoing.to_vec(), incoming: incoming.to_vec() }
+    }
+
+    fn call(&self) -> Call<'_> {
+        let Kept { name, route, op, dtype, ref outgoing, ref incoming } = *self;
+        Call { name, route, op, dtype, outgoing, incoming }
     }
 }
 
@@ -104,8 +129,8 @@ impl Lane {
     /// Lays down `call`; true if everyone has come now.
     ///
     /// Each member comes to its slots in order, so slots open in order: this one is then the first that waited.
-    pub(super) fn lay(&mut self, slot: &Slot, position: usize, call: Call) -> bool {
-        slot.cells[position].set(call).expect("a member comes to a slot once");
+    pub(super) fn lay(&mut self, slot: &Slot, position: usize, call: &Call<'_>) -> bool {
+        slot.cells[position].set(Kept::of(call)).expect("a member comes to a slot once");
         let complete = slot.cells.iter().all(|cell| cell.get().is_some());
         if complete {
             self.waiting.pop_front();
