@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use isoshard::Result;
-use isoshard::comm::{Rank, Spmd, spmd};
+use isoshard::comm::{Rank, Spmd};
 use isoshard::dtensor::{Bridge, DTensor, DeviceMesh, Transfer};
 use isoshard::placement::{Layout, Mesh, Spec};
 use isoshard::tensor::{DType, Tensor};
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 mod common;
 use common::layouts::{Failures, layouts, shapes};
-use common::{bits_differ, ordinary, part_of, small_ints, spread};
+use common::{Stream, bits_differ, ordinary, part_of, small_ints, spmd, spread};
 
 #[test]
 fn any_mesh_and_layout_to_any_other() {
@@ -108,6 +108,47 @@ fn what_arrives_is_nobody_elses_and_has_no_history() {
         Ok(())
     };
     spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Whether the rank that fails has sent before or not: the others end, and hear of it where they lack something.
+#[test]
+fn a_rank_that_fails_on_the_way() {
+    for salt in 0..50 {
+        let mut random = Stream(salt);
+        let (bad, sends) = (random.below(4), random.below(2) == 1);
+        let run = move |rank: Rank| {
+            let (train, generate) = (Mesh::over(&[("a", 3)], 0..3)?, Mesh::over(&[("b", 2)], 2..4)?);
+            let transfers =
+                [[64, 9], [600, 500]].map(|s| Transfer::new(DType::F32, s, layout("(S0)"), layout("(R)")));
+            let bridge = Bridge::new(&rank, &train, &generate, transfers.clone())?;
+            let ends = Ends::new(&rank, &train, &generate)?;
+            let zeros = |t: &Transfer| {
+                ends.from.as_ref().map(|m| DTensor::zeros(m, t.dtype, &t.shape, t.from.clone())).transpose()
+            };
+            let mut sources = Vec::new();
+            for transfer in &transfers {
+                sources.extend(zeros(transfer)?);
+            }
+            let fails = || Err(isoshard::Error::invalid("program", "fails", "", ""));
+            if rank.rank() == bad && !sends {
+                return fails();
+            }
+            let flights = [0, 1].map(|_| bridge.send_async(&sources, ends.to.as_ref()));
+            if rank.rank() == bad {
+                return fails();
+            }
+            for flight in flights.into_iter().rev() {
+                match flight.and_then(|flight| flight.wait()) {
+                    Ok(arrived) => assert_eq!(arrived.len(), if ends.to.is_some() { 2 } else { 0 }),
+                    Err(e) => assert!(e.is_echo(), "{e}"),
+                }
+            }
+            Ok(())
+        };
+        let error =
+            Spmd::new(4).deadline(std::time::Duration::from_secs(20)).run(run).unwrap_err().to_string();
+        assert_eq!(error, format!("rank {bad}: program: fails"));
+    }
 }
 
 #[test]

@@ -14,7 +14,8 @@ use super::{Call, Pending, Route, fold};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
-/// From this size on, an all-reduce over an engine without shared memory is a reduce-scatter and an all-gather.
+/// From so many bytes on that all members' tensors are beyond what two phases bring, an all-reduce over an engine without
+/// shared memory is a reduce-scatter and an all-gather.
 const TWO_PHASE_BYTES: usize = 64 << 10;
 
 /// Some ranks in an order: the members of collectives. Written `dp{0, 4, 8}`; cloning shares it.
@@ -229,11 +230,18 @@ impl Group {
 
     /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
     pub(crate) fn all_reduce_in(&self, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
+        self.all_reduce_begun(x, reduce).wait()
+    }
+
+    /// As [`Group::all_reduce_in`], on its way where it takes one phase; one that takes two is done when this returns.
+    pub(crate) fn all_reduce_begun(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
-        if bytes >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
-            return self.all_reduce_in_two(x, &reduce);
+        // One phase brings n - 1 times the tensor, two bring 2 (n - 1) / n times it; among few they still share the folding.
+        let spared = bytes * ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
+        if spared >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
+            return Pending::ready(self.all_reduce_in_two(x, &reduce));
         }
-        self.start_all_reduce(x, reduce).wait()
+        self.start_all_reduce(x, reduce)
     }
 
     /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second

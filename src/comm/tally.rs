@@ -153,6 +153,10 @@ impl Engine for Counting {
         self.engine.end()
     }
 
+    fn survivors(&self) -> Result<Vec<usize>> {
+        self.engine.survivors()
+    }
+
     fn abort(&self, cause: &Error) {
         self.engine.abort(cause);
     }
@@ -191,7 +195,7 @@ struct CountingChannel {
 }
 
 impl CountingChannel {
-    fn count(&self, call: &Call) {
+    fn count(&self, call: &Call<'_>) {
         let size = call.dtype.size_bytes() as u64;
         let bytes = |numel: usize| numel as u64 * size;
         let sent = |i: usize| call.outgoing.get(i).map_or(0, |x| bytes(x.numel()));
@@ -252,14 +256,19 @@ impl fmt::Debug for CountingChannel {
 }
 
 impl Channel for CountingChannel {
-    fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.count(&call);
         self.channel.start(call)
     }
 
-    fn all_reduce(&self, reduce: Reduce, call: Call) -> Result<Box<dyn Request>> {
+    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.count(&call);
         self.channel.all_reduce(reduce, call)
+    }
+
+    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        self.count(&call);
+        self.channel.reduce_scatter(reduce, call)
     }
 
     fn reduces_well(&self) -> bool {

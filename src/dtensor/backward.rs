@@ -145,8 +145,9 @@ impl Pass {
 
     fn visit(&mut self, node: &Rc<Node>) -> Result<()> {
         // A leaf that was complete early has nothing left here.
-        let Some(grads) = self.grads.remove(&node.id) else { return Ok(()) };
+        let Some(mut grads) = self.grads.remove(&node.id) else { return Ok(()) };
         let Some(call) = &node.call else { return self.land(node, grads) };
+        self.send_home(call, &mut grads)?;
         let result = self.run(node, call, grads)?;
         for (edge, grad) in call.edges.iter().zip(result) {
             let (Some(edge), Some(grad)) = (edge, grad) else { continue };
@@ -160,6 +161,28 @@ impl Pass {
             {
                 self.land(&edge.node, grads)?;
             }
+        }
+        Ok(())
+    }
+
+    /// A sum in parts that a single step would have to reduce, on its way to a leaf, straight in the leaf's layout where the
+    /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on.
+    fn send_home(&self, call: &Call, grads: &mut SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
+        let ([Some(edge)], [step], [Some(grad)]) = (&call.edges[..], &call.program.steps[..], &grads[..])
+        else {
+            return Ok(());
+        };
+        let leaf = &edge.node.outs[edge.out];
+        let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == call.saved.len());
+        let fits = edge.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
+        if !(reads_it_alone && fits) {
+            return Ok(());
+        }
+        let home = self.mesh.facts_of(grad.facts.spec().with_layout(leaf.layout().clone())?)?;
+        let stays = Plan::find(&self.mesh, step.op.as_ref(), &[&home])?;
+        let keeps = stays.moves.iter().all(Option::is_none) && stays.outs[0].layout() == leaf.layout();
+        if keeps && Plan::find(&self.mesh, step.op.as_ref(), &[&grad.facts])?.moves[0].is_some() {
+            grads[0] = Some(grad.redistribute(leaf.layout().clone())?);
         }
         Ok(())
     }

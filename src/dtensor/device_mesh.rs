@@ -1,6 +1,6 @@
 //! A mesh that can talk: ranks, groups, and this rank's caches.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use super::facts::Facts;
 use super::plan::PlanCache;
 use super::redistribute::Move;
 use super::reduction::Reduction;
-use crate::comm::{Group, Rank};
+use crate::comm::{Group, Peers, Rank};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Spec, Terms};
 use crate::tensor::{DType, Device, Dims, Shape};
@@ -44,6 +44,8 @@ pub(super) struct Inner {
     facts: RefCell<FxHashMap<Spec, Rc<Facts>>>,
     most_nodes: RefCell<FxHashMap<Terms, Option<usize>>>,
     groups: RefCell<FxHashMap<Dims, Group>>,
+    /// One an axis.
+    pub peers: OnceCell<Vec<Peers>>,
 }
 
 impl DeviceMesh {
@@ -152,6 +154,7 @@ impl DeviceMesh {
             facts: RefCell::default(),
             most_nodes: RefCell::default(),
             groups: RefCell::default(),
+            peers: OnceCell::new(),
         }))
     }
 
@@ -250,7 +253,7 @@ impl DeviceMesh {
     /// All ranks of the mesh, row-major.
     pub(super) fn everyone(&self) -> Result<Group> {
         let Inner { mesh, rank, .. } = &*self.0;
-        if mesh.is_first(rank.world_len()) {
+        if mesh.is_all_of(rank.world_len()) {
             return Ok(rank.world());
         }
         self.group(&(0..mesh.ndim()).collect::<Vec<_>>())

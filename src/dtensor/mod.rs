@@ -5,11 +5,9 @@
 //! a gradient is wanted. Layouts never change values: redistribution is the identity, and so is its derivative.
 //!
 //! A [`Bridge`] moves tensors between different meshes.
-//!
-//! Missing: the provably cheapest order of moves where several axes of a
-//! `Partial` are involved (moves without `Partial` already receive only what they lack).
 
 mod again;
+mod agree;
 mod backward;
 mod bridge;
 mod check;
@@ -19,9 +17,11 @@ mod dispatch;
 mod draws;
 mod exchange;
 mod facts;
+mod from_local;
 mod methods;
 mod nodes;
 mod plan;
+mod price;
 mod random;
 mod redistribute;
 mod reduction;
@@ -39,5 +39,6 @@ pub use device_mesh::{DeviceMesh, NoGrad};
 pub(crate) use dispatch::DTensors;
 pub use draws::IntoDraw;
 pub use facts::Facts;
+pub use redistribute::Redistribution;
 pub use reduction::Reduction;
 pub use tensor::{DTensor, Pending};

@@ -8,6 +8,9 @@ use crate::comm::flight::circle;
 use crate::comm::group::label;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 
+/// A question that begins so is answered with a number of its own, from 0 on, the same for everyone.
+const NUMBERED: &str = "#";
+
 /// Whom news is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
@@ -26,6 +29,8 @@ pub(super) struct Ledger {
     last: Vec<Option<(Key, &'static str, &'static str)>>,
     ended: Vec<bool>,
     values: HashMap<String, Vec<u8>>,
+    /// How many keys have been numbered.
+    numbered: u64,
     asked: Vec<(String, usize)>,
     verdict: Option<Verdict>,
 }
@@ -49,6 +54,7 @@ impl Ledger {
             last: vec![None; world_len],
             ended: vec![false; world_len],
             values: HashMap::new(),
+            numbered: 0,
             asked: Vec::new(),
             verdict: None,
         }
@@ -108,6 +114,10 @@ impl Ledger {
     }
 
     fn get(&mut self, from: usize, key: String) -> Vec<(To, News)> {
+        if key.starts_with(NUMBERED) && !self.values.contains_key(&key) {
+            self.values.insert(key.clone(), self.numbered.to_le_bytes().to_vec());
+            self.numbered += 1;
+        }
         match self.values.get(&key) {
             Some(value) => vec![(To::Rank(from), News::Value { key, value: value.clone() })],
             None => {
@@ -457,5 +467,10 @@ mod tests {
         assert_eq!(book.take(0, Note::Get { key: "k".into() }), value(0));
         book.take(1, Note::Failed { cause: "boom".into() });
         assert_eq!(book.take(0, Note::Get { key: "k".into() }), value(0), "also after a failure");
+        for (rank, key, number) in [(1, "#b", 0u64), (0, "#a", 1), (0, "#b", 0), (1, "#a", 1)] {
+            let value = number.to_le_bytes().to_vec();
+            let answer = vec![(To::Rank(rank), News::Value { key: key.into(), value })];
+            assert_eq!(book.take(rank, Note::Get { key: key.into() }), answer, "whoever asks first");
+        }
     }
 }

@@ -272,8 +272,8 @@ impl Plan {
     ) -> Result<()> {
         if let [(k, piece)] = pieces {
             let out = self.tensors[batch.tensors[*k]].out.as_ref().expect("it comes to a member");
-            // All of the part, in a buffer that nobody shares: it stays where it came.
-            if piece.numel() == out.numel() && came.is_contiguous() && came.is_unique() {
+            // All of the part, in a buffer of its own: it stays where it came.
+            if piece.numel() == out.numel() && came.owns_buffer() {
                 arrivals[*k] = Some(came.reshape(out.clone())?);
                 return Ok(());
             }
