@@ -219,3 +219,28 @@ pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
     }
     ready()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who has failed or ended is not waited for; who never comes is, until the deadline; who comes then is refused.
+    #[test]
+    fn survivors_are_those_who_come() {
+        let world = Arc::new(World::new(4, Duration::from_millis(50)));
+        world.fail(3, "boom".into());
+        let ask = |rank: usize| {
+            let world = world.clone();
+            std::thread::spawn(move || world.survivors(rank))
+        };
+        let (a, b) = (ask(2), ask(0));
+        assert_eq!(a.join().unwrap(), Ok((1, vec![0, 2])));
+        assert_eq!(b.join().unwrap(), Ok((1, vec![0, 2])));
+        assert!(
+            world.survivors(1).unwrap_err().to_string().contains("rank 1, which came too late for [0, 2]")
+        );
+        assert!(world.is_left(1) && world.is_left(3) && !world.is_left(2));
+        world.end(0);
+        assert_eq!(world.survivors(2), Ok((2, vec![2])));
+    }
+}
