@@ -1,15 +1,12 @@
 //! What all ranks of one world share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::available_parallelism;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::hub::Hub;
-
-/// Ranks that run in this process, in all worlds: with more of them than cores, spinning takes time from the others.
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
+use super::sync::atomic::{AtomicBool, Ordering};
+use super::sync::{Mutex, MutexGuard};
 
 /// Groups by ranks and name.
 type Hubs = HashMap<(Vec<usize>, String), Arc<Hub>>;
@@ -19,7 +16,7 @@ type Hubs = HashMap<(Vec<usize>, String), Arc<Hub>>;
 pub(crate) struct World {
     pub(crate) deadline: Duration,
     failed: AtomicBool,
-    first_failure: OnceLock<(usize, String)>,
+    first_failure: Mutex<Option<(usize, String)>>,
     ended: Box<[AtomicBool]>,
     hubs: Mutex<Hubs>,
 }
@@ -29,9 +26,9 @@ impl World {
         World {
             deadline,
             failed: AtomicBool::new(false),
-            first_failure: OnceLock::new(),
+            first_failure: Mutex::new(None),
             ended: (0..len).map(|_| AtomicBool::new(false)).collect(),
-            hubs: Mutex::default(),
+            hubs: Mutex::new(Hubs::new()),
         }
     }
 
@@ -48,7 +45,7 @@ impl World {
 
     /// Records that `rank` failed, and wakes everyone. Only the first failure counts.
     pub(crate) fn fail(&self, rank: usize, cause: String) {
-        self.first_failure.get_or_init(|| (rank, cause));
+        self.first_failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((rank, cause));
         self.failed.store(true, Ordering::Release);
         self.wake();
     }
@@ -64,8 +61,11 @@ impl World {
     }
 
     /// The rank that failed first, and its cause.
-    pub(super) fn first_failure(&self) -> Option<&(usize, String)> {
-        self.first_failure.get().filter(|_| self.has_failed())
+    pub(super) fn first_failure(&self) -> Option<(usize, String)> {
+        if !self.has_failed() {
+            return None;
+        }
+        self.first_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn has_ended(&self, rank: usize) -> bool {
@@ -81,34 +81,4 @@ impl World {
     fn hubs(&self) -> MutexGuard<'_, Hubs> {
         self.hubs.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Counts a thread as a running rank while it lives.
-pub(crate) struct Running;
-
-impl Running {
-    pub(crate) fn enter() -> Running {
-        RUNNING.fetch_add(1, Ordering::Relaxed);
-        Running
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        RUNNING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Polls `ready` for a few microseconds where cores are free, only a moment where they are not.
-pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    let cores = *CORES.get_or_init(|| available_parallelism().map_or(1, usize::from));
-    let polls = if RUNNING.load(Ordering::Relaxed) <= cores { 600 } else { 20 };
-    for _ in 0..polls {
-        if ready() {
-            return true;
-        }
-        std::hint::spin_loop();
-    }
-    ready()
 }
