@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::flight::current_operator;
 use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 
 /// A call as one member brings it. It borrows its lists: an engine copies what it keeps while the call is in flight.
@@ -71,7 +72,8 @@ impl<'a> Call<'a> {
         // What members agree on from what they expect need not be said twice.
         let sent = if route == Route::AllToAll { outgoing } else { &[] };
         let outgoing = sent.iter().map(|x| x.shape().clone()).collect();
-        Brief { name, route, op, dtype, outgoing, incoming: incoming.to_vec() }
+        let operator = current_operator();
+        Brief { name, route, op, dtype, outgoing, incoming: incoming.to_vec(), operator }
     }
 }
 
@@ -85,11 +87,13 @@ pub(super) struct Brief {
     /// Under [`Route::AllToAll`] alone.
     pub outgoing: Vec<Shape>,
     pub incoming: Vec<Shape>,
+    /// The operator that wants the call; ranks may differ about it, and are told so where they differ otherwise.
+    pub operator: &'static str,
 }
 
 impl Brief {
     pub fn facts(&self) -> Facts<'_> {
-        let Brief { name, route, op, dtype, ref outgoing, ref incoming } = *self;
+        let Brief { name, route, op, dtype, ref outgoing, ref incoming, .. } = *self;
         Facts { name, route, op, dtype, device: None, sent: Sent::Shapes(outgoing), incoming }
     }
 }

@@ -32,14 +32,14 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Those of the engine's transport.
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>>;
 
-    /// As [`Engine::open`], by all ranks of the world at once: `parts` are groups in which each rank is a member of exactly
-    /// one. Some engines open so what they open slowly otherwise.
+    /// As [`Engine::open`], by all ranks of the world at once, each for its own part: `color` is the same on its members and
+    /// another in every other part. Some engines open so what they open slowly otherwise.
     ///
     /// # Errors
     /// Those of the engine's transport.
-    fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Arc<dyn Channel>> {
-        let mine = parts.iter().find(|part| part.contains(&self.rank()));
-        self.open(mine.expect("checked by the caller"), name)
+    fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
+        let _ = color;
+        self.open(part, name)
     }
 
     /// Ends this rank's part in the world: what it has started is waited for, and nobody need wait for it any more.
@@ -47,6 +47,22 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// # Errors
     /// What went wrong since the last call.
     fn end(&self) -> Result<()>;
+
+    /// The ranks that go on together where others have failed: those that call this before the deadline, in ascending order,
+    /// the same on all of them. Groups opened from now on heed failures of their own members alone.
+    ///
+    /// Provided: a refusal, by engines whose transport does not outlive a rank.
+    ///
+    /// # Errors
+    /// Refuses a rank without which the others have gone on already.
+    fn survivors(&self) -> Result<Vec<usize>> {
+        Err(Error::unsupported(
+            "survivors",
+            "this engine cannot go on without a rank",
+            format!("rank {} of {}", self.rank(), self.world_len()),
+            "start the program again from a checkpoint",
+        ))
+    }
 
     /// Gives up the whole world: collectives that wait, and all later ones, fail on every rank with `cause`. Only
     /// the first abort counts.

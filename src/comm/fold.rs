@@ -38,8 +38,12 @@ pub(crate) fn fold_into<'a>(
     if let (1, &[FoldStep::Push { member, .. }]) = (reduce.order.nodes().len(), reduce.order.steps()) {
         return Ok(of(member).clone());
     }
+    let members = 0..reduce.order.nodes().len();
+    if members.clone().any(|member| of(member).is_meta()) {
+        return Tensor::absent(dtype, shape);
+    }
     if device.is_cuda() {
-        let parts: Vec<Tensor> = (0..reduce.order.nodes().len()).map(|member| of(member).clone()).collect();
+        let parts: Vec<Tensor> = members.map(|member| of(member).clone()).collect();
         return cuda::fold(reduce.op, &reduce.order, &reduce.shape, &parts);
     }
     let mut out = room(dtype, shape);

@@ -6,12 +6,16 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
-use super::engine::{Channel, Engine, Reduce, Tensors};
+#[cfg(test)]
+use super::engine::Engine;
+use super::engine::{Channel, Reduce, Request, Tensors};
+use super::flight::{GroupId, Recorder, Ticket};
 use super::{Call, Pending, Route, fold};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
-/// From this size on, an all-reduce over an engine without shared memory is a reduce-scatter and an all-gather.
+/// From so many bytes on that all members' tensors are beyond what two phases bring, an all-reduce over an engine without
+/// shared memory is a reduce-scatter and an all-gather.
 const TWO_PHASE_BYTES: usize = 64 << 10;
 
 /// Some ranks in an order: the members of collectives. Written `dp{0, 4, 8}`; cloning shares it.
@@ -33,24 +37,36 @@ pub struct Group {
 
 struct Inner {
     name: String,
-    ranks: Vec<usize>,
+    ranks: Arc<[usize]>,
     index: usize,
     channel: Arc<dyn Channel>,
+    recorder: Arc<Recorder>,
+    /// The group in the recorder.
+    recorded: GroupId,
     /// The order of ordinary reductions, made at the first.
     halving: OnceLock<Arc<FoldOrder>>,
 }
 
 impl Group {
-    /// The group over a channel of `engine`; `ranks` holds the engine's rank.
+    /// The group over a channel of `engine`, with a record of its own; `ranks` holds the engine's rank.
+    #[cfg(test)]
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
-        Ok(Group::over(engine.open(ranks, name)?, engine.rank(), ranks, name))
+        let recorder = Recorder::alone(engine.rank(), engine.world_len());
+        Ok(Group::over(engine.open(ranks, name)?, &recorder, engine.rank(), (ranks, name)))
     }
 
     /// The group of `rank` over an open channel.
-    pub(crate) fn over(channel: Arc<dyn Channel>, rank: usize, ranks: &[usize], name: &str) -> Group {
+    pub(crate) fn over(
+        channel: Arc<dyn Channel>,
+        recorder: &Arc<Recorder>,
+        rank: usize,
+        (ranks, name): (&[usize], &str),
+    ) -> Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
-        let inner =
-            Inner { name: name.into(), ranks: ranks.into(), index, channel, halving: OnceLock::new() };
+        let ranks: Arc<[usize]> = ranks.into();
+        let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
+        let halving = OnceLock::new();
+        let inner = Inner { name: name.into(), ranks, index, channel, recorder, recorded, halving };
         Group { inner: Arc::new(inner) }
     }
 
@@ -114,7 +130,7 @@ impl Group {
             outgoing: slice::from_ref(x),
             incoming: shapes,
         };
-        Pending::running(self.inner.channel.start(call), |all| Ok(all.into_vec()))
+        Pending::running(self.start(call), |all| Ok(all.into_vec()))
     }
 
     /// Sends `parts[i]` to member i, and returns what the members sent here: from member i a tensor of shape
@@ -152,7 +168,7 @@ impl Group {
             outgoing: &parts,
             incoming: shapes,
         };
-        Pending::running(self.inner.channel.start(call), |all| Ok(all.into_vec()))
+        Pending::running(self.start(call), |all| Ok(all.into_vec()))
     }
 
     /// The reduction of everybody's `parts[me]`: part i belongs to member i, has there one shape on all members, and
@@ -199,7 +215,7 @@ impl Group {
             outgoing: &parts,
             incoming: &incoming,
         };
-        Pending::running(self.inner.channel.reduce_scatter(reduce, call), single)
+        Pending::running(self.recorded(call, |channel, call| channel.reduce_scatter(reduce, call)), single)
     }
 
     /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
@@ -214,11 +230,18 @@ impl Group {
 
     /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
     pub(crate) fn all_reduce_in(&self, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
+        self.all_reduce_begun(x, reduce).wait()
+    }
+
+    /// As [`Group::all_reduce_in`], on its way where it takes one phase; one that takes two is done when this returns.
+    pub(crate) fn all_reduce_begun(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
-        if bytes >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
-            return self.all_reduce_in_two(x, &reduce);
+        // One phase brings n - 1 times the tensor, two bring 2 (n - 1) / n times it; among few they still share the folding.
+        let spared = bytes * ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
+        if spared >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
+            return Pending::ready(self.all_reduce_in_two(x, &reduce));
         }
-        self.start_all_reduce(x, reduce).wait()
+        self.start_all_reduce(x, reduce)
     }
 
     /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second
@@ -242,7 +265,7 @@ impl Group {
             outgoing: slice::from_ref(&x),
             incoming: &incoming,
         };
-        Pending::running(self.inner.channel.all_reduce(reduce, call), single)
+        Pending::running(self.recorded(call, |channel, call| channel.all_reduce(reduce, call)), single)
     }
 
     /// The root's `x` on every member; the others' is ignored. All name the root, and the dtype and shape that will
@@ -287,7 +310,7 @@ impl Group {
             outgoing: x.map_or(&[], slice::from_ref),
             incoming: slice::from_ref(shape),
         };
-        Pending::running(self.inner.channel.start(call), single)
+        Pending::running(self.start(call), single)
     }
 
     /// Sends `x` to one member, which calls [`Group::recv`]. Messages between two members keep their order. May
@@ -315,7 +338,7 @@ impl Group {
             outgoing: slice::from_ref(x),
             incoming: slice::from_ref(x.shape()),
         };
-        Pending::running(self.inner.channel.start(call), |_| Ok(()))
+        Pending::running(self.start(call), |_| Ok(()))
     }
 
     /// The next tensor that member `from` sends here.
@@ -339,7 +362,7 @@ impl Group {
             outgoing: &[],
             incoming: slice::from_ref(shape),
         };
-        Pending::running(self.inner.channel.start(call), single)
+        Pending::running(self.start(call), single)
     }
 
     /// Waits until all members have come. Sends no elements.
@@ -363,7 +386,7 @@ impl Group {
             outgoing: &[],
             incoming: &[],
         };
-        Pending::running(self.inner.channel.start(call), |_| Ok(()))
+        Pending::running(self.start(call), |_| Ok(()))
     }
 
     /// A reduce-scatter of the flat elements, then an all-gather: the bytes of a ring, the bits of one fold.
@@ -385,6 +408,24 @@ impl Group {
             chunk.copy_block(&mut out, chunk.shape(), (0, chunk.strides()), (start(i), &[each, 1]))?;
         }
         out.reshape(reduce.out_shape())
+    }
+
+    fn start(&self, call: Call) -> Result<(Box<dyn Request>, Ticket)> {
+        self.recorded(call, |channel, call| channel.start(call))
+    }
+
+    /// Starts a call by `start`, and writes it down.
+    fn recorded(
+        &self,
+        call: Call,
+        start: impl FnOnce(&dyn Channel, Call) -> Result<Box<dyn Request>>,
+    ) -> Result<(Box<dyn Request>, Ticket)> {
+        let Inner { index, channel, recorder, recorded, .. } = &*self.inner;
+        let ticket = recorder.start(*recorded, *index, &call);
+        match start(&**channel, call) {
+            Ok(request) => Ok((request, ticket)),
+            Err(error) => Err(ticket.fail(error)),
+        }
     }
 
     /// The ordinary reduction of one part from each member.
@@ -461,8 +502,41 @@ impl fmt::Debug for Group {
     }
 }
 
-/// A group as errors write it: `dp{0, 4, 8}`.
+/// A group as errors write it: `dp{0, 4, 8}`, and where there are many, `world{0..16384}`, `dp{3..16384 by 8}` or the first
+/// few.
 pub(crate) fn label(name: &str, ranks: &[usize]) -> String {
-    let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-    format!("{name}{{{}}}", ranks.join(", "))
+    const SHOWN: usize = 16;
+    let list = |ranks: &[usize]| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    if ranks.len() <= SHOWN {
+        return format!("{name}{{{}}}", list(ranks));
+    }
+    let (first, last) = (ranks[0], ranks[ranks.len() - 1]);
+    let step = ranks[1].saturating_sub(first);
+    if step == 0 || !ranks.windows(2).all(|pair| pair[0] + step == pair[1]) {
+        return format!("{name}{{{} and {} more}}", list(&ranks[..SHOWN]), ranks.len() - SHOWN);
+    }
+    match step {
+        1 => format!("{name}{{{first}..{}}}", last + 1),
+        _ => format!("{name}{{{first}..{} by {step}}}", last + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_stay_short() {
+        let named = |ranks: &mut dyn Iterator<Item = usize>| label("g", &ranks.collect::<Vec<_>>());
+        assert_eq!(named(&mut [0, 4, 8].into_iter()), "g{0, 4, 8}");
+        assert_eq!(named(&mut (0..16)), "g{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}");
+        assert_eq!(named(&mut (0..16_384)), "g{0..16384}");
+        assert_eq!(named(&mut (3..16_384).step_by(8)), "g{3..16380 by 8}");
+        let odd = named(&mut (0..20).chain([99]));
+        assert_eq!(odd, "g{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 5 more}");
+        assert_eq!(
+            named(&mut (0..17).rev()),
+            "g{16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1 and 1 more}"
+        );
+    }
 }

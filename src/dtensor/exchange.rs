@@ -1,29 +1,11 @@
-//! One exchange: every rank receives exactly what it lacks, from whoever holds it.
+//! What ranks exchange: the axes along which they talk, and the pieces that one has for another.
 
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use crate::comm::{Group, Pending};
 use crate::error::Result;
-use crate::placement::{Layout, Overlap, Placement, Region, Spec};
+use crate::placement::{Layout, Overlap, Placement, Region};
 use crate::tensor::{Dims, Shape, Tensor};
-
-/// A planned exchange, as one rank takes part in it.
-#[derive(Debug)]
-pub(super) struct Exchange {
-    pub group: Group,
-    /// What each member gets of mine; none where everybody gets all of it.
-    pub give: Option<Vec<Piece>>,
-    /// What I get of each member's, with the shapes that arrive.
-    take: Vec<Piece>,
-    shapes: Vec<Shape>,
-    pub out: Shape,
-    /// The elements that come from others, and their size.
-    pub received_len: usize,
-    pub size_bytes: usize,
-    /// The number of nodes of a sum in parts that move, each by an exchange; 1 for all else.
-    pub nodes: usize,
-}
 
 /// The elements that one rank's part has in common with another's.
 #[derive(Debug)]
@@ -55,58 +37,10 @@ pub(super) fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize
     axes
 }
 
-/// The exchange after which this mesh holds `mid` instead of `cur`, which differs in cuts only.
-pub(super) fn exchange(mesh: &DeviceMesh, cur: &Spec, mid: &Spec) -> Result<Exchange> {
-    let axes = talking_axes(&cur.layout, &mid.layout, cur.shape.len());
-    let group = mesh.group(&axes)?;
-    let coords = members(mesh, &axes);
-    let (mine, wanted) = (cur.region(), mid.region());
-    let take: Vec<Piece> = coords.iter().map(|c| Piece::new(&cur.region_at(c), &wanted)).collect();
-    debug_assert_eq!(take.iter().map(Piece::numel).sum::<usize>(), wanted.numel(), "{cur} to {mid}");
-    // Whether everybody wants everything is decided from the layouts, so that all ranks decide alike.
-    let gathers = !axes.is_empty() && axes.iter().all(|&a| *mid.layout.axis(a) == Placement::Replicate);
-    let new_cuts = (0..mid.mesh.ndim())
-        .any(|a| *mid.layout.axis(a) != *cur.layout.axis(a) && *mid.layout.axis(a) != Placement::Replicate);
-    let (give, shapes) = if gathers && !new_cuts {
-        (None, coords.iter().map(|c| cur.region_at(c).local).collect())
-    } else {
-        let give = coords.iter().map(|c| Piece::new(&mine, &mid.region_at(c))).collect();
-        (Some(give), take.iter().map(Piece::shape).collect())
-    };
-    let others =
-        take.iter().enumerate().filter(|(i, _)| *i != group.index()).map(|(_, p)| p.numel()).sum::<usize>();
-    let (received_len, size_bytes) = (others, cur.stored_dtype().size_bytes());
-    let nodes = cur.nodes_len_at(cur.mesh.coords());
-    Ok(Exchange { group, give, take, shapes, out: mid.local_shape(), received_len, size_bytes, nodes })
-}
-
-impl Exchange {
-    pub fn run(&self, local: &Tensor) -> Result<Tensor> {
-        if self.group.len() == 1 {
-            return self.take[0].cut(local)?.reshape(self.out.clone());
-        }
-        self.assemble(&self.start(local)?.wait()?, local)
-    }
-
-    pub fn start(&self, local: &Tensor) -> Result<Pending<Vec<Tensor>>> {
-        match &self.give {
-            None => Ok(self.group.all_gather_async(local, &self.shapes)),
-            Some(give) => {
-                let parts = give.iter().map(|p| p.cut(local)).collect::<Result<_>>()?;
-                Ok(self.group.all_to_all_async(parts, &self.shapes))
-            }
-        }
-    }
-
-    pub fn assemble(&self, parts: &[Tensor], local: &Tensor) -> Result<Tensor> {
-        let mut out = Tensor::stale_on(local.device(), local.dtype(), self.out.clone())?;
-        for (piece, part) in self.take.iter().zip(parts) {
-            // Of a gathered part the piece is a cut; of an exchanged one it is all.
-            let part = if self.give.is_none() { piece.cut(part)? } else { part.clone() };
-            piece.paste(&part, &mut out)?;
-        }
-        Ok(out)
-    }
+/// True where the way from `cur` to `to` does no more than undo cuts along `axes`, so that all ranks along them get the same.
+pub(super) fn uncuts(cur: &Layout, to: &Layout, axes: &[usize]) -> bool {
+    let new_cut = |a: usize| to.axis(a) != cur.axis(a) && !to.axis(a).is_replicate();
+    axes.iter().all(|&a| to.axis(a).is_replicate()) && !(0..to.ndim()).any(new_cut)
 }
 
 impl Piece {
@@ -145,8 +79,9 @@ impl Piece {
         if let Some((start, len)) = &self.view {
             return (0..len.len()).try_fold(local.clone(), |t, d| t.narrow(d, start[d], len[d]));
         }
-        let local = local.contiguous()?;
+        let local = packed(local)?;
         let mut out = Tensor::stale_on(local.device(), local.dtype(), self.shape())?;
+        copied(out.len_bytes());
         let mut at = 0;
         for o in &self.overlaps {
             let strides = Shape::from(o.len.clone()).strides();
@@ -162,20 +97,39 @@ impl Piece {
             return self.cut(local);
         }
         let cuts: Vec<Tensor> = (0..nodes).map(|i| self.cut(&local.select(0, i)?)).collect::<Result<_>>()?;
+        copied(nodes * self.numel() * local.dtype().size_bytes());
         Tensor::stack(&cuts, &self.shape(), local.dtype(), local.device())
     }
 
-    /// Writes what `cut` made into the taker's part.
-    fn paste(&self, part: &Tensor, out: &mut Tensor) -> Result<()> {
+    /// Writes what `cut` made into the taker's part, which begins at element `start` of `out`.
+    pub fn paste(&self, part: &Tensor, out: &mut Tensor, start: usize) -> Result<()> {
+        copied(part.len_bytes());
         let mut at = 0;
         for o in &self.overlaps {
             let packed = Shape::from(o.len.clone()).strides();
             let strides = if self.view.is_some() { part.strides() } else { &packed };
-            part.copy_block(out, &o.len, (at, strides), (o.b_offset, &o.b_strides))?;
+            part.copy_block(out, &o.len, (at, strides), (start + o.b_offset, &o.b_strides))?;
             at += o.len.iter().product::<usize>();
         }
         Ok(())
     }
+}
+
+/// A contiguous tensor of the same elements.
+pub(super) fn packed(x: &Tensor) -> Result<Tensor> {
+    copied(if x.is_contiguous() { 0 } else { x.len_bytes() });
+    x.contiguous()
+}
+
+#[cfg(test)]
+thread_local!(
+    /// Bytes that this rank has copied to pack and unpack.
+    pub(super) static COPIED_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
+);
+
+fn copied(_bytes: usize) {
+    #[cfg(test)]
+    COPIED_BYTES.with(|c| c.set(c.get() + _bytes));
 }
 
 /// The coordinates of the ranks that differ from this one along `axes` only, in group order.

@@ -6,8 +6,9 @@ use std::rc::Rc;
 use super::again::Origin;
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
-use super::redistribute::{self, InFlight};
+use super::redistribute::{self, InFlight, Redistribution};
 use super::tape::{Edge, Node};
+use crate::comm::during_at_least;
 use crate::error::{Error, Result};
 use crate::ops::Meta;
 use crate::placement::{Layout, Placement};
@@ -41,35 +42,6 @@ pub struct DTensor {
 }
 
 impl DTensor {
-    /// The tensor whose part on this rank is `local`. Communicates nothing.
-    ///
-    /// `shape` is the global shape. For `Partial`, `local` is this rank's contribution.
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit, and a `local` of another shape than the layout gives this rank.
-    pub fn from_local(
-        mesh: &DeviceMesh,
-        local: Tensor,
-        shape: impl Into<Shape>,
-        layout: Layout,
-    ) -> Result<DTensor> {
-        let facts = mesh.facts(local.dtype(), &shape.into(), &layout)?;
-        if local.shape() != facts.local_shape() {
-            return Err(Error::invalid(
-                "from_local",
-                format!(
-                    "the layout gives rank {} a {}{}",
-                    mesh.mesh().rank(),
-                    local.dtype(),
-                    facts.local_shape()
-                ),
-                format!("{local} for {}", facts.spec()),
-                "pass the part that belongs to this rank",
-            ));
-        }
-        Ok(Self::wrap(mesh, local.to_device(mesh.device())?, facts))
-    }
-
     /// Cuts a tensor that every rank has whole. Communicates nothing; the ranks' copies must be equal.
     ///
     /// # Errors
@@ -161,8 +133,8 @@ impl DTensor {
 
     /// The same tensor in another layout: the identity, and so is its derivative.
     ///
-    /// Without `Partial` every rank receives exactly the elements it lacks, once, in one exchange. A `Partial` is
-    /// reduced first: by reduce-scatter where the axis ends up sharded, else by all-reduce.
+    /// Without `Partial` every rank receives exactly the elements it lacks, once, in one exchange. With it, the reductions
+    /// and moves are the cheapest that keep the bits: see [`Redistribution`].
     ///
     /// # Errors
     /// Refuses a layout that does not fit; a fault of communication.
@@ -205,12 +177,23 @@ impl DTensor {
     /// # Errors
     /// Refuses a layout that does not fit.
     pub fn explain(&self, layout: Layout) -> Result<String> {
-        let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
-        Ok(redistribute::find(&self.mesh, &self.facts, &facts)?.to_string())
+        Ok(self.plan_redistribute(layout)?.to_string())
     }
 
-    /// Starts a redistribution; other work may come before [`Pending::wait`]. Returns at once, unless a `Partial` has to be
-    /// reduced: that is waited for here, and only what follows is on its way.
+    /// What [`DTensor::redistribute`] would do on this rank: its calls, and the bytes that would come. Communicates nothing.
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit.
+    pub fn plan_redistribute(&self, layout: Layout) -> Result<Redistribution> {
+        let spec = self.facts.spec();
+        Redistribution::plan(spec, &spec.with_layout(layout)?)
+    }
+
+    /// Starts a redistribution; other work may come before [`Pending::wait`]. Returns when its first call is on its way.
+    ///
+    /// Several may be on their way, to be waited for in any order that is the same on all ranks. Where there is a second
+    /// call ([`DTensor::plan_redistribute`] tells: some of a `Partial`), it begins in `wait`, so all ranks wait, or all drop.
+    /// Over an engine without shared memory a large all-reduce has come when this returns.
     ///
     /// # Errors
     /// As [`DTensor::redistribute`].
@@ -220,6 +203,7 @@ impl DTensor {
         }
         let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
         let m = redistribute::find(&self.mesh, &self.facts, &facts)?;
+        let _label = during_at_least("redistribute");
         let flight = Some(m.start(&self.mesh, self.local.clone())?);
         Ok(Pending { source: self.clone(), facts, flight })
     }

@@ -3,6 +3,7 @@
 //! Tensors on a device are passed as all others are, by sharing: a kernel that reads one waits, on the device, for the
 //! stream of the rank that made it. Nothing passes through the host, and the host waits for nothing but its peers' calls.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,11 +21,13 @@ use crate::error::{Error, Result};
 pub(crate) struct ThreadEngine {
     world: Arc<World>,
     rank: usize,
+    /// How often this rank has gone on without others.
+    generation: AtomicU64,
 }
 
 impl ThreadEngine {
     pub(crate) fn new(world: Arc<World>, rank: usize) -> ThreadEngine {
-        ThreadEngine { world, rank }
+        ThreadEngine { world, rank, generation: AtomicU64::new(0) }
     }
 }
 
@@ -43,9 +46,16 @@ impl Engine for ThreadEngine {
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
         let position = ranks.iter().position(|&r| r == self.rank).expect("checked by the caller");
-        let (world, hub) = (self.world.clone(), self.world.hub(ranks, name));
+        let hub = self.world.hub(self.generation.load(Ordering::Relaxed), ranks, name);
+        let world = self.world.clone();
         let (spare, kept) = (Mutex::default(), Mutex::default());
         Ok(Arc::new(ThreadChannel { end: Arc::new(End { world, hub, position, spare, kept }) }))
+    }
+
+    fn survivors(&self) -> Result<Vec<usize>> {
+        let (generation, ranks) = self.world.survivors(self.rank)?;
+        self.generation.store(generation, Ordering::Relaxed);
+        Ok(ranks)
     }
 
     fn end(&self) -> Result<()> {
@@ -133,7 +143,7 @@ impl Request for Meeting {
 
     fn is_ready(&self) -> bool {
         let Stay { end, place, waits, .. } = self.0.as_ref().expect("not waited for yet");
-        !waits || place.slot.is_open() || end.hub.is_faulty() || end.world.has_failed()
+        !waits || place.slot.is_open() || end.hub.is_given_up(&end.world)
     }
 }
 

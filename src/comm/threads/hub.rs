@@ -23,7 +23,10 @@ const GLANCE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct Hub {
     pub(super) ranks: Arc<[usize]>,
-    label: String,
+    name: String,
+    pub(super) label: String,
+    /// Hubs of the first generation heed every failure in the world, later ones their own members' alone.
+    generation: u64,
     state: Mutex<State>,
     wake: Condvar,
     /// True once `State::fault` is set.
@@ -35,8 +38,8 @@ struct State {
     collectives: Lane,
     /// Messages by (sender, receiver).
     messages: HashMap<(usize, usize), Lane>,
-    /// The first fault, and the slot where it happened.
-    fault: Option<(CommFault, Arc<Slot>)>,
+    /// The first fault, and the slot of this hub where it happened, if it was in this hub.
+    fault: Option<(CommFault, Option<Arc<Slot>>)>,
     parked: usize,
 }
 
@@ -59,11 +62,13 @@ pub(super) struct Place {
 }
 
 impl Hub {
-    pub(super) fn new(ranks: &[usize], name: &str) -> Hub {
+    pub(super) fn new(generation: u64, ranks: &[usize], name: &str) -> Hub {
         let ranks: Arc<[usize]> = ranks.into();
         let collectives = Lane::new(ranks.clone());
         let state = State { collectives, messages: HashMap::new(), fault: None, parked: 0 };
         Hub {
+            name: name.into(),
+            generation,
             label: label(name, &ranks),
             ranks,
             state: Mutex::new(state),
@@ -90,7 +95,8 @@ impl Hub {
             return Err(fault.into());
         }
         if let Some(fault) = self.mismatch(&slot, position, call) {
-            self.set_fault(state, fault.clone(), &slot);
+            let fault = self.with_last(world, fault);
+            self.set_fault(state, fault.clone(), Some(&slot));
             return Err(fault.into());
         }
         if state.lane(by, &self.ranks).lay(&slot, position, call, reduce) {
@@ -116,7 +122,7 @@ impl Hub {
     /// Waits until everyone has come, or the call is known to fail.
     pub(super) fn wait(&self, world: &World, place: &Place) -> Result<()> {
         let slot = &place.slot;
-        let settled = || slot.is_open() || self.is_faulty() || world.has_failed();
+        let settled = || slot.is_open() || self.is_given_up(world);
         spin(settled);
         if slot.is_open() {
             return Ok(());
@@ -128,13 +134,24 @@ impl Hub {
                 return Ok(());
             }
             if let Some((fault, at)) = &state.fault {
-                return Err(self.own_view(fault, at, place).into());
+                return Err(self.own_view(fault, at.as_ref(), place).into());
             }
             if let Some(fault) = self.peer_failure(world, slot, place.name) {
                 return Err(fault.into());
             }
             if let Some(fault) = self.missing(world, place, Instant::now() >= deadline) {
-                self.set_fault(&mut state, fault.clone(), slot);
+                let fault = self.with_last(world, fault);
+                let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
+                let circle = || world.roster.circle(slot.ranks[place.position], fault.id());
+                if let Some(circle) = is_late.then(circle).flatten() {
+                    // The others hear of it while this rank still waits: whoever looks meanwhile finds the same circle.
+                    drop(state);
+                    world.spread(&circle, &self.label);
+                    state = self.lock();
+                    self.set_fault(&mut state, circle, None);
+                    continue;
+                }
+                self.set_fault(&mut state, fault.clone(), Some(slot));
                 return Err(fault.into());
             }
             // Past the deadline, the last to come is still folding.
@@ -163,8 +180,14 @@ impl Hub {
         self.wake_parked(&self.lock());
     }
 
-    pub(super) fn is_faulty(&self) -> bool {
-        self.is_faulty.load(Ordering::Acquire)
+    /// True where nothing that waits here will be completed any more.
+    pub(super) fn is_given_up(&self, world: &World) -> bool {
+        self.is_faulty.load(Ordering::Acquire) || self.failure(world).is_some()
+    }
+
+    /// Gives the group up for a fault that was found in another one.
+    pub(super) fn fail(&self, fault: &CommFault) {
+        self.set_fault(&mut self.lock(), fault.clone(), None);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -185,14 +208,15 @@ impl Hub {
         }
     }
 
-    fn set_fault(&self, state: &mut State, fault: CommFault, slot: &Arc<Slot>) {
-        state.fault = Some((fault, slot.clone()));
+    /// Only the first fault counts.
+    fn set_fault(&self, state: &mut State, fault: CommFault, slot: Option<&Arc<Slot>>) {
+        state.fault.get_or_insert_with(|| (fault, slot.cloned()));
         self.is_faulty.store(true, Ordering::Release);
         self.wake.notify_all();
     }
 
     fn id(&self, slot: &Slot, call: &'static str) -> CallId {
-        CallId { call, seq: slot.seq(), group: self.label.clone() }
+        CallId::new(call, slot.seq(), &*self.label)
     }
 
     fn mismatch(&self, slot: &Slot, position: usize, call: &Call<'_>) -> Option<CommFault> {
@@ -207,12 +231,29 @@ impl Hub {
             brought,
             other: slot.ranks[low.0],
             other_brought,
+            last: vec![],
         })
     }
 
     fn peer_failure(&self, world: &World, slot: &Slot, call: &'static str) -> Option<CommFault> {
-        let (rank, cause) = world.first_failure()?;
-        Some(CommFault::PeerFailed { id: self.id(slot, call), rank, cause })
+        let (rank, cause) = self.failure(world)?;
+        Some(CommFault::PeerFailed { id: self.id(slot, call), rank, cause: cause.clone() })
+    }
+
+    /// The failed rank for which the group is given up, and its cause.
+    fn failure<'a>(&self, world: &'a World) -> Option<(usize, &'a String)> {
+        match self.generation {
+            0 => world.first_failure().map(|(rank, cause)| (*rank, cause)),
+            _ => world.failure_among(&self.ranks),
+        }
+    }
+
+    /// The fault, with what the members have completed.
+    fn with_last(&self, world: &World, mut fault: CommFault) -> CommFault {
+        if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
+            *last = world.roster.last(&self.name, &self.ranks);
+        }
+        fault
     }
 
     /// The fault of members that will not come: those that have ended, or when it is `late`, all absent ones.
@@ -234,13 +275,14 @@ impl Hub {
             missing: missing.map(|at| slot.ranks[at]).collect(),
             ended: has_ended,
             deadline_s: world.deadline.as_secs_f64(),
+            last: vec![],
         })
     }
 
     /// The group's fault, told by a member that waits somewhere: in its own words if it happened there.
-    fn own_view(&self, fault: &CommFault, at: &Arc<Slot>, place: &Place) -> CommFault {
-        let mut fault = fault.clone();
-        if !Arc::ptr_eq(at, &place.slot) {
+    fn own_view(&self, fault: &CommFault, at: Option<&Arc<Slot>>, place: &Place) -> CommFault {
+        let mut fault = fault.clone().told_by(place.slot.ranks[place.position]);
+        if !at.is_some_and(|at| Arc::ptr_eq(at, &place.slot)) {
             return fault;
         }
         let own = brought(&place.slot.contents(), place.position);
@@ -250,9 +292,7 @@ impl Hub {
                 *rank = place.slot.ranks[place.position];
                 *brought = own;
             }
-            CommFault::Mismatch { id, .. }
-            | CommFault::PeerFailed { id, .. }
-            | CommFault::Transport { id, .. } => id.call = place.name,
+            other => other.id_mut().call = place.name,
         }
         fault
     }

@@ -11,7 +11,7 @@ use super::sync::atomic::{AtomicUsize, Ordering};
 use crate::comm::Reduce;
 use crate::comm::fold::{fold_into, fold_range};
 use crate::error::Result;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Device, Tensor};
 
 /// Models try the same on few elements.
 const MODEL: bool = cfg!(any(loom, shuttle));
@@ -62,7 +62,7 @@ impl Folds {
     pub(super) fn large(reduce: &Reduce, contents: &Contents) -> Option<Folds> {
         let x = contents.part(0, 0);
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
-        let large = bytes >= LARGE_BYTES && !x.device().is_cuda();
+        let large = bytes >= LARGE_BYTES && x.device() == Device::Cpu;
         large.then(|| Folds { all: std::iter::once(Fold::new(reduce, 0, x.dtype())).collect() })
     }
 
@@ -73,7 +73,7 @@ impl Folds {
         let bytes = |reduce: &Reduce| reduce.out_shape().numel() * x.dtype().size_bytes();
         let most = reduces().map(bytes).max()?;
         let uneven = most * contents.len() > reduces().map(bytes).sum::<usize>() / 4 * 5;
-        if most < HELPED_BYTES || !uneven || x.device().is_cuda() {
+        if most < HELPED_BYTES || !uneven || x.device() != Device::Cpu {
             return None;
         }
         let one = |(part, reduce)| Fold::new(reduce, part, x.dtype());

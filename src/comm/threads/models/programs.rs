@@ -233,7 +233,7 @@ fn every_program_ends_when_a_rank_leaves_it() {
             let (world, results) = program.outcomes();
             let (who, _, how) = program.exit.expect("somebody leaves");
             assert_eq!(results[who].is_err(), how == Exit::Fails, "{program:?}: {results:?}");
-            let first = world.first_failure().map(|(rank, _)| rank);
+            let first = world.first_failure().map(|(rank, _)| *rank);
             for (rank, result) in results.iter().enumerate().filter(|(rank, _)| *rank != who) {
                 // Nobody fails without a cause: the one who left, or who missed it first.
                 let Err(Error::Comm(fault)) = result else {

@@ -33,7 +33,7 @@ impl Member {
     fn all(n: usize) -> Vec<Member> {
         let world = Arc::new(World::new(n, Duration::from_secs(3600)));
         let everyone: Vec<usize> = (0..n).collect();
-        let hub = world.hub(&everyone, "model");
+        let hub = world.hub(0, &everyone, "model");
         (0..n).map(|position| Member { world: world.clone(), hub: hub.clone(), position }).collect()
     }
 

@@ -1,0 +1,348 @@
+//! A planned redistribution: facts that every rank computes for itself, without talking.
+
+use std::fmt;
+
+use super::super::exchange::{talking_axes, uncuts};
+use super::cost::{Prices, talks};
+use super::search::{Hop, cheapest, fold_axes, leaving_partials, replicated};
+use crate::error::{Error, Result};
+use crate::placement::{Layout, Mesh, Placement, Spec};
+use crate::tensor::{Dims, ReduceOp};
+
+/// What a redistribution does, as one rank takes part in it: steps of at most one call each. Written
+/// `reduce_scatter(sum) over tp{0, 1}: 48 bytes come, then all_gather over dp×tp{0, 1, 2, 3}: 96 bytes come`.
+///
+/// Without `Partial` the rank receives exactly the elements that it lacks, once. With it the steps are the cheapest among
+/// all orders of reductions and moves that keep the bits, by the bytes of the rank that receives most, a call counting
+/// as 16 KiB, up to four mesh axes; of more axes, or of many dims, among the likeliest.
+///
+/// ```
+/// use isoshard::dtensor::Redistribution;
+/// use isoshard::placement::{Mesh, Spec};
+///
+/// let mesh = Mesh::parse("dp=2,tp=4", 0)?;
+/// let spec = |text| Spec::parse(text, &mesh);
+/// let (from, to) = (spec("f32[512, 512]@(dp:P(sum), tp:S0)")?, spec("f32[512, 512]@(dp:S1, tp:S1)")?);
+/// let planned = Redistribution::plan(&from, &to)?;
+/// // An eighth of the elements, twice, less what is here: 7/32 of the tensor.
+/// assert_eq!((planned.received_bytes(), planned.calls()), (512 * 512 * 4 * 7 / 32, 1));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Redistribution {
+    pub(super) steps: Vec<Step>,
+}
+
+/// One step: its facts before and after.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub act: Act,
+    pub from: Spec,
+    pub to: Spec,
+    /// The axes along which ranks talk, ascending.
+    pub axes: Dims,
+    /// What comes to this rank from others; of an all-reduce what a ring brings.
+    pub received_bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Act {
+    /// These axes are folded; every rank along them gets all.
+    AllReduce(ReduceOp, Dims),
+    /// These axes are folded; every rank receives the parts of what it will hold.
+    Fold(ReduceOp, Dims),
+    Exchange(Way),
+    /// The nodes that this rank has finished of a sum in parts become one part, without the order of the tree.
+    Collapse,
+    /// A finished f16 or bf16 sum, whose parts were f32, is rounded.
+    Round,
+    /// This rank's part of a new partial along an axis: the value on its first rank, the identity on the others.
+    Share(ReduceOp, usize),
+}
+
+/// How an exchange is carried out; decided from the layouts, so that all ranks decide alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Way {
+    /// Nobody lacks anything.
+    Slice,
+    AllGather,
+    /// One rank has all that the others lack.
+    Broadcast {
+        root: usize,
+    },
+    AllToAll,
+}
+
+impl Redistribution {
+    /// Plans the way from `from` to `to`, two layouts of one tensor on one mesh, as the mesh's rank sees it. Communicates
+    /// nothing, and takes no room that grows with the number of ranks.
+    ///
+    /// # Errors
+    /// Refuses facts of different tensors or meshes.
+    pub fn plan(from: &Spec, to: &Spec) -> Result<Redistribution> {
+        Redistribution::priced(from, to, Prices::default())
+    }
+
+    pub(super) fn priced(from: &Spec, to: &Spec, prices: Prices) -> Result<Redistribution> {
+        if from.mesh != to.mesh || from.dtype != to.dtype || from.shape != to.shape {
+            return Err(Error::sharding(
+                "redistribute",
+                "wants two layouts of one tensor on one mesh",
+                format!("{from} and {to}"),
+                "give specs that differ in their layouts alone",
+            ));
+        }
+        let opens = |a: &usize| to.layout.axis(*a).is_partial() && to.layout.axis(*a) != from.layout.axis(*a);
+        let opening: Dims = (0..to.mesh.ndim()).filter(opens).collect();
+        let target = replicated(&to.layout, &opening);
+        let mut plan = Planning { cur: from.clone(), steps: Vec::new() };
+        for hop in cheapest(from, &target, prices)? {
+            if leaving_partials(&plan.cur.layout, &target).is_empty() {
+                plan.collapse(to);
+            }
+            match hop {
+                Hop::AllReduce(axes) => plan.all_reduce(axes)?,
+                Hop::Fold(axes, layout) => plan.fold(axes, layout)?,
+                Hop::Exchange(layout) => plan.exchange(layout)?,
+            }
+        }
+        plan.collapse(to);
+        for a in opening {
+            plan.share(a, to.layout.axis(a))?;
+        }
+        Ok(Redistribution { steps: plan.steps })
+    }
+
+    /// Bytes that come to this rank from others, an all-reduce counted as a ring's.
+    pub fn received_bytes(&self) -> u64 {
+        self.steps.iter().map(|s| s.received_bytes).sum()
+    }
+
+    /// The number of calls that ranks make together.
+    pub fn calls(&self) -> usize {
+        self.collectives().count()
+    }
+
+    /// The names of the calls that ranks make together, in order.
+    pub fn collectives(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.steps.iter().filter(|s| s.talks()).map(Step::name)
+    }
+}
+
+struct Planning {
+    cur: Spec,
+    steps: Vec<Step>,
+}
+
+impl Planning {
+    fn push(&mut self, act: Act, to: Spec, axes: Dims, received: usize) {
+        let received_bytes = (received * self.cur.stored_dtype().size_bytes()) as u64;
+        let from = std::mem::replace(&mut self.cur, to.clone());
+        let rounds = from.stored_dtype() != to.stored_dtype();
+        self.steps.push(Step { act, from, to: to.clone(), axes, received_bytes });
+        if rounds {
+            let (from, axes) = (to.clone(), Dims::new());
+            self.steps.push(Step { act: Act::Round, from, to, axes, received_bytes: 0 });
+        }
+    }
+
+    fn all_reduce(&mut self, axes: Dims) -> Result<()> {
+        let to = self.cur.with_layout(replicated(&self.cur.layout, &axes))?;
+        let (others, outs) = (self.others(&axes), to.nodes_len_at(to.mesh.coords()));
+        // The flat elements are shared out by the ceil rule.
+        let (mesh, len) = (&self.cur.mesh, self.cur.local_shape().numel());
+        let place = axes.iter().fold(0, |p, &a| p * mesh.axis_len(a) + mesh.coords()[a]);
+        let members = axes.iter().map(|&a| mesh.axis_len(a)).product();
+        let share = crate::placement::chunk(len, members, place).len();
+        let act = Act::AllReduce(self.op(&axes), axes.clone());
+        self.push(act, to, axes, others * share + outs * (len - share));
+        Ok(())
+    }
+
+    fn fold(&mut self, axes: Dims, layout: Layout) -> Result<()> {
+        let to = self.cur.with_layout(layout)?;
+        let talking = fold_axes(&self.cur.layout, &to.layout, to.shape.len(), &axes);
+        let (wanted, own) = (to.region().numel(), self.own_len(&to));
+        let mine = self.cur.nodes_len_at(self.cur.mesh.coords());
+        let received = self.others(&axes) * wanted + mine * (wanted - own);
+        self.push(Act::Fold(self.op(&axes), axes), to, talking, received);
+        Ok(())
+    }
+
+    fn exchange(&mut self, layout: Layout) -> Result<()> {
+        let to = self.cur.with_layout(layout)?;
+        let axes = Dims::from_vec(talking_axes(&self.cur.layout, &to.layout, to.shape.len()));
+        let lacking = to.region().numel() - self.own_len(&to);
+        let nodes = self.cur.nodes_len_at(self.cur.mesh.coords());
+        let act = Act::Exchange(way(&self.cur, &to, &axes));
+        self.push(act, to, axes, nodes * lacking);
+        Ok(())
+    }
+
+    /// In fast mode a sum goes on as one part a rank.
+    fn collapse(&mut self, dst: &Spec) {
+        if self.cur.terms.is_some() && dst.terms.is_none() {
+            let to = Spec { terms: None, ..self.cur.clone() };
+            self.push(Act::Collapse, to, Dims::new(), 0);
+        }
+    }
+
+    fn share(&mut self, a: usize, placement: &Placement) -> Result<()> {
+        let Placement::Partial(op) = *placement else { unreachable!("called for axes that open") };
+        let mut placements = self.cur.layout.placements().to_vec();
+        placements[a] = placement.clone();
+        let layout = Layout::new(placements).with_order(self.cur.layout.order())?;
+        let to = self.cur.with_layout(layout)?;
+        self.push(Act::Share(op, a), to, Dims::new(), 0);
+        Ok(())
+    }
+
+    fn op(&self, axes: &[usize]) -> ReduceOp {
+        match *self.cur.layout.axis(axes[0]) {
+            Placement::Partial(op) => op,
+            _ => unreachable!("called for partial axes"),
+        }
+    }
+
+    /// The elements of `to` that this rank holds already.
+    fn own_len(&self, to: &Spec) -> usize {
+        self.cur.region().intersect(&to.region()).iter().map(|o| o.numel()).sum()
+    }
+
+    /// The number of parts that the others along `axes` bring.
+    fn others(&self, axes: &[usize]) -> usize {
+        let mesh = &self.cur.mesh;
+        if self.cur.terms.is_none() {
+            return axes.iter().map(|&a| mesh.axis_len(a)).product::<usize>() - 1;
+        }
+        let all: usize = members(mesh, axes).iter().map(|c| self.cur.nodes_len_at(c)).sum();
+        all - self.cur.nodes_len_at(mesh.coords())
+    }
+}
+
+impl Step {
+    pub fn talks(&self) -> bool {
+        talks(&self.from.mesh, &self.axes)
+    }
+
+    fn name(&self) -> &'static str {
+        match &self.act {
+            Act::AllReduce(..) => "all_reduce",
+            Act::Fold(_, axes) if *axes == self.axes => "reduce_scatter",
+            Act::Fold(..) => "reduce_exchange",
+            Act::Exchange(Way::Slice) => "slice",
+            Act::Exchange(Way::AllGather) => "all_gather",
+            Act::Exchange(Way::Broadcast { .. }) => "broadcast",
+            Act::Exchange(Way::AllToAll) => "all_to_all",
+            Act::Collapse => "collapse",
+            Act::Round => "round",
+            Act::Share(..) => "share",
+        }
+    }
+}
+
+/// The coordinates of the ranks that differ from this one along `axes` only, row-major.
+pub(super) fn members(mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
+    let mut all = vec![Dims::from_slice(mesh.coords())];
+    for &a in axes {
+        let at = |c: &Dims, i: usize| {
+            let mut c = c.clone();
+            c[a] = i;
+            c
+        };
+        all = all.iter().flat_map(|c| (0..mesh.axis_len(a)).map(move |i| at(c, i))).collect();
+    }
+    all
+}
+
+fn way(cur: &Spec, to: &Spec, axes: &[usize]) -> Way {
+    if !talks(&cur.mesh, axes) {
+        return Way::Slice;
+    }
+    if !uncuts(&cur.layout, &to.layout, axes) {
+        return Way::AllToAll;
+    }
+    let root = match axes {
+        [a] => match cur.layout.axis(*a) {
+            Placement::RaggedShard { units, .. } => {
+                let hot = units.iter().position(|&n| n > 0);
+                hot.filter(|_| units.iter().filter(|&&n| n > 0).count() == 1)
+            }
+            Placement::Shard(d) if cur.shape[*d] == 1 => Some(0),
+            _ => None,
+        },
+        _ => None,
+    };
+    root.map_or(Way::AllGather, |root| Way::Broadcast { root })
+}
+
+/// One step after the other.
+impl fmt::Display for Redistribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (k, step) in self.steps.iter().enumerate() {
+            write!(f, "{}{step}", if k == 0 { "" } else { ", then " })?;
+        }
+        f.write_str(if self.steps.is_empty() { "nothing to do" } else { "" })
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mesh = &self.from.mesh;
+        let (over, bytes) = (Over(mesh, &self.axes), self.received_bytes);
+        match &self.act {
+            Act::AllReduce(op, axes) | Act::Fold(op, axes) => {
+                let nodes = Nodes(&self.from, axes);
+                write!(f, "{}({op}) over {over}{nodes}: {bytes} bytes come", self.name())
+            }
+            Act::Exchange(Way::Slice) => f.write_str("slice"),
+            Act::Exchange(_) => write!(f, "{} over {over}: {bytes} bytes come", self.name()),
+            Act::Collapse => write!(f, "add up {} nodes", self.from.nodes_len_at(mesh.coords())),
+            Act::Round => write!(f, "round to {}", self.to.dtype),
+            Act::Share(op, a) if mesh.coords()[*a] == 0 => write!(f, "keep as this rank's part of a {op}"),
+            Act::Share(op, _) => write!(f, "take the identity of {op}"),
+        }
+    }
+}
+
+/// The ranks along some axes: `dp×tp{0, 1, 2, 3}`, the middle of many left out.
+struct Over<'a>(&'a Mesh, &'a [usize]);
+
+impl fmt::Display for Over<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 16;
+        let Over(mesh, axes) = *self;
+        let names: Vec<&str> = axes.iter().map(|&a| mesh.axis_name(a)).collect();
+        write!(f, "{}{{", names.join("×"))?;
+        let slice = mesh.slice(axes);
+        let len = slice.rank_len();
+        for (i, rank) in slice.ranks().enumerate() {
+            if i < SHOWN || i + 1 == len {
+                write!(f, "{}{rank}", if i == 0 { "" } else { ", " })?;
+            } else if i == SHOWN {
+                f.write_str(", ...")?;
+            }
+        }
+        f.write_str("}")
+    }
+}
+
+/// How many parts the members bring, where that is not one each: ` of 2, 3 and 2 nodes`.
+struct Nodes<'a>(&'a Spec, &'a [usize]);
+
+impl fmt::Display for Nodes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Nodes(spec, axes) = *self;
+        let open = spec.open_axes();
+        if !axes.iter().any(|a| open.contains(a)) {
+            return Ok(());
+        }
+        let nodes: Vec<usize> = members(&spec.mesh, axes).iter().map(|c| spec.nodes_len_at(c)).collect();
+        if nodes.iter().all(|&n| n == 1) {
+            return Ok(());
+        }
+        let (last, first) = nodes.split_last().expect("a group has members");
+        let first: Vec<String> = first.iter().map(usize::to_string).collect();
+        write!(f, " of {} and {last} nodes", first.join(", "))
+    }
+}

@@ -1,0 +1,220 @@
+//! Running what was planned: packing, the calls, folding and unpacking; each byte is copied at most once before and once
+//! after its call, and not at all where it lies right already.
+
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+
+use super::super::device_mesh::DeviceMesh;
+use super::super::exchange::{Piece, packed};
+use super::super::facts::Facts;
+use super::lower::{Exchange, Fold, Out, Stage, lower};
+use super::redistribution::{Redistribution, Way};
+use crate::comm::{Group, Pending, Reduce};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// A redistribution that can be run, again and again.
+#[derive(Debug)]
+pub(crate) struct Move {
+    stages: SmallVec<[Stage; 2]>,
+    plan: Redistribution,
+}
+
+/// A redistribution of which one call is on its way; later ones begin when it is waited for.
+pub(in crate::dtensor) enum InFlight {
+    Done(Tensor),
+    Waiting { plan: Rc<Move>, stage: usize, coming: Coming, local: Tensor },
+}
+
+/// What a call on its way will bring.
+pub(in crate::dtensor) enum Coming {
+    /// A finished tensor.
+    Whole(Pending<Tensor>),
+    /// One tensor from each member.
+    Parts(Pending<Vec<Tensor>>),
+}
+
+/// The move from `src` to `dst`, planned at the first call.
+pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &Facts, dst: &Facts) -> Result<Rc<Move>> {
+    let key = (src.id, dst.id);
+    if let Some(m) = mesh.0.moves.borrow().get(&key) {
+        return Ok(m.clone());
+    }
+    let m = Rc::new(Move::new(mesh, Redistribution::plan(src.spec(), dst.spec())?)?);
+    mesh.0.moves.borrow_mut().insert(key, m.clone());
+    Ok(m)
+}
+
+impl Move {
+    pub(super) fn new(mesh: &DeviceMesh, plan: Redistribution) -> Result<Move> {
+        Ok(Move { stages: lower(mesh, &plan)?, plan })
+    }
+
+    /// True where some rank receives something: then `strict` forbids doing it silently.
+    pub(in crate::dtensor) fn communicates(&self) -> bool {
+        self.plan.calls() > 0
+    }
+
+    pub(in crate::dtensor) fn run(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<Tensor> {
+        self.start(mesh, local)?.finish(mesh)
+    }
+
+    /// The reduction over a group, where the move is nothing else.
+    pub(in crate::dtensor) fn only_all_reduce(&self) -> Option<(&Group, &Reduce)> {
+        match &self.stages[..] {
+            [Stage::AllReduce { group, reduce }] => Some((group, reduce)),
+            _ => None,
+        }
+    }
+
+    /// Runs the stages up to the first that talks to others, and starts that.
+    pub(in crate::dtensor) fn start(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<InFlight> {
+        self.start_at(0, mesh, local)
+    }
+
+    fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<InFlight> {
+        for (k, stage) in self.stages.iter().enumerate().skip(first) {
+            let coming = match stage {
+                Stage::AllReduce { group, reduce } => {
+                    Coming::Whole(group.all_reduce_begun(&local, reduce.clone()))
+                }
+                Stage::Fold(fold) => fold.start(&local)?,
+                Stage::Exchange(x) if x.way == Way::Slice => {
+                    local = x.slice(&local)?;
+                    continue;
+                }
+                Stage::Exchange(x) => x.start(&local)?,
+                stage => {
+                    local = stage.run_alone(local)?;
+                    continue;
+                }
+            };
+            let waiting = InFlight::Waiting { plan: self.clone(), stage: k, coming, local };
+            if self.plan.steps[k].talks() {
+                return Ok(waiting);
+            }
+            local = waiting.arrived(mesh)?;
+        }
+        Ok(InFlight::Done(local))
+    }
+}
+
+impl Stage {
+    /// A stage that needs nobody.
+    fn run_alone(&self, local: Tensor) -> Result<Tensor> {
+        match self {
+            Stage::Collapse(reduce) => reduce.fold(&[local.contiguous()?]),
+            Stage::Round(dtype) => local.cast(*dtype),
+            Stage::Share { keep: true, .. } => Ok(local),
+            Stage::Share { op, keep: false } => Tensor::identity(*op, &local),
+            Stage::AllReduce { .. } | Stage::Fold(_) | Stage::Exchange(_) => {
+                unreachable!("these are started")
+            }
+        }
+    }
+}
+
+impl InFlight {
+    pub(in crate::dtensor) fn finish(mut self, mesh: &DeviceMesh) -> Result<Tensor> {
+        loop {
+            let next = match self {
+                InFlight::Done(local) => return Ok(local),
+                InFlight::Waiting { ref plan, stage, .. } => (plan.clone(), stage + 1),
+            };
+            let local = self.arrived(mesh)?;
+            self = next.0.start_at(next.1, mesh, local)?;
+        }
+    }
+
+    /// Waits for the call on its way: what this rank holds after it.
+    fn arrived(self, mesh: &DeviceMesh) -> Result<Tensor> {
+        let (plan, stage, coming, local) = match self {
+            InFlight::Done(local) => return Ok(local),
+            InFlight::Waiting { plan, stage, coming, local } => (plan, stage, coming, local),
+        };
+        let out = match (&plan.stages[stage], coming) {
+            (Stage::AllReduce { .. }, Coming::Whole(coming)) => coming.wait()?,
+            (Stage::Fold(fold), Coming::Whole(coming)) => coming.wait()?.reshape(fold.out.shape())?,
+            (Stage::Exchange(x), Coming::Whole(coming)) => coming.wait()?.reshape(x.out.shape())?,
+            (Stage::Fold(fold), Coming::Parts(coming)) => fold.assemble(&coming.wait()?, &local)?,
+            (Stage::Exchange(x), Coming::Parts(coming)) => x.assemble(&coming.wait()?, &local)?,
+            _ => unreachable!("other stages wait for nothing"),
+        };
+        let moved = &mesh.0.moved_bytes;
+        moved.set(moved.get() + plan.plan.steps[stage].received_bytes);
+        Ok(out)
+    }
+}
+
+impl Fold {
+    fn start(&self, local: &Tensor) -> Result<Coming> {
+        let mut parts = Vec::with_capacity(self.give.len());
+        for piece in &self.give {
+            parts.push(packed(&piece.cut_nodes(local, self.nodes)?)?);
+        }
+        Ok(match &self.sources[..] {
+            // Everybody's parts are of all that this rank will hold.
+            [only] => Coming::Whole(self.group.reduce_scatter_in(parts, only.reduce.clone())),
+            _ => Coming::Parts(self.group.all_to_all_async(parts, &self.shapes)),
+        })
+    }
+
+    fn assemble(&self, parts: &[Tensor], local: &Tensor) -> Result<Tensor> {
+        let folded = self.sources.iter().filter(|s| s.piece.numel() > 0).map(|source| {
+            let parts: Vec<Tensor> = source.members.iter().map(|&m| parts[m].clone()).collect();
+            Ok((&source.piece, source.reduce.fold(&parts)?))
+        });
+        assemble(&self.out, folded.collect::<Result<_>>()?, local)
+    }
+}
+
+impl Exchange {
+    fn slice(&self, local: &Tensor) -> Result<Tensor> {
+        self.take[0].cut_nodes(local, self.out.nodes)?.reshape(self.out.shape())
+    }
+
+    fn start(&self, local: &Tensor) -> Result<Coming> {
+        Ok(match self.way {
+            Way::AllGather => Coming::Parts(self.group.all_gather_async(local, &self.shapes)),
+            Way::Broadcast { root } => {
+                let x = Some(local).filter(|_| root == self.group.index());
+                Coming::Whole(self.group.broadcast_async(x, root, local.dtype(), &self.shapes[root]))
+            }
+            Way::AllToAll | Way::Slice => {
+                let cut = |p: &Piece| p.cut_nodes(local, self.out.nodes);
+                let parts = self.give.iter().map(cut).collect::<Result<_>>()?;
+                Coming::Parts(self.group.all_to_all_async(parts, &self.shapes))
+            }
+        })
+    }
+
+    fn assemble(&self, parts: &[Tensor], local: &Tensor) -> Result<Tensor> {
+        let some = self.take.iter().zip(parts).filter(|(piece, _)| piece.numel() > 0);
+        let pieces = some.map(|(piece, part)| {
+            // Of a gathered part the piece is a cut; of an exchanged one it is all.
+            let gathered = self.way == Way::AllGather;
+            let part = if gathered { piece.cut_nodes(part, self.out.nodes)? } else { part.clone() };
+            Ok((piece, part))
+        });
+        assemble(&self.out, pieces.collect::<Result<_>>()?, local)
+    }
+}
+
+/// One tensor of pieces of it, each with what stands there; pieces that hold nothing are left out.
+fn assemble(out: &Out, mut pieces: Vec<(&Piece, Tensor)>, like: &Tensor) -> Result<Tensor> {
+    if pieces.len() == 1 {
+        // It is all of it.
+        return pieces.swap_remove(0).1.reshape(out.shape());
+    }
+    let mut whole = Tensor::stale_on(like.device(), like.dtype(), out.shape())?;
+    for (piece, part) in &pieces {
+        match out.nodes {
+            1 => piece.paste(part, &mut whole, 0)?,
+            n => {
+                (0..n).try_for_each(|i| piece.paste(&part.select(0, i)?, &mut whole, i * out.each.numel()))?
+            }
+        }
+    }
+    Ok(whole)
+}

@@ -1,0 +1,314 @@
+//! The cheapest order of reductions and moves.
+//!
+//! A state is which `Partial` axes have still to be folded, and a layout. A hop folds some of them, and brings every rank
+//! the parts of just what it holds afterwards; or it cuts what is held another way, and is an all-reduce of that. When all
+//! are folded, one exchange leads to the target. Nothing else can be cheaper: by the triangle inequality of set
+//! differences an exchange before a fold costs no less than the fold saves by it, and two exchanges no less than one.
+//!
+//! Bits decide which axes may be folded next. Parts with terms keep the tree's order whatever is folded first, and so do
+//! maxima, minima and integers. Other sums are one nested tree over the ranks, the first axis outermost: the last ones
+//! are folded first.
+
+use smallvec::SmallVec;
+
+use super::super::exchange::talking_axes;
+use super::cost::{Cost, Prices, StepFacts};
+use super::states::{common_len, held, layouts, places};
+use crate::error::Result;
+use crate::placement::{Layout, Placement, Region, Spec};
+use crate::tensor::{Dims, ReduceOp};
+
+/// A part of the way.
+#[derive(Clone, Debug)]
+pub(super) enum Hop {
+    /// These `Partial` axes become replicated.
+    AllReduce(Dims),
+    /// These `Partial` axes are folded, and each rank receives what it needs of the sum for this layout.
+    Fold(Dims, Layout),
+    /// Each rank receives what it lacks.
+    Exchange(Layout),
+}
+
+/// The cheapest way from `src` to `target`, which opens no new `Partial`.
+pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices) -> Result<Vec<Hop>> {
+    let leaving: Dims = leaving_partials(&src.layout, target);
+    let open = src.open_axes();
+    let (alone, long): (Dims, Dims) = leaving.iter().copied().partition(|&a| src.mesh.axis_len(a) == 1);
+    let start = src.with_layout(replicated(&src.layout, &alone))?;
+    let (tree, plain): (Dims, Dims) = long.iter().copied().partition(|a| open.contains(a));
+    let mut hops = if long.is_empty() {
+        let moves = start.layout != *target;
+        moves.then(|| Hop::Exchange(target.clone())).into_iter().collect()
+    } else {
+        Search::new(&start, target, prices, plain, tree).run()?
+    };
+    // Axes of one rank are folded along with others of their kind, or at first: there is nothing to receive.
+    let (alone_tree, alone_plain): (Dims, Dims) = alone.iter().copied().partition(|a| open.contains(a));
+    let mut first = Vec::new();
+    for alone in [alone_plain, alone_tree].into_iter().filter(|axes| !axes.is_empty()) {
+        match hops.first_mut() {
+            Some(Hop::AllReduce(axes) | Hop::Fold(axes, _))
+                if open.contains(&axes[0]) == open.contains(&alone[0]) =>
+            {
+                axes.extend(alone);
+                axes.sort_unstable();
+            }
+            _ => first.push(Hop::AllReduce(alone)),
+        }
+    }
+    Ok(first.into_iter().chain(hops).collect())
+}
+
+/// The axes that are `Partial` in `layout` and not so in `target`.
+pub(super) fn leaving_partials(layout: &Layout, target: &Layout) -> Dims {
+    let leaves = |a: &usize| layout.axis(*a).is_partial() && layout.axis(*a) != target.axis(*a);
+    (0..layout.ndim()).filter(leaves).collect()
+}
+
+/// `layout` with these axes replicated.
+pub(super) fn replicated(layout: &Layout, axes: &[usize]) -> Layout {
+    let of = |(a, p): (usize, &Placement)| if axes.contains(&a) { Placement::Replicate } else { p.clone() };
+    let placements = layout.placements().iter().enumerate().map(of);
+    Layout::new(placements).with_order(layout.order()).expect("a layout's own order")
+}
+
+/// `cut` with these axes as in `layout`, where they are `Partial`.
+fn partial_as(layout: &Layout, axes: &[usize], cut: &Layout) -> Layout {
+    let of = |(a, p): (usize, &Placement)| if axes.contains(&a) { layout.axis(a).clone() } else { p.clone() };
+    let placements = cut.placements().iter().enumerate().map(of);
+    Layout::new(placements).with_order(cut.order()).expect("a layout's own order")
+}
+
+/// The axes along which ranks talk when `axes` are folded on the way to `to`, ascending.
+pub(super) fn fold_axes(from: &Layout, to: &Layout, dims: usize, axes: &[usize]) -> Dims {
+    let mut all: Dims = talking_axes(from, to, dims).into_iter().chain(axes.iter().copied()).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+struct Search<'a> {
+    src: &'a Spec,
+    target: &'a Layout,
+    prices: Prices,
+    /// The axes to fold: those of a tree over ranks, then those with terms. A set of them is a bit set.
+    axes: Dims,
+    plain: u32,
+    any_order: bool,
+    places: Vec<Dims>,
+    wanted: Vec<Region>,
+    levels: Vec<Option<Level>>,
+    /// The cheapest whole way so far, by its last state.
+    best: Option<(Cost, usize)>,
+}
+
+/// The states in which the same axes have still to be folded.
+struct Level {
+    /// The number of parts of a sum on the rank that has most, and the size of an element of one.
+    parts: u64,
+    size_bytes: u64,
+    states: Vec<State>,
+}
+
+struct State {
+    layout: Layout,
+    held: Vec<Region>,
+    best: Option<(Cost, From)>,
+    /// The cost of the exchange that remains, where nothing is left to fold.
+    rest: Cost,
+}
+
+/// The hop that leads to a state.
+#[derive(Clone, Copy)]
+struct From {
+    level: u32,
+    state: usize,
+    set: u32,
+    all_reduce: bool,
+}
+
+impl<'a> Search<'a> {
+    fn new(src: &'a Spec, target: &'a Layout, prices: Prices, plain: Dims, tree: Dims) -> Search<'a> {
+        let sums = plain.iter().any(|&a| *src.layout.axis(a) == Placement::Partial(ReduceOp::Sum));
+        let places = places(&src.mesh, [&src.layout, target]);
+        let plain_bits = (1 << plain.len()) - 1;
+        let axes: Dims = plain.into_iter().chain(tree).collect();
+        let levels = (0..1 << axes.len()).map(|_| None).collect();
+        let any_order = !(sums && src.dtype.is_float());
+        let wanted = held(src, target, &places);
+        Search { src, target, prices, axes, plain: plain_bits, any_order, places, wanted, levels, best: None }
+    }
+
+    fn run(mut self) -> Result<Vec<Hop>> {
+        let all = (1u32 << self.axes.len()) - 1;
+        let mut start = self.level(all)?;
+        start.states[0].best =
+            Some((Cost::default(), From { level: all, state: 0, set: 0, all_reduce: false }));
+        self.levels[all as usize] = Some(start);
+        for left in (1..=all).rev() {
+            let Some(level) = self.levels[left as usize].take() else { continue };
+            for i in 0..level.states.len() {
+                for set in self.next_sets(left) {
+                    self.fold(&level, left, i, set)?;
+                }
+            }
+            self.levels[left as usize] = Some(level);
+        }
+        Ok(self.way())
+    }
+
+    /// The axes that may be folded together next, all of them first.
+    fn next_sets(&self, left: u32) -> SmallVec<[u32; 8]> {
+        let plain = left & self.plain;
+        let from = if plain == 0 { left } else { plain };
+        let any = plain == 0 || self.any_order;
+        let mut sets = SmallVec::new();
+        let mut set = from;
+        while set != 0 {
+            sets.push(set);
+            // Bits ascend with axes: without the lowest ones, the last axes are left.
+            set = if any { (set - 1) & from } else { set & (set - 1) };
+        }
+        sets
+    }
+
+    /// Every hop from state `i` of a level that folds `set`.
+    fn fold(&mut self, level: &Level, left: u32, i: usize, set: u32) -> Result<()> {
+        let state = &level.states[i];
+        let Some((so_far, _)) = state.best else { return Ok(()) };
+        if self.best.is_some_and(|(best, _)| so_far >= best) {
+            return Ok(());
+        }
+        let (to, axes) = (left & !set, self.axes_of(set));
+        let mut next = match self.levels[to as usize].take() {
+            Some(next) => next,
+            None => self.level(to)?,
+        };
+        let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
+        for f in 0..next.states.len() {
+            let goal = &next.states[f];
+            let lacks =
+                |(have, want): (&Region, &Region)| members * want.numel() as u64 - common_len(have, want);
+            let most = state.held.iter().zip(&goal.held).map(lacks).max().unwrap_or(0);
+            let talking = fold_axes(&state.layout, &goal.layout, self.src.shape.len(), &axes);
+            let cost = so_far + self.cost(&talking, most.saturating_mul(level.parts * level.size_bytes));
+            self.reach(&mut next, f, cost, From { level: left, state: i, set, all_reduce: false }, to == 0);
+            let goal = &next.states[f];
+            if axes.iter().all(|&a| goal.layout.axis(a).is_replicate()) {
+                let cost = so_far + self.all_reduce(level, state, goal, (&axes, next.parts));
+                self.reach(
+                    &mut next,
+                    f,
+                    cost,
+                    From { level: left, state: i, set, all_reduce: true },
+                    to == 0,
+                );
+            }
+        }
+        self.levels[to as usize] = Some(next);
+        Ok(())
+    }
+
+    /// The cost of an all-reduce, after which there are so many `parts`, behind an exchange where the cuts differ: a slice,
+    /// mostly.
+    fn all_reduce(&self, level: &Level, from: &State, to: &State, (axes, parts): (&[usize], u64)) -> Cost {
+        let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
+        // A ring's bytes: all parts of a share of the elements, and then the sums of the others' shares.
+        let whole = to.held.iter().map(|r| r.numel() as u64).max().unwrap_or(0);
+        let share = whole.div_ceil(members);
+        let elements = (members - 1) * share * level.parts + (whole - share) * parts;
+        let cost = self.cost(axes, elements.saturating_mul(level.size_bytes));
+        if to.layout == replicated(&from.layout, axes) {
+            return cost;
+        }
+        cost + self.exchange(level, from, (&to.layout, &to.held))
+    }
+
+    /// The cost of an exchange that changes cuts alone.
+    fn exchange(&self, level: &Level, from: &State, (layout, wanted): (&Layout, &[Region])) -> Cost {
+        let lacks = |(have, want): (&Region, &Region)| want.numel() as u64 - common_len(have, want);
+        let most = from.held.iter().zip(wanted).map(lacks).max().unwrap_or(0);
+        let talking = talking_axes(&from.layout, layout, self.src.shape.len());
+        self.cost(&talking, most.saturating_mul(level.parts * level.size_bytes))
+    }
+
+    fn reach(&mut self, level: &mut Level, f: usize, cost: Cost, from: From, last: bool) {
+        let state = &mut level.states[f];
+        if state.best.is_none_or(|(best, _)| cost < best) {
+            state.best = Some((cost, from));
+            let whole = cost + state.rest;
+            if last && self.best.is_none_or(|(best, _)| whole < best) {
+                self.best = Some((whole, f));
+            }
+        }
+    }
+
+    fn way(&self) -> Vec<Hop> {
+        let (_, mut state) = self.best.expect("an all-reduce and an exchange always lead there");
+        let at =
+            |level: u32, state: usize| &self.levels[level as usize].as_ref().expect("reached").states[state];
+        let mut hops = Vec::new();
+        if at(0, state).layout != *self.target {
+            hops.push(Hop::Exchange(self.target.clone()));
+        }
+        let mut level = 0;
+        while level + 1 != 1 << self.axes.len() {
+            let reached = at(level, state);
+            let (_, from) = reached.best.expect("on the way");
+            let axes = self.axes_of(from.set);
+            if from.all_reduce {
+                let before = &at(from.level, from.state).layout;
+                let cut = partial_as(before, &axes, &reached.layout);
+                let moves = *before != cut;
+                hops.push(Hop::AllReduce(axes));
+                hops.extend(moves.then_some(Hop::Exchange(cut)));
+            } else {
+                hops.push(Hop::Fold(axes, reached.layout.clone()));
+            }
+            (level, state) = (from.level, from.state);
+        }
+        hops.reverse();
+        hops
+    }
+
+    fn level(&self, left: u32) -> Result<Level> {
+        let all = (1u32 << self.axes.len()) - 1;
+        let spec = self.src.with_layout(replicated(&self.src.layout, &self.axes_of(all & !left)))?;
+        let parts = spec.terms.as_ref().and_then(|t| t.most_nodes(&spec.mesh)).unwrap_or(1).max(1) as u64;
+        let size_bytes = spec.stored_dtype().size_bytes() as u64;
+        let mut level = Level { parts, size_bytes, states: Vec::new() };
+        let all_layouts = if left == all {
+            vec![spec.layout.clone()]
+        } else {
+            // Partial axes stay so until they are folded, and those that are not to be folded altogether.
+            let stays = |a: &usize| spec.layout.axis(*a).is_partial();
+            let fixed: Dims = (0..spec.mesh.ndim()).filter(stays).collect();
+            layouts(&spec, self.target, &fixed)
+        };
+        // An all-reduce alone is always a way.
+        let alone = std::iter::once(spec.layout.clone()).filter(|l| !all_layouts.contains(l));
+        let all_layouts: Vec<Layout> = all_layouts.iter().cloned().chain(alone).collect();
+        level.states = all_layouts.into_iter().map(|l| self.state(&level, l, left == 0)).collect();
+        Ok(level)
+    }
+
+    fn state(&self, level: &Level, layout: Layout, last: bool) -> State {
+        let held = held(self.src, &layout, &self.places);
+        let mut state = State { layout, held, best: None, rest: Cost::default() };
+        if last && state.layout != *self.target {
+            state.rest = self.exchange(level, &state, (self.target, &self.wanted));
+        }
+        state
+    }
+
+    fn cost(&self, axes: &[usize], received_bytes: u64) -> Cost {
+        self.prices.cost(&StepFacts { mesh: &self.src.mesh, axes, received_bytes })
+    }
+
+    fn axes_of(&self, set: u32) -> Dims {
+        let mut axes: Dims =
+            (0..self.axes.len()).filter(|i| set >> i & 1 == 1).map(|i| self.axes[i]).collect();
+        axes.sort_unstable();
+        axes
+    }
+}

@@ -1,0 +1,155 @@
+//! The layouts through which a redistribution may pass, and where ranks are looked at to weigh them.
+
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use crate::placement::{Layout, Mesh, Placement, Region, Spec};
+use crate::tensor::Dims;
+
+/// So many layouts are looked at in between; where there are more, only those near the two ends.
+const STATES_LEN: usize = 600;
+/// Up to so many ranks are all looked at; of more, some along each axis.
+const RANKS_LEN: usize = 64;
+
+type Options = SmallVec<[Placement; 6]>;
+
+/// All layouts of `src`'s tensor in which `fixed` axes stay as they are, or the likeliest where those are too many: each
+/// other axis is replicated, cuts any dim, or does what it does at one of the ends, in any nesting order.
+pub(super) fn layouts(src: &Spec, target: &Layout, fixed: &[usize]) -> Vec<Layout> {
+    let every_dim: Dims = (0..src.shape.len()).collect();
+    let cut = |d: &usize| src.layout.splitters(*d).chain(target.splitters(*d)).next().is_some();
+    let longest = every_dim.iter().copied().max_by_key(|&d| (src.shape[d], std::cmp::Reverse(d)));
+    let near: Dims = every_dim.iter().copied().filter(|d| cut(d) || Some(*d) == longest).collect();
+    let one: Dims = longest.into_iter().collect();
+    let every_order = orders(src.mesh.ndim());
+    let two_orders = [nested_in(&src.layout), nested_in(target)];
+    for (dims, orders) in
+        [(&every_dim, &every_order[..]), (&near, &every_order), (&near, &two_orders), (&one, &two_orders)]
+    {
+        let options: Vec<Options> =
+            (0..src.mesh.ndim()).map(|a| options(src, target, fixed, dims, a)).collect();
+        let len = options.iter().map(|o| o.len()).try_fold(orders.len(), usize::checked_mul);
+        if len.is_some_and(|n| n > 0 && n <= STATES_LEN) {
+            return legal(src, &options, orders);
+        }
+    }
+    let ends = |a: usize| options(src, target, fixed, &[], a).into_iter().take(1).collect();
+    legal(src, &(0..src.mesh.ndim()).map(ends).collect::<Vec<Options>>(), &two_orders)
+}
+
+/// Coordinates at which bytes are counted, from shared facts: all ranks, or along each axis the first, the last, one in
+/// the middle, and the largest of a ragged cut. Under the ceil rule the first has the most, and two cuts of a dim have
+/// the least in common where one comes first and the other last.
+pub(super) fn places(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
+    let long: Dims = (0..mesh.ndim()).filter(|&a| mesh.axis_len(a) > 1).collect();
+    let picks = |a: usize| -> Dims {
+        let n = mesh.axis_len(a);
+        if mesh.rank_len() <= RANKS_LEN {
+            return (0..n).collect();
+        }
+        let mut some: Dims = [0, n - 1].into_iter().collect();
+        if long.len() <= 4 {
+            some.push(n / 2);
+        }
+        for layout in ends {
+            if let Placement::RaggedShard { units, .. } = layout.axis(a) {
+                some.extend((0..n).max_by_key(|&i| (units[i], std::cmp::Reverse(i))));
+            }
+        }
+        some.sort_unstable();
+        some.dedup();
+        some
+    };
+    let mut all = vec![Dims::from_elem(0, mesh.ndim())];
+    for &a in &long {
+        let picks = picks(a);
+        let at = |c: &Dims, i: usize| {
+            let mut c = c.clone();
+            c[a] = i;
+            c
+        };
+        all = all.iter().flat_map(|c| picks.iter().map(move |&i| at(c, i))).collect();
+    }
+    all
+}
+
+/// What is held under `layout` at each of the places.
+pub(super) fn held(src: &Spec, layout: &Layout, places: &[Dims]) -> Vec<Region> {
+    let spec = Spec { layout: layout.clone(), terms: None, ..src.clone() };
+    places.iter().map(|c| spec.region_at(c)).collect()
+}
+
+/// The number of elements that both hold.
+pub(super) fn common_len(a: &Region, b: &Region) -> u64 {
+    let both = |d: usize, x: &crate::placement::Block, y: &crate::placement::Block| {
+        let end = (x.start[d] + x.len[d]).min(y.start[d] + y.len[d]);
+        end.saturating_sub(x.start[d].max(y.start[d])) as u64
+    };
+    let boxes = a.boxes.iter().flat_map(|x| b.boxes.iter().map(move |y| (x, y)));
+    boxes.map(|(x, y)| (0..x.start.len()).map(|d| both(d, x, y)).product::<u64>()).sum()
+}
+
+fn options(src: &Spec, target: &Layout, fixed: &[usize], dims: &[usize], a: usize) -> Options {
+    if fixed.contains(&a) {
+        return [src.layout.axis(a).clone()].into_iter().collect();
+    }
+    let mut options: Options = [target.axis(a).clone()].into_iter().collect();
+    if src.mesh.axis_len(a) == 1 {
+        return options;
+    }
+    let own = Some(src.layout.axis(a).clone()).filter(|p| !p.is_partial());
+    let shards = dims.iter().map(|&d| Placement::Shard(d));
+    for p in own.into_iter().chain([Placement::Replicate]).chain(shards) {
+        if !options.contains(&p) {
+            options.push(p);
+        }
+    }
+    options
+}
+
+fn legal(src: &Spec, options: &[Options], orders: &[Dims]) -> Vec<Layout> {
+    let mut products: Vec<SmallVec<[Placement; 4]>> = vec![SmallVec::new()];
+    for axis in options {
+        let with = |p: &SmallVec<[Placement; 4]>, o: &Placement| {
+            let mut p = p.clone();
+            p.push(o.clone());
+            p
+        };
+        products = products.iter().flat_map(|p| axis.iter().map(move |o| with(p, o))).collect();
+    }
+    let (mut seen, mut found) = (FxHashSet::default(), Vec::new());
+    for placements in products {
+        for order in orders {
+            let layout = Layout::new(placements.iter().cloned()).with_order(order).expect("a permutation");
+            if seen.insert(layout.clone())
+                && Spec::new(&src.mesh, src.dtype, &src.shape, layout.clone()).is_ok()
+            {
+                found.push(layout);
+            }
+        }
+    }
+    found
+}
+
+/// All orders of `n` axes, mesh order first; none where they are too many to look at.
+fn orders(n: usize) -> Vec<Dims> {
+    if n > 5 {
+        return Vec::new();
+    }
+    let mut all = vec![Dims::new()];
+    for _ in 0..n {
+        let longer = |o: &Dims| -> Vec<Dims> {
+            let more = |a: usize| o.iter().copied().chain([a]).collect();
+            (0..n).filter(|a| !o.contains(a)).map(more).collect()
+        };
+        all = all.iter().flat_map(longer).collect();
+    }
+    all
+}
+
+/// The order of a layout's cuts; other axes cut inside them.
+fn nested_in(layout: &Layout) -> Dims {
+    let cuts = |a: &usize| !layout.axis(*a).split_dims().is_empty();
+    let (outer, inner): (Dims, Dims) = layout.order().iter().copied().partition(cuts);
+    outer.into_iter().chain(inner).collect()
+}
