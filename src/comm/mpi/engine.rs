@@ -247,6 +247,7 @@ impl Shared {
                 missing: vec![0],
                 ended: false,
                 deadline_s: self.seat.deadline.as_secs_f64(),
+                elsewhere: Default::default(),
                 last: Default::default(),
             }
             .into(),

@@ -271,6 +271,7 @@ impl Table<'_> {
             missing,
             ended: false,
             deadline_s: self.deadline.as_secs_f64(),
+            elsewhere: vec![],
             last: vec![],
         }
         .into()

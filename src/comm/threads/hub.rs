@@ -26,7 +26,7 @@ pub(super) struct Hub {
     name: String,
     pub(super) label: String,
     /// Hubs of the first generation heed every failure in the world, later ones their own members' alone.
-    generation: u64,
+    pub(super) generation: u64,
     state: Mutex<State>,
     wake: Condvar,
     /// True once `State::fault` is set.
@@ -136,17 +136,26 @@ impl Hub {
             if let Some((fault, at)) = &state.fault {
                 return Err(self.own_view(fault, at.as_ref(), place).into());
             }
-            if let Some(fault) = self.peer_failure(world, slot, place.name) {
+            let failure = self.peer_failure(world, slot, place.name);
+            let absence = self.missing(world, place, Instant::now() >= deadline);
+            // Members of a circle may have heard of it, and have ended, before this group does.
+            if (failure.is_some() || absence.is_some())
+                && let Some(circle) = world.circle_of(self)
+            {
+                self.set_fault(&mut state, circle, None);
+                continue;
+            }
+            if let Some(fault) = failure {
                 return Err(fault.into());
             }
-            if let Some(fault) = self.missing(world, place, Instant::now() >= deadline) {
+            if let Some(fault) = absence {
                 let fault = self.with_last(world, fault);
                 let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
                 let circle = || world.roster.circle(slot.ranks[place.position], fault.id());
                 if let Some(circle) = is_late.then(circle).flatten() {
                     // The others hear of it while this rank still waits: whoever looks meanwhile finds the same circle.
                     drop(state);
-                    world.spread(&circle, &self.label);
+                    world.spread(&circle, self);
                     state = self.lock();
                     self.set_fault(&mut state, circle, None);
                     continue;
@@ -248,10 +257,13 @@ impl Hub {
         }
     }
 
-    /// The fault, with what the members have completed.
+    /// The fault, with what the members have completed, and where those wait that are missing.
     fn with_last(&self, world: &World, mut fault: CommFault) -> CommFault {
         if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
             *last = world.roster.last(&self.name, &self.ranks);
+        }
+        if let CommFault::Missing { missing, elsewhere, .. } = &mut fault {
+            *elsewhere = world.roster.elsewhere(missing);
         }
         fault
     }
@@ -275,6 +287,7 @@ impl Hub {
             missing: missing.map(|at| slot.ranks[at]).collect(),
             ended: has_ended,
             deadline_s: world.deadline.as_secs_f64(),
+            elsewhere: vec![],
             last: vec![],
         })
     }

@@ -26,6 +26,8 @@ pub(crate) struct World {
     hubs: Mutex<Hubs>,
     meeting: Mutex<Meeting>,
     met: Condvar,
+    /// Ranks that wait for each other, as they were found, with their generation.
+    circles: Mutex<Vec<(u64, CommFault)>>,
 }
 
 /// Where ranks meet that go on without others.
@@ -60,6 +62,7 @@ impl World {
             hubs: Mutex::new(Hubs::new()),
             meeting: Mutex::new(meeting),
             met: Condvar::new(),
+            circles: Mutex::new(Vec::new()),
         }
     }
 
@@ -141,15 +144,29 @@ impl World {
         Ok((mine, meeting.members.clone()))
     }
 
-    /// Makes a fault that concerns several groups that of all of them but one, which its finder sees to.
-    pub(super) fn spread(&self, fault: &CommFault, but: &str) {
-        let CommFault::Cycle { waits, .. } = fault else { return };
+    /// Makes a circle that was found at one hub the fault of all others in it; the finder sees to its own.
+    pub(super) fn spread(&self, fault: &CommFault, finder: &Hub) {
+        // Known to all before one of them hears of it and ends.
+        let circle = (finder.generation, fault.clone());
+        self.circles.lock().unwrap_or_else(PoisonError::into_inner).push(circle);
         let hubs: Vec<Arc<Hub>> = self.hubs().values().cloned().collect();
-        for hub in hubs.iter().filter(|hub| hub.label != but) {
-            if waits.iter().any(|wait| wait.id.group == hub.label) {
+        for hub in hubs.iter().filter(|hub| hub.label != finder.label) {
+            if self.circle_of(hub).is_some() {
                 hub.fail(fault);
             }
         }
+    }
+
+    /// The circle that a hub's group is part of.
+    pub(super) fn circle_of(&self, hub: &Hub) -> Option<CommFault> {
+        let circles = self.circles.lock().unwrap_or_else(PoisonError::into_inner);
+        let with = |(generation, fault): &&(u64, CommFault)| match fault {
+            CommFault::Cycle { waits, .. } => {
+                *generation == hub.generation && waits.iter().any(|wait| wait.id.group == hub.label)
+            }
+            _ => false,
+        };
+        circles.iter().find(with).map(|(_, fault)| fault.clone())
     }
 
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
@@ -167,5 +184,30 @@ impl World {
 
     fn hubs(&self) -> MutexGuard<'_, Hubs> {
         self.hubs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    /// Who has failed or ended is not waited for; who never comes is, until the deadline; who comes then is refused.
+    #[test]
+    fn survivors_are_those_who_come() {
+        let world = Arc::new(World::new(4, Duration::from_millis(50)));
+        world.fail(3, "boom".into());
+        let ask = |rank: usize| {
+            let world = world.clone();
+            std::thread::spawn(move || world.survivors(rank))
+        };
+        let (a, b) = (ask(2), ask(0));
+        assert_eq!(a.join().unwrap(), Ok((1, vec![0, 2])));
+        assert_eq!(b.join().unwrap(), Ok((1, vec![0, 2])));
+        assert!(
+            world.survivors(1).unwrap_err().to_string().contains("rank 1, which came too late for [0, 2]")
+        );
+        assert!(world.is_left(1) && world.is_left(3) && !world.is_left(2));
+        world.end(0);
+        assert_eq!(world.survivors(2), Ok((2, vec![2])));
     }
 }
