@@ -20,7 +20,7 @@ const STACK: usize = 4 * BLOCK;
 
 /// The reduction of `parts`, one contiguous tensor a member, of the shapes that [`Reduce::part_shape`] gives.
 pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
-    fold_into(reduce, &|member| &parts[member], |dtype, shape| Tensor::stale(dtype, shape))
+    fold_into(reduce, &|member| &parts[member], Tensor::stale)
 }
 
 /// As [`fold`], of the tensors that `of` names by member. `room` makes a contiguous tensor that nobody shares, for a result in

@@ -81,6 +81,7 @@ struct End {
     hub: Arc<Hub>,
     position: usize,
     /// Requests that were waited for, to be used again.
+    #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Mutex<Vec<Box<Meeting>>>,
     kept: Mutex<Kept>,
 }

@@ -276,7 +276,7 @@ impl Hub {
         let absent = |at: usize| contents.brought(at).is_none();
         let all = 0..slot.ranks.len();
         let has_ended = all.clone().any(|at| ended(at) && absent(at));
-        if !has_ended && !(late && all.clone().any(absent)) {
+        if !(has_ended || late && all.clone().any(absent)) {
             return None;
         }
         let missing = all.filter(|&at| (ended(at) || !has_ended) && absent(at));

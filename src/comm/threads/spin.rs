@@ -21,20 +21,36 @@ impl Drop for Running {
     }
 }
 
-/// Polls `ready` for a few microseconds where cores are free, only a moment where they are not.
+/// How long to poll where cores are free: longer than it takes to wake a parked thread. Else two ranks that met once while
+/// one was parked would each wait for the other's waking, and park, ever after.
+#[cfg(not(any(loom, shuttle)))]
+const PATIENCE: std::time::Duration = std::time::Duration::from_micros(60);
+
+/// Polls `ready` for some microseconds where cores are free, only a moment where they are not.
 #[cfg(not(any(loom, shuttle)))]
 pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
     use std::sync::OnceLock;
     use std::thread::available_parallelism;
+    use std::time::Instant;
 
+    const POLLS: usize = 20;
     static CORES: OnceLock<usize> = OnceLock::new();
+    let poll = || {
+        (0..POLLS).any(|_| {
+            let is_ready = ready();
+            std::hint::spin_loop();
+            is_ready
+        })
+    };
+    if poll() {
+        return true;
+    }
     let cores = *CORES.get_or_init(|| available_parallelism().map_or(1, usize::from));
-    let polls = if RUNNING.load(Ordering::Relaxed) <= cores { 600 } else { 20 };
-    for _ in 0..polls {
-        if ready() {
+    let start = Instant::now();
+    while RUNNING.load(Ordering::Relaxed) <= cores && start.elapsed() < PATIENCE {
+        if poll() {
             return true;
         }
-        std::hint::spin_loop();
     }
     ready()
 }

@@ -12,7 +12,7 @@ use crate::comm::{Group, Pending, Rank};
 use crate::error::{CommFault, Error, Result};
 use crate::tensor::{ReduceOp, Shape, Tensor};
 
-const SCHEDULES: usize = 40;
+const SCHEDULES: usize = 200;
 
 /// What the members of a group do together.
 #[derive(Clone, Copy, Debug)]
