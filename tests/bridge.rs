@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use isoshard::Result;
-use isoshard::comm::{Rank, Spmd};
+use isoshard::comm::{DryRun, Rank, Spmd};
 use isoshard::dtensor::{Bridge, DTensor, DeviceMesh, Transfer};
 use isoshard::placement::{Layout, Mesh, Spec};
 use isoshard::tensor::{DType, Tensor};
@@ -148,6 +148,41 @@ fn a_rank_that_fails_on_the_way() {
         let error =
             Spmd::new(4).deadline(std::time::Duration::from_secs(20)).run(run).unwrap_err().to_string();
         assert_eq!(error, format!("rank {bad}: program: fails"));
+    }
+}
+
+/// A dry run of single ranks of a large world: what they receive is their parts there, and what they hold meanwhile is that
+/// and their parts here.
+#[test]
+fn weights_cross_between_thousands_of_ranks() {
+    let (train, generate) = (
+        Mesh::over(&[("fsdp", 1024), ("tp", 8)], 0..8192).unwrap(),
+        Mesh::over(&[("dp", 512), ("tp", 16)], 8192..16_384).unwrap(),
+    );
+    let matrix = |from, to| Transfer::new(DType::BF16, [16_384, 8_192], layout(from), layout(to));
+    let transfers = [matrix("(S0, S1)", "(R, S0)"), matrix("(S0^1, S0^0)", "(R, S1)")];
+    for rank in [0, 777, 8191, 8192, 16_383] {
+        let dry = DryRun::new(16_384, rank).unwrap();
+        let handle = dry.rank().unwrap();
+        let bridge = Bridge::new(&handle, &train, &generate, transfers.clone()).unwrap();
+        let ends = Ends::new(&handle, &train, &generate).unwrap();
+        let source = |t: &Transfer| {
+            let zeros = |m| DTensor::zeros(m, t.dtype, &t.shape, t.from.clone()).unwrap();
+            ends.from.as_ref().map(zeros)
+        };
+        let sources: Vec<DTensor> = transfers.iter().filter_map(source).collect();
+        let arrived = bridge.send(&sources, ends.to.as_ref()).unwrap();
+        let bytes = |xs: &[DTensor]| xs.iter().map(|x| x.local().len_bytes() as u64).sum::<u64>();
+        let total = dry.report().total();
+        assert_eq!(
+            (total.received_bytes, bytes(&arrived)),
+            (bridge.received_bytes(), bridge.received_bytes())
+        );
+        assert_eq!(bytes(&arrived), if rank < 8192 { 0 } else { 2 * (16_384 * 8_192 * 2) / 16 });
+        // All that 512 replicas want is what 8192 ranks hold once, and each of these sends alike much.
+        assert_eq!(total.sent_bytes, if rank < 8192 { 512 * bytes(&sources) } else { 0 });
+        // What comes and what it is put together to.
+        assert!(dry.report().peak_bytes as u64 <= bytes(&sources) + 2 * bytes(&arrived));
     }
 }
 

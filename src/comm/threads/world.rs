@@ -1,17 +1,14 @@
 //! What all ranks of one world share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::available_parallelism;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::hub::Hub;
+use super::sync::atomic::{AtomicBool, Ordering};
+use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::comm::flight::Roster;
 use crate::error::{CommFault, Error, Result};
-
-/// Ranks that run in this process, in all worlds: with more of them than cores, spinning takes time from the others.
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// Groups by generation, ranks and name.
 type Hubs = HashMap<(u64, Vec<usize>, String), Arc<Hub>>;
@@ -62,10 +59,10 @@ impl World {
             first_failure: OnceLock::new(),
             ended: (0..len).map(|_| AtomicBool::new(false)).collect(),
             failures: (0..len).map(|_| OnceLock::new()).collect(),
-            hubs: Mutex::default(),
+            hubs: Mutex::new(Hubs::new()),
             meeting: Mutex::new(meeting),
             met: Condvar::new(),
-            circles: Mutex::default(),
+            circles: Mutex::new(Vec::new()),
         }
     }
 
@@ -190,37 +187,7 @@ impl World {
     }
 }
 
-/// Counts a thread as a running rank while it lives.
-pub(crate) struct Running;
-
-impl Running {
-    pub(crate) fn enter() -> Running {
-        RUNNING.fetch_add(1, Ordering::Relaxed);
-        Running
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        RUNNING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Polls `ready` for a few microseconds where cores are free, only a moment where they are not.
-pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    let cores = *CORES.get_or_init(|| available_parallelism().map_or(1, usize::from));
-    let polls = if RUNNING.load(Ordering::Relaxed) <= cores { 600 } else { 20 };
-    for _ in 0..polls {
-        if ready() {
-            return true;
-        }
-        std::hint::spin_loop();
-    }
-    ready()
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
 
