@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use isoshard::Result;
-use isoshard::comm::{Rank, Spmd, spmd};
+use isoshard::comm::{DryRun, Rank, Spmd};
 use isoshard::dtensor::{Bridge, DTensor, DeviceMesh, Transfer};
 use isoshard::placement::{Layout, Mesh, Spec};
 use isoshard::tensor::{DType, Tensor};
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 mod common;
 use common::layouts::{Failures, layouts, shapes};
-use common::{bits_differ, ordinary, part_of, small_ints, spread};
+use common::{Stream, bits_differ, ordinary, part_of, small_ints, spmd, spread};
 
 #[test]
 fn any_mesh_and_layout_to_any_other() {
@@ -108,6 +108,82 @@ fn what_arrives_is_nobody_elses_and_has_no_history() {
         Ok(())
     };
     spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Whether the rank that fails has sent before or not: the others end, and hear of it where they lack something.
+#[test]
+fn a_rank_that_fails_on_the_way() {
+    for salt in 0..50 {
+        let mut random = Stream(salt);
+        let (bad, sends) = (random.below(4), random.below(2) == 1);
+        let run = move |rank: Rank| {
+            let (train, generate) = (Mesh::over(&[("a", 3)], 0..3)?, Mesh::over(&[("b", 2)], 2..4)?);
+            let transfers =
+                [[64, 9], [600, 500]].map(|s| Transfer::new(DType::F32, s, layout("(S0)"), layout("(R)")));
+            let bridge = Bridge::new(&rank, &train, &generate, transfers.clone())?;
+            let ends = Ends::new(&rank, &train, &generate)?;
+            let zeros = |t: &Transfer| {
+                ends.from.as_ref().map(|m| DTensor::zeros(m, t.dtype, &t.shape, t.from.clone())).transpose()
+            };
+            let mut sources = Vec::new();
+            for transfer in &transfers {
+                sources.extend(zeros(transfer)?);
+            }
+            let fails = || Err(isoshard::Error::invalid("program", "fails", "", ""));
+            if rank.rank() == bad && !sends {
+                return fails();
+            }
+            let flights = [0, 1].map(|_| bridge.send_async(&sources, ends.to.as_ref()));
+            if rank.rank() == bad {
+                return fails();
+            }
+            for flight in flights.into_iter().rev() {
+                match flight.and_then(|flight| flight.wait()) {
+                    Ok(arrived) => assert_eq!(arrived.len(), if ends.to.is_some() { 2 } else { 0 }),
+                    Err(e) => assert!(e.is_echo(), "{e}"),
+                }
+            }
+            Ok(())
+        };
+        let error =
+            Spmd::new(4).deadline(std::time::Duration::from_secs(20)).run(run).unwrap_err().to_string();
+        assert_eq!(error, format!("rank {bad}: program: fails"));
+    }
+}
+
+/// A dry run of single ranks of a large world: what they receive is their parts there, and what they hold meanwhile is that
+/// and their parts here.
+#[test]
+fn weights_cross_between_thousands_of_ranks() {
+    let (train, generate) = (
+        Mesh::over(&[("fsdp", 1024), ("tp", 8)], 0..8192).unwrap(),
+        Mesh::over(&[("dp", 512), ("tp", 16)], 8192..16_384).unwrap(),
+    );
+    let matrix = |from, to| Transfer::new(DType::BF16, [16_384, 8_192], layout(from), layout(to));
+    let transfers = [matrix("(S0, S1)", "(R, S0)"), matrix("(S0^1, S0^0)", "(R, S1)")];
+    for rank in [0, 777, 8191, 8192, 16_383] {
+        let dry = DryRun::new(16_384, rank).unwrap();
+        let handle = dry.rank().unwrap();
+        let bridge = Bridge::new(&handle, &train, &generate, transfers.clone()).unwrap();
+        let ends = Ends::new(&handle, &train, &generate).unwrap();
+        let source = |t: &Transfer| {
+            let zeros = |m| DTensor::zeros(m, t.dtype, &t.shape, t.from.clone()).unwrap();
+            ends.from.as_ref().map(zeros)
+        };
+        let sources: Vec<DTensor> = transfers.iter().filter_map(source).collect();
+        let arrived = bridge.send(&sources, ends.to.as_ref()).unwrap();
+        let bytes = |xs: &[DTensor]| xs.iter().map(|x| x.local().len_bytes() as u64).sum::<u64>();
+        let total = dry.report().total();
+        assert_eq!(
+            (total.received_bytes, bytes(&arrived)),
+            (bridge.received_bytes(), bridge.received_bytes())
+        );
+        assert_eq!(bytes(&arrived), if rank < 8192 { 0 } else { 2 * (16_384 * 8_192 * 2) / 16 });
+        // All that 512 replicas want is what 8192 ranks hold once, and each of these sends alike much.
+        assert_eq!(total.sent_bytes, if rank < 8192 { 512 * bytes(&sources) } else { 0 });
+        // What comes and what it is put together to.
+        assert!(dry.report().peak_bytes as u64 <= bytes(&sources) + 2 * bytes(&arrived));
+    }
 }
 
 #[test]

@@ -111,9 +111,9 @@ impl Crew {
 }
 
 impl Crew {
-    /// Ranks that have now waited for a quarter of the deadline.
-    pub fn slow(&self) -> Vec<SlowRank> {
-        self.roster.slow(self.deadline / 4, self.deadline)
+    /// Ranks that have waited longer than `patience` since the last look.
+    pub fn slow(&self, patience: Duration) -> Vec<SlowRank> {
+        self.roster.slow(patience, self.deadline)
     }
 
     /// True where the others have gone on without the rank.

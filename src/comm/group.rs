@@ -11,6 +11,8 @@ use super::engine::Engine;
 use super::engine::{Channel, Reduce, Request, Tensors};
 use super::flight::{GroupId, Recorder, Ticket};
 use super::{Call, Pending, Route, fold};
+#[cfg(test)]
+use crate::error::CallId;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
@@ -408,6 +410,12 @@ impl Group {
             chunk.copy_block(&mut out, chunk.shape(), (0, chunk.strides()), (start(i), &[each, 1]))?;
         }
         out.reshape(reduce.out_shape())
+    }
+
+    /// The last calls that this rank has completed: on this group, and at all.
+    #[cfg(test)]
+    pub(crate) fn last_completed(&self) -> (Option<CallId>, Option<CallId>) {
+        self.inner.recorder.last(self.name(), self.ranks())
     }
 
     fn start(&self, call: Call) -> Result<(Box<dyn Request>, Ticket)> {

@@ -18,7 +18,9 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Missing: engines other than threads; a reduction that an engine does itself, in an order of its own.
+//! Ranks are threads, or processes over NCCL or MPI ([`Process`]).
+//!
+//! Missing: a reduction that an engine does itself, in an order of its own.
 
 mod call;
 mod crew;
@@ -28,6 +30,8 @@ pub mod flight;
 mod fold;
 mod group;
 mod launch;
+#[cfg(feature = "mpi")]
+mod mpi;
 pub mod nccl;
 mod network;
 mod office;

@@ -49,6 +49,7 @@ pub struct Spmd {
     library: Option<Library>,
     flights: Flights,
     on_slow: Arc<dyn Fn(&SlowRank) + Send + Sync>,
+    patience: Option<Duration>,
     network: Network,
 }
 
@@ -71,7 +72,7 @@ impl Spmd {
         let device = Arc::new(|_| Device::Cpu);
         let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
         let (flights, network) = (Flights::default(), Network::default());
-        Spmd { world, deadline, name, device, library: None, network, flights, on_slow }
+        Spmd { world, deadline, name, device, library: None, network, flights, on_slow, patience: None }
     }
 
     /// Where each rank's tensors are, by its number: `|_| Device::Cuda(0)` for ranks that share a GPU. Meshes made from a rank
@@ -107,10 +108,16 @@ impl Spmd {
         self
     }
 
-    /// What is told when a rank has waited for a quarter of the deadline, once for each call in which it does. Without this a
-    /// line on standard error. `f` runs on the thread that called [`Spmd::run`].
+    /// What is told when a rank has waited for a quarter of the deadline, or as long as [`Spmd::patience`] says, once for each
+    /// call in which it does. Without this a line on standard error. `f` runs on the thread that called [`Spmd::run`].
     pub fn on_slow(mut self, f: impl Fn(&SlowRank) + Send + Sync + 'static) -> Spmd {
         self.on_slow = Arc::new(f);
+        self
+    }
+
+    /// How long a rank waits for others before they are called slow.
+    pub fn patience(mut self, patience: Duration) -> Spmd {
+        self.patience = Some(patience);
         self
     }
 
@@ -237,13 +244,14 @@ impl Spmd {
     /// The next rank to end. None when all have, or when one has failed, the others have not gone on without it, and have not
     /// ended within the deadline. Meanwhile ranks that keep others waiting are told of.
     fn next<T>(&self, arrivals: &Receiver<T>, failures: &Failures, last: Instant, crew: &Crew) -> Option<T> {
-        const GLANCE: Duration = Duration::from_millis(50);
+        let patience = self.patience.unwrap_or(self.deadline / 4);
+        let glance = (patience / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
         loop {
-            match arrivals.recv_timeout(GLANCE.min(self.deadline / 16)) {
+            match arrivals.recv_timeout(glance) {
                 Ok(arrival) => return Some(arrival),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {
-                    crew.slow().iter().for_each(|slow| (self.on_slow)(slow));
+                    crew.slow(patience).iter().for_each(|slow| (self.on_slow)(slow));
                     let is_late = Instant::now() >= last + self.deadline;
                     let failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
                     if is_late && failures.iter().any(|(rank, _)| !crew.is_left(*rank)) {

@@ -253,7 +253,7 @@ impl DeviceMesh {
     /// All ranks of the mesh, row-major.
     pub(super) fn everyone(&self) -> Result<Group> {
         let Inner { mesh, rank, .. } = &*self.0;
-        if mesh.is_first(rank.world_len()) {
+        if mesh.is_all_of(rank.world_len()) {
             return Ok(rank.world());
         }
         self.group(&(0..mesh.ndim()).collect::<Vec<_>>())

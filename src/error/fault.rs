@@ -83,8 +83,8 @@ pub enum CommFault {
     },
     /// Some ranks did not come before the deadline, or had ended already.
     #[error(
-        "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}",
-        absence(.ended, .deadline_s), Completed(.last)
+        "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}{}",
+        absence(.ended, .deadline_s), Elsewhere(.elsewhere), Completed(.last)
     )]
     Missing {
         /// The call that waited.
@@ -99,6 +99,8 @@ pub enum CommFault {
         ended: bool,
         /// The deadline in seconds.
         deadline_s: f64,
+        /// Those of the missing that waited in other calls then, and for whom.
+        elsewhere: Vec<Wait>,
         /// What the members had completed; empty where nobody knows.
         last: Vec<LastCall>,
     },
@@ -209,6 +211,18 @@ impl fmt::Display for Circle<'_> {
     }
 }
 
+/// `; rank 1 waited in barrier #3 on group g{1, 2} for rank 2`.
+struct Elsewhere<'a>(&'a [Wait]);
+
+impl fmt::Display for Elsewhere<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Wait { rank, id, waits_for } in self.0.iter().take(SHOWN) {
+            write!(f, "; rank {rank} waited in {id} for rank {waits_for}")?;
+        }
+        Ok(())
+    }
+}
+
 /// `; last completed: rank(s) [0, 2] all_reduce #3, then barrier #1 on group world{0, 1, 2}; rank(s) [1] nothing`.
 struct Completed<'a>(&'a [LastCall]);
 
@@ -261,8 +275,10 @@ pub struct Divergence {
     pub ranks: Vec<usize>,
     /// A rank that holds what most hold; the first one's elements where no value has more replicas than another.
     pub reference: usize,
-    /// The first global index at which the first of `ranks` differs.
+    /// The first global index at which one of `ranks` differs.
     pub index: Vec<usize>,
+    /// The first that does there.
+    pub rank: usize,
     /// The bits it holds there.
     pub bits: u64,
     /// The bits that the reference holds there.
@@ -273,13 +289,13 @@ pub struct Divergence {
 
 impl fmt::Display for Divergence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Divergence { name, tensor, ranks, reference, index, bits, reference_bits, element_bytes } = self;
+        let Divergence { name, tensor, ranks, reference, index, rank, bits, reference_bits, element_bytes } =
+            self;
         let width = 2 + 2 * element_bytes;
-        let first = ranks.first().copied().unwrap_or_default();
         write!(
             f,
             "check_replicas: replicas differ; got {name} {tensor} at rank(s) {ranks:?}, first at index {index:?}: \
-             {bits:#0width$x} at rank {first}, {reference_bits:#0width$x} at rank {reference}; restore the tensor from \
+             {bits:#0width$x} at rank {rank}, {reference_bits:#0width$x} at rank {reference}; restore the tensor from \
              rank {reference} or a checkpoint"
         )
     }

@@ -214,8 +214,8 @@ impl Mesh {
         self.coords_of(rank).is_some()
     }
 
-    /// True where the mesh is ranks `0..len`, row-major.
-    pub fn is_first(&self, len: usize) -> bool {
+    /// True where the mesh is all ranks of a world of `len`, row-major.
+    pub(crate) fn is_all_of(&self, len: usize) -> bool {
         let mut stride = len;
         let row_major = |axis: &Axis| {
             stride /= axis.len;
@@ -499,9 +499,9 @@ mod tests {
         }
         let whole = Mesh::over(&[("dp", 2), ("tp", 3)], 0..6).unwrap();
         assert_eq!(whole.seen_from(4).unwrap(), Mesh::parse("dp=2,tp=3", 4).unwrap());
-        assert!(whole.is_first(6) && !whole.is_first(7) && !whole.slice(&[1, 0]).is_first(6));
-        assert!(whole.slice(&[1]).is_first(3) && !whole.slice(&[0]).is_first(2));
-        assert!(Mesh::over(&[("a", 1), ("b", 2)], 0..2).unwrap().slice(&[1, 0]).is_first(2));
+        assert!(whole.is_all_of(6) && !whole.is_all_of(7) && !whole.slice(&[1, 0]).is_all_of(6));
+        assert!(whole.slice(&[1]).is_all_of(3) && !whole.slice(&[0]).is_all_of(2));
+        assert!(Mesh::over(&[("a", 1), ("b", 2)], 0..2).unwrap().slice(&[1, 0]).is_all_of(2));
         assert_eq!(whole.with_ranks(), "(dp=2, tp=3) over {0, 1, 2, 3, 4, 5}");
     }
 

@@ -300,6 +300,11 @@ impl Tensor {
             && self.storage.device_block().is_none_or(DeviceBlock::is_at_home)
     }
 
+    /// As [`Tensor::is_unique`], where the tensor is all that its buffer holds: keeping it keeps nothing else.
+    pub(crate) fn owns_buffer(&mut self) -> bool {
+        self.is_unique() && self.storage.len_bytes() == self.len_bytes()
+    }
+
     /// True where nobody shares the buffer.
     pub(super) fn is_unshared(&mut self) -> bool {
         Arc::get_mut(&mut self.storage).is_some()

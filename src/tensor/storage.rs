@@ -166,14 +166,15 @@ impl Inbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
     }
 
-    fn collect(&self) -> Vec<Block> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Hands over what has come; the room for letters stays.
+    fn collect(&self, keep: impl FnMut(Block)) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(keep);
     }
 }
 
 impl Drop for Inbox {
     fn drop(&mut self) {
-        self.collect().into_iter().for_each(Block::free);
+        self.collect(Block::free);
     }
 }
 
@@ -215,11 +216,12 @@ thread_local! {
 impl Pool {
     fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
         if self.free[class].is_empty() {
-            for block in self.inbox.collect() {
+            let inbox = self.inbox.clone();
+            inbox.collect(|block| {
                 if let Some(block) = self.put(block) {
                     block.free();
                 }
-            }
+            });
         }
         let block = self.free[class].pop();
         match block {
@@ -244,7 +246,7 @@ impl Pool {
     }
 
     fn trim(&mut self) {
-        self.inbox.collect().into_iter().for_each(Block::free);
+        self.inbox.collect(Block::free);
         for (class, blocks) in self.free.iter_mut().enumerate() {
             blocks.drain(..).for_each(|ptr| Block { ptr, class }.free());
         }

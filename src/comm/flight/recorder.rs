@@ -182,7 +182,7 @@ impl Recorder {
     }
 
     /// The last calls completed: on the group, and of all.
-    pub(super) fn last(&self, name: &str, ranks: &[usize]) -> (Option<CallId>, Option<CallId>) {
+    pub(in crate::comm) fn last(&self, name: &str, ranks: &[usize]) -> (Option<CallId>, Option<CallId>) {
         let ring = self.ring();
         let generation = ring.generation;
         let row = ring.groups.iter().find(|row| row.is(name, ranks, generation));
@@ -404,5 +404,90 @@ impl Ticket {
             (entry.state, entry.ended) = (state, ended);
         }
         ring
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Spmd, spmd};
+    use crate::error::Result;
+    use crate::tensor::{Shape, Tensor};
+
+    /// Calls to come after others, some waited for late, some never.
+    #[test]
+    fn what_is_completed_is_known_in_any_order_of_waits() {
+        let lasts = spmd(2, |rank| {
+            let g = rank.group(&[0, 1], "dp")?;
+            let x = Tensor::scalar(1i64);
+            let all: Vec<_> = (0..4).map(|_| g.all_reduce_async(&x, ReduceOp::Sum)).collect();
+            let mut all: Vec<_> = all.into_iter().map(Some).collect();
+            [2, 0].into_iter().try_for_each(|k| all[k].take().expect("once").wait().map(drop))?;
+            drop(all);
+            rank.world().barrier()?;
+            let last = rank.group(&[0, 1], "dp")?;
+            Ok(last.last_completed())
+        });
+        for (here, last) in lasts.unwrap() {
+            assert_eq!(here.unwrap().to_string(), "all_reduce #2 on group dp{0, 1}");
+            assert_eq!(last.unwrap().to_string(), "barrier #0 on group world{0, 1}");
+        }
+    }
+
+    /// A message to oneself is one call at each of its ends.
+    #[test]
+    fn messages_are_counted_at_both_ends() {
+        let run = |rank: crate::comm::Rank| -> Result<()> {
+            let (g, x) = (rank.world(), Tensor::scalar(1i64));
+            for to in 0..2 {
+                g.send(&x, to)?;
+            }
+            for from in 0..2 {
+                g.recv(from, DType::I64, &Shape::from([]))?;
+            }
+            g.barrier()
+        };
+        spmd(2, run).unwrap();
+        // A second receive waits for a second message, and is missed by nobody but its sender.
+        let error = Spmd::new(2).deadline(Duration::from_millis(100)).on_slow(|_| ()).run(|rank| {
+            let g = rank.world();
+            if rank.rank() == 1 {
+                return g.barrier();
+            }
+            g.send(&Tensor::scalar(1i64), 0)?;
+            g.recv(0, DType::I64, &Shape::from([]))?;
+            g.recv(1, DType::I64, &Shape::from([])).map(drop)
+        });
+        let said = error.unwrap_err().to_string();
+        assert!(said.contains("circle: rank") || said.contains("did not come"), "{said}");
+    }
+
+    /// What a call costs above its engine, to be read with `--nocapture`.
+    #[test]
+    fn a_call_is_written_down_quickly() {
+        let recorder = Recorder::alone(0, 2);
+        let group = recorder.group("dp", &[0, 1].into());
+        let x = Tensor::zeros(DType::F32, [64, 128]);
+        let call = Call {
+            name: "all_reduce",
+            route: Route::Gather,
+            op: Some(ReduceOp::Sum),
+            dtype: DType::F32,
+            outgoing: &[x],
+            incoming: &[Shape::from([64, 128]), Shape::from([64, 128])],
+        };
+        let rounds = 20_000u32;
+        let least = (0..5).map(|_| {
+            let start = Instant::now();
+            for _ in 0..rounds {
+                let ticket = recorder.start(group, 0, &call);
+                ticket.wait();
+                ticket.complete();
+            }
+            start.elapsed() / rounds
+        });
+        println!("a call is recorded in {:?}", least.min().unwrap_or_default());
+        let ring = recorder.ring();
+        assert_eq!((ring.entries.len(), ring.calls, ring.waiting.len()), (KEPT, 5 * u64::from(rounds), 0));
     }
 }

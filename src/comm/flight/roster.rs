@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::recorder::{Recorder, Waits};
 use super::{Lane, SlowRank, circle, write};
-use crate::error::{CallId, CommFault, LastCall};
+use crate::error::{CallId, CommFault, LastCall, Wait};
 
 /// How ranks are recorded.
 #[derive(Clone, Debug, Default)]
@@ -53,9 +53,35 @@ impl Roster {
             waits.map(|wait| (wait.id.clone(), self.absent(&wait))).collect()
         };
         let waits = circle(rank, &own.id, &self.absent(&own), calls)?;
-        let last = waits.iter().flat_map(|wait| self.last(&own.name, &[wait.rank]));
-        let last = last.map(|last| LastCall { on_group: None, ..last }).collect();
+        let last = waits.iter().filter_map(|wait| {
+            let waits = self.recorders[wait.rank].waits().into_iter().find(|own| own.id.is_call(&wait.id))?;
+            let (on_group, in_world) = self.recorders[wait.rank].last(&waits.name, &waits.ranks);
+            Some(LastCall { rank: wait.rank, on_group, in_world })
+        });
+        let last = last.collect();
         Some(CommFault::Cycle { id: own.id, rank, waits, last })
+    }
+
+    /// Where ranks wait that others miss, and for whom, and where these wait in turn: first those who wait for somebody that
+    /// does not wait itself, which is where the trouble began.
+    pub(crate) fn elsewhere(&self, missing: &[usize]) -> Vec<Wait> {
+        let mut queue = missing.to_vec();
+        let (mut roots, mut others) = (Vec::new(), Vec::new());
+        let mut at = 0;
+        while let Some(&rank) = queue.get(at) {
+            at += 1;
+            let Some(wait) = self.recorders[rank].waits().into_iter().next() else { continue };
+            let absent = self.absent(&wait);
+            let idle = absent.iter().find(|&&other| self.recorders[other].waits().is_empty());
+            let Some(&waits_for) = idle.or(absent.first()) else { continue };
+            let list = if idle.is_some() { &mut roots } else { &mut others };
+            list.push(Wait { rank, id: wait.id, waits_for });
+            if !queue.contains(&waits_for) {
+                queue.push(waits_for);
+            }
+        }
+        roots.append(&mut others);
+        roots
     }
 
     /// Waits that have become longer than `patience`, each told once.

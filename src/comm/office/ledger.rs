@@ -6,7 +6,10 @@ use super::note::{Lane, News, Note, Verdict};
 use crate::comm::call::{Brief, Route};
 use crate::comm::flight::circle;
 use crate::comm::group::label;
-use crate::error::{CallId, CommFault, LastCall};
+use crate::error::{CallId, CommFault, LastCall, Wait};
+
+/// A question that begins so is answered with a number of its own, from 0 on, the same for everyone.
+const NUMBERED: &str = "#";
 
 /// Whom news is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub(super) struct Ledger {
     last: Vec<Option<(Key, &'static str, &'static str)>>,
     ended: Vec<bool>,
     values: HashMap<String, Vec<u8>>,
+    /// How many keys have been numbered.
+    numbered: u64,
     asked: Vec<(String, usize)>,
     verdict: Option<Verdict>,
 }
@@ -49,6 +54,7 @@ impl Ledger {
             last: vec![None; world_len],
             ended: vec![false; world_len],
             values: HashMap::new(),
+            numbered: 0,
             asked: Vec::new(),
             verdict: None,
         }
@@ -108,6 +114,10 @@ impl Ledger {
     }
 
     fn get(&mut self, from: usize, key: String) -> Vec<(To, News)> {
+        if key.starts_with(NUMBERED) && !self.values.contains_key(&key) {
+            self.values.insert(key.clone(), self.numbered.to_le_bytes().to_vec());
+            self.numbered += 1;
+        }
         match self.values.get(&key) {
             Some(value) => vec![(To::Rank(from), News::Value { key, value: value.clone() })],
             None => {
@@ -181,6 +191,12 @@ impl Ledger {
         members.ranks.iter().map(last).collect()
     }
 
+    /// A call that a missing rank has come to and waits in, as far as the office can know.
+    fn elsewhere(&self, rank: usize) -> Option<Wait> {
+        let (id, absent) = self.waits(rank).into_iter().next()?;
+        Some(Wait { rank, id, waits_for: *absent.first()? })
+    }
+
     /// The calls that a rank has come to and others have not, each with those.
     fn waits(&self, rank: usize) -> Vec<(CallId, Vec<usize>)> {
         let mut waits = Vec::new();
@@ -220,6 +236,7 @@ impl Ledger {
             missing,
             ended: true,
             deadline_s: self.deadline_s,
+            elsewhere: vec![],
             last: self.last(key),
         })
     }
@@ -242,17 +259,20 @@ impl Ledger {
                 if let Some(waits) = circle(from, &id, &missing, |rank| self.waits(rank)) {
                     let last =
                         waits.iter().filter_map(|wait| last.iter().find(|last| last.rank == wait.rank));
-                    let last = last.map(|last| LastCall { on_group: None, ..last.clone() }).collect();
+                    let last = last.cloned().collect();
                     return CommFault::Cycle { id, rank: from, waits, last };
                 }
                 let brought = brief.facts().to_string();
+                let elsewhere = missing.iter().filter_map(|&rank| self.elsewhere(rank)).collect();
+                let ended = false;
                 return CommFault::Missing {
                     id,
                     rank: from,
                     brought,
                     missing,
-                    ended: false,
+                    ended,
                     deadline_s,
+                    elsewhere,
                     last,
                 };
             }
@@ -330,7 +350,7 @@ mod tests {
         assert_eq!(
             came(&mut book, 0, 3, brief("all_gather", Route::Gather, 4)).unwrap(),
             "all_gather #3 on group dp{0, 1, 2}: rank 2 brought all_gather f32[3], rank 0 brought all_gather f32[4]; \
-             every rank must make the same calls in the same order"
+             every rank must make the same calls in the same order; last completed: rank(s) [0, 1, 2] all_gather #2"
         );
         assert_eq!(
             came(&mut book, 1, 3, brief("barrier", Route::Barrier, 0)),
@@ -348,7 +368,7 @@ mod tests {
         assert_eq!(
             text(book.take(1, late.clone())).unwrap(),
             "all_gather #0 on group dp{0, 1, 2}: rank(s) [0, 2] did not come within 0.5 s; rank 1 waited with all_gather \
-             f32[3]"
+             f32[3]; last completed: rank(s) [0, 1, 2] nothing"
         );
         let mut book = open(1);
         came(&mut book, 0, 0, brief("all_gather", Route::Gather, 3));
@@ -362,6 +382,49 @@ mod tests {
         assert_eq!(text(book.take(0, Note::Ended)), None);
         assert!(
             came(&mut book, 1, 0, brief("all_gather", Route::Gather, 3)).unwrap().contains("[0] had ended")
+        );
+    }
+
+    #[test]
+    fn who_waits_for_whom_and_what_was_completed() {
+        let mut book = open(3);
+        let (name, ranks) = ("ep".to_string(), vec![0, 1]);
+        book.take(0, Note::Open { group: 8, name, ranks });
+        let came =
+            |book: &mut Ledger, rank, group, operator| {
+                let brief = Brief { operator, ..brief("all_gather", Route::Gather, 3) };
+                text(book.take(
+                    rank,
+                    Note::Came { group, lane: Lane::Collective, seq: u64::from(group == 7), brief },
+                ))
+            };
+        (0..3).for_each(|rank| {
+            assert_eq!(super::tests::came(&mut book, rank, 0, brief("barrier", Route::Barrier, 0)), None)
+        });
+        let late = |group, seq| Note::Late {
+            group,
+            lane: Lane::Collective,
+            seq,
+            call: "all_gather",
+            compared: true,
+        };
+        let mut lone = open(3);
+        assert_eq!(came(&mut book, 0, 7, "matmul"), None);
+        assert_eq!(came(&mut book, 1, 8, ""), None);
+        assert_eq!(
+            text(book.take(0, late(7, 1))).unwrap(),
+            "all_gather #1 on group dp{0, 1, 2} (for matmul): ranks wait for each other in a circle: rank 0 waits in \
+             all_gather #1 on group dp{0, 1, 2} (for matmul) for rank 1, which waits in all_gather #0 on group ep{0, 1} for \
+             rank 0; ranks must come to the groups they share in one order; last completed: rank(s) [0, 1] barrier #0"
+        );
+        // Who waits elsewhere, for somebody who does not wait.
+        let (name, ranks) = ("ep".to_string(), vec![1, 2]);
+        lone.take(1, Note::Open { group: 8, name, ranks });
+        assert_eq!((came(&mut lone, 0, 7, ""), came(&mut lone, 1, 8, "")), (None, None));
+        assert_eq!(
+            text(lone.take(0, late(7, 1))).unwrap(),
+            "all_gather #1 on group dp{0, 1, 2}: rank(s) [1, 2] did not come within 0.5 s; rank 0 waited with all_gather \
+             f32[3]; rank 1 waited in all_gather #0 on group ep{1, 2} for rank 2; last completed: rank(s) [0, 1, 2] nothing"
         );
     }
 
@@ -404,5 +467,10 @@ mod tests {
         assert_eq!(book.take(0, Note::Get { key: "k".into() }), value(0));
         book.take(1, Note::Failed { cause: "boom".into() });
         assert_eq!(book.take(0, Note::Get { key: "k".into() }), value(0), "also after a failure");
+        for (rank, key, number) in [(1, "#b", 0u64), (0, "#a", 1), (0, "#b", 0), (1, "#a", 1)] {
+            let value = number.to_le_bytes().to_vec();
+            let answer = vec![(To::Rank(rank), News::Value { key: key.into(), value })];
+            assert_eq!(book.take(rank, Note::Get { key: key.into() }), answer, "whoever asks first");
+        }
     }
 }

@@ -143,7 +143,7 @@ impl Writer {
             CommFault::Mismatch { id, rank, brought, other, other_brought, last } => {
                 self.u8(0).id(id).usize(*rank).text(brought).usize(*other).text(other_brought).last(last)
             }
-            CommFault::Missing { id, rank, brought, missing, ended, deadline_s, last } => self
+            CommFault::Missing { id, rank, brought, missing, ended, deadline_s, elsewhere, last } => self
                 .u8(1)
                 .id(id)
                 .usize(*rank)
@@ -151,6 +151,7 @@ impl Writer {
                 .ranks(missing)
                 .u8(u8::from(*ended))
                 .f64(*deadline_s)
+                .waits(elsewhere)
                 .last(last),
             CommFault::PeerFailed { id, rank, cause } => self.u8(2).id(id).usize(*rank).text(cause),
             CommFault::Transport { id, rank, reason } => self.u8(3).id(id).usize(*rank).text(reason),
@@ -189,6 +190,7 @@ impl Reader<'_> {
                 missing: self.ranks()?,
                 ended: self.u8()? == 1,
                 deadline_s: self.f64()?,
+                elsewhere: self.waits()?,
                 last: self.last()?,
             },
             2 => CommFault::PeerFailed { id, rank, cause: self.text()? },
@@ -276,6 +278,7 @@ mod tests {
                 missing: vec![2, 3],
                 ended: true,
                 deadline_s: 0.5,
+                elsewhere: vec![Wait { rank: 2, id: id.clone(), waits_for: 0 }],
                 last,
             },
             CommFault::PeerFailed { id: id.clone(), rank: 1, cause: text() },

@@ -1,17 +1,14 @@
 //! What all ranks of one world share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::available_parallelism;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::hub::Hub;
+use super::sync::atomic::{AtomicBool, Ordering};
+use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::comm::flight::Roster;
 use crate::error::{CommFault, Error, Result};
-
-/// Ranks that run in this process, in all worlds: with more of them than cores, spinning takes time from the others.
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// Groups by generation, ranks and name.
 type Hubs = HashMap<(u64, Vec<usize>, String), Arc<Hub>>;
@@ -29,6 +26,8 @@ pub(crate) struct World {
     hubs: Mutex<Hubs>,
     meeting: Mutex<Meeting>,
     met: Condvar,
+    /// Ranks that wait for each other, as they were found, with their generation.
+    circles: Mutex<Vec<(u64, CommFault)>>,
 }
 
 /// Where ranks meet that go on without others.
@@ -60,9 +59,10 @@ impl World {
             first_failure: OnceLock::new(),
             ended: (0..len).map(|_| AtomicBool::new(false)).collect(),
             failures: (0..len).map(|_| OnceLock::new()).collect(),
-            hubs: Mutex::default(),
+            hubs: Mutex::new(Hubs::new()),
             meeting: Mutex::new(meeting),
             met: Condvar::new(),
+            circles: Mutex::new(Vec::new()),
         }
     }
 
@@ -144,15 +144,29 @@ impl World {
         Ok((mine, meeting.members.clone()))
     }
 
-    /// Makes a fault that concerns several groups that of all of them but one, which its finder sees to.
-    pub(super) fn spread(&self, fault: &CommFault, but: &str) {
-        let CommFault::Cycle { waits, .. } = fault else { return };
+    /// Makes a circle that was found at one hub the fault of all others in it; the finder sees to its own.
+    pub(super) fn spread(&self, fault: &CommFault, finder: &Hub) {
+        // Known to all before one of them hears of it and ends.
+        let circle = (finder.generation, fault.clone());
+        self.circles.lock().unwrap_or_else(PoisonError::into_inner).push(circle);
         let hubs: Vec<Arc<Hub>> = self.hubs().values().cloned().collect();
-        for hub in hubs.iter().filter(|hub| hub.label != but) {
-            if waits.iter().any(|wait| wait.id.group == hub.label) {
+        for hub in hubs.iter().filter(|hub| hub.label != finder.label) {
+            if self.circle_of(hub).is_some() {
                 hub.fail(fault);
             }
         }
+    }
+
+    /// The circle that a hub's group is part of.
+    pub(super) fn circle_of(&self, hub: &Hub) -> Option<CommFault> {
+        let circles = self.circles.lock().unwrap_or_else(PoisonError::into_inner);
+        let with = |(generation, fault): &&(u64, CommFault)| match fault {
+            CommFault::Cycle { waits, .. } => {
+                *generation == hub.generation && waits.iter().any(|wait| wait.id.group == hub.label)
+            }
+            _ => false,
+        };
+        circles.iter().find(with).map(|(_, fault)| fault.clone())
     }
 
     fn meeting(&self) -> MutexGuard<'_, Meeting> {
@@ -173,32 +187,27 @@ impl World {
     }
 }
 
-/// Counts a thread as a running rank while it lives.
-pub(crate) struct Running;
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
 
-impl Running {
-    pub(crate) fn enter() -> Running {
-        RUNNING.fetch_add(1, Ordering::Relaxed);
-        Running
+    /// Who has failed or ended is not waited for; who never comes is, until the deadline; who comes then is refused.
+    #[test]
+    fn survivors_are_those_who_come() {
+        let world = Arc::new(World::new(4, Duration::from_millis(50)));
+        world.fail(3, "boom".into());
+        let ask = |rank: usize| {
+            let world = world.clone();
+            std::thread::spawn(move || world.survivors(rank))
+        };
+        let (a, b) = (ask(2), ask(0));
+        assert_eq!(a.join().unwrap(), Ok((1, vec![0, 2])));
+        assert_eq!(b.join().unwrap(), Ok((1, vec![0, 2])));
+        assert!(
+            world.survivors(1).unwrap_err().to_string().contains("rank 1, which came too late for [0, 2]")
+        );
+        assert!(world.is_left(1) && world.is_left(3) && !world.is_left(2));
+        world.end(0);
+        assert_eq!(world.survivors(2), Ok((2, vec![2])));
     }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        RUNNING.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Polls `ready` for a few microseconds where cores are free, only a moment where they are not.
-pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    let cores = *CORES.get_or_init(|| available_parallelism().map_or(1, usize::from));
-    let polls = if RUNNING.load(Ordering::Relaxed) <= cores { 600 } else { 20 };
-    for _ in 0..polls {
-        if ready() {
-            return true;
-        }
-        std::hint::spin_loop();
-    }
-    ready()
 }

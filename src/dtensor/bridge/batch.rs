@@ -1,5 +1,7 @@
 //! Tensors that travel in one exchange.
 
+use std::collections::BTreeMap;
+
 use super::piece::Piece;
 use super::transfer::Transfer;
 use crate::comm::{Group, Pending};
@@ -15,21 +17,23 @@ pub(super) struct Batch {
     is_alone: bool,
     /// Which of the planned ones they are. Below they are numbered by their places here.
     pub tensors: Vec<usize>,
-    /// By member, what of which tensors goes there.
-    pub give: Vec<Vec<(usize, Piece)>>,
+    /// By member, what of which tensors goes there; those without are absent.
+    pub give: Members,
     /// By member, what of which tensors comes from there.
-    pub take: Vec<Vec<(usize, Piece)>>,
+    pub take: Members,
 }
 
+type Members = BTreeMap<usize, Vec<(usize, Piece)>>;
+
 impl Batch {
-    /// The batch that this transfer travels in, among `members`.
-    pub fn of<'a>(batches: &'a mut Vec<Batch>, transfer: &Transfer, members: usize) -> &'a mut Batch {
+    /// The batch that this transfer travels in.
+    pub fn of<'a>(batches: &'a mut Vec<Batch>, transfer: &Transfer) -> &'a mut Batch {
         let Transfer { dtype, ref shape, .. } = *transfer;
         let is_alone = shape.numel() * dtype.size_bytes() >= ALONE_BYTES;
         let fits = |b: &Batch| !is_alone && !b.is_alone && b.dtype == dtype;
         let at = batches.iter().position(fits).unwrap_or_else(|| {
-            let none = || vec![Vec::new(); members];
-            batches.push(Batch { dtype, is_alone, tensors: Vec::new(), give: none(), take: none() });
+            let (give, take) = (Members::new(), Members::new());
+            batches.push(Batch { dtype, is_alone, tensors: Vec::new(), give, take });
             batches.len() - 1
         });
         &mut batches[at]
@@ -37,12 +41,15 @@ impl Batch {
 
     /// Starts the exchange. `locals` are this rank's parts of all planned tensors, if it has any.
     pub fn start(&self, group: &Group, device: Device, locals: &[Tensor]) -> Result<Pending<Vec<Tensor>>> {
-        let part = |pieces: &Vec<(usize, Piece)>| match &pieces[..] {
-            [(k, piece)] => piece.cut(&locals[self.tensors[*k]]),
-            _ => self.pack(pieces, device, locals),
-        };
-        let parts = self.give.iter().map(part).collect::<Result<_>>()?;
-        let shapes: Vec<Shape> = self.take.iter().map(|pieces| shape(pieces)).collect();
+        let mut parts = vec![Tensor::zeros_on(device, self.dtype, [0])?; group.len()];
+        for (&member, pieces) in &self.give {
+            parts[member] = match &pieces[..] {
+                [(k, piece)] => piece.cut(&locals[self.tensors[*k]])?,
+                pieces => self.pack(pieces, device, locals)?,
+            };
+        }
+        let mut shapes = vec![Shape::from([0]); group.len()];
+        self.take.iter().for_each(|(&member, pieces)| shapes[member] = shape(pieces));
         Ok(group.all_to_all_async(parts, &shapes))
     }
 
@@ -64,8 +71,8 @@ impl Batch {
         Ok(packed)
     }
 
-    fn bytes(&self, pieces: &[Vec<(usize, Piece)>]) -> u64 {
-        let elements: usize = pieces.iter().flatten().map(|(_, piece)| piece.numel()).sum();
+    fn bytes(&self, members: &Members) -> u64 {
+        let elements: usize = members.values().flatten().map(|(_, piece)| piece.numel()).sum();
         (elements * self.dtype.size_bytes()) as u64
     }
 }

@@ -86,12 +86,14 @@ impl Bridge {
         for (i, transfer) in transfers.into_iter().enumerate() {
             let (src, dst) = transfer.ends(from, to)?;
             let Crossing { give, take, keep, stays } = Crossing::new(&src, &dst, rank.rank(), i);
-            let batch = Batch::of(&mut batches, &transfer, group.len());
+            let batch = Batch::of(&mut batches, &transfer);
             let member = |rank: usize| group.ranks().binary_search(&rank).expect("of either mesh");
             let k = batch.tensors.len();
             batch.tensors.push(i);
-            give.into_iter().for_each(|(to, piece)| batch.give[member(to)].push((k, piece)));
-            take.into_iter().for_each(|(from, piece)| batch.take[member(from)].push((k, piece)));
+            give.into_iter()
+                .for_each(|(to, piece)| batch.give.entry(member(to)).or_default().push((k, piece)));
+            take.into_iter()
+                .for_each(|(from, piece)| batch.take.entry(member(from)).or_default().push((k, piece)));
             let out = to.coords_of(rank.rank()).map(|coords| dst.local_shape_at(&coords));
             tensors.push(Planned { transfer, settled: src.layout, out, keep, stays });
         }
@@ -198,8 +200,9 @@ impl InTransit {
         for (batch, flight) in plan.batches.iter().zip(flights) {
             let mut arrivals: Vec<Option<Tensor>> = batch.tensors.iter().map(|_| None).collect();
             let mut received = 0;
-            for (pieces, came) in batch.take.iter().zip(flight.wait()?) {
-                received += if pieces.is_empty() { 0 } else { came.len_bytes() as u64 };
+            for (member, came) in flight.wait()?.into_iter().enumerate() {
+                let Some(pieces) = batch.take.get(&member) else { continue };
+                received += came.len_bytes() as u64;
                 plan.land((batch, pieces), came, &locals, &mut arrivals)?;
             }
             let Some(onto) = &onto else { continue };
@@ -272,8 +275,8 @@ impl Plan {
     ) -> Result<()> {
         if let [(k, piece)] = pieces {
             let out = self.tensors[batch.tensors[*k]].out.as_ref().expect("it comes to a member");
-            // All of the part, in a buffer that nobody shares: it stays where it came.
-            if piece.numel() == out.numel() && came.is_contiguous() && came.is_unique() {
+            // All of the part, in a buffer of its own: it stays where it came.
+            if piece.numel() == out.numel() && came.owns_buffer() {
                 arrivals[*k] = Some(came.reshape(out.clone())?);
                 return Ok(());
             }
