@@ -153,10 +153,8 @@ fn a_process_that_is_stopped_for_a_while_disturbs_nobody() {
 #[test]
 fn a_process_that_is_stopped_for_long_is_named() {
     for culprit in [0, 1] {
-        let Some(run) = Job::new(3, "stopped").culprit(culprit, 2).with("ISOSHARD_CHILD_STOP_S", "5").run()
-        else {
-            return;
-        };
+        let job = Job::new(3, "stopped").culprit(culprit, 2).with("ISOSHARD_CHILD_STOP_S", "4").recovering();
+        let Some(run) = job.run() else { return };
         let lines = one_line_each(&run, 3);
         let want = format!("rank(s) [{culprit}] did not come within 1.0 s");
         for (rank, line) in lines.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
