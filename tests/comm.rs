@@ -9,6 +9,9 @@ use isoshard::comm::{Group, Rank, Spmd, spmd};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 use isoshard::{CommFault, Error, Failure, Result};
 
+#[path = "common/ranks.rs"]
+mod ranks;
+
 const WORLDS: [usize; 4] = [1, 2, 3, 5];
 
 /// What member `from` holds for member `to`: values that no other pair has.
@@ -45,7 +48,7 @@ fn assert_same(got: &Tensor, want: &Tensor) {
 fn on_all_worlds(f: impl Fn(Rank, Group) -> Result<()> + Send + Sync + Clone + 'static) {
     for n in WORLDS {
         let f = f.clone();
-        spmd(n, move |rank| f(rank.clone(), rank.world())).unwrap();
+        ranks::spmd(n, move |rank| f(rank.clone(), rank.world())).unwrap();
     }
 }
 
@@ -205,7 +208,7 @@ fn several_in_flight_in_any_order_and_dropped() {
 
 #[test]
 fn a_pending_gets_ready_by_itself() {
-    spmd(2, |rank| {
+    ranks::spmd(2, |rank| {
         let g = rank.world();
         let pending = g.barrier_async();
         if rank.rank() == 0 {
@@ -221,7 +224,7 @@ fn a_pending_gets_ready_by_itself() {
 
 #[test]
 fn overlapping_groups() {
-    spmd(5, |rank| {
+    ranks::spmd(5, |rank| {
         let me = rank.rank();
         let low = (me < 3).then(|| rank.group(&[0, 1, 2], "low")).transpose()?;
         let high = (me >= 2).then(|| rank.group(&[4, 2, 3], "high")).transpose()?;

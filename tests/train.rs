@@ -237,8 +237,8 @@ fn outcome(run: Run) -> Outcome {
 
 fn outcome_on(device: Device, run: Run) -> Outcome {
     let ranks = Mesh::parse(run.mesh, 0).unwrap().rank_len();
-    let all =
-        spmd(ranks, move |rank| train(&rank.on(device), run)).unwrap_or_else(|e| panic!("{run:?}: {e}"));
+    let all = common::spmd(ranks, move |rank| train(&rank.on(device), run));
+    let all = all.unwrap_or_else(|e| panic!("{run:?}: {e}"));
     assert!(all.iter().all(|one| *one == all[0]), "{run:?}: ranks differ: {all:?}");
     all.into_iter().next().unwrap()
 }

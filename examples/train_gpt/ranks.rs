@@ -54,8 +54,13 @@ pub fn run(job: &Arc<Job>) -> Outcome {
         }
         (EngineName::Nccl, None) => {
             let shared = job.clone();
-            let run = |library| Spmd::new(job.ranks).nccl(library).run(move |rank| train(&rank, &shared));
-            threads(job, Library::load().and_then(run))
+            match Library::load() {
+                Ok(library) => {
+                    let ranks = Spmd::new(job.ranks).nccl(library);
+                    threads(job, ranks.run(move |rank| train(&rank, &shared)))
+                }
+                Err(refused) => Outcome::refused(refused),
+            }
         }
         (EngineName::Nccl, Some(launch)) => process(job, launch, Process::new),
         (EngineName::Mpi, Some(launch)) => process(job, launch, |launch| Process::new(launch).mpi()),

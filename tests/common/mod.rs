@@ -1,6 +1,6 @@
 //! What the judge and the equivalence tests share: cutting a whole tensor as a layout says, without the library's own
 //! redistribution; and, in `layouts` and `program`, random meshes, layouts and programs; in `samples`, calls
-//! with long sums; in `rows` and `judge`, rows as layouts, and whether they hold by bits; in `shim`, a CUDA device.
+//! with long sums; in `ranks`, processes as ranks; in `rows` and `judge`, rows as layouts, and whether they hold by bits; in `shim`, a CUDA device.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use isoshard::Result;
@@ -14,6 +14,7 @@ pub mod blas;
 pub mod judge;
 pub mod layouts;
 pub mod program;
+pub mod ranks;
 pub mod rows;
 pub mod samples;
 pub mod shim;
@@ -31,14 +32,14 @@ pub fn device() -> Device {
     }
 }
 
-/// As [`isoshard::comm::spmd`], on [`device`].
+/// As [`isoshard::comm::spmd`], on [`device`], by [`ranks::spmd`].
 pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
 where
     T: Send + 'static,
     F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
 {
     let device = device();
-    isoshard::comm::spmd(world, move |rank| f(rank.on(device)))
+    ranks::spmd(world, move |rank| f(rank.on(device)))
 }
 
 /// A fixed stream of numbers: SplitMix64.

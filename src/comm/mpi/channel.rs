@@ -37,7 +37,7 @@ impl Channel for MpiChannel {
             return self.to_itself(call);
         }
         let seq = self.line.advance(lane);
-        if self.shared.seat.desk.verdict().is_some() {
+        if self.shared.is_given_up() {
             return Err(self.shared.given_up(self.line.call_id(call.name, seq), call.facts()));
         }
         let brief = call.brief();
@@ -212,7 +212,7 @@ impl Request for Flying {
         let shared = &self.channel.shared;
         let mut patience = Patience::new(self.trip.borrow().flight.len_bytes(), shared.seat.crowded);
         while !self.trip.borrow().flight.is_done() && !self.test()? {
-            if shared.seat.desk.verdict().is_some() {
+            if shared.is_given_up() {
                 return Err(shared.given_up(self.id(), self.call.facts()));
             }
             let was_long = patience.is_long();
@@ -235,7 +235,7 @@ impl Request for Flying {
 
     fn is_ready(&self) -> bool {
         self.trip.borrow().flight.is_done()
-            || self.channel.shared.seat.desk.verdict().is_some()
+            || self.channel.shared.is_given_up()
             || self.test().unwrap_or(true)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -51,6 +51,8 @@ pub(super) struct Shared {
     left: Mutex<Vec<Flight>>,
     /// Calls that somebody holds.
     pub flying: AtomicUsize,
+    /// Why this rank gave up the world by itself, where the office did not answer.
+    own: OnceLock<Verdict>,
     /// True once this rank's program has been given the verdict.
     told: AtomicBool,
     /// True once the rank's part is over, for the watch.
@@ -73,6 +75,7 @@ impl MpiEngine {
             notes: Mutex::default(),
             left: Mutex::default(),
             flying: AtomicUsize::new(0),
+            own: OnceLock::new(),
             told: AtomicBool::new(false),
             over: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -234,36 +237,46 @@ impl Shared {
         }
     }
 
+    /// True once the world is given up.
+    pub fn is_given_up(&self) -> bool {
+        self.own.get().is_some() || self.seat.desk.verdict().is_some()
+    }
+
     /// The error of a call after the verdict, which is there or comes at once.
     pub fn given_up(&self, id: CallId, brought: impl ToString) -> Error {
-        self.told.store(true, Ordering::Relaxed);
-        match self.seat.desk.wait_for_verdict(PATIENCE) {
-            Some(verdict) => verdict.at(id).into(),
-            // The office is in rank 0's process, which lives, as its connection does, but does not answer.
-            None => CommFault::Missing {
-                id,
-                rank: self.rank(),
-                brought: brought.to_string(),
-                missing: vec![0],
-                ended: false,
-                deadline_s: self.seat.deadline.as_secs_f64(),
-                elsewhere: Default::default(),
-                last: Default::default(),
-            }
-            .into(),
-        }
+        // The office is in rank 0's process, which lives, as its connection does, but does not answer.
+        let absent = |id: &CallId| CommFault::Missing {
+            id: id.clone(),
+            rank: self.rank(),
+            brought: brought.to_string(),
+            missing: vec![0],
+            ended: false,
+            deadline_s: self.seat.deadline.as_secs_f64(),
+            elsewhere: Default::default(),
+            last: Default::default(),
+        };
+        self.decided(id, absent)
     }
 
     /// The error of a call in which MPI failed; the others hear of it. Whoever is the cause may speak first.
     pub fn broken(&self, id: CallId, reason: String) -> Error {
         const GRACE: Duration = Duration::from_millis(300);
         self.flush();
-        if self.seat.desk.wait_for_verdict(GRACE).is_none() {
+        if self.own.get().is_none() && self.seat.desk.wait_for_verdict(GRACE).is_none() {
             self.tell(Note::Broken { id: id.clone(), reason: reason.clone() });
         }
+        self.decided(id, |id| CommFault::Transport { id: id.clone(), rank: self.rank(), reason })
+    }
+
+    /// The verdict; where none comes, this rank's own, which is its last word as well.
+    fn decided(&self, id: CallId, own: impl FnOnce(&CallId) -> CommFault) -> Error {
         self.told.store(true, Ordering::Relaxed);
-        let own = || Verdict::Fault(CommFault::Transport { id: id.clone(), rank: self.rank(), reason });
-        self.seat.desk.wait_for_verdict(PATIENCE).unwrap_or_else(own).at(id).into()
+        let verdict = match self.own.get() {
+            Some(verdict) => Some(verdict.clone()),
+            None => self.seat.desk.wait_for_verdict(PATIENCE),
+        };
+        let verdict = verdict.unwrap_or_else(|| self.own.get_or_init(|| Verdict::Fault(own(&id))).clone());
+        verdict.at(id).into()
     }
 
     fn world_id(&self, call: &'static str) -> CallId {

@@ -1,0 +1,135 @@
+//! What the ranks of the suites are: threads, or where `ISOSHARD_TEST_ENGINE` is `mpi`, the processes of `mpirun`.
+
+use isoshard::Result;
+use isoshard::comm::Rank;
+
+/// As [`isoshard::comm::spmd`]; over MPI every process has its own results: one where it is a rank of the world, else all.
+///
+/// # Panics
+/// On an engine's name that is none.
+pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+{
+    match std::env::var("ISOSHARD_TEST_ENGINE") {
+        #[cfg(feature = "mpi")]
+        Ok(name) if name == "mpi" => mpi::spmd(world, f),
+        Ok(name) => panic!("ISOSHARD_TEST_ENGINE: no engine {name} in this build"),
+        Err(_) => isoshard::comm::spmd(world, f),
+    }
+}
+
+/// Worlds of MPI's processes: each process of `mpirun` runs the whole suite, and what a suite runs on several ranks, it runs
+/// on processes.
+///
+/// A world of `k` ranks takes the processes `k` by `k`; those that are left over, and all where there are too few, run it as
+/// threads of their own. Tests run one after the other (`RUST_TEST_THREADS=1`), so that all processes are at the same one.
+#[cfg(feature = "mpi")]
+mod mpi {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::sync::mpsc::{Sender, channel};
+    use std::sync::{Arc, Mutex, OnceLock};
+    use std::thread::{self, JoinHandle};
+    use std::time::Duration;
+
+    use isoshard::comm::{Channel, Engine, Launch, Process, Rank};
+    use isoshard::{Error, Result};
+
+    /// As [`super::spmd`].
+    pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
+    where
+        T: Send + 'static,
+        F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+    {
+        let whole = whole();
+        let first = whole.rank() / world * world;
+        if first + world > whole.world_len() {
+            return isoshard::comm::spmd(world, f);
+        }
+        let part = Part { whole: whole.engine().clone(), first, world };
+        match catch_unwind(AssertUnwindSafe(|| f(Rank::new(Arc::new(part))?))) {
+            Ok(result) => Ok(vec![result?]),
+            Err(panic) => {
+                // The others need not wait for the deadline.
+                whole.engine().abort(&Error::invalid("test", "another process's test failed", "", ""));
+                resume_unwind(panic)
+            }
+        }
+    }
+
+    /// Some processes, in a row, as a world.
+    #[derive(Debug)]
+    struct Part {
+        whole: Arc<dyn Engine>,
+        first: usize,
+        world: usize,
+    }
+
+    impl Engine for Part {
+        fn rank(&self) -> usize {
+            self.whole.rank() - self.first
+        }
+
+        fn world_len(&self) -> usize {
+            self.world
+        }
+
+        fn deadline(&self) -> Duration {
+            self.whole.deadline()
+        }
+
+        fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
+            let ranks: Vec<usize> = ranks.iter().map(|rank| self.first + rank).collect();
+            self.whole.open(&ranks, name)
+        }
+
+        fn end(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn abort(&self, cause: &Error) {
+            self.whole.abort(cause);
+        }
+    }
+
+    /// This process as a rank, for as long as it lives.
+    fn whole() -> &'static Rank {
+        static WHOLE: OnceLock<Rank> = OnceLock::new();
+        WHOLE.get_or_init(|| {
+            let alone = std::env::var("RUST_TEST_THREADS").is_ok_and(|n| n == "1");
+            assert!(alone, "set RUST_TEST_THREADS=1: all processes have to run the same test");
+            let launch = Launch::from_env().expect("a launcher's variables").expect("start this by mpirun");
+            let (here, begun) = channel();
+            let (stay, over) = channel::<()>();
+            let life = thread::spawn(move || {
+                Process::new(launch).mpi().run(|rank| {
+                    here.send(rank).expect("somebody waits");
+                    // Until this process ends.
+                    let _ = over.recv();
+                    Ok(())
+                })
+            });
+            *LIFE.lock().expect("nobody panics with it") = Some((stay, life));
+            // SAFETY: a function that may be called when the process ends.
+            unsafe { atexit(end) };
+            begun.recv().expect("the world begins")
+        })
+    }
+
+    type Life = (Sender<()>, JoinHandle<Result<()>>);
+    static LIFE: Mutex<Option<Life>> = Mutex::new(None);
+
+    unsafe extern "C" {
+        fn atexit(call: extern "C" fn()) -> i32;
+    }
+
+    /// Ends the rank with its process, as MPI wants it.
+    extern "C" fn end() {
+        let Some((stay, life)) = LIFE.lock().ok().and_then(|mut life| life.take()) else { return };
+        drop(stay);
+        if let Ok(Err(error)) = life.join() {
+            eprintln!("the world of processes did not end well: {error}");
+        }
+    }
+}

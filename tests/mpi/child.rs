@@ -1,0 +1,148 @@
+//! One rank of a job: it does what the others do, unless it is the culprit, and says what came of it.
+
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use isoshard::comm::{Group, Launch, Process, Rank};
+use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
+use isoshard::{Error, Result};
+
+const DEADLINE: Duration = Duration::from_secs(1);
+const CALLS: usize = 6;
+
+/// Runs as a rank where a job asks for it, and ends the process.
+pub fn run_if_asked() {
+    let Some(program) = var("ISOSHARD_CHILD") else { return };
+    let launch = Launch::from_env().unwrap().expect("a launcher");
+    let rank = launch.rank();
+    let mut process = Process::new(launch.clone()).mpi().deadline(DEADLINE);
+    if program == "cuda" {
+        process = process.on(Device::Cuda(0));
+    }
+    if var("ISOSHARD_CHILD_COMPARED").is_some_and(|v| v == "0") {
+        process = process.compared(false);
+    }
+    let life = AssertUnwindSafe(|| process.run(|rank| run(&rank, &program)));
+    let mut said = match catch_unwind(life) {
+        Ok(Ok(())) => "well".into(),
+        Ok(Err(error)) => error.to_string(),
+        Err(panic) => format!("panicked: {}", panic.downcast_ref::<&str>().unwrap_or(&"?")),
+    };
+    if program == "twice" {
+        said = Process::new(launch).mpi().run(|_| Ok(())).unwrap_err().to_string();
+    }
+    let mut out = std::io::stdout();
+    out.write_all(format!("@{rank} {said}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
+    // The others have said theirs, before the launcher ends all because one ends without ending MPI.
+    if said != "well" {
+        sleep(Duration::from_millis(500));
+    }
+    std::process::exit(0);
+}
+
+fn var(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn run(rank: &Rank, program: &str) -> Result<()> {
+    let g = rank.world();
+    match program {
+        "exchanges" => return exchanges(&g),
+        "crossed" => return crossed(rank),
+        _ => {}
+    }
+    let number = |name: &str| var(name).and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);
+    let (culprit, at) = (number("ISOSHARD_CHILD_CULPRIT"), number("ISOSHARD_CHILD_AT"));
+    for i in 0..CALLS {
+        let strikes = rank.rank() == culprit && i == at;
+        if !strikes {
+            call(&g, i)?;
+            continue;
+        }
+        let small = [4 + usize::from(program == "shape")];
+        match program {
+            "operator" => g.barrier()?,
+            "shape" => sum(&g, DType::F32, &small)?,
+            "dtype" => sum(&g, DType::F64, &small)?,
+            "reduction" => drop(g.all_reduce(&Tensor::zeros(DType::F32, small), ReduceOp::Max)?),
+            "skip" => continue,
+            "error" => return Err(Error::invalid("step", "went wrong", "", "")),
+            // Unlike panic!, this prints nothing.
+            "panic" => resume_unwind(Box::new("boom")),
+            "late" => sleep(DEADLINE * 2),
+            "killed" => signal("KILL", None),
+            "stopped" => {
+                signal("STOP", var("ISOSHARD_CHILD_STOP_S"));
+                call(&g, i)?;
+                continue;
+            }
+            other => panic!("no program {other}"),
+        }
+        call(&g, i)?;
+    }
+    Ok(())
+}
+
+/// What all ranks do in call `i`: small ones, and ones that MPI does not send before they are waited for.
+fn call(g: &Group, i: usize) -> Result<()> {
+    let len = if i % 2 == 0 { 4 } else { 40_000 };
+    let done = sum(g, DType::F32, &[len]);
+    if done.is_err() {
+        // A world that is given up says so at once, and says the same.
+        let began = Instant::now();
+        let again = g.barrier().unwrap_err();
+        assert!(began.elapsed() < DEADLINE / 2, "{again}");
+    }
+    done
+}
+
+fn sum(g: &Group, dtype: DType, shape: &[usize]) -> Result<()> {
+    let x = Tensor::full(dtype, shape, (g.index() + 1) as f64);
+    let got = g.all_reduce_async(&x, ReduceOp::Sum).wait()?;
+    let want = (g.len() * (g.len() + 1) / 2) as f64;
+    assert!(got.to_f64_vec().iter().all(|&v| v == want), "what differs was added up");
+    Ok(())
+}
+
+/// Sends a signal to this process; after so many seconds it goes on.
+fn signal(name: &str, seconds: Option<String>) {
+    let id = std::process::id();
+    let goes_on = seconds.map_or(String::new(), |s| format!("(sleep {s}; kill -CONT {id}) & "));
+    let script = format!("{goes_on}kill -{name} {id}");
+    let mut shell = Command::new("sh").args(["-c", &script]).spawn().expect("a shell");
+    let _ = shell.wait();
+}
+
+fn crossed(rank: &Rank) -> Result<()> {
+    let groups = [rank.group(&[0, 1], "a")?, rank.group(&[0, 1], "b")?];
+    groups[rank.rank()].barrier()?;
+    groups[1 - rank.rank()].barrier()
+}
+
+/// Every kind of message, at sizes that no piece divides.
+fn exchanges(g: &Group) -> Result<()> {
+    let (me, n) = (g.index(), g.len());
+    let part = |from: usize, to: usize, len: usize| {
+        Tensor::from_vec((0..len).map(|i| (i * 7 + from * 31 + to) as i64).collect(), [len])
+    };
+    for len in [0, 1, 5, 1000, 10_007] {
+        let shapes: Vec<Shape> = (0..n).map(|i| Shape::from([len + i])).collect();
+        let all = g.all_gather(&part(me, 0, len + me)?, &shapes)?;
+        let parts: Result<Vec<Tensor>> = (0..n).map(|to| part(me, to, len + to)).collect();
+        let given = g.all_to_all(parts?, &vec![Shape::from([len + me]); n])?;
+        for i in 0..n {
+            assert_eq!(all[i].to_vec::<i64>()?, part(i, 0, len + i)?.to_vec::<i64>()?);
+            assert_eq!(given[i].to_vec::<i64>()?, part(i, me, len + me)?.to_vec::<i64>()?);
+        }
+        let root = g.broadcast(Some(&part(me, 9, len)?), n - 1, DType::I64, &Shape::from([len]))?;
+        assert_eq!(root.to_vec::<i64>()?, part(n - 1, 9, len)?.to_vec::<i64>()?);
+        g.send(&part(me, 5, len)?, (me + 1) % n)?;
+        let from = (me + n - 1) % n;
+        let got = g.recv(from, DType::I64, &Shape::from([len]))?;
+        assert_eq!(got.to_vec::<i64>()?, part(from, 5, len)?.to_vec::<i64>()?);
+    }
+    g.barrier()
+}

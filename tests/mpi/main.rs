@@ -1,0 +1,212 @@
+//! The MPI engine under `mpirun`: what ranks report when one of them does not do what the others do; messages in pieces; and
+//! who may not take part. That it computes what threads compute is shown by their own suites, run on processes
+//! (`common::mpi`).
+//!
+//! Each test starts `mpirun` on this very program, whose test `child` is then one rank.
+
+mod child;
+mod mpirun;
+
+use std::time::Duration;
+
+use mpirun::{Job, one_line_each};
+
+/// Ranks that disagree, and what each side is said to have brought in a first call.
+const DIFFERENT: [(&str, &str); 4] = [
+    ("operator", "barrier"),
+    ("shape", "all_reduce(sum) f32[5]"),
+    ("dtype", "all_reduce(sum) f64[4]"),
+    ("reduction", "all_reduce(max) f32[4]"),
+];
+
+#[test]
+fn child() {
+    child::run_if_asked();
+}
+
+#[test]
+fn what_nobody_disturbs_ends_well() {
+    let Some(run) = Job::new(3, "well").run() else { return };
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert_eq!(one_line_each(&run, 3), ["well"; 3]);
+}
+
+#[test]
+fn calls_that_differ_are_named_on_all() {
+    for (kind, brought) in DIFFERENT {
+        for culprit in [0, 2] {
+            let Some(run) = Job::new(3, kind).culprit(culprit, 0).run() else { return };
+            let lines = one_line_each(&run, 3);
+            let (low, high) = if culprit == 0 { (0, "1|2") } else { (0, "2") };
+            let [theirs, ours] = ["all_reduce(sum) f32[4]", brought];
+            let (first, second) = if culprit == 0 { (ours, theirs) } else { (theirs, ours) };
+            let fits = |line: &String| {
+                high.split('|').any(|high| {
+                    line.ends_with(&format!(
+                        "on group world{{0, 1, 2}}: rank {high} brought {second}, rank {low} brought {first}; every rank \
+                         must make the same calls in the same order"
+                    ))
+                }) || line.contains(&format!("rank 2 brought {ours}, rank 1 brought {theirs}"))
+            };
+            assert!(lines.iter().all(fits), "{kind} by {culprit}: {lines:?}");
+            assert_eq!((&lines[0], &lines[1]), (&lines[1], &lines[2]));
+        }
+    }
+}
+
+/// In any of several calls, by any rank: everybody ends soon, and hears the same.
+#[test]
+fn faults_at_random() {
+    let kinds = ["operator", "shape", "dtype", "reduction", "skip", "error", "panic"];
+    let mut random = 7u64;
+    for k in 0..50 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let bits = (random >> 33) as usize;
+        let (kind, culprit, at) = (kinds[k % kinds.len()], bits % 3, (bits >> 8) % 6);
+        let Some(run) = Job::new(3, kind).culprit(culprit, at).run() else { return };
+        let lines = one_line_each(&run, 3);
+        assert!(run.took < Duration::from_secs(15), "{kind} took {:?}", run.took);
+        for (rank, line) in lines.iter().enumerate() {
+            let cause = if kind == "error" { "step: went wrong" } else { "panicked: boom" };
+            match kind {
+                "error" | "panic" if rank == culprit => assert_eq!(line, cause),
+                "error" | "panic" => assert!(
+                    line.ends_with(&format!("given up, because rank {culprit} failed: {cause}")),
+                    "{kind} by {culprit} at {at}: {lines:?}"
+                ),
+                _ => {
+                    assert_eq!(*line, lines[0], "{kind} by {culprit} at {at}");
+                    let named = format!("rank {culprit} brought");
+                    let ended = format!("rank(s) [{culprit}] had ended");
+                    assert!(
+                        line.contains(&named) || line.contains(&ended),
+                        "{kind} by {culprit} at {at}: {line}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn who_stays_away_is_named_after_the_deadline() {
+    for culprit in [0, 1] {
+        let Some(run) = Job::new(3, "late").culprit(culprit, 2).recovering().run() else { return };
+        for line in one_line_each(&run, 3) {
+            let want =
+                format!("#2 on group world{{0, 1, 2}}: rank(s) [{culprit}] did not come within 1.0 s; rank");
+            assert!(line.contains(&want), "{line}");
+        }
+    }
+}
+
+#[test]
+fn groups_in_another_order_end_at_the_deadline() {
+    let Some(run) = Job::new(2, "crossed").culprit(1, 0).run() else { return };
+    for line in one_line_each(&run, 2) {
+        assert!(line.contains("did not come within 1.0 s") && line.contains("on group"), "{line}");
+    }
+}
+
+/// A process that is killed says nothing: its connection ends, and the others say so before anybody waits for the deadline.
+#[test]
+fn a_killed_process_is_named_by_the_others() {
+    for culprit in [0, 2] {
+        let Some(run) = Job::new(3, "killed").culprit(culprit, 3).recovering().run() else { return };
+        assert!(run.took < Duration::from_secs(15), "{run:?}");
+        for (rank, lines) in run.lines.iter().enumerate() {
+            match &lines[..] {
+                [] => assert_eq!(rank, culprit, "{run:?}"),
+                [line] => assert!(
+                    line.ends_with(&format!(
+                        "given up, because rank {culprit} failed: its process ended without a word"
+                    )),
+                    "{line}"
+                ),
+                _ => panic!("{run:?}"),
+            }
+        }
+    }
+}
+
+/// Without recovery the launcher ends the others: some may still say who it was, none hangs.
+#[test]
+fn a_killed_process_ends_the_job() {
+    let Some(run) = Job::new(3, "killed").culprit(1, 3).run() else { return };
+    assert!(run.took < Duration::from_secs(15) && run.code != Some(0), "{run:?}");
+    let without_a_word = |line: &String| line.ends_with("rank 1 failed: its process ended without a word");
+    assert!(run.lines.iter().flatten().all(without_a_word), "{run:?}");
+}
+
+#[test]
+fn a_process_that_is_stopped_for_a_while_disturbs_nobody() {
+    for culprit in [0, 1] {
+        let Some(run) = Job::new(3, "stopped").culprit(culprit, 2).with("ISOSHARD_CHILD_STOP_S", "0.4").run()
+        else {
+            return;
+        };
+        assert_eq!(one_line_each(&run, 3), ["well"; 3], "{run:?}");
+    }
+}
+
+/// Stopped beyond the deadline, a rank is named by the others, and hears of it itself when it goes on.
+#[test]
+fn a_process_that_is_stopped_for_long_is_named() {
+    for culprit in [0, 1] {
+        let job = Job::new(3, "stopped").culprit(culprit, 2).with("ISOSHARD_CHILD_STOP_S", "4").recovering();
+        let Some(run) = job.run() else { return };
+        let lines = one_line_each(&run, 3);
+        let want = format!("rank(s) [{culprit}] did not come within 1.0 s");
+        for (rank, line) in lines.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
+            assert!(line.contains("#2 on group") && line.contains(&want), "rank {rank}: {lines:?}");
+        }
+        assert_ne!(lines[culprit], "well");
+    }
+}
+
+/// Uncompared, calls that differ do not mix: they end at the deadline.
+#[test]
+fn nothing_mixes_where_nothing_is_compared() {
+    let Some(run) = Job::new(2, "dtype").culprit(1, 0).with("ISOSHARD_CHILD_COMPARED", "0").run() else {
+        return;
+    };
+    for line in one_line_each(&run, 2) {
+        assert!(line.contains("not finished within 1.0 s") && line.contains("is not compared"), "{line}");
+    }
+}
+
+#[test]
+fn large_messages_go_in_pieces() {
+    for piece in ["97", "4096"] {
+        let job = Job::new(3, "exchanges").with("ISOSHARD_MPI_PIECE_BYTES", piece);
+        let Some(run) = job.run() else { return };
+        assert_eq!(one_line_each(&run, 3), ["well"; 3], "{run:?}");
+    }
+    let Some(run) = Job::new(2, "well").with("ISOSHARD_MPI_PIECE_BYTES", "0").run() else { return };
+    assert!(one_line_each(&run, 2)[0].starts_with("mpi: a piece's size is no such number; got"), "{run:?}");
+}
+
+#[test]
+fn who_may_not_take_part_is_refused() {
+    // A launcher that is not MPI's.
+    let torchrun = [
+        ("RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "29500"),
+    ];
+    let Some(run) = Job::new(0, "well").and(&torchrun).run() else { return };
+    let line = &run.lines[1][0];
+    assert!(line.starts_with("mpi: the launcher and MPI say different things; got rank 1 of 2"), "{line}");
+    assert!(line.contains("; rank 0 of 1 by "), "{line}");
+    let Some(run) = Job::new(2, "twice").run() else { return };
+    for line in one_line_each(&run, 2) {
+        assert!(line.starts_with("mpi: MPI starts once in a process"), "{line}");
+    }
+    let Some(run) = Job::new(1, "cuda").run() else { return };
+    assert!(
+        one_line_each(&run, 1)[0]
+            .starts_with("mpi: MPI moves what lies in the CPU's memory; got a rank on cuda:0")
+    );
+}
