@@ -151,7 +151,7 @@ impl Bridge {
     }
 }
 
-/// `(fsdp=3) over {0, 1, 2} to (tp=2) over {2, 3}: 1 tensor(s) in 1 exchange(s), 20 bytes go and 32 come`.
+/// `(fsdp=3) over {0, 1, 2} to (tp=2) over {2, 3}: 1 tensor(s) in 1 exchange(s), 8 bytes go and 32 come`.
 impl fmt::Display for Bridge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Plan { from, to, tensors, batches, .. } = &*self.plan;
