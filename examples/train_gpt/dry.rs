@@ -21,8 +21,8 @@ use crate::model::{Model, Sizes};
 /// Refuses a rank that is not in the world, a mesh that does not cover it, and sizes that do not fit.
 pub fn run(args: &Args, (sizes, batch): (Sizes, usize), world: Option<usize>, rank: usize) -> Result<()> {
     let began = Instant::now();
-    let world = world.map_or_else(|| Ok(Mesh::parse(&args.mesh, 0)?.rank_len()), Ok)?;
-    let dry = DryRun::new(world, rank)?;
+    let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
+    let dry = DryRun::new(world.unwrap_or(ranks), rank)?;
     step(&dry, args, sizes, batch)?;
     let (report, seconds) = (dry.report(), began.elapsed().as_secs_f64());
     if args.json {
@@ -77,7 +77,10 @@ fn json(report: &dry::Report, seconds: f64) {
     for row in &report.rows {
         let group = serde_json::Value::from(row.group.as_str());
         let (call, len) = (row.call, row.group_len);
-        println!(r#"{{"event":"calls","call":"{call}","group":{group},"ranks":{len},{}}}"#, counted(row.total));
+        println!(
+            r#"{{"event":"calls","call":"{call}","group":{group},"ranks":{len},{}}}"#,
+            counted(row.total)
+        );
     }
     println!(
         r#"{{"event":"dry","rank":{},"ranks":{},{},"peak_bytes":{},"planned_s":{seconds:.3}}}"#,

@@ -5,6 +5,8 @@
 //! bytes that a rank receives (Thakur, Rabenseifner & Gropp, *Optimization of collective communication operations in
 //! MPICH*, IJHPCA 19, 2005). Here alpha and beta depend on how far two ranks are apart.
 //!
+//! Exchanges are direct, a message a peer: among many ranks they take a latency for every 64 of them.
+//!
 //! Costs are computed from what all ranks know, never from who asks, and are whole picoseconds, each term rounded up: sums
 //! do not depend on their order, and `cost(x + y) <= cost(x) + cost(y)`.
 //!
@@ -16,6 +18,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
+
+/// So many messages that a rank exchanges with different peers take one latency; more take several.
+const MESSAGES: usize = 64;
 
 /// Picoseconds in a second.
 const PICO: f64 = 1e12;
@@ -189,6 +194,11 @@ impl Grid<'_> {
     }
 }
 
+/// The latencies of a call in which a rank exchanges messages with so many others.
+pub(super) fn latencies(others: usize) -> usize {
+    others.div_ceil(MESSAGES).max(1)
+}
+
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -228,7 +238,8 @@ impl Peers {
             return Cost::default();
         }
         let transfers = self.split(bytes).into_iter().enumerate().map(|(k, b)| self.network.transfer(k, b));
-        transfers.fold(self.network.latency(self.slowest(), calls), std::ops::Add::add)
+        let latencies = calls * latencies(self.len() - 1);
+        transfers.fold(self.network.latency(self.slowest(), latencies), std::ops::Add::add)
     }
 }
 
@@ -363,6 +374,8 @@ mod tests {
         }
         assert_eq!(network.peers(&Grid { base: 0, axes: &axes }, &[]).cost(3, 0), Cost::default());
         assert_eq!(network.far_peers(2).split(10)[..], [0, 10]);
+        let many = |len| Network::default().far_peers(len).cost(2, 0).seconds();
+        assert_eq!((many(2), many(65), many(66), many(16_384)), (4e-6, 4e-6, 8e-6, 1024e-6));
         assert_eq!(Cost::INFINITE + Cost::LEAST, Cost::INFINITE);
         assert_eq!(Network::default().transfer(0, 16 << 10), Network::default().latency(0, 1));
         assert_eq!(Network::default().transfer(0, 16 << 10).to_string(), "2.000 us");

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::call::Call;
 use super::engine::{Channel, Engine, Reduce, Request};
 use super::group::label;
-use super::network::{Cost, Network};
+use super::network::{Cost, Network, latencies};
 use super::{Rank, Route};
 use crate::error::{Error, Result};
 
@@ -59,8 +59,8 @@ pub struct Total {
     pub sent_bytes: u64,
     /// Bytes that came to this rank from others.
     pub received_bytes: u64,
-    /// By [`Network`], the calls one after the other: a latency of the slowest link in the group each, and for every byte
-    /// that comes the time of the link that it comes by.
+    /// By [`Network`], the calls one after the other: a latency of the slowest link in the group for every 64 peers, and for
+    /// every byte that comes the time of the link that it comes by.
     pub time: Cost,
 }
 
@@ -212,7 +212,11 @@ impl CountingChannel {
             Route::Send { to: peer } | Route::Recv { from: peer } => self.level_of(peer),
             _ => self.near.iter().map(|&(_, level)| level).max().unwrap_or(0),
         };
-        total.time = network.latency(slowest, 1);
+        let peers = match call.route {
+            Route::Send { .. } | Route::Recv { .. } => 1,
+            _ => self.group_len - 1,
+        };
+        total.time = network.latency(slowest, latencies(peers));
         let mut come = |level: usize, bytes: u64| {
             total.received_bytes += bytes;
             total.time = total.time + network.transfer(level, bytes);
