@@ -300,7 +300,8 @@ fn thread_ranks_pass_device_tensors_by_sharing() {
                 text,
                 format!(
                     "all_reduce #0 on group world{{0, 1}}: rank 1 brought all_reduce(sum) f32[2] on {b}, rank 0 brought \
-                     all_reduce(sum) f32[2] on {a}; every rank must make the same calls in the same order"
+                     all_reduce(sum) f32[2] on {a}; every rank must make the same calls in the same order; last completed: \
+                     rank(s) [0, 1] nothing"
                 )
             );
         }
@@ -423,7 +424,7 @@ fn a_rank_that_stays_away_is_named() {
     let waited = |rank: usize| {
         format!(
             "all_gather #1 on group world{{0, 1, 2}}: rank(s) [1] did not come within 0.3 s; rank {rank} waited with \
-             all_gather f32[4]"
+             all_gather f32[4]; last completed: rank(s) [0, 1, 2] barrier #0"
         )
     };
     for text in texts {

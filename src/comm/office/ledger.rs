@@ -171,9 +171,16 @@ impl Ledger {
             return;
         };
         for (&rank, brief) in members.at(key.1).iter().zip(slot.iter().flatten()) {
-            self.last[rank] = Some((key, brief.name, brief.operator));
+            // Notes of several ranks may complete a later call first.
+            let is_newer =
+                |((group, lane, seq), ..): (Key, &str, &str)| (group, lane) == (key.0, key.1) && seq > key.2;
+            if !self.last[rank].is_some_and(is_newer) {
+                self.last[rank] = Some((key, brief.name, brief.operator));
+            }
         }
-        if let (Lane::Collective, Some(brief)) = (key.1, slot.iter().flatten().next()) {
+        if let (Lane::Collective, Some(brief)) = (key.1, slot.iter().flatten().next())
+            && members.last.is_none_or(|(seq, ..)| seq < key.2)
+        {
             members.last = Some((key.2, brief.name, brief.operator));
         }
     }
