@@ -161,7 +161,7 @@ fn weights_cross_between_thousands_of_ranks() {
     );
     let matrix = |from, to| Transfer::new(DType::BF16, [16_384, 8_192], layout(from), layout(to));
     let transfers = [matrix("(S0, S1)", "(R, S0)"), matrix("(S0^1, S0^0)", "(R, S1)")];
-    for rank in [0, 777, 8191, 8192, 16_383] {
+    for rank in [777, 16_383] {
         let dry = DryRun::new(16_384, rank).unwrap();
         let handle = dry.rank().unwrap();
         let bridge = Bridge::new(&handle, &train, &generate, transfers.clone()).unwrap();

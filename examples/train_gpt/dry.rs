@@ -14,11 +14,15 @@ use isoshard::tensor::DType;
 use crate::args::{Args, ReductionName};
 use crate::model::{Model, Sizes};
 
-/// Makes the model and takes one step of rank `rank` of the mesh's, then prints what was counted: a table, or a JSON line for
-/// each group and collective and one for all.
-pub fn run(args: &Args, sizes: Sizes, batch: usize, rank: usize) -> Result<()> {
+/// Makes the model and takes one step as `rank` of `world` ranks, as many as the mesh's where that is not said, then prints
+/// what was counted: a table, or a JSON line for each group and collective and one for all.
+///
+/// # Errors
+/// Refuses a rank that is not in the world, a mesh that does not cover it, and sizes that do not fit.
+pub fn run(args: &Args, (sizes, batch): (Sizes, usize), world: Option<usize>, rank: usize) -> Result<()> {
     let began = Instant::now();
-    let dry = DryRun::new(Mesh::parse(&args.mesh, 0)?.rank_len(), rank)?;
+    let world = world.map_or_else(|| Ok(Mesh::parse(&args.mesh, 0)?.rank_len()), Ok)?;
+    let dry = DryRun::new(world, rank)?;
     step(&dry, args, sizes, batch)?;
     let (report, seconds) = (dry.report(), began.elapsed().as_secs_f64());
     if args.json {

@@ -40,7 +40,7 @@ pub(super) fn choose(
     let mut best = choose_in(mesh, op, ins, metas, outs, &orders[0]);
     if orders.len() > 1 {
         let cost = |chosen: &Result<Chosen>| match chosen {
-            Ok(c) => ins.iter().zip(&c.ins).map(|(f, to)| price::between(mesh, f, to.layout())).sum(),
+            Ok(c) => ins.iter().zip(&c.ins).map(|(f, to)| price::between(mesh, f, to)).sum(),
             Err(_) => Cost::INFINITE,
         };
         let mut least: Cost = cost(&best);

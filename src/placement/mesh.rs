@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
+use super::grid::{Axes, Axis, List, coords_of, places, row_major, strides_of};
 use crate::error::{Error, Result};
 use crate::tensor::Dims;
 
@@ -39,24 +40,6 @@ struct Inner {
     coords: Dims,
     /// Of the fields above, so that a mesh in a cache key costs one word.
     hash: u64,
-}
-
-type Axes = SmallVec<[Axis; 4]>;
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Axis {
-    name: Arc<str>,
-    len: usize,
-    /// 1 of an axis of one rank, which takes no step.
-    stride: usize,
-}
-
-/// Ranks that follow no strides, row-major.
-#[derive(PartialEq, Eq, Hash)]
-struct List {
-    ranks: Vec<usize>,
-    /// The places, by ascending rank.
-    places: Vec<usize>,
 }
 
 impl Mesh {
@@ -321,70 +304,6 @@ fn check_axes(axes: &[(&str, usize)], given: impl Fn() -> String) -> Result<usiz
         Some(rank_len) => Ok(rank_len),
         None => refuse("the number of ranks overflows", "use shorter axes".into()),
     }
-}
-
-fn row_major(axes: &[(&str, usize)], rank_len: usize) -> Axes {
-    let mut stride = rank_len;
-    let axes = axes.iter().map(|&(name, len)| {
-        stride /= len;
-        Axis { name: name.into(), len, stride }
-    });
-    axes.collect()
-}
-
-/// Where the coordinates lead, row-major.
-fn places(axes: &[Axis], base: usize) -> impl Iterator<Item = usize> + '_ {
-    let len = axes.iter().map(|axis| axis.len).product();
-    (0..len).map(move |mut position: usize| {
-        axes.iter().rev().fold(base, |place, axis| {
-            let coord = position % axis.len;
-            position /= axis.len;
-            place + coord * axis.stride
-        })
-    })
-}
-
-/// The strides with which these ranks, row-major, go up from the first along each axis, if they do, and if a rank tells
-/// its coordinates by division: if each stride is larger than all that those below it reach.
-fn strides_of(axes: &[Axis], ranks: &[usize]) -> Option<Dims> {
-    let mut stepped: Axes = axes.into();
-    for axis in stepped.iter_mut().filter(|axis| axis.len > 1) {
-        axis.stride = ranks[axis.stride].checked_sub(ranks[0])?;
-    }
-    let mut ascending: SmallVec<[&Axis; 4]> = stepped.iter().filter(|axis| axis.len > 1).collect();
-    ascending.sort_unstable_by_key(|axis| axis.stride);
-    let mut reach = 0usize;
-    for axis in ascending {
-        if axis.stride <= reach {
-            return None;
-        }
-        reach = reach.checked_add(axis.stride.checked_mul(axis.len - 1)?)?;
-    }
-    let follow = places(&stepped, ranks[0]).eq(ranks.iter().copied());
-    follow.then(|| stepped.iter().map(|axis| axis.stride).collect())
-}
-
-/// Divides by the strides, largest first: each is larger than all that the smaller ones can reach. Axes of one rank
-/// stand at 0.
-fn coords_of(axes: &[Axis], base: usize, list: Option<&List>, rank: usize) -> Option<Dims> {
-    let place = match list {
-        None => rank,
-        Some(List { ranks, places }) => {
-            places[places.binary_search_by_key(&rank, |&place| ranks[place]).ok()?]
-        }
-    };
-    let mut rest = place.checked_sub(base)?;
-    let mut coords = Dims::from_elem(0, axes.len());
-    let mut by_stride: Dims = (0..axes.len()).filter(|&a| axes[a].len > 1).collect();
-    by_stride.sort_unstable_by_key(|&a| std::cmp::Reverse(axes[a].stride));
-    for a in by_stride {
-        coords[a] = rest / axes[a].stride;
-        rest %= axes[a].stride;
-        if coords[a] >= axes[a].len {
-            return None;
-        }
-    }
-    (rest == 0).then_some(coords)
 }
 
 impl PartialEq for Mesh {

@@ -152,7 +152,9 @@ impl Hub {
                 let fault = self.with_last(world, fault);
                 let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
                 let circle = || world.roster.circle(slot.ranks[place.position], fault.id());
-                if let Some(circle) = is_late.then(circle).flatten() {
+                // Where it is found by two at once, one of them may have gone on before the other looks.
+                let circle = is_late.then(circle).flatten().or_else(|| world.circle_of(self));
+                if let Some(circle) = circle {
                     // The others hear of it while this rank still waits: whoever looks meanwhile finds the same circle.
                     drop(state);
                     world.spread(&circle, self);

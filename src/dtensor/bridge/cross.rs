@@ -4,6 +4,10 @@
 //! *holders*. A receiver lacks of each cell but its own what that has in common with its part there. Cells have nothing to do
 //! with each other, so a rank plans the one that it holds, and those that it lacks something of.
 
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use super::piece::{Piece, is_box};
 use crate::placement::{Region, Spec};
 use crate::tensor::{Dims, Shape};
@@ -24,73 +28,79 @@ pub(super) struct Crossing {
 }
 
 /// What one receiver lacks of a cell.
-#[derive(Debug)]
-struct Demand {
+struct Demand<'a> {
     to: usize,
     /// Which of the holders is the nearest to it, if it is in their mesh.
     nearest: Option<usize>,
-    piece: Piece,
+    piece: Cow<'a, Piece>,
 }
 
 impl Crossing {
     /// The part of rank `me` in bringing `src` to `dst`; `turn` spreads what falls to one holder of several alike.
     pub fn new(src: &Spec, dst: &Spec, me: usize, turn: usize) -> Crossing {
-        let source = Source::new(src);
-        let wanted: Vec<(usize, Region)> = dst
-            .mesh
-            .ranks()
-            .map(|r| (r, dst.region_at(&dst.mesh.coords_of(r).expect("a mesh's own rank"))))
-            .collect();
-        let own = source.cell_of(me);
-        let mine = wanted.iter().find(|(r, _)| *r == me).map(|(_, region)| region);
+        let (source, target) = (Cells::new(src), Cells::new(dst));
+        let wanted: Vec<(Region, Vec<usize>)> =
+            target.all().map(|cell| (dst.region_at(&cell), target.holders(&cell))).collect();
+        let own = source.of(me);
+        let mine = target.of(me).map(|cell| dst.region_at(&cell));
         let mut crossing = Crossing::default();
-        for cell in source.cells() {
+        for cell in source.all() {
             let is_own = own.as_ref() == Some(&cell);
             let held = src.region_at(&cell);
-            let common = mine.and_then(|mine| Piece::new(&held, mine));
+            let common = mine.as_ref().and_then(|mine| Piece::new(&held, mine));
             if !is_own && common.is_none() {
                 continue;
             }
-            if let (true, Some(mine)) = (is_own, mine) {
+            let holders = source.holders(&cell);
+            if let [holder] = holders[..]
+                && !is_own
+            {
+                // Nobody to share with: what the others lack does not matter.
+                crossing.take.extend(common.map(|piece| (holder, piece)));
+                continue;
+            }
+            let part = is_box(&held).then_some(&held.local);
+            let pieces: Vec<(Piece, &[usize])> = wanted
+                .iter()
+                .filter_map(|(region, ranks)| Some((Piece::new(&held, region)?, &ranks[..])))
+                .collect();
+            let least = CUT_BYTES / src.dtype.size_bytes();
+            for (holder, to, piece) in share(source.demands(&cell, &pieces), holders.len(), turn, least, part)
+            {
+                if to == me {
+                    crossing.take.push((holders[holder], piece.into_owned()));
+                } else if holders[holder] == me {
+                    crossing.give.push((to, piece.into_owned()));
+                }
+            }
+            if let (true, Some(mine)) = (is_own, &mine) {
                 crossing.stays = common.as_ref().is_some_and(|piece| piece.is_all_of(&held, mine));
                 crossing.keep = common;
-            }
-            let demands = source.demands(&cell, &held, &wanted);
-            let part = is_box(&held).then_some(&held.local);
-            let least = CUT_BYTES / src.dtype.size_bytes();
-            let holders = source.holders(&cell);
-            for (holder, to, piece) in share(demands, holders.len(), turn, least, part) {
-                if to == me {
-                    crossing.take.push((holders[holder], piece));
-                } else if holders[holder] == me {
-                    crossing.give.push((to, piece));
-                }
             }
         }
         crossing
     }
 }
 
-/// The cells of a tensor without `Partial`.
-struct Source<'a> {
+/// The cells of a tensor without `Partial`, named by their first holders' coordinates.
+struct Cells<'a> {
     spec: &'a Spec,
     /// The axes along which ranks hold the same.
     copies: Vec<usize>,
 }
 
-impl<'a> Source<'a> {
-    fn new(spec: &'a Spec) -> Source<'a> {
+impl<'a> Cells<'a> {
+    fn new(spec: &'a Spec) -> Cells<'a> {
         let copies = (0..spec.mesh.ndim()).filter(|&a| spec.layout.axis(a).is_replicate()).collect();
-        Source { spec, copies }
+        Cells { spec, copies }
     }
 
-    /// The coordinates of the cells' first holders.
-    fn cells(&self) -> impl Iterator<Item = Dims> + '_ {
+    fn all(&self) -> impl Iterator<Item = Dims> + '_ {
         let coords = self.spec.mesh.ranks().map(|r| self.spec.mesh.coords_of(r).expect("a mesh's own rank"));
         coords.filter(|c| self.copies.iter().all(|&a| c[a] == 0))
     }
 
-    fn cell_of(&self, rank: usize) -> Option<Dims> {
+    fn of(&self, rank: usize) -> Option<Dims> {
         let mut coords = self.spec.mesh.coords_of(rank)?;
         self.copies.iter().for_each(|&a| coords[a] = 0);
         Some(coords)
@@ -102,19 +112,24 @@ impl<'a> Source<'a> {
         first.slice(&self.copies).ranks().collect()
     }
 
-    /// Of a cell's holders, that of the replica which `rank` is in.
-    fn nearest(&self, rank: usize) -> Option<usize> {
-        let (mesh, coords) = (&self.spec.mesh, self.spec.mesh.coords_of(rank)?);
-        Some(self.copies.iter().fold(0, |holder, &a| holder * mesh.axis_len(a) + coords[a]))
-    }
-
-    fn demands(&self, cell: &Dims, held: &Region, wanted: &[(usize, Region)]) -> Vec<Demand> {
-        let lacks = |(to, region): &(usize, Region)| {
-            let piece = Piece::new(held, region)?;
-            let holds_it = self.cell_of(*to).as_ref() == Some(cell);
-            (!holds_it).then(|| Demand { to: *to, nearest: self.nearest(*to), piece })
-        };
-        wanted.iter().filter_map(lacks).collect()
+    /// What receivers lack of a cell, given what each group of them wants of it.
+    fn demands<'p>(&self, cell: &Dims, pieces: &'p [(Piece, &[usize])]) -> Vec<Demand<'p>> {
+        let mesh = &self.spec.mesh;
+        let mut demands = Vec::new();
+        for (piece, ranks) in pieces {
+            for &to in *ranks {
+                let coords = mesh.coords_of(to);
+                let is_cut = |a: &usize| !self.copies.contains(a);
+                if coords.as_ref().is_some_and(|c| (0..c.len()).filter(is_cut).all(|a| c[a] == cell[a])) {
+                    continue;
+                }
+                // Of the holders, that of the replica which the receiver is in itself.
+                let place = |c: &Dims| self.copies.iter().fold(0, |h, &a| h * mesh.axis_len(a) + c[a]);
+                let nearest = coords.as_ref().map(place);
+                demands.push(Demand { to, nearest, piece: Cow::Borrowed(piece) });
+            }
+        }
+        demands
     }
 }
 
@@ -122,42 +137,47 @@ impl<'a> Source<'a> {
 /// piece, or where pieces are larger than `least` elements, up to a row of one: the nearest are asked first, as far as the
 /// mean goes; then each demand goes to whoever has most room, and is cut where that is not enough (as in McNaughton's rule
 /// for schedules with interruptions, 1959).
-fn share(
-    demands: Vec<Demand>,
+fn share<'a>(
+    demands: Vec<Demand<'a>>,
     holders: usize,
     turn: usize,
     least: usize,
     part: Option<&Shape>,
-) -> Vec<(usize, usize, Piece)> {
+) -> Vec<(usize, usize, Cow<'a, Piece>)> {
+    if holders == 1 {
+        return demands.into_iter().map(|d| (0, d.to, d.piece)).collect();
+    }
     let total: usize = demands.iter().map(|d| d.piece.numel()).sum();
     let mut room = vec![total.div_ceil(holders) as isize; holders];
     let mut shared = Vec::with_capacity(demands.len());
     let mut rest = Vec::new();
     for Demand { to, nearest, piece } in demands {
-        let (now, later) = match nearest {
-            Some(h) => within(piece, room[h], least, part),
-            None => (None, Some(piece)),
+        let Some(h) = nearest else {
+            rest.push((to, piece));
+            continue;
         };
-        if let (Some(h), Some(piece)) = (nearest, now) {
+        let (now, later) = within(piece, room[h], least, part);
+        if let Some(piece) = now {
             room[h] -= piece.numel() as isize;
             shared.push((h, to, piece));
         }
         rest.extend(later.map(|piece| (to, piece)));
     }
     // The largest first: the small ones fill up what these leave.
-    rest.sort_by_key(|(_, piece)| std::cmp::Reverse(piece.numel()));
+    rest.sort_by_cached_key(|(_, piece)| Reverse(piece.numel()));
+    let after = |h: usize| (h + holders - turn % holders) % holders;
+    let mut most: BinaryHeap<(isize, Reverse<usize>, usize)> =
+        room.into_iter().enumerate().map(|(h, room)| (room, Reverse(after(h)), h)).collect();
     for (to, piece) in rest {
         let mut left = Some(piece);
         while let Some(piece) = left.take() {
-            let after = |h: &usize| (h + holders - turn % holders) % holders;
-            let most = (0..holders).max_by_key(|h| (room[*h], std::cmp::Reverse(after(h))));
-            let h = most.expect("a cell has holders");
-            let (now, later) = match within(piece, room[h], least, part) {
+            let (room, turn, h) = most.pop().expect("a cell has holders");
+            let (now, later) = match within(piece, room, least, part) {
                 (None, whole) => (whole, None),
                 cut => cut,
             };
             let piece = now.expect("a piece goes somewhere");
-            room[h] -= piece.numel() as isize;
+            most.push((room - piece.numel() as isize, turn, h));
             shared.push((h, to, piece));
             left = later;
         }
@@ -165,8 +185,15 @@ fn share(
     shared
 }
 
+type Part<'a> = Option<Cow<'a, Piece>>;
+
 /// The part of a piece that fits into `room`, and the rest; nothing is cut off or left that is smaller than `least`.
-fn within(piece: Piece, room: isize, least: usize, part: Option<&Shape>) -> (Option<Piece>, Option<Piece>) {
+fn within<'a>(
+    piece: Cow<'a, Piece>,
+    room: isize,
+    least: usize,
+    part: Option<&Shape>,
+) -> (Part<'a>, Part<'a>) {
     let (len, room) = (piece.numel(), room.max(0) as usize);
     if len <= room {
         return (Some(piece), None);
@@ -175,7 +202,7 @@ fn within(piece: Piece, room: isize, least: usize, part: Option<&Shape>) -> (Opt
         return (None, Some(piece));
     }
     match piece.split(room, part) {
-        Some((now, later)) => (Some(now), Some(later)),
+        Some((now, later)) => (Some(Cow::Owned(now)), Some(Cow::Owned(later))),
         None => (None, Some(piece)),
     }
 }

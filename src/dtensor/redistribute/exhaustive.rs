@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::cost::Prices;
+use super::cost::{Prices, bytes_and_calls};
 use super::redistribution::Redistribution;
 use crate::placement::{Layout, Mesh, Placement, Spec, short::*};
 use crate::tensor::{DType, ReduceOp, Shape};
@@ -132,8 +132,8 @@ impl World {
             let mesh = self.mesh.seen_from(r).unwrap();
             Spec::new(&mesh, self.dtype, &self.shape, self.layouts[l].clone()).unwrap()
         };
-        let prices = Prices { call_bytes: self.call_bytes };
-        let of = |r: usize| Redistribution::priced(&spec(r, src), &spec(r, dst), prices).unwrap();
+        let network = bytes_and_calls(self.call_bytes);
+        let of = |r: usize| Redistribution::priced(&spec(r, src), &spec(r, dst), Prices(&network)).unwrap();
         let plans: Vec<Redistribution> = self.mesh.ranks().map(of).collect();
         let mut weight = 0;
         for k in 0..plans[0].steps.len() {

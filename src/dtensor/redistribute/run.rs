@@ -41,7 +41,7 @@ pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &Facts, dst: &Facts) -> R
     if let Some(m) = mesh.0.moves.borrow().get(&key) {
         return Ok(m.clone());
     }
-    let m = Rc::new(Move::new(mesh, Redistribution::plan(src.spec(), dst.spec())?)?);
+    let m = Rc::new(Move::new(mesh, Redistribution::over(mesh.rank().network(), src.spec(), dst.spec())?)?);
     mesh.0.moves.borrow_mut().insert(key, m.clone());
     Ok(m)
 }

@@ -1,7 +1,7 @@
 //! Plans as they run: bits, bytes and copies.
 
 use super::super::exchange::{COPIED_BYTES, talking_axes};
-use super::cost::Prices;
+use super::cost::{Prices, bytes_and_calls};
 use super::redistribution::Redistribution;
 use super::run::{Move, find};
 use crate::comm::spmd;
@@ -118,7 +118,8 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
                         continue;
                     }
                     for call_bytes in [0, 1 << 40] {
-                        calls += check(&mesh, shape.into(), &from, &to, Prices { call_bytes })?;
+                        calls +=
+                            check(&mesh, shape.into(), &from, &to, Prices(&bytes_and_calls(call_bytes)))?;
                         pairs += 1;
                     }
                 }
@@ -131,7 +132,7 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
 }
 
 /// Runs one plan; the number of its calls.
-fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Prices) -> Result<usize> {
+fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Prices<'_>) -> Result<usize> {
     let m = mesh.mesh();
     let (src, dst) =
         (Spec::new(m, DType::F32, &shape, from.clone())?, Spec::new(m, DType::F32, &shape, to.clone())?);
