@@ -58,7 +58,9 @@ impl Roster {
             let (on_group, in_world) = self.recorders[wait.rank].last(&waits.name, &waits.ranks);
             Some(LastCall { rank: wait.rank, on_group, in_world })
         });
-        let last = last.collect();
+        // In the same order for whoever finds the circle.
+        let mut last: Vec<LastCall> = last.collect();
+        last.sort_by_key(|last| last.rank);
         Some(CommFault::Cycle { id: own.id, rank, waits, last })
     }
 

@@ -247,7 +247,7 @@ impl Lane {
     pub(super) fn new(ranks: Arc<[usize]>) -> Lane {
         // A member that waits for each call is at most one call ahead of the others.
         let spare = (0..2).map(|_| Arc::new(Slot::new(&ranks))).collect();
-        Lane { next: vec![0; ranks.len()], waiting: VecDeque::with_capacity(2), first: 0, spare, ranks }
+        Lane { next: vec![0; ranks.len()], waiting: VecDeque::with_capacity(8), first: 0, spare, ranks }
     }
 
     /// The slot of this member's next call.

@@ -21,36 +21,33 @@ impl Drop for Running {
     }
 }
 
-/// How long to poll where cores are free: longer than it takes to wake a parked thread. Else two ranks that met once while
-/// one was parked would each wait for the other's waking, and park, ever after.
+/// How long to look before parking where ranks have a core each: about what it takes to wake who is parked.
 #[cfg(not(any(loom, shuttle)))]
 const PATIENCE: std::time::Duration = std::time::Duration::from_micros(60);
 
-/// Polls `ready` for some microseconds where cores are free, only a moment where they are not.
+/// Polls `ready` for a moment; where ranks have a core each, then looks for some microseconds more, letting others run in
+/// between: another program may have left one core to two ranks, and polling would keep the one from what the other waits for.
 #[cfg(not(any(loom, shuttle)))]
 pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
     use std::sync::OnceLock;
-    use std::thread::available_parallelism;
+    use std::thread::{available_parallelism, yield_now};
     use std::time::Instant;
 
-    const POLLS: usize = 20;
     static CORES: OnceLock<usize> = OnceLock::new();
-    let poll = || {
-        (0..POLLS).any(|_| {
-            let is_ready = ready();
-            std::hint::spin_loop();
-            is_ready
-        })
-    };
-    if poll() {
-        return true;
-    }
     let cores = *CORES.get_or_init(|| available_parallelism().map_or(1, usize::from));
-    let start = Instant::now();
-    while RUNNING.load(Ordering::Relaxed) <= cores && start.elapsed() < PATIENCE {
-        if poll() {
+    let polls = if RUNNING.load(Ordering::Relaxed) <= cores { 150 } else { 20 };
+    for _ in 0..polls {
+        if ready() {
             return true;
         }
+        std::hint::spin_loop();
+    }
+    let start = Instant::now();
+    while polls > 20 && start.elapsed() < PATIENCE {
+        if ready() {
+            return true;
+        }
+        yield_now();
     }
     ready()
 }
