@@ -31,7 +31,8 @@ impl World {
         placements.extend((0..shape.len()).map(shard));
         let mut all: Vec<Vec<Placement>> = vec![vec![]];
         for _ in 0..mesh.ndim() {
-            all = all.iter().flat_map(|p| placements.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
+            all =
+                all.iter().flat_map(|p| placements.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
         }
         let mut layouts: Vec<Layout> = Vec::new();
         for placements in all {
@@ -138,7 +139,8 @@ impl World {
         for k in 0..plans[0].steps.len() {
             weight += plans.iter().map(|p| p.steps[k].received_bytes).max().unwrap();
             let alike = |p: &Redistribution| {
-                (&p.steps[k].act, &p.steps[k].to.layout) == (&plans[0].steps[k].act, &plans[0].steps[k].to.layout)
+                (&p.steps[k].act, &p.steps[k].to.layout)
+                    == (&plans[0].steps[k].act, &plans[0].steps[k].to.layout)
             };
             assert!(plans.iter().all(alike), "ranks choose alike: {}", plans[0]);
         }

@@ -93,7 +93,10 @@ fn stage(mesh: &DeviceMesh, step: &Step) -> Result<Stage> {
         Act::AllReduce(op, axes) => {
             let order = order(&step.from, axes, &members(mesh, axes));
             let shape = order.shape(step.to.local_shape());
-            Stage::AllReduce { group: mesh.group(axes)?, reduce: Reduce { op: *op, order: order.steps, shape } }
+            Stage::AllReduce {
+                group: mesh.group(axes)?,
+                reduce: Reduce { op: *op, order: order.steps, shape },
+            }
         }
         Act::Fold(op, axes) => Stage::Fold(fold(mesh, step, *op, axes)?),
         Act::Exchange(way) => Stage::Exchange(exchange(mesh, step, *way)?),
@@ -127,7 +130,11 @@ fn fold(mesh: &DeviceMesh, step: &Step, op: ReduceOp, axes: &[usize]) -> Result<
         source.members.push(i);
     }
     let sources: Vec<Source> = sources.into_iter().map(|(_, s)| s).collect();
-    debug_assert_eq!(sources.iter().map(|s| s.piece.numel()).sum::<usize>(), wanted.numel(), "{from} to {to}");
+    debug_assert_eq!(
+        sources.iter().map(|s| s.piece.numel()).sum::<usize>(),
+        wanted.numel(),
+        "{from} to {to}"
+    );
     let nodes = from.nodes_len_at(from.mesh.coords());
     Ok(Fold { group, give, nodes, sources, shapes, out: Out::of(to) })
 }

@@ -118,6 +118,11 @@ impl Redistribution {
         self.steps.iter().map(|s| s.received_bytes).sum()
     }
 
+    /// What comes to this rank from others in each step, calls and others, in order.
+    pub fn step_bytes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.steps.iter().map(|s| s.received_bytes)
+    }
+
     /// The number of calls that ranks make together.
     pub fn calls(&self) -> usize {
         self.collectives().count()

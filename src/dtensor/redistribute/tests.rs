@@ -25,11 +25,7 @@ fn only_axes_whose_cut_is_undone_talk() {
     assert_eq!(axes("(S0, S0)", "(S0^1, S0^0)"), [0, 1]);
     assert_eq!(axes("(S0, R)", "(S0, S0)"), []);
     assert_eq!(axes("(S0, R)", "(S0^1, S0^0)"), [0], "another cut came outside");
-    assert_eq!(
-        axes("(S1, RS(0..2; 1,1))", "(R, RS(0..2; 1,1))"),
-        [0, 1],
-        "ragged over a dim that was cut"
-    );
+    assert_eq!(axes("(S1, RS(0..2; 1,1))", "(R, RS(0..2; 1,1))"), [0, 1], "ragged over a dim that was cut");
 }
 
 #[test]
@@ -77,11 +73,17 @@ fn part(e: u64, at: u64) -> f32 {
 }
 
 /// The sum of the parts by definition: the range of the first axis halved, below single ranks that of the next.
-fn by_definition(lens: &[usize], base: usize, range: std::ops::Range<usize>, of: &dyn Fn(usize) -> f32) -> f32 {
+fn by_definition(
+    lens: &[usize],
+    base: usize,
+    range: std::ops::Range<usize>,
+    of: &dyn Fn(usize) -> f32,
+) -> f32 {
     let Some((&len, inner)) = lens.split_first() else { return of(base) };
     if range.len() > 1 {
         let mid = range.start + range.len().div_ceil(2);
-        return by_definition(lens, base, range.start..mid, of) + by_definition(lens, base, mid..range.end, of);
+        return by_definition(lens, base, range.start..mid, of)
+            + by_definition(lens, base, mid..range.end, of);
     }
     let at = base * len + range.start;
     by_definition(inner, at, 0..inner.first().copied().unwrap_or(1), of)
@@ -89,7 +91,8 @@ fn by_definition(lens: &[usize], base: usize, range: std::ops::Range<usize>, of:
 
 /// All layouts of two dims on these axes, nested either way, with partial sums.
 fn every_layout(ndim: usize) -> Vec<Layout> {
-    let choices = [Placement::Replicate, Placement::Shard(0), Placement::Shard(1), Placement::Partial(ReduceOp::Sum)];
+    let choices =
+        [Placement::Replicate, Placement::Shard(0), Placement::Shard(1), Placement::Partial(ReduceOp::Sum)];
     let mut all: Vec<Vec<Placement>> = vec![vec![]];
     for _ in 0..ndim {
         all = all.iter().flat_map(|p| choices.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
@@ -130,10 +133,8 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
 /// Runs one plan; the number of its calls.
 fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Prices) -> Result<usize> {
     let m = mesh.mesh();
-    let (src, dst) = (
-        Spec::new(m, DType::F32, &shape, from.clone())?,
-        Spec::new(m, DType::F32, &shape, to.clone())?,
-    );
+    let (src, dst) =
+        (Spec::new(m, DType::F32, &shape, from.clone())?, Spec::new(m, DType::F32, &shape, to.clone())?);
     let partial: Vec<usize> = (0..2).filter(|&a| from.axis(a).is_partial()).collect();
     let lens: Vec<usize> = partial.iter().map(|&a| m.axis_len(a)).collect();
     let mine = partial.iter().fold(0, |p, &a| p * m.axis_len(a) + m.coords()[a]);
@@ -187,7 +188,7 @@ fn bytes_are_copied_once_or_not_at_all() {
     assert_eq!(copies("(RS(0..1; 1,0))", "(RS(0..1; 0,1))"), [(0, false); 2], "a piece that is all of it");
     assert_eq!(copies("(P(sum))", "(S0)"), [(0, false); 2], "rows are sent as they are, and folded");
     assert_eq!(copies("(P(sum))", "(S1)"), [(whole, false); 2], "columns are packed to be folded");
-    assert_eq!(copies("(RS(0..2; 3,5))", "(R)"), [(whole, false); 2]);
+    assert_eq!(copies("(RS(0..2; 3,5))", "(R)"), [(whole, false); 2], "packed as they lie");
     let told = copies("(RS(0..2; 3,5))", "(RS(0..2; 5,3))");
     assert!(told.iter().all(|(copied, _)| *copied <= 2 * whole), "{told:?}");
 }
