@@ -28,6 +28,24 @@ fn the_table_is_what_is_planned() {
     assert!(kept == page, "run with ISOSHARD_BLESS=1; the first line that differs: {differs:?}");
 }
 
+/// 16,384 ranks, a fold over two axes among them: bytes by hand.
+#[test]
+fn a_large_mesh_is_planned_by_its_axes() {
+    let mesh = Mesh::parse("dp=64,fsdp=32,tp=8", 12_345).expect("a mesh");
+    let n = 1u64 << 28;
+    let planned = |from: &str, to: &str| {
+        let spec = |layout: &str| Spec::new(&mesh, DType::F32, [8192, 8192], layout.parse()?);
+        let plan = Redistribution::plan(&spec(from)?, &spec(to)?)?;
+        Ok::<_, isoshard::Error>((plan.received_bytes(), plan.calls()))
+    };
+    let planned = |from: &str, to: &str| planned(from, to).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(planned("(R, S0, S1)", "(R, R, S1)"), (n / 8 * 31 / 32, 1), "a parameter is gathered");
+    assert_eq!(planned("(P(sum), P(sum), S1)", "(R, S0, S1)"), (n / 8 / 2048 * 2047 + n / 8 / 2048 * 63, 2));
+    assert_eq!(planned("(R, R, R)", "(S0, S0, S1)"), (0, 0));
+    let (bytes, calls) = planned("(R, P(sum), R)", "(R, R, R)");
+    assert!(calls <= 2 && bytes < 2 * n * 31 / 32, "replicas share the folding: {bytes}");
+}
+
 const INTRO: &str = "\
 # Redistribution: bytes and calls
 
