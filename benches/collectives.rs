@@ -1,74 +1,114 @@
-//! Collectives of the thread engine on 2 ranks, at 4 KiB and 64 MiB: microseconds for a call, the fastest of a few
-//! rounds and the median round. `cargo bench --bench collectives [-- --json]`.
+//! Collectives and redistributions over the thread engine on 2 ranks, at 4 KiB, 1 MiB and 64 MiB: the median and the
+//! fastest call on rank 0, in microseconds. `cargo bench --bench collectives [-- --json]`; beside PyTorch's gloo in one run:
+//! `python3 benches/torch/collectives.py`.
 //!
-//! Sizes are what one rank gives, for all_gather as for reduce_scatter: its whole input.
+//! Sizes are of the whole: all-reduce and all-to-all take so many bytes a rank, reduce-scatter takes and all-gather makes so
+//! many a rank, and so large is the global tensor that is redistributed. A call includes everything from the arguments to
+//! its result and the dropping of that: no output is made beforehand. `all_gather` and `all_to_all` return the peers' own
+//! tensors; `joined` ones copy these into one contiguous tensor, as other libraries' do. A redistribution's result is
+//! a `DTensor` whose local tensor is contiguous and this rank's own (of `P -> R`, shared by the ranks and copied when
+//! written); its plan is cached. `copy` is both ranks copying the bytes into memory from the pool, for scale.
 
 use std::time::Instant;
 
-use isoshard::comm::{Group, spmd};
+use isoshard::comm::{Group, Rank, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::placement::{Layout, Placement};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 use isoshard::{Error, Result};
 
 const RANKS: usize = 2;
-/// A collective on one rank's input.
+
+/// Bytes, and the side of a square f32 matrix of so many.
+const SIZES: [(usize, usize); 3] = [(4 << 10, 32), (1 << 20, 512), (64 << 20, 4096)];
+
+/// A collective on a rank's whole tensor.
 type Collective = fn(&Group, &Tensor) -> Result<()>;
 
-const CASES: [(&str, Collective); 6] = [
-    ("all_gather", |g, x| g.all_gather(x, &vec![x.shape().clone(); g.len()]).map(drop)),
+const COLLECTIVES: [(&str, Collective); 9] = [
+    ("copy", |_, x| x.to_owned_copy().map(drop)),
+    ("all_gather", |g, x| gather(g, x).map(drop)),
+    ("all_gather joined", |g, x| joined(x, &gather(g, x)?)),
     ("reduce_scatter", |g, x| g.reduce_scatter(halves(g, x)?, ReduceOp::Sum).map(drop)),
-    ("all_to_all", |g, x| {
-        let parts = halves(g, x)?;
-        let shapes: Vec<Shape> = parts.iter().map(|p| p.shape().clone()).collect();
-        g.all_to_all(parts, &shapes).map(drop)
+    ("reduce_scatter to one", |g, x| {
+        let empty = x.narrow(0, 0, 0)?;
+        g.reduce_scatter(vec![empty, x.clone()], ReduceOp::Sum).map(drop)
     }),
+    ("all_to_all", |g, x| exchange(g, x).map(drop)),
+    ("all_to_all joined", |g, x| joined(x, &exchange(g, x)?)),
     ("all_reduce", |g, x| g.all_reduce(x, ReduceOp::Sum).map(drop)),
     ("barrier", |g, _| g.barrier()),
-    // What a gather costs whose parts are then joined into one tensor.
-    ("all_gather_joined", |g, x| {
-        let parts = g.all_gather(x, &vec![x.shape().clone(); g.len()])?;
-        let len = x.numel();
-        let out = Tensor::build([len * parts.len()], |out: &mut [f32]| {
-            for (out, part) in out.chunks_mut(len).zip(&parts) {
-                out.copy_from_slice(part.as_slice::<f32>().expect("contiguous f32"));
-            }
-        });
-        std::hint::black_box(out);
-        Ok(())
-    }),
+];
+
+const MOVES: [(&str, &str); 6] = [
+    ("(S0)", "(S1)"),
+    ("(S0)", "(R)"),
+    ("(S1)", "(R)"),
+    ("(P(sum))", "(S0)"),
+    ("(P(sum))", "(S1)"),
+    ("(P(sum))", "(R)"),
 ];
 
 fn main() -> Result<()> {
     let json = std::env::args().any(|a| a == "--json");
     if !json {
-        println!("{:<24}{:>10}{:>14}{:>14}", "collective, 2 ranks", "bytes", "fastest us", "median us");
+        println!("{:<28}{:>10}{:>14}{:>14}", "2 ranks", "bytes", "median us", "fastest us");
     }
-    for (name, collective) in CASES {
-        for (len_bytes, calls, rounds) in [(4 << 10, 2000, 15), (64 << 20, 2, 15)] {
-            if name == "barrier" && len_bytes > 4 << 10 {
-                continue;
-            }
-            let rounds = spmd(RANKS, move |rank| {
-                let (g, x) = (rank.world(), Tensor::full(DType::F32, [len_bytes / 4], 1.0));
-                let mut micros = Vec::new();
-                for _ in 0..rounds {
-                    g.barrier()?;
-                    let start = Instant::now();
-                    (0..calls).try_for_each(|_| collective(&g, &x))?;
-                    g.barrier()?;
-                    micros.push(start.elapsed().as_secs_f64() * 1e6 / f64::from(calls));
-                }
-                micros.sort_by(f64::total_cmp);
-                Ok(micros)
-            })?;
-            let micros = rounds.first().ok_or_else(|| Error::invalid("bench", "no ranks", "", ""))?;
-            let (fastest, median) = (micros[0], micros[micros.len() / 2]);
-            let case = format!("{name}/{len_bytes}B/{RANKS}");
-            if json {
-                println!(r#"{{"bench":"collectives","case":"{case}","value":{median:.2},"unit":"us"}}"#);
-            } else {
-                println!("{name:<24}{len_bytes:>10}{fastest:>14.2}{median:>14.2}");
+    for (bytes, side) in SIZES {
+        let calls = [3000, 300, 21][SIZES.iter().position(|s| s.0 == bytes).expect("one of them")];
+        for (name, collective) in COLLECTIVES {
+            if name != "barrier" || bytes == SIZES[0].0 {
+                let micros = spmd(RANKS, move |rank| {
+                    let x = Tensor::full(DType::F32, [bytes / 4], 1.0);
+                    timed(&rank, calls, || collective(&rank.world(), &x))
+                })?;
+                report(json, name, bytes, micros)?;
             }
         }
+        for (from, to) in MOVES {
+            let micros = spmd(RANKS, move |rank| redistributed(&rank, (from, to), side, calls))?;
+            let plain = |layout: &str| layout.trim_matches(['(', ')']).replace("P(sum", "P");
+            report(json, &format!("{} -> {}", plain(from), plain(to)), bytes, micros)?;
+        }
+    }
+    Ok(())
+}
+
+fn redistributed(rank: &Rank, (from, to): (&str, &str), side: usize, calls: usize) -> Result<Vec<f64>> {
+    let mesh = DeviceMesh::new(rank, &[("x", RANKS)])?;
+    let (from, to): (Layout, Layout) = (from.parse()?, to.parse()?);
+    let whole = Tensor::full(DType::F32, [side, side], 1.0);
+    let x = match from.placements()[0] {
+        Placement::Partial(_) => DTensor::from_local(&mesh, whole, [side, side], from)?,
+        _ => DTensor::distribute(&mesh, &whole, from)?,
+    };
+    assert!(x.redistribute(to.clone())?.local().is_contiguous());
+    timed(rank, calls, || x.redistribute(to.clone()).map(drop))
+}
+
+/// Microseconds of each of so many calls, after a few more.
+fn timed(rank: &Rank, calls: usize, call: impl Fn() -> Result<()>) -> Result<Vec<f64>> {
+    for _ in 0..calls.div_ceil(10) {
+        call()?;
+    }
+    rank.world().barrier()?;
+    let one = |_| {
+        let start = Instant::now();
+        call().map(|()| start.elapsed().as_secs_f64() * 1e6)
+    };
+    (0..calls).map(one).collect()
+}
+
+fn report(json: bool, case: &str, bytes: usize, all: Vec<Vec<f64>>) -> Result<()> {
+    let mut micros = all.into_iter().next().ok_or_else(|| Error::invalid("bench", "no ranks", "", ""))?;
+    micros.sort_by(f64::total_cmp);
+    let (fastest, median) = (micros[0], micros[micros.len() / 2]);
+    if json {
+        println!(
+            r#"{{"bench":"collectives","side":"isoshard","case":"{case}","bytes":{bytes},"ranks":{RANKS},"value":{median:.2},"best":{fastest:.2},"unit":"us"}}"#
+        );
+    } else {
+        println!("{case:<28}{bytes:>10}{median:>14.2}{fastest:>14.2}");
     }
     Ok(())
 }
@@ -76,4 +116,30 @@ fn main() -> Result<()> {
 fn halves(g: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
     let len = x.numel() / g.len();
     (0..g.len()).map(|i| x.narrow(0, i * len, len)).collect()
+}
+
+fn gather(g: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
+    let mine = x.narrow(0, 0, x.numel() / g.len())?;
+    g.all_gather(&mine, &vec![mine.shape().clone(); g.len()])
+}
+
+fn exchange(g: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
+    let parts = halves(g, x)?;
+    let shapes: Vec<Shape> = parts.iter().map(|p| p.shape().clone()).collect();
+    g.all_to_all(parts, &shapes)
+}
+
+/// The parts, which are as long as `x` together, in one tensor.
+fn joined(x: &Tensor, parts: &[Tensor]) -> Result<()> {
+    let slices = parts.iter().map(Tensor::as_slice::<f32>).collect::<Result<Vec<_>>>()?;
+    let out = Tensor::build(x.shape(), |out: &mut [f32]| {
+        let mut rest = out;
+        for slice in slices {
+            let (here, after) = rest.split_at_mut(slice.len());
+            here.copy_from_slice(slice);
+            rest = after;
+        }
+    });
+    std::hint::black_box(out);
+    Ok(())
 }

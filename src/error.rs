@@ -6,7 +6,11 @@
 //!
 //! A sharding error is computed from facts that all ranks share, so all ranks fail alike, at the same call.
 
+mod fault;
+
 use std::fmt;
+
+pub use fault::{CallId, CommFault, Divergence, LastCall, NotFinite, Wait};
 
 /// The result of every fallible function here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -40,6 +44,12 @@ pub enum Error {
     /// A device's memory does not suffice.
     #[error("{0}")]
     OutOfMemory(Box<MemoryFault>),
+    /// Ranks that should hold the same elements hold others.
+    #[error("{0}")]
+    Diverged(Box<Divergence>),
+    /// An element is infinite or no number.
+    #[error("{0}")]
+    NotFinite(Box<NotFinite>),
     /// A device, its driver or its compiler failed.
     #[error("{verb}: {device} failed; got {reason}")]
     Device {
@@ -130,85 +140,6 @@ pub enum Failure {
     Stuck(f64),
 }
 
-/// One call of a collective, as errors name it: operation, sequence number and group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CallId {
-    /// The operation, e.g. `all_reduce`.
-    pub call: &'static str,
-    /// The number of collectives made on the group before this one.
-    pub seq: u64,
-    /// The group, e.g. `dp{0, 4, 8}`.
-    pub group: String,
-}
-
-impl fmt::Display for CallId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} #{} on group {}", self.call, self.seq, self.group)
-    }
-}
-
-/// Why a collective did not complete.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum CommFault {
-    /// Two ranks brought calls that do not belong together.
-    #[error(
-        "{id}: rank {rank} brought {brought}, rank {other} brought {other_brought}; every rank must make the \
-         same calls in the same order"
-    )]
-    Mismatch {
-        /// The call of the rank that reports.
-        id: CallId,
-        /// A rank that differs.
-        rank: usize,
-        /// What it brought, e.g. `all_reduce(sum) f32[1024]`.
-        brought: String,
-        /// The rank it differs from.
-        other: usize,
-        /// What that one brought.
-        other_brought: String,
-    },
-    /// Some ranks did not come before the deadline, or had ended already.
-    #[error("{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}", absence(.ended, .deadline_s))]
-    Missing {
-        /// The call that waited.
-        id: CallId,
-        /// The rank that reports.
-        rank: usize,
-        /// What it brought.
-        brought: String,
-        /// The ranks that did not come.
-        missing: Vec<usize>,
-        /// True where their programs had ended, so that nobody waited for the deadline.
-        ended: bool,
-        /// The deadline in seconds.
-        deadline_s: f64,
-    },
-    /// Another rank failed, so that this call can never complete.
-    #[error("{id}: given up, because rank {rank} failed: {cause}")]
-    PeerFailed {
-        /// The call that was given up.
-        id: CallId,
-        /// The rank that failed first.
-        rank: usize,
-        /// Its cause.
-        cause: String,
-    },
-    /// What carries the data failed, or did not finish though all members had come.
-    #[error("{id}: the transport of rank {rank} failed: {reason}")]
-    Transport {
-        /// The call that was under way.
-        id: CallId,
-        /// The rank that noticed first.
-        rank: usize,
-        /// What it noticed.
-        reason: String,
-    },
-}
-
-fn absence(ended: &bool, deadline_s: &f64) -> String {
-    if *ended { "had ended".into() } else { format!("did not come within {deadline_s:.1} s") }
-}
-
 impl Error {
     /// An [`Error::Invalid`]: the caller's arguments break `rule`.
     pub fn invalid(
@@ -255,12 +186,6 @@ impl Error {
             Error::Comm(fault) => matches!(**fault, CommFault::PeerFailed { .. }),
             _ => false,
         }
-    }
-}
-
-impl From<CommFault> for Error {
-    fn from(fault: CommFault) -> Self {
-        Error::Comm(Box::new(fault))
     }
 }
 

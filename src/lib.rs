@@ -41,7 +41,9 @@ pub mod placement;
 pub mod rng;
 pub mod tensor;
 
-pub use error::{CallId, CommFault, Error, Failure, MemoryFault, Refusal, Result};
+pub use error::{
+    CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result, Wait,
+};
 
 /// Runs the README's program with the other documentation tests.
 #[cfg(doctest)]

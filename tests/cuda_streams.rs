@@ -151,7 +151,7 @@ fn own_device(streams: Streams, total_bytes: usize) -> Option<(Device, Arc<Shim>
 fn index_of(device: Device) -> usize {
     match device {
         Device::Cuda(index) => index,
-        Device::Cpu => panic!("a CUDA device"),
+        Device::Cpu | Device::Meta => panic!("a CUDA device"),
     }
 }
 

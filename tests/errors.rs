@@ -1,6 +1,6 @@
 //! What users read when they are refused, to the letter. Every rank refuses alike, from facts that all share.
 
-use isoshard::comm::spmd;
+use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::nn::Plan;
 use isoshard::placement::Layout;
@@ -59,13 +59,77 @@ fn local_parts_have_the_layouts_shape() {
 }
 
 #[test]
-fn a_mesh_covers_the_world() {
-    let run = |rank| DeviceMesh::parse(&rank, "a=2,b=2").map(drop);
-    let text = text(spmd(2, run).map(drop));
+fn a_mesh_without_named_ranks_is_the_world() {
+    let make = |text: &'static str| text_of(spmd(3, move |rank| DeviceMesh::parse(&rank, text).map(drop)));
     assert_eq!(
-        text,
-        "device_mesh: the axes do not cover the world; got (a=2, b=2) for 2 rank(s); start 4 rank(s)"
+        make("a=2,b=2"),
+        "device_mesh: the mesh is larger than the world; got (a=2, b=2) for 3 rank(s); start 4 rank(s)"
     );
+    assert_eq!(
+        make("a=2"),
+        "device_mesh: the axes do not cover the world; got (a=2) for 3 rank(s); start 2 rank(s), or name the mesh's with \
+         DeviceMesh::over"
+    );
+}
+
+#[test]
+fn a_mesh_has_ranks_of_the_world_once_each() {
+    let make = |ranks: &'static [usize]| {
+        let run = move |rank| DeviceMesh::over(&rank, &[("a", 3)], ranks.iter().copied()).map(drop);
+        // Every rank refuses alike.
+        let texts = spmd(4, move |rank| Ok(text(run(rank)))).unwrap_or_else(|e| panic!("{e}"));
+        assert!(texts.iter().all(|t| *t == texts[0]), "{texts:?}");
+        texts[0].clone()
+    };
+    assert_eq!(make(&[1, 3, 1]), "mesh: a rank is in it twice; got (a=3) over {1, 3, 1}; name rank 1 once");
+    assert_eq!(
+        make(&[1, 3, 4]),
+        "device_mesh: no such rank; got rank 4 in (a=3) over {1, 3, 4} for 4 rank(s); ranks are 0 to 3"
+    );
+    assert_eq!(
+        make(&[0, 1]),
+        "mesh: the number of ranks is not the axes'; got (a=3) over {0, 1}; name 3, not 2"
+    );
+    let larger = spmd(4, |rank| DeviceMesh::over(&rank, &[("a", 5)], 0..5).map(drop));
+    assert_eq!(
+        text_of(larger),
+        "device_mesh: the mesh is larger than the world; got (a=5) for 4 rank(s); start 5 rank(s)"
+    );
+}
+
+#[test]
+fn only_members_make_a_mesh() {
+    let run = |rank: Rank| Ok(text(DeviceMesh::over(&rank, &[("tp", 2)], [3, 1]).map(drop)));
+    let texts = spmd(4, run).unwrap_or_else(|e| panic!("{e}"));
+    let refused = |r| {
+        format!(
+            "device_mesh: this rank is not in the mesh; got (tp=2) over {{3, 1}} on rank {r}; only members make it: ask \
+             Mesh::contains first"
+        )
+    };
+    assert_eq!(texts, [refused(0), String::new(), refused(2), String::new()]);
+}
+
+#[test]
+fn parts_of_a_split_do_not_overlap() {
+    let split = |parts: &'static [&'static [usize]]| {
+        let run = move |rank: Rank| {
+            let parts: Vec<Vec<usize>> = parts.iter().map(|part| part.to_vec()).collect();
+            Ok(text(rank.split(&parts, "half").map(drop)))
+        };
+        let texts = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
+        assert!(texts.iter().all(|t| *t == texts[0]), "{texts:?}");
+        texts[0].clone()
+    };
+    assert_eq!(
+        split(&[&[0, 1], &[1, 2]]),
+        "split: the parts overlap; got half[[0, 1], [1, 2]] for 3 rank(s); name rank 1 once"
+    );
+    assert_eq!(
+        split(&[&[0], &[2]]),
+        "split: the parts do not share out the world; got half[[0], [2]] for 3 rank(s); name each rank once"
+    );
+    assert_eq!(split(&[&[0, 1], &[2]]), "");
 }
 
 #[test]
@@ -177,6 +241,11 @@ fn text(result: Result<()>) -> String {
         Err(Error::Rank { cause, .. }) => cause.to_string(),
         Err(e) => e.to_string(),
     }
+}
+
+/// The same of a program's.
+fn text_of<T>(result: Result<Vec<T>>) -> String {
+    text(result.map(drop))
 }
 
 fn zeros(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {

@@ -21,7 +21,19 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim"]),
 ];
 /// What lib.rs re-exports of the error module.
-const ERRORS: [&str; 7] = ["CallId", "CommFault", "Error", "Failure", "MemoryFault", "Refusal", "Result"];
+const ERRORS: [&str; 11] = [
+    "CallId",
+    "CommFault",
+    "Divergence",
+    "Error",
+    "Failure",
+    "LastCall",
+    "MemoryFault",
+    "NotFinite",
+    "Refusal",
+    "Result",
+    "Wait",
+];
 const FILE_LINES: usize = 600;
 
 /// A file under `src/`.

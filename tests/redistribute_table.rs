@@ -436,7 +436,10 @@ fn plain_layouts(ndim: usize) -> Vec<Layout> {
         [Placement::Replicate, Placement::Shard(0), Placement::Shard(1), Placement::Partial(ReduceOp::Sum)];
     let mut all: Vec<Vec<Placement>> = vec![vec![]];
     for _ in 0..ndim {
-        all = all.iter().flat_map(|p| choices.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
+        all = all
+            .iter()
+            .flat_map(|p| choices.iter().map(|q| [&p[..], std::slice::from_ref(q)].concat()))
+            .collect();
     }
     all.into_iter().map(Layout::new).collect()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{Call, Channel, Engine, Rank, Reduce, Request, Spmd, spmd};
+use isoshard::comm::{Call, Channel, Engine, Rank, Reduce, Request, Spmd, Tensors, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
@@ -387,14 +387,19 @@ impl Engine for Faulty<dyn Engine> {
 }
 
 impl Channel for Faulty<dyn Channel> {
-    fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.fault.pass();
         Ok(self.fault.request(self.inner.start(call)?))
     }
 
-    fn all_reduce(&self, reduce: Reduce, call: Call) -> Result<Box<dyn Request>> {
+    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.fault.pass();
         Ok(self.fault.request(self.inner.all_reduce(reduce, call)?))
+    }
+
+    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        self.fault.pass();
+        Ok(self.fault.request(self.inner.reduce_scatter(reduce, call)?))
     }
 
     fn reduces_well(&self) -> bool {
@@ -403,7 +408,7 @@ impl Channel for Faulty<dyn Channel> {
 }
 
 impl Request for FaultyRequest {
-    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
         self.fault.pass();
         self.inner.wait()
     }

@@ -13,7 +13,7 @@ use crate::model::Sizes;
 
 /// Trains a small GPT (or Llama) on text, character by character, on any mesh of ranks.
 ///
-/// Ranks are threads of this process. The mesh decides who computes what, never what is computed: initial values,
+/// Ranks are threads of this process, or with --engine mpi the processes that mpirun starts. The mesh decides who computes what, never what is computed: initial values,
 /// batches and dropout depend on the seed alone.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "train_gpt", version)]
@@ -61,6 +61,9 @@ pub struct Args {
     /// Shard activations between tensor-parallel parts along the sequence. Changes nothing without a tp axis.
     #[arg(long)]
     pub sequence_parallel: bool,
+    /// What ranks are, and how they talk.
+    #[arg(long, value_enum, default_value = "threads", value_name = "NAME")]
+    pub engine: EngineName,
     /// Where ranks compute: cpu, cuda (the first device, which the ranks share) or cuda:N. Exact results are the same.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub device: Device,
@@ -122,6 +125,19 @@ pub enum ModelName {
     Gpt,
     /// Rotary positions, root-mean-square norms, gated SiLU, grouped heads, a head of its own.
     Llama,
+}
+
+/// What ranks are, and how they talk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineName {
+    /// Threads of this process, as many as the mesh has ranks.
+    Threads,
+    /// Processes on CPUs, which mpirun or srun starts, as many as the mesh has ranks.
+    Mpi,
+    /// A GPU a rank: threads of this process, or processes where a launcher starts it.
+    Nccl,
+    /// One rank's plan without data: not built.
+    Dry,
 }
 
 /// How sums that ranks share are taken.

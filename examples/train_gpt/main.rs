@@ -3,14 +3,15 @@
 //! With no arguments: this repository's own text, two ranks under FSDP, about a minute. `--mesh fsdp=4`, `--mesh dp=2,tp=2`
 //! and `--mesh 1` train the same model: same initial values, same batches, same dropout. `--help` names everything,
 //! `--json` prints JSON lines for programs to read. `--device cuda` trains on a GPU, which the ranks share. `--model llama` trains a Llama instead, `--config odd` one whose
-//! sizes divide by nothing.
+//! sizes divide by nothing. `mpirun -n 4 train_gpt --engine mpi --mesh fsdp=4` does with processes what it does with threads.
 //!
 //! `args` is what the user says, `data` the text and its batches, `model` what is trained, `train` the program of one rank, `sample` what the
-//! model writes, `report` what the user sees.
+//! model writes, `report` what the user sees, `ranks` what ranks are.
 
 mod args;
 mod data;
 mod model;
+mod ranks;
 mod report;
 mod sample;
 mod train;
@@ -19,35 +20,22 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use isoshard::comm::spmd;
-use isoshard::{Error, Failure};
 
 use crate::args::Args;
-use crate::train::{Job, train};
-
-/// What the caller has to change, as for a wrong option.
-const USAGE: u8 = 2;
+use crate::ranks::Outcome;
+use crate::train::Job;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    let job = match Job::new(args) {
+    let job = match Job::new(Args::parse()) {
         Ok(job) => Arc::new(job),
-        Err(refused) => return end(USAGE, &refused),
+        Err(refused) => return end(Outcome::refused(refused)),
     };
-    let shared = job.clone();
-    match spmd(job.ranks, move |rank| train(&rank.on(shared.device()), &shared)) {
-        Ok(_) => ExitCode::SUCCESS,
-        // What the model or the plan refuses before the first step, every rank refuses alike: no rank is to blame.
-        Err(Error::Rank { cause, .. }) if !job.has_begun() && is_refusal(&cause) => end(USAGE, &cause),
-        Err(error) => end(1, &error),
+    end(ranks::run(&job))
+}
+
+fn end(outcome: Outcome) -> ExitCode {
+    if let Some(why) = &outcome.says {
+        eprintln!("error: {why}");
     }
-}
-
-fn end(code: u8, why: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("error: {why}");
-    ExitCode::from(code)
-}
-
-fn is_refusal(cause: &Failure) -> bool {
-    matches!(cause, Failure::Error(Error::Invalid(_) | Error::Sharding(_) | Error::Unsupported(_)))
+    ExitCode::from(outcome.code)
 }

@@ -59,9 +59,9 @@ impl Job {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Where ranks compute.
-    pub fn device(&self) -> Device {
-        self.args.device
+    /// What the user says.
+    pub fn args(&self) -> &Args {
+        &self.args
     }
 
     fn batches(&self, part: Part) -> Batches<'_> {
@@ -77,7 +77,7 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let start = Start {
         ranks: job.ranks,
         mesh: &args.mesh,
-        device: args.device,
+        device: rank.device(),
         dtype: args.compute(),
         parameters: trainer.params.numel(),
         vocabulary: job.sizes.vocabulary(),
@@ -110,8 +110,8 @@ pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let val_loss = val_loss.map_or_else(|| trainer.evaluate(), Ok)?;
     let text = if args.json { None } else { Some(trainer.sample()?) };
     let digest = trainer.params.digest()?;
-    let peak_device_bytes = match args.device {
-        Device::Cpu => None,
+    let peak_device_bytes = match rank.device() {
+        Device::Cpu | Device::Meta => None,
         Device::Cuda(index) => Some(cuda::memory_stats(index)?.peak_live_bytes),
     };
     let end =

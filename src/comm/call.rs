@@ -2,11 +2,12 @@
 
 use std::fmt;
 
+use super::flight::current_operator;
 use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 
-/// A call as one member brings it.
-#[derive(Clone, Debug)]
-pub struct Call {
+/// A call as one member brings it. It borrows its lists: an engine copies what it keeps while the call is in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
     /// The collective's name, e.g. `all_reduce`.
     pub name: &'static str,
     /// Who sends to whom.
@@ -16,9 +17,9 @@ pub struct Call {
     /// The type of all elements sent and received.
     pub dtype: DType,
     /// What this member sends: one tensor, or one for each member under [`Route::AllToAll`], or none. All on one device.
-    pub outgoing: Vec<Tensor>,
+    pub outgoing: &'a [Tensor],
     /// What this member expects: the shapes of [`Request::wait`](super::Request::wait)'s result, also with [`Route::Send`].
-    pub incoming: Vec<Shape>,
+    pub incoming: &'a [Shape],
 }
 
 /// Who sends to whom. Members are named by their index in the group.
@@ -47,11 +48,11 @@ pub enum Route {
     Barrier,
 }
 
-impl Call {
+impl<'a> Call<'a> {
     /// True where this call, brought by member `me`, belongs together with `other`, brought by member `at`.
     ///
     /// Among calls that are not all-to-all it is transitive among those who send: comparing with one is comparing with all.
-    pub fn agrees(&self, me: usize, other: &Call, at: usize) -> bool {
+    pub fn agrees(&self, me: usize, other: &Call<'_>, at: usize) -> bool {
         self.facts().agrees(me, &other.facts(), at)
     }
 
@@ -60,18 +61,19 @@ impl Call {
         self.outgoing.first().map(Tensor::device)
     }
 
-    pub(super) fn facts(&self) -> Facts<'_> {
-        let Call { name, route, op, dtype, ref outgoing, ref incoming } = *self;
+    pub(super) fn facts(&self) -> Facts<'a> {
+        let Call { name, route, op, dtype, outgoing, incoming } = *self;
         Facts { name, route, op, dtype, device: self.device(), sent: Sent::Tensors(outgoing), incoming }
     }
 
     /// What engines compare that cannot hand over the call itself.
     pub(super) fn brief(&self) -> Brief {
-        let Call { name, route, op, dtype, ref outgoing, ref incoming } = *self;
+        let Call { name, route, op, dtype, outgoing, incoming } = *self;
         // What members agree on from what they expect need not be said twice.
-        let sent = if route == Route::AllToAll { &outgoing[..] } else { &[] };
+        let sent = if route == Route::AllToAll { outgoing } else { &[] };
         let outgoing = sent.iter().map(|x| x.shape().clone()).collect();
-        Brief { name, route, op, dtype, outgoing, incoming: incoming.clone() }
+        let operator = current_operator();
+        Brief { name, route, op, dtype, outgoing, incoming: incoming.to_vec(), operator }
     }
 }
 
@@ -85,11 +87,13 @@ pub(super) struct Brief {
     /// Under [`Route::AllToAll`] alone.
     pub outgoing: Vec<Shape>,
     pub incoming: Vec<Shape>,
+    /// The operator that wants the call; ranks may differ about it, and are told so where they differ otherwise.
+    pub operator: &'static str,
 }
 
 impl Brief {
     pub fn facts(&self) -> Facts<'_> {
-        let Brief { name, route, op, dtype, ref outgoing, ref incoming } = *self;
+        let Brief { name, route, op, dtype, ref outgoing, ref incoming, .. } = *self;
         Facts { name, route, op, dtype, device: None, sent: Sent::Shapes(outgoing), incoming }
     }
 }
@@ -163,7 +167,7 @@ impl Facts<'_> {
 }
 
 /// As errors show it: `all_reduce(sum) f32[1024]`, or with shapes that differ, `all_gather f32{[2, 3], [1, 3]}`.
-impl fmt::Display for Call {
+impl fmt::Display for Call<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.facts().fmt(f)
     }

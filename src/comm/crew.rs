@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::flight::{Flights, Roster, SlowRank};
 use super::nccl::{Library, NcclEngine, Seat};
 use super::office::{Desk, Note, Office};
 use super::threads::{ThreadEngine, World};
@@ -15,13 +16,15 @@ use crate::tensor::Device;
 pub(super) struct Crew {
     devices: Vec<Device>,
     way: Way,
+    deadline: Duration,
+    roster: Arc<Roster>,
 }
 
 enum Way {
     /// They share memory.
     Threads(Arc<World>),
     /// They have a GPU each.
-    Nccl { library: Library, deadline: Duration, ranks: Mutex<Vec<Place>> },
+    Nccl { library: Library, ranks: Mutex<Vec<Place>> },
 }
 
 /// How far a rank is.
@@ -41,17 +44,19 @@ impl Crew {
         deadline: Duration,
         device: &dyn Fn(usize) -> Device,
         library: Option<&Library>,
+        flights: &Flights,
     ) -> Result<Crew> {
         let devices: Vec<Device> = (0..world_len).map(device).collect();
+        let roster = Roster::new(world_len, flights);
         let way = match library {
-            None => Way::Threads(Arc::new(World::new(world_len, deadline))),
+            None => Way::Threads(Arc::new(World::recorded(deadline, roster.clone()))),
             Some(library) => {
                 one_each(&devices)?;
                 let ranks = Office::desks(world_len, deadline).into_iter().map(Place::Waits).collect();
-                Way::Nccl { library: library.clone(), deadline, ranks: Mutex::new(ranks) }
+                Way::Nccl { library: library.clone(), ranks: Mutex::new(ranks) }
             }
         };
-        Ok(Crew { devices, way })
+        Ok(Crew { devices, way, deadline, roster })
     }
 
     /// The rank, on its own thread.
@@ -59,18 +64,18 @@ impl Crew {
         let device = self.devices[rank];
         let engine: Arc<dyn Engine> = match &self.way {
             Way::Threads(world) => Arc::new(ThreadEngine::new(world.clone(), rank)),
-            Way::Nccl { library, deadline, ranks } => {
+            Way::Nccl { library, ranks } => {
                 let Place::Waits(desk) = std::mem::replace(&mut lock(ranks)[rank], Place::Over) else {
                     unreachable!("a rank begins once")
                 };
                 let world_len = self.devices.len();
-                let seat = Seat { rank, world_len, device, deadline: *deadline, desk };
+                let seat = Seat { rank, world_len, device, deadline: self.deadline, desk };
                 let engine = Arc::new(NcclEngine::connect(seat, library)?);
                 lock(ranks)[rank] = Place::Runs(engine.clone());
                 engine
             }
         };
-        Ok(Rank::new(engine)?.on(device))
+        Ok(Rank::recorded(engine, self.roster.recorder(rank).clone())?.on(device))
     }
 
     /// The rank's program is over.
@@ -87,8 +92,9 @@ impl Crew {
         Ok(())
     }
 
-    /// The rank's program failed.
-    pub fn fail(&self, rank: usize, cause: String) {
+    /// The rank's program failed; an echo follows from another rank's failure.
+    pub fn fail(&self, rank: usize, cause: String, is_echo: bool) {
+        self.roster.recorder(rank).write(&cause, is_echo);
         match &self.way {
             Way::Threads(world) => world.fail(rank, cause),
             Way::Nccl { ranks, .. } => {
@@ -101,6 +107,26 @@ impl Crew {
                 }
             }
         }
+    }
+}
+
+impl Crew {
+    /// Ranks that have waited longer than `patience` since the last look.
+    pub fn slow(&self, patience: Duration) -> Vec<SlowRank> {
+        self.roster.slow(patience, self.deadline)
+    }
+
+    /// True where the others have gone on without the rank.
+    pub fn is_left(&self, rank: usize) -> bool {
+        match &self.way {
+            Way::Threads(world) => world.is_left(rank),
+            Way::Nccl { .. } => false,
+        }
+    }
+
+    /// Writes the records of ranks that did not fail themselves.
+    pub fn write_records(&self) {
+        self.roster.write("");
     }
 }
 

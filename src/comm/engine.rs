@@ -7,6 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::{SmallVec, smallvec};
+
 use super::call::Call;
 use super::fold;
 use crate::error::{Error, Result};
@@ -30,14 +32,14 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Those of the engine's transport.
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>>;
 
-    /// As [`Engine::open`], by all ranks of the world at once: `parts` are groups in which each rank is a member of exactly
-    /// one. Some engines open so what they open slowly otherwise.
+    /// As [`Engine::open`], by all ranks of the world at once, each for its own part: `color` is the same on its members and
+    /// another in every other part. Some engines open so what they open slowly otherwise.
     ///
     /// # Errors
     /// Those of the engine's transport.
-    fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Arc<dyn Channel>> {
-        let mine = parts.iter().find(|part| part.contains(&self.rank()));
-        self.open(mine.expect("checked by the caller"), name)
+    fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
+        let _ = color;
+        self.open(part, name)
     }
 
     /// Ends this rank's part in the world: what it has started is waited for, and nobody need wait for it any more.
@@ -46,6 +48,22 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// What went wrong since the last call.
     fn end(&self) -> Result<()>;
 
+    /// The ranks that go on together where others have failed: those that call this before the deadline, in ascending order,
+    /// the same on all of them. Groups opened from now on heed failures of their own members alone.
+    ///
+    /// Provided: a refusal, by engines whose transport does not outlive a rank.
+    ///
+    /// # Errors
+    /// Refuses a rank without which the others have gone on already.
+    fn survivors(&self) -> Result<Vec<usize>> {
+        Err(Error::unsupported(
+            "survivors",
+            "this engine cannot go on without a rank",
+            format!("rank {} of {}", self.rank(), self.world_len()),
+            "start the program again from a checkpoint",
+        ))
+    }
+
     /// Gives up the whole world: collectives that wait, and all later ones, fail on every rank with `cause`. Only
     /// the first abort counts.
     fn abort(&self, cause: &Error);
@@ -53,11 +71,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
 
 /// One rank's end of a group. Calls are numbered in the order in which this rank starts them.
 pub trait Channel: Send + Sync + fmt::Debug {
-    /// Starts a call and returns at once. The request owns the tensors while they are in flight.
+    /// Starts a call and returns at once. The request shares the tensors while they are in flight.
     ///
     /// # Errors
     /// A fault of the group that is known already.
-    fn start(&self, call: Call) -> Result<Box<dyn Request>>;
+    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>>;
 
     /// Starts an all-reduce: `call` routes one contiguous tensor to all; the request yields the reduction alone.
     ///
@@ -65,7 +83,18 @@ pub trait Channel: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// As [`Channel::start`].
-    fn all_reduce(&self, reduce: Reduce, call: Call) -> Result<Box<dyn Request>> {
+    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        Ok(Box::new(Folding { inner: self.start(call)?, reduce }))
+    }
+
+    /// Starts a reduce-scatter: `call` routes a contiguous tensor to each; the request yields the reduction of what comes
+    /// here.
+    ///
+    /// Provided: an exchange, then a fold. Sends and receives what `call` does.
+    ///
+    /// # Errors
+    /// As [`Channel::start`].
+    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
         Ok(Box::new(Folding { inner: self.start(call)?, reduce }))
     }
 
@@ -113,6 +142,9 @@ fn stacked(n: usize, shape: &Shape) -> Shape {
     if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
 
+/// What a call yields. A list of one takes no memory of its own.
+pub type Tensors = SmallVec<[Tensor; 1]>;
+
 /// A call in flight. Dropping it neither blocks nor disturbs the other members; forgetting it leaks memory only.
 pub trait Request: Send {
     /// What arrived: n tensors in group order for [`Route::Gather`](super::Route::Gather) and [`Route::AllToAll`](super::Route::AllToAll), one for
@@ -120,7 +152,7 @@ pub trait Request: Send {
     ///
     /// # Errors
     /// The call's fault, after the engine's deadline at the latest.
-    fn wait(self: Box<Self>) -> Result<Vec<Tensor>>;
+    fn wait(self: Box<Self>) -> Result<Tensors>;
 
     /// True where `wait` would not wait for another rank.
     fn is_ready(&self) -> bool;
@@ -133,9 +165,9 @@ struct Folding {
 }
 
 impl Request for Folding {
-    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
         let parts = self.inner.wait()?;
-        Ok(vec![fold::fold(&self.reduce, &parts)?])
+        Ok(smallvec![fold::fold(&self.reduce, &parts)?])
     }
 
     fn is_ready(&self) -> bool {
@@ -174,7 +206,7 @@ mod tests {
     }
 
     impl Channel for Plain<dyn Channel> {
-        fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+        fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
             self.0.start(call)
         }
     }

@@ -6,46 +6,66 @@ use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use smallvec::SmallVec;
 
 use super::engine::Reduce;
 use crate::error::Result;
 use crate::tensor::cpu::{Num, as_elements_mut};
-use crate::tensor::{DType, Element, Float, FoldStep, ReduceOp, Tensor, cuda};
+use crate::tensor::{DType, Element, Float, FoldStep, ReduceOp, Shape, Tensor, cuda};
 
 /// The elements folded at a time: the whole stack stays in the first caches.
 const BLOCK: usize = 1024;
+/// The elements on the stack; a fold of many members takes fewer at a time.
+const STACK: usize = 4 * BLOCK;
 
 /// The reduction of `parts`, one contiguous tensor a member, of the shapes that [`Reduce::part_shape`] gives.
 pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
-    let dtype = parts[0].dtype();
+    fold_into(reduce, &|member| &parts[member], Tensor::stale)
+}
+
+/// As [`fold`], of the tensors that `of` names by member. `room` makes a contiguous tensor that nobody shares, for a result in
+/// the processor's memory.
+pub(crate) fn fold_into<'a>(
+    reduce: &Reduce,
+    of: &dyn Fn(usize) -> &'a Tensor,
+    room: impl FnOnce(DType, Shape) -> Tensor,
+) -> Result<Tensor> {
+    let (dtype, device) = (of(0).dtype(), of(0).device());
     let shape = reduce.out_shape();
     if shape.numel() == 0 {
-        return Tensor::zeros_on(parts[0].device(), dtype, shape);
+        return Tensor::zeros_on(device, dtype, shape);
     }
     if let (1, &[FoldStep::Push { member, .. }]) = (reduce.order.nodes().len(), reduce.order.steps()) {
-        return Ok(parts[member].clone());
+        return Ok(of(member).clone());
     }
-    if parts[0].device().is_cuda() {
-        return cuda::fold(reduce.op, &reduce.order, &reduce.shape, parts);
+    let members = 0..reduce.order.nodes().len();
+    if members.clone().any(|member| of(member).is_meta()) {
+        return Tensor::absent(dtype, shape);
     }
-    let mut out = Tensor::stale(dtype, shape);
+    if device.is_cuda() {
+        let parts: Vec<Tensor> = members.map(|member| of(member).clone()).collect();
+        return cuda::fold(reduce.op, &reduce.order, &reduce.shape, &parts);
+    }
+    let mut out = room(dtype, shape);
     let row = reduce.shape.numel() * dtype.size_bytes();
-    let rows: Vec<&mut [u8]> = out.bytes_mut().chunks_exact_mut(row).collect();
-    fold_range(reduce, parts.iter(), 0..reduce.shape.numel(), rows);
+    let rows = out.bytes_mut().chunks_exact_mut(row).collect();
+    fold_range(reduce, of, 0..reduce.shape.numel(), rows);
     Ok(out)
 }
 
-/// Folds the elements `range` of every part; `outs` has room for just them, one slice a result.
+/// Where the results go, or a chunk of each.
+pub(crate) type Rows<'a> = SmallVec<[&'a mut [u8]; 2]>;
+
+/// Folds the elements `range` of every member's part; `outs` has room for just them, one slice a result.
 pub(crate) fn fold_range<'a>(
     reduce: &Reduce,
-    parts: impl Iterator<Item = &'a Tensor>,
+    of: &dyn Fn(usize) -> &'a Tensor,
     range: Range<usize>,
-    outs: Vec<&mut [u8]>,
+    outs: Rows<'_>,
 ) {
-    let parts: Vec<&Tensor> = parts.collect();
-    let job = Job { reduce, parts: &parts, range };
+    let job = Job { reduce, of, range };
     let op = reduce.op;
-    match parts[0].dtype() {
+    match of(0).dtype() {
         DType::F32 => job.floats::<f32>(outs),
         DType::F64 => job.floats::<f64>(outs),
         DType::F16 if op == ReduceOp::Sum => job.run::<f16, _>(SumF16, outs),
@@ -62,14 +82,14 @@ pub(crate) fn fold_range<'a>(
     }
 }
 
-struct Job<'a> {
-    reduce: &'a Reduce,
-    parts: &'a [&'a Tensor],
+struct Job<'a, 'f> {
+    reduce: &'f Reduce,
+    of: &'f dyn Fn(usize) -> &'a Tensor,
     range: Range<usize>,
 }
 
-impl<'a> Job<'a> {
-    fn floats<T: Float<Acc: Num>>(&self, outs: Vec<&mut [u8]>) {
+impl<'a> Job<'a, '_> {
+    fn floats<T: Float<Acc: Num>>(&self, outs: Rows<'_>) {
         match self.reduce.op {
             ReduceOp::Sum => self.run::<T, _>(Same(|a: T, b: T| T::narrow(a.widen() + b.widen())), outs),
             ReduceOp::Max => self.run::<T, _>(Same(ReduceOp::larger::<T>), outs),
@@ -77,7 +97,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn ints<T: Element + Ord>(&self, outs: Vec<&mut [u8]>, add: impl Fn(T, T) -> T + Copy) {
+    fn ints<T: Element + Ord>(&self, outs: Rows<'_>, add: impl Fn(T, T) -> T + Copy) {
         match self.reduce.op {
             ReduceOp::Sum => self.run::<T, _>(Same(add), outs),
             ReduceOp::Max => self.run::<T, _>(Same(T::max), outs),
@@ -85,32 +105,43 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn run<T: Element, R: Rule<T>>(&self, rule: R, outs: Vec<&mut [u8]>) {
-        let mut outs: Vec<&mut [T]> = outs.into_iter().map(as_elements_mut::<T>).collect();
+    fn run<T: Element, R: Rule<T>>(&self, rule: R, outs: Rows<'_>) {
+        let mut outs: Outs<'_, T> = outs.into_iter().map(as_elements_mut::<T>).collect();
         let each = self.reduce.shape.numel();
         let of = |member: usize, node: usize| -> &'a [T] {
             let all =
-                self.parts[member].as_slice::<T>().expect("contributions are contiguous and of one dtype");
+                (self.of)(member).as_slice::<T>().expect("contributions are contiguous and of one dtype");
             &all[node * each..][..each][self.range.clone()]
         };
         let ops = fuse(self.reduce.order.steps(), of);
-        let n = self.range.len();
         if let ([Fused::Pair(a, b)], [out]) = (&ops[..], &mut outs[..])
             && rule.pair(a, b, out)
         {
             return;
         }
-        let block = BLOCK.min(n);
-        let mut stack = vec![R::Wide::default(); (self.reduce.order.depth() + 1) * block];
-        for start in (0..n).step_by(BLOCK) {
-            let at = start..(start + BLOCK).min(n);
-            fold_block(rule, &ops, at.clone(), block, &mut stack);
+        self.run_blocks(rule, &ops, outs);
+    }
+
+    /// Apart from `run`, so that two members' folds do without the large frame.
+    #[inline(never)]
+    fn run_blocks<T: Element, R: Rule<T>>(&self, rule: R, ops: &[Fused<T>], mut outs: Outs<'_, T>) {
+        let n = self.range.len();
+        let entries = self.reduce.order.depth() + 1;
+        let block = BLOCK.min(STACK / entries).max(1).min(n);
+        let mut stack: SmallVec<[R::Wide; STACK]> = SmallVec::new();
+        stack.resize(entries * block, R::Wide::default());
+        for start in (0..n).step_by(block) {
+            let at = start..(start + block).min(n);
+            fold_block(rule, ops, at.clone(), block, &mut stack);
             for (out, entry) in outs.iter_mut().zip(stack.chunks_exact(block)) {
                 rule.store(&entry[..at.len()], &mut out[at.clone()]);
             }
         }
     }
 }
+
+/// The results' elements, a slice a result.
+type Outs<'a, T> = SmallVec<[&'a mut [T]; 2]>;
 
 /// Steps with what often follows another drawn together, so that a part is read where it lies.
 enum Fused<'a, T> {
@@ -121,8 +152,8 @@ enum Fused<'a, T> {
     Join,
 }
 
-fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> Vec<Fused<'a, T>> {
-    let mut ops: Vec<Fused<'a, T>> = Vec::with_capacity(steps.len());
+fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> SmallVec<[Fused<'a, T>; 16]> {
+    let mut ops = SmallVec::new();
     for step in steps {
         match *step {
             FoldStep::Push { member, node } => ops.push(Fused::Push(of(member, node))),
@@ -267,7 +298,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::tensor::{FoldOrder, Shape};
+    use crate::tensor::FoldOrder;
 
     /// The halving tree by its definition, on whole tensors.
     fn tree(op: ReduceOp, parts: &[Tensor]) -> Tensor {
@@ -360,7 +391,7 @@ mod tests {
         let reduce = Reduce::halving(ReduceOp::Sum, 6, shape);
         let whole = fold(&reduce, &parts).unwrap();
         let mut chunk = Tensor::zeros(DType::F32, [30]);
-        fold_range(&reduce, parts.iter(), 37..67, vec![chunk.bytes_mut()]);
+        fold_range(&reduce, &|m| &parts[m], 37..67, [chunk.bytes_mut()].into_iter().collect());
         assert_eq!(chunk.as_bytes().unwrap(), &whole.as_bytes().unwrap()[37 * 4..67 * 4]);
     }
 }

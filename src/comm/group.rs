@@ -1,14 +1,23 @@
 //! A group of ranks and the collectives its members call together.
 
 use std::fmt;
-use std::sync::Arc;
+use std::slice;
+use std::sync::{Arc, OnceLock};
 
-use super::engine::{Channel, Engine, Reduce};
+use smallvec::SmallVec;
+
+#[cfg(test)]
+use super::engine::Engine;
+use super::engine::{Channel, Reduce, Request, Tensors};
+use super::flight::{GroupId, Recorder, Ticket};
 use super::{Call, Pending, Route, fold};
+#[cfg(test)]
+use crate::error::CallId;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
-/// From this size on, an all-reduce over an engine without shared memory is a reduce-scatter and an all-gather.
+/// From so many bytes on that all members' tensors are beyond what two phases bring, an all-reduce over an engine without
+/// shared memory is a reduce-scatter and an all-gather.
 const TWO_PHASE_BYTES: usize = 64 << 10;
 
 /// Some ranks in an order: the members of collectives. Written `dp{0, 4, 8}`; cloning shares it.
@@ -30,21 +39,37 @@ pub struct Group {
 
 struct Inner {
     name: String,
-    ranks: Vec<usize>,
+    ranks: Arc<[usize]>,
     index: usize,
     channel: Arc<dyn Channel>,
+    recorder: Arc<Recorder>,
+    /// The group in the recorder.
+    recorded: GroupId,
+    /// The order of ordinary reductions, made at the first.
+    halving: OnceLock<Arc<FoldOrder>>,
 }
 
 impl Group {
-    /// The group over a channel of `engine`; `ranks` holds the engine's rank.
+    /// The group over a channel of `engine`, with a record of its own; `ranks` holds the engine's rank.
+    #[cfg(test)]
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
-        Ok(Group::over(engine.open(ranks, name)?, engine.rank(), ranks, name))
+        let recorder = Recorder::alone(engine.rank(), engine.world_len());
+        Ok(Group::over(engine.open(ranks, name)?, &recorder, engine.rank(), (ranks, name)))
     }
 
     /// The group of `rank` over an open channel.
-    pub(crate) fn over(channel: Arc<dyn Channel>, rank: usize, ranks: &[usize], name: &str) -> Group {
+    pub(crate) fn over(
+        channel: Arc<dyn Channel>,
+        recorder: &Arc<Recorder>,
+        rank: usize,
+        (ranks, name): (&[usize], &str),
+    ) -> Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
-        Group { inner: Arc::new(Inner { name: name.into(), ranks: ranks.into(), index, channel }) }
+        let ranks: Arc<[usize]> = ranks.into();
+        let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
+        let halving = OnceLock::new();
+        let inner = Inner { name: name.into(), ranks, index, channel, recorder, recorded, halving };
+        Group { inner: Arc::new(inner) }
     }
 
     /// The number of members.
@@ -104,10 +129,10 @@ impl Group {
             route: Route::Gather,
             op: None,
             dtype: x.dtype(),
-            outgoing: vec![x.clone()],
-            incoming: shapes.to_vec(),
+            outgoing: slice::from_ref(x),
+            incoming: shapes,
         };
-        Pending::running(self.inner.channel.start(call), Ok)
+        Pending::running(self.start(call), |all| Ok(all.into_vec()))
     }
 
     /// Sends `parts[i]` to member i, and returns what the members sent here: from member i a tensor of shape
@@ -142,10 +167,10 @@ impl Group {
             route: Route::AllToAll,
             op: None,
             dtype: parts[0].dtype(),
-            outgoing: parts,
-            incoming: shapes.to_vec(),
+            outgoing: &parts,
+            incoming: shapes,
         };
-        Pending::running(self.inner.channel.start(call), Ok)
+        Pending::running(self.start(call), |all| Ok(all.into_vec()))
     }
 
     /// The reduction of everybody's `parts[me]`: part i belongs to member i, has there one shape on all members, and
@@ -164,7 +189,7 @@ impl Group {
             return Pending::ready(Err(e));
         }
         let shape = parts[self.index()].shape().clone();
-        self.reduce_scatter_in(parts, Reduce::halving(op, self.len(), shape))
+        self.reduce_scatter_in(parts, self.halving(op, shape))
     }
 
     /// As [`Group::reduce_scatter_async`], where members bring several parts, or none, which are folded in an order of
@@ -177,19 +202,22 @@ impl Group {
         if self.len() == 1 {
             return Pending::ready(parts.remove(0).contiguous().and_then(|x| fold::fold(&reduce, &[x])));
         }
-        let outgoing = match parts.iter().map(Tensor::contiguous).collect() {
-            Ok(outgoing) => outgoing,
-            Err(e) => return Pending::ready(Err(e)),
-        };
+        for part in &mut parts {
+            match part.contiguous() {
+                Ok(packed) => *part = packed,
+                Err(e) => return Pending::ready(Err(e)),
+            }
+        }
+        let incoming = self.incoming(&reduce);
         let call = Call {
             name: verb,
             route: Route::AllToAll,
             op: Some(reduce.op),
             dtype: parts[0].dtype(),
-            incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
-            outgoing,
+            outgoing: &parts,
+            incoming: &incoming,
         };
-        Pending::running(self.inner.channel.start(call), move |parts| fold::fold(&reduce, &parts))
+        Pending::running(self.recorded(call, |channel, call| channel.reduce_scatter(reduce, call)), single)
     }
 
     /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
@@ -199,7 +227,7 @@ impl Group {
     /// # Errors
     /// [`CommFault`](crate::CommFault)s.
     pub fn all_reduce(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        self.all_reduce_in(x, Reduce::halving(op, self.len(), x.shape().clone()))
+        self.all_reduce_in(x, self.halving(op, x.shape().clone()))
     }
 
     /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
@@ -210,7 +238,9 @@ impl Group {
     /// As [`Group::all_reduce_in`], on its way where it takes one phase; one that takes two is done when this returns.
     pub(crate) fn all_reduce_begun(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
-        if bytes >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
+        // One phase brings n - 1 times the tensor, two bring 2 (n - 1) / n times it; among few they still share the folding.
+        let spared = bytes * ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
+        if spared >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
             return Pending::ready(self.all_reduce_in_two(x, &reduce));
         }
         self.start_all_reduce(x, reduce)
@@ -219,7 +249,7 @@ impl Group {
     /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second
     /// phase would never come if this one were dropped.
     pub fn all_reduce_async(&self, x: &Tensor, op: ReduceOp) -> Pending<Tensor> {
-        self.start_all_reduce(x, Reduce::halving(op, self.len(), x.shape().clone()))
+        self.start_all_reduce(x, self.halving(op, x.shape().clone()))
     }
 
     fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
@@ -228,15 +258,16 @@ impl Group {
             Ok(x) => x,
             Err(e) => return Pending::ready(Err(e)),
         };
+        let incoming = self.incoming(&reduce);
         let call = Call {
             name: "all_reduce",
             route: Route::Gather,
             op: Some(reduce.op),
             dtype: x.dtype(),
-            outgoing: vec![x],
-            incoming: (0..self.len()).map(|m| reduce.part_shape(m)).collect(),
+            outgoing: slice::from_ref(&x),
+            incoming: &incoming,
         };
-        Pending::running(self.inner.channel.all_reduce(reduce, call), single)
+        Pending::running(self.recorded(call, |channel, call| channel.all_reduce(reduce, call)), single)
     }
 
     /// The root's `x` on every member; the others' is ignored. All name the root, and the dtype and shape that will
@@ -278,10 +309,10 @@ impl Group {
             route: Route::Broadcast { root },
             op: None,
             dtype,
-            outgoing: x.cloned().into_iter().collect(),
-            incoming: vec![shape.clone()],
+            outgoing: x.map_or(&[], slice::from_ref),
+            incoming: slice::from_ref(shape),
         };
-        Pending::running(self.inner.channel.start(call), single)
+        Pending::running(self.start(call), single)
     }
 
     /// Sends `x` to one member, which calls [`Group::recv`]. Messages between two members keep their order. May
@@ -306,10 +337,10 @@ impl Group {
             route: Route::Send { to },
             op: None,
             dtype: x.dtype(),
-            outgoing: vec![x.clone()],
-            incoming: vec![x.shape().clone()],
+            outgoing: slice::from_ref(x),
+            incoming: slice::from_ref(x.shape()),
         };
-        Pending::running(self.inner.channel.start(call), |_| Ok(()))
+        Pending::running(self.start(call), |_| Ok(()))
     }
 
     /// The next tensor that member `from` sends here.
@@ -330,10 +361,10 @@ impl Group {
             route: Route::Recv { from },
             op: None,
             dtype,
-            outgoing: vec![],
-            incoming: vec![shape.clone()],
+            outgoing: &[],
+            incoming: slice::from_ref(shape),
         };
-        Pending::running(self.inner.channel.start(call), single)
+        Pending::running(self.start(call), single)
     }
 
     /// Waits until all members have come. Sends no elements.
@@ -354,10 +385,10 @@ impl Group {
             route: Route::Barrier,
             op: None,
             dtype: DType::U8,
-            outgoing: vec![],
-            incoming: vec![],
+            outgoing: &[],
+            incoming: &[],
         };
-        Pending::running(self.inner.channel.start(call), |_| Ok(()))
+        Pending::running(self.start(call), |_| Ok(()))
     }
 
     /// A reduce-scatter of the flat elements, then an all-gather: the bytes of a ring, the bits of one fold.
@@ -379,6 +410,41 @@ impl Group {
             chunk.copy_block(&mut out, chunk.shape(), (0, chunk.strides()), (start(i), &[each, 1]))?;
         }
         out.reshape(reduce.out_shape())
+    }
+
+    /// The last calls that this rank has completed: on this group, and at all.
+    #[cfg(test)]
+    pub(crate) fn last_completed(&self) -> (Option<CallId>, Option<CallId>) {
+        self.inner.recorder.last(self.name(), self.ranks())
+    }
+
+    fn start(&self, call: Call) -> Result<(Box<dyn Request>, Ticket)> {
+        self.recorded(call, |channel, call| channel.start(call))
+    }
+
+    /// Starts a call by `start`, and writes it down.
+    fn recorded(
+        &self,
+        call: Call,
+        start: impl FnOnce(&dyn Channel, Call) -> Result<Box<dyn Request>>,
+    ) -> Result<(Box<dyn Request>, Ticket)> {
+        let Inner { index, channel, recorder, recorded, .. } = &*self.inner;
+        let ticket = recorder.start(*recorded, *index, &call);
+        match start(&**channel, call) {
+            Ok(request) => Ok((request, ticket)),
+            Err(error) => Err(ticket.fail(error)),
+        }
+    }
+
+    /// The ordinary reduction of one part from each member.
+    fn halving(&self, op: ReduceOp, shape: Shape) -> Reduce {
+        let order = self.inner.halving.get_or_init(|| Arc::new(FoldOrder::halving(self.len())));
+        Reduce { op, order: order.clone(), shape }
+    }
+
+    /// The shapes of what the members bring to a reduction; no allocation in groups of ordinary size.
+    fn incoming(&self, reduce: &Reduce) -> SmallVec<[Shape; 16]> {
+        (0..self.len()).map(|m| reduce.part_shape(m)).collect()
     }
 
     fn check_parts(&self, verb: &str, parts: &[Tensor]) -> Result<()> {
@@ -428,7 +494,7 @@ impl Group {
     }
 }
 
-fn single(mut parts: Vec<Tensor>) -> Result<Tensor> {
+fn single(mut parts: Tensors) -> Result<Tensor> {
     Ok(parts.pop().expect("the engine returns one tensor for this route"))
 }
 
@@ -444,8 +510,41 @@ impl fmt::Debug for Group {
     }
 }
 
-/// A group as errors write it: `dp{0, 4, 8}`.
+/// A group as errors write it: `dp{0, 4, 8}`, and where there are many, `world{0..16384}`, `dp{3..16384 by 8}` or the first
+/// few.
 pub(crate) fn label(name: &str, ranks: &[usize]) -> String {
-    let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-    format!("{name}{{{}}}", ranks.join(", "))
+    const SHOWN: usize = 16;
+    let list = |ranks: &[usize]| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    if ranks.len() <= SHOWN {
+        return format!("{name}{{{}}}", list(ranks));
+    }
+    let (first, last) = (ranks[0], ranks[ranks.len() - 1]);
+    let step = ranks[1].saturating_sub(first);
+    if step == 0 || !ranks.windows(2).all(|pair| pair[0] + step == pair[1]) {
+        return format!("{name}{{{} and {} more}}", list(&ranks[..SHOWN]), ranks.len() - SHOWN);
+    }
+    match step {
+        1 => format!("{name}{{{first}..{}}}", last + 1),
+        _ => format!("{name}{{{first}..{} by {step}}}", last + 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_stay_short() {
+        let named = |ranks: &mut dyn Iterator<Item = usize>| label("g", &ranks.collect::<Vec<_>>());
+        assert_eq!(named(&mut [0, 4, 8].into_iter()), "g{0, 4, 8}");
+        assert_eq!(named(&mut (0..16)), "g{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}");
+        assert_eq!(named(&mut (0..16_384)), "g{0..16384}");
+        assert_eq!(named(&mut (3..16_384).step_by(8)), "g{3..16380 by 8}");
+        let odd = named(&mut (0..20).chain([99]));
+        assert_eq!(odd, "g{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 5 more}");
+        assert_eq!(
+            named(&mut (0..17).rev()),
+            "g{16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1 and 1 more}"
+        );
+    }
 }

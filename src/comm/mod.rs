@@ -18,27 +18,39 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Missing: engines other than threads; a reduction that an engine does itself, in an order of its own.
+//! Ranks are threads, or processes over NCCL or MPI ([`Process`]).
+//!
+//! Missing: a reduction that an engine does itself, in an order of its own.
 
 mod call;
 mod crew;
+pub mod dry;
 mod engine;
+pub mod flight;
 mod fold;
 mod group;
 mod launch;
+#[cfg(feature = "mpi")]
+mod mpi;
 pub mod nccl;
+mod network;
 mod office;
 mod pending;
 mod process;
 mod rank;
 mod spmd;
+mod tally;
 mod threads;
 
 pub use call::{Call, Route};
-pub use engine::{Channel, Engine, Reduce, Request};
+pub use dry::DryRun;
+pub use engine::{Channel, Engine, Reduce, Request, Tensors};
+pub(crate) use flight::{during, during_at_least};
 pub use group::Group;
 pub use launch::Launch;
+pub use network::{Cost, Grid, Level, Network, Peers};
 pub use pending::Pending;
 pub use process::Process;
 pub use rank::Rank;
 pub use spmd::{Spmd, spmd};
+pub use tally::{Tally, Total, Traffic};

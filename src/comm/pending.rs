@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use super::engine::Request;
+use super::engine::{Request, Tensors};
+use super::flight::Ticket;
 use crate::error::Result;
-use crate::tensor::Tensor;
 
-type Finish<T> = Box<dyn FnOnce(Vec<Tensor>) -> Result<T> + Send>;
+type Finish<T> = Box<dyn FnOnce(Tensors) -> Result<T> + Send>;
 
 /// The result of a collective that was started and not yet waited for.
 ///
@@ -19,7 +19,7 @@ pub struct Pending<T> {
 
 enum State<T> {
     Ready(Result<T>),
-    Running(Box<dyn Request>, Finish<T>),
+    Running { request: Box<dyn Request>, finish: Finish<T>, ticket: Ticket },
 }
 
 impl<T> Pending<T> {
@@ -28,13 +28,15 @@ impl<T> Pending<T> {
         Pending { state: State::Ready(result) }
     }
 
-    /// A request, and what makes the result from the tensors that come.
+    /// A recorded request, and what makes the result from the tensors that come.
     pub(crate) fn running(
-        request: Result<Box<dyn Request>>,
-        finish: impl FnOnce(Vec<Tensor>) -> Result<T> + Send + 'static,
+        request: Result<(Box<dyn Request>, Ticket)>,
+        finish: impl FnOnce(Tensors) -> Result<T> + Send + 'static,
     ) -> Self {
         match request {
-            Ok(request) => Pending { state: State::Running(request, Box::new(finish)) },
+            Ok((request, ticket)) => {
+                Pending { state: State::Running { request, finish: Box::new(finish), ticket } }
+            }
             Err(error) => Pending::ready(Err(error)),
         }
     }
@@ -46,7 +48,16 @@ impl<T> Pending<T> {
     pub fn wait(self) -> Result<T> {
         match self.state {
             State::Ready(result) => result,
-            State::Running(request, finish) => finish(request.wait()?),
+            State::Running { request, finish, ticket } => {
+                ticket.wait();
+                match request.wait() {
+                    Ok(parts) => {
+                        ticket.complete();
+                        finish(parts)
+                    }
+                    Err(error) => Err(ticket.fail(error)),
+                }
+            }
         }
     }
 
@@ -54,7 +65,7 @@ impl<T> Pending<T> {
     pub fn is_ready(&self) -> bool {
         match &self.state {
             State::Ready(_) => true,
-            State::Running(request, _) => request.is_ready(),
+            State::Running { request, .. } => request.is_ready(),
         }
     }
 }

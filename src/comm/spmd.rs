@@ -3,15 +3,17 @@
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::Rank;
 use super::crew::Crew;
+use super::flight::{Flights, SlowRank};
 use super::nccl::Library;
 use super::threads::Running;
+use super::{Network, Rank};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::Device;
 
@@ -45,6 +47,10 @@ pub struct Spmd {
     name: String,
     device: Arc<dyn Fn(usize) -> Device + Send + Sync>,
     library: Option<Library>,
+    flights: Flights,
+    on_slow: Arc<dyn Fn(&SlowRank) + Send + Sync>,
+    patience: Option<Duration>,
+    network: Network,
 }
 
 impl fmt::Debug for Spmd {
@@ -63,7 +69,10 @@ impl Spmd {
     /// `world` ranks on the CPU, a deadline of 60 s, threads named `rank 0`, `rank 1`, ...
     pub fn new(world: usize) -> Spmd {
         let (deadline, name) = (Duration::from_secs(60), "rank".into());
-        Spmd { world, deadline, name, device: Arc::new(|_| Device::Cpu), library: None }
+        let device = Arc::new(|_| Device::Cpu);
+        let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
+        let (flights, network) = (Flights::default(), Network::default());
+        Spmd { world, deadline, name, device, library: None, network, flights, on_slow, patience: None }
     }
 
     /// Where each rank's tensors are, by its number: `|_| Device::Cuda(0)` for ranks that share a GPU. Meshes made from a rank
@@ -92,6 +101,32 @@ impl Spmd {
         self
     }
 
+    /// The folder where each rank writes what it called last when it first sees a failure: see [`flight`](super::flight). Without
+    /// this, the one that the environment variable `ISOSHARD_FLIGHT_DIR` names, or none.
+    pub fn flight_dir(mut self, dir: impl Into<PathBuf>) -> Spmd {
+        self.flights.dir = Some(dir.into());
+        self
+    }
+
+    /// What is told when a rank has waited for a quarter of the deadline, or as long as [`Spmd::patience`] says, once for each
+    /// call in which it does. Without this a line on standard error. `f` runs on the thread that called [`Spmd::run`].
+    pub fn on_slow(mut self, f: impl Fn(&SlowRank) + Send + Sync + 'static) -> Spmd {
+        self.on_slow = Arc::new(f);
+        self
+    }
+
+    /// How long a rank waits for others before they are called slow.
+    pub fn patience(mut self, patience: Duration) -> Spmd {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// What talking costs between these ranks, by which moves are chosen. Results never depend on it.
+    pub fn network(mut self, network: Network) -> Spmd {
+        self.network = network;
+        self
+    }
+
     /// Runs `f` on every rank and returns the results in rank order.
     ///
     /// When a rank fails, collectives on all others fail too, and the first failure is returned. A rank that does
@@ -106,10 +141,50 @@ impl Spmd {
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
+        let Ends { results, mut failures, waited_s } = self.start(f)?;
+        let real = failures.iter().position(|(_, cause)| !is_echo(cause));
+        if !failures.is_empty() {
+            let stuck = results.iter().position(Option::is_none);
+            let (rank, cause) = match stuck {
+                Some(stuck) if real.is_none() => (stuck, Failure::Stuck(waited_s)),
+                _ => failures.swap_remove(real.unwrap_or(0)),
+            };
+            return Err(Error::Rank { rank, cause: Box::new(cause) });
+        }
+        let result = |r: Option<Option<T>>| r.flatten().expect("a rank without failure has a result");
+        Ok(results.into_iter().map(result).collect())
+    }
+
+    /// As [`Spmd::run`], but returns how each rank ended, in rank order: what it returned, or its own failure.
+    ///
+    /// # Errors
+    /// Refuses what [`Spmd::run`] refuses. That a rank failed is no error here.
+    pub fn run_each<T, F>(self, f: F) -> Result<Vec<Result<T, Failure>>>
+    where
+        T: Send + 'static,
+        F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+    {
+        let Ends { results, mut failures, waited_s } = self.start(f)?;
+        let end = |(rank, result): (usize, Option<Option<T>>)| {
+            let own = failures.iter().position(|(failed, _)| *failed == rank);
+            match (result.flatten(), own) {
+                (Some(result), _) => Ok(result),
+                (None, Some(at)) => Err(failures.swap_remove(at).1),
+                (None, None) => Err(Failure::Stuck(waited_s)),
+            }
+        };
+        Ok(results.into_iter().enumerate().map(end).collect())
+    }
+
+    fn start<T, F>(self, f: F) -> Result<Ends<T>>
+    where
+        T: Send + 'static,
+        F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+    {
         if self.world == 0 {
             return Err(Error::invalid("spmd", "a world has at least one rank", "0 ranks", ""));
         }
-        let crew = Crew::new(self.world, self.deadline, &*self.device, self.library.as_ref())?;
+        let crew = Crew::new(self.world, self.deadline, &*self.device, self.library.as_ref(), &self.flights)?;
         let crew = Arc::new(crew);
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (results, arrivals) = channel();
@@ -117,11 +192,11 @@ impl Spmd {
         let mut threads = Vec::new();
         for rank in 0..self.world {
             let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
-            let shared = crew.clone();
+            let (shared, network) = (crew.clone(), self.network.clone());
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
-                let result = run_rank(&*f, rank, &shared, &failures);
+                let result = run_rank(&|r: Rank| f(r.over(network.clone())), rank, &shared, &failures);
                 // What the closure captured goes before the caller hears of the end.
                 drop((f, shared, running));
                 // The caller may have left this rank behind.
@@ -130,7 +205,7 @@ impl Spmd {
             match spawned {
                 Ok(thread) => threads.push(Some(thread)),
                 Err(reason) => {
-                    crew.fail(rank, format!("its thread did not start: {reason}"));
+                    crew.fail(rank, format!("its thread did not start: {reason}"), false);
                     return Err(Error::unsupported(
                         "spmd",
                         "the system refuses a thread for a rank",
@@ -141,7 +216,7 @@ impl Spmd {
             }
         }
         drop(results);
-        self.gather(threads, &arrivals, &failures)
+        Ok(self.gather(threads, &arrivals, &failures, &crew))
     }
 
     fn gather<T>(
@@ -149,28 +224,52 @@ impl Spmd {
         mut threads: Vec<Option<JoinHandle<()>>>,
         arrivals: &Receiver<(usize, Option<T>)>,
         failures: &Failures,
-    ) -> Result<Vec<T>> {
+        crew: &Crew,
+    ) -> Ends<T> {
         let mut results: Vec<Option<Option<T>>> = (0..self.world).map(|_| None).collect();
         let mut last = Instant::now();
-        while let Some((rank, result)) = next(arrivals, failures, last + self.deadline) {
+        while let Some((rank, result)) = self.next(arrivals, failures, last, crew) {
             results[rank] = Some(result);
             last = Instant::now();
             // It has nothing left to do but to end. Its panics were caught: there is no error to hear of.
             let _ = threads[rank].take().map(JoinHandle::join);
         }
         let failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
-        let real = failures.iter().position(|(_, cause)| !is_echo(cause));
-        if let Some((rank, cause)) = failures.into_iter().nth(real.unwrap_or(0)) {
-            let stuck = results.iter().position(Option::is_none);
-            let (rank, cause) = match stuck {
-                Some(stuck) if real.is_none() => (stuck, Failure::Stuck(last.elapsed().as_secs_f64())),
-                _ => (rank, cause),
-            };
-            return Err(Error::Rank { rank, cause: Box::new(cause) });
+        if !failures.is_empty() {
+            crew.write_records();
         }
-        let result = |r: Option<Option<T>>| r.flatten().expect("a rank without failure has a result");
-        Ok(results.into_iter().map(result).collect())
+        Ends { results, failures, waited_s: last.elapsed().as_secs_f64() }
     }
+
+    /// The next rank to end. None when all have, or when one has failed, the others have not gone on without it, and have not
+    /// ended within the deadline. Meanwhile ranks that keep others waiting are told of.
+    fn next<T>(&self, arrivals: &Receiver<T>, failures: &Failures, last: Instant, crew: &Crew) -> Option<T> {
+        let patience = self.patience.unwrap_or(self.deadline / 4);
+        let glance = (patience / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
+        loop {
+            match arrivals.recv_timeout(glance) {
+                Ok(arrival) => return Some(arrival),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    crew.slow(patience).iter().for_each(|slow| (self.on_slow)(slow));
+                    let is_late = Instant::now() >= last + self.deadline;
+                    let failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+                    if is_late && failures.iter().any(|(rank, _)| !crew.is_left(*rank)) {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How the ranks ended.
+struct Ends<T> {
+    /// By rank: none for one that was left behind, a result or nothing for one that ended.
+    results: Vec<Option<Option<T>>>,
+    failures: Vec<(usize, Failure)>,
+    /// Seconds since the last rank ended.
+    waited_s: f64,
 }
 
 /// Failures in the order in which they happened.
@@ -191,26 +290,9 @@ fn run_rank<T>(
     };
     // One lock for both, so that the failure reported first is the one that the others hear of.
     let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
-    crew.fail(rank, failure.to_string());
+    crew.fail(rank, failure.to_string(), is_echo(&failure));
     failures.push((rank, failure));
     None
-}
-
-/// The next rank to end. None when all have, or when one has failed and the others have not ended by `deadline`.
-fn next<T>(arrivals: &Receiver<T>, failures: &Failures, deadline: Instant) -> Option<T> {
-    const GLANCE: Duration = Duration::from_millis(50);
-    loop {
-        match arrivals.recv_timeout(GLANCE) {
-            Ok(arrival) => return Some(arrival),
-            Err(RecvTimeoutError::Disconnected) => return None,
-            Err(RecvTimeoutError::Timeout) => {
-                let failed = !failures.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-                if failed && Instant::now() >= deadline {
-                    return None;
-                }
-            }
-        }
-    }
 }
 
 fn is_echo(failure: &Failure) -> bool {

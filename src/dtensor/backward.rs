@@ -16,6 +16,7 @@ use super::plan::Plan;
 use super::reduction::Reduction;
 use super::tape::{Call, Edge, Node, Saved, next_id};
 use super::tensor::DTensor;
+use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
 use crate::placement::{Layout, Placement};
@@ -128,6 +129,7 @@ impl Pass {
         // Sums in parts cannot be added to each other by bits: a leaf's come to it one by one.
         let to_leaf = edge.node.call.is_none() && grad.layout().has_partial();
         if to_leaf && self.mesh.reduction() == Reduction::Exact {
+            let _label = during("backward");
             grad = grad.redistribute(edge.node.outs[edge.out].layout().clone())?;
         }
         let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
@@ -143,8 +145,9 @@ impl Pass {
 
     fn visit(&mut self, node: &Rc<Node>) -> Result<()> {
         // A leaf that was complete early has nothing left here.
-        let Some(grads) = self.grads.remove(&node.id) else { return Ok(()) };
+        let Some(mut grads) = self.grads.remove(&node.id) else { return Ok(()) };
         let Some(call) = &node.call else { return self.land(node, grads) };
+        self.send_home(call, &mut grads)?;
         let result = self.run(node, call, grads)?;
         for (edge, grad) in call.edges.iter().zip(result) {
             let (Some(edge), Some(grad)) = (edge, grad) else { continue };
@@ -162,8 +165,31 @@ impl Pass {
         Ok(())
     }
 
+    /// A sum in parts that a single step would have to reduce, on its way to a leaf, straight in the leaf's layout where the
+    /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on.
+    fn send_home(&self, call: &Call, grads: &mut SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
+        let ([Some(edge)], [step], [Some(grad)]) = (&call.edges[..], &call.program.steps[..], &grads[..])
+        else {
+            return Ok(());
+        };
+        let leaf = &edge.node.outs[edge.out];
+        let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == call.saved.len());
+        let fits = edge.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
+        if !(reads_it_alone && fits) {
+            return Ok(());
+        }
+        let home = self.mesh.facts_of(grad.facts.spec().with_layout(leaf.layout().clone())?)?;
+        let stays = Plan::find(&self.mesh, step.op.as_ref(), &[&home])?;
+        let keeps = stays.moves.iter().all(Option::is_none) && stays.outs[0].layout() == leaf.layout();
+        if keeps && Plan::find(&self.mesh, step.op.as_ref(), &[&grad.facts])?.moves[0].is_some() {
+            grads[0] = Some(grad.redistribute(leaf.layout().clone())?);
+        }
+        Ok(())
+    }
+
     fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
         let Some(grad) = grads[0].take() else { return Ok(()) };
+        let _label = during("backward");
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
         // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
         let local = grad.local.contiguous()?;
@@ -224,6 +250,7 @@ impl Pass {
         let plan = Plan::find(&self.mesh, step.op.as_ref(), &facts)?;
         let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
         let Some((m, to)) = &plan.moves[at] else { return Ok(None) };
+        let _label = during(step.op.name());
         Ok(Some(DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone())))
     }
 

@@ -1,7 +1,7 @@
 //! Which rows an operator runs by: what moves, and how the results lie.
 //!
-//! Rows speak about one mesh axis. On each axis the one is taken whose moves take the fewest bytes, and the product over axes
-//! is laid out; where rows do not stand beside each other, one of them is barred and another taken. In exact mode only rows
+//! Rows speak about one mesh axis. On each axis the one is taken whose moves take the least time, as the mesh's network is
+//! modelled ([`price`]), and the product over axes is laid out; where rows do not stand beside each other, one of them is barred and another taken. In exact mode only rows
 //! that hold by bits are taken, and sums in parts get the terms that each rank has added up.
 
 use std::rc::Rc;
@@ -11,7 +11,9 @@ use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
+use super::price;
 use super::reduction::Reduction;
+use crate::comm::Cost;
 use crate::error::Result;
 use crate::ops::{Axis, Meta, Op, Row, Slot};
 use crate::placement::{Layout, Placement, Spec, Terms};
@@ -25,7 +27,8 @@ pub(super) struct Chosen {
     pub made: SmallVec<[bool; 3]>,
 }
 
-/// Chooses a row on every mesh axis by the bytes its moves would take, and puts the axes together.
+/// Chooses a row on every mesh axis by the time its moves would take, and puts the axes together, in the order of cuts that
+/// takes the least.
 pub(super) fn choose(
     mesh: &DeviceMesh,
     op: &dyn Op,
@@ -33,13 +36,40 @@ pub(super) fn choose(
     metas: &[Meta],
     outs: &[Meta],
 ) -> Result<Chosen> {
-    let order = common_order(ins);
+    let orders = orders(ins);
+    let mut best = choose_in(mesh, op, ins, metas, outs, &orders[0]);
+    if orders.len() > 1 {
+        let cost = |chosen: &Result<Chosen>| match chosen {
+            Ok(c) => ins.iter().zip(&c.ins).map(|(f, to)| price::between(mesh, f, to)).sum(),
+            Err(_) => Cost::INFINITE,
+        };
+        let mut least: Cost = cost(&best);
+        for order in &orders[1..] {
+            let other = choose_in(mesh, op, ins, metas, outs, order);
+            let price = cost(&other);
+            if price < least {
+                (best, least) = (other, price);
+            }
+        }
+    }
+    best
+}
+
+/// As [`choose`], with the cuts in this order.
+fn choose_in(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    ins: &[&Rc<Facts>],
+    metas: &[Meta],
+    outs: &[Meta],
+    order: &[usize],
+) -> Result<Chosen> {
     // Rows that could not be put together with those of other axes.
     let mut barred: Vec<Vec<Row>> = vec![Vec::new(); mesh.mesh().ndim()];
     loop {
         let pick = |(a, barred): (usize, &Vec<Row>)| cheapest(mesh, op, ins, metas, outs, a, barred);
         let candidate =
-            Candidate { mesh, op, metas, order: &order, rows: barred.iter().enumerate().map(pick).collect() };
+            Candidate { mesh, op, metas, order, rows: barred.iter().enumerate().map(pick).collect() };
         let a = match candidate.lay_out(ins, outs) {
             Ok(Ok(chosen)) => return Ok(chosen),
             Ok(Err(a)) => a,
@@ -153,7 +183,7 @@ impl Candidate<'_> {
     }
 }
 
-/// The row of `op` on axis `a` whose moves take the fewest bytes; the first listed among equals, replication last.
+/// The row of `op` on axis `a` whose moves take the least time; the first listed among equals, replication last.
 fn cheapest(
     mesh: &DeviceMesh,
     op: &dyn Op,
@@ -171,31 +201,28 @@ fn cheapest(
     let ragged =
         ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
     let axis = axis_beside(mesh, a, ins[0].layout().placements());
-    let ranks = axis.ranks;
     let mut rows = op.rows(metas, axis);
     rows.push(replicated);
     let exact = mesh.reduction() == Reduction::Exact;
-    let made = |row: &Row| -> f64 {
+    let made = |row: &Row| -> Cost {
         let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && matches!(s, Slot::Terms(_)));
-        // Infinitely many nodes of no bytes are still too many.
-        sums.map(|(k, _)| {
-            more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) * outs[k].len_bytes().max(1) as f64
-        })
-        .sum()
+        let each = |(k, _)| match more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) {
+            Some(more) => mesh.axis_peers(a).cost(0, (more * outs[k].len_bytes()) as u64),
+            // Too many, also of no bytes.
+            None => Cost::INFINITE,
+        };
+        sums.map(each).sum()
     };
-    let cost = |row: &Row| -> f64 {
+    let cost = |row: &Row| -> Cost {
         if ragged.is_none() && row.ins.contains(&Slot::Ragged) {
-            return f64::INFINITY;
+            return Cost::INFINITE;
         }
-        let moved = row.ins.iter().zip(ins);
-        let moved = moved
-            .map(|(s, f)| move_cost(mesh, f, a, &instantiate(*s, ragged.as_ref()), ranks as f64))
-            .sum::<f64>();
-        moved + made(row)
+        let to = |s: &Slot| instantiate(*s, ragged.as_ref());
+        row.ins.iter().zip(ins).map(|(s, f)| price::along_axis(mesh, f, a, &to(s))).sum::<Cost>() + made(row)
     };
     let fits =
         |row: &&Row| (row.by_bits || !exact) && (ragged.is_some() || !row.outs.contains(&Slot::Ragged));
-    let mut best: Option<(f64, &Row)> = None;
+    let mut best: Option<(Cost, &Row)> = None;
     for row in rows.iter().filter(|r| !barred.contains(r)).filter(fits) {
         let c = cost(row);
         if best.is_none_or(|(b, _)| c < b) {
@@ -241,8 +268,7 @@ fn extent(row: &Row, metas: &[Meta]) -> usize {
     cut.expect("a row with terms cuts an operand")
 }
 
-/// How many nodes more than one a rank holds of result `k` where axis `a` alone is cut by `row`; infinite where that cuts a
-/// leaf.
+/// How many nodes more than one a rank holds of result `k` where axis `a` alone is cut by `row`; none where that cuts a leaf.
 fn more_nodes(
     mesh: &DeviceMesh,
     op: &dyn Op,
@@ -251,14 +277,14 @@ fn more_nodes(
     a: usize,
     row: &Row,
     ragged: Option<&Placement>,
-) -> f64 {
+) -> Option<usize> {
     let whole = Row::new(row.ins.iter().map(|_| Slot::R), row.outs.iter().map(|_| Slot::R));
     let order: Dims = (0..mesh.mesh().ndim()).collect();
     let on = |b: usize| if a == b { (row.clone(), ragged.cloned()) } else { (whole.clone(), None) };
     let alone = Candidate { mesh, op, metas, order: &order, rows: order.iter().map(|&b| on(b)).collect() };
     match alone.terms(k) {
-        Ok(Some(terms)) => mesh.most_nodes(&terms).map_or(f64::INFINITY, |n| n.saturating_sub(1) as f64),
-        _ => f64::INFINITY,
+        Ok(Some(terms)) => mesh.most_nodes(&terms).map(|n| n.saturating_sub(1)),
+        _ => None,
     }
 }
 
@@ -269,32 +295,17 @@ fn passed_terms(ins: &[Rc<Facts>]) -> Option<Option<Arc<Terms>>> {
     sums.all(|t| t == first).then(|| first.clone())
 }
 
-/// Bytes that a rank receives when the operand's placement on axis `a` becomes `to`, the other axes held; infinite for
-/// what is never done silently (opening a partial).
-fn move_cost(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement, n: f64) -> f64 {
-    use Placement::{Partial, RaggedShard, Replicate, Shard};
-    let from = f.layout().axis(a);
-    if from == to {
-        return 0.0;
+/// The orders of axes that may be used for all operands and results: [`common_order`], then those in which an operand's cuts
+/// lie otherwise. Where no dim of an operand is cut twice its order says nothing.
+fn orders(ins: &[&Rc<Facts>]) -> SmallVec<[Dims; 2]> {
+    let mut orders: SmallVec<[Dims; 2]> = [common_order(ins)].into_iter().collect();
+    for layout in ins.iter().map(|f| f.layout()) {
+        let nested = (0..layout.ndim()).any(|a| (0..a).any(|b| layout.axis(a).meets(layout.axis(b))));
+        if nested && orders.iter().all(|order| order[..] != *layout.order()) {
+            orders.push(layout.order().iter().copied().collect());
+        }
     }
-    // Bytes of what the ranks along this axis hold together.
-    let cut = |p: &Placement| matches!(p, Shard(_) | RaggedShard { .. });
-    let other_cuts: usize = (0..f.spec().mesh.ndim())
-        .filter(|&b| b != a && cut(f.layout().axis(b)))
-        .map(|b| f.spec().mesh.axis_len(b))
-        .product();
-    // A sum in parts takes as much for each node that a rank has finished.
-    let nodes = f.spec().terms.as_ref().map_or(1, |t| mesh.most_nodes(t).expect("what is held fits"));
-    let bytes = (f.meta().len_bytes() * nodes) as f64 / other_cuts as f64;
-    // What costs no bytes, a slice or a move on an axis of one rank, is not as good as nothing.
-    const MOVE: f64 = 1e-3;
-    MOVE + match (from, to) {
-        (_, Partial(_)) => f64::INFINITY,
-        (Replicate, _) => 0.0,
-        (Partial(_), Replicate) => bytes * 2.0 * (n - 1.0) / n,
-        (Partial(_), _) | (_, Replicate) => bytes * (n - 1.0) / n,
-        _ => bytes * (n - 1.0) / (n * n),
-    }
+    orders
 }
 
 /// The order of axes to use for all operands and results: that of the largest operand which has one of its own.

@@ -1,6 +1,6 @@
 //! A mesh that can talk: ranks, groups, and this rank's caches.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use super::facts::Facts;
 use super::plan::PlanCache;
 use super::redistribute::{Move, Underway};
 use super::reduction::Reduction;
-use crate::comm::{Group, Rank};
+use crate::comm::{Group, Peers, Rank};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Spec, Terms};
 use crate::tensor::{DType, Device, Dims, Shape};
@@ -45,6 +45,8 @@ pub(super) struct Inner {
     facts: RefCell<FxHashMap<Spec, Rc<Facts>>>,
     most_nodes: RefCell<FxHashMap<Terms, Option<usize>>>,
     groups: RefCell<FxHashMap<Dims, Group>>,
+    /// One an axis.
+    pub peers: OnceCell<Vec<Peers>>,
 }
 
 impl DeviceMesh {
@@ -55,7 +57,7 @@ impl DeviceMesh {
     /// # Errors
     /// Refuses axes whose product is not the number of ranks, that have no name, or that share one.
     pub fn new(rank: &Rank, axes: &[(&str, usize)]) -> Result<DeviceMesh> {
-        Self::over(rank, Mesh::new(axes, rank.rank())?)
+        Self::of_world(rank, &Mesh::new(axes, 0)?)
     }
 
     /// A mesh from its text, `"dp=2,tp=2"`; `"1"` is a single rank.
@@ -63,20 +65,84 @@ impl DeviceMesh {
     /// # Errors
     /// As [`DeviceMesh::new`], and a text of another form.
     pub fn parse(rank: &Rank, text: &str) -> Result<DeviceMesh> {
-        Self::over(rank, Mesh::parse(text, rank.rank())?)
+        Self::of_world(rank, &Mesh::parse(text, 0)?)
     }
 
-    fn over(rank: &Rank, mesh: Mesh) -> Result<DeviceMesh> {
-        if mesh.rank_len() != rank.world_len() {
+    /// A mesh over some ranks of the world, row-major in the order in which they are named. Its members make it, and no
+    /// other rank; meshes may share ranks.
+    ///
+    /// Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, short::shard}, tensor::DType};
+    /// spmd(3, |rank| {
+    ///     if rank.rank() > 0 {
+    ///         let mesh = DeviceMesh::over(&rank, &[("tp", 2)], [2, 1])?;
+    ///         let x = DTensor::full(&mesh, DType::F32, [5], 2, Layout::new([shard(0)]))?;
+    ///         assert_eq!(x.local().shape()[0], [2, 3][rank.rank() - 1]); // rank 2 stands first
+    ///         assert_eq!(x.sum_all()?.full_tensor()?.item()?, 10.0);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What [`Mesh::over`] and [`DeviceMesh::on`] refuse.
+    pub fn over(
+        rank: &Rank,
+        axes: &[(&str, usize)],
+        ranks: impl IntoIterator<Item = usize>,
+    ) -> Result<DeviceMesh> {
+        Self::on(rank, &Mesh::over(axes, ranks)?)
+    }
+
+    /// The mesh of which `mesh` holds the facts, whoever it is seen from, at `rank`: see [`DeviceMesh::over`].
+    ///
+    /// # Errors
+    /// Refuses a mesh that is larger than the world or has a rank that is not in it, and a rank that is not in the mesh:
+    /// only members make it.
+    pub fn on(rank: &Rank, mesh: &Mesh) -> Result<DeviceMesh> {
+        let refuse = |rule: &str, given: String, remedy: String| {
+            Err(Error::invalid("device_mesh", rule, given, remedy))
+        };
+        let (world, len) = (rank.world_len(), mesh.rank_len());
+        if len > world {
+            return too_large(mesh, world);
+        }
+        if let Some(r) = mesh.ranks().find(|&r| r >= world) {
+            let given = format!("rank {r} in {} for {world} rank(s)", mesh.with_ranks());
+            return refuse("no such rank", given, format!("ranks are 0 to {}", world - 1));
+        }
+        match mesh.seen_from(rank.rank()) {
+            Some(mesh) => Ok(Self::made(rank, mesh)),
+            None => refuse(
+                "this rank is not in the mesh",
+                format!("{} on rank {}", mesh.with_ranks(), rank.rank()),
+                "only members make it: ask Mesh::contains first".into(),
+            ),
+        }
+    }
+
+    fn of_world(rank: &Rank, mesh: &Mesh) -> Result<DeviceMesh> {
+        let (world, len) = (rank.world_len(), mesh.rank_len());
+        if len > world {
+            return too_large(mesh, world);
+        }
+        if len < world {
             return Err(Error::invalid(
                 "device_mesh",
                 "the axes do not cover the world",
-                format!("{mesh} for {} rank(s)", rank.world_len()),
-                format!("start {} rank(s)", mesh.rank_len()),
+                format!("{mesh} for {world} rank(s)"),
+                format!("start {len} rank(s), or name the mesh's with DeviceMesh::over"),
             ));
         }
+        Ok(Self::made(rank, mesh.seen_from(rank.rank()).expect("it has all ranks")))
+    }
+
+    fn made(rank: &Rank, mesh: Mesh) -> DeviceMesh {
         static MADE: AtomicU64 = AtomicU64::new(0);
-        Ok(DeviceMesh(Rc::new(Inner {
+        DeviceMesh(Rc::new(Inner {
             id: MADE.fetch_add(1, Ordering::Relaxed),
             mesh,
             rank: rank.clone(),
@@ -90,7 +156,8 @@ impl DeviceMesh {
             facts: RefCell::default(),
             most_nodes: RefCell::default(),
             groups: RefCell::default(),
-        })))
+            peers: OnceCell::new(),
+        }))
     }
 
     /// The mesh's facts.
@@ -126,12 +193,12 @@ impl DeviceMesh {
         self.0.moved_bytes.get()
     }
 
-    /// Waits until every rank has come here.
+    /// Waits until every rank of the mesh has come here.
     ///
     /// # Errors
     /// Names the ranks that do not come before the deadline.
     pub fn barrier(&self) -> Result<()> {
-        self.0.rank.world().barrier()
+        self.everyone()?.barrier()
     }
 
     /// The interned facts of a tensor on this mesh.
@@ -170,18 +237,28 @@ impl DeviceMesh {
         if let Some(g) = self.0.groups.borrow().get(axes) {
             return Ok(g.clone());
         }
-        // What needs a group is planned from shared facts: all ranks come here at once, each for its own.
-        let mut parts: Vec<Vec<usize>> = Vec::new();
-        for rank in self.0.mesh.ranks() {
-            if !parts.iter().any(|part| part.contains(&rank)) {
-                let there = self.0.mesh.seen_from(rank).expect("the rank is the mesh's own");
-                parts.push(there.slice(axes).ranks().collect());
-            }
-        }
-        let name: Vec<&str> = axes.iter().map(|&a| self.0.mesh.axis_name(a)).collect();
-        let group = self.0.rank.split(&parts, &name.join("×"))?;
+        let Inner { mesh, rank, .. } = &*self.0;
+        let part: Vec<usize> = mesh.slice(axes).ranks().collect();
+        let name: Vec<&str> = axes.iter().map(|&a| mesh.axis_name(a)).collect();
+        let name = name.join("×");
+        // What needs a group is planned from shared facts: all ranks of the mesh come here at once, each for its own part.
+        // Of the whole world they split it; the parts are equally long and told apart by their first ranks.
+        let group = if mesh.rank_len() == rank.world_len() && part.len() > 1 {
+            rank.part(&part, part[0], &name)?
+        } else {
+            rank.group(&part, &name)?
+        };
         self.0.groups.borrow_mut().insert(axes.into(), group.clone());
         Ok(group)
+    }
+
+    /// All ranks of the mesh, row-major.
+    pub(super) fn everyone(&self) -> Result<Group> {
+        let Inner { mesh, rank, .. } = &*self.0;
+        if mesh.is_all_of(rank.world_len()) {
+            return Ok(rank.world());
+        }
+        self.group(&(0..mesh.ndim()).collect::<Vec<_>>())
     }
 
     pub(super) fn grad_enabled(&self) -> bool {
@@ -196,6 +273,15 @@ impl DeviceMesh {
     pub(super) fn same(&self, other: &DeviceMesh) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
+}
+
+fn too_large(mesh: &Mesh, world: usize) -> Result<DeviceMesh> {
+    Err(Error::invalid(
+        "device_mesh",
+        "the mesh is larger than the world",
+        format!("{mesh} for {world} rank(s)"),
+        format!("start {} rank(s)", mesh.rank_len()),
+    ))
 }
 
 /// While it lives, operators keep nothing for a backward pass. Made by [`DeviceMesh::no_grad`].

@@ -9,10 +9,12 @@ use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
 use super::plan::Plan;
+use super::redistribute::Move;
 use super::tape;
 use super::tensor::DTensor;
+use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::{Op, Tensors, Together, run};
+use crate::ops::{Op, Tensors, Together, absent, run};
 use crate::tensor::Tensor;
 
 /// A few distributed tensors.
@@ -29,7 +31,10 @@ impl DTensor {
         for (x, m) in ins.iter().zip(&plan.moves) {
             moved.push(match m {
                 None => None,
-                Some((m, to)) => Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone())),
+                Some((m, to)) => {
+                    let _label = during(op.name());
+                    Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone()))
+                }
             });
         }
         let mut locals: Tensors =
@@ -129,7 +134,11 @@ impl Ready {
         let plan = plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())?;
         let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
-            moved.push(m.as_ref().map(|(m, _)| m.run(&x.mesh, x.local.clone())).transpose()?);
+            let run = |(m, _): &(Rc<Move>, _)| {
+                let _label = during(op.name());
+                m.run(&x.mesh, x.local.clone())
+            };
+            moved.push(m.as_ref().map(run).transpose()?);
         }
         let mesh = ins[0].mesh.clone();
         let stays = |m: Option<Tensor>, x: &mut DTensor| m.unwrap_or_else(|| std::mem::take(&mut x.local));
@@ -168,6 +177,10 @@ fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
 
 fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
     let outs = match &plan.nodes {
+        // No elements: the results are what the plan says of them.
+        nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {
+            absent(locals, plan.stored())?
+        }
         None => run(op, locals, &plan.windows)?,
         Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,
     };

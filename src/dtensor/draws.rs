@@ -1,12 +1,9 @@
 //! Where generators meet a mesh.
 
+use super::agree::{grouped, listed, words};
 use super::device_mesh::DeviceMesh;
 use crate::error::{Error, Result};
 use crate::rng::{Draw, Generator, GeneratorState};
-use crate::tensor::{Shape, Tensor};
-
-/// Ranks and states that an error lists; the rest it counts.
-const SHOWN: usize = 8;
 
 /// Where a random operator's numbers come from: a `&mut Generator`, whose next draw is taken, or a [`Draw`], taken as
 /// it is.
@@ -58,40 +55,22 @@ impl IntoDraw for &mut Generator {
 }
 
 fn compare(verb: &str, mesh: &DeviceMesh, mine: GeneratorState) -> Result<()> {
-    let world = mesh.rank().world();
-    if world.len() == 1 {
+    let everyone = mesh.everyone()?;
+    if everyone.len() == 1 {
         return Ok(());
     }
-    let words = Tensor::from_vec(vec![mine.seed as i64, mine.draws as i64], [2])?.to_device(mesh.device())?;
-    let shapes = vec![Shape::from([2]); world.len()];
-    let mut seen: Vec<(GeneratorState, Vec<usize>)> = Vec::new();
-    for (&rank, words) in world.ranks().iter().zip(world.all_gather(&words, &shapes)?) {
-        let words = words.to_vec::<i64>()?;
-        let state = GeneratorState { seed: words[0] as u64, draws: words[1] as u64 };
-        match seen.iter_mut().find(|(other, _)| *other == state) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => seen.push((state, vec![rank])),
-        }
-    }
+    let all = words(&everyone, mesh.device(), vec![mine.seed as i64, mine.draws as i64])?;
+    let state = |words: &Vec<i64>| GeneratorState { seed: words[0] as u64, draws: words[1] as u64 };
+    let seen = grouped(everyone.ranks().iter().copied().zip(all.iter().map(state)));
     if seen.len() == 1 {
         return Ok(());
     }
     let rule = "ranks must draw from equal generators";
-    Err(Error::invalid(verb, rule, listed(&seen), "seed them alike"))
+    Err(Error::invalid(verb, rule, states(&seen), "seed them alike"))
 }
 
-fn listed(seen: &[(GeneratorState, Vec<usize>)]) -> String {
-    let one = |(state, ranks): &(GeneratorState, Vec<usize>)| {
-        let shown: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();
-        let more = ranks.len().saturating_sub(SHOWN);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("seed {} draw {} on rank(s) {}{more}", state.seed, state.draws, shown.join(", "))
-    };
-    let mut parts: Vec<String> = seen.iter().take(SHOWN).map(one).collect();
-    if seen.len() > SHOWN {
-        parts.push(format!("{} other states", seen.len() - SHOWN));
-    }
-    parts.join(" and ")
+fn states(seen: &[(GeneratorState, Vec<usize>)]) -> String {
+    listed(seen, "other states", |state| format!("seed {} draw {}", state.seed, state.draws))
 }
 
 #[cfg(test)]
@@ -102,13 +81,13 @@ mod tests {
     #[test]
     fn long_lists_are_cut() {
         let state = |seed| GeneratorState { seed, draws: 3 };
-        let text = listed(&[(state(1), (0..10).collect()), (state(2), vec![11])]);
+        let text = states(&[(state(1), (0..10).collect()), (state(2), vec![11])]);
         assert_eq!(
             text,
             "seed 1 draw 3 on rank(s) 0, 1, 2, 3, 4, 5, 6, 7 and 2 more and seed 2 draw 3 on rank(s) 11"
         );
         let each: Vec<_> = (0..20).map(|r| (state(r as u64), vec![r])).collect();
-        assert!(listed(&each).ends_with("seed 7 draw 3 on rank(s) 7 and 12 other states"));
+        assert!(states(&each).ends_with("seed 7 draw 3 on rank(s) 7 and 12 other states"));
     }
 
     #[test]

@@ -4,19 +4,24 @@
 //! facts; the plan says which operands move, runs the local kernel and lays out the result; a tape node is kept where
 //! a gradient is wanted. Layouts never change values: redistribution is the identity, and so is its derivative.
 //!
-//! Missing: moves between different meshes.
+//! A [`Bridge`] moves tensors between different meshes.
 
 mod again;
+mod agree;
 mod backward;
+mod bridge;
+mod check;
 mod choose;
 mod device_mesh;
 mod dispatch;
 mod draws;
 mod exchange;
 mod facts;
+mod from_local;
 mod methods;
 mod nodes;
 mod plan;
+mod price;
 mod random;
 mod redistribute;
 mod reduction;
@@ -28,6 +33,8 @@ mod together;
 
 pub(crate) use again::Again;
 pub use backward::Gradients;
+pub use bridge::{Bridge, InTransit, Transfer};
+pub use check::{check_finite, check_replicas};
 pub use device_mesh::{DeviceMesh, NoGrad};
 pub(crate) use dispatch::DTensors;
 pub use draws::IntoDraw;

@@ -16,6 +16,7 @@ use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use crate::error::{Error, Result};
 use crate::ops::{Metas, Op, Program, Vjp, Windows};
+use crate::tensor::{DType, Shape};
 
 /// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
 const PLANS_LEN: usize = 8192;
@@ -84,6 +85,11 @@ impl Plan {
         Ok(plan)
     }
 
+    /// What this rank stores of each result.
+    pub fn stored(&self) -> impl Iterator<Item = (DType, Shape)> + '_ {
+        self.outs.iter().map(|f| (f.spec().stored_dtype(), f.stored_shape().clone()))
+    }
+
     /// The derivative with respect to the operands that `needs` names.
     pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<Program>> {
         let known = self.programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone());
@@ -141,7 +147,6 @@ mod tests {
     use crate::comm::spmd;
     use crate::dtensor::DTensor;
     use crate::ops::Add;
-    use crate::tensor::DType;
 
     #[test]
     fn plans_are_found_again_and_as_few_operands_move_as_can() {

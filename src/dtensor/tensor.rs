@@ -8,6 +8,7 @@ use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
 use super::redistribute::{self, InFlight, Redistribution};
 use super::tape::{Edge, Node};
+use crate::comm::during_at_least;
 use crate::error::{Error, Result};
 use crate::ops::Meta;
 use crate::placement::{Layout, Placement};
@@ -41,35 +42,6 @@ pub struct DTensor {
 }
 
 impl DTensor {
-    /// The tensor whose part on this rank is `local`. Communicates nothing.
-    ///
-    /// `shape` is the global shape. For `Partial`, `local` is this rank's contribution.
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit, and a `local` of another shape than the layout gives this rank.
-    pub fn from_local(
-        mesh: &DeviceMesh,
-        local: Tensor,
-        shape: impl Into<Shape>,
-        layout: Layout,
-    ) -> Result<DTensor> {
-        let facts = mesh.facts(local.dtype(), &shape.into(), &layout)?;
-        if local.shape() != facts.local_shape() {
-            return Err(Error::invalid(
-                "from_local",
-                format!(
-                    "the layout gives rank {} a {}{}",
-                    mesh.mesh().rank(),
-                    local.dtype(),
-                    facts.local_shape()
-                ),
-                format!("{local} for {}", facts.spec()),
-                "pass the part that belongs to this rank",
-            ));
-        }
-        Ok(Self::wrap(mesh, local.to_device(mesh.device())?, facts))
-    }
-
     /// Cuts a tensor that every rank has whole. Communicates nothing; the ranks' copies must be equal.
     ///
     /// # Errors
@@ -231,6 +203,7 @@ impl DTensor {
         }
         let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
         let m = redistribute::find(&self.mesh, &self.facts, &facts)?;
+        let _label = during_at_least("redistribute");
         let flight = Some(m.start(&self.mesh, self.local.clone())?);
         Ok(Pending { source: self.clone(), facts, flight })
     }

@@ -7,6 +7,7 @@
 //! Missing: pipeline and expert parallelism.
 
 mod attention;
+mod check;
 mod forward;
 mod gpt;
 mod grouped_attention;

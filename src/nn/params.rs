@@ -3,10 +3,10 @@
 use std::fmt;
 
 use super::plan::Plan;
-use crate::dtensor::{DTensor, DTensors, DeviceMesh};
+use crate::dtensor::{DTensor, DTensors, DeviceMesh, Transfer};
 use crate::error::{Error, Result};
 use crate::ops::Together;
-use crate::placement::Layout;
+use crate::placement::{Layout, Mesh};
 use crate::rng::{Generator, Init};
 use crate::tensor::{DType, Device, Shape};
 
@@ -132,6 +132,26 @@ impl Params {
     /// A parameter as it lies at rest: the leaf that gradients arrive at.
     pub fn value(&self, id: ParamId) -> &DTensor {
         &self.list[id.0].value
+    }
+
+    /// All parameters' values, in the order of declaration.
+    pub fn values(&self) -> impl Iterator<Item = &DTensor> {
+        self.list.iter().map(|p| &p.value)
+    }
+
+    /// How these parameters go from one mesh and plan to another: what a [`Bridge`](crate::dtensor::Bridge) wants to know.
+    /// The same from any mesh, where the same model was declared. Communicates nothing.
+    ///
+    /// # Errors
+    /// Refuses plans that name axes their mesh lacks or cannot split a parameter.
+    pub fn transfers(&self, from: (&Mesh, &Plan), to: (&Mesh, &Plan)) -> Result<Vec<Transfer>> {
+        let at_rest = |p: &Param, (mesh, plan): (&Mesh, &Plan)| {
+            let used = plan.used_layout(mesh, &p.path, p.value.shape())?;
+            plan.rest_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
+        };
+        let cross =
+            |p: &Param| Ok(Transfer::new(self.dtype, p.value.shape(), at_rest(p, from)?, at_rest(p, to)?));
+        self.list.iter().map(cross).collect()
     }
 
     /// The parameter at a path.

@@ -61,6 +61,10 @@ impl Op for Expand {
         self.eval(ins, at)
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let x = g.input_meta(0).clone();
         let dims = self.repeated(&x);

@@ -133,7 +133,7 @@ pub use pow::Pow;
 pub use pow_grad::{PowGradBase, PowGradExponent};
 pub use pow_scalar::PowScalar;
 pub use record::{Bits, Free, Key, Meta, Metas, Op, Tensors, Window, Windows, eval_whole};
-pub(crate) use record::{Together, arity, list, run};
+pub(crate) use record::{Together, absent, arity, list, run};
 pub use relu::Relu;
 pub use relu_grad::ReluGrad;
 pub use reshape::Reshape;

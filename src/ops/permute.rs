@@ -63,6 +63,10 @@ impl Op for Permute {
         self.eval(ins, at)
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let dy = g.grad(0);
         let dx = g.apply(self.inverse(), &[dy])?;

@@ -75,6 +75,11 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
         None
     }
 
+    /// True where [`Op::eval`] reads no element: its results are views of the operands, or copies that strides force.
+    fn is_view(&self) -> bool {
+        false
+    }
+
     /// True where [`Free`] attributes enter the derivative, which is then built anew for each call.
     fn has_free(&self) -> bool {
         false
@@ -264,7 +269,11 @@ pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
     let metas: Metas = ins.iter().map(Meta::of).collect();
     let outs = op.infer(&metas)?;
     let mut ins: Tensors = ins.iter().cloned().collect();
-    run(op, &mut ins, &Windows::whole(&metas, &outs))
+    let at = Windows::whole(&metas, &outs);
+    if ins.first().is_some_and(Tensor::is_meta) && !op.is_view() {
+        return absent(&mut ins, outs.into_iter().map(|m| (m.dtype, m.shape)));
+    }
+    run(op, &mut ins, &at)
 }
 
 /// Runs an operator's kernel where its operands are.
@@ -281,5 +290,27 @@ pub(crate) fn run(op: &dyn Op, ins: &mut [Tensor], at: &Windows) -> Result<Tenso
     match device {
         Device::Cpu => op.eval(ins, at),
         Device::Cuda(_) => op.cuda(ins, at),
+        Device::Meta if op.is_view() => op.eval(ins, at),
+        Device::Meta => {
+            let given = ins[0].to_string();
+            Err(Error::unsupported(op.name(), "tensors on meta have no elements to compute with", given, ""))
+        }
     }
+}
+
+/// Results without elements, which are `outs` in dtype and shape. A result takes an operand's buffer where kernels may: it
+/// has its size, and nobody else needs it.
+pub(crate) fn absent(ins: &mut [Tensor], outs: impl Iterator<Item = (DType, Shape)>) -> Result<Tensors> {
+    let mut taken: SmallVec<[bool; 8]> = SmallVec::from_elem(false, ins.len());
+    let mut one = |(dtype, shape): (DType, Shape)| {
+        let fits = |x: &mut Tensor| x.dtype() == dtype && *x.shape() == shape && x.is_unique();
+        match (0..ins.len()).find(|&i| !taken[i] && fits(&mut ins[i])) {
+            Some(i) => {
+                taken[i] = true;
+                Ok(ins[i].clone())
+            }
+            None => Tensor::absent(dtype, shape),
+        }
+    };
+    outs.map(&mut one).collect()
 }

@@ -62,6 +62,10 @@ impl Op for Reshape {
         self.eval(ins, at)
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let shape = g.input_meta(0).shape.clone();
         let dy = g.grad(0);

@@ -53,6 +53,10 @@ impl Op for Slice {
         self.eval(ins, at)
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let extent = g.input_meta(0).shape[self.dim];
         let dy = g.grad(0);

@@ -59,6 +59,10 @@ impl Op for Split {
         self.eval(ins, at)
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let pieces: Vec<Ref> = (0..self.lens.len()).map(|i| g.grad(i)).collect();
         let dx = g.apply(Cat { dim: self.dim }, &pieces)?;

@@ -62,7 +62,7 @@ impl Placement {
     }
 
     /// True where both split some dim, so that it matters which is the outer one.
-    pub(super) fn meets(&self, other: &Placement) -> bool {
+    pub(crate) fn meets(&self, other: &Placement) -> bool {
         let (a, b) = (self.split_dims(), other.split_dims());
         a.start.max(b.start) < a.end.min(b.end)
     }

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
+use super::grid::{Axes, Axis, List, coords_of, places, row_major, strides_of};
 use crate::error::{Error, Result};
 use crate::tensor::Dims;
 
 /// An n-D grid of ranks with named axes, as one of its ranks sees it. Written `(dp=2, tp=2)`.
 ///
-/// Cloning is a reference count. Meshes compare by content: axes, ranks, and the rank that looks. Nothing in it
-/// grows with the number of ranks: a rank is `base + sum(coordinate * stride)`.
+/// It holds all ranks of the world ([`Mesh::new`]) or any others ([`Mesh::over`]). Cloning is a reference count. Meshes
+/// compare by content: axes, ranks, and the rank that looks. Nothing in it grows with the number of ranks, a rank being
+/// `base + sum(coordinate * stride)`, unless they were listed in an order that follows no strides.
 ///
 /// ```
 /// # fn main() -> isoshard::Result<()> {
@@ -30,19 +32,14 @@ use crate::tensor::Dims;
 pub struct Mesh(Arc<Inner>);
 
 struct Inner {
-    axes: SmallVec<[Axis; 4]>,
+    axes: Axes,
+    /// Where coordinates lead: `base + sum(coordinate * stride)` is a rank, or where there is a list, a place in it.
     base: usize,
+    list: Option<Arc<List>>,
     rank: usize,
     coords: Dims,
     /// Of the fields above, so that a mesh in a cache key costs one word.
     hash: u64,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct Axis {
-    name: Arc<str>,
-    len: usize,
-    stride: usize,
 }
 
 impl Mesh {
@@ -52,32 +49,55 @@ impl Mesh {
     /// Refuses an axis without ranks, a name that is empty, used twice, or not made of letters, digits and `_`, more
     /// ranks than can be counted, and a `rank` that is not in the mesh.
     pub fn new(axes: &[(&str, usize)], rank: usize) -> Result<Mesh> {
-        let refuse = |rule: &str, remedy: String| {
-            Err(Error::invalid("mesh", rule, format!("rank {rank} of {}", Pairs(axes)), remedy))
-        };
-        for (i, &(name, len)) in axes.iter().enumerate() {
-            if name.is_empty() || !name.chars().all(|c| c.is_alphanumeric() || c == '_') {
-                return refuse("an axis name is not a word", "use letters, digits and _".into());
-            }
-            if axes[..i].iter().any(|&(other, _)| other == name) {
-                return refuse("two axes have one name", format!("rename one {name}"));
-            }
-            if len == 0 {
-                return refuse("an axis has no ranks", format!("give {name} at least 1"));
-            }
-        }
-        let Some(rank_len) = axes.iter().try_fold(1usize, |n, &(_, len)| n.checked_mul(len)) else {
-            return refuse("the number of ranks overflows", "use shorter axes".into());
-        };
+        let given = || format!("rank {rank} of {}", Pairs(axes));
+        let rank_len = check_axes(axes, given)?;
         if rank >= rank_len {
-            return refuse("this rank is not in the mesh", format!("its ranks are 0 to {}", rank_len - 1));
+            let remedy = format!("its ranks are 0 to {}", rank_len - 1);
+            return Err(Error::invalid("mesh", "this rank is not in the mesh", given(), remedy));
         }
-        let mut stride = rank_len;
-        let axes = axes.iter().map(|&(name, len)| {
-            stride /= len;
-            Axis { name: name.into(), len, stride }
-        });
-        Ok(Mesh::from_parts(axes.collect(), 0, rank))
+        Ok(Mesh::from_parts(row_major(axes, rank_len), 0, None, rank))
+    }
+
+    /// The mesh over these ranks of the world, row-major, seen from the first of them; [`Mesh::seen_from`] turns it. Any
+    /// rank may make it, also one outside: it is a fact. Ranks in a regular order take no memory.
+    ///
+    /// ```
+    /// # fn main() -> isoshard::Result<()> {
+    /// use isoshard::placement::Mesh;
+    ///
+    /// let generate = Mesh::over(&[("dp", 2), ("tp", 2)], 2..6)?;
+    /// assert_eq!(generate.coords_of(5).as_deref(), Some(&[1, 1][..]));
+    /// assert!(!generate.contains(0));
+    /// // Neighbours in one machine are 0, 1, 2 and 5, 4, 3: any order will do.
+    /// let odd = Mesh::over(&[("host", 2), ("gpu", 3)], [0, 1, 2, 5, 4, 3])?;
+    /// assert_eq!(odd.seen_from(4).expect("a member").slice(&[0]).ranks().collect::<Vec<_>>(), [1, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses the axes that [`Mesh::new`] refuses, another number of ranks than the axes have, and a rank named twice.
+    pub fn over(axes: &[(&str, usize)], ranks: impl IntoIterator<Item = usize>) -> Result<Mesh> {
+        let ranks: Vec<usize> = ranks.into_iter().collect();
+        let given = || format!("{} over {}", Pairs(axes), Ranks(&ranks));
+        let rank_len = check_axes(axes, given)?;
+        if ranks.len() != rank_len {
+            let rule = "the number of ranks is not the axes'";
+            return Err(Error::invalid(
+                "mesh",
+                rule,
+                given(),
+                format!("name {rank_len}, not {}", ranks.len()),
+            ));
+        }
+        let mut sorted = ranks.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            let remedy = format!("name rank {} once", pair[0]);
+            return Err(Error::invalid("mesh", "a rank is in it twice", given(), remedy));
+        }
+        let first = ranks[0];
+        Ok(Mesh::from_ranks(row_major(axes, rank_len), ranks, first))
     }
 
     /// Reads `dp=2,tp=2`, with or without spaces and parentheses; `1` is the mesh without axes, of a single rank.
@@ -120,6 +140,13 @@ impl Mesh {
         self.0.axes[a].len
     }
 
+    /// The rank at the origin, and length and stride of each axis, where ranks follow strides: `base + sum(coordinate *
+    /// stride)`.
+    pub fn strides(&self) -> Option<(usize, SmallVec<[(usize, usize); 4]>)> {
+        let axes = self.0.axes.iter().map(|axis| (axis.len, axis.stride)).collect();
+        self.0.list.is_none().then_some((self.0.base, axes))
+    }
+
     /// The axis called `name`.
     ///
     /// # Errors
@@ -157,12 +184,30 @@ impl Mesh {
             debug_assert!(c < axis.len, "coordinate {c} of axis {}={}", axis.name, axis.len);
             c * axis.stride
         });
-        self.0.base + steps.sum::<usize>()
+        self.0.rank_of(self.0.base + steps.sum::<usize>())
     }
 
     /// The coordinates of `rank`, or `None` where it is not in the mesh.
     pub fn coords_of(&self, rank: usize) -> Option<Dims> {
-        coords_of(&self.0.axes, self.0.base, rank)
+        coords_of(&self.0.axes, self.0.base, self.0.list.as_deref(), rank)
+    }
+
+    /// True where `rank` is in the mesh.
+    pub fn contains(&self, rank: usize) -> bool {
+        self.coords_of(rank).is_some()
+    }
+
+    /// True where the mesh is all ranks of a world of `len`, row-major.
+    pub(crate) fn is_all_of(&self, len: usize) -> bool {
+        let mut stride = len;
+        let row_major = |axis: &Axis| {
+            stride /= axis.len;
+            axis.len == 1 || axis.stride == stride
+        };
+        self.rank_len() == len
+            && self.0.base == 0
+            && self.0.list.is_none()
+            && self.0.axes.iter().all(row_major)
     }
 
     /// The row-major position of `coords` among [`Mesh::ranks`].
@@ -177,57 +222,99 @@ impl Mesh {
     pub fn slice(&self, axes: &[usize]) -> Mesh {
         let twice = axes.iter().enumerate().any(|(i, a)| axes[..i].contains(a));
         assert!(!twice, "slice: axes {axes:?} of {self} repeat");
-        let inside: usize = axes.iter().map(|&a| self.0.coords[a] * self.0.axes[a].stride).sum();
-        let kept = axes.iter().map(|&a| self.0.axes[a].clone()).collect();
-        Mesh::from_parts(kept, self.0.rank - inside, self.0.rank)
+        let inner = &*self.0;
+        let inside: usize = axes.iter().map(|&a| inner.coords[a] * inner.axes[a].stride).sum();
+        let kept: Axes = axes.iter().map(|&a| inner.axes[a].clone()).collect();
+        let place = inner.axes.iter().zip(&inner.coords).map(|(axis, c)| axis.stride * c).sum::<usize>();
+        let base = inner.base + place - inside;
+        if inner.list.is_none() {
+            return Mesh::from_parts(kept, base, None, inner.rank);
+        }
+        // Ranks without an order may have one among these.
+        let ranks: Vec<usize> = places(&kept, base).map(|place| inner.rank_of(place)).collect();
+        let mut stride = ranks.len();
+        let kept = kept.into_iter().map(|axis| {
+            stride /= axis.len;
+            Axis { stride, ..axis }
+        });
+        Mesh::from_ranks(kept.collect(), ranks, inner.rank)
     }
 
     /// The same mesh as `rank` sees it, or `None` where that rank is not in it.
     pub fn seen_from(&self, rank: usize) -> Option<Mesh> {
-        self.coords_of(rank).map(|_| Mesh::from_parts(self.0.axes.clone(), self.0.base, rank))
+        let Inner { axes, base, list, .. } = &*self.0;
+        self.contains(rank).then(|| Mesh::from_parts(axes.clone(), *base, list.clone(), rank))
     }
 
     /// The ranks, numbered in the world, row-major.
     pub fn ranks(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.rank_len()).map(|mut position| {
-            self.0.axes.iter().rev().fold(self.0.base, |rank, axis| {
-                let coord = position % axis.len;
-                position /= axis.len;
-                rank + coord * axis.stride
-            })
-        })
+        places(&self.0.axes, self.0.base).map(|place| self.0.rank_of(place))
     }
 
-    fn from_parts(axes: SmallVec<[Axis; 4]>, base: usize, rank: usize) -> Mesh {
-        let coords = coords_of(&axes, base, rank).expect("the callers have checked that the rank is inside");
+    /// The mesh with its ranks, as errors name it: `(tp=2) over {4, 5}`.
+    pub(crate) fn with_ranks(&self) -> String {
+        format!(
+            "{self} over {}",
+            Ranks(&self.ranks().take(SHOWN + 1).collect::<Vec<_>>()).of(self.rank_len())
+        )
+    }
+
+    /// `ranks` row-major along axes with row-major strides: as strides where they follow some, else as a list.
+    fn from_ranks(mut axes: Axes, ranks: Vec<usize>, rank: usize) -> Mesh {
+        if let Some(strides) = strides_of(&axes, &ranks) {
+            axes.iter_mut().zip(strides).for_each(|(axis, stride)| axis.stride = stride);
+            return Mesh::from_parts(axes, ranks[0], None, rank);
+        }
+        let mut places: Vec<usize> = (0..ranks.len()).collect();
+        places.sort_unstable_by_key(|&place| ranks[place]);
+        Mesh::from_parts(axes, 0, Some(Arc::new(List { ranks, places })), rank)
+    }
+
+    fn from_parts(mut axes: Axes, base: usize, list: Option<Arc<List>>, rank: usize) -> Mesh {
+        axes.iter_mut().filter(|axis| axis.len == 1).for_each(|axis| axis.stride = 1);
+        let coords = coords_of(&axes, base, list.as_deref(), rank)
+            .expect("the callers have checked that the rank is inside");
         let mut hasher = FxHasher::default();
-        (axes.as_slice(), base, rank).hash(&mut hasher);
-        Mesh(Arc::new(Inner { axes, base, rank, coords, hash: hasher.finish() }))
+        (axes.as_slice(), base, &list, rank).hash(&mut hasher);
+        Mesh(Arc::new(Inner { axes, base, list, rank, coords, hash: hasher.finish() }))
     }
 }
 
-/// Divides by the strides, largest first: each is a multiple of all that the smaller ones can reach, as they come from
-/// a row-major mesh. Axes of one rank may share a stride with others and stand at 0.
-fn coords_of(axes: &[Axis], base: usize, rank: usize) -> Option<Dims> {
-    let mut rest = rank.checked_sub(base)?;
-    let mut coords = Dims::from_elem(0, axes.len());
-    let mut by_stride: Dims = (0..axes.len()).filter(|&a| axes[a].len > 1).collect();
-    by_stride.sort_unstable_by_key(|&a| std::cmp::Reverse(axes[a].stride));
-    for a in by_stride {
-        coords[a] = rest / axes[a].stride;
-        rest %= axes[a].stride;
-        if coords[a] >= axes[a].len {
-            return None;
+impl Inner {
+    fn rank_of(&self, place: usize) -> usize {
+        self.list.as_ref().map_or(place, |list| list.ranks[place])
+    }
+}
+
+/// The number of ranks, once the axes have been checked.
+fn check_axes(axes: &[(&str, usize)], given: impl Fn() -> String) -> Result<usize> {
+    let refuse = |rule: &str, remedy: String| Err(Error::invalid("mesh", rule, given(), remedy));
+    for (i, &(name, len)) in axes.iter().enumerate() {
+        if name.is_empty() || !name.chars().all(|c| c.is_alphanumeric() || c == '_') {
+            return refuse("an axis name is not a word", "use letters, digits and _".into());
+        }
+        if axes[..i].iter().any(|&(other, _)| other == name) {
+            return refuse("two axes have one name", format!("rename one {name}"));
+        }
+        if len == 0 {
+            return refuse("an axis has no ranks", format!("give {name} at least 1"));
         }
     }
-    (rest == 0).then_some(coords)
+    match axes.iter().try_fold(1usize, |n, &(_, len)| n.checked_mul(len)) {
+        Some(rank_len) => Ok(rank_len),
+        None => refuse("the number of ranks overflows", "use shorter axes".into()),
+    }
 }
 
 impl PartialEq for Mesh {
     fn eq(&self, other: &Mesh) -> bool {
         let (a, b) = (&*self.0, &*other.0);
         Arc::ptr_eq(&self.0, &other.0)
-            || (a.hash == b.hash && a.rank == b.rank && a.base == b.base && a.axes == b.axes)
+            || (a.hash == b.hash
+                && a.rank == b.rank
+                && a.base == b.base
+                && a.axes == b.axes
+                && a.list == b.list)
     }
 }
 
@@ -265,9 +352,95 @@ impl fmt::Display for Pairs<'_> {
     }
 }
 
+/// Ranks that an error lists; the rest it counts.
+const SHOWN: usize = 8;
+
+/// Ranks as errors list them: `{0, 1, 5}`.
+struct Ranks<'a>(&'a [usize]);
+
+impl Ranks<'_> {
+    /// The same, of which these are the first of `len`.
+    fn of(&self, len: usize) -> String {
+        let shown: Vec<String> = self.0.iter().take(SHOWN).map(usize::to_string).collect();
+        let more = if len > SHOWN { format!(" and {} more", len - SHOWN) } else { String::new() };
+        format!("{{{}{more}}}", shown.join(", "))
+    }
+}
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.of(self.0.len()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_ranks_in_any_order() {
+        let lists: [(&[(&str, usize)], &[usize], bool); 9] = [
+            (&[("a", 2), ("b", 2)], &[2, 3, 4, 5], true),
+            (&[("a", 2), ("b", 3)], &[1, 5, 9, 3, 7, 11], true),
+            (&[("a", 2), ("b", 3)], &[1, 3, 5, 8, 10, 12], true),
+            (&[("a", 3), ("b", 2)], &[1, 8, 3, 10, 5, 12], true),
+            (&[("a", 3)], &[4, 2, 0], false),
+            (&[("a", 1), ("b", 1)], &[7], true),
+            (&[], &[3], true),
+            (&[("a", 2), ("b", 1), ("c", 2)], &[6, 0, 9, 2], false),
+            // It follows strides 3 and 2, by which 4 could be told from no coordinates by division.
+            (&[("a", 2), ("b", 3)], &[0, 2, 4, 3, 5, 7], false),
+        ];
+        for (axes, ranks, regular) in lists {
+            let mesh = Mesh::over(axes, ranks.iter().copied()).unwrap();
+            assert_eq!((mesh.rank(), mesh.0.list.is_none()), (ranks[0], regular), "{ranks:?}");
+            assert_eq!(mesh.ranks().collect::<Vec<_>>(), ranks);
+            for r in 0..14 {
+                let at = ranks.iter().position(|&other| other == r);
+                assert_eq!(
+                    mesh.coords_of(r).map(|c| (mesh.position_of(&c), mesh.rank_at(&c))),
+                    at.map(|p| (p, r))
+                );
+                assert_eq!((mesh.contains(r), mesh.seen_from(r).is_some()), (at.is_some(), at.is_some()));
+            }
+            for (&rank, a) in ranks.iter().flat_map(|r| (0..axes.len()).map(move |a| (r, a))) {
+                let here = mesh.seen_from(rank).unwrap();
+                let agrees = |r: &usize| {
+                    let c = mesh.coords_of(*r).unwrap();
+                    (0..axes.len()).all(|b| a == b || c[b] == here.coords()[b])
+                };
+                let slice = here.slice(&[a]);
+                assert!(slice.ranks().eq(ranks.iter().copied().filter(agrees)), "{slice} of {ranks:?}");
+                // However it was come by: content is what counts.
+                let listed = Mesh::over(&[axes[a]], slice.ranks()).unwrap().seen_from(rank).unwrap();
+                assert_eq!((&listed, listed.0.hash), (&slice, slice.0.hash), "{ranks:?}");
+            }
+        }
+        let whole = Mesh::over(&[("dp", 2), ("tp", 3)], 0..6).unwrap();
+        assert_eq!(whole.seen_from(4).unwrap(), Mesh::parse("dp=2,tp=3", 4).unwrap());
+        assert!(whole.is_all_of(6) && !whole.is_all_of(7) && !whole.slice(&[1, 0]).is_all_of(6));
+        assert!(whole.slice(&[1]).is_all_of(3) && !whole.slice(&[0]).is_all_of(2));
+        assert!(Mesh::over(&[("a", 1), ("b", 2)], 0..2).unwrap().slice(&[1, 0]).is_all_of(2));
+        assert_eq!(whole.with_ranks(), "(dp=2, tp=3) over {0, 1, 2, 3, 4, 5}");
+    }
+
+    #[test]
+    fn ranks_that_are_no_mesh() {
+        let refused = |axes: &[(&str, usize)], ranks: &[usize], want: &str| {
+            assert_eq!(Mesh::over(axes, ranks.iter().copied()).unwrap_err().to_string(), want);
+        };
+        refused(
+            &[("a", 3)],
+            &[4, 0, 4],
+            "mesh: a rank is in it twice; got (a=3) over {4, 0, 4}; name rank 4 once",
+        );
+        let text = "mesh: the number of ranks is not the axes'; got (a=2, b=2) over {0, 1, 5}; name 4, not 3";
+        refused(&[("a", 2), ("b", 2)], &[0, 1, 5], text);
+        let text = "mesh: the number of ranks is not the axes'; got (a=2) over {0, 1, 2, 3, 4, 5, 6, 7 and 2 more}; name \
+                    2, not 10";
+        refused(&[("a", 2)], &(0..10).collect::<Vec<_>>(), text);
+        refused(&[("a", 0)], &[], "mesh: an axis has no ranks; got (a=0) over {}; give a at least 1");
+    }
 
     #[test]
     fn ranks_and_coordinates_are_inverse() {

@@ -37,6 +37,7 @@
 //! Missing: more than one ragged axis, and a split inside a ragged prefix.
 
 mod axis;
+mod grid;
 mod layout;
 mod mesh;
 mod notation;

@@ -6,6 +6,8 @@
 //! falls between, none for an empty box. Ranks hold one tensor for each node, and adding them up in the tree's order
 //! gives the bits that one rank gives.
 
+use std::ops::Range;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -68,15 +70,18 @@ impl Node {
         }
         let d = self.len.iter().position(|&n| n > 1).expect("two terms lie along some dim");
         let n = self.len[d];
-        let left = match leaf {
-            _ if d + 1 < self.len.len() || n > LEAF => n.div_ceil(2),
-            Leaf::Pairs => n.next_power_of_two() / 2,
-            Leaf::Chain => return None,
-        };
+        let left = left_of(n, (d + 1 == self.len.len()).then_some(leaf))?;
         let (mut a, mut b) = (self.clone(), self.clone());
         a.len[d] = left;
         (b.start[d], b.len[d]) = (self.start[d] + left, n - left);
         Some((a, b))
+    }
+
+    /// The same with this range of dim `d`.
+    fn with(&self, d: usize, range: Range<usize>) -> Node {
+        let mut node = self.clone();
+        (node.start[d], node.len[d]) = (range.start, range.len());
+        node
     }
 
     fn overlap(&self, block: &Block) -> usize {
@@ -111,17 +116,67 @@ impl Terms {
 
     /// The nodes that the rank at `coords` holds, in the tree's order; none where its box cuts a leaf that cannot be cut.
     pub fn forest(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<Node>> {
-        let blocks = self.blocks(mesh, coords);
-        let blocks: Vec<&Block> = blocks.iter().collect();
-        let mut nodes = Vec::new();
-        largest(Node::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
+        if self.is_flattened() {
+            return self.forest_of_blocks(mesh, coords);
+        }
+        let spec = self.spec(mesh);
+        let dims = 0..self.extents.len();
+        let held: SmallVec<[Ranges; 4]> = dims.map(|d| self.held(&spec, coords, d)).collect();
+        if held.iter().any(|h| h.is_empty()) {
+            return Some(Vec::new());
+        }
+        // Below the last dim that is not whole, nodes have all; above it, single indices.
+        let Some(cut) = (0..held.len()).rev().find(|&d| !is_whole(&held[d], self.extents[d])) else {
+            return Some(vec![Node::root(&self.extents)]);
+        };
+        let mut ranges = Vec::new();
+        if !cover(0..self.extents[cut], &held[cut], self.leaf_of(cut), &mut ranges) {
+            return None;
+        }
+        let mut nodes = vec![Node::root(&self.extents)];
+        for (d, held) in held[..cut].iter().enumerate() {
+            let at = |node: &Node, i: usize| node.with(d, i..i + 1);
+            let each = |node: &Node| held.iter().cloned().flatten().map(|i| at(node, i)).collect::<Vec<_>>();
+            nodes = nodes.iter().flat_map(each).collect();
+        }
+        Some(nodes.iter().flat_map(|node| ranges.iter().map(|r| node.with(cut, r.clone()))).collect())
     }
 
     /// The largest number of nodes that a rank holds; none where some rank's box does not consist of nodes.
+    ///
+    /// Dim by dim, since each axis cuts one: what it takes does not grow with the product of the axes that cut different dims.
     pub fn most_nodes(&self, mesh: &Mesh) -> Option<usize> {
-        let axes: Vec<usize> = self.open_axes().collect();
-        let mut positions = self.positions(mesh, &axes).into_iter();
-        positions.try_fold(0, |most, c| Some(self.forest(mesh, &c)?.len().max(most)))
+        let open: Vec<usize> = self.open_axes().collect();
+        if self.is_flattened() {
+            let mut positions = self.positions(mesh, &open).into_iter();
+            return positions.try_fold(0, |most, c| Some(self.forest_of_blocks(mesh, &c)?.len().max(most)));
+        }
+        if self.extents.contains(&0) {
+            return Some(0);
+        }
+        let spec = self.spec(mesh);
+        let held = |d: usize| {
+            let axes: Vec<usize> =
+                open.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
+            let all = self.positions(mesh, &axes).into_iter().map(|c| self.held(&spec, &c, d));
+            all.filter(|held| !held.is_empty()).collect::<Vec<Ranges>>()
+        };
+        let mut dims = (0..self.extents.len()).map(|d| (d, held(d))).rev();
+        // Where a rank has all of a dim, no other that is cut from it has any.
+        let Some((cut, held)) = dims.find(|(d, held)| !held.iter().all(|h| is_whole(h, self.extents[*d])))
+        else {
+            return Some(1);
+        };
+        let (mut most, mut ranges) = (0, Vec::new());
+        for held in &held {
+            ranges.clear();
+            if !cover(0..self.extents[cut], held, self.leaf_of(cut), &mut ranges) {
+                return None;
+            }
+            most = most.max(ranges.len());
+        }
+        let indices = |held: &Ranges| held.iter().map(Range::len).sum::<usize>();
+        Some(dims.fold(most, |n, (_, held)| n * held.iter().map(indices).max().unwrap_or(0)))
     }
 
     /// How the parts of `members`, the ranks that differ from `coords` along `axes` only, are added up: what is left are
@@ -161,16 +216,59 @@ impl Terms {
         steps.push(FoldStep::Join);
     }
 
+    /// True where an axis cuts several dims as one, so that what a rank has need not be a box.
+    fn is_flattened(&self) -> bool {
+        self.layout.ragged_axis().is_some_and(|a| self.layout.axis(a).split_dims().len() > 1)
+    }
+
+    /// What the tree does below [`LEAF`] indices of dim `d`: nothing but of the innermost.
+    fn leaf_of(&self, d: usize) -> Option<Leaf> {
+        (d + 1 == self.extents.len()).then_some(self.leaf)
+    }
+
+    /// The terms as a tensor: of bytes, since only indices count here.
+    fn spec(&self, mesh: &Mesh) -> Spec {
+        let (mesh, layout) = (mesh.clone(), self.layout.clone());
+        Spec { mesh, dtype: DType::U8, shape: self.extents.clone(), layout, terms: None }
+    }
+
+    /// The indices of dim `d` that the rank at `coords` and the ranks along `done` have.
+    fn held(&self, spec: &Spec, coords: &[usize], d: usize) -> Ranges {
+        let done: SmallVec<[usize; 2]> =
+            self.done.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
+        let mut at = Dims::from_slice(coords);
+        let mut ranges = Ranges::new();
+        for place in self.positions(&spec.mesh, &done) {
+            done.iter().for_each(|&a| at[a] = place[a]);
+            let region = spec.region_at(&at);
+            let (start, len) = (region.start(d), region.extent(d));
+            let (start, len) = start.zip(len).expect("no dims are flattened");
+            if len > 0 {
+                ranges.push(start..start + len);
+            }
+        }
+        ranges.sort_unstable_by_key(|r| r.start);
+        ranges.dedup_by(|next, last| {
+            let joins = last.end == next.start;
+            if joins {
+                last.end = next.end;
+            }
+            joins
+        });
+        ranges
+    }
+
+    /// [`Terms::forest`], from boxes of any kind.
+    fn forest_of_blocks(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<Node>> {
+        let blocks = self.blocks(mesh, coords);
+        let blocks: Vec<&Block> = blocks.iter().collect();
+        let mut nodes = Vec::new();
+        largest(Node::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
+    }
+
     /// The boxes of terms that the rank at `coords` has added up: its own, and those of the ranks along `done`.
     fn blocks(&self, mesh: &Mesh, coords: &[usize]) -> Vec<Block> {
-        // Bytes, since only indices count here.
-        let spec = Spec {
-            mesh: mesh.clone(),
-            dtype: DType::U8,
-            shape: self.extents.clone(),
-            layout: self.layout.clone(),
-            terms: None,
-        };
+        let spec = self.spec(mesh);
         let mut at = Dims::from_slice(coords);
         let mut blocks = Vec::new();
         for place in self.positions(mesh, &self.done) {
@@ -196,6 +294,41 @@ impl Terms {
             all = all.iter().flat_map(step).collect();
         }
         all
+    }
+}
+
+/// Indices of one dim: ranges, ascending, with gaps between them.
+type Ranges = SmallVec<[Range<usize>; 2]>;
+
+fn is_whole(held: &Ranges, extent: usize) -> bool {
+    matches!(&held[..], [all] if *all == (0..extent))
+}
+
+/// Appends the largest ranges at or below `at`, of one dim's part of the tree, that lie inside `held`; false where they cut a
+/// leaf.
+fn cover(at: Range<usize>, held: &[Range<usize>], leaf: Option<Leaf>, out: &mut Vec<Range<usize>>) -> bool {
+    let near = held.partition_point(|r| r.end <= at.start)..held.partition_point(|r| r.start < at.end);
+    let held = &held[near];
+    let common = |r: &Range<usize>| r.end.min(at.end) - r.start.max(at.start);
+    let len: usize = held.iter().map(common).sum();
+    if len == 0 {
+        return true;
+    }
+    if len == at.len() {
+        out.push(at);
+        return true;
+    }
+    let Some(left) = left_of(at.len(), leaf) else { return false };
+    let mid = at.start + left;
+    cover(at.start..mid, held, leaf, out) && cover(mid..at.end, held, leaf, out)
+}
+
+/// How many of `n` indices, at least 2, go to the left; none of a leaf that cannot be cut.
+fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
+    match leaf {
+        Some(Leaf::Pairs) if n <= LEAF => Some(n.next_power_of_two() / 2),
+        Some(Leaf::Chain) if n <= LEAF => None,
+        _ => Some(n.div_ceil(2)),
     }
 }
 
@@ -258,6 +391,53 @@ mod tests {
         // The inner dim cut: half of each row.
         let inner = forests(&[3, 64], Leaf::Chain, "tp=2", Layout::new([shard(1)]));
         assert_eq!(inner[1], Some(vec![(32, 32), (96, 32), (160, 32)]));
+    }
+
+    /// Dim by dim as by the tree's definition, on every rank, before and after adding along axes.
+    #[test]
+    fn forests_follow_from_each_dims_ranges() {
+        let layouts: [Layout; 8] = [
+            Layout::new([shard(0), shard(1), R]),
+            Layout::new([shard(1), shard(0), shard(1)]),
+            Layout::new([shard(0), shard(0), shard(2)]),
+            Layout::new([shard(2), shard(2), shard(0)]).with_order(&[1, 0, 2]).unwrap(),
+            Layout::new([ragged(1, &[1, 0, 2]), shard(1), R]),
+            Layout::new([ragged(1, &[0, 3, 0]), R, shard(2)]),
+            Layout::new([R, R, shard(2)]),
+            Layout::new([R, R, R]),
+        ];
+        let (mut several, mut refused) = (0, 0);
+        for text in ["a=3,b=2,c=2", "a=3,b=4,c=1"] {
+            let mesh = Mesh::parse(text, 0).unwrap();
+            for extents in [[6, 8, 1], [3, 5, 7], [1, 1, 40], [12, 1, 96], [9, 2, 64], [0, 4, 4], [3, 0, 1]] {
+                for (layout, leaf) in layouts.iter().flat_map(|l| [(l, Leaf::Pairs), (l, Leaf::Chain)]) {
+                    for done in [&[][..], &[0], &[1], &[2], &[0, 2], &[1, 2]] {
+                        let mut terms = Terms::new(extents.into(), leaf, layout.clone());
+                        if terms.spec(&mesh).validate("terms").is_err() {
+                            continue;
+                        }
+                        terms.done =
+                            done.iter().copied().filter(|&a| !layout.axis(a).is_replicate()).collect();
+                        let mut most = Some(0);
+                        for r in mesh.ranks() {
+                            let coords = mesh.coords_of(r).unwrap();
+                            let want = terms.forest_of_blocks(&mesh, &coords);
+                            let got = terms.forest(&mesh, &coords);
+                            assert_eq!(got, want, "{text} {layout} {extents:?} {leaf:?} {done:?} rank {r}");
+                            most = most.zip(want).map(|(most, nodes)| nodes.len().max(most));
+                        }
+                        assert_eq!(
+                            terms.most_nodes(&mesh),
+                            most,
+                            "{text} {layout} {extents:?} {leaf:?} {done:?}"
+                        );
+                        several += usize::from(most > Some(1));
+                        refused += usize::from(most.is_none());
+                    }
+                }
+            }
+        }
+        assert!(several > 100 && refused > 100, "{several}, {refused}");
     }
 
     /// Adds by steps along one axis after the other, for every mesh and every order of axes, and compares with one rank.

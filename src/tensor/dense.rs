@@ -114,6 +114,7 @@ impl Tensor {
         match device {
             Device::Cpu => Ok(Tensor::stale(dtype, shape)),
             Device::Cuda(index) => Gpu::get(index)?.stale(dtype, shape),
+            Device::Meta => Tensor::absent(dtype, shape),
         }
     }
 
@@ -125,6 +126,7 @@ impl Tensor {
         match device {
             Device::Cpu => Ok(Tensor::zeros(dtype, shape)),
             Device::Cuda(index) => Gpu::get(index)?.zeros(dtype, shape),
+            Device::Meta => Tensor::absent(dtype, shape),
         }
     }
 
@@ -145,6 +147,7 @@ impl Tensor {
                 cuda::fill(&mut out, value.into().0)?;
                 Ok(out)
             }
+            Device::Meta => Tensor::absent(dtype, shape),
         }
     }
 
@@ -170,14 +173,14 @@ impl Tensor {
 
     /// Where the elements are.
     pub fn device(&self) -> Device {
-        self.storage.device_block().map_or(Device::Cpu, |block| block.home().device())
+        self.storage.device()
     }
 
     /// The same elements on `device`: this tensor if it is there, else a contiguous copy. To a device the copy is in
     /// stream order; from a device this waits for all work on it, and reports what kernels have reported.
     ///
     /// # Errors
-    /// A device that is not there or has no room; the faults of kernels before.
+    /// A device that is not there or has no room; the faults of kernels before. Refuses to leave [`Device::Meta`].
     pub fn to_device(&self, device: Device) -> Result<Tensor> {
         if self.device() == device {
             return Ok(self.clone());
@@ -185,6 +188,8 @@ impl Tensor {
         match (self.device(), device) {
             (Device::Cpu, Device::Cuda(index)) => cuda::upload(&Gpu::get(index)?, &self.contiguous()?),
             (Device::Cuda(_), Device::Cpu) => cuda::download(&self.contiguous()?),
+            (_, Device::Meta) => Tensor::absent(self.dtype, self.shape.clone()),
+            (Device::Meta, _) => self.refuse_absent("to_device"),
             _ => self.to_device(Device::Cpu)?.to_device(device),
         }
     }
@@ -295,6 +300,11 @@ impl Tensor {
             && self.storage.device_block().is_none_or(DeviceBlock::is_at_home)
     }
 
+    /// As [`Tensor::is_unique`], where the tensor is all that its buffer holds: keeping it keeps nothing else.
+    pub(crate) fn owns_buffer(&mut self) -> bool {
+        self.is_unique() && self.storage.len_bytes() == self.len_bytes()
+    }
+
     /// True where nobody shares the buffer.
     pub(super) fn is_unshared(&mut self) -> bool {
         Arc::get_mut(&mut self.storage).is_some()
@@ -375,6 +385,7 @@ impl Tensor {
             _ if self.dtype == dtype => Ok(self.clone()),
             Device::Cpu => super::cpu::cast(self, dtype),
             Device::Cuda(_) => cuda::cast(self, dtype),
+            Device::Meta => Tensor::absent(dtype, self.shape.clone()),
         }
     }
 
@@ -383,13 +394,16 @@ impl Tensor {
     /// # Errors
     /// A device without room.
     pub fn to_owned_copy(&self) -> Result<Tensor> {
-        if let Device::Cuda(_) = self.device() {
-            let mut out = Gpu::of(self)?.stale(self.dtype, self.shape.clone())?;
-            let strides = out.strides.clone();
-            cuda::copy_block(self, &mut out, &self.shape, (0, &self.strides), (0, &strides))?;
-            return Ok(out);
+        match self.device() {
+            Device::Cpu => Ok(self.packed_copy()),
+            Device::Meta => Tensor::absent(self.dtype, self.shape.clone()),
+            Device::Cuda(_) => {
+                let mut out = Gpu::of(self)?.stale(self.dtype, self.shape.clone())?;
+                let strides = out.strides.clone();
+                cuda::copy_block(self, &mut out, &self.shape, (0, &self.strides), (0, &strides))?;
+                Ok(out)
+            }
         }
-        Ok(self.packed_copy())
     }
 
     /// Copies of `parts`, all of this dtype, on this device and with the elements of `shape`, along a new first dim; there
@@ -420,8 +434,11 @@ impl Tensor {
         if len.contains(&0) {
             return Ok(());
         }
-        if let Device::Cuda(_) = self.device() {
-            return cuda::copy_block(self, out, len, from, to);
+        match self.device() {
+            Device::Cuda(_) => return cuda::copy_block(self, out, len, from, to),
+            _ if out.is_meta() => return Ok(()),
+            Device::Meta => return self.refuse_absent("copy"),
+            Device::Cpu => {}
         }
         for_dtype!(any self.dtype, T => {
             let src: &[T] = &self.data().expect("the dtype is T's")[from.0..];
@@ -443,7 +460,7 @@ impl Tensor {
     /// The elements in row-major order, each converted to f64.
     ///
     /// # Panics
-    /// Where the tensor lies on a device that fails; [`Tensor::to_device`] gives the error instead.
+    /// Where the tensor lies on a device that fails, or on [`Device::Meta`]; [`Tensor::to_device`] gives the error instead.
     pub fn to_f64_vec(&self) -> Vec<f64> {
         let t = self.to_host().unwrap_or_else(|e| panic!("{e}"));
         for_dtype!(any self.dtype, T => {
@@ -477,6 +494,7 @@ impl Tensor {
     pub(crate) fn expect_cpu(&self, verb: &str) -> Result<()> {
         match self.device() {
             Device::Cpu => Ok(()),
+            Device::Meta => self.refuse_absent(verb),
             device => {
                 let given = format!("{self} on {device}");
                 let rule = "the elements are not in the processor's memory";

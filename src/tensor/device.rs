@@ -13,6 +13,8 @@ pub enum Device {
     Cpu,
     /// The CUDA device of this number, as the driver counts them.
     Cuda(usize),
+    /// Nowhere: tensors that have shapes and no elements ([`meta`](super::meta)).
+    Meta,
 }
 
 impl Device {
@@ -22,17 +24,18 @@ impl Device {
     }
 }
 
-/// `cpu`, `cuda:1`.
+/// `cpu`, `cuda:1`, `meta`.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(index) => write!(f, "cuda:{index}"),
+            Device::Meta => f.write_str("meta"),
         }
     }
 }
 
-/// `cpu`, `cuda` (the first one), `cuda:1`.
+/// `cpu`, `cuda` (the first one), `cuda:1`, `meta`.
 impl FromStr for Device {
     type Err = Error;
 
@@ -43,8 +46,9 @@ impl FromStr for Device {
         });
         match (text, index.flatten()) {
             ("cpu", _) => Ok(Device::Cpu),
+            ("meta", _) => Ok(Device::Meta),
             (_, Some(index)) => Ok(Device::Cuda(index)),
-            _ => Err(Error::invalid("device", "no such device", text, "write cpu, cuda or cuda:1")),
+            _ => Err(Error::invalid("device", "no such device", text, "write cpu, cuda, cuda:1 or meta")),
         }
     }
 }
@@ -55,7 +59,7 @@ mod tests {
 
     #[test]
     fn devices_are_read_as_they_are_written() {
-        for device in [Device::Cpu, Device::Cuda(0), Device::Cuda(13)] {
+        for device in [Device::Cpu, Device::Meta, Device::Cuda(0), Device::Cuda(13)] {
             assert_eq!(device.to_string().parse::<Device>().unwrap(), device);
         }
         assert_eq!("cuda".parse::<Device>().unwrap(), Device::Cuda(0));

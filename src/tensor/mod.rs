@@ -14,6 +14,7 @@ mod dtype;
 mod fold_order;
 mod interop;
 pub mod math;
+pub mod meta;
 mod reduce_op;
 mod shape;
 pub mod storage;

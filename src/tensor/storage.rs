@@ -12,7 +12,9 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::Device;
 use super::cuda::DeviceBlock;
+use super::meta::Absent;
 
 /// Blocks are aligned for the widest vector and for a cache line.
 const ALIGN: usize = 64;
@@ -23,7 +25,7 @@ const POOL_LIMIT_BYTES: usize = 2 << 30;
 /// Four size classes per doubling waste at most a fifth of a block; enough for any length that has addresses.
 const CLASSES: usize = 4 * 58;
 
-/// A block of memory: from the pool, lent by a foreign owner such as a `Vec`, or on a device.
+/// A block of memory: from the pool, lent by a foreign owner such as a `Vec`, on a device, or none at all.
 pub(crate) struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
@@ -41,6 +43,10 @@ enum Owner {
     },
     /// `ptr` points nowhere.
     Device(DeviceBlock),
+    /// `ptr` points nowhere: there are no bytes, only their number.
+    Meta {
+        _counted: Absent,
+    },
 }
 
 /// A shared buffer. Writable only while nobody shares it.
@@ -78,6 +84,20 @@ impl Buffer {
     /// The first `len_bytes` of a device's block.
     pub(crate) fn on_device(block: DeviceBlock, len_bytes: usize) -> Buffer {
         Buffer { ptr: NonNull::dangling(), len_bytes, owner: Owner::Device(block) }
+    }
+
+    /// No bytes, counted as `len_bytes`.
+    pub(super) fn absent(counted: Absent, len_bytes: usize) -> Buffer {
+        Buffer { ptr: NonNull::dangling(), len_bytes, owner: Owner::Meta { _counted: counted } }
+    }
+
+    /// Where the bytes are.
+    pub(super) fn device(&self) -> Device {
+        match &self.owner {
+            Owner::Device(block) => block.home().device(),
+            Owner::Meta { .. } => Device::Meta,
+            Owner::Pool { .. } | Owner::Foreign { .. } => Device::Cpu,
+        }
     }
 
     /// The device's block, of a buffer that is one.
@@ -146,14 +166,15 @@ impl Inbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
     }
 
-    fn collect(&self) -> Vec<Block> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Hands over what has come; the room for letters stays.
+    fn collect(&self, keep: impl FnMut(Block)) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(keep);
     }
 }
 
 impl Drop for Inbox {
     fn drop(&mut self) {
-        self.collect().into_iter().for_each(Block::free);
+        self.collect(Block::free);
     }
 }
 
@@ -195,11 +216,12 @@ thread_local! {
 impl Pool {
     fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
         if self.free[class].is_empty() {
-            for block in self.inbox.collect() {
+            let inbox = self.inbox.clone();
+            inbox.collect(|block| {
                 if let Some(block) = self.put(block) {
                     block.free();
                 }
-            }
+            });
         }
         let block = self.free[class].pop();
         match block {
@@ -224,7 +246,7 @@ impl Pool {
     }
 
     fn trim(&mut self) {
-        self.inbox.collect().into_iter().for_each(Block::free);
+        self.inbox.collect(Block::free);
         for (class, blocks) in self.free.iter_mut().enumerate() {
             blocks.drain(..).for_each(|ptr| Block { ptr, class }.free());
         }

@@ -56,7 +56,7 @@ fn torchrun(vars: &Vars) -> Result<Option<Launch>> {
         (None, None) if alone => PORT,
         (None, None) => return Err(vars.absent("MASTER_PORT", &given)),
     };
-    Ok(Some(numbers.launch("torchrun", host, port)))
+    Ok(Some(numbers.launch("torchrun", Some(host), port)))
 }
 
 fn open_mpi(vars: &Vars) -> Result<Option<Launch>> {
@@ -127,7 +127,7 @@ fn slurm(vars: &Vars) -> Result<Option<Launch>> {
 }
 
 impl Numbers {
-    fn launch(self, by: &'static str, host: String, port: u16) -> Launch {
+    fn launch(self, by: &'static str, host: Option<String>, port: u16) -> Launch {
         let Numbers { rank, world_len, local_rank, local_len } = self;
         Launch { by, rank, world_len, local_rank, local_len, host, port }
     }
@@ -135,8 +135,8 @@ impl Numbers {
 
 const LOCAL: &str = "127.0.0.1";
 
-/// The meeting place where it need not be said: the variables' own, else what can be made from the job's facts.
-fn meeting(vars: &Vars, numbers: &Numbers, by: &str, jobs: &[&str]) -> Result<(String, u16)> {
+/// The meeting place, if it is known, and its port, where they need not be said: the variables' own, else what can be made from the job's facts.
+fn meeting(vars: &Vars, numbers: &Numbers, by: &str, jobs: &[&str]) -> Result<(Option<String>, u16)> {
     let nodes = vars.first_number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?.map(|(_, n)| n);
     let one_node = numbers.world_len == 1
         || numbers.local_len == Some(numbers.world_len)
@@ -150,16 +150,6 @@ fn meeting(vars: &Vars, numbers: &Numbers, by: &str, jobs: &[&str]) -> Result<(S
         None if by == "Slurm" => listed().or_else(|| vars.text("SLURM_LAUNCH_NODE_IPADDR")),
         None => None,
     };
-    let host = host.ok_or_else(|| {
-        refused(
-            "it is not said where the ranks meet",
-            format!(
-                "rank {} of {} by {by} on several nodes, without MASTER_ADDR",
-                numbers.rank, numbers.world_len
-            ),
-            "set MASTER_ADDR to rank 0's machine on all ranks",
-        )
-    })?;
     let job = jobs.iter().find_map(|name| vars.text(name));
     let port = match (vars.port("ISOSHARD_PORT")?, vars.port("MASTER_PORT")?) {
         (Some(port), _) | (None, Some(port)) => port,
@@ -228,7 +218,7 @@ mod tests {
         assert_eq!(text(torchrun), "rank 5 of 8 (1 on its node), started by torchrun, meeting at n1:29400");
         let launch = of(torchrun).unwrap().unwrap();
         assert_eq!((launch.rank(), launch.world_len(), launch.local_rank()), (5, 8, 1));
-        assert_eq!((launch.local_len(), launch.address()), (Some(4), ("n1", 29_400)));
+        assert_eq!((launch.local_len(), launch.address()), (Some(4), Ok(("n1", 29_400))));
         for (table, want) in [
             (
                 "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0",
@@ -329,17 +319,29 @@ mod tests {
                 "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 PMI_RANK=1 PMI_SIZE=2",
                 "two launchers say different things; got OMPI_COMM_WORLD_RANK=0, PMI_RANK=1;",
             ),
-            (
-                "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2",
-                "it is not said where the ranks meet; got rank 0 of 4 by Open MPI on several nodes, without MASTER_ADDR;",
-            ),
             ("PMI_RANK=0", "got PMI_RANK=0 without PMI_SIZE"),
             ("PMI_RANK=0 PMI_SIZE=2", "without MPI_LOCALRANKID"),
             ("SLURM_PROCID=0 SLURM_LOCALID=0", "got SLURM_PROCID=0, SLURM_LOCALID=0 without SLURM_NTASKS"),
             ("SLURM_PROCID=0 SLURM_NTASKS=2", "without SLURM_LOCALID"),
-            ("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0", "without MASTER_ADDR"),
         ] {
             assert!(text(table).contains(want), "{table}: {}", text(table));
+        }
+    }
+
+    #[test]
+    fn only_who_needs_the_meeting_place_misses_it() {
+        for (table, by) in [
+            (
+                "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+                "rank 0 of 4 by Open MPI",
+            ),
+            ("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0", "rank 0 of 2 by Slurm"),
+        ] {
+            let error = of(table).unwrap().unwrap().address().unwrap_err().to_string();
+            let want = format!(
+                "launch: it is not said where the ranks meet; got {by} on several nodes, without MASTER_ADDR; set"
+            );
+            assert!(error.starts_with(&want), "{error}");
         }
     }
 }

@@ -32,7 +32,8 @@ pub struct Launch {
     pub(super) world_len: usize,
     pub(super) local_rank: usize,
     pub(super) local_len: Option<usize>,
-    pub(super) host: String,
+    /// None where it is not said.
+    pub(super) host: Option<String>,
     pub(super) port: u16,
 }
 
@@ -50,7 +51,8 @@ impl Launch {
     ///
     /// The meeting place is `MASTER_ADDR` and `MASTER_PORT` where they are set, which `torchrun`'s always are. Otherwise it is
     /// this machine where the job has one node, the first of the step's nodes under Slurm, and a port between 20000 and
-    /// 29999 made from the job's number; Open MPI and PMI on several nodes want `MASTER_ADDR`. `ISOSHARD_PORT` overrides
+    /// 29999 made from the job's number; Open MPI and PMI on several nodes want `MASTER_ADDR`, unless the engine is MPI's, which
+    /// finds rank 0 by itself. `ISOSHARD_PORT` overrides
     /// the port. Under `torchrun`, whose own store may listen at `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE`), the next
     /// port is taken.
     ///
@@ -90,18 +92,27 @@ impl Launch {
         self.local_len
     }
 
-    /// Where rank 0 listens: host and port.
-    pub fn address(&self) -> (&str, u16) {
-        (&self.host, self.port)
+    /// Where rank 0 listens: host and port. MPI's engine finds that out by itself.
+    ///
+    /// # Errors
+    /// Refuses a job on several nodes whose launcher does not say where rank 0 is.
+    pub fn address(&self) -> Result<(&str, u16)> {
+        let Launch { by, rank, world_len, port, .. } = self;
+        match &self.host {
+            Some(host) => Ok((host, *port)),
+            None => Err(vars::refused(
+                "it is not said where the ranks meet",
+                format!("rank {rank} of {world_len} by {by} on several nodes, without MASTER_ADDR"),
+                "set MASTER_ADDR to rank 0's machine on all ranks",
+            )),
+        }
     }
 }
 
 impl fmt::Display for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Launch { by, rank, world_len, local_rank, host, port, .. } = self;
-        write!(
-            f,
-            "rank {rank} of {world_len} ({local_rank} on its node), started by {by}, meeting at {host}:{port}"
-        )
+        write!(f, "rank {rank} of {world_len} ({local_rank} on its node), started by {by}")?;
+        host.as_ref().map_or(Ok(()), |host| write!(f, ", meeting at {host}:{port}"))
     }
 }

@@ -42,7 +42,7 @@ impl<'a> Vars<'a> {
     }
 
     /// A port.
-    pub(super) fn port(&self, name: &str) -> Result<Option<u16>> {
+    pub(in crate::comm) fn port(&self, name: &str) -> Result<Option<u16>> {
         let Some(port) = self.number(name)? else { return Ok(None) };
         match u16::try_from(port) {
             Ok(port) if port > 0 => Ok(Some(port)),

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use smallvec::smallvec;
+
 use super::engine::{Life, Shared};
 use super::line::{Flight, Line, lock};
 use super::{Communicator, NcclResult};
 use crate::comm::office::{Lane, Note};
-use crate::comm::{Call, Channel, Request, Route};
+use crate::comm::{Call, Channel, Request, Route, Tensors};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::cuda::{Address, Gpu, Mark, Spoiler};
 use crate::tensor::{DType, Device, Shape, Tensor};
@@ -21,7 +23,7 @@ pub(super) struct NcclChannel {
 }
 
 impl Channel for NcclChannel {
-    fn start(&self, call: Call) -> Result<Box<dyn Request>> {
+    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         let me = self.line.index;
         let (lane, to_itself) = match call.route {
             Route::Send { to } => (Lane::Message { from: me, to }, to == me),
@@ -50,7 +52,7 @@ impl Channel for NcclChannel {
         let flight = Flight { call: call.name, lane, seq, began, done: done.clone(), since: None };
         lock(&self.line.flights).push_back(flight);
         let holds_host = call.route == Route::Barrier;
-        Ok(Box::new(Flying { shared: self.shared().clone(), id, done, results, holds_host }))
+        Ok(Box::new(Flying { shared: self.shared().clone(), id, done, results: results.into(), holds_host }))
     }
 }
 
@@ -59,7 +61,7 @@ impl NcclChannel {
         &self.life.shared
     }
 
-    fn check(&self, call: &Call) -> Result<()> {
+    fn check(&self, call: &Call<'_>) -> Result<()> {
         let here = Device::Cuda(self.shared().device);
         match call.outgoing.iter().find(|x| x.device() != here) {
             Some(x) => Err(Error::invalid(
@@ -73,7 +75,7 @@ impl NcclChannel {
     }
 
     /// Puts what is planned on the group's stream; where the stream comes to it is marked.
-    fn put(&self, gpu: &Gpu, plan: &Plan, call: &Call, (lane, id): (Lane, &CallId)) -> Result<Mark> {
+    fn put(&self, gpu: &Gpu, plan: &Plan, call: &Call<'_>, (lane, id): (Lane, &CallId)) -> Result<Mark> {
         let (shared, line) = (self.shared(), &self.line);
         line.side.follow(gpu)?;
         let began = line.side.mark()?;
@@ -113,7 +115,7 @@ impl NcclChannel {
     }
 
     /// A message of this rank to itself, which NCCL has no part in.
-    fn to_itself(&self, mut call: Call) -> Result<Box<dyn Request>> {
+    fn to_itself(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         let me = self.line.index;
         let sends = matches!(call.route, Route::Send { .. });
         // The two ends are counted apart; no message between two members is from one to the same.
@@ -125,10 +127,10 @@ impl NcclChannel {
         let seq = self.line.advance(lane);
         let (shared, line) = (self.shared().clone(), self.line.clone());
         if sends {
-            let x = call.outgoing.pop().expect("a send has a tensor");
-            lock(&line.own).insert(seq, x);
+            lock(&line.own).insert(seq, call.outgoing[0].clone());
         }
-        Ok(Box::new(Own { shared, line, seq, sends, call }))
+        let expects = (call.name, call.dtype, call.incoming[0].clone());
+        Ok(Box::new(Own { shared, line, seq, sends, text: call.to_string(), expects }))
     }
 }
 
@@ -158,13 +160,13 @@ struct Planner<'a> {
 }
 
 impl Plan {
-    fn new(call: &Call, channel: &NcclChannel, gpu: &Gpu) -> Result<Plan> {
+    fn new(call: &Call<'_>, channel: &NcclChannel, gpu: &Gpu) -> Result<Plan> {
         let line = &*channel.line;
         let (me, n) = (line.index, line.ranks.len());
         let mut p = Planner { line, gpu, dtype: call.dtype, moves: vec![], kept: vec![] };
         let others = || (0..n).filter(move |&i| i != me);
         let outgoing = |i: usize| call.outgoing[i].contiguous();
-        let shapes = &call.incoming;
+        let shapes = call.incoming;
         let results = match call.route {
             Route::Gather if line.alone => vec![outgoing(0)?],
             Route::Gather if shapes.iter().all(|s| *s == shapes[0]) => p.gather(&outgoing(0)?, n)?,
@@ -259,13 +261,13 @@ struct Flying {
     shared: Arc<Shared>,
     id: CallId,
     done: Arc<Mark>,
-    results: Vec<Tensor>,
+    results: Tensors,
     /// True where the host itself waits.
     holds_host: bool,
 }
 
 impl Request for Flying {
-    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
         const PAUSE: Duration = Duration::from_micros(50);
         let Flying { shared, id, done, results, holds_host } = *self;
         loop {
@@ -297,24 +299,27 @@ struct Own {
     line: Arc<Line>,
     seq: u64,
     sends: bool,
-    call: Call,
+    /// The call, as errors show it, and its name, dtype and shape.
+    text: String,
+    expects: (&'static str, DType, Shape),
 }
 
 impl Request for Own {
-    fn wait(self: Box<Self>) -> Result<Vec<Tensor>> {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
         if self.sends {
-            return Ok(vec![]);
+            return Ok(Tensors::new());
         }
         let x = lock(&self.line.own).remove(&self.seq);
-        let id = || self.line.call_id(self.call.name, self.seq);
+        let (name, dtype, shape) = &self.expects;
+        let id = || self.line.call_id(name, self.seq);
         match x {
-            Some(x) if x.dtype() == self.call.dtype && *x.shape() == self.call.incoming[0] => Ok(vec![x]),
+            Some(x) if x.dtype() == *dtype && x.shape() == shape => Ok(smallvec![x]),
             Some(x) => {
-                let reason = format!("rank {} sent itself {x} and expects {}", self.shared.rank, self.call);
+                let reason = format!("rank {} sent itself {x} and expects {}", self.shared.rank, self.text);
                 Err(self.shared.broken(id(), reason))
             }
             None => {
-                let reason = format!("rank {} waits for itself with {}", self.shared.rank, self.call);
+                let reason = format!("rank {} waits for itself with {}", self.shared.rank, self.text);
                 Err(self.shared.broken(id(), reason))
             }
         }

@@ -168,16 +168,11 @@ impl Engine for NcclEngine {
         )
     }
 
-    fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Arc<dyn Channel>> {
-        let mine = parts.iter().position(|part| part.contains(&self.rank())).expect("checked by the caller");
-        self.open_by(&parts[mine], name, |shared, line| {
-            if parts.iter().all(|part| part.len() == 1) {
-                return Ok(());
-            }
+    fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
+        self.open_by(part, name, |shared, line| {
             let everyone: Vec<usize> = (0..shared.world_len).collect();
             let world = shared.find(&everyone, "world").expect("opened when the rank connected");
-            let (color, key) = (mine as u32, line.index);
-            let comm = world.with(|world| shared.nccl.split(world, color, key));
+            let comm = world.with(|world| shared.nccl.split(world, color as u32, line.index));
             shared.settle(line, comm)
         })
     }
@@ -201,7 +196,7 @@ impl Shared {
         let Seat { rank, world_len, device, deadline, desk } = seat;
         let side = match device {
             Device::Cuda(index) => Gpu::get(index).and_then(|gpu| Ok((index, Side::new(&gpu)?))),
-            Device::Cpu => {
+            Device::Cpu | Device::Meta => {
                 let given = format!("rank {rank} on {device}");
                 Err(Error::invalid(
                     "nccl",
@@ -356,7 +351,7 @@ impl Shared {
     /// A call of the whole world that is no group's.
     pub fn world_id(&self, call: &'static str) -> CallId {
         let everyone: Vec<usize> = (0..self.world_len).collect();
-        CallId { call, seq: 0, group: label("world", &everyone) }
+        CallId::new(call, 0, label("world", &everyone))
     }
 
     /// Waits until all that is under way is through. A verdict that the program was given already is its own business.

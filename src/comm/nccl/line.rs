@@ -70,7 +70,7 @@ impl Line {
     }
 
     pub fn call_id(&self, call: &'static str, seq: u64) -> CallId {
-        CallId { call, seq, group: self.label.clone() }
+        CallId::new(call, seq, &*self.label)
     }
 
     pub fn set(&self, comm: Communicator) {

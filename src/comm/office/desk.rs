@@ -127,6 +127,23 @@ impl Desk {
         }
     }
 
+    /// Leaves together with all others: waits until every rank's program is over, or the world is given up, and says why.
+    #[cfg(feature = "mpi")]
+    pub fn part(&self) -> Option<Verdict> {
+        const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
+        self.tell(Note::Ended);
+        match &self.way {
+            Way::Here(office) => office.close(LONG),
+            Way::There { .. } => {
+                let over =
+                    |letters: &mut Letters| (letters.closing || letters.verdict.is_some()).then_some(());
+                self.mailbox.wait(LONG, over);
+                self.hang_up();
+            }
+        }
+        self.verdict()
+    }
+
     /// Sends what is waiting and closes the connections, as the end of the process does.
     pub fn hang_up(&self) {
         match &self.way {
@@ -210,7 +227,7 @@ impl Office {
                 To::All => self.posts.iter().for_each(|post| post.put(news.clone())),
             }
         }
-        if ends {
+        if ends || decided {
             self.over.notify_all();
         }
     }

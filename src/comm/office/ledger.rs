@@ -4,8 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::note::{Lane, News, Note, Verdict};
 use crate::comm::call::{Brief, Route};
+use crate::comm::flight::circle;
 use crate::comm::group::label;
-use crate::error::{CallId, CommFault};
+use crate::error::{CallId, CommFault, LastCall, Wait};
+
+/// A question that begins so is answered with a number of its own, from 0 on, the same for everyone.
+const NUMBERED: &str = "#";
 
 /// Whom news is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +25,12 @@ pub(super) struct Ledger {
     groups: HashMap<u64, Members>,
     /// The calls to which somebody has not come yet.
     slots: BTreeMap<Key, Vec<Option<Brief>>>,
+    /// The last call of each rank to which all members have come.
+    last: Vec<Option<(Key, &'static str, &'static str)>>,
     ended: Vec<bool>,
     values: HashMap<String, Vec<u8>>,
+    /// How many keys have been numbered.
+    numbered: u64,
     asked: Vec<(String, usize)>,
     verdict: Option<Verdict>,
 }
@@ -33,6 +41,8 @@ type Key = (u64, Lane, u64);
 struct Members {
     label: String,
     ranks: Vec<usize>,
+    /// The last collective to which all have come.
+    last: Option<(u64, &'static str, &'static str)>,
 }
 
 impl Ledger {
@@ -41,8 +51,10 @@ impl Ledger {
             deadline_s,
             groups: HashMap::new(),
             slots: BTreeMap::new(),
+            last: vec![None; world_len],
             ended: vec![false; world_len],
             values: HashMap::new(),
+            numbered: 0,
             asked: Vec::new(),
             verdict: None,
         }
@@ -71,7 +83,7 @@ impl Ledger {
         let verdict = match note {
             Note::Open { group, name, ranks } => {
                 let label = label(&name, &ranks);
-                self.groups.entry(group).or_insert(Members { label, ranks });
+                self.groups.entry(group).or_insert(Members { label, ranks, last: None });
                 None
             }
             Note::Came { group, lane, seq, brief } => self.came(from, (group, lane, seq), brief),
@@ -102,6 +114,10 @@ impl Ledger {
     }
 
     fn get(&mut self, from: usize, key: String) -> Vec<(To, News)> {
+        if key.starts_with(NUMBERED) && !self.values.contains_key(&key) {
+            self.values.insert(key.clone(), self.numbered.to_le_bytes().to_vec());
+            self.numbered += 1;
+        }
         match self.values.get(&key) {
             Some(value) => vec![(To::Rank(from), News::Value { key, value: value.clone() })],
             None => {
@@ -133,19 +149,69 @@ impl Ledger {
                 ((position, &brief), (at, other))
             };
             return Some(CommFault::Mismatch {
-                id: members.id(key, brief.name),
+                id: members.id(key, (brief.name, brief.operator)),
                 rank: ranks[high],
                 brought: second.facts().to_string(),
                 other: ranks[low],
                 other_brought: first.facts().to_string(),
+                last: self.last(key),
             });
         }
         slot[position] = Some(brief);
         if slot.iter().all(Option::is_some) {
-            self.slots.remove(&key);
+            self.complete(key);
             return None;
         }
         self.left_alone(key)
+    }
+
+    /// All have come to a call.
+    fn complete(&mut self, key: Key) {
+        let (Some(slot), Some(members)) = (self.slots.remove(&key), self.groups.get_mut(&key.0)) else {
+            return;
+        };
+        for (&rank, brief) in members.at(key.1).iter().zip(slot.iter().flatten()) {
+            self.last[rank] = Some((key, brief.name, brief.operator));
+        }
+        if let (Lane::Collective, Some(brief)) = (key.1, slot.iter().flatten().next()) {
+            members.last = Some((key.2, brief.name, brief.operator));
+        }
+    }
+
+    /// What the members of a call's group have completed.
+    fn last(&self, key: Key) -> Vec<LastCall> {
+        let Some(members) = self.groups.get(&key.0) else { return vec![] };
+        let on_group =
+            members.last.map(|(seq, call, by)| members.id((key.0, Lane::Collective, seq), (call, by)));
+        let in_world = |rank: usize| {
+            let (key, call, by) = self.last[rank]?;
+            Some(self.groups.get(&key.0)?.id(key, (call, by)))
+        };
+        let last = |&rank: &usize| LastCall { rank, on_group: on_group.clone(), in_world: in_world(rank) };
+        members.ranks.iter().map(last).collect()
+    }
+
+    /// A call that a missing rank has come to and waits in, as far as the office can know.
+    fn elsewhere(&self, rank: usize) -> Option<Wait> {
+        let (id, absent) = self.waits(rank).into_iter().next()?;
+        Some(Wait { rank, id, waits_for: *absent.first()? })
+    }
+
+    /// The calls that a rank has come to and others have not, each with those.
+    fn waits(&self, rank: usize) -> Vec<(CallId, Vec<usize>)> {
+        let mut waits = Vec::new();
+        for (&key, slot) in &self.slots {
+            let Some(members) = self.groups.get(&key.0) else { continue };
+            let ranks = members.at(key.1);
+            // A sender does not wait.
+            let own =
+                ranks.iter().rposition(|&r| r == rank).filter(|&at| key.1 == Lane::Collective || at == 1);
+            if let Some(brief) = own.and_then(|at| slot[at].as_ref()) {
+                let absent = (0..ranks.len()).filter(|&at| slot[at].is_none()).map(|at| ranks[at]).collect();
+                waits.push((members.id(key, (brief.name, brief.operator)), absent));
+            }
+        }
+        waits
     }
 
     /// The fault of a call that waits for a rank whose program is over.
@@ -164,12 +230,14 @@ impl Ledger {
         }
         let brief = slot[waiting].as_ref()?;
         Some(CommFault::Missing {
-            id: members.id(key, brief.name),
+            id: members.id(key, (brief.name, brief.operator)),
             rank: ranks[waiting],
             brought: brief.facts().to_string(),
             missing,
             ended: true,
             deadline_s: self.deadline_s,
+            elsewhere: vec![],
+            last: self.last(key),
         })
     }
 
@@ -177,8 +245,8 @@ impl Ledger {
     fn late(&self, from: usize, key: Key, call: &'static str, compared: bool) -> CommFault {
         let (deadline_s, members) = (self.deadline_s, self.groups.get(&key.0));
         let id = match members {
-            Some(members) => members.id(key, call),
-            None => CallId { call, seq: key.2, group: "?".into() },
+            Some(members) => members.id(key, (call, "")),
+            None => CallId::new(call, key.2, "?"),
         };
         if let (Some(slot), Some(members)) = (self.slots.get(&key), members) {
             let ranks = members.at(key.1);
@@ -186,8 +254,27 @@ impl Ledger {
                 (0..ranks.len()).filter(|&at| slot[at].is_none()).map(|at| ranks[at]).collect();
             let own = ranks.iter().position(|&r| r == from).and_then(|at| slot[at].as_ref());
             if let (Some(brief), false) = (own, missing.is_empty()) {
+                let id = members.id(key, (call, brief.operator));
+                let last = self.last(key);
+                if let Some(waits) = circle(from, &id, &missing, |rank| self.waits(rank)) {
+                    let last =
+                        waits.iter().filter_map(|wait| last.iter().find(|last| last.rank == wait.rank));
+                    let last = last.cloned().collect();
+                    return CommFault::Cycle { id, rank: from, waits, last };
+                }
                 let brought = brief.facts().to_string();
-                return CommFault::Missing { id, rank: from, brought, missing, ended: false, deadline_s };
+                let elsewhere = missing.iter().filter_map(|&rank| self.elsewhere(rank)).collect();
+                let ended = false;
+                return CommFault::Missing {
+                    id,
+                    rank: from,
+                    brought,
+                    missing,
+                    ended,
+                    deadline_s,
+                    elsewhere,
+                    last,
+                };
             }
         }
         let who = match compared {
@@ -213,8 +300,8 @@ impl Members {
         }
     }
 
-    fn id(&self, (_, _, seq): Key, call: &'static str) -> CallId {
-        CallId { call, seq, group: self.label.clone() }
+    fn id(&self, (_, _, seq): Key, (call, operator): (&'static str, &'static str)) -> CallId {
+        CallId { call, seq, group: self.label.clone(), operator }
     }
 }
 
@@ -224,7 +311,8 @@ mod tests {
     use crate::tensor::{DType, Shape};
 
     fn brief(name: &'static str, route: Route, n: usize) -> Brief {
-        Brief { name, route, op: None, dtype: DType::F32, outgoing: vec![], incoming: vec![Shape::from([n])] }
+        let incoming = vec![Shape::from([n])];
+        Brief { name, route, op: None, dtype: DType::F32, outgoing: vec![], incoming, operator: "" }
     }
 
     fn open(world: usize) -> Ledger {
@@ -262,7 +350,7 @@ mod tests {
         assert_eq!(
             came(&mut book, 0, 3, brief("all_gather", Route::Gather, 4)).unwrap(),
             "all_gather #3 on group dp{0, 1, 2}: rank 2 brought all_gather f32[3], rank 0 brought all_gather f32[4]; \
-             every rank must make the same calls in the same order"
+             every rank must make the same calls in the same order; last completed: rank(s) [0, 1, 2] all_gather #2"
         );
         assert_eq!(
             came(&mut book, 1, 3, brief("barrier", Route::Barrier, 0)),
@@ -280,7 +368,7 @@ mod tests {
         assert_eq!(
             text(book.take(1, late.clone())).unwrap(),
             "all_gather #0 on group dp{0, 1, 2}: rank(s) [0, 2] did not come within 0.5 s; rank 1 waited with all_gather \
-             f32[3]"
+             f32[3]; last completed: rank(s) [0, 1, 2] nothing"
         );
         let mut book = open(1);
         came(&mut book, 0, 0, brief("all_gather", Route::Gather, 3));
@@ -294,6 +382,49 @@ mod tests {
         assert_eq!(text(book.take(0, Note::Ended)), None);
         assert!(
             came(&mut book, 1, 0, brief("all_gather", Route::Gather, 3)).unwrap().contains("[0] had ended")
+        );
+    }
+
+    #[test]
+    fn who_waits_for_whom_and_what_was_completed() {
+        let mut book = open(3);
+        let (name, ranks) = ("ep".to_string(), vec![0, 1]);
+        book.take(0, Note::Open { group: 8, name, ranks });
+        let came =
+            |book: &mut Ledger, rank, group, operator| {
+                let brief = Brief { operator, ..brief("all_gather", Route::Gather, 3) };
+                text(book.take(
+                    rank,
+                    Note::Came { group, lane: Lane::Collective, seq: u64::from(group == 7), brief },
+                ))
+            };
+        (0..3).for_each(|rank| {
+            assert_eq!(super::tests::came(&mut book, rank, 0, brief("barrier", Route::Barrier, 0)), None)
+        });
+        let late = |group, seq| Note::Late {
+            group,
+            lane: Lane::Collective,
+            seq,
+            call: "all_gather",
+            compared: true,
+        };
+        let mut lone = open(3);
+        assert_eq!(came(&mut book, 0, 7, "matmul"), None);
+        assert_eq!(came(&mut book, 1, 8, ""), None);
+        assert_eq!(
+            text(book.take(0, late(7, 1))).unwrap(),
+            "all_gather #1 on group dp{0, 1, 2} (for matmul): ranks wait for each other in a circle: rank 0 waits in \
+             all_gather #1 on group dp{0, 1, 2} (for matmul) for rank 1, which waits in all_gather #0 on group ep{0, 1} for \
+             rank 0; ranks must come to the groups they share in one order; last completed: rank(s) [0, 1] barrier #0"
+        );
+        // Who waits elsewhere, for somebody who does not wait.
+        let (name, ranks) = ("ep".to_string(), vec![1, 2]);
+        lone.take(1, Note::Open { group: 8, name, ranks });
+        assert_eq!((came(&mut lone, 0, 7, ""), came(&mut lone, 1, 8, "")), (None, None));
+        assert_eq!(
+            text(lone.take(0, late(7, 1))).unwrap(),
+            "all_gather #1 on group dp{0, 1, 2}: rank(s) [1, 2] did not come within 0.5 s; rank 0 waited with all_gather \
+             f32[3]; rank 1 waited in all_gather #0 on group ep{1, 2} for rank 2; last completed: rank(s) [0, 1, 2] nothing"
         );
     }
 
@@ -336,5 +467,10 @@ mod tests {
         assert_eq!(book.take(0, Note::Get { key: "k".into() }), value(0));
         book.take(1, Note::Failed { cause: "boom".into() });
         assert_eq!(book.take(0, Note::Get { key: "k".into() }), value(0), "also after a failure");
+        for (rank, key, number) in [(1, "#b", 0u64), (0, "#a", 1), (0, "#b", 0), (1, "#a", 1)] {
+            let value = number.to_le_bytes().to_vec();
+            let answer = vec![(To::Rank(rank), News::Value { key: key.into(), value })];
+            assert_eq!(book.take(rank, Note::Get { key: key.into() }), answer, "whoever asks first");
+        }
     }
 }

@@ -39,8 +39,33 @@ pub(in crate::comm) struct Meeting {
 /// Names the ranks that have not come within `deadline`; refuses processes that claim the same rank, or a world of another
 /// size, on all ranks.
 pub(in crate::comm) fn meet(launch: &Launch, payload: &[u8], deadline: Duration) -> Result<Meeting> {
+    let (host, port) = launch.address()?;
+    let place = Place { hosts: vec![host.into()], port, listener: None };
+    meet_at(place, launch, payload, deadline)
+}
+
+/// Where the ranks meet.
+#[derive(Debug)]
+pub(in crate::comm) struct Place {
+    /// Names or addresses of rank 0's machine: one that a rank reaches is enough.
+    pub hosts: Vec<String>,
+    pub port: u16,
+    /// At rank 0, where somebody listens there already.
+    pub listener: Option<TcpListener>,
+}
+
+/// As [`meet`], at a place of one's own.
+///
+/// # Errors
+/// As [`meet`].
+pub(in crate::comm) fn meet_at(
+    place: Place,
+    launch: &Launch,
+    payload: &[u8],
+    deadline: Duration,
+) -> Result<Meeting> {
     let whole = Instant::now() + deadline;
-    let table = Table { launch, deadline };
+    let table = Table { launch, deadline, place };
     match launch.rank {
         0 => table.host(payload, whole),
         _ => table.join(payload, whole),
@@ -50,6 +75,7 @@ pub(in crate::comm) fn meet(launch: &Launch, payload: &[u8], deadline: Duration)
 struct Table<'a> {
     launch: &'a Launch,
     deadline: Duration,
+    place: Place,
 }
 
 /// Somebody who came.
@@ -158,9 +184,12 @@ impl Table<'_> {
 
     /// Listens where the launch says, or, where that address is not this machine's own, at all of its addresses.
     fn listen(&self) -> Result<TcpListener> {
-        let (host, port) = self.launch.address();
+        if let Some(listener) = &self.place.listener {
+            return listener.try_clone().map_err(|e| self.broken(e.to_string()));
+        }
+        let port = self.place.port;
         let mut last = None;
-        let own = (host, port).to_socket_addrs().into_iter().flatten();
+        let own = self.addresses();
         let any = [IpAddr::from([0u8; 16]), IpAddr::from([0u8; 4])].map(|ip| SocketAddr::new(ip, port));
         for address in own.chain(any) {
             match TcpListener::bind(address) {
@@ -176,7 +205,7 @@ impl Table<'_> {
         Err(Error::invalid(
             VERB,
             "rank 0 cannot listen",
-            format!("{host}:{port}: {reason}"),
+            format!("{}: {reason}", self.address()),
             "end the other rank 0, or set ISOSHARD_PORT to a free port on all ranks",
         ))
     }
@@ -199,8 +228,7 @@ impl Table<'_> {
         const PAUSE: Duration = Duration::from_millis(50);
         let mut pause = Duration::from_millis(2);
         loop {
-            let (host, port) = self.launch.address();
-            for address in (host, port).to_socket_addrs().into_iter().flatten() {
+            for address in self.addresses() {
                 let left = end.saturating_duration_since(Instant::now()).min(HELLO_TIMEOUT);
                 if !left.is_zero()
                     && let Ok(stream) = TcpStream::connect_timeout(&address, left)
@@ -243,6 +271,8 @@ impl Table<'_> {
             missing,
             ended: false,
             deadline_s: self.deadline.as_secs_f64(),
+            elsewhere: vec![],
+            last: vec![],
         }
         .into()
     }
@@ -253,12 +283,16 @@ impl Table<'_> {
 
     fn id(&self) -> CallId {
         let everyone: Vec<usize> = (0..self.launch.world_len).collect();
-        CallId { call: VERB, seq: 0, group: label("world", &everyone) }
+        CallId::new(VERB, 0, label("world", &everyone))
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let of = |host: &String| (host.as_str(), self.place.port).to_socket_addrs().into_iter().flatten();
+        self.place.hosts.iter().flat_map(of)
     }
 
     fn address(&self) -> String {
-        let (host, port) = self.launch.address();
-        format!("{host}:{port}")
+        format!("{}:{}", self.place.hosts.join("|"), self.place.port)
     }
 }
 
@@ -329,7 +363,7 @@ mod tests {
             world_len,
             local_rank: rank,
             local_len: None,
-            host: "127.0.0.1".into(),
+            host: Some("127.0.0.1".into()),
             port,
         }
     }

@@ -140,19 +140,24 @@ impl Writer {
 
     fn fault(&mut self, fault: &CommFault) -> &mut Writer {
         match fault {
-            CommFault::Mismatch { id, rank, brought, other, other_brought } => {
-                self.u8(0).id(id).usize(*rank).text(brought).usize(*other).text(other_brought)
+            CommFault::Mismatch { id, rank, brought, other, other_brought, last } => {
+                self.u8(0).id(id).usize(*rank).text(brought).usize(*other).text(other_brought).last(last)
             }
-            CommFault::Missing { id, rank, brought, missing, ended, deadline_s } => self
+            CommFault::Missing { id, rank, brought, missing, ended, deadline_s, elsewhere, last } => self
                 .u8(1)
                 .id(id)
                 .usize(*rank)
                 .text(brought)
                 .ranks(missing)
                 .u8(u8::from(*ended))
-                .f64(*deadline_s),
+                .f64(*deadline_s)
+                .waits(elsewhere)
+                .last(last),
             CommFault::PeerFailed { id, rank, cause } => self.u8(2).id(id).usize(*rank).text(cause),
             CommFault::Transport { id, rank, reason } => self.u8(3).id(id).usize(*rank).text(reason),
+            CommFault::Cycle { id, rank, waits, last } => {
+                self.u8(4).id(id).usize(*rank).waits(waits).last(last)
+            }
         }
     }
 }
@@ -176,6 +181,7 @@ impl Reader<'_> {
                 brought: self.text()?,
                 other: self.usize()?,
                 other_brought: self.text()?,
+                last: self.last()?,
             },
             1 => CommFault::Missing {
                 id,
@@ -184,9 +190,12 @@ impl Reader<'_> {
                 missing: self.ranks()?,
                 ended: self.u8()? == 1,
                 deadline_s: self.f64()?,
+                elsewhere: self.waits()?,
+                last: self.last()?,
             },
             2 => CommFault::PeerFailed { id, rank, cause: self.text()? },
             3 => CommFault::Transport { id, rank, reason: self.text()? },
+            4 => CommFault::Cycle { id, rank, waits: self.waits()?, last: self.last()? },
             _ => return None,
         })
     }
@@ -196,6 +205,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
     use crate::comm::call::Route;
+    use crate::error::{LastCall, Wait};
     use crate::tensor::{DType, ReduceOp, Shape};
 
     #[test]
@@ -208,6 +218,7 @@ mod tests {
             dtype: DType::BF16,
             outgoing: shapes.clone(),
             incoming: vec![],
+            operator: "matmul",
         };
         let routes = [
             Route::Gather,
@@ -217,7 +228,12 @@ mod tests {
             Route::Recv { from: 2 },
             Route::Barrier,
         ];
-        let id = CallId { call: "broadcast", seq: 7, group: "dp{0, 1}".into() };
+        let id =
+            CallId { operator: "an operator of the caller's", ..CallId::new("broadcast", 7, "dp{0, 1}") };
+        let last = vec![
+            LastCall { rank: 1, on_group: Some(id.clone()), in_world: None },
+            LastCall { rank: 0, on_group: None, in_world: Some(id.clone()) },
+        ];
         let mut notes = vec![
             Note::Open { group: 9, name: "dp".into(), ranks: vec![0, 5] },
             Note::Late { group: 1, lane: Lane::Collective, seq: 2, call: "send", compared: true },
@@ -241,7 +257,20 @@ mod tests {
         }
         let text = || "t".to_string();
         let faults = [
-            CommFault::Mismatch { id: id.clone(), rank: 1, brought: text(), other: 0, other_brought: text() },
+            CommFault::Mismatch {
+                id: id.clone(),
+                rank: 1,
+                brought: text(),
+                other: 0,
+                other_brought: text(),
+                last: last.clone(),
+            },
+            CommFault::Cycle {
+                id: id.clone(),
+                rank: 1,
+                waits: vec![Wait { rank: 1, id: id.clone(), waits_for: 0 }],
+                last: vec![],
+            },
             CommFault::Missing {
                 id: id.clone(),
                 rank: 1,
@@ -249,6 +278,8 @@ mod tests {
                 missing: vec![2, 3],
                 ended: true,
                 deadline_s: 0.5,
+                elsewhere: vec![Wait { rank: 2, id: id.clone(), waits_for: 0 }],
+                last,
             },
             CommFault::PeerFailed { id: id.clone(), rank: 1, cause: text() },
             CommFault::Transport { id, rank: 1, reason: text() },

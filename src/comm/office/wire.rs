@@ -1,9 +1,11 @@
 //! Frames and what is in them.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
+use std::sync::{Mutex, PoisonError};
 
 use crate::comm::call::{Brief, Route};
-use crate::error::CallId;
+use crate::error::{CallId, LastCall, Wait};
 use crate::tensor::{DType, ReduceOp, Shape};
 
 /// No frame is larger: what is, comes from a stranger.
@@ -82,11 +84,29 @@ impl Writer {
     }
 
     pub fn id(&mut self, id: &CallId) -> &mut Writer {
-        self.text(id.call).u64(id.seq).text(&id.group)
+        self.text(id.call).u64(id.seq).text(&id.group).text(id.operator)
+    }
+
+    pub fn last(&mut self, last: &[LastCall]) -> &mut Writer {
+        let maybe = |w: &mut Writer, id: &Option<CallId>| match id {
+            Some(id) => drop(w.u8(1).id(id)),
+            None => drop(w.u8(0)),
+        };
+        self.list(last, |w, last| {
+            w.usize(last.rank);
+            maybe(w, &last.on_group);
+            maybe(w, &last.in_world);
+        })
+    }
+
+    pub fn waits(&mut self, waits: &[Wait]) -> &mut Writer {
+        self.list(waits, |w, wait| {
+            w.usize(wait.rank).id(&wait.id).usize(wait.waits_for);
+        })
     }
 
     pub fn brief(&mut self, brief: &Brief) -> &mut Writer {
-        let Brief { name, route, op, dtype, outgoing, incoming } = brief;
+        let Brief { name, route, op, dtype, outgoing, incoming, operator } = brief;
         let (kind, peer) = match *route {
             Route::Gather => (0, 0),
             Route::AllToAll => (1, 0),
@@ -103,7 +123,8 @@ impl Writer {
         });
         self.list(incoming, |w, s| {
             w.ranks(s);
-        })
+        });
+        self.text(operator)
     }
 }
 
@@ -154,13 +175,27 @@ impl<'a> Reader<'a> {
         self.list(Reader::usize)
     }
 
-    /// The name of a call.
+    /// The name of a call or an operator.
     pub fn name(&mut self) -> Option<&'static str> {
         self.text().map(name)
     }
 
     pub fn id(&mut self) -> Option<CallId> {
-        Some(CallId { call: self.name()?, seq: self.u64()?, group: self.text()? })
+        let (call, seq, group) = (self.name()?, self.u64()?, self.text()?);
+        Some(CallId { call, seq, group, operator: self.name()? })
+    }
+
+    pub fn last(&mut self) -> Option<Vec<LastCall>> {
+        let maybe = |r: &mut Self| match r.u8()? {
+            0 => Some(None),
+            1 => r.id().map(Some),
+            _ => None,
+        };
+        self.list(|r| Some(LastCall { rank: r.usize()?, on_group: maybe(r)?, in_world: maybe(r)? }))
+    }
+
+    pub fn waits(&mut self) -> Option<Vec<Wait>> {
+        self.list(|r| Some(Wait { rank: r.usize()?, id: r.id()?, waits_for: r.usize()? }))
     }
 
     pub fn brief(&mut self) -> Option<Brief> {
@@ -179,13 +214,15 @@ impl<'a> Reader<'a> {
         let op = if op == 255 { None } else { Some(*OPS.get(usize::from(op))?) };
         let dtype = *DType::ALL.get(usize::from(self.u8()?))?;
         let mut shapes = || self.list(|r| r.ranks().map(|s| s.into_iter().collect::<Shape>()));
-        Some(Brief { name, route, op, dtype, outgoing: shapes()?, incoming: shapes()? })
+        let (outgoing, incoming) = (shapes()?, shapes()?);
+        Some(Brief { name, route, op, dtype, outgoing, incoming, operator: self.name()? })
     }
 }
 
-/// A call's name from its text. All that this crate's groups make are listed; another engine's are kept for good.
+/// A call's name from its text, or an operator's. All that this crate's groups make are listed; others are kept for good, once.
 fn name(text: String) -> &'static str {
-    const NAMES: [&str; 12] = [
+    const NAMES: [&str; 13] = [
+        "",
         "all_gather",
         "all_to_all",
         "reduce_scatter",
@@ -199,5 +236,15 @@ fn name(text: String) -> &'static str {
         "read",
         "end",
     ];
-    NAMES.into_iter().find(|n| *n == text).unwrap_or_else(|| Box::leak(text.into_boxed_str()))
+    static OTHERS: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    if let Some(name) = NAMES.into_iter().find(|n| *n == text) {
+        return name;
+    }
+    let mut others = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(name) = others.get(text.as_str()) {
+        return name;
+    }
+    let name: &'static str = Box::leak(text.into_boxed_str());
+    others.insert(name);
+    name
 }

@@ -1,16 +1,15 @@
-//! What a step costs: the one place that weighs bytes against calls.
+//! What a step costs: the one place that weighs bytes against calls, by the network.
 
 use std::ops::Add;
 
+use super::super::price::peers;
+use crate::comm::{self, Network};
 use crate::placement::Mesh;
 
-/// What a call takes before its first byte comes, as bytes that would have come in that time.
-const CALL_BYTES: u64 = 16 << 10;
-
-/// The cost of steps, added up; less is better. Among equals in weight fewer calls win, then fewer steps.
+/// The cost of steps, added up; less is better. Among equals in time fewer calls win, then fewer steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Cost {
-    pub weight: u64,
+    pub time: comm::Cost,
     pub calls: u32,
     pub steps: u32,
 }
@@ -26,21 +25,18 @@ pub(super) struct StepFacts<'a> {
 
 /// What calls and bytes are worth.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prices {
-    pub call_bytes: u64,
-}
+pub(super) struct Prices<'a>(pub &'a Network);
 
-impl Default for Prices {
-    fn default() -> Prices {
-        Prices { call_bytes: CALL_BYTES }
-    }
-}
-
-impl Prices {
+impl Prices<'_> {
     pub fn cost(&self, step: &StepFacts) -> Cost {
-        let calls = u32::from(talks(step.mesh, step.axes));
-        let weight = step.received_bytes.saturating_add(self.call_bytes * u64::from(calls));
-        Cost { weight, calls, steps: 1 }
+        let calls = talks(step.mesh, step.axes);
+        let time = peers(self.0, step.mesh, step.axes).cost(1, step.received_bytes);
+        Cost { time, calls: calls.into(), steps: 1 }
+    }
+
+    /// True where one way may bring bytes by a slow link that another brings by a fast one.
+    pub fn has_levels(&self) -> bool {
+        self.0.levels().len() > 1
     }
 }
 
@@ -49,7 +45,7 @@ impl Add for Cost {
 
     fn add(self, other: Cost) -> Cost {
         Cost {
-            weight: self.weight.saturating_add(other.weight),
+            time: self.time + other.time,
             calls: self.calls + other.calls,
             steps: self.steps + other.steps,
         }
@@ -59,4 +55,10 @@ impl Add for Cost {
 /// True where the ranks along `axes` are more than one.
 pub(super) fn talks(mesh: &Mesh, axes: &[usize]) -> bool {
     axes.iter().any(|&a| mesh.axis_len(a) > 1)
+}
+
+/// Where a byte takes a picosecond, and a call as many as these.
+#[cfg(test)]
+pub(super) fn bytes_and_calls(call_bytes: u64) -> Network {
+    Network::uniform(call_bytes as f64 * 1e-12, 1e12).expect("these are sound")
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::cost::Prices;
+use super::cost::{Prices, bytes_and_calls};
 use super::redistribution::Redistribution;
 use crate::placement::{Layout, Mesh, Placement, Spec, short::*};
 use crate::tensor::{DType, ReduceOp, Shape};
@@ -31,8 +31,10 @@ impl World {
         placements.extend((0..shape.len()).map(shard));
         let mut all: Vec<Vec<Placement>> = vec![vec![]];
         for _ in 0..mesh.ndim() {
-            all =
-                all.iter().flat_map(|p| placements.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
+            all = all
+                .iter()
+                .flat_map(|p| placements.iter().map(|q| [&p[..], std::slice::from_ref(q)].concat()))
+                .collect();
         }
         let mut layouts: Vec<Layout> = Vec::new();
         for placements in all {
@@ -132,8 +134,8 @@ impl World {
             let mesh = self.mesh.seen_from(r).unwrap();
             Spec::new(&mesh, self.dtype, &self.shape, self.layouts[l].clone()).unwrap()
         };
-        let prices = Prices { call_bytes: self.call_bytes };
-        let of = |r: usize| Redistribution::priced(&spec(r, src), &spec(r, dst), prices).unwrap();
+        let network = bytes_and_calls(self.call_bytes);
+        let of = |r: usize| Redistribution::priced(&spec(r, src), &spec(r, dst), Prices(&network)).unwrap();
         let plans: Vec<Redistribution> = self.mesh.ranks().map(of).collect();
         let mut weight = 0;
         for k in 0..plans[0].steps.len() {

@@ -5,6 +5,7 @@ use std::fmt;
 use super::super::exchange::{talking_axes, uncuts};
 use super::cost::{Prices, talks};
 use super::search::{Hop, cheapest, fold_axes, leaving_partials, replicated};
+use crate::comm::{self, Network};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{Dims, ReduceOp};
@@ -13,8 +14,10 @@ use crate::tensor::{Dims, ReduceOp};
 /// `reduce_scatter(sum) over tp{0, 1}: 48 bytes come, then all_gather over dp×tp{0, 1, 2, 3}: 96 bytes come`.
 ///
 /// Without `Partial` the rank receives exactly the elements that it lacks, once. With it the steps are the cheapest among
-/// all orders of reductions and moves that keep the bits, by the bytes of the rank that receives most, a call counting
-/// as 16 KiB, up to four mesh axes; of more axes, or of many dims, among the likeliest.
+/// all orders of reductions and moves that keep the bits, by the bytes of the rank that receives most and the time that
+/// they and calls take ([`Network`]; by default a call takes as long as 16 KiB), up to four mesh axes; of more axes, or of
+/// many dims, among the likeliest. Where the network has fast and slow links an exchange may go by another layout, so that
+/// less comes by the slow ones.
 ///
 /// ```
 /// use isoshard::dtensor::Redistribution;
@@ -31,6 +34,7 @@ use crate::tensor::{Dims, ReduceOp};
 #[derive(Clone, Debug)]
 pub struct Redistribution {
     pub(super) steps: Vec<Step>,
+    cost: comm::Cost,
 }
 
 /// One step: its facts before and after.
@@ -74,16 +78,41 @@ pub(super) enum Way {
 }
 
 impl Redistribution {
-    /// Plans the way from `from` to `to`, two layouts of one tensor on one mesh, as the mesh's rank sees it. Communicates
-    /// nothing, and takes no room that grows with the number of ranks.
+    /// Plans the way from `from` to `to`, two layouts of one tensor on one mesh, as the mesh's rank sees it, over the default
+    /// network. Communicates nothing, and takes no room that grows with the number of ranks.
     ///
     /// # Errors
     /// Refuses facts of different tensors or meshes.
     pub fn plan(from: &Spec, to: &Spec) -> Result<Redistribution> {
-        Redistribution::priced(from, to, Prices::default())
+        Redistribution::over(&Network::default(), from, to)
     }
 
-    pub(super) fn priced(from: &Spec, to: &Spec, prices: Prices) -> Result<Redistribution> {
+    /// As [`Redistribution::plan`], over this network, which is the same on all ranks.
+    ///
+    /// ```
+    /// use isoshard::comm::{Level, Network};
+    /// use isoshard::dtensor::Redistribution;
+    /// use isoshard::placement::{Mesh, Spec};
+    ///
+    /// // Four nodes of two ranks, each with every other row in turn: the rows of a node's two ranks together are few.
+    /// let level = |ranks, latency_s, bytes_per_s| Level { ranks, latency_s, bytes_per_s };
+    /// let network = Network::new([level(2, 1e-6, 100e9), level(8, 1e-5, 10e9)])?;
+    /// let mesh = Mesh::parse("dp=4,tp=2", 0)?;
+    /// let spec = |text| Spec::parse(text, &mesh);
+    /// let (from, to) = (spec("f32[4096, 4096]@(dp:S0^1, tp:S0^0)")?, spec("f32[4096, 4096]@(dp:R, tp:R)")?);
+    /// let (near, far) = (Redistribution::over(&network, &from, &to)?, Redistribution::plan(&from, &to)?);
+    /// assert_eq!((near.received_bytes(), far.received_bytes()), (56 << 20, 56 << 20));
+    /// assert_eq!((near.calls(), far.calls()), (2, 1)); // across nodes first, then within
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Redistribution::plan`].
+    pub fn over(network: &Network, from: &Spec, to: &Spec) -> Result<Redistribution> {
+        Redistribution::priced(from, to, Prices(network))
+    }
+
+    pub(super) fn priced(from: &Spec, to: &Spec, prices: Prices<'_>) -> Result<Redistribution> {
         if from.mesh != to.mesh || from.dtype != to.dtype || from.shape != to.shape {
             return Err(Error::sharding(
                 "redistribute",
@@ -96,7 +125,8 @@ impl Redistribution {
         let opening: Dims = (0..to.mesh.ndim()).filter(opens).collect();
         let target = replicated(&to.layout, &opening);
         let mut plan = Planning { cur: from.clone(), steps: Vec::new() };
-        for hop in cheapest(from, &target, prices)? {
+        let (hops, cost) = cheapest(from, &target, prices)?;
+        for hop in hops {
             if leaving_partials(&plan.cur.layout, &target).is_empty() {
                 plan.collapse(to);
             }
@@ -110,7 +140,7 @@ impl Redistribution {
         for a in opening {
             plan.share(a, to.layout.axis(a))?;
         }
-        Ok(Redistribution { steps: plan.steps })
+        Ok(Redistribution { steps: plan.steps, cost: cost.time })
     }
 
     /// Bytes that come to this rank from others, an all-reduce counted as a ring's.
@@ -121,6 +151,12 @@ impl Redistribution {
     /// What comes to this rank from others in each step, calls and others, in order.
     pub fn step_bytes(&self) -> impl Iterator<Item = u64> + '_ {
         self.steps.iter().map(|s| s.received_bytes)
+    }
+
+    /// The modelled time: of each step that of the rank that receives most, the same on all ranks. No way from one layout to
+    /// another takes more than the ways by a third take together, but for those that change the bits of a sum.
+    pub fn cost(&self) -> comm::Cost {
+        self.cost
     }
 
     /// The number of calls that ranks make together.

@@ -24,6 +24,7 @@ pub(crate) struct Move {
 }
 
 /// A redistribution on its way.
+#[expect(clippy::large_enum_variant, reason = "almost all are the large one, which need not be boxed")]
 pub(in crate::dtensor) enum InFlight {
     /// No call is left but the one that was started, if any.
     Last(Flight),
@@ -56,7 +57,7 @@ pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &Facts, dst: &Facts) -> R
     if let Some(m) = mesh.0.moves.borrow().get(&key) {
         return Ok(m.clone());
     }
-    let m = Rc::new(Move::new(mesh, Redistribution::plan(src.spec(), dst.spec())?)?);
+    let m = Rc::new(Move::new(mesh, Redistribution::over(mesh.rank().network(), src.spec(), dst.spec())?)?);
     mesh.0.moves.borrow_mut().insert(key, m.clone());
     Ok(m)
 }

@@ -5,6 +5,9 @@
 //! are folded, one exchange leads to the target. Nothing else can be cheaper: by the triangle inequality of set
 //! differences an exchange before a fold costs no less than the fold saves by it, and two exchanges no less than one.
 //!
+//! Where links differ, an exchange may be two: bytes that cross the slow link once are then spread by the fast one. There
+//! exchanges are looked for between all layouts before and after each fold.
+//!
 //! Bits decide which axes may be folded next. Parts with terms keep the tree's order whatever is folded first, and so do
 //! maxima, minima and integers. Other sums are one nested tree over the ranks, the first axis outermost: the last ones
 //! are folded first.
@@ -18,6 +21,9 @@ use crate::error::Result;
 use crate::placement::{Layout, Placement, Region, Spec};
 use crate::tensor::{Dims, ReduceOp};
 
+/// So many layouts are looked at where links differ, since each may lead to each; of more, those near the two ends.
+const LINKED_LEN: usize = 64;
+
 /// A part of the way.
 #[derive(Clone, Debug)]
 pub(super) enum Hop {
@@ -29,16 +35,15 @@ pub(super) enum Hop {
     Exchange(Layout),
 }
 
-/// The cheapest way from `src` to `target`, which opens no new `Partial`.
-pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices) -> Result<Vec<Hop>> {
+/// The cheapest way from `src` to `target`, which opens no new `Partial`, and its cost.
+pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices<'_>) -> Result<(Vec<Hop>, Cost)> {
     let leaving: Dims = leaving_partials(&src.layout, target);
     let open = src.open_axes();
     let (alone, long): (Dims, Dims) = leaving.iter().copied().partition(|&a| src.mesh.axis_len(a) == 1);
     let start = src.with_layout(replicated(&src.layout, &alone))?;
     let (tree, plain): (Dims, Dims) = long.iter().copied().partition(|a| open.contains(a));
-    let mut hops = if long.is_empty() {
-        let moves = start.layout != *target;
-        moves.then(|| Hop::Exchange(target.clone())).into_iter().collect()
+    let (mut hops, cost) = if long.is_empty() && start.layout == *target {
+        (Vec::new(), Cost::default())
     } else {
         Search::new(&start, target, prices, plain, tree).run()?
     };
@@ -56,7 +61,7 @@ pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices) -> Result<Ve
             _ => first.push(Hop::AllReduce(alone)),
         }
     }
-    Ok(first.into_iter().chain(hops).collect())
+    Ok((first.into_iter().chain(hops).collect(), cost))
 }
 
 /// The axes that are `Partial` in `layout` and not so in `target`.
@@ -90,7 +95,7 @@ pub(super) fn fold_axes(from: &Layout, to: &Layout, dims: usize, axes: &[usize])
 struct Search<'a> {
     src: &'a Spec,
     target: &'a Layout,
-    prices: Prices,
+    prices: Prices<'a>,
     /// The axes to fold: those of a tree over ranks, then those with terms. A set of them is a bit set.
     axes: Dims,
     plain: u32,
@@ -118,8 +123,8 @@ struct State {
     rest: Cost,
 }
 
-/// The hop that leads to a state.
-#[derive(Clone, Copy)]
+/// The hop that leads to a state: an exchange where it folds nothing. The first state leads to itself.
+#[derive(Clone, Copy, PartialEq)]
 struct From {
     level: u32,
     state: usize,
@@ -128,7 +133,7 @@ struct From {
 }
 
 impl<'a> Search<'a> {
-    fn new(src: &'a Spec, target: &'a Layout, prices: Prices, plain: Dims, tree: Dims) -> Search<'a> {
+    fn new(src: &'a Spec, target: &'a Layout, prices: Prices<'a>, plain: Dims, tree: Dims) -> Search<'a> {
         let sums = plain.iter().any(|&a| *src.layout.axis(a) == Placement::Partial(ReduceOp::Sum));
         let places = places(&src.mesh, [&src.layout, target]);
         let plain_bits = (1 << plain.len()) - 1;
@@ -139,14 +144,18 @@ impl<'a> Search<'a> {
         Search { src, target, prices, axes, plain: plain_bits, any_order, places, wanted, levels, best: None }
     }
 
-    fn run(mut self) -> Result<Vec<Hop>> {
+    fn run(mut self) -> Result<(Vec<Hop>, Cost)> {
         let all = (1u32 << self.axes.len()) - 1;
         let mut start = self.level(all)?;
-        start.states[0].best =
-            Some((Cost::default(), From { level: all, state: 0, set: 0, all_reduce: false }));
+        let at = start.states.iter().position(|s| s.layout == self.src.layout).expect("the way begins there");
+        let from = From { level: all, state: at, set: 0, all_reduce: false };
+        self.reach(&mut start, at, Cost::default(), from, all == 0);
         self.levels[all as usize] = Some(start);
-        for left in (1..=all).rev() {
-            let Some(level) = self.levels[left as usize].take() else { continue };
+        for left in (0..=all).rev() {
+            let Some(mut level) = self.levels[left as usize].take() else { continue };
+            if self.prices.has_levels() {
+                self.spread(&mut level, left);
+            }
             for i in 0..level.states.len() {
                 for set in self.next_sets(left) {
                     self.fold(&level, left, i, set)?;
@@ -155,6 +164,32 @@ impl<'a> Search<'a> {
             self.levels[left as usize] = Some(level);
         }
         Ok(self.way())
+    }
+
+    /// Every exchange between states of a level, from the cheapest on.
+    fn spread(&mut self, level: &mut Level, left: u32) {
+        let mut done = vec![false; level.states.len()];
+        let next = |level: &Level, done: &[bool]| {
+            let reached = (0..done.len()).filter(|&i| !done[i]);
+            reached.filter_map(|i| Some((level.states[i].best?.0, i))).min()
+        };
+        while let Some((so_far, i)) = next(level, &done) {
+            done[i] = true;
+            if self.best.is_some_and(|(best, _)| so_far >= best) {
+                return;
+            }
+            for f in (0..done.len()).filter(|&f| !done[f]).collect::<Vec<_>>() {
+                let goal = &level.states[f];
+                let cost = so_far + self.exchange(level, &level.states[i], (&goal.layout, &goal.held));
+                self.reach(
+                    level,
+                    f,
+                    cost,
+                    From { level: left, state: i, set: 0, all_reduce: false },
+                    left == 0,
+                );
+            }
+        }
     }
 
     /// The axes that may be folded together next, all of them first.
@@ -238,8 +273,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn way(&self) -> Vec<Hop> {
-        let (_, mut state) = self.best.expect("an all-reduce and an exchange always lead there");
+    fn way(&self) -> (Vec<Hop>, Cost) {
+        let (cost, mut state) = self.best.expect("an all-reduce and an exchange always lead there");
         let at =
             |level: u32, state: usize| &self.levels[level as usize].as_ref().expect("reached").states[state];
         let mut hops = Vec::new();
@@ -247,11 +282,16 @@ impl<'a> Search<'a> {
             hops.push(Hop::Exchange(self.target.clone()));
         }
         let mut level = 0;
-        while level + 1 != 1 << self.axes.len() {
+        loop {
             let reached = at(level, state);
             let (_, from) = reached.best.expect("on the way");
+            if (from.level, from.state) == (level, state) {
+                break;
+            }
             let axes = self.axes_of(from.set);
-            if from.all_reduce {
+            if axes.is_empty() {
+                hops.push(Hop::Exchange(reached.layout.clone()));
+            } else if from.all_reduce {
                 let before = &at(from.level, from.state).layout;
                 let cut = partial_as(before, &axes, &reached.layout);
                 let moves = *before != cut;
@@ -263,7 +303,7 @@ impl<'a> Search<'a> {
             (level, state) = (from.level, from.state);
         }
         hops.reverse();
-        hops
+        (hops, cost)
     }
 
     fn level(&self, left: u32) -> Result<Level> {
@@ -272,7 +312,7 @@ impl<'a> Search<'a> {
         let parts = self.places.iter().map(|c| spec.nodes_len_at(c)).max().unwrap_or(1).max(1) as u64;
         let size_bytes = spec.stored_dtype().size_bytes() as u64;
         let mut level = Level { parts, size_bytes, states: Vec::new() };
-        let all_layouts = if left == all {
+        let mut all_layouts = if left == all && !self.prices.has_levels() {
             vec![spec.layout.clone()]
         } else {
             // Partial axes stay so until they are folded, and those that are not to be folded altogether.
@@ -280,6 +320,15 @@ impl<'a> Search<'a> {
             let fixed: Dims = (0..spec.mesh.ndim()).filter(stays).collect();
             layouts(&spec, self.target, &fixed)
         };
+        if self.prices.has_levels() && all_layouts.len() > LINKED_LEN {
+            let near = |l: &Layout, a: usize| {
+                l.axis(a).is_replicate()
+                    || l.axis(a) == spec.layout.axis(a)
+                    || l.axis(a) == self.target.axis(a)
+            };
+            all_layouts.retain(|l| (0..l.ndim()).all(|a| near(l, a)));
+            all_layouts.truncate(LINKED_LEN);
+        }
         // An all-reduce alone is always a way.
         let alone = std::iter::once(spec.layout.clone()).filter(|l| !all_layouts.contains(l));
         let all_layouts: Vec<Layout> = all_layouts.iter().cloned().chain(alone).collect();

@@ -1,7 +1,7 @@
 //! Plans as they run: bits, bytes and copies.
 
 use super::super::exchange::{COPIED_BYTES, talking_axes};
-use super::cost::Prices;
+use super::cost::{Prices, bytes_and_calls};
 use super::redistribution::Redistribution;
 use super::run::{Move, find};
 use crate::comm::spmd;
@@ -95,7 +95,10 @@ fn every_layout(ndim: usize) -> Vec<Layout> {
         [Placement::Replicate, Placement::Shard(0), Placement::Shard(1), Placement::Partial(ReduceOp::Sum)];
     let mut all: Vec<Vec<Placement>> = vec![vec![]];
     for _ in 0..ndim {
-        all = all.iter().flat_map(|p| choices.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
+        all = all
+            .iter()
+            .flat_map(|p| choices.iter().map(|q| [&p[..], std::slice::from_ref(q)].concat()))
+            .collect();
     }
     let back: Vec<usize> = (0..ndim).rev().collect();
     let both = |p: Vec<Placement>| [Layout::new(p.clone()), Layout::new(p).with_order(&back).unwrap()];
@@ -118,7 +121,8 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
                         continue;
                     }
                     for call_bytes in [0, 1 << 40] {
-                        calls += check(&mesh, shape.into(), &from, &to, Prices { call_bytes })?;
+                        calls +=
+                            check(&mesh, shape.into(), &from, &to, Prices(&bytes_and_calls(call_bytes)))?;
                         pairs += 1;
                     }
                 }
@@ -131,7 +135,7 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
 }
 
 /// Runs one plan; the number of its calls.
-fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Prices) -> Result<usize> {
+fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Prices<'_>) -> Result<usize> {
     let m = mesh.mesh();
     let (src, dst) =
         (Spec::new(m, DType::F32, &shape, from.clone())?, Spec::new(m, DType::F32, &shape, to.clone())?);

@@ -49,11 +49,11 @@ impl Gpu {
     /// This thread's end of the device that holds `x`.
     ///
     /// # Errors
-    /// Refuses a tensor in the processor's memory.
+    /// Refuses a tensor that lies on none.
     pub fn of(x: &Tensor) -> Result<Gpu> {
         match x.device() {
             Device::Cuda(index) => Gpu::get(index),
-            Device::Cpu => {
+            Device::Cpu | Device::Meta => {
                 Err(Error::invalid("cuda", "the tensor lies on no CUDA device", x.to_string(), ""))
             }
         }

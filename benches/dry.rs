@@ -1,0 +1,95 @@
+//! Planning: what a rank of 16,384 takes for its first training step without data, and a plan for its operator.
+//! `cargo bench --bench dry [-- --json]`.
+//!
+//! A step is forward, backward, clipping and AdamW of a GPT with 12 layers, plans and all, the least of some; later steps find
+//! their plans. A plan is made anew on a new mesh: the least of many, on one core.
+
+use std::time::Instant;
+
+use isoshard::Result;
+use isoshard::comm::{DryRun, Level, Network};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
+use isoshard::optim::{AdamW, clip_scale, global_norm};
+use isoshard::placement::Layout;
+use isoshard::rng::Generator;
+use isoshard::tensor::DType;
+
+const MESH: &str = "dp=64,fsdp=32,tp=8";
+const WORLD: usize = 64 * 32 * 8;
+
+fn main() -> Result<()> {
+    let json = std::env::args().any(|a| a == "--json");
+    let say = |case: &str, seconds: f64| match json {
+        true => println!(r#"{{"bench":"dry","case":"{case}","value":{:.1},"unit":"us"}}"#, seconds * 1e6),
+        false => println!("{case:<44}{:>12.1} us", seconds * 1e6),
+    };
+    for (case, network) in [("equal links", Network::default()), ("fast and slow links", nodes()?)] {
+        let [first, later] = steps(&network)?;
+        say(&format!("first step of {MESH}, {case}"), first);
+        say(&format!("second step of {MESH}, {case}"), later);
+    }
+    for (case, from) in [("nothing moves", ["(S0)", "(S0)"]), ("one operand moves", ["(S0)", "(S1)"])] {
+        say(&format!("plan of add, {case}"), plan("a=2", from)?);
+    }
+    say("plan of add on three axes, an operand moves", plan("a=2,b=2,c=2", ["(S0, S1, R)", "(S1, S0, R)"])?);
+    say("plan of add on three axes, another order", plan("a=2,b=2,c=2", ["(S0, S0, R)", "(S0^1, S0^0, R)"])?);
+    Ok(())
+}
+
+/// Eight ranks a node.
+fn nodes() -> Result<Network> {
+    let level = |ranks, latency_s, bytes_per_s| Level { ranks, latency_s, bytes_per_s };
+    Network::new([level(8, 2e-6, 400e9), level(usize::MAX, 10e-6, 50e9)])
+}
+
+/// Seconds of the first step, and of the second.
+fn steps(network: &Network) -> Result<[f64; 2]> {
+    let mut least = [f64::INFINITY; 2];
+    for _ in 0..5 {
+        let began = Instant::now();
+        let dry = DryRun::over(WORLD, 9_999, network.clone())?;
+        let mesh = DeviceMesh::parse(&dry.rank()?, MESH)?;
+        let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 16, sequence: true })?;
+        let layout = plan.batch_layout(mesh.mesh());
+        let mut params = Params::new(&mesh, plan, 11)?;
+        let config = GptConfig {
+            vocabulary: 50_304,
+            block: 1024,
+            layers: 12,
+            heads: 16,
+            width: 1024,
+            dropout: 0.1,
+            bias: false,
+        };
+        let model = Gpt::new(&mut params, config)?;
+        let (mut adam, mut dropout) = (AdamW::new((0.9, 0.99), 0.1), Generator::new(3));
+        let mut last = began;
+        for least in &mut least {
+            let tokens = DTensor::zeros(&mesh, DType::I64, [4096, 1024], layout.clone())?;
+            let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &tokens)?;
+            let mut grads = loss.backward()?;
+            let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
+            adam.step(&mut params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-3)?;
+            *least = least.min(last.elapsed().as_secs_f64());
+            last = Instant::now();
+        }
+    }
+    Ok(least)
+}
+
+/// Seconds of adding two tensors on a mesh that has no plans yet, without elements.
+fn plan(mesh: &str, layouts: [&str; 2]) -> Result<f64> {
+    let dry = DryRun::new(mesh.split(',').fold(1, |n, _| n * 2), 0)?;
+    let rank = dry.rank()?;
+    let mut least = f64::INFINITY;
+    for _ in 0..300 {
+        let mesh = DeviceMesh::parse(&rank, mesh)?;
+        let zeros = |layout: &str| DTensor::zeros(&mesh, DType::F32, [64, 64], layout.parse::<Layout>()?);
+        let (x, y) = (zeros(layouts[0])?, zeros(layouts[1])?);
+        let began = Instant::now();
+        x.add(&y)?;
+        least = least.min(began.elapsed().as_secs_f64());
+    }
+    Ok(least)
+}

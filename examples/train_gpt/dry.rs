@@ -1,0 +1,89 @@
+//! A training step of one rank without data: what it would send, receive and hold, on a mesh of any size.
+
+use std::time::Instant;
+
+use isoshard::Result;
+use isoshard::comm::{DryRun, dry};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
+use isoshard::nn::{Forward, Parallel, Params, Plan};
+use isoshard::optim::{AdamW, clip_scale, global_norm};
+use isoshard::placement::Mesh;
+use isoshard::rng::Generator;
+use isoshard::tensor::DType;
+
+use crate::args::{Args, ReductionName};
+use crate::model::{Model, Sizes};
+
+/// Makes the model and takes one step as `rank` of `world` ranks, as many as the mesh's where that is not said, then prints
+/// what was counted: a table, or a JSON line for each group and collective and one for all.
+///
+/// # Errors
+/// Refuses a rank that is not in the world, a mesh that does not cover it, and sizes that do not fit.
+pub fn run(args: &Args, (sizes, batch): (Sizes, usize), world: Option<usize>, rank: usize) -> Result<()> {
+    let began = Instant::now();
+    let world = world.map_or_else(|| Ok(Mesh::parse(&args.mesh, 0)?.rank_len()), Ok)?;
+    let dry = DryRun::new(world, rank)?;
+    step(&dry, args, sizes, batch)?;
+    let (report, seconds) = (dry.report(), began.elapsed().as_secs_f64());
+    if args.json {
+        json(&report, seconds);
+    } else {
+        println!("{report}planned and counted in {seconds:.3} s");
+    }
+    Ok(())
+}
+
+fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
+    let mesh = DeviceMesh::parse(&dry.rank()?, &args.mesh)?;
+    mesh.set_reduction(match args.reduction {
+        ReductionName::Exact => Reduction::Exact,
+        ReductionName::Fast => Reduction::Fast,
+    });
+    let parallel = Parallel { heads: sizes.whole_heads(), sequence: args.sequence_parallel };
+    let plan = Plan::transformer(mesh.mesh(), parallel)?;
+    let layout = plan.batch_layout(mesh.mesh());
+    let mut params = Params::new(&mesh, plan, args.seed)?;
+    params.compute_in(args.compute())?;
+    let model = Model::new(&mut params, sizes)?;
+    let mut optimizer = AdamW::new((0.9, 0.99), args.weight_decay);
+    let mut dropout = Generator::new(args.seed).child("dropout");
+    let mut grads = Gradients::default();
+    for _ in 0..args.accumulate {
+        let tokens = DTensor::zeros(&mesh, DType::I64, [batch, sizes.block()], layout.clone())?;
+        let cx = Forward::train(&params, &mut dropout);
+        let loss = model.loss(&cx, &tokens, &tokens)?;
+        drop(cx);
+        let loss = if args.accumulate == 1 { loss } else { loss.scale(1.0 / args.accumulate as f64)? };
+        grads.merge(loss.backward()?)?;
+        // Its value is what training reports: it is gathered, and not read.
+        loss.full_tensor()?;
+    }
+    let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
+    let limit = if args.clip == 0.0 { f64::INFINITY } else { args.clip };
+    let scale = clip_scale(&norm, limit)?;
+    optimizer.step(&mut params, &mut grads, &scale, args.lr)
+}
+
+fn json(report: &dry::Report, seconds: f64) {
+    let counted = |t: isoshard::comm::Total| {
+        format!(
+            r#""calls":{},"sent_bytes":{},"received_bytes":{},"modelled_s":{:e}"#,
+            t.calls,
+            t.sent_bytes,
+            t.received_bytes,
+            t.time.seconds()
+        )
+    };
+    for row in &report.rows {
+        let group = serde_json::Value::from(row.group.as_str());
+        let (call, len) = (row.call, row.group_len);
+        println!(r#"{{"event":"calls","call":"{call}","group":{group},"ranks":{len},{}}}"#, counted(row.total));
+    }
+    println!(
+        r#"{{"event":"dry","rank":{},"ranks":{},{},"peak_bytes":{},"planned_s":{seconds:.3}}}"#,
+        report.rank,
+        report.world_len,
+        counted(report.total()),
+        report.peak_bytes
+    );
+}

@@ -1,0 +1,124 @@
+//! What ranks are: threads of this process, or processes that a launcher starts.
+//!
+//! Of processes each ends by itself, and what went wrong is said once: by the rank that it befell, or by rank 0 where all
+//! are refused alike.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use isoshard::comm::nccl::Library;
+use isoshard::comm::{Launch, Process, Rank, Spmd, spmd};
+use isoshard::{CommFault, Error, Failure, Result};
+
+use crate::args::EngineName;
+use crate::train::{Job, train};
+
+/// What the caller has to change, as for a wrong option.
+const USAGE: u8 = 2;
+
+/// How this process ends.
+pub struct Outcome {
+    pub code: u8,
+    /// What it says, unless another one says it.
+    pub says: Option<String>,
+}
+
+impl Outcome {
+    /// Something that the caller has to change.
+    pub fn refused(error: Error) -> Outcome {
+        let first = Launch::from_env().ok().flatten().is_none_or(|launch| launch.rank() == 0);
+        Outcome { code: USAGE, says: first.then(|| error.to_string()) }
+    }
+}
+
+/// Trains, as the ranks that `--engine` names.
+pub fn run(job: &Arc<Job>) -> Outcome {
+    let launch = match Launch::from_env() {
+        Ok(launch) => launch,
+        Err(refused) => return Outcome::refused(refused),
+    };
+    let engine = job.args().engine;
+    let nowhere = |rule: &str, remedy: &str| {
+        Outcome::refused(Error::unsupported(
+            "engine",
+            rule,
+            format!("--engine {engine:?}").to_lowercase(),
+            remedy,
+        ))
+    };
+    match (engine, launch) {
+        (EngineName::Threads, _) => {
+            let (shared, device) = (job.clone(), job.args().device);
+            threads(job, spmd(job.ranks, move |rank| train(&rank.on(device), &shared)))
+        }
+        (EngineName::Nccl, None) => {
+            let shared = job.clone();
+            let run = |library| Spmd::new(job.ranks).nccl(library).run(move |rank| train(&rank, &shared));
+            threads(job, Library::load().and_then(run))
+        }
+        (EngineName::Nccl, Some(launch)) => process(job, launch, Process::new),
+        (EngineName::Mpi, Some(launch)) => process(job, launch, |launch| Process::new(launch).mpi()),
+        (EngineName::Mpi, None) => {
+            nowhere("no launcher has started this process", "start it by mpirun -n N, or by srun --mpi=pmix")
+        }
+        (EngineName::Dry, _) => nowhere("a dry run is not built", "use threads, mpi or nccl"),
+    }
+}
+
+/// The end of ranks that are threads.
+fn threads(job: &Job, result: Result<Vec<()>>) -> Outcome {
+    match result {
+        Ok(_) => Outcome { code: 0, says: None },
+        // What the model or the plan refuses before the first step, every rank refuses alike: no rank is to blame.
+        Err(Error::Rank { cause, .. }) if !job.has_begun() && is_refusal(&cause) => {
+            Outcome { code: USAGE, says: Some(cause.to_string()) }
+        }
+        Err(error) => Outcome { code: 1, says: Some(error.to_string()) },
+    }
+}
+
+/// The end of a process that is a rank.
+fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> Outcome {
+    let (rank, world_len) = (launch.rank(), launch.world_len());
+    if world_len != job.ranks {
+        let given = format!("{} of {} rank(s), {world_len} process(es)", job.args().mesh, job.ranks);
+        let remedy = "start as many processes as the mesh has ranks";
+        return Outcome::refused(Error::invalid("mesh", "it does not fit the processes", given, remedy));
+    }
+    let program = AssertUnwindSafe(|| over(launch).run(|rank: Rank| train(&rank, job)));
+    let cause = match catch_unwind(program) {
+        Ok(Ok(())) => return Outcome { code: 0, says: None },
+        Ok(Err(error)) => Failure::Error(error),
+        Err(payload) => Failure::Panic(message(&*payload)),
+    };
+    if !job.has_begun() && is_refusal(&cause) {
+        return Outcome { code: USAGE, says: (rank == 0).then(|| cause.to_string()) };
+    }
+    let says = is_told_by(rank, &cause).then(|| format!("rank {rank}: {cause}"));
+    Outcome { code: 1, says }
+}
+
+/// True for the rank that tells of a failure: the one that it befell, or for a rank that can tell nothing any more, its
+/// neighbour.
+fn is_told_by(rank: usize, cause: &Failure) -> bool {
+    let Failure::Error(Error::Comm(fault)) = cause else { return true };
+    match &**fault {
+        CommFault::PeerFailed { rank: failed, cause, .. } => {
+            cause.contains("without a word") && rank == usize::from(*failed == 0)
+        }
+        CommFault::Mismatch { rank: first, .. }
+        | CommFault::Missing { rank: first, .. }
+        | CommFault::Cycle { rank: first, .. }
+        | CommFault::Transport { rank: first, .. } => rank == *first,
+    }
+}
+
+fn is_refusal(cause: &Failure) -> bool {
+    matches!(cause, Failure::Error(Error::Invalid(_) | Error::Sharding(_) | Error::Unsupported(_)))
+}
+
+fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+}

@@ -1,0 +1,67 @@
+//! Ranks that wait for each other.
+
+use crate::error::{CallId, Wait};
+
+/// The shortest chain of waits that begins with `rank` waiting in `id` for one of `absent` and comes back to it, if any.
+///
+/// `waits` gives the calls in which a rank waits, each with the ranks that have not come to it.
+pub(crate) fn circle(
+    rank: usize,
+    id: &CallId,
+    absent: &[usize],
+    mut waits: impl FnMut(usize) -> Vec<(CallId, Vec<usize>)>,
+) -> Option<Vec<Wait>> {
+    // Breadth first: each rank is looked at once, by the shortest way to it.
+    let first = |&on: &usize| (Wait { rank, id: id.clone(), waits_for: on }, None);
+    let mut reached: Vec<(Wait, Option<usize>)> = absent.iter().map(first).collect();
+    let mut at = 0;
+    while at < reached.len() {
+        let on = reached[at].0.waits_for;
+        for (id, absent) in waits(on) {
+            if absent.contains(&rank) {
+                let last = Wait { rank: on, id, waits_for: rank };
+                return Some(way(&reached, at, last));
+            }
+            for next in absent {
+                if reached.iter().all(|(wait, _)| wait.waits_for != next) {
+                    reached.push((Wait { rank: on, id: id.clone(), waits_for: next }, Some(at)));
+                }
+            }
+        }
+        at += 1;
+    }
+    None
+}
+
+/// The steps that led to `at`, and `last`.
+fn way(reached: &[(Wait, Option<usize>)], at: usize, last: Wait) -> Vec<Wait> {
+    let steps = std::iter::successors(Some(at), |&i| reached[i].1);
+    let mut waits: Vec<Wait> = steps.map(|i| reached[i].0.clone()).collect();
+    waits.reverse();
+    waits.push(last);
+    waits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_circle_is_found_and_none_where_there_is_none() {
+        let id = |seq| CallId::new("barrier", seq, "g");
+        // 0 waits for 1 and 2; 1 for 3, 3 for 0; 2 for 4, which waits for nobody.
+        let waits = |rank: usize| match rank {
+            1 => vec![(id(1), vec![3])],
+            2 => vec![(id(2), vec![4])],
+            3 => vec![(id(3), vec![2, 0])],
+            _ => vec![],
+        };
+        let found = circle(0, &id(0), &[2, 1], waits).unwrap();
+        let found: Vec<_> = found.iter().map(|w| (w.rank, w.id.seq, w.waits_for)).collect();
+        assert_eq!(found, [(0, 0, 1), (1, 1, 3), (3, 3, 0)]);
+        assert_eq!(circle(0, &id(0), &[2], waits), None);
+        assert_eq!(circle(0, &id(0), &[], waits), None);
+        // A circle that the rank is no part of is not its own, and is not followed for ever.
+        assert_eq!(circle(0, &id(0), &[5], |rank| vec![(id(9), vec![11 - rank])]), None);
+    }
+}

@@ -1,0 +1,32 @@
+//! Ranks that keep others waiting.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::CallId;
+
+/// A rank has waited for a quarter of the deadline, and goes on waiting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlowRank {
+    /// The rank that waits.
+    pub rank: usize,
+    /// The call in which it waits.
+    pub id: CallId,
+    /// The members that have not come to it.
+    pub waits_for: Vec<usize>,
+    /// How long it has waited.
+    pub waited: Duration,
+    /// When it will give up.
+    pub deadline: Duration,
+}
+
+impl fmt::Display for SlowRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SlowRank { rank, id, waits_for, waited, deadline } = self;
+        let (waited, deadline) = (waited.as_secs_f64(), deadline.as_secs_f64());
+        write!(
+            f,
+            "{id}: slow rank(s) {waits_for:?}; rank {rank} has waited {waited:.1} s and gives up after {deadline:.1} s"
+        )
+    }
+}

@@ -1,0 +1,288 @@
+//! MPI's functions: all that this engine calls, one call at a time.
+
+use std::ffi::{c_char, c_int};
+use std::fmt;
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use mpi_sys as sys;
+
+use crate::error::{Error, Result};
+
+/// Messages beyond this go in pieces.
+const PIECE_BYTES: usize = 1 << 30;
+
+/// What MPI says of a call that failed.
+#[derive(Clone, Debug)]
+pub(super) struct MpiError(String);
+
+pub(super) type MpiResult<T> = std::result::Result<T, MpiError>;
+
+/// MPI in this process.
+#[derive(Debug)]
+pub(in crate::comm) struct Mpi {
+    pub rank: usize,
+    pub world_len: usize,
+    /// The largest tag.
+    pub tag_limit: u32,
+    /// The library's name and version.
+    pub name: String,
+    /// This machine's name.
+    pub host: String,
+    pub piece_bytes: usize,
+    comm: sys::MPI_Comm,
+    /// True where this engine has started MPI, and ends it.
+    ours: bool,
+    calls: Mutex<()>,
+}
+
+/// The right to call MPI.
+pub(super) struct Port<'a> {
+    mpi: &'a Mpi,
+    _alone: MutexGuard<'a, ()>,
+}
+
+/// A message under way. Null once MPI is through with it.
+#[derive(Debug)]
+pub(super) struct Ticket(sys::MPI_Request);
+
+// SAFETY: MPI was started for threads that call one at a time, which the lock sees to; handles belong to the process.
+unsafe impl Send for Mpi {}
+// SAFETY: as above.
+unsafe impl Sync for Mpi {}
+// SAFETY: as above; a request is no thread's own.
+unsafe impl Send for Ticket {}
+
+/// What became of MPI in this process: it starts once, and ends once.
+static STARTED: Mutex<bool> = Mutex::new(false);
+
+impl Mpi {
+    /// Starts MPI, with a communicator of the engine's own. All ranks of the job do.
+    ///
+    /// # Errors
+    /// Refuses a second start in one process, an MPI that somebody has started for a single thread, and a piece's size that is
+    /// no number; what MPI says.
+    pub fn start() -> Result<Mpi> {
+        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *started, true) {
+            return Err(Error::unsupported(
+                "mpi",
+                "MPI starts once in a process",
+                "a second world",
+                "run everything in one program of the rank",
+            ));
+        }
+        let piece_bytes = piece_bytes()?;
+        let ours = init()?;
+        Mpi::open(ours, piece_bytes).map_err(|e| {
+            Error::unsupported("mpi", "MPI did not start", e.to_string(), "look at its installation")
+        })
+    }
+
+    fn open(ours: bool, piece_bytes: usize) -> MpiResult<Mpi> {
+        let (mut rank, mut world_len, mut has) = (0, 0, 0);
+        let mut limit: *mut c_int = ptr::null_mut();
+        // SAFETY: MPI runs; all pointers are to live variables, and the attribute is a pointer to an int that MPI keeps.
+        unsafe {
+            let world = sys::RSMPI_COMM_WORLD;
+            let mut comm = world;
+            check(sys::MPI_Comm_set_errhandler(world, sys::RSMPI_ERRORS_RETURN))?;
+            check(sys::MPI_Comm_dup(world, &mut comm))?;
+            check(sys::MPI_Comm_set_errhandler(comm, sys::RSMPI_ERRORS_RETURN))?;
+            check(sys::MPI_Comm_rank(comm, &mut rank))?;
+            check(sys::MPI_Comm_size(comm, &mut world_len))?;
+            let at: *mut *mut c_int = &mut limit;
+            check(sys::MPI_Comm_get_attr(comm, sys::MPI_TAG_UB as c_int, at.cast(), &mut has))?;
+            // What the standard promises at least.
+            let tag_limit = if has != 0 && !limit.is_null() { *limit } else { 32_767 };
+            let name = text(sys::MPI_MAX_LIBRARY_VERSION_STRING as usize, |at, n| {
+                sys::MPI_Get_library_version(at, n)
+            })?;
+            let host =
+                text(sys::MPI_MAX_PROCESSOR_NAME as usize, |at, n| sys::MPI_Get_processor_name(at, n))?;
+            Ok(Mpi {
+                rank: rank as usize,
+                world_len: world_len as usize,
+                tag_limit: tag_limit as u32,
+                name: name.split([',', '\n']).next().unwrap_or_default().trim().to_string(),
+                host,
+                piece_bytes,
+                comm,
+                ours,
+                calls: Mutex::new(()),
+            })
+        }
+    }
+
+    /// What must be the same on all ranks.
+    pub fn kind(&self) -> String {
+        format!("{}, pieces of {} bytes", self.name, self.piece_bytes)
+    }
+
+    /// The right to call MPI, when nobody else is calling.
+    pub(super) fn port(&self) -> Port<'_> {
+        Port { mpi: self, _alone: self.calls.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
+    /// The right to call MPI, unless somebody else is calling.
+    pub(super) fn try_port(&self) -> Option<Port<'_>> {
+        Some(Port { mpi: self, _alone: self.calls.try_lock().ok()? })
+    }
+}
+
+impl Port<'_> {
+    /// Starts sending bytes.
+    ///
+    /// # Safety
+    /// They are neither written nor freed before MPI is through with the ticket.
+    pub unsafe fn send(&self, bytes: *const u8, len: usize, to: usize, tag: u32) -> MpiResult<Ticket> {
+        self.ticket(|comm, ticket| {
+            // SAFETY: the caller's promise; the length is that of a piece, which fits an int.
+            unsafe {
+                let (kind, to, tag) = (sys::RSMPI_UINT8_T, to as c_int, tag as c_int);
+                sys::MPI_Isend(bytes.cast(), len as c_int, kind, to, tag, comm, ticket)
+            }
+        })
+    }
+
+    /// Starts receiving into bytes.
+    ///
+    /// # Safety
+    /// Nobody reads, writes or frees them before MPI is through with the ticket.
+    pub unsafe fn receive(&self, bytes: *mut u8, len: usize, from: usize, tag: u32) -> MpiResult<Ticket> {
+        self.ticket(|comm, ticket| {
+            // SAFETY: the caller's promise; the length is that of a piece, which fits an int.
+            unsafe {
+                let (kind, from, tag) = (sys::RSMPI_UINT8_T, from as c_int, tag as c_int);
+                sys::MPI_Irecv(bytes.cast(), len as c_int, kind, from, tag, comm, ticket)
+            }
+        })
+    }
+
+    /// Starts giving rank 0's bytes to all.
+    ///
+    /// # Safety
+    /// Nobody reads, writes or frees them before MPI is through with the ticket.
+    pub unsafe fn broadcast(&self, bytes: *mut u8, len: usize) -> MpiResult<Ticket> {
+        self.ticket(|comm, ticket| {
+            // SAFETY: the caller's promise.
+            unsafe { sys::MPI_Ibcast(bytes.cast(), len as c_int, sys::RSMPI_UINT8_T, 0, comm, ticket) }
+        })
+    }
+
+    fn ticket(&self, start: impl FnOnce(sys::MPI_Comm, *mut sys::MPI_Request) -> c_int) -> MpiResult<Ticket> {
+        // SAFETY: a constant of the library.
+        let mut ticket = unsafe { sys::RSMPI_REQUEST_NULL };
+        check(start(self.mpi.comm, &mut ticket))?;
+        Ok(Ticket(ticket))
+    }
+
+    /// The number of bytes that have come, or zero for what was sent, once MPI is through with the ticket; none before.
+    pub fn test(&self, ticket: &mut Ticket) -> MpiResult<Option<usize>> {
+        let (mut done, mut count) = (0, 0);
+        // SAFETY: a status is plain numbers; the request is live or null, and both pointers are to live variables.
+        unsafe {
+            let mut status: sys::MPI_Status = std::mem::zeroed();
+            check(sys::MPI_Test(&mut ticket.0, &mut done, &mut status))?;
+            if done == 0 {
+                return Ok(None);
+            }
+            check(sys::MPI_Get_count(&status, sys::RSMPI_UINT8_T, &mut count))?;
+        }
+        Ok(Some(count.max(0) as usize))
+    }
+
+    /// Withdraws a message that has not come. Whoever sends it may wait for ever.
+    pub fn cancel(&self, mut ticket: Ticket) -> MpiResult<()> {
+        // SAFETY: the request is live; freed after it was cancelled, it is done before its memory is looked at again,
+        // since the caller leaks that.
+        unsafe {
+            check(sys::MPI_Cancel(&mut ticket.0))?;
+            check(sys::MPI_Request_free(&mut ticket.0))
+        }
+    }
+
+    /// Lets MPI see to whatever is under way.
+    pub fn poke(&self) -> MpiResult<()> {
+        let mut found = 0;
+        // SAFETY: pointers are to live variables, or MPI's own for a status that nobody wants.
+        check(unsafe {
+            let tag = self.mpi.tag_limit as c_int;
+            sys::MPI_Iprobe(sys::RSMPI_ANY_SOURCE, tag, self.mpi.comm, &mut found, sys::RSMPI_STATUS_IGNORE)
+        })
+    }
+
+    /// Ends MPI, which waits for all ranks.
+    pub fn finish(&self) -> MpiResult<()> {
+        // SAFETY: nobody calls MPI after this: the engine is over, and a world starts once in a process.
+        if self.mpi.ours { check(unsafe { sys::MPI_Finalize() }) } else { Ok(()) }
+    }
+}
+
+/// Starts MPI unless somebody has: true where this is ours to end.
+fn init() -> Result<bool> {
+    let (mut flag, mut provided) = (0, 0);
+    let refuse =
+        |rule: &str, given: String, remedy: &str| Err(Error::unsupported("mpi", rule, given, remedy));
+    // SAFETY: MPI allows these at any time, from any thread; pointers are to live variables, or null where it allows that.
+    unsafe {
+        sys::MPI_Finalized(&mut flag);
+        if flag != 0 {
+            return refuse("MPI starts once in a process", "one that is over".into(), "run the ranks before");
+        }
+        let wanted = sys::RSMPI_THREAD_SERIALIZED;
+        sys::MPI_Initialized(&mut flag);
+        let ours = flag == 0;
+        let code = match ours {
+            true => sys::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), wanted, &mut provided),
+            false => sys::MPI_Query_thread(&mut provided),
+        };
+        if let Err(e) = check(code) {
+            return refuse("MPI did not start", e.to_string(), "look at its installation");
+        }
+        if provided < wanted {
+            let given = format!("level {provided}, wanted {wanted} (MPI_THREAD_SERIALIZED)");
+            return refuse("MPI is not ready for threads", given, "start it for threads, or let us start it");
+        }
+        Ok(ours)
+    }
+}
+
+fn piece_bytes() -> Result<usize> {
+    const NAME: &str = "ISOSHARD_MPI_PIECE_BYTES";
+    let Ok(text) = std::env::var(NAME) else { return Ok(PIECE_BYTES) };
+    match text.parse() {
+        Ok(n) if (1..=c_int::MAX as usize).contains(&n) => Ok(n),
+        _ => {
+            let remedy = "set it to the same number from 1 to 2147483647 on all ranks";
+            Err(Error::invalid("mpi", "a piece's size is no such number", format!("{NAME}={text}"), remedy))
+        }
+    }
+}
+
+/// A text that MPI writes.
+fn text(limit: usize, write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> MpiResult<String> {
+    // Room for libraries that were built with a larger limit.
+    let (mut bytes, mut len) = (vec![0u8; limit.max(8192)], 0);
+    check(write(bytes.as_mut_ptr().cast(), &mut len))?;
+    bytes.truncate(len.max(0) as usize);
+    Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string())
+}
+
+fn check(code: c_int) -> MpiResult<()> {
+    if code == sys::MPI_SUCCESS as c_int {
+        return Ok(());
+    }
+    let mut bytes = vec![0u8; 8192];
+    let mut len = 0;
+    // SAFETY: room for the longest text, and a pointer to a live variable; allowed at any time.
+    let known = unsafe { sys::MPI_Error_string(code, bytes.as_mut_ptr().cast(), &mut len) };
+    bytes.truncate(if known == sys::MPI_SUCCESS as c_int { len.max(0) as usize } else { 0 });
+    Err(MpiError(format!("MPI error {code}: {}", String::from_utf8_lossy(&bytes))))
+}
+
+impl fmt::Display for MpiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

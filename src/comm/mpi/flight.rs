@@ -1,0 +1,175 @@
+//! A call's messages under way, with the memory that MPI reads and writes.
+
+use std::ptr::NonNull;
+
+use super::calls::{Mpi, MpiError, MpiResult, Port, Ticket};
+use crate::tensor::{DType, Tensor};
+
+/// The messages of a call. Dropped before MPI is through with them, their memory leaks: whoever cannot wait hands the flight
+/// to the engine.
+#[derive(Debug, Default)]
+pub(super) struct Flight {
+    pieces: Vec<Piece>,
+    /// The pieces before this one are through.
+    through: usize,
+    /// What is sent.
+    sources: Vec<Tensor>,
+    /// What is received, in whatever order; shared with nobody.
+    results: Vec<Tensor>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Piece {
+    ticket: Option<Ticket>,
+    /// The bytes that shall come; none where the piece is sent.
+    wanted: Option<usize>,
+}
+
+/// Why a flight came to nothing.
+#[derive(Debug)]
+pub(super) enum Crash {
+    Mpi(MpiError),
+    /// Another number of bytes has come than was expected.
+    Length {
+        got: usize,
+        wanted: usize,
+    },
+}
+
+impl Flight {
+    /// Bytes that are sent or received.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Starts sending a contiguous tensor of the CPU's. One without elements is a message as well.
+    pub fn send(&mut self, mpi: &Mpi, port: &Port<'_>, x: Tensor, to: usize, tag: u32) -> MpiResult<()> {
+        let bytes = x.as_bytes().expect("contiguous, on the CPU: checked by the channel");
+        let (start, len) = (bytes.as_ptr(), bytes.len());
+        self.sources.push(x);
+        self.bytes += len;
+        for (at, n) in cuts(len, mpi.piece_bytes) {
+            // SAFETY: the piece lies in the tensor's block, which is kept here until MPI is through with all tickets, or leaks;
+            // while it is shared nobody writes it.
+            let ticket = unsafe { port.send(start.add(at), n, to, tag)? };
+            self.pieces.push(Piece { ticket: Some(ticket), wanted: None });
+        }
+        Ok(())
+    }
+
+    /// Starts receiving into a fresh tensor, the next of the results.
+    pub fn receive(
+        &mut self,
+        mpi: &Mpi,
+        port: &Port<'_>,
+        mut x: Tensor,
+        from: usize,
+        tag: u32,
+    ) -> MpiResult<()> {
+        let bytes = x.bytes_mut();
+        let (start, len) = (bytes.as_mut_ptr(), bytes.len());
+        self.results.push(x);
+        self.bytes += len;
+        for (at, n) in cuts(len, mpi.piece_bytes) {
+            // SAFETY: the piece lies in the tensor's block, which nobody else has, and which is kept here untouched until MPI
+            // is through with all tickets, or leaks.
+            let ticket = unsafe { port.receive(start.add(at), n, from, tag)? };
+            self.pieces.push(Piece { ticket: Some(ticket), wanted: Some(n) });
+        }
+        Ok(())
+    }
+
+    /// Starts a message without bytes.
+    pub fn send_nothing(&mut self, port: &Port<'_>, to: usize, tag: u32) -> MpiResult<()> {
+        // SAFETY: no byte is read.
+        let ticket = unsafe { port.send(NonNull::dangling().as_ptr(), 0, to, tag)? };
+        self.pieces.push(Piece { ticket: Some(ticket), wanted: None });
+        Ok(())
+    }
+
+    /// Starts waiting for a message without bytes.
+    pub fn receive_nothing(&mut self, port: &Port<'_>, from: usize, tag: u32) -> MpiResult<()> {
+        // SAFETY: no byte is written.
+        let ticket = unsafe { port.receive(NonNull::dangling().as_ptr(), 0, from, tag)? };
+        self.pieces.push(Piece { ticket: Some(ticket), wanted: Some(0) });
+        Ok(())
+    }
+
+    /// True once MPI is through with all.
+    pub fn test(&mut self, port: &Port<'_>) -> Result<bool, Crash> {
+        for piece in &mut self.pieces[self.through..] {
+            let Some(ticket) = &mut piece.ticket else { continue };
+            let Some(got) = port.test(ticket).map_err(Crash::Mpi)? else { continue };
+            piece.ticket = None;
+            if let Some(wanted) = piece.wanted
+                && got != wanted
+            {
+                return Err(Crash::Length { got, wanted });
+            }
+        }
+        while self.pieces.get(self.through).is_some_and(|piece| piece.ticket.is_none()) {
+            self.through += 1;
+        }
+        Ok(self.is_done())
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.through == self.pieces.len()
+    }
+
+    /// What has come, all of it being here.
+    pub fn into_results(mut self) -> Vec<Tensor> {
+        assert!(self.is_done(), "nobody looks at what MPI still writes");
+        let mut results = std::mem::take(&mut self.results);
+        for x in results.iter_mut().filter(|x| x.dtype() == DType::Bool) {
+            // Whoever sends is another process: only 0 and 1 are values here.
+            x.bytes_mut().iter_mut().for_each(|b| *b = u8::from(*b != 0));
+        }
+        results
+    }
+
+    /// Withdraws what has not come, and forgets the rest.
+    pub fn give_up(mut self, port: &Port<'_>) {
+        for piece in &mut self.pieces {
+            if let (Some(ticket), Some(_)) = (piece.ticket.take(), piece.wanted) {
+                // What cannot even be withdrawn is past help.
+                let _ = port.cancel(ticket);
+            }
+        }
+        self.leak();
+    }
+
+    fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.sources));
+        std::mem::forget(std::mem::take(&mut self.results));
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if !self.is_done() {
+            self.leak();
+        }
+    }
+}
+
+/// Where pieces of at most `piece` bytes begin, and how long they are: one at least.
+fn cuts(len: usize, piece: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..len.max(1)).step_by(piece).map(move |at| (at, piece.min(len - at)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_all_and_nothing_twice() {
+        let of = |len, piece| cuts(len, piece).collect::<Vec<_>>();
+        assert_eq!(of(0, 4), [(0, 0)]);
+        assert_eq!(of(4, 4), [(0, 4)]);
+        assert_eq!(of(9, 4), [(0, 4), (4, 4), (8, 1)]);
+        assert_eq!(of(3, 1), [(0, 1), (1, 1), (2, 1)]);
+        assert_eq!(of(5 << 30, 1 << 30).len(), 5);
+    }
+}

@@ -1,0 +1,392 @@
+//! What it costs that ranks talk: a model of the network between them.
+//!
+//! A message of `m` bytes takes `alpha + m * beta` seconds, a latency and a time per byte (Hockney, *The communication
+//! challenge for MPP*, Parallel Computing 20, 1994); a collective takes a latency for each of its steps and the time of the
+//! bytes that a rank receives (Thakur, Rabenseifner & Gropp, *Optimization of collective communication operations in
+//! MPICH*, IJHPCA 19, 2005). Here alpha and beta depend on how far two ranks are apart.
+//!
+//! Costs are computed from what all ranks know, never from who asks, and are whole picoseconds, each term rounded up: sums
+//! do not depend on their order, and `cost(x + y) <= cost(x) + cost(y)`.
+//!
+//! Missing: several messages that share one link, and what a rank sends beyond what it receives.
+
+use std::fmt;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+
+/// Picoseconds in a second.
+const PICO: f64 = 1e12;
+
+/// How far ranks are apart, and what it takes to get there. Cloning is a reference count.
+///
+/// Blocks of consecutive ranks, a fast link's within a slow one's: 8 ranks in a node by one, everything by another.
+///
+/// ```
+/// use isoshard::comm::{Grid, Level, Network};
+/// let network = Network::new([
+///     Level { ranks: 8, latency_s: 2e-6, bytes_per_s: 400e9 },
+///     Level { ranks: usize::MAX, latency_s: 10e-6, bytes_per_s: 50e9 },
+/// ])?;
+/// assert_eq!((network.level_between(0, 7), network.level_between(7, 8)), (0, 1));
+/// // On the mesh dp=4, tp=8: an all-gather of 1 MB along tp stays in the node, one along dp does not.
+/// let grid = Grid { base: 0, axes: &[(4, 8), (8, 1)] };
+/// let along = |axis| network.peers(&grid, &[axis]).cost(1, 1_000_000).seconds();
+/// assert_eq!((along(1), along(0)), (4.5e-6, 30e-6));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, PartialEq)]
+pub struct Network {
+    levels: Arc<[Level]>,
+}
+
+/// One kind of link: between ranks of a block that are not closer yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Level {
+    /// Blocks of so many consecutive ranks are linked so: ranks `k * ranks .. (k + 1) * ranks`. The last level's spans all,
+    /// whatever it says.
+    pub ranks: usize,
+    /// Seconds until a message of no bytes is there.
+    pub latency_s: f64,
+    /// Bytes a second that one rank receives; a fraction of a byte is cut off.
+    pub bytes_per_s: f64,
+}
+
+/// A modelled time: whole picoseconds, ordered and additive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cost(u64);
+
+/// Ranks `base + sum(coordinate * stride)`: a mesh as numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid<'a> {
+    /// The rank at the origin.
+    pub base: usize,
+    /// Length and stride of each axis.
+    pub axes: &'a [(usize, usize)],
+}
+
+/// How near the members of a group are to each other, on every rank at least.
+#[derive(Clone, Debug)]
+pub struct Peers {
+    network: Network,
+    /// For each level, how many members a rank reaches by it and all faster ones, itself included.
+    within: SmallVec<[usize; 4]>,
+}
+
+impl Network {
+    /// Levels from the fastest to the slowest.
+    ///
+    /// # Errors
+    /// Refuses no levels, blocks that are not whole numbers of the next faster level's, a latency below 0 or not finite, and
+    /// a bandwidth below 1 byte a second.
+    pub fn new(levels: impl IntoIterator<Item = Level>) -> Result<Network> {
+        let mut levels: Vec<Level> = levels.into_iter().collect();
+        let refuse =
+            |rule: &str, given: String, remedy: &str| Err(Error::invalid("network", rule, given, remedy));
+        let Some(last) = levels.last_mut() else {
+            return refuse("a network has at least one level", "none".into(), "use Network::default()");
+        };
+        last.ranks = usize::MAX;
+        for (k, level) in levels.iter().enumerate() {
+            let given = format!("level {k}: {level}");
+            if !(level.latency_s >= 0.0 && level.latency_s.is_finite()) {
+                return refuse("a latency is a finite number of seconds from 0 up", given, "");
+            }
+            if !(level.bytes_per_s >= 1.0) {
+                return refuse("a bandwidth is at least 1 byte a second", given, "");
+            }
+            let inner = if k == 0 { 1 } else { levels[k - 1].ranks };
+            let whole = level.ranks > inner && (k + 1 == levels.len() || level.ranks % inner == 0);
+            if !whole && levels.len() > 1 {
+                let rule = "a level's blocks are several whole blocks of the faster one's";
+                return refuse(
+                    rule,
+                    format!("{given} above blocks of {inner}"),
+                    "give levels from fast to slow",
+                );
+            }
+        }
+        Ok(Network { levels: levels.into() })
+    }
+
+    /// All ranks equally far apart.
+    ///
+    /// # Errors
+    /// As [`Network::new`].
+    pub fn uniform(latency_s: f64, bytes_per_s: f64) -> Result<Network> {
+        Network::new([Level { ranks: usize::MAX, latency_s, bytes_per_s }])
+    }
+
+    /// The levels, from the fastest to the slowest.
+    pub fn levels(&self) -> &[Level] {
+        &self.levels
+    }
+
+    /// The level at which two ranks talk: the first whose block holds both.
+    pub fn level_between(&self, a: usize, b: usize) -> usize {
+        let last = self.levels.len() - 1;
+        self.levels[..last].iter().position(|l| a / l.ranks == b / l.ranks).unwrap_or(last)
+    }
+
+    /// How near the ranks along `axes` of a grid are to each other. Takes no time that grows with their number: where blocks
+    /// cut groups unevenly, what the worst placed rank has is bounded from below.
+    pub fn peers(&self, grid: &Grid<'_>, axes: &[usize]) -> Peers {
+        let len: usize = axes.iter().map(|&a| grid.axes[a].0).product();
+        let within = (0..self.levels.len()).map(|k| {
+            if k + 1 == self.levels.len() {
+                len
+            } else {
+                axes.iter().map(|&a| grid.run(a, self.levels[k].ranks)).product()
+            }
+        });
+        Peers { within: within.collect(), network: self.clone() }
+    }
+
+    /// As [`Network::peers`], of ranks that are no grid: all as far apart as ranks can be.
+    pub fn far_peers(&self, len: usize) -> Peers {
+        let mut within = SmallVec::from_elem(1, self.levels.len());
+        *within.last_mut().expect("a network has a level") = len;
+        Peers { within, network: self.clone() }
+    }
+
+    /// `calls` latencies of a level.
+    pub fn latency(&self, level: usize, calls: usize) -> Cost {
+        Cost(((self.levels[level].latency_s * PICO).round() as u64).saturating_mul(calls as u64))
+    }
+
+    /// What it takes to receive `bytes` by a level.
+    pub fn transfer(&self, level: usize, bytes: u64) -> Cost {
+        let bytes_per_s = self.levels[level].bytes_per_s;
+        if bytes_per_s == f64::INFINITY {
+            return Cost::default();
+        }
+        let ps = (u128::from(bytes) * PICO as u128).div_ceil(bytes_per_s as u128);
+        Cost(u64::try_from(ps).unwrap_or(u64::MAX))
+    }
+}
+
+/// 2 microseconds and 8.192 GB/s between any two ranks: a call takes as long as 16 KiB. About what threads of one process do.
+impl Default for Network {
+    fn default() -> Network {
+        Network::uniform(2e-6, 8.192e9).expect("these are sound")
+    }
+}
+
+impl Grid<'_> {
+    /// How many ranks along axis `a` any rank surely shares a block of `block` ranks with, itself included.
+    fn run(&self, a: usize, block: usize) -> usize {
+        let (len, stride) = self.axes[a];
+        let top = self.base + self.axes.iter().map(|&(n, s)| (n - 1) * s).sum::<usize>();
+        if self.base / block == top / block {
+            return len;
+        }
+        // Groups along the axis begin at multiples of what the base and all coarser steps have in common.
+        let coarser = self.axes.iter().filter(|&&(n, s)| n > 1 && s > stride).map(|&(_, s)| s);
+        let window = coarser.chain([self.base, block]).fold(len * stride, gcd);
+        if window % stride == 0 { window / stride } else { 1 }
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl Peers {
+    /// The number of members.
+    #[expect(clippy::len_without_is_empty, reason = "a group has a member")]
+    pub fn len(&self) -> usize {
+        self.within[self.within.len() - 1]
+    }
+
+    /// The slowest level at which two of them talk.
+    pub fn slowest(&self) -> usize {
+        self.within.iter().position(|&n| n == self.len()).expect("the last level has them all")
+    }
+
+    /// Of `bytes` that come in equal parts from all others, those that come by each level; whatever does not divide, by the
+    /// slowest.
+    pub fn split(&self, bytes: u64) -> SmallVec<[u64; 4]> {
+        let others = self.len().saturating_sub(1).max(1) as u128;
+        let upto = |n: usize| (u128::from(bytes) * (n - 1) as u128 / others) as u64;
+        let mut before = 0;
+        self.within
+            .iter()
+            .map(|&n| {
+                let here = upto(n) - before;
+                before += here;
+                here
+            })
+            .collect()
+    }
+
+    /// The modelled time of `calls` steps in which a rank receives `bytes`, in equal parts from all others. Nothing for a
+    /// rank alone.
+    pub fn cost(&self, calls: usize, bytes: u64) -> Cost {
+        if self.len() == 1 {
+            return Cost::default();
+        }
+        let transfers = self.split(bytes).into_iter().enumerate().map(|(k, b)| self.network.transfer(k, b));
+        transfers.fold(self.network.latency(self.slowest(), calls), std::ops::Add::add)
+    }
+}
+
+impl Cost {
+    /// A cost above all that networks give.
+    pub const INFINITE: Cost = Cost(u64::MAX);
+
+    /// The least cost that is not nothing: a picosecond.
+    pub const LEAST: Cost = Cost(1);
+
+    /// In seconds.
+    pub fn seconds(self) -> f64 {
+        self.0 as f64 / PICO
+    }
+}
+
+impl std::ops::Add for Cost {
+    type Output = Cost;
+    fn add(self, other: Cost) -> Cost {
+        Cost(self.0.saturating_add(other.0))
+    }
+}
+
+impl std::iter::Sum for Cost {
+    fn sum<I: Iterator<Item = Cost>>(costs: I) -> Cost {
+        costs.fold(Cost::default(), std::ops::Add::add)
+    }
+}
+
+/// `12.5 us`.
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seconds() {
+            s if s >= 1.0 => write!(f, "{s:.3} s"),
+            s if s >= 1e-3 => write!(f, "{:.3} ms", s * 1e3),
+            s => write!(f, "{:.3} us", s * 1e6),
+        }
+    }
+}
+
+/// `8 ranks, 2e-6 s, 4e11 B/s`.
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ranks {
+            usize::MAX => f.write_str("all ranks")?,
+            n => write!(f, "{n} ranks")?,
+        }
+        write!(f, ", {:e} s, {:e} B/s", self.latency_s, self.bytes_per_s)
+    }
+}
+
+/// The levels: `[8 ranks, 2e-6 s, 4e11 B/s; all ranks, 1e-5 s, 5e10 B/s]`.
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (k, level) in self.levels.iter().enumerate() {
+            write!(f, "{}{level}", if k == 0 { "[" } else { "; " })?;
+        }
+        f.write_str("]")
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn level(ranks: usize) -> Level {
+        Level { ranks, latency_s: 1e-6 * ranks.min(100) as f64, bytes_per_s: 1e12 / ranks.min(100) as f64 }
+    }
+
+    /// Every rank's nearest peers counted one by one are no fewer than the bound, and as many where blocks fit.
+    #[test]
+    fn peers_are_bounded_by_counting() {
+        for blocks in [vec![2], vec![4], vec![2, 4], vec![3, 6], vec![4, 8], vec![5], vec![6], vec![]] {
+            let network = Network::new(blocks.iter().map(|&b| level(b)).chain([level(usize::MAX)])).unwrap();
+            for (base, axes) in [
+                (0, vec![(4, 2), (2, 1)]),
+                (0, vec![(2, 6), (3, 2), (2, 1)]),
+                (4, vec![(2, 4), (4, 1)]),
+                (2, vec![(2, 3), (2, 1)]),
+                (0, vec![(3, 1), (4, 3)]),
+                (0, vec![(5, 1)]),
+                (1, vec![(1, 7), (6, 2)]),
+            ] {
+                let grid = Grid { base, axes: &axes };
+                let places = |which: &[usize], at: usize| {
+                    which.iter().fold(vec![at], |all, &a| {
+                        let (n, s) = axes[a];
+                        all.iter().flat_map(|r| (0..n).map(move |i| r + i * s)).collect()
+                    })
+                };
+                for which in (1..1usize << axes.len())
+                    .map(|bits| -> Vec<usize> { (0..axes.len()).filter(|a| bits >> a & 1 == 1).collect() })
+                {
+                    let others: Vec<usize> = (0..axes.len()).filter(|a| !which.contains(a)).collect();
+                    let peers = network.peers(&grid, &which);
+                    for (k, level) in network.levels().iter().enumerate() {
+                        let groups = places(&others, base).into_iter().map(|at| places(&which, at));
+                        let worst = groups.flat_map(|group| {
+                            let near = |r: &usize| {
+                                group.iter().filter(|p| *p / level.ranks == r / level.ranks).count()
+                            };
+                            group.iter().map(near).collect::<Vec<_>>()
+                        });
+                        let worst = worst.min().unwrap();
+                        assert!(peers.within[k] <= worst, "{network} {grid:?} {which:?} level {k}: {worst}");
+                        let nested = base == 0
+                            && axes.iter().all(|(n, s)| level.ranks % (n * s) == 0 || s % level.ranks == 0);
+                        assert!(
+                            !nested || peers.within[k] == worst,
+                            "{network} {grid:?} {which:?} level {k}: {worst}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn costs_add_up_and_never_less() {
+        let network = Network::new([level(2), level(usize::MAX)]).unwrap();
+        let axes = [(4, 2), (2, 1)];
+        let peers = network.peers(&Grid { base: 0, axes: &axes }, &[0, 1]);
+        assert_eq!((peers.len(), peers.slowest(), &peers.split(701)[..]), (8, 1, &[100, 601][..]));
+        for (a, b) in [(1, 1), (3, 1000), (701, 13), (0, 5)] {
+            assert!(peers.cost(2, a + b) <= peers.cost(1, a) + peers.cost(1, b), "{a} + {b}");
+        }
+        assert_eq!(network.peers(&Grid { base: 0, axes: &axes }, &[]).cost(3, 0), Cost::default());
+        assert_eq!(network.far_peers(2).split(10)[..], [0, 10]);
+        assert_eq!(Cost::INFINITE + Cost::LEAST, Cost::INFINITE);
+        assert_eq!(Network::default().transfer(0, 16 << 10), Network::default().latency(0, 1));
+        assert_eq!(Network::default().transfer(0, 16 << 10).to_string(), "2.000 us");
+    }
+
+    #[test]
+    fn refusals() {
+        let refused = |levels: &[Level]| Network::new(levels.iter().copied()).unwrap_err().to_string();
+        assert_eq!(
+            refused(&[]),
+            "network: a network has at least one level; got none; use Network::default()"
+        );
+        assert_eq!(
+            refused(&[level(4), level(6), level(8)]),
+            "network: a level's blocks are several whole blocks of the faster one's; got level 1: 6 ranks, 6e-6 s, \
+             1.6666666666666666e11 B/s above blocks of 4; give levels from fast to slow"
+        );
+        let bad = |latency_s, bytes_per_s| refused(&[Level { ranks: 1, latency_s, bytes_per_s }]);
+        assert_eq!(
+            bad(-1.0, 1e9),
+            "network: a latency is a finite number of seconds from 0 up; got level 0: all ranks, -1e0 s, 1e9 B/s"
+        );
+        assert!(bad(f64::NAN, 1e9).starts_with("network: a latency"));
+        assert!(bad(0.0, 0.0).starts_with("network: a bandwidth is at least 1"));
+        assert!(Network::uniform(0.0, f64::INFINITY).is_ok(), "bytes may cost nothing");
+    }
+}

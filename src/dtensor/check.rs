@@ -1,0 +1,280 @@
+//! Comparing what ranks should hold alike, and looking for what is no number.
+
+use super::device_mesh::DeviceMesh;
+use super::tensor::{DTensor, refuse_partial};
+use crate::comm::Group;
+use crate::error::{Divergence, Error, NotFinite, Result};
+use crate::placement::Placement;
+use crate::tensor::{DType, Device, Dims, ReduceOp, Shape, Tensor};
+
+/// Hashes compared at a time while the first difference is looked for, and elements when few are left.
+const FAN: usize = 256;
+
+/// Compares the replicas of named tensors of one mesh over the ranks that hold them, by hashes of their bits: 128 bits wide,
+/// and such that a difference in one place always shows. So NaNs of other bits and zeros of another sign differ too.
+///
+/// Each rank sends 16 bytes a tensor to the ranks that share its mesh axes with [`Placement::Replicate`], and one number to
+/// all. Where tensors differ, some hundred bytes more find the first place.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, check_replicas}, placement::Layout, tensor::{DType, Tensor}};
+/// let said = spmd(3, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+///     let held = if rank.rank() == 1 { [1.0f32, 2.0, -0.0] } else { [1.0, 2.0, 0.0] };
+///     let x = DTensor::from_local(&mesh, Tensor::from_slice(&held, [3])?, [3], Layout::replicated(1))?;
+///     Ok(check_replicas(&[("bias", &x)]).unwrap_err().to_string())
+/// })?;
+/// assert_eq!(said[0], "check_replicas: replicas differ; got bias f32[3]@(dp:R) at rank(s) [1], first at index [2]: \
+///     0x80000000 at rank 1, 0x00000000 at rank 0; restore the tensor from rank 0 or a checkpoint");
+/// assert_eq!([&said[1], &said[2]], [&said[0]; 2]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::Diverged`], alike on all ranks: the first tensor that differs, the ranks whose elements are not those that most
+/// replicas hold, and the first global index. Refuses tensors of several meshes, and `Partial` ones, which have no value
+/// of their own; a fault of communication.
+pub fn check_replicas(tensors: &[(&str, &DTensor)]) -> Result<()> {
+    let Some(mesh) = mesh_of("check_replicas", tensors)? else { return Ok(()) };
+    let groups = tensors.iter().map(|(_, x)| replicas(x)).collect::<Result<Vec<Option<Group>>>>()?;
+    let hashes = tensors.iter().map(|(_, x)| Ok(hash(&bytes(x)?))).collect::<Result<Vec<[i64; 2]>>>()?;
+    // The tensors of one group go together.
+    let mut everyones: Vec<Vec<[i64; 2]>> = vec![vec![]; tensors.len()];
+    let mut done = vec![false; tensors.len()];
+    for at in 0..tensors.len() {
+        let Some(group) = groups[at].as_ref().filter(|_| !done[at]) else { continue };
+        let same = |k: &usize| groups[*k].as_ref().is_some_and(|g| g.ranks() == group.ranks());
+        let alike: Vec<usize> = (at..tensors.len()).filter(same).collect();
+        let mine = alike.iter().flat_map(|&k| hashes[k]).collect();
+        let all = exchange(&mesh, group, mine)?;
+        for (i, &k) in alike.iter().enumerate() {
+            done[k] = true;
+            everyones[k] = all.iter().map(|words| [words[2 * i], words[2 * i + 1]]).collect();
+        }
+    }
+    let differs = |hashes: &Vec<[i64; 2]>| hashes.windows(2).any(|pair| pair[0] != pair[1]);
+    let first = everyones.iter().position(differs).unwrap_or(tensors.len());
+    let whole = mesh.everyone()?;
+    let first = first_of_all(&mesh, &whole, first)?;
+    let Some(&(name, x)) = tensors.get(first) else { return Ok(()) };
+    let found = match &groups[first] {
+        Some(group) if differs(&everyones[first]) => Some(narrow(&mesh, group, x, &everyones[first])?),
+        _ => None,
+    };
+    Err(Error::Diverged(Box::new(tell(&mesh, &whole, (name, x), found)?)))
+}
+
+/// Looks for elements of named tensors of one mesh that are infinite or no number; integers have none.
+///
+/// Reads every element and sends 24 bytes to each rank: for every so many steps of a training, not for each operator.
+///
+/// # Errors
+/// [`Error::NotFinite`], alike on all ranks: the first tensor that has such an element, the ranks that hold one, and the first
+/// global index at the first of these. Refuses tensors of several meshes, and `Partial` ones; a fault of communication.
+pub fn check_finite(tensors: &[(&str, &DTensor)], step: u64) -> Result<()> {
+    let Some(mesh) = mesh_of("check_finite", tensors)? else { return Ok(()) };
+    let mut mine = vec![i64::MAX, 0, 0];
+    for (at, (_, x)) in tensors.iter().enumerate() {
+        if let Some((local, value)) = first_not_finite(x)? {
+            mine = vec![at as i64, global(x, local) as i64, value.to_bits() as i64];
+            break;
+        }
+    }
+    let whole = mesh.everyone()?;
+    let all = exchange(&mesh, &whole, mine)?;
+    let first = all.iter().map(|words| words[0]).min().unwrap_or(i64::MAX);
+    let Some(&(name, x)) = usize::try_from(first).ok().and_then(|at| tensors.get(at)) else { return Ok(()) };
+    let holders: Vec<usize> = (0..all.len()).filter(|&i| all[i][0] == first).collect();
+    let words = &all[holders[0]];
+    Err(Error::NotFinite(Box::new(NotFinite {
+        name: name.into(),
+        tensor: x.to_string(),
+        step,
+        ranks: holders.iter().map(|&i| whole.ranks()[i]).collect(),
+        index: index(x.shape(), words[1] as usize),
+        value: f64::from_bits(words[2] as u64),
+    })))
+}
+
+/// The first difference of some replicas, as all their holders know it.
+struct Found {
+    /// Members whose bits are not the reference's.
+    odd: Vec<usize>,
+    reference: usize,
+    /// A member that differs there.
+    rank: usize,
+    /// The global index, row-major.
+    index: usize,
+    bits: u64,
+    reference_bits: u64,
+}
+
+fn mesh_of(verb: &str, tensors: &[(&str, &DTensor)]) -> Result<Option<DeviceMesh>> {
+    let Some((_, first)) = tensors.first() else { return Ok(None) };
+    for (name, x) in tensors {
+        refuse_partial(verb, x.facts()).map_err(|e| e.at(name))?;
+        if !x.mesh().same(first.mesh()) {
+            let given = format!("{name} on {}, {} on {}", x.mesh().mesh(), tensors[0].0, first.mesh().mesh());
+            return Err(Error::invalid(
+                verb,
+                "the tensors live on different meshes",
+                given,
+                "check them apart",
+            ));
+        }
+    }
+    // In a dry run there is nothing to look at.
+    Ok((first.mesh().device() != Device::Meta).then(|| first.mesh().clone()))
+}
+
+/// The ranks that hold what this one holds of a tensor; none where no other does.
+fn replicas(x: &DTensor) -> Result<Option<Group>> {
+    let axes = axes_of(x.mesh(), |a| *x.layout().axis(a) == Placement::Replicate);
+    let group = x.mesh().group(&axes)?;
+    Ok((group.len() > 1).then_some(group))
+}
+
+fn axes_of(mesh: &DeviceMesh, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
+    (0..mesh.mesh().ndim()).filter(|&a| wanted(a)).collect()
+}
+
+/// What all members bring: as many words each.
+fn exchange(mesh: &DeviceMesh, group: &Group, words: Vec<i64>) -> Result<Vec<Vec<i64>>> {
+    let shape = Shape::from([words.len()]);
+    let mine = Tensor::from_vec(words, &shape)?.to_device(mesh.device())?;
+    let all = group.all_gather(&mine, &vec![shape; group.len()])?;
+    all.iter().map(|words| words.to_device(Device::Cpu)?.to_vec::<i64>()).collect()
+}
+
+fn first_of_all(mesh: &DeviceMesh, whole: &Group, mine: usize) -> Result<usize> {
+    let mine = Tensor::scalar(mine as i64).to_device(mesh.device())?;
+    let first = whole.all_reduce(&mine, ReduceOp::Min)?.to_device(Device::Cpu)?;
+    Ok(first.to_vec::<i64>()?[0] as usize)
+}
+
+/// Finds the first place where a replica is not what most are.
+fn narrow(mesh: &DeviceMesh, group: &Group, x: &DTensor, hashes: &[[i64; 2]]) -> Result<Found> {
+    let count = |h: &[i64; 2]| hashes.iter().filter(|other| *other == h).count();
+    let most = hashes.iter().map(count).max().unwrap_or(0);
+    let reference = hashes.iter().position(|h| count(h) == most).expect("there are replicas");
+    let odd = (0..hashes.len()).filter(|&i| hashes[i] != hashes[reference]).collect();
+    let (bytes, each) = (bytes(x)?, x.dtype().size_bytes());
+    let (mut start, mut end) = (0, bytes.len() / each);
+    while end - start > FAN {
+        let step = (end - start).div_ceil(FAN);
+        let chunk = |i: usize| (start + i * step).min(end) * each..(start + (i + 1) * step).min(end) * each;
+        let mine = (0..FAN).flat_map(|i| hash(&bytes[chunk(i)])).collect();
+        let all = exchange(mesh, group, mine)?;
+        let at = first_odd(&all, reference).unwrap_or(0) / 2;
+        (start, end) = ((start + at * step).min(end), (start + (at + 1) * step).min(end));
+    }
+    let word = |i: usize| {
+        let mut word = [0; 8];
+        word[..each].copy_from_slice(&bytes[i * each..(i + 1) * each]);
+        u64::from_le_bytes(word) as i64
+    };
+    let all = exchange(mesh, group, (start..end).map(word).collect())?;
+    let at = first_odd(&all, reference).unwrap_or(0);
+    let rank = all.iter().position(|words| words[at] != all[reference][at]).unwrap_or(reference);
+    let bits = |rank: usize| all[rank].get(at).map_or(0, |&word| word as u64);
+    let (bits, reference_bits) = (bits(rank), bits(reference));
+    Ok(Found { odd, reference, rank, index: global(x, start + at), bits, reference_bits })
+}
+
+/// The first word in which somebody differs from the reference.
+fn first_odd(all: &[Vec<i64>], reference: usize) -> Option<usize> {
+    (0..all[reference].len()).find(|&i| all.iter().any(|words| words[i] != all[reference][i]))
+}
+
+/// What all ranks of the mesh are told: the first replicas, by rank, that differ, and everyone who is odd.
+fn tell(
+    mesh: &DeviceMesh,
+    whole: &Group,
+    (name, x): (&str, &DTensor),
+    found: Option<Found>,
+) -> Result<Divergence> {
+    let group = replicas(x)?;
+    let mut mine = vec![0; 6];
+    if let (Some(found), Some(group)) = (found, &group) {
+        let is_odd = found.odd.contains(&group.index());
+        let [rank, reference] = [found.rank, found.reference].map(|i| group.ranks()[i] as i64);
+        let bits = [found.bits as i64, found.reference_bits as i64];
+        mine = vec![1 + i64::from(is_odd), rank, reference, found.index as i64, bits[0], bits[1]];
+    }
+    let all = exchange(mesh, whole, mine)?;
+    let odd = (0..all.len()).filter(|&i| all[i][0] == 2).map(|i| whole.ranks()[i]);
+    let first = all.iter().find(|words| words[0] > 0).expect("somebody found a difference");
+    Ok(Divergence {
+        name: name.into(),
+        tensor: x.to_string(),
+        ranks: odd.collect(),
+        rank: first[1] as usize,
+        reference: first[2] as usize,
+        index: index(x.shape(), first[3] as usize),
+        bits: first[4] as u64,
+        reference_bits: first[5] as u64,
+        element_bytes: x.dtype().size_bytes(),
+    })
+}
+
+fn bytes(x: &DTensor) -> Result<Vec<u8>> {
+    Ok(x.local().to_device(Device::Cpu)?.contiguous()?.as_bytes()?.to_vec())
+}
+
+/// Two hashes of 64 bits. Each step is a bijection of the state for every word and of the word for every state, so that
+/// inputs of one length which differ in one word never agree.
+fn hash(bytes: &[u8]) -> [i64; 2] {
+    let step = |h: u64, word: u64, by: u64| (h.rotate_left(27) ^ word).wrapping_mul(by);
+    let (mut a, mut b) = (bytes.len() as u64, 0x9e37_79b9_7f4a_7c15);
+    for chunk in bytes.chunks(8) {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        let word = u64::from_le_bytes(word);
+        a = step(a, word, 0x9fb2_1c65_1e98_df25);
+        b = step(b, word.rotate_left(32), 0xd6e8_feb8_6659_fd93);
+    }
+    [(a ^ (a >> 29)) as i64, (b ^ (b >> 31)) as i64]
+}
+
+/// The first element held here that is not finite: where it lies, and its value.
+fn first_not_finite(x: &DTensor) -> Result<Option<(usize, f64)>> {
+    if x.dtype().expect_float("check_finite").is_err() {
+        return Ok(None);
+    }
+    let local = x.local().to_device(Device::Cpu)?.contiguous()?;
+    let found = |at: Option<usize>, value: &dyn Fn(usize) -> f64| at.map(|at| (at, value(at)));
+    Ok(match x.dtype() {
+        DType::F32 => {
+            let values = local.as_slice::<f32>()?;
+            found(values.iter().position(|v| !v.is_finite()), &|at| f64::from(values[at]))
+        }
+        DType::F64 => {
+            let values = local.as_slice::<f64>()?;
+            found(values.iter().position(|v| !v.is_finite()), &|at| values[at])
+        }
+        _ => {
+            let values = local.to_f64_vec();
+            found(values.iter().position(|v| !v.is_finite()), &|at| values[at])
+        }
+    })
+}
+
+/// The global index, row-major, of what lies at `local` here.
+fn global(x: &DTensor, local: usize) -> usize {
+    let mut global = 0;
+    x.facts().spec().region().runs(x.shape(), |first, at, len| {
+        if (at..at + len).contains(&local) {
+            global = first as usize + local - at;
+        }
+    });
+    global
+}
+
+fn index(shape: &Shape, linear: usize) -> Vec<usize> {
+    let strides: Dims = shape.strides();
+    strides
+        .iter()
+        .zip(shape.iter())
+        .map(|(&stride, &extent)| linear / stride.max(1) % extent.max(1))
+        .collect()
+}
