@@ -7,7 +7,7 @@ Layouts are R, S(0), S(1) on each axis, with P(sum) in the source too. No rank i
 steps, which are counted. A tensor of N bytes that a rank holds whole before an all-gather's end brings it n - 1 parts of n,
 and so on as collectives do; everything is in units of N, of a tensor whose sizes divide. `default` is the plan of
 `redistribute`, `graph` that under `use_min_cost_redistribution_plan`, for a tensor of 256 MiB, and `graph_small` for one of
-64 KiB.
+16 KiB.
 """
 
 import itertools
@@ -73,7 +73,7 @@ def main():
             for name, size, graph in [
                 ("default", 8192, False),
                 ("graph", 8192, True),
-                ("graph_small", 128, True),
+                ("graph_small", 64, True),
             ]:
                 infos = r._gen_transform_infos_non_cached(spec(mesh, src, size), spec(mesh, dst, size), graph)
                 bytes_, calls = received(infos, src)

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use super::facts::Facts;
 use super::plan::PlanCache;
-use super::redistribute::Move;
+use super::redistribute::{Move, Underway};
 use super::reduction::Reduction;
 use crate::comm::{Group, Peers, Rank};
 use crate::error::{Error, Result};
@@ -40,6 +40,7 @@ pub(super) struct Inner {
     pub no_grad: Cell<usize>,
     pub plans: PlanCache,
     pub moves: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    pub underway: Underway,
     pub moved_bytes: Cell<u64>,
     facts: RefCell<FxHashMap<Spec, Rc<Facts>>>,
     most_nodes: RefCell<FxHashMap<Terms, Option<usize>>>,
@@ -150,6 +151,7 @@ impl DeviceMesh {
             no_grad: Cell::new(0),
             plans: PlanCache::default(),
             moves: RefCell::default(),
+            underway: Underway::default(),
             moved_bytes: Cell::new(0),
             facts: RefCell::default(),
             most_nodes: RefCell::default(),

@@ -13,6 +13,8 @@ pub(super) struct Piece {
     overlaps: SmallVec<[Overlap; 1]>,
     /// The box inside the giver's part, where it is one: then a view is given. Otherwise the elements are packed.
     view: Option<(Dims, Dims)>,
+    /// True where it is all that the giver has, which lies packed already: both ascend with the global index.
+    whole: bool,
 }
 
 /// The axes of `cur` whose cut is not, together with every cut outside it, also the outermost of `mid`: along these
@@ -59,11 +61,12 @@ impl Piece {
                 .collect();
             (start, o.len.clone())
         });
-        Piece { overlaps, view }
+        let whole = overlaps.iter().map(Overlap::numel).sum::<usize>() == giver.numel();
+        Piece { overlaps, view, whole }
     }
 
     pub fn numel(&self) -> usize {
-        self.overlaps.iter().map(|o| o.len.iter().product::<usize>()).sum()
+        self.overlaps.iter().map(Overlap::numel).sum()
     }
 
     /// The shape in which the piece travels.
@@ -80,6 +83,9 @@ impl Piece {
             return (0..len.len()).try_fold(local.clone(), |t, d| t.narrow(d, start[d], len[d]));
         }
         let local = packed(local)?;
+        if self.whole {
+            return local.reshape(self.shape());
+        }
         let mut out = Tensor::stale_on(local.device(), local.dtype(), self.shape())?;
         copied(out.len_bytes());
         let mut at = 0;

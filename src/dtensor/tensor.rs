@@ -191,9 +191,9 @@ impl DTensor {
 
     /// Starts a redistribution; other work may come before [`Pending::wait`]. Returns when its first call is on its way.
     ///
-    /// Several may be on their way, to be waited for in any order that is the same on all ranks. Where there is a second
-    /// call ([`DTensor::plan_redistribute`] tells: some of a `Partial`), it begins in `wait`, so all ranks wait, or all drop.
-    /// Over an engine without shared memory a large all-reduce has come when this returns.
+    /// Several may be on their way, to be waited for in any order, and in another on another rank. Where there is a second
+    /// call ([`DTensor::plan_redistribute`] tells: for some of a `Partial`), it begins when this or a later such one is waited
+    /// for; so all ranks wait for it, or all drop it. One of a single call may be dropped by some ranks and not by others. Over an engine without shared memory a large all-reduce has come when this returns.
     ///
     /// # Errors
     /// As [`DTensor::redistribute`].

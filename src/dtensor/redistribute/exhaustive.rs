@@ -31,8 +31,10 @@ impl World {
         placements.extend((0..shape.len()).map(shard));
         let mut all: Vec<Vec<Placement>> = vec![vec![]];
         for _ in 0..mesh.ndim() {
-            all =
-                all.iter().flat_map(|p| placements.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
+            all = all
+                .iter()
+                .flat_map(|p| placements.iter().map(|q| [&p[..], std::slice::from_ref(q)].concat()))
+                .collect();
         }
         let mut layouts: Vec<Layout> = Vec::new();
         for placements in all {

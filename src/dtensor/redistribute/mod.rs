@@ -6,8 +6,10 @@
 //!
 //! With `Partial` the order of reductions and moves is searched for (`search`), among all that there are up to the number
 //! of axes: any axes may be folded together, to any layout, and what is folded may move at the same time, each rank
-//! receiving the parts of exactly those elements that it will hold. `tests` proves it cheapest on small meshes by trying
+//! receiving the parts of exactly those elements that it will hold. Tests prove it cheapest on small meshes by trying
 //! everything. An order that would change bits is not taken.
+//!
+//! Missing: a new `Partial` is opened from a replicated value, where a shard could be padded without receiving anything.
 
 mod cost;
 mod lower;
@@ -23,4 +25,4 @@ mod tests;
 
 pub use redistribution::Redistribution;
 pub(crate) use run::Move;
-pub(super) use run::{InFlight, find};
+pub(super) use run::{InFlight, Underway, find};

@@ -148,6 +148,11 @@ impl Redistribution {
         self.steps.iter().map(|s| s.received_bytes).sum()
     }
 
+    /// What comes to this rank from others in each step, calls and others, in order.
+    pub fn step_bytes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.steps.iter().map(|s| s.received_bytes)
+    }
+
     /// The modelled time: of each step that of the rank that receives most, the same on all ranks. No way from one layout to
     /// another takes more than the ways by a third take together, but for those that change the bits of a sum.
     pub fn cost(&self) -> comm::Cost {

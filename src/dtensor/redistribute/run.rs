@@ -1,7 +1,8 @@
 //! Running what was planned: packing, the calls, folding and unpacking; each byte is copied at most once before and once
 //! after its call, and not at all where it lies right already.
 
-use std::rc::Rc;
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
 
 use smallvec::SmallVec;
 
@@ -19,13 +20,28 @@ use crate::tensor::Tensor;
 pub(crate) struct Move {
     stages: SmallVec<[Stage; 2]>,
     plan: Redistribution,
+    calls: usize,
 }
 
-/// A redistribution of which one call is on its way; later ones begin when it is waited for.
+/// A redistribution on its way.
+#[expect(clippy::large_enum_variant, reason = "almost all are the large one, which need not be boxed")]
 pub(in crate::dtensor) enum InFlight {
-    Done(Tensor),
+    /// No call is left but the one that was started, if any.
+    Last(Flight),
+    /// Later calls begin when it is waited for, or one that was started after it.
+    More(Rc<RefCell<Flight>>),
+}
+
+/// How far a redistribution has come.
+pub(in crate::dtensor) enum Flight {
+    Done(Result<Tensor>),
     Waiting { plan: Rc<Move>, stage: usize, coming: Coming, local: Tensor },
 }
+
+/// A rank's redistributions with calls that have not begun, in the order in which they were started: their calls begin in
+/// that order too, in whatever order they are waited for.
+#[derive(Default)]
+pub(in crate::dtensor) struct Underway(RefCell<Vec<Weak<RefCell<Flight>>>>);
 
 /// What a call on its way will bring.
 pub(in crate::dtensor) enum Coming {
@@ -48,16 +64,16 @@ pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &Facts, dst: &Facts) -> R
 
 impl Move {
     pub(super) fn new(mesh: &DeviceMesh, plan: Redistribution) -> Result<Move> {
-        Ok(Move { stages: lower(mesh, &plan)?, plan })
+        Ok(Move { stages: lower(mesh, &plan)?, calls: plan.calls(), plan })
     }
 
     /// True where some rank receives something: then `strict` forbids doing it silently.
     pub(in crate::dtensor) fn communicates(&self) -> bool {
-        self.plan.calls() > 0
+        self.calls > 0
     }
 
     pub(in crate::dtensor) fn run(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<Tensor> {
-        self.start(mesh, local)?.finish(mesh)
+        self.start_at(0, mesh, local)?.finish(mesh)
     }
 
     /// The reduction over a group, where the move is nothing else.
@@ -70,10 +86,16 @@ impl Move {
 
     /// Runs the stages up to the first that talks to others, and starts that.
     pub(in crate::dtensor) fn start(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<InFlight> {
-        self.start_at(0, mesh, local)
+        let flight = self.start_at(0, mesh, local)?;
+        if self.calls < 2 {
+            return Ok(InFlight::Last(flight));
+        }
+        let flight = Rc::new(RefCell::new(flight));
+        mesh.0.underway.0.borrow_mut().push(Rc::downgrade(&flight));
+        Ok(InFlight::More(flight))
     }
 
-    fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<InFlight> {
+    fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<Flight> {
         for (k, stage) in self.stages.iter().enumerate().skip(first) {
             let coming = match stage {
                 Stage::AllReduce { group, reduce } => {
@@ -90,13 +112,13 @@ impl Move {
                     continue;
                 }
             };
-            let waiting = InFlight::Waiting { plan: self.clone(), stage: k, coming, local };
+            let waiting = Flight::Waiting { plan: self.clone(), stage: k, coming, local };
             if self.plan.steps[k].talks() {
                 return Ok(waiting);
             }
             local = waiting.arrived(mesh)?;
         }
-        Ok(InFlight::Done(local))
+        Ok(Flight::Done(Ok(local)))
     }
 }
 
@@ -116,22 +138,52 @@ impl Stage {
 }
 
 impl InFlight {
-    pub(in crate::dtensor) fn finish(mut self, mesh: &DeviceMesh) -> Result<Tensor> {
+    pub(in crate::dtensor) fn finish(self, mesh: &DeviceMesh) -> Result<Tensor> {
+        let flight = match self {
+            InFlight::Last(flight) => return flight.finish(mesh),
+            InFlight::More(flight) => flight,
+        };
+        for earlier in mesh.0.underway.before(&flight) {
+            let done = earlier.replace(Flight::away()).finish(mesh);
+            earlier.replace(Flight::Done(done));
+        }
+        flight.replace(Flight::away()).finish(mesh)
+    }
+}
+
+impl Underway {
+    /// Those that were started before this one and still are waited for; with it they leave the list.
+    fn before(&self, flight: &Rc<RefCell<Flight>>) -> Vec<Rc<RefCell<Flight>>> {
+        let mut all = self.0.borrow_mut();
+        let Some(at) = all.iter().position(|w| std::ptr::eq(w.as_ptr(), Rc::as_ptr(flight))) else {
+            return Vec::new();
+        };
+        all.drain(..=at).filter_map(|w| w.upgrade()).filter(|f| !Rc::ptr_eq(f, flight)).collect()
+    }
+}
+
+impl Flight {
+    /// What stands in for one that is being finished.
+    fn away() -> Flight {
+        Flight::Done(Ok(Tensor::default()))
+    }
+
+    fn finish(mut self, mesh: &DeviceMesh) -> Result<Tensor> {
         loop {
-            let next = match self {
-                InFlight::Done(local) => return Ok(local),
-                InFlight::Waiting { ref plan, stage, .. } => (plan.clone(), stage + 1),
+            let (plan, next) = match self {
+                Flight::Done(result) => return result,
+                Flight::Waiting { ref plan, stage, .. } => (plan.clone(), stage + 1),
             };
             let local = self.arrived(mesh)?;
-            self = next.0.start_at(next.1, mesh, local)?;
+            self = plan.start_at(next, mesh, local)?;
         }
     }
 
     /// Waits for the call on its way: what this rank holds after it.
     fn arrived(self, mesh: &DeviceMesh) -> Result<Tensor> {
         let (plan, stage, coming, local) = match self {
-            InFlight::Done(local) => return Ok(local),
-            InFlight::Waiting { plan, stage, coming, local } => (plan, stage, coming, local),
+            Flight::Done(result) => return result,
+            Flight::Waiting { plan, stage, coming, local } => (plan, stage, coming, local),
         };
         let out = match (&plan.stages[stage], coming) {
             (Stage::AllReduce { .. }, Coming::Whole(coming)) => coming.wait()?,

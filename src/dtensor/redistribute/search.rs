@@ -220,25 +220,20 @@ impl<'a> Search<'a> {
             None => self.level(to)?,
         };
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
+        let from = |all_reduce| From { level: left, state: i, set, all_reduce };
         for f in 0..next.states.len() {
+            // Of equals the all-reduce, which engines do best.
+            if axes.iter().all(|&a| next.states[f].layout.axis(a).is_replicate()) {
+                let cost = so_far + self.all_reduce(level, state, &next.states[f], (&axes, next.parts));
+                self.reach(&mut next, f, cost, from(true), to == 0);
+            }
             let goal = &next.states[f];
             let lacks =
                 |(have, want): (&Region, &Region)| members * want.numel() as u64 - common_len(have, want);
             let most = state.held.iter().zip(&goal.held).map(lacks).max().unwrap_or(0);
             let talking = fold_axes(&state.layout, &goal.layout, self.src.shape.len(), &axes);
             let cost = so_far + self.cost(&talking, most.saturating_mul(level.parts * level.size_bytes));
-            self.reach(&mut next, f, cost, From { level: left, state: i, set, all_reduce: false }, to == 0);
-            let goal = &next.states[f];
-            if axes.iter().all(|&a| goal.layout.axis(a).is_replicate()) {
-                let cost = so_far + self.all_reduce(level, state, goal, (&axes, next.parts));
-                self.reach(
-                    &mut next,
-                    f,
-                    cost,
-                    From { level: left, state: i, set, all_reduce: true },
-                    to == 0,
-                );
-            }
+            self.reach(&mut next, f, cost, from(false), to == 0);
         }
         self.levels[to as usize] = Some(next);
         Ok(())
@@ -314,7 +309,7 @@ impl<'a> Search<'a> {
     fn level(&self, left: u32) -> Result<Level> {
         let all = (1u32 << self.axes.len()) - 1;
         let spec = self.src.with_layout(replicated(&self.src.layout, &self.axes_of(all & !left)))?;
-        let parts = spec.terms.as_ref().and_then(|t| t.most_nodes(&spec.mesh)).unwrap_or(1).max(1) as u64;
+        let parts = self.places.iter().map(|c| spec.nodes_len_at(c)).max().unwrap_or(1).max(1) as u64;
         let size_bytes = spec.stored_dtype().size_bytes() as u64;
         let mut level = Level { parts, size_bytes, states: Vec::new() };
         let mut all_layouts = if left == all && !self.prices.has_levels() {

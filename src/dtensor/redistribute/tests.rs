@@ -95,7 +95,10 @@ fn every_layout(ndim: usize) -> Vec<Layout> {
         [Placement::Replicate, Placement::Shard(0), Placement::Shard(1), Placement::Partial(ReduceOp::Sum)];
     let mut all: Vec<Vec<Placement>> = vec![vec![]];
     for _ in 0..ndim {
-        all = all.iter().flat_map(|p| choices.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
+        all = all
+            .iter()
+            .flat_map(|p| choices.iter().map(|q| [&p[..], std::slice::from_ref(q)].concat()))
+            .collect();
     }
     let back: Vec<usize> = (0..ndim).rev().collect();
     let both = |p: Vec<Placement>| [Layout::new(p.clone()), Layout::new(p).with_order(&back).unwrap()];
@@ -189,7 +192,7 @@ fn bytes_are_copied_once_or_not_at_all() {
     assert_eq!(copies("(RS(0..1; 1,0))", "(RS(0..1; 0,1))"), [(0, false); 2], "a piece that is all of it");
     assert_eq!(copies("(P(sum))", "(S0)"), [(0, false); 2], "rows are sent as they are, and folded");
     assert_eq!(copies("(P(sum))", "(S1)"), [(whole, false); 2], "columns are packed to be folded");
-    assert_eq!(copies("(RS(0..2; 3,5))", "(R)"), [(whole, false); 2]);
+    assert_eq!(copies("(RS(0..2; 3,5))", "(R)"), [(whole, false); 2], "packed as they lie");
     let told = copies("(RS(0..2; 3,5))", "(RS(0..2; 5,3))");
     assert!(told.iter().all(|(copied, _)| *copied <= 2 * whole), "{told:?}");
 }
