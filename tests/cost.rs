@@ -12,7 +12,10 @@ fn layouts(ndim: usize) -> Vec<Layout> {
     let choices = [R, shard(0), shard(1), partial(ReduceOp::Max)];
     let mut all: Vec<Vec<Placement>> = vec![vec![]];
     for _ in 0..ndim {
-        all = all.iter().flat_map(|p| choices.iter().map(|q| [&p[..], &[q.clone()]].concat())).collect();
+        all = all
+            .iter()
+            .flat_map(|p| choices.iter().map(|q| [&p[..], std::slice::from_ref(q)].concat()))
+            .collect();
     }
     let back: Vec<usize> = (0..ndim).rev().collect();
     let mut layouts: Vec<Layout> = Vec::new();

@@ -64,6 +64,12 @@ pub struct Args {
     /// What ranks are, and how they talk.
     #[arg(long, value_enum, default_value = "threads", value_name = "NAME")]
     pub engine: EngineName,
+    /// With --engine dry: the number of ranks in the world, where it is not the mesh's.
+    #[arg(long, value_name = "N")]
+    pub world: Option<usize>,
+    /// With --engine dry: the rank that is counted.
+    #[arg(long, default_value_t = 0, value_name = "R")]
+    pub rank: usize,
     /// Where ranks compute: cpu, cuda (the first device, which the ranks share) or cuda:N. Exact results are the same.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub device: Device,
@@ -95,6 +101,9 @@ pub struct Args {
     /// AdamW's decoupled weight decay, of matrices only.
     #[arg(long, value_parser = rate, default_value_t = 0.1, value_name = "RATE")]
     pub weight_decay: f64,
+    /// Every so many steps, compare replicas of parameters and look for gradients that are no number; 0 for never.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub check: usize,
     /// The largest global norm of the gradients; 0 for no limit.
     #[arg(long, value_parser = rate, default_value_t = 1.0, value_name = "NORM")]
     pub clip: f64,

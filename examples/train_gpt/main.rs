@@ -6,10 +6,12 @@
 //! sizes divide by nothing. `mpirun -n 4 train_gpt --engine mpi --mesh fsdp=4` does with processes what it does with threads.
 //!
 //! `args` is what the user says, `data` the text and its batches, `model` what is trained, `train` the program of one rank, `sample` what the
-//! model writes, `report` what the user sees, `ranks` what ranks are.
+//! model writes, `report` what the user sees, `ranks` what ranks are,
+//! `dry` a step without data.
 
 mod args;
 mod data;
+mod dry;
 mod model;
 mod ranks;
 mod report;

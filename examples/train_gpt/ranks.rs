@@ -12,6 +12,7 @@ use isoshard::comm::{Launch, Process, Rank, Spmd, spmd};
 use isoshard::{CommFault, Error, Failure, Result};
 
 use crate::args::EngineName;
+use crate::dry;
 use crate::train::{Job, train};
 
 /// What the caller has to change, as for a wrong option.
@@ -67,7 +68,10 @@ pub fn run(job: &Arc<Job>) -> Outcome {
         (EngineName::Mpi, None) => {
             nowhere("no launcher has started this process", "start it by mpirun -n N, or by srun --mpi=pmix")
         }
-        (EngineName::Dry, _) => nowhere("a dry run is not built", "use threads, mpi or nccl"),
+        (EngineName::Dry, _) => match dry::run(job.args(), job.sizes(), job.args().world, job.args().rank) {
+            Ok(()) => Outcome { code: 0, says: None },
+            Err(refused) => Outcome::refused(refused),
+        },
     }
 }
 

@@ -64,6 +64,11 @@ impl Job {
         &self.args
     }
 
+    /// The model's sizes, and the rows of a batch.
+    pub fn sizes(&self) -> (Sizes, usize) {
+        (self.sizes, self.batch)
+    }
+
     fn batches(&self, part: Part) -> Batches<'_> {
         self.corpus.batches(part, self.args.seed, self.sizes.block(), self.batch)
     }
@@ -150,6 +155,11 @@ impl<'a> Trainer<'a> {
             let part = if micros == 1 { loss.clone() } else { loss.scale(1.0 / micros as f64)? };
             grads.merge(part.backward()?)?;
             losses.push(loss.full_tensor()?.item()?);
+        }
+        let every = self.job.args.check;
+        if every > 0 && step.is_multiple_of(every) {
+            self.params.check_replicas()?;
+            self.params.check_gradients(&grads, step as u64)?;
         }
         let all = self.params.ids().filter_map(|id| grads.get(self.params.value(id)));
         let norm = global_norm(all)?;

@@ -99,7 +99,7 @@ impl Network {
             if !(level.latency_s >= 0.0 && level.latency_s.is_finite()) {
                 return refuse("a latency is a finite number of seconds from 0 up", given, "");
             }
-            if !(level.bytes_per_s >= 1.0) {
+            if level.bytes_per_s.is_nan() || level.bytes_per_s < 1.0 {
                 return refuse("a bandwidth is at least 1 byte a second", given, "");
             }
             let inner = if k == 0 { 1 } else { levels[k - 1].ranks };

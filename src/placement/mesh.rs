@@ -31,6 +31,9 @@ use crate::tensor::Dims;
 #[derive(Clone)]
 pub struct Mesh(Arc<Inner>);
 
+/// Length and stride of each axis.
+type Strides = SmallVec<[(usize, usize); 4]>;
+
 struct Inner {
     axes: Axes,
     /// Where coordinates lead: `base + sum(coordinate * stride)` is a rank, or where there is a list, a place in it.
@@ -142,7 +145,7 @@ impl Mesh {
 
     /// The rank at the origin, and length and stride of each axis, where ranks follow strides: `base + sum(coordinate *
     /// stride)`.
-    pub fn strides(&self) -> Option<(usize, SmallVec<[(usize, usize); 4]>)> {
+    pub fn strides(&self) -> Option<(usize, Strides)> {
         let axes = self.0.axes.iter().map(|axis| (axis.len, axis.stride)).collect();
         self.0.list.is_none().then_some((self.0.base, axes))
     }
@@ -379,7 +382,8 @@ mod tests {
 
     #[test]
     fn any_ranks_in_any_order() {
-        let lists: [(&[(&str, usize)], &[usize], bool); 9] = [
+        type Given<'a> = (&'a [(&'a str, usize)], &'a [usize], bool);
+        let lists: [Given<'_>; 9] = [
             (&[("a", 2), ("b", 2)], &[2, 3, 4, 5], true),
             (&[("a", 2), ("b", 3)], &[1, 5, 9, 3, 7, 11], true),
             (&[("a", 2), ("b", 3)], &[1, 3, 5, 8, 10, 12], true),

@@ -48,6 +48,9 @@ pub struct Behind {
 /// A call of a group, by whoever made it.
 type Key = (String, Vec<usize>, u64, Lane, u64);
 
+/// A key without its number: the calls of one group by one lane.
+type Sequence = (String, Vec<usize>, u64, Lane);
+
 impl Report {
     pub(super) fn new(records: Vec<RankRecord>) -> Report {
         let world_len = records.first().map_or(0, |record| record.world_len);
@@ -78,7 +81,7 @@ impl Report {
         for (rank, call) in self.calls() {
             met.entry(key(call)).or_default().push((rank, call));
         }
-        let mut first: BTreeMap<(String, Vec<usize>, u64, Lane), (u64, Difference)> = BTreeMap::new();
+        let mut first: BTreeMap<Sequence, (u64, Difference)> = BTreeMap::new();
         for ((group, ranks, generation, lane, _), calls) in met {
             let place = (group, ranks, generation, lane);
             if first.contains_key(&place) {
