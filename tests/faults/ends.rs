@@ -182,13 +182,12 @@ fn stopped_and_continued_after_the_deadline() {
         let culprit = random.below(program.world);
         let (world, shared) = (program.world, program.clone());
         let ends = Spmd::new(world).deadline(DEADLINE).on_slow(|_| ()).run(move |rank| {
-            let end = shared.run(&rank, DEADLINE, |_| {
+            shared.run(&rank, DEADLINE, |_| {
                 if rank.rank() == culprit {
                     sleep(DEADLINE * 2);
                 }
                 Ok(Turn::AsPlanned)
-            });
-            end
+            })
         });
         // The late rank gets the fault of those that waited, at once: the program's own check of that is in `run`.
         for end in ends.unwrap() {

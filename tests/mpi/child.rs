@@ -88,7 +88,7 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
 
 /// What all ranks do in call `i`: small ones, and ones that MPI does not send before they are waited for.
 fn call(g: &Group, i: usize) -> Result<()> {
-    let len = if i % 2 == 0 { 4 } else { 40_000 };
+    let len = if i.is_multiple_of(2) { 4 } else { 40_000 };
     let done = sum(g, DType::F32, &[len]);
     if done.is_err() {
         // A world that is given up says so at once, and says the same.
