@@ -407,7 +407,7 @@ mod tests {
             Layout::new([R, R, R]),
         ];
         let (mut several, mut refused) = (0, 0);
-        for text in ["a=3,b=2,c=2", "a=3,b=4,c=1"] {
+        for text in ["a=3,b=2,c=2", "a=3,b=4,c=1", "a=3,b=5,c=3", "a=3,b=1,c=7"] {
             let mesh = Mesh::parse(text, 0).unwrap();
             for extents in [[6, 8, 1], [3, 5, 7], [1, 1, 40], [12, 1, 96], [9, 2, 64], [0, 4, 4], [3, 0, 1]] {
                 for (layout, leaf) in layouts.iter().flat_map(|l| [(l, Leaf::Pairs), (l, Leaf::Chain)]) {
@@ -437,7 +437,7 @@ mod tests {
                 }
             }
         }
-        assert!(several > 300 && refused > 40, "{several}, {refused}");
+        assert!(several > 100 && refused > 100, "{several}, {refused}");
     }
 
     /// Adds by steps along one axis after the other, for every mesh and every order of axes, and compares with one rank.
