@@ -76,6 +76,8 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
             "killed" => signal("KILL", None),
             "stopped" => {
                 signal("STOP", var("ISOSHARD_CHILD_STOP_S"));
+                // One thread takes the signal before the others stop: this one is not to be in the call by then.
+                sleep(Duration::from_millis(50));
                 call(&g, i)?;
                 continue;
             }
