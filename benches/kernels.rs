@@ -6,9 +6,8 @@
 use std::time::Instant;
 
 use isoshard::Result;
-use isoshard::tensor::cpu::{
-    self, BinaryN, CausalAttention, Gemm, Isa, MatMut, MatRef, Num, Real, UnaryF, UnaryN,
-};
+use isoshard::ops::cpu::CausalAttention;
+use isoshard::tensor::cpu::{self, BinaryN, Gemm, Isa, MatMut, MatRef, Num, Real, UnaryF, UnaryN};
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
 fn main() -> Result<()> {

@@ -10,7 +10,7 @@ pub fn catalog() -> Vec<Sample> {
         super::add::samples,
         super::argmax::samples,
         super::attention::samples,
-        super::attention_grad::samples,
+        super::attention::grad::samples,
         super::bernoulli::samples,
         super::cast::samples,
         super::cat::samples,

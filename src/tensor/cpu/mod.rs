@@ -5,9 +5,6 @@
 //! [`with_threads`] allows more.
 
 mod argmax;
-mod attention;
-mod attention_backward;
-mod attention_block;
 mod cast;
 mod copy;
 mod elementwise;
@@ -23,7 +20,6 @@ mod softmax;
 mod tree;
 
 pub use argmax::argmax;
-pub use attention::{AttentionDropout, CausalAttention};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use elementwise::{

@@ -7,7 +7,6 @@
 //!
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
-mod attention;
 mod blas;
 mod copy;
 mod device;
@@ -36,7 +35,6 @@ mod stream;
 mod transfer;
 mod walk;
 
-pub use attention::{AttentionDropout, CausalAttention};
 pub use blas::{Blas, Matrix, Product};
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};

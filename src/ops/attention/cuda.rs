@@ -9,14 +9,13 @@ mod tree;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::copy::fill;
-use super::gpu::Gpu;
 use crate::error::{Error, Result};
+use crate::tensor::cuda::{Gpu, fill};
 use crate::tensor::{DType, Tensor};
 use tree::depth;
 
 /// `softmax(scale * q k^T, causally masked) v` and its derivative, as
-/// [`cpu::CausalAttention`](crate::tensor::cpu::CausalAttention).
+/// [`cpu::CausalAttention`](crate::ops::cpu::CausalAttention).
 #[derive(Clone, Copy, Debug)]
 pub struct CausalAttention<'a> {
     /// The function's name in errors.

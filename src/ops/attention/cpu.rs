@@ -3,19 +3,19 @@
 //! Queries go in blocks of 64 that start at multiples of 64 of their *global* index, and a block looks at the keys up to its
 //! end; what a query must not see is masked. So one output row, and its query's gradient, is a function of its global
 //! index, its own query and the keys: cutting the queries, the heads or the batch changes no bit of it. The gradients
-//! of keys and values are sums over the queries given, [along their tree](super::attention_backward).
+//! of keys and values are sums over the queries given, [along their tree](backward).
 //!
 //! Missing: keys that start elsewhere than at 0.
 
+mod backward;
+mod block;
+
 use std::ops::Range;
 
-use super::attention_block::{Block, Exponentials, Heads, ROWS, Scratch};
-use super::cast::cast;
-use super::gemm::{Gemm, MatMut, MatRef};
-use super::simd::dispatch;
-use super::tree::RowTree;
 use crate::error::{Error, Result};
+use crate::tensor::cpu::{Gemm, MatMut, MatRef, RowTree, cast, dispatch, expect_alike};
 use crate::tensor::{DType, Tensor};
+use block::{Block, Exponentials, Heads, ROWS, Scratch};
 
 /// `softmax(scale * q k^T, causally masked) v`: the query at row `i` sees the keys up to `q_start + i`.
 ///
@@ -79,7 +79,7 @@ impl CausalAttention<'_> {
         grad: &Tensor,
     ) -> Result<[Tensor; 3]> {
         self.expect_fit(q, k, v)?;
-        super::expect_alike(self.verb, o, &[grad])?;
+        expect_alike(self.verb, o, &[grad])?;
         let rows = &q.shape()[..3];
         if o.shape()[..3] != *rows || o.shape()[3] != v.shape()[3] || lse.shape()[..] != *rows {
             return Err(self.misfit(&[q, v, o, lse]));
@@ -161,7 +161,7 @@ impl CausalAttention<'_> {
     }
 
     /// These queries in blocks. None where there are no keys.
-    pub(super) fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<Block> {
+    fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<Block> {
         let (mut blocks, mut start) = (Vec::new(), queries.start);
         while start < queries.end && keys > 0 {
             let global = self.q_start + start;
@@ -176,13 +176,13 @@ impl CausalAttention<'_> {
     }
 
     /// `scale * q k^T` of a block.
-    pub(super) fn scores<T: Gemm>(&self, block: &Block, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
+    fn scores<T: Gemm>(&self, block: &Block, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
         let (q, k) = (q.rows(block.start, block.rows), k.rows(0, block.keys));
         T::product(T::of(self.scale), q, k.t(), T::ZERO, block.matrix_mut(s));
     }
 
     /// Zeros and factors where there is dropout.
-    pub(super) fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T]) {
+    fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T]) {
         let Some(dropout) = &self.dropout else { return };
         let scale = T::of(dropout.scale);
         let mut keep = vec![false; block.keys];
@@ -197,13 +197,13 @@ impl CausalAttention<'_> {
 }
 
 /// How many heads of queries look at one of `groups` heads of keys.
-pub(super) fn group_len(heads: usize, groups: usize) -> usize {
+fn group_len(heads: usize, groups: usize) -> usize {
     heads.checked_div(groups).unwrap_or(0)
 }
 
 impl Tensor {
     /// This tensor if its last dim is contiguous, else a contiguous copy.
-    pub(super) fn contiguous_rows(&self) -> Tensor {
+    fn contiguous_rows(&self) -> Tensor {
         let last = self.shape().len() - 1;
         if self.strides()[last] == 1 || self.shape()[last] <= 1 { self.clone() } else { self.packed_copy() }
     }

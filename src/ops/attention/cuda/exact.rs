@@ -4,11 +4,10 @@
 //! device a few tiles. Head dims up to 64 and up to 128 have kernels of their own; the others, and f64, one that takes them in
 //! chunks, which f16 and bf16 reach by way of f32.
 
-use super::super::copy::cast;
-use super::super::gpu::Gpu;
 use super::tree::DimArg;
 use super::{CallArg, CausalAttention, contiguous_rows, extents};
 use crate::error::{Error, Result};
+use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::{DType, Tensor};
 
 impl CausalAttention<'_> {
@@ -141,8 +140,7 @@ impl Kind {
         };
         let wide = Kind { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
         let any = Kind { stem: "any", dq: "any_dq", dkv: "any_dkv", resident: 1, ..narrow };
-        let fits =
-            |kind: &Kind| kind.shared_bytes(pass) + 8192 <= gpu.stream().device.driver.facts().shared_bytes;
+        let fits = |kind: &Kind| kind.shared_bytes(pass) + 8192 <= gpu.facts().shared_bytes;
         match given {
             _ if d > 1024 => {
                 let rule = "is not built for vectors of more than 1024 elements on a device";

@@ -2,12 +2,12 @@
 
 use smallvec::smallvec;
 
-use super::attention::{CausalCall, expect_heads, heads_split, sample_attributes};
-use super::sum_exp::accumulator;
-use super::{
+use super::{CausalCall, expect_heads, heads_split, sample_attributes};
+use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::{
     Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };
-use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::rng::Draw;
 use crate::tensor::Tensor;
@@ -85,7 +85,7 @@ impl Op for AttentionGrad {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |p: f64, q: [usize; 4], k: [usize; 4]| {
         let (scale, p, draw) = sample_attributes(p);
         let [q, k] = [q, k].map(Input::ints);

@@ -1,8 +1,8 @@
 //! Attention on matrix units, for f16 and bf16.
 
-use super::super::gpu::Gpu;
 use super::{CausalAttention, extents};
 use crate::error::{Error, Result};
+use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 
 impl CausalAttention<'_> {
@@ -86,7 +86,7 @@ impl Kind {
         let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
         // A running maximum of scores is that of their products with a positive scale alone.
         let positive = call.scale > 0.0;
-        if call.exact || !half || !whole || !positive || gpu.stream().device.driver.facts().capability.0 < 8 {
+        if call.exact || !half || !whole || !positive || gpu.facts().capability.0 < 8 {
             return None;
         }
         KINDS.into_iter().find(|kind| d.max(dv) <= kind.d)

@@ -1,4 +1,4 @@
-//! The gradients of [attention](super::attention).
+//! The gradients of [attention](super).
 //!
 //! Those of keys and values are sums over queries, and over the heads of a group. They follow the summation tree: the
 //! heads first, halved down to single ones, then the range of queries, halved at `a + ceil((b - a) / 2)` down to *leaves* of
@@ -13,13 +13,11 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::attention::{CausalAttention, group_len};
-use super::attention_block::{Block, Heads, ROWS, Scratch, Slopes};
-use super::gemm::{Gemm, MatMut, MatRef};
-use super::simd::{Kernel, dispatch};
-use super::tree::{RowTree, merges};
+use super::block::{Block, Heads, ROWS, Scratch, Slopes};
+use super::{CausalAttention, group_len};
 use crate::error::Result;
 use crate::tensor::Tensor;
+use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, dispatch, merges};
 
 impl CausalAttention<'_> {
     /// The gradients as buffers `[batch, length, heads, d]`.
@@ -311,7 +309,7 @@ impl<T: Gemm> Kernel for NoMinusZero<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::attention::AttentionDropout;
+    use super::super::AttentionDropout;
     use super::*;
     use crate::tensor::cpu::{Isa, map2, with_isa};
     use crate::tensor::{DType, Shape};

@@ -1,11 +1,8 @@
-//! The pieces of [attention](super::attention): blocks of queries, heads as matrices, and the passes over a block's rows.
+//! The pieces of [attention](super): blocks of queries, heads as matrices, and the passes over a block's rows.
 
-use super::as_elements_mut;
-use super::gemm::{Gemm, MatMut, MatRef};
-use super::simd::Kernel;
-use super::tree::{RowTree, Sum, row_max};
 use crate::error::Result;
 use crate::tensor::Tensor;
+use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, Sum, as_elements_mut, row_max};
 
 /// Rows of queries that are handled together.
 pub(super) const ROWS: usize = 64;

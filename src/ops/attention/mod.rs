@@ -2,18 +2,22 @@
 //!
 //! Missing: masks other than the causal one.
 
+pub(super) mod cpu;
+pub(super) mod cuda;
+pub(super) mod grad;
+
 use smallvec::smallvec;
 
 use super::dropout::expect_probability;
-use super::sum_exp::accumulator;
+use super::softmax::sum_exp::accumulator;
 use super::{
     AttentionGrad, Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
     list,
 };
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
-use crate::tensor::cpu::{AttentionDropout, CausalAttention};
-use crate::tensor::{Shape, Tensor, cuda};
+use crate::tensor::{Shape, Tensor};
+use cpu::{AttentionDropout, CausalAttention};
 
 /// (q, k, v) -> (o, lse): `o = dropout(softmax(scale q kᵀ)) v`, where query i sees keys 0 to i. q is `[B, H, Tq, D]`,
 /// k `[B, Hk, Tk, D]`, v `[B, Hk, Tk, Dv]` with H a multiple of Hk (each head of k and v serves H / Hk neighbouring
