@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use isoshard::Result;
-use isoshard::ops::cpu::CausalAttention;
+use isoshard::ops::cpu::{self as ops, CausalAttention};
 use isoshard::tensor::cpu::{self, BinaryN, Gemm, Isa, MatMut, MatRef, Num, Real, UnaryF, UnaryN};
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
@@ -136,10 +136,10 @@ fn reductions(bench: &Bench) -> Result<()> {
 fn rows(bench: &Bench) -> Result<()> {
     let (x, dy, w) = (noise([16384, 1024]), noise([16384, 1024]), noise([1024]));
     let bytes = x.len_bytes() as f64;
-    let y = cpu::softmax("softmax", &x)?;
-    bench.case("softmax", "GB/s", 2.0 * bytes, || cpu::softmax("softmax", &x));
-    bench.case("softmax backward", "GB/s", 3.0 * bytes, || cpu::softmax_backward("softmax", &dy, &y));
-    bench.case("log_softmax", "GB/s", 2.0 * bytes, || cpu::log_softmax("log_softmax", &x));
+    let y = ops::softmax("softmax", &x)?;
+    bench.case("softmax", "GB/s", 2.0 * bytes, || ops::softmax("softmax", &x));
+    bench.case("softmax backward", "GB/s", 3.0 * bytes, || ops::softmax_backward("softmax", &dy, &y));
+    bench.case("log_softmax", "GB/s", 2.0 * bytes, || ops::log_softmax("log_softmax", &x));
     let norm = || cpu::layer_norm("layer_norm", &x, Some(&w), Some(&w), 1e-5);
     bench.case("layer_norm", "GB/s", 2.0 * bytes, norm);
     let (_, mean, rstd) = norm()?;

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::sum_exp::accumulator;
+use super::softmax::sum_exp::accumulator;
 use super::{
     Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Together, Vjp, Windows, arity, list,
 };

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 
 use super::embedding::nothing;
 use super::segments::{checked_index, expect_indices};
-use super::sum_exp::{accumulator, statistic_shape};
+use super::softmax::sum_exp::{accumulator, statistic_shape};
 use super::{
     Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::sum_exp::{accumulator, statistic_shape};
+use super::softmax::sum_exp::{accumulator, statistic_shape};
 use super::{
     Axis, Bits, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::layer_norm::expect_norm;
-use super::sum_exp::accumulator;
+use super::softmax::sum_exp::accumulator;
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::layer_norm::expect_norm;
-use super::sum_exp::accumulator;
+use super::softmax::sum_exp::accumulator;
 use super::{
     Axis, Bits, Input, Meta, Metas, Op, RmsNormGrad, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
 };

@@ -1,15 +1,11 @@
 //! Softmax over the last dim, its logarithm, and their derivatives.
 //!
-//! Rows are summed along the [summation tree](super::tree) of their length. f16 and bf16 compute in f32 and round once.
+//! Rows are summed along the [summation tree](crate::tensor::cpu::RowTree) of their length. f16 and bf16 compute in f32 and round once.
 //! A row of length 0 has no elements; a row of -inf alone, or one that holds a NaN, gives NaN.
 
-use super::cast::cast;
-use super::elementwise::expect_alike;
-use super::simd::{Kernel, dispatch};
-use super::tree::{RowTree, Sum, row_max};
-use super::{Real, as_elements_mut};
-use crate::error::{Error, Result};
-use crate::tensor::{DType, Tensor};
+use crate::error::Result;
+use crate::tensor::Tensor;
+use crate::tensor::cpu::{Real, RowBody, RowTree, Sum, over_rows, row_max};
 
 /// `e^x / sum(e^x)` along the last dim.
 ///
@@ -41,71 +37,6 @@ pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// As [`softmax_backward`].
 pub fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
     over_rows(verb, [dy, y], LogSoftmaxBackward)
-}
-
-/// One row of the output from one row of each of `N` inputs. Implement `row` `#[inline(always)]`.
-pub trait RowBody<const N: usize>: Copy {
-    /// Writes `out`; `scratch` has the row's length.
-    fn row<T: Real>(self, x: [&[T]; N], out: &mut [T], tree: &mut RowTree<T>, scratch: &mut [T]);
-}
-
-/// Runs `body` on every row (along the last dim) of tensors of equal shape and dtype.
-///
-/// # Errors
-/// Refuses integers, operands that differ, and tensors without dims.
-pub fn over_rows<const N: usize, B: RowBody<N>>(verb: &str, x: [&Tensor; N], body: B) -> Result<Tensor> {
-    expect_alike(verb, x[0], &x[1..])?;
-    x[0].dtype().expect_float(verb)?;
-    if x[0].shape().is_empty() {
-        return Err(Error::invalid(verb, "wants a last dim", x[0].to_string(), "reshape it to [1]"));
-    }
-    match x[0].dtype() {
-        DType::F32 => rows_as::<f32, N, B>(x, body),
-        DType::F64 => rows_as::<f64, N, B>(x, body),
-        half => {
-            let wide: Vec<Tensor> = x.iter().map(|x| cast(x, DType::F32)).collect::<Result<_>>()?;
-            cast(&rows_as::<f32, N, B>(std::array::from_fn(|k| &wide[k]), body)?, half)
-        }
-    }
-}
-
-fn rows_as<T: Real, const N: usize, B: RowBody<N>>(x: [&Tensor; N], body: B) -> Result<Tensor> {
-    let mut out = Tensor::stale(T::DTYPE, x[0].shape());
-    if out.numel() == 0 {
-        return Ok(out);
-    }
-    let len = x[0].shape()[x[0].shape().len() - 1];
-    let x = x.map(Tensor::packed);
-    let mut inputs = [&[] as &[T]; N];
-    for (input, x) in inputs.iter_mut().zip(&x) {
-        *input = x.as_slice()?;
-    }
-    dispatch(Rows { inputs, out: as_elements_mut(out.bytes_mut()), len, body });
-    Ok(out)
-}
-
-struct Rows<'a, T, const N: usize, B> {
-    inputs: [&'a [T]; N],
-    out: &'a mut [T],
-    len: usize,
-    body: B,
-}
-
-impl<T: Real, const N: usize, B: RowBody<N>> Kernel for Rows<'_, T, N, B> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        let len = self.len;
-        let mut tree = RowTree::new(len);
-        let mut scratch = vec![T::ZERO; len];
-        for (i, out) in self.out.chunks_exact_mut(len).enumerate() {
-            let mut x = self.inputs;
-            for x in &mut x {
-                *x = &x[i * len..][..len];
-            }
-            self.body.row(x, out, &mut tree, &mut scratch);
-        }
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -174,7 +105,8 @@ impl RowBody<2> for LogSoftmaxBackward {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::{Isa, with_isa};
+    use crate::tensor::DType;
+    use crate::tensor::cpu::{Isa, cast, with_isa};
 
     fn rows(m: usize, n: usize) -> Tensor {
         let value = |i: usize| ((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0;

@@ -1,11 +1,10 @@
 //! Softmax over the last dim, its logarithm, and their derivatives: the twin of `cpu::softmax`.
 
-use super::gpu::Gpu;
-use super::rows::{Entries, Rows, entries, statistic};
 use crate::error::Result;
 use crate::tensor::Tensor;
+use crate::tensor::cuda::{Entries, Gpu, Rows, entries, statistic};
 
-/// `e^x / sum(e^x)` along the last dim, as [`cpu::softmax`](crate::tensor::cpu::softmax).
+/// `e^x / sum(e^x)` along the last dim, as [`cpu::softmax`](super::cpu::softmax).
 ///
 /// # Errors
 /// A device without room, a kernel that fails.

@@ -2,14 +2,14 @@
 
 use smallvec::smallvec;
 
-use super::pointwise::one_float;
-use super::softmax::{dim_last, expect_float_dim, other_dims};
-use super::{
+use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
+use crate::error::{Error, Result};
+use crate::ops::pointwise::one_float;
+use crate::ops::{
     Axis, Expand, Input, Meta, Metas, Mul, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows, arity,
     list,
 };
-use crate::error::{Error, Result};
-use crate::tensor::{Tensor, cpu, cuda};
+use crate::tensor::Tensor;
 
 /// `y * (dy - sum(y * dy))` along `dim`, from a softmax's result `y` and its gradient `dy`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -70,7 +70,7 @@ impl Op for SoftmaxGrad {
 }
 
 /// Two operands of equal shape and floating dtype.
-pub(super) fn infer(verb: &str, ins: &[Meta], dim: usize) -> Result<Metas> {
+pub(in crate::ops) fn infer(verb: &str, ins: &[Meta], dim: usize) -> Result<Metas> {
     let [y, dy] = arity(verb, ins)?;
     expect_float_dim(verb, y, dim)?;
     one_float(verb, ins)?;
@@ -80,7 +80,7 @@ pub(super) fn infer(verb: &str, ins: &[Meta], dim: usize) -> Result<Metas> {
     Ok(smallvec![y.clone()])
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(SoftmaxGrad { dim: 1 }, [Input::ints([5, 3]), Input::ints([5, 3])]),
         Sample::new(SoftmaxGrad { dim: 0 }, [Input::ints([7, 1, 2]), Input::ints([7, 1, 2])]),

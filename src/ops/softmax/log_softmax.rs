@@ -2,10 +2,10 @@
 
 use smallvec::smallvec;
 
-use super::softmax::{dim_last, expect_float_dim, other_dims};
-use super::{Axis, Input, LogSoftmaxGrad, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::Result;
-use crate::tensor::{Tensor, cpu, cuda};
+use crate::ops::{Axis, Input, LogSoftmaxGrad, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use crate::tensor::Tensor;
 
 /// `x - max - log(sum(exp(x - max)))` along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,7 +47,7 @@ impl Op for LogSoftmax {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(LogSoftmax { dim: 1 }, [Input::ints([5, 3])]),
         Sample::new(LogSoftmax { dim: 0 }, [Input::ints([7, 2])]),

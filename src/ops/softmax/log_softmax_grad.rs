@@ -2,13 +2,12 @@
 
 use smallvec::smallvec;
 
-use super::softmax::{dim_last, other_dims};
-use super::{
-    Axis, Exp, Expand, Input, Meta, Metas, Mul, Neg, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows,
-    softmax_grad,
-};
+use super::{cpu, cuda, dim_last, grad, other_dims};
 use crate::error::Result;
-use crate::tensor::{Tensor, cpu, cuda};
+use crate::ops::{
+    Axis, Exp, Expand, Input, Meta, Metas, Mul, Neg, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows,
+};
+use crate::tensor::Tensor;
 
 /// `dy - exp(y) * sum(dy)` along `dim`, from a log-softmax's result `y` and its gradient `dy`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,7 +22,7 @@ impl Op for LogSoftmaxGrad {
     }
 
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
-        softmax_grad::infer(self.name(), ins, self.dim)
+        grad::infer(self.name(), ins, self.dim)
     }
 
     /// Linear in the gradient.
@@ -69,7 +68,7 @@ impl Op for LogSoftmaxGrad {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(LogSoftmaxGrad { dim: 1 }, [Input::ints([5, 3]), Input::ints([5, 3])]),
         Sample::new(LogSoftmaxGrad { dim: 0 }, [Input::ints([7, 1, 2]), Input::ints([7, 1, 2])]),

@@ -1,10 +1,17 @@
 //! `softmax` along a dim.
 
+pub(super) mod cpu;
+mod cuda;
+pub(super) mod grad;
+pub(super) mod log_softmax;
+pub(super) mod log_softmax_grad;
+pub(super) mod sum_exp;
+
 use smallvec::smallvec;
 
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, SoftmaxGrad, Tensors, Vjp, Windows, arity};
 use crate::error::{Error, Result};
-use crate::tensor::{Tensor, cpu, cuda};
+use crate::tensor::Tensor;
 
 /// `exp(x - max) / sum(exp(x - max))` along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

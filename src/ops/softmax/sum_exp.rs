@@ -2,11 +2,12 @@
 
 use smallvec::smallvec;
 
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use super::cuda;
 use crate::error::{Error, Result};
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::placement::Leaf;
 use crate::tensor::cpu::{Map2, Real};
-use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda, for_dtype};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
 
 /// `sum(exp(x - m))` over the last dim: x `[.., C]`, its maximum m `[.., 1]`, result `[.., 1]`, in f32 (f64 for f64)
 /// whatever the operands.
@@ -67,16 +68,16 @@ impl<A: Real> Map2<A, A, A> for Term {
 }
 
 /// The shape of a statistic kept over the last dim.
-pub(super) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
-    super::sum::kept_shape(&x.shape, &[x.shape.len() - 1])
+pub(in crate::ops) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
+    crate::ops::sum::kept_shape(&x.shape, &[x.shape.len() - 1])
 }
 
 /// The dtype that sums of `dtype` are kept in.
-pub(super) fn accumulator(dtype: DType) -> DType {
+pub(in crate::ops) fn accumulator(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(SumExp, [Input::ints([3, 7]), Input::ints([3, 1])]).rounded(7).rough(),
         Sample::new(SumExp, [Input::ints([2, 1, 5]), Input::ints([2, 1, 1])]).rounded(5).rough(),

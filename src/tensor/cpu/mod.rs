@@ -15,8 +15,8 @@ mod norm;
 mod real;
 mod reduce;
 mod rotary;
+mod rows;
 pub mod simd;
-mod softmax;
 mod tree;
 
 pub use argmax::argmax;
@@ -37,6 +37,6 @@ pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rotary::Rotation;
+pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
-pub use softmax::{RowBody, log_softmax, log_softmax_backward, over_rows, softmax, softmax_backward};
 pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges, row_max};

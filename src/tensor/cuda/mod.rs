@@ -29,7 +29,6 @@ mod reduce;
 mod rotary;
 mod rows;
 mod side;
-mod softmax;
 mod sources;
 mod stream;
 mod transfer;
@@ -51,8 +50,8 @@ pub(crate) use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backwa
 pub(crate) use optim::{AdamWRates, SgdRates, Step, adamw, sgd};
 pub(crate) use reduce::reduce;
 pub use rotary::rotary;
+pub(crate) use rows::{Entries, Rows, entries, statistic};
 pub(crate) use side::{Mark, Side, Spoiler};
-pub(crate) use softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward, sum_exp};
 pub use sources::{OPTIONS, headers, programs};
 pub(crate) use stream::{DeviceBlock, Spoilt};
 pub(crate) use transfer::{download, upload};
