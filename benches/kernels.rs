@@ -140,12 +140,12 @@ fn rows(bench: &Bench) -> Result<()> {
     bench.case("softmax", "GB/s", 2.0 * bytes, || ops::softmax("softmax", &x));
     bench.case("softmax backward", "GB/s", 3.0 * bytes, || ops::softmax_backward("softmax", &dy, &y));
     bench.case("log_softmax", "GB/s", 2.0 * bytes, || ops::log_softmax("log_softmax", &x));
-    let norm = || cpu::layer_norm("layer_norm", &x, Some(&w), Some(&w), 1e-5);
+    let norm = || ops::layer_norm("layer_norm", &x, Some(&w), Some(&w), 1e-5);
     bench.case("layer_norm", "GB/s", 2.0 * bytes, norm);
     let (_, mean, rstd) = norm()?;
-    let backward = || cpu::layer_norm_backward("layer_norm", &dy, &x, Some(&w), &mean, &rstd);
+    let backward = || ops::layer_norm_backward("layer_norm", &dy, &x, Some(&w), &mean, &rstd);
     bench.case("layer_norm backward", "GB/s", 3.0 * bytes, backward);
-    bench.case("rms_norm", "GB/s", 2.0 * bytes, || cpu::rms_norm("rms_norm", &x, Some(&w), 1e-5));
+    bench.case("rms_norm", "GB/s", 2.0 * bytes, || ops::rms_norm("rms_norm", &x, Some(&w), 1e-5));
     Ok(())
 }
 

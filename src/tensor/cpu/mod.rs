@@ -11,7 +11,6 @@ mod elementwise;
 mod gemm;
 mod map;
 mod nest;
-mod norm;
 mod real;
 mod reduce;
 mod rotary;
@@ -33,7 +32,6 @@ pub use map::{
     map2_with, map3, map3_mut, map3_mut_with, map3_with,
 };
 pub use nest::Nest;
-pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rotary::Rotation;

@@ -2,12 +2,13 @@
 
 use smallvec::smallvec;
 
-use super::softmax::sum_exp::{accumulator, statistic_shape};
-use super::{
+use super::{cpu, cuda};
+use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::{accumulator, statistic_shape};
+use crate::ops::{
     Axis, Bits, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };
-use crate::error::{Error, Result};
-use crate::tensor::{Shape, Tensor, cpu, cuda};
+use crate::tensor::{Shape, Tensor};
 
 /// (x, w[, b]) -> (y, mean, rstd): `y = (x - mean) * rstd * w + b` with `rstd = 1 / sqrt(var + eps)` over the last
 /// dim: x and y `[.., C]`, w and b `[C]`, mean and rstd `[.., 1]` in f32 (f64 for f64).
@@ -65,7 +66,7 @@ impl Op for LayerNorm {
 
 /// Refuses, in the name of `verb`, weights that are not of the shape of x's last dim, and gives the shape
 /// of statistics.
-pub(super) fn expect_norm(verb: &str, x: &Meta, weights: &[Meta], ins: &[Meta]) -> Result<Shape> {
+pub(in crate::ops) fn expect_norm(verb: &str, x: &Meta, weights: &[Meta], ins: &[Meta]) -> Result<Shape> {
     x.dtype.expect_float(verb)?;
     match x.shape.split_last() {
         Some((&n, _)) if weights.iter().all(|w| w.dtype == x.dtype && *w.shape == [n]) => {
@@ -80,7 +81,7 @@ pub(super) fn expect_norm(verb: &str, x: &Meta, weights: &[Meta], ins: &[Meta]) 
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], bias: bool| {
         let w = [*shape.last().expect("a shape with a last dim")];
         let ins = [Input::ints(shape), Input::ints(w), Input::ints(w)];

@@ -3,11 +3,12 @@
 use smallvec::smallvec;
 
 use super::layer_norm::expect_norm;
-use super::softmax::sum_exp::accumulator;
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use super::{cpu, cuda};
 use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::placement::Leaf;
-use crate::tensor::{Shape, Tensor, cpu, cuda};
+use crate::tensor::{Shape, Tensor};
 
 /// (dy, x, w, mean, rstd) -> (dx, dw[, db]), each of its operand's shape.
 ///
@@ -59,7 +60,7 @@ impl Op for LayerNormGrad {
 }
 
 /// Refuses, in the name of `verb`, a gradient unlike `x` and statistics not of the shape `kept`.
-pub(super) fn expect_saved(
+pub(in crate::ops) fn expect_saved(
     verb: &str,
     dy: &Meta,
     x: &Meta,
@@ -75,7 +76,7 @@ pub(super) fn expect_saved(
 }
 
 /// The rows for (dy, x, w, statistics) -> (dx, gradients of weights).
-pub(super) fn grad_rows(x: &Meta, statistics: usize, weights: usize) -> Vec<Row> {
+pub(in crate::ops) fn grad_rows(x: &Meta, statistics: usize, weights: usize) -> Vec<Row> {
     use std::iter::{once, repeat_n};
     let cut = |s: Slot| {
         let ins = [s, s, Slot::R].into_iter().chain(repeat_n(s, statistics));
@@ -86,7 +87,7 @@ pub(super) fn grad_rows(x: &Meta, statistics: usize, weights: usize) -> Vec<Row>
     (0..x.shape.len() - 1).map(|d| cut(Slot::S(d))).chain([linear]).collect()
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], bias: bool| {
         let (n, outer) = shape.split_last().expect("a shape with a last dim");
         let kept: Vec<usize> = outer.iter().copied().chain([1]).collect();

@@ -3,12 +3,13 @@
 use smallvec::smallvec;
 
 use super::layer_norm::expect_norm;
-use super::softmax::sum_exp::accumulator;
-use super::{
+use super::{cpu, cuda};
+use crate::error::Result;
+use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::{
     Axis, Bits, Input, Meta, Metas, Op, RmsNormGrad, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
 };
-use crate::error::Result;
-use crate::tensor::{Tensor, cpu, cuda};
+use crate::tensor::Tensor;
 
 /// (x, w) -> (y, rstd): `y = x * rstd * w` with `rstd = 1 / sqrt(mean(x²) + eps)` over the last dim: x and y
 /// `[.., C]`, w `[C]`, rstd `[.., 1]` in f32 (f64 for f64).
@@ -56,7 +57,7 @@ impl Op for RmsNorm {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize]| {
         let w = [*shape.last().expect("a shape with a last dim")];
         Sample::new(RmsNorm { eps: Bits(1e-3) }, [Input::ints(shape), Input::ints(w)])

@@ -4,9 +4,10 @@ use smallvec::smallvec;
 
 use super::layer_norm::expect_norm;
 use super::layer_norm_grad::{expect_saved, grad_rows};
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use super::{cpu, cuda};
 use crate::error::Result;
-use crate::tensor::{Tensor, cpu, cuda};
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use crate::tensor::Tensor;
 
 /// (dy, x, w, rstd) -> (dx, dw), each of its operand's shape.
 ///
@@ -46,7 +47,7 @@ impl Op for RmsNormGrad {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize]| {
         let (n, outer) = shape.split_last().expect("a shape with a last dim");
         let kept: Vec<usize> = outer.iter().copied().chain([1]).collect();

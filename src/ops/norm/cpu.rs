@@ -1,14 +1,10 @@
 //! Layer norm and root-mean-square norm over the last dim, and their derivatives.
 //!
-//! Rows are summed along the [summation tree](super::tree) of their length, the gradients of weight and bias along the tree of
+//! Rows are summed along the [summation tree](RowTree) of their length, the gradients of weight and bias along the tree of
 //! all leading dims. f16 and bf16 compute in f32 and round once; the statistics stay f32 (f64 for f64).
 
-use super::cast::cast;
-use super::reduce::reduce;
-use super::simd::{Kernel, dispatch};
-use super::tree::{RowTree, Sum};
-use super::{Real, as_elements_mut};
 use crate::error::{Error, Result};
+use crate::tensor::cpu::{Kernel, Real, RowTree, Sum, as_elements_mut, cast, dispatch, expect_alike, reduce};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` along the last dim: the result, and each row's mean and
@@ -175,7 +171,7 @@ fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
     expect_rows(verb, x, &[weight])?;
-    super::expect_alike(verb, x, &[dy])?;
+    expect_alike(verb, x, &[dy])?;
     let stats = statistics_shape(x);
     if *rstd.shape() != stats || mean.is_some_and(|m| *m.shape() != stats) {
         return Err(Error::invalid(

@@ -1,12 +1,11 @@
 //! Layer norm and root-mean-square norm over the last dim, and their derivatives: the twin of `cpu::norm`.
 
-use super::gpu::Gpu;
-use super::reduce::{Leaf, Spread, THREAD, columns_blocks, run_stages, wide};
-use super::rows::{Entries, Rows, entries, statistic};
 use crate::error::{Error, Result};
+use crate::tensor::cuda::reduce::{Leaf, Spread, THREAD, columns_blocks, run_stages, wide};
+use crate::tensor::cuda::{Entries, Gpu, Rows, entries, statistic};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-/// As [`cpu::layer_norm`](crate::tensor::cpu::layer_norm).
+/// As [`cpu::layer_norm`](super::cpu::layer_norm).
 ///
 /// # Errors
 /// A device without room, a kernel that fails.
@@ -30,7 +29,7 @@ pub(crate) fn layer_norm(
     Ok((y, mean, rstd))
 }
 
-/// As [`cpu::rms_norm`](crate::tensor::cpu::rms_norm).
+/// As [`cpu::rms_norm`](super::cpu::rms_norm).
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -51,7 +50,7 @@ pub(crate) fn rms_norm(
     Ok((y, rstd))
 }
 
-/// As [`cpu::layer_norm_backward`](crate::tensor::cpu::layer_norm_backward).
+/// As [`cpu::layer_norm_backward`](super::cpu::layer_norm_backward).
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -68,7 +67,7 @@ pub(crate) fn layer_norm_backward(
     Ok((dx, dw, db.expect("a norm with a mean has a bias")))
 }
 
-/// As [`cpu::rms_norm_backward`](crate::tensor::cpu::rms_norm_backward).
+/// As [`cpu::rms_norm_backward`](super::cpu::rms_norm_backward).
 ///
 /// # Errors
 /// As [`layer_norm`].
