@@ -4,7 +4,6 @@
 //! beside it, nor on the instruction set. All are single-threaded, for ranks are threads, but for products where
 //! [`with_threads`] allows more.
 
-mod argmax;
 mod cast;
 mod copy;
 mod elementwise;
@@ -13,12 +12,10 @@ mod map;
 mod nest;
 mod real;
 mod reduce;
-mod rotary;
 mod rows;
 pub mod simd;
 mod tree;
 
-pub use argmax::argmax;
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use elementwise::{
@@ -34,7 +31,6 @@ pub use map::{
 pub use nest::Nest;
 pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{reduce, reduce_wide};
-pub use rotary::Rotation;
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
 pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges, row_max};

@@ -2,12 +2,13 @@
 
 use smallvec::smallvec;
 
+use super::cuda;
 use super::segments::{checked_index, expect_indices};
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     Algebra, Axis, EmbeddingGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
 };
-use crate::error::{Error, Result};
-use crate::tensor::{Element, Tensor, cuda, for_dtype};
+use crate::tensor::{Element, Tensor, for_dtype};
 
 /// `table[index]`: table `[V, C]`, index i64 `[..]`, result `[.., C]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -83,11 +84,11 @@ impl Op for Embedding {
 }
 
 /// What a sum does not notice, not even in the sign of zero: what a rank gives for an element another one holds.
-pub(super) fn nothing<T: Element>() -> T {
+pub(in crate::ops) fn nothing<T: Element>() -> T {
     T::from_f64(-0.0)
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Embedding, [Input::ints([7, 3]), Input::index([5], 7)]),
         Sample::new(Embedding, [Input::ints([3, 5]), Input::index([2, 3], 3)]),

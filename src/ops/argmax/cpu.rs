@@ -1,7 +1,7 @@
 //! The position of the largest element.
 
-use super::real::is_nan;
 use crate::error::{Error, Result};
+use crate::tensor::cpu::is_nan;
 use crate::tensor::{Dims, Shape, Tensor, for_dtype};
 
 /// The index along `dim` of the first largest element, NaN counting as largest and zeros as equal, as i64.

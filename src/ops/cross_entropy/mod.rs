@@ -3,16 +3,20 @@
 //! Together with its statistics: `m = max(logits)`, `s = sum_exp(logits, m)`,
 //! `loss = cross_entropy(logits, target, m, s)`.
 
+mod cuda;
+pub(super) mod grad;
+
 use smallvec::smallvec;
 
-use super::embedding::nothing;
-use super::segments::{checked_index, expect_indices};
+use super::index::cuda::Held;
+use super::index::embedding::nothing;
+use super::index::segments::{checked_index, expect_indices};
 use super::softmax::sum_exp::{accumulator, statistic_shape};
 use super::{
     Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{Float, Shape, Tensor, cpu, cuda, for_dtype};
+use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
 
 /// `log(s) + m - logits[target]` for each row: logits `[.., C]`, target i64 `[..]`, m and s `[.., 1]`, result `[..]`.
 ///
@@ -70,7 +74,7 @@ impl Op for CrossEntropy {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let last = at.ins[0].global.len() - 1;
-        let classes = cuda::Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy([&ins[0], &ins[1], &ins[2], &ins[3]], classes)?])
     }
 

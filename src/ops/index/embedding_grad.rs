@@ -2,11 +2,14 @@
 
 use smallvec::smallvec;
 
+use super::cuda;
 use super::segments::{add_rows, checked_index, expect_indices};
-use super::{Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
+use crate::ops::{
+    Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+};
 use crate::placement::Leaf;
-use crate::tensor::{Tensor, cpu, cuda, for_dtype};
+use crate::tensor::{Tensor, cpu, for_dtype};
 
 /// Zeros `[rows, C]`, with `dy[i]` (`[.., C]`) added to row `index[i]` (i64 `[..]`) for each `i`, along the summation
 /// tree over the index's dims.
@@ -77,7 +80,7 @@ impl Op for EmbeddingGrad {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(EmbeddingGrad { rows: 3 }, [Input::index([7], 3), Input::ints([7, 2])]),
         Sample::new(EmbeddingGrad { rows: 5 }, [Input::index([2, 3], 5), Input::ints([2, 3, 1])]),

@@ -1,10 +1,13 @@
 //! `argmax`: where the largest element along a dim is.
 
+pub(super) mod cpu;
+mod cuda;
+
 use smallvec::smallvec;
 
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Tensor, cpu, cuda};
+use crate::tensor::{DType, Tensor};
 
 /// The index (i64) of the first largest element along `dim`, which leaves; NaN counts as largest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

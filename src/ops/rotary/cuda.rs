@@ -3,9 +3,9 @@
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
 
-use super::gpu::Gpu;
+use super::cpu::Rotation;
 use crate::error::Result;
-use crate::tensor::cpu::Rotation;
+use crate::tensor::cuda::Gpu;
 use crate::tensor::math::log::ln_f64;
 use crate::tensor::{Dims, Tensor};
 
@@ -13,7 +13,7 @@ use crate::tensor::{Dims, Tensor};
 ///
 /// # Errors
 /// A device without room, a launch that fails.
-pub fn rotary(rotation: &Rotation, x: &Tensor) -> Result<Tensor> {
+pub(super) fn rotary(rotation: &Rotation, x: &Tensor) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (time, last) = (x.shape().len() - 2, x.shape().len() - 1);
     // In the order of memory, but for the last dim.

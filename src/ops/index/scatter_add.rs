@@ -2,12 +2,15 @@
 
 use smallvec::smallvec;
 
+use super::cuda;
 use super::gather::{rows_along, rows_back};
 use super::segments::{add_rows, checked_index, expect_indices};
-use super::{Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
+use crate::ops::{
+    Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+};
 use crate::placement::Leaf;
-use crate::tensor::{Shape, Tensor, cpu, cuda, for_dtype};
+use crate::tensor::{Shape, Tensor, cpu, for_dtype};
 
 /// Zeros, `extent` of them along `dim`, with `src[.., k, ..]` added at index `index[.., k, ..]` (i64) for each `k`,
 /// along the summation tree over `k`; operands (index, src) of equal shape.
@@ -91,7 +94,7 @@ impl Op for ScatterAdd {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let op = |dim, extent| ScatterAdd { dim, extent };
     vec![
         Sample::new(op(1, 3), [Input::index([5, 7], 3), Input::ints([5, 7])]),

@@ -1,5 +1,8 @@
 //! `rotary`: rotary position embedding (Su et al., *RoFormer*, 2021).
 
+pub(super) mod cpu;
+mod cuda;
+
 use smallvec::smallvec;
 
 use super::{
@@ -7,8 +10,7 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
-use crate::tensor::cpu::Rotation;
-use crate::tensor::cuda;
+use cpu::Rotation;
 
 /// x `[.., T, D]` with its vectors turned by their positions: at position `p = offset + t`, elements `i` and `i + D/2`
 /// of a vector turn as a pair by the angle `p · base^(-2i/D)`.

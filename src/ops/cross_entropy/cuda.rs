@@ -1,10 +1,10 @@
 //! Cross entropy, from the statistics of its logits.
 
-use super::fault::Code;
-use super::gpu::Gpu;
-use super::index::Held;
 use crate::error::Result;
+use crate::ops::index::cuda::Held;
 use crate::tensor::Tensor;
+use crate::tensor::cuda::Gpu;
+use crate::tensor::cuda::fault::Code;
 
 /// `ln(s) + m - logits[target]` for each row of the classes held; see `ops::CrossEntropy`. All operands are contiguous
 /// or become so.

@@ -1,10 +1,7 @@
 //! Rotation of pairs by angles that grow with the position.
 
-use super::cast::cast;
-use super::real::Real;
-use super::simd::{Kernel, dispatch};
-use super::{Nest, as_elements_mut};
 use crate::error::{Error, Result};
+use crate::tensor::cpu::{Kernel, Nest, Real, as_elements_mut, cast, dispatch};
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_f64;
 use crate::tensor::math::trig::sin_cos_2pi_f64;

@@ -2,12 +2,13 @@
 
 use smallvec::smallvec;
 
-use super::cross_entropy::expect_loss;
-use super::segments::checked_index;
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use super::{cuda, expect_loss};
 use crate::error::{Error, Result};
+use crate::ops::index::cuda::Held;
+use crate::ops::index::segments::checked_index;
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::tensor::cpu::{Map3, Real};
-use crate::tensor::{Float, Tensor, cpu, cuda, for_dtype};
+use crate::tensor::{Float, Tensor, cpu, for_dtype};
 
 /// `dy * (exp(logits - m) / s - onehot(target))`: operands as for `cross_entropy`, then the loss's gradient `dy` `[..]`.
 ///
@@ -73,7 +74,7 @@ impl Op for CrossEntropyGrad {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let last = at.ins[0].global.len() - 1;
-        let classes = cuda::Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
     }
 
@@ -93,7 +94,7 @@ impl<A: Real> Map3<A, A, A, A> for Share {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |outer: &[usize], classes: usize| {
         let with = |n: usize| -> Vec<usize> { outer.iter().copied().chain([n]).collect() };
         let target = Input::index(outer, classes);

@@ -2,13 +2,14 @@
 
 use smallvec::smallvec;
 
+use super::cuda;
 use super::embedding::nothing;
 use super::segments::{checked_index, expect_indices};
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, ScatterAdd, Slot, Tensors, Vjp, Windows, arity, list,
 };
-use crate::error::{Error, Result};
-use crate::tensor::{Dims, Tensor, cuda, for_dtype};
+use crate::tensor::{Dims, Tensor, for_dtype};
 
 /// `y[.., k, ..] = x[.., index[.., k, ..], ..]` along `dim`; operand and index (i64) agree in their other extents, and
 /// the result has the index's shape.
@@ -81,7 +82,7 @@ impl Op for Gather {
 }
 
 /// Refuses two operands whose extents differ in another dim than `dim`, and a `dim` they do not have.
-pub(super) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> Result<()> {
+pub(in crate::ops) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> Result<()> {
     let (a, b) = (&ins[0].shape, &ins[1].shape);
     if dim < a.len() && a.len() == b.len() && (0..a.len()).all(|d| d == dim || a[d] == b[d]) {
         return Ok(());
@@ -91,19 +92,19 @@ pub(super) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> Result<(
 }
 
 /// The tensor with `dim` moved to the end, contiguous.
-pub(super) fn rows_along(x: &Tensor, dim: usize) -> Result<Tensor> {
+pub(in crate::ops) fn rows_along(x: &Tensor, dim: usize) -> Result<Tensor> {
     let order: Dims = (0..x.shape().len()).filter(|&d| d != dim).chain([dim]).collect();
     x.permute(&order)?.contiguous()
 }
 
 /// The last dim moved back to `dim`: a view.
-pub(super) fn rows_back(x: &Tensor, dim: usize) -> Result<Tensor> {
+pub(in crate::ops) fn rows_back(x: &Tensor, dim: usize) -> Result<Tensor> {
     let last = x.shape().len() - 1;
     let order: Dims = (0..dim).chain([last]).chain(dim..last).collect();
     x.permute(&order)
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Gather { dim: 1 }, [Input::ints([5, 3]), Input::index([5, 2], 3)]),
         Sample::new(Gather { dim: 0 }, [Input::ints([3, 2]), Input::index([7, 2], 3)]),

@@ -3,10 +3,10 @@
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Float};
 
-use super::Meta;
+use crate::ops::Meta;
 
 /// Refuses, in the name of `verb`, an index that is not one of the `n` indices of `dim`, and gives it.
-pub(super) fn checked_index(verb: &str, index: i64, n: usize, dim: usize) -> Result<usize> {
+pub(in crate::ops) fn checked_index(verb: &str, index: i64, n: usize, dim: usize) -> Result<usize> {
     usize::try_from(index).ok().filter(|&i| i < n).ok_or_else(|| {
         Error::invalid(
             verb,
@@ -18,7 +18,7 @@ pub(super) fn checked_index(verb: &str, index: i64, n: usize, dim: usize) -> Res
 }
 
 /// Refuses, in the name of `verb`, indices that are not i64.
-pub(super) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
+pub(in crate::ops) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
     if index.dtype == DType::I64 {
         return Ok(());
     }
@@ -31,7 +31,7 @@ pub(super) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
 /// Rows with one destination are added along the summation tree over the positions of `src`'s rows, a row-major index
 /// over `extents`: the tree of [`cpu::reduce`](crate::tensor::cpu::reduce), with positions that add nothing left out.
 /// `out` is zero, and a sum that is zero is +0.
-pub(super) fn add_rows<T: Float>(
+pub(in crate::ops) fn add_rows<T: Float>(
     extents: &[usize],
     hits: &mut [(usize, usize)],
     width: usize,
