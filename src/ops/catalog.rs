@@ -6,7 +6,7 @@ use super::Sample;
 pub fn catalog() -> Vec<Sample> {
     let files: &[fn() -> Vec<Sample>] = &[
         super::abs::samples,
-        super::adamw::samples,
+        super::step::adamw::samples,
         super::add::samples,
         super::argmax::samples,
         super::attention::samples,
@@ -58,7 +58,7 @@ pub fn catalog() -> Vec<Sample> {
         super::scale::samples,
         super::index::scatter_add::samples,
         super::select::samples,
-        super::sgd::samples,
+        super::step::sgd::samples,
         super::shift::samples,
         super::shuffle::samples,
         super::sigmoid::samples,

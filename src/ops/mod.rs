@@ -6,7 +6,6 @@
 //! around by moving operands, never guessed.
 
 mod abs;
-mod adamw;
 mod add;
 mod argmax;
 mod attention;
@@ -57,7 +56,6 @@ mod rsqrt;
 mod sample;
 mod scale;
 mod select;
-mod sgd;
 mod shift;
 mod shuffle;
 mod sigmoid;
@@ -70,6 +68,7 @@ mod slice;
 mod softmax;
 mod split;
 mod sqrt;
+mod step;
 mod sub;
 mod sum;
 mod tanh;
@@ -77,7 +76,6 @@ mod tanh_grad;
 mod vjp;
 
 pub use abs::Abs;
-pub use adamw::AdamW;
 pub use add::Add;
 pub use argmax::Argmax;
 pub use attention::Attention;
@@ -133,7 +131,6 @@ pub use rsqrt::Rsqrt;
 pub use sample::{Fill, Input, Sample};
 pub use scale::Scale;
 pub use select::Select;
-pub use sgd::Sgd;
 pub use shift::Shift;
 pub use shuffle::Shuffle;
 pub use sigmoid::Sigmoid;
@@ -150,6 +147,8 @@ pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
 pub use split::Split;
 pub use sqrt::Sqrt;
+pub use step::adamw::AdamW;
+pub use step::sgd::Sgd;
 pub use sub::Sub;
 pub use sum::Sum;
 pub use tanh::Tanh;

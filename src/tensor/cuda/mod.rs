@@ -21,7 +21,6 @@ mod memory;
 mod module;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
-mod optim;
 pub(crate) mod reduce;
 mod rows;
 mod side;
@@ -40,7 +39,6 @@ pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_lim
 pub use launch::{Extent, Launch};
 pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;
-pub(crate) use optim::{AdamWRates, SgdRates, Step, adamw, sgd};
 pub(crate) use reduce::reduce;
 pub(crate) use rows::{Entries, Rows, entries, statistic};
 pub(crate) use side::{Mark, Side, Spoiler};

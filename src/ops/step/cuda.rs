@@ -2,8 +2,8 @@
 
 use bytemuck::NoUninit;
 
-use super::gpu::Gpu;
 use crate::error::Result;
+use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 
 /// The tensors of one launch, and the elements of one block, as `kernels/step.cuh` has them.

@@ -3,10 +3,13 @@
 use smallvec::smallvec;
 
 use super::adamw::{each_chunk, expect_step, step_rows};
-use super::{Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Together, Vjp, Windows, arity};
+use super::cuda;
 use crate::error::Result;
+use crate::ops::{
+    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Together, Vjp, Windows, arity,
+};
 use crate::tensor::cpu::{Kernel, Real, dispatch};
-use crate::tensor::{Float, Tensor, cuda, for_dtype};
+use crate::tensor::{Float, Tensor, for_dtype};
 
 /// (p, g, b, scale) -> (p', b'): with `d = scale g + λ p`, `b' = μ b + d` and `p' = p - lr b'`, or, after Nesterov,
 /// `p' = p - lr (d + μ b')`. `b` starts as zeros. Sutskever et al., *On the importance of initialization and
@@ -126,7 +129,7 @@ impl<A: Real> Kernel for Update<'_, A> {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], nesterov| {
         let op = Sgd { momentum: Bits(0.875), weight_decay: Bits(0.5), nesterov, lr: Free(0.125) };
         let p = Input::ints(shape);

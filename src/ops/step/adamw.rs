@@ -2,13 +2,14 @@
 
 use smallvec::smallvec;
 
-use super::softmax::sum_exp::accumulator;
-use super::{
+use super::cuda;
+use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::{
     Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Together, Vjp, Windows, arity, list,
 };
-use crate::error::{Error, Result};
 use crate::tensor::cpu::{Kernel, Lane, Real, dispatch};
-use crate::tensor::{Float, Tensor, cuda, for_dtype};
+use crate::tensor::{Float, Tensor, for_dtype};
 
 /// (p, g, m, v, scale) -> (p', m', v'): Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019,
 /// algorithm 2.
@@ -189,7 +190,7 @@ impl<A: Real> Kernel for Update<'_, A> {
 
 /// Has `run` overwrite every piece of `p`, given its start, a widened copy of it, and the piece of `g` there: in place
 /// where nobody shares `p`'s buffer.
-pub(super) fn each_chunk<T: Lane>(
+pub(in crate::ops) fn each_chunk<T: Lane>(
     p: &mut Tensor,
     g: &Tensor,
     mut run: impl FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
@@ -210,7 +211,7 @@ pub(super) fn each_chunk<T: Lane>(
 }
 
 /// Refuses, in the name of `verb`, a gradient unlike the parameter, and state that is not of its shape in f32 (f64).
-pub(super) fn expect_step(
+pub(in crate::ops) fn expect_step(
     verb: &str,
     p: &Meta,
     g: &Meta,
@@ -234,7 +235,7 @@ pub(super) fn expect_step(
 }
 
 /// Everything of the parameter's shape lies like the parameter; the scale is replicated.
-pub(super) fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
+pub(in crate::ops) fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
     let like = |slot: Slot| {
         Row::new(std::iter::repeat_n(slot, ins).chain([Slot::R]), std::iter::repeat_n(slot, outs))
     };
@@ -254,7 +255,7 @@ fn power(x: f64, n: u64) -> f64 {
     result
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], t| {
         let op = AdamW::at_step(t, 0.125, (0.875, 0.75), 1e-8, 0.5);
         let (p, v) = (Input::ints(shape), Input::positive(shape));
