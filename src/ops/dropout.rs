@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Stretches};
 use crate::tensor::{DType, Tensor, cpu, for_dtype};
 
-use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
+use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, random};
 
 /// Each element zeroed with probability `p`, else multiplied by `1 / (1 - p)`.
 ///
@@ -49,7 +49,7 @@ impl Pointwise for Dropout {
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let window = &at.outs[0];
-        rng::cuda::dropout(self.draw.0, self.p.0, &ins[0], &window.global, &window.region)
+        random::cuda::dropout(self.draw.0, self.p.0, &ins[0], &window.global, &window.region)
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -32,7 +32,7 @@ pub(in crate::rng) fn fill(
 }
 
 /// Writes the elements of `region` of a permutation into `out`, its storage on a device, which nobody shares.
-pub(in crate::rng) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> Result<()> {
+pub(crate) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> Result<()> {
     let gpu = Gpu::of(out)?;
     let global = Shape::from([order.len() as usize]);
     for place in Place::all(region, &global, 1)? {

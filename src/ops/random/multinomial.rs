@@ -2,8 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use super::cuda;
 use crate::error::{Error, Result};
+use crate::ops::{Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
 use crate::rng::{self, Draw, Stretches};
 use crate::tensor::{DType, Element, Tensor, for_dtype};
 
@@ -68,7 +69,7 @@ impl Op for Multinomial {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [weights, drawn] = [&at.ins[0], &at.outs[0]].map(|w| (&w.global, &w.region));
-        Ok(smallvec![rng::cuda::multinomial(self.draw.0, self.replacement, &ins[0], weights, drawn)?])
+        Ok(smallvec![cuda::multinomial(self.draw.0, self.replacement, &ins[0], weights, drawn)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -190,7 +191,7 @@ impl<T: Element> Rows<'_, T> {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], samples, replacement| {
         let draw = Free(rng::Generator::new(7).next_draw());
         Sample::new(Multinomial { samples, replacement, draw }, [Input::positive(shape)]).rough()
@@ -208,8 +209,8 @@ pub(super) fn samples() -> Vec<Sample> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::eval_whole;
     use super::*;
+    use crate::ops::eval_whole;
 
     fn draw(weights: &[f32], shape: [usize; 2], samples: usize, replacement: bool) -> Result<Vec<i64>> {
         let op = Multinomial { samples, replacement, draw: Free(rng::Generator::new(5).next_draw()) };

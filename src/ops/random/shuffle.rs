@@ -2,9 +2,12 @@
 
 use smallvec::smallvec;
 
-use super::{Algebra, Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use super::cuda;
 use crate::error::{Error, Result};
-use crate::rng::{self, Draw, Generator, Permutation};
+use crate::ops::{
+    Algebra, Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+};
+use crate::rng::{Draw, Generator, Permutation};
 use crate::tensor::{Tensor, cpu, for_dtype};
 
 /// `y[.., i, ..] = x[.., order(i), ..]` along `dim`, where `order` is the draw's [`Permutation`] of the dim; or, as the
@@ -62,7 +65,7 @@ impl Op for Shuffle {
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        Ok(smallvec![rng::cuda::shuffle(self.draw.0, &ins[0], self.dim, self.inverse)?])
+        Ok(smallvec![cuda::shuffle(self.draw.0, &ins[0], self.dim, self.inverse)?])
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -77,7 +80,7 @@ impl Op for Shuffle {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let shuffle = |dim, inverse| Shuffle { dim, inverse, draw: Free(Generator::new(9).next_draw()) };
     vec![
         Sample::new(shuffle(0, false), [Input::ints([7, 3])]),

@@ -1,8 +1,9 @@
 //! What random operators with a parameter for each element have in common.
 
-use super::Windows;
+use super::cuda;
 use crate::error::Result;
-use crate::rng::{Draw, Stretches, cuda};
+use crate::ops::Windows;
+use crate::rng::{Draw, Stretches};
 use crate::tensor::{Element, Tensor};
 
 /// The result whose elements `fill` draws, many stretches at a time: given which they are, and the parameters of all.

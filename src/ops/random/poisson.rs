@@ -1,9 +1,9 @@
 //! `poisson`: Poisson numbers of a rate given for each element.
 
-use super::random::{draw_each, draw_each_on_device};
-use super::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
+use super::cuda::Parameters;
+use super::each::{draw_each, draw_each_on_device};
 use crate::error::{Error, Result};
-use crate::rng::cuda::Parameters;
+use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -64,7 +64,7 @@ fn counts<R: rng::Real, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw)
     draw_each::<R, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let op = |dtype| Poisson { dtype, draw: Free(rng::Generator::new(7).next_draw()) };
     let sample = |dtype, shape: &[usize]| Sample::new(op(dtype), [Input::positive(shape)]).rough();
     vec![
@@ -77,8 +77,8 @@ pub(super) fn samples() -> Vec<Sample> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::eval_whole;
     use super::*;
+    use crate::ops::eval_whole;
 
     #[test]
     fn refuses_rates_and_dtypes_by_name() {

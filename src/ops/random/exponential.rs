@@ -1,9 +1,9 @@
 //! `exponential`: exponential numbers of a rate given for each element.
 
-use super::random::{draw_each, draw_each_on_device};
-use super::{Algebra, Div, Free, Input, Meta, Mul, Neg, Pointwise, Sample, Vjp, Windows};
+use super::cuda::Parameters;
+use super::each::{draw_each, draw_each_on_device};
 use crate::error::Result;
-use crate::rng::cuda::Parameters;
+use crate::ops::{Algebra, Div, Free, Input, Meta, Mul, Neg, Pointwise, Sample, Vjp, Windows};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -56,7 +56,7 @@ impl Pointwise for Exponential {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let op = || Exponential { draw: Free(rng::Generator::new(7).next_draw()) };
     let shapes: [&[usize]; 4] = [&[5, 3], &[7, 2, 3], &[2, 0], &[]];
     shapes.map(|shape| Sample::new(op(), [Input::positive(shape)])).to_vec()

@@ -1,10 +1,9 @@
 //! Operators that draw with a parameter for each element, and dropout.
 
-use super::place::{DrawArg, Place, run_over};
 use crate::error::Result;
 use crate::placement::Region;
-use crate::rng::Draw;
-use crate::rng::dropout::keep_threshold;
+use crate::rng::cuda::{DrawArg, Place, run_over};
+use crate::rng::{Draw, keep_threshold};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Shape, Tensor};
 

@@ -1,9 +1,8 @@
 //! Categories by their weights, and rows in random order.
 
-use super::fills;
-use super::place::{DrawArg, Place, run_over};
 use crate::error::{Error, Result};
 use crate::placement::Region;
+use crate::rng::cuda::{DrawArg, Place, order as write_order, run_over};
 use crate::rng::{Draw, Permutation};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Shape, Tensor};
@@ -76,7 +75,7 @@ pub(crate) fn shuffle(draw: Draw, x: &Tensor, dim: usize, inverse: bool) -> Resu
     }
     let len = x.shape()[dim];
     let mut order = gpu.stale(DType::I64, [len])?;
-    fills::order(&Permutation::new(draw, len as u64), &Region::whole(&[len].into()), &mut order)?;
+    write_order(&Permutation::new(draw, len as u64), &Region::whole(&[len].into()), &mut order)?;
     // Elements move untouched, in the largest units that places and addresses are multiples of.
     let row_bytes = (x.shape()[dim + 1..].iter().product::<usize>() * x.dtype().size_bytes()) as u64;
     let address = x.device_address().unwrap_or(0);
