@@ -174,7 +174,8 @@ fn the_reader_sees_every_form() {
     let within = Source { path: "src/x/y/z.rs".into(), code: "use super::super::w;".into(), lines: 1 };
     assert_eq!(within.names(), []);
     let at = |path: &str| Source { path: path.into(), code: String::new(), lines: 0 };
-    let rooms = ["softmax/mod.rs", "softmax/grad.rs", "norm/rms_norm.rs", "sum.rs", "softmax/cuda.rs", "a/cpu/b.rs"];
+    let rooms =
+        ["softmax/mod.rs", "softmax/grad.rs", "norm/rms_norm.rs", "sum.rs", "softmax/cuda.rs", "a/cpu/b.rs"];
     let rooms = rooms.map(|file| at(&format!("src/ops/{file}")));
     let paths = ["softmax", "softmax::grad", "norm::rms_norm", "sum", "softmax::cuda", "a::cpu::b"];
     assert_eq!(rooms.each_ref().map(Source::module_path), paths);

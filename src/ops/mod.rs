@@ -1,9 +1,13 @@
-//! Operators: one file, one record, every truth about it in it.
+//! Operators: one file, one record, every truth about it in it; and a room for those with kernels of their own.
 //!
 //! An operator is a small value, its attributes, that implements [`Op`]: shapes, sharding [rows](Row), a CPU kernel, a
 //! derivative written as an expression over other operators ([`Vjp`]), and [samples](Sample) that feed the tests.
 //! Rows speak about one mesh axis; the dispatcher takes their product. A row that is missing is refused or worked
 //! around by moving operands, never guessed.
+//!
+//! A room is a folder: the records, `cpu` and `cuda`, which hold the kernels. Its `mod.rs` is the record of the operator that
+//! gives it its name, and `grad.rs` that of the derivative; a room of several operators has a file for each. [`cpu`] and [`cuda`]
+//! give kernels to be called by themselves.
 
 mod abs;
 mod add;

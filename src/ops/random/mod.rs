@@ -2,7 +2,7 @@
 //! tensors are [`rng`](crate::rng)'s.
 
 pub(super) mod bernoulli;
-pub(super) mod cuda;
+mod cuda;
 mod each;
 pub(super) mod exponential;
 pub(super) mod gamma;

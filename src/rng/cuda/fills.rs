@@ -5,11 +5,10 @@ use bytemuck::NoUninit;
 use super::place::{DrawArg, Place, run_over};
 use crate::error::Result;
 use crate::placement::Region;
-use crate::rng::dropout::keep_threshold;
 use crate::rng::integers::{Words, words_of};
 use crate::rng::permutation::ROUNDS;
 use crate::rng::poisson::{LARGE, Sums};
-use crate::rng::{Distribution, Draw, Permutation};
+use crate::rng::{Distribution, Draw, Permutation, keep_threshold};
 use crate::tensor::cuda::{Gpu, Launch};
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
 

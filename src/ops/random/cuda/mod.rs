@@ -3,5 +3,5 @@
 mod each;
 mod rows;
 
-pub(in crate::ops) use each::{Parameters, draw_each, dropout};
+pub(super) use each::{Parameters, draw_each};
 pub(super) use rows::{multinomial, shuffle};

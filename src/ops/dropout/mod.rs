@@ -1,10 +1,14 @@
 //! `dropout`: zeroes elements at random, by a mask that is a function of their global indices.
 
+pub(super) mod cpu;
+mod cuda;
+
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Stretches};
-use crate::tensor::{DType, Tensor, cpu, for_dtype};
+use crate::tensor::cpu::as_elements_mut;
+use crate::tensor::{DType, Tensor, for_dtype};
 
-use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, random};
+use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
 
 /// Each element zeroed with probability `p`, else multiplied by `1 / (1 - p)`.
 ///
@@ -38,10 +42,10 @@ impl Pointwise for Dropout {
         let x = ins[0].contiguous()?;
         let mut out = Tensor::stale(x.dtype(), x.shape());
         for_dtype!(float Self::NAME, x.dtype(), T => {
-            let (x, out) = (x.as_slice::<T>()?, cpu::as_elements_mut::<T>(out.bytes_mut()));
+            let (x, out) = (x.as_slice::<T>()?, as_elements_mut::<T>(out.bytes_mut()));
             let window = &at.outs[0];
             Stretches::of(&window.region, &window.global, |at, here| {
-                rng::dropout(draw, at, p, &x[here.clone()], &mut out[here])
+                cpu::dropout(draw, at, p, &x[here.clone()], &mut out[here])
             })
         })?;
         Ok(out)
@@ -49,7 +53,7 @@ impl Pointwise for Dropout {
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let window = &at.outs[0];
-        random::cuda::dropout(self.draw.0, self.p.0, &ins[0], &window.global, &window.region)
+        cuda::dropout(self.draw.0, self.p.0, &ins[0], &window.global, &window.region)
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -1,59 +1,9 @@
-//! Masks and dropout. The decision is made on the element's 32-bit word, so every element type has the same mask.
+//! Dropout. The decision is made on the element's 32-bit word, so every element type has the same mask.
 
-use super::Draw;
-use super::continuous::{expect_all, expect_len};
-use super::fill::Real;
-use super::philox::Blocks;
-use super::sample::{Sink, drive};
-use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
+use crate::rng::philox::Blocks;
+use crate::rng::{Draw, Indices, Real, Sink, Stretches, drive, keep_threshold};
 use crate::tensor::Element;
-
-/// The word from which on an element is kept: `p` times 2^32, to the nearest and at most 2^32 - 1.
-///
-/// At `p` = 1 nothing is kept, whatever the word.
-///
-/// # Errors
-/// Refuses a `p` outside [0, 1].
-pub fn keep_threshold(verb: &str, p: f64) -> Result<u32> {
-    if (0.0..=1.0).contains(&p) {
-        return Ok((p * 4_294_967_296.0).round() as u32);
-    }
-    Err(Error::invalid(verb, "a probability lies in [0, 1]", format!("p = {p}"), ""))
-}
-
-/// The mask of [`dropout`]: false with probability `p` (to 2^-32), which it drops, and true for what it keeps.
-///
-/// # Errors
-/// Refuses a `p` outside [0, 1].
-pub fn keep(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
-    let threshold = keep_threshold("keep", p)?;
-    mask(draw, at.stretches(), p, threshold, true, out);
-    Ok(())
-}
-
-/// True with probability `p` (to 2^-32): where [`keep`] is false.
-///
-/// # Errors
-/// Refuses a `p` outside [0, 1].
-pub fn bernoulli(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
-    let threshold = keep_threshold("bernoulli", p)?;
-    mask(draw, at.stretches(), p, threshold, false, out);
-    Ok(())
-}
-
-/// [`bernoulli`] with a probability for each element: true where (word + 1/2) <= p 2^32 in f64, which is the same where
-/// the probabilities are equal (and less than 1 - 2^-33, or 1).
-///
-/// # Errors
-/// Refuses slices of different lengths, and a probability outside [0, 1].
-pub fn bernoulli_each<T: Real>(draw: Draw, at: impl Indices, p: &[T], out: &mut [bool]) -> Result<()> {
-    expect_len("bernoulli", p, out)?;
-    let rule = "a probability lies in [0, 1]";
-    expect_all("bernoulli", rule, at.stretches(), p, |p| (0.0..=1.0).contains(&p))?;
-    drive(draw, 0, at.stretches(), out.len(), Chances { p, out });
-    Ok(())
-}
 
 /// Zeroes each element with probability `p` and multiplies the others by 1 / (1 - `p`).
 ///
@@ -93,14 +43,6 @@ pub fn dropout_in_place<T: Real>(draw: Draw, at: impl Indices, p: f64, x: &mut [
     Ok(())
 }
 
-fn mask(draw: Draw, at: Stretches<'_>, p: f64, threshold: u32, kept: bool, out: &mut [bool]) {
-    if p == 1.0 {
-        out.fill(!kept);
-    } else {
-        drive(draw, 0, at, out.len(), Mask { threshold, kept, out });
-    }
-}
-
 fn scale_kept<T: Real>(
     draw: Draw,
     at: Stretches<'_>,
@@ -112,44 +54,8 @@ fn scale_kept<T: Real>(
     if p == 1.0 {
         return out.fill(T::default());
     }
-    let scale = crate::tensor::Element::from_f64(1.0 / (1.0 - p));
+    let scale = Element::from_f64(1.0 / (1.0 - p));
     drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
-}
-
-struct Mask<'a> {
-    threshold: u32,
-    kept: bool,
-    out: &'a mut [bool],
-}
-
-impl Sink for Mask<'_> {
-    const PER_BLOCK: usize = 4;
-    #[inline(always)]
-    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
-        let words = &blocks.words()[skip..skip + len];
-        for (out, &word) in self.out[at..at + len].iter_mut().zip(words) {
-            *out = (word >= self.threshold) == self.kept;
-        }
-    }
-}
-
-struct Chances<'a, T> {
-    p: &'a [T],
-    out: &'a mut [bool],
-}
-
-impl<T: Real> Sink for Chances<'_, T> {
-    const PER_BLOCK: usize = 4;
-    #[inline(always)]
-    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
-        let mut p = [[T::Wide::default(); 4]; N];
-        let p = &mut p.as_flattened_mut()[..len];
-        T::load(&self.p[at..at + len], p);
-        let words = &blocks.words()[skip..skip + len];
-        for ((out, p), &word) in self.out[at..at + len].iter_mut().zip(p).zip(words) {
-            *out = f64::from(word) + 0.5 <= p.to_f64() * 4_294_967_296.0;
-        }
-    }
 }
 
 struct ScaleKept<'a, T: Real> {
@@ -183,7 +89,8 @@ mod tests {
     use half::{bf16, f16};
 
     use super::*;
-    use crate::rng::bits32;
+    use crate::rng::{bits32, keep};
+    use crate::tensor::cpu::simd::{Isa, with_isa};
 
     const DRAW: Draw = Draw { seed: 9, number: 4 };
 
@@ -205,8 +112,6 @@ mod tests {
             let mut mask = vec![false; len];
             keep(DRAW, 3, p, &mut mask).unwrap();
             assert_eq!(mask, kept);
-            bernoulli(DRAW, 3, p, &mut mask).unwrap();
-            assert!(mask.iter().zip(&kept).all(|(a, b)| a != b));
             let x: Vec<f64> = (0..len).map(|i| (i as f64 - 40.5) / 8.0).collect();
             let scale = 1.0 / (1.0 - p);
             macro_rules! check {
@@ -241,11 +146,6 @@ mod tests {
         assert_eq!(bits(&out), [0; 5]);
         dropout(DRAW, 0, 1.0 - 1e-15, &x, &mut out).unwrap();
         assert_eq!(bits(&out), [0; 5]);
-        let mut mask = [false; 300];
-        keep(DRAW, 0, 0.0, &mut mask).unwrap();
-        assert!(mask.iter().all(|&m| m));
-        keep(DRAW, 0, 1.0, &mut mask).unwrap();
-        assert!(mask.iter().all(|&m| !m));
     }
 
     #[test]
@@ -255,7 +155,19 @@ mod tests {
         assert_eq!(text, "dropout: a probability lies in [0, 1]; got p = 1.5");
         let text = dropout(DRAW, 0, 0.5, &[0.0; 3], &mut out).unwrap_err().to_string();
         assert_eq!(text, "dropout: input and output differ in length; got 3 and 2 elements");
-        assert!(keep(DRAW, 0, f64::NAN, &mut []).is_err());
-        assert!(bernoulli(DRAW, 0, -0.1, &mut []).is_err());
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        fn bits<T: Real>() -> Vec<u64> {
+            let x: Vec<T> = (0..1003).map(|i| T::from_f64(f64::from(i) / 7.0 - 70.0)).collect();
+            let of = |start| dropped(0.2, start, &x).into_iter().map(|x| x.to_f64().to_bits());
+            [1, (1 << 32) - 5].into_iter().flat_map(of).collect()
+        }
+        let all = || [bits::<f32>(), bits::<f64>(), bits::<f16>(), bits::<bf16>()];
+        let want = with_isa(Isa::Baseline, all);
+        for &isa in Isa::available() {
+            assert!(with_isa(isa, all) == want, "{isa:?}");
+        }
     }
 }
