@@ -1,81 +1,58 @@
 //! Every operator's samples, for the tests that judge rows, gradients and equivalence.
 
 use super::Sample;
+use crate::tensor::cuda;
 
 /// All samples of all operators.
 pub fn catalog() -> Vec<Sample> {
     let files: &[fn() -> Vec<Sample>] = &[
-        super::abs::samples,
         super::step::adamw::samples,
-        super::add::samples,
         super::argmax::samples,
         super::attention::samples,
         super::attention::grad::samples,
         super::random::bernoulli::samples,
-        super::cast::samples,
         super::cat::samples,
-        super::compare::samples,
         super::cross_entropy::samples,
         super::cross_entropy::grad::samples,
-        super::div::samples,
         super::dropout::samples,
         super::index::embedding::samples,
         super::index::embedding_grad::samples,
-        super::exp::samples,
         super::expand::samples,
         super::random::exponential::samples,
         super::random::gamma::samples,
         super::index::gather::samples,
-        super::gelu::samples,
-        super::gelu_grad::samples,
         super::norm::layer_norm::samples,
         super::norm::layer_norm_grad::samples,
-        super::log::samples,
         super::softmax::log_softmax::samples,
         super::softmax::log_softmax_grad::samples,
-        super::mask::samples,
         super::matmul::samples,
         super::max::samples,
-        super::maximum::samples,
         super::min::samples,
-        super::minimum::samples,
-        super::mul::samples,
         super::random::multinomial::samples,
-        super::neg::samples,
         super::pad::samples,
         super::permute::samples,
+        super::pointwise::samples,
         super::random::poisson::samples,
-        super::pow::samples,
-        super::pow_grad::samples,
-        super::pow_scalar::samples,
-        super::relu::samples,
-        super::relu_grad::samples,
         super::reshape::samples,
         super::norm::rms_norm::samples,
         super::norm::rms_norm_grad::samples,
         super::rotary::samples,
-        super::rsqrt::samples,
-        super::scale::samples,
         super::index::scatter_add::samples,
-        super::select::samples,
         super::step::sgd::samples,
-        super::shift::samples,
         super::random::shuffle::samples,
-        super::sigmoid::samples,
-        super::sigmoid_grad::samples,
-        super::sign::samples,
-        super::silu::samples,
-        super::silu_grad::samples,
         super::slice::samples,
         super::softmax::samples,
         super::softmax::grad::samples,
         super::split::samples,
-        super::sqrt::samples,
-        super::sub::samples,
         super::sum::samples,
         super::softmax::sum_exp::samples,
-        super::tanh::samples,
-        super::tanh_grad::samples,
     ];
     files.iter().flat_map(|samples| samples()).collect()
+}
+
+/// Every CUDA source: the files of `kernels/`, and those that formulas give, by file name.
+pub fn cuda_programs() -> Vec<(String, String)> {
+    let files = cuda::programs().iter().map(|(name, text)| (name.to_string(), text.to_string()));
+    let formulas = super::pointwise::cuda_sources().into_iter();
+    files.chain(formulas.map(|s| (format!("{}.cu", s.name), s.parts.concat()))).collect()
 }

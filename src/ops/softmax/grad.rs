@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::{Error, Result};
-use crate::ops::pointwise::one_float;
+use crate::ops::pointwise::floats;
 use crate::ops::{
     Axis, Expand, Input, Meta, Metas, Mul, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows, arity,
     list,
@@ -73,7 +73,7 @@ impl Op for SoftmaxGrad {
 pub(in crate::ops) fn infer(verb: &str, ins: &[Meta], dim: usize) -> Result<Metas> {
     let [y, dy] = arity(verb, ins)?;
     expect_float_dim(verb, y, dim)?;
-    one_float(verb, ins)?;
+    floats(verb, ins)?;
     if y.shape != dy.shape {
         return Err(Error::invalid(verb, "the operands' shapes differ", list(ins), ""));
     }

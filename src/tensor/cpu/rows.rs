@@ -2,7 +2,7 @@
 //! bf16 compute in f32 and round once.
 
 use super::cast::cast;
-use super::elementwise::expect_alike;
+use super::pointwise::expect_alike;
 use super::simd::{Kernel, dispatch};
 use super::tree::RowTree;
 use super::{Real, as_elements_mut};

@@ -42,6 +42,6 @@ pub use memory::MemoryStats;
 pub(crate) use reduce::reduce;
 pub(crate) use rows::{Entries, Rows, entries, statistic};
 pub(crate) use side::{Mark, Side, Spoiler};
-pub use sources::{OPTIONS, headers, programs};
+pub use sources::{OPTIONS, Source, headers, programs};
 pub(crate) use stream::{DeviceBlock, Spoilt};
 pub(crate) use transfer::{download, upload};
