@@ -19,7 +19,7 @@ use super::tensor::DTensor;
 use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
-use crate::placement::{Layout, Placement};
+use crate::placement::Layout;
 
 impl DTensor {
     /// The gradients of this scalar with respect to every leaf ([`DTensor::requires_grad`]) it was computed from.
@@ -255,13 +255,7 @@ impl Pass {
     }
 
     fn zeros(&self, facts: &Facts) -> Result<DTensor> {
-        let layout = facts.layout();
-        let placements = layout.placements().iter().map(|p| match p {
-            Placement::Partial(_) => Placement::Replicate,
-            other => other.clone(),
-        });
-        let layout = Layout::new(placements).with_order(layout.order())?;
-        DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), layout)
+        DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), facts.layout().reduced())
     }
 }
 

@@ -31,7 +31,6 @@ pub(super) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) -> Peers {
 /// The time of changing an operand's placement on axis `a` to `to`, the other axes held; infinite for what is never done
 /// silently: opening a partial.
 pub(super) fn along_axis(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement) -> Cost {
-    use Placement::{Partial, Replicate};
     let from = f.layout().axis(a);
     if from == to {
         return Cost::default();
@@ -41,12 +40,22 @@ pub(super) fn along_axis(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement)
     // What the ranks along this axis hold together, in as many parts as the other axes cut.
     let parts = ways(mesh, f.layout(), (0..f.layout().ndim()).filter(|&b| b != a));
     let bytes = |times: usize, ranks: usize| share(held_bytes(mesh, f) * times * (n - 1), ranks * parts);
-    let talk = match (from, to) {
-        (_, Partial(_)) => Cost::INFINITE,
-        (Replicate, _) => Cost::default(),
-        (Partial(_), Replicate) => peers.cost(1, bytes(2, n)),
-        (Partial(_), _) | (_, Replicate) => peers.cost(1, bytes(1, n)),
-        _ => peers.cost(1, bytes(1, n * n)),
+    let all_reduce = || peers.cost(1, bytes(2, n));
+    let all_gather = || peers.cost(1, bytes(1, n));
+    let reduce_scatter = all_gather;
+    let all_to_all = || peers.cost(1, bytes(1, n * n));
+    let talk = match to {
+        Placement::Partial(_) => Cost::INFINITE,
+        Placement::Replicate => match from {
+            Placement::Replicate => Cost::default(),
+            Placement::Partial(_) => all_reduce(),
+            Placement::Shard(_) | Placement::RaggedShard { .. } => all_gather(),
+        },
+        Placement::Shard(_) | Placement::RaggedShard { .. } => match from {
+            Placement::Replicate => Cost::default(),
+            Placement::Partial(_) => reduce_scatter(),
+            Placement::Shard(_) | Placement::RaggedShard { .. } => all_to_all(),
+        },
     };
     Cost::LEAST + talk
 }
@@ -68,7 +77,10 @@ fn held_bytes(mesh: &DeviceMesh, f: &Facts) -> usize {
 
 /// In how many parts these axes cut.
 fn ways(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = usize>) -> usize {
-    let cut = |&a: &usize| matches!(layout.axis(a), Placement::Shard(_) | Placement::RaggedShard { .. });
+    let cut = |&a: &usize| match layout.axis(a) {
+        Placement::Shard(_) | Placement::RaggedShard { .. } => true,
+        Placement::Replicate | Placement::Partial(_) => false,
+    };
     axes.filter(cut).map(|a| mesh.mesh().axis_len(a)).product()
 }
 

@@ -100,7 +100,7 @@ mod tests {
                         let near = exact.iter().zip(fast).all(|(e, f)| (e - f).abs() <= rounding * largest);
                         assert!(near, "{dtype}[{rows}]@{layout}: {exact:?}, {fast:?}");
                     }
-                    let again = sum.redistribute(sum.reduced_layout()?)?;
+                    let again = sum.redistribute(sum.layout().reduced())?;
                     assert_eq!(again.full_tensor()?.to_f64_vec(), sum.full_tensor()?.to_f64_vec());
                 }
             }

@@ -11,7 +11,7 @@ use super::tape::{Edge, Node};
 use crate::comm::during_at_least;
 use crate::error::{Error, Result};
 use crate::ops::Meta;
-use crate::placement::{Layout, Placement};
+use crate::placement::Layout;
 use crate::tensor::{DType, Scalar, Shape, Tensor};
 
 /// One tensor, stored in pieces on a mesh of ranks.
@@ -150,15 +150,7 @@ impl DTensor {
         if !self.layout().has_partial() {
             return Ok(self.clone());
         }
-        self.redistribute(self.reduced_layout()?)
-    }
-
-    /// This layout with every `Partial` axis replicated.
-    pub(super) fn reduced_layout(&self) -> Result<Layout> {
-        let layout = self.layout();
-        let whole =
-            layout.placements().iter().map(|p| if p.is_partial() { Placement::Replicate } else { p.clone() });
-        Layout::new(whole).with_order(layout.order())
+        self.redistribute(self.layout().reduced())
     }
 
     /// What [`DTensor::redistribute`] would do on this rank, in words. Communicates nothing.
@@ -239,7 +231,7 @@ impl DTensor {
 }
 
 pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
-    if !facts.layout().placements().iter().any(|p| matches!(p, Placement::Partial(_))) {
+    if !facts.layout().has_partial() {
         return Ok(());
     }
     Err(Error::sharding(
