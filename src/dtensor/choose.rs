@@ -100,8 +100,7 @@ impl Candidate<'_> {
         let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
         let stands = |&a: &usize| {
             let row = &self.rows[a].0;
-            row.is_replicated()
-                || self.op.rows(self.metas, axis_beside(self.mesh, a, &first)).contains(row)
+            row.is_replicated() || self.op.rows(self.metas, axis_beside(self.mesh, a, &first)).contains(row)
         };
         if let Some(a) = (0..self.rows.len()).rev().find(|a| !stands(a)) {
             return Ok(Err(a));
@@ -169,9 +168,7 @@ impl Candidate<'_> {
             unreachable!("a row was chosen")
         };
         let place = |(row, ragged): &(Row, Option<Placement>)| match row.outs[k] {
-            Slot::Terms(_) if row.takes_ragged() => {
-                ragged.clone().expect("the row was chosen for it")
-            }
+            Slot::Terms(_) if row.takes_ragged() => ragged.clone().expect("the row was chosen for it"),
             Slot::Terms(_) => {
                 let j = dims.iter().position(|r| r.ins == row.ins);
                 Placement::Shard(j.expect("rows with terms do not depend on the axis"))
@@ -198,8 +195,7 @@ fn cheapest(
         // Whatever is whole everywhere stays so: cutting the result would only have to be undone.
         return (replicated, None);
     }
-    let ragged =
-        ins.iter().map(|f| f.layout().axis(a)).find(|p| p.ragged_units().is_some()).cloned();
+    let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| p.ragged_units().is_some()).cloned();
     let axis = axis_beside(mesh, a, ins[0].layout().placements());
     let mut rows = op.rows(metas, axis);
     rows.push(replicated);
@@ -260,11 +256,7 @@ pub(super) fn term_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
 
 /// The extent of the dim that a row cuts.
 fn extent(row: &Row, metas: &[Meta]) -> usize {
-    let cut = row
-        .ins
-        .iter()
-        .zip(metas)
-        .find_map(|(s, m)| s.dim().map(|d| m.shape[d]));
+    let cut = row.ins.iter().zip(metas).find_map(|(s, m)| s.dim().map(|d| m.shape[d]));
     cut.expect("a row with terms cuts an operand")
 }
 
