@@ -19,7 +19,7 @@ use super::gemm::{Gemm, MatMut, MatRef};
 use super::simd::{Kernel, dispatch};
 use super::tree::{RowTree, merges};
 use crate::error::Result;
-use crate::tensor::Tensor;
+use crate::tensor::{Split, Tensor};
 
 impl CausalAttention<'_> {
     /// The gradients as buffers `[batch, length, heads, d]`.
@@ -124,7 +124,7 @@ fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
         if range.len() <= ROWS {
             return list.push((range, 0));
         }
-        let mid = range.start + range.len().div_ceil(2);
+        let mid = Split::Halves.mid(range.start, range.end);
         halve(range.start..mid, list);
         halve(mid..range.end, list);
         list.last_mut().expect("just pushed").1 += 1;

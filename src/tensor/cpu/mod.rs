@@ -43,4 +43,4 @@ pub use reduce::{reduce, reduce_wide};
 pub use rotary::Rotation;
 pub use simd::{Isa, Kernel, dispatch, with_isa};
 pub use softmax::{RowBody, log_softmax, log_softmax_backward, over_rows, softmax, softmax_backward};
-pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges, row_max};
+pub use tree::{Fold, Max, Min, RowTree, Sum, merges, row_max};
