@@ -15,8 +15,7 @@ use super::dispatch::plan_for;
 use super::facts::Facts;
 use super::plan::Plan;
 use super::reduction::Reduction;
-use super::tape::{Call, Edge, Node, Saved, next_id};
-use super::tensor::DTensor;
+use super::tensor::{Call, DTensor, Edge, Node, Saved, next_id};
 use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
@@ -169,11 +168,7 @@ impl Pass {
     /// A sum in parts that a single step would have to reduce, on its way to a leaf, straight in the leaf's layout where the
     /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on. Returns the
     /// step's plan if it had to be known.
-    fn send_home(
-        &self,
-        call: &Call,
-        grads: &mut SmallVec<[Option<DTensor>; 1]>,
-    ) -> Result<Option<Rc<Plan>>> {
+    fn send_home(&self, call: &Call, grads: &mut SmallVec<[Option<DTensor>; 1]>) -> Result<Option<Rc<Plan>>> {
         let ([Some(edge)], [step], [Some(grad)]) = (&call.edges[..], &call.program.steps[..], &grads[..])
         else {
             return Ok(None);
@@ -426,7 +421,7 @@ mod tests {
             Ok(())
         };
         for reduction in [Reduction::Exact, Reduction::Fast] {
-            spmd(2, |rank| run(rank, reduction)).unwrap_or_else(|e| panic!("{e}"));
+            spmd(2, move |rank| run(rank, reduction)).unwrap_or_else(|e| panic!("{e}"));
         }
     }
 

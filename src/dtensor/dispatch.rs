@@ -11,14 +11,11 @@ use super::device_mesh::DeviceMesh;
 use super::plan::Plan;
 use super::redistribute::Move;
 use super::tape;
-use super::tensor::DTensor;
+use super::tensor::{DTensor, DTensors};
 use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Op, Tensors, Together, absent, run};
 use crate::tensor::Tensor;
-
-/// A few distributed tensors.
-pub(crate) type DTensors = SmallVec<[DTensor; 3]>;
 
 impl DTensor {
     /// Applies any operator, the caller's own included. Operands move where the operator's rows ask for it.

@@ -45,8 +45,9 @@ pub(super) struct Plan {
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(super) struct Needs(u64);
 
+/// A mesh's plans, by what they are found by.
 #[derive(Default)]
-pub(super) struct PlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<Plan>; 1]>>>);
+struct PlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<Plan>; 1]>>>);
 
 impl Needs {
     pub fn of(wanted: impl Iterator<Item = bool>) -> Needs {
@@ -69,7 +70,8 @@ impl Plan {
         hasher.write_u8(reduction as u8);
         ins.iter().for_each(|f| hasher.write_u32(f.id));
         let key = hasher.finish();
-        let found = mesh.0.plans.0.borrow().get(&key).and_then(|plans| {
+        let cache: &PlanCache = mesh.0.plans.of();
+        let found = cache.0.borrow().get(&key).and_then(|plans| {
             let same = |p: &&Rc<Plan>| p.reduction == reduction && p.is_for(ins) && p.op.key_eq(op);
             plans.iter().find(same).cloned()
         });
@@ -79,7 +81,7 @@ impl Plan {
         }
         let plan = Rc::new(Plan::make(mesh, op, ins)?);
         refuse_in_strict(mesh, op, ins, &plan.moves)?;
-        let mut plans = mesh.0.plans.0.borrow_mut();
+        let mut plans = cache.0.borrow_mut();
         if plans.len() >= PLANS_LEN {
             plans.clear();
         }

@@ -6,9 +6,9 @@
 
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
-use super::redistribute::Redistribution;
-use crate::comm::{Cost, Grid, Network, Peers};
-use crate::placement::{Layout, Mesh, Placement};
+use super::redistribute::{Redistribution, peers};
+use crate::comm::{Cost, Peers};
+use crate::placement::{Layout, Placement};
 
 impl DeviceMesh {
     /// How near the ranks along axis `a` are to each other.
@@ -17,14 +17,6 @@ impl DeviceMesh {
             let all = 0..self.mesh().ndim();
             all.map(|a| peers(self.rank().network(), self.mesh(), &[a])).collect()
         })[a]
-    }
-}
-
-/// How near the ranks along `axes` are to each other.
-pub(super) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) -> Peers {
-    match mesh.strides() {
-        Some((base, all)) => network.peers(&Grid { base, axes: &all }, axes),
-        None => network.far_peers(axes.iter().map(|&a| mesh.axis_len(a)).product()),
     }
 }
 

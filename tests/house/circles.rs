@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::source::{Source, identifier, product_code, sources};
 
 /// The circles that stand for now: the engines' and the flight recorder's, which are taken apart with the rooms of `comm`.
-const CIRCLES: [&[&str]; 29] = [
+const CIRCLES: [&[&str]; 27] = [
     &["comm/engine", "comm/fold"],
     &["comm/flight/recorder", "comm/flight/write", "comm/group", "comm/pending"],
     &["comm/launch", "comm/launch/families"],
@@ -16,21 +16,6 @@ const CIRCLES: [&[&str]; 29] = [
     &["comm/nccl/channel", "comm/nccl/engine", "comm/nccl/watch"],
     &["comm/threads/hub", "comm/threads/world"],
     &["comm/threads/reduction", "comm/threads/slot"],
-    &["dtensor/again", "dtensor/dispatch", "dtensor/tape", "dtensor/tensor"],
-    &[
-        "dtensor/choose",
-        "dtensor/device_mesh",
-        "dtensor/exchange",
-        "dtensor/nodes",
-        "dtensor/plan",
-        "dtensor/price",
-        "dtensor/redistribute/cost",
-        "dtensor/redistribute/lower",
-        "dtensor/redistribute/redistribution",
-        "dtensor/redistribute/run",
-        "dtensor/redistribute/search",
-        "dtensor/reduction",
-    ],
     &["error", "error/fault"],
     &["ops/attention", "ops/attention_grad"],
     &["ops/cross_entropy", "ops/cross_entropy_grad"],
