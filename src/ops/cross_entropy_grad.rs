@@ -4,7 +4,8 @@ use smallvec::smallvec;
 
 use super::cross_entropy::expect_loss;
 use super::segments::checked_index;
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use super::sum_exp::row_maximum;
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Map3, Real};
 use crate::tensor::{Float, Tensor, cpu, cuda, for_dtype};
@@ -77,8 +78,16 @@ impl Op for CrossEntropyGrad {
         Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
     }
 
-    fn vjp(&self, _: &mut Vjp) -> Result<()> {
-        Ok(())
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of cross_entropy is not written")
+    }
+
+    fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
+        vec![row_maximum(2, &ins[0])]
+    }
+
+    fn adds(&self) -> bool {
+        true
     }
 }
 

@@ -75,6 +75,10 @@ impl Op for EmbeddingGrad {
         g.set(1, dy);
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 pub(super) fn samples() -> Vec<Sample> {

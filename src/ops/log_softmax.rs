@@ -45,6 +45,10 @@ impl Op for LogSoftmax {
         g.set(0, dx);
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 pub(super) fn samples() -> Vec<Sample> {

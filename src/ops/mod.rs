@@ -142,7 +142,7 @@ pub use rms_norm_grad::RmsNormGrad;
 pub use rotary::Rotary;
 pub use row::{Algebra, Axis, Row, Slot};
 pub use rsqrt::Rsqrt;
-pub use sample::{Fill, Input, Sample};
+pub use sample::{Fill, Input, Sample, Statistic};
 pub use scale::Scale;
 pub use scatter_add::ScatterAdd;
 pub use select::Select;

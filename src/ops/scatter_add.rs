@@ -89,6 +89,10 @@ impl Op for ScatterAdd {
         g.set(1, dx);
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 pub(super) fn samples() -> Vec<Sample> {
