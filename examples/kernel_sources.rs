@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::{env, fs, io};
 
+use isoshard::ops::cuda_programs;
 use isoshard::tensor::cuda;
 
 fn main() -> io::Result<()> {
@@ -11,9 +12,13 @@ fn main() -> io::Result<()> {
         return Err(io::Error::other("name the folder to write to"));
     };
     fs::create_dir_all(&dir)?;
-    for (name, text) in cuda::headers().iter().chain(cuda::programs()) {
+    for (name, text) in cuda::headers() {
         fs::write(dir.join(name), text)?;
     }
-    println!("{} sources and {} headers", cuda::programs().len(), cuda::headers().len());
+    let programs = cuda_programs();
+    for (name, text) in &programs {
+        fs::write(dir.join(name), text)?;
+    }
+    println!("{} sources and {} headers", programs.len(), cuda::headers().len());
     Ok(())
 }
