@@ -2,8 +2,8 @@
 //! and results to the storage type; and the same bits again in every order of threads.
 
 use crate::common::{Stream, shim};
+use isoshard::ops::cuda::{AttentionDropout, CausalAttention};
 use isoshard::rng::{self, Draw};
-use isoshard::tensor::cuda::{AttentionDropout, CausalAttention};
 use isoshard::tensor::{DType, Device, Tensor, cpu};
 
 const DRAW: Draw = Draw { seed: 11, number: 2 };

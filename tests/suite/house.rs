@@ -2,10 +2,14 @@
 //!
 //! Rust lets modules form circles, so the sources are read here, without comments.
 
+mod circles;
+mod placements;
+mod source;
+
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use isoshard::tensor::cuda;
+use source::{Source, files, identifier, product_code, root, sources, strip};
 
 /// Every module with the modules it may name.
 const ARROWS: [(&str, &[&str]); 10] = [
@@ -35,14 +39,6 @@ const ERRORS: [&str; 11] = [
     "Wait",
 ];
 const FILE_LINES: usize = 600;
-
-/// A file under `src/`.
-struct Source {
-    path: PathBuf,
-    /// Without comments and texts; line breaks stay.
-    code: String,
-    lines: usize,
-}
 
 #[test]
 fn imports_point_one_way() {
@@ -86,9 +82,9 @@ fn every_operator_stands_in_the_catalog() {
         let product = product_code(&source.code);
         let Some(at) = product.lines().position(defines) else { continue };
         operators += 1;
-        let file = source.path.file_stem().and_then(|s| s.to_str()).expect("a file has a name");
-        if !catalog.code.contains(&format!("{file}::samples")) {
-            missing.push(format!("{}:{}: no {file}::samples in catalog.rs", source.path.display(), at + 1));
+        let module = source.module_path();
+        if !catalog.code.contains(&format!("super::{module}::samples,")) {
+            missing.push(format!("{}:{}: no {module}::samples in catalog.rs", source.path.display(), at + 1));
         }
     }
     assert!(operators > 5, "only {operators} operator files found");
@@ -108,6 +104,7 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
     let mut found: Vec<String> = embedded.map(|(name, _)| name.to_string()).collect();
     found.sort();
     assert_eq!(found, names, "src/tensor/cuda/sources.rs lists what is in kernels/");
+    let operators: Vec<String> = sources().iter().filter_map(Source::operator).collect();
     let mut wrong = Vec::new();
     for name in &names {
         let text = fs::read_to_string(root().join("kernels").join(name)).expect("sources can be read");
@@ -116,7 +113,7 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
         }
         if let Some(stem) = name.strip_suffix(".cu")
             && !SHARED_KERNELS.contains(&stem)
-            && !operator_files(stem).any(|file| root().join("src/ops").join(file).exists())
+            && !operators_of(stem).any(|name| operators.contains(&name))
         {
             wrong.push(format!("kernels/{name}: belongs to no file of src/ops"));
         }
@@ -130,11 +127,11 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The operator's file that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype,
+/// The operators that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype,
 /// `attention_fast` another way of `attention`'s.
-fn operator_files(stem: &str) -> impl Iterator<Item = String> {
+fn operators_of(stem: &str) -> impl Iterator<Item = String> {
     let part_of = stem.rsplit_once('_').map(|(operator, _)| operator);
-    [Some(stem), part_of].into_iter().flatten().map(|name| format!("{name}.rs"))
+    [Some(stem), part_of].into_iter().flatten().map(str::to_string)
 }
 
 #[test]
@@ -172,132 +169,12 @@ fn the_reader_sees_every_form() {
     assert_eq!(up.names(), [(1, "z".to_string())], "two levels up from a file is the crate");
     let within = Source { path: "src/x/y/z.rs".into(), code: "use super::super::w;".into(), lines: 1 };
     assert_eq!(within.names(), []);
-}
-
-impl Source {
-    /// The part of the house that the file belongs to.
-    fn module(&self) -> String {
-        let parts = self.parts();
-        parts.first().map_or_else(String::new, |p| p.trim_end_matches(".rs").to_string())
-    }
-
-    /// The path below `src`.
-    fn parts(&self) -> Vec<String> {
-        let parts = self.path.iter().map(|p| p.to_string_lossy().into_owned());
-        parts.skip_while(|p| p != "src").skip(1).collect()
-    }
-
-    /// Every name right behind `crate::`, and behind as many `super::` as lead to the crate, with its line.
-    fn names(&self) -> Vec<(usize, String)> {
-        let parts = self.parts();
-        // mod.rs stands for its folder; a module `tests` inside a file may go one further up.
-        let depth = parts.len() - usize::from(parts.last().is_some_and(|p| p == "mod.rs"));
-        let up = "super::".repeat(depth.max(1));
-        let mut names = Vec::new();
-        for (at, _) in self.code.match_indices("crate::") {
-            self.names_at(at + "crate::".len(), &mut names);
-        }
-        for (at, _) in self.code.match_indices(&up) {
-            let inner = product_code(&self.code).len() <= at;
-            let after = at + up.len();
-            if !inner && !self.code[..at].ends_with("super::") {
-                self.names_at(after, &mut names);
-            }
-        }
-        names
-    }
-
-    fn names_at(&self, at: usize, names: &mut Vec<(usize, String)>) {
-        let line = self.code[..at].matches('\n').count() + 1;
-        let rest = &self.code[at..];
-        let Some(group) = rest.strip_prefix('{') else {
-            names.push((line, identifier(rest)));
-            return;
-        };
-        let mut depth = 0;
-        let mut start = 0;
-        for (i, c) in group.char_indices() {
-            let ends = depth == 0 && (c == ',' || c == '}');
-            if ends && !group[start..i].trim().is_empty() {
-                names.push((line, identifier(group[start..i].trim())));
-            }
-            match c {
-                '{' => depth += 1,
-                '}' if depth == 0 => return,
-                '}' => depth -= 1,
-                ',' if depth == 0 => start = i + 1,
-                _ => {}
-            }
-        }
-    }
-}
-
-fn identifier(text: &str) -> String {
-    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
-}
-
-/// The code before a file's unit tests.
-fn product_code(code: &str) -> &str {
-    code.split("#[cfg(test)]").next().unwrap_or(code)
-}
-
-/// `text` with comments, texts and quoted characters blanked; line breaks stay.
-fn strip(text: &str) -> String {
-    let chars: Vec<char> = text.chars().collect();
-    let starts = |i: usize, what: &str| what.chars().enumerate().all(|(k, c)| chars.get(i + k) == Some(&c));
-    let (mut out, mut i) = (String::with_capacity(text.len()), 0);
-    while i < chars.len() {
-        let end = if starts(i, "//") {
-            (i..chars.len()).find(|&k| chars[k] == '\n').unwrap_or(chars.len())
-        } else if starts(i, "/*") {
-            (i + 2..chars.len()).find(|&k| starts(k, "*/")).map_or(chars.len(), |k| k + 2)
-        } else if starts(i, "r\"") || starts(i, "r#\"") {
-            let close = if starts(i, "r\"") { "\"" } else { "\"#" };
-            (i + 3..chars.len()).find(|&k| starts(k, close)).map_or(chars.len(), |k| k + close.len())
-        } else if chars[i] == '"' {
-            let mut k = i + 1;
-            while k < chars.len() && chars[k] != '"' {
-                k += if chars[k] == '\\' { 2 } else { 1 };
-            }
-            k + 1
-        } else if starts(i, "'\\") {
-            (i + 3..chars.len()).find(|&k| chars[k] == '\'').map_or(chars.len(), |k| k + 1)
-        } else if chars[i] == '\'' && chars.get(i + 2) == Some(&'\'') {
-            i + 3
-        } else {
-            out.push(chars[i]);
-            i += 1;
-            continue;
-        };
-        let skipped = &chars[i..end.min(chars.len())];
-        out.extend(skipped.iter().filter(|c| **c == '\n'));
-        i = end;
-    }
-    out
-}
-
-fn sources() -> Vec<Source> {
-    let read = |path: PathBuf| {
-        let text = fs::read_to_string(&path).expect("sources can be read");
-        let path = path.strip_prefix(root()).expect("below the root").to_path_buf();
-        Source { code: strip(&text), lines: text.lines().count(), path }
-    };
-    files(&root().join("src")).into_iter().map(read).collect()
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// All Rust and CUDA files below `dir`, by name.
-fn files(dir: &Path) -> Vec<PathBuf> {
-    let mut entries: Vec<PathBuf> =
-        fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();
-    entries.sort();
-    let below = |p: PathBuf| if p.is_dir() { files(&p) } else { vec![p] };
-    entries
-        .into_iter()
-        .flat_map(below)
-        .filter(|p| p.extension().is_some_and(|e| e == "rs" || e == "cu" || e == "cuh"))
-        .collect()
+    let at = |path: &str| Source { path: path.into(), code: String::new(), lines: 0 };
+    let rooms =
+        ["softmax/mod.rs", "softmax/grad.rs", "norm/rms_norm.rs", "sum.rs", "softmax/cuda.rs", "a/cpu/b.rs"];
+    let rooms = rooms.map(|file| at(&format!("src/ops/{file}")));
+    let paths = ["softmax", "softmax::grad", "norm::rms_norm", "sum", "softmax::cuda", "a::cpu::b"];
+    assert_eq!(rooms.each_ref().map(Source::module_path), paths);
+    let operators = [Some("softmax"), Some("softmax_grad"), Some("rms_norm"), Some("sum"), None, None];
+    assert_eq!(rooms.each_ref().map(Source::operator), operators.map(|name| name.map(str::to_string)));
 }

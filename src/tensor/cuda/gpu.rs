@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::device::{self, CudaDevice};
-use super::driver::DriverResult;
+use super::driver::{DriverResult, Facts};
 use super::launch::{Kernel, Launch, symbol};
 use super::memory::{Block, MemoryStats};
+use super::sources::Source;
 use super::stream::{DeviceBlock, Stream, lock};
 use crate::error::{Error, MemoryFault, Result};
 use crate::tensor::storage::Buffer;
@@ -71,13 +72,13 @@ impl Gpu {
 
     /// The number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
-        self.stream().device.driver.facts().multiprocessors
+        self.facts().multiprocessors
     }
 
     /// The dynamic shared memory of a block, in bytes, beside what kernels of rows have for themselves.
     pub(super) fn shared_bytes(&self) -> usize {
         const THEIR_OWN: usize = 4 << 10;
-        self.stream().device.driver.facts().shared_bytes.saturating_sub(THEIR_OWN)
+        self.facts().shared_bytes.saturating_sub(THEIR_OWN)
     }
 
     /// Waits until all this rank has put on the device is done.
@@ -125,22 +126,28 @@ impl Gpu {
         Ok(out)
     }
 
-    /// The entry `<stem>_<dtype>` of `kernels/<file>.cu`, to be given arguments and run.
+    /// The entry `<stem>_<dtype>` of a source (`kernels/<file>.cu` by its name), to be given arguments and run.
     ///
     /// # Errors
     /// A source that does not compile or load.
-    pub fn kernel(&self, file: &'static str, stem: &'static str, dtype: DType) -> Result<Launch<'_>> {
-        let entry = (file, stem, dtype);
+    pub fn kernel(&self, source: impl Into<Source>, stem: &'static str, dtype: DType) -> Result<Launch<'_>> {
+        let source = source.into();
+        let entry = (source.name, stem, dtype);
         let found = self.0.kernels.borrow().get(&entry).cloned();
         let kernel = match found {
             Some(kernel) => kernel,
             None => {
-                let kernel = Rc::new(self.find_kernel(file, stem, dtype)?);
+                let kernel = Rc::new(self.find_kernel(source, stem, dtype)?);
                 self.0.kernels.borrow_mut().insert(entry, kernel.clone());
                 kernel
             }
         };
         Ok(Launch::new(self, kernel))
+    }
+
+    /// What the driver says of the device.
+    pub(crate) fn facts(&self) -> &Facts {
+        self.stream().device.driver.facts()
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {
@@ -190,12 +197,13 @@ impl Gpu {
         }))
     }
 
-    fn find_kernel(&self, file: &'static str, stem: &'static str, dtype: DType) -> Result<Kernel> {
+    fn find_kernel(&self, source: Source, stem: &'static str, dtype: DType) -> Result<Kernel> {
         let device: &CudaDevice = &self.stream().device;
         let name = symbol(stem, dtype);
-        let module = device.modules.find(device, file)?;
+        let module = device.modules.find(device, source)?;
         let function = device.driver.function(module, &name);
-        let function = function.map_err(|e| device.error(format!("{name} of kernels/{file}.cu"), &e))?;
+        let function =
+            function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
         let parameters = device.driver.parameters(function);
         Ok(Kernel { name, function, parameters })
     }
