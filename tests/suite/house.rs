@@ -66,6 +66,9 @@ fn files_stay_small() {
     assert!(long.is_empty(), "more than {FILE_LINES} lines:\n{}", long.join("\n"));
 }
 
+/// Files whose macros define the operators of another file, which uses them as rows of its table.
+const MACROS: [&str; 1] = ["pointwise::formula"];
+
 #[test]
 fn every_operator_stands_in_the_catalog() {
     let all = sources();
@@ -83,7 +86,16 @@ fn every_operator_stands_in_the_catalog() {
         let Some(at) = product.lines().position(defines) else { continue };
         operators += 1;
         let module = source.module_path();
-        if !catalog.code.contains(&format!("super::{module}::samples,")) {
+        if MACROS.contains(&module.as_str()) {
+            continue;
+        }
+        // A room may gather the samples of its files.
+        let gathered = module.split_once("::").is_some_and(|(room, file)| {
+            let room_file = all.iter().find(|s| s.path.ends_with(format!("ops/{room}/mod.rs")));
+            room_file.is_some_and(|s| s.code.contains(&format!("{file}::samples()")))
+                && catalog.code.contains(&format!("super::{room}::samples,"))
+        });
+        if !gathered && !catalog.code.contains(&format!("super::{module}::samples,")) {
             missing.push(format!("{}:{}: no {module}::samples in catalog.rs", source.path.display(), at + 1));
         }
     }
