@@ -1,4 +1,4 @@
-//! Writes every CUDA source and header that the crate embeds into a folder, for compilers and other tools to read:
+//! Writes every CUDA source and header that the crate compiles into a folder, for compilers and other tools to read:
 //! `cargo run --example kernel_sources -- target/gpu/sources`. `tests/gpu/compile_kernels.sh` is one that does.
 
 use std::path::PathBuf;
