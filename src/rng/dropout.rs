@@ -4,7 +4,7 @@ use super::Draw;
 use super::continuous::{expect_all, expect_len};
 use super::fill::Real;
 use super::philox::Blocks;
-use super::sample::{Sink, drive};
+use super::sample::{PIECE, Sink, drive, in_wide};
 use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
@@ -51,7 +51,16 @@ pub fn bernoulli_each<T: Real>(draw: Draw, at: impl Indices, p: &[T], out: &mut 
     expect_len("bernoulli", p, out)?;
     let rule = "a probability lies in [0, 1]";
     expect_all("bernoulli", rule, at.stretches(), p, |p| (0.0..=1.0).contains(&p))?;
-    drive(draw, 0, at.stretches(), out.len(), Chances { p, out });
+    let mut chances = [T::Wide::default(); PIECE];
+    let (mut at, mut done) = (at.stretches(), 0);
+    while done < p.len() {
+        let len = if T::NATIVE { p.len() } else { PIECE.min(p.len() - done) };
+        let here = done..done + len;
+        let p = T::load(&p[here.clone()], &mut chances);
+        drive(draw, 0, at, len, Chances { p, out: &mut out[here] });
+        at.advance(len);
+        done += len;
+    }
     Ok(())
 }
 
@@ -112,8 +121,12 @@ fn scale_kept<T: Real>(
     if p == 1.0 {
         return out.fill(T::default());
     }
-    let scale = crate::tensor::Element::from_f64(1.0 / (1.0 - p));
-    drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
+    let scale = Element::from_f64(1.0 / (1.0 - p));
+    let mut wide = [T::Wide::default(); PIECE];
+    in_wide(at, out, x.is_none(), &mut |at, here, out| {
+        let x = x.map(|x| T::load(&x[here], &mut wide));
+        drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
+    });
 }
 
 struct Mask<'a> {
@@ -138,43 +151,40 @@ struct Chances<'a, T> {
     out: &'a mut [bool],
 }
 
-impl<T: Real> Sink for Chances<'_, T> {
+impl<W: Element> Sink for Chances<'_, W> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
-        let mut p = [[T::Wide::default(); 4]; N];
-        let p = &mut p.as_flattened_mut()[..len];
-        T::load(&self.p[at..at + len], p);
         let words = &blocks.words()[skip..skip + len];
-        for ((out, p), &word) in self.out[at..at + len].iter_mut().zip(p).zip(words) {
+        for ((out, p), &word) in self.out[at..at + len].iter_mut().zip(&self.p[at..at + len]).zip(words) {
             *out = f64::from(word) + 0.5 <= p.to_f64() * 4_294_967_296.0;
         }
     }
 }
 
-struct ScaleKept<'a, T: Real> {
+/// In place where there is no `x`.
+struct ScaleKept<'a, W> {
     threshold: u32,
-    scale: T::Wide,
-    /// None where `out` holds the input.
-    x: Option<&'a [T]>,
-    out: &'a mut [T],
+    scale: W,
+    x: Option<&'a [W]>,
+    out: &'a mut [W],
 }
 
-impl<T: Real> Sink for ScaleKept<'_, T> {
+impl<W: Element + std::ops::Mul<Output = W>> Sink for ScaleKept<'_, W> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
-        let mut values = [[T::Wide::default(); 4]; N];
+        let mut values = [[W::default(); 4]; N];
         let values = &mut values.as_flattened_mut()[..len];
         let out = &mut self.out[at..at + len];
-        match self.x {
-            Some(x) => T::load(&x[at..at + len], values),
-            None => T::load(out, values),
-        }
+        values.copy_from_slice(match self.x {
+            Some(x) => &x[at..at + len],
+            None => out,
+        });
         for (value, &word) in values.iter_mut().zip(&blocks.words()[skip..skip + len]) {
-            *value = if word >= self.threshold { *value * self.scale } else { T::Wide::default() };
+            *value = if word >= self.threshold { *value * self.scale } else { W::default() };
         }
-        T::store(values, out);
+        out.copy_from_slice(values);
     }
 }
 
