@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use isoshard::Result;
 use isoshard::tensor::cpu::{
-    self, BinaryN, CausalAttention, Gemm, Isa, MatMut, MatRef, Num, Real, UnaryF, UnaryN,
+    self, CausalAttention, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
@@ -45,38 +45,35 @@ impl Bench {
     }
 }
 
-#[derive(Clone, Copy)]
 struct Add;
-impl BinaryN for Add {
+impl NumFunction<2> for Add {
     #[inline(always)]
-    fn apply<A: Num>(self, x: A, y: A) -> A {
+    fn at<A: Num>(_: f64, [x, y]: [A; 2]) -> A {
         x.add(y)
     }
 }
+const ADD: Loops = Loops::numbers::<Add, 2>();
 
-#[derive(Clone, Copy)]
 struct Relu;
-impl UnaryN for Relu {
+impl NumFunction<1> for Relu {
     #[inline(always)]
-    fn apply<A: Num>(self, x: A) -> A {
+    fn at<A: Num>(_: f64, [x]: [A; 1]) -> A {
         x.max(A::ZERO)
     }
 }
 
-#[derive(Clone, Copy)]
 struct Exp;
-impl UnaryF for Exp {
+impl Function<1> for Exp {
     #[inline(always)]
-    fn apply<A: Real>(self, x: A) -> A {
+    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
         x.exp()
     }
 }
 
-#[derive(Clone, Copy)]
 struct Gelu;
-impl UnaryF for Gelu {
+impl Function<1> for Gelu {
     #[inline(always)]
-    fn apply<A: Real>(self, x: A) -> A {
+    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
         let half = A::of(0.5) * x;
         half.mul_add((x * A::of(std::f64::consts::FRAC_1_SQRT_2)).erf(), half)
     }
@@ -92,6 +89,17 @@ impl UnaryF for TanhGelu {
         half.mul_add(inner.tanh(), half)
     }
 }
+impl Function<1> for TanhGelu {
+    #[inline(always)]
+    fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+        TanhGelu.apply(x)
+    }
+}
+
+/// Into a fresh tensor.
+fn fresh<const N: usize>(verb: &str, loops: &Loops, ins: [&Tensor; N]) -> Result<Tensor> {
+    cpu::compute(verb, loops, 0.0, &mut ins.map(Tensor::clone))
+}
 
 fn elementwise(bench: &Bench) -> Result<()> {
     let (x, y) = (noise([16384, 1024]), noise([16384, 1024]));
@@ -99,22 +107,22 @@ fn elementwise(bench: &Bench) -> Result<()> {
     let bias = noise([1024]).expand([16384, 1024])?;
     let scalar = Tensor::scalar(2.0f32).expand([16384, 1024])?;
     let column = noise([16384, 1]).expand([16384, 1024])?;
-    bench.case("add", "GB/s", 3.0 * bytes, || cpu::num_binary("add", &x, &y, Add));
-    bench.case("add bias", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &bias, Add));
-    bench.case("add column", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &column, Add));
-    bench.case("add scalar", "GB/s", 2.0 * bytes, || cpu::num_binary("add", &x, &scalar, Add));
-    let mut acc = y.to_owned_copy().unwrap();
-    bench.case("add in place", "GB/s", 3.0 * bytes, || cpu::num_binary_mut("add", &mut acc, &x, Add));
-    bench.case("add transposed", "GB/s", 3.0 * bytes, || cpu::num_binary("add", &x, &turned(&y), Add));
-    bench.case("relu", "GB/s", 2.0 * bytes, || cpu::num_unary("relu", &x, Relu));
-    bench.case("exp", "GB/s", 2.0 * bytes, || cpu::float_unary("exp", &x, Exp));
-    bench.case("gelu", "GB/s", 2.0 * bytes, || cpu::float_unary("gelu", &x, Gelu));
-    bench.case("gelu tanh", "GB/s", 2.0 * bytes, || cpu::float_unary("gelu", &x, TanhGelu));
+    bench.case("add", "GB/s", 3.0 * bytes, || fresh("add", &ADD, [&x, &y]));
+    bench.case("add bias", "GB/s", 2.0 * bytes, || fresh("add", &ADD, [&x, &bias]));
+    bench.case("add column", "GB/s", 2.0 * bytes, || fresh("add", &ADD, [&x, &column]));
+    bench.case("add scalar", "GB/s", 2.0 * bytes, || fresh("add", &ADD, [&x, &scalar]));
+    let mut acc = [y.to_owned_copy().unwrap(), x.clone()];
+    bench.case("add in place", "GB/s", 3.0 * bytes, || cpu::compute("add", &ADD, 0.0, &mut acc).map(drop));
+    bench.case("add transposed", "GB/s", 3.0 * bytes, || fresh("add", &ADD, [&x, &turned(&y)]));
+    bench.case("relu", "GB/s", 2.0 * bytes, || fresh("relu", &Loops::numbers::<Relu, 1>(), [&x]));
+    bench.case("exp", "GB/s", 2.0 * bytes, || fresh("exp", &Loops::floats::<Exp, 1>(), [&x]));
+    bench.case("gelu", "GB/s", 2.0 * bytes, || fresh("gelu", &Loops::floats::<Gelu, 1>(), [&x]));
+    bench.case("gelu tanh", "GB/s", 2.0 * bytes, || fresh("gelu", &Loops::floats::<TanhGelu, 1>(), [&x]));
     let half = cpu::cast(&x, DType::BF16)?;
-    bench.case("gelu bf16", "GB/s", bytes, || cpu::float_unary("gelu", &half, Gelu));
+    bench.case("gelu bf16", "GB/s", bytes, || fresh("gelu", &Loops::floats::<Gelu, 1>(), [&half]));
     bench.case("cast f32 to bf16", "GB/s", 1.5 * bytes, || cpu::cast(&x, DType::BF16));
     let (small_x, small_y) = (noise([64]), noise([64]));
-    let thousand = || (0..1000).try_for_each(|_| cpu::num_binary("add", &small_x, &small_y, Add).map(drop));
+    let thousand = || (0..1000).try_for_each(|_| fresh("add", &ADD, [&small_x, &small_y]).map(drop));
     bench.case("add 64 elements", "million calls/s", 1e6, thousand);
     Ok(())
 }
@@ -295,8 +303,8 @@ fn products(bench: &Bench) -> Result<()> {
     bench.case("linear and gelu 768x512x512", "GFLOP/s", flops, fused);
     let separate = || {
         let product = cpu::gemm("matmul", &a, &b, &[512])?;
-        let sum = cpu::num_binary("add", &product, &bias.expand([1, 768, 512])?, Add)?;
-        cpu::float_unary("gelu", &sum, TanhGelu)
+        let sum = fresh("add", &ADD, [&product, &bias.expand([1, 768, 512])?])?;
+        fresh("gelu", &Loops::floats::<TanhGelu, 1>(), [&sum])
     };
     bench.case("the same, separate", "GFLOP/s", flops, separate);
     for &isa in Isa::available() {

@@ -2,7 +2,14 @@
 #include "pointwise.cuh"
 
 #define TO_BOOL(name, T) POINTWISE_2(name, name##_formula, T, bool, T, T)
-#define RELATION(name, ...) FORMULA_2(name, __VA_ARGS__) EACH_TYPE(TO_BOOL, name)
+#define RELATION(name, ...)                                \
+  struct name##_formula {                                  \
+    template <class A>                                     \
+    static DEVICE bool at(f64, f64, A x, A y) {            \
+      return __VA_ARGS__;                                  \
+    }                                                      \
+  };                                                       \
+  EACH_TYPE(TO_BOOL, name)
 
 RELATION(compare_eq, x == y)
 RELATION(compare_ne, x != y)

@@ -1,7 +1,7 @@
 // Pointwise kernels: element i of the result is a formula of element i of each operand.
 //
-// A file that includes this states a formula and the dtypes it is for, e.g. `UNARY_FLOATS(exp, exp_(x))`. A formula sees
-// its operands x, y, z widened (type A), and the operator's attributes s and t as f64. Each dtype gets two entries:
+// The table of src/ops/pointwise gives each formula as a struct and names the dtypes it is for: `EACH_FLOAT(ALIKE_1, exp)`.
+// A formula sees its operands widened (type A), and the operator's attributes as f64. Each dtype gets two entries:
 // <name>_<dtype> where all operands and the result are contiguous, and <name>_strided_<dtype> for any other strides.
 //
 // Both go by packs of 16 bytes where layouts and addresses allow it, two in flight for each operand of a thread:
@@ -212,28 +212,43 @@ DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
     strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y}, At<3, Z>{z});                                                  \
   }
 
-// A formula in one, two or three variables: an expression, of type A unless it is a comparison's.
-#define FORMULA_1(name, ...)                                                                                          \
-  struct name##_formula {                                                                                             \
-    template <class A>                                                                                                \
-    static DEVICE auto at([[maybe_unused]] f64 s, [[maybe_unused]] f64 t, A x) {                                      \
-      return __VA_ARGS__;                                                                                             \
-    }                                                                                                                 \
-  };
-#define FORMULA_2(name, ...)                                                                                          \
-  struct name##_formula {                                                                                             \
-    template <class A>                                                                                                \
-    static DEVICE auto at([[maybe_unused]] f64 s, [[maybe_unused]] f64 t, A x, A y) {                                 \
-      return __VA_ARGS__;                                                                                             \
-    }                                                                                                                 \
-  };
-#define FORMULA_3(name, ...)                                                                                          \
-  struct name##_formula {                                                                                             \
-    template <class A>                                                                                                \
-    static DEVICE auto at([[maybe_unused]] f64 s, [[maybe_unused]] f64 t, A x, A y, A z) {                            \
-      return __VA_ARGS__;                                                                                             \
-    }                                                                                                                 \
-  };
+// The words that formulas are written in: src/ops/pointwise/words.rs. A formula is a struct over them with a function `at`
+// of the operator's attributes and operands.
+struct Words {
+#define WORD_1(name, word) \
+  template <class A>       \
+  static DEVICE A name(A x) { return word(x); }
+#define WORD_2(name, word) \
+  template <class A>       \
+  static DEVICE A name(A x, A y) { return word(x, y); }
+  WORD_1(exp, exp_)
+  WORD_1(ln, ln_)
+  WORD_1(tanh, tanh_)
+  WORD_1(erf, erf_)
+  WORD_1(sigmoid, sigmoid_)
+  WORD_1(sqrt, sqrt_)
+  WORD_1(abs, abs_)
+  WORD_1(recip, recip_)
+  WORD_1(floor, floor_)
+  WORD_2(copysign, copysign_)
+  WORD_2(add, add_)
+  WORD_2(sub, sub_)
+  WORD_2(mul, mul_)
+  WORD_2(max, max_)
+  WORD_2(min, min_)
+  template <class A>
+  static DEVICE A fma(A a, A b, A c) { return fma_(a, b, c); }
+  template <class A>
+  static DEVICE A select(bool condition, A yes, A no) { return condition ? yes : no; }
+  template <class A>
+  static DEVICE f64 wide(A x) { return (f64)x; }
+  static DEVICE f64 inf() { return inf_f64(); }
+  static DEVICE f64 nan() { return nan_f64(); }
+  static DEVICE f32 negative(f32 x) { return -x; }
+  static DEVICE f64 negative(f64 x) { return -x; }
+  template <class A>
+  static DEVICE A negative(A x) { return sub_(A(0), x); }
+};
 
 // One formula for several dtypes, of the operands and the result alike.
 #define ALIKE_1(name, T) POINTWISE_1(name, name##_formula, T, T, T)
@@ -242,9 +257,3 @@ DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
 #define EACH_FLOAT(X, name) X(name, f32) X(name, f64) X(name, f16) X(name, bf16)
 #define EACH_NUMBER(X, name) EACH_FLOAT(X, name) X(name, i64) X(name, i32) X(name, u8)
 #define EACH_TYPE(X, name) EACH_NUMBER(X, name) X(name, bool)
-
-#define UNARY_FLOATS(name, ...) FORMULA_1(name, __VA_ARGS__) EACH_FLOAT(ALIKE_1, name)
-#define BINARY_FLOATS(name, ...) FORMULA_2(name, __VA_ARGS__) EACH_FLOAT(ALIKE_2, name)
-#define TERNARY_FLOATS(name, ...) FORMULA_3(name, __VA_ARGS__) EACH_FLOAT(ALIKE_3, name)
-#define UNARY_NUMBERS(name, ...) FORMULA_1(name, __VA_ARGS__) EACH_NUMBER(ALIKE_1, name)
-#define BINARY_NUMBERS(name, ...) FORMULA_2(name, __VA_ARGS__) EACH_NUMBER(ALIKE_2, name)

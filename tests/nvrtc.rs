@@ -22,14 +22,14 @@ fn every_embedded_source_compiles() {
     if !has_nvrtc("every_embedded_source_compiles") {
         return;
     }
-    let (sources, outcomes) = (cuda::programs(), Mutex::new(Vec::new()));
+    let (sources, outcomes) = (isoshard::ops::cuda_programs(), Mutex::new(Vec::new()));
     let next = AtomicUsize::new(0);
     std::thread::scope(|threads| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
             threads.spawn(|| {
                 while let Some((file, source)) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let outcome = compile(file, source);
-                    outcomes.lock().expect("no thread panics").push((*file, outcome));
+                    outcomes.lock().expect("no thread panics").push((file.as_str(), outcome));
                 }
             });
         }

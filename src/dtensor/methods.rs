@@ -9,111 +9,90 @@ use super::draws::IntoDraw;
 use super::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::{
-    Add, Argmax, Attention, Bits, Cast, Compare, CompareKind, CrossEntropy, Div, Dropout, Embedding, Exp,
-    Free, Gather, Gelu, GeluKind, LayerNorm, Log, LogSoftmax, Matmul, Max, Maximum, Min, Minimum, Mul, Neg,
-    Op, Pow, PowScalar, Relu, RmsNorm, Rotary, Rsqrt, Scale, ScatterAdd, Select, Shift, Sigmoid, Silu,
-    Softmax, Sqrt, Sub, Sum, SumExp, Tanh,
+    self, Argmax, Attention, Bits, Cast, Compare, CompareKind, CrossEntropy, Dropout, Embedding, Free,
+    Gather, LayerNorm, LogSoftmax, Matmul, Max, Min, Op, PowScalar, RmsNorm, Rotary, ScatterAdd, Select,
+    Softmax, Sum, SumExp, pointwise_table, signatures,
 };
 use crate::rng::Draw;
 use crate::tensor::{DType, Dims};
 
-macro_rules! unary {
-    ($($(#[$doc:meta])* $name:ident = $op:expr;)*) => {$(
-        $(#[$doc])*
-        ///
-        /// # Errors
-        /// What the operator refuses.
-        pub fn $name(&self) -> Result<DTensor> {
-            DTensor::apply_one(&$op, &[self])
-        }
-    )*};
-}
-
-macro_rules! binary {
-    ($($(#[$doc:meta])* $name:ident = $op:expr;)*) => {$(
+macro_rules! relations {
+    ($($(#[$doc:meta])* $name:ident = $kind:ident;)*) => {$(
         $(#[$doc])*
         ///
         /// # Errors
         /// Refuses shapes that do not broadcast, and what the operator refuses.
         pub fn $name(&self, other: &DTensor) -> Result<DTensor> {
-            self.broadcast_apply(&$op, other)
+            self.broadcast_apply(&Compare { kind: CompareKind::$kind }, other)
         }
     )*};
 }
 
-/// Arithmetic.
+/// The methods of the pointwise operators' table.
+macro_rules! methods {
+    ($([$(#[$doc:meta])*] $Type:ident $name:ident($x:ident $(, $y:ident)*) ($($s:ident)?);)*) => {
+        /// Pointwise operators: a row of the table in `ops::pointwise` each.
+        impl DTensor {
+            $(method! { $(#[$doc])* $Type $name ($($y)*) ($($s)?) })*
+        }
+    };
+}
+macro_rules! method {
+    ($(#[$doc:meta])* $Type:ident $name:ident () ()) => {
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// What the operator refuses.
+        pub fn $name(&self) -> Result<DTensor> {
+            DTensor::apply_one(&ops::$Type, &[self])
+        }
+    };
+    ($(#[$doc:meta])* $Type:ident $name:ident () ($s:ident)) => {
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// What the operator refuses.
+        pub fn $name(&self, $s: f64) -> Result<DTensor> {
+            DTensor::apply_one(&ops::$Type::by($s), &[self])
+        }
+    };
+    ($(#[$doc:meta])* $Type:ident $name:ident ($y:ident) ()) => {
+        $(#[$doc])*
+        ///
+        /// `self` is the first operand; shapes broadcast.
+        ///
+        /// # Errors
+        /// Refuses shapes that do not broadcast, and what the operator refuses.
+        pub fn $name(&self, $y: &DTensor) -> Result<DTensor> {
+            self.broadcast_apply(&ops::$Type, $y)
+        }
+    };
+}
+macro_rules! table_methods {
+    (methods { $($method:tt)* } derivatives { $($derivative:tt)* }) => {
+        signatures! { methods: $($method)* }
+    };
+}
+pointwise_table!(table_methods);
+
+/// Comparisons, choices, powers and casts.
 impl DTensor {
-    binary! {
-        /// `self + other`.
-        add = Add;
-        /// `self - other`.
-        sub = Sub;
-        /// `self · other`, element by element.
-        mul = Mul;
-        /// `self / other`.
-        div = Div;
-        /// The larger of both; NaN if either is.
-        maximum = Maximum;
-        /// The smaller of both; NaN if either is.
-        minimum = Minimum;
-        /// `self` to the power `other`.
-        pow = Pow;
+    relations! {
         /// `self == other`, as bool.
-        eq = Compare { kind: CompareKind::Eq };
+        eq = Eq;
         /// `self != other`, as bool.
-        ne = Compare { kind: CompareKind::Ne };
+        ne = Ne;
         /// `self < other`, as bool.
-        lt = Compare { kind: CompareKind::Lt };
+        lt = Lt;
         /// `self <= other`, as bool.
-        le = Compare { kind: CompareKind::Le };
+        le = Le;
         /// `self > other`, as bool.
-        gt = Compare { kind: CompareKind::Gt };
+        gt = Gt;
         /// `self >= other`, as bool.
-        ge = Compare { kind: CompareKind::Ge };
+        ge = Ge;
     }
 
-    unary! {
-        /// `-self`.
-        neg = Neg;
-        /// The exponential.
-        exp = Exp;
-        /// The natural logarithm.
-        log = Log;
-        /// The square root.
-        sqrt = Sqrt;
-        /// One over the square root.
-        rsqrt = Rsqrt;
-        /// The hyperbolic tangent.
-        tanh = Tanh;
-        /// `1 / (1 + exp(-self))`.
-        sigmoid = Sigmoid;
-        /// `max(self, 0)`.
-        relu = Relu;
-        /// `self · Φ(self)` with the normal distribution function, by the error function.
-        gelu = Gelu { approximate: GeluKind::Erf };
-        /// The tanh approximation of [`DTensor::gelu`] (Hendrycks & Gimpel 2016).
-        gelu_tanh = Gelu { approximate: GeluKind::Tanh };
-        /// `self · sigmoid(self)`.
-        silu = Silu;
-    }
-
-    /// `self · factor`.
-    ///
-    /// # Errors
-    /// What the operator refuses.
-    pub fn scale(&self, factor: f64) -> Result<DTensor> {
-        DTensor::apply_one(&Scale { factor: Bits(factor) }, &[self])
-    }
-
-    /// `self + by`. A `Partial` is reduced first: the constant is added once, not once a rank.
-    ///
-    /// # Errors
-    /// What the operator refuses.
-    pub fn shift(&self, by: f64) -> Result<DTensor> {
-        DTensor::apply_one(&Shift { by: Bits(by) }, &[self])
-    }
-
-    /// `self` to the power of a constant.
+    /// Raises every element to the power of a constant.
     ///
     /// # Errors
     /// What the operator refuses.

@@ -6,7 +6,7 @@ use super::cross_entropy::expect_loss;
 use super::segments::checked_index;
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Map3, Real};
+use crate::tensor::cpu::{Kernel, Lane, Num, Real, dispatch};
 use crate::tensor::{Float, Tensor, cpu, cuda, for_dtype};
 
 /// `dy * (exp(logits - m) / s - onehot(target))`: operands as for `cross_entropy`, then the loss's gradient `dy` `[..]`.
@@ -53,17 +53,18 @@ impl Op for CrossEntropyGrad {
         let out = for_dtype!(float self.name(), logits.dtype(), T => {
             type A = <T as Float>::Acc;
             let dy = dy.reshape(s.shape())?;
-            let share = cpu::map2::<A, A, A, _>(&dy, &s, |dy, s| dy / s)?;
-            let (wide_m, wide_share) = (m.expand(logits.shape())?, share.expand(logits.shape())?);
-            let mut out = cpu::map3_with::<T, T, A, T, _>(&logits, &wide_m, &wide_share, Share)?;
+            let mut out = Tensor::stale(logits.dtype(), logits.shape());
             let (x, m, target) = (logits.as_slice::<T>()?, m.as_slice::<T>()?, target.as_slice::<i64>()?);
-            let (share, dy) = (share.as_slice::<A>()?, dy.as_slice::<A>()?);
+            let (s, dy) = (s.as_slice::<A>()?, dy.as_slice::<A>()?);
             let grad = cpu::as_elements_mut::<T>(out.bytes_mut());
+            let mut buffers = [vec![A::ZERO; CHUNK], vec![A::ZERO; CHUNK]];
             for (r, &target) in target.iter().enumerate() {
+                let (m, share, row) = (m[r].widen(), dy[r] / s[r], r * held..(r + 1) * held);
+                shares::<T>(&x[row.clone()], m, share, &mut grad[row.clone()], &mut buffers);
                 let place = checked_index(self.name(), target, classes, last)?.wrapping_sub(start);
                 if place < held {
-                    let at = r * held + place;
-                    grad[at] = T::narrow(Share.at(x[at].widen(), m[r].widen(), share[r]) - dy[r]);
+                    let at = row.start + place;
+                    grad[at] = T::narrow((x[at].widen() - m).exp() * share - dy[r]);
                 }
             }
             Ok(out)
@@ -82,14 +83,37 @@ impl Op for CrossEntropyGrad {
     }
 }
 
-/// `exp(x - m) * share`, inlined into the vectorised loop.
-#[derive(Clone, Copy)]
-struct Share;
+/// What goes through buffers goes in pieces of this length, which stay in the nearest cache.
+const CHUNK: usize = 512;
 
-impl<A: Real> Map3<A, A, A, A> for Share {
+/// `exp(x - m) * share` of a row.
+fn shares<T: Lane<Wide: Real>>(
+    x: &[T],
+    m: T::Wide,
+    share: T::Wide,
+    out: &mut [T],
+    [wide, narrow]: &mut [Vec<T::Wide>; 2],
+) {
+    for (x, out) in x.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+        let x = T::load(x, wide);
+        T::store(out, narrow, |out| dispatch(Shares { x, m, share, out }));
+    }
+}
+
+struct Shares<'a, A> {
+    x: &'a [A],
+    m: A,
+    share: A,
+    out: &'a mut [A],
+}
+
+impl<A: Real> Kernel for Shares<'_, A> {
+    type Out = ();
     #[inline(always)]
-    fn at(self, x: A, m: A, share: A) -> A {
-        (x - m).exp() * share
+    fn run(self) {
+        for (out, &x) in self.out.iter_mut().zip(self.x) {
+            *out = (x - self.m).exp() * self.share;
+        }
     }
 }
 

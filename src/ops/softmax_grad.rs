@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::pointwise::one_float;
+use super::pointwise::floats;
 use super::softmax::{dim_last, expect_float_dim, other_dims};
 use super::{
     Axis, Expand, Input, Meta, Metas, Mul, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows, arity,
@@ -73,7 +73,7 @@ impl Op for SoftmaxGrad {
 pub(super) fn infer(verb: &str, ins: &[Meta], dim: usize) -> Result<Metas> {
     let [y, dy] = arity(verb, ins)?;
     expect_float_dim(verb, y, dim)?;
-    one_float(verb, ins)?;
+    floats(verb, ins)?;
     if y.shape != dy.shape {
         return Err(Error::invalid(verb, "the operands' shapes differ", list(ins), ""));
     }

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
-use crate::tensor::cpu::{Map2, Real};
+use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda, for_dtype};
 
 /// `sum(exp(x - m))` over the last dim: x `[.., C]`, its maximum m `[.., 1]`, result `[.., 1]`, in f32 (f64 for f64)
@@ -40,7 +40,7 @@ impl Op for SumExp {
         let m = ins[1].expand(x.shape())?;
         let terms = for_dtype!(float self.name(), x.dtype(), T => {
             type A = <T as crate::tensor::Float>::Acc;
-            cpu::map2_with::<T, T, A, _>(x, &m, Term)
+            cpu::map::<T, A>(&[x, &m], &|ins, out| dispatch(Terms { x: ins[0], m: ins[1], out }))
         })?;
         Ok(smallvec![cpu::reduce(self.name(), &terms, &[x.shape().len() - 1], ReduceOp::Sum, true)?])
     }
@@ -55,14 +55,20 @@ impl Op for SumExp {
     }
 }
 
-/// `exp(x - m)`, inlined into the vectorised loop.
-#[derive(Clone, Copy)]
-struct Term;
+/// `exp(x - m)` of a piece.
+struct Terms<'a, A> {
+    x: &'a [A],
+    m: &'a [A],
+    out: &'a mut [A],
+}
 
-impl<A: Real> Map2<A, A, A> for Term {
+impl<A: Real> Kernel for Terms<'_, A> {
+    type Out = ();
     #[inline(always)]
-    fn at(self, x: A, m: A) -> A {
-        (x - m).exp()
+    fn run(self) {
+        for (out, (&x, &m)) in self.out.iter_mut().zip(self.x.iter().zip(self.m)) {
+            *out = (x - m).exp();
+        }
     }
 }
 

@@ -95,18 +95,18 @@ impl<'a> Vjp<'a> {
     }
 
     /// Operand `i`.
-    pub fn input(&mut self, i: usize) -> Ref {
-        self.read(i)
+    pub fn input(&self, i: usize) -> Ref {
+        Ref(i as u32)
     }
 
     /// Result `i`.
-    pub fn output(&mut self, i: usize) -> Ref {
-        self.read(self.ins_len + i)
+    pub fn output(&self, i: usize) -> Ref {
+        Ref((self.ins_len + i) as u32)
     }
 
     /// The gradient that came for result `i`; zeros if none came.
-    pub fn grad(&mut self, i: usize) -> Ref {
-        self.read(self.ins_len + self.outs_len + i)
+    pub fn grad(&self, i: usize) -> Ref {
+        Ref((self.ins_len + self.outs_len + i) as u32)
     }
 
     /// True where the gradient of operand `i` is wanted: leave out the steps of others.
@@ -147,12 +147,27 @@ impl<'a> Vjp<'a> {
     /// # Errors
     /// What the operator refuses.
     pub fn apply_all(&mut self, op: impl Op, ins: &[Ref]) -> Result<SmallVec<[Ref; 4]>> {
+        self.add_step(Arc::new(op), ins)
+    }
+
+    /// The result of an operator without free attributes that has one result; that of the same step taken before, if there
+    /// is one.
+    pub(super) fn apply_once(&mut self, op: &dyn Op, ins: &[Ref]) -> Result<Ref> {
+        let same = |s: &&Step| s.ins[..] == *ins && s.op.key_eq(op);
+        match self.steps.iter().find(same) {
+            Some(step) => Ok(step.out),
+            None => Ok(self.add_step(op.to_shared(), ins)?[0]),
+        }
+    }
+
+    fn add_step(&mut self, op: Arc<dyn Op>, ins: &[Ref]) -> Result<SmallVec<[Ref; 4]>> {
+        ins.iter().for_each(|&value| self.read(value));
         let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
         let outs = op.infer(&metas)?;
         let first = self.metas.len();
         let refs = (first..first + outs.len()).map(|v| Ref(v as u32)).collect();
         self.steps.push(Step {
-            op: Arc::new(op),
+            op,
             ins: ins.iter().copied().collect(),
             out: Ref(first as u32),
             out_len: outs.len(),
@@ -174,6 +189,7 @@ impl<'a> Vjp<'a> {
         );
         self.answered[i] = true;
         if self.needs[i] {
+            self.read(grad);
             self.grads[i] = Some(grad);
         }
     }
@@ -189,9 +205,11 @@ impl<'a> Vjp<'a> {
         (0..self.ins_len).for_each(|i| self.none(i, why));
     }
 
-    fn read(&mut self, value: usize) -> Ref {
-        self.reads[value] = true;
-        Ref(value as u32)
+    /// Notes that the program reads a value, if it is an operand, a result or a gradient that came in.
+    fn read(&mut self, value: Ref) {
+        if let Some(read) = self.reads.get_mut(value.index()) {
+            *read = true;
+        }
     }
 
     fn finish(self) -> Result<Program> {

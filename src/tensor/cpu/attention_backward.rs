@@ -387,7 +387,7 @@ mod tests {
                 return [dk, dv];
             };
             let [[a, b], [c, d]] = parts;
-            let add = |x: &Tensor, y: &Tensor| map2::<f32, f32, f32, _>(x, y, |x, y| x + y).unwrap();
+            let add = |x: &Tensor, y: &Tensor| map2::<f32, _>(x, y, |x, y| x + y).unwrap();
             [add(&a, &c), add(&b, &d)]
         }
     }

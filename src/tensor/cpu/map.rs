@@ -1,42 +1,107 @@
-//! Elementwise loops over one, two or three tensors of equal shape, in any strides, into a fresh contiguous tensor or
-//! in place.
+//! Walking up to three tensors of equal shape together, in any strides, into a fresh contiguous tensor or in place.
 //!
-//! The arithmetic is the caller's: a closure over the wide types (f32 for f16 and bf16), or a [`Map1`], [`Map2`],
-//! [`Map3`] with an `#[inline(always)]` body where it is long. Every loop runs under [`dispatch`].
-//! Broadcast inputs (stride 0) are repeated in a small buffer along rows and simply read again across them; inputs
-//! whose rows are neither contiguous nor repeated are copied first, in tiles.
+//! The walk is compiled once per pair of dtypes. The arithmetic is the caller's: a loop over contiguous pieces in the wide
+//! types (f32 for f16 and bf16), called for one piece after the other. Broadcast inputs (stride 0) are repeated in a small
+//! buffer along rows and simply read again across them; inputs whose rows are neither contiguous nor repeated are copied
+//! first, in tiles.
 
 use std::borrow::Cow;
 
-use super::real::Lane;
+use smallvec::SmallVec;
+
+use super::real::{Lane, select};
 use super::simd::{Kernel, dispatch};
 use super::{Nest, as_elements_mut};
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Shape, Tensor};
 
-/// A function of one element.
-pub trait Map1<A, O>: Copy {
-    /// Its value.
-    fn at(self, a: A) -> O;
+/// The most tensors that are walked together.
+pub const OPERANDS: usize = 3;
+
+/// A loop over one piece: a piece of each operand and the piece of the result to write, all of one length.
+pub type Loop<'a, A, O> = &'a dyn Fn(&[&[Wide<A>]], &mut [Wide<O>]);
+
+/// The type that loops handle elements of type `T` in.
+pub type Wide<T> = <T as Lane>::Wide;
+
+/// Has `run` write every piece of a fresh tensor.
+///
+/// # Errors
+/// Refuses operands whose dtypes are not `A`'s, or whose shapes differ.
+pub fn map<A: Lane, O: Lane>(ins: &[&Tensor], run: Loop<A, O>) -> Result<Tensor> {
+    let walk = Walk::new(ins[0].shape(), ins.iter().copied().enumerate())?;
+    let mut operands = walk.operands::<A>()?;
+    let direct = operands.iter().all(|x| x.direct);
+    let mut out = Out::<O>::new(ins[0].shape());
+    out.each(&walk.nest, direct, |at, start, o| {
+        let mut pieces: [&[Wide<A>]; OPERANDS] = [&[]; OPERANDS];
+        for x in &mut operands {
+            let place = x.place;
+            pieces[place] = x.piece(at, start, o.len());
+        }
+        run(&pieces[..ins.len()], o);
+    });
+    Ok(out.tensor)
 }
 
-/// A function of two elements.
-pub trait Map2<A, B, O>: Copy {
-    /// Its value.
-    fn at(self, a: A, b: B) -> O;
+/// Has `run` overwrite every piece of operand `own`, given a copy of it in its place; a buffer that somebody shares is
+/// copied first.
+///
+/// # Errors
+/// As [`map`].
+pub fn map_over<A: Lane>(ins: &mut [Tensor], own: usize, run: Loop<A, A>) -> Result<()> {
+    let len = ins.len();
+    let (before, rest) = ins.split_at_mut(own);
+    let (target, after) = rest.split_first_mut().expect("`own` is one of the operands");
+    let others = before.iter().enumerate().chain(after.iter().enumerate().map(|(k, x)| (own + 1 + k, x)));
+    let walk = Walk::new(target.shape(), others)?;
+    let mut operands = walk.operands::<A>()?;
+    in_place::<A>(target, &walk.nest, |at, start, copy, o| {
+        let mut pieces: [&[Wide<A>]; OPERANDS] = [&[]; OPERANDS];
+        for x in &mut operands {
+            let place = x.place;
+            pieces[place] = x.piece(at, start, o.len());
+        }
+        pieces[own] = copy;
+        run(&pieces[..len], o);
+    })
 }
 
-/// A function of three elements.
-pub trait Map3<A, B, C, O>: Copy {
-    /// Its value.
-    fn at(self, a: A, b: B, c: C) -> O;
+/// `yes` where `condition` is `on`, else `no`, element by element and without arithmetic: all of one shape, the choices of
+/// `T`'s dtype. With `own`, the operand of that number (1 or 2) is overwritten instead of a fresh tensor.
+///
+/// # Errors
+/// As [`map`].
+pub fn choose<T: Lane>(ins: [&mut Tensor; 3], on: bool, own: Option<usize>) -> Result<Tensor> {
+    let Some(own) = own else {
+        let ins = ins.map(|x| &*x);
+        let shape = ins[0].shape();
+        let walk = Walk::new(shape, ins.into_iter().enumerate())?;
+        let mut condition = Operand::<bool>::new(&walk, 0)?;
+        let (mut yes, mut no) = (Operand::<T>::new(&walk, 1)?, Operand::<T>::new(&walk, 2)?);
+        let direct = condition.direct && yes.direct && no.direct;
+        let mut out = Out::<T>::new(shape);
+        out.each(&walk.nest, direct, |at, start, o| {
+            let condition = condition.piece(at, start, o.len());
+            let (yes, no) = (yes.piece(at, start, o.len()), no.piece(at, start, o.len()));
+            dispatch(Choose { condition, on, yes, no, o });
+        });
+        return Ok(out.tensor);
+    };
+    let [condition, yes, no] = ins;
+    let (target, other, other_at) = if own == 1 { (yes, no, 2) } else { (no, yes, 1) };
+    let walk = Walk::new(target.shape(), [(0, &*condition), (other_at, &*other)])?;
+    let mut condition = Operand::<bool>::new(&walk, 0)?;
+    let mut other = Operand::<T>::new(&walk, other_at)?;
+    in_place::<T>(target, &walk.nest, |at, start, x, o| {
+        let (condition, other) = (condition.piece(at, start, o.len()), other.piece(at, start, o.len()));
+        let (yes, no) = if own == 1 { (x, other) } else { (other, x) };
+        dispatch(Choose { condition, on, yes, no, o });
+    })?;
+    Ok(target.clone())
 }
 
-/// A closure as a [`Map1`], [`Map2`] or [`Map3`].
-#[derive(Clone, Copy)]
-pub struct Closure<F>(pub F);
-
-/// `f(a)`, element by element.
+/// `f(a)`, element by element, vectorised.
 ///
 /// # Errors
 /// Refuses a tensor whose dtype is not `A`'s.
@@ -44,248 +109,95 @@ pub fn map1<A: Lane, O: Lane, F>(a: &Tensor, f: F) -> Result<Tensor>
 where
     F: Fn(A::Wide) -> O::Wide + Copy,
 {
-    map1_with::<A, O, _>(a, Closure(f))
+    map::<A, O>(&[a], &|x, o| each(x[0], o, f))
 }
 
-/// `f(a, b)`, element by element.
-///
-/// # Errors
-/// Refuses tensors whose dtypes are not `A`'s and `B`'s, or whose shapes differ.
-pub fn map2<A: Lane, B: Lane, O: Lane, F>(a: &Tensor, b: &Tensor, f: F) -> Result<Tensor>
+/// `f(a, b)`, element by element, for tests.
+#[cfg(test)]
+pub fn map2<A: Lane, F>(a: &Tensor, b: &Tensor, f: F) -> Result<Tensor>
 where
-    F: Fn(A::Wide, B::Wide) -> O::Wide + Copy,
+    F: Fn(A::Wide, A::Wide) -> A::Wide + Copy,
 {
-    map2_with::<A, B, O, _>(a, b, Closure(f))
-}
-
-/// `f(a, b, c)`, element by element.
-///
-/// # Errors
-/// As [`map2`].
-pub fn map3<A: Lane, B: Lane, C: Lane, O: Lane, F>(a: &Tensor, b: &Tensor, c: &Tensor, f: F) -> Result<Tensor>
-where
-    F: Fn(A::Wide, B::Wide, C::Wide) -> O::Wide + Copy,
-{
-    map3_with::<A, B, C, O, _>(a, b, c, Closure(f))
-}
-
-/// `a = f(a)`: in place where nobody shares `a`'s buffer, else into a fresh one that `a` then owns.
-///
-/// # Errors
-/// As [`map1`].
-pub fn map1_mut<A: Lane, F>(a: &mut Tensor, f: F) -> Result<()>
-where
-    F: Fn(A::Wide) -> A::Wide + Copy,
-{
-    map1_mut_with::<A, _>(a, Closure(f))
-}
-
-/// `a = f(a, b)`, as [`map1_mut`].
-///
-/// # Errors
-/// As [`map2`].
-pub fn map2_mut<A: Lane, B: Lane, F>(a: &mut Tensor, b: &Tensor, f: F) -> Result<()>
-where
-    F: Fn(A::Wide, B::Wide) -> A::Wide + Copy,
-{
-    map2_mut_with::<A, B, _>(a, b, Closure(f))
-}
-
-/// `a = f(a, b, c)`, as [`map1_mut`].
-///
-/// # Errors
-/// As [`map2`].
-pub fn map3_mut<A: Lane, B: Lane, C: Lane, F>(a: &mut Tensor, b: &Tensor, c: &Tensor, f: F) -> Result<()>
-where
-    F: Fn(A::Wide, B::Wide, C::Wide) -> A::Wide + Copy,
-{
-    map3_mut_with::<A, B, C, _>(a, b, c, Closure(f))
-}
-
-/// [`map1`] with a [`Map1`].
-pub fn map1_with<A: Lane, O: Lane, M: Map1<A::Wide, O::Wide>>(a: &Tensor, f: M) -> Result<Tensor> {
-    walk1::<A, O>(a, &|x, o| dispatch(Run1 { f, x, o }))
-}
-
-fn walk1<A: Lane, O: Lane>(a: &Tensor, run: Loop1<A, O>) -> Result<Tensor> {
-    let ([a], nest) = lay_out(a.shape(), [a])?;
-    let mut x = Operand::<A>::new(&a, nest.row_stride(0))?;
-    let mut out = Out::<O>::new(a.shape());
-    out.each(&nest, x.direct, |at, start, o| {
-        run(x.chunk(at[0], start, o.len()), o);
-    });
-    Ok(out.tensor)
-}
-
-/// [`map2`] with a [`Map2`].
-pub fn map2_with<A: Lane, B: Lane, O: Lane, M>(a: &Tensor, b: &Tensor, f: M) -> Result<Tensor>
-where
-    M: Map2<A::Wide, B::Wide, O::Wide>,
-{
-    walk2::<A, B, O>(a, b, &|x, y, o| dispatch(Run2 { f, x, y, o }))
-}
-
-fn walk2<A: Lane, B: Lane, O: Lane>(a: &Tensor, b: &Tensor, run: Loop2<A, B, O>) -> Result<Tensor> {
-    let ([a, b], nest) = lay_out(a.shape(), [a, b])?;
-    let mut x = Operand::<A>::new(&a, nest.row_stride(0))?;
-    let mut y = Operand::<B>::new(&b, nest.row_stride(1))?;
-    let mut out = Out::<O>::new(a.shape());
-    out.each(&nest, x.direct && y.direct, |at, start, o| {
-        run(x.chunk(at[0], start, o.len()), y.chunk(at[1], start, o.len()), o);
-    });
-    Ok(out.tensor)
-}
-
-/// [`map3`] with a [`Map3`].
-pub fn map3_with<A: Lane, B: Lane, C: Lane, O: Lane, M>(
-    a: &Tensor,
-    b: &Tensor,
-    c: &Tensor,
-    f: M,
-) -> Result<Tensor>
-where
-    M: Map3<A::Wide, B::Wide, C::Wide, O::Wide>,
-{
-    walk3::<A, B, C, O>([a, b, c], &|x, y, z, o| dispatch(Run3 { f, x, y, z, o }))
-}
-
-fn walk3<A: Lane, B: Lane, C: Lane, O: Lane>(
-    [a, b, c]: [&Tensor; 3],
-    run: Loop3<A, B, C, O>,
-) -> Result<Tensor> {
-    let ([a, b, c], nest) = lay_out(a.shape(), [a, b, c])?;
-    let mut x = Operand::<A>::new(&a, nest.row_stride(0))?;
-    let mut y = Operand::<B>::new(&b, nest.row_stride(1))?;
-    let mut z = Operand::<C>::new(&c, nest.row_stride(2))?;
-    let mut out = Out::<O>::new(a.shape());
-    out.each(&nest, x.direct && y.direct && z.direct, |at, start, o| {
-        let (x, y) = (x.chunk(at[0], start, o.len()), y.chunk(at[1], start, o.len()));
-        run(x, y, z.chunk(at[2], start, o.len()), o);
-    });
-    Ok(out.tensor)
-}
-
-/// [`map1_mut`] with a [`Map1`].
-pub fn map1_mut_with<A: Lane, M: Map1<A::Wide, A::Wide>>(a: &mut Tensor, f: M) -> Result<()> {
-    if !a.is_unique() {
-        *a = map1_with::<A, A, _>(a, f)?;
-        return Ok(());
-    }
-    overwrite1::<A>(a, &|x, o| dispatch(Run1 { f, x, o }))
-}
-
-fn overwrite1<A: Lane>(a: &mut Tensor, run: Loop1<A, A>) -> Result<()> {
-    let ([], nest) = lay_out(a.shape(), [])?;
-    in_place::<A, 0>(a, &nest, |_, _, x, o| run(x, o))
-}
-
-/// [`map2_mut`] with a [`Map2`].
-pub fn map2_mut_with<A: Lane, B: Lane, M>(a: &mut Tensor, b: &Tensor, f: M) -> Result<()>
-where
-    M: Map2<A::Wide, B::Wide, A::Wide>,
-{
-    if !a.is_unique() {
-        *a = map2_with::<A, B, A, _>(a, b, f)?;
-        return Ok(());
-    }
-    overwrite2::<A, B>(a, b, &|x, y, o| dispatch(Run2 { f, x, y, o }))
-}
-
-fn overwrite2<A: Lane, B: Lane>(a: &mut Tensor, b: &Tensor, run: Loop2<A, B, A>) -> Result<()> {
-    let ([b], nest) = lay_out(a.shape(), [b])?;
-    let mut y = Operand::<B>::new(&b, nest.row_stride(0))?;
-    in_place::<A, 1>(a, &nest, |at, start, x, o| {
-        run(x, y.chunk(at[0], start, o.len()), o);
-    })
-}
-
-/// [`map3_mut`] with a [`Map3`].
-pub fn map3_mut_with<A: Lane, B: Lane, C: Lane, M>(a: &mut Tensor, b: &Tensor, c: &Tensor, f: M) -> Result<()>
-where
-    M: Map3<A::Wide, B::Wide, C::Wide, A::Wide>,
-{
-    if !a.is_unique() {
-        *a = map3_with::<A, B, C, A, _>(a, b, c, f)?;
-        return Ok(());
-    }
-    overwrite3::<A, B, C>(a, [b, c], &|x, y, z, o| dispatch(Run3 { f, x, y, z, o }))
-}
-
-fn overwrite3<A: Lane, B: Lane, C: Lane>(
-    a: &mut Tensor,
-    [b, c]: [&Tensor; 2],
-    run: Loop3<A, B, C, A>,
-) -> Result<()> {
-    let ([b, c], nest) = lay_out(a.shape(), [b, c])?;
-    let mut y = Operand::<B>::new(&b, nest.row_stride(0))?;
-    let mut z = Operand::<C>::new(&c, nest.row_stride(1))?;
-    in_place::<A, 2>(a, &nest, |at, start, x, o| {
-        let (y, z) = (y.chunk(at[0], start, o.len()), z.chunk(at[1], start, o.len()));
-        run(x, y, z, o);
+    map::<A, A>(&[a, b], &|x, o| {
+        o.iter_mut().zip(x[0].iter().zip(x[1])).for_each(|(o, (&a, &b))| *o = f(a, b))
     })
 }
 
 /// `dst[i] = f(src[i])`, vectorised.
 pub fn each<A: Copy, O: Copy>(src: &[A], dst: &mut [O], f: impl Fn(A) -> O + Copy) {
-    dispatch(Run1 { f: Closure(f), x: src, o: dst });
+    dispatch(Each { f, x: src, o: dst });
 }
-
-/// The loop over one piece: all that is compiled for each function. The walk around it is compiled once for each
-/// choice of dtypes.
-type Loop1<'a, A, O> = &'a dyn Fn(&[Wide<A>], &mut [Wide<O>]);
-type Loop2<'a, A, B, O> = &'a dyn Fn(&[Wide<A>], &[Wide<B>], &mut [Wide<O>]);
-type Loop3<'a, A, B, C, O> = &'a dyn Fn(&[Wide<A>], &[Wide<B>], &[Wide<C>], &mut [Wide<O>]);
-type Wide<T> = <T as Lane>::Wide;
 
 /// What goes through a buffer goes in pieces of this length: all buffers together stay in the nearest cache.
 const CHUNK: usize = 512;
 /// Rows shorter than this cost more to walk than to copy.
 const SHORT: usize = 32;
 
-/// The tensors and their common walk; those with awkward strides as contiguous copies.
-fn lay_out<'a, const N: usize>(
-    shape: &[usize],
-    tensors: [&'a Tensor; N],
-) -> Result<([Cow<'a, Tensor>; N], Nest<N>)> {
-    if let Some(t) = tensors.iter().find(|t| t.shape()[..] != *shape) {
-        return Err(Error::invalid(
-            "map",
-            "the operands' shapes differ",
-            format!("{shape:?}, {}", t.shape()),
-            "expand them first",
-        ));
-    }
-    let nest = Nest::new(shape, tensors.map(Tensor::strides));
-    let short = nest.row_len() < SHORT && nest.rows() > 1;
-    let awkward: [bool; N] = std::array::from_fn(|k| short || nest.row_stride(k) > 1);
-    if !awkward.contains(&true) {
-        return Ok((tensors.map(Cow::Borrowed), nest));
-    }
-    let tensors: [Cow<'a, Tensor>; N] = std::array::from_fn(|k| match awkward[k] {
-        true => Cow::Owned(tensors[k].packed()),
-        false => Cow::Borrowed(tensors[k]),
-    });
-    let nest = Nest::new(shape, std::array::from_fn(|k| tensors[k].strides()));
-    Ok((tensors, nest))
+/// Operands laid out for a common walk; those with awkward strides as contiguous copies.
+struct Walk<'a> {
+    tensors: SmallVec<[(usize, Cow<'a, Tensor>); OPERANDS]>,
+    /// Places without an operand lie as the contiguous result does, which merges dims as the others allow.
+    nest: Nest<OPERANDS>,
 }
 
-/// One input, read as pieces of rows in its wide type.
+impl<'a> Walk<'a> {
+    /// The operands, each with its place.
+    fn new(shape: &[usize], tensors: impl IntoIterator<Item = (usize, &'a Tensor)>) -> Result<Walk<'a>> {
+        let mut tensors: SmallVec<[(usize, Cow<'a, Tensor>); OPERANDS]> =
+            tensors.into_iter().map(|(k, x)| (k, Cow::Borrowed(x))).collect();
+        if let Some((_, t)) = tensors.iter().find(|(_, t)| t.shape()[..] != *shape) {
+            return Err(Error::invalid(
+                "map",
+                "the operands' shapes differ",
+                format!("{shape:?}, {}", t.shape()),
+                "expand them first",
+            ));
+        }
+        let nest = nest(shape, &tensors);
+        let short = nest.row_len() < SHORT && nest.rows() > 1;
+        let mut copied = false;
+        for (k, x) in &mut tensors {
+            if short || nest.row_stride(*k) > 1 {
+                (*x, copied) = (Cow::Owned(x.packed()), true);
+            }
+        }
+        Ok(Walk { nest: if copied { self::nest(shape, &tensors) } else { nest }, tensors })
+    }
+
+    /// All operands, which are of one type.
+    fn operands<A: Lane>(&self) -> Result<SmallVec<[Operand<'_, A>; OPERANDS]>> {
+        self.tensors.iter().map(|(place, _)| Operand::new(self, *place)).collect()
+    }
+}
+
+fn nest(shape: &[usize], tensors: &[(usize, Cow<Tensor>)]) -> Nest<OPERANDS> {
+    let own = Shape::from(shape).strides();
+    let mut strides: [&[usize]; OPERANDS] = [&own; OPERANDS];
+    tensors.iter().for_each(|(k, x)| strides[*k] = x.strides());
+    Nest::new(shape, strides)
+}
+
+/// One input of elements of type `T`, read as pieces of rows in its wide type.
 struct Operand<'a, T: Lane> {
+    place: usize,
     data: &'a [T],
     repeated: bool,
-    /// True where no buffer is needed, whatever the length.
+    /// True if no buffer is needed, whatever the length.
     direct: bool,
     buf: Vec<T::Wide>,
 }
 
 impl<'a, T: Lane> Operand<'a, T> {
-    fn new(tensor: &'a Tensor, row_stride: usize) -> Result<Self> {
-        let repeated = row_stride == 0;
+    /// The operand at `place`.
+    fn new(walk: &'a Walk<'_>, place: usize) -> Result<Operand<'a, T>> {
+        let (_, tensor) = walk.tensors.iter().find(|(k, _)| *k == place).expect("every place is taken");
+        let repeated = walk.nest.row_stride(place) == 0;
         let direct = T::NATIVE && !repeated;
-        Ok(Operand { data: tensor.data()?, repeated, direct, buf: buffer::<T>(direct) })
+        Ok(Operand { place, data: tensor.data()?, repeated, direct, buf: buffer::<T>(direct) })
     }
 
-    fn chunk(&mut self, row: usize, start: usize, len: usize) -> &[T::Wide] {
+    fn piece(&mut self, at: [usize; OPERANDS], start: usize, len: usize) -> &[T::Wide] {
+        let row = at[self.place];
         if !self.repeated {
             return T::load(&self.data[row + start..][..len], &mut self.buf);
         }
@@ -310,12 +222,12 @@ impl<O: Lane> Out<O> {
         Out { tensor: Tensor::stale(O::DTYPE, shape), buf: buffer::<O>(O::NATIVE) }
     }
 
-    /// Has `run` write every piece, given its row's offsets and its start in the row.
-    fn each<const N: usize>(
+    /// Has `run` write every piece, given its rows' offsets and its start in the row.
+    fn each(
         &mut self,
-        nest: &Nest<N>,
+        nest: &Nest<OPERANDS>,
         direct: bool,
-        mut run: impl FnMut([usize; N], usize, &mut [O::Wide]),
+        mut run: impl FnMut([usize; OPERANDS], usize, &mut [O::Wide]),
     ) {
         let chunk = if direct && O::NATIVE { usize::MAX } else { CHUNK };
         let (out, buf) = (as_elements_mut::<O>(self.tensor.bytes_mut()), &mut self.buf);
@@ -326,10 +238,10 @@ impl<O: Lane> Out<O> {
 }
 
 /// Has `run` overwrite every piece of `a`, given a copy of it.
-fn in_place<A: Lane, const N: usize>(
+fn in_place<A: Lane>(
     a: &mut Tensor,
-    nest: &Nest<N>,
-    mut run: impl FnMut([usize; N], usize, &[A::Wide], &mut [A::Wide]),
+    nest: &Nest<OPERANDS>,
+    mut run: impl FnMut([usize; OPERANDS], usize, &[A::Wide], &mut [A::Wide]),
 ) -> Result<()> {
     let (mut own, mut buf) = (buffer::<A>(false), buffer::<A>(A::NATIVE));
     let out = a.make_mut::<A>()?;
@@ -346,74 +258,37 @@ fn buffer<T: Lane>(unneeded: bool) -> Vec<T::Wide> {
     vec![T::Wide::default(); if unneeded { 0 } else { CHUNK }]
 }
 
-impl<A, O, F: Fn(A) -> O + Copy> Map1<A, O> for Closure<F> {
-    #[inline(always)]
-    fn at(self, a: A) -> O {
-        (self.0)(a)
-    }
-}
-
-impl<A, B, O, F: Fn(A, B) -> O + Copy> Map2<A, B, O> for Closure<F> {
-    #[inline(always)]
-    fn at(self, a: A, b: B) -> O {
-        (self.0)(a, b)
-    }
-}
-
-impl<A, B, C, O, F: Fn(A, B, C) -> O + Copy> Map3<A, B, C, O> for Closure<F> {
-    #[inline(always)]
-    fn at(self, a: A, b: B, c: C) -> O {
-        (self.0)(a, b, c)
-    }
-}
-
-struct Run1<'a, M, A, O> {
-    f: M,
+struct Each<'a, F, A, O> {
+    f: F,
     x: &'a [A],
     o: &'a mut [O],
 }
 
-impl<A: Copy, O, M: Map1<A, O>> Kernel for Run1<'_, M, A, O> {
+impl<A: Copy, O, F: Fn(A) -> O + Copy> Kernel for Each<'_, F, A, O> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
         for (o, &x) in self.o.iter_mut().zip(self.x) {
-            *o = self.f.at(x);
+            *o = (self.f)(x);
         }
     }
 }
 
-struct Run2<'a, M, A, B, O> {
-    f: M,
-    x: &'a [A],
-    y: &'a [B],
-    o: &'a mut [O],
+struct Choose<'a, A> {
+    condition: &'a [bool],
+    on: bool,
+    yes: &'a [A],
+    no: &'a [A],
+    o: &'a mut [A],
 }
 
-impl<A: Copy, B: Copy, O, M: Map2<A, B, O>> Kernel for Run2<'_, M, A, B, O> {
+impl<A: Copy> Kernel for Choose<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        for (o, (&x, &y)) in self.o.iter_mut().zip(self.x.iter().zip(self.y)) {
-            *o = self.f.at(x, y);
-        }
-    }
-}
-
-struct Run3<'a, M, A, B, C, O> {
-    f: M,
-    x: &'a [A],
-    y: &'a [B],
-    z: &'a [C],
-    o: &'a mut [O],
-}
-
-impl<A: Copy, B: Copy, C: Copy, O, M: Map3<A, B, C, O>> Kernel for Run3<'_, M, A, B, C, O> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        for (o, ((&x, &y), &z)) in self.o.iter_mut().zip(self.x.iter().zip(self.y).zip(self.z)) {
-            *o = self.f.at(x, y, z);
+        let both = self.yes.iter().zip(self.no);
+        for (o, (&c, (&yes, &no))) in self.o.iter_mut().zip(self.condition.iter().zip(both)) {
+            *o = select(c == self.on, yes, no);
         }
     }
 }

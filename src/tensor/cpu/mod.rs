@@ -10,11 +10,11 @@ mod attention_backward;
 mod attention_block;
 mod cast;
 mod copy;
-mod elementwise;
 mod gemm;
 mod map;
 mod nest;
 mod norm;
+mod pointwise;
 mod real;
 mod reduce;
 mod rotary;
@@ -26,18 +26,15 @@ pub use argmax::argmax;
 pub use attention::{AttentionDropout, CausalAttention};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
-pub use elementwise::{
-    BinaryF, BinaryN, Compare, TernaryF, UnaryF, UnaryN, compare, expect_alike, float_binary,
-    float_binary_mut, float_ternary, float_ternary_mut, float_unary, float_unary_mut, num_binary,
-    num_binary_mut, num_unary, select,
-};
-pub use gemm::{Gemm, MatMut, MatRef, Unchanged, gemm, gemm_fused, with_threads};
-pub use map::{
-    Closure, Map1, Map2, Map3, each, map1, map1_mut, map1_mut_with, map1_with, map2, map2_mut, map2_mut_with,
-    map2_with, map3, map3_mut, map3_mut_with, map3_with,
-};
+pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
+#[cfg(test)]
+pub use map::map2;
+pub use map::{each, map, map1};
 pub use nest::Nest;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
+pub use pointwise::{
+    Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_alike, select,
+};
 pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rotary::Rotation;

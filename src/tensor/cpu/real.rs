@@ -62,6 +62,8 @@ pub trait Num: Lane<Wide = Self> + PartialOrd {
     fn sub(self, other: Self) -> Self;
     /// The product.
     fn mul(self, other: Self) -> Self;
+    /// The number with the other sign.
+    fn negative(self) -> Self;
     /// The larger, where -0 is less than 0; the one quiet NaN of its type if either is a NaN: IEEE 754-2019's `maximum`,
     /// by bits the same in whatever order several values are taken.
     fn max(self, other: Self) -> Self;
@@ -209,6 +211,8 @@ macro_rules! float_num {
             #[inline(always)]
             fn mul(self, other: $t) -> $t { self * other }
             #[inline(always)]
+            fn negative(self) -> $t { -self }
+            #[inline(always)]
             fn max(self, other: $t) -> $t {
                 // The two differ only where the values are zeros of either sign, or a NaN is among them.
                 let (a, b) = (select(self > other, self, other), select(other > self, other, self));
@@ -270,6 +274,8 @@ macro_rules! int_num {
             fn sub(self, other: $t) -> $t { self.wrapping_sub(other) }
             #[inline(always)]
             fn mul(self, other: $t) -> $t { self.wrapping_mul(other) }
+            #[inline(always)]
+            fn negative(self) -> $t { self.wrapping_neg() }
             #[inline(always)]
             fn max(self, other: $t) -> $t { Ord::max(self, other) }
             #[inline(always)]

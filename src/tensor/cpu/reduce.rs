@@ -1,7 +1,7 @@
 //! Reductions over any dims, along the [summation tree](super::tree).
 
 use super::cast::cast;
-use super::elementwise::for_num;
+use super::pointwise::for_num;
 use super::real::Num;
 use super::simd::{Kernel, dispatch};
 use super::tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges};
@@ -373,8 +373,7 @@ mod tests {
         for dims in [&[0usize][..], &[0, 1], &[0, 2], &[0, 1, 2]] {
             let x = noise([8, 37, 5]);
             let parts: Vec<Tensor> = (0..4).map(|r| sum(&x.narrow(0, 2 * r, 2).unwrap(), dims)).collect();
-            let join =
-                |a: &Tensor, b: &Tensor| super::super::map2::<f32, f32, f32, _>(a, b, |x, y| x + y).unwrap();
+            let join = |a: &Tensor, b: &Tensor| super::super::map2::<f32, _>(a, b, |x, y| x + y).unwrap();
             let joint = join(&join(&parts[0], &parts[1]), &join(&parts[2], &parts[3]));
             assert_eq!(bits(&joint), bits(&sum(&x, dims)), "{dims:?}");
         }

@@ -4,7 +4,7 @@
 //! A row of length 0 has no elements; a row of -inf alone, or one that holds a NaN, gives NaN.
 
 use super::cast::cast;
-use super::elementwise::expect_alike;
+use super::pointwise::expect_alike;
 use super::simd::{Kernel, dispatch};
 use super::tree::{RowTree, Sum, row_max};
 use super::{Real, as_elements_mut};

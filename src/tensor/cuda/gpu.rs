@@ -11,6 +11,7 @@ use super::device::{self, CudaDevice};
 use super::driver::DriverResult;
 use super::launch::{Kernel, Launch, symbol};
 use super::memory::{Block, MemoryStats};
+use super::sources::Source;
 use super::stream::{DeviceBlock, Stream, lock};
 use crate::error::{Error, MemoryFault, Result};
 use crate::tensor::storage::Buffer;
@@ -125,17 +126,18 @@ impl Gpu {
         Ok(out)
     }
 
-    /// The entry `<stem>_<dtype>` of `kernels/<file>.cu`, to be given arguments and run.
+    /// The entry `<stem>_<dtype>` of a source (`kernels/<file>.cu` by its name), to be given arguments and run.
     ///
     /// # Errors
     /// A source that does not compile or load.
-    pub fn kernel(&self, file: &'static str, stem: &'static str, dtype: DType) -> Result<Launch<'_>> {
-        let entry = (file, stem, dtype);
+    pub fn kernel(&self, source: impl Into<Source>, stem: &'static str, dtype: DType) -> Result<Launch<'_>> {
+        let source = source.into();
+        let entry = (source.name, stem, dtype);
         let found = self.0.kernels.borrow().get(&entry).cloned();
         let kernel = match found {
             Some(kernel) => kernel,
             None => {
-                let kernel = Rc::new(self.find_kernel(file, stem, dtype)?);
+                let kernel = Rc::new(self.find_kernel(source, stem, dtype)?);
                 self.0.kernels.borrow_mut().insert(entry, kernel.clone());
                 kernel
             }
@@ -190,12 +192,13 @@ impl Gpu {
         }))
     }
 
-    fn find_kernel(&self, file: &'static str, stem: &'static str, dtype: DType) -> Result<Kernel> {
+    fn find_kernel(&self, source: Source, stem: &'static str, dtype: DType) -> Result<Kernel> {
         let device: &CudaDevice = &self.stream().device;
         let name = symbol(stem, dtype);
-        let module = device.modules.find(device, file)?;
+        let module = device.modules.find(device, source)?;
         let function = device.driver.function(module, &name);
-        let function = function.map_err(|e| device.error(format!("{name} of kernels/{file}.cu"), &e))?;
+        let function =
+            function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
         let parameters = device.driver.parameters(function);
         Ok(Kernel { name, function, parameters })
     }

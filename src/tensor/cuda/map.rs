@@ -1,4 +1,4 @@
-//! Pointwise kernels: a formula of `kernels/<operator>.cu`, over operands in any strides, into a fresh tensor or over an
+//! Pointwise kernels: a formula, over operands in any strides, into a fresh tensor or over an
 //! operand that nobody else holds.
 //!
 //! Missing: results that lie as turned operands do; such operands are copied to row-major order first.
@@ -7,6 +7,7 @@ use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
 use super::gpu::Gpu;
+use super::sources::Source;
 use super::walk::{INDICES, LAYOUTS, Layout, Nest};
 use crate::error::Result;
 use crate::tensor::{DType, Tensor};
@@ -14,18 +15,27 @@ use crate::tensor::{DType, Tensor};
 /// A formula: the kernels that compute it. Made by [`formula!`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Formula {
-    pub file: &'static str,
+    pub source: Source,
     pub contiguous: &'static str,
     pub strided: &'static str,
 }
 
-/// The formula of a file, or the one of this name in it.
+/// The formula of this name in the source given, or in the file of `kernels/` of that name.
 macro_rules! formula {
     ($file:literal) => {
         $crate::tensor::cuda::formula!($file, $file)
     };
     ($file:literal, $name:literal) => {
-        $crate::tensor::cuda::Formula { file: $file, contiguous: $name, strided: concat!($name, "_strided") }
+        $crate::tensor::cuda::formula!(
+            in $crate::tensor::cuda::Source { name: $file, parts: &[] }, $name
+        )
+    };
+    (in $source:expr, $name:expr) => {
+        $crate::tensor::cuda::Formula {
+            source: $source,
+            contiguous: $name,
+            strided: concat!($name, "_strided"),
+        }
     };
 }
 pub(crate) use formula;
@@ -140,7 +150,7 @@ impl Call<'_> {
     }
 
     fn launch(&mut self, stem: &'static str, extent: impl NoUninit, blocks: u32) -> Result<()> {
-        let mut launch = self.gpu.kernel(self.formula.file, stem, self.key)?;
+        let mut launch = self.gpu.kernel(self.formula.source, stem, self.key)?;
         for x in self.ins.iter() {
             launch = launch.read(x);
         }

@@ -55,6 +55,6 @@ pub(crate) use reduce::reduce;
 pub use rotary::rotary;
 pub(crate) use side::{Mark, Side, Spoiler};
 pub(crate) use softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward, sum_exp};
-pub use sources::{OPTIONS, headers, programs};
+pub use sources::{OPTIONS, Source, headers, programs};
 pub(crate) use stream::{DeviceBlock, Spoilt};
 pub(crate) use transfer::{download, upload};

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::device::CudaDevice;
 use super::driver::{Handle, Program};
-use super::sources;
+use super::sources::{self, Source};
 use super::stream::lock;
 use crate::error::{Error, Result};
 
@@ -21,20 +21,22 @@ use crate::error::{Error, Result};
 pub(crate) struct Modules(Mutex<HashMap<&'static str, Arc<OnceLock<Result<Handle>>>>>);
 
 impl Modules {
-    /// The module of `kernels/<name>.cu`.
+    /// The module of a source; each has a name of its own.
     ///
     /// # Errors
     /// A source that does not compile or load: our own bug, or a compiler that is not there.
-    pub fn find(&self, device: &CudaDevice, name: &'static str) -> Result<Handle> {
-        let cell = lock(&self.0).entry(name).or_default().clone();
-        cell.get_or_init(|| load(device, name)).clone()
+    pub fn find(&self, device: &CudaDevice, source: Source) -> Result<Handle> {
+        let cell = lock(&self.0).entry(source.name).or_default().clone();
+        cell.get_or_init(|| load(device, source)).clone()
     }
 }
 
-fn load(device: &CudaDevice, name: &'static str) -> Result<Handle> {
-    let source = sources::program(name)
+fn load(device: &CudaDevice, source: Source) -> Result<Handle> {
+    let name = source.name;
+    let text = source
+        .text()
         .ok_or_else(|| Error::unsupported("cuda", format!("there is no kernels/{name}.cu"), "", ""))?;
-    let program = Program { name, source, headers: sources::headers(), options: sources::OPTIONS };
+    let program = Program { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
     let file = cache_dir().map(|dir| dir.join(format!("{name}-{:032x}", key(device, &program))));
     let image = match &file {
         None => compile(device, &program)?,

@@ -4,6 +4,35 @@
 pub const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
+/// A program of kernels: a file of `kernels/` by its name, or text that an operator's formula gives.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// The name: a file's, without `.cu`, or a formula's.
+    pub name: &'static str,
+    /// The text in parts, which are compiled as one; none for a file of `kernels/`.
+    pub parts: &'static [&'static str],
+}
+
+impl Source {
+    /// The whole text.
+    pub fn text(&self) -> Option<String> {
+        if self.parts.is_empty() {
+            return PROGRAMS
+                .iter()
+                .find(|(file, _)| file.strip_suffix(".cu") == Some(self.name))
+                .map(|(_, text)| text.to_string());
+        }
+        Some(self.parts.concat())
+    }
+}
+
+/// A file of `kernels/`.
+impl From<&'static str> for Source {
+    fn from(name: &'static str) -> Source {
+        Source { name, parts: &[] }
+    }
+}
+
 macro_rules! embed {
     ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../../kernels/", $name)))),*] };
 }
@@ -13,14 +42,10 @@ pub fn headers() -> &'static [(&'static str, &'static str)] {
     HEADERS
 }
 
-/// The sources, by file name: one an operator, and a few that several share.
+/// The sources in files, by file name: one per operator with kernels of its own, and a few that several share. Those of
+/// formulas are [`ops::cuda_programs`](crate::ops)'s.
 pub fn programs() -> &'static [(&'static str, &'static str)] {
     PROGRAMS
-}
-
-/// The text of `kernels/<name>.cu`.
-pub(super) fn program(name: &str) -> Option<&'static str> {
-    PROGRAMS.iter().find(|(file, _)| file.strip_suffix(".cu") == Some(name)).map(|(_, text)| *text)
 }
 
 const HEADERS: &[(&str, &str)] = embed! {
@@ -30,7 +55,6 @@ const HEADERS: &[(&str, &str)] = embed! {
     "cast.cuh"
     "draws.cuh"
     "flash.cuh"
-    "gelu.cuh"
     "iso.cuh"
     "math.cuh"
     "matmul.cuh"
@@ -42,7 +66,6 @@ const HEADERS: &[(&str, &str)] = embed! {
     "parameters.cuh"
     "philox.cuh"
     "pointwise.cuh"
-    "pow.cuh"
     "random.cuh"
     "reduce.cuh"
     "rows.cuh"
@@ -50,9 +73,7 @@ const HEADERS: &[(&str, &str)] = embed! {
 };
 
 const PROGRAMS: &[(&str, &str)] = embed! {
-    "abs.cu"
     "adamw.cu"
-    "add.cu"
     "argmax.cu"
     "attention_bf16.cu"
     "attention_delta.cu"
@@ -78,21 +99,16 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "copy.cu"
     "cross_entropy.cu"
     "cross_entropy_grad.cu"
-    "div.cu"
     "dropout.cu"
     "embedding.cu"
     "embedding_grad.cu"
-    "exp.cu"
     "exponential.cu"
     "fill.cu"
     "fold.cu"
     "gamma.cu"
     "gather.cu"
-    "gelu.cu"
-    "gelu_grad.cu"
     "layer_norm.cu"
     "layer_norm_grad.cu"
-    "log.cu"
     "log_softmax.cu"
     "log_softmax_grad.cu"
     "mask.cu"
@@ -101,39 +117,18 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "matmul_f32.cu"
     "matmul_f64.cu"
     "max.cu"
-    "maximum.cu"
     "min.cu"
-    "minimum.cu"
-    "mul.cu"
     "multinomial.cu"
-    "neg.cu"
     "poisson.cu"
-    "pow.cu"
-    "pow_grad.cu"
-    "pow_scalar.cu"
     "random.cu"
-    "relu.cu"
-    "relu_grad.cu"
     "rms_norm.cu"
     "rms_norm_grad.cu"
     "rotary.cu"
-    "rsqrt.cu"
-    "scale.cu"
     "select.cu"
     "sgd.cu"
-    "shift.cu"
     "shuffle.cu"
-    "sigmoid.cu"
-    "sigmoid_grad.cu"
-    "sign.cu"
-    "silu.cu"
-    "silu_grad.cu"
     "softmax.cu"
     "softmax_grad.cu"
-    "sqrt.cu"
-    "sub.cu"
     "sum.cu"
     "sum_exp.cu"
-    "tanh.cu"
-    "tanh_grad.cu"
 };

@@ -27,5 +27,6 @@ mod vector;
 
 pub use matrix::{MatMut, MatRef};
 pub use product::Gemm;
+pub use sink::UnaryF;
 pub use tensors::{Unchanged, gemm, gemm_fused};
 pub use threads::with_threads;

@@ -1,8 +1,13 @@
 //! Where finished sums go.
 
-use super::super::elementwise::UnaryF;
 use super::super::real::{Lane, Num, Real};
 use super::super::simd::{Kernel, dispatch};
+
+/// A function that finishes an element on its way to memory. Implement `apply` `#[inline(always)]`.
+pub trait UnaryF: Copy {
+    /// Its value.
+    fn apply<A: Real>(self, x: A) -> A;
+}
 
 /// The most elements of a tile.
 pub(super) const TILE: usize = 512;

@@ -1,11 +1,10 @@
 //! Products of tensors.
 
 use super::super::as_elements_mut;
-use super::super::elementwise::UnaryF;
 use super::super::real::{Lane, Num, Real};
 use super::matrix::MatRef;
 use super::product::{Gemm, multiply};
-use super::sink::{Finish, Plain};
+use super::sink::{Finish, Plain, UnaryF};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, for_dtype};
 
@@ -131,7 +130,7 @@ fn from<E>(data: &[E], start: usize) -> &[E] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::cpu::{BinaryF, Isa, cast, float_binary, float_unary, with_isa};
+    use crate::tensor::cpu::{Function, Isa, Loops, cast, compute, with_isa};
     use crate::tensor::{DType, Shape};
 
     fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
@@ -225,11 +224,10 @@ mod tests {
         assert!(gemm("matmul", &a, &noise([1, 300, 4], 2), &[10, 3]).is_err());
     }
 
-    #[derive(Clone, Copy)]
     struct Sum;
-    impl BinaryF for Sum {
+    impl Function<2> for Sum {
         #[inline(always)]
-        fn apply<A: Real>(self, x: A, y: A) -> A {
+        fn at<A: Real>(_: f64, [x, y]: [A; 2]) -> A {
             x + y
         }
     }
@@ -242,6 +240,12 @@ mod tests {
             x * x.sigmoid()
         }
     }
+    impl Function<1> for Swish {
+        #[inline(always)]
+        fn at<A: Real>(_: f64, [x]: [A; 1]) -> A {
+            Swish.apply(x)
+        }
+    }
 
     #[test]
     fn fused_steps_have_the_bits_of_separate_ones() {
@@ -250,12 +254,12 @@ mod tests {
                 let of = |x: Tensor| cast(&x, dtype).unwrap();
                 let (a, b, bias) = (of(noise([1, m, k], 1)), of(noise([1, k, n], 2)), of(noise([n], 3)));
                 let product = plain(&a, &b);
-                let sum = float_binary("add", &product, &bias.expand([1, m, n]).unwrap(), Sum).unwrap();
-                let want = [
-                    float_unary("swish", &sum, Swish).unwrap(),
-                    sum,
-                    float_unary("swish", &product, Swish).unwrap(),
-                ];
+                let swish = |x: &Tensor| {
+                    compute("swish", &Loops::floats::<Swish, 1>(), 0.0, &mut [x.clone()]).unwrap()
+                };
+                let mut terms = [product.clone(), bias.expand([1, m, n]).unwrap()];
+                let sum = compute("add", &Loops::floats::<Sum, 2>(), 0.0, &mut terms).unwrap();
+                let want = [swish(&sum), sum, swish(&product)];
                 for &isa in Isa::available() {
                     let got = with_isa(isa, || {
                         [

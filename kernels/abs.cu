@@ -1,4 +1,0 @@
-// |x|
-#include "pointwise.cuh"
-
-UNARY_FLOATS(abs, abs_(x))

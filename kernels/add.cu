@@ -1,4 +1,0 @@
-// x + y
-#include "pointwise.cuh"
-
-BINARY_NUMBERS(add, add_(x, y))

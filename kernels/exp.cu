@@ -1,4 +1,0 @@
-// e^x
-#include "pointwise.cuh"
-
-UNARY_FLOATS(exp, exp_(x))

@@ -1,4 +1,0 @@
-// ln x
-#include "pointwise.cuh"
-
-UNARY_FLOATS(log, ln_(x))

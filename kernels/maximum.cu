@@ -1,4 +1,0 @@
-// The larger
-#include "pointwise.cuh"
-
-BINARY_NUMBERS(maximum, max_(x, y))

@@ -1,4 +1,0 @@
-// 1 / sqrt x
-#include "pointwise.cuh"
-
-UNARY_FLOATS(rsqrt, recip_(sqrt_(x)))

@@ -1,4 +1,0 @@
-// x s
-#include "pointwise.cuh"
-
-UNARY_FLOATS(scale, x * of<A>(s))

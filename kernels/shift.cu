@@ -1,4 +1,0 @@
-// x + s
-#include "pointwise.cuh"
-
-UNARY_FLOATS(shift, x + of<A>(s))

@@ -1,4 +1,0 @@
-// 1 / (1 + e^-x)
-#include "pointwise.cuh"
-
-UNARY_FLOATS(sigmoid, sigmoid_(x))

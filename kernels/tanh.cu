@@ -1,4 +1,0 @@
-// tanh x
-#include "pointwise.cuh"
-
-UNARY_FLOATS(tanh, tanh_(x))

@@ -1,0 +1,86 @@
+//! `cast`: the elements in another dtype.
+
+use super::record::Pointwise;
+use crate::error::Result;
+use crate::ops::{Algebra, Input, Meta, Row, Sample, Slot, Vjp, Windows};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu};
+
+/// `x` in another dtype, by the rules of [`cpu::cast`]: floats round to the nearest even, toward integers they are
+/// truncated and saturate; integers wrap; a bool is `x != 0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cast {
+    /// The result's dtype.
+    pub dtype: DType,
+}
+
+impl Pointwise for Cast {
+    const NAME: &'static str = "cast";
+    const ARITY: usize = 1;
+
+    /// No sum passes, to be added up in another precision than the caller wrote; for maxima and minima see the rows.
+    fn algebra(&self) -> Algebra {
+        Algebra::Opaque
+    }
+
+    fn dtype(&self, _: &[Meta]) -> Result<DType> {
+        Ok(self.dtype)
+    }
+
+    fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cpu::cast(&ins[0], self.dtype)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        ins[0].cast(self.dtype)
+    }
+
+    fn derivative(&self, g: &mut Vjp) -> Result<()> {
+        let from = g.input_meta(0).dtype;
+        if !from.is_float() || !self.dtype.is_float() {
+            g.none(0, "integers and bools have no derivative");
+            return Ok(());
+        }
+        let dy = g.grad(0);
+        let dx = g.apply(Cast { dtype: from }, &[dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+
+    fn more_rows(&self, ins: &[Meta]) -> Vec<Row> {
+        let mut rows = Vec::new();
+        if ins[0].dtype == self.dtype {
+            rows.push(Row::same(Slot::SUM, 1));
+        }
+        if never_decreases(ins[0].dtype, self.dtype) {
+            rows.extend([ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), 1)));
+        }
+        rows
+    }
+}
+
+/// True where larger elements stay at least as large, by bits. Narrower floats make zeros of both signs, narrower
+/// integers wrap, and NaN has no place among integers.
+fn never_decreases(from: DType, to: DType) -> bool {
+    match from {
+        _ if from == to => true,
+        DType::Bool | DType::U8 => true,
+        DType::I32 => to == DType::I64 || to.is_float(),
+        DType::I64 => to.is_float(),
+        DType::F16 | DType::BF16 => matches!(to, DType::F32 | DType::F64),
+        DType::F32 => to == DType::F64,
+        DType::F64 => false,
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    let cast = |dtype| Cast { dtype };
+    vec![
+        Sample::new(cast(DType::F64), [Input::ints([5, 3])]),
+        Sample::new(cast(DType::BF16), [Input::ints([7])]).rough(),
+        Sample::new(cast(DType::I64), [Input::ints([7])]).rough(),
+        Sample::new(cast(DType::F32), [Input::index([7], 9)]).rough(),
+        Sample::new(cast(DType::F32), [Input::bools([5])]).rough(),
+        Sample::new(cast(DType::Bool), [Input::ints([])]).rough(),
+        Sample::new(cast(DType::F16), [Input::ints([0, 3])]).rough(),
+    ]
+}

@@ -1,0 +1,148 @@
+//! `compare`: two tensors, element by element, to bools.
+
+use super::record::{Pointwise, one_dtype};
+use crate::error::Result;
+use crate::ops::{Algebra, Input, Meta, Row, Sample, Slot, Vjp, Windows};
+use crate::tensor::cpu::{Relation, RelationLoops};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
+
+/// Whether `x` stands to `y` as `kind` says. A NaN is unequal to everything, and neither less nor greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Compare {
+    /// The relation.
+    pub kind: CompareKind,
+}
+
+/// A relation of two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CompareKind {
+    /// `x == y`.
+    Eq,
+    /// `x != y`.
+    Ne,
+    /// `x < y`.
+    Lt,
+    /// `x <= y`.
+    Le,
+    /// `x > y`.
+    Gt,
+    /// `x >= y`.
+    Ge,
+}
+
+impl Pointwise for Compare {
+    const NAME: &'static str = "compare";
+    const ARITY: usize = 2;
+
+    /// A sum must be whole before it is compared; for maxima and minima of integers see the rows.
+    fn algebra(&self) -> Algebra {
+        Algebra::Opaque
+    }
+
+    fn dtype(&self, ins: &[Meta]) -> Result<DType> {
+        one_dtype(Self::NAME, ins).map(|_| DType::Bool)
+    }
+
+    fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        let (x, y) = (&ins[0], &ins[1]);
+        match self.kind {
+            CompareKind::Eq => cpu::compare(Self::NAME, &EQUAL, x, y),
+            CompareKind::Ne => cpu::compare(Self::NAME, &UNEQUAL, x, y),
+            CompareKind::Lt => cpu::compare(Self::NAME, &LESS, x, y),
+            CompareKind::Le => cpu::compare(Self::NAME, &NOT_MORE, x, y),
+            CompareKind::Gt => cpu::compare(Self::NAME, &LESS, y, x),
+            CompareKind::Ge => cpu::compare(Self::NAME, &NOT_MORE, y, x),
+        }
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        let formula = match self.kind {
+            CompareKind::Eq => cuda::formula!("compare", "compare_eq"),
+            CompareKind::Ne => cuda::formula!("compare", "compare_ne"),
+            CompareKind::Lt | CompareKind::Gt => cuda::formula!("compare", "compare_lt"),
+            CompareKind::Le | CompareKind::Ge => cuda::formula!("compare", "compare_le"),
+        };
+        if matches!(self.kind, CompareKind::Gt | CompareKind::Ge) {
+            ins.swap(0, 1);
+        }
+        cuda::map_to(formula, ins, DType::Bool)
+    }
+
+    fn derivative(&self, g: &mut Vjp) -> Result<()> {
+        g.none_at_all("bools have no derivative");
+        Ok(())
+    }
+
+    /// A maximum is greater than `y` if any part is, and less if every part is; the maximum of bools is "any", their
+    /// minimum "every". Not so for floats: a NaN, which wins the maximum, is neither.
+    fn more_rows(&self, ins: &[Meta]) -> Vec<Row> {
+        let (max, min) = (Slot::P(ReduceOp::Max), Slot::P(ReduceOp::Min));
+        let (any, every) = match self.kind {
+            _ if ins[0].dtype.is_float() => return vec![],
+            CompareKind::Eq | CompareKind::Ne => return vec![],
+            CompareKind::Gt | CompareKind::Ge => (max, min),
+            CompareKind::Lt | CompareKind::Le => (min, max),
+        };
+        vec![
+            Row::new([any, Slot::R], [max]),
+            Row::new([every, Slot::R], [min]),
+            Row::new([Slot::R, every], [max]),
+            Row::new([Slot::R, any], [min]),
+        ]
+    }
+}
+
+macro_rules! relations {
+    ($($constant:ident $name:ident, $op:tt;)*) => {$(
+        struct $name;
+
+        impl Relation for $name {
+            #[inline(always)]
+            fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool {
+                x $op y
+            }
+        }
+
+        const $constant: RelationLoops = RelationLoops::of::<$name>();
+    )*};
+}
+
+relations! {
+    EQUAL Equal, ==;
+    UNEQUAL Unequal, !=;
+    LESS Less, <;
+    NOT_MORE NotMore, <=;
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    use CompareKind::{Eq, Ge, Gt, Le, Lt, Ne};
+    let floats = [Eq, Ne, Lt, Le, Gt, Ge].map(|kind| (kind, Input::ints([5, 3])));
+    let ints = [Eq, Ge, Lt].map(|kind| (kind, Input::index([7], 5)));
+    let others = [(Gt, Input::ints([])), (Le, Input::ints([0, 3]))];
+    let sample = |(kind, x): (CompareKind, Input)| Sample::new(Compare { kind }, [x.clone(), x]).rough();
+    floats.into_iter().chain(ints).chain(others).map(sample).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+
+    #[test]
+    fn every_relation_by_its_definition() {
+        use CompareKind::{Eq, Ge, Gt, Le, Lt, Ne};
+        let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, f32::NAN], [4]).expect("four");
+        let y = Tensor::from_vec(vec![2.0f32, 2.0, 2.0, f32::NAN], [4]).expect("four");
+        for (kind, want) in [
+            (Eq, [false, true, false, false]),
+            (Ne, [true, false, true, true]),
+            (Lt, [true, false, false, false]),
+            (Le, [true, true, false, false]),
+            (Gt, [false, false, true, false]),
+            (Ge, [false, true, true, false]),
+        ] {
+            let got = eval_whole(&Compare { kind }, &[x.clone(), y.clone()]).expect("legal");
+            assert_eq!(got[0].to_vec::<bool>().expect("bools"), want, "{kind:?}");
+        }
+    }
+}

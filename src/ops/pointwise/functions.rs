@@ -1,0 +1,35 @@
+//! Constants and functions that several formulas use.
+#![allow(clippy::approx_constant, clippy::excessive_precision)]
+
+use super::words::*;
+use crate::tensor::cpu::Real;
+
+functions! {
+    constants {
+    /// `2 / √π`.
+    FRAC_2_SQRT_PI = 1.128379167095512573896158903122;
+    /// `1 / √2`.
+    FRAC_1_SQRT_2 = 0.707106781186547524400844362105;
+    /// `1 / √(2π)`.
+    DENSITY = 0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+    /// `2 √(2/π)`: gelu's approximation is `x · sigmoid(V · (x + C x³))`, since `(1 + tanh(v / 2)) / 2 = sigmoid(v)`.
+    V = 2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
+    /// The cubic term's factor.
+    C = 0.044715;
+    }
+
+    /// Bounds `x` to where distribution functions are 0 or 1, and `x` to the third power finite; NaN stays.
+    fn bounded(x) = select(abs(x) > of(1e4), copysign(of(1e4), x), x);
+    /// The normal distribution function.
+    fn phi(x) = fma(of(0.5), erf(x * of(FRAC_1_SQRT_2)), of(0.5));
+    /// `x^y` with IEEE 754's special cases, computed as `e^(y ln x)`; called with f64.
+    fn power(x, y) [
+        a = abs(x),
+        magnitude = exp(y * ln(a)),
+        integer = floor(y) == y,
+        odd = integer && floor(y * of(0.5)) != y * of(0.5),
+        with_sign = select(odd && !is_nan(x), copysign(magnitude, x), magnitude),
+        real = select(x < of(0.0) && a != of(inf()) && !integer && !is_nan(y), of(nan()), with_sign),
+        one = y == of(0.0) || x == of(1.0) || (a == of(1.0) && abs(y) == of(inf()))
+    ] = select(one, of(1.0), real);
+}

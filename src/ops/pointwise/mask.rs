@@ -1,0 +1,65 @@
+//! `mask`: elements that a condition does not keep become 0. The derivative of choosing.
+
+use super::record::Pointwise;
+use crate::error::{Error, Result};
+use crate::ops::{Algebra, Input, Meta, Row, Sample, Slot, Vjp, Windows, list};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
+
+/// Of operands `(condition, x)`: `x` where the condition is `on`, else 0 (false).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mask {
+    /// The condition's value that keeps an element.
+    pub on: bool,
+}
+
+impl Pointwise for Mask {
+    const NAME: &'static str = "mask";
+    const ARITY: usize = 2;
+
+    /// Linear in the second operand, which the rows say.
+    fn algebra(&self) -> Algebra {
+        Algebra::Opaque
+    }
+
+    fn dtype(&self, ins: &[Meta]) -> Result<DType> {
+        if ins[0].dtype != DType::Bool {
+            return Err(Error::invalid(Self::NAME, "the condition is not bool", list(ins), "compare first"));
+        }
+        Ok(ins[1].dtype)
+    }
+
+    fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        let zero = Tensor::zeros(ins[1].dtype(), []).expand(ins[1].shape())?;
+        let (condition, x) = ins.split_first_mut().expect("infer has counted the operands");
+        cpu::select(Self::NAME, [condition, &mut x[0], &mut { zero }], self.on)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("mask"), ins, &[f64::from(u8::from(self.on))])
+    }
+
+    fn derivative(&self, g: &mut Vjp) -> Result<()> {
+        g.none(0, "a condition has no derivative");
+        if g.needs(1) {
+            let (dy, condition) = (g.grad(0), g.input(0));
+            let dx = g.apply(*self, &[condition, dy])?;
+            g.set(1, dx);
+        }
+        Ok(())
+    }
+
+    /// Copies, or zeros on every rank, of which neither a sum nor a maximum nor a minimum makes anything else.
+    fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
+        let rows = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min].map(Slot::P);
+        rows.map(|part| Row::new([Slot::R, part], [part]).exact()).to_vec()
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(Mask { on: true }, [Input::bools([5, 3]), Input::ints([5, 3])]),
+        Sample::new(Mask { on: false }, [Input::bools([7]), Input::ints([7])]),
+        Sample::new(Mask { on: true }, [Input::bools([7]), Input::index([7], 9)]).rough(),
+        Sample::new(Mask { on: true }, [Input::bools([0, 3]), Input::ints([0, 3])]),
+    ]
+}

@@ -1,0 +1,78 @@
+//! `select`: one of two tensors, element by element, as a third says.
+
+use super::mask::Mask;
+use super::record::Pointwise;
+use crate::error::{Error, Result};
+use crate::ops::{Algebra, Input, Meta, Row, Sample, Slot, Vjp, Windows, list};
+use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
+
+/// Of operands `(condition, x, y)`: `x` where the condition holds, else `y`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Select;
+
+impl Pointwise for Select {
+    const NAME: &'static str = "select";
+    const ARITY: usize = 3;
+
+    /// A copy of one operand or the other, which the rows say: the condition must be whole.
+    fn algebra(&self) -> Algebra {
+        Algebra::Opaque
+    }
+
+    fn dtype(&self, ins: &[Meta]) -> Result<DType> {
+        if ins[0].dtype != DType::Bool {
+            return Err(Error::invalid(Self::NAME, "the condition is not bool", list(ins), "compare first"));
+        }
+        if ins[1].dtype != ins[2].dtype {
+            return Err(Error::invalid(
+                Self::NAME,
+                "the choices' dtypes differ",
+                list(ins),
+                "cast one of them",
+            ));
+        }
+        Ok(ins[1].dtype)
+    }
+
+    fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        let [condition, x, y] = ins else { unreachable!("infer has counted the operands") };
+        cpu::select(Self::NAME, [condition, x, y], true)
+    }
+
+    fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
+        cuda::map(cuda::formula!("select"), ins, &[])
+    }
+
+    fn derivative(&self, g: &mut Vjp) -> Result<()> {
+        g.none(0, "a condition has no derivative");
+        for (i, on) in [(1, true), (2, false)] {
+            if g.needs(i) {
+                let (condition, dz) = (g.input(0), g.grad(0));
+                let dx = g.apply(Mask { on }, &[condition, dz])?;
+                g.set(i, dx);
+            }
+        }
+        Ok(())
+    }
+
+    /// Either choice may be whole beside a partial maximum or minimum, since it is its own; not beside a sum.
+    fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
+        let mut rows = vec![Row::new([Slot::R, Slot::SUM, Slot::SUM], [Slot::SUM]).exact()];
+        for part in [ReduceOp::Max, ReduceOp::Min].map(Slot::P) {
+            rows.extend(
+                [[part, part], [part, Slot::R], [Slot::R, part]]
+                    .map(|[x, y]| Row::new([Slot::R, x, y], [part])),
+            );
+        }
+        rows
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(Select, [Input::bools([5, 3]), Input::ints([5, 3]), Input::ints([5, 3])]),
+        Sample::new(Select, [Input::bools([7]), Input::index([7], 9), Input::index([7], 9)]).rough(),
+        Sample::new(Select, [Input::bools([]), Input::ints([]), Input::ints([])]),
+        Sample::new(Select, [Input::bools([0, 3]), Input::ints([0, 3]), Input::ints([0, 3])]),
+    ]
+}

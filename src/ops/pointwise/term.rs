@@ -1,0 +1,147 @@
+//! Derivatives as arithmetic: the values of a [`Vjp`] program with operators on them. Each row of the table is a method of
+//! [`Term`] too.
+
+use std::cell::{Cell, RefCell};
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use super::compare::{Compare, CompareKind};
+use super::mask::Mask;
+use super::record::Pointwise;
+use crate::error::{Error, Result};
+use crate::ops::{Op, Ref, Vjp};
+
+/// A program being written as expressions: hands out its values, and keeps the first refusal until [`Terms::finish`].
+pub(crate) struct Terms<'v, 'a> {
+    vjp: RefCell<&'v mut Vjp<'a>>,
+    refused: Cell<Option<Error>>,
+}
+
+/// A value of the program. Arithmetic on it, with other values or with numbers, adds steps; equal steps are taken once.
+#[derive(Clone, Copy)]
+pub(crate) struct Term<'t> {
+    program: &'t dyn Steps,
+    value: Ref,
+}
+
+/// A program that steps can be added to.
+trait Steps {
+    fn step(&self, op: &dyn Op, ins: &[Ref]) -> Ref;
+}
+
+impl<'v, 'a> Terms<'v, 'a> {
+    pub fn new(vjp: &'v mut Vjp<'a>) -> Terms<'v, 'a> {
+        Terms { vjp: RefCell::new(vjp), refused: Cell::new(None) }
+    }
+
+    /// The operands.
+    pub fn operands<const N: usize>(&self) -> [Term<'_>; N] {
+        std::array::from_fn(|i| self.term(self.vjp.borrow().input(i)))
+    }
+
+    /// The gradient of the result.
+    pub fn grad(&self) -> Term<'_> {
+        self.term(self.vjp.borrow().grad(0))
+    }
+
+    /// The result.
+    pub fn output(&self) -> Term<'_> {
+        self.term(self.vjp.borrow().output(0))
+    }
+
+    /// Whether the gradient of this operand is wanted.
+    pub fn needs(&self, operand: Term<'_>) -> bool {
+        self.vjp.borrow().needs(operand.value.index())
+    }
+
+    /// Gives the gradient of an operand.
+    pub fn set(&self, operand: Term<'_>, gradient: Term<'_>) {
+        let refused = self.refused.take();
+        if refused.is_none() {
+            self.vjp.borrow_mut().set(operand.value.index(), gradient.value);
+        }
+        self.refused.set(refused);
+    }
+
+    /// Says why an operand has no gradient.
+    pub fn none(&self, operand: Term<'_>, why: &'static str) {
+        self.vjp.borrow_mut().none(operand.value.index(), why);
+    }
+
+    /// Returns what a step refused.
+    pub fn finish(self) -> Result<()> {
+        self.refused.into_inner().map_or(Ok(()), Err)
+    }
+
+    fn term(&self, value: Ref) -> Term<'_> {
+        Term { program: self, value }
+    }
+}
+
+impl Steps for Terms<'_, '_> {
+    fn step(&self, op: &dyn Op, ins: &[Ref]) -> Ref {
+        let taken = self.vjp.borrow_mut().apply_once(op, ins);
+        taken.unwrap_or_else(|e| {
+            self.refused.set(Some(self.refused.take().unwrap_or(e)));
+            ins[0]
+        })
+    }
+}
+
+impl<'t> Term<'t> {
+    /// The result of a pointwise operator whose first operand this is.
+    pub fn then(self, op: impl Pointwise, others: &[Term<'t>]) -> Term<'t> {
+        let ins: smallvec::SmallVec<[Ref; 3]> =
+            std::iter::once(self.value).chain(others.iter().map(|t| t.value)).collect();
+        Term { program: self.program, value: self.program.step(&op, &ins) }
+    }
+
+    /// `self ≥ other`, as bool.
+    pub fn ge(self, other: Term<'t>) -> Term<'t> {
+        self.then(Compare { kind: CompareKind::Ge }, &[other])
+    }
+
+    /// `self ≤ other`, as bool.
+    pub fn le(self, other: Term<'t>) -> Term<'t> {
+        self.then(Compare { kind: CompareKind::Le }, &[other])
+    }
+
+    /// `of` where this condition is `on`, else 0.
+    pub fn mask(self, on: bool, of: Term<'t>) -> Term<'t> {
+        self.then(Mask { on }, &[of])
+    }
+}
+
+macro_rules! arithmetic {
+    ($($Trait:ident $method:ident;)*) => {$(
+        impl $Trait for Term<'_> {
+            type Output = Self;
+            fn $method(self, other: Self) -> Self {
+                Term::$method(self, other)
+            }
+        }
+    )*};
+}
+arithmetic! { Add add; Sub sub; Mul mul; Div div; }
+
+impl Neg for Term<'_> {
+    type Output = Self;
+    fn neg(self) -> Self {
+        Term::neg(self)
+    }
+}
+
+/// By a constant.
+impl Mul<f64> for Term<'_> {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        self.scale(factor)
+    }
+}
+
+/// A constant more.
+impl Add<f64> for Term<'_> {
+    type Output = Self;
+    fn add(self, by: f64) -> Self {
+        self.shift(by)
+    }
+}

@@ -1,0 +1,87 @@
+//! The words that formulas are written in.
+//!
+//! Each means the same here, over [`Real`] and [`Num`], and in CUDA, where `kernels/pointwise.cuh` defines it: the same
+//! fixed sequence of IEEE operations. Formulas also use `+ - * /` on floating numbers, comparisons, `&&`, `||` and `!`.
+
+pub use crate::tensor::cpu::is_nan;
+use crate::tensor::cpu::{Num, Real};
+
+/// The nearest value to a constant.
+#[inline(always)]
+pub fn of<A: Real>(x: f64) -> A {
+    A::of(x)
+}
+
+/// The value as f64.
+#[inline(always)]
+pub fn wide<A: Real>(x: A) -> f64 {
+    x.to_f64()
+}
+
+/// One of two values, computed both.
+#[inline(always)]
+pub fn select<A>(condition: bool, yes: A, no: A) -> A {
+    if condition { yes } else { no }
+}
+
+/// Infinity.
+#[inline(always)]
+pub fn inf() -> f64 {
+    f64::INFINITY
+}
+
+/// The quiet NaN.
+#[inline(always)]
+pub fn nan() -> f64 {
+    f64::NAN
+}
+
+macro_rules! words {
+    ($bound:ident: $($(#[$doc:meta])* $name:ident($first:ident $(, $other:ident)*) = $method:expr;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name<A: $bound>($first: A $(, $other: A)*) -> A {
+            $method($first $(, $other)*)
+        }
+    )*};
+}
+
+words! { Real:
+    /// `a · b + c`, rounded once.
+    fma(a, b, c) = A::mul_add;
+    /// e to the power of `x`.
+    exp(x) = Real::exp;
+    /// The natural logarithm.
+    ln(x) = Real::ln;
+    /// The hyperbolic tangent.
+    tanh(x) = Real::tanh;
+    /// The error function.
+    erf(x) = Real::erf;
+    /// `1 / (1 + e^-x)`.
+    sigmoid(x) = Real::sigmoid;
+    /// The square root.
+    sqrt(x) = Real::sqrt;
+    /// The magnitude.
+    abs(x) = Real::abs;
+    /// `1 / x`.
+    recip(x) = Real::recip;
+    /// The largest integer not above `x`.
+    floor(x) = Real::floor;
+    /// The magnitude of `x` with the sign of `sign`.
+    copysign(x, sign) = Real::copysign;
+}
+
+words! { Num:
+    /// The sum; integers wrap.
+    add(x, y) = Num::add;
+    /// The difference; integers wrap.
+    sub(x, y) = Num::sub;
+    /// The product; integers wrap.
+    mul(x, y) = Num::mul;
+    /// `-x`; integers wrap.
+    negative(x) = Num::negative;
+    /// The larger, where -0 is less than 0; NaN if either is.
+    max(x, y) = Num::max;
+    /// The smaller, where -0 is less than 0; NaN if either is.
+    min(x, y) = Num::min;
+}
