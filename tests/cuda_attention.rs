@@ -6,8 +6,10 @@ mod common;
 use common::{Stream, shim};
 use half::{bf16, f16};
 use isoshard::ops::{Attention, AttentionGrad, Bits, Free, Rotary, eval_whole};
+use isoshard::ops::{cpu, cuda};
 use isoshard::rng::{self, Draw, Generator};
-use isoshard::tensor::{DType, Device, Shape, Tensor, cpu, cuda};
+use isoshard::tensor::cpu::cast;
+use isoshard::tensor::{DType, Device, Shape, Tensor};
 
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
@@ -21,7 +23,7 @@ fn noise(shape: impl Into<Shape>, dtype: DType, seed: u64) -> Tensor {
         normal * [1.0, 1.0, 1.0, 0.1, 10.0][(unit() * 5.0) as usize]
     };
     let values: Vec<f64> = (0..shape.numel()).map(value).collect();
-    cpu::cast(&Tensor::from_vec(values, shape).unwrap(), dtype).unwrap()
+    cast(&Tensor::from_vec(values, shape).unwrap(), dtype).unwrap()
 }
 
 /// The bits of every element, NaNs as one.

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Stream, shim};
+use isoshard::ops::cuda::{AttentionDropout, CausalAttention};
 use isoshard::rng::{self, Draw};
-use isoshard::tensor::cuda::{AttentionDropout, CausalAttention};
 use isoshard::tensor::{DType, Device, Tensor, cpu};
 
 const DRAW: Draw = Draw { seed: 11, number: 2 };

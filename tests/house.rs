@@ -86,9 +86,9 @@ fn every_operator_stands_in_the_catalog() {
         let product = product_code(&source.code);
         let Some(at) = product.lines().position(defines) else { continue };
         operators += 1;
-        let file = source.path.file_stem().and_then(|s| s.to_str()).expect("a file has a name");
-        if !catalog.code.contains(&format!("{file}::samples")) {
-            missing.push(format!("{}:{}: no {file}::samples in catalog.rs", source.path.display(), at + 1));
+        let module = source.module_path();
+        if !catalog.code.contains(&format!("super::{module}::samples,")) {
+            missing.push(format!("{}:{}: no {module}::samples in catalog.rs", source.path.display(), at + 1));
         }
     }
     assert!(operators > 5, "only {operators} operator files found");
@@ -108,6 +108,7 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
     let mut found: Vec<String> = embedded.map(|(name, _)| name.to_string()).collect();
     found.sort();
     assert_eq!(found, names, "src/tensor/cuda/sources.rs lists what is in kernels/");
+    let operators: Vec<String> = sources().iter().filter_map(Source::operator).collect();
     let mut wrong = Vec::new();
     for name in &names {
         let text = fs::read_to_string(root().join("kernels").join(name)).expect("sources can be read");
@@ -116,7 +117,7 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
         }
         if let Some(stem) = name.strip_suffix(".cu")
             && !SHARED_KERNELS.contains(&stem)
-            && !operator_files(stem).any(|file| root().join("src/ops").join(file).exists())
+            && !operators_of(stem).any(|name| operators.contains(&name))
         {
             wrong.push(format!("kernels/{name}: belongs to no file of src/ops"));
         }
@@ -130,11 +131,11 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The operator's file that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype,
+/// The operators that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype,
 /// `attention_fast` another way of `attention`'s.
-fn operator_files(stem: &str) -> impl Iterator<Item = String> {
+fn operators_of(stem: &str) -> impl Iterator<Item = String> {
     let part_of = stem.rsplit_once('_').map(|(operator, _)| operator);
-    [Some(stem), part_of].into_iter().flatten().map(|name| format!("{name}.rs"))
+    [Some(stem), part_of].into_iter().flatten().map(str::to_string)
 }
 
 #[test]
@@ -172,6 +173,14 @@ fn the_reader_sees_every_form() {
     assert_eq!(up.names(), [(1, "z".to_string())], "two levels up from a file is the crate");
     let within = Source { path: "src/x/y/z.rs".into(), code: "use super::super::w;".into(), lines: 1 };
     assert_eq!(within.names(), []);
+    let at = |path: &str| Source { path: path.into(), code: String::new(), lines: 0 };
+    let rooms =
+        ["softmax/mod.rs", "softmax/grad.rs", "norm/rms_norm.rs", "sum.rs", "softmax/cuda.rs", "a/cpu/b.rs"];
+    let rooms = rooms.map(|file| at(&format!("src/ops/{file}")));
+    let paths = ["softmax", "softmax::grad", "norm::rms_norm", "sum", "softmax::cuda", "a::cpu::b"];
+    assert_eq!(rooms.each_ref().map(Source::module_path), paths);
+    let operators = [Some("softmax"), Some("softmax_grad"), Some("rms_norm"), Some("sum"), None, None];
+    assert_eq!(rooms.each_ref().map(Source::operator), operators.map(|name| name.map(str::to_string)));
 }
 
 impl Source {
@@ -179,6 +188,28 @@ impl Source {
     fn module(&self) -> String {
         let parts = self.parts();
         parts.first().map_or_else(String::new, |p| p.trim_end_matches(".rs").to_string())
+    }
+
+    /// The module's path inside its part of the house: `attention::grad`, and `attention` of `attention/mod.rs`.
+    fn module_path(&self) -> String {
+        let mut parts = self.parts();
+        parts.remove(0);
+        let file = parts.pop().expect("a file has a name");
+        parts.extend((file != "mod.rs").then(|| file.trim_end_matches(".rs").to_string()));
+        parts.join("::")
+    }
+
+    /// The operator that a file of `ops` is named after: its own name, or its room's if it is the room's `mod.rs` or
+    /// `grad.rs`.
+    fn operator(&self) -> Option<String> {
+        let path = (self.module() == "ops").then(|| self.module_path())?;
+        let names: Vec<&str> = path.split("::").collect();
+        match names[..] {
+            [.., "cpu" | "cuda"] | [_, "cpu" | "cuda", _] => None,
+            [room, "grad"] => Some(format!("{room}_grad")),
+            [.., name] => Some(name.to_string()),
+            [] => None,
+        }
     }
 
     /// The path below `src`.

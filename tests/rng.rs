@@ -5,11 +5,12 @@
 use std::fmt::Write as _;
 
 use half::{bf16, f16};
+use isoshard::ops::cpu::dropout;
 use isoshard::ops::{Free, Multinomial, eval_whole};
 use isoshard::rng::{
-    Draw, Generator, Init, Permutation, Stream, bernoulli, bernoulli_each, bits32, bits64, dropout,
-    exponential, exponential_each, gamma, gamma_each, log_normal, normal, philox, poisson, poisson_each,
-    uniform, uniform_between, uniform_int,
+    Draw, Generator, Init, Permutation, Stream, bernoulli, bernoulli_each, bits32, bits64, exponential,
+    exponential_each, gamma, gamma_each, log_normal, normal, philox, poisson, poisson_each, uniform,
+    uniform_between, uniform_int,
 };
 use isoshard::tensor::{Float, Tensor};
 use rand_core::Rng;

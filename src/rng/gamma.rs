@@ -63,7 +63,7 @@ fn is_sound(x: f64) -> bool {
 }
 
 /// f32 and f64, which gamma numbers are computed in.
-pub(super) trait Gammas: Lane<Wide = Self> {
+pub(crate) trait Gammas: Lane<Wide = Self> {
     /// [`gamma`], checked.
     fn gamma(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [Self]);
     /// [`gamma_each`], checked.

@@ -18,7 +18,7 @@ use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
 const CHUNK: usize = 32;
 
 /// What a range's blocks are turned into.
-pub(super) trait Sink {
+pub(crate) trait Sink {
     /// Elements that read one block.
     const PER_BLOCK: usize;
     /// Takes elements `skip..skip + len` of these blocks as elements `at..at + len` of the output.
@@ -26,7 +26,7 @@ pub(super) trait Sink {
 }
 
 /// Feeds `sink` the first `len` elements at these indices, of a draw's attempt.
-pub(super) fn drive<S: Sink>(draw: Draw, attempt: u16, at: Stretches<'_>, len: usize, sink: S) {
+pub(crate) fn drive<S: Sink>(draw: Draw, attempt: u16, at: Stretches<'_>, len: usize, sink: S) {
     let (key, high) = (draw.key(), draw.counter_high(attempt));
     dispatch(Drive { key, high, at, len, sink });
 }
@@ -81,7 +81,7 @@ impl<S: Sink> Drive<'_, S> {
 }
 
 /// A distribution: the numbers of a chunk of blocks, in f32 (four a block) or f64 (two a block).
-pub(super) trait Distribution: Copy {
+pub(crate) trait Distribution: Copy {
     /// The 32-bit draw.
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]);
     /// The 64-bit draw.
@@ -89,7 +89,7 @@ pub(super) trait Distribution: Copy {
 }
 
 /// What is done to a number before it is rounded to the element type.
-pub(super) trait Then: Copy {
+pub(crate) trait Then: Copy {
     /// In f32.
     fn f32(self, x: f32) -> f32;
     /// In f64.
@@ -209,7 +209,7 @@ pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
 }
 
 /// f32 and f64: the types that numbers are computed in.
-pub(super) trait Computed: Lane<Wide = Self> {
+pub(crate) trait Computed: Lane<Wide = Self> {
     /// Writes the numbers at these global indices.
     fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D);
     /// Does `then` to each of the numbers.
@@ -250,7 +250,7 @@ struct Change<'a, T, A> {
 }
 
 /// What sampling needs of an element type, besides [`Float`].
-pub(super) trait Sampled:
+pub(crate) trait Sampled:
     Float
     + Counted
     + Lane<Wide: Computed + Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>>
@@ -269,14 +269,14 @@ impl<T> Sampled for T where
 }
 
 /// The elements of a piece, at most.
-pub(super) const PIECE: usize = 512;
+pub(crate) const PIECE: usize = 512;
 
 /// Writes numbers of a type that may be wider than the elements, given where they stand and which of `out` they are.
-type Write<'a, W> = &'a mut dyn FnMut(Stretches<'_>, Range<usize>, &mut [W]);
+pub(crate) type Write<'a, W> = &'a mut dyn FnMut(Stretches<'_>, Range<usize>, &mut [W]);
 
 /// Has `write` write the elements in the type that they are computed in: all at once, or piece by piece if each piece is
 /// then rounded. It finds the elements' old values there if `old`.
-pub(super) fn in_wide<T: Lane>(at: Stretches<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
+pub(crate) fn in_wide<T: Lane>(at: Stretches<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
     if T::NATIVE {
         let all = 0..out.len();
         return T::store(out, &mut [], |wide| write(at, all, wide));
