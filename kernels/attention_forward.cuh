@@ -33,7 +33,7 @@ struct RowSums {
   }
 
   DEVICE void next(u32 width) {
-    Node leaf = leaf_of(at, width, 32);
+    Node leaf = leaf_of(at, width, LEAF);
     len = leaf.len;
     joins = leaf.joins;
     UNROLL

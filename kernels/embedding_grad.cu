@@ -19,12 +19,12 @@ struct Extents {
   u32 rank, unused;
 };
 
-// The path of index `i` of a dim: halved, but for the leaves of the innermost (at most 32), where it is the index.
+// The path of index `i` of a dim: halved, but for the leaves of the innermost (at most LEAF, 2^5), where it is the index.
 DEVICE u64 path_of(u32 len, u32 levels, bool innermost, u32 i) {
   u64 path = 0;
   u32 level = levels;
   while (level > 0 && !(innermost && level == 5)) {
-    u32 left = len - len / 2;
+    u32 left = left_of(len);
     bool right = i >= left;
     path = path << 1 | right;
     i -= right ? left : 0;

@@ -80,7 +80,7 @@ pub(crate) use record::{Together, absent, arity, list, run};
 pub use reshape::Reshape;
 pub use rotary::Rotary;
 pub use row::{Algebra, Axis, Row, Slot};
-pub use sample::{Fill, Input, Sample};
+pub use sample::{Fill, Input, Sample, Statistic};
 pub use signature::Signature;
 pub use slice::Slice;
 pub use softmax::Softmax;

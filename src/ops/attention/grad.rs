@@ -1,12 +1,15 @@
 //! `attention_grad`: the derivative of `attention`, which computes the probabilities anew from `lse`.
 
+use std::sync::Arc;
+
 use smallvec::smallvec;
 
-use super::{CausalCall, expect_heads, heads_split, sample_attributes};
+use super::{Attention, CausalCall, expect_heads, heads_split, sample_attributes};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity,
+    list,
 };
 use crate::placement::Leaf;
 use crate::rng::Draw;
@@ -76,8 +79,19 @@ impl Op for AttentionGrad {
         Ok(smallvec![dq, dk, dv])
     }
 
-    fn vjp(&self, _: &mut Vjp) -> Result<()> {
-        Ok(())
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of attention is not written")
+    }
+
+    fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
+        let forward = Arc::new(Attention { scale: self.scale, p: self.p, draw: self.draw });
+        let result =
+            |k: usize| Statistic { operand: 3 + k, op: forward.clone(), of: vec![0, 1, 2], result: k };
+        vec![result(0), result(1)]
+    }
+
+    fn adds(&self) -> bool {
+        true
     }
 
     fn has_free(&self) -> bool {

@@ -6,7 +6,10 @@ use super::{cuda, expect_loss};
 use crate::error::{Error, Result};
 use crate::ops::index::cuda::Held;
 use crate::ops::index::segments::checked_index;
-use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use crate::ops::softmax::sum_exp::row_maximum;
+use crate::ops::{
+    Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity, list,
+};
 use crate::tensor::cpu::{Kernel, Lane, Num, Real, dispatch};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
 
@@ -79,8 +82,16 @@ impl Op for CrossEntropyGrad {
         Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
     }
 
-    fn vjp(&self, _: &mut Vjp) -> Result<()> {
-        Ok(())
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of cross_entropy is not written")
+    }
+
+    fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
+        vec![row_maximum(2, &ins[0])]
+    }
+
+    fn adds(&self) -> bool {
+        true
     }
 }
 

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::cuda::fault::Code;
 use crate::tensor::cuda::reduce::wide;
-use crate::tensor::{DType, Shape, Tensor};
+use crate::tensor::{DType, LEAF, Shape, Split, Tensor};
 
 /// The indices of a dim, of which some are held here.
 #[derive(Clone, Copy, Debug)]
@@ -158,9 +158,12 @@ impl Extents {
             if n == 1 && !innermost {
                 continue;
             }
-            let halvings = |leaf: usize| (0..).find(|&k| n.div_ceil(1 << k) <= leaf).unwrap_or(0);
             *extents.len.get_mut(rank)? = u32::try_from(n).ok()?;
-            extents.levels[rank] = if innermost { halvings(32) + 5 } else { halvings(1) };
+            extents.levels[rank] = match innermost {
+                // A path inside a leaf is the index there.
+                true => Split::Halves.depth(n, LEAF) + LEAF.ilog2(),
+                false => Split::Halves.depth(n, 1),
+            };
             rank += 1;
         }
         extents.rank = rank as u32;

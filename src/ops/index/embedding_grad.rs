@@ -78,6 +78,10 @@ impl Op for EmbeddingGrad {
         g.set(1, dy);
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

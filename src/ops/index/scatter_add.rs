@@ -92,6 +92,10 @@ impl Op for ScatterAdd {
         g.set(1, dx);
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -1,7 +1,7 @@
 //! Sums of rows by destination: what `embedding_grad` and `scatter_add` have in common.
 
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Float};
+use crate::tensor::{DType, Float, Leaf, Split};
 
 use crate::ops::Meta;
 
@@ -99,11 +99,12 @@ impl<T: Float> Fold<'_, T> {
     }
 }
 
-/// Where the tree cuts a range of two or more: leaves (of the innermost dim) join neighbours, all else is halved.
+/// The position at which the tree splits a range of two or more.
 fn split(lo: usize, hi: usize, innermost: bool) -> usize {
-    const LEAF: usize = 32;
-    let n = hi - lo;
-    lo + if innermost && n <= LEAF { n.next_power_of_two() / 2 } else { n.div_ceil(2) }
+    if !innermost {
+        return Split::Halves.mid(lo, hi);
+    }
+    lo + Leaf::Pairs.left_of(Split::Halves, hi - lo).expect("pairs can be cut")
 }
 
 #[cfg(test)]

@@ -54,8 +54,12 @@ impl Op for LayerNormGrad {
         Ok(outs)
     }
 
-    fn vjp(&self, _: &mut Vjp) -> Result<()> {
-        Ok(())
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of layer_norm is not written")
+    }
+
+    fn adds(&self) -> bool {
+        true
     }
 }
 

@@ -42,8 +42,12 @@ impl Op for RmsNormGrad {
         Ok(smallvec![dx, dw])
     }
 
-    fn vjp(&self, _: &mut Vjp) -> Result<()> {
-        Ok(())
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of rms_norm is not written")
+    }
+
+    fn adds(&self) -> bool {
+        true
     }
 }
 

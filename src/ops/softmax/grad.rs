@@ -67,6 +67,10 @@ impl Op for SoftmaxGrad {
         }
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 /// Two operands of equal shape and floating dtype.

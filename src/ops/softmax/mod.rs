@@ -51,6 +51,10 @@ impl Op for Softmax {
         g.set(0, dx);
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 /// Refuses, in the name of `verb`, elements that are not floating and a dim that is not there.

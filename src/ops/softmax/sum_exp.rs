@@ -1,10 +1,14 @@
 //! `sum_exp`: the denominators of a softmax over the last dim, which may be sharded. A statistic of `cross_entropy`.
 
+use std::sync::Arc;
+
 use smallvec::smallvec;
 
 use super::cuda;
 use crate::error::{Error, Result};
-use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use crate::ops::{
+    Axis, Input, Max, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity, list,
+};
 use crate::placement::Leaf;
 use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
@@ -54,6 +58,14 @@ impl Op for SumExp {
         g.none_at_all("a statistic: the gradient of cross_entropy holds its share");
         Ok(())
     }
+
+    fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
+        vec![row_maximum(1, &ins[0])]
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 /// `exp(x - m)` of a piece.
@@ -71,6 +83,12 @@ impl<A: Real> Kernel for Terms<'_, A> {
             *out = (x - m).exp();
         }
     }
+}
+
+/// Says that an operand is the maximum of operand 0, which is `x`, over its last dim.
+pub(in crate::ops) fn row_maximum(operand: usize, x: &Meta) -> Statistic {
+    let max = Max { dims: [x.shape.len() - 1].into_iter().collect(), keep: true };
+    Statistic { operand, op: Arc::new(max), of: vec![0], result: 0 }
 }
 
 /// The shape of a statistic kept over the last dim.

@@ -30,4 +30,4 @@ pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
-pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges, row_max};
+pub use tree::{Fold, Max, Min, RowTree, Sum, merges, row_max};

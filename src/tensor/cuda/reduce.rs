@@ -6,7 +6,7 @@
 
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, LEAF, ReduceOp, Shape, Split, Tensor};
 
 /// `x` reduced over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce).
 ///
@@ -104,19 +104,16 @@ pub(crate) struct Worker {
 }
 
 /// A warp with contiguous rows.
-const WARP: Worker = Worker { leaf: 32, unit: 3, most: 8 };
+const WARP: Worker = Worker { leaf: LEAF, unit: 3, most: 8 };
 /// A thread with a column.
-pub(crate) const THREAD: Worker = Worker { leaf: 32, unit: 0, most: 11 };
+pub(crate) const THREAD: Worker = Worker { leaf: LEAF, unit: 0, most: 11 };
 /// As [`THREAD`], where leaves are single elements: halves and neighbours are the same up to four.
 const THREAD_OF_HALVES: Worker = Worker { leaf: 4, unit: 0, most: 11 };
 
 impl Spread {
     /// Over workers of this kind, where `lines` of `n` elements are reduced by as many workers as keep a device busy.
     pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> Spread {
-        let mut depth = 0u32;
-        while n.div_ceil(1 << depth) > worker.leaf {
-            depth += 1;
-        }
+        let depth = Split::Halves.depth(n, worker.leaf);
         let above = depth.saturating_sub(worker.unit);
         let workers = |levels: u32| lines.saturating_mul(1 << levels);
         let (mut team, mut split) = (0, 0);

@@ -2,12 +2,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// The widest leaf.
-const LEAF: usize = 32;
+use crate::tensor::{LEAF, Split};
 
-/// How many halvings a range goes through.
+/// The number of times that a range is split down to leaves.
 pub(super) fn depth(len: usize) -> u32 {
-    len.div_ceil(LEAF).max(1).next_power_of_two().trailing_zeros()
+    Split::Halves.depth(len, LEAF)
 }
 
 /// `struct Dim` in `kernels/attention.cuh`: up to 1024 elements.
@@ -54,7 +53,7 @@ impl DimArg {
     /// The leaves of `len` elements from `start` on, the first at `place` or after it; where the last one ends.
     fn halve(&mut self, start: usize, len: usize, place: usize, chunk: usize) -> usize {
         if len > LEAF {
-            let left = len.div_ceil(2);
+            let left = Split::Halves.left_of(len);
             let mid = self.halve(start, left, place, chunk);
             let end = self.halve(start + left, len - left, mid, chunk);
             self.leaf[self.leaves as usize - 1].joins += 1;
