@@ -1,7 +1,7 @@
 //! Loops over CPU memory that operators build their kernels from.
 //!
 //! Every loop is slice-invariant: the value of an output element does not depend on which other elements are computed
-//! beside it, nor on the instruction set. All are single-threaded, for ranks are threads, but for products where
+//! beside it, nor on the instruction set. All are single-threaded, since callers run in parallel, but for products where
 //! [`with_threads`] allows more.
 
 mod argmax;
@@ -10,6 +10,7 @@ mod attention_backward;
 mod attention_block;
 mod cast;
 mod copy;
+mod each;
 mod gemm;
 mod map;
 mod nest;
@@ -26,10 +27,11 @@ pub use argmax::argmax;
 pub use attention::{AttentionDropout, CausalAttention};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
+pub use each::each;
 pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
 #[cfg(test)]
 pub use map::map2;
-pub use map::{each, map, map1};
+pub use map::{map, map1};
 pub use nest::Nest;
 pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use pointwise::{

@@ -132,12 +132,12 @@ macro_rules! half {
                 buf
             }
             fn widen_into(src: &[$t], wide: &mut [f32]) {
-                super::map::each(src, wide, |x: $t| $widen(x.to_bits()));
+                super::each::each(src, wide, |x: $t| $widen(x.to_bits()));
             }
             fn store(dst: &mut [$t], buf: &mut [f32], write: impl FnOnce(&mut [f32])) {
                 let buf = &mut buf[..dst.len()];
                 write(buf);
-                super::map::each(buf, dst, |x: f32| <$t>::from_bits($narrow(x)));
+                super::each::each(buf, dst, |x: f32| <$t>::from_bits($narrow(x)));
             }
         }
     )*};

@@ -1,6 +1,6 @@
 //! The CUDA device: memory, streams, launches, and the functions that operators build their kernels from.
 //!
-//! The twin of [`cpu`](super::cpu), function by function, over the sources in `kernels/`. Each rank (a thread) has one
+//! The twin of [`cpu`](super::cpu), function by function, over the sources in `kernels/`. Each thread has one
 //! stream on a device; work is put on it in program order and nothing waits for it but reading a value. Everything here is
 //! written over [`Driver`], of which there is one that talks to NVIDIA's library (feature `cuda`) and, in tests, one that
 //! runs the same kernels on the CPU.
@@ -16,8 +16,10 @@ mod fault;
 mod fold;
 mod gemm;
 mod gpu;
+mod handle;
 mod index;
 mod launch;
+mod lock;
 mod loss;
 mod map;
 mod memory;
@@ -26,6 +28,7 @@ mod norm;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
 mod optim;
+mod pinned;
 mod reduce;
 mod rotary;
 mod rows;
@@ -40,10 +43,11 @@ pub use attention::{AttentionDropout, CausalAttention};
 pub use blas::{Blas, Matrix, Product};
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
-pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program};
+pub use driver::{Copy, Driver, Facts, Grid, Program};
 pub use fold::fold;
 pub use gemm::{gemm, set_tf32};
 pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
+pub use handle::{Address, DriverError, DriverResult, Handle};
 pub(crate) use index::{Held, argmax, embedding, embedding_grad, gather, scatter_add};
 pub use launch::{Extent, Launch};
 pub(crate) use loss::{cross_entropy, cross_entropy_grad};
