@@ -1,5 +1,5 @@
 // What attention's kernels have in common: tiles of queries and keys, the two products between them along the summation
-// trees of the CPU (src/tensor/cpu/{attention,attention_block,attention_backward}.rs), and dropout.
+// trees of the CPU (src/ops/attention/cpu.rs and cpu/{block,backward}.rs), and dropout.
 //
 // A block of threads has 64 rows and COLS columns of scores. It stands in a grid 16 threads wide: thread (tx, ty) has
 // rows 4 ty to 4 ty + 3 (and as many 4 THREADS / 16 further on), columns tx, tx + 16, ... Operands lie in shared memory by

@@ -1,5 +1,5 @@
 // Rows added up by destination, each destination along the summation tree over positions with those left out that do not hit it
-// (src/ops/segments.rs); scatter_add too.
+// (src/ops/index/segments.rs); scatter_add too.
 //
 // 1. `keys`: a hit's destination, and its path in the tree: one bit a level, left 0, right 1, so that paths are in the order of
 //    positions and the highest bit in which two differ is the node that joins them.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::device;
+use super::driver::Facts;
 use super::handle::{DriverResult, Handle};
 use super::lock::lock;
 use super::memory::{Block, MemoryStats};
@@ -78,13 +79,13 @@ impl Gpu {
 
     /// The number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
-        self.stream().device.driver.facts().multiprocessors
+        self.facts().multiprocessors
     }
 
     /// The dynamic shared memory of a block, in bytes, beside what kernels of rows have for themselves.
     pub(super) fn shared_bytes(&self) -> usize {
         const THEIR_OWN: usize = 4 << 10;
-        self.stream().device.driver.facts().shared_bytes.saturating_sub(THEIR_OWN)
+        self.facts().shared_bytes.saturating_sub(THEIR_OWN)
     }
 
     /// Waits until all that this thread has put on the device is done.
@@ -130,6 +131,11 @@ impl Gpu {
         let mut out = self.stale(dtype, shape)?;
         self.fill_bytes(&mut out, 0)?;
         Ok(out)
+    }
+
+    /// What the driver says of the device.
+    pub(crate) fn facts(&self) -> &Facts {
+        self.stream().device.driver.facts()
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {
