@@ -11,6 +11,7 @@
 
 mod argmax;
 mod attention;
+mod attributes;
 mod cat;
 mod catalog;
 pub mod cpu;
@@ -42,25 +43,21 @@ mod vjp;
 
 pub use argmax::Argmax;
 pub use attention::Attention;
-pub use attention::grad::AttentionGrad;
+pub use attributes::{
+    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
+};
 pub use cat::Cat;
 pub use catalog::{catalog, cuda_programs};
 pub use cross_entropy::CrossEntropy;
-pub use cross_entropy::grad::CrossEntropyGrad;
 pub use dropout::Dropout;
-pub use expand::Expand;
 pub use index::embedding::Embedding;
-pub use index::embedding_grad::EmbeddingGrad;
 pub use index::gather::Gather;
-pub use index::scatter_add::ScatterAdd;
 pub use matmul::Matmul;
 pub use max::Max;
 pub use min::Min;
 pub use norm::layer_norm::LayerNorm;
-pub use norm::layer_norm_grad::LayerNormGrad;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
-pub use pad::Pad;
 pub use permute::Permute;
 pub use pointwise::{
     Abs, Add, Cast, Compare, CompareKind, Div, Exp, Gelu, GeluGrad, GeluTanh, GeluTanhGrad, Log, Mask,
@@ -75,16 +72,18 @@ pub use random::gamma::Gamma;
 pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
-pub use record::{Bits, Free, Key, Meta, Metas, Op, Tensors, Window, Windows, eval_whole};
+pub use record::{
+    Bits, Free, Key, Meta, Metas, Op, Program, Ref, Statistic, Step, Tensors, Vjp, Window, Windows,
+    eval_whole,
+};
 pub(crate) use record::{Together, absent, arity, list, run};
 pub use reshape::Reshape;
 pub use rotary::Rotary;
 pub use row::{Algebra, Axis, Row, Slot};
-pub use sample::{Fill, Input, Sample, Statistic};
+pub use sample::{Fill, Input, Sample};
 pub use signature::Signature;
 pub use slice::Slice;
 pub use softmax::Softmax;
-pub use softmax::grad::SoftmaxGrad;
 pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
@@ -92,4 +91,3 @@ pub use split::Split;
 pub use step::adamw::AdamW;
 pub use step::sgd::Sgd;
 pub use sum::Sum;
-pub use vjp::{Program, Ref, Step, Vjp};

@@ -3,7 +3,7 @@
 use super::Draw;
 use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64, wide};
 use super::fill::Real;
-use super::sample::{Sampled, box_muller_f32, box_muller_f64};
+use super::sample::{Gammas, Sampled, box_muller_f32, box_muller_f64};
 use super::stretches::{Indices, Stretches};
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use crate::error::{Error, Result};
@@ -55,14 +55,6 @@ pub(super) fn check(shape: f64, scale: f64, dtype: DType) -> Result<()> {
 
 fn is_sound(x: f64) -> bool {
     x > 0.0 && x < f64::INFINITY
-}
-
-/// f32 and f64, which gamma numbers are computed in.
-pub(crate) trait Gammas: Sampled<Wide = Self> {
-    /// [`gamma`], checked.
-    fn gamma<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [T]);
-    /// [`gamma_each`], checked.
-    fn gamma_each<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: &[T], out: &mut [T]);
 }
 
 /// Marsaglia and Tsang's method, by its scale.

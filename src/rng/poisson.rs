@@ -1,11 +1,10 @@
 //! Poisson numbers.
 
-use half::{bf16, f16};
-
 use super::continuous::{expect_all, expect_len};
+use super::counts::Counted;
 use super::fill::Real;
 use super::philox::Blocks;
-use super::sample::{Sampled, Sink, drive, unit_f64};
+use super::sample::{Sink, drive, unit_f64};
 use super::stretches::Indices;
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use super::{Draw, bits64};
@@ -100,43 +99,6 @@ const TINY: f64 = 1.0 / 72_057_594_037_927_936.0;
 fn is_rate(x: f64) -> bool {
     (0.0..=1_125_899_906_842_624.0).contains(&x)
 }
-
-/// How counts become elements.
-pub(crate) trait Counted: Sized {
-    /// Converts.
-    fn put(counts: &[f64], out: &mut [Self]);
-}
-
-macro_rules! counted {
-    ($($t:ty)*) => {$(
-        impl Counted for $t {
-            #[inline(always)]
-            fn put(counts: &[f64], out: &mut [$t]) {
-                out.iter_mut().zip(counts).for_each(|(out, &count)| *out = count as $t);
-            }
-        }
-    )*};
-}
-
-counted!(i64 i32 f64 f32);
-
-macro_rules! counted_half {
-    ($($t:ty)*) => {$(
-        impl Counted for $t {
-            #[inline(always)]
-            fn put(counts: &[f64], out: &mut [$t]) {
-                let mut wide = [0.0; 64];
-                for (counts, out) in counts.chunks(64).zip(out.chunks_mut(64)) {
-                    let wide = &mut wide[..out.len()];
-                    f32::put(counts, wide);
-                    <$t as Sampled>::store(wide, out);
-                }
-            }
-        }
-    )*};
-}
-
-counted_half!(f16 bf16);
 
 /// p_0, p_0 + p_1, … as far as p_k is above [`TINY`].
 pub(super) struct Sums {

@@ -5,9 +5,8 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::Draw;
-use super::gamma::Gammas;
+use super::counts::Counted;
 use super::philox::Blocks;
-use super::poisson::Counted;
 use super::stretches::Stretches;
 use crate::tensor::Float;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
@@ -213,6 +212,14 @@ pub(crate) trait Sampled: Float + Counted {
     fn load(from: &[Self], to: &mut [Self::Wide]);
     /// Rounds a chunk.
     fn store(from: &[Self::Wide], to: &mut [Self]);
+}
+
+/// f32 and f64, which gamma numbers are computed in.
+pub(crate) trait Gammas: Sampled<Wide = Self> {
+    /// [`gamma`](super::gamma()), checked.
+    fn gamma<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [T]);
+    /// [`gamma_each`](super::gamma_each), checked.
+    fn gamma_each<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: &[T], out: &mut [T]);
 }
 
 macro_rules! sampled {
