@@ -82,10 +82,6 @@ impl Op for Attention {
         }
         Ok(())
     }
-
-    fn has_free(&self) -> bool {
-        true
-    }
 }
 
 /// One call, of which the operator and its derivative have all but the operands in common.

@@ -79,10 +79,6 @@ impl Op for AttentionGrad {
     fn vjp(&self, _: &mut Vjp) -> Result<()> {
         Ok(())
     }
-
-    fn has_free(&self) -> bool {
-        true
-    }
 }
 
 pub(super) fn samples() -> Vec<Sample> {

@@ -89,7 +89,7 @@ pub use pointwise::{
 pub(crate) use pointwise::{pointwise_table, signatures};
 pub use poisson::Poisson;
 pub use record::{Bits, Free, Key, Meta, Metas, Op, Tensors, Window, Windows, eval_whole};
-pub(crate) use record::{Together, absent, arity, list, run};
+pub(crate) use record::{Together, absent, arity, has_free, list, run};
 pub use reshape::Reshape;
 pub use rms_norm::RmsNorm;
 pub use rms_norm_grad::RmsNormGrad;

@@ -76,10 +76,6 @@ impl Op for Sgd {
         g.none_at_all("an optimizer's step is not part of the function that is differentiated");
         Ok(())
     }
-
-    fn has_free(&self) -> bool {
-        true
-    }
 }
 
 /// One launch for all calls of equal rates and one scale.

@@ -71,10 +71,6 @@ impl Op for Shuffle {
         g.set(0, dx);
         Ok(())
     }
-
-    fn has_free(&self) -> bool {
-        true
-    }
 }
 
 pub(super) fn samples() -> Vec<Sample> {
