@@ -63,7 +63,12 @@ impl DTensor {
     /// As [`DTensor::apply`]. `ins` is empty after success; after an error it holds the operands as before, except that a
     /// kernel which fails halfway may have written to them.
     pub fn apply_owned(op: &dyn Op, ins: &mut DTensors) -> Result<DTensors> {
-        let mut ready = Ready::new(op, ins)?;
+        let plan = plan_of(op, ins)?;
+        Self::run_owned(op, ins, plan)
+    }
+
+    fn run_owned(op: &dyn Op, ins: &mut DTensors, plan: Rc<Plan>) -> Result<DTensors> {
+        let mut ready = Ready::new(op, ins, plan)?;
         let outs = execute(op, &ready.plan, &ready.mesh, &mut ready.locals);
         ready.end(ins, outs.is_ok());
         outs
@@ -71,12 +76,18 @@ impl DTensor {
 
     /// [`DTensor::apply_owned`] of each of `calls` in turn up to the first that fails; what lies on a CUDA device is
     /// computed in as few launches as the operator needs for all. Gives the results of those that succeeded.
+    ///
+    /// A call that is refused is refused before any is made: only faults come later.
     pub(crate) fn apply_owned_all<O: Together>(calls: &mut [(O, DTensors)]) -> (Vec<DTensors>, Result<()>) {
         let mut outs = Vec::with_capacity(calls.len());
+        let plans = match calls.iter().map(|(op, ins)| plan_of(op, ins)).collect::<Result<Vec<_>>>() {
+            Ok(plans) => plans,
+            Err(e) => return (outs, Err(e)),
+        };
         let on_device = |ins: &DTensors| ins.iter().all(|x| x.local.device().is_cuda());
         if !calls.iter().all(|(_, ins)| on_device(ins)) {
-            for (op, ins) in calls {
-                match Self::apply_owned(op, ins) {
+            for ((op, ins), plan) in calls.iter_mut().zip(plans) {
+                match Self::run_owned(op, ins, plan) {
                     Ok(all) => outs.push(all),
                     Err(e) => return (outs, Err(e)),
                 }
@@ -85,8 +96,8 @@ impl DTensor {
         }
         let mut ready = Vec::with_capacity(calls.len());
         let mut result = Ok(());
-        for (op, ins) in calls.iter_mut() {
-            match Ready::new(op, ins) {
+        for ((op, ins), plan) in calls.iter_mut().zip(plans) {
+            match Ready::new(op, ins, plan) {
                 Ok(call) => ready.push(call),
                 Err(e) => {
                     result = Err(e);
@@ -130,8 +141,7 @@ struct Ready {
 
 impl Ready {
     /// Takes the operands' local parts out of `ins`, where they do not move.
-    fn new(op: &dyn Op, ins: &mut DTensors) -> Result<Ready> {
-        let plan = plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())?;
+    fn new(op: &dyn Op, ins: &mut DTensors, plan: Rc<Plan>) -> Result<Ready> {
         let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             let run = |(m, _): &(Rc<Move>, _)| {
@@ -159,6 +169,10 @@ impl Ready {
         let outs = locals.into_iter().zip(&self.plan.outs);
         outs.map(|(t, f)| DTensor::wrap(&self.mesh, t, f.clone())).collect()
     }
+}
+
+fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<Plan>> {
+    plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())
 }
 
 fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {

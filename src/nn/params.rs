@@ -178,8 +178,8 @@ impl Params {
     }
 
     /// Gives parameters' values up to operators, each as its call's first operand before the others, so that kernels may
-    /// write in place. The calls are made in turn, up to the first that fails ([`DTensor::apply_owned_all`]); a first result is
-    /// the new value. Returns the other results of those that succeeded.
+    /// write in place. A call that is refused is refused before any is made; else they are made in turn, up to the first that
+    /// fails ([`DTensor::apply_owned_all`]). A first result is the new value. Returns the other results of those that succeeded.
     ///
     /// The other parameters are then as before and their calls hold the operands that they held, except that a kernel which
     /// fails halfway may have written to them.
@@ -199,6 +199,12 @@ impl Params {
             }
         }
         (outs, result)
+    }
+
+    /// Zeros that lie as a parameter does.
+    pub(crate) fn zeros_like(&self, id: ParamId) -> Result<DTensor> {
+        let value = self.value(id);
+        DTensor::zeros(&self.mesh, value.dtype(), value.shape(), value.layout().clone())
     }
 
     /// A hash (FNV-1a, 64 bits) over all parameters' global values in the order of their paths: equal training gives

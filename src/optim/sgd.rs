@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
-use crate::nn::Params;
+use crate::nn::{ParamId, Params};
 use crate::ops::{self, Bits, Free};
 
 /// Stochastic gradient descent with momentum (Sutskever et al. 2013), optionally Nesterov's.
@@ -26,8 +26,9 @@ impl Sgd {
     /// Communicates nothing where `scale` is replicated.
     ///
     /// # Errors
-    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype; a fault of communication. The parameter at which
-    /// it fails and all later ones stay as they were.
+    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype: nothing has changed then, neither parameters and
+    /// buffers nor `grads`. After a fault of communication the parameter at which it failed and all later ones are as they
+    /// were.
     pub fn step(
         &mut self,
         params: &mut Params,
@@ -42,26 +43,27 @@ impl Sgd {
             nesterov: self.nesterov,
             lr: Free(lr),
         };
-        let (mut ids, mut calls, mut ready) = (Vec::new(), Vec::new(), Ok(()));
-        for id in params.ids() {
-            let value = params.value(id);
-            let Some(grad) = grads.take(value) else { continue };
-            let zeros = || DTensor::zeros(value.mesh(), value.dtype(), value.shape(), value.layout().clone());
-            match self.buffers[id.index()].take().map_or_else(zeros, Ok) {
-                Ok(buffer) => calls.push((op.clone(), smallvec![grad, buffer, scale.clone()])),
-                Err(e) => {
-                    ready = Err(e);
-                    break;
-                }
+        let ids: Vec<ParamId> = params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
+        for &id in &ids {
+            if self.buffers[id.index()].is_none() {
+                self.buffers[id.index()] = Some(params.zeros_like(id)?);
             }
-            ids.push(id);
         }
+        let mut call = |&id: &ParamId| {
+            let grad = grads.take(params.value(id)).expect("found above");
+            let buffer = self.buffers[id.index()].take().expect("made above");
+            (op.clone(), smallvec![grad, buffer, scale.clone()])
+        };
+        let mut calls: Vec<_> = ids.iter().map(&mut call).collect();
         let (outs, result) = params.update(&ids, &mut calls);
-        // Where a step failed the buffer is where it was.
-        let stayed = calls.iter().skip(outs.len()).map(|(_, operands)| &operands[1]);
-        for (id, buffer) in ids.iter().zip(outs.iter().map(|outs| &outs[0]).chain(stayed)) {
-            self.buffers[id.index()] = Some(buffer.clone());
+        for (id, outs) in ids.iter().zip(&outs) {
+            self.buffers[id.index()] = Some(outs[0].clone());
         }
-        result.and(ready)
+        // Where no step was made everything is as it was.
+        for (id, (_, operands)) in ids.iter().zip(calls).skip(outs.len()) {
+            self.buffers[id.index()] = Some(operands[1].clone());
+            grads.put(params.value(*id), operands[0].clone())?;
+        }
+        result
     }
 }
