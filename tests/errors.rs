@@ -2,8 +2,9 @@
 
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::nn::Plan;
-use isoshard::placement::Layout;
+use isoshard::nn::{Forward, Linear, Params, Plan};
+use isoshard::placement::{Layout, Mesh, Placement};
+use isoshard::rng::Init;
 use isoshard::tensor::{DType, Shape, Tensor};
 use isoshard::{Error, Result};
 
@@ -217,6 +218,63 @@ fn a_plan_names_axes_of_the_mesh() {
         "pp=2",
         |mesh| Plan::transformer(mesh.mesh(), isoshard::nn::Parallel { heads: 2, sequence: false }).map(drop),
         "plan: no such kind of parallelism; got axis \"pp\" of (pp=2); name the axes dp, fsdp or tp",
+    );
+}
+
+/// A model of two blocks of one linear map each, and what its first forward pass says of a plan.
+fn under(plan: Plan, want: &str) {
+    let run = move |mesh: &DeviceMesh| {
+        let mut params = Params::new(mesh, plan.clone(), 1)?;
+        let mut root = params.root();
+        let init = Init::Ones;
+        let map = |i: usize, root: &mut isoshard::nn::Scope| {
+            Linear::new(root.child("h").child(i), 2, 2, true, init)
+        };
+        let maps = [map(0, &mut root)?, map(1, &mut root)?];
+        let pass = Forward::eval(&params);
+        let x = zeros(mesh, &[1, 3, 2], "(R)")?;
+        maps.iter().try_fold(x, |x, map| map.forward(&pass, &x)).map(drop)
+    };
+    refused(2, "tp=2", run, want);
+}
+
+#[test]
+fn a_plans_patterns_match_something() {
+    under(
+        Plan::default().shard("h.*.weight", "tp", 0).shard("h.*.wieght", "tp", 1),
+        "plan: a pattern matches no parameter; got \"h.*.wieght\" among 4 parameter(s); the nearest are h.*.weight, h.*.bias",
+    );
+    under(
+        Plan::default().shard("h.weight", "tp", 1),
+        "plan: a pattern matches no parameter; got \"h.weight\" among 4 parameter(s); the nearest are h.0.weight, \
+         h.1.weight, h.0.bias",
+    );
+    under(
+        Plan::default().site("h.*.input", "tp", Placement::Replicate),
+        "plan: a pattern matches no site; got \"h.*.input\" among 2 site(s); the nearest are h.0, h.1",
+    );
+    let parallel = isoshard::nn::Parallel { heads: 2, sequence: false };
+    let tensor_parallel = Plan::transformer(&Mesh::new(&[("tp", 2)], 0).expect("a mesh"), parallel);
+    under(
+        tensor_parallel.expect("a plan"),
+        "plan: no pattern of a transformer's plan matches a parameter; got \"wte.weight\" and others among 4 parameter(s); \
+         pass a plan of the model's own",
+    );
+}
+
+#[test]
+fn a_site_is_declared() {
+    refused(
+        1,
+        "tp=1",
+        |mesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            assert_eq!(params.root().child("h").site("input"), "h.input");
+            let x = zeros(mesh, &[2], "(R)")?;
+            let x = Forward::eval(&params).site("h.input", x)?;
+            Forward::eval(&params).site("h.imput", x).map(drop)
+        },
+        "site: no module declared the site; got \"h.imput\"; declare it with Scope::site; the nearest are h.input",
     );
 }
 

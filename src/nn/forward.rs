@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 
 use super::params::{ParamId, Params};
+use super::plan::nearest;
 use crate::dtensor::{Again, DTensor, Pending};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rng::Generator;
 
 /// What a module's `forward` gets: the parameters and the plan, without their names.
@@ -58,8 +59,9 @@ impl<'a> Forward<'a> {
     /// of the next.
     ///
     /// # Errors
-    /// A fault of communication.
+    /// Refuses a plan with a pattern that matches nothing; a fault of communication.
     pub fn param(&self, id: ParamId) -> Result<DTensor> {
+        self.params.check_plan()?;
         if self.params.is_used_as_stored(id) {
             return Ok(self.params.value(id).clone());
         }
@@ -85,8 +87,15 @@ impl<'a> Forward<'a> {
     /// `x` as the plan wants it at the site `path`.
     ///
     /// # Errors
-    /// Refuses a layout that does not fit `x`; a fault of communication.
+    /// Refuses a path that no module declared ([`Scope::site`](super::Scope::site)), a plan with a pattern that matches
+    /// nothing, and a layout that does not fit `x`; a fault of communication.
     pub fn site(&self, path: &str, x: DTensor) -> Result<DTensor> {
+        self.params.check_plan()?;
+        if !self.params.has_site(path) {
+            let near = nearest(path, &self.params.sites().collect::<Vec<_>>()).join(", ");
+            let remedy = format!("declare it with Scope::site; the nearest are {near}");
+            return Err(Error::invalid("site", "no module declared the site", format!("{path:?}"), remedy));
+        }
         let layout = self.params.plan().site_layout(x.mesh().mesh(), path, x.layout());
         if layout == *x.layout() { Ok(x) } else { x.redistribute(layout).map_err(|e| e.at(path)) }
     }

@@ -32,6 +32,7 @@ pub struct GroupedAttention {
     out: Linear,
     heads: GroupedHeads,
     dropout: f64,
+    input: String,
     site: String,
 }
 
@@ -66,6 +67,7 @@ impl GroupedAttention {
             out: linear("out", all * d, width, out_init)?,
             heads,
             dropout,
+            input: scope.site("input"),
             site: scope.path().to_string(),
         })
     }
@@ -80,7 +82,7 @@ impl GroupedAttention {
             return Err(Error::invalid("attention", rule, x.to_string(), "reshape it first").at(&self.site));
         };
         let GroupedHeads { heads, kv_heads, head_width: d, base } = self.heads;
-        let x = cx.site(&format!("{}.input", self.site), x)?;
+        let x = cx.site(&self.input, x)?;
         let split = |map: &Linear, heads: usize| -> Result<DTensor> {
             map.forward(cx, &x)?.reshape([b, t, heads, d])?.permute(&[0, 2, 1, 3])
         };

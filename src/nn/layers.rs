@@ -28,7 +28,7 @@ impl Linear {
     ) -> Result<Linear> {
         let weight = scope.param("weight", [outputs, inputs], init)?;
         let bias = if bias { Some(scope.param("bias", [outputs], Init::Zeros)?) } else { None };
-        Ok(Linear { weight, bias, site: scope.path().to_string() })
+        Ok(Linear { weight, bias, site: scope.site_here() })
     }
 
     /// Applies the map to `x` `[batch, time, inputs]`. A row-parallel weight leaves a partial sum, which is reduced at

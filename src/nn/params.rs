@@ -1,5 +1,7 @@
 //! Parameters, addressed by path and sharded from the start.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::plan::Plan;
@@ -31,6 +33,10 @@ pub struct Params {
     compute: DType,
     list: Vec<Param>,
     units: Vec<Unit>,
+    /// The paths at which activations may change layout.
+    sites: BTreeSet<String>,
+    /// The number of parameters and of sites that there were when the plan was last compared with them.
+    checked: Cell<Option<(usize, usize)>>,
 }
 
 struct Param {
@@ -69,6 +75,8 @@ impl Params {
             compute: DType::F32,
             list: Vec::new(),
             units: Vec::new(),
+            sites: BTreeSet::new(),
+            checked: Cell::new(None),
         })
     }
 
@@ -102,6 +110,37 @@ impl Params {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Compares the plan with what was declared: a typing error in a pattern would otherwise leave parameters replicated and
+    /// activations where they are. A forward pass does so before anything else. Communicates nothing.
+    ///
+    /// # Errors
+    /// Refuses, with the nearest names, a plan's pattern that matches no parameter, or no site.
+    pub fn check_plan(&self) -> Result<()> {
+        let declared = Some((self.list.len(), self.sites.len()));
+        if self.checked.get() == declared {
+            return Ok(());
+        }
+        self.expect_matches(&self.plan)?;
+        self.checked.set(declared);
+        Ok(())
+    }
+
+    fn expect_matches(&self, plan: &Plan) -> Result<()> {
+        let paths: Vec<&str> = self.list.iter().map(|p| &p.path[..]).collect();
+        let sites: Vec<&str> = self.sites.iter().map(|s| &s[..]).collect();
+        plan.expect_matches(&paths, &sites)
+    }
+
+    /// True if a module declared the site.
+    pub(super) fn has_site(&self, path: &str) -> bool {
+        self.sites.contains(path)
+    }
+
+    /// All sites that modules declared.
+    pub(super) fn sites(&self) -> impl Iterator<Item = &str> {
+        self.sites.iter().map(|s| &s[..])
     }
 
     /// The number of parameters.
@@ -143,8 +182,9 @@ impl Params {
     /// The same from any mesh, where the same model was declared. Communicates nothing.
     ///
     /// # Errors
-    /// Refuses plans that name axes their mesh lacks or cannot split a parameter.
+    /// Refuses plans that name axes their mesh lacks, cannot split a parameter, or have a pattern that matches nothing.
     pub fn transfers(&self, from: (&Mesh, &Plan), to: (&Mesh, &Plan)) -> Result<Vec<Transfer>> {
+        [from, to].iter().try_for_each(|(_, plan)| self.expect_matches(plan))?;
         let at_rest = |p: &Param, (mesh, plan): (&Mesh, &Plan)| {
             let used = plan.used_layout(mesh, &p.path, p.value.shape())?;
             plan.rest_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
@@ -303,6 +343,20 @@ impl Scope<'_> {
     /// Refuses a path that is taken, a plan that cannot split this shape, and ranks that have different seeds.
     pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Result<ParamId> {
         self.params.declare(self.join(&name), shape.into(), init)
+    }
+
+    /// Declares a place at which a plan may change how activations lie, and gives its path, for
+    /// [`Forward::site`](super::Forward::site).
+    pub fn site(&mut self, name: &str) -> String {
+        let path = self.join(&name);
+        self.params.sites.insert(path.clone());
+        path
+    }
+
+    /// Declares this scope's own path as a [site](Scope::site): that of the module's result.
+    pub fn site_here(&mut self) -> String {
+        self.params.sites.insert(self.path.clone());
+        self.path.clone()
     }
 
     fn join(&self, name: &dyn fmt::Display) -> String {
