@@ -176,6 +176,27 @@ fn shapes_that_do_not_fit() {
 }
 
 #[test]
+fn attention_knows_the_times_of_its_queries() {
+    let on = |f: fn(&DTensor, &DTensor) -> Result<DTensor>, text: &str| {
+        let run = move |mesh: &DeviceMesh| {
+            f(&zeros(mesh, &[1, 2, 3, 4], "(S1)")?, &zeros(mesh, &[1, 2, 8, 4], "(S1)")?).map(drop)
+        };
+        refused(2, "tp=2", run, text);
+    };
+    on(
+        |q, k| q.attention(k, k, 0.5),
+        "attention: queries and keys differ in number, so their times are not known; got 3 queries, 8 keys in \
+         f32[1, 2, 3, 4], f32[1, 2, 8, 4]; say with attention_at at which time the first query stands: the number of keys \
+         before it",
+    );
+    on(
+        |q, k| q.attention_at(k, k, 0.5, 6),
+        "attention: a query stands at a time that no key has; got 3 queries from time 6 on, 8 keys in f32[1, 2, 3, 4], \
+         f32[1, 2, 8, 4]; append the keys of the queries' own times first, and pass the number of keys before them",
+    );
+}
+
+#[test]
 fn backward_wants_one_element_and_a_history() {
     let on = |f: fn(&DTensor) -> Result<()>, text: &str| {
         refused(2, "a=2", move |mesh: &DeviceMesh| f(&zeros(mesh, &[5, 3], "(S0)")?), text);

@@ -92,9 +92,9 @@ fn smallest(dtype: DType) -> f64 {
 
 /// Makes statistics fit what they are statistics of: an exponential of their distance must not be infinite everywhere.
 fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
-    if let Some(&AttentionGrad { scale, p, draw }) = op.as_any().downcast_ref() {
-        let outs =
-            eval_whole(&Attention { scale, p, draw }, &ins[..3]).expect("the operands are attention's");
+    if let Some(&AttentionGrad { scale, p, q_offset, draw }) = op.as_any().downcast_ref() {
+        let outs = eval_whole(&Attention { scale, p, q_offset, draw }, &ins[..3])
+            .expect("the operands are attention's");
         ins[3..5].clone_from_slice(&outs);
     }
     let maximum = match op.name() {
