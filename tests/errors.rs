@@ -2,7 +2,7 @@
 
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::nn::{Forward, Linear, Params, Plan};
+use isoshard::nn::{Embedding, Forward, LayerNorm, Linear, ParamId, Params, Plan};
 use isoshard::placement::{Layout, Mesh, Placement};
 use isoshard::rng::Init;
 use isoshard::tensor::{DType, Shape, Tensor};
@@ -281,6 +281,69 @@ fn a_plans_patterns_match_something() {
         "plan: no pattern of a transformer's plan matches a parameter; got \"wte.weight\" and others among 4 parameter(s); \
          pass a plan of the model's own",
     );
+}
+
+#[test]
+fn errors_inside_a_layer_name_the_parameter() {
+    refused(
+        2,
+        "tp=2",
+        |mesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            let mut block = params.root();
+            let mut block = block.child("gpt");
+            let map = Linear::new(block.child("h").child(3).child("up"), 4, 6, true, Init::Ones)?;
+            map.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3, 5], "(R)")?).map(drop)
+        },
+        "matmul: dim k has extents 5 and 4; got f32[1, 3, 5], f32[6, 4] at gpt.h.3.up.weight; the operands are \
+         b t k, n k -> b t n",
+    );
+    refused(
+        2,
+        "tp=2",
+        |mesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            let norm = LayerNorm::new(params.root().child("norm"), 4, true)?;
+            norm.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3, 5], "(R)")?).map(drop)
+        },
+        "layer_norm: wants weights of x's dtype, one for each index of its last dim; got f32[1, 3, 5], f32[4], f32[4] at \
+         norm.weight",
+    );
+    refused(
+        2,
+        "tp=2",
+        |mesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            let table = Embedding::new(params.root().child("wte"), 4, 2, Init::Ones)?;
+            table.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3], "(R)")?).map(drop)
+        },
+        "embedding: indices are i64; got f32[1, 3] at wte.weight; cast them first",
+    );
+}
+
+#[test]
+fn a_parameter_belongs_to_one_model() {
+    let with = |f: fn(&mut Params, ParamId) -> Result<()>, text: &str| {
+        let run = move |mesh: &DeviceMesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            let mut others = Params::new(mesh, Plan::default(), 1)?;
+            params.root().param("w", [2], Init::Ones)?;
+            let id = others.root().param("w", [2], Init::Ones)?;
+            assert!(params.ids().all(|own| own != id));
+            f(&mut params, id)
+        };
+        refused(1, "tp=1", run, text);
+    };
+    let rest = "the parameter is another model's; got ParamId(0) of another, this one has 1 parameter(s); pass an id of Params::ids";
+    with(|params, id| Forward::eval(params).param(id).map(drop), &format!("param: {rest}"));
+    with(|params, id| {
+            let value = params.values().next().expect("one").clone();
+            params.set(id, value)
+        }, &format!("set: {rest}"));
+    let panicked = std::panic::catch_unwind(|| {
+        with(|params, id| params.value(id).sum_all().map(drop), "");
+    });
+    assert!(panicked.is_err(), "a reference cannot be an error");
 }
 
 #[test]

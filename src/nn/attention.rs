@@ -62,10 +62,14 @@ impl CausalAttention {
         };
         let d = width / self.heads;
         let x = cx.site(&self.input, x)?;
-        let qkv = self.qkv.forward(cx, &x)?.reshape([b, t, self.heads, 3 * d])?.permute(&[0, 2, 1, 3])?;
-        let parts = qkv.split(-1, &[d, d, d])?;
-        let y = cx.attention(&parts[0], &parts[1], &parts[2], 1.0 / (d as f64).sqrt(), self.dropout)?;
-        let y = y.permute(&[0, 2, 1, 3])?.reshape([b, t, width])?;
+        let qkv = self.qkv.forward(cx, &x)?;
+        let attend = || -> Result<DTensor> {
+            let qkv = qkv.reshape([b, t, self.heads, 3 * d])?.permute(&[0, 2, 1, 3])?;
+            let parts = qkv.split(-1, &[d, d, d])?;
+            let y = cx.attention(&parts[0], &parts[1], &parts[2], 1.0 / (d as f64).sqrt(), self.dropout)?;
+            y.permute(&[0, 2, 1, 3])?.reshape([b, t, width])
+        };
+        let y = attend().map_err(|e| e.at(&self.site))?;
         let y = self.out.forward(cx, &y)?;
         cx.dropout(y, self.dropout)
     }

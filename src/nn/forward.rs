@@ -59,19 +59,20 @@ impl<'a> Forward<'a> {
     /// of the next.
     ///
     /// # Errors
-    /// Refuses a plan with a pattern that matches nothing; a fault of communication.
+    /// Refuses another model's parameter, and a plan with a pattern that matches nothing; a fault of communication.
     pub fn param(&self, id: ParamId) -> Result<DTensor> {
         self.params.check_plan()?;
+        self.params.expect_own("param", id)?;
         if self.params.is_used_as_stored(id) {
             return Ok(self.params.value(id).clone());
         }
         let unit = self.params.unit_of(id);
         self.enter(unit)?;
-        if let Slot::Ready(t) = &self.slots.borrow()[id.0] {
+        if let Slot::Ready(t) = &self.slots.borrow()[id.index()] {
             return Ok(t.clone());
         }
         self.start(unit)?;
-        let slot = std::mem::replace(&mut self.slots.borrow_mut()[id.0], Slot::Idle);
+        let slot = std::mem::replace(&mut self.slots.borrow_mut()[id.index()], Slot::Idle);
         let ready = match slot {
             Slot::InFlight(flight) => {
                 let (shard, pending) = *flight;
@@ -80,8 +81,16 @@ impl<'a> Forward<'a> {
             Slot::Ready(ready) => ready,
             Slot::Idle => unreachable!("the unit was just started"),
         };
-        self.slots.borrow_mut()[id.0] = Slot::Ready(ready.clone());
+        self.slots.borrow_mut()[id.index()] = Slot::Ready(ready.clone());
         Ok(ready)
+    }
+
+    /// What `f` makes of a [parameter](Forward::param). What it refuses names the parameter by its path.
+    ///
+    /// # Errors
+    /// As [`Forward::param`]; what `f` refuses.
+    pub fn with_param(&self, id: ParamId, f: impl FnOnce(&DTensor) -> Result<DTensor>) -> Result<DTensor> {
+        f(&self.param(id)?).map_err(|e| e.at(self.params.path(id)))
     }
 
     /// `x` as the plan wants it at the site `path`.
@@ -134,7 +143,7 @@ impl<'a> Forward<'a> {
         let previous = current.filter(|&p| !units[p].is_root());
         let before = previous.map(|p| self.ready(p)).unwrap_or_default();
         for id in previous.iter().flat_map(|&p| &units[p].members) {
-            self.slots.borrow_mut()[id.0] = Slot::Idle;
+            self.slots.borrow_mut()[id.index()] = Slot::Idle;
         }
         *self.current.borrow_mut() = Current { unit: Some(unit), before };
         match (unit + 1..units.len()).find(|&u| !units[u].is_root()) {
@@ -156,7 +165,7 @@ impl<'a> Forward<'a> {
     /// How the parameters of a unit that are gathered now can be had again.
     fn ready(&self, unit: usize) -> Vec<Again> {
         let slots = self.slots.borrow();
-        let again = |id: &ParamId| match &slots[id.0] {
+        let again = |id: &ParamId| match &slots[id.index()] {
             Slot::Ready(t) => t.again(),
             _ => None,
         };
@@ -165,12 +174,12 @@ impl<'a> Forward<'a> {
 
     fn start(&self, unit: usize) -> Result<()> {
         for &id in &self.params.units()[unit].members {
-            let slot = &mut self.slots.borrow_mut()[id.0];
+            let slot = &mut self.slots.borrow_mut()[id.index()];
             if !matches!(slot, Slot::Idle) || self.params.is_used_as_stored(id) {
                 continue;
             }
             let (leaf, used) = (self.params.value(id), self.params.used_layout(id));
-            let shard = leaf.cast(self.params.compute_dtype())?;
+            let shard = leaf.cast(self.params.compute_dtype()).map_err(|e| e.at(self.params.path(id)))?;
             *slot = if shard.layout() == used {
                 Slot::Ready(shard)
             } else {

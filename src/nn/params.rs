@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::plan::Plan;
 use crate::dtensor::{DTensor, DTensors, DeviceMesh, Transfer};
@@ -12,19 +13,41 @@ use crate::placement::{Layout, Mesh};
 use crate::rng::{Generator, Init};
 use crate::tensor::{DType, Device, Shape};
 
-/// One parameter of a [`Params`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ParamId(pub(super) usize);
+/// One parameter of one [`Params`]; another's refuse it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId {
+    index: usize,
+    owner: Owner,
+}
+
+/// The number of a [`Params`] in this process.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Owner(u64);
+
+impl Owner {
+    fn next() -> Owner {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Owner(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 impl ParamId {
     /// The number of parameters declared before this one.
     pub fn index(self) -> usize {
-        self.0
+        self.index
+    }
+}
+
+/// The number of parameters declared before, as [`ParamId::index`]: the same on every rank.
+impl fmt::Debug for ParamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ParamId({})", self.index)
     }
 }
 
 /// A model's parameters on a mesh: each lies as the plan says, and no rank ever holds more of one than its part.
 pub struct Params {
+    owner: Owner,
     mesh: DeviceMesh,
     plan: Plan,
     generator: Generator,
@@ -68,6 +91,7 @@ impl Params {
         plan.check(mesh.mesh())?;
         let generator = Generator::new(seed).child("params");
         Ok(Params {
+            owner: Owner::next(),
             mesh: mesh.clone(),
             plan,
             generator,
@@ -160,17 +184,38 @@ impl Params {
 
     /// All parameters in the order of declaration.
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
-        (0..self.list.len()).map(ParamId)
+        let owner = self.owner;
+        (0..self.list.len()).map(move |index| ParamId { index, owner })
     }
 
     /// A parameter's path, e.g. `h.0.attn.qkv.weight`.
+    ///
+    /// # Panics
+    /// On another model's parameter, as a slice on an index that it does not have.
     pub fn path(&self, id: ParamId) -> &str {
-        &self.list[id.0].path
+        &self.at(id).path
     }
 
     /// A parameter as it lies at rest: the leaf that gradients arrive at.
+    ///
+    /// # Panics
+    /// On another model's parameter, as a slice on an index that it does not have.
     pub fn value(&self, id: ParamId) -> &DTensor {
-        &self.list[id.0].value
+        &self.at(id).value
+    }
+
+    /// Refuses, in the name of `verb`, another model's parameter.
+    pub(super) fn expect_own(&self, verb: &str, id: ParamId) -> Result<()> {
+        if id.owner == self.owner {
+            return Ok(());
+        }
+        let given = format!("{id:?} of another, this one has {} parameter(s)", self.list.len());
+        Err(Error::invalid(verb, "the parameter is another model's", given, "pass an id of Params::ids"))
+    }
+
+    fn at(&self, id: ParamId) -> &Param {
+        self.expect_own("params", id).unwrap_or_else(|e| panic!("{e}"));
+        &self.list[id.index]
     }
 
     /// All parameters' values, in the order of declaration.
@@ -196,15 +241,17 @@ impl Params {
 
     /// The parameter at a path.
     pub fn find(&self, path: &str) -> Option<ParamId> {
-        self.list.iter().position(|p| p.path == path).map(ParamId)
+        let index = self.list.iter().position(|p| p.path == path)?;
+        Some(ParamId { index, owner: self.owner })
     }
 
     /// Replaces a parameter's value.
     ///
     /// # Errors
-    /// Refuses another dtype, shape or layout.
+    /// Refuses another model's parameter, and another dtype, shape or layout.
     pub fn set(&mut self, id: ParamId, value: DTensor) -> Result<()> {
-        let old = &self.list[id.0].value;
+        self.expect_own("set", id)?;
+        let old = &self.list[id.index].value;
         if old.facts() != value.facts() {
             return Err(Error::invalid(
                 "set",
@@ -213,7 +260,7 @@ impl Params {
                 "redistribute it first",
             ));
         }
-        self.list[id.0].value = value.requires_grad()?;
+        self.list[id.index].value = value.requires_grad()?;
         Ok(())
     }
 
@@ -228,14 +275,17 @@ impl Params {
         ids: &[ParamId],
         calls: &mut [(O, DTensors)],
     ) -> (Vec<DTensors>, Result<()>) {
+        if let Err(e) = ids.iter().try_for_each(|&id| self.expect_own("update", id)) {
+            return (Vec::new(), Err(e));
+        }
         for (id, (_, ins)) in ids.iter().zip(calls.iter_mut()) {
-            ins.insert(0, self.list[id.0].value.take_value());
+            ins.insert(0, self.list[id.index].value.take_value());
         }
         let (mut outs, mut result) = DTensor::apply_owned_all(calls);
         for (k, (id, (_, ins))) in ids.iter().zip(calls).enumerate() {
             match outs.get_mut(k) {
                 Some(outs) => result = self.set(*id, outs.remove(0)).and(result),
-                None => self.list[id.0].value.put_back(ins.remove(0)),
+                None => self.list[id.index].value.put_back(ins.remove(0)),
             }
         }
         (outs, result)
@@ -265,17 +315,17 @@ impl Params {
     }
 
     pub(super) fn used_layout(&self, id: ParamId) -> &Layout {
-        &self.list[id.0].used
+        &self.at(id).used
     }
 
     /// True where a parameter is used as it lies at rest.
     pub(super) fn is_used_as_stored(&self, id: ParamId) -> bool {
-        let Param { value, used, .. } = &self.list[id.0];
+        let Param { value, used, .. } = self.at(id);
         value.layout() == used && value.dtype() == self.compute
     }
 
     pub(super) fn unit_of(&self, id: ParamId) -> usize {
-        self.list[id.0].unit
+        self.at(id).unit
     }
 
     pub(super) fn units(&self) -> &[Unit] {
@@ -297,7 +347,7 @@ impl Params {
         let value = rest
             .and_then(|rest| DTensor::init(&self.mesh, self.dtype, shape, rest, init, &mut self.generator));
         let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
-        let id = ParamId(self.list.len());
+        let id = ParamId { index: self.list.len(), owner: self.owner };
         let unit = self.unit_for(&path, id);
         self.list.push(Param { path, value, used, unit });
         Ok(id)
