@@ -8,6 +8,16 @@ use isoshard::placement::Layout;
 use isoshard::rng::{Draw, Generator};
 use isoshard::tensor::{DType, Tensor};
 
+#[path = "../examples/07_own_optimizer.rs"]
+#[allow(dead_code)]
+mod own_optimizer;
+
+/// The example's optimizer, which names no trait of the crate's own: batched, in place, equal bits on four meshes.
+#[test]
+fn an_own_optimizer_trains_alike_on_every_mesh() {
+    own_optimizer::main().unwrap_or_else(|e| panic!("{e}"));
+}
+
 /// Dropout, which says nothing of its draw but that it is free.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct OwnDropout {

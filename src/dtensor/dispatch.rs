@@ -8,17 +8,18 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
+use super::facts::Facts;
 use super::plan::Plan;
 use super::redistribute::Move;
 use super::tape;
 use super::tensor::DTensor;
 use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::{Op, Tensors, Together, absent, run};
+use crate::ops::{Batched, Op, Tensors, absent, run};
 use crate::tensor::Tensor;
 
-/// A few distributed tensors.
-pub(crate) type DTensors = SmallVec<[DTensor; 3]>;
+/// A few distributed tensors, such as the operands or the results of one call.
+pub type DTensors = SmallVec<[DTensor; 3]>;
 
 impl DTensor {
     /// Applies any operator, the caller's own included. Operands move where the operator's rows ask for it.
@@ -74,20 +75,35 @@ impl DTensor {
         outs
     }
 
-    /// [`DTensor::apply_owned`] of each of `calls` in turn up to the first that fails; what lies on a CUDA device is
-    /// computed in as few launches as the operator needs for all. Gives the results of those that succeeded.
+    /// [`DTensor::apply_owned`] of each of `calls` in turn, up to the first that fails. What lies on a CUDA device is computed
+    /// in as few launches as the operator needs for all ([`Batched`]). Returns the results of the calls that succeeded.
     ///
-    /// A call that is refused is refused before any is made: only faults come later.
-    pub(crate) fn apply_owned_all<O: Together>(calls: &mut [(O, DTensors)]) -> (Vec<DTensors>, Result<()>) {
+    /// # Errors
+    /// As [`DTensor::apply_owned`]. A call that is refused is refused before any is made; what fails later is a fault of
+    /// communication, of a device, or what a kernel finds in values.
+    pub fn apply_owned_batch<O: Batched>(calls: &mut [(&O, &mut DTensors)]) -> (Vec<DTensors>, Result<()>) {
+        Self::apply_owned_if(calls, |_, _| Ok(()))
+    }
+
+    /// [`DTensor::apply_owned_batch`], if `accept` accepts the facts of every call's results, given the call's number.
+    pub(crate) fn apply_owned_if<O: Batched>(
+        calls: &mut [(&O, &mut DTensors)],
+        accept: impl Fn(usize, &[Rc<Facts>]) -> Result<()>,
+    ) -> (Vec<DTensors>, Result<()>) {
         let mut outs = Vec::with_capacity(calls.len());
-        let plans = match calls.iter().map(|(op, ins)| plan_of(op, ins)).collect::<Result<Vec<_>>>() {
+        let plan = |(i, (op, ins)): (usize, &(&O, &mut DTensors))| {
+            let plan = plan_of(*op, ins)?;
+            accept(i, &plan.outs)?;
+            Ok(plan)
+        };
+        let plans = match calls.iter().enumerate().map(plan).collect::<Result<Vec<_>>>() {
             Ok(plans) => plans,
             Err(e) => return (outs, Err(e)),
         };
         let on_device = |ins: &DTensors| ins.iter().all(|x| x.local.device().is_cuda());
         if !calls.iter().all(|(_, ins)| on_device(ins)) {
             for ((op, ins), plan) in calls.iter_mut().zip(plans) {
-                match Self::run_owned(op, ins, plan) {
+                match Self::run_owned(*op, ins, plan) {
                     Ok(all) => outs.push(all),
                     Err(e) => return (outs, Err(e)),
                 }
@@ -97,7 +113,7 @@ impl DTensor {
         let mut ready = Vec::with_capacity(calls.len());
         let mut result = Ok(());
         for ((op, ins), plan) in calls.iter_mut().zip(plans) {
-            match Ready::new(op, ins, plan) {
+            match Ready::new(*op, ins, plan) {
                 Ok(call) => ready.push(call),
                 Err(e) => {
                     result = Err(e);
@@ -105,11 +121,7 @@ impl DTensor {
                 }
             }
         }
-        let mut all: Vec<(&O, &mut [Tensor])> =
-            (calls.iter().zip(&mut ready)).map(|((op, _), call)| (op, &mut call.locals[..])).collect();
-        let computed = O::cuda_all(&mut all);
-        drop(all);
-        match computed {
+        match compute(calls, &mut ready) {
             Ok(locals) => outs.extend(locals.into_iter().zip(&ready).map(|(locals, call)| call.wrap(locals))),
             Err(e) => result = Err(e),
         }
@@ -169,6 +181,24 @@ impl Ready {
         let outs = locals.into_iter().zip(&self.plan.outs);
         outs.map(|(t, f)| DTensor::wrap(&self.mesh, t, f.clone())).collect()
     }
+}
+
+/// The local results of those calls that are ready, which are the first ones.
+fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], ready: &mut [Ready]) -> Result<Vec<Tensors>> {
+    let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
+    let (mut all, mut at) = (Vec::with_capacity(ready.len()), Vec::with_capacity(ready.len()));
+    let lens: SmallVec<[usize; 8]> = ready.iter().map(|call| call.plan.outs.len()).collect();
+    for ((op, _), Ready { plan, locals, .. }) in calls.iter().zip(ready) {
+        all.push((*op, &mut locals[..]));
+        at.push(&plan.windows);
+    }
+    let locals = O::cuda_batch(&mut all, &at)?;
+    if !locals.iter().map(|outs| outs.len()).eq(lens.iter().copied()) {
+        let given =
+            format!("{} result(s) for {} call(s)", locals.iter().map(|o| o.len()).sum::<usize>(), lens.len());
+        return Err(Error::invalid(name, "cuda_batch gives each call's results, in order", given, ""));
+    }
+    Ok(locals)
 }
 
 fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<Plan>> {

@@ -36,7 +36,7 @@ pub use backward::Gradients;
 pub use bridge::{Bridge, InTransit, Transfer};
 pub use check::{check_finite, check_replicas};
 pub use device_mesh::{DeviceMesh, NoGrad};
-pub(crate) use dispatch::DTensors;
+pub use dispatch::DTensors;
 pub use draws::IntoDraw;
 pub use facts::Facts;
 pub use redistribute::Redistribution;

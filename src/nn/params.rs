@@ -3,12 +3,13 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::plan::Plan;
-use crate::dtensor::{DTensor, DTensors, DeviceMesh, Transfer};
+use crate::dtensor::{DTensor, DTensors, DeviceMesh, Facts, Transfer};
 use crate::error::{Error, Result};
-use crate::ops::Together;
+use crate::ops::Batched;
 use crate::placement::{Layout, Mesh};
 use crate::rng::{Generator, Init};
 use crate::tensor::{DType, Device, Shape};
@@ -74,6 +75,26 @@ struct Param {
 pub(super) struct Unit {
     name: String,
     pub members: Vec<ParamId>,
+}
+
+/// One update of a parameter: an optimizer's operator, and its operands after the parameter itself.
+#[derive(Debug)]
+pub struct Update<O> {
+    /// The parameter.
+    pub param: ParamId,
+    /// The operator.
+    pub op: O,
+    /// The operator's operands after the parameter: its gradient, what the optimizer keeps of it. None once the update is made.
+    pub operands: DTensors,
+    /// The operator's results after the new value, once the update is made.
+    pub results: Option<DTensors>,
+}
+
+impl<O> Update<O> {
+    /// An update to be made by [`Params::update`].
+    pub fn new(param: ParamId, op: O, operands: impl IntoIterator<Item = DTensor>) -> Update<O> {
+        Update { param, op, operands: operands.into_iter().collect(), results: None }
+    }
 }
 
 /// Where a module declares its parameters: a path and the parameters it leads to.
@@ -264,35 +285,64 @@ impl Params {
         Ok(())
     }
 
-    /// Gives parameters' values up to operators, each as its call's first operand before the others, so that kernels may
-    /// write in place. A call that is refused is refused before any is made; else they are made in turn, up to the first that
-    /// fails ([`DTensor::apply_owned_all`]). A first result is the new value. Returns the other results of those that succeeded.
+    /// Makes an optimizer's updates, in place where buffers have no other owner.
     ///
-    /// The other parameters are then as before and their calls hold the operands that they held, except that a kernel which
-    /// fails halfway may have written to them.
-    pub(crate) fn update<O: Together>(
-        &mut self,
-        ids: &[ParamId],
-        calls: &mut [(O, DTensors)],
-    ) -> (Vec<DTensors>, Result<()>) {
-        if let Err(e) = ids.iter().try_for_each(|&id| self.expect_own("update", id)) {
-            return (Vec::new(), Err(e));
-        }
-        for (id, (_, ins)) in ids.iter().zip(calls.iter_mut()) {
-            ins.insert(0, self.list[id.index].value.take_value());
-        }
-        let (mut outs, mut result) = DTensor::apply_owned_all(calls);
-        for (k, (id, (_, ins))) in ids.iter().zip(calls).enumerate() {
-            match outs.get_mut(k) {
-                Some(outs) => result = self.set(*id, outs.remove(0)).and(result),
-                None => self.list[id.index].value.put_back(ins.remove(0)),
+    /// Parameters' values are given up to the operators, each as its call's first operand, before [`Update::operands`]; a
+    /// first result is the new value, and the others become [`Update::results`]. On a CUDA device all updates take as few
+    /// launches as the operator needs ([`Batched`]). Communicates what the operators' operands have to move: nothing, if
+    /// all of a parameter lies as it does.
+    ///
+    /// `examples/07_own_optimizer.rs` is an optimizer written with it.
+    ///
+    /// # Errors
+    /// Refuses, before anything has changed, another model's parameter, one that is named twice, and what the operators
+    /// refuse; also an operator whose first result is not of the parameter's dtype, shape and layout. After a fault, of
+    /// communication or of a device, the updates before it are made and have results; the others hold the operands that they
+    /// held, except that a kernel which fails halfway may have written to them.
+    pub fn update<O: Batched>(&mut self, updates: &mut [Update<O>]) -> Result<()> {
+        self.check_plan()?;
+        let mut named = vec![false; self.list.len()];
+        for id in updates.iter().map(|u| u.param) {
+            self.expect_own("update", id)?;
+            if std::mem::replace(&mut named[id.index], true) {
+                let given = self.path(id).to_string();
+                return Err(Error::invalid("update", "a parameter is named twice", given, ""));
             }
         }
-        (outs, result)
+        let facts: Vec<Rc<Facts>> = updates.iter().map(|u| self.value(u.param).facts().clone()).collect();
+        let accept = |k: usize, outs: &[Rc<Facts>]| {
+            let (update, first): (&Rc<Facts>, _) = (&facts[k], outs.first());
+            if first == Some(update) {
+                return Ok(());
+            }
+            let rule = "the first result is the parameter's new value, of its dtype, shape and layout";
+            let given = first.map_or_else(|| "no result".to_string(), |first| first.spec().to_string());
+            Err(Error::invalid("update", rule, format!("{given} for {}", update.spec()), ""))
+        };
+        for update in updates.iter_mut() {
+            update.operands.insert(0, self.list[update.param.index].value.take_value());
+        }
+        let mut calls: Vec<_> = updates.iter_mut().map(|u| (&u.op, &mut u.operands)).collect();
+        let (outs, mut result) = DTensor::apply_owned_if(&mut calls, accept);
+        let mut outs = outs.into_iter();
+        for update in updates {
+            match outs.next() {
+                Some(mut outs) => {
+                    result = self.set(update.param, outs.remove(0)).and(result);
+                    update.results = Some(outs);
+                }
+                None => self.list[update.param.index].value.put_back(update.operands.remove(0)),
+            }
+        }
+        result
     }
 
-    /// Zeros that lie as a parameter does.
-    pub(crate) fn zeros_like(&self, id: ParamId) -> Result<DTensor> {
+    /// Zeros of a parameter's dtype and shape that lie as it does: what an optimizer keeps of it begins so.
+    ///
+    /// # Errors
+    /// Refuses another model's parameter; a device without room.
+    pub fn zeros_like(&self, id: ParamId) -> Result<DTensor> {
+        self.expect_own("zeros_like", id)?;
         let value = self.value(id);
         DTensor::zeros(&self.mesh, value.dtype(), value.shape(), value.layout().clone())
     }

@@ -54,7 +54,7 @@ mod sum;
 mod sum_exp;
 mod vjp;
 
-pub use adamw::AdamW;
+pub use adamw::{AdamW, each_chunk, expect_step, step_rows};
 pub use argmax::Argmax;
 pub use attention::Attention;
 pub use attention_grad::AttentionGrad;
@@ -88,8 +88,8 @@ pub use pointwise::{
 };
 pub(crate) use pointwise::{pointwise_table, signatures};
 pub use poisson::Poisson;
-pub use record::{Bits, Free, Key, Meta, Metas, Op, Tensors, Window, Windows, eval_whole};
-pub(crate) use record::{Together, absent, arity, has_free, list, run};
+pub use record::{Batched, Bits, Free, Key, Meta, Metas, Op, Tensors, Window, Windows, eval_whole};
+pub(crate) use record::{absent, arity, has_free, list, run};
 pub use reshape::Reshape;
 pub use rms_norm::RmsNorm;
 pub use rms_norm_grad::RmsNormGrad;

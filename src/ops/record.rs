@@ -83,13 +83,20 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     }
 }
 
-/// An operator of which a CUDA device computes many calls in one launch: an optimizer's step on many parameters.
-pub(crate) trait Together: Op + Sized {
-    /// [`Op::cuda`] of every call, an operator and its operands, which lie on one device.
+/// An operator that a CUDA device can compute for many calls in one launch: an optimizer's step on many parameters.
+///
+/// [`nn::Params::update`](crate::nn::Params::update) and [`DTensor::apply_owned_batch`](crate::dtensor::DTensor::apply_owned_batch)
+/// take such operators. On the CPU every call is made by itself.
+pub trait Batched: Op + Sized {
+    /// [`Op::cuda`] of every call, an operator and its operands, which lie on one device. Gives each call's results, in order.
+    ///
+    /// An operator without kernels of its own leaves it as it is: then every call is made by itself.
     ///
     /// # Errors
     /// As [`Op::cuda`]; no call has results then.
-    fn cuda_all(calls: &mut [(&Self, &mut [Tensor])]) -> Result<Vec<Tensors>>;
+    fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], at: &[&Windows]) -> Result<Vec<Tensors>> {
+        calls.iter_mut().zip(at).map(|((op, ins), at)| op.cuda(ins, at)).collect()
+    }
 }
 
 /// Comparing, hashing and copying operators behind `dyn Op`; implemented for every `Clone + Eq + Hash` operator.

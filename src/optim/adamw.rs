@@ -1,10 +1,8 @@
 //! AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
-use smallvec::smallvec;
-
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
-use crate::nn::{ParamId, Params};
+use crate::nn::{ParamId, Params, Update};
 use crate::ops;
 
 /// AdamW with decoupled weight decay on parameters of two dims or more, which leaves out biases and normalisations.
@@ -48,20 +46,22 @@ impl AdamW {
                 self.moments[id.index()] = Some((params.zeros_like(id)?, params.zeros_like(id)?));
             }
         }
-        let mut call = |&id: &ParamId| {
+        let mut update = |id: ParamId| {
             let grad = grads.take(params.value(id)).expect("found above");
             let (m, v) = self.moments[id.index()].take().expect("made above");
-            (self.operator(params, id, steps, lr), smallvec![grad, m, v, scale.clone()])
+            Update::new(id, self.operator(params, id, steps, lr), [grad, m, v, scale.clone()])
         };
-        let mut calls: Vec<_> = ids.iter().map(&mut call).collect();
-        let (outs, result) = params.update(&ids, &mut calls);
-        for (id, outs) in ids.iter().zip(&outs) {
-            self.moments[id.index()] = Some((outs[0].clone(), outs[1].clone()));
-        }
-        // Where no step was made everything is as it was.
-        for (id, (_, operands)) in ids.iter().zip(calls).skip(outs.len()) {
-            self.moments[id.index()] = Some((operands[1].clone(), operands[2].clone()));
-            grads.put(params.value(*id), operands[0].clone())?;
+        let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
+        let result = params.update(&mut updates);
+        for Update { param, mut operands, results, .. } in updates {
+            self.moments[param.index()] = match results {
+                Some(mut outs) => Some((outs.remove(0), outs.remove(0))),
+                // Where no step was made everything is as it was.
+                None => {
+                    grads.put(params.value(param), operands.remove(0))?;
+                    Some((operands.remove(0), operands.remove(0)))
+                }
+            };
         }
         result?;
         self.steps = steps;

@@ -1,10 +1,8 @@
 //! Stochastic gradient descent.
 
-use smallvec::smallvec;
-
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
-use crate::nn::{ParamId, Params};
+use crate::nn::{ParamId, Params, Update};
 use crate::ops::{self, Bits, Free};
 
 /// Stochastic gradient descent with momentum (Sutskever et al. 2013), optionally Nesterov's.
@@ -49,20 +47,22 @@ impl Sgd {
                 self.buffers[id.index()] = Some(params.zeros_like(id)?);
             }
         }
-        let mut call = |&id: &ParamId| {
+        let mut update = |id: ParamId| {
             let grad = grads.take(params.value(id)).expect("found above");
             let buffer = self.buffers[id.index()].take().expect("made above");
-            (op.clone(), smallvec![grad, buffer, scale.clone()])
+            Update::new(id, op.clone(), [grad, buffer, scale.clone()])
         };
-        let mut calls: Vec<_> = ids.iter().map(&mut call).collect();
-        let (outs, result) = params.update(&ids, &mut calls);
-        for (id, outs) in ids.iter().zip(&outs) {
-            self.buffers[id.index()] = Some(outs[0].clone());
-        }
-        // Where no step was made everything is as it was.
-        for (id, (_, operands)) in ids.iter().zip(calls).skip(outs.len()) {
-            self.buffers[id.index()] = Some(operands[1].clone());
-            grads.put(params.value(*id), operands[0].clone())?;
+        let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
+        let result = params.update(&mut updates);
+        for Update { param, mut operands, results, .. } in updates {
+            self.buffers[param.index()] = match results {
+                Some(mut outs) => Some(outs.remove(0)),
+                // Where no step was made everything is as it was.
+                None => {
+                    grads.put(params.value(param), operands.remove(0))?;
+                    Some(operands.remove(0))
+                }
+            };
         }
         result
     }
