@@ -11,6 +11,7 @@ use super::facts::Facts;
 use super::plan::PlanCache;
 use super::redistribute::{Move, Underway};
 use super::reduction::Reduction;
+use super::unoptimised;
 use crate::comm::{Group, Peers, Rank};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Spec, Terms};
@@ -141,6 +142,7 @@ impl DeviceMesh {
     }
 
     fn made(rank: &Rank, mesh: Mesh) -> DeviceMesh {
+        unoptimised::warn_once();
         static MADE: AtomicU64 = AtomicU64::new(0);
         DeviceMesh(Rc::new(Inner {
             id: MADE.fetch_add(1, Ordering::Relaxed),

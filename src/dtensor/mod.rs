@@ -30,6 +30,7 @@ mod shapes;
 mod tape;
 mod tensor;
 mod together;
+mod unoptimised;
 
 pub(crate) use again::Again;
 pub use backward::Gradients;
