@@ -336,10 +336,13 @@ fn a_parameter_belongs_to_one_model() {
     };
     let rest = "the parameter is another model's; got ParamId(0) of another, this one has 1 parameter(s); pass an id of Params::ids";
     with(|params, id| Forward::eval(params).param(id).map(drop), &format!("param: {rest}"));
-    with(|params, id| {
+    with(
+        |params, id| {
             let value = params.values().next().expect("one").clone();
             params.set(id, value)
-        }, &format!("set: {rest}"));
+        },
+        &format!("set: {rest}"),
+    );
     let panicked = std::panic::catch_unwind(|| {
         with(|params, id| params.value(id).sum_all().map(drop), "");
     });
