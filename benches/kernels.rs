@@ -6,8 +6,9 @@
 use std::time::Instant;
 
 use isoshard::Result;
+use isoshard::ops::cpu::{self as ops, CausalAttention};
 use isoshard::tensor::cpu::{
-    self, CausalAttention, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
+    self, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
@@ -145,16 +146,16 @@ fn reductions(bench: &Bench) -> Result<()> {
 fn rows(bench: &Bench) -> Result<()> {
     let (x, dy, w) = (noise([16384, 1024]), noise([16384, 1024]), noise([1024]));
     let bytes = x.len_bytes() as f64;
-    let y = cpu::softmax("softmax", &x)?;
-    bench.case("softmax", "GB/s", 2.0 * bytes, || cpu::softmax("softmax", &x));
-    bench.case("softmax backward", "GB/s", 3.0 * bytes, || cpu::softmax_backward("softmax", &dy, &y));
-    bench.case("log_softmax", "GB/s", 2.0 * bytes, || cpu::log_softmax("log_softmax", &x));
-    let norm = || cpu::layer_norm("layer_norm", &x, Some(&w), Some(&w), 1e-5);
+    let y = ops::softmax("softmax", &x)?;
+    bench.case("softmax", "GB/s", 2.0 * bytes, || ops::softmax("softmax", &x));
+    bench.case("softmax backward", "GB/s", 3.0 * bytes, || ops::softmax_backward("softmax", &dy, &y));
+    bench.case("log_softmax", "GB/s", 2.0 * bytes, || ops::log_softmax("log_softmax", &x));
+    let norm = || ops::layer_norm("layer_norm", &x, Some(&w), Some(&w), 1e-5);
     bench.case("layer_norm", "GB/s", 2.0 * bytes, norm);
     let (_, mean, rstd) = norm()?;
-    let backward = || cpu::layer_norm_backward("layer_norm", &dy, &x, Some(&w), &mean, &rstd);
+    let backward = || ops::layer_norm_backward("layer_norm", &dy, &x, Some(&w), &mean, &rstd);
     bench.case("layer_norm backward", "GB/s", 3.0 * bytes, backward);
-    bench.case("rms_norm", "GB/s", 2.0 * bytes, || cpu::rms_norm("rms_norm", &x, Some(&w), 1e-5));
+    bench.case("rms_norm", "GB/s", 2.0 * bytes, || ops::rms_norm("rms_norm", &x, Some(&w), 1e-5));
     Ok(())
 }
 

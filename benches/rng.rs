@@ -8,12 +8,13 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
+use isoshard::ops::cpu::{dropout, dropout_in_place};
 use isoshard::ops::{Free, Multinomial, eval_whole};
 use isoshard::placement::Region;
 use isoshard::rng::{
-    Count, Draw, Generator, Init, Permutation, Real, Stretches, bernoulli, bernoulli_each, bits32, dropout,
-    dropout_in_place, exponential, exponential_each, gamma, gamma_each, log_normal, normal, poisson,
-    poisson_each, uniform, uniform_between, uniform_int,
+    Count, Draw, Generator, Init, Permutation, Real, Stretches, bernoulli, bernoulli_each, bits32,
+    exponential, exponential_each, gamma, gamma_each, log_normal, normal, poisson, poisson_each, uniform,
+    uniform_between, uniform_int,
 };
 use isoshard::tensor::{DType, Dims, Shape, Tensor};
 

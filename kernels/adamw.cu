@@ -1,4 +1,4 @@
-// A step of AdamW on a list of parameters, in place (src/ops/adamw.rs).
+// A step of AdamW on a list of parameters, in place (src/ops/step/adamw.rs).
 #include "step.cuh"
 
 struct Rates {

@@ -1,5 +1,5 @@
 // What attention's kernels have in common: tiles of queries and keys, the two products between them along the summation
-// trees of the CPU (src/tensor/cpu/{attention,attention_block,attention_backward}.rs), and dropout.
+// trees of the CPU (src/ops/attention/cpu.rs and cpu/{block,backward}.rs), and dropout.
 //
 // A block of threads has 64 rows and COLS columns of scores. It stands in a grid 16 threads wide: thread (tx, ty) has
 // rows 4 ty to 4 ty + 3 (and as many 4 THREADS / 16 further on), columns tx, tx + 16, ... Operands lie in shared memory by
@@ -92,7 +92,7 @@ struct Node {
 DEVICE Node leaf_of(u32 at, u32 len, u32 leaf) {
   Node node = {0, len, 0, 0};
   while (node.len > leaf) {
-    u32 half = (node.len + 1) / 2;
+    u32 half = left_of(node.len);
     if (at - node.start < half) {
       node.len = half;
       node.joins = 0;
@@ -306,7 +306,7 @@ struct Sum {
     const A* bs = b + 4 * tile_x();
     for (u32 at = 0; at < count;) {
       if (first + at >= end) {
-        Node leaf = leaf_of(first + at, total, 32);
+        Node leaf = leaf_of(first + at, total, LEAF);
         end = leaf.start + leaf.len;
         joins = leaf.joins + (end == total ? more : 0);
       }
@@ -366,7 +366,7 @@ struct Sum {
 
   // What comes before `at` in a tree over `total` is left out: it would add nothing.
   DEVICE void skip_to(u32 at, u32 total) {
-    u32 lefts = leaf_of(at, total, 32).lefts;
+    u32 lefts = leaf_of(at, total, LEAF).lefts;
     absent |= ((1u << lefts) - 1) << top;
     top += lefts;
     end = 0;

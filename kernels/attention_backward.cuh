@@ -1,4 +1,4 @@
-// Causal attention, backward: by bits what src/tensor/cpu/attention_backward.rs computes, and no matrix of all scores.
+// Causal attention, backward: by bits what src/ops/attention/cpu/backward.rs computes, and no matrix of all scores.
 //
 // Two kernels beside attention_delta.cu: dq, a block of threads 64 queries of one head; dkv, a block of threads 64 keys
 // of one head of keys, over all queries of all heads that look at it, in the order of the tree. Both compute the

@@ -1,4 +1,4 @@
-// Causal attention, forward: by bits what src/tensor/cpu/attention.rs computes, and no matrix of all scores.
+// Causal attention, forward: by bits what src/ops/attention/cpu.rs computes, and no matrix of all scores.
 //
 // A block of threads has 64 queries of one head and goes twice over the keys they see: for the rows' maxima, and, with these
 // known, for exponentials, their sums and their product with v. The CPU's bits allow no less: an exponential is taken of a
@@ -33,7 +33,7 @@ struct RowSums {
   }
 
   DEVICE void next(u32 width) {
-    Node leaf = leaf_of(at, width, 32);
+    Node leaf = leaf_of(at, width, LEAF);
     len = leaf.len;
     joins = leaf.joins;
     UNROLL

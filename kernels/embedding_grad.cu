@@ -1,5 +1,5 @@
 // Rows added up by destination, each destination along the summation tree over positions with those left out that do not hit it
-// (src/ops/segments.rs); scatter_add too.
+// (src/ops/index/segments.rs); scatter_add too.
 //
 // 1. `keys`: a hit's destination, and its path in the tree: one bit a level, left 0, right 1, so that paths are in the order of
 //    positions and the highest bit in which two differ is the node that joins them.
@@ -19,12 +19,12 @@ struct Extents {
   u32 rank, unused;
 };
 
-// The path of index `i` of a dim: halved, but for the leaves of the innermost (at most 32), where it is the index.
+// The path of index `i` of a dim: halved, but for the leaves of the innermost (at most LEAF, 2^5), where it is the index.
 DEVICE u64 path_of(u32 len, u32 levels, bool innermost, u32 i) {
   u64 path = 0;
   u32 level = levels;
   while (level > 0 && !(innermost && level == 5)) {
-    u32 left = len - len / 2;
+    u32 left = left_of(len);
     bool right = i >= left;
     path = path << 1 | right;
     i -= right ? left : 0;

@@ -29,6 +29,10 @@ typedef double f64;
 #define NUMBERS(X) FLOATS(X) X(i64) X(i32) X(u8)
 #define ALL_TYPES(X) NUMBERS(X) X(bool)
 
+// The order of a sum, as src/tensor/summation.rs has it: the widest leaf, and how many of `len` summed indices go to the left.
+enum { LEAF = 32 };
+DEVICE u32 left_of(u32 len) { return len - len / 2; }
+
 DEVICE u32 bits_of(f32 x) { return __float_as_uint(x); }
 DEVICE u64 bits_of(f64 x) { return (u64)__double_as_longlong(x); }
 DEVICE f32 f32_of(u32 bits) { return __uint_as_float(bits); }

@@ -1,4 +1,4 @@
-// Categories by their weights: what is drawn is told in src/ops/multinomial.rs.
+// Categories by their weights: what is drawn is told in src/ops/random/multinomial.rs.
 #include "draws.cuh"
 #include "parameters.cuh"
 

@@ -1,4 +1,4 @@
-// Layer norm and root-mean-square norm along rows, and their derivatives (src/tensor/cpu/norm.rs). Without a mean nothing is
+// Layer norm and root-mean-square norm along rows, and their derivatives (src/ops/norm/cpu.rs). Without a mean nothing is
 // centred.
 #pragma once
 #include "rows.cuh"

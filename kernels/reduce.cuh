@@ -92,7 +92,7 @@ struct Node {
 DEVICE Node node_of(u32 len, u32 depth, u32 k) {
   u32 start = 0;
   ROLLED for (u32 bit = depth; bit-- > 0;) {
-    u32 left = len - len / 2;
+    u32 left = left_of(len);
     bool right = k >> bit & 1;
     start += right ? left : 0;
     len = right ? len - left : left;
@@ -129,15 +129,17 @@ DEVICE void each_slot(Node node, Each f) {
 // The leaves of rows of at most 4: slot j of eight is leaf j % 2^depth of row j >> depth.
 struct ShortLeaves {
   u32 n, half, depth;
-  DEVICE ShortLeaves(u32 n, u32 depth) : n(n), half(n - n / 2), depth(depth) {}
+  DEVICE ShortLeaves(u32 n, u32 depth) : n(n), half(left_of(n)), depth(depth) {}
   DEVICE Node at(u32 slot) const {
     if (depth == 0) return Node{0, n};
     Node side = slot >> (depth - 1) & 1 ? Node{half, n - half} : Node{0, half};
     if (depth == 1) return side;
-    u32 left = side.len - side.len / 2;
+    u32 left = left_of(side.len);
     return slot & 1 ? Node{side.start + left, side.len - left} : Node{side.start, left};
   }
 };
+
+static_assert(LEAF == 32, "a warp holds a leaf");
 
 // Which element of a leaf of this length a lane holds; length 0: none. Leaves of dims outside the innermost are halved down
 // to single elements, which stand in the lanes of a perfect tree.

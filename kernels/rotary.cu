@@ -1,4 +1,4 @@
-// Rotary embedding: by bits what src/tensor/cpu/rotary.rs computes.
+// Rotary embedding: by bits what src/ops/rotary/cpu.rs computes.
 //
 // A thread has a position and a few pairs. It computes their sines and cosines once, in f64, and turns these pairs in
 // every head and sequence of its share: no table is kept. Bound by memory once a share is some eight heads long.

@@ -1,4 +1,4 @@
-// A step of gradient descent with momentum on a list of parameters, in place (src/ops/sgd.rs).
+// A step of gradient descent with momentum on a list of parameters, in place (src/ops/step/sgd.rs).
 #include "step.cuh"
 
 struct Rates {

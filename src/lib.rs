@@ -41,14 +41,22 @@
 //! engine. The decisions are in `docs/architecture.md`.
 
 pub mod comm;
-pub mod dtensor;
 mod error;
-pub mod nn;
-pub mod ops;
-pub mod optim;
-pub mod placement;
-pub mod rng;
 pub mod tensor;
+
+// Builds for a model checker have what the thread engine stands on, and nothing above it.
+#[cfg(not(any(loom, shuttle)))]
+pub mod dtensor;
+#[cfg(not(any(loom, shuttle)))]
+pub mod nn;
+#[cfg(not(any(loom, shuttle)))]
+pub mod ops;
+#[cfg(not(any(loom, shuttle)))]
+pub mod optim;
+#[cfg(not(any(loom, shuttle)))]
+pub mod placement;
+#[cfg(not(any(loom, shuttle)))]
+pub mod rng;
 
 pub use error::{
     CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result, Wait,

@@ -3,19 +3,9 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
-use super::facts::Facts;
-use super::redistribute::{self, InFlight};
-use super::tensor::DTensor;
+use super::redistribute;
+use super::tensor::{DTensor, Origin};
 use crate::error::Result;
-
-/// Where a gathered tensor can be had again.
-pub(super) struct Origin {
-    shard: DTensor,
-    facts: Rc<Facts>,
-    flight: RefCell<Option<InFlight>>,
-    /// The origins of the unit that ran before: asked for while this one is used.
-    before: Vec<Weak<Origin>>,
-}
 
 /// How a tensor can be had again after it was let go of, while a tape remembers it.
 #[derive(Clone)]

@@ -11,15 +11,15 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use super::device_mesh::DeviceMesh;
+use super::dispatch::plan_for;
 use super::facts::Facts;
 use super::plan::Plan;
 use super::reduction::Reduction;
-use super::tape::{Call, Edge, Node, Saved, next_id};
-use super::tensor::DTensor;
+use super::tensor::{Call, DTensor, Edge, Node, Saved, next_id};
 use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
-use crate::placement::{Layout, Placement};
+use crate::placement::Layout;
 
 impl DTensor {
     /// The gradients of this scalar with respect to every leaf ([`DTensor::requires_grad`]) it was computed from.
@@ -164,8 +164,8 @@ impl Pass {
         // A leaf that was complete early has nothing left here.
         let Some(mut grads) = self.grads.remove(&node.id) else { return Ok(()) };
         let Some(call) = &node.call else { return self.land(node, grads) };
-        self.send_home(call, &mut grads)?;
-        let result = self.run(node, call, grads)?;
+        let plan = self.send_home(call, &mut grads)?;
+        let result = self.run(node, call, grads, plan)?;
         for (edge, grad) in call.edges.iter().zip(result) {
             let (Some(edge), Some(grad)) = (edge, grad) else { continue };
             self.give(edge, grad)?;
@@ -183,25 +183,33 @@ impl Pass {
     }
 
     /// A sum in parts that a single step would have to reduce, on its way to a leaf, straight in the leaf's layout where the
-    /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on.
-    fn send_home(&self, call: &Call, grads: &mut SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
+    /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on. Returns the
+    /// step's plan if it had to be known.
+    fn send_home(&self, call: &Call, grads: &mut SmallVec<[Option<DTensor>; 1]>) -> Result<Option<Rc<Plan>>> {
         let ([Some(edge)], [step], [Some(grad)]) = (&call.edges[..], &call.program.steps[..], &grads[..])
         else {
-            return Ok(());
+            return Ok(None);
         };
         let leaf = &edge.node.outs[edge.out];
         let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == call.saved.len());
         let fits = edge.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
         if !(reads_it_alone && fits) {
-            return Ok(());
+            return Ok(None);
+        }
+        let plan = plan_for(step.op.as_ref(), &[grad])?;
+        if plan.moves[0].is_none() {
+            return Ok(Some(plan));
         }
         let home = self.mesh.facts_of(grad.facts.spec().with_layout(leaf.layout().clone())?)?;
-        let stays = Plan::find(&self.mesh, step.op.as_ref(), &[&home])?;
+        let stays = plan.after(&self.mesh, step.op.as_ref(), &[&home])?;
         let keeps = stays.moves.iter().all(Option::is_none) && stays.outs[0].layout() == leaf.layout();
-        if keeps && Plan::find(&self.mesh, step.op.as_ref(), &[&grad.facts])?.moves[0].is_some() {
-            grads[0] = Some(grad.redistribute(leaf.layout().clone())?);
+        if !keeps {
+            return Ok(Some(plan));
         }
-        Ok(())
+        let moved = grad.redistribute(leaf.layout().clone())?;
+        debug_assert_eq!(moved.facts, home, "it is where the plan expects it");
+        grads[0] = Some(moved);
+        Ok(Some(stays))
     }
 
     fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
@@ -214,12 +222,14 @@ impl Pass {
         Ok(())
     }
 
-    /// Runs the node's derivative. A `Partial` value that one step had to reduce is reduced for all.
+    /// Runs the node's derivative, its first step by `plan` if that is known. A `Partial` value that one step had to reduce
+    /// is reduced for all.
     fn run(
         &self,
         node: &Node,
         call: &Call,
         grads: SmallVec<[Option<DTensor>; 1]>,
+        mut plan: Option<Rc<Plan>>,
     ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
         let program = &call.program;
         let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
@@ -240,15 +250,12 @@ impl Pass {
             }
         }
         for step in &program.steps {
-            for r in &step.ins {
-                if let Some(reduced) = self.reduced_for(step, &values, r.0 as usize)? {
-                    values[r.0 as usize] = Some(reduced);
-                }
-            }
-            let ins: SmallVec<[&DTensor; 4]> =
-                step.ins.iter().map(|r| value(&values, r.0 as usize)).collect();
-            let outs = DTensor::apply(step.op.as_ref(), &ins)?;
-            drop(ins);
+            let plan = match plan.take() {
+                Some(plan) => plan,
+                None => plan_for(step.op.as_ref(), &operands(step, &values))?,
+            };
+            let plan = self.reduce_for(step, plan, &mut values)?;
+            let outs = DTensor::apply_by(&plan, step.op.as_ref(), &operands(step, &values))?;
             for (k, out) in outs.into_iter().enumerate() {
                 values[step.out.0 as usize + k] = Some(out);
             }
@@ -256,29 +263,35 @@ impl Pass {
         Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
     }
 
-    /// Value `v` moved as `step` will want it, if it is a partial that `step` reduces.
-    fn reduced_for(&self, step: &Step, values: &[Option<DTensor>], v: usize) -> Result<Option<DTensor>> {
-        let x = value(values, v);
-        if !x.layout().has_partial() {
-            return Ok(None);
+    /// Moves those of `step`'s operands that are partial and that `plan` reduces, for all steps; gives the plan for the
+    /// operands as they lie then.
+    fn reduce_for(
+        &self,
+        step: &Step,
+        mut plan: Rc<Plan>,
+        values: &mut [Option<DTensor>],
+    ) -> Result<Rc<Plan>> {
+        for (i, r) in step.ins.iter().enumerate() {
+            let v = r.0 as usize;
+            let x = value(values, v);
+            // An operand that stands twice is moved as its first place asks.
+            let first = step.ins.iter().position(|r| r.0 as usize == v).unwrap_or(i);
+            let Some((m, to)) = plan.moves[first].as_ref().filter(|_| x.layout().has_partial()) else {
+                continue;
+            };
+            let label = during(step.op.name());
+            let moved = DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone());
+            drop(label);
+            values[v] = Some(moved);
+            let facts: SmallVec<[&Rc<Facts>; 4]> =
+                operands(step, values).into_iter().map(|x| &x.facts).collect();
+            plan = plan.after(&self.mesh, step.op.as_ref(), &facts)?;
         }
-        let facts: SmallVec<[&Rc<Facts>; 4]> =
-            step.ins.iter().map(|r| &value(values, r.0 as usize).facts).collect();
-        let plan = Plan::find(&self.mesh, step.op.as_ref(), &facts)?;
-        let at = step.ins.iter().position(|r| r.0 as usize == v).expect("asked for an operand of the step");
-        let Some((m, to)) = &plan.moves[at] else { return Ok(None) };
-        let _label = during(step.op.name());
-        Ok(Some(DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone())))
+        Ok(plan)
     }
 
     fn zeros(&self, facts: &Facts) -> Result<DTensor> {
-        let layout = facts.layout();
-        let placements = layout.placements().iter().map(|p| match p {
-            Placement::Partial(_) => Placement::Replicate,
-            other => other.clone(),
-        });
-        let layout = Layout::new(placements).with_order(layout.order())?;
-        DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), layout)
+        DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), facts.layout().reduced())
     }
 }
 
@@ -301,6 +314,10 @@ fn count_gradients(root: &Node) {
 /// `a + b`, over one of them where nobody shares its buffer.
 fn add(a: DTensor, b: DTensor) -> Result<DTensor> {
     Ok(DTensor::apply_owned(&Add, &mut smallvec![a, b])?.swap_remove(0))
+}
+
+fn operands<'a>(step: &Step, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
+    step.ins.iter().map(|r| value(values, r.0 as usize)).collect()
 }
 
 fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {
@@ -336,10 +353,12 @@ impl fmt::Debug for Gradients {
 #[cfg(test)]
 mod tests {
     use super::super::DeviceMesh;
+    use super::super::dispatch::CALLS;
+    use super::super::plan::LOOKUPS;
     use super::*;
     use crate::comm::spmd;
     use crate::ops::{Bits, RmsNorm, Sign};
-    use crate::tensor::Tensor;
+    use crate::tensor::{DType, Tensor};
 
     fn vector(mesh: &DeviceMesh, values: [f32; 3]) -> Result<DTensor> {
         let whole = Tensor::from_vec(values.to_vec(), [3])?;
@@ -392,6 +411,35 @@ mod tests {
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+    }
+
+    /// Where an operand has to be reduced first too: the plan that follows is known from the last pass.
+    #[test]
+    fn a_step_looks_for_its_plan_once() {
+        let run = |rank, reduction| {
+            let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+            mesh.set_reduction(reduction);
+            let whole = |shape: [usize; 2], layout: &str| {
+                DTensor::full(&mesh, DType::F32, shape, 0.5, layout.parse()?)?.requires_grad()
+            };
+            let (x, w, v) = (whole([64, 4], "(S0)")?, whole([4, 6], "(R)")?, whole([6, 6], "(S0)")?);
+            // The derivative of `w`'s cast gets a sum in parts, and that of `v` has to reduce one.
+            let weight = w.cast(DType::F16)?.cast(DType::F32)?.matmul(&v.exp()?)?.tanh()?;
+            let loss = x.matmul(&weight)?.gelu()?.sum_all()?;
+            let counts = || [LOOKUPS.get(), CALLS.get()];
+            let pass = || -> Result<[usize; 2]> {
+                let before = counts();
+                loss.backward()?;
+                Ok([0, 1].map(|i| counts()[i] - before[i]))
+            };
+            let (first, second) = (pass()?, pass()?);
+            assert!(first[0] > first[1], "{reduction:?}: some operand is reduced first: {first:?}");
+            assert_eq!(second[0], second[1], "{reduction:?}: one look a step");
+            Ok(())
+        };
+        for reduction in [Reduction::Exact, Reduction::Fast] {
+            spmd(2, move |rank| run(rank, reduction)).unwrap_or_else(|e| panic!("{e}"));
+        }
     }
 
     #[test]

@@ -4,7 +4,6 @@ use super::device_mesh::DeviceMesh;
 use super::tensor::{DTensor, refuse_partial};
 use crate::comm::Group;
 use crate::error::{Divergence, Error, NotFinite, Result};
-use crate::placement::Placement;
 use crate::tensor::{DType, Device, Dims, ReduceOp, Shape, Tensor};
 
 /// Hashes compared at a time while the first difference is looked for, and elements when few are left.
@@ -129,7 +128,7 @@ fn mesh_of(verb: &str, tensors: &[(&str, &DTensor)]) -> Result<Option<DeviceMesh
 
 /// The ranks that hold what this one holds of a tensor; none where no other does.
 fn replicas(x: &DTensor) -> Result<Option<Group>> {
-    let axes = axes_of(x.mesh(), |a| *x.layout().axis(a) == Placement::Replicate);
+    let axes = axes_of(x.mesh(), |a| x.layout().axis(a).is_replicate());
     let group = x.mesh().group(&axes)?;
     Ok((group.len() > 1).then_some(group))
 }

@@ -75,8 +75,8 @@ fn choose_in(
             Ok(Err(a)) => a,
             // Bar the ragged row, or any other that is not replicated, of the innermost axis; replicated rows always fit.
             Err(e) => {
-                let ragged = candidate.last(|r| r.ins.contains(&Slot::Ragged));
-                let cut = || candidate.last(|r| r.ins.iter().chain(&r.outs).any(|s| *s != Slot::R));
+                let ragged = candidate.last(Row::takes_ragged);
+                let cut = || candidate.last(|r| !r.is_replicated());
                 ragged.or_else(cut).ok_or(e)?
             }
         };
@@ -100,8 +100,7 @@ impl Candidate<'_> {
         let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
         let stands = |&a: &usize| {
             let row = &self.rows[a].0;
-            row.ins.iter().chain(&row.outs).all(|s| *s == Slot::R)
-                || self.op.rows(self.metas, axis_beside(self.mesh, a, &first)).contains(row)
+            row.is_replicated() || self.op.rows(self.metas, axis_beside(self.mesh, a, &first)).contains(row)
         };
         if let Some(a) = (0..self.rows.len()).rev().find(|a| !stands(a)) {
             return Ok(Err(a));
@@ -111,7 +110,7 @@ impl Candidate<'_> {
         let summed: SmallVec<[Option<Terms>; 3]> = (0..outs.len()).map(summed).collect::<Result<_>>()?;
         if summed.iter().flatten().any(|t| self.mesh.most_nodes(t).is_none()) {
             // Some cut leaves no rank a whole leaf of the summation tree: move operands instead.
-            let makes = self.last(|r| r.outs.iter().any(|s| matches!(s, Slot::Terms(_))));
+            let makes = self.last(|r| r.outs.iter().any(|s| s.terms().is_some()));
             return Ok(Err(makes.expect("the terms come from a row")));
         }
         let place = |(i, f): (usize, &&Rc<Facts>)| {
@@ -121,7 +120,7 @@ impl Candidate<'_> {
             self.mesh.facts_of(spec)
         };
         let ins: SmallVec<[Rc<Facts>; 3]> = ins.iter().enumerate().map(place).collect::<Result<_>>()?;
-        let passes = self.last(|r| r.ins.contains(&Slot::SUM));
+        let passes = self.last(|r| r.ins.iter().any(|s| s.is_sum()));
         if let Some(a) = passes
             && summed.iter().any(Option::is_some)
         {
@@ -161,22 +160,20 @@ impl Candidate<'_> {
 
     /// The terms of result `k`, if some row cuts dims that it sums over.
     fn terms(&self, k: usize) -> Result<Option<Terms>> {
-        if self.last(|r| matches!(r.outs[k], Slot::Terms(_))).is_none() {
+        if self.last(|r| r.outs[k].terms().is_some()).is_none() {
             return Ok(None);
         }
         let dims = term_rows(self.op, self.metas, k);
-        let Some(Slot::Terms(leaf)) = dims.first().map(|r| r.outs[k]) else {
+        let Some(leaf) = dims.first().and_then(|r| r.outs[k].terms()) else {
             unreachable!("a row was chosen")
         };
         let place = |(row, ragged): &(Row, Option<Placement>)| match row.outs[k] {
-            Slot::Terms(_) if row.ins.contains(&Slot::Ragged) => {
-                ragged.clone().expect("the row was chosen for it")
-            }
+            Slot::Terms(_) if row.takes_ragged() => ragged.clone().expect("the row was chosen for it"),
             Slot::Terms(_) => {
                 let j = dims.iter().position(|r| r.ins == row.ins);
                 Placement::Shard(j.expect("rows with terms do not depend on the axis"))
             }
-            _ => Placement::Replicate,
+            Slot::R | Slot::S(_) | Slot::P(_) | Slot::Ragged => Placement::Replicate,
         };
         let layout = Layout::new(self.rows.iter().map(place)).with_order(self.order)?;
         Ok(Some(Terms::new(dims.iter().map(|r| extent(r, self.metas)).collect(), leaf, layout)))
@@ -198,14 +195,13 @@ fn cheapest(
         // Whatever is whole everywhere stays so: cutting the result would only have to be undone.
         return (replicated, None);
     }
-    let ragged =
-        ins.iter().map(|f| f.layout().axis(a)).find(|p| matches!(p, Placement::RaggedShard { .. })).cloned();
+    let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| p.ragged_units().is_some()).cloned();
     let axis = axis_beside(mesh, a, ins[0].layout().placements());
     let mut rows = op.rows(metas, axis);
     rows.push(replicated);
     let exact = mesh.reduction() == Reduction::Exact;
     let made = |row: &Row| -> Cost {
-        let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && matches!(s, Slot::Terms(_)));
+        let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && s.terms().is_some());
         let each = |(k, _)| match more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) {
             Some(more) => mesh.axis_peers(a).cost(0, (more * outs[k].len_bytes()) as u64),
             // Too many, also of no bytes.
@@ -214,14 +210,14 @@ fn cheapest(
         sums.map(each).sum()
     };
     let cost = |row: &Row| -> Cost {
-        if ragged.is_none() && row.ins.contains(&Slot::Ragged) {
+        if ragged.is_none() && row.takes_ragged() {
             return Cost::INFINITE;
         }
         let to = |s: &Slot| instantiate(*s, ragged.as_ref());
         row.ins.iter().zip(ins).map(|(s, f)| price::along_axis(mesh, f, a, &to(s))).sum::<Cost>() + made(row)
     };
     let fits =
-        |row: &&Row| (row.by_bits || !exact) && (ragged.is_some() || !row.outs.contains(&Slot::Ragged));
+        |row: &&Row| (row.by_bits || !exact) && (ragged.is_some() || !row.outs.iter().any(|s| s.is_ragged()));
     let mut best: Option<(Cost, &Row)> = None;
     for row in rows.iter().filter(|r| !barred.contains(r)).filter(fits) {
         let c = cost(row);
@@ -254,17 +250,13 @@ fn instantiate(slot: Slot, ragged: Option<&Placement>) -> Placement {
 /// The rows that cut one dim which result `k` sums over: the dims of its summation tree, outermost first.
 pub(super) fn term_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
     let mut rows = op.rows(metas, Axis::alone(1));
-    rows.retain(|r| matches!(r.outs[k], Slot::Terms(_)) && !r.ins.contains(&Slot::Ragged));
+    rows.retain(|r| r.outs[k].terms().is_some() && !r.takes_ragged());
     rows
 }
 
 /// The extent of the dim that a row cuts.
 fn extent(row: &Row, metas: &[Meta]) -> usize {
-    let cut = row
-        .ins
-        .iter()
-        .zip(metas)
-        .find_map(|(s, m)| if let Slot::S(d) = *s { Some(m.shape[d]) } else { None });
+    let cut = row.ins.iter().zip(metas).find_map(|(s, m)| s.dim().map(|d| m.shape[d]));
     cut.expect("a row with terms cuts an operand")
 }
 

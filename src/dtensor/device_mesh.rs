@@ -1,5 +1,6 @@
 //! A mesh that can talk: ranks, groups, and this rank's caches.
 
+use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
@@ -8,8 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::facts::Facts;
-use super::plan::PlanCache;
-use super::redistribute::{Move, Underway};
 use super::reduction::Reduction;
 use super::unoptimised;
 use crate::comm::{Group, Peers, Rank};
@@ -39,15 +38,29 @@ pub(super) struct Inner {
     pub strict: Cell<bool>,
     pub reduction: Cell<Reduction>,
     pub no_grad: Cell<usize>,
-    pub plans: PlanCache,
-    pub moves: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
-    pub underway: Underway,
+    pub plans: Kept,
+    pub moves: Kept,
     pub moved_bytes: Cell<u64>,
     facts: RefCell<FxHashMap<Spec, Rc<Facts>>>,
     most_nodes: RefCell<FxHashMap<Terms, Option<usize>>>,
     groups: RefCell<FxHashMap<Dims, Group>>,
     /// One an axis.
     pub peers: OnceCell<Vec<Peers>>,
+}
+
+/// What another file keeps with a mesh, for as long as the mesh lives: of one type, which the mesh need not know.
+#[derive(Default)]
+pub(super) struct Kept(OnceCell<Box<dyn Any>>);
+
+impl Kept {
+    /// What is kept, made at the first call.
+    ///
+    /// # Panics
+    /// If it was asked for as another type before.
+    pub fn of<T: Default + 'static>(&self) -> &T {
+        let kept = self.0.get_or_init(|| Box::new(T::default()));
+        kept.downcast_ref().expect("one type is kept in one place")
+    }
 }
 
 impl DeviceMesh {
@@ -151,9 +164,8 @@ impl DeviceMesh {
             strict: Cell::new(false),
             reduction: Cell::default(),
             no_grad: Cell::new(0),
-            plans: PlanCache::default(),
-            moves: RefCell::default(),
-            underway: Underway::default(),
+            plans: Kept::default(),
+            moves: Kept::default(),
             moved_bytes: Cell::new(0),
             facts: RefCell::default(),
             most_nodes: RefCell::default(),
@@ -274,6 +286,43 @@ impl DeviceMesh {
 
     pub(super) fn same(&self, other: &DeviceMesh) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl DeviceMesh {
+    /// How sums that ranks share are taken from now on; on all ranks alike.
+    pub fn set_reduction(&self, reduction: Reduction) {
+        self.0.reduction.set(reduction);
+    }
+
+    /// How sums that ranks share are taken.
+    pub fn reduction(&self) -> Reduction {
+        self.0.reduction.get()
+    }
+
+    /// Runs `f` with `reduction` in force, and restores what was. A backward pass uses what is in force when it runs. Sums
+    /// that were left in parts in exact mode become one part a rank when an operator of fast mode reads them.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Reduction}, placement::{Layout, short::shard}};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, isoshard::tensor::DType::F32, [5], Layout::new([shard(0)]))?;
+    ///     mesh.with_reduction(Reduction::Fast, || x.sum_all())?;
+    ///     assert_eq!(mesh.reduction(), Reduction::Exact);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn with_reduction<T>(&self, reduction: Reduction, f: impl FnOnce() -> T) -> T {
+        struct Restore<'a>(&'a DeviceMesh, Reduction);
+        impl Drop for Restore<'_> {
+            fn drop(&mut self) {
+                self.0.set_reduction(self.1);
+            }
+        }
+        let _restore = Restore(self, self.0.reduction.replace(reduction));
+        f()
     }
 }
 

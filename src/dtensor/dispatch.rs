@@ -12,14 +12,11 @@ use super::facts::Facts;
 use super::plan::Plan;
 use super::redistribute::Move;
 use super::tape;
-use super::tensor::DTensor;
+use super::tensor::{DTensor, DTensors};
 use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Op, Tensors, absent, run};
 use crate::tensor::Tensor;
-
-/// A few distributed tensors, such as the operands or the results of one call.
-pub type DTensors = SmallVec<[DTensor; 3]>;
 
 impl DTensor {
     /// Applies any operator, the caller's own included. Operands move where the operator's rows ask for it.
@@ -28,6 +25,11 @@ impl DTensor {
     /// What the operator refuses; operands on different meshes; in strict mode, operands that would have to move.
     pub fn apply(op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
         let plan = plan_for(op, ins)?;
+        Self::apply_by(&plan, op, ins)
+    }
+
+    /// As [`DTensor::apply`], by the plan for these operands.
+    pub(super) fn apply_by(plan: &Plan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
         let mut moved: SmallVec<[Option<DTensor>; 3]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             moved.push(match m {
@@ -40,9 +42,9 @@ impl DTensor {
         }
         let mut locals: Tensors =
             ins.iter().zip(&moved).map(|(x, m)| m.as_ref().unwrap_or(x).local.clone()).collect();
-        let outs = execute(op, &plan, &ins[0].mesh, &mut locals)?;
+        let outs = execute(op, plan, &ins[0].mesh, &mut locals)?;
         drop(locals);
-        tape::record(op, &plan, ins, &moved, outs)
+        tape::record(op, plan, ins, &moved, outs)
     }
 
     /// Applies an operator that has one result.
@@ -205,7 +207,8 @@ fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<Plan>> {
     plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())
 }
 
-fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
+/// The plan for a call.
+pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
     let first = ins.first().ok_or_else(|| Error::invalid(op.name(), "wants operands", "none", ""))?;
     if let Some(other) = ins.iter().find(|x| !x.mesh.same(&first.mesh)) {
         return Err(Error::sharding(
@@ -219,7 +222,15 @@ fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
     Plan::find(&first.mesh, op, &facts)
 }
 
+#[cfg(test)]
+thread_local!(
+    /// The number of calls that this rank has run.
+    pub(super) static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
+);
+
 fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
+    #[cfg(test)]
+    CALLS.with(|c| c.set(c.get() + 1));
     let outs = match &plan.nodes {
         // No elements: the results are what the plan says of them.
         nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {

@@ -29,7 +29,10 @@ pub(super) fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize
         .collect();
     // A ragged cut over several dims depends on every cut of each of them.
     for a in 0..cur.placements().len() {
-        let dims = if cur.ragged_axis() == Some(a) { cur.axis(a).split_dims() } else { 0..0 };
+        let dims = match cur.axis(a) {
+            Placement::RaggedShard { dims, .. } => 0..*dims,
+            Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => 0..0,
+        };
         if dims.into_iter().any(|d| cuts(cur, d).iter().any(|(b, _)| axes.contains(b))) {
             axes.push(a);
         }
@@ -146,10 +149,5 @@ pub(super) fn members(mesh: &DeviceMesh, axes: &[usize]) -> Vec<Dims> {
 
 /// The axes that cut dim `d`, outermost first, with what they do.
 pub(super) fn cuts(layout: &Layout, d: usize) -> Vec<(usize, &Placement)> {
-    let cut = |&a: &usize| match layout.axis(a) {
-        Placement::Shard(dim) => *dim == d,
-        Placement::RaggedShard { dims, .. } => d < *dims,
-        _ => false,
-    };
-    layout.order().iter().copied().filter(cut).map(|a| (a, layout.axis(a))).collect()
+    layout.splitters(d).map(|a| (a, layout.axis(a))).collect()
 }

@@ -198,7 +198,7 @@ fn under(held: &Window, node: &Node, dims: &[Row], slot: impl Fn(&Row) -> Slot) 
         None => (Dims::from_elem(0, held.global.len()), held.region.local.iter().copied().collect()),
     };
     for (j, row) in dims.iter().enumerate() {
-        if let Slot::S(d) = slot(row) {
+        if let Some(d) = slot(row).dim() {
             (start[d], len[d]) = (node.start[j], node.len[j]);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::hash::Hasher;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHasher};
@@ -38,14 +38,17 @@ pub(super) struct Plan {
     metas: Metas,
     /// The derivatives, if they are those of every call.
     programs: Option<RefCell<Programs>>,
+    /// The plans for the same operator that were wanted after some of the operands had moved.
+    followers: RefCell<SmallVec<[Weak<Plan>; 1]>>,
 }
 
 /// The operands whose gradients are wanted, as a bit set in which those from the 64th on are one.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(super) struct Needs(u64);
 
+/// A mesh's plans, by what they are found by.
 #[derive(Default)]
-pub(super) struct PlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<Plan>; 1]>>>);
+struct PlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<Plan>; 1]>>>);
 
 impl Needs {
     pub fn of(wanted: impl Iterator<Item = bool>) -> Needs {
@@ -60,16 +63,17 @@ impl Needs {
 impl Plan {
     /// The plan for `op` on operands with these facts, made at the first call.
     pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Rc<Plan>> {
+        #[cfg(test)]
+        LOOKUPS.with(|c| c.set(c.get() + 1));
         let mut hasher = FxHasher::default();
         op.key_hash(&mut hasher);
         let reduction = mesh.reduction();
         hasher.write_u8(reduction as u8);
         ins.iter().for_each(|f| hasher.write_u32(f.id));
         let key = hasher.finish();
-        let found = mesh.0.plans.0.borrow().get(&key).and_then(|plans| {
-            let same = |p: &&Rc<Plan>| {
-                p.reduction == reduction && p.ins.iter().eq(ins.iter().map(|f| &f.id)) && p.op.key_eq(op)
-            };
+        let cache: &PlanCache = mesh.0.plans.of();
+        let found = cache.0.borrow().get(&key).and_then(|plans| {
+            let same = |p: &&Rc<Plan>| p.reduction == reduction && p.is_for(ins) && p.op.key_eq(op);
             plans.iter().find(same).cloned()
         });
         if let Some(plan) = found {
@@ -78,12 +82,31 @@ impl Plan {
         }
         let plan = Rc::new(Plan::make(mesh, op, ins)?);
         refuse_in_strict(mesh, op, ins, &plan.moves)?;
-        let mut plans = mesh.0.plans.0.borrow_mut();
+        let mut plans = cache.0.borrow_mut();
         if plans.len() >= PLANS_LEN {
             plans.clear();
         }
         plans.entry(key).or_default().push(plan.clone());
         Ok(plan)
+    }
+
+    /// The plan for the same operator after some operands have moved, so that they have these facts. Known from the last
+    /// time, it takes no look into the cache.
+    pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Rc<Plan>> {
+        debug_assert_eq!(mesh.reduction(), self.reduction, "a plan is followed as it was made");
+        let mut known = self.followers.borrow_mut();
+        known.retain(|plan| plan.strong_count() > 0);
+        if let Some(plan) = known.iter().filter_map(Weak::upgrade).find(|plan| plan.is_for(ins)) {
+            refuse_in_strict(mesh, op, ins, &plan.moves)?;
+            return Ok(plan);
+        }
+        let plan = Plan::find(mesh, op, ins)?;
+        known.push(Rc::downgrade(&plan));
+        Ok(plan)
+    }
+
+    fn is_for(&self, ins: &[&Rc<Facts>]) -> bool {
+        self.ins.iter().eq(ins.iter().map(|f| &f.id))
     }
 
     /// What this rank stores of each result.
@@ -125,10 +148,16 @@ impl Plan {
         let ins = ins.iter().map(|f| f.id).collect();
         // Calls that differ in a free attribute share the plan, but have derivatives of their own.
         let programs = (!has_free(op)).then(RefCell::default);
-        let (op, reduction) = (op.to_shared(), mesh.reduction());
-        Ok(Plan { op, ins, reduction, moves, windows, nodes, outs, programs, metas })
+        let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
+        Ok(Plan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
     }
 }
+
+#[cfg(test)]
+thread_local!(
+    /// The number of times that this rank has looked for a plan among all.
+    pub(super) static LOOKUPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
+);
 
 fn refuse_in_strict(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>], moves: &Moves) -> Result<()> {
     if !mesh.0.strict.get() {

@@ -6,9 +6,9 @@
 
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
-use super::redistribute::Redistribution;
-use crate::comm::{Cost, Grid, Network, Peers};
-use crate::placement::{Layout, Mesh, Placement};
+use super::redistribute::{Redistribution, peers};
+use crate::comm::{Cost, Peers};
+use crate::placement::{Layout, Placement};
 
 impl DeviceMesh {
     /// How near the ranks along axis `a` are to each other.
@@ -20,18 +20,9 @@ impl DeviceMesh {
     }
 }
 
-/// How near the ranks along `axes` are to each other.
-pub(super) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) -> Peers {
-    match mesh.strides() {
-        Some((base, all)) => network.peers(&Grid { base, axes: &all }, axes),
-        None => network.far_peers(axes.iter().map(|&a| mesh.axis_len(a)).product()),
-    }
-}
-
 /// The time of changing an operand's placement on axis `a` to `to`, the other axes held; infinite for what is never done
 /// silently: opening a partial.
 pub(super) fn along_axis(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement) -> Cost {
-    use Placement::{Partial, Replicate};
     let from = f.layout().axis(a);
     if from == to {
         return Cost::default();
@@ -41,12 +32,22 @@ pub(super) fn along_axis(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement)
     // What the ranks along this axis hold together, in as many parts as the other axes cut.
     let parts = ways(mesh, f.layout(), (0..f.layout().ndim()).filter(|&b| b != a));
     let bytes = |times: usize, ranks: usize| share(held_bytes(mesh, f) * times * (n - 1), ranks * parts);
-    let talk = match (from, to) {
-        (_, Partial(_)) => Cost::INFINITE,
-        (Replicate, _) => Cost::default(),
-        (Partial(_), Replicate) => peers.cost(1, bytes(2, n)),
-        (Partial(_), _) | (_, Replicate) => peers.cost(1, bytes(1, n)),
-        _ => peers.cost(1, bytes(1, n * n)),
+    let all_reduce = || peers.cost(1, bytes(2, n));
+    let all_gather = || peers.cost(1, bytes(1, n));
+    let reduce_scatter = all_gather;
+    let all_to_all = || peers.cost(1, bytes(1, n * n));
+    let talk = match to {
+        Placement::Partial(_) => Cost::INFINITE,
+        Placement::Replicate => match from {
+            Placement::Replicate => Cost::default(),
+            Placement::Partial(_) => all_reduce(),
+            Placement::Shard(_) | Placement::RaggedShard { .. } => all_gather(),
+        },
+        Placement::Shard(_) | Placement::RaggedShard { .. } => match from {
+            Placement::Replicate => Cost::default(),
+            Placement::Partial(_) => reduce_scatter(),
+            Placement::Shard(_) | Placement::RaggedShard { .. } => all_to_all(),
+        },
     };
     Cost::LEAST + talk
 }
@@ -68,7 +69,10 @@ fn held_bytes(mesh: &DeviceMesh, f: &Facts) -> usize {
 
 /// In how many parts these axes cut.
 fn ways(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = usize>) -> usize {
-    let cut = |&a: &usize| matches!(layout.axis(a), Placement::Shard(_) | Placement::RaggedShard { .. });
+    let cut = |&a: &usize| match layout.axis(a) {
+        Placement::Shard(_) | Placement::RaggedShard { .. } => true,
+        Placement::Replicate | Placement::Partial(_) => false,
+    };
     axes.filter(cut).map(|a| mesh.mesh().axis_len(a)).product()
 }
 

@@ -1,9 +1,8 @@
 //! How sums that ranks share are taken.
 
-use super::device_mesh::DeviceMesh;
-
-/// How sums that ranks share are taken; of a mesh ([`DeviceMesh::set_reduction`]) or of some calls
-/// ([`DeviceMesh::with_reduction`]).
+/// How sums that ranks share are taken; of a mesh
+/// ([`DeviceMesh::set_reduction`](super::DeviceMesh::set_reduction)) or of some calls
+/// ([`DeviceMesh::with_reduction`](super::DeviceMesh::with_reduction)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// Every result has the bits that a single rank computes, on every mesh.
@@ -20,48 +19,11 @@ pub enum Reduction {
     Fast,
 }
 
-impl DeviceMesh {
-    /// How sums that ranks share are taken from now on; on all ranks alike.
-    pub fn set_reduction(&self, reduction: Reduction) {
-        self.0.reduction.set(reduction);
-    }
-
-    /// How sums that ranks share are taken.
-    pub fn reduction(&self) -> Reduction {
-        self.0.reduction.get()
-    }
-
-    /// Runs `f` with `reduction` in force, and restores what was. A backward pass uses what is in force when it runs. Sums
-    /// that were left in parts in exact mode become one part a rank when an operator of fast mode reads them.
-    ///
-    /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Reduction}, placement::{Layout, short::shard}};
-    /// spmd(2, |rank| {
-    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, isoshard::tensor::DType::F32, [5], Layout::new([shard(0)]))?;
-    ///     mesh.with_reduction(Reduction::Fast, || x.sum_all())?;
-    ///     assert_eq!(mesh.reduction(), Reduction::Exact);
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), isoshard::Error>(())
-    /// ```
-    pub fn with_reduction<T>(&self, reduction: Reduction, f: impl FnOnce() -> T) -> T {
-        struct Restore<'a>(&'a DeviceMesh, Reduction);
-        impl Drop for Restore<'_> {
-            fn drop(&mut self) {
-                self.0.set_reduction(self.1);
-            }
-        }
-        let _restore = Restore(self, self.0.reduction.replace(reduction));
-        f()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::comm::spmd;
-    use crate::dtensor::DTensor;
+    use crate::dtensor::{DTensor, DeviceMesh};
     use crate::error::Result;
     use crate::placement::Layout;
     use crate::tensor::{DType, Tensor};
@@ -100,7 +62,7 @@ mod tests {
                         let near = exact.iter().zip(fast).all(|(e, f)| (e - f).abs() <= rounding * largest);
                         assert!(near, "{dtype}[{rows}]@{layout}: {exact:?}, {fast:?}");
                     }
-                    let again = sum.redistribute(sum.reduced_layout()?)?;
+                    let again = sum.redistribute(sum.layout().reduced())?;
                     assert_eq!(again.full_tensor()?.to_f64_vec(), sum.full_tensor()?.to_f64_vec());
                 }
             }

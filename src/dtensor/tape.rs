@@ -6,54 +6,10 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use smallvec::SmallVec;
-
-use super::again::Origin;
-use super::dispatch::DTensors;
-use super::facts::Facts;
 use super::plan::{Needs, Plan};
-use super::tensor::DTensor;
+use super::tensor::{Call, DTensor, DTensors, Edge, Node, Saved, next_id};
 use crate::error::Result;
-use crate::ops::{Op, Program};
-
-/// One result of one node.
-#[derive(Clone)]
-pub(super) struct Edge {
-    pub node: Rc<Node>,
-    pub out: usize,
-}
-
-/// The history of a leaf, or of one call's results.
-pub(super) struct Node {
-    pub id: u64,
-    pub outs: SmallVec<[Rc<Facts>; 1]>,
-    /// None for a leaf.
-    pub call: Option<Call>,
-    /// In the backward pass of this number: how many gradients have still to come.
-    pub awaited: Cell<(u64, usize)>,
-}
-
-/// A call of an operator, as its derivative needs it.
-pub(super) struct Call {
-    pub program: Rc<Program>,
-    /// One an operand, where its gradient is wanted and there is one.
-    pub edges: SmallVec<[Option<Edge>; 3]>,
-    /// In the numbering of the program's values.
-    pub saved: SmallVec<[Option<Saved>; 4]>,
-}
-
-/// A value that the derivative reads.
-pub(super) enum Saved {
-    Kept(DTensor),
-    Again(Rc<Origin>),
-}
-
-impl Node {
-    pub fn leaf(x: &DTensor) -> Rc<Node> {
-        let outs = [x.facts.clone()].into_iter().collect();
-        Rc::new(Node { id: next_id(), outs, call: None, awaited: Cell::default() })
-    }
-}
+use crate::ops::Op;
 
 impl Drop for Node {
     /// Takes long chains apart in a loop: dropped recursively they could exhaust the stack.
@@ -66,12 +22,6 @@ impl Drop for Node {
                 }
             }
         }
-    }
-}
-
-impl DTensor {
-    pub(super) fn record_identity(&self, same: DTensor) -> DTensor {
-        DTensor { edge: self.edge.clone(), ..same }
     }
 }
 
@@ -119,10 +69,4 @@ pub(super) fn record(
         o.edge = Some(Edge { node: node.clone(), out });
     }
     Ok(outs)
-}
-
-/// Younger nodes and passes have larger numbers, from 1. A rank is a thread, so the count is the rank's own.
-pub(super) fn next_id() -> u64 {
-    thread_local!(static NEXT: Cell<u64> = const { Cell::new(1) });
-    NEXT.replace(NEXT.get() + 1)
 }

@@ -1,17 +1,18 @@
-//! The distributed tensor.
+//! The distributed tensor, and what it remembers of its history: the nodes of the tape.
 
+use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
-use super::again::Origin;
+use smallvec::SmallVec;
+
 use super::device_mesh::DeviceMesh;
 use super::facts::Facts;
 use super::redistribute::{self, InFlight, Redistribution};
-use super::tape::{Edge, Node};
 use crate::comm::during_at_least;
 use crate::error::{Error, Result};
-use crate::ops::Meta;
-use crate::placement::{Layout, Placement};
+use crate::ops::{Meta, Program};
+use crate::placement::Layout;
 use crate::tensor::{DType, Scalar, Shape, Tensor};
 
 /// One tensor, stored in pieces on a mesh of ranks.
@@ -39,6 +40,63 @@ pub struct DTensor {
     pub(super) edge: Option<Edge>,
     /// Where this tensor can be had again, if it is kept for the backward pass only as that.
     pub(super) origin: Option<Rc<Origin>>,
+}
+
+/// A few distributed tensors, such as the operands or the results of one call.
+pub type DTensors = SmallVec<[DTensor; 3]>;
+
+/// One result of one node of the tape.
+#[derive(Clone)]
+pub(super) struct Edge {
+    pub node: Rc<Node>,
+    pub out: usize,
+}
+
+/// The history of a leaf, or of one call's results.
+pub(super) struct Node {
+    pub id: u64,
+    pub outs: SmallVec<[Rc<Facts>; 1]>,
+    /// None for a leaf.
+    pub call: Option<Call>,
+    /// In the backward pass of this number: how many gradients have still to come.
+    pub awaited: Cell<(u64, usize)>,
+}
+
+/// A call of an operator, as its derivative needs it.
+pub(super) struct Call {
+    pub program: Rc<Program>,
+    /// One an operand, where its gradient is wanted and there is one.
+    pub edges: SmallVec<[Option<Edge>; 3]>,
+    /// In the numbering of the program's values.
+    pub saved: SmallVec<[Option<Saved>; 4]>,
+}
+
+/// A value that the derivative reads.
+pub(super) enum Saved {
+    Kept(DTensor),
+    Again(Rc<Origin>),
+}
+
+/// Where a gathered tensor can be had again.
+pub(super) struct Origin {
+    pub shard: DTensor,
+    pub facts: Rc<Facts>,
+    pub flight: RefCell<Option<InFlight>>,
+    /// The origins of the unit that ran before: asked for while this one is used.
+    pub before: Vec<Weak<Origin>>,
+}
+
+impl Node {
+    fn leaf(x: &DTensor) -> Rc<Node> {
+        let outs = [x.facts.clone()].into_iter().collect();
+        Rc::new(Node { id: next_id(), outs, call: None, awaited: Cell::default() })
+    }
+}
+
+/// Younger nodes and passes have larger numbers, from 1. A rank is a thread, so the count is the rank's own.
+pub(super) fn next_id() -> u64 {
+    thread_local!(static NEXT: Cell<u64> = const { Cell::new(1) });
+    NEXT.replace(NEXT.get() + 1)
 }
 
 impl DTensor {
@@ -150,15 +208,7 @@ impl DTensor {
         if !self.layout().has_partial() {
             return Ok(self.clone());
         }
-        self.redistribute(self.reduced_layout()?)
-    }
-
-    /// This layout with every `Partial` axis replicated.
-    pub(super) fn reduced_layout(&self) -> Result<Layout> {
-        let layout = self.layout();
-        let whole =
-            layout.placements().iter().map(|p| if p.is_partial() { Placement::Replicate } else { p.clone() });
-        Layout::new(whole).with_order(layout.order())
+        self.redistribute(self.layout().reduced())
     }
 
     /// What [`DTensor::redistribute`] would do on this rank, in words. Communicates nothing.
@@ -239,7 +289,7 @@ impl DTensor {
 }
 
 pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
-    if !facts.layout().placements().iter().any(|p| matches!(p, Placement::Partial(_))) {
+    if !facts.layout().has_partial() {
         return Ok(());
     }
     Err(Error::sharding(
@@ -268,7 +318,8 @@ impl Pending {
         let Some(flight) = flight else { return Ok(source) };
         let mesh = source.mesh.clone();
         let local = flight.finish(&mesh)?;
-        Ok(source.record_identity(DTensor::wrap(&mesh, local, facts)))
+        // The derivative of the identity is the identity.
+        Ok(DTensor { edge: source.edge, ..DTensor::wrap(&mesh, local, facts) })
     }
 }
 

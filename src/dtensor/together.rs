@@ -27,7 +27,7 @@ impl DTensor {
         let mut bundles: Vec<Bundle> = Vec::new();
         let mut done: Vec<Option<DTensor>> = vec![None; xs.len()];
         for (i, x) in xs.iter().enumerate() {
-            let facts = x.mesh.facts_of(x.facts.spec().with_layout(x.reduced_layout()?)?)?;
+            let facts = x.mesh.facts_of(x.facts.spec().with_layout(x.layout().reduced())?)?;
             let m = redistribute::find(&x.mesh, &x.facts, &facts)?;
             let Some((group, reduce)) = m.only_all_reduce().filter(|_| x.edge.is_none()) else {
                 done[i] = Some(x.reduce_partial()?);

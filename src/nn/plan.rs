@@ -221,9 +221,9 @@ impl Plan {
 impl Rule {
     /// Refuses to cut a block, or to leave a rank without one.
     fn check_blocks(&self, mesh: &Mesh, shape: &Shape) -> Result<()> {
-        let (Some(blocks), Placement::Shard(dim)) = (self.blocks, &self.placement) else { return Ok(()) };
+        let (Some(blocks), Some(dim)) = (self.blocks, self.placement.shard_dim()) else { return Ok(()) };
         // A dim that is not there is refused with the layout.
-        let Some(&extent) = shape.get(*dim) else { return Ok(()) };
+        let Some(&extent) = shape.get(dim) else { return Ok(()) };
         let ranks = mesh.axis_len(mesh.axis(&self.axis)?);
         let size = extent / blocks.max(1);
         let cut = (0..ranks).any(|i| size == 0 || chunk(extent, ranks, i).start.min(extent) % size != 0);

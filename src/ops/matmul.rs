@@ -107,6 +107,10 @@ impl Op for Matmul {
         }
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 /// The letters by their part in the product.

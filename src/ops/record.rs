@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
-use super::{Axis, Row, Vjp};
+use super::{Axis, Row, Statistic, Vjp};
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Device, Shape, Tensor};
@@ -80,6 +80,18 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     /// True where [`Op::eval`] reads no element: its results are views of the operands, or copies that strides force.
     fn is_view(&self) -> bool {
         false
+    }
+
+    /// True if elements of a result add several terms, which in fast mode may round differently from one mesh to another. Tests
+    /// hold a derivative without such a step to the last bit there too.
+    fn adds(&self) -> bool {
+        false
+    }
+
+    /// The operands that must be computed from others for results to be finite, such as the maximum of a row whose distances
+    /// to it are exponentiated. Tests compute them; every other operand may have any value.
+    fn statistics(&self, _ins: &[Meta]) -> Vec<Statistic> {
+        Vec::new()
     }
 }
 

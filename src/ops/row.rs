@@ -65,6 +65,46 @@ pub enum Algebra {
 impl Slot {
     /// A part of a sum.
     pub const SUM: Slot = Slot::P(ReduceOp::Sum);
+
+    /// True for [`Slot::R`].
+    pub(crate) fn is_replicated(self) -> bool {
+        match self {
+            Slot::R => true,
+            Slot::S(_) | Slot::P(_) | Slot::Terms(_) | Slot::Ragged => false,
+        }
+    }
+
+    /// True for [`Slot::SUM`]: a sum in parts passes.
+    pub(crate) fn is_sum(self) -> bool {
+        match self {
+            Slot::P(op) => op == ReduceOp::Sum,
+            Slot::R | Slot::S(_) | Slot::Terms(_) | Slot::Ragged => false,
+        }
+    }
+
+    /// True for [`Slot::Ragged`].
+    pub(crate) fn is_ragged(self) -> bool {
+        match self {
+            Slot::Ragged => true,
+            Slot::R | Slot::S(_) | Slot::P(_) | Slot::Terms(_) => false,
+        }
+    }
+
+    /// The dim of a [`Slot::S`].
+    pub(crate) fn dim(self) -> Option<usize> {
+        match self {
+            Slot::S(dim) => Some(dim),
+            Slot::R | Slot::P(_) | Slot::Terms(_) | Slot::Ragged => None,
+        }
+    }
+
+    /// The form of the summation tree's leaves, of [`Slot::Terms`].
+    pub(crate) fn terms(self) -> Option<Leaf> {
+        match self {
+            Slot::Terms(leaf) => Some(leaf),
+            Slot::R | Slot::S(_) | Slot::P(_) | Slot::Ragged => None,
+        }
+    }
 }
 
 impl Axis {
@@ -95,7 +135,7 @@ impl Row {
     pub fn new(ins: impl IntoIterator<Item = Slot>, outs: impl IntoIterator<Item = Slot>) -> Row {
         let (ins, outs): (SmallVec<[Slot; 4]>, SmallVec<[Slot; 4]>) =
             (ins.into_iter().collect(), outs.into_iter().collect());
-        let by_bits = !ins.iter().chain(&outs).any(|s| *s == Slot::SUM);
+        let by_bits = !ins.iter().chain(&outs).any(|s| s.is_sum());
         Row { ins, outs, by_bits }
     }
 
@@ -105,6 +145,16 @@ impl Row {
     pub fn exact(mut self) -> Row {
         self.by_bits = true;
         self
+    }
+
+    /// True if some operand is [`Slot::Ragged`].
+    pub(crate) fn takes_ragged(&self) -> bool {
+        self.ins.iter().any(|s| s.is_ragged())
+    }
+
+    /// True if every operand and every result is [`Slot::R`].
+    pub(crate) fn is_replicated(&self) -> bool {
+        self.ins.iter().chain(&self.outs).all(|s| s.is_replicated())
     }
 
     /// The same slot everywhere, for `ins` operands and one result.

@@ -73,6 +73,10 @@ impl Op for Sum {
         g.set(0, dx);
         Ok(())
     }
+
+    fn adds(&self) -> bool {
+        true
+    }
 }
 
 /// `shape` with extent 1 at `dims`.

@@ -47,6 +47,8 @@ pub struct Program {
     pub values_len: usize,
     /// Which operands, results and incoming gradients the program reads.
     pub reads: SmallVec<[bool; 8]>,
+    /// Results that are constants to the derivative, as the operator says ([`Vjp::constant`]).
+    pub constants: SmallVec<[bool; 4]>,
 }
 
 /// The program being written: what [`Op::vjp`] gets.
@@ -69,6 +71,7 @@ pub struct Vjp<'a> {
     grads: SmallVec<[Option<Ref>; 4]>,
     answered: SmallVec<[bool; 4]>,
     reads: SmallVec<[bool; 8]>,
+    constants: SmallVec<[bool; 4]>,
 }
 
 impl<'a> Vjp<'a> {
@@ -88,6 +91,7 @@ impl<'a> Vjp<'a> {
             grads: SmallVec::from_elem(None, ins.len()),
             answered: SmallVec::from_elem(false, ins.len()),
             reads: SmallVec::from_elem(false, metas.len()),
+            constants: SmallVec::from_elem(false, outs.len()),
             metas,
         };
         op.vjp(&mut g)?;
@@ -205,6 +209,24 @@ impl<'a> Vjp<'a> {
         (0..self.ins_len).for_each(|i| self.none(i, why));
     }
 
+    /// Result `i` is a constant to the derivative, because of `why`: a gradient that comes for it is dropped.
+    pub fn constant(&mut self, i: usize, why: &'static str) {
+        debug_assert!(!why.is_empty());
+        self.constants[i] = true;
+    }
+
+    /// Says that the operator has no derivative, because of `why`: it stands in those of others only.
+    ///
+    /// # Errors
+    /// Always, if some gradient is wanted.
+    pub fn refuse(&mut self, why: &'static str) -> Result<()> {
+        if !self.needs.contains(&true) {
+            return Ok(());
+        }
+        let rule = format!("no derivative: {why}");
+        Err(Error::unsupported(self.op.name(), rule, format!("{:?}", self.op), "detach the operands"))
+    }
+
     /// Notes that the program reads a value, if it is an operand, a result or a gradient that came in.
     fn read(&mut self, value: Ref) {
         if let Some(read) = self.reads.get_mut(value.index()) {
@@ -222,7 +244,8 @@ impl<'a> Vjp<'a> {
                 "detach the operand",
             ));
         }
-        Ok(Program { steps: self.steps, grads: self.grads, values_len: self.metas.len(), reads: self.reads })
+        let Vjp { steps, grads, metas, reads, constants, .. } = self;
+        Ok(Program { steps, grads, values_len: metas.len(), reads, constants })
     }
 }
 

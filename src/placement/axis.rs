@@ -31,19 +31,38 @@ pub enum Placement {
 impl Placement {
     /// True for [`Placement::Replicate`].
     pub fn is_replicate(&self) -> bool {
-        matches!(self, Placement::Replicate)
+        match self {
+            Placement::Replicate => true,
+            Placement::Shard(_) | Placement::Partial(_) | Placement::RaggedShard { .. } => false,
+        }
     }
 
     /// True for [`Placement::Partial`] of any operation.
     pub fn is_partial(&self) -> bool {
-        matches!(self, Placement::Partial(_))
+        self.partial_op().is_some()
+    }
+
+    /// The operation of a [`Placement::Partial`].
+    pub(crate) fn partial_op(&self) -> Option<ReduceOp> {
+        match self {
+            Placement::Partial(op) => Some(*op),
+            Placement::Replicate | Placement::Shard(_) | Placement::RaggedShard { .. } => None,
+        }
     }
 
     /// The dim of a [`Placement::Shard`].
     pub fn shard_dim(&self) -> Option<usize> {
         match self {
             Placement::Shard(dim) => Some(*dim),
-            _ => None,
+            Placement::Replicate | Placement::Partial(_) | Placement::RaggedShard { .. } => None,
+        }
+    }
+
+    /// The number of blocks of each rank, of a [`Placement::RaggedShard`].
+    pub(crate) fn ragged_units(&self) -> Option<&[usize]> {
+        match self {
+            Placement::RaggedShard { units, .. } => Some(units),
+            Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => None,
         }
     }
 

@@ -114,9 +114,17 @@ impl Layout {
         self.placements.iter().all(Placement::is_replicate)
     }
 
+    /// The same layout with every `Partial` axis replicated.
+    pub(crate) fn reduced(&self) -> Layout {
+        let whole = |p: &Placement| if p.is_partial() { Placement::Replicate } else { p.clone() };
+        let placements: SmallVec<[Placement; 4]> = self.placements.iter().map(whole).collect();
+        let order = canonical(&placements, self.order.clone());
+        Layout { placements, order }
+    }
+
     /// The first ragged axis.
     pub fn ragged_axis(&self) -> Option<usize> {
-        self.placements.iter().position(|p| matches!(p, Placement::RaggedShard { .. }))
+        self.placements.iter().position(|p| p.ragged_units().is_some())
     }
 
     /// The place of `a` among the axes it shares dims with, directly or through others, 0 the outermost; `None` where

@@ -52,4 +52,6 @@ pub use layout::Layout;
 pub use mesh::Mesh;
 pub use region::{Block, Overlap, Region};
 pub use spec::Spec;
-pub use terms::{LEAF, Leaf, Node, Terms};
+pub use terms::{Node, Terms};
+
+pub use crate::tensor::{LEAF, Leaf};

@@ -141,18 +141,21 @@ impl Spec {
         debug_assert_eq!(coords.len(), self.mesh.ndim(), "one coordinate an axis");
         let mut start = Dims::from_elem(0, self.shape.len());
         let mut len = Dims::from_slice(&self.shape);
+        let mut ragged = None;
         for &a in self.layout.order() {
-            if let Placement::Shard(dim) = *self.layout.axis(a) {
-                let part = chunk(len[dim], self.mesh.axis_len(a), coords[a]);
-                start[dim] += part.start;
-                len[dim] = part.len();
+            match self.layout.axis(a) {
+                Placement::Shard(dim) => {
+                    let part = chunk(len[*dim], self.mesh.axis_len(a), coords[a]);
+                    start[*dim] += part.start;
+                    len[*dim] = part.len();
+                }
+                Placement::RaggedShard { dims, units } => ragged = Some((a, dims, units)),
+                Placement::Replicate | Placement::Partial(_) => {}
             }
         }
         // No axis splits the prefix inside the ragged one, so it comes last whatever the order of the others.
         let mut flat = None;
-        if let Some(a) = self.layout.ragged_axis()
-            && let Placement::RaggedShard { dims, units } = self.layout.axis(a)
-        {
+        if let Some((a, dims, units)) = ragged {
             let block = len[..*dims].iter().product::<usize>() / units.iter().sum::<usize>();
             let lo = block * units[..coords[a]].iter().sum::<usize>();
             let hi = lo + block * units[coords[a]];
@@ -180,8 +183,7 @@ impl Spec {
 
     fn check_ragged(&self, verb: &str, a: usize, dims: usize, units: &[usize]) -> Result<()> {
         let (axis, ranks) = (self.mesh.axis_name(a), self.mesh.axis_len(a));
-        let is_ragged = |p: &&Placement| matches!(p, Placement::RaggedShard { .. });
-        if self.layout.placements().iter().filter(is_ragged).count() > 1 {
+        if self.layout.placements().iter().filter(|p| p.ragged_units().is_some()).count() > 1 {
             return self.refuse(verb, "two axes are ragged", "make one of them a plain shard");
         }
         if dims == 0 || dims > self.shape.len() {

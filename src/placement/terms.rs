@@ -12,19 +12,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{Block, Layout, Mesh, Spec};
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Shape};
-
-/// The widest leaf of the summation tree.
-pub const LEAF: usize = 32;
-
-/// What the tree does below ranges of [`LEAF`] indices of the innermost dim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Leaf {
-    /// Neighbours are added, then the sums of neighbours, and so on: any range consists of nodes.
-    Pairs,
-    /// One chain of fused multiply-adds in ascending order, as in a matrix product: it cannot be cut.
-    Chain,
-}
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
 
 /// The terms of a sum in parts, and who has added up which.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -41,9 +29,9 @@ pub struct Terms {
 
 /// A node of the summation tree: single indices of the outer dims, a range of one dim, all of the inner ones.
 ///
-/// The outermost dim's range `[a, b)` is halved at `a + ceil((b - a) / 2)` down to single indices, then the next dim's;
-/// the innermost one's down to leaves of at most [`LEAF`], which continue as [`Leaf`] says. What lies below a node depends
-/// on its lengths alone, so evaluated apart it has the bits that it has inside the whole.
+/// The outermost dim's range is split ([`Split`]) down to single indices, then the next dim's; the innermost one's down to
+/// leaves, which continue as [`Leaf`] says. What lies below a node depends on its lengths alone, so evaluated apart it has
+/// the bits that it has inside the whole.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Node {
     /// The first index.
@@ -221,7 +209,7 @@ impl Terms {
         self.layout.ragged_axis().is_some_and(|a| self.layout.axis(a).split_dims().len() > 1)
     }
 
-    /// What the tree does below [`LEAF`] indices of dim `d`: nothing but of the innermost.
+    /// The form of the leaves of dim `d`; only the innermost has any.
     fn leaf_of(&self, d: usize) -> Option<Leaf> {
         (d + 1 == self.extents.len()).then_some(self.leaf)
     }
@@ -325,11 +313,7 @@ fn cover(at: Range<usize>, held: &[Range<usize>], leaf: Option<Leaf>, out: &mut 
 
 /// How many of `n` indices, at least 2, go to the left; none of a leaf that cannot be cut.
 fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
-    match leaf {
-        Some(Leaf::Pairs) if n <= LEAF => Some(n.next_power_of_two() / 2),
-        Some(Leaf::Chain) if n <= LEAF => None,
-        _ => Some(n.div_ceil(2)),
-    }
+    leaf.map_or(Some(Split::Halves.left_of(n)), |leaf| leaf.left_of(Split::Halves, n))
 }
 
 /// Appends the largest nodes at or below `node` that lie inside the blocks; false where they cut a leaf.

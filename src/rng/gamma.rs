@@ -58,7 +58,7 @@ fn is_sound(x: f64) -> bool {
 }
 
 /// f32 and f64, which gamma numbers are computed in.
-pub(super) trait Gammas: Sampled<Wide = Self> {
+pub(crate) trait Gammas: Sampled<Wide = Self> {
     /// [`gamma`], checked.
     fn gamma<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [T]);
     /// [`gamma_each`], checked.

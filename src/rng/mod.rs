@@ -2,7 +2,7 @@
 //!
 //! A [`Generator`] is an explicit value that counts draws, one per random operator. Every rank runs the same program,
 //! so every rank counts alike and no rank asks another: nothing here communicates. A [`Draw`] names one operator's
-//! numbers, and the fills ([`uniform`], [`normal`], [`dropout`], …; [`Distribution`] and [`Init`] name them as values)
+//! numbers, and the fills ([`uniform`], [`normal`], [`gamma`](gamma()), …; [`Distribution`] and [`Init`] name them as values)
 //! compute any range of them, given the *global* linear (row-major) index of its first element, or many at once
 //! ([`Stretches`]). However a tensor is cut, each element gets the same bits, on every CPU, vector width and CUDA device
 //! ([`Distribution::fill_tensor`]).
@@ -31,12 +31,12 @@ pub(crate) mod cuda;
 mod distribution;
 mod draw;
 mod drawn;
-mod dropout;
 mod fill;
 mod gamma;
 mod generator;
 mod init;
 mod integers;
+mod keep;
 mod orthogonal;
 mod permutation;
 pub mod philox;
@@ -51,13 +51,14 @@ pub use continuous::{exponential, exponential_each, log_normal, uniform_between}
 pub use distribution::Distribution;
 pub use draw::Draw;
 pub use drawn::Drawn;
-pub use dropout::{bernoulli, bernoulli_each, dropout, dropout_in_place, keep, keep_threshold};
 pub use fill::{Real, bits32, bits64, normal, uniform};
 pub use gamma::{gamma, gamma_each};
 pub use generator::{Generator, GeneratorState};
 pub use init::{Fans, Init, InitValues};
 pub use integers::{Integer, uniform_int};
+pub use keep::{bernoulli, bernoulli_each, keep, keep_threshold};
 pub use permutation::Permutation;
 pub use poisson::{Count, poisson, poisson_each};
+pub(crate) use sample::{Sink, drive};
 pub use stream::Stream;
 pub use stretches::{Indices, Stretches};

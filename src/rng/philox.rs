@@ -19,7 +19,7 @@ pub fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 
 /// `N` consecutive blocks, each as its words 0 and 1, then its words 2 and 3, the earlier word in the low half.
 #[repr(C, align(64))]
-pub(super) struct Blocks<const N: usize>(pub(super) [[u64; 2]; N]);
+pub(crate) struct Blocks<const N: usize>(pub(super) [[u64; 2]; N]);
 
 impl<const N: usize> Blocks<N> {
     /// The blocks from index `first` on (wrapping), with `high` in the counter's upper half. Vectorises over blocks.
@@ -34,7 +34,7 @@ impl<const N: usize> Blocks<N> {
 
     /// All words, in order.
     #[inline(always)]
-    pub(super) fn words(&mut self) -> &[u32] {
+    pub(crate) fn words(&mut self) -> &[u32] {
         let pairs = self.0.as_flattened_mut();
         if cfg!(target_endian = "big") {
             pairs.iter_mut().for_each(|pair| *pair = pair.rotate_left(32));

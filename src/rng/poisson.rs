@@ -102,7 +102,7 @@ fn is_rate(x: f64) -> bool {
 }
 
 /// How counts become elements.
-pub(super) trait Counted: Sized {
+pub(crate) trait Counted: Sized {
     /// Converts.
     fn put(counts: &[f64], out: &mut [Self]);
 }

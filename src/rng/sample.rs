@@ -18,7 +18,7 @@ use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
 const CHUNK: usize = 32;
 
 /// What a range's blocks are turned into.
-pub(super) trait Sink {
+pub(crate) trait Sink {
     /// Elements that read one block.
     const PER_BLOCK: usize;
     /// Takes elements `skip..skip + len` of these blocks as elements `at..at + len` of the output.
@@ -26,7 +26,7 @@ pub(super) trait Sink {
 }
 
 /// Feeds `sink` the first `len` elements at these indices, of a draw's attempt.
-pub(super) fn drive<S: Sink>(draw: Draw, attempt: u16, at: Stretches<'_>, len: usize, sink: S) {
+pub(crate) fn drive<S: Sink>(draw: Draw, attempt: u16, at: Stretches<'_>, len: usize, sink: S) {
     let (key, high) = (draw.key(), draw.counter_high(attempt));
     dispatch(Drive { key, high, at, len, sink });
 }
@@ -81,7 +81,7 @@ impl<S: Sink> Drive<'_, S> {
 }
 
 /// A distribution: the numbers of a chunk of blocks, in f32 (four a block) or f64 (two a block).
-pub(super) trait Distribution: Copy {
+pub(crate) trait Distribution: Copy {
     /// The 32-bit draw.
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]);
     /// The 64-bit draw.
@@ -204,7 +204,7 @@ pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
 }
 
 /// What sampling needs of an element type, besides [`Float`].
-pub(super) trait Sampled: Float + Counted {
+pub(crate) trait Sampled: Float + Counted {
     /// f32, or f64 for f64: `Acc`, known to be sampled itself.
     type Wide: Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>;
     /// Writes the numbers at these global indices.

@@ -137,7 +137,7 @@ struct Stretch {
 }
 
 /// The stretches that stand behind [`Indices`].
-pub(super) trait Named: Copy {
+pub(crate) trait Named: Copy {
     /// Them.
     fn stretches(&self) -> Stretches<'_>;
 }

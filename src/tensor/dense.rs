@@ -358,12 +358,12 @@ impl Tensor {
     }
 
     /// [`Tensor::contiguous`] for the processor's own kernels.
-    pub(super) fn packed(&self) -> Tensor {
+    pub(crate) fn packed(&self) -> Tensor {
         if self.is_contiguous() { self.clone() } else { self.packed_copy() }
     }
 
     /// A contiguous copy in the processor's memory, where this tensor is.
-    pub(super) fn packed_copy(&self) -> Tensor {
+    pub(crate) fn packed_copy(&self) -> Tensor {
         for_dtype!(any self.dtype, T => {
             let mut out = Tensor::stale(self.dtype, self.shape.clone());
             let strides = out.strides.clone();

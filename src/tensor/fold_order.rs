@@ -1,4 +1,6 @@
-//! The order in which parts that several members hold are folded into one.
+//! The order in which the parts of several operands are folded into one.
+
+use super::Split;
 
 /// One step of a fold, on a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +54,7 @@ impl FoldOrder {
             if to - from == 1 {
                 return out.push(FoldStep::Push { member: from, node: 0 });
             }
-            let mid = from + (to - from).div_ceil(2);
+            let mid = Split::Halves.mid(from, to);
             steps(from, mid, out);
             steps(mid, to, out);
             out.push(FoldStep::Join);

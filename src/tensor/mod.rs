@@ -18,6 +18,7 @@ pub mod meta;
 mod reduce_op;
 mod shape;
 pub mod storage;
+mod summation;
 mod views;
 
 pub use dense::Tensor;
@@ -27,3 +28,4 @@ pub use dtype::{DType, Element, Float, Scalar};
 pub use fold_order::{FoldOrder, FoldStep};
 pub use reduce_op::ReduceOp;
 pub use shape::{Dims, Shape};
+pub use summation::{LEAF, Leaf, Split};

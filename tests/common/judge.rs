@@ -1,9 +1,6 @@
 //! Whether rows hold by bits: what `rules_exact` asks of every operator.
 
-use isoshard::ops::{
-    Attention, AttentionGrad, Axis, Fill, Max, Meta, Op, Row, Sample, Slot, Tensors, Window, Windows,
-    eval_whole,
-};
+use isoshard::ops::{Axis, Fill, Meta, Op, Row, Sample, Slot, Tensors, Window, Windows, eval_whole};
 use isoshard::placement::{Layout, Mesh, Node, Placement, Region, Spec, Terms};
 use isoshard::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
@@ -92,18 +89,12 @@ fn smallest(dtype: DType) -> f64 {
 
 /// Makes statistics fit what they are statistics of: an exponential of their distance must not be infinite everywhere.
 fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
-    if let Some(&AttentionGrad { scale, p, q_offset, draw }) = op.as_any().downcast_ref() {
-        let outs = eval_whole(&Attention { scale, p, q_offset, draw }, &ins[..3])
-            .expect("the operands are attention's");
-        ins[3..5].clone_from_slice(&outs);
+    let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
+    for statistic in op.statistics(&metas) {
+        let of: Vec<Tensor> = statistic.of.iter().map(|&i| ins[i].clone()).collect();
+        let outs = eval_whole(statistic.op.as_ref(), &of).expect("the operands are that operator's");
+        ins[statistic.operand] = outs[statistic.result].clone();
     }
-    let maximum = match op.name() {
-        "sum_exp" => 1,
-        "cross_entropy_grad" => 2,
-        _ => return,
-    };
-    let max = Max { dims: [ins[0].shape().len() - 1].into_iter().collect(), keep: true };
-    ins[maximum] = eval_whole(&max, &ins[..1]).expect("logits have a last dim").swap_remove(0);
 }
 
 /// One row an axis.

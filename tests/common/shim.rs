@@ -98,7 +98,6 @@ pub fn device() -> Option<Device> {
         }),
     });
     if found.is_none() {
-        SKIPPED.fetch_add(1, Ordering::Relaxed);
         // Written past the harness, which keeps the output of tests that pass.
         let _ = writeln!(std::io::stderr(), "SKIPPED (no C++ compiler)");
     }
@@ -117,11 +116,6 @@ pub fn own_device(settings: Settings) -> Option<(Device, Arc<Shim>)> {
     install(index, settings).map(|shim| (Device::Cuda(index), shim))
 }
 
-/// How often a test asked for a device and there was none.
-pub fn skipped_len() -> usize {
-    SKIPPED.load(Ordering::Relaxed)
-}
-
 /// Runs `f` with every launch of this thread in this order, on any shim.
 pub fn with_order<T>(order: Order, f: impl FnOnce() -> T) -> T {
     struct Reset(Option<Order>);
@@ -135,7 +129,6 @@ pub fn with_order<T>(order: Order, f: impl FnOnce() -> T) -> T {
 }
 
 static SHIM: OnceLock<Arc<Shim>> = OnceLock::new();
-static SKIPPED: AtomicUsize = AtomicUsize::new(0);
 thread_local!(static ORDER: Cell<Option<Order>> = const { Cell::new(None) });
 
 fn install(index: usize, settings: Settings) -> Option<Arc<Shim>> {
@@ -154,7 +147,7 @@ pub struct Shim {
     facts: Facts,
     compiler: Compiler,
     late: AtomicBool,
-    order: Mutex<Order>,
+    order: Order,
     launches: AtomicU64,
     memory: Mutex<Memory>,
     queue: Mutex<Queue>,
@@ -189,7 +182,7 @@ impl Shim {
             facts,
             compiler,
             late: AtomicBool::new(false),
-            order: Mutex::new(settings.order),
+            order: settings.order,
             launches: AtomicU64::new(0),
             memory: Mutex::default(),
             queue: Mutex::new(Queue::new(0)),
@@ -200,11 +193,6 @@ impl Shim {
         };
         shim.set_streams(settings.streams);
         Some(Arc::new(shim))
-    }
-
-    /// Sets the order of launches to come, where [`with_order`] does not.
-    pub fn set_order(&self, order: Order) {
-        *lock(&self.order) = order;
     }
 
     /// Sets when work to come runs; what waits runs now.

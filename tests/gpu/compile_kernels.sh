@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Compiles every kernels/*.cu with nvcc, for Ampere and Hopper, warnings as errors, on a machine without a GPU.
+# Compiles every CUDA source that the crate embeds with nvcc, for Ampere and Hopper, warnings as errors, on a machine without a
+# GPU. The sources are those of kernels/ and those that the crate makes from formulas: examples/kernel_sources.rs writes both.
 #
-#   tests/gpu/compile_kernels.sh [FILE.cu ...]      all of kernels/ without arguments
+#   tests/gpu/compile_kernels.sh [NAME.cu ...]      all of them without arguments
 #
 # A table of every kernel's registers, stack, spills and static shared memory goes to target/gpu/kernels.tsv, the
 # busiest ones to standard output. A kernel that spills, or has a stack frame (which is local memory, off the chip),
@@ -11,15 +12,16 @@ cd "$(dirname "$0")/../.."
 
 architectures=(80 90)
 out=${CARGO_TARGET_DIR:-target}/gpu/nvcc
+sources=${CARGO_TARGET_DIR:-target}/gpu/sources
 allowed=tests/gpu/spills.txt
 
 compile() {
   local file=$1 arch=$2 stem log
-  stem=$out/$(basename "$file" .cu).sm_$arch
+  stem=$out/${file%.cu}.sm_$arch
   log=$stem.log
   # As the crate compiles them: no contraction, IEEE division and root, subnormals kept, no header but ours.
   if ! "$NVCC" -cubin -arch="sm_$arch" -std=c++17 --fmad=false --ftz=false --prec-div=true --prec-sqrt=true \
-    -Werror all-warnings -Xptxas -v -I kernels "$file" -o "$stem.cubin" >"$log" 2>&1; then
+    -Werror all-warnings -Xptxas -v -I "$sources" "$sources/$file" -o "$stem.cubin" >"$log" 2>&1; then
     echo "FAILED: $file for sm_$arch"
     grep -v '^ptxas info' "$log" || true
     return 1
@@ -63,13 +65,14 @@ over() {
 }
 
 NVCC=${NVCC:-$(tests/gpu/toolchain.sh)/bin/nvcc}
-export NVCC out
+export NVCC out sources
 export -f compile
-rm -rf "$out"
+rm -rf "$out" "$sources"
 mkdir -p "$out"
+cargo run --quiet --example kernel_sources -- "$sources"
 files=("$@")
-[ $# -gt 0 ] || mapfile -t files < <(find kernels -name '*.cu' | sort)
-[ ${#files[@]} -gt 0 ] || { echo "no kernels/*.cu to compile"; exit 1; }
+[ $# -gt 0 ] || mapfile -t files < <(cd "$sources" && ls -- *.cu)
+[ ${#files[@]} -gt 0 ] || { echo "no sources to compile"; exit 1; }
 for arch in "${architectures[@]}"; do
   for file in "${files[@]}"; do printf '%s %s\n' "$file" "$arch"; done
 done | xargs -P "$(nproc)" -n 2 bash -c 'compile "$@"' compile

@@ -6,21 +6,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-# Suites that run on the device (tests/gpu/run.sh says how); cuda_* are found.
-suites=(gpu nccl equivalence programs redistribute exact train rng_layouts regressions)
+# Programs that run on the device (tests/gpu/run.sh says how).
+wanted=(--test suite --test gpu --test nccl)
 limit_bytes=$((60 << 20))
 pack=.gpu
 features=cuda
 grep -q '^nccl *=' Cargo.toml && features=cuda,nccl
-
-for file in tests/cuda_*.rs; do
-  # The shim's own tests have nothing to do with a device.
-  [ "$file" = tests/cuda_shim.rs ] || suites+=("$(basename "$file" .rs)")
-done
-wanted=()
-for suite in "${suites[@]}"; do
-  if [ -e "tests/$suite.rs" ] || [ -e "tests/$suite/main.rs" ]; then wanted+=(--test "$suite"); fi
-done
 
 rm -rf "$pack"
 mkdir -p "$pack/bin"

@@ -64,14 +64,19 @@ sum_of() { grep -oE "[0-9]+ $1" "$2" | awk '{ n += $1 } END { print n + 0 }'; }
 wants() { [[ $parts == *" $1 "* ]]; }
 has() { [ -x "./$1" ]; }
 
+# The modules of the suite that test kernels; those of the shim itself have nothing to do with a device.
+kernel_suites() {
+  has suite && ./suite --list 2>/dev/null | sed -n 's/^\(cuda_[a-z_]*\)::.*/\1/p' | sort -u | grep -v '^cuda_shim$'
+}
+
 # One after the other what times itself, side by side what only tests.
 tests() {
   has unit && part unit 30 ./unit cuda::
   has gpu && part gpu 60 ./gpu
-  for suite in cuda_*; do has "$suite" && part "$suite" 140 "./$suite" & done
+  for suite in $(kernel_suites); do part "$suite" 140 ./suite "$suite::" & done
   export ISOSHARD_TEST_DEVICE=cuda
   for suite in equivalence programs redistribute exact train rng_layouts regressions; do
-    has "$suite" && part "$suite on cuda" 140 "./$suite" &
+    has suite && part "$suite on cuda" 140 ./suite "$suite::" &
   done
   wait
   unset ISOSHARD_TEST_DEVICE
@@ -131,8 +136,8 @@ sanitizer() {
     return
   fi
   for tool in memcheck racecheck; do
-    for suite in cuda_*; do
-      has "$suite" && part "$tool $suite" $(($(left) / 2)) "$check" --tool "$tool" --error-exitcode 9 "./$suite" --test-threads=1 &
+    for suite in $(kernel_suites); do
+      part "$tool $suite" $(($(left) / 2)) "$check" --tool "$tool" --error-exitcode 9 ./suite "$suite::" --test-threads=1 &
     done
     wait
     for row in "$work/logs/$tool "*.row; do

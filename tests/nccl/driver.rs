@@ -14,7 +14,7 @@ use isoshard::tensor::cuda::{
     self, Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program,
 };
 
-use crate::common::shim::{Settings, Shim, Streams};
+use crate::shim::{Settings, Shim, Streams};
 
 /// How many devices there are at most.
 pub const DEVICES: usize = 5;

@@ -71,7 +71,7 @@ fn largest(spec: &Spec) -> usize {
             (0..units.len()).max_by_key(|&i| units[i]).expect("an axis has ranks")
         }
         // The first chunks are the longest.
-        _ => 0,
+        Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => 0,
     });
     spec.local_shape_at(&at.collect::<Dims>()).numel()
 }

@@ -2,8 +2,7 @@
 
 use std::ops::Add;
 
-use super::super::price::peers;
-use crate::comm::{self, Network};
+use crate::comm::{self, Grid, Network, Peers};
 use crate::placement::Mesh;
 
 /// The cost of steps, added up; less is better. Among equals in time fewer calls win, then fewer steps.
@@ -49,6 +48,14 @@ impl Add for Cost {
             calls: self.calls + other.calls,
             steps: self.steps + other.steps,
         }
+    }
+}
+
+/// How near the ranks along `axes` are to each other.
+pub(in crate::dtensor) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) -> Peers {
+    match mesh.strides() {
+        Some((base, all)) => network.peers(&Grid { base, axes: &all }, axes),
+        None => network.far_peers(axes.iter().map(|&a| mesh.axis_len(a)).product()),
     }
 }
 

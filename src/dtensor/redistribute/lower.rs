@@ -10,7 +10,7 @@ use super::redistribution::{Act, Redistribution, Step, Way};
 use crate::comm::{Group, Reduce};
 use crate::error::Result;
 use crate::placement::Spec;
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Split};
 
 /// A step that can be run.
 #[derive(Debug)]
@@ -182,12 +182,12 @@ fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> Order {
     Order { steps: Arc::new(nested(&lens)), beside: from.nodes_len_at(from.mesh.coords()) }
 }
 
-/// One part each of members row-major over `lens`, folded by halving `[a, b)` at `a + ceil((b - a) / 2)` along the first,
+/// One part each of members row-major over `lens`, split by the rule of all sums along the first,
 /// below single indices along the next.
 fn nested(lens: &[usize]) -> FoldOrder {
     fn fold(lens: &[usize], base: usize, from: usize, to: usize, steps: &mut Vec<FoldStep>) {
         if to - from > 1 {
-            let mid = from + (to - from).div_ceil(2);
+            let mid = Split::Halves.mid(from, to);
             fold(lens, base, from, mid, steps);
             fold(lens, base, mid, to, steps);
             return steps.push(FoldStep::Join);

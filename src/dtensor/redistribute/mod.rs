@@ -23,6 +23,7 @@ mod exhaustive;
 #[cfg(test)]
 mod tests;
 
+pub(super) use cost::peers;
 pub use redistribution::Redistribution;
 pub(crate) use run::Move;
-pub(super) use run::{InFlight, Underway, find};
+pub(super) use run::{InFlight, find};

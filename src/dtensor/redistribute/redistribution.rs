@@ -229,7 +229,7 @@ impl Planning {
     }
 
     fn share(&mut self, a: usize, placement: &Placement) -> Result<()> {
-        let Placement::Partial(op) = *placement else { unreachable!("called for axes that open") };
+        let op = placement.partial_op().expect("called for axes that open");
         let mut placements = self.cur.layout.placements().to_vec();
         placements[a] = placement.clone();
         let layout = Layout::new(placements).with_order(self.cur.layout.order())?;
@@ -239,10 +239,7 @@ impl Planning {
     }
 
     fn op(&self, axes: &[usize]) -> ReduceOp {
-        match *self.cur.layout.axis(axes[0]) {
-            Placement::Partial(op) => op,
-            _ => unreachable!("called for partial axes"),
-        }
+        self.cur.layout.axis(axes[0]).partial_op().expect("called for partial axes")
     }
 
     /// The elements of `to` that this rank holds already.
@@ -309,8 +306,8 @@ fn way(cur: &Spec, to: &Spec, axes: &[usize]) -> Way {
                 let hot = units.iter().position(|&n| n > 0);
                 hot.filter(|_| units.iter().filter(|&&n| n > 0).count() == 1)
             }
-            Placement::Shard(d) if cur.shape[*d] == 1 => Some(0),
-            _ => None,
+            Placement::Shard(d) => (cur.shape[*d] == 1).then_some(0),
+            Placement::Replicate | Placement::Partial(_) => None,
         },
         _ => None,
     };

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::super::device_mesh::DeviceMesh;
@@ -38,10 +39,18 @@ pub(in crate::dtensor) enum Flight {
     Waiting { plan: Rc<Move>, stage: usize, coming: Coming, local: Tensor },
 }
 
+/// What a mesh keeps of its redistributions.
+#[derive(Default)]
+struct Moves {
+    /// By the numbers of the facts before and after.
+    planned: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
+    underway: Underway,
+}
+
 /// A rank's redistributions with calls that have not begun, in the order in which they were started: their calls begin in
 /// that order too, in whatever order they are waited for.
 #[derive(Default)]
-pub(in crate::dtensor) struct Underway(RefCell<Vec<Weak<RefCell<Flight>>>>);
+struct Underway(RefCell<Vec<Weak<RefCell<Flight>>>>);
 
 /// What a call on its way will bring.
 pub(in crate::dtensor) enum Coming {
@@ -54,11 +63,12 @@ pub(in crate::dtensor) enum Coming {
 /// The move from `src` to `dst`, planned at the first call.
 pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &Facts, dst: &Facts) -> Result<Rc<Move>> {
     let key = (src.id, dst.id);
-    if let Some(m) = mesh.0.moves.borrow().get(&key) {
+    let moves: &Moves = mesh.0.moves.of();
+    if let Some(m) = moves.planned.borrow().get(&key) {
         return Ok(m.clone());
     }
     let m = Rc::new(Move::new(mesh, Redistribution::over(mesh.rank().network(), src.spec(), dst.spec())?)?);
-    mesh.0.moves.borrow_mut().insert(key, m.clone());
+    moves.planned.borrow_mut().insert(key, m.clone());
     Ok(m)
 }
 
@@ -91,7 +101,7 @@ impl Move {
             return Ok(InFlight::Last(flight));
         }
         let flight = Rc::new(RefCell::new(flight));
-        mesh.0.underway.0.borrow_mut().push(Rc::downgrade(&flight));
+        mesh.0.moves.of::<Moves>().underway.0.borrow_mut().push(Rc::downgrade(&flight));
         Ok(InFlight::More(flight))
     }
 
@@ -143,7 +153,7 @@ impl InFlight {
             InFlight::Last(flight) => return flight.finish(mesh),
             InFlight::More(flight) => flight,
         };
-        for earlier in mesh.0.underway.before(&flight) {
+        for earlier in mesh.0.moves.of::<Moves>().underway.before(&flight) {
             let done = earlier.replace(Flight::away()).finish(mesh);
             earlier.replace(Flight::Done(done));
         }

@@ -134,7 +134,7 @@ struct From {
 
 impl<'a> Search<'a> {
     fn new(src: &'a Spec, target: &'a Layout, prices: Prices<'a>, plain: Dims, tree: Dims) -> Search<'a> {
-        let sums = plain.iter().any(|&a| *src.layout.axis(a) == Placement::Partial(ReduceOp::Sum));
+        let sums = plain.iter().any(|&a| src.layout.axis(a).partial_op() == Some(ReduceOp::Sum));
         let places = places(&src.mesh, [&src.layout, target]);
         let plain_bits = (1 << plain.len()) - 1;
         let axes: Dims = plain.into_iter().chain(tree).collect();

@@ -52,8 +52,11 @@ pub(super) fn places(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
             some.push(n / 2);
         }
         for layout in ends {
-            if let Placement::RaggedShard { units, .. } = layout.axis(a) {
-                some.extend((0..n).max_by_key(|&i| (units[i], std::cmp::Reverse(i))));
+            match layout.axis(a) {
+                Placement::RaggedShard { units, .. } => {
+                    some.extend((0..n).max_by_key(|&i| (units[i], std::cmp::Reverse(i))));
+                }
+                Placement::Replicate | Placement::Shard(_) | Placement::Partial(_) => {}
             }
         }
         some.sort_unstable();

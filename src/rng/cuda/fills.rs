@@ -5,11 +5,10 @@ use bytemuck::NoUninit;
 use super::place::{DrawArg, Place, run_over};
 use crate::error::Result;
 use crate::placement::Region;
-use crate::rng::dropout::keep_threshold;
 use crate::rng::integers::{Words, words_of};
 use crate::rng::permutation::ROUNDS;
 use crate::rng::poisson::{LARGE, Sums};
-use crate::rng::{Distribution, Draw, Permutation};
+use crate::rng::{Distribution, Draw, Permutation, keep_threshold};
 use crate::tensor::cuda::{Gpu, Launch};
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
 
@@ -32,7 +31,7 @@ pub(in crate::rng) fn fill(
 }
 
 /// Writes the elements of `region` of a permutation into `out`, its storage on a device, which nobody shares.
-pub(in crate::rng) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> Result<()> {
+pub(crate) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> Result<()> {
     let gpu = Gpu::of(out)?;
     let global = Shape::from([order.len() as usize]);
     for place in Place::all(region, &global, 1)? {

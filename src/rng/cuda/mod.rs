@@ -6,11 +6,9 @@
 //!
 //! Orthogonal matrices are made on the host, as every element depends on all others, and copied.
 
-mod each;
 mod fills;
 mod place;
-mod rows;
 
-pub(crate) use each::{Parameters, draw_each, dropout};
-pub(super) use fills::{fill, order};
-pub(crate) use rows::{multinomial, shuffle};
+pub(super) use fills::fill;
+pub(crate) use fills::order;
+pub(crate) use place::{DrawArg, Place, run_over};

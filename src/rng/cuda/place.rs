@@ -18,7 +18,7 @@ const DIMS: usize = 7;
 /// `struct Place` of `kernels/random.cuh`: a box whose elements are contiguous in local storage.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
-pub(super) struct Place {
+pub(crate) struct Place {
     first: u64,
     offset: u64,
     run: u64,
@@ -35,7 +35,7 @@ pub(super) struct Place {
 /// `struct Draw` of `kernels/philox.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
-pub(super) struct DrawArg {
+pub(crate) struct DrawArg {
     key: [u32; 2],
     high: u64,
 }
@@ -123,7 +123,7 @@ fn magic_of(units: u64) -> (u32, u32) {
 }
 
 /// Runs a kernel on a thread for each of `units`.
-pub(super) fn run_over(launch: Launch<'_>, gpu: &Gpu, units: u64) -> Result<()> {
+pub(crate) fn run_over(launch: Launch<'_>, gpu: &Gpu, units: u64) -> Result<()> {
     let wanted = units.div_ceil(u64::from(THREADS));
     launch.run(wanted.min(u64::from(gpu.multiprocessors() * BLOCKS)) as u32, THREADS, 0)
 }

@@ -4,26 +4,18 @@
 //! beside it, nor on the instruction set. All are single-threaded, for ranks are threads, but for products where
 //! [`with_threads`] allows more.
 
-mod argmax;
-mod attention;
-mod attention_backward;
-mod attention_block;
 mod cast;
 mod copy;
 mod gemm;
 mod map;
 mod nest;
-mod norm;
 mod pointwise;
 mod real;
 mod reduce;
-mod rotary;
+mod rows;
 pub mod simd;
-mod softmax;
 mod tree;
 
-pub use argmax::argmax;
-pub use attention::{AttentionDropout, CausalAttention};
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
 pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
@@ -31,13 +23,11 @@ pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_t
 pub use map::map2;
 pub use map::{each, map, map1};
 pub use nest::Nest;
-pub use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use pointwise::{
     Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_alike, select,
 };
 pub use real::{Lane, Num, Real, is_nan};
 pub use reduce::{reduce, reduce_wide};
-pub use rotary::Rotation;
+pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
-pub use softmax::{RowBody, log_softmax, log_softmax_backward, over_rows, softmax, softmax_backward};
-pub use tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges, row_max};
+pub use tree::{Fold, Max, Min, RowTree, Sum, merges, row_max};

@@ -4,10 +4,10 @@ use super::cast::cast;
 use super::pointwise::for_num;
 use super::real::Num;
 use super::simd::{Kernel, dispatch};
-use super::tree::{Fold, LEAF, Max, Min, RowTree, Sum, merges};
+use super::tree::{Fold, Max, Min, RowTree, Sum, merges};
 use super::{Nest, as_elements_mut};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Dims, ReduceOp, Shape, Tensor, for_dtype};
+use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype};
 
 /// `x` reduced over `dims`, which stay as extents of 1 where `keep_dims`.
 ///

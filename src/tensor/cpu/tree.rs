@@ -1,7 +1,7 @@
 //! The summation tree: a function of the reduced extents alone.
 //!
-//! Reduced dims are taken outermost first. A dim's range `[a, b)` is halved at `a + ceil((b - a) / 2)`; outer dims down to
-//! single indices, the innermost one down to *leaves* of at most 32. Within a leaf neighbours are added: elements 0
+//! Reduced dims are taken outermost first. A dim's range is split by the one rule ([`Split::Halves`]); outer dims down to
+//! single indices, the innermost one down to *leaves* of at most [`LEAF`]. Within a leaf neighbours are added: elements 0
 //! and 1, 2 and 3, …, then those sums in the same way; what has no neighbour is passed on unchanged. So a leaf is
 //! itself a tree, and any aligned power-of-two part of it is one of its nodes.
 //!
@@ -11,9 +11,7 @@
 //! entries that are whole blocks of columns, that vectorises too.
 
 use super::real::Num;
-
-/// The widest leaf.
-pub const LEAF: usize = 32;
+use crate::tensor::{LEAF, Split};
 
 /// How two nodes become one.
 pub trait Fold<T>: Copy {
@@ -96,10 +94,7 @@ const GROUP: usize = 16;
 impl<T: Num> RowTree<T> {
     /// The tree over `len` elements.
     pub fn new(len: usize) -> Self {
-        let mut depth = 0;
-        while len.div_ceil(1 << depth) > LEAF {
-            depth += 1;
-        }
+        let depth = Split::Halves.depth(len, LEAF);
         let mut slots = Vec::with_capacity(1 << depth);
         place(0, len, depth, &mut slots);
         let full = slots.iter().all(|s| s.1 == LEAF);
@@ -174,7 +169,7 @@ pub fn row_max<T: Num>(row: &[T]) -> T {
 pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
     fn fill(a: usize, b: usize, leaf: usize, list: &mut [u8]) {
         if b - a > leaf {
-            let mid = a + (b - a).div_ceil(2);
+            let mid = Split::Halves.mid(a, b);
             fill(a, mid, leaf, list);
             fill(mid, b, leaf, list);
             list[b - 1] += 1;
@@ -194,9 +189,9 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
     list
 }
 
-fn place(a: usize, b: usize, depth: usize, slots: &mut Vec<(usize, usize)>) {
+fn place(a: usize, b: usize, depth: u32, slots: &mut Vec<(usize, usize)>) {
     if b - a > LEAF {
-        let mid = a + (b - a).div_ceil(2);
+        let mid = Split::Halves.mid(a, b);
         place(a, mid, depth - 1, slots);
         place(mid, b, depth - 1, slots);
         return;

@@ -39,7 +39,7 @@ const RULES: &[Rule] = &[
 
 /// The numbers of operators that take indices.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Code {
+pub(crate) enum Code {
     Embedding = 400,
     EmbeddingGrad,
     Gather,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::device::{self, CudaDevice};
-use super::driver::DriverResult;
+use super::driver::{DriverResult, Facts};
 use super::launch::{Kernel, Launch, symbol};
 use super::memory::{Block, MemoryStats};
 use super::sources::Source;
@@ -72,13 +72,13 @@ impl Gpu {
 
     /// The number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
-        self.stream().device.driver.facts().multiprocessors
+        self.facts().multiprocessors
     }
 
     /// The dynamic shared memory of a block, in bytes, beside what kernels of rows have for themselves.
     pub(super) fn shared_bytes(&self) -> usize {
         const THEIR_OWN: usize = 4 << 10;
-        self.stream().device.driver.facts().shared_bytes.saturating_sub(THEIR_OWN)
+        self.facts().shared_bytes.saturating_sub(THEIR_OWN)
     }
 
     /// Waits until all this rank has put on the device is done.
@@ -143,6 +143,11 @@ impl Gpu {
             }
         };
         Ok(Launch::new(self, kernel))
+    }
+
+    /// What the driver says of the device.
+    pub(crate) fn facts(&self) -> &Facts {
+        self.stream().device.driver.facts()
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {

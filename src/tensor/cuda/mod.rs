@@ -7,36 +7,28 @@
 //!
 //! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
 
-mod attention;
 mod blas;
 mod copy;
 mod device;
 mod driver;
-mod fault;
+pub(crate) mod fault;
 mod fold;
 mod gemm;
 mod gpu;
-mod index;
 mod launch;
-mod loss;
 mod map;
 mod memory;
 mod module;
-mod norm;
 #[cfg(feature = "cuda")]
 pub mod nvidia;
-mod optim;
-mod reduce;
-mod rotary;
+pub(crate) mod reduce;
 mod rows;
 mod side;
-mod softmax;
 mod sources;
 mod stream;
 mod transfer;
 mod walk;
 
-pub use attention::{AttentionDropout, CausalAttention};
 pub use blas::{Blas, Matrix, Product};
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
@@ -44,17 +36,12 @@ pub use driver::{Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, 
 pub use fold::fold;
 pub use gemm::{gemm, set_tf32};
 pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
-pub(crate) use index::{Held, argmax, embedding, embedding_grad, gather, scatter_add};
 pub use launch::{Extent, Launch};
-pub(crate) use loss::{cross_entropy, cross_entropy_grad};
 pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;
-pub(crate) use norm::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
-pub(crate) use optim::{AdamWRates, SgdRates, Step, adamw, sgd};
 pub(crate) use reduce::reduce;
-pub use rotary::rotary;
+pub(crate) use rows::{Entries, Rows, entries, statistic};
 pub(crate) use side::{Mark, Side, Spoiler};
-pub(crate) use softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward, sum_exp};
 pub use sources::{OPTIONS, Source, headers, programs};
 pub(crate) use stream::{DeviceBlock, Spoilt};
 pub(crate) use transfer::{download, upload};

@@ -6,7 +6,7 @@
 
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+use crate::tensor::{DType, LEAF, ReduceOp, Shape, Split, Tensor};
 
 /// `x` reduced over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce).
 ///
@@ -56,7 +56,7 @@ pub(crate) fn reduce(
 
 /// What the tree comes down to in a dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leaf {
+pub(crate) enum Leaf {
     /// Up to 32 elements, neighbours joined: the innermost dim.
     Pairs,
     /// Single elements, by halving.
@@ -65,7 +65,7 @@ pub(super) enum Leaf {
 
 /// Reduces the dims of `stages`, one after the other, to an extent of 1; the result is of dtype `to`, and what lies between
 /// of the type that `to` computes in.
-pub(super) fn run_stages(
+pub(crate) fn run_stages(
     verb: &str,
     mut x: Tensor,
     stages: &[(usize, Leaf)],
@@ -80,13 +80,13 @@ pub(super) fn run_stages(
 }
 
 /// The dtype that sums of `dtype` are kept in.
-pub(super) fn wide(dtype: DType) -> DType {
+pub(crate) fn wide(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
 /// How a dim's tree is spread over a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spread {
+pub(crate) struct Spread {
     /// 2^depth leaves.
     pub depth: u32,
     /// 2^split nodes are left for a second launch.
@@ -97,26 +97,23 @@ pub(super) struct Spread {
 
 /// What one worker, a warp (of eight leaves at a time) or a thread, may have below it: 2^most units of 2^unit leaves.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Worker {
+pub(crate) struct Worker {
     pub leaf: usize,
     pub unit: u32,
     pub most: u32,
 }
 
 /// A warp with contiguous rows.
-const WARP: Worker = Worker { leaf: 32, unit: 3, most: 8 };
+const WARP: Worker = Worker { leaf: LEAF, unit: 3, most: 8 };
 /// A thread with a column.
-pub(super) const THREAD: Worker = Worker { leaf: 32, unit: 0, most: 11 };
+pub(crate) const THREAD: Worker = Worker { leaf: LEAF, unit: 0, most: 11 };
 /// As [`THREAD`], where leaves are single elements: halves and neighbours are the same up to four.
 const THREAD_OF_HALVES: Worker = Worker { leaf: 4, unit: 0, most: 11 };
 
 impl Spread {
     /// Over workers of this kind, where `lines` of `n` elements are reduced by as many workers as keep a device busy.
     pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> Spread {
-        let mut depth = 0u32;
-        while n.div_ceil(1 << depth) > worker.leaf {
-            depth += 1;
-        }
+        let depth = Split::Halves.depth(n, worker.leaf);
         let above = depth.saturating_sub(worker.unit);
         let workers = |levels: u32| lines.saturating_mul(1 << levels);
         let (mut team, mut split) = (0, 0);
@@ -137,7 +134,7 @@ impl Spread {
 /// `struct Nest` of `kernels/reduce.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::NoUninit)]
-pub(super) struct Nest {
+pub(crate) struct Nest {
     from: [u64; 6],
     to: [u64; 6],
     len: [u32; 6],
@@ -227,7 +224,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: 
 }
 
 /// Blocks of 32 x 8 threads of which 2^team share a column.
-pub(super) fn columns_blocks(columns: usize, team: u32) -> u32 {
+pub(crate) fn columns_blocks(columns: usize, team: u32) -> u32 {
     columns.div_ceil(32 * (8 >> team)) as u32
 }
 

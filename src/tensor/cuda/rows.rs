@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
 /// The rows of a contiguous tensor along its last dim.
-pub(super) struct Rows {
+pub(crate) struct Rows {
     rows: usize,
     len: usize,
     depth: u32,
@@ -16,7 +16,7 @@ pub(super) struct Rows {
 
 /// The entries of one operator, for rows in registers and for longer ones.
 #[derive(Clone, Copy)]
-pub(super) struct Entries {
+pub(crate) struct Entries {
     pub file: &'static str,
     pub short: &'static str,
     pub long: &'static str,
@@ -27,7 +27,7 @@ macro_rules! entries {
         Entries { file: $file, short: $file, long: concat!($file, "_long") }
     };
 }
-pub(super) use entries;
+pub(crate) use entries;
 
 /// The longest row that registers hold.
 const HELD: usize = 4096;
@@ -75,7 +75,7 @@ impl Rows {
 }
 
 /// The shape of a statistic of `x`'s rows, and its dtype.
-pub(super) fn statistic(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn statistic(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let mut shape = x.shape().clone();
     *shape.last_mut().expect("operators over rows refuse a tensor without dims") = 1;
     if x.numel() == 0 { gpu.zeros(wide(x.dtype()), shape) } else { gpu.stale(wide(x.dtype()), shape) }

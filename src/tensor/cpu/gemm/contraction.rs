@@ -1,6 +1,6 @@
 //! The summation tree of a contraction, as lists that kernels walk along.
 //!
-//! The summed dims are taken outermost first. A dim's range `[a, b)` is halved at `a + ceil((b - a) / 2)`: outer dims down
+//! The summed dims are taken outermost first. A dim's range is split by the one rule ([`Split::Halves`]): outer dims down
 //! to single indices, the innermost down to leaves of at most [`LEAF`]. A leaf is one chain of fused multiply-adds in
 //! ascending order, which starts with a product; a node is the sum of its left and its right half. How a node is cut depends
 //! on its extents alone, so a node evaluated apart has the bits it has inside the whole.
@@ -9,8 +9,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::super::tree::LEAF;
-use crate::tensor::Dims;
+use crate::tensor::{Dims, LEAF, Split};
 
 /// A leaf, and what follows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +96,7 @@ impl Contraction {
             }
             Some((&next, inner)) if len == 1 => self.node(next, inner, block, open),
             _ => {
-                let left = len.div_ceil(2);
+                let left = Split::Halves.left_of(len);
                 self.node(left, inner, block, open);
                 self.node(len - left, inner, block, open);
                 let merges = if open.block {

@@ -1,0 +1,60 @@
+//! `argmax`: where the largest element along a dim is.
+
+pub(super) mod cpu;
+mod cuda;
+
+use smallvec::smallvec;
+
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use crate::error::{Error, Result};
+use crate::tensor::{DType, Tensor};
+
+/// The index (i64) of the first largest element along `dim`, which leaves; NaN counts as largest.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Argmax {
+    /// The dim.
+    pub dim: usize,
+}
+
+impl Op for Argmax {
+    fn name(&self) -> &'static str {
+        "argmax"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        if x.shape.get(self.dim).is_none_or(|&n| n == 0) {
+            let given = format!("dim {} of {x}", self.dim);
+            return Err(Error::invalid(self.name(), "wants a dim with elements", given, ""));
+        }
+        let others = (0..x.shape.len()).filter(|&d| d != self.dim);
+        Ok(smallvec![Meta::new(DType::I64, others.map(|d| x.shape[d]).collect::<Vec<_>>())])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
+        others.map(|d| Row::new([Slot::S(d)], [Slot::S(d - usize::from(d > self.dim))])).collect()
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cpu::argmax(self.name(), &ins[0], self.dim, false)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cuda::argmax(self.name(), &ins[0], self.dim)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(0, "an index has no derivative");
+        Ok(())
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(Argmax { dim: 1 }, [Input::ints([5, 3])]).rough(),
+        Sample::new(Argmax { dim: 0 }, [Input::ints([7, 2])]).rough(),
+        Sample::new(Argmax { dim: 1 }, [Input::ints([2, 3, 0])]).rough(),
+        Sample::new(Argmax { dim: 0 }, [Input::ints([1])]).rough(),
+    ]
+}

@@ -1,0 +1,336 @@
+//! Causal attention over whole key sequences, and its derivative.
+//!
+//! Queries go in blocks of 64 that start at multiples of 64 of their *global* index, and a block looks at the keys up to its
+//! end; what a query must not see is masked. So one output row, and its query's gradient, is a function of its global
+//! index, its own query and the keys: cutting the queries, the heads or the batch changes no bit of it. The gradients
+//! of keys and values are sums over the queries given, [along their tree](backward).
+//!
+//! Missing: keys that start elsewhere than at 0.
+
+mod backward;
+mod block;
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::tensor::cpu::{Gemm, MatMut, MatRef, RowTree, cast, dispatch, expect_alike};
+use crate::tensor::{DType, Tensor};
+use block::{Block, Exponentials, Heads, ROWS, Scratch};
+
+/// `softmax(scale * q k^T, causally masked) v`: the query at row `i` sees the keys up to `q_start + i`.
+///
+/// `q` is `[batch, heads, queries, d]`, `k` `[batch, groups, keys, d]` and `v` `[batch, groups, keys, dv]`, in any
+/// strides; a group of `heads / groups` neighbouring heads looks at one head of `k` and `v`. Results are views `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging
+/// the heads is free. f16 and bf16 compute in f32 and round once.
+#[derive(Clone, Copy)]
+pub struct CausalAttention<'a> {
+    /// The function's name in errors.
+    pub verb: &'a str,
+    /// The global index of the first query.
+    pub q_start: usize,
+    /// The factor before the softmax.
+    pub scale: f64,
+    /// Zeros among the probabilities.
+    pub dropout: Option<AttentionDropout<'a>>,
+}
+
+/// Which probabilities are kept, and their factor.
+#[derive(Clone, Copy)]
+pub struct AttentionDropout<'a> {
+    /// The factor of those kept, `1 / (1 - p)`.
+    pub scale: f64,
+    /// Given a row's local indices `[batch, head, query]`, writes for each key from 0 on whether its probability
+    /// stays. Called with the same answer expected in the forward and the backward pass.
+    pub keep: &'a dyn Fn([usize; 3], &mut [bool]),
+}
+
+impl CausalAttention<'_> {
+    /// The output, and the logarithm of each row's sum of exponentials, `[batch, heads, queries]` (f32, or f64 for
+    /// f64). A query without keys gives 0 and -inf.
+    ///
+    /// # Errors
+    /// Refuses operands that are not four-dimensional floats of one dtype, or whose shapes do not fit.
+    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.expect_fit(q, k, v)?;
+        let (o, lse) = match q.dtype() {
+            DType::F32 => self.forward_as::<f32>(q, k, v)?,
+            DType::F64 => self.forward_as::<f64>(q, k, v)?,
+            half => {
+                let wide = |t: &Tensor| cast(t, DType::F32);
+                let (o, lse) = self.forward_as::<f32>(&wide(q)?, &wide(k)?, &wide(v)?)?;
+                (cast(&o, half)?, lse)
+            }
+        };
+        Ok((o.transpose(1, 2)?, lse))
+    }
+
+    /// The gradients of `q`, `k` and `v`, from the forward pass's operands and results and the gradient `grad` of `o`.
+    ///
+    /// Those of `k` and `v` are sums over the group's heads and the queries given, along the tree over both. They hold no
+    /// -0: so what a causal mask leaves out may be left out or added, and gradients of two nodes of the tree, computed
+    /// apart and added, are by bits that of the node above them.
+    ///
+    /// # Errors
+    /// As [`CausalAttention::forward`].
+    pub fn backward(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        (o, lse): (&Tensor, &Tensor),
+        grad: &Tensor,
+    ) -> Result<[Tensor; 3]> {
+        self.expect_fit(q, k, v)?;
+        expect_alike(self.verb, o, &[grad])?;
+        let rows = &q.shape()[..3];
+        if o.shape()[..3] != *rows || o.shape()[3] != v.shape()[3] || lse.shape()[..] != *rows {
+            return Err(self.misfit(&[q, v, o, lse]));
+        }
+        let gradients = match q.dtype() {
+            DType::F32 => self.backward_as::<f32>([q, k, v], (o, lse), grad)?,
+            DType::F64 => self.backward_as::<f64>([q, k, v], (o, lse), grad)?,
+            half => {
+                let wide = |t: &Tensor| cast(t, DType::F32);
+                let (qw, kw, vw) = (wide(q)?, wide(k)?, wide(v)?);
+                let (o, grad) = (wide(o)?, wide(grad)?);
+                let [dq, dk, dv] = self.backward_as::<f32>([&qw, &kw, &vw], (&o, lse), &grad)?;
+                [cast(&dq, half)?, cast(&dk, half)?, cast(&dv, half)?]
+            }
+        };
+        let [dq, dk, dv] = gradients;
+        Ok([dq.transpose(1, 2)?, dk.transpose(1, 2)?, dv.transpose(1, 2)?])
+    }
+
+    fn expect_fit(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
+        q.dtype().expect_float(self.verb)?;
+        let fits = match (&q.shape()[..], &k.shape()[..], &v.shape()[..]) {
+            ([qb, qh, _, qd], [kb, kh, kt, kd], [vb, vh, vt, _]) => {
+                let grouped = qh == kh || (*kh > 0 && qh % kh == 0);
+                (qb, qd) == (kb, kd) && grouped && (kb, kh, kt) == (vb, vh, vt)
+            }
+            _ => false,
+        };
+        if fits && q.dtype() == k.dtype() && k.dtype() == v.dtype() {
+            return Ok(());
+        }
+        Err(self.misfit(&[q, k, v]))
+    }
+
+    fn misfit(&self, given: &[&Tensor]) -> Error {
+        let given: Vec<String> = given.iter().map(|t| t.to_string()).collect();
+        Error::invalid(
+            self.verb,
+            "wants q [batch, heads, queries, d], k [batch, groups, keys, d], v [batch, groups, keys, dv] of one dtype",
+            given.join(", "),
+            "permute or cast them first",
+        )
+    }
+
+    fn forward_as<T: Gemm>(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
+        let (dv, each) = (v.shape()[3], group_len(h, k.shape()[1]));
+        let mut o = Tensor::zeros(T::DTYPE, [b, tq, h, dv]);
+        let mut lse = Tensor::full(T::DTYPE, [b, h, tq], f64::NEG_INFINITY);
+        let (q, k, v) = (Heads::<T>::of(q)?, Heads::<T>::of(k)?, Heads::<T>::of(v)?);
+        let (o_data, lse_data) = (o.make_mut::<T>()?, lse.make_mut::<T>()?);
+        for block in self.blocks(0..tq, k.len) {
+            let mut tree = RowTree::<T>::new(block.width);
+            let mut scores = Scratch::<T>::new(block.rows * block.width);
+            let mut sums = vec![T::ZERO; block.rows];
+            for head in (0..b).flat_map(|b| (0..h).map(move |h| [b, h])) {
+                let group = [head[0], head[1] / each];
+                let s = scores.get();
+                self.scores(&block, (q.at(head), k.at(group)), s);
+                let lse = &mut lse_data[(head[0] * h + head[1]) * tq + block.start..][..block.rows];
+                dispatch(Exponentials { s, block: &block, tree: &mut tree, sums: &mut sums, lse });
+                self.drop_out(&block, head, s);
+                let o = &mut o_data[((head[0] * tq + block.start) * h + head[1]) * dv..];
+                let shape = (block.rows, dv);
+                T::product(
+                    T::ONE,
+                    block.matrix(s),
+                    v.at(group).rows(0, block.keys),
+                    T::ZERO,
+                    MatMut::new(&mut *o, shape, (h * dv, 1))?,
+                );
+                for (o, &sum) in o.chunks_mut((h * dv).max(1)).zip(&sums) {
+                    let scale = sum.recip();
+                    o[..dv].iter_mut().for_each(|o| *o = *o * scale);
+                }
+            }
+        }
+        Ok((o, lse))
+    }
+
+    /// These queries in blocks. None where there are no keys.
+    fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<Block> {
+        let (mut blocks, mut start) = (Vec::new(), queries.start);
+        while start < queries.end && keys > 0 {
+            let global = self.q_start + start;
+            let end = (global / ROWS + 1) * ROWS;
+            let rows = (end - global).min(queries.end - start);
+            // Beyond the last key everything is masked: the width is a function of the global index all the same.
+            let width = end.min(keys.next_multiple_of(ROWS));
+            blocks.push(Block { start, global, rows, keys: end.min(keys), width });
+            start += rows;
+        }
+        blocks
+    }
+
+    /// `scale * q k^T` of a block.
+    fn scores<T: Gemm>(&self, block: &Block, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
+        let (q, k) = (q.rows(block.start, block.rows), k.rows(0, block.keys));
+        T::product(T::of(self.scale), q, k.t(), T::ZERO, block.matrix_mut(s));
+    }
+
+    /// Zeros and factors where there is dropout.
+    fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T]) {
+        let Some(dropout) = &self.dropout else { return };
+        let scale = T::of(dropout.scale);
+        let mut keep = vec![false; block.keys];
+        for (i, row) in s.chunks_exact_mut(block.width).enumerate() {
+            let keep = &mut keep[..block.seen(i)];
+            (dropout.keep)([b, h, block.start + i], keep);
+            for (s, &keep) in row.iter_mut().zip(keep.iter()) {
+                *s = if keep { *s * scale } else { T::ZERO };
+            }
+        }
+    }
+}
+
+/// How many heads of queries look at one of `groups` heads of keys.
+fn group_len(heads: usize, groups: usize) -> usize {
+    heads.checked_div(groups).unwrap_or(0)
+}
+
+impl Tensor {
+    /// This tensor if its last dim is contiguous, else a contiguous copy.
+    fn contiguous_rows(&self) -> Tensor {
+        let last = self.shape().len() - 1;
+        if self.strides()[last] == 1 || self.shape()[last] <= 1 { self.clone() } else { self.packed_copy() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Shape;
+    use crate::tensor::cpu::{Isa, with_isa};
+
+    fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
+        let shape = shape.into();
+        let value = |i: usize| ((i * 7919 + seed * 131) % 1009) as f64 * 0.003 - 1.5;
+        Tensor::from_vec((0..shape.numel()).map(value).collect::<Vec<f64>>(), shape).unwrap()
+    }
+
+    fn plain(q_start: usize) -> CausalAttention<'static> {
+        CausalAttention { verb: "attention", q_start, scale: 0.3, dropout: None }
+    }
+
+    fn keep([b, h, i]: [usize; 3], keep: &mut [bool]) {
+        keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1);
+    }
+
+    fn by_definition(q: &Tensor, k: &Tensor, v: &Tensor, a: &CausalAttention<'_>) -> Vec<f64> {
+        let at = |t: &Tensor, i: [usize; 4]| t.to_ndarray_view::<f64>().unwrap()[ndarray::IxDyn(&i)];
+        let (s, t, dv) = (q.shape(), k.shape()[2], v.shape()[3]);
+        let mut out = Vec::new();
+        for (b, h, i) in
+            (0..s[0]).flat_map(|b| (0..s[1]).flat_map(move |h| (0..s[2]).map(move |i| (b, h, i))))
+        {
+            let seen = (a.q_start + i + 1).min(t);
+            let score =
+                |j| (0..s[3]).map(|d| at(q, [b, h, i, d]) * at(k, [b, h, j, d])).sum::<f64>() * a.scale;
+            let e: Vec<f64> = (0..seen).map(|j| f64::exp(score(j))).collect();
+            let sum: f64 = e.iter().sum();
+            let mut kept = vec![true; seen];
+            let factor = a.dropout.map_or(1.0, |d| {
+                (d.keep)([b, h, i], &mut kept);
+                d.scale
+            });
+            for d in 0..dv {
+                let p = |j: usize| if kept[j] { e[j] / sum * factor } else { 0.0 };
+                out.push((0..seen).map(|j| p(j) * at(v, [b, h, j, d])).sum());
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn against_the_definition_with_strides_offsets_and_dropout() {
+        for (tq, tk, q_start) in [(1, 1, 0), (5, 5, 0), (70, 70, 0), (3, 67, 64), (7, 40, 60), (2, 9, 3)] {
+            let q = noise([2, tq, 3, 4], 1).transpose(1, 2).unwrap();
+            let (k, v) = (noise([2, 3, 4, tk], 2).transpose(2, 3).unwrap(), noise([2, 3, tk, 5], 3));
+            let dropout = Some(AttentionDropout { scale: 1.25, keep: &keep });
+            for attention in [plain(q_start), CausalAttention { dropout, ..plain(q_start) }] {
+                let (o, lse) = attention.forward(&q, &k, &v).unwrap();
+                assert_eq!((&o.shape()[..], &lse.shape()[..]), (&[2, 3, tq, 5][..], &[2, 3, tq][..]));
+                assert!(o.transpose(1, 2).unwrap().is_contiguous(), "merging heads is free");
+                for (got, want) in o.to_f64_vec().iter().zip(by_definition(&q, &k, &v, &attention)) {
+                    assert!((got - want).abs() < 1e-12, "{tq} {tk} {q_start}: {got} {want}");
+                }
+            }
+        }
+        let (o, lse) = plain(0)
+            .forward(&noise([1, 1, 2, 3], 0), &noise([1, 1, 0, 3], 0), &noise([1, 1, 0, 2], 0))
+            .unwrap();
+        assert_eq!((o.to_f64_vec(), lse.to_f64_vec()), (vec![0.0; 4], vec![f64::NEG_INFINITY; 2]));
+    }
+
+    #[test]
+    fn derivatives_by_differences() {
+        let dropout = Some(AttentionDropout { scale: 1.25, keep: &keep });
+        for attention in [plain(1), CausalAttention { dropout, ..plain(1) }] {
+            let inputs = [noise([1, 2, 4, 3], 1), noise([1, 2, 5, 3], 2), noise([1, 2, 5, 2], 3)];
+            let grad = noise([1, 2, 4, 2], 4);
+            let loss = |t: &[Tensor; 3]| -> f64 {
+                let (o, _) = attention.forward(&t[0], &t[1], &t[2]).unwrap();
+                o.to_f64_vec().iter().zip(grad.to_f64_vec()).map(|(o, g)| o * g).sum()
+            };
+            let (o, lse) = attention.forward(&inputs[0], &inputs[1], &inputs[2]).unwrap();
+            let [q, k, v] = &inputs;
+            let got = attention.backward([q, k, v], (&o, &lse), &grad).unwrap();
+            for (which, got) in got.iter().enumerate() {
+                assert_eq!(got.shape(), inputs[which].shape());
+                for (i, got) in got.to_f64_vec().iter().enumerate() {
+                    let nudge = |by: f64| {
+                        let mut t = inputs.clone();
+                        t[which].make_mut::<f64>().unwrap()[i] += by;
+                        loss(&t)
+                    };
+                    let want = (nudge(1e-5) - nudge(-1e-5)) / 2e-5;
+                    assert!((got - want).abs() < 1e-8, "input {which}, {i}: {got} {want}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_have_the_bits_of_the_whole() {
+        let f32s = |t: Tensor| cast(&t, DType::F32).unwrap();
+        let [q, k, v] = [1, 2, 3].map(|seed| f32s(noise([1, 2, 200, 16], seed)));
+        let bits = |t: &Tensor| t.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let (o, lse) = plain(0).forward(&q, &k, &v).unwrap();
+        for (start, len) in [(0, 50), (50, 100), (50, 3), (199, 1), (64, 64)] {
+            let part = |t: &Tensor| t.narrow(2, start, len).unwrap();
+            let (po, pl) = plain(start).forward(&part(&q), &k, &v).unwrap();
+            assert_eq!((bits(&po), bits(&pl)), (bits(&part(&o)), bits(&part(&lse))), "{start} {len}");
+            let whole = plain(0).backward([&q, &k, &v], (&o, &lse), &q).unwrap();
+            let dq = plain(start).backward([&part(&q), &k, &v], (&po, &pl), &part(&q)).unwrap();
+            assert_eq!(bits(&dq[0]), bits(&part(&whole[0])));
+        }
+        for &isa in Isa::available() {
+            let again = with_isa(isa, || plain(0).forward(&q, &k, &v).unwrap());
+            assert_eq!((bits(&again.0), bits(&again.1)), (bits(&o), bits(&lse)), "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn halves_and_refusals() {
+        let q = cast(&noise([1, 1, 3, 4], 1), DType::BF16).unwrap();
+        let (o, lse) = plain(0).forward(&q, &q, &q).unwrap();
+        assert_eq!((o.dtype(), lse.dtype()), (DType::BF16, DType::F32));
+        let [dq, ..] = plain(0).backward([&q, &q, &q], (&o, &lse), &q).unwrap();
+        assert_eq!((dq.dtype(), dq.shape()), (DType::BF16, q.shape()));
+        assert!(plain(0).forward(&q, &q.narrow(3, 0, 2).unwrap(), &q).is_err());
+        assert!(plain(0).forward(&q, &noise([1, 1, 3, 4], 1), &q).is_err());
+    }
+}

@@ -1,0 +1,473 @@
+//! The gradients of [attention](super).
+//!
+//! Those of keys and values are sums over queries, and over the heads of a group. They follow the summation tree: the
+//! heads first, halved down to single ones, then the range of queries, halved at `a + ceil((b - a) / 2)` down to *leaves* of
+//! at most 64, each of which is one product, whose kernel has a tree of its own. So the queries `[a, b)` given are
+//! taken as a node of that tree, and what they add up to is that node's value, wherever the rest is computed.
+//!
+//! A leaf touches the keys that the block of its last query can see and adds nothing to the others: neither that nor
+//! adding zeros shows, because no sum is left as -0. Blocks stand at multiples of 64 and leaves need not: a leaf waits
+//! for the block it ends in.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::block::{Block, Heads, ROWS, Scratch, Slopes};
+use super::{CausalAttention, group_len};
+use crate::error::Result;
+use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, dispatch, merges};
+use crate::tensor::{Split, Tensor};
+
+impl CausalAttention<'_> {
+    /// The gradients as buffers `[batch, length, heads, d]`.
+    pub(super) fn backward_as<T: Gemm>(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        (o, lse): (&Tensor, &Tensor),
+        grad: &Tensor,
+    ) -> Result<[Tensor; 3]> {
+        let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
+        let (groups, keys, d, dv) = (k.shape()[1], k.shape()[2], k.shape()[3], v.shape()[3]);
+        let (o, grad, lse) = (o.contiguous_rows(), grad.contiguous_rows(), lse.packed());
+        let given = Given {
+            q: Heads::of(q)?,
+            k: Heads::of(k)?,
+            v: Heads::of(v)?,
+            o: Heads::of(&o)?,
+            grad: Heads::of(&grad)?,
+            lse: lse.as_slice::<T>()?,
+            shape: [h, tq],
+            each: group_len(h, groups),
+        };
+        let mut out = [(h, tq, d), (groups, keys, d), (groups, keys, dv)]
+            .map(|(h, t, d)| Tensor::zeros(T::DTYPE, [b, t, h, d]));
+        let (blocks, leaves) = (self.blocks(0..tq, keys), leaves(tq));
+        if blocks.is_empty() {
+            return Ok(out);
+        }
+        let [dq, dk, dvs] = &mut out;
+        let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
+        let mut work = Work::new(&blocks, dv);
+        let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
+        let head_joins = merges(given.each, 1);
+        for (b, group) in (0..b).flat_map(|b| (0..groups).map(move |g| (b, g))) {
+            let at = b * keys * groups + group;
+            let mut dk = Nodes::new(&mut dk[at * d..], groups, (keys, d), &mut dk_room);
+            let mut dv = Nodes::new(&mut dvs[at * dv..], groups, (keys, dv), &mut dv_room);
+            for (i, &head_joins) in head_joins.iter().enumerate() {
+                let head = [b, group * given.each + i];
+                let mut left = &leaves[..];
+                for block in &blocks {
+                    work.begin(left[0].0.start, block);
+                    self.block(block, head, &given, &mut work, dq);
+                    while let Some(((leaf, joins), rest)) = left.split_first()
+                        && leaf.end <= block.start + block.rows
+                    {
+                        let rows = (head, leaf.start, leaf.len());
+                        let (p, ds) = work.rows(leaf, block);
+                        let joins = joins + if rest.is_empty() { head_joins } else { 0 };
+                        dk.push(ds.t(), given.q.rows(rows), joins);
+                        dv.push(p.t(), given.grad.rows(rows), joins);
+                        left = rest;
+                    }
+                }
+            }
+        }
+        dispatch(NoMinusZero(dk));
+        dispatch(NoMinusZero(dvs));
+        Ok(out)
+    }
+
+    /// The probabilities of a block's queries, after dropout, and the gradients of their scores, into `work`; and the
+    /// gradients of the queries, into `dq`.
+    fn block<T: Gemm>(
+        &self,
+        block: &Block,
+        head: [usize; 2],
+        given: &Given<'_, T>,
+        work: &mut Work<T>,
+        dq: &mut [T],
+    ) {
+        let ([h, tq], d) = (given.shape, given.q.d);
+        let group = [head[0], head[1] / given.each];
+        let (own, seen) = ((head, block.start, block.rows), (group, 0, block.keys));
+        let at = (block.start - work.first) * block.width..;
+        let len = block.rows * block.width;
+        let p = &mut work.p.now.get()[at.clone()][..len];
+        let ds = &mut work.ds.now.get()[at][..len];
+        self.scores(block, (given.q.at(head), given.k.at(group)), p);
+        T::product(T::ONE, given.grad.rows(own), given.v.rows(seen).t(), T::ZERO, block.matrix_mut(ds));
+        self.drop_out(block, head, ds);
+        dispatch(Slopes {
+            p,
+            ds,
+            block,
+            scale: T::of(self.scale),
+            lse: &given.lse[(head[0] * h + head[1]) * tq + block.start..][..block.rows],
+            o: given.o.rows(own),
+            grad: given.grad.rows(own),
+            dot: &mut work.dot,
+        });
+        self.drop_out(block, head, p);
+        let at = ((head[0] * tq + block.start) * h + head[1]) * d;
+        let dq = MatMut::new(&mut dq[at..], (block.rows, d), (h * d, 1)).expect("the queries' place");
+        T::product(T::ONE, block.matrix(ds), given.k.rows(seen), T::ZERO, dq);
+    }
+}
+
+/// The leaves of the tree over `queries`, in order, each with the number of joins after it.
+fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
+    fn halve(range: Range<usize>, list: &mut Vec<(Range<usize>, u8)>) {
+        if range.len() <= ROWS {
+            return list.push((range, 0));
+        }
+        let mid = Split::Halves.mid(range.start, range.end);
+        halve(range.start..mid, list);
+        halve(mid..range.end, list);
+        list.last_mut().expect("just pushed").1 += 1;
+    }
+    let mut list = Vec::new();
+    halve(0..queries, &mut list);
+    list
+}
+
+/// The operands.
+struct Given<'a, T> {
+    q: Heads<'a, T>,
+    k: Heads<'a, T>,
+    v: Heads<'a, T>,
+    o: Heads<'a, T>,
+    grad: Heads<'a, T>,
+    lse: &'a [T],
+    /// Heads and queries.
+    shape: [usize; 2],
+    /// Heads of queries to one head of keys.
+    each: usize,
+}
+
+/// Probabilities and gradients of scores, `[queries, keys]`: of a block, after those queries of the block before whose leaf
+/// ends in this one.
+struct Work<T> {
+    p: Held<T>,
+    ds: Held<T>,
+    /// The first query held, and the step of the rows.
+    first: usize,
+    step: usize,
+    dot: RowTree<T>,
+}
+
+/// One of them, with room to put it in order.
+struct Held<T> {
+    now: Scratch<T>,
+    spare: Scratch<T>,
+}
+
+impl<T: Gemm> Work<T> {
+    fn new(blocks: &[Block], dv: usize) -> Self {
+        let len = 2 * ROWS * blocks.iter().map(|b| b.width).max().unwrap_or(0);
+        let held = || Held { now: Scratch::new(len), spare: Scratch::new(len) };
+        Work { p: held(), ds: held(), first: 0, step: 0, dot: RowTree::new(dv) }
+    }
+
+    /// Makes room for a block after what is held from query `first` on, whose rows become as wide as the block's.
+    fn begin(&mut self, first: usize, block: &Block) {
+        let kept = block.start - first;
+        if kept > 0 {
+            let from = (first - self.first) * self.step..(block.start - self.first) * self.step;
+            self.p.widen(from.clone(), self.step, block.width);
+            self.ds.widen(from, self.step, block.width);
+        }
+        (self.first, self.step) = (first, block.width);
+    }
+
+    /// A leaf that ends in `block`.
+    fn rows(&mut self, leaf: &Range<usize>, block: &Block) -> (MatRef<'_, T>, MatRef<'_, T>) {
+        let at = (leaf.start - self.first) * self.step;
+        let (shape, strides) = ((leaf.len(), block.keys), (self.step, 1));
+        let held = |data| MatRef::new(data, shape, strides).expect("the leaf is held");
+        (held(&self.p.now.get()[at..]), held(&self.ds.now.get()[at..]))
+    }
+}
+
+impl<T: Gemm> Held<T> {
+    /// Rows from the middle come to the front, wider by zeros.
+    fn widen(&mut self, from: Range<usize>, step: usize, to: usize) {
+        let rows = self.now.get()[from].chunks_exact(step);
+        for (row, wide) in rows.zip(self.spare.get().chunks_exact_mut(to)) {
+            wide[..step].copy_from_slice(row);
+            wide[step..].fill(T::ZERO);
+        }
+        std::mem::swap(&mut self.now, &mut self.spare);
+    }
+}
+
+/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` of which only the first rows are there yet.
+struct Nodes<'a, T> {
+    /// Where the leftmost one lies, which becomes the sum: all zeros at first.
+    out: &'a mut [T],
+    /// The step of its rows.
+    step: usize,
+    /// The others.
+    room: &'a mut Vec<Scratch<T>>,
+    shape: (usize, usize),
+    /// How many rows of each node are there.
+    rows: SmallVec<[usize; 16]>,
+}
+
+impl<'a, T: Gemm> Nodes<'a, T> {
+    fn new(
+        out: &'a mut [T],
+        groups: usize,
+        shape: (usize, usize),
+        room: &'a mut Vec<Scratch<T>>,
+    ) -> Nodes<'a, T> {
+        Nodes { out, step: groups * shape.1, room, shape, rows: SmallVec::new() }
+    }
+
+    /// The leaf `a b`, then so many joins of the two topmost nodes. The first of them is the product's own addition.
+    fn push(&mut self, a: MatRef<'_, T>, b: MatRef<'_, T>, joins: u8) {
+        let (keys, d) = (a.shape().0, self.shape.1);
+        if d == 0 {
+            return;
+        }
+        if joins == 0 {
+            self.rows.push(0);
+        }
+        let top = self.rows.len() - 1;
+        let held = std::mem::replace(&mut self.rows[top], keys);
+        debug_assert!(held <= keys, "later queries see more keys");
+        let (data, step) = match top.checked_sub(1) {
+            None => (&mut *self.out, self.step),
+            Some(i) => {
+                if i == self.room.len() {
+                    self.room.push(Scratch::new(self.shape.0 * d));
+                }
+                (self.room[i].get(), d)
+            }
+        };
+        let onto = if joins == 0 { T::ZERO } else { T::ONE };
+        if joins > 0 && top > 0 {
+            data[held * d..keys * d].fill(T::ZERO);
+        }
+        let into = MatMut::new(data, (keys, d), (step, 1)).expect("room for the node");
+        T::product(T::ONE, a, b, onto, into);
+        (1..joins).for_each(|_| self.join());
+    }
+
+    /// The two topmost nodes become one.
+    fn join(&mut self) {
+        let d = self.shape.1;
+        let rows = self.rows.pop().expect("two nodes");
+        let left = self.rows.len() - 1;
+        let held = std::mem::replace(&mut self.rows[left], rows);
+        let (below, above) = self.room.split_at_mut(left);
+        let (data, step) = match left.checked_sub(1) {
+            None => (&mut *self.out, self.step),
+            Some(i) => (below[i].get(), d),
+        };
+        dispatch(Join { left: data, step, held, right: &above[0].get()[..rows * d], d });
+    }
+}
+
+/// Rows of `right` are added to the `held` ones on the left; the others are copied.
+struct Join<'a, T> {
+    left: &'a mut [T],
+    step: usize,
+    held: usize,
+    right: &'a [T],
+    d: usize,
+}
+
+impl<T: Gemm> Kernel for Join<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let rows = self.left.chunks_mut(self.step).zip(self.right.chunks_exact(self.d));
+        for (i, (left, right)) in rows.enumerate() {
+            let left = &mut left[..self.d];
+            if i < self.held {
+                left.iter_mut().zip(right).for_each(|(l, &r)| *l = *l + r);
+            } else {
+                left.copy_from_slice(right);
+            }
+        }
+    }
+}
+
+/// -0 becomes 0.
+struct NoMinusZero<'a, T>(&'a mut [T]);
+
+impl<T: Gemm> Kernel for NoMinusZero<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        self.0.iter_mut().for_each(|x| *x = *x + T::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::AttentionDropout;
+    use super::*;
+    use crate::tensor::cpu::{Isa, map2, with_isa};
+    use crate::tensor::{DType, Shape};
+
+    fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
+        Tensor::build(shape, |out: &mut [f32]| {
+            for (i, x) in out.iter_mut().enumerate() {
+                *x = ((i * 7919 + seed * 131) % 1009) as f32 * 0.003_1 - 1.5;
+            }
+        })
+    }
+
+    fn bits(x: &Tensor) -> Vec<u32> {
+        x.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect()
+    }
+
+    /// A call on all queries, to be repeated on some of them.
+    struct Call {
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dropped: bool,
+    }
+
+    impl Call {
+        fn new(heads: usize, groups: usize, queries: usize, keys: usize, dropped: bool) -> Call {
+            let (q, k) = (noise([2, queries, heads, 8], 1), noise([2, groups, keys, 8], 2));
+            Call { q: q.transpose(1, 2).unwrap(), k, v: noise([2, groups, keys, 5], 3), dropped }
+        }
+
+        /// Output, lse, and the gradients of q, k and v, of the queries and heads in these ranges.
+        fn at(&self, queries: Range<usize>, heads: Range<usize>) -> [Tensor; 5] {
+            let cut = |t: &Tensor| {
+                let t = t.narrow(1, heads.start, heads.len()).unwrap();
+                t.narrow(2, queries.start, queries.len()).unwrap()
+            };
+            let each = self.q.shape()[1] / self.k.shape()[1];
+            let groups = heads.start / each..heads.end.div_ceil(each);
+            let [k, v] = [&self.k, &self.v].map(|t| t.narrow(1, groups.start, groups.len()).unwrap());
+            let keep = |[b, h, i]: [usize; 3], keep: &mut [bool]| {
+                let (h, i) = (h + heads.start, i + queries.start);
+                keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1);
+            };
+            let dropout = AttentionDropout { scale: 1.25, keep: &keep };
+            let call = CausalAttention {
+                verb: "attention",
+                q_start: queries.start,
+                scale: 0.3,
+                dropout: self.dropped.then_some(dropout),
+            };
+            let q = cut(&self.q);
+            let (o, lse) = call.forward(&q, &k, &v).unwrap();
+            let grad = noise([2, self.q.shape()[1], self.q.shape()[2], 5], 4);
+            let [dq, dk, dv] = call.backward([&q, &k, &v], (&o, &lse), &cut(&grad)).unwrap();
+            [o, lse, dq, dk, dv]
+        }
+
+        fn whole(&self) -> [Tensor; 5] {
+            self.at(0..self.q.shape()[2], 0..self.q.shape()[1])
+        }
+
+        /// The gradients of k and v of a node of the tree, from its leaves, each computed apart.
+        fn by_leaves(&self, queries: Range<usize>, heads: Range<usize>, leaf: usize) -> [Tensor; 2] {
+            let cut = |r: &Range<usize>| r.start + r.len().div_ceil(2);
+            let parts = if heads.len() > 1 {
+                let mid = cut(&heads);
+                [heads.start..mid, mid..heads.end].map(|heads| self.by_leaves(queries.clone(), heads, leaf))
+            } else if queries.len() > leaf {
+                let mid = cut(&queries);
+                [queries.start..mid, mid..queries.end].map(|q| self.by_leaves(q, heads.clone(), leaf))
+            } else {
+                let [.., dk, dv] = self.at(queries, heads);
+                return [dk, dv];
+            };
+            let [[a, b], [c, d]] = parts;
+            let add = |x: &Tensor, y: &Tensor| map2::<f32, _>(x, y, |x, y| x + y).unwrap();
+            [add(&a, &c), add(&b, &d)]
+        }
+    }
+
+    #[test]
+    fn nodes_computed_apart_add_up_to_the_whole_by_bits() {
+        for (heads, queries, keys) in
+            [(1, 65, 65), (1, 70, 70), (1, 128, 128), (3, 150, 150), (2, 200, 231), (5, 130, 70), (4, 1, 1)]
+        {
+            for dropped in [false, true] {
+                let call = Call::new(heads, 1, queries, keys, dropped);
+                let [.., dk, dv] = call.whole();
+                for leaf in [ROWS, 100] {
+                    let [k, v] = call.by_leaves(0..queries, 0..heads, leaf);
+                    let same = bits(&k) == bits(&dk) && bits(&v) == bits(&dv);
+                    assert!(same, "{heads} heads, {queries} queries, {keys} keys, apart from {leaf} on");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_a_query_does_not_depend_on_the_others() {
+        let cuts = |n: usize| (0..n).flat_map(move |a| (a + 1..=n).map(move |b| a..b));
+        let some = [0..63, 0..64, 1..66, 60..70, 63..129, 64..130, 64..128, 65..66, 127..130, 129..130];
+        for (queries, ranges) in [(9, cuts(9).collect()), (130, some.to_vec())] {
+            let call = Call::new(4, 2, queries, queries, true);
+            let whole = call.whole();
+            for range in ranges {
+                for heads in [0..4, 2..4] {
+                    let part = call.at(range.clone(), heads.clone());
+                    for (part, whole) in part.iter().zip(&whole).take(3) {
+                        let want = whole.narrow(1, heads.start, heads.len()).unwrap();
+                        let want = want.narrow(2, range.start, range.len()).unwrap();
+                        assert_eq!(bits(part), bits(&want), "queries {range:?}, heads {heads:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn groups_are_heads_repeated_and_instruction_sets_agree() {
+        let call = Call::new(6, 2, 97, 97, true);
+        let repeat = |t: &Tensor| {
+            let &[b, h, t_len, d] = &t.shape()[..] else { unreachable!("four dims") };
+            let t = t.unsqueeze(2).unwrap().expand([b, h, 3, t_len, d]).unwrap();
+            t.reshape([b, 3 * h, t_len, d]).unwrap()
+        };
+        let wide = Call { q: call.q.clone(), k: repeat(&call.k), v: repeat(&call.v), dropped: true };
+        let (got, want) = (call.whole(), wide.whole());
+        for i in 0..3 {
+            assert_eq!(bits(&got[i]), bits(&want[i]));
+        }
+        for i in 3..5 {
+            let (got, want) = (got[i].to_f64_vec(), want[i].to_f64_vec());
+            let len = 97 * [8, 5][i - 3];
+            for (at, got) in got.iter().enumerate() {
+                let of = |head: usize| want[(at / len * 3 + head) * len + at % len];
+                assert!((got - of(0) - of(1) - of(2)).abs() < 1e-4, "{at}");
+            }
+        }
+        for &isa in Isa::available() {
+            let again = with_isa(isa, || call.whole());
+            assert!(again.iter().zip(&got).all(|(a, b)| bits(a) == bits(b)), "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn no_sum_is_minus_zero_and_empty_ones_are_zero() {
+        let call = Call::new(2, 1, 3, 5, false);
+        let [.., dk, dv] = call.whole();
+        for x in [&dk, &dv] {
+            let unseen = x.narrow(2, 3, 2).unwrap();
+            assert!(bits(&unseen).iter().all(|&b| b == 0), "keys that no query sees");
+        }
+        let none = Call::new(2, 2, 0, 4, false).whole();
+        assert_eq!(none[3].to_f64_vec(), [0.0; 2 * 2 * 4 * 8]);
+        let tiny = Tensor::full(DType::F32, [1, 1, 2, 1], 1e-30);
+        let grad = Tensor::full(DType::F32, [1, 1, 2, 1], -1e-30);
+        let call = CausalAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None };
+        let (o, lse) = call.forward(&tiny, &tiny, &tiny).unwrap();
+        let [_, dk, _] = call.backward([&tiny; 3], (&o, &lse), &grad).unwrap();
+        assert!(bits(&dk).iter().all(|&b| b != 0x8000_0000), "{:?}", dk.to_f64_vec());
+    }
+}

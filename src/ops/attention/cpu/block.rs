@@ -1,0 +1,140 @@
+//! The pieces of [attention](super): blocks of queries, heads as matrices, and the passes over a block's rows.
+
+use crate::error::Result;
+use crate::tensor::Tensor;
+use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, Sum, as_elements_mut, row_max};
+
+/// Rows of queries that are handled together.
+pub(super) const ROWS: usize = 64;
+
+/// Some rows of queries and the keys they look at.
+pub(super) struct Block {
+    /// The first row, counted in the queries given.
+    pub(super) start: usize,
+    /// Its global index.
+    pub(super) global: usize,
+    pub(super) rows: usize,
+    /// The keys that any row of a full block could see.
+    pub(super) keys: usize,
+    /// The scores' row length: `keys` rounded up to whole blocks.
+    pub(super) width: usize,
+}
+
+impl Block {
+    /// How many keys row `i` sees.
+    #[inline(always)]
+    pub(super) fn seen(&self, i: usize) -> usize {
+        (self.global + i + 1).min(self.keys)
+    }
+
+    pub(super) fn matrix<'a, T>(&self, data: &'a [T]) -> MatRef<'a, T> {
+        MatRef::new(data, (self.rows, self.keys), (self.width, 1)).expect("room for the block")
+    }
+
+    pub(super) fn matrix_mut<'a, T>(&self, data: &'a mut [T]) -> MatMut<'a, T> {
+        MatMut::new(data, (self.rows, self.keys), (self.width, 1)).expect("room for the block")
+    }
+}
+
+/// A tensor `[batch, heads, length, d]` as matrices.
+pub(super) struct Heads<'a, T> {
+    pub(super) data: &'a [T],
+    pub(super) len: usize,
+    pub(super) d: usize,
+    strides: [usize; 4],
+}
+
+impl<'a, T: Gemm> Heads<'a, T> {
+    pub(super) fn of(x: &'a Tensor) -> Result<Self> {
+        let s = x.strides();
+        Ok(Heads { data: x.data()?, len: x.shape()[2], d: x.shape()[3], strides: [s[0], s[1], s[2], s[3]] })
+    }
+
+    /// So many rows of a head, from one on.
+    pub(super) fn rows(&self, (head, start, len): ([usize; 2], usize, usize)) -> MatRef<'a, T> {
+        self.at(head).rows(start, len)
+    }
+
+    pub(super) fn at(&self, [b, h]: [usize; 2]) -> MatRef<'a, T> {
+        let start = (b * self.strides[0] + h * self.strides[1]).min(self.data.len());
+        let (shape, strides) = ((self.len, self.d), (self.strides[2], self.strides[3]));
+        MatRef::new(&self.data[start..], shape, strides).expect("a tensor's head")
+    }
+}
+
+/// Room from the pool.
+pub(super) struct Scratch<T>(Tensor, std::marker::PhantomData<T>);
+
+impl<T: Gemm> Scratch<T> {
+    pub(super) fn new(len: usize) -> Self {
+        Scratch(Tensor::stale(T::DTYPE, [len]), std::marker::PhantomData)
+    }
+
+    pub(super) fn get(&mut self) -> &mut [T] {
+        as_elements_mut(self.0.bytes_mut())
+    }
+}
+
+/// Scores become exponentials, row by row, with their sums and the logarithms of these.
+pub(super) struct Exponentials<'a, T> {
+    pub(super) s: &'a mut [T],
+    pub(super) block: &'a Block,
+    pub(super) tree: &'a mut RowTree<T>,
+    pub(super) sums: &'a mut [T],
+    pub(super) lse: &'a mut [T],
+}
+
+impl<T: Gemm> Kernel for Exponentials<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let rows = self.s.chunks_exact_mut(self.block.width).zip(self.sums.iter_mut().zip(self.lse));
+        for (i, (row, (sum, lse))) in rows.enumerate() {
+            row[self.block.seen(i)..].fill(T::LOWEST);
+            let max = row_max(row);
+            for s in row.iter_mut() {
+                *s = (*s - max).exp();
+            }
+            *sum = self.tree.fold::<Sum>(row);
+            *lse = sum.ln() + max;
+        }
+    }
+}
+
+/// Scores `p` become probabilities, and their gradients `ds` those of the scores before `scale`. What is masked becomes 0.
+pub(super) struct Slopes<'a, T> {
+    pub(super) p: &'a mut [T],
+    pub(super) ds: &'a mut [T],
+    pub(super) block: &'a Block,
+    pub(super) scale: T,
+    pub(super) lse: &'a [T],
+    pub(super) o: MatRef<'a, T>,
+    pub(super) grad: MatRef<'a, T>,
+    pub(super) dot: &'a mut RowTree<T>,
+}
+
+impl<T: Gemm> Kernel for Slopes<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let d = self.o.shape().1;
+        let mut products = vec![T::ZERO; d];
+        let width = self.block.width;
+        let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));
+        for (i, ((p, ds), &lse)) in rows.zip(self.lse).enumerate() {
+            let o = self.o.row(i);
+            let grad = self.grad.row(i);
+            for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
+                *s = o * grad;
+            }
+            let delta = self.dot.fold::<Sum>(&products);
+            let (seen, masked) = p.split_at_mut(self.block.seen(i));
+            masked.fill(T::ZERO);
+            ds[seen.len()..].fill(T::ZERO);
+            for (p, ds) in seen.iter_mut().zip(ds) {
+                *p = (*p - lse).exp();
+                *ds = self.scale * (*p * (*ds - delta));
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Attention by the CPU's bits.
+//!
+//! Beside operands and results there are the finished nodes that wait in summation trees: for each block of threads on the
+//! device a few tiles. Head dims up to 64 and up to 128 have kernels of their own; the others, and f64, one that takes them in
+//! chunks, which f16 and bf16 reach by way of f32.
+
+use super::tree::DimArg;
+use super::{CallArg, CausalAttention, contiguous_rows, extents};
+use crate::error::{Error, Result};
+use crate::tensor::cuda::{Gpu, cast};
+use crate::tensor::{DType, Tensor};
+
+impl CausalAttention<'_> {
+    /// The output as a buffer `[batch, queries, heads, dv]`.
+    pub(super) fn forward_exact(
+        &self,
+        gpu: &Gpu,
+        [q, k, v]: [&Tensor; 3],
+        lse: &mut Tensor,
+    ) -> Result<Tensor> {
+        let ([b, h, tq, d], dv) = (extents(q), v.shape()[3]);
+        let kind = Kind::of(self.verb, gpu, q.dtype(), d.max(dv), Pass::Forward)?;
+        let mut o = gpu.stale(kind.dtype, [b, tq, h, dv])?;
+        let [q, k, v] = kind.operands([q, k, v])?;
+        let call = self.call([&q, &k, &v], None)?;
+        let dims = [d, dv].map(|d| DimArg::new(d, kind.chunk));
+        let chunks = dims[1].chunks as usize;
+        let items = b * h * query_blocks(&call);
+        let (mut stack, blocks) = kind.stack(gpu, items, chunks, call.levels as usize, 2)?;
+        gpu.kernel(files(kind.dtype)[0], kind.stem, kind.dtype)?
+            .arg(call)
+            .arg(dims[0])
+            .arg(dims[1])
+            .read(&q)
+            .read(&k)
+            .read(&v)
+            .write(&mut o)
+            .write(lse)
+            .write(&mut stack)
+            .run(
+                [blocks as u32, chunks as u32, 1],
+                THREADS,
+                kind.shared_bytes(Pass::Forward) + kind.row_bytes(&call),
+            )?;
+        kind.result(o)
+    }
+
+    /// The gradients as buffers `[batch, length, heads, d]`.
+    pub(super) fn backward_exact(
+        &self,
+        gpu: &Gpu,
+        ins: [&Tensor; 4],
+        lse: &Tensor,
+        o: &Tensor,
+    ) -> Result<[Tensor; 3]> {
+        let ([b, h, tq, d], [_, groups, keys, dv]) = (extents(ins[0]), extents(ins[2]));
+        let kind = Kind::of(self.verb, gpu, ins[0].dtype(), d.max(dv), Pass::Backward)?;
+        let delta = self.delta(gpu, o, ins[3])?;
+        let [q, k, v, grad] = kind.operands(ins)?;
+        let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
+        let dims = [d, dv].map(|d| DimArg::new(d, kind.chunk));
+        let launch = |stem| {
+            let launch = gpu.kernel(files(kind.dtype)[1], stem, kind.dtype)?;
+            let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).read(&q).read(&k).read(&v).read(&grad);
+            Ok::<_, Error>(launch.read(lse).read(&delta))
+        };
+        let chunks = dims.map(|dim| dim.chunks as usize);
+        let (shared_bytes, resident) = (kind.shared_bytes(Pass::Backward), kind.resident);
+
+        let mut dq = gpu.stale(kind.dtype, [b, tq, h, d])?;
+        let items = b * h * query_blocks(&call);
+        let (mut stack, blocks) = kind.stack(gpu, items, chunks[0], call.levels as usize, resident)?;
+        let grid = [blocks as u32, chunks[0] as u32, 1];
+        launch(kind.dq)?.write(&mut dq).write(&mut stack).run(grid, THREADS, shared_bytes)?;
+
+        let [mut dk, mut dvs] =
+            [gpu.stale(kind.dtype, [b, keys, groups, d])?, gpu.stale(kind.dtype, [b, keys, groups, dv])?];
+        let (items, chunks) = (b * groups * keys.div_ceil(64), chunks[0].max(chunks[1]));
+        let (mut stack, blocks) = kind.stack(gpu, items, chunks, 2 * call.levels as usize, resident)?;
+        let grid = [blocks as u32, chunks as u32, 1];
+        let launch = launch(kind.dkv)?.write(&mut dk).write(&mut dvs);
+        launch.write(&mut stack).run(grid, THREADS, shared_bytes)?;
+        Ok([kind.result(dq)?, kind.result(dk)?, kind.result(dvs)?])
+    }
+}
+
+/// Where the kernels of a dtype are, forward and backward: they are large, so that each compiles apart.
+fn files(dtype: DType) -> [&'static str; 2] {
+    match dtype {
+        DType::F64 => ["attention_f64", "attention_grad_f64"],
+        DType::F16 => ["attention_f16", "attention_grad_f16"],
+        DType::BF16 => ["attention_bf16", "attention_grad_bf16"],
+        _ => ["attention_f32", "attention_grad_f32"],
+    }
+}
+
+/// How many blocks the queries of a head stand in, which begin at multiples of 64.
+fn query_blocks(call: &CallArg) -> usize {
+    ((call.q_start + call.queries - 1) / 64 - call.q_start / 64 + 1) as usize
+}
+
+/// Threads of a block, in every kernel.
+const THREADS: u32 = 256;
+/// Rows of a tile.
+const ROWS: usize = 64;
+
+#[derive(Clone, Copy)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
+/// One of the kernels' variants: `Tiles` in `kernels/attention.cuh`.
+#[derive(Clone, Copy)]
+struct Kind {
+    stem: &'static str,
+    dq: &'static str,
+    dkv: &'static str,
+    /// What it takes, and what the operands are.
+    dtype: DType,
+    given: DType,
+    cols: usize,
+    chunk: usize,
+    /// Blocks of the derivative's kernels that a multiprocessor holds.
+    resident: usize,
+}
+
+impl Kind {
+    fn of(verb: &str, gpu: &Gpu, given: DType, d: usize, pass: Pass) -> Result<Kind> {
+        let (dtype, cols, resident) = (given, 64, 2);
+        let narrow = Kind {
+            stem: "narrow",
+            dq: "narrow_dq",
+            dkv: "narrow_dkv",
+            dtype,
+            given,
+            cols,
+            chunk: 64,
+            resident,
+        };
+        let wide = Kind { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
+        let any = Kind { stem: "any", dq: "any_dq", dkv: "any_dkv", resident: 1, ..narrow };
+        let fits = |kind: &Kind| kind.shared_bytes(pass) + 8192 <= gpu.facts().shared_bytes;
+        match given {
+            _ if d > 1024 => {
+                let rule = "is not built for vectors of more than 1024 elements on a device";
+                Err(Error::unsupported(verb, rule, format!("{d}"), "use Device::Cpu"))
+            }
+            DType::F64 => Ok(Kind { cols: 32, ..any }),
+            _ if d <= 64 => Ok(narrow),
+            _ if d <= 128 && fits(&wide) => Ok(wide),
+            _ => Ok(Kind { dtype: DType::F32, ..any }),
+        }
+    }
+
+    /// Operands as the kernels take them: in its dtype, rows contiguous.
+    fn operands<const N: usize>(&self, x: [&Tensor; N]) -> Result<[Tensor; N]> {
+        let mut ready = x.map(Tensor::clone);
+        for x in &mut ready {
+            *x = if self.dtype == self.given {
+                contiguous_rows(x)?
+            } else {
+                cast(x, self.dtype)?.contiguous()?
+            };
+        }
+        Ok(ready)
+    }
+
+    /// A result in the operands' dtype.
+    fn result(&self, x: Tensor) -> Result<Tensor> {
+        if self.dtype == self.given { Ok(x) } else { cast(&x, self.given) }
+    }
+
+    /// Room for the nodes that wait, and the number of blocks of threads that share `items`.
+    fn stack(
+        &self,
+        gpu: &Gpu,
+        items: usize,
+        chunks: usize,
+        levels: usize,
+        resident: usize,
+    ) -> Result<(Tensor, usize)> {
+        let blocks = items.min(resident * gpu.multiprocessors() as usize);
+        let dtype = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        Ok((gpu.stale(dtype, [blocks * chunks, levels, ROWS, self.chunk])?, blocks))
+    }
+
+    /// A block's tiles in shared memory.
+    fn shared_bytes(&self, pass: Pass) -> usize {
+        let size = if self.dtype == DType::F64 { 8 } else { 4 };
+        let (pitch, step) = (self.chunk + 16 / size, ROWS + 16 / size);
+        let operands = match pass {
+            Pass::Forward => 1,
+            Pass::Backward => 2,
+        };
+        (operands * (ROWS + self.cols) * pitch + self.cols * step) * size
+    }
+
+    /// The sums of a block's rows, and their nodes that wait.
+    fn row_bytes(&self, call: &CallArg) -> usize {
+        let size = if self.dtype == DType::F64 { 8 } else { 4 };
+        (1 + call.row_levels as usize) * ROWS * size
+    }
+}

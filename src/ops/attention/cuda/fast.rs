@@ -1,0 +1,112 @@
+//! Attention on matrix units, for f16 and bf16.
+
+use super::{CausalAttention, extents};
+use crate::error::{Error, Result};
+use crate::tensor::cuda::Gpu;
+use crate::tensor::{DType, Tensor};
+
+impl CausalAttention<'_> {
+    /// The output as a buffer `[batch, queries, heads, dv]`.
+    pub(super) fn forward_fast(
+        &self,
+        kind: Kind,
+        gpu: &Gpu,
+        ins: [&Tensor; 3],
+        lse: &mut Tensor,
+    ) -> Result<Tensor> {
+        let [q, k, v] = aligned(ins)?;
+        let ([b, h, tq, d], dv) = (extents(&q), v.shape()[3]);
+        let mut o = gpu.stale(q.dtype(), [b, tq, h, dv])?;
+        let launch = gpu.kernel("attention_fast", kind.stem, q.dtype())?;
+        let launch = launch.arg(self.call([&q, &k, &v], None)?).arg(d as u32).arg(dv as u32);
+        let blocks = b * h * tq.div_ceil(FORWARD_ROWS);
+        let launch = launch.read(&q).read(&k).read(&v).write(&mut o).write(lse);
+        launch.run(blocks as u32, THREADS, kind.shared_bytes(FORWARD_ROWS))?;
+        Ok(o)
+    }
+
+    /// The gradients as buffers `[batch, length, heads, d]`.
+    pub(super) fn backward_fast(
+        &self,
+        kind: Kind,
+        gpu: &Gpu,
+        ins: [&Tensor; 4],
+        lse: &Tensor,
+        delta: &Tensor,
+    ) -> Result<[Tensor; 3]> {
+        let [q, k, v, grad] = aligned(ins)?;
+        let ([b, h, tq, d], [_, groups, keys, dv]) = (extents(&q), extents(&v));
+        let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
+        let launch = |stem| {
+            let launch = gpu.kernel("attention_grad_fast", stem, q.dtype())?;
+            let launch = launch.arg(call).arg(d as u32).arg(dv as u32).read(&q).read(&k).read(&v).read(&grad);
+            Ok::<_, Error>(launch.read(lse).read(delta))
+        };
+        let shared_bytes = kind.shared_bytes(2 * BACKWARD_ROWS);
+        let mut dq = gpu.stale(q.dtype(), [b, tq, h, d])?;
+        let blocks = b * h * tq.div_ceil(BACKWARD_ROWS);
+        launch(kind.dq)?.write(&mut dq).run(blocks as u32, THREADS, shared_bytes)?;
+        let [mut dk, mut dvs] =
+            [gpu.stale(k.dtype(), [b, keys, groups, d])?, gpu.stale(v.dtype(), [b, keys, groups, dv])?];
+        let blocks = b * groups * keys.div_ceil(BACKWARD_ROWS);
+        launch(kind.dkv)?.write(&mut dk).write(&mut dvs).run(blocks as u32, THREADS, shared_bytes)?;
+        Ok([dq, dk, dvs])
+    }
+}
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+/// Rows of a block's tile.
+const FORWARD_ROWS: usize = 128;
+const BACKWARD_ROWS: usize = 64;
+
+/// One of the kernels' variants: `Flash` in `kernels/flash.cuh`.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
+    stem: &'static str,
+    dq: &'static str,
+    dkv: &'static str,
+    /// The dim it is made for, and the columns of its tiles.
+    d: usize,
+    cols: usize,
+}
+
+const KINDS: [Kind; 4] = [
+    Kind { stem: "fast32", dq: "fast32_dq", dkv: "fast32_dkv", d: 32, cols: 64 },
+    Kind { stem: "fast64", dq: "fast64_dq", dkv: "fast64_dkv", d: 64, cols: 64 },
+    Kind { stem: "fast96", dq: "fast96_dq", dkv: "fast96_dkv", d: 96, cols: 32 },
+    Kind { stem: "fast128", dq: "fast128_dq", dkv: "fast128_dkv", d: 128, cols: 32 },
+];
+
+impl Kind {
+    /// The one for these operands; none where there is none, or where bits count.
+    pub(super) fn of(call: &CausalAttention<'_>, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<Kind> {
+        let (d, dv) = (q.shape()[3], v.shape()[3]);
+        let half = matches!(q.dtype(), DType::F16 | DType::BF16);
+        let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
+        // A running maximum of scores is that of their products with a positive scale alone.
+        let positive = call.scale > 0.0;
+        if call.exact || !half || !whole || !positive || gpu.facts().capability.0 < 8 {
+            return None;
+        }
+        KINDS.into_iter().find(|kind| d.max(dv) <= kind.d)
+    }
+
+    /// A tile of `rows` rows, and two stages of two of columns.
+    fn shared_bytes(&self, rows: usize) -> usize {
+        (rows + 4 * self.cols) * (self.d + 8) * 2
+    }
+}
+
+/// The operands, all of whose rows begin at multiples of 16 bytes.
+fn aligned<const N: usize>(x: [&Tensor; N]) -> Result<[Tensor; N]> {
+    let mut ready = x.map(Tensor::clone);
+    for x in &mut ready {
+        let steps = x.strides()[..3].iter().zip(x.shape().iter());
+        let apart = steps.clone().all(|(&step, &n)| n == 1 || step % 8 == 0) && x.strides()[3] == 1;
+        if !apart || x.device_address().is_none_or(|at| at % 16 != 0) {
+            *x = x.to_owned_copy()?;
+        }
+    }
+    Ok(ready)
+}

@@ -1,0 +1,52 @@
+//! Cross entropy, from the statistics of its logits.
+
+use crate::error::Result;
+use crate::ops::index::cuda::Held;
+use crate::tensor::Tensor;
+use crate::tensor::cuda::Gpu;
+use crate::tensor::cuda::fault::Code;
+
+/// `ln(s) + m - logits[target]` for each row of the classes held; see `ops::CrossEntropy`. All operands are contiguous
+/// or become so.
+///
+/// # Errors
+/// A device without room, a kernel that fails. A target out of range is reported.
+pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: Held) -> Result<Tensor> {
+    let gpu = Gpu::of(logits)?;
+    let (logits, target, m, s) =
+        (logits.contiguous()?, target.contiguous()?, m.contiguous()?, s.contiguous()?);
+    let (rows, held) = (target.numel(), logits.shape().last().map_or(0, |&n| n));
+    let mut out = gpu.stale(s.dtype(), target.shape())?;
+    let launch = gpu.kernel("cross_entropy", "cross_entropy", logits.dtype())?;
+    let launch = launch.read(&logits).read(&target).read(&m).read(&s).write(&mut out);
+    let launch = launch.arg(rows as u64).arg(held as u64).arg(classes.n as u64).arg(classes.start as u64);
+    launch.arg(Code::CrossEntropy as u32).faults().run(rows.div_ceil(256) as u32, 256, 0)?;
+    Ok(out)
+}
+
+/// `dy (e^(logits - m) / s - onehot(target))` for the classes held.
+///
+/// # Errors
+/// As [`cross_entropy`].
+pub(crate) fn cross_entropy_grad([logits, target, m, s, dy]: [&Tensor; 5], classes: Held) -> Result<Tensor> {
+    // A shorter row is not worth a block of its own; a block takes a piece.
+    const SHORT: usize = 512;
+    const PIECE: usize = 2048;
+    let gpu = Gpu::of(logits)?;
+    let (logits, target) = (logits.contiguous()?, target.contiguous()?);
+    let (m, s, dy) = (m.contiguous()?, s.contiguous()?, dy.contiguous()?);
+    let (rows, held) = (target.numel(), logits.shape().last().map_or(0, |&n| n));
+    let mut out = gpu.stale(logits.dtype(), logits.shape())?;
+    if out.numel() == 0 {
+        return Ok(out);
+    }
+    let (pieces, blocks) = match held {
+        ..SHORT => (0, (rows * held).div_ceil(256)),
+        _ => (held.div_ceil(PIECE), rows * held.div_ceil(PIECE)),
+    };
+    let launch = gpu.kernel("cross_entropy_grad", "cross_entropy_grad", logits.dtype())?;
+    let launch = launch.read(&logits).read(&target).read(&m).read(&s).read(&dy).write(&mut out);
+    let launch = launch.arg(rows as u64).arg(held as u32).arg(classes.n as u64).arg(classes.start as u64);
+    launch.arg(pieces as u32).arg(Code::CrossEntropyGrad as u32).faults().run(blocks as u32, 256, 0)?;
+    Ok(out)
+}

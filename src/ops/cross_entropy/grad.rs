@@ -1,0 +1,141 @@
+//! `cross_entropy_grad`: the derivative of `cross_entropy` with respect to the logits, in one pass.
+
+use smallvec::smallvec;
+
+use super::{cuda, expect_loss};
+use crate::error::{Error, Result};
+use crate::ops::index::cuda::Held;
+use crate::ops::index::segments::checked_index;
+use crate::ops::softmax::sum_exp::row_maximum;
+use crate::ops::{
+    Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity, list,
+};
+use crate::tensor::cpu::{Kernel, Lane, Num, Real, dispatch};
+use crate::tensor::{Float, Tensor, cpu, for_dtype};
+
+/// `dy * (exp(logits - m) / s - onehot(target))`: operands as for `cross_entropy`, then the loss's gradient `dy` `[..]`.
+///
+/// Missing: its own derivative; asking for it is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropyGrad;
+
+impl Op for CrossEntropyGrad {
+    fn name(&self) -> &'static str {
+        "cross_entropy_grad"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [logits, target, m, s, dy] = arity(self.name(), ins)?;
+        let shape = expect_loss(self.name(), [logits, target, m, s], ins)?;
+        if dy.shape != shape || dy.dtype != s.dtype {
+            return Err(Error::invalid(
+                self.name(),
+                "dy is not of the loss's shape and dtype",
+                list(ins),
+                "",
+            ));
+        }
+        Ok(smallvec![logits.clone()])
+    }
+
+    /// Linear in `dy`.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let last = ins[0].shape.len() - 1;
+        let r = Slot::R;
+        let mut rows: Vec<Row> = (0..last).map(|d| Row::same(Slot::S(d), 5)).collect();
+        rows.push(Row::new([Slot::S(last), r, r, r, r], [Slot::S(last)]));
+        rows.push(Row::new([r, r, r, r, Slot::SUM], [Slot::SUM]));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let last = at.ins[0].global.len() - 1;
+        let (classes, start) = (at.ins[0].global[last], at.ins[0].start(last));
+        let held = ins[0].shape()[last];
+        let (logits, target) = (ins[0].contiguous()?, ins[1].contiguous()?);
+        let (m, s, dy) = (ins[2].contiguous()?, ins[3].contiguous()?, ins[4].contiguous()?);
+        let out = for_dtype!(float self.name(), logits.dtype(), T => {
+            type A = <T as Float>::Acc;
+            let dy = dy.reshape(s.shape())?;
+            let mut out = Tensor::stale(logits.dtype(), logits.shape());
+            let (x, m, target) = (logits.as_slice::<T>()?, m.as_slice::<T>()?, target.as_slice::<i64>()?);
+            let (s, dy) = (s.as_slice::<A>()?, dy.as_slice::<A>()?);
+            let grad = cpu::as_elements_mut::<T>(out.bytes_mut());
+            let mut buffers = [vec![A::ZERO; CHUNK], vec![A::ZERO; CHUNK]];
+            for (r, &target) in target.iter().enumerate() {
+                let (m, share, row) = (m[r].widen(), dy[r] / s[r], r * held..(r + 1) * held);
+                shares::<T>(&x[row.clone()], m, share, &mut grad[row.clone()], &mut buffers);
+                let place = checked_index(self.name(), target, classes, last)?.wrapping_sub(start);
+                if place < held {
+                    let at = row.start + place;
+                    grad[at] = T::narrow((x[at].widen() - m).exp() * share - dy[r]);
+                }
+            }
+            Ok(out)
+        })?;
+        Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let last = at.ins[0].global.len() - 1;
+        let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of cross_entropy is not written")
+    }
+
+    fn statistics(&self, ins: &[Meta]) -> Vec<Statistic> {
+        vec![row_maximum(2, &ins[0])]
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+/// What goes through buffers goes in pieces of this length, which stay in the nearest cache.
+const CHUNK: usize = 512;
+
+/// `exp(x - m) * share` of a row.
+fn shares<T: Lane<Wide: Real>>(
+    x: &[T],
+    m: T::Wide,
+    share: T::Wide,
+    out: &mut [T],
+    [wide, narrow]: &mut [Vec<T::Wide>; 2],
+) {
+    for (x, out) in x.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+        let x = T::load(x, wide);
+        T::store(out, narrow, |out| dispatch(Shares { x, m, share, out }));
+    }
+}
+
+struct Shares<'a, A> {
+    x: &'a [A],
+    m: A,
+    share: A,
+    out: &'a mut [A],
+}
+
+impl<A: Real> Kernel for Shares<'_, A> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (out, &x) in self.out.iter_mut().zip(self.x) {
+            *out = (x - self.m).exp() * self.share;
+        }
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |outer: &[usize], classes: usize| {
+        let with = |n: usize| -> Vec<usize> { outer.iter().copied().chain([n]).collect() };
+        let target = Input::index(outer, classes);
+        let (m, s) = (Input::ints(with(1)), Input::positive(with(1)));
+        let ins = [Input::ints(with(classes)), target, m, s, Input::ints(outer)];
+        Sample::new(CrossEntropyGrad, ins).rough()
+    };
+    vec![sample(&[5], 3), sample(&[2, 3], 7), sample(&[], 5), sample(&[0], 3)]
+}

@@ -1,0 +1,248 @@
+//! Elements and rows by index, and their derivatives: sums by destination.
+
+use crate::error::{Error, Result};
+use crate::tensor::cuda::Gpu;
+use crate::tensor::cuda::fault::Code;
+use crate::tensor::cuda::reduce::wide;
+use crate::tensor::{DType, LEAF, Shape, Split, Tensor};
+
+/// The indices of a dim, of which some are held here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// How many there are.
+    pub n: usize,
+    /// The first one held.
+    pub start: usize,
+}
+
+const THREADS: u32 = 256;
+/// Blocks of kernels that go through their elements in strides.
+const BLOCKS: usize = 1 << 20;
+
+/// Rows of `table` by `index`, of shape `out`; of rows that are not held, what a sum does not notice.
+///
+/// # Errors
+/// A device without room, a kernel that fails. An index out of range is reported.
+pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: Held, out: &Shape) -> Result<Tensor> {
+    let gpu = Gpu::of(table)?;
+    let (table, index) = (table.contiguous()?, index.contiguous()?);
+    let (held, width) = (table.shape()[0], table.shape()[1]);
+    let mut out = gpu.stale(table.dtype(), out)?;
+    let aligned = |t: &Tensor| t.device_address().is_some_and(|at| at.is_multiple_of(16));
+    let neighbours = 16 / table.dtype().size_bytes();
+    let packed = width.is_multiple_of(neighbours) && aligned(&table) && aligned(&out);
+    let (stem, width) = if packed { ("packed", width / neighbours) } else { ("embedding", width) };
+    let all = index.numel() * width;
+    let launch = gpu.kernel("embedding", stem, table.dtype())?.read(&table).read(&index).write(&mut out);
+    let launch = launch.arg(index.numel() as u64).arg(width as u32).arg(held as u64);
+    let launch = launch.arg(rows.n as u64).arg(rows.start as u64).arg(Code::Embedding as u32).faults();
+    launch.run(blocks(all), THREADS, 0)?;
+    Ok(out)
+}
+
+/// `struct Places` of `kernels/gather.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, bytemuck::NoUninit)]
+struct Places {
+    x: [u64; 6],
+    index: [u64; 6],
+    len: [u32; 6],
+    rank: u32,
+    unused: u32,
+}
+
+impl Places {
+    /// Those of an index's elements; none if there are more dims than a kernel takes.
+    fn new(x: &Tensor, index: &Tensor, dim: usize) -> Option<Places> {
+        let mut places = Places::default();
+        let mut rank = 0usize;
+        for d in (0..index.shape().len()).rev().filter(|&d| index.shape()[d] != 1) {
+            let along_x = if d == dim { 0 } else { x.strides()[d] as u64 };
+            let (along_index, len) = (index.strides()[d] as u64, u32::try_from(index.shape()[d]).ok()?);
+            let below = rank.wrapping_sub(1);
+            let runs_on = rank > 0
+                && along_x == places.x[below] * u64::from(places.len[below])
+                && along_index == places.index[below] * u64::from(places.len[below]);
+            match places.len.get(below).and_then(|n| n.checked_mul(len)) {
+                Some(joint) if runs_on => places.len[below] = joint,
+                _ if rank == 6 => return None,
+                _ => {
+                    (places.x[rank], places.index[rank], places.len[rank]) = (along_x, along_index, len);
+                    rank += 1;
+                }
+            }
+        }
+        places.rank = rank as u32;
+        Some(places)
+    }
+}
+
+/// `x[.., index[.., k, ..], ..]` along `dim`, of the index's shape; of elements that are not held, what a sum does not notice.
+///
+/// # Errors
+/// As [`embedding`]; tensors of more dims than a kernel takes.
+pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: Held) -> Result<Tensor> {
+    let gpu = Gpu::of(x)?;
+    let mut out = gpu.stale(x.dtype(), index.shape())?;
+    if out.numel() == 0 {
+        return Ok(out);
+    }
+    let places = Places::new(x, index, dim).ok_or_else(|| {
+        Error::unsupported("gather", "tensors of more than 6 dims", format!("{x}, {index}"), "reshape them")
+    })?;
+    let (held, stride, all) = (x.shape()[dim], x.strides()[dim], out.numel());
+    let launch = gpu.kernel("gather", "gather", x.dtype())?.read(x).read(index).write(&mut out).arg(places);
+    let launch = launch.arg(all as u64).arg(stride as u64).arg(held as u64);
+    let launch = launch.arg(indices.n as u64).arg(indices.start as u64).arg(Code::Gather as u32).faults();
+    launch.run(blocks(all), THREADS, 0)?;
+    Ok(out)
+}
+
+/// Zeros `[held, width]`, with the rows of `dy` added to those that `index` names.
+///
+/// # Errors
+/// As [`embedding`].
+pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: Held, out: &Shape) -> Result<Tensor> {
+    let (index, dy) = (index.contiguous()?, dy.contiguous()?);
+    let extents = Extents::new(index.shape());
+    let sums = Sums { index: &index, src: &dy, indices: rows, held: out[0], width: out[1], rows: 1 };
+    sums.run(extents, Code::EmbeddingGrad, out)
+}
+
+/// Zeros of shape `[.., held]`, with the elements of `src` (`[.., n]`) added at the places of `index` in their row.
+///
+/// # Errors
+/// As [`embedding`].
+pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: Held, held: usize) -> Result<Tensor> {
+    let (index, src) = (index.contiguous()?, src.contiguous()?);
+    let (&each, outer) = index.shape().split_last().expect("scatter_add refuses a tensor without dims");
+    let rows = outer.iter().product();
+    let out: Shape = outer.iter().copied().chain([held]).collect();
+    let sums = Sums { index: &index, src: &src, indices, held, width: 1, rows };
+    if each != 1 {
+        return sums.run(Extents::new(&[each]), Code::ScatterAdd, &out);
+    }
+    // No two hits meet.
+    let gpu = Gpu::of(&src)?;
+    let mut out = gpu.zeros(src.dtype(), &out)?;
+    if out.numel() > 0 {
+        let launch =
+            gpu.kernel("embedding_grad", "put", src.dtype())?.read(&index).read(&src).write(&mut out);
+        let launch = launch.arg(rows as u64).arg(held as u64).arg(indices.n as u64).arg(indices.start as u64);
+        launch.arg(Code::ScatterAdd as u32).faults().run(
+            rows.div_ceil(THREADS as usize) as u32,
+            THREADS,
+            0,
+        )?;
+    }
+    Ok(out)
+}
+
+/// `struct Extents` of `kernels/embedding_grad.cu`: of the positions that are summed over.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::NoUninit)]
+struct Extents {
+    len: [u32; 8],
+    levels: [u32; 8],
+    rank: u32,
+    unused: u32,
+}
+
+impl Extents {
+    /// None for more dims than a kernel takes.
+    fn new(shape: &[usize]) -> Option<Extents> {
+        let mut extents = Extents::default();
+        let mut rank = 0usize;
+        for (d, &n) in shape.iter().enumerate() {
+            let innermost = d + 1 == shape.len();
+            if n == 1 && !innermost {
+                continue;
+            }
+            *extents.len.get_mut(rank)? = u32::try_from(n).ok()?;
+            extents.levels[rank] = match innermost {
+                // A path inside a leaf is the index there.
+                true => Split::Halves.depth(n, LEAF) + LEAF.ilog2(),
+                false => Split::Halves.depth(n, 1),
+            };
+            rank += 1;
+        }
+        extents.rank = rank as u32;
+        (extents.levels_len() <= 64).then_some(extents)
+    }
+
+    fn levels_len(&self) -> u32 {
+        self.levels.iter().sum()
+    }
+}
+
+/// Rows of `src`, `width` long, added up by destination: `held` of them for each of `rows` equal stretches of `index`.
+struct Sums<'a> {
+    index: &'a Tensor,
+    src: &'a Tensor,
+    indices: Held,
+    held: usize,
+    width: usize,
+    rows: usize,
+}
+
+impl Sums<'_> {
+    fn run(&self, extents: Option<Extents>, code: Code, shape: &Shape) -> Result<Tensor> {
+        let gpu = Gpu::of(self.src)?;
+        let (hits, places) = (self.index.numel(), self.rows * self.held);
+        let mut out = gpu.zeros(self.src.dtype(), shape)?;
+        if out.numel() == 0 || hits == 0 {
+            return Ok(out);
+        }
+        let fits = hits < u32::MAX as usize && places < u32::MAX as usize;
+        let extents = extents.filter(|_| fits).ok_or_else(|| {
+            let given = format!("{}, {}", self.index, self.src);
+            let rule = "2^32 positions or destinations, or positions in more than 8 dims";
+            Error::unsupported("sums by destination", rule, given, "split or reshape them")
+        })?;
+        let mut keys = gpu.stale(DType::I32, [hits])?;
+        let mut paths = gpu.stale(DType::I64, [hits])?;
+        let launch = gpu.kernel("embedding_grad", "keys", DType::I64)?.read(self.index);
+        let launch = launch.write(&mut keys).write(&mut paths).arg(hits as u64);
+        let launch = launch.arg((hits / self.rows) as u64).arg(extents).arg(self.held as u64);
+        let launch = launch.arg(self.indices.n as u64).arg(self.indices.start as u64);
+        launch.arg(places as u32).arg(code as u32).faults().run(hits.div_ceil(256) as u32, 256, 0)?;
+        let (keys, positions) = sort(&gpu, keys, places)?;
+        const ADDING: usize = 128;
+        let all = (hits * self.width).div_ceil(ADDING);
+        let acc = wide(self.src.dtype()).size_bytes();
+        let waiting = extents.levels_len() as usize * ADDING * acc;
+        let launch = gpu.kernel("embedding_grad", "add", self.src.dtype())?.read(&keys).read(&positions);
+        let launch =
+            launch.read(&paths).read(self.src).write(&mut out).arg(hits as u64).arg(self.width as u32);
+        launch.arg(places as u32).run(all as u32, ADDING as u32, waiting)?;
+        Ok(out)
+    }
+}
+
+/// Keys (at most `largest`) in order, and where each stood; of equal ones in the order they stood in.
+fn sort(gpu: &Gpu, mut keys: Tensor, largest: usize) -> Result<(Tensor, Tensor)> {
+    const DIGIT_BITS: u32 = 8;
+    let hits = keys.numel();
+    let sorters = hits.div_ceil(2048).clamp(1, 256);
+    let stretch = hits.div_ceil(sorters);
+    let bits = usize::BITS - largest.leading_zeros();
+    let mut positions: Option<Tensor> = None;
+    for shift in (0..bits.max(1)).step_by(DIGIT_BITS as usize) {
+        let counts_len = sorters << DIGIT_BITS;
+        let mut counts = gpu.stale(DType::I32, [counts_len])?;
+        let launch = gpu.kernel("embedding_grad", "count", DType::I64)?.read(&keys).write(&mut counts);
+        launch.arg(hits as u64).arg(stretch as u64).arg(shift).run(sorters as u32, 256, 0)?;
+        let launch = gpu.kernel("embedding_grad", "scan", DType::I64)?.write(&mut counts);
+        launch.arg(counts_len as u32).run(1, 1024, 0)?;
+        let (mut sorted, mut to) = (gpu.stale(DType::I32, [hits])?, gpu.stale(DType::I32, [hits])?);
+        let launch = gpu.kernel("embedding_grad", "place", DType::I64)?.read(&keys);
+        let launch = launch.read_or_null(positions.as_ref()).write(&mut sorted).write(&mut to).read(&counts);
+        launch.arg(hits as u64).arg(stretch as u64).arg(shift).run(sorters as u32, 256, 0)?;
+        (keys, positions) = (sorted, Some(to));
+    }
+    Ok((keys, positions.expect("there is a digit")))
+}
+
+fn blocks(threads: usize) -> u32 {
+    threads.div_ceil(THREADS as usize).min(BLOCKS) as u32
+}

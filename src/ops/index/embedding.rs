@@ -1,0 +1,118 @@
+//! `embedding`: rows of a table by index.
+
+use smallvec::smallvec;
+
+use super::cuda;
+use super::segments::{checked_index, expect_indices};
+use crate::error::{Error, Result};
+use crate::ops::{
+    Algebra, Axis, EmbeddingGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+};
+use crate::tensor::{Element, Tensor, for_dtype};
+
+/// `table[index]`: table `[V, C]`, index i64 `[..]`, result `[.., C]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Embedding;
+
+impl Op for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [table, index] = arity(self.name(), ins)?;
+        expect_indices(self.name(), index)?;
+        if table.shape.len() != 2 {
+            return Err(Error::invalid(self.name(), "the table has two dims", table.to_string(), ""));
+        }
+        let shape = index.shape.iter().copied().chain([table.shape[1]]).collect();
+        Ok(smallvec![Meta { dtype: table.dtype, shape }])
+    }
+
+    /// A table split by rows leaves a partial sum: each rank fills in the rows it holds. Rows are moved untouched, so
+    /// any partial table passes.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let last = ins[1].shape.len();
+        let mut rows: Vec<Row> = (0..last).map(|d| Row::new([Slot::R, Slot::S(d)], [Slot::S(d)])).collect();
+        rows.push(Row::new([Slot::S(1), Slot::R], [Slot::S(last)]));
+        rows.push(Row::new([Slot::S(0), Slot::R], [Slot::SUM]).exact());
+        rows.extend(
+            Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], Slot::R], [r.outs[0]]).exact()),
+        );
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let (table, index) = (ins[0].contiguous()?, ins[1].contiguous()?);
+        let (rows, start) = (at.ins[0].global[0], at.ins[0].start(0));
+        let (held, width) = (table.shape()[0], table.shape()[1]);
+        let places: Vec<usize> = index
+            .as_slice::<i64>()?
+            .iter()
+            // An index before the first row held wraps to one far beyond the last.
+            .map(|&i| Ok(checked_index(self.name(), i, rows, 0)?.wrapping_sub(start)))
+            .collect::<Result<_>>()?;
+        let mut out = Tensor::stale(table.dtype(), at.outs[0].local().clone());
+        if out.numel() > 0 {
+            for_dtype!(any table.dtype(), T => {
+                let src = table.as_slice::<T>()?;
+                let out = crate::tensor::cpu::as_elements_mut::<T>(out.bytes_mut());
+                for (out, place) in out.chunks_exact_mut(width).zip(places) {
+                    match place < held {
+                        true => out.copy_from_slice(&src[place * width..][..width]),
+                        false => out.fill(nothing()),
+                    }
+                }
+            });
+        }
+        Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let rows = cuda::Held { n: at.ins[0].global[0], start: at.ins[0].start(0) };
+        Ok(smallvec![cuda::embedding(&ins[0], &ins[1], rows, at.outs[0].local())?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(1, "an index has no derivative");
+        let rows = g.input_meta(0).shape[0];
+        let (index, dy) = (g.input(1), g.grad(0));
+        let table = g.apply(EmbeddingGrad { rows }, &[index, dy])?;
+        g.set(0, table);
+        Ok(())
+    }
+}
+
+/// What a sum does not notice, not even in the sign of zero: what a rank gives for an element another one holds.
+pub(in crate::ops) fn nothing<T: Element>() -> T {
+    T::from_f64(-0.0)
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(Embedding, [Input::ints([7, 3]), Input::index([5], 7)]),
+        Sample::new(Embedding, [Input::ints([3, 5]), Input::index([2, 3], 3)]),
+        Sample::new(Embedding, [Input::ints([5, 1]), Input::index([], 5)]),
+        Sample::new(Embedding, [Input::ints([5, 2]), Input::index([3, 0], 5)]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+
+    #[test]
+    fn names_the_index_out_of_range() {
+        let table = Tensor::from_vec(vec![1.0f32, 2.0, -0.0, 4.0], [2, 2]).unwrap();
+        let index = |i| Tensor::from_vec(vec![1i64, i], [2]).unwrap();
+        let y = eval_whole(&Embedding, &[table.clone(), index(0)]).unwrap();
+        assert_eq!(y[0].to_vec::<f32>().unwrap(), [-0.0, 4.0, 1.0, 2.0]);
+        let error = eval_whole(&Embedding, &[table.clone(), index(2)]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "embedding: an index leaves dim 0; got index 2 for 2 indices; indices run from 0 to below 2"
+        );
+        assert!(eval_whole(&Embedding, &[table, index(-1)]).is_err());
+    }
+}

@@ -1,0 +1,94 @@
+//! `embedding_grad`: gradients added into the rows of a table. The derivative of `embedding`.
+
+use smallvec::smallvec;
+
+use super::cuda;
+use super::segments::{add_rows, checked_index, expect_indices};
+use crate::error::{Error, Result};
+use crate::ops::{
+    Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+};
+use crate::placement::Leaf;
+use crate::tensor::{Tensor, cpu, for_dtype};
+
+/// Zeros `[rows, C]`, with `dy[i]` (`[.., C]`) added to row `index[i]` (i64 `[..]`) for each `i`, along the summation
+/// tree over the index's dims.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct EmbeddingGrad {
+    /// The number of rows of the table.
+    pub rows: usize,
+}
+
+impl Op for EmbeddingGrad {
+    fn name(&self) -> &'static str {
+        "embedding_grad"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [index, dy] = arity(self.name(), ins)?;
+        expect_indices(self.name(), index)?;
+        dy.dtype.expect_float(self.name())?;
+        match dy.shape.split_last() {
+            Some((&width, outer)) if *outer == *index.shape => {
+                Ok(smallvec![Meta::new(dy.dtype, [self.rows, width])])
+            }
+            _ => Err(Error::invalid(self.name(), "wants one row of dy for each index", list(ins), "")),
+        }
+    }
+
+    /// Linear in the gradient. Split by the table's rows, each rank adds up those it keeps.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let last = ins[0].shape.len();
+        let mut rows: Vec<Row> =
+            (0..last).map(|d| Row::new([Slot::S(d), Slot::S(d)], [Slot::Terms(Leaf::Pairs)])).collect();
+        rows.push(Row::new([Slot::R, Slot::S(last)], [Slot::S(1)]));
+        rows.push(Row::new([Slot::R, Slot::R], [Slot::S(0)]));
+        rows.push(Row::new([Slot::R, Slot::SUM], [Slot::SUM]));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let (index, dy) = (ins[0].contiguous()?, ins[1].contiguous()?);
+        let (local, start) = (at.outs[0].local(), at.outs[0].start(0));
+        let mut hits = Vec::with_capacity(index.numel());
+        for (position, &i) in index.as_slice::<i64>()?.iter().enumerate() {
+            let row = checked_index(self.name(), i, self.rows, 0)?.wrapping_sub(start);
+            if row < local[0] {
+                hits.push((row, position));
+            }
+        }
+        let mut out = Tensor::zeros(dy.dtype(), local);
+        for_dtype!(float self.name(), dy.dtype(), T => {
+            let (src, out) = (dy.as_slice::<T>()?, cpu::as_elements_mut::<T>(out.bytes_mut()));
+            add_rows(index.shape(), &mut hits, local[1], src, out);
+            Ok(())
+        })?;
+        Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let rows = cuda::Held { n: self.rows, start: at.outs[0].start(0) };
+        Ok(smallvec![cuda::embedding_grad(&ins[0], &ins[1], rows, at.outs[0].local())?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(0, "an index has no derivative");
+        let (index, table) = (g.input(0), g.grad(0));
+        let dy = g.apply(Embedding, &[table, index])?;
+        g.set(1, dy);
+        Ok(())
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(EmbeddingGrad { rows: 3 }, [Input::index([7], 3), Input::ints([7, 2])]),
+        Sample::new(EmbeddingGrad { rows: 5 }, [Input::index([2, 3], 5), Input::ints([2, 3, 1])]),
+        Sample::new(EmbeddingGrad { rows: 2 }, [Input::index([], 2), Input::ints([3])]),
+        Sample::new(EmbeddingGrad { rows: 2 }, [Input::index([0], 2), Input::ints([0, 3])]),
+    ]
+}

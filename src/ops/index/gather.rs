@@ -1,0 +1,114 @@
+//! `gather`: elements along a dim by index.
+
+use smallvec::smallvec;
+
+use super::cuda;
+use super::embedding::nothing;
+use super::segments::{checked_index, expect_indices};
+use crate::error::{Error, Result};
+use crate::ops::{
+    Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, ScatterAdd, Slot, Tensors, Vjp, Windows, arity, list,
+};
+use crate::tensor::{Dims, Tensor, for_dtype};
+
+/// `y[.., k, ..] = x[.., index[.., k, ..], ..]` along `dim`; operand and index (i64) agree in their other extents, and
+/// the result has the index's shape.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Gather {
+    /// The dim.
+    pub dim: usize,
+}
+
+impl Op for Gather {
+    fn name(&self) -> &'static str {
+        "gather"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x, index] = arity(self.name(), ins)?;
+        expect_indices(self.name(), index)?;
+        expect_alike_but(self.name(), self.dim, ins)?;
+        Ok(smallvec![Meta { dtype: x.dtype, shape: index.shape.clone() }])
+    }
+
+    /// Elements are moved untouched, so any partial operand passes; one split along `dim` leaves a partial sum, each
+    /// rank filling in the elements it holds.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
+        let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 2)).collect();
+        rows.push(Row::new([Slot::R, Slot::S(self.dim)], [Slot::S(self.dim)]));
+        rows.push(Row::new([Slot::S(self.dim), Slot::R], [Slot::SUM]).exact());
+        rows.extend(
+            Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], Slot::R], [r.outs[0]]).exact()),
+        );
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let (n, start) = (at.ins[0].global[self.dim], at.ins[0].start(self.dim));
+        let held = ins[0].shape()[self.dim];
+        let (x, index) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
+        let len = ins[1].shape()[self.dim];
+        let mut out = Tensor::stale(x.dtype(), index.shape());
+        if out.numel() > 0 {
+            for_dtype!(any x.dtype(), T => {
+                let (x, index) = (x.as_slice::<T>()?, index.as_slice::<i64>()?);
+                let out = crate::tensor::cpu::as_elements_mut::<T>(out.bytes_mut());
+                for (r, (out, index)) in out.chunks_exact_mut(len).zip(index.chunks_exact(len)).enumerate() {
+                    let row = &x[r * held..][..held];
+                    for (o, &i) in out.iter_mut().zip(index) {
+                        let place = checked_index(self.name(), i, n, self.dim)?.wrapping_sub(start);
+                        *o = row.get(place).copied().unwrap_or_else(nothing);
+                    }
+                }
+            });
+        }
+        Ok(smallvec![rows_back(&out, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let indices = cuda::Held { n: at.ins[0].global[self.dim], start: at.ins[0].start(self.dim) };
+        Ok(smallvec![cuda::gather(&ins[0], &ins[1], self.dim, indices)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(1, "an index has no derivative");
+        let extent = g.input_meta(0).shape[self.dim];
+        let (index, dy) = (g.input(1), g.grad(0));
+        let dx = g.apply(ScatterAdd { dim: self.dim, extent }, &[index, dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+/// Refuses two operands whose extents differ in another dim than `dim`, and a `dim` they do not have.
+pub(in crate::ops) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> Result<()> {
+    let (a, b) = (&ins[0].shape, &ins[1].shape);
+    if dim < a.len() && a.len() == b.len() && (0..a.len()).all(|d| d == dim || a[d] == b[d]) {
+        return Ok(());
+    }
+    let rule = format!("the operands' extents differ in another dim than {dim}");
+    Err(Error::invalid(verb, rule, list(ins), "expand one of them"))
+}
+
+/// The tensor with `dim` moved to the end, contiguous.
+pub(in crate::ops) fn rows_along(x: &Tensor, dim: usize) -> Result<Tensor> {
+    let order: Dims = (0..x.shape().len()).filter(|&d| d != dim).chain([dim]).collect();
+    x.permute(&order)?.contiguous()
+}
+
+/// The last dim moved back to `dim`: a view.
+pub(in crate::ops) fn rows_back(x: &Tensor, dim: usize) -> Result<Tensor> {
+    let last = x.shape().len() - 1;
+    let order: Dims = (0..dim).chain([last]).chain(dim..last).collect();
+    x.permute(&order)
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(Gather { dim: 1 }, [Input::ints([5, 3]), Input::index([5, 2], 3)]),
+        Sample::new(Gather { dim: 0 }, [Input::ints([3, 2]), Input::index([7, 2], 3)]),
+        Sample::new(Gather { dim: 1 }, [Input::ints([2, 5, 3]), Input::index([2, 1, 3], 5)]),
+        Sample::new(Gather { dim: 0 }, [Input::ints([3]), Input::index([0], 3)]),
+    ]
+}

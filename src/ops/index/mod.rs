@@ -1,0 +1,8 @@
+//! Elements and rows by index, and sums by destination, which are their derivatives.
+
+pub(super) mod cuda;
+pub(super) mod embedding;
+pub(super) mod embedding_grad;
+pub(super) mod gather;
+pub(super) mod scatter_add;
+pub(super) mod segments;

@@ -1,0 +1,109 @@
+//! `scatter_add`: elements added up along a dim by index. The derivative of `gather`.
+
+use smallvec::smallvec;
+
+use super::cuda;
+use super::gather::{rows_along, rows_back};
+use super::segments::{add_rows, checked_index, expect_indices};
+use crate::error::{Error, Result};
+use crate::ops::{
+    Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+};
+use crate::placement::Leaf;
+use crate::tensor::{Shape, Tensor, cpu, for_dtype};
+
+/// Zeros, `extent` of them along `dim`, with `src[.., k, ..]` added at index `index[.., k, ..]` (i64) for each `k`,
+/// along the summation tree over `k`; operands (index, src) of equal shape.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ScatterAdd {
+    /// The dim.
+    pub dim: usize,
+    /// The result's extent along it.
+    pub extent: usize,
+}
+
+impl Op for ScatterAdd {
+    fn name(&self) -> &'static str {
+        "scatter_add"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [index, src] = arity(self.name(), ins)?;
+        expect_indices(self.name(), index)?;
+        src.dtype.expect_float(self.name())?;
+        if index.shape != src.shape || self.dim >= src.shape.len() {
+            let given = format!("dim {} of {}", self.dim, list(ins));
+            return Err(Error::invalid(self.name(), "wants index and source of one shape", given, ""));
+        }
+        let mut shape = src.shape.clone();
+        shape[self.dim] = self.extent;
+        Ok(smallvec![Meta { dtype: src.dtype, shape }])
+    }
+
+    /// Linear in `src`. Split along the result's dim, each rank adds up what it keeps.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
+        let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 2)).collect();
+        rows.push(Row::new([Slot::S(self.dim), Slot::S(self.dim)], [Slot::Terms(Leaf::Pairs)]));
+        rows.push(Row::new([Slot::R, Slot::R], [Slot::S(self.dim)]));
+        rows.push(Row::new([Slot::R, Slot::SUM], [Slot::SUM]));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let (len, start) = (ins[0].shape()[self.dim], at.outs[0].start(self.dim));
+        let held = at.outs[0].local()[self.dim];
+        let (index, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
+        let mut shape: Shape = index.shape().clone();
+        *shape.last_mut().expect("the dim is there") = held;
+        let mut out = Tensor::zeros(src.dtype(), shape);
+        if index.numel() > 0 {
+            for_dtype!(float self.name(), src.dtype(), T => {
+                let (src, index) = (src.as_slice::<T>()?, index.as_slice::<i64>()?);
+                let out = cpu::as_elements_mut::<T>(out.bytes_mut());
+                let mut hits = Vec::with_capacity(len);
+                for (r, (src, index)) in src.chunks_exact(len).zip(index.chunks_exact(len)).enumerate() {
+                    hits.clear();
+                    for (k, &i) in index.iter().enumerate() {
+                        let place = checked_index(self.name(), i, self.extent, self.dim)?.wrapping_sub(start);
+                        if place < held {
+                            hits.push((place, k));
+                        }
+                    }
+                    add_rows(&[len], &mut hits, 1, src, &mut out[r * held..][..held]);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(smallvec![rows_back(&out, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let indices = cuda::Held { n: self.extent, start: at.outs[0].start(self.dim) };
+        let (index, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
+        let out = cuda::scatter_add(&index, &src, indices, at.outs[0].local()[self.dim])?;
+        Ok(smallvec![rows_back(&out, self.dim)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(0, "an index has no derivative");
+        let (index, dy) = (g.input(0), g.grad(0));
+        let dx = g.apply(Gather { dim: self.dim }, &[dy, index])?;
+        g.set(1, dx);
+        Ok(())
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let op = |dim, extent| ScatterAdd { dim, extent };
+    vec![
+        Sample::new(op(1, 3), [Input::index([5, 7], 3), Input::ints([5, 7])]),
+        Sample::new(op(0, 5), [Input::index([3, 2], 5), Input::ints([3, 2])]),
+        Sample::new(op(1, 2), [Input::index([2, 3, 1], 2), Input::ints([2, 3, 1])]),
+        Sample::new(op(0, 2), [Input::index([0], 2), Input::ints([0])]),
+    ]
+}

@@ -1,0 +1,387 @@
+//! Layer norm and root-mean-square norm over the last dim, and their derivatives.
+//!
+//! Rows are summed along the [summation tree](RowTree) of their length, the gradients of weight and bias along the tree of
+//! all leading dims. f16 and bf16 compute in f32 and round once; the statistics stay f32 (f64 for f64).
+
+use crate::error::{Error, Result};
+use crate::tensor::cpu::{Kernel, Real, RowTree, Sum, as_elements_mut, cast, dispatch, expect_alike, reduce};
+use crate::tensor::{DType, ReduceOp, Shape, Tensor};
+
+/// `(x - mean) / sqrt(variance + eps) * weight + bias` along the last dim: the result, and each row's mean and
+/// `1 / sqrt(variance + eps)`, with the last dim kept as 1. The variance is the mean square deviation.
+///
+/// # Errors
+/// Refuses integers, a tensor without dims, and a weight or bias that does not have the last dim's extent and `x`'s
+/// dtype; in the name of `verb`.
+pub fn layer_norm(
+    verb: &str,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (y, mean, rstd) = forward(verb, x, [weight, bias], eps, true)?;
+    Ok((y, mean, rstd))
+}
+
+/// `x / sqrt(mean(x^2) + eps) * weight` along the last dim: the result, and each row's `1 / sqrt(mean(x^2) + eps)`.
+///
+/// # Errors
+/// As [`layer_norm`].
+pub fn rms_norm(verb: &str, x: &Tensor, weight: Option<&Tensor>, eps: f64) -> Result<(Tensor, Tensor)> {
+    let (y, _, rstd) = forward(verb, x, [weight, None], eps, false)?;
+    Ok((y, rstd))
+}
+
+/// The gradients of input, weight and bias of a [`layer_norm`], from that of its output, the input, the weight and the
+/// statistics.
+///
+/// # Errors
+/// As [`layer_norm`].
+pub fn layer_norm_backward(
+    verb: &str,
+    dy: &Tensor,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let (dx, dw) = backward(verb, dy, x, weight, Some(mean), rstd)?;
+    Ok((dx, dw, over_leading(verb, dy)?))
+}
+
+/// The gradients of input and weight of an [`rms_norm`], as [`layer_norm_backward`].
+///
+/// # Errors
+/// As [`layer_norm`].
+pub fn rms_norm_backward(
+    verb: &str,
+    dy: &Tensor,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    backward(verb, dy, x, weight, None, rstd)
+}
+
+fn forward(
+    verb: &str,
+    x: &Tensor,
+    affine: [Option<&Tensor>; 2],
+    eps: f64,
+    centred: bool,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    expect_rows(verb, x, &affine)?;
+    let (x, affine) = (x.packed(), affine.map(|t| t.map(Tensor::packed)));
+    let affine = [affine[0].as_ref(), affine[1].as_ref()];
+    match x.dtype() {
+        DType::F32 => forward_as::<f32>(&x, affine, eps, centred),
+        DType::F64 => forward_as::<f64>(&x, affine, eps, centred),
+        half => {
+            let wide = |t: &Tensor| cast(t, DType::F32);
+            let (w, b) = (affine[0].map(wide).transpose()?, affine[1].map(wide).transpose()?);
+            let (y, mean, rstd) = forward_as::<f32>(&wide(&x)?, [w.as_ref(), b.as_ref()], eps, centred)?;
+            Ok((cast(&y, half)?, mean, rstd))
+        }
+    }
+}
+
+fn forward_as<T: Real>(
+    x: &Tensor,
+    [weight, bias]: [Option<&Tensor>; 2],
+    eps: f64,
+    centred: bool,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let stats = statistics_shape(x);
+    let mut y = Tensor::stale(T::DTYPE, x.shape());
+    let mut mean = Tensor::zeros(T::DTYPE, stats.clone());
+    let mut rstd = Tensor::zeros(T::DTYPE, stats);
+    if x.numel() > 0 {
+        dispatch(Forward::<T> {
+            x: x.as_slice()?,
+            weight: weight.map(Tensor::as_slice).transpose()?,
+            bias: bias.map(Tensor::as_slice).transpose()?,
+            len: x.shape()[x.shape().len() - 1],
+            eps: T::of(eps),
+            centred,
+            y: as_elements_mut(y.bytes_mut()),
+            mean: mean.make_mut()?,
+            rstd: rstd.make_mut()?,
+        });
+    }
+    Ok((y, mean, rstd))
+}
+
+struct Forward<'a, T> {
+    x: &'a [T],
+    weight: Option<&'a [T]>,
+    bias: Option<&'a [T]>,
+    len: usize,
+    eps: T,
+    centred: bool,
+    y: &'a mut [T],
+    mean: &'a mut [T],
+    rstd: &'a mut [T],
+}
+
+impl<T: Real> Kernel for Forward<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let len = self.len;
+        let count = T::of(len as f64);
+        let mut tree = RowTree::new(len);
+        let mut squares = vec![T::ZERO; len];
+        let rows = self.x.chunks_exact(len).zip(self.y.chunks_exact_mut(len));
+        for ((x, y), (mean, rstd)) in rows.zip(self.mean.iter_mut().zip(self.rstd)) {
+            *mean = if self.centred { tree.fold::<Sum>(x) / count } else { T::ZERO };
+            for (s, &x) in squares.iter_mut().zip(x) {
+                *s = (x - *mean) * (x - *mean);
+            }
+            *rstd = (tree.fold::<Sum>(&squares) / count + self.eps).sqrt().recip();
+            let (mean, rstd) = (*mean, *rstd);
+            match (self.weight, self.bias) {
+                (Some(w), Some(b)) => {
+                    for ((y, &x), (&w, &b)) in y.iter_mut().zip(x).zip(w.iter().zip(b)) {
+                        *y = ((x - mean) * rstd).mul_add(w, b);
+                    }
+                }
+                (Some(w), None) => {
+                    for ((y, &x), &w) in y.iter_mut().zip(x).zip(w) {
+                        *y = (x - mean) * rstd * w;
+                    }
+                }
+                (None, b) => {
+                    for (i, (y, &x)) in y.iter_mut().zip(x).enumerate() {
+                        let normal = (x - mean) * rstd;
+                        *y = if let Some(b) = b { normal + b[i] } else { normal };
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn backward(
+    verb: &str,
+    dy: &Tensor,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    mean: Option<&Tensor>,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    expect_rows(verb, x, &[weight])?;
+    expect_alike(verb, x, &[dy])?;
+    let stats = statistics_shape(x);
+    if *rstd.shape() != stats || mean.is_some_and(|m| *m.shape() != stats) {
+        return Err(Error::invalid(
+            verb,
+            "the statistics are not the input's",
+            format!("{rstd} for {x}"),
+            format!("give {stats}"),
+        ));
+    }
+    let dtype = x.dtype();
+    let acc = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = |t: &Tensor| cast(&t.contiguous()?, acc);
+    let (dy, x, rstd) = (wide(dy)?, wide(x)?, wide(rstd)?);
+    let (weight, mean) = (weight.map(wide).transpose()?, mean.map(wide).transpose()?);
+    let (dx, dw) = match acc {
+        DType::F64 => backward_as::<f64>(&dy, &x, weight.as_ref(), mean.as_ref(), &rstd)?,
+        _ => backward_as::<f32>(&dy, &x, weight.as_ref(), mean.as_ref(), &rstd)?,
+    };
+    Ok((cast(&dx, dtype)?, cast(&over_leading(verb, &dw)?, dtype)?))
+}
+
+/// The gradient of the input, and every element's part of the gradient of the weight.
+fn backward_as<T: Real>(
+    dy: &Tensor,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    mean: Option<&Tensor>,
+    rstd: &Tensor,
+) -> Result<(Tensor, Tensor)> {
+    let (mut dx, mut dw) = (Tensor::stale(T::DTYPE, x.shape()), Tensor::stale(T::DTYPE, x.shape()));
+    if x.numel() > 0 {
+        dispatch(Backward::<T> {
+            dy: dy.as_slice()?,
+            x: x.as_slice()?,
+            weight: weight.map(Tensor::as_slice).transpose()?,
+            mean: mean.map(Tensor::as_slice).transpose()?,
+            rstd: rstd.as_slice()?,
+            len: x.shape()[x.shape().len() - 1],
+            dx: as_elements_mut(dx.bytes_mut()),
+            dw: as_elements_mut(dw.bytes_mut()),
+        });
+    }
+    Ok((dx, dw))
+}
+
+struct Backward<'a, T> {
+    dy: &'a [T],
+    x: &'a [T],
+    weight: Option<&'a [T]>,
+    mean: Option<&'a [T]>,
+    rstd: &'a [T],
+    len: usize,
+    dx: &'a mut [T],
+    dw: &'a mut [T],
+}
+
+impl<T: Real> Kernel for Backward<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let len = self.len;
+        let count = T::of(len as f64);
+        let mut tree = RowTree::new(len);
+        let (mut g, mut gx) = (vec![T::ZERO; len], vec![T::ZERO; len]);
+        let inputs = self.dy.chunks_exact(len).zip(self.x.chunks_exact(len));
+        let outputs = self.dx.chunks_exact_mut(len).zip(self.dw.chunks_exact_mut(len));
+        for (i, ((dy, x), (dx, dw))) in inputs.zip(outputs).enumerate() {
+            let (mean, rstd) = (self.mean.map_or(T::ZERO, |m| m[i]), self.rstd[i]);
+            match self.weight {
+                Some(w) => g.iter_mut().zip(dy.iter().zip(w)).for_each(|(g, (&dy, &w))| *g = dy * w),
+                None => g.copy_from_slice(dy),
+            }
+            for (((gx, &g), dw), (&dy, &x)) in gx.iter_mut().zip(&g).zip(dw.iter_mut()).zip(dy.iter().zip(x))
+            {
+                let normal = (x - mean) * rstd;
+                *gx = g * normal;
+                *dw = dy * normal;
+            }
+            // Without a mean (root-mean-square norm) nothing was centred.
+            let c1 = if self.mean.is_some() { tree.fold::<Sum>(&g) / count } else { T::ZERO };
+            let c2 = tree.fold::<Sum>(&gx) / count;
+            for (dx, (&g, &x)) in dx.iter_mut().zip(g.iter().zip(x)) {
+                *dx = ((x - mean) * rstd).mul_add(-c2, g - c1) * rstd;
+            }
+        }
+    }
+}
+
+/// The sum over all dims but the last.
+fn over_leading(verb: &str, x: &Tensor) -> Result<Tensor> {
+    let leading: Vec<usize> = (0..x.shape().len() - 1).collect();
+    reduce(verb, x, &leading, ReduceOp::Sum, false)
+}
+
+fn statistics_shape(x: &Tensor) -> Shape {
+    let mut shape = x.shape().clone();
+    let last = shape.len() - 1;
+    shape[last] = 1;
+    shape
+}
+
+fn expect_rows(verb: &str, x: &Tensor, affine: &[Option<&Tensor>]) -> Result<()> {
+    x.dtype().expect_float(verb)?;
+    let Some(&len) = x.shape().last() else {
+        return Err(Error::invalid(verb, "wants a last dim", x.to_string(), "reshape it to [1]"));
+    };
+    match affine.iter().flatten().find(|t| t.shape()[..] != [len] || t.dtype() != x.dtype()) {
+        Some(t) => Err(Error::invalid(
+            verb,
+            "weight and bias are not of the input's last dim and dtype",
+            format!("{t} for {x}"),
+            format!("give {}[{len}]", x.dtype()),
+        )),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::cpu::{Isa, with_isa};
+
+    fn noise(shape: impl Into<Shape>, seed: usize) -> Tensor {
+        let shape = shape.into();
+        let value = |i: usize| ((i * 7919 + seed * 101) % 1009) as f64 * 0.004 - 2.0;
+        Tensor::from_vec((0..shape.numel()).map(value).collect::<Vec<f64>>(), shape).unwrap()
+    }
+
+    #[test]
+    fn against_the_definition() {
+        for n in [1, 2, 33, 100] {
+            let (x, w, b) = (noise([2, 3, n], 1), noise([n], 2), noise([n], 3));
+            let (y, mean, rstd) = layer_norm("ln", &x, Some(&w), Some(&b), 1e-5).unwrap();
+            let (rms, _) = rms_norm("rms", &x, Some(&w), 1e-5).unwrap();
+            assert_eq!((&mean.shape()[..], &rstd.shape()[..]), (&[2, 3, 1][..], &[2, 3, 1][..]));
+            let (xv, wv, bv) = (x.to_f64_vec(), w.to_f64_vec(), b.to_f64_vec());
+            for (i, (y, rms)) in y.to_f64_vec().iter().zip(rms.to_f64_vec()).enumerate() {
+                let row = &xv[i / n * n..][..n];
+                let mean = row.iter().sum::<f64>() / n as f64;
+                let var = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+                let square = row.iter().map(|x| x * x).sum::<f64>() / n as f64;
+                let want = (xv[i] - mean) / (var + 1e-5).sqrt() * wv[i % n] + bv[i % n];
+                assert!((y - want).abs() < 1e-12, "{y} {want}");
+                assert!((rms - xv[i] / (square + 1e-5).sqrt() * wv[i % n]).abs() < 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn derivatives_by_differences() {
+        let (x, w, b, dy) = (noise([2, 2, 5], 1), noise([5], 2), noise([5], 3), noise([2, 2, 5], 4));
+        let dot =
+            |y: &Tensor| -> f64 { y.to_f64_vec().iter().zip(dy.to_f64_vec()).map(|(y, d)| y * d).sum() };
+        let layer =
+            |t: &[Tensor; 3]| dot(&layer_norm("ln", &t[0], Some(&t[1]), Some(&t[2]), 1e-3).unwrap().0);
+        let rms = |t: &[Tensor; 3]| dot(&rms_norm("rms", &t[0], Some(&t[1]), 1e-3).unwrap().0);
+        let (_, mean, rstd) = layer_norm("ln", &x, Some(&w), Some(&b), 1e-3).unwrap();
+        let (dx, dw, db) = layer_norm_backward("ln", &dy, &x, Some(&w), &mean, &rstd).unwrap();
+        let (_, rstd) = rms_norm("rms", &x, Some(&w), 1e-3).unwrap();
+        let (rdx, rdw) = rms_norm_backward("rms", &dy, &x, Some(&w), &rstd).unwrap();
+        let inputs = [x, w, b];
+        let check = |loss: &dyn Fn(&[Tensor; 3]) -> f64, which: usize, got: &Tensor| {
+            for (i, got) in got.to_f64_vec().iter().enumerate() {
+                let nudge = |by: f64| {
+                    let mut t = inputs.clone();
+                    t[which].make_mut::<f64>().unwrap()[i] += by;
+                    loss(&t)
+                };
+                let want = (nudge(1e-5) - nudge(-1e-5)) / 2e-5;
+                assert!((got - want).abs() < 1e-7, "input {which}, {i}: {got} {want}");
+            }
+        };
+        check(&layer, 0, &dx);
+        check(&layer, 1, &dw);
+        check(&layer, 2, &db);
+        check(&rms, 0, &rdx);
+        check(&rms, 1, &rdw);
+    }
+
+    #[test]
+    fn parts_empty_halves_and_instruction_sets() {
+        let f32s = |t: Tensor| cast(&t, DType::F32).unwrap();
+        let (x, w, dy) = (f32s(noise([4, 9, 70], 1)), f32s(noise([70], 2)), f32s(noise([4, 9, 70], 3)));
+        let run = |x: &Tensor, dy: &Tensor| {
+            let (y, mean, rstd) = layer_norm("ln", x, Some(&w), Some(&w), 1e-5).unwrap();
+            let (dx, dw, db) = layer_norm_backward("ln", dy, x, Some(&w), &mean, &rstd).unwrap();
+            [y, dx, dw, db].map(|t| t.to_vec::<f32>().unwrap())
+        };
+        let whole = run(&x, &dy);
+        for &isa in Isa::available() {
+            assert_eq!(with_isa(isa, || run(&x, &dy)), whole, "{isa:?}");
+        }
+        let half = |r| run(&x.narrow(0, r, 2).unwrap(), &dy.narrow(0, r, 2).unwrap());
+        let (a, b) = (half(0), half(2));
+        assert_eq!([a[0].clone(), b[0].clone()].concat(), whole[0]);
+        for k in [2, 3] {
+            let sum: Vec<f32> = a[k].iter().zip(&b[k]).map(|(a, b)| a + b).collect();
+            assert_eq!(sum, whole[k], "two parts are two nodes");
+        }
+        let (y, mean, _) = layer_norm("ln", &cast(&x, DType::BF16).unwrap(), None, None, 1e-5).unwrap();
+        assert_eq!((y.dtype(), mean.dtype()), (DType::BF16, DType::F32));
+        for shape in [[0, 3], [3, 0]] {
+            let x = Tensor::zeros(DType::F32, shape);
+            let (_, mean, rstd) = layer_norm("ln", &x, None, None, 1e-5).unwrap();
+            let (dx, dw, db) = layer_norm_backward("ln", &x, &x, None, &mean, &rstd).unwrap();
+            assert_eq!(
+                (dx.shape(), dw.shape(), db.shape()),
+                (x.shape(), &[shape[1]].into(), &[shape[1]].into())
+            );
+        }
+        assert!(layer_norm("ln", &x, Some(&x), None, 1e-5).is_err());
+    }
+}

@@ -1,0 +1,124 @@
+//! `layer_norm` over the last dim.
+
+use smallvec::smallvec;
+
+use super::{cpu, cuda};
+use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::{accumulator, statistic_shape};
+use crate::ops::{
+    Axis, Bits, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+};
+use crate::tensor::{Shape, Tensor};
+
+/// (x, w[, b]) -> (y, mean, rstd): `y = (x - mean) * rstd * w + b` with `rstd = 1 / sqrt(var + eps)` over the last
+/// dim: x and y `[.., C]`, w and b `[C]`, mean and rstd `[.., 1]` in f32 (f64 for f64).
+///
+/// Ba et al., *Layer Normalization*, 2016. The gradient of x is the total one, through mean and rstd; gradients of
+/// these two results stop here.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LayerNorm {
+    /// Added to the variance.
+    pub eps: Bits,
+    /// Whether there is an operand b.
+    pub bias: bool,
+}
+
+impl Op for LayerNorm {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let x = match self.bias {
+            true => &arity::<3>(self.name(), ins)?[0],
+            false => &arity::<2>(self.name(), ins)?[0],
+        };
+        let statistic =
+            Meta { dtype: accumulator(x.dtype), shape: expect_norm(self.name(), x, &ins[1..], ins)? };
+        Ok(smallvec![x.clone(), statistic.clone(), statistic])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let weights = usize::from(self.bias) + 1;
+        let row = |s| Row::new(std::iter::once(s).chain(std::iter::repeat_n(Slot::R, weights)), [s, s, s]);
+        (0..ins[0].shape.len() - 1).map(|d| row(Slot::S(d))).collect()
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (y, mean, rstd) = cpu::layer_norm(self.name(), &ins[0], Some(&ins[1]), ins.get(2), self.eps.0)?;
+        Ok(smallvec![y, mean, rstd])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (y, mean, rstd) = cuda::layer_norm(self.name(), &ins[0], Some(&ins[1]), ins.get(2), self.eps.0)?;
+        Ok(smallvec![y, mean, rstd])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.constant(1, "a statistic, for the derivative of result 0");
+        g.constant(2, "a statistic, for the derivative of result 0");
+        let ins = [g.grad(0), g.input(0), g.input(1), g.output(1), g.output(2)];
+        let grads = g.apply_all(LayerNormGrad { bias: self.bias }, &ins)?;
+        for (i, grad) in grads.into_iter().enumerate() {
+            g.set(i, grad);
+        }
+        Ok(())
+    }
+}
+
+/// Refuses, in the name of `verb`, weights that are not of the shape of x's last dim, and gives the shape
+/// of statistics.
+pub(in crate::ops) fn expect_norm(verb: &str, x: &Meta, weights: &[Meta], ins: &[Meta]) -> Result<Shape> {
+    x.dtype.expect_float(verb)?;
+    match x.shape.split_last() {
+        Some((&n, _)) if weights.iter().all(|w| w.dtype == x.dtype && *w.shape == [n]) => {
+            Ok(statistic_shape(x))
+        }
+        _ => Err(Error::invalid(
+            verb,
+            "wants weights of x's dtype, one for each index of its last dim",
+            list(ins),
+            "",
+        )),
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |shape: &[usize], bias: bool| {
+        let w = [*shape.last().expect("a shape with a last dim")];
+        let ins = [Input::ints(shape), Input::ints(w), Input::ints(w)];
+        Sample::new(LayerNorm { eps: Bits(1e-3), bias }, ins.into_iter().take(2 + usize::from(bias)))
+    };
+    vec![
+        sample(&[5, 3], true),
+        sample(&[2, 3, 7], false),
+        sample(&[5], true),
+        sample(&[3, 1], true),
+        sample(&[0, 3], true),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+
+    #[test]
+    fn follows_its_definition() {
+        let x: Vec<f64> = (0..14).map(|i| f64::from(i * i % 11) - 3.0).collect();
+        let (w, b): (Vec<f64>, Vec<f64>) = (0..7).map(|i| (0.5 * f64::from(i) - 1.0, f64::from(i))).unzip();
+        let t = |v: &[f64], shape: &[usize]| Tensor::from_slice(v, shape).unwrap();
+        let op = LayerNorm { eps: Bits(0.01), bias: true };
+        let outs = eval_whole(&op, &[t(&x, &[2, 7]), t(&w, &[7]), t(&b, &[7])]).unwrap();
+        for (r, row) in x.chunks(7).enumerate() {
+            let mean = row.iter().sum::<f64>() / 7.0;
+            let rstd = 1.0 / (row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 7.0 + 0.01).sqrt();
+            assert!((outs[1].to_f64_vec()[r] - mean).abs() < 1e-13);
+            assert!((outs[2].to_f64_vec()[r] - rstd).abs() < 1e-13);
+            for (c, x) in row.iter().enumerate() {
+                let want = (x - mean) * rstd * w[c] + b[c];
+                assert!((outs[0].to_f64_vec()[r * 7 + c] - want).abs() < 1e-12);
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! `layer_norm_grad`: the derivative of `layer_norm`, in one pass over x and dy.
+
+use smallvec::smallvec;
+
+use super::layer_norm::expect_norm;
+use super::{cpu, cuda};
+use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use crate::placement::Leaf;
+use crate::tensor::{Shape, Tensor};
+
+/// (dy, x, w, mean, rstd) -> (dx, dw[, db]), each of its operand's shape.
+///
+/// Missing: its own derivative; asking for it is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LayerNormGrad {
+    /// Whether there is a result db.
+    pub bias: bool,
+}
+
+impl Op for LayerNormGrad {
+    fn name(&self) -> &'static str {
+        "layer_norm_grad"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [dy, x, w, mean, rstd] = arity(self.name(), ins)?;
+        let kept = expect_norm(self.name(), x, std::slice::from_ref(w), ins)?;
+        expect_saved(self.name(), dy, x, &[mean, rstd], kept, ins)?;
+        let mut outs: Metas = smallvec![x.clone(), w.clone()];
+        outs.extend(self.bias.then(|| w.clone()));
+        Ok(outs)
+    }
+
+    /// Linear in `dy`; over sharded rows the weights' gradients are partial sums.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        grad_rows(&ins[1], 2, usize::from(self.bias) + 1)
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let [dy, x, w, mean, rstd] = ins else { unreachable!("infer counted the operands") };
+        let (dx, dw, db) = cpu::layer_norm_backward(self.name(), dy, x, Some(w), mean, rstd)?;
+        let mut outs: Tensors = smallvec![dx, dw];
+        outs.extend(self.bias.then_some(db));
+        Ok(outs)
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let [dy, x, w, mean, rstd] = ins else { unreachable!("infer counted the operands") };
+        let (dx, dw, db) = cuda::layer_norm_backward(self.name(), dy, x, Some(w), mean, rstd)?;
+        let mut outs: Tensors = smallvec![dx, dw];
+        outs.extend(self.bias.then_some(db));
+        Ok(outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of layer_norm is not written")
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+/// Refuses, in the name of `verb`, a gradient unlike `x` and statistics not of the shape `kept`.
+pub(in crate::ops) fn expect_saved(
+    verb: &str,
+    dy: &Meta,
+    x: &Meta,
+    statistics: &[&Meta],
+    kept: Shape,
+    ins: &[Meta],
+) -> Result<()> {
+    let statistic = Meta { dtype: accumulator(x.dtype), shape: kept };
+    if dy == x && statistics.iter().all(|&s| *s == statistic) {
+        return Ok(());
+    }
+    Err(Error::invalid(verb, format!("wants dy like x, and statistics {statistic}"), list(ins), ""))
+}
+
+/// The rows for (dy, x, w, statistics) -> (dx, gradients of weights).
+pub(in crate::ops) fn grad_rows(x: &Meta, statistics: usize, weights: usize) -> Vec<Row> {
+    use std::iter::{once, repeat_n};
+    let cut = |s: Slot| {
+        let ins = [s, s, Slot::R].into_iter().chain(repeat_n(s, statistics));
+        Row::new(ins, once(s).chain(repeat_n(Slot::Terms(Leaf::Pairs), weights)))
+    };
+    let linear =
+        Row::new(once(Slot::SUM).chain(repeat_n(Slot::R, 2 + statistics)), repeat_n(Slot::SUM, 1 + weights));
+    (0..x.shape.len() - 1).map(|d| cut(Slot::S(d))).chain([linear]).collect()
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |shape: &[usize], bias: bool| {
+        let (n, outer) = shape.split_last().expect("a shape with a last dim");
+        let kept: Vec<usize> = outer.iter().copied().chain([1]).collect();
+        let (x, mean, rstd) = (Input::ints(shape), Input::ints(kept.clone()), Input::positive(kept));
+        let ins = [x.clone(), x, Input::ints([*n]), mean, rstd];
+        Sample::new(LayerNormGrad { bias }, ins).rounded(outer.iter().product::<usize>() + n).rough()
+    };
+    vec![sample(&[5, 3], true), sample(&[2, 3, 7], false), sample(&[5], true), sample(&[0, 3], true)]
+}

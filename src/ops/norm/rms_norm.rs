@@ -1,0 +1,88 @@
+//! `rms_norm` over the last dim.
+
+use smallvec::smallvec;
+
+use super::layer_norm::expect_norm;
+use super::{cpu, cuda};
+use crate::error::Result;
+use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::{
+    Axis, Bits, Input, Meta, Metas, Op, RmsNormGrad, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+};
+use crate::tensor::Tensor;
+
+/// (x, w) -> (y, rstd): `y = x * rstd * w` with `rstd = 1 / sqrt(mean(x²) + eps)` over the last dim: x and y
+/// `[.., C]`, w `[C]`, rstd `[.., 1]` in f32 (f64 for f64).
+///
+/// Zhang and Sennrich, *Root Mean Square Layer Normalization*, 2019. The gradient of x is the total one, through rstd;
+/// that of rstd itself stops here.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RmsNorm {
+    /// Added to the mean of squares.
+    pub eps: Bits,
+}
+
+impl Op for RmsNorm {
+    fn name(&self) -> &'static str {
+        "rms_norm"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x, w] = arity(self.name(), ins)?;
+        let shape = expect_norm(self.name(), x, std::slice::from_ref(w), ins)?;
+        Ok(smallvec![x.clone(), Meta { dtype: accumulator(x.dtype), shape }])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let row = |d| Row::new([Slot::S(d), Slot::R], [Slot::S(d), Slot::S(d)]);
+        (0..ins[0].shape.len() - 1).map(row).collect()
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (y, rstd) = cpu::rms_norm(self.name(), &ins[0], Some(&ins[1]), self.eps.0)?;
+        Ok(smallvec![y, rstd])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (y, rstd) = cuda::rms_norm(self.name(), &ins[0], Some(&ins[1]), self.eps.0)?;
+        Ok(smallvec![y, rstd])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.constant(1, "a statistic, for the derivative of result 0");
+        let ins = [g.grad(0), g.input(0), g.input(1), g.output(1)];
+        let grads = g.apply_all(RmsNormGrad, &ins)?;
+        g.set(0, grads[0]);
+        g.set(1, grads[1]);
+        Ok(())
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |shape: &[usize]| {
+        let w = [*shape.last().expect("a shape with a last dim")];
+        Sample::new(RmsNorm { eps: Bits(1e-3) }, [Input::ints(shape), Input::ints(w)])
+    };
+    vec![sample(&[5, 3]), sample(&[2, 3, 7]), sample(&[5]), sample(&[3, 1]), sample(&[0, 3])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+
+    #[test]
+    fn follows_its_definition() {
+        let x = [3.0, -1.0, 2.0, 0.5, 0.25, -4.0];
+        let w = [1.0, -2.0, 0.5];
+        let (tx, tw) = (Tensor::from_slice(&x, [2, 3]).unwrap(), Tensor::from_slice(&w, [3]).unwrap());
+        let outs = eval_whole(&RmsNorm { eps: Bits(0.01) }, &[tx, tw]).unwrap();
+        for (r, row) in x.chunks(3).enumerate() {
+            let rstd = 1.0 / (row.iter().map(|x| x * x).sum::<f64>() / 3.0 + 0.01).sqrt();
+            assert!((outs[1].to_f64_vec()[r] - rstd).abs() < 1e-14);
+            for c in 0..3 {
+                assert!((outs[0].to_f64_vec()[r * 3 + c] - row[c] * rstd * w[c]).abs() < 1e-13);
+            }
+        }
+    }
+}

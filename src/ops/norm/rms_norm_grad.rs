@@ -1,0 +1,63 @@
+//! `rms_norm_grad`: the derivative of `rms_norm`, in one pass over x and dy.
+
+use smallvec::smallvec;
+
+use super::layer_norm::expect_norm;
+use super::layer_norm_grad::{expect_saved, grad_rows};
+use super::{cpu, cuda};
+use crate::error::Result;
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use crate::tensor::Tensor;
+
+/// (dy, x, w, rstd) -> (dx, dw), each of its operand's shape.
+///
+/// Missing: its own derivative; asking for it is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RmsNormGrad;
+
+impl Op for RmsNormGrad {
+    fn name(&self) -> &'static str {
+        "rms_norm_grad"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [dy, x, w, rstd] = arity(self.name(), ins)?;
+        let kept = expect_norm(self.name(), x, std::slice::from_ref(w), ins)?;
+        expect_saved(self.name(), dy, x, &[rstd], kept, ins)?;
+        Ok(smallvec![x.clone(), w.clone()])
+    }
+
+    /// Linear in `dy`; over sharded rows the weight's gradient is a partial sum.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        grad_rows(&ins[1], 1, 1)
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (dx, dw) = cpu::rms_norm_backward(self.name(), &ins[0], &ins[1], Some(&ins[2]), &ins[3])?;
+        Ok(smallvec![dx, dw])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let (dx, dw) = cuda::rms_norm_backward(self.name(), &ins[0], &ins[1], Some(&ins[2]), &ins[3])?;
+        Ok(smallvec![dx, dw])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.refuse("the second derivative of rms_norm is not written")
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |shape: &[usize]| {
+        let (n, outer) = shape.split_last().expect("a shape with a last dim");
+        let kept: Vec<usize> = outer.iter().copied().chain([1]).collect();
+        let x = Input::ints(shape);
+        let ins = [x.clone(), x, Input::ints([*n]), Input::positive(kept)];
+        Sample::new(RmsNormGrad, ins).rounded(outer.iter().product::<usize>() + n).rough()
+    };
+    vec![sample(&[5, 3]), sample(&[2, 3, 7]), sample(&[5]), sample(&[0, 3])]
+}

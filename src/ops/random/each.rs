@@ -1,0 +1,34 @@
+//! What random operators with a parameter for each element have in common.
+
+use super::cuda;
+use crate::error::Result;
+use crate::ops::Windows;
+use crate::rng::{Draw, Stretches};
+use crate::tensor::{Element, Tensor};
+
+/// The result whose elements `fill` draws, many stretches at a time: given which they are, and the parameters of all.
+pub(super) fn draw_each<P: Element, T: Element>(
+    params: &Tensor,
+    at: &Windows,
+    mut fill: impl FnMut(Stretches<'_>, &[P], &mut [T]) -> Result<()>,
+) -> Result<Tensor> {
+    let params = params.contiguous()?;
+    let mut out = Tensor::stale(T::DTYPE, params.shape());
+    let (params, elements) = (params.as_slice::<P>()?, out.make_mut::<T>()?);
+    let window = &at.outs[0];
+    Stretches::of(&window.region, &window.global, |at, here| {
+        fill(at, &params[here.clone()], &mut elements[here])
+    })?;
+    Ok(out)
+}
+
+/// The same on a device, of the parameters that `what` says.
+pub(super) fn draw_each_on_device(
+    what: cuda::Parameters,
+    draw: Draw,
+    params: &Tensor,
+    at: &Windows,
+) -> Result<Tensor> {
+    let window = &at.outs[0];
+    cuda::draw_each(what, draw, params, &window.global, &window.region)
+}

@@ -1,0 +1,272 @@
+//! `multinomial`: categories drawn by their weights, with or without replacement.
+
+use smallvec::smallvec;
+
+use super::cuda;
+use crate::error::{Error, Result};
+use crate::ops::{Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use crate::rng::{self, Draw, Stretches};
+use crate::tensor::{DType, Element, Tensor, for_dtype};
+
+/// For each row of weights `[.., k]`, `samples` categories (i64, from 0 to below k) as `[.., samples]`.
+///
+/// Weights need not add up to 1; they are finite and not negative, and each row has one that is positive. Categories of
+/// weight 0 are never drawn.
+///
+/// With replacement, by inversion: sample `e` (global linear index in the result) reads 64-bit element `e` of the draw,
+/// whose upper 53 bits times 2^-53 are u, and is the first category whose sum of weights, in f64 and in ascending order
+/// from category 0 on, is above u times the row's sum. Without replacement, by a race (P. Efraimidis and P. Spirakis,
+/// "Weighted random sampling with a reservoir", 2006): category `e` (global linear index in the weights) arrives at
+/// E / weight with E element `e` of [`rng::exponential`] in f64, and the first to arrive are drawn, in that order: the
+/// order in which weights would be drawn one by one, each from the rest.
+///
+/// A row is one rank's work: leading dims may be sharded, and the categories are whole.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Multinomial {
+    /// How many categories each row gives.
+    pub samples: usize,
+    /// Whether a category may be drawn again.
+    pub replacement: bool,
+    /// This call's numbers.
+    pub draw: Free<Draw>,
+}
+
+impl Op for Multinomial {
+    fn name(&self) -> &'static str {
+        "multinomial"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [w] = arity(self.name(), ins)?;
+        w.dtype.expect_float(self.name())?;
+        let Some((&k, batch)) = w.shape.split_last() else {
+            return Err(Error::invalid(self.name(), "wants rows of weights, [.., k]", w.to_string(), ""));
+        };
+        if !self.replacement && self.samples > k {
+            return Err(Error::invalid(
+                self.name(),
+                "without replacement there are no more samples than categories",
+                format!("{} samples of {w}", self.samples),
+                "draw fewer, or with replacement",
+            ));
+        }
+        let shape: Vec<usize> = batch.iter().copied().chain([self.samples]).collect();
+        Ok(smallvec![Meta::new(DType::I64, shape)])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        (0..ins[0].shape.len() - 1).map(|d| Row::same(Slot::S(d), 1)).collect()
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let weights = ins[0].contiguous()?;
+        let out = for_dtype!(float self.name(), weights.dtype(), T => {
+            let rows = Rows { op: self, weights: weights.as_slice::<T>()?, at };
+            if self.replacement { rows.with_replacement() } else { rows.without() }
+        })?;
+        Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        let [weights, drawn] = [&at.ins[0], &at.outs[0]].map(|w| (&w.global, &w.region));
+        Ok(smallvec![cuda::multinomial(self.draw.0, self.replacement, &ins[0], weights, drawn)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none(0, "an index has no derivative");
+        Ok(())
+    }
+}
+
+/// This rank's rows.
+struct Rows<'a, T> {
+    op: &'a Multinomial,
+    weights: &'a [T],
+    at: &'a Windows,
+}
+
+impl<T: Element> Rows<'_, T> {
+    fn with_replacement(&self) -> Result<Tensor> {
+        let window = &self.at.outs[0];
+        let mut words = vec![0; window.region.numel()];
+        Stretches::of(&window.region, &window.global, |at, here| {
+            rng::bits64(self.op.draw.0, at, &mut words[here]);
+            Ok(())
+        })?;
+        let mut sums = vec![0.0; self.categories_len()];
+        self.each_row(|row, weights, out| {
+            self.check(row, weights)?;
+            let mut sum = 0.0;
+            for (sums, weight) in sums.iter_mut().zip(weights) {
+                sum += weight.to_f64();
+                *sums = sum;
+            }
+            if !(sum > 0.0 && sum < f64::INFINITY) {
+                return Err(self.refused(
+                    "a row's weights have a positive, finite sum",
+                    row,
+                    format!("{sum}"),
+                ));
+            }
+            let words = &words[row * out.len()..][..out.len()];
+            for (out, word) in out.iter_mut().zip(words) {
+                // Below the sum, since it is at most (1 - 2^-53) times it, and what is above half a unit rounds down.
+                let u = (word >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0) * sum;
+                *out = sums.partition_point(|&below| below <= u) as i64;
+            }
+            Ok(())
+        })
+    }
+
+    fn without(&self) -> Result<Tensor> {
+        let window = &self.at.ins[0];
+        let mut arrivals = vec![0.0f64; self.weights.len()];
+        Stretches::of(&window.region, &window.global, |at, here| {
+            rng::exponential(self.op.draw.0, at, 1.0, &mut arrivals[here])
+        })?;
+        let k = self.categories_len();
+        let mut race: Vec<(f64, usize)> = Vec::with_capacity(k);
+        self.each_row(|row, weights, out| {
+            self.check(row, weights)?;
+            race.clear();
+            let arrivals = weights.iter().zip(&arrivals[row * k..]).map(|(w, e)| (w.to_f64(), e)).enumerate();
+            race.extend(arrivals.filter(|(_, (w, _))| *w > 0.0).map(|(category, (w, e))| (e / w, category)));
+            if race.len() < out.len() {
+                let rule = "without replacement a row has as many positive weights as samples";
+                return Err(self.refused(rule, row, format!("{} for {} samples", race.len(), out.len())));
+            }
+            let earlier = |a: &(f64, usize), b: &(f64, usize)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
+            if !out.is_empty() && out.len() < race.len() {
+                race.select_nth_unstable_by(out.len() - 1, earlier);
+                race.truncate(out.len());
+            }
+            race.sort_unstable_by(earlier);
+            out.iter_mut().zip(&race).for_each(|(out, &(_, category))| *out = category as i64);
+            Ok(())
+        })
+    }
+
+    /// Has `sample` write each row of the result, given the row's number here and its weights.
+    fn each_row(&self, mut sample: impl FnMut(usize, &[T], &mut [i64]) -> Result<()>) -> Result<Tensor> {
+        let mut out = Tensor::stale(DType::I64, self.at.outs[0].local());
+        let (k, samples) = (self.categories_len(), self.op.samples);
+        if out.numel() == 0 {
+            return Ok(out);
+        }
+        for (row, out) in out.make_mut::<i64>()?.chunks_mut(samples).enumerate() {
+            sample(row, &self.weights[row * k..][..k], out)?;
+        }
+        Ok(out)
+    }
+
+    fn categories_len(&self) -> usize {
+        self.at.ins[0].global.last().copied().unwrap_or(0)
+    }
+
+    fn check(&self, row: usize, weights: &[T]) -> Result<()> {
+        let sound = |w: &T| (0.0..f64::INFINITY).contains(&w.to_f64());
+        if weights.iter().fold(true, |all, w| all & sound(w)) {
+            return Ok(());
+        }
+        let category = weights.iter().position(|w| !sound(w)).unwrap_or(0);
+        let given = format!("{} for category {category}", weights[category].to_f64());
+        Err(self.refused("weights are finite and not negative", row, given))
+    }
+
+    /// Names the row by its number in the whole.
+    fn refused(&self, rule: &str, row: usize, given: String) -> Error {
+        let window = &self.at.ins[0];
+        let (at, k) = (row * self.categories_len(), self.categories_len().max(1));
+        let mut global = row as u64;
+        window.region.runs(&window.global, |start, offset, len| {
+            if (offset..offset + len).contains(&at) {
+                global = (start + (at - offset) as u64) / k as u64;
+            }
+        });
+        Error::invalid(self.op.name(), rule, format!("{given} in row {global}"), "")
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |shape: &[usize], samples, replacement| {
+        let draw = Free(rng::Generator::new(7).next_draw());
+        Sample::new(Multinomial { samples, replacement, draw }, [Input::positive(shape)]).rough()
+    };
+    vec![
+        sample(&[5, 3], 4, true),
+        sample(&[7, 5], 3, false),
+        sample(&[2, 3, 7], 2, true),
+        sample(&[3, 2, 4], 4, false),
+        sample(&[5], 2, false),
+        sample(&[0, 3], 2, true),
+        sample(&[2, 0], 0, false),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+
+    fn draw(weights: &[f32], shape: [usize; 2], samples: usize, replacement: bool) -> Result<Vec<i64>> {
+        let op = Multinomial { samples, replacement, draw: Free(rng::Generator::new(5).next_draw()) };
+        let x = Tensor::from_slice(weights, shape)?;
+        eval_whole(&op, &[x])?[0].to_vec::<i64>()
+    }
+
+    #[test]
+    fn categories_come_as_often_as_they_weigh() {
+        let weights = [1.0, 0.0, 2.0, 5.0, 0.0];
+        // Each share of 40,000 within 4.5 standard deviations (at most 0.0025): once in 10^5 fresh seeds.
+        let shares = |drawn: &[i64]| -> Vec<f64> {
+            let count = |c: i64| drawn.iter().filter(|&&x| x == c).count() as f64;
+            (0..5).map(|c| count(c) / drawn.len() as f64).collect()
+        };
+        let close = |got: &[f64], want: &[f64]| {
+            assert!(got.iter().zip(want).all(|(g, w)| (g - w).abs() < 4.5 * 0.0025), "{got:?} for {want:?}");
+        };
+        let drawn = draw(&weights, [1, 5], 40_000, true).unwrap();
+        close(&shares(&drawn), &[0.125, 0.0, 0.25, 0.625, 0.0]);
+        let rows: Vec<f32> = weights.iter().copied().cycle().take(5 * 40_000).collect();
+        let drawn = draw(&rows, [40_000, 5], 3, false).unwrap();
+        let place = |at: usize| drawn.iter().skip(at).step_by(3).copied().collect::<Vec<_>>();
+        close(&shares(&place(0)), &[0.125, 0.0, 0.25, 0.625, 0.0]);
+        // The second: 2 after 3 has 5/8 2/3 and after 0 has 1/8 2/7; and so on.
+        let second = [5.0 / 24.0 + 2.0 / 48.0, 0.0, 5.0 / 12.0 + 1.0 / 28.0, 5.0 / 56.0 + 10.0 / 48.0, 0.0];
+        close(&shares(&place(1)), &second);
+        let sorted = |row: &[i64]| {
+            let mut row = row.to_vec();
+            row.sort_unstable();
+            row
+        };
+        assert!(drawn.chunks(3).all(|row| sorted(row) == [0, 2, 3]), "a category comes once");
+    }
+
+    #[test]
+    fn refusals_name_row_and_category() {
+        let refused = |weights: &[f32], samples, replacement| {
+            draw(weights, [2, 3], samples, replacement).unwrap_err().to_string()
+        };
+        for replacement in [true, false] {
+            for (bad, text) in [(-1.0, "-1"), (f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+                let want = format!(
+                    "multinomial: weights are finite and not negative; got {text} for category 1 in row 1"
+                );
+                assert_eq!(refused(&[1.0, 2.0, 3.0, 1.0, bad, 1.0], 1, replacement), want);
+            }
+        }
+        assert_eq!(
+            refused(&[1.0, 2.0, 3.0, 0.0, 0.0, 0.0], 1, true),
+            "multinomial: a row's weights have a positive, finite sum; got 0 in row 1"
+        );
+        assert_eq!(
+            refused(&[1.0, 2.0, 3.0, 1.0, 0.0, 0.0], 2, false),
+            "multinomial: without replacement a row has as many positive weights as samples; got 1 for 2 samples in row 1"
+        );
+        assert_eq!(
+            refused(&[1.0; 6], 4, false),
+            "multinomial: without replacement there are no more samples than categories; got 4 samples of f32[2, 3]; \
+             draw fewer, or with replacement"
+        );
+    }
+}

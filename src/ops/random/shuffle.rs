@@ -1,0 +1,116 @@
+//! `shuffle`: the indices of a dim in random order, a function of the draw.
+
+use smallvec::smallvec;
+
+use super::cuda;
+use crate::error::{Error, Result};
+use crate::ops::{
+    Algebra, Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+};
+use crate::rng::{Draw, Generator, Permutation};
+use crate::tensor::{Tensor, cpu, for_dtype};
+
+/// `y[.., i, ..] = x[.., order(i), ..]` along `dim`, where `order` is the draw's [`Permutation`] of the dim; or, as the
+/// inverse, `y[.., order(i), ..] = x[.., i, ..]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Shuffle {
+    /// The dim.
+    pub dim: usize,
+    /// True to put everything back.
+    pub inverse: bool,
+    /// This call's numbers.
+    pub draw: Free<Draw>,
+}
+
+impl Op for Shuffle {
+    fn name(&self) -> &'static str {
+        "shuffle"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        if self.dim >= x.shape.len() {
+            return Err(Error::invalid(self.name(), "no such dim", format!("dim {} of {x}", self.dim), ""));
+        }
+        Ok(smallvec![x.clone()])
+    }
+
+    /// The dim is whole: which index goes where depends on all of it. Elements are moved untouched.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
+        let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 1)).collect();
+        rows.extend(Algebra::Structural.rows(1));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let x = ins[0].contiguous()?;
+        let mut order = vec![0; x.shape()[self.dim]];
+        Permutation::new(self.draw.0, order.len() as u64).fill(0, &mut order)?;
+        let width: usize = x.shape()[self.dim + 1..].iter().product();
+        let mut out = Tensor::stale(x.dtype(), x.shape());
+        if out.numel() > 0 {
+            for_dtype!(any x.dtype(), T => {
+                let (x, out) = (x.as_slice::<T>()?, cpu::as_elements_mut::<T>(out.bytes_mut()));
+                let whole = order.len() * width;
+                for (out, x) in out.chunks_exact_mut(whole).zip(x.chunks_exact(whole)) {
+                    for (i, &place) in order.iter().enumerate() {
+                        let (to, from) = if self.inverse { (place as usize, i) } else { (i, place as usize) };
+                        out[to * width..][..width].copy_from_slice(&x[from * width..][..width]);
+                    }
+                }
+            });
+        }
+        Ok(smallvec![out])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cuda::shuffle(self.draw.0, &ins[0], self.dim, self.inverse)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let dy = g.grad(0);
+        let dx = g.apply(Shuffle { inverse: !self.inverse, ..self.clone() }, &[dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let shuffle = |dim, inverse| Shuffle { dim, inverse, draw: Free(Generator::new(9).next_draw()) };
+    vec![
+        Sample::new(shuffle(0, false), [Input::ints([7, 3])]),
+        Sample::new(shuffle(1, false), [Input::ints([3, 5])]),
+        Sample::new(shuffle(1, true), [Input::ints([2, 7, 3])]),
+        Sample::new(shuffle(0, false), [Input::ints([5])]),
+        Sample::new(shuffle(0, true), [Input::ints([0, 3])]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+
+    #[test]
+    fn follows_the_permutation_and_its_inverse_undoes_it() {
+        let (n, draw) = (1009usize, Generator::new(1).next_draw());
+        let order = Permutation::new(draw, n as u64);
+        for (shape, dim) in [([n, 2], 0), ([2, n], 1)] {
+            let x = Tensor::from_vec((0..2 * n as i64).collect(), shape).unwrap();
+            let run = |inverse, x: &Tensor| {
+                let op = Shuffle { dim, inverse, draw: Free(draw) };
+                eval_whole(&op, std::slice::from_ref(x)).unwrap().swap_remove(0)
+            };
+            let y = run(false, &x);
+            let at = |t: &Tensor, i: usize| {
+                let rows = t.narrow(dim, i, 1).unwrap();
+                rows.to_vec::<i64>().unwrap()
+            };
+            for i in 0..n {
+                assert_eq!(at(&y, i), at(&x, order.at(i as u64).unwrap() as usize));
+            }
+            assert_eq!(run(true, &y).to_vec::<i64>().unwrap(), x.to_vec::<i64>().unwrap());
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Rotation of pairs by angles that grow with the position.
+
+use bytemuck::{Pod, Zeroable};
+use smallvec::SmallVec;
+
+use super::cpu::Rotation;
+use crate::error::Result;
+use crate::tensor::cuda::Gpu;
+use crate::tensor::math::log::ln_f64;
+use crate::tensor::{Dims, Tensor};
+
+/// `x` `[.., time, d]`, in any strides, turned as [`Rotation::apply`] does, by bits. The result lies in memory as `x` does.
+///
+/// # Errors
+/// A device without room, a launch that fails.
+pub(super) fn rotary(rotation: &Rotation, x: &Tensor) -> Result<Tensor> {
+    let gpu = Gpu::of(x)?;
+    let (time, last) = (x.shape().len() - 2, x.shape().len() - 1);
+    // In the order of memory, but for the last dim.
+    let mut order: Dims = (0..last).collect();
+    order.sort_by_key(|&dim| std::cmp::Reverse(x.strides()[dim]));
+    order.push(last);
+    let mut inverse = Dims::from_elem(0, order.len());
+    order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
+    let shape: Dims = order.iter().map(|&dim| x.shape()[dim]).collect();
+    let mut out = gpu.stale(x.dtype(), &shape[..])?.permute(&inverse)?;
+    if x.numel() > 0 {
+        let rows = x.strides()[last] == 1 || x.shape()[last] == 1;
+        let x = if rows { x.clone() } else { x.contiguous()? };
+        let mut others = others(&x, &out, time);
+        let copied = if others.len() > DIMS { x.contiguous()? } else { x };
+        if others.len() > DIMS {
+            out = gpu.stale(copied.dtype(), copied.shape().clone())?;
+            others = self::others(&copied, &out, time);
+        }
+        turn(&gpu, rotation, &copied, &mut out, &others)?;
+    }
+    Ok(out)
+}
+
+/// The dims but time and the last that a kernel walks over.
+const DIMS: usize = 3;
+
+/// One of them: its extent, its steps in the operand and in the result.
+type Other = [usize; 3];
+
+/// The dims before `time`, neighbours as one where they run on in both tensors.
+fn others(x: &Tensor, out: &Tensor, time: usize) -> SmallVec<[Other; 4]> {
+    let mut others: SmallVec<[Other; 4]> = SmallVec::new();
+    for dim in (0..time).filter(|&dim| x.shape()[dim] != 1) {
+        let next = [x.shape()[dim], x.strides()[dim], out.strides()[dim]];
+        match others.last_mut() {
+            Some(held) if held[1] == next[0] * next[1] && held[2] == next[0] * next[2] => {
+                *held = [held[0] * next[0], next[1], next[2]];
+            }
+            _ => others.push(next),
+        }
+    }
+    others
+}
+
+fn turn(gpu: &Gpu, rotation: &Rotation, x: &Tensor, out: &mut Tensor, others: &[Other]) -> Result<()> {
+    let (time, last) = (x.shape().len() - 2, x.shape().len() - 1);
+    let (len, pairs) = (x.shape()[time], x.shape()[last] / 2);
+    let mut arg = RotationArg {
+        ln: ln_f64(rotation.base),
+        sign: if rotation.inverse { -1.0 } else { 1.0 },
+        start: rotation.start as u64,
+        time: len as u64,
+        pairs: pairs as u64,
+        time_steps: [x.strides()[time] as u64, out.strides()[time] as u64],
+        len: [1; DIMS],
+        steps: [0; DIMS],
+        out_steps: [0; DIMS],
+    };
+    for (i, &[n, step, out_step]) in others.iter().rev().enumerate() {
+        let at = DIMS - 1 - i;
+        (arg.len[at], arg.steps[at], arg.out_steps[at]) = (n as u64, step as u64, out_step as u64);
+    }
+    let pack = 16 / x.dtype().size_bytes();
+    let whole = |x: &Tensor| {
+        x.strides()[..last].iter().zip(x.shape().iter()).all(|(&step, &n)| n <= 1 || step % pack == 0)
+            && x.device_address().is_some_and(|at| at % 16 == 0)
+    };
+    let (stem, pack) =
+        if pairs % pack == 0 && whole(x) && whole(out) { ("packs", pack) } else { ("rotary", 1) };
+    let blocks = (len * (pairs / pack)).div_ceil(THREADS);
+    // Enough threads to fill the device, and no more: each computes its sines anew.
+    let count = arg.len.iter().product::<u64>() as usize;
+    let shares = (gpu.multiprocessors() as usize * 16).div_ceil(blocks).min(count).min(65535);
+    let launch = gpu.kernel("rotary", stem, x.dtype())?.arg(arg).read(x).write(out);
+    launch.run([blocks as u32, shares as u32, 1], THREADS as u32, 0)
+}
+
+/// Threads of a block.
+const THREADS: usize = 128;
+
+/// `struct Rotation` in `kernels/rotary.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct RotationArg {
+    ln: f64,
+    sign: f64,
+    start: u64,
+    time: u64,
+    pairs: u64,
+    time_steps: [u64; 2],
+    len: [u64; DIMS],
+    steps: [u64; DIMS],
+    out_steps: [u64; DIMS],
+}

@@ -1,0 +1,126 @@
+//! `rotary`: rotary position embedding (Su et al., *RoFormer*, 2021).
+
+pub(super) mod cpu;
+mod cuda;
+
+use smallvec::smallvec;
+
+use super::{
+    Algebra, Axis, Bits, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+use cpu::Rotation;
+
+/// x `[.., T, D]` with its vectors turned by their positions: at position `p = offset + t`, elements `i` and `i + D/2`
+/// of a vector turn as a pair by the angle `p · base^(-2i/D)`.
+///
+/// That is the pairing of Llama's published weights, not the neighbours of the paper. `t` is the global index. Angles
+/// are our own sequence of f64 operations ([`Rotation`]). The derivative turns back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rotary {
+    /// The base of the geometric sequence of angles, usually 10000.
+    pub base: Bits,
+    /// The position of the first vector.
+    pub offset: usize,
+    /// Whether to turn by the negative angle.
+    pub inverse: bool,
+}
+
+impl Op for Rotary {
+    fn name(&self) -> &'static str {
+        "rotary"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        x.dtype.expect_float(self.name())?;
+        let refused = |rule: &str, given: String| Err(Error::invalid(self.name(), rule, given, ""));
+        if !matches!(x.shape[..], [.., _, d] if d % 2 == 0) {
+            return refused("wants [.., time, d] with an even d", list(ins));
+        }
+        if !(self.base.0 > 0.0 && self.base.0.is_finite()) {
+            return refused("the base is not a positive number", self.base.0.to_string());
+        }
+        Ok(smallvec![x.clone()])
+    }
+
+    /// Any dim but the last, whose halves turn into each other. Linear.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        let cut = |d| Row::same(Slot::S(d), 1);
+        let mut rows: Vec<Row> = (0..ins[0].shape.len() - 1).map(cut).collect();
+        rows.extend(Algebra::Linear.rows(1));
+        rows
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![self.rotation(at).apply(self.name(), &ins[0])?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(smallvec![cuda::rotary(&self.rotation(at), &ins[0])?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let dy = g.grad(0);
+        let dx = g.apply(Rotary { inverse: !self.inverse, ..*self }, &[dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+impl Rotary {
+    /// What a rank that holds this part does.
+    fn rotation(&self, at: &Windows) -> Rotation {
+        let x = &at.ins[0];
+        let start = self.offset + x.start(x.global.len() - 2);
+        Rotation { base: self.base.0, start, inverse: self.inverse }
+    }
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    let sample = |base, offset, inverse, shape: &[usize]| {
+        Sample::new(Rotary { base: Bits(base), offset, inverse }, [Input::ints(shape)])
+    };
+    vec![
+        sample(1e4, 0, false, &[2, 3, 5, 4]),
+        sample(100.0, 7, true, &[3, 7, 2]),
+        sample(5e5, 1_000_000, false, &[5, 6]),
+        sample(1e4, 0, false, &[2, 0, 4]),
+        sample(1e4, 3, false, &[3, 1, 2]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+    use crate::tensor::DType;
+
+    /// The score of a query and a key depends on how far apart they are only.
+    #[test]
+    fn scores_depend_on_the_distance() {
+        let x = Input::ints([2, 1, 8]).values(DType::F64, 3);
+        let at = |row: usize, offset| {
+            let op = Rotary { base: Bits(1e4), offset, inverse: false };
+            eval_whole(&op, &[x.narrow(0, row, 1).unwrap()]).unwrap()[0].to_f64_vec()
+        };
+        let score = |q, k| at(0, q).iter().zip(at(1, k)).map(|(q, k)| q * k).sum::<f64>();
+        assert!((score(17, 5) - score(1017, 1005)).abs() < 1e-10);
+        assert!((score(17, 5) - score(17, 6)).abs() > 1e-3);
+        let plain = x.to_f64_vec();
+        assert_eq!(at(0, 0), plain[..8], "position 0 does not turn");
+    }
+
+    #[test]
+    fn refuses_odd_widths_and_bases_that_are_not_positive() {
+        let refused = |base, shape: &[usize]| {
+            let op = Rotary { base: Bits(base), offset: 0, inverse: false };
+            op.infer(&[Meta::new(DType::F32, shape)]).unwrap_err().to_string()
+        };
+        assert_eq!(refused(1e4, &[5, 3]), "rotary: wants [.., time, d] with an even d; got f32[5, 3]");
+        assert_eq!(refused(1e4, &[4]), "rotary: wants [.., time, d] with an even d; got f32[4]");
+        assert_eq!(refused(0.0, &[5, 4]), "rotary: the base is not a positive number; got 0");
+        assert_eq!(refused(f64::NAN, &[5, 4]), "rotary: the base is not a positive number; got NaN");
+    }
+}

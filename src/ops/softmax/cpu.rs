@@ -1,0 +1,179 @@
+//! Softmax over the last dim, its logarithm, and their derivatives.
+//!
+//! Rows are summed along the [summation tree](crate::tensor::cpu::RowTree) of their length. f16 and bf16 compute in f32 and round once.
+//! A row of length 0 has no elements; a row of -inf alone, or one that holds a NaN, gives NaN.
+
+use crate::error::Result;
+use crate::tensor::Tensor;
+use crate::tensor::cpu::{Real, RowBody, RowTree, Sum, over_rows, row_max};
+
+/// `e^x / sum(e^x)` along the last dim.
+///
+/// # Errors
+/// Refuses integers and a tensor without dims, in the name of `verb`.
+pub fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
+    over_rows(verb, [x], Softmax)
+}
+
+/// `x - ln(sum(e^x))` along the last dim.
+///
+/// # Errors
+/// As [`softmax`].
+pub fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
+    over_rows(verb, [x], LogSoftmax)
+}
+
+/// The gradient of the input of a softmax, from that of its output and the output.
+///
+/// # Errors
+/// As [`softmax`]; refuses operands whose shapes or dtypes differ.
+pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
+    over_rows(verb, [dy, y], SoftmaxBackward)
+}
+
+/// The gradient of the input of a log-softmax, from that of its output and the output.
+///
+/// # Errors
+/// As [`softmax_backward`].
+pub fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
+    over_rows(verb, [dy, y], LogSoftmaxBackward)
+}
+
+#[derive(Clone, Copy)]
+struct Softmax;
+
+impl RowBody<1> for Softmax {
+    #[inline(always)]
+    fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
+        let max = row_max(x);
+        for (o, &x) in out.iter_mut().zip(x) {
+            *o = (x - max).exp();
+        }
+        let scale = tree.fold::<Sum>(out).recip();
+        for o in out {
+            *o = *o * scale;
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct LogSoftmax;
+
+impl RowBody<1> for LogSoftmax {
+    #[inline(always)]
+    fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
+        let max = row_max(x);
+        for (o, &x) in out.iter_mut().zip(x) {
+            *o = (x - max).exp();
+        }
+        let log = tree.fold::<Sum>(out).ln();
+        for (o, &x) in out.iter_mut().zip(x) {
+            *o = (x - max) - log;
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct SoftmaxBackward;
+
+impl RowBody<2> for SoftmaxBackward {
+    #[inline(always)]
+    fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, scratch: &mut [T]) {
+        for (s, (&dy, &y)) in scratch.iter_mut().zip(dy.iter().zip(y)) {
+            *s = dy * y;
+        }
+        let dot = tree.fold::<Sum>(scratch);
+        for (o, (&dy, &y)) in out.iter_mut().zip(dy.iter().zip(y)) {
+            *o = y * (dy - dot);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct LogSoftmaxBackward;
+
+impl RowBody<2> for LogSoftmaxBackward {
+    #[inline(always)]
+    fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
+        let sum = tree.fold::<Sum>(dy);
+        for (o, (&dy, &y)) in out.iter_mut().zip(dy.iter().zip(y)) {
+            *o = (-y.exp()).mul_add(sum, dy);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DType;
+    use crate::tensor::cpu::{Isa, cast, with_isa};
+
+    fn rows(m: usize, n: usize) -> Tensor {
+        let value = |i: usize| ((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0;
+        Tensor::from_vec((0..m * n).map(value).collect::<Vec<f64>>(), [m, n]).unwrap()
+    }
+
+    fn by_definition(x: &[f64]) -> Vec<f64> {
+        let sum: f64 = x.iter().map(|x| x.exp()).sum();
+        x.iter().map(|x| x.exp() / sum).collect()
+    }
+
+    #[test]
+    fn against_the_definition_on_every_instruction_set() {
+        for (m, n) in [(1, 1), (3, 2), (2, 33), (5, 100), (2, 1024), (3, 0), (0, 4)] {
+            let x = rows(m, n);
+            let y = softmax("softmax", &x).unwrap();
+            let log = log_softmax("log_softmax", &x).unwrap();
+            for r in 0..m {
+                let row = |t: &Tensor| t.narrow(0, r, 1).unwrap().to_f64_vec();
+                for ((got, log), want) in row(&y).iter().zip(row(&log)).zip(by_definition(&row(&x))) {
+                    assert!((got - want).abs() < 1e-14 && (log - want.ln()).abs() < 1e-12, "{m} {n}");
+                }
+            }
+            let narrow = cast(&x, DType::F32).unwrap();
+            let bits = |isa| {
+                with_isa(isa, || {
+                    let y = softmax("softmax", &narrow).unwrap();
+                    let dx = softmax_backward("softmax", &narrow, &y).unwrap();
+                    let log = log_softmax("log_softmax", &narrow).unwrap();
+                    [y, dx, log].map(|t| t.as_bytes().unwrap().to_vec())
+                })
+            };
+            assert!(Isa::available().iter().all(|&isa| bits(isa) == bits(Isa::Baseline)), "{m} {n}");
+        }
+    }
+
+    #[test]
+    fn derivatives_by_differences() {
+        let (x, dy) = (rows(2, 7), rows(3, 7).narrow(0, 1, 2).unwrap());
+        type Pass = (fn(&str, &Tensor) -> Result<Tensor>, fn(&str, &Tensor, &Tensor) -> Result<Tensor>);
+        let passes: [Pass; 2] = [(softmax, softmax_backward), (log_softmax, log_softmax_backward)];
+        for (forward, backward) in passes {
+            let loss = |x: &Tensor| -> f64 {
+                let y = forward("f", x).unwrap().to_f64_vec();
+                y.iter().zip(dy.to_f64_vec()).map(|(y, dy)| y * dy).sum()
+            };
+            let dx = backward("f", &dy, &forward("f", &x).unwrap()).unwrap().to_f64_vec();
+            for (i, dx) in dx.iter().enumerate() {
+                let nudge = |by: f64| {
+                    let mut x = x.to_owned_copy().unwrap();
+                    x.make_mut::<f64>().unwrap()[i] += by;
+                    loss(&x)
+                };
+                let want = (nudge(1e-5) - nudge(-1e-5)) / 2e-5;
+                assert!((dx - want).abs() < 1e-8, "{i}: {dx} {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn extremes_halves_and_refusals() {
+        let x = Tensor::from_vec(vec![1e30f32, -1e30, f32::NEG_INFINITY, 0.0], [2, 2]).unwrap();
+        assert_eq!(softmax("softmax", &x).unwrap().to_vec::<f32>().unwrap(), [1.0, 0.0, 0.0, 1.0]);
+        let half = cast(&rows(2, 5), DType::BF16).unwrap();
+        let want = cast(&softmax("s", &cast(&half, DType::F32).unwrap()).unwrap(), DType::BF16).unwrap();
+        assert_eq!(softmax("s", &half).unwrap().to_f64_vec(), want.to_f64_vec());
+        assert!(softmax("softmax", &Tensor::scalar(1.0f32)).is_err());
+        assert!(softmax("softmax", &Tensor::zeros(DType::I32, [2])).is_err());
+    }
+}

@@ -1,0 +1,61 @@
+//! `log_softmax` along a dim.
+
+use smallvec::smallvec;
+
+use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
+use crate::error::Result;
+use crate::ops::{Axis, Input, LogSoftmaxGrad, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use crate::tensor::Tensor;
+
+/// `x - max - log(sum(exp(x - max)))` along `dim`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct LogSoftmax {
+    /// The dim.
+    pub dim: usize,
+}
+
+impl Op for LogSoftmax {
+    fn name(&self) -> &'static str {
+        "log_softmax"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        expect_float_dim(self.name(), x, self.dim)?;
+        Ok(smallvec![x.clone()])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        other_dims(&ins[0], self.dim, 1)
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let y = cpu::log_softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
+        Ok(smallvec![dim_last(&y, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let y = cuda::log_softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
+        Ok(smallvec![dim_last(&y, self.dim)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let (y, dy) = (g.output(0), g.grad(0));
+        let dx = g.apply(LogSoftmaxGrad { dim: self.dim }, &[y, dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(LogSoftmax { dim: 1 }, [Input::ints([5, 3])]),
+        Sample::new(LogSoftmax { dim: 0 }, [Input::ints([7, 2])]),
+        Sample::new(LogSoftmax { dim: 1 }, [Input::ints([2, 3, 0])]),
+        Sample::new(LogSoftmax { dim: 0 }, [Input::ints([1])]),
+    ]
+}

@@ -1,0 +1,86 @@
+//! `softmax` along a dim.
+
+pub(super) mod cpu;
+mod cuda;
+pub(super) mod grad;
+pub(super) mod log_softmax;
+pub(super) mod log_softmax_grad;
+pub(super) mod sum_exp;
+
+use smallvec::smallvec;
+
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, SoftmaxGrad, Tensors, Vjp, Windows, arity};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// `exp(x - max) / sum(exp(x - max))` along `dim`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Softmax {
+    /// The dim.
+    pub dim: usize,
+}
+
+impl Op for Softmax {
+    fn name(&self) -> &'static str {
+        "softmax"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        expect_float_dim(self.name(), x, self.dim)?;
+        Ok(smallvec![x.clone()])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        other_dims(&ins[0], self.dim, 1)
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let y = cpu::softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
+        Ok(smallvec![dim_last(&y, self.dim)?])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let y = cuda::softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
+        Ok(smallvec![dim_last(&y, self.dim)?])
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let (y, dy) = (g.output(0), g.grad(0));
+        let dx = g.apply(SoftmaxGrad { dim: self.dim }, &[y, dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+/// Refuses, in the name of `verb`, elements that are not floating and a dim that is not there.
+pub(super) fn expect_float_dim(verb: &str, x: &Meta, dim: usize) -> Result<()> {
+    x.dtype.expect_float(verb)?;
+    if dim < x.shape.len() {
+        return Ok(());
+    }
+    Err(Error::invalid(verb, "no such dim", format!("dim {dim} of {x}"), ""))
+}
+
+/// Everything sharded along any dim but `dim`.
+pub(super) fn other_dims(x: &Meta, dim: usize, ins: usize) -> Vec<Row> {
+    (0..x.shape.len()).filter(|&d| d != dim).map(|d| Row::same(Slot::S(d), ins)).collect()
+}
+
+/// The tensor with `dim` and the last one swapped; again, to swap back. A view.
+pub(super) fn dim_last(x: &Tensor, dim: usize) -> Result<Tensor> {
+    x.transpose(dim, x.shape().len() - 1)
+}
+
+pub(super) fn samples() -> Vec<Sample> {
+    vec![
+        Sample::new(Softmax { dim: 1 }, [Input::ints([5, 3])]),
+        Sample::new(Softmax { dim: 0 }, [Input::ints([7, 2])]),
+        Sample::new(Softmax { dim: 1 }, [Input::ints([2, 3, 0])]),
+        Sample::new(Softmax { dim: 0 }, [Input::ints([1])]),
+    ]
+}

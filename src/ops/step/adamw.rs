@@ -1,0 +1,343 @@
+//! `adamw`: one step of AdamW on a parameter, in place where nobody shares its buffers.
+
+use smallvec::smallvec;
+
+use super::cuda;
+use crate::error::{Error, Result};
+use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::{
+    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+};
+use crate::tensor::cpu::{Kernel, Lane, Real, dispatch};
+use crate::tensor::{Float, Tensor, for_dtype};
+
+/// (p, g, m, v, scale) -> (p', m', v'): Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019,
+/// algorithm 2.
+///
+/// With `g` times `scale` (shape `[]`: the coefficient of gradient clipping) for `g`: `m' = β1 m + (1 - β1) g`,
+/// `v' = β2 v + (1 - β2) g²`, `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`. The moments and `scale` are
+/// f32 (f64 for f64 parameters), and so is the arithmetic.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AdamW {
+    /// β1, the decay of the mean of gradients.
+    pub beta1: Bits,
+    /// β2, the decay of the mean of their squares.
+    pub beta2: Bits,
+    /// ε, added to the root.
+    pub eps: Bits,
+    /// λ, the weight decay.
+    pub weight_decay: Bits,
+    /// The learning rate.
+    pub lr: Free<f64>,
+    /// c1 = `1 - β1^t` at step t, counted from 1.
+    pub correction1: Free<f64>,
+    /// c2 = `1 - β2^t`.
+    pub correction2: Free<f64>,
+}
+
+impl AdamW {
+    /// The operator of step `t`, counted from 1.
+    pub fn at_step(t: u64, lr: f64, betas: (f64, f64), eps: f64, weight_decay: f64) -> AdamW {
+        AdamW {
+            beta1: Bits(betas.0),
+            beta2: Bits(betas.1),
+            eps: Bits(eps),
+            weight_decay: Bits(weight_decay),
+            lr: Free(lr),
+            correction1: Free(1.0 - power(betas.0, t)),
+            correction2: Free(1.0 - power(betas.1, t)),
+        }
+    }
+
+    /// What stays of the parameter.
+    pub(crate) fn keep(&self) -> f64 {
+        1.0 - self.lr.0 * self.weight_decay.0
+    }
+
+    /// The attributes but for the weight decay, as kernels use them.
+    pub(crate) fn rates(&self) -> cuda::AdamWRates {
+        cuda::AdamWRates {
+            beta1: self.beta1.0,
+            beta2: self.beta2.0,
+            rest1: 1.0 - self.beta1.0,
+            rest2: 1.0 - self.beta2.0,
+            eps: self.eps.0,
+            step: -self.lr.0 / self.correction1.0,
+            root: 1.0 / self.correction2.0.sqrt(),
+        }
+    }
+}
+
+impl Op for AdamW {
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [p, g, m, v, scale] = arity(self.name(), ins)?;
+        expect_step(self.name(), p, g, &[m, v], scale, ins)?;
+        Ok(smallvec![p.clone(), m.clone(), v.clone()])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        step_rows(&ins[0], 4, 3)
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let [p, g, m, v, scale] = ins else { unreachable!("infer counted the operands") };
+        for_dtype!(float self.name(), p.dtype(), T => {
+            type A = <T as Float>::Acc;
+            let rates = Rates::<A>::new(self, scale.item()?);
+            let (m, v) = (m.make_mut::<A>()?, v.make_mut::<A>()?);
+            each_chunk::<T>(p, g, |at, p, g, out| {
+                dispatch(Update { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
+            })
+        })?;
+        Ok(smallvec![p.clone(), m.clone(), v.clone()])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none_at_all("an optimizer's step is not part of the function that is differentiated");
+        Ok(())
+    }
+}
+
+/// One launch for all calls of equal rates and one scale.
+impl Batched for AdamW {
+    fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
+        let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
+            a.0.rates() == b.0.rates() && a.1[4].is_same_view(&b.1[4])
+        };
+        for some in calls.chunk_by_mut(alike) {
+            let (rates, scale) = (some[0].0.rates(), some[0].1[4].clone());
+            let mut steps = Vec::with_capacity(some.len());
+            for (op, ins) in some.iter_mut() {
+                let [p, g, m, v, _] = &mut **ins else { unreachable!("infer counted the operands") };
+                steps.push(cuda::Step { param: p, grad: g, state: [m, v], value: op.keep() });
+            }
+            cuda::adamw(&mut steps, &scale, rates)?;
+        }
+        Ok(calls.iter().map(|(_, ins)| smallvec![ins[0].clone(), ins[2].clone(), ins[3].clone()]).collect())
+    }
+}
+
+/// The attributes as the loop uses them.
+#[derive(Clone, Copy)]
+struct Rates<A> {
+    scale: A,
+    beta1: A,
+    beta2: A,
+    rest1: A,
+    rest2: A,
+    eps: A,
+    /// What stays of the parameter.
+    keep: A,
+    /// The learning rate over c1.
+    step: A,
+    /// 1 / sqrt(c2).
+    root: A,
+}
+
+impl<A: Real> Rates<A> {
+    fn new(op: &AdamW, scale: f64) -> Rates<A> {
+        let rates = op.rates();
+        Rates {
+            scale: A::of(scale),
+            beta1: A::of(rates.beta1),
+            beta2: A::of(rates.beta2),
+            rest1: A::of(rates.rest1),
+            rest2: A::of(rates.rest2),
+            eps: A::of(rates.eps),
+            keep: A::of(op.keep()),
+            step: A::of(rates.step),
+            root: A::of(rates.root),
+        }
+    }
+}
+
+struct Update<'a, A> {
+    rates: Rates<A>,
+    p: &'a [A],
+    g: &'a [A],
+    m: &'a mut [A],
+    v: &'a mut [A],
+    out: &'a mut [A],
+}
+
+impl<A: Real> Kernel for Update<'_, A> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let r = self.rates;
+        let moments = self.m.iter_mut().zip(self.v);
+        for (((out, &p), &g), (m, v)) in self.out.iter_mut().zip(self.p).zip(self.g).zip(moments) {
+            let g = g * r.scale;
+            *m = r.beta1.mul_add(*m, r.rest1 * g);
+            *v = r.beta2.mul_add(*v, r.rest2 * (g * g));
+            let root = v.sqrt().mul_add(r.root, r.eps);
+            *out = r.step.mul_add(*m / root, r.keep * p);
+        }
+    }
+}
+
+/// Has `run` overwrite `p` piece by piece, in place if `p` is the only owner of its buffer: an optimizer's step on the CPU.
+///
+/// `run` gets a piece's start, a copy of the piece and the piece of `g` there, both widened to the dtype of the arithmetic
+/// (f32 for f16 and bf16), and the room for what the piece becomes; that is rounded once.
+///
+/// # Errors
+/// Refuses tensors of another dtype than `T`.
+pub fn each_chunk<T: Lane>(
+    p: &mut Tensor,
+    g: &Tensor,
+    mut run: impl FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
+) -> Result<()> {
+    // All buffers together stay in the nearest cache.
+    const CHUNK: usize = 1024;
+    let buffer = || vec![T::Wide::default(); CHUNK];
+    let (mut own, mut wide_g, mut wide_out) = (buffer(), buffer(), buffer());
+    let g = g.contiguous()?;
+    let (p, g) = (p.make_mut::<T>()?, g.as_slice::<T>()?);
+    for (i, (p, g)) in p.chunks_mut(CHUNK).zip(g.chunks(CHUNK)).enumerate() {
+        let own = &mut own[..p.len()];
+        T::widen_into(p, own);
+        let g = T::load(g, &mut wide_g);
+        T::store(p, &mut wide_out, |out| run(i * CHUNK, own, g, out));
+    }
+    Ok(())
+}
+
+/// Refuses, in the name of the optimizer `verb`, operands that do not fit: the gradient `g` has the shape and dtype of the
+/// parameter `p`; all `state` has its shape in f32 (f64 for an f64 parameter), and `scale` has the shape `[]` and that dtype.
+///
+/// # Errors
+/// What does not fit, with all operands `ins`.
+pub fn expect_step(
+    verb: &str,
+    p: &Meta,
+    g: &Meta,
+    state: &[&Meta],
+    scale: &Meta,
+    ins: &[Meta],
+) -> Result<()> {
+    p.dtype.expect_float(verb)?;
+    let kept = Meta { dtype: accumulator(p.dtype), shape: p.shape.clone() };
+    let factor = Meta::new(kept.dtype, []);
+    let rule = if g != p {
+        "the gradient has not the parameter's shape and dtype".to_string()
+    } else if state.iter().any(|&s| *s != kept) {
+        format!("the state is {kept}")
+    } else if *scale != factor {
+        format!("the scale is {factor}")
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(verb, rule, list(ins), ""))
+}
+
+/// The rows of an optimizer's step on the parameter `p`: the first `ins` operands and all `outs` results have its shape and lie
+/// as it does, however that is; a last operand, the scale, is replicated.
+pub fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
+    let like = |slot: Slot| {
+        Row::new(std::iter::repeat_n(slot, ins).chain([Slot::R]), std::iter::repeat_n(slot, outs))
+    };
+    (0..p.shape.len()).map(|d| like(Slot::S(d))).chain([like(Slot::Ragged)]).collect()
+}
+
+/// `x` to the power of `n`, by squaring: the same bits everywhere, which the library's function does not promise.
+fn power(x: f64, n: u64) -> f64 {
+    let (mut result, mut square, mut n) = (1.0, x, n);
+    while n > 0 {
+        if n & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        n >>= 1;
+    }
+    result
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |shape: &[usize], t| {
+        let op = AdamW::at_step(t, 0.125, (0.875, 0.75), 1e-8, 0.5);
+        let (p, v) = (Input::ints(shape), Input::positive(shape));
+        Sample::new(op, [p.clone(), p.clone(), p, v, Input::positive([])]).rough()
+    };
+    vec![sample(&[5, 3], 1), sample(&[7], 3), sample(&[], 1), sample(&[0, 3], 2)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Windows, eval_whole};
+    use crate::tensor::{DType, Element};
+
+    fn operands(n: usize, dtype: DType) -> Vec<Tensor> {
+        let wave = |k: usize| move |i| ((i * k) as f64 * 0.37).sin();
+        let fill = |dtype, f: &dyn Fn(usize) -> f64| {
+            for_dtype!(any dtype, T => Tensor::build([n], |out: &mut [T]| {
+                out.iter_mut().enumerate().for_each(|(i, o)| *o = T::from_f64(f(i)));
+            }))
+        };
+        let state = accumulator(dtype);
+        vec![
+            fill(dtype, &wave(1)),
+            fill(dtype, &wave(2)),
+            fill(state, &wave(3)),
+            fill(state, &|i| wave(5)(i).abs()),
+            Tensor::full(state, [], 0.5),
+        ]
+    }
+
+    #[test]
+    fn follows_algorithm_2() {
+        let (lr, b1, b2, eps, decay, t) = (0.01, 0.9, 0.99, 1e-8, 0.1, 3);
+        let op = AdamW::at_step(t as u64, lr, (b1, b2), eps, decay);
+        for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
+            let ins = operands(1037, dtype);
+            let outs = eval_whole(&op, &ins).unwrap();
+            let [p, g, m, v] = [0, 1, 2, 3].map(|i| ins[i].to_f64_vec());
+            let [p1, m1, v1] = [0, 1, 2].map(|i| outs[i].to_f64_vec());
+            let tolerance = match dtype {
+                DType::F64 => 1e-14,
+                DType::F32 => 1e-6,
+                DType::F16 => 1e-3,
+                _ => 1e-2,
+            };
+            for i in 0..p.len() {
+                let g = g[i] * 0.5;
+                let (m, v) = (b1 * m[i] + (1.0 - b1) * g, b2 * v[i] + (1.0 - b2) * g * g);
+                let (mh, vh) = (m / (1.0 - b1.powi(t)), v / (1.0 - b2.powi(t)));
+                let want = p[i] - lr * (mh / (vh.sqrt() + eps) + decay * p[i]);
+                assert!(
+                    (p1[i] - want).abs() < tolerance * want.abs().max(0.1),
+                    "{dtype} {i}: {} {want}",
+                    p1[i]
+                );
+                assert!((m1[i] - m).abs() < 1e-6 && (v1[i] - v).abs() < 1e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn writes_in_place_and_never_into_a_clone() {
+        let op = AdamW::at_step(1, 0.1, (0.9, 0.99), 1e-8, 0.0);
+        let mut ins = operands(5, DType::F32);
+        let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
+        let windows = Windows::whole(&metas, &op.infer(&metas).unwrap());
+        let before: Vec<_> = ins.iter().map(|t| t.data::<f32>().unwrap().as_ptr()).collect();
+        let outs = op.eval(&mut ins, &windows).unwrap();
+        let after = outs.iter().map(|t| t.data::<f32>().unwrap().as_ptr());
+        assert!(after.eq([before[0], before[2], before[3]]));
+        let kept: Vec<Vec<f64>> = outs.iter().map(Tensor::to_f64_vec).collect();
+        op.eval(&mut ins, &windows).unwrap();
+        assert!(
+            outs.iter().map(Tensor::to_f64_vec).eq(kept),
+            "the results above share the operands' buffers"
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! Optimizer steps over lists of tensors, in place: one launch for up to 48 of a dtype.
+
+use bytemuck::NoUninit;
+
+use crate::error::Result;
+use crate::tensor::cuda::Gpu;
+use crate::tensor::{DType, Tensor};
+
+/// The tensors of one launch, and the elements of one block, as `kernels/step.cuh` has them.
+const TENSORS: usize = 48;
+const THREADS: u32 = 256;
+const A_BLOCK: usize = THREADS as usize * 16;
+
+/// A parameter, its gradient, and what the optimizer keeps of it, `N` tensors; all of the parameter's shape.
+#[derive(Debug)]
+pub(crate) struct Step<'a, const N: usize> {
+    pub param: &'a mut Tensor,
+    pub grad: &'a Tensor,
+    pub state: [&'a mut Tensor; N],
+    /// The kernel's attribute of this parameter alone.
+    pub value: f64,
+}
+
+/// The attributes of AdamW as its kernel takes them; a step's `value` is what stays of the parameter.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
+pub(crate) struct AdamWRates {
+    pub beta1: f64,
+    pub beta2: f64,
+    pub rest1: f64,
+    pub rest2: f64,
+    pub eps: f64,
+    pub step: f64,
+    pub root: f64,
+}
+
+/// The attributes of gradient descent as its kernel takes them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
+pub(crate) struct SgdRates {
+    pub momentum: f64,
+    pub decay: f64,
+    pub step: f64,
+    /// 1 to look ahead, else 0.
+    pub nesterov: u64,
+}
+
+/// `struct Pieces` of `kernels/step.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct Pieces {
+    len: [u64; TENSORS],
+    value: [f64; TENSORS],
+    block: [u32; TENSORS],
+    tensors: u32,
+    unused: u32,
+}
+
+/// AdamW's steps with gradients times `scale` (one element, of the state's dtype): see `ops::AdamW`. The state is (m, v).
+///
+/// # Errors
+/// A device without room, a kernel that fails.
+pub(crate) fn adamw(steps: &mut [Step<2>], scale: &Tensor, rates: AdamWRates) -> Result<()> {
+    run("adamw", steps, scale, rates)
+}
+
+/// Gradient descent's steps, as [`adamw`]; see `ops::Sgd`.
+///
+/// # Errors
+/// As [`adamw`].
+pub(crate) fn sgd(steps: &mut [Step<1>], scale: &Tensor, rates: SgdRates) -> Result<()> {
+    run("sgd", steps, scale, rates)
+}
+
+fn run<const N: usize, R: NoUninit>(
+    file: &'static str,
+    steps: &mut [Step<N>],
+    scale: &Tensor,
+    rates: R,
+) -> Result<()> {
+    let mut grads = Vec::with_capacity(steps.len());
+    for step in steps.iter_mut() {
+        grads.push(step.grad.contiguous()?);
+        own(step.param)?;
+        step.state.iter_mut().try_for_each(|x| own(x))?;
+    }
+    let mut rest: Vec<(&mut Step<N>, &Tensor)> =
+        steps.iter_mut().zip(&grads).filter(|(s, _)| s.param.numel() > 0).collect();
+    // A launch takes one dtype; the order within it is the list's.
+    rest.sort_by_key(|(s, _)| s.param.dtype());
+    for same in rest.chunk_by_mut(|a, b| a.0.param.dtype() == b.0.param.dtype()) {
+        for some in same.chunks_mut(TENSORS) {
+            launch(file, some, scale, rates)?;
+        }
+    }
+    Ok(())
+}
+
+fn launch<const N: usize, R: NoUninit>(
+    file: &'static str,
+    steps: &mut [(&mut Step<N>, &Tensor)],
+    scale: &Tensor,
+    rates: R,
+) -> Result<()> {
+    let dtype: DType = steps[0].0.param.dtype();
+    let gpu = Gpu::of(steps[0].0.param)?;
+    let mut pieces = Pieces {
+        len: [0; TENSORS],
+        value: [0.0; TENSORS],
+        block: [0; TENSORS],
+        tensors: steps.len() as u32,
+        unused: 0,
+    };
+    let mut blocks = 0;
+    for (k, (step, _)) in steps.iter().enumerate() {
+        let n = step.param.numel();
+        (pieces.len[k], pieces.value[k], pieces.block[k]) = (n as u64, step.value, blocks);
+        blocks += n.div_ceil(A_BLOCK) as u32;
+    }
+    let grads: Vec<&Tensor> = steps.iter().map(|(_, g)| *g).collect();
+    let mut params: Vec<&mut Tensor> = Vec::with_capacity(steps.len());
+    let mut states: Vec<Vec<&mut Tensor>> = (0..N).map(|_| Vec::with_capacity(steps.len())).collect();
+    for (step, _) in steps.iter_mut() {
+        let Step { param, state, .. } = &mut **step;
+        params.push(param);
+        states.iter_mut().zip(state).for_each(|(all, x)| all.push(x));
+    }
+    let launch = gpu.kernel(file, file, dtype)?.write_all::<TENSORS>(&mut params).read_all::<TENSORS>(&grads);
+    let launch = states.iter_mut().fold(launch, |launch, all| launch.write_all::<TENSORS>(all));
+    launch.read(scale).arg(pieces).arg(rates).run(blocks, THREADS, 0)
+}
+
+/// Has the tensor be its own, to be written.
+fn own(x: &mut Tensor) -> Result<()> {
+    if !x.is_unique() {
+        *x = x.to_owned_copy()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! `sgd`: one step of gradient descent with momentum, in place where nobody shares its buffers.
+
+use smallvec::smallvec;
+
+use super::adamw::{each_chunk, expect_step, step_rows};
+use super::cuda;
+use crate::error::Result;
+use crate::ops::{
+    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity,
+};
+use crate::tensor::cpu::{Kernel, Real, dispatch};
+use crate::tensor::{Float, Tensor, for_dtype};
+
+/// (p, g, b, scale) -> (p', b'): with `d = scale g + λ p`, `b' = μ b + d` and `p' = p - lr b'`, or, after Nesterov,
+/// `p' = p - lr (d + μ b')`. `b` starts as zeros. Sutskever et al., *On the importance of initialization and
+/// momentum*, 2013, in PyTorch's form.
+///
+/// `b` and `scale` (shape `[]`) are f32 (f64 for f64 parameters), and so is the arithmetic.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sgd {
+    /// μ.
+    pub momentum: Bits,
+    /// λ, added to the gradient.
+    pub weight_decay: Bits,
+    /// Whether to look ahead by one step of momentum.
+    pub nesterov: bool,
+    /// The learning rate.
+    pub lr: Free<f64>,
+}
+
+impl Sgd {
+    /// The attributes as kernels use them.
+    pub(crate) fn rates(&self) -> cuda::SgdRates {
+        cuda::SgdRates {
+            momentum: self.momentum.0,
+            decay: self.weight_decay.0,
+            step: -self.lr.0,
+            nesterov: u64::from(self.nesterov),
+        }
+    }
+}
+
+impl Op for Sgd {
+    fn name(&self) -> &'static str {
+        "sgd"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [p, g, b, scale] = arity(self.name(), ins)?;
+        expect_step(self.name(), p, g, &[b], scale, ins)?;
+        Ok(smallvec![p.clone(), b.clone()])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        step_rows(&ins[0], 3, 2)
+    }
+
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let [p, g, b, scale] = ins else { unreachable!("infer counted the operands") };
+        for_dtype!(float self.name(), p.dtype(), T => {
+            type A = <T as Float>::Acc;
+            let scale = A::of(scale.item()?);
+            let (momentum, decay) = (A::of(self.momentum.0), A::of(self.weight_decay.0));
+            let (step, nesterov) = (A::of(-self.lr.0), self.nesterov);
+            let b = b.make_mut::<A>()?;
+            each_chunk::<T>(p, g, |at, p, g, out| {
+                let b = &mut b[at..][..p.len()];
+                dispatch(Update { scale, momentum, decay, step, nesterov, p, g, b, out });
+            })
+        })?;
+        Ok(smallvec![p.clone(), b.clone()])
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none_at_all("an optimizer's step is not part of the function that is differentiated");
+        Ok(())
+    }
+}
+
+/// One launch for all calls of equal rates and one scale.
+impl Batched for Sgd {
+    fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
+        let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
+            a.0.rates() == b.0.rates() && a.1[3].is_same_view(&b.1[3])
+        };
+        for some in calls.chunk_by_mut(alike) {
+            let (rates, scale) = (some[0].0.rates(), some[0].1[3].clone());
+            let mut steps = Vec::with_capacity(some.len());
+            for (_, ins) in some.iter_mut() {
+                let [p, g, b, _] = &mut **ins else { unreachable!("infer counted the operands") };
+                steps.push(cuda::Step { param: p, grad: g, state: [b], value: 0.0 });
+            }
+            cuda::sgd(&mut steps, &scale, rates)?;
+        }
+        Ok(calls.iter().map(|(_, ins)| smallvec![ins[0].clone(), ins[2].clone()]).collect())
+    }
+}
+
+struct Update<'a, A> {
+    scale: A,
+    momentum: A,
+    decay: A,
+    step: A,
+    nesterov: bool,
+    p: &'a [A],
+    g: &'a [A],
+    b: &'a mut [A],
+    out: &'a mut [A],
+}
+
+impl<A: Real> Kernel for Update<'_, A> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        for (((out, &p), &g), b) in self.out.iter_mut().zip(self.p).zip(self.g).zip(self.b) {
+            let d = self.scale.mul_add(g, self.decay * p);
+            *b = self.momentum.mul_add(*b, d);
+            let direction = if self.nesterov { self.momentum.mul_add(*b, d) } else { *b };
+            *out = self.step.mul_add(direction, p);
+        }
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sample = |shape: &[usize], nesterov| {
+        let op = Sgd { momentum: Bits(0.875), weight_decay: Bits(0.5), nesterov, lr: Free(0.125) };
+        let p = Input::ints(shape);
+        Sample::new(op, [p.clone(), p.clone(), p, Input::positive([])]).rough()
+    };
+    vec![sample(&[5, 3], false), sample(&[7], true), sample(&[], true), sample(&[0, 3], false)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::eval_whole;
+
+    #[test]
+    fn two_steps_by_hand() {
+        let t = |x: f64| Tensor::from_vec(vec![x], [1]).unwrap();
+        for (nesterov, want) in [(false, [0.68, 0.0784]), (true, [0.392, -0.452096])] {
+            let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.2), nesterov, lr: Free(0.1) };
+            let (mut p, mut b) = (t(1.0), t(0.0));
+            for want in want {
+                let ins = [p.clone(), t(6.0), b.clone(), Tensor::scalar(0.5)];
+                let outs = eval_whole(&op, &ins).unwrap();
+                (p, b) = (outs[0].clone(), outs[1].clone());
+                assert!((p.item().unwrap() - want).abs() < 1e-12, "{nesterov} {p:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Masks. The decision is made on the element's 32-bit word, so every element type has the same mask.
+
+use super::Draw;
+use super::continuous::{expect_all, expect_len};
+use super::fill::Real;
+use super::philox::Blocks;
+use super::sample::{Sink, drive};
+use super::stretches::{Indices, Stretches};
+use crate::error::{Error, Result};
+use crate::tensor::Element;
+
+/// The word from which on an element is kept: `p` times 2^32, to the nearest and at most 2^32 - 1.
+///
+/// At `p` = 1 nothing is kept, whatever the word.
+///
+/// # Errors
+/// Refuses a `p` outside [0, 1].
+pub fn keep_threshold(verb: &str, p: f64) -> Result<u32> {
+    if (0.0..=1.0).contains(&p) {
+        return Ok((p * 4_294_967_296.0).round() as u32);
+    }
+    Err(Error::invalid(verb, "a probability lies in [0, 1]", format!("p = {p}"), ""))
+}
+
+/// A mask of what stays, as dropout's: false with probability `p` (to 2^-32), which it drops, and true for what it keeps.
+///
+/// # Errors
+/// Refuses a `p` outside [0, 1].
+pub fn keep(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
+    let threshold = keep_threshold("keep", p)?;
+    mask(draw, at.stretches(), p, threshold, true, out);
+    Ok(())
+}
+
+/// True with probability `p` (to 2^-32): where [`keep`] is false.
+///
+/// # Errors
+/// Refuses a `p` outside [0, 1].
+pub fn bernoulli(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
+    let threshold = keep_threshold("bernoulli", p)?;
+    mask(draw, at.stretches(), p, threshold, false, out);
+    Ok(())
+}
+
+/// [`bernoulli`] with a probability for each element: true where (word + 1/2) <= p 2^32 in f64, which is the same where
+/// the probabilities are equal (and less than 1 - 2^-33, or 1).
+///
+/// # Errors
+/// Refuses slices of different lengths, and a probability outside [0, 1].
+pub fn bernoulli_each<T: Real>(draw: Draw, at: impl Indices, p: &[T], out: &mut [bool]) -> Result<()> {
+    expect_len("bernoulli", p, out)?;
+    let rule = "a probability lies in [0, 1]";
+    expect_all("bernoulli", rule, at.stretches(), p, |p| (0.0..=1.0).contains(&p))?;
+    drive(draw, 0, at.stretches(), out.len(), Chances { p, out });
+    Ok(())
+}
+
+fn mask(draw: Draw, at: Stretches<'_>, p: f64, threshold: u32, kept: bool, out: &mut [bool]) {
+    if p == 1.0 {
+        out.fill(!kept);
+    } else {
+        drive(draw, 0, at, out.len(), Mask { threshold, kept, out });
+    }
+}
+
+struct Mask<'a> {
+    threshold: u32,
+    kept: bool,
+    out: &'a mut [bool],
+}
+
+impl Sink for Mask<'_> {
+    const PER_BLOCK: usize = 4;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        let words = &blocks.words()[skip..skip + len];
+        for (out, &word) in self.out[at..at + len].iter_mut().zip(words) {
+            *out = (word >= self.threshold) == self.kept;
+        }
+    }
+}
+
+struct Chances<'a, T> {
+    p: &'a [T],
+    out: &'a mut [bool],
+}
+
+impl<T: Real> Sink for Chances<'_, T> {
+    const PER_BLOCK: usize = 4;
+    #[inline(always)]
+    fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
+        let mut p = [[T::Wide::default(); 4]; N];
+        let p = &mut p.as_flattened_mut()[..len];
+        T::load(&self.p[at..at + len], p);
+        let words = &blocks.words()[skip..skip + len];
+        for ((out, p), &word) in self.out[at..at + len].iter_mut().zip(p).zip(words) {
+            *out = f64::from(word) + 0.5 <= p.to_f64() * 4_294_967_296.0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::bits32;
+
+    const DRAW: Draw = Draw { seed: 9, number: 4 };
+
+    #[test]
+    fn the_definition() {
+        for (p, len) in [(0.1, 0), (0.1, 1), (0.25, 127), (0.5, 128), (0.9, 1001)] {
+            let mut words = vec![0; len];
+            bits32(DRAW, 3, &mut words);
+            let kept: Vec<bool> = words.iter().map(|&w| w >= keep_threshold("", p).unwrap()).collect();
+            let mut mask = vec![false; len];
+            keep(DRAW, 3, p, &mut mask).unwrap();
+            assert_eq!(mask, kept);
+            bernoulli(DRAW, 3, p, &mut mask).unwrap();
+            assert!(mask.iter().zip(&kept).all(|(a, b)| a != b));
+        }
+    }
+
+    #[test]
+    fn the_ends_of_p() {
+        let mut mask = [false; 300];
+        keep(DRAW, 0, 0.0, &mut mask).unwrap();
+        assert!(mask.iter().all(|&m| m));
+        keep(DRAW, 0, 1.0, &mut mask).unwrap();
+        assert!(mask.iter().all(|&m| !m));
+    }
+
+    #[test]
+    fn refusals() {
+        assert!(keep(DRAW, 0, f64::NAN, &mut []).is_err());
+        assert!(bernoulli(DRAW, 0, -0.1, &mut []).is_err());
+    }
+}

@@ -1,0 +1,65 @@
+//! A bridge makes no second copy of anything: what a rank takes from the system while tensors cross is its part of them on
+//! the other mesh and at most one packed copy of what it sends.
+
+use isoshard::Result;
+use isoshard::comm::{Rank, spmd};
+use isoshard::dtensor::{Bridge, DTensor, DeviceMesh, Transfer};
+use isoshard::placement::{Layout, Mesh};
+use isoshard::tensor::DType;
+
+use crate::taken;
+
+/// The tensors cross; each rank says its part there, what it sends of tensors that are packed, and what it took.
+fn crossed(
+    shapes: &'static [[usize; 2]],
+    from: &'static str,
+    to: &'static str,
+) -> Vec<(usize, usize, usize)> {
+    let run = move |rank: Rank| -> Result<(usize, usize, usize)> {
+        let (train, generate) = (Mesh::over(&[("a", 3)], 0..3)?, Mesh::over(&[("b", 2)], 2..4)?);
+        let ends = (from.parse::<Layout>()?, to.parse::<Layout>()?);
+        let transfers = shapes.iter().map(|s| Transfer::new(DType::F32, *s, ends.0.clone(), ends.1.clone()));
+        let bridge = Bridge::new(&rank, &train, &generate, transfers)?;
+        let on = |mesh: &Mesh| mesh.contains(rank.rank()).then(|| DeviceMesh::on(&rank, mesh)).transpose();
+        let (here, there) = (on(&train)?, on(&generate)?);
+        let source = |mesh: &DeviceMesh| -> Result<Vec<DTensor>> {
+            shapes.iter().map(|s| DTensor::full(mesh, DType::F32, *s, 1, ends.0.clone())).collect()
+        };
+        let sources = here.as_ref().map(source).transpose()?.unwrap_or_default();
+        rank.world().barrier()?;
+        let before = taken();
+        let arrived = bridge.send(&sources, there.as_ref())?;
+        let taken = taken() - before;
+        let part: usize = arrived.iter().map(|x| x.local().len_bytes()).sum();
+        Ok((part, bridge.sent_bytes() as usize, taken))
+    };
+    spmd(4, run).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Blocks come in sizes up to a quarter larger than asked.
+fn block(bytes: usize) -> usize {
+    bytes + bytes / 4 + 4096
+}
+
+#[test]
+fn large_tensors_are_not_packed() {
+    for (from, to) in [("(S0)", "(S1)"), ("(S0)", "(R)"), ("(R)", "(S0)"), ("(S1)", "(S0)")] {
+        for (rank, (part, _, taken)) in crossed(&[[1021, 515], [2053, 257]], from, to).into_iter().enumerate()
+        {
+            assert!(taken <= block(part), "{from} to {to}, rank {rank}: {taken} for a part of {part}");
+        }
+    }
+}
+
+#[test]
+fn small_ones_are_packed_once() {
+    const SHAPES: &[[usize; 2]] = &[[101, 103], [107, 109], [113, 127], [131, 137]];
+    for (from, to) in [("(S0)", "(S1)"), ("(S0)", "(R)"), ("(R)", "(S0)")] {
+        for (rank, (part, sent, taken)) in crossed(SHAPES, from, to).into_iter().enumerate() {
+            assert!(
+                taken <= block(part) + block(sent) + 8 * 4096,
+                "{from} to {to}, rank {rank}: {taken} for a part of {part} and {sent} sent"
+            );
+        }
+    }
+}

@@ -1,0 +1,563 @@
+//! Reductions, softmax, norms, losses, folds, moves by index and optimizers on a CUDA device give the CPU's bits, at every length
+//! around those of leaves and warps, in any order of threads. Where there is no device, a driver that compiles the same
+//! kernels for the CPU stands in.
+
+use std::slice::from_ref;
+use std::sync::Arc;
+
+use crate::common::shim::{self, Order};
+use crate::common::{self, bits_differ, mix, ordinary};
+use isoshard::comm::{Rank, spmd};
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::nn::{Params, Plan};
+use isoshard::ops::*;
+use isoshard::placement::{Layout, Region};
+use isoshard::rng::Init;
+use isoshard::tensor::{DType, Device, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda};
+use isoshard::{Result, optim};
+
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
+const LENGTHS: [usize; 16] = [1, 2, 3, 9, 31, 32, 33, 63, 65, 97, 128, 129, 300, 1000, 4097, 9001];
+
+fn to(device: Device, ins: &[Tensor]) -> Vec<Tensor> {
+    ins.iter().map(|x| x.to_device(device).expect("there is room")).collect()
+}
+
+/// Runs the operator on the CPU and on the device; gives the CPU's results.
+fn compare(op: &dyn Op, device: Device, ins: &[Tensor]) -> Tensors {
+    let want = eval_whole(op, ins).unwrap_or_else(|e| panic!("{op:?} of {ins:.0?}: {e}"));
+    let got = eval_whole(op, &to(device, ins)).unwrap_or_else(|e| panic!("{op:?} of {ins:.0?}: {e}"));
+    assert_same(op, &got, &want);
+    want
+}
+
+fn assert_same(op: &dyn Op, got: &[Tensor], want: &[Tensor]) {
+    for (k, (got, want)) in got.iter().zip(want).enumerate() {
+        if let Some(difference) = bits_differ(got, want) {
+            panic!("{op:?}, result {k}: {difference}");
+        }
+    }
+}
+
+/// The columns `at..at + n` of a wider tensor on the device: rows that begin anywhere.
+fn strided(device: Device, x: &Tensor, at: usize) -> Tensor {
+    let last = x.shape().len() - 1;
+    let n = x.shape()[last];
+    let wide = cat(&[pad_of(x, at), x.clone(), pad_of(x, 3)], last);
+    wide.to_device(device).and_then(|t| t.narrow(last, at, n)).expect("there is room")
+}
+
+fn pad_of(x: &Tensor, n: usize) -> Tensor {
+    let mut shape = x.shape().clone();
+    *shape.last_mut().expect("a last dim") = n;
+    ordinary(x.dtype(), &shape, 77)
+}
+
+fn cat(parts: &[Tensor], dim: usize) -> Tensor {
+    let op = Cat { dim };
+    eval_whole(&op, parts).expect("parts of one shape").remove(0)
+}
+
+fn dims(list: &[usize]) -> Dims {
+    list.iter().copied().collect()
+}
+
+fn reductions(list: &[usize], keep: bool) -> Vec<Box<dyn Op>> {
+    vec![
+        Box::new(Sum { dims: dims(list), keep }),
+        Box::new(Max { dims: dims(list), keep }),
+        Box::new(Min { dims: dims(list), keep }),
+    ]
+}
+
+fn number(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
+    if dtype.is_float() { ordinary(dtype, shape, salt) } else { common::small_ints(dtype, shape, salt) }
+}
+
+const NUMBERS: [DType; 7] =
+    [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8];
+
+#[test]
+fn reductions_of_rows_and_columns() {
+    let Some(device) = shim::device() else { return };
+    for dtype in NUMBERS {
+        for n in LENGTHS {
+            let rows = number(dtype, &[3, n].into(), 1);
+            let columns = number(dtype, &[n, 37].into(), 2);
+            let (inner, outer) = (number(dtype, &[n, 2].into(), 3), number(dtype, &[n].into(), 4));
+            for keep in [false, true] {
+                for op in reductions(&[1], keep) {
+                    let want = compare(&*op, device, from_ref(&rows));
+                    let got = eval_whole(&*op, &[strided(device, &rows, 5)]).expect("a view");
+                    assert_same(&*op, &got, &want);
+                    let turned = rows.transpose(0, 1).unwrap().contiguous().unwrap();
+                    let view = turned.to_device(device).unwrap().transpose(0, 1).unwrap();
+                    assert_same(&*op, &eval_whole(&*op, &[view]).expect("a view"), &want);
+                }
+                for op in reductions(&[0], keep) {
+                    compare(&*op, device, from_ref(&columns));
+                    compare(&*op, device, from_ref(&outer));
+                }
+                for op in reductions(&[0, 1], keep) {
+                    compare(&*op, device, from_ref(&inner));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reductions_over_any_dims_of_any_view() {
+    let Some(device) = shim::device() else { return };
+    for dtype in [DType::F32, DType::BF16, DType::I32] {
+        let x = number(dtype, &[4, 13, 2, 35].into(), 9);
+        for set in 0..16usize {
+            let list: Vec<usize> = (0..4).filter(|d| set >> d & 1 == 1).collect();
+            for op in reductions(&list, set % 3 == 0) {
+                compare(&*op, device, from_ref(&x));
+                for order in [[3, 1, 0, 2], [1, 0, 3, 2], [2, 3, 1, 0]] {
+                    let view = x.permute(&order).unwrap();
+                    let want = eval_whole(&*op, &[view]).unwrap();
+                    let view = x.to_device(device).unwrap().permute(&order).unwrap();
+                    assert_same(&*op, &eval_whole(&*op, &[view]).unwrap(), &want);
+                }
+            }
+        }
+        let row = number(dtype, &[1, 35].into(), 4);
+        let op = Sum { dims: dims(&[0, 1]), keep: false };
+        let want = eval_whole(&op, &[row.expand([40, 35]).unwrap()]).unwrap();
+        let got = row.to_device(device).and_then(|r| r.expand([40, 35])).unwrap();
+        assert_same(&op, &eval_whole(&op, &[got]).unwrap(), &want);
+    }
+}
+
+/// Few rows and long ones are cut over blocks and joined by a second launch.
+#[test]
+fn long_reductions() {
+    let Some(device) = shim::device() else { return };
+    for (shape, list) in [
+        (&[200_003][..], &[0][..]),
+        (&[2, 60_001], &[1]),
+        (&[70_000, 3], &[0]),
+        (&[3, 5000, 7], &[1]),
+        (&[9000, 40], &[0, 1]),
+        (&[3000, 1, 20], &[0, 1]),
+    ] {
+        for dtype in [DType::F32, DType::F16] {
+            for op in reductions(list, false) {
+                compare(&*op, device, &[number(dtype, &shape.into(), 6)]);
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_to_reduce() {
+    let Some(device) = shim::device() else { return };
+    for (shape, list) in [([0, 3], [0]), ([3, 0], [0]), ([3, 0], [1])] {
+        compare(&Sum { dims: dims(&list), keep: true }, device, &[Tensor::zeros(DType::BF16, shape)]);
+    }
+    let zeros = Tensor::from_vec(vec![-0.0f32], [1, 1]).unwrap();
+    let sum = compare(&Sum { dims: dims(&[0, 1]), keep: false }, device, &[zeros]).remove(0);
+    assert_eq!(sum.to_vec::<f32>().unwrap()[0].to_bits(), (-0.0f32).to_bits());
+}
+
+#[test]
+fn argmax_of_ties_and_nans() {
+    let Some(device) = shim::device() else { return };
+    for dtype in DType::ALL {
+        for n in [1, 2, 8, 9, 33, 300, 1500] {
+            let value = |e: usize| match mix(e as u64 * 7 + n as u64) % 11 {
+                0 if e.is_multiple_of(5) && dtype.is_float() => f64::NAN,
+                1 => -0.0,
+                k => (k / 4) as f64,
+            };
+            let values: Vec<f64> = (0..4 * n).map(value).collect();
+            let x = common::tensor(dtype, &values, &[4, n].into());
+            let want = compare(&Argmax { dim: 1 }, device, from_ref(&x));
+            let turned = x.transpose(0, 1).unwrap().contiguous().unwrap();
+            assert_same(&Argmax { dim: 0 }, &compare(&Argmax { dim: 0 }, device, from_ref(&turned)), &want);
+            let view = turned.to_device(device).and_then(|t| t.transpose(0, 1)).unwrap();
+            assert_same(&Argmax { dim: 1 }, &eval_whole(&Argmax { dim: 1 }, &[view]).unwrap(), &want);
+        }
+    }
+}
+
+#[test]
+fn softmax_and_its_like_at_every_length() {
+    let Some(device) = shim::device() else { return };
+    for dtype in FLOATS {
+        for n in LENGTHS {
+            let x = |salt| ordinary(dtype, &[5, n].into(), salt);
+            let (y, dy) = (x(1), x(2));
+            let ops: [(Box<dyn Op>, usize); 4] = [
+                (Box::new(Softmax { dim: 1 }), 1),
+                (Box::new(LogSoftmax { dim: 1 }), 1),
+                (Box::new(SoftmaxGrad { dim: 1 }), 2),
+                (Box::new(LogSoftmaxGrad { dim: 1 }), 2),
+            ];
+            for (op, arity) in ops {
+                let want = compare(&*op, device, &[y.clone(), dy.clone()][..arity]);
+                let views = [strided(device, &y, 1), strided(device, &dy, 2)];
+                assert_same(&*op, &eval_whole(&*op, &views[..arity]).unwrap(), &want);
+            }
+            let m = eval_whole(&Max { dims: dims(&[1]), keep: true }, from_ref(&y)).unwrap().remove(0);
+            compare(&SumExp, device, &[y, m]);
+        }
+        let x = ordinary(dtype, &[7, 40, 3].into(), 1);
+        compare(&Softmax { dim: 1 }, device, from_ref(&x));
+        compare(&LogSoftmax { dim: 0 }, device, &[x]);
+        let odd = [f64::NEG_INFINITY, f64::NEG_INFINITY, f64::NAN, 1.0, f64::INFINITY, -0.0, 0.0, -0.0];
+        compare(&Softmax { dim: 1 }, device, &[common::tensor(dtype, &odd, &[4, 2].into())]);
+        compare(&LogSoftmax { dim: 1 }, device, &[common::tensor(dtype, &odd, &[8, 1].into())]);
+    }
+}
+
+#[test]
+fn norms_at_every_length() {
+    let Some(device) = shim::device() else { return };
+    for dtype in FLOATS {
+        for n in LENGTHS {
+            let shape = if n > 1000 { [2, 3, n] } else { [3, 11, n] };
+            let x = |salt| ordinary(dtype, &shape.into(), salt);
+            let (w, b) = (ordinary(dtype, &[n].into(), 3), ordinary(dtype, &[n].into(), 4));
+            let eps = Bits(1e-5);
+            compare(&LayerNorm { eps, bias: false }, device, &[x(1), w.clone()]);
+            let op = LayerNorm { eps, bias: true };
+            let outs = compare(&op, device, &[x(1), w.clone(), b.clone()]);
+            let views = [strided(device, &x(1), 3), strided(device, &w, 1), b.to_device(device).unwrap()];
+            assert_same(&op, &eval_whole(&op, &views).unwrap(), &outs);
+            let saved = [x(2), x(1), w.clone(), outs[1].clone(), outs[2].clone()];
+            compare(&LayerNormGrad { bias: true }, device, &saved);
+            let rstd = compare(&RmsNorm { eps }, device, &[x(1), w.clone()]).remove(1);
+            compare(&RmsNormGrad, device, &[x(2), x(1), w, rstd]);
+        }
+    }
+}
+
+/// Weights whose gradients sum many rows: cut over blocks, and outer dims of every kind.
+#[test]
+fn gradients_of_norms_over_many_rows() {
+    let Some(device) = shim::device() else { return };
+    for shape in [&[3000, 5][..], &[5, 700, 3], &[3, 1, 2, 40, 9], &[7], &[0, 3], &[2, 0]] {
+        let x = |salt| ordinary(DType::BF16, &shape.into(), salt);
+        let w = ordinary(DType::BF16, &[*shape.last().unwrap()].into(), 3);
+        let outs = compare(&LayerNorm { eps: Bits(0.1), bias: true }, device, &[x(1), w.clone(), w.clone()]);
+        compare(&LayerNormGrad { bias: true }, device, &[x(2), x(1), w, outs[1].clone(), outs[2].clone()]);
+    }
+}
+
+#[test]
+fn cross_entropy_whole_and_cut() {
+    let Some(device) = shim::device() else { return };
+    for dtype in FLOATS {
+        for classes in [1, 3, 65, 511, 513, 2049] {
+            let rows = 6;
+            let logits = ordinary(dtype, &[2, 3, classes].into(), 1);
+            let target: Vec<i64> = (0..rows).map(|r| (mix(r) % classes as u64) as i64).collect();
+            let target = Tensor::from_vec(target, [2, 3]).unwrap();
+            let m = Max { dims: dims(&[2]), keep: true };
+            let m = eval_whole(&m, from_ref(&logits)).unwrap().remove(0);
+            let s = eval_whole(&SumExp, &[logits.clone(), m.clone()]).unwrap().remove(0);
+            let loss =
+                compare(&CrossEntropy, device, &[logits.clone(), target.clone(), m.clone(), s.clone()]);
+            let dy = ordinary(loss[0].dtype(), &[2, 3].into(), 5);
+            let ins = [logits, target, m, s, dy];
+            compare(&CrossEntropyGrad, device, &ins);
+            let cut = classes / 3;
+            for (start, len) in [(0, cut), (cut, classes - cut)] {
+                for (op, arity) in [(&CrossEntropy as &dyn Op, 4), (&CrossEntropyGrad, 5)] {
+                    let mut part: Vec<Tensor> = ins[..arity].to_vec();
+                    let mut at = whole(op, &part);
+                    part[0] = part[0].narrow(2, start, len).unwrap();
+                    let window = |w: &mut Window| {
+                        w.region = Region::of_box(Dims::from_slice(&[0, 0, start]), [2, 3, len].into());
+                    };
+                    window(&mut at.ins[0]);
+                    if arity == 5 {
+                        window(&mut at.outs[0]);
+                    }
+                    compare_at(op, device, &part, &at);
+                }
+            }
+        }
+    }
+}
+
+fn whole(op: &dyn Op, ins: &[Tensor]) -> Windows {
+    let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
+    Windows::whole(&metas, &op.infer(&metas).expect("legal operands"))
+}
+
+fn compare_at(op: &dyn Op, device: Device, ins: &[Tensor], at: &Windows) {
+    let want = op.eval(&mut ins.to_vec(), at).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+    let got = op.cuda(&mut to(device, ins), at).unwrap_or_else(|e| panic!("{op:?}: {e}"));
+    assert_same(op, &got, &want);
+}
+
+fn indices(shape: &[usize], n: usize, salt: u64) -> Tensor {
+    let len: usize = shape.iter().product();
+    let few = |e: u64| if mix(e ^ salt).is_multiple_of(3) { 0 } else { mix(e + salt) % n as u64 };
+    Tensor::from_vec((0..len as u64).map(|e| few(e) as i64).collect(), shape).unwrap()
+}
+
+#[test]
+fn rows_by_index() {
+    let Some(device) = shim::device() else { return };
+    for dtype in DType::ALL {
+        for (rows, width, shape) in [(7, 3, &[5][..]), (40, 16, &[3, 33]), (3, 8, &[]), (5, 1, &[2, 0])] {
+            let table = number(dtype, &[rows, width].into(), 1);
+            let index = indices(shape, rows, 2);
+            let want = compare(&Embedding, device, &[table.clone(), index.clone()]);
+            let views = [strided(device, &table, 3), index.to_device(device).unwrap()];
+            assert_same(&Embedding, &eval_whole(&Embedding, &views).unwrap(), &want);
+            let part = [table.narrow(0, 2, rows - 2).unwrap(), index];
+            let mut at = whole(&Embedding, &[table.clone(), part[1].clone()]);
+            at.ins[0].region = Region::of_box(Dims::from_slice(&[2, 0]), [rows - 2, width].into());
+            compare_at(&Embedding, device, &part, &at);
+        }
+        for (dim, x, index) in
+            [(1, [5, 3, 4], [5, 9, 4]), (0, [3, 2, 35], [7, 2, 35]), (2, [2, 3, 40], [2, 3, 1])]
+        {
+            let (x, index) = (number(dtype, &x.into(), 1), indices(&index, x[dim], 3));
+            let op = Gather { dim };
+            let want = compare(&op, device, &[x.clone(), index.clone()]);
+            let turned = x.permute(&[2, 0, 1]).unwrap().contiguous().unwrap().to_device(device).unwrap();
+            let views = [turned.permute(&[1, 2, 0]).unwrap(), index.to_device(device).unwrap()];
+            assert_same(&op, &eval_whole(&op, &views).unwrap(), &want);
+        }
+    }
+}
+
+/// Sums by destination: many hits of few destinations and few of many, over one dim and several, of any width.
+#[test]
+fn sums_by_destination() {
+    let Some(device) = shim::device() else { return };
+    for dtype in FLOATS {
+        for (rows, width, shape) in [
+            (3, 2, &[1][..]),
+            (5, 1, &[31]),
+            (1, 5, &[33]),
+            (70_000, 3, &[300]),
+            (4, 7, &[3, 50]),
+            (2, 40, &[5, 1, 70]),
+            (300, 2, &[3, 2, 700]),
+            (5, 3, &[]),
+            (5, 3, &[0]),
+        ] {
+            let index = indices(shape, rows, 4);
+            let dy: Shape = shape.iter().copied().chain([width]).collect();
+            let ins = [index, ordinary(dtype, &dy, 5)];
+            let op = EmbeddingGrad { rows };
+            compare(&op, device, &ins);
+            let mut at = whole(&op, &ins);
+            at.outs[0].region = Region::of_box(Dims::from_slice(&[1, 0]), [rows - 1, width].into());
+            compare_at(&op, device, &ins, &at);
+        }
+        for (dim, extent, shape) in
+            [(1, 3, [5, 70]), (0, 5, [3, 2]), (1, 2, [4, 1]), (0, 90_000, [40, 3]), (1, 300, [2, 2500])]
+        {
+            let ins = [indices(&shape, extent, 6), ordinary(dtype, &shape.into(), 7)];
+            let op = ScatterAdd { dim, extent };
+            compare(&op, device, &ins);
+            let mut at = whole(&op, &ins);
+            let mut start = Dims::from_slice(&[0, 0]);
+            start[dim] = 1;
+            let mut held = Shape::from(shape);
+            held[dim] = extent - 1;
+            at.outs[0].region = Region::of_box(start, held);
+            compare_at(&op, device, &ins, &at);
+        }
+    }
+}
+
+/// What the CPU refuses, the next read of a value refuses here, once, in the operator's name.
+#[test]
+fn an_index_out_of_range_is_named() {
+    let Some(device) = shim::device() else { return };
+    let f = |shape: &[usize]| ordinary(DType::F32, &shape.into(), 1);
+    let index = |i: i64, shape: &[usize]| Tensor::from_vec(vec![i; shape.iter().product()], shape).unwrap();
+    let stat = || Tensor::full(DType::F32, [2, 1], 1.0);
+    let cases: Vec<(Arc<dyn Op>, Vec<Tensor>)> = vec![
+        (Arc::new(Embedding), vec![f(&[4, 2]), index(4, &[3])]),
+        (Arc::new(Embedding), vec![f(&[4, 2]), index(-1, &[3])]),
+        (Arc::new(EmbeddingGrad { rows: 4 }), vec![index(9, &[2]), f(&[2, 3])]),
+        (Arc::new(Gather { dim: 1 }), vec![f(&[2, 4]), index(-7, &[2, 3])]),
+        (Arc::new(ScatterAdd { dim: 1, extent: 4 }), vec![index(4, &[2, 3]), f(&[2, 3])]),
+        (Arc::new(ScatterAdd { dim: 1, extent: 4 }), vec![index(4, &[2, 1]), f(&[2, 1])]),
+        (Arc::new(CrossEntropy), vec![f(&[2, 4]), index(4, &[2]), stat(), stat()]),
+        (Arc::new(CrossEntropyGrad), vec![f(&[2, 4]), index(4, &[2]), stat(), stat(), f(&[2])]),
+        (Arc::new(CrossEntropyGrad), vec![f(&[2, 600]), index(600, &[2]), stat(), stat(), f(&[2])]),
+    ];
+    for (op, ins) in cases {
+        let e = eval_whole(&*op, &ins).unwrap_err().to_string();
+        let (verb, found) =
+            (op.name(), ins.iter().find(|t| t.dtype() == DType::I64).unwrap().to_f64_vec()[0]);
+        assert!(e.starts_with(&format!("{verb}: an index leaves")), "{e}");
+        let out = eval_whole(&*op, &to(device, &ins)).expect("the kernel only reports").remove(0);
+        let e = out.to_device(Device::Cpu).expect_err("reported").to_string();
+        assert!(e.starts_with(&format!("{verb}: an index leaves its dim; got index {found}")), "{e}");
+        out.to_device(Device::Cpu).expect("an error is given once");
+    }
+}
+
+#[test]
+fn folds_of_every_order() {
+    let Some(device) = shim::device() else { return };
+    let push = |member, node| FoldStep::Push { member, node };
+    let join = FoldStep::Join;
+    let several = vec![push(0, 0), push(2, 0), join, push(0, 1), FoldStep::Empty, push(2, 0), join];
+    let long: Vec<FoldStep> =
+        std::iter::once(push(0, 0)).chain((0..150).flat_map(|_| [push(1, 0), join])).collect();
+    let mut orders: Vec<FoldOrder> = [1, 2, 3, 5, 8, 70].map(FoldOrder::halving).into();
+    orders.push(FoldOrder::new(vec![2, 0, 1], several));
+    orders.push(FoldOrder::new(vec![1, 1], long));
+    for order in &orders {
+        for dtype in DType::ALL {
+            for n in [1, 7, 64, 1000] {
+                let shape = Shape::from([n]);
+                let members: Vec<Tensor> = (order.nodes().iter().enumerate())
+                    .map(|(m, &nodes)| number(dtype, &[nodes, n].into(), m as u64))
+                    .collect();
+                for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min] {
+                    let got = cuda::fold(op, order, &shape, &to(device, &members)).unwrap();
+                    let want = fold_by_definition(op, order, &shape, &members);
+                    let given = format!("{op} {dtype} {n} {order:?}");
+                    assert_eq!(bits_differ(&got, &want), None, "{given}");
+                }
+            }
+        }
+    }
+}
+
+fn fold_by_definition(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Tensor {
+    let mut stack: Vec<Tensor> = Vec::new();
+    for step in order.steps() {
+        match *step {
+            FoldStep::Push { member, node } => stack.push(members[member].select(0, node).unwrap()),
+            FoldStep::Empty => stack.push(Tensor::zeros(members[0].dtype(), shape)),
+            FoldStep::Join => {
+                let right = stack.pop().expect("two to join");
+                op.fold(stack.last_mut().expect("two to join"), &right).expect("alike");
+            }
+        }
+    }
+    let outs: Vec<Tensor> = stack.iter().map(|t| t.reshape([1, shape.numel()]).unwrap()).collect();
+    if outs.len() == 1 { outs[0].reshape(shape).unwrap() } else { cat(&outs, 0) }
+}
+
+#[test]
+fn optimizers_in_place_and_never_into_a_clone() {
+    let Some(device) = shim::device() else { return };
+    for dtype in FLOATS {
+        let state = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        for n in [0, 1, 5, 1024, 4097, 9000] {
+            let t = |dtype, salt| ordinary(dtype, &[n].into(), salt);
+            let square = |x: Tensor| eval_whole(&Mul, &[x.clone(), x]).unwrap().remove(0);
+            let scale = Tensor::full(state, [], 0.37);
+            let adam = AdamW::at_step(3, 0.01, (0.9, 0.99), 1e-8, 0.1);
+            let ins = [t(dtype, 1), t(dtype, 2), t(state, 3), square(t(state, 4)), scale.clone()];
+            compare(&adam, device, &ins);
+            let ins = [t(dtype, 1), t(dtype, 2), t(state, 3), scale.clone()];
+            for nesterov in [false, true] {
+                let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.1), nesterov, lr: Free(0.3) };
+                compare(&op, device, &ins);
+                let kept = to(device, &ins);
+                let at = whole(&op, &ins);
+                op.cuda(&mut kept.clone(), &at).unwrap();
+                assert_same(&op, &kept, &ins);
+                let mut own = to(device, &ins);
+                let outs = op.cuda(&mut own, &at).unwrap();
+                assert!(outs[0].shares_storage(&own[0]) && outs[1].shares_storage(&own[2]));
+                assert_same(&op, &outs, &op.eval(&mut ins.to_vec(), &at).unwrap());
+            }
+        }
+    }
+}
+
+/// A step on many parameters is a launch for each 48 of one dtype, and gives what the CPU gives.
+#[test]
+fn a_step_on_many_parameters_is_one_launch() {
+    const PARAMS: usize = 70;
+    let Some((device, shim)) = shim::own_device(shim::Settings::default()) else { return };
+    let train = move |device: Device, sgd: bool| {
+        let shim = shim.clone();
+        let run = move |rank: Rank| {
+            let mesh = DeviceMesh::new(&rank.on(device), &[("dp", 1)])?;
+            let mut params = Params::new(&mesh, Plan::default(), 7)?;
+            for k in 0..PARAMS {
+                let shape: Vec<usize> = if k % 3 == 0 { vec![k + 1] } else { vec![k % 7 + 1, 40 * k] };
+                params.root().param(&format!("p{k}"), shape, Init::Normal { mean: 0.0, std: 1.0 })?;
+            }
+            let scale = DTensor::full(&mesh, DType::F32, [], 0.3, Layout::replicated(1))?;
+            let (mut adam, mut descent) =
+                (optim::AdamW::new((0.9, 0.99), 0.1), optim::Sgd::new(0.9, true, 0.1));
+            for step in 0..3 {
+                // What the pass kept is gone before the step: nobody else holds the parameters.
+                let mut grads = {
+                    let squares = params.ids().map(|id| params.value(id).mul(params.value(id))?.sum_all());
+                    let sums = squares.collect::<Result<Vec<DTensor>>>()?;
+                    sums[1..].iter().try_fold(sums[0].clone(), |a, b| a.add(b))?.backward()?
+                };
+                let before = shim.calls_len("launch");
+                match sgd {
+                    true => descent.step(&mut params, &mut grads, &scale, 0.01)?,
+                    false => adam.step(&mut params, &mut grads, &scale, 0.01)?,
+                }
+                if device.is_cuda() && step > 0 {
+                    assert_eq!(shim.calls_len("launch") - before, 2, "{PARAMS} parameters");
+                }
+            }
+            params.digest()
+        };
+        spmd(1, run).unwrap_or_else(|e| panic!("{e}"))
+    };
+    for sgd in [false, true] {
+        assert_eq!(train(device, sgd), train(Device::Cpu, sgd));
+    }
+}
+
+/// Barriers are where they must be: another order of threads changes nothing.
+#[test]
+fn in_any_order_of_threads() {
+    let Some(device) = shim::device() else { return };
+    for order in [Order::Descending, Order::Shuffled(1), Order::Shuffled(2)] {
+        shim::with_order(order, || {
+            let x = ordinary(DType::F32, &[3, 1000].into(), 1);
+            let long = ordinary(DType::F32, &[1, 9001].into(), 2);
+            for op in reductions(&[1], false) {
+                compare(&*op, device, from_ref(&x));
+                compare(&*op, device, &[x.transpose(0, 1).unwrap().contiguous().unwrap()]);
+                compare(&*op, device, from_ref(&long));
+            }
+            for x in [&x, &long] {
+                compare(&Softmax { dim: 1 }, device, from_ref(x));
+                compare(&SoftmaxGrad { dim: 1 }, device, &[x.clone(), x.clone()]);
+                compare(&Argmax { dim: 1 }, device, from_ref(x));
+                let w = ordinary(DType::F32, &[x.shape()[1]].into(), 2);
+                let outs = compare(
+                    &LayerNorm { eps: Bits(0.1), bias: true },
+                    device,
+                    &[x.clone(), w.clone(), w.clone()],
+                );
+                let saved = [x.clone(), x.clone(), w, outs[1].clone(), outs[2].clone()];
+                compare(&LayerNormGrad { bias: true }, device, &saved);
+            }
+            let index = indices(&[3, 2000], 300, 3);
+            let dy = ordinary(DType::F32, &[3, 2000, 2].into(), 4);
+            compare(&EmbeddingGrad { rows: 300 }, device, &[index, dy]);
+        });
+    }
+}
+
+/// The catalog's own samples, of every operator.
+#[test]
+fn samples_of_the_catalog() {
+    let Some(device) = shim::device() else { return };
+    for sample in catalog() {
+        for dtype in [DType::F32, DType::F64] {
+            let ins = common::ordinary_values(&sample, dtype, 3);
+            compare(&*sample.op, device, &ins);
+        }
+    }
+}

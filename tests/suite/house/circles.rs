@@ -1,0 +1,370 @@
+//! No circles of files: a file names none that names it, directly or by way of others.
+//!
+//! `use super::X` and `crate::room::X` mean the file that defines `X`, however many `mod.rs` hand it on. A `mod.rs` counts as
+//! a file if it defines something itself. Code that only tests compile does not count.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::source::{Source, identifier, product_code, sources};
+
+/// The circles that stand for now: the engines' and the flight recorder's, which are taken apart with the rooms of `comm`.
+const CIRCLES: [&[&str]; 25] = [
+    &["comm/engine", "comm/fold"],
+    &["comm/flight/recorder", "comm/flight/write", "comm/group", "comm/pending"],
+    &["comm/launch", "comm/launch/families"],
+    &["comm/mpi/channel", "comm/mpi/engine", "comm/mpi/watch"],
+    &["comm/nccl/channel", "comm/nccl/engine", "comm/nccl/watch"],
+    &["comm/threads/hub", "comm/threads/world"],
+    &["comm/threads/reduction", "comm/threads/slot"],
+    &["error", "error/fault"],
+    &["ops/attention", "ops/attention_grad"],
+    &["ops/cross_entropy", "ops/cross_entropy_grad"],
+    &["ops/embedding", "ops/embedding_grad"],
+    &["ops/expand", "ops/sum"],
+    &["ops/gather", "ops/scatter_add"],
+    &["ops/layer_norm", "ops/layer_norm_grad"],
+    &["ops/pad", "ops/slice"],
+    &["ops/record", "ops/vjp"],
+    &["ops/softmax", "ops/softmax_grad"],
+    &["placement/spec", "placement/terms"],
+    &["rng/continuous", "rng/fill", "rng/gamma", "rng/poisson", "rng/sample", "rng/tries"],
+    &["rng/cuda/fills", "rng/distribution", "rng/drawn", "rng/permutation"],
+    &["rng/generator", "rng/stream"],
+    &[
+        "tensor/cpu/cast",
+        "tensor/cpu/map",
+        "tensor/cpu/real",
+        "tensor/cuda/copy",
+        "tensor/cuda/device",
+        "tensor/cuda/gpu",
+        "tensor/cuda/launch",
+        "tensor/cuda/map",
+        "tensor/cuda/memory",
+        "tensor/cuda/module",
+        "tensor/cuda/stream",
+        "tensor/cuda/transfer",
+        "tensor/dense",
+        "tensor/meta",
+        "tensor/storage",
+    ],
+    &["tensor/cpu/gemm/blocks", "tensor/cpu/gemm/product", "tensor/cpu/gemm/threads"],
+    &["tensor/cuda/attention", "tensor/cuda/attention/fast"],
+    &["tensor/cuda/blas", "tensor/cuda/driver"],
+];
+
+#[test]
+fn no_file_stands_in_a_circle() {
+    let house = House::new(sources());
+    let circles = house.circles();
+    let names = |circle: &BTreeSet<usize>| {
+        let mut names: Vec<String> = circle.iter().map(|&i| house.name(i)).collect();
+        names.sort();
+        names
+    };
+    let mut wrong = Vec::new();
+    for circle in &circles {
+        let files = names(circle);
+        if !CIRCLES.iter().any(|known| files == *known) {
+            wrong.push(format!(
+                "a circle of {} files:\n{}",
+                files.len(),
+                house.arrows_within(circle).join("\n")
+            ));
+        }
+    }
+    for known in CIRCLES.iter().filter(|known| !circles.iter().any(|c| names(c) == **known)) {
+        wrong.push(format!("no longer a circle, strike it from CIRCLES: {}", known.join(", ")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn names_are_followed_to_the_files_that_define_them() {
+    let file = |path: &str, code: &str| Source { path: path.into(), code: code.into(), lines: 1 };
+    let house = House::new(vec![
+        file("src/lib.rs", "pub mod a; mod e; pub use e::Error;"),
+        file("src/e.rs", "pub enum Error {}"),
+        file("src/a/mod.rs", "mod x; mod y; mod z; pub use x::{X, inner::Deep}; pub(crate) use y::Y as Why;"),
+        file(
+            "src/a/x.rs",
+            "use super::Why; pub struct X; #[cfg(test)] mod tests { use super::super::z::Z; }",
+        ),
+        file("src/a/y.rs", "use crate::{Error, a}; fn f() { let x = a::X; }"),
+        file(
+            "src/a/z.rs",
+            "pub struct Z; #[cfg(test)] use super::Why; fn g(e: crate::Error) { super::x::h() }",
+        ),
+    ]);
+    let arrows: Vec<(String, String)> =
+        house.arrows.keys().map(|&(i, j)| (house.name(i), house.name(j))).collect();
+    let want = [("a/x", "a/y"), ("a/y", "e"), ("a/y", "a/x"), ("a/z", "e"), ("a/z", "a/x")];
+    let want: BTreeSet<(String, String)> = want.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect();
+    assert_eq!(arrows.into_iter().collect::<BTreeSet<_>>(), want);
+    let circles: Vec<Vec<String>> =
+        house.circles().iter().map(|c| c.iter().map(|&i| house.name(i)).collect()).collect();
+    assert_eq!(circles, [["a/x", "a/y"]]);
+}
+
+/// A module's path below the crate: `["dtensor", "plan"]`.
+type Module = Vec<String>;
+
+/// All files that the product consists of, and who names whom.
+struct House {
+    files: Vec<File>,
+    modules: BTreeMap<Module, usize>,
+    /// Each arrow with the name that makes it.
+    arrows: BTreeMap<(usize, usize), String>,
+}
+
+struct File {
+    module: Module,
+    /// Without tests, and without `use`.
+    code: String,
+    uses: Vec<Use>,
+    /// A `mod.rs` that defines nothing only hands names on.
+    defines: bool,
+}
+
+/// One name that a `use` brings: `name` is `*` for all.
+struct Use {
+    path: Vec<String>,
+    name: String,
+    /// Handed on, so that it need not be used here.
+    public: bool,
+}
+
+impl House {
+    fn new(sources: Vec<Source>) -> House {
+        let only_tests: Vec<Module> = sources.iter().flat_map(test_modules).collect();
+        let read = sources.iter().map(File::read);
+        let files: Vec<File> = read.filter(|f| !only_tests.iter().any(|t| f.module.starts_with(t))).collect();
+        let modules = files.iter().enumerate().map(|(i, f)| (f.module.clone(), i)).collect();
+        let mut house = House { files, modules, arrows: BTreeMap::new() };
+        for i in 0..house.files.len() {
+            for path in house.files[i].paths() {
+                if let Some(j) = house.follow(i, &path, 0).filter(|&j| j != i && house.files[j].defines) {
+                    house.arrows.entry((i, j)).or_insert_with(|| path.join("::"));
+                }
+            }
+        }
+        house.arrows.retain(|(i, _), _| house.files[*i].defines);
+        house
+    }
+
+    fn name(&self, i: usize) -> String {
+        self.files[i].module.join("/")
+    }
+
+    /// The file that defines the last name of `path` as read in file `from`; none if it stands in another crate or in no file.
+    fn follow(&self, from: usize, path: &[String], depth: usize) -> Option<usize> {
+        let mut at = self.files[from].module.clone();
+        let mut rest = path;
+        match path.first()?.as_str() {
+            "crate" => (at, rest) = (Vec::new(), &path[1..]),
+            "self" => rest = &path[1..],
+            "super" => {
+                while rest.first().is_some_and(|s| s == "super") {
+                    at.pop()?;
+                    rest = &rest[1..];
+                }
+            }
+            _ => {
+                let first = &path[0];
+                let own = self.files[from].uses.iter().find(|u| u.name == *first && u.path[..] != path[..]);
+                at.push(first.clone());
+                if self.modules.contains_key(&at) {
+                    rest = &path[1..];
+                } else {
+                    let full: Vec<String> = own?.path.iter().chain(&path[1..]).cloned().collect();
+                    return if depth < 20 { self.follow(from, &full, depth + 1) } else { None };
+                }
+            }
+        }
+        let mut file = *self.modules.get(&at)?;
+        for (k, name) in rest.iter().enumerate() {
+            at.push(name.clone());
+            if let Some(&inner) = self.modules.get(&at) {
+                file = inner;
+                continue;
+            }
+            let handed = |u: &&Use| u.name == *name && depth < 20;
+            if let Some(u) = self.files[file].uses.iter().find(handed) {
+                let full: Vec<String> = u.path.iter().chain(&rest[k + 1..]).cloned().collect();
+                return self.follow(file, &full, depth + 1).or(Some(file));
+            }
+            return Some(file);
+        }
+        Some(file)
+    }
+
+    /// The sets of more than one file each of which leads to each other, in order.
+    fn circles(&self) -> Vec<BTreeSet<usize>> {
+        let n = self.files.len();
+        let reach: Vec<BTreeSet<usize>> = (0..n)
+            .map(|i| {
+                let (mut seen, mut next) = (BTreeSet::new(), vec![i]);
+                while let Some(i) = next.pop() {
+                    next.extend(
+                        self.arrows
+                            .range((i, 0)..(i + 1, 0))
+                            .map(|(&(_, j), _)| j)
+                            .filter(|&j| seen.insert(j)),
+                    );
+                }
+                seen
+            })
+            .collect();
+        let circle = |i: usize| reach[i].iter().copied().filter(|&j| reach[j].contains(&i)).collect();
+        let mut circles: Vec<BTreeSet<usize>> =
+            (0..n).map(circle).filter(|c: &BTreeSet<usize>| c.len() > 1).collect();
+        circles.sort();
+        circles.dedup();
+        circles
+    }
+
+    fn arrows_within(&self, circle: &BTreeSet<usize>) -> Vec<String> {
+        let inside = self.arrows.iter().filter(|((i, j), _)| circle.contains(i) && circle.contains(j));
+        inside.map(|((i, j), by)| format!("  {} -> {} by {by}", self.name(*i), self.name(*j))).collect()
+    }
+}
+
+impl File {
+    fn read(source: &Source) -> File {
+        let product = product_code(&source.code);
+        let (code, uses) = take_uses(&product);
+        let is_mod = source.path.ends_with("mod.rs") || source.path.ends_with("lib.rs");
+        let items = [
+            "fn ",
+            "struct ",
+            "enum ",
+            "trait ",
+            "impl ",
+            "impl<",
+            "const ",
+            "static ",
+            "type ",
+            "macro_rules!",
+        ];
+        let defines =
+            !is_mod || words(&code).any(|(at, _)| items.iter().any(|item| code[at..].starts_with(item)));
+        File { module: module_of(source), code, uses, defines }
+    }
+
+    /// Every path that the file names: those of its `use`s, unless they only hand on, and those in its code.
+    fn paths(&self) -> Vec<Vec<String>> {
+        let mentioned: BTreeSet<&str> = words(&self.code).map(|(_, word)| word).collect();
+        let used = |u: &&Use| !u.public || mentioned.contains(u.name.as_str());
+        let mut paths: Vec<Vec<String>> = self.uses.iter().filter(used).map(|u| u.path.clone()).collect();
+        let mut end = 0;
+        for (at, word) in words(&self.code) {
+            if at < end || self.code[..at].ends_with("::") {
+                continue;
+            }
+            let mut path = vec![word.to_string()];
+            end = at + word.len();
+            while let Some(next) =
+                self.code[end..].strip_prefix("::").map(identifier).filter(|n| !n.is_empty())
+            {
+                end += 2 + next.len();
+                path.push(next);
+            }
+            if path.len() > 1 {
+                paths.push(path);
+            }
+        }
+        paths
+    }
+}
+
+/// The module that a file is.
+fn module_of(source: &Source) -> Module {
+    let mut parts: Module = source.parts().iter().map(|p| p.trim_end_matches(".rs").to_string()).collect();
+    if parts.last().is_some_and(|p| p == "mod" || p == "lib") {
+        parts.pop();
+    }
+    parts
+}
+
+/// The modules that a file declares for tests alone.
+fn test_modules(source: &Source) -> Vec<Module> {
+    let marked =
+        source.code.split("#[cfg(test)]").skip(1).chain(source.code.split("#[cfg(all(test,").skip(1));
+    let declared = marked.filter_map(|rest| {
+        let item = rest.split_once("mod ")?;
+        let only_attributes =
+            item.0.chars().all(|c| "()]".contains(c) || !c.is_alphanumeric()) || item.0.contains(")]");
+        let name = identifier(item.1);
+        (only_attributes && item.1[name.len()..].starts_with(';')).then_some(name)
+    });
+    declared.map(|name| module_of(source).into_iter().chain([name]).collect()).collect()
+}
+
+/// The code without `use` declarations, and what they bring.
+fn take_uses(code: &str) -> (String, Vec<Use>) {
+    let (mut left, mut uses, mut done) = (String::new(), Vec::new(), 0);
+    for (at, word) in words(code) {
+        // `impl Trait + use<'a>` brings nothing.
+        if word != "use" || at < done || code[at + 3..].trim_start().starts_with('<') {
+            continue;
+        }
+        let before = code[..at].trim_end();
+        let public = before.ends_with("pub")
+            || before.ends_with(')')
+                && before.rsplit_once("pub(").is_some_and(|(_, v)| !v.contains('\n') && v.len() < 16);
+        let end = at + code[at..].find(';').expect("a use ends");
+        left.push_str(&code[done..at]);
+        expand(&code[at + 3..end], &[], public, &mut uses);
+        done = end + 1;
+    }
+    left.push_str(&code[done..]);
+    (left, uses)
+}
+
+/// The names that a tree of `use` brings: `a::{b, c::{self, d as e}}`.
+fn expand(tree: &str, above: &[String], public: bool, uses: &mut Vec<Use>) {
+    let (path, inner) = match tree.split_once('{') {
+        Some((path, inner)) => (path, Some(inner.trim_end().strip_suffix('}').expect("braces match"))),
+        None => (tree, None),
+    };
+    let (path, alias) = path.split_once(" as ").map_or((path, None), |(p, a)| (p, Some(a.trim())));
+    let mut full = above.to_vec();
+    full.extend(path.split("::").map(str::trim).filter(|s| !s.is_empty()).map(String::from));
+    let Some(inner) = inner else {
+        if full.len() > 1 && full.last().is_some_and(|s| s == "self") {
+            full.pop();
+        }
+        let name = alias.map(String::from).or(full.last().cloned()).unwrap_or_default();
+        if full.last().is_some_and(|s| s == "*") {
+            full.pop();
+        }
+        return uses.push(Use { path: full, name, public });
+    };
+    let (mut depth, mut start) = (0, 0);
+    for (i, c) in inner.char_indices().chain([(inner.len(), ',')]) {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                if !inner[start..i].trim().is_empty() {
+                    expand(&inner[start..i], &full, public, uses);
+                }
+                start = i + 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The identifiers and keywords of a text, with their places.
+fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let is = |c: char| c.is_alphanumeric() || c == '_';
+    let mut end = 0;
+    text.char_indices().filter_map(move |(i, c)| {
+        if i < end || !is(c) {
+            return None;
+        }
+        let len = text[i..].find(|c| !is(c)).unwrap_or(text.len() - i);
+        end = i + len;
+        Some((i, &text[i..end]))
+    })
+}

@@ -1,0 +1,253 @@
+//! What went wrong elsewhere, by name: each test is built after the issue it cites (numbers are those of the PyTorch
+//! repository), and passes only where this library gives the single tensor's answer.
+
+use isoshard::Result;
+use isoshard::comm::Rank;
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::placement::Layout;
+use isoshard::tensor::{Shape, Tensor};
+
+use crate::common::spmd;
+
+/// 179502: a view of a tensor sharded on an inner dim passed without moving anything, and read as wrong values:
+/// `[12, 8]@S1` as `[16, 6]`.
+#[test]
+fn a_view_that_needs_a_move_moves() {
+    on(4, "a=4", |mesh| {
+        let x = put(mesh, &[12, 8], "(S1)")?;
+        for shape in [[16usize, 6], [6, 16], [96, 1], [1, 96], [24, 4]] {
+            same(&x.reshape(shape)?, &iota(&shape));
+        }
+        Ok(())
+    });
+}
+
+/// Decoding with a cache (not an issue there): the last queries alone, after the keys before them, get the bits that they get
+/// among all, and so do their gradients, by whichever ranks. Without their time, query 0 would see key 0 alone.
+#[test]
+fn the_last_queries_alone_are_those_of_all() {
+    let wave = |salt: usize, shape: &[usize]| {
+        let numbers = (0..shape.iter().product()).map(|i: usize| ((i * 31 + salt) as f32 * 0.37).sin());
+        Tensor::from_vec(numbers.collect(), shape)
+    };
+    for (ranks, mesh, layout) in
+        [(1, "a=1", "(R)"), (2, "a=2", "(S1)"), (3, "a=3", "(S2)"), (2, "a=2", "(S0)"), (5, "a=5", "(S2)")]
+    {
+        on(ranks, mesh, move |mesh| {
+            let (shape, all) = ([2, 2, 77, 3], 77);
+            let put = |salt| DTensor::distribute(mesh, &wave(salt, &shape)?, Layout::replicated(1));
+            let (q, k, v) = (put(1)?.requires_grad()?, put(2)?.requires_grad()?, put(3)?.requires_grad()?);
+            let grad = put(4)?;
+            let whole = q.attention(&k, &v, 0.6)?;
+            for len in [1, 3, 70, 77] {
+                let last = |x: &DTensor| x.slice(2, all - len, len);
+                let queries = last(&q)?.redistribute(layout.parse()?)?;
+                let (mine, theirs) = (queries.attention_at(&k, &v, 0.6, all - len)?, last(&whole)?);
+                let values = |x: &DTensor| x.full_tensor()?.to_vec::<f32>();
+                assert_eq!(values(&mine)?, values(&theirs)?, "{len} on {layout}");
+                let [mine, theirs] = [mine, theirs].map(|o| o.mul(&last(&grad)?)?.sum_all()?.backward());
+                let (mine, theirs) = (mine?, theirs?);
+                let of = |x: &DTensor| -> Result<[Vec<f32>; 2]> {
+                    let gradient = |g: &Gradients| values(g.get(x).expect("a leaf"));
+                    Ok([gradient(&mine)?, gradient(&theirs)?])
+                };
+                let [mine, theirs] = of(&q)?;
+                assert_eq!(mine, theirs, "dq of {len} on {layout}");
+                // A sum over fewer queries has another tree.
+                for [mine, theirs] in [of(&k)?, of(&v)?] {
+                    assert!(mine.iter().zip(theirs).all(|(a, b)| (a - b).abs() <= 1e-4), "{len} on {layout}");
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// 163193: a scalar that is added to a `Partial(sum)` was added once on every rank.
+#[test]
+fn a_constant_is_added_to_a_partial_once() {
+    on(2, "a=2", |mesh| {
+        let sum = put(mesh, &[10, 1], "(S0)")?.sum_all()?;
+        assert!(sum.layout().has_partial(), "the sum is unreduced, else this tests nothing: {sum}");
+        assert_eq!(sum.shift(10.0)?.full_tensor()?.item()?, 55.0);
+        let ten = DTensor::full(mesh, sum.dtype(), Shape::from([]), 10.0, Layout::replicated(1))?;
+        assert_eq!(sum.add(&ten)?.full_tensor()?.item()?, 55.0);
+        assert_eq!(ten.add(&sum)?.full_tensor()?.item()?, 55.0);
+        assert_eq!(ten.sub(&sum)?.full_tensor()?.item()?, -35.0);
+        Ok(())
+    });
+}
+
+/// 153603: after a reduction, the product with the first scalar was cached and given for every other scalar.
+#[test]
+fn another_scalar_is_another_plan() {
+    on(2, "a=2", |mesh| {
+        let sum = put(mesh, &[5], "(S0)")?.sum_all()?;
+        for factor in [1.0, 2.0, 3.0, -5.0, 0.5] {
+            assert_eq!(sum.scale(factor)?.full_tensor()?.item()?, 10.0 * factor);
+            assert_eq!(sum.shift(factor)?.full_tensor()?.item()?, 10.0 + factor);
+        }
+        Ok(())
+    });
+}
+
+/// 147180: with a `Partial(sum)`, `-5 x` and `2 x` were equal. And everything else that a program does with scalars.
+#[test]
+fn scalars_meet_partials() {
+    on(3, "a=3", |mesh| {
+        let local = Tensor::from_vec(vec![mesh.rank().rank() as f32 - 0.5, 2.0, -1.0], [3])?;
+        let x = DTensor::from_local(mesh, local, [3], "(P(sum))".parse()?)?;
+        let whole = [1.5f32, 6.0, -3.0];
+        let check = |y: DTensor, f: fn(f32) -> f32| -> Result<()> {
+            assert_eq!(y.full_tensor()?.to_vec::<f32>()?, whole.map(f), "{y}");
+            Ok(())
+        };
+        check(x.scale(2.0)?, |v| 2.0 * v)?;
+        check(x.scale(-5.0)?, |v| -5.0 * v)?;
+        check(x.shift(1.0)?, |v| v + 1.0)?;
+        check(x.neg()?.shift(1.0)?, |v| 1.0 - v)?;
+        check(x.mul(&x)?, |v| v * v)?;
+        check(x.pow_scalar(2.0)?, |v| v * v)?;
+        check(x.relu()?, |v| v.max(0.0))?;
+        let zero = DTensor::zeros(mesh, x.dtype(), [3], Layout::replicated(1))?;
+        let positive = x.gt(&zero)?.full_tensor()?;
+        assert_eq!(positive.to_vec::<bool>()?, [true, true, false]);
+        let one = DTensor::full(mesh, x.dtype(), Shape::from([]), 1.0, Layout::replicated(1))?;
+        check(one.div(&x)?, |v| 1.0 / v)?;
+        check(x.add(&x)?, |v| 2.0 * v)?;
+        check(x.add(&one)?, |v| v + 1.0)
+    });
+}
+
+/// 165962: the maximum of a `Partial(sum)` was taken before the sum.
+#[test]
+fn a_maximum_of_a_partial_sum_comes_after_the_sum() {
+    on(2, "a=2", |mesh| {
+        let mine = [[4.0f32, 1.0], [-4.0, 2.0]][mesh.rank().rank()];
+        let x = DTensor::from_local(mesh, Tensor::from_vec(mine.to_vec(), [2])?, [2], "(P(sum))".parse()?)?;
+        assert_eq!(x.max(&[0], false)?.full_tensor()?.item()?, 3.0);
+        assert_eq!(x.min(&[0], false)?.full_tensor()?.item()?, 0.0);
+        assert_eq!(x.argmax(0)?.full_tensor()?.item()?, 1.0);
+        let norm = x.mul(&x)?.sum_all()?.sqrt()?;
+        assert_eq!(norm.full_tensor()?.item()?, 3.0);
+        Ok(())
+    });
+}
+
+/// 144109: shards of the user's own lengths, uneven and empty, in every operator.
+#[test]
+fn shards_of_chosen_lengths() {
+    on(3, "a=3", |mesh| {
+        let x = put(mesh, &[5, 2], "(RS(0..1; 3,0,2))")?;
+        assert_eq!(x.local().shape()[0], [3, 0, 2][mesh.rank().rank()]);
+        same(&x, &iota(&[5, 2]));
+        same(&x.redistribute("(S0)".parse()?)?, &iota(&[5, 2]));
+        assert_eq!(x.sum_all()?.full_tensor()?.item()?, 45.0);
+        let twice = x.scale(2.0)?;
+        assert_eq!(twice.layout(), x.layout(), "a pointwise operator moves nothing");
+        let w = put(mesh, &[2, 3], "(R)")?;
+        let product = x.matmul(&w)?;
+        assert_eq!(product.full_tensor()?.to_vec::<f32>()?, matmul(&iota(&[5, 2]), &iota(&[2, 3])));
+        same(&x.reshape([10])?, &iota(&[10]));
+        Ok(())
+    });
+}
+
+/// 166598: a contraction whose two sides are cut by the same axes in another order was multiplied as it lay.
+#[test]
+fn a_contraction_cut_in_two_orders() {
+    on(4, "dp=2,tp=2", |mesh| {
+        for n in [4, 5, 7] {
+            let want = matmul(&iota(&[3, n]), &iota(&[n, 2]));
+            for (a, b) in
+                [("(S1, S1)", "(S0^1, S0^0)"), ("(S1^1, S1^0)", "(S0, S0)"), ("(S1^1, S1^0)", "(S0^1, S0^0)")]
+            {
+                let (x, w) = (put(mesh, &[3, n], a)?, put(mesh, &[n, 2], b)?);
+                assert_eq!(x.matmul(&w)?.full_tensor()?.to_vec::<f32>()?, want, "{x} times {w}");
+            }
+        }
+        Ok(())
+    });
+}
+
+/// 194457: `[5, 3]` with both axes of a 2 x 2 mesh on dim 0.
+#[test]
+fn five_rows_on_two_by_two() {
+    on(4, "dp=2,tp=2", |mesh| {
+        for layout in ["(S0, S0)", "(S0^1, S0^0)"] {
+            let x = put(mesh, &[5, 3], layout)?;
+            same(&x, &iota(&[5, 3]));
+            for to in ["(R, R)", "(S0, R)", "(R, S0)", "(S1, S0)", "(S0, S1)", "(S0^1, S0^0)", "(S0, S0)"] {
+                let y = x.redistribute(to.parse()?)?;
+                same(&y, &iota(&[5, 3]));
+                same(&y.redistribute(layout.parse()?)?, &iota(&[5, 3]));
+            }
+            assert_eq!(x.sum_all()?.full_tensor()?.item()?, 105.0);
+            assert_eq!(x.sum(&[0], false)?.full_tensor()?.to_vec::<f32>()?, [30.0, 35.0, 40.0]);
+            assert_eq!(x.sum(&[1], false)?.full_tensor()?.to_vec::<f32>()?, [3.0, 12.0, 21.0, 30.0, 39.0]);
+            let w = put(mesh, &[3, 2], "(R, S1)")?;
+            assert_eq!(x.matmul(&w)?.full_tensor()?.to_vec::<f32>()?, matmul(&iota(&[5, 3]), &iota(&[3, 2])));
+        }
+        Ok(())
+    });
+}
+
+/// 168134: five elements in nested order left gaps.
+#[test]
+fn five_elements_in_nested_order() {
+    on(4, "dp=2,tp=2", |mesh| {
+        let held = |layout: &str| -> Result<Vec<f32>> { put(mesh, &[5], layout)?.local().to_vec() };
+        let rank = mesh.rank().rank();
+        assert_eq!(held("(S0, S0)")?, [&[0.0, 1.0][..], &[2.0], &[3.0], &[4.0]][rank]);
+        assert_eq!(held("(S0^1, S0^0)")?, [&[0.0, 1.0][..], &[3.0], &[2.0], &[4.0]][rank]);
+        for n in 0..9 {
+            same(&put(mesh, &[n], "(S0^1, S0^0)")?, &iota(&[n]));
+        }
+        Ok(())
+    });
+}
+
+/// Found here: reshaping `(a:S1, b:S1)` moved both axes to dim 0, where together they cut at other elements.
+#[test]
+fn a_view_does_not_cut_one_dim_twice_unseen() {
+    for (text, ranks) in [("a=2,b=2", 4), ("a=2,b=3", 6)] {
+        on(ranks, text, |mesh| {
+            for layout in ["(S1, S1)", "(S0, S0)", "(S0, S1)", "(S1^1, S1^0)", "(S0^1, S0^0)"] {
+                let x = put(mesh, &[4, 3], layout)?;
+                for shape in [[2usize, 6], [6, 2], [3, 4], [12, 1]] {
+                    same(&x.reshape(shape)?, &iota(&shape));
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+fn on(ranks: usize, mesh: &'static str, f: impl Fn(&DeviceMesh) -> Result<()> + Send + Sync + 'static) {
+    let run = move |rank: Rank| f(&DeviceMesh::parse(&rank, mesh)?);
+    spmd(ranks, run).unwrap_or_else(|e| panic!("on {mesh}: {e}"));
+}
+
+/// 0, 1, 2, ... in `layout`.
+fn put(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
+    DTensor::distribute(mesh, &iota(shape), layout.parse()?)
+}
+
+fn iota(shape: &[usize]) -> Tensor {
+    let n = shape.iter().product::<usize>();
+    Tensor::from_vec((0..n).map(|i| i as f32).collect(), shape).expect("as many values as elements")
+}
+
+#[track_caller]
+fn same(x: &DTensor, whole: &Tensor) {
+    let full = x.full_tensor().unwrap_or_else(|e| panic!("{x}: {e}"));
+    assert_eq!(full.shape(), whole.shape(), "{x}");
+    assert_eq!(full.to_f64_vec(), whole.to_f64_vec(), "{x}");
+}
+
+/// By the definition.
+fn matmul(a: &Tensor, b: &Tensor) -> Vec<f32> {
+    let (m, k, n) = (a.shape()[0], a.shape()[1], b.shape()[1]);
+    let (x, y) = (a.to_f64_vec(), b.to_f64_vec());
+    (0..m * n).map(|e| (0..k).map(|j| x[e / n * k + j] * y[j * n + e % n]).sum::<f64>() as f32).collect()
+}

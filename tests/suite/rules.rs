@@ -1,0 +1,410 @@
+//! The judge: every operator under every combination of placements, on small, odd, uneven shapes, against the whole.
+//!
+//! A row that an operator lists and that does not hold is *wrong*: the test fails and says where. A combination that
+//! holds and is not listed is *missing*: it must stand in `golden/missing_rows.txt` with its reason. Ranks are simulated,
+//! with nothing between them: what a row claims is that no rank needs to hear of another.
+//!
+//! Rows that let a sum pass in parts are held to a rounding of each part, the only tolerance here (`row_bound`).
+//!
+//! A combination holds if it does for each of three sets of values, in f32 and in f64, on all ranks, by bits
+//! (or within `common::bound`, for samples that say their sums are rounded).
+//!
+//! Where the whole is infinite, parts of its sum may add up to NaN (`inf - inf`): no row can help that.
+//!
+//! General exemptions, so that the golden list stays short. A combination is not called missing
+//! - if an operand or result of the sample has an extent of 0 or 1, or one element: there every cut is as good as none;
+//! - if a listed row gives it by putting `R` for an operand's `P(max)` or `P(min)`, of which it is a case, or
+//!   `P(max)` or `P(min)` for a result's `R`, which is a case of them;
+//! - if the operands can lie in more than 4096 ways, and it cuts them in two different ones at once;
+//! - if it is ragged and holds for one dim only: there `Ragged` is another `S0`, and the engine moves to that.
+//!
+//! Operators of more than three operands have most of the combinations. Of those that they do not list a fixed sample is judged
+//! here, and beside it what the golden file lists; `tests/complete.sh` judges all. Every row that an operator lists is always
+//! judged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+
+use isoshard::ops::{Axis, Meta, Row, Sample, Slot, catalog, eval_whole};
+use isoshard::placement::{Layout, Mesh, Placement, Spec};
+use isoshard::tensor::{DType, ReduceOp, Tensor};
+
+use crate::common::rows::{is_ragged, line, placement, specs};
+use crate::common::{self, Stream, bound, difference, eval_apart, mix, parts_of, values};
+
+const PARTIALS: [Slot; 3] = [Slot::P(ReduceOp::Sum), Slot::P(ReduceOp::Max), Slot::P(ReduceOp::Min)];
+
+/// Of an operator with more operands a sample of the combinations is judged.
+const OPERANDS: usize = 3;
+/// About as many combinations of placements are in it, on one mesh.
+const SAMPLED: u64 = 1000;
+
+#[test]
+fn every_row_holds_on_one_axis() {
+    common::quiet_panics();
+    let mut wrong = Vec::new();
+    for sample in catalog() {
+        let trials = trials(&sample);
+        for ranks in [2, 3, 5] {
+            let rows = sample.op.rows(&sample.metas(), Axis::alone(ranks));
+            let mesh = line(ranks);
+            for row in rows {
+                if let Err(what) = holds_everywhere(&sample, &trials, &mesh, std::slice::from_ref(&row), &[0])
+                {
+                    wrong.push(format!("{sample:?} on {ranks} ranks: {row:?} is wrong: {what}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong rows:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn products_of_rows_hold_on_two_axes() {
+    common::quiet_panics();
+    let mut wrong = Vec::new();
+    let mut stream = Stream(11);
+    let mut judged = 0;
+    for sample in catalog() {
+        let trials = trials(&sample);
+        for lens in [[2, 2], [2, 3], [3, 2]] {
+            let mesh = Mesh::new(&[("a", lens[0]), ("b", lens[1])], 0).unwrap();
+            let metas = sample.metas();
+            let whole = Row::new(
+                metas.iter().map(|_| Slot::R),
+                sample.op.infer(&metas).unwrap().iter().map(|_| Slot::R),
+            );
+            let rows = |a: usize, other: Option<Slot>| {
+                let axis = match other {
+                    Some(Slot::S(dim)) => Axis::alone(lens[a]).beside(dim, lens[1 - a]),
+                    _ => Axis::alone(lens[a]),
+                };
+                let mut rows = sample.op.rows(&metas, axis);
+                rows.push(whole.clone());
+                rows
+            };
+            for _ in 0..12 {
+                let a = stream.pick(&rows(0, None)).clone();
+                let b = stream.pick(&rows(1, a.ins.first().copied())).clone();
+                if !rows(0, b.ins.first().copied()).contains(&a) {
+                    continue;
+                }
+                let pair = [a, b];
+                for order in [[0, 1], [1, 0]] {
+                    judged += 1;
+                    if let Err(what) = holds_everywhere(&sample, &trials[..2], &mesh, &pair, &order) {
+                        wrong.push(format!(
+                            "{sample:?} on {mesh} in order {order:?}: {pair:?} is wrong: {what}"
+                        ));
+                    }
+                }
+            }
+        }
+    }
+    wrong.sort();
+    wrong.dedup();
+    assert!(judged > 0 && wrong.is_empty(), "{} wrong products:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn missing_rows_are_listed_with_a_reason() {
+    common::quiet_panics();
+    let golden = include_str!("../golden/missing_rows.txt");
+    let listed_windows = windows(golden);
+    if !is_complete() {
+        // Written past the harness, which keeps the output of tests that pass.
+        let _ = writeln!(
+            std::io::stderr(),
+            "SAMPLED: unlisted rows of operators with more than {OPERANDS} operands; tests/complete.sh judges all"
+        );
+    }
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for sample in catalog().iter().filter(|s| !is_degenerate(s)) {
+        for ranks in [2, 3, 5] {
+            let rows = sample.op.rows(&sample.metas(), Axis::alone(ranks));
+            let truths = truths(sample, ranks, &listed_windows);
+            for truth in truths.into_iter().filter(|t| !rows.iter().any(|r| implies(r, t))) {
+                let key = format!("{}: {truth:?}", sample.op.name());
+                found.entry(key).or_default().insert(format!("{sample:?} on {ranks}"));
+            }
+        }
+    }
+    let mut listed = BTreeSet::new();
+    let mut diff = Vec::new();
+    for line in golden.lines().filter(|l| !l.is_empty() && !l.starts_with('#')) {
+        let (key, reason) = line.split_once(" # ").unwrap_or((line, ""));
+        if reason.trim().is_empty() {
+            diff.push(format!("without a reason: {line}"));
+        }
+        if !found.contains_key(key.trim()) {
+            diff.push(format!("- {line}"));
+        }
+        listed.insert(key.trim().to_string());
+    }
+    for (key, samples) in found.iter().filter(|(k, _)| !listed.contains(*k)) {
+        let samples: Vec<&String> = samples.iter().collect();
+        diff.push(format!("+ {key} # ({} samples, first {})", samples.len(), samples[0]));
+    }
+    assert!(diff.is_empty(), "golden/missing_rows.txt differs:\n{}", diff.join("\n"));
+}
+
+/// True in `tests/complete.sh`.
+fn is_complete() -> bool {
+    std::env::var_os("ISOSHARD_TEST_COMPLETE").is_some()
+}
+
+/// The listed rows as they are judged: a partial result is at first a whole one.
+fn windows(golden: &str) -> BTreeSet<String> {
+    let of = |line: &str| {
+        let (op, row) = line.split_once(" # ")?.0.split_once(": ")?;
+        let (ins, outs) = row.trim().split_once(" -> ")?;
+        let outs: Vec<&str> =
+            outs.split(' ').map(|slot| if slot.starts_with("P(") { "R" } else { slot }).collect();
+        Some(format!("{op}: {ins} -> {}", outs.join(" ")))
+    };
+    golden.lines().filter(|l| !l.starts_with('#')).filter_map(of).collect()
+}
+
+/// Whether to judge this combination of `all` on `ranks` ranks: in a complete run, of few operands, if it is listed, and else if
+/// a fixed draw says so.
+fn is_judged(sample: &Sample, row: &Row, ranks: usize, all: usize, listed: &BTreeSet<String>) -> bool {
+    if sample.ins.len() <= OPERANDS || is_complete() {
+        return true;
+    }
+    let name = format!("{}: {row:?}", sample.op.name());
+    let draw = name.bytes().fold(ranks as u64, |seed, byte| mix(seed ^ u64::from(byte)));
+    // A draw that is in a sample of many is in one of few, so that two ragged cuts are judged alike.
+    draw / SAMPLED < u64::MAX / all as u64 || listed.contains(&name)
+}
+
+fn is_degenerate(sample: &Sample) -> bool {
+    let metas = sample.metas();
+    let outs = sample.op.infer(&metas).unwrap();
+    metas.iter().chain(&outs).any(|m| m.shape.is_empty() || m.shape.iter().any(|&n| n < 2))
+}
+
+/// True where `row` gives `truth` by the exemptions of this file's head.
+fn implies(row: &Row, truth: &Row) -> bool {
+    let extremum = |s: &Slot| matches!(s, Slot::P(ReduceOp::Max | ReduceOp::Min));
+    let plain = |s: &Slot| if let Slot::Terms(_) = s { Slot::SUM } else { *s };
+    let ins = row.ins.iter().zip(&truth.ins).all(|(r, t)| r == t || (*t == Slot::R && extremum(r)));
+    let outs =
+        row.outs.iter().zip(&truth.outs).all(|(r, t)| plain(r) == *t || (*r == Slot::R && extremum(t)));
+    ins && outs
+}
+
+/// The values with which a combination is judged, and the whole's results.
+struct Trial {
+    ins: Vec<Tensor>,
+    outs: Vec<Tensor>,
+    salt: u64,
+}
+
+fn trials(sample: &Sample) -> Vec<Trial> {
+    let one = |(salt, dtype): (u64, DType)| {
+        let ins = values(sample, dtype, salt);
+        let outs =
+            eval_whole(sample.op.as_ref(), &ins).unwrap_or_else(|e| panic!("{sample:?}: {e}")).into_vec();
+        Trial { ins, outs, salt }
+    };
+    [(1, DType::F32), (2, DType::F64), (3, DType::F32), (4, DType::F64), (5, DType::F32)]
+        .into_iter()
+        .map(one)
+        .collect()
+}
+
+/// Whether one row an axis holds together, for every ragged cut that fits. Combinations that no tensor can have (a
+/// partial of bools, say) hold.
+fn holds_everywhere(
+    sample: &Sample,
+    trials: &[Trial],
+    mesh: &Mesh,
+    rows: &[Row],
+    order: &[usize],
+) -> Result<(), String> {
+    for dims in if is_ragged(rows) { 1..4 } else { 0..1 } {
+        for trial in trials {
+            let metas = |ts: &[Tensor]| ts.iter().map(Meta::of).collect::<Vec<_>>();
+            let first = (trial.ins[0].shape(), dims);
+            let ins = specs(mesh, (rows, order), &metas(&trial.ins), first, |r| &r.ins);
+            let outs = specs(mesh, (rows, order), &metas(&trial.outs), first, |r| &r.outs);
+            let (Some(ins), Some(outs)) = (ins, outs) else { continue };
+            judge(sample, trial, &ins, &outs)?;
+        }
+    }
+    Ok(())
+}
+
+fn judge(sample: &Sample, trial: &Trial, ins: &[Spec], outs: &[Spec]) -> Result<(), String> {
+    let parts: Vec<Vec<Tensor>> = ins
+        .iter()
+        .zip(&trial.ins)
+        .enumerate()
+        .map(|(i, (s, t))| parts_of(t, s, trial.salt + i as u64))
+        .collect();
+    let operands: Vec<(&Spec, &[Tensor])> = ins.iter().zip(&parts).map(|(s, p)| (s, p.as_slice())).collect();
+    let results = eval_apart(sample.op.as_ref(), &operands, outs)?;
+    for (k, (spec, whole)) in outs.iter().zip(&trial.outs).enumerate() {
+        let parts: Vec<Tensor> = results.iter().map(|r| r[k].clone()).collect();
+        if let Some(what) = difference(whole, spec, &parts, row_bound(sample, whole, ins)) {
+            return Err(format!("result {k} {spec}: {what}"));
+        }
+    }
+    Ok(())
+}
+
+/// `bound`; and where a sum in parts goes through, each part is rounded, and so are their sums. Parts are not larger
+/// than the value and a few small integers times what the operator multiplies them with: 16 times the largest covers
+/// them.
+fn row_bound(sample: &Sample, whole: &Tensor, ins: &[Spec]) -> f64 {
+    let parts: usize = ins.iter().map(|s| if s.layout.has_partial() { s.mesh.rank_len() } else { 0 }).sum();
+    let largest = common::magnitude(whole);
+    bound(sample, whole) + (16 * parts) as f64 * common::epsilon(whole.dtype()) * largest
+}
+
+/// All combinations that hold on one axis, of those that are judged.
+fn truths(sample: &Sample, ranks: usize, listed: &BTreeSet<String>) -> Vec<Row> {
+    let mesh = line(ranks);
+    let trials = trials(sample);
+    let with = |dims: usize| truths_with(sample, &mesh, &trials, dims, listed);
+    let (mut truths, two) = (with(0), with(2));
+    if !two.is_empty() {
+        let one = with(1);
+        truths.extend(two.into_iter().filter(|t| one.contains(t)));
+    }
+    truths
+}
+
+/// Those whose ragged slots, at least one if `dims` is not 0, are cut over `dims` dims.
+fn truths_with(
+    sample: &Sample,
+    mesh: &Mesh,
+    trials: &[Trial],
+    dims: usize,
+    listed: &BTreeSet<String>,
+) -> Vec<Row> {
+    let tables: Vec<Table> = trials.iter().map(|t| Table::new(t, mesh, dims)).collect();
+    let ins =
+        combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
+    let ins: Vec<Vec<Slot>> = match ins.len() {
+        0..4096 => ins,
+        _ => ins.into_iter().filter(|slots| is_plain(slots)).collect(),
+    };
+    let outs =
+        combinations(&tables[0].outs.iter().map(|o| o.iter().map(|(s, _)| *s).collect()).collect::<Vec<_>>());
+    let (all, mut truths) = (ins.len() * outs.len(), Vec::new());
+    for ins in &ins {
+        for outs in &outs {
+            let ragged = ins.iter().chain(outs).any(|s| *s == Slot::Ragged);
+            let row = Row::new(ins.iter().copied(), outs.iter().copied());
+            if ragged != (dims > 0) || !is_judged(sample, &row, mesh.rank_len(), all, listed) {
+                continue;
+            }
+            let mut alive: Option<Vec<Row>> = None;
+            for (table, trial) in tables.iter().zip(trials) {
+                let rows = table.holding(sample, trial, ins, outs);
+                let left = match alive {
+                    None => rows,
+                    Some(before) => before.into_iter().filter(|r| rows.contains(r)).collect(),
+                };
+                let done = left.is_empty();
+                alive = Some(left);
+                if done {
+                    break;
+                }
+            }
+            truths.extend(alive.unwrap_or_default());
+        }
+    }
+    // Nothing but replicas is no news.
+    truths.retain(|t| {
+        t.ins.iter().any(|s| *s != Slot::R) || t.outs.iter().any(|s| matches!(s, Slot::S(_) | Slot::Ragged))
+    });
+    truths
+}
+
+/// At most one kind of slot beside `R`.
+fn is_plain(slots: &[Slot]) -> bool {
+    let mut cut = slots.iter().filter(|s| **s != Slot::R);
+    let first = cut.next();
+    cut.all(|s| Some(s) == first)
+}
+
+/// Operands cut in every way, once.
+struct Table {
+    ins: Vec<Vec<(Slot, Spec, Vec<Tensor>)>>,
+    /// One for each window a result can have; what is replicated may turn out to be partial.
+    outs: Vec<Vec<(Slot, Spec)>>,
+}
+
+impl Table {
+    fn new(trial: &Trial, mesh: &Mesh, dims: usize) -> Table {
+        let first = trial.ins[0].shape();
+        let spec = |t: &Tensor, slot: Slot| {
+            let p = placement(slot, first, dims, mesh.axis_len(0))?;
+            Spec::new(mesh, t.dtype(), t.shape().clone(), Layout::new([p])).ok()
+        };
+        let slots = |t: &Tensor| {
+            let mut slots = vec![Slot::R];
+            slots.extend((0..t.shape().len()).map(Slot::S));
+            slots.extend((dims > 0).then_some(Slot::Ragged));
+            slots
+        };
+        let operand = |(i, t): (usize, &Tensor)| {
+            let all = slots(t).into_iter().chain(PARTIALS);
+            let cut =
+                |s: Slot| spec(t, s).map(|spec| (s, spec.clone(), parts_of(t, &spec, trial.salt + i as u64)));
+            all.filter_map(cut).collect()
+        };
+        let result = |t: &Tensor| slots(t).into_iter().filter_map(|s| Some((s, spec(t, s)?))).collect();
+        Table {
+            ins: trial.ins.iter().enumerate().map(operand).collect(),
+            outs: trial.outs.iter().map(result).collect(),
+        }
+    }
+
+    /// The rows with these operand slots and these windows of results that hold.
+    fn holding(&self, sample: &Sample, trial: &Trial, ins: &[Slot], outs: &[Slot]) -> Vec<Row> {
+        let operands: Vec<(&Spec, &[Tensor])> = ins
+            .iter()
+            .zip(&self.ins)
+            .map(|(s, all)| {
+                all.iter().find(|(t, ..)| s == t).map(|(_, spec, parts)| (spec, parts.as_slice()))
+            })
+            .map(|found| found.expect("the slots come from the table"))
+            .collect();
+        let specs: Vec<Spec> = outs
+            .iter()
+            .zip(&self.outs)
+            .map(|(s, all)| {
+                all.iter().find(|(t, _)| s == t).expect("the slots come from the table").1.clone()
+            })
+            .collect();
+        let Ok(results) = eval_apart(sample.op.as_ref(), &operands, &specs) else { return Vec::new() };
+        let mut choices = Vec::new();
+        for (k, (spec, whole)) in specs.iter().zip(&trial.outs).enumerate() {
+            let parts: Vec<Tensor> = results.iter().map(|r| r[k].clone()).collect();
+            let holds = |slot: Slot| {
+                let spec = match slot {
+                    Slot::P(op) => spec.with_layout(Layout::new([Placement::Partial(op)])).ok(),
+                    _ => Some(spec.clone()),
+                };
+                spec.is_some_and(|spec| difference(whole, &spec, &parts, bound(sample, whole)).is_none())
+            };
+            let mut slots = vec![outs[k]];
+            if outs[k] == Slot::R {
+                slots.extend(PARTIALS);
+            }
+            slots.retain(|&s| holds(s));
+            choices.push(slots);
+        }
+        combinations(&choices).into_iter().map(|outs| Row::new(ins.iter().copied(), outs)).collect()
+    }
+}
+
+/// One of each, in every way.
+fn combinations(choices: &[Vec<Slot>]) -> Vec<Vec<Slot>> {
+    choices.iter().fold(vec![vec![]], |done, slots| {
+        done.iter().flat_map(|d| slots.iter().map(move |&s| d.iter().copied().chain([s]).collect())).collect()
+    })
+}
