@@ -125,7 +125,7 @@ impl Case {
             everything: p == 1.0,
             scale: factor,
             extents,
-            start: [1, 1],
+            start: [1, 1, q_start],
         });
         let [q, k, v, grad] = self.operands(device);
         let call = cuda::CausalAttention { verb, q_start, scale, dropout, exact: true };

@@ -141,7 +141,7 @@ impl CausalCall<'_> {
             everything: p == 1.0,
             scale: self.factor(),
             extents: [q.global[1], q.global[2], self.at.ins[1].global[2]],
-            start: [q.start(0), q.start(1)],
+            start: [q.start(0), q.start(1), q.start(2)],
         });
         Ok(cuda::CausalAttention {
             verb: self.verb,
