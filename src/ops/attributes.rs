@@ -20,6 +20,8 @@ pub struct AttentionGrad {
     pub scale: Bits,
     /// As in the operator.
     pub p: Bits,
+    /// As in the operator.
+    pub q_offset: Option<usize>,
     /// The operator's own: the mask is made anew.
     pub draw: Free<Draw>,
 }

@@ -59,12 +59,7 @@ pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
 pub use permute::Permute;
-pub use pointwise::{
-    Abs, Add, Cast, Compare, CompareKind, Div, Exp, Gelu, GeluGrad, GeluTanh, GeluTanhGrad, Log, Mask,
-    Maximum, Minimum, Mul, Neg, Pointwise, Pow, PowGradBase, PowGradExponent, PowScalar, Relu, ReluGrad,
-    Rsqrt, Scale, Select, Shift, Sigmoid, SigmoidGrad, Sign, Silu, SiluGrad, Sqrt, Sub, Tanh, TanhGrad,
-    formulas,
-};
+pub use pointwise::*;
 pub(crate) use pointwise::{pointwise_table, signatures};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
@@ -73,10 +68,10 @@ pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
 pub use record::{
-    Bits, Free, Key, Meta, Metas, Op, Program, Ref, Statistic, Step, Tensors, Vjp, Window, Windows,
+    Batched, Bits, Free, Key, Meta, Metas, Op, Program, Ref, Statistic, Step, Tensors, Vjp, Window, Windows,
     eval_whole,
 };
-pub(crate) use record::{Together, absent, arity, list, run};
+pub(crate) use record::{absent, arity, has_free, list, run};
 pub use reshape::Reshape;
 pub use rotary::Rotary;
 pub use row::{Algebra, Axis, Row, Slot};
@@ -88,6 +83,6 @@ pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
 pub use split::Split;
-pub use step::adamw::AdamW;
+pub use step::adamw::{AdamW, each_chunk, expect_step, step_rows};
 pub use step::sgd::Sgd;
 pub use sum::Sum;

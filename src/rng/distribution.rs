@@ -170,13 +170,13 @@ pub(super) fn named(verb: &str, mut error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::{Mesh, Spec};
+    use crate::placement::{Mesh, Region, Spec};
     use crate::rng::{
-        Draw, Stretches, bernoulli, bits32, bits64, exponential, gamma, log_normal, normal, poisson, uniform,
+        Draw, bernoulli, bits32, bits64, exponential, gamma, log_normal, normal, poisson, uniform,
         uniform_int,
     };
     use crate::tensor::cpu::simd::{Isa, with_isa};
-    use crate::tensor::{Device, Dims, Element, Shape, Tensor, for_dtype};
+    use crate::tensor::{Dims, Element, Shape, for_dtype};
 
     const DRAW: Draw = Draw { seed: 3, number: 8 };
     const ALL: [Distribution; 15] = [

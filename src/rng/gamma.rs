@@ -3,7 +3,7 @@
 use super::Draw;
 use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64, wide};
 use super::fill::Real;
-use super::sample::{Gammas, Sampled, box_muller_f32, box_muller_f64};
+use super::sample::{Gammas, PIECE, box_muller_f32, box_muller_f64, by_pieces, in_wide};
 use super::stretches::{Indices, Stretches};
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use crate::error::{Error, Result};
@@ -28,7 +28,8 @@ use crate::tensor::{DType, Element};
 pub fn gamma<T: Real>(draw: Draw, at: impl Indices, shape: f64, scale: f64, out: &mut [T]) -> Result<()> {
     check(shape, scale, T::DTYPE)?;
     let wide = <T::Wide as Element>::from_f64;
-    T::Wide::gamma(draw, at.stretches(), wide(shape), wide(scale), out);
+    let (shape, scale) = (wide(shape), wide(scale));
+    in_wide(at.stretches(), out, false, &mut |at, _, wide| T::Wide::gamma(draw, at, shape, scale, wide));
     Ok(())
 }
 
@@ -40,7 +41,10 @@ pub fn gamma_each<T: Real>(draw: Draw, at: impl Indices, shape: &[T], out: &mut 
     let at = at.stretches();
     expect_len("gamma", shape, out)?;
     expect_all("gamma", "a shape is positive and finite", at, shape, is_sound)?;
-    T::Wide::gamma_each(draw, at, shape, out);
+    let mut shapes = [T::Wide::default(); PIECE];
+    by_pieces(at, out, &mut |at, here, wide| {
+        T::Wide::gamma_each(draw, at, T::load(&shape[here], &mut shapes), wide);
+    });
     Ok(())
 }
 
@@ -76,18 +80,12 @@ struct Setup<A> {
 macro_rules! gammas {
     ($t:ident, $rest:path, $exp:path, $tries:expr, $words:path, $boosts:path) => {
         impl Gammas for $t {
-            fn gamma<T: Sampled<Wide = $t>>(
-                draw: Draw,
-                at: Stretches<'_>,
-                shape: $t,
-                scale: $t,
-                out: &mut [T],
-            ) {
+            fn gamma(draw: Draw, at: Stretches<'_>, shape: $t, scale: $t, out: &mut [$t]) {
                 let method = Squeeze { scale };
-                run(method, Fixed(method.setup(shape)), draw, at, out, T::store);
+                run(method, Fixed(method.setup(shape)), draw, at, out);
             }
-            fn gamma_each<T: Sampled<Wide = $t>>(draw: Draw, at: Stretches<'_>, shape: &[T], out: &mut [T]) {
-                run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, at, out, T::store);
+            fn gamma_each(draw: Draw, at: Stretches<'_>, shape: &[$t], out: &mut [$t]) {
+                run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, at, out);
             }
         }
 

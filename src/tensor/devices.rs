@@ -2,7 +2,6 @@
 //! device that holds the elements.
 
 use super::cuda::{self, Gpu};
-use super::dtype::for_dtype;
 use super::meta::Absent;
 use super::storage::Buffer;
 use super::{DType, Device, Scalar, Shape, Tensor};
@@ -136,11 +135,10 @@ impl Tensor {
             Device::Meta => return self.refuse_absent("copy"),
             Device::Cpu => {}
         }
-        for_dtype!(any self.dtype, T => {
-            let src: &[T] = &self.data().expect("the dtype is T's")[from.0..];
-            let dst: &mut [T] = &mut super::cpu::as_elements_mut(out.bytes_mut())[to.0..];
-            super::cpu::copy_strided(len, (src, from.1), (dst, to.1));
-        });
+        let size = self.dtype.size_bytes();
+        let src = &self.data_bytes()?[from.0 * size..];
+        let dst = &mut out.bytes_mut()[to.0 * size..];
+        super::cpu::copy_strided(size, len, (src, from.1), (dst, to.1));
         Ok(())
     }
 

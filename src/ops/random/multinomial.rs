@@ -76,10 +76,6 @@ impl Op for Multinomial {
         g.none(0, "an index has no derivative");
         Ok(())
     }
-
-    fn has_free(&self) -> bool {
-        true
-    }
 }
 
 /// This rank's rows.
