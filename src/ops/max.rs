@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::sum::{kept_shape, reduced_shape, reduction_rows};
 use super::{
     Axis, Cast, Compare, CompareKind, Div, Expand, Input, Mask, Meta, Metas, Op, Reshape, Row, Sample, Slot,
-    Sum, Tensors, Vjp, Windows, arity,
+    Sum, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
@@ -40,6 +40,9 @@ impl Op for Max {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         eval_cuda(&ins[0], at, &self.dims, self.keep, ReduceOp::Max)
+    }
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::reduction(ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -1,7 +1,7 @@
 //! `min`: the smallest element over any dims.
 
 use super::max::{eval, eval_cuda, infer, rows, vjp};
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows};
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work};
 use crate::error::Result;
 use crate::tensor::{Dims, ReduceOp, Tensor};
 
@@ -34,6 +34,9 @@ impl Op for Min {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         eval_cuda(&ins[0], at, &self.dims, self.keep, ReduceOp::Min)
+    }
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::reduction(ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -39,6 +39,7 @@ mod split;
 mod step;
 mod sum;
 mod vjp;
+mod work;
 
 pub use argmax::Argmax;
 pub use attention::Attention;
@@ -93,3 +94,4 @@ pub use step::adamw::AdamW;
 pub use step::sgd::Sgd;
 pub use sum::Sum;
 pub use vjp::{Program, Ref, Step, Vjp};
+pub use work::Work;

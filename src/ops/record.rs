@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Axis, Row, Statistic, Vjp};
+use super::{Axis, Row, Statistic, Vjp, Work};
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Device, Shape, Tensor};
@@ -62,6 +62,10 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     /// A device without room, a launch that fails. What [`Op::eval`] finds in values, kernels report, and the next read
     /// of a value gives the error.
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
+
+    /// The work of a call on operands that have passed [`Op::infer`], with the results that it gives: operations and bytes, as a
+    /// formula of shapes. A row that cuts operands and results divides it among the ranks.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work;
 
     /// The derivative, as an expression over other operators; see [`Vjp`].
     ///

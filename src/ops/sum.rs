@@ -2,7 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use super::{
+    Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::tensor::{Dims, ReduceOp, Shape, Tensor, cpu, cuda};
@@ -62,6 +64,9 @@ impl Op for Sum {
         let leading = self.dims[..outer].iter().copied().eq(0..outer);
         let dims = Dims::from_slice(&self.dims[outer..]);
         leading.then(|| Box::new(Sum { dims, keep: self.keep }) as Box<dyn Op>)
+    }
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::reduction(ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

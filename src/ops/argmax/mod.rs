@@ -5,7 +5,7 @@ mod cuda;
 
 use smallvec::smallvec;
 
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
@@ -42,6 +42,9 @@ impl Op for Argmax {
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         Ok(smallvec![cuda::argmax(self.name(), &ins[0], self.dim)?])
+    }
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::reduction(ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

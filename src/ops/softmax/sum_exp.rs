@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::{
-    Axis, Input, Max, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity, list,
+    Axis, Input, Max, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::cpu::{Kernel, Real, dispatch};
@@ -52,6 +52,10 @@ impl Op for SumExp {
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         Ok(smallvec![cuda::sum_exp(self.name(), &ins[0], &ins[1])?])
+    }
+    /// For each element: subtracting, exponentiating, adding.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(Work::SPECIAL + 2, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
