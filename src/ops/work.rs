@@ -1,6 +1,6 @@
 //! The work of a call: operations and bytes, as a formula of shapes.
 
-use super::Meta;
+use super::meta::Meta;
 
 /// The work of one call of an operator, a function of its attributes and of *global* shapes: [`Op::work`](super::Op::work).
 /// It says what the mathematics asks for, not how a kernel goes about it, and no two meshes differ in it.
