@@ -1,9 +1,10 @@
-//! Writes every CUDA source and header that the crate embeds into a folder, for compilers and other tools to read:
+//! Writes every CUDA source and header that the crate compiles into a folder, for compilers and other tools to read:
 //! `cargo run --example kernel_sources -- target/gpu/sources`. `tests/gpu/compile_kernels.sh` is one that does.
 
 use std::path::PathBuf;
 use std::{env, fs, io};
 
+use isoshard::ops::cuda_programs;
 use isoshard::tensor::cuda;
 
 fn main() -> io::Result<()> {
@@ -11,9 +12,13 @@ fn main() -> io::Result<()> {
         return Err(io::Error::other("name the folder to write to"));
     };
     fs::create_dir_all(&dir)?;
-    for (name, text) in cuda::headers().iter().chain(cuda::programs()) {
+    for (name, text) in cuda::headers() {
         fs::write(dir.join(name), text)?;
     }
-    println!("{} sources and {} headers", cuda::programs().len(), cuda::headers().len());
+    let programs = cuda_programs();
+    for (name, text) in &programs {
+        fs::write(dir.join(name), text)?;
+    }
+    println!("{} sources and {} headers", programs.len(), cuda::headers().len());
     Ok(())
 }

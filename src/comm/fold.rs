@@ -68,16 +68,16 @@ pub(crate) fn fold_range<'a>(
     match of(0).dtype() {
         DType::F32 => job.floats::<f32>(outs),
         DType::F64 => job.floats::<f64>(outs),
-        DType::F16 if op == ReduceOp::Sum => job.run::<f16, _>(SumF16, outs),
+        DType::F16 if op == ReduceOp::Sum => job.run::<f16, _>(&SumF16, outs),
         DType::F16 => job.floats::<f16>(outs),
-        DType::BF16 if op == ReduceOp::Sum => job.run::<bf16, _>(Same(add_bf16), outs),
+        DType::BF16 if op == ReduceOp::Sum => job.run::<bf16, _>(&Same(add_bf16), outs),
         DType::BF16 => job.floats::<bf16>(outs),
         DType::I64 => job.ints::<i64>(outs, i64::wrapping_add),
         DType::I32 => job.ints::<i32>(outs, i32::wrapping_add),
         DType::U8 => job.ints::<u8>(outs, u8::wrapping_add),
         DType::Bool => match op {
-            ReduceOp::Min => job.run::<bool, _>(Same(|a: bool, b: bool| a & b), outs),
-            ReduceOp::Sum | ReduceOp::Max => job.run::<bool, _>(Same(|a: bool, b: bool| a | b), outs),
+            ReduceOp::Min => job.run::<bool, _>(&Same(|a: bool, b: bool| a & b), outs),
+            ReduceOp::Sum | ReduceOp::Max => job.run::<bool, _>(&Same(|a: bool, b: bool| a | b), outs),
         },
     }
 }
@@ -91,21 +91,22 @@ struct Job<'a, 'f> {
 impl<'a> Job<'a, '_> {
     fn floats<T: Float<Acc: Num>>(&self, outs: Rows<'_>) {
         match self.reduce.op {
-            ReduceOp::Sum => self.run::<T, _>(Same(|a: T, b: T| T::narrow(a.widen() + b.widen())), outs),
-            ReduceOp::Max => self.run::<T, _>(Same(ReduceOp::larger::<T>), outs),
-            ReduceOp::Min => self.run::<T, _>(Same(ReduceOp::smaller::<T>), outs),
+            ReduceOp::Sum => self.run::<T, _>(&Same(|a: T, b: T| T::narrow(a.widen() + b.widen())), outs),
+            ReduceOp::Max => self.run::<T, _>(&Same(ReduceOp::larger::<T>), outs),
+            ReduceOp::Min => self.run::<T, _>(&Same(ReduceOp::smaller::<T>), outs),
         }
     }
 
     fn ints<T: Element + Ord>(&self, outs: Rows<'_>, add: impl Fn(T, T) -> T + Copy) {
         match self.reduce.op {
-            ReduceOp::Sum => self.run::<T, _>(Same(add), outs),
-            ReduceOp::Max => self.run::<T, _>(Same(T::max), outs),
-            ReduceOp::Min => self.run::<T, _>(Same(T::min), outs),
+            ReduceOp::Sum => self.run::<T, _>(&Same(add), outs),
+            ReduceOp::Max => self.run::<T, _>(&Same(T::max), outs),
+            ReduceOp::Min => self.run::<T, _>(&Same(T::min), outs),
         }
     }
 
-    fn run<T: Element, R: Rule<T>>(&self, rule: R, outs: Rows<'_>) {
+    /// Compiled once for each type; the rule's loops are behind calls, one a block.
+    fn run<T: Element, W: Copy + Default>(&self, rule: &dyn Rule<T, W>, outs: Rows<'_>) {
         let mut outs: Outs<'_, T> = outs.into_iter().map(as_elements_mut::<T>).collect();
         let each = self.reduce.shape.numel();
         let of = |member: usize, node: usize| -> &'a [T] {
@@ -124,12 +125,17 @@ impl<'a> Job<'a, '_> {
 
     /// Apart from `run`, so that two members' folds do without the large frame.
     #[inline(never)]
-    fn run_blocks<T: Element, R: Rule<T>>(&self, rule: R, ops: &[Fused<T>], mut outs: Outs<'_, T>) {
+    fn run_blocks<T: Element, W: Copy + Default>(
+        &self,
+        rule: &dyn Rule<T, W>,
+        ops: &[Fused<T>],
+        mut outs: Outs<'_, T>,
+    ) {
         let n = self.range.len();
         let entries = self.reduce.order.depth() + 1;
         let block = BLOCK.min(STACK / entries).max(1).min(n);
-        let mut stack: SmallVec<[R::Wide; STACK]> = SmallVec::new();
-        stack.resize(entries * block, R::Wide::default());
+        let mut stack: SmallVec<[W; STACK]> = SmallVec::new();
+        stack.resize(entries * block, W::default());
         for start in (0..n).step_by(block) {
             let at = start..(start + block).min(n);
             fold_block(rule, ops, at.clone(), block, &mut stack);
@@ -175,12 +181,12 @@ fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> Smal
 }
 
 /// Runs the steps on the elements `at`; entry k of the stack lies at `k * block`.
-fn fold_block<T, R: Rule<T>>(
-    rule: R,
+fn fold_block<T, W: Copy + Default>(
+    rule: &dyn Rule<T, W>,
     ops: &[Fused<T>],
     at: Range<usize>,
     block: usize,
-    stack: &mut [R::Wide],
+    stack: &mut [W],
 ) {
     let n = at.len();
     let mut top = 0;
@@ -192,7 +198,7 @@ fn fold_block<T, R: Rule<T>>(
                 top += 1;
             }
             Fused::Empty => {
-                above[..n].fill(R::Wide::default());
+                above[..n].fill(W::default());
                 top += 1;
             }
             Fused::Pair(a, b) => {
@@ -215,43 +221,33 @@ fn fold_block<T, R: Rule<T>>(
 }
 
 /// How slices are folded, in a type that may be wider than the parts' own.
-trait Rule<T>: Copy {
-    type Wide: Copy + Default;
-    fn load(self, from: &[T], to: &mut [Self::Wide]);
-    fn join(self, left: &mut [Self::Wide], right: &[Self::Wide]);
+trait Rule<T, W> {
+    fn load(&self, from: &[T], to: &mut [W]);
+    fn join(&self, left: &mut [W], right: &[W]);
     /// [`Rule::join`] with a part that is not loaded yet; there is room to load it.
-    fn join_part(self, left: &mut [Self::Wide], right: &[T], room: &mut [Self::Wide]);
-    fn store(self, from: &[Self::Wide], to: &mut [T]);
-    /// The whole fold of two parts in one pass; false where the rule has no such pass.
-    fn pair(self, _: &[T], _: &[T], _: &mut [T]) -> bool {
-        false
-    }
+    fn join_part(&self, left: &mut [W], right: &[T], room: &mut [W]);
+    fn store(&self, from: &[W], to: &mut [T]);
+    /// The whole fold of two parts in one pass; false if the rule has no such pass.
+    fn pair(&self, a: &[T], b: &[T], out: &mut [T]) -> bool;
 }
 
 /// Element by element, in the parts' own type.
-#[derive(Clone, Copy)]
 struct Same<F>(F);
 
-impl<T: Copy + Default, F: Fn(T, T) -> T + Copy> Rule<T> for Same<F> {
-    type Wide = T;
-    #[inline(always)]
-    fn load(self, from: &[T], to: &mut [T]) {
+impl<T: Copy, F: Fn(T, T) -> T> Rule<T, T> for Same<F> {
+    fn load(&self, from: &[T], to: &mut [T]) {
         to.copy_from_slice(from);
     }
-    #[inline(always)]
-    fn join(self, left: &mut [T], right: &[T]) {
+    fn join(&self, left: &mut [T], right: &[T]) {
         left.iter_mut().zip(right).for_each(|(a, &b)| *a = (self.0)(*a, b));
     }
-    #[inline(always)]
-    fn join_part(self, left: &mut [T], right: &[T], _: &mut [T]) {
+    fn join_part(&self, left: &mut [T], right: &[T], _: &mut [T]) {
         self.join(left, right);
     }
-    #[inline(always)]
-    fn store(self, from: &[T], to: &mut [T]) {
+    fn store(&self, from: &[T], to: &mut [T]) {
         to.copy_from_slice(from);
     }
-    #[inline(always)]
-    fn pair(self, a: &[T], b: &[T], out: &mut [T]) -> bool {
+    fn pair(&self, a: &[T], b: &[T], out: &mut [T]) -> bool {
         out.iter_mut().zip(a.iter().zip(b)).for_each(|(o, (&a, &b))| *o = (self.0)(a, b));
         true
     }
@@ -259,26 +255,27 @@ impl<T: Copy + Default, F: Fn(T, T) -> T + Copy> Rule<T> for Same<F> {
 
 /// f16 sums in f32, rounded after each addition; converted by whole slices, since the machine's own conversion is looked
 /// for at every call.
-#[derive(Clone, Copy)]
 struct SumF16;
 
-impl Rule<f16> for SumF16 {
-    type Wide = f32;
-    fn load(self, from: &[f16], to: &mut [f32]) {
+impl Rule<f16, f32> for SumF16 {
+    fn load(&self, from: &[f16], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
     }
-    fn join(self, left: &mut [f32], right: &[f32]) {
+    fn join(&self, left: &mut [f32], right: &[f32]) {
         let mut half = [f16::ZERO; BLOCK];
         left.iter_mut().zip(right).for_each(|(a, b)| *a += b);
         half[..left.len()].convert_from_f32_slice(left);
         half[..left.len()].convert_to_f32_slice(left);
     }
-    fn join_part(self, left: &mut [f32], right: &[f16], room: &mut [f32]) {
+    fn join_part(&self, left: &mut [f32], right: &[f16], room: &mut [f32]) {
         self.load(right, room);
         self.join(left, room);
     }
-    fn store(self, from: &[f32], to: &mut [f16]) {
+    fn store(&self, from: &[f32], to: &mut [f16]) {
         to.convert_from_f32_slice(from);
+    }
+    fn pair(&self, _: &[f16], _: &[f16], _: &mut [f16]) -> bool {
+        false
     }
 }
 

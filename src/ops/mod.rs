@@ -66,12 +66,7 @@ pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
 pub use pad::Pad;
 pub use permute::Permute;
-pub use pointwise::{
-    Abs, Add, Cast, Compare, CompareKind, Div, Exp, Gelu, GeluGrad, GeluTanh, GeluTanhGrad, Log, Mask,
-    Maximum, Minimum, Mul, Neg, Pointwise, Pow, PowGradBase, PowGradExponent, PowScalar, Relu, ReluGrad,
-    Rsqrt, Scale, Select, Shift, Sigmoid, SigmoidGrad, Sign, Silu, SiluGrad, Sqrt, Sub, Tanh, TanhGrad,
-    formulas,
-};
+pub use pointwise::*;
 pub(crate) use pointwise::{pointwise_table, signatures};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;

@@ -165,11 +165,16 @@ impl Region {
     /// # }
     /// ```
     pub fn runs(&self, global: &Shape, mut f: impl FnMut(u64, usize, usize)) {
+        self.each_run(global, &mut f);
+    }
+
+    fn each_run(&self, global: &Shape, f: &mut dyn FnMut(u64, usize, usize)) {
         if self.is_empty() {
             return;
         }
         let strides = global.strides();
-        let mut runs = Runs::new(|global, local, len| f(global as u64, local, len));
+        let mut of_u64 = |global, local, len| f(global as u64, local, len);
+        let mut runs = Runs::new(&mut of_u64);
         for b in &self.boxes {
             let first = b.start.iter().zip(&strides).map(|(i, s)| i * s).sum();
             runs.add(&b.len, (first, &strides), (b.offset, &b.strides));
@@ -203,8 +208,8 @@ impl Overlap {
 
     /// Calls `f(offset in the first, offset in the second, length)` for the longest runs that are contiguous in the
     /// storage of both, in row-major order of the box.
-    pub fn runs(&self, f: impl FnMut(usize, usize, usize)) {
-        let mut runs = Runs::new(f);
+    pub fn runs(&self, mut f: impl FnMut(usize, usize, usize)) {
+        let mut runs = Runs::new(&mut f);
         runs.add(&self.len, (self.a_offset, &self.a_strides), (self.b_offset, &self.b_strides));
         runs.finish();
     }

@@ -5,14 +5,14 @@ use smallvec::SmallVec;
 use crate::tensor::Dims;
 
 /// Joins runs that follow on one another in both layouts, and hands out what is left.
-pub(super) struct Runs<F: FnMut(usize, usize, usize)> {
+pub(super) struct Runs<'a> {
     pending: (usize, usize, usize),
-    f: F,
+    f: &'a mut dyn FnMut(usize, usize, usize),
 }
 
-impl<F: FnMut(usize, usize, usize)> Runs<F> {
+impl<'a> Runs<'a> {
     /// `f` gets `(offset in a, offset in b, length)`, never of length 0.
-    pub(super) fn new(f: F) -> Self {
+    pub(super) fn new(f: &'a mut dyn FnMut(usize, usize, usize)) -> Self {
         Runs { pending: (0, 0, 0), f }
     }
 

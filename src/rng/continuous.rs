@@ -3,14 +3,12 @@
 use super::Draw;
 use super::fill::Real;
 use super::philox::Blocks;
-use super::sample::{Affine, Distribution, Normal, Same, Sampled, Then};
+use super::sample::{Affine, Computed, Distribution, Normal, PIECE, Then, by_pieces};
 use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_unit_f32, ln_unit_f64};
 use crate::tensor::{DType, Element};
-
-const CHUNK: usize = 512;
 
 /// Uniform numbers from `low` to below `high`.
 ///
@@ -47,7 +45,10 @@ pub fn uniform_between<T: Real>(
 /// Refuses a mean that is not finite and a std that is not finite or negative.
 pub fn log_normal<T: Real>(draw: Draw, at: impl Indices, mean: f64, std: f64, out: &mut [T]) -> Result<()> {
     check_log_normal(mean, std)?;
-    T::sample(draw, 0, at.stretches(), out, Normal(Exp(Affine { scale: std, shift: mean })));
+    by_pieces(at.stretches(), out, &mut |at, _, wide| {
+        T::Wide::numbers(draw, 0, at, wide, Normal(Affine { scale: std, shift: mean }));
+        T::Wide::change(wide, Exp);
+    });
     Ok(())
 }
 
@@ -61,7 +62,10 @@ pub fn log_normal<T: Real>(draw: Draw, at: impl Indices, mean: f64, std: f64, ou
 /// Refuses a rate that is not positive and finite, in the type computed in.
 pub fn exponential<T: Real>(draw: Draw, at: impl Indices, rate: f64, out: &mut [T]) -> Result<()> {
     check_exponential(rate, T::DTYPE)?;
-    T::sample(draw, 0, at.stretches(), out, Exponential(Over(rate)));
+    by_pieces(at.stretches(), out, &mut |at, _, wide| {
+        T::Wide::numbers(draw, 0, at, wide, Exponential);
+        T::Wide::change(wide, Over(rate));
+    });
     Ok(())
 }
 
@@ -70,18 +74,15 @@ pub fn exponential<T: Real>(draw: Draw, at: impl Indices, rate: f64, out: &mut [
 /// # Errors
 /// Refuses slices of different lengths, and a rate that is not positive and finite.
 pub fn exponential_each<T: Real>(draw: Draw, at: impl Indices, rate: &[T], out: &mut [T]) -> Result<()> {
-    let mut at = at.stretches();
+    let at = at.stretches();
     expect_len("exponential", rate, out)?;
     expect_all("exponential", RATE, at, rate, is_rate)?;
-    let (mut values, mut rates) = ([T::Wide::default(); CHUNK], [T::Wide::default(); CHUNK]);
-    for (rate, out) in rate.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
-        let (values, rates) = (&mut values[..out.len()], &mut rates[..out.len()]);
-        T::load(rate, rates);
-        Sampled::sample(draw, 0, at, values, Exponential(Same));
-        at.advance(out.len());
-        values.iter_mut().zip(rates).for_each(|(x, &mut rate)| *x = *x / rate);
-        T::store(values, out);
-    }
+    let mut rates = [T::Wide::default(); PIECE];
+    by_pieces(at, out, &mut |at, here, wide| {
+        T::Wide::numbers(draw, 0, at, wide, Exponential);
+        let rates = T::load(&rate[here], &mut rates);
+        wide.iter_mut().zip(rates).for_each(|(x, &rate)| *x = *x / rate);
+    });
     Ok(())
 }
 
@@ -147,7 +148,7 @@ struct Between {
 
 /// e to the power of what another step gives.
 #[derive(Clone, Copy)]
-struct Exp<A>(A);
+struct Exp;
 
 /// Divided by this, rounded to the type computed in.
 #[derive(Clone, Copy)]
@@ -155,7 +156,7 @@ struct Over(f64);
 
 /// Exponential of rate 1.
 #[derive(Clone, Copy)]
-struct Exponential<A>(A);
+struct Exponential;
 
 macro_rules! between {
     ($t:ident, $x:ident, $self:ident) => {{
@@ -177,14 +178,14 @@ impl Then for Between {
     }
 }
 
-impl<A: Then> Then for Exp<A> {
+impl Then for Exp {
     #[inline(always)]
     fn f32(self, x: f32) -> f32 {
-        exp_f32(self.0.f32(x))
+        exp_f32(x)
     }
     #[inline(always)]
     fn f64(self, x: f64) -> f64 {
-        exp_f64(self.0.f64(x))
+        exp_f64(x)
     }
 }
 
@@ -199,21 +200,18 @@ impl Then for Over {
     }
 }
 
-impl<A: Then> Distribution for Exponential<A> {
+impl Distribution for Exponential {
     #[inline(always)]
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
         for (out, &pair) in out.iter_mut().zip(blocks.0.as_flattened()) {
-            *out = [
-                self.0.f32(unit_exponential_f32(pair as u32)),
-                self.0.f32(unit_exponential_f32((pair >> 32) as u32)),
-            ];
+            *out = [unit_exponential_f32(pair as u32), unit_exponential_f32((pair >> 32) as u32)];
         }
     }
     #[inline(always)]
     fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]) {
         for (out, &pair) in out.as_flattened_mut().iter_mut().zip(blocks.0.as_flattened()) {
-            *out = self.0.f64(unit_exponential_f64(pair));
+            *out = unit_exponential_f64(pair);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Draw;
 use super::philox::Blocks;
-use super::sample::{Normal, Same, Sampled, Sink, Uniform, drive};
+use super::sample::{Affine, Normal, Same, Sampled, Sink, Uniform, drive};
 use super::stretches::Indices;
 use crate::tensor::Float;
 
@@ -39,7 +39,7 @@ pub fn uniform<T: Real>(draw: Draw, at: impl Indices, out: &mut [T]) {
 /// r = sqrt(-2 ln u), v the uniform number of b, and u = (a + 1/2) / 2^32 (f64: (a's upper 53 bits + 1/2) / 2^53)
 /// rounded. So |x| is at most 6.77 in f32 and 8.66 in f64. f16 and bf16: the f32 number rounded.
 pub fn normal<T: Real>(draw: Draw, at: impl Indices, out: &mut [T]) {
-    T::sample(draw, 0, at.stretches(), out, Normal(Same));
+    T::sample(draw, 0, at.stretches(), out, Normal(Affine::SAME));
 }
 
 struct Words<'a>(&'a mut [u32]);

@@ -3,10 +3,11 @@
 use super::Draw;
 use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64, wide};
 use super::fill::Real;
-use super::sample::{Sampled, box_muller_f32, box_muller_f64};
+use super::sample::{PIECE, box_muller_f32, box_muller_f64, by_pieces, in_wide};
 use super::stretches::{Indices, Stretches};
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use crate::error::{Error, Result};
+use crate::tensor::cpu::Lane;
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
 use crate::tensor::{DType, Element};
@@ -28,7 +29,8 @@ use crate::tensor::{DType, Element};
 pub fn gamma<T: Real>(draw: Draw, at: impl Indices, shape: f64, scale: f64, out: &mut [T]) -> Result<()> {
     check(shape, scale, T::DTYPE)?;
     let wide = <T::Wide as Element>::from_f64;
-    T::Wide::gamma(draw, at.stretches(), wide(shape), wide(scale), out);
+    let (shape, scale) = (wide(shape), wide(scale));
+    in_wide(at.stretches(), out, false, &mut |at, _, wide| T::Wide::gamma(draw, at, shape, scale, wide));
     Ok(())
 }
 
@@ -40,7 +42,10 @@ pub fn gamma_each<T: Real>(draw: Draw, at: impl Indices, shape: &[T], out: &mut 
     let at = at.stretches();
     expect_len("gamma", shape, out)?;
     expect_all("gamma", "a shape is positive and finite", at, shape, is_sound)?;
-    T::Wide::gamma_each(draw, at, shape, out);
+    let mut shapes = [T::Wide::default(); PIECE];
+    by_pieces(at, out, &mut |at, here, wide| {
+        T::Wide::gamma_each(draw, at, T::load(&shape[here], &mut shapes), wide);
+    });
     Ok(())
 }
 
@@ -58,11 +63,11 @@ fn is_sound(x: f64) -> bool {
 }
 
 /// f32 and f64, which gamma numbers are computed in.
-pub(crate) trait Gammas: Sampled<Wide = Self> {
+pub(crate) trait Gammas: Lane<Wide = Self> {
     /// [`gamma`], checked.
-    fn gamma<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [T]);
+    fn gamma(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [Self]);
     /// [`gamma_each`], checked.
-    fn gamma_each<T: Sampled<Wide = Self>>(draw: Draw, at: Stretches<'_>, shape: &[T], out: &mut [T]);
+    fn gamma_each(draw: Draw, at: Stretches<'_>, shape: &[Self], out: &mut [Self]);
 }
 
 /// Marsaglia and Tsang's method, by its scale.
@@ -84,18 +89,12 @@ struct Setup<A> {
 macro_rules! gammas {
     ($t:ident, $rest:path, $exp:path, $tries:expr, $words:path, $boosts:path) => {
         impl Gammas for $t {
-            fn gamma<T: Sampled<Wide = $t>>(
-                draw: Draw,
-                at: Stretches<'_>,
-                shape: $t,
-                scale: $t,
-                out: &mut [T],
-            ) {
+            fn gamma(draw: Draw, at: Stretches<'_>, shape: $t, scale: $t, out: &mut [$t]) {
                 let method = Squeeze { scale };
-                run(method, Fixed(method.setup(shape)), draw, at, out, T::store);
+                run(method, Fixed(method.setup(shape)), draw, at, out);
             }
-            fn gamma_each<T: Sampled<Wide = $t>>(draw: Draw, at: Stretches<'_>, shape: &[T], out: &mut [T]) {
-                run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, at, out, T::store);
+            fn gamma_each(draw: Draw, at: Stretches<'_>, shape: &[$t], out: &mut [$t]) {
+                run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, at, out);
             }
         }
 

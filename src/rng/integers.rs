@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use super::Draw;
 use super::philox::{self, Blocks};
-use super::sample::{Sink, drive};
+use super::sample::{PIECE, Sink, drive};
 use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Element};
@@ -40,16 +40,7 @@ pub fn uniform_int<T: Integer>(
     out: &mut [T],
 ) -> Result<()> {
     expect_range(low, high, T::DTYPE, T::RANGE)?;
-    let at = at.stretches();
-    let len = out.len();
-    match words_of(low, high) {
-        Words::One { low, last, threshold } => {
-            drive(draw, 0, at, len, Narrow { draw, start: at, low, last, threshold, out });
-        }
-        Words::Two { low, last, threshold } => {
-            drive(draw, 0, at, len, Wide { draw, start: at, low, last, threshold, out });
-        }
-    }
+    T::fill(draw, at.stretches(), &words_of(low, high), out);
     Ok(())
 }
 
@@ -98,27 +89,71 @@ fn expect_range(low: i128, high: i128, dtype: DType, holds: RangeInclusive<i128>
     ))
 }
 
-/// Whole numbers modulo a power of two.
-trait Wraps {
+/// What a whole type holds, and how it is filled.
+trait Wraps: Sized {
     /// What the type holds.
     const RANGE: RangeInclusive<i128>;
-    /// The low bits.
-    fn wrap(x: u64) -> Self;
+    /// Writes the numbers of a range within the type.
+    fn fill(draw: Draw, at: Stretches<'_>, words: &Words, out: &mut [Self]);
 }
 
-macro_rules! wraps {
-    ($($t:ty)*) => {$(
-        impl Wraps for $t {
-            const RANGE: RangeInclusive<i128> = <$t>::MIN as i128..=<$t>::MAX as i128;
-            #[inline(always)]
-            fn wrap(x: u64) -> $t {
-                x as $t
+/// The low bits of a number. i64 and i32 are drawn; u8 is cut from i32.
+trait Low: Element {
+    fn low(x: u64) -> Self;
+}
+
+impl Low for i64 {
+    #[inline(always)]
+    fn low(x: u64) -> i64 {
+        x as i64
+    }
+}
+
+impl Low for i32 {
+    #[inline(always)]
+    fn low(x: u64) -> i32 {
+        x as i32
+    }
+}
+
+impl Wraps for i64 {
+    const RANGE: RangeInclusive<i128> = i64::MIN as i128..=i64::MAX as i128;
+    fn fill(draw: Draw, at: Stretches<'_>, words: &Words, out: &mut [i64]) {
+        let len = out.len();
+        match *words {
+            Words::One { low, last, threshold } => {
+                drive(draw, 0, at, len, Narrow { draw, start: at, low, last, threshold, out });
+            }
+            Words::Two { low, last, threshold } => {
+                drive(draw, 0, at, len, Wide { draw, start: at, low, last, threshold, out });
             }
         }
-    )*};
+    }
 }
 
-wraps!(i64 i32 u8);
+impl Wraps for i32 {
+    const RANGE: RangeInclusive<i128> = i32::MIN as i128..=i32::MAX as i128;
+    fn fill(draw: Draw, at: Stretches<'_>, words: &Words, out: &mut [i32]) {
+        let &Words::One { low, last, threshold } = words else { unreachable!("i32 holds 2^32 numbers") };
+        drive(draw, 0, at, out.len(), Narrow { draw, start: at, low, last, threshold, out });
+    }
+}
+
+impl Wraps for u8 {
+    const RANGE: RangeInclusive<i128> = u8::MIN as i128..=u8::MAX as i128;
+    fn fill(draw: Draw, mut at: Stretches<'_>, words: &Words, out: &mut [u8]) {
+        let mut numbers = [0i32; PIECE];
+        let mut rest = out;
+        while !rest.is_empty() {
+            let len = (PIECE - (at.first() % 4) as usize).min(rest.len());
+            let (piece, left) = rest.split_at_mut(len);
+            i32::fill(draw, at, words, &mut numbers[..len]);
+            piece.iter_mut().zip(&numbers).for_each(|(to, &number)| *to = number as u8);
+            at.advance(len);
+            rest = left;
+        }
+    }
+}
 
 /// From the 32-bit draw.
 struct Narrow<'a, T> {
@@ -130,13 +165,13 @@ struct Narrow<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Integer> Narrow<'_, T> {
+impl<T: Low> Narrow<'_, T> {
     /// The number, and where in its share of the words the word lay.
     #[inline(always)]
     fn place(low: u64, last: u32, word: u32) -> (T, u32) {
         // word * (last + 1), where last + 1 may be 2^32.
         let product = u64::from(word) * u64::from(last) + u64::from(word);
-        (T::wrap(low.wrapping_add(product >> 32)), product as u32)
+        (T::low(low.wrapping_add(product >> 32)), product as u32)
     }
 
     #[cold]
@@ -153,7 +188,7 @@ impl<T: Integer> Narrow<'_, T> {
     }
 }
 
-impl<T: Integer> Sink for Narrow<'_, T> {
+impl<T: Low> Sink for Narrow<'_, T> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -176,24 +211,24 @@ impl<T: Integer> Sink for Narrow<'_, T> {
 }
 
 /// From the 64-bit draw.
-struct Wide<'a, T> {
+struct Wide<'a> {
     draw: Draw,
     start: Stretches<'a>,
     low: u64,
     last: u64,
     threshold: u64,
-    out: &'a mut [T],
+    out: &'a mut [i64],
 }
 
-impl<T: Integer> Wide<'_, T> {
+impl Wide<'_> {
     #[inline(always)]
-    fn place(&self, pair: u64) -> (T, u64) {
+    fn place(&self, pair: u64) -> (i64, u64) {
         let product = u128::from(pair) * u128::from(self.last) + u128::from(pair);
-        (T::wrap(self.low.wrapping_add((product >> 64) as u64)), product as u64)
+        (self.low.wrapping_add((product >> 64) as u64) as i64, product as u64)
     }
 
     #[cold]
-    fn again(&self, index: u64) -> T {
+    fn again(&self, index: u64) -> i64 {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -207,7 +242,7 @@ impl<T: Integer> Wide<'_, T> {
     }
 }
 
-impl<T: Integer> Sink for Wide<'_, T> {
+impl Sink for Wide<'_> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

@@ -4,7 +4,7 @@ use super::Draw;
 use super::continuous::{expect_all, expect_len};
 use super::fill::Real;
 use super::philox::Blocks;
-use super::sample::{Sink, drive};
+use super::sample::{PIECE, Sink, drive};
 use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
@@ -51,7 +51,16 @@ pub fn bernoulli_each<T: Real>(draw: Draw, at: impl Indices, p: &[T], out: &mut 
     expect_len("bernoulli", p, out)?;
     let rule = "a probability lies in [0, 1]";
     expect_all("bernoulli", rule, at.stretches(), p, |p| (0.0..=1.0).contains(&p))?;
-    drive(draw, 0, at.stretches(), out.len(), Chances { p, out });
+    let mut chances = [T::Wide::default(); PIECE];
+    let (mut at, mut done) = (at.stretches(), 0);
+    while done < p.len() {
+        let len = if T::NATIVE { p.len() } else { PIECE.min(p.len() - done) };
+        let here = done..done + len;
+        let p = T::load(&p[here.clone()], &mut chances);
+        drive(draw, 0, at, len, Chances { p, out: &mut out[here] });
+        at.advance(len);
+        done += len;
+    }
     Ok(())
 }
 
@@ -85,15 +94,12 @@ struct Chances<'a, T> {
     out: &'a mut [bool],
 }
 
-impl<T: Real> Sink for Chances<'_, T> {
+impl<W: Element> Sink for Chances<'_, W> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
-        let mut p = [[T::Wide::default(); 4]; N];
-        let p = &mut p.as_flattened_mut()[..len];
-        T::load(&self.p[at..at + len], p);
         let words = &blocks.words()[skip..skip + len];
-        for ((out, p), &word) in self.out[at..at + len].iter_mut().zip(p).zip(words) {
+        for ((out, p), &word) in self.out[at..at + len].iter_mut().zip(&self.p[at..at + len]).zip(words) {
             *out = f64::from(word) + 0.5 <= p.to_f64() * 4_294_967_296.0;
         }
     }

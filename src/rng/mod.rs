@@ -59,6 +59,6 @@ pub use integers::{Integer, uniform_int};
 pub use keep::{bernoulli, bernoulli_each, keep, keep_threshold};
 pub use permutation::Permutation;
 pub use poisson::{Count, poisson, poisson_each};
-pub(crate) use sample::{Sink, drive};
+pub(crate) use sample::{PIECE, Sink, drive, in_wide};
 pub use stream::Stream;
 pub use stretches::{Indices, Stretches};

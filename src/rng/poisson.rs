@@ -1,17 +1,20 @@
 //! Poisson numbers.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 
 use super::continuous::{expect_all, expect_len};
 use super::fill::Real;
 use super::philox::Blocks;
-use super::sample::{Sampled, Sink, drive, unit_f64};
-use super::stretches::Indices;
+use super::sample::{PIECE, Sink, drive, unit_f64};
+use super::stretches::{Indices, Stretches};
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use super::{Draw, bits64};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
+use crate::tensor::cpu::{Lane, each};
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_normal_f64;
 use crate::tensor::math::poisson::ln_poisson_f64;
@@ -36,14 +39,37 @@ impl<T: Element + Counted> Count for T {}
 /// Refuses a rate below 0 or above 2^50, and NaN.
 pub fn poisson<T: Count>(draw: Draw, at: impl Indices, rate: f64, out: &mut [T]) -> Result<()> {
     check(rate)?;
-    let at = at.stretches();
-    if rate < LARGE {
-        let (len, sums) = (out.len(), Sums::of(rate));
-        drive(draw, 0, at, len, Invert { sums: &sums, out });
-    } else {
-        run(Ptrs, Fixed(Ptrs.setup(rate)), draw, at, out, T::put);
-    }
+    let setup = if rate < LARGE { Prepared::Few(Sums::of(rate)) } else { Prepared::Many(Ptrs.setup(rate)) };
+    in_counts(at.stretches(), out, &mut |at, _, counts| match &setup {
+        Prepared::Few(sums) => drive(draw, 0, at, counts.len(), Invert { sums, out: counts }),
+        &Prepared::Many(setup) => run(Ptrs, Fixed(setup), draw, at, counts),
+    });
     Ok(())
+}
+
+/// The two methods' setups for one rate.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
+enum Prepared {
+    Few(Sums),
+    Many(Setup),
+}
+
+/// Has `write` write counts piece by piece, which then become elements.
+fn in_counts<T: Count>(
+    mut at: Stretches<'_>,
+    out: &mut [T],
+    write: &mut dyn FnMut(Stretches<'_>, Range<usize>, &mut [f64]),
+) {
+    let mut counts = [0.0; PIECE];
+    let mut done = 0;
+    while done < out.len() {
+        let len = (PIECE - (at.first() % 2) as usize).min(out.len() - done);
+        let (here, counts) = (done..done + len, &mut counts[..len]);
+        write(at, here.clone(), counts);
+        T::put(counts, &mut out[here]);
+        at.advance(len);
+        done += len;
+    }
 }
 
 /// [`poisson`] with a rate for each element: the same numbers where the rates are equal.
@@ -56,29 +82,32 @@ pub fn poisson_each<R: Real, T: Count>(
     rate: &[R],
     out: &mut [T],
 ) -> Result<()> {
-    let mut at = at.stretches();
+    let at = at.stretches();
     expect_len("poisson", rate, out)?;
     expect_all("poisson", RATE, at, rate, is_rate)?;
-    let (mut rates, mut counts, mut large) = ([0.0; CHUNK], [0.0; CHUNK], [0.0; CHUNK]);
-    let mut pairs = [0; CHUNK];
-    for (rate, out) in rate.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
-        let len = out.len();
-        let (rates, counts) = (&mut rates[..len], &mut counts[..len]);
-        rates.iter_mut().zip(rate).for_each(|(wide, rate)| *wide = rate.to_f64());
-        if rates.iter().any(|&rate| rate < LARGE) {
-            bits64(draw, at, &mut pairs[..len]);
-            dispatch(InvertEach { rates, pairs: &pairs[..len], counts });
-        }
-        if rates.iter().any(|&rate| rate >= LARGE) {
-            run(Ptrs, Each(rates), draw, at, &mut large[..len], |from, to| to.copy_from_slice(from));
-            for ((count, &large), &rate) in counts.iter_mut().zip(&large).zip(&*rates) {
-                *count = if rate < LARGE { *count } else { large };
-            }
-        }
-        T::put(counts, out);
-        at.advance(len);
-    }
+    let mut rates = [0.0; PIECE];
+    in_counts(at, out, &mut |at, here, counts| {
+        let rates = &mut rates[..counts.len()];
+        rates.iter_mut().zip(&rate[here]).for_each(|(wide, rate)| *wide = rate.to_f64());
+        each_piece(draw, at, rates, counts);
+    });
     Ok(())
+}
+
+/// A count for each of the rates, of which there is a piece.
+fn each_piece(draw: Draw, at: Stretches<'_>, rates: &[f64], counts: &mut [f64]) {
+    let (mut pairs, mut large) = ([0; PIECE], [0.0; PIECE]);
+    let len = rates.len();
+    if rates.iter().any(|&rate| rate < LARGE) {
+        bits64(draw, at, &mut pairs[..len]);
+        dispatch(InvertEach { rates, pairs: &pairs[..len], counts });
+    }
+    if rates.iter().any(|&rate| rate >= LARGE) {
+        run(Ptrs, Each(rates), draw, at, &mut large[..len]);
+        for ((count, &large), &rate) in counts.iter_mut().zip(&large).zip(rates) {
+            *count = if rate < LARGE { *count } else { large };
+        }
+    }
 }
 
 /// Refuses what [`poisson`] would.
@@ -89,7 +118,6 @@ pub(super) fn check(rate: f64) -> Result<()> {
     Err(Error::invalid("poisson", RATE, format!("{rate}"), ""))
 }
 
-const CHUNK: usize = 512;
 /// The rate from which on counts come by rejection.
 pub(super) const LARGE: f64 = 10.0;
 const RATE: &str = "a rate lies between 0 and 2^50";
@@ -110,26 +138,30 @@ pub(crate) trait Counted: Sized {
 macro_rules! counted {
     ($($t:ty)*) => {$(
         impl Counted for $t {
-            #[inline(always)]
             fn put(counts: &[f64], out: &mut [$t]) {
-                out.iter_mut().zip(counts).for_each(|(out, &count)| *out = count as $t);
+                each(counts, out, |count: f64| count as $t);
             }
         }
     )*};
 }
 
-counted!(i64 i32 f64 f32);
+counted!(i64 i32 f32);
+
+impl Counted for f64 {
+    fn put(counts: &[f64], out: &mut [f64]) {
+        out.copy_from_slice(counts);
+    }
+}
 
 macro_rules! counted_half {
     ($($t:ty)*) => {$(
         impl Counted for $t {
-            #[inline(always)]
             fn put(counts: &[f64], out: &mut [$t]) {
                 let mut wide = [0.0; 64];
                 for (counts, out) in counts.chunks(64).zip(out.chunks_mut(64)) {
                     let wide = &mut wide[..out.len()];
                     f32::put(counts, wide);
-                    <$t as Sampled>::store(wide, out);
+                    <$t as Lane>::narrow_into(wide, out);
                 }
             }
         }
@@ -159,12 +191,12 @@ impl Sums {
     }
 }
 
-struct Invert<'a, T> {
+struct Invert<'a> {
     sums: &'a Sums,
-    out: &'a mut [T],
+    out: &'a mut [f64],
 }
 
-impl<T: Count> Sink for Invert<'_, T> {
+impl Sink for Invert<'_> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -182,7 +214,7 @@ impl<T: Count> Sink for Invert<'_, T> {
                 break;
             }
         }
-        T::put(&counts[skip..skip + len], &mut self.out[at..at + len]);
+        self.out[at..at + len].copy_from_slice(&counts[skip..skip + len]);
     }
 }
 

@@ -1,8 +1,7 @@
 //! From blocks to numbers, a chunk at a time: the loops that vectorise, and the driver that cuts a range into
 //! chunks.
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use std::ops::Range;
 
 use super::Draw;
 use super::gamma::Gammas;
@@ -10,6 +9,7 @@ use super::philox::Blocks;
 use super::poisson::Counted;
 use super::stretches::Stretches;
 use crate::tensor::Float;
+use crate::tensor::cpu::Lane;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
 use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
@@ -89,7 +89,7 @@ pub(crate) trait Distribution: Copy {
 }
 
 /// What is done to a number before it is rounded to the element type.
-pub(super) trait Then: Copy {
+pub(crate) trait Then: Copy {
     /// In f32.
     fn f32(self, x: f32) -> f32;
     /// In f64.
@@ -105,6 +105,11 @@ pub(super) struct Same;
 pub(super) struct Affine {
     pub scale: f64,
     pub shift: f64,
+}
+
+impl Affine {
+    /// Every number as it is: adding -0.0 keeps the sign of a zero.
+    pub const SAME: Affine = Affine { scale: 1.0, shift: -0.0 };
 }
 
 /// Uniform on [0, 1).
@@ -203,67 +208,127 @@ pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
     [radius * cos, radius * sin]
 }
 
-/// What sampling needs of an element type, besides [`Float`].
-pub(crate) trait Sampled: Float + Counted {
-    /// f32, or f64 for f64: `Acc`, known to be sampled itself.
-    type Wide: Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>;
+/// f32 and f64: the types that numbers are computed in.
+pub(crate) trait Computed: Lane<Wide = Self> {
     /// Writes the numbers at these global indices.
-    fn sample<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D);
-    /// Widens a chunk.
-    fn load(from: &[Self], to: &mut [Self::Wide]);
-    /// Rounds a chunk.
-    fn store(from: &[Self::Wide], to: &mut [Self]);
+    fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D);
+    /// Does `then` to each of the numbers.
+    fn change<A: Then>(numbers: &mut [Self], then: A);
 }
 
-macro_rules! sampled {
-    ($($t:ty, $wide:ty, $sink:ident, |$lf:ident, $lt:ident| $load:expr, |$sf:ident, $st:ident| $store:expr;)*) => {$(
-        impl Sampled for $t {
-            type Wide = $wide;
-            fn sample<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D) {
+macro_rules! computed {
+    ($($t:ident, $sink:ident;)*) => {$(
+        impl Computed for $t {
+            fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D) {
                 drive(draw, attempt, at, out.len(), $sink { out, dist })
             }
-            #[inline(always)]
-            fn load($lf: &[Self], $lt: &mut [$wide]) {
-                $load
+            fn change<A: Then>(numbers: &mut [Self], then: A) {
+                dispatch(Change { numbers, then });
             }
+        }
+
+        impl<A: Then> Kernel for Change<'_, $t, A> {
+            type Out = ();
             #[inline(always)]
-            fn store($sf: &[$wide], $st: &mut [Self]) {
-                $store
+            fn run(self) {
+                for x in self.numbers {
+                    *x = self.then.$t(*x);
+                }
             }
         }
     )*};
 }
 
-sampled! {
-    f32, f32, By32, |from, to| to.copy_from_slice(from), |from, to| to.copy_from_slice(from);
-    f64, f64, By64, |from, to| to.copy_from_slice(from), |from, to| to.copy_from_slice(from);
-    f16, f32, By32, |from, to| from.convert_to_f32_slice(to), |from, to| to.convert_from_f32_slice(from);
-    bf16, f32, By32, |from, to| from.convert_to_f32_slice(to), |from, to| to.convert_from_f32_slice(from);
+computed! {
+    f32, By32;
+    f64, By64;
+}
+
+struct Change<'a, T, A> {
+    numbers: &'a mut [T],
+    then: A,
+}
+
+/// What sampling needs of an element type, besides [`Float`].
+pub(crate) trait Sampled:
+    Float
+    + Counted
+    + Lane<Wide: Computed + Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>>
+{
+    /// Writes the numbers at these global indices.
+    fn sample<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D) {
+        in_wide(at, out, false, &mut |at, _, wide| Self::Wide::numbers(draw, attempt, at, wide, dist));
+    }
+}
+
+impl<T> Sampled for T where
+    T: Float
+        + Counted
+        + Lane<Wide: Computed + Gammas + std::ops::Mul<Output = T::Wide> + std::ops::Div<Output = T::Wide>>
+{
+}
+
+/// The elements of a piece, at most.
+pub(crate) const PIECE: usize = 512;
+
+/// Writes numbers of a type that may be wider than the elements, given where they stand and which of `out` they are.
+pub(crate) type Write<'a, W> = &'a mut dyn FnMut(Stretches<'_>, Range<usize>, &mut [W]);
+
+/// Has `write` write the elements in the type that they are computed in: all at once, or piece by piece if each piece is
+/// then rounded. It finds the elements' old values there if `old`.
+pub(crate) fn in_wide<T: Lane>(at: Stretches<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
+    if T::NATIVE {
+        let all = 0..out.len();
+        return T::store(out, &mut [], |wide| write(at, all, wide));
+    }
+    pieces(at, out, old, write);
+}
+
+/// As [`in_wide`], but always piece by piece: what is done to a piece after it was written finds it in the cache.
+pub(super) fn by_pieces<T: Lane>(at: Stretches<'_>, out: &mut [T], write: Write<'_, T::Wide>) {
+    pieces(at, out, false, write);
+}
+
+fn pieces<T: Lane>(mut at: Stretches<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
+    let mut room = [T::Wide::default(); PIECE];
+    let mut done = 0;
+    while done < out.len() {
+        // Pieces end where a block does, as far as the indices run on.
+        let len = (PIECE - (at.first() % 4) as usize).min(out.len() - done);
+        let here = done..done + len;
+        let out = &mut out[here.clone()];
+        if old && !T::NATIVE {
+            T::widen_into(out, &mut room[..len]);
+        }
+        T::store(out, &mut room, |wide| write(at, here, wide));
+        at.advance(len);
+        done += len;
+    }
 }
 
 /// Elements from the 32-bit draw, computed in f32.
-struct By32<'a, T, D> {
-    out: &'a mut [T],
+struct By32<'a, D> {
+    out: &'a mut [f32],
     dist: D,
 }
 
-impl<T: Sampled<Wide = f32>, D: Distribution> Sink for By32<'_, T, D> {
+impl<D: Distribution> Sink for By32<'_, D> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
         let mut numbers = [[0.0f32; 4]; N];
         self.dist.numbers_f32(&blocks, &mut numbers);
-        T::store(&numbers.as_flattened()[skip..skip + len], &mut self.out[at..at + len]);
+        self.out[at..at + len].copy_from_slice(&numbers.as_flattened()[skip..skip + len]);
     }
 }
 
 /// Elements from the 64-bit draw.
-struct By64<'a, T, D> {
-    out: &'a mut [T],
+struct By64<'a, D> {
+    out: &'a mut [f64],
     dist: D,
 }
 
-impl<D: Distribution> Sink for By64<'_, f64, D> {
+impl<D: Distribution> Sink for By64<'_, D> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

@@ -53,6 +53,14 @@ impl Stretches<'_> {
         global: &Shape,
         mut fill: impl FnMut(Stretches<'_>, Range<usize>) -> Result<()>,
     ) -> Result<()> {
+        Stretches::batches(region, global, &mut fill)
+    }
+
+    fn batches(
+        region: &Region,
+        global: &Shape,
+        fill: &mut dyn FnMut(Stretches<'_>, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
         let mut some = [Stretch::default(); BATCH];
         let (mut len, mut end) = (0, 0);
         let mut done = Ok(());

@@ -3,14 +3,12 @@
 
 use super::Draw;
 use super::philox::{self, Blocks};
-use super::sample::Sampled;
+use super::sample::PIECE;
 use super::stretches::Stretches;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
 /// Elements computed together: loops over them vectorise.
 pub(super) const LANES: usize = 32;
-/// Elements whose further tries are collected, to fill the lanes.
-const PIECE: usize = 512;
 
 /// A distribution by rejection.
 pub(super) trait Method: Copy {
@@ -79,28 +77,26 @@ pub(super) struct Each<'a, T>(pub &'a [T]);
 /// Parameters of the elements computed together.
 pub(super) struct Lanes<M: Method>(M, [M::Wide; LANES]);
 
-/// Writes the numbers of these elements, by `store` from the type computed in.
-pub(super) fn run<M: Method, T>(
+/// Writes the numbers of these elements.
+pub(super) fn run<M: Method>(
     method: M,
     source: impl Source<M>,
     draw: Draw,
     at: Stretches<'_>,
-    out: &mut [T],
-    store: impl Fn(&[M::Wide], &mut [T]),
+    out: &mut [M::Wide],
 ) {
-    dispatch(Run { method, source, draw, at, out, store });
+    dispatch(Run { method, source, draw, at, out });
 }
 
-struct Run<'a, M, S, T, F> {
+struct Run<'a, M: Method, S> {
     method: M,
     source: S,
     draw: Draw,
     at: Stretches<'a>,
-    out: &'a mut [T],
-    store: F,
+    out: &'a mut [M::Wide],
 }
 
-impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Kernel for Run<'_, M, S, T, F> {
+impl<M: Method, S: Source<M>> Kernel for Run<'_, M, S> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
@@ -119,12 +115,12 @@ impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Kernel for Run<'_,
                 count = self.tries(k, at, &index, &mut waiting, count, &mut numbers);
                 k += 1;
             }
-            (self.store)(&numbers[..len], &mut self.out[at..at + len]);
+            self.out[at..at + len].copy_from_slice(&numbers[..len]);
         }
     }
 }
 
-impl<M: Method, S: Source<M>, T, F: Fn(&[M::Wide], &mut [T])> Run<'_, M, S, T, F> {
+impl<M: Method, S: Source<M>> Run<'_, M, S> {
     /// Try `k` of the first `count` elements that wait, counted from `at`, where `index` begins; what still waits moves to the front.
     #[inline(always)]
     fn tries(
@@ -184,15 +180,14 @@ impl<M: Method> Setups<M::Setup> for Lanes<M> {
     }
 }
 
-impl<T: Sampled, M: Method<Wide = T::Wide>> Source<M> for Each<'_, T> {
+impl<M: Method> Source<M> for Each<'_, M::Wide> {
     type Setups = Lanes<M>;
     #[inline(always)]
     fn setups(&self, method: M, elements: &[usize; LANES]) -> Lanes<M> {
-        let (mut params, mut wide) = ([T::default(); LANES], [T::Wide::default(); LANES]);
+        let mut params = [M::Wide::default(); LANES];
         for (param, &element) in params.iter_mut().zip(elements) {
             *param = self.0[element];
         }
-        T::load(&params, &mut wide);
-        Lanes(method, wide)
+        Lanes(method, params)
     }
 }

@@ -2,7 +2,7 @@
 //! for its own number again, and never touches its neighbours' words.
 
 use super::Draw;
-use super::sample::{Normal, Same, Sampled};
+use super::sample::{Affine, Computed, Normal, Sampled};
 use super::stretches::{Named, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
@@ -43,24 +43,24 @@ impl Truncated {
         for out in out.chunks_mut(CHUNK) {
             let values = &mut values[..out.len()];
             at.write(&mut index[..out.len()]);
-            Sampled::sample(draw, 0, at, values, Normal(Same));
+            T::Wide::numbers(draw, 0, at, values, Normal(Affine::SAME));
             for (value, &index) in values.iter_mut().zip(&index) {
                 *value = self.first_inside(draw, index, *value);
             }
-            T::store(values, out);
+            T::narrow_into(values, out);
             at.advance(out.len());
         }
     }
 
     #[inline]
-    fn first_inside<A: Sampled>(&self, draw: Draw, index: u64, first: A) -> A {
+    fn first_inside<A: Computed>(&self, draw: Draw, index: u64, first: A) -> A {
         let place = |z: A| z.to_f64() * self.std + self.mean;
         let mut x = place(first);
         let mut attempt = 0;
         while !(self.low <= x && x <= self.high) && attempt < u16::MAX {
             attempt += 1;
             let mut z = [A::default()];
-            A::sample(draw, attempt, index.stretches(), &mut z, Normal(Same));
+            A::numbers(draw, attempt, index.stretches(), &mut z, Normal(Affine::SAME));
             x = place(z[0]);
         }
         Element::from_f64(x)

@@ -275,6 +275,11 @@ impl Tensor {
         Ok(&all[self.offset.min(len)..])
     }
 
+    /// The bytes of [`Tensor::data`], whatever the dtype.
+    pub(super) fn data_bytes(&self) -> Result<&[u8]> {
+        for_dtype!(any self.dtype, T => Ok(bytemuck::cast_slice(self.data::<T>()?)))
+    }
+
     /// The elements, writable: in place if the tensor is contiguous and shares its buffer with nobody, else in a
     /// fresh copy that it then owns.
     ///
@@ -364,16 +369,15 @@ impl Tensor {
 
     /// A contiguous copy in the processor's memory, where this tensor is.
     pub(crate) fn packed_copy(&self) -> Tensor {
-        for_dtype!(any self.dtype, T => {
-            let mut out = Tensor::stale(self.dtype, self.shape.clone());
-            let strides = out.strides.clone();
-            super::cpu::copy_strided::<T>(
-                &self.shape,
-                (self.data().expect("the dtype is T's, in the processor's memory"), &self.strides),
-                (super::cpu::as_elements_mut(out.bytes_mut()), &strides),
-            );
-            out
-        })
+        let mut out = Tensor::stale(self.dtype, self.shape.clone());
+        let (size, strides) = (self.dtype.size_bytes(), out.strides.clone());
+        super::cpu::copy_strided(
+            size,
+            &self.shape,
+            (self.data_bytes().expect("in the processor's memory, where this tensor is"), &self.strides),
+            (out.bytes_mut(), &strides),
+        );
+        out
     }
 
     /// The elements in another dtype, as [`cpu::cast`](super::cpu::cast) converts them; this tensor where it is the same.
@@ -440,11 +444,10 @@ impl Tensor {
             Device::Meta => return self.refuse_absent("copy"),
             Device::Cpu => {}
         }
-        for_dtype!(any self.dtype, T => {
-            let src: &[T] = &self.data().expect("the dtype is T's")[from.0..];
-            let dst: &mut [T] = &mut super::cpu::as_elements_mut(out.bytes_mut())[to.0..];
-            super::cpu::copy_strided(len, (src, from.1), (dst, to.1));
-        });
+        let size = self.dtype.size_bytes();
+        let src = &self.data_bytes()?[from.0 * size..];
+        let dst = &mut out.bytes_mut()[to.0 * size..];
+        super::cpu::copy_strided(size, len, (src, from.1), (dst, to.1));
         Ok(())
     }
 

@@ -134,7 +134,10 @@ impl From<Dims> for Shape {
 
 impl FromIterator<usize> for Shape {
     fn from_iter<I: IntoIterator<Item = usize>>(dims: I) -> Self {
-        Shape(dims.into_iter().collect())
+        // Element by element: `SmallVec`'s own collecting is compiled again for every iterator, and is long.
+        let mut shape = Shape::default();
+        dims.into_iter().for_each(|n| shape.0.push(n));
+        shape
     }
 }
 

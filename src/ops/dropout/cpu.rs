@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::rng::philox::Blocks;
-use crate::rng::{Draw, Indices, Real, Sink, Stretches, drive, keep_threshold};
+use crate::rng::{Draw, Indices, PIECE, Real, Sink, Stretches, drive, in_wide, keep_threshold};
 use crate::tensor::Element;
 
 /// Zeroes each element with probability `p` and multiplies the others by 1 / (1 - `p`).
@@ -55,32 +55,36 @@ fn scale_kept<T: Real>(
         return out.fill(T::default());
     }
     let scale = Element::from_f64(1.0 / (1.0 - p));
-    drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
+    let mut wide = [T::Wide::default(); PIECE];
+    in_wide(at, out, x.is_none(), &mut |at, here, out| {
+        let x = x.map(|x| T::load(&x[here], &mut wide));
+        drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
+    });
 }
 
-struct ScaleKept<'a, T: Real> {
+/// In place if there is no `x`.
+struct ScaleKept<'a, W> {
     threshold: u32,
-    scale: T::Wide,
-    /// None where `out` holds the input.
-    x: Option<&'a [T]>,
-    out: &'a mut [T],
+    scale: W,
+    x: Option<&'a [W]>,
+    out: &'a mut [W],
 }
 
-impl<T: Real> Sink for ScaleKept<'_, T> {
+impl<W: Element + std::ops::Mul<Output = W>> Sink for ScaleKept<'_, W> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
-        let mut values = [[T::Wide::default(); 4]; N];
+        let mut values = [[W::default(); 4]; N];
         let values = &mut values.as_flattened_mut()[..len];
         let out = &mut self.out[at..at + len];
-        match self.x {
-            Some(x) => T::load(&x[at..at + len], values),
-            None => T::load(out, values),
-        }
+        values.copy_from_slice(match self.x {
+            Some(x) => &x[at..at + len],
+            None => out,
+        });
         for (value, &word) in values.iter_mut().zip(&blocks.words()[skip..skip + len]) {
-            *value = if word >= self.threshold { *value * self.scale } else { T::Wide::default() };
+            *value = if word >= self.threshold { *value * self.scale } else { W::default() };
         }
-        T::store(values, out);
+        out.copy_from_slice(values);
     }
 }
 

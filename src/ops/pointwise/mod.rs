@@ -28,11 +28,7 @@ pub use record::Pointwise;
 pub(crate) use record::floats;
 pub use select::Select;
 pub(crate) use table::pointwise_table;
-pub use table::{
-    Abs, Add, Div, Exp, Gelu, GeluGrad, GeluTanh, GeluTanhGrad, Log, Maximum, Minimum, Mul, Neg, Pow,
-    PowGradBase, PowGradExponent, PowScalar, Relu, ReluGrad, Rsqrt, Scale, Shift, Sigmoid, SigmoidGrad, Sign,
-    Silu, SiluGrad, Sqrt, Sub, Tanh, TanhGrad,
-};
+pub use table::*;
 
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use crate::ops::{
     Algebra, Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::rng::{Draw, Generator, Permutation};
-use crate::tensor::{Tensor, cpu, for_dtype};
+use crate::tensor::Tensor;
 
 /// `y[.., i, ..] = x[.., order(i), ..]` along `dim`, where `order` is the draw's [`Permutation`] of the dim; or, as the
 /// inverse, `y[.., order(i), ..] = x[.., i, ..]`.
@@ -47,19 +47,17 @@ impl Op for Shuffle {
         let x = ins[0].contiguous()?;
         let mut order = vec![0; x.shape()[self.dim]];
         Permutation::new(self.draw.0, order.len() as u64).fill(0, &mut order)?;
-        let width: usize = x.shape()[self.dim + 1..].iter().product();
+        // In bytes, whatever the dtype.
+        let width = x.shape()[self.dim + 1..].iter().product::<usize>() * x.dtype().size_bytes();
         let mut out = Tensor::stale(x.dtype(), x.shape());
         if out.numel() > 0 {
-            for_dtype!(any x.dtype(), T => {
-                let (x, out) = (x.as_slice::<T>()?, cpu::as_elements_mut::<T>(out.bytes_mut()));
-                let whole = order.len() * width;
-                for (out, x) in out.chunks_exact_mut(whole).zip(x.chunks_exact(whole)) {
-                    for (i, &place) in order.iter().enumerate() {
-                        let (to, from) = if self.inverse { (place as usize, i) } else { (i, place as usize) };
-                        out[to * width..][..width].copy_from_slice(&x[from * width..][..width]);
-                    }
+            let whole = order.len() * width;
+            for (out, x) in out.bytes_mut().chunks_exact_mut(whole).zip(x.as_bytes()?.chunks_exact(whole)) {
+                for (i, &place) in order.iter().enumerate() {
+                    let (to, from) = if self.inverse { (place as usize, i) } else { (i, place as usize) };
+                    out[to * width..][..width].copy_from_slice(&x[from * width..][..width]);
                 }
-            });
+            }
         }
         Ok(smallvec![out])
     }

@@ -1,11 +1,18 @@
 //! Conversions between all dtypes.
+//!
+//! A conversion is a path of one to three steps between dtypes, each a loop over bytes that is compiled once: halves go by
+//! way of f32, and bool is read as u8. One walk over the tensor serves all of them; between steps a piece waits in the
+//! nearest cache.
 
 use half::{bf16, f16};
+use smallvec::{SmallVec, smallvec};
 
-use super::map::map1;
+use super::Nest;
+use super::real::Lane;
+use super::simd::{Kernel, dispatch};
 use crate::error::Result;
 use crate::tensor::dtype::odd_f32;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Element, Tensor};
 
 /// `x` in another dtype.
 ///
@@ -16,65 +23,166 @@ use crate::tensor::{DType, Tensor};
 /// # Errors
 /// None: every pair is defined.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
-    match x.dtype() {
-        from if from == dtype => Ok(x.clone()),
-        DType::F32 => from_f32(x, dtype),
-        DType::F16 => halves!(f16, x, dtype),
-        DType::BF16 => halves!(bf16, x, dtype),
-        DType::F64 => numbers!(f64, x, dtype, odd_f32),
-        DType::I64 => numbers!(i64, x, dtype, |x: i64| odd_f32(x as f64)),
-        DType::I32 => numbers!(i32, x, dtype, |x: i32| odd_f32(f64::from(x))),
-        DType::U8 => numbers!(u8, x, dtype, f32::from),
-        DType::Bool => match dtype {
-            DType::F32 => map1::<bool, f32, _>(x, |x| f32::from(u8::from(x))),
-            DType::F64 => map1::<bool, f64, _>(x, |x| f64::from(u8::from(x))),
-            DType::F16 => map1::<bool, f16, _>(x, |x| f32::from(u8::from(x))),
-            DType::BF16 => map1::<bool, bf16, _>(x, |x| f32::from(u8::from(x))),
-            DType::I64 => map1::<bool, i64, _>(x, i64::from),
-            DType::I32 => map1::<bool, i32, _>(x, i32::from),
-            DType::U8 => map1::<bool, u8, _>(x, u8::from),
-            DType::Bool => Ok(x.clone()),
-        },
+    if x.dtype() == dtype {
+        return Ok(x.clone());
+    }
+    let src = x.data_bytes()?;
+    let mut out = Tensor::stale(dtype, x.shape());
+    if out.numel() == 0 {
+        return Ok(out);
+    }
+    let nest = Nest::new(x.shape(), [x.strides()]);
+    let short = nest.row_len() < SHORT && nest.rows() > 1;
+    if short || nest.row_stride(0) > 1 {
+        return cast(&x.packed_copy(), dtype);
+    }
+    let path = path(x.dtype(), dtype);
+    convert(&nest, (src, x.dtype().size_bytes()), (out.bytes_mut(), dtype.size_bytes()), &path);
+    Ok(out)
+}
+
+/// The elements of a piece between two steps.
+const CHUNK: usize = 512;
+/// Rows shorter than this cost more to walk than to copy.
+const SHORT: usize = 32;
+
+/// One step: the conversion, and the size of an element of its result.
+#[derive(Clone, Copy)]
+struct Step {
+    run: fn(&[u8], &mut [u8]),
+    size: usize,
+}
+
+type Path = SmallVec<[Step; 3]>;
+
+/// Takes every piece of the source along the path; each side comes with the size of its elements.
+fn convert(
+    nest: &Nest<1>,
+    (src, src_size): (&[u8], usize),
+    (dst, dst_size): (&mut [u8], usize),
+    path: &[Step],
+) {
+    let repeated = nest.row_stride(0) == 0;
+    let chunk = if path.len() == 1 { usize::MAX } else { CHUNK };
+    let mut rooms = vec![[0u64; CHUNK]; path.len() - 1];
+    nest.each_chunk(chunk, &mut |[row], start, len, o| {
+        let dst = &mut dst[o * dst_size..][..len * dst_size];
+        if repeated {
+            let mut room = 0u64;
+            let one = &mut bytemuck::bytes_of_mut(&mut room)[..dst_size];
+            follow(path, &src[row * src_size..][..src_size], one, &mut rooms);
+            match one {
+                [one] => dst.fill(*one),
+                [_, _] => bytemuck::cast_slice_mut::<u8, u16>(dst).fill(bytemuck::cast_slice(one)[0]),
+                [_, _, _, _] => bytemuck::cast_slice_mut::<u8, u32>(dst).fill(bytemuck::cast_slice(one)[0]),
+                _ => bytemuck::cast_slice_mut::<u8, u64>(dst).fill(room),
+            }
+            return;
+        }
+        follow(path, &src[(row + start) * src_size..][..len * src_size], dst, &mut rooms);
+    });
+}
+
+/// Takes one piece along the path, with a room for each step but the last.
+fn follow(path: &[Step], src: &[u8], dst: &mut [u8], rooms: &mut [[u64; CHUNK]]) {
+    let ([step, rest @ ..], [room, rooms @ ..]) = (path, rooms) else {
+        return (path[0].run)(src, dst);
+    };
+    let middle = &mut bytemuck::cast_slice_mut(room)[..dst.len() / path[path.len() - 1].size * step.size];
+    (step.run)(src, middle);
+    follow(rest, middle, dst, rooms);
+}
+
+/// A path of one step by a formula over one element.
+macro_rules! step {
+    ($from:ty, $to:ty, $f:expr) => {
+        one(
+            |src, dst| {
+                let (src, dst) =
+                    (bytemuck::cast_slice::<u8, $from>(src), bytemuck::cast_slice_mut::<u8, $to>(dst));
+                dispatch(Each { src, dst, f: $f });
+            },
+            size_of::<$to>(),
+        )
+    };
+}
+/// The steps from one dtype to another.
+fn path(from: DType, to: DType) -> Path {
+    use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
+    let by = |middle| path(from, middle).into_iter().chain(path(middle, to)).collect();
+    match (from, to) {
+        (F16, F32) => {
+            one(|src, dst| f16::widen_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 4)
+        }
+        (BF16, F32) => {
+            one(|src, dst| bf16::widen_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 4)
+        }
+        (F32, F16) => {
+            one(|src, dst| f16::narrow_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 2)
+        }
+        (F32, BF16) => {
+            one(|src, dst| bf16::narrow_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 2)
+        }
+        (F16 | BF16, _) => by(F32),
+        (F64, F16 | BF16) => {
+            let mut steps = step!(f64, f32, odd_f32);
+            steps.extend(path(F32, to));
+            steps
+        }
+        (I64 | I32, F16 | BF16) => by(F64),
+        (U8 | Bool, F16 | BF16) => by(F32),
+        (F32, F64) => step!(f32, f64, f64::from),
+        (F32, I64) => step!(f32, i64, |x| x as i64),
+        (F32, I32) => step!(f32, i32, |x| x as i32),
+        (F32, U8) => step!(f32, u8, |x| x as u8),
+        (F32, Bool) => step!(f32, u8, |x| u8::from(x != 0.0)),
+        (F64, F32) => step!(f64, f32, |x| x as f32),
+        (F64, I64) => step!(f64, i64, |x| x as i64),
+        (F64, I32) => step!(f64, i32, |x| x as i32),
+        (F64, U8) => step!(f64, u8, |x| x as u8),
+        (F64, Bool) => step!(f64, u8, |x| u8::from(x != 0.0)),
+        (I64, F32) => step!(i64, f32, |x| x as f32),
+        (I64, F64) => step!(i64, f64, |x| x as f64),
+        (I64, I32) => step!(i64, i32, |x| x as i32),
+        (I64, U8) => step!(i64, u8, |x| x as u8),
+        (I64, Bool) => step!(i64, u8, |x| u8::from(x != 0)),
+        (I32, F32) => step!(i32, f32, |x| x as f32),
+        (I32, F64) => step!(i32, f64, f64::from),
+        (I32, I64) => step!(i32, i64, i64::from),
+        (I32, U8) => step!(i32, u8, |x| x as u8),
+        (I32, Bool) => step!(i32, u8, |x| u8::from(x != 0)),
+        (U8 | Bool, F32) => step!(u8, f32, f32::from),
+        (U8 | Bool, F64) => step!(u8, f64, f64::from),
+        (U8 | Bool, I64) => step!(u8, i64, i64::from),
+        (U8 | Bool, I32) => step!(u8, i32, i32::from),
+        (U8, Bool) => step!(u8, u8, |x| u8::from(x != 0)),
+        (Bool, U8) | (F32, F32) | (F64, F64) | (I64, I64) | (I32, I32) | (U8, U8) | (Bool, Bool) => {
+            one(|src, dst| dst.copy_from_slice(src), to.size_bytes())
+        }
     }
 }
 
-fn from_f32(x: &Tensor, dtype: DType) -> Result<Tensor> {
-    halves!(f32, x, dtype)
+/// A path of one step over bytes.
+fn one(run: fn(&[u8], &mut [u8]), size: usize) -> Path {
+    smallvec![Step { run, size }]
 }
 
-/// From a type that is read as f32.
-macro_rules! halves {
-    ($from:ty, $x:expr, $dtype:expr) => {
-        match $dtype {
-            DType::F32 => map1::<$from, f32, _>($x, |x| x),
-            DType::F64 => map1::<$from, f64, _>($x, f64::from),
-            DType::F16 => map1::<$from, f16, _>($x, |x| x),
-            DType::BF16 => map1::<$from, bf16, _>($x, |x| x),
-            DType::I64 => map1::<$from, i64, _>($x, |x| x as i64),
-            DType::I32 => map1::<$from, i32, _>($x, |x| x as i32),
-            DType::U8 => map1::<$from, u8, _>($x, |x| x as u8),
-            DType::Bool => map1::<$from, bool, _>($x, |x| x != 0.0),
-        }
-    };
+struct Each<'a, A, O, F> {
+    src: &'a [A],
+    dst: &'a mut [O],
+    f: F,
 }
-use halves;
 
-/// From another number; `$odd` gives the f32 that f16 and bf16 are rounded from.
-macro_rules! numbers {
-    ($from:ty, $x:expr, $dtype:expr, $odd:expr) => {
-        match $dtype {
-            DType::F32 => map1::<$from, f32, _>($x, |x| x as f32),
-            DType::F64 => map1::<$from, f64, _>($x, |x| x as f64),
-            DType::F16 => map1::<$from, f16, _>($x, $odd),
-            DType::BF16 => map1::<$from, bf16, _>($x, $odd),
-            DType::I64 => map1::<$from, i64, _>($x, |x| x as i64),
-            DType::I32 => map1::<$from, i32, _>($x, |x| x as i32),
-            DType::U8 => map1::<$from, u8, _>($x, |x| x as u8),
-            DType::Bool => map1::<$from, bool, _>($x, |x| x != <$from>::default()),
+impl<A: Element, O: Element, F: Fn(A) -> O> Kernel for Each<'_, A, O, F> {
+    type Out = ();
+    const PLAIN: bool = !(A::DTYPE.is_float() || O::DTYPE.is_float());
+    #[inline(always)]
+    fn run(self) {
+        for (to, &from) in self.dst.iter_mut().zip(self.src) {
+            *to = (self.f)(from);
         }
-    };
+    }
 }
-use numbers;
 
 #[cfg(test)]
 mod tests {

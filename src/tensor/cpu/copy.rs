@@ -1,5 +1,7 @@
 //! Copies between strided layouts.
 
+use bytemuck::Pod;
+
 use crate::tensor::{Dims, Element};
 
 /// Bytes of a fresh buffer as elements of the type they were allocated for.
@@ -11,11 +13,23 @@ pub(crate) fn as_elements_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
 }
 
-/// Copies the elements of one strided layout to another of the same shape.
+/// Copies elements of `size` bytes from one strided layout to another of the same shape.
 ///
-/// Each side is its buffer from the first element on, with its strides. Dims that run on into one another on both
-/// sides are merged first, so contiguous blocks move as whole slices.
-pub(crate) fn copy_strided<T: Element>(shape: &[usize], src: (&[T], &[usize]), dst: (&mut [T], &[usize])) {
+/// Each side is its buffer's bytes from the first element on, with its strides in elements. Dims that run on into one
+/// another on both sides are merged first, so contiguous blocks move as whole slices.
+pub(crate) fn copy_strided(size: usize, shape: &[usize], src: (&[u8], &[usize]), dst: (&mut [u8], &[usize])) {
+    match size {
+        1 => copy_as::<u8>(shape, src, dst),
+        2 => copy_as::<u16>(shape, src, dst),
+        4 => copy_as::<u32>(shape, src, dst),
+        8 => copy_as::<u64>(shape, src, dst),
+        _ => unreachable!("no element has {size} bytes"),
+    }
+}
+
+fn copy_as<T: Pod + Default>(shape: &[usize], src: (&[u8], &[usize]), dst: (&mut [u8], &[usize])) {
+    let src = (bytemuck::cast_slice::<u8, T>(src.0), src.1);
+    let dst = (bytemuck::cast_slice_mut::<u8, T>(dst.0), dst.1);
     if shape.iter().product::<usize>() == 0 {
         return;
     }
@@ -40,7 +54,7 @@ pub(crate) fn copy_strided<T: Element>(shape: &[usize], src: (&[T], &[usize]), d
     copy_level(n.len() - 1, &n, (src.0, &s), (dst.0, &d));
 }
 
-fn copy_level<T: Element>(level: usize, n: &[usize], src: (&[T], &[usize]), dst: (&mut [T], &[usize])) {
+fn copy_level<T: Pod + Default>(level: usize, n: &[usize], src: (&[T], &[usize]), dst: (&mut [T], &[usize])) {
     let (s, d) = (src.1[level], dst.1[level]);
     if level > 1 || (level == 1 && (src.1[0] == 1 && dst.1[0] == 1)) {
         for i in 0..n[level] {
@@ -65,7 +79,7 @@ fn copy_level<T: Element>(level: usize, n: &[usize], src: (&[T], &[usize]), dst:
 /// A transposing copy, in square tiles of one cache line's width. Where one side is contiguous along rows and the other
 /// along columns, a tile goes through a small buffer: every line of both sides is touched once, however the strides
 /// fall into the cache's sets.
-fn copy_tile<T: Element>(
+fn copy_tile<T: Pod + Default>(
     (rows, cols): (usize, usize),
     (src, (sr, sc)): (&[T], (usize, usize)),
     (dst, (dr, dc)): (&mut [T], (usize, usize)),

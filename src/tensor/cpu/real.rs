@@ -94,6 +94,8 @@ pub trait Lane: Element {
     fn load<'a>(src: &'a [Self], buf: &'a mut [Self::Wide]) -> &'a [Self::Wide];
     /// The elements widened into `wide`, which has their length.
     fn widen_into(src: &[Self], wide: &mut [Self::Wide]);
+    /// The elements of `wide`, rounded, into `dst`, which has their length.
+    fn narrow_into(wide: &[Self::Wide], dst: &mut [Self]);
     /// Has `write` write the elements: straight to `dst`, or to `buf`'s beginning, rounded from there.
     fn store(dst: &mut [Self], buf: &mut [Self::Wide], write: impl FnOnce(&mut [Self::Wide]));
 }
@@ -110,6 +112,10 @@ macro_rules! native {
             #[inline(always)]
             fn widen_into(src: &[$t], wide: &mut [$t]) {
                 wide.copy_from_slice(src);
+            }
+            #[inline(always)]
+            fn narrow_into(wide: &[$t], dst: &mut [$t]) {
+                dst.copy_from_slice(wide);
             }
             #[inline(always)]
             fn store(dst: &mut [$t], _: &mut [$t], write: impl FnOnce(&mut [$t])) {
@@ -134,10 +140,13 @@ macro_rules! half {
             fn widen_into(src: &[$t], wide: &mut [f32]) {
                 super::map::each(src, wide, |x: $t| $widen(x.to_bits()));
             }
+            fn narrow_into(wide: &[f32], dst: &mut [$t]) {
+                super::map::each(wide, dst, |x: f32| <$t>::from_bits($narrow(x)));
+            }
             fn store(dst: &mut [$t], buf: &mut [f32], write: impl FnOnce(&mut [f32])) {
                 let buf = &mut buf[..dst.len()];
                 write(buf);
-                super::map::each(buf, dst, |x: f32| <$t>::from_bits($narrow(x)));
+                Self::narrow_into(buf, dst);
             }
         }
     )*};

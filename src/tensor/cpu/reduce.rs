@@ -62,15 +62,39 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
 /// The reduction in one type; the result has `kept`'s shape.
 fn reduce_as<T: Num, F: Fold<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
     let mut out = Tensor::stale(T::DTYPE, kept.clone());
-    let Some((&inner, outer)) = dims.split_last() else {
-        return x.packed_copy();
-    };
-    if out.numel() == 0 {
-        return out;
+    let way = way(x, dims, kept);
+    let out_data = as_elements_mut::<T>(out.bytes_mut());
+    match way {
+        Way::Copy => return x.packed_copy(),
+        Way::Empty => out_data.fill(F::EMPTY),
+        Way::Fold { x, walk, columns, by_columns } => {
+            let source = Source { data: x.data::<T>().expect("the dtype was matched"), walk };
+            if by_columns {
+                dispatch(ByColumns { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+            } else {
+                dispatch(ByRows { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+            }
+        }
     }
-    if dims.iter().any(|&d| x.shape()[d] == 0) {
-        as_elements_mut::<T>(out.bytes_mut()).fill(F::EMPTY);
-        return out;
+    out
+}
+
+/// How a reduction goes, in any type.
+enum Way {
+    /// No dim is reduced.
+    Copy,
+    /// There is nothing to fold, or nothing to write.
+    Empty,
+    /// Along `walk` from each element of `columns`.
+    Fold { x: Tensor, walk: Walk, columns: Nest<1>, by_columns: bool },
+}
+
+fn way(x: &Tensor, dims: &[usize], kept: &Shape) -> Way {
+    let Some((&inner, outer)) = dims.split_last() else {
+        return Way::Copy;
+    };
+    if kept.numel() == 0 || dims.iter().any(|&d| x.shape()[d] == 0) {
+        return Way::Empty;
     }
     let strides: Dims = (0..kept.len()).map(|d| if dims.contains(&d) { 0 } else { x.strides()[d] }).collect();
     let columns = Nest::new(kept, [&strides]);
@@ -79,26 +103,20 @@ fn reduce_as<T: Num, F: Fold<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Te
     let by_columns = columns.row_stride(0) == 1 && columns.row_len() > 1 && !(long && inner_stride == 1);
     if !by_columns && long && inner_stride != 1 {
         // In a contiguous copy the innermost dim is either a row or a column.
-        return reduce_as::<T, F>(&x.packed_copy(), dims, kept);
+        return way(&x.packed_copy(), dims, kept);
     }
-    let source = Source {
-        data: x.data::<T>().expect("the dtype was matched"),
-        outer: Outer::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect()),
-        inner_len,
-        inner_stride,
-    };
-    let out_data = as_elements_mut::<T>(out.bytes_mut());
-    if by_columns {
-        dispatch(ByColumns { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
-    } else {
-        dispatch(ByRows { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
-    }
-    out
+    let outer = Outer::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect());
+    Way::Fold { x: x.clone(), walk: Walk { outer, inner_len, inner_stride }, columns, by_columns }
 }
 
 /// What is reduced, seen from one kept element.
 struct Source<'a, T> {
     data: &'a [T],
+    walk: Walk,
+}
+
+/// The reduced dims.
+struct Walk {
     outer: Outer,
     inner_len: usize,
     inner_stride: usize,
@@ -152,18 +170,20 @@ struct ByRows<'a, T, F> {
 
 impl<T: Num, F: Fold<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
+    /// The loops wait for memory.
+    const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
         let ByRows { source, columns, out, .. } = self;
-        let mut tree = RowTree::<T>::new(source.inner_len);
-        let mut stack = vec![T::ZERO; source.outer.depth];
+        let mut tree = RowTree::<T>::new(source.walk.inner_len);
+        let mut stack = vec![T::ZERO; source.walk.outer.depth];
         let (len, stride) = (columns.row_len(), columns.row_stride(0));
         let mut out = out.iter_mut();
         columns.each_row(|[base]| {
             for i in 0..len {
                 let mut top = 0;
-                for &(offset, joins) in &source.outer.steps {
-                    let row = &source.data[base + i * stride + offset..][..source.inner_len];
+                for &(offset, joins) in &source.walk.outer.steps {
+                    let row = &source.data[base + i * stride + offset..][..source.walk.inner_len];
                     let mut node = tree.fold::<F>(row);
                     for _ in 0..joins {
                         top -= 1;
@@ -191,19 +211,21 @@ const BLOCK: usize = 1024;
 
 impl<T: Num, F: Fold<T>> Kernel for ByColumns<'_, T, F> {
     type Out = ();
+    /// The loops wait for memory.
+    const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
         let ByColumns { source, columns, out, .. } = self;
-        let joins = merges(source.inner_len, LEAF);
+        let joins = merges(source.walk.inner_len, LEAF);
         let len = columns.row_len();
         let block = len.min(BLOCK);
-        let mut stack = vec![T::ZERO; (source.outer.depth + tallest(&joins)) * block];
+        let mut stack = vec![T::ZERO; (source.walk.outer.depth + tallest(&joins)) * block];
         let mut out_row = 0;
         columns.each_row(|[base]| {
             for start in (0..len).step_by(block) {
                 let width = block.min(len - start);
                 let mut top = 0;
-                for &(offset, outer_joins) in &source.outer.steps {
+                for &(offset, outer_joins) in &source.walk.outer.steps {
                     let data = &source.data[base + start + offset..];
                     fold_rows::<T, F>(
                         &source,
@@ -232,7 +254,7 @@ fn fold_rows<T: Num, F: Fold<T>>(
     (stack, top): (&mut [T], &mut usize),
     (width, block): (usize, usize),
 ) {
-    let row = |i: usize| &data[i * source.inner_stride..][..width];
+    let row = |i: usize| &data[i * source.walk.inner_stride..][..width];
     let mut i = 0;
     while i < joins.len() {
         let taken = match &joins[i..] {

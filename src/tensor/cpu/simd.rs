@@ -1,7 +1,8 @@
 //! One mechanism for multiversioned loops: plain loops, compiled once for each instruction set.
 //!
 //! A [`Kernel`]'s body is an ordinary loop in an `#[inline(always)]` function. [`dispatch`] instantiates it under
-//! AVX-512, under AVX2 with FMA, and for the baseline, and runs the widest one this CPU has. All three do the same
+//! AVX-512, under AVX2 with FMA, and for the baseline, and runs the widest one this CPU has ([`Kernel::PLAIN`] keeps to
+//! the baseline). All three do the same
 //! IEEE operations on the same elements, so they give the same bits; `f32::mul_add` without the FMA instruction is a
 //! slow library call, and just as exact.
 
@@ -53,6 +54,9 @@ pub fn with_isa<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
 pub trait Kernel {
     /// What it returns.
     type Out;
+    /// True if the baseline's copy suffices, which is then the only one compiled: for integers and bools, whose loops
+    /// wait for memory.
+    const PLAIN: bool = false;
     /// The loop. Implement it `#[inline(always)]`, and everything in its inner loop as well.
     fn run(self) -> Self::Out;
 }
@@ -60,6 +64,9 @@ pub trait Kernel {
 /// Runs `kernel` on the current instruction set.
 #[inline]
 pub fn dispatch<K: Kernel>(kernel: K) -> K::Out {
+    if K::PLAIN {
+        return run_baseline(kernel);
+    }
     #[cfg(target_arch = "x86_64")]
     match Isa::current() {
         // SAFETY: `current` is at most what was detected, so the CPU has these features.
