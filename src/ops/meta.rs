@@ -17,6 +17,7 @@ pub struct Meta {
 
 /// A few [`Meta`]s, one an operand or a result.
 pub type Metas = SmallVec<[Meta; 3]>;
+
 impl Meta {
     /// A dtype and a shape.
     pub fn new(dtype: DType, shape: impl Into<Shape>) -> Meta {

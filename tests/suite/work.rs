@@ -123,7 +123,11 @@ fn products_take_two_operations_for_each_triple() {
     assert_eq!(product, Work { flops: 524_288, bytes: 4 * (64 * 128 + 128 * 32 + 64 * 32) });
     assert_eq!(of("b m k, b k n -> b m n", &[8, 64, 128], &[8, 128, 32]).flops, 8 * 524_288);
     assert_eq!(of("b t k, n k -> b t n", &[4, 16, 128], &[32, 128]).flops, 524_288, "a linear layer");
-    assert_eq!(of("b t n, b t k -> n k", &[4, 16, 32], &[4, 16, 128]).flops, 524_288, "its weight's gradient");
+    assert_eq!(
+        of("b t n, b t k -> n k", &[4, 16, 32], &[4, 16, 128]).flops,
+        524_288,
+        "its weight's gradient"
+    );
     assert_eq!(of("m k, k n -> m n", &[3, 0], &[0, 2]), Work { flops: 0, bytes: 24 });
 }
 

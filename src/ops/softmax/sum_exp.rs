@@ -97,7 +97,7 @@ pub(in crate::ops) fn row_maximum(operand: usize, x: &Meta) -> Statistic {
 
 /// The shape of a statistic kept over the last dim.
 pub(in crate::ops) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
-    crate::ops::sum::kept_shape(&x.shape, &[x.shape.len() - 1])
+    crate::ops::reduce::kept_shape(&x.shape, &[x.shape.len() - 1])
 }
 
 /// The dtype that sums of `dtype` are kept in.

@@ -20,7 +20,7 @@ const CIRCLES: [&[&str]; 25] = [
     &["ops/attention", "ops/attention_grad"],
     &["ops/cross_entropy", "ops/cross_entropy_grad"],
     &["ops/embedding", "ops/embedding_grad"],
-    &["ops/expand", "ops/sum"],
+    &["ops/expand", "ops/reduce/sum"],
     &["ops/gather", "ops/scatter_add"],
     &["ops/layer_norm", "ops/layer_norm_grad"],
     &["ops/pad", "ops/slice"],
