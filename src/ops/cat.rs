@@ -61,6 +61,7 @@ impl Op for Cat {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         self.eval(ins, at)
     }
+
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::moves(ins, outs)
     }

@@ -65,6 +65,7 @@ impl Op for Expand {
     fn is_view(&self) -> bool {
         true
     }
+
     fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
         Work::view()
     }

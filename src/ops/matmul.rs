@@ -96,6 +96,7 @@ impl Op for Matmul {
             cuda::gemm(self.name(), a, b, tree, at.exact)
         })?])
     }
+
     /// A product and an addition for every combination of the letters' indices: `2mnk`.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(self.signature.points(ins).saturating_mul(2), ins, outs)

@@ -54,6 +54,7 @@ impl Op for Pad {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         self.eval(ins, at)
     }
+
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::moves(ins, outs)
     }

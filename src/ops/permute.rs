@@ -66,6 +66,7 @@ impl Op for Permute {
     fn is_view(&self) -> bool {
         true
     }
+
     fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
         Work::view()
     }

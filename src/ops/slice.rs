@@ -58,6 +58,7 @@ impl Op for Slice {
     fn is_view(&self) -> bool {
         true
     }
+
     fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
         Work::view()
     }

@@ -62,6 +62,7 @@ impl Op for Split {
     fn is_view(&self) -> bool {
         true
     }
+
     fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
         Work::view()
     }

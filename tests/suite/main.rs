@@ -26,6 +26,7 @@ mod faults_mesh;
 mod gradients;
 mod house;
 mod nvrtc;
+mod own_ops;
 mod placement;
 mod programs;
 mod redistribute;

@@ -132,16 +132,16 @@ fn products_take_two_operations_for_each_triple() {
 }
 
 /// What attention does for shapes (b, h, s, d): the operations of its products, found by widening the heads, and all of them.
-fn attention(q: [usize; 4], keys: [usize; 2], gradient: bool) -> Work {
+fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient: bool) -> Work {
     let (k, p) = ([q[0], keys[0], keys[1], q[3]], Bits(0.0));
     let (scale, draw) = (Bits(0.125), Free(Generator::new(1).next_draw()));
     let ins = [f32(&q), f32(&k), f32(&k)];
     if !gradient {
-        return work(&Attention { scale, p, draw }, &ins);
+        return work(&Attention { scale, p, q_offset, draw }, &ins);
     }
     let [q, k, v] = ins;
     let ins = [q.clone(), k, v, q.clone(), f32(&q.shape[..3]), q];
-    work(&AttentionGrad { scale, p, draw }, &ins)
+    work(&AttentionGrad { scale, p, q_offset, draw }, &ins)
 }
 
 /// PyTorch counts `4 b h s s d` for attention's two products and `10 b h s s d` for the five of its gradient, "not accounting
@@ -152,22 +152,23 @@ fn attention_takes_the_causal_half() {
     let pairs = (b * h * s * (s + 1) / 2) as u64;
     let elements = (b * h * s * d) as u64;
     for (gradient, products) in [(false, 4), (true, 10)] {
-        let [narrow, wide] = [d, 2 * d].map(|d| attention([b, h, s, d], [h, s], gradient).flops);
+        let [narrow, wide] = [d, 2 * d].map(|d| attention([b, h, s, d], [h, s], None, gradient).flops);
         // The division of the result, or the product of o and do, is the only other work that grows with d.
         let rest = if gradient { 2 * elements } else { elements };
         let pytorch = (products * b * h * s * s * d) as u64;
         assert_eq!(2 * s as u64 * (wide - narrow - rest), pytorch * (s as u64 + 1), "gradient {gradient}");
     }
-    let forward = attention([b, h, s, d], [h, s], false);
+    let forward = attention([b, h, s, d], [h, s], None, false);
     let queries = (b * h * s) as u64;
     assert_eq!(pairs, 1088);
     assert_eq!(forward.flops, 1088 * (4 * 64 + 24) + 128 * 21 + 8192);
     assert_eq!(forward.bytes, 4 * (4 * elements + queries));
-    // Grouped heads read fewer keys and compute as much; of 3 queries and 2 keys, 1 + 2 + 2 pairs.
-    let grouped = attention([b, h, s, d], [1, s], false);
+    // Grouped heads read fewer keys and compute as much.
+    let grouped = attention([b, h, s, d], [1, s], None, false);
     assert_eq!((grouped.flops, grouped.bytes), (forward.flops, forward.bytes - 4 * 2 * elements * 3 / 4));
-    assert_eq!(attention([1, 1, 3, 1], [1, 2], false).flops, 5 * (4 + 24) + 3 * 21 + 3);
-    assert_eq!(attention([1, 1, 2, 1], [1, 5], false).flops, 3 * (4 + 24) + 2 * 21 + 2);
+    // Three queries behind two keys see 3 + 4 + 5; two at the front of five keys 1 + 2.
+    assert_eq!(attention([1, 1, 3, 1], [1, 5], Some(2), false).flops, 12 * (4 + 24) + 3 * 21 + 3);
+    assert_eq!(attention([1, 1, 2, 1], [1, 5], Some(0), false).flops, 3 * (4 + 24) + 2 * 21 + 2);
 }
 
 #[test]
@@ -184,6 +185,6 @@ fn extents_near_the_largest_do_not_overflow() {
     let op = Matmul::for_dims(3, 3).expect("legal");
     let ins = [f32(&[most, 4, 1]), f32(&[most, 1, 4])];
     assert_eq!(work(&op, &ins), Work { flops: u64::MAX, bytes: u64::MAX });
-    let long = attention([1, 1, most, 1], [1, most], true);
+    let long = attention([1, 1, most, 1], [1, most], None, true);
     assert_eq!(long, Work { flops: u64::MAX, bytes: u64::MAX });
 }

@@ -82,6 +82,7 @@ impl Op for CrossEntropyGrad {
         let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
     }
+
     /// For each element: subtracting, exponentiating, multiplying; for each row: the share and the target's element.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(Work::SPECIAL + 2, ins, outs).plus(elements(&ins[1]).saturating_mul(2))

@@ -79,6 +79,7 @@ impl Op for CrossEntropy {
         let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy([&ins[0], &ins[1], &ins[2], &ins[3]], classes)?])
     }
+
     /// A logarithm and two additions for each row, of which one logit is read.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let rows = elements(&outs[0]);

@@ -67,10 +67,6 @@ impl Pointwise for Dropout {
         g.set(0, dx);
         Ok(())
     }
-
-    fn free(&self) -> bool {
-        true
-    }
 }
 
 /// Refuses, in the name of `verb`, a `p` outside [0, 1].

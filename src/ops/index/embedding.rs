@@ -73,6 +73,7 @@ impl Op for Embedding {
         let rows = cuda::Held { n: at.ins[0].global[0], start: at.ins[0].start(0) };
         Ok(smallvec![cuda::embedding(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
+
     /// Of the table only the rows that are copied are read.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::by_index(&ins[1], outs)

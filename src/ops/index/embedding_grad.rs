@@ -71,6 +71,7 @@ impl Op for EmbeddingGrad {
         let rows = cuda::Held { n: self.rows, start: at.outs[0].start(0) };
         Ok(smallvec![cuda::embedding_grad(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
+
     /// One addition for every element of the gradient.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(elements(&ins[1]), ins, outs)

@@ -71,6 +71,7 @@ impl Op for Gather {
         let indices = cuda::Held { n: at.ins[0].global[self.dim], start: at.ins[0].start(self.dim) };
         Ok(smallvec![cuda::gather(&ins[0], &ins[1], self.dim, indices)?])
     }
+
     /// Only the elements that are copied are read.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::by_index(&ins[1], outs)

@@ -85,6 +85,7 @@ impl Op for ScatterAdd {
         let out = cuda::scatter_add(&index, &src, indices, at.outs[0].local()[self.dim])?;
         Ok(smallvec![rows_back(&out, self.dim)?])
     }
+
     /// One addition for every element of `src`.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(elements(&ins[1]), ins, outs)

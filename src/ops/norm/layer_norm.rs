@@ -55,6 +55,7 @@ impl Op for LayerNorm {
         let (y, mean, rstd) = cuda::layer_norm(self.name(), &ins[0], Some(&ins[1]), ins.get(2), self.eps.0)?;
         Ok(smallvec![y, mean, rstd])
     }
+
     /// For each element: 1 for the mean, 3 for the variance, 3 for the result and 1 for the bias; for each row 4.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let rows = elements(&outs[1]).saturating_mul(4);

@@ -53,6 +53,7 @@ impl Op for LayerNormGrad {
         outs.extend(self.bias.then_some(db));
         Ok(outs)
     }
+
     /// For each element: 3 for x and dy, normalized and weighted; 3 for the two means; 4 for dx; 2 for dw; 1 for db.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(12 + u64::from(self.bias), ins, outs)

@@ -48,6 +48,7 @@ impl Op for RmsNorm {
         let (y, rstd) = cuda::rms_norm(self.name(), &ins[0], Some(&ins[1]), self.eps.0)?;
         Ok(smallvec![y, rstd])
     }
+
     /// For each element: 2 for the mean of squares, 2 for the result; for each row 4.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(4, ins, outs).plus(elements(&outs[1]).saturating_mul(4))

@@ -41,6 +41,7 @@ impl Op for RmsNormGrad {
         let (dx, dw) = cuda::rms_norm_backward(self.name(), &ins[0], &ins[1], Some(&ins[2]), &ins[3])?;
         Ok(smallvec![dx, dw])
     }
+
     /// For each element: 2 for x and dy, normalized and weighted; 2 for the mean; 3 for dx; 2 for dw.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(9, ins, outs)

@@ -51,11 +51,6 @@ pub trait Pointwise: Key + fmt::Debug + Send + Sync {
     fn more_rows(&self, _ins: &[Meta]) -> Vec<Row> {
         Vec::new()
     }
-
-    /// As [`Op::has_free`].
-    fn free(&self) -> bool {
-        false
-    }
 }
 
 impl<T: Pointwise> Op for T {
@@ -89,10 +84,6 @@ impl<T: Pointwise> Op for T {
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         self.derivative(g)
-    }
-
-    fn has_free(&self) -> bool {
-        self.free()
     }
 }
 

@@ -51,10 +51,6 @@ impl Pointwise for Bernoulli {
         g.none(0, "a truth value has no derivative");
         Ok(())
     }
-
-    fn free(&self) -> bool {
-        true
-    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -55,10 +55,6 @@ impl Pointwise for Exponential {
         g.set(0, drate);
         Ok(())
     }
-
-    fn free(&self) -> bool {
-        true
-    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

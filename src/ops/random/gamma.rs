@@ -51,10 +51,6 @@ impl Pointwise for Gamma {
         g.none(0, "a number found by rejection jumps with its shape: the gradient stops at what is drawn");
         Ok(())
     }
-
-    fn free(&self) -> bool {
-        true
-    }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

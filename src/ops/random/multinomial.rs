@@ -72,6 +72,7 @@ impl Op for Multinomial {
         let [weights, drawn] = [&at.ins[0], &at.outs[0]].map(|w| (&w.global, &w.region));
         Ok(smallvec![cuda::multinomial(self.draw.0, self.replacement, &ins[0], weights, drawn)?])
     }
+
     /// With replacement an addition for each category, and for each sample two random words and a search among the sums;
     /// without, an arrival for each category: two random words, a logarithm and a division.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
@@ -88,10 +89,6 @@ impl Op for Multinomial {
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "an index has no derivative");
         Ok(())
-    }
-
-    fn has_free(&self) -> bool {
-        true
     }
 }
 

@@ -59,10 +59,6 @@ impl Pointwise for Poisson {
         g.none(0, "a count has no derivative");
         Ok(())
     }
-
-    fn free(&self) -> bool {
-        true
-    }
 }
 
 fn counts<R: rng::Real, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw) -> Result<Tensor> {

@@ -65,6 +65,7 @@ impl Op for Shuffle {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         Ok(smallvec![cuda::shuffle(self.draw.0, &ins[0], self.dim, self.inverse)?])
     }
+
     /// A random place for each index of the dim; elements are moved.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::moves(ins, outs).plus((ins[0].shape[self.dim] as u64).saturating_mul(Work::SPECIAL))
@@ -75,10 +76,6 @@ impl Op for Shuffle {
         let dx = g.apply(Shuffle { inverse: !self.inverse, ..self.clone() }, &[dy])?;
         g.set(0, dx);
         Ok(())
-    }
-
-    fn has_free(&self) -> bool {
-        true
     }
 }
 

@@ -41,6 +41,7 @@ impl Op for Argmax {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         Ok(smallvec![cuda::argmax(self.name(), &ins[0], self.dim)?])
     }
+
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::reduction(ins, outs)
     }

@@ -51,6 +51,7 @@ impl Op for Sum {
         let dims = Dims::from_slice(&self.dims[outer..]);
         leading.then(|| Box::new(Sum { dims, keep: self.keep }) as Box<dyn Op>)
     }
+
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::reduction(ins, outs)
     }

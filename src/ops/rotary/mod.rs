@@ -60,6 +60,7 @@ impl Op for Rotary {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         Ok(smallvec![cuda::rotary(&self.rotation(at), &ins[0])?])
     }
+
     /// Two products and an addition for each element; and a sine and a cosine for each angle, which all vectors at a position share.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let angles = match ins[0].shape[..] {

@@ -43,6 +43,7 @@ impl Op for SoftmaxGrad {
         let (y, dy) = (dim_last(&ins[0], self.dim)?, dim_last(&ins[1], self.dim)?);
         Ok(smallvec![dim_last(&cuda::softmax_backward(self.name(), &dy, &y)?, self.dim)?])
     }
+
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(4, ins, outs)
     }

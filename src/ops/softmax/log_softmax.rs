@@ -41,6 +41,7 @@ impl Op for LogSoftmax {
         let y = cuda::log_softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
         Ok(smallvec![dim_last(&y, self.dim)?])
     }
+
     /// As a softmax, with a logarithm for each row.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let rows = rows(&ins[0], self.dim);

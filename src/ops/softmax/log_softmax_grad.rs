@@ -42,6 +42,7 @@ impl Op for LogSoftmaxGrad {
         let (y, dy) = (dim_last(&ins[0], self.dim)?, dim_last(&ins[1], self.dim)?);
         Ok(smallvec![dim_last(&cuda::log_softmax_backward(self.name(), &dy, &y)?, self.dim)?])
     }
+
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(Work::SPECIAL + 3, ins, outs)
     }

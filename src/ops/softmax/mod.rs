@@ -46,6 +46,7 @@ impl Op for Softmax {
         let y = cuda::softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
         Ok(smallvec![dim_last(&y, self.dim)?])
     }
+
     /// For each element: comparing, subtracting, exponentiating, adding, dividing.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(Work::SPECIAL + 4, ins, outs)

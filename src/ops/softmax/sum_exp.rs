@@ -53,6 +53,7 @@ impl Op for SumExp {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         Ok(smallvec![cuda::sum_exp(self.name(), &ins[0], &ins[1])?])
     }
+
     /// For each element: subtracting, exponentiating, adding.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(Work::SPECIAL + 2, ins, outs)
