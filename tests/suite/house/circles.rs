@@ -19,7 +19,7 @@ const CIRCLES: [&[&str]; 19] = [
     &["ops/attention", "ops/attention/grad"],
     &["ops/attention/cuda", "ops/attention/cuda/fast"],
     &["ops/cross_entropy", "ops/cross_entropy/grad"],
-    &["ops/expand", "ops/sum"],
+    &["ops/expand", "ops/reduce/sum"],
     &["ops/index/embedding", "ops/index/embedding_grad"],
     &["ops/index/gather", "ops/index/scatter_add"],
     &["ops/norm/layer_norm", "ops/norm/layer_norm_grad"],
