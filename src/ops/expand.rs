@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{
     Algebra, Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows,
-    arity,
+    Work, arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
@@ -57,6 +57,10 @@ impl Op for Expand {
 
     fn is_view(&self) -> bool {
         true
+    }
+
+    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
+        Work::view()
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

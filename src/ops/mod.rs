@@ -9,7 +9,6 @@
 //! gives it its name, and `grad.rs` that of the derivative; a room of several operators has a file for each. [`cpu`] and [`cuda`]
 //! give kernels to be called by themselves.
 
-mod argmax;
 mod attention;
 mod attributes;
 mod cat;
@@ -21,14 +20,14 @@ mod dropout;
 mod expand;
 mod index;
 mod matmul;
-mod max;
-mod min;
+mod meta;
 mod norm;
 mod pad;
 mod permute;
 mod pointwise;
 mod random;
 mod record;
+mod reduce;
 mod reshape;
 mod rotary;
 mod row;
@@ -38,10 +37,9 @@ mod slice;
 mod softmax;
 mod split;
 mod step;
-mod sum;
 mod vjp;
+mod work;
 
-pub use argmax::Argmax;
 pub use attention::Attention;
 pub use attributes::{
     AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
@@ -53,8 +51,8 @@ pub use dropout::Dropout;
 pub use index::embedding::Embedding;
 pub use index::gather::Gather;
 pub use matmul::Matmul;
-pub use max::Max;
-pub use min::Min;
+pub(crate) use meta::list;
+pub use meta::{Meta, Metas};
 pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
@@ -68,10 +66,13 @@ pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
 pub use record::{
-    Batched, Bits, Free, Key, Meta, Metas, Op, Program, Ref, Statistic, Step, Tensors, Vjp, Window, Windows,
-    eval_whole,
+    Batched, Bits, Free, Key, Op, Program, Ref, Statistic, Step, Tensors, Vjp, Window, Windows, eval_whole,
 };
-pub(crate) use record::{absent, arity, has_free, list, run};
+pub(crate) use record::{absent, arity, has_free, run};
+pub use reduce::argmax::Argmax;
+pub use reduce::max::{Extreme, Max};
+pub use reduce::min::Min;
+pub use reduce::sum::Sum;
 pub use reshape::Reshape;
 pub use rotary::Rotary;
 pub use row::{Algebra, Axis, Row, Slot};
@@ -85,4 +86,4 @@ pub use softmax::sum_exp::SumExp;
 pub use split::Split;
 pub use step::adamw::{AdamW, each_chunk, expect_step, step_rows};
 pub use step::sgd::Sgd;
-pub use sum::Sum;
+pub use work::Work;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::record::{Meta, Metas, Op, Program, Ref, Step, Vjp};
+use super::meta::{Meta, Metas};
+use super::record::{Op, Program, Ref, Step, Vjp};
 use crate::error::{Error, Result};
 
 impl Ref {
