@@ -4,7 +4,7 @@ use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan, Update};
 use isoshard::ops::{
-    Axis, Batched, Bits, Free, Meta, Metas, Op, Row, Tensors, Vjp, Windows, each_chunk, expect_step,
+    Axis, Batched, Bits, Free, Meta, Metas, Op, Row, Tensors, Vjp, Windows, Work, each_chunk, expect_step,
     step_rows,
 };
 use isoshard::placement::Layout;
@@ -67,6 +67,11 @@ impl Op for LionStep {
             ins[0].to_string(),
             "use Device::Cpu",
         ))
+    }
+
+    /// For each element: 1 to scale the gradient, 3 for the direction, 3 for the momentum, 4 for the parameter.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(11, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

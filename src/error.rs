@@ -197,6 +197,12 @@ impl Error {
     }
 }
 
+impl From<CommFault> for Error {
+    fn from(fault: CommFault) -> Self {
+        Error::Comm(Box::new(fault))
+    }
+}
+
 impl Refusal {
     fn boxed(
         verb: impl Into<String>,

@@ -9,22 +9,12 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
-use super::{Axis, Row, Statistic, Vjp};
+use super::meta::list;
+use super::{Axis, Meta, Metas, Row, Statistic, Vjp, Work};
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
-/// What every rank knows of an operand: its dtype and global shape.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Meta {
-    /// The element type.
-    pub dtype: DType,
-    /// The global extents.
-    pub shape: Shape,
-}
-
-/// A few [`Meta`]s, one an operand or a result.
-pub type Metas = SmallVec<[Meta; 3]>;
 /// A few tensors, one an operand or a result.
 pub type Tensors = SmallVec<[Tensor; 3]>;
 
@@ -64,6 +54,10 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     /// A device without room, a launch that fails. What [`Op::eval`] finds in values, kernels report, and the next read
     /// of a value gives the error.
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
+
+    /// The work of a call on operands that have passed [`Op::infer`], with the results that it gives: operations and bytes, as a
+    /// formula of shapes. A row that cuts operands and results divides it among the ranks.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work;
 
     /// The derivative, as an expression over other operators; see [`Vjp`].
     ///
@@ -253,41 +247,6 @@ impl Windows {
         let whole = |m: &Meta| Window::whole(&m.shape);
         Windows { ins: ins.iter().map(whole).collect(), outs: outs.iter().map(whole).collect(), exact: true }
     }
-}
-
-impl Meta {
-    /// A dtype and a shape.
-    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Meta {
-        Meta { dtype, shape: shape.into() }
-    }
-
-    /// The facts of a whole tensor.
-    pub fn of(t: &Tensor) -> Meta {
-        Meta { dtype: t.dtype(), shape: t.shape().clone() }
-    }
-
-    /// The number of bytes of the whole.
-    pub fn len_bytes(&self) -> usize {
-        self.shape.numel() * self.dtype.size_bytes()
-    }
-}
-
-/// The notation: `f32[64, 128]`.
-impl fmt::Display for Meta {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.dtype, self.shape)
-    }
-}
-
-impl fmt::Debug for Meta {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// Several operands in the notation, for errors.
-pub(crate) fn list(ins: &[Meta]) -> String {
-    ins.iter().map(Meta::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Refuses another number of operands than `N`.

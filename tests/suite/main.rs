@@ -40,3 +40,4 @@ mod rng_statistics;
 mod rules;
 mod rules_exact;
 mod train;
+mod work;

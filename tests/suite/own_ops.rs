@@ -3,7 +3,7 @@
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::ops::{Axis, Bits, Dropout, Free, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows};
+use isoshard::ops::{Axis, Bits, Dropout, Free, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, Work};
 use isoshard::placement::Layout;
 use isoshard::rng::{Draw, Generator};
 use isoshard::tensor::{DType, Tensor};
@@ -43,6 +43,10 @@ impl Op for OwnDropout {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         Dropout { p: Bits(0.5), draw: self.draw }.cuda(ins, at)
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Dropout { p: Bits(0.5), draw: self.draw }.work(ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

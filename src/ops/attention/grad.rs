@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::{Attention, CausalCall, expect_heads, expect_times, heads_split, sample_attributes};
+use super::{Attention, CausalCall, expect_heads, expect_times, heads_split, sample_attributes, work};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity,
-    list,
+    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::placement::Leaf;
 use crate::rng::Draw;
@@ -78,6 +78,11 @@ impl Op for AttentionGrad {
         let [q, k, v, o, lse, dy] = ins else { unreachable!("infer counted the operands") };
         let [dq, dk, dv] = self.call(at).cuda()?.backward([q, k, v], (o, lse), dy)?;
         Ok(smallvec![dq, dk, dv])
+    }
+
+    /// Five products over the pairs that the operator computes, the scores among them.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        work::backward(ins, outs, self.p, self.q_offset.unwrap_or(0))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

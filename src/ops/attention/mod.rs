@@ -5,14 +5,15 @@
 pub(super) mod cpu;
 pub(super) mod cuda;
 pub(super) mod grad;
+mod work;
 
 use smallvec::smallvec;
 
 use super::dropout::expect_probability;
 use super::softmax::sum_exp::accumulator;
 use super::{
-    AttentionGrad, Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
-    list,
+    AttentionGrad, Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
@@ -78,6 +79,12 @@ impl Op for Attention {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let (o, lse) = self.call(at).cuda()?.forward(&ins[0], &ins[1], &ins[2])?;
         Ok(smallvec![o, lse])
+    }
+
+    /// The two products over the pairs of a query and a key that it sees, `(2D + 2Dv) T (T + 1) / 2` for each head if keys are
+    /// as many as queries; and the softmax.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        work::forward(ins, outs, self.p, self.q_offset.unwrap_or(0))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -5,7 +5,7 @@ use std::fmt;
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
-use crate::ops::{Algebra, Axis, Key, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, list};
+use crate::ops::{Algebra, Axis, Key, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, Work, list};
 use crate::tensor::{DType, Tensor};
 
 /// A pointwise operator. Most are rows of a table (`table.rs`) that makes this record.
@@ -37,6 +37,9 @@ pub trait Pointwise: Key + fmt::Debug + Send + Sync {
     /// # Errors
     /// As [`Op::cuda`].
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor>;
+
+    /// The operations for each element, as [`Work`] counts them. A row of the table counts those of its formula.
+    fn flops(&self) -> u64;
 
     /// As [`Op::vjp`].
     ///
@@ -73,6 +76,10 @@ impl<T: Pointwise> Op for T {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         Ok(smallvec![self.cuda_kernel(ins, at)?])
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(self.flops(), ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::cuda::Parameters;
 use super::each::{draw_each, draw_each_on_device};
 use crate::error::Result;
-use crate::ops::{Algebra, Div, Free, Input, Meta, Mul, Neg, Pointwise, Sample, Vjp, Windows};
+use crate::ops::{Algebra, Div, Free, Input, Meta, Mul, Neg, Pointwise, Sample, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -40,6 +40,11 @@ impl Pointwise for Exponential {
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         draw_each_on_device(Parameters::Exponential, self.draw.0, &ins[0], at)
+    }
+
+    /// Two random words, a logarithm and a division; f16 to f32 read one word.
+    fn flops(&self) -> u64 {
+        3 * Work::SPECIAL + 1
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -3,7 +3,7 @@
 use super::cuda::Parameters;
 use super::each::{draw_each, draw_each_on_device};
 use crate::error::Result;
-use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
+use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -40,6 +40,11 @@ impl Pointwise for Gamma {
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         draw_each_on_device(Parameters::Gamma, self.draw.0, &ins[0], at)
+    }
+
+    /// About: an attempt takes four random words and four special functions, and most first ones succeed.
+    fn flops(&self) -> u64 {
+        8 * Work::SPECIAL
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -6,7 +6,8 @@ use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+    list,
 };
 use crate::tensor::cpu::{Kernel, Lane, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
@@ -98,6 +99,11 @@ impl Op for AdamW {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
+    }
+
+    /// For each element: 1 to scale g, 3 for m', 4 for v', 7 for p'.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(15, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -6,7 +6,7 @@ use super::adamw::{each_chunk, expect_step, step_rows};
 use super::cuda;
 use crate::error::Result;
 use crate::ops::{
-    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity,
+    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
@@ -73,6 +73,11 @@ impl Op for Sgd {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
+    }
+
+    /// For each element: 3 for d, 2 for b', 2 for p', and 2 more after Nesterov.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(if self.nesterov { 9 } else { 7 }, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -5,15 +5,14 @@
 //! A contraction longer than a block is evaluated block by block; the finished blocks of all rows and columns lie on
 //! a stack of their own, and are joined as the tree says.
 
-use super::super::real::Lane;
+use super::super::real::{Lane, Real};
 use super::super::simd::Isa;
 use super::contraction::{Block, Contraction};
 use super::matrix::MatRef;
 use super::pack::{Rows, native, pack_cols, pack_rows, packed_rows_len};
-use super::product::Gemm;
 use super::room::with_room;
 use super::sink::{Direct, Sink, TILE};
-use super::tile::{Kernels, Tile};
+use super::tile::{Kernels, Tile, Tiled};
 
 /// Bytes along the contraction that are handled together: a panel of so many rows stays in the second cache.
 pub(super) const BLOCK_BYTES: usize = 4096;
@@ -39,7 +38,7 @@ pub(super) fn block_len<T>() -> usize {
 ///
 /// # Safety
 /// `sink`'s result has the product's shape, and nobody else reads or writes it.
-pub(super) unsafe fn run<E: Lane<Wide = T>, T: Gemm>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
+pub(super) unsafe fn run<E: Lane<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
     let (m, k) = job.a.shape();
     let n = job.b.shape().1;
     assert_eq!(job.b.shape().0, k, "inner extents");
@@ -104,7 +103,7 @@ struct Panel<T> {
     step: usize,
 }
 
-impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
+impl<E: Lane<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
     /// One block of the contraction.
     ///
     /// # Safety
