@@ -3,17 +3,11 @@
 use smallvec::smallvec;
 
 use super::{
-    Algebra, Axis, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, arity,
+    Algebra, Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows,
+    Work, arity,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{Dims, Shape, Tensor};
-
-/// Repeats the operand to `shape` by NumPy's rule.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Expand {
-    /// The result's shape.
-    pub shape: Shape,
-}
+use crate::tensor::{Dims, Tensor};
 
 impl Expand {
     /// The result's dims along which the operand is repeated.
@@ -63,6 +57,10 @@ impl Op for Expand {
 
     fn is_view(&self) -> bool {
         true
+    }
+
+    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
+        Work::view()
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -9,8 +9,8 @@
 //! gives it its name, and `grad.rs` that of the derivative; a room of several operators has a file for each. [`cpu`] and [`cuda`]
 //! give kernels to be called by themselves.
 
-mod argmax;
 mod attention;
+mod attributes;
 mod cat;
 mod catalog;
 pub mod cpu;
@@ -20,14 +20,14 @@ mod dropout;
 mod expand;
 mod index;
 mod matmul;
-mod max;
-mod min;
+mod meta;
 mod norm;
 mod pad;
 mod permute;
 mod pointwise;
 mod random;
 mod record;
+mod reduce;
 mod reshape;
 mod rotary;
 mod row;
@@ -37,30 +37,25 @@ mod slice;
 mod softmax;
 mod split;
 mod step;
-mod sum;
 mod vjp;
+mod work;
 
-pub use argmax::Argmax;
 pub use attention::Attention;
-pub use attention::grad::AttentionGrad;
+pub use attributes::{
+    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
+};
 pub use cat::Cat;
 pub use catalog::{catalog, cuda_programs};
 pub use cross_entropy::CrossEntropy;
-pub use cross_entropy::grad::CrossEntropyGrad;
 pub use dropout::Dropout;
-pub use expand::Expand;
 pub use index::embedding::Embedding;
-pub use index::embedding_grad::EmbeddingGrad;
 pub use index::gather::Gather;
-pub use index::scatter_add::ScatterAdd;
 pub use matmul::Matmul;
-pub use max::Max;
-pub use min::Min;
+pub(crate) use meta::list;
+pub use meta::{Meta, Metas};
 pub use norm::layer_norm::LayerNorm;
-pub use norm::layer_norm_grad::LayerNormGrad;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
-pub use pad::Pad;
 pub use permute::Permute;
 pub use pointwise::*;
 pub(crate) use pointwise::{pointwise_table, signatures};
@@ -70,21 +65,25 @@ pub use random::gamma::Gamma;
 pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
-pub use record::{Bits, Free, Key, Meta, Metas, Op, Tensors, Window, Windows, eval_whole};
-pub(crate) use record::{Together, absent, arity, list, run};
+pub use record::{
+    Batched, Bits, Free, Key, Op, Program, Ref, Statistic, Step, Tensors, Vjp, Window, Windows, eval_whole,
+};
+pub(crate) use record::{absent, arity, has_free, run};
+pub use reduce::argmax::Argmax;
+pub use reduce::max::{Extreme, Max};
+pub use reduce::min::Min;
+pub use reduce::sum::Sum;
 pub use reshape::Reshape;
 pub use rotary::Rotary;
 pub use row::{Algebra, Axis, Row, Slot};
-pub use sample::{Fill, Input, Sample, Statistic};
+pub use sample::{Fill, Input, Sample};
 pub use signature::Signature;
 pub use slice::Slice;
 pub use softmax::Softmax;
-pub use softmax::grad::SoftmaxGrad;
 pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
 pub use split::Split;
-pub use step::adamw::AdamW;
+pub use step::adamw::{AdamW, each_chunk, expect_step, step_rows};
 pub use step::sgd::Sgd;
-pub use sum::Sum;
-pub use vjp::{Program, Ref, Step, Vjp};
+pub use work::Work;
