@@ -40,7 +40,10 @@
 //! Start at [`dtensor`] for tensors, [`nn::Plan`] for training, [`ops`] to add an operator, [`comm::Engine`] to add an
 //! engine. The decisions are in `docs/architecture.md`.
 
-#![cfg_attr(any(loom, shuttle), allow(dead_code, reason = "what the rooms above it use"))]
+#![cfg_attr(
+    any(loom, shuttle),
+    allow(dead_code, unused_imports, unused_macros, reason = "what the rooms above use")
+)]
 
 pub mod comm;
 mod error;
