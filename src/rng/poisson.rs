@@ -84,17 +84,23 @@ pub fn poisson_each<R: Real, T: Count>(
     expect_len("poisson", rate, out)?;
     expect_all("poisson", RATE, at, rate, is_rate)?;
     let mut rates = [0.0; PIECE];
+    let mut room = ([0; PIECE], [0.0; PIECE]);
     in_counts(at, out, &mut |at, here, counts| {
         let rates = &mut rates[..counts.len()];
         rates.iter_mut().zip(&rate[here]).for_each(|(wide, rate)| *wide = rate.to_f64());
-        each_piece(draw, at, rates, counts);
+        each_piece(draw, at, rates, counts, &mut room);
     });
     Ok(())
 }
 
 /// A count for each of the rates, of which there is a piece.
-fn each_piece(draw: Draw, at: Stretches<'_>, rates: &[f64], counts: &mut [f64]) {
-    let (mut pairs, mut large) = ([0; PIECE], [0.0; PIECE]);
+fn each_piece(
+    draw: Draw,
+    at: Stretches<'_>,
+    rates: &[f64],
+    counts: &mut [f64],
+    (pairs, large): &mut ([u64; PIECE], [f64; PIECE]),
+) {
     let len = rates.len();
     if rates.iter().any(|&rate| rate < LARGE) {
         bits64(draw, at, &mut pairs[..len]);
@@ -102,7 +108,7 @@ fn each_piece(draw: Draw, at: Stretches<'_>, rates: &[f64], counts: &mut [f64]) 
     }
     if rates.iter().any(|&rate| rate >= LARGE) {
         run(Ptrs, Each(rates), draw, at, &mut large[..len]);
-        for ((count, &large), &rate) in counts.iter_mut().zip(&large).zip(rates) {
+        for ((count, &large), &rate) in counts.iter_mut().zip(&*large).zip(rates) {
             *count = if rate < LARGE { *count } else { large };
         }
     }

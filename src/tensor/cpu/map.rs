@@ -30,6 +30,17 @@ pub type Wide<T> = <T as Lane>::Wide;
 /// # Errors
 /// Refuses operands whose dtypes are not `A`'s, or whose shapes differ.
 pub fn map<A: Lane, O: Lane>(ins: &[&Tensor], run: Loop<A, O>) -> Result<Tensor> {
+    let shape = ins[0].shape();
+    if A::NATIVE && O::NATIVE && ins.iter().all(|x| x.shape() == shape && x.is_contiguous()) {
+        // One piece, without a walk: small tensors cost little more than the loop.
+        let mut pieces: [&[Wide<A>]; OPERANDS] = [&[]; OPERANDS];
+        for (piece, x) in pieces.iter_mut().zip(ins) {
+            *piece = A::load(&x.data()?[..x.numel()], &mut []);
+        }
+        let mut out = Tensor::stale(O::DTYPE, shape);
+        O::store(as_elements_mut(out.bytes_mut()), &mut [], |o| run(&pieces[..ins.len()], o));
+        return Ok(out);
+    }
     let walk = Walk::new(ins[0].shape(), ins.iter().copied().enumerate())?;
     let mut operands = walk.operands::<A>()?;
     let direct = operands.iter().all(|x| x.direct);
