@@ -2,7 +2,8 @@
 //! lists. `cargo test --test suite rules::` runs one of them.
 //!
 //! Beside this folder stand programs for what belongs to a whole process: `alloc` has the allocator, `gpu` the device's settings,
-//! `nccl` and `mpi` start other processes of themselves. Tests here run at the same time: none sets what others see.
+//! `nccl` and `mpi` start other processes of themselves. Tests here run at the same time: none sets what others see (some leave
+//! launches unchecked, as races want it, which no other minds).
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -204,7 +204,7 @@ unsafe impl Driver for Shim {
             argument
         };
         let arguments = arguments.iter().zip(&sizes).map(copy).collect();
-        let order = ORDER.get().unwrap_or_else(|| self.order);
+        let order = ORDER.get().unwrap_or(self.order);
         let nth = self.launches.fetch_add(1, Ordering::Relaxed);
         let seed = if let Order::Shuffled(seed) = order { mix(seed ^ nth << 32) } else { 0 };
         self.put("launch", stream, Task::Launch { function, grid, arguments, order: (order, seed) })
