@@ -220,12 +220,12 @@ fn attention(bench: &Bench) -> Result<()> {
         let (scale, p, draw) = (Bits(1.0 / (d as f64).sqrt()), Bits(0.0), Free(DRAW));
         // Half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;
-        let op = Attention { scale, p, draw };
+        let op = Attention { scale, p, q_offset: None, draw };
         for (mode, label) in [(Reduction::Fast, ""), (Reduction::Exact, " exact")] {
             bench.mesh.set_reduction(mode);
             bench.teraflops(&format!("attention {name}{label}"), flops, || apply(&op, &[&q, &k, &v]))?;
             let out = apply(&op, &[&q, &k, &v])?;
-            let back = AttentionGrad { scale, p, draw };
+            let back = AttentionGrad { scale, p, q_offset: None, draw };
             let backward = || apply(&back, &[&q, &k, &v, &out[0], &out[1], &out[0]]);
             bench.teraflops(&format!("attention backward {name}{label}"), 2.5 * flops, backward)?;
         }

@@ -236,9 +236,10 @@ impl Product {
 
     fn ours(&self, a: &[f32], b: &[f32], c: &mut [f32]) {
         let [m, k, n] = self.shape;
-        let a = MatRef { data: a, shape: (m, k), strides: self.a_strides };
-        let b = MatRef { data: b, shape: (k, n), strides: self.b_strides };
-        f32::product(1.0, a, b, 0.0, MatMut { data: c, shape: (m, n), strides: (self.c_step, 1) });
+        let a = MatRef::new(a, (m, k), self.a_strides).expect("room for a");
+        let b = MatRef::new(b, (k, n), self.b_strides).expect("room for b");
+        let c = MatMut::new(c, (m, n), (self.c_step, 1)).expect("room for c");
+        f32::product(1.0, a, b, 0.0, c);
     }
 
     fn theirs(&self, a: &[f32], b: &[f32], c: &mut [f32]) {

@@ -32,7 +32,7 @@ struct AttentionCall {
   // Steps of batch, head and row, in elements.
   u64 q[3], k[3], v[3], o[3], grad[3];
   // The draw's extents, and this part's place in them.
-  u64 draw_heads, draw_queries, draw_keys, first_batch, first_head;
+  u64 draw_heads, draw_queries, draw_keys, first_batch, first_head, first_query;
   Draw draw;
   f64 scale, factor;
   u32 batch, heads, groups, queries, keys, q_start;
@@ -407,7 +407,7 @@ DEVICE u32 keep_four(const AttentionCall& call, u64 e) {
 // The draw's first element of a row of scores, the query at local index `row`.
 DEVICE u64 drawn_row(const AttentionCall& call, u32 batch, u32 head, u32 row) {
   u64 whole = (call.first_batch + batch) * call.draw_heads + call.first_head + head;
-  return (whole * call.draw_queries + call.q_start + row) * call.draw_keys;
+  return (whole * call.draw_queries + call.first_query + row) * call.draw_keys;
 }
 
 // For rows of queries: bit 4 r + c says whether row r's column c is kept. Sixteen threads share their blocks of four.

@@ -171,11 +171,19 @@ impl Error {
         Error::Unsupported(Refusal::boxed(verb, rule, given, remedy))
     }
 
-    /// A refusal that also names the `place` where it was met: a parameter's path, a site of a model. Other errors stay.
+    /// A refusal, or a lack of memory, that also names the `place` where it was met: a parameter's path, a site of a model.
+    /// Other errors stay.
     pub(crate) fn at(mut self, place: &str) -> Error {
-        if let Error::Invalid(refusal) | Error::Sharding(refusal) | Error::Unsupported(refusal) = &mut self {
-            refusal.given.push_str(if refusal.given.is_empty() { "it at " } else { " at " });
-            refusal.given.push_str(place);
+        match &mut self {
+            Error::Invalid(refusal) | Error::Sharding(refusal) | Error::Unsupported(refusal) => {
+                refusal.given.push_str(if refusal.given.is_empty() { "it at " } else { " at " });
+                refusal.given.push_str(place);
+            }
+            Error::OutOfMemory(fault) => {
+                fault.wanted.push_str(" at ");
+                fault.wanted.push_str(place);
+            }
+            _ => {}
         }
         self
     }
@@ -186,6 +194,12 @@ impl Error {
             Error::Comm(fault) => matches!(**fault, CommFault::PeerFailed { .. }),
             _ => false,
         }
+    }
+}
+
+impl From<CommFault> for Error {
+    fn from(fault: CommFault) -> Self {
+        Error::Comm(Box::new(fault))
     }
 }
 

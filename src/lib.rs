@@ -28,8 +28,19 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
+//! Dev builds run tens of times slower unless Cargo optimises this crate in them too, which a dependency cannot ask for. Add
+//! two lines to your `Cargo.toml`; a build without them says so once per process, on stderr, unless
+//! `ISOSHARD_NO_BUILD_WARNING=1` is set:
+//!
+//! ```toml
+//! [profile.dev.package.isoshard]
+//! opt-level = 3
+//! ```
+//!
 //! Start at [`dtensor`] for tensors, [`nn::Plan`] for training, [`ops`] to add an operator, [`comm::Engine`] to add an
 //! engine. The decisions are in `docs/architecture.md`.
+
+#![cfg_attr(any(loom, shuttle), allow(dead_code, reason = "what the rooms above it use"))]
 
 pub mod comm;
 mod error;

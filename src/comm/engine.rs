@@ -236,7 +236,7 @@ mod tests {
         use crate::tensor::FoldStep::{Join, Push};
         let run = |rank: crate::comm::Rank| {
             let plain = Group::open(&Plain(rank.engine().clone()), &[0, 1, 2], "plain")?;
-            let push = |member, node| Push { member, node };
+            let push = |operand, node| Push { operand, node };
             for (nodes, steps) in [
                 (vec![2, 1, 0], vec![push(0, 0), push(0, 1), Join, push(1, 0), Join]),
                 (vec![0, 1, 2], vec![push(1, 0), push(2, 0), Join, push(2, 1)]),

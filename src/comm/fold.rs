@@ -35,7 +35,8 @@ pub(crate) fn fold_into<'a>(
     if shape.numel() == 0 {
         return Tensor::zeros_on(device, dtype, shape);
     }
-    if let (1, &[FoldStep::Push { member, .. }]) = (reduce.order.nodes().len(), reduce.order.steps()) {
+    if let (1, &[FoldStep::Push { operand: member, .. }]) = (reduce.order.nodes().len(), reduce.order.steps())
+    {
         return Ok(of(member).clone());
     }
     let members = 0..reduce.order.nodes().len();
@@ -162,7 +163,7 @@ fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> Smal
     let mut ops = SmallVec::new();
     for step in steps {
         match *step {
-            FoldStep::Push { member, node } => ops.push(Fused::Push(of(member, node))),
+            FoldStep::Push { operand: member, node } => ops.push(Fused::Push(of(member, node))),
             FoldStep::Empty => ops.push(Fused::Empty),
             FoldStep::Join => match ops[..] {
                 [.., Fused::Push(a), Fused::Push(b)] => {
@@ -342,7 +343,7 @@ mod tests {
 
     #[test]
     fn members_with_several_parts_and_several_results() {
-        let push = |member, node| FoldStep::Push { member, node };
+        let push = |member, node| FoldStep::Push { operand: member, node };
         // Members with 2, 0 and 1 parts of three elements; (b0 + c) stays beside b1.
         let order = FoldOrder::new(vec![2, 0, 1], vec![push(0, 0), push(2, 0), FoldStep::Join, push(0, 1)]);
         let reduce = Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: [3].into() };

@@ -88,6 +88,23 @@ impl Gradients {
         self.0.remove(&leaf.edge.as_ref()?.node.id)
     }
 
+    /// Makes `grad` the gradient of `leaf`: gives back what [`Gradients::take`] took, or takes another for it.
+    ///
+    /// # Errors
+    /// Refuses a `leaf` without history, and a `grad` of another dtype, shape, layout or mesh than the leaf's.
+    pub fn put(&mut self, leaf: &DTensor, grad: DTensor) -> Result<()> {
+        let Some(edge) = &leaf.edge else {
+            let (rule, remedy) = ("the tensor has no history", "pass a leaf that requires a gradient");
+            return Err(Error::invalid("put", rule, leaf.to_string(), remedy));
+        };
+        if grad.facts() != leaf.facts() {
+            let rule = "a gradient has its leaf's dtype, shape, layout and mesh";
+            return Err(Error::invalid("put", rule, format!("{grad} for {leaf}"), "redistribute it first"));
+        }
+        self.0.insert(edge.node.id, grad);
+        Ok(())
+    }
+
     /// Adds the gradients of another pass: gradient accumulation.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::facts::Facts;
 use super::reduction::Reduction;
+use super::unoptimised;
 use crate::comm::{Group, Peers, Rank};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Spec, Terms};
@@ -154,6 +155,7 @@ impl DeviceMesh {
     }
 
     fn made(rank: &Rank, mesh: Mesh) -> DeviceMesh {
+        unoptimised::warn_once();
         static MADE: AtomicU64 = AtomicU64::new(0);
         DeviceMesh(Rc::new(Inner {
             id: MADE.fetch_add(1, Ordering::Relaxed),

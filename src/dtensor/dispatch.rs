@@ -8,13 +8,14 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
+use super::facts::Facts;
 use super::plan::Plan;
 use super::redistribute::Move;
 use super::tape;
 use super::tensor::{DTensor, DTensors};
 use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::{Op, Tensors, Together, absent, run};
+use crate::ops::{Batched, Op, Tensors, absent, run};
 use crate::tensor::Tensor;
 
 impl DTensor {
@@ -65,20 +66,46 @@ impl DTensor {
     /// As [`DTensor::apply`]. `ins` is empty after success; after an error it holds the operands as before, except that a
     /// kernel which fails halfway may have written to them.
     pub fn apply_owned(op: &dyn Op, ins: &mut DTensors) -> Result<DTensors> {
-        let mut ready = Ready::new(op, ins)?;
+        let plan = plan_of(op, ins)?;
+        Self::run_owned(op, ins, plan)
+    }
+
+    fn run_owned(op: &dyn Op, ins: &mut DTensors, plan: Rc<Plan>) -> Result<DTensors> {
+        let mut ready = Ready::new(op, ins, plan)?;
         let outs = execute(op, &ready.plan, &ready.mesh, &mut ready.locals);
         ready.end(ins, outs.is_ok());
         outs
     }
 
-    /// [`DTensor::apply_owned`] of each of `calls` in turn up to the first that fails; what lies on a CUDA device is
-    /// computed in as few launches as the operator needs for all. Gives the results of those that succeeded.
-    pub(crate) fn apply_owned_all<O: Together>(calls: &mut [(O, DTensors)]) -> (Vec<DTensors>, Result<()>) {
+    /// [`DTensor::apply_owned`] of each of `calls` in turn, up to the first that fails. What lies on a CUDA device is computed
+    /// in as few launches as the operator needs for all ([`Batched`]). Returns the results of the calls that succeeded.
+    ///
+    /// # Errors
+    /// As [`DTensor::apply_owned`]. A call that is refused is refused before any is made; what fails later is a fault of
+    /// communication, of a device, or what a kernel finds in values.
+    pub fn apply_owned_batch<O: Batched>(calls: &mut [(&O, &mut DTensors)]) -> (Vec<DTensors>, Result<()>) {
+        Self::apply_owned_if(calls, |_, _| Ok(()))
+    }
+
+    /// [`DTensor::apply_owned_batch`], if `accept` accepts the facts of every call's results, given the call's number.
+    pub(crate) fn apply_owned_if<O: Batched>(
+        calls: &mut [(&O, &mut DTensors)],
+        accept: impl Fn(usize, &[Rc<Facts>]) -> Result<()>,
+    ) -> (Vec<DTensors>, Result<()>) {
         let mut outs = Vec::with_capacity(calls.len());
+        let plan = |(i, (op, ins)): (usize, &(&O, &mut DTensors))| {
+            let plan = plan_of(*op, ins)?;
+            accept(i, &plan.outs)?;
+            Ok(plan)
+        };
+        let plans = match calls.iter().enumerate().map(plan).collect::<Result<Vec<_>>>() {
+            Ok(plans) => plans,
+            Err(e) => return (outs, Err(e)),
+        };
         let on_device = |ins: &DTensors| ins.iter().all(|x| x.local.device().is_cuda());
         if !calls.iter().all(|(_, ins)| on_device(ins)) {
-            for (op, ins) in calls {
-                match Self::apply_owned(op, ins) {
+            for ((op, ins), plan) in calls.iter_mut().zip(plans) {
+                match Self::run_owned(*op, ins, plan) {
                     Ok(all) => outs.push(all),
                     Err(e) => return (outs, Err(e)),
                 }
@@ -87,8 +114,8 @@ impl DTensor {
         }
         let mut ready = Vec::with_capacity(calls.len());
         let mut result = Ok(());
-        for (op, ins) in calls.iter_mut() {
-            match Ready::new(op, ins) {
+        for ((op, ins), plan) in calls.iter_mut().zip(plans) {
+            match Ready::new(*op, ins, plan) {
                 Ok(call) => ready.push(call),
                 Err(e) => {
                     result = Err(e);
@@ -96,11 +123,7 @@ impl DTensor {
                 }
             }
         }
-        let mut all: Vec<(&O, &mut [Tensor])> =
-            (calls.iter().zip(&mut ready)).map(|((op, _), call)| (op, &mut call.locals[..])).collect();
-        let computed = O::cuda_all(&mut all);
-        drop(all);
-        match computed {
+        match compute(calls, &mut ready) {
             Ok(locals) => outs.extend(locals.into_iter().zip(&ready).map(|(locals, call)| call.wrap(locals))),
             Err(e) => result = Err(e),
         }
@@ -132,8 +155,7 @@ struct Ready {
 
 impl Ready {
     /// Takes the operands' local parts out of `ins`, where they do not move.
-    fn new(op: &dyn Op, ins: &mut DTensors) -> Result<Ready> {
-        let plan = plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())?;
+    fn new(op: &dyn Op, ins: &mut DTensors, plan: Rc<Plan>) -> Result<Ready> {
         let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             let run = |(m, _): &(Rc<Move>, _)| {
@@ -161,6 +183,28 @@ impl Ready {
         let outs = locals.into_iter().zip(&self.plan.outs);
         outs.map(|(t, f)| DTensor::wrap(&self.mesh, t, f.clone())).collect()
     }
+}
+
+/// The local results of those calls that are ready, which are the first ones.
+fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], ready: &mut [Ready]) -> Result<Vec<Tensors>> {
+    let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
+    let (mut all, mut at) = (Vec::with_capacity(ready.len()), Vec::with_capacity(ready.len()));
+    let lens: SmallVec<[usize; 8]> = ready.iter().map(|call| call.plan.outs.len()).collect();
+    for ((op, _), Ready { plan, locals, .. }) in calls.iter().zip(ready) {
+        all.push((*op, &mut locals[..]));
+        at.push(&plan.windows);
+    }
+    let locals = O::cuda_batch(&mut all, &at)?;
+    if !locals.iter().map(|outs| outs.len()).eq(lens.iter().copied()) {
+        let given =
+            format!("{} result(s) for {} call(s)", locals.iter().map(|o| o.len()).sum::<usize>(), lens.len());
+        return Err(Error::invalid(name, "cuda_batch gives each call's results, in order", given, ""));
+    }
+    Ok(locals)
+}
+
+fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<Plan>> {
+    plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())
 }
 
 /// The plan for a call.

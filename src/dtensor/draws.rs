@@ -46,9 +46,9 @@ impl IntoDraw for Draw {
 
 impl IntoDraw for &mut Generator {
     fn into_draw(self, verb: &str, mesh: &DeviceMesh) -> Result<Draw> {
-        if !self.agreed_on(mesh.id()) {
+        if !self.is_compared(mesh.id()) {
             compare(verb, mesh, self.state())?;
-            self.agree_on(mesh.id());
+            self.remember_compared(mesh.id());
         }
         Ok(self.next_draw())
     }

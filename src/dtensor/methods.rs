@@ -295,12 +295,40 @@ impl DTensor {
     }
 
     /// Causal attention of queries, keys and values `[batch, heads, time, width]`:
-    /// `softmax(scale · q kᵀ) v`, each query seeing the keys up to its own time.
+    /// `softmax(scale · q kᵀ) v`, each query seeing the keys up to its own time. There are as many queries as keys.
     ///
     /// # Errors
-    /// Refuses shapes that do not fit.
+    /// Refuses shapes that do not fit, and other numbers of queries than of keys: see [`DTensor::attention_at`].
     pub fn attention(&self, k: &DTensor, v: &DTensor, scale: f64) -> Result<DTensor> {
         self.attention_dropout(k, v, scale, 0.0, Draw { seed: 0, number: 0 })
+    }
+
+    /// As [`DTensor::attention`] of queries that follow after keys of earlier times, as in decoding with a cache: query i
+    /// stands at time `q_offset + i` and sees the keys up to that time; key j stands at time j.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let x = Tensor::from_vec((0..16).map(|i| (i as f32 * 0.7).sin()).collect(), [1, 1, 8, 2])?;
+    ///     let x = DTensor::distribute(&mesh, &x, Layout::replicated(1))?;
+    ///     let whole = x.attention(&x, &x, 0.5)?;
+    ///     let last = x.slice(2, 6, 2)?.attention_at(&x, &x, 0.5, 6)?;
+    ///     assert_eq!(
+    ///         last.full_tensor()?.to_vec::<f32>()?,
+    ///         whole.slice(2, 6, 2)?.full_tensor()?.to_vec::<f32>()?
+    ///     );
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses shapes that do not fit, and queries at times that no key has.
+    pub fn attention_at(&self, k: &DTensor, v: &DTensor, scale: f64, q_offset: usize) -> Result<DTensor> {
+        let draw = Free(Draw { seed: 0, number: 0 });
+        let op = Attention { scale: Bits(scale), p: Bits(0.0), q_offset: Some(q_offset), draw };
+        Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
     }
 
     /// As [`DTensor::attention`], dropping probabilities with probability `p`; `from` is a `&mut Generator` or a draw.
@@ -316,7 +344,7 @@ impl DTensor {
         from: impl IntoDraw,
     ) -> Result<DTensor> {
         let draw = from.into_draw("attention", &self.mesh)?;
-        let op = Attention { scale: Bits(scale), p: Bits(p), draw: Free(draw) };
+        let op = Attention { scale: Bits(scale), p: Bits(p), q_offset: None, draw: Free(draw) };
         Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
     }
 

@@ -30,6 +30,7 @@ mod shapes;
 mod tape;
 mod tensor;
 mod together;
+mod unoptimised;
 
 pub(crate) use again::Again;
 pub use backward::Gradients;
@@ -40,5 +41,4 @@ pub use draws::IntoDraw;
 pub use facts::Facts;
 pub use redistribute::Redistribution;
 pub use reduction::Reduction;
-pub(crate) use tensor::DTensors;
-pub use tensor::{DTensor, Pending};
+pub use tensor::{DTensor, DTensors, Pending};

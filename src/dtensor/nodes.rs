@@ -249,7 +249,7 @@ mod tests {
     use crate::comm::spmd;
     use crate::dtensor::{DTensor, DeviceMesh};
     use crate::error::Error;
-    use crate::ops::{Axis, Metas, Sum, Tensors, Vjp};
+    use crate::ops::{Axis, Metas, Sum, Tensors, Vjp, Work};
     use crate::placement::{Layout, Leaf};
 
     /// Of `x` `[a, b]`: the sum over a, and the rows' number, which is no sum. Says that sums pass, which small integers
@@ -278,6 +278,9 @@ mod tests {
             let sum =
                 crate::tensor::cpu::reduce(self.name(), &ins[0], &[0], crate::tensor::ReduceOp::Sum, false)?;
             Ok([sum, Tensor::full(ins[0].dtype(), [1], ins[0].shape()[0] as f64)].into_iter().collect())
+        }
+        fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+            Work::reduction(ins, outs)
         }
         fn vjp(&self, _: &mut Vjp) -> Result<()> {
             Err(Error::unsupported(self.name(), "has no derivative", "", ""))

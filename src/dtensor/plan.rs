@@ -15,7 +15,7 @@ use super::nodes::Nodes;
 use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use crate::error::{Error, Result};
-use crate::ops::{Metas, Op, Program, Vjp, Windows};
+use crate::ops::{Metas, Op, Program, Vjp, Windows, has_free};
 use crate::tensor::{DType, Shape};
 
 /// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
@@ -36,7 +36,8 @@ pub(super) struct Plan {
     pub nodes: Option<Nodes>,
     pub outs: SmallVec<[Rc<Facts>; 3]>,
     metas: Metas,
-    programs: RefCell<Programs>,
+    /// The derivatives, if they are those of every call.
+    programs: Option<RefCell<Programs>>,
     /// The plans for the same operator that were wanted after some of the operands had moved.
     followers: RefCell<SmallVec<[Weak<Plan>; 1]>>,
 }
@@ -115,14 +116,16 @@ impl Plan {
 
     /// The derivative with respect to the operands that `needs` names.
     pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<Program>> {
-        let known = self.programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone());
-        if let Some(program) = known {
+        let find = |programs: &RefCell<Programs>| {
+            programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone())
+        };
+        if let Some(program) = self.programs.as_ref().and_then(find) {
             return Ok(program);
         }
         let wanted: SmallVec<[bool; 8]> = (0..self.metas.len()).map(|i| needs.contains(i)).collect();
         let program = Rc::new(Vjp::write(op, &self.metas, &wanted)?);
-        if !op.has_free() {
-            self.programs.borrow_mut().push((needs, program.clone()));
+        if let Some(programs) = &self.programs {
+            programs.borrow_mut().push((needs, program.clone()));
         }
         Ok(program)
     }
@@ -143,8 +146,9 @@ impl Plan {
         };
         let nodes = Nodes::find(op, &metas, &targets, &outs, &made, windows.exact);
         let ins = ins.iter().map(|f| f.id).collect();
-        let (op, reduction, programs) = (op.to_shared(), mesh.reduction(), RefCell::default());
-        let followers = RefCell::default();
+        // Calls that differ in a free attribute share the plan, but have derivatives of their own.
+        let programs = (!has_free(op)).then(RefCell::default);
+        let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
         Ok(Plan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
     }
 }

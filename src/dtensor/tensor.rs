@@ -42,8 +42,8 @@ pub struct DTensor {
     pub(super) origin: Option<Rc<Origin>>,
 }
 
-/// A few distributed tensors.
-pub(crate) type DTensors = SmallVec<[DTensor; 3]>;
+/// A few distributed tensors, such as the operands or the results of one call.
+pub type DTensors = SmallVec<[DTensor; 3]>;
 
 /// One result of one node of the tape.
 #[derive(Clone)]

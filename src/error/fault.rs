@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::Error;
-
 /// One call of a collective, as errors name it: operation, sequence number and group, and the operator that wanted it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallId {
@@ -183,12 +181,6 @@ impl CommFault {
             *id = waits[0].id.clone();
         }
         self
-    }
-}
-
-impl From<CommFault> for Error {
-    fn from(fault: CommFault) -> Self {
-        Error::Comm(Box::new(fault))
     }
 }
 

@@ -17,6 +17,7 @@ pub struct CausalAttention {
     out: Linear,
     heads: usize,
     dropout: f64,
+    input: String,
     site: String,
 }
 
@@ -45,6 +46,7 @@ impl CausalAttention {
             out: Linear::new(scope.child("out"), width, width, bias, out_init)?,
             heads,
             dropout,
+            input: scope.site("input"),
             site: scope.path().to_string(),
         })
     }
@@ -59,11 +61,15 @@ impl CausalAttention {
             return Err(Error::invalid("attention", rule, x.to_string(), "reshape it first").at(&self.site));
         };
         let d = width / self.heads;
-        let x = cx.site(&format!("{}.input", self.site), x)?;
-        let qkv = self.qkv.forward(cx, &x)?.reshape([b, t, self.heads, 3 * d])?.permute(&[0, 2, 1, 3])?;
-        let parts = qkv.split(-1, &[d, d, d])?;
-        let y = cx.attention(&parts[0], &parts[1], &parts[2], 1.0 / (d as f64).sqrt(), self.dropout)?;
-        let y = y.permute(&[0, 2, 1, 3])?.reshape([b, t, width])?;
+        let x = cx.site(&self.input, x)?;
+        let qkv = self.qkv.forward(cx, &x)?;
+        let attend = || -> Result<DTensor> {
+            let qkv = qkv.reshape([b, t, self.heads, 3 * d])?.permute(&[0, 2, 1, 3])?;
+            let parts = qkv.split(-1, &[d, d, d])?;
+            let y = cx.attention(&parts[0], &parts[1], &parts[2], 1.0 / (d as f64).sqrt(), self.dropout)?;
+            y.permute(&[0, 2, 1, 3])?.reshape([b, t, width])
+        };
+        let y = attend().map_err(|e| e.at(&self.site))?;
         let y = self.out.forward(cx, &y)?;
         cx.dropout(y, self.dropout)
     }

@@ -3,8 +3,9 @@
 use std::cell::RefCell;
 
 use super::params::{ParamId, Params};
+use super::plan::nearest;
 use crate::dtensor::{Again, DTensor, Pending};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rng::Generator;
 
 /// What a module's `forward` gets: the parameters and the plan, without their names.
@@ -58,18 +59,20 @@ impl<'a> Forward<'a> {
     /// of the next.
     ///
     /// # Errors
-    /// A fault of communication.
+    /// Refuses another model's parameter, and a plan with a pattern that matches nothing; a fault of communication.
     pub fn param(&self, id: ParamId) -> Result<DTensor> {
+        self.params.check_plan()?;
+        self.params.expect_own("param", id)?;
         if self.params.is_used_as_stored(id) {
             return Ok(self.params.value(id).clone());
         }
         let unit = self.params.unit_of(id);
         self.enter(unit)?;
-        if let Slot::Ready(t) = &self.slots.borrow()[id.0] {
+        if let Slot::Ready(t) = &self.slots.borrow()[id.index()] {
             return Ok(t.clone());
         }
         self.start(unit)?;
-        let slot = std::mem::replace(&mut self.slots.borrow_mut()[id.0], Slot::Idle);
+        let slot = std::mem::replace(&mut self.slots.borrow_mut()[id.index()], Slot::Idle);
         let ready = match slot {
             Slot::InFlight(flight) => {
                 let (shard, pending) = *flight;
@@ -78,15 +81,30 @@ impl<'a> Forward<'a> {
             Slot::Ready(ready) => ready,
             Slot::Idle => unreachable!("the unit was just started"),
         };
-        self.slots.borrow_mut()[id.0] = Slot::Ready(ready.clone());
+        self.slots.borrow_mut()[id.index()] = Slot::Ready(ready.clone());
         Ok(ready)
+    }
+
+    /// What `f` makes of a [parameter](Forward::param). What it refuses names the parameter by its path.
+    ///
+    /// # Errors
+    /// As [`Forward::param`]; what `f` refuses.
+    pub fn with_param(&self, id: ParamId, f: impl FnOnce(&DTensor) -> Result<DTensor>) -> Result<DTensor> {
+        f(&self.param(id)?).map_err(|e| e.at(self.params.path(id)))
     }
 
     /// `x` as the plan wants it at the site `path`.
     ///
     /// # Errors
-    /// Refuses a layout that does not fit `x`; a fault of communication.
+    /// Refuses a path that no module declared ([`Scope::site`](super::Scope::site)), a plan with a pattern that matches
+    /// nothing, and a layout that does not fit `x`; a fault of communication.
     pub fn site(&self, path: &str, x: DTensor) -> Result<DTensor> {
+        self.params.check_plan()?;
+        if !self.params.has_site(path) {
+            let near = nearest(path, &self.params.sites().collect::<Vec<_>>()).join(", ");
+            let remedy = format!("declare it with Scope::site; the nearest are {near}");
+            return Err(Error::invalid("site", "no module declared the site", format!("{path:?}"), remedy));
+        }
         let layout = self.params.plan().site_layout(x.mesh().mesh(), path, x.layout());
         if layout == *x.layout() { Ok(x) } else { x.redistribute(layout).map_err(|e| e.at(path)) }
     }
@@ -125,7 +143,7 @@ impl<'a> Forward<'a> {
         let previous = current.filter(|&p| !units[p].is_root());
         let before = previous.map(|p| self.ready(p)).unwrap_or_default();
         for id in previous.iter().flat_map(|&p| &units[p].members) {
-            self.slots.borrow_mut()[id.0] = Slot::Idle;
+            self.slots.borrow_mut()[id.index()] = Slot::Idle;
         }
         *self.current.borrow_mut() = Current { unit: Some(unit), before };
         match (unit + 1..units.len()).find(|&u| !units[u].is_root()) {
@@ -147,7 +165,7 @@ impl<'a> Forward<'a> {
     /// How the parameters of a unit that are gathered now can be had again.
     fn ready(&self, unit: usize) -> Vec<Again> {
         let slots = self.slots.borrow();
-        let again = |id: &ParamId| match &slots[id.0] {
+        let again = |id: &ParamId| match &slots[id.index()] {
             Slot::Ready(t) => t.again(),
             _ => None,
         };
@@ -156,12 +174,12 @@ impl<'a> Forward<'a> {
 
     fn start(&self, unit: usize) -> Result<()> {
         for &id in &self.params.units()[unit].members {
-            let slot = &mut self.slots.borrow_mut()[id.0];
+            let slot = &mut self.slots.borrow_mut()[id.index()];
             if !matches!(slot, Slot::Idle) || self.params.is_used_as_stored(id) {
                 continue;
             }
             let (leaf, used) = (self.params.value(id), self.params.used_layout(id));
-            let shard = leaf.cast(self.params.compute_dtype())?;
+            let shard = leaf.cast(self.params.compute_dtype()).map_err(|e| e.at(self.params.path(id)))?;
             *slot = if shard.layout() == used {
                 Slot::Ready(shard)
             } else {

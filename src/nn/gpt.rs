@@ -38,6 +38,8 @@ pub struct Gpt {
     positions: Embedding,
     blocks: Vec<Block>,
     norm: LayerNorm,
+    /// After the embedding, and before the head.
+    sites: [String; 2],
 }
 
 #[derive(Clone, Debug)]
@@ -59,6 +61,7 @@ impl Gpt {
         let init = Init::Normal { mean: 0.0, std: 0.02 };
         let residual = Init::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
         let mut root = params.root();
+        let sites = [root.site("embedding"), root.site("head.input")];
         let tokens = Embedding::new(root.child("wte"), vocabulary, width, init)?;
         let positions = Embedding::new(root.child("wpe"), block, width, init)?;
         let one = |mut scope: Scope<'_>| -> Result<Block> {
@@ -73,7 +76,7 @@ impl Gpt {
         let mut h = root.child("h");
         let blocks = (0..layers).map(|i| one(h.child(i))).collect::<Result<_>>()?;
         let norm = LayerNorm::new(root.child("ln_f"), width, bias)?;
-        Ok(Gpt { config, tokens, positions, blocks, norm })
+        Ok(Gpt { config, tokens, positions, blocks, norm, sites })
     }
 
     /// The sizes.
@@ -102,12 +105,12 @@ impl Gpt {
         let everywhere = Layout::replicated(tokens.mesh().mesh().ndim());
         let positions = DTensor::distribute(tokens.mesh(), &positions, everywhere)?;
         let x = self.tokens.forward(cx, tokens)?;
-        let x = cx.site("embedding", x)?.add(&self.positions.forward(cx, &positions)?)?;
+        let x = cx.site(&self.sites[0], x)?.add(&self.positions.forward(cx, &positions)?)?;
         let mut x = cx.dropout(x, self.config.dropout)?;
         for block in &self.blocks {
             x = block.forward(cx, x)?;
         }
-        let x = cx.site("head.input", self.norm.forward(cx, &x)?)?;
+        let x = cx.site(&self.sites[1], self.norm.forward(cx, &x)?)?;
         self.tokens.scores(cx, &x)
     }
 

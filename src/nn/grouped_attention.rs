@@ -32,6 +32,7 @@ pub struct GroupedAttention {
     out: Linear,
     heads: GroupedHeads,
     dropout: f64,
+    input: String,
     site: String,
 }
 
@@ -66,6 +67,7 @@ impl GroupedAttention {
             out: linear("out", all * d, width, out_init)?,
             heads,
             dropout,
+            input: scope.site("input"),
             site: scope.path().to_string(),
         })
     }
@@ -80,14 +82,15 @@ impl GroupedAttention {
             return Err(Error::invalid("attention", rule, x.to_string(), "reshape it first").at(&self.site));
         };
         let GroupedHeads { heads, kv_heads, head_width: d, base } = self.heads;
-        let x = cx.site(&format!("{}.input", self.site), x)?;
-        let split = |map: &Linear, heads: usize| -> Result<DTensor> {
-            map.forward(cx, &x)?.reshape([b, t, heads, d])?.permute(&[0, 2, 1, 3])
+        let x = cx.site(&self.input, x)?;
+        let (q, k, v) = (self.q.forward(cx, &x)?, self.k.forward(cx, &x)?, self.v.forward(cx, &x)?);
+        let split = |x: DTensor, heads: usize| x.reshape([b, t, heads, d])?.permute(&[0, 2, 1, 3]);
+        let attend = || -> Result<DTensor> {
+            let (q, k) = (split(q, heads)?.rotary(base, 0)?, split(k, kv_heads)?.rotary(base, 0)?);
+            let y = cx.attention(&q, &k, &split(v, kv_heads)?, 1.0 / (d as f64).sqrt(), self.dropout)?;
+            y.permute(&[0, 2, 1, 3])?.reshape([b, t, heads * d])
         };
-        let (q, k) = (split(&self.q, heads)?.rotary(base, 0)?, split(&self.k, kv_heads)?.rotary(base, 0)?);
-        let v = split(&self.v, kv_heads)?;
-        let y = cx.attention(&q, &k, &v, 1.0 / (d as f64).sqrt(), self.dropout)?;
-        let y = y.permute(&[0, 2, 1, 3])?.reshape([b, t, heads * d])?;
+        let y = attend().map_err(|e| e.at(&self.site))?;
         let y = self.out.forward(cx, &y)?;
         cx.dropout(y, self.dropout)
     }

@@ -28,7 +28,7 @@ impl Linear {
     ) -> Result<Linear> {
         let weight = scope.param("weight", [outputs, inputs], init)?;
         let bias = if bias { Some(scope.param("bias", [outputs], Init::Zeros)?) } else { None };
-        Ok(Linear { weight, bias, site: scope.path().to_string() })
+        Ok(Linear { weight, bias, site: scope.site_here() })
     }
 
     /// Applies the map to `x` `[batch, time, inputs]`. A row-parallel weight leaves a partial sum, which is reduced at
@@ -37,9 +37,9 @@ impl Linear {
     /// # Errors
     /// Refuses an `x` that does not fit; a fault of communication.
     pub fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        let y = cx.site(&self.site, project(x, &cx.param(self.weight)?)?)?;
+        let y = cx.site(&self.site, cx.with_param(self.weight, |weight| project(x, weight))?)?;
         match self.bias {
-            Some(bias) => y.add(&cx.param(bias)?),
+            Some(bias) => cx.with_param(bias, |bias| y.add(bias)),
             None => Ok(y),
         }
     }
@@ -70,7 +70,7 @@ impl Embedding {
     /// # Errors
     /// Refuses indices outside the table; a fault of communication.
     pub fn forward(&self, cx: &Forward, index: &DTensor) -> Result<DTensor> {
-        cx.param(self.weight)?.embedding(index)
+        cx.with_param(self.weight, |table| table.embedding(index))
     }
 
     /// Scores of `x` `[batch, time, width]` against every row: the head of a model with tied weights.
@@ -78,7 +78,7 @@ impl Embedding {
     /// # Errors
     /// Refuses an `x` that does not fit; a fault of communication.
     pub fn scores(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        project(x, &cx.param(self.weight)?)
+        cx.with_param(self.weight, |table| project(x, table))
     }
 }
 
@@ -106,7 +106,7 @@ impl LayerNorm {
     /// Refuses an `x` of another width; a fault of communication.
     pub fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let bias = self.bias.map(|b| cx.param(b)).transpose()?;
-        x.layer_norm(&cx.param(self.weight)?, bias.as_ref(), 1e-5)
+        cx.with_param(self.weight, |weight| x.layer_norm(weight, bias.as_ref(), 1e-5))
     }
 }
 
@@ -130,6 +130,6 @@ impl RmsNorm {
     /// # Errors
     /// Refuses an `x` of another width; a fault of communication.
     pub fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
-        x.rms_norm(&cx.param(self.weight)?, 1e-6)
+        cx.with_param(self.weight, |weight| x.rms_norm(weight, 1e-6))
     }
 }

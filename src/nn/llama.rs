@@ -44,6 +44,8 @@ pub struct Llama {
     blocks: Vec<Block>,
     norm: RmsNorm,
     head: Linear,
+    /// After the embedding, and before the head.
+    sites: [String; 2],
 }
 
 #[derive(Clone, Debug)]
@@ -66,6 +68,7 @@ impl Llama {
         let residual = Init::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
         let grouped = GroupedHeads { heads, kv_heads, head_width, base: config.base };
         let mut root = params.root();
+        let sites = [root.site("embedding"), root.site("head.input")];
         let tokens = Embedding::new(root.child("wte"), vocabulary, width, init)?;
         let one = |mut scope: Scope<'_>| -> Result<Block> {
             let inits = (init, residual);
@@ -80,7 +83,7 @@ impl Llama {
         let blocks = (0..layers).map(|i| one(h.child(i))).collect::<Result<_>>()?;
         let norm = RmsNorm::new(root.child("norm"), width)?;
         let head = Linear::new(root.child("head"), width, vocabulary, false, init)?;
-        Ok(Llama { config, tokens, blocks, norm, head })
+        Ok(Llama { config, tokens, blocks, norm, head, sites })
     }
 
     /// The sizes.
@@ -105,12 +108,12 @@ impl Llama {
                 format!("pass at most {} tokens", self.config.block),
             ));
         }
-        let x = cx.site("embedding", self.tokens.forward(cx, tokens)?)?;
+        let x = cx.site(&self.sites[0], self.tokens.forward(cx, tokens)?)?;
         let mut x = cx.dropout(x, self.config.dropout)?;
         for block in &self.blocks {
             x = block.forward(cx, x)?;
         }
-        let x = cx.site("head.input", self.norm.forward(cx, &x)?)?;
+        let x = cx.site(&self.sites[1], self.norm.forward(cx, &x)?)?;
         self.head.forward(cx, &x)
     }
 

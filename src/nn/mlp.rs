@@ -13,7 +13,7 @@ pub struct Mlp {
     up: Linear,
     down: Linear,
     dropout: f64,
-    site: String,
+    input: String,
 }
 
 impl Mlp {
@@ -32,7 +32,7 @@ impl Mlp {
             up: Linear::new(scope.child("up"), width, hidden, bias, init)?,
             down: Linear::new(scope.child("down"), hidden, width, bias, down_init)?,
             dropout,
-            site: scope.path().to_string(),
+            input: scope.site("input"),
         })
     }
 
@@ -41,7 +41,7 @@ impl Mlp {
     /// # Errors
     /// Refuses an `x` that does not fit; a fault of communication.
     pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
-        let x = cx.site(&format!("{}.input", self.site), x)?;
+        let x = cx.site(&self.input, x)?;
         let y = self.down.forward(cx, &self.up.forward(cx, &x)?.gelu()?)?;
         cx.dropout(y, self.dropout)
     }
@@ -54,7 +54,7 @@ pub struct GatedMlp {
     up: Linear,
     down: Linear,
     dropout: f64,
-    site: String,
+    input: String,
 }
 
 impl GatedMlp {
@@ -73,7 +73,7 @@ impl GatedMlp {
             up: Linear::new(scope.child("up"), width, hidden, false, init)?,
             down: Linear::new(scope.child("down"), hidden, width, false, down_init)?,
             dropout,
-            site: scope.path().to_string(),
+            input: scope.site("input"),
         })
     }
 
@@ -82,7 +82,7 @@ impl GatedMlp {
     /// # Errors
     /// Refuses an `x` that does not fit; a fault of communication.
     pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
-        let x = cx.site(&format!("{}.input", self.site), x)?;
+        let x = cx.site(&self.input, x)?;
         let gated = self.gate.forward(cx, &x)?.silu()?.mul(&self.up.forward(cx, &x)?)?;
         let y = self.down.forward(cx, &gated)?;
         cx.dropout(y, self.dropout)

@@ -24,5 +24,5 @@ pub use grouped_attention::{GroupedAttention, GroupedHeads};
 pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
 pub use llama::{Llama, LlamaConfig};
 pub use mlp::{GatedMlp, Mlp};
-pub use params::{ParamId, Params, Scope};
+pub use params::{ParamId, Params, Scope, Update};
 pub use plan::{Parallel, Plan};

@@ -1,28 +1,54 @@
 //! Parameters, addressed by path and sharded from the start.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fmt;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::plan::Plan;
-use crate::dtensor::{DTensor, DTensors, DeviceMesh, Transfer};
+use crate::dtensor::{DTensor, DTensors, DeviceMesh, Facts, Transfer};
 use crate::error::{Error, Result};
-use crate::ops::Together;
+use crate::ops::Batched;
 use crate::placement::{Layout, Mesh};
 use crate::rng::{Generator, Init};
 use crate::tensor::{DType, Device, Shape};
 
-/// One parameter of a [`Params`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ParamId(pub(super) usize);
+/// One parameter of one [`Params`]; another's refuse it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ParamId {
+    index: usize,
+    owner: Owner,
+}
+
+/// The number of a [`Params`] in this process.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Owner(u64);
+
+impl Owner {
+    fn next() -> Owner {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Owner(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 impl ParamId {
     /// The number of parameters declared before this one.
     pub fn index(self) -> usize {
-        self.0
+        self.index
+    }
+}
+
+/// The number of parameters declared before, as [`ParamId::index`]: the same on every rank.
+impl fmt::Debug for ParamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ParamId({})", self.index)
     }
 }
 
 /// A model's parameters on a mesh: each lies as the plan says, and no rank ever holds more of one than its part.
 pub struct Params {
+    owner: Owner,
     mesh: DeviceMesh,
     plan: Plan,
     generator: Generator,
@@ -31,6 +57,10 @@ pub struct Params {
     compute: DType,
     list: Vec<Param>,
     units: Vec<Unit>,
+    /// The paths at which activations may change layout.
+    sites: BTreeSet<String>,
+    /// The number of parameters and of sites that there were when the plan was last compared with them.
+    checked: Cell<Option<(usize, usize)>>,
 }
 
 struct Param {
@@ -45,6 +75,26 @@ struct Param {
 pub(super) struct Unit {
     name: String,
     pub members: Vec<ParamId>,
+}
+
+/// One update of a parameter: an optimizer's operator, and its operands after the parameter itself.
+#[derive(Debug)]
+pub struct Update<O> {
+    /// The parameter.
+    pub param: ParamId,
+    /// The operator.
+    pub op: O,
+    /// The operator's operands after the parameter: its gradient, what the optimizer keeps of it. None once the update is made.
+    pub operands: DTensors,
+    /// The operator's results after the new value, once the update is made.
+    pub results: Option<DTensors>,
+}
+
+impl<O> Update<O> {
+    /// An update to be made by [`Params::update`].
+    pub fn new(param: ParamId, op: O, operands: impl IntoIterator<Item = DTensor>) -> Update<O> {
+        Update { param, op, operands: operands.into_iter().collect(), results: None }
+    }
 }
 
 /// Where a module declares its parameters: a path and the parameters it leads to.
@@ -62,6 +112,7 @@ impl Params {
         plan.check(mesh.mesh())?;
         let generator = Generator::new(seed).child("params");
         Ok(Params {
+            owner: Owner::next(),
             mesh: mesh.clone(),
             plan,
             generator,
@@ -69,6 +120,8 @@ impl Params {
             compute: DType::F32,
             list: Vec::new(),
             units: Vec::new(),
+            sites: BTreeSet::new(),
+            checked: Cell::new(None),
         })
     }
 
@@ -104,6 +157,37 @@ impl Params {
         &self.plan
     }
 
+    /// Compares the plan with what was declared: a typing error in a pattern would otherwise leave parameters replicated and
+    /// activations where they are. A forward pass does so before anything else. Communicates nothing.
+    ///
+    /// # Errors
+    /// Refuses, with the nearest names, a plan's pattern that matches no parameter, or no site.
+    pub fn check_plan(&self) -> Result<()> {
+        let declared = Some((self.list.len(), self.sites.len()));
+        if self.checked.get() == declared {
+            return Ok(());
+        }
+        self.expect_matches(&self.plan)?;
+        self.checked.set(declared);
+        Ok(())
+    }
+
+    fn expect_matches(&self, plan: &Plan) -> Result<()> {
+        let paths: Vec<&str> = self.list.iter().map(|p| &p.path[..]).collect();
+        let sites: Vec<&str> = self.sites.iter().map(|s| &s[..]).collect();
+        plan.expect_matches(&paths, &sites)
+    }
+
+    /// True if a module declared the site.
+    pub(super) fn has_site(&self, path: &str) -> bool {
+        self.sites.contains(path)
+    }
+
+    /// All sites that modules declared.
+    pub(super) fn sites(&self) -> impl Iterator<Item = &str> {
+        self.sites.iter().map(|s| &s[..])
+    }
+
     /// The number of parameters.
     pub fn len(&self) -> usize {
         self.list.len()
@@ -121,17 +205,38 @@ impl Params {
 
     /// All parameters in the order of declaration.
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
-        (0..self.list.len()).map(ParamId)
+        let owner = self.owner;
+        (0..self.list.len()).map(move |index| ParamId { index, owner })
     }
 
     /// A parameter's path, e.g. `h.0.attn.qkv.weight`.
+    ///
+    /// # Panics
+    /// On another model's parameter, as a slice on an index that it does not have.
     pub fn path(&self, id: ParamId) -> &str {
-        &self.list[id.0].path
+        &self.at(id).path
     }
 
     /// A parameter as it lies at rest: the leaf that gradients arrive at.
+    ///
+    /// # Panics
+    /// On another model's parameter, as a slice on an index that it does not have.
     pub fn value(&self, id: ParamId) -> &DTensor {
-        &self.list[id.0].value
+        &self.at(id).value
+    }
+
+    /// Refuses, in the name of `verb`, another model's parameter.
+    pub(super) fn expect_own(&self, verb: &str, id: ParamId) -> Result<()> {
+        if id.owner == self.owner {
+            return Ok(());
+        }
+        let given = format!("{id:?} of another, this one has {} parameter(s)", self.list.len());
+        Err(Error::invalid(verb, "the parameter is another model's", given, "pass an id of Params::ids"))
+    }
+
+    fn at(&self, id: ParamId) -> &Param {
+        self.expect_own("params", id).unwrap_or_else(|e| panic!("{e}"));
+        &self.list[id.index]
     }
 
     /// All parameters' values, in the order of declaration.
@@ -143,8 +248,9 @@ impl Params {
     /// The same from any mesh, where the same model was declared. Communicates nothing.
     ///
     /// # Errors
-    /// Refuses plans that name axes their mesh lacks or cannot split a parameter.
+    /// Refuses plans that name axes their mesh lacks, cannot split a parameter, or have a pattern that matches nothing.
     pub fn transfers(&self, from: (&Mesh, &Plan), to: (&Mesh, &Plan)) -> Result<Vec<Transfer>> {
+        [from, to].iter().try_for_each(|(_, plan)| self.expect_matches(plan))?;
         let at_rest = |p: &Param, (mesh, plan): (&Mesh, &Plan)| {
             let used = plan.used_layout(mesh, &p.path, p.value.shape())?;
             plan.rest_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
@@ -156,15 +262,17 @@ impl Params {
 
     /// The parameter at a path.
     pub fn find(&self, path: &str) -> Option<ParamId> {
-        self.list.iter().position(|p| p.path == path).map(ParamId)
+        let index = self.list.iter().position(|p| p.path == path)?;
+        Some(ParamId { index, owner: self.owner })
     }
 
     /// Replaces a parameter's value.
     ///
     /// # Errors
-    /// Refuses another dtype, shape or layout.
+    /// Refuses another model's parameter, and another dtype, shape or layout.
     pub fn set(&mut self, id: ParamId, value: DTensor) -> Result<()> {
-        let old = &self.list[id.0].value;
+        self.expect_own("set", id)?;
+        let old = &self.list[id.index].value;
         if old.facts() != value.facts() {
             return Err(Error::invalid(
                 "set",
@@ -173,32 +281,70 @@ impl Params {
                 "redistribute it first",
             ));
         }
-        self.list[id.0].value = value.requires_grad()?;
+        self.list[id.index].value = value.requires_grad()?;
         Ok(())
     }
 
-    /// Gives parameters' values up to operators, each as its call's first operand before the others, so that kernels may
-    /// write in place. The calls are made in turn, up to the first that fails ([`DTensor::apply_owned_all`]); a first result is
-    /// the new value. Returns the other results of those that succeeded.
+    /// Makes an optimizer's updates, in place where buffers have no other owner.
     ///
-    /// The other parameters are then as before and their calls hold the operands that they held, except that a kernel which
-    /// fails halfway may have written to them.
-    pub(crate) fn update<O: Together>(
-        &mut self,
-        ids: &[ParamId],
-        calls: &mut [(O, DTensors)],
-    ) -> (Vec<DTensors>, Result<()>) {
-        for (id, (_, ins)) in ids.iter().zip(calls.iter_mut()) {
-            ins.insert(0, self.list[id.0].value.take_value());
-        }
-        let (mut outs, mut result) = DTensor::apply_owned_all(calls);
-        for (k, (id, (_, ins))) in ids.iter().zip(calls).enumerate() {
-            match outs.get_mut(k) {
-                Some(outs) => result = self.set(*id, outs.remove(0)).and(result),
-                None => self.list[id.0].value.put_back(ins.remove(0)),
+    /// Parameters' values are given up to the operators, each as its call's first operand, before [`Update::operands`]; a
+    /// first result is the new value, and the others become [`Update::results`]. On a CUDA device all updates take as few
+    /// launches as the operator needs ([`Batched`]). Communicates what the operators' operands have to move: nothing, if
+    /// all of a parameter lies as it does.
+    ///
+    /// `examples/07_own_optimizer.rs` is an optimizer written with it.
+    ///
+    /// # Errors
+    /// Refuses, before anything has changed, another model's parameter, one that is named twice, and what the operators
+    /// refuse; also an operator whose first result is not of the parameter's dtype, shape and layout. After a fault, of
+    /// communication or of a device, the updates before it are made and have results; the others hold the operands that they
+    /// held, except that a kernel which fails halfway may have written to them.
+    pub fn update<O: Batched>(&mut self, updates: &mut [Update<O>]) -> Result<()> {
+        self.check_plan()?;
+        let mut named = vec![false; self.list.len()];
+        for id in updates.iter().map(|u| u.param) {
+            self.expect_own("update", id)?;
+            if std::mem::replace(&mut named[id.index], true) {
+                let given = self.path(id).to_string();
+                return Err(Error::invalid("update", "a parameter is named twice", given, ""));
             }
         }
-        (outs, result)
+        let facts: Vec<Rc<Facts>> = updates.iter().map(|u| self.value(u.param).facts().clone()).collect();
+        let accept = |k: usize, outs: &[Rc<Facts>]| {
+            let (update, first): (&Rc<Facts>, _) = (&facts[k], outs.first());
+            if first == Some(update) {
+                return Ok(());
+            }
+            let rule = "the first result is the parameter's new value, of its dtype, shape and layout";
+            let given = first.map_or_else(|| "no result".to_string(), |first| first.spec().to_string());
+            Err(Error::invalid("update", rule, format!("{given} for {}", update.spec()), ""))
+        };
+        for update in updates.iter_mut() {
+            update.operands.insert(0, self.list[update.param.index].value.take_value());
+        }
+        let mut calls: Vec<_> = updates.iter_mut().map(|u| (&u.op, &mut u.operands)).collect();
+        let (outs, mut result) = DTensor::apply_owned_if(&mut calls, accept);
+        let mut outs = outs.into_iter();
+        for update in updates {
+            match outs.next() {
+                Some(mut outs) => {
+                    result = self.set(update.param, outs.remove(0)).and(result);
+                    update.results = Some(outs);
+                }
+                None => self.list[update.param.index].value.put_back(update.operands.remove(0)),
+            }
+        }
+        result
+    }
+
+    /// Zeros of a parameter's dtype and shape that lie as it does: what an optimizer keeps of it begins so.
+    ///
+    /// # Errors
+    /// Refuses another model's parameter; a device without room.
+    pub fn zeros_like(&self, id: ParamId) -> Result<DTensor> {
+        self.expect_own("zeros_like", id)?;
+        let value = self.value(id);
+        DTensor::zeros(&self.mesh, value.dtype(), value.shape(), value.layout().clone())
     }
 
     /// A hash (FNV-1a, 64 bits) over all parameters' global values in the order of their paths: equal training gives
@@ -219,17 +365,17 @@ impl Params {
     }
 
     pub(super) fn used_layout(&self, id: ParamId) -> &Layout {
-        &self.list[id.0].used
+        &self.at(id).used
     }
 
     /// True where a parameter is used as it lies at rest.
     pub(super) fn is_used_as_stored(&self, id: ParamId) -> bool {
-        let Param { value, used, .. } = &self.list[id.0];
+        let Param { value, used, .. } = self.at(id);
         value.layout() == used && value.dtype() == self.compute
     }
 
     pub(super) fn unit_of(&self, id: ParamId) -> usize {
-        self.list[id.0].unit
+        self.at(id).unit
     }
 
     pub(super) fn units(&self) -> &[Unit] {
@@ -251,7 +397,7 @@ impl Params {
         let value = rest
             .and_then(|rest| DTensor::init(&self.mesh, self.dtype, shape, rest, init, &mut self.generator));
         let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
-        let id = ParamId(self.list.len());
+        let id = ParamId { index: self.list.len(), owner: self.owner };
         let unit = self.unit_for(&path, id);
         self.list.push(Param { path, value, used, unit });
         Ok(id)
@@ -297,6 +443,20 @@ impl Scope<'_> {
     /// Refuses a path that is taken, a plan that cannot split this shape, and ranks that have different seeds.
     pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Result<ParamId> {
         self.params.declare(self.join(&name), shape.into(), init)
+    }
+
+    /// Declares a place at which a plan may change how activations lie, and gives its path, for
+    /// [`Forward::site`](super::Forward::site).
+    pub fn site(&mut self, name: &str) -> String {
+        let path = self.join(&name);
+        self.params.sites.insert(path.clone());
+        path
+    }
+
+    /// Declares this scope's own path as a [site](Scope::site): that of the module's result.
+    pub fn site_here(&mut self) -> String {
+        self.params.sites.insert(self.path.clone());
+        self.path.clone()
     }
 
     fn join(&self, name: &dyn fmt::Display) -> String {

@@ -7,7 +7,8 @@ use crate::tensor::{DType, Shape};
 /// How a model lies on a mesh.
 ///
 /// A pattern is a path whose parts may be `*`, which stands for any one part: `h.*.attn.qkv.weight`. The last rule
-/// that matches a path on an axis holds.
+/// that matches a path on an axis holds. A pattern that matches nothing of the model is refused at the first forward pass,
+/// by [`Params::check_plan`](super::Params::check_plan).
 ///
 /// ```
 /// use isoshard::{nn::Plan, placement::Placement};
@@ -39,6 +40,8 @@ struct Rule {
     placement: Placement,
     /// The dim consists of so many blocks, none of which may be cut.
     blocks: Option<usize>,
+    /// Written for several models, of which none has all that the rules of its kind match.
+    shared: bool,
 }
 
 impl Plan {
@@ -60,13 +63,20 @@ impl Plan {
 
     fn rule(mut self, pattern: &str, axis: &str, dim: usize, blocks: Option<usize>) -> Plan {
         let placement = Placement::Shard(dim);
-        self.params.push(Rule { pattern: pattern.into(), axis: axis.into(), placement, blocks });
+        self.params.push(Rule {
+            pattern: pattern.into(),
+            axis: axis.into(),
+            placement,
+            blocks,
+            shared: false,
+        });
         self
     }
 
-    /// At matching sites of the model, activations take `placement` on `axis`.
+    /// At matching sites of the model ([`Scope::site`](super::Scope::site)), activations take `placement` on `axis`.
     pub fn site(mut self, pattern: &str, axis: &str, placement: Placement) -> Plan {
-        self.sites.push(Rule { pattern: pattern.into(), axis: axis.into(), placement, blocks: None });
+        let (pattern, axis) = (pattern.into(), axis.into());
+        self.sites.push(Rule { pattern, axis, placement, blocks: None, shared: false });
         self
     }
 
@@ -105,7 +115,15 @@ impl Plan {
         Ok(plan)
     }
 
-    fn tensor_parallel(self, Parallel { heads, sequence }: Parallel) -> Plan {
+    /// Some of its rules match one of this crate's transformers alone.
+    fn tensor_parallel(mut self, Parallel { heads, sequence }: Parallel) -> Plan {
+        let own = (self.params.len(), self.sites.len());
+        self = self.tensor_parallel_rules(heads, sequence);
+        self.params[own.0..].iter_mut().chain(&mut self.sites[own.1..]).for_each(|rule| rule.shared = true);
+        self
+    }
+
+    fn tensor_parallel_rules(self, heads: usize, sequence: bool) -> Plan {
         let between = if sequence { Placement::Shard(1) } else { Placement::Replicate };
         self.shard("wte.weight", "tp", 0)
             .shard_blocks("h.*.attn.qkv.weight", "tp", 0, heads)
@@ -184,6 +202,13 @@ impl Plan {
         }
     }
 
+    /// Refuses, by name, a rule that matches none of a model's parameters, or none of its sites. Of the rules that are written
+    /// for several models one has to match.
+    pub(super) fn expect_matches(&self, paths: &[&str], sites: &[&str]) -> Result<()> {
+        expect_matches(&self.params, paths, "parameter")?;
+        expect_matches(&self.sites, sites, "site")
+    }
+
     /// Refuses axes that the mesh lacks.
     pub(super) fn check(&self, mesh: &Mesh) -> Result<()> {
         for rule in self.params.iter().chain(&self.sites) {
@@ -214,6 +239,63 @@ impl Rule {
     }
 }
 
+fn expect_matches(rules: &[Rule], paths: &[&str], kind: &str) -> Result<()> {
+    let matched = |rule: &Rule| paths.iter().any(|path| matches(&rule.pattern, path));
+    if let Some(rule) = rules.iter().find(|rule| !rule.shared && !matched(rule)) {
+        let given = format!("{:?} among {} {kind}(s)", rule.pattern, paths.len());
+        let remedy = match nearest(&rule.pattern, paths) {
+            near if near.is_empty() => format!("the model declares no {kind}"),
+            near => format!("the nearest are {}", near.join(", ")),
+        };
+        return Err(Error::invalid("plan", format!("a pattern matches no {kind}"), given, remedy));
+    }
+    let mut shared = rules.iter().filter(|rule| rule.shared).peekable();
+    let Some(first) = shared.peek() else { return Ok(()) };
+    let given = format!("{:?} and others among {} {kind}(s)", first.pattern, paths.len());
+    if shared.any(matched) {
+        return Ok(());
+    }
+    let rule = format!("no pattern of a transformer's plan matches a {kind}");
+    Err(Error::invalid("plan", rule, given, "pass a plan of the model's own"))
+}
+
+/// The paths that take the fewest edits to match `pattern`, up to three, the nearest first. A part that the pattern leaves open
+/// stays so: `h.0.up` and `h.1.up` are one.
+pub(super) fn nearest(pattern: &str, paths: &[&str]) -> Vec<String> {
+    let parts: Vec<&str> = pattern.split('.').collect();
+    let open = |path: &&str| {
+        let of_path: Vec<&str> = path.split('.').collect();
+        if of_path.len() != parts.len() {
+            return path.to_string();
+        }
+        let pairs = parts.iter().zip(of_path);
+        pairs.map(|(&part, own)| if part == "*" { part } else { own }).collect::<Vec<_>>().join(".")
+    };
+    let mut near: Vec<(usize, String)> = Vec::new();
+    for path in paths.iter().map(open) {
+        if near.iter().all(|(_, known)| *known != path) {
+            near.push((edits(pattern, &path), path));
+        }
+    }
+    near.sort_by_key(|(edits, _)| *edits);
+    near.into_iter().take(3).map(|(_, path)| path).collect()
+}
+
+/// The fewest letters to put in, leave out or replace (Levenshtein 1966).
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, &y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
 /// Path patterns: part by part, where `*` stands for any one part.
 fn matches(pattern: &str, path: &str) -> bool {
     let (mut p, mut q) = (pattern.split('.'), path.split('.'));
@@ -236,6 +318,18 @@ mod tests {
         assert!(matches("h.*.attn.qkv.weight", "h.11.attn.qkv.weight"));
         assert!(!matches("h.*.attn", "h.1.attn.qkv"));
         assert!(!matches("h.*", "h"));
+    }
+
+    #[test]
+    fn the_nearest_names() {
+        assert_eq!(
+            [("", ""), ("ab", ""), ("kitten", "sitting"), ("ab", "ba")].map(|(a, b)| edits(a, b)),
+            [0, 2, 3, 2]
+        );
+        let paths = ["wte.weight", "h.0.up.weight", "h.0.up.bias", "h.1.up.weight", "h.1.up.bias", "norm"];
+        assert_eq!(nearest("h.*.up.wieght", &paths), ["h.*.up.weight", "h.*.up.bias", "wte.weight"]);
+        assert_eq!(nearest("h.up.weight", &paths)[..2], ["h.0.up.weight", "h.1.up.weight"]);
+        assert!(nearest("h", &[]).is_empty());
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, list};
+use super::{
+    Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, Work, list,
+};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -58,6 +60,10 @@ impl Op for Cat {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         self.eval(ins, at)
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::moves(ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::tensor::cuda;
 pub fn catalog() -> Vec<Sample> {
     let files: &[fn() -> Vec<Sample>] = &[
         super::step::adamw::samples,
-        super::argmax::samples,
+        super::reduce::argmax::samples,
         super::attention::samples,
         super::attention::grad::samples,
         super::random::bernoulli::samples,
@@ -26,8 +26,8 @@ pub fn catalog() -> Vec<Sample> {
         super::softmax::log_softmax::samples,
         super::softmax::log_softmax_grad::samples,
         super::matmul::samples,
-        super::max::samples,
-        super::min::samples,
+        super::reduce::max::samples,
+        super::reduce::min::samples,
         super::random::multinomial::samples,
         super::pad::samples,
         super::permute::samples,
@@ -44,7 +44,7 @@ pub fn catalog() -> Vec<Sample> {
         super::softmax::samples,
         super::softmax::grad::samples,
         super::split::samples,
-        super::sum::samples,
+        super::reduce::sum::samples,
         super::softmax::sum_exp::samples,
     ];
     files.iter().flat_map(|samples| samples()).collect()

@@ -3,7 +3,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Algebra, Axis, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, arity,
+    Algebra, Axis, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, Work,
+    arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Shape, Tensor};
@@ -63,6 +64,10 @@ impl Op for Expand {
 
     fn is_view(&self) -> bool {
         true
+    }
+
+    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
+        Work::view()
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -4,7 +4,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Signature, Tensors, Vjp, Windows, list};
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Signature, Tensors, Vjp, Windows, Work, list};
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Shape, Tensor, cpu, cuda};
 
@@ -95,6 +95,11 @@ impl Op for Matmul {
         Ok(smallvec![product(&self.signature, &ins[0], &ins[1], &|a, b, tree| {
             cuda::gemm(self.name(), a, b, tree, at.exact)
         })?])
+    }
+
+    /// A product and an addition for every combination of the letters' indices: `2mnk`.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::new(self.signature.points(ins).saturating_mul(2), ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

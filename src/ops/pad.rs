@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, arity};
+use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, Work, arity};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -53,6 +53,10 @@ impl Op for Pad {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         self.eval(ins, at)
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::moves(ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

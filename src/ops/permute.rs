@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::{Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use super::{Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity};
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 
@@ -65,6 +65,10 @@ impl Op for Permute {
 
     fn is_view(&self) -> bool {
         true
+    }
+
+    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
+        Work::view()
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -1,28 +1,20 @@
 //! The record that every operator fills.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
-use super::{Axis, Row, Statistic, Vjp};
+use super::meta::list;
+use super::{Axis, Meta, Metas, Row, Statistic, Vjp, Work};
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
-/// What every rank knows of an operand: its dtype and global shape.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Meta {
-    /// The element type.
-    pub dtype: DType,
-    /// The global extents.
-    pub shape: Shape,
-}
-
-/// A few [`Meta`]s, one an operand or a result.
-pub type Metas = SmallVec<[Meta; 3]>;
 /// A few tensors, one an operand or a result.
 pub type Tensors = SmallVec<[Tensor; 3]>;
 
@@ -63,6 +55,10 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     /// of a value gives the error.
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
 
+    /// The work of a call on operands that have passed [`Op::infer`], with the results that it gives: operations and bytes, as a
+    /// formula of shapes. A row that cuts operands and results divides it among the ranks.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work;
+
     /// The derivative, as an expression over other operators; see [`Vjp`].
     ///
     /// # Errors
@@ -91,20 +87,22 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     fn statistics(&self, _ins: &[Meta]) -> Vec<Statistic> {
         Vec::new()
     }
-
-    /// True where [`Free`] attributes enter the derivative, which is then built anew for each call.
-    fn has_free(&self) -> bool {
-        false
-    }
 }
 
-/// An operator of which a CUDA device computes many calls in one launch: an optimizer's step on many parameters.
-pub(crate) trait Together: Op + Sized {
-    /// [`Op::cuda`] of every call, an operator and its operands, which lie on one device.
+/// An operator that a CUDA device can compute for many calls in one launch: an optimizer's step on many parameters.
+///
+/// [`nn::Params::update`](crate::nn::Params::update) and [`DTensor::apply_owned_batch`](crate::dtensor::DTensor::apply_owned_batch)
+/// take such operators. On the CPU every call is made by itself.
+pub trait Batched: Op + Sized {
+    /// [`Op::cuda`] of every call, an operator and its operands, which lie on one device. Gives each call's results, in order.
+    ///
+    /// An operator without kernels of its own leaves it as it is: then every call is made by itself.
     ///
     /// # Errors
     /// As [`Op::cuda`]; no call has results then.
-    fn cuda_all(calls: &mut [(&Self, &mut [Tensor])]) -> Result<Vec<Tensors>>;
+    fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], at: &[&Windows]) -> Result<Vec<Tensors>> {
+        calls.iter_mut().zip(at).map(|((op, ins), at)| op.cuda(ins, at)).collect()
+    }
 }
 
 /// Comparing, hashing and copying operators behind `dyn Op`; implemented for every `Clone + Eq + Hash` operator.
@@ -138,13 +136,31 @@ impl<T: Op + Clone + Eq + Hash> Key for T {
     }
 }
 
-/// An attribute that may differ from call to call without changing the plan (a draw number, a learning rate): it is
-/// left out of comparison and hash. An operator that has one says so in [`Op::has_free`].
+/// An attribute that may differ from call to call without changing the plan (a draw number, a learning rate): any two are
+/// equal and have one hash.
+///
+/// Calls that differ in such an attribute alone share a plan but no derivative: an operator that has one writes its
+/// derivative anew for each call. It need not say so: the attribute is noticed when the operator is compared with itself and
+/// hashed. An attribute that an operator leaves out of its comparison must therefore be a `Free`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Free<T>(pub T);
 
+thread_local! {
+    /// True if this thread has compared or hashed a [`Free`] since the flag was cleared.
+    static MET_FREE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True if `op` has a [`Free`] attribute.
+pub(crate) fn has_free(op: &dyn Op) -> bool {
+    MET_FREE.set(false);
+    op.key_hash(&mut FxHasher::default());
+    op.key_eq(op);
+    MET_FREE.get()
+}
+
 impl<T> PartialEq for Free<T> {
     fn eq(&self, _: &Self) -> bool {
+        MET_FREE.set(true);
         true
     }
 }
@@ -152,7 +168,9 @@ impl<T> PartialEq for Free<T> {
 impl<T> Eq for Free<T> {}
 
 impl<T> Hash for Free<T> {
-    fn hash<H: Hasher>(&self, _: &mut H) {}
+    fn hash<H: Hasher>(&self, _: &mut H) {
+        MET_FREE.set(true);
+    }
 }
 
 /// A floating attribute that is compared and hashed by its bits.
@@ -229,41 +247,6 @@ impl Windows {
         let whole = |m: &Meta| Window::whole(&m.shape);
         Windows { ins: ins.iter().map(whole).collect(), outs: outs.iter().map(whole).collect(), exact: true }
     }
-}
-
-impl Meta {
-    /// A dtype and a shape.
-    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Meta {
-        Meta { dtype, shape: shape.into() }
-    }
-
-    /// The facts of a whole tensor.
-    pub fn of(t: &Tensor) -> Meta {
-        Meta { dtype: t.dtype(), shape: t.shape().clone() }
-    }
-
-    /// The number of bytes of the whole.
-    pub fn len_bytes(&self) -> usize {
-        self.shape.numel() * self.dtype.size_bytes()
-    }
-}
-
-/// The notation: `f32[64, 128]`.
-impl fmt::Display for Meta {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.dtype, self.shape)
-    }
-}
-
-impl fmt::Debug for Meta {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// Several operands in the notation, for errors.
-pub(crate) fn list(ins: &[Meta]) -> String {
-    ins.iter().map(Meta::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Refuses another number of operands than `N`.

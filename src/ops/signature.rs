@@ -109,6 +109,19 @@ impl Signature {
             .collect())
     }
 
+    /// The number of combinations of all letters' indices: as many products of elements are added up. Operands fit.
+    pub(super) fn points(&self, ins: &[Meta]) -> u64 {
+        let mut seen = Letters::new();
+        let mut points = 1u64;
+        for (&n, &l) in ins.iter().zip(&self.ins).flat_map(|(m, letters)| m.shape.iter().zip(letters)) {
+            if !seen.contains(&l) {
+                seen.push(l);
+                points = points.saturating_mul(n as u64);
+            }
+        }
+        points
+    }
+
     /// One row a letter (sharded wherever it stands; summed letters leave a partial sum), and the partial rows of a
     /// product, which is linear in each operand.
     pub fn rows(&self) -> Vec<Row> {

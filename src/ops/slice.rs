@@ -2,7 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{Algebra, Axis, Input, Meta, Metas, Op, Pad, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use super::{
+    Algebra, Axis, Input, Meta, Metas, Op, Pad, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -55,6 +57,10 @@ impl Op for Slice {
 
     fn is_view(&self) -> bool {
         true
+    }
+
+    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
+        Work::view()
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

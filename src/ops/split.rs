@@ -1,7 +1,7 @@
 //! `split`: pieces of given lengths along a dim. Views where the dim is whole.
 
 use super::{
-    Algebra, Axis, Cat, Input, Meta, Metas, Op, Ref, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+    Algebra, Axis, Cat, Input, Meta, Metas, Op, Ref, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
@@ -61,6 +61,10 @@ impl Op for Split {
 
     fn is_view(&self) -> bool {
         true
+    }
+
+    fn work(&self, _: &[Meta], _: &[Meta]) -> Work {
+        Work::view()
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

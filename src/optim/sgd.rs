@@ -1,10 +1,8 @@
 //! Stochastic gradient descent.
 
-use smallvec::smallvec;
-
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
-use crate::nn::Params;
+use crate::nn::{ParamId, Params, Update};
 use crate::ops::{self, Bits, Free};
 
 /// Stochastic gradient descent with momentum (Sutskever et al. 2013), optionally Nesterov's.
@@ -26,8 +24,9 @@ impl Sgd {
     /// Communicates nothing where `scale` is replicated.
     ///
     /// # Errors
-    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype; a fault of communication. The parameter at which
-    /// it fails and all later ones stay as they were.
+    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype: nothing has changed then, neither parameters and
+    /// buffers nor `grads`. After a fault of communication the parameter at which it failed and all later ones are as they
+    /// were.
     pub fn step(
         &mut self,
         params: &mut Params,
@@ -42,26 +41,29 @@ impl Sgd {
             nesterov: self.nesterov,
             lr: Free(lr),
         };
-        let (mut ids, mut calls, mut ready) = (Vec::new(), Vec::new(), Ok(()));
-        for id in params.ids() {
-            let value = params.value(id);
-            let Some(grad) = grads.take(value) else { continue };
-            let zeros = || DTensor::zeros(value.mesh(), value.dtype(), value.shape(), value.layout().clone());
-            match self.buffers[id.index()].take().map_or_else(zeros, Ok) {
-                Ok(buffer) => calls.push((op.clone(), smallvec![grad, buffer, scale.clone()])),
-                Err(e) => {
-                    ready = Err(e);
-                    break;
-                }
+        let ids: Vec<ParamId> = params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
+        for &id in &ids {
+            if self.buffers[id.index()].is_none() {
+                self.buffers[id.index()] = Some(params.zeros_like(id)?);
             }
-            ids.push(id);
         }
-        let (outs, result) = params.update(&ids, &mut calls);
-        // Where a step failed the buffer is where it was.
-        let stayed = calls.iter().skip(outs.len()).map(|(_, operands)| &operands[1]);
-        for (id, buffer) in ids.iter().zip(outs.iter().map(|outs| &outs[0]).chain(stayed)) {
-            self.buffers[id.index()] = Some(buffer.clone());
+        let mut update = |id: ParamId| {
+            let grad = grads.take(params.value(id)).expect("found above");
+            let buffer = self.buffers[id.index()].take().expect("made above");
+            Update::new(id, op.clone(), [grad, buffer, scale.clone()])
+        };
+        let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
+        let result = params.update(&mut updates);
+        for Update { param, mut operands, results, .. } in updates {
+            self.buffers[param.index()] = match results {
+                Some(mut outs) => Some(outs.remove(0)),
+                // Where no step was made everything is as it was.
+                None => {
+                    grads.put(params.value(param), operands.remove(0))?;
+                    Some(operands.remove(0))
+                }
+            };
         }
-        result.and(ready)
+        result
     }
 }

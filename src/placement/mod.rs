@@ -41,6 +41,7 @@ mod grid;
 mod layout;
 mod mesh;
 mod notation;
+mod piece;
 mod region;
 mod runs;
 pub mod short;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Layout, Mesh, Placement, Region, Terms, chunk};
+use super::piece::Piece;
+use super::{Layout, Mesh, Placement, Region, Terms};
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Dims, Shape};
+use crate::tensor::{DType, Shape};
 
 /// What all ranks know of a tensor. Written `f32[64, 128]@(dp:S0, tp:R)`.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -116,11 +117,7 @@ impl Spec {
 
     /// The shape of the local tensor of the rank at `coords`.
     pub fn local_shape_at(&self, coords: &[usize]) -> Shape {
-        let Piece { len, flat, .. } = self.piece_at(coords);
-        match flat {
-            None => Shape::from(len),
-            Some((dims, lo, hi)) => std::iter::once(hi - lo).chain(len[dims..].iter().copied()).collect(),
-        }
+        Piece::at(&self.mesh, &self.layout, &self.shape, coords).shape()
     }
 
     /// What this rank holds; `Partial` counts as holding every index.
@@ -130,43 +127,7 @@ impl Spec {
 
     /// What the rank at `coords` holds.
     pub fn region_at(&self, coords: &[usize]) -> Region {
-        let Piece { start, len, flat } = self.piece_at(coords);
-        match flat {
-            None => Region::of_box(start, Shape::from(len)),
-            Some((dims, lo, hi)) => Region::of_range(&start, &len, dims, lo, hi),
-        }
-    }
-
-    fn piece_at(&self, coords: &[usize]) -> Piece {
-        debug_assert_eq!(coords.len(), self.mesh.ndim(), "one coordinate an axis");
-        let mut start = Dims::from_elem(0, self.shape.len());
-        let mut len = Dims::from_slice(&self.shape);
-        let mut ragged = None;
-        for &a in self.layout.order() {
-            match self.layout.axis(a) {
-                Placement::Shard(dim) => {
-                    let part = chunk(len[*dim], self.mesh.axis_len(a), coords[a]);
-                    start[*dim] += part.start;
-                    len[*dim] = part.len();
-                }
-                Placement::RaggedShard { dims, units } => ragged = Some((a, dims, units)),
-                Placement::Replicate | Placement::Partial(_) => {}
-            }
-        }
-        // No axis splits the prefix inside the ragged one, so it comes last whatever the order of the others.
-        let mut flat = None;
-        if let Some((a, dims, units)) = ragged {
-            let block = len[..*dims].iter().product::<usize>() / units.iter().sum::<usize>();
-            let lo = block * units[..coords[a]].iter().sum::<usize>();
-            let hi = lo + block * units[coords[a]];
-            if *dims == 1 {
-                start[0] += lo;
-                len[0] = hi - lo;
-            } else {
-                flat = Some((*dims, lo, hi));
-            }
-        }
-        Piece { start, len, flat }
+        Piece::at(&self.mesh, &self.layout, &self.shape, coords).region()
     }
 
     fn refuse<T>(&self, verb: &str, rule: impl Into<String>, remedy: impl Into<String>) -> Result<T> {
@@ -233,13 +194,6 @@ impl Spec {
         }
         numels
     }
-}
-
-/// A box of indices; of the range `lo..hi` of its first dims flattened, given `Some((dims, lo, hi))`.
-struct Piece {
-    start: Dims,
-    len: Dims,
-    flat: Option<(usize, usize, usize)>,
 }
 
 fn distinct(values: impl Iterator<Item = usize>) -> SmallVec<[usize; 4]> {

@@ -11,8 +11,9 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{Block, Layout, Mesh, Spec};
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
+use super::piece::Piece;
+use super::{Block, Layout, Mesh, Region};
+use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
 
 /// The terms of a sum in parts, and who has added up which.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -107,9 +108,8 @@ impl Terms {
         if self.is_flattened() {
             return self.forest_of_blocks(mesh, coords);
         }
-        let spec = self.spec(mesh);
         let dims = 0..self.extents.len();
-        let held: SmallVec<[Ranges; 4]> = dims.map(|d| self.held(&spec, coords, d)).collect();
+        let held: SmallVec<[Ranges; 4]> = dims.map(|d| self.held(mesh, coords, d)).collect();
         if held.iter().any(|h| h.is_empty()) {
             return Some(Vec::new());
         }
@@ -142,11 +142,10 @@ impl Terms {
         if self.extents.contains(&0) {
             return Some(0);
         }
-        let spec = self.spec(mesh);
         let held = |d: usize| {
             let axes: Vec<usize> =
                 open.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
-            let all = self.positions(mesh, &axes).into_iter().map(|c| self.held(&spec, &c, d));
+            let all = self.positions(mesh, &axes).into_iter().map(|c| self.held(mesh, &c, d));
             all.filter(|held| !held.is_empty()).collect::<Vec<Ranges>>()
         };
         let mut dims = (0..self.extents.len()).map(|d| (d, held(d))).rev();
@@ -179,7 +178,7 @@ impl Terms {
             let nodes = self.forest(mesh, at).expect("fits");
             nodes_len.push(nodes.len());
             for (node, n) in nodes.into_iter().enumerate() {
-                held.insert(n, FoldStep::Push { member, node });
+                held.insert(n, FoldStep::Push { operand: member, node });
             }
         }
         let mut done = self.clone();
@@ -214,21 +213,20 @@ impl Terms {
         (d + 1 == self.extents.len()).then_some(self.leaf)
     }
 
-    /// The terms as a tensor: of bytes, since only indices count here.
-    fn spec(&self, mesh: &Mesh) -> Spec {
-        let (mesh, layout) = (mesh.clone(), self.layout.clone());
-        Spec { mesh, dtype: DType::U8, shape: self.extents.clone(), layout, terms: None }
+    /// The indices that the rank at `coords` has by its cut alone.
+    fn region_at(&self, mesh: &Mesh, coords: &[usize]) -> Region {
+        Piece::at(mesh, &self.layout, &self.extents, coords).region()
     }
 
     /// The indices of dim `d` that the rank at `coords` and the ranks along `done` have.
-    fn held(&self, spec: &Spec, coords: &[usize], d: usize) -> Ranges {
+    fn held(&self, mesh: &Mesh, coords: &[usize], d: usize) -> Ranges {
         let done: SmallVec<[usize; 2]> =
             self.done.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
         let mut at = Dims::from_slice(coords);
         let mut ranges = Ranges::new();
-        for place in self.positions(&spec.mesh, &done) {
+        for place in self.positions(mesh, &done) {
             done.iter().for_each(|&a| at[a] = place[a]);
-            let region = spec.region_at(&at);
+            let region = self.region_at(mesh, &at);
             let (start, len) = (region.start(d), region.extent(d));
             let (start, len) = start.zip(len).expect("no dims are flattened");
             if len > 0 {
@@ -256,12 +254,11 @@ impl Terms {
 
     /// The boxes of terms that the rank at `coords` has added up: its own, and those of the ranks along `done`.
     fn blocks(&self, mesh: &Mesh, coords: &[usize]) -> Vec<Block> {
-        let spec = self.spec(mesh);
         let mut at = Dims::from_slice(coords);
         let mut blocks = Vec::new();
         for place in self.positions(mesh, &self.done) {
             self.done.iter().for_each(|&a| at[a] = place[a]);
-            blocks.extend(spec.region_at(&at).boxes);
+            blocks.extend(self.region_at(mesh, &at).boxes);
         }
         blocks
     }
@@ -333,8 +330,10 @@ fn largest(node: Node, blocks: &[&Block], leaf: Leaf, out: &mut Vec<Node>) -> bo
 
 #[cfg(test)]
 mod tests {
+    use super::super::Spec;
     use super::super::short::*;
     use super::*;
+    use crate::tensor::DType;
 
     fn forests(
         extents: &[usize],
@@ -397,7 +396,7 @@ mod tests {
                 for (layout, leaf) in layouts.iter().flat_map(|l| [(l, Leaf::Pairs), (l, Leaf::Chain)]) {
                     for done in [&[][..], &[0], &[1], &[2], &[0, 2], &[1, 2]] {
                         let mut terms = Terms::new(extents.into(), leaf, layout.clone());
-                        if terms.spec(&mesh).validate("terms").is_err() {
+                        if Spec::new(&mesh, DType::U8, terms.extents.clone(), terms.layout.clone()).is_err() {
                             continue;
                         }
                         terms.done =
@@ -479,7 +478,7 @@ mod tests {
                             let mut stack: Vec<String> = vec![];
                             for step in terms.order(&mesh, &coords(r), &members, &axes).steps() {
                                 match *step {
-                                    FoldStep::Push { member, node } => {
+                                    FoldStep::Push { operand: member, node } => {
                                         stack.push(held[mesh.position_of(&members[member])][node].clone())
                                     }
                                     FoldStep::Empty => stack.push("0".into()),

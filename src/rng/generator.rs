@@ -7,13 +7,13 @@ use rand_chacha::ChaCha12Rng;
 use rand_core::SeedableRng;
 use smallvec::SmallVec;
 
-use super::{Draw, Stream, philox};
+use super::{Draw, philox};
 use crate::error::{Error, Result};
 
 /// Names the algorithm in a state's text, so that a state of another one is refused.
 const ALGORITHM: &str = "philox4x32-10";
-/// Meshes that a generator remembers: programs use one or two at a time.
-const MESHES: usize = 4;
+/// Comparisons that a generator remembers: programs make one or two.
+const COMPARISONS: usize = 4;
 
 /// Hands out draws, one for each random operator, in the program's order.
 ///
@@ -30,8 +30,9 @@ const MESHES: usize = 4;
 pub struct Generator {
     seed: u64,
     draws: u64,
-    /// The meshes whose ranks were found to have the same generator.
-    agreed: SmallVec<[u64; MESHES]>,
+    /// The comparisons with other copies in which this generator was found to be the same, by numbers that those who
+    /// compare give.
+    compared: SmallVec<[u64; COMPARISONS]>,
 }
 
 /// All there is to a [`Generator`], to be saved and restored.
@@ -66,7 +67,7 @@ impl Generator {
 
     /// The generator that was in this state.
     pub fn from_state(state: GeneratorState) -> Generator {
-        Generator { seed: state.seed, draws: state.draws, agreed: SmallVec::new() }
+        Generator { seed: state.seed, draws: state.draws, compared: SmallVec::new() }
     }
 
     /// The state, from which [`Generator::from_state`] goes on.
@@ -84,19 +85,6 @@ impl Generator {
         let number = self.draws;
         self.draws = number.wrapping_add(1);
         Draw { seed: self.seed, number }
-    }
-
-    /// The next draw as a `rand_core` generator, for other crates' distributions on the host. Equal on every rank.
-    ///
-    /// ```
-    /// use isoshard::rng::Generator;
-    /// use rand_distr::{Distribution, Zipf};
-    /// let mut stream = Generator::new(3).child("lengths").next_stream();
-    /// let length: f64 = Zipf::new(1024.0, 1.1).expect("sound").sample(&mut stream);
-    /// assert!((1.0..=1024.0).contains(&length));
-    /// ```
-    pub fn next_stream(&mut self) -> Stream {
-        Stream::new(self.next_draw())
     }
 
     /// The seed.
@@ -145,17 +133,17 @@ impl Generator {
         ChaCha12Rng::from_seed(key)
     }
 
-    /// True where the ranks of this mesh are known to have had the same generator.
-    pub(crate) fn agreed_on(&self, mesh: u64) -> bool {
-        self.agreed.contains(&mesh)
+    /// True if the comparison of this number is known to have found the same generator everywhere.
+    pub(crate) fn is_compared(&self, comparison: u64) -> bool {
+        self.compared.contains(&comparison)
     }
 
-    /// Remembers that the ranks of this mesh have the same generator.
-    pub(crate) fn agree_on(&mut self, mesh: u64) {
-        if self.agreed.len() == MESHES {
-            self.agreed.remove(0);
+    /// Remembers that the comparison of this number found the same generator everywhere.
+    pub(crate) fn remember_compared(&mut self, comparison: u64) {
+        if self.compared.len() == COMPARISONS {
+            self.compared.remove(0);
         }
-        self.agreed.push(mesh);
+        self.compared.push(comparison);
     }
 
     /// The block at a place of its own for each name: counter FNV-1a(name), `place`, all ones.
@@ -271,13 +259,13 @@ mod tests {
     #[test]
     fn what_was_compared_is_cloned_but_not_restored() {
         let mut g = Generator::new(1);
-        (10..10 + MESHES as u64).for_each(|mesh| g.agree_on(mesh));
-        assert!(g.agreed_on(10) && g.clone().agreed_on(13) && !g.agreed_on(9));
-        g.agree_on(20);
-        assert!(!g.agreed_on(10) && g.agreed_on(20), "the oldest is forgotten");
-        assert!(!g.child("a").agreed_on(20) && !Generator::from_state(g.state()).agreed_on(20));
+        (10..10 + COMPARISONS as u64).for_each(|number| g.remember_compared(number));
+        assert!(g.is_compared(10) && g.clone().is_compared(13) && !g.is_compared(9));
+        g.remember_compared(20);
+        assert!(!g.is_compared(10) && g.is_compared(20), "the oldest is forgotten");
+        assert!(!g.child("a").is_compared(20) && !Generator::from_state(g.state()).is_compared(20));
         g.restore(g.state());
-        assert!(!g.agreed_on(20));
+        assert!(!g.is_compared(20));
     }
 
     #[test]

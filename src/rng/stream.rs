@@ -67,6 +67,21 @@ impl Stream {
     }
 }
 
+impl Generator {
+    /// The next draw as a `rand_core` generator, for other crates' distributions on the host. Equal on every rank.
+    ///
+    /// ```
+    /// use isoshard::rng::Generator;
+    /// use rand_distr::{Distribution, Zipf};
+    /// let mut stream = Generator::new(3).child("lengths").next_stream();
+    /// let length: f64 = Zipf::new(1024.0, 1.1).expect("sound").sample(&mut stream);
+    /// assert!((1.0..=1024.0).contains(&length));
+    /// ```
+    pub fn next_stream(&mut self) -> Stream {
+        Stream::new(self.next_draw())
+    }
+}
+
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stream").field("draw", &self.draw).field("position", &self.position()).finish()

@@ -5,11 +5,11 @@ use super::Split;
 /// One step of a fold, on a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FoldStep {
-    /// Part `node` of member `member` comes on top.
+    /// Part `node` of operand `operand` comes on top.
     Push {
-        /// The member's index.
-        member: usize,
-        /// Which of the member's parts.
+        /// The operand's index.
+        operand: usize,
+        /// Which of the operand's parts.
         node: usize,
     },
     /// An empty sum comes on top: zeros.
@@ -18,7 +18,7 @@ pub enum FoldStep {
     Join,
 }
 
-/// Steps that fold the parts of all members; what is left on the stack, from the bottom, is the result.
+/// Steps that fold the parts of all operands; what is left on the stack, from the bottom, is the result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FoldOrder {
     nodes: Vec<usize>,
@@ -28,7 +28,7 @@ pub struct FoldOrder {
 }
 
 impl FoldOrder {
-    /// The order of these steps, where member m has `nodes[m]` parts.
+    /// The order of these steps, where operand m has `nodes[m]` parts.
     ///
     /// # Panics
     /// Where a step joins what is not there or names a part that nobody has.
@@ -36,8 +36,8 @@ impl FoldOrder {
         let (mut outs, mut depth) = (0usize, 0);
         for step in &steps {
             match step {
-                FoldStep::Push { member, node } => {
-                    assert!(*node < nodes[*member], "part {node} of member {member}");
+                FoldStep::Push { operand, node } => {
+                    assert!(*node < nodes[*operand], "part {node} of operand {operand}");
                     outs += 1;
                 }
                 FoldStep::Empty => outs += 1,
@@ -48,23 +48,23 @@ impl FoldOrder {
         FoldOrder { nodes, steps, outs, depth }
     }
 
-    /// One part each, folded by halving the range of members: `[a, b)` at `a + ceil((b - a) / 2)`.
-    pub fn halving(members: usize) -> FoldOrder {
+    /// One part each, folded by splitting the range of operands as every sum is split, [`Split::Halves`].
+    pub fn halving(operands: usize) -> FoldOrder {
         fn steps(from: usize, to: usize, out: &mut Vec<FoldStep>) {
             if to - from == 1 {
-                return out.push(FoldStep::Push { member: from, node: 0 });
+                return out.push(FoldStep::Push { operand: from, node: 0 });
             }
             let mid = Split::Halves.mid(from, to);
             steps(from, mid, out);
             steps(mid, to, out);
             out.push(FoldStep::Join);
         }
-        let mut all = Vec::with_capacity(2 * members);
-        steps(0, members, &mut all);
-        FoldOrder::new(vec![1; members], all)
+        let mut all = Vec::with_capacity(2 * operands);
+        steps(0, operands, &mut all);
+        FoldOrder::new(vec![1; operands], all)
     }
 
-    /// The number of parts of each member.
+    /// The number of parts of each operand.
     pub fn nodes(&self) -> &[usize] {
         &self.nodes
     }
@@ -91,17 +91,17 @@ mod tests {
 
     #[test]
     fn halving_is_left_heavy_and_needs_a_short_stack() {
-        let push = |member| FoldStep::Push { member, node: 0 };
+        let push = |operand| FoldStep::Push { operand, node: 0 };
         let three = FoldOrder::halving(3);
         assert_eq!(three.steps(), [push(0), push(1), FoldStep::Join, push(2), FoldStep::Join]);
         let many = FoldOrder::halving(64);
         assert_eq!((many.outs_len(), many.depth(), many.nodes().len()), (1, 7, 64));
-        assert_eq!(FoldOrder::new(vec![0, 2], vec![FoldStep::Push { member: 1, node: 1 }]).outs_len(), 1);
+        assert_eq!(FoldOrder::new(vec![0, 2], vec![FoldStep::Push { operand: 1, node: 1 }]).outs_len(), 1);
     }
 
     #[test]
     #[should_panic(expected = "two entries to join")]
     fn a_join_of_one_is_our_bug() {
-        let _ = FoldOrder::new(vec![1], vec![FoldStep::Push { member: 0, node: 0 }, FoldStep::Join]);
+        let _ = FoldOrder::new(vec![1], vec![FoldStep::Push { operand: 0, node: 0 }, FoldStep::Join]);
     }
 }

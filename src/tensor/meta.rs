@@ -1,7 +1,7 @@
 //! Tensors without elements: shape, strides and dtype over a buffer that is only counted.
 //!
 //! Whatever a program does to shapes and storage it does to these ([`Device::Meta`]): views share a buffer, a fresh tensor has
-//! a new one. Nothing is written, and reading an element is refused. What a rank would hold is counted for the thread that
+//! a new one. Nothing is written, and reading an element is refused. What a program would hold is counted for the thread that
 //! makes the tensors, whoever drops them.
 //!
 //! ```
@@ -15,10 +15,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-use super::storage::Buffer;
-use super::{DType, Device, Shape, Tensor};
-use crate::error::{Error, Result};
 
 /// What this thread's tensors without elements would take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +53,7 @@ pub(super) struct Absent {
 }
 
 impl Absent {
-    fn new(len_bytes: usize) -> Absent {
+    pub(super) fn new(len_bytes: usize) -> Absent {
         let meter = METER.with(Arc::clone);
         let live = meter.live.fetch_add(len_bytes, Ordering::Relaxed).wrapping_add(len_bytes);
         meter.peak.fetch_max(live, Ordering::Relaxed);
@@ -71,44 +67,10 @@ impl Drop for Absent {
     }
 }
 
-impl Tensor {
-    /// A tensor without elements.
-    ///
-    /// # Errors
-    /// Refuses more bytes than can be counted.
-    pub(crate) fn absent(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
-        let bytes = shape.checked_numel("meta")?.checked_mul(dtype.size_bytes());
-        let Some(bytes) = bytes.filter(|&n| n <= isize::MAX as usize) else {
-            return Err(Error::invalid(
-                "meta",
-                "the number of bytes overflows",
-                format!("{dtype}{shape}"),
-                "use smaller extents",
-            ));
-        };
-        Ok(Tensor::over(Buffer::absent(Absent::new(bytes), bytes), dtype, shape))
-    }
-
-    /// True where there are no elements.
-    pub(crate) fn is_meta(&self) -> bool {
-        self.device() == Device::Meta
-    }
-
-    /// Refuses to make elements of none.
-    pub(super) fn refuse_absent<T>(&self, verb: &str) -> Result<T> {
-        Err(Error::invalid(
-            verb,
-            "a tensor on meta has no elements",
-            self.to_string(),
-            "a dry run computes shapes alone: run with data to read values",
-        ))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::{DType, Device, Tensor};
 
     #[test]
     fn views_share_and_copies_do_not() {

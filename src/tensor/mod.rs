@@ -1,4 +1,4 @@
-//! One rank's dense tensor: shape, dtype, storage, CPU kernels. It has never heard of other ranks.
+//! Dense tensors: shape, dtype, storage, CPU kernels. Nothing here has heard of distribution.
 //!
 //! A [`Tensor`] is a view (shape, strides, offset) of a shared buffer; views never copy, and writing to a buffer
 //! that someone else still sees copies it first. Buffers come from a per-thread [pool](storage::pool_stats), so that
@@ -10,6 +10,7 @@ pub mod cpu;
 pub mod cuda;
 mod dense;
 mod device;
+mod devices;
 mod dtype;
 mod fold_order;
 mod interop;

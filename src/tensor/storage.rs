@@ -4,7 +4,7 @@
 //! memory a buffer is a 64-byte aligned block. Pool blocks are zeroed when they first come from the system and are handed out
 //! again with whatever their last owner wrote, so a buffer's bytes are always initialised and reading stale ones is
 //! wasteful but never undefined. A block returns to the pool of the thread that took it from the system, whoever drops
-//! it: ranks that read one another's tensors would otherwise drain some pools and swell others.
+//! it: threads that read one another's tensors would otherwise drain some pools and swell others.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;

@@ -397,7 +397,7 @@ fn fold(
     let mut stack: Vec<Tensor> = Vec::new();
     for step in order.steps() {
         match *step {
-            FoldStep::Push { member, node } => {
+            FoldStep::Push { operand: member, node } => {
                 stack.push(part(member, node).to_owned_copy().expect("it is in memory"))
             }
             FoldStep::Empty => stack.push(empty()),

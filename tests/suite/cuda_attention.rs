@@ -125,7 +125,7 @@ impl Case {
             everything: p == 1.0,
             scale: factor,
             extents,
-            start: [1, 1],
+            start: [1, 1, q_start],
         });
         let [q, k, v, grad] = self.operands(device);
         let call = cuda::CausalAttention { verb, q_start, scale, dropout, exact: true };
@@ -269,14 +269,15 @@ fn threads_in_any_order() {
 fn the_operators_run_where_their_operands_are() {
     let Some(device) = shim::device() else { return };
     let draw = Free(Generator::new(5).next_draw());
-    for dtype in DTYPES {
-        let case = Case { dtype, batch: 2, heads: 4, groups: 2, queries: 19, keys: 19, ..PLAIN };
+    let keys = [(19, None), (30, Some(9))];
+    for (dtype, (keys, q_offset)) in DTYPES.into_iter().flat_map(|dtype| keys.map(|keys| (dtype, keys))) {
+        let case = Case { dtype, batch: 2, heads: 4, groups: 2, queries: 19, keys, ..PLAIN };
         let [q, k, v, grad] = case.operands(Device::Cpu);
         let there = |x: &[&Tensor]| x.iter().map(|x| x.to_device(device).unwrap()).collect::<Vec<_>>();
-        let op = Attention { scale: Bits(0.3), p: Bits(0.5), draw };
+        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset, draw };
         let outs = eval_whole(&op, &[q.clone(), k.clone(), v.clone()]).unwrap();
         let gots = eval_whole(&op, &there(&[&q, &k, &v])).unwrap();
-        let op = AttentionGrad { scale: Bits(0.3), p: Bits(0.5), draw };
+        let op = AttentionGrad { scale: Bits(0.3), p: Bits(0.5), q_offset, draw };
         let ins = [&q, &k, &v, &outs[0], &outs[1], &grad];
         let grads = eval_whole(&op, &ins.map(Tensor::clone)).unwrap();
         let got_grads = eval_whole(&op, &there(&ins)).unwrap();

@@ -104,7 +104,7 @@ impl Case {
             everything: false,
             scale: 1.0 / (1.0 - self.p),
             extents: [self.heads, self.q_start + self.queries, self.keys],
-            start: [0, 0],
+            start: [0, 0, self.q_start],
         });
         let (q_start, scale) = (self.q_start, self.scale());
         CausalAttention { verb: "attention", q_start, scale, dropout, exact: false }

@@ -404,7 +404,7 @@ fn an_index_out_of_range_is_named() {
 #[test]
 fn folds_of_every_order() {
     let Some(device) = shim::device() else { return };
-    let push = |member, node| FoldStep::Push { member, node };
+    let push = |member, node| FoldStep::Push { operand: member, node };
     let join = FoldStep::Join;
     let several = vec![push(0, 0), push(2, 0), join, push(0, 1), FoldStep::Empty, push(2, 0), join];
     let long: Vec<FoldStep> =
@@ -434,7 +434,7 @@ fn fold_by_definition(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &
     let mut stack: Vec<Tensor> = Vec::new();
     for step in order.steps() {
         match *step {
-            FoldStep::Push { member, node } => stack.push(members[member].select(0, node).unwrap()),
+            FoldStep::Push { operand: member, node } => stack.push(members[member].select(0, node).unwrap()),
             FoldStep::Empty => stack.push(Tensor::zeros(members[0].dtype(), shape)),
             FoldStep::Join => {
                 let right = stack.pop().expect("two to join");

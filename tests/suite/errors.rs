@@ -2,8 +2,9 @@
 
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::nn::Plan;
-use isoshard::placement::Layout;
+use isoshard::nn::{Embedding, Forward, LayerNorm, Linear, ParamId, Params, Plan};
+use isoshard::placement::{Layout, Mesh, Placement};
+use isoshard::rng::Init;
 use isoshard::tensor::{DType, Shape, Tensor};
 use isoshard::{Error, Result};
 
@@ -175,6 +176,27 @@ fn shapes_that_do_not_fit() {
 }
 
 #[test]
+fn attention_knows_the_times_of_its_queries() {
+    let on = |f: fn(&DTensor, &DTensor) -> Result<DTensor>, text: &str| {
+        let run = move |mesh: &DeviceMesh| {
+            f(&zeros(mesh, &[1, 2, 3, 4], "(S1)")?, &zeros(mesh, &[1, 2, 8, 4], "(S1)")?).map(drop)
+        };
+        refused(2, "tp=2", run, text);
+    };
+    on(
+        |q, k| q.attention(k, k, 0.5),
+        "attention: queries and keys differ in number, so their times are not known; got 3 queries, 8 keys in \
+         f32[1, 2, 3, 4], f32[1, 2, 8, 4]; say with attention_at at which time the first query stands: the number of keys \
+         before it",
+    );
+    on(
+        |q, k| q.attention_at(k, k, 0.5, 6),
+        "attention: a query stands at a time that no key has; got 3 queries from time 6 on, 8 keys in f32[1, 2, 3, 4], \
+         f32[1, 2, 8, 4]; append the keys of the queries' own times first, and pass the number of keys before them",
+    );
+}
+
+#[test]
 fn backward_wants_one_element_and_a_history() {
     let on = |f: fn(&DTensor) -> Result<()>, text: &str| {
         refused(2, "a=2", move |mesh: &DeviceMesh| f(&zeros(mesh, &[5, 3], "(S0)")?), text);
@@ -217,6 +239,129 @@ fn a_plan_names_axes_of_the_mesh() {
         "pp=2",
         |mesh| Plan::transformer(mesh.mesh(), isoshard::nn::Parallel { heads: 2, sequence: false }).map(drop),
         "plan: no such kind of parallelism; got axis \"pp\" of (pp=2); name the axes dp, fsdp or tp",
+    );
+}
+
+/// A model of two blocks of one linear map each, and what its first forward pass says of a plan.
+fn under(plan: Plan, want: &str) {
+    let run = move |mesh: &DeviceMesh| {
+        let mut params = Params::new(mesh, plan.clone(), 1)?;
+        let mut root = params.root();
+        let init = Init::Ones;
+        let map = |i: usize, root: &mut isoshard::nn::Scope| {
+            Linear::new(root.child("h").child(i), 2, 2, true, init)
+        };
+        let maps = [map(0, &mut root)?, map(1, &mut root)?];
+        let pass = Forward::eval(&params);
+        let x = zeros(mesh, &[1, 3, 2], "(R)")?;
+        maps.iter().try_fold(x, |x, map| map.forward(&pass, &x)).map(drop)
+    };
+    refused(2, "tp=2", run, want);
+}
+
+#[test]
+fn a_plans_patterns_match_something() {
+    under(
+        Plan::default().shard("h.*.weight", "tp", 0).shard("h.*.wieght", "tp", 1),
+        "plan: a pattern matches no parameter; got \"h.*.wieght\" among 4 parameter(s); the nearest are h.*.weight, h.*.bias",
+    );
+    under(
+        Plan::default().shard("h.weight", "tp", 1),
+        "plan: a pattern matches no parameter; got \"h.weight\" among 4 parameter(s); the nearest are h.0.weight, \
+         h.1.weight, h.0.bias",
+    );
+    under(
+        Plan::default().site("h.*.input", "tp", Placement::Replicate),
+        "plan: a pattern matches no site; got \"h.*.input\" among 2 site(s); the nearest are h.0, h.1",
+    );
+    let parallel = isoshard::nn::Parallel { heads: 2, sequence: false };
+    let tensor_parallel = Plan::transformer(&Mesh::new(&[("tp", 2)], 0).expect("a mesh"), parallel);
+    under(
+        tensor_parallel.expect("a plan"),
+        "plan: no pattern of a transformer's plan matches a parameter; got \"wte.weight\" and others among 4 parameter(s); \
+         pass a plan of the model's own",
+    );
+}
+
+#[test]
+fn errors_inside_a_layer_name_the_parameter() {
+    refused(
+        2,
+        "tp=2",
+        |mesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            let mut block = params.root();
+            let mut block = block.child("gpt");
+            let map = Linear::new(block.child("h").child(3).child("up"), 4, 6, true, Init::Ones)?;
+            map.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3, 5], "(R)")?).map(drop)
+        },
+        "matmul: dim k has extents 5 and 4; got f32[1, 3, 5], f32[6, 4] at gpt.h.3.up.weight; the operands are \
+         b t k, n k -> b t n",
+    );
+    refused(
+        2,
+        "tp=2",
+        |mesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            let norm = LayerNorm::new(params.root().child("norm"), 4, true)?;
+            norm.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3, 5], "(R)")?).map(drop)
+        },
+        "layer_norm: wants weights of x's dtype, one for each index of its last dim; got f32[1, 3, 5], f32[4], f32[4] at \
+         norm.weight",
+    );
+    refused(
+        2,
+        "tp=2",
+        |mesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            let table = Embedding::new(params.root().child("wte"), 4, 2, Init::Ones)?;
+            table.forward(&Forward::eval(&params), &zeros(mesh, &[1, 3], "(R)")?).map(drop)
+        },
+        "embedding: indices are i64; got f32[1, 3] at wte.weight; cast them first",
+    );
+}
+
+#[test]
+fn a_parameter_belongs_to_one_model() {
+    let with = |f: fn(&mut Params, ParamId) -> Result<()>, text: &str| {
+        let run = move |mesh: &DeviceMesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            let mut others = Params::new(mesh, Plan::default(), 1)?;
+            params.root().param("w", [2], Init::Ones)?;
+            let id = others.root().param("w", [2], Init::Ones)?;
+            assert!(params.ids().all(|own| own != id));
+            f(&mut params, id)
+        };
+        refused(1, "tp=1", run, text);
+    };
+    let rest = "the parameter is another model's; got ParamId(0) of another, this one has 1 parameter(s); pass an id of Params::ids";
+    with(|params, id| Forward::eval(params).param(id).map(drop), &format!("param: {rest}"));
+    with(
+        |params, id| {
+            let value = params.values().next().expect("one").clone();
+            params.set(id, value)
+        },
+        &format!("set: {rest}"),
+    );
+    let panicked = std::panic::catch_unwind(|| {
+        with(|params, id| params.value(id).sum_all().map(drop), "");
+    });
+    assert!(panicked.is_err(), "a reference cannot be an error");
+}
+
+#[test]
+fn a_site_is_declared() {
+    refused(
+        1,
+        "tp=1",
+        |mesh| {
+            let mut params = Params::new(mesh, Plan::default(), 1)?;
+            assert_eq!(params.root().child("h").site("input"), "h.input");
+            let x = zeros(mesh, &[2], "(R)")?;
+            let x = Forward::eval(&params).site("h.input", x)?;
+            Forward::eval(&params).site("h.imput", x).map(drop)
+        },
+        "site: no module declared the site; got \"h.imput\"; declare it with Scope::site; the nearest are h.input",
     );
 }
 

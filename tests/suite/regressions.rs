@@ -3,7 +3,7 @@
 
 use isoshard::Result;
 use isoshard::comm::Rank;
-use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::placement::Layout;
 use isoshard::tensor::{Shape, Tensor};
 
@@ -20,6 +20,47 @@ fn a_view_that_needs_a_move_moves() {
         }
         Ok(())
     });
+}
+
+/// Decoding with a cache (not an issue there): the last queries alone, after the keys before them, get the bits that they get
+/// among all, and so do their gradients, by whichever ranks. Without their time, query 0 would see key 0 alone.
+#[test]
+fn the_last_queries_alone_are_those_of_all() {
+    let wave = |salt: usize, shape: &[usize]| {
+        let numbers = (0..shape.iter().product()).map(|i: usize| ((i * 31 + salt) as f32 * 0.37).sin());
+        Tensor::from_vec(numbers.collect(), shape)
+    };
+    for (ranks, mesh, layout) in
+        [(1, "a=1", "(R)"), (2, "a=2", "(S1)"), (3, "a=3", "(S2)"), (2, "a=2", "(S0)"), (5, "a=5", "(S2)")]
+    {
+        on(ranks, mesh, move |mesh| {
+            let (shape, all) = ([2, 2, 77, 3], 77);
+            let put = |salt| DTensor::distribute(mesh, &wave(salt, &shape)?, Layout::replicated(1));
+            let (q, k, v) = (put(1)?.requires_grad()?, put(2)?.requires_grad()?, put(3)?.requires_grad()?);
+            let grad = put(4)?;
+            let whole = q.attention(&k, &v, 0.6)?;
+            for len in [1, 3, 70, 77] {
+                let last = |x: &DTensor| x.slice(2, all - len, len);
+                let queries = last(&q)?.redistribute(layout.parse()?)?;
+                let (mine, theirs) = (queries.attention_at(&k, &v, 0.6, all - len)?, last(&whole)?);
+                let values = |x: &DTensor| x.full_tensor()?.to_vec::<f32>();
+                assert_eq!(values(&mine)?, values(&theirs)?, "{len} on {layout}");
+                let [mine, theirs] = [mine, theirs].map(|o| o.mul(&last(&grad)?)?.sum_all()?.backward());
+                let (mine, theirs) = (mine?, theirs?);
+                let of = |x: &DTensor| -> Result<[Vec<f32>; 2]> {
+                    let gradient = |g: &Gradients| values(g.get(x).expect("a leaf"));
+                    Ok([gradient(&mine)?, gradient(&theirs)?])
+                };
+                let [mine, theirs] = of(&q)?;
+                assert_eq!(mine, theirs, "dq of {len} on {layout}");
+                // A sum over fewer queries has another tree.
+                for [mine, theirs] in [of(&k)?, of(&v)?] {
+                    assert!(mine.iter().zip(theirs).all(|(a, b)| (a - b).abs() <= 1e-4), "{len} on {layout}");
+                }
+            }
+            Ok(())
+        });
+    }
 }
 
 /// 163193: a scalar that is added to a `Partial(sum)` was added once on every rank.

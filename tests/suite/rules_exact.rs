@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use isoshard::ops::{
-    Axis, Input, Matmul, Meta, Metas, Neg, Op, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, catalog,
+    Axis, Input, Matmul, Meta, Metas, Neg, Op, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, Work, catalog,
 };
 use isoshard::placement::{Leaf, Mesh};
 use isoshard::tensor::{DType, Tensor};
@@ -185,6 +185,9 @@ impl Op for Lie {
     }
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> isoshard::Result<Tensors> {
         self.of().cuda(ins, at)
+    }
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        self.of().work(ins, outs)
     }
     fn vjp(&self, _: &mut Vjp) -> isoshard::Result<()> {
         Ok(())

@@ -194,7 +194,7 @@ fn nested(lens: &[usize]) -> FoldOrder {
         }
         let at = base * lens[0] + from;
         match &lens[1..] {
-            [] => steps.push(FoldStep::Push { member: at, node: 0 }),
+            [] => steps.push(FoldStep::Push { operand: at, node: 0 }),
             inner => fold(inner, at, 0, inner[0], steps),
         }
     }
@@ -207,8 +207,8 @@ fn nested(lens: &[usize]) -> FoldOrder {
 /// This rank's nodes added from the first to the last; zeros if it has none.
 fn collapse(from: &Spec) -> Reduce {
     let nodes = from.nodes_len_at(from.mesh.coords());
-    let first = if nodes == 0 { FoldStep::Empty } else { FoldStep::Push { member: 0, node: 0 } };
-    let others = (1..nodes).flat_map(|node| [FoldStep::Push { member: 0, node }, FoldStep::Join]);
+    let first = if nodes == 0 { FoldStep::Empty } else { FoldStep::Push { operand: 0, node: 0 } };
+    let others = (1..nodes).flat_map(|node| [FoldStep::Push { operand: 0, node }, FoldStep::Join]);
     let order = FoldOrder::new(vec![nodes], std::iter::once(first).chain(others).collect());
     Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: from.local_shape() }
 }
@@ -227,7 +227,7 @@ mod order_tests {
             let mut stack: Vec<String> = Vec::new();
             for step in nested(lens).steps() {
                 match step {
-                    FoldStep::Push { member, .. } => stack.push(member.to_string()),
+                    FoldStep::Push { operand, .. } => stack.push(operand.to_string()),
                     FoldStep::Empty => unreachable!("every member brings a part"),
                     FoldStep::Join => {
                         let (b, a) = (stack.pop().unwrap(), stack.pop().unwrap());

@@ -149,7 +149,7 @@ impl CausalAttention<'_> {
                     block.matrix(s),
                     v.at(group).rows(0, block.keys),
                     T::ZERO,
-                    MatMut { data: &mut *o, shape, strides: (h * dv, 1) },
+                    MatMut::new(&mut *o, shape, (h * dv, 1))?,
                 );
                 for (o, &sum) in o.chunks_mut((h * dv).max(1)).zip(&sums) {
                     let scale = sum.recip();

@@ -20,7 +20,7 @@ use tree::depth;
 pub struct CausalAttention<'a> {
     /// The function's name in errors.
     pub verb: &'a str,
-    /// The global index of the first query.
+    /// The time of the first query.
     pub q_start: usize,
     /// The factor before the softmax.
     pub scale: f64,
@@ -47,8 +47,8 @@ pub struct AttentionDropout {
     pub scale: f64,
     /// The whole's heads, queries and keys.
     pub extents: [usize; 3],
-    /// The first batch and the first head given.
-    pub start: [usize; 2],
+    /// The first batch, the first head and the first query given. Queries count from the whole's first one, whatever its time.
+    pub start: [usize; 3],
 }
 
 impl CausalAttention<'_> {
@@ -119,11 +119,11 @@ impl CausalAttention<'_> {
         let [o, grad] = outs.unwrap_or([q, q]);
         let dropout = self.dropout.as_ref();
         let [draw_heads, draw_queries, draw_keys] = dropout.map_or([0; 3], |d| d.extents.map(|n| n as u64));
-        let [first_batch, first_head] = dropout.map_or([0; 2], |d| d.start.map(|n| n as u64));
+        let [first_batch, first_head, first_query] = dropout.map_or([0; 3], |d| d.start.map(|n| n as u64));
         let over_queries = depth(tq) + Split::Halves.depth(h / groups.max(1), 1);
         Ok(CallArg {
             steps: [q, k, v, o, grad].map(steps),
-            draw: [draw_heads, draw_queries, draw_keys, first_batch, first_head],
+            draw: [draw_heads, draw_queries, draw_keys, first_batch, first_head, first_query],
             key: dropout.map_or([0; 2], |d| d.key),
             high: dropout.map_or(0, |d| d.high),
             scale: self.scale,
@@ -148,7 +148,7 @@ impl CausalAttention<'_> {
 struct CallArg {
     /// Of batch, head and row: q, k, v, o, grad.
     steps: [[u64; 3]; 5],
-    draw: [u64; 5],
+    draw: [u64; 6],
     key: [u32; 2],
     high: u64,
     scale: f64,

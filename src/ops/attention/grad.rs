@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::{Attention, CausalCall, expect_heads, heads_split, sample_attributes};
+use super::{Attention, CausalCall, expect_heads, expect_times, heads_split, sample_attributes, work};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity,
-    list,
+    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::placement::Leaf;
 use crate::rng::Draw;
@@ -27,6 +27,8 @@ pub struct AttentionGrad {
     pub scale: Bits,
     /// As in the operator.
     pub p: Bits,
+    /// As in the operator.
+    pub q_offset: Option<usize>,
     /// The operator's own: the mask is made anew.
     pub draw: Free<Draw>,
 }
@@ -39,6 +41,7 @@ impl Op for AttentionGrad {
     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
         let [q, k, v, o, lse, dy] = arity(self.name(), ins)?;
         let result = expect_heads(self.name(), [q, k, v], ins)?;
+        expect_times(self.name(), [q, k], self.q_offset)?;
         let statistic = Meta::new(accumulator(q.dtype), &result.shape[..3]);
         if *o != result || *dy != result || *lse != statistic {
             let rule = format!("wants o and its gradient {result}, and lse {statistic}");
@@ -67,16 +70,19 @@ impl Op for AttentionGrad {
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [q, k, v, o, lse, dy] = ins else { unreachable!("infer counted the operands") };
-        let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
-        let [dq, dk, dv] = call.with(|attention| attention.backward([q, k, v], (o, lse), dy))?;
+        let [dq, dk, dv] = self.call(at).with(|attention| attention.backward([q, k, v], (o, lse), dy))?;
         Ok(smallvec![dq, dk, dv])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let [q, k, v, o, lse, dy] = ins else { unreachable!("infer counted the operands") };
-        let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
-        let [dq, dk, dv] = call.cuda()?.backward([q, k, v], (o, lse), dy)?;
+        let [dq, dk, dv] = self.call(at).cuda()?.backward([q, k, v], (o, lse), dy)?;
         Ok(smallvec![dq, dk, dv])
+    }
+
+    /// Five products over the pairs that the operator computes, the scores among them.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        work::backward(ins, outs, self.p, self.q_offset.unwrap_or(0))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
@@ -84,7 +90,8 @@ impl Op for AttentionGrad {
     }
 
     fn statistics(&self, _: &[Meta]) -> Vec<Statistic> {
-        let forward = Arc::new(Attention { scale: self.scale, p: self.p, draw: self.draw });
+        let &AttentionGrad { scale, p, q_offset, draw } = self;
+        let forward = Arc::new(Attention { scale, p, q_offset, draw });
         let result =
             |k: usize| Statistic { operand: 3 + k, op: forward.clone(), of: vec![0, 1, 2], result: k };
         vec![result(0), result(1)]
@@ -93,25 +100,32 @@ impl Op for AttentionGrad {
     fn adds(&self) -> bool {
         true
     }
+}
 
-    fn has_free(&self) -> bool {
-        true
+impl AttentionGrad {
+    fn call<'a>(&self, at: &'a Windows) -> CausalCall<'a> {
+        let &AttentionGrad { scale, p, q_offset, draw } = self;
+        CausalCall { verb: "attention_grad", scale, p, q_offset, draw: draw.0, at }
     }
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let sample = |p: f64, q: [usize; 4], k: [usize; 4]| {
+    let at = |q_offset, p: f64, q: [usize; 4], k: [usize; 4]| {
         let (scale, p, draw) = sample_attributes(p);
         let [q, k] = [q, k].map(Input::ints);
         let o = q.clone();
         let lse = Input::positive(&q.meta.shape[..3]);
         let ins = [q.clone(), k.clone(), k, o.clone(), lse, o];
-        Sample::new(AttentionGrad { scale, p, draw }, ins).rounded(q.meta.shape[2] * q.meta.shape[3]).rough()
+        Sample::new(AttentionGrad { scale, p, q_offset, draw }, ins)
+            .rounded(q.meta.shape[2] * q.meta.shape[3])
+            .rough()
     };
+    let sample = |p, q, k| at(None, p, q, k);
     vec![
         sample(0.0, [3, 2, 5, 3], [3, 2, 5, 3]),
         sample(0.25, [1, 3, 7, 2], [1, 3, 7, 2]),
-        sample(0.5, [2, 6, 3, 1], [2, 2, 5, 1]),
+        at(Some(0), 0.5, [2, 6, 3, 1], [2, 2, 5, 1]),
         sample(0.0, [2, 1, 0, 3], [2, 1, 0, 3]),
+        at(Some(2), 0.25, [2, 2, 3, 2], [2, 1, 7, 2]),
     ]
 }

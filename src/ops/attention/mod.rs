@@ -5,21 +5,22 @@
 pub(super) mod cpu;
 pub(super) mod cuda;
 pub(super) mod grad;
+mod work;
 
 use smallvec::smallvec;
 
 use super::dropout::expect_probability;
 use super::softmax::sum_exp::accumulator;
 use super::{
-    AttentionGrad, Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
-    list,
+    AttentionGrad, Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
 use crate::tensor::{Shape, Tensor};
 use cpu::{AttentionDropout, CausalAttention};
 
-/// (q, k, v) -> (o, lse): `o = dropout(softmax(scale q kᵀ)) v`, where query i sees keys 0 to i. q is `[B, H, Tq, D]`,
+/// (q, k, v) -> (o, lse): `o = dropout(softmax(scale q kᵀ)) v`, where query i sees keys 0 to [`q_offset`](Self::q_offset) + i. q is `[B, H, Tq, D]`,
 /// k `[B, Hk, Tk, D]`, v `[B, Hk, Tk, Dv]` with H a multiple of Hk (each head of k and v serves H / Hk neighbouring
 /// heads of q); o is `[B, H, Tq, Dv]`, and lse `[B, H, Tq]` the logarithms of the softmax's denominators, in f32 (f64
 /// for f64).
@@ -33,6 +34,9 @@ pub struct Attention {
     pub scale: Bits,
     /// The probability with which a softmax probability is dropped.
     pub p: Bits,
+    /// The time of the first query: query i stands at time `q_offset + i`, and key j at time j. `None` if there are as many
+    /// queries as keys, which then stand at the same times.
+    pub q_offset: Option<usize>,
     /// This call's numbers.
     pub draw: Free<Draw>,
 }
@@ -46,6 +50,7 @@ impl Op for Attention {
         let [q, k, v] = arity(self.name(), ins)?;
         expect_probability(self.name(), self.p)?;
         let o = expect_heads(self.name(), [q, k, v], ins)?;
+        expect_times(self.name(), [q, k], self.q_offset)?;
         let lse = Meta::new(accumulator(q.dtype), &o.shape[..3]);
         Ok(smallvec![o, lse])
     }
@@ -67,29 +72,37 @@ impl Op for Attention {
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
-        let (o, lse) = call.with(|attention| attention.forward(&ins[0], &ins[1], &ins[2]))?;
+        let (o, lse) = self.call(at).with(|attention| attention.forward(&ins[0], &ins[1], &ins[2]))?;
         Ok(smallvec![o, lse])
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let call = CausalCall { verb: self.name(), scale: self.scale, p: self.p, draw: self.draw.0, at };
-        let (o, lse) = call.cuda()?.forward(&ins[0], &ins[1], &ins[2])?;
+        let (o, lse) = self.call(at).cuda()?.forward(&ins[0], &ins[1], &ins[2])?;
         Ok(smallvec![o, lse])
+    }
+
+    /// The two products over the pairs of a query and a key that it sees, `(2D + 2Dv) T (T + 1) / 2` for each head if keys are
+    /// as many as queries; and the softmax.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        work::forward(ins, outs, self.p, self.q_offset.unwrap_or(0))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.constant(1, "a statistic, for the derivative of result 0");
         let ins = [g.input(0), g.input(1), g.input(2), g.output(0), g.output(1), g.grad(0)];
-        let grads = g.apply_all(AttentionGrad { scale: self.scale, p: self.p, draw: self.draw }, &ins)?;
+        let &Attention { scale, p, q_offset, draw } = self;
+        let grads = g.apply_all(AttentionGrad { scale, p, q_offset, draw }, &ins)?;
         for (i, grad) in grads.into_iter().enumerate() {
             g.set(i, grad);
         }
         Ok(())
     }
+}
 
-    fn has_free(&self) -> bool {
-        true
+impl Attention {
+    fn call<'a>(&self, at: &'a Windows) -> CausalCall<'a> {
+        let &Attention { scale, p, q_offset, draw } = self;
+        CausalCall { verb: "attention", scale, p, q_offset, draw: draw.0, at }
     }
 }
 
@@ -98,6 +111,7 @@ pub(super) struct CausalCall<'a> {
     pub verb: &'a str,
     pub scale: Bits,
     pub p: Bits,
+    pub q_offset: Option<usize>,
     pub draw: Draw,
     /// Operands 0 and 1 are q and k.
     pub at: &'a Windows,
@@ -114,7 +128,12 @@ impl CausalCall<'_> {
             rng::keep(self.draw, (row * keys) as u64, self.p.0, out).expect("infer checked the probability");
         };
         let dropout = (self.p.0 > 0.0).then_some(AttentionDropout { scale: self.factor(), keep: &keep });
-        f(&CausalAttention { verb: self.verb, q_start: first_i, scale: self.scale.0, dropout })
+        f(&CausalAttention {
+            verb: self.verb,
+            q_start: self.offset() + first_i,
+            scale: self.scale.0,
+            dropout,
+        })
     }
 
     /// The same call on a device.
@@ -129,15 +148,19 @@ impl CausalCall<'_> {
             everything: p == 1.0,
             scale: self.factor(),
             extents: [q.global[1], q.global[2], self.at.ins[1].global[2]],
-            start: [q.start(0), q.start(1)],
+            start: [q.start(0), q.start(1), q.start(2)],
         });
         Ok(cuda::CausalAttention {
             verb: self.verb,
-            q_start: q.start(2),
+            q_start: self.offset() + q.start(2),
             scale: self.scale.0,
             dropout,
             exact: self.at.exact,
         })
+    }
+
+    fn offset(&self) -> usize {
+        self.q_offset.unwrap_or(0)
     }
 
     /// What a probability that is kept is multiplied by.
@@ -160,6 +183,27 @@ pub(super) fn expect_heads(verb: &str, [q, k, v]: [&Meta; 3], ins: &[Meta]) -> R
     Err(Error::invalid(verb, rule, list(ins), "permute or cast them first"))
 }
 
+/// Refuses, in the name of `verb`, queries of which it is not known, or not possible, where in time they stand.
+pub(super) fn expect_times(verb: &str, [q, k]: [&Meta; 2], q_offset: Option<usize>) -> Result<()> {
+    let (queries, keys) = (q.shape[2], k.shape[2]);
+    match q_offset {
+        None if queries == keys => Ok(()),
+        None => Err(Error::invalid(
+            verb,
+            "queries and keys differ in number, so their times are not known",
+            format!("{queries} queries, {keys} keys in {q}, {k}"),
+            "say with attention_at at which time the first query stands: the number of keys before it",
+        )),
+        Some(offset) if offset.checked_add(queries).is_some_and(|end| end <= keys) => Ok(()),
+        Some(offset) => Err(Error::invalid(
+            verb,
+            "a query stands at a time that no key has",
+            format!("{queries} queries from time {offset} on, {keys} keys in {q}, {k}"),
+            "append the keys of the queries' own times first, and pass the number of keys before them",
+        )),
+    }
+}
+
 /// True where every rank's heads of q are those that its heads of k and v serve.
 pub(super) fn heads_split(ins: &[Meta], axis: Axis) -> bool {
     let (of_q, of_k) = (ins[0].shape[1], ins[1].shape[1]);
@@ -172,17 +216,19 @@ pub(super) fn sample_attributes(p: f64) -> (Bits, Bits, Free<Draw>) {
 }
 
 pub(super) fn samples() -> Vec<Sample> {
-    let sample = |p: f64, q: [usize; 4], k: [usize; 4]| {
+    let at = |q_offset, p: f64, q: [usize; 4], k: [usize; 4]| {
         let (scale, p, draw) = sample_attributes(p);
         let v = Shape::from([k[0], k[1], k[2], k[3] + 1]);
-        Sample::new(Attention { scale, p, draw }, [Input::ints(q), Input::ints(k), Input::ints(v)])
+        Sample::new(Attention { scale, p, q_offset, draw }, [Input::ints(q), Input::ints(k), Input::ints(v)])
     };
+    let sample = |p, q, k| at(None, p, q, k);
     vec![
         sample(0.0, [3, 2, 5, 3], [3, 2, 5, 3]),
         sample(0.25, [1, 3, 7, 2], [1, 3, 7, 2]),
-        sample(0.5, [2, 6, 3, 1], [2, 2, 5, 1]),
+        at(Some(0), 0.5, [2, 6, 3, 1], [2, 2, 5, 1]),
         sample(0.0, [2, 1, 0, 3], [2, 1, 0, 3]),
         sample(1.0, [1, 1, 1, 1], [1, 1, 1, 1]),
+        at(Some(2), 0.25, [2, 2, 3, 2], [2, 1, 7, 2]),
     ]
 }
 
@@ -198,7 +244,7 @@ mod tests {
         let of = |shape: [usize; 4], salt| Input::ints(shape).values(DType::F64, salt);
         let (q, k, v) = (of([b, h, t, d], 1), of([b, hk, t, d], 2), of([b, hk, t, d], 3));
         let draw = Generator::new(3).next_draw();
-        let op = Attention { scale: Bits(0.3), p: Bits(0.5), draw: Free(draw) };
+        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset: None, draw: Free(draw) };
         let outs = eval_whole(&op, &[q.clone(), k.clone(), v.clone()]).unwrap();
         let (q, k, v) = (q.to_f64_vec(), k.to_f64_vec(), v.to_f64_vec());
         let (o, lse) = (outs[0].to_f64_vec(), outs[1].to_f64_vec());

@@ -7,8 +7,9 @@ use crate::error::{Error, Result};
 use crate::ops::index::cuda::Held;
 use crate::ops::index::segments::checked_index;
 use crate::ops::softmax::sum_exp::row_maximum;
+use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity, list,
+    Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::tensor::cpu::{Kernel, Lane, Num, Real, dispatch};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
@@ -80,6 +81,11 @@ impl Op for CrossEntropyGrad {
         let last = at.ins[0].global.len() - 1;
         let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
+    }
+
+    /// For each element: subtracting, exponentiating, multiplying; for each row: the share and the target's element.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(Work::SPECIAL + 2, ins, outs).plus(elements(&ins[1]).saturating_mul(2))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -12,8 +12,10 @@ use super::index::cuda::Held;
 use super::index::embedding::nothing;
 use super::index::segments::{checked_index, expect_indices};
 use super::softmax::sum_exp::{accumulator, statistic_shape};
+use super::work::elements;
 use super::{
-    Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+    Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+    list,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
@@ -76,6 +78,14 @@ impl Op for CrossEntropy {
         let last = at.ins[0].global.len() - 1;
         let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy([&ins[0], &ins[1], &ins[2], &ins[3]], classes)?])
+    }
+
+    /// A logarithm and two additions for each row, of which one logit is read.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        let rows = elements(&outs[0]);
+        let logits = rows.saturating_mul(ins[0].dtype.size_bytes() as u64);
+        let rest = Work::new(rows.saturating_mul(Work::SPECIAL + 2), &ins[1..], outs);
+        Work { bytes: rest.bytes.saturating_add(logits), ..rest }
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::rng::{self, Draw, Stretches};
 use crate::tensor::cpu::as_elements_mut;
 use crate::tensor::{DType, Tensor, for_dtype};
 
-use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
+use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, Work};
 
 /// Each element zeroed with probability `p`, else multiplied by `1 / (1 - p)`.
 ///
@@ -56,15 +56,16 @@ impl Pointwise for Dropout {
         cuda::dropout(self.draw.0, self.p.0, &ins[0], &window.global, &window.region)
     }
 
+    /// A random word, a comparison and a product.
+    fn flops(&self) -> u64 {
+        Work::SPECIAL + 2
+    }
+
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
         let dy = g.grad(0);
         let dx = g.apply(self.clone(), &[dy])?;
         g.set(0, dx);
         Ok(())
-    }
-
-    fn free(&self) -> bool {
-        true
     }
 }
 

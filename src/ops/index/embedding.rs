@@ -6,7 +6,8 @@ use super::cuda;
 use super::segments::{checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, Axis, EmbeddingGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+    Algebra, Axis, EmbeddingGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work,
+    arity,
 };
 use crate::tensor::{Element, Tensor, for_dtype};
 
@@ -71,6 +72,11 @@ impl Op for Embedding {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let rows = cuda::Held { n: at.ins[0].global[0], start: at.ins[0].start(0) };
         Ok(smallvec![cuda::embedding(&ins[0], &ins[1], rows, at.outs[0].local())?])
+    }
+
+    /// Of the table only the rows that are copied are read.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::by_index(&ins[1], outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -5,8 +5,9 @@ use smallvec::smallvec;
 use super::cuda;
 use super::segments::{add_rows, checked_index, expect_indices};
 use crate::error::{Error, Result};
+use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+    Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Tensor, cpu, for_dtype};
@@ -69,6 +70,11 @@ impl Op for EmbeddingGrad {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let rows = cuda::Held { n: self.rows, start: at.outs[0].start(0) };
         Ok(smallvec![cuda::embedding_grad(&ins[0], &ins[1], rows, at.outs[0].local())?])
+    }
+
+    /// One addition for every element of the gradient.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::new(elements(&ins[1]), ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -7,7 +7,8 @@ use super::embedding::nothing;
 use super::segments::{checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, ScatterAdd, Slot, Tensors, Vjp, Windows, arity, list,
+    Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, ScatterAdd, Slot, Tensors, Vjp, Windows, Work, arity,
+    list,
 };
 use crate::tensor::{Dims, Tensor, for_dtype};
 
@@ -69,6 +70,11 @@ impl Op for Gather {
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let indices = cuda::Held { n: at.ins[0].global[self.dim], start: at.ins[0].start(self.dim) };
         Ok(smallvec![cuda::gather(&ins[0], &ins[1], self.dim, indices)?])
+    }
+
+    /// Only the elements that are copied are read.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::by_index(&ins[1], outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

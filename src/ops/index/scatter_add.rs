@@ -6,8 +6,9 @@ use super::cuda;
 use super::gather::{rows_along, rows_back};
 use super::segments::{add_rows, checked_index, expect_indices};
 use crate::error::{Error, Result};
+use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+    Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor, cpu, for_dtype};
@@ -83,6 +84,11 @@ impl Op for ScatterAdd {
         let (index, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
         let out = cuda::scatter_add(&index, &src, indices, at.outs[0].local()[self.dim])?;
         Ok(smallvec![rows_back(&out, self.dim)?])
+    }
+
+    /// One addition for every element of `src`.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::new(elements(&ins[1]), ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

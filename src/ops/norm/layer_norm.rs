@@ -5,8 +5,10 @@ use smallvec::smallvec;
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::{accumulator, statistic_shape};
+use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Bits, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+    Axis, Bits, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+    list,
 };
 use crate::tensor::{Shape, Tensor};
 
@@ -52,6 +54,12 @@ impl Op for LayerNorm {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (y, mean, rstd) = cuda::layer_norm(self.name(), &ins[0], Some(&ins[1]), ins.get(2), self.eps.0)?;
         Ok(smallvec![y, mean, rstd])
+    }
+
+    /// For each element: 1 for the mean, 3 for the variance, 3 for the result and 1 for the bias; for each row 4.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        let rows = elements(&outs[1]).saturating_mul(4);
+        Work::elementwise(7 + u64::from(self.bias), ins, outs).plus(rows)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -6,7 +6,7 @@ use super::layer_norm::expect_norm;
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
-use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list};
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list};
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor};
 
@@ -52,6 +52,11 @@ impl Op for LayerNormGrad {
         let mut outs: Tensors = smallvec![dx, dw];
         outs.extend(self.bias.then_some(db));
         Ok(outs)
+    }
+
+    /// For each element: 3 for x and dy, normalized and weighted; 3 for the two means; 4 for dx; 2 for dw; 1 for db.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(12 + u64::from(self.bias), ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -6,8 +6,9 @@ use super::layer_norm::expect_norm;
 use super::{cpu, cuda};
 use crate::error::Result;
 use crate::ops::softmax::sum_exp::accumulator;
+use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Bits, Input, Meta, Metas, Op, RmsNormGrad, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+    Axis, Bits, Input, Meta, Metas, Op, RmsNormGrad, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::Tensor;
 
@@ -46,6 +47,11 @@ impl Op for RmsNorm {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (y, rstd) = cuda::rms_norm(self.name(), &ins[0], Some(&ins[1]), self.eps.0)?;
         Ok(smallvec![y, rstd])
+    }
+
+    /// For each element: 2 for the mean of squares, 2 for the result; for each row 4.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(4, ins, outs).plus(elements(&outs[1]).saturating_mul(4))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -6,7 +6,7 @@ use super::layer_norm::expect_norm;
 use super::layer_norm_grad::{expect_saved, grad_rows};
 use super::{cpu, cuda};
 use crate::error::Result;
-use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity};
 use crate::tensor::Tensor;
 
 /// (dy, x, w, rstd) -> (dx, dw), each of its operand's shape.
@@ -40,6 +40,11 @@ impl Op for RmsNormGrad {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (dx, dw) = cuda::rms_norm_backward(self.name(), &ins[0], &ins[1], Some(&ins[2]), &ins[3])?;
         Ok(smallvec![dx, dw])
+    }
+
+    /// For each element: 2 for x and dy, normalized and weighted; 2 for the mean; 3 for dx; 2 for dw.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(9, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

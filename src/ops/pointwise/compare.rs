@@ -68,6 +68,10 @@ impl Pointwise for Compare {
         cuda::map_to(formula, ins, DType::Bool)
     }
 
+    fn flops(&self) -> u64 {
+        1
+    }
+
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
         g.none_at_all("bools have no derivative");
         Ok(())

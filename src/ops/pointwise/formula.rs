@@ -18,6 +18,9 @@ macro_rules! functions {
                 $value
             }
         )*
+        /// Their operations.
+        pub(super) const FUNCTION_FLOPS: Known =
+            &[$((stringify!($name), flops!([$($($e),+)?], $value, &[]))),*];
         /// The same in CUDA.
         pub(super) const FUNCTIONS: &str = concat!(
             "#include \"pointwise.cuh\"\nstruct Functions : Words {\n",
@@ -38,6 +41,13 @@ macro_rules! cuda_function {
             $("  const auto ", stringify!($v), " = ", stringify!($e), ";\n",)*
             "  return ", stringify!($value), ";\n}\n"
         )
+    };
+}
+
+/// The operations of a formula.
+macro_rules! flops {
+    ([$($e:expr),*], $value:expr, $known:expr) => {
+        operations(concat!($(stringify!($e), "\n",)* stringify!($value)), $known)
     };
 }
 
@@ -62,6 +72,9 @@ macro_rules! function {
         function!(@loops $Type $class, ($($x),+) ($($s)?) [$($v = $e),*] $value);
 
         impl $Type {
+            /// The formula's operations.
+            pub(super) const FLOPS: u64 = flops!([$($e),*], $value, FUNCTION_FLOPS);
+
             /// The formula's CUDA kernels.
             pub(super) const FORMULA: cuda::Formula = cuda::formula!(
                 in cuda::Source {
@@ -166,6 +179,10 @@ macro_rules! records {
 
                 fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
                     cuda::map(Self::FORMULA, ins, &[constant!(self $($s)?)])
+                }
+
+                fn flops(&self) -> u64 {
+                    Self::FLOPS
                 }
 
                 #[allow(unused_variables)]

@@ -38,6 +38,10 @@ impl Pointwise for Mask {
         cuda::map(cuda::formula!("mask"), ins, &[f64::from(u8::from(self.on))])
     }
 
+    fn flops(&self) -> u64 {
+        1
+    }
+
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "a condition has no derivative");
         if g.needs(1) {

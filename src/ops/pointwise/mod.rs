@@ -5,6 +5,7 @@
 
 mod cast;
 mod compare;
+mod count;
 #[macro_use]
 mod formula;
 mod functions;

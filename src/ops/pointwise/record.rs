@@ -5,7 +5,7 @@ use std::fmt;
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
-use crate::ops::{Algebra, Axis, Key, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, list};
+use crate::ops::{Algebra, Axis, Key, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, Work, list};
 use crate::tensor::{DType, Tensor};
 
 /// A pointwise operator. Most are rows of a table (`table.rs`) that makes this record.
@@ -38,6 +38,9 @@ pub trait Pointwise: Key + fmt::Debug + Send + Sync {
     /// As [`Op::cuda`].
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor>;
 
+    /// The operations for each element, as [`Work`] counts them. A row of the table counts those of its formula.
+    fn flops(&self) -> u64;
+
     /// As [`Op::vjp`].
     ///
     /// # Errors
@@ -47,11 +50,6 @@ pub trait Pointwise: Key + fmt::Debug + Send + Sync {
     /// Rows beyond those that the algebra gives.
     fn more_rows(&self, _ins: &[Meta]) -> Vec<Row> {
         Vec::new()
-    }
-
-    /// As [`Op::has_free`].
-    fn free(&self) -> bool {
-        false
     }
 }
 
@@ -80,12 +78,12 @@ impl<T: Pointwise> Op for T {
         Ok(smallvec![self.cuda_kernel(ins, at)?])
     }
 
-    fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        self.derivative(g)
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(self.flops(), ins, outs)
     }
 
-    fn has_free(&self) -> bool {
-        self.free()
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        self.derivative(g)
     }
 }
 

@@ -43,6 +43,10 @@ impl Pointwise for Select {
         cuda::map(cuda::formula!("select"), ins, &[])
     }
 
+    fn flops(&self) -> u64 {
+        1
+    }
+
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "a condition has no derivative");
         for (i, on) in [(1, true), (2, false)] {

@@ -15,6 +15,7 @@
 
 use std::sync::Arc;
 
+use super::count::operations;
 use super::functions::*;
 use super::record::{Pointwise, floats, numbers};
 use super::rows::{chosen_rows, lattice_rows, scale_rows, shift_rows, turned_rows};
@@ -272,16 +273,16 @@ impl PowScalar {
         PowScalar { exponent: Bits(exponent) }
     }
 
-    /// The loops and kernels that this exponent takes; none for 1, which copies.
-    fn formula(&self) -> Option<(Loops, cuda::Formula)> {
+    /// The loops, kernels and operations that this exponent takes; none for 1, which copies.
+    fn formula(&self) -> Option<(Loops, cuda::Formula, u64)> {
         Some(match self.exponent.0 {
             1.0 => return None,
-            2.0 => (Square::LOOPS, Square::FORMULA),
-            3.0 => (Cube::LOOPS, Cube::FORMULA),
-            -1.0 => (Reciprocal::LOOPS, Reciprocal::FORMULA),
-            0.5 => (Sqrt::LOOPS, Sqrt::FORMULA),
-            -0.5 => (Rsqrt::LOOPS, Rsqrt::FORMULA),
-            _ => (Power::LOOPS, Power::FORMULA),
+            2.0 => (Square::LOOPS, Square::FORMULA, Square::FLOPS),
+            3.0 => (Cube::LOOPS, Cube::FORMULA, Cube::FLOPS),
+            -1.0 => (Reciprocal::LOOPS, Reciprocal::FORMULA, Reciprocal::FLOPS),
+            0.5 => (Sqrt::LOOPS, Sqrt::FORMULA, Sqrt::FLOPS),
+            -0.5 => (Rsqrt::LOOPS, Rsqrt::FORMULA, Rsqrt::FLOPS),
+            _ => (Power::LOOPS, Power::FORMULA, Power::FLOPS),
         })
     }
 }
@@ -310,13 +311,17 @@ impl Pointwise for PowScalar {
     }
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
-        let Some((loops, _)) = self.formula() else { return Ok(ins[0].clone()) };
+        let Some((loops, ..)) = self.formula() else { return Ok(ins[0].clone()) };
         cpu::compute(Self::NAME, &loops, self.exponent.0, ins)
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
-        let Some((_, formula)) = self.formula() else { return Ok(ins[0].clone()) };
+        let Some((_, formula, _)) = self.formula() else { return Ok(ins[0].clone()) };
         cuda::map(formula, ins, &[self.exponent.0])
+    }
+
+    fn flops(&self) -> u64 {
+        self.formula().map_or(0, |(.., flops)| flops)
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {

@@ -149,3 +149,29 @@ fn one_tensor_as_both_operands_is_left_alone() {
     assert_eq!(out[0].to_f64_vec(), [0.0, 0.0]);
     assert_eq!(x.to_f64_vec(), [1.5, -2.0]);
 }
+
+#[test]
+fn rows_count_the_operations_of_their_formulas() {
+    use crate::ops::Work;
+    let s = Work::SPECIAL;
+    let counted = [
+        (Add.flops(), 1),
+        (Div.flops(), 1),
+        (Sign.flops(), 6),
+        (Exp.flops(), s),
+        (Rsqrt.flops(), 2),
+        (Relu.flops(), 1),
+        // Four for the bound, three around it, and two, one and an error function for `phi`.
+        (Gelu.flops(), 4 + 3 + 3 + s),
+        (Silu.flops(), 2 + 1 + s),
+        (Scale::by(0.5).flops(), 1),
+        (TanhGrad.flops(), 3),
+        (PowScalar::to(1.0).flops(), 0),
+        (PowScalar::to(2.0).flops(), 1),
+        (PowScalar::to(-0.5).flops(), 2),
+    ];
+    for (i, (got, want)) in counted.into_iter().enumerate() {
+        assert_eq!(got, want, "number {i}");
+    }
+    assert!(Pow.flops() > 2 * s && Pow.flops() < 5 * s, "{}", Pow.flops());
+}

@@ -3,7 +3,7 @@
 use super::cuda::Parameters;
 use super::each::{draw_each, draw_each_on_device};
 use crate::error::Result;
-use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
+use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -42,13 +42,14 @@ impl Pointwise for Bernoulli {
         draw_each_on_device(Parameters::Bernoulli, self.draw.0, &ins[0], at)
     }
 
+    /// A random word, a product and a comparison.
+    fn flops(&self) -> u64 {
+        Work::SPECIAL + 2
+    }
+
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "a truth value has no derivative");
         Ok(())
-    }
-
-    fn free(&self) -> bool {
-        true
     }
 }
 

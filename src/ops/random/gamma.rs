@@ -3,7 +3,7 @@
 use super::cuda::Parameters;
 use super::each::{draw_each, draw_each_on_device};
 use crate::error::Result;
-use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows};
+use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -42,13 +42,14 @@ impl Pointwise for Gamma {
         draw_each_on_device(Parameters::Gamma, self.draw.0, &ins[0], at)
     }
 
+    /// About: an attempt takes four random words and four special functions, and most first ones succeed.
+    fn flops(&self) -> u64 {
+        8 * Work::SPECIAL
+    }
+
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "a number found by rejection jumps with its shape: the gradient stops at what is drawn");
         Ok(())
-    }
-
-    fn free(&self) -> bool {
-        true
     }
 }
 

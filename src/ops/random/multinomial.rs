@@ -4,7 +4,8 @@ use smallvec::smallvec;
 
 use super::cuda;
 use crate::error::{Error, Result};
-use crate::ops::{Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use crate::ops::work::elements;
+use crate::ops::{Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity};
 use crate::rng::{self, Draw, Stretches};
 use crate::tensor::{DType, Element, Tensor, for_dtype};
 
@@ -72,13 +73,22 @@ impl Op for Multinomial {
         Ok(smallvec![cuda::multinomial(self.draw.0, self.replacement, &ins[0], weights, drawn)?])
     }
 
+    /// With replacement an addition for each category, and for each sample two random words and a search among the sums;
+    /// without, an arrival for each category: two random words, a logarithm and a division.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        let (categories, drawn) = (elements(&ins[0]), elements(&outs[0]));
+        let flops = if self.replacement {
+            let halvings = u64::from(ins[0].shape.last().map_or(0, |k| usize::BITS - k.leading_zeros()));
+            categories.saturating_add(drawn.saturating_mul(2 * Work::SPECIAL + 1 + halvings))
+        } else {
+            categories.saturating_mul(3 * Work::SPECIAL + 1)
+        };
+        Work::new(flops, ins, outs)
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "an index has no derivative");
         Ok(())
-    }
-
-    fn has_free(&self) -> bool {
-        true
     }
 }
 

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity,
+    Algebra, Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::rng::{Draw, Generator, Permutation};
 use crate::tensor::Tensor;
@@ -66,15 +66,16 @@ impl Op for Shuffle {
         Ok(smallvec![cuda::shuffle(self.draw.0, &ins[0], self.dim, self.inverse)?])
     }
 
+    /// A random place for each index of the dim; elements are moved.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::moves(ins, outs).plus((ins[0].shape[self.dim] as u64).saturating_mul(Work::SPECIAL))
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let dy = g.grad(0);
         let dx = g.apply(Shuffle { inverse: !self.inverse, ..self.clone() }, &[dy])?;
         g.set(0, dx);
         Ok(())
-    }
-
-    fn has_free(&self) -> bool {
-        true
     }
 }
 

@@ -6,7 +6,7 @@ mod cuda;
 use smallvec::smallvec;
 
 use super::{
-    Algebra, Axis, Bits, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity, list,
+    Algebra, Axis, Bits, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -59,6 +59,15 @@ impl Op for Rotary {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         Ok(smallvec![cuda::rotary(&self.rotation(at), &ins[0])?])
+    }
+
+    /// Two products and an addition for each element; and a sine and a cosine for each angle, which all vectors at a position share.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        let angles = match ins[0].shape[..] {
+            [.., t, d] => (t as u64).saturating_mul(d as u64 / 2),
+            _ => 0,
+        };
+        Work::elementwise(3, ins, outs).plus(angles.saturating_mul(2 * Work::SPECIAL))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

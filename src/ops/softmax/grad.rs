@@ -6,8 +6,8 @@ use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::{Error, Result};
 use crate::ops::pointwise::floats;
 use crate::ops::{
-    Axis, Expand, Input, Meta, Metas, Mul, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows, arity,
-    list,
+    Axis, Expand, Input, Meta, Metas, Mul, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::tensor::Tensor;
 
@@ -42,6 +42,10 @@ impl Op for SoftmaxGrad {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (y, dy) = (dim_last(&ins[0], self.dim)?, dim_last(&ins[1], self.dim)?);
         Ok(smallvec![dim_last(&cuda::softmax_backward(self.name(), &dy, &y)?, self.dim)?])
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(4, ins, outs)
     }
 
     /// The operator is its own transpose in `dy`; in `y` it is `g * (dy - sum(y * dy)) - dy * sum(y * g)`.

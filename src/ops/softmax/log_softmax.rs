@@ -4,7 +4,10 @@ use smallvec::smallvec;
 
 use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::Result;
-use crate::ops::{Axis, Input, LogSoftmaxGrad, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, arity};
+use crate::ops::work::rows;
+use crate::ops::{
+    Axis, Input, LogSoftmaxGrad, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+};
 use crate::tensor::Tensor;
 
 /// `x - max - log(sum(exp(x - max)))` along `dim`.
@@ -37,6 +40,12 @@ impl Op for LogSoftmax {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let y = cuda::log_softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
         Ok(smallvec![dim_last(&y, self.dim)?])
+    }
+
+    /// As a softmax, with a logarithm for each row.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        let rows = rows(&ins[0], self.dim);
+        Work::elementwise(Work::SPECIAL + 4, ins, outs).plus(rows.saturating_mul(Work::SPECIAL))
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -6,6 +6,7 @@ use super::{cpu, cuda, dim_last, grad, other_dims};
 use crate::error::Result;
 use crate::ops::{
     Axis, Exp, Expand, Input, Meta, Metas, Mul, Neg, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows,
+    Work,
 };
 use crate::tensor::Tensor;
 
@@ -40,6 +41,10 @@ impl Op for LogSoftmaxGrad {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let (y, dy) = (dim_last(&ins[0], self.dim)?, dim_last(&ins[1], self.dim)?);
         Ok(smallvec![dim_last(&cuda::log_softmax_backward(self.name(), &dy, &y)?, self.dim)?])
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(Work::SPECIAL + 3, ins, outs)
     }
 
     /// In `dy`: `g - sum(exp(y) * g)`. In `y`: `-g * exp(y) * sum(dy)`.

@@ -9,7 +9,9 @@ pub(super) mod sum_exp;
 
 use smallvec::smallvec;
 
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, SoftmaxGrad, Tensors, Vjp, Windows, arity};
+use super::{
+    Axis, Input, Meta, Metas, Op, Row, Sample, Slot, SoftmaxGrad, Tensors, Vjp, Windows, Work, arity,
+};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -43,6 +45,11 @@ impl Op for Softmax {
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let y = cuda::softmax(self.name(), &dim_last(&ins[0], self.dim)?)?;
         Ok(smallvec![dim_last(&y, self.dim)?])
+    }
+
+    /// For each element: comparing, subtracting, exponentiating, adding, dividing.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(Work::SPECIAL + 4, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::{
-    Axis, Input, Max, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, arity, list,
+    Axis, Input, Max, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::cpu::{Kernel, Real, dispatch};
@@ -54,6 +54,11 @@ impl Op for SumExp {
         Ok(smallvec![cuda::sum_exp(self.name(), &ins[0], &ins[1])?])
     }
 
+    /// For each element: subtracting, exponentiating, adding.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(Work::SPECIAL + 2, ins, outs)
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none_at_all("a statistic: the gradient of cross_entropy holds its share");
         Ok(())
@@ -93,7 +98,7 @@ pub(in crate::ops) fn row_maximum(operand: usize, x: &Meta) -> Statistic {
 
 /// The shape of a statistic kept over the last dim.
 pub(in crate::ops) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
-    crate::ops::sum::kept_shape(&x.shape, &[x.shape.len() - 1])
+    crate::ops::reduce::kept_shape(&x.shape, &[x.shape.len() - 1])
 }
 
 /// The dtype that sums of `dtype` are kept in.

@@ -6,7 +6,8 @@ use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Together, Vjp, Windows, arity, list,
+    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+    list,
 };
 use crate::tensor::cpu::{Kernel, Lane, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
@@ -96,23 +97,24 @@ impl Op for AdamW {
         Ok(smallvec![p.clone(), m.clone(), v.clone()])
     }
 
-    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        Ok(Self::cuda_all(&mut [(self, ins)])?.swap_remove(0))
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
+    }
+
+    /// For each element: 1 to scale g, 3 for m', 4 for v', 7 for p'.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(15, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none_at_all("an optimizer's step is not part of the function that is differentiated");
         Ok(())
     }
-
-    fn has_free(&self) -> bool {
-        true
-    }
 }
 
 /// One launch for all calls of equal rates and one scale.
-impl Together for AdamW {
-    fn cuda_all(calls: &mut [(&Self, &mut [Tensor])]) -> Result<Vec<Tensors>> {
+impl Batched for AdamW {
+    fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
         let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
             a.0.rates() == b.0.rates() && a.1[4].is_same_view(&b.1[4])
         };
@@ -188,9 +190,14 @@ impl<A: Real> Kernel for Update<'_, A> {
     }
 }
 
-/// Has `run` overwrite every piece of `p`, given its start, a widened copy of it, and the piece of `g` there: in place
-/// where nobody shares `p`'s buffer.
-pub(in crate::ops) fn each_chunk<T: Lane>(
+/// Has `run` overwrite `p` piece by piece, in place if `p` is the only owner of its buffer: an optimizer's step on the CPU.
+///
+/// `run` gets a piece's start, a copy of the piece and the piece of `g` there, both widened to the dtype of the arithmetic
+/// (f32 for f16 and bf16), and the room for what the piece becomes; that is rounded once.
+///
+/// # Errors
+/// Refuses tensors of another dtype than `T`.
+pub fn each_chunk<T: Lane>(
     p: &mut Tensor,
     g: &Tensor,
     mut run: impl FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
@@ -210,8 +217,12 @@ pub(in crate::ops) fn each_chunk<T: Lane>(
     Ok(())
 }
 
-/// Refuses, in the name of `verb`, a gradient unlike the parameter, and state that is not of its shape in f32 (f64).
-pub(in crate::ops) fn expect_step(
+/// Refuses, in the name of the optimizer `verb`, operands that do not fit: the gradient `g` has the shape and dtype of the
+/// parameter `p`; all `state` has its shape in f32 (f64 for an f64 parameter), and `scale` has the shape `[]` and that dtype.
+///
+/// # Errors
+/// What does not fit, with all operands `ins`.
+pub fn expect_step(
     verb: &str,
     p: &Meta,
     g: &Meta,
@@ -234,8 +245,9 @@ pub(in crate::ops) fn expect_step(
     Err(Error::invalid(verb, rule, list(ins), ""))
 }
 
-/// Everything of the parameter's shape lies like the parameter; the scale is replicated.
-pub(in crate::ops) fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
+/// The rows of an optimizer's step on the parameter `p`: the first `ins` operands and all `outs` results have its shape and lie
+/// as it does, however that is; a last operand, the scale, is replicated.
+pub fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
     let like = |slot: Slot| {
         Row::new(std::iter::repeat_n(slot, ins).chain([Slot::R]), std::iter::repeat_n(slot, outs))
     };

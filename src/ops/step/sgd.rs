@@ -6,7 +6,7 @@ use super::adamw::{each_chunk, expect_step, step_rows};
 use super::cuda;
 use crate::error::Result;
 use crate::ops::{
-    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Together, Vjp, Windows, arity,
+    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
@@ -71,23 +71,24 @@ impl Op for Sgd {
         Ok(smallvec![p.clone(), b.clone()])
     }
 
-    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-        Ok(Self::cuda_all(&mut [(self, ins)])?.swap_remove(0))
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
+    }
+
+    /// For each element: 3 for d, 2 for b', 2 for p', and 2 more after Nesterov.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(if self.nesterov { 9 } else { 7 }, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none_at_all("an optimizer's step is not part of the function that is differentiated");
         Ok(())
     }
-
-    fn has_free(&self) -> bool {
-        true
-    }
 }
 
 /// One launch for all calls of equal rates and one scale.
-impl Together for Sgd {
-    fn cuda_all(calls: &mut [(&Self, &mut [Tensor])]) -> Result<Vec<Tensors>> {
+impl Batched for Sgd {
+    fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
         let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
             a.0.rates() == b.0.rates() && a.1[3].is_same_view(&b.1[3])
         };

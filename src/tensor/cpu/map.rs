@@ -9,6 +9,7 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
+use super::each::each;
 use super::real::{Lane, select};
 use super::simd::{Kernel, dispatch};
 use super::{Nest, as_elements_mut};
@@ -132,11 +133,6 @@ where
     map::<A, A>(&[a, b], &|x, o| {
         o.iter_mut().zip(x[0].iter().zip(x[1])).for_each(|(o, (&a, &b))| *o = f(a, b))
     })
-}
-
-/// `dst[i] = f(src[i])`, vectorised.
-pub fn each<A: Copy, O: Copy>(src: &[A], dst: &mut [O], f: impl Fn(A) -> O + Copy) {
-    dispatch(Each { f, x: src, o: dst });
 }
 
 /// What goes through a buffer goes in pieces of this length: all buffers together stay in the nearest cache.
@@ -267,22 +263,6 @@ fn in_place<A: Lane>(
 /// Room for one piece, unless none is needed.
 fn buffer<T: Lane>(unneeded: bool) -> Vec<T::Wide> {
     vec![T::Wide::default(); if unneeded { 0 } else { CHUNK }]
-}
-
-struct Each<'a, F, A, O> {
-    f: F,
-    x: &'a [A],
-    o: &'a mut [O],
-}
-
-impl<A: Copy, O, F: Fn(A) -> O + Copy> Kernel for Each<'_, F, A, O> {
-    type Out = ();
-    #[inline(always)]
-    fn run(self) {
-        for (o, &x) in self.o.iter_mut().zip(self.x) {
-            *o = (self.f)(x);
-        }
-    }
 }
 
 struct Choose<'a, A> {

@@ -1,11 +1,12 @@
 //! Loops over CPU memory that operators build their kernels from.
 //!
 //! Every loop is slice-invariant: the value of an output element does not depend on which other elements are computed
-//! beside it, nor on the instruction set. All are single-threaded, for ranks are threads, but for products where
+//! beside it, nor on the instruction set. All are single-threaded, since callers run in parallel, but for products where
 //! [`with_threads`] allows more.
 
 mod cast;
 mod copy;
+mod each;
 mod gemm;
 mod map;
 mod nest;
@@ -18,10 +19,11 @@ mod tree;
 
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
+pub use each::each;
 pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
 #[cfg(test)]
 pub use map::map2;
-pub use map::{each, map, map1};
+pub use map::{map, map1};
 pub use nest::Nest;
 pub use pointwise::{
     Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_alike, select,

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::driver::{Address, DriverResult, Handle};
+use super::handle::{Address, DriverResult, Handle};
 use crate::tensor::DType;
 
 /// A library of matrix products, for the device of a driver. Calls may come from any thread.

@@ -1,32 +1,36 @@
 //! The process's CUDA devices: each opened once, at its first use.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
-use super::driver::{Driver, DriverError, DriverResult, Handle};
-use super::memory::Ledger;
-use super::module::Modules;
-use super::stream::{self, Stream};
+use super::driver::Driver;
+use super::handle::{DriverError, DriverResult, Handle};
+use super::lock::lock;
+use super::memory::{Ledger, Memory, Pool};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
-/// One device, shared by all ranks that use it.
+/// One device, shared by all threads that use it.
 #[derive(Debug)]
 pub(crate) struct CudaDevice {
     pub index: usize,
     pub driver: Arc<dyn Driver>,
     pub modules: Modules,
     pub ledger: Ledger,
-    /// Everyone who keeps memory of it.
-    streams: Mutex<Vec<Weak<Stream>>>,
+    /// What its streams keep for reuse.
+    pools: Mutex<Vec<Weak<Mutex<Pool>>>>,
 }
+
+/// A device's modules by name, each loaded by whoever wants it first.
+#[derive(Debug, Default)]
+pub(crate) struct Modules(pub Mutex<HashMap<&'static str, Arc<OnceLock<Result<Handle>>>>>);
 
 /// Makes `driver` the CUDA device of this number in this process. For tests, which bring a driver that needs no GPU.
 ///
 /// # Errors
 /// Refuses a number that is in use.
 pub fn install(index: usize, driver: Arc<dyn Driver>) -> Result<()> {
-    let mut devices = lock();
+    let mut devices = opened();
     if devices.contains_key(&index) {
         let given = Device::Cuda(index).to_string();
         return Err(Error::invalid(
@@ -42,7 +46,7 @@ pub fn install(index: usize, driver: Arc<dyn Driver>) -> Result<()> {
 
 /// The number of CUDA devices: those of NVIDIA's driver, or those that were installed; 0 where there is none.
 pub fn devices_len() -> usize {
-    let installed = lock().keys().max().map_or(0, |&most| most + 1);
+    let installed = opened().keys().max().map_or(0, |&most| most + 1);
     installed.max(found().as_ref().map_or(0, |&n| n))
 }
 
@@ -58,7 +62,7 @@ pub fn unavailable_reason() -> Option<String> {
 
 /// The device of this number, opened at its first use.
 pub(super) fn open(index: usize) -> Result<Arc<CudaDevice>> {
-    let mut devices = lock();
+    let mut devices = opened();
     if let Some(device) = devices.get(&index) {
         return Ok(device.clone());
     }
@@ -74,7 +78,7 @@ pub(super) fn open(index: usize) -> Result<Arc<CudaDevice>> {
 impl CudaDevice {
     fn over(index: usize, driver: Arc<dyn Driver>) -> Arc<CudaDevice> {
         let (modules, ledger) = (Modules::default(), Ledger::new(driver.facts().total_bytes));
-        Arc::new(CudaDevice { index, driver, modules, ledger, streams: Mutex::default() })
+        Arc::new(CudaDevice { index, driver, modules, ledger, pools: Mutex::default() })
     }
 
     /// The error that the driver's refusal is, while `verb` was done.
@@ -82,19 +86,23 @@ impl CudaDevice {
         Error::Device { verb: verb.into(), device: self.name().to_string(), reason: error.to_string() }
     }
 
-    /// Counts a stream among those that keep memory.
-    pub fn know(&self, stream: &Arc<Stream>) {
-        let mut streams = stream::lock(&self.streams);
-        streams.retain(|s| s.strong_count() > 0);
-        streams.push(Arc::downgrade(stream));
+    /// Its memory, as pools take and give it.
+    pub fn memory(&self) -> Memory<'_> {
+        Memory { driver: &*self.driver, ledger: &self.ledger }
+    }
+
+    /// Counts a stream's pool among those that keep memory.
+    pub fn know(&self, pool: &Arc<Mutex<Pool>>) {
+        let mut pools = lock(&self.pools);
+        pools.retain(|s| s.strong_count() > 0);
+        pools.push(Arc::downgrade(pool));
     }
 
     /// Gives back to the driver what any stream keeps for reuse.
     pub fn clear_pools(&self) {
-        let streams: Vec<Arc<Stream>> =
-            stream::lock(&self.streams).iter().filter_map(Weak::upgrade).collect();
-        for stream in streams {
-            stream::lock(&stream.pool).clear(self);
+        let pools: Vec<Arc<Mutex<Pool>>> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
+        for pool in pools {
+            lock(&pool).clear(&self.memory());
         }
     }
 
@@ -117,9 +125,10 @@ impl CudaDevice {
 
 type Devices = HashMap<usize, Arc<CudaDevice>>;
 
-fn lock() -> MutexGuard<'static, Devices> {
+/// The devices that have been opened.
+fn opened() -> MutexGuard<'static, Devices> {
     static DEVICES: OnceLock<Mutex<Devices>> = OnceLock::new();
-    DEVICES.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+    lock(DEVICES.get_or_init(Mutex::default))
 }
 
 /// How many devices NVIDIA's driver has, or why none; looked for once.

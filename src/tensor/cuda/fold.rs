@@ -1,4 +1,4 @@
-//! The fold of what several ranks bring, on the device that holds it.
+//! The fold of the parts of several operands, on the device that holds them.
 
 use bytemuck::NoUninit;
 
@@ -17,17 +17,17 @@ const THREADS: u32 = 256;
 #[derive(Clone, Copy, NoUninit)]
 struct Program([u8; STEPS]);
 
-/// Folds `members`' tensors, each its parts stacked, every part of `shape`, in `order`: as `comm` does on the processor,
+/// Folds `operands`' tensors, each its parts stacked, every part of `shape`, in `order`: as on the processor,
 /// element by element, rounded to the dtype after every join. Results are stacked where they are not one.
 ///
 /// # Errors
 /// A device without room, a kernel that fails.
-pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) -> Result<Tensor> {
-    let (gpu, dtype) = (Gpu::of(&members[0])?, members[0].dtype());
+pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, operands: &[Tensor]) -> Result<Tensor> {
+    let (gpu, dtype) = (Gpu::of(&operands[0])?, operands[0].dtype());
     let n = shape.numel();
-    let mut parts: Vec<Vec<Tensor>> = Vec::with_capacity(members.len());
-    for (member, &nodes) in members.iter().zip(order.nodes()) {
-        let all = member.contiguous()?.reshape([nodes, n])?;
+    let mut parts: Vec<Vec<Tensor>> = Vec::with_capacity(operands.len());
+    for (operand, &nodes) in operands.iter().zip(order.nodes()) {
+        let all = operand.contiguous()?.reshape([nodes, n])?;
         parts.push((0..nodes).map(|k| all.narrow(0, k, 1)).collect::<Result<_>>()?);
     }
     let outs = order.outs_len();
@@ -40,7 +40,7 @@ pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) 
     let mut stack: Vec<Tensor> = Vec::with_capacity(order.depth());
     for step in order.steps() {
         match *step {
-            FoldStep::Push { member, node } => stack.push(parts[member][node].clone()),
+            FoldStep::Push { operand, node } => stack.push(parts[operand][node].clone()),
             FoldStep::Empty => stack.push(gpu.zeros(dtype, [1, n])?),
             FoldStep::Join => {
                 let right = stack.pop().expect("checked when the order was made");
@@ -61,7 +61,7 @@ pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, members: &[Tensor]) 
     if outs == 1 {
         return stack.swap_remove(0).reshape(stacked);
     }
-    Tensor::stack(&stack, shape, dtype, members[0].device())
+    Tensor::stack(&stack, shape, dtype, operands[0].device())
 }
 
 fn run(
@@ -77,8 +77,8 @@ fn run(
     let mut used: Vec<&Tensor> = Vec::with_capacity(PARTS);
     for (code, step) in program.0.iter_mut().zip(steps) {
         *code = match *step {
-            FoldStep::Push { member, node } => {
-                used.push(&parts[member][node]);
+            FoldStep::Push { operand, node } => {
+                used.push(&parts[operand][node]);
                 (used.len() - 1) as u8
             }
             FoldStep::Empty => EMPTY,

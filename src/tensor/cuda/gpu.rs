@@ -7,27 +7,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustc_hash::FxHashMap;
 
-use super::device::{self, CudaDevice};
-use super::driver::{DriverResult, Facts};
-use super::launch::{Kernel, Launch, symbol};
+use super::device;
+use super::driver::Facts;
+use super::handle::{DriverResult, Handle};
+use super::lock::lock;
 use super::memory::{Block, MemoryStats};
-use super::sources::Source;
-use super::stream::{DeviceBlock, Stream, lock};
+use super::stream::{DeviceBlock, Stream};
 use crate::error::{Error, MemoryFault, Result};
 use crate::tensor::storage::Buffer;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
 /// The calling thread's end of a device: its stream and the kernels it has used. Cloning shares it; it stays on its thread.
 #[derive(Clone)]
-pub struct Gpu(Rc<Inner>);
+pub struct Gpu(pub(super) Rc<Inner>);
 
-struct Inner {
+pub(super) struct Inner {
     stream: Arc<Stream>,
-    kernels: RefCell<FxHashMap<Entry, Rc<Kernel>>>,
+    pub(super) kernels: RefCell<FxHashMap<Entry, Rc<Kernel>>>,
 }
 
 /// File, stem and dtype.
 type Entry = (&'static str, &'static str, DType);
+
+/// An entry of a module.
+pub(super) struct Kernel {
+    pub name: String,
+    pub function: Handle,
+    pub parameters: Option<Vec<usize>>,
+}
 
 impl Gpu {
     /// This thread's end of the device of this number; the first call opens the device and makes the stream.
@@ -41,7 +48,7 @@ impl Gpu {
         }
         let device = device::open(index)?;
         let stream = Stream::new(device)?;
-        stream.device.know(&stream);
+        stream.device.know(&stream.pool);
         let gpu = Gpu(Rc::new(Inner { stream, kernels: RefCell::default() }));
         HERE.with_borrow_mut(|here| here.insert(index, gpu.clone()));
         Ok(gpu)
@@ -81,7 +88,7 @@ impl Gpu {
         self.facts().shared_bytes.saturating_sub(THEIR_OWN)
     }
 
-    /// Waits until all this rank has put on the device is done.
+    /// Waits until all that this thread has put on the device is done.
     ///
     /// # Errors
     /// What a kernel has reported, and the driver's failures.
@@ -126,25 +133,6 @@ impl Gpu {
         Ok(out)
     }
 
-    /// The entry `<stem>_<dtype>` of a source (`kernels/<file>.cu` by its name), to be given arguments and run.
-    ///
-    /// # Errors
-    /// A source that does not compile or load.
-    pub fn kernel(&self, source: impl Into<Source>, stem: &'static str, dtype: DType) -> Result<Launch<'_>> {
-        let source = source.into();
-        let entry = (source.name, stem, dtype);
-        let found = self.0.kernels.borrow().get(&entry).cloned();
-        let kernel = match found {
-            Some(kernel) => kernel,
-            None => {
-                let kernel = Rc::new(self.find_kernel(source, stem, dtype)?);
-                self.0.kernels.borrow_mut().insert(entry, kernel.clone());
-                kernel
-            }
-        };
-        Ok(Launch::new(self, kernel))
-    }
-
     /// What the driver says of the device.
     pub(crate) fn facts(&self) -> &Facts {
         self.stream().device.driver.facts()
@@ -167,12 +155,12 @@ impl Gpu {
         let stream = self.stream();
         let (device, driver) = (&stream.device, &stream.device.driver);
         let mut pool = lock(&stream.pool);
-        let mut taken = pool.take(device, bytes);
+        let mut taken = pool.take(&device.memory(), bytes);
         if taken.as_ref().is_err_and(|e| e.out_of_memory) {
-            pool.clear(device);
+            pool.clear(&device.memory());
             drop(pool);
             device.clear_pools();
-            taken = lock(&stream.pool).take(device, bytes);
+            taken = lock(&stream.pool).take(&device.memory(), bytes);
         }
         let mut block = taken?;
         for event in block.pending.drain(..) {
@@ -196,16 +184,12 @@ impl Gpu {
             limit_bytes: stats.limit_bytes,
         }))
     }
+}
 
-    fn find_kernel(&self, source: Source, stem: &'static str, dtype: DType) -> Result<Kernel> {
-        let device: &CudaDevice = &self.stream().device;
-        let name = symbol(stem, dtype);
-        let module = device.modules.find(device, source)?;
-        let function = device.driver.function(module, &name);
-        let function =
-            function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
-        let parameters = device.driver.parameters(function);
-        Ok(Kernel { name, function, parameters })
+impl DeviceBlock {
+    /// True on the thread whose stream the block belongs to: its kernels may write there.
+    pub(crate) fn is_at_home(&self) -> bool {
+        Gpu::get(self.home().device.index).is_ok_and(|gpu| Arc::ptr_eq(gpu.stream(), self.home()))
     }
 }
 

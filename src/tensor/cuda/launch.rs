@@ -8,8 +8,11 @@ use std::sync::Arc;
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
-use super::driver::{Address, DriverResult, Grid, Handle};
-use super::gpu::{Gpu, is_checked};
+use super::device::CudaDevice;
+use super::driver::Grid;
+use super::gpu::{Gpu, Kernel, is_checked};
+use super::handle::{Address, DriverResult};
+use super::sources::Source;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
@@ -28,13 +31,6 @@ pub struct Launch<'a> {
     failed: Option<Error>,
 }
 
-/// An entry of a module.
-pub(super) struct Kernel {
-    pub name: String,
-    pub function: Handle,
-    pub parameters: Option<Vec<usize>>,
-}
-
 /// Blocks or threads in x, y and z.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent(pub [u32; 3]);
@@ -51,8 +47,40 @@ impl From<[u32; 3]> for Extent {
     }
 }
 
+impl Gpu {
+    /// The entry `<stem>_<dtype>` of a source (`kernels/<file>.cu` by its name), to be given arguments and run.
+    ///
+    /// # Errors
+    /// A source that does not compile or load.
+    pub fn kernel(&self, source: impl Into<Source>, stem: &'static str, dtype: DType) -> Result<Launch<'_>> {
+        let source = source.into();
+        let entry = (source.name, stem, dtype);
+        let found = self.0.kernels.borrow().get(&entry).cloned();
+        let kernel = match found {
+            Some(kernel) => kernel,
+            None => {
+                let kernel = Rc::new(self.find_kernel(source, stem, dtype)?);
+                self.0.kernels.borrow_mut().insert(entry, kernel.clone());
+                kernel
+            }
+        };
+        Ok(Launch::new(self, kernel))
+    }
+
+    fn find_kernel(&self, source: Source, stem: &'static str, dtype: DType) -> Result<Kernel> {
+        let device: &CudaDevice = &self.stream().device;
+        let name = symbol(stem, dtype);
+        let module = device.modules.find(device, source)?;
+        let function = device.driver.function(module, &name);
+        let function =
+            function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
+        let parameters = device.driver.parameters(function);
+        Ok(Kernel { name, function, parameters })
+    }
+}
+
 impl<'a> Launch<'a> {
-    pub(super) fn new(gpu: &'a Gpu, kernel: Rc<Kernel>) -> Launch<'a> {
+    fn new(gpu: &'a Gpu, kernel: Rc<Kernel>) -> Launch<'a> {
         Launch {
             gpu,
             kernel,
@@ -65,8 +93,8 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// A pointer to the first element of a tensor that the kernel reads. Waits, on the device, for another rank's stream
-    /// where the tensor is that rank's.
+    /// A pointer to the first element of a tensor that the kernel reads. Waits, on the device, for another thread's stream
+    /// if the tensor is that thread's.
     pub fn read(mut self, x: &Tensor) -> Self {
         let at = self.readable(x);
         self.arg(at)
@@ -133,7 +161,7 @@ impl<'a> Launch<'a> {
         self.arg(at)
     }
 
-    /// Puts the kernel on the rank's stream. Nothing happens where there are no blocks.
+    /// Puts the kernel on the thread's stream. Nothing happens where there are no blocks.
     ///
     /// # Errors
     /// A launch that the driver refuses, named with kernel, grid and operands; where launches are
@@ -231,6 +259,6 @@ impl<'a> Launch<'a> {
 }
 
 /// The symbol of an entry.
-pub(super) fn symbol(stem: &str, dtype: DType) -> String {
+fn symbol(stem: &str, dtype: DType) -> String {
     format!("{stem}_{dtype}")
 }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use smallvec::SmallVec;
 
-use super::device::CudaDevice;
-use super::driver::{Address, Driver, DriverError, DriverResult, Handle};
+use super::driver::Driver;
+use super::handle::{Address, DriverError, DriverResult, Handle};
 
 /// All blocks are multiples of this.
 const GRAIN_BYTES: usize = 512;
@@ -22,7 +22,7 @@ const LARGE_SEGMENT_BYTES: usize = 20 << 20;
 /// Blocks from this size on have segments of their own, rounded up to [`SMALL_SEGMENT_BYTES`].
 const OWN_SEGMENT_BYTES: usize = 10 << 20;
 
-/// What a device's memory holds, over all ranks of this process.
+/// What a device's memory holds, over all threads of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Bytes of live tensors.
@@ -48,6 +48,12 @@ pub(crate) struct Ledger {
     peak_reserved: AtomicUsize,
     limit: AtomicUsize,
     segments: AtomicU64,
+}
+
+/// A device's memory: who gives it, and the account of it.
+pub(crate) struct Memory<'a> {
+    pub driver: &'a dyn Driver,
+    pub ledger: &'a Ledger,
 }
 
 impl Ledger {
@@ -162,13 +168,13 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// A block of at least `bytes`, to be used once the events of its `pending` have happened; the caller waits for them.
-    pub fn take(&mut self, device: &CudaDevice, bytes: usize) -> DriverResult<Block> {
+    pub fn take(&mut self, memory: &Memory, bytes: usize) -> DriverResult<Block> {
         let bytes = bytes.max(1).next_multiple_of(GRAIN_BYTES);
         let small = bytes <= SMALL_BYTES;
         let found = self.free[usize::from(!small)].range((bytes, 0)..).next().copied();
         let at = match found {
             Some((_, at)) => at,
-            None => self.grow(device, bytes, small)?,
+            None => self.grow(memory, bytes, small)?,
         };
         let span = self.spans.get_mut(&at).expect("free spans are spans");
         self.free[usize::from(!small)].remove(&(span.bytes, at));
@@ -184,16 +190,16 @@ impl Pool {
             self.free[usize::from(!small)].insert((rest, after));
         }
         let bytes = self.spans[&at].bytes;
-        device.ledger.lives(bytes);
+        memory.ledger.lives(bytes);
         Ok(Block { at, bytes, pending })
     }
 
     /// Takes a block back.
-    pub fn put(&mut self, device: &CudaDevice, block: Block) {
+    pub fn put(&mut self, memory: &Memory, block: Block) {
         if block.bytes == 0 {
             return;
         }
-        device.ledger.dies(block.bytes);
+        memory.ledger.dies(block.bytes);
         let (mut at, mut pending) = (block.at, block.pending);
         let Span { mut bytes, segment, small, .. } =
             self.spans.remove(&at).expect("the block came from here");
@@ -218,7 +224,7 @@ impl Pool {
     }
 
     /// Gives every segment that is free as a whole back to the driver; this waits for the device. True if there was one.
-    pub fn clear(&mut self, device: &CudaDevice) -> bool {
+    pub fn clear(&mut self, memory: &Memory) -> bool {
         let ends = |pool: &Pool, at: Address, span: &Span| {
             let next = pool.spans.get(&(at + span.bytes as u64));
             span.free && span.segment == at && next.is_none_or(|n| n.segment != span.segment)
@@ -228,20 +234,20 @@ impl Pool {
         for at in &whole {
             let span = self.spans.remove(at).expect("found above");
             self.free[usize::from(!span.small)].remove(&(span.bytes, *at));
-            span.pending.iter().for_each(|&event| device.driver.drop_event(event));
-            device.ledger.give_back(&*device.driver, *at, span.bytes);
+            span.pending.iter().for_each(|&event| memory.driver.drop_event(event));
+            memory.ledger.give_back(memory.driver, *at, span.bytes);
         }
         !whole.is_empty()
     }
 
     /// A new segment with room for `bytes`, as one free span.
-    fn grow(&mut self, device: &CudaDevice, bytes: usize, small: bool) -> DriverResult<Address> {
+    fn grow(&mut self, memory: &Memory, bytes: usize, small: bool) -> DriverResult<Address> {
         let segment_bytes = match bytes {
             _ if small => SMALL_SEGMENT_BYTES,
             _ if bytes < OWN_SEGMENT_BYTES => LARGE_SEGMENT_BYTES,
             _ => bytes.next_multiple_of(SMALL_SEGMENT_BYTES),
         };
-        let reserve = |bytes| device.ledger.reserve(&*device.driver, bytes).map(|at| (at, bytes));
+        let reserve = |bytes| memory.ledger.reserve(memory.driver, bytes).map(|at| (at, bytes));
         let (at, segment_bytes) = match reserve(segment_bytes) {
             // The last room there is may be smaller than a segment.
             Err(e) if e.out_of_memory && segment_bytes > bytes => reserve(bytes)?,

@@ -1,24 +1,19 @@
 //! Compiled kernels: in memory, and on disk by what they were made from.
 //!
 //! A source is compiled at its first use in a process, unless a file of the same text, headers, options, compiler and
-//! architecture is there. Ranks that want the same kernel at the same time wait for the first, also across processes.
+//! architecture is there. Threads that want the same kernel at the same time wait for the first, also across processes.
 
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
 
-use super::device::CudaDevice;
-use super::driver::{Handle, Program};
+use super::device::{CudaDevice, Modules};
+use super::driver::Program;
+use super::handle::Handle;
+use super::lock::lock;
 use super::sources::{self, Source};
-use super::stream::lock;
 use crate::error::{Error, Result};
-
-/// A device's modules by name.
-#[derive(Debug, Default)]
-pub(crate) struct Modules(Mutex<HashMap<&'static str, Arc<OnceLock<Result<Handle>>>>>);
 
 impl Modules {
     /// The module of a source; each has a name of its own.

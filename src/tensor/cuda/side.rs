@@ -1,9 +1,10 @@
-//! A second stream beside a rank's own, for what runs while its kernels do: transfers between ranks.
+//! A second stream beside a thread's own, for what runs while its kernels do: transfers to other threads and processes.
 
 use std::sync::Arc;
 
-use super::driver::{Address, Driver, DriverError, DriverResult, Handle};
+use super::driver::Driver;
 use super::gpu::Gpu;
+use super::handle::{Address, DriverError, DriverResult, Handle};
 use super::stream::{Spoilt, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Tensor};

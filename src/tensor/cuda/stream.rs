@@ -1,16 +1,17 @@
-//! A rank's stream on a device: work in program order, memory, and the waits between ranks.
+//! A thread's stream on a device: work in program order, memory, and the waits between threads.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::CudaDevice;
-use super::driver::{Address, Copy, DriverResult, Handle};
+use super::driver::Copy;
 use super::fault::{self, FAULT_BYTES};
-use super::gpu::Gpu;
+use super::handle::{Address, DriverResult, Handle};
+use super::lock::lock;
 use super::memory::{Block, Pool};
-use super::transfer::Pinned;
+use super::pinned::Pinned;
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
@@ -24,7 +25,8 @@ pub(crate) struct Stream {
     work: AtomicU64,
     /// By stream, how much of its work this one waits for already.
     waited: Mutex<HashMap<u64, u64>>,
-    pub(super) pool: Mutex<Pool>,
+    /// Shared with the device, which has it cleared when memory is short.
+    pub(super) pool: Arc<Mutex<Pool>>,
     pub(super) pinned: Mutex<Pinned>,
     /// Where kernels report faults.
     pub(super) fault: Block,
@@ -42,14 +44,14 @@ impl Stream {
             id: MADE.fetch_add(1, Ordering::Relaxed),
             work: AtomicU64::new(1),
             waited: Mutex::default(),
-            pool: Mutex::default(),
+            pool: Arc::default(),
             pinned: Mutex::default(),
             fault: Block::none(),
             spoilt: Mutex::default(),
             device: device.clone(),
         };
         // What fails from here on drops the stream, which gives everything back.
-        stream.fault = lock(&stream.pool).take(&device, FAULT_BYTES).map_err(fail)?;
+        stream.fault = lock(&stream.pool).take(&device.memory(), FAULT_BYTES).map_err(fail)?;
         // SAFETY: the block was allocated just now and is as large.
         unsafe { device.driver.fill(stream.fault.at, 0, FAULT_BYTES, stream.handle) }.map_err(fail)?;
         Ok(Arc::new(stream))
@@ -131,19 +133,20 @@ impl Stream {
                 Err(_) => return,
             }
         }
-        lock(&self.pool).put(&self.device, block);
+        lock(&self.pool).put(&self.device.memory(), block);
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         let driver = &self.device.driver;
-        // Work may still run on the blocks: the device is waited for as they are given back, here at a rank's end.
+        // Work may still run on the blocks: the device is waited for as they are given back, here at a thread's end.
         let _ = driver.synchronize(self.handle);
         let fault = std::mem::replace(&mut self.fault, Block::none());
-        let pool = self.pool.get_mut().unwrap_or_else(PoisonError::into_inner);
-        pool.put(&self.device, fault);
-        pool.clear(&self.device);
+        let mut pool = lock(&self.pool);
+        pool.put(&self.device.memory(), fault);
+        pool.clear(&self.device.memory());
+        drop(pool);
         self.pinned.get_mut().unwrap_or_else(PoisonError::into_inner).clear(&**driver);
         driver.drop_stream(self.handle);
     }
@@ -181,11 +184,6 @@ impl DeviceBlock {
         self.block.at
     }
 
-    /// True on the thread whose stream the block belongs to: its kernels may write there.
-    pub(crate) fn is_at_home(&self) -> bool {
-        Gpu::get(self.home.device.index).is_ok_and(|gpu| Arc::ptr_eq(gpu.stream(), &self.home))
-    }
-
     pub(crate) fn home(&self) -> &Arc<Stream> {
         &self.home
     }
@@ -215,8 +213,4 @@ impl Drop for DeviceBlock {
         let users = std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
         self.home.take_back(std::mem::replace(&mut self.block, Block::none()), &users);
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

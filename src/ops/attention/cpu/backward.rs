@@ -111,7 +111,7 @@ impl CausalAttention<'_> {
         });
         self.drop_out(block, head, p);
         let at = ((head[0] * tq + block.start) * h + head[1]) * d;
-        let dq = MatMut { data: &mut dq[at..], shape: (block.rows, d), strides: (h * d, 1) };
+        let dq = MatMut::new(&mut dq[at..], (block.rows, d), (h * d, 1)).expect("the queries' place");
         T::product(T::ONE, block.matrix(ds), given.k.rows(seen), T::ZERO, dq);
     }
 }
@@ -185,10 +185,8 @@ impl<T: Gemm> Work<T> {
     fn rows(&mut self, leaf: &Range<usize>, block: &Block) -> (MatRef<'_, T>, MatRef<'_, T>) {
         let at = (leaf.start - self.first) * self.step;
         let (shape, strides) = ((leaf.len(), block.keys), (self.step, 1));
-        (
-            MatRef { data: &self.p.now.get()[at..], shape, strides },
-            MatRef { data: &self.ds.now.get()[at..], shape, strides },
-        )
+        let held = |data| MatRef::new(data, shape, strides).expect("the leaf is held");
+        (held(&self.p.now.get()[at..]), held(&self.ds.now.get()[at..]))
     }
 }
 
@@ -229,7 +227,7 @@ impl<'a, T: Gemm> Nodes<'a, T> {
 
     /// The leaf `a b`, then so many joins of the two topmost nodes. The first of them is the product's own addition.
     fn push(&mut self, a: MatRef<'_, T>, b: MatRef<'_, T>, joins: u8) {
-        let (keys, d) = (a.shape.0, self.shape.1);
+        let (keys, d) = (a.shape().0, self.shape.1);
         if d == 0 {
             return;
         }
@@ -252,7 +250,8 @@ impl<'a, T: Gemm> Nodes<'a, T> {
         if joins > 0 && top > 0 {
             data[held * d..keys * d].fill(T::ZERO);
         }
-        T::product(T::ONE, a, b, onto, MatMut { data, shape: (keys, d), strides: (step, 1) });
+        let into = MatMut::new(data, (keys, d), (step, 1)).expect("room for the node");
+        T::product(T::ONE, a, b, onto, into);
         (1..joins).for_each(|_| self.join());
     }
 

@@ -28,11 +28,11 @@ impl Block {
     }
 
     pub(super) fn matrix<'a, T>(&self, data: &'a [T]) -> MatRef<'a, T> {
-        MatRef { data, shape: (self.rows, self.keys), strides: (self.width, 1) }
+        MatRef::new(data, (self.rows, self.keys), (self.width, 1)).expect("room for the block")
     }
 
     pub(super) fn matrix_mut<'a, T>(&self, data: &'a mut [T]) -> MatMut<'a, T> {
-        MatMut { data, shape: (self.rows, self.keys), strides: (self.width, 1) }
+        MatMut::new(data, (self.rows, self.keys), (self.width, 1)).expect("room for the block")
     }
 }
 
@@ -57,11 +57,8 @@ impl<'a, T: Gemm> Heads<'a, T> {
 
     pub(super) fn at(&self, [b, h]: [usize; 2]) -> MatRef<'a, T> {
         let start = (b * self.strides[0] + h * self.strides[1]).min(self.data.len());
-        MatRef {
-            data: &self.data[start..],
-            shape: (self.len, self.d),
-            strides: (self.strides[2], self.strides[3]),
-        }
+        let (shape, strides) = ((self.len, self.d), (self.strides[2], self.strides[3]));
+        MatRef::new(&self.data[start..], shape, strides).expect("a tensor's head")
     }
 }
 
@@ -120,7 +117,7 @@ impl<T: Gemm> Kernel for Slopes<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        let d = self.o.shape.1;
+        let d = self.o.shape().1;
         let mut products = vec![T::ZERO; d];
         let width = self.block.width;
         let rows = self.p.chunks_exact_mut(width).zip(self.ds.chunks_exact_mut(width));

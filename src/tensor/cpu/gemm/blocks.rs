@@ -5,15 +5,14 @@
 //! A contraction longer than a block is evaluated block by block; the finished blocks of all rows and columns lie on
 //! a stack of their own, and are joined as the tree says.
 
-use super::super::real::Lane;
+use super::super::real::{Lane, Real};
 use super::super::simd::Isa;
 use super::contraction::{Block, Contraction};
 use super::matrix::MatRef;
 use super::pack::{Rows, native, pack_cols, pack_rows, packed_rows_len};
-use super::product::Gemm;
 use super::room::with_room;
 use super::sink::{Direct, Sink, TILE};
-use super::tile::{Kernels, Tile};
+use super::tile::{Kernels, Tile, Tiled};
 
 /// Bytes along the contraction that are handled together: a panel of so many rows stays in the second cache.
 pub(super) const BLOCK_BYTES: usize = 4096;
@@ -39,10 +38,10 @@ pub(super) fn block_len<T>() -> usize {
 ///
 /// # Safety
 /// `sink`'s result has the product's shape, and nobody else reads or writes it.
-pub(super) unsafe fn run<E: Lane<Wide = T>, T: Gemm>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
-    let (m, k) = job.a.shape;
-    let n = job.b.shape.1;
-    assert!(job.a.is_inside() && job.b.is_inside() && job.b.shape.0 == k);
+pub(super) unsafe fn run<E: Lane<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
+    let (m, k) = job.a.shape();
+    let n = job.b.shape().1;
+    assert_eq!(job.b.shape().0, k, "inner extents");
     let kernels = T::kernels(Isa::current());
     let panel_rows = kernels.tiles.len();
     let vectors = n.div_ceil(kernels.lanes);
@@ -104,7 +103,7 @@ struct Panel<T> {
     step: usize,
 }
 
-impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
+impl<E: Lane<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
     /// One block of the contraction.
     ///
     /// # Safety
@@ -114,11 +113,15 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
         let b = self.job.b.rows(block.start, block.len);
         let panel_rows = self.kernels.tiles.len();
         let rows = match native(a) {
-            Some(a) => Rows { data: a.data.as_ptr(), panel_step: panel_rows * a.strides.0, steps: a.strides },
+            Some(a) => {
+                let steps = a.strides();
+                // Of a single row the step may be anything.
+                Rows { data: a.data().as_ptr(), panel_step: panel_rows.wrapping_mul(steps.0), steps }
+            }
             None => pack_rows(a, panel_rows, room),
         };
         let most = self.kernels.tiles[0].len();
-        let wide = if self.job.a.shape.0 == 1 && b.strides.1 == 1 && E::NATIVE {
+        let wide = if self.job.a.shape().0 == 1 && b.strides().1 == 1 && E::NATIVE {
             self.kernels.wide_row.0
         } else {
             0
@@ -127,7 +130,7 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
         while vector < self.vectors {
             let left = self.vectors - vector;
             let col = vector * self.kernels.lanes;
-            let vectors = if wide > 0 && col + wide * self.kernels.lanes <= b.shape.1 {
+            let vectors = if wide > 0 && col + wide * self.kernels.lanes <= b.shape().1 {
                 wide
             } else {
                 // As even as can be.
@@ -142,14 +145,14 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
 
     fn panel(&mut self, b: MatRef<'_, E>, col: usize, vectors: usize) -> Panel<T> {
         let width = vectors * self.kernels.lanes;
-        let whole = col + width <= b.shape.1;
-        let b = b.cols(col, width.min(b.shape.1 - col));
+        let whole = col + width <= b.shape().1;
+        let b = b.cols(col, width.min(b.shape().1 - col));
         if let Some(b) = native(b)
             && whole
-            && b.strides.1 == 1
-            && (self.rows < PACK_FROM_ROWS || b.strides.0 == width)
+            && b.strides().1 == 1
+            && (self.rows < PACK_FROM_ROWS || b.strides().0 == width)
         {
-            return Panel { col, vectors, data: b.data.as_ptr(), step: b.strides.0 };
+            return Panel { col, vectors, data: b.data().as_ptr(), step: b.strides().0 };
         }
         pack_cols(b, width, self.kernels.transpose, self.cols);
         Panel { col, vectors, data: self.cols.as_ptr(), step: width }
@@ -161,7 +164,7 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
     /// As [`run`].
     unsafe fn tiles(&mut self, block: &Block, level: usize, rows: &Rows<T>, panel: &Panel<T>) {
         let panel_rows = self.kernels.tiles.len();
-        let (width, n) = (panel.vectors * self.kernels.lanes, self.job.b.shape.1);
+        let (width, n) = (panel.vectors * self.kernels.lanes, self.job.b.shape().1);
         let (target, through) = self.target(block, level, panel);
         let mut tile = Tile {
             a: rows.data,
@@ -190,7 +193,7 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
                 // SAFETY: the tile lies inside the result.
                 unsafe { self.sink.put((self.row + first, panel.col), shape, self.tile, width) };
             } else {
-                tile.c = tile.c.wrapping_add(panel_rows * target.step);
+                tile.c = tile.c.wrapping_add(panel_rows.wrapping_mul(target.step));
             }
         }
     }
@@ -207,7 +210,7 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
             return (Direct { c, step, alpha: T::ONE, beta: joins.then_some(T::ONE) }, false);
         }
         match self.sink.direct() {
-            Some(d) if panel.col + width <= self.job.b.shape.1 => {
+            Some(d) if panel.col + width <= self.job.b.shape().1 => {
                 (Direct { c: d.c.wrapping_add(self.row * d.step + panel.col), ..d }, false)
             }
             _ => (Direct { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }, true),
@@ -219,7 +222,7 @@ impl<E: Lane<Wide = T>, T: Gemm> Work<'_, E, T> {
     /// # Safety
     /// As [`run`].
     unsafe fn hand_over_parts(&mut self) {
-        let (n, step) = (self.job.b.shape.1, self.vectors * self.kernels.lanes);
+        let (n, step) = (self.job.b.shape().1, self.vectors * self.kernels.lanes);
         for row in 0..self.rows {
             for col in (0..n).step_by(TILE) {
                 let cols = TILE.min(n - col);

@@ -6,7 +6,7 @@ use super::transpose::TransposeFn;
 
 /// The elements as the type they are computed in, if that is theirs.
 pub(super) fn native<E: Lane>(x: MatRef<'_, E>) -> Option<MatRef<'_, E::Wide>> {
-    E::NATIVE.then(|| MatRef { data: E::load(x.data, &mut []), shape: x.shape, strides: x.strides })
+    E::NATIVE.then(|| x.with_data(E::load(x.data(), &mut [])))
 }
 
 /// Left rows as tiles read them: row `r` of panel `p` at `p * panel_step + r * steps.0`.
@@ -25,9 +25,9 @@ pub(super) fn packed_rows_len(rows: usize, k: usize, panel: usize) -> usize {
 
 /// Widens rows into panels of `panel`. Lines that lie along the contraction stay lines; else a panel's rows lie side by side.
 pub(super) fn pack_rows<E: Lane>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::Wide]) -> Rows<E::Wide> {
-    let (m, k) = a.shape;
-    assert!(dst.len() >= packed_rows_len(m, k, panel) && a.is_inside());
-    if a.strides.1 == 1 {
+    let ((m, k), (row_step, step)) = (a.shape(), a.strides());
+    assert!(dst.len() >= packed_rows_len(m, k, panel));
+    if step == 1 {
         for (i, line) in dst.chunks_exact_mut(k).take(m).enumerate() {
             E::widen_into(a.row(i), line);
         }
@@ -36,11 +36,11 @@ pub(super) fn pack_rows<E: Lane>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::W
     let mut gathered = vec![E::default(); m];
     let mut wide = vec![E::Wide::default(); m];
     for j in 0..k {
-        let column = &a.data[j * a.strides.1..];
-        if a.strides.0 == 1 {
+        let column = &a.data()[j * step..];
+        if row_step == 1 {
             E::widen_into(&column[..m], &mut wide);
         } else {
-            gathered.iter_mut().enumerate().for_each(|(i, x)| *x = column[i * a.strides.0]);
+            gathered.iter_mut().enumerate().for_each(|(i, x)| *x = column[i * row_step]);
             E::widen_into(&gathered, &mut wide);
         }
         for (p, rows) in wide.chunks(panel).enumerate() {
@@ -57,28 +57,28 @@ pub(super) fn pack_cols<E: Lane>(
     transpose: TransposeFn<E::Wide>,
     dst: &mut [E::Wide],
 ) {
-    let (k, n) = b.shape;
+    let (k, n) = b.shape();
     let dst = &mut dst[..k * step];
-    assert!(n <= step && b.is_inside());
+    assert!(n <= step);
     if n < step {
         dst.chunks_exact_mut(step).for_each(|row| row[n..].fill(E::Wide::default()));
     }
-    match (b.strides, native(b)) {
+    match (b.strides(), native(b)) {
         ((_, 1), _) => {
             for (i, row) in dst.chunks_exact_mut(step).enumerate() {
                 E::widen_into(b.row(i), &mut row[..n]);
             }
         }
         ((1, apart), Some(b)) => {
-            // SAFETY: the source lies inside its buffer, as just asserted, and `k` rows of `step` inside `dst`.
-            unsafe { transpose(b.data.as_ptr(), apart, n, k, dst.as_mut_ptr(), step) };
+            // SAFETY: the source lies inside its buffer, as every `MatRef` does, and `k` rows of `step` inside `dst`.
+            unsafe { transpose(b.data().as_ptr(), apart, n, k, dst.as_mut_ptr(), step) };
         }
         ((1, _), None) => turn_widened(b, step, transpose, dst),
-        _ => {
+        ((row_step, col_step), _) => {
             let mut gathered = vec![E::default(); n];
             for (i, row) in dst.chunks_exact_mut(step).enumerate() {
-                let line = &b.data[i * b.strides.0..];
-                gathered.iter_mut().enumerate().for_each(|(j, x)| *x = line[j * b.strides.1]);
+                let line = &b.data()[i * row_step..];
+                gathered.iter_mut().enumerate().for_each(|(j, x)| *x = line[j * col_step]);
                 E::widen_into(&gathered, &mut row[..n]);
             }
         }
@@ -93,12 +93,12 @@ fn turn_widened<E: Lane>(
     dst: &mut [E::Wide],
 ) {
     const STRETCH: usize = 64;
-    let (k, n) = b.shape;
+    let ((k, n), (_, col_step)) = (b.shape(), b.strides());
     let mut wide = vec![E::Wide::default(); n * STRETCH];
     for start in (0..k).step_by(STRETCH) {
         let len = STRETCH.min(k - start);
         for (j, line) in wide.chunks_exact_mut(STRETCH).enumerate() {
-            E::widen_into(&b.data[j * b.strides.1 + start..][..len], &mut line[..len]);
+            E::widen_into(&b.data()[j * col_step + start..][..len], &mut line[..len]);
         }
         let dst = &mut dst[start * step..][..len * step];
         // SAFETY: `n` lines of `STRETCH` lie in `wide`, and `len` rows of `step` in `dst`.

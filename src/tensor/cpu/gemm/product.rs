@@ -17,21 +17,21 @@ pub trait Gemm: Real + Tiled {
     /// `beta` is added, each step rounded.
     ///
     /// # Panics
-    /// If the shapes do not fit, or a matrix leaves its buffer.
+    /// If the shapes do not fit.
     fn product(alpha: Self, a: MatRef<'_, Self>, b: MatRef<'_, Self>, beta: Self, c: MatMut<'_, Self>);
 }
 
 macro_rules! product {
     ($($t:ty)*) => {$(
         impl Gemm for $t {
-            fn product(alpha: $t, a: MatRef<'_, $t>, b: MatRef<'_, $t>, beta: $t, c: MatMut<'_, $t>) {
-                let k = b.shape.0;
-                assert!(a.shape == (c.shape.0, k) && b.shape.1 == c.shape.1, "{:?} {:?} {:?}", a.shape, b.shape, c.shape);
-                assert!(c.is_sound(), "elements that coincide or leave their buffer: {:?} {:?}", c.shape, c.strides);
+            fn product(alpha: $t, a: MatRef<'_, $t>, b: MatRef<'_, $t>, beta: $t, mut c: MatMut<'_, $t>) {
+                let ((m, n), strides, k) = (c.shape(), c.strides(), b.shape().0);
+                assert!(a.shape() == (m, k) && b.shape().1 == n, "{:?} {:?} {:?}", a.shape(), b.shape(), (m, n));
                 let beta = (beta != 0.0).then_some(beta);
-                let c_data = c.data.as_mut_ptr();
-                // SAFETY: the sink is over `c`, which is borrowed exclusively and has the product's shape.
-                unsafe { multiply(a, b, &[k], c.strides, |strides, _| Plain { c: c_data, strides, alpha, beta }) };
+                let c_data = c.as_mut_ptr();
+                // SAFETY: the sink is over `c`, which is borrowed exclusively and has the product's shape; its elements lie
+                // inside its buffer, each in a place of its own.
+                unsafe { multiply(a, b, &[k], strides, |strides, _| Plain { c: c_data, strides, alpha, beta }) };
             }
         }
     )*};
@@ -53,24 +53,32 @@ pub(super) unsafe fn multiply<E, S>(
     E: Lane<Wide: Gemm>,
     S: Sink<E::Wide>,
 {
-    let ((m, k), n) = (a.shape, b.shape.1);
-    assert_eq!(extents.iter().product::<usize>(), k, "extents of the contraction");
+    let ((m, k), n) = (a.shape(), b.shape().1);
+    assert_eq!(contraction_len(extents), Some(k), "extents of the contraction");
     if m == 0 || n == 0 {
         return;
     }
-    let tree = Contraction::cached(extents, block_len::<E::Wide>());
     let turned = wants_turning::<E>((m, n), strides);
     let (a, b, strides) = if turned { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
     let sink = sink(strides, turned);
     if k == 0 {
-        for (row, col) in (0..a.shape.0).flat_map(|row| (0..b.shape.1).map(move |col| (row, col))) {
+        for (row, col) in (0..a.shape().0).flat_map(|row| (0..b.shape().1).map(move |col| (row, col))) {
             // SAFETY: the element lies inside the result.
             unsafe { sink.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
         }
         return;
     }
+    let tree = Contraction::cached(extents, block_len::<E::Wide>());
     // SAFETY: the caller's promise; seen the other way round, the result is the other product's.
     unsafe { run_on_threads(&Job { a, b, tree: &tree }, &sink) };
+}
+
+/// The number of indices that a contraction over `extents` has; none if it is more than a `usize` holds.
+pub(super) fn contraction_len(extents: &[usize]) -> Option<usize> {
+    if extents.contains(&0) {
+        return Some(0);
+    }
+    extents.iter().try_fold(1usize, |len, &extent| len.checked_mul(extent))
 }
 
 /// True where the transposed product wastes fewer lanes, or only its columns lie side by side.
@@ -113,9 +121,8 @@ mod tests {
         /// The product over `start..` of as many indices as the extents have.
         fn part(&self, start: usize, extents: &[usize]) -> Vec<T> {
             let len: usize = extents.iter().product();
-            let a = MatRef { data: &self.a[..], shape: (self.m, self.k), strides: (self.k, 1) };
-            let b = MatRef { data: &self.b[..], shape: (self.k, self.n), strides: (self.n, 1) };
-            let (a, b) = (a.cols(start, len), b.rows(start, len));
+            let a = MatRef::new(&self.a, (self.m, self.k), (self.k, 1)).unwrap().cols(start, len);
+            let b = MatRef::new(&self.b, (self.k, self.n), (self.n, 1)).unwrap().rows(start, len);
             let mut c = vec![T::LOWEST; self.m * self.n];
             let data = c.as_mut_ptr();
             let plain = |strides, _| Plain { c: data, strides, alpha: T::ONE, beta: None };
@@ -177,29 +184,25 @@ mod tests {
             let case = Case::<f32>::new(m, k, n);
             let want = case.part(0, &[k]);
             for (i, &want) in want.iter().enumerate().step_by(7) {
-                let one = MatRef { data: &case.a[i / n * k..], shape: (1, k), strides: (k, 1) };
-                let col = MatRef { data: &case.b[i % n..], shape: (k, 1), strides: (n, 1) };
+                let one = MatRef::new(&case.a[i / n * k..], (1, k), (k, 1)).unwrap();
+                let col = MatRef::new(&case.b[i % n..], (k, 1), (n, 1)).unwrap();
                 let mut c = [0.0];
-                f32::product(1.0, one, col, 0.0, MatMut { data: &mut c, shape: (1, 1), strides: (1, 1) });
+                f32::product(1.0, one, col, 0.0, MatMut::new(&mut c, (1, 1), (1, 1)).unwrap());
                 assert_eq!(c[0].to_bits(), want.to_bits());
             }
             let turn = |x: &[f32], (m, n): (usize, usize)| -> Vec<f32> {
                 (0..n).flat_map(|j| (0..m).map(move |i| x[i * n + j])).collect()
             };
             let (at, bt) = (turn(&case.a, (m, k)), turn(&case.b, (k, n)));
-            let a = [
-                MatRef { data: &case.a[..], shape: (m, k), strides: (k, 1) },
-                MatRef { data: &at[..], shape: (m, k), strides: (1, m) },
-            ];
-            let b = [
-                MatRef { data: &case.b[..], shape: (k, n), strides: (n, 1) },
-                MatRef { data: &bt[..], shape: (k, n), strides: (1, k) },
-            ];
+            let a =
+                [MatRef::new(&case.a, (m, k), (k, 1)).unwrap(), MatRef::new(&at, (m, k), (1, m)).unwrap()];
+            let b =
+                [MatRef::new(&case.b, (k, n), (n, 1)).unwrap(), MatRef::new(&bt, (k, n), (1, k)).unwrap()];
             for &isa in Isa::available() {
                 for (a, b) in a.iter().flat_map(|a| b.iter().map(move |b| (*a, *b))) {
                     for strides in [(n, 1), (1, m), (2 * n + 1, 2)] {
                         let mut c = vec![f32::NAN; (m - 1) * strides.0 + (n - 1) * strides.1 + 1];
-                        let into = MatMut { data: &mut c, shape: (m, n), strides };
+                        let into = MatMut::new(&mut c, (m, n), strides).unwrap();
                         with_isa(isa, || f32::product(1.0, a, b, 0.0, into));
                         for (i, want) in want.iter().enumerate() {
                             let got = c[i / n * strides.0 + i % n * strides.1];
@@ -226,22 +229,16 @@ mod tests {
             for (alpha, beta) in [(1.0, 1.0), (0.3, 0.0), (0.7, -1.1)] {
                 let mut c: Vec<f32> = (0..m * n).map(|i| i as f32 * 0.37 - 9.0).collect();
                 let want: Vec<f32> = c.iter().zip(&sum).map(|(&c, &s)| alpha * s + beta * c).collect();
-                let a = MatRef { data: &case.a[..], shape: (m, k), strides: (k, 1) };
-                let b = MatRef { data: &case.b[..], shape: (k, n), strides: (n, 1) };
-                f32::product(alpha, a, b, beta, MatMut { data: &mut c, shape: (m, n), strides: (n, 1) });
+                let a = MatRef::new(&case.a, (m, k), (k, 1)).unwrap();
+                let b = MatRef::new(&case.b, (k, n), (n, 1)).unwrap();
+                f32::product(alpha, a, b, beta, MatMut::new(&mut c, (m, n), (n, 1)).unwrap());
                 assert_eq!(c, want);
             }
         }
         let product = |a: f32, b: f32| {
-            let one = |x| MatRef { data: x, shape: (1, 1), strides: (1, 1) };
-            let mut c = [f32::NAN];
-            f32::product(
-                1.0,
-                one(&[a]),
-                one(&[b]),
-                0.0,
-                MatMut { data: &mut c, shape: (1, 1), strides: (1, 1) },
-            );
+            let (a, b, mut c) = ([a], [b], [f32::NAN]);
+            let one = |x| MatRef::new(x, (1, 1), (1, 1)).unwrap();
+            f32::product(1.0, one(&a), one(&b), 0.0, MatMut::new(&mut c, (1, 1), (1, 1)).unwrap());
             c[0].to_bits()
         };
         assert_eq!(product(-1.0, 0.0), (-0.0f32).to_bits(), "a single product keeps its sign");

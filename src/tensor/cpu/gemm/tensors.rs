@@ -3,7 +3,7 @@
 use super::super::as_elements_mut;
 use super::super::real::{Lane, Num, Real};
 use super::matrix::MatRef;
-use super::product::{Gemm, multiply};
+use super::product::{Gemm, contraction_len, multiply};
 use super::sink::{Finish, Plain, UnaryF};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, for_dtype};
@@ -39,7 +39,7 @@ pub fn gemm_fused<F: UnaryF + Sync>(
     let fits = match (&a.shape()[..], &b.shape()[..]) {
         ([ab, _, ak], [bb, bk, n]) => {
             (ab, ak) == (bb, bk)
-                && tree.iter().product::<usize>() == *ak
+                && contraction_len(tree) == Some(*ak)
                 && bias.is_none_or(|x| x.shape()[..] == [*n] && x.dtype() == a.dtype())
         }
         _ => false,
@@ -98,8 +98,8 @@ where
     let (products, m) = if one_b && runs_on { (1, batch * m) } else { (batch, m) };
     let row_step = if products == 1 { rows } else { asr[1] };
     for (i, c) in c.chunks_exact_mut(m * n).take(products).enumerate() {
-        let a = MatRef { data: from(ad, i * asr[0]), shape: (m, k), strides: (row_step, asr[2]) };
-        let b = MatRef { data: from(bd, i * bsr[0]), shape: (k, n), strides: (bsr[1], bsr[2]) };
+        let a = MatRef::new(from(ad, i * asr[0]), (m, k), (row_step, asr[2]))?;
+        let b = MatRef::new(from(bd, i * bsr[0]), (k, n), (bsr[1], bsr[2]))?;
         let c = c.as_mut_ptr();
         // SAFETY: both sinks are over this chunk, which is borrowed exclusively and has the product's shape; where `E`
         // is its own wide type, the pointers' types are the same.
@@ -222,6 +222,10 @@ mod tests {
         let a = noise([1, 5, 300], 1);
         assert!(gemm("matmul", &a, &a, &[300]).is_err());
         assert!(gemm("matmul", &a, &noise([1, 300, 4], 2), &[10, 3]).is_err());
+        // 2^64 indices, which a product that wraps takes for none.
+        let (a, b) = (Tensor::zeros(DType::F32, [1, 2, 0]), Tensor::zeros(DType::F32, [1, 0, 2]));
+        assert!(gemm("matmul", &a, &b, &[2; 64]).is_err());
+        assert_eq!(gemm("matmul", &a, &b, &[1 << 40, 0, 1 << 40]).unwrap().to_f64_vec(), [0.0; 4]);
     }
 
     struct Sum;

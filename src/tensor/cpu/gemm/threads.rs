@@ -2,11 +2,11 @@
 
 use std::cell::Cell;
 
-use super::super::real::Lane;
+use super::super::real::{Lane, Real};
 use super::super::simd::{Isa, with_isa};
 use super::blocks::{Job, run};
-use super::product::Gemm;
 use super::sink::{Direct, Sink};
+use super::tile::Tiled;
 
 /// Products with fewer multiplications than this are not worth a thread.
 const WORTH: usize = 4 << 20;
@@ -36,10 +36,13 @@ pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
 ///
 /// # Safety
 /// As [`run`].
-pub(super) unsafe fn run_on_threads<E: Lane<Wide = T>, T: Gemm>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
-    let ((m, k), n) = (job.a.shape, job.b.shape.1);
+pub(super) unsafe fn run_on_threads<E: Lane<Wide = T>, T: Real + Tiled>(
+    job: &Job<'_, E>,
+    sink: &dyn Sink<T>,
+) {
+    let ((m, k), n) = (job.a.shape(), job.b.shape().1);
     let threads = THREADS.get();
-    if threads == 1 || m * n * k < WORTH {
+    if threads == 1 || m.saturating_mul(n).saturating_mul(k) < WORTH {
         // SAFETY: the caller's promise.
         return unsafe { run(job, sink) };
     }
@@ -87,7 +90,7 @@ unsafe impl<T> Sink<T> for Shifted<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{MatMut, MatRef};
+    use super::super::{Gemm, MatMut, MatRef};
     use super::*;
     use crate::tensor::cpu::Num;
 
@@ -100,9 +103,10 @@ mod tests {
             let product = |threads: usize| {
                 let mut c = vec![f32::ZERO; m * n];
                 with_threads(threads, || {
-                    let a = MatRef { data: &a[..], shape: (m, k), strides: (k, 1) };
-                    let b = MatRef { data: &b[..], shape: (k, n), strides: (n, 1) };
-                    f32::product(1.0, a, b, 0.0, MatMut { data: &mut c, shape: (m, n), strides: (n, 1) });
+                    let a = MatRef::new(&a, (m, k), (k, 1)).unwrap();
+                    let b = MatRef::new(&b, (k, n), (n, 1)).unwrap();
+                    let c = MatMut::new(&mut c, (m, n), (n, 1)).unwrap();
+                    f32::product(1.0, a, b, 0.0, c);
                 });
                 c
             };

@@ -1,12 +1,10 @@
 //! `argmax`: where the largest element along a dim is.
 
-pub(super) mod cpu;
-mod cuda;
-
 use smallvec::smallvec;
 
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, arity};
+use super::{cpu, cuda};
 use crate::error::{Error, Result};
+use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity};
 use crate::tensor::{DType, Tensor};
 
 /// The index (i64) of the first largest element along `dim`, which leaves; NaN counts as largest.
@@ -44,13 +42,17 @@ impl Op for Argmax {
         Ok(smallvec![cuda::argmax(self.name(), &ins[0], self.dim)?])
     }
 
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::reduction(ins, outs)
+    }
+
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none(0, "an index has no derivative");
         Ok(())
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Argmax { dim: 1 }, [Input::ints([5, 3])]).rough(),
         Sample::new(Argmax { dim: 0 }, [Input::ints([7, 2])]).rough(),

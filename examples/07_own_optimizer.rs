@@ -1,0 +1,162 @@
+//! 7. An optimizer of one's own: an operator, and what it keeps of each parameter. `cargo run --example 07_own_optimizer`
+
+use isoshard::comm::spmd;
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan, Update};
+use isoshard::ops::{
+    Axis, Batched, Bits, Free, Meta, Metas, Op, Row, Tensors, Vjp, Windows, Work, each_chunk, expect_step,
+    step_rows,
+};
+use isoshard::placement::Layout;
+use isoshard::tensor::{DType, Tensor};
+use isoshard::{Error, Result};
+
+/// (p, g, m, scale) -> (p', m'): Chen et al., *Symbolic Discovery of Optimization Algorithms* (Lion), 2023, algorithm 2, on f32.
+///
+/// With `scale` times `g` for `g`: `p' = (1 - lr λ) p - lr sign(β1 m + (1 - β1) g)` and `m' = β2 m + (1 - β2) g`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct LionStep {
+    betas: [Bits; 2],
+    weight_decay: Bits,
+    /// Free: another rate is the same plan.
+    lr: Free<f64>,
+}
+
+impl Op for LionStep {
+    fn name(&self) -> &'static str {
+        "lion"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [p, g, m, scale] = ins else {
+            return Err(Error::invalid("lion", "wants 4 operands", format!("{ins:?}"), ""));
+        };
+        if p.dtype != DType::F32 {
+            return Err(Error::unsupported("lion", "is written for f32", format!("{p}"), ""));
+        }
+        expect_step("lion", p, g, &[m], scale, ins)?;
+        Ok([p.clone(), m.clone()].into_iter().collect())
+    }
+
+    /// Element by element, however the parameter lies.
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        step_rows(&ins[0], 3, 2)
+    }
+
+    /// In place: parameter and momentum are written where they are, if they have no other owner.
+    fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        let [p, g, m, scale] = ins else { unreachable!("infer counted the operands") };
+        let ([b1, b2], lr) = (self.betas.map(|b| b.0 as f32), self.lr.0 as f32);
+        let (scale, keep) = (scale.item()? as f32, (1.0 - self.lr.0 * self.weight_decay.0) as f32);
+        let momentum = m.make_mut::<f32>()?;
+        each_chunk::<f32>(p, g, |at, p, g, out| {
+            for (((out, p), g), m) in out.iter_mut().zip(p).zip(g).zip(&mut momentum[at..]) {
+                let g = g * scale;
+                let direction = b1 * *m + (1.0 - b1) * g;
+                *out = keep * p - if direction == 0.0 { 0.0 } else { lr.copysign(direction) };
+                *m = b2 * *m + (1.0 - b2) * g;
+            }
+        })?;
+        Ok([p.clone(), m.clone()].into_iter().collect())
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+        Err(Error::unsupported(
+            "lion",
+            "has no kernel for a device yet",
+            ins[0].to_string(),
+            "use Device::Cpu",
+        ))
+    }
+
+    /// For each element: 1 to scale the gradient, 3 for the direction, 3 for the momentum, 4 for the parameter.
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::elementwise(11, ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        g.none_at_all("an optimizer's step is not part of the function that is differentiated");
+        Ok(())
+    }
+}
+
+/// All updates go to [`Params::update`] at once. With kernels of its own, one launch could compute them all.
+impl Batched for LionStep {}
+
+struct Lion {
+    weight_decay: f64,
+    /// One momentum per parameter, which lies as the parameter does.
+    momenta: Vec<Option<DTensor>>,
+}
+
+impl Lion {
+    fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
+        let (betas, weight_decay) = ([0.9, 0.99].map(Bits), Bits(self.weight_decay));
+        self.momenta.resize_with(params.len(), || None);
+        let mut updates = Vec::new();
+        for id in params.ids() {
+            let zeros = params.zeros_like(id)?;
+            let Some(grad) = grads.take(params.value(id)) else { continue };
+            let momentum = self.momenta[id.index()].take().unwrap_or(zeros);
+            let op = LionStep { betas, weight_decay, lr: Free(lr) };
+            updates.push(Update::new(id, op, [grad, momentum, scale.clone()]));
+        }
+        let result = params.update(&mut updates);
+        for Update { param, operands, results, .. } in updates {
+            // The momentum is the second result; of an update that was refused, the second operand still.
+            self.momenta[param.index()] = match results {
+                Some(results) => results.into_iter().next(),
+                None => operands.into_iter().nth(1),
+            };
+        }
+        result
+    }
+}
+
+/// The digest of the parameters after five steps on a mesh, and the losses.
+fn train(mesh: &'static str, ranks: usize) -> Result<(u64, Vec<f64>)> {
+    let mut results = spmd(ranks, move |rank| {
+        let mesh = DeviceMesh::parse(&rank, mesh)?;
+        let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
+        let batch = plan.batch_layout(mesh.mesh());
+        let mut params = Params::new(&mesh, plan, 7)?;
+        let config =
+            GptConfig { vocabulary: 11, block: 6, layers: 1, heads: 2, width: 8, dropout: 0.0, bias: true };
+        let model = Gpt::new(&mut params, config)?;
+        let mut lion = Lion { weight_decay: 0.1, momenta: Vec::new() };
+        let scale = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+        let token = |i: usize| (i * i % 11) as i64;
+        let text = |from: usize| Tensor::from_vec((from..from + 24).map(token).collect(), [4, 6]);
+        let tokens = DTensor::distribute(&mesh, &text(0)?, batch.clone())?;
+        let targets = DTensor::distribute(&mesh, &text(1)?, batch)?;
+        let places = |params: &Params| -> Result<Vec<*const f32>> {
+            params.values().map(|value| Ok(value.local().data::<f32>()?.as_ptr())).collect()
+        };
+        let before = places(&params)?;
+        let mut losses = Vec::new();
+        for _ in 0..5 {
+            let loss = model.loss(&Forward::eval(&params), &tokens, &targets)?;
+            let mut grads = loss.backward()?;
+            losses.push(loss.full_tensor()?.item()?);
+            drop(loss);
+            lion.step(&mut params, &mut grads, &scale, 1e-2)?;
+        }
+        assert_eq!(places(&params)?, before, "parameters are written where they are");
+        Ok((params.digest()?, losses))
+    })?;
+    Ok(results.swap_remove(0))
+}
+
+/// Trains on one rank and on meshes of several, and compares.
+///
+/// # Errors
+/// None that is expected.
+pub fn main() -> Result<()> {
+    let (digest, losses) = train("1", 1)?;
+    assert!(losses[4] < losses[0], "{losses:?}");
+    for (mesh, ranks) in [("fsdp=2", 2), ("tp=2", 2), ("dp=2,fsdp=2", 4)] {
+        assert_eq!(train(mesh, ranks)?, (digest, losses.clone()), "{mesh}");
+    }
+    println!("losses {losses:?} on four meshes");
+    Ok(())
+}

@@ -1,0 +1,106 @@
+//! The operations of a formula, counted from its text when the crate is compiled.
+
+use crate::ops::Work;
+
+/// The operations of the functions that formulas use, by name.
+pub(super) type Known = &'static [(&'static str, u64)];
+
+/// The operations of a formula, as [`Work`] counts them: each operator 1, each word as [`word`] says. An operator before a number
+/// or the name of a constant makes another constant and counts nothing.
+///
+/// # Panics
+/// On a call of a word that is not known, which then does not compile.
+pub(super) const fn operations(formula: &str, known: Known) -> u64 {
+    let text = formula.as_bytes();
+    let (mut at, mut sum) = (0, 0);
+    while at < text.len() {
+        let end = token_end(text, at);
+        let next = next_byte(text, end);
+        if is_operator(text[at]) {
+            let constant = next.is_ascii_uppercase() || next.is_ascii_digit();
+            sum += if constant { 0 } else { 1 };
+        } else if text[at].is_ascii_alphabetic() && next == b'(' {
+            sum += word(text.split_at(end).0.split_at(at).1, known);
+        }
+        at = end;
+    }
+    sum
+}
+
+/// The operations of a word.
+const fn word(name: &[u8], known: Known) -> u64 {
+    match name {
+        b"of" | b"wide" | b"inf" | b"nan" => 0,
+        b"exp" | b"ln" | b"tanh" | b"erf" | b"sigmoid" => Work::SPECIAL,
+        b"fma" => 2,
+        b"sqrt" | b"recip" | b"abs" | b"floor" | b"copysign" | b"negative" | b"add" | b"sub" | b"mul" => 1,
+        b"max" | b"min" | b"select" | b"is_nan" => 1,
+        _ => {
+            let mut i = 0;
+            while i < known.len() {
+                if equal(name, known[i].0.as_bytes()) {
+                    return known[i].1;
+                }
+                i += 1;
+            }
+            panic!("a formula calls a word whose operations are not known: add it to `word`")
+        }
+    }
+}
+
+/// The end of the name, number, operator or other byte that starts at `at`.
+const fn token_end(text: &[u8], at: usize) -> usize {
+    let mut end = at + 1;
+    while end < text.len()
+        && ((is_name(text[at]) && is_name(text[end])) || (is_operator(text[at]) && is_operator(text[end])))
+    {
+        end += 1;
+    }
+    end
+}
+
+/// The first byte from `at` on that is no space, 0 at the end.
+const fn next_byte(text: &[u8], mut at: usize) -> u8 {
+    while at < text.len() && text[at].is_ascii_whitespace() {
+        at += 1;
+    }
+    if at < text.len() { text[at] } else { 0 }
+}
+
+/// True in names and numbers.
+const fn is_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.'
+}
+
+const fn is_operator(byte: u8) -> bool {
+    matches!(byte, b'+' | b'-' | b'*' | b'/' | b'<' | b'>' | b'=' | b'!' | b'&' | b'|')
+}
+
+const fn equal(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_and_words_count_and_constants_do_not() {
+        let count = |text| operations(text, &[("twice", 7)]);
+        assert_eq!(count("add(x, y)"), 1);
+        assert_eq!(count("x / y"), 1);
+        assert_eq!(count("fma(b * b, of(V * C), of(-1e-4))"), 3);
+        assert_eq!(count("a && !is_nan (x) || x <= of(inf())"), 5);
+        assert_eq!(count("-twice(exp(x))"), 8 + Work::SPECIAL);
+    }
+
+    #[test]
+    #[should_panic(expected = "not known")]
+    fn an_unknown_word_is_refused() {
+        operations("sinh(x)", &[]);
+    }
+}

@@ -1,0 +1,83 @@
+//! `sum`: over any dims. `mean` is a sum times the reciprocal of the *global* count.
+
+use smallvec::smallvec;
+
+use super::{Reduction, kept_shape};
+use crate::error::Result;
+use crate::ops::{
+    Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+};
+use crate::tensor::{Dims, ReduceOp, Tensor, cpu, cuda};
+
+/// The sum over `dims`, by the tree of [`cpu::reduce`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Sum {
+    /// The dims to sum over, ascending.
+    pub dims: Dims,
+    /// Whether they stay, with extent 1.
+    pub keep: bool,
+}
+
+impl Sum {
+    fn reduction(&self) -> Reduction<'_> {
+        Reduction("sum", ReduceOp::Sum, &self.dims, self.keep)
+    }
+}
+
+impl Op for Sum {
+    fn name(&self) -> &'static str {
+        "sum"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        let [x] = arity(self.name(), ins)?;
+        Ok(smallvec![Meta { dtype: x.dtype, shape: self.reduction().shape(x)? }])
+    }
+
+    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+        self.reduction().rows(&ins[0])
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        self.reduction().eval(&ins[0], at, cpu::reduce)
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        self.reduction().eval(&ins[0], at, cuda::reduce)
+    }
+
+    fn keeping(&self, outer: usize) -> Option<Box<dyn Op>> {
+        let leading = self.dims[..outer].iter().copied().eq(0..outer);
+        let dims = Dims::from_slice(&self.dims[outer..]);
+        leading.then(|| Box::new(Sum { dims, keep: self.keep }) as Box<dyn Op>)
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Work::reduction(ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let x = g.input_meta(0).shape.clone();
+        let dy = g.grad(0);
+        let kept = kept_shape(&x, &self.dims);
+        let dy = if *g.meta(dy).shape == *kept { dy } else { g.apply(Reshape { shape: kept }, &[dy])? };
+        let dx = g.apply(Expand { shape: x }, &[dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+
+    fn adds(&self) -> bool {
+        true
+    }
+}
+
+pub(in crate::ops) fn samples() -> Vec<Sample> {
+    let sum = |dims: &[usize], keep| Sum { dims: dims.iter().copied().collect(), keep };
+    vec![
+        Sample::new(sum(&[0], false), [Input::ints([5, 3])]),
+        Sample::new(sum(&[1], true), [Input::ints([7, 2, 3])]),
+        Sample::new(sum(&[0, 2], false), [Input::ints([3, 1, 5])]),
+        Sample::new(sum(&[0, 1], false), [Input::ints([7, 3])]),
+        Sample::new(sum(&[0], false), [Input::ints([0, 3])]),
+    ]
+}

@@ -1,0 +1,79 @@
+//! Operators of a user's own, written against the public interface alone, do what the crate's do.
+
+use isoshard::Result;
+use isoshard::comm::spmd;
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::ops::{Axis, Bits, Dropout, Free, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, Work};
+use isoshard::placement::Layout;
+use isoshard::rng::{Draw, Generator};
+use isoshard::tensor::{DType, Tensor};
+
+#[path = "../../examples/07_own_optimizer.rs"]
+#[allow(dead_code)]
+mod own_optimizer;
+
+/// The example's optimizer, which names no trait of the crate's own: batched, in place, equal bits on four meshes.
+#[test]
+fn an_own_optimizer_trains_alike_on_every_mesh() {
+    own_optimizer::main().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Dropout, which says nothing of its draw but that it is free.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct OwnDropout {
+    draw: Free<Draw>,
+}
+
+impl Op for OwnDropout {
+    fn name(&self) -> &'static str {
+        "own_dropout"
+    }
+
+    fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+        Ok(ins.iter().cloned().collect())
+    }
+
+    fn rows(&self, _: &[Meta], _: Axis) -> Vec<Row> {
+        vec![Row::same(Slot::S(0), 1)]
+    }
+
+    fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Dropout { p: Bits(0.5), draw: self.draw }.eval(ins, at)
+    }
+
+    fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+        Dropout { p: Bits(0.5), draw: self.draw }.cuda(ins, at)
+    }
+
+    fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+        Dropout { p: Bits(0.5), draw: self.draw }.work(ins, outs)
+    }
+
+    fn vjp(&self, g: &mut Vjp) -> Result<()> {
+        let dy = g.grad(0);
+        let dx = g.apply(self.clone(), &[dy])?;
+        g.set(0, dx);
+        Ok(())
+    }
+}
+
+/// The plan is that of the first draw; the derivative must be that of each.
+#[test]
+fn every_draw_has_its_own_derivative() {
+    let run = |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let mut generator = Generator::new(1);
+        let x = DTensor::full(&mesh, DType::F32, [32], 1.0, "(S0)".parse::<Layout>()?)?.requires_grad()?;
+        let mut masks = Vec::new();
+        for number in 0..3 {
+            let y = DTensor::apply_one(&OwnDropout { draw: Free(generator.next_draw()) }, &[&x])?;
+            let gradient = y.sum_all()?.backward()?.take(&x).expect("x is a leaf");
+            let (y, gradient) = (y.full_tensor()?.to_f64_vec(), gradient.full_tensor()?.to_f64_vec());
+            assert_eq!(gradient, y, "draw {number}");
+            masks.push(y);
+        }
+        assert!(masks[0] != masks[1] && masks[1] != masks[2]);
+        Ok(())
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}
