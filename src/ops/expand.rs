@@ -3,18 +3,11 @@
 use smallvec::smallvec;
 
 use super::{
-    Algebra, Axis, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, Work,
-    arity,
+    Algebra, Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows,
+    Work, arity,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{Dims, Shape, Tensor};
-
-/// Repeats the operand to `shape` by NumPy's rule.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Expand {
-    /// The result's shape.
-    pub shape: Shape,
-}
+use crate::tensor::{Dims, Tensor};
 
 impl Expand {
     /// The result's dims along which the operand is repeated.

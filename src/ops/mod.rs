@@ -10,6 +10,7 @@
 //! give kernels to be called by themselves.
 
 mod attention;
+mod attributes;
 mod cat;
 mod catalog;
 pub mod cpu;
@@ -40,25 +41,21 @@ mod vjp;
 mod work;
 
 pub use attention::Attention;
-pub use attention::grad::AttentionGrad;
+pub use attributes::{
+    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
+};
 pub use cat::Cat;
 pub use catalog::{catalog, cuda_programs};
 pub use cross_entropy::CrossEntropy;
-pub use cross_entropy::grad::CrossEntropyGrad;
 pub use dropout::Dropout;
-pub use expand::Expand;
 pub use index::embedding::Embedding;
-pub use index::embedding_grad::EmbeddingGrad;
 pub use index::gather::Gather;
-pub use index::scatter_add::ScatterAdd;
 pub use matmul::Matmul;
 pub(crate) use meta::list;
 pub use meta::{Meta, Metas};
 pub use norm::layer_norm::LayerNorm;
-pub use norm::layer_norm_grad::LayerNormGrad;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
-pub use pad::Pad;
 pub use permute::Permute;
 pub use pointwise::*;
 pub(crate) use pointwise::{pointwise_table, signatures};
@@ -68,7 +65,9 @@ pub use random::gamma::Gamma;
 pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
-pub use record::{Batched, Bits, Free, Key, Op, Tensors, Window, Windows, eval_whole};
+pub use record::{
+    Batched, Bits, Free, Key, Op, Program, Ref, Statistic, Step, Tensors, Vjp, Window, Windows, eval_whole,
+};
 pub(crate) use record::{absent, arity, has_free, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::max::{Extreme, Max};
@@ -77,16 +76,14 @@ pub use reduce::sum::Sum;
 pub use reshape::Reshape;
 pub use rotary::Rotary;
 pub use row::{Algebra, Axis, Row, Slot};
-pub use sample::{Fill, Input, Sample, Statistic};
+pub use sample::{Fill, Input, Sample};
 pub use signature::Signature;
 pub use slice::Slice;
 pub use softmax::Softmax;
-pub use softmax::grad::SoftmaxGrad;
 pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
 pub use split::Split;
 pub use step::adamw::{AdamW, each_chunk, expect_step, step_rows};
 pub use step::sgd::Sgd;
-pub use vjp::{Program, Ref, Step, Vjp};
 pub use work::Work;

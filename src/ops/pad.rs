@@ -2,20 +2,11 @@
 
 use smallvec::smallvec;
 
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, Work, arity};
+use super::{
+    Axis, Input, Meta, Metas, Op, Pad, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, Work, arity,
+};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
-
-/// The operand with zeros around it along one dim.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Pad {
-    /// The dim.
-    pub dim: usize,
-    /// Zeros before it.
-    pub before: usize,
-    /// Zeros after it.
-    pub after: usize,
-}
 
 impl Op for Pad {
     fn name(&self) -> &'static str {

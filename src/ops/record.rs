@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
 use super::meta::list;
-use super::{Axis, Meta, Metas, Row, Statistic, Vjp, Work};
+use super::{Axis, Meta, Metas, Row, Work};
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Device, Shape, Tensor};
@@ -87,6 +87,74 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     fn statistics(&self, _ins: &[Meta]) -> Vec<Statistic> {
         Vec::new()
     }
+}
+
+/// An operand that is a result of another operator on other operands; see [`Op::statistics`].
+#[derive(Clone, Debug)]
+pub struct Statistic {
+    /// The operand's number.
+    pub operand: usize,
+    /// The operator that gives it.
+    pub op: Arc<dyn Op>,
+    /// The numbers of the operands from which it is computed, in order.
+    pub of: Vec<usize>,
+    /// The number of the result that it is.
+    pub result: usize,
+}
+
+/// A value of a program: an operand, a result, a gradient that came in, or the result of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ref(pub(crate) u32);
+
+/// One application of an operator.
+#[derive(Clone)]
+pub struct Step {
+    /// The operator.
+    pub op: Arc<dyn Op>,
+    /// Its operands.
+    pub ins: SmallVec<[Ref; 4]>,
+    /// Its first result; the others follow.
+    pub out: Ref,
+    /// The number of its results.
+    pub out_len: usize,
+}
+
+/// A finished derivative. Values are numbered: operands, results, gradients of the results, then the steps' results.
+#[derive(Clone)]
+pub struct Program {
+    /// In order of execution.
+    pub steps: Vec<Step>,
+    /// One an operand: its gradient, or none because none was asked for or none exists.
+    pub grads: SmallVec<[Option<Ref>; 4]>,
+    /// The number of values.
+    pub values_len: usize,
+    /// Which operands, results and incoming gradients the program reads.
+    pub reads: SmallVec<[bool; 8]>,
+    /// Results that are constants to the derivative, as the operator says ([`Vjp::constant`]).
+    pub constants: SmallVec<[bool; 4]>,
+}
+
+/// The program being written: what [`Op::vjp`] gets.
+///
+/// ```
+/// use isoshard::ops::{Meta, Op, Vjp, Mul};
+/// // d(a·b) = (g·b, g·a), the product's own file says; here for the first operand alone:
+/// let metas = [Meta::new(isoshard::tensor::DType::F32, [2]), Meta::new(isoshard::tensor::DType::F32, [2])];
+/// let program = Vjp::write(&Mul, &metas, &[true, false])?;
+/// assert_eq!(program.steps.len(), 1);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+pub struct Vjp<'a> {
+    pub(super) op: &'a dyn Op,
+    pub(super) metas: Vec<Meta>,
+    pub(super) ins_len: usize,
+    pub(super) outs_len: usize,
+    pub(super) needs: &'a [bool],
+    pub(super) steps: Vec<Step>,
+    pub(super) grads: SmallVec<[Option<Ref>; 4]>,
+    pub(super) answered: SmallVec<[bool; 4]>,
+    pub(super) reads: SmallVec<[bool; 8]>,
+    pub(super) constants: SmallVec<[bool; 4]>,
 }
 
 /// An operator that a CUDA device can compute for many calls in one launch: an optimizer's step on many parameters.

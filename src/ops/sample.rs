@@ -30,19 +30,6 @@ pub struct Input {
     pub fill: Fill,
 }
 
-/// An operand that is a result of another operator on other operands; see [`Op::statistics`].
-#[derive(Clone, Debug)]
-pub struct Statistic {
-    /// The operand's number.
-    pub operand: usize,
-    /// The operator that gives it.
-    pub op: Arc<dyn Op>,
-    /// The numbers of the operands from which it is computed, in order.
-    pub of: Vec<usize>,
-    /// The number of the result that it is.
-    pub result: usize,
-}
-
 /// One call of an operator.
 #[derive(Clone)]
 pub struct Sample {

@@ -9,69 +9,15 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Meta, Metas, Op};
+use super::meta::{Meta, Metas};
+use super::record::{Op, Program, Ref, Step, Vjp};
 use crate::error::{Error, Result};
-
-/// A value of a program: an operand, a result, a gradient that came in, or the result of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ref(pub(crate) u32);
 
 impl Ref {
     /// The value's number in its program.
     pub fn index(self) -> usize {
         self.0 as usize
     }
-}
-
-/// One application of an operator.
-#[derive(Clone)]
-pub struct Step {
-    /// The operator.
-    pub op: Arc<dyn Op>,
-    /// Its operands.
-    pub ins: SmallVec<[Ref; 4]>,
-    /// Its first result; the others follow.
-    pub out: Ref,
-    /// The number of its results.
-    pub out_len: usize,
-}
-
-/// A finished derivative. Values are numbered: operands, results, gradients of the results, then the steps' results.
-#[derive(Clone)]
-pub struct Program {
-    /// In order of execution.
-    pub steps: Vec<Step>,
-    /// One an operand: its gradient, or none because none was asked for or none exists.
-    pub grads: SmallVec<[Option<Ref>; 4]>,
-    /// The number of values.
-    pub values_len: usize,
-    /// Which operands, results and incoming gradients the program reads.
-    pub reads: SmallVec<[bool; 8]>,
-    /// Results that are constants to the derivative, as the operator says ([`Vjp::constant`]).
-    pub constants: SmallVec<[bool; 4]>,
-}
-
-/// The program being written: what [`Op::vjp`] gets.
-///
-/// ```
-/// use isoshard::ops::{Meta, Op, Vjp, Mul};
-/// // d(a·b) = (g·b, g·a), the product's own file says; here for the first operand alone:
-/// let metas = [Meta::new(isoshard::tensor::DType::F32, [2]), Meta::new(isoshard::tensor::DType::F32, [2])];
-/// let program = Vjp::write(&Mul, &metas, &[true, false])?;
-/// assert_eq!(program.steps.len(), 1);
-/// # Ok::<(), isoshard::Error>(())
-/// ```
-pub struct Vjp<'a> {
-    op: &'a dyn Op,
-    metas: Vec<Meta>,
-    ins_len: usize,
-    outs_len: usize,
-    needs: &'a [bool],
-    steps: Vec<Step>,
-    grads: SmallVec<[Option<Ref>; 4]>,
-    answered: SmallVec<[bool; 4]>,
-    reads: SmallVec<[bool; 8]>,
-    constants: SmallVec<[bool; 4]>,
 }
 
 impl<'a> Vjp<'a> {

@@ -1,13 +1,10 @@
 //! Distributions as values: what is drawn, apart from where its elements lie.
 
 use super::continuous::{check_exponential, check_log_normal, wide};
-use super::drawn::Drawn;
-use super::stretches::{Indices, Stretches};
 use super::truncated::Truncated;
-use super::{Draw, cuda, gamma, integers, poisson};
+use super::{gamma, integers, poisson};
 use crate::error::{Error, Result};
-use crate::placement::Region;
-use crate::tensor::{DType, Device, Shape, Tensor, for_dtype};
+use crate::tensor::DType;
 
 /// What the elements of a random tensor are drawn from.
 ///
@@ -160,70 +157,6 @@ impl Distribution {
             Distribution::Bits => Ok(()),
         }
     }
-
-    /// Writes the values of these elements of a tensor: `at` is the global linear (row-major) index of `out[0]`, on
-    /// which the others follow, or [`Stretches`].
-    ///
-    /// Communicates nothing; any cut of the tensor gets the same values.
-    ///
-    /// # Errors
-    /// As [`Distribution::check`].
-    pub fn fill<T: Drawn>(&self, draw: Draw, at: impl Indices, out: &mut [T]) -> Result<()> {
-        self.check(T::DTYPE)?;
-        T::fill(*self, draw, at.stretches(), out);
-        Ok(())
-    }
-
-    /// Writes the values of the elements that `region` holds of a tensor of shape `global` into `out`, its local
-    /// storage: those of the whole, however it is cut.
-    ///
-    /// # Errors
-    /// As [`Distribution::check`]; refuses an `out` of another length than the region's.
-    pub fn fill_region<T: Drawn>(
-        &self,
-        draw: Draw,
-        global: &Shape,
-        region: &Region,
-        out: &mut [T],
-    ) -> Result<()> {
-        self.check(T::DTYPE)?;
-        expect_storage(self.name(), region, out.len())?;
-        Stretches::of(region, global, |at, here| {
-            T::fill(*self, draw, at, &mut out[here]);
-            Ok(())
-        })
-    }
-}
-
-/// Local storage that may be on a device.
-impl Distribution {
-    /// Writes the values of the elements that `region` holds of a tensor of shape `global` into `local`, its storage on any
-    /// device: in place where nobody shares it. The values are the same by bits on every device.
-    ///
-    /// # Errors
-    /// As [`Distribution::fill_region`], of the tensor's dtype; a device without room.
-    pub fn fill_tensor(&self, draw: Draw, global: &Shape, region: &Region, local: &mut Tensor) -> Result<()> {
-        if local.device() == Device::Cpu {
-            return for_dtype!(any local.dtype(), T => {
-                self.fill_region::<T>(draw, global, region, local.make_mut()?)
-            });
-        }
-        self.check(local.dtype())?;
-        expect_storage(self.name(), region, local.numel())?;
-        if local.device() == Device::Meta {
-            return Ok(());
-        }
-        unshare(local)?;
-        cuda::fill(*self, draw, global, region, local)
-    }
-}
-
-/// Makes storage on a device writable: another where somebody shares it.
-pub(super) fn unshare(local: &mut Tensor) -> Result<()> {
-    if !local.is_unique() {
-        *local = Tensor::stale_on(local.device(), local.dtype(), local.shape())?;
-    }
-    Ok(())
 }
 
 /// A refusal in the name of `verb`.
@@ -234,24 +167,16 @@ pub(super) fn named(verb: &str, mut error: Error) -> Error {
     error
 }
 
-/// Refuses, in the name of `verb`, local storage of another length than the region's.
-pub(super) fn expect_storage(verb: &str, region: &Region, len: usize) -> Result<()> {
-    if region.numel() == len {
-        return Ok(());
-    }
-    let given = format!("{len} elements for {}", region.local);
-    Err(Error::invalid(verb, "the storage is not the region's", given, ""))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::placement::{Mesh, Spec};
+    use crate::placement::{Mesh, Region, Spec};
     use crate::rng::{
-        bernoulli, bits32, bits64, exponential, gamma, log_normal, normal, poisson, uniform, uniform_int,
+        Draw, bernoulli, bits32, bits64, exponential, gamma, log_normal, normal, poisson, uniform,
+        uniform_int,
     };
     use crate::tensor::cpu::simd::{Isa, with_isa};
-    use crate::tensor::{Dims, Element, for_dtype};
+    use crate::tensor::{Dims, Element, Shape, for_dtype};
 
     const DRAW: Draw = Draw { seed: 3, number: 8 };
     const ALL: [Distribution; 15] = [

@@ -3,11 +3,10 @@
 use super::Draw;
 use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64, wide};
 use super::fill::Real;
-use super::sample::{PIECE, box_muller_f32, box_muller_f64, by_pieces, in_wide};
+use super::sample::{Gammas, PIECE, box_muller_f32, box_muller_f64, by_pieces, in_wide};
 use super::stretches::{Indices, Stretches};
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use crate::error::{Error, Result};
-use crate::tensor::cpu::Lane;
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
 use crate::tensor::{DType, Element};
@@ -60,14 +59,6 @@ pub(super) fn check(shape: f64, scale: f64, dtype: DType) -> Result<()> {
 
 fn is_sound(x: f64) -> bool {
     x > 0.0 && x < f64::INFINITY
-}
-
-/// f32 and f64, which gamma numbers are computed in.
-pub(crate) trait Gammas: Lane<Wide = Self> {
-    /// [`gamma`], checked.
-    fn gamma(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [Self]);
-    /// [`gamma_each`], checked.
-    fn gamma_each(draw: Draw, at: Stretches<'_>, shape: &[Self], out: &mut [Self]);
 }
 
 /// Marsaglia and Tsang's method, by its scale.

@@ -1,9 +1,10 @@
 //! Initial values, described as values: what a parameter starts as, whoever computes which part of it.
 
-use super::distribution::{expect_storage, named, unshare};
+use super::distribution::named;
 use super::drawn::floats;
 use super::fill::Real;
 use super::orthogonal::Orthogonal;
+use super::regions::{expect_storage, unshare};
 use super::stretches::{Named, Stretches};
 use super::{Distribution, Draw, cuda};
 use crate::error::{Error, Result};

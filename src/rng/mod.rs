@@ -27,6 +27,7 @@
 //! Missing: beta, Student's t and others (a [`Stream`] serves those of outside crates, in one order, on the host).
 
 mod continuous;
+mod counts;
 pub(crate) mod cuda;
 mod distribution;
 mod draw;
@@ -41,6 +42,7 @@ mod orthogonal;
 mod permutation;
 pub mod philox;
 mod poisson;
+mod regions;
 mod sample;
 mod stream;
 mod stretches;

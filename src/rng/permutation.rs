@@ -1,11 +1,8 @@
 //! A random order of 0..n, any element of which can be asked for alone.
 
-use super::distribution::expect_storage;
-use super::{Draw, bits64, cuda, philox};
+use super::{Draw, bits64, philox};
 use crate::error::{Error, Result};
-use crate::placement::Region;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
-use crate::tensor::{Device, Shape, Tensor};
 
 /// A point or a pair of points is left unmixed with probability 2^-64.
 pub(super) const ROUNDS: usize = 64;
@@ -77,28 +74,6 @@ impl Permutation {
         Ok(())
     }
 
-    /// Writes what stands at the indices that `region` holds, of a tensor `[len]`, into `local`, its i64 storage on any
-    /// device: in place where nobody shares it.
-    ///
-    /// # Errors
-    /// Refuses a `local` of another dtype or length, and a region that leaves the permutation; a device without room.
-    pub fn fill_tensor(&self, region: &Region, local: &mut Tensor) -> Result<()> {
-        expect_storage("permutation", region, local.numel())?;
-        let global = Shape::from([self.len as usize]);
-        if local.device() != Device::Cpu {
-            let end = region.boxes.last().map_or(0, |b| b.start[0] + b.len[0]);
-            self.check(0, end as u64)?;
-            return if local.is_meta() { Ok(()) } else { cuda::order(self, region, local) };
-        }
-        let out: &mut [u64] = bytemuck::cast_slice_mut(local.make_mut::<i64>()?);
-        let mut done = Ok(());
-        region.runs(&global, |start, at, len| {
-            let run = self.fill(start, &mut out[at..at + len]);
-            done = std::mem::replace(&mut done, Ok(())).and(run);
-        });
-        done
-    }
-
     /// The draw that names it.
     pub(super) fn draw(&self) -> Draw {
         self.draw
@@ -109,7 +84,7 @@ impl Permutation {
         &self.keys
     }
 
-    fn check(&self, start: u64, len: u64) -> Result<()> {
+    pub(super) fn check(&self, start: u64, len: u64) -> Result<()> {
         if start.checked_add(len).is_some_and(|end| end <= self.len) {
             return Ok(());
         }

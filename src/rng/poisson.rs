@@ -1,8 +1,7 @@
 //! Poisson numbers.
 
-use half::{bf16, f16};
-
 use super::continuous::{expect_all, expect_len};
+use super::counts::Counted;
 use super::fill::Real;
 use super::philox::Blocks;
 use super::sample::{PIECE, Sink, Write, drive, unit_f64};
@@ -12,7 +11,6 @@ use super::{Draw, bits64};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
-use crate::tensor::cpu::{Lane, each};
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_normal_f64;
 use crate::tensor::math::poisson::ln_poisson_f64;
@@ -128,47 +126,6 @@ const TINY: f64 = 1.0 / 72_057_594_037_927_936.0;
 fn is_rate(x: f64) -> bool {
     (0.0..=1_125_899_906_842_624.0).contains(&x)
 }
-
-/// How counts become elements.
-pub(crate) trait Counted: Sized {
-    /// Converts.
-    fn put(counts: &[f64], out: &mut [Self]);
-}
-
-macro_rules! counted {
-    ($($t:ty)*) => {$(
-        impl Counted for $t {
-            fn put(counts: &[f64], out: &mut [$t]) {
-                each(counts, out, |count: f64| count as $t);
-            }
-        }
-    )*};
-}
-
-counted!(i64 i32 f32);
-
-impl Counted for f64 {
-    fn put(counts: &[f64], out: &mut [f64]) {
-        out.copy_from_slice(counts);
-    }
-}
-
-macro_rules! counted_half {
-    ($($t:ty)*) => {$(
-        impl Counted for $t {
-            fn put(counts: &[f64], out: &mut [$t]) {
-                let mut wide = [0.0; 64];
-                for (counts, out) in counts.chunks(64).zip(out.chunks_mut(64)) {
-                    let wide = &mut wide[..out.len()];
-                    f32::put(counts, wide);
-                    <$t as Lane>::narrow_into(wide, out);
-                }
-            }
-        }
-    )*};
-}
-
-counted_half!(f16 bf16);
 
 /// p_0, p_0 + p_1, … as far as p_k is above [`TINY`].
 pub(super) struct Sums {
@@ -325,6 +282,8 @@ impl Method for Ptrs {
 
 #[cfg(test)]
 mod tests {
+    use half::bf16;
+
     use super::*;
 
     const DRAW: Draw = Draw { seed: 61, number: 62 };

@@ -4,9 +4,8 @@
 use std::ops::Range;
 
 use super::Draw;
-use super::gamma::Gammas;
+use super::counts::Counted;
 use super::philox::Blocks;
-use super::poisson::Counted;
 use super::stretches::Stretches;
 use crate::tensor::Float;
 use crate::tensor::cpu::Lane;
@@ -214,6 +213,14 @@ pub(crate) trait Computed: Lane<Wide = Self> {
     fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D);
     /// Does `then` to each of the numbers.
     fn change<A: Then>(numbers: &mut [Self], then: A);
+}
+
+/// f32 and f64, which gamma numbers are computed in.
+pub(crate) trait Gammas: Lane<Wide = Self> {
+    /// [`gamma`](super::gamma()), checked.
+    fn gamma(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [Self]);
+    /// [`gamma_each`](super::gamma_each), checked.
+    fn gamma_each(draw: Draw, at: Stretches<'_>, shape: &[Self], out: &mut [Self]);
 }
 
 macro_rules! computed {

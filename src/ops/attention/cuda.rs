@@ -65,7 +65,7 @@ impl CausalAttention<'_> {
             fill(&mut lse, f64::NEG_INFINITY)?;
             return Ok((gpu.zeros(q.dtype(), [b, tq, h, dv])?.transpose(1, 2)?, lse));
         }
-        let o = match fast::Kind::of(self, &gpu, q, v) {
+        let o = match self.fast_kind(&gpu, q, v) {
             Some(kind) => self.forward_fast(kind, &gpu, [q, k, v], &mut lse)?,
             None => self.forward_exact(&gpu, [q, k, v], &mut lse)?,
         };
@@ -88,7 +88,7 @@ impl CausalAttention<'_> {
             return Ok([zeros(q)?, zeros(k)?, zeros(v)?]);
         }
         let (lse, ins) = (&lse.contiguous()?, [q, k, v, grad]);
-        let [dq, dk, dv] = match fast::Kind::of(self, &gpu, q, v) {
+        let [dq, dk, dv] = match self.fast_kind(&gpu, q, v) {
             Some(kind) => self.backward_fast(kind, &gpu, ins, lse, &self.delta(&gpu, o, grad)?)?,
             None => self.backward_exact(&gpu, ins, lse, o)?,
         };

@@ -8,30 +8,11 @@ use super::{Attention, CausalCall, expect_heads, expect_times, heads_split, samp
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work,
+    AttentionGrad, Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work,
     arity, list,
 };
 use crate::placement::Leaf;
-use crate::rng::Draw;
 use crate::tensor::Tensor;
-
-/// (q, k, v, o, lse, do) -> (dq, dk, dv), each of its operand's shape. Dao et al., *FlashAttention*, 2022, appendix B.
-///
-/// dk and dv are sums over the heads of a group, then over the queries, along the tree over both ranges; no element of
-/// them is -0.
-///
-/// Missing: its own derivative; asking for it is refused.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct AttentionGrad {
-    /// As in the operator.
-    pub scale: Bits,
-    /// As in the operator.
-    pub p: Bits,
-    /// As in the operator.
-    pub q_offset: Option<usize>,
-    /// The operator's own: the mask is made anew.
-    pub draw: Free<Draw>,
-}
 
 impl Op for AttentionGrad {
     fn name(&self) -> &'static str {

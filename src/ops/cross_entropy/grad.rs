@@ -9,16 +9,11 @@ use crate::ops::index::segments::checked_index;
 use crate::ops::softmax::sum_exp::row_maximum;
 use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work, arity, list,
+    Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows,
+    Work, arity, list,
 };
 use crate::tensor::cpu::{Kernel, Lane, Num, Real, dispatch};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
-
-/// `dy * (exp(logits - m) / s - onehot(target))`: operands as for `cross_entropy`, then the loss's gradient `dy` `[..]`.
-///
-/// Missing: its own derivative; asking for it is refused.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CrossEntropyGrad;
 
 impl Op for CrossEntropyGrad {
     fn name(&self) -> &'static str {

@@ -7,18 +7,11 @@ use super::segments::{add_rows, checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Embedding, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list,
+    Axis, Embedding, EmbeddingGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Tensor, cpu, for_dtype};
-
-/// Zeros `[rows, C]`, with `dy[i]` (`[.., C]`) added to row `index[i]` (i64 `[..]`) for each `i`, along the summation
-/// tree over the index's dims.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct EmbeddingGrad {
-    /// The number of rows of the table.
-    pub rows: usize,
-}
 
 impl Op for EmbeddingGrad {
     fn name(&self) -> &'static str {

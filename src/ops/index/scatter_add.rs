@@ -8,20 +8,11 @@ use super::segments::{add_rows, checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Gather, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list,
+    Axis, Gather, Input, Meta, Metas, Op, Row, Sample, ScatterAdd, Slot, Tensors, Vjp, Windows, Work, arity,
+    list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor, cpu, for_dtype};
-
-/// Zeros, `extent` of them along `dim`, with `src[.., k, ..]` added at index `index[.., k, ..]` (i64) for each `k`,
-/// along the summation tree over `k`; operands (index, src) of equal shape.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ScatterAdd {
-    /// The dim.
-    pub dim: usize,
-    /// The result's extent along it.
-    pub extent: usize,
-}
 
 impl Op for ScatterAdd {
     fn name(&self) -> &'static str {

@@ -6,18 +6,11 @@ use super::layer_norm::expect_norm;
 use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
-use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list};
+use crate::ops::{
+    Axis, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list,
+};
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor};
-
-/// (dy, x, w, mean, rstd) -> (dx, dw[, db]), each of its operand's shape.
-///
-/// Missing: its own derivative; asking for it is refused.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LayerNormGrad {
-    /// Whether there is a result db.
-    pub bias: bool,
-}
 
 impl Op for LayerNormGrad {
     fn name(&self) -> &'static str {

@@ -6,17 +6,10 @@ use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::{Error, Result};
 use crate::ops::pointwise::floats;
 use crate::ops::{
-    Axis, Expand, Input, Meta, Metas, Mul, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows, Work,
-    arity, list,
+    Axis, Expand, Input, Meta, Metas, Mul, Op, Row, Sample, Slot, SoftmaxGrad, Sub, Sum, Tensors, Vjp,
+    Windows, Work, arity, list,
 };
 use crate::tensor::Tensor;
-
-/// `y * (dy - sum(y * dy))` along `dim`, from a softmax's result `y` and its gradient `dy`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct SoftmaxGrad {
-    /// The dim.
-    pub dim: usize,
-}
 
 impl Op for SoftmaxGrad {
     fn name(&self) -> &'static str {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::source::{Source, identifier, product_code, sources};
 
 /// The circles that stand for now: the engines' and the flight recorder's, which are taken apart with the rooms of `comm`.
-const CIRCLES: [&[&str]; 19] = [
+const CIRCLES: [&[&str]; 7] = [
     &["comm/engine", "comm/fold"],
     &["comm/flight/recorder", "comm/flight/write", "comm/group", "comm/pending"],
     &["comm/launch", "comm/launch/families"],
@@ -16,18 +16,6 @@ const CIRCLES: [&[&str]; 19] = [
     &["comm/nccl/channel", "comm/nccl/engine", "comm/nccl/watch"],
     &["comm/threads/hub", "comm/threads/world"],
     &["comm/threads/reduction", "comm/threads/slot"],
-    &["ops/attention", "ops/attention/grad"],
-    &["ops/attention/cuda", "ops/attention/cuda/fast"],
-    &["ops/cross_entropy", "ops/cross_entropy/grad"],
-    &["ops/expand", "ops/reduce/sum"],
-    &["ops/index/embedding", "ops/index/embedding_grad"],
-    &["ops/index/gather", "ops/index/scatter_add"],
-    &["ops/norm/layer_norm", "ops/norm/layer_norm_grad"],
-    &["ops/pad", "ops/slice"],
-    &["ops/record", "ops/sample", "ops/vjp"],
-    &["ops/softmax", "ops/softmax/grad"],
-    &["rng/continuous", "rng/fill", "rng/gamma", "rng/poisson", "rng/sample", "rng/tries"],
-    &["rng/cuda/fills", "rng/distribution", "rng/drawn", "rng/permutation"],
 ];
 
 #[test]

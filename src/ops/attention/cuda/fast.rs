@@ -6,6 +6,19 @@ use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 
 impl CausalAttention<'_> {
+    /// The kernels for these operands; `None` if there are none, or if bits count.
+    pub(super) fn fast_kind(&self, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<Kind> {
+        let (d, dv) = (q.shape()[3], v.shape()[3]);
+        let half = matches!(q.dtype(), DType::F16 | DType::BF16);
+        let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
+        // A running maximum of scores is that of their products with a positive scale alone.
+        let positive = self.scale > 0.0;
+        if self.exact || !half || !whole || !positive || gpu.facts().capability.0 < 8 {
+            return None;
+        }
+        KINDS.into_iter().find(|kind| d.max(dv) <= kind.d)
+    }
+
     /// The output as a buffer `[batch, queries, heads, dv]`.
     pub(super) fn forward_fast(
         &self,
@@ -79,19 +92,6 @@ const KINDS: [Kind; 4] = [
 ];
 
 impl Kind {
-    /// The one for these operands; none where there is none, or where bits count.
-    pub(super) fn of(call: &CausalAttention<'_>, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<Kind> {
-        let (d, dv) = (q.shape()[3], v.shape()[3]);
-        let half = matches!(q.dtype(), DType::F16 | DType::BF16);
-        let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
-        // A running maximum of scores is that of their products with a positive scale alone.
-        let positive = call.scale > 0.0;
-        if call.exact || !half || !whole || !positive || gpu.facts().capability.0 < 8 {
-            return None;
-        }
-        KINDS.into_iter().find(|kind| d.max(dv) <= kind.d)
-    }
-
     /// A tile of `rows` rows, and two stages of two of columns.
     fn shared_bytes(&self, rows: usize) -> usize {
         (rows + 4 * self.cols) * (self.d + 8) * 2

@@ -1,0 +1,46 @@
+//! Counts as elements of any type that holds them.
+
+use half::{bf16, f16};
+
+use crate::tensor::cpu::{Lane, each};
+
+/// How counts become elements.
+pub(crate) trait Counted: Sized {
+    /// Converts.
+    fn put(counts: &[f64], out: &mut [Self]);
+}
+
+macro_rules! counted {
+    ($($t:ty)*) => {$(
+        impl Counted for $t {
+            fn put(counts: &[f64], out: &mut [$t]) {
+                each(counts, out, |count: f64| count as $t);
+            }
+        }
+    )*};
+}
+
+counted!(i64 i32 f32);
+
+impl Counted for f64 {
+    fn put(counts: &[f64], out: &mut [f64]) {
+        out.copy_from_slice(counts);
+    }
+}
+
+macro_rules! counted_half {
+    ($($t:ty)*) => {$(
+        impl Counted for $t {
+            fn put(counts: &[f64], out: &mut [$t]) {
+                let mut wide = [0.0; 64];
+                for (counts, out) in counts.chunks(64).zip(out.chunks_mut(64)) {
+                    let wide = &mut wide[..out.len()];
+                    f32::put(counts, wide);
+                    <$t as Lane>::narrow_into(wide, out);
+                }
+            }
+        }
+    )*};
+}
+
+counted_half!(f16 bf16);
