@@ -151,7 +151,22 @@ fn numbers(text: &str) -> Option<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::short::*;
     use super::*;
+
+    /// A further placement does not compile here until it has an example, which then has to be read.
+    #[test]
+    fn every_placement_reads_back() {
+        let next = |p: &Placement| match p {
+            Placement::Replicate => Some(shard(1)),
+            Placement::Shard(_) => Some(partial(ReduceOp::Max)),
+            Placement::Partial(_) => Some(ragged(2, &[1, 0, 2])),
+            Placement::RaggedShard { .. } => None,
+        };
+        let all: Vec<Placement> = std::iter::successors(Some(R), next).collect();
+        let read: Vec<Placement> = all.iter().map(|p| p.to_string().parse().unwrap()).collect();
+        assert_eq!((&all, all.len()), (&read, 4));
+    }
 
     #[test]
     fn written_texts_read_back() {

@@ -1,12 +1,10 @@
 //! Poisson numbers.
 
-use std::ops::Range;
-
 use super::continuous::{expect_all, expect_len};
 use super::counts::Counted;
 use super::fill::Real;
 use super::philox::Blocks;
-use super::sample::{PIECE, Sink, drive, unit_f64};
+use super::sample::{PIECE, Sink, Write, drive, unit_f64};
 use super::stretches::{Indices, Stretches};
 use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use super::{Draw, bits64};
@@ -53,11 +51,7 @@ enum Prepared {
 }
 
 /// Has `write` write counts piece by piece, which then become elements.
-fn in_counts<T: Count>(
-    mut at: Stretches<'_>,
-    out: &mut [T],
-    write: &mut dyn FnMut(Stretches<'_>, Range<usize>, &mut [f64]),
-) {
+fn in_counts<T: Count>(mut at: Stretches<'_>, out: &mut [T], write: Write<'_, f64>) {
     let mut counts = [0.0; PIECE];
     let mut done = 0;
     while done < out.len() {

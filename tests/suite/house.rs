@@ -1,10 +1,12 @@
-//! The house: imports point one way, files stay small, every operator stands in the catalog, nothing is left undone.
+//! The house: imports point one way, files form no circles and stay small, every operator stands in the catalog, nothing is
+//! left undone.
 //!
 //! Rust lets modules form circles, so the sources are read here, without comments.
 
 mod circles;
 mod placements;
 mod source;
+mod words;
 
 use std::fs;
 
