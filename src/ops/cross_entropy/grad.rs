@@ -64,7 +64,7 @@ impl Op for CrossEntropyGrad {
                 let place = checked_index(self.name(), target, classes, last)?.wrapping_sub(start);
                 if place < held {
                     let at = row.start + place;
-                    grad[at] = T::narrow((x[at].widen() - m).exp() * share - dy[r]);
+                    grad[at] = T::narrow(share_at(x[at].widen(), m, share) - dy[r]);
                 }
             }
             Ok(out)
@@ -113,6 +113,12 @@ fn shares<T: Lane<Wide: Real>>(
     }
 }
 
+/// `exp(x - m) * share`. (On a type that is known to be f32, `.exp()` would be the standard library's.)
+#[inline(always)]
+fn share_at<A: Real>(x: A, m: A, share: A) -> A {
+    (x - m).exp() * share
+}
+
 struct Shares<'a, A> {
     x: &'a [A],
     m: A,
@@ -125,7 +131,7 @@ impl<A: Real> Kernel for Shares<'_, A> {
     #[inline(always)]
     fn run(self) {
         for (out, &x) in self.out.iter_mut().zip(self.x) {
-            *out = (x - self.m).exp() * self.share;
+            *out = share_at(x, self.m, self.share);
         }
     }
 }
