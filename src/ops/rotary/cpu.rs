@@ -63,7 +63,7 @@ impl Rotation {
             steps[time] = 1;
             let nest = Nest::new(&x.shape()[..last], [&copied.strides()[..last], &steps]);
             let mut runs = Vec::with_capacity(nest.rows());
-            nest.each_row(|run| runs.push(run));
+            nest.each_row(|run| runs.push(*run));
             dispatch(Rotate {
                 x: copied.data::<T>()?,
                 runs,

@@ -65,7 +65,7 @@ fn convert(
     let repeated = nest.row_stride(0) == 0;
     let chunk = if path.len() == 1 { usize::MAX } else { CHUNK };
     let mut rooms = vec![[0u64; CHUNK]; path.len() - 1];
-    nest.each_chunk(chunk, &mut |[row], start, len, o| {
+    nest.each_chunk(chunk, &mut |&[row], start, len, o| {
         let dst = &mut dst[o * dst_size..][..len * dst_size];
         if repeated {
             let mut room = 0u64;

@@ -6,6 +6,7 @@
 //! first, in tiles.
 
 use std::borrow::Cow;
+use std::ops::{Deref, DerefMut};
 
 use smallvec::SmallVec;
 
@@ -191,7 +192,7 @@ struct Operand<'a, T: Lane> {
     repeated: bool,
     /// True if no buffer is needed, whatever the length.
     direct: bool,
-    buf: Vec<T::Wide>,
+    buf: Buffer<T::Wide>,
 }
 
 impl<'a, T: Lane> Operand<'a, T> {
@@ -203,7 +204,7 @@ impl<'a, T: Lane> Operand<'a, T> {
         Ok(Operand { place, data: tensor.data()?, repeated, direct, buf: buffer::<T>(direct) })
     }
 
-    fn piece(&mut self, at: [usize; OPERANDS], start: usize, len: usize) -> &[T::Wide] {
+    fn piece(&mut self, at: &[usize; OPERANDS], start: usize, len: usize) -> &[T::Wide] {
         let row = at[self.place];
         if !self.repeated {
             return T::load(&self.data[row + start..][..len], &mut self.buf);
@@ -221,7 +222,7 @@ impl<'a, T: Lane> Operand<'a, T> {
 /// The output.
 struct Out<O: Lane> {
     tensor: Tensor,
-    buf: Vec<O::Wide>,
+    buf: Buffer<O::Wide>,
 }
 
 impl<O: Lane> Out<O> {
@@ -234,7 +235,7 @@ impl<O: Lane> Out<O> {
         &mut self,
         nest: &Nest<OPERANDS>,
         direct: bool,
-        mut run: impl FnMut([usize; OPERANDS], usize, &mut [O::Wide]),
+        mut run: impl FnMut(&[usize; OPERANDS], usize, &mut [O::Wide]),
     ) {
         let chunk = if direct && O::NATIVE { usize::MAX } else { CHUNK };
         let (out, buf) = (as_elements_mut::<O>(self.tensor.bytes_mut()), &mut self.buf);
@@ -248,7 +249,7 @@ impl<O: Lane> Out<O> {
 fn in_place<A: Lane>(
     a: &mut Tensor,
     nest: &Nest<OPERANDS>,
-    mut run: impl FnMut([usize; OPERANDS], usize, &[A::Wide], &mut [A::Wide]),
+    mut run: impl FnMut(&[usize; OPERANDS], usize, &[A::Wide], &mut [A::Wide]),
 ) -> Result<()> {
     let (mut own, mut buf) = (buffer::<A>(false), buffer::<A>(A::NATIVE));
     let out = a.make_mut::<A>()?;
@@ -261,8 +262,37 @@ fn in_place<A: Lane>(
 }
 
 /// Room for one piece, unless none is needed.
-fn buffer<T: Lane>(unneeded: bool) -> Vec<T::Wide> {
-    vec![T::Wide::default(); if unneeded { 0 } else { CHUNK }]
+fn buffer<T: Lane>(unneeded: bool) -> Buffer<T::Wide> {
+    Buffer::new(if unneeded { 0 } else { CHUNK })
+}
+
+/// Elements whose first lies at a cache line's beginning, so that no load of a vector touches two.
+struct Buffer<W> {
+    all: Vec<W>,
+    start: usize,
+}
+
+impl<W: Default + Clone> Buffer<W> {
+    fn new(len: usize) -> Buffer<W> {
+        const LINE_BYTES: usize = 64;
+        let padding = if len == 0 { 0 } else { LINE_BYTES / size_of::<W>() };
+        let all = vec![W::default(); len + padding];
+        let start = all.as_ptr().align_offset(LINE_BYTES).min(padding);
+        Buffer { all, start }
+    }
+}
+
+impl<W> Deref for Buffer<W> {
+    type Target = [W];
+    fn deref(&self) -> &[W] {
+        &self.all[self.start..]
+    }
+}
+
+impl<W> DerefMut for Buffer<W> {
+    fn deref_mut(&mut self) -> &mut [W] {
+        &mut self.all[self.start..]
+    }
 }
 
 struct Choose<'a, A> {

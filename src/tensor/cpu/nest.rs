@@ -46,17 +46,18 @@ impl<const N: usize> Nest<N> {
         self.strides[k][0]
     }
 
-    /// Calls `f` with the rows' offsets in each layout, in row-major order. Inlined, so that `f` may be part of a
+    /// Calls `f` with the rows' offsets in each layout, in row-major order; by reference, since a copy would wait for the
+    /// stores before it. Inlined, so that `f` may be part of a
     /// [`Kernel`](super::Kernel).
     #[inline(always)]
-    pub fn each_row(&self, mut f: impl FnMut([usize; N])) {
+    pub fn each_row(&self, mut f: impl FnMut(&[usize; N])) {
         let mut index = Dims::from_elem(0, self.extents.len());
         let mut at = [0; N];
         if self.extents.contains(&0) {
             return;
         }
         loop {
-            f(at);
+            f(&at);
             let mut d = 1;
             loop {
                 if d == index.len() {
@@ -76,7 +77,7 @@ impl<const N: usize> Nest<N> {
 
     /// Calls `f` with pieces of rows at most `chunk` long: the row's offsets, the piece's start in the row, its
     /// length, and its start in the row-major order of all elements.
-    pub fn each_chunk(&self, chunk: usize, f: &mut dyn FnMut([usize; N], usize, usize, usize)) {
+    pub fn each_chunk(&self, chunk: usize, f: &mut dyn FnMut(&[usize; N], usize, usize, usize)) {
         let (n, mut out) = (self.row_len(), 0);
         self.each_row(|at| {
             let mut start = 0;
@@ -99,7 +100,7 @@ mod tests {
         let nest = Nest::new(&[2, 3, 1, 4], [&[12, 4, 9, 1], &[0, 0, 0, 1]]);
         assert_eq!((nest.row_len(), nest.rows()), (4, 6));
         let mut seen = Vec::new();
-        nest.each_row(|at| seen.push(at));
+        nest.each_row(|at| seen.push(*at));
         assert_eq!(seen, [[0, 0], [4, 0], [8, 0], [12, 0], [16, 0], [20, 0]]);
         assert_eq!(Nest::new(&[2, 3, 4], [&[12, 4, 1], &[0, 0, 0]]).row_len(), 24);
         assert_eq!(Nest::<1>::new(&[], [&[]]).row_len(), 1);

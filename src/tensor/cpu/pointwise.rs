@@ -251,51 +251,108 @@ fn plain_relation_loop<R: Relation, A: Lane + PartialOrd>(_: f64, ins: &[&[A]], 
     RelationLoop::<R, A>(pieces(ins), out, PhantomData).run();
 }
 
+/// The pieces where they stand: copied, they would be read in wider words than they were just written in, for which the
+/// processor waits until all earlier stores, the results among them, have reached the cache.
 #[inline(always)]
-fn pieces<'a, A, const N: usize>(ins: &[&'a [A]]) -> [&'a [A]; N] {
+fn pieces<'a, A, const N: usize>(ins: &'a [&'a [A]]) -> &'a [&'a [A]; N] {
     ins.try_into().expect("a function has as many operands as variables")
 }
 
-struct FloatLoop<'a, F, A, const N: usize>(f64, [&'a [A]; N], &'a mut [A], PhantomData<F>);
+struct FloatLoop<'a, F, A, const N: usize>(f64, &'a [&'a [A]; N], &'a mut [A], PhantomData<F>);
 
 impl<F: Function<N>, A: Real, const N: usize> Kernel for FloatLoop<'_, F, A, N> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
         let FloatLoop(s, ins, out, _) = self;
-        each_element(ins, out, |x| F::at(s, x));
+        each_element(ins, out, Formula::<F>(s, PhantomData));
     }
 }
 
-struct NumLoop<'a, F, A, const N: usize>(f64, [&'a [A]; N], &'a mut [A], PhantomData<F>);
+struct NumLoop<'a, F, A, const N: usize>(f64, &'a [&'a [A]; N], &'a mut [A], PhantomData<F>);
 
 impl<F: NumFunction<N>, A: Num, const N: usize> Kernel for NumLoop<'_, F, A, N> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
         let NumLoop(s, ins, out, _) = self;
-        each_element(ins, out, |x| F::at(s, x));
+        each_element(ins, out, NumFormula::<F>(s, PhantomData));
     }
 }
 
-struct RelationLoop<'a, R, A>([&'a [A]; 2], &'a mut [bool], PhantomData<R>);
+/// A formula with its constant.
+struct Formula<F>(f64, PhantomData<F>);
+
+impl<F: Function<N>, A: Real, const N: usize> Each<A, A, N> for Formula<F> {
+    #[inline(always)]
+    fn at(&self, x: [A; N]) -> A {
+        F::at(self.0, x)
+    }
+}
+
+/// A formula of any numbers with its constant.
+struct NumFormula<F>(f64, PhantomData<F>);
+
+impl<F: NumFunction<N>, A: Num, const N: usize> Each<A, A, N> for NumFormula<F> {
+    #[inline(always)]
+    fn at(&self, x: [A; N]) -> A {
+        F::at(self.0, x)
+    }
+}
+
+/// A relation.
+struct Related<R>(PhantomData<R>);
+
+impl<R: Relation, A: PartialOrd + Copy> Each<A, bool, 2> for Related<R> {
+    #[inline(always)]
+    fn at(&self, [x, y]: [A; 2]) -> bool {
+        R::at(x, y)
+    }
+}
+
+struct RelationLoop<'a, R, A>(&'a [&'a [A]; 2], &'a mut [bool], PhantomData<R>);
 
 impl<R: Relation, A: PartialOrd + Copy> Kernel for RelationLoop<'_, R, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
         let RelationLoop(ins, out, _) = self;
-        each_element(ins, out, |[x, y]| R::at(x, y));
+        each_element(ins, out, Related::<R>(PhantomData));
     }
 }
 
-/// `out[i] = f(ins[..][i])`, in a form that vectorises: the pieces are cut to one length, so that no index is checked.
+/// A function of one element of each piece, which is compiled into every loop over it.
+trait Each<A, O, const N: usize> {
+    fn at(&self, x: [A; N]) -> O;
+}
+
+/// `out[i] = f(ins[..][i])`, as iterators that check no index. A closure in place of `f` would be compiled by itself, without
+/// the instructions that the loop around it may use.
 #[inline(always)]
-fn each_element<A: Copy, O, const N: usize>(ins: [&[A]; N], out: &mut [O], f: impl Fn([A; N]) -> O) {
-    let len = out.len();
-    let ins = ins.map(|x| &x[..len]);
-    for i in 0..len {
-        out[i] = f(std::array::from_fn(|k| ins[k][i]));
+fn each_element<A: Copy, O, const N: usize>(ins: &[&[A]; N], out: &mut [O], f: impl Each<A, O, N>) {
+    #[inline(always)]
+    fn exactly<A: Copy, const N: usize>(x: &[A]) -> [A; N] {
+        let mut all = [x[0]; N];
+        all.copy_from_slice(x);
+        all
+    }
+    match &ins[..] {
+        [x] => {
+            for (o, &x) in out.iter_mut().zip(*x) {
+                *o = f.at(exactly(&[x]));
+            }
+        }
+        [x, y] => {
+            for (o, (&x, &y)) in out.iter_mut().zip(x.iter().zip(*y)) {
+                *o = f.at(exactly(&[x, y]));
+            }
+        }
+        [x, y, z] => {
+            for (o, ((&x, &y), &z)) in out.iter_mut().zip(x.iter().zip(*y).zip(*z)) {
+                *o = f.at(exactly(&[x, y, z]));
+            }
+        }
+        _ => unreachable!("a function has one to three variables"),
     }
 }
 

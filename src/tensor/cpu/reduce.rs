@@ -180,7 +180,7 @@ impl<T: Num, F: Fold<T>> Kernel for ByRows<'_, T, F> {
         let mut stack = vec![T::ZERO; source.walk.outer.depth];
         let (len, stride) = (columns.row_len(), columns.row_stride(0));
         let mut out = out.iter_mut();
-        columns.each_row(|[base]| {
+        columns.each_row(|&[base]| {
             for i in 0..len {
                 let mut top = 0;
                 for &(offset, joins) in &source.walk.outer.steps {
@@ -222,7 +222,7 @@ impl<T: Num, F: Fold<T>> Kernel for ByColumns<'_, T, F> {
         let block = len.min(BLOCK);
         let mut stack = vec![T::ZERO; (source.walk.outer.depth + tallest(&joins)) * block];
         let mut out_row = 0;
-        columns.each_row(|[base]| {
+        columns.each_row(|&[base]| {
             for start in (0..len).step_by(block) {
                 let width = block.min(len - start);
                 let mut top = 0;
