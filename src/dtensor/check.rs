@@ -12,7 +12,7 @@ const FAN: usize = 256;
 /// Compares the replicas of named tensors of one mesh over the ranks that hold them, by hashes of their bits: 128 bits wide,
 /// and such that a difference in one place always shows. So NaNs of other bits and zeros of another sign differ too.
 ///
-/// Each rank sends 16 bytes a tensor to the ranks that share its mesh axes with [`Placement::Replicate`], and one number to
+/// Each rank sends 16 bytes a tensor to the ranks that share its mesh axes with [`Placement::Replicate`](crate::placement::Placement::Replicate), and one number to
 /// all. Where tensors differ, some hundred bytes more find the first place.
 ///
 /// ```

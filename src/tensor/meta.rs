@@ -1,6 +1,6 @@
 //! Tensors without elements: shape, strides and dtype over a buffer that is only counted.
 //!
-//! Whatever a program does to shapes and storage it does to these ([`Device::Meta`]): views share a buffer, a fresh tensor has
+//! Whatever a program does to shapes and storage it does to these ([`Device::Meta`](super::Device::Meta)): views share a buffer, a fresh tensor has
 //! a new one. Nothing is written, and reading an element is refused. What a program would hold is counted for the thread that
 //! makes the tensors, whoever drops them.
 //!

@@ -24,7 +24,7 @@ pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_t
 #[cfg(test)]
 pub use map::map2;
 pub use map::{map, map1};
-pub use nest::Nest;
+pub use nest::{EachChunk, Nest};
 pub use pointwise::{
     Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_alike, select,
 };

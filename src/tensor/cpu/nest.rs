@@ -9,6 +9,10 @@ pub struct Nest<const N: usize> {
     strides: [Dims; N],
 }
 
+/// Takes a piece of a row: the row's offset in each layout, the piece's start in the row, its length, and its start in the
+/// row-major order of all elements.
+pub type EachChunk<'a, const N: usize> = &'a mut dyn FnMut(&[usize; N], usize, usize, usize);
+
 impl<const N: usize> Nest<N> {
     /// The layouts with these strides, all of `shape`.
     pub fn new(shape: &[usize], strides: [&[usize]; N]) -> Nest<N> {
@@ -77,7 +81,7 @@ impl<const N: usize> Nest<N> {
 
     /// Calls `f` with pieces of rows at most `chunk` long: the row's offsets, the piece's start in the row, its
     /// length, and its start in the row-major order of all elements.
-    pub fn each_chunk(&self, chunk: usize, f: &mut dyn FnMut(&[usize; N], usize, usize, usize)) {
+    pub fn each_chunk(&self, chunk: usize, f: EachChunk<'_, N>) {
         let (n, mut out) = (self.row_len(), 0);
         self.each_row(|at| {
             let mut start = 0;
