@@ -48,12 +48,12 @@ pub(super) struct Inner {
     pub peers: OnceCell<Vec<Peers>>,
 }
 
-/// What another file keeps with a mesh, for as long as the mesh lives: of one type, which the mesh need not know.
+/// A value that another file keeps with a mesh, for as long as the mesh lives: of one type, which the mesh need not know.
 #[derive(Default)]
 pub(super) struct Kept(OnceCell<Box<dyn Any>>);
 
 impl Kept {
-    /// What is kept, made at the first call.
+    /// Returns the value, made at the first call.
     ///
     /// # Panics
     /// If it was asked for as another type before.

@@ -1,4 +1,4 @@
-//! What every rank knows of an operand.
+//! The facts of an operand that every rank knows.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::tensor::{DType, Shape, Tensor};
 
-/// What every rank knows of an operand: its dtype and global shape.
+/// The facts of an operand that every rank knows: its dtype and global shape.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Meta {
     /// The element type.

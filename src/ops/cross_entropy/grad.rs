@@ -96,7 +96,7 @@ impl Op for CrossEntropyGrad {
     }
 }
 
-/// What goes through buffers goes in pieces of this length, which stay in the nearest cache.
+/// The length of pieces that go through buffers, which stay in the nearest cache.
 const CHUNK: usize = 512;
 
 /// `exp(x - m) * share` of a row.

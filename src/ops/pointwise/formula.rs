@@ -1,4 +1,4 @@
-//! How a row of the table becomes an operator: one formula for the CPU's loops and for CUDA, and the record around it.
+//! Macros that make an operator of a row of the table: one formula for the CPU's loops and for CUDA, and the record around it.
 //!
 //! A formula's tokens are Rust as they stand, in the words of [`words`](super::words); the same tokens as text are C++, where
 //! `kernels/pointwise.cuh` defines the same words. `of(0.5)` is a constant in the type that is computed in.

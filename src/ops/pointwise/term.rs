@@ -48,7 +48,7 @@ impl<'v, 'a> Terms<'v, 'a> {
         self.term(self.vjp.borrow().output(0))
     }
 
-    /// Whether the gradient of this operand is wanted.
+    /// Returns true if the gradient of this operand is wanted.
     pub fn needs(&self, operand: Term<'_>) -> bool {
         self.vjp.borrow().needs(operand.value.index())
     }

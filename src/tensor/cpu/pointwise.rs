@@ -48,7 +48,7 @@ pub trait NumFunction<const N: usize>: 'static {
 
 /// A relation of two numbers.
 pub trait Relation: 'static {
-    /// Whether it holds.
+    /// Returns true if it holds.
     fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool;
 }
 
