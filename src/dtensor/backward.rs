@@ -413,7 +413,7 @@ mod tests {
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// Where an operand has to be reduced first too: the plan that follows is known from the last pass.
+    /// Holds also if an operand has to be reduced first: the plan that follows is known from the last pass.
     #[test]
     fn a_step_looks_for_its_plan_once() {
         let run = |rank, reduction| {

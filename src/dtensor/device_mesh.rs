@@ -290,12 +290,12 @@ impl DeviceMesh {
 }
 
 impl DeviceMesh {
-    /// How sums that ranks share are taken from now on; on all ranks alike.
+    /// Sets the way in which sums that ranks share are taken from now on; on all ranks alike.
     pub fn set_reduction(&self, reduction: Reduction) {
         self.0.reduction.set(reduction);
     }
 
-    /// How sums that ranks share are taken.
+    /// The way in which sums that ranks share are taken.
     pub fn reduction(&self) -> Reduction {
         self.0.reduction.get()
     }

@@ -42,7 +42,7 @@ macro_rules! method {
         $(#[$doc])*
         ///
         /// # Errors
-        /// What the operator refuses.
+        /// Passes on refusals of the operator.
         pub fn $name(&self) -> Result<DTensor> {
             DTensor::apply_one(&ops::$Type, &[self])
         }
@@ -51,7 +51,7 @@ macro_rules! method {
         $(#[$doc])*
         ///
         /// # Errors
-        /// What the operator refuses.
+        /// Passes on refusals of the operator.
         pub fn $name(&self, $s: f64) -> Result<DTensor> {
             DTensor::apply_one(&ops::$Type::by($s), &[self])
         }
@@ -95,7 +95,7 @@ impl DTensor {
     /// Raises every element to the power of a constant.
     ///
     /// # Errors
-    /// What the operator refuses.
+    /// Passes on refusals of the operator.
     pub fn pow_scalar(&self, exponent: f64) -> Result<DTensor> {
         DTensor::apply_one(&PowScalar { exponent: Bits(exponent) }, &[self])
     }

@@ -1,6 +1,6 @@
 //! How sums that ranks share are taken.
 
-/// How sums that ranks share are taken; of a mesh
+/// The way in which sums that ranks share are taken; of a mesh
 /// ([`DeviceMesh::set_reduction`](super::DeviceMesh::set_reduction)) or of some calls
 /// ([`DeviceMesh::with_reduction`](super::DeviceMesh::with_reduction)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -77,7 +77,7 @@ pub(super) enum Saved {
     Again(Rc<Origin>),
 }
 
-/// Where a gathered tensor can be had again.
+/// The source from which a gathered tensor can be had again.
 pub(super) struct Origin {
     pub shard: DTensor,
     pub facts: Rc<Facts>,

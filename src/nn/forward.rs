@@ -85,7 +85,7 @@ impl<'a> Forward<'a> {
         Ok(ready)
     }
 
-    /// What `f` makes of a [parameter](Forward::param). What it refuses names the parameter by its path.
+    /// Returns the result of `f` for a [parameter](Forward::param). Its refusals name the parameter by its path.
     ///
     /// # Errors
     /// As [`Forward::param`]; what `f` refuses.

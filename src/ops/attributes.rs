@@ -52,7 +52,7 @@ pub struct Expand {
 /// Missing: its own derivative; asking for it is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LayerNormGrad {
-    /// Whether there is a result db.
+    /// True if there is a result db.
     pub bias: bool,
 }
 

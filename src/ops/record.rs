@@ -327,7 +327,7 @@ pub(crate) fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&
 /// Runs an operator on whole tensors, as a mesh of one rank would.
 ///
 /// # Errors
-/// What the operator refuses.
+/// Passes on refusals of the operator.
 pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
     let metas: Metas = ins.iter().map(Meta::of).collect();
     let outs = op.infer(&metas)?;

@@ -87,7 +87,7 @@ impl<'a> Vjp<'a> {
     /// The result of an operator that has one.
     ///
     /// # Errors
-    /// What the operator refuses.
+    /// Passes on refusals of the operator.
     pub fn apply(&mut self, op: impl Op, ins: &[Ref]) -> Result<Ref> {
         Ok(self.apply_all(op, ins)?[0])
     }
@@ -95,7 +95,7 @@ impl<'a> Vjp<'a> {
     /// All results of an operator.
     ///
     /// # Errors
-    /// What the operator refuses.
+    /// Passes on refusals of the operator.
     pub fn apply_all(&mut self, op: impl Op, ins: &[Ref]) -> Result<SmallVec<[Ref; 4]>> {
         self.add_step(Arc::new(op), ins)
     }

@@ -1,4 +1,4 @@
-//! What a rank holds of a tensor, as its layout cuts it.
+//! A rank's part of a tensor, as its layout cuts it.
 
 use super::{Layout, Mesh, Placement, Region, chunk};
 use crate::tensor::{Dims, Shape};

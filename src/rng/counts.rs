@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use crate::tensor::cpu::{Lane, each};
 
-/// How counts become elements.
+/// The step from counts to elements.
 pub(crate) trait Counted: Sized {
     /// Converts.
     fn put(counts: &[f64], out: &mut [Self]);

@@ -89,7 +89,7 @@ fn expect_range(low: i128, high: i128, dtype: DType, holds: RangeInclusive<i128>
     ))
 }
 
-/// What a whole type holds, and how it is filled.
+/// The values of a whole type, and their fill.
 trait Wraps: Sized {
     /// What the type holds.
     const RANGE: RangeInclusive<i128>;

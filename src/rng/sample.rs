@@ -256,7 +256,7 @@ struct Change<'a, T, A> {
     then: A,
 }
 
-/// What sampling needs of an element type, besides [`Float`].
+/// An element type that can be sampled, besides being a [`Float`].
 pub(crate) trait Sampled:
     Float
     + Counted

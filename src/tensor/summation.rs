@@ -4,7 +4,7 @@
 //! indices, then the next dim's; the innermost one's down to *leaves* of at most [`LEAF`] indices, which continue as
 //! [`Leaf`] says. A node is the sum of its left and its right part, in this order.
 //!
-//! Where a range is split depends on its length alone ([`Split::left_of`]), never on where it begins. So whatever evaluates
+//! The place where a range is split depends on its length alone ([`Split::left_of`]), never on where it begins. So whatever evaluates
 //! a node by itself (a thread, a warp, another process, a kernel that has never seen the rest) gives the bits that the node has
 //! inside the whole: by induction, since both of its parts are nodes of which the same holds, down to leaves, which are
 //! sequences of operations given by their length.

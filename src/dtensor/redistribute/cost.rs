@@ -51,7 +51,7 @@ impl Add for Cost {
     }
 }
 
-/// How near the ranks along `axes` are to each other.
+/// The distance of the ranks along `axes` from each other.
 pub(in crate::dtensor) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) -> Peers {
     match mesh.strides() {
         Some((base, all)) => network.peers(&Grid { base, axes: &all }, axes),

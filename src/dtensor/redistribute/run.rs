@@ -39,7 +39,7 @@ pub(in crate::dtensor) enum Flight {
     Waiting { plan: Rc<Move>, stage: usize, coming: Coming, local: Tensor },
 }
 
-/// What a mesh keeps of its redistributions.
+/// The redistributions that a mesh keeps.
 #[derive(Default)]
 struct Moves {
     /// By the numbers of the facts before and after.

@@ -74,7 +74,7 @@ impl Op for Embedding {
         Ok(smallvec![cuda::embedding(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
 
-    /// Of the table only the rows that are copied are read.
+    /// Only the table's rows that are copied are read.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::by_index(&ins[1], outs)
     }

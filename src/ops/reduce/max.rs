@@ -22,7 +22,7 @@ pub type Max = Extreme<true>;
 pub struct Extreme<const LARGEST: bool> {
     /// The dims to reduce, ascending.
     pub dims: Dims,
-    /// Whether they stay, with extent 1.
+    /// True if they stay, with extent 1.
     pub keep: bool,
 }
 

@@ -14,7 +14,7 @@ use crate::tensor::{Dims, ReduceOp, Tensor, cpu, cuda};
 pub struct Sum {
     /// The dims to sum over, ascending.
     pub dims: Dims,
-    /// Whether they stay, with extent 1.
+    /// True if they stay, with extent 1.
     pub keep: bool,
 }
 

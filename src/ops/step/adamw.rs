@@ -221,7 +221,7 @@ pub fn each_chunk<T: Lane>(
 /// parameter `p`; all `state` has its shape in f32 (f64 for an f64 parameter), and `scale` has the shape `[]` and that dtype.
 ///
 /// # Errors
-/// What does not fit, with all operands `ins`.
+/// The refusal of operands `ins` that do not fit.
 pub fn expect_step(
     verb: &str,
     p: &Meta,

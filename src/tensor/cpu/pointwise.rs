@@ -133,7 +133,7 @@ pub fn compute(verb: &str, loops: &Loops, s: f64, ins: &mut [Tensor]) -> Result<
     }
 }
 
-/// Whether `x` stands to `y` in the relation, as bool, for equal shapes and any dtype.
+/// Compares `x` with `y` element by element and returns bools; equal shapes, any dtype.
 ///
 /// # Errors
 /// Refuses operands whose dtypes or shapes differ.

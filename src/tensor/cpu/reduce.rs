@@ -79,7 +79,7 @@ fn reduce_as<T: Num, F: Fold<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Te
     out
 }
 
-/// How a reduction goes, in any type.
+/// The way a reduction goes, in any type.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
 enum Way {
     /// No dim is reduced.

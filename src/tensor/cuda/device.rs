@@ -17,7 +17,7 @@ pub(crate) struct CudaDevice {
     pub driver: Arc<dyn Driver>,
     pub modules: Modules,
     pub ledger: Ledger,
-    /// What its streams keep for reuse.
+    /// The memory that its streams keep for reuse.
     pools: Mutex<Vec<Weak<Mutex<Pool>>>>,
 }
 

@@ -133,7 +133,7 @@ impl Gpu {
         Ok(out)
     }
 
-    /// What the driver says of the device.
+    /// The device's properties, as the driver gives them.
     pub(crate) fn facts(&self) -> &Facts {
         self.stream().device.driver.facts()
     }

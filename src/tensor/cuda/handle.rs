@@ -1,4 +1,4 @@
-//! What drivers and their libraries call things, and what they answer when they refuse.
+//! Handles of drivers and their libraries, and their answers when they refuse.
 
 use std::fmt;
 
@@ -24,5 +24,5 @@ impl fmt::Display for DriverError {
     }
 }
 
-/// What a driver's call gives.
+/// The result of a driver's call.
 pub type DriverResult<T> = std::result::Result<T, DriverError>;

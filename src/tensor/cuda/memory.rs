@@ -22,7 +22,7 @@ const LARGE_SEGMENT_BYTES: usize = 20 << 20;
 /// Blocks from this size on have segments of their own, rounded up to [`SMALL_SEGMENT_BYTES`].
 const OWN_SEGMENT_BYTES: usize = 10 << 20;
 
-/// What a device's memory holds, over all threads of this process.
+/// The contents of a device's memory, over all threads of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Bytes of live tensors.

@@ -1,4 +1,4 @@
-//! What random operators launch on a device: `kernels/random.cuh` says which thread makes which number.
+//! Launches of random operators on a device: `kernels/random.cuh` says which thread makes which number.
 
 mod each;
 mod rows;
