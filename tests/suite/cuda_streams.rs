@@ -61,6 +61,21 @@ fn expected(round: u64) -> Vec<f64> {
     one(Add, &[&z, &one(Mul, &[&noise, &noise]).unwrap()]).unwrap().to_f64_vec()
 }
 
+/// A thread's last kernels run while the thread ends, after its own locals have gone.
+#[test]
+fn kernels_that_a_thread_left_behind_run_when_it_ends() {
+    let Some((device, shim)) = own_device(Streams::Late(5), 64 << 20) else { return };
+    std::thread::spawn(move || {
+        let x = ordinary(DType::F32, &[1000].into(), 1).to_device(device).unwrap();
+        one(Mul, &[&x, &x]).unwrap().to_device(Device::Cpu).unwrap();
+        one(Add, &[&x, &x]).unwrap();
+    })
+    .join()
+    .unwrap();
+    shim.check().unwrap();
+    assert_eq!(shim.live(), (0, 0, 0), "blocks, streams and events that nobody gave back");
+}
+
 /// Nothing waits but the reading of a value.
 #[test]
 fn an_eager_step_does_not_wait_for_the_device() {

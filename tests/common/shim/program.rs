@@ -4,6 +4,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::fs;
+use std::ptr;
 
 use isoshard::tensor::cuda::Grid;
 use libloading::Library;
@@ -116,34 +117,35 @@ impl Function {
         arguments: &mut [*mut c_void],
         (order, seed): (Order, u64),
     ) -> Result<(), String> {
-        ROOM.with_borrow_mut(|room| {
-            let mut error = [0u8; 1024];
-            let mut launch = Launch {
-                arguments: arguments.as_mut_ptr(),
-                blocks: grid.blocks,
-                threads: grid.threads,
-                shared_bytes: grid.shared_bytes,
-                order: match order {
-                    Order::Ascending => 0,
-                    Order::Descending => 1,
-                    Order::Shuffled(_) => 2,
-                },
-                seed,
-                stacks: room.stacks(),
-                dynamic: room.dynamic(grid.shared_bytes as usize),
-                error: error.as_mut_ptr(),
-                error_bytes: error.len() as u32,
-            };
-            // SAFETY: the caller's promise for the arguments; the rest is as block.hpp wants it.
-            let well = unsafe { (self.run)(self.entry, &mut launch) };
-            match well {
-                true => Ok(()),
-                false => {
-                    let end = error.iter().position(|&b| b == 0).unwrap_or(error.len());
-                    Err(String::from_utf8_lossy(&error[..end]).into_owned())
-                }
+        let mut error = [0u8; 1024];
+        let launch = Launch {
+            arguments: arguments.as_mut_ptr(),
+            blocks: grid.blocks,
+            threads: grid.threads,
+            shared_bytes: grid.shared_bytes,
+            order: match order {
+                Order::Ascending => 0,
+                Order::Descending => 1,
+                Order::Shuffled(_) => 2,
+            },
+            seed,
+            stacks: ptr::null_mut(),
+            dynamic: ptr::null_mut(),
+            error: error.as_mut_ptr(),
+            error_bytes: error.len() as u32,
+        };
+        // SAFETY: the caller's promise for the arguments; the rest is as block.hpp wants it.
+        let well = Room::with(|room| unsafe {
+            let (stacks, dynamic) = (room.stacks(), room.dynamic(grid.shared_bytes as usize));
+            (self.run)(self.entry, &mut Launch { stacks, dynamic, ..launch })
+        });
+        match well {
+            true => Ok(()),
+            false => {
+                let end = error.iter().position(|&b| b == 0).unwrap_or(error.len());
+                Err(String::from_utf8_lossy(&error[..end]).into_owned())
             }
-        })
+        }
     }
 }
 
@@ -164,6 +166,18 @@ impl Room {
             Ok(layout) => layout,
             Err(_) => unreachable!(),
         };
+
+    /// Calls with the room of this thread; with one for this call alone where a thread that ends has given its
+    /// room back and the last tasks of its streams come to run now.
+    fn with<T>(call: impl FnOnce(&mut Room) -> T) -> T {
+        let mut call = Some(call);
+        let mut run = |room: &mut Room| call.take().map(|call| call(room));
+        let done = match ROOM.try_with(|room| run(&mut room.borrow_mut())) {
+            Ok(done) => done,
+            Err(_) => run(&mut Room::default()),
+        };
+        done.expect("called once")
+    }
 
     /// Memory that the system provides page by page, as it is used.
     fn stacks(&mut self) -> *mut u8 {
