@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use isoshard::Result;
-use isoshard::comm::{DryRun, dry};
+use isoshard::comm::{DryReport, DryRun};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
@@ -64,7 +64,7 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
     optimizer.step(&mut params, &mut grads, &scale, args.lr)
 }
 
-fn json(report: &dry::Report, seconds: f64) {
+fn json(report: &DryReport, seconds: f64) {
     let counted = |t: isoshard::comm::Total| {
         format!(
             r#""calls":{},"sent_bytes":{},"received_bytes":{},"modelled_s":{:e}"#,

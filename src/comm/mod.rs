@@ -22,35 +22,19 @@
 //!
 //! Missing: a reduction that an engine does itself, in an order of its own.
 
-mod call;
-mod crew;
-pub mod dry;
-mod engine;
-pub mod flight;
-mod fold;
-mod group;
+mod api;
+mod calls;
+mod coordinator;
+mod diagnostics;
 mod launch;
-#[cfg(feature = "mpi")]
-mod mpi;
-pub mod nccl;
 mod network;
-mod office;
-mod pending;
-mod process;
-mod rank;
-mod spmd;
-mod tally;
-mod threads;
+mod transport;
 
-pub use call::{Call, Route};
-pub use dry::DryRun;
-pub use engine::{Channel, Engine, Reduce, Request, Tensors};
-pub(crate) use flight::{during, during_at_least};
-pub use group::Group;
+pub use api::{DryReport, DryRun, Group, Pending, Process, Rank, Spmd, Tally, Total, Traffic, spmd};
+pub use calls::{Call, Route, Sequence};
+pub(crate) use calls::{during, during_at_least};
+pub use diagnostics::flight;
 pub use launch::Launch;
 pub use network::{Cost, Grid, Level, Network, Peers};
-pub use pending::Pending;
-pub use process::Process;
-pub use rank::Rank;
-pub use spmd::{Spmd, spmd};
-pub use tally::{Tally, Total, Traffic};
+pub use transport::nccl;
+pub use transport::{Channel, Engine, Reduce, Request, Tensors};

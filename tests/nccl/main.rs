@@ -377,7 +377,7 @@ fn a_failed_world_stays_failed_and_is_not_read() {
         let x = zeros(&rank, 2 + rank.rank())?;
         let sent = rank.world().all_gather(&x, &shapes);
         let first = match sent {
-            // The call was under way before the office knew: then its values cannot be read.
+            // The call was under way before the coordinator knew: then its values cannot be read.
             Ok(got) => got[1 - rank.rank()].to_vec::<f32>().unwrap_err(),
             Err(e) => e,
         };

@@ -1,0 +1,18 @@
+//! The programs' side of communication: ranks, groups and their collectives, and the ways to run a program on ranks.
+
+mod dry_run;
+mod group;
+mod local_world;
+mod pending;
+mod process;
+mod rank;
+mod spmd;
+mod tally;
+
+pub use dry_run::{DryReport, DryRun};
+pub use group::Group;
+pub use pending::Pending;
+pub use process::Process;
+pub use rank::Rank;
+pub use spmd::{Spmd, spmd};
+pub use tally::{Tally, Total, Traffic};

@@ -1,0 +1,338 @@
+//! Running one program on several ranks.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::local_world::LocalWorld;
+use super::rank::Rank;
+use crate::comm::diagnostics::Flights;
+use crate::comm::flight::SlowRank;
+use crate::comm::network::Network;
+use crate::comm::transport::nccl::Library;
+use crate::comm::transport::threads::Running;
+use crate::error::{Error, Failure, Result};
+use crate::tensor::Device;
+
+/// The stack of a rank's thread.
+const STACK_BYTES: usize = 8 << 20;
+
+/// Runs `f` on `world` ranks, threads of this process, and returns their results in rank order: [`Spmd`] with its
+/// defaults.
+///
+/// ```
+/// let ranks = isoshard::comm::spmd(4, |rank| Ok(rank.rank()))?;
+/// assert_eq!(ranks, [0, 1, 2, 3]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`Spmd::run`].
+pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
+where
+    T: Send + 'static,
+    F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+{
+    Spmd::new(world).run(f)
+}
+
+/// How to run a program on several ranks.
+#[derive(Clone)]
+pub struct Spmd {
+    world: usize,
+    deadline: Duration,
+    name: String,
+    device: Arc<dyn Fn(usize) -> Device + Send + Sync>,
+    library: Option<Library>,
+    flights: Flights,
+    on_slow: Arc<dyn Fn(&SlowRank) + Send + Sync>,
+    patience: Option<Duration>,
+    network: Network,
+}
+
+impl fmt::Debug for Spmd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Spmd { world, deadline, name, library, .. } = self;
+        let mut spmd = f.debug_struct("Spmd");
+        spmd.field("world", world)
+            .field("deadline", deadline)
+            .field("name", name)
+            .field("library", library)
+            .finish()
+    }
+}
+
+impl Spmd {
+    /// `world` ranks on the CPU, a deadline of 60 s, threads named `rank 0`, `rank 1`, ...
+    pub fn new(world: usize) -> Spmd {
+        let (deadline, name) = (Duration::from_secs(60), "rank".into());
+        let device = Arc::new(|_| Device::Cpu);
+        let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
+        let (flights, network) = (Flights::default(), Network::default());
+        Spmd { world, deadline, name, device, library: None, network, flights, on_slow, patience: None }
+    }
+
+    /// Where each rank's tensors are, by its number: `|_| Device::Cuda(0)` for ranks that share a GPU. Meshes made from a rank
+    /// put them there. Ranks of this engine that talk to each other are on one device.
+    pub fn on(mut self, device: impl Fn(usize) -> Device + Send + Sync + 'static) -> Spmd {
+        self.device = Arc::new(device);
+        self
+    }
+
+    /// Ranks with a GPU each, which talk by [NCCL](crate::comm::nccl): rank i on `Device::Cuda(i)`, unless [`Spmd::on`] says otherwise
+    /// afterwards. NCCL takes one rank a GPU.
+    pub fn nccl(mut self, library: Library) -> Spmd {
+        self.library = Some(library);
+        self.on(Device::Cuda)
+    }
+
+    /// How long a collective waits for its members, and how long after a failure the ranks have to end.
+    pub fn deadline(mut self, deadline: Duration) -> Spmd {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The threads' name before the rank's number.
+    pub fn name(mut self, name: impl Into<String>) -> Spmd {
+        self.name = name.into();
+        self
+    }
+
+    /// The folder where each rank writes what it called last when it first sees a failure: see [`flight`](crate::comm::flight). Without
+    /// this, the one that the environment variable `ISOSHARD_FLIGHT_DIR` names, or none.
+    pub fn flight_dir(mut self, dir: impl Into<PathBuf>) -> Spmd {
+        self.flights.dir = Some(dir.into());
+        self
+    }
+
+    /// What is told when a rank has waited for a quarter of the deadline, or as long as [`Spmd::patience`] says, once for each
+    /// call in which it does. Without this a line on standard error. `f` runs on the thread that called [`Spmd::run`].
+    pub fn on_slow(mut self, f: impl Fn(&SlowRank) + Send + Sync + 'static) -> Spmd {
+        self.on_slow = Arc::new(f);
+        self
+    }
+
+    /// How long a rank waits for others before they are called slow.
+    pub fn patience(mut self, patience: Duration) -> Spmd {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// What talking costs between these ranks, by which moves are chosen. Results never depend on it.
+    pub fn network(mut self, network: Network) -> Spmd {
+        self.network = network;
+        self
+    }
+
+    /// Runs `f` on every rank and returns the results in rank order.
+    ///
+    /// When a rank fails, collectives on all others fail too, and the first failure is returned. A rank that does
+    /// not end within the deadline after that is left behind: its thread goes on until it comes to a collective
+    /// or the process ends, which is why `f` borrows nothing.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] with the first failure, a returned error or a panic; [`Failure::Stuck`] where a rank gave up
+    /// the world and then did not end. Refuses a world of no ranks, and over NCCL, two ranks on one GPU.
+    pub fn run<T, F>(self, f: F) -> Result<Vec<T>>
+    where
+        T: Send + 'static,
+        F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+    {
+        let Ends { results, mut failures, waited_s } = self.start(f)?;
+        let real = failures.iter().position(|(_, cause)| !is_echo(cause));
+        if !failures.is_empty() {
+            let stuck = results.iter().position(Option::is_none);
+            let (rank, cause) = match stuck {
+                Some(stuck) if real.is_none() => (stuck, Failure::Stuck(waited_s)),
+                _ => failures.swap_remove(real.unwrap_or(0)),
+            };
+            return Err(Error::Rank { rank, cause: Box::new(cause) });
+        }
+        let result = |r: Option<Option<T>>| r.flatten().expect("a rank without failure has a result");
+        Ok(results.into_iter().map(result).collect())
+    }
+
+    /// As [`Spmd::run`], but returns how each rank ended, in rank order: what it returned, or its own failure.
+    ///
+    /// # Errors
+    /// Refuses what [`Spmd::run`] refuses. That a rank failed is no error here.
+    pub fn run_each<T, F>(self, f: F) -> Result<Vec<Result<T, Failure>>>
+    where
+        T: Send + 'static,
+        F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+    {
+        let Ends { results, mut failures, waited_s } = self.start(f)?;
+        let end = |(rank, result): (usize, Option<Option<T>>)| {
+            let own = failures.iter().position(|(failed, _)| *failed == rank);
+            match (result.flatten(), own) {
+                (Some(result), _) => Ok(result),
+                (None, Some(at)) => Err(failures.swap_remove(at).1),
+                (None, None) => Err(Failure::Stuck(waited_s)),
+            }
+        };
+        Ok(results.into_iter().enumerate().map(end).collect())
+    }
+
+    fn start<T, F>(self, f: F) -> Result<Ends<T>>
+    where
+        T: Send + 'static,
+        F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
+    {
+        if self.world == 0 {
+            return Err(Error::invalid("spmd", "a world has at least one rank", "0 ranks", ""));
+        }
+        let world =
+            LocalWorld::new(self.world, self.deadline, &*self.device, self.library.as_ref(), &self.flights)?;
+        let world = Arc::new(world);
+        let failures = Arc::new(Mutex::new(Vec::new()));
+        let (results, arrivals) = channel();
+        let f = Arc::new(f);
+        let mut threads = Vec::new();
+        for rank in 0..self.world {
+            let (f, failures, results) = (f.clone(), failures.clone(), results.clone());
+            let (shared, network) = (world.clone(), self.network.clone());
+            let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
+            let spawned = thread.spawn(move || {
+                let running = Running::enter();
+                let result = run_rank(&|r: Rank| f(r.over(network.clone())), rank, &shared, &failures);
+                // What the closure captured goes before the caller hears of the end.
+                drop((f, shared, running));
+                // The caller may have left this rank behind.
+                let _ = results.send((rank, result));
+            });
+            match spawned {
+                Ok(thread) => threads.push(Some(thread)),
+                Err(reason) => {
+                    world.fail(rank, format!("its thread did not start: {reason}"), false);
+                    return Err(Error::unsupported(
+                        "spmd",
+                        "the system refuses a thread for a rank",
+                        format!("rank {rank} of {}: {reason}", self.world),
+                        "use fewer ranks",
+                    ));
+                }
+            }
+        }
+        drop(results);
+        Ok(self.gather(threads, &arrivals, &failures, &world))
+    }
+
+    fn gather<T>(
+        &self,
+        mut threads: Vec<Option<JoinHandle<()>>>,
+        arrivals: &Receiver<(usize, Option<T>)>,
+        failures: &Failures,
+        world: &LocalWorld,
+    ) -> Ends<T> {
+        let mut results: Vec<Option<Option<T>>> = (0..self.world).map(|_| None).collect();
+        let mut last = Instant::now();
+        while let Some((rank, result)) = self.next(arrivals, failures, last, world) {
+            results[rank] = Some(result);
+            last = Instant::now();
+            // It has nothing left to do but to end. Its panics were caught: there is no error to hear of.
+            let _ = threads[rank].take().map(JoinHandle::join);
+        }
+        let failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
+        if !failures.is_empty() {
+            world.write_records();
+        }
+        Ends { results, failures, waited_s: last.elapsed().as_secs_f64() }
+    }
+
+    /// The next rank to end. None when all have, or when one has failed, the others have not gone on without it, and have not
+    /// ended within the deadline. Meanwhile ranks that keep others waiting are told of.
+    fn next<T>(
+        &self,
+        arrivals: &Receiver<T>,
+        failures: &Failures,
+        last: Instant,
+        world: &LocalWorld,
+    ) -> Option<T> {
+        let patience = self.patience.unwrap_or(self.deadline / 4);
+        let glance = (patience / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
+        loop {
+            match arrivals.recv_timeout(glance) {
+                Ok(arrival) => return Some(arrival),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {
+                    world.slow(patience).iter().for_each(|slow| (self.on_slow)(slow));
+                    let is_late = Instant::now() >= last + self.deadline;
+                    let failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+                    if is_late && failures.iter().any(|(rank, _)| !world.is_left(*rank)) {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// How the ranks ended.
+struct Ends<T> {
+    /// By rank: none for one that was left behind, a result or nothing for one that ended.
+    results: Vec<Option<Option<T>>>,
+    failures: Vec<(usize, Failure)>,
+    /// Seconds since the last rank ended.
+    waited_s: f64,
+}
+
+/// Failures in the order in which they happened.
+type Failures = Mutex<Vec<(usize, Failure)>>;
+
+/// One rank's life: its result, or nothing after recording its failure.
+fn run_rank<T>(
+    f: &(impl Fn(Rank) -> Result<T> + ?Sized),
+    rank: usize,
+    world: &LocalWorld,
+    failures: &Failures,
+) -> Option<T> {
+    let life = || f(world.rank(rank)?).and_then(|result| world.end(rank).map(|()| result));
+    let failure = match catch_unwind(AssertUnwindSafe(life)) {
+        Ok(Ok(result)) => return Some(result),
+        Ok(Err(error)) => Failure::Error(error),
+        Err(payload) => Failure::Panic(message(&*payload)),
+    };
+    // One lock for both, so that the failure reported first is the one that the others hear of.
+    let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+    world.fail(rank, failure.to_string(), is_echo(&failure));
+    failures.push((rank, failure));
+    None
+}
+
+fn is_echo(failure: &Failure) -> bool {
+    matches!(failure, Failure::Error(error) if error.is_echo())
+}
+
+pub(super) fn message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| s.to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_named_and_joined() {
+        struct Ends(Arc<Mutex<usize>>);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                *self.0.lock().unwrap() += 1;
+            }
+        }
+        thread_local!(static AT_END: std::cell::RefCell<Option<Ends>> = const { std::cell::RefCell::new(None) });
+        let ends = Arc::new(Mutex::new(0));
+        let shared = ends.clone();
+        let names = Spmd::new(3).name("worker").run(move |_| {
+            AT_END.with(|end| *end.borrow_mut() = Some(Ends(shared.clone())));
+            Ok(thread::current().name().map(str::to_string))
+        });
+        assert_eq!(names.unwrap(), [0, 1, 2].map(|r| Some(format!("worker {r}"))));
+        assert_eq!(*ends.lock().unwrap(), 3, "every thread is over, its thread locals dropped");
+    }
+}

@@ -1,0 +1,280 @@
+//! Counting what passes through an engine: calls, bytes, and the time that a model of the network gives them.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use super::rank::Rank;
+use crate::comm::calls::{Call, Route, label};
+use crate::comm::network::{Cost, Network, latencies};
+use crate::comm::transport::{Channel, Engine, Reduce, Request};
+use crate::error::{Error, Result};
+
+/// What one rank's collectives amount to. Cloning shares the count.
+///
+/// Every started call counts, whatever becomes of it. Groups of one rank never call.
+///
+/// ```
+/// use isoshard::comm::{Tally, spmd};
+/// use isoshard::tensor::{DType, ReduceOp, Tensor};
+/// let received = spmd(3, |rank| {
+///     let (rank, tally) = Tally::of(&rank)?;
+///     rank.world().all_reduce(&Tensor::zeros(DType::F32, [5]), ReduceOp::Sum)?;
+///     assert_eq!(tally.total().calls, 1);
+///     Ok(tally.total().received_bytes)
+/// })?;
+/// assert_eq!(received, [40; 3]); // a small all-reduce: the other two's five floats
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Tally(Arc<Shared>);
+
+struct Shared {
+    network: Network,
+    rows: Mutex<Vec<Traffic>>,
+}
+
+/// The calls of one kind on one group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// The group, e.g. `dp{0, 4, 8}`.
+    pub group: String,
+    /// The number of its members.
+    pub group_len: usize,
+    /// The collective, e.g. `all_gather`.
+    pub call: &'static str,
+    /// What they amount to.
+    pub total: Total,
+}
+
+/// Calls, bytes and modelled time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Total {
+    /// The number of calls.
+    pub calls: u64,
+    /// Bytes that this rank sent; of a broadcast, to every member.
+    pub sent_bytes: u64,
+    /// Bytes that came to this rank from others.
+    pub received_bytes: u64,
+    /// By [`Network`], the calls one after the other: a latency of the slowest link in the group for every 64 peers, and for
+    /// every byte that comes the time of the link that it comes by.
+    pub time: Cost,
+}
+
+impl Tally {
+    /// The same rank over an engine that counts, and its count. Groups made before are not counted.
+    ///
+    /// # Errors
+    /// Those of opening the world's group.
+    pub fn of(rank: &Rank) -> Result<(Rank, Tally)> {
+        let (engine, tally) = Tally::over(rank.engine().clone(), rank.network().clone());
+        Ok((Rank::new(engine)?.on(rank.device()).over(rank.network().clone()), tally))
+    }
+
+    /// An engine that counts, and its count.
+    pub fn over(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
+        let tally = Tally(Arc::new(Shared { network, rows: Mutex::default() }));
+        (Arc::new(Counting { engine, tally: tally.clone() }), tally)
+    }
+
+    /// What was counted, by group and collective, in the order of first calls.
+    pub fn rows(&self) -> Vec<Traffic> {
+        self.lock().iter().filter(|row| row.total.calls > 0).cloned().collect()
+    }
+
+    /// All that was counted.
+    pub fn total(&self) -> Total {
+        self.lock().iter().map(|row| row.total).sum()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Traffic>> {
+        self.0.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::ops::Add for Total {
+    type Output = Total;
+    fn add(self, other: Total) -> Total {
+        Total {
+            calls: self.calls + other.calls,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            received_bytes: self.received_bytes + other.received_bytes,
+            time: self.time + other.time,
+        }
+    }
+}
+
+impl std::iter::Sum for Total {
+    fn sum<I: Iterator<Item = Total>>(totals: I) -> Total {
+        totals.fold(Total::default(), std::ops::Add::add)
+    }
+}
+
+impl fmt::Debug for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tally").field(&self.total()).finish()
+    }
+}
+
+/// An engine with a count.
+#[derive(Debug)]
+struct Counting {
+    engine: Arc<dyn Engine>,
+    tally: Tally,
+}
+
+impl Engine for Counting {
+    fn rank(&self) -> usize {
+        self.engine.rank()
+    }
+
+    fn world_len(&self) -> usize {
+        self.engine.world_len()
+    }
+
+    fn deadline(&self) -> Duration {
+        self.engine.deadline()
+    }
+
+    fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
+        let channel = self.engine.open(ranks, name)?;
+        Ok(self.counted(channel, ranks, name))
+    }
+
+    fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
+        let channel = self.engine.split(part, color, name)?;
+        Ok(self.counted(channel, part, name))
+    }
+
+    fn end(&self) -> Result<()> {
+        self.engine.end()
+    }
+
+    fn survivors(&self) -> Result<Vec<usize>> {
+        self.engine.survivors()
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.engine.abort(cause);
+    }
+}
+
+impl Counting {
+    fn counted(&self, channel: Arc<dyn Channel>, ranks: &[usize], name: &str) -> Arc<dyn Channel> {
+        let me = self.rank();
+        let index = ranks.iter().position(|&r| r == me).expect("checked by the caller");
+        let group = label(name, ranks);
+        let mut near: SmallVec<[(usize, usize); 8]> = SmallVec::new();
+        for &rank in ranks {
+            let level = self.tally.0.network.level_between(me, rank);
+            match near.last_mut() {
+                Some((end, last)) if *last == level => *end += 1,
+                last => {
+                    let before = last.map_or(0, |(end, _)| *end);
+                    near.push((before + 1, level));
+                }
+            }
+        }
+        let tally = self.tally.clone();
+        Arc::new(CountingChannel { channel, tally, index, group, group_len: ranks.len(), near })
+    }
+}
+
+/// A channel with a count.
+struct CountingChannel {
+    channel: Arc<dyn Channel>,
+    tally: Tally,
+    index: usize,
+    group: String,
+    group_len: usize,
+    /// Runs of members by the level at which this one talks with them: the end of each, and the level.
+    near: SmallVec<[(usize, usize); 8]>,
+}
+
+impl CountingChannel {
+    fn count(&self, call: &Call<'_>) {
+        let size = call.dtype.size_bytes() as u64;
+        let bytes = |numel: usize| numel as u64 * size;
+        let sent = |i: usize| call.outgoing.get(i).map_or(0, |x| bytes(x.numel()));
+        let others = self.group_len as u64 - 1;
+        let mut total = Total { calls: 1, ..Total::default() };
+        total.sent_bytes = match call.route {
+            Route::Gather | Route::Broadcast { .. } => others * sent(0),
+            Route::AllToAll => (0..self.group_len).filter(|&i| i != self.index).map(sent).sum(),
+            Route::Send { .. } => sent(0),
+            Route::Recv { .. } | Route::Barrier => 0,
+        };
+        let network = &self.tally.0.network;
+        let slowest = match call.route {
+            Route::Send { to: peer } | Route::Recv { from: peer } => self.level_of(peer),
+            _ => self.near.iter().map(|&(_, level)| level).max().unwrap_or(0),
+        };
+        let peers = match call.route {
+            Route::Send { .. } | Route::Recv { .. } => 1,
+            _ => self.group_len - 1,
+        };
+        total.time = network.latency(slowest, latencies(peers));
+        let mut come = |level: usize, bytes: u64| {
+            total.received_bytes += bytes;
+            total.time = total.time + network.transfer(level, bytes);
+        };
+        match call.route {
+            Route::Gather | Route::AllToAll => {
+                let mut start = 0;
+                for &(end, level) in &self.near {
+                    let numel = (start..end).filter(|&i| i != self.index).map(|i| call.incoming[i].numel());
+                    come(level, bytes(numel.sum()));
+                    start = end;
+                }
+            }
+            Route::Broadcast { root } if root != self.index => {
+                come(self.level_of(root), bytes(call.incoming[0].numel()));
+            }
+            Route::Recv { from } => come(self.level_of(from), bytes(call.incoming[0].numel())),
+            Route::Broadcast { .. } | Route::Send { .. } | Route::Barrier => {}
+        }
+        self.add(call.name, total);
+    }
+
+    fn add(&self, call: &'static str, total: Total) {
+        let mut rows = self.tally.lock();
+        let row = rows.iter_mut().find(|row| row.call == call && row.group == self.group);
+        match row {
+            Some(row) => row.total = row.total + total,
+            None => rows.push(Traffic { group: self.group.clone(), group_len: self.group_len, call, total }),
+        }
+    }
+
+    fn level_of(&self, member: usize) -> usize {
+        self.near.iter().find(|&&(end, _)| member < end).map_or(0, |&(_, level)| level)
+    }
+}
+
+impl fmt::Debug for CountingChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CountingChannel").field(&self.group).finish()
+    }
+}
+
+impl Channel for CountingChannel {
+    fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
+        self.count(&call);
+        self.channel.start(call)
+    }
+
+    fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        self.count(&call);
+        self.channel.all_reduce(reduce, call)
+    }
+
+    fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
+        self.count(&call);
+        self.channel.reduce_scatter(reduce, call)
+    }
+
+    fn reduces_well(&self) -> bool {
+        self.channel.reduces_well()
+    }
+}

@@ -1,0 +1,11 @@
+//! The facts about calls that errors are made of: who came to which, who waits for whom, and what each rank did last.
+
+pub mod flight;
+mod recorder;
+mod roster;
+mod shapes;
+mod wait_graph;
+
+pub(super) use recorder::{GroupId, Recorder, Ticket};
+pub(super) use roster::{Flights, Roster};
+pub(super) use wait_graph::circle;

@@ -1,0 +1,14 @@
+//! The engines: an asynchronous exchange among the members of a group, over threads, MPI, NCCL, or nobody.
+
+mod dry;
+mod engine;
+mod fold;
+#[cfg(feature = "mpi")]
+pub(super) mod mpi;
+pub mod nccl;
+pub(super) mod threads;
+
+pub(super) use dry::DryEngine;
+pub use engine::{Channel, Engine, Request, Tensors};
+pub use fold::Reduce;
+pub(super) use fold::fold;

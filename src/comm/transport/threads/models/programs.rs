@@ -1,0 +1,253 @@
+//! Random programs of collectives on three and four ranks, over groups that overlap, under random schedules: they always
+//! end, with the right results; and where a rank fails, ends early or goes on alone, all others hear of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner, thread};
+
+use crate::comm::transport::threads::{ThreadEngine, World};
+use crate::comm::{Group, Pending, Rank};
+use crate::error::{CommFault, Error, Result};
+use crate::tensor::{ReduceOp, Shape, Tensor};
+
+const SCHEDULES: usize = 200;
+
+/// What the members of a group do together.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Gather,
+    AllToAll,
+    /// Of one element, and of enough for several chunks.
+    AllReduce(usize),
+    /// Member i gets `i * uneven + 1` elements.
+    ReduceScatter {
+        uneven: usize,
+    },
+    Broadcast,
+    Ring,
+    Barrier,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    group: usize,
+    kind: Kind,
+    /// Waited for at the end, and then in the reverse order; or never, if `dropped`.
+    later: bool,
+    dropped: bool,
+}
+
+/// How one of the ranks leaves the program before its end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Exit {
+    Fails,
+    Ends,
+}
+
+#[derive(Clone, Debug)]
+struct Program {
+    world: usize,
+    groups: Vec<Vec<usize>>,
+    steps: Vec<Step>,
+    /// Who, before which step, and how.
+    exit: Option<(usize, usize, Exit)>,
+}
+
+/// A generator of small numbers (Marsaglia's xorshift).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 33) as usize % sides
+    }
+}
+
+impl Program {
+    fn random(seed: u64, exits: bool) -> Program {
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let world = 3 + dice.roll(2);
+        let mut groups = vec![(0..world).collect::<Vec<_>>()];
+        for _ in 0..2 {
+            let without = dice.roll(world);
+            groups.push((0..world).filter(|&r| r != without).collect());
+        }
+        let steps = (0..4 + dice.roll(4)).map(|_| Step::random(&mut dice, groups.len())).collect::<Vec<_>>();
+        let how = if dice.roll(2) == 0 { Exit::Fails } else { Exit::Ends };
+        let exit = exits.then(|| (dice.roll(world), dice.roll(steps.len()), how));
+        Program { world, groups, steps, exit }
+    }
+
+    /// One rank's part.
+    fn run(&self, rank: &Rank) -> Result<()> {
+        let open = |(i, ranks): (usize, &Vec<usize>)| -> Result<Option<Group>> {
+            ranks.contains(&rank.rank()).then(|| rank.group(ranks, &format!("g{i}"))).transpose()
+        };
+        let groups = self.groups.iter().enumerate().map(open).collect::<Result<Vec<_>>>()?;
+        let mut later = Vec::new();
+        for (k, step) in self.steps.iter().enumerate() {
+            match self.exit {
+                Some((who, at, Exit::Fails)) if (who, at) == (rank.rank(), k) => {
+                    return Err(Error::invalid("model", "struck", "", ""));
+                }
+                Some((who, at, Exit::Ends)) if (who, at) == (rank.rank(), k) => return Ok(()),
+                _ => {}
+            }
+            let Some(group) = &groups[step.group] else { continue };
+            let flight = Flight::start(step.kind, group, k)?;
+            match (step.later, step.dropped) {
+                (true, true) => drop(flight),
+                (true, false) => later.push(flight),
+                _ => flight.land()?,
+            }
+        }
+        later.into_iter().rev().try_for_each(Flight::land)
+    }
+
+    /// What becomes of every rank, threads being run in some order.
+    fn outcomes(&self) -> (Arc<World>, Vec<Result<()>>) {
+        let world = Arc::new(World::new(self.world, Duration::from_secs(3600)));
+        let spawn = |r: usize| {
+            let (program, world) = (self.clone(), world.clone());
+            thread::spawn(move || {
+                let rank = Rank::new(Arc::new(ThreadEngine::new(world.clone(), r)))?;
+                let result = program.run(&rank);
+                match &result {
+                    Ok(()) => world.end(r),
+                    Err(e) => world.fail(r, e.to_string()),
+                }
+                result
+            })
+        };
+        let all: Vec<_> = (0..self.world).map(spawn).collect();
+        let results = all.into_iter().map(|one| one.join().unwrap()).collect();
+        (world, results)
+    }
+}
+
+impl Step {
+    fn random(dice: &mut Dice, groups: usize) -> Step {
+        let kind = match dice.roll(8) {
+            0 => Kind::Gather,
+            1 => Kind::AllToAll,
+            2 => Kind::AllReduce(1),
+            3 => Kind::AllReduce(7),
+            4 => Kind::ReduceScatter { uneven: 0 },
+            5 => Kind::ReduceScatter { uneven: 5 },
+            6 => [Kind::Broadcast, Kind::Ring][dice.roll(2)],
+            _ => Kind::Barrier,
+        };
+        // Messages that nobody fetches would be taken for later ones.
+        let dropped = dice.roll(3) == 0 && !matches!(kind, Kind::Ring);
+        Step { group: dice.roll(groups), kind, later: dice.roll(3) == 0, dropped }
+    }
+}
+
+/// A step that was started, and what must come of it.
+enum Flight {
+    One(Pending<Tensor>, Vec<f32>),
+    Many(Pending<Vec<Tensor>>, Vec<Vec<f32>>),
+    Done(Pending<()>),
+}
+
+impl Flight {
+    fn start(kind: Kind, g: &Group, k: usize) -> Result<Flight> {
+        let (me, n) = (g.index(), g.len());
+        let value = |from: usize, to: usize| (100 * k + 10 * from + to) as f32;
+        let sum = |to: usize| (0..n).map(|from| value(from, to)).sum::<f32>();
+        let of = |len: usize, value: f32| Tensor::from_vec(vec![value; len], [len]);
+        let one = Shape::from([1]);
+        Ok(match kind {
+            Kind::Gather => {
+                let want = (0..n).map(|at| vec![value(at, 0)]).collect();
+                Flight::Many(g.all_gather_async(&of(1, value(me, 0))?, &vec![one; n]), want)
+            }
+            Kind::AllToAll => {
+                let parts = (0..n).map(|to| of(1, value(me, to))).collect::<Result<_>>()?;
+                let want = (0..n).map(|at| vec![value(at, me)]).collect();
+                Flight::Many(g.all_to_all_async(parts, &vec![one; n]), want)
+            }
+            Kind::AllReduce(len) => {
+                Flight::One(g.all_reduce_async(&of(len, value(me, 0))?, ReduceOp::Sum), vec![sum(0); len])
+            }
+            Kind::ReduceScatter { uneven } => {
+                let len = |to: usize| to * uneven + 1;
+                let parts = (0..n).map(|to| of(len(to), value(me, to))).collect::<Result<_>>()?;
+                Flight::One(g.reduce_scatter_async(parts, ReduceOp::Sum), vec![sum(me); len(me)])
+            }
+            Kind::Broadcast => {
+                let x = of(1, value(0, 0))?;
+                Flight::One(g.broadcast_async(Some(&x), 0, x.dtype(), &one), vec![value(0, 0)])
+            }
+            Kind::Ring => {
+                let (next, before) = ((me + 1) % n, (me + n - 1) % n);
+                let x = of(1, value(me, next))?;
+                drop(g.send_async(&x, next));
+                Flight::One(g.recv_async(before, x.dtype(), &one), vec![value(before, me)])
+            }
+            Kind::Barrier => Flight::Done(g.barrier_async()),
+        })
+    }
+
+    fn land(self) -> Result<()> {
+        match self {
+            Flight::One(pending, want) => assert_eq!(pending.wait()?.to_vec::<f32>()?, want),
+            Flight::Many(pending, want) => {
+                let got = pending.wait()?.iter().map(|x| x.to_vec::<f32>()).collect::<Result<Vec<_>>>()?;
+                assert_eq!(got, want);
+            }
+            Flight::Done(pending) => pending.wait()?,
+        }
+        Ok(())
+    }
+}
+
+/// Runs `check` under many schedules, half of them with few preemptions at telling places.
+fn try_many(check: impl Fn() + Send + Sync + Clone + 'static) {
+    let mut config = Config::new();
+    config.stack_size = 1 << 20;
+    Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(check.clone());
+    Runner::new(PctScheduler::new(3, SCHEDULES), config).run(check);
+}
+
+#[test]
+fn every_program_ends_with_the_right_results() {
+    for seed in 0..60 {
+        let program = Program::random(seed, false);
+        try_many(move || {
+            let (_, results) = program.outcomes();
+            assert!(results.iter().all(Result::is_ok), "{program:?}: {results:?}");
+        });
+    }
+}
+
+#[test]
+fn every_program_ends_when_a_rank_leaves_it() {
+    for seed in 0..60 {
+        let program = Program::random(seed, true);
+        try_many(move || {
+            let (world, results) = program.outcomes();
+            let (who, _, how) = program.exit.expect("somebody leaves");
+            assert_eq!(results[who].is_err(), how == Exit::Fails, "{program:?}: {results:?}");
+            let first = world.first_failure().map(|(rank, _)| *rank);
+            for (rank, result) in results.iter().enumerate().filter(|(rank, _)| *rank != who) {
+                // Nobody fails without a cause: the one who left, or who missed it first.
+                let Err(Error::Comm(fault)) = result else {
+                    assert!(result.is_ok(), "{program:?}: {result:?}");
+                    continue;
+                };
+                match &**fault {
+                    CommFault::PeerFailed { rank: named, .. } => assert_eq!(Some(*named), first),
+                    CommFault::Missing { missing, ended, .. } => {
+                        assert!(*ended && missing.contains(&who) && how == Exit::Ends, "{fault:?}");
+                    }
+                    _ => panic!("rank {rank} of {program:?}: {fault:?}"),
+                }
+            }
+        });
+    }
+}
