@@ -1,29 +1,32 @@
 //! What goes wrong between ranks: collectives that do not complete, replicas that differ.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// One call of a collective, as errors name it: operation, sequence number and group, and the operator that wanted it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallId {
     /// The operation, e.g. `all_reduce`.
-    pub call: &'static str,
+    pub call: Cow<'static, str>,
     /// The number of collectives made on the group before this one.
     pub seq: u64,
     /// The group, e.g. `dp{0, 4, 8}`.
     pub group: String,
     /// The operator whose operands travel, e.g. `matmul`; empty where the program made the call itself.
-    pub operator: &'static str,
+    pub operator: Cow<'static, str>,
 }
 
 impl CallId {
     /// A call that no operator is known to have made.
-    pub fn new(call: &'static str, seq: u64, group: impl Into<String>) -> CallId {
-        CallId { call, seq, group: group.into(), operator: "" }
+    pub fn new(call: impl Into<Cow<'static, str>>, seq: u64, group: impl Into<String>) -> CallId {
+        CallId { call: call.into(), seq, group: group.into(), operator: "".into() }
     }
 
     /// True where both are the same call, whoever made it.
     pub fn is_call(&self, other: &CallId) -> bool {
-        (self.call, self.seq, &self.group) == (other.call, other.seq, &other.group)
+        (&self.call, self.seq, &self.group) == (&other.call, other.seq, &other.group)
     }
 }
 
@@ -36,7 +39,7 @@ impl fmt::Display for CallId {
 }
 
 /// What a rank had completed when a call failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCall {
     /// The rank, numbered in the world.
     pub rank: usize,
@@ -47,7 +50,7 @@ pub struct LastCall {
 }
 
 /// A rank that waits for another.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
     /// The rank that waits.
     pub rank: usize,
@@ -58,7 +61,7 @@ pub struct Wait {
 }
 
 /// Why a collective did not complete.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommFault {
     /// Two ranks brought calls that do not belong together.
     #[error(

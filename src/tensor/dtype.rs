@@ -3,11 +3,13 @@
 use std::fmt;
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
 /// The type of a tensor's elements.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum DType {
     /// IEEE binary32.
     F32,

@@ -2,13 +2,16 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use super::cpu::{Kernel, Num, dispatch};
 use super::dtype::for_dtype;
 use super::{DType, Element, Float, Tensor};
 use crate::error::{Error, Result};
 
 /// How several values become one. Written `sum`, `max`, `min`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ReduceOp {
     /// The sum. f16 and bf16 are added in f32 and rounded once per addition.
     Sum,

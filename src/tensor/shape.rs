@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 pub type Dims = SmallVec<[usize; 5]>;
 
 /// The extents of a tensor, outermost first. Written `[64, 128]`; `[]` is a single element.
-#[derive(Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Shape(Dims);
 
 impl Shape {

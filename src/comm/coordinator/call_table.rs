@@ -310,7 +310,7 @@ impl Members {
     }
 
     fn id(&self, (_, _, seq): Key, (call, operator): (&'static str, &'static str)) -> CallId {
-        CallId { call, seq, group: self.label.clone(), operator }
+        CallId { call: call.into(), seq, group: self.label.clone(), operator: operator.into() }
     }
 }
 

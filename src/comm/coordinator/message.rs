@@ -223,8 +223,10 @@ mod tests {
             Route::Recv { from: 2 },
             Route::Barrier,
         ];
-        let id =
-            CallId { operator: "an operator of the caller's", ..CallId::new("broadcast", 7, "dp{0, 1}") };
+        let id = CallId {
+            operator: "an operator of the caller's".into(),
+            ..CallId::new("broadcast", 7, "dp{0, 1}")
+        };
         let last = vec![
             LastCall { rank: 1, on_group: Some(id.clone()), in_world: None },
             LastCall { rank: 0, on_group: None, in_world: Some(id.clone()) },

@@ -84,7 +84,7 @@ impl Writer {
     }
 
     pub fn id(&mut self, id: &CallId) -> &mut Writer {
-        self.text(id.call).u64(id.seq).text(&id.group).text(id.operator)
+        self.text(&id.call).u64(id.seq).text(&id.group).text(&id.operator)
     }
 
     pub fn last(&mut self, last: &[LastCall]) -> &mut Writer {
@@ -182,7 +182,7 @@ impl<'a> Reader<'a> {
 
     pub fn id(&mut self) -> Option<CallId> {
         let (call, seq, group) = (self.name()?, self.u64()?, self.text()?);
-        Some(CallId { call, seq, group, operator: self.name()? })
+        Some(CallId { call: call.into(), seq, group, operator: self.name()?.into() })
     }
 
     pub fn last(&mut self) -> Option<Vec<LastCall>> {

@@ -316,7 +316,7 @@ impl Row {
 
 impl Done {
     fn id(&self, row: &Row) -> CallId {
-        CallId { call: self.call, seq: self.seq, group: row.label(), operator: self.operator }
+        CallId { call: self.call.into(), seq: self.seq, group: row.label(), operator: self.operator.into() }
     }
 }
 
@@ -378,7 +378,7 @@ impl Ticket {
                     && id.seq == self.seq
                     && id.group == row.label()
                 {
-                    id.operator = self.operator;
+                    id.operator = self.operator.into();
                 }
                 Error::Comm(fault)
             }

@@ -303,11 +303,11 @@ impl Hub {
         let own = brought(&place.slot.contents(), place.position);
         match &mut fault {
             CommFault::Missing { id, rank, brought, .. } => {
-                id.call = place.name;
+                id.call = place.name.into();
                 *rank = place.slot.ranks[place.position];
                 *brought = own;
             }
-            other => other.id_mut().call = place.name,
+            other => other.id_mut().call = place.name.into(),
         }
         fault
     }
