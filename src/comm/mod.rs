@@ -27,6 +27,7 @@ mod calls;
 mod coordinator;
 mod diagnostics;
 mod launch;
+mod lock;
 mod network;
 mod transport;
 

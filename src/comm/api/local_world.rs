@@ -1,15 +1,16 @@
 //! The ranks of one process, over one engine or another.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::rank::Rank;
 use crate::comm::coordinator::{Client, Coordinator, Message};
 use crate::comm::diagnostics::flight::SlowRank;
 use crate::comm::diagnostics::{Flights, Roster};
+use crate::comm::lock::lock;
 use crate::comm::transport::Engine;
-use crate::comm::transport::nccl::{Library, NcclEngine, Seat};
+use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
 use crate::comm::transport::threads::{ThreadEngine, World};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
@@ -17,22 +18,22 @@ use crate::tensor::Device;
 /// The ranks that are threads of this process.
 pub(super) struct LocalWorld {
     devices: Vec<Device>,
-    way: Way,
+    engines: LocalEngines,
     deadline: Duration,
     roster: Arc<Roster>,
 }
 
-enum Way {
+enum LocalEngines {
     /// They share memory.
     Threads(Arc<World>),
     /// They have a GPU each.
-    Nccl { library: Library, ranks: Mutex<Vec<Place>> },
+    Nccl { library: Library, ranks: Mutex<Vec<RankStage>> },
 }
 
-/// How far a rank is.
-enum Place {
-    Waits(Client),
-    Runs(Arc<NcclEngine>),
+/// How far a rank is in its program.
+enum RankStage {
+    Waiting(Client),
+    Running(Arc<NcclEngine>),
     Over,
 }
 
@@ -50,30 +51,32 @@ impl LocalWorld {
     ) -> Result<LocalWorld> {
         let devices: Vec<Device> = (0..world_len).map(device).collect();
         let roster = Roster::new(world_len, flights);
-        let way = match library {
-            None => Way::Threads(Arc::new(World::recorded(deadline, roster.clone()))),
+        let engines = match library {
+            None => LocalEngines::Threads(Arc::new(World::recorded(deadline, roster.clone()))),
             Some(library) => {
                 one_each(&devices)?;
-                let ranks = Coordinator::clients(world_len, deadline).into_iter().map(Place::Waits).collect();
-                Way::Nccl { library: library.clone(), ranks: Mutex::new(ranks) }
+                let ranks =
+                    Coordinator::clients(world_len, deadline).into_iter().map(RankStage::Waiting).collect();
+                LocalEngines::Nccl { library: library.clone(), ranks: Mutex::new(ranks) }
             }
         };
-        Ok(LocalWorld { devices, way, deadline, roster })
+        Ok(LocalWorld { devices, engines, deadline, roster })
     }
 
     /// The rank, on its own thread.
     pub fn rank(&self, rank: usize) -> Result<Rank> {
         let device = self.devices[rank];
-        let engine: Arc<dyn Engine> = match &self.way {
-            Way::Threads(world) => Arc::new(ThreadEngine::new(world.clone(), rank)),
-            Way::Nccl { library, ranks } => {
-                let Place::Waits(client) = std::mem::replace(&mut lock(ranks)[rank], Place::Over) else {
+        let engine: Arc<dyn Engine> = match &self.engines {
+            LocalEngines::Threads(world) => Arc::new(ThreadEngine::new(world.clone(), rank)),
+            LocalEngines::Nccl { library, ranks } => {
+                let RankStage::Waiting(client) = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over)
+                else {
                     unreachable!("a rank begins once")
                 };
                 let world_len = self.devices.len();
-                let seat = Seat { rank, world_len, device, deadline: self.deadline, client };
-                let engine = Arc::new(NcclEngine::connect(seat, library)?);
-                lock(ranks)[rank] = Place::Runs(engine.clone());
+                let setup = NcclSetup { rank, world_len, device, deadline: self.deadline, client };
+                let engine = Arc::new(NcclEngine::connect(setup, library)?);
+                lock(ranks)[rank] = RankStage::Running(engine.clone());
                 engine
             }
         };
@@ -82,11 +85,11 @@ impl LocalWorld {
 
     /// The rank's program is over.
     pub fn end(&self, rank: usize) -> Result<()> {
-        match &self.way {
-            Way::Threads(world) => world.end(rank),
-            Way::Nccl { ranks, .. } => {
-                let place = std::mem::replace(&mut lock(ranks)[rank], Place::Over);
-                if let Place::Runs(engine) = place {
+        match &self.engines {
+            LocalEngines::Threads(world) => world.end(rank),
+            LocalEngines::Nccl { ranks, .. } => {
+                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over);
+                if let RankStage::Running(engine) = stage {
                     engine.end()?;
                 }
             }
@@ -97,15 +100,15 @@ impl LocalWorld {
     /// The rank's program failed; an echo follows from another rank's failure.
     pub fn fail(&self, rank: usize, cause: String, is_echo: bool) {
         self.roster.recorder(rank).write(&cause, is_echo);
-        match &self.way {
-            Way::Threads(world) => world.fail(rank, cause),
-            Way::Nccl { ranks, .. } => {
-                let place = std::mem::replace(&mut lock(ranks)[rank], Place::Over);
-                match place {
-                    Place::Waits(client) => client.tell(Message::Failed { cause }),
-                    Place::Runs(engine) => engine.fail(cause),
+        match &self.engines {
+            LocalEngines::Threads(world) => world.fail(rank, cause),
+            LocalEngines::Nccl { ranks, .. } => {
+                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over);
+                match stage {
+                    RankStage::Waiting(client) => client.tell(Message::Failed { cause }),
+                    RankStage::Running(engine) => engine.fail(cause),
                     // It has said so itself.
-                    Place::Over => {}
+                    RankStage::Over => {}
                 }
             }
         }
@@ -120,9 +123,9 @@ impl LocalWorld {
 
     /// True where the others have gone on without the rank.
     pub fn is_left(&self, rank: usize) -> bool {
-        match &self.way {
-            Way::Threads(world) => world.is_left(rank),
-            Way::Nccl { .. } => false,
+        match &self.engines {
+            LocalEngines::Threads(world) => world.is_left(rank),
+            LocalEngines::Nccl { .. } => false,
         }
     }
 
@@ -147,8 +150,4 @@ fn one_each(devices: &[Device]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

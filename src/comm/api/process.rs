@@ -10,7 +10,7 @@ use crate::comm::coordinator::{Meeting, meet};
 use crate::comm::diagnostics::Recorder;
 use crate::comm::launch::Launch;
 use crate::comm::transport::Engine;
-use crate::comm::transport::nccl::{Library, NcclEngine, Seat};
+use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, cuda};
 
@@ -116,15 +116,16 @@ impl Process {
         let device = device.map_or_else(|| gpu_of(&launch), Ok)?;
         let Meeting { client, brought } = meet(&launch, library.name().as_bytes(), deadline)?;
         of_one_kind(&brought)?;
-        let seat = Seat { rank: launch.rank(), world_len: launch.world_len(), device, deadline, client };
-        let engine = Arc::new(NcclEngine::connect(seat, &library)?);
+        let setup =
+            NcclSetup { rank: launch.rank(), world_len: launch.world_len(), device, deadline, client };
+        let engine = Arc::new(NcclEngine::connect(setup, &library)?);
         let rank = engine.clone();
         live(&*engine, NcclEngine::fail_for_good, |recorder| f(Rank::recorded(rank, recorder)?.on(device)))
     }
 
     #[cfg(feature = "mpi")]
     fn run_mpi<T>(self, compared: bool, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
-        use crate::comm::transport::mpi::{self, Mpi, MpiEngine};
+        use crate::comm::transport::mpi::{self, Mpi, MpiEngine, MpiSetup};
         /// How much later than whoever failed a rank ends that is only told of it.
         const LAST_WORDS: Duration = Duration::from_millis(300);
         let Process { launch, deadline, device, .. } = self;
@@ -139,7 +140,7 @@ impl Process {
         of_one_kind(&brought)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = launch.local_len().unwrap_or(launch.world_len()) > cores;
-        let engine = MpiEngine::begin(mpi::Seat { mpi, client, deadline, compared, crowded })?;
+        let engine = MpiEngine::begin(MpiSetup { mpi, client, deadline, compared, crowded })?;
         let engine = Arc::new(engine);
         let rank = engine.clone();
         let lived = live(&*engine, MpiEngine::fail_for_good, |recorder| f(Rank::recorded(rank, recorder)?));

@@ -1,5 +1,6 @@
 //! The engines: an asynchronous exchange among the members of a group, over threads, MPI, NCCL, or nobody.
 
+mod coordinated;
 mod dry;
 mod engine;
 mod fold;

@@ -17,8 +17,8 @@
 //! comparison off, where thousands of ranks would crowd the coordinator.
 //!
 //! Waiting spins for a moment, then gives way to other processes, then sleeps in growing steps: ranks may be more than
-//! cores. A thread a rank, its *watch*, keeps messages moving that nobody waits for, and sends notes to the coordinator, a
-//! millisecond's worth at a time.
+//! cores. A thread per rank, its *watchdog*, keeps messages moving that nobody waits for, and sends the coordinator what it is
+//! told in passing, a millisecond's worth at a time.
 //!
 //! **Where the coordinator is** MPI itself says: rank 0 listens at a port that is free and broadcasts it with its machine's
 //! addresses. `MASTER_ADDR` and `ISOSHARD_PORT` choose others (see [`Launch`](crate::comm::Launch)).
@@ -31,15 +31,17 @@
 //!
 //! Missing: trees for broadcasts and barriers of many ranks; messages of GPU memory; a world that outlives a dead rank.
 
-mod calls;
 mod channel;
 mod engine;
-mod flight;
+mod group;
 mod hosts;
-mod line;
+mod library;
+mod patience;
 mod place;
+mod transfers;
 mod watch;
+mod world;
 
-pub(in crate::comm) use calls::Mpi;
-pub(in crate::comm) use engine::{MpiEngine, Seat};
+pub(in crate::comm) use engine::{MpiEngine, MpiSetup};
+pub(in crate::comm) use library::Mpi;
 pub(in crate::comm) use place::meet;

@@ -40,7 +40,7 @@ impl Library {
 
 #[cfg(feature = "nccl")]
 fn load() -> Result<Arc<dyn Nccl>> {
-    super::real::load()
+    super::nvidia::load()
 }
 
 #[cfg(not(feature = "nccl"))]

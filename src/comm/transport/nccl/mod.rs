@@ -6,12 +6,12 @@
 //! share, so they have the same bits. The host waits where ranks connect, at a group's first call to a peer, and in
 //! [`Group::barrier`](crate::comm::Group::barrier).
 //!
-//! **What can go wrong is told by name.** A thread a rank watches what is under way: a call that has not finished within the
+//! **What can go wrong is told by name.** A thread per rank, its *watchdog*, watches what is in flight: a call that has not finished within the
 //! deadline after the rank's stream has come to it, and errors that NCCL notices meanwhile. Communicators do not block, so
 //! connecting keeps the deadline too. The first fault gives up the whole world: everywhere the communicators are aborted,
 //! later calls give the fault, and so does reading a value, since what was being received is arbitrary.
 //!
-//! **What members bring is compared** in an coordinator that they tell of every call, in passing (the caller copies the shapes
+//! **What members bring is compared** in a coordinator that they tell of every call, in passing (the caller copies the shapes
 //! and goes on; a few hundred bytes a call go to rank 0's process): name, reduction, dtype, shapes, order. Since nobody waits
 //! for the comparison, what a wrong call received may have been used in kernels before the fault is known, never in a value that
 //! was read after it. The deadline then also names who has not come. [`Library::compared`] turns this off, where thousands of
@@ -28,13 +28,16 @@
 
 mod api;
 mod channel;
+mod connect;
 mod engine;
+mod group;
 mod library;
-mod line;
 #[cfg(feature = "nccl")]
-mod real;
+mod nvidia;
+mod transfers;
 mod watch;
+mod world;
 
 pub use api::{Communicator, Nccl, NcclError, NcclResult, Progress};
-pub(in crate::comm) use engine::{NcclEngine, Seat};
+pub(in crate::comm) use engine::{NcclEngine, NcclSetup};
 pub use library::Library;

@@ -1,15 +1,15 @@
-//! A call's messages under way, with the memory that MPI reads and writes.
+//! A call's messages in flight, with the memory that MPI reads and writes.
 
 use std::ptr::NonNull;
 
-use super::calls::{Mpi, MpiError, MpiResult, Port, Ticket};
+use super::library::{MessageHandle, Mpi, MpiError, MpiResult, Port};
 use crate::tensor::{DType, Tensor};
 
-/// The messages of a call. Dropped before MPI is through with them, their memory leaks: whoever cannot wait hands the flight
+/// The messages of a call. Dropped before MPI is through with them, their memory leaks: whoever cannot wait hands them
 /// to the engine.
 #[derive(Debug, Default)]
-pub(super) struct Flight {
-    pieces: Vec<Piece>,
+pub(super) struct Transfers {
+    pieces: Vec<MessagePiece>,
     /// The pieces before this one are through.
     through: usize,
     /// What is sent.
@@ -20,16 +20,16 @@ pub(super) struct Flight {
 }
 
 #[derive(Debug)]
-struct Piece {
+struct MessagePiece {
     /// None once MPI is through with it.
-    ticket: Option<Ticket>,
+    handle: Option<MessageHandle>,
     /// The bytes that shall come; none where the piece is sent.
     wanted: Option<usize>,
 }
 
-/// Why a flight came to nothing.
+/// Why transfers came to nothing.
 #[derive(Debug)]
-pub(super) enum Crash {
+pub(super) enum TransferError {
     Mpi(MpiError),
     /// Another number of bytes has come than was expected.
     Length {
@@ -38,7 +38,7 @@ pub(super) enum Crash {
     },
 }
 
-impl Flight {
+impl Transfers {
     /// Bytes that are sent or received.
     pub fn len_bytes(&self) -> usize {
         self.bytes
@@ -51,10 +51,10 @@ impl Flight {
         self.sources.push(x);
         self.bytes += len;
         for (at, n) in cuts(len, mpi.piece_bytes) {
-            // SAFETY: the piece lies in the tensor's block, which is kept here until MPI is through with all tickets, or leaks;
+            // SAFETY: the piece lies in the tensor's block, which is kept here until MPI is through with all handles, or leaks;
             // while it is shared nobody writes it.
-            let ticket = unsafe { port.send(start.add(at), n, to, tag)? };
-            self.pieces.push(Piece { ticket: Some(ticket), wanted: None });
+            let handle = unsafe { port.send(start.add(at), n, to, tag)? };
+            self.pieces.push(MessagePiece { handle: Some(handle), wanted: None });
         }
         Ok(())
     }
@@ -74,9 +74,9 @@ impl Flight {
         self.bytes += len;
         for (at, n) in cuts(len, mpi.piece_bytes) {
             // SAFETY: the piece lies in the tensor's block, which nobody else has, and which is kept here untouched until MPI
-            // is through with all tickets, or leaks.
-            let ticket = unsafe { port.receive(start.add(at), n, from, tag)? };
-            self.pieces.push(Piece { ticket: Some(ticket), wanted: Some(n) });
+            // is through with all handles, or leaks.
+            let handle = unsafe { port.receive(start.add(at), n, from, tag)? };
+            self.pieces.push(MessagePiece { handle: Some(handle), wanted: Some(n) });
         }
         Ok(())
     }
@@ -84,29 +84,29 @@ impl Flight {
     /// Starts a message without bytes.
     pub fn send_nothing(&mut self, port: &Port<'_>, to: usize, tag: u32) -> MpiResult<()> {
         // SAFETY: no byte is read.
-        let ticket = unsafe { port.send(NonNull::dangling().as_ptr(), 0, to, tag)? };
-        self.pieces.push(Piece { ticket: Some(ticket), wanted: None });
+        let handle = unsafe { port.send(NonNull::dangling().as_ptr(), 0, to, tag)? };
+        self.pieces.push(MessagePiece { handle: Some(handle), wanted: None });
         Ok(())
     }
 
     /// Starts waiting for a message without bytes.
     pub fn receive_nothing(&mut self, port: &Port<'_>, from: usize, tag: u32) -> MpiResult<()> {
         // SAFETY: no byte is written.
-        let ticket = unsafe { port.receive(NonNull::dangling().as_ptr(), 0, from, tag)? };
-        self.pieces.push(Piece { ticket: Some(ticket), wanted: Some(0) });
+        let handle = unsafe { port.receive(NonNull::dangling().as_ptr(), 0, from, tag)? };
+        self.pieces.push(MessagePiece { handle: Some(handle), wanted: Some(0) });
         Ok(())
     }
 
     /// True once MPI is through with all. Whatever is tested moves the others as well: the first that is not done says enough.
-    pub fn test(&mut self, port: &Port<'_>) -> Result<bool, Crash> {
+    pub fn test(&mut self, port: &Port<'_>) -> Result<bool, TransferError> {
         while let Some(piece) = self.pieces.get_mut(self.through) {
-            if let Some(ticket) = &mut piece.ticket {
-                let Some(got) = port.test(ticket).map_err(Crash::Mpi)? else { return Ok(false) };
-                piece.ticket = None;
+            if let Some(handle) = &mut piece.handle {
+                let Some(got) = port.test(handle).map_err(TransferError::Mpi)? else { return Ok(false) };
+                piece.handle = None;
                 if let Some(wanted) = piece.wanted
                     && got != wanted
                 {
-                    return Err(Crash::Length { got, wanted });
+                    return Err(TransferError::Length { got, wanted });
                 }
             }
             self.through += 1;
@@ -132,9 +132,9 @@ impl Flight {
     /// Withdraws what has not come, and forgets the rest.
     pub fn give_up(mut self, port: &Port<'_>) {
         for piece in &mut self.pieces {
-            if let (Some(ticket), Some(_)) = (piece.ticket.take(), piece.wanted) {
+            if let (Some(handle), Some(_)) = (piece.handle.take(), piece.wanted) {
                 // What cannot even be withdrawn is past help.
-                let _ = port.cancel(ticket);
+                let _ = port.cancel(handle);
             }
         }
         self.leak();
@@ -146,7 +146,7 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for Transfers {
     fn drop(&mut self) {
         if !self.is_done() {
             self.leak();

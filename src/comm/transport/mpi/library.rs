@@ -44,14 +44,14 @@ pub(super) struct Port<'a> {
 
 /// A message under way. Null once MPI is through with it.
 #[derive(Debug)]
-pub(super) struct Ticket(sys::MPI_Request);
+pub(super) struct MessageHandle(sys::MPI_Request);
 
 // SAFETY: MPI was started for threads that call one at a time, which the lock sees to; handles belong to the process.
 unsafe impl Send for Mpi {}
 // SAFETY: as above.
 unsafe impl Sync for Mpi {}
 // SAFETY: as above; a request is no thread's own.
-unsafe impl Send for Ticket {}
+unsafe impl Send for MessageHandle {}
 
 /// What became of MPI in this process: it starts once, and ends once.
 static STARTED: Mutex<bool> = Mutex::new(false);
@@ -134,13 +134,13 @@ impl Port<'_> {
     /// Starts sending bytes.
     ///
     /// # Safety
-    /// They are neither written nor freed before MPI is through with the ticket.
-    pub unsafe fn send(&self, bytes: *const u8, len: usize, to: usize, tag: u32) -> MpiResult<Ticket> {
-        self.ticket(|comm, ticket| {
+    /// They are neither written nor freed before MPI is through with the handle.
+    pub unsafe fn send(&self, bytes: *const u8, len: usize, to: usize, tag: u32) -> MpiResult<MessageHandle> {
+        self.handle(|comm, handle| {
             // SAFETY: the caller's promise; the length is that of a piece, which fits an int.
             unsafe {
                 let (kind, to, tag) = (sys::RSMPI_UINT8_T, to as c_int, tag as c_int);
-                sys::MPI_Isend(bytes.cast(), len as c_int, kind, to, tag, comm, ticket)
+                sys::MPI_Isend(bytes.cast(), len as c_int, kind, to, tag, comm, handle)
             }
         })
     }
@@ -148,13 +148,19 @@ impl Port<'_> {
     /// Starts receiving into bytes.
     ///
     /// # Safety
-    /// Nobody reads, writes or frees them before MPI is through with the ticket.
-    pub unsafe fn receive(&self, bytes: *mut u8, len: usize, from: usize, tag: u32) -> MpiResult<Ticket> {
-        self.ticket(|comm, ticket| {
+    /// Nobody reads, writes or frees them before MPI is through with the handle.
+    pub unsafe fn receive(
+        &self,
+        bytes: *mut u8,
+        len: usize,
+        from: usize,
+        tag: u32,
+    ) -> MpiResult<MessageHandle> {
+        self.handle(|comm, handle| {
             // SAFETY: the caller's promise; the length is that of a piece, which fits an int.
             unsafe {
                 let (kind, from, tag) = (sys::RSMPI_UINT8_T, from as c_int, tag as c_int);
-                sys::MPI_Irecv(bytes.cast(), len as c_int, kind, from, tag, comm, ticket)
+                sys::MPI_Irecv(bytes.cast(), len as c_int, kind, from, tag, comm, handle)
             }
         })
     }
@@ -162,28 +168,31 @@ impl Port<'_> {
     /// Starts giving rank 0's bytes to all.
     ///
     /// # Safety
-    /// Nobody reads, writes or frees them before MPI is through with the ticket.
-    pub unsafe fn broadcast(&self, bytes: *mut u8, len: usize) -> MpiResult<Ticket> {
-        self.ticket(|comm, ticket| {
+    /// Nobody reads, writes or frees them before MPI is through with the handle.
+    pub unsafe fn broadcast(&self, bytes: *mut u8, len: usize) -> MpiResult<MessageHandle> {
+        self.handle(|comm, handle| {
             // SAFETY: the caller's promise.
-            unsafe { sys::MPI_Ibcast(bytes.cast(), len as c_int, sys::RSMPI_UINT8_T, 0, comm, ticket) }
+            unsafe { sys::MPI_Ibcast(bytes.cast(), len as c_int, sys::RSMPI_UINT8_T, 0, comm, handle) }
         })
     }
 
-    fn ticket(&self, start: impl FnOnce(sys::MPI_Comm, *mut sys::MPI_Request) -> c_int) -> MpiResult<Ticket> {
+    fn handle(
+        &self,
+        start: impl FnOnce(sys::MPI_Comm, *mut sys::MPI_Request) -> c_int,
+    ) -> MpiResult<MessageHandle> {
         // SAFETY: a constant of the library.
-        let mut ticket = unsafe { sys::RSMPI_REQUEST_NULL };
-        check(start(self.mpi.comm, &mut ticket))?;
-        Ok(Ticket(ticket))
+        let mut handle = unsafe { sys::RSMPI_REQUEST_NULL };
+        check(start(self.mpi.comm, &mut handle))?;
+        Ok(MessageHandle(handle))
     }
 
-    /// The number of bytes that have come, or zero for what was sent, once MPI is through with the ticket; none before.
-    pub fn test(&self, ticket: &mut Ticket) -> MpiResult<Option<usize>> {
+    /// The number of bytes that have come, or zero for what was sent, once MPI is through with the handle; none before.
+    pub fn test(&self, handle: &mut MessageHandle) -> MpiResult<Option<usize>> {
         let (mut done, mut count) = (0, 0);
         // SAFETY: a status is plain numbers; the request is live or null, and both pointers are to live variables.
         unsafe {
             let mut status: sys::MPI_Status = std::mem::zeroed();
-            check(sys::MPI_Test(&mut ticket.0, &mut done, &mut status))?;
+            check(sys::MPI_Test(&mut handle.0, &mut done, &mut status))?;
             if done == 0 {
                 return Ok(None);
             }
@@ -193,12 +202,12 @@ impl Port<'_> {
     }
 
     /// Withdraws a message that has not come. Whoever sends it may wait for ever.
-    pub fn cancel(&self, mut ticket: Ticket) -> MpiResult<()> {
+    pub fn cancel(&self, mut handle: MessageHandle) -> MpiResult<()> {
         // SAFETY: the request is live; freed after it was cancelled, it is done before its memory is looked at again,
         // since the caller leaks that.
         unsafe {
-            check(sys::MPI_Cancel(&mut ticket.0))?;
-            check(sys::MPI_Request_free(&mut ticket.0))
+            check(sys::MPI_Cancel(&mut handle.0))?;
+            check(sys::MPI_Request_free(&mut handle.0))
         }
     }
 

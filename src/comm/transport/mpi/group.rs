@@ -1,64 +1,37 @@
 //! One group at one of its members, and the tags of its messages.
 
-use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::mem::discriminant;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustc_hash::FxHasher;
 
 use crate::comm::calls::Sequence;
-use crate::comm::calls::label;
+use crate::comm::transport::coordinated::{CallNumber, GroupState};
 use crate::comm::{Call, Route};
-use crate::error::CallId;
-use crate::tensor::{Shape, Tensor};
+use crate::tensor::Shape;
 
-/// A group at one of its members.
+/// A group at one of its members, with the tags of its messages.
 #[derive(Debug)]
-pub(super) struct Line {
-    pub label: String,
-    /// A number made from the label, for the coordinator.
-    pub id: u64,
-    pub ranks: Vec<usize>,
-    pub index: usize,
+pub(super) struct MpiGroup {
+    pub state: Arc<GroupState>,
     /// The coordinator's number, in all tags.
     number: u32,
     tags: Tags,
-    seqs: Mutex<HashMap<Sequence, u64>>,
-    /// Messages of this rank to itself, by sequence number.
-    pub own: Mutex<HashMap<u64, Tensor>>,
 }
 
-impl Line {
-    pub fn new(ranks: &[usize], name: &str, rank: usize, number: u32, tags: Tags) -> Line {
-        let label = label(name, ranks);
-        let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
-        Line {
-            id: group_id(&label),
-            label,
-            ranks: ranks.to_vec(),
-            index,
-            number,
-            tags,
-            seqs: Mutex::default(),
-            own: Mutex::default(),
-        }
+impl MpiGroup {
+    pub fn new(state: GroupState, number: u32, tags: Tags) -> MpiGroup {
+        MpiGroup { state: Arc::new(state), number, tags }
     }
 
-    /// The number of this rank's next call of a sequence.
-    pub fn advance(&self, sequence: Sequence) -> u64 {
-        let mut seqs = lock(&self.seqs);
-        let next = seqs.entry(sequence).or_default();
-        *next += 1;
-        *next - 1
-    }
-
-    pub fn call_id(&self, call: &'static str, seq: u64) -> CallId {
-        CallId::new(call, seq, &*self.label)
-    }
-
-    /// The tag of what both ends of a message know: their group, sequence and call; under all-to-all, its shape as well.
-    pub fn tag(&self, sequence: Sequence, seq: u64, call: &Call, pair: Option<&Shape>) -> u32 {
+    /// The tag of a message of `call`, made from what both of its ends know: `pair`'s shape as well, under all-to-all.
+    pub fn tag(
+        &self,
+        call: &Call<'_>,
+        CallNumber { sequence, seq, .. }: CallNumber,
+        pair: Option<&Shape>,
+    ) -> u32 {
         let mut hasher = FxHasher::default();
         seq.hash(&mut hasher);
         discriminant(&call.dtype).hash(&mut hasher);
@@ -103,29 +76,24 @@ impl Tags {
     }
 }
 
-/// FNV-1a.
-fn group_id(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::comm::coordinator::Coordinator;
+    use crate::comm::transport::coordinated::Membership;
     use crate::tensor::{DType, ReduceOp};
 
     #[test]
-    fn groups_and_lanes_never_share_a_tag() {
+    fn groups_and_sequences_never_share_a_tag() {
         for limit in [32_767, 65_535, (1 << 19) - 1, (1 << 23) - 1, i32::MAX as u32, 40_000] {
             let tags = Tags::up_to(limit);
             let last = tags.groups_len() - 1;
             let message = Sequence::Message { from: 0, to: 1 };
             assert!(tags.of(last, message, u64::MAX / 3) <= limit && tags.groups_len() >= 128);
             let ranges = [0, 1, last]
-                .map(|n| [Sequence::Collective, message].map(|l| tags.of(n, l, 0) >> tags.print_bits));
+                .map(|n| [Sequence::Collective, message].map(|s| tags.of(n, s, 0) >> tags.print_bits));
             let mut all: Vec<u32> = ranges.concat();
             all.dedup();
             assert_eq!(all.len(), 6, "{limit}");
@@ -134,7 +102,10 @@ mod tests {
 
     #[test]
     fn calls_that_differ_have_other_tags() {
-        let line = Line::new(&[0, 1], "dp", 0, 3, Tags::up_to(i32::MAX as u32));
+        let client = Coordinator::clients(2, Duration::ZERO).remove(0);
+        let membership = Arc::new(Membership::new((0, 2), Duration::ZERO, false, client));
+        let state = GroupState::open(&membership, &[0, 1], "dp");
+        let group = MpiGroup::new(state, 3, Tags::up_to(i32::MAX as u32));
         let call = Call {
             name: "all_reduce",
             route: Route::Gather,
@@ -144,7 +115,8 @@ mod tests {
             incoming: &[Shape::from([3]), Shape::from([3])],
         };
         let sequence = Sequence::Collective;
-        let tag = |seq, call: &Call| line.tag(sequence, seq, call, None);
+        let numbered = |sequence, seq, call: &Call| CallNumber { name: call.name, sequence, seq };
+        let tag = |seq, call: &Call| group.tag(call, numbered(sequence, seq, call), None);
         let first = tag(0, &call);
         assert_eq!(first, tag(0, &call));
         for other in [
@@ -161,7 +133,8 @@ mod tests {
         // The two ends of a message have different names.
         let sequence = Sequence::Message { from: 0, to: 1 };
         let end = |name, route| Call { name, route, op: None, ..call };
-        let tags = [end("send", Route::Send { to: 1 }), end("recv", Route::Recv { from: 0 })];
-        assert_eq!(line.tag(sequence, 0, &tags[0], None), line.tag(sequence, 0, &tags[1], None));
+        let ends = [end("send", Route::Send { to: 1 }), end("recv", Route::Recv { from: 0 })];
+        let [send, recv] = ends.map(|call| group.tag(&call, numbered(sequence, 0, &call), None));
+        assert_eq!(send, recv);
     }
 }

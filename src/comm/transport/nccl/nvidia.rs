@@ -24,7 +24,7 @@ pub(super) fn load() -> Result<Arc<dyn Nccl>> {
     for name in names {
         // SAFETY: NCCL's own initialisers run, as in any program that is linked with it.
         match unsafe { Library::new(&name) } {
-            Ok(library) => return Ok(Arc::new(Real::new(library)?)),
+            Ok(library) => return Ok(Arc::new(NvidiaNccl::new(library)?)),
             Err(e) => {
                 let why =
                     std::error::Error::source(&e).map_or_else(|| e.to_string(), |source| source.to_string());
@@ -114,7 +114,7 @@ functions! {
     abort: "ncclCommAbort" (Comm) -> Status;
 }
 
-struct Real {
+struct NvidiaNccl {
     functions: Functions,
     version: c_int,
     comms: Mutex<HashMap<Communicator, Arc<Slot>>>,
@@ -130,8 +130,8 @@ struct Slot {
     parent: Option<Arc<Slot>>,
 }
 
-impl Real {
-    fn new(library: Library) -> Result<Real> {
+impl NvidiaNccl {
+    fn new(library: Library) -> Result<NvidiaNccl> {
         let refuse = |given: String| {
             Error::unsupported("nccl", "the library is older than 2.18", given, "install a newer one")
         };
@@ -143,7 +143,7 @@ impl Real {
             return Err(refuse(format!("version {}", dotted(version))));
         }
         let (comms, last) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Real { functions, version, comms, last, _library: library })
+        Ok(NvidiaNccl { functions, version, comms, last, _library: library })
     }
 
     fn slot(&self, comm: Communicator) -> Arc<Slot> {
@@ -214,7 +214,7 @@ fn dotted(version: c_int) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-impl fmt::Debug for Real {
+impl fmt::Debug for NvidiaNccl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name())
     }
@@ -225,7 +225,7 @@ fn number(n: usize) -> c_int {
 }
 
 // SAFETY: the library does what its documentation says of each function.
-unsafe impl Nccl for Real {
+unsafe impl Nccl for NvidiaNccl {
     fn name(&self) -> String {
         format!("NCCL {}", dotted(self.version))
     }

@@ -1,0 +1,158 @@
+//! A group at one of its members: who they are, and the numbers of this member's calls.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use super::membership::Membership;
+use crate::comm::calls::{Sequence, label};
+use crate::comm::coordinator::{FirstFault, Message};
+use crate::comm::lock::lock;
+use crate::comm::{Call, Route};
+use crate::error::{CallId, Error, Result};
+use crate::tensor::Tensor;
+
+/// A group at one of its members.
+#[derive(Debug)]
+pub(in crate::comm::transport) struct GroupState {
+    pub membership: Arc<Membership>,
+    /// The group as errors write it.
+    pub label: String,
+    /// A number made from the label, by which the coordinator knows the group.
+    id: u64,
+    pub ranks: Vec<usize>,
+    /// This member's place among the ranks.
+    pub index: usize,
+    next: Mutex<HashMap<Sequence, u64>>,
+    /// What this rank has sent itself, by number.
+    pub(super) to_itself: Mutex<HashMap<u64, Tensor>>,
+}
+
+/// A call of a group, by its number in its sequence.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::comm::transport) struct CallNumber {
+    pub name: &'static str,
+    pub sequence: Sequence,
+    pub seq: u64,
+}
+
+impl CallNumber {
+    /// The call by which members connect, which none has a number for.
+    pub const CONNECT: CallNumber = CallNumber { name: "connect", sequence: Sequence::Collective, seq: 0 };
+}
+
+impl GroupState {
+    /// The group, of which the coordinator is told.
+    pub fn open(membership: &Arc<Membership>, ranks: &[usize], name: &str) -> GroupState {
+        let label = label(name, ranks);
+        let state = GroupState {
+            membership: membership.clone(),
+            id: hash(&label),
+            label,
+            ranks: ranks.to_vec(),
+            index: ranks.iter().position(|&r| r == membership.rank).expect("checked by the caller"),
+            next: Mutex::default(),
+            to_itself: Mutex::default(),
+        };
+        let (group, name, ranks) = (state.id, name.into(), ranks.to_vec());
+        membership.tell_in_passing(Message::Open { group, name, ranks });
+        state
+    }
+
+    /// Numbers a call of this member, and tells the coordinator what it brings.
+    ///
+    /// # Errors
+    /// The fault for which the world is given up.
+    pub fn enter(&self, call: &Call<'_>) -> Result<CallNumber> {
+        let sequence = Sequence::of(call.route, self.index);
+        let number = CallNumber { name: call.name, sequence, seq: self.advance(sequence) };
+        if self.membership.is_given_up() {
+            return Err(self.given_up(&number, call.facts()));
+        }
+        if self.membership.compared {
+            let (group, seq, brief) = (self.id, number.seq, call.brief());
+            self.membership.tell_in_passing(Message::Came { group, sequence, seq, brief });
+        }
+        Ok(number)
+    }
+
+    /// The number of this member's next call of a sequence.
+    pub(super) fn advance(&self, sequence: Sequence) -> u64 {
+        let mut next = lock(&self.next);
+        let next = next.entry(sequence).or_default();
+        *next += 1;
+        *next - 1
+    }
+
+    /// True if this member is both ends of a call.
+    pub(super) fn is_to_itself(&self, route: Route) -> bool {
+        match route {
+            Route::Send { to: other } | Route::Recv { from: other } => other == self.index,
+            Route::Gather | Route::AllToAll | Route::Broadcast { .. } | Route::Barrier => false,
+        }
+    }
+
+    /// A call as errors name it.
+    pub fn call_id(&self, call: &CallNumber) -> CallId {
+        CallId::new(call.name, call.seq, &*self.label)
+    }
+
+    /// As [`Membership::given_up`].
+    pub fn given_up(&self, call: &CallNumber, brought: impl ToString) -> Error {
+        self.membership.given_up(self.call_id(call), brought)
+    }
+
+    /// As [`Membership::broken`].
+    pub fn broken(&self, call: &CallNumber, reason: impl ToString) -> Error {
+        self.membership.broken(self.call_id(call), reason.to_string())
+    }
+
+    /// As [`Membership::report_broken`].
+    pub fn report_broken(&self, call: &CallNumber, reason: impl ToString) -> FirstFault {
+        self.membership.report_broken(&self.call_id(call), reason.to_string())
+    }
+
+    /// Tells the coordinator that a call has not finished within the deadline, and returns the first fault.
+    pub fn report_late(&self, call: &CallNumber, brought: impl ToString) -> FirstFault {
+        let CallNumber { name, sequence, seq } = *call;
+        let (group, compared) = (self.id, self.membership.compared);
+        self.membership.tell(Message::Late { group, sequence, seq, call: name, compared });
+        self.membership.await_fault(&self.call_id(call), brought)
+    }
+
+    /// The error of a call that has not finished within the deadline, which the coordinator is told.
+    pub fn late(&self, call: &CallNumber, brought: impl ToString) -> Error {
+        let fault = self.report_late(call, brought);
+        self.membership.told(&fault, self.call_id(call))
+    }
+}
+
+/// FNV-1a.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The groups that a rank has opened, by label.
+#[derive(Debug)]
+pub(in crate::comm::transport) struct OpenGroups<G>(Mutex<HashMap<String, Arc<G>>>);
+
+impl<G> Default for OpenGroups<G> {
+    fn default() -> Self {
+        OpenGroups(Mutex::default())
+    }
+}
+
+impl<G> OpenGroups<G> {
+    pub fn find(&self, label: &str) -> Option<Arc<G>> {
+        lock(&self.0).get(label).cloned()
+    }
+
+    pub fn keep(&self, label: &str, group: G) -> Arc<G> {
+        let group = Arc::new(group);
+        lock(&self.0).insert(label.into(), group.clone());
+        group
+    }
+
+    pub fn all(&self) -> Vec<Arc<G>> {
+        lock(&self.0).values().cloned().collect()
+    }
+}

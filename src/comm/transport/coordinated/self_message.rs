@@ -1,0 +1,58 @@
+//! A message of a rank to itself, which the transport has no part in.
+
+use std::sync::Arc;
+
+use smallvec::smallvec;
+
+use super::group_state::{CallNumber, GroupState};
+use crate::comm::calls::{Brief, Sequence};
+use crate::comm::lock::lock;
+use crate::comm::{Call, Request, Route, Tensors};
+use crate::error::Result;
+
+/// One end of a message of a rank to itself.
+pub(in crate::comm::transport) struct SelfMessage {
+    group: Arc<GroupState>,
+    number: CallNumber,
+    sends: bool,
+    call: Brief,
+}
+
+impl SelfMessage {
+    /// Starts `call` if this member is both of its ends.
+    pub fn start(group: &Arc<GroupState>, call: &Call<'_>) -> Option<SelfMessage> {
+        if !group.is_to_itself(call.route) {
+            return None;
+        }
+        let sends = matches!(call.route, Route::Send { .. });
+        // The two ends are counted apart; no message between two members is from one to the same.
+        let to = if sends { group.index } else { usize::MAX };
+        let sequence = Sequence::Message { from: group.index, to };
+        let number = CallNumber { name: call.name, sequence, seq: group.advance(sequence) };
+        if sends {
+            lock(&group.to_itself).insert(number.seq, call.outgoing[0].clone());
+        }
+        Some(SelfMessage { group: group.clone(), number, sends, call: call.brief() })
+    }
+}
+
+impl Request for SelfMessage {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
+        let SelfMessage { group, number, sends, call } = *self;
+        if sends {
+            return Ok(Tensors::new());
+        }
+        let x = lock(&group.to_itself).remove(&number.seq);
+        let rank = group.membership.rank;
+        let reason = match x {
+            Some(x) if x.dtype() == call.dtype && *x.shape() == call.incoming[0] => return Ok(smallvec![x]),
+            Some(x) => format!("rank {rank} sent itself {x} and expects {}", call.facts()),
+            None => format!("rank {rank} waits for itself with {}", call.facts()),
+        };
+        Err(group.broken(&number, reason))
+    }
+
+    fn is_ready(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,64 @@
+//! How a rank waits.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A wait: spins, then gives way to others, then sleeps in growing steps.
+#[derive(Debug)]
+pub(super) struct Patience {
+    polls: u32,
+    spins: u32,
+    /// How long it gives way before it sleeps.
+    awake: Duration,
+    waited: Duration,
+    last: Instant,
+    nap: Duration,
+}
+
+impl Patience {
+    /// For messages of this many bytes.
+    pub fn new(len_bytes: usize, crowded: bool) -> Patience {
+        const SPINS: u32 = 3000;
+        const CROWDED_SPINS: u32 = 20;
+        const AWAKE: Duration = Duration::from_millis(2);
+        // What may be moving all the time, at a slow pace: sleeping would hold it up.
+        let moving = Duration::from_nanos(len_bytes as u64);
+        Patience {
+            polls: 0,
+            spins: if crowded { CROWDED_SPINS } else { SPINS },
+            awake: AWAKE + moving,
+            waited: Duration::ZERO,
+            last: Instant::now(),
+            nap: Duration::from_micros(20),
+        }
+    }
+
+    /// True if the clock may be looked at: the wait is no longer a matter of microseconds.
+    pub fn is_long(&self) -> bool {
+        self.polls > self.spins
+    }
+
+    /// The time waited, not counting when the whole process was stopped.
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    pub fn pause(&mut self) {
+        const LAPSE: Duration = Duration::from_millis(100);
+        const LONGEST_NAP: Duration = Duration::from_millis(1);
+        self.polls = self.polls.saturating_add(1);
+        if self.polls <= self.spins {
+            std::hint::spin_loop();
+            return;
+        }
+        let now = Instant::now();
+        self.waited += (now - self.last).min(LAPSE);
+        self.last = now;
+        if self.waited < self.awake {
+            thread::yield_now();
+        } else {
+            thread::sleep(self.nap);
+            self.nap = (self.nap * 2).min(LONGEST_NAP);
+        }
+    }
+}

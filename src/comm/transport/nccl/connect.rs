@@ -1,0 +1,53 @@
+//! Connecting the members of a group.
+
+use super::group::NcclGroup;
+use super::world::NcclWorld;
+use super::{Communicator, NcclResult};
+use crate::comm::coordinator::Message;
+use crate::comm::transport::coordinated::CallNumber;
+use crate::error::{Error, Result};
+
+const CONNECT: &CallNumber = &CallNumber::CONNECT;
+
+impl NcclWorld {
+    /// Joins the group's communicator by a name that its first member makes and gives to the others.
+    pub fn join(&self, group: &NcclGroup) -> Result<()> {
+        let state = &group.state;
+        let key = format!("id of {}", state.label);
+        let id = if state.index == 0 {
+            let id = self.nccl.unique_id().map_err(|e| state.broken(CONNECT, e))?;
+            self.membership.put(key, id.clone());
+            id
+        } else {
+            let not_opened = || format!("rank {} has not opened the group", state.ranks[0]);
+            self.membership.get(&key).ok_or_else(|| self.not_within_deadline(group, &not_opened()))?
+        };
+        let comm = self.nccl.join(&id, state.ranks.len(), state.index);
+        self.settle(group, Some(comm))
+    }
+
+    /// Splits the world's communicator into those of groups, each of one color, which together hold all ranks.
+    pub fn split(&self, group: &NcclGroup, world: &NcclGroup, color: usize) -> Result<()> {
+        let comm = world.with(|world| self.nccl.split(world, color as u32, group.state.index));
+        self.settle(group, comm)
+    }
+
+    /// Waits until a communicator that was begun is ready.
+    fn settle(&self, group: &NcclGroup, comm: Option<NcclResult<Communicator>>) -> Result<()> {
+        match comm {
+            Some(Ok(comm)) => group.set(comm),
+            Some(Err(e)) => return Err(group.state.broken(CONNECT, e)),
+            None => return Err(group.state.given_up(CONNECT, CONNECT.name)),
+        }
+        self.ready(group, CONNECT, || self.not_within_deadline(group, "not connected"))
+    }
+
+    /// The error of a group that did not connect in time.
+    fn not_within_deadline(&self, group: &NcclGroup, what: &str) -> Error {
+        if !self.membership.is_given_up() {
+            let reason = format!("{what} within {:.1} s", self.membership.deadline.as_secs_f64());
+            self.membership.tell(Message::Broken { id: group.state.call_id(CONNECT), reason });
+        }
+        group.state.given_up(CONNECT, CONNECT.name)
+    }
+}

@@ -1,0 +1,153 @@
+//! The transfers that a call consists of.
+
+use super::group::NcclGroup;
+use super::{Communicator, Nccl, NcclResult};
+use crate::comm::{Call, Route};
+use crate::error::Result;
+use crate::tensor::cuda::{Address, Gpu};
+use crate::tensor::{DType, Shape, Tensor};
+
+/// One step of a call, as the library does it.
+enum StreamTransfer {
+    Send { from: Address, bytes: usize, to: usize },
+    Recv { at: Address, bytes: usize, from: usize },
+    Gather { from: Address, at: Address, bytes: usize },
+    Broadcast { at: Address, bytes: usize, root: usize },
+}
+
+/// What a call moves, and what it gives.
+pub(super) struct TransferPlan {
+    transfers: Vec<StreamTransfer>,
+    results: Vec<Tensor>,
+    /// What is moved is given back after it has been put on the stream, so that the stream counts among its users.
+    kept: Vec<Tensor>,
+}
+
+/// Makes a plan's tensors.
+struct TransferPlanner<'a> {
+    group: &'a NcclGroup,
+    gpu: &'a Gpu,
+    dtype: DType,
+    transfers: Vec<StreamTransfer>,
+    kept: Vec<Tensor>,
+}
+
+impl TransferPlan {
+    pub fn new(call: &Call<'_>, group: &NcclGroup, gpu: &Gpu) -> Result<TransferPlan> {
+        let (me, n) = (group.state.index, group.state.ranks.len());
+        let mut p = TransferPlanner { group, gpu, dtype: call.dtype, transfers: vec![], kept: vec![] };
+        let others = || (0..n).filter(move |&i| i != me);
+        let outgoing = |i: usize| call.outgoing[i].contiguous();
+        let shapes = call.incoming;
+        let results = match call.route {
+            Route::Gather if group.alone => vec![outgoing(0)?],
+            Route::Gather if shapes.iter().all(|s| *s == shapes[0]) => p.gather(&outgoing(0)?, n)?,
+            Route::Gather => {
+                let own = outgoing(0)?;
+                others().try_for_each(|to| p.send(&own, to))?;
+                p.receive_all(shapes, own)?
+            }
+            Route::AllToAll => {
+                others().try_for_each(|to| p.send(&outgoing(to)?, to))?;
+                p.receive_all(shapes, call.outgoing[me].clone())?
+            }
+            Route::Broadcast { root } => {
+                let x = if root == me { outgoing(0)? } else { gpu.stale(call.dtype, shapes[0].clone())? };
+                if x.len_bytes() > 0 && !group.alone {
+                    let (at, bytes) = (p.uses(&x)?, x.len_bytes());
+                    p.transfers.push(StreamTransfer::Broadcast { at, bytes, root });
+                }
+                vec![x]
+            }
+            Route::Send { to } => {
+                p.send(&outgoing(0)?, to)?;
+                vec![]
+            }
+            Route::Recv { from } => vec![p.receive(&shapes[0], from)?],
+            Route::Barrier if group.alone => vec![],
+            Route::Barrier => {
+                p.gather(&gpu.zeros(DType::U8, [1])?, n)?;
+                vec![]
+            }
+        };
+        Ok(TransferPlan { transfers: p.transfers, results, kept: p.kept })
+    }
+
+    /// The results, once the transfers are on the stream.
+    pub fn into_results(self) -> Vec<Tensor> {
+        drop(self.kept);
+        self.results
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.transfers.is_empty()
+    }
+
+    /// Puts the transfers on the group's stream as one.
+    pub fn issue(&self, nccl: &dyn Nccl, comm: Communicator, group: &NcclGroup) -> NcclResult<()> {
+        let stream = group.side.handle();
+        nccl.group_start()?;
+        let put = self.transfers.iter().try_for_each(|one| {
+            // SAFETY: the addresses are those of tensors that hold as many bytes; their blocks know the stream as a user and
+            // are not used otherwise before it is through.
+            unsafe {
+                match *one {
+                    StreamTransfer::Send { from, bytes, to } => nccl.send(from, bytes, to, comm, stream),
+                    StreamTransfer::Recv { at, bytes, from } => nccl.recv(at, bytes, from, comm, stream),
+                    StreamTransfer::Gather { from, at, bytes } => {
+                        nccl.all_gather(from, at, bytes, comm, stream)
+                    }
+                    StreamTransfer::Broadcast { at, bytes, root } => {
+                        nccl.broadcast(at, bytes, root, comm, stream)
+                    }
+                }
+            }
+        });
+        // A group that was begun is ended, whatever came between.
+        put.and(nccl.group_end())
+    }
+}
+
+impl TransferPlanner<'_> {
+    fn uses(&mut self, x: &Tensor) -> Result<Address> {
+        self.kept.push(x.clone());
+        self.group.side.uses(x)
+    }
+
+    fn send(&mut self, x: &Tensor, to: usize) -> Result<()> {
+        let bytes = x.len_bytes();
+        if bytes > 0 {
+            let from = self.uses(x)?;
+            self.transfers.push(StreamTransfer::Send { from, bytes, to });
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, shape: &Shape, from: usize) -> Result<Tensor> {
+        let x = self.gpu.stale(self.dtype, shape.clone())?;
+        let bytes = x.len_bytes();
+        if bytes > 0 {
+            let at = self.uses(&x)?;
+            self.transfers.push(StreamTransfer::Recv { at, bytes, from });
+        }
+        Ok(x)
+    }
+
+    fn receive_all(&mut self, shapes: &[Shape], own: Tensor) -> Result<Vec<Tensor>> {
+        let me = self.group.state.index;
+        let one = |(i, shape)| if i == me { Ok(own.clone()) } else { self.receive(shape, i) };
+        shapes.iter().enumerate().map(one).collect()
+    }
+
+    /// Equal parts of all members side by side: views of one tensor.
+    fn gather(&mut self, own: &Tensor, n: usize) -> Result<Vec<Tensor>> {
+        let shape: Shape = std::iter::once(n).chain(own.shape().iter().copied()).collect();
+        let all = self.gpu.stale(own.dtype(), shape)?;
+        let bytes = own.len_bytes();
+        if bytes > 0 {
+            let (from, at) = (self.uses(own)?, self.uses(&all)?);
+            self.transfers.push(StreamTransfer::Gather { from, at, bytes });
+        }
+        (0..n).map(|i| all.narrow(0, i, 1)?.reshape(own.shape().clone())).collect()
+    }
+}

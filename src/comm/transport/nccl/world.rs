@@ -1,0 +1,94 @@
+//! What a rank, its channels and its watchdog share.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::group::NcclGroup;
+use super::{Nccl, Progress};
+use crate::comm::lock::lock;
+use crate::comm::transport::coordinated::{CallNumber, GroupState, Membership, OpenGroups};
+use crate::error::{Error, Result};
+use crate::tensor::cuda::{Driver, Gpu, Side, Spoiler, Spoilt};
+
+/// A rank's side of a world with one GPU per rank.
+#[derive(Debug)]
+pub(super) struct NcclWorld {
+    pub membership: Arc<Membership>,
+    /// The number of the rank's device.
+    pub device: usize,
+    pub driver: Arc<dyn Driver>,
+    pub nccl: Arc<dyn Nccl>,
+    pub groups: OpenGroups<NcclGroup>,
+    /// The error that reading a value gives once the world is given up.
+    spoilt: OnceLock<Arc<Spoilt>>,
+    /// The streams that wait for transfers.
+    streams: Mutex<Vec<Spoiler>>,
+}
+
+impl NcclWorld {
+    pub fn new(
+        membership: Arc<Membership>,
+        device: usize,
+        driver: Arc<dyn Driver>,
+        nccl: Arc<dyn Nccl>,
+    ) -> NcclWorld {
+        let (groups, spoilt, streams) = (OpenGroups::default(), OnceLock::new(), Mutex::default());
+        NcclWorld { membership, device, driver, nccl, groups, spoilt, streams }
+    }
+
+    /// A group that is not connected yet.
+    pub fn group(&self, ranks: &[usize], name: &str, side: Side) -> NcclGroup {
+        // The world's own communicator is there in any case, so that one GPU can show that the library works.
+        let alone = ranks.len() == 1 && self.membership.world_len > 1;
+        NcclGroup::new(GroupState::open(&self.membership, ranks, name), alone, side)
+    }
+
+    /// Waits until a group's communicator has put what it was told on its stream; `late` is its error after the deadline.
+    pub fn ready(&self, group: &NcclGroup, call: &CallNumber, late: impl FnOnce() -> Error) -> Result<()> {
+        const PAUSE: Duration = Duration::from_micros(100);
+        let end = Instant::now() + self.membership.deadline;
+        loop {
+            match group.with(|comm| self.nccl.progress(comm)) {
+                Some(Ok(Progress::Ready)) => return Ok(()),
+                Some(Ok(Progress::Underway)) => {}
+                Some(Err(e)) => return Err(group.state.broken(call, e)),
+                None => return Err(group.state.given_up(call, call.name)),
+            }
+            if self.membership.is_given_up() {
+                return Err(group.state.given_up(call, call.name));
+            }
+            if Instant::now() >= end {
+                return Err(late());
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Counts a thread's stream among those that wait for transfers.
+    pub fn serves(&self, gpu: &Gpu) {
+        let mut streams = lock(&self.streams);
+        if !streams.iter().any(|s| s.is_of(gpu)) {
+            streams.push(Spoiler::of(gpu));
+        }
+    }
+
+    /// Makes `error` the result of reading a value from now on.
+    pub fn spoil(&self, error: Error) {
+        let why = self.spoilt.get_or_init(|| Arc::new(Spoilt { error, told: AtomicBool::new(false) }));
+        lock(&self.streams).iter().for_each(|stream| stream.spoil(Some(why.clone())));
+    }
+
+    /// The error that reading a value gives, once the world is given up and before what is in flight is.
+    pub fn spoilt(&self) -> Option<&Spoilt> {
+        self.spoilt.get().map(|spoilt| &**spoilt)
+    }
+}
+
+impl Drop for NcclWorld {
+    /// Threads that go on without this world may read what they computed.
+    fn drop(&mut self) {
+        lock(&self.streams).iter().for_each(|stream| stream.spoil(None));
+    }
+}
