@@ -1,5 +1,6 @@
 //! What the coordinator knows: who brought what to which call, who is over, and the first fault.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use super::message::{FirstFault, Message, Notice};
@@ -27,7 +28,7 @@ pub(super) struct CallTable {
     /// The calls to which somebody has not come yet.
     slots: BTreeMap<Key, Vec<Option<Brief>>>,
     /// The last call of each rank to which all members have come.
-    last: Vec<Option<(Key, &'static str, &'static str)>>,
+    last: Vec<Option<(Key, Names)>>,
     ended: Vec<bool>,
     values: HashMap<String, Vec<u8>>,
     /// How many keys have been numbered.
@@ -38,12 +39,15 @@ pub(super) struct CallTable {
 
 type Key = (u64, Sequence, u64);
 
+/// A call's name, and that of the operator that wants it.
+type Names = (Cow<'static, str>, Cow<'static, str>);
+
 #[derive(Debug)]
 struct Members {
     label: String,
     ranks: Vec<usize>,
     /// The last collective to which all have come.
-    last: Option<(u64, &'static str, &'static str)>,
+    last: Option<(u64, Names)>,
 }
 
 impl CallTable {
@@ -150,7 +154,7 @@ impl CallTable {
                 ((position, &brief), (at, other))
             };
             return Some(CommFault::Mismatch {
-                id: members.id(key, (brief.name, brief.operator)),
+                id: members.id(key, names(&brief)),
                 rank: ranks[high],
                 brought: second.facts().to_string(),
                 other: ranks[low],
@@ -173,28 +177,30 @@ impl CallTable {
         };
         for (&rank, brief) in members.at(key.1).iter().zip(slot.iter().flatten()) {
             // Notes of several ranks may complete a later call first.
-            let is_newer = |((group, sequence, seq), ..): (Key, &str, &str)| {
+            let is_newer = |&((group, sequence, seq), _): &(Key, Names)| {
                 (group, sequence) == (key.0, key.1) && seq > key.2
             };
-            if !self.last[rank].is_some_and(is_newer) {
-                self.last[rank] = Some((key, brief.name, brief.operator));
+            if !self.last[rank].as_ref().is_some_and(is_newer) {
+                self.last[rank] = Some((key, names(brief)));
             }
         }
         if let (Sequence::Collective, Some(brief)) = (key.1, slot.iter().flatten().next())
-            && members.last.is_none_or(|(seq, ..)| seq < key.2)
+            && members.last.as_ref().is_none_or(|(seq, _)| *seq < key.2)
         {
-            members.last = Some((key.2, brief.name, brief.operator));
+            members.last = Some((key.2, names(brief)));
         }
     }
 
     /// What the members of a call's group have completed.
     fn last(&self, key: Key) -> Vec<LastCall> {
         let Some(members) = self.groups.get(&key.0) else { return vec![] };
-        let on_group =
-            members.last.map(|(seq, call, by)| members.id((key.0, Sequence::Collective, seq), (call, by)));
+        let on_group = members
+            .last
+            .as_ref()
+            .map(|(seq, by)| members.id((key.0, Sequence::Collective, *seq), by.clone()));
         let in_world = |rank: usize| {
-            let (key, call, by) = self.last[rank]?;
-            Some(self.groups.get(&key.0)?.id(key, (call, by)))
+            let (key, by) = self.last[rank].as_ref()?;
+            Some(self.groups.get(&key.0)?.id(*key, by.clone()))
         };
         let last = |&rank: &usize| LastCall { rank, on_group: on_group.clone(), in_world: in_world(rank) };
         members.ranks.iter().map(last).collect()
@@ -217,7 +223,7 @@ impl CallTable {
                 ranks.iter().rposition(|&r| r == rank).filter(|&at| key.1 == Sequence::Collective || at == 1);
             if let Some(brief) = own.and_then(|at| slot[at].as_ref()) {
                 let absent = (0..ranks.len()).filter(|&at| slot[at].is_none()).map(|at| ranks[at]).collect();
-                waits.push((members.id(key, (brief.name, brief.operator)), absent));
+                waits.push((members.id(key, names(brief)), absent));
             }
         }
         waits
@@ -239,7 +245,7 @@ impl CallTable {
         }
         let brief = slot[waiting].as_ref()?;
         Some(CommFault::Missing {
-            id: members.id(key, (brief.name, brief.operator)),
+            id: members.id(key, names(brief)),
             rank: ranks[waiting],
             brought: brief.facts().to_string(),
             missing,
@@ -251,10 +257,10 @@ impl CallTable {
     }
 
     /// Why a call has not finished in time.
-    fn late(&self, from: usize, key: Key, call: &'static str, compared: bool) -> CommFault {
+    fn late(&self, from: usize, key: Key, call: Cow<'static, str>, compared: bool) -> CommFault {
         let (deadline_s, members) = (self.deadline_s, self.groups.get(&key.0));
         let id = match members {
-            Some(members) => members.id(key, (call, "")),
+            Some(members) => members.id(key, (call, Cow::Borrowed(""))),
             None => CallId::new(call, key.2, "?"),
         };
         if let (Some(slot), Some(members)) = (self.slots.get(&key), members) {
@@ -263,7 +269,7 @@ impl CallTable {
                 (0..ranks.len()).filter(|&at| slot[at].is_none()).map(|at| ranks[at]).collect();
             let own = ranks.iter().position(|&r| r == from).and_then(|at| slot[at].as_ref());
             if let (Some(brief), false) = (own, missing.is_empty()) {
-                let id = members.id(key, (call, brief.operator));
+                let id = CallId { operator: brief.operator.clone(), ..id };
                 let last = self.last(key);
                 if let Some(waits) = circle(from, &id, &missing, |rank| self.waits(rank)) {
                     let last =
@@ -309,9 +315,13 @@ impl Members {
         }
     }
 
-    fn id(&self, (_, _, seq): Key, (call, operator): (&'static str, &'static str)) -> CallId {
-        CallId { call: call.into(), seq, group: self.label.clone(), operator: operator.into() }
+    fn id(&self, (_, _, seq): Key, (call, operator): Names) -> CallId {
+        CallId { call, seq, group: self.label.clone(), operator }
     }
+}
+
+fn names(brief: &Brief) -> Names {
+    (brief.name.clone(), brief.operator.clone())
 }
 
 #[cfg(test)]
@@ -321,7 +331,15 @@ mod tests {
 
     fn brief(name: &'static str, route: Route, n: usize) -> Brief {
         let incoming = vec![Shape::from([n])];
-        Brief { name, route, op: None, dtype: DType::F32, outgoing: vec![], incoming, operator: "" }
+        Brief {
+            name: name.into(),
+            route,
+            op: None,
+            dtype: DType::F32,
+            outgoing: vec![],
+            incoming,
+            operator: "".into(),
+        }
     }
 
     fn open(world: usize) -> CallTable {
@@ -377,7 +395,7 @@ mod tests {
             group: 7,
             sequence: Sequence::Collective,
             seq: 0,
-            call: "all_gather",
+            call: "all_gather".into(),
             compared: true,
         };
         assert_eq!(
@@ -406,7 +424,7 @@ mod tests {
         let (name, ranks) = ("ep".to_string(), vec![0, 1]);
         book.take(0, Message::Open { group: 8, name, ranks });
         let came = |book: &mut CallTable, rank, group, operator| {
-            let brief = Brief { operator, ..brief("all_gather", Route::Gather, 3) };
+            let brief = Brief { operator: Cow::Borrowed(operator), ..brief("all_gather", Route::Gather, 3) };
             text(book.take(
                 rank,
                 Message::Came { group, sequence: Sequence::Collective, seq: u64::from(group == 7), brief },
@@ -419,7 +437,7 @@ mod tests {
             group,
             sequence: Sequence::Collective,
             seq,
-            call: "all_gather",
+            call: "all_gather".into(),
             compared: true,
         };
         let mut lone = open(3);

@@ -1,5 +1,7 @@
 //! What goes to the coordinator, and what comes from it.
 
+use std::borrow::Cow;
+
 use super::wire::{Reader, Writer};
 use crate::comm::calls::{Brief, Sequence};
 use crate::error::{CallId, CommFault};
@@ -12,7 +14,7 @@ pub(in crate::comm) enum Message {
     /// What this rank brings to its next call of a sequence.
     Came { group: u64, sequence: Sequence, seq: u64, brief: Brief },
     /// A call has not finished within the deadline; `compared` where calls are noted at all.
-    Late { group: u64, sequence: Sequence, seq: u64, call: &'static str, compared: bool },
+    Late { group: u64, sequence: Sequence, seq: u64, call: Cow<'static, str>, compared: bool },
     /// The transport failed.
     Broken { id: CallId, reason: String },
     /// Bytes for whoever asks.
@@ -88,7 +90,7 @@ impl Message {
                 group: r.u64()?,
                 sequence: r.sequence()?,
                 seq: r.u64()?,
-                call: r.name()?,
+                call: r.name()?.into(),
                 compared: r.u8()? == 1,
             },
             3 => Message::Broken { id: r.id()?, reason: r.text()? },
@@ -207,13 +209,13 @@ mod tests {
     fn what_is_sent_is_received() {
         let shapes = vec![Shape::from([2, 0]), Shape::from([])];
         let brief = |route, op| Brief {
-            name: "all_reduce",
+            name: "all_reduce".into(),
             route,
             op,
             dtype: DType::BF16,
             outgoing: shapes.clone(),
             incoming: vec![],
-            operator: "matmul",
+            operator: "matmul".into(),
         };
         let routes = [
             Route::Gather,
@@ -233,7 +235,13 @@ mod tests {
         ];
         let mut notes = vec![
             Message::Open { group: 9, name: "dp".into(), ranks: vec![0, 5] },
-            Message::Late { group: 1, sequence: Sequence::Collective, seq: 2, call: "send", compared: true },
+            Message::Late {
+                group: 1,
+                sequence: Sequence::Collective,
+                seq: 2,
+                call: "send".into(),
+                compared: true,
+            },
             Message::Broken { id: id.clone(), reason: "ü".into() },
             Message::Put { key: "k".into(), value: vec![0, 255] },
             Message::Get { key: String::new() },

@@ -199,7 +199,7 @@ impl<'a> Reader<'a> {
     }
 
     pub fn brief(&mut self) -> Option<Brief> {
-        let name = self.name()?;
+        let name = self.name()?.into();
         let (kind, peer) = (self.u8()?, self.usize()?);
         let route = match kind {
             0 => Route::Gather,
@@ -215,7 +215,7 @@ impl<'a> Reader<'a> {
         let dtype = *DType::ALL.get(usize::from(self.u8()?))?;
         let mut shapes = || self.list(|r| r.ranks().map(|s| s.into_iter().collect::<Shape>()));
         let (outgoing, incoming) = (shapes()?, shapes()?);
-        Some(Brief { name, route, op, dtype, outgoing, incoming, operator: self.name()? })
+        Some(Brief { name, route, op, dtype, outgoing, incoming, operator: self.name()?.into() })
     }
 }
 
