@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::rank::Rank;
-use crate::comm::coordinator::{Client, Coordinator, Message};
+use crate::comm::coordinator::{Client, Message};
 use crate::comm::diagnostics::flight::SlowRank;
 use crate::comm::diagnostics::{Flights, Roster};
 use crate::comm::lock::lock;
@@ -56,7 +56,7 @@ impl LocalWorld {
             Some(library) => {
                 one_each(&devices)?;
                 let ranks =
-                    Coordinator::clients(world_len, deadline).into_iter().map(RankStage::Waiting).collect();
+                    Client::of_threads(world_len, deadline).into_iter().map(RankStage::Waiting).collect();
                 LocalEngines::Nccl { library: library.clone(), ranks: Mutex::new(ranks) }
             }
         };

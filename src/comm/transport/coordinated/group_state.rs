@@ -115,7 +115,7 @@ impl GroupState {
     pub fn report_late(&self, call: &CallNumber, brought: impl ToString) -> FirstFault {
         let CallNumber { name, sequence, seq } = *call;
         let (group, compared) = (self.id, self.membership.compared);
-        self.membership.tell(Message::Late { group, sequence, seq, call: name, compared });
+        self.membership.tell(Message::Late { group, sequence, seq, call: name.into(), compared });
         self.membership.await_fault(&self.call_id(call), brought)
     }
 

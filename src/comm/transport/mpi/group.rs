@@ -81,7 +81,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comm::coordinator::Coordinator;
+    use crate::comm::coordinator::Client;
     use crate::comm::transport::coordinated::Membership;
     use crate::tensor::{DType, ReduceOp};
 
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn calls_that_differ_have_other_tags() {
-        let client = Coordinator::clients(2, Duration::ZERO).remove(0);
+        let client = Client::of_threads(2, Duration::ZERO).remove(0);
         let membership = Arc::new(Membership::new((0, 2), Duration::ZERO, false, client));
         let state = GroupState::open(&membership, &[0, 1], "dp");
         let group = MpiGroup::new(state, 3, Tags::up_to(i32::MAX as u32));
