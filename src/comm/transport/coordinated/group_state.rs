@@ -121,8 +121,7 @@ impl GroupState {
 
     /// The error of a call that has not finished within the deadline, which the coordinator is told.
     pub fn late(&self, call: &CallNumber, brought: impl ToString) -> Error {
-        let fault = self.report_late(call, brought);
-        self.membership.told(&fault, self.call_id(call))
+        self.report_late(call, brought).at(self.call_id(call)).into()
     }
 }
 

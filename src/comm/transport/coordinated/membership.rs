@@ -28,7 +28,7 @@ pub(in crate::comm::transport) struct Membership {
     gathered: Option<Mutex<Vec<Message>>>,
     /// The fault that this rank settled on by itself, because the coordinator did not answer.
     own_fault: OnceLock<FirstFault>,
-    /// True once this rank's program has been given the first fault.
+    /// True once this rank's program has been given the first fault, by a call it waited for or by opening a group.
     is_told: AtomicBool,
     /// True once this rank's program is over.
     is_over: AtomicBool,
@@ -115,14 +115,12 @@ impl Membership {
 
     /// The error of a call after the first fault, which is known or comes at once. `brought` is the call, as errors show it.
     pub fn given_up(&self, id: CallId, brought: impl ToString) -> Error {
-        let fault = self.await_fault(&id, brought);
-        self.told(&fault, id)
+        self.await_fault(&id, brought).at(id).into()
     }
 
     /// The error of a call in which the transport failed, which the coordinator is told.
     pub fn broken(&self, id: CallId, reason: String) -> Error {
-        let fault = self.report_broken(&id, reason);
-        self.told(&fault, id)
+        self.report_broken(&id, reason).at(id).into()
     }
 
     /// Tells the coordinator that the transport failed, and returns the first fault.
@@ -155,10 +153,12 @@ impl Membership {
         known.unwrap_or_else(|| self.own_fault.get_or_init(|| FirstFault::Fault(own())).clone())
     }
 
-    /// A fault as the program is given it by the call `id`.
-    pub(super) fn told(&self, fault: &FirstFault, id: CallId) -> Error {
-        self.is_told.store(true, Ordering::Relaxed);
-        fault.at(id).into()
+    /// Gives this rank's program a result, which it waited for: after a fault it needs no other word of it.
+    pub fn give<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(Error::Comm(_)) = result {
+            self.is_told.store(true, Ordering::Relaxed);
+        }
+        result
     }
 
     /// An error with which this rank does not begin: the others are told.

@@ -49,7 +49,7 @@ impl Request for SelfMessage {
             Some(x) => format!("rank {rank} sent itself {x} and expects {}", call.facts()),
             None => format!("rank {rank} waits for itself with {}", call.facts()),
         };
-        Err(group.broken(&number, reason))
+        group.membership.give(Err(group.broken(&number, reason)))
     }
 
     fn is_ready(&self) -> bool {

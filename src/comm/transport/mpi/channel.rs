@@ -10,7 +10,7 @@ use super::patience::Patience;
 use super::transfers::{TransferError, Transfers};
 use super::world::MpiWorld;
 use crate::comm::calls::Brief;
-use crate::comm::transport::coordinated::{CallNumber, SelfMessage};
+use crate::comm::transport::coordinated::{CallNumber, FailedCall, SelfMessage};
 use crate::comm::{Call, Channel, Request, Route, Tensors};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::{Device, Tensor};
@@ -24,18 +24,24 @@ pub(super) struct MpiChannel {
 
 impl Channel for MpiChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        let MpiChannel { world, group } = self;
         check(&call)?;
-        if let Some(message) = SelfMessage::start(&group.state, &call) {
+        self.begin(&call).or_else(|e| FailedCall::keep(&self.world.membership, e))
+    }
+}
+
+impl MpiChannel {
+    fn begin(&self, call: &Call<'_>) -> Result<Box<dyn Request>> {
+        let MpiChannel { world, group } = self;
+        if let Some(message) = SelfMessage::start(&group.state, call) {
             return Ok(Box::new(message));
         }
-        let number = group.state.enter(&call)?;
+        let number = group.state.enter(call)?;
         // Side by side in memory.
         let outgoing: Result<Vec<Tensor>> = call.outgoing.iter().map(Tensor::contiguous).collect();
         let outgoing = outgoing?;
         let Some(port) = world.port() else { return Err(over(group.state.call_id(&number))) };
         let mut transfers = Transfers::default();
-        let posted = self.post(&call, number, &outgoing, &mut transfers, &port);
+        let posted = self.post(call, number, &outgoing, &mut transfers, &port);
         drop(port);
         if let Err(e) = posted {
             return Err(group.state.broken(&number, e));
@@ -45,14 +51,12 @@ impl Channel for MpiChannel {
             world.abandon(transfers);
             return Ok(Box::new(SentMessage));
         }
-        let own = own_part(&call, &outgoing, group.state.index);
+        let own = own_part(call, &outgoing, group.state.index);
         let (channel, transfers) = (self.clone(), RefCell::new(transfers));
         world.in_flight.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(MpiRequest { channel, call: call.brief(), number, transfers, own }))
     }
-}
 
-impl MpiChannel {
     /// Starts all messages: what is received first, so that what comes finds its place.
     fn post(
         &self,
@@ -156,10 +160,8 @@ impl MpiRequest {
             group.state.broken(&self.number, reason)
         })
     }
-}
 
-impl Request for MpiRequest {
-    fn wait(mut self: Box<Self>) -> Result<Tensors> {
+    fn outcome(&mut self) -> Result<Tensors> {
         let MpiChannel { world, group } = &self.channel;
         let membership = &world.membership;
         let mut patience = Patience::new(self.transfers.borrow().len_bytes(), world.crowded);
@@ -182,6 +184,13 @@ impl Request for MpiRequest {
             results.insert(at, own);
         }
         Ok(results.into())
+    }
+}
+
+impl Request for MpiRequest {
+    fn wait(mut self: Box<Self>) -> Result<Tensors> {
+        let outcome = self.outcome();
+        self.channel.world.membership.give(outcome)
     }
 
     fn is_ready(&self) -> bool {

@@ -73,7 +73,7 @@ impl Engine for MpiEngine {
     }
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
-        let group = self.world.group(ranks, name)?;
+        let group = self.world.membership.give(self.world.group(ranks, name))?;
         Ok(Arc::new(MpiChannel { world: self.world.clone(), group }))
     }
 

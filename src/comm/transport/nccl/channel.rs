@@ -8,7 +8,7 @@ use super::group::{CallOnStream, NcclGroup};
 use super::transfers::TransferPlan;
 use super::world::NcclWorld;
 use crate::comm::lock::lock;
-use crate::comm::transport::coordinated::{CallNumber, GroupState, SelfMessage, Watchdog};
+use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupState, SelfMessage, Watchdog};
 use crate::comm::{Call, Channel, Request, Route, Tensors};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
@@ -25,15 +25,21 @@ pub(super) struct NcclChannel {
 
 impl Channel for NcclChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        let NcclChannel { world, group, .. } = self;
         self.check(&call)?;
-        if let Some(message) = SelfMessage::start(&group.state, &call) {
+        self.begin(&call).or_else(|e| FailedCall::keep(&self.world.membership, e))
+    }
+}
+
+impl NcclChannel {
+    fn begin(&self, call: &Call<'_>) -> Result<Box<dyn Request>> {
+        let NcclChannel { world, group, .. } = self;
+        if let Some(message) = SelfMessage::start(&group.state, call) {
             return Ok(Box::new(message));
         }
-        let number = group.state.enter(&call)?;
+        let number = group.state.enter(call)?;
         let gpu = Gpu::get(world.device)?;
         world.serves(&gpu);
-        let plan = TransferPlan::new(&call, group, &gpu)?;
+        let plan = TransferPlan::new(call, group, &gpu)?;
         let began = self.put(&gpu, &plan, &number)?;
         let done = Arc::new(group.side.mark()?);
         let results = plan.into_results();
@@ -43,9 +49,7 @@ impl Channel for NcclChannel {
         let (world, group, results) = (world.clone(), group.state.clone(), results.into());
         Ok(Box::new(NcclRequest { world, group, number, done, results, holds_host }))
     }
-}
 
-impl NcclChannel {
     fn check(&self, call: &Call<'_>) -> Result<()> {
         let here = Device::Cuda(self.world.device);
         match call.outgoing.iter().find(|x| x.device() != here) {
@@ -99,7 +103,7 @@ impl Request for NcclRequest {
                 break;
             }
             if world.membership.is_given_up() {
-                return Err(group.given_up(&number, number.name));
+                return world.membership.give(Err(group.given_up(&number, number.name)));
             }
             if !holds_host {
                 break;

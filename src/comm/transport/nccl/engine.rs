@@ -79,7 +79,7 @@ impl NcclEngine {
             Some(group) => group,
             None => {
                 let group = world.group(ranks, name, Side::new(&Gpu::get(world.device)?)?);
-                connect(&world, &group)?;
+                world.membership.give(connect(&world, &group))?;
                 world.keep(group)
             }
         };

@@ -1,0 +1,33 @@
+//! A call that failed as it was started.
+
+use std::sync::Arc;
+
+use super::membership::Membership;
+use crate::comm::{Request, Tensors};
+use crate::error::{Error, Result};
+
+/// A call that a fault kept from starting. The program has been given the fault once it waits, as with a call that fails later.
+pub(in crate::comm::transport) struct FailedCall {
+    membership: Arc<Membership>,
+    error: Error,
+}
+
+impl FailedCall {
+    /// Keeps a fault between ranks for [`Request::wait`]; other errors stay those of starting.
+    pub fn keep(membership: &Arc<Membership>, error: Error) -> Result<Box<dyn Request>> {
+        match error {
+            Error::Comm(_) => Ok(Box::new(FailedCall { membership: membership.clone(), error })),
+            other => Err(other),
+        }
+    }
+}
+
+impl Request for FailedCall {
+    fn wait(self: Box<Self>) -> Result<Tensors> {
+        self.membership.give(Err(self.error))
+    }
+
+    fn is_ready(&self) -> bool {
+        true
+    }
+}
