@@ -6,10 +6,10 @@
 //! share, so they have the same bits. The host waits where ranks connect, at a group's first call to a peer, and in
 //! [`Group::barrier`](crate::comm::Group::barrier).
 //!
-//! **What can go wrong is told by name.** A thread per rank, its *watchdog*, watches what is in flight: a call that has not finished within the
-//! deadline after the rank's stream has come to it, and errors that NCCL notices meanwhile. Communicators do not block, so
-//! connecting keeps the deadline too. The first fault gives up the whole world: everywhere the communicators are aborted,
-//! later calls give the fault, and so does reading a value, since what was being received is arbitrary.
+//! **What can go wrong is told by name.** A thread per rank, its *watchdog*, watches what is in flight: a call that has not
+//! finished within the deadline after the rank's stream has come to it, and errors that NCCL notices meanwhile. Communicators do
+//! not block, so connecting keeps the deadline too. The first fault gives up the whole world: everywhere the communicators are
+//! aborted, later calls give the fault, and so does reading a value, since what was being received is arbitrary.
 //!
 //! **What members bring is compared** in a coordinator that they tell of every call, in passing (the caller copies the shapes
 //! and goes on; a few hundred bytes a call go to rank 0's process): name, reduction, dtype, shapes, order. Since nobody waits

@@ -117,7 +117,7 @@ functions! {
 struct NvidiaNccl {
     functions: Functions,
     version: c_int,
-    comms: Mutex<HashMap<Communicator, Arc<Slot>>>,
+    comms: Mutex<HashMap<Communicator, Arc<KeptCommunicator>>>,
     /// The last number that was given.
     last: AtomicU64,
     /// Never unloaded while its functions are here.
@@ -125,9 +125,9 @@ struct NvidiaNccl {
 }
 
 /// A communicator; one that is being split off is written here by the library when it is there.
-struct Slot {
+struct KeptCommunicator {
     comm: AtomicPtr<c_void>,
-    parent: Option<Arc<Slot>>,
+    parent: Option<Arc<KeptCommunicator>>,
 }
 
 impl NvidiaNccl {
@@ -146,30 +146,30 @@ impl NvidiaNccl {
         Ok(NvidiaNccl { functions, version, comms, last, _library: library })
     }
 
-    fn slot(&self, comm: Communicator) -> Arc<Slot> {
+    fn kept(&self, comm: Communicator) -> Arc<KeptCommunicator> {
         let comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
         comms.get(&comm).expect("a communicator is not used after its end").clone()
     }
 
     /// The library's own name of a communicator; null where it is not there yet.
     fn raw(&self, comm: Communicator) -> Comm {
-        self.slot(comm).comm.load(Ordering::Acquire)
+        self.kept(comm).comm.load(Ordering::Acquire)
     }
 
     fn forget(&self, comm: Communicator) -> Comm {
         let mut comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(slot) = comms.remove(&comm) else { return ptr::null_mut() };
-        let comm = slot.comm.load(Ordering::Acquire);
+        let Some(kept) = comms.remove(&comm) else { return ptr::null_mut() };
+        let comm = kept.comm.load(Ordering::Acquire);
         if comm.is_null() {
             // The library may still write there.
-            std::mem::forget(slot);
+            std::mem::forget(kept);
         }
         comm
     }
 
-    fn keep(&self, slot: Arc<Slot>) -> Communicator {
+    fn keep(&self, kept: Arc<KeptCommunicator>) -> Communicator {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        self.comms.lock().unwrap_or_else(PoisonError::into_inner).insert(number, slot);
+        self.comms.lock().unwrap_or_else(PoisonError::into_inner).insert(number, kept);
         number
     }
 
@@ -251,34 +251,34 @@ unsafe impl Nccl for NvidiaNccl {
             max_ctas: UNDEFINED,
             net_name: ptr::null(),
         };
-        let slot = Arc::new(Slot { comm: AtomicPtr::default(), parent: None });
+        let kept = Arc::new(KeptCommunicator { comm: AtomicPtr::default(), parent: None });
         // SAFETY: the places are writable; the first is kept as long as the communicator, the second is copied.
         let status = unsafe {
-            (self.functions.init_rank)(slot.comm.as_ptr(), number(len), name, number(rank), &mut config)
+            (self.functions.init_rank)(kept.comm.as_ptr(), number(len), name, number(rank), &mut config)
         };
         self.check("ncclCommInitRankConfig", status, ptr::null_mut())?;
-        Ok(self.keep(slot))
+        Ok(self.keep(kept))
     }
 
     fn split(&self, parent: Communicator, color: u32, key: usize) -> NcclResult<Communicator> {
-        let parent = self.slot(parent);
+        let parent = self.kept(parent);
         let comm = parent.comm.load(Ordering::Acquire);
-        let slot = Arc::new(Slot { comm: AtomicPtr::default(), parent: Some(parent) });
+        let kept = Arc::new(KeptCommunicator { comm: AtomicPtr::default(), parent: Some(parent) });
         let color = c_int::try_from(color).expect("fewer groups than 2^31");
         // SAFETY: the parent is alive; the place of the child is kept until it is there. Without a configuration the child
         // takes over its parent's, and so does not block.
         let status =
-            unsafe { (self.functions.split)(comm, color, number(key), slot.comm.as_ptr(), ptr::null_mut()) };
+            unsafe { (self.functions.split)(comm, color, number(key), kept.comm.as_ptr(), ptr::null_mut()) };
         self.check("ncclCommSplit", status, comm)?;
-        Ok(self.keep(slot))
+        Ok(self.keep(kept))
     }
 
     fn progress(&self, comm: Communicator) -> NcclResult<Progress> {
-        let slot = self.slot(comm);
-        let mut comm = slot.comm.load(Ordering::Acquire);
+        let kept = self.kept(comm);
+        let mut comm = kept.comm.load(Ordering::Acquire);
         // A child that is not there yet is its parent's business.
         let waits = comm.is_null();
-        if let (true, Some(parent)) = (waits, &slot.parent) {
+        if let (true, Some(parent)) = (waits, &kept.parent) {
             comm = parent.comm.load(Ordering::Acquire);
         }
         let mut state = SUCCESS;
@@ -286,7 +286,7 @@ unsafe impl Nccl for NvidiaNccl {
         let status = unsafe { (self.functions.get_async_error)(comm, &mut state) };
         self.check("ncclCommGetAsyncError", status, comm)?;
         self.check("a call before", state, comm)?;
-        let waits = waits && slot.comm.load(Ordering::Acquire).is_null();
+        let waits = waits && kept.comm.load(Ordering::Acquire).is_null();
         Ok(if state == IN_PROGRESS || waits { Progress::Underway } else { Progress::Ready })
     }
 
