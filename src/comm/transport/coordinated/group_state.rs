@@ -17,7 +17,7 @@ pub(in crate::comm::transport) struct GroupState {
     pub membership: Arc<Membership>,
     /// The group as errors write it.
     pub label: String,
-    /// A number made from the label, by which the coordinator knows the group.
+    /// A number made from name and ranks, by which the coordinator knows the group: labels of many ranks leave some out.
     id: u64,
     pub ranks: Vec<usize>,
     /// This member's place among the ranks.
@@ -46,7 +46,7 @@ impl GroupState {
         let label = label(name, ranks);
         let state = GroupState {
             membership: membership.clone(),
-            id: hash(&label),
+            id: hash(name, ranks),
             label,
             ranks: ranks.to_vec(),
             index: ranks.iter().position(|&r| r == membership.rank).expect("checked by the caller"),
@@ -56,6 +56,11 @@ impl GroupState {
         let (group, name, ranks) = (state.id, name.into(), ranks.to_vec());
         membership.tell_in_passing(Message::Open { group, name, ranks });
         state
+    }
+
+    /// The group as members speak of it to the coordinator's store.
+    pub fn key(&self) -> String {
+        format!("{} {:016x}", self.label, self.id)
     }
 
     /// Numbers a call of this member, and tells the coordinator what it brings.
@@ -126,13 +131,17 @@ impl GroupState {
 }
 
 /// FNV-1a.
-fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+fn hash(name: &str, ranks: &[usize]) -> u64 {
+    let ranks = ranks.iter().flat_map(|&rank| (rank as u64).to_le_bytes());
+    name.bytes()
+        .chain([0])
+        .chain(ranks)
+        .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// The groups that a rank has opened, by label.
+/// The groups that a rank has opened, by name and ranks.
 #[derive(Debug)]
-pub(in crate::comm::transport) struct OpenGroups<G>(Mutex<HashMap<String, Arc<G>>>);
+pub(in crate::comm::transport) struct OpenGroups<G>(Mutex<HashMap<(String, Vec<usize>), Arc<G>>>);
 
 impl<G> Default for OpenGroups<G> {
     fn default() -> Self {
@@ -141,17 +150,42 @@ impl<G> Default for OpenGroups<G> {
 }
 
 impl<G> OpenGroups<G> {
-    pub fn find(&self, label: &str) -> Option<Arc<G>> {
-        lock(&self.0).get(label).cloned()
+    pub fn find(&self, ranks: &[usize], name: &str) -> Option<Arc<G>> {
+        lock(&self.0).get(&(name.into(), ranks.into())).cloned()
     }
 
-    pub fn keep(&self, label: &str, group: G) -> Arc<G> {
+    pub fn keep(&self, ranks: &[usize], name: &str, group: G) -> Arc<G> {
         let group = Arc::new(group);
-        lock(&self.0).insert(label.into(), group.clone());
+        lock(&self.0).insert((name.into(), ranks.into()), group.clone());
         group
     }
 
     pub fn all(&self) -> Vec<Arc<G>> {
         lock(&self.0).values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::comm::coordinator::Client;
+
+    /// Labels of many ranks show the first ones and the number of the others.
+    #[test]
+    fn groups_of_one_label_are_two() {
+        let client = Client::of_threads(40, Duration::ZERO).remove(0);
+        let membership = Arc::new(Membership::new((0, 40), Duration::ZERO, true, client));
+        let ranks = |last: usize| (0..19).chain([last]).collect::<Vec<_>>();
+        let open = |ranks: &[usize]| GroupState::open(&membership, ranks, "g");
+        let (a, b) = (open(&ranks(30)), open(&ranks(31)));
+        assert_eq!(a.label, b.label);
+        assert!(a.id != b.id && a.key() != b.key());
+        assert_eq!(a.key(), open(&ranks(30)).key());
+        let groups = OpenGroups::default();
+        groups.keep(&ranks(30), "g", a);
+        assert!(groups.find(&ranks(30), "g").is_some());
+        assert!(groups.find(&ranks(31), "g").is_none() && groups.find(&ranks(30), "h").is_none());
     }
 }

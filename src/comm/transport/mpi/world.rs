@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex};
 use super::group::{MpiGroup, Tags};
 use super::library::{Mpi, Port};
 use super::transfers::Transfers;
-use crate::comm::calls::label;
 use crate::comm::lock::lock;
-use crate::comm::transport::coordinated::{GroupState, Membership, OpenGroups};
-use crate::error::{CallId, CommFault, Error, Result};
+use crate::comm::transport::coordinated::{CallNumber, GroupState, Membership, OpenGroups};
+use crate::error::{CommFault, Error, Result};
 
 /// A rank's side of a world of MPI's processes.
 #[derive(Debug)]
@@ -71,21 +70,20 @@ impl MpiWorld {
 
     /// The group, made or found.
     pub fn group(&self, ranks: &[usize], name: &str) -> Result<Arc<MpiGroup>> {
-        let label = label(name, ranks);
-        if let Some(group) = self.groups.find(&label) {
+        if let Some(group) = self.groups.find(ranks, name) {
             return Ok(group);
         }
-        // A group of one sends nothing.
-        let number = if ranks.len() == 1 { 0 } else { self.number(&label)? };
         let state = GroupState::open(&self.membership, ranks, name);
-        Ok(self.groups.keep(&label, MpiGroup::new(state, number, self.tags)))
+        // A group of one sends nothing.
+        let number = if ranks.len() == 1 { 0 } else { self.number(&state)? };
+        Ok(self.groups.keep(ranks, name, MpiGroup::new(state, number, self.tags)))
     }
 
     /// The coordinator's number of a group, the same for all members.
-    fn number(&self, label: &str) -> Result<u32> {
-        let answer = self.membership.get(&format!("#{label}"));
+    fn number(&self, group: &GroupState) -> Result<u32> {
+        let answer = self.membership.get(&format!("#{}", group.key()));
         let bytes = answer.and_then(|bytes| bytes.try_into().ok());
-        let no_answer = || self.membership.given_up(CallId::new("connect", 0, label), "connect");
+        let no_answer = || group.given_up(&CallNumber::CONNECT, "connect");
         let number = bytes.map(u64::from_le_bytes).ok_or_else(no_answer)?;
         match u32::try_from(number) {
             Ok(number) if number < self.tags.groups_len() => Ok(number),

@@ -13,7 +13,7 @@ impl NcclWorld {
     /// Joins the group's communicator by a name that its first member makes and gives to the others.
     pub fn join(&self, group: &NcclGroup) -> Result<()> {
         let state = &group.state;
-        let key = format!("id of {}", state.label);
+        let key = format!("id of {}", state.key());
         let id = if state.index == 0 {
             let id = self.nccl.unique_id().map_err(|e| state.broken(CONNECT, e))?;
             self.membership.put(key, id.clone());

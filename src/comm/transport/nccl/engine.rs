@@ -10,7 +10,6 @@ use super::channel::NcclChannel;
 use super::group::NcclGroup;
 use super::watch::watch;
 use super::world::NcclWorld;
-use crate::comm::calls::label;
 use crate::comm::coordinator::Client;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{Membership, Watchdog};
@@ -50,9 +49,10 @@ impl NcclEngine {
         let world = Arc::new(NcclWorld::new(membership.clone(), device, driver, library.nccl.clone()));
         let watched = world.clone();
         let watchdog = Arc::new(Watchdog::start("nccl", &membership, move || watch(&watched))?);
-        let group = world.group(&membership.everyone(), "world", side);
+        let everyone = membership.everyone();
+        let group = world.group(&everyone, "world", side);
         world.join(&group).map_err(|e| membership.refuse(e))?;
-        world.keep(group);
+        world.groups.keep(&everyone, "world", group);
         Ok(NcclEngine { world, watchdog })
     }
 
@@ -75,12 +75,12 @@ impl NcclEngine {
         connect: impl FnOnce(&NcclWorld, &NcclGroup) -> Result<()>,
     ) -> Result<Arc<dyn Channel>> {
         let world = self.world.clone();
-        let group = match world.groups.find(&label(name, ranks)) {
+        let group = match world.groups.find(ranks, name) {
             Some(group) => group,
             None => {
                 let group = world.group(ranks, name, Side::new(&Gpu::get(world.device)?)?);
                 world.membership.give(connect(&world, &group))?;
-                world.keep(group)
+                world.groups.keep(ranks, name, group)
             }
         };
         Ok(Arc::new(NcclChannel { world, group, _watchdog: self.watchdog.clone() }))
@@ -109,8 +109,8 @@ impl Engine for NcclEngine {
 
     fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
         self.open_by(part, name, |world, group| {
-            let label = label("world", &world.membership.everyone());
-            let whole = world.groups.find(&label).expect("opened when the rank connected");
+            let whole = world.groups.find(&world.membership.everyone(), "world");
+            let whole = whole.expect("opened when the rank connected");
             world.split(group, &whole, color)
         })
     }
@@ -143,11 +143,6 @@ fn gpu(rank: usize, device: Device) -> Result<(usize, Side)> {
 }
 
 impl NcclWorld {
-    fn keep(&self, group: NcclGroup) -> Arc<NcclGroup> {
-        let label = group.state.label.clone();
-        self.groups.keep(&label, group)
-    }
-
     /// Waits until all that is in flight is through.
     ///
     /// # Errors
