@@ -13,7 +13,7 @@ use crate::comm::calls::label;
 use crate::comm::{Call, Reduce, Sequence};
 use crate::error::{CallId, CommFault, Result};
 
-/// How often a parked rank looks around unasked; only a guard, since everything that matters wakes it.
+/// The time after which a parked rank looks around unasked; only a guard, since everything that matters wakes it.
 const NAP: Duration = Duration::from_millis(500);
 
 /// The shortest time to park.

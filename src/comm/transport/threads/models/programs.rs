@@ -19,7 +19,7 @@ const SCHEDULES: usize = 200;
 enum StepKind {
     Gather,
     AllToAll,
-    /// Of one element, and of enough for several chunks.
+    /// An all-reduce of so many elements: one, or enough for several chunks.
     AllReduce(usize),
     /// Member i gets `i * uneven + 1` elements.
     ReduceScatter {
