@@ -24,6 +24,9 @@ const CHUNK_BYTES: usize = if MODEL { 8 } else { 256 << 10 };
 /// From this size on, it pays to help a member that has more to fold.
 const HELPED_BYTES: usize = 2 * CHUNK_BYTES;
 
+/// The largest result that is kept. If somebody writes to a kept result, it has to be copied: too few bytes to notice.
+const REUSED_BYTES: usize = 16 << 10;
+
 /// The results in the making: one for all members, or one per member.
 #[derive(Debug)]
 pub(super) struct SharedFolds {
@@ -44,9 +47,6 @@ struct SharedFold {
     taken: AtomicUsize,
     done: AtomicUsize,
 }
-
-/// The largest result that is kept. If somebody writes to a kept result, it has to be copied: too few bytes to notice.
-const REUSED_BYTES: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug)]
 struct FirstByte(*mut u8);
