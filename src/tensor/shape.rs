@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 pub type Dims = SmallVec<[usize; 5]>;
 
 /// The extents of a tensor, outermost first. Written `[64, 128]`; `[]` is a single element.
-#[derive(Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Default, Deserialize)]
+#[serde(from = "Vec<usize>")]
 pub struct Shape(Dims);
 
 impl Shape {
@@ -87,6 +88,13 @@ impl Shape {
                 )),
             })
             .collect()
+    }
+}
+
+/// As a list of its extents.
+impl Serialize for Shape {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.iter())
     }
 }
 

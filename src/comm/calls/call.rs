@@ -1,6 +1,9 @@
 //! A call as one member brings it, and which calls belong together.
 
+use std::borrow::Cow;
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use super::operator::current_operator;
 use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
@@ -23,7 +26,7 @@ pub struct Call<'a> {
 }
 
 /// Who sends to whom. Members are named by their index in the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Route {
     /// Every member's tensor goes to all.
     Gather,
@@ -72,15 +75,15 @@ impl<'a> Call<'a> {
         // What members agree on from what they expect need not be said twice.
         let sent = if route == Route::AllToAll { outgoing } else { &[] };
         let outgoing = sent.iter().map(|x| x.shape().clone()).collect();
-        let operator = current_operator();
-        Brief { name, route, op, dtype, outgoing, incoming: incoming.to_vec(), operator }
+        let operator = current_operator().into();
+        Brief { name: name.into(), route, op, dtype, outgoing, incoming: incoming.to_vec(), operator }
     }
 }
 
 /// A call without its tensors and without their device, which is each rank's own.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) struct Brief {
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     pub route: Route,
     pub op: Option<ReduceOp>,
     pub dtype: DType,
@@ -88,12 +91,12 @@ pub(in crate::comm) struct Brief {
     pub outgoing: Vec<Shape>,
     pub incoming: Vec<Shape>,
     /// The operator that wants the call; ranks may differ about it, and are told so where they differ otherwise.
-    pub operator: &'static str,
+    pub operator: Cow<'static, str>,
 }
 
 impl Brief {
     pub fn facts(&self) -> Facts<'_> {
-        let Brief { name, route, op, dtype, ref outgoing, ref incoming, .. } = *self;
+        let Brief { ref name, route, op, dtype, ref outgoing, ref incoming, .. } = *self;
         Facts { name, route, op, dtype, device: None, sent: Sent::Shapes(outgoing), incoming }
     }
 }
@@ -101,7 +104,7 @@ impl Brief {
 /// What is compared of a call, and shown.
 #[derive(Clone, Copy)]
 pub(in crate::comm) struct Facts<'a> {
-    name: &'static str,
+    name: &'a str,
     pub route: Route,
     op: Option<ReduceOp>,
     dtype: DType,

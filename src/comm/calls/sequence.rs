@@ -1,9 +1,11 @@
 //! The sequences by which a group's calls are numbered.
 
+use serde::{Deserialize, Serialize};
+
 use super::Route;
 
 /// The sequence by which a call is numbered among its group's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Sequence {
     /// The collectives.
     Collective,

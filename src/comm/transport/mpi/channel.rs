@@ -183,7 +183,7 @@ struct Flying {
 
 impl Flying {
     fn id(&self) -> CallId {
-        self.channel.line.call_id(self.call.name, self.seq)
+        self.channel.line.call_id(self.call.name.clone(), self.seq)
     }
 
     fn test(&self) -> Result<bool> {
@@ -202,7 +202,8 @@ impl Flying {
     /// Tells the coordinator that the deadline has passed.
     fn late(&self) -> Error {
         let shared = &self.channel.shared;
-        let (group, sequence, seq, call) = (self.channel.line.id, self.sequence, self.seq, self.call.name);
+        let (group, sequence, seq, call) =
+            (self.channel.line.id, self.sequence, self.seq, self.call.name.clone());
         shared.tell(Message::Late { group, sequence, seq, call, compared: shared.seat.compared });
         shared.given_up(self.id(), self.call.facts())
     }
@@ -284,7 +285,7 @@ impl Request for Own {
             Some(x) => format!("rank {rank} sent itself {x} and expects {}", self.call.facts()),
             None => format!("rank {rank} waits for itself with {}", self.call.facts()),
         };
-        let id = self.channel.line.call_id(self.call.name, self.seq);
+        let id = self.channel.line.call_id(self.call.name.clone(), self.seq);
         Err(self.channel.shared.broken(id, reason))
     }
 

@@ -1,5 +1,6 @@
 //! One group at one of its members, and the tags of its messages.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::mem::discriminant;
@@ -53,7 +54,7 @@ impl Line {
         *next - 1
     }
 
-    pub fn call_id(&self, call: &'static str, seq: u64) -> CallId {
+    pub fn call_id(&self, call: impl Into<Cow<'static, str>>, seq: u64) -> CallId {
         CallId::new(call, seq, &*self.label)
     }
 

@@ -104,7 +104,7 @@ impl NcclChannel {
             group: line.id,
             sequence,
             seq: id.seq,
-            call: call.name,
+            call: call.name.into(),
             compared: shared.compared,
         };
         shared.ready(line, id, late)?;
@@ -328,7 +328,7 @@ impl Request for Own {
         }
         let x = lock(&self.line.own).remove(&self.seq);
         let (name, dtype, shape) = &self.expects;
-        let id = || self.line.call_id(name, self.seq);
+        let id = || self.line.call_id(*name, self.seq);
         match x {
             Some(x) if x.dtype() == *dtype && x.shape() == shape => Ok(smallvec![x]),
             Some(x) => {

@@ -1,5 +1,6 @@
 //! One group's communicator and stream, and what is under way on it.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -69,7 +70,7 @@ impl Line {
         *next - 1
     }
 
-    pub fn call_id(&self, call: &'static str, seq: u64) -> CallId {
+    pub fn call_id(&self, call: impl Into<Cow<'static, str>>, seq: u64) -> CallId {
         CallId::new(call, seq, &*self.label)
     }
 

@@ -52,7 +52,8 @@ fn look(shared: &Shared, line: &Line) -> Option<Message> {
         }
         if first.since.is_some_and(|since| since.elapsed() >= shared.deadline) {
             let Flight { call, sequence, seq, .. } = *first;
-            return Some(Message::Late { group: line.id, sequence, seq, call, compared: shared.compared });
+            let compared = shared.compared;
+            return Some(Message::Late { group: line.id, sequence, seq, call: call.into(), compared });
         }
         break;
     }
