@@ -83,6 +83,7 @@ impl Keys {
 }
 
 /// The key of one direction of a connection, and how many frames have gone that way.
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct FrameKey {
     mac: Hmac<Sha256>,
     frames: u64,

@@ -12,6 +12,8 @@ mod client;
 mod connection;
 mod door;
 mod frame;
+#[cfg(test)]
+mod fuzz;
 mod inbox;
 mod message;
 mod rendezvous;

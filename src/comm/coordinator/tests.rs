@@ -288,7 +288,7 @@ fn a_frame_that_a_rank_did_not_send_ends_its_connection_and_is_named() {
 #[test]
 fn an_admitted_rank_that_breaks_the_protocol_is_named() {
     let fills = |client: &Client| {
-        (0..1 << 20).for_each(|i| client.put(format!("{i}"), vec![0; 4000]));
+        (0..1 << 12).for_each(|i| client.put(format!("{i}"), vec![0; 4000]));
     };
     let opens = |ranks: Vec<usize>| {
         move |client: &Client| client.tell(Message::Open { group: 1, name: "g".into(), ranks: ranks.clone() })

@@ -35,12 +35,17 @@ impl Launch {
     /// 29999 made from the job's number; Open MPI and PMI on several nodes want `MASTER_ADDR`, unless the engine is MPI's, which
     /// finds rank 0 by itself. `ISOSHARD_PORT` overrides
     /// the port. Under `torchrun`, whose own store may listen at `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE`), the next
-    /// port is taken.
+    /// port is taken. Rank 0 listens at that address alone, or at `ISOSHARD_BIND` where it is set on rank 0.
+    ///
+    /// The ranks' shared secret is `ISOSHARD_TOKEN` (16 bytes or more), or what stands in the file that `ISOSHARD_TOKEN_FILE`
+    /// names, which its owner alone may read and rank 0 makes where it is not there. Who does not know it is not heard
+    /// (`docs/clusters.md`). Ranks of one machine may meet without; MPI's have one that rank 0 draws and hands out by MPI.
     ///
     /// A batch script's own shell (`sbatch` without `srun`) is no rank.
     ///
     /// # Errors
-    /// Names variables that are missing beside those that are set, are no numbers, or contradict each other.
+    /// Names variables that are missing beside those that are set, are no numbers or addresses, or contradict each other, and a
+    /// secret that is too short.
     pub fn from_env() -> Result<Option<Launch>> {
         Launch::from_vars(|name| std::env::var(name).ok())
     }
