@@ -7,6 +7,6 @@ mod sequence;
 
 pub(super) use call::Brief;
 pub use call::{Call, Route};
-pub(super) use group_name::label;
+pub(super) use group_name::{NAME_BYTES, label};
 pub(crate) use operator::{current_operator, during, during_at_least};
 pub use sequence::Sequence;
