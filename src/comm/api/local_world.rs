@@ -11,7 +11,7 @@ use crate::comm::diagnostics::{Flights, Roster};
 use crate::comm::lock::lock;
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
-use crate::comm::transport::threads::{ThreadEngine, World};
+use crate::comm::transport::threads::{ThreadEngine, ThreadWorld};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
@@ -25,7 +25,7 @@ pub(super) struct LocalWorld {
 
 enum LocalEngines {
     /// They share memory.
-    Threads(Arc<World>),
+    Threads(Arc<ThreadWorld>),
     /// They have a GPU each.
     Nccl { library: Library, ranks: Mutex<Vec<RankStage>> },
 }
@@ -52,7 +52,7 @@ impl LocalWorld {
         let devices: Vec<Device> = (0..world_len).map(device).collect();
         let roster = Roster::new(world_len, flights);
         let engines = match library {
-            None => LocalEngines::Threads(Arc::new(World::recorded(deadline, roster.clone()))),
+            None => LocalEngines::Threads(Arc::new(ThreadWorld::recorded(deadline, roster.clone()))),
             Some(library) => {
                 one_each(&devices)?;
                 let ranks =
