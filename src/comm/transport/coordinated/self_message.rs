@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::group_state::{CallNumber, GroupState};
+use super::group_member::{CallNumber, GroupMember};
 use crate::comm::calls::{Brief, Sequence};
 use crate::comm::lock::lock;
 use crate::comm::{Call, Request, Route, Tensors};
@@ -12,7 +12,7 @@ use crate::error::Result;
 
 /// One end of a message of a rank to itself.
 pub(in crate::comm::transport) struct SelfMessage {
-    group: Arc<GroupState>,
+    group: Arc<GroupMember>,
     number: CallNumber,
     sends: bool,
     call: Brief,
@@ -20,7 +20,7 @@ pub(in crate::comm::transport) struct SelfMessage {
 
 impl SelfMessage {
     /// Starts `call` if this member is both of its ends.
-    pub fn start(group: &Arc<GroupState>, call: &Call<'_>) -> Option<SelfMessage> {
+    pub fn start(group: &Arc<GroupMember>, call: &Call<'_>) -> Option<SelfMessage> {
         if !group.is_to_itself(call.route) {
             return None;
         }

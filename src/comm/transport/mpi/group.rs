@@ -7,21 +7,21 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 
 use crate::comm::calls::Sequence;
-use crate::comm::transport::coordinated::{CallNumber, GroupState};
+use crate::comm::transport::coordinated::{CallNumber, GroupMember};
 use crate::comm::{Call, Route};
 use crate::tensor::Shape;
 
 /// A group at one of its members, with the tags of its messages.
 #[derive(Debug)]
 pub(super) struct MpiGroup {
-    pub state: Arc<GroupState>,
+    pub state: Arc<GroupMember>,
     /// The coordinator's number, in all tags.
     number: u32,
     tags: Tags,
 }
 
 impl MpiGroup {
-    pub fn new(state: GroupState, number: u32, tags: Tags) -> MpiGroup {
+    pub fn new(state: GroupMember, number: u32, tags: Tags) -> MpiGroup {
         MpiGroup { state: Arc::new(state), number, tags }
     }
 
@@ -104,7 +104,7 @@ mod tests {
     fn calls_that_differ_have_other_tags() {
         let client = Client::of_threads(2, Duration::ZERO).remove(0);
         let membership = Arc::new(Membership::new((0, 2), Duration::ZERO, false, client));
-        let state = GroupState::open(&membership, &[0, 1], "dp");
+        let state = GroupMember::open(&membership, &[0, 1], "dp");
         let group = MpiGroup::new(state, 3, Tags::up_to(i32::MAX as u32));
         let call = Call {
             name: "all_reduce",

@@ -7,7 +7,7 @@ use super::group::{MpiGroup, Tags};
 use super::library::{Mpi, Port};
 use super::transfers::Transfers;
 use crate::comm::lock::lock;
-use crate::comm::transport::coordinated::{CallNumber, GroupState, Membership, OpenGroups};
+use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
 use crate::error::{CommFault, Error, Result};
 
 /// A rank's side of a world of MPI's processes.
@@ -73,14 +73,14 @@ impl MpiWorld {
         if let Some(group) = self.groups.find(ranks, name) {
             return Ok(group);
         }
-        let state = GroupState::open(&self.membership, ranks, name);
+        let state = GroupMember::open(&self.membership, ranks, name);
         // A group of one sends nothing.
         let number = if ranks.len() == 1 { 0 } else { self.number(&state)? };
         Ok(self.groups.keep(ranks, name, MpiGroup::new(state, number, self.tags)))
     }
 
     /// The coordinator's number of a group, the same for all members.
-    fn number(&self, group: &GroupState) -> Result<u32> {
+    fn number(&self, group: &GroupMember) -> Result<u32> {
         let answer = self.membership.get(&format!("#{}", group.key()));
         let bytes = answer.and_then(|bytes| bytes.try_into().ok());
         let no_answer = || group.given_up(&CallNumber::CONNECT, "connect");

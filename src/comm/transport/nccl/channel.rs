@@ -8,7 +8,7 @@ use super::group::{CallOnStream, NcclGroup};
 use super::transfers::TransferPlan;
 use super::world::NcclWorld;
 use crate::comm::lock::lock;
-use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupState, SelfMessage, Watchdog};
+use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupMember, SelfMessage, Watchdog};
 use crate::comm::{Call, Channel, Request, Route, Tensors};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
@@ -84,7 +84,7 @@ impl NcclChannel {
 /// A call in flight.
 struct NcclRequest {
     world: Arc<NcclWorld>,
-    group: Arc<GroupState>,
+    group: Arc<GroupMember>,
     number: CallNumber,
     done: Arc<Mark>,
     results: Tensors,

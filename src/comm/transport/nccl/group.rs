@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use super::{Communicator, Nccl, NcclResult, Progress};
 use crate::comm::lock::lock;
-use crate::comm::transport::coordinated::{CallNumber, GroupState};
+use crate::comm::transport::coordinated::{CallNumber, GroupMember};
 use crate::tensor::cuda::{Mark, Side};
 
 /// A group at one of its members, with its communicator and its stream.
 #[derive(Debug)]
 pub(super) struct NcclGroup {
-    pub state: Arc<GroupState>,
+    pub state: Arc<GroupMember>,
     /// True for a single rank that talks to nobody and has no communicator.
     pub alone: bool,
     /// None once it is aborted or destroyed.
@@ -34,7 +34,7 @@ pub(super) struct CallOnStream {
 }
 
 impl NcclGroup {
-    pub fn new(state: GroupState, alone: bool, side: Side) -> NcclGroup {
+    pub fn new(state: GroupMember, alone: bool, side: Side) -> NcclGroup {
         let (comm, in_flight) = (Mutex::default(), Mutex::default());
         NcclGroup { state: Arc::new(state), alone, comm, side, in_flight }
     }

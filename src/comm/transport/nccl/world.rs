@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::group::NcclGroup;
 use super::{Nccl, Progress};
 use crate::comm::lock::lock;
-use crate::comm::transport::coordinated::{CallNumber, GroupState, Membership, OpenGroups};
+use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Driver, Gpu, Side, Spoiler, Spoilt};
 
@@ -42,7 +42,7 @@ impl NcclWorld {
     pub fn group(&self, ranks: &[usize], name: &str, side: Side) -> NcclGroup {
         // The world's own communicator is there in any case, so that one GPU can show that the library works.
         let alone = ranks.len() == 1 && self.membership.world_len > 1;
-        NcclGroup::new(GroupState::open(&self.membership, ranks, name), alone, side)
+        NcclGroup::new(GroupMember::open(&self.membership, ranks, name), alone, side)
     }
 
     /// Waits until a group's communicator has put what it was told on its stream; `late` is its error after the deadline.

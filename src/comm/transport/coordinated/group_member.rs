@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 
 /// A group at one of its members.
 #[derive(Debug)]
-pub(in crate::comm::transport) struct GroupState {
+pub(in crate::comm::transport) struct GroupMember {
     pub membership: Arc<Membership>,
     /// The group as errors write it.
     pub label: String,
@@ -40,11 +40,11 @@ impl CallNumber {
     pub const CONNECT: CallNumber = CallNumber { name: "connect", sequence: Sequence::Collective, seq: 0 };
 }
 
-impl GroupState {
+impl GroupMember {
     /// The group, of which the coordinator is told.
-    pub fn open(membership: &Arc<Membership>, ranks: &[usize], name: &str) -> GroupState {
+    pub fn open(membership: &Arc<Membership>, ranks: &[usize], name: &str) -> GroupMember {
         let label = label(name, ranks);
-        let state = GroupState {
+        let state = GroupMember {
             membership: membership.clone(),
             id: hash(name, ranks),
             label,
@@ -178,7 +178,7 @@ mod tests {
         let client = Client::of_threads(40, Duration::ZERO).remove(0);
         let membership = Arc::new(Membership::new((0, 40), Duration::ZERO, true, client));
         let ranks = |last: usize| (0..19).chain([last]).collect::<Vec<_>>();
-        let open = |ranks: &[usize]| GroupState::open(&membership, ranks, "g");
+        let open = |ranks: &[usize]| GroupMember::open(&membership, ranks, "g");
         let (a, b) = (open(&ranks(30)), open(&ranks(31)));
         assert_eq!(a.label, b.label);
         assert!(a.id != b.id && a.key() != b.key());
