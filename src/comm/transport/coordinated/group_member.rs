@@ -139,9 +139,11 @@ fn hash(name: &str, ranks: &[usize]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
+type ByNameAndRanks<G> = HashMap<(String, Vec<usize>), Arc<G>>;
+
 /// The groups that a rank has opened, by name and ranks.
 #[derive(Debug)]
-pub(in crate::comm::transport) struct OpenGroups<G>(Mutex<HashMap<(String, Vec<usize>), Arc<G>>>);
+pub(in crate::comm::transport) struct OpenGroups<G>(Mutex<ByNameAndRanks<G>>);
 
 impl<G> Default for OpenGroups<G> {
     fn default() -> Self {
