@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::rank::Rank;
 use crate::comm::coordinator::{Client, Coordinator, Message};
 use crate::comm::diagnostics::flight::SlowRank;
-use crate::comm::diagnostics::{Flights, Roster};
+use crate::comm::diagnostics::{FlightSettings, Roster};
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, Seat};
 use crate::comm::transport::threads::{ThreadEngine, World};
@@ -46,7 +46,7 @@ impl LocalWorld {
         deadline: Duration,
         device: &dyn Fn(usize) -> Device,
         library: Option<&Library>,
-        flights: &Flights,
+        flights: &FlightSettings,
     ) -> Result<LocalWorld> {
         let devices: Vec<Device> = (0..world_len).map(device).collect();
         let roster = Roster::new(world_len, flights);

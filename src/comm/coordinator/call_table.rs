@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use super::message::{FirstFault, Message, Notice};
 use crate::comm::calls::Sequence;
 use crate::comm::calls::label;
-use crate::comm::calls::{Brief, Route};
-use crate::comm::diagnostics::circle;
+use crate::comm::calls::{CallSignature, Route};
+use crate::comm::diagnostics::cycle;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 
 /// A question that begins so is answered with a number of its own, from 0 on, the same for everyone.
@@ -26,7 +26,7 @@ pub(super) struct CallTable {
     deadline_s: f64,
     groups: HashMap<u64, Members>,
     /// The calls to which somebody has not come yet.
-    slots: BTreeMap<Key, Vec<Option<Brief>>>,
+    slots: BTreeMap<Key, Vec<Option<CallSignature>>>,
     /// The last call of each rank to which all members have come.
     last: Vec<Option<(Key, Names)>>,
     ended: Vec<bool>,
@@ -132,7 +132,7 @@ impl CallTable {
         }
     }
 
-    fn came(&mut self, from: usize, key: Key, brief: Brief) -> Option<CommFault> {
+    fn came(&mut self, from: usize, key: Key, brief: CallSignature) -> Option<CommFault> {
         let members = self.groups.get(&key.0)?;
         let ranks = members.at(key.1);
         let position = ranks.iter().position(|&r| r == from)?;
@@ -142,11 +142,11 @@ impl CallTable {
             return None;
         }
         let slot = self.slots.entry(key).or_insert_with(|| vec![None; ranks.len()]);
-        let facts = brief.facts();
+        let facts = brief.view();
         // What is not all-to-all agrees with everyone if with one.
         let compared = if brief.route == Route::AllToAll { usize::MAX } else { 1 };
         let here = slot.iter().enumerate().filter_map(|(at, other)| Some((at, other.as_ref()?)));
-        let differs = here.take(compared).find(|&(at, other)| !facts.agrees(position, &other.facts(), at));
+        let differs = here.take(compared).find(|&(at, other)| !facts.agrees(position, &other.view(), at));
         if let Some((at, other)) = differs {
             let ((low, first), (high, second)) = if at < position {
                 ((at, other), (position, &brief))
@@ -156,9 +156,9 @@ impl CallTable {
             return Some(CommFault::Mismatch {
                 id: members.id(key, names(&brief)),
                 rank: ranks[high],
-                brought: second.facts().to_string(),
+                brought: second.view().to_string(),
                 other: ranks[low],
-                other_brought: first.facts().to_string(),
+                other_brought: first.view().to_string(),
                 last: self.last(key),
             });
         }
@@ -247,7 +247,7 @@ impl CallTable {
         Some(CommFault::Missing {
             id: members.id(key, names(brief)),
             rank: ranks[waiting],
-            brought: brief.facts().to_string(),
+            brought: brief.view().to_string(),
             missing,
             ended: true,
             deadline_s: self.deadline_s,
@@ -271,13 +271,13 @@ impl CallTable {
             if let (Some(brief), false) = (own, missing.is_empty()) {
                 let id = CallId { operator: brief.operator.clone(), ..id };
                 let last = self.last(key);
-                if let Some(waits) = circle(from, &id, &missing, |rank| self.waits(rank)) {
+                if let Some(waits) = cycle(from, &id, &missing, |rank| self.waits(rank)) {
                     let last =
                         waits.iter().filter_map(|wait| last.iter().find(|last| last.rank == wait.rank));
                     let last = last.cloned().collect();
                     return CommFault::Cycle { id, rank: from, waits, last };
                 }
-                let brought = brief.facts().to_string();
+                let brought = brief.view().to_string();
                 let elsewhere = missing.iter().filter_map(|&rank| self.elsewhere(rank)).collect();
                 let ended = false;
                 return CommFault::Missing {
@@ -320,7 +320,7 @@ impl Members {
     }
 }
 
-fn names(brief: &Brief) -> Names {
+fn names(brief: &CallSignature) -> Names {
     (brief.name.clone(), brief.operator.clone())
 }
 
@@ -329,9 +329,9 @@ mod tests {
     use super::*;
     use crate::tensor::{DType, Shape};
 
-    fn brief(name: &'static str, route: Route, n: usize) -> Brief {
+    fn brief(name: &'static str, route: Route, n: usize) -> CallSignature {
         let incoming = vec![Shape::from([n])];
-        Brief {
+        CallSignature {
             name: name.into(),
             route,
             op: None,
@@ -354,7 +354,7 @@ mod tests {
         book
     }
 
-    fn came(book: &mut CallTable, rank: usize, seq: u64, brief: Brief) -> Option<String> {
+    fn came(book: &mut CallTable, rank: usize, seq: u64, brief: CallSignature) -> Option<String> {
         text(book.take(rank, Message::Came { group: 7, sequence: Sequence::Collective, seq, brief }))
     }
 
@@ -424,7 +424,8 @@ mod tests {
         let (name, ranks) = ("ep".to_string(), vec![0, 1]);
         book.take(0, Message::Open { group: 8, name, ranks });
         let came = |book: &mut CallTable, rank, group, operator| {
-            let brief = Brief { operator: Cow::Borrowed(operator), ..brief("all_gather", Route::Gather, 3) };
+            let brief =
+                CallSignature { operator: Cow::Borrowed(operator), ..brief("all_gather", Route::Gather, 3) };
             text(book.take(
                 rank,
                 Message::Came { group, sequence: Sequence::Collective, seq: u64::from(group == 7), brief },

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::wire::{Reader, Writer};
-use crate::comm::calls::{Brief, Sequence};
+use crate::comm::calls::{CallSignature, Sequence};
 use crate::error::{CallId, CommFault};
 
 /// A rank's note to the coordinator.
@@ -12,7 +12,7 @@ pub(in crate::comm) enum Message {
     /// A group, before its first call. `group` is a number made from its name and ranks.
     Open { group: u64, name: String, ranks: Vec<usize> },
     /// What this rank brings to its next call of a sequence.
-    Came { group: u64, sequence: Sequence, seq: u64, brief: Brief },
+    Came { group: u64, sequence: Sequence, seq: u64, brief: CallSignature },
     /// A call has not finished within the deadline; `compared` where calls are noted at all.
     Late { group: u64, sequence: Sequence, seq: u64, call: Cow<'static, str>, compared: bool },
     /// The transport failed.
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn what_is_sent_is_received() {
         let shapes = vec![Shape::from([2, 0]), Shape::from([])];
-        let brief = |route, op| Brief {
+        let brief = |route, op| CallSignature {
             name: "all_reduce".into(),
             route,
             op,

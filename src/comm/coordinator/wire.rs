@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::sync::{Mutex, PoisonError};
 
-use crate::comm::calls::{Brief, Route};
+use crate::comm::calls::{CallSignature, Route};
 use crate::error::{CallId, LastCall, Wait};
 use crate::tensor::{DType, ReduceOp, Shape};
 
@@ -105,8 +105,8 @@ impl Writer {
         })
     }
 
-    pub fn brief(&mut self, brief: &Brief) -> &mut Writer {
-        let Brief { name, route, op, dtype, outgoing, incoming, operator } = brief;
+    pub fn brief(&mut self, brief: &CallSignature) -> &mut Writer {
+        let CallSignature { name, route, op, dtype, outgoing, incoming, operator } = brief;
         let (kind, peer) = match *route {
             Route::Gather => (0, 0),
             Route::AllToAll => (1, 0),
@@ -198,7 +198,7 @@ impl<'a> Reader<'a> {
         self.list(|r| Some(Wait { rank: r.usize()?, id: r.id()?, waits_for: r.usize()? }))
     }
 
-    pub fn brief(&mut self) -> Option<Brief> {
+    pub fn brief(&mut self) -> Option<CallSignature> {
         let name = self.name()?.into();
         let (kind, peer) = (self.u8()?, self.usize()?);
         let route = match kind {
@@ -215,7 +215,7 @@ impl<'a> Reader<'a> {
         let dtype = *DType::ALL.get(usize::from(self.u8()?))?;
         let mut shapes = || self.list(|r| r.ranks().map(|s| s.into_iter().collect::<Shape>()));
         let (outgoing, incoming) = (shapes()?, shapes()?);
-        Some(Brief { name, route, op, dtype, outgoing, incoming, operator: self.name()?.into() })
+        Some(CallSignature { name, route, op, dtype, outgoing, incoming, operator: self.name()?.into() })
     }
 }
 

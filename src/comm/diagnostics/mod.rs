@@ -3,9 +3,8 @@
 pub mod flight;
 mod recorder;
 mod roster;
-mod shapes;
 mod wait_graph;
 
-pub(super) use recorder::{GroupId, Recorder, Ticket};
-pub(super) use roster::{Flights, Roster};
-pub(super) use wait_graph::circle;
+pub(super) use recorder::{GroupId, RecordedCall, Recorder};
+pub(super) use roster::{FlightSettings, Roster};
+pub(super) use wait_graph::cycle;

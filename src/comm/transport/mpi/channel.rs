@@ -11,7 +11,7 @@ use super::engine::Shared;
 use super::flight::{Crash, Flight};
 use super::line::{Line, lock};
 use super::watch::Patience;
-use crate::comm::calls::Brief;
+use crate::comm::calls::CallSignature;
 use crate::comm::calls::Sequence;
 use crate::comm::coordinator::Message;
 use crate::comm::{Call, Channel, Request, Route, Tensors};
@@ -39,9 +39,9 @@ impl Channel for MpiChannel {
         }
         let seq = self.line.advance(sequence);
         if self.shared.is_given_up() {
-            return Err(self.shared.given_up(self.line.call_id(call.name, seq), call.facts()));
+            return Err(self.shared.given_up(self.line.call_id(call.name, seq), call.signature()));
         }
-        let brief = call.brief();
+        let brief = call.to_signature();
         if self.shared.seat.compared {
             self.shared.note(Message::Came { group: self.line.id, sequence, seq, brief: brief.clone() });
         }
@@ -146,7 +146,7 @@ impl MpiChannel {
         if sends {
             lock(&self.line.own).insert(seq, call.outgoing[0].clone());
         }
-        Ok(Box::new(Own { channel: self.again(), seq, sends, call: call.brief() }))
+        Ok(Box::new(Own { channel: self.again(), seq, sends, call: call.to_signature() }))
     }
 }
 
@@ -175,7 +175,7 @@ fn over(id: CallId) -> Error {
 /// A call under way.
 struct Flying {
     channel: MpiChannel,
-    call: Brief,
+    call: CallSignature,
     sequence: Sequence,
     seq: u64,
     trip: RefCell<Trip>,
@@ -205,7 +205,7 @@ impl Flying {
         let (group, sequence, seq, call) =
             (self.channel.line.id, self.sequence, self.seq, self.call.name.clone());
         shared.tell(Message::Late { group, sequence, seq, call, compared: shared.seat.compared });
-        shared.given_up(self.id(), self.call.facts())
+        shared.given_up(self.id(), self.call.view())
     }
 }
 
@@ -215,7 +215,7 @@ impl Request for Flying {
         let mut patience = Patience::new(self.trip.borrow().flight.len_bytes(), shared.seat.crowded);
         while !self.trip.borrow().flight.is_done() && !self.test()? {
             if shared.is_given_up() {
-                return Err(shared.given_up(self.id(), self.call.facts()));
+                return Err(shared.given_up(self.id(), self.call.view()));
             }
             let was_long = patience.is_long();
             patience.pause();
@@ -268,7 +268,7 @@ struct Own {
     channel: MpiChannel,
     seq: u64,
     sends: bool,
-    call: Brief,
+    call: CallSignature,
 }
 
 impl Request for Own {
@@ -282,8 +282,8 @@ impl Request for Own {
             Some(x) if x.dtype() == self.call.dtype && *x.shape() == self.call.incoming[0] => {
                 return Ok(smallvec![x]);
             }
-            Some(x) => format!("rank {rank} sent itself {x} and expects {}", self.call.facts()),
-            None => format!("rank {rank} waits for itself with {}", self.call.facts()),
+            Some(x) => format!("rank {rank} sent itself {x} and expects {}", self.call.view()),
+            None => format!("rank {rank} waits for itself with {}", self.call.view()),
         };
         let id = self.channel.line.call_id(self.call.name.clone(), self.seq);
         Err(self.channel.shared.broken(id, reason))

@@ -45,7 +45,7 @@ impl Channel for NcclChannel {
                 group: self.line.id,
                 sequence,
                 seq,
-                brief: call.brief(),
+                brief: call.to_signature(),
             });
         }
         let gpu = Gpu::get(self.shared().device)?;

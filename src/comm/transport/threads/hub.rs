@@ -151,7 +151,7 @@ impl Hub {
             if let Some(fault) = absence {
                 let fault = self.with_last(world, fault);
                 let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
-                let circle = || world.roster.circle(slot.ranks[place.position], fault.id());
+                let circle = || world.roster.cycle(slot.ranks[place.position], fault.id());
                 // Where it is found by two at once, one of them may have gone on before the other looks.
                 let circle = is_late.then(circle).flatten().or_else(|| world.circle_of(self));
                 if let Some(circle) = circle {
@@ -235,7 +235,7 @@ impl Hub {
         let (at, other) = contents.disagreement(position, call)?;
         let (low, high) =
             if at < position { ((at, other), (position, *call)) } else { ((position, *call), (at, other)) };
-        let (brought, other_brought) = high.1.facts().told_apart(&low.1.facts());
+        let (brought, other_brought) = high.1.signature().told_apart(&low.1.signature());
         Some(CommFault::Mismatch {
             id: self.id(slot, call.name),
             rank: slot.ranks[high.0],
