@@ -226,7 +226,8 @@ fn sample() -> String {
 fn changed(at: &str, to: serde_json::Value) -> String {
     let folder = Folder::new();
     let mut record: serde_json::Value = serde_json::from_str(&sample()).unwrap();
-    *record.pointer_mut(at).unwrap_or_else(|| panic!("{at} of {record}")) = to;
+    let place = record.pointer_mut(at);
+    *place.expect(at) = to;
     fs::create_dir_all(&folder.0).unwrap();
     fs::write(folder.file(0), record.to_string()).unwrap();
     read(&folder.0).map_or_else(|e| e.to_string(), |report| report.to_string())
