@@ -64,6 +64,10 @@ pub struct Args {
     /// What ranks are, and how they talk.
     #[arg(long, value_enum, default_value = "threads", value_name = "NAME")]
     pub engine: EngineName,
+    /// Let processes meet without a secret also where others can reach them: whoever does may take a rank's place. Without this
+    /// they want ISOSHARD_TOKEN or ISOSHARD_TOKEN_FILE there.
+    #[arg(long)]
+    pub insecure_rendezvous: bool,
     /// With --engine dry: the number of ranks in the world, where it is not the mesh's.
     #[arg(long, value_name = "N")]
     pub world: Option<usize>,

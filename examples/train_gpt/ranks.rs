@@ -95,14 +95,18 @@ fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> O
         let remedy = "start as many processes as the mesh has ranks";
         return Outcome::refused(Error::invalid("mesh", "it does not fit the processes", given, remedy));
     }
-    let program = AssertUnwindSafe(|| over(launch).run(|rank: Rank| train(&rank, job)));
+    let process = over(launch);
+    let process = if job.args().insecure_rendezvous { process.insecure_rendezvous() } else { process };
+    let program = AssertUnwindSafe(|| process.run(|rank: Rank| train(&rank, job)));
     let cause = match catch_unwind(program) {
         Ok(Ok(())) => return Outcome { code: 0, says: None },
         Ok(Err(error)) => Failure::Error(error),
         Err(payload) => Failure::Panic(message(&*payload)),
     };
     if !job.has_begun() && is_refusal(&cause) {
-        return Outcome { code: USAGE, says: (rank == 0).then(|| cause.to_string()) };
+        // Where ranks do not even meet, each has its own reason.
+        let alone = matches!(&cause, Failure::Error(Error::Invalid(refusal)) if refusal.verb == "rendezvous");
+        return Outcome { code: USAGE, says: (rank == 0 || alone).then(|| cause.to_string()) };
     }
     let says = is_told_by(rank, &cause).then(|| format!("rank {rank}: {cause}"));
     Outcome { code: 1, says }

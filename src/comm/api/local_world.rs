@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::rank::Rank;
-use crate::comm::coordinator::{Client, Coordinator, Message};
+use crate::comm::coordinator::{Client, Message};
 use crate::comm::diagnostics::flight::SlowRank;
 use crate::comm::diagnostics::{FlightSettings, Roster};
 use crate::comm::transport::Engine;
@@ -54,7 +54,7 @@ impl LocalWorld {
             None => Way::Threads(Arc::new(World::recorded(deadline, roster.clone()))),
             Some(library) => {
                 one_each(&devices)?;
-                let ranks = Coordinator::clients(world_len, deadline).into_iter().map(Place::Waits).collect();
+                let ranks = Client::of_threads(world_len, deadline).into_iter().map(Place::Waits).collect();
                 Way::Nccl { library: library.clone(), ranks: Mutex::new(ranks) }
             }
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::rank::Rank;
 use super::spmd::message;
-use crate::comm::coordinator::{Meeting, meet};
+use crate::comm::coordinator::Rendezvous;
 use crate::comm::diagnostics::Recorder;
 use crate::comm::launch::Launch;
 use crate::comm::transport::Engine;
@@ -36,6 +36,7 @@ pub struct Process {
     launch: Launch,
     deadline: Duration,
     device: Option<Device>,
+    insecure: bool,
     way: Way,
 }
 
@@ -49,7 +50,8 @@ enum Way {
 impl Process {
     /// The rank that the launcher says, with a deadline of 60 s, over NCCL, on its node's GPU of the same local number.
     pub fn new(launch: Launch) -> Process {
-        Process { launch, deadline: Duration::from_secs(60), device: None, way: Way::Nccl(None) }
+        let deadline = Duration::from_secs(60);
+        Process { launch, deadline, device: None, insecure: false, way: Way::Nccl(None) }
     }
 
     /// How long the ranks wait for each other: to meet, to connect, and in a collective.
@@ -90,6 +92,14 @@ impl Process {
         self
     }
 
+    /// Meets the other processes without a secret also where others can reach them. Whoever reaches rank 0's port may then take a
+    /// rank's place and stop the world; on a network of one's own that may do. Without this, such an address is refused unless
+    /// `ISOSHARD_TOKEN` or `ISOSHARD_TOKEN_FILE` gives the ranks a secret: see [`Launch::from_env`].
+    pub fn insecure_rendezvous(mut self) -> Process {
+        self.insecure = true;
+        self
+    }
+
     /// Meets the other processes, runs `f` as this rank, and waits until the others have all it owes them.
     ///
     /// Where `f` fails or panics, collectives on all other ranks fail too, naming this one. Over NCCL, rank 0's process goes on
@@ -111,11 +121,10 @@ impl Process {
     }
 
     fn run_nccl<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
-        let Process { launch, deadline, device, way } = self;
+        let Process { launch, deadline, device, insecure, way } = self;
         let library = if let Way::Nccl(Some(library)) = way { Ok(library) } else { Library::load() }?;
         let device = device.map_or_else(|| gpu_of(&launch), Ok)?;
-        let Meeting { client, brought } = meet(&launch, library.name().as_bytes(), deadline)?;
-        of_one_kind(&brought)?;
+        let client = Rendezvous { launch: &launch, library: &library.name(), deadline, insecure }.meet()?;
         let seat = Seat { rank: launch.rank(), world_len: launch.world_len(), device, deadline, client };
         let engine = Arc::new(NcclEngine::connect(seat, &library)?);
         let rank = engine.clone();
@@ -127,7 +136,7 @@ impl Process {
         use crate::comm::transport::mpi::{self, Mpi, MpiEngine};
         /// How much later than whoever failed a rank ends that is only told of it.
         const LAST_WORDS: Duration = Duration::from_millis(300);
-        let Process { launch, deadline, device, .. } = self;
+        let Process { launch, deadline, device, insecure, .. } = self;
         if let Some(device) = device.filter(|device| device.is_cuda()) {
             let remedy = "run ranks with GPUs over NCCL";
             let rule = "MPI moves what lies in the CPU's memory";
@@ -135,8 +144,8 @@ impl Process {
         }
         let mpi = Mpi::start()?;
         of_one_job(&launch, &mpi)?;
-        let Meeting { client, brought } = mpi::meet(&mpi, &launch, mpi.kind().as_bytes(), deadline)?;
-        of_one_kind(&brought)?;
+        let rendezvous = Rendezvous { launch: &launch, library: &mpi.kind(), deadline, insecure };
+        let client = mpi::meet(&mpi, rendezvous)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let crowded = launch.local_len().unwrap_or(launch.world_len()) > cores;
         let engine = MpiEngine::begin(mpi::Seat { mpi, client, deadline, compared, crowded })?;
@@ -196,22 +205,6 @@ fn of_one_job(launch: &Launch, mpi: &crate::comm::transport::mpi::Mpi) -> Result
         format!("{launch}; rank {} of {} by {}", mpi.rank, mpi.world_len, mpi.name),
         "start the program by the mpirun of the MPI that it was built with, or by srun --mpi=pmix",
     ))
-}
-
-/// Refuses, on all ranks alike, libraries that differ: they need not understand each other.
-fn of_one_kind(libraries: &[Vec<u8>]) -> Result<()> {
-    match libraries.iter().position(|name| *name != libraries[0]) {
-        None => Ok(()),
-        Some(rank) => {
-            let name = |rank: usize| String::from_utf8_lossy(&libraries[rank]);
-            Err(Error::invalid(
-                "process",
-                "the ranks run different libraries",
-                format!("{} at rank 0, {} at rank {rank}", name(0), name(rank)),
-                "install one version on all nodes",
-            ))
-        }
-    }
 }
 
 /// The GPU of the local rank's number, or the only one that can be seen.

@@ -7,15 +7,23 @@
 //!
 //! A frame is its length (4 bytes) and its bytes; all numbers are little-endian.
 
-mod call_table;
+mod auth;
 mod client;
-mod link;
+mod connection;
+mod door;
+mod frame;
+#[cfg(test)]
+mod fuzz;
+mod inbox;
 mod message;
 mod rendezvous;
-mod wire;
+mod server;
+mod store;
+#[cfg(test)]
+mod tests;
 
-pub(super) use client::{Client, Coordinator};
+pub(super) use client::Client;
 pub(super) use message::{FirstFault, Message};
-pub(super) use rendezvous::{Meeting, meet};
 #[cfg(feature = "mpi")]
-pub(super) use rendezvous::{Place, meet_at};
+pub(super) use rendezvous::MeetingPlace;
+pub(super) use rendezvous::Rendezvous;

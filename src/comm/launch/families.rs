@@ -1,7 +1,8 @@
 //! The four families of variables.
 
-use super::Launch;
+use super::description::Launch;
 use super::hosts::first_host;
+use super::secret::SecretSource;
 use super::vars::{Vars, refused};
 use crate::error::Result;
 
@@ -11,12 +12,13 @@ const PORT: u16 = 29_500;
 const FIRST_SPECIAL_STEP: usize = 0xffff_fff0;
 
 /// What the variables say, or none.
-pub(in crate::comm) fn read(vars: &Vars) -> Result<Option<Launch>> {
+pub(super) fn read(vars: &Vars) -> Result<Option<Launch>> {
     let families = [torchrun, open_mpi, pmi, slurm];
     for family in families {
         if let Some(launch) = family(vars)? {
             check(&launch)?;
-            return Ok(Some(launch));
+            let (bind, secret) = (vars.address("ISOSHARD_BIND")?, SecretSource::from_vars(vars)?);
+            return Ok(Some(Launch { bind, secret, ..launch }));
         }
     }
     Ok(None)
@@ -129,7 +131,8 @@ fn slurm(vars: &Vars) -> Result<Option<Launch>> {
 impl Numbers {
     fn launch(self, by: &'static str, host: Option<String>, port: u16) -> Launch {
         let Numbers { rank, world_len, local_rank, local_len } = self;
-        Launch { by, rank, world_len, local_rank, local_len, host, port }
+        let (bind, secret) = (None, SecretSource::None);
+        Launch { by, rank, world_len, local_rank, local_len, host, port, bind, secret }
     }
 }
 

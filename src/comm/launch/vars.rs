@@ -1,5 +1,7 @@
 //! Variables, read with refusals that name them.
 
+use std::net::IpAddr;
+
 use crate::error::{Error, Result};
 
 /// Where variables are looked up. An empty one counts as absent.
@@ -52,6 +54,18 @@ impl<'a> Vars<'a> {
                 "choose one that is free on rank 0's machine",
             )),
         }
+    }
+
+    /// An address of this machine.
+    pub(super) fn address(&self, name: &str) -> Result<Option<IpAddr>> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        text.parse().map(Some).map_err(|_| {
+            refused(
+                "a variable is no IP address",
+                format!("{name}={text}"),
+                "for example 10.0.0.1, or 0.0.0.0 for all",
+            )
+        })
     }
 
     /// The refusal of a half-set family: those of `given` that are set are shown.

@@ -1,49 +1,41 @@
 //! Where the coordinator is: rank 0 says it by MPI.
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Mpi;
 use super::hosts::{addresses, are_near};
-use crate::comm::coordinator::{Meeting, Place, meet_at};
-use crate::comm::launch::Launch;
-use crate::comm::launch::Vars;
+use crate::comm::coordinator::{Client, MeetingPlace, Rendezvous};
+use crate::comm::launch::{Launch, Secret, Vars};
 use crate::error::{Error, Result};
 
 /// Room for what rank 0 says.
 const ROOM: usize = 4096;
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Meets all ranks where rank 0 says; each brings some bytes.
+/// Meets all ranks where rank 0 says, with a secret that it draws for them.
 ///
 /// # Errors
-/// Names the ranks that have not come within `deadline`; a rank 0 that cannot listen, and what MPI says.
-pub(in crate::comm) fn meet(
-    mpi: &Mpi,
-    launch: &Launch,
-    payload: &[u8],
-    deadline: Duration,
-) -> Result<Meeting> {
+/// As [`Rendezvous::meet`]; a rank 0 that cannot listen, and what MPI says.
+pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Client> {
     let mut said = [0u8; ROOM];
-    let mut listener = None;
+    let mut listeners = Vec::new();
     if mpi.rank == 0 {
-        let open = listen(launch)?;
-        let text = words(mpi, launch, open.1);
+        listeners = listen(rendezvous.launch)?;
+        let text = words(mpi, rendezvous.launch, &listeners, &Secret::draw()?);
         said[..text.len()].copy_from_slice(text.as_bytes());
-        listener = Some(open.0);
     }
-    let said = broadcast(mpi, said, deadline)?;
-    let Some((hosts, port)) = understand(mpi, &said) else {
-        let given = String::from_utf8_lossy(&said).trim_end_matches('\0').to_string();
+    let said = broadcast(mpi, said, rendezvous.deadline)?;
+    let Some((hosts, port, secret)) = understand(mpi, &said) else {
         return Err(Error::invalid(
             "mpi",
             "rank 0 speaks another language",
-            given,
+            "what it says is no meeting place",
             "run one program on all ranks",
         ));
     };
-    meet_at(Place { hosts, port, listener }, launch, payload, deadline)
+    rendezvous.meet_at(MeetingPlace { hosts, port, listeners, secret: Some(secret) })
 }
 
 /// True where all ranks are on this machine.
@@ -51,33 +43,60 @@ fn on_one_machine(launch: &Launch) -> bool {
     launch.local_len() == Some(launch.world_len())
 }
 
-/// A listener at the port that `ISOSHARD_PORT` asks for, or any: on all addresses where ranks come from other machines.
-fn listen(launch: &Launch) -> Result<(TcpListener, u16)> {
+/// Listeners at the port that `ISOSHARD_PORT` asks for, or any: on `ISOSHARD_BIND`, on this machine alone where all ranks are, or
+/// on each address that the others are told.
+fn listen(launch: &Launch) -> Result<Vec<TcpListener>> {
     let get = |name: &str| std::env::var(name).ok();
-    let port = Vars::new(&get).port("ISOSHARD_PORT")?.unwrap_or(0);
-    let any = [IpAddr::from([0u8; 16]), IpAddr::from([0u8; 4])];
-    let mut last = String::new();
-    for ip in if on_one_machine(launch) { &[LOCAL][..] } else { &any } {
-        match TcpListener::bind((*ip, port)).and_then(|l| l.local_addr().map(|at| (l, at.port()))) {
-            Ok(open) => return Ok(open),
+    let mut port = Vars::new(&get).port("ISOSHARD_PORT")?.unwrap_or(0);
+    let ips: Vec<IpAddr> = match launch.bind {
+        Some(ip) => vec![ip],
+        None if on_one_machine(launch) => vec![LOCAL],
+        None => {
+            named().iter().flat_map(addresses_of).chain(addresses().into_iter().map(|(ip, _)| ip)).collect()
+        }
+    };
+    let (mut listeners, mut last) = (Vec::new(), "this machine has no address".to_string());
+    for ip in ips {
+        match TcpListener::bind((ip, port)).and_then(|listener| Ok((listener.local_addr()?, listener))) {
+            // All of them at the port that the first one was given.
+            Ok((at, listener)) => {
+                port = at.port();
+                listeners.push(listener);
+            }
             Err(e) => last = e.to_string(),
         }
     }
-    Err(Error::invalid(
-        "mpi",
-        "rank 0 cannot listen",
-        format!("port {port}: {last}"),
-        "set ISOSHARD_PORT to a free port on all ranks, or to none",
-    ))
+    if listeners.is_empty() {
+        return Err(Error::invalid(
+            "mpi",
+            "rank 0 cannot listen",
+            format!("port {port}: {last}"),
+            "set ISOSHARD_PORT to a free port on all ranks, or to none",
+        ));
+    }
+    Ok(listeners)
 }
 
-/// `port;machine;address/bits,address/bits`, with the host that `MASTER_ADDR` names before the addresses.
-fn words(mpi: &Mpi, launch: &Launch, port: u16) -> String {
-    let named = std::env::var("MASTER_ADDR").ok().filter(|host| !host.is_empty());
+/// The host that `MASTER_ADDR` names.
+fn named() -> Option<String> {
+    std::env::var("MASTER_ADDR").ok().filter(|host| !host.is_empty())
+}
+
+fn addresses_of(host: &String) -> Vec<IpAddr> {
+    let found = (host.as_str(), 0).to_socket_addrs().map(|all| all.map(|at| at.ip()).collect());
+    found.unwrap_or_default()
+}
+
+/// `port;machine;secret;address/bits,address/bits`, with the host that `MASTER_ADDR` names before the addresses.
+fn words(mpi: &Mpi, launch: &Launch, listeners: &[TcpListener], secret: &Secret) -> String {
+    let port = listeners.iter().find_map(|listener| Some(listener.local_addr().ok()?.port())).unwrap_or(0);
     let own = addresses().into_iter().map(|(ip, bits)| format!("{ip}/{bits}"));
-    let hosts: Vec<String> =
-        if on_one_machine(launch) { vec![LOCAL.to_string()] } else { named.into_iter().chain(own).collect() };
-    let mut text = format!("{port};{};{}", mpi.host, hosts.join(","));
+    let hosts: Vec<String> = if on_one_machine(launch) {
+        vec![LOCAL.to_string()]
+    } else {
+        named().into_iter().chain(own).collect()
+    };
+    let mut text = format!("{port};{};{};{}", mpi.host, secret.text(), hosts.join(","));
     // A machine with so many addresses is reached by its first ones.
     while text.len() > ROOM {
         text.truncate(text.rfind(',').unwrap_or(0));
@@ -85,10 +104,10 @@ fn words(mpi: &Mpi, launch: &Launch, port: u16) -> String {
     text
 }
 
-/// The hosts to try, the likeliest first, and the port.
-fn understand(mpi: &Mpi, said: &[u8]) -> Option<(Vec<String>, u16)> {
+/// The hosts to try, the likeliest first, the port, and the secret.
+fn understand(mpi: &Mpi, said: &[u8]) -> Option<(Vec<String>, u16, Secret)> {
     let text = std::str::from_utf8(said).ok()?.trim_end_matches('\0');
-    let [port, machine, hosts] = text.split(';').collect::<Vec<_>>().try_into().ok()?;
+    let [port, machine, secret, hosts] = text.split(';').collect::<Vec<_>>().try_into().ok()?;
     let own = addresses();
     let distance = |host: &&str| match host.split_once('/').map(|(ip, bits)| (ip.parse(), bits.parse())) {
         Some((Ok(ip), Ok(bits))) if own.iter().any(|&(mine, _)| are_near(mine, ip, bits)) => 0,
@@ -102,7 +121,7 @@ fn understand(mpi: &Mpi, said: &[u8]) -> Option<(Vec<String>, u16)> {
         // What needs no network; after the others, since machines may share a name.
         hosts.push(LOCAL.to_string());
     }
-    Some((hosts, port.parse().ok()?))
+    Some((hosts, port.parse().ok()?, Secret::from_text(secret, "mpi").ok()?))
 }
 
 fn broadcast(mpi: &Mpi, mut said: [u8; ROOM], deadline: Duration) -> Result<Vec<u8>> {

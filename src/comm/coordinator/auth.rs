@@ -1,0 +1,187 @@
+//! Proof of who speaks: a challenge, an answer, and a code on every frame.
+//!
+//! Both ends of a connection know the job's secret, or an empty one. The coordinator opens with a [`Greeting`] that holds a
+//! nonce, the client answers with one of its own, and both derive two keys from the secret and the nonces:
+//!
+//! ```text
+//! session   = HMAC(secret, "isoshard session" | coordinator's nonce | client's nonce)
+//! to        = HMAC(session, "to the coordinator")
+//! from      = HMAC(session, "from the coordinator")
+//! tag(i, b) = HMAC(to or from, i as 8 bytes | length of b as 4 bytes | b)     of frame number i with body b
+//! ```
+//!
+//! HMAC is HMAC-SHA-256 (RFC 2104, FIPS 180-4), numbers are little-endian. A frame that was changed, repeated, left out, moved
+//! to another place or sent back has a wrong tag. What is sent is not encrypted.
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use crate::comm::launch::Secret;
+use crate::error::{Error, Result};
+
+/// The first bytes of a greeting.
+const MAGIC: [u8; 8] = *b"isoshard";
+/// The protocol's version: greetings, frames, and what is in them.
+pub(super) const VERSION: u32 = 2;
+pub(super) const TAG_BYTES: usize = 32;
+const NONCE_BYTES: usize = 32;
+
+type Nonce = [u8; NONCE_BYTES];
+
+/// The first thing that either end says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub version: u32,
+    nonce: Nonce,
+}
+
+impl Greeting {
+    pub const BYTES: usize = MAGIC.len() + 4 + NONCE_BYTES;
+
+    /// A greeting that nobody has heard before.
+    ///
+    /// # Errors
+    /// A system without random numbers.
+    pub fn fresh() -> Result<Greeting> {
+        let mut nonce = [0; NONCE_BYTES];
+        getrandom::fill(&mut nonce).map_err(|e| {
+            Error::unsupported("rendezvous", "the system has no random numbers", e.to_string(), "")
+        })?;
+        Ok(Greeting { version: VERSION, nonce })
+    }
+
+    pub fn encode(&self) -> [u8; Greeting::BYTES] {
+        let mut bytes = [0; Greeting::BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    /// None where the bytes are no greeting of any version.
+    pub fn decode(bytes: &[u8; Greeting::BYTES]) -> Option<Greeting> {
+        let (magic, rest) = bytes.split_first_chunk()?;
+        let (version, rest) = rest.split_first_chunk()?;
+        let greeting = Greeting { version: u32::from_le_bytes(*version), nonce: rest.try_into().ok()? };
+        (*magic == MAGIC).then_some(greeting)
+    }
+}
+
+/// The keys of one connection.
+pub(super) struct Keys {
+    pub to_coordinator: FrameKey,
+    pub from_coordinator: FrameKey,
+}
+
+impl Keys {
+    pub fn of(secret: Option<&Secret>, coordinator: &Greeting, client: &Greeting) -> Keys {
+        let secret = secret.map_or(&[][..], Secret::bytes);
+        let session = code(&keyed(secret), &[b"isoshard session", &coordinator.nonce, &client.nonce]);
+        let of = |way: &[u8]| FrameKey { mac: keyed(&code(&keyed(&session), &[way])), frames: 0 };
+        Keys { to_coordinator: of(b"to the coordinator"), from_coordinator: of(b"from the coordinator") }
+    }
+}
+
+/// The key of one direction of a connection, and how many frames have gone that way.
+#[cfg_attr(test, derive(Clone))]
+pub(super) struct FrameKey {
+    mac: Hmac<Sha256>,
+    frames: u64,
+}
+
+impl FrameKey {
+    /// The tag of the next frame to be sent.
+    pub fn tag(&mut self, body: &[u8]) -> [u8; TAG_BYTES] {
+        self.next(body).finalize().into_bytes().into()
+    }
+
+    /// True where `tag` is that of the next frame to come. Takes the same time wherever it differs.
+    pub fn is_tag(&mut self, body: &[u8], tag: &[u8; TAG_BYTES]) -> bool {
+        self.next(body).verify_slice(tag).is_ok()
+    }
+
+    fn next(&mut self, body: &[u8]) -> Hmac<Sha256> {
+        let mut mac = self.mac.clone();
+        mac.update(&self.frames.to_le_bytes());
+        mac.update(&(body.len() as u32).to_le_bytes());
+        mac.update(body);
+        self.frames += 1;
+        mac
+    }
+}
+
+fn keyed(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
+}
+
+fn code(mac: &Hmac<Sha256>, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
+    let mut mac = mac.clone();
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By Python's `hmac` and `hashlib` from the definition above.
+    #[test]
+    fn tags_are_those_of_another_implementation() {
+        let greeting = |byte: u8| Greeting { version: VERSION, nonce: [byte; NONCE_BYTES] };
+        let secret = Secret::from_text("a secret of the job", "test").unwrap();
+        let mut keys = Keys::of(Some(&secret), &greeting(1), &greeting(2));
+        let hex = |tag: [u8; TAG_BYTES]| tag.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        assert_eq!(
+            hex(keys.to_coordinator.tag(b"")),
+            "aeb9c4cb56fece8e149af262e57d28d1ac9504b53455bebf23d67f8e456c25e3"
+        );
+        assert_eq!(
+            hex(keys.to_coordinator.tag(b"body")),
+            "b257de20031aeb16020d4caa464cd9f3482771e885ad9057723baa08c5ffde0f"
+        );
+        assert_eq!(
+            hex(keys.from_coordinator.tag(b"")),
+            "11d3e57ac18c8284f22b655d6d272d1d008553622649f9cbcd1ec4b5b1d0c72e"
+        );
+        assert_eq!(
+            hex(Keys::of(None, &greeting(1), &greeting(2)).to_coordinator.tag(b"")),
+            "9a3fd5924dd82d7da29d36c7edc91f779361be722c3296af5b82c71201b96d00"
+        );
+    }
+
+    #[test]
+    fn a_tag_holds_for_one_frame_at_one_place_in_one_direction() {
+        let (here, there) = (Greeting::fresh().unwrap(), Greeting::fresh().unwrap());
+        assert_ne!(here, there);
+        assert_eq!(Greeting::decode(&here.encode()), Some(here));
+        assert_eq!(Greeting::decode(&[0; Greeting::BYTES]), None);
+        let secret = Secret::draw().unwrap();
+        let keys = || Keys::of(Some(&secret), &here, &there);
+        let tags = [0, 1].map({
+            let mut sent = keys();
+            move |_| sent.to_coordinator.tag(b"body")
+        });
+        let mut received = keys();
+        assert!(
+            received.to_coordinator.is_tag(b"body", &tags[0])
+                && received.to_coordinator.is_tag(b"body", &tags[1])
+        );
+        for (what, mut key, body) in [
+            ("changed", keys().to_coordinator, &b"bode"[..]),
+            ("cut", keys().to_coordinator, b"bod"),
+            ("sent back", keys().from_coordinator, b"body"),
+            ("of other nonces", Keys::of(Some(&secret), &there, &here).to_coordinator, b"body"),
+            ("of no secret", Keys::of(None, &here, &there).to_coordinator, b"body"),
+            (
+                "of another secret",
+                Keys::of(Some(&Secret::draw().unwrap()), &here, &there).to_coordinator,
+                b"body",
+            ),
+        ] {
+            assert!(!key.is_tag(body, &tags[0]), "{what}");
+        }
+        assert!(!keys().to_coordinator.is_tag(b"body", &tags[1]), "out of its turn");
+        let mut replayed = keys().to_coordinator;
+        assert!(replayed.is_tag(b"body", &tags[0]) && !replayed.is_tag(b"body", &tags[0]), "repeated");
+    }
+}

@@ -1,0 +1,183 @@
+//! The threads that serve the connections between the coordinator and the ranks of other processes.
+
+use std::io::{self, BufReader, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::auth::{FrameKey, Keys};
+use super::client::Client;
+use super::frame::{self, Until};
+use super::inbox::Inbox;
+use super::message::{Answer, FirstFault, Message, Notice};
+use super::server::{Coordinator, Peer, Sender};
+
+/// How long the coordinator's process may take to read what a rank has told it in one go.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a rank may take to read an answer to its coming.
+pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+/// So much is sent in one go.
+const BATCH_BYTES: usize = 64 << 10;
+
+/// A connection whose other end has shown that it knows the secret.
+pub(super) struct Connection {
+    pub stream: TcpStream,
+    pub keys: Keys,
+}
+
+impl Connection {
+    /// Tells a rank what comes of its coming.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn answer(&mut self, answer: &Answer) -> io::Result<()> {
+        let mut frame = Vec::new();
+        frame::seal(answer, &mut self.keys.from_coordinator, usize::MAX, &mut frame)?;
+        self.stream.set_nonblocking(false)?;
+        (Until { stream: &self.stream, end: Instant::now() + ANSWER_DEADLINE }).write_all(&frame)
+    }
+
+    /// True where the other end has hung up.
+    pub fn is_gone(&self) -> bool {
+        let looked = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut [0]));
+        !looked.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// The coordinator over the connections of ranks 1, 2, ..., whose messages it reads once they are let go.
+pub(super) struct Serving {
+    pub coordinator: Arc<Coordinator>,
+    pub client: Client,
+    readers: Arc<OnceLock<bool>>,
+}
+
+impl Serving {
+    /// # Errors
+    /// Those of the connections, and of a system that refuses a thread for one, of which the others are told; nothing was read
+    /// then.
+    pub fn new(connections: Vec<Connection>, deadline: Duration) -> io::Result<Serving> {
+        let limit = frame::limit(connections.len() + 1);
+        let (inbox, readers) = (Arc::<Inbox>::default(), Arc::new(OnceLock::new()));
+        let mut peers = vec![Peer::Here(inbox.clone())];
+        let mut incoming = Vec::new();
+        for Connection { stream, keys } in connections {
+            stream.set_nonblocking(false)?;
+            stream.set_nodelay(true)?;
+            incoming.push((stream.try_clone()?, keys.to_coordinator));
+            peers.push(Peer::There(Sender::new(stream, keys.from_coordinator, limit).into()));
+        }
+        let coordinator = Coordinator::new(peers, deadline);
+        let serving = Serving {
+            client: Client::here(0, inbox, coordinator.clone()),
+            coordinator,
+            readers: readers.clone(),
+        };
+        let incoming_len = incoming.len();
+        for (i, (stream, key)) in incoming.into_iter().enumerate() {
+            let (rank, coordinator, go) = (i + 1, serving.coordinator.clone(), readers.clone());
+            let spawned = thread::Builder::new().name(format!("from rank {rank}")).spawn(move || {
+                if *go.wait() {
+                    read_messages(rank, &stream, key, limit, &coordinator);
+                }
+            });
+            if let Err(e) = spawned {
+                serving.go(false);
+                let e = io::Error::new(e.kind(), format!("the system refuses a thread: {e}"));
+                let why = Answer::failed(e.to_string());
+                for rank in 1..=incoming_len {
+                    let _ = serving.coordinator.send(rank, &why, Instant::now() + ANSWER_DEADLINE);
+                }
+                return Err(e);
+            }
+        }
+        Ok(serving)
+    }
+
+    /// Begins to read, or never does.
+    pub fn go(&self, read: bool) {
+        let _ = self.readers.set(read);
+    }
+}
+
+fn read_messages(
+    rank: usize,
+    stream: &TcpStream,
+    mut key: FrameKey,
+    limit: usize,
+    coordinator: &Coordinator,
+) {
+    let _ = stream.set_read_timeout(None);
+    let (mut stream, mut room) = (BufReader::new(stream), Vec::new());
+    let end = loop {
+        match frame::receive(&mut stream, &mut key, limit, &mut room) {
+            Ok(message) => coordinator.take(rank, message),
+            Err(e) => break e,
+        }
+    };
+    coordinator.lost(rank, &loss(&end));
+}
+
+/// Why a connection that is over counts as its process's failure.
+fn loss(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData => {
+            format!("its connection carried {e}: somebody else may have written there")
+        }
+        _ => "its process ended without a word".into(),
+    }
+}
+
+/// The client of a rank whose coordinator is at the other end.
+///
+/// # Errors
+/// Those of the connection, and of a system that refuses a thread.
+pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> io::Result<Client> {
+    let Connection { stream, keys } = connection;
+    let limit = frame::limit(world_len);
+    stream.set_read_timeout(None)?;
+    stream.set_nodelay(true)?;
+    let inbox = Arc::<Inbox>::default();
+    let (notices, reader, mut key) = (inbox.clone(), stream.try_clone()?, keys.from_coordinator);
+    thread::Builder::new().name(format!("notices of rank {rank}")).spawn(move || {
+        let (mut reader, mut room) = (BufReader::new(reader), Vec::new());
+        let end = loop {
+            match frame::receive::<Notice>(&mut reader, &mut key, limit, &mut room) {
+                Ok(notice) => notices.put(notice),
+                Err(e) => break e,
+            }
+        };
+        if !notices.is_closing() {
+            notices.put(Notice::FirstFault(FirstFault::Failed { rank: 0, cause: loss(&end) }));
+        }
+    })?;
+    let (messages, waiting) = channel();
+    let name = format!("messages of rank {rank}");
+    let key = keys.to_coordinator;
+    let sender = thread::Builder::new().name(name).spawn(move || send_all(&stream, key, limit, &waiting))?;
+    Ok(Client::there(rank, inbox, messages, sender))
+}
+
+/// Sends what is waiting, many messages in one go where there are many, until the client is gone.
+fn send_all(stream: &TcpStream, mut key: FrameKey, limit: usize, waiting: &Receiver<Message>) {
+    let mut batch = Vec::new();
+    while let Ok(first) = waiting.recv() {
+        let mut next = Some(first);
+        while let Some(message) = next {
+            if let Err(e) = frame::seal(&message, &mut key, limit, &mut batch) {
+                // The others hear of it in its place.
+                let failed = Message::Failed { cause: e.to_string() };
+                let _ = frame::seal(&failed, &mut key, limit, &mut batch);
+            }
+            next = if batch.len() < BATCH_BYTES { waiting.try_recv().ok() } else { None };
+        }
+        let end = Instant::now() + WRITE_DEADLINE;
+        if (Until { stream, end }).write_all(&batch).is_err() {
+            break;
+        }
+        batch.clear();
+    }
+    // The coordinator reads the end; if it is gone, so much the better.
+    let _ = stream.shutdown(Shutdown::Write);
+}

@@ -1,0 +1,154 @@
+//! Frames: a length, a tag, and a body that is believed once the tag is right.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 4 | the body's length, at most the reader's limit; [`REJECTED`] where the connection is turned away |
+//! | 32 | the tag ([`super::auth`]) |
+//! | length | the body: one value of [`super::message`], by postcard |
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::auth::{FrameKey, TAG_BYTES};
+
+pub(super) const HEAD_BYTES: usize = 4 + TAG_BYTES;
+
+/// In the place of a length: whoever sends this does not know the secret that the other end used. It has no tag, and ends nothing
+/// but the attempt to connect.
+pub(super) const REJECTED: u32 = u32::MAX;
+
+/// The largest body between admitted ranks: the shapes of a call among so many, or what so many completed last.
+pub(super) fn limit(world_len: usize) -> usize {
+    (64 << 10) + world_len.saturating_mul(2 << 10).min(64 << 20)
+}
+
+/// Puts the frame of a value after what is in `out`.
+///
+/// # Errors
+/// A value of more bytes than `limit`; nothing is put then.
+pub(super) fn seal(
+    value: &impl Serialize,
+    key: &mut FrameKey,
+    limit: usize,
+    out: &mut Vec<u8>,
+) -> io::Result<()> {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEAD_BYTES]);
+    let put = postcard::to_io(value, &mut *out).map(drop);
+    let len = out.len() - start - HEAD_BYTES;
+    if put.is_err() || len > limit {
+        out.truncate(start);
+        return Err(invalid(format!("a message of {len} bytes where {limit} may be sent")));
+    }
+    let tag = key.tag(&out[start + HEAD_BYTES..]);
+    out[start..start + 4].copy_from_slice(&(len as u32).to_le_bytes());
+    out[start + 4..start + HEAD_BYTES].copy_from_slice(&tag);
+    Ok(())
+}
+
+/// The beginning of a frame.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    pub len: usize,
+    tag: [u8; TAG_BYTES],
+}
+
+impl Head {
+    /// # Errors
+    /// A length beyond `limit`, and a rejection.
+    pub fn decode(bytes: &[u8; HEAD_BYTES], limit: usize) -> io::Result<Head> {
+        let (len, tag) = bytes.split_first_chunk().expect("a head holds a length");
+        let len = u32::from_le_bytes(*len);
+        match len {
+            REJECTED => Err(io::Error::new(io::ErrorKind::PermissionDenied, "turned away")),
+            _ if len as usize > limit => Err(invalid(format!("a frame of {len} bytes"))),
+            _ => Ok(Head { len: len as usize, tag: tag.try_into().expect("the rest of a head is a tag") }),
+        }
+    }
+
+    /// The value in the body.
+    ///
+    /// # Errors
+    /// A wrong tag; a body that is no such value, or more.
+    pub fn open<T: DeserializeOwned>(&self, body: &[u8], key: &mut FrameKey) -> io::Result<T> {
+        if !key.is_tag(body, &self.tag) {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a frame that it did not send"));
+        }
+        decode(body)
+    }
+}
+
+/// The value that a body is.
+///
+/// # Errors
+/// A body that is no such value, or more.
+pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(body) {
+        Ok((value, [])) => Ok(value),
+        Ok(_) => Err(invalid("a message with something behind it".into())),
+        Err(e) => Err(invalid(format!("no message of this version ({e})"))),
+    }
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Reads the next frame's value; `body` is room that is used again.
+///
+/// # Errors
+/// Those of the connection and of [`Head`].
+pub(super) fn receive<T: DeserializeOwned>(
+    from: &mut impl Read,
+    key: &mut FrameKey,
+    limit: usize,
+    body: &mut Vec<u8>,
+) -> io::Result<T> {
+    let mut head = [0; HEAD_BYTES];
+    from.read_exact(&mut head)?;
+    let head = Head::decode(&head, limit)?;
+    body.resize(head.len, 0);
+    from.read_exact(body)?;
+    head.open(body, key)
+}
+
+/// A connection on which an exchange has until `end`, however its bytes are cut up: every read and write may only take what
+/// is left.
+pub(super) struct Until<'a> {
+    pub stream: &'a TcpStream,
+    pub end: Instant,
+}
+
+impl Until<'_> {
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.read(to).map_err(timed_out)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.write(from).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// A socket's timeout shows as one of two kinds.
+fn timed_out(e: io::Error) -> io::Error {
+    if e.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { e }
+}

@@ -1,0 +1,233 @@
+//! The coordinator: what it makes of messages, and the way to every rank.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::auth::FrameKey;
+use super::frame::{self, Until};
+use super::inbox::{Inbox, lock};
+use super::message::{FirstFault, Message, Notice};
+use super::store::Store;
+use crate::comm::diagnostics::{Breach, CallTable};
+use crate::error::CommFault;
+
+/// How long writing a notice to a rank that does not read may take.
+const WRITE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The coordinator of a world, in rank 0's process.
+#[derive(Debug)]
+pub(in crate::comm) struct Coordinator {
+    state: Mutex<State>,
+    /// Told when a rank's program is over, and when there is a first fault.
+    over: Condvar,
+    peers: Vec<Peer>,
+}
+
+/// What the coordinator knows.
+#[derive(Debug)]
+pub(super) struct State {
+    calls: CallTable,
+    store: Store,
+    first_fault: Option<FirstFault>,
+}
+
+/// The way to a rank.
+#[derive(Debug)]
+pub(super) enum Peer {
+    /// It is in this process.
+    Here(Arc<Inbox>),
+    There(Mutex<Sender>),
+}
+
+/// The sending end of a connection.
+pub(super) struct Sender {
+    stream: TcpStream,
+    key: FrameKey,
+    limit: usize,
+    room: Vec<u8>,
+}
+
+/// The ranks that a notice is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum To {
+    All,
+    Rank(usize),
+}
+
+impl State {
+    pub fn new(world_len: usize, deadline: Duration) -> State {
+        let calls = CallTable::new(world_len, deadline.as_secs_f64());
+        State { calls, store: Store::new(world_len), first_fault: None }
+    }
+
+    /// Takes a rank's message, and says what is to be told. A message that no rank may send gives up the world in its name.
+    pub fn take(&mut self, from: usize, message: Message) -> Vec<(To, Notice)> {
+        let done = self.understand(from, message);
+        done.unwrap_or_else(|breach| {
+            let cause = format!("it broke the protocol between ranks: {breach}");
+            self.decide(FirstFault::Failed { rank: from, cause })
+        })
+    }
+
+    fn understand(&mut self, from: usize, message: Message) -> Result<Vec<(To, Notice)>, Breach> {
+        let value = |rank, key: &str, value: &[u8]| {
+            (To::Rank(rank), Notice::Value { key: key.into(), value: value.into() })
+        };
+        match message {
+            Message::Put { key, value: bytes } => {
+                let asked = self.store.put(from, &key, &bytes)?;
+                return Ok(asked.into_iter().map(|rank| value(rank, &key, &bytes)).collect());
+            }
+            Message::Get { key } => {
+                let found = self.store.get(from, &key)?;
+                return Ok(found.map(|bytes| value(from, &key, bytes)).into_iter().collect());
+            }
+            // After the first fault nothing counts but who is over.
+            message if self.first_fault.is_some() => {
+                if message == Message::Ended {
+                    self.calls.ended(from);
+                }
+                return Ok(vec![]);
+            }
+            _ => {}
+        }
+        let fault = match message {
+            Message::Open { group, name, ranks } => {
+                self.calls.open(from, group, &name, &ranks)?;
+                None
+            }
+            Message::Came { group, sequence, seq, brief } => {
+                self.calls.came(from, (group, sequence, seq), brief)?
+            }
+            Message::Late { group, sequence, seq, call, compared } => {
+                Some(self.calls.late(from, (group, sequence, seq), &call, compared)?)
+            }
+            Message::Broken { id, reason } => Some(CommFault::Transport { id, rank: from, reason }),
+            Message::Ended => self.calls.ended(from),
+            Message::Failed { cause } => return Ok(self.decide(FirstFault::Failed { rank: from, cause })),
+            Message::Put { .. } | Message::Get { .. } => None,
+        };
+        Ok(fault.map_or(vec![], |fault| self.decide(FirstFault::Fault(fault))))
+    }
+
+    fn decide(&mut self, fault: FirstFault) -> Vec<(To, Notice)> {
+        if self.first_fault.is_some() {
+            return vec![];
+        }
+        self.first_fault = Some(fault.clone());
+        vec![(To::All, Notice::FirstFault(fault))]
+    }
+
+    /// True once every rank's program is over, or the world is given up.
+    fn is_over(&self) -> bool {
+        self.first_fault.is_some() || self.calls.all_have_ended()
+    }
+}
+
+impl Coordinator {
+    pub(super) fn new(peers: Vec<Peer>, deadline: Duration) -> Arc<Coordinator> {
+        let state = Mutex::new(State::new(peers.len(), deadline));
+        Arc::new(Coordinator { state, over: Condvar::new(), peers })
+    }
+
+    /// Takes a message, and tells what follows from it.
+    pub(super) fn take(&self, from: usize, message: Message) {
+        let ends = matches!(message, Message::Ended | Message::Failed { .. });
+        let mut state = lock(&self.state);
+        let notices = state.take(from, message);
+        // A first fault goes out before anybody else's message is taken: who then finds it decided may hang up at once.
+        let decided = notices.iter().any(|(_, notice)| matches!(notice, Notice::FirstFault(_)));
+        let _held = decided.then_some(state);
+        for (to, notice) in notices {
+            match to {
+                To::Rank(rank) => self.peers[rank].put(notice),
+                To::All => self.peers.iter().for_each(|peer| peer.put(notice.clone())),
+            }
+        }
+        if ends || decided {
+            self.over.notify_all();
+        }
+    }
+
+    /// The connection of a rank in another process has ended, or brought what is not the rank's.
+    pub(super) fn lost(&self, rank: usize, cause: &str) {
+        if !lock(&self.state).calls.has_ended(rank) {
+            self.take(rank, Message::Failed { cause: cause.into() });
+        }
+    }
+
+    /// Waits for the ranks of other processes, and closes the connections.
+    pub(super) fn close(&self, at_most: Duration) {
+        if self.peers.iter().all(|peer| matches!(peer, Peer::Here(_))) {
+            return;
+        }
+        let end = Instant::now() + at_most;
+        let mut state = lock(&self.state);
+        while !state.is_over() && Instant::now() < end {
+            let left = end.saturating_duration_since(Instant::now());
+            state = self.over.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(state);
+        self.peers.iter().for_each(|peer| peer.put(Notice::Closing));
+        self.hang_up();
+    }
+
+    /// Closes the connections, as the end of the process does.
+    pub(super) fn hang_up(&self) {
+        for peer in &self.peers {
+            if let Peer::There(sender) = peer {
+                // A connection that is closed already is as good.
+                let _ = lock(sender).stream.shutdown(Shutdown::Write);
+            }
+        }
+    }
+
+    /// Sends something to a rank of another process before it is told anything else.
+    ///
+    /// # Errors
+    /// Those of its connection.
+    pub(super) fn send(&self, rank: usize, what: &impl Serialize, end: Instant) -> std::io::Result<()> {
+        match &self.peers[rank] {
+            Peer::Here(_) => Ok(()),
+            Peer::There(sender) => lock(sender).send(what, end),
+        }
+    }
+}
+
+impl Peer {
+    fn put(&self, notice: Notice) {
+        match self {
+            Peer::Here(inbox) => inbox.put(notice),
+            Peer::There(sender) => {
+                let mut sender = lock(sender);
+                if sender.send(&notice, Instant::now() + WRITE_DEADLINE).is_err() {
+                    // Half a frame may be out. Its reader reports that the rank cannot be reached.
+                    let _ = sender.stream.shutdown(Shutdown::Both);
+                }
+            }
+        }
+    }
+}
+
+impl Sender {
+    pub fn new(stream: TcpStream, key: FrameKey, limit: usize) -> Sender {
+        Sender { stream, key, limit, room: Vec::new() }
+    }
+
+    /// # Errors
+    /// Those of the connection, which does not take it by `end`; a value beyond the limit.
+    pub fn send(&mut self, what: &impl Serialize, end: Instant) -> std::io::Result<()> {
+        self.room.clear();
+        frame::seal(what, &mut self.key, self.limit, &mut self.room)?;
+        std::io::Write::write_all(&mut Until { stream: &self.stream, end }, &self.room)
+    }
+}
+
+impl std::fmt::Debug for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.stream.fmt(f)
+    }
+}

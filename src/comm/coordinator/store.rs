@@ -1,0 +1,103 @@
+//! Bytes that ranks hand each other through the coordinator: names of communicators, numbers of groups.
+
+use std::collections::HashMap;
+
+/// A question that begins so is answered with a number of its own, from 0 on, the same for everyone.
+const NUMBERED: &str = "#";
+const KEY_BYTES: usize = 4096;
+const VALUE_BYTES: usize = 4096;
+/// The keys and values that one rank may leave here, in bytes.
+const BUDGET_BYTES: usize = 8 << 20;
+/// About what an entry takes beside its bytes.
+const ENTRY_BYTES: usize = 96;
+
+/// Values by key, and the questions that wait for them.
+#[derive(Debug)]
+pub(super) struct Store {
+    values: HashMap<String, Vec<u8>>,
+    /// How many keys have been numbered.
+    numbered: u64,
+    asked: HashMap<String, Vec<usize>>,
+    /// Bytes that each rank has left here.
+    held: Vec<usize>,
+}
+
+impl Store {
+    pub fn new(world_len: usize) -> Store {
+        Store { values: HashMap::new(), numbered: 0, asked: HashMap::new(), held: vec![0; world_len] }
+    }
+
+    /// Keeps a value; the ranks that have asked for it. The first value of a key stays.
+    ///
+    /// # Errors
+    /// What is beyond a rank's bounds, in words.
+    pub fn put(&mut self, from: usize, key: &str, value: &[u8]) -> Result<Vec<usize>, String> {
+        if value.len() > VALUE_BYTES {
+            return Err(format!("it puts {} bytes under one key, where {VALUE_BYTES} may be", value.len()));
+        }
+        self.charge(from, key, value.len())?;
+        self.values.entry(key.into()).or_insert_with(|| value.into());
+        Ok(self.asked.remove(key).unwrap_or_default())
+    }
+
+    /// The value of a key, if it is there; otherwise the question waits.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn get(&mut self, from: usize, key: &str) -> Result<Option<&[u8]>, String> {
+        if !self.values.contains_key(key) {
+            self.charge(from, key, 0)?;
+            if !key.starts_with(NUMBERED) {
+                self.asked.entry(key.into()).or_default().push(from);
+                return Ok(None);
+            }
+            self.values.insert(key.into(), self.numbered.to_le_bytes().into());
+            self.numbered += 1;
+        }
+        Ok(self.values.get(key).map(Vec::as_slice))
+    }
+
+    fn charge(&mut self, from: usize, key: &str, len: usize) -> Result<(), String> {
+        if key.len() > KEY_BYTES {
+            return Err(format!("it names a key of {} bytes, where {KEY_BYTES} may be", key.len()));
+        }
+        let held = &mut self.held[from];
+        *held += ENTRY_BYTES + key.len() + len;
+        if *held > BUDGET_BYTES {
+            return Err(format!("it leaves more than {BUDGET_BYTES} bytes under keys"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_handed_to_whoever_asks() {
+        let mut store = Store::new(2);
+        assert_eq!(store.get(1, "k"), Ok(None));
+        assert_eq!(store.put(0, "k", &[3]), Ok(vec![1]));
+        assert_eq!(store.get(0, "k"), Ok(Some(&[3][..])));
+        assert_eq!(store.put(1, "k", &[4]), Ok(vec![]));
+        assert_eq!(store.get(1, "k"), Ok(Some(&[3][..])), "the first value stays");
+        for (rank, key, number) in [(1, "#b", 0u64), (0, "#a", 1), (0, "#b", 0), (1, "#a", 1)] {
+            assert_eq!(store.get(rank, key), Ok(Some(&number.to_le_bytes()[..])), "whoever asks first");
+        }
+    }
+
+    #[test]
+    fn a_rank_fills_no_more_than_its_budget() {
+        let mut store = Store::new(2);
+        let filled = (0..1 << 20).find_map(|i| store.put(1, &format!("key {i}"), &[0; 1000]).err());
+        assert_eq!(filled.unwrap(), "it leaves more than 8388608 bytes under keys");
+        let kept: usize = store.values.iter().map(|(key, value)| key.len() + value.len()).sum();
+        assert!(kept < BUDGET_BYTES);
+        assert!(store.put(0, "k", &[0; 4096]).is_ok(), "the others have their own");
+        assert!(store.put(0, "k", &[0; 4097]).unwrap_err().contains("4097 bytes under one key"));
+        assert!(store.get(0, &"k".repeat(5000)).unwrap_err().contains("a key of 5000 bytes"));
+        let mut asked = Store::new(1);
+        assert!((0..1 << 20).any(|i| asked.get(0, &i.to_string()).is_err()), "questions count too");
+    }
+}

@@ -1,0 +1,509 @@
+//! Ranks that meet, and everybody else who comes to the door.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::auth::{Greeting, Keys};
+use super::door::Hello;
+use super::frame;
+use super::message::{Answer, FirstFault, Join, Message};
+use super::{Client, Rendezvous};
+use crate::comm::launch::{Launch, Secret, SecretSource};
+use crate::error::{CallId, Result};
+
+const SHORT: Duration = Duration::from_millis(400);
+const LONG: Duration = Duration::from_secs(20);
+const SECRET: &str = "the secret of this job";
+
+fn secret() -> Secret {
+    Secret::from_text(SECRET, "test").unwrap()
+}
+
+/// With a secret.
+fn launch(rank: usize, world_len: usize, port: u16) -> Launch {
+    Launch {
+        by: "test",
+        rank,
+        world_len,
+        local_rank: rank,
+        local_len: None,
+        host: Some("127.0.0.1".into()),
+        port,
+        bind: None,
+        secret: SecretSource::Value(secret()),
+    }
+}
+
+fn without_secret(launch: Launch) -> Launch {
+    Launch { secret: SecretSource::None, ..launch }
+}
+
+/// A port that was free a moment ago.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn meet(launch: &Launch, deadline: Duration) -> Result<Client> {
+    Rendezvous { launch, library: "test 1.0", deadline, insecure: false }.meet()
+}
+
+fn meet_all(launches: &[Launch], deadline: Duration) -> Vec<Result<Client>> {
+    thread::scope(|s| {
+        let all: Vec<_> = launches.iter().map(|launch| s.spawn(move || meet(launch, deadline))).collect();
+        all.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn all_of(n: usize) -> Vec<Client> {
+    let port = port();
+    let launches: Vec<Launch> = (0..n).map(|rank| launch(rank, n, port)).collect();
+    meet_all(&launches, LONG).into_iter().map(Result::unwrap).collect()
+}
+
+fn texts(met: Vec<Result<Client>>) -> Vec<String> {
+    met.into_iter().map(|m| m.unwrap_err().to_string()).collect()
+}
+
+/// A connection to rank 0, which may not listen yet.
+fn knock(port: u16) -> TcpStream {
+    let end = Instant::now() + LONG;
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => return stream,
+            Err(e) if Instant::now() > end => panic!("nobody listens: {e}"),
+            Err(_) => thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Somebody who speaks the language and claims a rank with a secret of its own; what rank 0 answers.
+fn claim(port: u16, secret: Option<&Secret>, join: &Join) -> (TcpStream, Keys, Option<Answer>) {
+    let mut stream = knock(port);
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let mut theirs = [0; Greeting::BYTES];
+    stream.read_exact(&mut theirs).unwrap();
+    let (theirs, ours) = (Greeting::decode(&theirs).unwrap(), Greeting::fresh().unwrap());
+    let mut keys = Keys::of(secret, &theirs, &ours);
+    let mut hello = ours.encode().to_vec();
+    frame::seal(join, &mut keys.to_coordinator, Join::BYTES, &mut hello).unwrap();
+    stream.write_all(&hello).unwrap();
+    let answer = frame::receive(&mut stream, &mut keys.from_coordinator, 1 << 20, &mut vec![]).ok();
+    (stream, keys, answer)
+}
+
+fn join(rank: usize, world_len: usize) -> Join {
+    Join { rank, world_len, library: "test 1.0".into() }
+}
+
+#[test]
+fn all_who_meet_hear_each_other() {
+    for n in [1, 2, 5] {
+        let met = all_of(n);
+        met[n - 1].put("key".into(), vec![7]);
+        met.iter().for_each(|client| assert_eq!(client.get("key", LONG), Some(vec![7])));
+        met[n / 2].tell(Message::Failed { cause: "boom".into() });
+        for client in &met {
+            let want = FirstFault::Failed { rank: n / 2, cause: "boom".into() };
+            assert_eq!(client.wait_for_fault(LONG), Some(want));
+            assert_eq!(client.get("nothing", LONG), None, "a first fault ends all waiting");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_gone_is_named() {
+    for gone in [0, 2] {
+        let mut met = all_of(3);
+        let client = met.remove(gone);
+        if gone == 0 {
+            // As at a process's end: the connections close, and nothing was said.
+            client.hang_up();
+        }
+        drop(client);
+        for client in &met {
+            let cause = "its process ended without a word".to_string();
+            assert_eq!(client.wait_for_fault(LONG), Some(FirstFault::Failed { rank: gone, cause }));
+        }
+    }
+}
+
+#[test]
+fn all_leave_without_a_fault() {
+    let met = all_of(3);
+    thread::scope(|s| met.iter().for_each(|client| drop(s.spawn(|| client.leave(LONG)))));
+    thread::sleep(Duration::from_millis(30));
+    met.iter().for_each(|client| assert_eq!(client.first_fault(), None));
+}
+
+#[test]
+fn who_does_not_come_is_named_by_all() {
+    let p = port();
+    let got = texts(meet_all(&[launch(0, 4, p), launch(2, 4, p)], SHORT));
+    let want = |rank: usize| {
+        format!(
+            "rendezvous #0 on group world{{0, 1, 2, 3}}: rank(s) [1, 3] did not come within 0.4 s; rank {rank} waited \
+             with the address 127.0.0.1:{p}"
+        )
+    };
+    assert_eq!(got, [want(0), want(2)]);
+    let p = port();
+    let text = &texts(meet_all(&[launch(1, 2, p)], SHORT))[0];
+    assert!(text.contains("rank(s) [0] did not come within 0.4 s; rank 1"), "{text}");
+}
+
+#[test]
+fn who_does_not_belong_is_refused_by_name() {
+    let p = port();
+    for text in texts(meet_all(&[launch(0, 2, p), launch(1, 3, p)], LONG)) {
+        assert!(text.contains("differ about the size of the world; got rank 1 at 127.0.0.1:"), "{text}");
+        assert!(text.contains("counts 3 ranks, rank 0 counts 2; start every rank once"), "{text}");
+    }
+    let p = port();
+    for text in texts(meet_all(&[launch(0, 3, p), launch(1, 3, p), launch(1, 3, p)], LONG)) {
+        assert!(text.contains("two processes claim one rank; got rank 1 from 127.0.0.1:"), "{text}");
+    }
+    let p = port();
+    let library = |launch: Launch, library| {
+        move || {
+            Rendezvous { launch: &launch, library, deadline: LONG, insecure: false }
+                .meet()
+                .unwrap_err()
+                .to_string()
+        }
+    };
+    let other = thread::spawn(library(launch(1, 2, p), "test 2.0"));
+    for text in [library(launch(0, 2, p), "test 1.0")(), other.join().unwrap()] {
+        assert!(text.contains("different libraries; got test 1.0 at rank 0, test 2.0 at rank 1"), "{text}");
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let p = taken.local_addr().unwrap().port();
+    let text = &texts(meet_all(&[launch(0, 2, p)], SHORT))[0];
+    assert!(text.starts_with(&format!("rendezvous: rank 0 cannot listen; got 127.0.0.1:{p}: ")), "{text}");
+}
+
+/// Whoever claims a rank without the secret, or says something else about the world, costs rank 0 nothing; the true rank comes.
+#[test]
+fn a_stranger_who_claims_a_rank_is_turned_away() {
+    let port = port();
+    let host = thread::spawn(move || meet(&launch(0, 2, port), LONG));
+    let guess = Secret::from_text("another secret, guessed", "test").unwrap();
+    for join in [join(1, 2), join(1, 3), join(0, 2), join(usize::MAX, 2)] {
+        for secret in [None, Some(&guess)] {
+            assert_eq!(claim(port, secret, &join).2, None, "{join:?}");
+        }
+    }
+    let guest = meet(&launch(1, 2, port), LONG).unwrap();
+    let host = host.join().unwrap().unwrap();
+    // No note of theirs is anybody's first fault.
+    assert_eq!((guest.wait_for_fault(SHORT), host.first_fault()), (None, None));
+}
+
+/// A rank with another secret hears so at once; rank 0 says at its deadline whom it turned away.
+#[test]
+fn another_secret_is_named_on_both_ends() {
+    let port = port();
+    let host = thread::spawn(move || meet(&launch(0, 2, port), Duration::from_secs(2)));
+    let other = without_secret(launch(1, 2, port));
+    let text = meet(&other, LONG).unwrap_err().to_string();
+    assert!(
+        text.starts_with("rendezvous: rank 0 and this rank do not have the same secret; got rank 1 of 2"),
+        "{text}"
+    );
+    let text = host.join().unwrap().unwrap_err().to_string();
+    assert!(text.contains("rank(s) [1] did not come within 2.0 s"), "{text}");
+    assert!(text.contains("where it turned away 127.0.0.1:") && text.contains("(another secret)"), "{text}");
+}
+
+/// Without a secret nothing shows who is one of the job's: a wrong claim ends nothing but itself.
+#[test]
+fn without_a_secret_a_wrong_claim_is_refused_and_the_others_meet() {
+    let port = port();
+    let host = thread::spawn(move || meet(&without_secret(launch(0, 2, port)), LONG));
+    for (wrong, want) in [(join(1, 3), "size of the world"), (join(7, 2), "not in the world")] {
+        let Some(Answer::Refused { rule, .. }) = claim(port, None, &wrong).2 else {
+            panic!("{wrong:?} came in")
+        };
+        assert!(rule.contains(want), "{rule}");
+    }
+    meet(&without_secret(launch(1, 2, port)), LONG).unwrap();
+    host.join().unwrap().unwrap();
+}
+
+#[test]
+fn addresses_that_others_reach_want_a_secret() {
+    let there =
+        |host: &str, rank| without_secret(Launch { host: Some(host.into()), ..launch(rank, 2, 29_555) });
+    for rank in [0, 1] {
+        let text = meet(&there("192.0.2.1", rank), SHORT).unwrap_err().to_string();
+        assert!(text.contains("ranks that others can reach need a shared secret"), "{text}");
+        assert!(
+            text.contains(&format!("got rank {rank} of 2 at 192.0.2.1:29555, and neither ISOSHARD_TOKEN")),
+            "{text}"
+        );
+    }
+    let bind = Launch { bind: Some([0, 0, 0, 0].into()), ..there("127.0.0.1", 0) };
+    assert!(meet(&bind, SHORT).unwrap_err().to_string().contains("need a shared secret"));
+    // With a secret, or said to do without, it is tried: the address is nobody's here.
+    let tried = Launch { secret: SecretSource::Value(secret()), ..there("192.0.2.1", 0) };
+    assert!(
+        meet(&tried, SHORT).unwrap_err().to_string().contains("rank 0 cannot listen; got 192.0.2.1:29555")
+    );
+    let insecure =
+        Rendezvous { launch: &there("192.0.2.1", 0), library: "", deadline: SHORT, insecure: true };
+    assert!(insecure.meet().unwrap_err().to_string().contains("set ISOSHARD_BIND on rank 0"));
+}
+
+#[test]
+fn a_name_that_means_this_machine_alone_does_not_serve_several() {
+    let several = Launch { local_len: Some(1), ..launch(0, 2, port()) };
+    let text = meet(&several, SHORT).unwrap_err().to_string();
+    assert!(
+        text.contains("here this is 127.0.0.1, which other machines cannot reach; set ISOSHARD_BIND"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_frame_that_a_rank_did_not_send_ends_its_connection_and_is_named() {
+    for (what, bytes) in [("another tag", vec![0; 64]), ("a length beyond bounds", vec![200; 64])] {
+        let port = port();
+        let host = thread::spawn(move || meet(&launch(0, 2, port), LONG));
+        let (mut stream, mut keys, answer) = claim(port, Some(&secret()), &join(1, 2));
+        assert_eq!(answer, Some(Answer::Admitted));
+        let complete =
+            frame::receive::<Answer>(&mut stream, &mut keys.from_coordinator, 1 << 20, &mut vec![]);
+        assert_eq!(complete.unwrap(), Answer::Complete);
+        let host = host.join().unwrap().unwrap();
+        stream.write_all(&bytes).unwrap();
+        let Some(FirstFault::Failed { rank, cause }) = host.wait_for_fault(LONG) else {
+            panic!("{what}: no fault")
+        };
+        assert!(rank == 1 && cause.contains("somebody else may have written there"), "{what}: {cause}");
+    }
+}
+
+/// An admitted rank that says what no rank may say is named, and rank 0 lives.
+#[test]
+fn an_admitted_rank_that_breaks_the_protocol_is_named() {
+    let fills = |client: &Client| {
+        (0..1 << 12).for_each(|i| client.put(format!("{i}"), vec![0; 4000]));
+    };
+    let opens = |ranks: Vec<usize>| {
+        move |client: &Client| client.tell(Message::Open { group: 1, name: "g".into(), ranks: ranks.clone() })
+    };
+    let late = |client: &Client| {
+        let sequence = crate::comm::calls::Sequence::Collective;
+        client.tell(Message::Late { group: 5, sequence, seq: 0, call: "x".into(), compared: true });
+    };
+    type Wrong<'a> = (&'a dyn Fn(&Client), &'a str);
+    let wrong: [Wrong<'_>; 4] = [
+        (&opens(vec![1, 999]), "group g{1, 999} names rank 999 in a world of 2"),
+        (&opens(vec![0]), "it opens g{0}, which it is not in"),
+        (&fills, "it leaves more than 8388608 bytes under keys"),
+        (&late, "it tells of a call on group 0x5, which it has not opened"),
+    ];
+    for (says, want) in wrong {
+        let met = all_of(2);
+        says(&met[1]);
+        for client in &met {
+            let fault = client.wait_for_fault(LONG).expect("the rank is named");
+            let text = fault.at(CallId::new("barrier", 0, "world{0, 1}")).to_string();
+            assert!(text.contains("because rank 1 failed: it broke the protocol between ranks: "), "{text}");
+            assert!(text.contains(want), "{text}");
+        }
+    }
+}
+
+/// Texts of any length are cut to what travels.
+#[test]
+fn a_long_cause_reaches_everybody() {
+    let met = all_of(3);
+    met[2].tell(Message::Failed { cause: "ü".repeat(1 << 20) });
+    for client in &met {
+        let Some(FirstFault::Failed { rank: 2, cause }) = client.wait_for_fault(LONG) else {
+            panic!("no fault")
+        };
+        assert!(cause.ends_with("ü ...") && cause.len() < 20_000);
+    }
+}
+
+#[test]
+fn strangers_disturb_nobody() {
+    let port = port();
+    let strange = thread::spawn(move || {
+        // One who says nothing, one who speaks another language, one who announces more than there is.
+        let silent = knock(port);
+        knock(port).write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        knock(port).write_all(&[255; 64]).unwrap();
+        silent
+    });
+    let host = thread::spawn(move || meet(&launch(0, 2, port), LONG));
+    let silent = strange.join().unwrap();
+    meet(&launch(1, 2, port), LONG).unwrap();
+    host.join().unwrap().unwrap();
+    drop(silent);
+    // And one who answers in another language at the meeting place.
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (mut stream, _) = other.accept().unwrap();
+        stream.write_all(&[9; Greeting::BYTES]).unwrap();
+        let _ = stream.read(&mut [0; 256]);
+    });
+    let text = &texts(meet_all(&[launch(1, 2, port)], LONG))[0];
+    assert!(
+        text.starts_with("rendezvous: somebody else listens at the meeting place; got an answer"),
+        "{text}"
+    );
+}
+
+/// Deadlines are for whole exchanges: somebody who sends a byte now and then at the meeting place holds nobody beyond them.
+#[test]
+fn bytes_that_trickle_hold_nobody() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = other.accept() {
+            let greeting = Greeting::fresh().unwrap().encode();
+            // For ever, as far as a rank can see: it hangs up first.
+            let mut bytes = greeting.iter().cycle();
+            while stream.write_all(&[*bytes.next().unwrap()]).is_ok() {
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    });
+    let began = Instant::now();
+    let text = &texts(meet_all(&[launch(1, 2, port)], Duration::from_secs(1)))[0];
+    assert!(began.elapsed() < LONG && text.contains("rank(s) [0] did not come within 1.0 s"), "{text}");
+}
+
+/// A rank that asks for much and reads nothing keeps the others waiting for a bounded time, and loses its connection.
+#[test]
+fn a_rank_that_does_not_read_holds_nobody() {
+    let port = port();
+    let host = thread::spawn(move || meet(&launch(0, 3, port), LONG));
+    let (mut deaf, mut keys, _) = claim(port, Some(&secret()), &join(1, 3));
+    let reads = thread::spawn(move || meet(&launch(2, 3, port), LONG).unwrap());
+    let (reads, host) = (reads.join().unwrap(), host.join().unwrap().unwrap());
+    host.put("k".into(), vec![0; 4000]);
+    let began = Instant::now();
+    // 80 MB of answers: more than all buffers on the way.
+    for _ in 0..20_000 {
+        let mut frame = Vec::new();
+        frame::seal(&Message::Get { key: "k".into() }, &mut keys.to_coordinator, 1 << 20, &mut frame)
+            .unwrap();
+        if deaf.write_all(&frame).is_err() {
+            break;
+        }
+    }
+    let lost = FirstFault::Failed { rank: 1, cause: "its process ended without a word".into() };
+    for client in [&host, &reads] {
+        assert_eq!(client.wait_for_fault(LONG), Some(lost.clone()));
+    }
+    assert!(began.elapsed() < LONG);
+}
+
+/// Many more strangers than are heard at a time, who say nothing and stay: the true rank comes in.
+#[test]
+fn a_crowd_at_the_door_is_bounded_and_the_true_rank_comes_in() {
+    let port = port();
+    let host = thread::spawn(move || meet(&launch(0, 2, port), LONG));
+    let crowd: Vec<TcpStream> = (0..400)
+        .filter_map(|_| TcpStream::connect(("127.0.0.1", port)).ok().or_else(|| Some(knock(port))))
+        .collect();
+    let guest = meet(&launch(1, 2, port), LONG);
+    assert!(guest.is_ok(), "{guest:?}");
+    host.join().unwrap().unwrap();
+    drop(crowd);
+}
+
+/// What a stranger says is bounded before any of it is kept.
+#[test]
+fn a_hello_is_heard_in_any_pieces_and_never_beyond_its_bound() {
+    let secret = secret();
+    let said = |hello: &Hello| {
+        let ours = Greeting::fresh().unwrap();
+        let mut keys = Keys::of(Some(&secret), &hello.greeting, &ours);
+        let mut bytes = ours.encode().to_vec();
+        frame::seal(&join(1, 2), &mut keys.to_coordinator, Join::BYTES, &mut bytes).unwrap();
+        bytes
+    };
+    use super::door::Heard;
+    for piece in 1..200 {
+        let mut hello = Hello::new().unwrap();
+        let bytes = said(&hello);
+        let mut pieces = bytes.chunks(piece).peekable();
+        while let Some(piece) = pieces.next() {
+            match hello.hear(piece, Some(&secret)) {
+                Heard::Part => assert!(pieces.peek().is_some()),
+                Heard::Join(join, _) => assert!(pieces.peek().is_none() && join == self::join(1, 2)),
+                Heard::Stranger(why) => panic!("{why}"),
+                Heard::Gone => unreachable!("nobody hung up"),
+            }
+        }
+    }
+    let mut hello = Hello::new().unwrap();
+    let bytes = [said(&hello), vec![0]].concat();
+    assert!(matches!(hello.hear(&bytes, Some(&secret)), Heard::Stranger("says too much")));
+    let mut hello = Hello::new().unwrap();
+    assert!(matches!(
+        hello.hear(&vec![b'i'; Hello::BYTES + 1], Some(&secret)),
+        Heard::Stranger("says too much")
+    ));
+}
+
+/// Rank 0 of two in a process of its own, which [`in_a_process`] starts.
+#[test]
+fn rank_0_in_a_process() {
+    let Ok(port) = std::env::var("ISOSHARD_TEST_RENDEZVOUS") else { return };
+    match meet(&launch(0, 2, port.parse().unwrap()), LONG) {
+        Ok(client) => {
+            client.leave(LONG);
+            println!("met");
+        }
+        Err(error) => println!("{error}"),
+    }
+}
+
+/// Starts rank 0 by a shell that sets limits first.
+#[cfg(unix)]
+fn in_a_process(port: u16, limits: &str) -> std::process::Child {
+    use std::process::{Command, Stdio};
+    let name = "comm::coordinator::tests::rank_0_in_a_process";
+    let line = format!("{limits}; exec \"$0\" --exact {name} --nocapture --test-threads=1");
+    let program = std::env::current_exe().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &line]).arg(program).env("ISOSHARD_TEST_RENDEZVOUS", port.to_string());
+    shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// More strangers than rank 0 has descriptors for, who stay: the oldest go, and the true rank comes in.
+#[cfg(unix)]
+#[test]
+fn descriptors_that_run_out_do_not_shut_the_door() {
+    let port = port();
+    let host = in_a_process(port, "ulimit -n 32");
+    let crowd: Vec<TcpStream> = (0..189).map(|_| knock(port)).collect();
+    let guest = meet(&launch(1, 2, port), LONG).unwrap();
+    guest.leave(LONG);
+    let out = host.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&out.stdout).contains("met"), "{out:?}");
+    drop(crowd);
+}
+
+/// Where the system refuses threads, strangers are heard as before, and the rank that came is told what went wrong.
+#[cfg(unix)]
+#[test]
+fn threads_that_are_refused_are_named_to_all() {
+    let port = port();
+    let host = in_a_process(port, "export RUST_MIN_STACK=1000000000000000");
+    let stranger = knock(port);
+    let text = meet(&launch(1, 2, port), LONG).unwrap_err().to_string();
+    assert!(text.starts_with("rendezvous: rank 0 failed; got the system refuses a thread: "), "{text}");
+    let out = host.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(said.contains("the transport of rank 0 failed: the system refuses a thread: "), "{out:?}");
+    drop(stranger);
+}

@@ -1,0 +1,79 @@
+//! The answer to "who am I, and where do we meet?".
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::secret::SecretSource;
+use super::vars;
+use crate::error::Result;
+
+/// What a launcher told this process: its rank, and where the ranks meet.
+///
+/// ```
+/// use isoshard::comm::Launch;
+/// let vars = [("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "node7"), ("MASTER_PORT", "29500")];
+/// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+/// let launch = Launch::from_vars(get)?.expect("these are torchrun's");
+/// assert_eq!(launch.to_string(), "rank 3 of 8 (1 on its node), started by torchrun, meeting at node7:29500");
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    pub(in crate::comm) by: &'static str,
+    pub(in crate::comm) rank: usize,
+    pub(in crate::comm) world_len: usize,
+    pub(in crate::comm) local_rank: usize,
+    pub(in crate::comm) local_len: Option<usize>,
+    /// None where it is not said.
+    pub(in crate::comm) host: Option<String>,
+    pub(in crate::comm) port: u16,
+    /// The address at which rank 0 listens, where it is not the meeting place's.
+    pub(in crate::comm) bind: Option<IpAddr>,
+    pub(in crate::comm) secret: SecretSource,
+}
+
+impl Launch {
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn world_len(&self) -> usize {
+        self.world_len
+    }
+
+    /// This rank's number among those of its machine: the number of its GPU.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// The number of ranks on this machine, where the launcher says.
+    pub fn local_len(&self) -> Option<usize> {
+        self.local_len
+    }
+
+    /// Where rank 0 listens: host and port. MPI's engine finds that out by itself.
+    ///
+    /// # Errors
+    /// Refuses a job on several nodes whose launcher does not say where rank 0 is.
+    pub fn address(&self) -> Result<(&str, u16)> {
+        let Launch { by, rank, world_len, port, .. } = self;
+        match &self.host {
+            Some(host) => Ok((host, *port)),
+            None => Err(vars::refused(
+                "it is not said where the ranks meet",
+                format!("rank {rank} of {world_len} by {by} on several nodes, without MASTER_ADDR"),
+                "set MASTER_ADDR to rank 0's machine on all ranks",
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Launch { by, rank, world_len, local_rank, host, port, .. } = self;
+        write!(f, "rank {rank} of {world_len} ({local_rank} on its node), started by {by}")?;
+        host.as_ref().map_or(Ok(()), |host| write!(f, ", meeting at {host}:{port}"))
+    }
+}
