@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use super::operator::current_operator;
+use super::route::Route;
 use super::signature::{CallSignature, ShapesView, SignatureView};
 use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 
@@ -23,33 +22,6 @@ pub struct Call<'a> {
     pub outgoing: &'a [Tensor],
     /// What this member expects: the shapes of [`Request::wait`](crate::comm::Request::wait)'s result, also with [`Route::Send`].
     pub incoming: &'a [Shape],
-}
-
-/// The members that send, and those that receive. Members are named by their index in the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Route {
-    /// Every member's tensor goes to all.
-    Gather,
-    /// Every member's part i goes to member i.
-    AllToAll,
-    /// The root's tensor goes to all.
-    Broadcast {
-        /// The root.
-        root: usize,
-    },
-    /// This member's tensor goes to one.
-    Send {
-        /// The receiver.
-        to: usize,
-    },
-    /// One member's tensor comes here.
-    Recv {
-        /// The sender.
-        from: usize,
-    },
-    /// Nothing is sent; all wait for all.
-    Barrier,
 }
 
 impl<'a> Call<'a> {

@@ -5,14 +5,16 @@ mod bounded;
 mod call;
 mod group_name;
 mod operator;
+mod route;
 mod sequence;
 mod shape_list;
 mod signature;
 
 pub(super) use bounded::at_most;
-pub use call::{Call, Route};
+pub use call::Call;
 pub(super) use group_name::label;
 pub(crate) use operator::{current_operator, during, during_at_least};
+pub use route::Route;
 pub use sequence::Sequence;
 pub use shape_list::ShapeList;
 pub(super) use signature::{CallSignature, ShapesView, SignatureView};

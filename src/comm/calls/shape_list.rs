@@ -12,7 +12,7 @@ const WORDS: usize = 24;
 
 /// A list of shapes as a record keeps it: all of it if it is short, else its first shapes, its length and a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "Kept", try_from = "Kept")]
+#[serde(into = "KeptShapes", try_from = "KeptShapes")]
 pub struct ShapeList {
     len: usize,
     hash: u64,
@@ -103,7 +103,7 @@ impl ShapeList {
 
 /// A [`ShapeList`] in a file.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+struct KeptShapes {
     len: usize,
     is_uniform: bool,
     #[serde(deserialize_with = "at_most::<WORDS, _, _>")]
@@ -112,17 +112,17 @@ struct Kept {
     hash: String,
 }
 
-impl From<ShapeList> for Kept {
-    fn from(list: ShapeList) -> Kept {
+impl From<ShapeList> for KeptShapes {
+    fn from(list: ShapeList) -> KeptShapes {
         let kept = list.kept().map(Shape::from).collect();
-        Kept { len: list.len, is_uniform: list.is_uniform, kept, hash: format!("{:016x}", list.hash) }
+        KeptShapes { len: list.len, is_uniform: list.is_uniform, kept, hash: format!("{:016x}", list.hash) }
     }
 }
 
-impl TryFrom<Kept> for ShapeList {
+impl TryFrom<KeptShapes> for ShapeList {
     type Error = String;
 
-    fn try_from(Kept { len, is_uniform, kept, hash }: Kept) -> Result<ShapeList, String> {
+    fn try_from(KeptShapes { len, is_uniform, kept, hash }: KeptShapes) -> Result<ShapeList, String> {
         let of = if is_uniform { len.min(1) } else { len };
         let hash = u64::from_str_radix(&hash, 16).map_err(|_| format!("no hash {hash:?}"))?;
         let mut list = ShapeList { len, hash, is_uniform, ..ShapeList::EMPTY };

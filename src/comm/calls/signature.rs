@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::call::Route;
+use super::route::Route;
 use super::shape_list::{ShapeList, write_shapes};
 use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 

@@ -61,7 +61,7 @@ impl FlightReport {
 }
 
 /// A call by whoever made it: the group's number, the sequence, and the place in it.
-type Place = (usize, Sequence, u64);
+type MeetingKey = (usize, Sequence, u64);
 
 /// A call by one of its members.
 #[derive(Clone, Copy)]
@@ -75,17 +75,17 @@ struct Attendance<'a> {
 /// The calls of all ranks, by where they meet.
 struct Meetings<'a> {
     records: &'a [RankRecord],
-    calls: BTreeMap<Place, Vec<Attendance<'a>>>,
+    calls: BTreeMap<MeetingKey, Vec<Attendance<'a>>>,
     /// The last call that a rank made in a group's sequence; of messages, the last one sent.
     reached: HashMap<(usize, Sequence, usize), u64>,
     /// The calls that ranks waited in or were told the failure of and to which others never came, earliest first.
-    unfinished: Vec<Place>,
+    unfinished: Vec<MeetingKey>,
 }
 
 impl<'a> Meetings<'a> {
     fn of(records: &'a [RankRecord]) -> Meetings<'a> {
         let mut numbers: HashMap<&GroupRecord, usize> = HashMap::new();
-        let mut calls: BTreeMap<Place, Vec<Attendance<'a>>> = BTreeMap::new();
+        let mut calls: BTreeMap<MeetingKey, Vec<Attendance<'a>>> = BTreeMap::new();
         let mut reached = HashMap::new();
         for record in records {
             let groups: Vec<(usize, usize)> = record
@@ -116,7 +116,7 @@ impl<'a> Meetings<'a> {
             let began = came.iter().filter(|one| one.waits()).map(|one| one.call.started_us).min()?;
             (!meetings.absent(place).is_empty()).then_some((began, place))
         });
-        let mut waits: Vec<(u64, Place)> = waits.collect();
+        let mut waits: Vec<(u64, MeetingKey)> = waits.collect();
         waits.sort_unstable();
         meetings.unfinished = waits.into_iter().map(|(_, place)| place).collect();
         meetings
@@ -138,7 +138,7 @@ impl<'a> Meetings<'a> {
     }
 
     /// The members that never came to a call for which others waited.
-    fn absent(&self, (group, sequence, seq): Place) -> Vec<usize> {
+    fn absent(&self, (group, sequence, seq): MeetingKey) -> Vec<usize> {
         let Some(first) = self.calls.get(&(group, sequence, seq)).and_then(|came| came.first()) else {
             return vec![];
         };
@@ -160,7 +160,7 @@ impl<'a> Meetings<'a> {
             let at = self.records.binary_search_by_key(&rank, |record| record.rank).ok()?;
             Some(self.records[at].id(self.records[at].calls.last()?).to_string())
         };
-        let behind = |&place: &Place| {
+        let behind = |&place: &MeetingKey| {
             let came = &self.calls[&place];
             let waits = came.iter().find(|one| one.waits()).unwrap_or(&came[0]);
             let same = came.iter().filter(|one| one.call.brought.name == waits.call.brought.name);
@@ -175,7 +175,7 @@ impl<'a> Meetings<'a> {
 
     /// Ranks that waited for each other, if any did.
     fn cycle(&self) -> Vec<Wait> {
-        let mut waits: HashMap<usize, Vec<(CallId, Place)>> = HashMap::new();
+        let mut waits: HashMap<usize, Vec<(CallId, MeetingKey)>> = HashMap::new();
         let mut waited_for: BTreeSet<usize> = BTreeSet::new();
         let mut order = Vec::new();
         for &place in &self.unfinished {
