@@ -283,6 +283,8 @@ fn refusals_say_why() {
         );
         assert!(group(&[me, me]).contains("a rank is named twice"));
         assert!(group(&[1 - me]).contains("that it belongs to"));
+        let long = text(rank.group(&[0, 1], &"n".repeat(257)).map(drop));
+        assert_eq!(long, "group: a group's name has at most 256 bytes; got 257 bytes");
         g.barrier()
     })
     .unwrap();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::group::Group;
+use crate::comm::calls::NAME_BYTES;
 use crate::comm::diagnostics::Recorder;
 use crate::comm::network::Network;
 use crate::comm::transport::Engine;
@@ -80,7 +81,8 @@ impl Rank {
     /// Communicates nothing with threads.
     ///
     /// # Errors
-    /// Refuses a list without this rank, with a rank twice, or with one that is not in the world.
+    /// Refuses a list without this rank, with a rank twice, or with one that is not in the world, and a name of more than 256
+    /// bytes.
     pub fn group(&self, ranks: &[usize], name: &str) -> Result<Group> {
         let refuse = |rule: &str, remedy: String| {
             Err(Error::invalid("group", rule, format!("{name}{ranks:?} on rank {}", self.rank()), remedy))
@@ -100,6 +102,7 @@ impl Rank {
     }
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Group> {
+        check_name(name)?;
         Ok(Group::over(self.engine.open(ranks, name)?, &self.recorder, self.rank(), (ranks, name)))
     }
 
@@ -166,6 +169,7 @@ impl Rank {
     /// This rank's part of the world, which all ranks share out at once; parts differ in `color`, and some part has more
     /// ranks than one.
     pub(crate) fn part(&self, part: &[usize], color: usize, name: &str) -> Result<Group> {
+        check_name(name)?;
         let channel = self.engine.split(part, color, name)?;
         Ok(Group::over(channel, &self.recorder, self.rank(), (part, name)))
     }
@@ -174,4 +178,12 @@ impl Rank {
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine
     }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if name.len() <= NAME_BYTES {
+        return Ok(());
+    }
+    let given = format!("{} bytes", name.len());
+    Err(Error::invalid("group", format!("a group's name has at most {NAME_BYTES} bytes"), given, ""))
 }

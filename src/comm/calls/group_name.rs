@@ -1,5 +1,8 @@
 //! Groups as errors write them.
 
+/// The longest name of a group: names travel, and are bounded where they arrive.
+pub(in crate::comm) const NAME_BYTES: usize = 256;
+
 /// A group as errors write it: `dp{0, 4, 8}`, and where there are many, `world{0..16384}`, `dp{3..16384 by 8}` or the first
 /// few.
 pub(in crate::comm) fn label(name: &str, ranks: &[usize]) -> String {

@@ -12,7 +12,7 @@ mod signature;
 
 pub(super) use bounded::at_most;
 pub use call::Call;
-pub(super) use group_name::label;
+pub(super) use group_name::{NAME_BYTES, label};
 pub(crate) use operator::{current_operator, during, during_at_least};
 pub use route::Route;
 pub use sequence::Sequence;

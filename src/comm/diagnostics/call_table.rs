@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::wait_graph::cycle;
-use crate::comm::calls::{CallSignature, Route, Sequence, label};
+use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, label};
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::Shape;
 
@@ -15,7 +15,6 @@ use crate::tensor::Shape;
 const BUDGET_BYTES: usize = 64 << 20;
 /// About what an entry takes beside its lists.
 const ENTRY_BYTES: usize = 256;
-const NAME_BYTES: usize = 1024;
 
 /// What a rank said that no rank may say.
 pub(in crate::comm) type Breach = String;

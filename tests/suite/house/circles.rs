@@ -43,6 +43,26 @@ fn no_file_stands_in_a_circle() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The rooms of `comm` by floors, the ground first: a file names files of its own room and of lower floors.
+const FLOORS: [&[&str]; 5] =
+    [&["calls", "network", "launch"], &["diagnostics"], &["coordinator"], &["transport"], &["api"]];
+
+#[test]
+fn no_arrow_of_comm_runs_up() {
+    let house = House::new(sources());
+    let floor = |i: usize| {
+        let module = &house.files[i].module;
+        let room = module.get(1).filter(|_| module[0] == "comm")?;
+        let floor = FLOORS.iter().position(|rooms| rooms.contains(&room.as_str()));
+        Some((floor.unwrap_or_else(|| panic!("{room} has no floor in FLOORS")), room))
+    };
+    let inside = house.arrows.iter().filter_map(|(&(i, j), by)| Some((i, j, by, floor(i)?, floor(j)?)));
+    let up = inside.filter(|(.., from, to)| from.1 != to.1 && from.0 <= to.0);
+    let up: Vec<String> =
+        up.map(|(i, j, by, ..)| format!("{} -> {} by {by}", house.name(i), house.name(j))).collect();
+    assert!(up.is_empty(), "arrows that run up:\n{}", up.join("\n"));
+}
+
 #[test]
 fn names_are_followed_to_the_files_that_define_them() {
     let file = |path: &str, code: &str| Source { path: path.into(), code: code.into(), lines: 1 };
