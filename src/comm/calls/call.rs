@@ -45,8 +45,8 @@ impl<'a> Call<'a> {
     }
 
     /// The same without the tensors, for those who compare the call elsewhere or later.
-    pub(in crate::comm) fn to_signature(&self) -> CallSignature {
-        let Call { name, route, op, dtype, outgoing, incoming } = *self;
+    pub(in crate::comm) fn to_signature(self) -> CallSignature {
+        let Call { name, route, op, dtype, outgoing, incoming } = self;
         // What members agree on from what they expect need not be said twice.
         let sent = if route == Route::AllToAll { outgoing } else { &[] };
         CallSignature {
