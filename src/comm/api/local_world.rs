@@ -10,7 +10,7 @@ use crate::comm::diagnostics::flight::SlowRank;
 use crate::comm::diagnostics::{FlightSettings, Roster};
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, Seat};
-use crate::comm::transport::threads::{ThreadEngine, World};
+use crate::comm::transport::threads::{ThreadEngine, ThreadWorld};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
@@ -24,7 +24,7 @@ pub(super) struct LocalWorld {
 
 enum Way {
     /// They share memory.
-    Threads(Arc<World>),
+    Threads(Arc<ThreadWorld>),
     /// They have a GPU each.
     Nccl { library: Library, ranks: Mutex<Vec<Place>> },
 }
@@ -51,7 +51,7 @@ impl LocalWorld {
         let devices: Vec<Device> = (0..world_len).map(device).collect();
         let roster = Roster::new(world_len, flights);
         let way = match library {
-            None => Way::Threads(Arc::new(World::recorded(deadline, roster.clone()))),
+            None => Way::Threads(Arc::new(ThreadWorld::recorded(deadline, roster.clone()))),
             Some(library) => {
                 one_each(&devices)?;
                 let ranks = Client::of_threads(world_len, deadline).into_iter().map(Place::Waits).collect();

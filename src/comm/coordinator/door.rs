@@ -86,7 +86,7 @@ impl Door {
                 Heard::Stranger(why) => self.turned_away.add(stranger.from, why),
                 Heard::Join(join, keys) => {
                     let Stranger { stream, from, .. } = stranger;
-                    arrivals.push(Arrival { connection: Connection { stream, keys }, from, join });
+                    arrivals.push(Arrival { connection: Connection { stream, keys: *keys }, from, join });
                 }
             }
         }
@@ -193,7 +193,7 @@ pub(super) enum Heard {
     /// Nothing wrong yet.
     Part,
     /// It knows the secret.
-    Join(Join, Keys),
+    Join(Join, Box<Keys>),
     /// It does not, or speaks otherwise.
     Stranger(&'static str),
     /// It has hung up.
@@ -232,7 +232,7 @@ impl Hello {
         }
         let mut keys = Keys::of(secret, &self.greeting, &greeting);
         match head.open(body, &mut keys.to_coordinator) {
-            Ok(join) => Heard::Join(join, keys),
+            Ok(join) => Heard::Join(join, Box::new(keys)),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Heard::Stranger("another secret"),
             Err(_) => Heard::Stranger(OTHER),
         }

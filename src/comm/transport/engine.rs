@@ -1,4 +1,4 @@
-//! What an engine provides: one asynchronous exchange between the members of a group.
+//! The traits of an engine: one asynchronous exchange between the members of a group.
 //!
 //! Everything else (argument checks, reductions, blocking calls) stands above it, once. An engine keeps sequence
 //! numbers and a deadline, compares what the members brought ([`Call::agrees`]) and can be aborted.
@@ -22,7 +22,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// The number of ranks in the world.
     fn world_len(&self) -> usize;
 
-    /// How long a collective waits for its members.
+    /// The time for which a collective waits for its members.
     fn deadline(&self) -> Duration;
 
     /// Opens the channel of a group. All members open it, in the same order among the groups they share; the same
@@ -42,13 +42,14 @@ pub trait Engine: Send + Sync + fmt::Debug {
         self.open(part, name)
     }
 
-    /// Ends this rank's part in the world: what it has started is waited for, and nobody need wait for it any more.
+    /// Ends this rank's part in the world: the calls that it has started are waited for, and no rank need wait for it any
+    /// more.
     ///
     /// # Errors
-    /// What went wrong since the last call.
+    /// A fault that happened since the last call.
     fn end(&self) -> Result<()>;
 
-    /// The ranks that go on together where others have failed: those that call this before the deadline, in ascending order,
+    /// The ranks that go on together after others have failed: those that call this before the deadline, in ascending order,
     /// the same on all of them. Groups opened from now on heed failures of their own members alone.
     ///
     /// Provided: a refusal, by engines whose transport does not outlive a rank.
@@ -98,30 +99,35 @@ pub trait Channel: Send + Sync + fmt::Debug {
         Ok(Box::new(Folding { inner: self.start(call)?, reduce }))
     }
 
-    /// True where [`Channel::all_reduce`] of a large tensor is better than a reduce-scatter followed by an
-    /// all-gather, as it is where memory is shared.
+    /// True if [`Channel::all_reduce`] of a large tensor is better than a reduce-scatter followed by an
+    /// all-gather, as it is if ranks share memory.
     fn reduces_well(&self) -> bool {
         false
     }
 }
 
-/// What a call yields. A list of one takes no memory of its own.
+/// The tensors that a call yields. A list of one takes no memory of its own.
 pub type Tensors = SmallVec<[Tensor; 1]>;
 
 /// A call in flight. Dropping it neither blocks nor disturbs the other members; forgetting it leaks memory only.
 pub trait Request: Send {
-    /// What arrived: n tensors in group order for [`Route::Gather`](crate::comm::Route::Gather) and [`Route::AllToAll`](crate::comm::Route::AllToAll), one for
-    /// [`Route::Broadcast`](crate::comm::Route::Broadcast) and [`Route::Recv`](crate::comm::Route::Recv), none for the others.
+    /// The tensors that arrived: n in group order for a [gather] and an [all-to-all], one for a [broadcast] and a
+    /// [receive], none for the others.
+    ///
+    /// [gather]: crate::comm::Route::Gather
+    /// [all-to-all]: crate::comm::Route::AllToAll
+    /// [broadcast]: crate::comm::Route::Broadcast
+    /// [receive]: crate::comm::Route::Recv
     ///
     /// # Errors
     /// The call's fault, after the engine's deadline at the latest.
     fn wait(self: Box<Self>) -> Result<Tensors>;
 
-    /// True where `wait` would not wait for another rank.
+    /// True if `wait` would not wait for another rank.
     fn is_ready(&self) -> bool;
 }
 
-/// An exchange whose parts are folded when they have come.
+/// An exchange whose parts are folded once they have come.
 struct Folding {
     inner: Box<dyn Request>,
     reduce: Reduce,
@@ -146,9 +152,9 @@ mod tests {
 
     /// An engine that can do no more than exchange, over one that can.
     #[derive(Debug)]
-    struct Plain<T: ?Sized>(Arc<T>);
+    struct ExchangeOnly<T: ?Sized>(Arc<T>);
 
-    impl Engine for Plain<dyn Engine> {
+    impl Engine for ExchangeOnly<dyn Engine> {
         fn rank(&self) -> usize {
             self.0.rank()
         }
@@ -159,7 +165,7 @@ mod tests {
             self.0.deadline()
         }
         fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
-            Ok(Arc::new(Plain(self.0.open(ranks, name)?)))
+            Ok(Arc::new(ExchangeOnly(self.0.open(ranks, name)?)))
         }
         fn end(&self) -> Result<()> {
             self.0.end()
@@ -169,7 +175,7 @@ mod tests {
         }
     }
 
-    impl Channel for Plain<dyn Channel> {
+    impl Channel for ExchangeOnly<dyn Channel> {
         fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
             self.0.start(call)
         }
@@ -180,7 +186,7 @@ mod tests {
         for n in [1, 2, 3, 5] {
             let run = move |rank: crate::comm::Rank| {
                 let everyone: Vec<usize> = (0..n).collect();
-                let plain = Group::open(&Plain(rank.engine().clone()), &everyone, "plain")?;
+                let plain = Group::open(&ExchangeOnly(rank.engine().clone()), &everyone, "plain")?;
                 for len in [0, 1, 7, 16_383, 16_384, 40_001] {
                     let value = |i: usize| ((i + 1) * (rank.rank() + 3)) as f32 * 0.1;
                     let x = Tensor::from_vec((0..len).map(value).collect(), [len])?;
@@ -199,7 +205,7 @@ mod tests {
     fn several_parts_of_a_member_in_one_phase_and_in_two() {
         use crate::tensor::FoldStep::{Join, Push};
         let run = |rank: crate::comm::Rank| {
-            let plain = Group::open(&Plain(rank.engine().clone()), &[0, 1, 2], "plain")?;
+            let plain = Group::open(&ExchangeOnly(rank.engine().clone()), &[0, 1, 2], "plain")?;
             let push = |operand, node| Push { operand, node };
             for (nodes, steps) in [
                 (vec![2, 1, 0], vec![push(0, 0), push(0, 1), Join, push(1, 0), Join]),

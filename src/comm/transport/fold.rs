@@ -18,12 +18,12 @@ const BLOCK: usize = 1024;
 /// The elements on the stack; a fold of many members takes fewer at a time.
 const STACK: usize = 4 * BLOCK;
 
-/// What the members' contributions become.
+/// A reduction: the tensors that the members contribute, and the order in which they are folded.
 #[derive(Clone, Debug)]
 pub struct Reduce {
-    /// How two become one.
+    /// The operation that folds two elements into one.
     pub op: ReduceOp,
-    /// Which two.
+    /// The order in which contributions are folded.
     pub order: Arc<FoldOrder>,
     /// The shape of each part of a contribution, and of each result.
     pub shape: Shape,
@@ -55,13 +55,13 @@ fn stacked(n: usize, shape: &Shape) -> Shape {
     if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
 
-/// The reduction of `parts`, one contiguous tensor a member, of the shapes that [`Reduce::part_shape`] gives.
+/// The reduction of `parts`, one contiguous tensor per member, of the shapes that [`Reduce::part_shape`] gives.
 pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
     fold_into(reduce, &|member| &parts[member], Tensor::stale)
 }
 
-/// As [`fold`], of the tensors that `of` names by member. `room` makes a contiguous tensor that nobody shares, for a result in
-/// the processor's memory.
+/// As [`fold`], of the tensors that `of` names by member. `room` makes a contiguous tensor that nothing else holds, for a
+/// result in the processor's memory.
 pub(crate) fn fold_into<'a>(
     reduce: &Reduce,
     of: &dyn Fn(usize) -> &'a Tensor,
@@ -91,60 +91,64 @@ pub(crate) fn fold_into<'a>(
     Ok(out)
 }
 
-/// Where the results go, or a chunk of each.
-pub(crate) type Rows<'a> = SmallVec<[&'a mut [u8]; 2]>;
+/// The memory of the results, or of a chunk of each.
+pub(crate) type ResultRows<'a> = SmallVec<[&'a mut [u8]; 2]>;
 
-/// Folds the elements `range` of every member's part; `outs` has room for just them, one slice a result.
+/// Folds the elements `range` of every member's part; `outs` has room for just them, one slice per result.
 pub(crate) fn fold_range<'a>(
     reduce: &Reduce,
     of: &dyn Fn(usize) -> &'a Tensor,
     range: Range<usize>,
-    outs: Rows<'_>,
+    outs: ResultRows<'_>,
 ) {
-    let job = Job { reduce, of, range };
+    let job = FoldJob { reduce, of, range };
     let op = reduce.op;
     match of(0).dtype() {
         DType::F32 => job.floats::<f32>(outs),
         DType::F64 => job.floats::<f64>(outs),
         DType::F16 if op == ReduceOp::Sum => job.run::<f16, _>(&SumF16, outs),
         DType::F16 => job.floats::<f16>(outs),
-        DType::BF16 if op == ReduceOp::Sum => job.run::<bf16, _>(&Same(add_bf16), outs),
+        DType::BF16 if op == ReduceOp::Sum => job.run::<bf16, _>(&ElementwiseRule(add_bf16), outs),
         DType::BF16 => job.floats::<bf16>(outs),
         DType::I64 => job.ints::<i64>(outs, i64::wrapping_add),
         DType::I32 => job.ints::<i32>(outs, i32::wrapping_add),
         DType::U8 => job.ints::<u8>(outs, u8::wrapping_add),
         DType::Bool => match op {
-            ReduceOp::Min => job.run::<bool, _>(&Same(|a: bool, b: bool| a & b), outs),
-            ReduceOp::Sum | ReduceOp::Max => job.run::<bool, _>(&Same(|a: bool, b: bool| a | b), outs),
+            ReduceOp::Min => job.run::<bool, _>(&ElementwiseRule(|a: bool, b: bool| a & b), outs),
+            ReduceOp::Sum | ReduceOp::Max => {
+                job.run::<bool, _>(&ElementwiseRule(|a: bool, b: bool| a | b), outs)
+            }
         },
     }
 }
 
-struct Job<'a, 'f> {
+struct FoldJob<'a, 'f> {
     reduce: &'f Reduce,
     of: &'f dyn Fn(usize) -> &'a Tensor,
     range: Range<usize>,
 }
 
-impl<'a> Job<'a, '_> {
-    fn floats<T: Float<Acc: Num>>(&self, outs: Rows<'_>) {
+impl<'a> FoldJob<'a, '_> {
+    fn floats<T: Float<Acc: Num>>(&self, outs: ResultRows<'_>) {
         match self.reduce.op {
-            ReduceOp::Sum => self.run::<T, _>(&Same(|a: T, b: T| T::narrow(a.widen() + b.widen())), outs),
-            ReduceOp::Max => self.run::<T, _>(&Same(ReduceOp::larger::<T>), outs),
-            ReduceOp::Min => self.run::<T, _>(&Same(ReduceOp::smaller::<T>), outs),
+            ReduceOp::Sum => {
+                self.run::<T, _>(&ElementwiseRule(|a: T, b: T| T::narrow(a.widen() + b.widen())), outs)
+            }
+            ReduceOp::Max => self.run::<T, _>(&ElementwiseRule(ReduceOp::larger::<T>), outs),
+            ReduceOp::Min => self.run::<T, _>(&ElementwiseRule(ReduceOp::smaller::<T>), outs),
         }
     }
 
-    fn ints<T: Element + Ord>(&self, outs: Rows<'_>, add: impl Fn(T, T) -> T + Copy) {
+    fn ints<T: Element + Ord>(&self, outs: ResultRows<'_>, add: impl Fn(T, T) -> T + Copy) {
         match self.reduce.op {
-            ReduceOp::Sum => self.run::<T, _>(&Same(add), outs),
-            ReduceOp::Max => self.run::<T, _>(&Same(T::max), outs),
-            ReduceOp::Min => self.run::<T, _>(&Same(T::min), outs),
+            ReduceOp::Sum => self.run::<T, _>(&ElementwiseRule(add), outs),
+            ReduceOp::Max => self.run::<T, _>(&ElementwiseRule(T::max), outs),
+            ReduceOp::Min => self.run::<T, _>(&ElementwiseRule(T::min), outs),
         }
     }
 
-    /// Compiled once for each type; the rule's loops are behind calls, one a block.
-    fn run<T: Element, W: Copy + Default>(&self, rule: &dyn Rule<T, W>, outs: Rows<'_>) {
+    /// Compiled once for each type; the rule's loops are behind calls, one per block.
+    fn run<T: Element, W: Copy + Default>(&self, rule: &dyn FoldRule<T, W>, outs: ResultRows<'_>) {
         let mut outs: Outs<'_, T> = outs.into_iter().map(as_elements_mut::<T>).collect();
         let each = self.reduce.shape.numel();
         let of = |member: usize, node: usize| -> &'a [T] {
@@ -153,7 +157,7 @@ impl<'a> Job<'a, '_> {
             &all[node * each..][..each][self.range.clone()]
         };
         let ops = fuse(self.reduce.order.steps(), of);
-        if let ([Fused::Pair(a, b)], [out]) = (&ops[..], &mut outs[..])
+        if let ([FusedStep::Pair(a, b)], [out]) = (&ops[..], &mut outs[..])
             && rule.pair(a, b, out)
         {
             return;
@@ -165,8 +169,8 @@ impl<'a> Job<'a, '_> {
     #[inline(never)]
     fn run_blocks<T: Element, W: Copy + Default>(
         &self,
-        rule: &dyn Rule<T, W>,
-        ops: &[Fused<T>],
+        rule: &dyn FoldRule<T, W>,
+        ops: &[FusedStep<T>],
         mut outs: Outs<'_, T>,
     ) {
         let n = self.range.len();
@@ -184,11 +188,11 @@ impl<'a> Job<'a, '_> {
     }
 }
 
-/// The results' elements, a slice a result.
+/// The results' elements, one slice per result.
 type Outs<'a, T> = SmallVec<[&'a mut [T]; 2]>;
 
-/// Steps with what often follows another drawn together, so that a part is read where it lies.
-enum Fused<'a, T> {
+/// Steps, those that often follow each other drawn together, so that a part is read where it lies.
+enum FusedStep<'a, T> {
     Push(&'a [T]),
     Empty,
     Pair(&'a [T], &'a [T]),
@@ -196,22 +200,22 @@ enum Fused<'a, T> {
     Join,
 }
 
-fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> SmallVec<[Fused<'a, T>; 16]> {
+fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> SmallVec<[FusedStep<'a, T>; 16]> {
     let mut ops = SmallVec::new();
     for step in steps {
         match *step {
-            FoldStep::Push { operand: member, node } => ops.push(Fused::Push(of(member, node))),
-            FoldStep::Empty => ops.push(Fused::Empty),
+            FoldStep::Push { operand: member, node } => ops.push(FusedStep::Push(of(member, node))),
+            FoldStep::Empty => ops.push(FusedStep::Empty),
             FoldStep::Join => match ops[..] {
-                [.., Fused::Push(a), Fused::Push(b)] => {
+                [.., FusedStep::Push(a), FusedStep::Push(b)] => {
                     ops.truncate(ops.len() - 2);
-                    ops.push(Fused::Pair(a, b));
+                    ops.push(FusedStep::Pair(a, b));
                 }
-                [.., Fused::Push(b)] => {
+                [.., FusedStep::Push(b)] => {
                     ops.pop();
-                    ops.push(Fused::Into(b));
+                    ops.push(FusedStep::Into(b));
                 }
-                _ => ops.push(Fused::Join),
+                _ => ops.push(FusedStep::Join),
             },
         }
     }
@@ -220,8 +224,8 @@ fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> Smal
 
 /// Runs the steps on the elements `at`; entry k of the stack lies at `k * block`.
 fn fold_block<T, W: Copy + Default>(
-    rule: &dyn Rule<T, W>,
-    ops: &[Fused<T>],
+    rule: &dyn FoldRule<T, W>,
+    ops: &[FusedStep<T>],
     at: Range<usize>,
     block: usize,
     stack: &mut [W],
@@ -231,25 +235,25 @@ fn fold_block<T, W: Copy + Default>(
     for op in ops {
         let (below, above) = stack.split_at_mut(top * block);
         match op {
-            Fused::Push(a) => {
+            FusedStep::Push(a) => {
                 rule.load(&a[at.clone()], &mut above[..n]);
                 top += 1;
             }
-            Fused::Empty => {
+            FusedStep::Empty => {
                 above[..n].fill(W::default());
                 top += 1;
             }
-            Fused::Pair(a, b) => {
+            FusedStep::Pair(a, b) => {
                 let (here, room) = above.split_at_mut(block);
                 rule.load(&a[at.clone()], &mut here[..n]);
                 rule.join_part(&mut here[..n], &b[at.clone()], &mut room[..n]);
                 top += 1;
             }
-            Fused::Into(b) => {
+            FusedStep::Into(b) => {
                 let here = &mut below[(top - 1) * block..][..n];
                 rule.join_part(here, &b[at.clone()], &mut above[..n]);
             }
-            Fused::Join => {
+            FusedStep::Join => {
                 let (left, right) = below.split_at_mut((top - 1) * block);
                 rule.join(&mut left[(top - 2) * block..][..n], &right[..n]);
                 top -= 1;
@@ -258,11 +262,11 @@ fn fold_block<T, W: Copy + Default>(
     }
 }
 
-/// How slices are folded, in a type that may be wider than the parts' own.
-trait Rule<T, W> {
+/// The way in which slices are folded, in a type that may be wider than the parts' own.
+trait FoldRule<T, W> {
     fn load(&self, from: &[T], to: &mut [W]);
     fn join(&self, left: &mut [W], right: &[W]);
-    /// [`Rule::join`] with a part that is not loaded yet; there is room to load it.
+    /// [`FoldRule::join`] with a part that is not loaded yet; there is room to load it.
     fn join_part(&self, left: &mut [W], right: &[T], room: &mut [W]);
     fn store(&self, from: &[W], to: &mut [T]);
     /// The whole fold of two parts in one pass; false if the rule has no such pass.
@@ -270,9 +274,9 @@ trait Rule<T, W> {
 }
 
 /// Element by element, in the parts' own type.
-struct Same<F>(F);
+struct ElementwiseRule<F>(F);
 
-impl<T: Copy, F: Fn(T, T) -> T> Rule<T, T> for Same<F> {
+impl<T: Copy, F: Fn(T, T) -> T> FoldRule<T, T> for ElementwiseRule<F> {
     fn load(&self, from: &[T], to: &mut [T]) {
         to.copy_from_slice(from);
     }
@@ -295,7 +299,7 @@ impl<T: Copy, F: Fn(T, T) -> T> Rule<T, T> for Same<F> {
 /// for at every call.
 struct SumF16;
 
-impl Rule<f16, f32> for SumF16 {
+impl FoldRule<f16, f32> for SumF16 {
     fn load(&self, from: &[f16], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
     }
@@ -397,8 +401,8 @@ mod tests {
             (sum.shape().clone(), sum.to_f64_vec()),
             ([2, 3].into(), vec![1.5, 2.5, 3.5, 10.0, 20.0, 30.0])
         );
-        let nobody = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![])), ..reduce.clone() };
-        let none = fold(&nobody, &[parts[1].clone(), parts[1].clone()]).unwrap();
+        let no_parts = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![])), ..reduce.clone() };
+        let none = fold(&no_parts, &[parts[1].clone(), parts[1].clone()]).unwrap();
         assert_eq!(*none.shape(), [0, 3].into());
         let empty = Reduce { order: Arc::new(FoldOrder::new(vec![0, 0], vec![FoldStep::Empty])), ..reduce };
         assert_eq!(fold(&empty, &[none.clone(), none]).unwrap().to_f64_vec(), [0.0; 3]);

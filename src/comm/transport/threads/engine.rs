@@ -1,4 +1,4 @@
-//! The engine's two traits over worlds and hubs.
+//! The traits of an engine, over worlds and groups of threads.
 //!
 //! Tensors on a device are passed as all others are, by sharing: a kernel that reads one waits, on the device, for the
 //! stream of the rank that made it. Nothing passes through the host, and the host waits for nothing but its peers' calls.
@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-use super::hub::{By, Hub, Place};
-use super::reduction::Kept;
-use super::slot::Outcome;
-use super::world::World;
-use crate::comm::{Call, Channel, Engine, Reduce, Request, Route, Tensors};
+use super::group::{PublishedCall, ThreadGroup};
+use super::shared_folds::ReusedResult;
+use super::slot::SlotOutcome;
+use super::world::ThreadWorld;
+use crate::comm::{Call, Channel, Engine, Reduce, Request, Route, Sequence, Tensors};
 use crate::error::{Error, Result};
 
 /// One rank's end of a world of threads.
 #[derive(Debug)]
 pub(crate) struct ThreadEngine {
-    world: Arc<World>,
+    world: Arc<ThreadWorld>,
     rank: usize,
-    /// How often this rank has gone on without others.
+    /// The number of times that this rank has gone on without others.
     generation: AtomicU64,
 }
 
 impl ThreadEngine {
-    pub(crate) fn new(world: Arc<World>, rank: usize) -> ThreadEngine {
+    pub(crate) fn new(world: Arc<ThreadWorld>, rank: usize) -> ThreadEngine {
         ThreadEngine { world, rank, generation: AtomicU64::new(0) }
     }
 }
@@ -37,19 +37,21 @@ impl Engine for ThreadEngine {
     }
 
     fn world_len(&self) -> usize {
-        self.world.len()
+        self.world.status().world_len()
     }
 
     fn deadline(&self) -> Duration {
-        self.world.deadline
+        self.world.status().deadline
     }
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
         let position = ranks.iter().position(|&r| r == self.rank).expect("checked by the caller");
-        let hub = self.world.hub(self.generation.load(Ordering::Relaxed), ranks, name);
+        let group = self.world.group(self.generation.load(Ordering::Relaxed), ranks, name);
         let world = self.world.clone();
-        let (spare, kept) = (Mutex::default(), Mutex::default());
-        Ok(Arc::new(ThreadChannel { end: Arc::new(End { world, hub, position, spare, kept }) }))
+        let (spare, reused) = (Mutex::default(), Mutex::default());
+        Ok(Arc::new(ThreadChannel {
+            member: Arc::new(MemberState { world, group, position, spare, reused }),
+        }))
     }
 
     fn survivors(&self) -> Result<Vec<usize>> {
@@ -68,35 +70,35 @@ impl Engine for ThreadEngine {
     }
 }
 
-/// One member's end of a hub.
+/// One member's end of a group.
 #[derive(Debug)]
 struct ThreadChannel {
-    end: Arc<End>,
+    member: Arc<MemberState>,
 }
 
-/// What a channel shares with its requests.
+/// The state that a channel shares with its requests.
 #[derive(Debug)]
-struct End {
-    world: Arc<World>,
-    hub: Arc<Hub>,
+struct MemberState {
+    world: Arc<ThreadWorld>,
+    group: Arc<ThreadGroup>,
     position: usize,
     /// Requests that were waited for, to be used again.
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
-    spare: Mutex<Vec<Box<Meeting>>>,
-    kept: Mutex<Kept>,
+    spare: Mutex<Vec<Box<ThreadRequest>>>,
+    reused: Mutex<ReusedResult>,
 }
 
 impl Channel for ThreadChannel {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.meet(call, None)
+        self.publish(call, None)
     }
 
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.meet(call, Some(reduce))
+        self.publish(call, Some(reduce))
     }
 
     fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
-        self.meet(call, Some(reduce))
+        self.publish(call, Some(reduce))
     }
 
     fn reduces_well(&self) -> bool {
@@ -105,82 +107,83 @@ impl Channel for ThreadChannel {
 }
 
 impl ThreadChannel {
-    fn meet(&self, call: Call<'_>, reduce: Option<Reduce>) -> Result<Box<dyn Request>> {
-        let end = &self.end;
-        let me = end.position;
-        let at = match call.route {
-            Route::Send { to } => (By::Message { from: me, to }, 0),
-            Route::Recv { from } => (By::Message { from, to: me }, 1),
-            _ => (By::Collective, me),
+    fn publish(&self, call: Call<'_>, reduce: Option<Reduce>) -> Result<Box<dyn Request>> {
+        let member = &self.member;
+        let position = match call.route {
+            Route::Send { .. } => 0,
+            Route::Recv { .. } => 1,
+            Route::Gather | Route::AllToAll | Route::Broadcast { .. } | Route::Barrier => member.position,
         };
+        let sequence = Sequence::of(call.route, member.position);
         let waits = !matches!(call.route, Route::Send { .. });
-        let place = end.hub.publish(&end.world, at, &call, reduce.as_ref())?;
-        let mut meeting = lock(&end.spare).pop().unwrap_or_default();
-        meeting.0 = Some(Stay { end: end.clone(), place, waits, reduce });
-        Ok(meeting)
+        let call = member.group.publish((sequence, position), &call, reduce.as_ref())?;
+        let mut request = lock(&member.spare).pop().unwrap_or_default();
+        request.0 = Some(InFlightCall { member: member.clone(), call, waits, reduce });
+        Ok(request)
     }
 }
 
-/// A call that this member has come to; nothing once it was waited for.
+/// A call that this member has published, or `None` once it was waited for.
 #[derive(Debug, Default)]
-struct Meeting(Option<Stay>);
+struct ThreadRequest(Option<InFlightCall>);
 
-/// A member's time at a slot, which it leaves when this is dropped.
+/// A published call, whose slot the member leaves when this is dropped.
 #[derive(Debug)]
-struct Stay {
-    end: Arc<End>,
-    place: Place,
-    /// False for a sender: its message lies there until it is fetched.
+struct InFlightCall {
+    member: Arc<MemberState>,
+    call: PublishedCall,
+    /// False for a sender: its message lies in the slot until it is fetched.
     waits: bool,
     reduce: Option<Reduce>,
 }
 
-impl Request for Meeting {
+impl Request for ThreadRequest {
     fn wait(mut self: Box<Self>) -> Result<Tensors> {
-        let stay = self.0.take().expect("a request is waited for once");
-        lock(&stay.end.spare).push(self);
-        stay.outcome()
+        let in_flight = self.0.take().expect("a request is waited for once");
+        lock(&in_flight.member.spare).push(self);
+        in_flight.outcome()
     }
 
     fn is_ready(&self) -> bool {
-        let Stay { end, place, waits, .. } = self.0.as_ref().expect("not waited for yet");
-        !waits || place.slot.is_open() || end.hub.is_given_up(&end.world)
+        let InFlightCall { member, call, waits, .. } = self.0.as_ref().expect("not waited for yet");
+        !waits || call.slot.is_open() || member.group.is_given_up()
     }
 }
 
-impl Stay {
+impl InFlightCall {
     fn outcome(&self) -> Result<Tensors> {
-        let Stay { end, place, waits, reduce } = self;
+        let InFlightCall { member, call, waits, reduce } = self;
         if !waits {
             return Ok(Tensors::new());
         }
-        end.hub.wait(&end.world, place)?;
-        let contents = &*place.slot.contents();
+        let (group, position) = (&member.group, call.position);
+        group.wait(call, |circle| member.world.fail_others_in(circle, group))?;
+        let contents = &*call.slot.contents();
         match (&contents.outcome, reduce) {
-            (Outcome::Whole(result), _) => Ok(smallvec![result.clone()?]),
-            (Outcome::Folds(folds), _) => {
-                if folds.work(place.position, contents) {
-                    end.hub.wake();
+            (SlotOutcome::Whole(result), _) => Ok(smallvec![result.clone()?]),
+            (SlotOutcome::Shared(folds), _) => {
+                if folds.work(position, |member, part| contents.part(member, part)) {
+                    group.wake();
                 }
-                end.hub.wait_for_work(&end.world, place, || folds.is_done(place.position))?;
-                Ok(smallvec![folds.result(place.position)])
+                group.wait_for_work(call, || folds.is_done(position))?;
+                Ok(smallvec![folds.result(position)])
             }
-            (Outcome::Parts, Some(reduce)) => {
-                let of = |at: usize| contents.part(at, place.position);
-                Ok(smallvec![lock(&end.kept).fold(reduce, &of)?])
+            (SlotOutcome::Parts, Some(reduce)) => {
+                let of = |at: usize| contents.part(at, position);
+                Ok(smallvec![lock(&member.reused).fold(reduce, &of)?])
             }
-            (Outcome::Parts, None) => Ok(contents.take(place.position)),
+            (SlotOutcome::Parts, None) => Ok(contents.take(position)),
         }
     }
 }
 
-impl Drop for Stay {
+impl Drop for InFlightCall {
     fn drop(&mut self) {
-        self.end.hub.leave(&self.place);
+        self.member.group.leave(&self.call);
     }
 }
 
-/// These locks are a rank's own: nobody waits for them.
+/// Locks a mutex that only one rank uses, so that it never waits.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

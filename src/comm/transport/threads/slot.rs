@@ -1,84 +1,82 @@
-//! Where the members of one call meet.
+//! Slots, each of which holds what the members of one call bring to it, and queues of them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
 use smallvec::smallvec;
 
-use super::reduction::{Folds, Kept};
+use super::shared_folds::{ReusedResult, SharedFolds};
 use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::comm::{Call, Reduce, Route, Tensors};
 use crate::error::Result;
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-/// One call of a group: what each member brought.
+/// One call of a group, with each member's part in it.
 ///
-/// Written under the hub's lock until everyone has come; read by everyone once it is open; cleared, and used for a later
+/// Written under the group's lock until everyone has come; read by everyone once it is open; cleared, and used for a later
 /// call, when all have left.
 #[derive(Debug)]
-pub(super) struct Slot {
-    /// The members that meet here, numbered in the world.
+pub(super) struct CallSlot {
+    /// The call's members, numbered in the world.
     pub(super) ranks: Arc<[usize]>,
     seq: AtomicU64,
     open: AtomicBool,
-    /// How many members have come and need nothing more from here.
+    /// The number of members that have come and need nothing more from here.
     left: AtomicUsize,
-    contents: RwLock<Contents>,
+    contents: RwLock<SlotContents>,
 }
 
-/// What lies in a slot.
 #[derive(Debug)]
-pub(super) struct Contents {
-    cells: Box<[Cell]>,
+pub(super) struct SlotContents {
+    entries: Box<[SlotEntry]>,
+    /// The number of members that have come.
     come: usize,
-    /// What all members expect, but for an all-to-all.
+    /// The shapes that all members expect, except in an all-to-all.
     incoming: Vec<Shape>,
-    pub(super) outcome: Outcome,
-    kept: Kept,
+    pub(super) outcome: SlotOutcome,
+    reused: ReusedResult,
 }
 
-/// What becomes of the parts that members brought.
+/// The form in which members get their results from an open slot.
 #[derive(Debug)]
-pub(super) enum Outcome {
-    /// They are taken, or folded by each for itself.
+pub(super) enum SlotOutcome {
+    /// Each takes the parts that concern it, or folds them itself.
     Parts,
-    /// One fold for all, which the last to come has done.
+    /// One fold for all, computed by the last member to come.
     Whole(Result<Tensor>),
-    /// Large folds, done together by those who wait.
-    Folds(Folds),
+    /// Large folds, computed together by the members that wait.
+    Shared(SharedFolds),
 }
 
-/// A member's call as it lies in a slot.
+/// One member's call in a slot.
 #[derive(Debug)]
-struct Cell {
+struct SlotEntry {
     here: bool,
     name: &'static str,
     route: Route,
     op: Option<ReduceOp>,
     dtype: DType,
     outgoing: Vec<Tensor>,
-    /// Of an all-to-all alone.
+    /// The shapes that this member expects; filled in an all-to-all only.
     incoming: Vec<Shape>,
-    /// How this member folds what comes to it alone.
+    /// The fold of the parts that only this member gets.
     reduce: Option<Reduce>,
 }
 
-impl Slot {
-    fn new(ranks: &Arc<[usize]>) -> Slot {
-        let cells = ranks.iter().map(|_| Cell::empty()).collect();
-        let kept = Kept::default();
-        Slot {
+impl CallSlot {
+    fn new(ranks: &Arc<[usize]>) -> CallSlot {
+        CallSlot {
             ranks: ranks.clone(),
             seq: AtomicU64::new(0),
             open: AtomicBool::new(false),
             left: AtomicUsize::new(0),
-            contents: RwLock::new(Contents {
-                cells,
+            contents: RwLock::new(SlotContents {
+                entries: ranks.iter().map(|_| SlotEntry::empty()).collect(),
                 come: 0,
                 incoming: vec![],
-                outcome: Outcome::Parts,
-                kept,
+                outcome: SlotOutcome::Parts,
+                reused: ReusedResult::default(),
             }),
         }
     }
@@ -88,7 +86,7 @@ impl Slot {
         self.seq.load(Ordering::Relaxed)
     }
 
-    /// True once all members have come and what they wait for is there.
+    /// True once all members have come and the results are there, except for shared folds.
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
     }
@@ -97,33 +95,38 @@ impl Slot {
         self.open.store(true, Ordering::Release);
     }
 
-    pub(super) fn contents(&self) -> RwLockReadGuard<'_, Contents> {
+    pub(super) fn contents(&self) -> RwLockReadGuard<'_, SlotContents> {
         self.contents.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn contents_mut(&self) -> RwLockWriteGuard<'_, Contents> {
+    fn contents_mut(&self) -> RwLockWriteGuard<'_, SlotContents> {
         self.contents.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Folds what needs one fold for all, after everyone has come and before the slot opens. `reduce` is any member's.
+    /// Computes or prepares the folds that the members share, after everyone has come and before the slot opens. `reduce` is
+    /// any member's.
     pub(super) fn prepare(&self, reduce: &Reduce) {
         let contents = &mut *self.contents_mut();
-        contents.outcome = match contents.cells[0].route {
-            Route::AllToAll => Folds::uneven(contents).map_or(Outcome::Parts, Outcome::Folds),
-            _ => match Folds::large(reduce, contents) {
-                Some(folds) => Outcome::Folds(folds),
+        contents.outcome = match contents.entries[0].route {
+            Route::AllToAll => {
+                let of = |at: usize| contents.entries[at].reduce.as_ref().expect("every member folds");
+                let folds = SharedFolds::uneven(contents.entries.len(), of, contents.part(0, 0));
+                folds.map_or(SlotOutcome::Parts, SlotOutcome::Shared)
+            }
+            _ => match SharedFolds::large(reduce, contents.part(0, 0)) {
+                Some(folds) => SlotOutcome::Shared(folds),
                 None => {
-                    let mut kept = std::mem::take(&mut contents.kept);
-                    let whole = kept.fold(reduce, &|at| contents.part(at, 0));
-                    contents.kept = kept;
-                    Outcome::Whole(whole)
+                    let mut reused = std::mem::take(&mut contents.reused);
+                    let whole = reused.fold(reduce, &|at| contents.part(at, 0));
+                    contents.reused = reused;
+                    SlotOutcome::Whole(whole)
                 }
             },
         };
     }
 
-    /// A member needs nothing more from here. True where it is the last one: nobody looks at the slot any more, which is
-    /// empty then.
+    /// A member needs nothing more from here. Returns true if it is the last one: then no member looks at the slot any more,
+    /// and it is empty.
     pub(super) fn leave(&self) -> bool {
         // Everything that members did here comes before what the last one does.
         if self.left.fetch_add(1, Ordering::AcqRel) + 1 < self.ranks.len() {
@@ -140,27 +143,27 @@ impl Slot {
     }
 }
 
-impl Contents {
+impl SlotContents {
     /// The call of a member, if it has come.
     pub(super) fn brought(&self, position: usize) -> Option<Call<'_>> {
-        let cell = &self.cells[position];
-        let incoming = if cell.route == Route::AllToAll { &cell.incoming } else { &self.incoming };
-        let Cell { name, route, op, dtype, ref outgoing, .. } = *cell;
-        cell.here.then_some(Call { name, route, op, dtype, outgoing, incoming })
+        let entry = &self.entries[position];
+        let incoming = if entry.route == Route::AllToAll { &entry.incoming } else { &self.incoming };
+        let SlotEntry { name, route, op, dtype, ref outgoing, .. } = *entry;
+        entry.here.then_some(Call { name, route, op, dtype, outgoing, incoming })
     }
 
-    /// A member that is here and whose call does not belong together with `call`.
+    /// A member that has come with a call that does not agree with `call`, and its call.
     pub(super) fn disagreement(&self, position: usize, call: &Call<'_>) -> Option<(usize, Call<'_>)> {
-        let here = (0..self.cells.len()).filter_map(|at| Some((at, self.brought(at)?)));
-        // What is not all-to-all agrees with everyone if with one.
+        let here = (0..self.entries.len()).filter_map(|at| Some((at, self.brought(at)?)));
+        // A call that is no all-to-all agrees with all if it agrees with one.
         let compared = if call.route == Route::AllToAll { usize::MAX } else { 1 };
         here.take(compared).find(|(at, other)| !call.agrees(position, other, *at))
     }
 
-    /// What an open slot holds for the member at `position`.
+    /// Returns the tensors that an open slot holds for the member at `position`.
     pub(super) fn take(&self, position: usize) -> Tensors {
-        let all = 0..self.cells.len();
-        match self.cells[position].route {
+        let all = 0..self.entries.len();
+        match self.entries[position].route {
             Route::Gather => all.map(|at| self.part(at, 0).clone()).collect(),
             Route::AllToAll => all.map(|at| self.part(at, position).clone()).collect(),
             Route::Broadcast { root } => smallvec![self.part(root, 0).clone()],
@@ -171,53 +174,44 @@ impl Contents {
 
     /// One of the tensors that a member brought to an open slot.
     pub(super) fn part(&self, position: usize, part: usize) -> &Tensor {
-        let cell = &self.cells[position];
-        assert!(cell.here, "the slot is open: everyone has come");
-        &cell.outgoing[part]
+        let entry = &self.entries[position];
+        assert!(entry.here, "the slot is open: everyone has come");
+        &entry.outgoing[part]
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.cells.len()
-    }
-
-    /// The fold of what comes to a member alone.
-    pub(super) fn reduce(&self, position: usize) -> Option<&Reduce> {
-        self.cells[position].reduce.as_ref()
-    }
-
-    fn lay(&mut self, position: usize, call: &Call<'_>, reduce: Option<&Reduce>) {
-        let cell = &mut self.cells[position];
-        assert!(!cell.here, "a member comes to a slot once");
-        cell.here = true;
-        (cell.name, cell.route, cell.op, cell.dtype) = (call.name, call.route, call.op, call.dtype);
-        cell.outgoing.extend_from_slice(call.outgoing);
-        // Calls that agree expect the same, but for an all-to-all.
+    fn put(&mut self, position: usize, call: &Call<'_>, reduce: Option<&Reduce>) {
+        let entry = &mut self.entries[position];
+        assert!(!entry.here, "a member comes to a slot once");
+        entry.here = true;
+        (entry.name, entry.route, entry.op, entry.dtype) = (call.name, call.route, call.op, call.dtype);
+        entry.outgoing.extend_from_slice(call.outgoing);
+        // Calls that agree expect the same shapes, unless they are all-to-alls.
         if call.route == Route::AllToAll {
-            cell.incoming.extend_from_slice(call.incoming);
+            entry.incoming.extend_from_slice(call.incoming);
         } else if self.come == 0 {
             self.incoming.extend_from_slice(call.incoming);
         }
         self.come += 1;
-        cell.reduce = reduce.filter(|_| call.route == Route::AllToAll).cloned();
+        entry.reduce = reduce.filter(|_| call.route == Route::AllToAll).cloned();
     }
 
-    /// Forgets everything but the room it took.
+    /// Drops the contents and keeps the lists' memory.
     fn clear(&mut self) {
-        for cell in &mut self.cells {
-            cell.here = false;
-            cell.outgoing.clear();
-            cell.incoming.clear();
-            cell.reduce = None;
+        for entry in &mut self.entries {
+            entry.here = false;
+            entry.outgoing.clear();
+            entry.incoming.clear();
+            entry.reduce = None;
         }
         self.incoming.clear();
         self.come = 0;
-        self.outcome = Outcome::Parts;
+        self.outcome = SlotOutcome::Parts;
     }
 }
 
-impl Cell {
-    fn empty() -> Cell {
-        Cell {
+impl SlotEntry {
+    fn empty() -> SlotEntry {
+        SlotEntry {
             here: false,
             name: "",
             route: Route::Barrier,
@@ -230,52 +224,52 @@ impl Cell {
     }
 }
 
-/// A sequence of slots with the same members: a group's collectives, or the messages from one member to another.
+/// The slots of one sequence of calls: a group's collectives, or the messages from one member to another.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct SlotQueue {
     ranks: Arc<[usize]>,
     /// The next sequence number of each member.
     next: Vec<u64>,
-    /// The slots that somebody has not come to yet, by ascending sequence number, and the first one's number.
-    waiting: VecDeque<Arc<Slot>>,
+    /// The slots to which some member has not come yet, by ascending sequence number, and the first one's number.
+    waiting: VecDeque<Arc<CallSlot>>,
     first: u64,
     /// Slots that all have left.
-    spare: Vec<Arc<Slot>>,
+    spare: Vec<Arc<CallSlot>>,
 }
 
-impl Lane {
-    pub(super) fn new(ranks: Arc<[usize]>) -> Lane {
+impl SlotQueue {
+    pub(super) fn new(ranks: Arc<[usize]>) -> SlotQueue {
         // A member that waits for each call is at most one call ahead of the others.
-        let spare = (0..2).map(|_| Arc::new(Slot::new(&ranks))).collect();
-        Lane { next: vec![0; ranks.len()], waiting: VecDeque::with_capacity(8), first: 0, spare, ranks }
+        let spare = (0..2).map(|_| Arc::new(CallSlot::new(&ranks))).collect();
+        SlotQueue { next: vec![0; ranks.len()], waiting: VecDeque::with_capacity(8), first: 0, spare, ranks }
     }
 
     /// The slot of this member's next call.
-    pub(super) fn advance(&mut self, position: usize) -> Arc<Slot> {
+    pub(super) fn advance(&mut self, position: usize) -> Arc<CallSlot> {
         let seq = self.next[position];
         self.next[position] += 1;
         let at = (seq - self.first) as usize;
         if at == self.waiting.len() {
-            let slot = self.spare.pop().unwrap_or_else(|| Arc::new(Slot::new(&self.ranks)));
+            let slot = self.spare.pop().unwrap_or_else(|| Arc::new(CallSlot::new(&self.ranks)));
             slot.begin(seq);
             self.waiting.push_back(slot);
         }
         self.waiting[at].clone()
     }
 
-    /// Lays down `call`; true if everyone has come now.
+    /// Puts `call` into the slot. Returns true if everyone has come now.
     ///
     /// Each member comes to its slots in order, so slots are complete in order: this one is then the first that waited.
-    pub(super) fn lay(
+    pub(super) fn put(
         &mut self,
-        slot: &Slot,
+        slot: &CallSlot,
         position: usize,
         call: &Call<'_>,
         reduce: Option<&Reduce>,
     ) -> bool {
         let mut contents = slot.contents_mut();
-        contents.lay(position, call, reduce);
-        let complete = contents.come == contents.cells.len();
+        contents.put(position, call, reduce);
+        let complete = contents.come == contents.entries.len();
         if complete {
             self.waiting.pop_front();
             self.first += 1;
@@ -284,7 +278,7 @@ impl Lane {
     }
 
     /// Takes back a slot that the last member has left.
-    pub(super) fn recycle(&mut self, slot: Arc<Slot>) {
+    pub(super) fn recycle(&mut self, slot: Arc<CallSlot>) {
         self.spare.push(slot);
     }
 }

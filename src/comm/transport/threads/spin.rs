@@ -21,11 +21,11 @@ impl Drop for Running {
     }
 }
 
-/// How long to look before parking where ranks have a core each: about what it takes to wake who is parked.
+/// The time to look before parking if ranks have a core each: about the time that it takes to wake a parked rank.
 #[cfg(not(any(loom, shuttle)))]
 const PATIENCE: std::time::Duration = std::time::Duration::from_micros(60);
 
-/// Polls `ready` for a moment; where ranks have a core each, then looks for some microseconds more, letting others run in
+/// Polls `ready` for a moment; if ranks have a core each, then looks for some microseconds more, letting others run in
 /// between: another program may have left one core to two ranks, and polling would keep the one from what the other waits for.
 #[cfg(not(any(loom, shuttle)))]
 pub(super) fn spin(ready: impl Fn() -> bool) -> bool {

@@ -1,5 +1,5 @@
 //! Random programs of collectives on three and four ranks, over groups that overlap, under random schedules: they always
-//! end, with the right results; and where a rank fails, ends early or goes on alone, all others hear of it.
+//! end, with the right results; and if a rank fails, ends early or goes on alone, all others hear of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use std::time::Duration;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner, thread};
 
-use crate::comm::transport::threads::{ThreadEngine, World};
+use crate::comm::transport::threads::{ThreadEngine, ThreadWorld};
 use crate::comm::{Group, Pending, Rank};
 use crate::error::{CommFault, Error, Result};
 use crate::tensor::{ReduceOp, Shape, Tensor};
 
 const SCHEDULES: usize = 200;
 
-/// What the members of a group do together.
+/// A call that the members of a group make together.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum StepKind {
     Gather,
     AllToAll,
-    /// Of one element, and of enough for several chunks.
+    /// An all-reduce of so many elements: one, or enough for several chunks.
     AllReduce(usize),
     /// Member i gets `i * uneven + 1` elements.
     ReduceScatter {
@@ -31,28 +31,28 @@ enum Kind {
 }
 
 #[derive(Clone, Debug)]
-struct Step {
+struct ModelStep {
     group: usize,
-    kind: Kind,
+    kind: StepKind,
     /// Waited for at the end, and then in the reverse order; or never, if `dropped`.
     later: bool,
     dropped: bool,
 }
 
-/// How one of the ranks leaves the program before its end.
+/// The way in which one of the ranks leaves the program before its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Exit {
+enum EarlyExit {
     Fails,
     Ends,
 }
 
 #[derive(Clone, Debug)]
-struct Program {
+struct ModelProgram {
     world: usize,
     groups: Vec<Vec<usize>>,
-    steps: Vec<Step>,
-    /// Who, before which step, and how.
-    exit: Option<(usize, usize, Exit)>,
+    steps: Vec<ModelStep>,
+    /// The rank, the step before which it leaves, and the way in which it does.
+    exit: Option<(usize, usize, EarlyExit)>,
 }
 
 /// A generator of small numbers (Marsaglia's xorshift).
@@ -67,8 +67,8 @@ impl Dice {
     }
 }
 
-impl Program {
-    fn random(seed: u64, exits: bool) -> Program {
+impl ModelProgram {
+    fn random(seed: u64, exits: bool) -> ModelProgram {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let world = 3 + dice.roll(2);
         let mut groups = vec![(0..world).collect::<Vec<_>>()];
@@ -76,10 +76,11 @@ impl Program {
             let without = dice.roll(world);
             groups.push((0..world).filter(|&r| r != without).collect());
         }
-        let steps = (0..4 + dice.roll(4)).map(|_| Step::random(&mut dice, groups.len())).collect::<Vec<_>>();
-        let how = if dice.roll(2) == 0 { Exit::Fails } else { Exit::Ends };
+        let steps =
+            (0..4 + dice.roll(4)).map(|_| ModelStep::random(&mut dice, groups.len())).collect::<Vec<_>>();
+        let how = if dice.roll(2) == 0 { EarlyExit::Fails } else { EarlyExit::Ends };
         let exit = exits.then(|| (dice.roll(world), dice.roll(steps.len()), how));
-        Program { world, groups, steps, exit }
+        ModelProgram { world, groups, steps, exit }
     }
 
     /// One rank's part.
@@ -91,26 +92,26 @@ impl Program {
         let mut later = Vec::new();
         for (k, step) in self.steps.iter().enumerate() {
             match self.exit {
-                Some((who, at, Exit::Fails)) if (who, at) == (rank.rank(), k) => {
+                Some((who, at, EarlyExit::Fails)) if (who, at) == (rank.rank(), k) => {
                     return Err(Error::invalid("model", "struck", "", ""));
                 }
-                Some((who, at, Exit::Ends)) if (who, at) == (rank.rank(), k) => return Ok(()),
+                Some((who, at, EarlyExit::Ends)) if (who, at) == (rank.rank(), k) => return Ok(()),
                 _ => {}
             }
             let Some(group) = &groups[step.group] else { continue };
-            let flight = Flight::start(step.kind, group, k)?;
+            let flight = StepInFlight::start(step.kind, group, k)?;
             match (step.later, step.dropped) {
                 (true, true) => drop(flight),
                 (true, false) => later.push(flight),
                 _ => flight.land()?,
             }
         }
-        later.into_iter().rev().try_for_each(Flight::land)
+        later.into_iter().rev().try_for_each(StepInFlight::land)
     }
 
-    /// What becomes of every rank, threads being run in some order.
-    fn outcomes(&self) -> (Arc<World>, Vec<Result<()>>) {
-        let world = Arc::new(World::new(self.world, Duration::from_secs(3600)));
+    /// The world and every rank's result, with threads run in some order.
+    fn outcomes(&self) -> (Arc<ThreadWorld>, Vec<Result<()>>) {
+        let world = Arc::new(ThreadWorld::new(self.world, Duration::from_secs(3600)));
         let spawn = |r: usize| {
             let (program, world) = (self.clone(), world.clone());
             thread::spawn(move || {
@@ -129,78 +130,79 @@ impl Program {
     }
 }
 
-impl Step {
-    fn random(dice: &mut Dice, groups: usize) -> Step {
+impl ModelStep {
+    fn random(dice: &mut Dice, groups: usize) -> ModelStep {
         let kind = match dice.roll(8) {
-            0 => Kind::Gather,
-            1 => Kind::AllToAll,
-            2 => Kind::AllReduce(1),
-            3 => Kind::AllReduce(7),
-            4 => Kind::ReduceScatter { uneven: 0 },
-            5 => Kind::ReduceScatter { uneven: 5 },
-            6 => [Kind::Broadcast, Kind::Ring][dice.roll(2)],
-            _ => Kind::Barrier,
+            0 => StepKind::Gather,
+            1 => StepKind::AllToAll,
+            2 => StepKind::AllReduce(1),
+            3 => StepKind::AllReduce(7),
+            4 => StepKind::ReduceScatter { uneven: 0 },
+            5 => StepKind::ReduceScatter { uneven: 5 },
+            6 => [StepKind::Broadcast, StepKind::Ring][dice.roll(2)],
+            _ => StepKind::Barrier,
         };
-        // Messages that nobody fetches would be taken for later ones.
-        let dropped = dice.roll(3) == 0 && !matches!(kind, Kind::Ring);
-        Step { group: dice.roll(groups), kind, later: dice.roll(3) == 0, dropped }
+        // Messages that no member fetches would be taken for later ones.
+        let dropped = dice.roll(3) == 0 && !matches!(kind, StepKind::Ring);
+        ModelStep { group: dice.roll(groups), kind, later: dice.roll(3) == 0, dropped }
     }
 }
 
-/// A step that was started, and what must come of it.
-enum Flight {
+/// A step that was started, and the result it must have.
+enum StepInFlight {
     One(Pending<Tensor>, Vec<f32>),
     Many(Pending<Vec<Tensor>>, Vec<Vec<f32>>),
     Done(Pending<()>),
 }
 
-impl Flight {
-    fn start(kind: Kind, g: &Group, k: usize) -> Result<Flight> {
+impl StepInFlight {
+    fn start(kind: StepKind, g: &Group, k: usize) -> Result<StepInFlight> {
         let (me, n) = (g.index(), g.len());
         let value = |from: usize, to: usize| (100 * k + 10 * from + to) as f32;
         let sum = |to: usize| (0..n).map(|from| value(from, to)).sum::<f32>();
         let of = |len: usize, value: f32| Tensor::from_vec(vec![value; len], [len]);
         let one = Shape::from([1]);
         Ok(match kind {
-            Kind::Gather => {
+            StepKind::Gather => {
                 let want = (0..n).map(|at| vec![value(at, 0)]).collect();
-                Flight::Many(g.all_gather_async(&of(1, value(me, 0))?, &vec![one; n]), want)
+                StepInFlight::Many(g.all_gather_async(&of(1, value(me, 0))?, &vec![one; n]), want)
             }
-            Kind::AllToAll => {
+            StepKind::AllToAll => {
                 let parts = (0..n).map(|to| of(1, value(me, to))).collect::<Result<_>>()?;
                 let want = (0..n).map(|at| vec![value(at, me)]).collect();
-                Flight::Many(g.all_to_all_async(parts, &vec![one; n]), want)
+                StepInFlight::Many(g.all_to_all_async(parts, &vec![one; n]), want)
             }
-            Kind::AllReduce(len) => {
-                Flight::One(g.all_reduce_async(&of(len, value(me, 0))?, ReduceOp::Sum), vec![sum(0); len])
-            }
-            Kind::ReduceScatter { uneven } => {
+            StepKind::AllReduce(len) => StepInFlight::One(
+                g.all_reduce_async(&of(len, value(me, 0))?, ReduceOp::Sum),
+                vec![sum(0); len],
+            ),
+            StepKind::ReduceScatter { uneven } => {
                 let len = |to: usize| to * uneven + 1;
                 let parts = (0..n).map(|to| of(len(to), value(me, to))).collect::<Result<_>>()?;
-                Flight::One(g.reduce_scatter_async(parts, ReduceOp::Sum), vec![sum(me); len(me)])
+                StepInFlight::One(g.reduce_scatter_async(parts, ReduceOp::Sum), vec![sum(me); len(me)])
             }
-            Kind::Broadcast => {
+            StepKind::Broadcast => {
                 let x = of(1, value(0, 0))?;
-                Flight::One(g.broadcast_async(Some(&x), 0, x.dtype(), &one), vec![value(0, 0)])
+                StepInFlight::One(g.broadcast_async(Some(&x), 0, x.dtype(), &one), vec![value(0, 0)])
             }
-            Kind::Ring => {
+            StepKind::Ring => {
                 let (next, before) = ((me + 1) % n, (me + n - 1) % n);
                 let x = of(1, value(me, next))?;
                 drop(g.send_async(&x, next));
-                Flight::One(g.recv_async(before, x.dtype(), &one), vec![value(before, me)])
+                StepInFlight::One(g.recv_async(before, x.dtype(), &one), vec![value(before, me)])
             }
-            Kind::Barrier => Flight::Done(g.barrier_async()),
+            StepKind::Barrier => StepInFlight::Done(g.barrier_async()),
         })
     }
 
     fn land(self) -> Result<()> {
         match self {
-            Flight::One(pending, want) => assert_eq!(pending.wait()?.to_vec::<f32>()?, want),
-            Flight::Many(pending, want) => {
+            StepInFlight::One(pending, want) => assert_eq!(pending.wait()?.to_vec::<f32>()?, want),
+            StepInFlight::Many(pending, want) => {
                 let got = pending.wait()?.iter().map(|x| x.to_vec::<f32>()).collect::<Result<Vec<_>>>()?;
                 assert_eq!(got, want);
             }
-            Flight::Done(pending) => pending.wait()?,
+            StepInFlight::Done(pending) => pending.wait()?,
         }
         Ok(())
     }
@@ -217,7 +219,7 @@ fn try_many(check: impl Fn() + Send + Sync + Clone + 'static) {
 #[test]
 fn every_program_ends_with_the_right_results() {
     for seed in 0..60 {
-        let program = Program::random(seed, false);
+        let program = ModelProgram::random(seed, false);
         try_many(move || {
             let (_, results) = program.outcomes();
             assert!(results.iter().all(Result::is_ok), "{program:?}: {results:?}");
@@ -228,14 +230,14 @@ fn every_program_ends_with_the_right_results() {
 #[test]
 fn every_program_ends_when_a_rank_leaves_it() {
     for seed in 0..60 {
-        let program = Program::random(seed, true);
+        let program = ModelProgram::random(seed, true);
         try_many(move || {
             let (world, results) = program.outcomes();
             let (who, _, how) = program.exit.expect("somebody leaves");
-            assert_eq!(results[who].is_err(), how == Exit::Fails, "{program:?}: {results:?}");
-            let first = world.first_failure().map(|(rank, _)| *rank);
+            assert_eq!(results[who].is_err(), how == EarlyExit::Fails, "{program:?}: {results:?}");
+            let first = world.status().first_failure().map(|(rank, _)| *rank);
             for (rank, result) in results.iter().enumerate().filter(|(rank, _)| *rank != who) {
-                // Nobody fails without a cause: the one who left, or who missed it first.
+                // Each failure has its cause: the rank that left, or the rank that missed it first.
                 let Err(Error::Comm(fault)) = result else {
                     assert!(result.is_ok(), "{program:?}: {result:?}");
                     continue;
@@ -243,7 +245,7 @@ fn every_program_ends_when_a_rank_leaves_it() {
                 match &**fault {
                     CommFault::PeerFailed { rank: named, .. } => assert_eq!(Some(*named), first),
                     CommFault::Missing { missing, ended, .. } => {
-                        assert!(*ended && missing.contains(&who) && how == Exit::Ends, "{fault:?}");
+                        assert!(*ended && missing.contains(&who) && how == EarlyExit::Ends, "{fault:?}");
                     }
                     _ => panic!("rank {rank} of {program:?}: {fault:?}"),
                 }

@@ -1,0 +1,338 @@
+//! The state that the members of one group share: queues of slots, the first fault, and a condition to park on.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::slot::{CallSlot, SlotContents, SlotQueue};
+use super::spin::spin;
+use super::status::WorldStatus;
+use super::sync::atomic::{AtomicBool, Ordering};
+use super::sync::{Condvar, Mutex, MutexGuard};
+use crate::comm::calls::label;
+use crate::comm::{Call, Reduce, Sequence};
+use crate::error::{CallId, CommFault, Result};
+
+/// The time after which a parked rank looks around unasked; only a guard, since everything that matters wakes it.
+const NAP: Duration = Duration::from_millis(500);
+
+/// The shortest time to park.
+const GLANCE: Duration = Duration::from_millis(1);
+
+/// A group of ranks that are threads.
+#[derive(Debug)]
+pub(super) struct ThreadGroup {
+    status: Arc<WorldStatus>,
+    pub(super) ranks: Arc<[usize]>,
+    name: String,
+    pub(super) label: String,
+    /// Groups of the first generation heed every failure in the world, later ones only those of their own members.
+    generation: u64,
+    state: Mutex<GroupState>,
+    wake: Condvar,
+    /// True once `GroupState::fault` is set.
+    is_faulty: AtomicBool,
+}
+
+#[derive(Debug)]
+struct GroupState {
+    collectives: SlotQueue,
+    /// Messages by (sender, receiver).
+    messages: HashMap<(usize, usize), SlotQueue>,
+    /// The first fault, and the slot where it happened if that was in this group.
+    fault: Option<(CommFault, Option<Arc<CallSlot>>)>,
+    parked: usize,
+}
+
+/// A call that a member has published, and not left yet.
+#[derive(Clone, Debug)]
+pub(super) struct PublishedCall {
+    sequence: Sequence,
+    pub(super) slot: Arc<CallSlot>,
+    /// The member's index among the slot's members.
+    pub(super) position: usize,
+    /// The call's name.
+    name: &'static str,
+}
+
+impl ThreadGroup {
+    pub(super) fn new(status: Arc<WorldStatus>, generation: u64, ranks: &[usize], name: &str) -> ThreadGroup {
+        let ranks: Arc<[usize]> = ranks.into();
+        let collectives = SlotQueue::new(ranks.clone());
+        let state = GroupState { collectives, messages: HashMap::new(), fault: None, parked: 0 };
+        ThreadGroup {
+            status,
+            name: name.into(),
+            generation,
+            label: label(name, &ranks),
+            ranks,
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            is_faulty: AtomicBool::new(false),
+        }
+    }
+
+    /// Publishes the next call of a sequence by the member at `position` of it, for the others to find. A reduction says
+    /// how it folds.
+    pub(super) fn publish(
+        &self,
+        (sequence, position): (Sequence, usize),
+        call: &Call<'_>,
+        reduce: Option<&Reduce>,
+    ) -> Result<PublishedCall> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if let Some((fault, _)) = &state.fault {
+            return Err(fault.clone().into());
+        }
+        let slot = state.queue(sequence, &self.ranks).advance(position);
+        if let Some(fault) = self.peer_failure(&slot, call.name) {
+            return Err(fault.into());
+        }
+        if let Some(fault) = self.mismatch(&slot, position, call) {
+            let fault = self.with_last(fault);
+            self.set_fault(state, fault.clone(), Some(&slot));
+            return Err(fault.into());
+        }
+        if state.queue(sequence, &self.ranks).put(&slot, position, call, reduce) {
+            if let Some(reduce) = reduce {
+                // The others' calls need not wait for this one's fold.
+                drop(guard);
+                slot.prepare(reduce);
+                guard = self.lock();
+            }
+            slot.open();
+            self.wake_parked(&guard);
+        }
+        Ok(PublishedCall { sequence, slot, position, name: call.name })
+    }
+
+    /// The member needs nothing more from the call, whose slot is used again when all have left it.
+    pub(super) fn leave(&self, call: &PublishedCall) {
+        if call.slot.leave() {
+            self.lock().queue(call.sequence, &self.ranks).recycle(call.slot.clone());
+        }
+    }
+
+    /// Waits until everyone has come, or the call is known to fail. If it fails for a circle of waiting ranks that is found
+    /// here, `fail_others` gives up the other groups that are part of it.
+    pub(super) fn wait(&self, call: &PublishedCall, fail_others: impl Fn(&CommFault)) -> Result<()> {
+        let slot = &call.slot;
+        let settled = || slot.is_open() || self.is_given_up();
+        spin(settled);
+        if slot.is_open() {
+            return Ok(());
+        }
+        let deadline = Instant::now() + self.status.deadline;
+        let mut state = self.lock();
+        loop {
+            if slot.is_open() {
+                return Ok(());
+            }
+            if let Some((fault, at)) = &state.fault {
+                return Err(self.own_view(fault, at.as_ref(), call).into());
+            }
+            let failure = self.peer_failure(slot, call.name);
+            let absence = self.missing(call, Instant::now() >= deadline);
+            // Members of a circle may have heard of it, and have ended, before this group does.
+            if (failure.is_some() || absence.is_some())
+                && let Some(circle) = self.circle()
+            {
+                self.set_fault(&mut state, circle, None);
+                continue;
+            }
+            if let Some(fault) = failure {
+                return Err(fault.into());
+            }
+            if let Some(fault) = absence {
+                let fault = self.with_last(fault);
+                let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
+                let circle = || self.status.roster.cycle(slot.ranks[call.position], fault.id());
+                // If two ranks find it at once, one of them may have gone on before the other looks.
+                let circle = is_late.then(circle).flatten().or_else(|| self.circle());
+                if let Some(circle) = circle {
+                    // The others hear of it while this rank still waits: a rank that looks meanwhile finds the same circle.
+                    drop(state);
+                    // Known to all before one of them hears of it and ends.
+                    self.status.add_circle(self.generation, &circle);
+                    fail_others(&circle);
+                    state = self.lock();
+                    self.set_fault(&mut state, circle, None);
+                    continue;
+                }
+                self.set_fault(&mut state, fault.clone(), Some(slot));
+                return Err(fault.into());
+            }
+            // Past the deadline, the last to come is still folding.
+            let left = deadline.saturating_duration_since(Instant::now());
+            state = self.park(state, left.max(GLANCE));
+        }
+    }
+
+    /// Waits for `ready`, which another member's work makes true; gives up only if the world fails.
+    pub(super) fn wait_for_work(&self, call: &PublishedCall, ready: impl Fn() -> bool) -> Result<()> {
+        if spin(&ready) {
+            return Ok(());
+        }
+        let mut state = self.lock();
+        while !ready() {
+            if let Some(fault) = self.peer_failure(&call.slot, call.name) {
+                return Err(fault.into());
+            }
+            state = self.park(state, NAP);
+        }
+        Ok(())
+    }
+
+    /// Wakes all who are parked here, to look around.
+    pub(super) fn wake(&self) {
+        self.wake_parked(&self.lock());
+    }
+
+    /// True if no call that is incomplete now will ever be completed.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_faulty.load(Ordering::Acquire) || self.failure().is_some()
+    }
+
+    /// The circle of waiting ranks that this group is part of, if one was found.
+    pub(super) fn circle(&self) -> Option<CommFault> {
+        self.status.circle_of(self.generation, &self.label)
+    }
+
+    /// Gives the group up for a fault that was found in another one.
+    pub(super) fn fail(&self, fault: &CommFault) {
+        self.set_fault(&mut self.lock(), fault.clone(), None);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GroupState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn park<'a>(
+        &self,
+        mut state: MutexGuard<'a, GroupState>,
+        at_most: Duration,
+    ) -> MutexGuard<'a, GroupState> {
+        state.parked += 1;
+        let (mut state, _) =
+            self.wake.wait_timeout(state, at_most.min(NAP)).unwrap_or_else(PoisonError::into_inner);
+        state.parked -= 1;
+        state
+    }
+
+    fn wake_parked(&self, state: &GroupState) {
+        if state.parked > 0 {
+            self.wake.notify_all();
+        }
+    }
+
+    /// Only the first fault counts.
+    fn set_fault(&self, state: &mut GroupState, fault: CommFault, slot: Option<&Arc<CallSlot>>) {
+        state.fault.get_or_insert_with(|| (fault, slot.cloned()));
+        self.is_faulty.store(true, Ordering::Release);
+        self.wake.notify_all();
+    }
+
+    fn id(&self, slot: &CallSlot, call: &'static str) -> CallId {
+        CallId::new(call, slot.seq(), &*self.label)
+    }
+
+    fn mismatch(&self, slot: &CallSlot, position: usize, call: &Call<'_>) -> Option<CommFault> {
+        let contents = slot.contents();
+        let (at, other) = contents.disagreement(position, call)?;
+        let (low, high) =
+            if at < position { ((at, other), (position, *call)) } else { ((position, *call), (at, other)) };
+        let (brought, other_brought) = high.1.signature().told_apart(&low.1.signature());
+        Some(CommFault::Mismatch {
+            id: self.id(slot, call.name),
+            rank: slot.ranks[high.0],
+            brought,
+            other: slot.ranks[low.0],
+            other_brought,
+            last: vec![],
+        })
+    }
+
+    fn peer_failure(&self, slot: &CallSlot, call: &'static str) -> Option<CommFault> {
+        let (rank, cause) = self.failure()?;
+        Some(CommFault::PeerFailed { id: self.id(slot, call), rank, cause: cause.clone() })
+    }
+
+    /// The failed rank for which the group is given up, and its cause.
+    fn failure(&self) -> Option<(usize, &String)> {
+        match self.generation {
+            0 => self.status.first_failure().map(|(rank, cause)| (*rank, cause)),
+            _ => self.status.failure_among(&self.ranks),
+        }
+    }
+
+    /// The fault, with the calls that the members have completed, and those for which the missing members wait.
+    fn with_last(&self, mut fault: CommFault) -> CommFault {
+        if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
+            *last = self.status.roster.last(&self.name, &self.ranks);
+        }
+        if let CommFault::Missing { missing, elsewhere, .. } = &mut fault {
+            *elsewhere = self.status.roster.elsewhere(missing);
+        }
+        fault
+    }
+
+    /// The fault of members that will not come: those that have ended, or if it is `late`, all absent ones.
+    fn missing(&self, call: &PublishedCall, late: bool) -> Option<CommFault> {
+        let (slot, contents) = (&call.slot, call.slot.contents());
+        // A rank comes before it ends: so its end is looked at first.
+        let ended = |at: usize| self.status.has_ended(slot.ranks[at]);
+        let absent = |at: usize| contents.brought(at).is_none();
+        let all = 0..slot.ranks.len();
+        let has_ended = all.clone().any(|at| ended(at) && absent(at));
+        if !(has_ended || late && all.clone().any(absent)) {
+            return None;
+        }
+        let missing = all.filter(|&at| (ended(at) || !has_ended) && absent(at));
+        Some(CommFault::Missing {
+            id: self.id(slot, call.name),
+            rank: slot.ranks[call.position],
+            brought: brought(&contents, call.position),
+            missing: missing.map(|at| slot.ranks[at]).collect(),
+            ended: has_ended,
+            deadline_s: self.status.deadline.as_secs_f64(),
+            elsewhere: vec![],
+            last: vec![],
+        })
+    }
+
+    /// The group's fault, which happened in the slot `at`, as reported by a member that waits for `call`: in the member's own
+    /// words if that is the call that failed.
+    fn own_view(&self, fault: &CommFault, at: Option<&Arc<CallSlot>>, call: &PublishedCall) -> CommFault {
+        let mut fault = fault.clone().told_by(call.slot.ranks[call.position]);
+        if !at.is_some_and(|at| Arc::ptr_eq(at, &call.slot)) {
+            return fault;
+        }
+        let own = brought(&call.slot.contents(), call.position);
+        match &mut fault {
+            CommFault::Missing { id, rank, brought, .. } => {
+                id.call = call.name.into();
+                *rank = call.slot.ranks[call.position];
+                *brought = own;
+            }
+            other => other.id_mut().call = call.name.into(),
+        }
+        fault
+    }
+}
+
+impl GroupState {
+    fn queue(&mut self, sequence: Sequence, ranks: &[usize]) -> &mut SlotQueue {
+        match sequence {
+            Sequence::Collective => &mut self.collectives,
+            Sequence::Message { from, to } => {
+                let between = || SlotQueue::new([ranks[from], ranks[to]].into());
+                self.messages.entry((from, to)).or_insert_with(between)
+            }
+        }
+    }
+}
+
+fn brought(contents: &SlotContents, position: usize) -> String {
+    contents.brought(position).expect("a member waits only after it has come").to_string()
+}

@@ -1,0 +1,80 @@
+//! Rounds in which ranks agree on those that go on together after others have failed.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use super::status::WorldStatus;
+use super::sync::{Condvar, Mutex, MutexGuard};
+use crate::error::{Error, Result};
+
+/// The ranks of a world that still go on together, and the round that decides on the next ones.
+#[derive(Debug)]
+pub(super) struct Survivors {
+    round: Mutex<SurvivorRound>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct SurvivorRound {
+    /// The number of rounds that are over.
+    generation: u64,
+    /// The ranks that went on from the last round, ascending.
+    members: Vec<usize>,
+    /// The ranks that have joined the next round, and the time at which the first one did.
+    joined: Vec<usize>,
+    since: Option<Instant>,
+}
+
+impl Survivors {
+    pub(super) fn new(world_len: usize) -> Survivors {
+        let members = (0..world_len).collect();
+        let round = SurvivorRound { generation: 0, members, joined: vec![], since: None };
+        Survivors { round: Mutex::new(round), changed: Condvar::new() }
+    }
+
+    /// True if the other ranks have gone on without `rank`.
+    pub(super) fn is_left(&self, rank: usize) -> bool {
+        !self.round().members.contains(&rank)
+    }
+
+    /// Joins the next round. Returns the generation that `rank` goes on in, and its ranks: those that join before the
+    /// deadline.
+    pub(super) fn join(&self, rank: usize, status: &WorldStatus) -> Result<(u64, Vec<usize>)> {
+        let mut round = self.round();
+        if !round.members.contains(&rank) {
+            return Err(Error::invalid(
+                "survivors",
+                "the others have gone on without this rank",
+                format!("rank {rank}, which came too late for {:?}", round.members),
+                "end its program",
+            ));
+        }
+        let mine = round.generation + 1;
+        round.joined.push(rank);
+        let end = *round.since.get_or_insert_with(Instant::now) + status.deadline;
+        while round.generation < mine {
+            let left = end.saturating_duration_since(Instant::now());
+            let is_awaited = |&rank: &usize| status.is_running(rank) && !round.joined.contains(&rank);
+            if round.members.iter().any(is_awaited) && !left.is_zero() {
+                round = self.changed.wait_timeout(round, left).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            let mut members = std::mem::take(&mut round.joined);
+            members.sort_unstable();
+            *round = SurvivorRound { generation: mine, members, joined: vec![], since: None };
+            self.changed.notify_all();
+        }
+        Ok((mine, round.members.clone()))
+    }
+
+    /// Wakes the ranks that have joined, to look at the status of the others again.
+    pub(super) fn wake(&self) {
+        // A rank that has looked and does not sleep yet holds the lock.
+        drop(self.round());
+        self.changed.notify_all();
+    }
+
+    fn round(&self) -> MutexGuard<'_, SurvivorRound> {
+        self.round.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
