@@ -250,7 +250,7 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
         for (to, notice) in state.take(from, message) {
             assert!(to == To::All || matches!(to, To::Rank(rank) if rank < WORLD));
             let told = postcard::to_stdvec(&notice).expect("notices are written");
-            assert_eq!(frame::decode::<Notice>(&told).expect("a notice is read").eq(&notice), true);
+            assert!(frame::decode::<Notice>(&told).expect("a notice is read") == notice);
         }
     }
     said
