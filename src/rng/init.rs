@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(values(Init::Ones, &[3]), [1.0; 3]);
         assert_eq!(values(Init::Zeros, &[3]), [0.0; 3]);
         assert_eq!(values(Init::Constant(0.1), &[]), [0.1]);
-        assert_eq!(values(Init::KaimingNormal { gain: 1.0 }, &[0, 3]), []);
+        assert_eq!(values(Init::KaimingNormal { gain: 1.0 }, &[0, 3]), [0.0; 0]);
         assert_eq!(values(Init::Normal { mean: 3.0, std: 0.0 }, &[3]), [3.0; 3]);
     }
 

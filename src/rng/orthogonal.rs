@@ -223,8 +223,8 @@ mod tests {
                 }
             }
         }
-        assert_eq!(whole(&[0, 3], 1.0), []);
-        assert_eq!(whole(&[3, 0], 1.0), []);
+        assert_eq!(whole(&[0, 3], 1.0), [0.0; 0]);
+        assert_eq!(whole(&[3, 0], 1.0), [0.0; 0]);
     }
 
     #[test]

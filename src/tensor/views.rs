@@ -208,7 +208,7 @@ mod tests {
     fn empty_and_scalar() {
         let x = iota([0, 3]);
         assert_eq!(x.reshape([3, 0, 7]).unwrap().numel(), 0);
-        assert_eq!(x.narrow(1, 2, 1).unwrap().to_vec::<i64>().unwrap(), []);
+        assert_eq!(x.narrow(1, 2, 1).unwrap().to_vec::<i64>().unwrap(), [0i64; 0]);
         assert_eq!(iota([]).reshape([1, 1]).unwrap().to_vec::<i64>().unwrap(), [0]);
         assert!(iota([2]).narrow(0, 1, 2).is_err());
         for order in [&[1][..], &[], &[0, 0], &[0, 1], &[1 << 32]] {

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::pending::Pending;
 use crate::comm::calls::{Call, Route, label};
-use crate::comm::diagnostics::{GroupId, Recorder, Ticket};
+use crate::comm::diagnostics::{GroupId, RecordedCall, Recorder};
 #[cfg(test)]
 use crate::comm::transport::Engine;
 use crate::comm::transport::{Channel, Reduce, Request, Tensors, fold};
@@ -419,7 +419,7 @@ impl Group {
         self.inner.recorder.last(self.name(), self.ranks())
     }
 
-    fn start(&self, call: Call) -> Result<(Box<dyn Request>, Ticket)> {
+    fn start(&self, call: Call) -> Result<(Box<dyn Request>, RecordedCall)> {
         self.recorded(call, |channel, call| channel.start(call))
     }
 
@@ -428,7 +428,7 @@ impl Group {
         &self,
         call: Call,
         start: impl FnOnce(&dyn Channel, Call) -> Result<Box<dyn Request>>,
-    ) -> Result<(Box<dyn Request>, Ticket)> {
+    ) -> Result<(Box<dyn Request>, RecordedCall)> {
         let Inner { index, channel, recorder, recorded, .. } = &*self.inner;
         let ticket = recorder.start(*recorded, *index, &call);
         match start(&**channel, call) {

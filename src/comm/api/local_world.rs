@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::rank::Rank;
 use crate::comm::coordinator::{Client, Message};
 use crate::comm::diagnostics::flight::SlowRank;
-use crate::comm::diagnostics::{Flights, Roster};
+use crate::comm::diagnostics::{FlightSettings, Roster};
 use crate::comm::lock::lock;
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
@@ -47,7 +47,7 @@ impl LocalWorld {
         deadline: Duration,
         device: &dyn Fn(usize) -> Device,
         library: Option<&Library>,
-        flights: &Flights,
+        flights: &FlightSettings,
     ) -> Result<LocalWorld> {
         let devices: Vec<Device> = (0..world_len).map(device).collect();
         let roster = Roster::new(world_len, flights);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::comm::diagnostics::Ticket;
+use crate::comm::diagnostics::RecordedCall;
 use crate::comm::transport::{Request, Tensors};
 use crate::error::Result;
 
@@ -19,7 +19,7 @@ pub struct Pending<T> {
 
 enum State<T> {
     Ready(Result<T>),
-    Running { request: Box<dyn Request>, finish: Finish<T>, ticket: Ticket },
+    Running { request: Box<dyn Request>, finish: Finish<T>, ticket: RecordedCall },
 }
 
 impl<T> Pending<T> {
@@ -30,7 +30,7 @@ impl<T> Pending<T> {
 
     /// A recorded request, and what makes the result from the tensors that come.
     pub(crate) fn running(
-        request: Result<(Box<dyn Request>, Ticket)>,
+        request: Result<(Box<dyn Request>, RecordedCall)>,
         finish: impl FnOnce(Tensors) -> Result<T> + Send + 'static,
     ) -> Self {
         match request {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::local_world::LocalWorld;
 use super::rank::Rank;
-use crate::comm::diagnostics::Flights;
+use crate::comm::diagnostics::FlightSettings;
 use crate::comm::flight::SlowRank;
 use crate::comm::network::Network;
 use crate::comm::transport::nccl::Library;
@@ -49,7 +49,7 @@ pub struct Spmd {
     name: String,
     device: Arc<dyn Fn(usize) -> Device + Send + Sync>,
     library: Option<Library>,
-    flights: Flights,
+    flights: FlightSettings,
     on_slow: Arc<dyn Fn(&SlowRank) + Send + Sync>,
     patience: Option<Duration>,
     network: Network,
@@ -73,7 +73,7 @@ impl Spmd {
         let (deadline, name) = (Duration::from_secs(60), "rank".into());
         let device = Arc::new(|_| Device::Cpu);
         let on_slow = Arc::new(|slow: &SlowRank| eprintln!("isoshard: {slow}"));
-        let (flights, network) = (Flights::default(), Network::default());
+        let (flights, network) = (FlightSettings::default(), Network::default());
         Spmd { world, deadline, name, device, library: None, network, flights, on_slow, patience: None }
     }
 

@@ -1,12 +1,20 @@
-//! A call as a member brings it: who sends what to whom, by which sequence, for which operator, in which group.
+//! A call as a member brings it: who sends what to whom, by which sequence, for which operator, in which group; and which calls
+//! belong together.
 
+mod bounded;
 mod call;
 mod group_name;
 mod operator;
+mod route;
 mod sequence;
+mod shape_list;
+mod signature;
 
-pub(super) use call::Brief;
-pub use call::{Call, Route};
+pub(super) use bounded::at_most;
+pub use call::Call;
 pub(super) use group_name::{NAME_BYTES, label};
 pub(crate) use operator::{current_operator, during, during_at_least};
+pub use route::Route;
 pub use sequence::Sequence;
+pub use shape_list::ShapeList;
+pub(super) use signature::{CallSignature, ShapesView, SignatureView};

@@ -13,7 +13,7 @@ use super::frame::{self, HEAD_BYTES, Head};
 use super::inbox::Inbox;
 use super::message::{Answer, FirstFault, Join, Message, Notice};
 use super::server::{State, To};
-use crate::comm::calls::{Brief, Route, Sequence};
+use crate::comm::calls::{CallSignature, Route, Sequence};
 use crate::comm::launch::Secret;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::{DType, ReduceOp, Shape};
@@ -137,7 +137,7 @@ impl Random {
         }
     }
 
-    fn brief(&mut self) -> Brief {
+    fn brief(&mut self) -> CallSignature {
         let route = match self.below(6) {
             0 => Route::Gather,
             1 => Route::AllToAll,
@@ -146,7 +146,7 @@ impl Random {
             4 => Route::Recv { from: self.number() },
             _ => Route::Barrier,
         };
-        Brief {
+        CallSignature {
             name: self.text().into(),
             route,
             op: [None, Some(ReduceOp::Sum), Some(ReduceOp::Max)][self.below(3)],
@@ -250,7 +250,7 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
         for (to, notice) in state.take(from, message) {
             assert!(to == To::All || matches!(to, To::Rank(rank) if rank < WORLD));
             let told = postcard::to_stdvec(&notice).expect("notices are written");
-            assert_eq!(frame::decode::<Notice>(&told).expect("a notice is read").eq(&notice), true);
+            assert!(frame::decode::<Notice>(&told).expect("a notice is read") == notice);
         }
     }
     said

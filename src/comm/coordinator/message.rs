@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::calls::{Brief, Sequence};
+use crate::comm::calls::{CallSignature, Sequence};
 use crate::error::{CallId, CommFault, Error, Refusal};
 
 /// The longest text of an error that travels; what is beyond is cut off.
@@ -67,7 +67,7 @@ pub(in crate::comm) enum Message {
     /// A group, before its first call. `group` is a number made from its name and ranks.
     Open { group: u64, name: String, ranks: Vec<usize> },
     /// What this rank brings to its next call of a sequence.
-    Came { group: u64, sequence: Sequence, seq: u64, brief: Brief },
+    Came { group: u64, sequence: Sequence, seq: u64, brief: CallSignature },
     /// A call has not finished within the deadline; `compared` where calls are told of at all.
     Late { group: u64, sequence: Sequence, seq: u64, call: Cow<'static, str>, compared: bool },
     /// The transport failed.

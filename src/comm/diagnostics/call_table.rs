@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::wait_graph::circle;
-use crate::comm::calls::{Brief, NAME_BYTES, Route, Sequence, label};
+use super::wait_graph::cycle;
+use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, label};
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::Shape;
 
@@ -39,7 +39,7 @@ pub(in crate::comm) struct CallTable {
 type Name = Cow<'static, str>;
 
 /// What the members that have come to a call brought, by their index among those who meet there.
-type Arrivals = BTreeMap<usize, Brief>;
+type Arrivals = BTreeMap<usize, CallSignature>;
 
 #[derive(Debug)]
 struct Members {
@@ -118,7 +118,12 @@ impl CallTable {
     /// # Errors
     /// Refuses a call of a group that the rank has not opened, of a message that is not its own, with lists that are not one
     /// per member, and more calls ahead of the others than the table holds.
-    pub fn came(&mut self, from: usize, key: CallKey, brief: Brief) -> Result<Option<CommFault>, Breach> {
+    pub fn came(
+        &mut self,
+        from: usize,
+        key: CallKey,
+        brief: CallSignature,
+    ) -> Result<Option<CommFault>, Breach> {
         let (members, ranks) = self.members(from, key)?;
         let position = match brief.route {
             // A rank that sends to itself is told of in two sequences.
@@ -136,11 +141,11 @@ impl CallTable {
         if here.contains_key(&position) {
             return Err(format!("it comes to {} twice", members.id(key, &brief)));
         }
-        let signature = brief.facts();
+        let signature = brief.view();
         // What is not all-to-all agrees with everyone if with one.
         let compared = if brief.route == Route::AllToAll { usize::MAX } else { 1 };
         let differs =
-            here.iter().take(compared).find(|&(&at, other)| !signature.agrees(position, &other.facts(), at));
+            here.iter().take(compared).find(|&(&at, other)| !signature.agrees(position, &other.view(), at));
         if let Some((&at, other)) = differs {
             let ((low, first), (high, second)) = if at < position {
                 ((at, other), (position, &brief))
@@ -150,9 +155,9 @@ impl CallTable {
             return Ok(Some(CommFault::Mismatch {
                 id: members.id(key, &brief),
                 rank: ranks[high],
-                brought: second.facts().to_string(),
+                brought: second.view().to_string(),
                 other: ranks[low],
-                other_brought: first.facts().to_string(),
+                other_brought: first.view().to_string(),
                 last: self.last(key),
             }));
         }
@@ -196,7 +201,7 @@ impl CallTable {
     }
 
     /// All have come to a call, the last one with `brief`.
-    fn complete(&mut self, key: CallKey, ranks: &[usize], position: usize, brief: Brief) {
+    fn complete(&mut self, key: CallKey, ranks: &[usize], position: usize, brief: CallSignature) {
         let mut arrivals = self.open.remove(&key).unwrap_or_default();
         for (&at, brief) in &arrivals {
             self.held[ranks[at]] -= cost(brief);
@@ -267,7 +272,7 @@ impl CallTable {
         Some(CommFault::Missing {
             id: members.id(key, brief),
             rank: ranks[waiting],
-            brought: brief.facts().to_string(),
+            brought: brief.view().to_string(),
             missing,
             ended: true,
             deadline_s: self.deadline_s,
@@ -290,12 +295,12 @@ impl CallTable {
             let missing = absent(&ranks, arrivals);
             let id = members.named(key.2, call, &brief.operator);
             let last = self.last(key);
-            if let Some(waits) = circle(from, &id, &missing, |rank| self.waits(rank)) {
+            if let Some(waits) = cycle(from, &id, &missing, |rank| self.waits(rank)) {
                 let last = waits.iter().filter_map(|wait| last.iter().find(|last| last.rank == wait.rank));
                 let last = last.cloned().collect();
                 return Ok(CommFault::Cycle { id, rank: from, waits, last });
             }
-            let brought = brief.facts().to_string();
+            let brought = brief.view().to_string();
             let elsewhere = missing.iter().filter_map(|&rank| self.elsewhere(rank)).collect();
             let (rank, ended) = (from, false);
             return Ok(CommFault::Missing { id, rank, brought, missing, ended, deadline_s, elsewhere, last });
@@ -311,7 +316,7 @@ impl CallTable {
 }
 
 /// About what a call takes in memory while others have not come to it.
-fn cost(brief: &Brief) -> usize {
+fn cost(brief: &CallSignature) -> usize {
     let shape =
         |shape: &Shape| size_of::<Shape>() + if shape.len() > 5 { size_of_val(&shape[..]) } else { 0 };
     let shapes: usize = brief.outgoing.iter().chain(&brief.incoming).map(shape).sum();
@@ -333,7 +338,7 @@ impl Members {
         }
     }
 
-    fn id(&self, key: CallKey, brief: &Brief) -> CallId {
+    fn id(&self, key: CallKey, brief: &CallSignature) -> CallId {
         self.named(key.2, &brief.name, &brief.operator)
     }
 
@@ -347,12 +352,20 @@ mod tests {
     use super::*;
     use crate::tensor::DType;
 
-    fn brief(name: &'static str, route: Route, n: usize) -> Brief {
+    fn brief(name: &'static str, route: Route, n: usize) -> CallSignature {
         let (name, incoming) = (name.into(), vec![Shape::from([n])]);
-        Brief { name, route, op: None, dtype: DType::F32, outgoing: vec![], incoming, operator: "".into() }
+        CallSignature {
+            name,
+            route,
+            op: None,
+            dtype: DType::F32,
+            outgoing: vec![],
+            incoming,
+            operator: "".into(),
+        }
     }
 
-    fn gather(n: usize) -> Brief {
+    fn gather(n: usize) -> CallSignature {
         brief("all_gather", Route::Gather, n)
     }
 
@@ -367,7 +380,7 @@ mod tests {
         (7, Sequence::Collective, seq)
     }
 
-    fn came(table: &mut CallTable, rank: usize, seq: u64, brief: Brief) -> Option<String> {
+    fn came(table: &mut CallTable, rank: usize, seq: u64, brief: CallSignature) -> Option<String> {
         table.came(rank, collective(seq), brief).unwrap().map(|fault| fault.to_string())
     }
 
@@ -418,7 +431,7 @@ mod tests {
         let mut table = open(3);
         let came_to = |table: &mut CallTable, rank, group, operator: &'static str| {
             let key = (group, Sequence::Collective, u64::from(group == 7));
-            table.came(rank, key, Brief { operator: operator.into(), ..gather(3) }).unwrap()
+            table.came(rank, key, CallSignature { operator: operator.into(), ..gather(3) }).unwrap()
         };
         [0, 1].into_iter().for_each(|rank| table.open(rank, 8, "ep", &[0, 1]).unwrap());
         (0..3).for_each(|rank| {

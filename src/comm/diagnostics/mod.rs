@@ -4,9 +4,8 @@ mod call_table;
 pub mod flight;
 mod recorder;
 mod roster;
-mod shapes;
 mod wait_graph;
 
 pub(super) use call_table::{Breach, CallTable};
-pub(super) use recorder::{GroupId, Recorder, Ticket};
-pub(super) use roster::{Flights, Roster};
+pub(super) use recorder::{GroupId, RecordedCall, Recorder};
+pub(super) use roster::{FlightSettings, Roster};

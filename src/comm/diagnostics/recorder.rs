@@ -1,30 +1,27 @@
-//! One rank's ring of recent calls.
+//! A rank's recent calls.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::flight::{State, write};
-use super::shapes::Shapes;
+use super::flight::record::{CallRecord, CallState, GroupRecord, KEPT, RankRecord};
+use super::flight::write;
 use crate::comm::calls::{Call, Route, Sequence, current_operator, label};
 use crate::error::{CallId, Error};
-use crate::tensor::{DType, ReduceOp};
 
-/// Calls that a rank remembers.
-pub(super) const KEPT: usize = 256;
-
-/// What one rank does, as it and others may look it up.
+/// A rank's last calls, kept for the rank itself and for others that share its memory.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     pub(super) rank: usize,
-    pub(super) world_len: usize,
-    pub(super) began: Instant,
+    world_len: usize,
+    began: Instant,
     /// When the program began, in microseconds since 1970, so that files of several hosts can be set side by side.
-    pub(super) began_unix_us: u64,
+    began_unix_us: u64,
     dir: Option<PathBuf>,
     written: AtomicBool,
-    ring: Mutex<Ring>,
+    history: Mutex<CallHistory>,
 }
 
 /// A group in a rank's record.
@@ -32,58 +29,39 @@ pub(crate) struct Recorder {
 pub(crate) struct GroupId(u32);
 
 #[derive(Debug, Default)]
-pub(super) struct Ring {
-    pub groups: Vec<Row>,
-    pub entries: Vec<Entry>,
-    /// Calls started so far; call `n` is entry `n % KEPT`.
-    pub calls: u64,
+struct CallHistory {
+    groups: Vec<GroupProgress>,
+    /// A ring: call `n` is at `n % KEPT`, its group a place in `groups`.
+    calls: Vec<CallRecord>,
+    /// Calls started so far.
+    calls_len: u64,
     /// Calls that the rank is waiting in: one for each of its threads.
-    waiting: Vec<Waiting>,
-    last: Option<(usize, Done)>,
+    waiting: Vec<OpenWait>,
+    last: Option<(usize, CompletedCall)>,
     /// Groups of another generation are others, whatever their names.
     generation: u64,
 }
 
-/// What is known of a group.
+/// How far the rank has come in a group.
 #[derive(Debug)]
-pub(super) struct Row {
-    name: String,
-    ranks: Arc<[usize]>,
-    generation: u64,
+struct GroupProgress {
+    group: GroupRecord,
     collectives: u64,
     /// By sender, receiver, and whether this rank receives: a rank may send to itself.
     messages: Vec<((usize, usize, bool), u64)>,
-    last: Option<Done>,
+    last: Option<CompletedCall>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Done {
+struct CompletedCall {
     call: &'static str,
     seq: u64,
     operator: &'static str,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub number: u64,
-    pub group: GroupId,
-    pub sequence: Sequence,
-    pub seq: u64,
-    pub call: &'static str,
-    pub route: Route,
-    pub op: Option<ReduceOp>,
-    pub dtype: DType,
-    pub sent: Shapes,
-    pub expected: Shapes,
-    pub operator: &'static str,
-    pub state: State,
-    pub started: Duration,
-    pub ended: Duration,
-}
-
 /// A call that a thread of the rank waits in.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct OpenWait {
     number: u64,
     group: GroupId,
     sequence: Sequence,
@@ -94,9 +72,9 @@ struct Waiting {
     is_slow: bool,
 }
 
-/// A recorded call, for whoever sees it end.
+/// A call that is recorded, until its end is.
 #[derive(Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct RecordedCall {
     recorder: Arc<Recorder>,
     number: u64,
     group: GroupId,
@@ -108,11 +86,9 @@ pub(crate) struct Ticket {
 
 /// A wait as other ranks see it.
 #[derive(Clone, Debug)]
-pub(super) struct Waits {
+pub(super) struct RankWait {
     pub id: CallId,
-    pub name: String,
-    pub ranks: Arc<[usize]>,
-    pub generation: u64,
+    pub group: GroupRecord,
     pub sequence: Sequence,
     pub since: Instant,
 }
@@ -127,92 +103,93 @@ impl Recorder {
             began_unix_us: now.as_micros() as u64,
             dir,
             written: AtomicBool::new(false),
-            ring: Mutex::default(),
+            history: Mutex::default(),
         }
     }
 
-    /// That of a rank whose peers are elsewhere, written where the environment says.
+    /// The recorder of a rank whose peers are elsewhere, written to the folder that the environment names.
     pub(crate) fn alone(rank: usize, world_len: usize) -> Arc<Recorder> {
         Arc::new(Recorder::new(rank, world_len, write::dir_from_env()))
     }
 
     /// A group's place in the record; the same ranks and name are the same group.
     pub(crate) fn group(&self, name: &str, ranks: &Arc<[usize]>) -> GroupId {
-        let mut ring = self.ring();
-        let generation = ring.generation;
-        let at = ring.groups.iter().position(|row| row.is(name, ranks, generation)).unwrap_or_else(|| {
-            let (name, ranks) = (name.to_string(), ranks.clone());
-            ring.groups.push(Row { name, ranks, generation, collectives: 0, messages: vec![], last: None });
-            ring.groups.len() - 1
-        });
+        let mut history = self.history();
+        let generation = history.generation;
+        let at =
+            history.groups.iter().position(|group| group.is(name, ranks, generation)).unwrap_or_else(|| {
+                let group = GroupRecord { name: name.to_string(), ranks: ranks.clone(), generation };
+                history.groups.push(GroupProgress { group, collectives: 0, messages: vec![], last: None });
+                history.groups.len() - 1
+            });
         GroupId(at as u32)
     }
 
     /// The rank goes on among other ranks: groups made from now on begin their counts anew.
     pub(crate) fn begin_generation(&self) {
-        self.ring().generation += 1;
+        self.history().generation += 1;
     }
 
     /// Writes down that the rank, member `index` of the group, starts a call.
-    pub(crate) fn start(self: &Arc<Self>, group: GroupId, index: usize, call: &Call) -> Ticket {
+    pub(crate) fn start(self: &Arc<Self>, group: GroupId, index: usize, call: &Call) -> RecordedCall {
         let operator = current_operator();
         let sequence = Sequence::of(call.route, index);
-        let started = self.began.elapsed();
-        let mut ring = self.ring();
-        let seq = ring.groups[group.index()].advance(sequence, matches!(call.route, Route::Recv { .. }));
-        let number = ring.calls;
-        ring.calls += 1;
-        if ring.entries.is_empty() {
-            ring.entries.reserve_exact(KEPT);
+        let started_us = self.elapsed_us();
+        let mut history = self.history();
+        let receives = matches!(call.route, Route::Recv { .. });
+        let seq = history.groups[group.index()].advance(sequence, receives);
+        let number = history.calls_len;
+        history.calls_len += 1;
+        if history.calls.is_empty() {
+            history.calls.reserve_exact(KEPT);
         }
         let at = (number % KEPT as u64) as usize;
-        if at == ring.entries.len() {
-            ring.entries.push(Entry::empty(group));
+        if at == history.calls.len() {
+            history.calls.push(CallRecord::empty());
         }
-        let entry = &mut ring.entries[at];
-        (entry.number, entry.group, entry.sequence, entry.seq) = (number, group, sequence, seq);
-        (entry.call, entry.route, entry.op, entry.dtype) = (call.name, call.route, call.op, call.dtype);
-        (entry.operator, entry.state, entry.started) = (operator, State::Started, started);
-        entry.sent.set(call.outgoing.iter().map(|x| x.shape()));
-        entry.expected.set(call.incoming.iter());
-        drop(ring);
-        Ticket { recorder: self.clone(), number, group, sequence, seq, call: call.name, operator }
+        let record = &mut history.calls[at];
+        (record.number, record.group, record.seq) = (number, group.index(), seq);
+        (record.operator, record.state) = (Cow::Borrowed(operator), CallState::Started);
+        (record.started_us, record.ended_us) = (started_us, 0);
+        record.brought.set(call);
+        drop(history);
+        RecordedCall { recorder: self.clone(), number, group, sequence, seq, call: call.name, operator }
     }
 
     /// The last calls completed: on the group, and of all.
     pub(in crate::comm) fn last(&self, name: &str, ranks: &[usize]) -> (Option<CallId>, Option<CallId>) {
-        let ring = self.ring();
-        let generation = ring.generation;
-        let row = ring.groups.iter().find(|row| row.is(name, ranks, generation));
-        let here = row.and_then(|row| Some(row.last?.id(row)));
-        let last = ring.last.map(|(group, done)| done.id(&ring.groups[group]));
+        let history = self.history();
+        let generation = history.generation;
+        let group = history.groups.iter().find(|group| group.is(name, ranks, generation));
+        let here = group.and_then(|group| Some(group.last?.id(&group.group)));
+        let last = history.last.map(|(group, done)| done.id(&history.groups[group].group));
         (here, last)
     }
 
     /// The calls that the rank waits in.
-    pub(super) fn waits(&self) -> Vec<Waits> {
-        let ring = self.ring();
-        ring.waiting.iter().map(|waiting| ring.told(waiting)).collect()
+    pub(super) fn waits(&self) -> Vec<RankWait> {
+        let history = self.history();
+        history.waiting.iter().map(|waiting| history.told(waiting)).collect()
     }
 
     /// As [`Recorder::waits`], those in which it has waited longer than `patience`, each told once.
-    pub(super) fn slow(&self, patience: Duration) -> Vec<Waits> {
-        let mut ring = self.ring();
+    pub(super) fn slow(&self, patience: Duration) -> Vec<RankWait> {
+        let mut history = self.history();
         let mut slow = Vec::new();
-        for at in 0..ring.waiting.len() {
-            if !ring.waiting[at].is_slow && ring.waiting[at].since.elapsed() >= patience {
-                ring.waiting[at].is_slow = true;
-                slow.push(ring.told(&ring.waiting[at]));
+        for at in 0..history.waiting.len() {
+            if !history.waiting[at].is_slow && history.waiting[at].since.elapsed() >= patience {
+                history.waiting[at].is_slow = true;
+                slow.push(history.told(&history.waiting[at]));
             }
         }
         slow
     }
 
     /// True where the rank has started this call of a group's sequence.
-    pub(super) fn has_come(&self, to: &Waits) -> bool {
-        let ring = self.ring();
-        let row = ring.groups.iter().find(|row| row.is(&to.name, &to.ranks, to.generation));
-        row.is_some_and(|row| row.sent(to.sequence) > to.id.seq)
+    pub(super) fn has_come(&self, to: &RankWait) -> bool {
+        let history = self.history();
+        let group = history.groups.iter().find(|group| group.group == to.group);
+        group.is_some_and(|group| group.sent(to.sequence) > to.id.seq)
     }
 
     /// Writes the record, once, for a failure with this cause; an echo is a failure that only follows from another rank's.
@@ -222,7 +199,7 @@ impl Recorder {
             return;
         }
         // A rank that fails has something better to report than that its record could not be written.
-        if let Err(e) = write::write(self, &self.ring(), dir, (cause, is_echo)) {
+        if let Err(e) = write::write(&self.snapshot(cause, is_echo), dir) {
             eprintln!(
                 "isoshard: rank {} cannot write its flight record to {}: {e}",
                 self.rank,
@@ -231,60 +208,77 @@ impl Recorder {
         }
     }
 
-    fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The record as it is now.
+    fn snapshot(&self, cause: &str, is_echo: bool) -> RankRecord {
+        let history = self.history();
+        let (groups, calls) = history.last_calls();
+        RankRecord {
+            rank: self.rank,
+            world_len: self.world_len,
+            began_unix_us: self.began_unix_us,
+            failed_us: self.elapsed_us(),
+            cause: cause.to_string(),
+            is_echo,
+            calls_len: history.calls_len,
+            groups,
+            calls,
+        }
+    }
+
+    /// Microseconds since the program began.
+    fn elapsed_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+
+    fn history(&self) -> MutexGuard<'_, CallHistory> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Ring {
-    pub fn row(&self, group: GroupId) -> &Row {
-        &self.groups[group.index()]
-    }
-
-    fn entry(&mut self, number: u64) -> Option<&mut Entry> {
-        let at = (number % KEPT as u64) as usize;
-        self.entries.get_mut(at).filter(|entry| entry.number == number)
-    }
-
-    fn told(&self, waiting: &Waiting) -> Waits {
-        let row = self.row(waiting.group);
-        let done = Done { call: waiting.call, seq: waiting.seq, operator: waiting.operator };
-        Waits {
-            id: done.id(row),
-            name: row.name.clone(),
-            ranks: row.ranks.clone(),
-            generation: row.generation,
-            sequence: waiting.sequence,
-            since: waiting.since,
+impl CallHistory {
+    /// The calls that are kept, oldest first, and their groups.
+    fn last_calls(&self) -> (Vec<GroupRecord>, Vec<CallRecord>) {
+        // In a full ring the oldest call is where the next one will be.
+        let oldest = if self.calls.len() < KEPT { 0 } else { (self.calls_len % KEPT as u64) as usize };
+        let (newer, older) = self.calls.split_at(oldest);
+        let mut calls: Vec<CallRecord> = older.iter().chain(newer).cloned().collect();
+        let mut groups = Vec::new();
+        let mut places = vec![None; self.groups.len()];
+        for call in &mut calls {
+            call.group = *places[call.group].get_or_insert_with(|| {
+                groups.push(self.groups[call.group].group.clone());
+                groups.len() - 1
+            });
         }
+        (groups, calls)
+    }
+
+    fn group(&self, group: GroupId) -> &GroupRecord {
+        &self.groups[group.index()].group
+    }
+
+    fn call(&mut self, number: u64) -> Option<&mut CallRecord> {
+        let at = (number % KEPT as u64) as usize;
+        self.calls.get_mut(at).filter(|call| call.number == number)
+    }
+
+    fn told(&self, wait: &OpenWait) -> RankWait {
+        let group = self.group(wait.group);
+        let done = CompletedCall { call: wait.call, seq: wait.seq, operator: wait.operator };
+        RankWait { id: done.id(group), group: group.clone(), sequence: wait.sequence, since: wait.since }
     }
 }
 
 impl GroupId {
-    pub fn index(self) -> usize {
+    fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-impl Row {
-    pub fn label(&self) -> String {
-        label(&self.name, &self.ranks)
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub fn ranks(&self) -> &[usize] {
-        &self.ranks
-    }
-
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
+impl GroupProgress {
     fn is(&self, name: &str, ranks: &[usize], generation: u64) -> bool {
-        self.generation == generation && self.name == name && *self.ranks == *ranks
+        let GroupRecord { name: own, ranks: members, generation: made } = &self.group;
+        *made == generation && own == name && **members == *ranks
     }
 
     /// The calls started on a sequence; of messages, those sent.
@@ -314,69 +308,58 @@ impl Row {
     }
 }
 
-impl Done {
-    fn id(&self, row: &Row) -> CallId {
-        CallId { call: self.call.into(), seq: self.seq, group: row.label(), operator: self.operator.into() }
+impl CompletedCall {
+    fn id(&self, group: &GroupRecord) -> CallId {
+        let CompletedCall { call, seq, operator } = *self;
+        CallId { call: call.into(), seq, group: label(&group.name, &group.ranks), operator: operator.into() }
     }
 }
 
-impl Entry {
-    fn empty(group: GroupId) -> Entry {
-        Entry {
-            number: 0,
-            group,
-            sequence: Sequence::Collective,
-            seq: 0,
-            call: "",
-            route: Route::Barrier,
-            op: None,
-            dtype: DType::U8,
-            sent: Shapes::NONE,
-            expected: Shapes::NONE,
-            operator: "",
-            state: State::Started,
-            started: Duration::ZERO,
-            ended: Duration::ZERO,
-        }
-    }
-}
-
-impl Ticket {
+impl RecordedCall {
     /// The rank begins to wait for the call.
     pub(crate) fn wait(&self) {
-        let Ticket { number, group, sequence, seq, call, operator, .. } = *self;
+        let RecordedCall { number, group, sequence, seq, call, operator, .. } = *self;
         let since = Instant::now();
-        let mut ring = self.recorder.ring();
-        ring.waiting.push(Waiting { number, group, sequence, seq, call, operator, since, is_slow: false });
-        if let Some(entry) = ring.entry(number) {
-            entry.state = State::Waiting;
+        let mut history = self.recorder.history();
+        history.waiting.push(OpenWait {
+            number,
+            group,
+            sequence,
+            seq,
+            call,
+            operator,
+            since,
+            is_slow: false,
+        });
+        if let Some(record) = history.call(number) {
+            record.state = CallState::Waiting;
         }
     }
 
     /// The rank has what it waited for.
     pub(crate) fn complete(self) {
-        let done = Done { call: self.call, seq: self.seq, operator: self.operator };
-        let mut ring = self.end(State::Completed);
+        let done = CompletedCall { call: self.call, seq: self.seq, operator: self.operator };
+        let mut history = self.end(CallState::Completed);
         let group = self.group.index();
-        let row = &mut ring.groups[group];
+        let progress = &mut history.groups[group];
         // Calls may be waited for in another order than they were made in.
-        if self.sequence == Sequence::Collective && row.last.is_none_or(|last| last.seq < self.seq) {
-            row.last = Some(done);
+        if self.sequence == Sequence::Collective && progress.last.is_none_or(|last| last.seq < self.seq) {
+            progress.last = Some(done);
         }
-        ring.last = Some((group, done));
+        history.last = Some((group, done));
     }
 
     /// The call failed: `error` is told which operator wanted it, and the record is written.
     pub(crate) fn fail(self, error: Error) -> Error {
-        let ring = self.end(State::Failed);
+        let history = self.end(CallState::Failed);
         let error = match error {
             Error::Comm(mut fault) => {
                 let id = fault.id_mut();
-                let row = ring.row(self.group);
+                let group = history.group(self.group);
                 if id.operator.is_empty()
                     && id.call == self.call
                     && id.seq == self.seq
-                    && id.group == row.label()
+                    && id.group == label(&group.name, &group.ranks)
                 {
                     id.operator = self.operator.into();
                 }
@@ -384,7 +367,7 @@ impl Ticket {
             }
             other => other,
         };
-        drop(ring);
+        drop(history);
         // What was refused before anybody else heard of it is no failure of the group's.
         if !matches!(error, Error::Invalid(_)) {
             self.recorder.write(&error.to_string(), error.is_echo());
@@ -392,16 +375,16 @@ impl Ticket {
         error
     }
 
-    fn end(&self, state: State) -> MutexGuard<'_, Ring> {
-        let ended = self.recorder.began.elapsed();
-        let mut ring = self.recorder.ring();
-        if let Some(at) = ring.waiting.iter().position(|waiting| waiting.number == self.number) {
-            ring.waiting.swap_remove(at);
+    fn end(&self, state: CallState) -> MutexGuard<'_, CallHistory> {
+        let ended_us = self.recorder.elapsed_us();
+        let mut history = self.recorder.history();
+        if let Some(at) = history.waiting.iter().position(|waiting| waiting.number == self.number) {
+            history.waiting.swap_remove(at);
         }
-        if let Some(entry) = ring.entry(self.number) {
-            (entry.state, entry.ended) = (state, ended);
+        if let Some(record) = history.call(self.number) {
+            (record.state, record.ended_us) = (state, ended_us);
         }
-        ring
+        history
     }
 }
 
@@ -410,7 +393,7 @@ mod tests {
     use super::*;
     use crate::comm::{Spmd, spmd};
     use crate::error::Result;
-    use crate::tensor::{Shape, Tensor};
+    use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
     /// Calls to come after others, some waited for late, some never.
     #[test]
@@ -485,7 +468,10 @@ mod tests {
             start.elapsed() / rounds
         });
         println!("a call is recorded in {:?}", least.min().unwrap_or_default());
-        let ring = recorder.ring();
-        assert_eq!((ring.entries.len(), ring.calls, ring.waiting.len()), (KEPT, 5 * u64::from(rounds), 0));
+        let history = recorder.history();
+        assert_eq!(
+            (history.calls.len(), history.calls_len, history.waiting.len()),
+            (KEPT, 5 * u64::from(rounds), 0)
+        );
     }
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::flight::{SlowRank, write};
-use super::recorder::{Recorder, Waits};
-use super::wait_graph::circle;
+use super::recorder::{RankWait, Recorder};
+use super::wait_graph::cycle;
 use crate::comm::calls::Sequence;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 
 /// How ranks are recorded.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Flights {
+pub(crate) struct FlightSettings {
     /// Where records are written on failure; where this is none, where the environment says.
     pub dir: Option<PathBuf>,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Roster {
 }
 
 impl Roster {
-    pub(crate) fn new(world_len: usize, flights: &Flights) -> Arc<Roster> {
+    pub(crate) fn new(world_len: usize, flights: &FlightSettings) -> Arc<Roster> {
         let dir = flights.dir.clone().or_else(write::dir_from_env);
         let recorder = |rank| Arc::new(Recorder::new(rank, world_len, dir.clone()));
         Arc::new(Roster { recorders: (0..world_len).map(recorder).collect() })
@@ -47,20 +47,20 @@ impl Roster {
         ranks.iter().map(last).collect()
     }
 
-    /// The circle of waits that `rank` is in with a call of a group, if it is in one.
-    pub(crate) fn circle(&self, rank: usize, id: &CallId) -> Option<CommFault> {
+    /// The cycle of waits that `rank` is in with a call of a group, if it is in one.
+    pub(crate) fn cycle(&self, rank: usize, id: &CallId) -> Option<CommFault> {
         let own = self.recorders[rank].waits().into_iter().find(|wait| wait.id.is_call(id))?;
         let calls = |rank: usize| {
             let waits = self.recorders[rank].waits().into_iter();
             waits.map(|wait| (wait.id.clone(), self.absent(&wait))).collect()
         };
-        let waits = circle(rank, &own.id, &self.absent(&own), calls)?;
+        let waits = cycle(rank, &own.id, &self.absent(&own), calls)?;
         let last = waits.iter().filter_map(|wait| {
             let waits = self.recorders[wait.rank].waits().into_iter().find(|own| own.id.is_call(&wait.id))?;
-            let (on_group, in_world) = self.recorders[wait.rank].last(&waits.name, &waits.ranks);
+            let (on_group, in_world) = self.recorders[wait.rank].last(&waits.group.name, &waits.group.ranks);
             Some(LastCall { rank: wait.rank, on_group, in_world })
         });
-        // In the same order for whoever finds the circle.
+        // In the same order for whoever finds the cycle.
         let mut last: Vec<LastCall> = last.collect();
         last.sort_by_key(|last| last.rank);
         Some(CommFault::Cycle { id: own.id, rank, waits, last })
@@ -110,10 +110,10 @@ impl Roster {
     }
 
     /// The members that have not come to the call.
-    fn absent(&self, wait: &Waits) -> Vec<usize> {
+    fn absent(&self, wait: &RankWait) -> Vec<usize> {
         let members: Vec<usize> = match wait.sequence {
-            Sequence::Collective => wait.ranks.to_vec(),
-            Sequence::Message { from, .. } => vec![wait.ranks[from]],
+            Sequence::Collective => wait.group.ranks.to_vec(),
+            Sequence::Message { from, .. } => vec![wait.group.ranks[from]],
         };
         members.into_iter().filter(|&rank| !self.recorders[rank].has_come(wait)).collect()
     }

@@ -1,11 +1,13 @@
 //! Ranks that wait for each other.
 
+use std::collections::HashSet;
+
 use crate::error::{CallId, Wait};
 
 /// The shortest chain of waits that begins with `rank` waiting in `id` for one of `absent` and comes back to it, if any.
 ///
 /// `waits` gives the calls in which a rank waits, each with the ranks that have not come to it.
-pub(crate) fn circle(
+pub(crate) fn cycle(
     rank: usize,
     id: &CallId,
     absent: &[usize],
@@ -14,6 +16,7 @@ pub(crate) fn circle(
     // Breadth first: each rank is looked at once, by the shortest way to it.
     let first = |&on: &usize| (Wait { rank, id: id.clone(), waits_for: on }, None);
     let mut reached: Vec<(Wait, Option<usize>)> = absent.iter().map(first).collect();
+    let mut seen: HashSet<usize> = absent.iter().copied().collect();
     let mut at = 0;
     while at < reached.len() {
         let on = reached[at].0.waits_for;
@@ -23,7 +26,7 @@ pub(crate) fn circle(
                 return Some(way(&reached, at, last));
             }
             for next in absent {
-                if reached.iter().all(|(wait, _)| wait.waits_for != next) {
+                if seen.insert(next) {
                     reached.push((Wait { rank: on, id: id.clone(), waits_for: next }, Some(at)));
                 }
             }
@@ -47,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shortest_circle_is_found_and_none_where_there_is_none() {
+    fn the_shortest_cycle_is_found_if_there_is_one() {
         let id = |seq| CallId::new("barrier", seq, "g");
         // 0 waits for 1 and 2; 1 for 3, 3 for 0; 2 for 4, which waits for nobody.
         let waits = |rank: usize| match rank {
@@ -56,12 +59,12 @@ mod tests {
             3 => vec![(id(3), vec![2, 0])],
             _ => vec![],
         };
-        let found = circle(0, &id(0), &[2, 1], waits).unwrap();
+        let found = cycle(0, &id(0), &[2, 1], waits).unwrap();
         let found: Vec<_> = found.iter().map(|w| (w.rank, w.id.seq, w.waits_for)).collect();
         assert_eq!(found, [(0, 0, 1), (1, 1, 3), (3, 3, 0)]);
-        assert_eq!(circle(0, &id(0), &[2], waits), None);
-        assert_eq!(circle(0, &id(0), &[], waits), None);
-        // A circle that the rank is no part of is not its own, and is not followed for ever.
-        assert_eq!(circle(0, &id(0), &[5], |rank| vec![(id(9), vec![11 - rank])]), None);
+        assert_eq!(cycle(0, &id(0), &[2], waits), None);
+        assert_eq!(cycle(0, &id(0), &[], waits), None);
+        // A cycle that the rank is no part of is not its own, and is not followed for ever.
+        assert_eq!(cycle(0, &id(0), &[5], |rank| vec![(id(9), vec![11 - rank])]), None);
     }
 }

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use isoshard::Result;
-use isoshard::comm::flight::{Report, State, read};
+use isoshard::comm::flight::{CallState, FlightReport, read};
 use isoshard::comm::{Group, Rank, Spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::placement::Layout;
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::program::{Program, Turn, repeated};
 
@@ -41,13 +42,17 @@ fn sum(group: &Group, len: usize) -> Result<()> {
 }
 
 /// Runs `f`, which fails on some rank, and reads what was written.
-fn flown(world: usize, folder: &Folder, f: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static) -> Report {
+fn flown(
+    world: usize,
+    folder: &Folder,
+    f: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static,
+) -> FlightReport {
     let run = Spmd::new(world).deadline(Duration::from_millis(200)).on_slow(|_| ()).flight_dir(&folder.0);
     run.run(move |rank| f(&rank)).unwrap_err();
     for rank in 0..world {
         let text = fs::read_to_string(folder.file(rank)).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).expect("records are JSON");
-        assert_eq!((json["isoshard_flight"].as_u64(), json["rank"].as_u64()), (Some(1), Some(rank as u64)));
+        assert_eq!((json["isoshard_flight"].as_u64(), json["rank"].as_u64()), (Some(2), Some(rank as u64)));
     }
     read(&folder.0).unwrap()
 }
@@ -89,7 +94,7 @@ fn who_stayed_behind_and_who_waits_for_whom() {
         sum(&a, 3)?;
         b.barrier()
     });
-    let circle: Vec<_> = report.circle.iter().map(|w| (w.rank, w.id.to_string(), w.waits_for)).collect();
+    let circle: Vec<_> = report.cycle.iter().map(|w| (w.rank, w.id.to_string(), w.waits_for)).collect();
     // Ranks 0 and 1 wait in one call, so rank 2 makes a circle with either.
     let waits = |r| [(r, "all_reduce #1 on group a{0, 1, 2}", 2), (2, "barrier #0 on group b{0, 1, 2}", r)];
     let found =
@@ -145,24 +150,25 @@ fn what_a_record_holds() {
         assert!(
             calls[..255]
                 .iter()
-                .all(|call| call.state == State::Completed && call.ended_us >= call.started_us)
+                .all(|call| call.state == CallState::Completed && call.ended_us >= call.started_us)
         );
         let last = &calls[255];
-        assert_eq!((last.state, last.operator.as_str(), last.group.as_str()), (State::Failed, "", "world"));
-        assert_eq!((calls[0].operator.as_str(), calls[0].group.as_str()), ("redistribute", "tp"));
-        let exchange = calls.iter().find(|call| call.brought.call == "all_to_all").unwrap();
-        let shape = vec![1 + record.rank, 3];
-        assert_eq!(exchange.brought.sent.kept, [[1, 3], [2, 3]]);
-        assert_eq!(
-            (exchange.brought.expected.kept.as_slice(), exchange.brought.expected.len),
-            (&[shape][..], 2)
-        );
-        assert_eq!(exchange.brought.dtype, "bf16");
-        let message = calls.iter().find(|call| matches!(call.brought.call, "send" | "recv")).unwrap();
-        assert_eq!(message.brought.call == "send", record.rank == 0);
+        let group = |call| &*record.group(call).name;
+        assert_eq!((last.state, &*last.operator, group(last)), (CallState::Failed, "", "world"));
+        assert_eq!((&*calls[0].operator, group(&calls[0])), ("redistribute", "tp"));
+        let exchange = calls.iter().find(|call| call.brought.name == "all_to_all").unwrap();
+        assert!(exchange.brought.sent.kept().eq([[1, 3], [2, 3]]));
+        assert!(exchange.brought.expected.kept().eq([[1 + record.rank, 3]]));
+        assert_eq!(exchange.brought.expected.len(), 2);
+        assert_eq!(exchange.brought.dtype, DType::BF16);
+        let message = calls.iter().find(|call| matches!(&*call.brought.name, "send" | "recv")).unwrap();
+        assert_eq!(message.brought.name == "send", record.rank == 0);
     }
     assert_eq!(report.differences.len(), 1, "{report}");
 }
+
+/// A list without shapes.
+const NONE: &str = "{\"len\":0,\"is_uniform\":true,\"kept\":[],\"hash\":\"0\"}";
 
 #[test]
 fn what_is_no_record_is_refused_by_name() {
@@ -175,24 +181,37 @@ fn what_is_no_record_is_refused_by_name() {
         fs::write(folder.file(0), text).unwrap();
         assert!(said(&folder).contains("rank-0.json: ") && said(&folder).contains(why), "{}", said(&folder));
     };
-    refused("", "expected a value at byte 0");
-    refused("[]", "an object was expected");
-    refused("{}", "there is no \"isoshard_flight\"");
-    refused("{\"isoshard_flight\":2}", "it is of version 2, this reader's is 1");
+    refused("", "EOF while parsing a value at line 1 column 0");
+    refused("[]", "expected a flight record");
+    refused("{}", "missing field `isoshard_flight`");
+    refused("{\"isoshard_flight\":1}", "it is of version 1, this reader's is 2");
+    refused("{\"isoshard_flight\":3}", "it is of version 3, this reader's is 2");
+    refused("{\"isoshard_flight\":2}", "missing field `rank`");
     let whole = |rank: usize, calls: &str| {
         format!(
-            "{{\"isoshard_flight\":1,\"rank\":{rank},\"world_len\":2,\"began_unix_us\":0,\"failed_us\":0,\"cause\":\"\",\
+            "{{\"isoshard_flight\":2,\"rank\":{rank},\"world_len\":2,\"began_unix_us\":0,\"failed_us\":0,\"cause\":\"\",\
              \"is_echo\":true,\"calls_len\":0,\"groups\":[],\"calls\":[{calls}]}}"
         )
     };
     refused(&whole(1, ""), "the record is that of rank 1");
-    refused(&whole(0, "{\"group\":0}"), "no group 0");
+    refused(&whole(2, ""), "there is no rank 2 of 2");
+    refused(&whole(0, "{\"group\":0}"), "missing field `number`");
+    let call = |number: u64, group: usize| {
+        format!(
+            "{{\"number\":{number},\"group\":{group},\"seq\":0,\"brought\":{{\"name\":\"barrier\",\"route\":\"barrier\",\
+             \"op\":null,\"dtype\":\"u8\",\"sent\":{NONE},\"expected\":{NONE}}},\"operator\":\"\",\
+             \"state\":\"started\",\"started_us\":0,\"ended_us\":0}}"
+        )
+    };
+    refused(&whole(0, &call(0, 0)), "1 calls are kept of 0");
+    refused(&whole(0, &call(0, 0)).replace("\"calls_len\":0", "\"calls_len\":1"), "no group 0");
     fs::write(folder.file(0), whole(0, "")).unwrap();
     assert_eq!(read(&folder.0).unwrap().silent, [1]);
-    fs::write(folder.file(2), whole(2, "")).unwrap();
+    fs::write(folder.file(2), whole(2, "").replace("\"world_len\":2", "\"world_len\":3")).unwrap();
     assert!(said(&folder).contains("of several worlds"), "{}", said(&folder));
 }
 
+/// The record that rank 0 of two leaves.
 fn sample() -> String {
     let folder = Folder::new();
     flown(2, &folder, |rank| {
@@ -201,6 +220,89 @@ fn sample() -> String {
         sum(&rank.world(), rank.rank())
     });
     fs::read_to_string(folder.file(0)).unwrap()
+}
+
+/// Changes one value of a record, and reads it.
+fn changed(at: &str, to: serde_json::Value) -> String {
+    let folder = Folder::new();
+    let mut record: serde_json::Value = serde_json::from_str(&sample()).unwrap();
+    let place = record.pointer_mut(at);
+    *place.expect(at) = to;
+    fs::create_dir_all(&folder.0).unwrap();
+    fs::write(folder.file(0), record.to_string()).unwrap();
+    read(&folder.0).map_or_else(|e| e.to_string(), |report| report.to_string())
+}
+
+#[test]
+fn what_a_record_claims_is_bounded() {
+    let refused = |at: &str, to: serde_json::Value, why: &str| {
+        let said = changed(at, to);
+        assert!(said.starts_with("flight: not a flight record") && said.contains(why), "{at}: {said}");
+    };
+    let huge = u64::MAX / 2;
+    refused("/world_len", json!(huge), "there is no rank 0 of");
+    refused("/rank", json!(2), "there is no rank 2 of 2");
+    refused("/rank", json!(-1), "invalid value: integer `-1`");
+    refused("/groups/0/ranks", json!([0, 2]), "group 0 does not consist of ranks of a world of 2");
+    refused("/groups/0/ranks", json!([0, 0]), "group 0 does not consist of ranks of a world of 2");
+    refused("/groups/0/ranks", json!([]), "group 0 does not consist of ranks of a world of 2");
+    refused("/groups/0/ranks", json!([1]), "rank 0 is not in group 0");
+    refused("/groups/0/ranks", json!([0, 1.5]), "invalid type: floating point `1.5`");
+    refused("/groups", json!(vec![(); 300]), "expected a group");
+    refused("/calls/1/group", json!(1), "no group 1");
+    refused("/calls/1/number", json!(2), "call 2 stands in the place of call 1");
+    refused("/calls/0/brought/route", json!({"broadcast": {"root": 2}}), "group 0 has no member 2");
+    refused("/calls/0/brought/route", json!({"send": {"to": huge}}), "group 0 has no member");
+    refused("/calls/0/brought/route", json!("ring"), "unknown variant `ring`");
+    refused("/calls/0/brought/dtype", json!("f33"), "unknown variant `f33`");
+    refused("/calls/0/brought/op", json!("product"), "unknown variant `product`");
+    refused("/calls/0/state", json!("lost"), "unknown variant `lost`");
+    refused("/calls/0/brought/sent/hash", json!("x"), "no hash \"x\"");
+    refused("/calls/0/brought/sent/kept", json!([[3], [3]]), "2 shapes are more than a record keeps of 1");
+    refused("/calls/0/brought/sent/kept", json!([vec![1; 24]]), "1 shapes are more than a record keeps of 1");
+    refused("/calls/0/brought/sent/kept", json!(vec![[0; 0]; 25]), "expected a list of at most 24");
+    let call: serde_json::Value =
+        serde_json::from_str::<serde_json::Value>(&sample()).unwrap()["calls"][0].take();
+    refused("/calls", json!(vec![call; 257]), "expected a list of at most 256");
+    // A length that nothing follows from takes no time.
+    let said = changed("/calls/0/brought/sent/len", json!(huge));
+    assert!(said.starts_with("records of 1 rank(s) of 2"), "{said}");
+    let said = changed("/world_len", json!(1 << 20));
+    assert!(said.starts_with("records of 1 rank(s) of 1048576"), "{}", &said[..100]);
+
+    let (folder, text) = (Folder::new(), sample());
+    let said = |text: &str| {
+        fs::create_dir_all(&folder.0).unwrap();
+        fs::write(folder.file(0), text).unwrap();
+        read(&folder.0).map_or_else(|e| e.to_string(), |report| report.to_string())
+    };
+    assert!(said(&text).starts_with("records of 1 rank(s) of 2"));
+    for before in ["", "{\"other\":", "{\"isoshard_flight\":", "{\"isoshard_flight\":2,\"calls\":"] {
+        let deep = said(&(before.to_string() + &"[".repeat(100_000)));
+        assert!(deep.starts_with("flight: not a flight record") && deep.contains("rank-0.json: "), "{deep}");
+    }
+    assert!(said(&format!("{text}{text}")).contains("rank-0.json: trailing characters"));
+    assert!(
+        said(&(text.clone() + &" ".repeat(16 << 20)))
+            .contains("rank-0.json: it has more than 16777216 bytes")
+    );
+    for (from, to) in [
+        ("\"rank\":0", "\"rank\":00"),
+        ("\"rank\":0", "\"rank\":18446744073709551616"),
+        ("\"rank\":0", "\"rank\" 0"),
+        ("\"rank\":0", "\"rank\":0,\"rank\":0"),
+        ("\"name\":\"world\"", "\"name\":\"\n\""),
+        ("\"name\":\"world\"", "\"name\":\"\\x\""),
+        ("\"name\":\"world\"", "\"name\":\"\\ud800\""),
+        ("\"ranks\":[0,1]", "\"ranks\":[0,1,]"),
+        ("\"ranks\":[0,1]", "\"ranks\":[0 1]"),
+    ] {
+        let wrong = text.replacen(from, to, 1);
+        assert!(wrong != text && said(&wrong).contains("rank-0.json: "), "{to}: {}", said(&wrong));
+    }
+    fs::remove_file(folder.file(0)).unwrap();
+    fs::create_dir(folder.file(0)).unwrap();
+    assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is no file"));
 }
 
 /// Reads a text in place of a record; whatever it is, it is a record or refused with the file's name.

@@ -11,14 +11,14 @@
 //!
 //! Over NCCL, where the host does not wait for the device, a call counts as completed when the host has gone on.
 
-mod json;
 mod read;
-mod record;
+pub(super) mod record;
 mod report;
 mod slow;
 pub(super) mod write;
 
+pub use crate::comm::calls::ShapeList;
 pub use read::read;
-pub use record::{Brought, CallRecord, RankRecord, ShapeList, State};
-pub use report::{Behind, Difference, Report};
+pub use record::{CallRecord, CallState, GroupRecord, RankRecord, RecordedSignature};
+pub use report::{Behind, Difference, FlightReport};
 pub use slow::SlowRank;

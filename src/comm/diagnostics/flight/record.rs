@@ -1,37 +1,23 @@
-//! What a flight record says, in memory and in files.
+//! A flight record, in memory and in files.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
-use crate::comm::calls::Sequence;
+use serde::{Deserialize, Serialize};
 
-/// How far a call came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Its rank had come to it and went on without waiting.
-    Started,
-    /// Its rank was waiting for it.
-    Waiting,
-    /// Its rank had its result.
-    Completed,
-    /// Its rank was told that it failed.
-    Failed,
-}
+use crate::comm::calls::{Call, Route, Sequence, ShapeList, ShapesView, SignatureView, at_most, label};
+use crate::error::CallId;
+use crate::tensor::{DType, ReduceOp};
 
-impl State {
-    pub(super) const ALL: [State; 4] = [State::Started, State::Waiting, State::Completed, State::Failed];
+/// Calls that a rank remembers.
+pub(in crate::comm::diagnostics) const KEPT: usize = 256;
+/// The ranks that a world is believed to have at most.
+const WORLD_LEN: usize = 1 << 20;
 
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            State::Started => "started",
-            State::Waiting => "waiting",
-            State::Completed => "completed",
-            State::Failed => "failed",
-        }
-    }
-}
-
-/// One rank's record, as [`read`](super::read) finds it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One rank's record: what its last calls were when it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "a flight record")]
 pub struct RankRecord {
     /// The rank, numbered in the world.
     pub rank: usize,
@@ -43,136 +29,271 @@ pub struct RankRecord {
     pub failed_us: u64,
     /// Why the record was written; empty for a rank that knew of no failure.
     pub cause: String,
-    /// True where the cause only follows from another rank's.
+    /// True if the cause only follows from another rank's.
     pub is_echo: bool,
     /// Calls started since the program began, of which the last ones follow.
     pub calls_len: u64,
+    /// The groups of these calls.
+    #[serde(deserialize_with = "at_most::<KEPT, _, _>")]
+    pub groups: Vec<GroupRecord>,
     /// The last calls, oldest first.
+    #[serde(deserialize_with = "at_most::<KEPT, _, _>")]
     pub calls: Vec<CallRecord>,
 }
 
+/// One group in a record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(expecting = "a group")]
+pub struct GroupRecord {
+    /// Its name.
+    pub name: String,
+    /// Its members.
+    pub ranks: Arc<[usize]>,
+    /// Groups of the same name and members are different ones if ranks were lost between them.
+    pub generation: u64,
+}
+
 /// One call in a record.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "a call")]
 pub struct CallRecord {
     /// The number of calls that the rank made before it.
     pub number: u64,
-    /// The group's name.
-    pub group: String,
-    /// The group's members.
-    pub ranks: Vec<usize>,
-    /// Groups of the same name and members are different ones where ranks were lost between them.
-    pub generation: u64,
-    /// Which sequence of the group's calls it belongs to.
-    pub sequence: Sequence,
-    /// The number of calls of its sequence before it.
+    /// The place of its group among [`RankRecord::groups`].
+    pub group: usize,
+    /// The number of calls before it in its sequence: among the group's collectives, or among the messages from one member to
+    /// another.
     pub seq: u64,
     /// What was brought to it.
-    pub brought: Brought,
-    /// The operator that wanted it; empty where the program made it itself.
-    pub operator: String,
+    pub brought: RecordedSignature,
+    /// The operator that wanted it; empty if the program made it itself.
+    pub operator: Cow<'static, str>,
     /// How far it came.
-    pub state: State,
+    pub state: CallState,
     /// When it was started, in microseconds since the program began.
     pub started_us: u64,
     /// When it was completed or failed; 0 before.
     pub ended_us: u64,
 }
 
-/// What a rank brought to a call: its fingerprint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Brought {
+/// What a rank brought to a call: what is compared with what other members brought.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(expecting = "what was brought")]
+pub struct RecordedSignature {
     /// The collective, e.g. `all_reduce`.
-    pub call: &'static str,
-    /// The reduction, e.g. `sum`; empty without one.
-    pub op: String,
+    pub name: Cow<'static, str>,
+    /// The members that send, and those that receive.
+    pub route: Route,
+    /// The reduction.
+    pub op: Option<ReduceOp>,
     /// The elements' type.
-    pub dtype: String,
-    /// The root of a broadcast.
-    pub root: Option<usize>,
+    pub dtype: DType,
     /// The shapes sent.
     pub sent: ShapeList,
     /// The shapes expected.
     pub expected: ShapeList,
 }
 
-/// Shapes in a record: all, or the first few.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ShapeList {
-    /// How many there were.
-    pub len: usize,
-    /// True where all were one shape, which is then kept once.
-    pub alike: bool,
-    /// Those that were kept.
-    pub kept: Vec<Vec<usize>>,
-    /// A hash of all.
-    pub hash: u64,
+/// How far a call came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallState {
+    /// Its rank had come to it and went on without waiting.
+    Started,
+    /// Its rank was waiting for it.
+    Waiting,
+    /// Its rank had its result.
+    Completed,
+    /// Its rank was told that it failed.
+    Failed,
 }
 
-impl Brought {
-    /// The collectives that groups make.
-    pub(super) const CALLS: [&'static str; 8] =
-        ["all_gather", "all_to_all", "reduce_scatter", "all_reduce", "broadcast", "send", "recv", "barrier"];
+impl RankRecord {
+    /// The group of one of its calls.
+    ///
+    /// # Panics
+    /// If the call is another record's.
+    pub fn group(&self, call: &CallRecord) -> &GroupRecord {
+        &self.groups[call.group]
+    }
 
-    /// True where this, brought by member `me`, can belong together with `other`, brought by member `at`. Of long lists of
-    /// shapes that ranks exchange pairwise only a beginning is known: they get the benefit of the doubt.
-    pub fn agrees(&self, me: usize, other: &Brought, at: usize) -> bool {
-        let message = |call: &str| matches!(call, "send" | "recv");
-        if (&self.op, &self.dtype, self.root) != (&other.op, &other.dtype, other.root) {
-            return false;
+    /// One of its calls as errors name it.
+    pub(super) fn id(&self, call: &CallRecord) -> CallId {
+        let group = self.group(call);
+        CallId::new(call.brought.name.clone(), call.seq, label(&group.name, &group.ranks))
+    }
+
+    /// Refuses what no rank writes: ranks beyond the world, members beyond the group, calls out of order.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let RankRecord { rank, world_len, ref groups, ref calls, calls_len, .. } = *self;
+        if world_len > WORLD_LEN || rank >= world_len {
+            return Err(format!("there is no rank {rank} of {world_len}"));
         }
-        if message(self.call) || message(other.call) {
-            return self.call != other.call
-                && message(self.call) == message(other.call)
-                && self.expected == other.expected;
-        }
-        match self.call {
-            _ if self.call != other.call => false,
-            "all_to_all" | "reduce_scatter" => {
-                let differ =
-                    |a: Option<&[usize]>, b: Option<&[usize]>| matches!((a, b), (Some(a), Some(b)) if a != b);
-                self.sent.len == other.sent.len
-                    && !differ(self.sent.at(at), other.expected.at(me))
-                    && !differ(other.sent.at(me), self.expected.at(at))
+        for (at, GroupRecord { ranks, .. }) in groups.iter().enumerate() {
+            let mut sorted = ranks.to_vec();
+            sorted.sort_unstable();
+            if sorted.last().is_none_or(|&last| last >= world_len) || sorted.windows(2).any(|w| w[0] == w[1])
+            {
+                return Err(format!("group {at} does not consist of ranks of a world of {world_len}"));
             }
-            _ => (self.expected.len, self.expected.hash) == (other.expected.len, other.expected.hash),
+            if sorted.binary_search(&rank).is_err() {
+                return Err(format!("rank {rank} is not in group {at}"));
+            }
+        }
+        for (call, number) in calls.iter().rev().zip((0..calls_len).rev()) {
+            let at = call.group;
+            let group = groups.get(at).ok_or_else(|| format!("no group {at}"))?;
+            let member = match call.brought.route {
+                Route::Broadcast { root } => root,
+                Route::Send { to } => to,
+                Route::Recv { from } => from,
+                Route::Gather | Route::AllToAll | Route::Barrier => 0,
+            };
+            if member >= group.ranks.len() {
+                return Err(format!("group {at} has no member {member}"));
+            }
+            if call.number != number {
+                return Err(format!("call {} stands in the place of call {number}", call.number));
+            }
+        }
+        match calls.len() as u64 > calls_len {
+            true => Err(format!("{} calls are kept of {calls_len}", calls.len())),
+            false => Ok(()),
         }
     }
 }
 
-impl ShapeList {
-    /// The i-th shape, where it is known.
-    pub fn at(&self, i: usize) -> Option<&[usize]> {
-        let at = if self.alike { 0 } else { i };
-        self.kept.get(at).map(Vec::as_slice)
+impl CallRecord {
+    /// A place for a call.
+    pub(in crate::comm::diagnostics) fn empty() -> CallRecord {
+        let brought = RecordedSignature {
+            name: "".into(),
+            route: Route::Barrier,
+            op: None,
+            dtype: DType::U8,
+            sent: ShapeList::EMPTY,
+            expected: ShapeList::EMPTY,
+        };
+        CallRecord {
+            number: 0,
+            group: 0,
+            seq: 0,
+            brought,
+            operator: "".into(),
+            state: CallState::Started,
+            started_us: 0,
+            ended_us: 0,
+        }
+    }
+
+    /// The sequence of its group's calls that it belongs to, if member `index` made it.
+    pub(super) fn sequence(&self, index: usize) -> Sequence {
+        Sequence::of(self.brought.route, index)
+    }
+}
+
+impl RecordedSignature {
+    /// Takes down another call, in the same place.
+    pub(in crate::comm::diagnostics) fn set(&mut self, call: &Call<'_>) {
+        (self.name, self.route) = (call.name.into(), call.route);
+        (self.op, self.dtype) = (call.op, call.dtype);
+        self.sent.set(call.outgoing.iter().map(|x| x.shape()));
+        self.expected.set(call.incoming.iter());
+    }
+
+    /// True if this, brought by member `me`, can belong together with `other`, brought by member `at`: by the rule of
+    /// [`Call::agrees`]. Shapes of which a record kept only a hash get the benefit of the doubt.
+    pub fn agrees(&self, me: usize, other: &RecordedSignature, at: usize) -> bool {
+        self.view().agrees(me, &other.view(), at)
+    }
+
+    fn view(&self) -> SignatureView<'_> {
+        let RecordedSignature { ref name, route, op, dtype, ref sent, ref expected } = *self;
+        let (sent, expected) = (ShapesView::Recorded(sent), ShapesView::Recorded(expected));
+        SignatureView { name, route, op, dtype, device: None, sent, expected }
     }
 }
 
 /// In the notation of errors: `all_reduce(sum) f32[1024]`.
-impl fmt::Display for Brought {
+impl fmt::Display for RecordedSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Brought { call, op, dtype, root, sent, expected } = self;
-        f.write_str(call)?;
-        if !op.is_empty() {
-            write!(f, "({op})")?;
-        }
-        if let Some(root) = root {
-            write!(f, "(root {root})")?;
-        }
-        match *call {
-            "barrier" => Ok(()),
-            "all_to_all" | "reduce_scatter" => write!(f, " {dtype}{sent} for {expected}"),
-            _ => write!(f, " {dtype}{expected}"),
-        }
+        self.view().fmt(f)
     }
 }
 
-impl fmt::Display for ShapeList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let (true, Some(shape)) = (self.alike, self.kept.first()) {
-            return write!(f, "{shape:?}");
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Shape, Tensor};
+
+    fn recorded(call: &Call<'_>) -> RecordedSignature {
+        let mut signature = CallRecord::empty().brought;
+        signature.set(call);
+        let text = serde_json::to_string(&signature).unwrap();
+        assert_eq!(serde_json::from_str::<RecordedSignature>(&text).unwrap(), signature, "{text}");
+        signature
+    }
+
+    /// Calls of two members in every combination: what is recorded of them agrees if they do, and has the same text.
+    #[test]
+    fn a_record_tells_of_a_call_what_the_call_does() {
+        let lists: [&[&[usize]]; 4] = [&[&[2], &[3]], &[&[3], &[3]], &[&[3], &[2]], &[&[], &[3, 0]]];
+        let routes = [
+            ("all_gather", Route::Gather),
+            ("all_to_all", Route::AllToAll),
+            ("reduce_scatter", Route::AllToAll),
+            ("broadcast", Route::Broadcast { root: 0 }),
+            ("broadcast", Route::Broadcast { root: 1 }),
+            ("send", Route::Send { to: 1 }),
+            ("recv", Route::Recv { from: 0 }),
+            ("barrier", Route::Barrier),
+        ];
+        let lists = lists.map(|list| list.iter().map(|&shape| Shape::from(shape)).collect::<Vec<Shape>>());
+        let tensors = lists.clone().map(|list| {
+            list.iter().map(|shape| Tensor::zeros(DType::F32, shape.clone())).collect::<Vec<Tensor>>()
+        });
+        let mut calls = Vec::new();
+        for (name, route) in routes {
+            for (op, dtype) in [(None, DType::F32), (Some(ReduceOp::Sum), DType::F32), (None, DType::I64)] {
+                for (outgoing, incoming) in
+                    tensors.iter().flat_map(|sent| lists.iter().map(move |to| (sent, to)))
+                {
+                    calls.push(Call { name, route, op, dtype, outgoing, incoming });
+                }
+            }
         }
-        let kept: Vec<String> = self.kept.iter().map(|shape| format!("{shape:?}")).collect();
-        let more = if kept.len() < self.len { format!(", {} in all", self.len) } else { String::new() };
-        write!(f, "{{{}{more}}}", kept.join(", "))
+        let records: Vec<RecordedSignature> = calls.iter().map(recorded).collect();
+        let mut agreeing = 0;
+        for (call, record) in calls.iter().zip(&records) {
+            assert_eq!(call.to_string(), record.to_string());
+            assert_eq!(call.to_string(), call.to_signature().view().to_string());
+            for (other, other_record) in calls.iter().zip(&records) {
+                let agrees = call.agrees(0, other, 1);
+                assert_eq!(agrees, record.agrees(0, other_record, 1), "{call}, {other}");
+                assert_eq!(agrees, other.agrees(1, call, 0), "{call}, {other}");
+                let (a, b) = (call.to_signature(), other.to_signature());
+                assert_eq!(agrees, a.view().agrees(0, &b.view(), 1), "{call}, {other}");
+                agreeing += usize::from(agrees);
+            }
+        }
+        assert!(agreeing > calls.len() && agreeing < calls.len() * calls.len() / 10, "{agreeing}");
+    }
+
+    /// Of long lists only a beginning is known: they differ by a hash, or get the benefit of the doubt.
+    #[test]
+    fn long_lists_are_compared_as_far_as_they_are_known() {
+        let lists: Vec<Vec<Shape>> =
+            [99, 7].map(|last| (0..100).map(|i| [if i == 99 { last } else { i }].into()).collect()).into();
+        let call = |route, list: usize| Call {
+            name: "x",
+            route,
+            op: None,
+            dtype: DType::F32,
+            outgoing: &[],
+            incoming: &lists[list],
+        };
+        let agree = |route| recorded(&call(route, 0)).agrees(0, &recorded(&call(route, 1)), 1);
+        assert!(!agree(Route::Gather) && agree(Route::AllToAll));
+        assert!(recorded(&call(Route::Gather, 0)).to_string().ends_with("[10], [11], 100 in all}"));
     }
 }

@@ -1,26 +1,26 @@
 //! What the records of all ranks say together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-use super::record::{Brought, CallRecord, RankRecord, State};
-use crate::comm::calls::{Sequence, label};
-use crate::comm::diagnostics::wait_graph::circle;
+use super::record::{CallRecord, CallState, GroupRecord, RankRecord};
+use crate::comm::calls::{Route, Sequence};
+use crate::comm::diagnostics::wait_graph::cycle;
 use crate::error::{CallId, Wait};
 
 /// The records of a world's ranks, and what follows from them. Its text is what a person reads first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct FlightReport {
     /// The records, by rank.
     pub records: Vec<RankRecord>,
     /// Ranks that left no record: they were killed, had ended well, or never failed.
     pub silent: Vec<usize>,
     /// The first call of each group to which members brought what does not belong together, earliest first.
     pub differences: Vec<Difference>,
-    /// Calls in which ranks waited for others that never came, earliest first.
+    /// The first call of each group in which ranks waited for others that never came, earliest first.
     pub behind: Vec<Behind>,
-    /// Ranks that waited for each other; empty where none did.
-    pub circle: Vec<Wait>,
+    /// Ranks that waited for each other; empty if none did.
+    pub cycle: Vec<Wait>,
     /// The rank that failed first on its own account, and why.
     pub first: Option<(usize, String)>,
 }
@@ -45,151 +45,200 @@ pub struct Behind {
     pub absent: Vec<(usize, Option<String>)>,
 }
 
-/// A call of a group, by whoever made it.
-type Key = (String, Vec<usize>, u64, Sequence, u64);
-
-/// A key without its number: the calls of one group by one sequence.
-type Calls = (String, Vec<usize>, u64, Sequence);
-
-impl Report {
-    pub(super) fn new(records: Vec<RankRecord>) -> Report {
+impl FlightReport {
+    pub(super) fn new(records: Vec<RankRecord>) -> FlightReport {
         let world_len = records.first().map_or(0, |record| record.world_len);
-        let silent =
-            (0..world_len).filter(|&rank| records.iter().all(|record| record.rank != rank)).collect();
+        let known: HashSet<usize> = records.iter().map(|record| record.rank).collect();
+        let silent = (0..world_len).filter(|rank| !known.contains(rank)).collect();
         let first = records.iter().filter(|record| !record.is_echo && !record.cause.is_empty());
         let first = first.min_by_key(|record| record.began_unix_us.saturating_add(record.failed_us));
         let first = first.map(|record| (record.rank, record.cause.clone()));
-        let mut report =
-            Report { records, silent, differences: vec![], behind: vec![], circle: vec![], first };
-        report.differences = report.differences();
-        let mut waits = report.unfinished();
-        report.circle = waits
-            .iter()
-            .find_map(|(id, rank, absent)| circle(*rank, id, absent, |r| of(&waits, r)))
-            .unwrap_or_default();
-        waits.dedup_by(|a, b| a.0.is_call(&b.0));
-        report.behind = waits.iter().map(|(id, _, absent)| report.behind(id, absent)).collect();
-        report
+        let meetings = Meetings::of(&records);
+        let differences = meetings.differences();
+        let (behind, cycle) = (meetings.behind(), meetings.cycle());
+        FlightReport { silent, differences, behind, cycle, first, records }
+    }
+}
+
+/// A call by whoever made it: the group's number, the sequence, and the place in it.
+type MeetingKey = (usize, Sequence, u64);
+
+/// A call by one of its members.
+#[derive(Clone, Copy)]
+struct Attendance<'a> {
+    record: &'a RankRecord,
+    call: &'a CallRecord,
+    /// The rank's place in the group.
+    index: usize,
+}
+
+/// The calls of all ranks, by where they meet.
+struct Meetings<'a> {
+    records: &'a [RankRecord],
+    calls: BTreeMap<MeetingKey, Vec<Attendance<'a>>>,
+    /// The last call that a rank made in a group's sequence; of messages, the last one sent.
+    reached: HashMap<(usize, Sequence, usize), u64>,
+    /// The calls that ranks waited in or were told the failure of and to which others never came, earliest first.
+    unfinished: Vec<MeetingKey>,
+}
+
+impl<'a> Meetings<'a> {
+    fn of(records: &'a [RankRecord]) -> Meetings<'a> {
+        let mut numbers: HashMap<&GroupRecord, usize> = HashMap::new();
+        let mut calls: BTreeMap<MeetingKey, Vec<Attendance<'a>>> = BTreeMap::new();
+        let mut reached = HashMap::new();
+        for record in records {
+            let groups: Vec<(usize, usize)> = record
+                .groups
+                .iter()
+                .map(|group| {
+                    let next = numbers.len();
+                    let index = group.ranks.iter().position(|&rank| rank == record.rank);
+                    (*numbers.entry(group).or_insert(next), index.expect("a record's groups have its rank"))
+                })
+                .collect();
+            for call in &record.calls {
+                let (number, index) = groups[call.group];
+                let sequence = call.sequence(index);
+                calls.entry((number, sequence, call.seq)).or_default().push(Attendance {
+                    record,
+                    call,
+                    index,
+                });
+                if !matches!(call.brought.route, Route::Recv { .. }) {
+                    let last = reached.entry((number, sequence, record.rank)).or_insert(call.seq);
+                    *last = call.seq.max(*last);
+                }
+            }
+        }
+        let mut meetings = Meetings { records, calls, reached, unfinished: vec![] };
+        let waits = meetings.calls.iter().filter_map(|(&place, came)| {
+            let began = came.iter().filter(|one| one.waits()).map(|one| one.call.started_us).min()?;
+            (!meetings.absent(place).is_empty()).then_some((began, place))
+        });
+        let mut waits: Vec<(u64, MeetingKey)> = waits.collect();
+        waits.sort_unstable();
+        meetings.unfinished = waits.into_iter().map(|(_, place)| place).collect();
+        meetings
     }
 
-    fn calls(&self) -> impl Iterator<Item = (usize, &CallRecord)> {
-        self.records.iter().flat_map(|record| record.calls.iter().map(move |call| (record.rank, call)))
-    }
-
+    /// The first difference of each sequence, earliest first.
     fn differences(&self) -> Vec<Difference> {
-        let mut met: BTreeMap<Key, Vec<(usize, &CallRecord)>> = BTreeMap::new();
-        for (rank, call) in self.calls() {
-            met.entry(key(call)).or_default().push((rank, call));
-        }
-        let mut first: BTreeMap<Calls, (u64, Difference)> = BTreeMap::new();
-        for ((group, ranks, generation, sequence, _), calls) in met {
-            let place = (group, ranks, generation, sequence);
-            if first.contains_key(&place) {
-                continue;
-            }
-            if let Some(difference) = difference(&calls) {
-                let at = calls.iter().map(|(_, call)| call.started_us).min().unwrap_or(0);
-                first.insert(place, (at, difference));
+        let mut seen = HashSet::new();
+        let mut all: Vec<(u64, Difference)> = Vec::new();
+        for (&(group, sequence, _), came) in &self.calls {
+            if !seen.contains(&(group, sequence)) && !all_agree(came) {
+                seen.insert((group, sequence));
+                let began = came.iter().map(|one| one.call.started_us).min().unwrap_or(0);
+                all.push((began, difference(came)));
             }
         }
-        let mut all: Vec<_> = first.into_values().collect();
-        all.sort_by_key(|(at, _)| *at);
+        all.sort_by_key(|(began, _)| *began);
         all.into_iter().map(|(_, difference)| difference).collect()
     }
 
-    /// The calls that ranks waited in or were told the failure of, and members that never came, earliest first.
-    fn unfinished(&self) -> Vec<(CallId, usize, Vec<usize>)> {
-        let mut open: Vec<(u64, CallId, usize, Vec<usize>)> = Vec::new();
-        for (rank, call) in
-            self.calls().filter(|(_, call)| matches!(call.state, State::Waiting | State::Failed))
-        {
-            let absent: Vec<usize> =
-                members(call).into_iter().filter(|&r| r != rank && !self.came(r, call)).collect();
-            if !absent.is_empty() {
-                open.push((call.started_us, id(call), rank, absent));
+    /// The members that never came to a call for which others waited.
+    fn absent(&self, (group, sequence, seq): MeetingKey) -> Vec<usize> {
+        let Some(first) = self.calls.get(&(group, sequence, seq)).and_then(|came| came.first()) else {
+            return vec![];
+        };
+        let ranks = &first.record.group(first.call).ranks;
+        let has_come =
+            |rank: usize| self.reached.get(&(group, sequence, rank)).is_some_and(|last| *last >= seq);
+        match sequence {
+            Sequence::Collective => ranks.iter().copied().filter(|&rank| !has_come(rank)).collect(),
+            // A sender does not wait for its receiver, nor a rank for itself.
+            Sequence::Message { from, to } if from == to || has_come(ranks[from]) => vec![],
+            Sequence::Message { from, .. } => vec![ranks[from]],
+        }
+    }
+
+    fn behind(&self) -> Vec<Behind> {
+        let mut seen = HashSet::new();
+        let first = self.unfinished.iter().filter(|(group, sequence, _)| seen.insert((*group, *sequence)));
+        let last = |rank: usize| {
+            let at = self.records.binary_search_by_key(&rank, |record| record.rank).ok()?;
+            Some(self.records[at].id(self.records[at].calls.last()?).to_string())
+        };
+        let behind = |&place: &MeetingKey| {
+            let came = &self.calls[&place];
+            let waits = came.iter().find(|one| one.waits()).unwrap_or(&came[0]);
+            let same = came.iter().filter(|one| one.call.brought.name == waits.call.brought.name);
+            Behind {
+                id: waits.id(),
+                waiting: same.map(|one| one.record.rank).collect(),
+                absent: self.absent(place).into_iter().map(|rank| (rank, last(rank))).collect(),
+            }
+        };
+        first.map(behind).collect()
+    }
+
+    /// Ranks that waited for each other, if any did.
+    fn cycle(&self) -> Vec<Wait> {
+        let mut waits: HashMap<usize, Vec<(CallId, MeetingKey)>> = HashMap::new();
+        let mut waited_for: BTreeSet<usize> = BTreeSet::new();
+        let mut order = Vec::new();
+        for &place in &self.unfinished {
+            waited_for.extend(self.absent(place));
+            for one in self.calls[&place].iter().filter(|one| one.waits()) {
+                waits.entry(one.record.rank).or_default().push((one.id(), place));
+                order.push((one.record.rank, one.id(), place));
             }
         }
-        open.sort_by_key(|(at, ..)| *at);
-        open.into_iter().map(|(_, id, rank, absent)| (id, rank, absent)).collect()
+        let of = |rank: usize| {
+            let all = waits.get(&rank).into_iter().flatten();
+            all.map(|(id, place)| (id.clone(), self.absent(*place))).collect()
+        };
+        // Only a rank that others wait for can be part of a cycle.
+        let starts = order.iter().filter(|(rank, ..)| waited_for.contains(rank));
+        let mut found = starts.filter_map(|(rank, id, place)| cycle(*rank, id, &self.absent(*place), of));
+        found.next().unwrap_or_default()
+    }
+}
+
+impl Attendance<'_> {
+    fn waits(&self) -> bool {
+        matches!(self.call.state, CallState::Waiting | CallState::Failed)
     }
 
-    /// True where a rank's record knows of this call or of a later one of its sequence.
-    fn came(&self, rank: usize, to: &CallRecord) -> bool {
-        let there = |call: &CallRecord| {
-            (&call.group, &call.ranks, call.generation, call.sequence)
-                == (&to.group, &to.ranks, to.generation, to.sequence)
-        };
-        let end = if matches!(to.brought.call, "recv") { "send" } else { "recv" };
-        let is_message = to.sequence != Sequence::Collective;
-        self.calls().any(|(r, call)| {
-            r == rank && there(call) && call.seq >= to.seq && (!is_message || call.brought.call == end)
-        })
+    fn id(&self) -> CallId {
+        self.record.id(self.call)
     }
 
-    fn behind(&self, id: &CallId, absent: &[usize]) -> Behind {
-        let came = |rank: &usize| self.calls().any(|(r, call)| r == *rank && self::id(call).is_call(id));
-        let last = |&rank: &usize| {
-            let record = self.records.iter().find(|record| record.rank == rank);
-            (rank, record.and_then(|record| Some(self::id(record.calls.last()?).to_string())))
-        };
-        Behind {
-            id: id.clone(),
-            waiting: self.records.iter().map(|record| record.rank).filter(came).collect(),
-            absent: absent.iter().map(last).collect(),
+    fn agrees(&self, other: &Attendance<'_>) -> bool {
+        self.call.brought.agrees(self.index, &other.call.brought, other.index)
+    }
+}
+
+fn all_agree(came: &[Attendance<'_>]) -> bool {
+    let Some((first, rest)) = came.split_first() else { return true };
+    match first.call.brought.route {
+        Route::AllToAll => {
+            came.iter().enumerate().all(|(i, one)| came[..i].iter().all(|other| one.agrees(other)))
         }
+        // What agrees with one agrees with all.
+        _ => rest.iter().all(|one| one.agrees(first)),
     }
 }
 
-fn of(waits: &[(CallId, usize, Vec<usize>)], rank: usize) -> Vec<(CallId, Vec<usize>)> {
-    waits.iter().filter(|(_, r, _)| *r == rank).map(|(id, _, absent)| (id.clone(), absent.clone())).collect()
-}
-
-fn key(call: &CallRecord) -> Key {
-    (call.group.clone(), call.ranks.clone(), call.generation, call.sequence, call.seq)
-}
-
-/// Who must come to a call.
-fn members(call: &CallRecord) -> Vec<usize> {
-    match call.sequence {
-        Sequence::Collective => call.ranks.clone(),
-        // A sender does not wait for its receiver.
-        Sequence::Message { from, .. } => vec![call.ranks[from]],
-    }
-}
-
-fn id(call: &CallRecord) -> CallId {
-    CallId::new(call.brought.call, call.seq, label(&call.group, &call.ranks))
-}
-
-fn difference(calls: &[(usize, &CallRecord)]) -> Option<Difference> {
-    let index = |rank: usize, call: &CallRecord| call.ranks.iter().position(|&r| r == rank);
-    let agree =
-        |(a, x): &(usize, &CallRecord), (b, y): &(usize, &CallRecord)| match (index(*a, x), index(*b, y)) {
-            (Some(a), Some(b)) => Brought::agrees(&x.brought, a, &y.brought, b),
-            // A record that names a group it is not in says nothing.
-            _ => true,
-        };
-    let all_agree = calls.iter().enumerate().all(|(i, x)| calls[..i].iter().all(|y| agree(x, y)));
-    if all_agree {
-        return None;
-    }
+fn difference(came: &[Attendance<'_>]) -> Difference {
     let mut brought: Vec<(String, Vec<usize>)> = Vec::new();
-    for (rank, call) in calls {
+    for Attendance { record, call, .. } in came {
         let operator =
             if call.operator.is_empty() { String::new() } else { format!(" (for {})", call.operator) };
         let text = format!("{}{operator}", call.brought);
         match brought.iter_mut().find(|(said, _)| *said == text) {
-            Some((_, ranks)) => ranks.push(*rank),
-            None => brought.push((text, vec![*rank])),
+            Some((_, ranks)) => ranks.push(record.rank),
+            None => brought.push((text, vec![record.rank])),
         }
     }
-    Some(Difference { id: id(calls[0].1), brought })
+    Difference { id: came[0].id(), brought }
 }
 
 /// A line each: what was read, what differs, who is behind, who waits for whom, and what each rank said.
-impl fmt::Display for Report {
+impl fmt::Display for FlightReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { records, silent, differences, behind, circle, first } = self;
+        let FlightReport { records, silent, differences, behind, cycle, first } = self;
         writeln!(f, "records of {} rank(s) of {}", records.len(), records.len() + silent.len())?;
         if !silent.is_empty() {
             writeln!(f, "no record: rank(s) {silent:?}")?;
@@ -202,7 +251,7 @@ impl fmt::Display for Report {
                 brought.iter().map(|(what, ranks)| format!("rank(s) {ranks:?} brought {what}")).collect();
             writeln!(f, "differs: {id}: {}", each.join(", "))?;
         }
-        for Wait { rank, id, waits_for } in circle {
+        for Wait { rank, id, waits_for } in cycle {
             writeln!(f, "circle: rank {rank} waited in {id} for rank {waits_for}")?;
         }
         for Behind { id, waiting, absent } in behind {
@@ -216,8 +265,8 @@ impl fmt::Display for Report {
             writeln!(f)?;
         }
         for record in records {
-            let last = record.calls.iter().rev().find(|call| call.state == State::Completed);
-            let last = last.map_or("nothing".into(), |call| id(call).to_string());
+            let last = record.calls.iter().rev().find(|call| call.state == CallState::Completed);
+            let last = last.map_or("nothing".into(), |call| record.id(call).to_string());
             write!(f, "rank {}: {} call(s), completed {last} last", record.rank, record.calls_len)?;
             writeln!(f, "{}{}", if record.cause.is_empty() { "" } else { "; " }, record.cause)?;
         }

@@ -1,108 +1,83 @@
-//! A record as a file.
+//! Records into files.
 
-use std::fmt::Write as _;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-use crate::comm::calls::{Route, Sequence};
-use crate::comm::diagnostics::recorder::{Entry, Recorder, Ring};
-use crate::comm::diagnostics::shapes::Shapes;
+use serde::Serialize;
+use serde_json::ser::{Formatter, Serializer};
+
+use super::record::RankRecord;
 
 /// Where records are written on failure.
 const DIR_VARIABLE: &str = "ISOSHARD_FLIGHT_DIR";
 /// The form of the files. Another form has another number.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 
 /// The folder that the environment names.
 pub(in crate::comm::diagnostics) fn dir_from_env() -> Option<PathBuf> {
     env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from)
 }
 
-/// Writes `rank-<k>.json`: whole, or not at all.
-pub(in crate::comm::diagnostics) fn write(
-    recorder: &Recorder,
-    ring: &Ring,
-    dir: &Path,
-    cause: (&str, bool),
-) -> io::Result<()> {
+/// The file of a rank's record.
+pub(super) fn file_name(rank: usize) -> String {
+    format!("rank-{rank}.json")
+}
+
+/// Writes a record to its file in `dir`: whole, or not at all.
+pub(in crate::comm::diagnostics) fn write(record: &RankRecord, dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
-    let name = format!("rank-{}.json", recorder.rank);
+    let name = file_name(record.rank);
     let unfinished = dir.join(format!("{name}.part"));
-    fs::write(&unfinished, text(recorder, ring, cause))?;
+    fs::write(&unfinished, text(record)?)?;
     fs::rename(unfinished, dir.join(name))
 }
 
-/// One object, a call a line.
-fn text(recorder: &Recorder, ring: &Ring, (cause, is_echo): (&str, bool)) -> String {
-    let mut out = String::new();
-    let failed_us = recorder.began.elapsed().as_micros();
-    let Recorder { rank, world_len, began_unix_us, .. } = recorder;
-    put(&mut out, format_args!("{{\"isoshard_flight\":{VERSION},\"rank\":{rank},\"world_len\":{world_len},"));
-    put(&mut out, format_args!("\"began_unix_us\":{began_unix_us},\"failed_us\":{failed_us},\"cause\":"));
-    quote(&mut out, cause);
-    put(&mut out, format_args!(",\"is_echo\":{is_echo},\"calls_len\":{},\"groups\":[", ring.calls));
-    for (i, row) in ring.groups.iter().enumerate() {
-        out.push_str(if i > 0 { ",\n{\"name\":" } else { "\n{\"name\":" });
-        quote(&mut out, row.name());
-        put(&mut out, format_args!(",\"ranks\":{:?},\"generation\":{}}}", row.ranks(), row.generation()));
-    }
-    out.push_str("],\"calls\":[");
-    // Oldest first: what follows the newest in the ring is the oldest.
-    let newest = ring.entries.iter().position(|entry| entry.number + 1 == ring.calls).map_or(0, |at| at + 1);
-    let (newer, older) = ring.entries.split_at(newest);
-    for (i, entry) in older.iter().chain(newer).enumerate() {
-        out.push_str(if i > 0 { ",\n" } else { "\n" });
-        call(&mut out, entry);
-    }
-    out.push_str("\n]}\n");
-    out
+/// A record with the number of its form.
+#[derive(Serialize)]
+struct Versioned<'a> {
+    isoshard_flight: u64,
+    #[serde(flatten)]
+    record: &'a RankRecord,
 }
 
-fn call(out: &mut String, entry: &Entry) {
-    let Entry { number, group, seq, call, op, dtype, operator, state, .. } = entry;
-    put(out, format_args!("{{\"number\":{number},\"group\":{},", group.index()));
-    match entry.sequence {
-        Sequence::Collective => {}
-        Sequence::Message { from, to } => put(out, format_args!("\"from\":{from},\"to\":{to},")),
-    }
-    put(out, format_args!("\"seq\":{seq},\"call\":\"{call}\","));
-    if let Some(op) = op {
-        put(out, format_args!("\"op\":\"{op}\","));
-    }
-    if let Route::Broadcast { root } = entry.route {
-        put(out, format_args!("\"root\":{root},"));
-    }
-    put(out, format_args!("\"dtype\":\"{dtype}\",\"sent\":"));
-    shapes(out, &entry.sent);
-    out.push_str(",\"expected\":");
-    shapes(out, &entry.expected);
-    out.push_str(",\"operator\":");
-    quote(out, operator);
-    let (started, ended) = (entry.started.as_micros(), entry.ended.as_micros());
-    put(out, format_args!(",\"state\":\"{}\",\"started_us\":{started},\"ended_us\":{ended}}}", state.name()));
+/// One object, a line for each group and call.
+fn text(record: &RankRecord) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let mut to = Serializer::with_formatter(&mut text, Lines { depth: 0 });
+    Versioned { isoshard_flight: VERSION, record }.serialize(&mut to)?;
+    text.push(b'\n');
+    Ok(text)
 }
 
-fn shapes(out: &mut String, shapes: &Shapes) {
-    let Shapes { len, hash, alike, .. } = shapes;
-    let kept: Vec<&[usize]> = shapes.kept().collect();
-    put(out, format_args!("{{\"len\":{len},\"alike\":{alike},\"kept\":{kept:?},\"hash\":\"{hash:016x}\"}}"));
+/// JSON without spaces, in which each item of the outermost object's lists begins a line.
+struct Lines {
+    depth: usize,
 }
 
-/// A text as JSON writes it.
-fn quote(out: &mut String, text: &str) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            c if (c as u32) < 0x20 => put(out, format_args!("\\u{:04x}", c as u32)),
-            c => out.push(c),
-        }
+impl Formatter for Lines {
+    fn begin_object<W: ?Sized + Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.depth += 1;
+        to.write_all(b"{")
     }
-    out.push('"');
-}
 
-fn put(out: &mut String, what: std::fmt::Arguments<'_>) {
-    out.write_fmt(what).expect("a text takes what is written to it");
+    fn end_object<W: ?Sized + Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.depth -= 1;
+        to.write_all(b"}")
+    }
+
+    fn begin_array<W: ?Sized + Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.depth += 1;
+        to.write_all(b"[")
+    }
+
+    fn end_array<W: ?Sized + Write>(&mut self, to: &mut W) -> io::Result<()> {
+        self.depth -= 1;
+        to.write_all(b"]")
+    }
+
+    fn begin_array_value<W: ?Sized + Write>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
+        to.write_all(if first { b"" } else { b"," })?;
+        to.write_all(if self.depth == 2 { b"\n" } else { b"" })
+    }
 }

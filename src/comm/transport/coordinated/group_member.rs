@@ -71,10 +71,10 @@ impl GroupMember {
         let sequence = Sequence::of(call.route, self.index);
         let number = CallNumber { name: call.name, sequence, seq: self.advance(sequence) };
         if self.membership.is_given_up() {
-            return Err(self.given_up(&number, call.facts()));
+            return Err(self.given_up(&number, call.signature()));
         }
         if self.membership.compared {
-            let (group, seq, brief) = (self.id, number.seq, call.brief());
+            let (group, seq, brief) = (self.id, number.seq, call.to_signature());
             self.membership.tell_in_passing(Message::Came { group, sequence, seq, brief });
         }
         Ok(number)

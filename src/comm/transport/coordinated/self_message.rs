@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::group_member::{CallNumber, GroupMember};
-use crate::comm::calls::{Brief, Sequence};
+use crate::comm::calls::{CallSignature, Sequence};
 use crate::comm::lock::lock;
 use crate::comm::{Call, Request, Route, Tensors};
 use crate::error::Result;
@@ -15,7 +15,7 @@ pub(in crate::comm::transport) struct SelfMessage {
     group: Arc<GroupMember>,
     number: CallNumber,
     sends: bool,
-    call: Brief,
+    call: CallSignature,
 }
 
 impl SelfMessage {
@@ -32,7 +32,7 @@ impl SelfMessage {
         if sends {
             lock(&group.to_itself).insert(number.seq, call.outgoing[0].clone());
         }
-        Some(SelfMessage { group: group.clone(), number, sends, call: call.brief() })
+        Some(SelfMessage { group: group.clone(), number, sends, call: call.to_signature() })
     }
 }
 
@@ -46,8 +46,8 @@ impl Request for SelfMessage {
         let rank = group.membership.rank;
         let reason = match x {
             Some(x) if x.dtype() == call.dtype && *x.shape() == call.incoming[0] => return Ok(smallvec![x]),
-            Some(x) => format!("rank {rank} sent itself {x} and expects {}", call.facts()),
-            None => format!("rank {rank} waits for itself with {}", call.facts()),
+            Some(x) => format!("rank {rank} sent itself {x} and expects {}", call.view()),
+            None => format!("rank {rank} waits for itself with {}", call.view()),
         };
         group.membership.give(Err(group.broken(&number, reason)))
     }

@@ -9,7 +9,7 @@ use super::library::{MpiResult, Port};
 use super::patience::Patience;
 use super::transfers::{TransferError, Transfers};
 use super::world::MpiWorld;
-use crate::comm::calls::Brief;
+use crate::comm::calls::CallSignature;
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, SelfMessage};
 use crate::comm::{Call, Channel, Request, Route, Tensors};
 use crate::error::{CallId, Error, Result};
@@ -54,7 +54,7 @@ impl MpiChannel {
         let own = own_part(call, &outgoing, group.state.index);
         let (channel, transfers) = (self.clone(), RefCell::new(transfers));
         world.in_flight.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(MpiRequest { channel, call: call.brief(), number, transfers, own }))
+        Ok(Box::new(MpiRequest { channel, call: call.to_signature(), number, transfers, own }))
     }
 
     /// Starts all messages: what is received first, so that what comes finds its place.
@@ -138,7 +138,7 @@ fn over(id: CallId) -> Error {
 /// A call in flight.
 struct MpiRequest {
     channel: MpiChannel,
-    call: Brief,
+    call: CallSignature,
     number: CallNumber,
     transfers: RefCell<Transfers>,
     own: Option<(usize, Tensor)>,
@@ -167,7 +167,7 @@ impl MpiRequest {
         let mut patience = Patience::new(self.transfers.borrow().len_bytes(), world.crowded);
         while !self.transfers.borrow().is_done() && !self.test()? {
             if membership.is_given_up() {
-                return Err(group.state.given_up(&self.number, self.call.facts()));
+                return Err(group.state.given_up(&self.number, self.call.view()));
             }
             let was_long = patience.is_long();
             patience.pause();
@@ -176,7 +176,7 @@ impl MpiRequest {
                 membership.flush();
             }
             if patience.waited() >= membership.deadline && !self.test()? {
-                return Err(group.state.late(&self.number, self.call.facts()));
+                return Err(group.state.late(&self.number, self.call.view()));
             }
         }
         let mut results = self.transfers.take().into_results();

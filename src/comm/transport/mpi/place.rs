@@ -51,9 +51,11 @@ fn listen(launch: &Launch) -> Result<Vec<TcpListener>> {
     let ips: Vec<IpAddr> = match launch.bind {
         Some(ip) => vec![ip],
         None if on_one_machine(launch) => vec![LOCAL],
-        None => {
-            named().iter().flat_map(addresses_of).chain(addresses().into_iter().map(|(ip, _)| ip)).collect()
-        }
+        None => named()
+            .iter()
+            .flat_map(|host| addresses_of(host))
+            .chain(addresses().into_iter().map(|(ip, _)| ip))
+            .collect(),
     };
     let (mut listeners, mut last) = (Vec::new(), "this machine has no address".to_string());
     for ip in ips {
@@ -82,8 +84,8 @@ fn named() -> Option<String> {
     std::env::var("MASTER_ADDR").ok().filter(|host| !host.is_empty())
 }
 
-fn addresses_of(host: &String) -> Vec<IpAddr> {
-    let found = (host.as_str(), 0).to_socket_addrs().map(|all| all.map(|at| at.ip()).collect());
+fn addresses_of(host: &str) -> Vec<IpAddr> {
+    let found = (host, 0).to_socket_addrs().map(|all| all.map(|at| at.ip()).collect());
     found.unwrap_or_default()
 }
 

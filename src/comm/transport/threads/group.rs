@@ -147,7 +147,7 @@ impl ThreadGroup {
             if let Some(fault) = absence {
                 let fault = self.with_last(fault);
                 let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
-                let circle = || self.status.roster.circle(slot.ranks[call.position], fault.id());
+                let circle = || self.status.roster.cycle(slot.ranks[call.position], fault.id());
                 // If two ranks find it at once, one of them may have gone on before the other looks.
                 let circle = is_late.then(circle).flatten().or_else(|| self.circle());
                 if let Some(circle) = circle {
@@ -242,7 +242,7 @@ impl ThreadGroup {
         let (at, other) = contents.disagreement(position, call)?;
         let (low, high) =
             if at < position { ((at, other), (position, *call)) } else { ((position, *call), (at, other)) };
-        let (brought, other_brought) = high.1.facts().told_apart(&low.1.facts());
+        let (brought, other_brought) = high.1.signature().told_apart(&low.1.signature());
         Some(CommFault::Mismatch {
             id: self.id(slot, call.name),
             rank: slot.ranks[high.0],
