@@ -36,6 +36,6 @@ pub use calls::{Call, Route, Sequence};
 pub(crate) use calls::{during, during_at_least};
 pub use diagnostics::flight;
 pub use launch::Launch;
-pub use network::{Cost, Grid, Level, Network, Peers};
+pub use network::{Cost, Level, Network, Peers, RankGrid};
 pub use transport::nccl;
 pub use transport::{Channel, Engine, Reduce, Request, Tensors};

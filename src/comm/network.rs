@@ -30,14 +30,14 @@ const PICO: f64 = 1e12;
 /// Blocks of consecutive ranks, a fast link's within a slow one's: 8 ranks in a node by one, everything by another.
 ///
 /// ```
-/// use isoshard::comm::{Grid, Level, Network};
+/// use isoshard::comm::{RankGrid, Level, Network};
 /// let network = Network::new([
 ///     Level { ranks: 8, latency_s: 2e-6, bytes_per_s: 400e9 },
 ///     Level { ranks: usize::MAX, latency_s: 10e-6, bytes_per_s: 50e9 },
 /// ])?;
 /// assert_eq!((network.level_between(0, 7), network.level_between(7, 8)), (0, 1));
 /// // On the mesh dp=4, tp=8: an all-gather of 1 MB along tp stays in the node, one along dp does not.
-/// let grid = Grid { base: 0, axes: &[(4, 8), (8, 1)] };
+/// let grid = RankGrid { base: 0, axes: &[(4, 8), (8, 1)] };
 /// let along = |axis| network.peers(&grid, &[axis]).cost(1, 1_000_000).seconds();
 /// assert_eq!((along(1), along(0)), (4.5e-6, 30e-6));
 /// # Ok::<(), isoshard::Error>(())
@@ -65,7 +65,7 @@ pub struct Cost(u64);
 
 /// Ranks `base + sum(coordinate * stride)`: a mesh as numbers.
 #[derive(Clone, Copy, Debug)]
-pub struct Grid<'a> {
+pub struct RankGrid<'a> {
     /// The rank at the origin.
     pub base: usize,
     /// Length and stride of each axis.
@@ -137,7 +137,7 @@ impl Network {
 
     /// How near the ranks along `axes` of a grid are to each other. Takes no time that grows with their number: where blocks
     /// cut groups unevenly, what the worst placed rank has is bounded from below.
-    pub fn peers(&self, grid: &Grid<'_>, axes: &[usize]) -> Peers {
+    pub fn peers(&self, grid: &RankGrid<'_>, axes: &[usize]) -> Peers {
         let len: usize = axes.iter().map(|&a| grid.axes[a].0).product();
         let within = (0..self.levels.len()).map(|k| {
             if k + 1 == self.levels.len() {
@@ -179,7 +179,7 @@ impl Default for Network {
     }
 }
 
-impl Grid<'_> {
+impl RankGrid<'_> {
     /// How many ranks along axis `a` any rank surely shares a block of `block` ranks with, itself included.
     fn run(&self, a: usize, block: usize) -> usize {
         let (len, stride) = self.axes[a];
@@ -329,7 +329,7 @@ mod tests {
                 (0, vec![(5, 1)]),
                 (1, vec![(1, 7), (6, 2)]),
             ] {
-                let grid = Grid { base, axes: &axes };
+                let grid = RankGrid { base, axes: &axes };
                 let places = |which: &[usize], at: usize| {
                     which.iter().fold(vec![at], |all, &a| {
                         let (n, s) = axes[a];
@@ -367,12 +367,12 @@ mod tests {
     fn costs_add_up_and_never_less() {
         let network = Network::new([level(2), level(usize::MAX)]).unwrap();
         let axes = [(4, 2), (2, 1)];
-        let peers = network.peers(&Grid { base: 0, axes: &axes }, &[0, 1]);
+        let peers = network.peers(&RankGrid { base: 0, axes: &axes }, &[0, 1]);
         assert_eq!((peers.len(), peers.slowest(), &peers.split(701)[..]), (8, 1, &[100, 601][..]));
         for (a, b) in [(1, 1), (3, 1000), (701, 13), (0, 5)] {
             assert!(peers.cost(2, a + b) <= peers.cost(1, a) + peers.cost(1, b), "{a} + {b}");
         }
-        assert_eq!(network.peers(&Grid { base: 0, axes: &axes }, &[]).cost(3, 0), Cost::default());
+        assert_eq!(network.peers(&RankGrid { base: 0, axes: &axes }, &[]).cost(3, 0), Cost::default());
         assert_eq!(network.far_peers(2).split(10)[..], [0, 10]);
         let many = |len| Network::default().far_peers(len).cost(2, 0).seconds();
         assert_eq!((many(2), many(65), many(66), many(16_384)), (4e-6, 4e-6, 8e-6, 1024e-6));

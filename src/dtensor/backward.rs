@@ -15,7 +15,7 @@ use super::dispatch::plan_for;
 use super::facts::Facts;
 use super::plan::Plan;
 use super::reduction::Reduction;
-use super::tensor::{Call, DTensor, Edge, Node, Saved, next_id};
+use super::tensor::{DTensor, Edge, Node, Saved, TapeCall, next_id};
 use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
@@ -185,7 +185,11 @@ impl Pass {
     /// A sum in parts that a single step would have to reduce, on its way to a leaf, straight in the leaf's layout where the
     /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on. Returns the
     /// step's plan if it had to be known.
-    fn send_home(&self, call: &Call, grads: &mut SmallVec<[Option<DTensor>; 1]>) -> Result<Option<Rc<Plan>>> {
+    fn send_home(
+        &self,
+        call: &TapeCall,
+        grads: &mut SmallVec<[Option<DTensor>; 1]>,
+    ) -> Result<Option<Rc<Plan>>> {
         let ([Some(edge)], [step], [Some(grad)]) = (&call.edges[..], &call.program.steps[..], &grads[..])
         else {
             return Ok(None);
@@ -227,7 +231,7 @@ impl Pass {
     fn run(
         &self,
         node: &Node,
-        call: &Call,
+        call: &TapeCall,
         grads: SmallVec<[Option<DTensor>; 1]>,
         mut plan: Option<Rc<Plan>>,
     ) -> Result<SmallVec<[Option<DTensor>; 4]>> {

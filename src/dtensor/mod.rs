@@ -41,4 +41,4 @@ pub use draws::IntoDraw;
 pub use facts::Facts;
 pub use redistribute::Redistribution;
 pub use reduction::Reduction;
-pub use tensor::{DTensor, DTensors, Pending};
+pub use tensor::{DTensor, DTensors, PendingRedistribution};

@@ -18,13 +18,13 @@ use crate::tensor::{DType, Device, Dims, Shape, Tensor};
 /// How often a kernel runs, and on what.
 pub(super) enum Nodes {
     /// Once for each node that this rank finishes.
-    Make { calls: Vec<Call>, made: SmallVec<[bool; 3]> },
+    Make { calls: Vec<KernelCall>, made: SmallVec<[bool; 3]> },
     /// Once for each part of the operands that are sums in parts.
     Pass { parts: usize, passing: SmallVec<[bool; 3]> },
 }
 
 /// One call of a kernel.
-pub(super) struct Call {
+pub(super) struct KernelCall {
     /// The boxes of operands and results.
     at: Windows,
     /// Where one call makes many nodes of the only result: the operator that does.
@@ -55,11 +55,11 @@ impl Nodes {
             outs: (0..outs.len()).map(|o| under(outs[o].window(), node, &dims, |r| r.outs[o])).collect(),
             exact,
         };
-        let calls: Vec<Call> = match together(op, &forest).filter(|_| outs.len() == 1) {
-            Some((all, many)) => vec![Call { at: boxes(&all), many: Some(many) }],
-            None => forest.iter().map(|node| Call { at: boxes(node), many: None }).collect(),
+        let calls: Vec<KernelCall> = match together(op, &forest).filter(|_| outs.len() == 1) {
+            Some((all, many)) => vec![KernelCall { at: boxes(&all), many: Some(many) }],
+            None => forest.iter().map(|node| KernelCall { at: boxes(node), many: None }).collect(),
         };
-        let whole = |c: &Call| {
+        let whole = |c: &KernelCall| {
             let mut windows = c.at.ins.iter().zip(ins).chain(c.at.outs.iter().zip(outs));
             windows.all(|(w, f)| w.region == f.window().region)
         };
@@ -122,7 +122,7 @@ fn pass(
 
 fn make(
     op: &dyn Op,
-    calls: &[Call],
+    calls: &[KernelCall],
     made: &[bool],
     ins: &[Tensor],
     at: &Windows,
@@ -135,7 +135,7 @@ fn make(
         let room = || Tensor::stale_on(ins[0].device(), f.dtype(), f.local_shape());
         whole.push((!made).then(room).transpose()?);
     }
-    for Call { at: call, many } in calls {
+    for KernelCall { at: call, many } in calls {
         let parts = wide.iter().zip(&at.ins).zip(&call.ins);
         let mut locals: Tensors =
             parts.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;

@@ -7,14 +7,14 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::plan::{Needs, Plan};
-use super::tensor::{Call, DTensor, DTensors, Edge, Node, Saved, next_id};
+use super::tensor::{DTensor, DTensors, Edge, Node, Saved, TapeCall, next_id};
 use crate::error::Result;
 use crate::ops::Op;
 
 impl Drop for Node {
     /// Takes long chains apart in a loop: dropped recursively they could exhaust the stack.
     fn drop(&mut self) {
-        let mut calls: Vec<Call> = self.call.take().into_iter().collect();
+        let mut calls: Vec<TapeCall> = self.call.take().into_iter().collect();
         while let Some(call) = calls.pop() {
             for edge in call.edges.into_iter().flatten() {
                 if let Ok(mut node) = Rc::try_unwrap(edge.node) {
@@ -58,7 +58,7 @@ pub(super) fn record(
     };
     let saved = program.reads[..ins.len()].iter().enumerate().map(|(i, &r)| r.then(|| keep(i)));
     let saved_outs = outs.iter().zip(result_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
-    let call = Call {
+    let call = TapeCall {
         edges: ins.iter().zip(&program.grads).map(|(x, g)| g.and_then(|_| x.edge.clone())).collect(),
         saved: saved.chain(saved_outs).collect(),
         program: program.clone(),

@@ -57,13 +57,13 @@ pub(super) struct Node {
     pub id: u64,
     pub outs: SmallVec<[Rc<Facts>; 1]>,
     /// None for a leaf.
-    pub call: Option<Call>,
+    pub call: Option<TapeCall>,
     /// In the backward pass of this number: how many gradients have still to come.
     pub awaited: Cell<(u64, usize)>,
 }
 
 /// A call of an operator, as its derivative needs it.
-pub(super) struct Call {
+pub(super) struct TapeCall {
     pub program: Rc<Program>,
     /// One an operand, where its gradient is wanted and there is one.
     pub edges: SmallVec<[Option<Edge>; 3]>,
@@ -239,7 +239,7 @@ impl DTensor {
         Redistribution::plan(spec, &spec.with_layout(layout)?)
     }
 
-    /// Starts a redistribution; other work may come before [`Pending::wait`]. Returns when its first call is on its way.
+    /// Starts a redistribution; other work may come before [`PendingRedistribution::wait`]. Returns when its first call is on its way.
     ///
     /// Several may be on their way, to be waited for in any order, and in another on another rank. Where there is a second
     /// call ([`DTensor::plan_redistribute`] tells: for some of a `Partial`), it begins when this or a later such one is waited
@@ -247,15 +247,19 @@ impl DTensor {
     ///
     /// # Errors
     /// As [`DTensor::redistribute`].
-    pub fn redistribute_async(&self, layout: Layout) -> Result<Pending> {
+    pub fn redistribute_async(&self, layout: Layout) -> Result<PendingRedistribution> {
         if layout == *self.layout() {
-            return Ok(Pending { source: self.clone(), facts: self.facts.clone(), flight: None });
+            return Ok(PendingRedistribution {
+                source: self.clone(),
+                facts: self.facts.clone(),
+                flight: None,
+            });
         }
         let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
         let m = redistribute::find(&self.mesh, &self.facts, &facts)?;
         let _label = during_at_least("redistribute");
         let flight = Some(m.start(&self.mesh, self.local.clone())?);
-        Ok(Pending { source: self.clone(), facts, flight })
+        Ok(PendingRedistribution { source: self.clone(), facts, flight })
     }
 
     /// The whole on every rank. Every rank receives what it lacks.
@@ -302,19 +306,19 @@ pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
 
 /// A redistribution on its way. Dropping it is harmless.
 #[must_use = "a redistribution's errors are lost unless it is waited for"]
-pub struct Pending {
+pub struct PendingRedistribution {
     source: DTensor,
     facts: Rc<Facts>,
     flight: Option<InFlight>,
 }
 
-impl Pending {
+impl PendingRedistribution {
     /// The redistributed tensor.
     ///
     /// # Errors
     /// A fault of communication.
     pub fn wait(self) -> Result<DTensor> {
-        let Pending { source, facts, flight } = self;
+        let PendingRedistribution { source, facts, flight } = self;
         let Some(flight) = flight else { return Ok(source) };
         let mesh = source.mesh.clone();
         let local = flight.finish(&mesh)?;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::params::{ParamId, Params};
 use super::plan::nearest;
-use crate::dtensor::{Again, DTensor, Pending};
+use crate::dtensor::{Again, DTensor, PendingRedistribution};
 use crate::error::{Error, Result};
 use crate::rng::Generator;
 
@@ -25,7 +25,7 @@ pub struct Forward<'a> {
 enum Slot {
     Idle,
     /// The parameter at rest, as it is computed with, and its way to where it is used.
-    InFlight(Box<(DTensor, Pending)>),
+    InFlight(Box<(DTensor, PendingRedistribution)>),
     Ready(DTensor),
 }
 

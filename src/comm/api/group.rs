@@ -35,10 +35,10 @@ const TWO_PHASE_BYTES: usize = 64 << 10;
 /// Every method comes blocking and as an `_async` twin, which reports all errors when it is waited for.
 #[derive(Clone)]
 pub struct Group {
-    inner: Arc<Inner>,
+    inner: Arc<GroupInner>,
 }
 
-struct Inner {
+struct GroupInner {
     name: String,
     ranks: Arc<[usize]>,
     index: usize,
@@ -69,7 +69,7 @@ impl Group {
         let ranks: Arc<[usize]> = ranks.into();
         let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
         let halving = OnceLock::new();
-        let inner = Inner { name: name.into(), ranks, index, channel, recorder, recorded, halving };
+        let inner = GroupInner { name: name.into(), ranks, index, channel, recorder, recorded, halving };
         Group { inner: Arc::new(inner) }
     }
 
@@ -429,7 +429,7 @@ impl Group {
         call: Call,
         start: impl FnOnce(&dyn Channel, Call) -> Result<Box<dyn Request>>,
     ) -> Result<(Box<dyn Request>, RecordedCall)> {
-        let Inner { index, channel, recorder, recorded, .. } = &*self.inner;
+        let GroupInner { index, channel, recorder, recorded, .. } = &*self.inner;
         let ticket = recorder.start(*recorded, *index, &call);
         match start(&**channel, call) {
             Ok(request) => Ok((request, ticket)),

@@ -14,10 +14,10 @@ type Finish<T> = Box<dyn FnOnce(Tensors) -> Result<T> + Send>;
 /// ranks: this rank's contribution is out already.
 #[must_use = "a collective's errors are lost unless it is waited for"]
 pub struct Pending<T> {
-    state: State<T>,
+    state: PendingState<T>,
 }
 
-enum State<T> {
+enum PendingState<T> {
     Ready(Result<T>),
     Running { request: Box<dyn Request>, finish: Finish<T>, ticket: RecordedCall },
 }
@@ -25,7 +25,7 @@ enum State<T> {
 impl<T> Pending<T> {
     /// A result that is there, or a failure to start: reported by [`Pending::wait`].
     pub(crate) fn ready(result: Result<T>) -> Self {
-        Pending { state: State::Ready(result) }
+        Pending { state: PendingState::Ready(result) }
     }
 
     /// A recorded request, and what makes the result from the tensors that come.
@@ -35,7 +35,7 @@ impl<T> Pending<T> {
     ) -> Self {
         match request {
             Ok((request, ticket)) => {
-                Pending { state: State::Running { request, finish: Box::new(finish), ticket } }
+                Pending { state: PendingState::Running { request, finish: Box::new(finish), ticket } }
             }
             Err(error) => Pending::ready(Err(error)),
         }
@@ -47,8 +47,8 @@ impl<T> Pending<T> {
     /// Those of the collective: [`CommFault`](crate::CommFault)s, and refused arguments.
     pub fn wait(self) -> Result<T> {
         match self.state {
-            State::Ready(result) => result,
-            State::Running { request, finish, ticket } => {
+            PendingState::Ready(result) => result,
+            PendingState::Running { request, finish, ticket } => {
                 ticket.wait();
                 match request.wait() {
                     Ok(parts) => {
@@ -64,8 +64,8 @@ impl<T> Pending<T> {
     /// True where [`Pending::wait`] would not wait for another rank.
     pub fn is_ready(&self) -> bool {
         match &self.state {
-            State::Ready(_) => true,
-            State::Running { request, .. } => request.is_ready(),
+            PendingState::Ready(_) => true,
+            PendingState::Running { request, .. } => request.is_ready(),
         }
     }
 }

@@ -37,12 +37,12 @@ pub struct Process {
     deadline: Duration,
     device: Option<Device>,
     insecure: bool,
-    way: Way,
+    way: Transport,
 }
 
 /// How processes talk.
 #[derive(Clone, Debug)]
-enum Way {
+enum Transport {
     Nccl(Option<Library>),
     Mpi { compared: bool },
 }
@@ -51,7 +51,7 @@ impl Process {
     /// The rank that the launcher says, with a deadline of 60 s, over NCCL, on its node's GPU of the same local number.
     pub fn new(launch: Launch) -> Process {
         let deadline = Duration::from_secs(60);
-        Process { launch, deadline, device: None, insecure: false, way: Way::Nccl(None) }
+        Process { launch, deadline, device: None, insecure: false, way: Transport::Nccl(None) }
     }
 
     /// How long the ranks wait for each other: to meet, to connect, and in a collective.
@@ -69,7 +69,7 @@ impl Process {
 
     /// Which NCCL, and how. Without this: [`Library::load`].
     pub fn nccl(mut self, library: Library) -> Process {
-        self.way = Way::Nccl(Some(library));
+        self.way = Transport::Nccl(Some(library));
         self
     }
 
@@ -78,7 +78,7 @@ impl Process {
     /// MPI says where the ranks meet, so none of the environment's variables is needed for that. Bytes go by messages
     /// between ranks; reductions are the fold that all engines share, and have the same bits.
     pub fn mpi(mut self) -> Process {
-        self.way = Way::Mpi { compared: true };
+        self.way = Transport::Mpi { compared: true };
         self
     }
 
@@ -86,7 +86,7 @@ impl Process {
     /// who has not come: a few hundred bytes a call, in passing. Calls that differ do not mix in any case; uncompared, they
     /// end at the deadline. NCCL's way is [`Library::compared`].
     pub fn compared(mut self, on: bool) -> Process {
-        if let Way::Mpi { compared } = &mut self.way {
+        if let Transport::Mpi { compared } = &mut self.way {
             *compared = on;
         }
         self
@@ -112,8 +112,8 @@ impl Process {
     /// and what went wrong between the ranks. Refuses processes that are not of one world.
     pub fn run<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
         match &self.way {
-            Way::Nccl(_) => self.run_nccl(f),
-            Way::Mpi { compared } => {
+            Transport::Nccl(_) => self.run_nccl(f),
+            Transport::Mpi { compared } => {
                 let compared = *compared;
                 self.run_mpi(compared, f)
             }
@@ -122,7 +122,7 @@ impl Process {
 
     fn run_nccl<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
         let Process { launch, deadline, device, insecure, way } = self;
-        let library = if let Way::Nccl(Some(library)) = way { Ok(library) } else { Library::load() }?;
+        let library = if let Transport::Nccl(Some(library)) = way { Ok(library) } else { Library::load() }?;
         let device = device.map_or_else(|| gpu_of(&launch), Ok)?;
         let client = Rendezvous { launch: &launch, library: &library.name(), deadline, insecure }.meet()?;
         let setup =

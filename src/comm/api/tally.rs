@@ -1,4 +1,4 @@
-//! Counting what passes through an engine: calls, bytes, and the time that a model of the network gives them.
+//! CountingEngine what passes through an engine: calls, bytes, and the time that a model of the network gives them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,7 +76,7 @@ impl Tally {
     /// An engine that counts, and its count.
     pub fn over(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
         let tally = Tally(Arc::new(Shared { network, rows: Mutex::default() }));
-        (Arc::new(Counting { engine, tally: tally.clone() }), tally)
+        (Arc::new(CountingEngine { engine, tally: tally.clone() }), tally)
     }
 
     /// What was counted, by group and collective, in the order of first calls.
@@ -120,12 +120,12 @@ impl fmt::Debug for Tally {
 
 /// An engine with a count.
 #[derive(Debug)]
-struct Counting {
+struct CountingEngine {
     engine: Arc<dyn Engine>,
     tally: Tally,
 }
 
-impl Engine for Counting {
+impl Engine for CountingEngine {
     fn rank(&self) -> usize {
         self.engine.rank()
     }
@@ -161,7 +161,7 @@ impl Engine for Counting {
     }
 }
 
-impl Counting {
+impl CountingEngine {
     fn counted(&self, channel: Arc<dyn Channel>, ranks: &[usize], name: &str) -> Arc<dyn Channel> {
         let me = self.rank();
         let index = ranks.iter().position(|&r| r == me).expect("checked by the caller");

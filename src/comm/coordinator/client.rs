@@ -5,20 +5,21 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::inbox::{Inbox, lock};
 use super::message::{FirstFault, Message};
+use super::notices::Notices;
 use super::server::{Coordinator, Peer};
+use crate::comm::lock::lock;
 
 /// A rank's way to the coordinator and back: messages, which never wait, and notices.
 #[derive(Debug)]
 pub(in crate::comm) struct Client {
     rank: usize,
-    inbox: Arc<Inbox>,
-    way: Way,
+    inbox: Arc<Notices>,
+    way: Delivery,
 }
 
 #[derive(Debug)]
-enum Way {
+enum Delivery {
     /// The coordinator is in this process.
     Here(Arc<Coordinator>),
     /// Messages go to a thread that sends them.
@@ -28,24 +29,24 @@ enum Way {
 impl Client {
     /// The clients of ranks that are threads of this process.
     pub fn of_threads(world_len: usize, deadline: Duration) -> Vec<Client> {
-        let inboxes: Vec<Arc<Inbox>> = (0..world_len).map(|_| Arc::default()).collect();
+        let inboxes: Vec<Arc<Notices>> = (0..world_len).map(|_| Arc::default()).collect();
         let peers = inboxes.iter().cloned().map(Peer::Here).collect();
         let coordinator = Coordinator::new(peers, deadline);
         let client = |(rank, inbox)| Client::here(rank, inbox, coordinator.clone());
         inboxes.into_iter().enumerate().map(client).collect()
     }
 
-    pub(super) fn here(rank: usize, inbox: Arc<Inbox>, coordinator: Arc<Coordinator>) -> Client {
-        Client { rank, inbox, way: Way::Here(coordinator) }
+    pub(super) fn here(rank: usize, inbox: Arc<Notices>, coordinator: Arc<Coordinator>) -> Client {
+        Client { rank, inbox, way: Delivery::Here(coordinator) }
     }
 
     pub(super) fn there(
         rank: usize,
-        inbox: Arc<Inbox>,
+        inbox: Arc<Notices>,
         messages: mpsc::Sender<Message>,
         sender: JoinHandle<()>,
     ) -> Client {
-        let way = Way::There { messages: Mutex::new(Some(messages)), sender: Mutex::new(Some(sender)) };
+        let way = Delivery::There { messages: Mutex::new(Some(messages)), sender: Mutex::new(Some(sender)) };
         Client { rank, inbox, way }
     }
 
@@ -53,8 +54,8 @@ impl Client {
     pub fn tell(&self, message: Message) {
         let message = message.cut();
         match &self.way {
-            Way::Here(coordinator) => coordinator.take(self.rank, message),
-            Way::There { messages, .. } => {
+            Delivery::Here(coordinator) => coordinator.take(self.rank, message),
+            Delivery::There { messages, .. } => {
                 if let Some(messages) = &*lock(messages) {
                     // A sender that is gone has lost the coordinator, and the first fault says so.
                     let _ = messages.send(message);
@@ -88,8 +89,8 @@ impl Client {
     pub fn leave(&self, at_most: Duration) {
         self.tell(Message::Ended);
         match &self.way {
-            Way::Here(coordinator) => coordinator.close(at_most),
-            Way::There { .. } => self.hang_up(),
+            Delivery::Here(coordinator) => coordinator.close(at_most),
+            Delivery::There { .. } => self.hang_up(),
         }
     }
 
@@ -99,8 +100,8 @@ impl Client {
         const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
         self.tell(Message::Ended);
         match &self.way {
-            Way::Here(coordinator) => coordinator.close(LONG),
-            Way::There { .. } => {
+            Delivery::Here(coordinator) => coordinator.close(LONG),
+            Delivery::There { .. } => {
                 self.inbox.wait_for_end(LONG);
                 self.hang_up();
             }
@@ -111,8 +112,8 @@ impl Client {
     /// Sends what is waiting and closes the connections, as the end of the process does.
     pub fn hang_up(&self) {
         match &self.way {
-            Way::Here(coordinator) => coordinator.hang_up(),
-            Way::There { messages, sender } => {
+            Delivery::Here(coordinator) => coordinator.hang_up(),
+            Delivery::There { messages, sender } => {
                 drop(lock(messages).take());
                 // It has only to write what it has; its panics would be our own bugs and harm nobody now.
                 let _ = lock(sender).take().map(JoinHandle::join);

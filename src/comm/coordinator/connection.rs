@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use super::auth::{FrameKey, Keys};
 use super::client::Client;
 use super::frame::{self, Until};
-use super::inbox::Inbox;
 use super::message::{Answer, FirstFault, Message, Notice};
+use super::notices::Notices;
 use super::server::{Coordinator, Peer, Sender};
 
 /// How long the coordinator's process may take to read what a rank has told it in one go.
@@ -59,7 +59,7 @@ impl Serving {
     /// then.
     pub fn new(connections: Vec<Connection>, deadline: Duration) -> io::Result<Serving> {
         let limit = frame::limit(connections.len() + 1);
-        let (inbox, readers) = (Arc::<Inbox>::default(), Arc::new(OnceLock::new()));
+        let (inbox, readers) = (Arc::<Notices>::default(), Arc::new(OnceLock::new()));
         let mut peers = vec![Peer::Here(inbox.clone())];
         let mut incoming = Vec::new();
         for Connection { stream, keys } in connections {
@@ -138,7 +138,7 @@ pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> i
     let limit = frame::limit(world_len);
     stream.set_read_timeout(None)?;
     stream.set_nodelay(true)?;
-    let inbox = Arc::<Inbox>::default();
+    let inbox = Arc::<Notices>::default();
     let (notices, reader, mut key) = (inbox.clone(), stream.try_clone()?, keys.from_coordinator);
     thread::Builder::new().name(format!("notices of rank {rank}")).spawn(move || {
         let (mut reader, mut room) = (BufReader::new(reader), Vec::new());

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::auth::{Greeting, Keys, VERSION};
 use super::connection::Connection;
 use super::frame::{HEAD_BYTES, Head, REJECTED};
-use super::message::Join;
+use super::message::JoinRequest;
 use crate::comm::launch::Secret;
 use crate::error::Result;
 
@@ -37,7 +37,7 @@ pub(super) struct Door {
 pub(super) struct Arrival {
     pub connection: Connection,
     pub from: SocketAddr,
-    pub join: Join,
+    pub join: JoinRequest,
 }
 
 struct Stranger {
@@ -84,7 +84,7 @@ impl Door {
                 Heard::Part => self.turned_away.add(stranger.from, "said nothing in time"),
                 Heard::Gone => {}
                 Heard::Stranger(why) => self.turned_away.add(stranger.from, why),
-                Heard::Join(join, keys) => {
+                Heard::Joined(join, keys) => {
                     let Stranger { stream, from, .. } = stranger;
                     arrivals.push(Arrival { connection: Connection { stream, keys: *keys }, from, join });
                 }
@@ -182,7 +182,7 @@ impl TurnedAway {
     }
 }
 
-/// What a stranger has said so far: a greeting, then a [`Join`] under the keys that follow from it.
+/// What a stranger has said so far: a greeting, then a [`JoinRequest`] under the keys that follow from it.
 pub(super) struct Hello {
     pub greeting: Greeting,
     said: Vec<u8>,
@@ -193,7 +193,7 @@ pub(super) enum Heard {
     /// Nothing wrong yet.
     Part,
     /// It knows the secret.
-    Join(Join, Box<Keys>),
+    Joined(JoinRequest, Box<Keys>),
     /// It does not, or speaks otherwise.
     Stranger(&'static str),
     /// It has hung up.
@@ -202,7 +202,7 @@ pub(super) enum Heard {
 
 impl Hello {
     /// The most that anybody may say.
-    pub const BYTES: usize = Greeting::BYTES + HEAD_BYTES + Join::BYTES;
+    pub const BYTES: usize = Greeting::BYTES + HEAD_BYTES + JoinRequest::BYTES;
 
     /// # Errors
     /// A system without random numbers.
@@ -223,7 +223,7 @@ impl Hello {
             return Heard::Stranger("another version of this library");
         }
         let Some((head, body)) = rest.split_first_chunk() else { return Heard::Part };
-        let Ok(head) = Head::decode(head, Join::BYTES) else { return Heard::Stranger(OTHER) };
+        let Ok(head) = Head::decode(head, JoinRequest::BYTES) else { return Heard::Stranger(OTHER) };
         if body.len() < head.len {
             return Heard::Part;
         }
@@ -232,7 +232,7 @@ impl Hello {
         }
         let mut keys = Keys::of(secret, &self.greeting, &greeting);
         match head.open(body, &mut keys.to_coordinator) {
-            Ok(join) => Heard::Join(join, Box::new(keys)),
+            Ok(join) => Heard::Joined(join, Box::new(keys)),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Heard::Stranger("another secret"),
             Err(_) => Heard::Stranger(OTHER),
         }

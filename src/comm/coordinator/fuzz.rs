@@ -10,9 +10,9 @@ use std::time::Duration;
 use super::auth::{FrameKey, Greeting, Keys};
 use super::door::{Heard, Hello};
 use super::frame::{self, HEAD_BYTES, Head};
-use super::inbox::Inbox;
-use super::message::{Answer, FirstFault, Join, Message, Notice};
-use super::server::{State, To};
+use super::message::{Answer, FirstFault, JoinRequest, Message, Notice};
+use super::notices::Notices;
+use super::server::{CoordinatorState, To};
 use crate::comm::calls::{CallSignature, Route, Sequence};
 use crate::comm::launch::Secret;
 use crate::error::{CallId, CommFault, LastCall, Wait};
@@ -239,7 +239,7 @@ impl Random {
 
 /// Conversations of three admitted ranks, some wicked, with a coordinator; what it tells is well-formed and for ranks of the world.
 fn talk_to_the_coordinator(r: &mut Random) -> usize {
-    let mut state = State::new(WORLD, Duration::from_secs(1));
+    let mut state = CoordinatorState::new(WORLD, Duration::from_secs(1));
     let mut said = 0;
     for _ in 0..1 + r.below(12) {
         let from = r.below(WORLD);
@@ -258,7 +258,7 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
 
 /// A rank that hears what nobody should tell it.
 fn talk_to_a_rank(r: &mut Random) -> usize {
-    let inbox = Inbox::default();
+    let inbox = Notices::default();
     let mut said = 0;
     for _ in 0..1 + r.below(4) {
         let mut body = postcard::to_stdvec(&r.notice()).expect("notices are written");
@@ -285,8 +285,8 @@ fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
     let knows = r.below(4) > 0;
     let mut keys = Keys::of(knows.then_some(secret), &hello.greeting, &ours);
     let mut words = ours.encode().to_vec();
-    let join = Join { rank: r.number(), world_len: r.number(), library: "lib".into() };
-    frame::seal(&join, &mut keys.to_coordinator, Join::BYTES, &mut words).expect("a join is small");
+    let join = JoinRequest { rank: r.number(), world_len: r.number(), library: "lib".into() };
+    frame::seal(&join, &mut keys.to_coordinator, JoinRequest::BYTES, &mut words).expect("a join is small");
     let unchanged = words.clone();
     r.mutate(&mut words);
     let mut said = 0;
@@ -294,7 +294,7 @@ fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
         let end = words.len().min(said + 1 + r.below(100));
         match hello.hear(&words[said..end], Some(secret)) {
             Heard::Part => said = end,
-            Heard::Join(heard, _) => {
+            Heard::Joined(heard, _) => {
                 assert!(knows && words[..end] == unchanged[..] && heard == join);
                 break;
             }

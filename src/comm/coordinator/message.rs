@@ -12,19 +12,19 @@ const TEXT_BYTES: usize = 16 << 10;
 
 /// What a rank says first, once it has shown that it knows the secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Join {
+pub(super) struct JoinRequest {
     pub rank: usize,
     pub world_len: usize,
     /// What carries its tensors, e.g. `NCCL 2.21.5`: the same on all ranks.
     pub library: String,
 }
 
-impl Join {
-    /// The largest `Join`.
+impl JoinRequest {
+    /// The largest `JoinRequest`.
     pub const BYTES: usize = 1024;
 }
 
-/// What the coordinator answers to a [`Join`], twice: that it has heard, and what came of it.
+/// What the coordinator answers to a [`JoinRequest`], twice: that it has heard, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// The rank is in; the others are waited for.

@@ -14,8 +14,8 @@ mod door;
 mod frame;
 #[cfg(test)]
 mod fuzz;
-mod inbox;
 mod message;
+mod notices;
 mod rendezvous;
 mod server;
 mod store;

@@ -4,7 +4,7 @@
 //! rank k                                   rank 0
 //!        -- connects ------------------->
 //!        <- greeting, nonce -------------
-//!        -- greeting, nonce, Join ------>   the first frame with a tag
+//!        -- greeting, nonce, JoinRequest ------>   the first frame with a tag
 //!        <- Admitted --------------------   rank 0 knows the secret as well
 //!        <- Complete --------------------   when all have come
 //! ```
@@ -23,7 +23,7 @@ use super::client::Client;
 use super::connection::{self, ANSWER_DEADLINE, Connection, Serving};
 use super::door::{Arrival, Door, HELLO_DEADLINE};
 use super::frame::{self, Until};
-use super::message::{Answer, Join, Message};
+use super::message::{Answer, JoinRequest, Message};
 use crate::comm::calls::label;
 use crate::comm::launch::{Launch, Secret};
 use crate::error::{CallId, CommFault, Error, Result};
@@ -196,7 +196,7 @@ impl Meeting<'_> {
 
     /// Why somebody who knows the secret may not come in.
     fn objection(&self, arrival: &Arrival, admitted: &Admitted) -> Option<Error> {
-        let Arrival { from, join: Join { rank, world_len, library }, .. } = arrival;
+        let Arrival { from, join: JoinRequest { rank, world_len, library }, .. } = arrival;
         let (rank, n) = (*rank, self.what.launch.world_len);
         let refuse =
             |rule: &str, given: String, remedy: &str| Some(Error::invalid(VERB, rule, given, remedy));
@@ -326,8 +326,8 @@ impl Meeting<'_> {
         let ours = Greeting::fresh()?;
         let mut keys = Keys::of(self.place.secret.as_ref(), &theirs, &ours);
         let mut hello = ours.encode().to_vec();
-        let join = Join { rank, world_len, library: self.what.library.into() };
-        frame::seal(&join, &mut keys.to_coordinator, Join::BYTES, &mut hello)
+        let join = JoinRequest { rank, world_len, library: self.what.library.into() };
+        frame::seal(&join, &mut keys.to_coordinator, JoinRequest::BYTES, &mut hello)
             .map_err(|e| self.broken(e.to_string()))?;
         if let Err(e) = until.write_all(&hello) {
             return self.again(&e);

@@ -8,10 +8,11 @@ use serde::Serialize;
 
 use super::auth::FrameKey;
 use super::frame::{self, Until};
-use super::inbox::{Inbox, lock};
 use super::message::{FirstFault, Message, Notice};
+use super::notices::Notices;
 use super::store::Store;
 use crate::comm::diagnostics::{Breach, CallTable};
+use crate::comm::lock::lock;
 use crate::error::CommFault;
 
 /// How long writing a notice to a rank that does not read may take.
@@ -20,7 +21,7 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(5);
 /// The coordinator of a world, in rank 0's process.
 #[derive(Debug)]
 pub(in crate::comm) struct Coordinator {
-    state: Mutex<State>,
+    state: Mutex<CoordinatorState>,
     /// Told when a rank's program is over, and when there is a first fault.
     over: Condvar,
     peers: Vec<Peer>,
@@ -28,7 +29,7 @@ pub(in crate::comm) struct Coordinator {
 
 /// What the coordinator knows.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct CoordinatorState {
     calls: CallTable,
     store: Store,
     first_fault: Option<FirstFault>,
@@ -38,7 +39,7 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(super) enum Peer {
     /// It is in this process.
-    Here(Arc<Inbox>),
+    Here(Arc<Notices>),
     There(Mutex<Sender>),
 }
 
@@ -57,10 +58,10 @@ pub(super) enum To {
     Rank(usize),
 }
 
-impl State {
-    pub fn new(world_len: usize, deadline: Duration) -> State {
+impl CoordinatorState {
+    pub fn new(world_len: usize, deadline: Duration) -> CoordinatorState {
         let calls = CallTable::new(world_len, deadline.as_secs_f64());
-        State { calls, store: Store::new(world_len), first_fault: None }
+        CoordinatorState { calls, store: Store::new(world_len), first_fault: None }
     }
 
     /// Takes a rank's message, and says what is to be told. A message that no rank may send gives up the world in its name.
@@ -129,7 +130,7 @@ impl State {
 
 impl Coordinator {
     pub(super) fn new(peers: Vec<Peer>, deadline: Duration) -> Arc<Coordinator> {
-        let state = Mutex::new(State::new(peers.len(), deadline));
+        let state = Mutex::new(CoordinatorState::new(peers.len(), deadline));
         Arc::new(Coordinator { state, over: Condvar::new(), peers })
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::auth::{Greeting, Keys};
 use super::door::Hello;
 use super::frame;
-use super::message::{Answer, FirstFault, Join, Message};
+use super::message::{Answer, FirstFault, JoinRequest, Message};
 use super::{Client, Rendezvous};
 use crate::comm::launch::{Launch, Secret, SecretSource};
 use crate::error::{CallId, Result};
@@ -79,7 +79,7 @@ fn knock(port: u16) -> TcpStream {
 }
 
 /// Somebody who speaks the language and claims a rank with a secret of its own; what rank 0 answers.
-fn claim(port: u16, secret: Option<&Secret>, join: &Join) -> (TcpStream, Keys, Option<Answer>) {
+fn claim(port: u16, secret: Option<&Secret>, join: &JoinRequest) -> (TcpStream, Keys, Option<Answer>) {
     let mut stream = knock(port);
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut theirs = [0; Greeting::BYTES];
@@ -87,14 +87,14 @@ fn claim(port: u16, secret: Option<&Secret>, join: &Join) -> (TcpStream, Keys, O
     let (theirs, ours) = (Greeting::decode(&theirs).unwrap(), Greeting::fresh().unwrap());
     let mut keys = Keys::of(secret, &theirs, &ours);
     let mut hello = ours.encode().to_vec();
-    frame::seal(join, &mut keys.to_coordinator, Join::BYTES, &mut hello).unwrap();
+    frame::seal(join, &mut keys.to_coordinator, JoinRequest::BYTES, &mut hello).unwrap();
     stream.write_all(&hello).unwrap();
     let answer = frame::receive(&mut stream, &mut keys.from_coordinator, 1 << 20, &mut vec![]).ok();
     (stream, keys, answer)
 }
 
-fn join(rank: usize, world_len: usize) -> Join {
-    Join { rank, world_len, library: "test 1.0".into() }
+fn join(rank: usize, world_len: usize) -> JoinRequest {
+    JoinRequest { rank, world_len, library: "test 1.0".into() }
 }
 
 #[test]
@@ -427,7 +427,7 @@ fn a_hello_is_heard_in_any_pieces_and_never_beyond_its_bound() {
         let ours = Greeting::fresh().unwrap();
         let mut keys = Keys::of(Some(&secret), &hello.greeting, &ours);
         let mut bytes = ours.encode().to_vec();
-        frame::seal(&join(1, 2), &mut keys.to_coordinator, Join::BYTES, &mut bytes).unwrap();
+        frame::seal(&join(1, 2), &mut keys.to_coordinator, JoinRequest::BYTES, &mut bytes).unwrap();
         bytes
     };
     use super::door::Heard;
@@ -438,7 +438,7 @@ fn a_hello_is_heard_in_any_pieces_and_never_beyond_its_bound() {
         while let Some(piece) = pieces.next() {
             match hello.hear(piece, Some(&secret)) {
                 Heard::Part => assert!(pieces.peek().is_some()),
-                Heard::Join(join, _) => assert!(pieces.peek().is_none() && join == self::join(1, 2)),
+                Heard::Joined(join, _) => assert!(pieces.peek().is_none() && join == self::join(1, 2)),
                 Heard::Stranger(why) => panic!("{why}"),
                 Heard::Gone => unreachable!("nobody hung up"),
             }

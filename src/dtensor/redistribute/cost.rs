@@ -2,12 +2,12 @@
 
 use std::ops::Add;
 
-use crate::comm::{self, Grid, Network, Peers};
+use crate::comm::{self, Network, Peers, RankGrid};
 use crate::placement::Mesh;
 
 /// The cost of steps, added up; less is better. Among equals in time fewer calls win, then fewer steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Cost {
+pub(super) struct PlanCost {
     pub time: comm::Cost,
     pub calls: u32,
     pub steps: u32,
@@ -27,10 +27,10 @@ pub(super) struct StepFacts<'a> {
 pub(super) struct Prices<'a>(pub &'a Network);
 
 impl Prices<'_> {
-    pub fn cost(&self, step: &StepFacts) -> Cost {
+    pub fn cost(&self, step: &StepFacts) -> PlanCost {
         let calls = talks(step.mesh, step.axes);
         let time = peers(self.0, step.mesh, step.axes).cost(1, step.received_bytes);
-        Cost { time, calls: calls.into(), steps: 1 }
+        PlanCost { time, calls: calls.into(), steps: 1 }
     }
 
     /// True where one way may bring bytes by a slow link that another brings by a fast one.
@@ -39,11 +39,11 @@ impl Prices<'_> {
     }
 }
 
-impl Add for Cost {
-    type Output = Cost;
+impl Add for PlanCost {
+    type Output = PlanCost;
 
-    fn add(self, other: Cost) -> Cost {
-        Cost {
+    fn add(self, other: PlanCost) -> PlanCost {
+        PlanCost {
             time: self.time + other.time,
             calls: self.calls + other.calls,
             steps: self.steps + other.steps,
@@ -54,7 +54,7 @@ impl Add for Cost {
 /// The distance of the ranks along `axes` from each other.
 pub(in crate::dtensor) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) -> Peers {
     match mesh.strides() {
-        Some((base, all)) => network.peers(&Grid { base, axes: &all }, axes),
+        Some((base, all)) => network.peers(&RankGrid { base, axes: &all }, axes),
         None => network.far_peers(axes.iter().map(|&a| mesh.axis_len(a)).product()),
     }
 }

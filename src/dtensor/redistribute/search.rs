@@ -15,7 +15,7 @@
 use smallvec::SmallVec;
 
 use super::super::exchange::talking_axes;
-use super::cost::{Cost, Prices, StepFacts};
+use super::cost::{PlanCost, Prices, StepFacts};
 use super::states::{common_len, held, layouts, places};
 use crate::error::Result;
 use crate::placement::{Layout, Placement, Region, Spec};
@@ -36,14 +36,14 @@ pub(super) enum Hop {
 }
 
 /// The cheapest way from `src` to `target`, which opens no new `Partial`, and its cost.
-pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices<'_>) -> Result<(Vec<Hop>, Cost)> {
+pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices<'_>) -> Result<(Vec<Hop>, PlanCost)> {
     let leaving: Dims = leaving_partials(&src.layout, target);
     let open = src.open_axes();
     let (alone, long): (Dims, Dims) = leaving.iter().copied().partition(|&a| src.mesh.axis_len(a) == 1);
     let start = src.with_layout(replicated(&src.layout, &alone))?;
     let (tree, plain): (Dims, Dims) = long.iter().copied().partition(|a| open.contains(a));
     let (mut hops, cost) = if long.is_empty() && start.layout == *target {
-        (Vec::new(), Cost::default())
+        (Vec::new(), PlanCost::default())
     } else {
         Search::new(&start, target, prices, plain, tree).run()?
     };
@@ -102,13 +102,13 @@ struct Search<'a> {
     any_order: bool,
     places: Vec<Dims>,
     wanted: Vec<Region>,
-    levels: Vec<Option<Level>>,
+    levels: Vec<Option<SearchLevel>>,
     /// The cheapest whole way so far, by its last state.
-    best: Option<(Cost, usize)>,
+    best: Option<(PlanCost, usize)>,
 }
 
 /// The states in which the same axes have still to be folded.
-struct Level {
+struct SearchLevel {
     /// The number of parts of a sum on the rank that has most, and the size of an element of one.
     parts: u64,
     size_bytes: u64,
@@ -118,9 +118,9 @@ struct Level {
 struct State {
     layout: Layout,
     held: Vec<Region>,
-    best: Option<(Cost, From)>,
+    best: Option<(PlanCost, From)>,
     /// The cost of the exchange that remains, where nothing is left to fold.
-    rest: Cost,
+    rest: PlanCost,
 }
 
 /// The hop that leads to a state: an exchange where it folds nothing. The first state leads to itself.
@@ -144,12 +144,12 @@ impl<'a> Search<'a> {
         Search { src, target, prices, axes, plain: plain_bits, any_order, places, wanted, levels, best: None }
     }
 
-    fn run(mut self) -> Result<(Vec<Hop>, Cost)> {
+    fn run(mut self) -> Result<(Vec<Hop>, PlanCost)> {
         let all = (1u32 << self.axes.len()) - 1;
         let mut start = self.level(all)?;
         let at = start.states.iter().position(|s| s.layout == self.src.layout).expect("the way begins there");
         let from = From { level: all, state: at, set: 0, all_reduce: false };
-        self.reach(&mut start, at, Cost::default(), from, all == 0);
+        self.reach(&mut start, at, PlanCost::default(), from, all == 0);
         self.levels[all as usize] = Some(start);
         for left in (0..=all).rev() {
             let Some(mut level) = self.levels[left as usize].take() else { continue };
@@ -167,9 +167,9 @@ impl<'a> Search<'a> {
     }
 
     /// Every exchange between states of a level, from the cheapest on.
-    fn spread(&mut self, level: &mut Level, left: u32) {
+    fn spread(&mut self, level: &mut SearchLevel, left: u32) {
         let mut done = vec![false; level.states.len()];
-        let next = |level: &Level, done: &[bool]| {
+        let next = |level: &SearchLevel, done: &[bool]| {
             let reached = (0..done.len()).filter(|&i| !done[i]);
             reached.filter_map(|i| Some((level.states[i].best?.0, i))).min()
         };
@@ -208,7 +208,7 @@ impl<'a> Search<'a> {
     }
 
     /// Every hop from state `i` of a level that folds `set`.
-    fn fold(&mut self, level: &Level, left: u32, i: usize, set: u32) -> Result<()> {
+    fn fold(&mut self, level: &SearchLevel, left: u32, i: usize, set: u32) -> Result<()> {
         let state = &level.states[i];
         let Some((so_far, _)) = state.best else { return Ok(()) };
         if self.best.is_some_and(|(best, _)| so_far >= best) {
@@ -241,7 +241,13 @@ impl<'a> Search<'a> {
 
     /// The cost of an all-reduce, after which there are so many `parts`, behind an exchange where the cuts differ: a slice,
     /// mostly.
-    fn all_reduce(&self, level: &Level, from: &State, to: &State, (axes, parts): (&[usize], u64)) -> Cost {
+    fn all_reduce(
+        &self,
+        level: &SearchLevel,
+        from: &State,
+        to: &State,
+        (axes, parts): (&[usize], u64),
+    ) -> PlanCost {
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
         // A ring's bytes: all parts of a share of the elements, and then the sums of the others' shares.
         let whole = to.held.iter().map(|r| r.numel() as u64).max().unwrap_or(0);
@@ -255,14 +261,19 @@ impl<'a> Search<'a> {
     }
 
     /// The cost of an exchange that changes cuts alone.
-    fn exchange(&self, level: &Level, from: &State, (layout, wanted): (&Layout, &[Region])) -> Cost {
+    fn exchange(
+        &self,
+        level: &SearchLevel,
+        from: &State,
+        (layout, wanted): (&Layout, &[Region]),
+    ) -> PlanCost {
         let lacks = |(have, want): (&Region, &Region)| want.numel() as u64 - common_len(have, want);
         let most = from.held.iter().zip(wanted).map(lacks).max().unwrap_or(0);
         let talking = talking_axes(&from.layout, layout, self.src.shape.len());
         self.cost(&talking, most.saturating_mul(level.parts * level.size_bytes))
     }
 
-    fn reach(&mut self, level: &mut Level, f: usize, cost: Cost, from: From, last: bool) {
+    fn reach(&mut self, level: &mut SearchLevel, f: usize, cost: PlanCost, from: From, last: bool) {
         let state = &mut level.states[f];
         if state.best.is_none_or(|(best, _)| cost < best) {
             state.best = Some((cost, from));
@@ -273,7 +284,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn way(&self) -> (Vec<Hop>, Cost) {
+    fn way(&self) -> (Vec<Hop>, PlanCost) {
         let (cost, mut state) = self.best.expect("an all-reduce and an exchange always lead there");
         let at =
             |level: u32, state: usize| &self.levels[level as usize].as_ref().expect("reached").states[state];
@@ -306,12 +317,12 @@ impl<'a> Search<'a> {
         (hops, cost)
     }
 
-    fn level(&self, left: u32) -> Result<Level> {
+    fn level(&self, left: u32) -> Result<SearchLevel> {
         let all = (1u32 << self.axes.len()) - 1;
         let spec = self.src.with_layout(replicated(&self.src.layout, &self.axes_of(all & !left)))?;
         let parts = self.places.iter().map(|c| spec.nodes_len_at(c)).max().unwrap_or(1).max(1) as u64;
         let size_bytes = spec.stored_dtype().size_bytes() as u64;
-        let mut level = Level { parts, size_bytes, states: Vec::new() };
+        let mut level = SearchLevel { parts, size_bytes, states: Vec::new() };
         let mut all_layouts = if left == all && !self.prices.has_levels() {
             vec![spec.layout.clone()]
         } else {
@@ -336,16 +347,16 @@ impl<'a> Search<'a> {
         Ok(level)
     }
 
-    fn state(&self, level: &Level, layout: Layout, last: bool) -> State {
+    fn state(&self, level: &SearchLevel, layout: Layout, last: bool) -> State {
         let held = held(self.src, &layout, &self.places);
-        let mut state = State { layout, held, best: None, rest: Cost::default() };
+        let mut state = State { layout, held, best: None, rest: PlanCost::default() };
         if last && state.layout != *self.target {
             state.rest = self.exchange(level, &state, (self.target, &self.wanted));
         }
         state
     }
 
-    fn cost(&self, axes: &[usize], received_bytes: u64) -> Cost {
+    fn cost(&self, axes: &[usize], received_bytes: u64) -> PlanCost {
         self.prices.cost(&StepFacts { mesh: &self.src.mesh, axes, received_bytes })
     }
 

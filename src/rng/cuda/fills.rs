@@ -9,7 +9,7 @@ use crate::rng::integers::{Words, words_of};
 use crate::rng::permutation::ROUNDS;
 use crate::rng::poisson::{LARGE, Sums};
 use crate::rng::{Distribution, Draw, Permutation, keep_threshold};
-use crate::tensor::cuda::{Gpu, Launch};
+use crate::tensor::cuda::{Gpu, KernelLaunch};
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
 
 /// Writes what `from`, checked for the dtype, draws for the elements of `region` into `out`, its storage on a device, which
@@ -65,8 +65,8 @@ fn kernel_of(from: Distribution, dtype: DType) -> (&'static str, &'static str, u
 }
 
 /// The arguments that the entry has behind those of all.
-fn parameters<'a>(launch: Launch<'a>, from: Distribution, dtype: DType) -> Result<Launch<'a>> {
-    let wide = |launch: Launch<'a>, x: f64| match dtype {
+fn parameters<'a>(launch: KernelLaunch<'a>, from: Distribution, dtype: DType) -> Result<KernelLaunch<'a>> {
+    let wide = |launch: KernelLaunch<'a>, x: f64| match dtype {
         DType::F64 => launch.arg(x),
         _ => launch.arg(x as f32),
     };

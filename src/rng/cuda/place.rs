@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::placement::{Block, Region};
 use crate::rng::Draw;
 use crate::tensor::Shape;
-use crate::tensor::cuda::{Gpu, Launch};
+use crate::tensor::cuda::{Gpu, KernelLaunch};
 
 pub(super) const THREADS: u32 = 256;
 /// Blocks that a multiprocessor gets at most, some four times as many as run there at once.
@@ -123,7 +123,7 @@ fn magic_of(units: u64) -> (u32, u32) {
 }
 
 /// Runs a kernel on a thread for each of `units`.
-pub(crate) fn run_over(launch: Launch<'_>, gpu: &Gpu, units: u64) -> Result<()> {
+pub(crate) fn run_over(launch: KernelLaunch<'_>, gpu: &Gpu, units: u64) -> Result<()> {
     let wanted = units.div_ceil(u64::from(THREADS));
     launch.run(wanted.min(u64::from(gpu.multiprocessors() * BLOCKS)) as u32, THREADS, 0)
 }

@@ -18,7 +18,7 @@ use crate::tensor::{DType, Tensor};
 
 /// A kernel about to be launched; see [`Gpu::kernel`].
 #[must_use = "a launch does nothing until it is run"]
-pub struct Launch<'a> {
+pub struct KernelLaunch<'a> {
     gpu: &'a Gpu,
     kernel: Rc<Kernel>,
     /// The arguments' bytes, each at its alignment.
@@ -52,7 +52,12 @@ impl Gpu {
     ///
     /// # Errors
     /// A source that does not compile or load.
-    pub fn kernel(&self, source: impl Into<Source>, stem: &'static str, dtype: DType) -> Result<Launch<'_>> {
+    pub fn kernel(
+        &self,
+        source: impl Into<Source>,
+        stem: &'static str,
+        dtype: DType,
+    ) -> Result<KernelLaunch<'_>> {
         let source = source.into();
         let entry = (source.name, stem, dtype);
         let found = self.0.kernels.borrow().get(&entry).cloned();
@@ -64,7 +69,7 @@ impl Gpu {
                 kernel
             }
         };
-        Ok(Launch::new(self, kernel))
+        Ok(KernelLaunch::new(self, kernel))
     }
 
     fn find_kernel(&self, source: Source, stem: &'static str, dtype: DType) -> Result<Kernel> {
@@ -79,9 +84,9 @@ impl Gpu {
     }
 }
 
-impl<'a> Launch<'a> {
-    fn new(gpu: &'a Gpu, kernel: Rc<Kernel>) -> Launch<'a> {
-        Launch {
+impl<'a> KernelLaunch<'a> {
+    fn new(gpu: &'a Gpu, kernel: Rc<Kernel>) -> KernelLaunch<'a> {
+        KernelLaunch {
             gpu,
             kernel,
             bytes: SmallVec::new(),
@@ -100,7 +105,7 @@ impl<'a> Launch<'a> {
         self.arg(at)
     }
 
-    /// A structure of `N` pointers, those behind the last tensor null, each as of [`Launch::read`].
+    /// A structure of `N` pointers, those behind the last tensor null, each as of [`KernelLaunch::read`].
     ///
     /// # Panics
     /// With more than `N` tensors.
@@ -113,7 +118,7 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// As [`Launch::read`], or a null pointer.
+    /// As [`KernelLaunch::read`], or a null pointer.
     pub fn read_or_null(self, x: Option<&Tensor>) -> Self {
         match x {
             Some(x) => self.read(x),
@@ -128,7 +133,7 @@ impl<'a> Launch<'a> {
         self.arg(at)
     }
 
-    /// A structure of `N` pointers, those behind the last tensor null, each as of [`Launch::write`].
+    /// A structure of `N` pointers, those behind the last tensor null, each as of [`KernelLaunch::write`].
     ///
     /// # Panics
     /// With more than `N` tensors.
@@ -141,7 +146,7 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// As [`Launch::write`], or a null pointer.
+    /// As [`KernelLaunch::write`], or a null pointer.
     pub fn write_or_null(self, x: Option<&mut Tensor>) -> Self {
         match x {
             Some(x) => self.write(x),

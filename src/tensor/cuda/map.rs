@@ -85,7 +85,7 @@ pub(super) fn compute(
     let fresh = if own.is_none() { Some(gpu.unset(dtype, shape)?) } else { None };
     let mut attributes_pair = [0.0; 2];
     attributes_pair[..attributes.len()].copy_from_slice(attributes);
-    let call = Call { gpu: &gpu, formula, key, ins, own, fresh, attributes: attributes_pair };
+    let call = MapCall { gpu: &gpu, formula, key, ins, own, fresh, attributes: attributes_pair };
     call.run(nest)
 }
 
@@ -114,7 +114,7 @@ fn lay_out(ins: &[Tensor]) -> Nest {
 }
 
 /// One formula's launches.
-struct Call<'a> {
+struct MapCall<'a> {
     gpu: &'a Gpu,
     formula: Formula,
     key: DType,
@@ -126,7 +126,7 @@ struct Call<'a> {
     attributes: [f64; 2],
 }
 
-impl Call<'_> {
+impl MapCall<'_> {
     /// `nest` is none where all is contiguous.
     fn run(mut self, nest: Option<Nest>) -> Result<Tensor> {
         let widest = self.ins.iter().chain(&self.fresh).map(|x| x.dtype().size_bytes()).max();

@@ -40,7 +40,7 @@ pub use fold::fold;
 pub use gemm::{gemm, set_tf32};
 pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
 pub use handle::{Address, DriverError, DriverResult, Handle};
-pub use launch::{Extent, Launch};
+pub use launch::{Extent, KernelLaunch};
 pub(crate) use map::{Formula, formula, map, map_to};
 pub use memory::MemoryStats;
 pub(crate) use reduce::reduce;

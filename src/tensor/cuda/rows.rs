@@ -1,7 +1,7 @@
 //! Launches of `kernels/rows.cuh`: operators over contiguous rows.
 
 use super::gpu::Gpu;
-use super::launch::Launch;
+use super::launch::KernelLaunch;
 use super::reduce::wide;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
@@ -54,13 +54,13 @@ impl Rows {
     }
 
     /// The kernel for these rows, to be given its own arguments.
-    pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: Entries) -> Result<Launch<'a>> {
+    pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: Entries) -> Result<KernelLaunch<'a>> {
         let stem = if self.len <= HELD { entries.short } else { entries.long };
         gpu.kernel(entries.file, stem, self.dtype)
     }
 
     /// Runs a launch that has its own arguments. `operands`: how many tensors a kernel reads more than once.
-    pub fn run(&self, gpu: &Gpu, launch: Launch, operands: usize) -> Result<()> {
+    pub fn run(&self, gpu: &Gpu, launch: KernelLaunch, operands: usize) -> Result<()> {
         let launch = launch.arg(self.rows as u64).arg(self.len as u32).arg(self.depth);
         if self.len > HELD {
             let row = (self.len * self.dtype.size_bytes()).next_multiple_of(16);

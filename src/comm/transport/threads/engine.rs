@@ -4,7 +4,7 @@
 //! stream of the rank that made it. Nothing passes through the host, and the host waits for nothing but its peers' calls.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use smallvec::smallvec;
@@ -13,6 +13,7 @@ use super::group::{PublishedCall, ThreadGroup};
 use super::shared_folds::ReusedResult;
 use super::slot::SlotOutcome;
 use super::world::ThreadWorld;
+use crate::comm::lock::lock;
 use crate::comm::{Call, Channel, Engine, Reduce, Request, Route, Sequence, Tensors};
 use crate::error::{Error, Result};
 
@@ -181,9 +182,4 @@ impl Drop for InFlightCall {
     fn drop(&mut self) {
         self.member.group.leave(&self.call);
     }
-}
-
-/// Locks a mutex that only one rank uses, so that it never waits.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

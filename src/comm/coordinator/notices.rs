@@ -2,28 +2,29 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::message::{FirstFault, Notice};
+use crate::comm::lock::lock;
 
 /// A rank's notices.
 #[derive(Debug, Default)]
-pub(super) struct Inbox {
-    state: Mutex<InboxState>,
+pub(super) struct Notices {
+    state: Mutex<NoticesState>,
     wake: Condvar,
     /// True once there is a first fault.
     is_final: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct InboxState {
+struct NoticesState {
     first_fault: Option<FirstFault>,
     values: HashMap<String, Vec<u8>>,
     closing: bool,
 }
 
-impl Inbox {
+impl Notices {
     pub fn put(&self, notice: Notice) {
         let mut state = lock(&self.state);
         match notice {
@@ -55,7 +56,7 @@ impl Inbox {
 
     /// Waits for the value of a key; none where there is a first fault instead, or nothing within `at_most`.
     pub fn wait_for_value(&self, key: &str, at_most: Duration) -> Option<Vec<u8>> {
-        let answer = |state: &mut InboxState| match state.values.remove(key) {
+        let answer = |state: &mut NoticesState| match state.values.remove(key) {
             Some(value) => Some(Some(value)),
             None => state.first_fault.is_some().then_some(None),
         };
@@ -68,7 +69,7 @@ impl Inbox {
         self.wait(at_most, |state| (state.closing || state.first_fault.is_some()).then_some(()));
     }
 
-    fn wait<T>(&self, at_most: Duration, mut look: impl FnMut(&mut InboxState) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, at_most: Duration, mut look: impl FnMut(&mut NoticesState) -> Option<T>) -> Option<T> {
         let end = Instant::now() + at_most;
         let mut state = lock(&self.state);
         loop {
@@ -82,8 +83,4 @@ impl Inbox {
             state = self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
