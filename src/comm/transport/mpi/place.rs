@@ -35,7 +35,7 @@ pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Cli
         return rendezvous.meet_at(place);
     }
     let said = broadcast(mpi, [0; ROOM], deadline)?;
-    let Some(Heard { hosts, port, drawn }) = understand(&said, &mpi.host, &addresses()) else {
+    let Some(Directions { hosts, port, drawn }) = understand(&said, &mpi.host, &addresses()) else {
         return Err(Error::invalid(
             "mpi",
             "rank 0 speaks another language",
@@ -180,7 +180,7 @@ fn words(port: u16, machine: &str, drawn: Option<&Secret>, hosts: &[String]) -> 
 }
 
 /// What a rank makes of rank 0's words.
-struct Heard {
+struct Directions {
     /// The hosts to try, the likeliest first.
     hosts: Vec<String>,
     port: u16,
@@ -188,7 +188,7 @@ struct Heard {
 }
 
 /// What rank 0 says to a rank on the machine of that name with those addresses.
-fn understand(said: &[u8], here: &str, own: &[(IpAddr, u32)]) -> Option<Heard> {
+fn understand(said: &[u8], here: &str, own: &[(IpAddr, u32)]) -> Option<Directions> {
     let text = std::str::from_utf8(said).ok()?.trim_end_matches('\0');
     let [port, machine, secret, hosts] = text.split(';').collect::<Vec<_>>().try_into().ok()?;
     let mut found: Vec<(u32, String)> = Vec::new();
@@ -204,7 +204,7 @@ fn understand(said: &[u8], here: &str, own: &[(IpAddr, u32)]) -> Option<Heard> {
     }
     let hosts = found.into_iter().map(|(_, host)| host).collect();
     let drawn = if secret.is_empty() { None } else { Some(Secret::from_text(secret, "mpi").ok()?) };
-    Some(Heard { hosts, port: port.parse().ok()?, drawn })
+    Some(Directions { hosts, port: port.parse().ok()?, drawn })
 }
 
 /// From here on an address is this machine's own.
