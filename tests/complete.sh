@@ -6,5 +6,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 ISOSHARD_TEST_COMPLETE=1 cargo test --test suite rules:: "$@"
 
-# Ten million mutated conversations with everybody who reads from a wire.
-ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} cargo test --release --lib coordinator::fuzz
+# Ten million mutated conversations with everybody who reads from a wire; sums that wrap are errors here.
+ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
+    cargo test --release --target-dir target/fuzz --lib coordinator::fuzz

@@ -25,6 +25,7 @@
 mod api;
 mod calls;
 mod coordinator;
+mod deadline;
 mod diagnostics;
 mod launch;
 mod lock;

@@ -13,13 +13,19 @@ pub(in crate::comm) fn label(name: &str, ranks: &[usize]) -> String {
     }
     let (first, last) = (ranks[0], ranks[ranks.len() - 1]);
     let step = ranks[1].saturating_sub(first);
-    if step == 0 || !ranks.windows(2).all(|pair| pair[0] + step == pair[1]) {
+    if step == 0 || !ranks.windows(2).all(|pair| pair[0].checked_add(step) == Some(pair[1])) {
         return format!("{name}{{{} and {} more}}", list(&ranks[..SHOWN]), ranks.len() - SHOWN);
     }
     match step {
-        1 => format!("{name}{{{first}..{}}}", last + 1),
-        _ => format!("{name}{{{first}..{} by {step}}}", last + 1),
+        1 => format!("{name}{{{first}..{}}}", last.saturating_add(1)),
+        _ => format!("{name}{{{first}..{} by {step}}}", last.saturating_add(1)),
     }
+}
+
+/// A number made from a group's name and ranks (FNV-1a, 64 bits), by which ranks and the coordinator mean the same group.
+pub(in crate::comm) fn group_number(name: &str, ranks: &[usize]) -> u64 {
+    let bytes = name.bytes().chain([0xff]).chain(ranks.iter().flat_map(|&rank| (rank as u64).to_le_bytes()));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
 #[cfg(test)]

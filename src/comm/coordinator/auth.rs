@@ -4,7 +4,7 @@
 //! nonce, the client answers with one of its own, and both derive two keys from the secret and the nonces:
 //!
 //! ```text
-//! session   = HMAC(secret, "isoshard session" | coordinator's nonce | client's nonce)
+//! session   = HMAC(secret, "isoshard session" | coordinator's greeting | client's greeting)
 //! to        = HMAC(session, "to the coordinator")
 //! from      = HMAC(session, "from the coordinator")
 //! tag(i, b) = HMAC(to or from, i as 8 bytes | length of b as 4 bytes | b)     of frame number i with body b
@@ -76,7 +76,7 @@ pub(super) struct Keys {
 impl Keys {
     pub fn of(secret: Option<&Secret>, coordinator: &Greeting, client: &Greeting) -> Keys {
         let secret = secret.map_or(&[][..], Secret::bytes);
-        let session = code(&keyed(secret), &[b"isoshard session", &coordinator.nonce, &client.nonce]);
+        let session = code(&keyed(secret), &[b"isoshard session", &coordinator.encode(), &client.encode()]);
         let of = |way: &[u8]| FrameKey { mac: keyed(&code(&keyed(&session), &[way])), frames: 0 };
         Keys { to_coordinator: of(b"to the coordinator"), from_coordinator: of(b"from the coordinator") }
     }
@@ -133,19 +133,19 @@ mod tests {
         let hex = |tag: [u8; TAG_BYTES]| tag.iter().map(|b| format!("{b:02x}")).collect::<String>();
         assert_eq!(
             hex(keys.to_coordinator.tag(b"")),
-            "aeb9c4cb56fece8e149af262e57d28d1ac9504b53455bebf23d67f8e456c25e3"
+            "d2460ff3f04e10830cc0d00609d3acab81190aa70bc74c800a854f218afad598"
         );
         assert_eq!(
             hex(keys.to_coordinator.tag(b"body")),
-            "b257de20031aeb16020d4caa464cd9f3482771e885ad9057723baa08c5ffde0f"
+            "7bd1eb210c96189d24a793f1c42e3ddb357a224c4511897fe79a35eade0c9abb"
         );
         assert_eq!(
             hex(keys.from_coordinator.tag(b"")),
-            "11d3e57ac18c8284f22b655d6d272d1d008553622649f9cbcd1ec4b5b1d0c72e"
+            "a4a9e98d968d2bba74e3efa0f91c773a42eb416021f54003189c6675328196ea"
         );
         assert_eq!(
             hex(Keys::of(None, &greeting(1), &greeting(2)).to_coordinator.tag(b"")),
-            "9a3fd5924dd82d7da29d36c7edc91f779361be722c3296af5b82c71201b96d00"
+            "3caf27794ced4e4d755baa84055152f34c8431df59fa97eb14f993a7c34f1899"
         );
     }
 

@@ -2,6 +2,7 @@
 
 use std::io::{self, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -23,7 +24,7 @@ const BATCH_BYTES: usize = 64 << 10;
 
 /// A connection whose other end has shown that it knows the secret.
 pub(super) struct Connection {
-    pub stream: TcpStream,
+    pub stream: Arc<TcpStream>,
     pub keys: Keys,
 }
 
@@ -32,11 +33,11 @@ impl Connection {
     ///
     /// # Errors
     /// Those of the connection.
-    pub fn answer(&mut self, answer: &Answer) -> io::Result<()> {
+    pub fn answer(&mut self, answer: &Answer, end: Instant) -> io::Result<()> {
         let mut frame = Vec::new();
         frame::seal(answer, &mut self.keys.from_coordinator, usize::MAX, &mut frame)?;
         self.stream.set_nonblocking(false)?;
-        (Until { stream: &self.stream, end: Instant::now() + ANSWER_DEADLINE }).write_all(&frame)
+        (Until { stream: &self.stream, end }).write_all(&frame)
     }
 
     /// True where the other end has hung up.
@@ -58,14 +59,15 @@ impl Serving {
     /// Those of the connections, and of a system that refuses a thread for one, of which the others are told; nothing was read
     /// then.
     pub fn new(connections: Vec<Connection>, deadline: Duration) -> io::Result<Serving> {
-        let limit = frame::limit(connections.len() + 1);
+        let world_len = connections.len() + 1;
         let (inbox, readers) = (Arc::<Notices>::default(), Arc::new(OnceLock::new()));
         let mut peers = vec![Peer::Here(inbox.clone())];
         let mut incoming = Vec::new();
         for Connection { stream, keys } in connections {
             stream.set_nonblocking(false)?;
             stream.set_nodelay(true)?;
-            incoming.push((stream.try_clone()?, keys.to_coordinator));
+            incoming.push((stream.clone(), keys.to_coordinator));
+            let limit = frame::notice_limit(world_len);
             peers.push(Peer::There(Sender::new(stream, keys.from_coordinator, limit).into()));
         }
         let coordinator = Coordinator::new(peers, deadline);
@@ -79,15 +81,15 @@ impl Serving {
             let (rank, coordinator, go) = (i + 1, serving.coordinator.clone(), readers.clone());
             let spawned = thread::Builder::new().name(format!("from rank {rank}")).spawn(move || {
                 if *go.wait() {
-                    read_messages(rank, &stream, key, limit, &coordinator);
+                    read_messages(rank, &stream, key, frame::message_limit(world_len), &coordinator);
                 }
             });
             if let Err(e) = spawned {
                 serving.go(false);
                 let e = io::Error::new(e.kind(), format!("the system refuses a thread: {e}"));
-                let why = Answer::failed(e.to_string());
+                let (why, end) = (Answer::failed(e.to_string()), Instant::now() + ANSWER_DEADLINE);
                 for rank in 1..=incoming_len {
-                    let _ = serving.coordinator.send(rank, &why, Instant::now() + ANSWER_DEADLINE);
+                    let _ = serving.coordinator.send(rank, &why, end);
                 }
                 return Err(e);
             }
@@ -110,13 +112,19 @@ fn read_messages(
 ) {
     let _ = stream.set_read_timeout(None);
     let (mut stream, mut room) = (BufReader::new(stream), Vec::new());
-    let end = loop {
-        match frame::receive(&mut stream, &mut key, limit, &mut room) {
-            Ok(message) => coordinator.take(rank, message),
-            Err(e) => break e,
+    let read = AssertUnwindSafe(|| {
+        loop {
+            match frame::receive(&mut stream, &mut key, limit, &mut room) {
+                Ok(message) => coordinator.take(rank, message),
+                Err(e) => break e,
+            }
         }
-    };
-    coordinator.lost(rank, &loss(&end));
+    });
+    match catch_unwind(read) {
+        Ok(end) => coordinator.lost(rank, &loss(&end)),
+        // A bug of ours; the rank whose words led there is gone, and named.
+        Err(_) => coordinator.lost(rank, "the coordinator panicked over what it said"),
+    }
 }
 
 /// Why a connection that is over counts as its process's failure.
@@ -135,13 +143,13 @@ fn loss(e: &io::Error) -> String {
 /// Those of the connection, and of a system that refuses a thread.
 pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> io::Result<Client> {
     let Connection { stream, keys } = connection;
-    let limit = frame::limit(world_len);
     stream.set_read_timeout(None)?;
     stream.set_nodelay(true)?;
     let inbox = Arc::<Notices>::default();
-    let (notices, reader, mut key) = (inbox.clone(), stream.try_clone()?, keys.from_coordinator);
+    let (notices, incoming, mut key) = (inbox.clone(), stream.clone(), keys.from_coordinator);
     thread::Builder::new().name(format!("notices of rank {rank}")).spawn(move || {
-        let (mut reader, mut room) = (BufReader::new(reader), Vec::new());
+        let (mut reader, mut room) = (BufReader::new(&*incoming), Vec::new());
+        let limit = frame::notice_limit(world_len);
         let end = loop {
             match frame::receive::<Notice>(&mut reader, &mut key, limit, &mut room) {
                 Ok(notice) => notices.put(notice),
@@ -154,7 +162,7 @@ pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> i
     })?;
     let (messages, waiting) = channel();
     let name = format!("messages of rank {rank}");
-    let key = keys.to_coordinator;
+    let (key, limit) = (keys.to_coordinator, frame::message_limit(world_len));
     let sender = thread::Builder::new().name(name).spawn(move || send_all(&stream, key, limit, &waiting))?;
     Ok(Client::there(rank, inbox, messages, sender))
 }

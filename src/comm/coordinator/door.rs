@@ -1,12 +1,15 @@
 //! The door: those who have connected and not yet shown that they know the secret.
 //!
 //! They are served on the caller's thread, a few at a time, each with so many bytes and so much time. Where too many have come,
-//! and where the system has no descriptors left, the one that has been there longest goes: it has had its time. Whatever a
-//! stranger says costs it its connection and nobody else anything.
+//! and where the system has no descriptors left, one goes: of the address from which most have come, the one that has been there
+//! longest. Whatever a stranger says costs it its connection and nobody else anything.
+//!
+//! Missing: a queue of its own length before the door (the system's holds 128), so that many thousands who connect in one moment
+//! come in by their systems' retries, seconds apart.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::auth::{Greeting, Keys, VERSION};
@@ -18,10 +21,10 @@ use crate::error::Result;
 
 /// How long somebody who connects has to say who it is.
 pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-/// So many strangers are heard at a time.
-const STRANGERS: usize = 64;
+/// So many strangers are heard at a time, of about a kilobyte each.
+const STRANGERS: usize = 256;
 /// Nobody is sent away earlier for want of room: a rank answers within a round trip.
-const GRACE: Duration = Duration::from_millis(250);
+const GRACE: Duration = Duration::from_millis(50);
 /// So many who were turned away are remembered.
 const REMEMBERED: usize = 8;
 
@@ -31,6 +34,8 @@ pub(super) struct Door {
     secret: Option<Secret>,
     strangers: VecDeque<Stranger>,
     turned_away: TurnedAway,
+    /// The listener that is asked first, each in turn.
+    first: usize,
 }
 
 /// Somebody who has shown that it knows the secret.
@@ -52,6 +57,8 @@ struct Stranger {
 pub(super) struct TurnedAway {
     first: Vec<String>,
     more: usize,
+    /// The last thing that kept the system from letting anybody in.
+    trouble: Option<String>,
 }
 
 impl Door {
@@ -59,19 +66,25 @@ impl Door {
     /// Those of the listeners.
     pub fn new(listeners: Vec<TcpListener>, secret: Option<Secret>) -> io::Result<Door> {
         listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
-        Ok(Door { listeners, secret, strangers: VecDeque::new(), turned_away: TurnedAway::default() })
+        Ok(Door {
+            listeners,
+            secret,
+            strangers: VecDeque::new(),
+            turned_away: TurnedAway::default(),
+            first: 0,
+        })
     }
 
     /// Hears whoever is there, and returns those who have shown that they know the secret. Never waits.
     ///
-    /// # Errors
-    /// A system without random numbers.
-    pub fn turn(&mut self) -> Result<Vec<Arrival>> {
-        while self.has_room()
-            && let Some((stream, from)) = self.accept()
-        {
-            let hello = Hello::new()?;
-            if greet(&stream, &hello).is_ok() {
+    pub fn turn(&mut self) -> Vec<Arrival> {
+        // A turn has an end, however many come.
+        for _ in 0..2 * STRANGERS {
+            let crowded = self.strangers.len() >= STRANGERS && !self.drop_one(GRACE);
+            let Some((stream, from)) = (if crowded { None } else { self.accept() }) else { break };
+            if let Ok(hello) = Hello::new()
+                && greet(&stream, &hello).is_ok()
+            {
                 self.strangers.push_back(Stranger { stream, from, since: Instant::now(), hello });
             }
         }
@@ -86,38 +99,46 @@ impl Door {
                 Heard::Stranger(why) => self.turned_away.add(stranger.from, why),
                 Heard::Joined(join, keys) => {
                     let Stranger { stream, from, .. } = stranger;
-                    arrivals.push(Arrival { connection: Connection { stream, keys: *keys }, from, join });
+                    let connection = Connection { stream: stream.into(), keys: *keys };
+                    arrivals.push(Arrival { connection, from, join });
                 }
             }
         }
-        Ok(arrivals)
+        arrivals
     }
 
     pub fn turned_away(&mut self) -> &mut TurnedAway {
         &mut self.turned_away
     }
 
-    /// True where one more may be heard; who has been there longest goes if need be.
-    fn has_room(&mut self) -> bool {
-        self.strangers.len() < STRANGERS || self.drop_oldest(GRACE)
-    }
-
-    fn drop_oldest(&mut self, grace: Duration) -> bool {
-        let is_old = self.strangers.front().is_some_and(|oldest| oldest.since.elapsed() >= grace);
-        if is_old && let Some(oldest) = self.strangers.pop_front() {
-            self.turned_away.add(oldest.from, "had to give way");
-        }
-        is_old
+    /// Sends one away: of those from the address with most, the one that has been there longest, unless it came a moment ago.
+    fn drop_one(&mut self, grace: Duration) -> bool {
+        let mut from: HashMap<IpAddr, usize> = HashMap::new();
+        self.strangers.iter().for_each(|stranger| *from.entry(stranger.from.ip()).or_default() += 1);
+        let most = from.iter().max_by_key(|(_, len)| **len).map(|(ip, _)| *ip);
+        let oldest = self.strangers.iter().position(|stranger| Some(stranger.from.ip()) == most);
+        let gone = oldest.filter(|&at| self.strangers[at].since.elapsed() >= grace);
+        let gone = gone.and_then(|at| self.strangers.remove(at));
+        gone.is_some_and(|stranger| {
+            self.turned_away.add(stranger.from, "had to give way");
+            true
+        })
     }
 
     /// Somebody who has connected, if anybody has.
     fn accept(&mut self) -> Option<(TcpStream, SocketAddr)> {
-        for at in 0..self.listeners.len() {
-            match self.listeners[at].accept() {
+        self.first = (self.first + 1) % self.listeners.len();
+        for k in 0..self.listeners.len() {
+            match self.listeners[(self.first + k) % self.listeners.len()].accept() {
                 Ok(come) => return Some(come),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                // Who hung up before its turn.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 // Most likely no descriptor is left: the next turn has one.
-                Err(_) => drop(self.drop_oldest(Duration::ZERO)),
+                Err(e) => {
+                    self.turned_away.trouble = Some(e.to_string());
+                    self.drop_one(Duration::ZERO);
+                }
             }
         }
         None
@@ -173,12 +194,16 @@ impl TurnedAway {
 
     /// `, where it turned away 10.0.0.7:41234 (another secret) and 3 more`; nothing where nobody was.
     pub fn text(&self) -> String {
-        let TurnedAway { first, more } = self;
-        match (first.is_empty(), more) {
-            (true, _) => String::new(),
-            (_, 0) => format!(", where it turned away {}", first.join(", ")),
-            _ => format!(", where it turned away {} and {more} more", first.join(", ")),
+        let TurnedAway { first, more, trouble } = self;
+        let more = if *more == 0 { String::new() } else { format!(" and {more} more") };
+        let mut text = match first.is_empty() {
+            true => String::new(),
+            false => format!(", where it turned away {}{more}", first.join(", ")),
+        };
+        if let Some(trouble) = trouble {
+            text.push_str(&format!(", where the system let nobody in for a while: {trouble}"));
         }
+        text
     }
 }
 

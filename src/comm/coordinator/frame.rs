@@ -17,13 +17,21 @@ use super::auth::{FrameKey, TAG_BYTES};
 
 pub(super) const HEAD_BYTES: usize = 4 + TAG_BYTES;
 
+/// The room that a reader keeps between frames.
+const KEPT_BYTES: usize = 64 << 10;
+
 /// In the place of a length: whoever sends this does not know the secret that the other end used. It has no tag, and ends nothing
 /// but the attempt to connect.
 pub(super) const REJECTED: u32 = u32::MAX;
 
-/// The largest body between admitted ranks: the shapes of a call among so many, or what so many completed last.
-pub(super) fn limit(world_len: usize) -> usize {
-    (64 << 10) + world_len.saturating_mul(2 << 10).min(64 << 20)
+/// The largest message of an admitted rank: the shapes of a call among so many.
+pub(super) fn message_limit(world_len: usize) -> usize {
+    (64 << 10) + world_len.saturating_mul(128).min(16 << 20)
+}
+
+/// The largest notice: what so many completed last.
+pub(super) fn notice_limit(world_len: usize) -> usize {
+    (64 << 10) + world_len.saturating_mul(4 << 10).min(128 << 20)
 }
 
 /// Puts the frame of a value after what is in `out`.
@@ -36,18 +44,27 @@ pub(super) fn seal(
     limit: usize,
     out: &mut Vec<u8>,
 ) -> io::Result<()> {
-    let start = out.len();
-    out.extend_from_slice(&[0; HEAD_BYTES]);
-    let put = postcard::to_io(value, &mut *out).map(drop);
-    let len = out.len() - start - HEAD_BYTES;
-    if put.is_err() || len > limit {
-        out.truncate(start);
-        return Err(invalid(format!("a message of {len} bytes where {limit} may be sent")));
-    }
-    let tag = key.tag(&out[start + HEAD_BYTES..]);
-    out[start..start + 4].copy_from_slice(&(len as u32).to_le_bytes());
-    out[start + 4..start + HEAD_BYTES].copy_from_slice(&tag);
+    seal_body(&encode(value, limit)?, key, out);
     Ok(())
+}
+
+/// The body that a value is.
+///
+/// # Errors
+/// A value of more bytes than `limit`.
+pub(super) fn encode(value: &impl Serialize, limit: usize) -> io::Result<Vec<u8>> {
+    match postcard::to_stdvec(value) {
+        Ok(body) if body.len() <= limit => Ok(body),
+        Ok(body) => Err(invalid(format!("a message of {} bytes where {limit} may be sent", body.len()))),
+        Err(e) => Err(invalid(e.to_string())),
+    }
+}
+
+/// Puts the frame of a body after what is in `out`.
+pub(super) fn seal_body(body: &[u8], key: &mut FrameKey, out: &mut Vec<u8>) {
+    out.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    out.extend_from_slice(&key.tag(body));
+    out.extend_from_slice(body);
 }
 
 /// The beginning of a frame.
@@ -103,7 +120,7 @@ fn invalid(what: String) -> io::Error {
 /// # Errors
 /// Those of the connection and of [`Head`].
 pub(super) fn receive<T: DeserializeOwned>(
-    from: &mut impl Read,
+    mut from: impl Read,
     key: &mut FrameKey,
     limit: usize,
     body: &mut Vec<u8>,
@@ -111,8 +128,12 @@ pub(super) fn receive<T: DeserializeOwned>(
     let mut head = [0; HEAD_BYTES];
     from.read_exact(&mut head)?;
     let head = Head::decode(&head, limit)?;
-    body.resize(head.len, 0);
-    from.read_exact(body)?;
+    // Room for what has come, not for what is announced; and none is kept for a rare long one.
+    body.clear();
+    body.shrink_to(KEPT_BYTES);
+    if from.take(head.len as u64).read_to_end(body)? < head.len {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     head.open(body, key)
 }
 

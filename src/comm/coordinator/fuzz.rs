@@ -13,14 +13,15 @@ use super::frame::{self, HEAD_BYTES, Head};
 use super::message::{Answer, FirstFault, JoinRequest, Message, Notice};
 use super::notices::Notices;
 use super::server::{CoordinatorState, To};
-use crate::comm::calls::{CallSignature, Route, Sequence};
+use crate::comm::calls::{CallSignature, Route, Sequence, group_number};
 use crate::comm::launch::Secret;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::{DType, ReduceOp, Shape};
 
 /// Conversations where nobody says how many.
 const FEW: u64 = 100_000;
-const WORLD: usize = 3;
+/// More than errors list.
+const WORLD: usize = 20;
 /// What a conversation may take at one time, beside [`PER_BYTE`] for every byte that was said.
 const BYTES: usize = 256 << 10;
 /// A shape without dims is a byte on the wire and a `Shape` in memory, and lists grow by doubling.
@@ -85,6 +86,10 @@ fn peak_of(f: impl FnOnce()) -> usize {
     PEAK.get()
 }
 
+fn all_ranks() -> Vec<usize> {
+    (0..WORLD).collect()
+}
+
 #[derive(Clone)]
 struct Random(u64);
 
@@ -103,7 +108,7 @@ impl Random {
     /// A small number, mostly; one at an edge otherwise.
     fn number(&mut self) -> usize {
         match self.below(12) {
-            0 => usize::MAX - self.below(3),
+            0 => usize::MAX - self.below(WORLD),
             1 => 1 << self.below(64),
             2 => self.below(300),
             _ => self.below(WORLD + 1),
@@ -120,7 +125,8 @@ impl Random {
 
     fn numbers(&mut self) -> Vec<usize> {
         match self.below(4) {
-            0 => (0..WORLD).collect(),
+            0 => all_ranks(),
+            1 => (usize::MAX - 17..=usize::MAX).collect(),
             _ => (0..self.below(6)).map(|_| self.number()).collect(),
         }
     }
@@ -167,14 +173,14 @@ impl Random {
     }
 
     fn message(&mut self) -> Message {
-        let group = self.below(3) as u64;
+        let group = if self.below(8) == 0 { 7 } else { group_number("dp", &all_ranks()) };
         match self.below(20) {
             0..5 => {
                 // Mostly what the others have opened as well.
                 let well = self.below(3) > 0;
                 let (name, ranks) =
-                    if well { ("dp".into(), (0..WORLD).collect()) } else { (self.text(), self.numbers()) };
-                Message::Open { group, name, ranks }
+                    if well { ("dp".into(), all_ranks()) } else { (self.text(), self.numbers()) };
+                Message::Open { name, ranks }
             }
             5..13 => Message::Came {
                 group,
@@ -237,7 +243,7 @@ impl Random {
     }
 }
 
-/// Conversations of three admitted ranks, some wicked, with a coordinator; what it tells is well-formed and for ranks of the world.
+/// Conversations of admitted ranks, some wicked, with a coordinator; what it tells is well-formed and for ranks of the world.
 fn talk_to_the_coordinator(r: &mut Random) -> usize {
     let mut state = CoordinatorState::new(WORLD, Duration::from_secs(1));
     let mut said = 0;
@@ -285,7 +291,7 @@ fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
     let knows = r.below(4) > 0;
     let mut keys = Keys::of(knows.then_some(secret), &hello.greeting, &ours);
     let mut words = ours.encode().to_vec();
-    let join = JoinRequest { rank: r.number(), world_len: r.number(), library: "lib".into() };
+    let join = JoinRequest { rank: r.number(), world_len: r.number(), process: 7, library: "lib".into() };
     frame::seal(&join, &mut keys.to_coordinator, JoinRequest::BYTES, &mut words).expect("a join is small");
     let unchanged = words.clone();
     r.mutate(&mut words);
@@ -308,18 +314,19 @@ fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
 fn change_a_frame(r: &mut Random, (key, other): (&FrameKey, &FrameKey)) -> usize {
     let mut frame = Vec::new();
     let message = r.message();
-    frame::seal(&message, &mut key.clone(), frame::limit(WORLD), &mut frame).expect("a message is small");
+    frame::seal(&message, &mut key.clone(), frame::message_limit(WORLD), &mut frame)
+        .expect("a message is small");
     let unchanged = frame.clone();
     r.mutate(&mut frame);
     let opened = frame.split_first_chunk::<HEAD_BYTES>().and_then(|(head, body)| {
-        let head = Head::decode(head, frame::limit(WORLD)).ok()?;
+        let head = Head::decode(head, frame::message_limit(WORLD)).ok()?;
         head.open::<Message>(body.get(..head.len)?, &mut key.clone()).ok()
     });
     // What stands behind a frame is the next one's.
     let same = frame.starts_with(&unchanged);
     assert_eq!(opened, same.then_some(message));
     let head = unchanged.first_chunk().expect("a frame has a head");
-    let head = Head::decode(head, frame::limit(WORLD)).expect("it was sealed");
+    let head = Head::decode(head, frame::message_limit(WORLD)).expect("it was sealed");
     assert!(head.open::<Message>(&unchanged[HEAD_BYTES..], &mut other.clone()).is_err());
     frame.len()
 }

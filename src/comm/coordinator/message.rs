@@ -15,6 +15,8 @@ const TEXT_BYTES: usize = 16 << 10;
 pub(super) struct JoinRequest {
     pub rank: usize,
     pub world_len: usize,
+    /// The process, by a random number: a rank that comes again is told from two that claim one place.
+    pub process: u64,
     /// What carries its tensors, e.g. `NCCL 2.21.5`: the same on all ranks.
     pub library: String,
 }
@@ -64,9 +66,9 @@ impl Answer {
 /// A rank's message to the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) enum Message {
-    /// A group, before its first call. `group` is a number made from its name and ranks.
-    Open { group: u64, name: String, ranks: Vec<usize> },
-    /// What this rank brings to its next call of a sequence.
+    /// A group, before its first call.
+    Open { name: String, ranks: Vec<usize> },
+    /// What this rank brings to its next call of a sequence; `group` is its [number](crate::comm::calls::group_number).
     Came { group: u64, sequence: Sequence, seq: u64, brief: CallSignature },
     /// A call has not finished within the deadline; `compared` where calls are told of at all.
     Late { group: u64, sequence: Sequence, seq: u64, call: Cow<'static, str>, compared: bool },

@@ -6,6 +6,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::message::{FirstFault, Notice};
+use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
 
 /// A rank's notices.
@@ -70,7 +71,7 @@ impl Notices {
     }
 
     fn wait<T>(&self, at_most: Duration, mut look: impl FnMut(&mut NoticesState) -> Option<T>) -> Option<T> {
-        let end = Instant::now() + at_most;
+        let end = end_after(at_most);
         let mut state = lock(&self.state);
         loop {
             if let Some(found) = look(&mut state) {

@@ -12,7 +12,8 @@
 //! Whoever cannot show that it knows the secret loses its connection, and nobody else anything. Every exchange has a deadline for
 //! the whole of it, however its bytes are cut up.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
@@ -25,6 +26,7 @@ use super::door::{Arrival, Door, HELLO_DEADLINE};
 use super::frame::{self, Until};
 use super::message::{Answer, JoinRequest, Message};
 use crate::comm::calls::label;
+use crate::comm::deadline;
 use crate::comm::launch::{Launch, Secret};
 use crate::error::{CallId, CommFault, Error, Result};
 
@@ -61,30 +63,34 @@ impl Rendezvous<'_> {
     /// secret; and, on all ranks where they share one, processes that claim the same rank, a world of another size, or bring
     /// another library.
     pub fn meet(self) -> Result<Client> {
-        let end = Instant::now() + self.deadline;
+        let end = deadline::end_after(self.deadline);
         let Launch { rank, world_len, ref secret, .. } = *self.launch;
         if world_len == 1 {
             return Ok(alone(self.deadline));
         }
         let (host, port) = self.launch.address()?;
         let secret = secret.read(rank == 0, end)?;
-        self.meet_at(MeetingPlace { hosts: vec![host.into()], port, listeners: vec![], secret })
+        self.meet_by(end, MeetingPlace { hosts: vec![host.into()], port, listeners: vec![], secret })
     }
 
     /// As [`Rendezvous::meet`], at a place of one's own.
     ///
     /// # Errors
     /// As [`Rendezvous::meet`].
+    #[cfg(feature = "mpi")]
     pub fn meet_at(self, place: MeetingPlace) -> Result<Client> {
-        let end = Instant::now() + self.deadline;
         if self.launch.world_len == 1 {
             return Ok(alone(self.deadline));
         }
-        let table = Meeting { what: self, place, end };
-        table.check_secret()?;
+        self.meet_by(deadline::end_after(self.deadline), place)
+    }
+
+    fn meet_by(self, end: Instant, place: MeetingPlace) -> Result<Client> {
+        let known = RefCell::new((Instant::now(), vec![]));
+        let meeting = Meeting { what: self, place, end, known };
         match self.launch.rank {
-            0 => table.host(),
-            _ => table.join(),
+            0 => meeting.host(),
+            _ => meeting.join(),
         }
     }
 }
@@ -98,38 +104,38 @@ struct Meeting<'a> {
     what: Rendezvous<'a>,
     place: MeetingPlace,
     end: Instant,
+    /// The meeting place's addresses, and when they were looked up.
+    known: RefCell<(Instant, Vec<SocketAddr>)>,
 }
 
 /// The ranks that have come, with the addresses they came from.
-type Admitted = BTreeMap<usize, (Connection, SocketAddr)>;
+type Admitted = BTreeMap<usize, Arrival>;
 
 impl Meeting<'_> {
-    /// Refuses a place that others can reach, without a secret to tell them from the ranks.
-    fn check_secret(&self) -> Result<()> {
-        let Launch { rank, world_len, bind, .. } = self.what.launch;
-        let open = bind.filter(|ip| !ip.is_loopback()).map(|ip| SocketAddr::new(ip, self.place.port));
-        let open = open.or_else(|| self.addresses().find(|address| !address.ip().is_loopback()));
-        match open {
-            Some(address) if self.place.secret.is_none() && !self.what.insecure => Err(Error::invalid(
-                VERB,
-                "ranks that others can reach need a shared secret",
-                format!(
-                    "rank {rank} of {world_len} at {address}, and neither ISOSHARD_TOKEN nor ISOSHARD_TOKEN_FILE"
-                ),
-                "set one of them, the same on all ranks (docs/clusters.md says how); --insecure-rendezvous or \
-                 Process::insecure_rendezvous meets without",
-            )),
-            _ => Ok(()),
+    /// Refuses an address that others can reach, without a secret to tell them from the ranks.
+    fn check_secret(&self, address: SocketAddr) -> Result<()> {
+        if address.ip().is_loopback() || self.place.secret.is_some() || self.what.insecure {
+            return Ok(());
         }
+        let Launch { rank, world_len, .. } = self.what.launch;
+        Err(Error::invalid(
+            VERB,
+            "ranks that others can reach need a shared secret",
+            format!(
+                "rank {rank} of {world_len} at {address}, and neither ISOSHARD_TOKEN nor ISOSHARD_TOKEN_FILE"
+            ),
+            "set one of them, the same on all ranks (docs/clusters.md says how); --insecure-rendezvous or \
+             Process::insecure_rendezvous meets without",
+        ))
     }
 
     fn host(&self) -> Result<Client> {
         let mut admitted = Admitted::new();
         if let Err(error) = self.gather(&mut admitted) {
-            self.dismiss(admitted, &error);
+            self.dismiss(admitted.into_values(), &error);
             return Err(error);
         }
-        let connections = admitted.into_values().map(|(connection, _)| connection).collect();
+        let connections = admitted.into_values().map(|arrival| arrival.connection).collect();
         let serving =
             Serving::new(connections, self.what.deadline).map_err(|e| self.broken(e.to_string()))?;
         for rank in 1..self.what.launch.world_len {
@@ -154,21 +160,24 @@ impl Meeting<'_> {
         let mut door =
             Door::new(listeners, self.place.secret.clone()).map_err(|e| self.broken(e.to_string()))?;
         while admitted.len() < n - 1 {
-            let arrivals = door.turn()?;
+            if Instant::now() >= self.end {
+                let missing = (1..n).filter(|rank| !admitted.contains_key(rank)).collect();
+                return Err(self.missing(missing, &door.turned_away().text()));
+            }
+            let arrivals = door.turn();
             if arrivals.is_empty() {
-                if Instant::now() >= self.end {
-                    let missing = (1..n).filter(|rank| !admitted.contains_key(rank)).collect();
-                    return Err(self.missing(missing, &door.turned_away().text()));
-                }
                 thread::sleep(PAUSE);
             }
-            for arrival in arrivals {
+            for mut arrival in arrivals {
                 let Some(error) = self.objection(&arrival, admitted) else {
-                    self.admit(arrival, admitted);
+                    // If it is still there to hear so.
+                    if arrival.connection.answer(&Answer::Admitted, self.answer_end()).is_ok() {
+                        admitted.insert(arrival.join.rank, arrival);
+                    }
                     continue;
                 };
-                let Arrival { connection, from, join } = arrival;
-                self.dismiss(BTreeMap::from([(join.rank, (connection, from))]), &error);
+                let from = arrival.from;
+                self.dismiss([arrival], &error);
                 // It has the job's secret: it is one of the job's, and the job is wrong.
                 if self.place.secret.is_some() {
                     return Err(error);
@@ -179,24 +188,21 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// Lets a rank in, if it is still there to hear so.
-    fn admit(&self, Arrival { mut connection, from, join }: Arrival, admitted: &mut Admitted) {
-        if connection.answer(&Answer::Admitted).is_ok() {
-            admitted.insert(join.rank, (connection, from));
-        }
+    fn answer_end(&self) -> Instant {
+        Instant::now() + ANSWER_DEADLINE
     }
 
     /// Tells those who came why nothing comes of it; whoever has gone meanwhile need not hear.
-    fn dismiss(&self, admitted: Admitted, error: &Error) {
-        let answer = Answer::of(error);
-        for (mut connection, _) in admitted.into_values() {
-            let _ = connection.answer(&answer);
+    fn dismiss(&self, arrivals: impl IntoIterator<Item = Arrival>, error: &Error) {
+        let (answer, end) = (Answer::of(error), self.answer_end());
+        for mut arrival in arrivals {
+            let _ = arrival.connection.answer(&answer, end.max(Instant::now() + Duration::from_millis(1)));
         }
     }
 
     /// Why somebody who knows the secret may not come in.
     fn objection(&self, arrival: &Arrival, admitted: &Admitted) -> Option<Error> {
-        let Arrival { from, join: JoinRequest { rank, world_len, library }, .. } = arrival;
+        let Arrival { from, join: JoinRequest { rank, world_len, process, library }, .. } = arrival;
         let (rank, n) = (*rank, self.what.launch.world_len);
         let refuse =
             |rule: &str, given: String, remedy: &str| Some(Error::invalid(VERB, rule, given, remedy));
@@ -215,12 +221,13 @@ impl Meeting<'_> {
                 "install one version on all nodes",
             );
         }
-        let (first, address) = admitted.get(&rank)?;
+        let first = admitted.get(&rank)?;
         // A rank whose connection broke comes again.
-        if first.is_gone() {
+        if first.join.process == *process || first.connection.is_gone() {
             return None;
         }
-        refuse("two processes claim one rank", format!("rank {rank} from {address} and from {from}"), remedy)
+        let given = format!("rank {rank} from {} and from {from}", first.from);
+        refuse("two processes claim one rank", given, remedy)
     }
 
     /// Listens at the launch's address, or at the one that is said instead.
@@ -241,7 +248,7 @@ impl Meeting<'_> {
         };
         let addresses: Vec<SocketAddr> = match launch.bind {
             Some(ip) => vec![SocketAddr::new(ip, self.place.port)],
-            None => self.addresses().collect(),
+            None => self.addresses(),
         };
         let ips: Vec<_> = addresses.iter().map(SocketAddr::ip).collect();
         if self.place.hosts.iter().any(|host| launch.is_found_only_here(host, &ips)) {
@@ -253,6 +260,7 @@ impl Meeting<'_> {
         }
         let mut last = "the name is not known here".to_string();
         for address in addresses {
+            self.check_secret(address)?;
             match TcpListener::bind(address) {
                 Ok(listener) => return Ok(vec![listener]),
                 Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
@@ -271,96 +279,105 @@ impl Meeting<'_> {
 
     fn join(&self) -> Result<Client> {
         const PAUSE: Duration = Duration::from_millis(50);
-        loop {
-            let stream = self.connect()?;
-            match self.introduce(&stream) {
-                Ok(Some(keys)) => return self.await_the_others(Connection { stream, keys }),
-                // Rank 0's door was crowded, or its process is not ready yet.
-                Ok(None) => thread::sleep(PAUSE),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn connect(&self) -> Result<TcpStream> {
-        const PAUSE: Duration = Duration::from_millis(50);
+        /// So often an address may answer as no rank 0 does before it is believed.
+        const DOUBTS: usize = 3;
+        let process = random()?;
         let mut pause = Duration::from_millis(2);
-        loop {
-            for address in self.addresses() {
-                let left = self.end.saturating_duration_since(Instant::now()).min(HELLO_DEADLINE);
-                if !left.is_zero()
-                    && let Ok(stream) = TcpStream::connect_timeout(&address, left)
-                {
-                    return Ok(stream);
+        // Whoever listens there has shown nothing yet: somebody else may, at this address or for this moment.
+        let mut doubts: HashMap<SocketAddr, usize> = HashMap::new();
+        let mut last = None;
+        while Instant::now() < self.end {
+            let addresses = self.addresses();
+            for &address in &addresses {
+                self.check_secret(address)?;
+                let Some(stream) = self.connect(address) else { continue };
+                match self.introduce(&stream, process) {
+                    Introduced::Admitted(keys) => {
+                        return self.await_the_others(Connection { stream: stream.into(), keys });
+                    }
+                    Introduced::Refused(error) => return Err(error),
+                    Introduced::Doubted(error) => {
+                        *doubts.entry(address).or_default() += 1;
+                        last = Some(error);
+                    }
+                    Introduced::Nothing => {}
                 }
             }
-            if Instant::now() >= self.end {
-                return Err(self.missing(vec![0], ""));
+            let doubtful = |address: &SocketAddr| doubts.get(address).is_some_and(|&times| times >= DOUBTS);
+            if !addresses.is_empty() && addresses.iter().all(doubtful) {
+                break;
             }
             thread::sleep(pause);
             pause = (pause * 2).min(PAUSE);
         }
+        Err(last.unwrap_or_else(|| self.missing(vec![0], "")))
     }
 
-    /// Says who this is, and hears that rank 0 knows the secret as well; none where it must be tried again.
-    fn introduce(&self, stream: &TcpStream) -> Result<Option<Keys>> {
+    fn connect(&self, address: SocketAddr) -> Option<TcpStream> {
+        let left = self.end.saturating_duration_since(Instant::now()).min(HELLO_DEADLINE);
+        let stream = if left.is_zero() { None } else { TcpStream::connect_timeout(&address, left).ok() }?;
+        // Where nobody listens at a port of this machine, a connection may meet itself.
+        (stream.local_addr().ok() != stream.peer_addr().ok()).then_some(stream)
+    }
+
+    /// Says who this is, and hears that rank 0 knows the secret as well.
+    fn introduce(&self, stream: &TcpStream, process: u64) -> Introduced {
         let Launch { rank, world_len, .. } = *self.launch();
         let _ = stream.set_nodelay(true);
-        let mut until = Until { stream, end: self.end };
+        let end = self.end.min(Instant::now() + HELLO_DEADLINE);
+        let mut until = Until { stream, end };
         let mut theirs = [0; Greeting::BYTES];
-        if let Err(e) = io::Read::read_exact(&mut until, &mut theirs) {
-            return self.again(&e);
+        if io::Read::read_exact(&mut until, &mut theirs).is_err() {
+            return Introduced::Nothing;
         }
         let theirs = match Greeting::decode(&theirs) {
             Some(greeting) if greeting.version == VERSION => greeting,
             Some(Greeting { version, .. }) => {
-                return Err(Error::invalid(
+                return Introduced::Doubted(Error::invalid(
                     VERB,
                     "the ranks run versions of this library that do not talk",
                     format!("version {version} at {}, {VERSION} at rank {rank}", self.address()),
                     "build all ranks alike",
                 ));
             }
-            None => return Err(self.somebody_else()),
+            None => return Introduced::Doubted(self.somebody_else()),
         };
-        let ours = Greeting::fresh()?;
+        let ours = match Greeting::fresh() {
+            Ok(greeting) => greeting,
+            Err(error) => return Introduced::Refused(error),
+        };
         let mut keys = Keys::of(self.place.secret.as_ref(), &theirs, &ours);
         let mut hello = ours.encode().to_vec();
-        let join = JoinRequest { rank, world_len, library: self.what.library.into() };
-        frame::seal(&join, &mut keys.to_coordinator, JoinRequest::BYTES, &mut hello)
-            .map_err(|e| self.broken(e.to_string()))?;
-        if let Err(e) = until.write_all(&hello) {
-            return self.again(&e);
+        let join = JoinRequest { rank, world_len, process, library: self.what.library.into() };
+        let sealed = frame::seal(&join, &mut keys.to_coordinator, JoinRequest::BYTES, &mut hello);
+        if let Err(e) = sealed {
+            return Introduced::Refused(self.broken(e.to_string()));
         }
-        let limit = frame::limit(world_len);
+        if until.write_all(&hello).is_err() {
+            return Introduced::Nothing;
+        }
+        let limit = frame::notice_limit(world_len);
         match frame::receive(&mut until, &mut keys.from_coordinator, limit, &mut vec![]) {
-            Ok(Answer::Admitted) => Ok(Some(keys)),
-            Ok(answer) => Err(self.refusal(answer)),
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(Error::invalid(
+            Ok(Answer::Admitted) => Introduced::Admitted(keys),
+            Ok(answer) => Introduced::Refused(self.refusal(answer)),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Introduced::Doubted(Error::invalid(
                 VERB,
                 "rank 0 and this rank do not have the same secret",
                 format!("rank {rank} of {world_len} at {}", self.address()),
                 "set ISOSHARD_TOKEN or ISOSHARD_TOKEN_FILE to the same on all ranks",
             )),
-            Err(e) if e.kind() == io::ErrorKind::InvalidData => Err(self.somebody_else()),
-            Err(e) => self.again(&e),
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => Introduced::Doubted(self.somebody_else()),
+            // Rank 0's door was crowded, or its process is not ready yet.
+            Err(_) => Introduced::Nothing,
         }
-    }
-
-    /// Nothing came of a connection: there may be another, before the deadline.
-    fn again<T>(&self, e: &io::Error) -> Result<Option<T>> {
-        if Instant::now() < self.end {
-            return Ok(None);
-        }
-        Err(self.missing(vec![0], &format!(", where nothing is said: {e}")))
     }
 
     /// Waits for the others, who are there when rank 0 says so.
     fn await_the_others(&self, Connection { stream, mut keys }: Connection) -> Result<Client> {
         let Launch { rank, world_len, .. } = *self.launch();
         // Rank 0 may have begun to wait only now, and answers at its own deadline.
-        let end = Instant::now() + self.what.deadline + HELLO_DEADLINE;
-        let limit = frame::limit(world_len);
+        let end = deadline::end_after(self.what.deadline.saturating_add(HELLO_DEADLINE));
+        let limit = frame::notice_limit(world_len);
         let mut until = Until { stream: &stream, end };
         let answer = frame::receive(&mut until, &mut keys.from_coordinator, limit, &mut vec![]);
         let fail = |e: io::Error| self.broken(format!("rank 0 at {}: {e}", self.address()));
@@ -414,12 +431,35 @@ impl Meeting<'_> {
         self.what.launch
     }
 
-    fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let of = |host: &String| (host.as_str(), self.place.port).to_socket_addrs().into_iter().flatten();
-        self.place.hosts.iter().flat_map(of)
+    /// The addresses of the meeting place, looked up once a second at most.
+    fn addresses(&self) -> Vec<SocketAddr> {
+        const KEPT: Duration = Duration::from_secs(1);
+        let mut known = self.known.borrow_mut();
+        if known.1.is_empty() || known.0.elapsed() > KEPT {
+            let of = |host: &String| (host.as_str(), self.place.port).to_socket_addrs().into_iter().flatten();
+            *known = (Instant::now(), self.place.hosts.iter().flat_map(of).collect());
+        }
+        known.1.clone()
     }
 
     fn address(&self) -> String {
         format!("{}:{}", self.place.hosts.join("|"), self.place.port)
     }
+}
+
+/// What came of saying who this is.
+enum Introduced {
+    Admitted(Keys),
+    /// By rank 0, which has shown that it knows the secret.
+    Refused(Error),
+    /// By somebody who has not.
+    Doubted(Error),
+    Nothing,
+}
+
+fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| Error::unsupported(VERB, "the system has no random numbers", e.to_string(), ""))?;
+    Ok(u64::from_le_bytes(bytes))
 }

@@ -1,5 +1,6 @@
 //! The coordinator: what it makes of messages, and the way to every rank.
 
+use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,12 +12,17 @@ use super::frame::{self, Until};
 use super::message::{FirstFault, Message, Notice};
 use super::notices::Notices;
 use super::store::Store;
+use crate::comm::deadline::end_after;
 use crate::comm::diagnostics::{Breach, CallTable};
 use crate::comm::lock::lock;
 use crate::error::CommFault;
 
-/// How long writing a notice to a rank that does not read may take.
+/// How long writing an answer to a rank that does not read may take; nobody else waits for it.
 const WRITE_DEADLINE: Duration = Duration::from_secs(5);
+/// How long writing the first fault to all ranks that do not read may take: ranks that ask wait for two seconds.
+const FAULT_DEADLINE: Duration = Duration::from_millis(1500);
+/// The same for each of them while all others wait.
+const AT_ONCE: Duration = Duration::from_millis(1);
 
 /// The coordinator of a world, in rank 0's process.
 #[derive(Debug)]
@@ -45,10 +51,19 @@ pub(super) enum Peer {
 
 /// The sending end of a connection.
 pub(super) struct Sender {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     key: FrameKey,
     limit: usize,
-    room: Vec<u8>,
+    /// Frames, or the rest of one.
+    unsent: Vec<u8>,
+}
+
+/// How much of what all are told a rank has been told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Part,
+    All,
 }
 
 /// The ranks that a notice is for.
@@ -66,7 +81,7 @@ impl CoordinatorState {
 
     /// Takes a rank's message, and says what is to be told. A message that no rank may send gives up the world in its name.
     pub fn take(&mut self, from: usize, message: Message) -> Vec<(To, Notice)> {
-        let done = self.understand(from, message);
+        let done = self.understand(from, message.cut());
         done.unwrap_or_else(|breach| {
             let cause = format!("it broke the protocol between ranks: {breach}");
             self.decide(FirstFault::Failed { rank: from, cause })
@@ -86,18 +101,18 @@ impl CoordinatorState {
                 let found = self.store.get(from, &key)?;
                 return Ok(found.map(|bytes| value(from, &key, bytes)).into_iter().collect());
             }
+            Message::Ended => {}
+            _ if self.calls.has_ended(from) => return Err("it speaks after its end".into()),
             // After the first fault nothing counts but who is over.
             message if self.first_fault.is_some() => {
-                if message == Message::Ended {
-                    self.calls.ended(from);
-                }
+                drop(message);
                 return Ok(vec![]);
             }
             _ => {}
         }
         let fault = match message {
-            Message::Open { group, name, ranks } => {
-                self.calls.open(from, group, &name, &ranks)?;
+            Message::Open { name, ranks } => {
+                self.calls.open(from, &name, &ranks)?;
                 None
             }
             Message::Came { group, sequence, seq, brief } => {
@@ -139,18 +154,29 @@ impl Coordinator {
         let ends = matches!(message, Message::Ended | Message::Failed { .. });
         let mut state = lock(&self.state);
         let notices = state.take(from, message);
-        // A first fault goes out before anybody else's message is taken: who then finds it decided may hang up at once.
-        let decided = notices.iter().any(|(_, notice)| matches!(notice, Notice::FirstFault(_)));
-        let _held = decided.then_some(state);
-        for (to, notice) in notices {
-            match to {
-                To::Rank(rank) => self.peers[rank].put(notice),
-                To::All => self.peers.iter().for_each(|peer| peer.put(notice.clone())),
-            }
-        }
-        if ends || decided {
-            self.over.notify_all();
-        }
+        let fault = match &notices[..] {
+            [(To::All, fault)] => Some(fault.clone()),
+            _ => None,
+        };
+        let Some(fault) = fault else {
+            drop(state);
+            notices.into_iter().for_each(|(to, notice)| {
+                if let To::Rank(rank) = to {
+                    self.peers[rank].put(notice);
+                }
+            });
+            return if ends {
+                self.over.notify_all()
+            };
+        };
+        // A first fault goes out before anybody else's message is taken: who then finds it decided may hang up at once. Whoever
+        // does not read it at once has a moment more, in which the others may speak.
+        let body = encoded(from, &fault, self.peers.len());
+        let told: Vec<Told> = self.peers.iter().map(|peer| peer.tell(&fault, &body)).collect();
+        drop(state);
+        let end = Instant::now() + FAULT_DEADLINE;
+        self.peers.iter().zip(told).for_each(|(peer, told)| peer.finish(told, &body, end));
+        self.over.notify_all();
     }
 
     /// The connection of a rank in another process has ended, or brought what is not the rank's.
@@ -165,7 +191,7 @@ impl Coordinator {
         if self.peers.iter().all(|peer| matches!(peer, Peer::Here(_))) {
             return;
         }
-        let end = Instant::now() + at_most;
+        let end = end_after(at_most);
         let mut state = lock(&self.state);
         while !state.is_over() && Instant::now() < end {
             let left = end.saturating_duration_since(Instant::now());
@@ -190,7 +216,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// Those of its connection.
-    pub(super) fn send(&self, rank: usize, what: &impl Serialize, end: Instant) -> std::io::Result<()> {
+    pub(super) fn send(&self, rank: usize, what: &impl Serialize, end: Instant) -> io::Result<()> {
         match &self.peers[rank] {
             Peer::Here(_) => Ok(()),
             Peer::There(sender) => lock(sender).send(what, end),
@@ -198,32 +224,97 @@ impl Coordinator {
     }
 }
 
+/// The body of a notice; of a word that it is too long where it is.
+fn encoded(from: usize, notice: &Notice, world_len: usize) -> Vec<u8> {
+    let limit = frame::notice_limit(world_len);
+    frame::encode(notice, limit).unwrap_or_else(|e| {
+        let cause = format!("a fault that is too long to tell: {e}");
+        let short = Notice::FirstFault(FirstFault::Failed { rank: from, cause });
+        frame::encode(&short, limit).expect("a short notice is short")
+    })
+}
+
 impl Peer {
+    /// Sends an answer, which nobody else waits for.
     fn put(&self, notice: Notice) {
         match self {
-            Peer::Here(inbox) => inbox.put(notice),
+            Peer::Here(notices) => notices.put(notice),
             Peer::There(sender) => {
                 let mut sender = lock(sender);
-                if sender.send(&notice, Instant::now() + WRITE_DEADLINE).is_err() {
-                    // Half a frame may be out. Its reader reports that the rank cannot be reached.
-                    let _ = sender.stream.shutdown(Shutdown::Both);
+                let end = Instant::now() + WRITE_DEADLINE;
+                if sender.send(&notice, end).is_err() {
+                    sender.give_up();
                 }
             }
+        }
+    }
+
+    /// Tells what all are told, hardly waiting.
+    fn tell(&self, notice: &Notice, body: &[u8]) -> Told {
+        let sender = match self {
+            Peer::Here(notices) => {
+                notices.put(notice.clone());
+                return Told::All;
+            }
+            Peer::There(sender) => sender,
+        };
+        // Somebody is writing an answer to it.
+        let Ok(mut sender) = sender.try_lock() else { return Told::Nothing };
+        sender.put(body);
+        if sender.flush(Instant::now() + AT_ONCE).is_ok() { Told::All } else { Told::Part }
+    }
+
+    /// Tells the rest, or gives the rank up.
+    fn finish(&self, told: Told, body: &[u8], end: Instant) {
+        let Peer::There(sender) = self else { return };
+        if told == Told::All {
+            return;
+        }
+        let mut sender = lock(sender);
+        if told == Told::Nothing {
+            sender.put(body);
+        }
+        if sender.flush(end).is_err() {
+            sender.give_up();
         }
     }
 }
 
 impl Sender {
-    pub fn new(stream: TcpStream, key: FrameKey, limit: usize) -> Sender {
-        Sender { stream, key, limit, room: Vec::new() }
+    pub fn new(stream: Arc<TcpStream>, key: FrameKey, limit: usize) -> Sender {
+        Sender { stream, key, limit, unsent: Vec::new() }
     }
 
     /// # Errors
     /// Those of the connection, which does not take it by `end`; a value beyond the limit.
-    pub fn send(&mut self, what: &impl Serialize, end: Instant) -> std::io::Result<()> {
-        self.room.clear();
-        frame::seal(what, &mut self.key, self.limit, &mut self.room)?;
-        std::io::Write::write_all(&mut Until { stream: &self.stream, end }, &self.room)
+    pub fn send(&mut self, what: &impl Serialize, end: Instant) -> io::Result<()> {
+        let body = frame::encode(what, self.limit)?;
+        self.put(&body);
+        self.flush(end)
+    }
+
+    fn put(&mut self, body: &[u8]) {
+        frame::seal_body(body, &mut self.key, &mut self.unsent);
+    }
+
+    /// Sends what is here; what could not be sent by `end` stays.
+    fn flush(&mut self, end: Instant) -> io::Result<()> {
+        let mut until = Until { stream: &self.stream, end };
+        while !self.unsent.is_empty() {
+            match until.write(&self.unsent) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => drop(self.unsent.drain(..n)),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// The rank cannot be reached: its reader reports that.
+    fn give_up(&mut self) {
+        self.unsent = Vec::new();
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 

@@ -27,16 +27,23 @@ impl Store {
         Store { values: HashMap::new(), numbered: 0, asked: HashMap::new(), held: vec![0; world_len] }
     }
 
-    /// Keeps a value; the ranks that have asked for it. The first value of a key stays.
+    /// Keeps a value; the ranks that have asked for it.
     ///
     /// # Errors
-    /// What is beyond a rank's bounds, in words.
+    /// Refuses, in words: another value for a key, a key of the numbered ones, and what is beyond a rank's bounds.
     pub fn put(&mut self, from: usize, key: &str, value: &[u8]) -> Result<Vec<usize>, String> {
         if value.len() > VALUE_BYTES {
             return Err(format!("it puts {} bytes under one key, where {VALUE_BYTES} may be", value.len()));
         }
-        self.charge(from, key, value.len())?;
-        self.values.entry(key.into()).or_insert_with(|| value.into());
+        if key.starts_with(NUMBERED) {
+            return Err("it puts a value in the place of a number".into());
+        }
+        match self.values.get(key) {
+            Some(kept) if kept == value => return Ok(vec![]),
+            Some(_) => return Err("it puts another value under a key".into()),
+            None => self.charge(from, key, value.len())?,
+        }
+        self.values.insert(key.into(), value.into());
         Ok(self.asked.remove(key).unwrap_or_default())
     }
 
@@ -48,7 +55,10 @@ impl Store {
         if !self.values.contains_key(key) {
             self.charge(from, key, 0)?;
             if !key.starts_with(NUMBERED) {
-                self.asked.entry(key.into()).or_default().push(from);
+                let asked = self.asked.entry(key.into()).or_default();
+                if !asked.contains(&from) {
+                    asked.push(from);
+                }
                 return Ok(None);
             }
             self.values.insert(key.into(), self.numbered.to_le_bytes().into());
@@ -80,8 +90,12 @@ mod tests {
         assert_eq!(store.get(1, "k"), Ok(None));
         assert_eq!(store.put(0, "k", &[3]), Ok(vec![1]));
         assert_eq!(store.get(0, "k"), Ok(Some(&[3][..])));
-        assert_eq!(store.put(1, "k", &[4]), Ok(vec![]));
-        assert_eq!(store.get(1, "k"), Ok(Some(&[3][..])), "the first value stays");
+        assert_eq!(store.put(1, "k", &[3]), Ok(vec![]));
+        assert_eq!(store.put(1, "k", &[4]).unwrap_err(), "it puts another value under a key");
+        assert_eq!(store.get(1, "k"), Ok(Some(&[3][..])));
+        (0..3).for_each(|_| assert_eq!(store.get(0, "later"), Ok(None)));
+        assert_eq!(store.put(1, "later", &[5]), Ok(vec![0]), "asked three times, told once");
+        assert!(store.put(1, "#b", &[5]).unwrap_err().contains("in the place of a number"));
         for (rank, key, number) in [(1, "#b", 0u64), (0, "#a", 1), (0, "#b", 0), (1, "#a", 1)] {
             assert_eq!(store.get(rank, key), Ok(Some(&number.to_le_bytes()[..])), "whoever asks first");
         }

@@ -94,7 +94,7 @@ fn claim(port: u16, secret: Option<&Secret>, join: &JoinRequest) -> (TcpStream, 
 }
 
 fn join(rank: usize, world_len: usize) -> JoinRequest {
-    JoinRequest { rank, world_len, library: "test 1.0".into() }
+    JoinRequest { rank, world_len, process: 1, library: "test 1.0".into() }
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn an_admitted_rank_that_breaks_the_protocol_is_named() {
         (0..1 << 12).for_each(|i| client.put(format!("{i}"), vec![0; 4000]));
     };
     let opens = |ranks: Vec<usize>| {
-        move |client: &Client| client.tell(Message::Open { group: 1, name: "g".into(), ranks: ranks.clone() })
+        move |client: &Client| client.tell(Message::Open { name: "g".into(), ranks: ranks.clone() })
     };
     let late = |client: &Client| {
         let sequence = crate::comm::calls::Sequence::Collective;
@@ -314,6 +314,74 @@ fn an_admitted_rank_that_breaks_the_protocol_is_named() {
             assert!(text.contains(want), "{text}");
         }
     }
+}
+
+/// A fault that fills a frame is told to all, and none of them is taken for another's.
+#[test]
+fn a_fault_that_fills_a_frame_names_the_rank_that_caused_it() {
+    let port = port();
+    let host = thread::spawn(move || meet(&launch(0, 3, port), LONG));
+    let (mut wicked, mut keys, _) = claim(port, Some(&secret()), &join(1, 3));
+    let reads = thread::spawn(move || meet(&launch(2, 3, port), LONG).unwrap());
+    let (reads, host) = (reads.join().unwrap(), host.join().unwrap().unwrap());
+    let limit = frame::message_limit(3);
+    let mut frame = Vec::new();
+    let fills = Message::Failed { cause: "x".repeat(limit - 4) };
+    frame::seal(&fills, &mut keys.to_coordinator, limit, &mut frame).unwrap();
+    wicked.write_all(&frame).unwrap();
+    for client in [&host, &reads] {
+        let Some(FirstFault::Failed { rank: 1, cause }) = client.wait_for_fault(LONG) else {
+            panic!("no fault")
+        };
+        assert!(cause.ends_with("x ..."));
+    }
+}
+
+/// The first fault reaches who reads, whoever does not: within the two seconds for which ranks ask.
+#[test]
+fn a_deaf_rank_delays_no_fault() {
+    let port = port();
+    let host = thread::spawn(move || meet(&launch(0, 4, port), LONG));
+    let mut deaf: Vec<_> = [1, 2].map(|rank| claim(port, Some(&secret()), &join(rank, 4))).into();
+    let reads = thread::spawn(move || meet(&launch(3, 4, port), LONG).unwrap());
+    let (reads, host) = (reads.join().unwrap(), host.join().unwrap().unwrap());
+    host.put("k".into(), vec![0; 4000]);
+    for (stream, keys, _) in &mut deaf {
+        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        for _ in 0..20_000 {
+            let mut frame = Vec::new();
+            let get = Message::Get { key: "k".into() };
+            frame::seal(&get, &mut keys.to_coordinator, 1 << 20, &mut frame).unwrap();
+            if stream.write_all(&frame).is_err() {
+                break;
+            }
+        }
+    }
+    let began = Instant::now();
+    reads.tell(Message::Failed { cause: "boom".into() });
+    let fault = host.wait_for_fault(LONG).unwrap();
+    assert_eq!(reads.wait_for_fault(LONG), Some(fault));
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+}
+
+/// A rank that says twice that it is over is over, and one that speaks afterwards is named.
+#[test]
+fn who_speaks_after_its_end_is_named() {
+    let met = all_of(2);
+    (0..3).for_each(|_| met[1].tell(Message::Ended));
+    assert_eq!(met[0].wait_for_fault(Duration::from_millis(100)), None);
+    met[1].put("k".into(), vec![]);
+    met[1].tell(Message::Open { name: "g".into(), ranks: vec![1] });
+    let Some(FirstFault::Failed { rank: 1, cause }) = met[0].wait_for_fault(LONG) else { panic!("no fault") };
+    assert!(cause.contains("it speaks after its end"), "{cause}");
+}
+
+#[test]
+fn a_deadline_may_be_of_any_length() {
+    let port = port();
+    let host = thread::spawn(move || meet(&launch(0, 2, port), Duration::MAX).map(drop));
+    meet(&launch(1, 2, port), Duration::MAX).unwrap();
+    host.join().unwrap().unwrap();
 }
 
 /// Texts of any length are cut to what travels.
@@ -344,19 +412,45 @@ fn strangers_disturb_nobody() {
     meet(&launch(1, 2, port), LONG).unwrap();
     host.join().unwrap().unwrap();
     drop(silent);
-    // And one who answers in another language at the meeting place.
+    // And one who answers in another language at the meeting place, where rank 0 comes later.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
     thread::spawn(move || {
-        let (mut stream, _) = other.accept().unwrap();
-        stream.write_all(&[9; Greeting::BYTES]).unwrap();
-        let _ = stream.read(&mut [0; 256]);
+        for stream in other.incoming() {
+            let mut stream = stream.unwrap();
+            stream.write_all(&[9; Greeting::BYTES]).unwrap();
+            let _ = stream.read(&mut [0; 256]);
+        }
     });
     let text = &texts(meet_all(&[launch(1, 2, port)], LONG))[0];
     assert!(
         text.starts_with("rendezvous: somebody else listens at the meeting place; got an answer"),
         "{text}"
     );
+}
+
+/// Somebody who speaks otherwise at the meeting place for a moment, as the rank 0 of a job that ends, keeps nobody out for good.
+#[test]
+fn a_stranger_at_the_meeting_place_is_not_believed_at_once() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    let guest = thread::spawn(move || meet(&launch(1, 2, port), LONG).map(drop));
+    let (mut stream, _) = other.accept().unwrap();
+    drop(other);
+    let host = thread::spawn(move || {
+        let end = Instant::now() + LONG;
+        loop {
+            match meet(&launch(0, 2, port), LONG) {
+                Err(e) if e.to_string().contains("cannot listen") && Instant::now() < end => {}
+                met => return met.map(drop),
+            }
+        }
+    });
+    thread::sleep(Duration::from_millis(100));
+    stream.write_all(&[9; Greeting::BYTES]).unwrap();
+    drop(stream);
+    guest.join().unwrap().unwrap();
+    host.join().unwrap().unwrap();
 }
 
 /// Deadlines are for whole exchanges: somebody who sends a byte now and then at the meeting place holds nobody beyond them.

@@ -4,17 +4,23 @@
 //! ends, how much one rank makes the table hold. What no rank may say is returned in words, for an error that names the rank.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::wait_graph::cycle;
-use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, label};
+use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, SignatureView, group_number, label};
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::Shape;
 
-/// What one rank may make the table hold: its groups, and its calls that others have not come to.
+/// What one rank may make the table hold, its groups and its calls that others have not come to, and so much more for each rank of
+/// the world, since a call's lists of shapes grow with it.
 const BUDGET_BYTES: usize = 64 << 20;
-/// About what an entry takes beside its lists.
-const ENTRY_BYTES: usize = 256;
+const BUDGET_BYTES_PER_RANK: usize = 64 << 10;
+/// About what a group or a call takes beside its lists: entries in three trees or tables, and their slack.
+const ENTRY_BYTES: usize = 1024;
+/// How many of a rank's calls are looked at in search of a cycle: a rank that waits for more is not told from one that is late.
+const SEARCHED: usize = 16;
+/// The longest text of a call in a fault; what is beyond is cut off.
+const SHOWN_BYTES: usize = 4096;
 
 /// What a rank said that no rank may say.
 pub(in crate::comm) type Breach = String;
@@ -31,21 +37,26 @@ pub(in crate::comm) struct CallTable {
     open: BTreeMap<CallKey, Arrivals>,
     /// The last call of each rank to which all members have come.
     last: Vec<Option<(CallKey, Name, Name)>>,
+    /// Those of them that each rank has come to.
+    open_of: Vec<BTreeSet<CallKey>>,
     ended: Vec<bool>,
+    ended_len: usize,
     /// Bytes that each rank makes the table hold.
     held: Vec<usize>,
 }
 
 type Name = Cow<'static, str>;
 
-/// What the members that have come to a call brought, by their index among those who meet there.
-type Arrivals = BTreeMap<usize, CallSignature>;
+/// What the members that have come to a call brought, with their index among those who meet there, ascending.
+type Arrivals = Vec<(usize, CallSignature)>;
 
 #[derive(Debug)]
 struct Members {
     name: String,
     label: String,
     ranks: Vec<usize>,
+    /// Each rank's index in the group.
+    index: HashMap<usize, usize>,
     /// The members that have opened the group.
     opened: HashSet<usize>,
     /// The last collective to which all have come.
@@ -60,14 +71,16 @@ impl CallTable {
             groups: HashMap::new(),
             open: BTreeMap::new(),
             last: vec![None; world_len],
+            open_of: vec![BTreeSet::new(); world_len],
             ended: vec![false; world_len],
+            ended_len: 0,
             held: vec![0; world_len],
         }
     }
 
     /// True once every rank's program is over.
     pub fn all_have_ended(&self) -> bool {
-        self.ended.iter().all(|&ended| ended)
+        self.ended_len == self.ended.len()
     }
 
     pub fn has_ended(&self, rank: usize) -> bool {
@@ -77,8 +90,8 @@ impl CallTable {
     /// A rank opens a group.
     ///
     /// # Errors
-    /// Refuses ranks that are not in the world or named twice, a group without the rank, and another group by the same number.
-    pub fn open(&mut self, from: usize, group: u64, name: &str, ranks: &[usize]) -> Result<(), Breach> {
+    /// Refuses ranks that are not in the world or named twice, and a group without the rank.
+    pub fn open(&mut self, from: usize, name: &str, ranks: &[usize]) -> Result<(), Breach> {
         let world_len = self.last.len();
         if name.len() > NAME_BYTES {
             return Err(format!("a group's name has {} bytes, where {NAME_BYTES} may be", name.len()));
@@ -86,29 +99,28 @@ impl CallTable {
         if ranks.len() > world_len {
             return Err(format!("a group has {} members in a world of {world_len}", ranks.len()));
         }
-        if let Some(members) = self.groups.get_mut(&group) {
-            if members.name != name || members.ranks != ranks {
-                return Err(format!("{} and {} have one number", members.label, label(name, ranks)));
-            }
-            if !members.ranks.contains(&from) {
-                return Err(format!("it opens {}, which it is not in", members.label));
-            }
-            members.opened.insert(from);
-            return Ok(());
-        }
         let text = label(name, ranks);
         if let Some(rank) = ranks.iter().find(|&&rank| rank >= world_len) {
             return Err(format!("group {text} names rank {rank} in a world of {world_len}"));
         }
-        if ranks.iter().collect::<HashSet<_>>().len() != ranks.len() {
-            return Err(format!("group {text} names a rank twice"));
-        }
         if !ranks.contains(&from) {
             return Err(format!("it opens {text}, which it is not in"));
         }
-        self.charge(from, ENTRY_BYTES + name.len() + text.len() + size_of_val(ranks))?;
+        let number = group_number(name, ranks);
+        if let Some(members) = self.groups.get_mut(&number) {
+            if members.name != name || members.ranks != ranks {
+                return Err(format!("{} and {text} have one number", members.label));
+            }
+            members.opened.insert(from);
+            return Ok(());
+        }
+        if ranks.iter().collect::<HashSet<_>>().len() != ranks.len() {
+            return Err(format!("group {text} names a rank twice"));
+        }
+        self.charge(from, ENTRY_BYTES + name.len() + text.len() + 8 * size_of_val(ranks))?;
+        let index = ranks.iter().enumerate().map(|(index, &rank)| (rank, index)).collect();
         let (name, ranks, opened) = (name.to_string(), ranks.to_vec(), HashSet::from([from]));
-        self.groups.insert(group, Members { name, label: text, ranks, opened, last: None });
+        self.groups.insert(number, Members { name, label: text, ranks, index, opened, last: None });
         Ok(())
     }
 
@@ -117,78 +129,89 @@ impl CallTable {
     ///
     /// # Errors
     /// Refuses a call of a group that the rank has not opened, of a message that is not its own, with lists that are not one
-    /// per member, and more calls ahead of the others than the table holds.
+    /// per member, with long names, and more calls ahead of the others than the table holds.
     pub fn came(
         &mut self,
         from: usize,
         key: CallKey,
         brief: CallSignature,
     ) -> Result<Option<CommFault>, Breach> {
-        let (members, ranks) = self.members(from, key)?;
-        let position = match brief.route {
-            // A rank that sends to itself is told of in two sequences.
-            Route::Recv { .. } => ranks.iter().rposition(|&rank| rank == from),
-            _ => ranks.iter().position(|&rank| rank == from),
-        };
+        let members = self.members(from, key)?;
+        let longest = brief.name.len().max(brief.operator.len());
+        if longest > NAME_BYTES {
+            return Err(format!("the name of a call has {longest} bytes, where {NAME_BYTES} may be"));
+        }
+        let position = members.position(key.1, from, matches!(brief.route, Route::Recv { .. }));
         let position = position
             .ok_or_else(|| format!("it comes to a message of {} that is not its own", members.label))?;
-        let [sent, expected] = [&brief.outgoing, &brief.incoming].map(Vec::len);
-        if brief.route == Route::AllToAll && (sent, expected) != (ranks.len(), ranks.len()) {
+        let (len, [sent, expected]) = (members.len(key.1), [&brief.outgoing, &brief.incoming].map(Vec::len));
+        if brief.route == Route::AllToAll && (sent, expected) != (len, len) {
             return Err(format!("its {} on {} has {sent} parts for {expected}", brief.name, members.label));
         }
-        let empty = Arrivals::new();
-        let here = self.open.get(&key).unwrap_or(&empty);
-        if here.contains_key(&position) {
+        let here = self.open.get(&key).map_or(&[][..], Vec::as_slice);
+        let Err(place) = here.binary_search_by_key(&position, |(at, _)| *at) else {
             return Err(format!("it comes to {} twice", members.id(key, &brief)));
-        }
+        };
         let signature = brief.view();
         // What is not all-to-all agrees with everyone if with one.
         let compared = if brief.route == Route::AllToAll { usize::MAX } else { 1 };
         let differs =
-            here.iter().take(compared).find(|&(&at, other)| !signature.agrees(position, &other.view(), at));
-        if let Some((&at, other)) = differs {
-            let ((low, first), (high, second)) = if at < position {
-                ((at, other), (position, &brief))
+            here.iter().take(compared).find(|(at, other)| !signature.agrees(position, &other.view(), *at));
+        if let Some((at, other)) = differs {
+            let ((low, first), (high, second)) = if *at < position {
+                ((*at, other), (position, &brief))
             } else {
-                ((position, &brief), (at, other))
+                ((position, &brief), (*at, other))
             };
             return Ok(Some(CommFault::Mismatch {
                 id: members.id(key, &brief),
-                rank: ranks[high],
-                brought: second.view().to_string(),
-                other: ranks[low],
-                other_brought: first.view().to_string(),
+                rank: members.rank(key.1, high),
+                brought: shown(&second.view()),
+                other: members.rank(key.1, low),
+                other_brought: shown(&first.view()),
                 last: self.last(key),
             }));
         }
-        if here.len() + 1 == ranks.len() {
-            self.complete(key, &ranks, position, brief);
+        if here.len() + 1 == len {
+            self.complete(key, (place, position), brief);
             return Ok(None);
         }
+        let waits = members.waits(key.1, position);
         self.charge(from, cost(&brief))?;
-        self.open.entry(key).or_default().insert(position, brief);
-        Ok(self.left_alone(key))
+        if waits {
+            self.open_of[from].insert(key);
+        }
+        self.open.entry(key).or_default().insert(place, (position, brief));
+        Ok(if self.ended_len > 0 { self.left_alone(key) } else { None })
     }
 
     /// A rank's program is over; the fault of a call that waits for it, if one does.
     pub fn ended(&mut self, from: usize) -> Option<CommFault> {
-        self.ended[from] = true;
-        self.open.keys().find_map(|&key| self.left_alone(key))
+        if std::mem::replace(&mut self.ended[from], true) {
+            return None;
+        }
+        self.ended_len += 1;
+        let awaits = |(key, arrivals): (&CallKey, &Arrivals)| {
+            let position = self.groups.get(&key.0)?.position(key.1, from, false)?;
+            arrivals.iter().all(|(at, _)| *at != position).then(|| self.left_alone(*key)).flatten()
+        };
+        self.open.iter().find_map(awaits)
     }
 
     fn charge(&mut self, from: usize, bytes: usize) -> Result<(), Breach> {
+        let budget = BUDGET_BYTES + self.held.len().saturating_mul(BUDGET_BYTES_PER_RANK);
         let held = &mut self.held[from];
-        if *held + bytes > BUDGET_BYTES {
+        if *held + bytes > budget {
             return Err(format!(
-                "its groups and its calls that others have not come to take more than {BUDGET_BYTES} bytes"
+                "its groups and its calls that others have not come to take more than {budget} bytes"
             ));
         }
         *held += bytes;
         Ok(())
     }
 
-    /// The group of a call that a rank tells of, and who meets there.
-    fn members(&self, from: usize, (group, sequence, _): CallKey) -> Result<(&Members, Vec<usize>), Breach> {
+    /// The group of a call that a rank tells of.
+    fn members(&self, from: usize, (group, sequence, _): CallKey) -> Result<&Members, Breach> {
         let members = self.groups.get(&group).filter(|members| members.opened.contains(&from));
         let members = members
             .ok_or_else(|| format!("it tells of a call on group {group:#x}, which it has not opened"))?;
@@ -197,17 +220,21 @@ impl CallTable {
         {
             return Err(format!("it tells of a message from {a} to {b} on {}", members.label));
         }
-        Ok((members, members.at(sequence)))
+        Ok(members)
     }
 
     /// All have come to a call, the last one with `brief`.
-    fn complete(&mut self, key: CallKey, ranks: &[usize], position: usize, brief: CallSignature) {
+    fn complete(&mut self, key: CallKey, (place, position): (usize, usize), brief: CallSignature) {
         let mut arrivals = self.open.remove(&key).unwrap_or_default();
-        for (&at, brief) in &arrivals {
-            self.held[ranks[at]] -= cost(brief);
+        let Some(members) = self.groups.get_mut(&key.0) else { return };
+        for (at, brief) in &arrivals {
+            let rank = members.rank(key.1, *at);
+            self.held[rank] -= cost(brief);
+            self.open_of[rank].remove(&key);
         }
-        arrivals.insert(position, brief);
-        for (&rank, brief) in ranks.iter().zip(arrivals.values()) {
+        arrivals.insert(place, (position, brief));
+        for (at, brief) in &arrivals {
+            let rank = members.rank(key.1, *at);
             // Messages of several ranks may complete a later call first.
             let is_newer =
                 |last: &(CallKey, Name, Name)| (last.0.0, last.0.1) == (key.0, key.1) && last.0.2 > key.2;
@@ -215,8 +242,7 @@ impl CallTable {
                 self.last[rank] = Some((key, brief.name.clone(), brief.operator.clone()));
             }
         }
-        let Some(members) = self.groups.get_mut(&key.0) else { return };
-        if let (Sequence::Collective, Some(brief)) = (key.1, arrivals.values().next())
+        if let (Sequence::Collective, Some((_, brief))) = (key.1, arrivals.first())
             && members.last.as_ref().is_none_or(|(seq, ..)| *seq < key.2)
         {
             members.last = Some((key.2, brief.name.clone(), brief.operator.clone()));
@@ -235,44 +261,30 @@ impl CallTable {
         members.ranks.iter().map(last).collect()
     }
 
-    /// A call that a missing rank has come to and waits in, as far as is known here.
-    fn elsewhere(&self, rank: usize) -> Option<Wait> {
-        let (id, absent) = self.waits(rank).into_iter().next()?;
-        Some(Wait { rank, id, waits_for: *absent.first()? })
-    }
-
-    /// The calls that a rank has come to and others have not, each with those.
-    fn waits(&self, rank: usize) -> Vec<(CallId, Vec<usize>)> {
-        let mut waits = Vec::new();
-        for (&key, arrivals) in &self.open {
-            let Some(members) = self.groups.get(&key.0) else { continue };
-            let ranks = members.at(key.1);
-            // A sender does not wait.
-            let own =
-                ranks.iter().rposition(|&r| r == rank).filter(|&at| key.1 == Sequence::Collective || at == 1);
-            if let Some(brief) = own.and_then(|at| arrivals.get(&at)) {
-                waits.push((members.id(key, brief), absent(&ranks, arrivals)));
-            }
-        }
-        waits
+    /// The first calls that a rank has come to, waits in as far as is known here, and others have not come to, each with those.
+    fn waits(&self, rank: usize) -> impl Iterator<Item = (CallId, Vec<usize>)> {
+        self.open_of[rank].iter().take(SEARCHED).filter_map(move |key| {
+            let (arrivals, members) = (self.open.get(key)?, self.groups.get(&key.0)?);
+            let position = members.position(key.1, rank, true)?;
+            let (_, brief) = arrivals.iter().find(|(at, _)| *at == position)?;
+            Some((members.id(*key, brief), members.absent(key.1, arrivals)))
+        })
     }
 
     /// The fault of a call that waits for a rank whose program is over.
     fn left_alone(&self, key: CallKey) -> Option<CommFault> {
         let (arrivals, members) = (self.open.get(&key)?, self.groups.get(&key.0)?);
-        let ranks = members.at(key.1);
         // A message that nobody fetches disturbs nobody.
-        let waits = |at: usize| !matches!(key.1, Sequence::Message { .. }) || at == 1;
-        let (&waiting, brief) = arrivals.iter().find(|&(&at, _)| waits(at))?;
+        let (waiting, brief) = arrivals.iter().find(|(at, _)| members.waits(key.1, *at))?;
         let missing: Vec<usize> =
-            absent(&ranks, arrivals).into_iter().filter(|&rank| self.ended[rank]).collect();
+            members.absent(key.1, arrivals).into_iter().filter(|&rank| self.ended[rank]).collect();
         if missing.is_empty() {
             return None;
         }
         Some(CommFault::Missing {
             id: members.id(key, brief),
-            rank: ranks[waiting],
-            brought: brief.view().to_string(),
+            rank: members.rank(key.1, *waiting),
+            brought: shown(&brief.view()),
             missing,
             ended: true,
             deadline_s: self.deadline_s,
@@ -284,24 +296,30 @@ impl CallTable {
     /// Why a call has not finished in time.
     ///
     /// # Errors
-    /// Refuses a call of a group that the rank has not opened.
+    /// Refuses a call of a group that the rank has not opened, and a long name.
     pub fn late(&self, from: usize, key: CallKey, call: &Name, compared: bool) -> Result<CommFault, Breach> {
-        let (members, ranks) = self.members(from, key)?;
+        let members = self.members(from, key)?;
+        if call.len() > NAME_BYTES {
+            return Err(format!("the name of a call has {} bytes, where {NAME_BYTES} may be", call.len()));
+        }
         let deadline_s = self.deadline_s;
-        let position = ranks.iter().position(|&rank| rank == from);
+        let position = members.position(key.1, from, true);
         if let Some(arrivals) = self.open.get(&key)
-            && let Some(brief) = position.and_then(|at| arrivals.get(&at))
+            && let Some((_, brief)) = arrivals.iter().find(|(at, _)| Some(*at) == position)
         {
-            let missing = absent(&ranks, arrivals);
+            let missing = members.absent(key.1, arrivals);
             let id = members.named(key.2, call, &brief.operator);
             let last = self.last(key);
-            if let Some(waits) = cycle(from, &id, &missing, |rank| self.waits(rank)) {
+            if let Some(waits) = cycle(from, &id, &missing, |rank| self.waits(rank).collect()) {
                 let last = waits.iter().filter_map(|wait| last.iter().find(|last| last.rank == wait.rank));
                 let last = last.cloned().collect();
                 return Ok(CommFault::Cycle { id, rank: from, waits, last });
             }
-            let brought = brief.view().to_string();
-            let elsewhere = missing.iter().filter_map(|&rank| self.elsewhere(rank)).collect();
+            let elsewhere = |&rank: &usize| {
+                let (id, absent) = self.waits(rank).next()?;
+                Some(Wait { rank, id, waits_for: *absent.first()? })
+            };
+            let (brought, elsewhere) = (shown(&brief.view()), missing.iter().filter_map(elsewhere).collect());
             let (rank, ended) = (from, false);
             return Ok(CommFault::Missing { id, rank, brought, missing, ended, deadline_s, elsewhere, last });
         }
@@ -323,19 +341,54 @@ fn cost(brief: &CallSignature) -> usize {
     ENTRY_BYTES + brief.name.len() + brief.operator.len() + shapes
 }
 
-/// Those of `ranks` that have not come, by their number in the world.
-fn absent(ranks: &[usize], arrivals: &Arrivals) -> Vec<usize> {
-    let away = (0..ranks.len()).filter(|at| !arrivals.contains_key(at));
-    away.map(|at| ranks[at]).collect()
+/// A call as faults show it.
+fn shown(signature: &SignatureView<'_>) -> String {
+    let mut text = signature.to_string();
+    if text.len() > SHOWN_BYTES {
+        text.truncate((0..=SHOWN_BYTES).rfind(|&end| text.is_char_boundary(end)).unwrap_or(0));
+        text.push_str(" ...");
+    }
+    text
 }
 
 impl Members {
-    /// Who meets in a sequence.
-    fn at(&self, sequence: Sequence) -> Vec<usize> {
+    /// How many meet in a sequence: the group, or a sender and a receiver.
+    fn len(&self, sequence: Sequence) -> usize {
         match sequence {
-            Sequence::Collective => self.ranks.clone(),
-            Sequence::Message { from, to } => [from, to].map(|i| self.ranks[i]).to_vec(),
+            Sequence::Collective => self.ranks.len(),
+            Sequence::Message { .. } => 2,
         }
+    }
+
+    /// A rank's index among those who meet in a sequence; a rank that sends to itself is there twice.
+    fn position(&self, sequence: Sequence, rank: usize, receives: bool) -> Option<usize> {
+        let index = *self.index.get(&rank)?;
+        match sequence {
+            Sequence::Collective => Some(index),
+            Sequence::Message { from, to } if from == to => (index == from).then_some(usize::from(receives)),
+            Sequence::Message { from, .. } if index == from => Some(0),
+            Sequence::Message { to, .. } => (index == to).then_some(1),
+        }
+    }
+
+    /// The rank at an index of those who meet in a sequence.
+    fn rank(&self, sequence: Sequence, at: usize) -> usize {
+        match sequence {
+            Sequence::Collective => self.ranks[at],
+            Sequence::Message { from, to } => self.ranks[[from, to][at]],
+        }
+    }
+
+    /// True where who comes there waits: a sender does not.
+    fn waits(&self, sequence: Sequence, at: usize) -> bool {
+        sequence == Sequence::Collective || at == 1
+    }
+
+    /// Those that have not come, by their number in the world.
+    fn absent(&self, sequence: Sequence, arrivals: &Arrivals) -> Vec<usize> {
+        let mut come = arrivals.iter().map(|(at, _)| *at).peekable();
+        let away = (0..self.len(sequence)).filter(|at| come.next_if_eq(at).is_none());
+        away.map(|at| self.rank(sequence, at)).collect()
     }
 
     fn id(&self, key: CallKey, brief: &CallSignature) -> CallId {
@@ -372,20 +425,25 @@ mod tests {
     fn open(world: usize) -> CallTable {
         let mut table = CallTable::new(world, 0.5);
         let ranks: Vec<usize> = (0..world).collect();
-        (0..world).for_each(|rank| table.open(rank, 7, "dp", &ranks).unwrap());
+        (0..world).for_each(|rank| table.open(rank, "dp", &ranks).unwrap());
         table
     }
 
-    fn collective(seq: u64) -> CallKey {
-        (7, Sequence::Collective, seq)
+    /// A call of a group of all ranks of a table.
+    fn collective(table: &CallTable, seq: u64) -> CallKey {
+        (dp(table), Sequence::Collective, seq)
+    }
+
+    fn dp(table: &CallTable) -> u64 {
+        group_number("dp", &(0..table.last.len()).collect::<Vec<_>>())
     }
 
     fn came(table: &mut CallTable, rank: usize, seq: u64, brief: CallSignature) -> Option<String> {
-        table.came(rank, collective(seq), brief).unwrap().map(|fault| fault.to_string())
+        table.came(rank, collective(table, seq), brief).unwrap().map(|fault| fault.to_string())
     }
 
     fn late(table: &CallTable, rank: usize, seq: u64) -> String {
-        table.late(rank, collective(seq), &"all_gather".into(), true).unwrap().to_string()
+        table.late(rank, collective(table, seq), &"all_gather".into(), true).unwrap().to_string()
     }
 
     #[test]
@@ -429,15 +487,22 @@ mod tests {
     #[test]
     fn who_waits_for_whom_and_what_was_completed() {
         let mut table = open(3);
+        let world = dp(&table);
         let came_to = |table: &mut CallTable, rank, group, operator: &'static str| {
-            let key = (group, Sequence::Collective, u64::from(group == 7));
+            let key = (group, Sequence::Collective, u64::from(group == world));
             table.came(rank, key, CallSignature { operator: operator.into(), ..gather(3) }).unwrap()
         };
-        [0, 1].into_iter().for_each(|rank| table.open(rank, 8, "ep", &[0, 1]).unwrap());
+        [0, 1].into_iter().for_each(|rank| table.open(rank, "ep", &[0, 1]).unwrap());
         (0..3).for_each(|rank| {
             assert_eq!(came(&mut table, rank, 0, brief("barrier", Route::Barrier, 0)), None)
         });
-        assert_eq!((came_to(&mut table, 0, 7, "matmul"), came_to(&mut table, 1, 8, "")), (None, None));
+        assert_eq!(
+            (
+                came_to(&mut table, 0, world, "matmul"),
+                came_to(&mut table, 1, group_number("ep", &[0, 1]), "")
+            ),
+            (None, None)
+        );
         assert_eq!(
             late(&table, 0, 1),
             "all_gather #1 on group dp{0, 1, 2} (for matmul): ranks wait for each other in a circle: rank 0 waits in \
@@ -446,8 +511,11 @@ mod tests {
         );
         // Who waits elsewhere, for somebody who does not wait.
         let mut table = open(3);
-        [1, 2].into_iter().for_each(|rank| table.open(rank, 8, "ep", &[1, 2]).unwrap());
-        assert_eq!((came_to(&mut table, 0, 7, ""), came_to(&mut table, 1, 8, "")), (None, None));
+        [1, 2].into_iter().for_each(|rank| table.open(rank, "ep", &[1, 2]).unwrap());
+        assert_eq!(
+            (came_to(&mut table, 0, world, ""), came_to(&mut table, 1, group_number("ep", &[1, 2]), "")),
+            (None, None)
+        );
         assert_eq!(
             late(&table, 0, 1),
             "all_gather #1 on group dp{0, 1, 2}: rank(s) [1, 2] did not come within 0.5 s; rank 0 waited with all_gather \
@@ -458,8 +526,9 @@ mod tests {
     #[test]
     fn messages_have_sequences_of_their_own() {
         let mut table = open(3);
+        let group = dp(&table);
         let mut message = |rank: usize, (from, to): (usize, usize), route, n| {
-            let key = (7, Sequence::Message { from, to }, 0);
+            let key = (group, Sequence::Message { from, to }, 0);
             table.came(rank, key, brief("m", route, n)).unwrap().map(|fault| fault.to_string())
         };
         assert_eq!(message(0, (0, 1), Route::Send { to: 1 }, 2), None);
@@ -468,7 +537,7 @@ mod tests {
         let differs = message(1, (2, 1), Route::Recv { from: 2 }, 2).unwrap();
         assert!(differs.contains("rank 1 brought m f32[2], rank 2"), "{differs}");
         let mut table = open(2);
-        let key = (7, Sequence::Message { from: 0, to: 1 }, 0);
+        let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
         table.came(0, key, brief("send", Route::Send { to: 1 }, 2)).unwrap();
         assert_eq!(table.ended(1), None, "a message that nobody fetches disturbs nobody");
         assert!(!table.all_have_ended());
@@ -486,12 +555,12 @@ mod tests {
             ("g", &[], "it opens g{}, which it is not in"),
             ("g", &[0, 1, 2], "a group has 3 members in a world of 2"),
         ] {
-            let (shown, wanted) = (table.open(1, 9, name, ranks).unwrap_err(), want.to_string());
+            let (shown, wanted) = (table.open(1, name, ranks).unwrap_err(), want.to_string());
             assert_eq!(shown, wanted);
         }
-        assert!(table.open(1, 9, &"n".repeat(2000), &[1]).unwrap_err().contains("name has 2000 bytes"));
-        assert_eq!(table.open(1, 7, "tp", &[0, 1]).unwrap_err(), "dp{0, 1} and tp{0, 1} have one number");
-        let message = |from, to| (7, Sequence::Message { from, to }, 0);
+        assert!(table.open(1, &"n".repeat(2000), &[1]).unwrap_err().contains("name has 2000 bytes"));
+        let group = dp(&table);
+        let message = |from, to| (group, Sequence::Message { from, to }, 0);
         for (key, brief, want) in [
             (
                 (8, Sequence::Collective, 0),
@@ -501,7 +570,7 @@ mod tests {
             (message(0, 2), gather(1), "it tells of a message from 0 to 2 on dp{0, 1}"),
             (message(0, 0), gather(1), "it comes to a message of dp{0, 1} that is not its own"),
             (
-                collective(0),
+                (group, Sequence::Collective, 0),
                 brief("all_to_all", Route::AllToAll, 1),
                 "its all_to_all on dp{0, 1} has 0 parts for 1",
             ),
@@ -509,25 +578,35 @@ mod tests {
             assert_eq!(table.came(1, key, brief).unwrap_err(), want);
         }
         assert!(table.late(1, message(5, 5), &"send".into(), true).is_err());
+        let long = CallSignature { operator: "n".repeat(257).into(), ..gather(1) };
+        let said = table.came(1, (group, Sequence::Collective, 0), long).unwrap_err();
+        assert_eq!(said, "the name of a call has 257 bytes, where 256 may be");
         came(&mut table, 1, 0, gather(1));
         assert_eq!(
-            table.came(1, collective(0), gather(1)).unwrap_err(),
+            table.came(1, collective(&table, 0), gather(1)).unwrap_err(),
             "it comes to all_gather #0 on group dp{0, 1} twice"
         );
     }
 
     #[test]
-    fn a_rank_fills_no_more_than_its_budget() {
-        let mut table = open(2);
-        let filled = (0..1 << 20).find_map(|seq| table.came(1, collective(seq), gather(1)).err());
-        assert!(filled.unwrap().contains("take more than 67108864 bytes"));
-        assert!(table.held[1] <= BUDGET_BYTES);
-        assert_eq!(came(&mut table, 0, 1 << 30, gather(1)), None, "the others have their own");
+    fn a_rank_fills_no_more_than_its_budget_and_takes_no_more_than_its_time() {
+        let mut table = open(20);
+        let (group, budget) = (dp(&table), BUDGET_BYTES + 20 * BUDGET_BYTES_PER_RANK);
+        let key = |seq| (group, Sequence::Collective, seq);
+        let filled = (0..1 << 20).find_map(|seq| table.came(1, key(seq), gather(1)).err());
+        assert!(filled.unwrap().contains(&format!("take more than {budget} bytes")));
+        assert!(table.held[1] <= budget && table.open.len() > 60_000);
+        assert_eq!(came(&mut table, 0, 0, gather(1)), None, "the others have their own");
+        // Each would take a scan of all calls, and the search for a cycle the cube of them: minutes.
+        (0..1000).for_each(|_| assert_eq!(table.ended(1), None));
+        assert!(late(&table, 1, 0).contains("rank(s) [2, 3, 4, "));
         // Who catches up makes room again.
+        let mut table = open(2);
+        (0..100).for_each(|seq| assert_eq!(came(&mut table, 1, seq, gather(1)), None));
         let held = table.held[1];
         assert_eq!(came(&mut table, 0, 0, gather(1)), None);
-        assert!(table.held[1] < held);
-        let mut table = open(2);
-        assert!((10..1 << 20).any(|group| table.open(1, group, "g", &[1]).is_err()), "groups count too");
+        assert!(table.held[1] < held && table.open_of[1].len() == 99);
+        let names = (10..1 << 20).map(|group| format!("g{group}"));
+        assert!(names.into_iter().any(|name| table.open(1, &name, &[1]).is_err()), "groups count too");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::membership::Membership;
-use crate::comm::calls::{Sequence, label};
+use crate::comm::calls::{Sequence, group_number, label};
 use crate::comm::coordinator::{FirstFault, Message};
 use crate::comm::lock::lock;
 use crate::comm::{Call, Route};
@@ -46,15 +46,14 @@ impl GroupMember {
         let label = label(name, ranks);
         let state = GroupMember {
             membership: membership.clone(),
-            id: hash(name, ranks),
+            id: group_number(name, ranks),
             label,
             ranks: ranks.to_vec(),
             index: ranks.iter().position(|&r| r == membership.rank).expect("checked by the caller"),
             next: Mutex::default(),
             to_itself: Mutex::default(),
         };
-        let (group, name, ranks) = (state.id, name.into(), ranks.to_vec());
-        membership.tell_in_passing(Message::Open { group, name, ranks });
+        membership.tell_in_passing(Message::Open { name: name.into(), ranks: ranks.to_vec() });
         state
     }
 
@@ -128,15 +127,6 @@ impl GroupMember {
     pub fn late(&self, call: &CallNumber, brought: impl ToString) -> Error {
         self.report_late(call, brought).at(self.call_id(call)).into()
     }
-}
-
-/// FNV-1a.
-fn hash(name: &str, ranks: &[usize]) -> u64 {
-    let ranks = ranks.iter().flat_map(|&rank| (rank as u64).to_le_bytes());
-    name.bytes()
-        .chain([0])
-        .chain(ranks)
-        .fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
 }
 
 type ByNameAndRanks<G> = HashMap<(String, Vec<usize>), Arc<G>>;

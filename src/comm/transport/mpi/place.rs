@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Mpi;
 use super::hosts::{addresses, are_near};
 use crate::comm::coordinator::{Client, MeetingPlace, Rendezvous};
+use crate::comm::deadline::end_after;
 use crate::comm::launch::{Launch, Secret, Vars};
 use crate::error::{Error, Result};
 
@@ -21,7 +22,7 @@ const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// As [`Rendezvous::meet`]; a rank 0 that cannot listen, ranks of which only some were given a secret, and what MPI says.
 pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Client> {
     let Rendezvous { launch, deadline, .. } = rendezvous;
-    let end = Instant::now() + deadline;
+    let end = end_after(deadline);
     if mpi.rank == 0 {
         let given = launch.secret.read(true, end)?;
         let drawn = if given.is_none() { Some(Secret::draw()?) } else { None };

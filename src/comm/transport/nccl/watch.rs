@@ -8,6 +8,7 @@ use super::group::NcclGroup;
 use super::world::NcclWorld;
 use super::{Communicator, Progress};
 use crate::comm::coordinator::FirstFault;
+use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::CallNumber;
 
@@ -97,7 +98,7 @@ fn finish(world: &NcclWorld, groups: &[Arc<NcclGroup>]) {
     for &comm in &comms {
         let _ = world.nccl.finalize(comm);
     }
-    let end = Instant::now() + world.membership.deadline;
+    let end = end_after(world.membership.deadline);
     for comm in comms {
         loop {
             match world.nccl.progress(comm) {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::group::NcclGroup;
 use super::{Nccl, Progress};
+use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
 use crate::error::{Error, Result};
@@ -48,7 +49,7 @@ impl NcclWorld {
     /// Waits until a group's communicator has put what it was told on its stream; `late` is its error after the deadline.
     pub fn ready(&self, group: &NcclGroup, call: &CallNumber, late: impl FnOnce() -> Error) -> Result<()> {
         const PAUSE: Duration = Duration::from_micros(100);
-        let end = Instant::now() + self.membership.deadline;
+        let end = end_after(self.membership.deadline);
         loop {
             match group.with(|comm| self.nccl.progress(comm)) {
                 Some(Ok(Progress::Ready)) => return Ok(()),

@@ -10,6 +10,7 @@ use super::status::WorldStatus;
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::comm::calls::label;
+use crate::comm::deadline::end_after;
 use crate::comm::{Call, Reduce, Sequence};
 use crate::error::{CallId, CommFault, Result};
 
@@ -123,7 +124,7 @@ impl ThreadGroup {
         if slot.is_open() {
             return Ok(());
         }
-        let deadline = Instant::now() + self.status.deadline;
+        let deadline = end_after(self.status.deadline);
         let mut state = self.lock();
         loop {
             if slot.is_open() {
