@@ -31,11 +31,12 @@ impl Launch {
     /// | Slurm | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` |
     ///
     /// The meeting place is `MASTER_ADDR` and `MASTER_PORT` where they are set, which `torchrun`'s always are; if all of
-    /// `torchrun`'s ranks are on one machine and `ISOSHARD_BIND` is not set, it is 127.0.0.1. Otherwise it is this machine where the job has one node, the first of the step's nodes under Slurm, and a port between 20000 and
-    /// 29999 made from the job's number; Open MPI and PMI on several nodes want `MASTER_ADDR`, unless the engine is MPI's, which
-    /// finds rank 0 by itself. `ISOSHARD_PORT` overrides
-    /// the port. Under `torchrun`, whose own store may listen at `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE`), the next
-    /// port is taken. Rank 0 listens at that address alone, or at `ISOSHARD_BIND` where it is set on rank 0.
+    /// `torchrun`'s ranks are on one machine and `ISOSHARD_BIND` is not set, it is 127.0.0.1. Otherwise it is this machine
+    /// where the job has one node, the first of the step's nodes under Slurm, and a port between 20000 and 29999 made from the
+    /// job's number; Open MPI and PMI on several nodes want `MASTER_ADDR`, unless the engine is MPI's, which finds rank 0 by
+    /// itself. `ISOSHARD_PORT` overrides the port. Under `torchrun`, whose own store may listen at `MASTER_PORT`
+    /// (`TORCHELASTIC_USE_AGENT_STORE`), the next port is taken. Rank 0 listens at that address alone, or at `ISOSHARD_BIND`
+    /// where it is set on rank 0.
     ///
     /// The ranks' shared secret is `ISOSHARD_TOKEN` (16 bytes or more), or what stands in the file that `ISOSHARD_TOKEN_FILE`
     /// names: a plain file of this process's user or of root, which its owner alone may read; rank 0 makes it where it is not
