@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::local_world::LocalWorld;
 use super::rank::Rank;
 use crate::comm::diagnostics::FlightSettings;
-use crate::comm::flight::SlowRank;
+use crate::comm::diagnostics::flight::SlowRank;
 use crate::comm::network::Network;
 use crate::comm::transport::nccl::Library;
 use crate::comm::transport::threads::Running;

@@ -3,9 +3,9 @@
 //! Ranks tell of their calls in any order. Whatever they say is held against the world first: a group's ranks, a message's two
 //! ends, how much one rank makes the table hold. What no rank may say is returned in words, for an error that names the rank.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use super::table_group::{Arrivals, CallKey, Name, TableGroup};
 use super::wait_graph::cycle;
 use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, SignatureView, group_number, label};
 use crate::error::{CallId, CommFault, LastCall, Wait};
@@ -25,14 +25,11 @@ const SHOWN_BYTES: usize = 4096;
 /// What a rank said that no rank may say.
 pub(in crate::comm) type Breach = String;
 
-/// A call of a group: the group's number, the sequence, and the call's number in it.
-type CallKey = (u64, Sequence, u64);
-
 /// The calls of a world.
 #[derive(Debug)]
 pub(in crate::comm) struct CallTable {
     deadline_s: f64,
-    groups: HashMap<u64, Members>,
+    groups: HashMap<u64, TableGroup>,
     /// The calls to which somebody has not come yet.
     open: BTreeMap<CallKey, Arrivals>,
     /// The last call of each rank to which all members have come.
@@ -43,24 +40,6 @@ pub(in crate::comm) struct CallTable {
     ended_len: usize,
     /// Bytes that each rank makes the table hold.
     held: Vec<usize>,
-}
-
-type Name = Cow<'static, str>;
-
-/// What the members that have come to a call brought, with their index among those who meet there, ascending.
-type Arrivals = Vec<(usize, CallSignature)>;
-
-#[derive(Debug)]
-struct Members {
-    name: String,
-    label: String,
-    ranks: Vec<usize>,
-    /// Each rank's index in the group.
-    index: HashMap<usize, usize>,
-    /// The members that have opened the group.
-    opened: HashSet<usize>,
-    /// The last collective to which all have come.
-    last: Option<(u64, Name, Name)>,
 }
 
 impl CallTable {
@@ -118,9 +97,7 @@ impl CallTable {
             return Err(format!("group {text} names a rank twice"));
         }
         self.charge(from, ENTRY_BYTES + name.len() + text.len() + 8 * size_of_val(ranks))?;
-        let index = ranks.iter().enumerate().map(|(index, &rank)| (rank, index)).collect();
-        let (name, ranks, opened) = (name.to_string(), ranks.to_vec(), HashSet::from([from]));
-        self.groups.insert(number, Members { name, label: text, ranks, index, opened, last: None });
+        self.groups.insert(number, TableGroup::new(name, text, ranks, from));
         Ok(())
     }
 
@@ -211,7 +188,7 @@ impl CallTable {
     }
 
     /// The group of a call that a rank tells of.
-    fn members(&self, from: usize, (group, sequence, _): CallKey) -> Result<&Members, Breach> {
+    fn members(&self, from: usize, (group, sequence, _): CallKey) -> Result<&TableGroup, Breach> {
         let members = self.groups.get(&group).filter(|members| members.opened.contains(&from));
         let members = members
             .ok_or_else(|| format!("it tells of a call on group {group:#x}, which it has not opened"))?;
@@ -349,55 +326,6 @@ fn shown(signature: &SignatureView<'_>) -> String {
         text.push_str(" ...");
     }
     text
-}
-
-impl Members {
-    /// How many meet in a sequence: the group, or a sender and a receiver.
-    fn len(&self, sequence: Sequence) -> usize {
-        match sequence {
-            Sequence::Collective => self.ranks.len(),
-            Sequence::Message { .. } => 2,
-        }
-    }
-
-    /// A rank's index among those who meet in a sequence; a rank that sends to itself is there twice.
-    fn position(&self, sequence: Sequence, rank: usize, receives: bool) -> Option<usize> {
-        let index = *self.index.get(&rank)?;
-        match sequence {
-            Sequence::Collective => Some(index),
-            Sequence::Message { from, to } if from == to => (index == from).then_some(usize::from(receives)),
-            Sequence::Message { from, .. } if index == from => Some(0),
-            Sequence::Message { to, .. } => (index == to).then_some(1),
-        }
-    }
-
-    /// The rank at an index of those who meet in a sequence.
-    fn rank(&self, sequence: Sequence, at: usize) -> usize {
-        match sequence {
-            Sequence::Collective => self.ranks[at],
-            Sequence::Message { from, to } => self.ranks[[from, to][at]],
-        }
-    }
-
-    /// True where who comes there waits: a sender does not.
-    fn waits(&self, sequence: Sequence, at: usize) -> bool {
-        sequence == Sequence::Collective || at == 1
-    }
-
-    /// Those that have not come, by their number in the world.
-    fn absent(&self, sequence: Sequence, arrivals: &Arrivals) -> Vec<usize> {
-        let mut come = arrivals.iter().map(|(at, _)| *at).peekable();
-        let away = (0..self.len(sequence)).filter(|at| come.next_if_eq(at).is_none());
-        away.map(|at| self.rank(sequence, at)).collect()
-    }
-
-    fn id(&self, key: CallKey, brief: &CallSignature) -> CallId {
-        self.named(key.2, &brief.name, &brief.operator)
-    }
-
-    fn named(&self, seq: u64, call: &Name, operator: &Name) -> CallId {
-        CallId { call: call.clone(), seq, group: self.label.clone(), operator: operator.clone() }
-    }
 }
 
 #[cfg(test)]

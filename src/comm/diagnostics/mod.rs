@@ -4,6 +4,7 @@ mod call_table;
 pub mod flight;
 mod recorder;
 mod roster;
+mod table_group;
 mod wait_graph;
 
 pub(super) use call_table::{Breach, CallTable};

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::membership::Membership;
+use crate::comm::calls::{Call, Route};
 use crate::comm::calls::{Sequence, group_number, label};
 use crate::comm::coordinator::{FirstFault, Message};
 use crate::comm::lock::lock;
-use crate::comm::{Call, Route};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::Tensor;
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::group_member::{CallNumber, GroupMember};
+use crate::comm::calls::{Call, Route};
 use crate::comm::calls::{CallSignature, Sequence};
 use crate::comm::lock::lock;
-use crate::comm::{Call, Request, Route, Tensors};
+use crate::comm::transport::{Request, Tensors};
 use crate::error::Result;
 
 /// One end of a message of a rank to itself.

@@ -10,8 +10,9 @@ use super::patience::Patience;
 use super::transfers::{TransferError, Transfers};
 use super::world::MpiWorld;
 use crate::comm::calls::CallSignature;
+use crate::comm::calls::{Call, Route};
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, SelfMessage};
-use crate::comm::{Call, Channel, Request, Route, Tensors};
+use crate::comm::transport::{Channel, Request, Tensors};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::{Device, Tensor};
 

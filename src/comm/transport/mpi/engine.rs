@@ -9,7 +9,7 @@ use super::watch::watch;
 use super::world::MpiWorld;
 use crate::comm::coordinator::Client;
 use crate::comm::transport::coordinated::{Membership, Watchdog};
-use crate::comm::{Channel, Engine};
+use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 
 /// A rank that has met the others.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 
 use crate::comm::calls::Sequence;
+use crate::comm::calls::{Call, Route};
 use crate::comm::transport::coordinated::{CallNumber, GroupMember};
-use crate::comm::{Call, Route};
 use crate::tensor::Shape;
 
 /// A group at one of its members, with the tags of its messages.

@@ -13,7 +13,7 @@ use super::world::NcclWorld;
 use crate::comm::coordinator::Client;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{Membership, Watchdog};
-use crate::comm::{Channel, Engine};
+use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 use crate::tensor::cuda::{Gpu, Side};

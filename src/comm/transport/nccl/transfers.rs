@@ -2,7 +2,7 @@
 
 use super::group::NcclGroup;
 use super::{Communicator, Nccl, NcclResult};
-use crate::comm::{Call, Route};
+use crate::comm::calls::{Call, Route};
 use crate::error::Result;
 use crate::tensor::cuda::{Address, Gpu};
 use crate::tensor::{DType, Shape, Tensor};

@@ -13,8 +13,9 @@ use super::group::{PublishedCall, ThreadGroup};
 use super::shared_folds::ReusedResult;
 use super::slot::SlotOutcome;
 use super::world::ThreadWorld;
+use crate::comm::calls::{Call, Route, Sequence};
 use crate::comm::lock::lock;
-use crate::comm::{Call, Channel, Engine, Reduce, Request, Route, Sequence, Tensors};
+use crate::comm::transport::{Channel, Engine, Reduce, Request, Tensors};
 use crate::error::{Error, Result};
 
 /// One rank's end of a world of threads.

@@ -10,8 +10,9 @@ use super::status::WorldStatus;
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::comm::calls::label;
+use crate::comm::calls::{Call, Sequence};
 use crate::comm::deadline::end_after;
-use crate::comm::{Call, Reduce, Sequence};
+use crate::comm::transport::Reduce;
 use crate::error::{CallId, CommFault, Result};
 
 /// The time after which a parked rank looks around unasked; only a guard, since everything that matters wakes it.

@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 use super::sync::atomic::{AtomicUsize, Ordering};
-use crate::comm::Reduce;
+use crate::comm::transport::Reduce;
 use crate::comm::transport::fold::{fold_into, fold_range};
 use crate::error::Result;
 use crate::tensor::{DType, Device, Tensor};

@@ -8,7 +8,8 @@ use smallvec::smallvec;
 use super::shared_folds::{ReusedResult, SharedFolds};
 use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use crate::comm::{Call, Reduce, Route, Tensors};
+use crate::comm::calls::{Call, Route};
+use crate::comm::transport::{Reduce, Tensors};
 use crate::error::Result;
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 

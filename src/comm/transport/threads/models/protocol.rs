@@ -6,11 +6,12 @@ use std::time::Duration;
 use loom::model::Builder;
 use loom::thread;
 
+use crate::comm::calls::{Call, Route, Sequence};
+use crate::comm::transport::Reduce;
 use crate::comm::transport::threads::ThreadWorld;
 use crate::comm::transport::threads::group::{PublishedCall, ThreadGroup};
 use crate::comm::transport::threads::shared_folds::ReusedResult;
 use crate::comm::transport::threads::slot::SlotOutcome;
-use crate::comm::{Call, Reduce, Route, Sequence};
 use crate::error::{CommFault, Error, Result};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
