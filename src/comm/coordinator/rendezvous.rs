@@ -232,7 +232,7 @@ impl Meeting<'_> {
 
     /// Listens at the launch's address, or at the one that is said instead.
     fn listen(&self) -> Result<Vec<TcpListener>> {
-        let Launch { world_len, local_len, bind, .. } = self.what.launch;
+        let launch = self.what.launch;
         if !self.place.listeners.is_empty() {
             let again = |listener: &TcpListener| listener.try_clone();
             return self
@@ -246,12 +246,12 @@ impl Meeting<'_> {
         let refuse = |reason: &str, remedy: &str| {
             Err(Error::invalid(VERB, "rank 0 cannot listen", format!("{}: {reason}", self.address()), remedy))
         };
-        let addresses: Vec<SocketAddr> = match bind {
-            Some(ip) => vec![SocketAddr::new(*ip, self.place.port)],
+        let addresses: Vec<SocketAddr> = match launch.bind {
+            Some(ip) => vec![SocketAddr::new(ip, self.place.port)],
             None => self.addresses(),
         };
-        let elsewhere = local_len.is_some_and(|here| here < *world_len);
-        if elsewhere && !addresses.is_empty() && addresses.iter().all(|address| address.ip().is_loopback()) {
+        let ips: Vec<_> = addresses.iter().map(SocketAddr::ip).collect();
+        if self.place.hosts.iter().any(|host| launch.is_found_only_here(host, &ips)) {
             let reason = format!("here this is {}, which other machines cannot reach", addresses[0].ip());
             return refuse(
                 &reason,

@@ -68,6 +68,16 @@ impl Launch {
             )),
         }
     }
+
+    /// True if `host`, found at `ips`, means this machine alone by accident, as a machine's own name does in Debian's
+    /// `/etc/hosts`. A loopback address is meant if it is written so, if `ISOSHARD_BIND` says where to listen, and if all
+    /// ranks are on this machine.
+    pub(in crate::comm) fn is_found_only_here(&self, host: &str, ips: &[IpAddr]) -> bool {
+        let written =
+            host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+        let meant = written || self.bind.is_some() || self.local_len == Some(self.world_len);
+        !meant && !ips.is_empty() && ips.iter().all(IpAddr::is_loopback)
+    }
 }
 
 impl fmt::Display for Launch {
@@ -75,5 +85,41 @@ impl fmt::Display for Launch {
         let Launch { by, rank, world_len, local_rank, host, port, .. } = self;
         write!(f, "rank {rank} of {world_len} ({local_rank} on its node), started by {by}")?;
         host.as_ref().map_or(Ok(()), |host| write!(f, ", meeting at {host}:{port}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loopback_address_is_refused_only_if_nobody_meant_it() {
+        let launch = |local_len, bind| Launch {
+            by: "a test",
+            rank: 0,
+            world_len: 4,
+            local_rank: 0,
+            local_len,
+            host: None,
+            port: 1,
+            bind,
+            secret: SecretSource::None,
+        };
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let (debian, real) = (ip("127.0.1.1"), ip("10.0.0.1"));
+        for (host, local_len, bind, ips, only_here) in [
+            ("node1", None, None, vec![debian], true),
+            ("node1", Some(2), None, vec![debian, ip("::1")], true),
+            ("node1", Some(4), None, vec![debian], false),
+            ("node1", None, Some(real), vec![debian], false),
+            ("node1", None, None, vec![debian, real], false),
+            ("node1", None, None, vec![], false),
+            ("127.0.0.1", Some(2), None, vec![ip("127.0.0.1")], false),
+            ("::1", None, None, vec![ip("::1")], false),
+            ("LocalHost", Some(2), None, vec![ip("127.0.0.1")], false),
+        ] {
+            let launch = launch(local_len, bind);
+            assert_eq!(launch.is_found_only_here(host, &ips), only_here, "{host} {local_len:?} {bind:?}");
+        }
     }
 }

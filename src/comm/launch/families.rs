@@ -45,9 +45,13 @@ fn torchrun(vars: &Vars) -> Result<Option<Launch>> {
         local_len: vars.number("LOCAL_WORLD_SIZE")?,
     };
     let alone = numbers.world_len == 1;
-    let host = vars.text("MASTER_ADDR");
-    let host = if alone { host.or_else(|| Some(LOCAL.into())) } else { host };
-    let host = host.ok_or_else(|| vars.absent("MASTER_ADDR", &given))?;
+    // `torchrun --standalone` names the machine, at an address that strangers may reach; its ranks need none but this.
+    let one_machine = numbers.local_len == Some(numbers.world_len) && !vars.has("ISOSHARD_BIND");
+    let host = match vars.text("MASTER_ADDR") {
+        Some(host) if !one_machine => host,
+        None if !alone && !one_machine => return Err(vars.absent("MASTER_ADDR", &given)),
+        _ => LOCAL.into(),
+    };
     let port = match (vars.port("ISOSHARD_PORT")?, vars.port("MASTER_PORT")?) {
         (Some(ours), _) => ours,
         // The launcher's own store listens at its port, and the next one is as good on every rank.
@@ -234,6 +238,14 @@ mod tests {
             (
                 "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=7 TORCHELASTIC_USE_AGENT_STORE=True ISOSHARD_PORT=9",
                 "rank 0 of 2 (0 on its node), started by torchrun, meeting at a:9",
+            ),
+            (
+                "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=this.machine MASTER_PORT=7",
+                "rank 1 of 2 (1 on its node), started by torchrun, meeting at 127.0.0.1:7",
+            ),
+            (
+                "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=this.machine MASTER_PORT=7 ISOSHARD_BIND=0.0.0.0",
+                "rank 1 of 2 (1 on its node), started by torchrun, meeting at this.machine:7",
             ),
             (
                 "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2",

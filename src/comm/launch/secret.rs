@@ -1,5 +1,6 @@
 //! The secret that the ranks of one job share, and the ways to come by it.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -41,11 +42,9 @@ impl Secret {
     /// # Errors
     /// A system that has none.
     pub fn draw() -> Result<Secret> {
-        let mut bytes = [0; DRAWN_BYTES];
-        getrandom::fill(&mut bytes).map_err(|e| {
+        let text = random_hex::<DRAWN_BYTES>().map_err(|e| {
             refused("the system has no random numbers", e.to_string(), "set ISOSHARD_TOKEN on all ranks")
         })?;
-        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Secret(text.into_bytes().into()))
     }
 
@@ -84,7 +83,7 @@ impl fmt::Debug for Secret {
 
 impl SecretSource {
     pub(super) fn from_vars(vars: &Vars) -> Result<SecretSource> {
-        Ok(match (vars.text(TOKEN), vars.text(TOKEN_FILE)) {
+        Ok(match (vars.text_or_absent(TOKEN)?, vars.text_or_absent(TOKEN_FILE)?) {
             (Some(_), Some(file)) => {
                 return Err(refused(
                     "the secret is given twice",
@@ -102,25 +101,62 @@ impl SecretSource {
     /// `end`.
     ///
     /// # Errors
-    /// Refuses a file that others than its owner may read, or that holds no secret; names one that does not come.
+    /// Refuses what is no plain file, one of another user than this process's or root, one that others than its owner may read,
+    /// and one that holds no secret; names a file that does not come, and a link to none.
     pub fn read(&self, draws: bool, end: Instant) -> Result<Option<Secret>> {
-        const PAUSE: Duration = Duration::from_millis(20);
         let path = match self {
             SecretSource::None => return Ok(None),
             SecretSource::Value(secret) => return Ok(Some(secret.clone())),
             SecretSource::File(path) => path,
         };
+        let (begun, mut drawn) = (Instant::now(), false);
         loop {
-            match File::open(path) {
+            let error = match open(path) {
                 Ok(file) => return read_file(file, path).map(Some),
-                Err(e) if e.kind() == io::ErrorKind::NotFound && draws => {
-                    write_file(path, &Secret::draw()?).map_err(|e| unusable(path, &e.to_string()))?;
-                }
-                Err(e) if e.kind() == io::ErrorKind::NotFound && Instant::now() < end => thread::sleep(PAUSE),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => e,
                 Err(e) => return Err(unusable(path, &e.to_string())),
+            };
+            let leads_nowhere = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+            let now = Instant::now();
+            if leads_nowhere && (draws || now >= end) {
+                return Err(unusable(path, "it is a link to a file that is not there"));
+            } else if draws && !drawn {
+                write_file(path, &Secret::draw()?).map_err(|e| unusable(path, &e.to_string()))?;
+                drawn = true;
+            } else if now < end {
+                thread::sleep(pause_after(now - begun).min(end - now));
+                // A network's file system may remember that the file was not there, until the directory is read.
+                let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+                let _ = fs::read_dir(directory.unwrap_or(Path::new("."))).map(|mut all| all.next());
+            } else {
+                return Err(unusable(path, &error.to_string()));
             }
         }
     }
+}
+
+/// How long a rank that has waited for the file so long waits again: many may ask one server.
+fn pause_after(waited: Duration) -> Duration {
+    Duration::from_millis(if waited < Duration::from_secs(1) { 20 } else { 200 })
+}
+
+/// Refuses a secret that is set and no text, which looking variables up as texts takes for absent.
+pub(super) fn check_encoding(get: impl Fn(&str) -> Option<OsString>) -> Result<()> {
+    let broken = |name: &&str| get(name).is_some_and(|value| value.to_str().is_none());
+    match [TOKEN, TOKEN_FILE].into_iter().find(broken) {
+        Some(name) => Err(refused(
+            "a variable is not UTF-8",
+            name.into(),
+            "take 32 random bytes in hexadecimal, as `openssl rand -hex 32` prints them, and a file's name that is a text",
+        )),
+        None => Ok(()),
+    }
+}
+
+fn random_hex<const BYTES: usize>() -> std::result::Result<String, getrandom::Error> {
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn unusable(path: &Path, why: &str) -> crate::Error {
@@ -131,8 +167,22 @@ fn unusable(path: &Path, why: &str) -> crate::Error {
     )
 }
 
+/// Opens a plain file. It is looked at before, since opening a named pipe waits for its other end, and again when it is open,
+/// since it may be another one by then.
+fn open(path: &Path) -> io::Result<File> {
+    let plain = |found: fs::Metadata| match found.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other("it is no plain file")),
+    };
+    plain(fs::metadata(path)?)?;
+    let file = File::open(path)?;
+    plain(file.metadata()?)?;
+    Ok(file)
+}
+
 fn read_file(file: File, path: &Path) -> Result<Secret> {
-    check_mode(&file, path)?;
+    #[cfg(unix)]
+    check_owner(&file).map_err(|e| unusable(path, &e.to_string()))?;
     let mut text = String::new();
     let limit = MOST_BYTES as u64 + 64;
     file.take(limit).read_to_string(&mut text).map_err(|e| unusable(path, &e.to_string()))?;
@@ -140,28 +190,53 @@ fn read_file(file: File, path: &Path) -> Result<Secret> {
 }
 
 #[cfg(unix)]
-fn check_mode(file: &File, path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let metadata = file.metadata().map_err(|e| unusable(path, &e.to_string()))?;
-    let mode = metadata.permissions().mode() & 0o777;
-    if !metadata.is_file() {
-        return Err(unusable(path, "it is no file"));
+fn check_owner(file: &File) -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let found = file.metadata()?;
+    match objection(found.uid(), found.mode(), own_user()?) {
+        Some(why) => Err(io::Error::other(why)),
+        None => Ok(()),
     }
-    if mode & 0o077 != 0 {
-        return Err(unusable(path, &format!("others may read it, its mode is {mode:03o}")));
-    }
-    Ok(())
 }
 
-#[cfg(not(unix))]
-fn check_mode(_: &File, _: &Path) -> Result<()> {
-    Ok(())
+/// Why a file of that user and mode is not one for a secret of this process's user.
+#[cfg(unix)]
+fn objection(owner: u32, mode: u32, own: u32) -> Option<String> {
+    if owner != own && owner != 0 {
+        Some(format!("it is user {owner}'s, and this process is user {own}'s"))
+    } else if mode & 0o077 != 0 {
+        Some(format!("others may read it, its mode is {:03o}", mode & 0o777))
+    } else {
+        None
+    }
+}
+
+/// The number of this process's effective user: as Linux tells it in `/proc`, in the numbers of this process's own user
+/// namespace, as a file's owner is told; elsewhere the owner of a file that is made for it, which POSIX says is this user.
+#[cfg(unix)]
+fn own_user() -> io::Result<u32> {
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+    if let Ok(status) = fs::read_to_string("/proc/self/status")
+        // Real, effective, saved, and that of files.
+        && let Some(users) = status.lines().find_map(|line| line.strip_prefix("Uid:"))
+        && let Some(Ok(effective)) = users.split_whitespace().nth(1).map(str::parse)
+    {
+        return Ok(effective);
+    }
+    let path =
+        std::env::temp_dir().join(format!("isoshard-{}", random_hex::<8>().map_err(io::Error::other)?));
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    let file =
+        file.map_err(|e| io::Error::other(format!("who this process's user is cannot be told: {e}")))?;
+    let _ = fs::remove_file(&path);
+    Ok(file.metadata()?.uid())
 }
 
 /// Makes the file, whole at once: who opens it finds all of the secret. Where somebody else has made it meanwhile, theirs stays.
 fn write_file(path: &Path, secret: &Secret) -> io::Result<()> {
+    // Processes of several machines and containers may have one number.
     let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}", std::process::id()));
+    name.push(format!(".{}", random_hex::<8>().map_err(io::Error::other)?));
     let unfinished = path.with_file_name(name);
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
@@ -170,17 +245,18 @@ fn write_file(path: &Path, secret: &Secret) -> io::Result<()> {
         use std::os::unix::fs::OpenOptionsExt;
         options.mode(0o600);
     }
-    let written = options.open(&unfinished).and_then(|mut file| {
-        writeln!(file, "{}", secret.text())?;
-        file.sync_all()
-    });
+    let mut file = options.open(&unfinished)?;
+    let written = writeln!(file, "{}", secret.text()).and_then(|()| file.sync_all());
     // A link, unlike a rename, does not replace what is there.
     let made = written.and_then(|()| match fs::hard_link(&unfinished, path) {
-        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => fs::rename(&unfinished, path),
-        _ => Ok(()),
+        Ok(()) => Ok(false),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(_) => fs::rename(&unfinished, path).map(|()| true),
     });
-    let _ = fs::remove_file(&unfinished);
-    made
+    if !matches!(made, Ok(true)) {
+        let _ = fs::remove_file(&unfinished);
+    }
+    made.map(drop)
 }
 
 #[cfg(test)]
@@ -202,16 +278,111 @@ mod tests {
         for (table, want) in [
             (&[(TOKEN, "short")][..], "a secret has 16 to 4096 bytes; got 5 bytes in ISOSHARD_TOKEN"),
             (&[(TOKEN, long), (TOKEN_FILE, "f")], "the secret is given twice; got ISOSHARD_TOKEN and"),
+            (&[(TOKEN, "")], "a variable is set and empty; got ISOSHARD_TOKEN=; give"),
+            (
+                &[(TOKEN, long), (TOKEN_FILE, " ")],
+                "a variable is set and empty; got ISOSHARD_TOKEN_FILE=; give",
+            ),
         ] {
             let text = from(table).unwrap_err().to_string();
             assert!(text.contains(want) && !text.contains(long), "{text}");
         }
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn a_secret_that_is_no_text_is_refused() {
+        use std::os::unix::ffi::OsStringExt;
+        for name in [TOKEN, TOKEN_FILE] {
+            let get =
+                |asked: &str| (asked == name).then(|| OsString::from_vec(b"0123456789abcdef\xff".to_vec()));
+            let text = check_encoding(get).unwrap_err().to_string();
+            assert!(text.contains(&format!("a variable is not UTF-8; got {name};")), "{text}");
+        }
+        assert_eq!(check_encoding(|_| Some("a text".into())), Ok(()));
+        assert_eq!(check_encoding(|_| None), Ok(()));
+    }
+
+    fn directory() -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("isoshard-secret-{}", random_hex::<8>().unwrap()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// What a rank says of a file, which may not take it long.
+    #[cfg(unix)]
+    fn refusal(path: &Path, draws: bool, wait: Duration) -> String {
+        let (source, end) = (SecretSource::File(path.into()), Instant::now() + wait);
+        let (said, hears) = std::sync::mpsc::channel();
+        thread::spawn(move || said.send(source.read(draws, end).unwrap_err().to_string()));
+        hears.recv_timeout(Duration::from_secs(20)).expect("a rank says something in time")
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_nothing_and_a_pipe_keep_nobody_waiting() {
+        let dir = directory();
+        let link = dir.join("link");
+        std::os::unix::fs::symlink(dir.join("nothing"), &link).unwrap();
+        for (draws, wait) in [(true, Duration::from_secs(60)), (false, Duration::from_millis(50))] {
+            let text = refusal(&link, draws, wait);
+            assert!(text.contains("link: it is a link to a file that is not there;"), "{text}");
+        }
+        let pipe = dir.join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.is_ok_and(|status| status.success()), "mkfifo is every Unix's");
+        for path in [&pipe, &dir] {
+            for draws in [true, false] {
+                let text = refusal(path, draws, Duration::from_secs(60));
+                assert!(text.contains(": it is no plain file;"), "{text}");
+            }
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_of_another_user_is_refused() {
+        use std::os::unix::fs::{MetadataExt, chown};
+        assert_eq!(objection(7, 0o100_600, 7), None);
+        assert_eq!(objection(0, 0o100_400, 7), None, "root's, as Kubernetes mounts it");
+        assert_eq!(objection(7, 0o100_600, 8).unwrap(), "it is user 7's, and this process is user 8's");
+        assert_eq!(objection(7, 0o100_600, 0).unwrap(), "it is user 7's, and this process is user 0's");
+        assert_eq!(objection(0, 0o100_440, 7).unwrap(), "others may read it, its mode is 440");
+        let dir = directory();
+        assert_eq!(own_user().unwrap(), fs::metadata(&dir).unwrap().uid());
+        let path = dir.join("token");
+        write_file(&path, &Secret::draw().unwrap()).unwrap();
+        if chown(&path, Some(12_345), None).is_ok() {
+            let text = refusal(&path, true, Duration::from_secs(60));
+            assert!(text.contains("token: it is user 12345's, and this process is user"), "{text}");
+        } else {
+            eprintln!("SKIPPED (only root gives files away): a foreign user's file is not read");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn what_stands_beside_the_file_stays() {
+        let dir = directory();
+        let beside = dir.join(format!("token.{}", std::process::id()));
+        fs::write(&beside, "another container's").unwrap();
+        let source = SecretSource::File(dir.join("token"));
+        source.read(true, Instant::now() + Duration::from_secs(20)).unwrap().unwrap();
+        assert_eq!(fs::read_to_string(&beside).unwrap(), "another container's");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 2, "nothing unfinished is left");
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn who_waits_for_long_asks_seldom() {
+        assert_eq!(pause_after(Duration::from_millis(900)), Duration::from_millis(20));
+        assert_eq!(pause_after(Duration::from_secs(2)), Duration::from_millis(200));
+    }
+
     #[test]
     fn rank_0_makes_the_file_and_the_others_wait_for_it() {
-        let dir = std::env::temp_dir().join(format!("isoshard-secret-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let dir = directory();
         let source = SecretSource::File(dir.join("token"));
         let soon = || Instant::now() + Duration::from_secs(20);
         let waiting = source.clone();

@@ -16,6 +16,18 @@ impl<'a> Vars<'a> {
         (self.0)(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty())
     }
 
+    /// A variable that may be absent, but not empty: who set it meant something.
+    pub(super) fn text_or_absent(&self, name: &str) -> Result<Option<String>> {
+        match ((self.0)(name), self.text(name)) {
+            (Some(_), None) => Err(refused(
+                "a variable is set and empty",
+                format!("{name}="),
+                "give it its value, the same on all ranks, or unset it",
+            )),
+            (_, text) => Ok(text),
+        }
+    }
+
     pub(super) fn has(&self, name: &str) -> bool {
         self.text(name).is_some()
     }

@@ -1,5 +1,6 @@
 //! Where the coordinator is: rank 0 says it by MPI.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::Mpi;
 use super::hosts::{addresses, are_near};
 use crate::comm::coordinator::{Client, MeetingPlace, Rendezvous};
+use crate::comm::deadline::end_after;
 use crate::comm::launch::{Launch, Secret, Vars};
 use crate::error::{Error, Result};
 
@@ -14,20 +16,27 @@ use crate::error::{Error, Result};
 const ROOM: usize = 4096;
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Meets all ranks where rank 0 says, with a secret that it draws for them.
+/// Meets all ranks where rank 0 says, with the secret that all were given, or else with one that rank 0 draws for them.
 ///
 /// # Errors
-/// As [`Rendezvous::meet`]; a rank 0 that cannot listen, and what MPI says.
+/// As [`Rendezvous::meet`]; a rank 0 that cannot listen, ranks of which only some were given a secret, and what MPI says.
 pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Client> {
-    let mut said = [0u8; ROOM];
-    let mut listeners = Vec::new();
+    let Rendezvous { launch, deadline, .. } = rendezvous;
+    let end = end_after(deadline);
     if mpi.rank == 0 {
-        listeners = listen(rendezvous.launch)?;
-        let text = words(mpi, rendezvous.launch, &listeners, &Secret::draw()?);
+        let given = launch.secret.read(true, end)?;
+        let drawn = if given.is_none() { Some(Secret::draw()?) } else { None };
+        let (port, listeners) = listen(launch)?;
+        let hosts = hosts_of(launch, &listeners, &addresses());
+        let text = words(port, &mpi.host, drawn.as_ref(), &hosts);
+        let mut said = [0u8; ROOM];
         said[..text.len()].copy_from_slice(text.as_bytes());
+        broadcast(mpi, said, deadline)?;
+        let place = MeetingPlace { hosts, port, listeners, secret: given.or(drawn) };
+        return rendezvous.meet_at(place);
     }
-    let said = broadcast(mpi, said, rendezvous.deadline)?;
-    let Some((hosts, port, secret)) = understand(mpi, &said) else {
+    let said = broadcast(mpi, [0; ROOM], deadline)?;
+    let Some(Directions { hosts, port, drawn }) = understand(&said, &mpi.host, &addresses()) else {
         return Err(Error::invalid(
             "mpi",
             "rank 0 speaks another language",
@@ -35,7 +44,24 @@ pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Cli
             "run one program on all ranks",
         ));
     };
-    rendezvous.meet_at(MeetingPlace { hosts, port, listeners, secret: Some(secret) })
+    // Rank 0 has made the file by now, if it was to.
+    let secret = agreed(launch, drawn, launch.secret.read(false, end)?)?;
+    rendezvous.meet_at(MeetingPlace { hosts, port, listeners: vec![], secret: Some(secret) })
+}
+
+/// The secret that rank 0 has drawn, or the one that this rank was given as rank 0 was. A given one is not sent.
+fn agreed(launch: &Launch, drawn: Option<Secret>, given: Option<Secret>) -> Result<Secret> {
+    let given_to = match (drawn, given) {
+        (Some(secret), None) | (None, Some(secret)) => return Ok(secret),
+        (None, None) => "rank 0 was given one".to_string(),
+        (Some(_), Some(_)) => format!("rank {} was given one", launch.rank()),
+    };
+    Err(Error::invalid(
+        "mpi",
+        "rank 0 and this rank do not have the same secret",
+        format!("rank {} of {}: only {given_to}", launch.rank(), launch.world_len()),
+        "set ISOSHARD_TOKEN or ISOSHARD_TOKEN_FILE on all ranks (`mpirun -x ISOSHARD_TOKEN`), or on none: rank 0 draws one",
+    ))
 }
 
 /// True where all ranks are on this machine.
@@ -43,40 +69,71 @@ fn on_one_machine(launch: &Launch) -> bool {
     launch.local_len() == Some(launch.world_len())
 }
 
-/// Listeners at the port that `ISOSHARD_PORT` asks for, or any: on `ISOSHARD_BIND`, on this machine alone where all ranks are, or
-/// on each address that the others are told.
-fn listen(launch: &Launch) -> Result<Vec<TcpListener>> {
+/// Listeners at one port, the one that `ISOSHARD_PORT` asks for or any: on `ISOSHARD_BIND`, on 127.0.0.1 alone where all ranks are
+/// on this machine, or on each of its addresses and 127.0.0.1.
+fn listen(launch: &Launch) -> Result<(u16, Vec<TcpListener>)> {
     let get = |name: &str| std::env::var(name).ok();
-    let mut port = Vars::new(&get).port("ISOSHARD_PORT")?.unwrap_or(0);
+    let port = Vars::new(&get).port("ISOSHARD_PORT")?.unwrap_or(0);
     let ips: Vec<IpAddr> = match launch.bind {
         Some(ip) => vec![ip],
-        None if on_one_machine(launch) => vec![LOCAL],
+        None if on_one_machine(launch) => vec![],
         None => named()
             .iter()
             .flat_map(|host| addresses_of(host))
             .chain(addresses().into_iter().map(|(ip, _)| ip))
             .collect(),
     };
-    let (mut listeners, mut last) = (Vec::new(), "this machine has no address".to_string());
-    for ip in ips {
-        match TcpListener::bind((ip, port)).and_then(|listener| Ok((listener.local_addr()?, listener))) {
-            // All of them at the port that the first one was given.
-            Ok((at, listener)) => {
-                port = at.port();
-                listeners.push(listener);
-            }
-            Err(e) => last = e.to_string(),
-        }
-    }
-    if listeners.is_empty() {
-        return Err(Error::invalid(
+    listen_at(&ips, port, launch.bind.is_none()).map_err(|e| {
+        Error::invalid(
             "mpi",
             "rank 0 cannot listen",
-            format!("port {port}: {last}"),
+            format!("port {port}: {e}"),
             "set ISOSHARD_PORT to a free port on all ranks, or to none",
-        ));
+        )
+    })
+}
+
+/// Listeners at one port, any if it is 0, on those of `ips` that can be had, and on 127.0.0.1 if `local`.
+///
+/// # Errors
+/// Why none of `ips` could be had, where there are any, or 127.0.0.1 where there are none.
+fn listen_at(ips: &[IpAddr], port: u16, local: bool) -> io::Result<(u16, Vec<TcpListener>)> {
+    /// A port that is free on one address may be in use on another.
+    const TRIES: usize = 16;
+    let mut wanted: Vec<IpAddr> = Vec::new();
+    for &ip in ips.iter().chain(local.then_some(&LOCAL)) {
+        if !wanted.contains(&ip) {
+            wanted.push(ip);
+        }
     }
-    Ok(listeners)
+    wanted.sort_by_key(|&ip| ip == LOCAL);
+    let mut tries = 1;
+    loop {
+        let (mut at, mut listeners, mut last, mut crowded) = (port, Vec::new(), None, false);
+        for &ip in &wanted {
+            // One that only this machine's ranks reach does not stand in for the others.
+            if ip == LOCAL && listeners.is_empty() && wanted.len() > 1 && last.is_some() {
+                break;
+            }
+            match TcpListener::bind((ip, at)).and_then(|listener| Ok((listener.local_addr()?, listener))) {
+                Ok((address, listener)) => {
+                    at = address.port();
+                    listeners.push(listener);
+                }
+                Err(e) => {
+                    crowded |= e.kind() == io::ErrorKind::AddrInUse;
+                    last = Some(e);
+                }
+            }
+        }
+        if crowded && port == 0 && tries < TRIES {
+            tries += 1;
+        } else if listeners.is_empty() {
+            return Err(last.unwrap_or_else(|| io::Error::other("this machine has no address")));
+        } else {
+            return Ok((at, listeners));
+        }
+    }
 }
 
 /// The host that `MASTER_ADDR` names.
@@ -89,16 +146,33 @@ fn addresses_of(host: &str) -> Vec<IpAddr> {
     found.unwrap_or_default()
 }
 
-/// `port;machine;secret;address/bits,address/bits`, with the host that `MASTER_ADDR` names before the addresses.
-fn words(mpi: &Mpi, launch: &Launch, listeners: &[TcpListener], secret: &Secret) -> String {
-    let port = listeners.iter().find_map(|listener| Some(listener.local_addr().ok()?.port())).unwrap_or(0);
-    let own = addresses().into_iter().map(|(ip, bits)| format!("{ip}/{bits}"));
-    let hosts: Vec<String> = if on_one_machine(launch) {
-        vec![LOCAL.to_string()]
-    } else {
-        named().into_iter().chain(own).collect()
-    };
-    let mut text = format!("{port};{};{};{}", mpi.host, secret.text(), hosts.join(","));
+/// The hosts that rank 0 names: the one that `MASTER_ADDR` does, unless all ranks are on this machine, and where it listens.
+fn hosts_of(launch: &Launch, listeners: &[TcpListener], own: &[(IpAddr, u32)]) -> Vec<String> {
+    let ips = listeners.iter().filter_map(|listener| Some(listener.local_addr().ok()?.ip()));
+    let named = named().filter(|_| !on_one_machine(launch));
+    named.into_iter().chain(reached(ips, own)).collect()
+}
+
+/// `address/bits` of each address that listeners at `ips` are reached at; `own` are this machine's.
+fn reached(ips: impl Iterator<Item = IpAddr>, own: &[(IpAddr, u32)]) -> Vec<String> {
+    // Near to nobody but itself.
+    const ALL_BITS: u32 = 128;
+    let mut found: Vec<(IpAddr, u32)> = Vec::new();
+    for ip in ips {
+        if ip.is_unspecified() {
+            found.extend(own.iter().filter(|(mine, _)| ip.is_ipv6() || mine.is_ipv4()));
+            found.push((LOCAL, ALL_BITS));
+        } else {
+            let bits = own.iter().find(|(mine, _)| *mine == ip).map_or(ALL_BITS, |&(_, bits)| bits);
+            found.push((ip, bits));
+        }
+    }
+    found.into_iter().map(|(ip, bits)| format!("{ip}/{bits}")).collect()
+}
+
+/// `port;machine;secret;host,address/bits,address/bits`, without a secret where all were given one.
+fn words(port: u16, machine: &str, drawn: Option<&Secret>, hosts: &[String]) -> String {
+    let mut text = format!("{port};{machine};{};{}", drawn.map_or("", Secret::text), hosts.join(","));
     // A machine with so many addresses is reached by its first ones.
     while text.len() > ROOM {
         text.truncate(text.rfind(',').unwrap_or(0));
@@ -106,24 +180,47 @@ fn words(mpi: &Mpi, launch: &Launch, listeners: &[TcpListener], secret: &Secret)
     text
 }
 
-/// The hosts to try, the likeliest first, the port, and the secret.
-fn understand(mpi: &Mpi, said: &[u8]) -> Option<(Vec<String>, u16, Secret)> {
+/// What a rank makes of rank 0's words.
+struct Directions {
+    /// The hosts to try, the likeliest first.
+    hosts: Vec<String>,
+    port: u16,
+    drawn: Option<Secret>,
+}
+
+/// What rank 0 says to a rank on the machine of that name with those addresses.
+fn understand(said: &[u8], here: &str, own: &[(IpAddr, u32)]) -> Option<Directions> {
     let text = std::str::from_utf8(said).ok()?.trim_end_matches('\0');
     let [port, machine, secret, hosts] = text.split(';').collect::<Vec<_>>().try_into().ok()?;
-    let own = addresses();
-    let distance = |host: &&str| match host.split_once('/').map(|(ip, bits)| (ip.parse(), bits.parse())) {
-        Some((Ok(ip), Ok(bits))) if own.iter().any(|&(mine, _)| are_near(mine, ip, bits)) => 0,
-        _ => 1,
-    };
-    let mut hosts: Vec<&str> = hosts.split(',').filter(|host| !host.is_empty()).collect();
-    hosts.sort_by_key(distance);
-    let bare = |host: &str| host.split('/').next().unwrap_or(host).to_string();
-    let mut hosts: Vec<String> = hosts.into_iter().map(bare).collect();
-    if machine == mpi.host {
-        // What needs no network; after the others, since machines may share a name.
-        hosts.push(LOCAL.to_string());
+    let mut found: Vec<(u32, String)> = Vec::new();
+    for host in hosts.split(',').filter(|host| !host.is_empty()) {
+        let (name, bits) = host.split_once('/').map_or((host, None), |(ip, bits)| (ip, bits.parse().ok()));
+        found.push((distance(name, bits, own), name.to_string()));
     }
-    Some((hosts, port.parse().ok()?, Secret::from_text(secret, "mpi").ok()?))
+    found.sort_by_key(|&(distance, _)| distance);
+    // Addresses that every machine has, as 127.0.0.1 and those of bridges between containers, are this one's own on another
+    // machine. Those of one machine need not share a name, if there is nothing else to try.
+    if machine != here && found.iter().any(|&(distance, _)| distance < OWN) {
+        found.retain(|&(distance, _)| distance < OWN);
+    }
+    let hosts = found.into_iter().map(|(_, host)| host).collect();
+    let drawn = if secret.is_empty() { None } else { Some(Secret::from_text(secret, "mpi").ok()?) };
+    Some(Directions { hosts, port: port.parse().ok()?, drawn })
+}
+
+/// From here on an address is this machine's own.
+const OWN: u32 = 3;
+
+/// The place of a host among those to try: what `MASTER_ADDR` names, then an address on a network of this machine's, another one,
+/// one of this machine's own, one that never leaves it.
+fn distance(host: &str, bits: Option<u32>, own: &[(IpAddr, u32)]) -> u32 {
+    match (host.parse::<IpAddr>(), bits) {
+        (Ok(ip), _) if ip.is_loopback() => OWN + 1,
+        (Ok(ip), _) if own.iter().any(|&(mine, _)| mine == ip) => OWN,
+        (_, None) => 0,
+        (Ok(ip), Some(bits)) if own.iter().any(|&(mine, _)| are_near(mine, ip, bits)) => 1,
+        _ => 2,
+    }
 }
 
 fn broadcast(mpi: &Mpi, mut said: [u8; ROOM], deadline: Duration) -> Result<Vec<u8>> {
@@ -147,6 +244,107 @@ fn broadcast(mpi: &Mpi, mut said: [u8; ROOM], deadline: Duration) -> Result<Vec<
                 std::mem::forget(bytes);
                 return Err(broken(e.to_string()));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::launch::SecretSource;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn own(all: &[(&str, u32)]) -> Vec<(IpAddr, u32)> {
+        all.iter().map(|&(text, bits)| (ip(text), bits)).collect()
+    }
+
+    fn heard(hosts: &[&str], here: &str, addresses: &[(&str, u32)]) -> Vec<String> {
+        let hosts: Vec<String> = hosts.iter().map(|host| host.to_string()).collect();
+        let mut said = words(7, "node0", None, &hosts).into_bytes();
+        said.resize(ROOM, 0);
+        let heard = understand(&said, here, &own(addresses)).unwrap();
+        assert!(heard.port == 7 && heard.drawn.is_none());
+        heard.hosts
+    }
+
+    #[test]
+    fn the_words_name_only_where_somebody_listens() {
+        let at = |ips: &[&str], own: &[(IpAddr, u32)]| reached(ips.iter().map(|text| ip(text)), own);
+        let mine = own(&[("10.0.0.1", 24), ("172.17.0.1", 16), ("fd00::1", 64)]);
+        assert_eq!(at(&["10.0.0.1", "127.0.0.1"], &mine), ["10.0.0.1/24", "127.0.0.1/128"]);
+        assert_eq!(at(&["10.9.9.9"], &mine), ["10.9.9.9/128"], "ISOSHARD_BIND's alone");
+        assert_eq!(at(&["0.0.0.0"], &mine), ["10.0.0.1/24", "172.17.0.1/16", "127.0.0.1/128"]);
+        assert_eq!(at(&["::"], &mine).len(), 4);
+        // An address that is another machine's, and one that is in use.
+        let taken = TcpListener::bind("127.0.0.2:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let (at_port, listeners) =
+            listen_at(&[ip("192.0.2.77"), ip("127.0.0.2"), ip("127.0.0.3")], port, true).unwrap();
+        let ips: Vec<IpAddr> = listeners.iter().map(|l| l.local_addr().unwrap().ip()).collect();
+        assert_eq!((at_port, ips), (port, vec![ip("127.0.0.3"), LOCAL]));
+    }
+
+    #[test]
+    fn this_machine_s_ranks_find_rank_0_at_127_0_0_1() {
+        // With `lo` alone, and no word of how many ranks are here.
+        let (port, listeners) = listen_at(&[], 0, true).unwrap();
+        let ips = listeners.iter().map(|l| l.local_addr().unwrap().ip());
+        assert_eq!(reached(ips, &[]), ["127.0.0.1/128"]);
+        assert_ne!(port, 0);
+        // Beside other addresses, at their port; each once.
+        let (port, listeners) = listen_at(&[ip("127.0.0.5"), ip("127.0.0.5")], 0, true).unwrap();
+        let at: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
+        assert_eq!(at, [(ip("127.0.0.5"), port).into(), (LOCAL, port).into()]);
+        // Not if it is said where to listen, nor in place of what others reach.
+        assert_eq!(listen_at(&[ip("127.0.0.5")], 0, false).unwrap().1.len(), 1);
+        assert!(listen_at(&[ip("192.0.2.77")], 0, true).is_err());
+        assert!(listen_at(&[], 0, false).unwrap_err().to_string().contains("no address"));
+    }
+
+    #[test]
+    fn nobody_takes_its_own_addresses_for_rank_0_s() {
+        let said = ["172.17.0.1/16", "10.1.0.1/24", "10.0.0.1/24", "127.0.0.1/128"];
+        let other = [("10.0.0.2", 24), ("172.17.0.1", 16)];
+        assert_eq!(heard(&said, "node1", &other), ["10.0.0.1", "10.1.0.1"]);
+        // Machines may share a name: what is certain to be another's goes first.
+        assert_eq!(heard(&said, "node0", &other), ["10.0.0.1", "10.1.0.1", "172.17.0.1", "127.0.0.1"]);
+        // What `MASTER_ADDR` names goes before all, unless it is this machine.
+        assert_eq!(heard(&["gate", "10.0.0.1/24"], "node1", &other), ["gate", "10.0.0.1"]);
+        assert_eq!(heard(&["127.0.0.1", "10.0.0.1/24"], "node1", &other), ["10.0.0.1"]);
+        // Containers on one machine with names of their own.
+        let same = [("10.0.0.1", 24)];
+        assert_eq!(heard(&["10.0.0.1/24", "127.0.0.1/128"], "other", &same), ["10.0.0.1", "127.0.0.1"]);
+        assert_eq!(heard(&["127.0.0.1/128"], "node0", &same), ["127.0.0.1"]);
+        assert!(understand(b"7;node0;short;10.0.0.1", "node1", &[]).is_none());
+    }
+
+    #[test]
+    fn a_secret_that_is_given_is_used_and_not_sent() {
+        let launch = Launch {
+            by: "a test",
+            rank: 1,
+            world_len: 2,
+            local_rank: 1,
+            local_len: None,
+            host: None,
+            port: 1,
+            bind: None,
+            secret: SecretSource::None,
+        };
+        let [drawn, given] = [(); 2].map(|()| Secret::draw().unwrap());
+        let text = words(7, "node0", Some(&drawn), &["10.0.0.1/24".into()]);
+        let heard = understand(text.as_bytes(), "node1", &[]).unwrap().drawn;
+        assert_eq!(agreed(&launch, heard, None).unwrap(), drawn);
+        assert_eq!(agreed(&launch, None, Some(given.clone())).unwrap(), given);
+        for (drawn, given, want) in [
+            (None, None, "got rank 1 of 2: only rank 0 was given one; set"),
+            (Some(drawn), Some(given), "got rank 1 of 2: only rank 1 was given one; set"),
+        ] {
+            let text = agreed(&launch, drawn, given).unwrap_err().to_string();
+            assert!(text.contains(want), "{text}");
         }
     }
 }
