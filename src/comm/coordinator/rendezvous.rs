@@ -293,7 +293,7 @@ impl Meeting<'_> {
                 let Some(stream) = self.connect(address) else { continue };
                 match self.introduce(&stream, process) {
                     Introduced::Admitted(keys) => {
-                        return self.await_the_others(Connection { stream: stream.into(), keys });
+                        return self.await_the_others(Connection { stream: stream.into(), keys: *keys });
                     }
                     Introduced::Refused(error) => return Err(error),
                     Introduced::Doubted(error) => {
@@ -358,7 +358,7 @@ impl Meeting<'_> {
         }
         let limit = frame::notice_limit(world_len);
         match frame::receive(&mut until, &mut keys.from_coordinator, limit, &mut vec![]) {
-            Ok(Answer::Admitted) => Introduced::Admitted(keys),
+            Ok(Answer::Admitted) => Introduced::Admitted(keys.into()),
             Ok(answer) => Introduced::Refused(self.refusal(answer)),
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Introduced::Doubted(Error::invalid(
                 VERB,
@@ -449,7 +449,7 @@ impl Meeting<'_> {
 
 /// What came of saying who this is.
 enum Introduced {
-    Admitted(Keys),
+    Admitted(Box<Keys>),
     /// By rank 0, which has shown that it knows the secret.
     Refused(Error),
     /// By somebody who has not.

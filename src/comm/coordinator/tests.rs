@@ -257,7 +257,7 @@ fn addresses_that_others_reach_want_a_secret() {
 
 #[test]
 fn a_name_that_means_this_machine_alone_does_not_serve_several() {
-    let several = Launch { local_len: Some(1), ..launch(0, 2, port()) };
+    let several = Launch { host: Some("127.1".into()), local_len: Some(1), ..launch(0, 2, port()) };
     let text = meet(&several, SHORT).unwrap_err().to_string();
     assert!(
         text.contains("here this is 127.0.0.1, which other machines cannot reach; set ISOSHARD_BIND"),
