@@ -1,5 +1,7 @@
 //! Ranks that meet, and everybody else who comes to the door.
 
+mod admitted;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
@@ -11,7 +13,7 @@ use super::frame;
 use super::message::{Answer, FirstFault, JoinRequest, Message};
 use super::{Client, Rendezvous};
 use crate::comm::launch::{Launch, Secret, SecretSource};
-use crate::error::{CallId, Result};
+use crate::error::Result;
 
 const SHORT: Duration = Duration::from_millis(400);
 const LONG: Duration = Duration::from_secs(20);
@@ -263,138 +265,6 @@ fn a_name_that_means_this_machine_alone_does_not_serve_several() {
         text.contains("here this is 127.0.0.1, which other machines cannot reach; set ISOSHARD_BIND"),
         "{text}"
     );
-}
-
-#[test]
-fn a_frame_that_a_rank_did_not_send_ends_its_connection_and_is_named() {
-    for (what, bytes) in [("another tag", vec![0; 64]), ("a length beyond bounds", vec![200; 64])] {
-        let port = port();
-        let host = thread::spawn(move || meet(&launch(0, 2, port), LONG));
-        let (mut stream, mut keys, answer) = claim(port, Some(&secret()), &join(1, 2));
-        assert_eq!(answer, Some(Answer::Admitted));
-        let complete =
-            frame::receive::<Answer>(&mut stream, &mut keys.from_coordinator, 1 << 20, &mut vec![]);
-        assert_eq!(complete.unwrap(), Answer::Complete);
-        let host = host.join().unwrap().unwrap();
-        stream.write_all(&bytes).unwrap();
-        let Some(FirstFault::Failed { rank, cause }) = host.wait_for_fault(LONG) else {
-            panic!("{what}: no fault")
-        };
-        assert!(rank == 1 && cause.contains("somebody else may have written there"), "{what}: {cause}");
-    }
-}
-
-/// An admitted rank that says what no rank may say is named, and rank 0 lives.
-#[test]
-fn an_admitted_rank_that_breaks_the_protocol_is_named() {
-    let fills = |client: &Client| {
-        (0..1 << 12).for_each(|i| client.put(format!("{i}"), vec![0; 4000]));
-    };
-    let opens = |ranks: Vec<usize>| {
-        move |client: &Client| client.tell(Message::Open { name: "g".into(), ranks: ranks.clone() })
-    };
-    let late = |client: &Client| {
-        let sequence = crate::comm::calls::Sequence::Collective;
-        client.tell(Message::Late { group: 5, sequence, seq: 0, call: "x".into(), compared: true });
-    };
-    type Wrong<'a> = (&'a dyn Fn(&Client), &'a str);
-    let wrong: [Wrong<'_>; 4] = [
-        (&opens(vec![1, 999]), "group g{1, 999} names rank 999 in a world of 2"),
-        (&opens(vec![0]), "it opens g{0}, which it is not in"),
-        (&fills, "it leaves more than 8388608 bytes under keys"),
-        (&late, "it tells of a call on group 0x5, which it has not opened"),
-    ];
-    for (says, want) in wrong {
-        let met = all_of(2);
-        says(&met[1]);
-        for client in &met {
-            let fault = client.wait_for_fault(LONG).expect("the rank is named");
-            let text = fault.at(CallId::new("barrier", 0, "world{0, 1}")).to_string();
-            assert!(text.contains("because rank 1 failed: it broke the protocol between ranks: "), "{text}");
-            assert!(text.contains(want), "{text}");
-        }
-    }
-}
-
-/// A fault that fills a frame is told to all, and none of them is taken for another's.
-#[test]
-fn a_fault_that_fills_a_frame_names_the_rank_that_caused_it() {
-    let port = port();
-    let host = thread::spawn(move || meet(&launch(0, 3, port), LONG));
-    let (mut wicked, mut keys, _) = claim(port, Some(&secret()), &join(1, 3));
-    let reads = thread::spawn(move || meet(&launch(2, 3, port), LONG).unwrap());
-    let (reads, host) = (reads.join().unwrap(), host.join().unwrap().unwrap());
-    let limit = frame::message_limit(3);
-    let mut frame = Vec::new();
-    let fills = Message::Failed { cause: "x".repeat(limit - 4) };
-    frame::seal(&fills, &mut keys.to_coordinator, limit, &mut frame).unwrap();
-    wicked.write_all(&frame).unwrap();
-    for client in [&host, &reads] {
-        let Some(FirstFault::Failed { rank: 1, cause }) = client.wait_for_fault(LONG) else {
-            panic!("no fault")
-        };
-        assert!(cause.ends_with("x ..."));
-    }
-}
-
-/// The first fault reaches who reads, whoever does not: within the two seconds for which ranks ask.
-#[test]
-fn a_deaf_rank_delays_no_fault() {
-    let port = port();
-    let host = thread::spawn(move || meet(&launch(0, 4, port), LONG));
-    let mut deaf: Vec<_> = [1, 2].map(|rank| claim(port, Some(&secret()), &join(rank, 4))).into();
-    let reads = thread::spawn(move || meet(&launch(3, 4, port), LONG).unwrap());
-    let (reads, host) = (reads.join().unwrap(), host.join().unwrap().unwrap());
-    host.put("k".into(), vec![0; 4000]);
-    for (stream, keys, _) in &mut deaf {
-        stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-        for _ in 0..20_000 {
-            let mut frame = Vec::new();
-            let get = Message::Get { key: "k".into() };
-            frame::seal(&get, &mut keys.to_coordinator, 1 << 20, &mut frame).unwrap();
-            if stream.write_all(&frame).is_err() {
-                break;
-            }
-        }
-    }
-    let began = Instant::now();
-    reads.tell(Message::Failed { cause: "boom".into() });
-    let fault = host.wait_for_fault(LONG).unwrap();
-    assert_eq!(reads.wait_for_fault(LONG), Some(fault));
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-}
-
-/// A rank that says twice that it is over is over, and one that speaks afterwards is named.
-#[test]
-fn who_speaks_after_its_end_is_named() {
-    let met = all_of(2);
-    (0..3).for_each(|_| met[1].tell(Message::Ended));
-    assert_eq!(met[0].wait_for_fault(Duration::from_millis(100)), None);
-    met[1].put("k".into(), vec![]);
-    met[1].tell(Message::Open { name: "g".into(), ranks: vec![1] });
-    let Some(FirstFault::Failed { rank: 1, cause }) = met[0].wait_for_fault(LONG) else { panic!("no fault") };
-    assert!(cause.contains("it speaks after its end"), "{cause}");
-}
-
-#[test]
-fn a_deadline_may_be_of_any_length() {
-    let port = port();
-    let host = thread::spawn(move || meet(&launch(0, 2, port), Duration::MAX).map(drop));
-    meet(&launch(1, 2, port), Duration::MAX).unwrap();
-    host.join().unwrap().unwrap();
-}
-
-/// Texts of any length are cut to what travels.
-#[test]
-fn a_long_cause_reaches_everybody() {
-    let met = all_of(3);
-    met[2].tell(Message::Failed { cause: "ü".repeat(1 << 20) });
-    for client in &met {
-        let Some(FirstFault::Failed { rank: 2, cause }) = client.wait_for_fault(LONG) else {
-            panic!("no fault")
-        };
-        assert!(cause.ends_with("ü ...") && cause.len() < 20_000);
-    }
 }
 
 #[test]
