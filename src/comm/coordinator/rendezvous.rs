@@ -138,10 +138,15 @@ impl Meeting<'_> {
         let connections = admitted.into_values().map(|arrival| arrival.connection).collect();
         let serving =
             Serving::new(connections, self.what.deadline).map_err(|e| self.broken(e.to_string()))?;
-        for rank in 1..self.what.launch.world_len {
-            let sent = serving.coordinator.send(rank, &Answer::Complete, Instant::now() + ANSWER_DEADLINE);
+        let n = self.what.launch.world_len;
+        for rank in 1..n {
+            let sent = serving.coordinator.send(rank, &Answer::Complete, self.answer_end());
             if let Err(e) = sent {
                 let error = self.broken(format!("rank {rank} does not hear that all have come: {e}"));
+                let (answer, end) = (Answer::of(&error), self.answer_end());
+                for later in rank + 1..n {
+                    let _ = serving.coordinator.send(later, &answer, end);
+                }
                 serving.coordinator.take(0, Message::Failed { cause: error.to_string() });
                 serving.coordinator.hang_up();
                 serving.go(false);

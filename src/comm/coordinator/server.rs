@@ -104,10 +104,7 @@ impl CoordinatorState {
             Message::Ended => {}
             _ if self.calls.has_ended(from) => return Err("it speaks after its end".into()),
             // After the first fault nothing counts but who is over.
-            message if self.first_fault.is_some() => {
-                drop(message);
-                return Ok(vec![]);
-            }
+            _ if self.first_fault.is_some() => return Ok(vec![]),
             _ => {}
         }
         let fault = match message {
@@ -165,9 +162,10 @@ impl Coordinator {
                     self.peers[rank].put(notice);
                 }
             });
-            return if ends {
-                self.over.notify_all()
-            };
+            if ends {
+                self.over.notify_all();
+            }
+            return;
         };
         // A first fault goes out before anybody else's message is taken: who then finds it decided may hang up at once. Whoever
         // does not read it at once has a moment more, in which the others may speak.
