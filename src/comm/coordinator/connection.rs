@@ -19,7 +19,7 @@ use super::server::{Coordinator, Peer, Sender};
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a rank may take to read an answer to its coming.
 pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
-/// So much is sent in one go.
+/// About so much is sent in one frame.
 const BATCH_BYTES: usize = 64 << 10;
 
 /// A connection whose other end has shown that it knows the secret.
@@ -114,9 +114,11 @@ fn read_messages(
     let (mut stream, mut room) = (BufReader::new(stream), Vec::new());
     let read = AssertUnwindSafe(|| {
         loop {
-            match frame::receive(&mut stream, &mut key, limit, &mut room) {
-                Ok(message) => coordinator.take(rank, message),
-                Err(e) => break e,
+            let read = frame::receive_body(&mut stream, &mut key, limit, &mut room);
+            let taken = read
+                .and_then(|()| frame::decode_each(&room, |message: Message| coordinator.take(rank, message)));
+            if let Err(e) = taken {
+                break e;
             }
         }
     });
@@ -167,25 +169,36 @@ pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> i
     Ok(Client::there(rank, inbox, messages, sender))
 }
 
-/// Sends what is waiting, many messages in one go where there are many, until the client is gone.
+/// Sends what is waiting, many messages in one frame where there are many, until the client is gone.
 fn send_all(stream: &TcpStream, mut key: FrameKey, limit: usize, waiting: &Receiver<Message>) {
-    let mut batch = Vec::new();
-    while let Ok(first) = waiting.recv() {
-        let mut next = Some(first);
-        while let Some(message) = next {
-            if let Err(e) = frame::seal(&message, &mut key, limit, &mut batch) {
-                // The others hear of it in its place.
-                let failed = Message::Failed { cause: e.to_string() };
-                let _ = frame::seal(&failed, &mut key, limit, &mut batch);
+    let mut frame = Vec::new();
+    let mut held = None;
+    while let Some(first) = held.take().or_else(|| waiting.recv().ok()) {
+        let mut body = encoded(&first, limit);
+        while body.len() < BATCH_BYTES
+            && let Ok(next) = waiting.try_recv()
+        {
+            let more = encoded(&next, limit);
+            if body.len() + more.len() > limit {
+                held = Some(next);
+                break;
             }
-            next = if batch.len() < BATCH_BYTES { waiting.try_recv().ok() } else { None };
+            body.extend_from_slice(&more);
         }
-        let end = Instant::now() + WRITE_DEADLINE;
-        if (Until { stream, end }).write_all(&batch).is_err() {
+        frame.clear();
+        frame::seal_body(&body, &mut key, &mut frame);
+        if (Until { stream, end: Instant::now() + WRITE_DEADLINE }).write_all(&frame).is_err() {
             break;
         }
-        batch.clear();
     }
     // The coordinator reads the end; if it is gone, so much the better.
     let _ = stream.shutdown(Shutdown::Write);
+}
+
+/// A message; where it is too long, the word of that, which the others hear in its place.
+fn encoded(message: &Message, limit: usize) -> Vec<u8> {
+    frame::encode(message, limit).unwrap_or_else(|e| {
+        let failed = Message::Failed { cause: e.to_string() };
+        frame::encode(&failed, limit).expect("a short message is short")
+    })
 }

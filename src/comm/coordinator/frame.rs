@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 4 | the body's length, at most the reader's limit; [`REJECTED`] where the connection is turned away |
 //! | 32 | the tag ([`super::auth`]) |
-//! | length | the body: one value of [`super::message`], by postcard |
+//! | length | the body: one value of [`super::message`], by postcard; many messages in one where a rank has many to send |
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -92,10 +92,15 @@ impl Head {
     /// # Errors
     /// A wrong tag; a body that is no such value, or more.
     pub fn open<T: DeserializeOwned>(&self, body: &[u8], key: &mut FrameKey) -> io::Result<T> {
-        if !key.is_tag(body, &self.tag) {
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "a frame that it did not send"));
-        }
+        self.check(body, key)?;
         decode(body)
+    }
+
+    fn check(&self, body: &[u8], key: &mut FrameKey) -> io::Result<()> {
+        match key.is_tag(body, &self.tag) {
+            true => Ok(()),
+            false => Err(io::Error::new(io::ErrorKind::PermissionDenied, "a frame that it did not send")),
+        }
     }
 }
 
@@ -111,6 +116,20 @@ pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
     }
 }
 
+/// Gives `take` the values that a body is, one after the other.
+///
+/// # Errors
+/// As [`decode`]; what stands before has been taken.
+pub(super) fn decode_each<T: DeserializeOwned>(mut body: &[u8], mut take: impl FnMut(T)) -> io::Result<()> {
+    while !body.is_empty() {
+        let (value, rest) = postcard::take_from_bytes(body)
+            .map_err(|e| invalid(format!("no message of this version ({e})")))?;
+        take(value);
+        body = rest;
+    }
+    Ok(())
+}
+
 fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
@@ -120,11 +139,25 @@ fn invalid(what: String) -> io::Error {
 /// # Errors
 /// Those of the connection and of [`Head`].
 pub(super) fn receive<T: DeserializeOwned>(
-    mut from: impl Read,
+    from: impl Read,
     key: &mut FrameKey,
     limit: usize,
     body: &mut Vec<u8>,
 ) -> io::Result<T> {
+    receive_body(from, key, limit, body)?;
+    decode(body)
+}
+
+/// Reads the next frame's body.
+///
+/// # Errors
+/// As [`receive`].
+pub(super) fn receive_body(
+    mut from: impl Read,
+    key: &mut FrameKey,
+    limit: usize,
+    body: &mut Vec<u8>,
+) -> io::Result<()> {
     let mut head = [0; HEAD_BYTES];
     from.read_exact(&mut head)?;
     let head = Head::decode(&head, limit)?;
@@ -134,7 +167,7 @@ pub(super) fn receive<T: DeserializeOwned>(
     if from.take(head.len as u64).read_to_end(body)? < head.len {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    head.open(body, key)
+    head.check(body, key)
 }
 
 /// A connection on which an exchange has until `end`, however its bytes are cut up: every read and write may only take what

@@ -252,12 +252,14 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
         let mut body = postcard::to_stdvec(&r.message()).expect("messages are written");
         r.mutate(&mut body);
         said += body.len();
-        let Ok(message) = frame::decode::<Message>(&body) else { continue };
-        for (to, notice) in state.take(from, message) {
-            assert!(to == To::All || matches!(to, To::Rank(rank) if rank < WORLD));
-            let told = postcard::to_stdvec(&notice).expect("notices are written");
-            assert!(frame::decode::<Notice>(&told).expect("a notice is read") == notice);
-        }
+        // As far as it can be read; several messages where bytes were doubled.
+        let _ = frame::decode_each(&body, |message: Message| {
+            for (to, notice) in state.take(from, message) {
+                assert!(to == To::All || matches!(to, To::Rank(rank) if rank < WORLD));
+                let told = postcard::to_stdvec(&notice).expect("notices are written");
+                assert!(frame::decode::<Notice>(&told).expect("a notice is read") == notice);
+            }
+        });
     }
     said
 }
