@@ -12,15 +12,15 @@ use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 pub struct Call<'a> {
     /// The collective's name, e.g. `all_reduce`.
     pub name: &'static str,
-    /// Who sends to whom.
+    /// The way that its tensors take.
     pub route: Route,
     /// The reduction that follows the exchange.
     pub op: Option<ReduceOp>,
     /// The type of all elements sent and received.
     pub dtype: DType,
-    /// What this member sends: one tensor, or one for each member under [`Route::AllToAll`], or none. All on one device.
+    /// The tensors that this member sends: one tensor, or one for each member under [`Route::AllToAll`], or none. All on one device.
     pub outgoing: &'a [Tensor],
-    /// What this member expects: the shapes of [`Request::wait`](crate::comm::Request::wait)'s result, also with [`Route::Send`].
+    /// The shapes that this member expects: those of [`Request::wait`](crate::comm::Request::wait)'s result, also with [`Route::Send`].
     pub incoming: &'a [Shape],
 }
 
@@ -37,7 +37,7 @@ impl<'a> Call<'a> {
         self.outgoing.first().map(Tensor::device)
     }
 
-    /// What is compared of this call with those of other members, and shown in errors.
+    /// The facts of this call that are compared with those of other members, and shown in errors.
     pub(in crate::comm) fn signature(&self) -> SignatureView<'a> {
         let Call { name, route, op, dtype, outgoing, incoming } = *self;
         let (sent, expected) = (ShapesView::Tensors(outgoing), ShapesView::Shapes(incoming));

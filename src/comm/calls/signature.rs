@@ -1,4 +1,4 @@
-//! What is compared of calls, and which calls belong together.
+//! The facts that are compared of calls, and the rule by which calls belong together.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,7 +31,7 @@ impl CallSignature {
     }
 }
 
-/// What is compared of a call, and shown in errors; borrowed from a call in flight, a [`CallSignature`] or a record.
+/// The facts that are compared of a call, and shown in errors; borrowed from a call in flight, a [`CallSignature`] or a record.
 #[derive(Clone, Copy)]
 pub(in crate::comm) struct SignatureView<'a> {
     pub name: &'a str,

@@ -58,7 +58,7 @@ impl Greeting {
         bytes
     }
 
-    /// None where the bytes are no greeting of any version.
+    /// The greeting, unless the bytes are none of any version.
     pub fn decode(bytes: &[u8; Greeting::BYTES]) -> Option<Greeting> {
         let (magic, rest) = bytes.split_first_chunk()?;
         let (version, rest) = rest.split_first_chunk()?;

@@ -64,7 +64,7 @@ impl Client {
         }
     }
 
-    /// Why the world is given up, if it is.
+    /// The fault for which the world is given up, if it is.
     pub fn first_fault(&self) -> Option<FirstFault> {
         self.inbox.first_fault()
     }

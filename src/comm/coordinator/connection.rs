@@ -15,9 +15,9 @@ use super::message::{Answer, FirstFault, Message, Notice};
 use super::notices::Notices;
 use super::server::{Coordinator, Peer, Sender};
 
-/// How long the coordinator's process may take to read what a rank has told it in one go.
+/// The time that the coordinator's process may take to read what a rank has told it in one go.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a rank may take to read an answer to its coming.
+/// The time that a rank may take to read an answer to its coming.
 pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
 /// About so much is sent in one frame.
 const BATCH_BYTES: usize = 64 << 10;
@@ -129,7 +129,7 @@ fn read_messages(
     }
 }
 
-/// Why a connection that is over counts as its process's failure.
+/// The reason for which a connection that is over counts as its process's failure.
 fn loss(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData => {

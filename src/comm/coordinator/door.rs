@@ -19,7 +19,7 @@ use super::message::JoinRequest;
 use crate::comm::launch::Secret;
 use crate::error::Result;
 
-/// How long somebody who connects has to say who it is.
+/// The time that somebody who connects has to say who it is.
 pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 /// So many strangers are heard at a time, of about a kilobyte each.
 const STRANGERS: usize = 256;
@@ -207,13 +207,13 @@ impl TurnedAway {
     }
 }
 
-/// What a stranger has said so far: a greeting, then a [`JoinRequest`] under the keys that follow from it.
+/// The words of a stranger so far: a greeting, then a [`JoinRequest`] under the keys that follow from it.
 pub(super) struct Hello {
     pub greeting: Greeting,
     said: Vec<u8>,
 }
 
-/// What is known of a stranger by what it has said.
+/// The knowledge of a stranger by its words.
 pub(super) enum Heard {
     /// Nothing wrong yet.
     Part,

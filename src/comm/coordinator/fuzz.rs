@@ -22,7 +22,7 @@ use crate::tensor::{DType, ReduceOp, Shape};
 const FEW: u64 = 100_000;
 /// More than errors list.
 const WORLD: usize = 20;
-/// What a conversation may take at one time, beside [`PER_BYTE`] for every byte that was said.
+/// The bytes that a conversation may take at one time, beside [`PER_BYTE`] for every byte that was said.
 const BYTES: usize = 256 << 10;
 /// A shape without dims is a byte on the wire and a `Shape` in memory, and lists grow by doubling.
 const PER_BYTE: usize = 4 * size_of::<Shape>();
@@ -78,7 +78,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// What `f` took at one time beyond what was there.
+/// The bytes that `f` took at one time beyond what was there.
 fn peak_of(f: impl FnOnce()) -> usize {
     LIVE.set(0);
     PEAK.set(0);

@@ -10,14 +10,14 @@ use crate::error::{CallId, CommFault, Error, Refusal};
 /// The longest text of an error that travels; what is beyond is cut off.
 const TEXT_BYTES: usize = 16 << 10;
 
-/// What a rank says first, once it has shown that it knows the secret.
+/// The first message of a rank, once it has shown that it knows the secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JoinRequest {
     pub rank: usize,
     pub world_len: usize,
     /// The process, by a random number: a rank that comes again is told from two that claim one place.
     pub process: u64,
-    /// What carries its tensors, e.g. `NCCL 2.21.5`: the same on all ranks.
+    /// The library that carries its tensors, e.g. `NCCL 2.21.5`: the same on all ranks.
     pub library: String,
 }
 
@@ -26,7 +26,7 @@ impl JoinRequest {
     pub const BYTES: usize = 1024;
 }
 
-/// What the coordinator answers to a [`JoinRequest`], twice: that it has heard, and what came of it.
+/// The coordinator's answer to a [`JoinRequest`], twice: that it has heard, and what came of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// The rank is in; the others are waited for.
@@ -68,7 +68,7 @@ impl Answer {
 pub(in crate::comm) enum Message {
     /// A group, before its first call.
     Open { name: String, ranks: Vec<usize> },
-    /// What this rank brings to its next call of a sequence; `group` is its [number](crate::comm::calls::group_number).
+    /// A call that this rank brings to its next call of a sequence; `group` is its [number](crate::comm::calls::group_number).
     Came { group: u64, sequence: Sequence, seq: u64, brief: CallSignature },
     /// A call has not finished within the deadline; `compared` where calls are told of at all.
     Late { group: u64, sequence: Sequence, seq: u64, call: Cow<'static, str>, compared: bool },
@@ -103,7 +103,7 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// What the coordinator tells.
+/// A word of the coordinator to ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) enum Notice {
     /// The world's first fault.
@@ -114,7 +114,7 @@ pub(in crate::comm) enum Notice {
     Closing,
 }
 
-/// Why the world is given up.
+/// The fault for which the world is given up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) enum FirstFault {
     Fault(CommFault),

@@ -1,4 +1,4 @@
-//! What ranks tell each other beside their data: where they meet, what they brought to a call, and who failed.
+//! Everything that ranks tell each other beside their data: where they meet, what they brought to a call, and who failed.
 //!
 //! Engines whose transport compares nothing and names nobody (NCCL, MPI) have one *coordinator* a world, in rank 0's process. Each
 //! rank has a [`Client`]: it sends messages there, which never wait, and reads notices. The coordinator compares what the members of a

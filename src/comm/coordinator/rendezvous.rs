@@ -36,15 +36,15 @@ const VERB: &str = "rendezvous";
 #[derive(Clone, Copy, Debug)]
 pub(in crate::comm) struct Rendezvous<'a> {
     pub launch: &'a Launch,
-    /// What carries this rank's tensors: the same on all ranks.
+    /// The library that carries this rank's tensors: the same on all ranks.
     pub library: &'a str,
-    /// How long the ranks wait for each other.
+    /// The time that the ranks wait for each other.
     pub deadline: Duration,
     /// Meet without a secret on addresses that others can reach.
     pub insecure: bool,
 }
 
-/// Where the ranks meet.
+/// A place at which the ranks meet.
 #[derive(Debug)]
 pub(in crate::comm) struct MeetingPlace {
     /// Names or addresses of rank 0's machine: one that a rank reaches is enough.
@@ -205,7 +205,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Why somebody who knows the secret may not come in.
+    /// The reason for which somebody who knows the secret may not come in.
     fn objection(&self, arrival: &Arrival, admitted: &Admitted) -> Option<Error> {
         let Arrival { from, join: JoinRequest { rank, world_len, process, library }, .. } = arrival;
         let (rank, n) = (*rank, self.what.launch.world_len);
@@ -452,7 +452,7 @@ impl Meeting<'_> {
     }
 }
 
-/// What came of saying who this is.
+/// The outcome of saying who this is.
 enum Introduced {
     Admitted(Box<Keys>),
     /// By rank 0, which has shown that it knows the secret.

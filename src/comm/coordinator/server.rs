@@ -17,9 +17,9 @@ use crate::comm::diagnostics::{Breach, CallTable};
 use crate::comm::lock::lock;
 use crate::error::CommFault;
 
-/// How long writing an answer to a rank that does not read may take; nobody else waits for it.
+/// The time that writing an answer to a rank that does not read may take; nobody else waits for it.
 const WRITE_DEADLINE: Duration = Duration::from_secs(5);
-/// How long writing the first fault to all ranks that do not read may take: ranks that ask wait for two seconds.
+/// The time that writing the first fault to all ranks that do not read may take: ranks that ask wait for two seconds.
 const FAULT_DEADLINE: Duration = Duration::from_millis(1500);
 /// The same for each of them while all others wait.
 const AT_ONCE: Duration = Duration::from_millis(1);
@@ -33,7 +33,7 @@ pub(in crate::comm) struct Coordinator {
     peers: Vec<Peer>,
 }
 
-/// What the coordinator knows.
+/// The coordinator's knowledge.
 #[derive(Debug)]
 pub(super) struct CoordinatorState {
     calls: CallTable,
@@ -58,7 +58,7 @@ pub(super) struct Sender {
     unsent: Vec<u8>,
 }
 
-/// How much of what all are told a rank has been told.
+/// The part of what all are told that a rank has been told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     Nothing,

@@ -15,7 +15,7 @@ const ENTRY_BYTES: usize = 96;
 #[derive(Debug)]
 pub(super) struct Store {
     values: HashMap<String, Vec<u8>>,
-    /// How many keys have been numbered.
+    /// The number of keys that have been numbered.
     numbered: u64,
     asked: HashMap<String, Vec<usize>>,
     /// Bytes that each rank has left here.

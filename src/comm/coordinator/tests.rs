@@ -383,7 +383,7 @@ fn a_crowd_at_the_door_is_bounded_and_the_true_rank_comes_in() {
     drop(crowd);
 }
 
-/// What a stranger says is bounded before any of it is kept.
+/// A stranger's words are bounded before any of it is kept.
 #[test]
 fn a_hello_is_heard_in_any_pieces_and_never_beyond_its_bound() {
     let secret = secret();
@@ -457,7 +457,7 @@ fn descriptors_that_run_out_do_not_shut_the_door() {
     drop(crowd);
 }
 
-/// Where the system refuses threads, strangers are heard as before, and the rank that came is told what went wrong.
+/// If the system refuses threads, strangers are heard as before, and the rank that came is told what went wrong.
 #[cfg(unix)]
 #[test]
 fn threads_that_are_refused_are_named_to_all() {
