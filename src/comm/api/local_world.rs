@@ -30,7 +30,7 @@ enum LocalEngines {
     Nccl { library: Library, ranks: Mutex<Vec<RankStage>> },
 }
 
-/// How far a rank is in its program.
+/// A rank's progress in its program.
 enum RankStage {
     Waiting(Client),
     Running(Arc<NcclEngine>),

@@ -11,18 +11,18 @@ use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, SignatureVi
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::Shape;
 
-/// What one rank may make the table hold, its groups and its calls that others have not come to, and so much more for each rank of
+/// The bytes that one rank may make the table hold, its groups and its calls that others have not come to, and so much more for each rank of
 /// the world, since a call's lists of shapes grow with it.
 const BUDGET_BYTES: usize = 64 << 20;
 const BUDGET_BYTES_PER_RANK: usize = 64 << 10;
 /// About what a group or a call takes beside its lists: entries in three trees or tables, and their slack.
 const ENTRY_BYTES: usize = 1024;
-/// How many of a rank's calls are looked at in search of a cycle: a rank that waits for more is not told from one that is late.
+/// The number of a rank's calls that are looked at in search of a cycle: a rank that waits for more is not told from one that is late.
 const SEARCHED: usize = 16;
 /// The longest text of a call in a fault; what is beyond is cut off.
 const SHOWN_BYTES: usize = 4096;
 
-/// What a rank said that no rank may say.
+/// Words of a rank that no rank may say.
 pub(in crate::comm) type Breach = String;
 
 /// The calls of a world.
@@ -43,7 +43,7 @@ pub(in crate::comm) struct CallTable {
 }
 
 impl CallTable {
-    /// Of a world of so many ranks, whose calls wait for `deadline_s` seconds.
+    /// The table of a world of so many ranks, whose calls wait for `deadline_s` seconds.
     pub fn new(world_len: usize, deadline_s: f64) -> CallTable {
         CallTable {
             deadline_s,
@@ -226,7 +226,7 @@ impl CallTable {
         }
     }
 
-    /// What the members of a call's group have completed.
+    /// The last calls that the members of a call's group have completed.
     fn last(&self, key: CallKey) -> Vec<LastCall> {
         let Some(members) = self.groups.get(&key.0) else { return vec![] };
         let on_group = members.last.as_ref().map(|(seq, call, by)| members.named(*seq, call, by));
@@ -270,7 +270,7 @@ impl CallTable {
         })
     }
 
-    /// Why a call has not finished in time.
+    /// The fault of a call that has not finished in time.
     ///
     /// # Errors
     /// Refuses a call of a group that the rank has not opened, and a long name.

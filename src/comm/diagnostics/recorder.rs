@@ -42,7 +42,7 @@ struct CallHistory {
     generation: u64,
 }
 
-/// How far the rank has come in a group.
+/// A rank's progress in a group.
 #[derive(Debug)]
 struct GroupProgress {
     group: GroupRecord,
@@ -443,7 +443,7 @@ mod tests {
         assert!(said.contains("circle: rank") || said.contains("did not come"), "{said}");
     }
 
-    /// What a call costs above its engine, to be read with `--nocapture`.
+    /// The cost of a call above its engine, to be read with `--nocapture`.
     #[test]
     fn a_call_is_written_down_quickly() {
         let recorder = Recorder::alone(0, 2);

@@ -10,10 +10,10 @@ use super::wait_graph::cycle;
 use crate::comm::calls::Sequence;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 
-/// How ranks are recorded.
+/// The settings by which ranks are recorded.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlightSettings {
-    /// Where records are written on failure; where this is none, where the environment says.
+    /// The folder of records that are written on failure; without one, that of the environment.
     pub dir: Option<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ impl Roster {
         &self.recorders[rank]
     }
 
-    /// What the ranks of a group have completed.
+    /// The last calls that the ranks of a group have completed.
     pub(crate) fn last(&self, name: &str, ranks: &[usize]) -> Vec<LastCall> {
         let last = |&rank: &usize| {
             let (on_group, in_world) = self.recorders[rank].last(name, ranks);

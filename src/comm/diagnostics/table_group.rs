@@ -11,7 +11,7 @@ pub(super) type Name = Cow<'static, str>;
 /// A call of a group: the group's number, the sequence, and the call's number in it.
 pub(super) type CallKey = (u64, Sequence, u64);
 
-/// What the members that have come to a call brought, with their index among those who meet there, ascending.
+/// The calls that the members who have come to one brought, with their index among those who meet there, ascending.
 pub(super) type Arrivals = Vec<(usize, CallSignature)>;
 
 /// A group's members.
@@ -36,7 +36,7 @@ impl TableGroup {
         TableGroup { name, label, ranks, index, opened, last: None }
     }
 
-    /// How many meet in a sequence: the group, or a sender and a receiver.
+    /// The number of those who meet in a sequence: the group, or a sender and a receiver.
     pub fn len(&self, sequence: Sequence) -> usize {
         match sequence {
             Sequence::Collective => self.ranks.len(),

@@ -27,7 +27,7 @@ pub struct RankRecord {
     pub began_unix_us: u64,
     /// When the record was written, in microseconds since the program began.
     pub failed_us: u64,
-    /// Why the record was written; empty for a rank that knew of no failure.
+    /// The cause for which the record was written; empty for a rank that knew of no failure.
     pub cause: String,
     /// True if the cause only follows from another rank's.
     pub is_echo: bool,
@@ -64,11 +64,11 @@ pub struct CallRecord {
     /// The number of calls before it in its sequence: among the group's collectives, or among the messages from one member to
     /// another.
     pub seq: u64,
-    /// What was brought to it.
+    /// The call as the rank brought it.
     pub brought: RecordedSignature,
     /// The operator that wanted it; empty if the program made it itself.
     pub operator: Cow<'static, str>,
-    /// How far it came.
+    /// The call's progress.
     pub state: CallState,
     /// When it was started, in microseconds since the program began.
     pub started_us: u64,
@@ -76,7 +76,7 @@ pub struct CallRecord {
     pub ended_us: u64,
 }
 
-/// What a rank brought to a call: what is compared with what other members brought.
+/// A call as a rank brought it: the facts that are compared with what other members brought.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "what was brought")]
 pub struct RecordedSignature {
@@ -94,7 +94,7 @@ pub struct RecordedSignature {
     pub expected: ShapeList,
 }
 
-/// How far a call came.
+/// The progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallState {

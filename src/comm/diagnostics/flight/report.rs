@@ -1,4 +1,4 @@
-//! What the records of all ranks say together.
+//! The conclusions from the records of all ranks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -30,7 +30,7 @@ pub struct FlightReport {
 pub struct Difference {
     /// The call, as the first of the ranks made it.
     pub id: CallId,
-    /// What was brought, each with the ranks that brought it, and the operators that wanted it.
+    /// The calls that were brought, each with the ranks that brought it, and the operators that wanted it.
     pub brought: Vec<(String, Vec<usize>)>,
 }
 

@@ -14,7 +14,7 @@ pub struct SlowRank {
     pub id: CallId,
     /// The members that have not come to it.
     pub waits_for: Vec<usize>,
-    /// How long it has waited.
+    /// The time for which it has waited.
     pub waited: Duration,
     /// When it will give up.
     pub deadline: Duration,

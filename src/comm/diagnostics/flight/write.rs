@@ -9,7 +9,7 @@ use serde_json::ser::{Formatter, Serializer};
 
 use super::record::RankRecord;
 
-/// Where records are written on failure.
+/// The variable that names the folder of records.
 const DIR_VARIABLE: &str = "ISOSHARD_FLIGHT_DIR";
 /// The form of the files. Another form has another number.
 pub(super) const VERSION: u64 = 2;

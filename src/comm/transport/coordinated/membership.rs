@@ -9,17 +9,17 @@ use crate::comm::coordinator::{Client, FirstFault, Message};
 use crate::comm::lock::lock;
 use crate::error::{CallId, CommFault, Error, Result};
 
-/// How long the coordinator has to answer what is urgent.
+/// The time that the coordinator has to answer what is urgent.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a rank whose transport fails leaves the first word to the rank that is the cause.
+/// The time for which a rank whose transport fails leaves the first word to the rank that is the cause.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// What a rank tells the coordinator, and why the world is given up, if it is.
+/// A rank's words to the coordinator, and the fault for which the world is given up, if it is.
 #[derive(Debug)]
 pub(in crate::comm::transport) struct Membership {
     pub rank: usize,
     pub world_len: usize,
-    /// How long ranks wait for each other.
+    /// The time that ranks wait for each other.
     pub deadline: Duration,
     /// True if members tell the coordinator what they bring to each call.
     pub compared: bool,
@@ -103,7 +103,7 @@ impl Membership {
         self.own_fault.get().is_some() || self.client.first_fault().is_some()
     }
 
-    /// Why the world is given up, if it is.
+    /// The fault for which the world is given up, if it is.
     pub fn first_fault(&self) -> Option<FirstFault> {
         self.own_fault.get().cloned().or_else(|| self.client.first_fault())
     }

@@ -1,4 +1,4 @@
-//! What the engines share whose transport compares nothing and names nobody, NCCL and MPI: a rank's dealings with the
+//! Everything that the engines share whose transport compares nothing and names nobody, NCCL and MPI: a rank's dealings with the
 //! coordinator, the numbers of a group's calls, messages of a rank to itself, and the thread that watches what is in flight.
 
 mod failed_call;

@@ -104,7 +104,7 @@ impl MpiChannel {
     }
 }
 
-/// What comes from this member itself, and its place among the results.
+/// The tensor that comes from this member itself, and its place among the results.
 fn own_part(call: &Call<'_>, outgoing: &[Tensor], me: usize) -> Option<(usize, Tensor)> {
     match call.route {
         Route::Gather => Some((me, call.outgoing[0].clone())),

@@ -1,4 +1,4 @@
-//! How a rank waits.
+//! The way in which a rank waits.
 
 use std::thread;
 use std::time::{Duration, Instant};

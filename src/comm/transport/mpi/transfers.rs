@@ -27,7 +27,7 @@ struct MessagePiece {
     wanted: Option<usize>,
 }
 
-/// Why transfers came to nothing.
+/// The reason for which transfers came to nothing.
 #[derive(Debug)]
 pub(super) enum TransferError {
     Mpi(MpiError),

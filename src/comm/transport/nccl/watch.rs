@@ -12,7 +12,7 @@ use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::CallNumber;
 
-/// How often it looks while calls are in flight, and while none are.
+/// The pauses between its looks while calls are in flight, and while none are.
 const GLANCE: Duration = Duration::from_millis(2);
 const IDLE_GLANCE: Duration = Duration::from_millis(20);
 
@@ -40,7 +40,7 @@ pub(super) fn watch(world: &NcclWorld) {
     }
 }
 
-/// What is wrong with a call.
+/// The trouble with a call.
 enum Trouble {
     Late(CallNumber),
     Broken(CallNumber, String),
@@ -56,7 +56,7 @@ impl Trouble {
     }
 }
 
-/// What is wrong in a group, if anything.
+/// The trouble in a group, if there is any.
 fn look(world: &NcclWorld, group: &NcclGroup) -> Option<Trouble> {
     let mut in_flight = lock(&group.in_flight);
     while let Some(first) = in_flight.front_mut() {

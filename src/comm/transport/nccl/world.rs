@@ -1,4 +1,4 @@
-//! What a rank, its channels and its watchdog share.
+//! The state that a rank, its channels and its watchdog share.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
