@@ -1,8 +1,8 @@
 //! Running one program on several ranks.
 //!
-//! A closure returns this crate's [`Result`]. With an error type `E: From<Error>` of the caller's choice, `?` would leave `E`
-//! unknown in every closure that ends in `Ok(())`, and each would need a type annotation. Errors of other types pass by
-//! `?` or [`Error::other`], which keep them.
+//! A closure returns this crate's [`Result`]. With an error type `E: From<Error>` of the caller's choice, `?` would leave
+//! `E` unknown in every closure that ends in `Ok(())`, and each would need a type annotation. Errors of other types pass
+//! by `?` or [`Error::other`], which keep them.
 
 use std::any::Any;
 use std::fmt;
@@ -35,8 +35,8 @@ const STACK_BYTES: usize = 8 << 20;
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 ///
-/// An error of the program's own type, or of another crate, passes through [`Error::other`]. The result names the rank and
-/// keeps the error:
+/// An error of the program's own type, or of another crate, passes through [`Error::other`]. The result names the rank
+/// and keeps the error:
 ///
 /// ```
 /// use isoshard::{Error, comm::{Rank, spmd}};
