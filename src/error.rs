@@ -282,9 +282,8 @@ impl Error {
     /// Returns the first error of type `E` among this error, its source, the source's source, and so on.
     ///
     /// ```
-    /// use isoshard::{Error, Refusal, comm::spmd};
-    /// let error = spmd(1, |_| Ok(serde_json::from_str::<u32>("{}")?)).unwrap_err();
-    /// assert_eq!(error.downcast_ref::<serde_json::Error>().unwrap().column(), 0);
+    /// let error = isoshard::comm::spmd(1, |_| Ok(serde_json::from_str::<u32>("{}")?)).unwrap_err();
+    /// assert!(error.downcast_ref::<serde_json::Error>().unwrap().is_data());
     /// assert!(error.downcast_ref::<std::io::Error>().is_none());
     /// ```
     pub fn downcast_ref<E: StdError + 'static>(&self) -> Option<&E> {

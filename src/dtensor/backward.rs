@@ -65,7 +65,7 @@ impl DTensor {
                 "backward",
                 "no leaf that requires a gradient stands behind this tensor",
                 self.spec().to_string(),
-                "call requires_grad() on a leaf, outside no_grad()",
+                "call requires_grad() on a leaf, outside no_grad() and Forward::eval",
             ));
         };
         let _guard = self.mesh.no_grad();

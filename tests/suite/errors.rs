@@ -208,7 +208,7 @@ fn backward_wants_one_element_and_a_history() {
     on(
         |x| x.sum_all()?.backward().map(drop),
         "backward: no leaf that requires a gradient stands behind this tensor; got f32[]@(a:P(sum)); call requires_grad() \
-         on a leaf, outside no_grad()",
+         on a leaf, outside no_grad() and Forward::eval",
     );
     on(
         |x| x.requires_grad()?.mul_scalar(2.0)?.backward_from(x.sum_all()?).map(drop),

@@ -136,7 +136,7 @@ impl Spmd {
     /// use std::{thread::sleep, time::Duration};
     /// let error = Spmd::new(2).deadline(Duration::from_millis(50)).run(|rank| {
     ///     if rank.rank() == 1 {
-    ///         sleep(Duration::from_millis(500));
+    ///         sleep(Duration::from_secs(10)); // the others do not wait for its end
     ///     }
     ///     rank.world().barrier()
     /// });
@@ -191,7 +191,7 @@ impl Spmd {
     /// let spmd = Spmd::new(2).patience(Duration::from_millis(20));
     /// spmd.on_slow(move |rank| seen.lock().unwrap().push(rank.to_string())).run(|rank| {
     ///     if rank.rank() == 1 {
-    ///         sleep(Duration::from_millis(500));
+    ///         sleep(Duration::from_secs(1));
     ///     }
     ///     rank.world().barrier()
     /// })?;
