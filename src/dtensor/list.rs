@@ -106,7 +106,7 @@ impl DTensors {
     ///     let outs = DTensor::apply(&RmsNorm { eps: Bits(0.0) }, &[&ones(&[3, 2])?, &ones(&[2])?])?;
     ///     assert!(outs.clone().into_array::<1>().is_err());
     ///     let [y, scale] = outs.into_array()?;
-    ///     assert_eq!((&y.shape()[..], &scale.shape()[..]), (&[3, 2][..], &[3][..]));
+    ///     assert_eq!((&y.shape()[..], &scale.shape()[..]), (&[3, 2][..], &[3, 1][..]));
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
