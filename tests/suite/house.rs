@@ -4,14 +4,21 @@
 //! Rust lets modules form circles, so the sources are read here, without comments.
 
 mod circles;
+mod examples;
+mod items;
+mod links;
+mod names;
+mod page;
 mod placements;
+mod prose;
 mod source;
+mod uses;
 mod words;
 
 use std::fs;
 
 use isoshard::tensor::cuda;
-use source::{Source, files, identifier, product_code, root, sources, strip};
+use source::{Source, files, identifier, product_code, root, sources};
 
 /// Every module with the modules it may name.
 const ARROWS: [(&str, &[&str]); 10] = [
@@ -174,16 +181,16 @@ fn nothing_is_left_undone() {
 fn the_reader_sees_every_form() {
     let text = "use crate::{a::X, b::{c, d}, e};\n// use crate::no\nlet x = crate::f::g(\"crate::no\");\n\
                 /* crate::no */ $crate::h!(); let c = '\"'; crate::i::j\n";
-    let source = Source { path: "src/x/y.rs".into(), code: strip(text), lines: 4 };
+    let source = Source::new("src/x/y.rs", text);
     let names: Vec<(usize, String)> = source.names();
     let want = [(1, "a"), (1, "b"), (1, "e"), (3, "f"), (4, "h"), (4, "i")];
     assert_eq!(names, want.map(|(line, name)| (line, name.to_string())));
     assert_eq!(source.module(), "x");
-    let up = Source { path: "src/x/y.rs".into(), code: "super::super::z::w".into(), lines: 1 };
+    let up = Source::new("src/x/y.rs", "super::super::z::w");
     assert_eq!(up.names(), [(1, "z".to_string())], "two levels up from a file is the crate");
-    let within = Source { path: "src/x/y/z.rs".into(), code: "use super::super::w;".into(), lines: 1 };
+    let within = Source::new("src/x/y/z.rs", "use super::super::w;");
     assert_eq!(within.names(), []);
-    let at = |path: &str| Source { path: path.into(), code: String::new(), lines: 0 };
+    let at = |path: &str| Source::new(path, "");
     let rooms =
         ["softmax/mod.rs", "softmax/grad.rs", "norm/rms_norm.rs", "sum.rs", "softmax/cuda.rs", "a/cpu/b.rs"];
     let rooms = rooms.map(|file| at(&format!("src/ops/{file}")));
