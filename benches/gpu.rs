@@ -14,7 +14,7 @@ use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
 use isoshard::nn::{Forward, Gpt, GptConfig, Params, Plan};
 use isoshard::ops::{Attention, LayerNorm, Max, Op, SumExp};
-use isoshard::ops::{AttentionGrad, Bits, CrossEntropyGrad, Free, LayerNormGrad, SoftmaxGrad};
+use isoshard::ops::{AttentionGrad, Bits, CrossEntropyGrad, LayerNormGrad, SoftmaxGrad, Unkeyed};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
 use isoshard::placement::{Layout, Placement};
 use isoshard::rng::{Distribution, Draw, Generator};
@@ -217,7 +217,7 @@ fn attention(bench: &Bench) -> Result<()> {
     for (name, [b, h, t, d], dtype) in cases {
         let part = || bench.noise(&[b, t, h, d], dtype)?.permute(&[0, 2, 1, 3]);
         let (q, k, v) = (part()?, part()?, part()?);
-        let (scale, p, draw) = (Bits(1.0 / (d as f64).sqrt()), Bits(0.0), Free(DRAW));
+        let (scale, p, draw) = (Bits(1.0 / (d as f64).sqrt()), Bits(0.0), Unkeyed(DRAW));
         // Half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;
         let op = Attention { scale, p, q_offset: None, draw };

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use isoshard::ops::cpu::{dropout, dropout_in_place};
-use isoshard::ops::{Free, Multinomial, eval_whole};
+use isoshard::ops::{Multinomial, Unkeyed, eval_whole};
 use isoshard::placement::Region;
 use isoshard::rng::{
-    Count, Draw, Generator, Init, Permutation, Real, Stretches, bernoulli, bernoulli_each, bits32,
+    Count, Draw, Generator, IndexRanges, Init, Permutation, Real, bernoulli, bernoulli_each, bits32,
     exponential, exponential_each, gamma, gamma_each, log_normal, normal, poisson, poisson_each, uniform,
     uniform_between, uniform_int,
 };
@@ -147,7 +147,7 @@ fn parameters(bytes: usize, report: &Report) {
 }
 
 fn rows_of_weights(report: &Report) {
-    let draw = Free(Generator::new(1).next_draw());
+    let draw = Unkeyed(Generator::new(1).next_draw());
     let (rows, k) = (64, 50_000);
     let weights = (0..rows * k).map(|i| ((i * 7919) % 1000) as f32 + 1.0).collect();
     let weights = Tensor::from_vec(weights, [rows, k]).expect("as many");
@@ -166,7 +166,7 @@ fn rows_of_weights(report: &Report) {
 fn cut_rows(bytes: usize, report: &Report) {
     let draw = Generator::new(1).next_draw();
     let mut out = vec![0f32; bytes / 4];
-    let mut ratio = |case: &str, width: usize, fill: &dyn Fn(Stretches<'_>, &mut [f32])| {
+    let mut ratio = |case: &str, width: usize, fill: &dyn Fn(IndexRanges<'_>, &mut [f32])| {
         // Half of each row, from an odd place on.
         let rows = out.len() / width;
         let shape = Shape::from([rows, 2 * width]);
@@ -175,7 +175,7 @@ fn cut_rows(bytes: usize, report: &Report) {
             let out = &mut out[..region.numel()];
             best_seconds(&mut || {
                 let out = black_box(&mut *out);
-                let filled = Stretches::of(&region, &shape, |at, here| {
+                let filled = IndexRanges::of(&region, &shape, |at, here| {
                     fill(at, &mut out[here]);
                     Ok(())
                 });

@@ -16,7 +16,7 @@ fn main() -> Result<()> {
         let whole = Tensor::from_vec((0..15).map(|i| i as f32).collect(), [5, 3])?;
         let layout = Layout::new([Placement::Shard(0), Placement::Shard(1)]);
         let x = DTensor::distribute(&mesh, &whole, layout)?;
-        assert_eq!(x.to_string(), "f32[5, 3]@(dp:S0, tp:S1)");
+        assert_eq!(x.spec().to_string(), "f32[5, 3]@(dp:S0, tp:S1)");
 
         // It behaves as the whole; a rank holds its part, and parts need not be equal.
         let parts = [[3, 2], [3, 1], [2, 2], [2, 1]];
@@ -30,7 +30,7 @@ fn main() -> Result<()> {
 
         // A sum over cut dims leaves a part of the sum on each rank: that is a layout, too, named Partial.
         let sum = y.sum_all()?;
-        assert_eq!(sum.to_string(), "f32[]@(dp:P(sum), tp:P(sum))");
+        assert_eq!(sum.spec().to_string(), "f32[]@(dp:P(sum), tp:P(sum))");
         assert_eq!(sum.full_tensor()?.item()?, 1015.0);
 
         // Redistributing changes where elements lie, never what they are. A rank receives exactly what it lacks.

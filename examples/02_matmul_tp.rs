@@ -24,12 +24,12 @@ fn main() -> Result<()> {
 
         // Columns of the weight give columns of the product.
         let hidden = x.matmul(&up)?.relu()?;
-        assert_eq!(hidden.to_string(), "f32[4, 64]@(tp:S1)");
+        assert_eq!(hidden.spec().to_string(), "f32[4, 64]@(tp:S1)");
 
         // Where the contracted dim is cut, each rank has a part of every sum: here a half of the summation tree. (A cut
         // through a leaf, of at most 32, would make the plan move operands instead: sums are exact.)
         let y = hidden.matmul(&down)?;
-        assert_eq!(y.to_string(), "f32[4, 6]@(tp:P(sum))");
+        assert_eq!(y.spec().to_string(), "f32[4, 6]@(tp:P(sum))");
         assert_eq!(mesh.received_bytes(), 0);
 
         // Only now do the ranks talk. In strict mode they talk nowhere else.
@@ -44,8 +44,8 @@ fn main() -> Result<()> {
 
         // Gradients lie as their parameters do.
         let grads = y.sum_all()?.backward()?;
-        assert_eq!(grads.get(&up).map(|g| g.to_string()), Some("f32[6, 64]@(tp:S1)".into()));
-        assert_eq!(grads.get(&down).map(|g| g.to_string()), Some("f32[64, 6]@(tp:S0)".into()));
+        assert_eq!(grads.get(&up).map(|g| g.spec().to_string()), Some("f32[6, 64]@(tp:S1)".into()));
+        assert_eq!(grads.get(&down).map(|g| g.spec().to_string()), Some("f32[64, 6]@(tp:S0)".into()));
         Ok(())
     })?;
     println!("two products on two ranks took one all-reduce and gave one rank's result");

@@ -16,7 +16,7 @@ fn sum(ranks: usize, reduction: Reduction) -> Result<(Vec<u32>, u64)> {
         // nodes [0, 3) and [3, 4), rank 1 [4, 5), [5, 6) and [6, 8), rank 2 [8, 9) and [9, 12).
         let x = DTensor::randn(&mesh, DType::F32, [12, 1, 100], "(S0)".parse()?, &mut Generator::new(3))?;
         let partial = x.sum(&[0, 1], false)?;
-        assert_eq!(partial.to_string(), "f32[100]@(dp:P(sum))");
+        assert_eq!(partial.spec().to_string(), "f32[100]@(dp:P(sum))");
         if ranks == 3 && reduction == Reduction::Exact {
             let said = partial.explain(Layout::new([R]))?;
             assert!(said.starts_with("all_reduce(sum) over dp{0, 1, 2} of 2, 3 and 2 nodes: "), "{said}");

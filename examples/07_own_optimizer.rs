@@ -4,8 +4,8 @@ use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
 use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan, Update};
 use isoshard::ops::{
-    Axis, Batched, Bits, Free, Meta, Metas, Op, Row, Tensors, Vjp, Windows, Work, each_chunk, expect_step,
-    step_rows,
+    Batched, Bits, MeshAxis, Meta, Metas, Op, Row, Tensors, Unkeyed, Vjp, Windows, Work, each_chunk,
+    expect_step, step_rows,
 };
 use isoshard::placement::Layout;
 use isoshard::tensor::{DType, Tensor};
@@ -18,8 +18,8 @@ use isoshard::{Error, Result};
 struct LionStep {
     betas: [Bits; 2],
     weight_decay: Bits,
-    /// Free: another rate is the same plan.
-    lr: Free<f64>,
+    /// Unkeyed: another rate is the same plan.
+    lr: Unkeyed<f64>,
 }
 
 impl Op for LionStep {
@@ -39,7 +39,7 @@ impl Op for LionStep {
     }
 
     /// Element by element, however the parameter lies.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         step_rows(&ins[0], 3, 2)
     }
 
@@ -98,7 +98,7 @@ impl Lion {
             let zeros = params.zeros_like(id)?;
             let Some(grad) = grads.take(params.value(id)) else { continue };
             let momentum = self.momenta[id.index()].take().unwrap_or(zeros);
-            let op = LionStep { betas, weight_decay, lr: Free(lr) };
+            let op = LionStep { betas, weight_decay, lr: Unkeyed(lr) };
             updates.push(Update::new(id, op, [grad, momentum, scale.clone()]));
         }
         let result = params.update(&mut updates);

@@ -20,7 +20,7 @@
 //!     let x = normal([5, 64], Layout::new([shard(0), R]), 0)?;
 //!     let w = normal([64, 32], Layout::new([R, shard(1)]), 1)?.requires_grad()?;
 //!     let y = x.matmul(&w)?;
-//!     assert_eq!(y.to_string(), "f32[5, 32]@(dp:S0, tp:S1)"); // nothing has moved
+//!     assert_eq!(y.spec().to_string(), "f32[5, 32]@(dp:S0, tp:S1)"); // nothing has moved
 //!     let gradients = y.gelu()?.mean_all()?.backward()?;
 //!     assert_eq!(gradients.get(&w).expect("w is a leaf").layout(), w.layout());
 //!     Ok(())

@@ -85,7 +85,7 @@ fn what_does_not_fit_is_named_and_the_rest_goes_on() {
     let before = cuda::memory_stats(index).unwrap();
     let live = gpu.zeros(DType::F32, [4 * MIB]).unwrap();
     cuda::set_memory_limit(index, before.reserved_bytes + 40 * MIB).unwrap();
-    let error = gpu.stale(DType::F32, [8 * MIB, 2]).unwrap_err();
+    let error = gpu.uninit(DType::F32, [8 * MIB, 2]).unwrap_err();
     let Error::OutOfMemory(fault) = &error else { panic!("{error}") };
     assert_eq!((&*fault.wanted, fault.wanted_bytes), ("f32[8388608, 2]", 64 * MIB));
     assert!(fault.live_bytes >= 16 * MIB && fault.limit_bytes == before.reserved_bytes + 40 * MIB, "{error}");
@@ -99,7 +99,7 @@ fn what_does_not_fit_is_named_and_the_rest_goes_on() {
     }
     drop(live);
     cuda::set_memory_limit(index, before.limit_bytes).unwrap();
-    assert!(gpu.stale(DType::F32, [8 * MIB, 2]).is_ok());
+    assert!(gpu.uninit(DType::F32, [8 * MIB, 2]).is_ok());
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_full_card_is_an_error_and_no_end() {
     let gpu = Gpu::get(index).unwrap();
     let mut held = Vec::new();
     let error = loop {
-        match gpu.stale(DType::U8, [4096, MIB]) {
+        match gpu.uninit(DType::U8, [4096, MIB]) {
             Ok(x) => held.push(x),
             Err(error) => break error,
         }
@@ -121,7 +121,7 @@ fn a_full_card_is_an_error_and_no_end() {
     assert!(fault.live_bytes >= held.len() << 32, "{error}");
     assert!(gpu.zeros(DType::F32, [5]).unwrap().to_vec::<f32>().unwrap() == [0.0; 5], "small ones still fit");
     held.clear();
-    assert!(gpu.stale(DType::U8, [4096, MIB]).is_ok(), "what was given back can be had again");
+    assert!(gpu.uninit(DType::U8, [4096, MIB]).is_ok(), "what was given back can be had again");
 }
 
 #[test]
@@ -233,12 +233,13 @@ fn ranks_that_share_a_device_wait_for_each_other() {
             let mut wrong = 0;
             for round in 0..rounds {
                 let x = DTensor::rand(&mesh, DType::F32, [n, 3], "(S0, S0)".parse()?, draw(round))?;
-                let y = x.scale(2.0)?.redistribute("(R, S0)".parse()?)?;
-                let z = y.shift(1.0)?.redistribute("(S0, R)".parse()?)?.redistribute("(R, R)".parse()?)?;
+                let y = x.mul_scalar(2.0)?.redistribute("(R, S0)".parse()?)?;
+                let z =
+                    y.add_scalar(1.0)?.redistribute("(S0, R)".parse()?)?.redistribute("(R, R)".parse()?)?;
                 drop((x, y));
                 let sum = z.redistribute("(S1, S0)".parse()?)?.sum_all()?.full_tensor()?;
                 let whole = DTensor::rand(&mesh, DType::F32, [n, 3], Layout::replicated(2), draw(round))?;
-                let want = whole.scale(2.0)?.shift(1.0)?;
+                let want = whole.mul_scalar(2.0)?.add_scalar(1.0)?;
                 let differ = z.ne(&want)?.cast(DType::F32)?.sum_all()?.local().item()?;
                 wrong += usize::from(differ != 0.0 || sum.item()? != want.sum_all()?.local().item()?);
             }

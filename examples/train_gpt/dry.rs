@@ -53,7 +53,7 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
         let cx = Forward::train(&params, &mut dropout);
         let loss = model.loss(&cx, &tokens, &tokens)?;
         drop(cx);
-        let loss = if args.accumulate == 1 { loss } else { loss.scale(1.0 / args.accumulate as f64)? };
+        let loss = if args.accumulate == 1 { loss } else { loss.mul_scalar(1.0 / args.accumulate as f64)? };
         grads.merge(loss.backward()?)?;
         // Its value is what training reports: it is gathered, and not read.
         loss.full_tensor()?;

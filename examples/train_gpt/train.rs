@@ -152,7 +152,7 @@ impl<'a> Trainer<'a> {
             let loss = self.model.loss(&cx, &tokens, &targets)?;
             drop(cx);
             // The mean of the micro-batches' gradients is the gradient of the mean of their losses.
-            let part = if micros == 1 { loss.clone() } else { loss.scale(1.0 / micros as f64)? };
+            let part = if micros == 1 { loss.clone() } else { loss.mul_scalar(1.0 / micros as f64)? };
             grads.merge(part.backward()?)?;
             losses.push(loss.full_tensor()?.item()?);
         }

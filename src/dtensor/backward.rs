@@ -12,10 +12,10 @@ use smallvec::{SmallVec, smallvec};
 
 use super::device_mesh::DeviceMesh;
 use super::dispatch::plan_for;
-use super::facts::Facts;
 use super::plan::Plan;
 use super::reduction::Reduction;
 use super::tensor::{DTensor, Edge, Node, Saved, TapeCall, next_id};
+use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
@@ -30,7 +30,12 @@ impl DTensor {
     /// Refuses a tensor with more than one element or without history; a fault of communication.
     pub fn backward(&self) -> Result<Gradients> {
         if self.shape().numel() != 1 {
-            return Err(Error::invalid("backward", "wants one element", self.to_string(), "sum it first"));
+            return Err(Error::invalid(
+                "backward",
+                "wants one element",
+                self.spec().to_string(),
+                "sum it first",
+            ));
         }
         let ones = DTensor::full(
             &self.mesh,
@@ -51,7 +56,7 @@ impl DTensor {
             return Err(Error::invalid(
                 "backward",
                 "the gradient does not fit",
-                format!("{grad} for {self}"),
+                format!("{} for {}", grad.spec(), self.spec()),
                 "",
             ));
         }
@@ -59,7 +64,7 @@ impl DTensor {
             return Err(Error::invalid(
                 "backward",
                 "no leaf that requires a gradient stands behind this tensor",
-                self.to_string(),
+                self.spec().to_string(),
                 "call requires_grad() on a leaf, outside no_grad()",
             ));
         };
@@ -95,11 +100,16 @@ impl Gradients {
     pub fn put(&mut self, leaf: &DTensor, grad: DTensor) -> Result<()> {
         let Some(edge) = &leaf.edge else {
             let (rule, remedy) = ("the tensor has no history", "pass a leaf that requires a gradient");
-            return Err(Error::invalid("put", rule, leaf.to_string(), remedy));
+            return Err(Error::invalid("put", rule, leaf.spec().to_string(), remedy));
         };
-        if grad.facts() != leaf.facts() {
+        if grad.tensor_meta() != leaf.tensor_meta() {
             let rule = "a gradient has its leaf's dtype, shape, layout and mesh";
-            return Err(Error::invalid("put", rule, format!("{grad} for {leaf}"), "redistribute it first"));
+            return Err(Error::invalid(
+                "put",
+                rule,
+                format!("{} for {}", grad.spec(), leaf.spec()),
+                "redistribute it first",
+            ));
         }
         self.0.insert(edge.node.id, grad);
         Ok(())
@@ -204,14 +214,14 @@ impl Pass {
         if plan.moves[0].is_none() {
             return Ok(Some(plan));
         }
-        let home = self.mesh.facts_of(grad.facts.spec().with_layout(leaf.layout().clone())?)?;
+        let home = self.mesh.intern(grad.meta.spec().with_layout(leaf.layout().clone())?)?;
         let stays = plan.after(&self.mesh, step.op.as_ref(), &[&home])?;
         let keeps = stays.moves.iter().all(Option::is_none) && stays.outs[0].layout() == leaf.layout();
         if !keeps {
             return Ok(Some(plan));
         }
         let moved = grad.redistribute(leaf.layout().clone())?;
-        debug_assert_eq!(moved.facts, home, "it is where the plan expects it");
+        debug_assert_eq!(moved.meta, home, "it is where the plan expects it");
         grads[0] = Some(moved);
         Ok(Some(stays))
     }
@@ -241,7 +251,7 @@ impl Pass {
             values[v] = match saved {
                 None => None,
                 Some(Saved::Kept(x)) => Some(x.clone()),
-                Some(Saved::Again(origin)) => Some(origin.value()?),
+                Some(Saved::Regather(origin)) => Some(origin.value()?),
             };
         }
         for (k, grad) in grads.into_iter().enumerate() {
@@ -287,15 +297,15 @@ impl Pass {
             let moved = DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone());
             drop(label);
             values[v] = Some(moved);
-            let facts: SmallVec<[&Rc<Facts>; 4]> =
-                operands(step, values).into_iter().map(|x| &x.facts).collect();
-            plan = plan.after(&self.mesh, step.op.as_ref(), &facts)?;
+            let meta: SmallVec<[&Rc<TensorMeta>; 4]> =
+                operands(step, values).into_iter().map(|x| &x.meta).collect();
+            plan = plan.after(&self.mesh, step.op.as_ref(), &meta)?;
         }
         Ok(plan)
     }
 
-    fn zeros(&self, facts: &Facts) -> Result<DTensor> {
-        DTensor::zeros(&self.mesh, facts.dtype(), facts.shape(), facts.layout().reduced())
+    fn zeros(&self, meta: &TensorMeta) -> Result<DTensor> {
+        DTensor::zeros(&self.mesh, meta.dtype(), meta.shape(), meta.layout().reduced())
     }
 }
 
@@ -350,7 +360,7 @@ impl Ord for Waiting {
 
 impl fmt::Debug for Gradients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(id, g)| (id, g.to_string()))).finish()
+        f.debug_map().entries(self.0.iter().map(|(id, g)| (id, g.spec().to_string()))).finish()
     }
 }
 

@@ -87,7 +87,7 @@ pub fn check_finite(tensors: &[(&str, &DTensor)], step: u64) -> Result<()> {
     let words = &all[holders[0]];
     Err(Error::NotFinite(Box::new(NotFinite {
         name: name.into(),
-        tensor: x.to_string(),
+        tensor: x.spec().to_string(),
         step,
         ranks: holders.iter().map(|&i| whole.ranks()[i]).collect(),
         index: index(x.shape(), words[1] as usize),
@@ -111,7 +111,7 @@ struct Found {
 fn mesh_of(verb: &str, tensors: &[(&str, &DTensor)]) -> Result<Option<DeviceMesh>> {
     let Some((_, first)) = tensors.first() else { return Ok(None) };
     for (name, x) in tensors {
-        refuse_partial(verb, x.facts()).map_err(|e| e.at(name))?;
+        refuse_partial(verb, x.tensor_meta()).map_err(|e| e.at(name))?;
         if !x.mesh().same(first.mesh()) {
             let given = format!("{name} on {}, {} on {}", x.mesh().mesh(), tensors[0].0, first.mesh().mesh());
             return Err(Error::invalid(
@@ -205,7 +205,7 @@ fn tell(
     let first = all.iter().find(|words| words[0] > 0).expect("somebody found a difference");
     Ok(Divergence {
         name: name.into(),
-        tensor: x.to_string(),
+        tensor: x.spec().to_string(),
         ranks: odd.collect(),
         rank: first[1] as usize,
         reference: first[2] as usize,
@@ -261,7 +261,7 @@ fn first_not_finite(x: &DTensor) -> Result<Option<(usize, f64)>> {
 /// The global index, row-major, of what lies at `local` here.
 fn global(x: &DTensor, local: usize) -> usize {
     let mut global = 0;
-    x.facts().spec().region().runs(x.shape(), |first, at, len| {
+    x.tensor_meta().spec().region().runs(x.shape(), |first, at, len| {
         if (at..at + len).contains(&local) {
             global = first as usize + local - at;
         }

@@ -10,19 +10,19 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use super::facts::Facts;
 use super::price;
 use super::reduction::Reduction;
+use super::tensor_meta::TensorMeta;
 use crate::comm::Cost;
 use crate::error::Result;
-use crate::ops::{Axis, Meta, Op, Row, Slot};
-use crate::placement::{Layout, Placement, Spec, Terms};
+use crate::ops::{AxisPlacement, MeshAxis, Meta, Op, Row};
+use crate::placement::{Layout, Placement, ReductionTree, Spec};
 use crate::tensor::{Dims, ReduceOp};
 
 /// How the operands are to lie, and the results will.
 pub(super) struct Chosen {
-    pub ins: SmallVec<[Rc<Facts>; 3]>,
-    pub outs: SmallVec<[Rc<Facts>; 3]>,
+    pub ins: SmallVec<[Rc<TensorMeta>; 3]>,
+    pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
     /// The results that are sums over terms which this operator cuts.
     pub made: SmallVec<[bool; 3]>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Chosen {
 pub(super) fn choose(
     mesh: &DeviceMesh,
     op: &dyn Op,
-    ins: &[&Rc<Facts>],
+    ins: &[&Rc<TensorMeta>],
     metas: &[Meta],
     outs: &[Meta],
 ) -> Result<Chosen> {
@@ -59,7 +59,7 @@ pub(super) fn choose(
 fn choose_in(
     mesh: &DeviceMesh,
     op: &dyn Op,
-    ins: &[&Rc<Facts>],
+    ins: &[&Rc<TensorMeta>],
     metas: &[Meta],
     outs: &[Meta],
     order: &[usize],
@@ -84,7 +84,7 @@ fn choose_in(
     }
 }
 
-/// A row an axis, with the ragged placement that its [`Slot::Ragged`] stands for.
+/// A row an axis, with the ragged placement that its [`AxisPlacement::Ragged`] stands for.
 struct Candidate<'a> {
     mesh: &'a DeviceMesh,
     op: &'a dyn Op,
@@ -95,7 +95,7 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// The facts that follow; or the axis whose row does not stand beside the others.
-    fn lay_out(&self, ins: &[&Rc<Facts>], outs: &[Meta]) -> Result<std::result::Result<Chosen, usize>> {
+    fn lay_out(&self, ins: &[&Rc<TensorMeta>], outs: &[Meta]) -> Result<std::result::Result<Chosen, usize>> {
         // A row was chosen for the cuts that the operands had; the moves may have brought others beside it.
         let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
         let stands = |&a: &usize| {
@@ -106,20 +106,21 @@ impl Candidate<'_> {
             return Ok(Err(a));
         }
         let exact = self.mesh.reduction() == Reduction::Exact;
-        let summed = |k| if exact { self.terms(k) } else { Ok(None) };
-        let summed: SmallVec<[Option<Terms>; 3]> = (0..outs.len()).map(summed).collect::<Result<_>>()?;
+        let summed = |k| if exact { self.tree(k) } else { Ok(None) };
+        let summed: SmallVec<[Option<ReductionTree>; 3]> =
+            (0..outs.len()).map(summed).collect::<Result<_>>()?;
         if summed.iter().flatten().any(|t| self.mesh.most_nodes(t).is_none()) {
             // Some cut leaves no rank a whole leaf of the summation tree: move operands instead.
-            let makes = self.last(|r| r.outs.iter().any(|s| s.terms().is_some()));
-            return Ok(Err(makes.expect("the terms come from a row")));
+            let makes = self.last(|r| r.outs.iter().any(|s| s.tree_leaf().is_some()));
+            return Ok(Err(makes.expect("the tree come from a row")));
         }
-        let place = |(i, f): (usize, &&Rc<Facts>)| {
+        let place = |(i, f): (usize, &&Rc<TensorMeta>)| {
             let mut spec = f.spec().with_layout(self.layout(|r| r.ins[i])?)?;
             // In fast mode a sum in parts from before goes on as one part a rank.
-            spec.terms = spec.terms.filter(|_| exact);
-            self.mesh.facts_of(spec)
+            spec.tree = spec.tree.filter(|_| exact);
+            self.mesh.intern(spec)
         };
-        let ins: SmallVec<[Rc<Facts>; 3]> = ins.iter().enumerate().map(place).collect::<Result<_>>()?;
+        let ins: SmallVec<[Rc<TensorMeta>; 3]> = ins.iter().enumerate().map(place).collect::<Result<_>>()?;
         let passes = self.last(|r| r.ins.iter().any(|s| s.is_sum()));
         if let Some(a) = passes
             && summed.iter().any(Option::is_some)
@@ -129,27 +130,27 @@ impl Candidate<'_> {
         }
         let made = summed.iter().map(Option::is_some).collect();
         let mut laid = SmallVec::new();
-        for (k, (meta, terms)) in outs.iter().zip(summed).enumerate() {
+        for (k, (meta, tree)) in outs.iter().zip(summed).enumerate() {
             let layout = self.layout(|r| r.outs[k])?;
             let mut spec = Spec::new(self.mesh.mesh(), meta.dtype, meta.shape.clone(), layout)?;
-            spec.terms = match passes {
-                None => terms.map(Arc::new),
-                Some(a) => match passed_terms(&ins) {
-                    Some(terms) => terms.filter(|_| spec.layout.has_partial()),
+            spec.tree = match passes {
+                None => tree.map(Arc::new),
+                Some(a) => match passed_tree(&ins) {
+                    Some(tree) => tree.filter(|_| spec.layout.has_partial()),
                     // Sums over different terms cannot pass side by side.
                     None => return Ok(Err(a)),
                 },
             };
-            laid.push(self.mesh.facts_of(spec)?);
+            laid.push(self.mesh.intern(spec)?);
         }
         Ok(Ok(Chosen { ins, outs: laid, made }))
     }
 
-    fn placed(&self, slot: impl Fn(&Row) -> Slot) -> impl Iterator<Item = Placement> {
+    fn placed(&self, slot: impl Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
         self.rows.iter().map(move |(row, ragged)| instantiate(slot(row), ragged.as_ref()))
     }
 
-    fn layout(&self, slot: impl Fn(&Row) -> Slot) -> Result<Layout> {
+    fn layout(&self, slot: impl Fn(&Row) -> AxisPlacement) -> Result<Layout> {
         Layout::new(self.placed(slot)).with_order(self.order)
     }
 
@@ -159,24 +160,28 @@ impl Candidate<'_> {
     }
 
     /// The terms of result `k`, if some row cuts dims that it sums over.
-    fn terms(&self, k: usize) -> Result<Option<Terms>> {
-        if self.last(|r| r.outs[k].terms().is_some()).is_none() {
+    fn tree(&self, k: usize) -> Result<Option<ReductionTree>> {
+        if self.last(|r| r.outs[k].tree_leaf().is_some()).is_none() {
             return Ok(None);
         }
-        let dims = term_rows(self.op, self.metas, k);
-        let Some(leaf) = dims.first().and_then(|r| r.outs[k].terms()) else {
+        let dims = tree_rows(self.op, self.metas, k);
+        let Some(leaf) = dims.first().and_then(|r| r.outs[k].tree_leaf()) else {
             unreachable!("a row was chosen")
         };
         let place = |(row, ragged): &(Row, Option<Placement>)| match row.outs[k] {
-            Slot::Terms(_) if row.takes_ragged() => ragged.clone().expect("the row was chosen for it"),
-            Slot::Terms(_) => {
-                let j = dims.iter().position(|r| r.ins == row.ins);
-                Placement::Shard(j.expect("rows with terms do not depend on the axis"))
+            AxisPlacement::TreeSum(_) if row.takes_ragged() => {
+                ragged.clone().expect("the row was chosen for it")
             }
-            Slot::R | Slot::S(_) | Slot::P(_) | Slot::Ragged => Placement::Replicate,
+            AxisPlacement::TreeSum(_) => {
+                let j = dims.iter().position(|r| r.ins == row.ins);
+                Placement::Shard(j.expect("rows with tree do not depend on the axis"))
+            }
+            AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::Ragged => {
+                Placement::Replicate
+            }
         };
         let layout = Layout::new(self.rows.iter().map(place)).with_order(self.order)?;
-        Ok(Some(Terms::new(dims.iter().map(|r| extent(r, self.metas)).collect(), leaf, layout)))
+        Ok(Some(ReductionTree::new(dims.iter().map(|r| extent(r, self.metas)).collect(), leaf, layout)))
     }
 }
 
@@ -184,13 +189,13 @@ impl Candidate<'_> {
 fn cheapest(
     mesh: &DeviceMesh,
     op: &dyn Op,
-    ins: &[&Rc<Facts>],
+    ins: &[&Rc<TensorMeta>],
     metas: &[Meta],
     outs: &[Meta],
     a: usize,
     barred: &[Row],
 ) -> (Row, Option<Placement>) {
-    let replicated = Row::new(ins.iter().map(|_| Slot::R), outs.iter().map(|_| Slot::R));
+    let replicated = Row::new(ins.iter().map(|_| AxisPlacement::R), outs.iter().map(|_| AxisPlacement::R));
     if ins.iter().all(|f| f.layout().axis(a).is_replicate()) {
         // Whatever is whole everywhere stays so: cutting the result would only have to be undone.
         return (replicated, None);
@@ -201,7 +206,7 @@ fn cheapest(
     rows.push(replicated);
     let exact = mesh.reduction() == Reduction::Exact;
     let made = |row: &Row| -> Cost {
-        let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && s.terms().is_some());
+        let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && s.tree_leaf().is_some());
         let each = |(k, _)| match more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) {
             Some(more) => mesh.axis_peers(a).cost(0, (more * outs[k].len_bytes()) as u64),
             // Too many, also of no bytes.
@@ -213,7 +218,7 @@ fn cheapest(
         if ragged.is_none() && row.takes_ragged() {
             return Cost::INFINITE;
         }
-        let to = |s: &Slot| instantiate(*s, ragged.as_ref());
+        let to = |s: &AxisPlacement| instantiate(*s, ragged.as_ref());
         row.ins.iter().zip(ins).map(|(s, f)| price::along_axis(mesh, f, a, &to(s))).sum::<Cost>() + made(row)
     };
     let fits =
@@ -229,35 +234,35 @@ fn cheapest(
     (row, ragged)
 }
 
-/// Axis `a`, beside the cuts that the other axes make in the first operand where it lies so.
-fn axis_beside(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> Axis {
+/// MeshAxis `a`, beside the cuts that the other axes make in the first operand where it lies so.
+fn axis_beside(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxis {
     let mesh = mesh.mesh();
-    (0..mesh.ndim()).filter(|&b| b != a).fold(Axis::alone(mesh.axis_len(a)), |axis, b| {
+    (0..mesh.ndim()).filter(|&b| b != a).fold(MeshAxis::alone(mesh.axis_len(a)), |axis, b| {
         first[b].split_dims().fold(axis, |axis, d| axis.beside(d, mesh.axis_len(b)))
     })
 }
 
-fn instantiate(slot: Slot, ragged: Option<&Placement>) -> Placement {
+fn instantiate(slot: AxisPlacement, ragged: Option<&Placement>) -> Placement {
     match slot {
-        Slot::R => Placement::Replicate,
-        Slot::S(d) => Placement::Shard(d),
-        Slot::P(op) => Placement::Partial(op),
-        Slot::Terms(_) => Placement::Partial(ReduceOp::Sum),
-        Slot::Ragged => ragged.cloned().unwrap_or(Placement::Replicate),
+        AxisPlacement::R => Placement::Replicate,
+        AxisPlacement::S(d) => Placement::Shard(d),
+        AxisPlacement::P(op) => Placement::Partial(op),
+        AxisPlacement::TreeSum(_) => Placement::Partial(ReduceOp::Sum),
+        AxisPlacement::Ragged => ragged.cloned().unwrap_or(Placement::Replicate),
     }
 }
 
 /// The rows that cut one dim which result `k` sums over: the dims of its summation tree, outermost first.
-pub(super) fn term_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
-    let mut rows = op.rows(metas, Axis::alone(1));
-    rows.retain(|r| r.outs[k].terms().is_some() && !r.takes_ragged());
+pub(super) fn tree_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
+    let mut rows = op.rows(metas, MeshAxis::alone(1));
+    rows.retain(|r| r.outs[k].tree_leaf().is_some() && !r.takes_ragged());
     rows
 }
 
 /// The extent of the dim that a row cuts.
 fn extent(row: &Row, metas: &[Meta]) -> usize {
     let cut = row.ins.iter().zip(metas).find_map(|(s, m)| s.dim().map(|d| m.shape[d]));
-    cut.expect("a row with terms cuts an operand")
+    cut.expect("a row with tree cuts an operand")
 }
 
 /// How many nodes more than one a rank holds of result `k` where axis `a` alone is cut by `row`; none where that cuts a leaf.
@@ -270,26 +275,26 @@ fn more_nodes(
     row: &Row,
     ragged: Option<&Placement>,
 ) -> Option<usize> {
-    let whole = Row::new(row.ins.iter().map(|_| Slot::R), row.outs.iter().map(|_| Slot::R));
+    let whole = Row::new(row.ins.iter().map(|_| AxisPlacement::R), row.outs.iter().map(|_| AxisPlacement::R));
     let order: Dims = (0..mesh.mesh().ndim()).collect();
     let on = |b: usize| if a == b { (row.clone(), ragged.cloned()) } else { (whole.clone(), None) };
     let alone = Candidate { mesh, op, metas, order: &order, rows: order.iter().map(|&b| on(b)).collect() };
-    match alone.terms(k) {
-        Ok(Some(terms)) => mesh.most_nodes(&terms).map(|n| n.saturating_sub(1)),
+    match alone.tree(k) {
+        Ok(Some(tree)) => mesh.most_nodes(&tree).map(|n| n.saturating_sub(1)),
         _ => None,
     }
 }
 
 /// The terms that the operands' sums in parts have in common, if they have; sums without terms have `None` in common.
-fn passed_terms(ins: &[Rc<Facts>]) -> Option<Option<Arc<Terms>>> {
-    let mut sums = ins.iter().filter(|f| f.layout().has_partial()).map(|f| &f.spec().terms);
+fn passed_tree(ins: &[Rc<TensorMeta>]) -> Option<Option<Arc<ReductionTree>>> {
+    let mut sums = ins.iter().filter(|f| f.layout().has_partial()).map(|f| &f.spec().tree);
     let Some(first) = sums.next() else { return Some(None) };
     sums.all(|t| t == first).then(|| first.clone())
 }
 
 /// The orders of axes that may be used for all operands and results: [`common_order`], then those in which an operand's cuts
 /// lie otherwise. Where no dim of an operand is cut twice its order says nothing.
-fn orders(ins: &[&Rc<Facts>]) -> SmallVec<[Dims; 2]> {
+fn orders(ins: &[&Rc<TensorMeta>]) -> SmallVec<[Dims; 2]> {
     let mut orders: SmallVec<[Dims; 2]> = [common_order(ins)].into_iter().collect();
     for layout in ins.iter().map(|f| f.layout()) {
         let nested = (0..layout.ndim()).any(|a| (0..a).any(|b| layout.axis(a).meets(layout.axis(b))));
@@ -301,7 +306,7 @@ fn orders(ins: &[&Rc<Facts>]) -> SmallVec<[Dims; 2]> {
 }
 
 /// The order of axes to use for all operands and results: that of the largest operand which has one of its own.
-fn common_order(ins: &[&Rc<Facts>]) -> Dims {
+fn common_order(ins: &[&Rc<TensorMeta>]) -> Dims {
     let natural = |l: &Layout| l.order().iter().copied().eq(0..l.order().len());
     let largest = ins.iter().filter(|f| !natural(f.layout())).max_by_key(|f| f.shape().numel());
     let any = largest.or(ins.first());
@@ -324,7 +329,7 @@ mod tests {
                     .iter()
                     .map(|(s, l)| DTensor::zeros(&mesh, DType::F32, *s, l.parse()?))
                     .collect::<Result<_>>()?;
-                Ok(common_order(&xs.iter().map(|x| &x.facts).collect::<Vec<_>>()).to_vec())
+                Ok(common_order(&xs.iter().map(|x| &x.meta).collect::<Vec<_>>()).to_vec())
             };
             assert_eq!(order(&[(&[4], "(S0, S0)")])?, [0, 1]);
             assert_eq!(order(&[(&[9], "(S0, S0)"), (&[4], "(S0^1, S0^0)")])?, [1, 0]);

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustc_hash::FxHashMap;
 
-use super::facts::Facts;
 use super::reduction::Reduction;
+use super::tensor_meta::TensorMeta;
 use super::unoptimised;
 use crate::comm::{Group, Peers, Rank};
 use crate::error::{Error, Result};
-use crate::placement::{Layout, Mesh, Spec, Terms};
+use crate::placement::{Layout, Mesh, ReductionTree, Spec};
 use crate::tensor::{DType, Device, Dims, Shape};
 
 /// An n-D grid of ranks, as one of them sees it. Cloning shares it; it stays on its rank's thread.
@@ -41,8 +41,8 @@ pub(super) struct Inner {
     pub plans: Kept,
     pub moves: Kept,
     pub moved_bytes: Cell<u64>,
-    facts: RefCell<FxHashMap<Spec, Rc<Facts>>>,
-    most_nodes: RefCell<FxHashMap<Terms, Option<usize>>>,
+    meta: RefCell<FxHashMap<Spec, Rc<TensorMeta>>>,
+    most_nodes: RefCell<FxHashMap<ReductionTree, Option<usize>>>,
     groups: RefCell<FxHashMap<Dims, Group>>,
     /// One an axis.
     pub peers: OnceCell<Vec<Peers>>,
@@ -167,7 +167,7 @@ impl DeviceMesh {
             plans: Kept::default(),
             moves: Kept::default(),
             moved_bytes: Cell::new(0),
-            facts: RefCell::default(),
+            meta: RefCell::default(),
             most_nodes: RefCell::default(),
             groups: RefCell::default(),
             peers: OnceCell::new(),
@@ -219,30 +219,30 @@ impl DeviceMesh {
     ///
     /// # Errors
     /// Refuses a layout that does not fit mesh or shape.
-    pub fn facts(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<Facts>> {
+    pub fn meta(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<TensorMeta>> {
         let (mesh, shape, layout) = (self.0.mesh.clone(), shape.clone(), layout.clone());
-        self.facts_of(Spec { mesh, dtype, shape, layout, terms: None })
+        self.intern(Spec { mesh, dtype, shape, layout, tree: None })
     }
 
     /// The interned facts of a tensor on this mesh that may have terms.
-    pub(super) fn facts_of(&self, spec: Spec) -> Result<Rc<Facts>> {
-        if let Some(f) = self.0.facts.borrow().get(&spec) {
+    pub(super) fn intern(&self, spec: Spec) -> Result<Rc<TensorMeta>> {
+        if let Some(f) = self.0.meta.borrow().get(&spec) {
             return Ok(f.clone());
         }
         spec.validate("layout")?;
-        let mut facts = self.0.facts.borrow_mut();
-        let new = Facts::new(facts.len() as u32, spec.clone());
-        facts.insert(spec, new.clone());
+        let mut meta = self.0.meta.borrow_mut();
+        let new = TensorMeta::new(meta.len() as u32, spec.clone());
+        meta.insert(spec, new.clone());
         Ok(new)
     }
 
-    /// [`Terms::most_nodes`], remembered: plans ask for it at every row that they weigh.
-    pub(super) fn most_nodes(&self, terms: &Terms) -> Option<usize> {
-        if let Some(&n) = self.0.most_nodes.borrow().get(terms) {
+    /// [`ReductionTree::most_nodes`], remembered: plans ask for it at every row that they weigh.
+    pub(super) fn most_nodes(&self, tree: &ReductionTree) -> Option<usize> {
+        if let Some(&n) = self.0.most_nodes.borrow().get(tree) {
             return n;
         }
-        let n = terms.most_nodes(&self.0.mesh);
-        self.0.most_nodes.borrow_mut().insert(terms.clone(), n);
+        let n = tree.most_nodes(&self.0.mesh);
+        self.0.most_nodes.borrow_mut().insert(tree.clone(), n);
         n
     }
 
@@ -383,15 +383,11 @@ mod tests {
     fn facts_are_interned_and_refused_alike_each_time() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
-            let facts = |dim: usize| {
-                mesh.facts(
-                    DType::F32,
-                    &[3, 2].into(),
-                    &Layout::new([crate::placement::Placement::Shard(dim)]),
-                )
+            let meta = |dim: usize| {
+                mesh.meta(DType::F32, &[3, 2].into(), &Layout::new([crate::placement::Placement::Shard(dim)]))
             };
-            assert!(Rc::ptr_eq(&facts(1)?, &facts(1)?));
-            assert_eq!(facts(2).unwrap_err(), facts(2).unwrap_err());
+            assert!(Rc::ptr_eq(&meta(1)?, &meta(1)?));
+            assert_eq!(meta(2).unwrap_err(), meta(2).unwrap_err());
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

@@ -1,6 +1,6 @@
 //! Dispatch: one operator on distributed operands.
 //!
-//! Facts -> plan (cached) -> moves -> local kernel -> results, and a tape node if a gradient is wanted. Nothing here
+//! TensorMeta -> plan (cached) -> moves -> local kernel -> results, and a tape node if a gradient is wanted. Nothing here
 //! knows any operator.
 
 use std::rc::Rc;
@@ -8,11 +8,11 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use super::facts::Facts;
 use super::plan::Plan;
 use super::redistribute::Move;
 use super::tape;
 use super::tensor::{DTensor, DTensors};
+use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Op, Tensors, absent, run};
@@ -90,7 +90,7 @@ impl DTensor {
     /// [`DTensor::apply_owned_batch`], if `accept` accepts the facts of every call's results, given the call's number.
     pub(crate) fn apply_owned_if<O: Batched>(
         calls: &mut [(&O, &mut DTensors)],
-        accept: impl Fn(usize, &[Rc<Facts>]) -> Result<()>,
+        accept: impl Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
     ) -> (Vec<DTensors>, Result<()>) {
         let mut outs = Vec::with_capacity(calls.len());
         let plan = |(i, (op, ins)): (usize, &(&O, &mut DTensors))| {
@@ -214,12 +214,12 @@ pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
         return Err(Error::sharding(
             op.name(),
             "the operands live on different meshes",
-            format!("{first} on {}, {other} on {}", first.mesh.mesh(), other.mesh.mesh()),
+            format!("{} on {}, {} on {}", first.spec(), first.mesh.mesh(), other.spec(), other.mesh.mesh()),
             "make both on one DeviceMesh",
         ));
     }
-    let facts: SmallVec<[_; 4]> = ins.iter().map(|x| &x.facts).collect();
-    Plan::find(&first.mesh, op, &facts)
+    let meta: SmallVec<[_; 4]> = ins.iter().map(|x| &x.meta).collect();
+    Plan::find(&first.mesh, op, &meta)
 }
 
 #[cfg(test)]

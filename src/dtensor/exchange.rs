@@ -89,7 +89,7 @@ impl Piece {
         if self.whole {
             return local.reshape(self.shape());
         }
-        let mut out = Tensor::stale_on(local.device(), local.dtype(), self.shape())?;
+        let mut out = Tensor::uninit_on(local.device(), local.dtype(), self.shape())?;
         copied(out.len_bytes());
         let mut at = 0;
         for o in &self.overlaps {

@@ -7,8 +7,8 @@ use rustc_hash::FxHasher;
 
 use super::agree::{grouped, listed, texts, words};
 use super::device_mesh::DeviceMesh;
-use super::facts::Facts;
 use super::tensor::DTensor;
+use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
 use crate::placement::Layout;
 use crate::tensor::{Shape, Tensor};
@@ -27,24 +27,19 @@ impl DTensor {
         shape: impl Into<Shape>,
         layout: Layout,
     ) -> Result<DTensor> {
-        let facts = mesh.facts(local.dtype(), &shape.into(), &layout)?;
-        if local.shape() == facts.local_shape() {
-            return Ok(Self::wrap(mesh, local.to_device(mesh.device())?, facts));
+        let meta = mesh.meta(local.dtype(), &shape.into(), &layout)?;
+        if local.shape() == meta.local_shape() {
+            return Ok(Self::wrap(mesh, local.to_device(mesh.device())?, meta));
         }
-        let parts = parts(&facts);
+        let parts = parts(&meta);
         let remedy = match &parts[..] {
             [_] => "pass the part that belongs to this rank".into(),
             parts => format!("pass {}", listed(parts, "other parts", Shape::to_string)),
         };
         Err(Error::invalid(
             "from_local",
-            format!(
-                "the layout gives rank {} a {}{}",
-                mesh.mesh().rank(),
-                local.dtype(),
-                facts.local_shape()
-            ),
-            format!("{local} for {}", facts.spec()),
+            format!("the layout gives rank {} a {}{}", mesh.mesh().rank(), local.dtype(), meta.local_shape()),
+            format!("{local} for {}", meta.spec()),
             remedy,
         ))
     }
@@ -101,20 +96,20 @@ impl DTensor {
             return Err(Error::invalid("from_local", rule, told, remedy));
         }
         // What is refused from facts that all share needs no more words.
-        let facts = mesh.facts(dtype, &shape, &layout)?;
-        let due = listed(&parts(&facts), "other parts", Shape::to_string);
+        let meta = mesh.meta(dtype, &shape, &layout)?;
+        let due = listed(&parts(&meta), "other parts", Shape::to_string);
         Err(Error::invalid(
             "from_local",
             "a part is not the one that the layout gives its rank",
-            format!("{told} for {}", facts.spec()),
+            format!("{told} for {}", meta.spec()),
             format!("pass {due}"),
         ))
     }
 }
 
 /// The shapes of all parts, with the ranks that hold them.
-fn parts(facts: &Rc<Facts>) -> Vec<(Shape, Vec<usize>)> {
-    let spec = facts.spec();
+fn parts(meta: &Rc<TensorMeta>) -> Vec<(Shape, Vec<usize>)> {
+    let spec = meta.spec();
     let part = |rank| spec.local_shape_at(&spec.mesh.coords_of(rank).expect("a mesh's own rank"));
     grouped(spec.mesh.ranks().map(|rank| (rank, part(rank))))
 }

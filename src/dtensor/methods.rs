@@ -5,13 +5,13 @@
 
 use smallvec::SmallVec;
 
-use super::draws::IntoDraw;
+use super::into_draw::IntoDraw;
 use super::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::{
-    self, Argmax, Attention, Bits, Cast, Compare, CompareKind, CrossEntropy, Dropout, Embedding, Free,
-    Gather, LayerNorm, LogSoftmax, Matmul, Max, Min, Op, PowScalar, RmsNorm, Rotary, ScatterAdd, Select,
-    Softmax, Sum, SumExp, pointwise_table, signatures,
+    self, Argmax, Attention, Bits, Cast, Compare, CompareKind, CrossEntropy, Dropout, Embedding, Gather,
+    LayerNorm, LogSoftmax, Matmul, Max, Min, Op, PowScalar, RmsNorm, Rotary, ScatterAdd, Select, Softmax,
+    Sum, SumExp, Unkeyed, pointwise_table, signatures,
 };
 use crate::rng::Draw;
 use crate::tensor::{DType, Dims};
@@ -166,7 +166,7 @@ impl DTensor {
     /// Refuses dims that are not there.
     pub fn mean(&self, dims: &[isize], keep: bool) -> Result<DTensor> {
         let count: usize = self.dims("mean", dims)?.iter().map(|&d| self.shape()[d]).product();
-        self.sum(dims, keep)?.scale(1.0 / count as f64)
+        self.sum(dims, keep)?.mul_scalar(1.0 / count as f64)
     }
 
     /// The mean of all elements, shape `[]`.
@@ -174,7 +174,7 @@ impl DTensor {
     /// # Errors
     /// None for a valid tensor.
     pub fn mean_all(&self) -> Result<DTensor> {
-        self.sum_all()?.scale(1.0 / self.shape().numel() as f64)
+        self.sum_all()?.mul_scalar(1.0 / self.shape().numel() as f64)
     }
 
     /// The maximum over `dims`; NaN wins. Ties share the gradient evenly.
@@ -326,7 +326,7 @@ impl DTensor {
     /// # Errors
     /// Refuses shapes that do not fit, and queries at times that no key has.
     pub fn attention_at(&self, k: &DTensor, v: &DTensor, scale: f64, q_offset: usize) -> Result<DTensor> {
-        let draw = Free(Draw { seed: 0, number: 0 });
+        let draw = Unkeyed(Draw { seed: 0, number: 0 });
         let op = Attention { scale: Bits(scale), p: Bits(0.0), q_offset: Some(q_offset), draw };
         Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
     }
@@ -344,7 +344,7 @@ impl DTensor {
         from: impl IntoDraw,
     ) -> Result<DTensor> {
         let draw = from.into_draw("attention", &self.mesh)?;
-        let op = Attention { scale: Bits(scale), p: Bits(p), q_offset: None, draw: Free(draw) };
+        let op = Attention { scale: Bits(scale), p: Bits(p), q_offset: None, draw: Unkeyed(draw) };
         Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
     }
 
@@ -355,6 +355,6 @@ impl DTensor {
     /// Refuses a `p` outside `[0, 1]`, and generators that differ from rank to rank.
     pub fn dropout(&self, p: f64, from: impl IntoDraw) -> Result<DTensor> {
         let draw = from.into_draw("dropout", &self.mesh)?;
-        DTensor::apply_one(&Dropout { p: Bits(p), draw: Free(draw) }, &[self])
+        DTensor::apply_one(&Dropout { p: Bits(p), draw: Unkeyed(draw) }, &[self])
     }
 }

@@ -6,7 +6,6 @@
 //!
 //! A [`Bridge`] moves tensors between different meshes.
 
-mod again;
 mod agree;
 mod backward;
 mod bridge;
@@ -14,31 +13,32 @@ mod check;
 mod choose;
 mod device_mesh;
 mod dispatch;
-mod draws;
 mod exchange;
-mod facts;
 mod from_local;
+mod into_draw;
 mod methods;
-mod nodes;
+mod node_calls;
 mod plan;
 mod price;
 mod random;
 mod redistribute;
+mod reduce_partials;
 mod reduction;
+mod regather;
 mod sampling;
 mod shapes;
 mod tape;
 mod tensor;
-mod together;
+mod tensor_meta;
 mod unoptimised;
 
-pub(crate) use again::Again;
 pub use backward::Gradients;
 pub use bridge::{Bridge, InTransit, Transfer};
 pub use check::{check_finite, check_replicas};
 pub use device_mesh::{DeviceMesh, NoGrad};
-pub use draws::IntoDraw;
-pub use facts::Facts;
+pub use into_draw::IntoDraw;
 pub use redistribute::Redistribution;
 pub use reduction::Reduction;
+pub(crate) use regather::Regather;
 pub use tensor::{DTensor, DTensors, PendingRedistribution};
+pub use tensor_meta::TensorMeta;

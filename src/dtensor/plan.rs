@@ -10,19 +10,19 @@ use smallvec::SmallVec;
 
 use super::choose::{Chosen, choose};
 use super::device_mesh::DeviceMesh;
-use super::facts::Facts;
-use super::nodes::Nodes;
+use super::node_calls::Nodes;
 use super::redistribute::{self, Move};
 use super::reduction::Reduction;
+use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::ops::{Metas, Op, Program, Vjp, Windows, has_free};
+use crate::ops::{Metas, Op, Program, Vjp, Windows, has_unkeyed};
 use crate::tensor::{DType, Shape};
 
 /// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
 const PLANS_LEN: usize = 8192;
 
 /// One an operand: how it moves first, and to what.
-type Moves = SmallVec<[Option<(Rc<Move>, Rc<Facts>)>; 3]>;
+type Moves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
 type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
 /// How one operator runs on operands with given facts.
@@ -34,7 +34,7 @@ pub(super) struct Plan {
     pub windows: Windows,
     /// Where the kernel runs once for each node of a sum in parts.
     pub nodes: Option<Nodes>,
-    pub outs: SmallVec<[Rc<Facts>; 3]>,
+    pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
     metas: Metas,
     /// The derivatives, if they are those of every call.
     programs: Option<RefCell<Programs>>,
@@ -62,7 +62,7 @@ impl Needs {
 
 impl Plan {
     /// The plan for `op` on operands with these facts, made at the first call.
-    pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Rc<Plan>> {
+    pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<Plan>> {
         #[cfg(test)]
         LOOKUPS.with(|c| c.set(c.get() + 1));
         let mut hasher = FxHasher::default();
@@ -92,7 +92,7 @@ impl Plan {
 
     /// The plan for the same operator after some operands have moved, so that they have these facts. Known from the last
     /// time, it takes no look into the cache.
-    pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Rc<Plan>> {
+    pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<Plan>> {
         debug_assert_eq!(mesh.reduction(), self.reduction, "a plan is followed as it was made");
         let mut known = self.followers.borrow_mut();
         known.retain(|plan| plan.strong_count() > 0);
@@ -105,7 +105,7 @@ impl Plan {
         Ok(plan)
     }
 
-    fn is_for(&self, ins: &[&Rc<Facts>]) -> bool {
+    fn is_for(&self, ins: &[&Rc<TensorMeta>]) -> bool {
         self.ins.iter().eq(ins.iter().map(|f| &f.id))
     }
 
@@ -130,7 +130,7 @@ impl Plan {
         Ok(program)
     }
 
-    fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>]) -> Result<Plan> {
+    fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Plan> {
         let metas: Metas = ins.iter().map(|f| f.meta()).collect();
         let out_metas = op.infer(&metas)?;
         let Chosen { ins: targets, outs, made } = choose(mesh, op, ins, &metas, &out_metas)?;
@@ -147,7 +147,7 @@ impl Plan {
         let nodes = Nodes::find(op, &metas, &targets, &outs, &made, windows.exact);
         let ins = ins.iter().map(|f| f.id).collect();
         // Calls that differ in a free attribute share the plan, but have derivatives of their own.
-        let programs = (!has_free(op)).then(RefCell::default);
+        let programs = (!has_unkeyed(op)).then(RefCell::default);
         let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
         Ok(Plan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
     }
@@ -159,7 +159,7 @@ thread_local!(
     pub(super) static LOOKUPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
-fn refuse_in_strict(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<Facts>], moves: &Moves) -> Result<()> {
+fn refuse_in_strict(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>], moves: &Moves) -> Result<()> {
     if !mesh.0.strict.get() {
         return Ok(());
     }
@@ -186,7 +186,7 @@ mod tests {
     fn plans_are_found_again_and_as_few_operands_move_as_can() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 1)])?;
-            let plan = |x: &DTensor, y: &DTensor| Plan::find(&mesh, &Add, &[&x.facts, &y.facts]);
+            let plan = |x: &DTensor, y: &DTensor| Plan::find(&mesh, &Add, &[&x.meta, &y.meta]);
             let (s0, s1) = (
                 DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0, S1)".parse()?)?,
                 DTensor::zeros(&mesh, DType::F32, [4, 4], "(S1, S1)".parse()?)?,
@@ -194,7 +194,7 @@ mod tests {
             let first = plan(&s0, &s0)?;
             assert!(Rc::ptr_eq(&first, &plan(&s0, &s0)?));
             assert!(first.moves.iter().all(Option::is_none));
-            assert_eq!(first.outs[0], s0.facts, "an axis of one rank keeps its cut");
+            assert_eq!(first.outs[0], s0.meta, "an axis of one rank keeps its cut");
             let moved = plan(&s0, &s1)?;
             assert_eq!(
                 moved.moves.iter().filter(|m| m.is_some()).count(),
@@ -204,8 +204,8 @@ mod tests {
             // Equal numbers on another mesh are other facts.
             let other = DeviceMesh::new(mesh.rank(), &[("a", 2), ("b", 1)])?;
             let twin = DTensor::zeros(&other, DType::F32, [4, 4], "(S0, S1)".parse()?)?;
-            assert_eq!(twin.facts.id, s0.facts.id);
-            assert_ne!(twin.facts, s0.facts);
+            assert_eq!(twin.meta.id, s0.meta.id);
+            assert_ne!(twin.meta, s0.meta);
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

@@ -5,8 +5,8 @@
 //! is nearly free: not as good as staying.
 
 use super::device_mesh::DeviceMesh;
-use super::facts::Facts;
 use super::redistribute::{Redistribution, peers};
+use super::tensor_meta::TensorMeta;
 use crate::comm::{Cost, Peers};
 use crate::placement::{Layout, Placement};
 
@@ -22,7 +22,7 @@ impl DeviceMesh {
 
 /// The time of changing an operand's placement on axis `a` to `to`, the other axes held; infinite for what is never done
 /// silently: opening a partial.
-pub(super) fn along_axis(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement) -> Cost {
+pub(super) fn along_axis(mesh: &DeviceMesh, f: &TensorMeta, a: usize, to: &Placement) -> Cost {
     let from = f.layout().axis(a);
     if from == to {
         return Cost::default();
@@ -53,7 +53,7 @@ pub(super) fn along_axis(mesh: &DeviceMesh, f: &Facts, a: usize, to: &Placement)
 }
 
 /// The time of moving an operand to where it lies otherwise, the order of its cuts included.
-pub(super) fn between(mesh: &DeviceMesh, from: &Facts, to: &Facts) -> Cost {
+pub(super) fn between(mesh: &DeviceMesh, from: &TensorMeta, to: &TensorMeta) -> Cost {
     if from == to {
         return Cost::default();
     }
@@ -62,8 +62,8 @@ pub(super) fn between(mesh: &DeviceMesh, from: &Facts, to: &Facts) -> Cost {
 }
 
 /// Bytes of the whole; a sum in parts takes as much for each node that a rank has finished.
-fn held_bytes(mesh: &DeviceMesh, f: &Facts) -> usize {
-    let nodes = f.spec().terms.as_ref().map_or(1, |t| mesh.most_nodes(t).expect("what is held fits"));
+fn held_bytes(mesh: &DeviceMesh, f: &TensorMeta) -> usize {
+    let nodes = f.spec().tree.as_ref().map_or(1, |t| mesh.most_nodes(t).expect("what is held fits"));
     f.meta().len_bytes() * nodes
 }
 
@@ -96,9 +96,9 @@ mod tests {
             let mesh = DeviceMesh::new(&rank, &[("outer", 2), ("inner", 2)])?;
             let price = |from: &str, to: &str| -> Result<[f64; 2]> {
                 let layout: Layout = to.parse()?;
-                let f = mesh.facts(DType::F32, &[1000, 1000].into(), &from.parse()?)?;
+                let f = mesh.meta(DType::F32, &[1000, 1000].into(), &from.parse()?)?;
                 let axis = (0..2).map(|a| along_axis(&mesh, &f, a, layout.axis(a))).sum::<Cost>();
-                let to = mesh.facts(DType::F32, f.shape(), &layout)?;
+                let to = mesh.meta(DType::F32, f.shape(), &layout)?;
                 Ok([axis, between(&mesh, &f, &to)].map(|c| (c.seconds() * 1e9).round()))
             };
             // Nanoseconds, axis by axis and by the cheapest way: 2 MB by the fast link and by the slow one. Of replicas by the
@@ -116,7 +116,7 @@ mod tests {
                 moves.iter().map(|(from, to, _)| price(from, to)).collect::<Result<_>>()?;
             assert_eq!(priced, moves.map(|(_, _, both)| both));
             // An all-reduce of 4 MB brings twice half of them, by one call.
-            let f = mesh.facts(DType::F32, &[1000, 1000].into(), &"(P(sum), R)".parse()?)?;
+            let f = mesh.meta(DType::F32, &[1000, 1000].into(), &"(P(sum), R)".parse()?)?;
             assert_eq!(
                 (along_axis(&mesh, &f, 0, &Placement::Replicate).seconds() * 1e9).round(),
                 4_010_000.0

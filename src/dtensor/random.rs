@@ -4,11 +4,11 @@
 //! [`DTensor::shuffle`], which moves rows. Numbers come from a `&mut Generator` or a `Draw`.
 
 use super::device_mesh::DeviceMesh;
-use super::draws::IntoDraw;
-use super::facts::Facts;
+use super::into_draw::IntoDraw;
 use super::tensor::{DTensor, refuse_partial};
+use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::ops::{Free, Shuffle};
+use crate::ops::{Shuffle, Unkeyed};
 use crate::placement::Layout;
 use crate::rng::{Distribution, Draw, Init, Permutation};
 use crate::tensor::{DType, Shape, Tensor};
@@ -42,7 +42,7 @@ impl DTensor {
         distribution: Distribution,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::filled(mesh, dtype, shape.into(), &layout, Values::Drawn(distribution), from)
+        Self::filled(mesh, dtype, shape.into(), &layout, Values::RandomElement(distribution), from)
     }
 
     /// Uniform numbers in [0, 1): [`DTensor::random`] from [`Distribution::UNIT`].
@@ -121,12 +121,12 @@ impl DTensor {
         values: Values,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        let facts = mesh.facts(dtype, &shape, layout)?;
-        values.check(&facts)?;
+        let meta = mesh.meta(dtype, &shape, layout)?;
+        values.check(&meta)?;
         let draw = from.into_draw(values.verb(), mesh)?;
-        let mut local = Tensor::stale_on(mesh.device(), dtype, facts.local_shape())?;
-        values.write(&facts, draw, &mut local)?;
-        Ok(DTensor::wrap(mesh, local, facts))
+        let mut local = Tensor::uninit_on(mesh.device(), dtype, meta.local_shape())?;
+        values.write(&meta, draw, &mut local)?;
+        Ok(DTensor::wrap(mesh, local, meta))
     }
 }
 
@@ -143,7 +143,7 @@ impl DTensor {
             self.dtype(),
             self.shape().clone(),
             layout,
-            Values::Drawn(distribution),
+            Values::RandomElement(distribution),
             from,
         )
     }
@@ -184,7 +184,7 @@ impl DTensor {
     /// As [`DTensor::random`]; refuses a tensor that a backward pass reaches, whose history would be another value's.
     /// The values are then as before.
     pub fn fill_random(&mut self, distribution: Distribution, from: impl IntoDraw) -> Result<()> {
-        self.refill(Values::Drawn(distribution), from)
+        self.refill(Values::RandomElement(distribution), from)
     }
 
     /// Writes initial values over all elements, in place where nobody shares the buffer.
@@ -222,7 +222,7 @@ impl DTensor {
     pub fn shuffle(&self, dim: isize, from: impl IntoDraw) -> Result<DTensor> {
         let dim = self.shape().dim("shuffle", dim)?;
         let draw = from.into_draw("shuffle", &self.mesh)?;
-        let op = Shuffle { dim, inverse: false, draw: Free(draw) };
+        let op = Shuffle { dim, inverse: false, draw: Unkeyed(draw) };
         DTensor::apply_one(&op, &[self])?.redistribute(self.layout().clone())
     }
 
@@ -230,21 +230,21 @@ impl DTensor {
         if self.has_history() {
             let remedy = "draw a tensor like it, or detach it first";
             let rule = "a tensor with a history cannot be overwritten";
-            return Err(Error::invalid(values.verb(), rule, self.to_string(), remedy));
+            return Err(Error::invalid(values.verb(), rule, self.spec().to_string(), remedy));
         }
-        values.check(&self.facts)?;
+        values.check(&self.meta)?;
         let draw = from.into_draw(values.verb(), &self.mesh)?;
         if !self.local.is_unique() {
-            self.local = Tensor::stale_on(self.mesh.device(), self.dtype(), self.facts.local_shape())?;
+            self.local = Tensor::uninit_on(self.mesh.device(), self.dtype(), self.meta.local_shape())?;
         }
-        values.write(&self.facts, draw, &mut self.local)
+        values.write(&self.meta, draw, &mut self.local)
     }
 }
 
 /// What a tensor is filled with.
 #[derive(Clone, Copy)]
 enum Values {
-    Drawn(Distribution),
+    RandomElement(Distribution),
     Init(Init),
     /// The indices of a single dim, in random order.
     Order,
@@ -253,33 +253,33 @@ enum Values {
 impl Values {
     fn verb(&self) -> &'static str {
         match self {
-            Values::Drawn(distribution) => distribution.name(),
+            Values::RandomElement(distribution) => distribution.name(),
             Values::Init(_) => "init",
             Values::Order => "randperm",
         }
     }
 
     /// Refuses whatever [`Values::write`] would, from facts that all ranks share: no generator has counted yet.
-    fn check(&self, facts: &Facts) -> Result<()> {
-        refuse_partial(self.verb(), facts)?;
+    fn check(&self, meta: &TensorMeta) -> Result<()> {
+        refuse_partial(self.verb(), meta)?;
         match self {
-            Values::Drawn(distribution) => distribution.check(facts.dtype()),
+            Values::RandomElement(distribution) => distribution.check(meta.dtype()),
             Values::Init(init) => {
-                facts.dtype().expect_float("init")?;
-                init.resolve(facts.shape()).map(drop)
+                meta.dtype().expect_float("init")?;
+                init.resolve(meta.shape()).map(drop)
             }
             Values::Order => Ok(()),
         }
     }
 
     /// Writes this rank's part into `local`, which nobody shares.
-    fn write(&self, facts: &Facts, draw: Draw, local: &mut Tensor) -> Result<()> {
+    fn write(&self, meta: &TensorMeta, draw: Draw, local: &mut Tensor) -> Result<()> {
         if local.is_meta() {
             return Ok(());
         }
-        let (shape, region) = (facts.shape(), &facts.window().region);
+        let (shape, region) = (meta.shape(), &meta.window().region);
         match self {
-            Values::Drawn(distribution) => distribution.fill_tensor(draw, shape, region, local),
+            Values::RandomElement(distribution) => distribution.fill_tensor(draw, shape, region, local),
             Values::Init(init) => init.prepare(draw, shape)?.fill_tensor(region, local),
             Values::Order => Permutation::new(draw, shape[0] as u64).fill_tensor(region, local),
         }
@@ -318,7 +318,7 @@ mod tests {
             let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
             let mut g = Generator::new(3);
             let rows = || "(S0)".parse::<Layout>();
-            let said = |r: Result<DTensor>| r.map(|x| x.to_string()).unwrap_err().to_string();
+            let said = |r: Result<DTensor>| r.map(|x| x.spec().to_string()).unwrap_err().to_string();
             assert_eq!(
                 said(DTensor::rand(&mesh, DType::F32, [5], "(P(sum))".parse()?, &mut g)),
                 "uniform: a Partial layout has no values of its own; got f32[5]@(a:P(sum)); redistribute first"

@@ -48,10 +48,10 @@ mod tests {
                     assert!(sum.layout().has_partial());
                     let read = || -> Result<Vec<Vec<f64>>> {
                         let y = sum.matmul(&w)?;
-                        let both = sum.add(&y)?.scale(0.5)?;
+                        let both = sum.add(&y)?.mul_scalar(0.5)?;
                         let grad = both.sum_all()?.backward()?.take(&w).expect("w is a leaf");
                         let values =
-                            [sum.scale(3.0)?, y, both.clone(), DTensor::cat(&[&sum, &both], 0)?, grad];
+                            [sum.mul_scalar(3.0)?, y, both.clone(), DTensor::cat(&[&sum, &both], 0)?, grad];
                         values.iter().map(|v| Ok(v.full_tensor()?.to_f64_vec())).collect()
                     };
                     let (exact, fast) = (read()?, mesh.with_reduction(Reduction::Fast, read)?);

@@ -7,10 +7,10 @@
 //! Shapes, dtypes and layouts are refused on all ranks alike, before the generator counts. Values (a probability of 1.5)
 //! are seen by the ranks that hold them: those fail, and the others learn of it at their next collective.
 
-use super::draws::IntoDraw;
+use super::into_draw::IntoDraw;
 use super::tensor::{DTensor, refuse_partial};
 use crate::error::Result;
-use crate::ops::{Bernoulli, Exponential, Free, Gamma, Multinomial, Op, Poisson};
+use crate::ops::{Bernoulli, Exponential, Gamma, Multinomial, Op, Poisson, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::DType;
 
@@ -55,7 +55,7 @@ impl DTensor {
     ///     let weights = Tensor::from_vec(vec![0.0f32, 1.0, 3.0, 0.5, 0.0, 0.5], [2, 3])?;
     ///     let weights = DTensor::distribute(&mesh, &weights, "(S0)".parse::<Layout>()?)?;
     ///     let drawn = weights.multinomial(2, false, &mut Generator::new(7))?;
-    ///     assert_eq!(drawn.to_string(), "i64[2, 2]@(dp:S0)");
+    ///     assert_eq!(drawn.spec().to_string(), "i64[2, 2]@(dp:S0)");
     ///     let mut drawn = drawn.full_tensor()?.to_vec::<i64>()?;
     ///     drawn.chunks_mut(2).for_each(|row| row.sort_unstable());
     ///     assert_eq!(drawn, [1, 2, 0, 2]);
@@ -169,12 +169,12 @@ impl DTensor {
     }
 
     /// Applies the operator of a draw, which is taken only where no rank refuses the operand.
-    fn drawn<O: Op>(&self, from: impl IntoDraw, op: impl Fn(Free<Draw>) -> O) -> Result<DTensor> {
-        let any = op(Free(Draw { seed: 0, number: 0 }));
-        refuse_partial(any.name(), &self.facts)?;
-        any.infer(&[self.facts.meta()])?;
+    fn drawn<O: Op>(&self, from: impl IntoDraw, op: impl Fn(Unkeyed<Draw>) -> O) -> Result<DTensor> {
+        let any = op(Unkeyed(Draw { seed: 0, number: 0 }));
+        refuse_partial(any.name(), &self.meta)?;
+        any.infer(&[self.meta.meta()])?;
         let draw = from.into_draw(any.name(), &self.mesh)?;
-        DTensor::apply_one(&op(Free(draw)), &[self])
+        DTensor::apply_one(&op(Unkeyed(draw)), &[self])
     }
 }
 

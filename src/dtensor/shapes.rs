@@ -50,7 +50,12 @@ impl DTensor {
     /// Refuses a `dim` beyond the last.
     pub fn unsqueeze(&self, dim: usize) -> Result<DTensor> {
         if dim > self.shape().len() {
-            return Err(Error::invalid("unsqueeze", "no such dim", format!("dim {dim} of {self}"), ""));
+            return Err(Error::invalid(
+                "unsqueeze",
+                "no such dim",
+                format!("dim {dim} of {}", self.spec()),
+                "",
+            ));
         }
         let mut shape = self.shape().to_vec();
         shape.insert(dim, 1);
@@ -68,7 +73,7 @@ impl DTensor {
             return Err(Error::invalid(
                 "squeeze",
                 "the dim's extent is not 1",
-                format!("dim {dim} of {self}"),
+                format!("dim {dim} of {}", self.spec()),
                 "",
             ));
         }

@@ -52,7 +52,7 @@ pub(super) fn record(
             _ => ins[i],
         };
         match &x.origin {
-            Some(origin) => Saved::Again(origin.clone()),
+            Some(origin) => Saved::Regather(origin.clone()),
             None => Saved::Kept(DTensor { edge: None, ..x.clone() }),
         }
     };
@@ -63,8 +63,8 @@ pub(super) fn record(
         saved: saved.chain(saved_outs).collect(),
         program: program.clone(),
     };
-    let facts = outs.iter().map(|o| o.facts.clone()).collect();
-    let node = Rc::new(Node { id: next_id(), outs: facts, call: Some(call), awaited: Cell::default() });
+    let meta = outs.iter().map(|o| o.meta.clone()).collect();
+    let node = Rc::new(Node { id: next_id(), outs: meta, call: Some(call), awaited: Cell::default() });
     for (out, o) in outs.iter_mut().enumerate().filter(|(out, _)| grad_reads[*out]) {
         o.edge = Some(Edge { node: node.clone(), out });
     }

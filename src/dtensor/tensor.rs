@@ -7,12 +7,12 @@ use std::rc::{Rc, Weak};
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use super::facts::Facts;
 use super::redistribute::{self, InFlight, Redistribution};
+use super::tensor_meta::TensorMeta;
 use crate::comm::during_at_least;
 use crate::error::{Error, Result};
 use crate::ops::{Meta, Program};
-use crate::placement::Layout;
+use crate::placement::{Layout, Spec};
 use crate::tensor::{DType, Scalar, Shape, Tensor};
 
 /// One tensor, stored in pieces on a mesh of ranks.
@@ -25,7 +25,7 @@ use crate::tensor::{DType, Scalar, Shape, Tensor};
 ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
 ///     let whole = Tensor::from_vec((0..6).map(|i| i as f32).collect(), [3, 2])?;
 ///     let x = DTensor::distribute(&mesh, &whole, Layout::new([Placement::Shard(0)]))?;
-///     assert_eq!(x.to_string(), "f32[3, 2]@(dp:S0)");
+///     assert_eq!(x.spec().to_string(), "f32[3, 2]@(dp:S0)");
 ///     assert_eq!(x.local().shape()[0], [2, 1][rank.rank()]); // three rows on two ranks
 ///     assert_eq!(x.sum_all()?.full_tensor()?.item()?, 15.0);
 ///     Ok(())
@@ -35,11 +35,11 @@ use crate::tensor::{DType, Scalar, Shape, Tensor};
 #[derive(Clone)]
 pub struct DTensor {
     pub(super) local: Tensor,
-    pub(super) facts: Rc<Facts>,
+    pub(super) meta: Rc<TensorMeta>,
     pub(super) mesh: DeviceMesh,
     pub(super) edge: Option<Edge>,
     /// Where this tensor can be had again, if it is kept for the backward pass only as that.
-    pub(super) origin: Option<Rc<Origin>>,
+    pub(super) origin: Option<Rc<GatheredFrom>>,
 }
 
 /// A few distributed tensors, such as the operands or the results of one call.
@@ -55,7 +55,7 @@ pub(super) struct Edge {
 /// The history of a leaf, or of one call's results.
 pub(super) struct Node {
     pub id: u64,
-    pub outs: SmallVec<[Rc<Facts>; 1]>,
+    pub outs: SmallVec<[Rc<TensorMeta>; 1]>,
     /// None for a leaf.
     pub call: Option<TapeCall>,
     /// In the backward pass of this number: how many gradients have still to come.
@@ -74,21 +74,21 @@ pub(super) struct TapeCall {
 /// A value that the derivative reads.
 pub(super) enum Saved {
     Kept(DTensor),
-    Again(Rc<Origin>),
+    Regather(Rc<GatheredFrom>),
 }
 
 /// The source from which a gathered tensor can be had again.
-pub(super) struct Origin {
+pub(super) struct GatheredFrom {
     pub shard: DTensor,
-    pub facts: Rc<Facts>,
+    pub meta: Rc<TensorMeta>,
     pub flight: RefCell<Option<InFlight>>,
     /// The origins of the unit that ran before: asked for while this one is used.
-    pub before: Vec<Weak<Origin>>,
+    pub before: Vec<Weak<GatheredFrom>>,
 }
 
 impl Node {
     fn leaf(x: &DTensor) -> Rc<Node> {
-        let outs = [x.facts.clone()].into_iter().collect();
+        let outs = [x.meta.clone()].into_iter().collect();
         Rc::new(Node { id: next_id(), outs, call: None, awaited: Cell::default() })
     }
 }
@@ -106,9 +106,9 @@ impl DTensor {
     /// Refuses a layout that does not fit, and `Partial`.
     pub fn distribute(mesh: &DeviceMesh, whole: &Tensor, layout: Layout) -> Result<DTensor> {
         let everywhere = Layout::replicated(mesh.mesh().ndim());
-        let facts = mesh.facts(whole.dtype(), whole.shape(), &everywhere)?;
+        let meta = mesh.meta(whole.dtype(), whole.shape(), &everywhere)?;
         // What is cut away need not travel to the device: the whole is cut where it is.
-        let cut = Self::wrap(mesh, whole.clone(), facts).redistribute(layout)?;
+        let cut = Self::wrap(mesh, whole.clone(), meta).redistribute(layout)?;
         let local = cut.local.to_device(mesh.device())?;
         Ok(DTensor { local, ..cut })
     }
@@ -124,9 +124,9 @@ impl DTensor {
         value: impl Into<Scalar>,
         layout: Layout,
     ) -> Result<DTensor> {
-        let facts = mesh.facts(dtype, &shape.into(), &layout)?;
-        refuse_partial("full", &facts)?;
-        Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, facts.local_shape(), value)?, facts))
+        let meta = mesh.meta(dtype, &shape.into(), &layout)?;
+        refuse_partial("full", &meta)?;
+        Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, meta.local_shape(), value)?, meta))
     }
 
     /// All zeros. No rank makes more than its part.
@@ -142,10 +142,10 @@ impl DTensor {
         Self::full(mesh, dtype, shape, 0.0, layout)
     }
 
-    pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, facts: Rc<Facts>) -> DTensor {
-        debug_assert_eq!(local.shape(), facts.stored_shape(), "{}", facts.spec());
-        debug_assert_eq!(local.dtype(), facts.spec().stored_dtype(), "{}", facts.spec());
-        DTensor { local, facts, mesh: mesh.clone(), edge: None, origin: None }
+    pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>) -> DTensor {
+        debug_assert_eq!(local.shape(), meta.stored_shape(), "{}", meta.spec());
+        debug_assert_eq!(local.dtype(), meta.spec().stored_dtype(), "{}", meta.spec());
+        DTensor { local, meta, mesh: mesh.clone(), edge: None, origin: None }
     }
 
     /// This rank's part. Of a sum in parts, one for each node of the summation tree that this rank has finished, stacked
@@ -161,22 +161,27 @@ impl DTensor {
 
     /// The global shape.
     pub fn shape(&self) -> &Shape {
-        self.facts.shape()
+        self.meta.shape()
     }
 
     /// The element type.
     pub fn dtype(&self) -> DType {
-        self.facts.dtype()
+        self.meta.dtype()
     }
 
     /// The placements.
     pub fn layout(&self) -> &Layout {
-        self.facts.layout()
+        self.meta.layout()
     }
 
-    /// All shared facts.
-    pub fn facts(&self) -> &Rc<Facts> {
-        &self.facts
+    /// Returns the mesh, dtype, global shape and layout; its `Display` is the one-line notation `f32[64, 128]@(dp:S0, tp:R)`.
+    pub fn spec(&self) -> &Spec {
+        self.meta.spec()
+    }
+
+    /// Returns all metadata that ranks share, and what follows from it on this rank.
+    pub fn tensor_meta(&self) -> &Rc<TensorMeta> {
+        &self.meta
     }
 
     /// The mesh.
@@ -186,7 +191,7 @@ impl DTensor {
 
     /// Dtype and global shape.
     pub fn meta(&self) -> Meta {
-        self.facts.meta()
+        self.meta.meta()
     }
 
     /// The same tensor in another layout: the identity, and so is its derivative.
@@ -235,7 +240,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a layout that does not fit.
     pub fn plan_redistribute(&self, layout: Layout) -> Result<Redistribution> {
-        let spec = self.facts.spec();
+        let spec = self.meta.spec();
         Redistribution::plan(spec, &spec.with_layout(layout)?)
     }
 
@@ -249,17 +254,13 @@ impl DTensor {
     /// As [`DTensor::redistribute`].
     pub fn redistribute_async(&self, layout: Layout) -> Result<PendingRedistribution> {
         if layout == *self.layout() {
-            return Ok(PendingRedistribution {
-                source: self.clone(),
-                facts: self.facts.clone(),
-                flight: None,
-            });
+            return Ok(PendingRedistribution { source: self.clone(), meta: self.meta.clone(), flight: None });
         }
-        let facts = self.mesh.facts_of(self.facts.spec().with_layout(layout)?)?;
-        let m = redistribute::find(&self.mesh, &self.facts, &facts)?;
+        let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
+        let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
         let _label = during_at_least("redistribute");
         let flight = Some(m.start(&self.mesh, self.local.clone())?);
-        Ok(PendingRedistribution { source: self.clone(), facts, flight })
+        Ok(PendingRedistribution { source: self.clone(), meta, flight })
     }
 
     /// The whole on every rank. Every rank receives what it lacks.
@@ -282,7 +283,7 @@ impl DTensor {
     /// Refuses dtypes without a derivative, and `Partial` layouts.
     pub fn requires_grad(&self) -> Result<DTensor> {
         self.dtype().expect_float("requires_grad")?;
-        refuse_partial("requires_grad", &self.facts)?;
+        refuse_partial("requires_grad", &self.meta)?;
         Ok(DTensor { edge: Some(Edge { node: Node::leaf(self), out: 0 }), ..self.clone() })
     }
 
@@ -292,14 +293,14 @@ impl DTensor {
     }
 }
 
-pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
-    if !facts.layout().has_partial() {
+pub(super) fn refuse_partial(verb: &str, meta: &TensorMeta) -> Result<()> {
+    if !meta.layout().has_partial() {
         return Ok(());
     }
     Err(Error::sharding(
         verb,
         "a Partial layout has no values of its own",
-        facts.spec().to_string(),
+        meta.spec().to_string(),
         "redistribute first",
     ))
 }
@@ -308,7 +309,7 @@ pub(super) fn refuse_partial(verb: &str, facts: &Facts) -> Result<()> {
 #[must_use = "a redistribution's errors are lost unless it is waited for"]
 pub struct PendingRedistribution {
     source: DTensor,
-    facts: Rc<Facts>,
+    meta: Rc<TensorMeta>,
     flight: Option<InFlight>,
 }
 
@@ -318,25 +319,36 @@ impl PendingRedistribution {
     /// # Errors
     /// A fault of communication.
     pub fn wait(self) -> Result<DTensor> {
-        let PendingRedistribution { source, facts, flight } = self;
+        let PendingRedistribution { source, meta, flight } = self;
         let Some(flight) = flight else { return Ok(source) };
         let mesh = source.mesh.clone();
         let local = flight.finish(&mesh)?;
         // The derivative of the identity is the identity.
-        Ok(DTensor { edge: source.edge, ..DTensor::wrap(&mesh, local, facts) })
+        Ok(DTensor { edge: source.edge, ..DTensor::wrap(&mesh, local, meta) })
     }
 }
 
-/// The notation: `f32[64, 128]@(dp:S0, tp:R)`.
+/// Prints the notation and this rank's values, without communication:
+///
+/// ```text
+/// f32[5, 3]@(dp:S0, tp:S1), rank 1 of (dp=2, tp=2) stores
+/// [[ 2.0],
+///  [ 5.0],
+///  [ 8.0]]
+/// ```
+///
+/// [`DTensor::spec`] prints the notation alone.
 impl fmt::Display for DTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.facts.spec())
+        let mesh = self.mesh.mesh();
+        writeln!(f, "{}, rank {} of {mesh} stores", self.spec(), self.mesh.rank().rank())?;
+        fmt::Display::fmt(&self.local, f)
     }
 }
 
 /// The notation, with the first local values.
 impl fmt::Debug for DTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} local {:?}", self.facts.spec(), self.local)
+        write!(f, "{} local {:?}", self.meta.spec(), self.local)
     }
 }

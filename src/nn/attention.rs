@@ -58,7 +58,9 @@ impl CausalAttention {
     pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
         let &[b, t, width] = &x.shape()[..] else {
             let rule = "wants three dims: batch, time, width";
-            return Err(Error::invalid("attention", rule, x.to_string(), "reshape it first").at(&self.site));
+            return Err(
+                Error::invalid("attention", rule, x.spec().to_string(), "reshape it first").at(&self.site)
+            );
         };
         let d = width / self.heads;
         let x = cx.site(&self.input, x)?;

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::params::{ParamId, Params};
 use super::plan::nearest;
-use crate::dtensor::{Again, DTensor, PendingRedistribution};
+use crate::dtensor::{DTensor, PendingRedistribution, Regather};
 use crate::error::{Error, Result};
 use crate::rng::Generator;
 
@@ -33,7 +33,7 @@ enum Slot {
 #[derive(Default)]
 struct Current {
     unit: Option<usize>,
-    before: Vec<Again>,
+    before: Vec<Regather>,
 }
 
 impl<'a> Forward<'a> {
@@ -76,7 +76,7 @@ impl<'a> Forward<'a> {
         let ready = match slot {
             Slot::InFlight(flight) => {
                 let (shard, pending) = *flight;
-                shard.gathered_again(pending.wait()?, &self.before(unit))
+                shard.regathered(pending.wait()?, &self.before(unit))
             }
             Slot::Ready(ready) => ready,
             Slot::Idle => unreachable!("the unit was just started"),
@@ -153,7 +153,7 @@ impl<'a> Forward<'a> {
     }
 
     /// What the backward pass needs after a parameter of `unit`, which is used now.
-    fn before(&self, unit: usize) -> Vec<Again> {
+    fn before(&self, unit: usize) -> Vec<Regather> {
         let current = self.current.borrow();
         match current.unit {
             // Of the root, after a block: that block.
@@ -163,10 +163,10 @@ impl<'a> Forward<'a> {
     }
 
     /// How the parameters of a unit that are gathered now can be had again.
-    fn ready(&self, unit: usize) -> Vec<Again> {
+    fn ready(&self, unit: usize) -> Vec<Regather> {
         let slots = self.slots.borrow();
         let again = |id: &ParamId| match &slots[id.index()] {
-            Slot::Ready(t) => t.again(),
+            Slot::Ready(t) => t.regather(),
             _ => None,
         };
         self.params.units()[unit].members.iter().filter_map(again).collect()
@@ -221,7 +221,7 @@ mod tests {
             for (id, before) in ids.into_iter().zip([0, 0, 0, 2, 2, 2]) {
                 let value = cx.param(id)?;
                 assert_eq!(value.local().to_vec::<f32>()?, [1.0; 6]);
-                assert!(value.has_history() && value.again().is_some());
+                assert!(value.has_history() && value.regather().is_some());
                 assert_eq!(cx.before(params.unit_of(id)).len(), before, "{}", params.path(id));
                 seen.push(state());
             }

@@ -79,7 +79,9 @@ impl GroupedAttention {
     pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
         let &[b, t, _] = &x.shape()[..] else {
             let rule = "wants three dims: batch, time, width";
-            return Err(Error::invalid("attention", rule, x.to_string(), "reshape it first").at(&self.site));
+            return Err(
+                Error::invalid("attention", rule, x.spec().to_string(), "reshape it first").at(&self.site)
+            );
         };
         let GroupedHeads { heads, kv_heads, head_width: d, base } = self.heads;
         let x = cx.site(&self.input, x)?;

@@ -98,13 +98,13 @@ impl Llama {
     pub fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
         let &[_, time] = &tokens.shape()[..] else {
             let rule = "wants tokens of two dims: batch, time";
-            return Err(Error::invalid("llama", rule, tokens.to_string(), "reshape them first"));
+            return Err(Error::invalid("llama", rule, tokens.spec().to_string(), "reshape them first"));
         };
         if time > self.config.block {
             return Err(Error::invalid(
                 "llama",
                 "the sequence is longer than the block",
-                tokens.to_string(),
+                tokens.spec().to_string(),
                 format!("pass at most {} tokens", self.config.block),
             ));
         }

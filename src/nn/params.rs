@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::plan::Plan;
-use crate::dtensor::{DTensor, DTensors, DeviceMesh, Facts, Transfer};
+use crate::dtensor::{DTensor, DTensors, DeviceMesh, TensorMeta, Transfer};
 use crate::error::{Error, Result};
 use crate::ops::Batched;
 use crate::placement::{Layout, Mesh};
@@ -273,11 +273,11 @@ impl Params {
     pub fn set(&mut self, id: ParamId, value: DTensor) -> Result<()> {
         self.expect_own("set", id)?;
         let old = &self.list[id.index].value;
-        if old.facts() != value.facts() {
+        if old.tensor_meta() != value.tensor_meta() {
             return Err(Error::invalid(
                 "set",
                 format!("parameter {} has another dtype, shape or layout", self.path(id)),
-                format!("{value}, not {old}"),
+                format!("{}, not {}", value.spec(), old.spec()),
                 "redistribute it first",
             ));
         }
@@ -309,9 +309,10 @@ impl Params {
                 return Err(Error::invalid("update", "a parameter is named twice", given, ""));
             }
         }
-        let facts: Vec<Rc<Facts>> = updates.iter().map(|u| self.value(u.param).facts().clone()).collect();
-        let accept = |k: usize, outs: &[Rc<Facts>]| {
-            let (update, first): (&Rc<Facts>, _) = (&facts[k], outs.first());
+        let meta: Vec<Rc<TensorMeta>> =
+            updates.iter().map(|u| self.value(u.param).tensor_meta().clone()).collect();
+        let accept = |k: usize, outs: &[Rc<TensorMeta>]| {
+            let (update, first): (&Rc<TensorMeta>, _) = (&meta[k], outs.first());
             if first == Some(update) {
                 return Ok(());
             }
@@ -467,6 +468,6 @@ impl Scope<'_> {
 /// One line a parameter: path and facts.
 impl fmt::Debug for Params {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.list.iter().map(|p| (&p.path, p.value.to_string()))).finish()
+        f.debug_map().entries(self.list.iter().map(|p| (&p.path, p.value.spec().to_string()))).finish()
     }
 }

@@ -4,7 +4,7 @@
 //! A derivative reads what its operator says of shapes and samples, and the operator's own derivative applies it. So that
 //! their files do not name each other, the attributes stand here, below both; the records stand in the operators' files.
 
-use super::record::{Bits, Free};
+use super::record::{Bits, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::Shape;
 
@@ -23,7 +23,7 @@ pub struct AttentionGrad {
     /// As in the operator.
     pub q_offset: Option<usize>,
     /// The operator's own: the mask is made anew.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 /// `dy * (exp(logits - m) / s - onehot(target))`: operands as for `cross_entropy`, then the loss's gradient `dy` `[..]`.

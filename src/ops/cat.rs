@@ -3,7 +3,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, Work, list,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Slice, Tensors, Vjp, Windows,
+    Work, list,
 };
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -42,13 +43,16 @@ impl Op for Cat {
         Ok(smallvec![Meta { dtype: first.dtype, shape }])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
-        others.map(|d| Row::same(Slot::S(d), ins.len())).chain(Algebra::Structural.rows(ins.len())).collect()
+        others
+            .map(|d| Row::same(AxisPlacement::S(d), ins.len()))
+            .chain(Algebra::Structural.rows(ins.len()))
+            .collect()
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let mut out = Tensor::stale_on(ins[0].device(), ins[0].dtype(), at.outs[0].local().clone())?;
+        let mut out = Tensor::uninit_on(ins[0].device(), ins[0].dtype(), at.outs[0].local().clone())?;
         let strides = out.strides().to_vec();
         let mut start = 0;
         for x in ins.iter() {

@@ -3,8 +3,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Algebra, Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Slot, Sum, Tensors, Vjp, Windows,
-    Work, arity,
+    Algebra, AxisPlacement, Expand, Input, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors,
+    Vjp, Windows, Work, arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
@@ -35,15 +35,15 @@ impl Op for Expand {
         Ok(smallvec![Meta { dtype: x.dtype, shape: self.shape.clone() }])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let repeated = self.repeated(&ins[0]);
         let lead = self.shape.len() - ins[0].shape.len();
         let mut rows: Vec<Row> = (lead..self.shape.len())
             .filter(|d| !repeated.contains(d))
-            .map(|d| Row::new([Slot::S(d - lead)], [Slot::S(d)]))
+            .map(|d| Row::new([AxisPlacement::S(d - lead)], [AxisPlacement::S(d)]))
             .collect();
         rows.extend(Algebra::Structural.rows(1));
-        rows.extend(repeated.iter().map(|&d| Row::new([Slot::R], [Slot::S(d)])));
+        rows.extend(repeated.iter().map(|&d| Row::new([AxisPlacement::R], [AxisPlacement::S(d)])));
         rows
     }
 

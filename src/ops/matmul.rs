@@ -4,7 +4,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Axis, Input, Meta, Metas, Op, Row, Sample, Signature, Tensors, Vjp, Windows, Work, list};
+use super::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Signature, Tensors, Vjp, Windows, Work, list};
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Shape, Tensor, cpu, cuda};
 
@@ -81,7 +81,7 @@ impl Op for Matmul {
         Ok(smallvec![Meta { dtype: ins[0].dtype, shape }])
     }
 
-    fn rows(&self, _: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, _: &[Meta], _: MeshAxis) -> Vec<Row> {
         self.signature.rows()
     }
 

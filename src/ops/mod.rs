@@ -66,16 +66,16 @@ pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
 pub use record::{
-    Batched, Bits, Free, Key, Op, Program, Ref, Statistic, Step, Tensors, Vjp, Window, Windows, eval_whole,
+    Batched, Bits, Key, Op, Program, Ref, Statistic, Step, Tensors, Unkeyed, Vjp, Window, Windows, eval_whole,
 };
-pub(crate) use record::{absent, arity, has_free, run};
+pub(crate) use record::{absent, arity, has_unkeyed, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::max::{Extreme, Max};
 pub use reduce::min::Min;
 pub use reduce::sum::Sum;
 pub use reshape::Reshape;
 pub use rotary::Rotary;
-pub use row::{Algebra, Axis, Row, Slot};
+pub use row::{Algebra, AxisPlacement, MeshAxis, Row};
 pub use sample::{Fill, Input, Sample};
 pub use signature::Signature;
 pub use slice::Slice;

@@ -3,7 +3,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Axis, Input, Meta, Metas, Op, Pad, Row, Sample, Slice, Slot, Tensors, Vjp, Windows, Work, arity,
+    AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Pad, Row, Sample, Slice, Tensors, Vjp, Windows, Work,
+    arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -29,9 +30,12 @@ impl Op for Pad {
     }
 
     /// A partial sum passes (zeros add nothing); a partial maximum does not, since the zeros are values.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
-        others.map(|d| Row::same(Slot::S(d), 1)).chain([Row::same(Slot::SUM, 1).exact()]).collect()
+        others
+            .map(|d| Row::same(AxisPlacement::S(d), 1))
+            .chain([Row::same(AxisPlacement::SUM, 1).exact()])
+            .collect()
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {

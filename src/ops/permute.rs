@@ -2,7 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity};
+use super::{
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+};
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 
@@ -48,8 +50,8 @@ impl Op for Permute {
         Ok(smallvec![Meta { dtype: x.dtype, shape: self.order.iter().map(|&d| x.shape[d]).collect() }])
     }
 
-    fn rows(&self, _: &[Meta], _: Axis) -> Vec<Row> {
-        let cut = |(to, &from): (usize, &usize)| Row::new([Slot::S(from)], [Slot::S(to)]);
+    fn rows(&self, _: &[Meta], _: MeshAxis) -> Vec<Row> {
+        let cut = |(to, &from): (usize, &usize)| Row::new([AxisPlacement::S(from)], [AxisPlacement::S(to)]);
         let mut rows: Vec<Row> = self.order.iter().enumerate().map(cut).collect();
         rows.extend(Algebra::Structural.rows(1));
         rows

@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
 use super::meta::list;
-use super::{Axis, Meta, Metas, Row, Work};
+use super::{MeshAxis, Meta, Metas, Row, Work};
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Device, Shape, Tensor};
@@ -37,7 +37,7 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
     ///
     /// That replicated operands give replicated results is true of every operator and not listed. Operands have
     /// passed [`Op::infer`].
-    fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row>;
+    fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row>;
 
     /// This rank's part of the results, from its parts of the operands.
     ///
@@ -67,7 +67,7 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
 
     /// Of an operator with one result: the same where the first `outer` of the dims it sums over are kept, in front of the
     /// result's dims. With it a rank computes many nodes in one call; without, in a call for each.
-    fn keeping(&self, _outer: usize) -> Option<Box<dyn Op>> {
+    fn keep_leading(&self, _outer: usize) -> Option<Box<dyn Op>> {
         None
     }
 
@@ -209,35 +209,35 @@ impl<T: Op + Clone + Eq + Hash> Key for T {
 ///
 /// Calls that differ in such an attribute alone share a plan but no derivative: an operator that has one writes its
 /// derivative anew for each call. It need not say so: the attribute is noticed when the operator is compared with itself and
-/// hashed. An attribute that an operator leaves out of its comparison must therefore be a `Free`.
+/// hashed. An attribute that an operator leaves out of its comparison must therefore be a `Unkeyed`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Free<T>(pub T);
+pub struct Unkeyed<T>(pub T);
 
 thread_local! {
-    /// True if this thread has compared or hashed a [`Free`] since the flag was cleared.
-    static MET_FREE: Cell<bool> = const { Cell::new(false) };
+    /// True if this thread has compared or hashed a [`Unkeyed`] since the flag was cleared.
+    static MET_UNKEYED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True if `op` has a [`Free`] attribute.
-pub(crate) fn has_free(op: &dyn Op) -> bool {
-    MET_FREE.set(false);
+/// True if `op` has a [`Unkeyed`] attribute.
+pub(crate) fn has_unkeyed(op: &dyn Op) -> bool {
+    MET_UNKEYED.set(false);
     op.key_hash(&mut FxHasher::default());
     op.key_eq(op);
-    MET_FREE.get()
+    MET_UNKEYED.get()
 }
 
-impl<T> PartialEq for Free<T> {
+impl<T> PartialEq for Unkeyed<T> {
     fn eq(&self, _: &Self) -> bool {
-        MET_FREE.set(true);
+        MET_UNKEYED.set(true);
         true
     }
 }
 
-impl<T> Eq for Free<T> {}
+impl<T> Eq for Unkeyed<T> {}
 
-impl<T> Hash for Free<T> {
+impl<T> Hash for Unkeyed<T> {
     fn hash<H: Hasher>(&self, _: &mut H) {
-        MET_FREE.set(true);
+        MET_UNKEYED.set(true);
     }
 }
 

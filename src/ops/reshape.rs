@@ -2,7 +2,9 @@
 
 use smallvec::smallvec;
 
-use super::{Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity};
+use super::{
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+};
 use crate::error::{Error, Result};
 use crate::placement::chunk;
 use crate::tensor::{Shape, Tensor};
@@ -34,7 +36,7 @@ impl Op for Reshape {
 
     /// Dims split into groups with equal products; within a group only its outermost dims (of extent other than 1) can
     /// stay sharded, and only where both chunkings cut at the same elements.
-    fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let x = &ins[0].shape;
         let mut rows = Vec::new();
         if x.numel() > 0 {
@@ -45,7 +47,7 @@ impl Op for Reshape {
                     let inner_old: usize = x[i + 1..old.end].iter().product();
                     let inner_new: usize = self.shape[o + 1..new.end].iter().product();
                     if cuts_agree((x[i], inner_old), (self.shape[o], inner_new), axis.ranks, axis.ways(i)) {
-                        rows.push(Row::new([Slot::S(i)], [Slot::S(o)]));
+                        rows.push(Row::new([AxisPlacement::S(i)], [AxisPlacement::S(o)]));
                     }
                 }
             }

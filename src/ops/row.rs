@@ -9,7 +9,7 @@ use crate::tensor::ReduceOp;
 
 /// What a row says of one operand or result on one mesh axis.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Slot {
+pub enum AxisPlacement {
     /// Replicated.
     R,
     /// Sharded along a dim by the ceil rule.
@@ -19,7 +19,7 @@ pub enum Slot {
     /// Of a result: every rank has the sum over those indices of summed dims that it holds. The rows with this slot that
     /// cut one dim name the dims summed over; in the order of the summation tree, outermost first. An operator that lists
     /// them promises that evaluated on one node of the tree it gives that node's bits.
-    Terms(Leaf),
+    TreeSum(Leaf),
     /// Ragged over some prefix; all `Ragged` slots of a row have the same prefix and units.
     Ragged,
 }
@@ -28,9 +28,9 @@ pub enum Slot {
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Row {
     /// One an operand.
-    pub ins: SmallVec<[Slot; 4]>,
+    pub ins: SmallVec<[AxisPlacement; 4]>,
     /// One a result.
-    pub outs: SmallVec<[Slot; 4]>,
+    pub outs: SmallVec<[AxisPlacement; 4]>,
     /// True where the row holds by bits; false where it holds up to rounding, because a sum is taken apart or put together
     /// in another order than a single rank's. Only [`Reduction::Fast`](crate::dtensor::Reduction::Fast) uses those.
     pub by_bits: bool,
@@ -38,11 +38,11 @@ pub struct Row {
 
 /// The mesh axis a row is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Axis {
+pub struct MeshAxis {
     /// The number of ranks along it.
     pub ranks: usize,
     /// For each dim of the first operand, in how many pieces the other axes split it.
-    others: [usize; Axis::DIMS],
+    others: [usize; MeshAxis::DIMS],
 }
 
 /// What an operator commutes with, in one word: says which `Partial` may pass through it unreduced.
@@ -62,78 +62,87 @@ pub enum Algebra {
     Monotone,
 }
 
-impl Slot {
+impl AxisPlacement {
     /// A part of a sum.
-    pub const SUM: Slot = Slot::P(ReduceOp::Sum);
+    pub const SUM: AxisPlacement = AxisPlacement::P(ReduceOp::Sum);
 
-    /// True for [`Slot::R`].
+    /// True for [`AxisPlacement::R`].
     pub(crate) fn is_replicated(self) -> bool {
         match self {
-            Slot::R => true,
-            Slot::S(_) | Slot::P(_) | Slot::Terms(_) | Slot::Ragged => false,
+            AxisPlacement::R => true,
+            AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::TreeSum(_) | AxisPlacement::Ragged => {
+                false
+            }
         }
     }
 
-    /// True for [`Slot::SUM`]: a sum in parts passes.
+    /// True for [`AxisPlacement::SUM`]: a sum in parts passes.
     pub(crate) fn is_sum(self) -> bool {
         match self {
-            Slot::P(op) => op == ReduceOp::Sum,
-            Slot::R | Slot::S(_) | Slot::Terms(_) | Slot::Ragged => false,
+            AxisPlacement::P(op) => op == ReduceOp::Sum,
+            AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::TreeSum(_) | AxisPlacement::Ragged => {
+                false
+            }
         }
     }
 
-    /// True for [`Slot::Ragged`].
+    /// True for [`AxisPlacement::Ragged`].
     pub(crate) fn is_ragged(self) -> bool {
         match self {
-            Slot::Ragged => true,
-            Slot::R | Slot::S(_) | Slot::P(_) | Slot::Terms(_) => false,
+            AxisPlacement::Ragged => true,
+            AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::TreeSum(_) => false,
         }
     }
 
-    /// The dim of a [`Slot::S`].
+    /// The dim of a [`AxisPlacement::S`].
     pub(crate) fn dim(self) -> Option<usize> {
         match self {
-            Slot::S(dim) => Some(dim),
-            Slot::R | Slot::P(_) | Slot::Terms(_) | Slot::Ragged => None,
+            AxisPlacement::S(dim) => Some(dim),
+            AxisPlacement::R | AxisPlacement::P(_) | AxisPlacement::TreeSum(_) | AxisPlacement::Ragged => {
+                None
+            }
         }
     }
 
-    /// The form of the summation tree's leaves, of [`Slot::Terms`].
-    pub(crate) fn terms(self) -> Option<Leaf> {
+    /// The form of the summation tree's leaves, of [`AxisPlacement::TreeSum`].
+    pub(crate) fn tree_leaf(self) -> Option<Leaf> {
         match self {
-            Slot::Terms(leaf) => Some(leaf),
-            Slot::R | Slot::S(_) | Slot::P(_) | Slot::Ragged => None,
+            AxisPlacement::TreeSum(leaf) => Some(leaf),
+            AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::Ragged => None,
         }
     }
 }
 
-impl Axis {
+impl MeshAxis {
     /// Dims from this one on count as split by whatever splits any of them.
     const DIMS: usize = 8;
 
     /// An axis of `ranks` ranks, beside which nothing splits the first operand.
-    pub fn alone(ranks: usize) -> Axis {
-        Axis { ranks, others: [1; Axis::DIMS] }
+    pub fn alone(ranks: usize) -> MeshAxis {
+        MeshAxis { ranks, others: [1; MeshAxis::DIMS] }
     }
 
     /// The same axis, where another one of `ranks` ranks splits dim `dim` of the first operand.
-    pub fn beside(mut self, dim: usize, ranks: usize) -> Axis {
-        self.others[dim.min(Axis::DIMS - 1)] *= ranks;
+    pub fn beside(mut self, dim: usize, ranks: usize) -> MeshAxis {
+        self.others[dim.min(MeshAxis::DIMS - 1)] *= ranks;
         self
     }
 
     /// The number of pieces of dim `dim` of the first operand if this axis splits it too. A dim whose extent divides by
     /// it is cut evenly whatever the nesting; if it equals `ranks`, this axis alone cuts.
     pub fn ways(&self, dim: usize) -> usize {
-        self.ranks * self.others[dim.min(Axis::DIMS - 1)]
+        self.ranks * self.others[dim.min(MeshAxis::DIMS - 1)]
     }
 }
 
 impl Row {
-    /// A row. It holds by bits unless a sum passes in parts ([`Slot::SUM`]); where such a one does, say so with
+    /// A row. It holds by bits unless a sum passes in parts ([`AxisPlacement::SUM`]); where such a one does, say so with
     /// [`Row::exact`].
-    pub fn new(ins: impl IntoIterator<Item = Slot>, outs: impl IntoIterator<Item = Slot>) -> Row {
-        let (ins, outs): (SmallVec<[Slot; 4]>, SmallVec<[Slot; 4]>) =
+    pub fn new(
+        ins: impl IntoIterator<Item = AxisPlacement>,
+        outs: impl IntoIterator<Item = AxisPlacement>,
+    ) -> Row {
+        let (ins, outs): (SmallVec<[AxisPlacement; 4]>, SmallVec<[AxisPlacement; 4]>) =
             (ins.into_iter().collect(), outs.into_iter().collect());
         let by_bits = !ins.iter().chain(&outs).any(|s| s.is_sum());
         Row { ins, outs, by_bits }
@@ -147,18 +156,18 @@ impl Row {
         self
     }
 
-    /// True if some operand is [`Slot::Ragged`].
+    /// True if some operand is [`AxisPlacement::Ragged`].
     pub(crate) fn takes_ragged(&self) -> bool {
         self.ins.iter().any(|s| s.is_ragged())
     }
 
-    /// True if every operand and every result is [`Slot::R`].
+    /// True if every operand and every result is [`AxisPlacement::R`].
     pub(crate) fn is_replicated(&self) -> bool {
         self.ins.iter().chain(&self.outs).all(|s| s.is_replicated())
     }
 
     /// The same slot everywhere, for `ins` operands and one result.
-    pub fn same(slot: Slot, ins: usize) -> Row {
+    pub fn same(slot: AxisPlacement, ins: usize) -> Row {
         Row::new(std::iter::repeat_n(slot, ins), [slot])
     }
 }
@@ -166,36 +175,36 @@ impl Row {
 impl Algebra {
     /// The rows that let a `Partial` through, for `ins` operands and one result.
     pub fn rows(self, ins: usize) -> Vec<Row> {
-        let sum = Slot::SUM;
-        let one = |at: usize| Row::new((0..ins).map(|i| if i == at { sum } else { Slot::R }), [sum]);
+        let sum = AxisPlacement::SUM;
+        let one = |at: usize| Row::new((0..ins).map(|i| if i == at { sum } else { AxisPlacement::R }), [sum]);
         match self {
             Algebra::Opaque => vec![],
             Algebra::Additive => vec![Row::same(sum, ins)],
             Algebra::Linear => vec![one(0)],
             Algebra::Multilinear => (0..ins).map(one).collect(),
             Algebra::Monotone => {
-                [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), ins)).to_vec()
+                [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(AxisPlacement::P(op), ins)).to_vec()
             }
             Algebra::Structural => [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min]
-                .map(|op| Row::same(Slot::P(op), ins).exact())
+                .map(|op| Row::same(AxisPlacement::P(op), ins).exact())
                 .to_vec(),
         }
     }
 }
 
-impl fmt::Display for Slot {
+impl fmt::Display for AxisPlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Slot::R => f.write_str("R"),
-            Slot::S(dim) => write!(f, "S{dim}"),
-            Slot::P(op) => write!(f, "P({op})"),
-            Slot::Terms(_) => f.write_str("P(sum)"),
-            Slot::Ragged => f.write_str("RS"),
+            AxisPlacement::R => f.write_str("R"),
+            AxisPlacement::S(dim) => write!(f, "S{dim}"),
+            AxisPlacement::P(op) => write!(f, "P({op})"),
+            AxisPlacement::TreeSum(_) => f.write_str("P(sum)"),
+            AxisPlacement::Ragged => f.write_str("RS"),
         }
     }
 }
 
-impl fmt::Debug for Slot {
+impl fmt::Debug for AxisPlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }

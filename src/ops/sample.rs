@@ -108,7 +108,7 @@ impl Sample {
     }
 
     /// Says that finite differences do not apply.
-    pub fn rough(mut self) -> Sample {
+    pub fn not_smooth(mut self) -> Sample {
         self.smooth = false;
         self
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::{Algebra, Meta, Row, Slot, list};
+use super::{Algebra, AxisPlacement, Meta, Row, list};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::tensor::Shape;
@@ -133,8 +133,8 @@ impl Signature {
                 continue;
             }
             seen.push(l);
-            let ins = self.ins.iter().map(|i| at(i, l).map_or(Slot::R, Slot::S));
-            let out = at(&self.out, l).map_or(Slot::Terms(Leaf::Chain), Slot::S);
+            let ins = self.ins.iter().map(|i| at(i, l).map_or(AxisPlacement::R, AxisPlacement::S));
+            let out = at(&self.out, l).map_or(AxisPlacement::TreeSum(Leaf::Chain), AxisPlacement::S);
             rows.push(Row::new(ins, [out]));
         }
         rows.extend(Algebra::Multilinear.rows(self.ins.len()));

@@ -3,7 +3,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Algebra, Axis, Input, Meta, Metas, Op, Pad, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Pad, Row, Sample, Tensors, Vjp, Windows, Work,
+    arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -40,9 +41,11 @@ impl Op for Slice {
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
-        let mut rows: Vec<Row> =
-            (0..ins[0].shape.len()).filter(|&d| d != self.dim).map(|d| Row::same(Slot::S(d), 1)).collect();
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        let mut rows: Vec<Row> = (0..ins[0].shape.len())
+            .filter(|&d| d != self.dim)
+            .map(|d| Row::same(AxisPlacement::S(d), 1))
+            .collect();
         rows.extend(Algebra::Structural.rows(1));
         rows
     }

@@ -1,7 +1,8 @@
 //! `split`: pieces of given lengths along a dim. Views where the dim is whole.
 
 use super::{
-    Algebra, Axis, Cat, Input, Meta, Metas, Op, Ref, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+    Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Op, Ref, Row, Sample, Tensors, Vjp, Windows,
+    Work, arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
@@ -39,11 +40,11 @@ impl Op for Split {
         Ok(self.lens.iter().map(piece).collect())
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
-        let spread = |s: Slot| Row::new([s], self.lens.iter().map(|_| s));
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        let spread = |s: AxisPlacement| Row::new([s], self.lens.iter().map(|_| s));
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         let partial = Algebra::Structural.rows(1).into_iter().map(|r| spread(r.ins[0]).exact());
-        others.map(|d| spread(Slot::S(d))).chain(partial).collect()
+        others.map(|d| spread(AxisPlacement::S(d))).chain(partial).collect()
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {

@@ -42,5 +42,5 @@ fn added_alike(squares: &[DTensor]) -> Result<Vec<DTensor>> {
 pub fn clip_scale(norm: &DTensor, limit: f64) -> Result<DTensor> {
     let one = DTensor::full(norm.mesh(), norm.dtype(), norm.shape(), 1.0, norm.layout().clone())?;
     // As everywhere, 1e-6 keeps a norm of zero from dividing.
-    one.scale(limit)?.div(&norm.shift(1e-6)?)?.minimum(&one)
+    one.mul_scalar(limit)?.div(&norm.add_scalar(1e-6)?)?.minimum(&one)
 }

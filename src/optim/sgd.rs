@@ -3,7 +3,7 @@
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
 use crate::nn::{ParamId, Params, Update};
-use crate::ops::{self, Bits, Free};
+use crate::ops::{self, Bits, Unkeyed};
 
 /// Stochastic gradient descent with momentum (Sutskever et al. 2013), optionally Nesterov's.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Sgd {
             momentum: Bits(self.momentum),
             weight_decay: Bits(self.weight_decay),
             nesterov: self.nesterov,
-            lr: Free(lr),
+            lr: Unkeyed(lr),
         };
         let ids: Vec<ParamId> = params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
         for &id in &ids {

@@ -42,17 +42,17 @@ mod layout;
 mod mesh;
 mod notation;
 mod piece;
+mod reduction_tree;
 mod region;
 mod runs;
 pub mod short;
 mod spec;
-mod terms;
 
 pub use axis::{Placement, chunk};
 pub use layout::Layout;
 pub use mesh::Mesh;
+pub use reduction_tree::{ReductionTree, TreeNode};
 pub use region::{Block, Overlap, Region};
 pub use spec::Spec;
-pub use terms::{Node, Terms};
 
 pub use crate::tensor::{LEAF, Leaf};

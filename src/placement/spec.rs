@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::piece::Piece;
-use super::{Layout, Mesh, Placement, Region, Terms};
+use super::{Layout, Mesh, Placement, ReductionTree, Region};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Shape};
 
@@ -23,7 +23,7 @@ pub struct Spec {
     pub layout: Layout,
     /// Of a `Partial` sum whose order of addition is that of one rank: its terms. Without it the ranks' parts are added
     /// by a tree over the ranks.
-    pub terms: Option<Arc<Terms>>,
+    pub tree: Option<Arc<ReductionTree>>,
 }
 
 impl Spec {
@@ -32,7 +32,7 @@ impl Spec {
     /// # Errors
     /// Refuses what [`Spec::validate`] refuses, in the name of `layout`.
     pub fn new(mesh: &Mesh, dtype: DType, shape: impl Into<Shape>, layout: Layout) -> Result<Spec> {
-        let spec = Spec { mesh: mesh.clone(), dtype, shape: shape.into(), layout, terms: None };
+        let spec = Spec { mesh: mesh.clone(), dtype, shape: shape.into(), layout, tree: None };
         spec.validate("layout")?;
         Ok(spec)
     }
@@ -45,30 +45,30 @@ impl Spec {
     pub fn with_layout(&self, layout: Layout) -> Result<Spec> {
         let kept = |a: usize| layout.placements().get(a) == Some(self.layout.axis(a));
         let added: SmallVec<[usize; 4]> = self.open_axes().into_iter().filter(|&a| !kept(a)).collect();
-        let terms = match &self.terms {
-            Some(terms) if added.is_empty() => Some(terms.clone()),
-            Some(terms) => terms.after(&added).map(Arc::new),
+        let tree = match &self.tree {
+            Some(tree) if added.is_empty() => Some(tree.clone()),
+            Some(tree) => tree.after(&added).map(Arc::new),
             None => None,
         };
-        Ok(Spec { terms, ..Spec::new(&self.mesh, self.dtype, &self.shape, layout)? })
+        Ok(Spec { tree, ..Spec::new(&self.mesh, self.dtype, &self.shape, layout)? })
     }
 
     /// The `Partial` axes along which [`Spec::terms`] have still to be added up.
     pub fn open_axes(&self) -> SmallVec<[usize; 4]> {
-        self.terms.iter().flat_map(|t| t.open_axes()).collect()
+        self.tree.iter().flat_map(|t| t.open_axes()).collect()
     }
 
     /// The number of tensors that the rank at `coords` holds: one, except of a sum in parts with [`Spec::terms`], where
     /// it is one for each of its finished nodes.
     pub fn nodes_len_at(&self, coords: &[usize]) -> usize {
-        self.terms.as_ref().map_or(1, |t| t.forest(&self.mesh, coords).map_or(1, |nodes| nodes.len()))
+        self.tree.as_ref().map_or(1, |t| t.finished_nodes(&self.mesh, coords).map_or(1, |nodes| nodes.len()))
     }
 
     /// The dtype of what is stored: parts of an f16 or bf16 sum with [`Spec::terms`] are kept in f32, so that it is
     /// rounded once.
     pub fn stored_dtype(&self) -> DType {
         match self.dtype {
-            DType::F16 | DType::BF16 if self.terms.is_some() => DType::F32,
+            DType::F16 | DType::BF16 if self.tree.is_some() => DType::F32,
             dtype => dtype,
         }
     }

@@ -2,9 +2,9 @@
 
 use super::Draw;
 use super::fill::Real;
+use super::index_ranges::{IndexRanges, Indices};
 use super::philox::Blocks;
 use super::sample::{Affine, Computed, Distribution, Normal, PIECE, Then, by_pieces};
-use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_unit_f32, ln_unit_f64};
@@ -121,7 +121,7 @@ pub(super) fn expect_len<P, T>(verb: &str, params: &[P], out: &[T]) -> Result<()
 pub(super) fn expect_all<T: Element>(
     verb: &str,
     rule: &str,
-    at: Stretches<'_>,
+    at: IndexRanges<'_>,
     params: &[T],
     keeps: impl Fn(f64) -> bool,
 ) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::tensor::cpu::{Lane, each};
+use crate::tensor::cpu::{Widen, each};
 
 /// The step from counts to elements.
 pub(crate) trait Counted: Sized {
@@ -36,7 +36,7 @@ macro_rules! counted_half {
                 for (counts, out) in counts.chunks(64).zip(out.chunks_mut(64)) {
                     let wide = &mut wide[..out.len()];
                     f32::put(counts, wide);
-                    <$t as Lane>::narrow_into(wide, out);
+                    <$t as Widen>::narrow_into(wide, out);
                 }
             }
         }

@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// Stretches shorter and longer than a chunk, more than are handed out together, on every instruction set.
+    /// IndexRanges shorter and longer than a chunk, more than are handed out together, on every instruction set.
     #[test]
     fn many_stretches_are_the_wholes_elements() {
         for (row, first, len) in [(3, 1, 1), (9, 2, 5), (100, 51, 48), (400, 99, 131), (700, 0, 300)] {

@@ -1,9 +1,9 @@
 //! Fills: ranges of a draw's numbers, by global index.
 
 use super::Draw;
+use super::index_ranges::Indices;
 use super::philox::Blocks;
 use super::sample::{Affine, Normal, Same, Sampled, Sink, Uniform, drive};
-use super::stretches::Indices;
 use crate::tensor::Float;
 
 /// An element type that can be drawn: f32, f64, f16 or bf16. Sealed.
@@ -15,7 +15,7 @@ impl<T: Sampled> Real for T {}
 /// The 32-bit draw itself: `out[i]` is the word of the i-th element.
 ///
 /// `at` says which elements are meant, here and in every fill: a `u64` is the global linear index of `out[0]`, on which
-/// the others follow; [`Stretches`](super::Stretches) name many ranges. Any cut gives the same numbers.
+/// the others follow; [`IndexRanges`](super::IndexRanges) name many ranges. Any cut gives the same numbers.
 pub fn bits32(draw: Draw, at: impl Indices, out: &mut [u32]) {
     drive(draw, 0, at.stretches(), out.len(), Words(out));
 }

@@ -3,9 +3,9 @@
 use super::Draw;
 use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64, wide};
 use super::fill::Real;
+use super::index_ranges::{IndexRanges, Indices};
+use super::rejection::{Each, Fixed, LANES, Method, Place, Setups, run};
 use super::sample::{Gammas, PIECE, box_muller_f32, box_muller_f64, by_pieces, in_wide};
-use super::stretches::{Indices, Stretches};
-use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use crate::error::{Error, Result};
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
@@ -80,11 +80,11 @@ struct Setup<A> {
 macro_rules! gammas {
     ($t:ident, $rest:path, $exp:path, $tries:expr, $words:path, $boosts:path) => {
         impl Gammas for $t {
-            fn gamma(draw: Draw, at: Stretches<'_>, shape: $t, scale: $t, out: &mut [$t]) {
+            fn gamma(draw: Draw, at: IndexRanges<'_>, shape: $t, scale: $t, out: &mut [$t]) {
                 let method = Squeeze { scale };
                 run(method, Fixed(method.setup(shape)), draw, at, out);
             }
-            fn gamma_each(draw: Draw, at: Stretches<'_>, shape: &[$t], out: &mut [$t]) {
+            fn gamma_each(draw: Draw, at: IndexRanges<'_>, shape: &[$t], out: &mut [$t]) {
                 run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, at, out);
             }
         }

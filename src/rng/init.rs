@@ -1,11 +1,11 @@
 //! Initial values, described as values: what a parameter starts as, whoever computes which part of it.
 
 use super::distribution::named;
-use super::drawn::floats;
 use super::fill::Real;
+use super::index_ranges::{IndexRanges, Named};
 use super::orthogonal::Orthogonal;
+use super::random_element::floats;
 use super::regions::{expect_storage, unshare};
-use super::stretches::{Named, Stretches};
 use super::{Distribution, Draw, cuda};
 use crate::error::{Error, Result};
 use crate::placement::Region;
@@ -144,9 +144,10 @@ impl Init {
         let kind = match self.resolve(global_shape)? {
             Init::Constant(value) => Kind::Constant(value),
             Init::Orthogonal { gain } => Kind::Matrix(Orthogonal::new(draw, global_shape, gain)),
-            other => {
-                Kind::Drawn(draw, other.distribution().expect("resolve leaves constants, matrices and these"))
-            }
+            other => Kind::RandomElement(
+                draw,
+                other.distribution().expect("resolve leaves constants, matrices and these"),
+            ),
         };
         Ok(InitValues { global, kind })
     }
@@ -220,7 +221,7 @@ pub struct InitValues {
 #[derive(Clone, Debug)]
 enum Kind {
     Constant(f64),
-    Drawn(Draw, Distribution),
+    RandomElement(Draw, Distribution),
     Matrix(Orthogonal),
 }
 
@@ -233,7 +234,7 @@ impl InitValues {
         self.expect_inside(start, out.len())?;
         match &self.kind {
             Kind::Constant(value) => out.fill(T::narrow(Element::from_f64(*value))),
-            Kind::Drawn(draw, from) => floats(*from, *draw, start.stretches(), out),
+            Kind::RandomElement(draw, from) => floats(*from, *draw, start.stretches(), out),
             Kind::Matrix(matrix) => matrix.fill(start, out),
         }
         Ok(())
@@ -245,8 +246,8 @@ impl InitValues {
     /// Refuses an `out` of another length than the region's, and a region of another tensor that leaves this one.
     pub fn fill_region<T: Real>(&self, region: &Region, out: &mut [T]) -> Result<()> {
         expect_storage("init", region, out.len())?;
-        if let Kind::Drawn(draw, from) = &self.kind {
-            return Stretches::of(region, &self.global, |at, here| {
+        if let Kind::RandomElement(draw, from) = &self.kind {
+            return IndexRanges::of(region, &self.global, |at, here| {
                 self.expect_inside(at.index(here.len() - 1), 1)?;
                 floats(*from, *draw, at, &mut out[here]);
                 Ok(())
@@ -278,7 +279,7 @@ impl InitValues {
         }
         match &self.kind {
             Kind::Matrix(_) => {
-                let mut host = Tensor::stale(dtype, local.shape());
+                let mut host = Tensor::uninit(dtype, local.shape());
                 self.fill_tensor(region, &mut host)?;
                 *local = host.to_device(device)?;
                 Ok(())
@@ -291,7 +292,7 @@ impl InitValues {
                 })?;
                 crate::tensor::cuda::fill(local, rounded)
             }
-            Kind::Drawn(draw, from) => {
+            Kind::RandomElement(draw, from) => {
                 let strides = self.global.strides();
                 for block in &region.boxes {
                     let last = block.start.iter().zip(&block.len).zip(&strides);

@@ -3,9 +3,9 @@
 use std::ops::RangeInclusive;
 
 use super::Draw;
+use super::index_ranges::{IndexRanges, Indices};
 use super::philox::{self, Blocks};
 use super::sample::{PIECE, Sink, drive};
-use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Element};
 
@@ -94,7 +94,7 @@ trait Wraps: Sized {
     /// What the type holds.
     const RANGE: RangeInclusive<i128>;
     /// Writes the numbers of a range within the type.
-    fn fill(draw: Draw, at: Stretches<'_>, words: &Words, out: &mut [Self]);
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [Self]);
 }
 
 /// The low bits of a number. i64 and i32 are drawn; u8 is cut from i32.
@@ -118,7 +118,7 @@ impl Low for i32 {
 
 impl Wraps for i64 {
     const RANGE: RangeInclusive<i128> = i64::MIN as i128..=i64::MAX as i128;
-    fn fill(draw: Draw, at: Stretches<'_>, words: &Words, out: &mut [i64]) {
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [i64]) {
         let len = out.len();
         match *words {
             Words::One { low, last, threshold } => {
@@ -133,7 +133,7 @@ impl Wraps for i64 {
 
 impl Wraps for i32 {
     const RANGE: RangeInclusive<i128> = i32::MIN as i128..=i32::MAX as i128;
-    fn fill(draw: Draw, at: Stretches<'_>, words: &Words, out: &mut [i32]) {
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [i32]) {
         let &Words::One { low, last, threshold } = words else { unreachable!("i32 holds 2^32 numbers") };
         drive(draw, 0, at, out.len(), Narrow { draw, start: at, low, last, threshold, out });
     }
@@ -141,7 +141,7 @@ impl Wraps for i32 {
 
 impl Wraps for u8 {
     const RANGE: RangeInclusive<i128> = u8::MIN as i128..=u8::MAX as i128;
-    fn fill(draw: Draw, mut at: Stretches<'_>, words: &Words, out: &mut [u8]) {
+    fn fill(draw: Draw, mut at: IndexRanges<'_>, words: &Words, out: &mut [u8]) {
         let mut numbers = [0i32; PIECE];
         let mut rest = out;
         while !rest.is_empty() {
@@ -158,7 +158,7 @@ impl Wraps for u8 {
 /// From the 32-bit draw.
 struct Narrow<'a, T> {
     draw: Draw,
-    start: Stretches<'a>,
+    start: IndexRanges<'a>,
     low: u64,
     last: u32,
     threshold: u32,
@@ -213,7 +213,7 @@ impl<T: Low> Sink for Narrow<'_, T> {
 /// From the 64-bit draw.
 struct Wide<'a> {
     draw: Draw,
-    start: Stretches<'a>,
+    start: IndexRanges<'a>,
     low: u64,
     last: u64,
     threshold: u64,

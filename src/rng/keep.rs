@@ -3,9 +3,9 @@
 use super::Draw;
 use super::continuous::{expect_all, expect_len};
 use super::fill::Real;
+use super::index_ranges::{IndexRanges, Indices};
 use super::philox::Blocks;
 use super::sample::{PIECE, Sink, drive};
-use super::stretches::{Indices, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 
@@ -64,7 +64,7 @@ pub fn bernoulli_each<T: Real>(draw: Draw, at: impl Indices, p: &[T], out: &mut 
     Ok(())
 }
 
-fn mask(draw: Draw, at: Stretches<'_>, p: f64, threshold: u32, kept: bool, out: &mut [bool]) {
+fn mask(draw: Draw, at: IndexRanges<'_>, p: f64, threshold: u32, kept: bool, out: &mut [bool]) {
     if p == 1.0 {
         out.fill(!kept);
     } else {

@@ -4,7 +4,7 @@
 //! so every rank counts alike and no rank asks another: nothing here communicates. A [`Draw`] names one operator's
 //! numbers, and the fills ([`uniform`], [`normal`], [`gamma`](gamma()), …; [`Distribution`] and [`Init`] name them as values)
 //! compute any range of them, given the *global* linear (row-major) index of its first element, or many at once
-//! ([`Stretches`]). However a tensor is cut, each element gets the same bits, on every CPU, vector width and CUDA device
+//! ([`IndexRanges`]). However a tensor is cut, each element gets the same bits, on every CPU, vector width and CUDA device
 //! ([`Distribution::fill_tensor`]).
 //!
 //! The streams are frozen: which counter an element reads is written at [`Draw`], the formula at each fill, and
@@ -31,10 +31,10 @@ mod counts;
 pub(crate) mod cuda;
 mod distribution;
 mod draw;
-mod drawn;
 mod fill;
 mod gamma;
 mod generator;
+mod index_ranges;
 mod init;
 mod integers;
 mod keep;
@@ -42,25 +42,25 @@ mod orthogonal;
 mod permutation;
 pub mod philox;
 mod poisson;
+mod random_element;
 mod regions;
+mod rejection;
 mod sample;
 mod stream;
-mod stretches;
-mod tries;
 mod truncated;
 
 pub use continuous::{exponential, exponential_each, log_normal, uniform_between};
 pub use distribution::Distribution;
 pub use draw::Draw;
-pub use drawn::Drawn;
 pub use fill::{Real, bits32, bits64, normal, uniform};
 pub use gamma::{gamma, gamma_each};
 pub use generator::{Generator, GeneratorState};
+pub use index_ranges::{IndexRanges, Indices};
 pub use init::{Fans, Init, InitValues};
 pub use integers::{Integer, uniform_int};
 pub use keep::{bernoulli, bernoulli_each, keep, keep_threshold};
 pub use permutation::Permutation;
 pub use poisson::{Count, poisson, poisson_each};
+pub use random_element::RandomElement;
 pub(crate) use sample::{PIECE, Sink, drive, in_wide};
 pub use stream::Stream;
-pub use stretches::{Indices, Stretches};

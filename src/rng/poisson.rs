@@ -3,10 +3,10 @@
 use super::continuous::{expect_all, expect_len};
 use super::counts::Counted;
 use super::fill::Real;
+use super::index_ranges::{IndexRanges, Indices};
 use super::philox::Blocks;
+use super::rejection::{Each, Fixed, LANES, Method, Place, Setups, run};
 use super::sample::{PIECE, Sink, Write, drive, unit_f64};
-use super::stretches::{Indices, Stretches};
-use super::tries::{Each, Fixed, LANES, Method, Place, Setups, run};
 use super::{Draw, bits64};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
@@ -51,7 +51,7 @@ enum Prepared {
 }
 
 /// Has `write` write counts piece by piece, which then become elements.
-fn in_counts<T: Count>(mut at: Stretches<'_>, out: &mut [T], write: Write<'_, f64>) {
+fn in_counts<T: Count>(mut at: IndexRanges<'_>, out: &mut [T], write: Write<'_, f64>) {
     let mut counts = [0.0; PIECE];
     let mut done = 0;
     while done < out.len() {
@@ -90,7 +90,7 @@ pub fn poisson_each<R: Real, T: Count>(
 /// A count for each of the rates, of which there is a piece.
 fn each_piece(
     draw: Draw,
-    at: Stretches<'_>,
+    at: IndexRanges<'_>,
     rates: &[f64],
     counts: &mut [f64],
     (pairs, large): &mut ([u64; PIECE], [f64; PIECE]),

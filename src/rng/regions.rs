@@ -3,22 +3,22 @@
 use super::Draw;
 use super::cuda;
 use super::distribution::Distribution;
-use super::drawn::Drawn;
+use super::index_ranges::{IndexRanges, Indices};
 use super::permutation::Permutation;
-use super::stretches::{Indices, Stretches};
+use super::random_element::RandomElement;
 use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{Device, Shape, Tensor, for_dtype};
 
 impl Distribution {
     /// Writes the values of these elements of a tensor: `at` is the global linear (row-major) index of `out[0]`, on
-    /// which the others follow, or [`Stretches`].
+    /// which the others follow, or [`IndexRanges`].
     ///
     /// Communicates nothing; any cut of the tensor gets the same values.
     ///
     /// # Errors
     /// As [`Distribution::check`].
-    pub fn fill<T: Drawn>(&self, draw: Draw, at: impl Indices, out: &mut [T]) -> Result<()> {
+    pub fn fill<T: RandomElement>(&self, draw: Draw, at: impl Indices, out: &mut [T]) -> Result<()> {
         self.check(T::DTYPE)?;
         T::fill(*self, draw, at.stretches(), out);
         Ok(())
@@ -29,7 +29,7 @@ impl Distribution {
     ///
     /// # Errors
     /// As [`Distribution::check`]; refuses an `out` of another length than the region's.
-    pub fn fill_region<T: Drawn>(
+    pub fn fill_region<T: RandomElement>(
         &self,
         draw: Draw,
         global: &Shape,
@@ -38,7 +38,7 @@ impl Distribution {
     ) -> Result<()> {
         self.check(T::DTYPE)?;
         expect_storage(self.name(), region, out.len())?;
-        Stretches::of(region, global, |at, here| {
+        IndexRanges::of(region, global, |at, here| {
             T::fill(*self, draw, at, &mut out[here]);
             Ok(())
         })
@@ -92,7 +92,7 @@ impl Permutation {
 /// Makes storage on a device writable: another where somebody shares it.
 pub(super) fn unshare(local: &mut Tensor) -> Result<()> {
     if !local.is_unique() {
-        *local = Tensor::stale_on(local.device(), local.dtype(), local.shape())?;
+        *local = Tensor::uninit_on(local.device(), local.dtype(), local.shape())?;
     }
     Ok(())
 }

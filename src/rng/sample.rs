@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use super::Draw;
 use super::counts::Counted;
+use super::index_ranges::IndexRanges;
 use super::philox::Blocks;
-use super::stretches::Stretches;
 use crate::tensor::Float;
-use crate::tensor::cpu::Lane;
+use crate::tensor::cpu::Widen;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
 use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
@@ -25,7 +25,7 @@ pub(crate) trait Sink {
 }
 
 /// Feeds `sink` the first `len` elements at these indices, of a draw's attempt.
-pub(crate) fn drive<S: Sink>(draw: Draw, attempt: u16, at: Stretches<'_>, len: usize, sink: S) {
+pub(crate) fn drive<S: Sink>(draw: Draw, attempt: u16, at: IndexRanges<'_>, len: usize, sink: S) {
     let (key, high) = (draw.key(), draw.counter_high(attempt));
     dispatch(Drive { key, high, at, len, sink });
 }
@@ -33,7 +33,7 @@ pub(crate) fn drive<S: Sink>(draw: Draw, attempt: u16, at: Stretches<'_>, len: u
 struct Drive<'a, S> {
     key: [u32; 2],
     high: u64,
-    at: Stretches<'a>,
+    at: IndexRanges<'a>,
     len: usize,
     sink: S,
 }
@@ -208,25 +208,25 @@ pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
 }
 
 /// f32 and f64: the types that numbers are computed in.
-pub(crate) trait Computed: Lane<Wide = Self> {
+pub(crate) trait Computed: Widen<Wide = Self> {
     /// Writes the numbers at these global indices.
-    fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D);
+    fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D);
     /// Does `then` to each of the numbers.
     fn change<A: Then>(numbers: &mut [Self], then: A);
 }
 
 /// f32 and f64, which gamma numbers are computed in.
-pub(crate) trait Gammas: Lane<Wide = Self> {
+pub(crate) trait Gammas: Widen<Wide = Self> {
     /// [`gamma`](super::gamma()), checked.
-    fn gamma(draw: Draw, at: Stretches<'_>, shape: Self, scale: Self, out: &mut [Self]);
+    fn gamma(draw: Draw, at: IndexRanges<'_>, shape: Self, scale: Self, out: &mut [Self]);
     /// [`gamma_each`](super::gamma_each), checked.
-    fn gamma_each(draw: Draw, at: Stretches<'_>, shape: &[Self], out: &mut [Self]);
+    fn gamma_each(draw: Draw, at: IndexRanges<'_>, shape: &[Self], out: &mut [Self]);
 }
 
 macro_rules! computed {
     ($($t:ident, $sink:ident;)*) => {$(
         impl Computed for $t {
-            fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D) {
+            fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
                 drive(draw, attempt, at, out.len(), $sink { out, dist })
             }
             fn change<A: Then>(numbers: &mut [Self], then: A) {
@@ -260,10 +260,10 @@ struct Change<'a, T, A> {
 pub(crate) trait Sampled:
     Float
     + Counted
-    + Lane<Wide: Computed + Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>>
+    + Widen<Wide: Computed + Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>>
 {
     /// Writes the numbers at these global indices.
-    fn sample<D: Distribution>(draw: Draw, attempt: u16, at: Stretches<'_>, out: &mut [Self], dist: D) {
+    fn sample<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
         in_wide(at, out, false, &mut |at, _, wide| Self::Wide::numbers(draw, attempt, at, wide, dist));
     }
 }
@@ -271,7 +271,7 @@ pub(crate) trait Sampled:
 impl<T> Sampled for T where
     T: Float
         + Counted
-        + Lane<Wide: Computed + Gammas + std::ops::Mul<Output = T::Wide> + std::ops::Div<Output = T::Wide>>
+        + Widen<Wide: Computed + Gammas + std::ops::Mul<Output = T::Wide> + std::ops::Div<Output = T::Wide>>
 {
 }
 
@@ -279,11 +279,11 @@ impl<T> Sampled for T where
 pub(crate) const PIECE: usize = 512;
 
 /// Writes numbers of a type that may be wider than the elements, given where they stand and which of `out` they are.
-pub(crate) type Write<'a, W> = &'a mut dyn FnMut(Stretches<'_>, Range<usize>, &mut [W]);
+pub(crate) type Write<'a, W> = &'a mut dyn FnMut(IndexRanges<'_>, Range<usize>, &mut [W]);
 
 /// Has `write` write the elements in the type that they are computed in: all at once, or piece by piece if each piece is
 /// then rounded. It finds the elements' old values there if `old`.
-pub(crate) fn in_wide<T: Lane>(at: Stretches<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
+pub(crate) fn in_wide<T: Widen>(at: IndexRanges<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
     if T::NATIVE {
         let all = 0..out.len();
         return T::store(out, &mut [], |wide| write(at, all, wide));
@@ -292,11 +292,11 @@ pub(crate) fn in_wide<T: Lane>(at: Stretches<'_>, out: &mut [T], old: bool, writ
 }
 
 /// As [`in_wide`], but always piece by piece: what is done to a piece after it was written finds it in the cache.
-pub(super) fn by_pieces<T: Lane>(at: Stretches<'_>, out: &mut [T], write: Write<'_, T::Wide>) {
+pub(super) fn by_pieces<T: Widen>(at: IndexRanges<'_>, out: &mut [T], write: Write<'_, T::Wide>) {
     pieces(at, out, false, write);
 }
 
-fn pieces<T: Lane>(mut at: Stretches<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
+fn pieces<T: Widen>(mut at: IndexRanges<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
     let mut room = [T::Wide::default(); PIECE];
     let mut done = 0;
     while done < out.len() {

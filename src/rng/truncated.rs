@@ -2,8 +2,8 @@
 //! for its own number again, and never touches its neighbours' words.
 
 use super::Draw;
+use super::index_ranges::{IndexRanges, Named};
 use super::sample::{Affine, Computed, Normal, Sampled};
-use super::stretches::{Named, Stretches};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 
@@ -38,7 +38,7 @@ impl Truncated {
         ))
     }
 
-    pub(super) fn fill<T: Sampled>(&self, draw: Draw, mut at: Stretches<'_>, out: &mut [T]) {
+    pub(super) fn fill<T: Sampled>(&self, draw: Draw, mut at: IndexRanges<'_>, out: &mut [T]) {
         let (mut values, mut index) = ([T::Wide::default(); CHUNK], [0; CHUNK]);
         for out in out.chunks_mut(CHUNK) {
             let values = &mut values[..out.len()];

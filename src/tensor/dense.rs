@@ -68,28 +68,28 @@ impl Tensor {
 
     /// A new row-major tensor that `fill` writes.
     ///
-    /// `fill` gets arbitrary stale values (for `bool`, false) and should write every element.
+    /// `fill` gets arbitrary uninit values (for `bool`, false) and should write every element.
     ///
     /// # Panics
     /// Where the elements take more than 2^63 - 1 bytes.
     pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
-        let mut out = Tensor::stale(T::DTYPE, shape);
+        let mut out = Tensor::uninit(T::DTYPE, shape);
         fill(out.make_mut::<T>().expect("the dtype is T's"));
         out
     }
 
-    /// A new row-major tensor with arbitrary contents (for `bool`, whose stale bytes could be invalid, false), to be
+    /// A new row-major tensor with arbitrary contents (for `bool`, whose uninit bytes could be invalid, false), to be
     /// overwritten.
     ///
     /// # Panics
     /// As [`Tensor::build`].
-    pub(crate) fn stale(dtype: DType, shape: impl Into<Shape>) -> Tensor {
+    pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
         let numel = shape.checked_numel("tensor").ok();
         let bytes =
             numel.and_then(|n| n.checked_mul(dtype.size_bytes())).filter(|&n| n <= isize::MAX as usize);
         let bytes = bytes.unwrap_or_else(|| panic!("tensor: no memory has addresses for {dtype}{shape}"));
-        let mut out = Tensor::over(Buffer::stale(bytes), dtype, shape);
+        let mut out = Tensor::over(Buffer::uninit(bytes), dtype, shape);
         if dtype == DType::Bool {
             out.bytes_mut().fill(0);
         }
@@ -101,7 +101,7 @@ impl Tensor {
     /// # Panics
     /// As [`Tensor::build`].
     pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Tensor {
-        let mut out = Tensor::stale(dtype, shape);
+        let mut out = Tensor::uninit(dtype, shape);
         out.bytes_mut().fill(0);
         out
     }
@@ -282,7 +282,7 @@ impl Tensor {
         Ok(unsafe { std::slice::from_raw_parts(self.storage.as_ptr().add(start), self.len_bytes()) })
     }
 
-    /// The raw bytes of a tensor made by [`Tensor::stale`] and not shared since.
+    /// The raw bytes of a tensor made by [`Tensor::uninit`] and not shared since.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         assert_eq!(self.device(), Device::Cpu, "only the device's kernels write there");
         let (start, len) = (self.offset * self.dtype.size_bytes(), self.len_bytes());
@@ -306,7 +306,7 @@ impl Tensor {
 
     /// A contiguous copy in the processor's memory, where this tensor is.
     pub(crate) fn packed_copy(&self) -> Tensor {
-        let mut out = Tensor::stale(self.dtype, self.shape.clone());
+        let mut out = Tensor::uninit(self.dtype, self.shape.clone());
         let (size, strides) = (self.dtype.size_bytes(), out.strides.clone());
         super::cpu::copy_strided(
             size,
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn fresh_bools_are_bools() {
         drop(Tensor::full(DType::U8, [100], 255.0));
-        let fresh = Tensor::stale(DType::Bool, [100]);
+        let fresh = Tensor::uninit(DType::Bool, [100]);
         assert!(fresh.as_bytes().expect("contiguous").iter().all(|&b| b <= 1));
     }
 }

@@ -12,10 +12,10 @@ impl Tensor {
     ///
     /// # Errors
     /// A device that is not there or has no room.
-    pub(crate) fn stale_on(device: Device, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+    pub(crate) fn uninit_on(device: Device, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         match device {
-            Device::Cpu => Ok(Tensor::stale(dtype, shape)),
-            Device::Cuda(index) => Gpu::get(index)?.stale(dtype, shape),
+            Device::Cpu => Ok(Tensor::uninit(dtype, shape)),
+            Device::Cuda(index) => Gpu::get(index)?.uninit(dtype, shape),
             Device::Meta => Tensor::absent(dtype, shape),
         }
     }
@@ -45,7 +45,7 @@ impl Tensor {
         match device {
             Device::Cpu => Ok(Tensor::full(dtype, shape, value)),
             Device::Cuda(index) => {
-                let mut out = Gpu::get(index)?.stale(dtype, shape)?;
+                let mut out = Gpu::get(index)?.uninit(dtype, shape)?;
                 cuda::fill(&mut out, value.into().0)?;
                 Ok(out)
             }
@@ -93,7 +93,7 @@ impl Tensor {
             Device::Cpu => Ok(self.packed_copy()),
             Device::Meta => Tensor::absent(self.dtype, self.shape.clone()),
             Device::Cuda(_) => {
-                let mut out = Gpu::of(self)?.stale(self.dtype, self.shape.clone())?;
+                let mut out = Gpu::of(self)?.uninit(self.dtype, self.shape.clone())?;
                 let strides = out.strides.clone();
                 cuda::copy_block(self, &mut out, &self.shape, (0, &self.strides), (0, &strides))?;
                 Ok(out)
@@ -108,7 +108,7 @@ impl Tensor {
     /// Refuses parts that have another number of elements.
     pub(crate) fn stack(parts: &[Tensor], shape: &Shape, dtype: DType, device: Device) -> Result<Tensor> {
         let all: Shape = std::iter::once(parts.len()).chain(shape.iter().copied()).collect();
-        let mut out = Tensor::stale_on(device, dtype, all)?;
+        let mut out = Tensor::uninit_on(device, dtype, all)?;
         for (k, part) in parts.iter().enumerate() {
             let part = part.reshape(shape.clone())?;
             part.copy_block(&mut out, shape, (0, part.strides()), (k * shape.numel(), &shape.strides()))?;

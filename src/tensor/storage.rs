@@ -2,7 +2,7 @@
 //!
 //! A buffer on a device is that device's block ([`cuda`](super::cuda)), which no code here looks into. In the processor's
 //! memory a buffer is a 64-byte aligned block. Pool blocks are zeroed when they first come from the system and are handed out
-//! again with whatever their last owner wrote, so a buffer's bytes are always initialised and reading stale ones is
+//! again with whatever their last owner wrote, so a buffer's bytes are always initialised and reading uninit ones is
 //! wasteful but never undefined. A block returns to the pool of the thread that took it from the system, whoever drops
 //! it: threads that read one another's tensors would otherwise drain some pools and swell others.
 
@@ -59,7 +59,7 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// A block of at least `len_bytes`, with arbitrary but initialised contents.
-    pub(crate) fn stale(len_bytes: usize) -> Buffer {
+    pub(crate) fn uninit(len_bytes: usize) -> Buffer {
         let class = class_of(len_bytes);
         let from_pool = POOL.try_with(|p| {
             let mut pool = p.borrow_mut();
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn blocks_come_home() {
         trim_pool();
-        let lent = Buffer::stale(100_000);
+        let lent = Buffer::uninit(100_000);
         let (first, before) = (lent.as_ptr() as usize, pool_stats());
         std::thread::spawn(move || {
             drop(lent);
@@ -304,9 +304,9 @@ mod tests {
         })
         .join()
         .unwrap();
-        assert_eq!(Buffer::stale(100_000).as_ptr() as usize, first);
+        assert_eq!(Buffer::uninit(100_000).as_ptr() as usize, first);
         assert_eq!(pool_stats().system_len, before.system_len);
-        let orphan = std::thread::spawn(|| Buffer::stale(64)).join().unwrap();
+        let orphan = std::thread::spawn(|| Buffer::uninit(64)).join().unwrap();
         drop(orphan); // its thread is gone: the last of the two frees it
         trim_pool();
     }
@@ -319,9 +319,9 @@ mod tests {
     #[test]
     fn blocks_are_reused() {
         trim_pool();
-        let first = Buffer::stale(100_000).as_ptr();
+        let first = Buffer::uninit(100_000).as_ptr();
         let before = pool_stats();
-        assert_eq!(Buffer::stale(99_000).as_ptr(), first);
+        assert_eq!(Buffer::uninit(99_000).as_ptr(), first);
         assert_eq!(pool_stats().reused_len, before.reused_len + 1);
         trim_pool();
         assert_eq!(pool_stats().free_bytes, 0);

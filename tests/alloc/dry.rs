@@ -208,7 +208,11 @@ fn every_operator_gives_shapes_without_elements() {
                     let ins = sample.ins.iter().enumerate().map(whole).collect::<Result<Vec<_>>>()?;
                     let outs = DTensor::apply(sample.op.as_ref(), &ins.iter().collect::<Vec<_>>())?;
                     let said = |x: &DTensor| {
-                        (x.to_string(), x.local().shape().to_vec(), x.local().shares_storage(ins[0].local()))
+                        (
+                            x.spec().to_string(),
+                            x.local().shape().to_vec(),
+                            x.local().shares_storage(ins[0].local()),
+                        )
                     };
                     Ok(outs.iter().map(said).collect())
                 }

@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex};
 
 use isoshard::tensor::DType;
 use isoshard::tensor::cuda::{
-    Address, Blas, Copy, Driver, DriverResult, Facts, Grid, Handle, Matrix, Product, Program,
+    Address, Blas, Copy, DeviceProperties, Driver, DriverResult, Grid, Handle, Matrix, Product, Program,
 };
 
 /// A driver over another one.
 #[derive(Debug)]
 pub struct Wrapped {
     pub inner: Arc<dyn Driver>,
-    pub facts: Facts,
+    pub properties: DeviceProperties,
     pub blas: Option<Loops>,
     /// The entries that were asked for.
     pub entries: Mutex<BTreeSet<String>>,
@@ -34,10 +34,10 @@ pub const REFUSED_COLS: usize = 13;
 const ROOM_BYTES: usize = 1000;
 
 impl Wrapped {
-    pub fn new(inner: Arc<dyn Driver>, facts: Facts, blas: bool) -> Arc<Wrapped> {
+    pub fn new(inner: Arc<dyn Driver>, properties: DeviceProperties, blas: bool) -> Arc<Wrapped> {
         let loops = || Loops { driver: inner.clone(), products: Mutex::default() };
         let blas = blas.then(loops);
-        Arc::new(Wrapped { inner, facts, blas, entries: Mutex::default() })
+        Arc::new(Wrapped { inner, properties, blas, entries: Mutex::default() })
     }
 }
 
@@ -104,8 +104,8 @@ unsafe fn put(dtype: DType, at: Address, x: f64) {
 
 // SAFETY: everything is the inner driver's.
 unsafe impl Driver for Wrapped {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
     }
     fn bind(&self) -> DriverResult<()> {
         self.inner.bind()

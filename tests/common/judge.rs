@@ -1,7 +1,9 @@
 //! Whether rows hold by bits: what `rules_exact` asks of every operator.
 
-use isoshard::ops::{Axis, Fill, Meta, Op, Row, Sample, Slot, Tensors, Window, Windows, eval_whole};
-use isoshard::placement::{Layout, Mesh, Node, Placement, Region, Spec, Terms};
+use isoshard::ops::{
+    AxisPlacement, Fill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
+};
+use isoshard::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, TreeNode};
 use isoshard::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
 use super::rows::{is_ragged, placement, specs};
@@ -120,7 +122,7 @@ impl Case<'_> {
     }
 
     fn judge_one(&self, dims: usize) -> Result<Outcome, String> {
-        let sums_pass = self.rows.iter().any(|r| r.ins.contains(&Slot::SUM));
+        let sums_pass = self.rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
         if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
             // Parts that follow the summation tree are stored in f32, and are rounded when they are whole.
             self.judge_stored(dims, true)?;
@@ -139,17 +141,17 @@ impl Case<'_> {
             ins.into_iter().enumerate().map(|(i, s)| Operand::new(trial, i, s, wide)).collect();
         let wholes: Vec<Tensor> = operands.iter().map(|o| o.whole.clone()).collect();
         let want = eval_whole(trial.op(), &wholes).map_err(|e| e.to_string())?;
-        let terms: Vec<Option<Terms>> = (0..outs.len()).map(|k| self.terms(k, first)).collect();
-        if terms.iter().flatten().any(|t| t.most_nodes(mesh).is_none()) {
+        let tree: Vec<Option<ReductionTree>> = (0..outs.len()).map(|k| self.tree(k, first)).collect();
+        if tree.iter().flatten().any(|t| t.most_nodes(mesh).is_none()) {
             return Ok(Outcome::CutsALeaf);
         }
-        let found = match terms.iter().position(Option::is_some) {
-            Some(k) => self.under_nodes(&operands, &outs, &terms, k, &want)?,
+        let found = match tree.iter().position(Option::is_some) {
+            Some(k) => self.under_nodes(&operands, &outs, &tree, k, &want)?,
             None => self.apart(&operands, &outs)?,
         };
         for (k, (spec, whole)) in outs.iter().zip(&want).enumerate() {
             let of = |rank: usize| found[rank][k].as_slice();
-            if let Some(what) = self.differs(spec, terms[k].as_ref(), whole, of) {
+            if let Some(what) = self.differs(spec, tree[k].as_ref(), whole, of) {
                 return Err(format!("result {k} {spec}: {what}"));
             }
         }
@@ -157,22 +159,23 @@ impl Case<'_> {
     }
 
     /// The terms of result `k`, from the rows that cut one dim each.
-    fn terms(&self, k: usize, first: (&Shape, usize)) -> Option<Terms> {
-        let summed = |r: &Row| matches!(r.outs[k], Slot::Terms(_));
+    fn tree(&self, k: usize, first: (&Shape, usize)) -> Option<ReductionTree> {
+        let summed = |r: &Row| matches!(r.outs[k], AxisPlacement::TreeSum(_));
         let leaf = self
             .rows
             .iter()
-            .find_map(|r| if let Slot::Terms(leaf) = r.outs[k] { Some(leaf) } else { None })?;
+            .find_map(|r| if let AxisPlacement::TreeSum(leaf) = r.outs[k] { Some(leaf) } else { None })?;
         let dims = self.term_rows(k);
         let extent = |r: &Row| {
             let mut cut = r.ins.iter().zip(&self.trial.metas);
-            cut.find_map(|(s, m)| if let Slot::S(d) = *s { Some(m.shape[d]) } else { None })
+            cut.find_map(|(s, m)| if let AxisPlacement::S(d) = *s { Some(m.shape[d]) } else { None })
                 .expect("a cut operand")
         };
         let place = |(a, r): (usize, &Row)| match summed(r) {
             false => Placement::Replicate,
-            true if r.ins.contains(&Slot::Ragged) => {
-                placement(Slot::Ragged, first.0, first.1, self.mesh.axis_len(a)).expect("the operand lies so")
+            true if r.ins.contains(&AxisPlacement::Ragged) => {
+                placement(AxisPlacement::Ragged, first.0, first.1, self.mesh.axis_len(a))
+                    .expect("the operand lies so")
             }
             true => Placement::Shard(
                 dims.iter().position(|d| d.ins == r.ins).expect("a row that cuts a summed dim"),
@@ -180,12 +183,14 @@ impl Case<'_> {
         };
         let layout =
             Layout::new(self.rows.iter().enumerate().map(place)).with_order(self.order).expect("an order");
-        Some(Terms::new(dims.iter().map(extent).collect(), leaf, layout))
+        Some(ReductionTree::new(dims.iter().map(extent).collect(), leaf, layout))
     }
 
     fn term_rows(&self, k: usize) -> Vec<Row> {
-        let mut rows = self.trial.op().rows(&self.trial.metas, Axis::alone(1));
-        rows.retain(|r| matches!(r.outs[k], Slot::Terms(_)) && !r.ins.contains(&Slot::Ragged));
+        let mut rows = self.trial.op().rows(&self.trial.metas, MeshAxis::alone(1));
+        rows.retain(|r| {
+            matches!(r.outs[k], AxisPlacement::TreeSum(_)) && !r.ins.contains(&AxisPlacement::Ragged)
+        });
         rows
     }
 
@@ -204,19 +209,20 @@ impl Case<'_> {
         &self,
         operands: &[Operand],
         outs: &[Spec],
-        terms: &[Option<Terms>],
+        tree: &[Option<ReductionTree>],
         k: usize,
         want: &Tensors,
     ) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
-        let (dims, forest_of) = (self.term_rows(k), terms[k].as_ref().expect("asked for it"));
-        let widen = outs.iter().zip(terms).any(|(s, t)| t.is_some() && is_half(s.dtype));
+        let (dims, forest_of) = (self.term_rows(k), tree[k].as_ref().expect("asked for it"));
+        let widen = outs.iter().zip(tree).any(|(s, t)| t.is_some() && is_half(s.dtype));
         let mut all = Vec::new();
         for rank in self.mesh.ranks() {
             let coords = self.mesh.coords_of(rank).expect("a rank of the mesh");
             let mut found: Vec<Vec<Tensor>> = vec![Vec::new(); outs.len()];
-            for node in forest_of.forest(self.mesh, &coords).expect("it fits") {
-                let window =
-                    |spec: &Spec, slot: &dyn Fn(&Row) -> Slot| under(spec, &coords, &node, &dims, slot);
+            for node in forest_of.finished_nodes(self.mesh, &coords).expect("it fits") {
+                let window = |spec: &Spec, slot: &dyn Fn(&Row) -> AxisPlacement| {
+                    under(spec, &coords, &node, &dims, slot)
+                };
                 let at = Windows {
                     ins: operands.iter().enumerate().map(|(i, o)| window(&o.spec, &|r| r.ins[i])).collect(),
                     outs: outs.iter().enumerate().map(|(o, s)| window(s, &|r| r.outs[o])).collect(),
@@ -229,7 +235,7 @@ impl Case<'_> {
                 let mut locals: Tensors = operands.iter().zip(&at.ins).map(part).collect();
                 let outs = self.trial.op().eval(&mut locals, &at).map_err(|e| e.to_string())?;
                 for (o, part) in outs.into_iter().enumerate() {
-                    if terms[o].is_some() {
+                    if tree[o].is_some() {
                         found[o].push(part.contiguous().expect("it is in memory"));
                         continue;
                     }
@@ -248,7 +254,7 @@ impl Case<'_> {
     fn differs<'p>(
         &self,
         spec: &Spec,
-        terms: Option<&Terms>,
+        tree: Option<&ReductionTree>,
         whole: &Tensor,
         parts: impl Fn(usize) -> &'p [Tensor],
     ) -> Option<String> {
@@ -260,9 +266,9 @@ impl Case<'_> {
             .filter(|(_, p)| p.is_partial())
             .map(|(a, _)| a)
             .collect();
-        let made: Vec<usize> = terms.iter().flat_map(|t| t.open_axes()).collect();
-        assert!(terms.is_none() || made == open, "no operator makes sums beside others that pass");
-        if parts(0).is_empty() && terms.is_none() {
+        let made: Vec<usize> = tree.iter().flat_map(|t| t.open_axes()).collect();
+        assert!(tree.is_none() || made == open, "no operator makes sums beside others that pass");
+        if parts(0).is_empty() && tree.is_none() {
             return None;
         }
         for rank in self.mesh.ranks() {
@@ -272,15 +278,15 @@ impl Case<'_> {
             }
             let region = spec.region_at(&coords);
             let members = along(self.mesh, &coords, &open);
-            let order = match terms {
-                Some(terms) => terms.order(self.mesh, &coords, &members, &open),
+            let order = match tree {
+                Some(tree) => tree.order(self.mesh, &coords, &members, &open),
                 None => FoldOrder::halving(members.len()),
             };
             let op = open.first().map_or(ReduceOp::Sum, |&a| match spec.layout.axis(a) {
                 Placement::Partial(op) => *op,
                 _ => unreachable!("an open axis is partial"),
             });
-            let dtype = if terms.is_some() && is_half(spec.dtype) { DType::F32 } else { spec.dtype };
+            let dtype = if tree.is_some() && is_half(spec.dtype) { DType::F32 } else { spec.dtype };
             let part = |m: usize, node: usize| parts(self.mesh.position_of(&members[m]))[node].clone();
             let got = match fold(op, &order, part, || Tensor::zeros(dtype, region.local.clone())) {
                 Ok(got) => rounded(&got, spec.dtype),
@@ -364,14 +370,20 @@ fn along(mesh: &Mesh, coords: &[usize], axes: &[usize]) -> Vec<Dims> {
 }
 
 /// The box of what a rank holds that lies under `node`.
-fn under(spec: &Spec, coords: &[usize], node: &Node, dims: &[Row], slot: &dyn Fn(&Row) -> Slot) -> Window {
+fn under(
+    spec: &Spec,
+    coords: &[usize],
+    node: &TreeNode,
+    dims: &[Row],
+    slot: &dyn Fn(&Row) -> AxisPlacement,
+) -> Window {
     let region = spec.region_at(coords);
     let (mut start, mut len): (Dims, Dims) = match region.boxes.first() {
         Some(b) => (b.start.clone(), b.len.clone()),
         None => (Dims::from_elem(0, spec.shape.len()), region.local.iter().copied().collect()),
     };
     for (j, row) in dims.iter().enumerate() {
-        if let Slot::S(d) = slot(row) {
+        if let AxisPlacement::S(d) = slot(row) {
             (start[d], len[d]) = (node.start[j], node.len[j]);
         }
     }

@@ -270,7 +270,7 @@ impl Act {
             Act::Matmul => xs[0].matmul(xs[1]),
             Act::Neg => xs[0].neg(),
             Act::Relu => xs[0].relu(),
-            Act::Double => xs[0].scale(2.0),
+            Act::Double => xs[0].mul_scalar(2.0),
             Act::Sum { dims, keep } => xs[0].sum(dims, *keep),
             Act::Max { dims, keep } => xs[0].max(dims, *keep),
             Act::Reshape(shape) => xs[0].reshape(shape.clone()),

@@ -1,6 +1,6 @@
 //! Rows of operators as layouts of tensors.
 
-use isoshard::ops::{Meta, Row, Slot};
+use isoshard::ops::{AxisPlacement, Meta, Row};
 use isoshard::placement::{Layout, Mesh, Placement, Spec};
 use isoshard::tensor::{ReduceOp, Shape};
 
@@ -10,13 +10,13 @@ pub fn line(ranks: usize) -> Mesh {
 }
 
 /// `slot` on an axis of `ranks`; `Ragged` is over `dims` dims, cut by the extents of `first`, the first operand.
-pub fn placement(slot: Slot, first: &Shape, dims: usize, ranks: usize) -> Option<Placement> {
+pub fn placement(slot: AxisPlacement, first: &Shape, dims: usize, ranks: usize) -> Option<Placement> {
     Some(match slot {
-        Slot::R => Placement::Replicate,
-        Slot::S(d) => Placement::Shard(d),
-        Slot::P(op) => Placement::Partial(op),
-        Slot::Terms(_) => Placement::Partial(ReduceOp::Sum),
-        Slot::Ragged => {
+        AxisPlacement::R => Placement::Replicate,
+        AxisPlacement::S(d) => Placement::Shard(d),
+        AxisPlacement::P(op) => Placement::Partial(op),
+        AxisPlacement::TreeSum(_) => Placement::Partial(ReduceOp::Sum),
+        AxisPlacement::Ragged => {
             let numel: usize = first.get(..dims)?.iter().product();
             Placement::RaggedShard { dims, units: uneven(numel, ranks).into() }
         }
@@ -30,7 +30,7 @@ pub fn specs(
     (rows, order): (&[Row], &[usize]),
     metas: &[Meta],
     (first, dims): (&Shape, usize),
-    slots: impl Fn(&Row) -> &[Slot],
+    slots: impl Fn(&Row) -> &[AxisPlacement],
 ) -> Option<Vec<Spec>> {
     let spec = |(i, m): (usize, &Meta)| {
         let place = |(a, r): (usize, &Row)| placement(slots(r)[i], first, dims, mesh.axis_len(a));
@@ -43,7 +43,7 @@ pub fn specs(
 
 /// True where some slot is ragged.
 pub fn is_ragged(rows: &[Row]) -> bool {
-    rows.iter().any(|r| r.ins.iter().chain(&r.outs).any(|s| *s == Slot::Ragged))
+    rows.iter().any(|r| r.ins.iter().chain(&r.outs).any(|s| *s == AxisPlacement::Ragged))
 }
 
 /// `n` blocks on `ranks` ranks: very uneven, with empty ranks where there are more than two.

@@ -1,8 +1,8 @@
 //! Calls whose sums have several leaves, full and not, beside the small ones of the catalog.
 
 use isoshard::ops::{
-    Attention, AttentionGrad, Bits, EmbeddingGrad, Free, Input, LayerNormGrad, Matmul, RmsNorm, RmsNormGrad,
-    Sample, ScatterAdd, Sum, SumExp,
+    Attention, AttentionGrad, Bits, EmbeddingGrad, Input, LayerNormGrad, Matmul, RmsNorm, RmsNormGrad,
+    Sample, ScatterAdd, Sum, SumExp, Unkeyed,
 };
 use isoshard::rng::Generator;
 
@@ -14,7 +14,7 @@ pub fn long_sums() -> Vec<Sample> {
     let sum = |dims: &[usize], shape: &[usize]| {
         Sample::new(Sum { dims: dims.iter().copied().collect(), keep: false }, [ints(shape)])
     };
-    let (scale, p, draw) = (Bits(0.4), Bits(0.0), Free(Generator::new(3).next_draw()));
+    let (scale, p, draw) = (Bits(0.4), Bits(0.0), Unkeyed(Generator::new(3).next_draw()));
     let heads = |h: usize, t: usize| ints(&[1, h, t, 3]);
     let attention_grad = |h: usize, hk: usize, t: usize, before: usize| {
         let (q, k, lse) = (heads(h, t), heads(hk, before + t), Input::positive([1, h, t]));

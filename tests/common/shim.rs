@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use isoshard::tensor::Device;
-use isoshard::tensor::cuda::{self, Copy, DriverError, DriverResult, Facts, Handle};
+use isoshard::tensor::cuda::{self, Copy, DeviceProperties, DriverError, DriverResult, Handle};
 
 use compiler::Compiler;
 use memory::Memory;
@@ -144,7 +144,7 @@ fn install(index: usize, settings: Settings) -> Option<Arc<Shim>> {
 /// A device that is none.
 #[derive(Debug)]
 pub struct Shim {
-    facts: Facts,
+    properties: DeviceProperties,
     compiler: Compiler,
     late: AtomicBool,
     order: Order,
@@ -170,7 +170,7 @@ impl Shim {
     /// A device with nothing on it; none without a C++ compiler. Installed nowhere.
     pub fn new(settings: Settings) -> Option<Arc<Shim>> {
         let compiler = Compiler::find(settings.checks)?;
-        let facts = Facts {
+        let properties = DeviceProperties {
             name: "shim".into(),
             compiler: compiler.version.clone(),
             capability: (9, 0),
@@ -179,7 +179,7 @@ impl Shim {
             total_bytes: settings.total_bytes,
         };
         let shim = Shim {
-            facts,
+            properties,
             compiler,
             late: AtomicBool::new(false),
             order: settings.order,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use isoshard::tensor::Device;
 use isoshard::tensor::cuda::{
-    self, Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program,
+    self, Address, Copy, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle, Program,
 };
 
 use crate::shim::{Settings, Shim, Streams};
@@ -128,8 +128,8 @@ fn dawdle() {
 
 // SAFETY: memory and work are the inner driver's; streams keep the order.
 unsafe impl Driver for Threaded {
-    fn facts(&self) -> &Facts {
-        self.inner.facts()
+    fn properties(&self) -> &DeviceProperties {
+        self.inner.properties()
     }
     fn bind(&self) -> DriverResult<()> {
         self.inner.bind()

@@ -98,7 +98,8 @@ fn a_moves_cost_is_its_calls_time() {
             let x = DTensor::zeros(&mesh, DType::F32, [64, 64], from.parse().unwrap()).unwrap();
             let to: Layout = to.parse().unwrap();
             x.redistribute(to.clone()).unwrap();
-            let (from, to) = (x.facts().spec().clone(), x.facts().spec().with_layout(to).unwrap());
+            let (from, to) =
+                (x.tensor_meta().spec().clone(), x.tensor_meta().spec().with_layout(to).unwrap());
             let planned = Redistribution::over(&network, &from, &to).unwrap();
             assert_eq!(dry.report().total().time, planned.cost(), "{network}: {from} to {to}");
         }

@@ -3,7 +3,7 @@
 
 use crate::common::{Stream, shim};
 use half::{bf16, f16};
-use isoshard::ops::{Attention, AttentionGrad, Bits, Free, Rotary, eval_whole};
+use isoshard::ops::{Attention, AttentionGrad, Bits, Rotary, Unkeyed, eval_whole};
 use isoshard::ops::{cpu, cuda};
 use isoshard::rng::{self, Draw, Generator};
 use isoshard::tensor::cpu::cast;
@@ -268,7 +268,7 @@ fn threads_in_any_order() {
 #[test]
 fn the_operators_run_where_their_operands_are() {
     let Some(device) = shim::device() else { return };
-    let draw = Free(Generator::new(5).next_draw());
+    let draw = Unkeyed(Generator::new(5).next_draw());
     let keys = [(19, None), (30, Some(9))];
     for (dtype, (keys, q_offset)) in DTYPES.into_iter().flat_map(|dtype| keys.map(|keys| (dtype, keys))) {
         let case = Case { dtype, batch: 2, heads: 4, groups: 2, queries: 19, keys, ..PLAIN };

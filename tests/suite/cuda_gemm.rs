@@ -7,7 +7,7 @@ use crate::common::Stream;
 use crate::common::blas::{REFUSED_COLS, Wrapped};
 use crate::common::shim::{self, Settings, Shim};
 use isoshard::ops::{Matmul, eval_whole};
-use isoshard::tensor::cuda::{self, Driver, Facts};
+use isoshard::tensor::cuda::{self, DeviceProperties, Driver};
 use isoshard::tensor::{DType, Device, Tensor, cpu};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
@@ -35,8 +35,8 @@ fn devices() -> Option<&'static Devices> {
         let [large, small, library] = [1, 2, 3].map(Device::Cuda);
         let over = |index, multiprocessors, shared_bytes, blas| {
             let inner = Shim::new(Settings::default()).expect("as the one before");
-            let facts = Facts { multiprocessors, shared_bytes, ..inner.facts().clone() };
-            let driver = Wrapped::new(inner, facts, blas);
+            let properties = DeviceProperties { multiprocessors, shared_bytes, ..inner.properties().clone() };
+            let driver = Wrapped::new(inner, properties, blas);
             cuda::install(index, driver.clone()).unwrap();
             driver
         };

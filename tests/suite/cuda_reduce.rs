@@ -460,7 +460,7 @@ fn optimizers_in_place_and_never_into_a_clone() {
             compare(&adam, device, &ins);
             let ins = [t(dtype, 1), t(dtype, 2), t(state, 3), scale.clone()];
             for nesterov in [false, true] {
-                let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.1), nesterov, lr: Free(0.3) };
+                let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.1), nesterov, lr: Unkeyed(0.3) };
                 compare(&op, device, &ins);
                 let kept = to(device, &ins);
                 let at = whole(&op, &ins);

@@ -3,7 +3,7 @@
 
 use half::f16;
 use isoshard::ops::{
-    Bernoulli, Bits, Dropout, Exponential, Free, Gamma, Multinomial, Op, Poisson, Shuffle, Window, Windows,
+    Bernoulli, Bits, Dropout, Exponential, Gamma, Multinomial, Op, Poisson, Shuffle, Unkeyed, Window, Windows,
 };
 use isoshard::placement::{Mesh, Region, Spec};
 use isoshard::rng::{Distribution, Draw, Generator, Init, Permutation};
@@ -245,7 +245,7 @@ fn the_golden_file() {
             expect(format!("kaiming {dtype} from {place}: {}", hex(&out)));
             let at = Window { global: shape.clone(), region: region.clone() };
             let x = Tensor::full(dtype, [6], 1.1).to_device(device).unwrap();
-            let op = Dropout { p: Bits(0.4), draw: Free(DRAW) };
+            let op = Dropout { p: Bits(0.4), draw: Unkeyed(DRAW) };
             let y = op.cuda(&mut [x], &windows(at.clone(), at)).unwrap();
             expect(format!("dropout {dtype} from {place}: {}", hex(&y[0])));
         }
@@ -298,7 +298,7 @@ fn operators_with_a_parameter_for_each_element() {
         for (global, region) in all {
             let at = Window { global, region };
             let (local, at) = (at.local().clone(), windows(at.clone(), at));
-            let draw = Free(DRAW);
+            let draw = Unkeyed(DRAW);
             let signed = values(dtype, &local, |i| (i as f64 - 3.5) * 10f64.powi(i as i32 % 5 - 2));
             for p in [0.0, 0.1, 0.5, 1.0 - 1e-12, 1.0] {
                 drawn_alike(device, &Dropout { p: Bits(p), draw }, &signed, &at);
@@ -321,7 +321,7 @@ fn counts_saturate() {
     let Some(device) = shim::device() else { return };
     let x = Tensor::from_vec(vec![2f64.powi(31), 2f64.powi(50), 2f64.powi(31) - 2.0, 1e9], [4]).unwrap();
     let at = Window::whole(x.shape());
-    let op = Poisson { dtype: DType::I32, draw: Free(DRAW) };
+    let op = Poisson { dtype: DType::I32, draw: Unkeyed(DRAW) };
     drawn_alike(device, &op, &x, &windows(at.clone(), at));
 }
 
@@ -350,7 +350,7 @@ fn categories() {
                 let zero = if samples == k { 1.0 } else { 0.0 };
                 let weights = values(dtype, ins.local(), |i| [1.0, zero, 0.25, 3.0, 1.0][i % 5]);
                 let at = windows(ins, Window { global: of, region: drawn });
-                drawn_alike(device, &Multinomial { samples, replacement, draw: Free(FAR) }, &weights, &at);
+                drawn_alike(device, &Multinomial { samples, replacement, draw: Unkeyed(FAR) }, &weights, &at);
             }
         }
     }
@@ -358,7 +358,7 @@ fn categories() {
     let weights: Vec<f32> = (0..14).map(|i| ((i * 5) % 11) as f32).collect();
     let weights = Tensor::from_vec(weights, [2, 7]).unwrap().to_device(device).unwrap();
     for (name, replacement) in [("multinomial", true), ("multinomial without replacement", false)] {
-        let op = Multinomial { samples: 5, replacement, draw: Free(DRAW) };
+        let op = Multinomial { samples: 5, replacement, draw: Unkeyed(DRAW) };
         let drawn = isoshard::ops::eval_whole(&op, std::slice::from_ref(&weights)).unwrap();
         let drawn = drawn[0].to_device(Device::Cpu).unwrap().to_vec::<i64>().unwrap();
         let line = drawn.iter().map(i64::to_string).collect::<Vec<_>>().join(" ");
@@ -382,7 +382,7 @@ fn shuffles_move_every_width_untouched() {
             let x = values(dtype, &shape.into(), |i| (i % 120) as f64);
             let at = Window::whole(x.shape());
             for inverse in [false, true] {
-                let op = Shuffle { dim, inverse, draw: Free(DRAW) };
+                let op = Shuffle { dim, inverse, draw: Unkeyed(DRAW) };
                 drawn_alike(device, &op, &x, &windows(at.clone(), at.clone()));
             }
         }
@@ -392,7 +392,7 @@ fn shuffles_move_every_width_untouched() {
 #[test]
 fn what_breaks_a_rule_is_named_at_the_next_read() {
     let Some(device) = shim::device() else { return };
-    let draw = Free(Generator::new(3).next_draw());
+    let draw = Unkeyed(Generator::new(3).next_draw());
     let said = |op: &dyn Op, x: &[f32], shape: &[usize]| {
         let x = Tensor::from_vec(x.to_vec(), shape).unwrap().to_device(device).unwrap();
         let y = isoshard::ops::eval_whole(op, &[x]).unwrap();

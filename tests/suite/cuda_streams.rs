@@ -104,18 +104,18 @@ fn memory_that_runs_out_is_an_error_that_says_what_is_held() {
     std::thread::spawn(move || {
         let gpu = Gpu::get(index).unwrap();
         let kept = gpu.zeros(DType::F32, [3 << 20]).unwrap();
-        let error = gpu.stale(DType::F32, [3 << 20]).unwrap_err();
+        let error = gpu.uninit(DType::F32, [3 << 20]).unwrap_err();
         let Error::OutOfMemory(fault) = &error else { panic!("{error}") };
         assert_eq!((fault.wanted.as_str(), fault.wanted_bytes), ("f32[3145728]", 12 << 20));
         assert_eq!(fault.live_bytes, (12 << 20) + 512, "the tensor, and the place for faults");
         drop(kept);
         // What was kept for reuse is given back where it is needed in another size.
-        let larger = gpu.stale(DType::F32, [5 << 20]).unwrap();
+        let larger = gpu.uninit(DType::F32, [5 << 20]).unwrap();
         drop(larger);
         cuda::set_memory_limit(index, 4 << 20).unwrap();
-        assert!(matches!(gpu.stale(DType::F32, [11 << 19]), Err(Error::OutOfMemory(_))));
+        assert!(matches!(gpu.uninit(DType::F32, [11 << 19]), Err(Error::OutOfMemory(_))));
         cuda::set_memory_limit(index, 24 << 20).unwrap();
-        gpu.stale(DType::F32, [2 << 20]).unwrap();
+        gpu.uninit(DType::F32, [2 << 20]).unwrap();
     })
     .join()
     .unwrap();

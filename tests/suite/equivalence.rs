@@ -68,7 +68,7 @@ fn results(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -> 
         // A partial sum may pass an operator in parts, each rounded.
         let parts = if given.has_sums() { 16.0 * mesh.mesh().rank_len() as f64 } else { 0.0 };
         let bound = bound(sample, whole) + parts * epsilon(whole.dtype()) * magnitude(whole);
-        found.extend(given.difference(&format!("result {k}, {out}"), &out.full_tensor()?, whole, bound));
+        found.extend(given.difference(&format!("result {k}, {out:?}"), &out.full_tensor()?, whole, bound));
     }
     Ok(found)
 }
@@ -93,7 +93,7 @@ fn gradients(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -
             match (grads.get(leaf), &known.grads[k][i]) {
                 (Some(g), Some(want)) => {
                     if g.layout() != leaf.layout() {
-                        found.push(format!("{what} lies as {g}"));
+                        found.push(format!("{what} lies as {g:?}"));
                     }
                     let bound = gradient_bound(sample, &known.ins, want, given.has_sums())?;
                     found.extend(given.difference(&what, &g.full_tensor()?, want, bound));

@@ -202,7 +202,7 @@ fn backward_wants_one_element_and_a_history() {
         refused(2, "a=2", move |mesh: &DeviceMesh| f(&zeros(mesh, &[5, 3], "(S0)")?), text);
     };
     on(
-        |x| x.requires_grad()?.scale(2.0)?.backward().map(drop),
+        |x| x.requires_grad()?.mul_scalar(2.0)?.backward().map(drop),
         "backward: wants one element; got f32[5, 3]@(a:S0); sum it first",
     );
     on(
@@ -211,7 +211,7 @@ fn backward_wants_one_element_and_a_history() {
          on a leaf, outside no_grad()",
     );
     on(
-        |x| x.requires_grad()?.scale(2.0)?.backward_from(x.sum_all()?).map(drop),
+        |x| x.requires_grad()?.mul_scalar(2.0)?.backward_from(x.sum_all()?).map(drop),
         "backward: the gradient does not fit; got f32[]@(a:P(sum)) for f32[5, 3]@(a:S0)",
     );
 }

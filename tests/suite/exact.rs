@@ -101,7 +101,7 @@ fn rows(mesh: &DeviceMesh, columns: &[[f32; N]], layout: Layout) -> Result<DTens
 fn expect(sums: &DTensor, columns: &[[f32; N]]) -> Result<()> {
     let bits = |x: f32| x.to_bits();
     let got: Vec<u32> = sums.full_tensor()?.to_vec::<f32>()?.into_iter().map(bits).collect();
-    assert_eq!(got, columns.iter().map(|c| bits(tree(c))).collect::<Vec<_>>(), "{sums}");
+    assert_eq!(got, columns.iter().map(|c| bits(tree(c))).collect::<Vec<_>>(), "{sums:?}");
     Ok(())
 }
 

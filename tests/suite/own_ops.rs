@@ -3,7 +3,9 @@
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::ops::{Axis, Bits, Dropout, Free, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, Work};
+use isoshard::ops::{
+    AxisPlacement, Bits, Dropout, MeshAxis, Meta, Metas, Op, Row, Tensors, Unkeyed, Vjp, Windows, Work,
+};
 use isoshard::placement::Layout;
 use isoshard::rng::{Draw, Generator};
 use isoshard::tensor::{DType, Tensor};
@@ -21,7 +23,7 @@ fn an_own_optimizer_trains_alike_on_every_mesh() {
 /// Dropout, which says nothing of its draw but that it is free.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct OwnDropout {
-    draw: Free<Draw>,
+    draw: Unkeyed<Draw>,
 }
 
 impl Op for OwnDropout {
@@ -33,8 +35,8 @@ impl Op for OwnDropout {
         Ok(ins.iter().cloned().collect())
     }
 
-    fn rows(&self, _: &[Meta], _: Axis) -> Vec<Row> {
-        vec![Row::same(Slot::S(0), 1)]
+    fn rows(&self, _: &[Meta], _: MeshAxis) -> Vec<Row> {
+        vec![Row::same(AxisPlacement::S(0), 1)]
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
@@ -66,7 +68,7 @@ fn every_draw_has_its_own_derivative() {
         let x = DTensor::full(&mesh, DType::F32, [32], 1.0, "(S0)".parse::<Layout>()?)?.requires_grad()?;
         let mut masks = Vec::new();
         for number in 0..3 {
-            let y = DTensor::apply_one(&OwnDropout { draw: Free(generator.next_draw()) }, &[&x])?;
+            let y = DTensor::apply_one(&OwnDropout { draw: Unkeyed(generator.next_draw()) }, &[&x])?;
             let gradient = y.sum_all()?.backward()?.take(&x).expect("x is a leaf");
             let (y, gradient) = (y.full_tensor()?.to_f64_vec(), gradient.full_tensor()?.to_f64_vec());
             assert_eq!(gradient, y, "draw {number}");

@@ -72,7 +72,7 @@ fn a_leaf_outlives_the_programs_that_read_it() {
         let mut found = Vec::new();
         for step in 0..4 {
             held.backward()?;
-            let twice = x.add(&x.scale(2.0)?)?.sum_all()?;
+            let twice = x.add(&x.mul_scalar(2.0)?)?.sum_all()?;
             held = twice.clone();
             let got = twice.backward()?.take(&x).map(|g| g.local().to_f64_vec());
             let want = vec![3.0; x.local().numel()];

@@ -39,7 +39,7 @@ fn program(w: &DTensor, from: &Layout, to: &Layout) -> Result<(DTensor, DTensor)
     let y = w.mul(&w)?.sum(&[0], false)?;
     // Where a cut leaves several nodes the sum may be had another way for fewer bytes.
     let whole_nodes = (0..from.ndim()).all(|a| w.mesh().mesh().axis_len(a).is_power_of_two());
-    assert!(y.layout() == from || !whole_nodes, "the sum lies as it was meant to: {y}, not {from}");
+    assert!(y.layout() == from || !whole_nodes, "the sum lies as it was meant to: {y:?}, not {from}");
     let z = y.redistribute(to.clone())?;
     let factors = ordinary(DType::F32, z.shape(), 77);
     let factors = DTensor::distribute(w.mesh(), &factors, to.clone())?;

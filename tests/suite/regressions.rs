@@ -68,8 +68,8 @@ fn the_last_queries_alone_are_those_of_all() {
 fn a_constant_is_added_to_a_partial_once() {
     on(2, "a=2", |mesh| {
         let sum = put(mesh, &[10, 1], "(S0)")?.sum_all()?;
-        assert!(sum.layout().has_partial(), "the sum is unreduced, else this tests nothing: {sum}");
-        assert_eq!(sum.shift(10.0)?.full_tensor()?.item()?, 55.0);
+        assert!(sum.layout().has_partial(), "the sum is unreduced, else this tests nothing: {sum:?}");
+        assert_eq!(sum.add_scalar(10.0)?.full_tensor()?.item()?, 55.0);
         let ten = DTensor::full(mesh, sum.dtype(), Shape::from([]), 10.0, Layout::replicated(1))?;
         assert_eq!(sum.add(&ten)?.full_tensor()?.item()?, 55.0);
         assert_eq!(ten.add(&sum)?.full_tensor()?.item()?, 55.0);
@@ -84,8 +84,8 @@ fn another_scalar_is_another_plan() {
     on(2, "a=2", |mesh| {
         let sum = put(mesh, &[5], "(S0)")?.sum_all()?;
         for factor in [1.0, 2.0, 3.0, -5.0, 0.5] {
-            assert_eq!(sum.scale(factor)?.full_tensor()?.item()?, 10.0 * factor);
-            assert_eq!(sum.shift(factor)?.full_tensor()?.item()?, 10.0 + factor);
+            assert_eq!(sum.mul_scalar(factor)?.full_tensor()?.item()?, 10.0 * factor);
+            assert_eq!(sum.add_scalar(factor)?.full_tensor()?.item()?, 10.0 + factor);
         }
         Ok(())
     });
@@ -99,13 +99,13 @@ fn scalars_meet_partials() {
         let x = DTensor::from_local(mesh, local, [3], "(P(sum))".parse()?)?;
         let whole = [1.5f32, 6.0, -3.0];
         let check = |y: DTensor, f: fn(f32) -> f32| -> Result<()> {
-            assert_eq!(y.full_tensor()?.to_vec::<f32>()?, whole.map(f), "{y}");
+            assert_eq!(y.full_tensor()?.to_vec::<f32>()?, whole.map(f), "{y:?}");
             Ok(())
         };
-        check(x.scale(2.0)?, |v| 2.0 * v)?;
-        check(x.scale(-5.0)?, |v| -5.0 * v)?;
-        check(x.shift(1.0)?, |v| v + 1.0)?;
-        check(x.neg()?.shift(1.0)?, |v| 1.0 - v)?;
+        check(x.mul_scalar(2.0)?, |v| 2.0 * v)?;
+        check(x.mul_scalar(-5.0)?, |v| -5.0 * v)?;
+        check(x.add_scalar(1.0)?, |v| v + 1.0)?;
+        check(x.neg()?.add_scalar(1.0)?, |v| 1.0 - v)?;
         check(x.mul(&x)?, |v| v * v)?;
         check(x.pow_scalar(2.0)?, |v| v * v)?;
         check(x.relu()?, |v| v.max(0.0))?;
@@ -143,7 +143,7 @@ fn shards_of_chosen_lengths() {
         same(&x, &iota(&[5, 2]));
         same(&x.redistribute("(S0)".parse()?)?, &iota(&[5, 2]));
         assert_eq!(x.sum_all()?.full_tensor()?.item()?, 45.0);
-        let twice = x.scale(2.0)?;
+        let twice = x.mul_scalar(2.0)?;
         assert_eq!(twice.layout(), x.layout(), "a pointwise operator moves nothing");
         let w = put(mesh, &[2, 3], "(R)")?;
         let product = x.matmul(&w)?;
@@ -163,7 +163,7 @@ fn a_contraction_cut_in_two_orders() {
                 [("(S1, S1)", "(S0^1, S0^0)"), ("(S1^1, S1^0)", "(S0, S0)"), ("(S1^1, S1^0)", "(S0^1, S0^0)")]
             {
                 let (x, w) = (put(mesh, &[3, n], a)?, put(mesh, &[n, 2], b)?);
-                assert_eq!(x.matmul(&w)?.full_tensor()?.to_vec::<f32>()?, want, "{x} times {w}");
+                assert_eq!(x.matmul(&w)?.full_tensor()?.to_vec::<f32>()?, want, "{x:?} times {w:?}");
             }
         }
         Ok(())
@@ -240,9 +240,9 @@ fn iota(shape: &[usize]) -> Tensor {
 
 #[track_caller]
 fn same(x: &DTensor, whole: &Tensor) {
-    let full = x.full_tensor().unwrap_or_else(|e| panic!("{x}: {e}"));
-    assert_eq!(full.shape(), whole.shape(), "{x}");
-    assert_eq!(full.to_f64_vec(), whole.to_f64_vec(), "{x}");
+    let full = x.full_tensor().unwrap_or_else(|e| panic!("{x:?}: {e}"));
+    assert_eq!(full.shape(), whole.shape(), "{x:?}");
+    assert_eq!(full.to_f64_vec(), whole.to_f64_vec(), "{x:?}");
 }
 
 /// By the definition.

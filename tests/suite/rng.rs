@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use half::{bf16, f16};
 use isoshard::ops::cpu::dropout;
-use isoshard::ops::{Free, Multinomial, eval_whole};
+use isoshard::ops::{Multinomial, Unkeyed, eval_whole};
 use isoshard::rng::{
     Draw, Generator, Init, Permutation, Stream, bernoulli, bernoulli_each, bits32, bits64, exponential,
     exponential_each, gamma, gamma_each, log_normal, normal, philox, poisson, poisson_each, uniform,
@@ -119,7 +119,7 @@ fn distributions() -> String {
     let weights: Vec<f32> = (0..14).map(|i| ((i * 5) % 11) as f32).collect();
     let weights = Tensor::from_vec(weights, [2, 7]).unwrap();
     for replacement in [true, false] {
-        let op = Multinomial { samples: 5, replacement, draw: Free(DRAW) };
+        let op = Multinomial { samples: 5, replacement, draw: Unkeyed(DRAW) };
         let drawn = eval_whole(&op, std::slice::from_ref(&weights)).unwrap();
         let drawn = drawn[0].to_vec::<i64>().unwrap();
         let name = if replacement { "multinomial" } else { "multinomial without replacement" };

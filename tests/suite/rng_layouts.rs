@@ -6,7 +6,7 @@ use std::fmt;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::nn::{Forward, Params, Plan};
 use isoshard::placement::{Layout, Mesh, Region, Spec};
-use isoshard::rng::{Distribution, Draw, Drawn, Generator, GeneratorState, Init, Permutation};
+use isoshard::rng::{Distribution, Draw, Generator, GeneratorState, Init, Permutation, RandomElement};
 use isoshard::tensor::{DType, Shape, Tensor};
 use isoshard::{Error, Result};
 use proptest::prelude::*;
@@ -17,28 +17,28 @@ use crate::common::{on_mesh, small_ints, spmd, spread};
 /// What a tensor is filled with.
 #[derive(Clone, Copy, Debug)]
 enum Values {
-    Drawn(Distribution),
+    RandomElement(Distribution),
     Init(Init),
 }
 
 const VALUES: [Values; 22] = [
-    Values::Drawn(Distribution::UNIT),
-    Values::Drawn(Distribution::Uniform { low: -3.0, high: 0.7 }),
-    Values::Drawn(Distribution::STANDARD),
-    Values::Drawn(Distribution::Normal { mean: 1.0, std: 1e-3 }),
-    Values::Drawn(Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: -1.0, high: 0.5 }),
-    Values::Drawn(Distribution::LogNormal { mean: -0.5, std: 0.7 }),
-    Values::Drawn(Distribution::Exponential { rate: 1.5 }),
-    Values::Drawn(Distribution::Gamma { shape: 0.4, scale: 2.0 }),
-    Values::Drawn(Distribution::Gamma { shape: 3.0, scale: 0.5 }),
-    Values::Drawn(Distribution::Poisson { rate: 2.5 }),
-    Values::Drawn(Distribution::Poisson { rate: 40.0 }),
-    Values::Drawn(Distribution::UniformInt { low: 7, high: 213 }),
+    Values::RandomElement(Distribution::UNIT),
+    Values::RandomElement(Distribution::Uniform { low: -3.0, high: 0.7 }),
+    Values::RandomElement(Distribution::STANDARD),
+    Values::RandomElement(Distribution::Normal { mean: 1.0, std: 1e-3 }),
+    Values::RandomElement(Distribution::TruncatedNormal { mean: 0.0, std: 1.0, low: -1.0, high: 0.5 }),
+    Values::RandomElement(Distribution::LogNormal { mean: -0.5, std: 0.7 }),
+    Values::RandomElement(Distribution::Exponential { rate: 1.5 }),
+    Values::RandomElement(Distribution::Gamma { shape: 0.4, scale: 2.0 }),
+    Values::RandomElement(Distribution::Gamma { shape: 3.0, scale: 0.5 }),
+    Values::RandomElement(Distribution::Poisson { rate: 2.5 }),
+    Values::RandomElement(Distribution::Poisson { rate: 40.0 }),
+    Values::RandomElement(Distribution::UniformInt { low: 7, high: 213 }),
     // Half of the words are rejected, and a quarter of the pairs.
-    Values::Drawn(Distribution::UniformInt { low: -1 << 30, high: (1 << 30) + 1 }),
-    Values::Drawn(Distribution::UniformInt { low: -3, high: 3 << 61 }),
-    Values::Drawn(Distribution::Bernoulli { p: 0.3 }),
-    Values::Drawn(Distribution::Bits),
+    Values::RandomElement(Distribution::UniformInt { low: -1 << 30, high: (1 << 30) + 1 }),
+    Values::RandomElement(Distribution::UniformInt { low: -3, high: 3 << 61 }),
+    Values::RandomElement(Distribution::Bernoulli { p: 0.3 }),
+    Values::RandomElement(Distribution::Bits),
     Values::Init(Init::Constant(0.1)),
     Values::Init(Init::XavierUniform { gain: 1.0 }),
     Values::Init(Init::XavierNormal { gain: 1.0 }),
@@ -79,7 +79,7 @@ fn every_layout_gives_the_single_ranks_values() {
 
 fn has(values: Values, dtype: DType, shape: &Shape) -> bool {
     match values {
-        Values::Drawn(distribution) => distribution.check(dtype).is_ok(),
+        Values::RandomElement(distribution) => distribution.check(dtype).is_ok(),
         Values::Init(init) => dtype.is_float() && init.resolve(shape).is_ok(),
     }
 }
@@ -103,7 +103,7 @@ fn drawn_alike(case: Case) -> std::result::Result<(), String> {
             Ok(())
         };
         match *values {
-            Values::Drawn(from) => {
+            Values::RandomElement(from) => {
                 let mut x =
                     DTensor::random(mesh, dtype, shape.clone(), layout.clone(), from, &mut generator)?;
                 compare("made", &x, 1)?;
@@ -165,7 +165,7 @@ fn partial_layouts_are_refused_by_name() {
             {
                 let partial: Layout = "(P(sum))".parse()?;
                 let (name, drawn) = match values {
-                    Values::Drawn(from) => {
+                    Values::RandomElement(from) => {
                         (from.name(), DTensor::random(mesh, dtype, [3, 2], partial, from, &mut generator))
                     }
                     Values::Init(init) => {
@@ -175,7 +175,7 @@ fn partial_layouts_are_refused_by_name() {
                 let want = format!(
                     "{name}: a Partial layout has no values of its own; got {dtype}[3, 2]@(a:P(sum)); redistribute first"
                 );
-                let said = drawn.map_or_else(|e| e.to_string(), |x| x.to_string());
+                let said = drawn.map_or_else(|e| e.to_string(), |x| x.spec().to_string());
                 found.extend((said != want).then_some(said));
             }
         }
@@ -187,7 +187,7 @@ fn partial_layouts_are_refused_by_name() {
 
 /// What a single rank has, by the fills alone.
 fn whole(values: Values, dtype: DType, shape: &Shape, draw: Draw) -> Result<Tensor> {
-    fn drawn<T: Drawn>(from: Distribution, shape: &Shape, draw: Draw) -> Result<Tensor> {
+    fn drawn<T: RandomElement>(from: Distribution, shape: &Shape, draw: Draw) -> Result<Tensor> {
         let mut out = vec![T::default(); shape.numel()];
         from.fill(draw, 0, &mut out)?;
         Tensor::from_vec(out, shape.clone())
@@ -198,14 +198,14 @@ fn whole(values: Values, dtype: DType, shape: &Shape, draw: Draw) -> Result<Tens
         Tensor::from_vec(out, shape.clone())
     }
     match (values, dtype) {
-        (Values::Drawn(from), DType::F32) => drawn::<f32>(from, shape, draw),
-        (Values::Drawn(from), DType::F64) => drawn::<f64>(from, shape, draw),
-        (Values::Drawn(from), DType::F16) => drawn::<half::f16>(from, shape, draw),
-        (Values::Drawn(from), DType::BF16) => drawn::<half::bf16>(from, shape, draw),
-        (Values::Drawn(from), DType::I64) => drawn::<i64>(from, shape, draw),
-        (Values::Drawn(from), DType::I32) => drawn::<i32>(from, shape, draw),
-        (Values::Drawn(from), DType::U8) => drawn::<u8>(from, shape, draw),
-        (Values::Drawn(from), DType::Bool) => drawn::<bool>(from, shape, draw),
+        (Values::RandomElement(from), DType::F32) => drawn::<f32>(from, shape, draw),
+        (Values::RandomElement(from), DType::F64) => drawn::<f64>(from, shape, draw),
+        (Values::RandomElement(from), DType::F16) => drawn::<half::f16>(from, shape, draw),
+        (Values::RandomElement(from), DType::BF16) => drawn::<half::bf16>(from, shape, draw),
+        (Values::RandomElement(from), DType::I64) => drawn::<i64>(from, shape, draw),
+        (Values::RandomElement(from), DType::I32) => drawn::<i32>(from, shape, draw),
+        (Values::RandomElement(from), DType::U8) => drawn::<u8>(from, shape, draw),
+        (Values::RandomElement(from), DType::Bool) => drawn::<bool>(from, shape, draw),
         (Values::Init(init), DType::F64) => initial::<f64>(init, shape, draw),
         (Values::Init(init), DType::F16) => initial::<half::f16>(init, shape, draw),
         (Values::Init(init), DType::BF16) => initial::<half::bf16>(init, shape, draw),
@@ -457,7 +457,7 @@ fn later_draws_communicate_nothing() {
     let mesh = Mesh::parse("a=1", 0).unwrap();
     on_mesh(&mesh, |mesh| {
         let x = DTensor::rand(mesh, DType::F32, [3], "(R)".parse()?, &mut Generator::new(1))?;
-        Ok(if x.local().numel() == 3 { vec![] } else { vec![x.to_string()] })
+        Ok(if x.local().numel() == 3 { vec![] } else { vec![x.spec().to_string()] })
     })
     .unwrap();
 }

@@ -25,14 +25,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
-use isoshard::ops::{Axis, Meta, Row, Sample, Slot, catalog, eval_whole};
+use isoshard::ops::{AxisPlacement, MeshAxis, Meta, Row, Sample, catalog, eval_whole};
 use isoshard::placement::{Layout, Mesh, Placement, Spec};
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
 use crate::common::rows::{is_ragged, line, placement, specs};
 use crate::common::{self, Stream, bound, difference, eval_apart, mix, parts_of, values};
 
-const PARTIALS: [Slot; 3] = [Slot::P(ReduceOp::Sum), Slot::P(ReduceOp::Max), Slot::P(ReduceOp::Min)];
+const PARTIALS: [AxisPlacement; 3] =
+    [AxisPlacement::P(ReduceOp::Sum), AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min)];
 
 /// Of an operator with more operands a sample of the combinations is judged.
 const OPERANDS: usize = 3;
@@ -46,7 +47,7 @@ fn every_row_holds_on_one_axis() {
     for sample in catalog() {
         let trials = trials(&sample);
         for ranks in [2, 3, 5] {
-            let rows = sample.op.rows(&sample.metas(), Axis::alone(ranks));
+            let rows = sample.op.rows(&sample.metas(), MeshAxis::alone(ranks));
             let mesh = line(ranks);
             for row in rows {
                 if let Err(what) = holds_everywhere(&sample, &trials, &mesh, std::slice::from_ref(&row), &[0])
@@ -71,13 +72,13 @@ fn products_of_rows_hold_on_two_axes() {
             let mesh = Mesh::new(&[("a", lens[0]), ("b", lens[1])], 0).unwrap();
             let metas = sample.metas();
             let whole = Row::new(
-                metas.iter().map(|_| Slot::R),
-                sample.op.infer(&metas).unwrap().iter().map(|_| Slot::R),
+                metas.iter().map(|_| AxisPlacement::R),
+                sample.op.infer(&metas).unwrap().iter().map(|_| AxisPlacement::R),
             );
-            let rows = |a: usize, other: Option<Slot>| {
+            let rows = |a: usize, other: Option<AxisPlacement>| {
                 let axis = match other {
-                    Some(Slot::S(dim)) => Axis::alone(lens[a]).beside(dim, lens[1 - a]),
-                    _ => Axis::alone(lens[a]),
+                    Some(AxisPlacement::S(dim)) => MeshAxis::alone(lens[a]).beside(dim, lens[1 - a]),
+                    _ => MeshAxis::alone(lens[a]),
                 };
                 let mut rows = sample.op.rows(&metas, axis);
                 rows.push(whole.clone());
@@ -121,7 +122,7 @@ fn missing_rows_are_listed_with_a_reason() {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for sample in catalog().iter().filter(|s| !is_degenerate(s)) {
         for ranks in [2, 3, 5] {
-            let rows = sample.op.rows(&sample.metas(), Axis::alone(ranks));
+            let rows = sample.op.rows(&sample.metas(), MeshAxis::alone(ranks));
             let truths = truths(sample, ranks, &listed_windows);
             for truth in truths.into_iter().filter(|t| !rows.iter().any(|r| implies(r, t))) {
                 let key = format!("{}: {truth:?}", sample.op.name());
@@ -185,11 +186,14 @@ fn is_degenerate(sample: &Sample) -> bool {
 
 /// True where `row` gives `truth` by the exemptions of this file's head.
 fn implies(row: &Row, truth: &Row) -> bool {
-    let extremum = |s: &Slot| matches!(s, Slot::P(ReduceOp::Max | ReduceOp::Min));
-    let plain = |s: &Slot| if let Slot::Terms(_) = s { Slot::SUM } else { *s };
-    let ins = row.ins.iter().zip(&truth.ins).all(|(r, t)| r == t || (*t == Slot::R && extremum(r)));
-    let outs =
-        row.outs.iter().zip(&truth.outs).all(|(r, t)| plain(r) == *t || (*r == Slot::R && extremum(t)));
+    let extremum = |s: &AxisPlacement| matches!(s, AxisPlacement::P(ReduceOp::Max | ReduceOp::Min));
+    let plain = |s: &AxisPlacement| if let AxisPlacement::TreeSum(_) = s { AxisPlacement::SUM } else { *s };
+    let ins = row.ins.iter().zip(&truth.ins).all(|(r, t)| r == t || (*t == AxisPlacement::R && extremum(r)));
+    let outs = row
+        .outs
+        .iter()
+        .zip(&truth.outs)
+        .all(|(r, t)| plain(r) == *t || (*r == AxisPlacement::R && extremum(t)));
     ins && outs
 }
 
@@ -286,7 +290,7 @@ fn truths_with(
     let tables: Vec<Table> = trials.iter().map(|t| Table::new(t, mesh, dims)).collect();
     let ins =
         combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
-    let ins: Vec<Vec<Slot>> = match ins.len() {
+    let ins: Vec<Vec<AxisPlacement>> = match ins.len() {
         0..4096 => ins,
         _ => ins.into_iter().filter(|slots| is_plain(slots)).collect(),
     };
@@ -295,7 +299,7 @@ fn truths_with(
     let (all, mut truths) = (ins.len() * outs.len(), Vec::new());
     for ins in &ins {
         for outs in &outs {
-            let ragged = ins.iter().chain(outs).any(|s| *s == Slot::Ragged);
+            let ragged = ins.iter().chain(outs).any(|s| *s == AxisPlacement::Ragged);
             let row = Row::new(ins.iter().copied(), outs.iter().copied());
             if ragged != (dims > 0) || !is_judged(sample, &row, mesh.rank_len(), all, listed) {
                 continue;
@@ -318,42 +322,44 @@ fn truths_with(
     }
     // Nothing but replicas is no news.
     truths.retain(|t| {
-        t.ins.iter().any(|s| *s != Slot::R) || t.outs.iter().any(|s| matches!(s, Slot::S(_) | Slot::Ragged))
+        t.ins.iter().any(|s| *s != AxisPlacement::R)
+            || t.outs.iter().any(|s| matches!(s, AxisPlacement::S(_) | AxisPlacement::Ragged))
     });
     truths
 }
 
 /// At most one kind of slot beside `R`.
-fn is_plain(slots: &[Slot]) -> bool {
-    let mut cut = slots.iter().filter(|s| **s != Slot::R);
+fn is_plain(slots: &[AxisPlacement]) -> bool {
+    let mut cut = slots.iter().filter(|s| **s != AxisPlacement::R);
     let first = cut.next();
     cut.all(|s| Some(s) == first)
 }
 
 /// Operands cut in every way, once.
 struct Table {
-    ins: Vec<Vec<(Slot, Spec, Vec<Tensor>)>>,
+    ins: Vec<Vec<(AxisPlacement, Spec, Vec<Tensor>)>>,
     /// One for each window a result can have; what is replicated may turn out to be partial.
-    outs: Vec<Vec<(Slot, Spec)>>,
+    outs: Vec<Vec<(AxisPlacement, Spec)>>,
 }
 
 impl Table {
     fn new(trial: &Trial, mesh: &Mesh, dims: usize) -> Table {
         let first = trial.ins[0].shape();
-        let spec = |t: &Tensor, slot: Slot| {
+        let spec = |t: &Tensor, slot: AxisPlacement| {
             let p = placement(slot, first, dims, mesh.axis_len(0))?;
             Spec::new(mesh, t.dtype(), t.shape().clone(), Layout::new([p])).ok()
         };
         let slots = |t: &Tensor| {
-            let mut slots = vec![Slot::R];
-            slots.extend((0..t.shape().len()).map(Slot::S));
-            slots.extend((dims > 0).then_some(Slot::Ragged));
+            let mut slots = vec![AxisPlacement::R];
+            slots.extend((0..t.shape().len()).map(AxisPlacement::S));
+            slots.extend((dims > 0).then_some(AxisPlacement::Ragged));
             slots
         };
         let operand = |(i, t): (usize, &Tensor)| {
             let all = slots(t).into_iter().chain(PARTIALS);
-            let cut =
-                |s: Slot| spec(t, s).map(|spec| (s, spec.clone(), parts_of(t, &spec, trial.salt + i as u64)));
+            let cut = |s: AxisPlacement| {
+                spec(t, s).map(|spec| (s, spec.clone(), parts_of(t, &spec, trial.salt + i as u64)))
+            };
             all.filter_map(cut).collect()
         };
         let result = |t: &Tensor| slots(t).into_iter().filter_map(|s| Some((s, spec(t, s)?))).collect();
@@ -364,7 +370,13 @@ impl Table {
     }
 
     /// The rows with these operand slots and these windows of results that hold.
-    fn holding(&self, sample: &Sample, trial: &Trial, ins: &[Slot], outs: &[Slot]) -> Vec<Row> {
+    fn holding(
+        &self,
+        sample: &Sample,
+        trial: &Trial,
+        ins: &[AxisPlacement],
+        outs: &[AxisPlacement],
+    ) -> Vec<Row> {
         let operands: Vec<(&Spec, &[Tensor])> = ins
             .iter()
             .zip(&self.ins)
@@ -384,15 +396,15 @@ impl Table {
         let mut choices = Vec::new();
         for (k, (spec, whole)) in specs.iter().zip(&trial.outs).enumerate() {
             let parts: Vec<Tensor> = results.iter().map(|r| r[k].clone()).collect();
-            let holds = |slot: Slot| {
+            let holds = |slot: AxisPlacement| {
                 let spec = match slot {
-                    Slot::P(op) => spec.with_layout(Layout::new([Placement::Partial(op)])).ok(),
+                    AxisPlacement::P(op) => spec.with_layout(Layout::new([Placement::Partial(op)])).ok(),
                     _ => Some(spec.clone()),
                 };
                 spec.is_some_and(|spec| difference(whole, &spec, &parts, bound(sample, whole)).is_none())
             };
             let mut slots = vec![outs[k]];
-            if outs[k] == Slot::R {
+            if outs[k] == AxisPlacement::R {
                 slots.extend(PARTIALS);
             }
             slots.retain(|&s| holds(s));
@@ -403,7 +415,7 @@ impl Table {
 }
 
 /// One of each, in every way.
-fn combinations(choices: &[Vec<Slot>]) -> Vec<Vec<Slot>> {
+fn combinations(choices: &[Vec<AxisPlacement>]) -> Vec<Vec<AxisPlacement>> {
     choices.iter().fold(vec![vec![]], |done, slots| {
         done.iter().flat_map(|d| slots.iter().map(move |&s| d.iter().copied().chain([s]).collect())).collect()
     })

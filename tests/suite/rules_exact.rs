@@ -7,14 +7,15 @@
 //!   after it, is the operator on what was reduced before it; parts cancel, and are zeros of either sign, in some elements;
 //! - where each element of a sum comes from one rank, the sum is the whole;
 //! - where a sum over dims is cut, the kernel run apart under every node of every rank's forest, added up in the order that
-//!   `Terms::order` gives, is the whole; and all other results of these runs are the whole's.
+//!   `ReductionTree::order` gives, is the whole; and all other results of these runs are the whole's.
 //!
 //! A row that claims less must need to: some trial differs, or the row stands in `golden/rounded_rows.txt` with its reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use isoshard::ops::{
-    Axis, Input, Matmul, Meta, Metas, Neg, Op, Row, Sample, Slot, Sum, Tensors, Vjp, Windows, Work, catalog,
+    AxisPlacement, Input, Matmul, MeshAxis, Meta, Metas, Neg, Op, Row, Sample, Sum, Tensors, Vjp, Windows,
+    Work, catalog,
 };
 use isoshard::placement::{Leaf, Mesh};
 use isoshard::tensor::{DType, Tensor};
@@ -33,7 +34,7 @@ fn every_exact_row_holds_by_bits_on_one_axis() {
     for (sample, dtype) in samples() {
         let trial = Trial::new(&sample, dtype, 1);
         for ranks in [1, 2, 3, 4, 5] {
-            for row in sample.op.rows(&trial.metas, Axis::alone(ranks)).iter().filter(|r| r.by_bits) {
+            for row in sample.op.rows(&trial.metas, MeshAxis::alone(ranks)).iter().filter(|r| r.by_bits) {
                 let case =
                     Case { trial: &trial, mesh: &line(ranks), rows: std::slice::from_ref(row), order: &[0] };
                 count.see(row, case.judge(), &format!("{dtype} {sample:?} on {ranks}"), &mut wrong);
@@ -51,13 +52,14 @@ fn products_of_exact_rows_hold_by_bits_on_two_axes() {
     for (sample, dtype) in samples() {
         let trial = Trial::new(&sample, dtype, 2);
         let outs = trial.op().infer(&trial.metas).expect("the sample was made so");
-        let whole = Row::new(trial.metas.iter().map(|_| Slot::R), outs.iter().map(|_| Slot::R));
+        let whole =
+            Row::new(trial.metas.iter().map(|_| AxisPlacement::R), outs.iter().map(|_| AxisPlacement::R));
         for lens in [[2, 2], [2, 3], [3, 2], [1, 4]] {
             let mesh = Mesh::new(&[("a", lens[0]), ("b", lens[1])], 0).unwrap();
-            let rows = |a: usize, other: Option<Slot>| {
+            let rows = |a: usize, other: Option<AxisPlacement>| {
                 let axis = match other {
-                    Some(Slot::S(dim)) => Axis::alone(lens[a]).beside(dim, lens[1 - a]),
-                    _ => Axis::alone(lens[a]),
+                    Some(AxisPlacement::S(dim)) => MeshAxis::alone(lens[a]).beside(dim, lens[1 - a]),
+                    _ => MeshAxis::alone(lens[a]),
                 };
                 let mut rows = trial.op().rows(&trial.metas, axis);
                 rows.retain(|r| r.by_bits);
@@ -94,7 +96,8 @@ fn rows_said_to_round_do_round_or_are_listed_with_a_reason() {
         for salt in 3..6 {
             let trial = Trial::new(&sample, dtype, salt);
             for ranks in [2, 3, 5] {
-                for row in sample.op.rows(&trial.metas, Axis::alone(ranks)).iter().filter(|r| !r.by_bits) {
+                for row in sample.op.rows(&trial.metas, MeshAxis::alone(ranks)).iter().filter(|r| !r.by_bits)
+                {
                     let rows = std::slice::from_ref(row);
                     let outcome = Case { trial: &trial, mesh: &line(ranks), rows, order: &[0] }.judge();
                     *differs.entry(format!("{}: {row:?}", sample.op.name())).or_default() |= outcome.is_err();
@@ -125,7 +128,7 @@ fn false_claims_are_found() {
                 let rows = std::slice::from_ref(row);
                 Case { trial: &trial, mesh: &line(ranks), rows, order: &[0] }.judge().is_err()
             };
-            lie.rows(&trial.metas, Axis::alone(ranks)).iter().any(judged)
+            lie.rows(&trial.metas, MeshAxis::alone(ranks)).iter().any(judged)
         });
         assert!(found, "{lie:?} is believed");
     }
@@ -171,13 +174,15 @@ impl Op for Lie {
     fn infer(&self, ins: &[Meta]) -> isoshard::Result<Metas> {
         self.of().infer(ins)
     }
-    fn rows(&self, _: &[Meta], _: Axis) -> Vec<Row> {
-        let pairs = Slot::Terms(Leaf::Pairs);
+    fn rows(&self, _: &[Meta], _: MeshAxis) -> Vec<Row> {
+        let pairs = AxisPlacement::TreeSum(Leaf::Pairs);
         match self {
-            Lie::Negates => vec![Row::same(Slot::SUM, 1).exact()],
-            Lie::OtherLeaves => vec![Row::new([Slot::S(1), Slot::S(0)], [pairs])],
-            Lie::OtherOrder => vec![Row::new([Slot::S(1)], [pairs]), Row::new([Slot::S(0)], [pairs])],
-            Lie::OneRanksShare => vec![Row::new([Slot::S(0)], [Slot::SUM]).exact()],
+            Lie::Negates => vec![Row::same(AxisPlacement::SUM, 1).exact()],
+            Lie::OtherLeaves => vec![Row::new([AxisPlacement::S(1), AxisPlacement::S(0)], [pairs])],
+            Lie::OtherOrder => {
+                vec![Row::new([AxisPlacement::S(1)], [pairs]), Row::new([AxisPlacement::S(0)], [pairs])]
+            }
+            Lie::OneRanksShare => vec![Row::new([AxisPlacement::S(0)], [AxisPlacement::SUM]).exact()],
         }
     }
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> isoshard::Result<Tensors> {
@@ -216,7 +221,7 @@ struct Count {
 
 impl Count {
     fn see(&mut self, row: &Row, outcome: Result<Outcome, String>, of: &str, wrong: &mut Vec<String>) {
-        if row.outs.iter().any(|s| matches!(s, Slot::Terms(_))) {
+        if row.outs.iter().any(|s| matches!(s, AxisPlacement::TreeSum(_))) {
             let name = of.split([' ', '{']).nth(1).unwrap_or_default();
             *self.terms.entry(format!("{name} {row:?}")).or_default() |=
                 matches!(outcome, Ok(Outcome::Holds));

@@ -298,7 +298,7 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
             let targets = DTensor::distribute(&mesh, &targets, layout.clone())?;
             let cx = Forward::train(&params, &mut dropout);
             let loss = loss(&cx, &tokens, &targets)?;
-            grads.merge(loss.scale(1.0 / run.accumulate as f64)?.backward()?)?;
+            grads.merge(loss.mul_scalar(1.0 / run.accumulate as f64)?.backward()?)?;
             sum += loss.full_tensor()?.item()?;
         }
         let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;

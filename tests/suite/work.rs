@@ -2,7 +2,8 @@
 //! others count for products and attention.
 
 use isoshard::ops::{
-    Attention, AttentionGrad, Axis, Bits, Embedding, Free, Matmul, Meta, Op, Row, Sample, Slot, Work, catalog,
+    Attention, AttentionGrad, AxisPlacement, Bits, Embedding, Matmul, MeshAxis, Meta, Op, Row, Sample,
+    Unkeyed, Work, catalog,
 };
 use isoshard::placement::chunk;
 use isoshard::rng::Generator;
@@ -50,9 +51,9 @@ fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Me
         let by_index = i == 0 && BY_INDEX.contains(&sample.op.name());
         let mut meta = meta.clone();
         match *slot {
-            Slot::S(dim) => meta.shape[dim] = chunk(meta.shape[dim], ranks, rank).len(),
-            Slot::R if by_index => {}
-            Slot::R => held_by_all += meta.len_bytes() as u64,
+            AxisPlacement::S(dim) => meta.shape[dim] = chunk(meta.shape[dim], ranks, rank).len(),
+            AxisPlacement::R if by_index => {}
+            AxisPlacement::R => held_by_all += meta.len_bytes() as u64,
             _ => return None,
         }
         ins.push(meta);
@@ -62,7 +63,7 @@ fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Me
     for ((whole, part), slot) in outs.iter().zip(&parts).zip(&row.outs) {
         let mut want = whole.clone();
         match *slot {
-            Slot::S(dim) => want.shape[dim] = chunk(whole.shape[dim], ranks, rank).len(),
+            AxisPlacement::S(dim) => want.shape[dim] = chunk(whole.shape[dim], ranks, rank).len(),
             _ => return None,
         }
         if *part != want {
@@ -79,14 +80,14 @@ fn a_cut_divides_the_work() {
     let (mut judged, mut wrong) = (0, Vec::new());
     // Attention sees more keys from later queries: a part of the queries is no smaller call of the same operator. And a part of
     // v's dim needs all scores.
-    let whole_heads = |row: &Row| matches!(row.ins[0], Slot::S(0 | 1));
+    let whole_heads = |row: &Row| matches!(row.ins[0], AxisPlacement::S(0 | 1));
     let causal = |op: &dyn Op, row: &Row| op.name().starts_with("attention") && !whole_heads(row);
     for sample in catalog().into_iter().filter(|s| !s.op.is_view()) {
         let op = &*sample.op;
         let whole = work(op, &sample.metas());
         for ranks in [2, 3] {
-            for row in op.rows(&sample.metas(), Axis::alone(ranks)) {
-                let cut = row.ins.iter().any(|s| matches!(s, Slot::S(_)));
+            for row in op.rows(&sample.metas(), MeshAxis::alone(ranks)) {
+                let cut = row.ins.iter().any(|s| matches!(s, AxisPlacement::S(_)));
                 if !cut || causal(op, &row) {
                     continue;
                 }
@@ -137,7 +138,7 @@ fn products_take_two_operations_for_each_triple() {
 /// What attention does for shapes (b, h, s, d): the operations of its products, found by widening the heads, and all of them.
 fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient: bool) -> Work {
     let (k, p) = ([q[0], keys[0], keys[1], q[3]], Bits(0.0));
-    let (scale, draw) = (Bits(0.125), Free(Generator::new(1).next_draw()));
+    let (scale, draw) = (Bits(0.125), Unkeyed(Generator::new(1).next_draw()));
     let ins = [f32(&q), f32(&k), f32(&k)];
     if !gradient {
         return work(&Attention { scale, p, q_offset, draw }, &ins);

@@ -406,7 +406,7 @@ impl Group {
             self.reduce_scatter_in(parts?, of(self.index())).wait()?.reshape([outs, len(self.index())])?;
         let shapes: Vec<Shape> = (0..self.len()).map(|i| Shape::from([outs, len(i)])).collect();
         let chunks = self.all_gather(&mine, &shapes)?;
-        let mut out = Tensor::stale_on(x.device(), x.dtype(), [outs, each])?;
+        let mut out = Tensor::uninit_on(x.device(), x.dtype(), [outs, each])?;
         for (i, chunk) in chunks.iter().enumerate() {
             chunk.copy_block(&mut out, chunk.shape(), (0, chunk.strides()), (start(i), &[each, 1]))?;
         }

@@ -5,8 +5,8 @@
 //! that guesses hangs all the others.
 
 mod description;
-mod families;
 mod hosts;
+mod launchers;
 mod secret;
 mod vars;
 
@@ -61,6 +61,6 @@ impl Launch {
     /// # Errors
     /// As [`Launch::from_env`].
     pub fn from_vars(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
-        families::read(&Vars::new(&get))
+        launchers::read(&Vars::new(&get))
     }
 }

@@ -57,7 +57,7 @@ fn stacked(n: usize, shape: &Shape) -> Shape {
 
 /// The reduction of `parts`, one contiguous tensor per member, of the shapes that [`Reduce::part_shape`] gives.
 pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
-    fold_into(reduce, &|member| &parts[member], Tensor::stale)
+    fold_into(reduce, &|member| &parts[member], Tensor::uninit)
 }
 
 /// As [`fold`], of the tensors that `of` names by member. `room` makes a contiguous tensor that nothing else holds, for a

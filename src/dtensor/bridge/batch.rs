@@ -62,7 +62,7 @@ impl Batch {
     }
 
     fn pack(&self, pieces: &[(usize, Piece)], device: Device, locals: &[Tensor]) -> Result<Tensor> {
-        let mut packed = Tensor::stale_on(device, self.dtype, shape(pieces))?;
+        let mut packed = Tensor::uninit_on(device, self.dtype, shape(pieces))?;
         let mut at = 0;
         for (k, piece) in pieces {
             piece.pack(&locals[self.tensors[*k]], &mut packed, at)?;

@@ -62,7 +62,7 @@ impl Piece {
             Form::Box(_) => self.view(part),
             Form::Run(at) => part.reshape([part.numel()])?.narrow(0, at, self.numel()),
             Form::Spread => {
-                let mut packed = Tensor::stale_on(part.device(), part.dtype(), self.shape())?;
+                let mut packed = Tensor::uninit_on(part.device(), part.dtype(), self.shape())?;
                 self.pack(part, &mut packed, 0)?;
                 Ok(packed)
             }

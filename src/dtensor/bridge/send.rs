@@ -35,7 +35,7 @@ use crate::tensor::{Shape, Tensor};
 ///     let there = generate.contains(rank.rank()).then(|| DeviceMesh::on(&rank, &generate)).transpose()?;
 ///     let arrived = bridge.send(&weights, there.as_ref())?;
 ///     if let Some(weight) = arrived.first() {
-///         assert_eq!(weight.to_string(), "f32[5, 4]@(tp:S1)");
+///         assert_eq!(weight.spec().to_string(), "f32[5, 4]@(tp:S1)");
 ///         assert_eq!(weight.sum_all()?.full_tensor()?.item()?, 10.0);
 ///     }
 ///     // Rank 2 had a row of its two columns already.
@@ -210,7 +210,7 @@ impl InTransit {
             for (&i, arrived) in batch.tensors.iter().zip(arrivals) {
                 let Transfer { dtype, shape, to, .. } = &plan.tensors[i].transfer;
                 let local = arrived.map_or_else(|| plan.begin(i, &locals), Ok)?;
-                f(i, DTensor::wrap(onto, local, onto.facts(*dtype, shape, to)?))?;
+                f(i, DTensor::wrap(onto, local, onto.meta(*dtype, shape, to)?))?;
             }
         }
         Ok(())
@@ -236,10 +236,10 @@ impl Plan {
         }
         for (x, Planned { transfer, .. }) in tensors.iter().zip(&self.tensors) {
             let same_mesh = Some(x.mesh().mesh()) == from.as_ref();
-            let facts =
+            let meta =
                 (x.dtype(), x.shape(), x.layout()) == (transfer.dtype, &transfer.shape, &transfer.from);
-            if !same_mesh || !facts {
-                let given = format!("{x} on {}", x.mesh().mesh().with_ranks());
+            if !same_mesh || !meta {
+                let given = format!("{} on {}", x.spec(), x.mesh().mesh().with_ranks());
                 return refuse(
                     "a tensor is not as planned",
                     given,
@@ -305,7 +305,7 @@ impl Plan {
             return Ok(locals[i].clone());
         }
         let shape = out.as_ref().expect("asked of members").clone();
-        let mut out = Tensor::stale_on(self.rank.device(), transfer.dtype, shape)?;
+        let mut out = Tensor::uninit_on(self.rank.device(), transfer.dtype, shape)?;
         if let Some(keep) = keep {
             keep.copy(&locals[i], &mut out)?;
         }

@@ -174,8 +174,8 @@ impl Order {
 /// the first axis, then that of the next.
 fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> Order {
     let open = from.open_axes();
-    if let Some(terms) = from.terms.as_ref().filter(|_| axes.iter().any(|a| open.contains(a))) {
-        let steps = terms.order(&from.mesh, from.mesh.coords(), members, axes);
+    if let Some(tree) = from.tree.as_ref().filter(|_| axes.iter().any(|a| open.contains(a))) {
+        let steps = tree.order(&from.mesh, from.mesh.coords(), members, axes);
         return Order { steps: Arc::new(steps), beside: 1 };
     }
     let lens: Dims = axes.iter().map(|&a| from.mesh.axis_len(a)).collect();

@@ -222,8 +222,8 @@ impl Planning {
 
     /// In fast mode a sum goes on as one part a rank.
     fn collapse(&mut self, dst: &Spec) {
-        if self.cur.terms.is_some() && dst.terms.is_none() {
-            let to = Spec { terms: None, ..self.cur.clone() };
+        if self.cur.tree.is_some() && dst.tree.is_none() {
+            let to = Spec { tree: None, ..self.cur.clone() };
             self.push(Act::Collapse, to, Dims::new(), 0);
         }
     }
@@ -250,7 +250,7 @@ impl Planning {
     /// The number of parts that the others along `axes` bring.
     fn others(&self, axes: &[usize]) -> usize {
         let mesh = &self.cur.mesh;
-        if self.cur.terms.is_none() {
+        if self.cur.tree.is_none() {
             return axes.iter().map(|&a| mesh.axis_len(a)).product::<usize>() - 1;
         }
         let all: usize = members(mesh, axes).iter().map(|c| self.cur.nodes_len_at(c)).sum();

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::super::device_mesh::DeviceMesh;
 use super::super::exchange::{Piece, packed};
-use super::super::facts::Facts;
+use super::super::tensor_meta::TensorMeta;
 use super::lower::{Exchange, Fold, Out, Stage, lower};
 use super::redistribution::{Redistribution, Way};
 use crate::comm::{Group, Pending, Reduce};
@@ -61,7 +61,7 @@ pub(in crate::dtensor) enum Coming {
 }
 
 /// The move from `src` to `dst`, planned at the first call.
-pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &Facts, dst: &Facts) -> Result<Rc<Move>> {
+pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &TensorMeta, dst: &TensorMeta) -> Result<Rc<Move>> {
     let key = (src.id, dst.id);
     let moves: &Moves = mesh.0.moves.of();
     if let Some(m) = moves.planned.borrow().get(&key) {
@@ -269,7 +269,7 @@ fn assemble(out: &Out, mut pieces: Vec<(&Piece, Tensor)>, like: &Tensor) -> Resu
         // It is all of it.
         return pieces.swap_remove(0).1.reshape(out.shape());
     }
-    let mut whole = Tensor::stale_on(like.device(), like.dtype(), out.shape())?;
+    let mut whole = Tensor::uninit_on(like.device(), like.dtype(), out.shape())?;
     for (piece, part) in &pieces {
         match out.nodes {
             1 => piece.paste(part, &mut whole, 0)?,

@@ -78,7 +78,7 @@ pub(super) fn places(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
 
 /// What is held under `layout` at each of the places.
 pub(super) fn held(src: &Spec, layout: &Layout, places: &[Dims]) -> Vec<Region> {
-    let spec = Spec { layout: layout.clone(), terms: None, ..src.clone() };
+    let spec = Spec { layout: layout.clone(), tree: None, ..src.clone() };
     places.iter().map(|c| spec.region_at(c)).collect()
 }
 

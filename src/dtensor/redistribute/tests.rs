@@ -46,7 +46,7 @@ fn bytes_received_are_those_of_the_moves() {
         assert_eq!(received(&x, "(R, R)")?, 4 * 12, "two thirds, twice");
         let x = DTensor::from_local(&mesh, local, [9], layout("(R, P(sum))"))?;
         assert_eq!(received(&x, "(R, R)")?, 0, "nobody else is there");
-        assert!(!find(&mesh, &x.facts, &x.redistribute(layout("(R, R)"))?.facts)?.communicates());
+        assert!(!find(&mesh, &x.meta, &x.redistribute(layout("(R, R)"))?.meta)?.communicates());
         Ok(())
     };
     spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
@@ -171,7 +171,7 @@ fn copies(from: &'static str, to: &'static str) -> Vec<(usize, bool)> {
         let x = x.redistribute(layout(from))?;
         // What is cut from a whole is a view of it.
         let local = x.local().contiguous()?;
-        let x = DTensor::wrap(&mesh, local.clone(), x.facts.clone());
+        let x = DTensor::wrap(&mesh, local.clone(), x.meta.clone());
         let before = COPIED_BYTES.get();
         let y = x.redistribute(layout(to))?;
         Ok((COPIED_BYTES.get() - before, y.local().shares_storage(&local)))

@@ -60,7 +60,7 @@ impl CausalAttention<'_> {
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let gpu = Gpu::of(q)?;
         let ([b, h, tq, _], [_, _, keys, dv]) = (extents(q), extents(v));
-        let mut lse = gpu.stale(sum_dtype(q), [b, h, tq])?;
+        let mut lse = gpu.uninit(sum_dtype(q), [b, h, tq])?;
         if b * h * tq * keys == 0 {
             fill(&mut lse, f64::NEG_INFINITY)?;
             return Ok((gpu.zeros(q.dtype(), [b, tq, h, dv])?.transpose(1, 2)?, lse));
@@ -99,7 +99,7 @@ impl CausalAttention<'_> {
     fn delta(&self, gpu: &Gpu, o: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let [b, h, tq, dv] = extents(o);
         let (o, grad) = (contiguous_rows(o)?, contiguous_rows(grad)?);
-        let mut delta = gpu.stale(sum_dtype(&o), [b, h, tq])?;
+        let mut delta = gpu.uninit(sum_dtype(&o), [b, h, tq])?;
         let call = self.call([&o, &o, &o], Some([&o, &grad]))?;
         let launch = gpu.kernel("attention_delta", "delta", o.dtype())?.arg(call).arg(dv as u32);
         let blocks = (b * h * tq).div_ceil(8).min(16 * gpu.multiprocessors() as usize);

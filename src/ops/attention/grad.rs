@@ -8,8 +8,8 @@ use super::{Attention, CausalCall, expect_heads, expect_times, heads_split, samp
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    AttentionGrad, Axis, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows, Work,
-    arity, list,
+    AttentionGrad, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
+    Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::Tensor;
@@ -33,18 +33,20 @@ impl Op for AttentionGrad {
 
     /// As for the operator: ranks that hold some of the queries hold parts of the sums dk and dv, ranks that hold some
     /// of v's dim parts of dq and dk. Linear in do.
-    fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row> {
-        let (r, sum, queries, dim) = (Slot::R, Slot::SUM, Slot::S(2), Slot::S(3));
+    fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
+        let (r, sum, queries, dim) =
+            (AxisPlacement::R, AxisPlacement::SUM, AxisPlacement::S(2), AxisPlacement::S(3));
         // The sum runs over the queries, and before them over the heads that a head of k serves.
-        let terms = if ins[0].shape[1] == ins[1].shape[1] { Slot::Terms(Leaf::Chain) } else { sum };
+        let terms =
+            if ins[0].shape[1] == ins[1].shape[1] { AxisPlacement::TreeSum(Leaf::Chain) } else { sum };
         let mut rows = vec![
-            Row::new([Slot::S(0); 6], [Slot::S(0); 3]),
+            Row::new([AxisPlacement::S(0); 6], [AxisPlacement::S(0); 3]),
             Row::new([queries, r, r, queries, queries, queries], [queries, terms, terms]),
             Row::new([r, r, dim, dim, r, dim], [sum, sum, dim]),
             Row::new([r, r, r, r, r, sum], [sum; 3]),
         ];
         if heads_split(ins, axis) {
-            rows.push(Row::new([Slot::S(1); 6], [Slot::S(1); 3]));
+            rows.push(Row::new([AxisPlacement::S(1); 6], [AxisPlacement::S(1); 3]));
         }
         rows
     }
@@ -99,7 +101,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         let ins = [q.clone(), k.clone(), k, o.clone(), lse, o];
         Sample::new(AttentionGrad { scale, p, q_offset, draw }, ins)
             .rounded(q.meta.shape[2] * q.meta.shape[3])
-            .rough()
+            .not_smooth()
     };
     let sample = |p, q, k| at(None, p, q, k);
     vec![

@@ -12,8 +12,8 @@ use smallvec::smallvec;
 use super::dropout::expect_probability;
 use super::softmax::sum_exp::accumulator;
 use super::{
-    AttentionGrad, Axis, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work,
-    arity, list,
+    AttentionGrad, AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp,
+    Windows, Work, arity, list,
 };
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
@@ -38,7 +38,7 @@ pub struct Attention {
     /// queries as keys, which then stand at the same times.
     pub q_offset: Option<usize>,
     /// This call's numbers.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 impl Op for Attention {
@@ -57,16 +57,16 @@ impl Op for Attention {
 
     /// By batch; by heads, where those of k and v split evenly; by queries, each rank seeing all keys; by the dim of
     /// v. The result, but not lse, is linear in v.
-    fn rows(&self, ins: &[Meta], axis: Axis) -> Vec<Row> {
-        let r = Slot::R;
+    fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
+        let r = AxisPlacement::R;
         let mut rows = vec![
-            Row::new([Slot::S(0); 3], [Slot::S(0); 2]),
-            Row::new([Slot::S(2), r, r], [Slot::S(2); 2]),
-            Row::new([r, r, Slot::S(3)], [Slot::S(3), r]),
-            Row::new([r, r, Slot::SUM], [Slot::SUM, r]),
+            Row::new([AxisPlacement::S(0); 3], [AxisPlacement::S(0); 2]),
+            Row::new([AxisPlacement::S(2), r, r], [AxisPlacement::S(2); 2]),
+            Row::new([r, r, AxisPlacement::S(3)], [AxisPlacement::S(3), r]),
+            Row::new([r, r, AxisPlacement::SUM], [AxisPlacement::SUM, r]),
         ];
         if heads_split(ins, axis) {
-            rows.push(Row::new([Slot::S(1); 3], [Slot::S(1); 2]));
+            rows.push(Row::new([AxisPlacement::S(1); 3], [AxisPlacement::S(1); 2]));
         }
         rows
     }
@@ -205,14 +205,14 @@ pub(super) fn expect_times(verb: &str, [q, k]: [&Meta; 2], q_offset: Option<usiz
 }
 
 /// True where every rank's heads of q are those that its heads of k and v serve.
-pub(super) fn heads_split(ins: &[Meta], axis: Axis) -> bool {
+pub(super) fn heads_split(ins: &[Meta], axis: MeshAxis) -> bool {
     let (of_q, of_k) = (ins[0].shape[1], ins[1].shape[1]);
     of_q == of_k || of_k % axis.ways(1) == 0
 }
 
 /// The operators' attributes in samples, with dropout and without.
-pub(super) fn sample_attributes(p: f64) -> (Bits, Bits, Free<Draw>) {
-    (Bits(0.125), Bits(p), Free(Generator::new(5).next_draw()))
+pub(super) fn sample_attributes(p: f64) -> (Bits, Bits, Unkeyed<Draw>) {
+    (Bits(0.125), Bits(p), Unkeyed(Generator::new(5).next_draw()))
 }
 
 pub(super) fn samples() -> Vec<Sample> {
@@ -244,7 +244,7 @@ mod tests {
         let of = |shape: [usize; 4], salt| Input::ints(shape).values(DType::F64, salt);
         let (q, k, v) = (of([b, h, t, d], 1), of([b, hk, t, d], 2), of([b, hk, t, d], 3));
         let draw = Generator::new(3).next_draw();
-        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset: None, draw: Free(draw) };
+        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset: None, draw: Unkeyed(draw) };
         let outs = eval_whole(&op, &[q.clone(), k.clone(), v.clone()]).unwrap();
         let (q, k, v) = (q.to_f64_vec(), k.to_f64_vec(), v.to_f64_vec());
         let (o, lse) = (outs[0].to_f64_vec(), outs[1].to_f64_vec());

@@ -16,7 +16,7 @@ pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: Held)
     let (logits, target, m, s) =
         (logits.contiguous()?, target.contiguous()?, m.contiguous()?, s.contiguous()?);
     let (rows, held) = (target.numel(), logits.shape().last().map_or(0, |&n| n));
-    let mut out = gpu.stale(s.dtype(), target.shape())?;
+    let mut out = gpu.uninit(s.dtype(), target.shape())?;
     let launch = gpu.kernel("cross_entropy", "cross_entropy", logits.dtype())?;
     let launch = launch.read(&logits).read(&target).read(&m).read(&s).write(&mut out);
     let launch = launch.arg(rows as u64).arg(held as u64).arg(classes.n as u64).arg(classes.start as u64);
@@ -36,7 +36,7 @@ pub(crate) fn cross_entropy_grad([logits, target, m, s, dy]: [&Tensor; 5], class
     let (logits, target) = (logits.contiguous()?, target.contiguous()?);
     let (m, s, dy) = (m.contiguous()?, s.contiguous()?, dy.contiguous()?);
     let (rows, held) = (target.numel(), logits.shape().last().map_or(0, |&n| n));
-    let mut out = gpu.stale(logits.dtype(), logits.shape())?;
+    let mut out = gpu.uninit(logits.dtype(), logits.shape())?;
     if out.numel() == 0 {
         return Ok(out);
     }

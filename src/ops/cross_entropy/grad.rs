@@ -9,10 +9,10 @@ use crate::ops::index::segments::checked_index;
 use crate::ops::softmax::sum_exp::row_maximum;
 use crate::ops::work::elements;
 use crate::ops::{
-    Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Statistic, Tensors, Vjp, Windows,
-    Work, arity, list,
+    AxisPlacement, CrossEntropyGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Statistic, Tensors, Vjp,
+    Windows, Work, arity, list,
 };
-use crate::tensor::cpu::{Kernel, Lane, Num, Real, dispatch};
+use crate::tensor::cpu::{Kernel, Num, Real, Widen, dispatch};
 use crate::tensor::{Float, Tensor, cpu, for_dtype};
 
 impl Op for CrossEntropyGrad {
@@ -35,12 +35,12 @@ impl Op for CrossEntropyGrad {
     }
 
     /// Linear in `dy`.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[0].shape.len() - 1;
-        let r = Slot::R;
-        let mut rows: Vec<Row> = (0..last).map(|d| Row::same(Slot::S(d), 5)).collect();
-        rows.push(Row::new([Slot::S(last), r, r, r, r], [Slot::S(last)]));
-        rows.push(Row::new([r, r, r, r, Slot::SUM], [Slot::SUM]));
+        let r = AxisPlacement::R;
+        let mut rows: Vec<Row> = (0..last).map(|d| Row::same(AxisPlacement::S(d), 5)).collect();
+        rows.push(Row::new([AxisPlacement::S(last), r, r, r, r], [AxisPlacement::S(last)]));
+        rows.push(Row::new([r, r, r, r, AxisPlacement::SUM], [AxisPlacement::SUM]));
         rows
     }
 
@@ -53,7 +53,7 @@ impl Op for CrossEntropyGrad {
         let out = for_dtype!(float self.name(), logits.dtype(), T => {
             type A = <T as Float>::Acc;
             let dy = dy.reshape(s.shape())?;
-            let mut out = Tensor::stale(logits.dtype(), logits.shape());
+            let mut out = Tensor::uninit(logits.dtype(), logits.shape());
             let (x, m, target) = (logits.as_slice::<T>()?, m.as_slice::<T>()?, target.as_slice::<i64>()?);
             let (s, dy) = (s.as_slice::<A>()?, dy.as_slice::<A>()?);
             let grad = cpu::as_elements_mut::<T>(out.bytes_mut());
@@ -100,7 +100,7 @@ impl Op for CrossEntropyGrad {
 const CHUNK: usize = 512;
 
 /// `exp(x - m) * share` of a row.
-fn shares<T: Lane<Wide: Real>>(
+fn shares<T: Widen<Wide: Real>>(
     x: &[T],
     m: T::Wide,
     share: T::Wide,
@@ -142,7 +142,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         let target = Input::index(outer, classes);
         let (m, s) = (Input::ints(with(1)), Input::positive(with(1)));
         let ins = [Input::ints(with(classes)), target, m, s, Input::ints(outer)];
-        Sample::new(CrossEntropyGrad, ins).rough()
+        Sample::new(CrossEntropyGrad, ins).not_smooth()
     };
     vec![sample(&[5], 3), sample(&[2, 3], 7), sample(&[], 5), sample(&[0], 3)]
 }

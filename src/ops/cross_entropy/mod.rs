@@ -14,8 +14,8 @@ use super::index::segments::{checked_index, expect_indices};
 use super::softmax::sum_exp::{accumulator, statistic_shape};
 use super::work::elements;
 use super::{
-    Axis, CrossEntropyGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
-    list,
+    AxisPlacement, CrossEntropyGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows,
+    Work, arity, list,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
@@ -41,10 +41,16 @@ impl Op for CrossEntropy {
 
     /// Over sharded classes the rank with the first class adds the statistics, the one with the target's class
     /// subtracts.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[0].shape.len() - 1;
-        let mut rows: Vec<Row> = (0..last).map(|d| Row::same(Slot::S(d), 4)).collect();
-        rows.push(Row::new([Slot::S(last), Slot::R, Slot::R, Slot::R], [Slot::SUM]).exact());
+        let mut rows: Vec<Row> = (0..last).map(|d| Row::same(AxisPlacement::S(d), 4)).collect();
+        rows.push(
+            Row::new(
+                [AxisPlacement::S(last), AxisPlacement::R, AxisPlacement::R, AxisPlacement::R],
+                [AxisPlacement::SUM],
+            )
+            .exact(),
+        );
         rows
     }
 
@@ -54,7 +60,7 @@ impl Op for CrossEntropy {
         let held = ins[0].shape()[last];
         let (logits, target) = (ins[0].contiguous()?, ins[1].contiguous()?);
         let (m, s) = (ins[2].contiguous()?, ins[3].contiguous()?);
-        let mut out = Tensor::stale(s.dtype(), target.shape());
+        let mut out = Tensor::uninit(s.dtype(), target.shape());
         for_dtype!(float self.name(), logits.dtype(), T => {
             type A = <T as Float>::Acc;
             let (logits, target) = (logits.as_slice::<T>()?, target.as_slice::<i64>()?);
@@ -121,7 +127,7 @@ pub(super) fn samples() -> Vec<Sample> {
         let target = Input::index(outer, classes);
         let (m, s) = (Input::ints(with(1)), Input::positive(with(1)));
         // The derivative is the total one: not that of this function of four free operands.
-        Sample::new(CrossEntropy, [Input::ints(with(classes)), target, m, s]).rough()
+        Sample::new(CrossEntropy, [Input::ints(with(classes)), target, m, s]).not_smooth()
     };
     vec![sample(&[5], 3), sample(&[2, 3], 7), sample(&[3], 1), sample(&[], 5), sample(&[0], 3)]
 }

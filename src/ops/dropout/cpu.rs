@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::rng::philox::Blocks;
-use crate::rng::{Draw, Indices, PIECE, Real, Sink, Stretches, drive, in_wide, keep_threshold};
+use crate::rng::{Draw, IndexRanges, Indices, PIECE, Real, Sink, drive, in_wide, keep_threshold};
 use crate::tensor::Element;
 
 /// Zeroes each element with probability `p` and multiplies the others by 1 / (1 - `p`).
@@ -45,7 +45,7 @@ pub fn dropout_in_place<T: Real>(draw: Draw, at: impl Indices, p: f64, x: &mut [
 
 fn scale_kept<T: Real>(
     draw: Draw,
-    at: Stretches<'_>,
+    at: IndexRanges<'_>,
     p: f64,
     threshold: u32,
     x: Option<&[T]>,

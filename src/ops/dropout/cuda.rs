@@ -20,7 +20,7 @@ pub(super) fn dropout(draw: Draw, p: f64, x: &Tensor, global: &Shape, region: &R
         return gpu.zeros(x.dtype(), x.shape());
     }
     let (x, scale) = (x.contiguous()?, 1.0 / (1.0 - p));
-    let mut out = gpu.stale(x.dtype(), x.shape())?;
+    let mut out = gpu.uninit(x.dtype(), x.shape())?;
     for place in Place::all(region, global, 4)? {
         let launch = gpu.kernel("dropout", "dropout", x.dtype())?.read(&x).write(&mut out);
         let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(threshold);

@@ -4,11 +4,11 @@ pub(super) mod cpu;
 mod cuda;
 
 use crate::error::{Error, Result};
-use crate::rng::{self, Draw, Stretches};
+use crate::rng::{self, Draw, IndexRanges};
 use crate::tensor::cpu::as_elements_mut;
 use crate::tensor::{DType, Tensor, for_dtype};
 
-use super::{Algebra, Bits, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, Work};
+use super::{Algebra, Bits, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 
 /// Each element zeroed with probability `p`, else multiplied by `1 / (1 - p)`.
 ///
@@ -19,7 +19,7 @@ pub struct Dropout {
     /// The probability of zero, in [0, 1].
     pub p: Bits,
     /// This call's numbers.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 impl Pointwise for Dropout {
@@ -40,11 +40,11 @@ impl Pointwise for Dropout {
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let (draw, p) = (self.draw.0, self.p.0);
         let x = ins[0].contiguous()?;
-        let mut out = Tensor::stale(x.dtype(), x.shape());
+        let mut out = Tensor::uninit(x.dtype(), x.shape());
         for_dtype!(float Self::NAME, x.dtype(), T => {
             let (x, out) = (x.as_slice::<T>()?, as_elements_mut::<T>(out.bytes_mut()));
             let window = &at.outs[0];
-            Stretches::of(&window.region, &window.global, |at, here| {
+            IndexRanges::of(&window.region, &window.global, |at, here| {
                 cpu::dropout(draw, at, p, &x[here.clone()], &mut out[here])
             })
         })?;
@@ -78,7 +78,7 @@ pub(super) fn expect_probability(verb: &str, p: Bits) -> Result<()> {
 }
 
 pub(super) fn samples() -> Vec<Sample> {
-    let dropout = |p| Dropout { p: Bits(p), draw: Free(rng::Generator::new(7).next_draw()) };
+    let dropout = |p| Dropout { p: Bits(p), draw: Unkeyed(rng::Generator::new(7).next_draw()) };
     vec![
         Sample::new(dropout(0.5), [Input::ints([5, 3])]),
         Sample::new(dropout(0.25), [Input::ints([7, 2, 3])]),

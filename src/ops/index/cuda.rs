@@ -27,7 +27,7 @@ pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: Held, out: &Shape)
     let gpu = Gpu::of(table)?;
     let (table, index) = (table.contiguous()?, index.contiguous()?);
     let (held, width) = (table.shape()[0], table.shape()[1]);
-    let mut out = gpu.stale(table.dtype(), out)?;
+    let mut out = gpu.uninit(table.dtype(), out)?;
     let aligned = |t: &Tensor| t.device_address().is_some_and(|at| at.is_multiple_of(16));
     let neighbours = 16 / table.dtype().size_bytes();
     let packed = width.is_multiple_of(neighbours) && aligned(&table) && aligned(&out);
@@ -83,7 +83,7 @@ impl Places {
 /// As [`embedding`]; tensors of more dims than a kernel takes.
 pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: Held) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
-    let mut out = gpu.stale(x.dtype(), index.shape())?;
+    let mut out = gpu.uninit(x.dtype(), index.shape())?;
     if out.numel() == 0 {
         return Ok(out);
     }
@@ -199,8 +199,8 @@ impl Sums<'_> {
             let rule = "2^32 positions or destinations, or positions in more than 8 dims";
             Error::unsupported("sums by destination", rule, given, "split or reshape them")
         })?;
-        let mut keys = gpu.stale(DType::I32, [hits])?;
-        let mut paths = gpu.stale(DType::I64, [hits])?;
+        let mut keys = gpu.uninit(DType::I32, [hits])?;
+        let mut paths = gpu.uninit(DType::I64, [hits])?;
         let launch = gpu.kernel("embedding_grad", "keys", DType::I64)?.read(self.index);
         let launch = launch.write(&mut keys).write(&mut paths).arg(hits as u64);
         let launch = launch.arg((hits / self.rows) as u64).arg(extents).arg(self.held as u64);
@@ -229,12 +229,12 @@ fn sort(gpu: &Gpu, mut keys: Tensor, largest: usize) -> Result<(Tensor, Tensor)>
     let mut positions: Option<Tensor> = None;
     for shift in (0..bits.max(1)).step_by(DIGIT_BITS as usize) {
         let counts_len = sorters << DIGIT_BITS;
-        let mut counts = gpu.stale(DType::I32, [counts_len])?;
+        let mut counts = gpu.uninit(DType::I32, [counts_len])?;
         let launch = gpu.kernel("embedding_grad", "count", DType::I64)?.read(&keys).write(&mut counts);
         launch.arg(hits as u64).arg(stretch as u64).arg(shift).run(sorters as u32, 256, 0)?;
         let launch = gpu.kernel("embedding_grad", "scan", DType::I64)?.write(&mut counts);
         launch.arg(counts_len as u32).run(1, 1024, 0)?;
-        let (mut sorted, mut to) = (gpu.stale(DType::I32, [hits])?, gpu.stale(DType::I32, [hits])?);
+        let (mut sorted, mut to) = (gpu.uninit(DType::I32, [hits])?, gpu.uninit(DType::I32, [hits])?);
         let launch = gpu.kernel("embedding_grad", "place", DType::I64)?.read(&keys);
         let launch = launch.read_or_null(positions.as_ref()).write(&mut sorted).write(&mut to).read(&counts);
         launch.arg(hits as u64).arg(stretch as u64).arg(shift).run(sorters as u32, 256, 0)?;

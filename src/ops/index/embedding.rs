@@ -6,8 +6,8 @@ use super::cuda;
 use super::segments::{checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, Axis, EmbeddingGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work,
-    arity,
+    Algebra, AxisPlacement, EmbeddingGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp,
+    Windows, Work, arity,
 };
 use crate::tensor::{Element, Tensor, for_dtype};
 
@@ -32,13 +32,18 @@ impl Op for Embedding {
 
     /// A table split by rows leaves a partial sum: each rank fills in the rows it holds. Rows are moved untouched, so
     /// any partial table passes.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[1].shape.len();
-        let mut rows: Vec<Row> = (0..last).map(|d| Row::new([Slot::R, Slot::S(d)], [Slot::S(d)])).collect();
-        rows.push(Row::new([Slot::S(1), Slot::R], [Slot::S(last)]));
-        rows.push(Row::new([Slot::S(0), Slot::R], [Slot::SUM]).exact());
+        let mut rows: Vec<Row> = (0..last)
+            .map(|d| Row::new([AxisPlacement::R, AxisPlacement::S(d)], [AxisPlacement::S(d)]))
+            .collect();
+        rows.push(Row::new([AxisPlacement::S(1), AxisPlacement::R], [AxisPlacement::S(last)]));
+        rows.push(Row::new([AxisPlacement::S(0), AxisPlacement::R], [AxisPlacement::SUM]).exact());
         rows.extend(
-            Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], Slot::R], [r.outs[0]]).exact()),
+            Algebra::Structural
+                .rows(1)
+                .iter()
+                .map(|r| Row::new([r.ins[0], AxisPlacement::R], [r.outs[0]]).exact()),
         );
         rows
     }
@@ -53,7 +58,7 @@ impl Op for Embedding {
             // An index before the first row held wraps to one far beyond the last.
             .map(|&i| Ok(checked_index(self.name(), i, rows, 0)?.wrapping_sub(start)))
             .collect::<Result<_>>()?;
-        let mut out = Tensor::stale(table.dtype(), at.outs[0].local().clone());
+        let mut out = Tensor::uninit(table.dtype(), at.outs[0].local().clone());
         if out.numel() > 0 {
             for_dtype!(any table.dtype(), T => {
                 let src = table.as_slice::<T>()?;

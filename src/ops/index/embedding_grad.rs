@@ -7,8 +7,8 @@ use super::segments::{add_rows, checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Embedding, EmbeddingGrad, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work,
-    arity, list,
+    AxisPlacement, Embedding, EmbeddingGrad, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp,
+    Windows, Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Tensor, cpu, for_dtype};
@@ -31,13 +31,16 @@ impl Op for EmbeddingGrad {
     }
 
     /// Linear in the gradient. Split by the table's rows, each rank adds up those it keeps.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[0].shape.len();
-        let mut rows: Vec<Row> =
-            (0..last).map(|d| Row::new([Slot::S(d), Slot::S(d)], [Slot::Terms(Leaf::Pairs)])).collect();
-        rows.push(Row::new([Slot::R, Slot::S(last)], [Slot::S(1)]));
-        rows.push(Row::new([Slot::R, Slot::R], [Slot::S(0)]));
-        rows.push(Row::new([Slot::R, Slot::SUM], [Slot::SUM]));
+        let mut rows: Vec<Row> = (0..last)
+            .map(|d| {
+                Row::new([AxisPlacement::S(d), AxisPlacement::S(d)], [AxisPlacement::TreeSum(Leaf::Pairs)])
+            })
+            .collect();
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::S(last)], [AxisPlacement::S(1)]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::R], [AxisPlacement::S(0)]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM]));
         rows
     }
 

@@ -7,8 +7,8 @@ use super::embedding::nothing;
 use super::segments::{checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, Axis, Input, Meta, Metas, Op, Row, Sample, ScatterAdd, Slot, Tensors, Vjp, Windows, Work, arity,
-    list,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, ScatterAdd, Tensors, Vjp, Windows,
+    Work, arity, list,
 };
 use crate::tensor::{Dims, Tensor, for_dtype};
 
@@ -34,13 +34,16 @@ impl Op for Gather {
 
     /// Elements are moved untouched, so any partial operand passes; one split along `dim` leaves a partial sum, each
     /// rank filling in the elements it holds.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
-        let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 2)).collect();
-        rows.push(Row::new([Slot::R, Slot::S(self.dim)], [Slot::S(self.dim)]));
-        rows.push(Row::new([Slot::S(self.dim), Slot::R], [Slot::SUM]).exact());
+        let mut rows: Vec<Row> = others.map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::S(self.dim)], [AxisPlacement::S(self.dim)]));
+        rows.push(Row::new([AxisPlacement::S(self.dim), AxisPlacement::R], [AxisPlacement::SUM]).exact());
         rows.extend(
-            Algebra::Structural.rows(1).iter().map(|r| Row::new([r.ins[0], Slot::R], [r.outs[0]]).exact()),
+            Algebra::Structural
+                .rows(1)
+                .iter()
+                .map(|r| Row::new([r.ins[0], AxisPlacement::R], [r.outs[0]]).exact()),
         );
         rows
     }
@@ -50,7 +53,7 @@ impl Op for Gather {
         let held = ins[0].shape()[self.dim];
         let (x, index) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
         let len = ins[1].shape()[self.dim];
-        let mut out = Tensor::stale(x.dtype(), index.shape());
+        let mut out = Tensor::uninit(x.dtype(), index.shape());
         if out.numel() > 0 {
             for_dtype!(any x.dtype(), T => {
                 let (x, index) = (x.as_slice::<T>()?, index.as_slice::<i64>()?);

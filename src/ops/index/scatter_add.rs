@@ -8,8 +8,8 @@ use super::segments::{add_rows, checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Gather, Input, Meta, Metas, Op, Row, Sample, ScatterAdd, Slot, Tensors, Vjp, Windows, Work, arity,
-    list,
+    AxisPlacement, Gather, Input, MeshAxis, Meta, Metas, Op, Row, Sample, ScatterAdd, Tensors, Vjp, Windows,
+    Work, arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor, cpu, for_dtype};
@@ -33,12 +33,15 @@ impl Op for ScatterAdd {
     }
 
     /// Linear in `src`. Split along the result's dim, each rank adds up what it keeps.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
-        let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 2)).collect();
-        rows.push(Row::new([Slot::S(self.dim), Slot::S(self.dim)], [Slot::Terms(Leaf::Pairs)]));
-        rows.push(Row::new([Slot::R, Slot::R], [Slot::S(self.dim)]));
-        rows.push(Row::new([Slot::R, Slot::SUM], [Slot::SUM]));
+        let mut rows: Vec<Row> = others.map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
+        rows.push(Row::new(
+            [AxisPlacement::S(self.dim), AxisPlacement::S(self.dim)],
+            [AxisPlacement::TreeSum(Leaf::Pairs)],
+        ));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::R], [AxisPlacement::S(self.dim)]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM]));
         rows
     }
 

@@ -93,7 +93,7 @@ fn forward_as<T: Real>(
     centred: bool,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let stats = statistics_shape(x);
-    let mut y = Tensor::stale(T::DTYPE, x.shape());
+    let mut y = Tensor::uninit(T::DTYPE, x.shape());
     let mut mean = Tensor::zeros(T::DTYPE, stats.clone());
     let mut rstd = Tensor::zeros(T::DTYPE, stats);
     if x.numel() > 0 {
@@ -201,7 +201,7 @@ fn backward_as<T: Real>(
     mean: Option<&Tensor>,
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    let (mut dx, mut dw) = (Tensor::stale(T::DTYPE, x.shape()), Tensor::stale(T::DTYPE, x.shape()));
+    let (mut dx, mut dw) = (Tensor::uninit(T::DTYPE, x.shape()), Tensor::uninit(T::DTYPE, x.shape()));
     if x.numel() > 0 {
         dispatch(Backward::<T> {
             dy: dy.as_slice()?,

@@ -18,7 +18,7 @@ pub(crate) fn layer_norm(
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let gpu = Gpu::of(x)?;
     let (x, weight, bias) = (x.contiguous()?, packed(weight)?, packed(bias)?);
-    let mut y = gpu.stale(x.dtype(), x.shape())?;
+    let mut y = gpu.uninit(x.dtype(), x.shape())?;
     let (mut mean, mut rstd) = (statistic(&gpu, &x)?, statistic(&gpu, &x)?);
     if x.numel() > 0 {
         let rows = Rows::of(verb, &x)?;
@@ -41,7 +41,7 @@ pub(crate) fn rms_norm(
 ) -> Result<(Tensor, Tensor)> {
     let gpu = Gpu::of(x)?;
     let (x, weight) = (x.contiguous()?, packed(weight)?);
-    let (mut y, mut rstd) = (gpu.stale(x.dtype(), x.shape())?, statistic(&gpu, &x)?);
+    let (mut y, mut rstd) = (gpu.uninit(x.dtype(), x.shape())?, statistic(&gpu, &x)?);
     if x.numel() > 0 {
         let rows = Rows::of(verb, &x)?;
         let launch = rows.kernel(&gpu, entries!("rms_norm"))?.read(&x).read_or_null(weight.as_ref());
@@ -116,7 +116,7 @@ impl<'a> Backward<'a> {
 
     fn run(self) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let (gpu, x) = (&self.gpu, &self.x);
-        let mut dx = gpu.stale(x.dtype(), x.shape())?;
+        let mut dx = gpu.uninit(x.dtype(), x.shape())?;
         if x.numel() == 0 {
             let width = [*x.shape().last().expect("a norm refuses a tensor without dims")];
             let none = || gpu.zeros(x.dtype(), width);
@@ -152,8 +152,8 @@ impl<'a> Backward<'a> {
             Spread::new(n, columns, self.gpu.multiprocessors() as usize * 1024, THREAD);
         let parts: Shape = outer.iter().copied().chain([1 << split, width]).collect();
         let acc = wide(self.x.dtype());
-        let mut dw = self.gpu.stale(acc, parts.clone())?;
-        let mut db = self.mean.is_some().then(|| self.gpu.stale(acc, parts)).transpose()?;
+        let mut dw = self.gpu.uninit(acc, parts.clone())?;
+        let mut db = self.mean.is_some().then(|| self.gpu.uninit(acc, parts)).transpose()?;
         let launch =
             self.gpu.kernel(self.entries.file, "weights", self.x.dtype())?.read(&self.dy).read(&self.x);
         let launch = if let Some(mean) = &self.mean { launch.read(mean) } else { launch };

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::{accumulator, statistic_shape};
 use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Bits, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
-    list,
+    AxisPlacement, Bits, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows,
+    Work, arity, list,
 };
 use crate::tensor::{Shape, Tensor};
 
@@ -40,10 +40,11 @@ impl Op for LayerNorm {
         Ok(smallvec![x.clone(), statistic.clone(), statistic])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let weights = usize::from(self.bias) + 1;
-        let row = |s| Row::new(std::iter::once(s).chain(std::iter::repeat_n(Slot::R, weights)), [s, s, s]);
-        (0..ins[0].shape.len() - 1).map(|d| row(Slot::S(d))).collect()
+        let row =
+            |s| Row::new(std::iter::once(s).chain(std::iter::repeat_n(AxisPlacement::R, weights)), [s, s, s]);
+        (0..ins[0].shape.len() - 1).map(|d| row(AxisPlacement::S(d))).collect()
     }
 
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {

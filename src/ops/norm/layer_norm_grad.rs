@@ -7,7 +7,8 @@ use super::{cpu, cuda};
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    Axis, Input, LayerNormGrad, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list,
+    AxisPlacement, Input, LayerNormGrad, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::placement::Leaf;
 use crate::tensor::{Shape, Tensor};
@@ -27,7 +28,7 @@ impl Op for LayerNormGrad {
     }
 
     /// Linear in `dy`; over sharded rows the weights' gradients are partial sums.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         grad_rows(&ins[1], 2, usize::from(self.bias) + 1)
     }
 
@@ -80,13 +81,15 @@ pub(in crate::ops) fn expect_saved(
 /// The rows for (dy, x, w, statistics) -> (dx, gradients of weights).
 pub(in crate::ops) fn grad_rows(x: &Meta, statistics: usize, weights: usize) -> Vec<Row> {
     use std::iter::{once, repeat_n};
-    let cut = |s: Slot| {
-        let ins = [s, s, Slot::R].into_iter().chain(repeat_n(s, statistics));
-        Row::new(ins, once(s).chain(repeat_n(Slot::Terms(Leaf::Pairs), weights)))
+    let cut = |s: AxisPlacement| {
+        let ins = [s, s, AxisPlacement::R].into_iter().chain(repeat_n(s, statistics));
+        Row::new(ins, once(s).chain(repeat_n(AxisPlacement::TreeSum(Leaf::Pairs), weights)))
     };
-    let linear =
-        Row::new(once(Slot::SUM).chain(repeat_n(Slot::R, 2 + statistics)), repeat_n(Slot::SUM, 1 + weights));
-    (0..x.shape.len() - 1).map(|d| cut(Slot::S(d))).chain([linear]).collect()
+    let linear = Row::new(
+        once(AxisPlacement::SUM).chain(repeat_n(AxisPlacement::R, 2 + statistics)),
+        repeat_n(AxisPlacement::SUM, 1 + weights),
+    );
+    (0..x.shape.len() - 1).map(|d| cut(AxisPlacement::S(d))).chain([linear]).collect()
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
@@ -95,7 +98,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         let kept: Vec<usize> = outer.iter().copied().chain([1]).collect();
         let (x, mean, rstd) = (Input::ints(shape), Input::ints(kept.clone()), Input::positive(kept));
         let ins = [x.clone(), x, Input::ints([*n]), mean, rstd];
-        Sample::new(LayerNormGrad { bias }, ins).rounded(outer.iter().product::<usize>() + n).rough()
+        Sample::new(LayerNormGrad { bias }, ins).rounded(outer.iter().product::<usize>() + n).not_smooth()
     };
     vec![sample(&[5, 3], true), sample(&[2, 3, 7], false), sample(&[5], true), sample(&[0, 3], true)]
 }

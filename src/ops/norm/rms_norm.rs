@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::work::elements;
 use crate::ops::{
-    Axis, Bits, Input, Meta, Metas, Op, RmsNormGrad, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+    AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, RmsNormGrad, Row, Sample, Tensors, Vjp, Windows,
+    Work, arity,
 };
 use crate::tensor::Tensor;
 
@@ -34,8 +35,9 @@ impl Op for RmsNorm {
         Ok(smallvec![x.clone(), Meta { dtype: accumulator(x.dtype), shape }])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
-        let row = |d| Row::new([Slot::S(d), Slot::R], [Slot::S(d), Slot::S(d)]);
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        let row =
+            |d| Row::new([AxisPlacement::S(d), AxisPlacement::R], [AxisPlacement::S(d), AxisPlacement::S(d)]);
         (0..ins[0].shape.len() - 1).map(row).collect()
     }
 

@@ -6,7 +6,7 @@ use super::layer_norm::expect_norm;
 use super::layer_norm_grad::{expect_saved, grad_rows};
 use super::{cpu, cuda};
 use crate::error::Result;
-use crate::ops::{Axis, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity};
+use crate::ops::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity};
 use crate::tensor::Tensor;
 
 /// (dy, x, w, rstd) -> (dx, dw), each of its operand's shape.
@@ -28,7 +28,7 @@ impl Op for RmsNormGrad {
     }
 
     /// Linear in `dy`; over sharded rows the weight's gradient is a partial sum.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         grad_rows(&ins[1], 1, 1)
     }
 
@@ -62,7 +62,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
         let kept: Vec<usize> = outer.iter().copied().chain([1]).collect();
         let x = Input::ints(shape);
         let ins = [x.clone(), x, Input::ints([*n]), Input::positive(kept)];
-        Sample::new(RmsNormGrad, ins).rounded(outer.iter().product::<usize>() + n).rough()
+        Sample::new(RmsNormGrad, ins).rounded(outer.iter().product::<usize>() + n).not_smooth()
     };
     vec![sample(&[5, 3]), sample(&[2, 3, 7]), sample(&[5]), sample(&[0, 3])]
 }

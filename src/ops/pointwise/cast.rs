@@ -2,7 +2,7 @@
 
 use super::record::Pointwise;
 use crate::error::Result;
-use crate::ops::{Algebra, Input, Meta, Row, Sample, Slot, Vjp, Windows};
+use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu};
 
 /// `x` in another dtype, by the rules of [`cpu::cast`]: floats round to the nearest even, toward integers they are
@@ -54,10 +54,10 @@ impl Pointwise for Cast {
     fn more_rows(&self, ins: &[Meta]) -> Vec<Row> {
         let mut rows = Vec::new();
         if ins[0].dtype == self.dtype {
-            rows.push(Row::same(Slot::SUM, 1));
+            rows.push(Row::same(AxisPlacement::SUM, 1));
         }
         if never_decreases(ins[0].dtype, self.dtype) {
-            rows.extend([ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(Slot::P(op), 1)));
+            rows.extend([ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(AxisPlacement::P(op), 1)));
         }
         rows
     }
@@ -81,11 +81,11 @@ pub(super) fn samples() -> Vec<Sample> {
     let cast = |dtype| Cast { dtype };
     vec![
         Sample::new(cast(DType::F64), [Input::ints([5, 3])]),
-        Sample::new(cast(DType::BF16), [Input::ints([7])]).rough(),
-        Sample::new(cast(DType::I64), [Input::ints([7])]).rough(),
-        Sample::new(cast(DType::F32), [Input::index([7], 9)]).rough(),
-        Sample::new(cast(DType::F32), [Input::bools([5])]).rough(),
-        Sample::new(cast(DType::Bool), [Input::ints([])]).rough(),
-        Sample::new(cast(DType::F16), [Input::ints([0, 3])]).rough(),
+        Sample::new(cast(DType::BF16), [Input::ints([7])]).not_smooth(),
+        Sample::new(cast(DType::I64), [Input::ints([7])]).not_smooth(),
+        Sample::new(cast(DType::F32), [Input::index([7], 9)]).not_smooth(),
+        Sample::new(cast(DType::F32), [Input::bools([5])]).not_smooth(),
+        Sample::new(cast(DType::Bool), [Input::ints([])]).not_smooth(),
+        Sample::new(cast(DType::F16), [Input::ints([0, 3])]).not_smooth(),
     ]
 }

@@ -2,7 +2,7 @@
 
 use super::record::{Pointwise, one_dtype};
 use crate::error::Result;
-use crate::ops::{Algebra, Input, Meta, Row, Sample, Slot, Vjp, Windows};
+use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows};
 use crate::tensor::cpu::{Relation, RelationLoops};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
 
@@ -80,7 +80,7 @@ impl Pointwise for Compare {
     /// A maximum is greater than `y` if any part is, and less if every part is; the maximum of bools is "any", their
     /// minimum "every". Not so for floats: a NaN, which wins the maximum, is neither.
     fn more_rows(&self, ins: &[Meta]) -> Vec<Row> {
-        let (max, min) = (Slot::P(ReduceOp::Max), Slot::P(ReduceOp::Min));
+        let (max, min) = (AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min));
         let (any, every) = match self.kind {
             _ if ins[0].dtype.is_float() => return vec![],
             CompareKind::Eq | CompareKind::Ne => return vec![],
@@ -88,10 +88,10 @@ impl Pointwise for Compare {
             CompareKind::Lt | CompareKind::Le => (min, max),
         };
         vec![
-            Row::new([any, Slot::R], [max]),
-            Row::new([every, Slot::R], [min]),
-            Row::new([Slot::R, every], [max]),
-            Row::new([Slot::R, any], [min]),
+            Row::new([any, AxisPlacement::R], [max]),
+            Row::new([every, AxisPlacement::R], [min]),
+            Row::new([AxisPlacement::R, every], [max]),
+            Row::new([AxisPlacement::R, any], [min]),
         ]
     }
 }
@@ -123,7 +123,7 @@ pub(super) fn samples() -> Vec<Sample> {
     let floats = [Eq, Ne, Lt, Le, Gt, Ge].map(|kind| (kind, Input::ints([5, 3])));
     let ints = [Eq, Ge, Lt].map(|kind| (kind, Input::index([7], 5)));
     let others = [(Gt, Input::ints([])), (Le, Input::ints([0, 3]))];
-    let sample = |(kind, x): (CompareKind, Input)| Sample::new(Compare { kind }, [x.clone(), x]).rough();
+    let sample = |(kind, x): (CompareKind, Input)| Sample::new(Compare { kind }, [x.clone(), x]).not_smooth();
     floats.into_iter().chain(ints).chain(others).map(sample).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use super::record::Pointwise;
 use crate::error::{Error, Result};
-use crate::ops::{Algebra, Input, Meta, Row, Sample, Slot, Vjp, Windows, list};
+use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows, list};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
 
 /// Of operands `(condition, x)`: `x` where the condition is `on`, else 0 (false).
@@ -54,8 +54,8 @@ impl Pointwise for Mask {
 
     /// Copies, or zeros on every rank, of which neither a sum nor a maximum nor a minimum makes anything else.
     fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
-        let rows = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min].map(Slot::P);
-        rows.map(|part| Row::new([Slot::R, part], [part]).exact()).to_vec()
+        let rows = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min].map(AxisPlacement::P);
+        rows.map(|part| Row::new([AxisPlacement::R, part], [part]).exact()).to_vec()
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Mask { on: true }, [Input::bools([5, 3]), Input::ints([5, 3])]),
         Sample::new(Mask { on: false }, [Input::bools([7]), Input::ints([7])]),
-        Sample::new(Mask { on: true }, [Input::bools([7]), Input::index([7], 9)]).rough(),
+        Sample::new(Mask { on: true }, [Input::bools([7]), Input::index([7], 9)]).not_smooth(),
         Sample::new(Mask { on: true }, [Input::bools([0, 3]), Input::ints([0, 3])]),
     ]
 }

@@ -5,7 +5,9 @@ use std::fmt;
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
-use crate::ops::{Algebra, Axis, Key, Meta, Metas, Op, Row, Slot, Tensors, Vjp, Windows, Work, list};
+use crate::ops::{
+    Algebra, AxisPlacement, Key, MeshAxis, Meta, Metas, Op, Row, Tensors, Vjp, Windows, Work, list,
+};
 use crate::tensor::{DType, Tensor};
 
 /// A pointwise operator. Most are rows of a table (`table.rs`) that makes this record.
@@ -63,7 +65,7 @@ impl<T: Pointwise> Op for T {
         Ok(smallvec![Meta { dtype: self.dtype(ins)?, shape: ins[0].shape.clone() }])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let mut rows = every_cut(T::ARITY, ins[0].shape.len());
         rows.extend(self.algebra().rows(T::ARITY));
         rows.extend(self.more_rows(ins));
@@ -101,7 +103,11 @@ fn expect_shapes(verb: &str, arity: usize, ins: &[Meta]) -> Result<()> {
 
 /// All operands and the result cut alike, along any dim or into ragged blocks.
 fn every_cut(arity: usize, dims: usize) -> Vec<Row> {
-    (0..dims).map(Slot::S).chain([Slot::Ragged]).map(|slot| Row::same(slot, arity)).collect()
+    (0..dims)
+        .map(AxisPlacement::S)
+        .chain([AxisPlacement::Ragged])
+        .map(|slot| Row::same(slot, arity))
+        .collect()
 }
 
 /// Refuses, in the name of `verb`, operands that do not all have one dtype, and gives it.

@@ -3,7 +3,7 @@
 use super::mask::Mask;
 use super::record::Pointwise;
 use crate::error::{Error, Result};
-use crate::ops::{Algebra, Input, Meta, Row, Sample, Slot, Vjp, Windows, list};
+use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows, list};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
 
 /// Of operands `(condition, x, y)`: `x` where the condition holds, else `y`.
@@ -61,11 +61,14 @@ impl Pointwise for Select {
 
     /// Either choice may be whole beside a partial maximum or minimum, since it is its own; not beside a sum.
     fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
-        let mut rows = vec![Row::new([Slot::R, Slot::SUM, Slot::SUM], [Slot::SUM]).exact()];
-        for part in [ReduceOp::Max, ReduceOp::Min].map(Slot::P) {
+        let mut rows = vec![
+            Row::new([AxisPlacement::R, AxisPlacement::SUM, AxisPlacement::SUM], [AxisPlacement::SUM])
+                .exact(),
+        ];
+        for part in [ReduceOp::Max, ReduceOp::Min].map(AxisPlacement::P) {
             rows.extend(
-                [[part, part], [part, Slot::R], [Slot::R, part]]
-                    .map(|[x, y]| Row::new([Slot::R, x, y], [part])),
+                [[part, part], [part, AxisPlacement::R], [AxisPlacement::R, part]]
+                    .map(|[x, y]| Row::new([AxisPlacement::R, x, y], [part])),
             );
         }
         rows
@@ -75,7 +78,7 @@ impl Pointwise for Select {
 pub(super) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Select, [Input::bools([5, 3]), Input::ints([5, 3]), Input::ints([5, 3])]),
-        Sample::new(Select, [Input::bools([7]), Input::index([7], 9), Input::index([7], 9)]).rough(),
+        Sample::new(Select, [Input::bools([7]), Input::index([7], 9), Input::index([7], 9)]).not_smooth(),
         Sample::new(Select, [Input::bools([]), Input::ints([]), Input::ints([])]),
         Sample::new(Select, [Input::bools([0, 3]), Input::ints([0, 3]), Input::ints([0, 3])]),
     ]

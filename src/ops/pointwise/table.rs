@@ -18,12 +18,12 @@ use std::sync::Arc;
 use super::count::operations;
 use super::functions::*;
 use super::record::{Pointwise, floats, numbers};
-use super::rows::{chosen_rows, lattice_rows, scale_rows, shift_rows, turned_rows};
+use super::rows::{add_scalar_rows, chosen_rows, lattice_rows, mul_scalar_rows, turned_rows};
 use super::second::{gelu_curvature, gelu_tanh_curvature, silu_curvature};
 use super::term::{Term, Terms};
 use super::words::*;
 use crate::error::Result;
-use crate::ops::{Algebra, Bits, Fill, Input, Meta, Op, Row, Sample, Slot, Vjp, Windows};
+use crate::ops::{Algebra, AxisPlacement, Bits, Fill, Input, Meta, Op, Row, Sample, Vjp, Windows};
 use crate::tensor::cpu::{self, Function, Loops, Num, NumFunction, Real};
 use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
@@ -101,7 +101,7 @@ macro_rules! pointwise_table {
         /// Returns the square root.
         Sqrt sqrt(x) = sqrt(x),
             for floats, Opaque "Not linear. Rounded once, it never falls; but of a NaN among negative numbers a maximum would make something else."
-                and |ins| vec![Row::same(Slot::P(ReduceOp::Min), 1)],
+                and |ins| vec![Row::same(AxisPlacement::P(ReduceOp::Min), 1)],
             gradient |dy, y| { x => (dy * 0.5 / y) },
             samples [Positive] rough [Ints];
         /// Returns one over the square root.
@@ -142,14 +142,14 @@ macro_rules! pointwise_table {
             gradient |dy, y| { x => (dy.silu_grad(x)) },
             samples [Ints];
         /// Multiplies every element by one number, which is rounded to the dtype that is computed in: f32 for f16 and bf16.
-        Scale scale(x; factor) = x * of(factor),
-            for floats, Linear "Linear." and |ins, factor| scale_rows(factor),
+        MulScalar mul_scalar(x; factor) = x * of(factor),
+            for floats, Linear "Linear." and |ins, factor| mul_scalar_rows(factor),
             gradient |dy, y| { x => (dy * factor) },
             samples [Ints];
         /// Adds one number to every element, rounded to the dtype that is computed in: f32 for f16 and bf16. A `Partial` is
         /// reduced first: the number is added once, not once per rank.
-        Shift shift(x; by) = x + of(by),
-            for floats, Opaque "No partial sum may pass: every rank would add the number." and |ins, by| shift_rows(ins, by),
+        AddScalar add_scalar(x; by) = x + of(by),
+            for floats, Opaque "No partial sum may pass: every rank would add the number." and |ins, by| add_scalar_rows(ins, by),
             gradient |dy, y| { x => (dy) },
             samples [Ints];
     } derivatives {
@@ -196,7 +196,7 @@ macro_rules! pointwise_table {
         /// Takes `(dz, x, z)`, `z` being some `x^y`, and returns `dz · z · ln x`, and 0 if `x` or `z` is 0.
         PowGradExponent pow_grad_exponent(dz, x, z) = select(x == of(0.0) || z == of(0.0), of(0.0), dz * (z * ln(x))),
             for floats, Linear "Linear in the gradient that comes in, and in the power."
-                and |ins| vec![Row::new([Slot::R, Slot::R, Slot::SUM], [Slot::SUM])],
+                and |ins| vec![Row::new([AxisPlacement::R, AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM])],
             gradient |d, dy| { dz => (d.pow_grad_exponent(x, z)), x => (d * dz * z / x), z => (d * dz * x.log()) },
             samples [Ints Positive Positive] rounded 4;
     } } };
@@ -247,7 +247,7 @@ fn add_samples<P: Pointwise + Copy>(
     let mut add = |shape: &[usize], fills: &[Fill], dtype: DType, smooth: bool| {
         let input = |&fill: &Fill| Input { meta: Meta::new(dtype, shape), fill };
         let sample = Sample::new(ops[all.len() % ops.len().min(4)], fills.iter().map(input)).rounded(rounded);
-        all.push(if smooth { sample } else { sample.rough() });
+        all.push(if smooth { sample } else { sample.not_smooth() });
     };
     let both = smooth.iter().map(|fills| (*fills, true)).chain(rough.iter().map(|fills| (*fills, false)));
     for (i, (fills, smooth)) in both.enumerate() {
@@ -338,7 +338,7 @@ impl Pointwise for PowScalar {
 
     /// A square root lets minima pass, as [`Sqrt`] does.
     fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
-        if self.exponent.0 == 0.5 { vec![Row::same(Slot::P(ReduceOp::Min), 1)] } else { vec![] }
+        if self.exponent.0 == 0.5 { vec![Row::same(AxisPlacement::P(ReduceOp::Min), 1)] } else { vec![] }
     }
 }
 

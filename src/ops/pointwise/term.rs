@@ -134,7 +134,7 @@ impl Neg for Term<'_> {
 impl Mul<f64> for Term<'_> {
     type Output = Self;
     fn mul(self, factor: f64) -> Self {
-        self.scale(factor)
+        self.mul_scalar(factor)
     }
 }
 
@@ -142,6 +142,6 @@ impl Mul<f64> for Term<'_> {
 impl Add<f64> for Term<'_> {
     type Output = Self;
     fn add(self, by: f64) -> Self {
-        self.shift(by)
+        self.add_scalar(by)
     }
 }

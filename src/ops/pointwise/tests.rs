@@ -164,7 +164,7 @@ fn rows_count_the_operations_of_their_formulas() {
         // Four for the bound, three around it, and two, one and an error function for `phi`.
         (Gelu.flops(), 4 + 3 + 3 + s),
         (Silu.flops(), 2 + 1 + s),
-        (Scale::by(0.5).flops(), 1),
+        (MulScalar::by(0.5).flops(), 1),
         (TanhGrad.flops(), 3),
         (PowScalar::to(1.0).flops(), 0),
         (PowScalar::to(2.0).flops(), 1),

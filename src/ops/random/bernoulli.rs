@@ -3,7 +3,7 @@
 use super::cuda::Parameters;
 use super::each::{draw_each, draw_each_on_device};
 use crate::error::Result;
-use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, Work};
+use crate::ops::{Algebra, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -14,7 +14,7 @@ use crate::tensor::{DType, Tensor, for_dtype};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bernoulli {
     /// This call's numbers.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 impl Pointwise for Bernoulli {
@@ -54,9 +54,9 @@ impl Pointwise for Bernoulli {
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let op = || Bernoulli { draw: Free(rng::Generator::new(7).next_draw()) };
+    let op = || Bernoulli { draw: Unkeyed(rng::Generator::new(7).next_draw()) };
     let shapes: [&[usize]; 4] = [&[5, 3], &[7, 2, 3], &[2, 0], &[]];
-    shapes.map(|shape| Sample::new(op(), [Input::unit(shape)]).rough()).to_vec()
+    shapes.map(|shape| Sample::new(op(), [Input::unit(shape)]).not_smooth()).to_vec()
 }
 
 #[cfg(test)]
@@ -71,7 +71,7 @@ mod tests {
         for p in [0.0, 0.1, 0.5, 1.0] {
             rng::bernoulli(draw, 0, p, &mut want).unwrap();
             let x = Tensor::full(DType::F64, [100], p);
-            let got = eval_whole(&Bernoulli { draw: Free(draw) }, &[x]).unwrap();
+            let got = eval_whole(&Bernoulli { draw: Unkeyed(draw) }, &[x]).unwrap();
             assert_eq!(got[0].to_vec::<bool>().unwrap(), want, "{p}");
         }
     }
@@ -80,7 +80,7 @@ mod tests {
     fn refuses_what_is_no_probability() {
         for (p, text) in [(1.5, "1.5"), (-0.25, "-0.25"), (f64::NAN, "NaN")] {
             let x = Tensor::from_vec(vec![0.5f32, p as f32], [2]).unwrap();
-            let op = Bernoulli { draw: Free(rng::Generator::new(3).next_draw()) };
+            let op = Bernoulli { draw: Unkeyed(rng::Generator::new(3).next_draw()) };
             let refused = eval_whole(&op, &[x]).unwrap_err().to_string();
             let want = format!("bernoulli: a probability lies in [0, 1]; got {text} for element 1");
             assert_eq!(refused, want);

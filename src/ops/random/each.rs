@@ -3,20 +3,20 @@
 use super::cuda;
 use crate::error::Result;
 use crate::ops::Windows;
-use crate::rng::{Draw, Stretches};
+use crate::rng::{Draw, IndexRanges};
 use crate::tensor::{Element, Tensor};
 
 /// The result whose elements `fill` draws, many stretches at a time: given which they are, and the parameters of all.
 pub(super) fn draw_each<P: Element, T: Element>(
     params: &Tensor,
     at: &Windows,
-    mut fill: impl FnMut(Stretches<'_>, &[P], &mut [T]) -> Result<()>,
+    mut fill: impl FnMut(IndexRanges<'_>, &[P], &mut [T]) -> Result<()>,
 ) -> Result<Tensor> {
     let params = params.contiguous()?;
-    let mut out = Tensor::stale(T::DTYPE, params.shape());
+    let mut out = Tensor::uninit(T::DTYPE, params.shape());
     let (params, elements) = (params.as_slice::<P>()?, out.make_mut::<T>()?);
     let window = &at.outs[0];
-    Stretches::of(&window.region, &window.global, |at, here| {
+    IndexRanges::of(&window.region, &window.global, |at, here| {
         fill(at, &params[here.clone()], &mut elements[here])
     })?;
     Ok(out)

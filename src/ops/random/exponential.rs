@@ -3,7 +3,7 @@
 use super::cuda::Parameters;
 use super::each::{draw_each, draw_each_on_device};
 use crate::error::Result;
-use crate::ops::{Algebra, Div, Free, Input, Meta, Mul, Neg, Pointwise, Sample, Vjp, Windows, Work};
+use crate::ops::{Algebra, Div, Input, Meta, Mul, Neg, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -14,7 +14,7 @@ use crate::tensor::{DType, Tensor, for_dtype};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Exponential {
     /// This call's numbers.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 impl Pointwise for Exponential {
@@ -58,7 +58,7 @@ impl Pointwise for Exponential {
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let op = || Exponential { draw: Free(rng::Generator::new(7).next_draw()) };
+    let op = || Exponential { draw: Unkeyed(rng::Generator::new(7).next_draw()) };
     let shapes: [&[usize]; 4] = [&[5, 3], &[7, 2, 3], &[2, 0], &[]];
     shapes.map(|shape| Sample::new(op(), [Input::positive(shape)])).to_vec()
 }

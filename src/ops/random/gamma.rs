@@ -3,7 +3,7 @@
 use super::cuda::Parameters;
 use super::each::{draw_each, draw_each_on_device};
 use crate::error::Result;
-use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, Work};
+use crate::ops::{Algebra, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -14,7 +14,7 @@ use crate::tensor::{DType, Tensor, for_dtype};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gamma {
     /// This call's numbers.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 impl Pointwise for Gamma {
@@ -54,7 +54,7 @@ impl Pointwise for Gamma {
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let op = || Gamma { draw: Free(rng::Generator::new(7).next_draw()) };
+    let op = || Gamma { draw: Unkeyed(rng::Generator::new(7).next_draw()) };
     let shapes: [&[usize]; 4] = [&[5, 3], &[7, 2, 3], &[2, 0], &[]];
-    shapes.map(|shape| Sample::new(op(), [Input::positive(shape)]).rough()).to_vec()
+    shapes.map(|shape| Sample::new(op(), [Input::positive(shape)]).not_smooth()).to_vec()
 }

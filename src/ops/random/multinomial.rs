@@ -5,8 +5,10 @@ use smallvec::smallvec;
 use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::work::elements;
-use crate::ops::{Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity};
-use crate::rng::{self, Draw, Stretches};
+use crate::ops::{
+    AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity,
+};
+use crate::rng::{self, Draw, IndexRanges};
 use crate::tensor::{DType, Element, Tensor, for_dtype};
 
 /// For each row of weights `[.., k]`, `samples` categories (i64, from 0 to below k) as `[.., samples]`.
@@ -29,7 +31,7 @@ pub struct Multinomial {
     /// Whether a category may be drawn again.
     pub replacement: bool,
     /// This call's numbers.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 impl Op for Multinomial {
@@ -55,8 +57,8 @@ impl Op for Multinomial {
         Ok(smallvec![Meta::new(DType::I64, shape)])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
-        (0..ins[0].shape.len() - 1).map(|d| Row::same(Slot::S(d), 1)).collect()
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        (0..ins[0].shape.len() - 1).map(|d| Row::same(AxisPlacement::S(d), 1)).collect()
     }
 
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
@@ -103,7 +105,7 @@ impl<T: Element> Rows<'_, T> {
     fn with_replacement(&self) -> Result<Tensor> {
         let window = &self.at.outs[0];
         let mut words = vec![0; window.region.numel()];
-        Stretches::of(&window.region, &window.global, |at, here| {
+        IndexRanges::of(&window.region, &window.global, |at, here| {
             rng::bits64(self.op.draw.0, at, &mut words[here]);
             Ok(())
         })?;
@@ -135,7 +137,7 @@ impl<T: Element> Rows<'_, T> {
     fn without(&self) -> Result<Tensor> {
         let window = &self.at.ins[0];
         let mut arrivals = vec![0.0f64; self.weights.len()];
-        Stretches::of(&window.region, &window.global, |at, here| {
+        IndexRanges::of(&window.region, &window.global, |at, here| {
             rng::exponential(self.op.draw.0, at, 1.0, &mut arrivals[here])
         })?;
         let k = self.categories_len();
@@ -162,7 +164,7 @@ impl<T: Element> Rows<'_, T> {
 
     /// Has `sample` write each row of the result, given the row's number here and its weights.
     fn each_row(&self, mut sample: impl FnMut(usize, &[T], &mut [i64]) -> Result<()>) -> Result<Tensor> {
-        let mut out = Tensor::stale(DType::I64, self.at.outs[0].local());
+        let mut out = Tensor::uninit(DType::I64, self.at.outs[0].local());
         let (k, samples) = (self.categories_len(), self.op.samples);
         if out.numel() == 0 {
             return Ok(out);
@@ -203,8 +205,8 @@ impl<T: Element> Rows<'_, T> {
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], samples, replacement| {
-        let draw = Free(rng::Generator::new(7).next_draw());
-        Sample::new(Multinomial { samples, replacement, draw }, [Input::positive(shape)]).rough()
+        let draw = Unkeyed(rng::Generator::new(7).next_draw());
+        Sample::new(Multinomial { samples, replacement, draw }, [Input::positive(shape)]).not_smooth()
     };
     vec![
         sample(&[5, 3], 4, true),
@@ -223,7 +225,7 @@ mod tests {
     use crate::ops::eval_whole;
 
     fn draw(weights: &[f32], shape: [usize; 2], samples: usize, replacement: bool) -> Result<Vec<i64>> {
-        let op = Multinomial { samples, replacement, draw: Free(rng::Generator::new(5).next_draw()) };
+        let op = Multinomial { samples, replacement, draw: Unkeyed(rng::Generator::new(5).next_draw()) };
         let x = Tensor::from_slice(weights, shape)?;
         eval_whole(&op, &[x])?[0].to_vec::<i64>()
     }

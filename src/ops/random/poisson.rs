@@ -3,7 +3,7 @@
 use super::cuda::Parameters;
 use super::each::{draw_each, draw_each_on_device};
 use crate::error::{Error, Result};
-use crate::ops::{Algebra, Free, Input, Meta, Pointwise, Sample, Vjp, Windows, Work};
+use crate::ops::{Algebra, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
@@ -16,7 +16,7 @@ pub struct Poisson {
     /// The counts' dtype: i64, i32 or a floating one.
     pub dtype: DType,
     /// This call's numbers.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 impl Pointwise for Poisson {
@@ -66,8 +66,8 @@ fn counts<R: rng::Real, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw)
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let op = |dtype| Poisson { dtype, draw: Free(rng::Generator::new(7).next_draw()) };
-    let sample = |dtype, shape: &[usize]| Sample::new(op(dtype), [Input::positive(shape)]).rough();
+    let op = |dtype| Poisson { dtype, draw: Unkeyed(rng::Generator::new(7).next_draw()) };
+    let sample = |dtype, shape: &[usize]| Sample::new(op(dtype), [Input::positive(shape)]).not_smooth();
     vec![
         sample(DType::I64, &[5, 3]),
         sample(DType::F32, &[7, 2, 3]),
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn refuses_rates_and_dtypes_by_name() {
-        let op = |dtype| Poisson { dtype, draw: Free(rng::Generator::new(7).next_draw()) };
+        let op = |dtype| Poisson { dtype, draw: Unkeyed(rng::Generator::new(7).next_draw()) };
         let x = Tensor::from_vec(vec![1.0f32, -1.0], [2]).unwrap();
         let refused = |dtype| eval_whole(&op(dtype), std::slice::from_ref(&x)).unwrap_err().to_string();
         assert_eq!(refused(DType::I64), "poisson: a rate lies between 0 and 2^50; got -1 for element 1");

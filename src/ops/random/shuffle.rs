@@ -5,7 +5,8 @@ use smallvec::smallvec;
 use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, Axis, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
+    Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows,
+    Work, arity,
 };
 use crate::rng::{Draw, Generator, Permutation};
 use crate::tensor::Tensor;
@@ -19,7 +20,7 @@ pub struct Shuffle {
     /// True to put everything back.
     pub inverse: bool,
     /// This call's numbers.
-    pub draw: Free<Draw>,
+    pub draw: Unkeyed<Draw>,
 }
 
 impl Op for Shuffle {
@@ -36,9 +37,9 @@ impl Op for Shuffle {
     }
 
     /// The dim is whole: which index goes where depends on all of it. Elements are moved untouched.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
-        let mut rows: Vec<Row> = others.map(|d| Row::same(Slot::S(d), 1)).collect();
+        let mut rows: Vec<Row> = others.map(|d| Row::same(AxisPlacement::S(d), 1)).collect();
         rows.extend(Algebra::Structural.rows(1));
         rows
     }
@@ -49,7 +50,7 @@ impl Op for Shuffle {
         Permutation::new(self.draw.0, order.len() as u64).fill(0, &mut order)?;
         // In bytes, whatever the dtype.
         let width = x.shape()[self.dim + 1..].iter().product::<usize>() * x.dtype().size_bytes();
-        let mut out = Tensor::stale(x.dtype(), x.shape());
+        let mut out = Tensor::uninit(x.dtype(), x.shape());
         if out.numel() > 0 {
             let whole = order.len() * width;
             for (out, x) in out.bytes_mut().chunks_exact_mut(whole).zip(x.as_bytes()?.chunks_exact(whole)) {
@@ -80,7 +81,7 @@ impl Op for Shuffle {
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
-    let shuffle = |dim, inverse| Shuffle { dim, inverse, draw: Free(Generator::new(9).next_draw()) };
+    let shuffle = |dim, inverse| Shuffle { dim, inverse, draw: Unkeyed(Generator::new(9).next_draw()) };
     vec![
         Sample::new(shuffle(0, false), [Input::ints([7, 3])]),
         Sample::new(shuffle(1, false), [Input::ints([3, 5])]),
@@ -102,7 +103,7 @@ mod tests {
         for (shape, dim) in [([n, 2], 0), ([2, n], 1)] {
             let x = Tensor::from_vec((0..2 * n as i64).collect(), shape).unwrap();
             let run = |inverse, x: &Tensor| {
-                let op = Shuffle { dim, inverse, draw: Free(draw) };
+                let op = Shuffle { dim, inverse, draw: Unkeyed(draw) };
                 eval_whole(&op, std::slice::from_ref(x)).unwrap().swap_remove(0)
             };
             let y = run(false, &x);

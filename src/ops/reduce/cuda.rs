@@ -15,7 +15,7 @@ pub(super) fn argmax(verb: &str, x: &Tensor, dim: usize) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (n, stride) = (x.shape()[dim], x.strides()[dim]);
     let others: Vec<usize> = (0..x.shape().len()).filter(|&d| d != dim).collect();
-    let mut out = gpu.stale(DType::I64, others.iter().map(|&d| x.shape()[d]).collect::<Shape>())?;
+    let mut out = gpu.uninit(DType::I64, others.iter().map(|&d| x.shape()[d]).collect::<Shape>())?;
     if out.numel() == 0 {
         return Ok(out);
     }

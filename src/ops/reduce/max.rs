@@ -7,8 +7,8 @@ use smallvec::smallvec;
 use super::{Reduction, kept_shape};
 use crate::error::{Error, Result};
 use crate::ops::{
-    Axis, Cast, Compare, CompareKind, Div, Expand, Input, Mask, Meta, Metas, Op, Reshape, Row, Sample, Sum,
-    Tensors, Vjp, Windows, Work, arity,
+    Cast, Compare, CompareKind, Div, Expand, Input, Mask, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample,
+    Sum, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
 
@@ -52,7 +52,7 @@ impl<const LARGEST: bool> Op for Extreme<LARGEST> {
     }
 
     /// A partial sum does not pass.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         self.reduction().rows(&ins[0])
     }
 
@@ -100,11 +100,11 @@ impl<const LARGEST: bool> fmt::Debug for Extreme<LARGEST> {
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let max = |dims: &[usize], keep| Max { dims: dims.iter().copied().collect(), keep };
     vec![
-        Sample::new(max(&[0], false), [Input::ints([5, 3])]).rough(),
-        Sample::new(max(&[1], true), [Input::ints([7, 2, 3])]).rough(),
-        Sample::new(max(&[0, 2], false), [Input::ints([3, 1, 5])]).rough(),
-        Sample::new(max(&[0, 1], false), [Input::ints([7, 3])]).rough(),
-        Sample::new(max(&[1], false), [Input::ints([0, 3])]).rough(),
+        Sample::new(max(&[0], false), [Input::ints([5, 3])]).not_smooth(),
+        Sample::new(max(&[1], true), [Input::ints([7, 2, 3])]).not_smooth(),
+        Sample::new(max(&[0, 2], false), [Input::ints([3, 1, 5])]).not_smooth(),
+        Sample::new(max(&[0, 1], false), [Input::ints([7, 3])]).not_smooth(),
+        Sample::new(max(&[1], false), [Input::ints([0, 3])]).not_smooth(),
     ]
 }
 

@@ -10,7 +10,7 @@ pub(super) mod sum;
 
 use smallvec::smallvec;
 
-use super::{Meta, Row, Slot, Tensors, Windows};
+use super::{AxisPlacement, Meta, Row, Tensors, Windows};
 use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
@@ -45,13 +45,15 @@ impl Reduction<'_> {
     fn rows(&self, x: &Meta) -> Vec<Row> {
         let Reduction(_, kind, dims, keep) = *self;
         let place = |d: usize| d - if keep { 0 } else { dims.iter().filter(|&&r| r < d).count() };
-        let part = if kind == ReduceOp::Sum { Slot::Terms(Leaf::Pairs) } else { Slot::P(kind) };
-        let out = |d: usize| if dims.contains(&d) { part } else { Slot::S(place(d)) };
-        let mut rows: Vec<Row> = (0..x.shape.len()).map(|d| Row::new([Slot::S(d)], [out(d)])).collect();
+        let part =
+            if kind == ReduceOp::Sum { AxisPlacement::TreeSum(Leaf::Pairs) } else { AxisPlacement::P(kind) };
+        let out = |d: usize| if dims.contains(&d) { part } else { AxisPlacement::S(place(d)) };
+        let mut rows: Vec<Row> =
+            (0..x.shape.len()).map(|d| Row::new([AxisPlacement::S(d)], [out(d)])).collect();
         if dims.len() == x.shape.len() {
-            rows.push(Row::new([Slot::Ragged], [part]));
+            rows.push(Row::new([AxisPlacement::Ragged], [part]));
         }
-        rows.push(Row::same(Slot::P(kind), 1));
+        rows.push(Row::same(AxisPlacement::P(kind), 1));
         rows
     }
 

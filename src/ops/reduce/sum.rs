@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::{Reduction, kept_shape};
 use crate::error::Result;
 use crate::ops::{
-    Axis, Expand, Input, Meta, Metas, Op, Reshape, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+    Expand, Input, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::{Dims, ReduceOp, Tensor, cpu, cuda};
 
@@ -34,7 +34,7 @@ impl Op for Sum {
         Ok(smallvec![Meta { dtype: x.dtype, shape: self.reduction().shape(x)? }])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         self.reduction().rows(&ins[0])
     }
 
@@ -46,7 +46,7 @@ impl Op for Sum {
         self.reduction().eval(&ins[0], at, cuda::reduce)
     }
 
-    fn keeping(&self, outer: usize) -> Option<Box<dyn Op>> {
+    fn keep_leading(&self, outer: usize) -> Option<Box<dyn Op>> {
         let leading = self.dims[..outer].iter().copied().eq(0..outer);
         let dims = Dims::from_slice(&self.dims[outer..]);
         leading.then(|| Box::new(Sum { dims, keep: self.keep }) as Box<dyn Op>)

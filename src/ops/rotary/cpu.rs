@@ -57,7 +57,7 @@ impl Rotation {
         let last = x.shape().len() - 1;
         let (len, d) = (x.shape()[time], x.shape()[last]);
         let copied = if d > 1 && x.strides()[last] != 1 { x.contiguous()? } else { x.clone() };
-        let mut out = Tensor::stale(T::DTYPE, x.shape());
+        let mut out = Tensor::uninit(T::DTYPE, x.shape());
         if out.numel() > 0 {
             let mut steps = Dims::from_elem(0, last);
             steps[time] = 1;

@@ -23,14 +23,14 @@ pub(super) fn rotary(rotation: &Rotation, x: &Tensor) -> Result<Tensor> {
     let mut inverse = Dims::from_elem(0, order.len());
     order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
     let shape: Dims = order.iter().map(|&dim| x.shape()[dim]).collect();
-    let mut out = gpu.stale(x.dtype(), &shape[..])?.permute(&inverse)?;
+    let mut out = gpu.uninit(x.dtype(), &shape[..])?.permute(&inverse)?;
     if x.numel() > 0 {
         let rows = x.strides()[last] == 1 || x.shape()[last] == 1;
         let x = if rows { x.clone() } else { x.contiguous()? };
         let mut others = others(&x, &out, time);
         let copied = if others.len() > DIMS { x.contiguous()? } else { x };
         if others.len() > DIMS {
-            out = gpu.stale(copied.dtype(), copied.shape().clone())?;
+            out = gpu.uninit(copied.dtype(), copied.shape().clone())?;
             others = self::others(&copied, &out, time);
         }
         turn(&gpu, rotation, &copied, &mut out, &others)?;

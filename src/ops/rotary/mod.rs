@@ -6,7 +6,8 @@ mod cuda;
 use smallvec::smallvec;
 
 use super::{
-    Algebra, Axis, Bits, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity, list,
+    Algebra, AxisPlacement, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work,
+    arity, list,
 };
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -46,8 +47,8 @@ impl Op for Rotary {
     }
 
     /// Any dim but the last, whose halves turn into each other. Linear.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
-        let cut = |d| Row::same(Slot::S(d), 1);
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
+        let cut = |d| Row::same(AxisPlacement::S(d), 1);
         let mut rows: Vec<Row> = (0..ins[0].shape.len() - 1).map(cut).collect();
         rows.extend(Algebra::Linear.rows(1));
         rows

@@ -54,7 +54,7 @@ pub(crate) fn sum_exp(verb: &str, x: &Tensor, m: &Tensor) -> Result<Tensor> {
 
 fn over_rows(verb: &str, entries: Entries, ins: &[&Tensor]) -> Result<Tensor> {
     let gpu = Gpu::of(ins[0])?;
-    let mut out = gpu.stale(ins[0].dtype(), ins[0].shape())?;
+    let mut out = gpu.uninit(ins[0].dtype(), ins[0].shape())?;
     if out.numel() > 0 {
         let ins = ins.iter().map(|x| x.contiguous()).collect::<Result<Vec<Tensor>>>()?;
         let rows = Rows::of(verb, &ins[0])?;

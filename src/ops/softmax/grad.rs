@@ -6,8 +6,8 @@ use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::{Error, Result};
 use crate::ops::pointwise::floats;
 use crate::ops::{
-    Axis, Expand, Input, Meta, Metas, Mul, Op, Row, Sample, Slot, SoftmaxGrad, Sub, Sum, Tensors, Vjp,
-    Windows, Work, arity, list,
+    AxisPlacement, Expand, Input, MeshAxis, Meta, Metas, Mul, Op, Row, Sample, SoftmaxGrad, Sub, Sum,
+    Tensors, Vjp, Windows, Work, arity, list,
 };
 use crate::tensor::Tensor;
 
@@ -21,9 +21,9 @@ impl Op for SoftmaxGrad {
     }
 
     /// Linear in the gradient.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let mut rows = other_dims(&ins[0], self.dim, 2);
-        rows.push(Row::new([Slot::R, Slot::SUM], [Slot::SUM]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM]));
         rows
     }
 

@@ -6,7 +6,7 @@ use super::{cpu, cuda, dim_last, expect_float_dim, other_dims};
 use crate::error::Result;
 use crate::ops::work::rows;
 use crate::ops::{
-    Axis, Input, LogSoftmaxGrad, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+    Input, LogSoftmaxGrad, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::Tensor;
 
@@ -28,7 +28,7 @@ impl Op for LogSoftmax {
         Ok(smallvec![x.clone()])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         other_dims(&ins[0], self.dim, 1)
     }
 

@@ -5,8 +5,8 @@ use smallvec::smallvec;
 use super::{cpu, cuda, dim_last, grad, other_dims};
 use crate::error::Result;
 use crate::ops::{
-    Axis, Exp, Expand, Input, Meta, Metas, Mul, Neg, Op, Row, Sample, Slot, Sub, Sum, Tensors, Vjp, Windows,
-    Work,
+    AxisPlacement, Exp, Expand, Input, MeshAxis, Meta, Metas, Mul, Neg, Op, Row, Sample, Sub, Sum, Tensors,
+    Vjp, Windows, Work,
 };
 use crate::tensor::Tensor;
 
@@ -27,9 +27,9 @@ impl Op for LogSoftmaxGrad {
     }
 
     /// Linear in the gradient.
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let mut rows = other_dims(&ins[0], self.dim, 2);
-        rows.push(Row::new([Slot::R, Slot::SUM], [Slot::SUM]));
+        rows.push(Row::new([AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM]));
         rows
     }
 

@@ -10,7 +10,8 @@ pub(super) mod sum_exp;
 use smallvec::smallvec;
 
 use super::{
-    Axis, Input, Meta, Metas, Op, Row, Sample, Slot, SoftmaxGrad, Tensors, Vjp, Windows, Work, arity,
+    AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, SoftmaxGrad, Tensors, Vjp, Windows, Work,
+    arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -33,7 +34,7 @@ impl Op for Softmax {
         Ok(smallvec![x.clone()])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         other_dims(&ins[0], self.dim, 1)
     }
 
@@ -75,7 +76,7 @@ pub(super) fn expect_float_dim(verb: &str, x: &Meta, dim: usize) -> Result<()> {
 
 /// Everything sharded along any dim but `dim`.
 pub(super) fn other_dims(x: &Meta, dim: usize, ins: usize) -> Vec<Row> {
-    (0..x.shape.len()).filter(|&d| d != dim).map(|d| Row::same(Slot::S(d), ins)).collect()
+    (0..x.shape.len()).filter(|&d| d != dim).map(|d| Row::same(AxisPlacement::S(d), ins)).collect()
 }
 
 /// The tensor with `dim` and the last one swapped; again, to swap back. A view.

@@ -6,10 +6,10 @@ use super::cuda;
 use crate::error::{Error, Result};
 use crate::ops::softmax::sum_exp::accumulator;
 use crate::ops::{
-    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Slot, Tensors, Vjp, Windows, Work, arity,
-    list,
+    AxisPlacement, Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp,
+    Windows, Work, arity, list,
 };
-use crate::tensor::cpu::{Kernel, Lane, Real, dispatch};
+use crate::tensor::cpu::{Kernel, Real, Widen, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
 
 /// (p, g, m, v, scale) -> (p', m', v'): Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019,
@@ -29,11 +29,11 @@ pub struct AdamW {
     /// λ, the weight decay.
     pub weight_decay: Bits,
     /// The learning rate.
-    pub lr: Free<f64>,
+    pub lr: Unkeyed<f64>,
     /// c1 = `1 - β1^t` at step t, counted from 1.
-    pub correction1: Free<f64>,
+    pub correction1: Unkeyed<f64>,
     /// c2 = `1 - β2^t`.
-    pub correction2: Free<f64>,
+    pub correction2: Unkeyed<f64>,
 }
 
 impl AdamW {
@@ -44,9 +44,9 @@ impl AdamW {
             beta2: Bits(betas.1),
             eps: Bits(eps),
             weight_decay: Bits(weight_decay),
-            lr: Free(lr),
-            correction1: Free(1.0 - power(betas.0, t)),
-            correction2: Free(1.0 - power(betas.1, t)),
+            lr: Unkeyed(lr),
+            correction1: Unkeyed(1.0 - power(betas.0, t)),
+            correction2: Unkeyed(1.0 - power(betas.1, t)),
         }
     }
 
@@ -80,7 +80,7 @@ impl Op for AdamW {
         Ok(smallvec![p.clone(), m.clone(), v.clone()])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         step_rows(&ins[0], 4, 3)
     }
 
@@ -197,7 +197,7 @@ impl<A: Real> Kernel for Update<'_, A> {
 ///
 /// # Errors
 /// Refuses tensors of another dtype than `T`.
-pub fn each_chunk<T: Lane>(
+pub fn each_chunk<T: Widen>(
     p: &mut Tensor,
     g: &Tensor,
     mut run: impl FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
@@ -248,10 +248,10 @@ pub fn expect_step(
 /// The rows of an optimizer's step on the parameter `p`: the first `ins` operands and all `outs` results have its shape and lie
 /// as it does, however that is; a last operand, the scale, is replicated.
 pub fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
-    let like = |slot: Slot| {
-        Row::new(std::iter::repeat_n(slot, ins).chain([Slot::R]), std::iter::repeat_n(slot, outs))
+    let like = |slot: AxisPlacement| {
+        Row::new(std::iter::repeat_n(slot, ins).chain([AxisPlacement::R]), std::iter::repeat_n(slot, outs))
     };
-    (0..p.shape.len()).map(|d| like(Slot::S(d))).chain([like(Slot::Ragged)]).collect()
+    (0..p.shape.len()).map(|d| like(AxisPlacement::S(d))).chain([like(AxisPlacement::Ragged)]).collect()
 }
 
 /// `x` to the power of `n`, by squaring: the same bits everywhere, which the library's function does not promise.
@@ -271,7 +271,7 @@ pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], t| {
         let op = AdamW::at_step(t, 0.125, (0.875, 0.75), 1e-8, 0.5);
         let (p, v) = (Input::ints(shape), Input::positive(shape));
-        Sample::new(op, [p.clone(), p.clone(), p, v, Input::positive([])]).rough()
+        Sample::new(op, [p.clone(), p.clone(), p, v, Input::positive([])]).not_smooth()
     };
     vec![sample(&[5, 3], 1), sample(&[7], 3), sample(&[], 1), sample(&[0, 3], 2)]
 }

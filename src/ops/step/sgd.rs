@@ -6,7 +6,7 @@ use super::adamw::{each_chunk, expect_step, step_rows};
 use super::cuda;
 use crate::error::Result;
 use crate::ops::{
-    Axis, Batched, Bits, Free, Input, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
+    Batched, Bits, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Unkeyed, Vjp, Windows, Work, arity,
 };
 use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
@@ -25,7 +25,7 @@ pub struct Sgd {
     /// Whether to look ahead by one step of momentum.
     pub nesterov: bool,
     /// The learning rate.
-    pub lr: Free<f64>,
+    pub lr: Unkeyed<f64>,
 }
 
 impl Sgd {
@@ -51,7 +51,7 @@ impl Op for Sgd {
         Ok(smallvec![p.clone(), b.clone()])
     }
 
-    fn rows(&self, ins: &[Meta], _: Axis) -> Vec<Row> {
+    fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         step_rows(&ins[0], 3, 2)
     }
 
@@ -132,9 +132,9 @@ impl<A: Real> Kernel for Update<'_, A> {
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], nesterov| {
-        let op = Sgd { momentum: Bits(0.875), weight_decay: Bits(0.5), nesterov, lr: Free(0.125) };
+        let op = Sgd { momentum: Bits(0.875), weight_decay: Bits(0.5), nesterov, lr: Unkeyed(0.125) };
         let p = Input::ints(shape);
-        Sample::new(op, [p.clone(), p.clone(), p, Input::positive([])]).rough()
+        Sample::new(op, [p.clone(), p.clone(), p, Input::positive([])]).not_smooth()
     };
     vec![sample(&[5, 3], false), sample(&[7], true), sample(&[], true), sample(&[0, 3], false)]
 }
@@ -148,7 +148,7 @@ mod tests {
     fn two_steps_by_hand() {
         let t = |x: f64| Tensor::from_vec(vec![x], [1]).unwrap();
         for (nesterov, want) in [(false, [0.68, 0.0784]), (true, [0.392, -0.452096])] {
-            let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.2), nesterov, lr: Free(0.1) };
+            let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.2), nesterov, lr: Unkeyed(0.1) };
             let (mut p, mut b) = (t(1.0), t(0.0));
             for want in want {
                 let ins = [p.clone(), t(6.0), b.clone(), Tensor::scalar(0.5)];

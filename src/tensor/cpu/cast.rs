@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
 use super::Nest;
-use super::real::Lane;
+use super::real::Widen;
 use super::simd::{Kernel, dispatch};
 use crate::error::Result;
 use crate::tensor::dtype::odd_f32;
@@ -27,7 +27,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
         return Ok(x.clone());
     }
     let src = x.data_bytes()?;
-    let mut out = Tensor::stale(dtype, x.shape());
+    let mut out = Tensor::uninit(dtype, x.shape());
     if out.numel() == 0 {
         return Ok(out);
     }

@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use smallvec::SmallVec;
 
 use super::each::each;
-use super::real::{Lane, select};
+use super::real::{Widen, select};
 use super::simd::{Kernel, dispatch};
 use super::{Nest, as_elements_mut};
 use crate::error::{Error, Result};
@@ -24,13 +24,13 @@ pub const OPERANDS: usize = 3;
 pub type Loop<'a, A, O> = &'a dyn Fn(&[&[Wide<A>]], &mut [Wide<O>]);
 
 /// The type that loops handle elements of type `T` in.
-pub type Wide<T> = <T as Lane>::Wide;
+pub type Wide<T> = <T as Widen>::Wide;
 
 /// Has `run` write every piece of a fresh tensor.
 ///
 /// # Errors
 /// Refuses operands whose dtypes are not `A`'s, or whose shapes differ.
-pub fn map<A: Lane, O: Lane>(ins: &[&Tensor], run: Loop<A, O>) -> Result<Tensor> {
+pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: Loop<A, O>) -> Result<Tensor> {
     let shape = ins[0].shape();
     if A::NATIVE && O::NATIVE && ins.iter().all(|x| x.shape() == shape && x.is_contiguous()) {
         // One piece, without a walk: small tensors cost little more than the loop.
@@ -38,7 +38,7 @@ pub fn map<A: Lane, O: Lane>(ins: &[&Tensor], run: Loop<A, O>) -> Result<Tensor>
         for (piece, x) in pieces.iter_mut().zip(ins) {
             *piece = A::load(&x.data()?[..x.numel()], &mut []);
         }
-        let mut out = Tensor::stale(O::DTYPE, shape);
+        let mut out = Tensor::uninit(O::DTYPE, shape);
         O::store(as_elements_mut(out.bytes_mut()), &mut [], |o| run(&pieces[..ins.len()], o));
         return Ok(out);
     }
@@ -62,7 +62,7 @@ pub fn map<A: Lane, O: Lane>(ins: &[&Tensor], run: Loop<A, O>) -> Result<Tensor>
 ///
 /// # Errors
 /// As [`map`].
-pub fn map_over<A: Lane>(ins: &mut [Tensor], own: usize, run: Loop<A, A>) -> Result<()> {
+pub fn map_over<A: Widen>(ins: &mut [Tensor], own: usize, run: Loop<A, A>) -> Result<()> {
     let len = ins.len();
     let (before, rest) = ins.split_at_mut(own);
     let (target, after) = rest.split_first_mut().expect("`own` is one of the operands");
@@ -107,7 +107,7 @@ pub fn map_over<A: Lane>(ins: &mut [Tensor], own: usize, run: Loop<A, A>) -> Res
 ///
 /// # Errors
 /// As [`map`].
-pub fn choose<T: Lane>(ins: [&mut Tensor; 3], on: bool, own: Option<usize>) -> Result<Tensor> {
+pub fn choose<T: Widen>(ins: [&mut Tensor; 3], on: bool, own: Option<usize>) -> Result<Tensor> {
     let Some(own) = own else {
         let ins = ins.map(|x| &*x);
         let shape = ins[0].shape();
@@ -140,7 +140,7 @@ pub fn choose<T: Lane>(ins: [&mut Tensor; 3], on: bool, own: Option<usize>) -> R
 ///
 /// # Errors
 /// Refuses a tensor whose dtype is not `A`'s.
-pub fn map1<A: Lane, O: Lane, F>(a: &Tensor, f: F) -> Result<Tensor>
+pub fn map1<A: Widen, O: Widen, F>(a: &Tensor, f: F) -> Result<Tensor>
 where
     F: Fn(A::Wide) -> O::Wide + Copy,
 {
@@ -149,7 +149,7 @@ where
 
 /// `f(a, b)`, element by element, for tests.
 #[cfg(test)]
-pub fn map2<A: Lane, F>(a: &Tensor, b: &Tensor, f: F) -> Result<Tensor>
+pub fn map2<A: Widen, F>(a: &Tensor, b: &Tensor, f: F) -> Result<Tensor>
 where
     F: Fn(A::Wide, A::Wide) -> A::Wide + Copy,
 {
@@ -195,7 +195,7 @@ impl<'a> Walk<'a> {
     }
 
     /// All operands, which are of one type.
-    fn operands<A: Lane>(&self) -> Result<SmallVec<[Operand<'_, A>; OPERANDS]>> {
+    fn operands<A: Widen>(&self) -> Result<SmallVec<[Operand<'_, A>; OPERANDS]>> {
         self.tensors.iter().map(|(place, _)| Operand::new(self, *place)).collect()
     }
 }
@@ -208,7 +208,7 @@ fn nest(shape: &[usize], tensors: &[(usize, Cow<Tensor>)]) -> Nest<OPERANDS> {
 }
 
 /// One input of elements of type `T`, read as pieces of rows in its wide type.
-struct Operand<'a, T: Lane> {
+struct Operand<'a, T: Widen> {
     place: usize,
     data: &'a [T],
     repeated: bool,
@@ -217,7 +217,7 @@ struct Operand<'a, T: Lane> {
     buf: Buffer<T::Wide>,
 }
 
-impl<'a, T: Lane> Operand<'a, T> {
+impl<'a, T: Widen> Operand<'a, T> {
     /// The operand at `place`.
     fn new(walk: &'a Walk<'_>, place: usize) -> Result<Operand<'a, T>> {
         let (_, tensor) = walk.tensors.iter().find(|(k, _)| *k == place).expect("every place is taken");
@@ -242,14 +242,14 @@ impl<'a, T: Lane> Operand<'a, T> {
 }
 
 /// The output.
-struct Out<O: Lane> {
+struct Out<O: Widen> {
     tensor: Tensor,
     buf: Buffer<O::Wide>,
 }
 
-impl<O: Lane> Out<O> {
+impl<O: Widen> Out<O> {
     fn new(shape: &[usize]) -> Self {
-        Out { tensor: Tensor::stale(O::DTYPE, shape), buf: buffer::<O>(O::NATIVE) }
+        Out { tensor: Tensor::uninit(O::DTYPE, shape), buf: buffer::<O>(O::NATIVE) }
     }
 
     /// Has `run` write every piece, given its rows' offsets and its start in the row.
@@ -268,7 +268,7 @@ impl<O: Lane> Out<O> {
 }
 
 /// Has `run` overwrite every piece of `a`, given a copy of it.
-fn in_place<A: Lane>(
+fn in_place<A: Widen>(
     a: &mut Tensor,
     nest: &Nest<OPERANDS>,
     mut run: impl FnMut(&[usize; OPERANDS], usize, &[A::Wide], &mut [A::Wide]),
@@ -284,7 +284,7 @@ fn in_place<A: Lane>(
 }
 
 /// Room for one piece, unless none is needed.
-fn buffer<T: Lane>(unneeded: bool) -> Buffer<T::Wide> {
+fn buffer<T: Widen>(unneeded: bool) -> Buffer<T::Wide> {
     Buffer::new(if unneeded { 0 } else { CHUNK })
 }
 

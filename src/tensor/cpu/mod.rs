@@ -28,7 +28,7 @@ pub use nest::{EachChunk, Nest};
 pub use pointwise::{
     Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_alike, select,
 };
-pub use real::{Lane, Num, Real, is_nan};
+pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};

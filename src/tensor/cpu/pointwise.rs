@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use smallvec::SmallVec;
 
 use super::map::{OPERANDS, choose, map, map_over};
-use super::real::{Lane, Num, Real};
+use super::real::{Num, Real, Widen};
 use super::simd::{Kernel, dispatch};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor, for_dtype};
@@ -199,7 +199,7 @@ macro_rules! for_num {
 }
 pub(crate) use for_num;
 
-fn typed<T: Lane>(run: Loop<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
+fn typed<T: Widen>(run: Loop<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
     let Some(own) = (0..ins.len()).find(|&k| ins[k].is_unique()) else {
         let mut operands: [&Tensor; OPERANDS] = [&ins[0]; OPERANDS];
         ins.iter().enumerate().for_each(|(k, x)| operands[k] = x);
@@ -209,7 +209,7 @@ fn typed<T: Lane>(run: Loop<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor]) -> Re
     Ok(ins[own].clone())
 }
 
-fn related<T: Lane>(run: Loop<T::Wide, bool>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+fn related<T: Widen>(run: Loop<T::Wide, bool>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     map::<T, bool>(&[x, y], &|x, o| run(0.0, x, o))
 }
 
@@ -243,11 +243,11 @@ fn integer_loop<F: NumFunction<N>, A: Num, const N: usize>(s: f64, ins: &[&[A]],
     NumLoop::<F, A, N>(s, pieces(ins), out, PhantomData).run();
 }
 
-fn relation_loop<R: Relation, A: Lane + PartialOrd>(_: f64, ins: &[&[A]], out: &mut [bool]) {
+fn relation_loop<R: Relation, A: Widen + PartialOrd>(_: f64, ins: &[&[A]], out: &mut [bool]) {
     dispatch(RelationLoop::<R, A>(pieces(ins), out, PhantomData));
 }
 
-fn plain_relation_loop<R: Relation, A: Lane + PartialOrd>(_: f64, ins: &[&[A]], out: &mut [bool]) {
+fn plain_relation_loop<R: Relation, A: Widen + PartialOrd>(_: f64, ins: &[&[A]], out: &mut [bool]) {
     RelationLoop::<R, A>(pieces(ins), out, PhantomData).run();
 }
 

@@ -10,7 +10,7 @@ use crate::tensor::{Element, Float};
 /// f32 or f64, with the functions that kernels may use: each a fixed sequence of IEEE operations.
 pub trait Real:
     Num
-    + Lane<Wide = Self>
+    + Widen<Wide = Self>
     + Float<Acc = Self>
     + Add<Output = Self>
     + Sub<Output = Self>
@@ -45,7 +45,7 @@ pub trait Real:
 }
 
 /// A number: f32, f64, i64, i32 or u8. Integers wrap.
-pub trait Num: Lane<Wide = Self> + PartialOrd {
+pub trait Num: Widen<Wide = Self> + PartialOrd {
     /// Zero.
     const ZERO: Self;
     /// One.
@@ -85,9 +85,9 @@ pub fn is_nan<T: PartialEq + Copy>(x: T) -> bool {
 }
 
 /// An element, with the type that loops handle it in: f16 and bf16 become f32 chunk by chunk.
-pub trait Lane: Element {
+pub trait Widen: Element {
     /// f32 for f16 and bf16, else the type itself.
-    type Wide: Lane<Wide = Self::Wide>;
+    type Wide: Widen<Wide = Self::Wide>;
     /// True where the two types are one.
     const NATIVE: bool;
     /// The elements widened: the slice itself, or `buf`'s beginning filled from it.
@@ -102,7 +102,7 @@ pub trait Lane: Element {
 
 macro_rules! native {
     ($($t:ty)*) => {$(
-        impl Lane for $t {
+        impl Widen for $t {
             type Wide = $t;
             const NATIVE: bool = true;
             #[inline(always)]
@@ -129,7 +129,7 @@ native!(f32 f64 i64 i32 u8 bool);
 
 macro_rules! half {
     ($($t:ty, $widen:path, $narrow:path;)*) => {$(
-        impl Lane for $t {
+        impl Widen for $t {
             type Wide = f32;
             const NATIVE: bool = false;
             fn load<'a>(src: &'a [$t], buf: &'a mut [f32]) -> &'a [f32] {

@@ -47,9 +47,9 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     let kept: Shape =
         x.shape().iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect();
     let out = for_num!(verb, x, T => Ok(match op {
-        ReduceOp::Sum => reduce_as::<<T as super::real::Lane>::Wide, Sum>(x, &dims, &kept),
-        ReduceOp::Max => reduce_as::<<T as super::real::Lane>::Wide, Max>(x, &dims, &kept),
-        ReduceOp::Min => reduce_as::<<T as super::real::Lane>::Wide, Min>(x, &dims, &kept),
+        ReduceOp::Sum => reduce_as::<<T as super::real::Widen>::Wide, Sum>(x, &dims, &kept),
+        ReduceOp::Max => reduce_as::<<T as super::real::Widen>::Wide, Max>(x, &dims, &kept),
+        ReduceOp::Min => reduce_as::<<T as super::real::Widen>::Wide, Min>(x, &dims, &kept),
     }))?;
     if keep_dims {
         return Ok(out);
@@ -61,7 +61,7 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
 
 /// The reduction in one type; the result has `kept`'s shape.
 fn reduce_as<T: Num, F: Fold<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
-    let mut out = Tensor::stale(T::DTYPE, kept.clone());
+    let mut out = Tensor::uninit(T::DTYPE, kept.clone());
     let way = way(x, dims, kept);
     let out_data = as_elements_mut::<T>(out.bytes_mut());
     match way {

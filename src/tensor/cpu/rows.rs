@@ -36,7 +36,7 @@ pub fn over_rows<const N: usize, B: RowBody<N>>(verb: &str, x: [&Tensor; N], bod
 }
 
 fn rows_as<T: Real, const N: usize, B: RowBody<N>>(x: [&Tensor; N], body: B) -> Result<Tensor> {
-    let mut out = Tensor::stale(T::DTYPE, x[0].shape());
+    let mut out = Tensor::uninit(T::DTYPE, x[0].shape());
     if out.numel() == 0 {
         return Ok(out);
     }

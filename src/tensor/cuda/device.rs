@@ -77,7 +77,7 @@ pub(super) fn open(index: usize) -> Result<Arc<CudaDevice>> {
 
 impl CudaDevice {
     fn over(index: usize, driver: Arc<dyn Driver>) -> Arc<CudaDevice> {
-        let (modules, ledger) = (Modules::default(), Ledger::new(driver.facts().total_bytes));
+        let (modules, ledger) = (Modules::default(), Ledger::new(driver.properties().total_bytes));
         Arc::new(CudaDevice { index, driver, modules, ledger, pools: Mutex::default() })
     }
 

@@ -11,7 +11,7 @@ use super::handle::{Address, DriverResult, Handle};
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct DeviceProperties {
     /// Its name.
     pub name: String,
     /// The compiler that makes its images, with its version: images of another are made anew.
@@ -67,7 +67,7 @@ pub enum Copy {
 /// An implementation hands out memory that is there, and does with it what the calls say.
 pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// What the device is.
-    fn facts(&self) -> &Facts;
+    fn properties(&self) -> &DeviceProperties;
     /// Makes the device the calling thread's. Called once by each thread before anything else.
     fn bind(&self) -> DriverResult<()>;
     /// (free, total) bytes of the device's memory.

@@ -85,7 +85,7 @@ fn run(
             FoldStep::Join => JOIN,
         };
     }
-    let mut out = gpu.stale(dtype, [outs, n])?;
+    let mut out = gpu.uninit(dtype, [outs, n])?;
     let width = 16 / dtype.size_bytes();
     let aligned = |t: &Tensor| t.device_address().is_some_and(|at| at.is_multiple_of(16));
     let packed = n.is_multiple_of(width) && used.iter().all(|t| aligned(t)) && aligned(&out);

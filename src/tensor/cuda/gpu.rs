@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustc_hash::FxHashMap;
 
 use super::device;
-use super::driver::Facts;
+use super::driver::DeviceProperties;
 use super::handle::{DriverResult, Handle};
 use super::lock::lock;
 use super::memory::{Block, MemoryStats};
@@ -79,13 +79,13 @@ impl Gpu {
 
     /// The number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
-        self.facts().multiprocessors
+        self.properties().multiprocessors
     }
 
     /// The dynamic shared memory of a block, in bytes, beside what kernels of rows have for themselves.
     pub(super) fn shared_bytes(&self) -> usize {
         const THEIR_OWN: usize = 4 << 10;
-        self.facts().shared_bytes.saturating_sub(THEIR_OWN)
+        self.properties().shared_bytes.saturating_sub(THEIR_OWN)
     }
 
     /// Waits until all that this thread has put on the device is done.
@@ -100,7 +100,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], after everything kept for reuse was given back.
-    pub fn stale(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+    pub fn uninit(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let mut out = self.unset(dtype, shape.into())?;
         if dtype == DType::Bool {
             self.fill_bytes(&mut out, 0)?;
@@ -108,7 +108,7 @@ impl Gpu {
         Ok(out)
     }
 
-    /// As [`Gpu::stale`], where bools may be none until a kernel has written every element.
+    /// As [`Gpu::uninit`], where bools may be none until a kernel has written every element.
     pub(super) fn unset(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
         let numel = shape.checked_numel("tensor")?;
         let bytes = numel.checked_mul(dtype.size_bytes()).filter(|&n| n <= isize::MAX as usize);
@@ -126,16 +126,16 @@ impl Gpu {
     /// A new contiguous tensor of zeros (false).
     ///
     /// # Errors
-    /// As [`Gpu::stale`].
+    /// As [`Gpu::uninit`].
     pub fn zeros(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
-        let mut out = self.stale(dtype, shape)?;
+        let mut out = self.uninit(dtype, shape)?;
         self.fill_bytes(&mut out, 0)?;
         Ok(out)
     }
 
     /// The device's properties, as the driver gives them.
-    pub(crate) fn facts(&self) -> &Facts {
-        self.stream().device.driver.facts()
+    pub(crate) fn properties(&self) -> &DeviceProperties {
+        self.stream().device.driver.properties()
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {

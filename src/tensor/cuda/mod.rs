@@ -35,7 +35,7 @@ mod walk;
 pub use blas::{Blas, Matrix, Product};
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
-pub use driver::{Copy, Driver, Facts, Grid, Program};
+pub use driver::{Copy, DeviceProperties, Driver, Grid, Program};
 pub use fold::fold;
 pub use gemm::{gemm, set_tf32};
 pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};

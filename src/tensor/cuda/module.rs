@@ -78,11 +78,19 @@ fn cache_dir() -> Option<PathBuf> {
 
 /// 128 bits of everything that the image depends on.
 fn key(device: &CudaDevice, program: &Program) -> u128 {
-    let facts = device.driver.facts();
+    let properties = device.driver.properties();
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
         let version = env!("CARGO_PKG_VERSION");
-        (salt, version, &facts.compiler, facts.capability, program.source, program.headers, program.options)
+        (
+            salt,
+            version,
+            &properties.compiler,
+            properties.capability,
+            program.source,
+            program.headers,
+            program.options,
+        )
             .hash(&mut hasher);
         hasher.finish()
     };

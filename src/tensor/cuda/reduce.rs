@@ -35,9 +35,9 @@ pub(crate) fn reduce(
         (0..x.shape().len()).map(|d| if dims.contains(&d) { 1 } else { x.shape()[d] }).collect();
     let out = match dims.split_last() {
         None => x.to_owned_copy()?,
-        Some(_) if kept.numel() == 0 => Gpu::of(x)?.stale(x.dtype(), kept.clone())?,
+        Some(_) if kept.numel() == 0 => Gpu::of(x)?.uninit(x.dtype(), kept.clone())?,
         Some(_) if x.numel() == 0 => {
-            let mut out = Gpu::of(x)?.stale(x.dtype(), kept.clone())?;
+            let mut out = Gpu::of(x)?.uninit(x.dtype(), kept.clone())?;
             super::fill(&mut out, if op == ReduceOp::Sum { 0.0 } else { op.identity(x.dtype()) })?;
             out
         }
@@ -186,7 +186,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: 
     let spread = Spread::new(n, lines, busy, worker);
     let mut shape = x.shape().clone();
     shape[dim] = 1 << spread.split;
-    let mut out = gpu.stale(if spread.split > 0 { wide(to) } else { to }, shape)?;
+    let mut out = gpu.uninit(if spread.split > 0 { wide(to) } else { to }, shape)?;
     let others = (0..x.shape().len()).filter(|&d| d != dim);
     let nest = Nest::new(others.map(|d| (x.shape()[d], x.strides()[d], out.strides()[d])));
     // In a contiguous copy a dim is either a row or a column among its neighbours.

@@ -78,5 +78,5 @@ impl Rows {
 pub(crate) fn statistic(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let mut shape = x.shape().clone();
     *shape.last_mut().expect("operators over rows refuse a tensor without dims") = 1;
-    if x.numel() == 0 { gpu.zeros(wide(x.dtype()), shape) } else { gpu.stale(wide(x.dtype()), shape) }
+    if x.numel() == 0 { gpu.zeros(wide(x.dtype()), shape) } else { gpu.uninit(wide(x.dtype()), shape) }
 }

@@ -17,7 +17,7 @@ const PIECE_BYTES: usize = 32 << 20;
 /// # Errors
 /// A device without room; the driver's failures.
 pub(crate) fn upload(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
-    let mut out = gpu.stale(x.dtype(), x.shape().clone())?;
+    let mut out = gpu.uninit(x.dtype(), x.shape().clone())?;
     let at = out.device_address().expect("made on a device");
     // SAFETY: the tensor is fresh and as large, and its block is kept in stream order.
     unsafe { to_device(gpu.stream(), at, x.as_bytes()?) }?;
@@ -31,7 +31,7 @@ pub(crate) fn upload(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
 /// What kernels have reported; the driver's failures.
 pub(crate) fn download(x: &Tensor) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
-    let mut out = Tensor::stale(x.dtype(), x.shape().clone());
+    let mut out = Tensor::uninit(x.dtype(), x.shape().clone());
     let block = x.device_block().expect("on a device");
     block.read_by(gpu.stream()).map_err(|e| gpu.stream().device.error("to_host", &e))?;
     // SAFETY: the block of `x` holds the bytes, and `x` outlives the call.

@@ -3,7 +3,9 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use isoshard::tensor::cuda::{self, Address, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle};
+use isoshard::tensor::cuda::{
+    self, Address, Copy, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle,
+};
 
 use super::program::{Function, Program};
 use super::queue::Task;
@@ -14,8 +16,8 @@ const BAD_HANDLE: &str = "CUDA_ERROR_INVALID_HANDLE";
 
 // SAFETY: blocks are allocated until they are freed, and all that is done with them is what the calls say.
 unsafe impl Driver for Shim {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
     }
 
     fn bind(&self) -> DriverResult<()> {
@@ -24,14 +26,14 @@ unsafe impl Driver for Shim {
 
     fn memory(&self) -> DriverResult<(usize, usize)> {
         self.enter("memory")?;
-        let total = self.facts.total_bytes;
+        let total = self.properties.total_bytes;
         Ok((total - lock(&self.memory).device_bytes, total))
     }
 
     fn alloc(&self, bytes: usize) -> DriverResult<Address> {
         self.enter("alloc")?;
         let mut memory = lock(&self.memory);
-        let free = self.facts.total_bytes - memory.device_bytes;
+        let free = self.properties.total_bytes - memory.device_bytes;
         match bytes {
             0 => Err(refusal("alloc", INVALID, "0 bytes")),
             _ if bytes > free => {
@@ -195,7 +197,7 @@ unsafe impl Driver for Shim {
         let function = lock(&self.functions).get((function as usize).wrapping_sub(1)).copied();
         let function = function.ok_or_else(|| refusal("launch", BAD_HANDLE, "there is no such function"))?;
         let sizes = function.parameters();
-        legal(&function, grid, sizes.len(), arguments.len(), self.facts.shared_bytes)
+        legal(&function, grid, sizes.len(), arguments.len(), self.properties.shared_bytes)
             .map_err(|why| refusal("launch", INVALID, &format!("{}: {why}", function.name())))?;
         let copy = |(&from, &bytes): (&*mut c_void, &usize)| {
             let mut argument = vec![0u128; bytes.div_ceil(16)];

@@ -61,7 +61,7 @@ impl Scene {
             let mut bytes = x.local().contiguous()?.as_bytes()?.to_vec();
             change(&mut bytes[at * each..(at + 1) * each]);
             let local = from_bytes(*dtype, x.local().shape(), &bytes)?;
-            x.facts().spec().region().runs(shape, |global, from, len| {
+            x.tensor_meta().spec().region().runs(shape, |global, from, len| {
                 if (from..from + len).contains(&at) {
                     let linear = global as usize + at - from;
                     index = vec![linear / shape[1], linear % shape[1]];
@@ -144,7 +144,7 @@ fn no_number_in_one_shard() {
             Ok((
                 check_finite(&named(&tensors), step).map_err(|e| e.to_string()),
                 index,
-                named(&tensors)[shared.which].1.to_string(),
+                named(&tensors)[shared.which].1.spec().to_string(),
             ))
         });
         let found = found.unwrap();

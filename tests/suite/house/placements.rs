@@ -1,8 +1,8 @@
-//! A placement that some decision does not know must not compile: whoever decides by `Placement` or `Slot` names all of them.
+//! A placement that some decision does not know must not compile: whoever decides by `Placement` or `AxisPlacement` names all of them.
 
 use super::source::{product_code, sources};
 
-const KINDS: [&str; 2] = ["Placement::", "Slot::"];
+const KINDS: [&str; 2] = ["Placement::", "AxisPlacement::"];
 
 #[test]
 fn decisions_by_placement_name_every_placement() {
@@ -10,7 +10,7 @@ fn decisions_by_placement_name_every_placement() {
     for source in sources() {
         // Other enums of that name have placements of their own.
         if !["placement", "ops", "dtensor", "nn", "optim"].contains(&source.module().as_str())
-            || source.code.contains("enum Slot") && !source.path.ends_with("ops/row.rs")
+            || source.code.contains("enum AxisPlacement") && !source.path.ends_with("ops/row.rs")
         {
             continue;
         }
@@ -30,10 +30,10 @@ fn every_silent_form_is_seen() {
     for (code, why) in [
         ("matches!(p, Placement::Shard(_))", "matches!"),
         ("if let Placement::Shard(d) = p {}", "let"),
-        ("let Some(Slot::S(d)) = p else { return };", "let"),
+        ("let Some(AxisPlacement::S(d)) = p else { return };", "let"),
         ("p == Placement::Replicate", "comparison"),
-        ("*s != Slot::R", "comparison"),
-        ("row.contains(&Slot::Ragged)", "comparison"),
+        ("*s != AxisPlacement::R", "comparison"),
+        ("row.contains(&AxisPlacement::Ragged)", "comparison"),
         ("use Placement::{Shard, Partial};", "import"),
         ("match p { Placement::Shard(d) => f(|_| 1), _ => 2 }", "wildcard"),
         ("match p { Placement::Shard(d) => { g() } other => other.clone() }", "wildcard"),
@@ -42,7 +42,7 @@ fn every_silent_form_is_seen() {
             "wildcard",
         ),
         (
-            "match p { Slot::R | Slot::S(_) if _x => 1, rest if rest.is() => 2, Slot::Ragged => 3 }",
+            "match p { AxisPlacement::R | AxisPlacement::S(_) if _x => 1, rest if rest.is() => 2, AxisPlacement::Ragged => 3 }",
             "wildcard",
         ),
     ] {

@@ -72,7 +72,7 @@ impl MpiChannel {
         // Each begins with its neighbour, so that not all send to one.
         let others = || (1..n).map(|k| (me + k) % n);
         let tag = self.group.tag(call, number, None);
-        let room = |i: usize| Tensor::stale(call.dtype, call.incoming[i].clone());
+        let room = |i: usize| Tensor::uninit(call.dtype, call.incoming[i].clone());
         match call.route {
             Route::Gather => {
                 let from = (0..n).filter(|&i| i != me);

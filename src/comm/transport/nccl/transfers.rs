@@ -52,7 +52,7 @@ impl TransferPlan {
                 p.receive_all(shapes, call.outgoing[me].clone())?
             }
             Route::Broadcast { root } => {
-                let x = if root == me { outgoing(0)? } else { gpu.stale(call.dtype, shapes[0].clone())? };
+                let x = if root == me { outgoing(0)? } else { gpu.uninit(call.dtype, shapes[0].clone())? };
                 if x.len_bytes() > 0 && !group.alone {
                     let (at, bytes) = (p.uses(&x)?, x.len_bytes());
                     p.transfers.push(StreamTransfer::Broadcast { at, bytes, root });
@@ -124,7 +124,7 @@ impl TransferPlanner<'_> {
     }
 
     fn receive(&mut self, shape: &Shape, from: usize) -> Result<Tensor> {
-        let x = self.gpu.stale(self.dtype, shape.clone())?;
+        let x = self.gpu.uninit(self.dtype, shape.clone())?;
         let bytes = x.len_bytes();
         if bytes > 0 {
             let at = self.uses(&x)?;
@@ -142,7 +142,7 @@ impl TransferPlanner<'_> {
     /// Equal parts of all members side by side: views of one tensor.
     fn gather(&mut self, own: &Tensor, n: usize) -> Result<Vec<Tensor>> {
         let shape: Shape = std::iter::once(n).chain(own.shape().iter().copied()).collect();
-        let all = self.gpu.stale(own.dtype(), shape)?;
+        let all = self.gpu.uninit(own.dtype(), shape)?;
         let bytes = own.len_bytes();
         if bytes > 0 {
             let (from, at) = (self.uses(own)?, self.uses(&all)?);

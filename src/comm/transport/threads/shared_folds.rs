@@ -114,7 +114,7 @@ impl SharedFolds {
 
 impl SharedFold {
     fn new(reduce: &Reduce, part: usize, dtype: DType) -> SharedFold {
-        let mut out = Tensor::stale(dtype, reduce.out_shape());
+        let mut out = Tensor::uninit(dtype, reduce.out_shape());
         let at = FirstByte(out.bytes_mut().as_mut_ptr());
         let chunk_len = CHUNK_BYTES / dtype.size_bytes();
         let empty = reduce.order.outs_len() == 0;
@@ -168,7 +168,7 @@ impl ReusedResult {
             is_fresh = true;
             let fits =
                 |last: &mut Tensor| last.dtype() == dtype && *last.shape() == shape && last.is_unique();
-            last.take_if(fits).unwrap_or_else(|| Tensor::stale(dtype, shape))
+            last.take_if(fits).unwrap_or_else(|| Tensor::uninit(dtype, shape))
         })?;
         // A result that was not folded is a member's own tensor.
         if is_fresh && out.len_bytes() <= REUSED_BYTES {

@@ -67,7 +67,7 @@ pub(super) struct Scratch<T>(Tensor, std::marker::PhantomData<T>);
 
 impl<T: Gemm> Scratch<T> {
     pub(super) fn new(len: usize) -> Self {
-        Scratch(Tensor::stale(T::DTYPE, [len]), std::marker::PhantomData)
+        Scratch(Tensor::uninit(T::DTYPE, [len]), std::marker::PhantomData)
     }
 
     pub(super) fn get(&mut self) -> &mut [T] {

@@ -20,7 +20,7 @@ impl CausalAttention<'_> {
     ) -> Result<Tensor> {
         let ([b, h, tq, d], dv) = (extents(q), v.shape()[3]);
         let kind = Kind::of(self.verb, gpu, q.dtype(), d.max(dv), Pass::Forward)?;
-        let mut o = gpu.stale(kind.dtype, [b, tq, h, dv])?;
+        let mut o = gpu.uninit(kind.dtype, [b, tq, h, dv])?;
         let [q, k, v] = kind.operands([q, k, v])?;
         let call = self.call([&q, &k, &v], None)?;
         let dims = [d, dv].map(|d| DimArg::new(d, kind.chunk));
@@ -67,14 +67,14 @@ impl CausalAttention<'_> {
         let chunks = dims.map(|dim| dim.chunks as usize);
         let (shared_bytes, resident) = (kind.shared_bytes(Pass::Backward), kind.resident);
 
-        let mut dq = gpu.stale(kind.dtype, [b, tq, h, d])?;
+        let mut dq = gpu.uninit(kind.dtype, [b, tq, h, d])?;
         let items = b * h * query_blocks(&call);
         let (mut stack, blocks) = kind.stack(gpu, items, chunks[0], call.levels as usize, resident)?;
         let grid = [blocks as u32, chunks[0] as u32, 1];
         launch(kind.dq)?.write(&mut dq).write(&mut stack).run(grid, THREADS, shared_bytes)?;
 
         let [mut dk, mut dvs] =
-            [gpu.stale(kind.dtype, [b, keys, groups, d])?, gpu.stale(kind.dtype, [b, keys, groups, dv])?];
+            [gpu.uninit(kind.dtype, [b, keys, groups, d])?, gpu.uninit(kind.dtype, [b, keys, groups, dv])?];
         let (items, chunks) = (b * groups * keys.div_ceil(64), chunks[0].max(chunks[1]));
         let (mut stack, blocks) = kind.stack(gpu, items, chunks, 2 * call.levels as usize, resident)?;
         let grid = [blocks as u32, chunks as u32, 1];
@@ -140,7 +140,7 @@ impl Kind {
         };
         let wide = Kind { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
         let any = Kind { stem: "any", dq: "any_dq", dkv: "any_dkv", resident: 1, ..narrow };
-        let fits = |kind: &Kind| kind.shared_bytes(pass) + 8192 <= gpu.facts().shared_bytes;
+        let fits = |kind: &Kind| kind.shared_bytes(pass) + 8192 <= gpu.properties().shared_bytes;
         match given {
             _ if d > 1024 => {
                 let rule = "is not built for vectors of more than 1024 elements on a device";
@@ -182,7 +182,7 @@ impl Kind {
     ) -> Result<(Tensor, usize)> {
         let blocks = items.min(resident * gpu.multiprocessors() as usize);
         let dtype = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        Ok((gpu.stale(dtype, [blocks * chunks, levels, ROWS, self.chunk])?, blocks))
+        Ok((gpu.uninit(dtype, [blocks * chunks, levels, ROWS, self.chunk])?, blocks))
     }
 
     /// A block's tiles in shared memory.

@@ -13,7 +13,7 @@ impl CausalAttention<'_> {
         let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
         // A running maximum of scores is that of their products with a positive scale alone.
         let positive = self.scale > 0.0;
-        if self.exact || !half || !whole || !positive || gpu.facts().capability.0 < 8 {
+        if self.exact || !half || !whole || !positive || gpu.properties().capability.0 < 8 {
             return None;
         }
         KINDS.into_iter().find(|kind| d.max(dv) <= kind.d)
@@ -29,7 +29,7 @@ impl CausalAttention<'_> {
     ) -> Result<Tensor> {
         let [q, k, v] = aligned(ins)?;
         let ([b, h, tq, d], dv) = (extents(&q), v.shape()[3]);
-        let mut o = gpu.stale(q.dtype(), [b, tq, h, dv])?;
+        let mut o = gpu.uninit(q.dtype(), [b, tq, h, dv])?;
         let launch = gpu.kernel("attention_fast", kind.stem, q.dtype())?;
         let launch = launch.arg(self.call([&q, &k, &v], None)?).arg(d as u32).arg(dv as u32);
         let blocks = b * h * tq.div_ceil(FORWARD_ROWS);
@@ -56,11 +56,11 @@ impl CausalAttention<'_> {
             Ok::<_, Error>(launch.read(lse).read(delta))
         };
         let shared_bytes = kind.shared_bytes(2 * BACKWARD_ROWS);
-        let mut dq = gpu.stale(q.dtype(), [b, tq, h, d])?;
+        let mut dq = gpu.uninit(q.dtype(), [b, tq, h, d])?;
         let blocks = b * h * tq.div_ceil(BACKWARD_ROWS);
         launch(kind.dq)?.write(&mut dq).run(blocks as u32, THREADS, shared_bytes)?;
         let [mut dk, mut dvs] =
-            [gpu.stale(k.dtype(), [b, keys, groups, d])?, gpu.stale(v.dtype(), [b, keys, groups, dv])?];
+            [gpu.uninit(k.dtype(), [b, keys, groups, d])?, gpu.uninit(v.dtype(), [b, keys, groups, dv])?];
         let blocks = b * groups * keys.div_ceil(BACKWARD_ROWS);
         launch(kind.dkv)?.write(&mut dk).write(&mut dvs).run(blocks as u32, THREADS, shared_bytes)?;
         Ok([dq, dk, dvs])

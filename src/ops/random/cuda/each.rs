@@ -40,7 +40,7 @@ pub(crate) fn draw_each(
         Parameters::Gamma => ("gamma", "gamma_each", from, from, 1),
         Parameters::Poisson(dtype) => ("poisson", "poisson_each", dtype, dtype, 1),
     };
-    let mut out = gpu.stale(dtype, params.shape())?;
+    let mut out = gpu.uninit(dtype, params.shape())?;
     for place in Place::all(region, global, per)? {
         let mut launch = gpu.kernel(file, stem, of)?.read(&params);
         if let Parameters::Poisson(_) = what {

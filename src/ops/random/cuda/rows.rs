@@ -24,7 +24,7 @@ pub(crate) fn multinomial(
     outs: (&Shape, &Region),
 ) -> Result<Tensor> {
     let (gpu, weights) = (Gpu::of(weights)?, weights.contiguous()?);
-    let mut out = gpu.stale(DType::I64, outs.1.local.clone())?;
+    let mut out = gpu.uninit(DType::I64, outs.1.local.clone())?;
     let last = |shape: &Shape| shape.last().map_or(1, |&n| n as u64);
     let (k, samples) = (last(ins.0), last(outs.0));
     if out.numel() == 0 {
@@ -35,7 +35,7 @@ pub(crate) fn multinomial(
             let rows = place.numel() / samples;
             let room = (SCRATCH_BYTES / (8 * WARPS * k.max(1))).max(1);
             let blocks = rows.div_ceil(WARPS).min(room).min(u64::from(gpu.multiprocessors()) * 8);
-            let mut sums = gpu.stale(DType::F64, [(blocks * WARPS * k) as usize])?;
+            let mut sums = gpu.uninit(DType::F64, [(blocks * WARPS * k) as usize])?;
             let launch = gpu.kernel("multinomial", "with_replacement", weights.dtype())?;
             let launch = launch.read(&weights).write(&mut out).write(&mut sums);
             let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(rows).arg(k).arg(samples).faults();
@@ -52,8 +52,8 @@ pub(crate) fn multinomial(
         let rows = place.numel() / k;
         let room = (SCRATCH_BYTES / (12 * len)).max(1);
         let blocks = rows.min(room).min(u64::from(gpu.multiprocessors()) * 2);
-        let mut keys = gpu.stale(DType::I64, [(blocks * len) as usize])?;
-        let mut categories = gpu.stale(DType::I32, [(blocks * len) as usize])?;
+        let mut keys = gpu.uninit(DType::I64, [(blocks * len) as usize])?;
+        let mut categories = gpu.uninit(DType::I32, [(blocks * len) as usize])?;
         let launch = gpu.kernel("multinomial", "without", weights.dtype())?;
         let launch = launch.read(&weights).write(&mut out).write(&mut keys).write(&mut categories);
         let launch = launch.arg(place).arg(DrawArg::from(draw)).arg(rows);
@@ -69,12 +69,12 @@ pub(crate) fn multinomial(
 /// A device without room, a launch that fails.
 pub(crate) fn shuffle(draw: Draw, x: &Tensor, dim: usize, inverse: bool) -> Result<Tensor> {
     let (gpu, x) = (Gpu::of(x)?, x.contiguous()?);
-    let mut out = gpu.stale(x.dtype(), x.shape())?;
+    let mut out = gpu.uninit(x.dtype(), x.shape())?;
     if out.numel() == 0 {
         return Ok(out);
     }
     let len = x.shape()[dim];
-    let mut order = gpu.stale(DType::I64, [len])?;
+    let mut order = gpu.uninit(DType::I64, [len])?;
     write_order(&Permutation::new(draw, len as u64), &Region::whole(&[len].into()), &mut order)?;
     // Elements move untouched, in the largest units that places and addresses are multiples of.
     let row_bytes = (x.shape()[dim + 1..].iter().product::<usize>() * x.dtype().size_bytes()) as u64;

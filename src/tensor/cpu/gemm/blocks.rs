@@ -5,7 +5,7 @@
 //! A contraction longer than a block is evaluated block by block; the finished blocks of all rows and columns lie on
 //! a stack of their own, and are joined as the tree says.
 
-use super::super::real::{Lane, Real};
+use super::super::real::{Real, Widen};
 use super::super::simd::Isa;
 use super::contraction::{Block, Contraction};
 use super::matrix::MatRef;
@@ -38,7 +38,7 @@ pub(super) fn block_len<T>() -> usize {
 ///
 /// # Safety
 /// `sink`'s result has the product's shape, and nobody else reads or writes it.
-pub(super) unsafe fn run<E: Lane<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
+pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
     let (m, k) = job.a.shape();
     let n = job.b.shape().1;
     assert_eq!(job.b.shape().0, k, "inner extents");
@@ -103,7 +103,7 @@ struct Panel<T> {
     step: usize,
 }
 
-impl<E: Lane<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
+impl<E: Widen<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
     /// One block of the contraction.
     ///
     /// # Safety

@@ -1,11 +1,11 @@
 //! Operands made ready for tiles: widened, gathered, turned; or taken as they lie.
 
-use super::super::real::Lane;
+use super::super::real::Widen;
 use super::matrix::MatRef;
 use super::transpose::TransposeFn;
 
 /// The elements as the type they are computed in, if that is theirs.
-pub(super) fn native<E: Lane>(x: MatRef<'_, E>) -> Option<MatRef<'_, E::Wide>> {
+pub(super) fn native<E: Widen>(x: MatRef<'_, E>) -> Option<MatRef<'_, E::Wide>> {
     E::NATIVE.then(|| x.with_data(E::load(x.data(), &mut [])))
 }
 
@@ -24,7 +24,7 @@ pub(super) fn packed_rows_len(rows: usize, k: usize, panel: usize) -> usize {
 }
 
 /// Widens rows into panels of `panel`. Lines that lie along the contraction stay lines; else a panel's rows lie side by side.
-pub(super) fn pack_rows<E: Lane>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::Wide]) -> Rows<E::Wide> {
+pub(super) fn pack_rows<E: Widen>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::Wide]) -> Rows<E::Wide> {
     let ((m, k), (row_step, step)) = (a.shape(), a.strides());
     assert!(dst.len() >= packed_rows_len(m, k, panel));
     if step == 1 {
@@ -51,7 +51,7 @@ pub(super) fn pack_rows<E: Lane>(a: MatRef<'_, E>, panel: usize, dst: &mut [E::W
 }
 
 /// Packs columns, which then lie side by side, `step` to the next index of the contraction; zeros fill up the step.
-pub(super) fn pack_cols<E: Lane>(
+pub(super) fn pack_cols<E: Widen>(
     b: MatRef<'_, E>,
     step: usize,
     transpose: TransposeFn<E::Wide>,
@@ -86,7 +86,7 @@ pub(super) fn pack_cols<E: Lane>(
 }
 
 /// Columns whose elements lie side by side, widened a stretch at a time.
-fn turn_widened<E: Lane>(
+fn turn_widened<E: Widen>(
     b: MatRef<'_, E>,
     step: usize,
     transpose: TransposeFn<E::Wide>,

@@ -1,6 +1,6 @@
 //! Products of matrices in buffers.
 
-use super::super::real::{Lane, Num, Real};
+use super::super::real::{Num, Real, Widen};
 use super::super::simd::Isa;
 use super::blocks::{Job, block_len};
 use super::contraction::Contraction;
@@ -50,7 +50,7 @@ pub(super) unsafe fn multiply<E, S>(
     strides: (usize, usize),
     sink: impl FnOnce((usize, usize), bool) -> S,
 ) where
-    E: Lane<Wide: Gemm>,
+    E: Widen<Wide: Gemm>,
     S: Sink<E::Wide>,
 {
     let ((m, k), n) = (a.shape(), b.shape().1);
@@ -82,7 +82,7 @@ pub(super) fn contraction_len(extents: &[usize]) -> Option<usize> {
 }
 
 /// True where the transposed product wastes fewer lanes, or only its columns lie side by side.
-fn wants_turning<E: Lane<Wide: Gemm>>((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
+fn wants_turning<E: Widen<Wide: Gemm>>((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
     let lanes = E::Wide::kernels(Isa::current()).lanes;
     let (straight, turned) = (m * n.next_multiple_of(lanes), n * m.next_multiple_of(lanes));
     if cs != 1 && rs == 1 { 2 * turned <= 3 * straight } else { 3 * turned <= 2 * straight }

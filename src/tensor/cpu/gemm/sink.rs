@@ -1,6 +1,6 @@
 //! Where finished sums go.
 
-use super::super::real::{Lane, Num, Real};
+use super::super::real::{Num, Real, Widen};
 use super::super::simd::{Kernel, dispatch};
 
 /// A function that finishes an element on its way to memory. Implement `apply` `#[inline(always)]`.
@@ -90,7 +90,7 @@ pub(super) struct Finish<'a, E, F> {
 unsafe impl<E: Sync, F: Sync> Sync for Finish<'_, E, F> {}
 
 // SAFETY: tiles are never stored as they come.
-unsafe impl<E: Lane<Wide: Real>, F: UnaryF + Sync> Sink<E::Wide> for Finish<'_, E, F> {
+unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Sink<E::Wide> for Finish<'_, E, F> {
     fn direct(&self) -> Option<Direct<E::Wide>> {
         None
     }
@@ -100,7 +100,7 @@ unsafe impl<E: Lane<Wide: Real>, F: UnaryF + Sync> Sink<E::Wide> for Finish<'_, 
     }
 }
 
-struct FinishTile<'a, 'b, E: Lane, F> {
+struct FinishTile<'a, 'b, E: Widen, F> {
     finish: &'a Finish<'b, E, F>,
     at: (usize, usize),
     shape: (usize, usize),
@@ -108,7 +108,7 @@ struct FinishTile<'a, 'b, E: Lane, F> {
     step: usize,
 }
 
-impl<E: Lane<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
+impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
@@ -121,7 +121,7 @@ impl<E: Lane<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
     }
 }
 
-impl<E: Lane<Wide: Real>, F: UnaryF> FinishTile<'_, '_, E, F> {
+impl<E: Widen<Wide: Real>, F: UnaryF> FinishTile<'_, '_, E, F> {
     /// The first `len` values, with room for as many that are rounded.
     #[inline(always)]
     fn steps(&mut self, len: usize, (narrow, wide): (&mut [E], &mut [E::Wide])) {
@@ -166,7 +166,7 @@ impl<E: Lane<Wide: Real>, F: UnaryF> FinishTile<'_, '_, E, F> {
 
 /// To `E` and back.
 #[inline(always)]
-fn round<E: Lane<Wide: Real>>(values: &mut [E::Wide], narrow: &mut [E], wide: &mut [E::Wide]) {
+fn round<E: Widen<Wide: Real>>(values: &mut [E::Wide], narrow: &mut [E], wide: &mut [E::Wide]) {
     if !E::NATIVE {
         E::store(narrow, wide, |dst| dst.copy_from_slice(values));
         E::widen_into(narrow, values);

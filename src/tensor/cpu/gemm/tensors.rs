@@ -1,7 +1,7 @@
 //! Products of tensors.
 
 use super::super::as_elements_mut;
-use super::super::real::{Lane, Num, Real};
+use super::super::real::{Num, Real, Widen};
 use super::matrix::MatRef;
 use super::product::{Gemm, contraction_len, multiply};
 use super::sink::{Finish, Plain, UnaryF};
@@ -79,11 +79,11 @@ fn gemm_as<E, F>(
     f: Option<F>,
 ) -> Result<Tensor>
 where
-    E: Lane<Wide: Gemm>,
+    E: Widen<Wide: Gemm>,
     F: UnaryF + Sync,
 {
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
-    let mut out = Tensor::stale(E::DTYPE, [batch, m, n]);
+    let mut out = Tensor::uninit(E::DTYPE, [batch, m, n]);
     if out.numel() == 0 {
         return Ok(out);
     }

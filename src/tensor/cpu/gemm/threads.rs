@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::super::real::{Lane, Real};
+use super::super::real::{Real, Widen};
 use super::super::simd::{Isa, with_isa};
 use super::blocks::{Job, run};
 use super::sink::{Direct, Sink};
@@ -36,7 +36,7 @@ pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
 ///
 /// # Safety
 /// As [`run`].
-pub(super) unsafe fn run_on_threads<E: Lane<Wide = T>, T: Real + Tiled>(
+pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
     job: &Job<'_, E>,
     sink: &dyn Sink<T>,
 ) {

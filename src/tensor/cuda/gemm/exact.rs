@@ -118,11 +118,11 @@ pub(super) fn multiply(
         whole_vectors: u32::from(!plan.turned && n.is_multiple_of(vector)),
     };
     let in_parts = of.parts_len > 1;
-    let mut sums = in_parts.then(|| gpu.stale(wide_dtype, [of.parts_len, total])).transpose()?;
+    let mut sums = in_parts.then(|| gpu.uninit(wide_dtype, [of.parts_len, total])).transpose()?;
     let blocks =
         if plan.far_slots > 0 { plan.most_blocks.min(items as usize) } else { items as usize } as u32;
     let far_len = blocks as usize * plan.far_slots * tiling.rows * tiling.cols;
-    let mut far = (far_len > 0).then(|| gpu.stale(wide_dtype, [far_len])).transpose()?;
+    let mut far = (far_len > 0).then(|| gpu.uninit(wide_dtype, [far_len])).transpose()?;
     gpu.kernel(file(a.dtype()), tiling.stem, a.dtype())?
         .read(left.0)
         .read(right.0)
@@ -207,8 +207,8 @@ fn prepared(gpu: &Gpu, dtype: DType, extents: Extents, tree: &[usize]) -> Result
 
 fn prepare(gpu: &Gpu, dtype: DType, extents: Extents, tree: &[usize]) -> Result<Prepared> {
     let tree = Tree::new(tree);
-    let facts = gpu.stream().device.driver.facts();
-    let plan = plan::plan(facts, dtype, extents, (tree.full_depth(), tree.deepest()));
+    let properties = gpu.stream().device.driver.properties();
+    let plan = plan::plan(properties, dtype, extents, (tree.full_depth(), tree.deepest()));
     let leaf = |l: &super::tree::Leaf| (l.len | l.merges << 8 | l.depth << 16) as i32;
     let leaves: Vec<i32> = tree.leaves.iter().map(leaf).collect();
     let parts = tree.parts(plan.part_depth);

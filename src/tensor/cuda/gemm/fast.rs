@@ -37,7 +37,7 @@ pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> R
     };
     let fail = |e| device.error("matmul", &e);
     let Some(bytes) = blas.room_bytes(&product).map_err(fail)? else { return Ok(false) };
-    let room = (bytes > 0).then(|| gpu.stale(DType::U8, [bytes])).transpose()?;
+    let room = (bytes > 0).then(|| gpu.uninit(DType::U8, [bytes])).transpose()?;
     let room = room.as_ref().and_then(Tensor::device_address).unwrap_or(0);
     for x in [&a, &b] {
         x.device_block().map_or(Ok(()), |block| block.read_by(stream)).map_err(fail)?;

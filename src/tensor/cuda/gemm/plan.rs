@@ -3,7 +3,7 @@
 //! None of it changes a bit: a tile does not know its neighbours, and parts are nodes of the tree.
 
 use crate::tensor::DType;
-use crate::tensor::cuda::Facts;
+use crate::tensor::cuda::DeviceProperties;
 
 /// A tile of `kernels/matmul.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,7 +83,7 @@ pub(super) struct Extents {
 }
 
 /// The plan that is expected to be quickest; `depths` are those of the tree's first whole level and of its deepest leaf.
-pub(super) fn plan(facts: &Facts, dtype: DType, e: Extents, depths: (u32, u32)) -> Plan {
+pub(super) fn plan(properties: &DeviceProperties, dtype: DType, e: Extents, depths: (u32, u32)) -> Plan {
     let large = if dtype == DType::F64 { Tiling::LARGE_F64 } else { Tiling::LARGE };
     let few = [e.m, e.n].into_iter().min().unwrap_or(0);
     let tilings = match few {
@@ -104,7 +104,7 @@ pub(super) fn plan(facts: &Facts, dtype: DType, e: Extents, depths: (u32, u32)) 
                 if part_depth > 0 && parts_bytes > PARTS_BYTES {
                     break;
                 }
-                let time = expected(facts, &tiling, e, turned, part_depth);
+                let time = expected(properties, &tiling, e, turned, part_depth);
                 if time < best.0 {
                     best = (time, tiling, turned, part_depth);
                 }
@@ -115,7 +115,7 @@ pub(super) fn plan(facts: &Facts, dtype: DType, e: Extents, depths: (u32, u32)) 
     let slots = (depths.1 - part_depth) as usize;
     let stage_bytes = tiling.stage_bytes(wide);
     // The driver keeps a kibibyte a block for itself.
-    let room = (facts.shared_bytes / tiling.resident).saturating_sub(1024 + stage_bytes);
+    let room = (properties.shared_bytes / tiling.resident).saturating_sub(1024 + stage_bytes);
     let near_slots = slots.min(room / tiling.slot_bytes(wide));
     Plan {
         tiling,
@@ -124,17 +124,17 @@ pub(super) fn plan(facts: &Facts, dtype: DType, e: Extents, depths: (u32, u32)) 
         near_slots,
         far_slots: slots - near_slots,
         shared_bytes: stage_bytes + near_slots * tiling.slot_bytes(wide),
-        most_blocks: facts.multiprocessors as usize * tiling.resident,
+        most_blocks: properties.multiprocessors as usize * tiling.resident,
     }
 }
 
 /// The expected time, in fused multiply-adds of one multiprocessor.
-fn expected(facts: &Facts, t: &Tiling, e: Extents, turned: bool, part_depth: u32) -> f64 {
+fn expected(properties: &DeviceProperties, t: &Tiling, e: Extents, turned: bool, part_depth: u32) -> f64 {
     // What a multiprocessor writes and reads again of parts in the time of one multiply-add, in elements; and what a launch takes.
     const PARTS_RATE: f64 = 0.05;
     const LAUNCH: f64 = 300_000.0;
     let (m, n) = if turned { (e.n, e.m) } else { (e.m, e.n) };
-    let processors = facts.multiprocessors.max(1) as usize;
+    let processors = properties.multiprocessors.max(1) as usize;
     let blocks = (m.div_ceil(t.rows) * n.div_ceil(t.cols) * e.batch) << part_depth;
     let waves = blocks.div_ceil(processors);
     // Few blocks on a multiprocessor do not hide each other's waiting.
@@ -156,8 +156,8 @@ fn expected(facts: &Facts, t: &Tiling, e: Extents, turned: bool, part_depth: u32
 mod tests {
     use super::*;
 
-    fn h100() -> Facts {
-        Facts {
+    fn h100() -> DeviceProperties {
+        DeviceProperties {
             name: String::new(),
             compiler: String::new(),
             capability: (9, 0),

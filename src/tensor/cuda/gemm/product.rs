@@ -36,7 +36,7 @@ pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize], exact: bool) -> 
     if k == 0 {
         return gpu.zeros(a.dtype(), [batch, m, n]);
     }
-    let mut out = gpu.stale(a.dtype(), [batch, m, n])?;
+    let mut out = gpu.uninit(a.dtype(), [batch, m, n])?;
     if out.numel() == 0 {
         return Ok(out);
     }

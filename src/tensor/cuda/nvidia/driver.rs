@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 use super::blas::CublasLt;
 use super::compiler;
 use crate::tensor::cuda::{
-    Address, Blas, Copy, Driver, DriverError, DriverResult, Facts, Grid, Handle, Program,
+    Address, Blas, Copy, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle, Program,
 };
 
 /// The driver's version from which a function's parameters can be asked for.
@@ -44,7 +44,7 @@ pub(in super::super) fn open(index: usize) -> Result<Arc<dyn Driver>, String> {
 /// One device through NVIDIA's driver, in its primary context.
 #[derive(Debug)]
 struct Nvidia {
-    facts: Facts,
+    properties: DeviceProperties,
     context: usize,
     tells_parameters: bool,
     /// Opened at its first use; none where it is not installed.
@@ -62,7 +62,7 @@ impl Nvidia {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
         );
-        let facts = Facts {
+        let properties = DeviceProperties {
             name: result::device::get_name(device).map_err(of("cuDeviceGetName"))?,
             compiler: match compiler::compiler_version() {
                 Ok(version) => version,
@@ -82,7 +82,7 @@ impl Nvidia {
         // SAFETY: the pointer is valid.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(of("cuDriverGetVersion"))?;
         let tells_parameters = version >= TELLS_PARAMETERS;
-        Ok(Ok(Nvidia { facts, context: context as usize, tells_parameters, blas: OnceLock::new() }))
+        Ok(Ok(Nvidia { properties, context: context as usize, tells_parameters, blas: OnceLock::new() }))
     }
 
     /// Makes this device's context the calling thread's, if another is.
@@ -100,8 +100,8 @@ impl Nvidia {
 
 // SAFETY: all memory comes from the driver, and every call does what the trait says of it.
 unsafe impl Driver for Nvidia {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
     }
 
     fn bind(&self) -> DriverResult<()> {
@@ -214,7 +214,7 @@ unsafe impl Driver for Nvidia {
     }
 
     fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
-        compiler::compile(program, self.facts.capability)
+        compiler::compile(program, self.properties.capability)
     }
 
     fn load(&self, _: &str, image: &[u8]) -> DriverResult<Handle> {
@@ -233,7 +233,7 @@ unsafe impl Driver for Nvidia {
         let fixed = OfFunction::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         // SAFETY: the function was found above.
         let fixed = unsafe { result::function::get_function_attribute(function, fixed) };
-        let room = self.facts.shared_bytes as i32 - fixed.map_err(of("cuFuncGetAttribute"))?;
+        let room = self.properties.shared_bytes as i32 - fixed.map_err(of("cuFuncGetAttribute"))?;
         let most = OfFunction::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: as above.
         unsafe { result::function::set_function_attribute(function, most, room) }

@@ -1,4 +1,4 @@
-//! The four families of variables.
+//! The four launchers of variables.
 
 use super::description::Launch;
 use super::hosts::first_host;
@@ -13,9 +13,9 @@ const FIRST_SPECIAL_STEP: usize = 0xffff_fff0;
 
 /// What the variables say, or none.
 pub(super) fn read(vars: &Vars) -> Result<Option<Launch>> {
-    let families = [torchrun, open_mpi, pmi, slurm];
-    for family in families {
-        if let Some(launch) = family(vars)? {
+    let launchers = [torchrun, open_mpi, pmi, slurm];
+    for launcher in launchers {
+        if let Some(launch) = launcher(vars)? {
             check(&launch)?;
             let (bind, secret) = (vars.address("ISOSHARD_BIND")?, SecretSource::from_vars(vars)?);
             return Ok(Some(Launch { bind, secret, ..launch }));
@@ -24,7 +24,7 @@ pub(super) fn read(vars: &Vars) -> Result<Option<Launch>> {
     Ok(None)
 }
 
-/// A family's numbers, with the names they came by.
+/// A launcher's numbers, with the names they came by.
 struct Numbers {
     rank: usize,
     world_len: usize,

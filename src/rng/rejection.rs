@@ -2,9 +2,9 @@
 //! depends on the neighbours. First tries are computed many at a time, and so are the few that follow.
 
 use super::Draw;
+use super::index_ranges::IndexRanges;
 use super::philox::{self, Blocks};
 use super::sample::PIECE;
-use super::stretches::Stretches;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
 /// Elements computed together: loops over them vectorise.
@@ -82,7 +82,7 @@ pub(super) fn run<M: Method>(
     method: M,
     source: impl Source<M>,
     draw: Draw,
-    at: Stretches<'_>,
+    at: IndexRanges<'_>,
     out: &mut [M::Wide],
 ) {
     dispatch(Run { method, source, draw, at, out });
@@ -92,7 +92,7 @@ struct Run<'a, M: Method, S> {
     method: M,
     source: S,
     draw: Draw,
-    at: Stretches<'a>,
+    at: IndexRanges<'a>,
     out: &'a mut [M::Wide],
 }
 

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use super::facts::Facts;
 use super::redistribute;
 use super::tensor::DTensor;
+use super::tensor_meta::TensorMeta;
 use crate::comm::{Group, Reduce};
 use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor};
@@ -14,7 +14,7 @@ struct Bundle {
     group: Group,
     dtype: DType,
     /// The tensors' places in the call, how each is folded, and what it becomes.
-    members: Vec<(usize, Reduce, Rc<Facts>)>,
+    members: Vec<(usize, Reduce, Rc<TensorMeta>)>,
 }
 
 impl DTensor {
@@ -27,19 +27,19 @@ impl DTensor {
         let mut bundles: Vec<Bundle> = Vec::new();
         let mut done: Vec<Option<DTensor>> = vec![None; xs.len()];
         for (i, x) in xs.iter().enumerate() {
-            let facts = x.mesh.facts_of(x.facts.spec().with_layout(x.layout().reduced())?)?;
-            let m = redistribute::find(&x.mesh, &x.facts, &facts)?;
+            let meta = x.mesh.intern(x.meta.spec().with_layout(x.layout().reduced())?)?;
+            let m = redistribute::find(&x.mesh, &x.meta, &meta)?;
             let Some((group, reduce)) = m.only_all_reduce().filter(|_| x.edge.is_none()) else {
                 done[i] = Some(x.reduce_partial()?);
                 continue;
             };
             let like = |b: &&mut Bundle| b.group.ranks() == group.ranks() && b.dtype == x.local.dtype();
             match bundles.iter_mut().find(like) {
-                Some(bundle) => bundle.members.push((i, reduce.clone(), facts)),
+                Some(bundle) => bundle.members.push((i, reduce.clone(), meta)),
                 None => bundles.push(Bundle {
                     group: group.clone(),
                     dtype: x.local.dtype(),
-                    members: vec![(i, reduce.clone(), facts)],
+                    members: vec![(i, reduce.clone(), meta)],
                 }),
             }
         }
@@ -56,7 +56,7 @@ impl Bundle {
         let total = |member: usize| self.members.iter().map(|(_, r, _)| len(member, r)).sum::<usize>();
         let shapes: Vec<Shape> = (0..self.group.len()).map(|m| [total(m)].into()).collect();
         let device = xs[self.members[0].0].mesh.device();
-        let mut mine = Tensor::stale_on(device, self.dtype, shapes[self.group.index()].clone())?;
+        let mut mine = Tensor::uninit_on(device, self.dtype, shapes[self.group.index()].clone())?;
         let mut at = 0;
         for (i, ..) in &self.members {
             let x = &xs[*i].local;
@@ -65,14 +65,14 @@ impl Bundle {
         }
         let all = self.group.all_gather(&mine, &shapes)?;
         let mut starts = vec![0; self.group.len()];
-        for (i, reduce, facts) in &self.members {
+        for (i, reduce, meta) in &self.members {
             let part = |(member, all): (usize, &Tensor)| {
                 let len = len(member, reduce);
                 starts[member] += len;
                 all.narrow(0, starts[member] - len, len)?.reshape(reduce.part_shape(member))
             };
             let parts = all.iter().enumerate().map(part).collect::<Result<Vec<_>>>()?;
-            done[*i] = Some(DTensor::wrap(&xs[*i].mesh, reduce.fold(&parts)?, facts.clone()));
+            done[*i] = Some(DTensor::wrap(&xs[*i].mesh, reduce.fold(&parts)?, meta.clone()));
         }
         let others = (0..self.group.len()).filter(|m| *m != self.group.index()).map(total).sum::<usize>();
         let bytes = (others * self.dtype.size_bytes()) as u64;

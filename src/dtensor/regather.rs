@@ -4,21 +4,21 @@ use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 
 use super::redistribute;
-use super::tensor::{DTensor, Origin};
+use super::tensor::{DTensor, GatheredFrom};
 use crate::error::Result;
 
 /// How a tensor can be had again after it was let go of, while a tape remembers it.
 #[derive(Clone)]
-pub(crate) struct Again(Weak<Origin>);
+pub(crate) struct Regather(Weak<GatheredFrom>);
 
 impl DTensor {
     /// `gathered`, which is this tensor redistributed, marked so that the backward pass gathers it again instead of
     /// keeping it; `before` are tensors so marked that ran earlier and will be needed next.
-    pub(crate) fn gathered_again(&self, gathered: DTensor, before: &[Again]) -> DTensor {
+    pub(crate) fn regathered(&self, gathered: DTensor, before: &[Regather]) -> DTensor {
         let before = before.iter().map(|a| a.0.clone()).collect();
-        let origin = Origin {
+        let origin = GatheredFrom {
             shard: self.detach(),
-            facts: gathered.facts.clone(),
+            meta: gathered.meta.clone(),
             flight: RefCell::new(None),
             before,
         };
@@ -26,12 +26,12 @@ impl DTensor {
     }
 
     /// How this tensor can be had again, if it was marked so.
-    pub(crate) fn again(&self) -> Option<Again> {
-        self.origin.as_ref().map(|o| Again(Rc::downgrade(o)))
+    pub(crate) fn regather(&self) -> Option<Regather> {
+        self.origin.as_ref().map(|o| Regather(Rc::downgrade(o)))
     }
 }
 
-impl Origin {
+impl GatheredFrom {
     pub(super) fn value(&self) -> Result<DTensor> {
         for earlier in self.before.iter().filter_map(Weak::upgrade) {
             earlier.prefetch()?;
@@ -39,7 +39,7 @@ impl Origin {
         self.prefetch()?;
         let flight = self.flight.borrow_mut().take().expect("just prefetched");
         let local = flight.finish(&self.shard.mesh)?;
-        Ok(DTensor::wrap(&self.shard.mesh, local, self.facts.clone()))
+        Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()))
     }
 
     fn prefetch(&self) -> Result<()> {
@@ -47,7 +47,7 @@ impl Origin {
         if flight.is_none() {
             let mesh = &self.shard.mesh;
             *flight = Some(
-                redistribute::find(mesh, &self.shard.facts, &self.facts)?
+                redistribute::find(mesh, &self.shard.meta, &self.meta)?
                     .start(mesh, self.shard.local.clone())?,
             );
         }
@@ -69,16 +69,16 @@ mod tests {
             let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
             let shard = |_| DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad();
             let leaves: Vec<DTensor> = (0..2).map(shard).collect::<Result<_>>()?;
-            let gather = |k: usize, before: &[Again]| -> Result<DTensor> {
+            let gather = |k: usize, before: &[Regather]| -> Result<DTensor> {
                 let leaf: &DTensor = &leaves[k];
-                Ok(leaf.gathered_again(leaf.redistribute("(R)".parse()?)?, before))
+                Ok(leaf.regathered(leaf.redistribute("(R)".parse()?)?, before))
             };
             let first = gather(0, &[])?;
-            let second = gather(1, &[first.again().expect("marked")])?;
+            let second = gather(1, &[first.regather().expect("marked")])?;
             let product = first.mul(&second)?;
             let (first, second) =
                 [first, second].map(|t| Rc::downgrade(t.origin.as_ref().expect("marked"))).into();
-            let flying = |o: &Weak<Origin>| o.upgrade().map(|o| o.flight.borrow().is_some());
+            let flying = |o: &Weak<GatheredFrom>| o.upgrade().map(|o| o.flight.borrow().is_some());
             assert_eq!((flying(&first), flying(&second)), (Some(false), Some(false)), "the tape holds both");
             second.upgrade().expect("held").value()?;
             assert_eq!(

@@ -1,7 +1,7 @@
 //! The terms of a sum in parts: which of them each rank has added up, as finished nodes of the summation tree.
 //!
 //! A `Partial` sum that an operator makes in exact mode comes from cutting the dims summed over: each rank has a box of
-//! the terms' indices. The tree over those indices (see [`Node`]) does not depend on the mesh, so what a rank can finish by
+//! the terms' indices. The tree over those indices (see [`TreeNode`]) does not depend on the mesh, so what a rank can finish by
 //! itself is the *forest* of the largest nodes inside its box: one node where the cut falls on the tree, a few where it
 //! falls between, none for an empty box. Ranks hold one tensor for each node, and adding them up in the tree's order
 //! gives the bits that one rank gives.
@@ -17,7 +17,7 @@ use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
 
 /// The terms of a sum in parts, and who has added up which.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Terms {
+pub struct ReductionTree {
     /// The extents of the dims summed over, outermost first.
     pub extents: Shape,
     /// The form of the tree's leaves.
@@ -34,17 +34,17 @@ pub struct Terms {
 /// leaves, which continue as [`Leaf`] says. What lies below a node depends on its lengths alone, so evaluated apart it has
 /// the bits that it has inside the whole.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Node {
+pub struct TreeNode {
     /// The first index.
     pub start: Dims,
     /// The number of indices along each dim.
     pub len: Dims,
 }
 
-impl Node {
+impl TreeNode {
     /// The root over dims of these extents.
-    pub fn root(extents: &[usize]) -> Node {
-        Node { start: Dims::from_elem(0, extents.len()), len: extents.into() }
+    pub fn root(extents: &[usize]) -> TreeNode {
+        TreeNode { start: Dims::from_elem(0, extents.len()), len: extents.into() }
     }
 
     /// The number of terms.
@@ -53,11 +53,11 @@ impl Node {
     }
 
     /// The two nodes below this one; none for a leaf, and for an empty range.
-    pub fn halves(&self, leaf: Leaf) -> Option<(Node, Node)> {
+    pub fn halves(&self, leaf: Leaf) -> Option<(TreeNode, TreeNode)> {
         if self.numel() < 2 {
             return None;
         }
-        let d = self.len.iter().position(|&n| n > 1).expect("two terms lie along some dim");
+        let d = self.len.iter().position(|&n| n > 1).expect("two tree lie along some dim");
         let n = self.len[d];
         let left = left_of(n, (d + 1 == self.len.len()).then_some(leaf))?;
         let (mut a, mut b) = (self.clone(), self.clone());
@@ -67,7 +67,7 @@ impl Node {
     }
 
     /// The same with this range of dim `d`.
-    fn with(&self, d: usize, range: Range<usize>) -> Node {
+    fn with(&self, d: usize, range: Range<usize>) -> TreeNode {
         let mut node = self.clone();
         (node.start[d], node.len[d]) = (range.start, range.len());
         node
@@ -82,10 +82,10 @@ impl Node {
     }
 }
 
-impl Terms {
+impl ReductionTree {
     /// The terms that the ranks of a mesh hold before anything is added up.
-    pub fn new(extents: Shape, leaf: Leaf, layout: Layout) -> Terms {
-        Terms { extents, leaf, layout, done: SmallVec::new() }
+    pub fn new(extents: Shape, leaf: Leaf, layout: Layout) -> ReductionTree {
+        ReductionTree { extents, leaf, layout, done: SmallVec::new() }
     }
 
     /// The axes whose parts have still to be added up, ascending.
@@ -94,7 +94,7 @@ impl Terms {
     }
 
     /// The same after adding up along `axes`; none where nothing is left to add.
-    pub fn after(&self, axes: &[usize]) -> Option<Terms> {
+    pub fn after(&self, axes: &[usize]) -> Option<ReductionTree> {
         let mut new = self.clone();
         new.done.extend(axes.iter().copied().filter(|a| !self.layout.axis(*a).is_replicate()));
         new.done.sort_unstable();
@@ -104,7 +104,7 @@ impl Terms {
     }
 
     /// The nodes that the rank at `coords` holds, in the tree's order; none where its box cuts a leaf that cannot be cut.
-    pub fn forest(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<Node>> {
+    pub fn finished_nodes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
         if self.is_flattened() {
             return self.forest_of_blocks(mesh, coords);
         }
@@ -115,16 +115,17 @@ impl Terms {
         }
         // Below the last dim that is not whole, nodes have all; above it, single indices.
         let Some(cut) = (0..held.len()).rev().find(|&d| !is_whole(&held[d], self.extents[d])) else {
-            return Some(vec![Node::root(&self.extents)]);
+            return Some(vec![TreeNode::root(&self.extents)]);
         };
         let mut ranges = Vec::new();
         if !cover(0..self.extents[cut], &held[cut], self.leaf_of(cut), &mut ranges) {
             return None;
         }
-        let mut nodes = vec![Node::root(&self.extents)];
+        let mut nodes = vec![TreeNode::root(&self.extents)];
         for (d, held) in held[..cut].iter().enumerate() {
-            let at = |node: &Node, i: usize| node.with(d, i..i + 1);
-            let each = |node: &Node| held.iter().cloned().flatten().map(|i| at(node, i)).collect::<Vec<_>>();
+            let at = |node: &TreeNode, i: usize| node.with(d, i..i + 1);
+            let each =
+                |node: &TreeNode| held.iter().cloned().flatten().map(|i| at(node, i)).collect::<Vec<_>>();
             nodes = nodes.iter().flat_map(each).collect();
         }
         Some(nodes.iter().flat_map(|node| ranges.iter().map(|r| node.with(cut, r.clone()))).collect())
@@ -170,12 +171,12 @@ impl Terms {
     /// the nodes of their union.
     ///
     /// # Panics
-    /// Where some rank's box does not consist of nodes: see [`Terms::most_nodes`].
+    /// Where some rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
     pub fn order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
         let mut held = FxHashMap::default();
         let mut nodes_len = Vec::with_capacity(members.len());
         for (member, at) in members.iter().enumerate() {
-            let nodes = self.forest(mesh, at).expect("fits");
+            let nodes = self.finished_nodes(mesh, at).expect("fits");
             nodes_len.push(nodes.len());
             for (node, n) in nodes.into_iter().enumerate() {
                 held.insert(n, FoldStep::Push { operand: member, node });
@@ -184,7 +185,7 @@ impl Terms {
         let mut done = self.clone();
         done.done.extend(axes.iter().copied().filter(|a| !self.layout.axis(*a).is_replicate()));
         let mut steps = Vec::new();
-        for node in done.forest(mesh, coords).expect("a union of nodes consists of nodes") {
+        for node in done.finished_nodes(mesh, coords).expect("a union of nodes consists of nodes") {
             self.emit(node, &held, &mut steps);
         }
         if self.extents.contains(&0) && self.after(axes).is_none() {
@@ -193,7 +194,7 @@ impl Terms {
         FoldOrder::new(nodes_len, steps)
     }
 
-    fn emit(&self, node: Node, held: &FxHashMap<Node, FoldStep>, steps: &mut Vec<FoldStep>) {
+    fn emit(&self, node: TreeNode, held: &FxHashMap<TreeNode, FoldStep>, steps: &mut Vec<FoldStep>) {
         if let Some(&push) = held.get(&node) {
             return steps.push(push);
         }
@@ -244,12 +245,12 @@ impl Terms {
         ranges
     }
 
-    /// [`Terms::forest`], from boxes of any kind.
-    fn forest_of_blocks(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<Node>> {
+    /// [`ReductionTree::forest`], from boxes of any kind.
+    fn forest_of_blocks(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
         let blocks = self.blocks(mesh, coords);
         let blocks: Vec<&Block> = blocks.iter().collect();
         let mut nodes = Vec::new();
-        largest(Node::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
+        largest(TreeNode::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
     }
 
     /// The boxes of terms that the rank at `coords` has added up: its own, and those of the ranks along `done`.
@@ -314,7 +315,7 @@ fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
 }
 
 /// Appends the largest nodes at or below `node` that lie inside the blocks; false where they cut a leaf.
-fn largest(node: Node, blocks: &[&Block], leaf: Leaf, out: &mut Vec<Node>) -> bool {
+fn largest(node: TreeNode, blocks: &[&Block], leaf: Leaf, out: &mut Vec<TreeNode>) -> bool {
     let near: Vec<&Block> = blocks.iter().copied().filter(|b| node.overlap(b) > 0).collect();
     let held: usize = near.iter().map(|b| node.overlap(b)).sum();
     if held == 0 {
@@ -342,12 +343,12 @@ mod tests {
         layout: Layout,
     ) -> Vec<Option<Vec<(usize, usize)>>> {
         let mesh = Mesh::parse(mesh, 0).unwrap();
-        let terms = Terms::new(extents.into(), leaf, layout);
-        let flat = |n: &Node| {
+        let tree = ReductionTree::new(extents.into(), leaf, layout);
+        let flat = |n: &TreeNode| {
             let strides = Shape::from(extents).strides();
             (n.start.iter().zip(&strides).map(|(i, s)| i * s).sum(), n.numel())
         };
-        let of = |r: usize| terms.forest(&mesh, &mesh.coords_of(r).unwrap());
+        let of = |r: usize| tree.finished_nodes(&mesh, &mesh.coords_of(r).unwrap());
         mesh.ranks().map(|r| of(r).map(|nodes| nodes.iter().map(flat).collect())).collect()
     }
 
@@ -395,22 +396,22 @@ mod tests {
             for extents in [[6, 8, 1], [3, 5, 7], [1, 1, 40], [12, 1, 96], [9, 2, 64], [0, 4, 4], [3, 0, 1]] {
                 for (layout, leaf) in layouts.iter().flat_map(|l| [(l, Leaf::Pairs), (l, Leaf::Chain)]) {
                     for done in [&[][..], &[0], &[1], &[2], &[0, 2], &[1, 2]] {
-                        let mut terms = Terms::new(extents.into(), leaf, layout.clone());
-                        if Spec::new(&mesh, DType::U8, terms.extents.clone(), terms.layout.clone()).is_err() {
+                        let mut tree = ReductionTree::new(extents.into(), leaf, layout.clone());
+                        if Spec::new(&mesh, DType::U8, tree.extents.clone(), tree.layout.clone()).is_err() {
                             continue;
                         }
-                        terms.done =
+                        tree.done =
                             done.iter().copied().filter(|&a| !layout.axis(a).is_replicate()).collect();
                         let mut most = Some(0);
                         for r in mesh.ranks() {
                             let coords = mesh.coords_of(r).unwrap();
-                            let want = terms.forest_of_blocks(&mesh, &coords);
-                            let got = terms.forest(&mesh, &coords);
+                            let want = tree.forest_of_blocks(&mesh, &coords);
+                            let got = tree.finished_nodes(&mesh, &coords);
                             assert_eq!(got, want, "{text} {layout} {extents:?} {leaf:?} {done:?} rank {r}");
                             most = most.zip(want).map(|(most, nodes)| nodes.len().max(most));
                         }
                         assert_eq!(
-                            terms.most_nodes(&mesh),
+                            tree.most_nodes(&mesh),
                             most,
                             "{text} {layout} {extents:?} {leaf:?} {done:?}"
                         );
@@ -426,13 +427,13 @@ mod tests {
     /// Adds by steps along one axis after the other, for every mesh and every order of axes, and compares with one rank.
     #[test]
     fn steps_give_the_tree_of_one_rank() {
-        fn tree(node: &Node, leaf: Leaf, text: &dyn Fn(&Node) -> String) -> String {
+        fn text_of(node: &TreeNode, leaf: Leaf, text: &dyn Fn(&TreeNode) -> String) -> String {
             match node.halves(leaf) {
                 None => text(node),
-                Some((a, b)) => format!("({}+{})", tree(&a, leaf, text), tree(&b, leaf, text)),
+                Some((a, b)) => format!("({}+{})", text_of(&a, leaf, text), text_of(&b, leaf, text)),
             }
         }
-        let name = |n: &Node| format!("{:?}{:?}", n.start, n.len);
+        let name = |n: &TreeNode| format!("{:?}{:?}", n.start, n.len);
         let layouts: [Layout; 5] = [
             Layout::new([shard(0), shard(1)]),
             Layout::new([shard(1), shard(0)]),
@@ -445,23 +446,22 @@ mod tests {
         {
             let mesh = Mesh::parse(text, 0).unwrap();
             for extents in [[6, 8], [5, 3], [1, 9], [12, 40], [3, 0]] {
-                let terms = Terms::new(extents.into(), Leaf::Pairs, layout.clone());
+                let tree = ReductionTree::new(extents.into(), Leaf::Pairs, layout.clone());
                 let ragged = layout.ragged_axis().is_some();
                 if ragged && (mesh.axis_len(0) != 3 || extents[0] * extents[1] % 3 != 0) {
                     continue;
                 }
-                let want = tree(&Node::root(&extents), Leaf::Pairs, &name);
+                let want = text_of(&TreeNode::root(&extents), Leaf::Pairs, &name);
                 for order in [vec![vec![0], vec![1]], vec![vec![1], vec![0]], vec![vec![0, 1]]] {
-                    let (mut terms, mut open) = (terms.clone(), true);
+                    let (mut tree, mut open) = (tree.clone(), true);
                     let coords = |r| mesh.coords_of(r).unwrap();
                     let mut held: Vec<Vec<String>> = mesh
                         .ranks()
                         .map(|r| {
-                            terms
-                                .forest(&mesh, &coords(r))
+                            tree.finished_nodes(&mesh, &coords(r))
                                 .unwrap()
                                 .iter()
-                                .map(|n| tree(n, Leaf::Pairs, &name))
+                                .map(|n| text_of(n, Leaf::Pairs, &name))
                                 .collect()
                         })
                         .collect();
@@ -476,7 +476,7 @@ mod tests {
                                 .filter(|c| (0..2).all(|a| axes.contains(&a) || c[a] == coords(r)[a]))
                                 .collect();
                             let mut stack: Vec<String> = vec![];
-                            for step in terms.order(&mesh, &coords(r), &members, &axes).steps() {
+                            for step in tree.order(&mesh, &coords(r), &members, &axes).steps() {
                                 match *step {
                                     FoldStep::Push { operand: member, node } => {
                                         stack.push(held[mesh.position_of(&members[member])][node].clone())
@@ -492,8 +492,8 @@ mod tests {
                             stack
                         };
                         held = mesh.ranks().map(added).collect();
-                        match terms.after(&axes) {
-                            Some(after) => terms = after,
+                        match tree.after(&axes) {
+                            Some(after) => tree = after,
                             None => open = false,
                         }
                     }

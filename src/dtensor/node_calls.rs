@@ -8,11 +8,11 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::choose::term_rows;
-use super::facts::Facts;
+use super::choose::tree_rows;
+use super::tensor_meta::TensorMeta;
 use crate::error::Result;
-use crate::ops::{Meta, Op, Row, Slot, Tensors, Window, Windows, run};
-use crate::placement::{Block, Node, Region};
+use crate::ops::{AxisPlacement, Meta, Op, Row, Tensors, Window, Windows, run};
+use crate::placement::{Block, Region, TreeNode};
 use crate::tensor::{DType, Device, Dims, Shape, Tensor};
 
 /// How often a kernel runs, and on what.
@@ -36,21 +36,22 @@ impl Nodes {
     pub fn find(
         op: &dyn Op,
         metas: &[Meta],
-        ins: &[Rc<Facts>],
-        outs: &[Rc<Facts>],
+        ins: &[Rc<TensorMeta>],
+        outs: &[Rc<TensorMeta>],
         made: &SmallVec<[bool; 3]>,
         exact: bool,
     ) -> Option<Nodes> {
         let Some(k) = made.iter().position(|&m| m) else {
-            let passing: SmallVec<[bool; 3]> = ins.iter().map(|f| f.spec().terms.is_some()).collect();
-            let parts = ins.iter().find(|f| f.spec().terms.is_some())?.nodes_len();
+            let passing: SmallVec<[bool; 3]> = ins.iter().map(|f| f.spec().tree.is_some()).collect();
+            let parts = ins.iter().find(|f| f.spec().tree.is_some())?.nodes_len();
             return (parts != 1).then_some(Nodes::Pass { parts, passing });
         };
         let spec = outs[k].spec();
-        let terms = spec.terms.as_ref().expect("made results have terms");
-        let forest = terms.forest(&spec.mesh, spec.mesh.coords()).expect("the plan has checked that it fits");
-        let dims = term_rows(op, metas, k);
-        let boxes = |node: &Node| Windows {
+        let tree = spec.tree.as_ref().expect("made results have tree");
+        let forest =
+            tree.finished_nodes(&spec.mesh, spec.mesh.coords()).expect("the plan has checked that it fits");
+        let dims = tree_rows(op, metas, k);
+        let boxes = |node: &TreeNode| Windows {
             ins: (0..ins.len()).map(|i| under(ins[i].window(), node, &dims, |r| r.ins[i])).collect(),
             outs: (0..outs.len()).map(|o| under(outs[o].window(), node, &dims, |r| r.outs[o])).collect(),
             exact,
@@ -69,7 +70,7 @@ impl Nodes {
     }
 
     /// The results as this rank stores them.
-    pub fn run(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, outs: &[Rc<Facts>]) -> Result<Tensors> {
+    pub fn run(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, outs: &[Rc<TensorMeta>]) -> Result<Tensors> {
         match self {
             Nodes::Make { calls, made } => make(op, calls, made, ins, at, outs),
             Nodes::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
@@ -79,17 +80,17 @@ impl Nodes {
 
 /// Nodes with the same range of one dim at neighbouring indices of the outer ones, as one box, and the operator that makes
 /// them all.
-fn together(op: &dyn Op, forest: &[Node]) -> Option<(Node, Box<dyn Op>)> {
+fn together(op: &dyn Op, forest: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)> {
     let [first, .., last] = forest else { return None };
     let outer = first.len.iter().position(|&n| n > 1).unwrap_or(first.len.len().checked_sub(1)?);
     let mut all = first.clone();
     for d in 0..outer {
         all.len[d] = (last.start[d] + 1).checked_sub(first.start[d])?;
     }
-    let alike = |n: &Node| n.len == first.len && n.start[outer..] == first.start[outer..];
+    let alike = |n: &TreeNode| n.len == first.len && n.start[outer..] == first.start[outer..];
     // Ascending and as many as the box has outer indices: then they are these.
     let full = all.len[..outer].iter().product::<usize>() == forest.len();
-    (full && forest.iter().all(alike)).then(|| op.keeping(outer).map(|many| (all, many)))?
+    (full && forest.iter().all(alike)).then(|| op.keep_leading(outer).map(|many| (all, many)))?
 }
 
 fn pass(
@@ -98,9 +99,9 @@ fn pass(
     passing: &[bool],
     ins: &[Tensor],
     at: &Windows,
-    outs: &[Rc<Facts>],
+    outs: &[Rc<TensorMeta>],
 ) -> Result<Tensors> {
-    let sums = |o: usize| outs[o].spec().terms.is_some();
+    let sums = |o: usize| outs[o].spec().tree.is_some();
     // Where there is no part, results that are no sums still have to be computed: from zeros.
     let calls = if (0..outs.len()).all(sums) { parts } else { parts.max(1) };
     let mut results: Vec<Tensors> = Vec::with_capacity(calls);
@@ -126,13 +127,13 @@ fn make(
     made: &[bool],
     ins: &[Tensor],
     at: &Windows,
-    outs: &[Rc<Facts>],
+    outs: &[Rc<TensorMeta>],
 ) -> Result<Tensors> {
     let wide: Tensors = ins.iter().map(widened).collect::<Result<_>>()?;
     let mut results: Vec<Tensors> = Vec::with_capacity(calls.len());
     let mut whole: SmallVec<[Option<Tensor>; 3]> = SmallVec::new();
     for (f, made) in outs.iter().zip(made) {
-        let room = || Tensor::stale_on(ins[0].device(), f.dtype(), f.local_shape());
+        let room = || Tensor::uninit_on(ins[0].device(), f.dtype(), f.local_shape());
         whole.push((!made).then(room).transpose()?);
     }
     for KernelCall { at: call, many } in calls {
@@ -166,11 +167,11 @@ fn make(
 /// The parts of those results that `sums` names, as they are stored.
 fn stack(
     results: &[Tensors],
-    outs: &[Rc<Facts>],
+    outs: &[Rc<TensorMeta>],
     device: Device,
     sums: impl Fn(usize) -> bool,
 ) -> Result<Tensors> {
-    let one = |(o, f): (usize, &Rc<Facts>)| {
+    let one = |(o, f): (usize, &Rc<TensorMeta>)| {
         if !sums(o) {
             return Ok(Tensor::default());
         }
@@ -192,7 +193,7 @@ fn widened(x: &Tensor) -> Result<Tensor> {
 }
 
 /// The box of what a rank holds that lies under `node`; `slot` says which dim, if any, a row of `dims` cuts.
-fn under(held: &Window, node: &Node, dims: &[Row], slot: impl Fn(&Row) -> Slot) -> Window {
+fn under(held: &Window, node: &TreeNode, dims: &[Row], slot: impl Fn(&Row) -> AxisPlacement) -> Window {
     let (mut start, mut len): (Dims, Dims) = match held.region.boxes.first() {
         Some(block) => (block.start.clone(), block.len.clone()),
         None => (Dims::from_elem(0, held.global.len()), held.region.local.iter().copied().collect()),
@@ -217,7 +218,7 @@ fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
     }
     // Ragged over several dims: a box of it is a run of rows.
     let at = place(block, want);
-    let mut out = Tensor::stale_on(local.device(), local.dtype(), part.local.clone())?;
+    let mut out = Tensor::uninit_on(local.device(), local.dtype(), part.local.clone())?;
     local.contiguous()?.copy_block(&mut out, &want.len, (at, &block.strides), (0, &part.local.strides()))?;
     Ok(out)
 }
@@ -249,7 +250,7 @@ mod tests {
     use crate::comm::spmd;
     use crate::dtensor::{DTensor, DeviceMesh};
     use crate::error::Error;
-    use crate::ops::{Axis, Metas, Sum, Tensors, Vjp, Work};
+    use crate::ops::{MeshAxis, Metas, Sum, Tensors, Vjp, Work};
     use crate::placement::{Layout, Leaf};
 
     /// Of `x` `[a, b]`: the sum over a, and the rows' number, which is no sum. Says that sums pass, which small integers
@@ -265,10 +266,13 @@ mod tests {
             let count = Meta::new(ins[0].dtype, [1]);
             Ok([Meta::new(ins[0].dtype, [ins[0].shape[1]]), count].into_iter().collect())
         }
-        fn rows(&self, _: &[Meta], _: Axis) -> Vec<Row> {
+        fn rows(&self, _: &[Meta], _: MeshAxis) -> Vec<Row> {
             vec![
-                Row::new([Slot::S(0)], [Slot::Terms(Leaf::Pairs), Slot::Terms(Leaf::Pairs)]),
-                Row::new([Slot::SUM], [Slot::SUM, Slot::R]).exact(),
+                Row::new(
+                    [AxisPlacement::S(0)],
+                    [AxisPlacement::TreeSum(Leaf::Pairs), AxisPlacement::TreeSum(Leaf::Pairs)],
+                ),
+                Row::new([AxisPlacement::SUM], [AxisPlacement::SUM, AxisPlacement::R]).exact(),
             ]
         }
         fn cuda(&self, _: &mut [Tensor], _: &Windows) -> Result<Tensors> {

@@ -9,21 +9,21 @@ use crate::tensor::{DType, Shape};
 
 /// A [`Spec`] with what follows from it on this rank, computed once.
 #[derive(Debug)]
-pub struct Facts {
+pub struct TensorMeta {
     pub(super) id: u32,
     spec: Spec,
     window: Window,
     stored: Shape,
 }
 
-impl Facts {
-    pub(super) fn new(id: u32, spec: Spec) -> Rc<Facts> {
+impl TensorMeta {
+    pub(super) fn new(id: u32, spec: Spec) -> Rc<TensorMeta> {
         let window = Window { global: spec.shape.clone(), region: spec.region() };
         let stored = match spec.nodes_len_at(spec.mesh.coords()) {
             1 => window.local().clone(),
             n => std::iter::once(n).chain(window.local().iter().copied()).collect(),
         };
-        Rc::new(Facts { id, spec, window, stored })
+        Rc::new(TensorMeta { id, spec, window, stored })
     }
 
     /// Mesh, dtype, global shape and layout.
@@ -74,15 +74,15 @@ impl Facts {
 }
 
 /// Interned: the same facts on the same mesh are the same object. Numbers alone would confuse meshes.
-impl PartialEq for Facts {
+impl PartialEq for TensorMeta {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
 }
 
-impl Eq for Facts {}
+impl Eq for TensorMeta {}
 
-impl Hash for Facts {
+impl Hash for TensorMeta {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.id.hash(state);
     }

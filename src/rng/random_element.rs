@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 
 use super::fill::{Real, bits32, bits64};
+use super::index_ranges::IndexRanges;
 use super::sample::{Affine, Normal, Uniform};
-use super::stretches::Stretches;
 use super::truncated::Truncated;
 use super::{
     Count, Distribution, Draw, Integer, bernoulli, exponential, gamma, log_normal, poisson, uniform_int,
@@ -13,21 +13,21 @@ use crate::tensor::Element;
 
 /// An element type that a [`Distribution`] can fill: every one there is. Sealed.
 #[expect(private_bounds, reason = "sealed")]
-pub trait Drawn: Element + Fill {}
+pub trait RandomElement: Element + Fill {}
 
-impl<T: Fill> Drawn for T {}
+impl<T: Fill> RandomElement for T {}
 
 /// Fills from a distribution that was checked for this type.
 pub(super) trait Fill: Element {
     /// As [`Distribution::fill`].
-    fn fill(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [Self]);
+    fn fill(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [Self]);
 }
 
 macro_rules! fill {
     ($($t:ty => $with:expr;)*) => {$(
         impl Fill for $t {
-            fn fill(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [Self]) {
-                let with: fn(Distribution, Draw, Stretches<'_>, &mut [Self]) = $with;
+            fn fill(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [Self]) {
+                let with: fn(Distribution, Draw, IndexRanges<'_>, &mut [Self]) = $with;
                 with(from, draw, at, out)
             }
         }
@@ -62,7 +62,7 @@ fill! {
 }
 
 /// What floating types have; `from` was checked.
-pub(super) fn floats<T: Real>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
+pub(super) fn floats<T: Real>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     match from {
         Distribution::Uniform { low, high } => {
             T::sample(draw, 0, at, out, Uniform(Affine { scale: high - low, shift: low }));
@@ -84,13 +84,13 @@ pub(super) fn floats<T: Real>(from: Distribution, draw: Draw, at: Stretches<'_>,
 const CHECKED: &str = "its parameters were checked";
 
 /// What types that hold counts have besides.
-fn counts<T: Count>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
+fn counts<T: Count>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     let Distribution::Poisson { rate } = from else { unreachable!("{from:?} is no count") };
     poisson(draw, at, rate, out).expect(CHECKED);
 }
 
 /// What integer types have besides.
-fn whole<T: Integer>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
+fn whole<T: Integer>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     match from {
         Distribution::UniformInt { low, high } => uniform_int(draw, at, low, high, out).expect(CHECKED),
         _ => any(from, draw, at, out),
@@ -98,18 +98,18 @@ fn whole<T: Integer>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mu
 }
 
 /// What every type has.
-fn any<T: Element>(from: Distribution, draw: Draw, at: Stretches<'_>, out: &mut [T]) {
+fn any<T: Element>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     let Distribution::Bernoulli { p } = from else { unreachable!("{from:?} was checked for {}", T::DTYPE) };
     let [no, yes] = [0.0, 1.0].map(T::from_f64);
-    let mask = |at: Stretches<'_>, mask: &mut [bool]| bernoulli(draw, at, p, mask).expect(CHECKED);
+    let mask = |at: IndexRanges<'_>, mask: &mut [bool]| bernoulli(draw, at, p, mask).expect(CHECKED);
     by_chunks(at, out, mask, |bit| if bit { yes } else { no });
 }
 
 /// Fills from numbers of another type, a chunk of them at a time.
 fn by_chunks<A: Copy + Default, T>(
-    mut at: Stretches<'_>,
+    mut at: IndexRanges<'_>,
     out: &mut [T],
-    draw: impl Fn(Stretches<'_>, &mut [A]),
+    draw: impl Fn(IndexRanges<'_>, &mut [A]),
     to: impl Fn(A) -> T,
 ) {
     const CHUNK: usize = 512;

@@ -6,27 +6,27 @@ use crate::error::Result;
 use crate::placement::Region;
 use crate::tensor::Shape;
 
-/// What names the elements of a fill: a `u64`, the global linear index of the first of a range, or [`Stretches`].
+/// What names the elements of a fill: a `u64`, the global linear index of the first of a range, or [`IndexRanges`].
 /// Sealed.
 #[expect(private_bounds, reason = "sealed")]
 pub trait Indices: Named {}
 
 impl<I: Named> Indices for I {}
 
-/// Stretches of ascending global indices, one after another in local storage. The last goes on as far as the output
+/// IndexRanges of ascending global indices, one after another in local storage. The last goes on as far as the output
 /// does.
 ///
 /// A fill of many short stretches at once costs less than one of each by itself, and from some 400 elements a stretch on
 /// about the same per element as a single range.
 ///
 /// ```
-/// use isoshard::{placement::{Mesh, Spec}, rng::{Generator, Stretches, uniform}};
+/// use isoshard::{placement::{Mesh, Spec}, rng::{Generator, IndexRanges, uniform}};
 /// let mesh = Mesh::parse("tp=2", 1)?;
 /// let spec = Spec::parse("f32[3, 6]@(tp:S1)", &mesh)?;
 /// let draw = Generator::new(7).next_draw();
 /// let (mut whole, mut part) = ([0.0f32; 18], [0.0f32; 9]);
 /// uniform(draw, 0, &mut whole);
-/// Stretches::of(&spec.region(), &spec.shape, |at, here| {
+/// IndexRanges::of(&spec.region(), &spec.shape, |at, here| {
 ///     uniform(draw, at, &mut part[here]);
 ///     Ok(())
 /// })?;
@@ -34,15 +34,15 @@ impl<I: Named> Indices for I {}
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Stretches<'a> {
+pub struct IndexRanges<'a> {
     /// The global index of the first element.
     first: u64,
     /// Its local offset, of which only the distance to those of the rest counts.
     offset: usize,
-    rest: &'a [Stretch],
+    rest: &'a [IndexRange],
 }
 
-impl Stretches<'_> {
+impl IndexRanges<'_> {
     /// Calls `fill` with the stretches of a region of a tensor of shape `global`, and with where in its local storage
     /// they lie, many at a time.
     ///
@@ -51,22 +51,22 @@ impl Stretches<'_> {
     pub fn of(
         region: &Region,
         global: &Shape,
-        mut fill: impl FnMut(Stretches<'_>, Range<usize>) -> Result<()>,
+        mut fill: impl FnMut(IndexRanges<'_>, Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        Stretches::batches(region, global, &mut fill)
+        IndexRanges::batches(region, global, &mut fill)
     }
 
     fn batches(
         region: &Region,
         global: &Shape,
-        fill: &mut dyn FnMut(Stretches<'_>, Range<usize>) -> Result<()>,
+        fill: &mut dyn FnMut(IndexRanges<'_>, Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        let mut some = [Stretch::default(); BATCH];
+        let mut some = [IndexRange::default(); BATCH];
         let (mut len, mut end) = (0, 0);
         let mut done = Ok(());
-        let mut flush = |some: &[Stretch], end: usize| {
+        let mut flush = |some: &[IndexRange], end: usize| {
             if let ([first, rest @ ..], Ok(())) = (some, &done) {
-                let all = Stretches { first: first.global, offset: first.offset, rest };
+                let all = IndexRanges { first: first.global, offset: first.offset, rest };
                 done = fill(all, first.offset..end);
             }
         };
@@ -75,7 +75,7 @@ impl Stretches<'_> {
                 flush(&some, end);
                 len = 0;
             }
-            some[len] = Stretch { global: start, offset };
+            some[len] = IndexRange { global: start, offset };
             (len, end) = (len + 1, offset + run_len);
         });
         flush(&some[..len], end);
@@ -112,7 +112,7 @@ impl Stretches<'_> {
             && next.offset - self.offset <= left
         {
             left -= next.offset - self.offset;
-            *self = Stretches { first: next.global, offset: next.offset, rest };
+            *self = IndexRanges { first: next.global, offset: next.offset, rest };
         }
         self.first = self.first.wrapping_add(left as u64);
         // Where nothing follows, offsets count no more.
@@ -134,12 +134,12 @@ impl Stretches<'_> {
     }
 }
 
-/// Stretches handed out together.
+/// IndexRanges handed out together.
 const BATCH: usize = 256;
 
 /// Where a stretch starts.
 #[derive(Clone, Copy, Debug, Default)]
-struct Stretch {
+struct IndexRange {
     global: u64,
     offset: usize,
 }
@@ -147,19 +147,19 @@ struct Stretch {
 /// The stretches that stand behind [`Indices`].
 pub(crate) trait Named: Copy {
     /// Them.
-    fn stretches(&self) -> Stretches<'_>;
+    fn stretches(&self) -> IndexRanges<'_>;
 }
 
 impl Named for u64 {
     #[inline(always)]
-    fn stretches(&self) -> Stretches<'_> {
-        Stretches { first: *self, offset: 0, rest: &[] }
+    fn stretches(&self) -> IndexRanges<'_> {
+        IndexRanges { first: *self, offset: 0, rest: &[] }
     }
 }
 
-impl Named for Stretches<'_> {
+impl Named for IndexRanges<'_> {
     #[inline(always)]
-    fn stretches(&self) -> Stretches<'_> {
+    fn stretches(&self) -> IndexRanges<'_> {
         *self
     }
 }
