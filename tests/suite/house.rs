@@ -1,7 +1,8 @@
-//! The house: imports point one way, files form no circles and stay small, every operator stands in the catalog, nothing is
-//! left undone.
+//! Tests that read the source tree, which docs/architecture.md calls the house and its modules rooms: imports point
+//! one way, files form no cycles and stay small, every operator is in the catalog, names and words are plain, and
+//! nothing is left undone.
 //!
-//! Rust lets modules form circles, so the sources are read here, without comments.
+//! Rust allows modules to form cycles, so these tests read the sources themselves, without comments.
 
 mod circles;
 mod examples;
@@ -20,7 +21,7 @@ use std::fs;
 use isoshard::tensor::cuda;
 use source::{Source, files, identifier, product_code, root, sources};
 
-/// Every module with the modules it may name.
+/// Each module with the modules that it may name.
 const ARROWS: [(&str, &[&str]); 10] = [
     ("error", &[]),
     ("tensor", &["error"]),
@@ -33,7 +34,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim"]),
 ];
-/// What lib.rs re-exports of the error module.
+/// The names that lib.rs re-exports from the error module.
 const ERRORS: [&str; 11] = [
     "CallId",
     "CommFault",
@@ -112,7 +113,7 @@ fn every_operator_stands_in_the_catalog() {
     assert!(missing.is_empty(), "operators that no judge sees:\n{}", missing.join("\n"));
 }
 
-/// Kernels that belong to no operator's file: what tensors, random fills and collectives do on a device.
+/// Kernels that belong to no operator's file: those of tensors, random fills and collectives.
 const SHARED_KERNELS: [&str; 4] = ["copy", "fill", "fold", "random"];
 
 #[test]
@@ -148,8 +149,8 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The operators that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype,
-/// `attention_fast` another way of `attention`'s.
+/// The operators that kernels of this name may belong to: `cast_f32` has those of `cast` from one dtype,
+/// `attention_fast` those of `attention`'s fast mode.
 fn operators_of(stem: &str) -> impl Iterator<Item = String> {
     let part_of = stem.rsplit_once('_').map(|(operator, _)| operator);
     [Some(stem), part_of].into_iter().flatten().map(str::to_string)
@@ -157,7 +158,7 @@ fn operators_of(stem: &str) -> impl Iterator<Item = String> {
 
 #[test]
 fn nothing_is_left_undone() {
-    // Put together here, so that this file may be read as well.
+    // Joined at run time, because this test reads this file too.
     let code = [["todo", "!"], ["unimplemented", "!"], ["#[", "ignore"]].map(|parts| parts.concat());
     let anywhere = ["TO", "FIX", "XX"].iter().zip(["DO", "ME", "X"]).map(|(a, b)| format!("{a}{b}"));
     let anywhere: Vec<String> = anywhere.collect();
@@ -176,7 +177,7 @@ fn nothing_is_left_undone() {
     assert!(left.is_empty(), "left undone:\n{}", left.join("\n"));
 }
 
-/// The reader itself: what it must see and what it must not.
+/// Checks the reader itself: the names that it must find and those that it must not.
 #[test]
 fn the_reader_sees_every_form() {
     let text = "use crate::{a::X, b::{c, d}, e};\n// use crate::no\nlet x = crate::f::g(\"crate::no\");\n\

@@ -1,7 +1,7 @@
-//! No circles of files: a file names none that names it, directly or by way of others.
+//! No cycles of files: a file names no file that names it, directly or through other files.
 //!
-//! `use super::X` and `crate::room::X` mean the file that defines `X`, however many `mod.rs` hand it on. A `mod.rs` counts as
-//! a file if it defines something itself. Code that only tests compile does not count.
+//! `use super::X` and `crate::room::X` mean the file that defines `X`, even if several `mod.rs` re-export it. A
+//! `mod.rs` counts as a file if it defines something itself. Code that only tests compile does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ fn no_file_stands_in_a_circle() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The rooms of `comm` by floors, the ground first: a file names files of its own room and of lower floors.
+/// The folders of `comm` in layers, the lowest first: a file names files of its own folder and of lower layers only.
 const FLOORS: [&[&str]; 5] = [
     &["calls", "network", "launch", "lock", "deadline"],
     &["diagnostics"],
@@ -70,20 +70,20 @@ fn names_are_followed_to_the_files_that_define_them() {
     assert_eq!(circles, [["a/x", "a/y"]]);
 }
 
-/// All files that the product consists of, and who names whom.
+/// All files of the library, and the files that each of them names.
 struct House {
     files: Vec<File>,
     modules: BTreeMap<Module, usize>,
-    /// Each arrow with the name that makes it.
+    /// Each pair (file, file that it names), with one such name.
     arrows: BTreeMap<(usize, usize), String>,
 }
 
 struct File {
     module: Module,
-    /// Without tests, and without `use`.
+    /// The code without tests and without `use`.
     code: String,
     uses: Vec<Use>,
-    /// A `mod.rs` that defines nothing only hands names on.
+    /// False for a `mod.rs` that only re-exports names.
     defines: bool,
 }
 
@@ -109,7 +109,7 @@ impl House {
         self.files[i].module.join("/")
     }
 
-    /// The file that defines the last name of `path` as read in file `from`; none if it stands in another crate or in no file.
+    /// Returns the file that defines the last name of `path` as read in file `from`; `None` for names of other crates.
     fn follow(&self, from: usize, path: &[String], depth: usize) -> Option<usize> {
         let mut at = self.files[from].module.clone();
         let mut rest = path;
@@ -151,7 +151,7 @@ impl House {
         Some(file)
     }
 
-    /// The sets of more than one file each of which leads to each other, in order.
+    /// Returns the sets of two or more files that all lead to one another, in order.
     fn circles(&self) -> Vec<BTreeSet<usize>> {
         let n = self.files.len();
         let reach: Vec<BTreeSet<usize>> = (0..n)
@@ -204,7 +204,8 @@ impl File {
         File { module: module_of(source), code, uses, defines }
     }
 
-    /// Every path that the file names: those of its `use`s, unless they only hand on, and those in its code.
+    /// Returns every path that the file names: those of its `use`s, unless it only re-exports them, and those in its
+    /// code.
     fn paths(&self) -> Vec<Vec<String>> {
         let mentioned: BTreeSet<&str> = words(&self.code).map(|(_, word)| word).collect();
         let used = |u: &&Use| u.scope == UseScope::Private || mentioned.contains(u.name.as_str());
@@ -230,7 +231,7 @@ impl File {
     }
 }
 
-/// The modules that a file declares for tests alone.
+/// Returns the modules that a file declares for tests only.
 fn test_modules(source: &Source) -> Vec<Module> {
     let marked =
         source.code.split("#[cfg(test)]").skip(1).chain(source.code.split("#[cfg(all(test,").skip(1));

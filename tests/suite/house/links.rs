@@ -43,10 +43,10 @@ fn the_book_names_each_of_its_pages() {
 #[test]
 fn programs_of_pages_are_run() {
     let sources = super::source::sources();
-    let included = |page: &str| sources.iter().any(|s| s.text.contains(&format!("{page}\")")));
+    let included = |page: &str| sources.iter().any(|s| s.text.contains(&format!("{page}\"")));
     let guides = programs();
     let left: Vec<_> = guides.into_iter().filter(|(page, count)| *count > 0 && !included(page)).collect();
-    assert!(left.is_empty(), "pages with programs that no `include_str!` of src names: {left:?}");
+    assert!(left.is_empty(), "pages with programs that no file of src includes: {left:?}");
 }
 
 /// The pages of the book, and README, with the number of their Rust programs.
