@@ -67,7 +67,7 @@ fn a_crate_outside_builds_against_the_packed_form_and_runs() {
     }
     let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("package");
     let unpacked = work.join("unpacked");
-    // A package that somebody has downloaded is the packed form already; Cargo does not pack it a second time.
+    // A downloaded package is the packed form already, and Cargo does not pack it a second time.
     if root().join("Cargo.toml.orig").exists() {
         update(root(), &unpacked);
     } else {

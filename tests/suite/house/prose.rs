@@ -89,7 +89,7 @@ const ALLOWED: [(&str, [usize; 4]); 17] = [
     ("src/placement", [32, 30, 3, 12]),
     ("src/rng", [40, 18, 11, 22]),
     ("src/tensor", [87, 77, 35, 45]),
-    ("tests", [106, 58, 25, 79]),
+    ("tests", [47, 30, 14, 45]),
 ];
 
 #[test]
