@@ -29,7 +29,7 @@ struct Best {
 
 // A warp a row, or, with a team, all of a block's 8.
 template <class T>
-DEVICE void argmax_rows(const T* x, i64* out, const Nest& nest, u64 rows, u32 n, u32 team) {
+DEVICE void argmax_rows(const T* x, i64* out, const KeptDims& nest, u64 rows, u32 n, u32 team) {
   typedef typename CompareAs<T>::type A;
   u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = 1u << team;
   u64 row = (thread_index() / LANES) >> team, from, to;
@@ -54,7 +54,7 @@ DEVICE void argmax_rows(const T* x, i64* out, const Nest& nest, u64 rows, u32 n,
 
 // A thread a column.
 template <class T>
-DEVICE void argmax_columns(const T* x, i64* out, const Nest& nest, u64 columns, u64 stride, u32 n) {
+DEVICE void argmax_columns(const T* x, i64* out, const KeptDims& nest, u64 columns, u64 stride, u32 n) {
   typedef typename CompareAs<T>::type A;
   u64 column = thread_index(), from, to;
   if (column >= columns) return;
@@ -66,10 +66,10 @@ DEVICE void argmax_columns(const T* x, i64* out, const Nest& nest, u64 columns, 
 }
 
 #define ENTRY(T)                                                                                             \
-  KERNEL(rows_##T, 256, (const T* x, i64* out, Nest nest, u64 rows, u32 n, u32 team)) {                      \
+  KERNEL(rows_##T, 256, (const T* x, i64* out, KeptDims nest, u64 rows, u32 n, u32 team)) {                      \
     argmax_rows(x, out, nest, rows, n, team);                                                                \
   }                                                                                                          \
-  KERNEL(columns_##T, 256, (const T* x, i64* out, Nest nest, u64 columns, u64 stride, u32 n)) {              \
+  KERNEL(columns_##T, 256, (const T* x, i64* out, KeptDims nest, u64 columns, u64 stride, u32 n)) {              \
     argmax_columns(x, out, nest, columns, stride, n);                                                        \
   }
 ALL_TYPES(ENTRY)

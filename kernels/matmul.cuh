@@ -30,7 +30,7 @@ DEVICE void join_all(const Wide<T>* sums, T* c, u64 len) {
 
 #define MULTIPLY(name, T, ...)                                                                                     \
   KERNEL(name##_##T, THREADS,                                                                                      \
-         (const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts, Job job)) { \
+         (const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts, GemmJob job)) { \
     multiply<T, __VA_ARGS__>(a, b, c, sums, far, leaves, parts, job);                                              \
   }
 

@@ -12,16 +12,16 @@ struct alignas(N * sizeof(T) > 16 ? 16 : N * sizeof(T)) Vec {
 };
 
 // How an operand's elements are taken. The first two are quick: four that lie side by side, aligned, all inside or all outside.
-enum Way : u32 { ALONG4 = 0, OUTER4 = 1, ALONG = 2, OUTER = 3 };
+enum PanelLoad : u32 { ALONG4 = 0, OUTER4 = 1, ALONG = 2, OUTER = 3 };
 
 // How an operand lies in memory; steps are in elements. Its outer dim is the left operand's rows, the right one's columns.
-struct Side {
+struct PanelOperand {
   i64 outer;
   // Along the contraction.
   i64 along;
   // From one product of the batch to the next; 0 where all use the same.
   i64 batch;
-  Way way;
+  PanelLoad mode;
   u32 extent;  // of the outer dim
 };
 
@@ -37,10 +37,10 @@ struct Panel {
   static constexpr bool QUADS = R * DEPTH >= 4 * THREADS;
 
   // How threads share the panel: as many as fill a line of one dim, the others on the lines after it.
-  template <Way WAY>
+  template <PanelLoad MODE>
   struct Shares {
-    static constexpr bool LINE_ALONG = WAY == ALONG4 || WAY == ALONG;
-    static constexpr u32 SIZE = WAY == ALONG4 || WAY == OUTER4 ? 4 : 1, LEN = ITEMS / SIZE;
+    static constexpr bool LINE_ALONG = MODE == ALONG4 || MODE == ALONG;
+    static constexpr u32 SIZE = MODE == ALONG4 || MODE == OUTER4 ? 4 : 1, LEN = ITEMS / SIZE;
     static constexpr u32 LINE = (LINE_ALONG ? DEPTH : R) / SIZE, LINES = THREADS / LINE;
     // From one of a thread's shares to the next.
     static constexpr u32 K_STEP = LINE_ALONG ? 0 : LINES, OUTER_STEP = LINE_ALONG ? LINES : 0;
@@ -49,21 +49,21 @@ struct Panel {
   const T* from;  // this thread's first element
   i64 step;       // from share to share
   i64 along;
-  Way way;
+  PanelLoad mode;
   u32 k, at;      // its index of the contraction, and its place in shared memory
   i32 more;       // indices of the outer dim from there on that are inside
   T items[ITEMS];
 
   // At the outer dim's index `first` and the contraction's index `start`.
-  DEVICE void begin(const T* data, const Side& side, u32 first, i64 start) {
-    way = side.way;
+  DEVICE void begin(const T* data, const PanelOperand& side, u32 first, i64 start) {
+    mode = side.mode;
     along = side.along;
     u32 outer;
-    if (QUADS && way == ALONG4) {
+    if (QUADS && mode == ALONG4) {
       outer = place<QUADS ? ALONG4 : ALONG>(side);
-    } else if (QUADS && way == OUTER4) {
+    } else if (QUADS && mode == OUTER4) {
       outer = place<QUADS ? OUTER4 : OUTER>(side);
-    } else if (way == ALONG) {
+    } else if (mode == ALONG) {
       outer = place<ALONG>(side);
     } else {
       outer = place<OUTER>(side);
@@ -77,9 +77,9 @@ struct Panel {
   }
 
   // The thread's first index of the outer dim.
-  template <Way WAY>
-  DEVICE u32 place(const Side& side) {
-    typedef Shares<WAY> S;
+  template <PanelLoad MODE>
+  DEVICE u32 place(const PanelOperand& side) {
+    typedef Shares<MODE> S;
     u32 in_line = threadIdx.x % S::LINE * S::SIZE, line = threadIdx.x / S::LINE;
     k = S::LINE_ALONG ? in_line : line;
     step = S::LINE_ALONG ? S::LINES * side.outer : S::LINES * along;
@@ -88,11 +88,11 @@ struct Panel {
 
   // Fetches the next `len` indices.
   DEVICE void load(u32 len) {
-    if (QUADS && way == ALONG4) {
+    if (QUADS && mode == ALONG4) {
       fetch<QUADS ? ALONG4 : ALONG>(len);
-    } else if (QUADS && way == OUTER4) {
+    } else if (QUADS && mode == OUTER4) {
       fetch<QUADS ? OUTER4 : OUTER>(len);
-    } else if (way == ALONG) {
+    } else if (mode == ALONG) {
       fetch<ALONG>(len);
     } else {
       fetch<OUTER>(len);
@@ -100,9 +100,9 @@ struct Panel {
     from += (i64)len * along;
   }
 
-  template <Way WAY>
+  template <PanelLoad MODE>
   DEVICE void fetch(u32 len) {
-    typedef Shares<WAY> S;
+    typedef Shares<MODE> S;
     const T* p = from;
     i32 more_k = (i32)(len - k);
     UNROLL
@@ -119,22 +119,22 @@ struct Panel {
     W* to = panel + at;
     // A small panel has less than one element a thread.
     if (R * DEPTH < THREADS && threadIdx.x >= R * DEPTH) return;
-    if (QUADS && way == ALONG4) {
+    if (QUADS && mode == ALONG4) {
       put<QUADS ? ALONG4 : ALONG>(to);
-    } else if (QUADS && way == OUTER4) {
+    } else if (QUADS && mode == OUTER4) {
       put<QUADS ? OUTER4 : OUTER>(to);
-    } else if (way == ALONG) {
+    } else if (mode == ALONG) {
       put<ALONG>(to);
     } else {
       put<OUTER>(to);
     }
   }
 
-  template <Way WAY>
+  template <PanelLoad MODE>
   DEVICE void put(W* to) const {
-    typedef Shares<WAY> S;
+    typedef Shares<MODE> S;
     // Elements that are neighbours in shared memory, too.
-    constexpr u32 V = WAY == OUTER4 ? 16 / sizeof(W) : 1, NEXT = S::LINE_ALONG ? PITCH : 1;
+    constexpr u32 V = MODE == OUTER4 ? 16 / sizeof(W) : 1, NEXT = S::LINE_ALONG ? PITCH : 1;
     UNROLL
     for (u32 i = 0; i < S::LEN; ++i) {
       UNROLL

@@ -8,8 +8,8 @@
 #include "matmul_panel.cuh"
 
 // What a launch computes, and how.
-struct Job {
-  Side left, right;
+struct GemmJob {
+  PanelOperand left, right;
   // The result's steps in elements, in memory: from row to row, column to column, product to product, part to part.
   i64 c_row, c_col, c_batch, c_part;
   // Tiles down and across, products, parts of the contraction, and their product.
@@ -17,7 +17,7 @@ struct Job {
   // The depth in the tree of a part's node, and of the deepest leaf.
   u32 part_depth, deepest;
   // Slots in shared memory; those in global memory follow.
-  u32 near_slots, far_slots;
+  u32 shared_slots, global_slots;
   // 1 where a row's columns lie side by side and are aligned for whole vectors.
   u32 whole_vectors;
 };
@@ -134,27 +134,27 @@ struct Tile {
   }
 
   // After a leaf: joins what is complete, and lets the sum wait unless it is the part's last.
-  DEVICE void fold(Leaf leaf, bool last, const Job& job, W* near, W* far) {
+  DEVICE void fold(Leaf leaf, bool last, const GemmJob& job, W* near, W* far) {
     u32 depth = leaf.depth(), top = last ? job.part_depth : depth - leaf.merges();
     for (; depth > top; --depth) {
       u32 slot = job.deepest - depth;
-      if (slot < job.near_slots) {
+      if (slot < job.shared_slots) {
         join(near + slot * SLOT);
       } else {
-        join(far + (slot - job.near_slots) * SLOT);
+        join(far + (slot - job.shared_slots) * SLOT);
       }
     }
     if (last) return;
     u32 slot = job.deepest - depth;
-    if (slot < job.near_slots) {
+    if (slot < job.shared_slots) {
       push(near + slot * SLOT);
     } else {
-      push(far + (slot - job.near_slots) * SLOT);
+      push(far + (slot - job.shared_slots) * SLOT);
     }
   }
 
   template <class E>
-  DEVICE void write(E* c, const Job& job, u32 rows, u32 cols) const {
+  DEVICE void write(E* c, const GemmJob& job, u32 rows, u32 cols) const {
     UNROLL
     for (u32 i = 0; i < TM; ++i) {
       u32 down = row + i / VM * NEXT_M + i % VM;
@@ -179,7 +179,7 @@ struct Tile {
   }
 
   // One part of the tree over one tile.
-  DEVICE void sum(Left& left, Right& right, const Leaf* leaves, Part part, const Job& job, W* shared, W* far) {
+  DEVICE void sum(Left& left, Right& right, const Leaf* leaves, Part part, const GemmJob& job, W* shared, W* far) {
     W* near = shared + 2 * STAGE;
     u32 at = part.first, buffer = 0;
     Leaf leaf = leaves[at];
@@ -216,7 +216,7 @@ struct Tile {
 };
 
 // The tile's rows and columns: bands of a few rows of tiles, so that blocks that run at once share what they read.
-DEVICE void tile_at(const Job& job, u32 tile, u32& row, u32& col) {
+DEVICE void tile_at(const GemmJob& job, u32 tile, u32& row, u32& col) {
   constexpr u32 BAND = 8;
   u32 band = tile / (BAND * job.cols_tiles), first = band * BAND, height = min(BAND, job.rows_tiles - first);
   u32 inside = tile - first * job.cols_tiles;
@@ -227,12 +227,12 @@ DEVICE void tile_at(const Job& job, u32 tile, u32& row, u32& col) {
 // All tiles of all parts of all products. `c` takes the sums, or `parts` where the contraction is cut in several.
 template <class T, u32 ROWS, u32 COLS, u32 DEPTH, u32 TM, u32 TN, u32 LM, u32 WM>
 DEVICE void multiply(const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts,
-                     const Job& job) {
+                     const GemmJob& job) {
   typedef Tile<T, ROWS, COLS, DEPTH, TM, TN, LM, WM> Mine;
   DYNAMIC_SHARED(shared);
   Mine tile;
   tile.place();
-  far += (u64)blockIdx.x * job.far_slots * Mine::SLOT;
+  far += (u64)blockIdx.x * job.global_slots * Mine::SLOT;
   for (u32 item = blockIdx.x; item < job.items; item += gridDim.x) {
     u32 tiles = job.rows_tiles * job.cols_tiles, product = item / tiles, row, col;
     tile_at(job, item % tiles, row, col);

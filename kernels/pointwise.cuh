@@ -34,7 +34,7 @@ DEVICE u32 divide(u32 i, const Divisor& by) { return (__umulhi(i, by.magic) + i)
 // The result (place 0) and up to three operands as strided layouts of one shape, innermost dim first. Along the
 // innermost dim, indices count packs of `width` elements; a stride of 0 there repeats one element.
 constexpr int WALK_DIMS = 6;
-struct Walk {
+struct StridedWalk {
   u64 start[4];
   u64 stride[4][WALK_DIMS];
   Divisor by[WALK_DIMS];
@@ -126,7 +126,7 @@ struct Places {
   u64 at[N];
 };
 template <int N>
-DEVICE Places<N> places(const Walk& walk, u32 i) {
+DEVICE Places<N> places(const StridedWalk& walk, u32 i) {
   Places<N> places;
   UNROLL for (int k = 0; k < N; k++) places.at[k] = walk.start[k];
   u32 last = walk.dims - 1;
@@ -145,7 +145,7 @@ struct Spots {
 };
 
 template <int V, int WHO, class T, int N, int U>
-DEVICE Packs<T, V, U> load_strided(const Walk& walk, At<WHO, T> x, const Spots<N, U>& spots) {
+DEVICE Packs<T, V, U> load_strided(const StridedWalk& walk, At<WHO, T> x, const Spots<N, U>& spots) {
   Packs<T, V, U> out;
   bool repeated = V > 1 && walk.stride[WHO][0] == 0;
   UNROLL for (int u = 0; u < U; u++) {
@@ -170,7 +170,7 @@ DEVICE void store_strided(Scalars k, u32 len, O* out, u32 first, const Spots<N, 
 }
 
 template <class F, int V, class O, int... WHO, class... In>
-DEVICE void strided_by(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
+DEVICE void strided_by(Scalars k, const StridedWalk& walk, O* out, At<WHO, In>... in) {
   constexpr int U = PACKS, N = 1 + sizeof...(In);
   u32 first = blockIdx.x * (POINTWISE_THREADS * U) + threadIdx.x;
   Spots<N, U> spots;
@@ -182,7 +182,7 @@ DEVICE void strided_by(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
 }
 
 template <class F, class O, int... WHO, class... In>
-DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
+DEVICE void strided(Scalars k, const StridedWalk& walk, O* out, At<WHO, In>... in) {
   constexpr int V = PACK_LEN<O, In...>;
   if (V > 1 && walk.width == V) return strided_by<F, V>(k, walk, out, in...);
   strided_by<F, 1>(k, walk, out, in...);
@@ -193,14 +193,14 @@ DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
 // The two entries of formula F: the name ends in T, the operands are of types X, Y, Z and the result of type O.
 #define POINTWISE_1(name, F, T, O, X)                                                                                 \
   KERNEL(name##_##T, POINTWISE_THREADS, (const X* x, O* out, u64 n, Scalars k)) { flat<F>(k, out, n, x); }            \
-  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, O* out, Walk walk, Scalars k)) {                         \
+  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, O* out, StridedWalk walk, Scalars k)) {                         \
     strided<F>(k, walk, out, At<1, X>{x});                                                                            \
   }
 #define POINTWISE_2(name, F, T, O, X, Y)                                                                              \
   KERNEL(name##_##T, POINTWISE_THREADS, (const X* x, const Y* y, O* out, u64 n, Scalars k)) {                         \
     flat<F>(k, out, n, x, y);                                                                                         \
   }                                                                                                                   \
-  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, const Y* y, O* out, Walk walk, Scalars k)) {             \
+  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, const Y* y, O* out, StridedWalk walk, Scalars k)) {             \
     strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y});                                                               \
   }
 #define POINTWISE_3(name, F, T, O, X, Y, Z)                                                                           \
@@ -208,7 +208,7 @@ DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
     flat<F>(k, out, n, x, y, z);                                                                                      \
   }                                                                                                                   \
   KERNEL(name##_strided_##T, POINTWISE_THREADS,                                                                       \
-         (const X* x, const Y* y, const Z* z, O* out, Walk walk, Scalars k)) {                                        \
+         (const X* x, const Y* y, const Z* z, O* out, StridedWalk walk, Scalars k)) {                                        \
     strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y}, At<3, Z>{z});                                                  \
   }
 

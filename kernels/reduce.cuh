@@ -241,7 +241,7 @@ DEVICE A fold_team(A x, u32 warps) {
 
 // The kept dims, fastest first: extents, and strides in the operand and in the result. Their product is below 2^32. Filled by
 // src/tensor/cuda/reduce.rs.
-struct Nest {
+struct KeptDims {
   u64 in[6], out[6];
   u32 len[6];
   u32 rank, unused;
@@ -261,7 +261,7 @@ struct Nest {
 
 // Rows of up to 4 leaves, 8 >> depth of them a warp.
 template <class F, class In, class Out>
-DEVICE void reduce_short_rows(const In* x, Out* out, const Nest& nest, u64 rows, u32 n, u32 depth, bool halved) {
+DEVICE void reduce_short_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u32 n, u32 depth, bool halved) {
   typedef Wide<In> A;
   u32 lane = threadIdx.x % LANES, slot = slot_of(lane);
   u64 first = (thread_index() / LANES) << (3 - depth), from, to;
@@ -281,7 +281,7 @@ DEVICE void reduce_short_rows(const In* x, Out* out, const Nest& nest, u64 rows,
 // Rows of `n` contiguous elements, 2^depth leaves each, cut into 2^split nodes that stay apart in the result, `apart`
 // elements from one another. A node is a team's, of 2^team of the block's 8 warps. Blocks are one-dimensional.
 template <class F, class In, class Out>
-DEVICE void reduce_rows(const In* x, Out* out, const Nest& nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team,
+DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team,
                         bool halved) {
   typedef Wide<In> A;
   if (depth < 3) return reduce_short_rows<F>(x, out, nest, rows, n, depth, halved);
@@ -357,7 +357,7 @@ DEVICE void fold_columns(u64 columns, u32 n, u32 depth, u32 split, u32 team, boo
 
 // Columns of `n` elements `stride` apart; parts lie `apart` elements apart in the result.
 template <class F, class In, class Out>
-DEVICE void reduce_columns(const In* x, Out* out, const Nest& nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split,
+DEVICE void reduce_columns(const In* x, Out* out, const KeptDims& nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split,
                            u32 team, bool halved) {
   u64 column = ((u64)blockIdx.x * (8 >> team) + (threadIdx.y >> team)) * 32 + threadIdx.x, from, to;
   nest.offsets((u32)(column < columns ? column : 0), from, to);
@@ -374,10 +374,10 @@ DEVICE void reduce_columns(const In* x, Out* out, const Nest& nest, u64 columns,
   REDUCTION_OF(F, narrow_rows_##T, narrow_columns_##T, Wide<T>, T)
 #define REDUCTION_OF(F, ROWS, COLUMNS, IN, OUT)                                                                          \
   KERNEL(ROWS, 256,                                                                                                      \
-         (const IN* x, OUT* out, Nest nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {   \
+         (const IN* x, OUT* out, KeptDims nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {   \
     reduce_rows<F>(x, out, nest, rows, apart, n, depth, split, team, halved);                                            \
   }                                                                                                                      \
-  KERNEL(COLUMNS, 256, (const IN* x, OUT* out, Nest nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
+  KERNEL(COLUMNS, 256, (const IN* x, OUT* out, KeptDims nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
                         u32 team, u32 halved)) {                                                                         \
     reduce_columns<F>(x, out, nest, columns, stride, apart, n, depth, split, team, halved);                              \
   }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use isoshard::tensor::DType;
 use isoshard::tensor::cuda::{
-    Address, Blas, Copy, DeviceProperties, Driver, DriverResult, Grid, Handle, Matrix, Product, Program,
+    Address, Blas, CopyDirection, DeviceProperties, Driver, DriverResult, Grid, Handle, KernelProgram,
+    Matrix, Product,
 };
 
 /// A driver over another one.
@@ -43,16 +44,19 @@ impl Wrapped {
 
 // SAFETY: the products are computed on the memory that they name, and nothing else is touched.
 unsafe impl Blas for Loops {
-    fn room_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
+    fn workspace_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
         Ok((product.cols != REFUSED_COLS).then_some(ROOM_BYTES))
     }
 
     unsafe fn multiply(&self, product: &Product, room: Address, stream: Handle) -> DriverResult<()> {
         let p = *product;
         assert_eq!(room % 256, 0);
-        assert!(!p.out.turned && p.out.step >= p.rows);
+        assert!(!p.out.transposed && p.out.step >= p.rows);
         for (m, rows, cols) in [(p.left, p.rows, p.sum), (p.right, p.sum, p.cols), (p.out, p.rows, p.cols)] {
-            assert!(m.step >= if m.turned { cols } else { rows }.max(1), "BLAS's leading dimension: {m:?}");
+            assert!(
+                m.step >= if m.transposed { cols } else { rows }.max(1),
+                "BLAS's leading dimension: {m:?}"
+            );
         }
         // SAFETY: the room has as many bytes.
         unsafe { self.driver.fill(room, 0xff, ROOM_BYTES, stream) }?;
@@ -74,7 +78,7 @@ unsafe impl Blas for Loops {
 }
 
 fn at(p: &Product, m: &Matrix, batch: usize, i: usize, j: usize) -> Address {
-    let (quick, slow) = if m.turned { (j, i) } else { (i, j) };
+    let (quick, slow) = if m.transposed { (j, i) } else { (i, j) };
     m.at + ((batch * m.batch_step + quick + slow * m.step) * p.dtype.size_bytes()) as u64
 }
 
@@ -151,15 +155,22 @@ unsafe impl Driver for Wrapped {
     fn is_done(&self, event: Handle) -> DriverResult<bool> {
         self.inner.is_done(event)
     }
-    unsafe fn copy(&self, way: Copy, to: u64, from: u64, bytes: usize, stream: Handle) -> DriverResult<()> {
+    unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Handle,
+    ) -> DriverResult<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.copy(way, to, from, bytes, stream) }
+        unsafe { self.inner.copy(direction, to, from, bytes, stream) }
     }
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()> {
         // SAFETY: the caller's promise.
         unsafe { self.inner.fill(at, byte, bytes, stream) }
     }
-    fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
+    fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         self.inner.compile(program)
     }
     fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle> {

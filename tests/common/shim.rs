@@ -33,11 +33,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use isoshard::tensor::Device;
-use isoshard::tensor::cuda::{self, Copy, DeviceProperties, DriverError, DriverResult, Handle};
+use isoshard::tensor::cuda::{self, CopyDirection, DeviceProperties, DriverError, DriverResult, Handle};
 
 use compiler::Compiler;
 use memory::Memory;
-use program::{Function, Program};
+use program::{Function, LoadedProgram};
 use queue::{Policy, Queue, Task};
 
 /// The order in which a block's threads run between barriers, and a grid's blocks.
@@ -151,7 +151,7 @@ pub struct Shim {
     launches: AtomicU64,
     memory: Mutex<Memory>,
     queue: Mutex<Queue>,
-    programs: Mutex<Vec<Program>>,
+    programs: Mutex<Vec<LoadedProgram>>,
     functions: Mutex<Vec<Function>>,
     calls: Mutex<HashMap<&'static str, Calls>>,
     /// Misuse that the call which saw it cannot refuse; the next that waits for a stream does.
@@ -300,8 +300,9 @@ impl Shim {
                 let done = unsafe { function.run(grid, &mut pointers, order) };
                 done.map_err(|why| refusal("launch", "CUDA_ERROR_LAUNCH_FAILED", &why))
             }
-            Task::Copy { way, to, from, bytes } => {
-                let (to_host, from_host) = (way == Copy::ToHost, way == Copy::ToDevice);
+            Task::Copy { direction, to, from, bytes } => {
+                let (to_host, from_host) =
+                    (direction == CopyDirection::ToHost, direction == CopyDirection::ToDevice);
                 self.holds("copy", to, bytes, to_host)?;
                 self.holds("copy", from, bytes, from_host)?;
                 // SAFETY: both ranges lie in live blocks; ranges that overlap are copied as if through a third.

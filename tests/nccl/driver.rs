@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use isoshard::tensor::Device;
 use isoshard::tensor::cuda::{
-    self, Address, Copy, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle, Program,
+    self, Address, CopyDirection, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle,
+    KernelProgram,
 };
 
 use crate::shim::{Settings, Shim, Streams};
@@ -211,9 +212,16 @@ unsafe impl Driver for Threaded {
         let counts = lock(&event.counts);
         Ok(counts.1 == counts.0)
     }
-    unsafe fn copy(&self, way: Copy, to: u64, from: u64, bytes: usize, stream: Handle) -> DriverResult<()> {
+    unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Handle,
+    ) -> DriverResult<()> {
         // SAFETY: the caller's promise holds until the stream has done it.
-        self.later(stream, move |inner, at_once| unsafe { inner.copy(way, to, from, bytes, at_once) });
+        self.later(stream, move |inner, at_once| unsafe { inner.copy(direction, to, from, bytes, at_once) });
         Ok(())
     }
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()> {
@@ -221,7 +229,7 @@ unsafe impl Driver for Threaded {
         self.later(stream, move |inner, at_once| unsafe { inner.fill(at, byte, bytes, at_once) });
         Ok(())
     }
-    fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
+    fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         self.inner.compile(program)
     }
     fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle> {

@@ -64,7 +64,7 @@ struct Case {
     q_start: usize,
     p: f64,
     /// Heads next to each other in memory, as projections leave them, and rows apart by more than they hold.
-    turned: bool,
+    transposed: bool,
 }
 
 const PLAIN: Case = Case {
@@ -78,14 +78,14 @@ const PLAIN: Case = Case {
     dv: 8,
     q_start: 0,
     p: 0.0,
-    turned: false,
+    transposed: false,
 };
 
 const DRAW: Draw = Draw { seed: 7, number: 3 };
 
 impl Case {
     fn operand(&self, device: Device, heads: usize, len: usize, d: usize, seed: u64) -> Tensor {
-        if !self.turned {
+        if !self.transposed {
             return noise([self.batch, heads, len, d], self.dtype, seed).to_device(device).unwrap();
         }
         let wide = noise([self.batch, len, heads, d + 3], self.dtype, seed).to_device(device).unwrap();
@@ -211,9 +211,9 @@ fn groups_dropout_and_strides() {
     let Some(device) = shim::device() else { return };
     for (i, (heads, groups)) in [(2, 2), (3, 1), (6, 2), (5, 1)].into_iter().enumerate() {
         for (j, p) in [0.0, 0.25, 1.0].into_iter().enumerate() {
-            let (dtype, turned) = (DTYPES[(i + j) % 4], j != 1);
+            let (dtype, transposed) = (DTYPES[(i + j) % 4], j != 1);
             let d = [8, 12, 72][(i + 2 * j) % 3];
-            Case { dtype, batch: 2, heads, groups, queries: 67, keys: 69, d, dv: d, p, turned, ..PLAIN }
+            Case { dtype, batch: 2, heads, groups, queries: 67, keys: 69, d, dv: d, p, transposed, ..PLAIN }
                 .check(device);
         }
     }
@@ -329,9 +329,9 @@ fn rotary_turns_by_the_cpus_bits() {
                 |x: &Tensor| x.transpose(0, t).unwrap().contiguous().unwrap().transpose(0, t).unwrap();
             let apart =
                 |x: &Tensor| x.transpose(t, last).unwrap().contiguous().unwrap().transpose(t, last).unwrap();
-            for turned in [heads(&there), apart(&there)] {
-                let got = eval_whole(&op, std::slice::from_ref(&turned)).unwrap().remove(0);
-                expect_same(&got, &want, &format!("{shape:?} turned, in {dtype}"));
+            for transposed in [heads(&there), apart(&there)] {
+                let got = eval_whole(&op, std::slice::from_ref(&transposed)).unwrap().remove(0);
+                expect_same(&got, &want, &format!("{shape:?} transposed, in {dtype}"));
             }
             assert_eq!(
                 eval_whole(&op, &[heads(&there)]).unwrap()[0].strides(),

@@ -20,7 +20,7 @@ struct Case {
     q_start: usize,
     p: f64,
     /// Heads next to each other in memory.
-    turned: bool,
+    transposed: bool,
 }
 
 const PLAIN: Case = Case {
@@ -33,7 +33,7 @@ const PLAIN: Case = Case {
     dv: 16,
     q_start: 0,
     p: 0.0,
-    turned: false,
+    transposed: false,
 };
 
 /// A matrix, or several, in f64.
@@ -86,11 +86,11 @@ impl Case {
             |(h, len, d)| {
                 let mut stream = Stream((h * 31 + len * 7 + d) as u64);
                 let mut unit = || (stream.next() >> 11) as f64 / (1u64 << 53) as f64;
-                let shape = if self.turned { [1, len, h, d] } else { [1, h, len, d] };
+                let shape = if self.transposed { [1, len, h, d] } else { [1, h, len, d] };
                 let values: Vec<f64> =
                     (0..h * len * d).map(|_| (unit() + unit() + unit() + unit() - 2.0) * 1.7).collect();
                 let x = cpu::cast(&Tensor::from_vec(values, shape).unwrap(), self.dtype).unwrap();
-                if self.turned { x.transpose(1, 2).unwrap() } else { x }
+                if self.transposed { x.transpose(1, 2).unwrap() } else { x }
             },
         )
     }
@@ -113,9 +113,9 @@ impl Case {
     fn on(&self, device: Device, ins: &[Tensor; 4]) -> [Tensor; 5] {
         // Moved as they lie.
         let moved = ins.each_ref().map(|x| {
-            let turned = if self.turned { x.transpose(1, 2).unwrap() } else { x.clone() };
-            let there = turned.to_device(device).unwrap();
-            if self.turned { there.transpose(1, 2).unwrap() } else { there }
+            let transposed = if self.transposed { x.transpose(1, 2).unwrap() } else { x.clone() };
+            let there = transposed.to_device(device).unwrap();
+            if self.transposed { there.transpose(1, 2).unwrap() } else { there }
         });
         let [q, k, v, grad] = &moved;
         let (o, lse) = self.call().forward(q, k, v).unwrap();
@@ -206,7 +206,7 @@ fn within_the_bound_at_every_size() {
         (96, 72, DType::BF16),
         (128, 104, DType::F16),
     ] {
-        Case { dtype, d, dv, queries: 70, keys: 70, heads: 2, groups: 1, turned: true, ..PLAIN }
+        Case { dtype, d, dv, queries: 70, keys: 70, heads: 2, groups: 1, transposed: true, ..PLAIN }
             .check(device);
     }
 }
@@ -226,7 +226,7 @@ fn within_the_bound_with_cuts_groups_and_dropout() {
             Case { dtype, queries, keys, q_start, p, heads: 4, groups: 2, ..PLAIN }.check(device);
         }
     }
-    Case { queries: 66, keys: 68, p: 0.25, d: 72, dv: 72, turned: true, ..PLAIN }.check(device);
+    Case { queries: 66, keys: 68, p: 0.25, d: 72, dv: 72, transposed: true, ..PLAIN }.check(device);
 }
 
 #[test]

@@ -249,9 +249,9 @@ fn the_library_is_told_the_right_matrices() {
     }
     let Some([_, _, driver]) = &on.drivers else { return };
     let made = || driver.blas.as_ref().unwrap().products.lock().unwrap();
-    assert!(made().iter().any(|p| p.left.turned) && made().iter().any(|p| p.right.turned));
+    assert!(made().iter().any(|p| p.left.transposed) && made().iter().any(|p| p.right.transposed));
     assert!(made().iter().any(|p| p.left.batch_step == 0 && p.batch > 1), "a shared operand is not copied");
-    // What the library does not take, our kernel does. It sees the product turned: its columns are our rows.
+    // What the library does not take, our kernel does. It sees the product transposed: its columns are our rows.
     let before = made().len();
     let (a, b) = (noise(DType::F32, &[1, REFUSED_COLS, 50], 1), noise(DType::F32, &[1, 50, 6], 2));
     let want = cpu::gemm("matmul", &a, &b, &[50]).unwrap();

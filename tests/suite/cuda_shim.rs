@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::common::shim::{Order, Settings, Shim, Streams, with_order};
-use isoshard::tensor::cuda::{self, Copy, Driver, DriverError, Grid, Handle, Program};
+use isoshard::tensor::cuda::{self, CopyDirection, Driver, DriverError, Grid, Handle, KernelProgram};
 
 const ORDERS: [Order; 6] = [
     Order::Ascending,
@@ -245,14 +245,14 @@ fn memory_is_watched() {
         // SAFETY: what lies outside is refused.
         unsafe { shim.copy(way, to, from, bytes, bench.stream) }
     };
-    copy(Copy::Within, a, b + 5999, 1).unwrap();
-    copy(Copy::ToDevice, a + 3936, host as u64, 64).unwrap();
+    copy(CopyDirection::Within, a, b + 5999, 1).unwrap();
+    copy(CopyDirection::ToDevice, a + 3936, host as u64, 64).unwrap();
     for (way, to, from, bytes) in [
-        (Copy::Within, a, b + 5999, 2),
-        (Copy::Within, a + 4000, b, 1),
-        (Copy::ToDevice, a, b, 8),
-        (Copy::ToHost, host as u64 + 1, a, 64),
-        (Copy::Within, 0, a, 8),
+        (CopyDirection::Within, a, b + 5999, 2),
+        (CopyDirection::Within, a + 4000, b, 1),
+        (CopyDirection::ToDevice, a, b, 8),
+        (CopyDirection::ToHost, host as u64 + 1, a, 64),
+        (CopyDirection::Within, 0, a, 8),
     ] {
         assert!(text(copy(way, to, from, bytes).unwrap_err()).contains("no live block"), "{way:?}");
     }
@@ -262,7 +262,10 @@ fn memory_is_watched() {
     // SAFETY: `a` came from here and is used no more; the second time it is refused.
     let twice = unsafe { (shim.free(a), shim.free(a)) };
     assert!(twice.0.is_ok() && text(twice.1.unwrap_err()).contains("freed twice"));
-    assert!(text(copy(Copy::Within, b, a, 8).unwrap_err()).contains("no live block"), "after it was freed");
+    assert!(
+        text(copy(CopyDirection::Within, b, a, 8).unwrap_err()).contains("no live block"),
+        "after it was freed"
+    );
     shim.check().unwrap();
     bench.launch("small_blocks", [1, 1, 1], [1, 1, 1], 0, &[bytes(&a)]).unwrap();
     assert!(shim.check().unwrap_err().contains("after the block was freed"));
@@ -354,7 +357,7 @@ fn late_errors_come_when_their_stream_is_waited_for() {
     let host = bench.shim.alloc_host(4).unwrap();
     // SAFETY: the blocks live; the host reads after the stream is through, and once before on purpose.
     let (early, late) = unsafe {
-        bench.shim.copy(Copy::ToHost, host as u64, out, 4, bench.stream).unwrap();
+        bench.shim.copy(CopyDirection::ToHost, host as u64, out, 4, bench.stream).unwrap();
         let early = host.cast::<u32>().read();
         bench.shim.synchronize(bench.stream).unwrap();
         (early, host.cast::<u32>().read())
@@ -382,7 +385,7 @@ fn calls_fail_where_a_test_wants_it() {
 fn sources_are_compiled_once_and_errors_are_the_compilers() {
     let Some(shim) = Shim::new(quiet()) else { return };
     let source = "#include \"iso.cuh\"\nKERNEL(one, 32, (u32* out)) { *out = ONE; }\n";
-    let program = |options| Program { name: "one", source, headers: cuda::headers(), options };
+    let program = |options| KernelProgram { name: "one", source, headers: cuda::headers(), options };
     let log = shim.compile(&program(&[])).unwrap_err();
     assert!(log.contains("one.cu:2") && log.contains("ONE"), "{log}");
     let images: Vec<Vec<u8>> = std::thread::scope(|scope| {
@@ -421,8 +424,12 @@ impl Bench {
             return None;
         };
         shim.bind().unwrap();
-        let program =
-            Program { name: "kernels", source: KERNELS, headers: cuda::headers(), options: cuda::OPTIONS };
+        let program = KernelProgram {
+            name: "kernels",
+            source: KERNELS,
+            headers: cuda::headers(),
+            options: cuda::OPTIONS,
+        };
         let image = shim.compile(&program).unwrap_or_else(|log| panic!("{log}"));
         let (module, stream) = (shim.load("kernels", &image).unwrap(), shim.stream().unwrap());
         Some(Bench { shim, stream, module })
@@ -465,7 +472,7 @@ impl Bench {
         // SAFETY: both blocks are as large, and both stay.
         unsafe {
             host.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            self.shim.copy(Copy::ToDevice, at, host as u64, bytes.len(), self.stream).unwrap();
+            self.shim.copy(CopyDirection::ToDevice, at, host as u64, bytes.len(), self.stream).unwrap();
         }
         at
     }
@@ -476,7 +483,7 @@ impl Bench {
         let host = self.shim.alloc_host(bytes.len()).unwrap();
         // SAFETY: both blocks are as large, and the copy is waited for.
         unsafe {
-            self.shim.copy(Copy::ToHost, host as u64, at, bytes.len(), self.stream).unwrap();
+            self.shim.copy(CopyDirection::ToHost, host as u64, at, bytes.len(), self.stream).unwrap();
             self.shim.synchronize(self.stream).unwrap();
             host.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
             self.shim.free_host(host).unwrap();

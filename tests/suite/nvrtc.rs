@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use isoshard::tensor::cuda::{self, Program, nvidia};
+use isoshard::tensor::cuda::{self, KernelProgram, nvidia};
 
 /// Hopper; nvcc compiles for Ampere as well (tests/gpu/compile_kernels.sh).
 const CAPABILITY: (u32, u32) = (9, 0);
@@ -64,7 +64,7 @@ fn the_compilers_own_words_reach_the_caller() {
 
 fn compile(file: &str, source: &str) -> Outcome {
     let name = file.strip_suffix(".cu").unwrap_or(file);
-    let program = Program { name, source, headers: cuda::headers(), options: cuda::OPTIONS };
+    let program = KernelProgram { name, source, headers: cuda::headers(), options: cuda::OPTIONS };
     let began = Instant::now();
     let code = nvidia::compile(&program, CAPABILITY);
     (began.elapsed(), code)

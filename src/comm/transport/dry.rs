@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::engine::{Channel, Engine, Request, Tensors};
+use super::engine::{CallResults, Channel, Engine, Request};
 use crate::comm::calls::{Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -30,7 +30,7 @@ impl Engine for DryEngine {
 
     fn open(&self, ranks: &[usize], _: &str) -> Result<Arc<dyn Channel>> {
         let index = ranks.iter().position(|&r| r == self.rank).expect("checked by the caller");
-        Ok(Arc::new(Silent { index }))
+        Ok(Arc::new(DryChannel { index }))
     }
 
     fn end(&self) -> Result<()> {
@@ -42,18 +42,18 @@ impl Engine for DryEngine {
 
 /// A channel with nobody at the other ends.
 #[derive(Debug)]
-struct Silent {
+struct DryChannel {
     index: usize,
 }
 
-impl Channel for Silent {
+impl Channel for DryChannel {
     fn start(&self, call: Call) -> Result<Box<dyn Request>> {
         let Call { route, dtype, outgoing, incoming, .. } = call;
         let own = match route {
             Route::Gather => Some((self.index, 0)),
             Route::AllToAll => Some((self.index, self.index)),
             Route::Broadcast { root } if root == self.index => Some((0, 0)),
-            Route::Send { .. } | Route::Barrier => return Ok(Box::new(Arrived(Tensors::new()))),
+            Route::Send { .. } | Route::Barrier => return Ok(Box::new(DryRequest(CallResults::new()))),
             Route::Broadcast { .. } | Route::Recv { .. } => None,
         };
         let own = own.map(|(at, from)| (at, &outgoing[from]));
@@ -61,15 +61,15 @@ impl Channel for Silent {
             Some((at, x)) if at == i => Ok(x.clone()),
             _ => Tensor::absent(dtype, shape.clone()),
         });
-        Ok(Box::new(Arrived(all.collect::<Result<_>>()?)))
+        Ok(Box::new(DryRequest(all.collect::<Result<_>>()?)))
     }
 }
 
 /// What came at once.
-struct Arrived(Tensors);
+struct DryRequest(CallResults);
 
-impl Request for Arrived {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+impl Request for DryRequest {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         Ok(self.0)
     }
 

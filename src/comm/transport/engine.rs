@@ -107,7 +107,7 @@ pub trait Channel: Send + Sync + fmt::Debug {
 }
 
 /// The tensors that a call yields. A list of one takes no memory of its own.
-pub type Tensors = SmallVec<[Tensor; 1]>;
+pub type CallResults = SmallVec<[Tensor; 1]>;
 
 /// A call in flight. Dropping it neither blocks nor disturbs the other members; forgetting it leaks memory only.
 pub trait Request: Send {
@@ -121,7 +121,7 @@ pub trait Request: Send {
     ///
     /// # Errors
     /// The call's fault, after the engine's deadline at the latest.
-    fn wait(self: Box<Self>) -> Result<Tensors>;
+    fn wait(self: Box<Self>) -> Result<CallResults>;
 
     /// True if `wait` would not wait for another rank.
     fn is_ready(&self) -> bool;
@@ -134,7 +134,7 @@ struct Folding {
 }
 
 impl Request for Folding {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         let parts = self.inner.wait()?;
         Ok(smallvec![fold(&self.reduce, &parts)?])
     }

@@ -10,6 +10,6 @@ pub mod nccl;
 pub(super) mod threads;
 
 pub(super) use dry::DryEngine;
-pub use engine::{Channel, Engine, Request, Tensors};
+pub use engine::{CallResults, Channel, Engine, Request};
 pub use fold::Reduce;
 pub(super) use fold::fold;

@@ -13,12 +13,12 @@ use crate::tensor::DType;
 /// An implementation does what the calls say, and touches no other memory.
 pub unsafe trait Blas: Send + Sync + fmt::Debug {
     /// The bytes that a product wants to work in; none where the library does not take such a product.
-    fn room_bytes(&self, product: &Product) -> DriverResult<Option<usize>>;
+    fn workspace_bytes(&self, product: &Product) -> DriverResult<Option<usize>>;
 
     /// Puts `out = left @ right` on a stream, for all products of the batch.
     ///
     /// # Safety
-    /// [`Blas::room_bytes`] took the product; `room` has as many bytes, aligned to 256. The operands and the result lie
+    /// [`Blas::workspace_bytes`] took the product; `room` has as many bytes, aligned to 256. The operands and the result lie
     /// in allocated memory until it is done, and the result in nobody else's.
     unsafe fn multiply(&self, product: &Product, room: Address, stream: Handle) -> DriverResult<()>;
 }
@@ -42,7 +42,7 @@ pub struct Product {
     pub left: Matrix,
     /// `sum x cols`.
     pub right: Matrix,
-    /// `rows x cols`; not turned.
+    /// `rows x cols`; not transposed.
     pub out: Matrix,
 }
 
@@ -52,8 +52,8 @@ pub struct Matrix {
     /// Its first element.
     pub at: Address,
     /// False: row `i` of column `j` lies `i + j * step` elements on. True: `j + i * step`.
-    pub turned: bool,
-    /// See `turned`; at least the extent that it steps over (BLAS's leading dimension).
+    pub transposed: bool,
+    /// See `transposed`; at least the extent that it steps over (BLAS's leading dimension).
     pub step: usize,
     /// From one product's matrix to the next's, in elements; 0 where all share one.
     pub batch_step: usize,

@@ -1,11 +1,11 @@
 //! Copies between strided layouts, constants, and conversions.
 //!
 //! A copy goes by the size of an element, and of several neighbours as one where rows allow it. Where the source runs on
-//! along another dim than the result, tiles are turned in shared memory.
+//! along another dim than the result, tiles are transposed in shared memory.
 
 use super::gpu::Gpu;
-use super::map::{Formula, PACK_BYTES, THREADS, blocks, compute, formula, place};
-use super::walk::{INDICES, Layout, Nest, Side, Walk, in_order};
+use super::map::{FormulaKernels, PACK_BYTES, THREADS, blocks, compute, formula, place};
+use super::walk::{INDICES, MergedLayouts, StridedLayout, StridedWalk, TransposedDim, in_order};
 use crate::error::Result;
 use crate::tensor::{DType, Element, Tensor};
 
@@ -25,8 +25,8 @@ pub(crate) fn copy_block(
         return Ok(());
     }
     let gpu = Gpu::of(x)?;
-    let result = Layout { start: to.0, strides: to.1 };
-    let mut nest = in_order(len, result, Layout { start: from.0, strides: from.1 });
+    let result = StridedLayout { start: to.0, strides: to.1 };
+    let mut nest = in_order(len, result, StridedLayout { start: from.0, strides: from.1 });
     let mut size = x.dtype().size_bytes();
     for unit in [8, 4, 2] {
         let neighbours = unit / size;
@@ -40,9 +40,9 @@ pub(crate) fn copy_block(
         let launch = gpu.kernel("copy", "copy", of_size(size))?.read(x).write(out);
         return launch.arg(n as u64).arg([0.0; 2]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0);
     }
-    match nest.turn() {
-        Some(sides) => copy_turned(&gpu, x, out, size, nest, sides),
-        None => copy_walked(&gpu, x, out, size, nest),
+    match nest.take_transposed() {
+        Some(sides) => copy_transposed(&gpu, x, out, size, nest, sides),
+        None => copy_strided(&gpu, x, out, size, nest),
     }
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
-    let from: Formula = match x.dtype() {
+    let from: FormulaKernels = match x.dtype() {
         DType::F32 => formula!("cast_f32"),
         DType::F64 => formula!("cast_f64"),
         DType::F16 => formula!("cast_f16"),
@@ -88,11 +88,11 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     compute(from, dtype, &mut [x.clone()], dtype, &[])
 }
 
-/// `struct Turn` of `kernels/copy.cu`, byte for byte.
+/// `struct TiledTranspose` of `kernels/copy.cu`, byte for byte.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::NoUninit)]
-struct Turn {
-    around: Walk,
+struct TiledTranspose {
+    around: StridedWalk,
     column_stride: u64,
     row_stride: u64,
     columns: u32,
@@ -109,7 +109,7 @@ fn of_size(bytes: usize) -> DType {
     }
 }
 
-fn copy_walked(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: Nest) -> Result<()> {
+fn copy_strided(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: MergedLayouts) -> Result<()> {
     let width = PACK_BYTES / size;
     // Units are whole multiples of elements, which both tensors' first elements lie at.
     let behind = |t: &Tensor| place(t, PACK_BYTES / t.dtype().size_bytes()) * t.dtype().size_bytes() / size;
@@ -121,25 +121,25 @@ fn copy_walked(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: N
     })
 }
 
-fn copy_turned(
+fn copy_transposed(
     gpu: &Gpu,
     x: &Tensor,
     out: &mut Tensor,
     size: usize,
-    around: Nest,
-    (columns, rows): (Side, Side),
+    around: MergedLayouts,
+    (columns, rows): (TransposedDim, TransposedDim),
 ) -> Result<()> {
     let tile = if size < 4 { 64 } else { 32 };
     let tiles = columns.len.div_ceil(tile) * rows.len.div_ceil(tile);
     around.walks(INDICES / tiles, &mut |walk| {
-        let turn = Turn {
+        let transpose = TiledTranspose {
             around: walk,
             column_stride: columns.stride as u64,
             row_stride: rows.stride as u64,
             columns: columns.len as u32,
             rows: rows.len as u32,
         };
-        let launch = gpu.kernel("copy", "copy_turned", of_size(size))?.read(x).write(out);
-        launch.arg(turn).run(walk.len * tiles as u32, THREADS, 0)
+        let launch = gpu.kernel("copy", "copy_transposed", of_size(size))?.read(x).write(out);
+        launch.arg(transpose).run(walk.len * tiles as u32, THREADS, 0)
     })
 }

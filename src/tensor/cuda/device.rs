@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use super::driver::Driver;
 use super::handle::{DriverError, DriverResult, Handle};
 use super::lock::lock;
-use super::memory::{Ledger, Memory, Pool};
+use super::memory::{DeviceMemory, MemoryCounters, StreamPool};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
@@ -16,9 +16,9 @@ pub(crate) struct CudaDevice {
     pub index: usize,
     pub driver: Arc<dyn Driver>,
     pub modules: Modules,
-    pub ledger: Ledger,
+    pub counters: MemoryCounters,
     /// The memory that its streams keep for reuse.
-    pools: Mutex<Vec<Weak<Mutex<Pool>>>>,
+    pools: Mutex<Vec<Weak<Mutex<StreamPool>>>>,
 }
 
 /// A device's modules by name, each loaded by whoever wants it first.
@@ -77,8 +77,8 @@ pub(super) fn open(index: usize) -> Result<Arc<CudaDevice>> {
 
 impl CudaDevice {
     fn over(index: usize, driver: Arc<dyn Driver>) -> Arc<CudaDevice> {
-        let (modules, ledger) = (Modules::default(), Ledger::new(driver.properties().total_bytes));
-        Arc::new(CudaDevice { index, driver, modules, ledger, pools: Mutex::default() })
+        let (modules, counters) = (Modules::default(), MemoryCounters::new(driver.properties().total_bytes));
+        Arc::new(CudaDevice { index, driver, modules, counters, pools: Mutex::default() })
     }
 
     /// The error that the driver's refusal is, while `verb` was done.
@@ -87,12 +87,12 @@ impl CudaDevice {
     }
 
     /// Its memory, as pools take and give it.
-    pub fn memory(&self) -> Memory<'_> {
-        Memory { driver: &*self.driver, ledger: &self.ledger }
+    pub fn memory(&self) -> DeviceMemory<'_> {
+        DeviceMemory { driver: &*self.driver, counters: &self.counters }
     }
 
     /// Counts a stream's pool among those that keep memory.
-    pub fn know(&self, pool: &Arc<Mutex<Pool>>) {
+    pub fn register_pool(&self, pool: &Arc<Mutex<StreamPool>>) {
         let mut pools = lock(&self.pools);
         pools.retain(|s| s.strong_count() > 0);
         pools.push(Arc::downgrade(pool));
@@ -100,7 +100,7 @@ impl CudaDevice {
 
     /// Gives back to the driver what any stream keeps for reuse.
     pub fn clear_pools(&self) {
-        let pools: Vec<Arc<Mutex<Pool>>> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
+        let pools: Vec<Arc<Mutex<StreamPool>>> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
         for pool in pools {
             lock(&pool).clear(&self.memory());
         }

@@ -28,7 +28,7 @@ pub struct DeviceProperties {
 
 /// A source to compile: what the crate embeds.
 #[derive(Clone, Copy, Debug)]
-pub struct Program<'a> {
+pub struct KernelProgram<'a> {
     /// The file's name without its ending, e.g. `softmax`.
     pub name: &'a str,
     /// Its text.
@@ -52,7 +52,7 @@ pub struct Grid {
 
 /// What stands on either side of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copy {
+pub enum CopyDirection {
     /// From pinned host memory to the device.
     ToDevice,
     /// From the device to pinned host memory.
@@ -106,14 +106,21 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// Both ranges are allocated until the copy is done.
-    unsafe fn copy(&self, way: Copy, to: u64, from: u64, bytes: usize, stream: Handle) -> DriverResult<()>;
+    unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Handle,
+    ) -> DriverResult<()>;
     /// Sets bytes, on a stream.
     ///
     /// # Safety
     /// The range is allocated until it is done.
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()>;
     /// Compiles a source for this device: an image that [`Driver::load`] takes. On failure the compiler's log.
-    fn compile(&self, program: &Program) -> std::result::Result<Vec<u8>, String>;
+    fn compile(&self, program: &KernelProgram) -> std::result::Result<Vec<u8>, String>;
     /// Loads an image.
     fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle>;
     /// Finds an entry of a module, which may then use as much dynamic shared memory as the device has.

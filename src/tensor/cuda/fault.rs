@@ -9,7 +9,7 @@ use crate::error::Error;
 pub(super) const FAULT_BYTES: usize = 16;
 
 /// One thing a kernel may report.
-struct Rule {
+struct FaultRule {
     /// The number the kernel reports.
     code: u32,
     /// The operator.
@@ -21,13 +21,13 @@ struct Rule {
 }
 
 /// Numbers are given once and never again; 0 is no fault.
-const RULES: &[Rule] = &[
-    index(Code::Embedding, "embedding"),
-    index(Code::EmbeddingGrad, "embedding_grad"),
-    index(Code::Gather, "gather"),
-    index(Code::ScatterAdd, "scatter_add"),
-    index(Code::CrossEntropy, "cross_entropy"),
-    index(Code::CrossEntropyGrad, "cross_entropy_grad"),
+const RULES: &[FaultRule] = &[
+    index(FaultCode::Embedding, "embedding"),
+    index(FaultCode::EmbeddingGrad, "embedding_grad"),
+    index(FaultCode::Gather, "gather"),
+    index(FaultCode::ScatterAdd, "scatter_add"),
+    index(FaultCode::CrossEntropy, "cross_entropy"),
+    index(FaultCode::CrossEntropyGrad, "cross_entropy_grad"),
     element(600, "bernoulli", "a probability lies in [0, 1]"),
     element(601, "exponential", "a rate is positive and finite"),
     element(602, "gamma", "a shape is positive and finite"),
@@ -39,7 +39,7 @@ const RULES: &[Rule] = &[
 
 /// The numbers of operators that take indices.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Code {
+pub(crate) enum FaultCode {
     Embedding = 400,
     EmbeddingGrad,
     Gather,
@@ -48,18 +48,18 @@ pub(crate) enum Code {
     CrossEntropyGrad,
 }
 
-const fn index(code: Code, verb: &'static str) -> Rule {
-    Rule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
+const fn index(code: FaultCode, verb: &'static str) -> FaultRule {
+    FaultRule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
 }
 
 /// An element's number that breaks a rule.
-const fn element(code: u32, verb: &'static str, rule: &'static str) -> Rule {
-    Rule { code, verb, rule, what: "for element" }
+const fn element(code: u32, verb: &'static str, rule: &'static str) -> FaultRule {
+    FaultRule { code, verb, rule, what: "for element" }
 }
 
 /// What a row of weights breaks.
-const fn row(code: u32, rule: &'static str) -> Rule {
-    Rule { code, verb: "multinomial", rule, what: "for row" }
+const fn row(code: u32, rule: &'static str) -> FaultRule {
+    FaultRule { code, verb: "multinomial", rule, what: "for row" }
 }
 
 /// The error that the bytes tell of, if they do.

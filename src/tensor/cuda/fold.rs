@@ -15,7 +15,7 @@ const THREADS: u32 = 256;
 
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
-struct Program([u8; STEPS]);
+struct FoldProgram([u8; STEPS]);
 
 /// Folds `operands`' tensors, each its parts stacked, every part of `shape`, in `order`: as on the processor,
 /// element by element, rounded to the dtype after every join. Results are stacked where they are not one.
@@ -73,7 +73,7 @@ fn run(
     parts: &[Vec<Tensor>],
     [outs, n]: [usize; 2],
 ) -> Result<Tensor> {
-    let mut program = Program([EMPTY; STEPS]);
+    let mut program = FoldProgram([EMPTY; STEPS]);
     let mut used: Vec<&Tensor> = Vec::with_capacity(PARTS);
     for (code, step) in program.0.iter_mut().zip(steps) {
         *code = match *step {

@@ -11,26 +11,26 @@ use super::device;
 use super::driver::DeviceProperties;
 use super::handle::{DriverResult, Handle};
 use super::lock::lock;
-use super::memory::{Block, MemoryStats};
-use super::stream::{DeviceBlock, Stream};
+use super::memory::{DeviceMemoryStats, PoolBlock};
+use super::stream::{DeviceBlock, DeviceStream};
 use crate::error::{Error, MemoryFault, Result};
 use crate::tensor::storage::Buffer;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
 /// The calling thread's end of a device: its stream and the kernels it has used. Cloning shares it; it stays on its thread.
 #[derive(Clone)]
-pub struct Gpu(pub(super) Rc<Inner>);
+pub struct Gpu(pub(super) Rc<GpuState>);
 
-pub(super) struct Inner {
-    stream: Arc<Stream>,
-    pub(super) kernels: RefCell<FxHashMap<Entry, Rc<Kernel>>>,
+pub(super) struct GpuState {
+    stream: Arc<DeviceStream>,
+    pub(super) kernels: RefCell<FxHashMap<EntryKey, Rc<KernelEntry>>>,
 }
 
 /// File, stem and dtype.
-type Entry = (&'static str, &'static str, DType);
+type EntryKey = (&'static str, &'static str, DType);
 
 /// An entry of a module.
-pub(super) struct Kernel {
+pub(super) struct KernelEntry {
     pub name: String,
     pub function: Handle,
     pub parameters: Option<Vec<usize>>,
@@ -47,9 +47,9 @@ impl Gpu {
             return Ok(gpu);
         }
         let device = device::open(index)?;
-        let stream = Stream::new(device)?;
-        stream.device.know(&stream.pool);
-        let gpu = Gpu(Rc::new(Inner { stream, kernels: RefCell::default() }));
+        let stream = DeviceStream::new(device)?;
+        stream.device.register_pool(&stream.pool);
+        let gpu = Gpu(Rc::new(GpuState { stream, kernels: RefCell::default() }));
         HERE.with_borrow_mut(|here| here.insert(index, gpu.clone()));
         Ok(gpu)
     }
@@ -101,7 +101,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::OutOfMemory`], after everything kept for reuse was given back.
     pub fn uninit(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
-        let mut out = self.unset(dtype, shape.into())?;
+        let mut out = self.uninit_bools(dtype, shape.into())?;
         if dtype == DType::Bool {
             self.fill_bytes(&mut out, 0)?;
         }
@@ -109,7 +109,7 @@ impl Gpu {
     }
 
     /// As [`Gpu::uninit`], where bools may be none until a kernel has written every element.
-    pub(super) fn unset(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
+    pub(super) fn uninit_bools(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
         let numel = shape.checked_numel("tensor")?;
         let bytes = numel.checked_mul(dtype.size_bytes()).filter(|&n| n <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| {
@@ -138,7 +138,7 @@ impl Gpu {
         self.stream().device.driver.properties()
     }
 
-    pub(super) fn stream(&self) -> &Arc<Stream> {
+    pub(super) fn stream(&self) -> &Arc<DeviceStream> {
         &self.0.stream
     }
 
@@ -147,11 +147,11 @@ impl Gpu {
         let Some(at) = x.device_address().filter(|_| bytes > 0) else { return Ok(()) };
         // SAFETY: the tensor is as large, and its block is kept in stream order.
         let done = unsafe { stream.device.driver.fill(at, byte, bytes, stream.handle) };
-        stream.worked();
+        stream.note_work();
         done.map_err(|e| stream.device.error("fill", &e))
     }
 
-    fn block(&self, bytes: usize) -> DriverResult<Block> {
+    fn block(&self, bytes: usize) -> DriverResult<PoolBlock> {
         let stream = self.stream();
         let (device, driver) = (&stream.device, &stream.device.driver);
         let mut pool = lock(&stream.pool);
@@ -167,14 +167,14 @@ impl Gpu {
             let waits = driver.wait(stream.handle, event);
             driver.drop_event(event);
             // Whoever writes to the block on another stream has to wait as well.
-            stream.worked();
+            stream.note_work();
             waits?;
         }
         Ok(block)
     }
 
     fn memory_fault(&self, dtype: DType, shape: &Shape, bytes: usize) -> Error {
-        let stats = self.stream().device.ledger.stats();
+        let stats = self.stream().device.counters.stats();
         Error::OutOfMemory(Box::new(MemoryFault {
             device: self.device().to_string(),
             wanted: format!("{dtype}{shape}"),
@@ -188,8 +188,8 @@ impl Gpu {
 
 impl DeviceBlock {
     /// True on the thread whose stream the block belongs to: its kernels may write there.
-    pub(crate) fn is_at_home(&self) -> bool {
-        Gpu::get(self.home().device.index).is_ok_and(|gpu| Arc::ptr_eq(gpu.stream(), self.home()))
+    pub(crate) fn is_on_own_thread(&self) -> bool {
+        Gpu::get(self.owner().device.index).is_ok_and(|gpu| Arc::ptr_eq(gpu.stream(), self.owner()))
     }
 }
 
@@ -197,8 +197,8 @@ impl DeviceBlock {
 ///
 /// # Errors
 /// A device that is not there.
-pub fn memory_stats(index: usize) -> Result<MemoryStats> {
-    Ok(device::open(index)?.ledger.stats())
+pub fn memory_stats(index: usize) -> Result<DeviceMemoryStats> {
+    Ok(device::open(index)?.counters.stats())
 }
 
 /// Counts the peaks of [`memory_stats`] from what the device's memory holds now.
@@ -206,7 +206,7 @@ pub fn memory_stats(index: usize) -> Result<MemoryStats> {
 /// # Errors
 /// A device that is not there.
 pub fn reset_memory_peaks(index: usize) -> Result<()> {
-    device::open(index)?.ledger.reset_peaks();
+    device::open(index)?.counters.reset_peaks();
     Ok(())
 }
 
@@ -216,8 +216,8 @@ pub fn reset_memory_peaks(index: usize) -> Result<()> {
 /// A device that is not there.
 pub fn set_memory_limit(index: usize, bytes: usize) -> Result<()> {
     let device = device::open(index)?;
-    device.ledger.set_limit(bytes);
-    if device.ledger.stats().reserved_bytes > bytes {
+    device.counters.set_limit(bytes);
+    if device.counters.stats().reserved_bytes > bytes {
         device.clear_pools();
     }
     Ok(())

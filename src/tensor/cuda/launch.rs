@@ -10,9 +10,9 @@ use smallvec::SmallVec;
 
 use super::device::CudaDevice;
 use super::driver::Grid;
-use super::gpu::{Gpu, Kernel, is_checked};
+use super::gpu::{Gpu, KernelEntry, is_checked};
 use super::handle::{Address, DriverResult};
-use super::sources::Source;
+use super::sources::KernelSource;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
@@ -20,7 +20,7 @@ use crate::tensor::{DType, Tensor};
 #[must_use = "a launch does nothing until it is run"]
 pub struct KernelLaunch<'a> {
     gpu: &'a Gpu,
-    kernel: Rc<Kernel>,
+    kernel: Rc<KernelEntry>,
     /// The arguments' bytes, each at its alignment.
     bytes: SmallVec<[u64; 32]>,
     used: usize,
@@ -54,7 +54,7 @@ impl Gpu {
     /// A source that does not compile or load.
     pub fn kernel(
         &self,
-        source: impl Into<Source>,
+        source: impl Into<KernelSource>,
         stem: &'static str,
         dtype: DType,
     ) -> Result<KernelLaunch<'_>> {
@@ -72,7 +72,7 @@ impl Gpu {
         Ok(KernelLaunch::new(self, kernel))
     }
 
-    fn find_kernel(&self, source: Source, stem: &'static str, dtype: DType) -> Result<Kernel> {
+    fn find_kernel(&self, source: KernelSource, stem: &'static str, dtype: DType) -> Result<KernelEntry> {
         let device: &CudaDevice = &self.stream().device;
         let name = symbol(stem, dtype);
         let module = device.modules.find(device, source)?;
@@ -80,12 +80,12 @@ impl Gpu {
         let function =
             function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
         let parameters = device.driver.parameters(function);
-        Ok(Kernel { name, function, parameters })
+        Ok(KernelEntry { name, function, parameters })
     }
 }
 
 impl<'a> KernelLaunch<'a> {
-    fn new(gpu: &'a Gpu, kernel: Rc<Kernel>) -> KernelLaunch<'a> {
+    fn new(gpu: &'a Gpu, kernel: Rc<KernelEntry>) -> KernelLaunch<'a> {
         KernelLaunch {
             gpu,
             kernel,
@@ -198,7 +198,7 @@ impl<'a> KernelLaunch<'a> {
         // SAFETY: the sizes are the entry's where the driver can tell, and the tests run every kernel under one that can;
         // the tensors' blocks return to their streams, which reuse them after this kernel.
         let done = unsafe { driver.launch(self.kernel.function, grid, &mut arguments, stream.handle) };
-        stream.worked();
+        stream.note_work();
         let done = match is_checked() {
             true => done.and_then(|()| driver.synchronize(stream.handle)),
             false => done,
@@ -216,7 +216,7 @@ impl<'a> KernelLaunch<'a> {
     }
 
     fn readable(&mut self, x: &Tensor) -> Address {
-        match x.device_block().filter(|b| b.home().device.index == self.gpu.index()) {
+        match x.device_block().filter(|b| b.owner().device.index == self.gpu.index()) {
             Some(block) => {
                 let ready = block.read_by(self.gpu.stream());
                 self.note(x, ready)
@@ -226,11 +226,11 @@ impl<'a> KernelLaunch<'a> {
     }
 
     fn writable(&mut self, x: &mut Tensor) -> Address {
-        let mine = x.device_block().is_some_and(|b| Arc::ptr_eq(b.home(), self.gpu.stream()));
+        let mine = x.device_block().is_some_and(|b| Arc::ptr_eq(b.owner(), self.gpu.stream()));
         if !mine || !x.is_unshared() {
             return self.refuse(x, "a kernel writes to what nobody else holds");
         }
-        let ready = x.device_block().map_or(Ok(()), |block| block.write_at_home());
+        let ready = x.device_block().map_or(Ok(()), |block| block.write_by_owner());
         self.note(x, ready)
     }
 

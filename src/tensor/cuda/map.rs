@@ -1,21 +1,21 @@
 //! Pointwise kernels: a formula, over operands in any strides, into a fresh tensor or over an
 //! operand that nobody else holds.
 //!
-//! Missing: results that lie as turned operands do; such operands are copied to row-major order first.
+//! Missing: results that lie as transposed operands do; such operands are copied to row-major order first.
 
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
 use super::gpu::Gpu;
-use super::sources::Source;
-use super::walk::{INDICES, LAYOUTS, Layout, Nest};
+use super::sources::KernelSource;
+use super::walk::{INDICES, LAYOUTS, MergedLayouts, StridedLayout};
 use crate::error::Result;
 use crate::tensor::{DType, Tensor};
 
 /// A formula: the kernels that compute it. Made by [`formula!`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Formula {
-    pub source: Source,
+pub(crate) struct FormulaKernels {
+    pub source: KernelSource,
     pub contiguous: &'static str,
     pub strided: &'static str,
 }
@@ -27,11 +27,11 @@ macro_rules! formula {
     };
     ($file:literal, $name:literal) => {
         $crate::tensor::cuda::formula!(
-            in $crate::tensor::cuda::Source { name: $file, parts: &[] }, $name
+            in $crate::tensor::cuda::KernelSource { name: $file, parts: &[] }, $name
         )
     };
     (in $source:expr, $name:expr) => {
-        $crate::tensor::cuda::Formula {
+        $crate::tensor::cuda::FormulaKernels {
             source: $source,
             contiguous: $name,
             strided: concat!($name, "_strided"),
@@ -44,7 +44,7 @@ pub(crate) use formula;
 ///
 /// # Errors
 /// A device without room, a kernel that fails.
-pub(crate) fn map(formula: Formula, ins: &mut [Tensor], attributes: &[f64]) -> Result<Tensor> {
+pub(crate) fn map(formula: FormulaKernels, ins: &mut [Tensor], attributes: &[f64]) -> Result<Tensor> {
     let dtype = last_dtype(ins);
     compute(formula, dtype, ins, dtype, attributes)
 }
@@ -53,14 +53,14 @@ pub(crate) fn map(formula: Formula, ins: &mut [Tensor], attributes: &[f64]) -> R
 ///
 /// # Errors
 /// As [`map`].
-pub(crate) fn map_to(formula: Formula, ins: &mut [Tensor], dtype: DType) -> Result<Tensor> {
+pub(crate) fn map_to(formula: FormulaKernels, ins: &mut [Tensor], dtype: DType) -> Result<Tensor> {
     compute(formula, last_dtype(ins), ins, dtype, &[])
 }
 
 /// `formula` in its entry for `key`, with a result of `dtype`: over the first operand that nobody else holds, if one has
 /// the dtype.
 pub(super) fn compute(
-    formula: Formula,
+    formula: FormulaKernels,
     key: DType,
     ins: &mut [Tensor],
     dtype: DType,
@@ -70,19 +70,20 @@ pub(super) fn compute(
     let shape = ins[0].shape().clone();
     debug_assert!(ins.iter().all(|x| x.shape() == &shape), "{formula:?}: the operands' shapes differ");
     if shape.numel() == 0 {
-        return gpu.unset(dtype, shape);
+        return gpu.uninit_bools(dtype, shape);
     }
     let mut nest = None;
     if !ins.iter().all(Tensor::is_contiguous) {
         let found = lay_out(ins);
-        let turned: SmallVec<[usize; LAYOUTS]> = (0..ins.len()).filter(|&k| found.is_turned(k + 1)).collect();
-        for &k in &turned {
+        let transposed: SmallVec<[usize; LAYOUTS]> =
+            (0..ins.len()).filter(|&k| found.is_transposed(k + 1)).collect();
+        for &k in &transposed {
             ins[k] = ins[k].to_owned_copy()?;
         }
-        nest = Some(if turned.is_empty() { found } else { lay_out(ins) }).filter(|nest| !nest.is_flat());
+        nest = Some(if transposed.is_empty() { found } else { lay_out(ins) }).filter(|nest| !nest.is_flat());
     }
     let own = (0..ins.len()).find(|&k| ins[k].dtype() == dtype && ins[k].is_unique());
-    let fresh = if own.is_none() { Some(gpu.unset(dtype, shape)?) } else { None };
+    let fresh = if own.is_none() { Some(gpu.uninit_bools(dtype, shape)?) } else { None };
     let mut attributes_pair = [0.0; 2];
     attributes_pair[..attributes.len()].copy_from_slice(attributes);
     let call = MapCall { gpu: &gpu, formula, key, ins, own, fresh, attributes: attributes_pair };
@@ -106,17 +107,18 @@ fn last_dtype(ins: &[Tensor]) -> DType {
 }
 
 /// The layouts of a contiguous result and of the operands.
-fn lay_out(ins: &[Tensor]) -> Nest {
+fn lay_out(ins: &[Tensor]) -> MergedLayouts {
     let own = ins[0].shape().strides();
     let all = std::iter::once(&own[..]).chain(ins.iter().map(Tensor::strides));
-    let layouts: SmallVec<[Layout; LAYOUTS]> = all.map(|strides| Layout { start: 0, strides }).collect();
-    Nest::new(ins[0].shape(), &layouts)
+    let layouts: SmallVec<[StridedLayout; LAYOUTS]> =
+        all.map(|strides| StridedLayout { start: 0, strides }).collect();
+    MergedLayouts::new(ins[0].shape(), &layouts)
 }
 
 /// One formula's launches.
 struct MapCall<'a> {
     gpu: &'a Gpu,
-    formula: Formula,
+    formula: FormulaKernels,
     key: DType,
     ins: &'a mut [Tensor],
     /// The operand that the result lies over.
@@ -128,7 +130,7 @@ struct MapCall<'a> {
 
 impl MapCall<'_> {
     /// `nest` is none where all is contiguous.
-    fn run(mut self, nest: Option<Nest>) -> Result<Tensor> {
+    fn run(mut self, nest: Option<MergedLayouts>) -> Result<Tensor> {
         let widest = self.ins.iter().chain(&self.fresh).map(|x| x.dtype().size_bytes()).max();
         let width = PACK_BYTES / widest.expect("a formula has operands");
         match nest {

@@ -24,7 +24,7 @@ const OWN_SEGMENT_BYTES: usize = 10 << 20;
 
 /// The contents of a device's memory, over all threads of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryStats {
+pub struct DeviceMemoryStats {
     /// Bytes of live tensors.
     pub live_bytes: usize,
     /// The most there were at one time.
@@ -41,7 +41,7 @@ pub struct MemoryStats {
 
 /// One device's account.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct MemoryCounters {
     live: AtomicUsize,
     peak_live: AtomicUsize,
     reserved: AtomicUsize,
@@ -51,15 +51,15 @@ pub(crate) struct Ledger {
 }
 
 /// A device's memory: who gives it, and the account of it.
-pub(crate) struct Memory<'a> {
+pub(crate) struct DeviceMemory<'a> {
     pub driver: &'a dyn Driver,
-    pub ledger: &'a Ledger,
+    pub counters: &'a MemoryCounters,
 }
 
-impl Ledger {
-    pub fn new(limit_bytes: usize) -> Ledger {
+impl MemoryCounters {
+    pub fn new(limit_bytes: usize) -> MemoryCounters {
         let zero = || AtomicUsize::new(0);
-        Ledger {
+        MemoryCounters {
             live: zero(),
             peak_live: zero(),
             reserved: zero(),
@@ -69,8 +69,8 @@ impl Ledger {
         }
     }
 
-    pub fn stats(&self) -> MemoryStats {
-        MemoryStats {
+    pub fn stats(&self) -> DeviceMemoryStats {
+        DeviceMemoryStats {
             live_bytes: self.live.load(Relaxed),
             peak_live_bytes: self.peak_live.load(Relaxed),
             reserved_bytes: self.reserved.load(Relaxed),
@@ -119,56 +119,56 @@ impl Ledger {
         }
     }
 
-    fn lives(&self, bytes: usize) {
+    fn add_live(&self, bytes: usize) {
         let live = self.live.fetch_add(bytes, Relaxed) + bytes;
         self.peak_live.fetch_max(live, Relaxed);
     }
 
-    fn dies(&self, bytes: usize) {
+    fn remove_live(&self, bytes: usize) {
         self.live.fetch_sub(bytes, Relaxed);
     }
 }
 
 /// A block in use, or on its way back.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct PoolBlock {
     pub at: Address,
     bytes: usize,
     /// What must have happened before the block is used again.
-    pub pending: Pending,
+    pub pending: PendingEvents,
 }
 
-type Pending = SmallVec<[Handle; 1]>;
+type PendingEvents = SmallVec<[Handle; 1]>;
 
-impl Block {
+impl PoolBlock {
     /// No memory at all.
-    pub fn none() -> Block {
-        Block { at: 0, bytes: 0, pending: Pending::new() }
+    pub fn none() -> PoolBlock {
+        PoolBlock { at: 0, bytes: 0, pending: PendingEvents::new() }
     }
 }
 
 /// A stretch of a segment.
 #[derive(Debug)]
-struct Span {
+struct SegmentSpan {
     bytes: usize,
     /// The first address of its segment.
     segment: Address,
     small: bool,
     free: bool,
-    pending: Pending,
+    pending: PendingEvents,
 }
 
 /// One stream's blocks.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
-    spans: BTreeMap<Address, Span>,
+pub(crate) struct StreamPool {
+    spans: BTreeMap<Address, SegmentSpan>,
     /// Free spans by size: of small segments, and of large ones.
     free: [BTreeSet<(usize, Address)>; 2],
 }
 
-impl Pool {
+impl StreamPool {
     /// A block of at least `bytes`, to be used once the events of its `pending` have happened; the caller waits for them.
-    pub fn take(&mut self, memory: &Memory, bytes: usize) -> DriverResult<Block> {
+    pub fn take(&mut self, memory: &DeviceMemory, bytes: usize) -> DriverResult<PoolBlock> {
         let bytes = bytes.max(1).next_multiple_of(GRAIN_BYTES);
         let small = bytes <= SMALL_BYTES;
         let found = self.free[usize::from(!small)].range((bytes, 0)..).next().copied();
@@ -185,23 +185,25 @@ impl Pool {
             span.bytes = bytes;
             let after = at + bytes as u64;
             // Whoever takes the rest must wait as well; an event is given back once, so each part has waited by then.
-            self.spans
-                .insert(after, Span { bytes: rest, segment, small, free: true, pending: Pending::new() });
+            self.spans.insert(
+                after,
+                SegmentSpan { bytes: rest, segment, small, free: true, pending: PendingEvents::new() },
+            );
             self.free[usize::from(!small)].insert((rest, after));
         }
         let bytes = self.spans[&at].bytes;
-        memory.ledger.lives(bytes);
-        Ok(Block { at, bytes, pending })
+        memory.counters.add_live(bytes);
+        Ok(PoolBlock { at, bytes, pending })
     }
 
     /// Takes a block back.
-    pub fn put(&mut self, memory: &Memory, block: Block) {
+    pub fn put(&mut self, memory: &DeviceMemory, block: PoolBlock) {
         if block.bytes == 0 {
             return;
         }
-        memory.ledger.dies(block.bytes);
+        memory.counters.remove_live(block.bytes);
         let (mut at, mut pending) = (block.at, block.pending);
-        let Span { mut bytes, segment, small, .. } =
+        let SegmentSpan { mut bytes, segment, small, .. } =
             self.spans.remove(&at).expect("the block came from here");
         let list = &mut self.free[usize::from(!small)];
         let after = at + bytes as u64;
@@ -220,12 +222,12 @@ impl Pool {
             at = b;
         }
         list.insert((bytes, at));
-        self.spans.insert(at, Span { bytes, segment, small, free: true, pending });
+        self.spans.insert(at, SegmentSpan { bytes, segment, small, free: true, pending });
     }
 
     /// Gives every segment that is free as a whole back to the driver; this waits for the device. True if there was one.
-    pub fn clear(&mut self, memory: &Memory) -> bool {
-        let ends = |pool: &Pool, at: Address, span: &Span| {
+    pub fn clear(&mut self, memory: &DeviceMemory) -> bool {
+        let ends = |pool: &StreamPool, at: Address, span: &SegmentSpan| {
             let next = pool.spans.get(&(at + span.bytes as u64));
             span.free && span.segment == at && next.is_none_or(|n| n.segment != span.segment)
         };
@@ -235,25 +237,31 @@ impl Pool {
             let span = self.spans.remove(at).expect("found above");
             self.free[usize::from(!span.small)].remove(&(span.bytes, *at));
             span.pending.iter().for_each(|&event| memory.driver.drop_event(event));
-            memory.ledger.give_back(memory.driver, *at, span.bytes);
+            memory.counters.give_back(memory.driver, *at, span.bytes);
         }
         !whole.is_empty()
     }
 
     /// A new segment with room for `bytes`, as one free span.
-    fn grow(&mut self, memory: &Memory, bytes: usize, small: bool) -> DriverResult<Address> {
+    fn grow(&mut self, memory: &DeviceMemory, bytes: usize, small: bool) -> DriverResult<Address> {
         let segment_bytes = match bytes {
             _ if small => SMALL_SEGMENT_BYTES,
             _ if bytes < OWN_SEGMENT_BYTES => LARGE_SEGMENT_BYTES,
             _ => bytes.next_multiple_of(SMALL_SEGMENT_BYTES),
         };
-        let reserve = |bytes| memory.ledger.reserve(memory.driver, bytes).map(|at| (at, bytes));
+        let reserve = |bytes| memory.counters.reserve(memory.driver, bytes).map(|at| (at, bytes));
         let (at, segment_bytes) = match reserve(segment_bytes) {
             // The last room there is may be smaller than a segment.
             Err(e) if e.out_of_memory && segment_bytes > bytes => reserve(bytes)?,
             other => other?,
         };
-        let span = Span { bytes: segment_bytes, segment: at, small, free: true, pending: Pending::new() };
+        let span = SegmentSpan {
+            bytes: segment_bytes,
+            segment: at,
+            small,
+            free: true,
+            pending: PendingEvents::new(),
+        };
         self.spans.insert(at, span);
         self.free[usize::from(!small)].insert((segment_bytes, at));
         Ok(at)

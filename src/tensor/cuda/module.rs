@@ -9,10 +9,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::device::{CudaDevice, Modules};
-use super::driver::Program;
+use super::driver::KernelProgram;
 use super::handle::Handle;
 use super::lock::lock;
-use super::sources::{self, Source};
+use super::sources::{self, KernelSource};
 use crate::error::{Error, Result};
 
 impl Modules {
@@ -20,18 +20,19 @@ impl Modules {
     ///
     /// # Errors
     /// A source that does not compile or load: our own bug, or a compiler that is not there.
-    pub fn find(&self, device: &CudaDevice, source: Source) -> Result<Handle> {
+    pub fn find(&self, device: &CudaDevice, source: KernelSource) -> Result<Handle> {
         let cell = lock(&self.0).entry(source.name).or_default().clone();
         cell.get_or_init(|| load(device, source)).clone()
     }
 }
 
-fn load(device: &CudaDevice, source: Source) -> Result<Handle> {
+fn load(device: &CudaDevice, source: KernelSource) -> Result<Handle> {
     let name = source.name;
     let text = source
         .text()
         .ok_or_else(|| Error::unsupported("cuda", format!("there is no kernels/{name}.cu"), "", ""))?;
-    let program = Program { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
+    let program =
+        KernelProgram { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
     let file = cache_dir().map(|dir| dir.join(format!("{name}-{:032x}", key(device, &program))));
     let image = match &file {
         None => compile(device, &program)?,
@@ -50,7 +51,7 @@ fn load(device: &CudaDevice, source: Source) -> Result<Handle> {
     device.driver.load(name, &image).map_err(|e| device.error(format!("kernels/{name}.cu"), &e))
 }
 
-fn compile(device: &CudaDevice, program: &Program) -> Result<Vec<u8>> {
+fn compile(device: &CudaDevice, program: &KernelProgram) -> Result<Vec<u8>> {
     device.driver.compile(program).map_err(|log| Error::Device {
         verb: format!("kernels/{}.cu", program.name),
         device: device.name().to_string(),
@@ -58,7 +59,7 @@ fn compile(device: &CudaDevice, program: &Program) -> Result<Vec<u8>> {
     })
 }
 
-fn compile_into(device: &CudaDevice, program: &Program, file: &Path) -> Result<Vec<u8>> {
+fn compile_into(device: &CudaDevice, program: &KernelProgram, file: &Path) -> Result<Vec<u8>> {
     let image = compile(device, program)?;
     // A cache that cannot be written costs time, nothing else.
     let _ = write(file, &image);
@@ -77,7 +78,7 @@ fn cache_dir() -> Option<PathBuf> {
 }
 
 /// 128 bits of everything that the image depends on.
-fn key(device: &CudaDevice, program: &Program) -> u128 {
+fn key(device: &CudaDevice, program: &KernelProgram) -> u128 {
     let properties = device.driver.properties();
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();

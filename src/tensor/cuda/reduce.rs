@@ -42,8 +42,9 @@ pub(crate) fn reduce(
             out
         }
         Some((&inner, outer)) => {
-            let outer = outer.iter().rev().filter(|&&d| x.shape()[d] != 1).map(|&d| (d, Leaf::One));
-            let stages: Vec<(usize, Leaf)> = std::iter::once((inner, Leaf::Pairs)).chain(outer).collect();
+            let outer = outer.iter().rev().filter(|&&d| x.shape()[d] != 1).map(|&d| (d, LeafKind::One));
+            let stages: Vec<(usize, LeafKind)> =
+                std::iter::once((inner, LeafKind::Pairs)).chain(outer).collect();
             run_stages(verb, x.clone(), &stages, op, x.dtype())?
         }
     };
@@ -56,7 +57,7 @@ pub(crate) fn reduce(
 
 /// What the tree comes down to in a dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaf {
+pub(crate) enum LeafKind {
     /// Up to 32 elements, neighbours joined: the innermost dim.
     Pairs,
     /// Single elements, by halving.
@@ -68,7 +69,7 @@ pub(crate) enum Leaf {
 pub(crate) fn run_stages(
     verb: &str,
     mut x: Tensor,
-    stages: &[(usize, Leaf)],
+    stages: &[(usize, LeafKind)],
     op: ReduceOp,
     to: DType,
 ) -> Result<Tensor> {
@@ -86,7 +87,7 @@ pub(crate) fn wide(dtype: DType) -> DType {
 
 /// How a dim's tree is spread over a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spread {
+pub(crate) struct TreeSpread {
     /// 2^depth leaves.
     pub depth: u32,
     /// 2^split nodes are left for a second launch.
@@ -108,11 +109,11 @@ const WARP: Worker = Worker { leaf: LEAF, unit: 3, most: 8 };
 /// A thread with a column.
 pub(crate) const THREAD: Worker = Worker { leaf: LEAF, unit: 0, most: 11 };
 /// As [`THREAD`], where leaves are single elements: halves and neighbours are the same up to four.
-const THREAD_OF_HALVES: Worker = Worker { leaf: 4, unit: 0, most: 11 };
+const HALVING_THREAD: Worker = Worker { leaf: 4, unit: 0, most: 11 };
 
-impl Spread {
+impl TreeSpread {
     /// Over workers of this kind, where `lines` of `n` elements are reduced by as many workers as keep a device busy.
-    pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> Spread {
+    pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> TreeSpread {
         let depth = Split::Halves.depth(n, worker.leaf);
         let above = depth.saturating_sub(worker.unit);
         let workers = |levels: u32| lines.saturating_mul(1 << levels);
@@ -127,14 +128,14 @@ impl Spread {
         while above > team + split + worker.most {
             if team < 3 { team += 1 } else { split += 1 }
         }
-        Spread { depth, split, team }
+        TreeSpread { depth, split, team }
     }
 }
 
-/// `struct Nest` of `kernels/reduce.cuh`.
+/// `struct KeptDims` of `kernels/reduce.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::NoUninit)]
-pub(crate) struct Nest {
+pub(crate) struct KeptDims {
     from: [u64; 6],
     to: [u64; 6],
     len: [u32; 6],
@@ -142,9 +143,9 @@ pub(crate) struct Nest {
     unused: u32,
 }
 
-impl Nest {
+impl KeptDims {
     /// The dims `(extent, stride in the operand, stride in the result)`, in any order; none if a kernel does not take them.
-    pub fn new(dims: impl Iterator<Item = (usize, usize, usize)>) -> Option<Nest> {
+    pub fn new(dims: impl Iterator<Item = (usize, usize, usize)>) -> Option<KeptDims> {
         let mut dims: Vec<_> = dims.filter(|d| d.0 != 1).collect();
         dims.sort_by_key(|&(_, from, to)| (from, to));
         let mut joined: Vec<(usize, usize, usize)> = Vec::with_capacity(dims.len());
@@ -154,7 +155,7 @@ impl Nest {
                 _ => joined.push((len, from, to)),
             }
         }
-        let mut nest = Nest { rank: joined.len() as u32, ..Nest::default() };
+        let mut nest = KeptDims { rank: joined.len() as u32, ..KeptDims::default() };
         if joined.len() > nest.len.len() || joined.iter().map(|d| d.0).product::<usize>() > u32::MAX as usize
         {
             return None;
@@ -171,7 +172,7 @@ impl Nest {
     }
 }
 
-fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: DType) -> Result<Tensor> {
+fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, to: DType) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (n, stride) = (x.shape()[dim], x.strides()[dim]);
     let lines = x.numel() / n;
@@ -179,16 +180,16 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: 
     let by_rows = stride == 1 && n > 8;
     let worker = match (by_rows, leaf) {
         (true, _) => WARP,
-        (false, Leaf::Pairs) => THREAD,
-        (false, Leaf::One) => THREAD_OF_HALVES,
+        (false, LeafKind::Pairs) => THREAD,
+        (false, LeafKind::One) => HALVING_THREAD,
     };
     let busy = gpu.multiprocessors() as usize * if by_rows { 32 } else { 1024 };
-    let spread = Spread::new(n, lines, busy, worker);
+    let spread = TreeSpread::new(n, lines, busy, worker);
     let mut shape = x.shape().clone();
     shape[dim] = 1 << spread.split;
     let mut out = gpu.uninit(if spread.split > 0 { wide(to) } else { to }, shape)?;
     let others = (0..x.shape().len()).filter(|&d| d != dim);
-    let nest = Nest::new(others.map(|d| (x.shape()[d], x.strides()[d], out.strides()[d])));
+    let nest = KeptDims::new(others.map(|d| (x.shape()[d], x.strides()[d], out.strides()[d])));
     // In a contiguous copy a dim is either a row or a column among its neighbours.
     let strays = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
     let nest = match nest.filter(|_| !strays || x.is_contiguous()) {
@@ -208,9 +209,9 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: 
     let apart = out.strides()[dim] as u64;
     let launch = gpu.kernel(file(op), stem, key)?.read(x).write(&mut out).arg(nest).arg(lines as u64);
     let launch = if by_rows { launch } else { launch.arg(stride as u64) };
-    let Spread { depth, split, team } = spread;
+    let TreeSpread { depth, split, team } = spread;
     let launch = launch.arg(apart).arg(n as u32).arg(depth).arg(split).arg(team);
-    let launch = launch.arg(u32::from(leaf == Leaf::One));
+    let launch = launch.arg(u32::from(leaf == LeafKind::One));
     if by_rows {
         let a_block = if depth < 3 { 8 << (3 - depth) } else { 8 >> team };
         launch.run(((lines << split) as u64).div_ceil(a_block) as u32, 256, 0)?;
@@ -220,7 +221,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: 
     if split == 0 {
         return Ok(out);
     }
-    reduce_dim(verb, &out, dim, Leaf::Pairs, op, to)
+    reduce_dim(verb, &out, dim, LeafKind::Pairs, op, to)
 }
 
 /// Blocks of 32 x 8 threads of which 2^team share a column.
@@ -253,10 +254,10 @@ mod tests {
 
     #[test]
     fn work_is_spread_within_what_workers_take() {
-        for worker in [WARP, THREAD, THREAD_OF_HALVES] {
+        for worker in [WARP, THREAD, HALVING_THREAD] {
             for n in [1, 2, 31, 33, 129, 1000, 50_257, 1 << 20, i32::MAX as usize] {
                 for lines in [1, 7, 1000, 1 << 20] {
-                    let Spread { depth, split, team } = Spread::new(n, lines, 5000, worker);
+                    let TreeSpread { depth, split, team } = TreeSpread::new(n, lines, 5000, worker);
                     let below = depth.saturating_sub(worker.unit);
                     assert!(n.div_ceil(1 << depth) <= worker.leaf && team <= 3, "{n} {lines} {worker:?}");
                     assert!(split + team <= below && below - split - team <= worker.most, "{n} {lines}");
@@ -269,11 +270,11 @@ mod tests {
 
     #[test]
     fn dims_that_run_on_are_one() {
-        let nest = Nest::new([(3, 40, 4), (5, 8, 1), (1, 7, 7), (2, 200, 12)].into_iter()).unwrap();
+        let nest = KeptDims::new([(3, 40, 4), (5, 8, 1), (1, 7, 7), (2, 200, 12)].into_iter()).unwrap();
         assert_eq!((nest.rank, &nest.len[..3], &nest.from[..3]), (3, &[5, 3, 2][..], &[8, 40, 200][..]));
-        let nest = Nest::new([(3, 40, 5), (5, 8, 1)].into_iter()).unwrap();
+        let nest = KeptDims::new([(3, 40, 5), (5, 8, 1)].into_iter()).unwrap();
         assert_eq!((nest.rank, nest.len[0]), (1, 15));
-        assert!(Nest::new((0..7).map(|d| (2, 3usize.pow(d), 2usize.pow(6 - d)))).is_none());
-        assert!(Nest::new([(1 << 33, 1, 1)].into_iter()).is_none());
+        assert!(KeptDims::new((0..7).map(|d| (2, 3usize.pow(d), 2usize.pow(6 - d)))).is_none());
+        assert!(KeptDims::new([(1 << 33, 1, 1)].into_iter()).is_none());
     }
 }

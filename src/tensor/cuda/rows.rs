@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
 /// The rows of a contiguous tensor along its last dim.
-pub(crate) struct Rows {
+pub(crate) struct RowLaunch {
     rows: usize,
     len: usize,
     depth: u32,
@@ -16,7 +16,7 @@ pub(crate) struct Rows {
 
 /// The entries of one operator, for rows in registers and for longer ones.
 #[derive(Clone, Copy)]
-pub(crate) struct Entries {
+pub(crate) struct RowEntries {
     pub file: &'static str,
     pub short: &'static str,
     pub long: &'static str,
@@ -24,7 +24,7 @@ pub(crate) struct Entries {
 
 macro_rules! entries {
     ($file:literal) => {
-        Entries { file: $file, short: $file, long: concat!($file, "_long") }
+        RowEntries { file: $file, short: $file, long: concat!($file, "_long") }
     };
 }
 pub(crate) use entries;
@@ -32,19 +32,19 @@ pub(crate) use entries;
 /// The longest row that registers hold.
 const HELD: usize = 4096;
 
-impl Rows {
+impl RowLaunch {
     /// Those of `x`, which has a last dim and elements.
     ///
     /// # Errors
     /// Refuses rows longer, or more of them, than a kernel takes.
-    pub fn of(verb: &str, x: &Tensor) -> Result<Rows> {
+    pub fn of(verb: &str, x: &Tensor) -> Result<RowLaunch> {
         let len = *x.shape().last().expect("operators over rows refuse a tensor without dims");
         let rows = x.numel() / len;
         let depth = (0..32).find(|&d| len.div_ceil(1 << d) <= 32);
         match depth {
             // A warp of a long row folds 2^8 times eight leaves at most.
             Some(depth) if rows <= i32::MAX as usize && depth <= 16 => {
-                Ok(Rows { rows, len, depth, dtype: x.dtype() })
+                Ok(RowLaunch { rows, len, depth, dtype: x.dtype() })
             }
             _ => {
                 let remedy = "split it";
@@ -54,7 +54,7 @@ impl Rows {
     }
 
     /// The kernel for these rows, to be given its own arguments.
-    pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: Entries) -> Result<KernelLaunch<'a>> {
+    pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: RowEntries) -> Result<KernelLaunch<'a>> {
         let stem = if self.len <= HELD { entries.short } else { entries.long };
         gpu.kernel(entries.file, stem, self.dtype)
     }

@@ -5,25 +5,25 @@ use std::sync::Arc;
 use super::driver::Driver;
 use super::gpu::Gpu;
 use super::handle::{Address, DriverError, DriverResult, Handle};
-use super::stream::{Spoilt, Stream};
+use super::stream::{DeviceStream, StreamPoison};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, Tensor};
 
 /// A stream on a device that belongs to no thread. What it reads and writes is kept until it has done so.
 #[derive(Clone, Debug)]
-pub(crate) struct Side(Arc<Stream>);
+pub(crate) struct SideStream(Arc<DeviceStream>);
 
 /// A point on a side stream.
 #[derive(Debug)]
-pub(crate) struct Mark {
+pub(crate) struct StreamMark {
     event: Handle,
-    stream: Arc<Stream>,
+    stream: Arc<DeviceStream>,
 }
 
-impl Side {
+impl SideStream {
     /// A new stream on the device of `gpu`.
-    pub fn new(gpu: &Gpu) -> Result<Side> {
-        Ok(Side(Stream::new(gpu.stream().device.clone())?))
+    pub fn new(gpu: &Gpu) -> Result<SideStream> {
+        Ok(SideStream(DeviceStream::new(gpu.stream().device.clone())?))
     }
 
     /// The stream, as its driver names it.
@@ -43,7 +43,7 @@ impl Side {
 
     /// The first element of a contiguous tensor of this device that is read or written here next.
     pub fn uses(&self, x: &Tensor) -> Result<Address> {
-        let block = x.device_block().filter(|b| b.home().device.index == self.0.device.index);
+        let block = x.device_block().filter(|b| b.owner().device.index == self.0.device.index);
         let Some((block, at)) = block.zip(x.device_address()).filter(|_| x.is_contiguous()) else {
             let given = format!("{x} on {}, the stream's device is {}", x.device(), self.device());
             return Err(Error::invalid("transfer", "the tensor is not contiguous on the device", given, ""));
@@ -53,11 +53,11 @@ impl Side {
     }
 
     /// Notes what has been put here, so far.
-    pub fn mark(&self) -> Result<Mark> {
-        self.0.worked();
+    pub fn mark(&self) -> Result<StreamMark> {
+        self.0.note_work();
         let driver = self.driver();
         let event = driver.event().map_err(|e| self.error("event", &e))?;
-        let mark = Mark { event, stream: self.0.clone() };
+        let mark = StreamMark { event, stream: self.0.clone() };
         driver.record(event, self.0.handle).map_err(|e| self.error("event", &e))?;
         Ok(mark)
     }
@@ -71,7 +71,7 @@ impl Side {
     }
 }
 
-impl Mark {
+impl StreamMark {
     /// True once all before it is done.
     pub fn is_done(&self) -> DriverResult<bool> {
         self.stream.device.driver.is_done(self.event)
@@ -81,12 +81,12 @@ impl Mark {
     pub fn hold(&self, gpu: &Gpu) -> Result<()> {
         let stream = gpu.stream();
         let waits = self.stream.device.driver.wait(stream.handle, self.event);
-        stream.worked();
+        stream.note_work();
         waits.map_err(|e| self.stream.device.error("wait", &e))
     }
 }
 
-impl Drop for Mark {
+impl Drop for StreamMark {
     fn drop(&mut self) {
         self.stream.device.driver.drop_event(self.event);
     }
@@ -94,11 +94,11 @@ impl Drop for Mark {
 
 /// A thread's stream, for whoever has to tell it that what lies on it is not to be read.
 #[derive(Clone, Debug)]
-pub(crate) struct Spoiler(Arc<Stream>);
+pub(crate) struct PoisonHandle(Arc<DeviceStream>);
 
-impl Spoiler {
-    pub fn of(gpu: &Gpu) -> Spoiler {
-        Spoiler(gpu.stream().clone())
+impl PoisonHandle {
+    pub fn of(gpu: &Gpu) -> PoisonHandle {
+        PoisonHandle(gpu.stream().clone())
     }
 
     pub fn is_of(&self, gpu: &Gpu) -> bool {
@@ -106,7 +106,7 @@ impl Spoiler {
     }
 
     /// From now on reading a value gives an error, or none any more.
-    pub fn spoil(&self, why: Option<Arc<Spoilt>>) {
-        self.0.spoil(why);
+    pub fn poison(&self, why: Option<Arc<StreamPoison>>) {
+        self.0.poison(why);
     }
 }

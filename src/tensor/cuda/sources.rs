@@ -6,14 +6,14 @@ pub const OPTIONS: &[&str] =
 
 /// A program of kernels: a file of `kernels/` by its name, or text that an operator's formula gives.
 #[derive(Clone, Copy, Debug)]
-pub struct Source {
+pub struct KernelSource {
     /// The name: a file's, without `.cu`, or a formula's.
     pub name: &'static str,
     /// The text in parts, which are compiled as one; none for a file of `kernels/`.
     pub parts: &'static [&'static str],
 }
 
-impl Source {
+impl KernelSource {
     /// The whole text.
     pub fn text(&self) -> Option<String> {
         if self.parts.is_empty() {
@@ -27,9 +27,9 @@ impl Source {
 }
 
 /// A file of `kernels/`.
-impl From<&'static str> for Source {
-    fn from(name: &'static str) -> Source {
-        Source { name, parts: &[] }
+impl From<&'static str> for KernelSource {
+    fn from(name: &'static str) -> KernelSource {
+        KernelSource { name, parts: &[] }
     }
 }
 

@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::CudaDevice;
-use super::driver::Copy;
+use super::driver::CopyDirection;
 use super::fault::{self, FAULT_BYTES};
 use super::handle::{Address, DriverResult, Handle};
 use super::lock::lock;
-use super::memory::{Block, Pool};
+use super::memory::{PoolBlock, StreamPool};
 use super::pinned::Pinned;
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
 /// One stream. Its memory returns to it, whoever drops the tensor, and it lives while a tensor of it does.
-pub(crate) struct Stream {
+pub(crate) struct DeviceStream {
     pub(super) device: Arc<CudaDevice>,
     pub(super) handle: Handle,
     /// Its own in this process.
@@ -26,28 +26,28 @@ pub(crate) struct Stream {
     /// By stream, how much of its work this one waits for already.
     waited: Mutex<HashMap<u64, u64>>,
     /// Shared with the device, which has it cleared when memory is short.
-    pub(super) pool: Arc<Mutex<Pool>>,
+    pub(super) pool: Arc<Mutex<StreamPool>>,
     pub(super) pinned: Mutex<Pinned>,
     /// Where kernels report faults.
-    pub(super) fault: Block,
+    pub(super) fault: PoolBlock,
     /// Why what lies on the stream is not to be read.
-    spoilt: Mutex<Option<Arc<Spoilt>>>,
+    poison_state: Mutex<Option<Arc<StreamPoison>>>,
 }
 
-impl Stream {
-    pub(super) fn new(device: Arc<CudaDevice>) -> Result<Arc<Stream>> {
+impl DeviceStream {
+    pub(super) fn new(device: Arc<CudaDevice>) -> Result<Arc<DeviceStream>> {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let fail = |e| device.error("stream", &e);
         device.driver.bind().map_err(fail)?;
-        let mut stream = Stream {
+        let mut stream = DeviceStream {
             handle: device.driver.stream().map_err(fail)?,
             id: MADE.fetch_add(1, Ordering::Relaxed),
             work: AtomicU64::new(1),
             waited: Mutex::default(),
             pool: Arc::default(),
             pinned: Mutex::default(),
-            fault: Block::none(),
-            spoilt: Mutex::default(),
+            fault: PoolBlock::none(),
+            poison_state: Mutex::default(),
             device: device.clone(),
         };
         // What fails from here on drops the stream, which gives everything back.
@@ -63,12 +63,12 @@ impl Stream {
     }
 
     /// Notes that work was put on this stream.
-    pub(super) fn worked(&self) {
+    pub(super) fn note_work(&self) {
         self.work.fetch_add(1, Ordering::Release);
     }
 
     /// What is put on this stream from now on waits for all that is on `other` now.
-    pub(super) fn wait_for(&self, other: &Stream) -> DriverResult<()> {
+    pub(super) fn wait_for(&self, other: &DeviceStream) -> DriverResult<()> {
         if self.id == other.id {
             return Ok(());
         }
@@ -81,15 +81,15 @@ impl Stream {
         let waits = driver.wait(self.handle, event);
         driver.drop_event(event);
         waits?;
-        self.worked();
+        self.note_work();
         lock(&self.waited).insert(other.id, there);
         Ok(())
     }
 
     /// From now on reading a value of the stream gives an error, or none any more: a transfer that was given up leaves
     /// arbitrary values behind.
-    pub(super) fn spoil(&self, why: Option<Arc<Spoilt>>) {
-        *lock(&self.spoilt) = why;
+    pub(super) fn poison(&self, why: Option<Arc<StreamPoison>>) {
+        *lock(&self.poison_state) = why;
     }
 
     /// Waits until all that is on the stream is done, and reads the fault that a kernel may have reported.
@@ -98,8 +98,9 @@ impl Stream {
         let fail = |e| self.device.error(verb, &e);
         let (host, kept) = lock(&self.pinned).take(&**driver, FAULT_BYTES).map_err(fail)?;
         // SAFETY: both blocks hold the bytes and are kept until the stream is synchronised below.
-        let copied =
-            unsafe { driver.copy(Copy::ToHost, host as u64, self.fault.at, FAULT_BYTES, self.handle) };
+        let copied = unsafe {
+            driver.copy(CopyDirection::ToHost, host as u64, self.fault.at, FAULT_BYTES, self.handle)
+        };
         let done = copied.and_then(|()| driver.synchronize(self.handle));
         let mut bytes = [0; FAULT_BYTES];
         if done.is_ok() {
@@ -108,9 +109,9 @@ impl Stream {
         }
         lock(&self.pinned).put(host, kept, None);
         done.map_err(fail)?;
-        if let Some(spoilt) = &*lock(&self.spoilt) {
-            spoilt.told.store(true, Ordering::Relaxed);
-            return Err(spoilt.error.clone());
+        if let Some(poison_state) = &*lock(&self.poison_state) {
+            poison_state.reported.store(true, Ordering::Relaxed);
+            return Err(poison_state.error.clone());
         }
         match fault::read(bytes) {
             None => Ok(()),
@@ -123,7 +124,7 @@ impl Stream {
     }
 
     /// Takes a block back; what streams of `users` still do with it is waited for before it is used again.
-    fn take_back(&self, mut block: Block, users: &[Arc<Stream>]) {
+    fn take_back(&self, mut block: PoolBlock, users: &[Arc<DeviceStream>]) {
         let driver = &self.device.driver;
         for user in users {
             match self.device.mark(user.handle) {
@@ -137,12 +138,12 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for DeviceStream {
     fn drop(&mut self) {
         let driver = &self.device.driver;
         // Work may still run on the blocks: the device is waited for as they are given back, here at a thread's end.
         let _ = driver.synchronize(self.handle);
-        let fault = std::mem::replace(&mut self.fault, Block::none());
+        let fault = std::mem::replace(&mut self.fault, PoolBlock::none());
         let mut pool = lock(&self.pool);
         pool.put(&self.device.memory(), fault);
         pool.clear(&self.device.memory());
@@ -152,7 +153,7 @@ impl Drop for Stream {
     }
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for DeviceStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream {} of {}", self.id, self.device.name())
     }
@@ -160,40 +161,40 @@ impl fmt::Debug for Stream {
 
 /// Why what lies on a stream is not to be read.
 #[derive(Debug)]
-pub(crate) struct Spoilt {
+pub(crate) struct StreamPoison {
     pub error: Error,
     /// True once somebody has tried.
-    pub told: AtomicBool,
+    pub reported: AtomicBool,
 }
 
 /// A tensor's memory on a device.
 #[derive(Debug)]
 pub(crate) struct DeviceBlock {
-    home: Arc<Stream>,
-    block: Block,
+    owner: Arc<DeviceStream>,
+    block: PoolBlock,
     /// The other streams that have read it.
-    users: Mutex<Vec<Arc<Stream>>>,
+    users: Mutex<Vec<Arc<DeviceStream>>>,
 }
 
 impl DeviceBlock {
-    pub(super) fn new(home: Arc<Stream>, block: Block) -> DeviceBlock {
-        DeviceBlock { home, block, users: Mutex::default() }
+    pub(super) fn new(owner: Arc<DeviceStream>, block: PoolBlock) -> DeviceBlock {
+        DeviceBlock { owner, block, users: Mutex::default() }
     }
 
     pub(crate) fn address(&self) -> Address {
         self.block.at
     }
 
-    pub(crate) fn home(&self) -> &Arc<Stream> {
-        &self.home
+    pub(crate) fn owner(&self) -> &Arc<DeviceStream> {
+        &self.owner
     }
 
     /// Readies the block to be read by what `reader` does next.
-    pub(super) fn read_by(&self, reader: &Arc<Stream>) -> DriverResult<()> {
-        if Arc::ptr_eq(&self.home, reader) {
+    pub(super) fn read_by(&self, reader: &Arc<DeviceStream>) -> DriverResult<()> {
+        if Arc::ptr_eq(&self.owner, reader) {
             return Ok(());
         }
-        reader.wait_for(&self.home)?;
+        reader.wait_for(&self.owner)?;
         let mut users = lock(&self.users);
         if !users.iter().any(|u| Arc::ptr_eq(u, reader)) {
             users.push(reader.clone());
@@ -202,15 +203,15 @@ impl DeviceBlock {
     }
 
     /// Readies the block, which nobody else holds any more, to be written by what its own stream does next.
-    pub(super) fn write_at_home(&self) -> DriverResult<()> {
+    pub(super) fn write_by_owner(&self) -> DriverResult<()> {
         let users = std::mem::take(&mut *lock(&self.users));
-        users.iter().try_for_each(|user| self.home.wait_for(user))
+        users.iter().try_for_each(|user| self.owner.wait_for(user))
     }
 }
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
         let users = std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
-        self.home.take_back(std::mem::replace(&mut self.block, Block::none()), &users);
+        self.owner.take_back(std::mem::replace(&mut self.block, PoolBlock::none()), &users);
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::driver::Copy;
+use super::driver::CopyDirection;
 use super::gpu::Gpu;
 use super::lock::lock;
-use super::stream::Stream;
+use super::stream::DeviceStream;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -43,7 +43,7 @@ pub(crate) fn download(x: &Tensor) -> Result<Tensor> {
 ///
 /// # Safety
 /// `to` has room for the bytes until the stream has done the copy.
-unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
+unsafe fn to_device(stream: &Arc<DeviceStream>, to: u64, from: &[u8]) -> Result<()> {
     let device = &stream.device;
     let fail = |e| device.error("to_device", &e);
     for (k, piece) in from.chunks(PIECE_BYTES).enumerate() {
@@ -52,9 +52,10 @@ unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
         unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), host, piece.len()) };
         let at = to + (k * PIECE_BYTES) as u64;
         // SAFETY: the caller's promise for the device, and the buffer is kept until the event.
-        let copied =
-            unsafe { device.driver.copy(Copy::ToDevice, at, host as u64, piece.len(), stream.handle) };
-        stream.worked();
+        let copied = unsafe {
+            device.driver.copy(CopyDirection::ToDevice, at, host as u64, piece.len(), stream.handle)
+        };
+        stream.note_work();
         // A buffer whose copy cannot be followed is waited for here.
         let event = copied.and_then(|()| device.mark(stream.handle));
         if event.is_err() {
@@ -72,14 +73,15 @@ unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
 ///
 /// # Safety
 /// `from` holds the bytes until this returns.
-unsafe fn to_host(stream: &Arc<Stream>, to: &mut [u8], from: u64) -> Result<()> {
+unsafe fn to_host(stream: &Arc<DeviceStream>, to: &mut [u8], from: u64) -> Result<()> {
     let device = &stream.device;
     let fail = |e| device.error("to_host", &e);
     for (k, piece) in to.chunks_mut(PIECE_BYTES).enumerate() {
         let (host, size) = lock(&stream.pinned).take(&*device.driver, piece.len()).map_err(fail)?;
         let at = from + (k * PIECE_BYTES) as u64;
         // SAFETY: the caller's promise for the device, and the buffer is put back after the stream is done.
-        let copied = unsafe { device.driver.copy(Copy::ToHost, host as u64, at, piece.len(), stream.handle) };
+        let copied =
+            unsafe { device.driver.copy(CopyDirection::ToHost, host as u64, at, piece.len(), stream.handle) };
         let done = copied.map_err(fail).and_then(|()| stream.synchronize("to_host"));
         if done.is_ok() {
             // SAFETY: the buffer holds the piece, and the copy into it is done.

@@ -1,4 +1,4 @@
-//! Several strided layouts of one shape as a kernel walks them: `struct Walk` of `kernels/pointwise.cuh`.
+//! Several strided layouts of one shape as a kernel walks them: `struct StridedWalk` of `kernels/pointwise.cuh`.
 
 use smallvec::SmallVec;
 
@@ -14,14 +14,14 @@ pub(super) const INDICES: usize = 1 << 31;
 
 /// One layout: the place of its first element, and its strides, in elements.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout<'a> {
+pub(super) struct StridedLayout<'a> {
     pub start: usize,
     pub strides: &'a [usize],
 }
 
 /// Layouts of one shape, with the dims merged that run on into one another in all of them; innermost first, never empty.
 #[derive(Clone, Debug)]
-pub(super) struct Nest {
+pub(super) struct MergedLayouts {
     len: usize,
     extents: Dims,
     /// One array a dim, the layouts' strides along it.
@@ -30,10 +30,10 @@ pub(super) struct Nest {
     width: usize,
 }
 
-/// `struct Walk`, byte for byte.
+/// `struct StridedWalk`, byte for byte.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::NoUninit)]
-pub(super) struct Walk {
+pub(super) struct StridedWalk {
     start: [u64; LAYOUTS],
     stride: [[u64; DIMS]; LAYOUTS],
     by: [Divisor; DIMS],
@@ -52,12 +52,17 @@ struct Divisor {
     shift: u32,
 }
 
-impl Nest {
+impl MergedLayouts {
     /// The layouts of `shape`, none of whose extents is 0.
-    pub fn new(shape: &[usize], layouts: &[Layout]) -> Nest {
+    pub fn new(shape: &[usize], layouts: &[StridedLayout]) -> MergedLayouts {
         let len = layouts.len();
-        let mut nest =
-            Nest { len, extents: Dims::new(), strides: SmallVec::new(), starts: [0; LAYOUTS], width: 1 };
+        let mut nest = MergedLayouts {
+            len,
+            extents: Dims::new(),
+            strides: SmallVec::new(),
+            starts: [0; LAYOUTS],
+            width: 1,
+        };
         for (k, layout) in layouts.iter().enumerate() {
             nest.starts[k] = layout.start;
         }
@@ -87,7 +92,7 @@ impl Nest {
 
     /// True where layout `k` runs on along another dim than the innermost, and nothing of it is repeated: its rows are
     /// worth turning before they are walked.
-    pub fn is_turned(&self, k: usize) -> bool {
+    pub fn is_transposed(&self, k: usize) -> bool {
         const WORTH: usize = 1 << 14;
         let inner = self.strides[0][k];
         let below = |s: &[usize; LAYOUTS]| s[k] < inner;
@@ -136,13 +141,13 @@ impl Nest {
 
     /// Of two layouts, a result and an operand: takes out the dims along which the two run on, columns and rows, where they
     /// differ and both are long. What is left are the dims around them.
-    pub fn turn(&mut self) -> Option<(Side, Side)> {
+    pub fn take_transposed(&mut self) -> Option<(TransposedDim, TransposedDim)> {
         const LONG: usize = 8;
-        let columns = Side { len: self.extents[0], stride: self.strides[0][1] };
-        let turned = self.strides[0][0] == 1 && columns.stride > 1 && columns.len >= LONG;
+        let columns = TransposedDim { len: self.extents[0], stride: self.strides[0][1] };
+        let transposed = self.strides[0][0] == 1 && columns.stride > 1 && columns.len >= LONG;
         let along = |d: &usize| self.strides[*d][1] == 1 && self.extents[*d] >= LONG;
-        let d = (1..self.extents.len()).find(along).filter(|_| turned)?;
-        let rows = Side { len: self.extents[d], stride: self.strides[d][0] };
+        let d = (1..self.extents.len()).find(along).filter(|_| transposed)?;
+        let rows = TransposedDim { len: self.extents[d], stride: self.strides[d][0] };
         for d in [d, 0] {
             self.extents.remove(d);
             self.strides.remove(d);
@@ -156,7 +161,7 @@ impl Nest {
 
     /// Calls `run` with walks that together make up this one: one, but for more dims than a kernel takes, or `limit`
     /// indices and more.
-    pub fn walks(mut self, limit: usize, run: &mut dyn FnMut(Walk) -> Result<()>) -> Result<()> {
+    pub fn walks(mut self, limit: usize, run: &mut dyn FnMut(StridedWalk) -> Result<()>) -> Result<()> {
         let last = self.extents.len() - 1;
         if self.extents.len() <= DIMS && self.numel() < limit {
             return run(self.walk());
@@ -182,8 +187,8 @@ impl Nest {
         self.extents.iter().product()
     }
 
-    fn walk(&self) -> Walk {
-        let mut walk = Walk {
+    fn walk(&self) -> StridedWalk {
+        let mut walk = StridedWalk {
             start: self.starts.map(|s| s as u64),
             stride: [[0; DIMS]; LAYOUTS],
             by: [Divisor::default(); DIMS],
@@ -202,7 +207,7 @@ impl Nest {
 
 /// One side of a transposing copy: an extent, and the other layout's stride along it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Side {
+pub(super) struct TransposedDim {
     pub len: usize,
     pub stride: usize,
 }
@@ -216,14 +221,16 @@ impl Divisor {
 }
 
 /// Merged dims of a copy's two layouts in the order in which the result lies, which makes its rows as long as they can be.
-pub(super) fn in_order(shape: &[usize], result: Layout, operand: Layout) -> Nest {
+pub(super) fn in_order(shape: &[usize], result: StridedLayout, operand: StridedLayout) -> MergedLayouts {
     let mut order: Dims = (0..shape.len()).collect();
     order.sort_by_key(|&d| std::cmp::Reverse(result.strides[d]));
     let take = |all: &[usize]| -> Dims { order.iter().map(|&d| all[d]).collect() };
     let (to, from) = (take(result.strides), take(operand.strides));
-    let layouts =
-        [Layout { start: result.start, strides: &to }, Layout { start: operand.start, strides: &from }];
-    Nest::new(&take(shape), &layouts)
+    let layouts = [
+        StridedLayout { start: result.start, strides: &to },
+        StridedLayout { start: operand.start, strides: &from },
+    ];
+    MergedLayouts::new(&take(shape), &layouts)
 }
 
 #[cfg(test)]
@@ -231,9 +238,9 @@ mod tests {
     use super::*;
 
     /// All places that walks visit, in the order of indices, as the kernel finds them.
-    fn visited(nest: Nest) -> Vec<[u64; LAYOUTS]> {
+    fn visited(nest: MergedLayouts) -> Vec<[u64; LAYOUTS]> {
         let mut all = Vec::new();
-        let mut run = |walk: Walk| {
+        let mut run = |walk: StridedWalk| {
             for i in 0..walk.len {
                 let (mut at, mut i) = (walk.start, i);
                 for d in 0..walk.dims as usize {
@@ -267,9 +274,9 @@ mod tests {
 
     #[test]
     fn visits_every_index_in_order() {
-        let result = Layout { start: 0, strides: &[20, 5, 5, 1] };
-        let turned = Layout { start: 3, strides: &[1, 2, 9, 8] };
-        let nest = Nest::new(&[2, 4, 1, 5], &[result, turned]);
+        let result = StridedLayout { start: 0, strides: &[20, 5, 5, 1] };
+        let transposed = StridedLayout { start: 3, strides: &[1, 2, 9, 8] };
+        let nest = MergedLayouts::new(&[2, 4, 1, 5], &[result, transposed]);
         assert_eq!(nest.extents[..], [5, 4, 2]);
         let want = (0..40).map(|i| [i, 3 + i / 20 + i / 5 % 4 * 2 + i % 5 * 8, 0, 0]);
         assert_eq!(visited(nest), want.collect::<Vec<_>>());
@@ -277,8 +284,8 @@ mod tests {
         let shape = [2usize, 3, 2, 1, 2, 3, 2, 2, 3];
         let strides: Vec<usize> = (0..9).map(|d| 10usize.pow(d)).collect();
         let own: Vec<usize> = (0..9).map(|d| shape[d + 1..].iter().product()).collect();
-        let layouts = [&own, &strides].map(|strides| Layout { start: 0, strides });
-        let all = visited(Nest::new(&shape, &layouts));
+        let layouts = [&own, &strides].map(|strides| StridedLayout { start: 0, strides });
+        let all = visited(MergedLayouts::new(&shape, &layouts));
         assert!(all.iter().enumerate().all(|(i, at)| at[0] == i as u64));
         let digits = |i: usize| (0..9).map(|d| i / own[d] % shape[d] * strides[d]).sum::<usize>() as u64;
         assert!(all.iter().enumerate().all(|(i, at)| at[1] == digits(i)));
@@ -289,31 +296,38 @@ mod tests {
         let rows = |start: usize, pitch: usize| {
             let (result, bias) = ([8, 1], [0, 1]);
             let (pitched, row) = ([pitch, 1], [pitch, 0]);
-            let layouts = [&result, &pitched, &bias, &row].map(|strides| Layout { start, strides });
-            Nest::new(&[3, 8], &layouts)
+            let layouts = [&result, &pitched, &bias, &row].map(|strides| StridedLayout { start, strides });
+            MergedLayouts::new(&[3, 8], &layouts)
         };
         let mut nest = rows(0, 12);
         assert!(nest.pack(4, |_| 0));
         assert_eq!(visited(nest)[3], [12, 16, 4, 12]);
         assert!(!rows(0, 10).pack(4, |_| 0) && !rows(2, 12).pack(4, |_| 0) && !rows(0, 12).pack(4, |_| 6));
         assert!(!rows(0, 12).pack(3, |_| 0) && rows(2, 12).pack(4, |_| 2));
-        let pair = [Layout { start: 4, strides: &[6, 1] }, Layout { start: 0, strides: &[4, 1] }];
-        let mut joined = Nest::new(&[5, 4], &pair);
+        let pair =
+            [StridedLayout { start: 4, strides: &[6, 1] }, StridedLayout { start: 0, strides: &[4, 1] }];
+        let mut joined = MergedLayouts::new(&[5, 4], &pair);
         assert!(!joined.join(4) && joined.join(2));
         assert_eq!(visited(joined)[..3], [[2, 0, 0, 0], [3, 1, 0, 0], [5, 2, 0, 0]]);
     }
 
     #[test]
     fn a_transposed_operand_has_two_sides() {
-        let result = Layout { start: 0, strides: &[200, 20, 1] };
-        let operand = Layout { start: 7, strides: &[200, 1, 10] };
-        let mut nest = Nest::new(&[3, 10, 20], &[result, operand]);
-        assert!(!nest.is_turned(1), "600 elements are walked as they are");
-        let (columns, rows) = nest.turn().unwrap();
+        let result = StridedLayout { start: 0, strides: &[200, 20, 1] };
+        let operand = StridedLayout { start: 7, strides: &[200, 1, 10] };
+        let mut nest = MergedLayouts::new(&[3, 10, 20], &[result, operand]);
+        assert!(!nest.is_transposed(1), "600 elements are walked as they are");
+        let (columns, rows) = nest.take_transposed().unwrap();
         assert_eq!(visited(nest), [[0, 7, 0, 0], [200, 207, 0, 0], [400, 407, 0, 0]]);
-        assert_eq!((columns, rows), (Side { len: 20, stride: 10 }, Side { len: 10, stride: 20 }));
-        let straight =
-            in_order(&[4, 5], Layout { start: 0, strides: &[1, 4] }, Layout { start: 0, strides: &[1, 4] });
+        assert_eq!(
+            (columns, rows),
+            (TransposedDim { len: 20, stride: 10 }, TransposedDim { len: 10, stride: 20 })
+        );
+        let straight = in_order(
+            &[4, 5],
+            StridedLayout { start: 0, strides: &[1, 4] },
+            StridedLayout { start: 0, strides: &[1, 4] },
+        );
         assert!(straight.is_flat(), "a copy goes in the result's order");
     }
 }

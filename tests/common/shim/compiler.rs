@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use isoshard::tensor::cuda::Program;
+use isoshard::tensor::cuda::KernelProgram;
 
 /// What stands in front of every kernel.
 const SHIM: &[(&str, &str)] = &[
@@ -74,7 +74,7 @@ impl Compiler {
     ///
     /// # Errors
     /// The compiler's log.
-    pub fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
+    pub fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         let headers = included(program);
         let defines: Vec<&str> = program.options.iter().copied().filter(|o| o.starts_with("-D")).collect();
         let key = hash(&(&self.version, program.name, program.source, &headers, &defines));
@@ -96,7 +96,7 @@ impl Compiler {
     /// Compiles in a folder of its own; gives the image's path.
     fn run(
         &self,
-        program: &Program,
+        program: &KernelProgram,
         headers: &[(&str, &str)],
         defines: &[&str],
         work: &Path,
@@ -153,7 +153,7 @@ pub fn unique(dir: &Path, name: &str) -> PathBuf {
 }
 
 /// The headers that a program includes, directly or not: the others do not matter to its image.
-fn included<'a>(program: &Program<'a>) -> Vec<(&'a str, &'a str)> {
+fn included<'a>(program: &KernelProgram<'a>) -> Vec<(&'a str, &'a str)> {
     let mut found: Vec<(&str, &str)> = Vec::new();
     let mut texts = vec![program.source];
     while let Some(text) = texts.pop() {

@@ -19,7 +19,7 @@ const GUARD_BYTES: usize = 4096;
 
 /// A program in this process; it stays.
 #[derive(Debug)]
-pub struct Program {
+pub struct LoadedProgram {
     library: Library,
 }
 
@@ -59,18 +59,18 @@ struct Launch {
     error_bytes: u32,
 }
 
-impl Program {
+impl LoadedProgram {
     /// Loads an image, from a file that is gone at once.
     ///
     /// # Errors
     /// What the loader says.
-    pub fn load(name: &str, image: &[u8]) -> Result<Program, String> {
+    pub fn load(name: &str, image: &[u8]) -> Result<LoadedProgram, String> {
         let file = unique(&scratch(), &format!("{name}.so"));
         fs::write(&file, image).map_err(|e| format!("{}: {e}", file.display()))?;
         // SAFETY: the image is ours; its initialisers are those of the C library.
         let library = unsafe { Library::new(&file) };
         let _ = fs::remove_file(&file);
-        library.map(|library| Program { library }).map_err(|e| e.to_string())
+        library.map(|library| LoadedProgram { library }).map_err(|e| e.to_string())
     }
 
     /// An entry by its name.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use isoshard::tensor::cuda::{Copy, DriverError, Grid, Handle};
+use isoshard::tensor::cuda::{CopyDirection, DriverError, Grid, Handle};
 
 use super::program::Function;
 use super::{Order, mix};
@@ -17,7 +17,7 @@ pub enum Task {
         order: (Order, u64),
     },
     Copy {
-        way: Copy,
+        direction: CopyDirection,
         to: u64,
         from: u64,
         bytes: usize,

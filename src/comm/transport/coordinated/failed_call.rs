@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::membership::Membership;
-use crate::comm::transport::{Request, Tensors};
+use crate::comm::transport::{CallResults, Request};
 use crate::error::{Error, Result};
 
 /// A call that a fault kept from starting. The program has been given the fault once it waits, as with a call that fails later.
@@ -23,7 +23,7 @@ impl FailedCall {
 }
 
 impl Request for FailedCall {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         self.membership.give(Err(self.error))
     }
 

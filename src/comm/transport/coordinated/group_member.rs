@@ -23,7 +23,7 @@ pub(in crate::comm::transport) struct GroupMember {
     /// This member's place among the ranks.
     pub index: usize,
     next: Mutex<HashMap<Sequence, u64>>,
-    /// Tensors that this rank has sent itself, by number.
+    /// CallResults that this rank has sent itself, by number.
     pub(super) to_itself: Mutex<HashMap<u64, Tensor>>,
 }
 

@@ -8,7 +8,7 @@ use super::group_member::{CallNumber, GroupMember};
 use crate::comm::calls::{Call, Route};
 use crate::comm::calls::{CallSignature, Sequence};
 use crate::comm::lock::lock;
-use crate::comm::transport::{Request, Tensors};
+use crate::comm::transport::{CallResults, Request};
 use crate::error::Result;
 
 /// One end of a message of a rank to itself.
@@ -38,10 +38,10 @@ impl SelfMessage {
 }
 
 impl Request for SelfMessage {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         let SelfMessage { group, number, sends, call } = *self;
         if sends {
-            return Ok(Tensors::new());
+            return Ok(CallResults::new());
         }
         let x = lock(&group.to_itself).remove(&number.seq);
         let rank = group.membership.rank;

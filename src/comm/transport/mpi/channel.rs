@@ -4,15 +4,15 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::backoff::WaitBackoff;
 use super::group::MpiGroup;
-use super::library::{MpiResult, Port};
-use super::patience::Patience;
+use super::library::{MpiGuard, MpiResult};
 use super::transfers::{TransferError, Transfers};
 use super::world::MpiWorld;
 use crate::comm::calls::CallSignature;
 use crate::comm::calls::{Call, Route};
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, SelfMessage};
-use crate::comm::transport::{Channel, Request, Tensors};
+use crate::comm::transport::{CallResults, Channel, Request};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::{Device, Tensor};
 
@@ -65,7 +65,7 @@ impl MpiChannel {
         number: CallNumber,
         outgoing: &[Tensor],
         transfers: &mut Transfers,
-        port: &Port<'_>,
+        port: &MpiGuard<'_>,
     ) -> MpiResult<()> {
         let (mpi, me, n) = (&self.world.mpi, self.group.state.index, self.group.state.ranks.len());
         let rank = |i: usize| self.group.state.ranks[i];
@@ -162,21 +162,21 @@ impl MpiRequest {
         })
     }
 
-    fn outcome(&mut self) -> Result<Tensors> {
+    fn outcome(&mut self) -> Result<CallResults> {
         let MpiChannel { world, group } = &self.channel;
         let membership = &world.membership;
-        let mut patience = Patience::new(self.transfers.borrow().len_bytes(), world.crowded);
+        let mut backoff = WaitBackoff::new(self.transfers.borrow().len_bytes(), world.crowded);
         while !self.transfers.borrow().is_done() && !self.test()? {
             if membership.is_given_up() {
                 return Err(group.state.given_up(&self.number, self.call.view()));
             }
-            let was_long = patience.is_long();
-            patience.pause();
-            if patience.is_long() && !was_long {
+            let was_long = backoff.is_long();
+            backoff.pause();
+            if backoff.is_long() && !was_long {
                 // Something may be wrong: the coordinator has to know what this rank has brought.
                 membership.flush();
             }
-            if patience.waited() >= membership.deadline && !self.test()? {
+            if backoff.waited() >= membership.deadline && !self.test()? {
                 return Err(group.state.late(&self.number, self.call.view()));
             }
         }
@@ -189,7 +189,7 @@ impl MpiRequest {
 }
 
 impl Request for MpiRequest {
-    fn wait(mut self: Box<Self>) -> Result<Tensors> {
+    fn wait(mut self: Box<Self>) -> Result<CallResults> {
         let outcome = self.outcome();
         self.channel.world.membership.give(outcome)
     }
@@ -213,8 +213,8 @@ impl Drop for MpiRequest {
 struct SentMessage;
 
 impl Request for SentMessage {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
-        Ok(Tensors::new())
+    fn wait(self: Box<Self>) -> Result<CallResults> {
+        Ok(CallResults::new())
     }
 
     fn is_ready(&self) -> bool {

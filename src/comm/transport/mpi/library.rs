@@ -37,7 +37,7 @@ pub(in crate::comm) struct Mpi {
 }
 
 /// The right to call MPI.
-pub(super) struct Port<'a> {
+pub(super) struct MpiGuard<'a> {
     mpi: &'a Mpi,
     _alone: MutexGuard<'a, ()>,
 }
@@ -120,17 +120,17 @@ impl Mpi {
     }
 
     /// The right to call MPI, when nobody else is calling.
-    pub(super) fn port(&self) -> Port<'_> {
-        Port { mpi: self, _alone: self.calls.lock().unwrap_or_else(PoisonError::into_inner) }
+    pub(super) fn port(&self) -> MpiGuard<'_> {
+        MpiGuard { mpi: self, _alone: self.calls.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// The right to call MPI, unless somebody else is calling.
-    pub(super) fn try_port(&self) -> Option<Port<'_>> {
-        Some(Port { mpi: self, _alone: self.calls.try_lock().ok()? })
+    pub(super) fn try_port(&self) -> Option<MpiGuard<'_>> {
+        Some(MpiGuard { mpi: self, _alone: self.calls.try_lock().ok()? })
     }
 }
 
-impl Port<'_> {
+impl MpiGuard<'_> {
     /// Starts sending bytes.
     ///
     /// # Safety

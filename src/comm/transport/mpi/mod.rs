@@ -31,12 +31,12 @@
 //!
 //! Missing: trees for broadcasts and barriers of many ranks; messages of GPU memory; a world that outlives a dead rank.
 
+mod backoff;
 mod channel;
 mod engine;
 mod group;
 mod hosts;
 mod library;
-mod patience;
 mod place;
 mod transfers;
 mod watch;

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use super::library::{MessageHandle, Mpi, MpiError, MpiResult, Port};
+use super::library::{MessageHandle, Mpi, MpiError, MpiGuard, MpiResult};
 use crate::tensor::{DType, Tensor};
 
 /// The messages of a call. Dropped before MPI is through with them, their memory leaks: whoever cannot wait hands them
@@ -45,7 +45,7 @@ impl Transfers {
     }
 
     /// Starts sending a contiguous tensor of the CPU's. One without elements is a message as well.
-    pub fn send(&mut self, mpi: &Mpi, port: &Port<'_>, x: Tensor, to: usize, tag: u32) -> MpiResult<()> {
+    pub fn send(&mut self, mpi: &Mpi, port: &MpiGuard<'_>, x: Tensor, to: usize, tag: u32) -> MpiResult<()> {
         let bytes = x.as_bytes().expect("contiguous, on the CPU: checked by the channel");
         let (start, len) = (bytes.as_ptr(), bytes.len());
         self.sources.push(x);
@@ -63,7 +63,7 @@ impl Transfers {
     pub fn receive(
         &mut self,
         mpi: &Mpi,
-        port: &Port<'_>,
+        port: &MpiGuard<'_>,
         mut x: Tensor,
         from: usize,
         tag: u32,
@@ -82,7 +82,7 @@ impl Transfers {
     }
 
     /// Starts a message without bytes.
-    pub fn send_nothing(&mut self, port: &Port<'_>, to: usize, tag: u32) -> MpiResult<()> {
+    pub fn send_nothing(&mut self, port: &MpiGuard<'_>, to: usize, tag: u32) -> MpiResult<()> {
         // SAFETY: no byte is read.
         let handle = unsafe { port.send(NonNull::dangling().as_ptr(), 0, to, tag)? };
         self.pieces.push(MessagePiece { handle: Some(handle), wanted: None });
@@ -90,7 +90,7 @@ impl Transfers {
     }
 
     /// Starts waiting for a message without bytes.
-    pub fn receive_nothing(&mut self, port: &Port<'_>, from: usize, tag: u32) -> MpiResult<()> {
+    pub fn receive_nothing(&mut self, port: &MpiGuard<'_>, from: usize, tag: u32) -> MpiResult<()> {
         // SAFETY: no byte is written.
         let handle = unsafe { port.receive(NonNull::dangling().as_ptr(), 0, from, tag)? };
         self.pieces.push(MessagePiece { handle: Some(handle), wanted: Some(0) });
@@ -98,7 +98,7 @@ impl Transfers {
     }
 
     /// True once MPI is through with all. Whatever is tested moves the others as well: the first that is not done says enough.
-    pub fn test(&mut self, port: &Port<'_>) -> Result<bool, TransferError> {
+    pub fn test(&mut self, port: &MpiGuard<'_>) -> Result<bool, TransferError> {
         while let Some(piece) = self.pieces.get_mut(self.through) {
             if let Some(handle) = &mut piece.handle {
                 let Some(got) = port.test(handle).map_err(TransferError::Mpi)? else { return Ok(false) };
@@ -130,7 +130,7 @@ impl Transfers {
     }
 
     /// Withdraws what has not come, and forgets the rest.
-    pub fn give_up(mut self, port: &Port<'_>) {
+    pub fn give_up(mut self, port: &MpiGuard<'_>) {
         for piece in &mut self.pieces {
             if let (Some(handle), Some(_)) = (piece.handle.take(), piece.wanted) {
                 // What cannot even be withdrawn is past help.

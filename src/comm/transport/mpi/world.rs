@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::group::{MpiGroup, Tags};
-use super::library::{Mpi, Port};
+use super::library::{Mpi, MpiGuard};
 use super::transfers::Transfers;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
@@ -42,7 +42,7 @@ impl MpiWorld {
     }
 
     /// The right to call MPI, as long as there is one.
-    pub fn port(&self) -> Option<Port<'_>> {
+    pub fn port(&self) -> Option<MpiGuard<'_>> {
         let port = self.mpi.port();
         (!self.closed.load(Ordering::Relaxed)).then_some(port)
     }

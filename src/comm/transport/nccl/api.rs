@@ -28,7 +28,7 @@ impl fmt::Display for NcclError {
 /// What a call of the library gives.
 pub type NcclResult<T> = std::result::Result<T, NcclError>;
 
-/// Whether a communicator has done what it was told.
+/// Whether a communicator has done what it was reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// It has: what was put on streams is on them.

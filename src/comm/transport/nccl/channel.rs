@@ -10,10 +10,10 @@ use super::world::NcclWorld;
 use crate::comm::calls::{Call, Route};
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupMember, SelfMessage, Watchdog};
-use crate::comm::transport::{Channel, Request, Tensors};
+use crate::comm::transport::{CallResults, Channel, Request};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
-use crate::tensor::cuda::{Gpu, Mark};
+use crate::tensor::cuda::{Gpu, StreamMark};
 
 /// One member's end of a group.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl NcclChannel {
     }
 
     /// Puts what is planned on the group's stream; marks where the stream comes to it.
-    fn put(&self, gpu: &Gpu, plan: &TransferPlan, number: &CallNumber) -> Result<Mark> {
+    fn put(&self, gpu: &Gpu, plan: &TransferPlan, number: &CallNumber) -> Result<StreamMark> {
         let NcclChannel { world, group, .. } = self;
         group.side.follow(gpu)?;
         let began = group.side.mark()?;
@@ -87,20 +87,20 @@ struct NcclRequest {
     world: Arc<NcclWorld>,
     group: Arc<GroupMember>,
     number: CallNumber,
-    done: Arc<Mark>,
-    results: Tensors,
+    done: Arc<StreamMark>,
+    results: CallResults,
     /// True if the host itself waits.
     holds_host: bool,
 }
 
 impl Request for NcclRequest {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         const PAUSE: Duration = Duration::from_micros(50);
         let NcclRequest { world, group, number, done, results, holds_host } = *self;
         loop {
             let is_done = holds_host && done.is_done().unwrap_or(false);
-            // Values are spoilt before what is in flight is given up: this was done before.
-            if is_done && world.spoilt().is_none() {
+            // Values are poisoned before what is in flight is given up: this was done before.
+            if is_done && world.poisoned().is_none() {
                 break;
             }
             if world.membership.is_given_up() {

@@ -16,7 +16,7 @@ use crate::comm::transport::coordinated::{Membership, Watchdog};
 use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
-use crate::tensor::cuda::{Gpu, Side};
+use crate::tensor::cuda::{Gpu, SideStream};
 
 /// A rank before it is connected.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ impl NcclEngine {
         let group = match world.groups.find(ranks, name) {
             Some(group) => group,
             None => {
-                let group = world.group(ranks, name, Side::new(&Gpu::get(world.device)?)?);
+                let group = world.group(ranks, name, SideStream::new(&Gpu::get(world.device)?)?);
                 world.membership.give(connect(&world, &group))?;
                 world.groups.keep(ranks, name, group)
             }
@@ -130,9 +130,9 @@ impl Engine for NcclEngine {
 }
 
 /// The number of a rank's device, and a stream on it.
-fn gpu(rank: usize, device: Device) -> Result<(usize, Side)> {
+fn gpu(rank: usize, device: Device) -> Result<(usize, SideStream)> {
     match device {
-        Device::Cuda(index) => Ok((index, Side::new(&Gpu::get(index)?)?)),
+        Device::Cuda(index) => Ok((index, SideStream::new(&Gpu::get(index)?)?)),
         Device::Cpu | Device::Meta => Err(Error::invalid(
             "nccl",
             "NCCL moves what lies on GPUs",
@@ -151,7 +151,7 @@ impl NcclWorld {
         const PAUSE: Duration = Duration::from_millis(1);
         loop {
             if self.membership.is_given_up() {
-                let read = self.spoilt().is_some_and(|spoilt| spoilt.told.load(Ordering::Relaxed));
+                let read = self.poisoned().is_some_and(|poisoned| poisoned.reported.load(Ordering::Relaxed));
                 return if read { Ok(()) } else { self.membership.check_at_end() };
             }
             if self.groups.all().iter().all(|group| lock(&group.in_flight).is_empty()) {

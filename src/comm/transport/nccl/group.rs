@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::{Communicator, Nccl, NcclResult, Progress};
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember};
-use crate::tensor::cuda::{Mark, Side};
+use crate::tensor::cuda::{SideStream, StreamMark};
 
 /// A group at one of its members, with its communicator and its stream.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct NcclGroup {
     pub alone: bool,
     /// None once it is aborted or destroyed.
     comm: Mutex<Option<Communicator>>,
-    pub side: Side,
+    pub side: SideStream,
     /// The calls that are not known to be done, in the stream's order.
     pub in_flight: Mutex<VecDeque<CallOnStream>>,
 }
@@ -27,14 +27,14 @@ pub(super) struct NcclGroup {
 pub(super) struct CallOnStream {
     pub number: CallNumber,
     /// The places in the stream before the call and after it.
-    pub began: Mark,
-    pub done: Arc<Mark>,
+    pub began: StreamMark,
+    pub done: Arc<StreamMark>,
     /// When it was seen to have begun.
     pub since: Option<Instant>,
 }
 
 impl NcclGroup {
-    pub fn new(state: GroupMember, alone: bool, side: Side) -> NcclGroup {
+    pub fn new(state: GroupMember, alone: bool, side: SideStream) -> NcclGroup {
         let (comm, in_flight) = (Mutex::default(), Mutex::default());
         NcclGroup { state: Arc::new(state), alone, comm, side, in_flight }
     }

@@ -6,7 +6,7 @@
 //! share, so they have the same bits. The host waits where ranks connect, at a group's first call to a peer, and in
 //! [`Group::barrier`](crate::comm::Group::barrier).
 //!
-//! **What can go wrong is told by name.** A thread per rank, its *watchdog*, watches what is in flight: a call that has not
+//! **What can go wrong is reported by name.** A thread per rank, its *watchdog*, watches what is in flight: a call that has not
 //! finished within the deadline after the rank's stream has come to it, and errors that NCCL notices meanwhile. Communicators do
 //! not block, so connecting keeps the deadline too. The first fault gives up the whole world: everywhere the communicators are
 //! aborted, later calls give the fault, and so does reading a value, since what was being received is arbitrary.

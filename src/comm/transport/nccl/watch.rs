@@ -82,7 +82,7 @@ fn give_up(world: &NcclWorld, first_fault: &FirstFault) {
     let groups = world.groups.all();
     let first = groups.iter().find_map(|group| Some(group.state.call_id(&group.first_in_flight()?)));
     let id = first.unwrap_or_else(|| world.membership.world_id("read"));
-    world.spoil(first_fault.at(id).into());
+    world.poison(first_fault.at(id).into());
     for group in groups {
         if let Some(comm) = group.take() {
             // What cannot even be aborted is past help.

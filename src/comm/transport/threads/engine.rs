@@ -1,6 +1,6 @@
 //! The traits of an engine, over worlds and groups of threads.
 //!
-//! Tensors on a device are passed as all others are, by sharing: a kernel that reads one waits, on the device, for the
+//! CallResults on a device are passed as all others are, by sharing: a kernel that reads one waits, on the device, for the
 //! stream of the rank that made it. Nothing passes through the host, and the host waits for nothing but its peers' calls.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use super::slot::SlotOutcome;
 use super::world::ThreadWorld;
 use crate::comm::calls::{Call, Route, Sequence};
 use crate::comm::lock::lock;
-use crate::comm::transport::{Channel, Engine, Reduce, Request, Tensors};
+use crate::comm::transport::{CallResults, Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
 
 /// One rank's end of a world of threads.
@@ -140,7 +140,7 @@ struct InFlightCall {
 }
 
 impl Request for ThreadRequest {
-    fn wait(mut self: Box<Self>) -> Result<Tensors> {
+    fn wait(mut self: Box<Self>) -> Result<CallResults> {
         let in_flight = self.0.take().expect("a request is waited for once");
         lock(&in_flight.member.spare).push(self);
         in_flight.outcome()
@@ -153,10 +153,10 @@ impl Request for ThreadRequest {
 }
 
 impl InFlightCall {
-    fn outcome(&self) -> Result<Tensors> {
+    fn outcome(&self) -> Result<CallResults> {
         let InFlightCall { member, call, waits, reduce } = self;
         if !waits {
-            return Ok(Tensors::new());
+            return Ok(CallResults::new());
         }
         let (group, position) = (&member.group, call.position);
         group.wait(call, |circle| member.world.fail_others_in(circle, group))?;

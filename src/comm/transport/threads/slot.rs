@@ -9,7 +9,7 @@ use super::shared_folds::{ReusedResult, SharedFolds};
 use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::comm::calls::{Call, Route};
-use crate::comm::transport::{Reduce, Tensors};
+use crate::comm::transport::{CallResults, Reduce};
 use crate::error::Result;
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
@@ -162,7 +162,7 @@ impl SlotContents {
     }
 
     /// Returns the tensors that an open slot holds for the member at `position`.
-    pub(super) fn take(&self, position: usize) -> Tensors {
+    pub(super) fn take(&self, position: usize) -> CallResults {
         let all = 0..self.entries.len();
         match self.entries[position].route {
             Route::Gather => all.map(|at| self.part(at, 0).clone()).collect(),

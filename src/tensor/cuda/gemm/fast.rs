@@ -21,7 +21,7 @@ pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> R
     let (device, driver) = (&stream.device, &stream.device.driver);
     let Some(blas) = driver.blas() else { return Ok(false) };
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
-    // Seen by columns, the row-major result is its transpose: `b` turned times `a` turned.
+    // Seen by columns, the row-major result is its transpose: `b` transposed times `a` transposed.
     let ((left, b), (right, a)) = (matrix(b, 2, 1)?, matrix(a, 2, 1)?);
     let at = out.device_address().expect("made on a device");
     let product = Product {
@@ -33,10 +33,10 @@ pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> R
         batch,
         left,
         right,
-        out: Matrix { at, turned: false, step: n, batch_step: m * n },
+        out: Matrix { at, transposed: false, step: n, batch_step: m * n },
     };
     let fail = |e| device.error("matmul", &e);
-    let Some(bytes) = blas.room_bytes(&product).map_err(fail)? else { return Ok(false) };
+    let Some(bytes) = blas.workspace_bytes(&product).map_err(fail)? else { return Ok(false) };
     let room = (bytes > 0).then(|| gpu.uninit(DType::U8, [bytes])).transpose()?;
     let room = room.as_ref().and_then(Tensor::device_address).unwrap_or(0);
     for x in [&a, &b] {
@@ -45,7 +45,7 @@ pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> R
     // SAFETY: the operands' views and the fresh result lie in blocks that return to their streams, which reuse them after
     // this; so does the room, which has the bytes that were asked for.
     let done = unsafe { blas.multiply(&product, room, stream.handle) };
-    stream.worked();
+    stream.note_work();
     done.map_err(fail)?;
     Ok(true)
 }
@@ -71,6 +71,6 @@ fn seen(x: &Tensor, rows: usize, cols: usize) -> Option<Matrix> {
         let step = if x.shape()[slow] == 1 { len } else { x.strides()[slow] };
         ((len == 1 || x.strides()[quick] == 1) && step >= len.max(1)).then_some(step)
     };
-    let straight = lines(rows, cols).map(|step| Matrix { at, turned: false, step, batch_step });
-    straight.or_else(|| lines(cols, rows).map(|step| Matrix { at, turned: true, step, batch_step }))
+    let straight = lines(rows, cols).map(|step| Matrix { at, transposed: false, step, batch_step });
+    straight.or_else(|| lines(cols, rows).map(|step| Matrix { at, transposed: true, step, batch_step }))
 }

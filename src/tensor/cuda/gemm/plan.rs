@@ -58,15 +58,15 @@ impl Tiling {
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct GemmPlan {
     pub(super) tiling: Tiling,
     /// True where the tile's rows are the result's columns.
-    pub(super) turned: bool,
+    pub(super) transposed: bool,
     /// The depth of the nodes that are the parts.
     pub(super) part_depth: u32,
     /// Slots in shared and in global memory.
-    pub(super) near_slots: usize,
-    pub(super) far_slots: usize,
+    pub(super) shared_slots: usize,
+    pub(super) global_slots: usize,
     /// Shared memory of a block in bytes.
     pub(super) shared_bytes: usize,
     /// Blocks that are launched at most, where slots in global memory are theirs.
@@ -75,7 +75,7 @@ pub(super) struct Plan {
 
 /// What is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Extents {
+pub(super) struct GemmExtents {
     pub(super) batch: usize,
     pub(super) m: usize,
     pub(super) n: usize,
@@ -83,7 +83,12 @@ pub(super) struct Extents {
 }
 
 /// The plan that is expected to be quickest; `depths` are those of the tree's first whole level and of its deepest leaf.
-pub(super) fn plan(properties: &DeviceProperties, dtype: DType, e: Extents, depths: (u32, u32)) -> Plan {
+pub(super) fn plan(
+    properties: &DeviceProperties,
+    dtype: DType,
+    e: GemmExtents,
+    depths: (u32, u32),
+) -> GemmPlan {
     let large = if dtype == DType::F64 { Tiling::LARGE_F64 } else { Tiling::LARGE };
     let few = [e.m, e.n].into_iter().min().unwrap_or(0);
     let tilings = match few {
@@ -94,9 +99,9 @@ pub(super) fn plan(properties: &DeviceProperties, dtype: DType, e: Extents, dept
     let wide = if dtype == DType::F64 { 8 } else { 4 };
     let mut best = (f64::INFINITY, large, false, 0);
     for &tiling in tilings {
-        for turned in [false, true] {
+        for transposed in [false, true] {
             // The few rows, whichever they are, are the tile's.
-            if few <= 8 && turned != (e.n < e.m) {
+            if few <= 8 && transposed != (e.n < e.m) {
                 continue;
             }
             for part_depth in 0..=depths.0.min(MOST_PARTS) {
@@ -104,36 +109,42 @@ pub(super) fn plan(properties: &DeviceProperties, dtype: DType, e: Extents, dept
                 if part_depth > 0 && parts_bytes > PARTS_BYTES {
                     break;
                 }
-                let time = expected(properties, &tiling, e, turned, part_depth);
+                let time = expected(properties, &tiling, e, transposed, part_depth);
                 if time < best.0 {
-                    best = (time, tiling, turned, part_depth);
+                    best = (time, tiling, transposed, part_depth);
                 }
             }
         }
     }
-    let (_, tiling, turned, part_depth) = best;
+    let (_, tiling, transposed, part_depth) = best;
     let slots = (depths.1 - part_depth) as usize;
     let stage_bytes = tiling.stage_bytes(wide);
     // The driver keeps a kibibyte a block for itself.
     let room = (properties.shared_bytes / tiling.resident).saturating_sub(1024 + stage_bytes);
-    let near_slots = slots.min(room / tiling.slot_bytes(wide));
-    Plan {
+    let shared_slots = slots.min(room / tiling.slot_bytes(wide));
+    GemmPlan {
         tiling,
-        turned,
+        transposed,
         part_depth,
-        near_slots,
-        far_slots: slots - near_slots,
-        shared_bytes: stage_bytes + near_slots * tiling.slot_bytes(wide),
+        shared_slots,
+        global_slots: slots - shared_slots,
+        shared_bytes: stage_bytes + shared_slots * tiling.slot_bytes(wide),
         most_blocks: properties.multiprocessors as usize * tiling.resident,
     }
 }
 
 /// The expected time, in fused multiply-adds of one multiprocessor.
-fn expected(properties: &DeviceProperties, t: &Tiling, e: Extents, turned: bool, part_depth: u32) -> f64 {
+fn expected(
+    properties: &DeviceProperties,
+    t: &Tiling,
+    e: GemmExtents,
+    transposed: bool,
+    part_depth: u32,
+) -> f64 {
     // What a multiprocessor writes and reads again of parts in the time of one multiply-add, in elements; and what a launch takes.
     const PARTS_RATE: f64 = 0.05;
     const LAUNCH: f64 = 300_000.0;
-    let (m, n) = if turned { (e.n, e.m) } else { (e.m, e.n) };
+    let (m, n) = if transposed { (e.n, e.m) } else { (e.m, e.n) };
     let processors = properties.multiprocessors.max(1) as usize;
     let blocks = (m.div_ceil(t.rows) * n.div_ceil(t.cols) * e.batch) << part_depth;
     let waves = blocks.div_ceil(processors);
@@ -142,7 +153,7 @@ fn expected(properties: &DeviceProperties, t: &Tiling, e: Extents, turned: bool,
     // A stage takes its time however short it is.
     let len = (e.k >> part_depth).max(t.depth) as f64 + 2.0 * t.depth as f64;
     let mut time = waves as f64 * (t.rows * t.cols) as f64 * len * alone / t.speed;
-    if turned {
+    if transposed {
         time *= 1.02;
     }
     if part_depth > 0 {
@@ -167,9 +178,9 @@ mod tests {
         }
     }
 
-    fn of(batch: usize, m: usize, n: usize, k: usize) -> Plan {
+    fn of(batch: usize, m: usize, n: usize, k: usize) -> GemmPlan {
         let depth = (k / 32).max(1).ilog2();
-        plan(&h100(), DType::F32, Extents { batch, m, n, k }, (depth, depth))
+        plan(&h100(), DType::F32, GemmExtents { batch, m, n, k }, (depth, depth))
     }
 
     #[test]
@@ -180,7 +191,7 @@ mod tests {
         assert_eq!(stem(192, 64, 64, 32), "matmul_small");
         assert_eq!(stem(1, 8, 4096, 4096), "matmul_few");
         assert_eq!(stem(1, 1, 4096, 4096), "matmul_one");
-        assert!(of(1, 4096, 1, 4096).turned && !of(1, 1, 4096, 4096).turned);
+        assert!(of(1, 4096, 1, 4096).transposed && !of(1, 1, 4096, 4096).transposed);
     }
 
     #[test]
@@ -196,8 +207,8 @@ mod tests {
         for (m, n, k) in [(4096, 4096, 16384), (64, 64, 4096), (8, 4096, 4096), (1, 4096, 1 << 20)] {
             let p = of(1, m, n, k);
             assert!(p.tiling.resident * (p.shared_bytes + 1024) <= 233_472, "{p:?}");
-            assert!(p.near_slots > 0 || p.far_slots == 0, "{p:?}");
+            assert!(p.shared_slots > 0 || p.global_slots == 0, "{p:?}");
         }
-        assert_eq!(of(1, 4096, 4096, 4096).near_slots, 2);
+        assert_eq!(of(1, 4096, 4096, 4096).shared_slots, 2);
     }
 }

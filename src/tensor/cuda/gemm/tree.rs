@@ -6,12 +6,12 @@ use crate::tensor::{LEAF, Split};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tree {
     /// All leaves in ascending order; none where nothing is summed.
-    pub(super) leaves: Vec<Leaf>,
+    pub(super) leaves: Vec<ContractionLeaf>,
 }
 
 /// A leaf: some neighbouring indices, what follows them, and where they stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Leaf {
+pub(super) struct ContractionLeaf {
     /// Indices in the leaf.
     pub(super) len: u32,
     /// How many times the two topmost nodes are joined after it.
@@ -22,7 +22,7 @@ pub(super) struct Leaf {
 
 /// A node of the tree that is computed by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct TreePart {
     /// Its first leaf, and the leaf behind its last.
     pub(super) leaves: (usize, usize),
     /// Its first index.
@@ -58,13 +58,13 @@ impl Tree {
     }
 
     /// The nodes at `depth`, [`Tree::full_depth`] at most, in ascending order.
-    pub(super) fn parts(&self, depth: u32) -> Vec<Part> {
+    pub(super) fn parts(&self, depth: u32) -> Vec<TreePart> {
         let (mut parts, mut first, mut start, mut at) = (Vec::new(), 0, 0, 0);
         for (i, leaf) in self.leaves.iter().enumerate() {
             at += leaf.len as usize;
             // The joins after a leaf end at the depth of the node that they complete.
             if leaf.depth - leaf.merges <= depth {
-                parts.push(Part { leaves: (first, i + 1), start });
+                parts.push(TreePart { leaves: (first, i + 1), start });
                 (first, start) = (i + 1, at);
             }
         }
@@ -74,7 +74,7 @@ impl Tree {
     /// The node over `len` indices of one dim, and all of the dims inside.
     fn node(&mut self, len: usize, inner: &[usize], depth: u32) {
         match inner.split_first() {
-            None if len <= LEAF => self.leaves.push(Leaf { len: len as u32, merges: 0, depth }),
+            None if len <= LEAF => self.leaves.push(ContractionLeaf { len: len as u32, merges: 0, depth }),
             Some((&next, inner)) if len == 1 => self.node(next, inner, depth),
             _ => {
                 let left = Split::Halves.left_of(len);
@@ -102,9 +102,9 @@ mod tests {
         assert_eq!(of(&[2, 40]), [(20, 0, 2), (20, 1, 2), (20, 0, 2), (20, 2, 2)]);
         let tree = Tree::new(&[65]);
         assert_eq!((tree.deepest(), tree.full_depth()), (2, 1));
-        let parts = [Part { leaves: (0, 2), start: 0 }, Part { leaves: (2, 3), start: 33 }];
+        let parts = [TreePart { leaves: (0, 2), start: 0 }, TreePart { leaves: (2, 3), start: 33 }];
         assert_eq!(tree.parts(1), parts);
-        assert_eq!(tree.parts(0), [Part { leaves: (0, 3), start: 0 }]);
+        assert_eq!(tree.parts(0), [TreePart { leaves: (0, 3), start: 0 }]);
     }
 
     #[test]

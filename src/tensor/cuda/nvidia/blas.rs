@@ -24,7 +24,7 @@ const MOST_ROOM_BYTES: usize = 32 << 20;
 pub(super) struct CublasLt {
     handle: sys::cublasLtHandle_t,
     /// By shape; none where the library has no algorithm.
-    chosen: Mutex<HashMap<Product, Option<Arc<Chosen>>>>,
+    chosen: Mutex<HashMap<Product, Option<Arc<ChosenAlgorithm>>>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used by several threads at once.
@@ -50,12 +50,12 @@ impl CublasLt {
         Some(CublasLt { handle, chosen: Mutex::default() })
     }
 
-    fn choose(&self, product: &Product) -> DriverResult<Option<Arc<Chosen>>> {
+    fn choose(&self, product: &Product) -> DriverResult<Option<Arc<ChosenAlgorithm>>> {
         let shape = shape(product);
         if let Some(found) = self.lock().get(&shape) {
             return Ok(found.clone());
         }
-        let made = match Chosen::new(self.handle, &shape) {
+        let made = match ChosenAlgorithm::new(self.handle, &shape) {
             Ok(chosen) => Some(Arc::new(chosen)),
             Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => None,
             Err(e) => return Err(of("cublasLtMatmulAlgoGetHeuristic")(e)),
@@ -64,14 +64,14 @@ impl CublasLt {
         Ok(made)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Product, Option<Arc<Chosen>>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Product, Option<Arc<ChosenAlgorithm>>>> {
         self.chosen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 // SAFETY: the library is told of the operands, the result and the room, and of nothing else.
 unsafe impl Blas for CublasLt {
-    fn room_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
+    fn workspace_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
         Ok(self.choose(product)?.map(|chosen| chosen.algorithm.workspaceSize))
     }
 
@@ -118,15 +118,15 @@ fn shape(product: &Product) -> Product {
 }
 
 /// An algorithm for one shape.
-struct Chosen {
-    description: Description,
+struct ChosenAlgorithm {
+    description: ProductDescription,
     algorithm: sys::cublasLtMatmulHeuristicResult_t,
 }
 
-impl Chosen {
-    fn new(handle: sys::cublasLtHandle_t, shape: &Product) -> Result<Chosen, CublasError> {
-        let description = Description::new(shape)?;
-        let preference = Preference(result::create_matmul_pref()?);
+impl ChosenAlgorithm {
+    fn new(handle: sys::cublasLtHandle_t, shape: &Product) -> Result<ChosenAlgorithm, CublasError> {
+        let description = ProductDescription::new(shape)?;
+        let preference = AlgorithmPreference(result::create_matmul_pref()?);
         preference.set(OfChoice::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MOST_ROOM_BYTES as u64)?;
         let alignments = [
             (OfChoice::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape.left.at),
@@ -142,12 +142,12 @@ impl Chosen {
         let algorithm = unsafe {
             result::get_matmul_algo_heuristic(handle, d.product, d.left, d.right, d.out, d.out, preference.0)
         }?;
-        Ok(Chosen { description, algorithm })
+        Ok(ChosenAlgorithm { description, algorithm })
     }
 }
 
 /// A shape in the library's terms; null where not made yet.
-struct Description {
+struct ProductDescription {
     product: sys::cublasLtMatmulDesc_t,
     left: sys::cublasLtMatrixLayout_t,
     right: sys::cublasLtMatrixLayout_t,
@@ -155,26 +155,26 @@ struct Description {
 }
 
 // SAFETY: the library only reads descriptions once they are made, from whichever thread.
-unsafe impl Send for Description {}
+unsafe impl Send for ProductDescription {}
 // SAFETY: as above.
-unsafe impl Sync for Description {}
+unsafe impl Sync for ProductDescription {}
 
-impl Description {
-    fn new(shape: &Product) -> Result<Description, CublasError> {
+impl ProductDescription {
+    fn new(shape: &Product) -> Result<ProductDescription, CublasError> {
         let (product, layout_of) = (ptr::null_mut(), ptr::null_mut());
-        let mut d = Description { product, left: layout_of, right: layout_of, out: layout_of };
+        let mut d = ProductDescription { product, left: layout_of, right: layout_of, out: layout_of };
         let (compute, scale) = match shape.dtype {
             DType::F64 => (Compute::CUBLAS_COMPUTE_64F, Type::CUDA_R_64F),
             _ if shape.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, Type::CUDA_R_32F),
             _ => (Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F),
         };
         d.product = result::create_matmul_desc(compute, scale)?;
-        let turned = [
-            (OfProduct::CUBLASLT_MATMUL_DESC_TRANSA, shape.left.turned),
-            (OfProduct::CUBLASLT_MATMUL_DESC_TRANSB, shape.right.turned),
+        let transposed = [
+            (OfProduct::CUBLASLT_MATMUL_DESC_TRANSA, shape.left.transposed),
+            (OfProduct::CUBLASLT_MATMUL_DESC_TRANSB, shape.right.transposed),
         ];
-        for (attribute, turned) in turned {
-            let value = if turned { Operation::CUBLAS_OP_T } else { Operation::CUBLAS_OP_N };
+        for (attribute, transposed) in transposed {
+            let value = if transposed { Operation::CUBLAS_OP_T } else { Operation::CUBLAS_OP_N };
             let at = (&raw const value).cast();
             // SAFETY: the description was made above; the value has its attribute's type.
             unsafe { result::set_matmul_desc_attribute(d.product, attribute, at, size_of_val(&value)) }?;
@@ -186,7 +186,7 @@ impl Description {
     }
 }
 
-impl Drop for Description {
+impl Drop for ProductDescription {
     fn drop(&mut self) {
         for layout in [self.left, self.right, self.out].into_iter().filter(|l| !l.is_null()) {
             // SAFETY: made by this type, and destroyed once.
@@ -199,7 +199,7 @@ impl Drop for Description {
     }
 }
 
-/// A matrix as it lies: its columns one after the other, or its rows where it is turned.
+/// A matrix as it lies: its columns one after the other, or its rows where it is transposed.
 fn layout(
     shape: &Product,
     matrix: &Matrix,
@@ -211,7 +211,7 @@ fn layout(
         DType::BF16 => Type::CUDA_R_16BF,
         _ => Type::CUDA_R_32F,
     };
-    let (rows, cols) = if matrix.turned { (cols, rows) } else { (rows, cols) };
+    let (rows, cols) = if matrix.transposed { (cols, rows) } else { (rows, cols) };
     let layout = result::create_matrix_layout(dtype, rows as u64, cols as u64, matrix.step as i64)?;
     let (batch, step) = (shape.batch as i32, matrix.batch_step as i64);
     // SAFETY: the layout was made above; the values have their attributes' types.
@@ -237,9 +237,9 @@ fn layout(
     })
 }
 
-struct Preference(sys::cublasLtMatmulPreference_t);
+struct AlgorithmPreference(sys::cublasLtMatmulPreference_t);
 
-impl Preference {
+impl AlgorithmPreference {
     fn set<T: bytemuck::NoUninit>(&self, attribute: OfChoice, value: T) -> Result<(), CublasError> {
         let at = (&raw const value).cast();
         // SAFETY: the preference lives, and the value outlives the call, which refuses another size.
@@ -247,7 +247,7 @@ impl Preference {
     }
 }
 
-impl Drop for Preference {
+impl Drop for AlgorithmPreference {
     fn drop(&mut self) {
         // SAFETY: made by its owner, and destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };

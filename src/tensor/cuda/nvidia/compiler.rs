@@ -5,7 +5,7 @@ use std::ptr;
 
 use cudarc::nvrtc::{result, sys};
 
-use crate::tensor::cuda::Program;
+use crate::tensor::cuda::KernelProgram;
 
 /// The library and its version, e.g. `nvrtc 13.0`.
 ///
@@ -26,7 +26,7 @@ pub fn compiler_version() -> Result<String, String> {
 ///
 /// # Errors
 /// The compiler's log.
-pub fn compile(program: &Program, (major, minor): (u32, u32)) -> Result<Vec<u8>, String> {
+pub fn compile(program: &KernelProgram, (major, minor): (u32, u32)) -> Result<Vec<u8>, String> {
     compiler_version()?;
     let text = |s: &str| CString::new(s).map_err(|_| "a zero byte in a source".to_string());
     let (source, name) = (text(program.source)?, text(&format!("{}.cu", program.name))?);
@@ -34,7 +34,7 @@ pub fn compile(program: &Program, (major, minor): (u32, u32)) -> Result<Vec<u8>,
         program.headers.iter().map(|(n, t)| Ok((text(n)?, text(t)?))).collect::<Result<_, String>>()?;
     let names: Vec<*const c_char> = pairs.iter().map(|(n, _)| n.as_ptr()).collect();
     let texts: Vec<*const c_char> = pairs.iter().map(|(_, t)| t.as_ptr()).collect();
-    let mut made = Made(ptr::null_mut());
+    let mut made = NvrtcProgram(ptr::null_mut());
     // SAFETY: the strings outlive the call, and there are as many names as texts.
     let created = unsafe {
         sys::nvrtcCreateProgram(
@@ -56,9 +56,9 @@ pub fn compile(program: &Program, (major, minor): (u32, u32)) -> Result<Vec<u8>,
 }
 
 /// A program of NVRTC's.
-struct Made(sys::nvrtcProgram);
+struct NvrtcProgram(sys::nvrtcProgram);
 
-impl Made {
+impl NvrtcProgram {
     fn log(&self) -> Option<String> {
         // SAFETY: the program lives.
         let log = unsafe { result::get_program_log(self.0) }.ok()?;
@@ -79,7 +79,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         if !self.0.is_null() {
             // SAFETY: created by this type's maker, and destroyed once.

@@ -12,7 +12,8 @@ use cudarc::driver::sys::{
 use super::blas::CublasLt;
 use super::compiler;
 use crate::tensor::cuda::{
-    Address, Blas, Copy, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle, Program,
+    Address, Blas, CopyDirection, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle,
+    KernelProgram,
 };
 
 /// The driver's version from which a function's parameters can be asked for.
@@ -86,7 +87,7 @@ impl Nvidia {
     }
 
     /// Makes this device's context the calling thread's, if another is.
-    fn here(&self) -> DriverResult<()> {
+    fn set_current(&self) -> DriverResult<()> {
         thread_local!(static BOUND: Cell<usize> = const { Cell::new(0) });
         if BOUND.get() != self.context {
             // SAFETY: the context was retained when the device was opened.
@@ -105,76 +106,76 @@ unsafe impl Driver for Nvidia {
     }
 
     fn bind(&self) -> DriverResult<()> {
-        self.here()
+        self.set_current()
     }
 
     fn memory(&self) -> DriverResult<(usize, usize)> {
-        self.here()?;
+        self.set_current()?;
         result::mem_get_info().map_err(of("cuMemGetInfo"))
     }
 
     fn alloc(&self, bytes: usize) -> DriverResult<Address> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: the block is not read before it is written.
         unsafe { result::malloc_sync(bytes) }.map_err(of("cuMemAlloc"))
     }
 
     unsafe fn free(&self, block: Address) -> DriverResult<()> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: the caller's promise.
         unsafe { result::free_sync(block) }.map_err(of("cuMemFree"))
     }
 
     fn alloc_host(&self, bytes: usize) -> DriverResult<*mut u8> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: portable to all contexts; not read before it is written.
         let block = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
         block.map(|p| p.cast()).map_err(of("cuMemHostAlloc"))
     }
 
     unsafe fn free_host(&self, block: *mut u8) -> DriverResult<()> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: the caller's promise.
         unsafe { result::free_host(block.cast()) }.map_err(of("cuMemFreeHost"))
     }
 
     fn stream(&self) -> DriverResult<Handle> {
-        self.here()?;
+        self.set_current()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
         stream.map(|s| s as Handle).map_err(of("cuStreamCreate"))
     }
 
     fn drop_stream(&self, stream: Handle) {
-        // SAFETY: the stream came from here, and is given back once.
-        let _ = self.here().map(|()| unsafe { result::stream::destroy(stream as sys::CUstream) });
+        // SAFETY: the stream came from set_current, and is given back once.
+        let _ = self.set_current().map(|()| unsafe { result::stream::destroy(stream as sys::CUstream) });
     }
 
     fn synchronize(&self, stream: Handle) -> DriverResult<()> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: the stream lives.
         unsafe { result::stream::synchronize(stream as sys::CUstream) }.map_err(of("cuStreamSynchronize"))
     }
 
     fn event(&self) -> DriverResult<Handle> {
-        self.here()?;
+        self.set_current()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
         event.map(|e| e as Handle).map_err(of("cuEventCreate"))
     }
 
     fn drop_event(&self, event: Handle) {
-        // SAFETY: the event came from here, and is given back once.
-        let _ = self.here().map(|()| unsafe { result::event::destroy(event as sys::CUevent) });
+        // SAFETY: the event came from set_current, and is given back once.
+        let _ = self.set_current().map(|()| unsafe { result::event::destroy(event as sys::CUevent) });
     }
 
     fn record(&self, event: Handle, stream: Handle) -> DriverResult<()> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: both live.
         unsafe { result::event::record(event as sys::CUevent, stream as sys::CUstream) }
             .map_err(of("cuEventRecord"))
     }
 
     fn wait(&self, stream: Handle, event: Handle) -> DriverResult<()> {
-        self.here()?;
+        self.set_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live.
         let waits =
@@ -183,7 +184,7 @@ unsafe impl Driver for Nvidia {
     }
 
     fn is_done(&self, event: Handle) -> DriverResult<bool> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: the event lives.
         match unsafe { result::event::query(event as sys::CUevent) } {
             Ok(()) => Ok(true),
@@ -192,40 +193,49 @@ unsafe impl Driver for Nvidia {
         }
     }
 
-    unsafe fn copy(&self, way: Copy, to: u64, from: u64, bytes: usize, stream: Handle) -> DriverResult<()> {
-        self.here()?;
+    unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Handle,
+    ) -> DriverResult<()> {
+        self.set_current()?;
         let stream = stream as sys::CUstream;
         // SAFETY: the caller's promise.
         let copied = unsafe {
-            match way {
-                Copy::ToDevice => sys::cuMemcpyHtoDAsync_v2(to, from as *const c_void, bytes, stream),
-                Copy::ToHost => sys::cuMemcpyDtoHAsync_v2(to as *mut c_void, from, bytes, stream),
-                Copy::Within => sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream),
+            match direction {
+                CopyDirection::ToDevice => {
+                    sys::cuMemcpyHtoDAsync_v2(to, from as *const c_void, bytes, stream)
+                }
+                CopyDirection::ToHost => sys::cuMemcpyDtoHAsync_v2(to as *mut c_void, from, bytes, stream),
+                CopyDirection::Within => sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream),
             }
         };
         copied.result().map_err(of("cuMemcpyAsync"))
     }
 
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: the caller's promise.
         let filled = unsafe { result::memset_d8_async(at, byte, bytes, stream as sys::CUstream) };
         filled.map_err(of("cuMemsetD8Async"))
     }
 
-    fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
+    fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         compiler::compile(program, self.properties.capability)
     }
 
     fn load(&self, _: &str, image: &[u8]) -> DriverResult<Handle> {
-        self.here()?;
+        self.set_current()?;
         // SAFETY: the image is whole (the cache keeps a checksum) and outlives the call.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
         module.map(|m| m as Handle).map_err(of("cuModuleLoadData"))
     }
 
     fn function(&self, module: Handle, name: &str) -> DriverResult<Handle> {
-        self.here()?;
+        self.set_current()?;
         let name = CString::new(name).expect("entries are named by letters");
         // SAFETY: the module lives as long as the process.
         let function = unsafe { result::module::get_function(module as sys::CUmodule, name) };
@@ -242,12 +252,12 @@ unsafe impl Driver for Nvidia {
     }
 
     fn parameters(&self, function: Handle) -> Option<Vec<usize>> {
-        if !self.tells_parameters || self.here().is_err() {
+        if !self.tells_parameters || self.set_current().is_err() {
             return None;
         }
         let size = |k: usize| {
             let (mut offset, mut size) = (0, 0);
-            // SAFETY: the function came from here; beyond its last parameter the call is refused.
+            // SAFETY: the function came from set_current; beyond its last parameter the call is refused.
             let told =
                 unsafe { sys::cuFuncGetParamInfo(function as sys::CUfunction, k, &mut offset, &mut size) };
             (told == sys::CUresult::CUDA_SUCCESS).then_some(size)
@@ -262,7 +272,7 @@ unsafe impl Driver for Nvidia {
         arguments: &mut [*mut c_void],
         stream: Handle,
     ) -> DriverResult<()> {
-        self.here()?;
+        self.set_current()?;
         let (function, stream) = (function as sys::CUfunction, stream as sys::CUstream);
         let (blocks, threads) = (grid.blocks.into(), grid.threads.into());
         // SAFETY: the caller's promise.
@@ -272,7 +282,7 @@ unsafe impl Driver for Nvidia {
     }
 
     fn blas(&self) -> Option<&dyn Blas> {
-        self.here().ok()?;
+        self.set_current().ok()?;
         self.blas.get_or_init(CublasLt::open).as_ref().map(|blas| blas as &dyn Blas)
     }
 }

@@ -56,10 +56,10 @@ struct ModelProgram {
 }
 
 /// A generator of small numbers (Marsaglia's xorshift).
-struct Dice(u64);
+struct SmallRng(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+impl SmallRng {
+    fn below(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -69,17 +69,17 @@ impl Dice {
 
 impl ModelProgram {
     fn random(seed: u64, exits: bool) -> ModelProgram {
-        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let world = 3 + dice.roll(2);
+        let mut rng = SmallRng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let world = 3 + rng.below(2);
         let mut groups = vec![(0..world).collect::<Vec<_>>()];
         for _ in 0..2 {
-            let without = dice.roll(world);
+            let without = rng.below(world);
             groups.push((0..world).filter(|&r| r != without).collect());
         }
         let steps =
-            (0..4 + dice.roll(4)).map(|_| ModelStep::random(&mut dice, groups.len())).collect::<Vec<_>>();
-        let how = if dice.roll(2) == 0 { EarlyExit::Fails } else { EarlyExit::Ends };
-        let exit = exits.then(|| (dice.roll(world), dice.roll(steps.len()), how));
+            (0..4 + rng.below(4)).map(|_| ModelStep::random(&mut rng, groups.len())).collect::<Vec<_>>();
+        let how = if rng.below(2) == 0 { EarlyExit::Fails } else { EarlyExit::Ends };
+        let exit = exits.then(|| (rng.below(world), rng.below(steps.len()), how));
         ModelProgram { world, groups, steps, exit }
     }
 
@@ -99,14 +99,14 @@ impl ModelProgram {
                 _ => {}
             }
             let Some(group) = &groups[step.group] else { continue };
-            let flight = StepInFlight::start(step.kind, group, k)?;
+            let in_flight = StepInFlight::start(step.kind, group, k)?;
             match (step.later, step.dropped) {
-                (true, true) => drop(flight),
-                (true, false) => later.push(flight),
-                _ => flight.land()?,
+                (true, true) => drop(in_flight),
+                (true, false) => later.push(in_flight),
+                _ => in_flight.wait()?,
             }
         }
-        later.into_iter().rev().try_for_each(StepInFlight::land)
+        later.into_iter().rev().try_for_each(StepInFlight::wait)
     }
 
     /// The world and every rank's result, with threads run in some order.
@@ -131,20 +131,20 @@ impl ModelProgram {
 }
 
 impl ModelStep {
-    fn random(dice: &mut Dice, groups: usize) -> ModelStep {
-        let kind = match dice.roll(8) {
+    fn random(rng: &mut SmallRng, groups: usize) -> ModelStep {
+        let kind = match rng.below(8) {
             0 => StepKind::Gather,
             1 => StepKind::AllToAll,
             2 => StepKind::AllReduce(1),
             3 => StepKind::AllReduce(7),
             4 => StepKind::ReduceScatter { uneven: 0 },
             5 => StepKind::ReduceScatter { uneven: 5 },
-            6 => [StepKind::Broadcast, StepKind::Ring][dice.roll(2)],
+            6 => [StepKind::Broadcast, StepKind::Ring][rng.below(2)],
             _ => StepKind::Barrier,
         };
         // Messages that no member fetches would be taken for later ones.
-        let dropped = dice.roll(3) == 0 && !matches!(kind, StepKind::Ring);
-        ModelStep { group: dice.roll(groups), kind, later: dice.roll(3) == 0, dropped }
+        let dropped = rng.below(3) == 0 && !matches!(kind, StepKind::Ring);
+        ModelStep { group: rng.below(groups), kind, later: rng.below(3) == 0, dropped }
     }
 }
 
@@ -195,7 +195,7 @@ impl StepInFlight {
         })
     }
 
-    fn land(self) -> Result<()> {
+    fn wait(self) -> Result<()> {
         match self {
             StepInFlight::One(pending, want) => assert_eq!(pending.wait()?.to_vec::<f32>()?, want),
             StepInFlight::Many(pending, want) => {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// A wait: spins, then gives way to others, then sleeps in growing steps.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct WaitBackoff {
     polls: u32,
     spins: u32,
     /// How long it gives way before it sleeps.
@@ -15,15 +15,15 @@ pub(super) struct Patience {
     nap: Duration,
 }
 
-impl Patience {
+impl WaitBackoff {
     /// For messages of this many bytes.
-    pub fn new(len_bytes: usize, crowded: bool) -> Patience {
+    pub fn new(len_bytes: usize, crowded: bool) -> WaitBackoff {
         const SPINS: u32 = 3000;
         const CROWDED_SPINS: u32 = 20;
         const AWAKE: Duration = Duration::from_millis(2);
         // What may be moving all the time, at a slow pace: sleeping would hold it up.
         let moving = Duration::from_nanos(len_bytes as u64);
-        Patience {
+        WaitBackoff {
             polls: 0,
             spins: if crowded { CROWDED_SPINS } else { SPINS },
             awake: AWAKE + moving,
