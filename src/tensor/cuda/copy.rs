@@ -1,7 +1,7 @@
-//! Copies between strided layouts, constants, and conversions.
+//! Copies between strided layouts, fills with a constant, and conversions between dtypes.
 //!
-//! A copy goes by the size of an element, and of several neighbours as one where rows allow it. Where the source runs on
-//! along another dim than the result, tiles are transposed in shared memory.
+//! A copy moves bytes by the size of an element, or of several neighbours if they are contiguous in both tensors. If
+//! source and result are contiguous along different dims, the kernel transposes tiles in shared memory.
 
 use super::gpu::Gpu;
 use super::map::{FormulaKernels, PACK_BYTES, THREADS, blocks, compute, formula, place};
@@ -9,11 +9,11 @@ use super::walk::{INDICES, MergedLayouts, StridedLayout, StridedWalk, Transposed
 use crate::error::Result;
 use crate::tensor::{DType, Element, Tensor};
 
-/// Copies a block of extents `len` from `x`'s buffer into `out`'s; each place is an offset from the tensor's first
-/// element, with the block's strides there. `out` is fresh, and on `x`'s device.
+/// Copies a block of extents `len` from `x`'s buffer into `out`'s. `from` and `to` give the block's offset from the
+/// tensor's first element, and its strides. `out` is fresh and on the device of `x`.
 ///
 /// # Errors
-/// A kernel that fails.
+/// Returns an error if the kernel fails.
 pub(crate) fn copy_block(
     x: &Tensor,
     out: &mut Tensor,
@@ -46,10 +46,10 @@ pub(crate) fn copy_block(
     }
 }
 
-/// Every element equal to `value`, converted to the dtype. `out` is fresh.
+/// Sets every element of `out`, which is fresh, to `value` converted to the dtype.
 ///
 /// # Errors
-/// A kernel that fails.
+/// Returns an error if the kernel fails.
 pub(crate) fn fill(out: &mut Tensor, value: f64) -> Result<()> {
     let bits = match out.dtype() {
         DType::F32 => u64::from((value as f32).to_bits()),
@@ -67,10 +67,10 @@ pub(crate) fn fill(out: &mut Tensor, value: f64) -> Result<()> {
     launch.arg([bits, 0]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0)
 }
 
-/// `x` in another dtype, by the rules of [`cpu::cast`](crate::tensor::cpu::cast).
+/// Returns `x` in another dtype, by the rules of [`cpu::cast`](crate::tensor::cpu::cast).
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
+/// Returns an error if the device is out of memory or the kernel fails.
 pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
@@ -88,7 +88,7 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     compute(from, dtype, &mut [x.clone()], dtype, &[])
 }
 
-/// `struct TiledTranspose` of `kernels/copy.cu`, byte for byte.
+/// Mirrors `struct TiledTranspose` of `kernels/copy.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::NoUninit)]
 struct TiledTranspose {
@@ -99,7 +99,7 @@ struct TiledTranspose {
     rows: u32,
 }
 
-/// The dtype that stands for elements of this size.
+/// Returns a dtype whose elements have this size: copies depend on nothing else.
 fn of_size(bytes: usize) -> DType {
     match bytes {
         1 => DType::U8,
@@ -111,7 +111,7 @@ fn of_size(bytes: usize) -> DType {
 
 fn copy_strided(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: MergedLayouts) -> Result<()> {
     let width = PACK_BYTES / size;
-    // Units are whole multiples of elements, which both tensors' first elements lie at.
+    // Counts offsets in units, which are whole multiples of elements that both first elements are aligned to.
     let behind = |t: &Tensor| place(t, PACK_BYTES / t.dtype().size_bytes()) * t.dtype().size_bytes() / size;
     let places = [behind(out), behind(x)];
     nest.pack(width, |k| places[k]);

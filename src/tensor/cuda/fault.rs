@@ -1,26 +1,27 @@
-//! What kernels report because they cannot refuse: an index out of range, a probability that is none.
+//! Faults that kernels report because they cannot return an error, e.g. an index out of range.
 //!
-//! A kernel writes the first fault it meets to a few bytes of its stream, and goes on as if the value were harmless. The
-//! next read of a value on that stream finds it and becomes the error.
+//! A kernel writes its first fault to a few bytes of its stream, and continues as if the value were valid. The next
+//! read of a value on that stream finds the fault and returns it as an error.
 
 use crate::error::Error;
 
-/// The bytes of `struct Fault` in `kernels/iso.cuh`.
+/// The size of `struct Fault` of `kernels/iso.cuh`, in bytes.
 pub(super) const FAULT_BYTES: usize = 16;
 
-/// One thing a kernel may report.
+/// A fault that kernels may report.
 struct FaultRule {
-    /// The number the kernel reports.
+    /// The number that the kernel reports.
     code: u32,
     /// The operator.
     verb: &'static str,
-    /// What the value breaks.
+    /// The rule that the value breaks.
     rule: &'static str,
-    /// What the value is, e.g. `index`; begins with `for` where it says which one has the number that was found.
+    /// The name of the value, e.g. `index`. If it begins with `for`, the fault's number is a position and not the
+    /// value.
     what: &'static str,
 }
 
-/// Numbers are given once and never again; 0 is no fault.
+/// Codes are never reused; 0 means no fault.
 const RULES: &[FaultRule] = &[
     index(FaultCode::Embedding, "embedding"),
     index(FaultCode::EmbeddingGrad, "embedding_grad"),
@@ -37,7 +38,7 @@ const RULES: &[FaultRule] = &[
     row(606, "without replacement a row has as many positive weights as samples"),
 ];
 
-/// The numbers of operators that take indices.
+/// The codes of operators that take indices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FaultCode {
     Embedding = 400,
@@ -52,17 +53,17 @@ const fn index(code: FaultCode, verb: &'static str) -> FaultRule {
     FaultRule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
 }
 
-/// An element's number that breaks a rule.
+/// Makes the rule of an element whose value is out of range; the fault gives its position.
 const fn element(code: u32, verb: &'static str, rule: &'static str) -> FaultRule {
     FaultRule { code, verb, rule, what: "for element" }
 }
 
-/// What a row of weights breaks.
+/// Makes the rule of a row of weights; the fault gives the row.
 const fn row(code: u32, rule: &'static str) -> FaultRule {
     FaultRule { code, verb: "multinomial", rule, what: "for row" }
 }
 
-/// The error that the bytes tell of, if they do.
+/// Returns the error that the bytes report, or `None` if there is none.
 pub(super) fn read(bytes: [u8; FAULT_BYTES]) -> Option<Error> {
     let code = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
     let found = f32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));

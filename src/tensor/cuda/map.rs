@@ -1,7 +1,7 @@
-//! Pointwise kernels: a formula, over operands in any strides, into a fresh tensor or over an
-//! operand that nobody else holds.
+//! Pointwise kernels: a formula over operands with any strides. The result is a fresh tensor, or overwrites an
+//! operand that nothing else holds.
 //!
-//! Missing: results that lie as transposed operands do; such operands are copied to row-major order first.
+//! Missing: results in the layout of transposed operands, which are copied to row-major order first.
 
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
@@ -12,7 +12,7 @@ use super::walk::{INDICES, LAYOUTS, MergedLayouts, StridedLayout};
 use crate::error::Result;
 use crate::tensor::{DType, Tensor};
 
-/// A formula: the kernels that compute it. Made by [`formula!`].
+/// The kernels that compute a formula. Made by [`formula!`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FormulaKernels {
     pub source: KernelSource,
@@ -20,7 +20,7 @@ pub(crate) struct FormulaKernels {
     pub strided: &'static str,
 }
 
-/// The formula of this name in the source given, or in the file of `kernels/` of that name.
+/// Makes the [`FormulaKernels`] of a name, from a given source or from the file of `kernels/` of that name.
 macro_rules! formula {
     ($file:literal) => {
         $crate::tensor::cuda::formula!($file, $file)
@@ -40,16 +40,16 @@ macro_rules! formula {
 }
 pub(crate) use formula;
 
-/// `formula` of operands of equal shapes, in the last one's dtype.
+/// Returns `formula` of operands of equal shapes, in the dtype of the last one.
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
+/// Returns an error if the device is out of memory or a kernel fails.
 pub(crate) fn map(formula: FormulaKernels, ins: &mut [Tensor], attributes: &[f64]) -> Result<Tensor> {
     let dtype = last_dtype(ins);
     compute(formula, dtype, ins, dtype, attributes)
 }
 
-/// As [`map`], in another dtype.
+/// Returns `formula` as [`map`] does, with a result of another dtype.
 ///
 /// # Errors
 /// As [`map`].
@@ -57,8 +57,8 @@ pub(crate) fn map_to(formula: FormulaKernels, ins: &mut [Tensor], dtype: DType) 
     compute(formula, last_dtype(ins), ins, dtype, &[])
 }
 
-/// `formula` in its entry for `key`, with a result of `dtype`: over the first operand that nobody else holds, if one has
-/// the dtype.
+/// Runs the entry for `key` of `formula`, with a result of `dtype`. The result overwrites the first operand of that
+/// dtype that nothing else holds, if there is one.
 pub(super) fn compute(
     formula: FormulaKernels,
     key: DType,
@@ -90,14 +90,14 @@ pub(super) fn compute(
     call.run(nest)
 }
 
-/// Threads of a block.
+/// The threads of a block.
 pub(super) const THREADS: u32 = 256;
-/// Packs of a thread.
+/// The packs that a thread computes.
 const PACKS: usize = 2;
-/// The bytes of a pack.
+/// The bytes of a pack: the elements that a thread loads at once.
 pub(super) const PACK_BYTES: usize = 16;
 
-/// Blocks that take `len` packs.
+/// Returns the number of blocks that compute `len` packs.
 pub(super) fn blocks(len: usize) -> u32 {
     len.div_ceil(THREADS as usize * PACKS) as u32
 }
@@ -106,7 +106,7 @@ fn last_dtype(ins: &[Tensor]) -> DType {
     ins.last().expect("a formula has operands").dtype()
 }
 
-/// The layouts of a contiguous result and of the operands.
+/// Merges the layouts of a contiguous result and of the operands.
 fn lay_out(ins: &[Tensor]) -> MergedLayouts {
     let own = ins[0].shape().strides();
     let all = std::iter::once(&own[..]).chain(ins.iter().map(Tensor::strides));
@@ -115,21 +115,21 @@ fn lay_out(ins: &[Tensor]) -> MergedLayouts {
     MergedLayouts::new(ins[0].shape(), &layouts)
 }
 
-/// One formula's launches.
+/// The launches of one formula.
 struct MapCall<'a> {
     gpu: &'a Gpu,
     formula: FormulaKernels,
     key: DType,
     ins: &'a mut [Tensor],
-    /// The operand that the result lies over.
+    /// The operand that the result overwrites, if there is one.
     own: Option<usize>,
-    /// Otherwise the result.
+    /// The result, if no operand is overwritten.
     fresh: Option<Tensor>,
     attributes: [f64; 2],
 }
 
 impl MapCall<'_> {
-    /// `nest` is none where all is contiguous.
+    /// Launches over `nest`, or over all elements in order if it is `None`: then all tensors are contiguous.
     fn run(mut self, nest: Option<MergedLayouts>) -> Result<Tensor> {
         let widest = self.ins.iter().chain(&self.fresh).map(|x| x.dtype().size_bytes()).max();
         let width = PACK_BYTES / widest.expect("a formula has operands");
@@ -163,7 +163,8 @@ impl MapCall<'_> {
         launch.write(out).arg(extent).arg(self.attributes).run(blocks, THREADS, 0)
     }
 
-    /// How far the first element of the result (0) or of an operand lies behind the address of a pack.
+    /// Returns the offset of the first element of the result (0) or of an operand from an address that is aligned to
+    /// a pack.
     fn place(&self, k: usize, width: usize) -> usize {
         let x = match (k, self.own) {
             (0, None) => self.fresh.as_ref().expect("the result is fresh or an operand"),
@@ -174,7 +175,7 @@ impl MapCall<'_> {
     }
 }
 
-/// How many elements the first one of a tensor on a device lies behind an address that `width` elements divide.
+/// Returns the offset of a tensor's first element from an address that is aligned to `width` elements.
 pub(super) fn place(x: &Tensor, width: usize) -> usize {
     let size = x.dtype().size_bytes();
     let at = x.device_address().expect("the operands lie on a device") as usize;

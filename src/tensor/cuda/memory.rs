@@ -1,9 +1,9 @@
-//! A stream's memory: blocks cut from segments that come from the driver, kept for reuse in stream order.
+//! The allocator of a stream: blocks cut from segments of device memory, and reused in stream order.
 //!
-//! Small blocks come from segments of 2 MiB, larger ones from segments of 20 MiB or of their own size. A block is the best
-//! fit among the free ones; what is left over is cut off, and free neighbours grow together again. A block that other
-//! streams have read carries events, and is used again after them. Nothing is given back to the driver until memory is short
-//! or the stream ends, for that would wait for the device.
+//! Small blocks come from segments of 2 MiB, larger ones from segments of 20 MiB or of their own size. The allocator
+//! takes the best fit among the free spans, splits off the rest, and merges free neighbours. A block that other
+//! streams have read carries events, and is reused only after them. Memory goes back to the driver only if memory is
+//! short or the stream ends, because freeing waits for the device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -13,33 +13,33 @@ use smallvec::SmallVec;
 use super::driver::Driver;
 use super::handle::{Address, DriverError, DriverResult, Handle};
 
-/// All blocks are multiples of this.
+/// Block sizes are multiples of this.
 const GRAIN_BYTES: usize = 512;
-/// Blocks up to this size lie in small segments.
+/// The largest block that comes from a small segment.
 const SMALL_BYTES: usize = 1 << 20;
 const SMALL_SEGMENT_BYTES: usize = 2 << 20;
 const LARGE_SEGMENT_BYTES: usize = 20 << 20;
-/// Blocks from this size on have segments of their own, rounded up to [`SMALL_SEGMENT_BYTES`].
+/// The smallest block that gets a segment of its own, rounded up to [`SMALL_SEGMENT_BYTES`].
 const OWN_SEGMENT_BYTES: usize = 10 << 20;
 
-/// The contents of a device's memory, over all threads of this process.
+/// The memory that this process uses on a device, over all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMemoryStats {
     /// Bytes of live tensors.
     pub live_bytes: usize,
-    /// The most there were at one time.
+    /// The most bytes of live tensors at one time.
     pub peak_live_bytes: usize,
-    /// Bytes that came from the driver and have not been given back.
+    /// Bytes reserved from the driver: live, or kept for reuse.
     pub reserved_bytes: usize,
-    /// The most there were at one time.
+    /// The most reserved bytes at one time.
     pub peak_reserved_bytes: usize,
-    /// What may be reserved at most.
+    /// The limit of the reserved bytes.
     pub limit_bytes: usize,
-    /// Segments that came from the driver so far.
+    /// The number of segments that were reserved so far.
     pub segments_len: u64,
 }
 
-/// One device's account.
+/// The counters behind [`DeviceMemoryStats`].
 #[derive(Debug)]
 pub(crate) struct MemoryCounters {
     live: AtomicUsize,
@@ -50,7 +50,7 @@ pub(crate) struct MemoryCounters {
     segments: AtomicU64,
 }
 
-/// A device's memory: who gives it, and the account of it.
+/// A device's driver and counters, through which pools allocate.
 pub(crate) struct DeviceMemory<'a> {
     pub driver: &'a dyn Driver,
     pub counters: &'a MemoryCounters,
@@ -80,7 +80,7 @@ impl MemoryCounters {
         }
     }
 
-    /// Counts the peaks from what there is now.
+    /// Resets the peaks to the current values.
     pub fn reset_peaks(&self) {
         self.peak_live.store(self.live.load(Relaxed), Relaxed);
         self.peak_reserved.store(self.reserved.load(Relaxed), Relaxed);
@@ -113,7 +113,7 @@ impl MemoryCounters {
     }
 
     fn give_back(&self, driver: &dyn Driver, at: Address, bytes: usize) {
-        // SAFETY: the pool hands in whole segments of its own, all of which is free.
+        // SAFETY: the pool passes whole segments of its own, all of which are free.
         if unsafe { driver.free(at) }.is_ok() {
             self.reserved.fetch_sub(bytes, Relaxed);
         }
@@ -129,45 +129,45 @@ impl MemoryCounters {
     }
 }
 
-/// A block in use, or on its way back.
+/// A block in use, or on its way back to its pool.
 #[derive(Debug)]
 pub(crate) struct PoolBlock {
     pub at: Address,
     bytes: usize,
-    /// What must have happened before the block is used again.
+    /// The events after which the block may be reused.
     pub pending: PendingEvents,
 }
 
 type PendingEvents = SmallVec<[Handle; 1]>;
 
 impl PoolBlock {
-    /// No memory at all.
+    /// Returns a block without memory.
     pub fn none() -> PoolBlock {
         PoolBlock { at: 0, bytes: 0, pending: PendingEvents::new() }
     }
 }
 
-/// A stretch of a segment.
+/// A range of a segment that is one block or free.
 #[derive(Debug)]
 struct SegmentSpan {
     bytes: usize,
-    /// The first address of its segment.
+    /// The address of its segment.
     segment: Address,
     small: bool,
     free: bool,
     pending: PendingEvents,
 }
 
-/// One stream's blocks.
+/// The blocks of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct StreamPool {
     spans: BTreeMap<Address, SegmentSpan>,
-    /// Free spans by size: of small segments, and of large ones.
+    /// Free spans by size, of small segments and of large ones.
     free: [BTreeSet<(usize, Address)>; 2],
 }
 
 impl StreamPool {
-    /// A block of at least `bytes`, to be used once the events of its `pending` have happened; the caller waits for them.
+    /// Returns a block of at least `bytes`. The caller waits for the events in `pending` before it uses the block.
     pub fn take(&mut self, memory: &DeviceMemory, bytes: usize) -> DriverResult<PoolBlock> {
         let bytes = bytes.max(1).next_multiple_of(GRAIN_BYTES);
         let small = bytes <= SMALL_BYTES;
@@ -184,7 +184,8 @@ impl StreamPool {
         if rest >= if small { GRAIN_BYTES } else { SMALL_BYTES } {
             span.bytes = bytes;
             let after = at + bytes as u64;
-            // Whoever takes the rest must wait as well; an event is given back once, so each part has waited by then.
+            // The rest has no events of its own: the stream that takes this block waits for them before the rest can
+            // be taken.
             self.spans.insert(
                 after,
                 SegmentSpan { bytes: rest, segment, small, free: true, pending: PendingEvents::new() },
@@ -196,7 +197,7 @@ impl StreamPool {
         Ok(PoolBlock { at, bytes, pending })
     }
 
-    /// Takes a block back.
+    /// Takes back a block.
     pub fn put(&mut self, memory: &DeviceMemory, block: PoolBlock) {
         if block.bytes == 0 {
             return;
@@ -225,7 +226,8 @@ impl StreamPool {
         self.spans.insert(at, SegmentSpan { bytes, segment, small, free: true, pending });
     }
 
-    /// Gives every segment that is free as a whole back to the driver; this waits for the device. True if there was one.
+    /// Returns every segment that is free as a whole to the driver, which waits for the device. Returns true if there
+    /// was one.
     pub fn clear(&mut self, memory: &DeviceMemory) -> bool {
         let ends = |pool: &StreamPool, at: Address, span: &SegmentSpan| {
             let next = pool.spans.get(&(at + span.bytes as u64));
@@ -242,7 +244,7 @@ impl StreamPool {
         !whole.is_empty()
     }
 
-    /// A new segment with room for `bytes`, as one free span.
+    /// Reserves a segment with room for `bytes`, as one free span.
     fn grow(&mut self, memory: &DeviceMemory, bytes: usize, small: bool) -> DriverResult<Address> {
         let segment_bytes = match bytes {
             _ if small => SMALL_SEGMENT_BYTES,
@@ -251,7 +253,7 @@ impl StreamPool {
         };
         let reserve = |bytes| memory.counters.reserve(memory.driver, bytes).map(|at| (at, bytes));
         let (at, segment_bytes) = match reserve(segment_bytes) {
-            // The last room there is may be smaller than a segment.
+            // The remaining memory may be smaller than a segment.
             Err(e) if e.out_of_memory && segment_bytes > bytes => reserve(bytes)?,
             other => other?,
         };

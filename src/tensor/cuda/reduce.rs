@@ -1,17 +1,17 @@
-//! Reductions over any dims, along the summation tree: the twin of `cpu::reduce`.
+//! Reductions over any dims along the summation tree, with the bits of `cpu::reduce`.
 //!
-//! One launch a dim, from the innermost reduced one out: that is the order of the tree. A dim whose elements are contiguous
-//! goes by rows, else by columns (`kernels/reduce.cuh`). Where there are fewer rows than a device has to do, their
-//! topmost nodes are computed apart and a second launch joins them.
+//! There is one launch per dim, from the innermost reduced dim outwards, which is the order of the tree. A dim with
+//! contiguous elements is reduced by rows, any other by columns (`kernels/reduce.cuh`). If there are too few rows to
+//! keep the device busy, each row's topmost nodes are computed separately and a second launch joins them.
 
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, LEAF, ReduceOp, Shape, Split, Tensor};
 
-/// `x` reduced over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce).
+/// Reduces `x` over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce) does.
 ///
 /// # Errors
-/// As that; a device without room.
+/// As [`cpu::reduce`](crate::tensor::cpu::reduce); also returns an error if the device is out of memory.
 pub(crate) fn reduce(
     verb: &str,
     x: &Tensor,
@@ -55,17 +55,17 @@ pub(crate) fn reduce(
     out.reshape(shape)
 }
 
-/// What the tree comes down to in a dim.
+/// The leaves of a dim's tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeafKind {
-    /// Up to 32 elements, neighbours joined: the innermost dim.
+    /// Leaves of up to 32 elements, whose neighbours are joined in pairs: the innermost dim.
     Pairs,
-    /// Single elements, by halving.
+    /// Leaves of one element, joined by halving: all outer dims.
     One,
 }
 
-/// Reduces the dims of `stages`, one after the other, to an extent of 1; the result is of dtype `to`, and what lies between
-/// of the type that `to` computes in.
+/// Reduces the dims of `stages`, one after the other, to an extent of 1. The result has dtype `to`; intermediate
+/// results have the dtype that `to` is summed in.
 pub(crate) fn run_stages(
     verb: &str,
     mut x: Tensor,
@@ -80,23 +80,23 @@ pub(crate) fn run_stages(
     x.cast(to)
 }
 
-/// The dtype that sums of `dtype` are kept in.
+/// Returns the dtype that sums of `dtype` are kept in.
 pub(crate) fn wide(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
-/// How a dim's tree is spread over a device.
+/// The distribution of a dim's tree over a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TreeSpread {
-    /// 2^depth leaves.
+    /// The tree has 2^depth leaves.
     pub depth: u32,
-    /// 2^split nodes are left for a second launch.
+    /// 2^split nodes per row are joined by a second launch.
     pub split: u32,
-    /// 2^team workers join in a block.
+    /// 2^team workers share a node, and join their parts in their block.
     pub team: u32,
 }
 
-/// What one worker, a warp (of eight leaves at a time) or a thread, may have below it: 2^most units of 2^unit leaves.
+/// The work of one worker, which is a warp or a thread: at most 2^most units of 2^unit leaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Worker {
     pub leaf: usize,
@@ -104,15 +104,16 @@ pub(crate) struct Worker {
     pub most: u32,
 }
 
-/// A warp with contiguous rows.
+/// A warp that reduces contiguous rows, eight leaves at a time.
 const WARP: Worker = Worker { leaf: LEAF, unit: 3, most: 8 };
-/// A thread with a column.
+/// A thread that reduces a column.
 pub(crate) const THREAD: Worker = Worker { leaf: LEAF, unit: 0, most: 11 };
-/// As [`THREAD`], where leaves are single elements: halves and neighbours are the same up to four.
+/// A [`THREAD`] whose leaves are single elements: up to four elements, joining neighbours and halving are the same
+/// tree.
 const HALVING_THREAD: Worker = Worker { leaf: 4, unit: 0, most: 11 };
 
 impl TreeSpread {
-    /// Over workers of this kind, where `lines` of `n` elements are reduced by as many workers as keep a device busy.
+    /// Distributes `lines` lines of `n` elements. `busy` is the number of workers that keep the device busy.
     pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> TreeSpread {
         let depth = Split::Halves.depth(n, worker.leaf);
         let above = depth.saturating_sub(worker.unit);
@@ -121,7 +122,7 @@ impl TreeSpread {
         while team < above.min(3) && workers(team) < busy {
             team += 1;
         }
-        // A second launch is worth its while where every worker still has several units.
+        // A second launch pays only if every worker still has several units.
         while above > team + split + 3 && workers(team + split) < busy {
             split += 1;
         }
@@ -132,7 +133,7 @@ impl TreeSpread {
     }
 }
 
-/// `struct KeptDims` of `kernels/reduce.cuh`.
+/// The dims that are not reduced; mirrors `struct KeptDims` of `kernels/reduce.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::NoUninit)]
 pub(crate) struct KeptDims {
@@ -144,7 +145,8 @@ pub(crate) struct KeptDims {
 }
 
 impl KeptDims {
-    /// The dims `(extent, stride in the operand, stride in the result)`, in any order; none if a kernel does not take them.
+    /// Merges dims `(extent, stride in the operand, stride in the result)`, in any order. Returns `None` if they are
+    /// too many or too large for a kernel.
     pub fn new(dims: impl Iterator<Item = (usize, usize, usize)>) -> Option<KeptDims> {
         let mut dims: Vec<_> = dims.filter(|d| d.0 != 1).collect();
         dims.sort_by_key(|&(_, from, to)| (from, to));
@@ -166,7 +168,7 @@ impl KeptDims {
         Some(nest)
     }
 
-    /// True where neighbouring indices lie far apart in the operand.
+    /// Returns true if neighbouring indices are not neighbours in the operand's memory.
     fn is_scattered(&self) -> bool {
         self.rank > 0 && self.from[0] > 1
     }
@@ -176,7 +178,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, 
     let gpu = Gpu::of(x)?;
     let (n, stride) = (x.shape()[dim], x.strides()[dim]);
     let lines = x.numel() / n;
-    // A row shorter than this is read by one thread.
+    // One thread reads a row that is shorter than this.
     let by_rows = stride == 1 && n > 8;
     let worker = match (by_rows, leaf) {
         (true, _) => WARP,
@@ -190,7 +192,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, 
     let mut out = gpu.uninit(if spread.split > 0 { wide(to) } else { to }, shape)?;
     let others = (0..x.shape().len()).filter(|&d| d != dim);
     let nest = KeptDims::new(others.map(|d| (x.shape()[d], x.strides()[d], out.strides()[d])));
-    // In a contiguous copy a dim is either a row or a column among its neighbours.
+    // In a contiguous copy, the dim is either a row or a column of contiguous neighbours.
     let strays = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
     let nest = match nest.filter(|_| !strays || x.is_contiguous()) {
         Some(nest) if n <= i32::MAX as usize => nest,
@@ -224,7 +226,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, 
     reduce_dim(verb, &out, dim, LeafKind::Pairs, op, to)
 }
 
-/// Blocks of 32 x 8 threads of which 2^team share a column.
+/// Returns the number of blocks of 32 x 8 threads if 2^team threads share a column.
 pub(crate) fn columns_blocks(columns: usize, team: u32) -> u32 {
     columns.div_ceil(32 * (8 >> team)) as u32
 }

@@ -1,4 +1,4 @@
-//! Launches of `kernels/rows.cuh`: operators over contiguous rows.
+//! Launches of the row kernels in `kernels/rows.cuh`.
 
 use super::gpu::Gpu;
 use super::launch::KernelLaunch;
@@ -6,7 +6,7 @@ use super::reduce::wide;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
-/// The rows of a contiguous tensor along its last dim.
+/// The rows of a contiguous tensor along its last dim, for which kernels are launched.
 pub(crate) struct RowLaunch {
     rows: usize,
     len: usize,
@@ -14,7 +14,7 @@ pub(crate) struct RowLaunch {
     dtype: DType,
 }
 
-/// The entries of one operator, for rows in registers and for longer ones.
+/// The entries of one operator: one keeps rows in registers, the other takes longer rows.
 #[derive(Clone, Copy)]
 pub(crate) struct RowEntries {
     pub file: &'static str,
@@ -33,16 +33,16 @@ pub(crate) use entries;
 const HELD: usize = 4096;
 
 impl RowLaunch {
-    /// Those of `x`, which has a last dim and elements.
+    /// Takes the rows of `x`, which has a last dim and elements.
     ///
     /// # Errors
-    /// Refuses rows longer, or more of them, than a kernel takes.
+    /// Refuses rows that are too long or too many for a kernel.
     pub fn of(verb: &str, x: &Tensor) -> Result<RowLaunch> {
         let len = *x.shape().last().expect("operators over rows refuse a tensor without dims");
         let rows = x.numel() / len;
         let depth = (0..32).find(|&d| len.div_ceil(1 << d) <= 32);
         match depth {
-            // A warp of a long row folds 2^8 times eight leaves at most.
+            // A warp of a long row folds at most 2^8 times eight leaves.
             Some(depth) if rows <= i32::MAX as usize && depth <= 16 => {
                 Ok(RowLaunch { rows, len, depth, dtype: x.dtype() })
             }
@@ -53,13 +53,14 @@ impl RowLaunch {
         }
     }
 
-    /// The kernel for these rows, to be given its own arguments.
+    /// Returns a launch of the entry for these rows, to which the caller adds its own arguments.
     pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: RowEntries) -> Result<KernelLaunch<'a>> {
         let stem = if self.len <= HELD { entries.short } else { entries.long };
         gpu.kernel(entries.file, stem, self.dtype)
     }
 
-    /// Runs a launch that has its own arguments. `operands`: how many tensors a kernel reads more than once.
+    /// Runs a launch that has its own arguments. The kernel reads `operands` tensors more than once: their rows are
+    /// kept in shared memory if they fit.
     pub fn run(&self, gpu: &Gpu, launch: KernelLaunch, operands: usize) -> Result<()> {
         let launch = launch.arg(self.rows as u64).arg(self.len as u32).arg(self.depth);
         if self.len > HELD {
@@ -74,7 +75,7 @@ impl RowLaunch {
     }
 }
 
-/// The shape of a statistic of `x`'s rows, and its dtype.
+/// Allocates a statistic of `x`'s rows: the last dim is 1, the dtype the one that sums are kept in.
 pub(crate) fn statistic(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let mut shape = x.shape().clone();
     *shape.last_mut().expect("operators over rows refuse a tensor without dims") = 1;

@@ -1,4 +1,4 @@
-//! A thread's stream on a device: work in program order, memory, and the waits between threads.
+//! Streams: each runs one thread's work in program order, and owns the memory of the thread's tensors.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,22 +15,23 @@ use super::pinned::Pinned;
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
-/// One stream. Its memory returns to it, whoever drops the tensor, and it lives while a tensor of it does.
+/// A thread's stream on a device. A tensor's memory returns to its stream when the tensor is dropped, on any thread,
+/// and a stream lives as long as any of its tensors.
 pub(crate) struct DeviceStream {
     pub(super) device: Arc<CudaDevice>,
     pub(super) handle: Handle,
-    /// Its own in this process.
+    /// A number that is unique in this process.
     id: u64,
-    /// How often work was put on it.
+    /// The number of times that work was put on the stream.
     work: AtomicU64,
-    /// By stream, how much of its work this one waits for already.
+    /// By stream, the amount of its work that this stream waits for already.
     waited: Mutex<HashMap<u64, u64>>,
-    /// Shared with the device, which has it cleared when memory is short.
+    /// Shared with the device, which clears it if memory is short.
     pub(super) pool: Arc<Mutex<StreamPool>>,
     pub(super) pinned: Mutex<Pinned>,
-    /// Where kernels report faults.
+    /// The memory to which kernels report faults.
     pub(super) fault: PoolBlock,
-    /// Why what lies on the stream is not to be read.
+    /// The error that reading a value of the stream returns, if a transfer into its memory was given up.
     poison_state: Mutex<Option<Arc<StreamPoison>>>,
 }
 
@@ -50,24 +51,24 @@ impl DeviceStream {
             poison_state: Mutex::default(),
             device: device.clone(),
         };
-        // What fails from here on drops the stream, which gives everything back.
+        // An error from here on drops the stream, which frees everything.
         stream.fault = lock(&stream.pool).take(&device.memory(), FAULT_BYTES).map_err(fail)?;
-        // SAFETY: the block was allocated just now and is as large.
+        // SAFETY: the block was allocated just now, with this size.
         unsafe { device.driver.fill(stream.fault.at, 0, FAULT_BYTES, stream.handle) }.map_err(fail)?;
         Ok(Arc::new(stream))
     }
 
-    /// The device it is of.
+    /// Returns the stream's device.
     pub(crate) fn device(&self) -> Device {
         self.device.name()
     }
 
-    /// Notes that work was put on this stream.
+    /// Counts work that was put on this stream.
     pub(super) fn note_work(&self) {
         self.work.fetch_add(1, Ordering::Release);
     }
 
-    /// What is put on this stream from now on waits for all that is on `other` now.
+    /// Makes later work on this stream wait for all work that is on `other` now.
     pub(super) fn wait_for(&self, other: &DeviceStream) -> DriverResult<()> {
         if self.id == other.id {
             return Ok(());
@@ -86,13 +87,14 @@ impl DeviceStream {
         Ok(())
     }
 
-    /// From now on reading a value of the stream gives an error, or none any more: a transfer that was given up leaves
-    /// arbitrary values behind.
+    /// Makes reading a value of the stream return an error, or with `None` lets values be read again. A transfer that
+    /// was given up leaves arbitrary values behind.
     pub(super) fn poison(&self, why: Option<Arc<StreamPoison>>) {
         *lock(&self.poison_state) = why;
     }
 
-    /// Waits until all that is on the stream is done, and reads the fault that a kernel may have reported.
+    /// Waits until all work on the stream is done, then returns the error that a kernel or a transfer has reported,
+    /// if any.
     pub(super) fn synchronize(&self, verb: &str) -> Result<()> {
         let driver = &self.device.driver;
         let fail = |e| self.device.error(verb, &e);
@@ -123,13 +125,13 @@ impl DeviceStream {
         }
     }
 
-    /// Takes a block back; what streams of `users` still do with it is waited for before it is used again.
+    /// Takes back a block. It is reused only after the work that the streams of `users` have for it now.
     fn take_back(&self, mut block: PoolBlock, users: &[Arc<DeviceStream>]) {
         let driver = &self.device.driver;
         for user in users {
             match self.device.mark(user.handle) {
                 Ok(event) => block.pending.push(event),
-                // Without an event the user is waited for; where that fails too, the block is never used again.
+                // Without an event, the user is waited for here; if that fails as well, the block is never reused.
                 Err(_) if driver.synchronize(user.handle).is_ok() => {}
                 Err(_) => return,
             }
@@ -141,7 +143,8 @@ impl DeviceStream {
 impl Drop for DeviceStream {
     fn drop(&mut self) {
         let driver = &self.device.driver;
-        // Work may still run on the blocks: the device is waited for as they are given back, here at a thread's end.
+        // Work may still use the blocks. Freeing them waits for the device, which is acceptable at the end of a
+        // thread.
         let _ = driver.synchronize(self.handle);
         let fault = std::mem::replace(&mut self.fault, PoolBlock::none());
         let mut pool = lock(&self.pool);
@@ -159,11 +162,11 @@ impl fmt::Debug for DeviceStream {
     }
 }
 
-/// Why what lies on a stream is not to be read.
+/// The error that reading a value returns once transfers into a stream's memory were given up.
 #[derive(Debug)]
 pub(crate) struct StreamPoison {
     pub error: Error,
-    /// True once somebody has tried.
+    /// True once reading a value has returned the error.
     pub reported: AtomicBool,
 }
 
@@ -172,7 +175,7 @@ pub(crate) struct StreamPoison {
 pub(crate) struct DeviceBlock {
     owner: Arc<DeviceStream>,
     block: PoolBlock,
-    /// The other streams that have read it.
+    /// The other streams that have read the block.
     users: Mutex<Vec<Arc<DeviceStream>>>,
 }
 
@@ -189,7 +192,7 @@ impl DeviceBlock {
         &self.owner
     }
 
-    /// Readies the block to be read by what `reader` does next.
+    /// Makes later work of `reader` wait until the block is written, and counts `reader` among the block's users.
     pub(super) fn read_by(&self, reader: &Arc<DeviceStream>) -> DriverResult<()> {
         if Arc::ptr_eq(&self.owner, reader) {
             return Ok(());
@@ -202,7 +205,7 @@ impl DeviceBlock {
         Ok(())
     }
 
-    /// Readies the block, which nobody else holds any more, to be written by what its own stream does next.
+    /// Makes later work of the block's own stream wait for all users. Nothing else may hold the block any more.
     pub(super) fn write_by_owner(&self) -> DriverResult<()> {
         let users = std::mem::take(&mut *lock(&self.users));
         users.iter().try_for_each(|user| self.owner.wait_for(user))

@@ -1,36 +1,37 @@
-//! Several strided layouts of one shape as a kernel walks them: `struct StridedWalk` of `kernels/pointwise.cuh`.
+//! Strided layouts of one shape, merged into as few dims as possible: `struct StridedWalk` of
+//! `kernels/pointwise.cuh`.
 
 use smallvec::SmallVec;
 
 use crate::error::Result;
 use crate::tensor::Dims;
 
-/// The layouts a walk has at most: a result and three operands.
+/// The most layouts of a walk: a result and three operands.
 pub(super) const LAYOUTS: usize = 4;
-/// The dims a kernel walks at most.
+/// The most dims that a kernel walks.
 const DIMS: usize = 6;
-/// A kernel's indices and blocks stay below this.
+/// The bound of a kernel's indices and blocks.
 pub(super) const INDICES: usize = 1 << 31;
 
-/// One layout: the place of its first element, and its strides, in elements.
+/// One tensor's layout: the offset of its first element, and its strides, in elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StridedLayout<'a> {
     pub start: usize,
     pub strides: &'a [usize],
 }
 
-/// Layouts of one shape, with the dims merged that run on into one another in all of them; innermost first, never empty.
+/// Layouts of one shape, in which dims that are contiguous in all layouts are merged; innermost first, never empty.
 #[derive(Clone, Debug)]
 pub(super) struct MergedLayouts {
     len: usize,
     extents: Dims,
-    /// One array a dim, the layouts' strides along it.
+    /// The layouts' strides, one array per dim.
     strides: SmallVec<[[usize; LAYOUTS]; 5]>,
     starts: [usize; LAYOUTS],
     width: usize,
 }
 
-/// `struct StridedWalk`, byte for byte.
+/// Mirrors `struct StridedWalk`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::NoUninit)]
 pub(super) struct StridedWalk {
@@ -43,7 +44,8 @@ pub(super) struct StridedWalk {
     unused: u32,
 }
 
-/// Division of an index below 2^31: `(mulhi(i, magic) + i) >> shift` (Granlund, Montgomery 1994, figure 4.1).
+/// The constants of a division of an index below 2^31: `(mulhi(i, magic) + i) >> shift` (Granlund, Montgomery 1994,
+/// figure 4.1).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 struct Divisor {
@@ -53,7 +55,7 @@ struct Divisor {
 }
 
 impl MergedLayouts {
-    /// The layouts of `shape`, none of whose extents is 0.
+    /// Merges the layouts of `shape`, whose extents are all positive.
     pub fn new(shape: &[usize], layouts: &[StridedLayout]) -> MergedLayouts {
         let len = layouts.len();
         let mut nest = MergedLayouts {
@@ -85,13 +87,13 @@ impl MergedLayouts {
         nest
     }
 
-    /// True where every layout is contiguous from the first element of its tensor on.
+    /// Returns true if every layout is contiguous from its tensor's first element on.
     pub fn is_flat(&self) -> bool {
         self.extents.len() == 1 && (0..self.len).all(|k| self.strides[0][k] == 1 && self.starts[k] == 0)
     }
 
-    /// True where layout `k` runs on along another dim than the innermost, and nothing of it is repeated: its rows are
-    /// worth turning before they are walked.
+    /// Returns true if layout `k` has its smallest stride along another dim than the innermost and repeats no
+    /// element, and the tensor is large enough that a transposed copy pays.
     pub fn is_transposed(&self, k: usize) -> bool {
         const WORTH: usize = 1 << 14;
         let inner = self.strides[0][k];
@@ -103,7 +105,8 @@ impl MergedLayouts {
             && self.strides.iter().any(below)
     }
 
-    /// Joins `width` neighbours to one unit, counting places in units from then on: whether all layouts allow it.
+    /// Joins `width` neighbours to one unit, if all layouts allow it, and counts offsets in units from then on.
+    /// Returns true if it did.
     pub fn join(&mut self, width: usize) -> bool {
         let whole = |x: usize| x.is_multiple_of(width);
         let fits = whole(self.extents[0])
@@ -120,9 +123,9 @@ impl MergedLayouts {
         fits
     }
 
-    /// Has the kernel go by packs of `width` elements if the layouts allow it: rows of the result contiguous, of the
-    /// others contiguous or repeated, all beginning at the address of a pack. `places` are the tensors' first elements
-    /// counted from such an address.
+    /// Lets the kernel load packs of `width` elements, if the layouts allow it: the result's rows are contiguous, the
+    /// operands' rows are contiguous or one repeated element, and all rows begin at an address that is aligned to a
+    /// pack. `places` gives the offset of each tensor's first element from such an address. Returns true if it does.
     pub fn pack(&mut self, width: usize, places: impl Fn(usize) -> usize) -> bool {
         let whole = |x: usize| x.is_multiple_of(width);
         let fits = |k: usize| match self.strides[0][k] {
@@ -139,8 +142,8 @@ impl MergedLayouts {
         fits
     }
 
-    /// Of two layouts, a result and an operand: takes out the dims along which the two run on, columns and rows, where they
-    /// differ and both are long. What is left are the dims around them.
+    /// Removes the two dims along which result and operand are contiguous, columns and rows, if they differ and both
+    /// are long. The remaining dims are those around the tiles.
     pub fn take_transposed(&mut self) -> Option<(TransposedDim, TransposedDim)> {
         const LONG: usize = 8;
         let columns = TransposedDim { len: self.extents[0], stride: self.strides[0][1] };
@@ -159,8 +162,8 @@ impl MergedLayouts {
         Some((columns, rows))
     }
 
-    /// Calls `run` with walks that together make up this one: one, but for more dims than a kernel takes, or `limit`
-    /// indices and more.
+    /// Calls `run` with the walks that cover all indices: one, unless there are more dims than a kernel takes, or
+    /// `limit` indices or more.
     pub fn walks(mut self, limit: usize, run: &mut dyn FnMut(StridedWalk) -> Result<()>) -> Result<()> {
         let last = self.extents.len() - 1;
         if self.extents.len() <= DIMS && self.numel() < limit {
@@ -182,7 +185,7 @@ impl MergedLayouts {
         second.walks(limit, run)
     }
 
-    /// The number of indices.
+    /// Returns the number of indices.
     pub fn numel(&self) -> usize {
         self.extents.iter().product()
     }
@@ -205,7 +208,7 @@ impl MergedLayouts {
     }
 }
 
-/// One side of a transposing copy: an extent, and the other layout's stride along it.
+/// A dim of a transposing copy: its extent, and its stride in the tensor that is not contiguous along it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct TransposedDim {
     pub len: usize,
@@ -220,7 +223,8 @@ impl Divisor {
     }
 }
 
-/// Merged dims of a copy's two layouts in the order in which the result lies, which makes its rows as long as they can be.
+/// Merges a copy's two layouts, with the dims in the order of the result's memory, which makes its rows as long as
+/// possible.
 pub(super) fn in_order(shape: &[usize], result: StridedLayout, operand: StridedLayout) -> MergedLayouts {
     let mut order: Dims = (0..shape.len()).collect();
     order.sort_by_key(|&d| std::cmp::Reverse(result.strides[d]));
@@ -237,7 +241,7 @@ pub(super) fn in_order(shape: &[usize], result: StridedLayout, operand: StridedL
 mod tests {
     use super::*;
 
-    /// All places that walks visit, in the order of indices, as the kernel finds them.
+    /// Returns the offsets that walks visit, in the order of indices, as the kernel computes them.
     fn visited(nest: MergedLayouts) -> Vec<[u64; LAYOUTS]> {
         let mut all = Vec::new();
         let mut run = |walk: StridedWalk| {
@@ -280,7 +284,7 @@ mod tests {
         assert_eq!(nest.extents[..], [5, 4, 2]);
         let want = (0..40).map(|i| [i, 3 + i / 20 + i / 5 % 4 * 2 + i % 5 * 8, 0, 0]);
         assert_eq!(visited(nest), want.collect::<Vec<_>>());
-        // More dims than a kernel walks: none of them run on into one another.
+        // These dims do not merge, and are more than a kernel walks.
         let shape = [2usize, 3, 2, 1, 2, 3, 2, 2, 3];
         let strides: Vec<usize> = (0..9).map(|d| 10usize.pow(d)).collect();
         let own: Vec<usize> = (0..9).map(|d| shape[d + 1..].iter().product()).collect();

@@ -1,4 +1,4 @@
-//! Products by our own kernel, with the processor's bits.
+//! Exact products, by this crate's kernels, with the bits of the CPU.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Device, Dims, Tensor};
 
-/// `struct PanelOperand` of `kernels/matmul_panel.cuh`.
+/// An operand as its tiles are loaded; mirrors `struct PanelOperand` of `kernels/matmul_panel.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, NoUninit)]
 struct PanelOperand {
@@ -23,7 +23,7 @@ struct PanelOperand {
     extent: u32,
 }
 
-/// `struct GemmJob` of `kernels/matmul_tile.cuh`.
+/// The arguments of a launch; mirrors `struct GemmJob` of `kernels/matmul_tile.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, NoUninit)]
 struct GemmJob {
@@ -45,13 +45,13 @@ struct GemmJob {
     whole_vectors: u32,
 }
 
-/// What depends on sizes alone, made once and kept by the thread.
+/// The plan and tables of a product, which depend on its sizes alone; each thread keeps them.
 struct PreparedGemm {
     plan: GemmPlan,
     deepest: u32,
-    /// True where four indices of the contraction are always in one leaf or in another.
+    /// True if the length of every leaf is a multiple of four.
     in_fours: bool,
-    /// The tree and its parts, as kernels read them.
+    /// The tree's leaves and parts, as kernels read them.
     leaves: Tensor,
     parts: Tensor,
     parts_len: usize,
@@ -65,10 +65,11 @@ struct GemmKey {
     tree: Dims,
 }
 
-/// Shapes remembered at most.
+/// The most shapes that a thread remembers.
 const KEPT: usize = 512;
 
-/// `out = a @ b`, for `a` of `[batch, m, k]` and `b` of `[batch, k, n]` in any strides, none of them empty; `out` is fresh.
+/// Computes `out = a @ b` for `a` of `[batch, m, k]` and `b` of `[batch, k, n]` with any strides. Neither is empty;
+/// `out` is fresh.
 pub(super) fn multiply(
     verb: &str,
     gpu: &Gpu,
@@ -84,7 +85,7 @@ pub(super) fn multiply(
     let (rows, cols) = if plan.transposed { (n, m) } else { (m, n) };
     let [rows_tiles, cols_tiles] = [rows.div_ceil(tiling.rows), cols.div_ceil(tiling.cols)];
     let items = [rows_tiles, cols_tiles, batch, of.parts_len].iter().try_fold(1u32, |all, &n| {
-        // A block's last step must not overflow either.
+        // The grid-stride step of the last block must not overflow either.
         all.checked_mul(u32::try_from(n).ok()?).filter(|&all| all < 1 << 31)
     });
     let Some(items) = items.filter(|_| m.max(n).max(k) < 1 << 31) else {
@@ -143,7 +144,7 @@ pub(super) fn multiply(
         .run(blocks as u32, 256, 0)
 }
 
-/// A dtype's kernels are compiled when it is first multiplied.
+/// Returns the dtype's file. Each is compiled when its dtype is first multiplied.
 fn file(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "matmul_f64",
@@ -153,9 +154,9 @@ fn file(dtype: DType) -> &'static str {
     }
 }
 
-/// An operand by its outer dim and the contraction's; `tile` is the tile's extent of the outer one.
+/// Describes an operand by its outer dim and the contraction's dim; `tile` is the tile's extent along the outer one.
 fn side((x, outer, along): (&Tensor, usize, usize), tile: usize, of: &PreparedGemm) -> PanelOperand {
-    // A stride that is never taken disturbs no alignment.
+    // The stride of an extent of 1 is never used, so it must not count for the alignment.
     let stride = |d: usize| if x.shape()[d] == 1 { 0 } else { x.strides()[d] };
     let extent = x.shape()[outer];
     let (outer, along, batch) = (stride(outer), stride(along), stride(0));
@@ -180,7 +181,7 @@ fn side((x, outer, along): (&Tensor, usize, usize), tile: usize, of: &PreparedGe
     }
 }
 
-/// `enum PanelLoad` of `kernels/matmul_panel.cuh`.
+/// The order and width of a panel's loads; mirrors `enum PanelLoad` of `kernels/matmul_panel.cuh`.
 #[derive(Clone, Copy)]
 enum PanelLoad {
     Along4 = 0,

@@ -1,6 +1,7 @@
-//! How a product is cut: which tile, which operand's rows are its rows, how many parts of the contraction.
+//! The plan of an exact product: its tile, the operand whose rows are the tile's, and the number of parts of the
+//! contraction.
 //!
-//! None of it changes a bit: a tile does not know its neighbours, and parts are nodes of the tree.
+//! The plan changes no bit: tiles are independent of each other, and parts are nodes of the summation tree.
 
 use crate::tensor::DType;
 use crate::tensor::cuda::DeviceProperties;
@@ -10,22 +11,22 @@ use crate::tensor::cuda::DeviceProperties;
 pub(super) struct Tiling {
     /// The kernel's name without the dtype.
     pub(super) stem: &'static str,
-    /// Rows and columns of a tile.
+    /// The rows and columns of a tile.
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// Indices of the contraction in shared memory at a time.
+    /// The indices of the contraction that are in shared memory at a time.
     depth: usize,
-    /// Blocks that run at once on a multiprocessor, as registers allow.
+    /// The blocks that run at once on a multiprocessor, as registers allow.
     resident: usize,
-    /// The share of the arithmetic's peak that it is expected to reach: a guess until it is measured.
+    /// The expected share of the peak arithmetic rate: an estimate until it is measured.
     speed: f64,
 }
 
-/// Threads of a block.
+/// The threads of a block.
 pub(super) const THREADS: usize = 128;
-/// Parts of a contraction at most, as a power of two: what the joining kernel takes.
+/// The most levels of the tree above the parts of a contraction: the joining kernel takes 2^6 parts.
 const MOST_PARTS: u32 = 6;
-/// Bytes of unfinished parts at most.
+/// The most bytes of unfinished parts.
 const PARTS_BYTES: usize = 64 << 20;
 
 impl Tiling {
@@ -39,41 +40,41 @@ impl Tiling {
     const FEW: Tiling = Tiling::new("matmul_few", 8, 128, 32, (4, 0.25));
     const ONE: Tiling = Tiling::new("matmul_one", 1, 128, 32, (4, 0.05));
 
-    /// True where both panels of the kind are whole quads for each thread.
+    /// Returns true if each thread loads whole groups of four elements from a panel with `outer` rows.
     pub(super) fn takes_quads(&self, outer: usize) -> bool {
         outer * self.depth >= 4 * THREADS
     }
 
-    /// Bytes of shared memory for two stages of both panels.
+    /// Returns the shared memory of two stages of both panels, in bytes.
     fn stage_bytes(&self, wide: usize) -> usize {
-        // The room of both panels against bank conflicts is 16 bytes a row.
+        // Each panel pads its rows by 16 bytes against bank conflicts.
         2 * self.depth * ((self.rows + self.cols) * wide + 2 * 16)
     }
 
-    /// Bytes of a slot, where a node of a whole tile waits.
+    /// Returns the bytes of a slot, which holds a finished node for a whole tile.
     pub(super) fn slot_bytes(&self, wide: usize) -> usize {
         self.rows * self.cols * wide
     }
 }
 
-/// How a product is computed.
+/// The plan of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct GemmPlan {
     pub(super) tiling: Tiling,
-    /// True where the tile's rows are the result's columns.
+    /// True if the tile's rows are the result's columns.
     pub(super) transposed: bool,
-    /// The depth of the nodes that are the parts.
+    /// The depth of the nodes that are computed as parts.
     pub(super) part_depth: u32,
-    /// Slots in shared and in global memory.
+    /// The slots in shared and in global memory.
     pub(super) shared_slots: usize,
     pub(super) global_slots: usize,
-    /// Shared memory of a block in bytes.
+    /// The shared memory of a block, in bytes.
     pub(super) shared_bytes: usize,
-    /// Blocks that are launched at most, where slots in global memory are theirs.
+    /// The most blocks of a launch if blocks own slots in global memory.
     pub(super) most_blocks: usize,
 }
 
-/// What is multiplied.
+/// The extents of a batch of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct GemmExtents {
     pub(super) batch: usize,
@@ -82,7 +83,8 @@ pub(super) struct GemmExtents {
     pub(super) k: usize,
 }
 
-/// The plan that is expected to be quickest; `depths` are those of the tree's first whole level and of its deepest leaf.
+/// Returns the plan with the least expected time. `depths` are the depth down to which the tree is complete, and the
+/// depth of its deepest leaf.
 pub(super) fn plan(
     properties: &DeviceProperties,
     dtype: DType,
@@ -100,7 +102,7 @@ pub(super) fn plan(
     let mut best = (f64::INFINITY, large, false, 0);
     for &tiling in tilings {
         for transposed in [false, true] {
-            // The few rows, whichever they are, are the tile's.
+            // Tiles with few rows take the operand that has few.
             if few <= 8 && transposed != (e.n < e.m) {
                 continue;
             }
@@ -119,7 +121,7 @@ pub(super) fn plan(
     let (_, tiling, transposed, part_depth) = best;
     let slots = (depths.1 - part_depth) as usize;
     let stage_bytes = tiling.stage_bytes(wide);
-    // The driver keeps a kibibyte a block for itself.
+    // The driver reserves 1 KiB of shared memory per block.
     let room = (properties.shared_bytes / tiling.resident).saturating_sub(1024 + stage_bytes);
     let shared_slots = slots.min(room / tiling.slot_bytes(wide));
     GemmPlan {
@@ -133,7 +135,7 @@ pub(super) fn plan(
     }
 }
 
-/// The expected time, in fused multiply-adds of one multiprocessor.
+/// Returns the expected time, in multiply-adds of one multiprocessor.
 fn expected(
     properties: &DeviceProperties,
     t: &Tiling,
@@ -141,16 +143,16 @@ fn expected(
     transposed: bool,
     part_depth: u32,
 ) -> f64 {
-    // What a multiprocessor writes and reads again of parts in the time of one multiply-add, in elements; and what a launch takes.
+    // The elements of parts that a multiprocessor writes and reads per multiply-add, and the cost of a launch.
     const PARTS_RATE: f64 = 0.05;
     const LAUNCH: f64 = 300_000.0;
     let (m, n) = if transposed { (e.n, e.m) } else { (e.m, e.n) };
     let processors = properties.multiprocessors.max(1) as usize;
     let blocks = (m.div_ceil(t.rows) * n.div_ceil(t.cols) * e.batch) << part_depth;
     let waves = blocks.div_ceil(processors);
-    // Few blocks on a multiprocessor do not hide each other's waiting.
+    // A multiprocessor with few blocks cannot hide their latency.
     let alone = 1.4 - 0.4 * waves.min(t.resident) as f64 / t.resident as f64;
-    // A stage takes its time however short it is.
+    // A stage costs its full time even if it is short.
     let len = (e.k >> part_depth).max(t.depth) as f64 + 2.0 * t.depth as f64;
     let mut time = waves as f64 * (t.rows * t.cols) as f64 * len * alone / t.speed;
     if transposed {

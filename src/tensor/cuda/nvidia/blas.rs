@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt.
+//! Matrix products with cuBLASLt.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -17,13 +17,13 @@ use cudarc::cublaslt::sys::{
 use crate::tensor::DType;
 use crate::tensor::cuda::{Address, Blas, DriverError, DriverResult, Handle, Matrix, Product};
 
-/// The most memory that a product may work in: what NVIDIA advises for Hopper.
+/// The largest workspace: NVIDIA's advice for Hopper.
 const MOST_ROOM_BYTES: usize = 32 << 20;
 
-/// The library, with the algorithms it has chosen.
+/// The library, with the algorithms that it has chosen.
 pub(super) struct CublasLt {
     handle: sys::cublasLtHandle_t,
-    /// By shape; none where the library has no algorithm.
+    /// The algorithm by shape; `None` if the library has none.
     chosen: Mutex<HashMap<Product, Option<Arc<ChosenAlgorithm>>>>,
 }
 
@@ -39,13 +39,13 @@ impl fmt::Debug for CublasLt {
 }
 
 impl CublasLt {
-    /// The library, for the calling thread's context; none where it is not installed or does not start.
+    /// Opens the library in the calling thread's context. Returns `None` if it is not installed or does not start.
     pub(super) fn open() -> Option<CublasLt> {
-        // SAFETY: the function only looks for the library.
+        // SAFETY: the function only looks up the library.
         if !unsafe { sys::is_culib_present() } {
             return None;
         }
-        // A library too old for a function that is looked for makes the look-up panic.
+        // The look-up panics if the library is too old to have one of the functions.
         let handle = std::panic::catch_unwind(result::create_handle).ok()?.ok()?;
         Some(CublasLt { handle, chosen: Mutex::default() })
     }
@@ -69,7 +69,7 @@ impl CublasLt {
     }
 }
 
-// SAFETY: the library is told of the operands, the result and the room, and of nothing else.
+// SAFETY: the library gets the operands, the result and the workspace, and no other memory.
 unsafe impl Blas for CublasLt {
     fn workspace_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
         Ok(self.choose(product)?.map(|chosen| chosen.algorithm.workspaceSize))
@@ -85,7 +85,7 @@ unsafe impl Blas for CublasLt {
             _ => (&raw const pair.0).cast(),
         };
         let d = &chosen.description;
-        // SAFETY: the descriptions live; for the memory, the caller's promise.
+        // SAFETY: the descriptions are alive; the caller promises the memory.
         let done = unsafe {
             result::matmul(
                 self.handle,
@@ -110,14 +110,14 @@ unsafe impl Blas for CublasLt {
     }
 }
 
-/// All that the choice of an algorithm depends on: addresses by their alignment.
+/// Returns the key of an algorithm: the product with each address replaced by its alignment.
 fn shape(product: &Product) -> Product {
     let aligned = |m: Matrix| Matrix { at: 1 << m.at.trailing_zeros().min(8), ..m };
     let (left, right, out) = (aligned(product.left), aligned(product.right), aligned(product.out));
     Product { left, right, out, ..*product }
 }
 
-/// An algorithm for one shape.
+/// The algorithm for one shape.
 struct ChosenAlgorithm {
     description: ProductDescription,
     algorithm: sys::cublasLtMatmulHeuristicResult_t,
@@ -138,7 +138,7 @@ impl ChosenAlgorithm {
             preference.set(attribute, bytes as u32)?;
         }
         let d = &description;
-        // SAFETY: all descriptions live.
+        // SAFETY: all descriptions are alive.
         let algorithm = unsafe {
             result::get_matmul_algo_heuristic(handle, d.product, d.left, d.right, d.out, d.out, preference.0)
         }?;
@@ -146,7 +146,7 @@ impl ChosenAlgorithm {
     }
 }
 
-/// A shape in the library's terms; null where not made yet.
+/// A shape in the library's terms; null pointers are not created yet.
 struct ProductDescription {
     product: sys::cublasLtMatmulDesc_t,
     left: sys::cublasLtMatrixLayout_t,
@@ -154,7 +154,7 @@ struct ProductDescription {
     out: sys::cublasLtMatrixLayout_t,
 }
 
-// SAFETY: the library only reads descriptions once they are made, from whichever thread.
+// SAFETY: the library only reads descriptions once they are created, from any thread.
 unsafe impl Send for ProductDescription {}
 // SAFETY: as above.
 unsafe impl Sync for ProductDescription {}
@@ -176,7 +176,7 @@ impl ProductDescription {
         for (attribute, transposed) in transposed {
             let value = if transposed { Operation::CUBLAS_OP_T } else { Operation::CUBLAS_OP_N };
             let at = (&raw const value).cast();
-            // SAFETY: the description was made above; the value has its attribute's type.
+            // SAFETY: the description was created above; the value has its attribute's type.
             unsafe { result::set_matmul_desc_attribute(d.product, attribute, at, size_of_val(&value)) }?;
         }
         d.left = layout(shape, &shape.left, (shape.rows, shape.sum))?;
@@ -189,7 +189,7 @@ impl ProductDescription {
 impl Drop for ProductDescription {
     fn drop(&mut self) {
         for layout in [self.left, self.right, self.out].into_iter().filter(|l| !l.is_null()) {
-            // SAFETY: made by this type, and destroyed once.
+            // SAFETY: created by this type, and destroyed once.
             let _ = unsafe { result::destroy_matrix_layout(layout) };
         }
         if !self.product.is_null() {
@@ -199,7 +199,7 @@ impl Drop for ProductDescription {
     }
 }
 
-/// A matrix as it lies: its columns one after the other, or its rows where it is transposed.
+/// Creates the description of a matrix, by columns, or by rows if it is transposed.
 fn layout(
     shape: &Product,
     matrix: &Matrix,
@@ -214,7 +214,7 @@ fn layout(
     let (rows, cols) = if matrix.transposed { (cols, rows) } else { (rows, cols) };
     let layout = result::create_matrix_layout(dtype, rows as u64, cols as u64, matrix.step as i64)?;
     let (batch, step) = (shape.batch as i32, matrix.batch_step as i64);
-    // SAFETY: the layout was made above; the values have their attributes' types.
+    // SAFETY: the layout was created above; the values have their attributes' types.
     let set = unsafe {
         result::set_matrix_layout_attribute(
             layout,
@@ -232,7 +232,7 @@ fn layout(
         })
     };
     set.map(|()| layout).inspect_err(|_| {
-        // SAFETY: made above, and given to nobody.
+        // SAFETY: created above, and not shared.
         let _ = unsafe { result::destroy_matrix_layout(layout) };
     })
 }
@@ -242,19 +242,19 @@ struct AlgorithmPreference(sys::cublasLtMatmulPreference_t);
 impl AlgorithmPreference {
     fn set<T: bytemuck::NoUninit>(&self, attribute: OfChoice, value: T) -> Result<(), CublasError> {
         let at = (&raw const value).cast();
-        // SAFETY: the preference lives, and the value outlives the call, which refuses another size.
+        // SAFETY: the preference is alive, and the value outlives the call, which refuses another size.
         unsafe { result::set_matmul_pref_attribute(self.0, attribute, at, size_of::<T>()) }
     }
 }
 
 impl Drop for AlgorithmPreference {
     fn drop(&mut self) {
-        // SAFETY: made by its owner, and destroyed once.
+        // SAFETY: created by its owner, and destroyed once.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }
 
-/// The error of a call.
+/// Returns a function that turns a status into the error of `call`.
 fn of(call: &'static str) -> impl Fn(CublasError) -> DriverError {
     move |CublasError(status)| {
         let out_of_memory = status == sys::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED;

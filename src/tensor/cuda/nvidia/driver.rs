@@ -1,4 +1,4 @@
-//! The driver's calls, one by one.
+//! NVIDIA's driver, call by call.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_void};
@@ -16,16 +16,16 @@ use crate::tensor::cuda::{
     KernelProgram,
 };
 
-/// The driver's version from which a function's parameters can be asked for.
+/// The first driver version that can tell a function's parameters.
 const TELLS_PARAMETERS: i32 = 12_040;
 
-/// How many devices the driver has, or why it has none.
+/// Returns the number of devices, or the reason for which there is none.
 pub(in super::super) fn devices_len() -> Result<usize, String> {
-    // SAFETY: the function only looks for the library.
+    // SAFETY: the function only looks up the library.
     if !unsafe { sys::is_culib_present() } {
         return Err("NVIDIA's driver is not found (libcuda.so)".into());
     }
-    // A driver too old for a function that is looked for makes the look-up panic.
+    // The look-up panics if the driver is too old to have one of the functions.
     let count = std::panic::catch_unwind(|| {
         result::init()?;
         result::device::get_count()
@@ -37,18 +37,18 @@ pub(in super::super) fn devices_len() -> Result<usize, String> {
     }
 }
 
-/// Opens a device by its number.
+/// Opens the device of this number.
 pub(in super::super) fn open(index: usize) -> Result<Arc<dyn Driver>, String> {
     Ok(Arc::new(Nvidia::open(index).map_err(|e| e.to_string())??))
 }
 
-/// One device through NVIDIA's driver, in its primary context.
+/// A device behind NVIDIA's driver, in its primary context.
 #[derive(Debug)]
 struct Nvidia {
     properties: DeviceProperties,
     context: usize,
     tells_parameters: bool,
-    /// Opened at its first use; none where it is not installed.
+    /// Opened at its first use; `None` if it is not installed.
     blas: OnceLock<Option<CublasLt>>,
 }
 
@@ -86,7 +86,7 @@ impl Nvidia {
         Ok(Ok(Nvidia { properties, context: context as usize, tells_parameters, blas: OnceLock::new() }))
     }
 
-    /// Makes this device's context the calling thread's, if another is.
+    /// Makes this device's context current on the calling thread, if it is not.
     fn set_current(&self) -> DriverResult<()> {
         thread_local!(static BOUND: Cell<usize> = const { Cell::new(0) });
         if BOUND.get() != self.context {
@@ -99,7 +99,7 @@ impl Nvidia {
     }
 }
 
-// SAFETY: all memory comes from the driver, and every call does what the trait says of it.
+// SAFETY: all memory comes from the driver, and every call does what the trait documents.
 unsafe impl Driver for Nvidia {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
@@ -146,13 +146,13 @@ unsafe impl Driver for Nvidia {
     }
 
     fn drop_stream(&self, stream: Handle) {
-        // SAFETY: the stream came from set_current, and is given back once.
+        // SAFETY: the stream was created by this driver, and is destroyed once.
         let _ = self.set_current().map(|()| unsafe { result::stream::destroy(stream as sys::CUstream) });
     }
 
     fn synchronize(&self, stream: Handle) -> DriverResult<()> {
         self.set_current()?;
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is alive.
         unsafe { result::stream::synchronize(stream as sys::CUstream) }.map_err(of("cuStreamSynchronize"))
     }
 
@@ -163,13 +163,13 @@ unsafe impl Driver for Nvidia {
     }
 
     fn drop_event(&self, event: Handle) {
-        // SAFETY: the event came from set_current, and is given back once.
+        // SAFETY: the event was created by this driver, and is destroyed once.
         let _ = self.set_current().map(|()| unsafe { result::event::destroy(event as sys::CUevent) });
     }
 
     fn record(&self, event: Handle, stream: Handle) -> DriverResult<()> {
         self.set_current()?;
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         unsafe { result::event::record(event as sys::CUevent, stream as sys::CUstream) }
             .map_err(of("cuEventRecord"))
     }
@@ -177,7 +177,7 @@ unsafe impl Driver for Nvidia {
     fn wait(&self, stream: Handle, event: Handle) -> DriverResult<()> {
         self.set_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: both live.
+        // SAFETY: both are alive.
         let waits =
             unsafe { result::stream::wait_event(stream as sys::CUstream, event as sys::CUevent, flags) };
         waits.map_err(of("cuStreamWaitEvent"))
@@ -185,7 +185,7 @@ unsafe impl Driver for Nvidia {
 
     fn is_done(&self, event: Handle) -> DriverResult<bool> {
         self.set_current()?;
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         match unsafe { result::event::query(event as sys::CUevent) } {
             Ok(()) => Ok(true),
             Err(Code(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
@@ -257,7 +257,7 @@ unsafe impl Driver for Nvidia {
         }
         let size = |k: usize| {
             let (mut offset, mut size) = (0, 0);
-            // SAFETY: the function came from set_current; beyond its last parameter the call is refused.
+            // SAFETY: the function was found by this driver; the call refuses an index beyond the last parameter.
             let told =
                 unsafe { sys::cuFuncGetParamInfo(function as sys::CUfunction, k, &mut offset, &mut size) };
             (told == sys::CUresult::CUDA_SUCCESS).then_some(size)
@@ -287,7 +287,7 @@ unsafe impl Driver for Nvidia {
     }
 }
 
-/// The error of a call.
+/// Returns a function that turns a code into the error of `call`.
 fn of(call: &'static str) -> impl Fn(Code) -> DriverError {
     move |e| {
         let out_of_memory = e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
