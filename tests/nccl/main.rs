@@ -553,7 +553,7 @@ fn what_nccl_does_not_take_is_refused() {
         )
     );
     let cpu = text(spmd().on(|_| Device::Cpu), |_| Ok(()));
-    assert!(cpu.contains("nccl: NCCL moves what lies on GPUs; got rank"), "{cpu}");
+    assert!(cpu.contains("nccl: NCCL moves tensors on GPUs only; got rank"), "{cpu}");
     let absent = text(spmd().on(|rank| Device::Cuda(700 + rank)), |_| Ok(()));
     assert!(absent.contains("there is no such device"), "{absent}");
     let elsewhere = text(spmd().on(move |rank| devices[rank]), |rank| {

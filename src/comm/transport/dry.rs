@@ -1,4 +1,4 @@
-//! The engine of a dry run: one rank without peers, whose calls complete at once with what is due.
+//! The engine of a dry run: one rank without peers, whose calls complete at once with tensors that hold no data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::comm::calls::{Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// A rank without peers.
+/// A dry run's rank.
 #[derive(Debug)]
 pub(in crate::comm) struct DryEngine {
     pub rank: usize,
@@ -40,7 +40,7 @@ impl Engine for DryEngine {
     fn abort(&self, _: &Error) {}
 }
 
-/// A channel with nobody at the other ends.
+/// A group's channel in a dry run. What this rank sends itself arrives; everything else is an absent tensor.
 #[derive(Debug)]
 struct DryChannel {
     index: usize,
@@ -65,7 +65,7 @@ impl Channel for DryChannel {
     }
 }
 
-/// What came at once.
+/// A call's results, which are there at once.
 struct DryRequest(CallResults);
 
 impl Request for DryRequest {

@@ -1,4 +1,5 @@
-//! The engines: an asynchronous exchange among the members of a group, over threads, MPI, NCCL, or nobody.
+//! Engines: each moves tensors between the members of a group, asynchronously, over threads, MPI or NCCL. A dry run's
+//! engine moves none.
 
 mod coordinated;
 mod dry;

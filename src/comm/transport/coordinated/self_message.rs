@@ -1,4 +1,4 @@
-//! A message of a rank to itself, which the transport has no part in.
+//! Messages of a rank to itself, which do not use the transport.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl SelfMessage {
             return None;
         }
         let sends = matches!(call.route, Route::Send { .. });
-        // The two ends are counted apart; no message between two members is from one to the same.
+        // Sends and receives have separate counters; no message between two members has these ends.
         let to = if sends { group.index } else { usize::MAX };
         let sequence = Sequence::Message { from: group.index, to };
         let number = CallNumber { name: call.name, sequence, seq: group.advance(sequence) };

@@ -1,14 +1,14 @@
-//! The way in which a rank waits.
+//! The way in which a rank waits for messages.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A wait: spins, then gives way to others, then sleeps in growing steps.
+/// A wait that spins, then yields the core, then sleeps in growing steps.
 #[derive(Debug)]
 pub(super) struct WaitBackoff {
     polls: u32,
     spins: u32,
-    /// How long it gives way before it sleeps.
+    /// The time for which it yields before it sleeps.
     awake: Duration,
     waited: Duration,
     last: Instant,
@@ -16,12 +16,13 @@ pub(super) struct WaitBackoff {
 }
 
 impl WaitBackoff {
-    /// For messages of this many bytes.
+    /// Starts a wait for messages of this many bytes.
     pub fn new(len_bytes: usize, crowded: bool) -> WaitBackoff {
         const SPINS: u32 = 3000;
         const CROWDED_SPINS: u32 = 20;
         const AWAKE: Duration = Duration::from_millis(2);
-        // What may be moving all the time, at a slow pace: sleeping would hold it up.
+        // Messages may arrive slowly but steadily, and MPI moves them only while it is called: do not sleep
+        // meanwhile.
         let moving = Duration::from_nanos(len_bytes as u64);
         WaitBackoff {
             polls: 0,
@@ -33,12 +34,12 @@ impl WaitBackoff {
         }
     }
 
-    /// True if the clock may be looked at: the wait is no longer a matter of microseconds.
+    /// Returns true if the wait has lasted longer than some microseconds, so that reading the clock costs little.
     pub fn is_long(&self) -> bool {
         self.polls > self.spins
     }
 
-    /// The time waited, not counting when the whole process was stopped.
+    /// Returns the time waited, without the time for which the whole process was stopped.
     pub fn waited(&self) -> Duration {
         self.waited
     }

@@ -1,4 +1,4 @@
-//! A group's calls as messages.
+//! A group's calls, as messages.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl MpiChannel {
             return Ok(Box::new(message));
         }
         let number = group.state.enter(call)?;
-        // Side by side in memory.
+        // Messages are contiguous in memory.
         let outgoing: Result<Vec<Tensor>> = call.outgoing.iter().map(Tensor::contiguous).collect();
         let outgoing = outgoing?;
         let Some(port) = world.port() else { return Err(over(group.state.call_id(&number))) };
@@ -48,7 +48,7 @@ impl MpiChannel {
             return Err(group.state.broken(&number, e));
         }
         if let Route::Send { .. } = call.route {
-            // The message lies there until it is fetched: its memory is the engine's until then.
+            // The engine keeps the message's memory until the receiver has it.
             world.abandon(transfers);
             return Ok(Box::new(SentMessage));
         }
@@ -58,7 +58,7 @@ impl MpiChannel {
         Ok(Box::new(MpiRequest { channel, call: call.to_signature(), number, transfers, own }))
     }
 
-    /// Starts all messages: what is received first, so that what comes finds its place.
+    /// Starts all messages of a call, receives first, so that messages that arrive find their memory.
     fn post(
         &self,
         call: &Call<'_>,
@@ -69,7 +69,7 @@ impl MpiChannel {
     ) -> MpiResult<()> {
         let (mpi, me, n) = (&self.world.mpi, self.group.state.index, self.group.state.ranks.len());
         let rank = |i: usize| self.group.state.ranks[i];
-        // Each begins with its neighbour, so that not all send to one.
+        // Each member sends to its neighbour first, so that not all send to one member.
         let others = || (1..n).map(|k| (me + k) % n);
         let tag = self.group.tag(call, number, None);
         let room = |i: usize| Tensor::uninit(call.dtype, call.incoming[i].clone());
@@ -104,7 +104,7 @@ impl MpiChannel {
     }
 }
 
-/// The tensor that comes from this member itself, and its place among the results.
+/// Returns the tensor that this member sends itself, and its position among the results.
 fn own_part(call: &Call<'_>, outgoing: &[Tensor], me: usize) -> Option<(usize, Tensor)> {
     match call.route {
         Route::Gather => Some((me, call.outgoing[0].clone())),
@@ -118,7 +118,7 @@ fn check(call: &Call<'_>) -> Result<()> {
     match call.outgoing.iter().find(|x| x.device() != Device::Cpu) {
         Some(x) => Err(Error::unsupported(
             call.name,
-            "MPI moves what lies in the CPU's memory",
+            "MPI moves tensors in the CPU's memory only",
             format!("{x} on {}", x.device()),
             "run ranks with GPUs over NCCL, or call to_device(Device::Cpu) first",
         )),
@@ -173,7 +173,7 @@ impl MpiRequest {
             let was_long = backoff.is_long();
             backoff.pause();
             if backoff.is_long() && !was_long {
-                // Something may be wrong: the coordinator has to know what this rank has brought.
+                // Something may be wrong, so the coordinator has to know this rank's call.
                 membership.flush();
             }
             if backoff.waited() >= membership.deadline && !self.test()? {
@@ -209,7 +209,7 @@ impl Drop for MpiRequest {
     }
 }
 
-/// A message that the engine looks after.
+/// A sent message, which the engine keeps until it is received.
 struct SentMessage;
 
 impl Request for SentMessage {

@@ -1,14 +1,14 @@
-//! The watchdog's work: it sends what the coordinator is told in passing, and keeps messages moving.
+//! The watchdog's loop: it sends the collected messages to the coordinator, and keeps MPI's messages moving.
 
 use std::time::Duration;
 
 use super::world::MpiWorld;
 
-/// How often it looks while something is in flight, and while nothing is.
+/// The pause of the loop while messages are in flight, and while there are none.
 const GLANCE: Duration = Duration::from_millis(1);
 const IDLE_GLANCE: Duration = Duration::from_millis(20);
 
-/// Watches until the rank's part is over or the world is given up.
+/// Runs until the rank's program has ended or the world is given up.
 pub(super) fn watch(world: &MpiWorld) {
     let mut pause = IDLE_GLANCE;
     while !world.membership.is_over() {

@@ -1,4 +1,4 @@
-//! A group's calls, put on its stream.
+//! A group's calls, on its stream.
 
 use std::sync::Arc;
 use std::thread;
@@ -20,7 +20,7 @@ use crate::tensor::cuda::{Gpu, StreamMark};
 pub(super) struct NcclChannel {
     pub world: Arc<NcclWorld>,
     pub group: Arc<NcclGroup>,
-    /// Watches until no channel holds it any more.
+    /// Runs until no channel holds it any more.
     pub _watchdog: Arc<Watchdog>,
 }
 
@@ -64,7 +64,7 @@ impl NcclChannel {
         }
     }
 
-    /// Puts what is planned on the group's stream; marks where the stream comes to it.
+    /// Puts planned transfers on the group's stream. Returns a mark before them.
     fn put(&self, gpu: &Gpu, plan: &TransferPlan, number: &CallNumber) -> Result<StreamMark> {
         let NcclChannel { world, group, .. } = self;
         group.side.follow(gpu)?;
@@ -89,7 +89,7 @@ struct NcclRequest {
     number: CallNumber,
     done: Arc<StreamMark>,
     results: CallResults,
-    /// True if the host itself waits.
+    /// True if the host waits as well.
     holds_host: bool,
 }
 
@@ -99,7 +99,8 @@ impl Request for NcclRequest {
         let NcclRequest { world, group, number, done, results, holds_host } = *self;
         loop {
             let is_done = holds_host && done.is_done().unwrap_or(false);
-            // Values are poisoned before what is in flight is given up: this was done before.
+            // Values are poisoned before transfers are given up, so a barrier that is done without poison was
+            // completed.
             if is_done && world.poisoned().is_none() {
                 break;
             }

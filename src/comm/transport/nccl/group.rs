@@ -1,4 +1,4 @@
-//! A group's communicator and stream, and what is in flight on it.
+//! A group's communicator and stream, and the calls in flight.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -9,16 +9,16 @@ use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember};
 use crate::tensor::cuda::{SideStream, StreamMark};
 
-/// A group at one of its members, with its communicator and its stream.
+/// A group as one of its members sees it, with its communicator and its stream.
 #[derive(Debug)]
 pub(super) struct NcclGroup {
     pub state: Arc<GroupMember>,
-    /// True for a single rank that talks to nobody and has no communicator.
+    /// True for a single rank, which has no communicator.
     pub alone: bool,
-    /// None once it is aborted or destroyed.
+    /// `None` once it is aborted or destroyed.
     comm: Mutex<Option<Communicator>>,
     pub side: SideStream,
-    /// The calls that are not known to be done, in the stream's order.
+    /// The calls that may not be done yet, in the stream's order.
     pub in_flight: Mutex<VecDeque<CallOnStream>>,
 }
 
@@ -26,10 +26,10 @@ pub(super) struct NcclGroup {
 #[derive(Debug)]
 pub(super) struct CallOnStream {
     pub number: CallNumber,
-    /// The places in the stream before the call and after it.
+    /// Marks on the stream before the call and after it.
     pub began: StreamMark,
     pub done: Arc<StreamMark>,
-    /// When it was seen to have begun.
+    /// The time at which the watchdog saw that the call had begun.
     pub since: Option<Instant>,
 }
 
@@ -43,23 +43,24 @@ impl NcclGroup {
         *lock(&self.comm) = Some(comm);
     }
 
-    /// The result of `f` with the communicator, which is not aborted meanwhile; none if there is none any more.
+    /// Calls `f` with the communicator, which is not aborted meanwhile. Returns `None` if there is no communicator
+    /// any more.
     pub fn with<T>(&self, f: impl FnOnce(Communicator) -> T) -> Option<T> {
         lock(&self.comm).map(f)
     }
 
-    /// How far the communicator is, unless it is being used right now.
+    /// Returns the communicator's state, or `Ready` while another thread uses it.
     pub fn glance(&self, nccl: &dyn Nccl) -> NcclResult<Progress> {
         let Ok(comm) = self.comm.try_lock() else { return Ok(Progress::Ready) };
         comm.map_or(Ok(Progress::Ready), |comm| nccl.progress(comm))
     }
 
-    /// Takes the communicator away for good.
+    /// Takes the communicator, so that later calls find none.
     pub fn take(&self) -> Option<Communicator> {
         lock(&self.comm).take()
     }
 
-    /// The first call in flight.
+    /// Returns the first call in flight.
     pub fn first_in_flight(&self) -> Option<CallNumber> {
         lock(&self.in_flight).front().map(|first| first.number)
     }

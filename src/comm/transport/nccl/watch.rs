@@ -1,4 +1,4 @@
-//! The watchdog's work: it sees what is late or broken, and gives up what is in flight when the world is given up.
+//! The watchdog's loop: it finds calls that are late or broken, and aborts all transfers when the world is given up.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,14 +12,14 @@ use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::CallNumber;
 
-/// The pauses between its looks while calls are in flight, and while none are.
+/// The pause of the loop while calls are in flight, and while there are none.
 const GLANCE: Duration = Duration::from_millis(2);
 const IDLE_GLANCE: Duration = Duration::from_millis(20);
 
-/// Watches until the rank's program is over, then ends the communicators.
+/// Runs until the rank's program has ended, then ends the communicators.
 pub(super) fn watch(world: &NcclWorld) {
     if world.driver.bind().is_err() {
-        // Then the rank's own calls fail, with the driver's words.
+        // The rank's own calls fail as well, with the driver's message.
         return;
     }
     let mut idle = true;
@@ -40,7 +40,7 @@ pub(super) fn watch(world: &NcclWorld) {
     }
 }
 
-/// The trouble with a call.
+/// A failure of a call.
 enum Trouble {
     Late(CallNumber),
     Broken(CallNumber, String),
@@ -56,7 +56,7 @@ impl Trouble {
     }
 }
 
-/// The trouble in a group, if there is any.
+/// Returns the failure of a group's call, if there is one.
 fn look(world: &NcclWorld, group: &NcclGroup) -> Option<Trouble> {
     let mut in_flight = lock(&group.in_flight);
     while let Some(first) = in_flight.front_mut() {
@@ -77,7 +77,7 @@ fn look(world: &NcclWorld, group: &NcclGroup) -> Option<Trouble> {
     Some(Trouble::Broken(call, error.to_string()))
 }
 
-/// Gives up all that is in flight: nobody reads what it leaves behind.
+/// Aborts all transfers in flight. Values are poisoned first, so that the program cannot read arbitrary ones.
 fn give_up(world: &NcclWorld, first_fault: &FirstFault) {
     let groups = world.groups.all();
     let first = groups.iter().find_map(|group| Some(group.state.call_id(&group.first_in_flight()?)));
@@ -85,14 +85,14 @@ fn give_up(world: &NcclWorld, first_fault: &FirstFault) {
     world.poison(first_fault.at(id).into());
     for group in groups {
         if let Some(comm) = group.take() {
-            // What cannot even be aborted is past help.
+            // Nothing can be done if this fails.
             let _ = world.nccl.abort(comm);
         }
         lock(&group.in_flight).clear();
     }
 }
 
-/// Ends the communicators in peace; what does not end within the deadline is aborted.
+/// Ends the communicators, and aborts those that do not end within the deadline.
 fn finish(world: &NcclWorld, groups: &[Arc<NcclGroup>]) {
     let comms: Vec<Communicator> = groups.iter().filter_map(|group| group.take()).collect();
     for &comm in &comms {

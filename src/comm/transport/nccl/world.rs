@@ -22,7 +22,7 @@ pub(super) struct NcclWorld {
     pub driver: Arc<dyn Driver>,
     pub nccl: Arc<dyn Nccl>,
     pub groups: OpenGroups<NcclGroup>,
-    /// The error that reading a value gives once the world is given up.
+    /// The error that reading a value returns once the world is given up.
     poisoned: OnceLock<Arc<StreamPoison>>,
     /// The streams that wait for transfers.
     streams: Mutex<Vec<PoisonHandle>>,
@@ -39,14 +39,14 @@ impl NcclWorld {
         NcclWorld { membership, device, driver, nccl, groups, poisoned, streams }
     }
 
-    /// A group that is not connected yet.
+    /// Makes a group that is not connected yet.
     pub fn group(&self, ranks: &[usize], name: &str, side: SideStream) -> NcclGroup {
-        // The world's own communicator is there in any case, so that one GPU can show that the library works.
+        // A world of one rank has a communicator too, so that a single GPU can test the library.
         let alone = ranks.len() == 1 && self.membership.world_len > 1;
         NcclGroup::new(GroupMember::open(&self.membership, ranks, name), alone, side)
     }
 
-    /// Waits until a group's communicator has put what it was reported on its stream; `late` is its error after the deadline.
+    /// Waits until a group's communicator has put its work on the stream; `late` makes the error after the deadline.
     pub fn ready(&self, group: &NcclGroup, call: &CallNumber, late: impl FnOnce() -> Error) -> Result<()> {
         const PAUSE: Duration = Duration::from_micros(100);
         let end = end_after(self.membership.deadline);
@@ -67,7 +67,7 @@ impl NcclWorld {
         }
     }
 
-    /// Counts a thread's stream among those that wait for transfers.
+    /// Registers a thread's stream, to be poisoned if the world is given up.
     pub fn serves(&self, gpu: &Gpu) {
         let mut streams = lock(&self.streams);
         if !streams.iter().any(|s| s.is_of(gpu)) {
@@ -75,21 +75,21 @@ impl NcclWorld {
         }
     }
 
-    /// Makes `error` the result of reading a value from now on.
+    /// Makes reading a value return `error` from now on.
     pub fn poison(&self, error: Error) {
         let why =
             self.poisoned.get_or_init(|| Arc::new(StreamPoison { error, reported: AtomicBool::new(false) }));
         lock(&self.streams).iter().for_each(|stream| stream.poison(Some(why.clone())));
     }
 
-    /// The error that reading a value gives, once the world is given up and before what is in flight is.
+    /// Returns the error that reading a value returns, which is set before transfers are aborted.
     pub fn poisoned(&self) -> Option<&StreamPoison> {
         self.poisoned.get().map(|poisoned| &**poisoned)
     }
 }
 
 impl Drop for NcclWorld {
-    /// Threads that go on without this world may read what they computed.
+    /// Threads that outlive this world may read the values that they computed.
     fn drop(&mut self) {
         lock(&self.streams).iter().for_each(|stream| stream.poison(None));
     }

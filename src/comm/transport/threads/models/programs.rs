@@ -1,5 +1,5 @@
-//! Random programs of collectives on three and four ranks, over groups that overlap, under random schedules: they always
-//! end, with the right results; and if a rank fails, ends early or goes on alone, all others hear of it.
+//! Random programs of collectives on three and four ranks, over groups that overlap, under random schedules. They
+//! always end with the right results; if a rank fails or ends early, every rank that waits for it gets an error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const SCHEDULES: usize = 200;
 enum StepKind {
     Gather,
     AllToAll,
-    /// An all-reduce of so many elements: one, or enough for several chunks.
+    /// An all-reduce of this many elements: one, or enough for several chunks.
     AllReduce(usize),
     /// Member i gets `i * uneven + 1` elements.
     ReduceScatter {
@@ -34,12 +34,12 @@ enum StepKind {
 struct ModelStep {
     group: usize,
     kind: StepKind,
-    /// Waited for at the end, and then in the reverse order; or never, if `dropped`.
+    /// True if the result is waited for at the end, in reverse order; if also `dropped`, it is never waited for.
     later: bool,
     dropped: bool,
 }
 
-/// The way in which one of the ranks leaves the program before its end.
+/// The way in which a rank leaves the program early.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EarlyExit {
     Fails,
@@ -51,7 +51,7 @@ struct ModelProgram {
     world: usize,
     groups: Vec<Vec<usize>>,
     steps: Vec<ModelStep>,
-    /// The rank, the step before which it leaves, and the way in which it does.
+    /// The rank that leaves, the step before which it does, and the way.
     exit: Option<(usize, usize, EarlyExit)>,
 }
 
@@ -109,7 +109,7 @@ impl ModelProgram {
         later.into_iter().rev().try_for_each(StepInFlight::wait)
     }
 
-    /// The world and every rank's result, with threads run in some order.
+    /// Returns the world and every rank's result, after running the threads in some order.
     fn outcomes(&self) -> (Arc<ThreadWorld>, Vec<Result<()>>) {
         let world = Arc::new(ThreadWorld::new(self.world, Duration::from_secs(3600)));
         let spawn = |r: usize| {
@@ -142,13 +142,13 @@ impl ModelStep {
             6 => [StepKind::Broadcast, StepKind::Ring][rng.below(2)],
             _ => StepKind::Barrier,
         };
-        // Messages that no member fetches would be taken for later ones.
+        // A message that no member receives would be taken for a later one.
         let dropped = rng.below(3) == 0 && !matches!(kind, StepKind::Ring);
         ModelStep { group: rng.below(groups), kind, later: rng.below(3) == 0, dropped }
     }
 }
 
-/// A step that was started, and the result it must have.
+/// A started step, and the result that it must have.
 enum StepInFlight {
     One(Pending<Tensor>, Vec<f32>),
     Many(Pending<Vec<Tensor>>, Vec<Vec<f32>>),
@@ -208,7 +208,7 @@ impl StepInFlight {
     }
 }
 
-/// Runs `check` under many schedules, half of them with few preemptions at telling places.
+/// Runs `check` under many schedules, half of them with few preemptions at critical places.
 fn try_many(check: impl Fn() + Send + Sync + Clone + 'static) {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
@@ -237,7 +237,7 @@ fn every_program_ends_when_a_rank_leaves_it() {
             assert_eq!(results[who].is_err(), how == EarlyExit::Fails, "{program:?}: {results:?}");
             let first = world.status().first_failure().map(|(rank, _)| *rank);
             for (rank, result) in results.iter().enumerate().filter(|(rank, _)| *rank != who) {
-                // Each failure has its cause: the rank that left, or the rank that missed it first.
+                // Each error names its cause: the rank that left, or the first rank that failed because of it.
                 let Err(Error::Comm(fault)) = result else {
                     assert!(result.is_ok(), "{program:?}: {result:?}");
                     continue;
