@@ -92,7 +92,7 @@ impl Gpu {
         match x.device() {
             Device::Cuda(index) => Gpu::get(index),
             Device::Cpu | Device::Meta => {
-                Err(Error::invalid("cuda", "the tensor lies on no CUDA device", x.to_string(), ""))
+                Err(Error::invalid("cuda", "the tensor is on no CUDA device", x.to_string(), ""))
             }
         }
     }
@@ -145,7 +145,7 @@ impl Gpu {
         let numel = shape.checked_numel("tensor")?;
         let bytes = numel.checked_mul(dtype.size_bytes()).filter(|&n| n <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| {
-            Error::invalid("tensor", "no memory has addresses for it", format!("{dtype}{shape}"), "")
+            Error::invalid("tensor", "the bytes exceed the address space", format!("{dtype}{shape}"), "")
         })?;
         let block = self.block(bytes).map_err(|e| match e.out_of_memory {
             true => self.memory_fault(dtype, &shape, bytes),

@@ -236,14 +236,14 @@ impl<'a> KernelLaunch<'a> {
                 let ready = block.read_by(self.gpu.stream());
                 self.note(x, ready)
             }
-            None => self.refuse(x, "an operand lies elsewhere"),
+            None => self.refuse(x, "an operand is on another device"),
         }
     }
 
     fn writable(&mut self, x: &mut Tensor) -> Address {
         let mine = x.device_block().is_some_and(|b| Arc::ptr_eq(b.owner(), self.gpu.stream()));
         if !mine || !x.is_unshared() {
-            return self.refuse(x, "a kernel writes to what nobody else holds");
+            return self.refuse(x, "a kernel writes only to a tensor that nothing else holds");
         }
         let ready = x.device_block().map_or(Ok(()), |block| block.write_by_owner());
         self.note(x, ready)

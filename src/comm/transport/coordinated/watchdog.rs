@@ -27,7 +27,7 @@ impl Watchdog {
         let thread = Builder::new().name(format!("watch of rank {}", membership.rank)).spawn(watch);
         let thread = thread.map_err(|e| {
             let given = format!("rank {}: {e}", membership.rank);
-            let rule = "the system refuses a thread for a rank's watch";
+            let rule = "the system refuses a thread for the watchdog of a rank";
             membership.refuse(Error::unsupported(engine, rule, given, "use fewer ranks"))
         })?;
         Ok(Watchdog { membership: membership.clone(), thread: Mutex::new(Some(thread)) })

@@ -130,9 +130,9 @@ fn over(id: CallId) -> Error {
     let given = id.to_string();
     Error::invalid(
         "mpi",
-        "the world is over",
+        "the program of this rank has ended",
         given,
-        "wait for what was started before the rank's program ends",
+        "wait for all requests before the program ends",
     )
 }
 

@@ -68,7 +68,7 @@ impl Mpi {
         if std::mem::replace(&mut *started, true) {
             return Err(Error::unsupported(
                 "mpi",
-                "MPI starts once in a process",
+                "MPI starts only once in a process",
                 "a second world",
                 "run everything in one program of the rank",
             ));
@@ -240,7 +240,11 @@ fn init() -> Result<bool> {
     unsafe {
         sys::MPI_Finalized(&mut flag);
         if flag != 0 {
-            return refuse("MPI starts once in a process", "one that is over".into(), "run the ranks before");
+            return refuse(
+                "MPI starts only once in a process",
+                "an MPI that has ended".into(),
+                "run the ranks before MPI ends",
+            );
         }
         let wanted = sys::RSMPI_THREAD_SERIALIZED;
         sys::MPI_Initialized(&mut flag);
@@ -254,7 +258,11 @@ fn init() -> Result<bool> {
         }
         if provided < wanted {
             let given = format!("level {provided}, wanted {wanted} (MPI_THREAD_SERIALIZED)");
-            return refuse("MPI is not ready for threads", given, "start it for threads, or let us start it");
+            return refuse(
+                "MPI was started without support for threads",
+                given,
+                "start it with MPI_THREAD_SERIALIZED, or let this crate start it",
+            );
         }
         Ok(ours)
     }
@@ -267,7 +275,12 @@ fn piece_bytes() -> Result<usize> {
         Ok(n) if (1..=c_int::MAX as usize).contains(&n) => Ok(n),
         _ => {
             let remedy = "set it to the same number from 1 to 2147483647 on all ranks";
-            Err(Error::invalid("mpi", "a piece's size is no such number", format!("{NAME}={text}"), remedy))
+            Err(Error::invalid(
+                "mpi",
+                "the size of a piece is out of range",
+                format!("{NAME}={text}"),
+                remedy,
+            ))
         }
     }
 }

@@ -41,8 +41,8 @@ pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Cli
     let Some(Directions { hosts, port, drawn }) = understand(&said, &mpi.host, &addresses()) else {
         return Err(Error::invalid(
             "mpi",
-            "rank 0 speaks another language",
-            "what it says is no meeting place",
+            "the broadcast of rank 0 is not understood",
+            "text that is no address of the coordinator",
             "run one program on all ranks",
         ));
     };
@@ -230,7 +230,12 @@ fn distance(host: &str, bits: Option<u32>, own: &[(IpAddr, u32)]) -> u32 {
 
 fn broadcast(mpi: &Mpi, mut said: [u8; ROOM], deadline: Duration) -> Result<Vec<u8>> {
     let broken = |reason: String| {
-        Error::unsupported("mpi", "rank 0 cannot be heard", reason, "look at MPI's network on these machines")
+        Error::unsupported(
+            "mpi",
+            "the broadcast of rank 0 did not arrive",
+            reason,
+            "look at MPI's network on these machines",
+        )
     };
     let mut bytes: Box<[u8]> = Box::new(std::mem::replace(&mut said, [0; ROOM]));
     // SAFETY: the block is leaked unless MPI has finished, and not read before.

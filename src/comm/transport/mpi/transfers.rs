@@ -121,7 +121,7 @@ impl Transfers {
 
     /// Returns the received tensors, once all have arrived.
     pub fn into_results(mut self) -> Vec<Tensor> {
-        assert!(self.is_done(), "nobody looks at what MPI still writes");
+        assert!(self.is_done(), "MPI has finished all messages");
         let mut results = std::mem::take(&mut self.results);
         for x in results.iter_mut().filter(|x| x.dtype() == DType::Bool) {
             // The sender is another process, and bools must be 0 or 1 in memory.

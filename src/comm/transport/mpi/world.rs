@@ -90,9 +90,9 @@ impl MpiWorld {
             Ok(number) if number < self.tags.groups_len() => Ok(number),
             _ => Err(Error::unsupported(
                 "group",
-                "MPI's tags tell no more groups apart",
+                "MPI has no tags for more groups",
                 format!("group {} of {}", number + 1, self.tags.groups_len()),
-                "make groups once, under one name",
+                "open each group once, under one name",
             )),
         }
     }

@@ -43,9 +43,9 @@ impl Survivors {
         if !round.members.contains(&rank) {
             return Err(Error::invalid(
                 "survivors",
-                "the others have gone on without this rank",
-                format!("rank {rank}, which came too late for {:?}", round.members),
-                "end its program",
+                "the other ranks have continued without this rank",
+                format!("rank {rank}, which asked too late to join {:?}", round.members),
+                "end the program of this rank",
             ));
         }
         let mine = round.generation + 1;

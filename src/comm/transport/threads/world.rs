@@ -109,7 +109,11 @@ mod tests {
         assert_eq!(a.join().unwrap(), Ok((1, vec![0, 2])));
         assert_eq!(b.join().unwrap(), Ok((1, vec![0, 2])));
         assert!(
-            world.survivors(1).unwrap_err().to_string().contains("rank 1, which came too late for [0, 2]")
+            world
+                .survivors(1)
+                .unwrap_err()
+                .to_string()
+                .contains("rank 1, which asked too late to join [0, 2]")
         );
         assert!(world.is_left(1) && world.is_left(3) && !world.is_left(2));
         world.end(0);

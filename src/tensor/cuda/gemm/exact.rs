@@ -92,7 +92,7 @@ pub(super) fn multiply(
         let given = format!("{a}, {b}");
         return Err(Error::unsupported(
             verb,
-            "a product as large is not built",
+            "a product of 2^31 indices or tiles or more is not supported",
             given,
             "multiply parts of it",
         ));
