@@ -1,7 +1,8 @@
-// The index of the first largest element, NaN counting as largest and zeros as equal: the same in any order.
+// The index of the first largest element. NaN counts as largest and zeros are equal, so the order of comparisons does
+// not matter.
 #include "reduce.cuh"
 
-// What is compared and exchanged between lanes.
+// A value with its index, compared and exchanged between lanes.
 template <class T>
 struct CompareAs {
   typedef Wide<T> type;
@@ -27,7 +28,7 @@ struct Best {
   }
 };
 
-// A warp a row, or, with a team, all of a block's 8.
+// One warp per row; for a team, all 8 warps of the block.
 template <class T>
 DEVICE void argmax_rows(const T* x, i64* out, const KeptDims& nest, u64 rows, u32 n, u32 team) {
   typedef typename CompareAs<T>::type A;
@@ -52,7 +53,7 @@ DEVICE void argmax_rows(const T* x, i64* out, const KeptDims& nest, u64 rows, u3
   if (live && lane == 0 && (warp & (warps - 1)) == 0) out[to] = best.index;
 }
 
-// A thread a column.
+// One thread per column.
 template <class T>
 DEVICE void argmax_columns(const T* x, i64* out, const KeptDims& nest, u64 columns, u64 stride, u32 n) {
   typedef typename CompareAs<T>::type A;

@@ -1,7 +1,7 @@
-// Copies between strided layouts, by the size of an element: the dtypes stand for sizes.
+// Copies between strided layouts. Only the size of an element matters; the dtypes of the entries stand for sizes.
 #include "pointwise.cuh"
 
-// Where the innermost dims agree.
+// Copies if both layouts have the same innermost dim.
 struct copy_formula {
   template <class A>
   static DEVICE A at(f64, f64, A x) {
@@ -13,15 +13,15 @@ POINTWISE_1(copy, copy_formula, f16, u16, u16)
 POINTWISE_1(copy, copy_formula, i32, u32, u32)
 POINTWISE_1(copy, copy_formula, i64, u64, u64)
 
-// Where the source runs on along another dim (rows) than the result (columns): by tiles through shared memory, so that
-// both sides move whole lines. The dims around them are walked.
+// Copies if the source is contiguous along another dim (rows) than the result (columns): tiles go through shared
+// memory, so that reads and writes are both coalesced. A walk visits the other dims.
 struct TiledTranspose {
   StridedWalk around;
   u64 column_stride, row_stride;
   u32 columns, rows;
 };
 
-// The pitch of an odd number of words puts a column of a tile into different banks.
+// An odd number of words per row puts the elements of a tile's column into different banks.
 template <class T, int TILE>
 DEVICE void transpose(const T* x, T* out, const TiledTranspose& transpose) {
   constexpr int PITCH = TILE + (sizeof(T) < 4 ? 4 / (int)sizeof(T) : 1), LINES = (int)POINTWISE_THREADS / 32;
@@ -47,7 +47,7 @@ DEVICE void transpose(const T* x, T* out, const TiledTranspose& transpose) {
   }
 }
 
-// src/tensor/cuda/copy.rs knows the tiles' sides.
+// src/tensor/cuda/copy.rs uses the same tile sizes.
 KERNEL(copy_transposed_u8, POINTWISE_THREADS, (const u8* x, u8* out, TiledTranspose by)) { transpose<u8, 64>(x, out, by); }
 KERNEL(copy_transposed_f16, POINTWISE_THREADS, (const u16* x, u16* out, TiledTranspose by)) { transpose<u16, 64>(x, out, by); }
 KERNEL(copy_transposed_i32, POINTWISE_THREADS, (const u32* x, u32* out, TiledTranspose by)) { transpose<u32, 32>(x, out, by); }

@@ -1,17 +1,17 @@
 // Pointwise kernels: element i of the result is a formula of element i of each operand.
 //
-// The table of src/ops/pointwise gives each formula as a struct and names the dtypes it is for: `EACH_FLOAT(ALIKE_1, exp)`.
-// A formula sees its operands widened (type A), and the operator's attributes as f64. Each dtype gets two entries:
-// <name>_<dtype> where all operands and the result are contiguous, and <name>_strided_<dtype> for any other strides.
+// The table of src/ops/pointwise gives each formula as a struct and lists its dtypes: `EACH_FLOAT(ALIKE_1, exp)`. A
+// formula receives its operands widened (type A), and the operator's attributes as f64. Each dtype has two entries:
+// <name>_<dtype> for contiguous operands and results, and <name>_strided_<dtype> for any other strides.
 //
-// Both go by packs of 16 bytes where layouts and addresses allow it, two in flight for each operand of a thread:
-// 64 KiB a multiprocessor at full occupancy, which is more than latency times bandwidth asks for (about 25 KiB on an
-// H100). Nothing is shared among threads, so a result may lie over a contiguous operand.
+// Both use packs of 16 bytes if layouts and addresses allow it, and load two packs per operand and thread before they
+// compute: 64 KiB per multiprocessor at full occupancy, more than latency times bandwidth (about 25 KiB on an H100).
+// Threads share nothing, so a result may overwrite a contiguous operand.
 #pragma once
 #include "num.cuh"
 
 constexpr u32 POINTWISE_THREADS = 256;
-// The packs that a thread loads before it stores; src/tensor/cuda/map.rs knows both numbers.
+// The packs that a thread loads before it stores; src/tensor/cuda/map.rs has both numbers as well.
 constexpr int PACKS = 2;
 
 #ifdef ISO_SHIM
@@ -25,7 +25,7 @@ struct Scalars {
   f64 s, t;
 };
 
-// Division of an index below 2^31 by a number known to the host: q = (mulhi(i, magic) + i) >> shift.
+// Division of an index below 2^31 by a number that the host knows: q = (mulhi(i, magic) + i) >> shift.
 struct Divisor {
   u32 n, magic, shift;
 };
@@ -57,7 +57,7 @@ template <class... More>
 DEVICE constexpr int larger(int a, int b, More... more) {
   return larger(larger(a, b), more...);
 }
-// Elements of a pack: as many as 16 bytes hold of the widest type.
+// The elements of a pack: the number of elements of the widest type in 16 bytes.
 template <class... T>
 constexpr int PACK_LEN = 16 / larger(1, (int)sizeof(T)...);
 
@@ -66,7 +66,7 @@ DEVICE bool is_aligned(const T* p) {
   return (u64)p % sizeof(Pack<T, V>) == 0;
 }
 
-// The formula over the elements of one pack.
+// Applies the formula to the elements of one pack.
 template <class F, class O, int V, class... In>
 DEVICE Pack<O, V> apply(Scalars k, const Pack<In, V>&... in) {
   Pack<O, V> out;
@@ -94,7 +94,7 @@ DEVICE void store_flat(Scalars k, O* out, u64 first, u64 len, const Packs<In, V,
   }
 }
 
-// A block takes PACKS packs a thread. Where an address is not that of a pack it takes as many elements one by one.
+// A block computes PACKS packs per thread, or the same elements one by one if an address is not aligned to a pack.
 template <class F, class O, class... In>
 DEVICE void flat(Scalars k, O* out, u64 n, const In*... in) {
   constexpr int V = PACK_LEN<O, In...>, U = PACKS;
@@ -115,12 +115,12 @@ DEVICE void flat(Scalars k, O* out, u64 n, const In*... in) {
 
 // ---- strided -------------------------------------------------------------------------------------------------------
 
-// An operand, and its place in the walk.
+// An operand, and its position among the layouts.
 template <int WHO, class T>
 struct At {
   const T* p;
 };
-// Where index i lies in the first N layouts.
+// The offsets of index i in the first N layouts.
 template <int N>
 struct Places {
   u64 at[N];
@@ -190,7 +190,7 @@ DEVICE void strided(Scalars k, const StridedWalk& walk, O* out, At<WHO, In>... i
 
 // ---- entries -------------------------------------------------------------------------------------------------------
 
-// The two entries of formula F: the name ends in T, the operands are of types X, Y, Z and the result of type O.
+// The two entries of formula F: the name ends in T, the operands have types X, Y, Z and the result type O.
 #define POINTWISE_1(name, F, T, O, X)                                                                                 \
   KERNEL(name##_##T, POINTWISE_THREADS, (const X* x, O* out, u64 n, Scalars k)) { flat<F>(k, out, n, x); }            \
   KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, O* out, StridedWalk walk, Scalars k)) {                         \
@@ -212,8 +212,8 @@ DEVICE void strided(Scalars k, const StridedWalk& walk, O* out, At<WHO, In>... i
     strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y}, At<3, Z>{z});                                                  \
   }
 
-// The words that formulas are written in: src/ops/pointwise/words.rs. A formula is a struct over them with a function `at`
-// of the operator's attributes and operands.
+// The words that formulas are written in, as in src/ops/pointwise/words.rs. A formula is a struct with a function
+// `at` of the operator's attributes and operands.
 struct Words {
 #define WORD_1(name, word) \
   template <class A>       \
@@ -250,7 +250,7 @@ struct Words {
   static DEVICE A negative(A x) { return sub_(A(0), x); }
 };
 
-// One formula for several dtypes, of the operands and the result alike.
+// One formula for several dtypes; operands and result have the same dtype.
 #define ALIKE_1(name, T) POINTWISE_1(name, name##_formula, T, T, T)
 #define ALIKE_2(name, T) POINTWISE_2(name, name##_formula, T, T, T, T)
 #define ALIKE_3(name, T) POINTWISE_3(name, name##_formula, T, T, T, T, T)
