@@ -1,5 +1,5 @@
-//! A device's driver with other facts, which notes the kernels it is asked for, and a library of matrix products to go
-//! with it: plain loops in f64, from [`Product`]'s definition alone.
+//! A driver that wraps another one with other properties and notes the entries that are looked up, and a library of
+//! matrix products for it: plain loops in f64, written from [`Product`]'s documentation alone.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -11,13 +11,13 @@ use isoshard::tensor::cuda::{
     Matrix, Product,
 };
 
-/// A driver over another one.
+/// A driver that wraps another one.
 #[derive(Debug)]
 pub struct Wrapped {
     pub inner: Arc<dyn Driver>,
     pub properties: DeviceProperties,
     pub blas: Option<Loops>,
-    /// The entries that were asked for.
+    /// The entries that were looked up.
     pub entries: Mutex<BTreeSet<String>>,
 }
 
@@ -25,13 +25,13 @@ pub struct Wrapped {
 #[derive(Debug)]
 pub struct Loops {
     driver: Arc<dyn Driver>,
-    /// What was multiplied.
+    /// The products that were computed.
     pub products: Mutex<Vec<Product>>,
 }
 
-/// What [`Loops`] does not take: as many columns.
+/// The number of columns for which [`Loops`] does not support a product.
 pub const REFUSED_COLS: usize = 13;
-/// What it wants to work in, and fills.
+/// The size of the workspace, which is overwritten.
 const ROOM_BYTES: usize = 1000;
 
 impl Wrapped {
@@ -42,7 +42,7 @@ impl Wrapped {
     }
 }
 
-// SAFETY: the products are computed on the memory that they name, and nothing else is touched.
+// SAFETY: the products read and write the memory that they name, and nothing else.
 unsafe impl Blas for Loops {
     fn workspace_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
         Ok((product.cols != REFUSED_COLS).then_some(ROOM_BYTES))
@@ -58,13 +58,14 @@ unsafe impl Blas for Loops {
                 "BLAS's leading dimension: {m:?}"
             );
         }
-        // SAFETY: the room has as many bytes.
+        // SAFETY: the workspace has as many bytes.
         unsafe { self.driver.fill(room, 0xff, ROOM_BYTES, stream) }?;
         self.driver.synchronize(stream)?;
         for (batch, i, j) in
             (0..p.batch).flat_map(|b| (0..p.rows).flat_map(move |i| (0..p.cols).map(move |j| (b, i, j))))
         {
-            // SAFETY: the caller's promise: the matrices lie in allocated memory, which the stream is done with.
+            // SAFETY: the caller's promise: the matrices are in allocated memory, and the stream has finished with
+            // it.
             let sum = (0..p.sum).map(|k| unsafe {
                 get(p.dtype, at(&p, &p.left, batch, i, k)) * get(p.dtype, at(&p, &p.right, batch, k, j))
             });
@@ -106,7 +107,7 @@ unsafe fn put(dtype: DType, at: Address, x: f64) {
     }
 }
 
-// SAFETY: everything is the inner driver's.
+// SAFETY: the inner driver does everything.
 unsafe impl Driver for Wrapped {
     fn properties(&self) -> &DeviceProperties {
         &self.properties

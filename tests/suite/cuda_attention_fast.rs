@@ -1,5 +1,5 @@
-//! Attention on matrix units, where bits are not asked for: within a bound that follows from rounding probabilities, slopes
-//! and results to the storage type; and the same bits again in every order of threads.
+//! Fast attention on matrix units: its error is within a bound that follows from rounding probabilities, their
+//! gradients and results to the storage type, and its bits are the same in every order of threads.
 
 use crate::common::{Stream, shim};
 use isoshard::ops::cuda::{AttentionDropout, CausalAttention};
@@ -19,7 +19,7 @@ struct Case {
     dv: usize,
     q_start: usize,
     p: f64,
-    /// Heads next to each other in memory.
+    /// A view in which heads are neighbours in memory.
     transposed: bool,
 }
 
@@ -36,7 +36,7 @@ const PLAIN: Case = Case {
     transposed: false,
 };
 
-/// A matrix, or several, in f64.
+/// One or several matrices in f64.
 #[derive(Clone)]
 struct Rows {
     data: Vec<f64>,
@@ -79,7 +79,7 @@ impl Case {
         (self.d as f64).powf(-0.5)
     }
 
-    /// q, k, v and the gradient of o.
+    /// Returns q, k, v and the gradient of o.
     fn operands(&self) -> [Tensor; 4] {
         let Case { heads, groups, queries, keys, d, dv, .. } = *self;
         [(heads, queries, d), (groups, keys, d), (groups, keys, dv), (heads, queries, dv)].map(
@@ -111,7 +111,7 @@ impl Case {
     }
 
     fn on(&self, device: Device, ins: &[Tensor; 4]) -> [Tensor; 5] {
-        // Moved as they lie.
+        // Copied to the device with their strides.
         let moved = ins.each_ref().map(|x| {
             let transposed = if self.transposed { x.transpose(1, 2).unwrap() } else { x.clone() };
             let there = transposed.to_device(device).unwrap();
@@ -123,10 +123,10 @@ impl Case {
         [o, lse, dq, dk, dv]
     }
 
-    /// o, lse, dq, dk, dv, each with the error that it may have.
+    /// Returns o, lse, dq, dk and dv, each with its error bound.
     fn definition(&self, ins: &[Tensor; 4]) -> [(Rows, Rows); 5] {
         let Case { heads, groups, queries, keys, d, dv, q_start, p, dtype, .. } = *self;
-        // The roundings of the storage type: relative, and of what is subnormal.
+        // The rounding errors of the storage type: relative, and absolute for subnormal numbers.
         let (eps, tiny) = if dtype == DType::BF16 { (1.0 / 256.0, 1e-30) } else { (1.0 / 1024.0, 6e-8) };
         let rows = |x: &Tensor| Rows { data: x.to_f64_vec(), len: x.shape()[2], d: x.shape()[3] };
         let [q, k, v, g] = ins.each_ref().map(rows);

@@ -14,7 +14,7 @@ use super::{ORDER, Order, Shim, lock, mix, refusal};
 const INVALID: &str = "CUDA_ERROR_INVALID_VALUE";
 const BAD_HANDLE: &str = "CUDA_ERROR_INVALID_HANDLE";
 
-// SAFETY: blocks are allocated until they are freed, and all that is done with them is what the calls say.
+// SAFETY: blocks are allocated until they are freed, and calls do with them only what the trait documents.
 unsafe impl Driver for Shim {
     fn properties(&self) -> &DeviceProperties {
         &self.properties

@@ -1,4 +1,4 @@
-//! Loaded programs and their entries, and the memory that a running block needs: stacks and shared memory.
+//! Loaded programs and their entries, and the memory of a running block: stacks and shared memory.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::RefCell;
@@ -17,13 +17,13 @@ const STACK_BYTES: usize = 65536;
 const MAX_THREADS: usize = 1024;
 const GUARD_BYTES: usize = 4096;
 
-/// A program in this process; it stays.
+/// A program that is loaded in this process, and never unloaded.
 #[derive(Debug)]
 pub struct LoadedProgram {
     library: Library,
 }
 
-/// One entry of a program, which stays as long as the process.
+/// An entry of a program, which lives as long as the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
     entry: &'static Entry,
@@ -41,7 +41,7 @@ struct Entry {
     max_threads: u32,
 }
 
-// SAFETY: constants of a program that stays.
+// SAFETY: constants of a program that is never unloaded.
 unsafe impl Sync for Entry {}
 
 /// `struct Launch` of block.hpp.
@@ -60,10 +60,10 @@ struct Launch {
 }
 
 impl LoadedProgram {
-    /// Loads an image, from a file that is gone at once.
+    /// Loads an image from a temporary file.
     ///
     /// # Errors
-    /// What the loader says.
+    /// Returns the loader's message.
     pub fn load(name: &str, image: &[u8]) -> Result<LoadedProgram, String> {
         let file = unique(&scratch(), &format!("{name}.so"));
         fs::write(&file, image).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -87,7 +87,7 @@ impl LoadedProgram {
 impl Function {
     /// The sizes of its parameters in bytes.
     pub fn parameters(&self) -> Vec<usize> {
-        // SAFETY: the program says how many there are.
+        // SAFETY: the program gives their number.
         let bytes = unsafe {
             std::slice::from_raw_parts(self.entry.parameter_bytes, self.entry.parameters_len as usize)
         };
@@ -107,7 +107,7 @@ impl Function {
     /// Runs a launch on the calling thread.
     ///
     /// # Errors
-    /// What the blocks did that no device could do, in words.
+    /// Returns a description of what the blocks did and a device does not allow.
     ///
     /// # Safety
     /// As [`isoshard::tensor::cuda::Driver::launch`]; the grid is legal.
@@ -134,7 +134,7 @@ impl Function {
             error: error.as_mut_ptr(),
             error_bytes: error.len() as u32,
         };
-        // SAFETY: the caller's promise for the arguments; the rest is as block.hpp wants it.
+        // SAFETY: the caller's promise for the arguments; the rest is as block.hpp requires.
         let well = Room::with(|room| unsafe {
             let (stacks, dynamic) = (room.stacks(), room.dynamic(grid.shared_bytes as usize));
             (self.run)(self.entry, &mut Launch { stacks, dynamic, ..launch })
@@ -149,7 +149,7 @@ impl Function {
     }
 }
 
-/// What blocks that run on one OS thread need.
+/// The memory of blocks that run on one OS thread.
 #[derive(Default)]
 struct Room {
     stacks: Option<*mut u8>,
@@ -159,7 +159,7 @@ struct Room {
 thread_local!(static ROOM: RefCell<Room> = RefCell::default());
 
 impl Room {
-    /// Room below the first stack for one that is too deep: then it is seen.
+    /// Memory below the first stack, so that a stack overflow there is seen.
     const BELOW_BYTES: usize = 4 * STACK_BYTES;
     const STACKS: Layout =
         match Layout::from_size_align(STACK_BYTES * MAX_THREADS + Room::BELOW_BYTES, STACK_BYTES) {
@@ -167,8 +167,8 @@ impl Room {
             Err(_) => unreachable!(),
         };
 
-    /// Calls with the room of this thread; with one for this call alone where a thread that ends has given its
-    /// room back and the last tasks of its streams come to run now.
+    /// Calls with this thread's memory. If a thread that ends has freed it already, while the last tasks of its
+    /// streams run, calls with memory for this call alone.
     fn with<T>(call: impl FnOnce(&mut Room) -> T) -> T {
         let mut call = Some(call);
         let mut run = |room: &mut Room| call.take().map(|call| call(room));
@@ -179,18 +179,18 @@ impl Room {
         done.expect("called once")
     }
 
-    /// Memory that the system provides page by page, as it is used.
+    /// Returns memory for stacks, which the system provides page by page as it is used.
     fn stacks(&mut self) -> *mut u8 {
         *self.stacks.get_or_insert_with(|| {
             // SAFETY: the layout has a size.
             let stacks = unsafe { alloc(Room::STACKS) };
             assert!(!stacks.is_null(), "no memory for stacks");
-            // SAFETY: in the allocation.
+            // SAFETY: inside the allocation.
             unsafe { stacks.add(Room::BELOW_BYTES) }
         })
     }
 
-    /// Shared memory with its guard: at a multiple of 16, but of no more.
+    /// Returns shared memory with its guard, aligned to 16 and to no more.
     fn dynamic(&mut self, bytes: usize) -> *mut u8 {
         let words = (bytes + GUARD_BYTES).div_ceil(16) + 2;
         if self.dynamic.len() < words {
@@ -198,7 +198,7 @@ impl Room {
         }
         let first = self.dynamic.as_mut_ptr().cast::<u8>();
         let skip = if (first as usize).is_multiple_of(32) { 16 } else { 0 };
-        // SAFETY: there are two words more than are needed.
+        // SAFETY: there are two more words than needed.
         unsafe { first.add(skip) }
     }
 }
