@@ -4,8 +4,8 @@
 //! source and result are contiguous along different dims, the kernel transposes tiles in shared memory.
 
 use super::gpu::Gpu;
-use super::map::{FormulaKernels, PACK_BYTES, THREADS, blocks, compute, formula, place};
-use super::walk::{INDICES, MergedLayouts, StridedLayout, StridedWalk, TransposedDim, in_order};
+use super::map::{FormulaKernels, PACK_BYTES, THREADS, blocks, compute, formula, offset_in_pack};
+use super::walk::{INDICES, MergedLayouts, StridedLayout, StridedWalk, TransposedDim, merge_in_result_order};
 use crate::error::Result;
 use crate::tensor::{DType, Element, Tensor};
 
@@ -26,11 +26,14 @@ pub(crate) fn copy_block(
     }
     let gpu = Gpu::of(x)?;
     let result = StridedLayout { start: to.0, strides: to.1 };
-    let mut nest = in_order(len, result, StridedLayout { start: from.0, strides: from.1 });
+    let mut nest = merge_in_result_order(len, result, StridedLayout { start: from.0, strides: from.1 });
     let mut size = x.dtype().size_bytes();
     for unit in [8, 4, 2] {
         let neighbours = unit / size;
-        if neighbours > 1 && place(x, neighbours) == 0 && place(out, neighbours) == 0 && nest.join(neighbours)
+        if neighbours > 1
+            && offset_in_pack(x, neighbours) == 0
+            && offset_in_pack(out, neighbours) == 0
+            && nest.join(neighbours)
         {
             size = unit;
         }
@@ -112,7 +115,8 @@ fn of_size(bytes: usize) -> DType {
 fn copy_strided(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: MergedLayouts) -> Result<()> {
     let width = PACK_BYTES / size;
     // Counts offsets in units, which are whole multiples of elements that both first elements are aligned to.
-    let behind = |t: &Tensor| place(t, PACK_BYTES / t.dtype().size_bytes()) * t.dtype().size_bytes() / size;
+    let behind =
+        |t: &Tensor| offset_in_pack(t, PACK_BYTES / t.dtype().size_bytes()) * t.dtype().size_bytes() / size;
     let places = [behind(out), behind(x)];
     nest.pack(width, |k| places[k]);
     nest.walks(INDICES, &mut |walk| {

@@ -30,7 +30,7 @@ pub(crate) struct Modules(pub Mutex<HashMap<&'static str, Arc<OnceLock<Result<Ha
 /// # Errors
 /// Refuses a number that is in use.
 pub fn install(index: usize, driver: Arc<dyn Driver>) -> Result<()> {
-    let mut devices = opened();
+    let mut devices = open_devices();
     if devices.contains_key(&index) {
         let given = Device::Cuda(index).to_string();
         return Err(Error::invalid(
@@ -53,8 +53,8 @@ pub fn install(index: usize, driver: Arc<dyn Driver>) -> Result<()> {
 /// assert_eq!(cuda::devices_len() > 0, cuda::is_available());
 /// ```
 pub fn devices_len() -> usize {
-    let installed = opened().keys().max().map_or(0, |&most| most + 1);
-    installed.max(found().as_ref().map_or(0, |&n| n))
+    let installed = open_devices().keys().max().map_or(0, |&most| most + 1);
+    installed.max(nvidia_devices_len().as_ref().map_or(0, |&n| n))
 }
 
 /// Returns true if there is a CUDA device.
@@ -80,12 +80,13 @@ pub fn is_available() -> bool {
 /// }
 /// ```
 pub fn unavailable_reason() -> Option<String> {
-    (devices_len() == 0).then(|| found().as_ref().err().cloned().unwrap_or_else(|| "no CUDA device".into()))
+    (devices_len() == 0)
+        .then(|| nvidia_devices_len().as_ref().err().cloned().unwrap_or_else(|| "no CUDA device".into()))
 }
 
 /// Returns the device of this number, and opens it at its first use.
 pub(super) fn open(index: usize) -> Result<Arc<CudaDevice>> {
-    let mut devices = opened();
+    let mut devices = open_devices();
     if let Some(device) = devices.get(&index) {
         return Ok(device.clone());
     }
@@ -149,19 +150,19 @@ impl CudaDevice {
 type Devices = HashMap<usize, Arc<CudaDevice>>;
 
 /// The devices that have been opened.
-fn opened() -> MutexGuard<'static, Devices> {
+fn open_devices() -> MutexGuard<'static, Devices> {
     static DEVICES: OnceLock<Mutex<Devices>> = OnceLock::new();
     lock(DEVICES.get_or_init(Mutex::default))
 }
 
 /// Returns the number of devices that NVIDIA's driver has, or the reason for which it has none. Looked up once.
-fn found() -> &'static Result<usize, String> {
+fn nvidia_devices_len() -> &'static Result<usize, String> {
     static FOUND: OnceLock<Result<usize, String>> = OnceLock::new();
-    FOUND.get_or_init(count)
+    FOUND.get_or_init(count_devices)
 }
 
 fn driver_of(index: usize) -> Result<Arc<dyn Driver>, String> {
-    match found() {
+    match nvidia_devices_len() {
         Ok(n) if index < *n => nvidia(index),
         Ok(n) => Err(format!("there are {n}")),
         Err(reason) => Err(reason.clone()),
@@ -169,7 +170,7 @@ fn driver_of(index: usize) -> Result<Arc<dyn Driver>, String> {
 }
 
 #[cfg(feature = "cuda")]
-fn count() -> Result<usize, String> {
+fn count_devices() -> Result<usize, String> {
     super::nvidia::devices_len()
 }
 
@@ -179,11 +180,11 @@ fn nvidia(index: usize) -> Result<Arc<dyn Driver>, String> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn count() -> Result<usize, String> {
+fn count_devices() -> Result<usize, String> {
     Err("this program was built without the feature cuda".into())
 }
 
 #[cfg(not(feature = "cuda"))]
 fn nvidia(_: usize) -> Result<Arc<dyn Driver>, String> {
-    count().map(|_| unreachable!("no devices are counted without the feature"))
+    count_devices().map(|_| unreachable!("no devices are counted without the feature"))
 }

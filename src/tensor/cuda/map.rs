@@ -74,13 +74,14 @@ pub(super) fn compute(
     }
     let mut nest = None;
     if !ins.iter().all(Tensor::is_contiguous) {
-        let found = lay_out(ins);
+        let found = merge_layouts(ins);
         let transposed: SmallVec<[usize; LAYOUTS]> =
             (0..ins.len()).filter(|&k| found.is_transposed(k + 1)).collect();
         for &k in &transposed {
             ins[k] = ins[k].to_owned_copy()?;
         }
-        nest = Some(if transposed.is_empty() { found } else { lay_out(ins) }).filter(|nest| !nest.is_flat());
+        nest = Some(if transposed.is_empty() { found } else { merge_layouts(ins) })
+            .filter(|nest| !nest.is_flat());
     }
     let own = (0..ins.len()).find(|&k| ins[k].dtype() == dtype && ins[k].is_unique());
     let fresh = if own.is_none() { Some(gpu.uninit_bools(dtype, shape)?) } else { None };
@@ -107,7 +108,7 @@ fn last_dtype(ins: &[Tensor]) -> DType {
 }
 
 /// Merges the layouts of a contiguous result and of the operands.
-fn lay_out(ins: &[Tensor]) -> MergedLayouts {
+fn merge_layouts(ins: &[Tensor]) -> MergedLayouts {
     let own = ins[0].shape().strides();
     let all = std::iter::once(&own[..]).chain(ins.iter().map(Tensor::strides));
     let layouts: SmallVec<[StridedLayout; LAYOUTS]> =
@@ -139,7 +140,7 @@ impl MapCall<'_> {
                 self.launch(self.formula.contiguous, n as u64, blocks(n.div_ceil(width)))?;
             }
             Some(mut nest) => {
-                nest.pack(width, |k| self.place(k, width));
+                nest.pack(width, |k| self.offset_in_pack(k, width));
                 nest.walks(INDICES, &mut |walk| {
                     self.launch(self.formula.strided, walk, blocks(walk.len as usize))
                 })?;
@@ -165,18 +166,18 @@ impl MapCall<'_> {
 
     /// Returns the offset of the first element of the result (0) or of an operand from an address that is aligned to
     /// a pack.
-    fn place(&self, k: usize, width: usize) -> usize {
+    fn offset_in_pack(&self, k: usize, width: usize) -> usize {
         let x = match (k, self.own) {
             (0, None) => self.fresh.as_ref().expect("the result is fresh or an operand"),
             (0, Some(own)) => &self.ins[own],
             (k, _) => &self.ins[k - 1],
         };
-        place(x, width)
+        offset_in_pack(x, width)
     }
 }
 
 /// Returns the offset of a tensor's first element from an address that is aligned to `width` elements.
-pub(super) fn place(x: &Tensor, width: usize) -> usize {
+pub(super) fn offset_in_pack(x: &Tensor, width: usize) -> usize {
     let size = x.dtype().size_bytes();
     let at = x.device_address().expect("the operands lie on a device") as usize;
     at % (width * size) / size

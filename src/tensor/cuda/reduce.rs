@@ -193,8 +193,8 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, 
     let others = (0..x.shape().len()).filter(|&d| d != dim);
     let nest = KeptDims::new(others.map(|d| (x.shape()[d], x.strides()[d], out.strides()[d])));
     // In a contiguous copy, the dim is either a row or a column of contiguous neighbours.
-    let strays = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
-    let nest = match nest.filter(|_| !strays || x.is_contiguous()) {
+    let is_scattered = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
+    let nest = match nest.filter(|_| !is_scattered || x.is_contiguous()) {
         Some(nest) if n <= i32::MAX as usize => nest,
         _ if !x.is_contiguous() => return reduce_dim(verb, &x.to_owned_copy()?, dim, leaf, op, to),
         _ => {
@@ -215,8 +215,8 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, 
     let launch = launch.arg(apart).arg(n as u32).arg(depth).arg(split).arg(team);
     let launch = launch.arg(u32::from(leaf == LeafKind::One));
     if by_rows {
-        let a_block = if depth < 3 { 8 << (3 - depth) } else { 8 >> team };
-        launch.run(((lines << split) as u64).div_ceil(a_block) as u32, 256, 0)?;
+        let rows_per_block = if depth < 3 { 8 << (3 - depth) } else { 8 >> team };
+        launch.run(((lines << split) as u64).div_ceil(rows_per_block) as u32, 256, 0)?;
     } else {
         launch.run([columns_blocks(lines, team), 1 << split, 1], [32, 8, 1], 0)?;
     }

@@ -30,7 +30,7 @@ macro_rules! entries {
 pub(crate) use entries;
 
 /// The longest row that registers hold.
-const HELD: usize = 4096;
+const LONGEST_IN_REGISTERS: usize = 4096;
 
 impl RowLaunch {
     /// Takes the rows of `x`, which has a last dim and elements.
@@ -55,7 +55,7 @@ impl RowLaunch {
 
     /// Returns a launch of the entry for these rows, to which the caller adds its own arguments.
     pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: RowEntries) -> Result<KernelLaunch<'a>> {
-        let stem = if self.len <= HELD { entries.short } else { entries.long };
+        let stem = if self.len <= LONGEST_IN_REGISTERS { entries.short } else { entries.long };
         gpu.kernel(entries.file, stem, self.dtype)
     }
 
@@ -63,15 +63,15 @@ impl RowLaunch {
     /// kept in shared memory if they fit.
     pub fn run(&self, gpu: &Gpu, launch: KernelLaunch, operands: usize) -> Result<()> {
         let launch = launch.arg(self.rows as u64).arg(self.len as u32).arg(self.depth);
-        if self.len > HELD {
+        if self.len > LONGEST_IN_REGISTERS {
             let row = (self.len * self.dtype.size_bytes()).next_multiple_of(16);
             let held = (gpu.shared_bytes() / row).min(operands);
             return launch.arg(held as u32).run(self.rows as u32, 1024, held * row);
         }
         let team = self.depth.saturating_sub(3);
         let warps = 8.max(1 << team);
-        let a_block = if self.depth < 3 { 8 << (3 - self.depth) } else { warps >> team };
-        launch.run(self.rows.div_ceil(a_block) as u32, 32 * warps as u32, 0)
+        let rows_per_block = if self.depth < 3 { 8 << (3 - self.depth) } else { warps >> team };
+        launch.run(self.rows.div_ceil(rows_per_block) as u32, 32 * warps as u32, 0)
     }
 }
 

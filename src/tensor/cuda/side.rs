@@ -1,4 +1,4 @@
-//! Streams that belong to no thread, for transfers between ranks that run while kernels do.
+//! Streams that belong to no thread, for transfers between threads that run while kernels do.
 
 use std::sync::Arc;
 
@@ -37,12 +37,12 @@ impl SideStream {
     }
 
     /// Makes later work here wait for all work that the calling thread has put on the device.
-    pub fn follow(&self, gpu: &Gpu) -> Result<()> {
+    pub fn wait_for_thread(&self, gpu: &Gpu) -> Result<()> {
         self.0.wait_for(gpu.stream()).map_err(|e| self.error("wait", &e))
     }
 
     /// Returns the address of a contiguous tensor of this device that this stream reads or writes next.
-    pub fn uses(&self, x: &Tensor) -> Result<Address> {
+    pub fn use_tensor(&self, x: &Tensor) -> Result<Address> {
         let block = x.device_block().filter(|b| b.owner().device.index == self.0.device.index);
         let Some((block, at)) = block.zip(x.device_address()).filter(|_| x.is_contiguous()) else {
             let given = format!("{x} on {}, the stream's device is {}", x.device(), self.device());
@@ -78,7 +78,7 @@ impl StreamMark {
     }
 
     /// Makes later work of the calling thread wait for the mark.
-    pub fn hold(&self, gpu: &Gpu) -> Result<()> {
+    pub fn make_thread_wait(&self, gpu: &Gpu) -> Result<()> {
         let stream = gpu.stream();
         let waits = self.stream.device.driver.wait(stream.handle, self.event);
         stream.note_work();
@@ -92,7 +92,7 @@ impl Drop for StreamMark {
     }
 }
 
-/// A thread's stream, kept by a world of ranks that may have to poison its values.
+/// A thread's stream, kept by an engine that may have to poison its values.
 #[derive(Clone, Debug)]
 pub(crate) struct PoisonHandle(Arc<DeviceStream>);
 

@@ -225,7 +225,11 @@ impl Divisor {
 
 /// Merges a copy's two layouts, with the dims in the order of the result's memory, which makes its rows as long as
 /// possible.
-pub(super) fn in_order(shape: &[usize], result: StridedLayout, operand: StridedLayout) -> MergedLayouts {
+pub(super) fn merge_in_result_order(
+    shape: &[usize],
+    result: StridedLayout,
+    operand: StridedLayout,
+) -> MergedLayouts {
     let mut order: Dims = (0..shape.len()).collect();
     order.sort_by_key(|&d| std::cmp::Reverse(result.strides[d]));
     let take = |all: &[usize]| -> Dims { order.iter().map(|&d| all[d]).collect() };
@@ -327,7 +331,7 @@ mod tests {
             (columns, rows),
             (TransposedDim { len: 20, stride: 10 }, TransposedDim { len: 10, stride: 20 })
         );
-        let straight = in_order(
+        let straight = merge_in_result_order(
             &[4, 5],
             StridedLayout { start: 0, strides: &[1, 4] },
             StridedLayout { start: 0, strides: &[1, 4] },

@@ -54,7 +54,7 @@ impl GroupMember {
             next: Mutex::default(),
             to_itself: Mutex::default(),
         };
-        membership.tell_in_passing(Message::Open { name: name.into(), ranks: ranks.to_vec() });
+        membership.tell_later(Message::Open { name: name.into(), ranks: ranks.to_vec() });
         state
     }
 
@@ -75,7 +75,7 @@ impl GroupMember {
         }
         if self.membership.compared {
             let (group, seq, brief) = (self.id, number.seq, call.to_signature());
-            self.membership.tell_in_passing(Message::Came { group, sequence, seq, brief });
+            self.membership.tell_later(Message::Came { group, sequence, seq, brief });
         }
         Ok(number)
     }

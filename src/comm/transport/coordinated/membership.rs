@@ -10,9 +10,9 @@ use crate::comm::lock::lock;
 use crate::error::{CallId, CommFault, Error, Result};
 
 /// The time within which the coordinator answers an urgent message.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_TIME: Duration = Duration::from_secs(2);
 /// The time for which a rank whose transport fails waits for a report from the rank that caused it.
-const GRACE: Duration = Duration::from_millis(300);
+const CAUSE_TIME: Duration = Duration::from_millis(300);
 
 /// A rank's connection to the coordinator, and the fault for which the world was given up, if any.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(in crate::comm::transport) struct Membership {
     pub compared: bool,
     client: Client,
     /// Messages to be sent together, in order; `None` if each is sent at once.
-    gathered: Option<Mutex<Vec<Message>>>,
+    collected: Option<Mutex<Vec<Message>>>,
     /// The fault that this rank reports on its own, because the coordinator did not answer.
     own_fault: OnceLock<FirstFault>,
     /// True once this rank's program has received the first fault, from a call or from opening a group.
@@ -48,7 +48,7 @@ impl Membership {
             deadline,
             compared,
             client,
-            gathered: None,
+            collected: None,
             own_fault: OnceLock::new(),
             is_told: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
@@ -58,28 +58,28 @@ impl Membership {
     /// Collects messages that are not urgent until [`Membership::flush`] sends them together, because each send costs
     /// CPU time.
     #[cfg(feature = "mpi")]
-    pub fn gathering(self) -> Membership {
-        Membership { gathered: Some(Mutex::default()), ..self }
+    pub fn collecting(self) -> Membership {
+        Membership { collected: Some(Mutex::default()), ..self }
     }
 
     /// Sends the coordinator a message that may be delayed by a millisecond.
-    pub fn tell_in_passing(&self, message: Message) {
+    pub fn tell_later(&self, message: Message) {
         const MANY: usize = 4096;
-        let Some(gathered) = &self.gathered else { return self.client.tell(message) };
-        let mut gathered = lock(gathered);
-        gathered.push(message);
-        if gathered.len() >= MANY {
-            gathered.drain(..).for_each(|message| self.client.tell(message));
+        let Some(collected) = &self.collected else { return self.client.tell(message) };
+        let mut collected = lock(collected);
+        collected.push(message);
+        if collected.len() >= MANY {
+            collected.drain(..).for_each(|message| self.client.tell(message));
         }
     }
 
     /// Sends the collected messages. Returns true if there were any.
     pub fn flush(&self) -> bool {
-        let Some(gathered) = &self.gathered else { return false };
+        let Some(collected) = &self.collected else { return false };
         // The lock keeps messages in order.
-        let mut gathered = lock(gathered);
-        let some = !gathered.is_empty();
-        gathered.drain(..).for_each(|message| self.client.tell(message));
+        let mut collected = lock(collected);
+        let some = !collected.is_empty();
+        collected.drain(..).for_each(|message| self.client.tell(message));
         some
     }
 
@@ -128,7 +128,7 @@ impl Membership {
     /// Tells the coordinator that the transport failed, and returns the first fault.
     pub fn report_broken(&self, id: &CallId, reason: String) -> FirstFault {
         self.flush();
-        if self.wait_for_fault(GRACE).is_none() {
+        if self.wait_for_fault(CAUSE_TIME).is_none() {
             self.tell(Message::Broken { id: id.clone(), reason: reason.clone() });
         }
         self.settle(|| CommFault::Transport { id: id.clone(), rank: self.rank, reason })
@@ -151,7 +151,7 @@ impl Membership {
 
     /// Returns the first fault. If none arrives, it is this rank's own fault from now on.
     fn settle(&self, own: impl FnOnce() -> CommFault) -> FirstFault {
-        let known = self.wait_for_fault(PATIENCE);
+        let known = self.wait_for_fault(ANSWER_TIME);
         known.unwrap_or_else(|| self.own_fault.get_or_init(|| FirstFault::Fault(own())).clone())
     }
 
@@ -176,7 +176,7 @@ impl Membership {
     /// Gives up the world because this rank's program failed. Returns when the coordinator has confirmed it.
     pub fn fail(&self, cause: String) {
         self.tell(Message::Failed { cause });
-        let _ = self.wait_for_fault(PATIENCE);
+        let _ = self.wait_for_fault(ANSWER_TIME);
     }
 
     /// Returns the first fault at the end of this rank's program, unless the program has received it already.

@@ -12,7 +12,7 @@ pub(super) struct WaitBackoff {
     awake: Duration,
     waited: Duration,
     last: Instant,
-    nap: Duration,
+    sleep_time: Duration,
 }
 
 impl WaitBackoff {
@@ -30,7 +30,7 @@ impl WaitBackoff {
             awake: AWAKE + moving,
             waited: Duration::ZERO,
             last: Instant::now(),
-            nap: Duration::from_micros(20),
+            sleep_time: Duration::from_micros(20),
         }
     }
 
@@ -46,7 +46,7 @@ impl WaitBackoff {
 
     pub fn pause(&mut self) {
         const LAPSE: Duration = Duration::from_millis(100);
-        const LONGEST_NAP: Duration = Duration::from_millis(1);
+        const LONGEST_SLEEP: Duration = Duration::from_millis(1);
         self.polls = self.polls.saturating_add(1);
         if self.polls <= self.spins {
             std::hint::spin_loop();
@@ -58,8 +58,8 @@ impl WaitBackoff {
         if self.waited < self.awake {
             thread::yield_now();
         } else {
-            thread::sleep(self.nap);
-            self.nap = (self.nap * 2).min(LONGEST_NAP);
+            thread::sleep(self.sleep_time);
+            self.sleep_time = (self.sleep_time * 2).min(LONGEST_SLEEP);
         }
     }
 }

@@ -214,7 +214,7 @@ impl MpiGuard<'_> {
     }
 
     /// Lets MPI make progress on all messages in flight.
-    pub fn poke(&self) -> MpiResult<()> {
+    pub fn make_progress(&self) -> MpiResult<()> {
         let mut found = 0;
         // SAFETY: the pointers are to live variables, or MPI's constant for an unused status.
         check(unsafe {

@@ -64,7 +64,7 @@ impl MpiWorld {
         let in_flight = self.in_flight.load(Ordering::Relaxed) > 0;
         if in_flight {
             // An error is returned by the call whose message it concerns.
-            let _ = port.poke();
+            let _ = port.make_progress();
         }
         in_flight || !abandoned.is_empty()
     }

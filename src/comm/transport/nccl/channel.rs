@@ -67,7 +67,7 @@ impl NcclChannel {
     /// Puts planned transfers on the group's stream. Returns a mark before them.
     fn put(&self, gpu: &Gpu, plan: &TransferPlan, number: &CallNumber) -> Result<StreamMark> {
         let NcclChannel { world, group, .. } = self;
-        group.side.follow(gpu)?;
+        group.side.wait_for_thread(gpu)?;
         let began = group.side.mark()?;
         if plan.is_empty() {
             return Ok(began);
@@ -112,7 +112,7 @@ impl Request for NcclRequest {
             }
             thread::sleep(PAUSE);
         }
-        done.hold(&Gpu::get(world.device)?)?;
+        done.make_thread_wait(&Gpu::get(world.device)?)?;
         Ok(results)
     }
 

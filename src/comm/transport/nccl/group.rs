@@ -14,7 +14,7 @@ use crate::tensor::cuda::{SideStream, StreamMark};
 pub(super) struct NcclGroup {
     pub state: Arc<GroupMember>,
     /// True for a single rank, which has no communicator.
-    pub alone: bool,
+    pub has_no_comm: bool,
     /// `None` once it is aborted or destroyed.
     comm: Mutex<Option<Communicator>>,
     pub side: SideStream,
@@ -34,9 +34,9 @@ pub(super) struct CallOnStream {
 }
 
 impl NcclGroup {
-    pub fn new(state: GroupMember, alone: bool, side: SideStream) -> NcclGroup {
+    pub fn new(state: GroupMember, has_no_comm: bool, side: SideStream) -> NcclGroup {
         let (comm, in_flight) = (Mutex::default(), Mutex::default());
-        NcclGroup { state: Arc::new(state), alone, comm, side, in_flight }
+        NcclGroup { state: Arc::new(state), has_no_comm, comm, side, in_flight }
     }
 
     pub fn set(&self, comm: Communicator) {
@@ -50,7 +50,7 @@ impl NcclGroup {
     }
 
     /// Returns the communicator's state, or `Ready` while another thread uses it.
-    pub fn glance(&self, nccl: &dyn Nccl) -> NcclResult<Progress> {
+    pub fn progress(&self, nccl: &dyn Nccl) -> NcclResult<Progress> {
         let Ok(comm) = self.comm.try_lock() else { return Ok(Progress::Ready) };
         comm.map_or(Ok(Progress::Ready), |comm| nccl.progress(comm))
     }

@@ -117,7 +117,7 @@ functions! {
 struct NvidiaNccl {
     functions: Functions,
     version: c_int,
-    comms: Mutex<HashMap<Communicator, Arc<KeptCommunicator>>>,
+    comms: Mutex<HashMap<Communicator, Arc<CommunicatorEntry>>>,
     /// The last number that was assigned.
     last: AtomicU64,
     /// Keeps the library loaded as long as its functions.
@@ -125,9 +125,9 @@ struct NvidiaNccl {
 }
 
 /// A communicator. The library writes the pointer of one that is being split off once it is ready.
-struct KeptCommunicator {
+struct CommunicatorEntry {
     comm: AtomicPtr<c_void>,
-    parent: Option<Arc<KeptCommunicator>>,
+    parent: Option<Arc<CommunicatorEntry>>,
 }
 
 impl NvidiaNccl {
@@ -146,7 +146,7 @@ impl NvidiaNccl {
         Ok(NvidiaNccl { functions, version, comms, last, _library: library })
     }
 
-    fn kept(&self, comm: Communicator) -> Arc<KeptCommunicator> {
+    fn kept(&self, comm: Communicator) -> Arc<CommunicatorEntry> {
         let comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
         comms.get(&comm).expect("a communicator is not used after its end").clone()
     }
@@ -167,7 +167,7 @@ impl NvidiaNccl {
         comm
     }
 
-    fn keep(&self, kept: Arc<KeptCommunicator>) -> Communicator {
+    fn keep(&self, kept: Arc<CommunicatorEntry>) -> Communicator {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.comms.lock().unwrap_or_else(PoisonError::into_inner).insert(number, kept);
         number
@@ -252,7 +252,7 @@ unsafe impl Nccl for NvidiaNccl {
             max_ctas: UNDEFINED,
             net_name: ptr::null(),
         };
-        let kept = Arc::new(KeptCommunicator { comm: AtomicPtr::default(), parent: None });
+        let kept = Arc::new(CommunicatorEntry { comm: AtomicPtr::default(), parent: None });
         // SAFETY: the pointers are to live memory; the first is kept as long as the communicator, the second is
         // copied.
         let status = unsafe {
@@ -265,7 +265,7 @@ unsafe impl Nccl for NvidiaNccl {
     fn split(&self, parent: Communicator, color: u32, key: usize) -> NcclResult<Communicator> {
         let parent = self.kept(parent);
         let comm = parent.comm.load(Ordering::Acquire);
-        let kept = Arc::new(KeptCommunicator { comm: AtomicPtr::default(), parent: Some(parent) });
+        let kept = Arc::new(CommunicatorEntry { comm: AtomicPtr::default(), parent: Some(parent) });
         let color = c_int::try_from(color).expect("fewer groups than 2^31");
         // SAFETY: the parent is alive; the child's memory is kept until the child is ready. Without a configuration
         // the child inherits its parent's, and so does not block.

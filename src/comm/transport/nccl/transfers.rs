@@ -41,7 +41,7 @@ impl TransferPlan {
         let outgoing = |i: usize| call.outgoing[i].contiguous();
         let shapes = call.incoming;
         let results = match call.route {
-            Route::Gather if group.alone => vec![outgoing(0)?],
+            Route::Gather if group.has_no_comm => vec![outgoing(0)?],
             Route::Gather if shapes.iter().all(|s| *s == shapes[0]) => p.gather(&outgoing(0)?, n)?,
             Route::Gather => {
                 let own = outgoing(0)?;
@@ -54,8 +54,8 @@ impl TransferPlan {
             }
             Route::Broadcast { root } => {
                 let x = if root == me { outgoing(0)? } else { gpu.uninit(call.dtype, shapes[0].clone())? };
-                if x.len_bytes() > 0 && !group.alone {
-                    let (at, bytes) = (p.uses(&x)?, x.len_bytes());
+                if x.len_bytes() > 0 && !group.has_no_comm {
+                    let (at, bytes) = (p.use_tensor(&x)?, x.len_bytes());
                     p.transfers.push(StreamTransfer::Broadcast { at, bytes, root });
                 }
                 vec![x]
@@ -65,7 +65,7 @@ impl TransferPlan {
                 vec![]
             }
             Route::Recv { from } => vec![p.receive(&shapes[0], from)?],
-            Route::Barrier if group.alone => vec![],
+            Route::Barrier if group.has_no_comm => vec![],
             Route::Barrier => {
                 p.gather(&gpu.zeros(DType::U8, [1])?, n)?;
                 vec![]
@@ -110,15 +110,15 @@ impl TransferPlan {
 }
 
 impl TransferPlanner<'_> {
-    fn uses(&mut self, x: &Tensor) -> Result<Address> {
+    fn use_tensor(&mut self, x: &Tensor) -> Result<Address> {
         self.kept.push(x.clone());
-        self.group.side.uses(x)
+        self.group.side.use_tensor(x)
     }
 
     fn send(&mut self, x: &Tensor, to: usize) -> Result<()> {
         let bytes = x.len_bytes();
         if bytes > 0 {
-            let from = self.uses(x)?;
+            let from = self.use_tensor(x)?;
             self.transfers.push(StreamTransfer::Send { from, bytes, to });
         }
         Ok(())
@@ -128,7 +128,7 @@ impl TransferPlanner<'_> {
         let x = self.gpu.uninit(self.dtype, shape.clone())?;
         let bytes = x.len_bytes();
         if bytes > 0 {
-            let at = self.uses(&x)?;
+            let at = self.use_tensor(&x)?;
             self.transfers.push(StreamTransfer::Recv { at, bytes, from });
         }
         Ok(x)
@@ -146,7 +146,7 @@ impl TransferPlanner<'_> {
         let all = self.gpu.uninit(own.dtype(), shape)?;
         let bytes = own.len_bytes();
         if bytes > 0 {
-            let (from, at) = (self.uses(own)?, self.uses(&all)?);
+            let (from, at) = (self.use_tensor(own)?, self.use_tensor(&all)?);
             self.transfers.push(StreamTransfer::Gather { from, at, bytes });
         }
         (0..n).map(|i| all.narrow(0, i, 1)?.reshape(own.shape().clone())).collect()

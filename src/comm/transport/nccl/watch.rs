@@ -13,8 +13,8 @@ use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::CallNumber;
 
 /// The pause of the loop while calls are in flight, and while there are none.
-const GLANCE: Duration = Duration::from_millis(2);
-const IDLE_GLANCE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs until the rank's program has ended, then ends the communicators.
 pub(super) fn watch(world: &NcclWorld) {
@@ -24,14 +24,14 @@ pub(super) fn watch(world: &NcclWorld) {
     }
     let mut idle = true;
     loop {
-        let pause = if idle { IDLE_GLANCE } else { GLANCE };
+        let pause = if idle { IDLE_POLL_INTERVAL } else { POLL_INTERVAL };
         if let Some(first_fault) = world.membership.wait_for_fault(pause) {
             return give_up(world, &first_fault);
         }
         let groups = world.groups.all();
-        let trouble = groups.iter().find_map(|group| Some((group, look(world, group)?)));
-        if let Some((group, trouble)) = trouble {
-            return give_up(world, &trouble.report(group));
+        let failure = groups.iter().find_map(|group| Some((group, find_failure(world, group)?)));
+        if let Some((group, failure)) = failure {
+            return give_up(world, &failure.report(group));
         }
         idle = groups.iter().all(|group| lock(&group.in_flight).is_empty());
         if idle && world.membership.is_over() {
@@ -41,23 +41,23 @@ pub(super) fn watch(world: &NcclWorld) {
 }
 
 /// A failure of a call.
-enum Trouble {
+enum CallFailure {
     Late(CallNumber),
     Broken(CallNumber, String),
 }
 
-impl Trouble {
+impl CallFailure {
     /// Tells the coordinator, and returns the first fault.
     fn report(self, group: &NcclGroup) -> FirstFault {
         match self {
-            Trouble::Late(call) => group.state.report_late(&call, call.name),
-            Trouble::Broken(call, reason) => group.state.report_broken(&call, reason),
+            CallFailure::Late(call) => group.state.report_late(&call, call.name),
+            CallFailure::Broken(call, reason) => group.state.report_broken(&call, reason),
         }
     }
 }
 
 /// Returns the failure of a group's call, if there is one.
-fn look(world: &NcclWorld, group: &NcclGroup) -> Option<Trouble> {
+fn find_failure(world: &NcclWorld, group: &NcclGroup) -> Option<CallFailure> {
     let mut in_flight = lock(&group.in_flight);
     while let Some(first) = in_flight.front_mut() {
         if first.done.is_done().unwrap_or(false) {
@@ -68,13 +68,13 @@ fn look(world: &NcclWorld, group: &NcclGroup) -> Option<Trouble> {
             first.since = Some(Instant::now());
         }
         if first.since.is_some_and(|since| since.elapsed() >= world.membership.deadline) {
-            return Some(Trouble::Late(first.number));
+            return Some(CallFailure::Late(first.number));
         }
         break;
     }
-    let error = group.glance(&*world.nccl).err()?;
+    let error = group.progress(&*world.nccl).err()?;
     let call = in_flight.front().map_or(CallNumber::CONNECT, |first| first.number);
-    Some(Trouble::Broken(call, error.to_string()))
+    Some(CallFailure::Broken(call, error.to_string()))
 }
 
 /// Aborts all transfers in flight. Values are poisoned first, so that the program cannot read arbitrary ones.
@@ -106,7 +106,7 @@ fn finish(world: &NcclWorld, groups: &[Arc<NcclGroup>]) {
                     let _ = world.nccl.destroy(comm);
                     break;
                 }
-                Ok(Progress::Underway) if Instant::now() < end => thread::sleep(GLANCE),
+                Ok(Progress::Underway) if Instant::now() < end => thread::sleep(POLL_INTERVAL),
                 _ => {
                     let _ = world.nccl.abort(comm);
                     break;

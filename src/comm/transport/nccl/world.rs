@@ -42,8 +42,8 @@ impl NcclWorld {
     /// Makes a group that is not connected yet.
     pub fn group(&self, ranks: &[usize], name: &str, side: SideStream) -> NcclGroup {
         // A world of one rank has a communicator too, so that a single GPU can test the library.
-        let alone = ranks.len() == 1 && self.membership.world_len > 1;
-        NcclGroup::new(GroupMember::open(&self.membership, ranks, name), alone, side)
+        let has_no_comm = ranks.len() == 1 && self.membership.world_len > 1;
+        NcclGroup::new(GroupMember::open(&self.membership, ranks, name), has_no_comm, side)
     }
 
     /// Waits until a group's communicator has put its work on the stream; `late` makes the error after the deadline.

@@ -159,7 +159,7 @@ impl InFlightCall {
             return Ok(CallResults::new());
         }
         let (group, position) = (&member.group, call.position);
-        group.wait(call, |circle| member.world.fail_others_in(circle, group))?;
+        group.wait(call, |cycle| member.world.fail_others_in(cycle, group))?;
         let contents = &*call.slot.contents();
         match (&contents.outcome, reduce) {
             (SlotOutcome::Whole(result), _) => Ok(smallvec![result.clone()?]),

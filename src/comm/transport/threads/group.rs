@@ -16,10 +16,10 @@ use crate::comm::transport::Reduce;
 use crate::error::{CallId, CommFault, Result};
 
 /// The longest time to park without looking around. Everything that matters wakes the rank; this is only a safeguard.
-const NAP: Duration = Duration::from_millis(500);
+const LONGEST_PARK: Duration = Duration::from_millis(500);
 
 /// The shortest time to park.
-const GLANCE: Duration = Duration::from_millis(1);
+const SHORTEST_PARK: Duration = Duration::from_millis(1);
 
 /// A group of ranks that are threads.
 #[derive(Debug)]
@@ -138,9 +138,9 @@ impl ThreadGroup {
             let absence = self.missing(call, Instant::now() >= deadline);
             // The members of a cycle may have been told and have ended before this group is.
             if (failure.is_some() || absence.is_some())
-                && let Some(circle) = self.circle()
+                && let Some(cycle) = self.cycle()
             {
-                self.set_fault(&mut state, circle, None);
+                self.set_fault(&mut state, cycle, None);
                 continue;
             }
             if let Some(fault) = failure {
@@ -149,18 +149,18 @@ impl ThreadGroup {
             if let Some(fault) = absence {
                 let fault = self.with_last(fault);
                 let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
-                let circle = || self.status.roster.cycle(slot.ranks[call.position], fault.id());
+                let cycle = || self.status.roster.cycle(slot.ranks[call.position], fault.id());
                 // If two ranks find the cycle at once, one of them may have continued before the other looks.
-                let circle = is_late.then(circle).flatten().or_else(|| self.circle());
-                if let Some(circle) = circle {
+                let cycle = is_late.then(cycle).flatten().or_else(|| self.cycle());
+                if let Some(cycle) = cycle {
                     // Tells the other groups while this rank still counts as waiting, so that a rank that looks
                     // meanwhile finds the same cycle.
                     drop(state);
                     // Recorded before any rank of the cycle can be told and end.
-                    self.status.add_circle(self.generation, &circle);
-                    fail_others(&circle);
+                    self.status.add_cycle(self.generation, &cycle);
+                    fail_others(&cycle);
                     state = self.lock();
-                    self.set_fault(&mut state, circle, None);
+                    self.set_fault(&mut state, cycle, None);
                     continue;
                 }
                 self.set_fault(&mut state, fault.clone(), Some(slot));
@@ -168,7 +168,7 @@ impl ThreadGroup {
             }
             // Past the deadline, the last member to arrive may still be folding.
             let left = deadline.saturating_duration_since(Instant::now());
-            state = self.park(state, left.max(GLANCE));
+            state = self.park(state, left.max(SHORTEST_PARK));
         }
     }
 
@@ -182,7 +182,7 @@ impl ThreadGroup {
             if let Some(fault) = self.peer_failure(&call.slot, call.name) {
                 return Err(fault.into());
             }
-            state = self.park(state, NAP);
+            state = self.park(state, LONGEST_PARK);
         }
         Ok(())
     }
@@ -198,8 +198,8 @@ impl ThreadGroup {
     }
 
     /// Returns the cycle of waiting ranks that this group is part of, if one was found.
-    pub(super) fn circle(&self) -> Option<CommFault> {
-        self.status.circle_of(self.generation, &self.label)
+    pub(super) fn cycle(&self) -> Option<CommFault> {
+        self.status.cycle_of(self.generation, &self.label)
     }
 
     /// Fails the group with a fault that was found in another one.
@@ -218,7 +218,7 @@ impl ThreadGroup {
     ) -> MutexGuard<'a, GroupState> {
         state.parked += 1;
         let (mut state, _) =
-            self.wake.wait_timeout(state, at_most.min(NAP)).unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait_timeout(state, at_most.min(LONGEST_PARK)).unwrap_or_else(PoisonError::into_inner);
         state.parked -= 1;
         state
     }

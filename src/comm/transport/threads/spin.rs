@@ -24,7 +24,7 @@ impl Drop for Running {
 
 /// The time to poll before parking if each rank has a core: about as long as waking a parked rank takes.
 #[cfg(not(any(loom, shuttle)))]
-const PATIENCE: std::time::Duration = std::time::Duration::from_micros(60);
+const YIELD_TIME: std::time::Duration = std::time::Duration::from_micros(60);
 
 /// Polls `ready` for a moment and returns its last value. If each rank has a core, continues for some microseconds
 /// and yields between polls: another program may have left one core to two ranks, one of which waits for the other.
@@ -44,7 +44,7 @@ pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
         std::hint::spin_loop();
     }
     let start = Instant::now();
-    while polls > 20 && start.elapsed() < PATIENCE {
+    while polls > 20 && start.elapsed() < YIELD_TIME {
         if ready() {
             return true;
         }

@@ -20,7 +20,7 @@ pub(super) struct WorldStatus {
     failures: Box<[OnceLock<String>]>,
     ended: Box<[AtomicBool]>,
     /// The cycles of waiting ranks that were found, with their generation.
-    circles: Mutex<Vec<(u64, CommFault)>>,
+    cycles: Mutex<Vec<(u64, CommFault)>>,
 }
 
 impl WorldStatus {
@@ -33,7 +33,7 @@ impl WorldStatus {
             first_failure: OnceLock::new(),
             failures: (0..len).map(|_| OnceLock::new()).collect(),
             ended: (0..len).map(|_| AtomicBool::new(false)).collect(),
-            circles: Mutex::new(Vec::new()),
+            cycles: Mutex::new(Vec::new()),
         }
     }
 
@@ -73,22 +73,22 @@ impl WorldStatus {
     }
 
     /// Records a cycle that was found in a group of `generation`.
-    pub(super) fn add_circle(&self, generation: u64, circle: &CommFault) {
-        self.circles().push((generation, circle.clone()));
+    pub(super) fn add_cycle(&self, generation: u64, cycle: &CommFault) {
+        self.cycles().push((generation, cycle.clone()));
     }
 
     /// Returns the cycle that the group of this generation and label is part of.
-    pub(super) fn circle_of(&self, generation: u64, label: &str) -> Option<CommFault> {
+    pub(super) fn cycle_of(&self, generation: u64, label: &str) -> Option<CommFault> {
         let with = |(found_in, fault): &&(u64, CommFault)| match fault {
             CommFault::Cycle { waits, .. } => {
                 *found_in == generation && waits.iter().any(|wait| wait.id.group == label)
             }
             _ => false,
         };
-        self.circles().iter().find(with).map(|(_, fault)| fault.clone())
+        self.cycles().iter().find(with).map(|(_, fault)| fault.clone())
     }
 
-    fn circles(&self) -> MutexGuard<'_, Vec<(u64, CommFault)>> {
-        self.circles.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cycles(&self) -> MutexGuard<'_, Vec<(u64, CommFault)>> {
+        self.cycles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

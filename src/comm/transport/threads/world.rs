@@ -70,11 +70,11 @@ impl ThreadWorld {
     }
 
     /// Fails all other groups in a cycle of waiting ranks that the group `finder` has found.
-    pub(super) fn fail_others_in(&self, circle: &CommFault, finder: &ThreadGroup) {
+    pub(super) fn fail_others_in(&self, cycle: &CommFault, finder: &ThreadGroup) {
         let groups: Vec<Arc<ThreadGroup>> = self.groups().values().cloned().collect();
         for group in groups.iter().filter(|group| group.label != finder.label) {
-            if group.circle().is_some() {
-                group.fail(circle);
+            if group.cycle().is_some() {
+                group.fail(cycle);
             }
         }
     }

@@ -101,8 +101,8 @@ pub(super) fn multiply(
     let wide_dtype = if a.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let vector = 16 / wide_dtype.size_bytes();
     let job = GemmJob {
-        left: side(left, tiling.rows, &of),
-        right: side(right, tiling.cols, &of),
+        left: panel_operand(left, tiling.rows, &of),
+        right: panel_operand(right, tiling.cols, &of),
         c_row: if plan.transposed { 1 } else { n as i64 },
         c_col: if plan.transposed { n as i64 } else { 1 },
         c_batch: (m * n) as i64,
@@ -155,7 +155,7 @@ fn file(dtype: DType) -> &'static str {
 }
 
 /// Describes an operand by its outer dim and the contraction's dim; `tile` is the tile's extent along the outer one.
-fn side((x, outer, along): (&Tensor, usize, usize), tile: usize, of: &PreparedGemm) -> PanelOperand {
+fn panel_operand((x, outer, along): (&Tensor, usize, usize), tile: usize, of: &PreparedGemm) -> PanelOperand {
     // The stride of an extent of 1 is never used, so it must not count for the alignment.
     let stride = |d: usize| if x.shape()[d] == 1 { 0 } else { x.strides()[d] };
     let extent = x.shape()[outer];

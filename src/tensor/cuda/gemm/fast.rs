@@ -14,7 +14,7 @@ static TF32: AtomicBool = AtomicBool::new(false);
 /// ```
 /// use isoshard::tensor::cuda;
 ///
-/// cuda::set_tf32(true); // products on meshes with `Reduction::Fast` may round their operands
+/// cuda::set_tf32(true); // products in fast mode may round their operands
 /// cuda::set_tf32(false);
 /// ```
 pub fn set_tf32(on: bool) {
@@ -30,7 +30,7 @@ pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> R
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
     // Read by columns, the row-major result is its transpose, which is the product of `b` transposed and `a`
     // transposed.
-    let ((left, b), (right, a)) = (matrix(b, 2, 1)?, matrix(a, 2, 1)?);
+    let ((left, b), (right, a)) = (as_matrix_or_copy(b, 2, 1)?, as_matrix_or_copy(a, 2, 1)?);
     let at = out.device_address().expect("made on a device");
     let product = Product {
         dtype: a.dtype(),
@@ -59,17 +59,17 @@ pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> R
 }
 
 /// Returns the operand as a matrix with these dims as rows and columns. Copies it if its strides fit no matrix.
-fn matrix(x: &Tensor, rows: usize, cols: usize) -> Result<(Matrix, Tensor)> {
-    match seen(x, rows, cols) {
+fn as_matrix_or_copy(x: &Tensor, rows: usize, cols: usize) -> Result<(Matrix, Tensor)> {
+    match as_matrix(x, rows, cols) {
         Some(matrix) => Ok((matrix, x.clone())),
         None => {
             let x = x.to_owned_copy()?;
-            Ok((seen(&x, rows, cols).expect("a contiguous tensor's rows lie one after the other"), x))
+            Ok((as_matrix(&x, rows, cols).expect("a contiguous tensor's rows lie one after the other"), x))
         }
     }
 }
 
-fn seen(x: &Tensor, rows: usize, cols: usize) -> Option<Matrix> {
+fn as_matrix(x: &Tensor, rows: usize, cols: usize) -> Option<Matrix> {
     let at = x.device_address()?;
     let batch_step = if x.shape()[0] == 1 { 0 } else { x.strides()[0] };
     // Returns the distance between lines of `slow`, if the elements along `quick` are contiguous and lines do not

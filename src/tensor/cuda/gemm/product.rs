@@ -52,7 +52,7 @@ pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize], exact: bool) -> 
     if out.numel() == 0 {
         return Ok(out);
     }
-    let (x, y) = as_one(a, b)?;
+    let (x, y) = merge_batch(a, b)?;
     if exact || !fast::multiply(&gpu, &x, &y, &mut out)? {
         exact::multiply(verb, &gpu, (&x, &y), tree, &mut out)?;
     }
@@ -61,7 +61,7 @@ pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize], exact: bool) -> 
 
 /// Merges a batch into one product if all products share `b` and the rows of `a` are contiguous over the batch; else
 /// returns the operands unchanged. The result's memory is the same.
-fn as_one(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
+fn merge_batch(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
     let (batch, m, k) = (a.shape()[0], a.shape()[1], a.shape()[2]);
     let runs_on = m == 1 || a.strides()[0] == m * a.strides()[1];
     if batch == 1 || b.strides()[0] != 0 || !runs_on {

@@ -58,7 +58,7 @@ impl CublasLt {
         let made = match ChosenAlgorithm::new(self.handle, &shape) {
             Ok(chosen) => Some(Arc::new(chosen)),
             Err(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => None,
-            Err(e) => return Err(of("cublasLtMatmulAlgoGetHeuristic")(e)),
+            Err(e) => return Err(call_error("cublasLtMatmulAlgoGetHeuristic")(e)),
         };
         self.lock().insert(shape, made.clone());
         Ok(made)
@@ -77,7 +77,9 @@ unsafe impl Blas for CublasLt {
 
     unsafe fn multiply(&self, product: &Product, room: Address, stream: Handle) -> DriverResult<()> {
         let Some(chosen) = self.choose(product)? else {
-            return Err(of("cublasLtMatmul")(CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)));
+            return Err(call_error("cublasLtMatmul")(CublasError(
+                sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+            )));
         };
         let (ones, zeros) = ((1.0f32, 1.0f64), (0.0f32, 0.0f64));
         let pick = |pair: &(f32, f64)| match product.dtype {
@@ -106,7 +108,7 @@ unsafe impl Blas for CublasLt {
                 stream as sys::cudaStream_t,
             )
         };
-        done.map_err(of("cublasLtMatmul"))
+        done.map_err(call_error("cublasLtMatmul"))
     }
 }
 
@@ -255,7 +257,7 @@ impl Drop for AlgorithmPreference {
 }
 
 /// Returns a function that turns a status into the error of `call`.
-fn of(call: &'static str) -> impl Fn(CublasError) -> DriverError {
+fn call_error(call: &'static str) -> impl Fn(CublasError) -> DriverError {
     move |CublasError(status)| {
         let out_of_memory = status == sys::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED;
         DriverError { call, code: format!("{status:?}"), out_of_memory }

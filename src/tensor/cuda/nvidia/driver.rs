@@ -54,17 +54,18 @@ struct Nvidia {
 
 impl Nvidia {
     fn open(index: usize) -> DriverResult<Result<Nvidia, String>> {
-        result::init().map_err(of("cuInit"))?;
-        let device = result::device::get(index as i32).map_err(of("cuDeviceGet"))?;
+        result::init().map_err(call_error("cuInit"))?;
+        let device = result::device::get(index as i32).map_err(call_error("cuDeviceGet"))?;
         // SAFETY: the device is one of the driver's.
-        let attribute =
-            |a| unsafe { result::device::get_attribute(device, a) }.map_err(of("cuDeviceGetAttribute"));
+        let attribute = |a| {
+            unsafe { result::device::get_attribute(device, a) }.map_err(call_error("cuDeviceGetAttribute"))
+        };
         let capability = (
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
         );
         let properties = DeviceProperties {
-            name: result::device::get_name(device).map_err(of("cuDeviceGetName"))?,
+            name: result::device::get_name(device).map_err(call_error("cuDeviceGetName"))?,
             compiler: match compiler::compiler_version() {
                 Ok(version) => version,
                 Err(reason) => return Ok(Err(reason)),
@@ -74,14 +75,17 @@ impl Nvidia {
             shared_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
                 as usize,
             // SAFETY: as above.
-            total_bytes: unsafe { result::device::total_mem(device) }.map_err(of("cuDeviceTotalMem"))?,
+            total_bytes: unsafe { result::device::total_mem(device) }
+                .map_err(call_error("cuDeviceTotalMem"))?,
         };
         // SAFETY: as above. The primary context is kept for the life of the process.
         let context =
-            unsafe { result::primary_ctx::retain(device) }.map_err(of("cuDevicePrimaryCtxRetain"))?;
+            unsafe { result::primary_ctx::retain(device) }.map_err(call_error("cuDevicePrimaryCtxRetain"))?;
         let mut version = 0;
         // SAFETY: the pointer is valid.
-        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(of("cuDriverGetVersion"))?;
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(call_error("cuDriverGetVersion"))?;
         let tells_parameters = version >= TELLS_PARAMETERS;
         Ok(Ok(Nvidia { properties, context: context as usize, tells_parameters, blas: OnceLock::new() }))
     }
@@ -92,7 +96,7 @@ impl Nvidia {
         if BOUND.get() != self.context {
             // SAFETY: the context was retained when the device was opened.
             unsafe { result::ctx::set_current(self.context as sys::CUcontext) }
-                .map_err(of("cuCtxSetCurrent"))?;
+                .map_err(call_error("cuCtxSetCurrent"))?;
             BOUND.set(self.context);
         }
         Ok(())
@@ -111,38 +115,38 @@ unsafe impl Driver for Nvidia {
 
     fn memory(&self) -> DriverResult<(usize, usize)> {
         self.set_current()?;
-        result::mem_get_info().map_err(of("cuMemGetInfo"))
+        result::mem_get_info().map_err(call_error("cuMemGetInfo"))
     }
 
     fn alloc(&self, bytes: usize) -> DriverResult<Address> {
         self.set_current()?;
         // SAFETY: the block is not read before it is written.
-        unsafe { result::malloc_sync(bytes) }.map_err(of("cuMemAlloc"))
+        unsafe { result::malloc_sync(bytes) }.map_err(call_error("cuMemAlloc"))
     }
 
     unsafe fn free(&self, block: Address) -> DriverResult<()> {
         self.set_current()?;
         // SAFETY: the caller's promise.
-        unsafe { result::free_sync(block) }.map_err(of("cuMemFree"))
+        unsafe { result::free_sync(block) }.map_err(call_error("cuMemFree"))
     }
 
     fn alloc_host(&self, bytes: usize) -> DriverResult<*mut u8> {
         self.set_current()?;
         // SAFETY: portable to all contexts; not read before it is written.
         let block = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
-        block.map(|p| p.cast()).map_err(of("cuMemHostAlloc"))
+        block.map(|p| p.cast()).map_err(call_error("cuMemHostAlloc"))
     }
 
     unsafe fn free_host(&self, block: *mut u8) -> DriverResult<()> {
         self.set_current()?;
         // SAFETY: the caller's promise.
-        unsafe { result::free_host(block.cast()) }.map_err(of("cuMemFreeHost"))
+        unsafe { result::free_host(block.cast()) }.map_err(call_error("cuMemFreeHost"))
     }
 
     fn stream(&self) -> DriverResult<Handle> {
         self.set_current()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
-        stream.map(|s| s as Handle).map_err(of("cuStreamCreate"))
+        stream.map(|s| s as Handle).map_err(call_error("cuStreamCreate"))
     }
 
     fn drop_stream(&self, stream: Handle) {
@@ -153,13 +157,14 @@ unsafe impl Driver for Nvidia {
     fn synchronize(&self, stream: Handle) -> DriverResult<()> {
         self.set_current()?;
         // SAFETY: the stream is alive.
-        unsafe { result::stream::synchronize(stream as sys::CUstream) }.map_err(of("cuStreamSynchronize"))
+        unsafe { result::stream::synchronize(stream as sys::CUstream) }
+            .map_err(call_error("cuStreamSynchronize"))
     }
 
     fn event(&self) -> DriverResult<Handle> {
         self.set_current()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        event.map(|e| e as Handle).map_err(of("cuEventCreate"))
+        event.map(|e| e as Handle).map_err(call_error("cuEventCreate"))
     }
 
     fn drop_event(&self, event: Handle) {
@@ -171,7 +176,7 @@ unsafe impl Driver for Nvidia {
         self.set_current()?;
         // SAFETY: both are alive.
         unsafe { result::event::record(event as sys::CUevent, stream as sys::CUstream) }
-            .map_err(of("cuEventRecord"))
+            .map_err(call_error("cuEventRecord"))
     }
 
     fn wait(&self, stream: Handle, event: Handle) -> DriverResult<()> {
@@ -180,7 +185,7 @@ unsafe impl Driver for Nvidia {
         // SAFETY: both are alive.
         let waits =
             unsafe { result::stream::wait_event(stream as sys::CUstream, event as sys::CUevent, flags) };
-        waits.map_err(of("cuStreamWaitEvent"))
+        waits.map_err(call_error("cuStreamWaitEvent"))
     }
 
     fn is_done(&self, event: Handle) -> DriverResult<bool> {
@@ -189,7 +194,7 @@ unsafe impl Driver for Nvidia {
         match unsafe { result::event::query(event as sys::CUevent) } {
             Ok(()) => Ok(true),
             Err(Code(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(e) => Err(of("cuEventQuery")(e)),
+            Err(e) => Err(call_error("cuEventQuery")(e)),
         }
     }
 
@@ -213,14 +218,14 @@ unsafe impl Driver for Nvidia {
                 CopyDirection::Within => sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream),
             }
         };
-        copied.result().map_err(of("cuMemcpyAsync"))
+        copied.result().map_err(call_error("cuMemcpyAsync"))
     }
 
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()> {
         self.set_current()?;
         // SAFETY: the caller's promise.
         let filled = unsafe { result::memset_d8_async(at, byte, bytes, stream as sys::CUstream) };
-        filled.map_err(of("cuMemsetD8Async"))
+        filled.map_err(call_error("cuMemsetD8Async"))
     }
 
     fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
@@ -231,7 +236,7 @@ unsafe impl Driver for Nvidia {
         self.set_current()?;
         // SAFETY: the image is whole (the cache keeps a checksum) and outlives the call.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-        module.map(|m| m as Handle).map_err(of("cuModuleLoadData"))
+        module.map(|m| m as Handle).map_err(call_error("cuModuleLoadData"))
     }
 
     fn function(&self, module: Handle, name: &str) -> DriverResult<Handle> {
@@ -239,15 +244,15 @@ unsafe impl Driver for Nvidia {
         let name = CString::new(name).expect("entries are named by letters");
         // SAFETY: the module lives as long as the process.
         let function = unsafe { result::module::get_function(module as sys::CUmodule, name) };
-        let function = function.map_err(of("cuModuleGetFunction"))?;
+        let function = function.map_err(call_error("cuModuleGetFunction"))?;
         let fixed = OfFunction::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
         // SAFETY: the function was found above.
         let fixed = unsafe { result::function::get_function_attribute(function, fixed) };
-        let room = self.properties.shared_bytes as i32 - fixed.map_err(of("cuFuncGetAttribute"))?;
+        let room = self.properties.shared_bytes as i32 - fixed.map_err(call_error("cuFuncGetAttribute"))?;
         let most = OfFunction::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: as above.
         unsafe { result::function::set_function_attribute(function, most, room) }
-            .map_err(of("cuFuncSetAttribute"))?;
+            .map_err(call_error("cuFuncSetAttribute"))?;
         Ok(function as Handle)
     }
 
@@ -278,7 +283,7 @@ unsafe impl Driver for Nvidia {
         // SAFETY: the caller's promise.
         let started =
             unsafe { result::launch_kernel(function, blocks, threads, grid.shared_bytes, stream, arguments) };
-        started.map_err(of("cuLaunchKernel"))
+        started.map_err(call_error("cuLaunchKernel"))
     }
 
     fn blas(&self) -> Option<&dyn Blas> {
@@ -288,7 +293,7 @@ unsafe impl Driver for Nvidia {
 }
 
 /// Returns a function that turns a code into the error of `call`.
-fn of(call: &'static str) -> impl Fn(Code) -> DriverError {
+fn call_error(call: &'static str) -> impl Fn(Code) -> DriverError {
     move |e| {
         let out_of_memory = e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY;
         DriverError { call, code: text(e), out_of_memory }

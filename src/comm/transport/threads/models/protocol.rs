@@ -43,7 +43,7 @@ impl ModelMember {
     }
 
     fn wait(&self, published: &PublishedCall) -> Result<()> {
-        self.group.wait(published, |circle| self.world.fail_others_in(circle, &self.group))
+        self.group.wait(published, |cycle| self.world.fail_others_in(cycle, &self.group))
     }
 
     /// Gathers every member's number of this round.
@@ -102,10 +102,13 @@ fn gather<'a>(x: &'a Tensor, shapes: &'a [Shape]) -> Call<'a> {
 }
 
 /// Runs one closure per member, each on a thread whose stack has room for a fold.
-fn together<T: Send + 'static>(n: usize, life: impl Fn(ModelMember) -> T + Clone + Send + 'static) -> Vec<T> {
+fn run_members<T: Send + 'static>(
+    n: usize,
+    program: impl Fn(ModelMember) -> T + Clone + Send + 'static,
+) -> Vec<T> {
     let spawn = |member| {
-        let life = life.clone();
-        thread::Builder::new().stack_size(256 << 10).spawn(move || life(member)).unwrap()
+        let program = program.clone();
+        thread::Builder::new().stack_size(256 << 10).spawn(move || program(member)).unwrap()
     };
     let all: Vec<_> = ModelMember::all(n).into_iter().map(spawn).collect();
     all.into_iter().map(|one| one.join().unwrap()).collect()
@@ -125,7 +128,7 @@ fn fault(result: &Result<()>) -> &CommFault {
 /// Every member wakes when the slot opens, in any order of arrival.
 #[test]
 fn three_members_complete_a_call() {
-    try_all(3, || all_done(together(3, |m| m.gather(0))));
+    try_all(3, || all_done(run_members(3, |m| m.gather(0))));
 }
 
 /// There are two slots, so the second or third call reuses one. No member loses results that it has not taken, or
@@ -134,7 +137,7 @@ fn three_members_complete_a_call() {
 fn slots_are_used_again_when_all_have_left() {
     try_all(3, || {
         let calls = |m: ModelMember| (0..3).try_for_each(|round| m.gather(round));
-        all_done(together(2, calls));
+        all_done(run_members(2, calls));
     });
 }
 
@@ -152,27 +155,27 @@ fn a_dropped_call_disturbs_nobody() {
             }
             m.gather(1)
         };
-        all_done(together(2, calls));
+        all_done(run_members(2, calls));
     });
 }
 
 /// The last member to arrive folds for all members before they read the result.
 #[test]
 fn a_small_reduction_is_there_when_the_slot_opens() {
-    try_all(2, || all_done(together(2, |m| m.all_reduce(0))));
+    try_all(2, || all_done(run_members(2, |m| m.all_reduce(0))));
 }
 
 /// The member that folds the last chunk wakes those that wait for it; chunks are written once.
 #[test]
 fn a_large_reduction_is_folded_by_both() {
-    try_all(2, || all_done(together(2, |m| m.all_reduce(2))));
+    try_all(2, || all_done(run_members(2, |m| m.all_reduce(2))));
 }
 
 /// Two waiting members, and one that arrives later, learn of a third that fails.
 #[test]
 fn a_failure_wakes_all() {
     try_all(2, || {
-        let results = together(3, |m| {
+        let results = run_members(3, |m| {
             if m.position == 1 {
                 m.fail();
                 None
@@ -190,7 +193,7 @@ fn a_failure_wakes_all() {
 #[test]
 fn an_end_wakes_who_waits() {
     try_all(3, || {
-        let results = together(2, |m| {
+        let results = run_members(2, |m| {
             let result = m.gather(0).and_then(|()| if m.position == 0 { m.gather(1) } else { Ok(()) });
             m.world.end(m.position);
             result
@@ -205,7 +208,7 @@ fn an_end_wakes_who_waits() {
 #[test]
 fn a_disagreement_is_heard_by_both() {
     try_all(3, || {
-        let results = together(2, |m| {
+        let results = run_members(2, |m| {
             let dtype = if m.position == 0 { DType::F32 } else { DType::I64 };
             let (x, shapes) = (Tensor::zeros(dtype, [1]), vec![Shape::from([1]); 2]);
             let published = m.publish(&gather(&x, &shapes), None)?;
