@@ -1,12 +1,12 @@
 // Adds up rows by destination (also for scatter_add). The sum of a destination follows the summation tree over
 // positions, without the positions that do not hit it (src/ops/index/segments.rs).
 //
-// 1. `keys`: computes each hit's destination and its path in the tree, with one bit per level (left 0, right 1). Paths are
-//    ordered like positions, and the highest bit in which two differ is the node that joins them.
-// 2. `count`, `scan`, `place`: sort the hits by destination, stably, 8 bits per pass. Each block counts the digits of its
-//    range; the offsets are ordered by digit, then block; each block places its range in order.
-// 3. `add`: one thread per column of a destination walks over its hits. The deeper of two neighbouring nodes is joined first, so
-//    at most one value per level waits: a bit set tells the levels, and shared memory holds the values.
+// 1. `keys`: computes each hit's destination and its path in the tree, with one bit per level (left 0, right 1). Paths
+//    are ordered like positions, and the highest bit in which two differ is the node that joins them.
+// 2. `count`, `scan`, `place`: sort the hits by destination, stably, 8 bits per pass. Each block counts the digits of
+//    its range; the offsets are ordered by digit, then block; each block places its range in order.
+// 3. `add`: one thread per column of a destination walks over its hits. The deeper of two neighbouring nodes is joined
+//    first, so at most one value per level waits: a bit set tells the levels, and shared memory holds the values.
 #include "num.cuh"
 
 #define LANES 32u

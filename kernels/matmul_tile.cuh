@@ -250,7 +250,7 @@ DEVICE void multiply(const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, 
     i64 to = batch * job.c_batch + index * job.c_part + (i64)row * ROWS * job.c_row + (i64)col * COLS * job.c_col;
     left.begin(a + batch * job.left.batch, job.left, row * ROWS, part.start);
     right.begin(b + batch * job.right.batch, job.right, col * COLS, part.start);
-    __syncthreads();  // nobody reads the tile before any more
+    __syncthreads();  // all threads are done with the tile before
     tile.sum(left, right, leaves, part, job, (Wide<T>*)shared, far);
     if (job.parts > 1) {
       tile.write(sums + to, job, rows, cols);

@@ -112,7 +112,8 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Starts an all-reduce: `call` sends one contiguous tensor to all members, and the request yields the reduction
     /// alone.
     ///
-    /// Provided: an exchange, after which every member folds all parts. Each rank sends and receives `(n - 1) * x` bytes.
+    /// Provided: an exchange, after which every member folds all parts. Each rank sends and receives `(n - 1) * x`
+    /// bytes.
     ///
     /// # Errors
     /// As [`Channel::start`].

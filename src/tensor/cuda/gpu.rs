@@ -112,8 +112,7 @@ impl Gpu {
         self.properties().multiprocessors
     }
 
-    /// Returns the dynamic shared memory that is left to a block, in bytes, in addition to what row kernels declare
-    /// themselves.
+    /// Returns the dynamic shared memory of a block, in bytes, less the static memory that row kernels declare.
     pub(super) fn shared_bytes(&self) -> usize {
         const THEIR_OWN: usize = 4 << 10;
         self.properties().shared_bytes.saturating_sub(THEIR_OWN)
@@ -130,7 +129,8 @@ impl Gpu {
     /// Allocates a contiguous tensor with arbitrary contents (bools are false), for a kernel to overwrite.
     ///
     /// # Errors
-    /// Returns [`Error::OutOfMemory`] if memory does not suffice after all that was kept for reuse went back to the driver.
+    /// Returns [`Error::OutOfMemory`] if memory does not suffice after all that was kept for reuse went back to the
+    /// driver.
     pub fn uninit(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let mut out = self.uninit_bools(dtype, shape.into())?;
         if dtype == DType::Bool {

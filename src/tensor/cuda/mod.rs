@@ -1,8 +1,9 @@
 //! Runs tensor functions on NVIDIA GPUs: device memory, streams, kernel launches, and the functions that operators
 //! build their kernels from.
 //!
-//! Programs reach a device through [`Device::Cuda`](super::Device::Cuda) and the methods of [`Tensor`](super::Tensor); this
-//! module says which devices there are, reports and limits their memory, and launches kernels of one's own.
+//! Programs reach a device through [`Device::Cuda`](super::Device::Cuda) and the methods of
+//! [`Tensor`](super::Tensor); this module says which devices there are, reports and limits their memory, and launches
+//! kernels of one's own.
 //!
 //! ```
 //! use isoshard::tensor::{Device, Tensor, cuda};

@@ -20,7 +20,8 @@ impl Modules {
     /// Returns the module of a source, which is identified by its name.
     ///
     /// # Errors
-    /// Returns an error if the source does not compile or load, which is a bug of this crate, or if there is no compiler.
+    /// Returns an error if the source does not compile or load, which is a bug of this crate, or if there is no
+    /// compiler.
     pub fn find(&self, device: &CudaDevice, source: KernelSource) -> Result<Handle> {
         let cell = lock(&self.0).entry(source.name).or_default().clone();
         cell.get_or_init(|| load(device, source)).clone()

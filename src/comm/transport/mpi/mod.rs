@@ -24,7 +24,8 @@
 //! **The coordinator's address.** Rank 0 listens at a free port, and broadcasts it by MPI with its machine's
 //! addresses. `MASTER_ADDR` and `ISOSHARD_PORT` choose others (see [`Launch`](crate::comm::Launch)).
 //!
-//! Messages of more than 1 GiB are sent in pieces, as MPI counts in `int`; `ISOSHARD_MPI_PIECE_BYTES` sets another limit.
+//! Messages of more than 1 GiB are sent in pieces, as MPI counts in `int`; `ISOSHARD_MPI_PIECE_BYTES` sets another
+//! limit.
 //!
 //! **Dependency.** `mpi-sys` is the lower half of rsmpi: bindings to the functions of the MPI that `mpicc` belongs
 //! to. The requests of rsmpi's safe half borrow the memory that they move, but an engine's must own it. ferrompi
