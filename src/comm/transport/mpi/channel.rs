@@ -40,10 +40,10 @@ impl MpiChannel {
         // Messages are contiguous in memory.
         let outgoing: Result<Vec<Tensor>> = call.outgoing.iter().map(Tensor::contiguous).collect();
         let outgoing = outgoing?;
-        let Some(port) = world.port() else { return Err(over(group.state.call_id(&number))) };
+        let Some(guard) = world.guard() else { return Err(over(group.state.call_id(&number))) };
         let mut transfers = Transfers::default();
-        let posted = self.post(call, number, &outgoing, &mut transfers, &port);
-        drop(port);
+        let posted = self.post(call, number, &outgoing, &mut transfers, &guard);
+        drop(guard);
         if let Err(e) = posted {
             return Err(group.state.broken(&number, e));
         }
@@ -65,7 +65,7 @@ impl MpiChannel {
         number: CallNumber,
         outgoing: &[Tensor],
         transfers: &mut Transfers,
-        port: &MpiGuard<'_>,
+        guard: &MpiGuard<'_>,
     ) -> MpiResult<()> {
         let (mpi, me, n) = (&self.world.mpi, self.group.state.index, self.group.state.ranks.len());
         let rank = |i: usize| self.group.state.ranks[i];
@@ -76,29 +76,29 @@ impl MpiChannel {
         match call.route {
             Route::Gather => {
                 let from = (0..n).filter(|&i| i != me);
-                from.into_iter().try_for_each(|i| transfers.receive(mpi, port, room(i), rank(i), tag))?;
-                others().try_for_each(|i| transfers.send(mpi, port, outgoing[0].clone(), rank(i), tag))
+                from.into_iter().try_for_each(|i| transfers.receive(mpi, guard, room(i), rank(i), tag))?;
+                others().try_for_each(|i| transfers.send(mpi, guard, outgoing[0].clone(), rank(i), tag))
             }
             Route::AllToAll => {
                 for i in (0..n).filter(|&i| i != me) {
                     let tag = self.group.tag(call, number, Some(&call.incoming[i]));
-                    transfers.receive(mpi, port, room(i), rank(i), tag)?;
+                    transfers.receive(mpi, guard, room(i), rank(i), tag)?;
                 }
                 for i in others() {
                     let tag = self.group.tag(call, number, Some(call.outgoing[i].shape()));
-                    transfers.send(mpi, port, outgoing[i].clone(), rank(i), tag)?;
+                    transfers.send(mpi, guard, outgoing[i].clone(), rank(i), tag)?;
                 }
                 Ok(())
             }
             Route::Broadcast { root } if root == me => {
-                others().try_for_each(|i| transfers.send(mpi, port, outgoing[0].clone(), rank(i), tag))
+                others().try_for_each(|i| transfers.send(mpi, guard, outgoing[0].clone(), rank(i), tag))
             }
-            Route::Broadcast { root } => transfers.receive(mpi, port, room(0), rank(root), tag),
-            Route::Send { to } => transfers.send(mpi, port, outgoing[0].clone(), rank(to), tag),
-            Route::Recv { from } => transfers.receive(mpi, port, room(0), rank(from), tag),
+            Route::Broadcast { root } => transfers.receive(mpi, guard, room(0), rank(root), tag),
+            Route::Send { to } => transfers.send(mpi, guard, outgoing[0].clone(), rank(to), tag),
+            Route::Recv { from } => transfers.receive(mpi, guard, room(0), rank(from), tag),
             Route::Barrier => {
-                others().try_for_each(|i| transfers.receive_nothing(port, rank(i), tag))?;
-                others().try_for_each(|i| transfers.send_nothing(port, rank(i), tag))
+                others().try_for_each(|i| transfers.receive_nothing(guard, rank(i), tag))?;
+                others().try_for_each(|i| transfers.send_nothing(guard, rank(i), tag))
             }
         }
     }
@@ -148,9 +148,9 @@ struct MpiRequest {
 impl MpiRequest {
     fn test(&self) -> Result<bool> {
         let MpiChannel { world, group } = &self.channel;
-        let Some(port) = world.port() else { return Err(over(group.state.call_id(&self.number))) };
-        let tested = self.transfers.borrow_mut().test(&port);
-        drop(port);
+        let Some(guard) = world.guard() else { return Err(over(group.state.call_id(&self.number))) };
+        let tested = self.transfers.borrow_mut().test(&guard);
+        drop(guard);
         tested.map_err(|e| {
             let reason = match e {
                 TransferError::Mpi(e) => e.to_string(),

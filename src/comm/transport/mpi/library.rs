@@ -121,12 +121,12 @@ impl Mpi {
     }
 
     /// Waits until no other thread calls MPI, and returns the lock's guard.
-    pub(super) fn port(&self) -> MpiGuard<'_> {
+    pub(super) fn guard(&self) -> MpiGuard<'_> {
         MpiGuard { mpi: self, _alone: self.calls.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
     /// Returns the lock's guard, or `None` if another thread is calling MPI.
-    pub(super) fn try_port(&self) -> Option<MpiGuard<'_>> {
+    pub(super) fn try_guard(&self) -> Option<MpiGuard<'_>> {
         Some(MpiGuard { mpi: self, _alone: self.calls.try_lock().ok()? })
     }
 }

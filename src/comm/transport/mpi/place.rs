@@ -239,11 +239,11 @@ fn broadcast(mpi: &Mpi, mut said: [u8; ROOM], deadline: Duration) -> Result<Vec<
     };
     let mut bytes: Box<[u8]> = Box::new(std::mem::replace(&mut said, [0; ROOM]));
     // SAFETY: the block is leaked unless MPI has finished, and not read before.
-    let ticket = unsafe { mpi.port().broadcast(bytes.as_mut_ptr(), ROOM) };
+    let ticket = unsafe { mpi.guard().broadcast(bytes.as_mut_ptr(), ROOM) };
     let mut ticket = ticket.map_err(|e| broken(e.to_string()))?;
     let begun = Instant::now();
     loop {
-        match mpi.port().test(&mut ticket) {
+        match mpi.guard().test(&mut ticket) {
             Ok(Some(_)) => return Ok(bytes.into_vec()),
             Ok(None) if begun.elapsed() < deadline => thread::sleep(Duration::from_micros(200)),
             Ok(None) => {

@@ -45,7 +45,7 @@ impl Transfers {
     }
 
     /// Starts sending a contiguous CPU tensor. A tensor without elements is a message as well.
-    pub fn send(&mut self, mpi: &Mpi, port: &MpiGuard<'_>, x: Tensor, to: usize, tag: u32) -> MpiResult<()> {
+    pub fn send(&mut self, mpi: &Mpi, guard: &MpiGuard<'_>, x: Tensor, to: usize, tag: u32) -> MpiResult<()> {
         let bytes = x.as_bytes().expect("contiguous, on the CPU: checked by the channel");
         let (start, len) = (bytes.as_ptr(), bytes.len());
         self.sources.push(x);
@@ -53,7 +53,7 @@ impl Transfers {
         for (at, n) in cuts(len, mpi.piece_bytes) {
             // SAFETY: the piece is in the tensor's block, which is kept here until MPI has finished all handles, or
             // leaks; nothing writes to it while it is shared.
-            let handle = unsafe { port.send(start.add(at), n, to, tag)? };
+            let handle = unsafe { guard.send(start.add(at), n, to, tag)? };
             self.pieces.push(MessagePiece { handle: Some(handle), wanted: None });
         }
         Ok(())
@@ -63,7 +63,7 @@ impl Transfers {
     pub fn receive(
         &mut self,
         mpi: &Mpi,
-        port: &MpiGuard<'_>,
+        guard: &MpiGuard<'_>,
         mut x: Tensor,
         from: usize,
         tag: u32,
@@ -75,34 +75,34 @@ impl Transfers {
         for (at, n) in cuts(len, mpi.piece_bytes) {
             // SAFETY: the piece is in the tensor's block, which nothing else holds, and which is kept here untouched
             // until MPI has finished all handles, or leaks.
-            let handle = unsafe { port.receive(start.add(at), n, from, tag)? };
+            let handle = unsafe { guard.receive(start.add(at), n, from, tag)? };
             self.pieces.push(MessagePiece { handle: Some(handle), wanted: Some(n) });
         }
         Ok(())
     }
 
     /// Starts a message without bytes.
-    pub fn send_nothing(&mut self, port: &MpiGuard<'_>, to: usize, tag: u32) -> MpiResult<()> {
+    pub fn send_nothing(&mut self, guard: &MpiGuard<'_>, to: usize, tag: u32) -> MpiResult<()> {
         // SAFETY: no byte is read.
-        let handle = unsafe { port.send(NonNull::dangling().as_ptr(), 0, to, tag)? };
+        let handle = unsafe { guard.send(NonNull::dangling().as_ptr(), 0, to, tag)? };
         self.pieces.push(MessagePiece { handle: Some(handle), wanted: None });
         Ok(())
     }
 
     /// Starts receiving a message without bytes.
-    pub fn receive_nothing(&mut self, port: &MpiGuard<'_>, from: usize, tag: u32) -> MpiResult<()> {
+    pub fn receive_nothing(&mut self, guard: &MpiGuard<'_>, from: usize, tag: u32) -> MpiResult<()> {
         // SAFETY: no byte is written.
-        let handle = unsafe { port.receive(NonNull::dangling().as_ptr(), 0, from, tag)? };
+        let handle = unsafe { guard.receive(NonNull::dangling().as_ptr(), 0, from, tag)? };
         self.pieces.push(MessagePiece { handle: Some(handle), wanted: Some(0) });
         Ok(())
     }
 
     /// Returns true once MPI has finished all messages. Testing one lets MPI move all of them, so the first
     /// unfinished one suffices.
-    pub fn test(&mut self, port: &MpiGuard<'_>) -> Result<bool, TransferError> {
+    pub fn test(&mut self, guard: &MpiGuard<'_>) -> Result<bool, TransferError> {
         while let Some(piece) = self.pieces.get_mut(self.through) {
             if let Some(handle) = &mut piece.handle {
-                let Some(got) = port.test(handle).map_err(TransferError::Mpi)? else { return Ok(false) };
+                let Some(got) = guard.test(handle).map_err(TransferError::Mpi)? else { return Ok(false) };
                 piece.handle = None;
                 if let Some(wanted) = piece.wanted
                     && got != wanted
@@ -131,11 +131,11 @@ impl Transfers {
     }
 
     /// Cancels the receives that have not finished, and leaks the memory of all.
-    pub fn give_up(mut self, port: &MpiGuard<'_>) {
+    pub fn give_up(mut self, guard: &MpiGuard<'_>) {
         for piece in &mut self.pieces {
             if let (Some(handle), Some(_)) = (piece.handle.take(), piece.wanted) {
                 // Nothing can be done if this fails.
-                let _ = port.cancel(handle);
+                let _ = guard.cancel(handle);
             }
         }
         self.leak();

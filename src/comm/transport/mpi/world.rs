@@ -42,9 +42,9 @@ impl MpiWorld {
     }
 
     /// Locks MPI, unless it has ended.
-    pub fn port(&self) -> Option<MpiGuard<'_>> {
-        let port = self.mpi.port();
-        (!self.closed.load(Ordering::Relaxed)).then_some(port)
+    pub fn guard(&self) -> Option<MpiGuard<'_>> {
+        let guard = self.mpi.guard();
+        (!self.closed.load(Ordering::Relaxed)).then_some(guard)
     }
 
     /// Keeps transfers that no request waits for until MPI has finished them.
@@ -56,15 +56,15 @@ impl MpiWorld {
 
     /// Lets MPI move the messages in flight. Returns true if there are any.
     pub fn progress(&self) -> bool {
-        let Some(port) = self.mpi.try_port() else { return true };
+        let Some(guard) = self.mpi.try_guard() else { return true };
         let mut abandoned = lock(&self.abandoned);
         // The memory of transfers that failed is leaked. No request waits for them, and the other end gets its own
         // error.
-        abandoned.retain_mut(|transfers| matches!(transfers.test(&port), Ok(false)));
+        abandoned.retain_mut(|transfers| matches!(transfers.test(&guard), Ok(false)));
         let in_flight = self.in_flight.load(Ordering::Relaxed) > 0;
         if in_flight {
             // An error is returned by the call whose message it concerns.
-            let _ = port.make_progress();
+            let _ = guard.make_progress();
         }
         in_flight || !abandoned.is_empty()
     }
@@ -99,10 +99,10 @@ impl MpiWorld {
 
     /// Ends MPI after every rank's program has ended.
     pub fn close(&self) -> Result<()> {
-        let port = self.mpi.port();
+        let guard = self.mpi.guard();
         self.closed.store(true, Ordering::Relaxed);
-        lock(&self.abandoned).drain(..).for_each(|transfers| transfers.give_up(&port));
-        port.finish().map_err(|e| {
+        lock(&self.abandoned).drain(..).for_each(|transfers| transfers.give_up(&guard));
+        guard.finish().map_err(|e| {
             let (id, reason) = (self.membership.world_id("end"), e.to_string());
             CommFault::Transport { id, rank: self.membership.rank, reason }.into()
         })

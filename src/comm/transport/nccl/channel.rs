@@ -39,7 +39,7 @@ impl NcclChannel {
         }
         let number = group.state.enter(call)?;
         let gpu = Gpu::get(world.device)?;
-        world.serves(&gpu);
+        world.register_stream(&gpu);
         let plan = TransferPlan::new(call, group, &gpu)?;
         let began = self.put(&gpu, &plan, &number)?;
         let done = Arc::new(group.side.mark()?);

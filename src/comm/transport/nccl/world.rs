@@ -68,7 +68,7 @@ impl NcclWorld {
     }
 
     /// Registers a thread's stream, to be poisoned if the world is given up.
-    pub fn serves(&self, gpu: &Gpu) {
+    pub fn register_stream(&self, gpu: &Gpu) {
         let mut streams = lock(&self.streams);
         if !streams.iter().any(|s| s.is_of(gpu)) {
             streams.push(PoisonHandle::of(gpu));
