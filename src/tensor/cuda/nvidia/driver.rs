@@ -56,8 +56,8 @@ impl Nvidia {
     fn open(index: usize) -> DriverResult<Result<Nvidia, String>> {
         result::init().map_err(call_error("cuInit"))?;
         let device = result::device::get(index as i32).map_err(call_error("cuDeviceGet"))?;
-        // SAFETY: the device is one of the driver's.
         let attribute = |a| {
+            // SAFETY: the device is one of the driver's.
             unsafe { result::device::get_attribute(device, a) }.map_err(call_error("cuDeviceGetAttribute"))
         };
         let capability = (
