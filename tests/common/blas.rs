@@ -21,7 +21,7 @@ pub struct Wrapped {
     pub entries: Mutex<BTreeSet<String>>,
 }
 
-/// Products by plain loops.
+/// Matrix products by plain loops.
 #[derive(Debug)]
 pub struct Loops {
     driver: Arc<dyn Driver>,

@@ -148,6 +148,6 @@ fn check_freed(at: u64, block: Block) -> Result<(), String> {
 }
 
 fn release(at: u64, block: Block) {
-    // SAFETY: allocated in `alloc` with this layout, and in no list any more.
+    // SAFETY: allocated in `alloc` with this layout, and no longer in a list.
     unsafe { dealloc((at - GUARD_BYTES as u64) as *mut u8, block.layout()) };
 }

@@ -12,7 +12,7 @@ use libloading::Library;
 use super::Order;
 use super::compiler::{scratch, unique};
 
-/// As in block.hpp.
+/// The constant of the same name in block.hpp.
 const STACK_BYTES: usize = 65536;
 const MAX_THREADS: usize = 1024;
 const GUARD_BYTES: usize = 4096;
@@ -73,7 +73,7 @@ impl LoadedProgram {
         library.map(|library| LoadedProgram { library }).map_err(|e| e.to_string())
     }
 
-    /// An entry by its name.
+    /// Returns an entry by its name.
     pub fn function(&self, name: &str) -> Option<Function> {
         let symbol = format!("iso_shim_entry_{name}");
         // SAFETY: the symbol is a constant `Entry`, and programs are never unloaded.
@@ -85,7 +85,7 @@ impl LoadedProgram {
 }
 
 impl Function {
-    /// The sizes of its parameters in bytes.
+    /// The sizes of the parameters in bytes.
     pub fn parameters(&self) -> Vec<usize> {
         // SAFETY: the program gives their number.
         let bytes = unsafe {
@@ -110,7 +110,7 @@ impl Function {
     /// Returns a description of what the blocks did and a device does not allow.
     ///
     /// # Safety
-    /// As [`isoshard::tensor::cuda::Driver::launch`]; the grid is legal.
+    /// The conditions of [`isoshard::tensor::cuda::Driver::launch`] hold, and the grid is legal.
     pub unsafe fn run(
         &self,
         grid: Grid,

@@ -38,9 +38,9 @@ pub enum Task {
 pub struct Queue {
     made: u64,
     streams: HashMap<Handle, Stream>,
-    /// By event, its last recording, if there is one.
+    /// The last recording of each event, if there is one.
     events: HashMap<Handle, Option<u64>>,
-    /// Recordings that have not happened, each with its stream.
+    /// Recordings that are not done, each with its stream.
     pending: HashMap<u64, Handle>,
     random: u64,
 }
