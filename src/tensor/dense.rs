@@ -248,7 +248,7 @@ impl Tensor {
     pub fn is_unique(&mut self) -> bool {
         self.is_contiguous()
             && self.is_unshared()
-            && self.storage.device_block().is_none_or(DeviceBlock::is_at_home)
+            && self.storage.device_block().is_none_or(DeviceBlock::is_on_own_thread)
     }
 
     /// As [`Tensor::is_unique`], where the tensor is all that its buffer holds: keeping it keeps nothing else.

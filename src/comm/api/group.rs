@@ -11,7 +11,7 @@ use crate::comm::calls::{Call, Route, label};
 use crate::comm::diagnostics::{GroupId, RecordedCall, Recorder};
 #[cfg(test)]
 use crate::comm::transport::Engine;
-use crate::comm::transport::{Channel, Reduce, Request, Tensors, fold};
+use crate::comm::transport::{CallResults, Channel, Reduce, Request, fold};
 #[cfg(test)]
 use crate::error::CallId;
 use crate::error::{Error, Result};
@@ -504,7 +504,7 @@ impl Group {
     }
 }
 
-fn single(mut parts: Tensors) -> Result<Tensor> {
+fn single(mut parts: CallResults) -> Result<Tensor> {
     Ok(parts.pop().expect("the engine returns one tensor for this route"))
 }
 
