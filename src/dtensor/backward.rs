@@ -10,11 +10,11 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
+use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
 use super::dispatch::plan_for;
-use super::plan::Plan;
 use super::reduction::Reduction;
-use super::tensor::{DTensor, Edge, Node, Saved, TapeCall, next_id};
+use super::tensor::{DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
@@ -60,7 +60,7 @@ impl DTensor {
                 "",
             ));
         }
-        let Some(edge) = &self.edge else {
+        let Some(output) = &self.history else {
             return Err(Error::invalid(
                 "backward",
                 "no leaf that requires a gradient stands behind this tensor",
@@ -69,12 +69,12 @@ impl DTensor {
             ));
         };
         let _guard = self.mesh.no_grad();
-        let mut pass = Pass::new(&self.mesh, &edge.node);
-        pass.give(edge, grad.detach())?;
-        while let Some(Waiting(node)) = pass.waiting.pop() {
+        let mut pass = BackwardPass::new(&self.mesh, &output.node);
+        pass.accumulate(output, grad.detach())?;
+        while let Some(QueuedNode(node)) = pass.queue.pop() {
             pass.visit(&node)?;
         }
-        Ok(pass.done)
+        Ok(pass.gradients)
     }
 }
 
@@ -85,12 +85,12 @@ pub struct Gradients(FxHashMap<u64, DTensor>);
 impl Gradients {
     /// The gradient of `leaf`, in its layout; none if the result did not depend on it.
     pub fn get(&self, leaf: &DTensor) -> Option<&DTensor> {
-        self.0.get(&leaf.edge.as_ref()?.node.id)
+        self.0.get(&leaf.history.as_ref()?.node.id)
     }
 
     /// As [`Gradients::get`], moved out.
     pub fn take(&mut self, leaf: &DTensor) -> Option<DTensor> {
-        self.0.remove(&leaf.edge.as_ref()?.node.id)
+        self.0.remove(&leaf.history.as_ref()?.node.id)
     }
 
     /// Makes `grad` the gradient of `leaf`: gives back what [`Gradients::take`] took, or takes another for it.
@@ -98,7 +98,7 @@ impl Gradients {
     /// # Errors
     /// Refuses a `leaf` without history, and a `grad` of another dtype, shape, layout or mesh than the leaf's.
     pub fn put(&mut self, leaf: &DTensor, grad: DTensor) -> Result<()> {
-        let Some(edge) = &leaf.edge else {
+        let Some(output) = &leaf.history else {
             let (rule, remedy) = ("the tensor has no history", "pass a leaf that requires a gradient");
             return Err(Error::invalid("put", rule, leaf.spec().to_string(), remedy));
         };
@@ -111,7 +111,7 @@ impl Gradients {
                 "redistribute it first",
             ));
         }
-        self.0.insert(edge.node.id, grad);
+        self.0.insert(output.node.id, grad);
         Ok(())
     }
 
@@ -132,61 +132,61 @@ impl Gradients {
 }
 
 /// A backward pass under way. Nodes are visited youngest first, so a node's gradients are complete when it is visited.
-struct Pass {
+struct BackwardPass {
     mesh: DeviceMesh,
-    waiting: BinaryHeap<Waiting>,
+    queue: BinaryHeap<QueuedNode>,
     grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
-    done: Gradients,
+    gradients: Gradients,
 }
 
-struct Waiting(Rc<Node>);
+struct QueuedNode(Rc<TapeNode>);
 
-impl Pass {
-    fn new(mesh: &DeviceMesh, root: &Node) -> Pass {
+impl BackwardPass {
+    fn new(mesh: &DeviceMesh, root: &TapeNode) -> BackwardPass {
         count_gradients(root);
-        Pass {
+        BackwardPass {
             mesh: mesh.clone(),
-            waiting: BinaryHeap::new(),
+            queue: BinaryHeap::new(),
             grads: FxHashMap::default(),
-            done: Gradients::default(),
+            gradients: Gradients::default(),
         }
     }
 
-    fn give(&mut self, edge: &Edge, mut grad: DTensor) -> Result<()> {
+    fn accumulate(&mut self, output: &TapeOutput, mut grad: DTensor) -> Result<()> {
         // Sums in parts cannot be added to each other by bits: a leaf's come to it one by one.
-        let to_leaf = edge.node.call.is_none() && grad.layout().has_partial();
+        let to_leaf = output.node.call.is_none() && grad.layout().has_partial();
         if to_leaf && self.mesh.reduction() == Reduction::Exact {
             let _label = during("backward");
-            grad = grad.redistribute(edge.node.outs[edge.out].layout().clone())?;
+            grad = grad.redistribute(output.node.outs[output.out].layout().clone())?;
         }
-        let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
-            self.waiting.push(Waiting(edge.node.clone()));
-            SmallVec::from_elem(None, edge.node.outs.len())
+        let sums = self.grads.entry(output.node.id).or_insert_with(|| {
+            self.queue.push(QueuedNode(output.node.clone()));
+            SmallVec::from_elem(None, output.node.outs.len())
         });
-        slots[edge.out] = Some(match slots[edge.out].take() {
+        sums[output.out] = Some(match sums[output.out].take() {
             None => grad,
             Some(sum) => add(sum, grad)?,
         });
         Ok(())
     }
 
-    fn visit(&mut self, node: &Rc<Node>) -> Result<()> {
+    fn visit(&mut self, node: &Rc<TapeNode>) -> Result<()> {
         // A leaf that was complete early has nothing left here.
         let Some(mut grads) = self.grads.remove(&node.id) else { return Ok(()) };
-        let Some(call) = &node.call else { return self.land(node, grads) };
-        let plan = self.send_home(call, &mut grads)?;
+        let Some(call) = &node.call else { return self.store_leaf_gradient(node, grads) };
+        let plan = self.move_to_leaf_layout(call, &mut grads)?;
         let result = self.run(node, call, grads, plan)?;
-        for (edge, grad) in call.edges.iter().zip(result) {
-            let (Some(edge), Some(grad)) = (edge, grad) else { continue };
-            self.give(edge, grad)?;
-            let (pass, left) = edge.node.awaited.get();
-            edge.node.awaited.set((pass, left - 1));
+        for (output, grad) in call.inputs.iter().zip(result) {
+            let (Some(output), Some(grad)) = (output, grad) else { continue };
+            self.accumulate(output, grad)?;
+            let (pass, left) = output.node.pending_grads.get();
+            output.node.pending_grads.set((pass, left - 1));
             // A leaf that is complete need not wait for older nodes.
             if left == 1
-                && edge.node.call.is_none()
-                && let Some(grads) = self.grads.remove(&edge.node.id)
+                && output.node.call.is_none()
+                && let Some(grads) = self.grads.remove(&output.node.id)
             {
-                self.land(&edge.node, grads)?;
+                self.store_leaf_gradient(&output.node, grads)?;
             }
         }
         Ok(())
@@ -195,18 +195,18 @@ impl Pass {
     /// A sum in parts that a single step would have to reduce, on its way to a leaf, straight in the leaf's layout where the
     /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on. Returns the
     /// step's plan if it had to be known.
-    fn send_home(
+    fn move_to_leaf_layout(
         &self,
         call: &TapeCall,
         grads: &mut SmallVec<[Option<DTensor>; 1]>,
-    ) -> Result<Option<Rc<Plan>>> {
-        let ([Some(edge)], [step], [Some(grad)]) = (&call.edges[..], &call.program.steps[..], &grads[..])
+    ) -> Result<Option<Rc<CallPlan>>> {
+        let ([Some(output)], [step], [Some(grad)]) = (&call.inputs[..], &call.program.steps[..], &grads[..])
         else {
             return Ok(None);
         };
-        let leaf = &edge.node.outs[edge.out];
+        let leaf = &output.node.outs[output.out];
         let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == call.saved.len());
-        let fits = edge.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
+        let fits = output.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
         if !(reads_it_alone && fits) {
             return Ok(None);
         }
@@ -214,25 +214,29 @@ impl Pass {
         if plan.moves[0].is_none() {
             return Ok(Some(plan));
         }
-        let home = self.mesh.intern(grad.meta.spec().with_layout(leaf.layout().clone())?)?;
-        let stays = plan.after(&self.mesh, step.op.as_ref(), &[&home])?;
+        let at_leaf = self.mesh.intern(grad.meta.spec().with_layout(leaf.layout().clone())?)?;
+        let stays = plan.after(&self.mesh, step.op.as_ref(), &[&at_leaf])?;
         let keeps = stays.moves.iter().all(Option::is_none) && stays.outs[0].layout() == leaf.layout();
         if !keeps {
             return Ok(Some(plan));
         }
         let moved = grad.redistribute(leaf.layout().clone())?;
-        debug_assert_eq!(moved.meta, home, "it is where the plan expects it");
+        debug_assert_eq!(moved.meta, at_leaf, "it is where the plan expects it");
         grads[0] = Some(moved);
         Ok(Some(stays))
     }
 
-    fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
+    fn store_leaf_gradient(
+        &mut self,
+        leaf: &TapeNode,
+        mut grads: SmallVec<[Option<DTensor>; 1]>,
+    ) -> Result<()> {
         let Some(grad) = grads[0].take() else { return Ok(()) };
         let _label = during("backward");
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
         // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
         let local = grad.local.contiguous()?;
-        self.done.0.insert(leaf.id, DTensor { local, ..grad });
+        self.gradients.0.insert(leaf.id, DTensor { local, ..grad });
         Ok(())
     }
 
@@ -240,10 +244,10 @@ impl Pass {
     /// is reduced for all.
     fn run(
         &self,
-        node: &Node,
+        node: &TapeNode,
         call: &TapeCall,
         grads: SmallVec<[Option<DTensor>; 1]>,
-        mut plan: Option<Rc<Plan>>,
+        mut plan: Option<Rc<CallPlan>>,
     ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
         let program = &call.program;
         let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
@@ -282,9 +286,9 @@ impl Pass {
     fn reduce_for(
         &self,
         step: &Step,
-        mut plan: Rc<Plan>,
+        mut plan: Rc<CallPlan>,
         values: &mut [Option<DTensor>],
-    ) -> Result<Rc<Plan>> {
+    ) -> Result<Rc<CallPlan>> {
         for (i, r) in step.ins.iter().enumerate() {
             let v = r.0 as usize;
             let x = value(values, v);
@@ -310,14 +314,14 @@ impl Pass {
 }
 
 /// Tells each node behind `root` how many gradients a pass from there will give it: it visits every call once.
-fn count_gradients(root: &Node) {
+fn count_gradients(root: &TapeNode) {
     let pass = next_id();
-    let mut nodes: SmallVec<[&Node; 16]> = smallvec![root];
+    let mut nodes: SmallVec<[&TapeNode; 16]> = smallvec![root];
     while let Some(call) = nodes.pop().and_then(|node| node.call.as_ref()) {
-        for Edge { node, .. } in call.edges.iter().flatten() {
-            let (last, count) = node.awaited.get();
+        for TapeOutput { node, .. } in call.inputs.iter().flatten() {
+            let (last, count) = node.pending_grads.get();
             let known = if last == pass { count } else { 0 };
-            node.awaited.set((pass, known + 1));
+            node.pending_grads.set((pass, known + 1));
             if known == 0 && node.call.is_some() {
                 nodes.push(node);
             }
@@ -338,21 +342,21 @@ fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {
     values[v].as_ref().expect("programs read what they declared or computed")
 }
 
-impl PartialEq for Waiting {
+impl PartialEq for QueuedNode {
     fn eq(&self, other: &Self) -> bool {
         self.0.id == other.0.id
     }
 }
 
-impl Eq for Waiting {}
+impl Eq for QueuedNode {}
 
-impl PartialOrd for Waiting {
+impl PartialOrd for QueuedNode {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Waiting {
+impl Ord for QueuedNode {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.id.cmp(&other.0.id)
     }
@@ -367,8 +371,8 @@ impl fmt::Debug for Gradients {
 #[cfg(test)]
 mod tests {
     use super::super::DeviceMesh;
+    use super::super::call_plan::LOOKUPS;
     use super::super::dispatch::CALLS;
-    use super::super::plan::LOOKUPS;
     use super::*;
     use crate::comm::spmd;
     use crate::ops::{Bits, RmsNorm, Sign};
@@ -404,24 +408,25 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_leaf_lands_before_older_nodes_are_visited() {
+    fn a_complete_leaf_is_stored_before_older_nodes_are_visited() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
             let (w, v) =
                 (vector(&mesh, [1.0; 3])?.requires_grad()?, vector(&mesh, [2.0; 3])?.requires_grad()?);
             let y = v.exp()?.mul(&w)?.mul(&w)?;
-            let edge = y.edge.as_ref().expect("history");
-            let awaited = |leaf: &DTensor| leaf.edge.as_ref().expect("a leaf").node.awaited.get().1;
+            let output = y.history.as_ref().expect("history");
+            let pending_grads =
+                |leaf: &DTensor| leaf.history.as_ref().expect("a leaf").node.pending_grads.get().1;
             let _guard = mesh.no_grad();
-            let mut pass = Pass::new(&mesh, &edge.node);
-            assert_eq!([&w, &v].map(awaited), [2, 1]);
-            pass.give(edge, y.detach())?;
-            let mut landed = Vec::new();
-            while let Some(Waiting(node)) = pass.waiting.pop() {
+            let mut pass = BackwardPass::new(&mesh, &output.node);
+            assert_eq!([&w, &v].map(pending_grads), [2, 1]);
+            pass.accumulate(output, y.detach())?;
+            let mut stored = Vec::new();
+            while let Some(QueuedNode(node)) = pass.queue.pop() {
                 pass.visit(&node)?;
-                landed.push([&w, &v].map(|leaf| pass.done.get(leaf).is_some()));
+                stored.push([&w, &v].map(|leaf| pass.gradients.get(leaf).is_some()));
             }
-            assert_eq!(landed[..3], [[false, false], [true, false], [true, true]]);
+            assert_eq!(stored[..3], [[false, false], [true, false], [true, true]]);
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
@@ -479,9 +484,9 @@ mod tests {
             let leaf = parts[66].requires_grad()?;
             let ins: Vec<&DTensor> = parts[..66].iter().chain([&leaf]).chain(&parts[67..]).collect();
             let y = DTensor::cat(&ins, 0)?;
-            let edges =
-                &y.edge.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().edges;
-            assert_eq!(edges.iter().position(Option::is_some), Some(66));
+            let inputs =
+                &y.history.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().inputs;
+            assert_eq!(inputs.iter().position(Option::is_some), Some(66));
             let gradients = y.mul(&y)?.sum_all()?.backward()?;
             assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [132.0; 3]);
             Ok(())

@@ -7,7 +7,7 @@ use crate::error::{Divergence, Error, NotFinite, Result};
 use crate::tensor::{DType, Device, Dims, ReduceOp, Shape, Tensor};
 
 /// Hashes compared at a time while the first difference is looked for, and elements when few are left.
-const FAN: usize = 256;
+const HASHES_LEN: usize = 256;
 
 /// Compares the replicas of named tensors of one mesh over the ranks that hold them, by hashes of their bits: 128 bits wide,
 /// and such that a difference in one place always shows. So NaNs of other bits and zeros of another sign differ too.
@@ -38,29 +38,31 @@ pub fn check_replicas(tensors: &[(&str, &DTensor)]) -> Result<()> {
     let groups = tensors.iter().map(|(_, x)| replicas(x)).collect::<Result<Vec<Option<Group>>>>()?;
     let hashes = tensors.iter().map(|(_, x)| Ok(hash(&bytes(x)?))).collect::<Result<Vec<[i64; 2]>>>()?;
     // The tensors of one group go together.
-    let mut everyones: Vec<Vec<[i64; 2]>> = vec![vec![]; tensors.len()];
+    let mut all_hashes: Vec<Vec<[i64; 2]>> = vec![vec![]; tensors.len()];
     let mut done = vec![false; tensors.len()];
     for at in 0..tensors.len() {
         let Some(group) = groups[at].as_ref().filter(|_| !done[at]) else { continue };
         let same = |k: &usize| groups[*k].as_ref().is_some_and(|g| g.ranks() == group.ranks());
         let alike: Vec<usize> = (at..tensors.len()).filter(same).collect();
         let mine = alike.iter().flat_map(|&k| hashes[k]).collect();
-        let all = exchange(&mesh, group, mine)?;
+        let all = gather_words(&mesh, group, mine)?;
         for (i, &k) in alike.iter().enumerate() {
             done[k] = true;
-            everyones[k] = all.iter().map(|words| [words[2 * i], words[2 * i + 1]]).collect();
+            all_hashes[k] = all.iter().map(|words| [words[2 * i], words[2 * i + 1]]).collect();
         }
     }
     let differs = |hashes: &Vec<[i64; 2]>| hashes.windows(2).any(|pair| pair[0] != pair[1]);
-    let first = everyones.iter().position(differs).unwrap_or(tensors.len());
-    let whole = mesh.everyone()?;
+    let first = all_hashes.iter().position(differs).unwrap_or(tensors.len());
+    let whole = mesh.all_ranks()?;
     let first = first_of_all(&mesh, &whole, first)?;
     let Some(&(name, x)) = tensors.get(first) else { return Ok(()) };
     let found = match &groups[first] {
-        Some(group) if differs(&everyones[first]) => Some(narrow(&mesh, group, x, &everyones[first])?),
+        Some(group) if differs(&all_hashes[first]) => {
+            Some(first_difference(&mesh, group, x, &all_hashes[first])?)
+        }
         _ => None,
     };
-    Err(Error::Diverged(Box::new(tell(&mesh, &whole, (name, x), found)?)))
+    Err(Error::Diverged(Box::new(share_difference(&mesh, &whole, (name, x), found)?)))
 }
 
 /// Looks for elements of named tensors of one mesh that are infinite or no number; integers have none.
@@ -79,8 +81,8 @@ pub fn check_finite(tensors: &[(&str, &DTensor)], step: u64) -> Result<()> {
             break;
         }
     }
-    let whole = mesh.everyone()?;
-    let all = exchange(&mesh, &whole, mine)?;
+    let whole = mesh.all_ranks()?;
+    let all = gather_words(&mesh, &whole, mine)?;
     let first = all.iter().map(|words| words[0]).min().unwrap_or(i64::MAX);
     let Some(&(name, x)) = usize::try_from(first).ok().and_then(|at| tensors.get(at)) else { return Ok(()) };
     let holders: Vec<usize> = (0..all.len()).filter(|&i| all[i][0] == first).collect();
@@ -96,7 +98,7 @@ pub fn check_finite(tensors: &[(&str, &DTensor)], step: u64) -> Result<()> {
 }
 
 /// The first difference of some replicas, as all their holders know it.
-struct Found {
+struct FirstDifference {
     /// Members whose bits are not the reference's.
     odd: Vec<usize>,
     reference: usize,
@@ -138,7 +140,7 @@ fn axes_of(mesh: &DeviceMesh, wanted: impl Fn(usize) -> bool) -> Vec<usize> {
 }
 
 /// What all members bring: as many words each.
-fn exchange(mesh: &DeviceMesh, group: &Group, words: Vec<i64>) -> Result<Vec<Vec<i64>>> {
+fn gather_words(mesh: &DeviceMesh, group: &Group, words: Vec<i64>) -> Result<Vec<Vec<i64>>> {
     let shape = Shape::from([words.len()]);
     let mine = Tensor::from_vec(words, &shape)?.to_device(mesh.device())?;
     let all = group.all_gather(&mine, &vec![shape; group.len()])?;
@@ -152,18 +154,23 @@ fn first_of_all(mesh: &DeviceMesh, whole: &Group, mine: usize) -> Result<usize> 
 }
 
 /// Finds the first place where a replica is not what most are.
-fn narrow(mesh: &DeviceMesh, group: &Group, x: &DTensor, hashes: &[[i64; 2]]) -> Result<Found> {
+fn first_difference(
+    mesh: &DeviceMesh,
+    group: &Group,
+    x: &DTensor,
+    hashes: &[[i64; 2]],
+) -> Result<FirstDifference> {
     let count = |h: &[i64; 2]| hashes.iter().filter(|other| *other == h).count();
     let most = hashes.iter().map(count).max().unwrap_or(0);
     let reference = hashes.iter().position(|h| count(h) == most).expect("there are replicas");
     let odd = (0..hashes.len()).filter(|&i| hashes[i] != hashes[reference]).collect();
     let (bytes, each) = (bytes(x)?, x.dtype().size_bytes());
     let (mut start, mut end) = (0, bytes.len() / each);
-    while end - start > FAN {
-        let step = (end - start).div_ceil(FAN);
+    while end - start > HASHES_LEN {
+        let step = (end - start).div_ceil(HASHES_LEN);
         let chunk = |i: usize| (start + i * step).min(end) * each..(start + (i + 1) * step).min(end) * each;
-        let mine = (0..FAN).flat_map(|i| hash(&bytes[chunk(i)])).collect();
-        let all = exchange(mesh, group, mine)?;
+        let mine = (0..HASHES_LEN).flat_map(|i| hash(&bytes[chunk(i)])).collect();
+        let all = gather_words(mesh, group, mine)?;
         let at = first_odd(&all, reference).unwrap_or(0) / 2;
         (start, end) = ((start + at * step).min(end), (start + (at + 1) * step).min(end));
     }
@@ -172,12 +179,12 @@ fn narrow(mesh: &DeviceMesh, group: &Group, x: &DTensor, hashes: &[[i64; 2]]) ->
         word[..each].copy_from_slice(&bytes[i * each..(i + 1) * each]);
         u64::from_le_bytes(word) as i64
     };
-    let all = exchange(mesh, group, (start..end).map(word).collect())?;
+    let all = gather_words(mesh, group, (start..end).map(word).collect())?;
     let at = first_odd(&all, reference).unwrap_or(0);
     let rank = all.iter().position(|words| words[at] != all[reference][at]).unwrap_or(reference);
     let bits = |rank: usize| all[rank].get(at).map_or(0, |&word| word as u64);
     let (bits, reference_bits) = (bits(rank), bits(reference));
-    Ok(Found { odd, reference, rank, index: global(x, start + at), bits, reference_bits })
+    Ok(FirstDifference { odd, reference, rank, index: global(x, start + at), bits, reference_bits })
 }
 
 /// The first word in which somebody differs from the reference.
@@ -186,11 +193,11 @@ fn first_odd(all: &[Vec<i64>], reference: usize) -> Option<usize> {
 }
 
 /// What all ranks of the mesh are told: the first replicas, by rank, that differ, and everyone who is odd.
-fn tell(
+fn share_difference(
     mesh: &DeviceMesh,
     whole: &Group,
     (name, x): (&str, &DTensor),
-    found: Option<Found>,
+    found: Option<FirstDifference>,
 ) -> Result<Divergence> {
     let group = replicas(x)?;
     let mut mine = vec![0; 6];
@@ -200,7 +207,7 @@ fn tell(
         let bits = [found.bits as i64, found.reference_bits as i64];
         mine = vec![1 + i64::from(is_odd), rank, reference, found.index as i64, bits[0], bits[1]];
     }
-    let all = exchange(mesh, whole, mine)?;
+    let all = gather_words(mesh, whole, mine)?;
     let odd = (0..all.len()).filter(|&i| all[i][0] == 2).map(|i| whole.ranks()[i]);
     let first = all.iter().find(|words| words[0] > 0).expect("somebody found a difference");
     Ok(Divergence {

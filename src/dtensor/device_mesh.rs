@@ -28,9 +28,9 @@ use crate::tensor::{DType, Device, Dims, Shape};
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct DeviceMesh(pub(super) Rc<Inner>);
+pub struct DeviceMesh(pub(super) Rc<MeshState>);
 
-pub(super) struct Inner {
+pub(super) struct MeshState {
     /// Its own in this process.
     id: u64,
     pub mesh: Mesh,
@@ -38,8 +38,8 @@ pub(super) struct Inner {
     pub strict: Cell<bool>,
     pub reduction: Cell<Reduction>,
     pub no_grad: Cell<usize>,
-    pub plans: Kept,
-    pub moves: Kept,
+    pub plans: MeshCache,
+    pub moves: MeshCache,
     pub moved_bytes: Cell<u64>,
     meta: RefCell<FxHashMap<Spec, Rc<TensorMeta>>>,
     most_nodes: RefCell<FxHashMap<ReductionTree, Option<usize>>>,
@@ -50,9 +50,9 @@ pub(super) struct Inner {
 
 /// A value that another file keeps with a mesh, for as long as the mesh lives: of one type, which the mesh need not know.
 #[derive(Default)]
-pub(super) struct Kept(OnceCell<Box<dyn Any>>);
+pub(super) struct MeshCache(OnceCell<Box<dyn Any>>);
 
-impl Kept {
+impl MeshCache {
     /// Returns the value, made at the first call.
     ///
     /// # Panics
@@ -129,7 +129,7 @@ impl DeviceMesh {
             return refuse("no such rank", given, format!("ranks are 0 to {}", world - 1));
         }
         match mesh.seen_from(rank.rank()) {
-            Some(mesh) => Ok(Self::made(rank, mesh)),
+            Some(mesh) => Ok(Self::from_mesh(rank, mesh)),
             None => refuse(
                 "this rank is not in the mesh",
                 format!("{} on rank {}", mesh.with_ranks(), rank.rank()),
@@ -151,21 +151,21 @@ impl DeviceMesh {
                 format!("start {len} rank(s), or name the mesh's with DeviceMesh::over"),
             ));
         }
-        Ok(Self::made(rank, mesh.seen_from(rank.rank()).expect("it has all ranks")))
+        Ok(Self::from_mesh(rank, mesh.seen_from(rank.rank()).expect("it has all ranks")))
     }
 
-    fn made(rank: &Rank, mesh: Mesh) -> DeviceMesh {
+    fn from_mesh(rank: &Rank, mesh: Mesh) -> DeviceMesh {
         unoptimised::warn_once();
         static MADE: AtomicU64 = AtomicU64::new(0);
-        DeviceMesh(Rc::new(Inner {
+        DeviceMesh(Rc::new(MeshState {
             id: MADE.fetch_add(1, Ordering::Relaxed),
             mesh,
             rank: rank.clone(),
             strict: Cell::new(false),
             reduction: Cell::default(),
             no_grad: Cell::new(0),
-            plans: Kept::default(),
-            moves: Kept::default(),
+            plans: MeshCache::default(),
+            moves: MeshCache::default(),
             moved_bytes: Cell::new(0),
             meta: RefCell::default(),
             most_nodes: RefCell::default(),
@@ -212,7 +212,7 @@ impl DeviceMesh {
     /// # Errors
     /// Names the ranks that do not come before the deadline.
     pub fn barrier(&self) -> Result<()> {
-        self.everyone()?.barrier()
+        self.all_ranks()?.barrier()
     }
 
     /// The interned facts of a tensor on this mesh.
@@ -251,7 +251,7 @@ impl DeviceMesh {
         if let Some(g) = self.0.groups.borrow().get(axes) {
             return Ok(g.clone());
         }
-        let Inner { mesh, rank, .. } = &*self.0;
+        let MeshState { mesh, rank, .. } = &*self.0;
         let part: Vec<usize> = mesh.slice(axes).ranks().collect();
         let name: Vec<&str> = axes.iter().map(|&a| mesh.axis_name(a)).collect();
         let name = name.join("×");
@@ -267,8 +267,8 @@ impl DeviceMesh {
     }
 
     /// All ranks of the mesh, row-major.
-    pub(super) fn everyone(&self) -> Result<Group> {
-        let Inner { mesh, rank, .. } = &*self.0;
+    pub(super) fn all_ranks(&self) -> Result<Group> {
+        let MeshState { mesh, rank, .. } = &*self.0;
         if mesh.is_all_of(rank.world_len()) {
             return Ok(rank.world());
         }
@@ -315,13 +315,13 @@ impl DeviceMesh {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn with_reduction<T>(&self, reduction: Reduction, f: impl FnOnce() -> T) -> T {
-        struct Restore<'a>(&'a DeviceMesh, Reduction);
-        impl Drop for Restore<'_> {
+        struct RestoreReduction<'a>(&'a DeviceMesh, Reduction);
+        impl Drop for RestoreReduction<'_> {
             fn drop(&mut self) {
                 self.0.set_reduction(self.1);
             }
         }
-        let _restore = Restore(self, self.0.reduction.replace(reduction));
+        let _restore = RestoreReduction(self, self.0.reduction.replace(reduction));
         f()
     }
 }

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
+use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
-use super::plan::Plan;
 use super::redistribute::Move;
 use super::tape;
 use super::tensor::{DTensor, DTensors};
@@ -29,7 +29,7 @@ impl DTensor {
     }
 
     /// As [`DTensor::apply`], by the plan for these operands.
-    pub(super) fn apply_by(plan: &Plan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
+    pub(super) fn apply_by(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
         let mut moved: SmallVec<[Option<DTensor>; 3]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             moved.push(match m {
@@ -70,7 +70,7 @@ impl DTensor {
         Self::run_owned(op, ins, plan)
     }
 
-    fn run_owned(op: &dyn Op, ins: &mut DTensors, plan: Rc<Plan>) -> Result<DTensors> {
+    fn run_owned(op: &dyn Op, ins: &mut DTensors, plan: Rc<CallPlan>) -> Result<DTensors> {
         let mut ready = Ready::new(op, ins, plan)?;
         let outs = execute(op, &ready.plan, &ready.mesh, &mut ready.locals);
         ready.end(ins, outs.is_ok());
@@ -148,14 +148,14 @@ impl DTensor {
 
 /// A call whose operands were given up and have moved.
 struct Ready {
-    plan: Rc<Plan>,
+    plan: Rc<CallPlan>,
     mesh: DeviceMesh,
     locals: Tensors,
 }
 
 impl Ready {
     /// Takes the operands' local parts out of `ins`, where they do not move.
-    fn new(op: &dyn Op, ins: &mut DTensors, plan: Rc<Plan>) -> Result<Ready> {
+    fn new(op: &dyn Op, ins: &mut DTensors, plan: Rc<CallPlan>) -> Result<Ready> {
         let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             let run = |(m, _): &(Rc<Move>, _)| {
@@ -203,12 +203,12 @@ fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], ready: &mut [Ready]) -> Re
     Ok(locals)
 }
 
-fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<Plan>> {
+fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<CallPlan>> {
     plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())
 }
 
 /// The plan for a call.
-pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
+pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<CallPlan>> {
     let first = ins.first().ok_or_else(|| Error::invalid(op.name(), "wants operands", "none", ""))?;
     if let Some(other) = ins.iter().find(|x| !x.mesh.same(&first.mesh)) {
         return Err(Error::sharding(
@@ -219,7 +219,7 @@ pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
         ));
     }
     let meta: SmallVec<[_; 4]> = ins.iter().map(|x| &x.meta).collect();
-    Plan::find(&first.mesh, op, &meta)
+    CallPlan::find(&first.mesh, op, &meta)
 }
 
 #[cfg(test)]
@@ -228,7 +228,7 @@ thread_local!(
     pub(super) static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
-fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
+fn execute(op: &dyn Op, plan: &CallPlan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
     #[cfg(test)]
     CALLS.with(|c| c.set(c.get() + 1));
     let outs = match &plan.nodes {

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use rustc_hash::FxHasher;
 
-use super::agree::{grouped, listed, texts, words};
 use super::device_mesh::DeviceMesh;
+use super::rank_reports::{gather_texts, gather_words, group_by_value, list_values};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ impl DTensor {
         let parts = parts(&meta);
         let remedy = match &parts[..] {
             [_] => "pass the part that belongs to this rank".into(),
-            parts => format!("pass {}", listed(parts, "other parts", Shape::to_string)),
+            parts => format!("pass {}", list_values(parts, "other parts", Shape::to_string)),
         };
         Err(Error::invalid(
             "from_local",
@@ -76,28 +76,28 @@ impl DTensor {
         let (dtype, given) = (local.dtype(), local.to_string());
         let named = format!("{dtype}{shape} {layout}");
         let made = Self::from_local(mesh, local, &shape, layout.clone());
-        let group = mesh.everyone()?;
+        let group = mesh.all_ranks()?;
         if group.len() == 1 {
             return made;
         }
         let mut hasher = FxHasher::default();
         hasher.write(named.as_bytes());
         let mine = vec![i64::from(made.is_ok()), hasher.finish() as i64];
-        let all = words(&group, mesh.device(), mine)?;
+        let all = gather_words(&group, mesh.device(), mine)?;
         let differ = all.iter().any(|other| other[1] != all[0][1]);
         if !differ && all.iter().all(|other| other[0] == 1) {
             return made;
         }
-        let told = texts(&group, mesh.device(), if differ { &named } else { &given })?;
-        let told = grouped(group.ranks().iter().copied().zip(told));
-        let told = listed(&told, "others", String::clone);
+        let told = gather_texts(&group, mesh.device(), if differ { &named } else { &given })?;
+        let told = group_by_value(group.ranks().iter().copied().zip(told));
+        let told = list_values(&told, "others", String::clone);
         if differ {
             let (rule, remedy) = ("ranks name different tensors", "name one dtype, global shape and layout");
             return Err(Error::invalid("from_local", rule, told, remedy));
         }
         // What is refused from facts that all share needs no more words.
         let meta = mesh.meta(dtype, &shape, &layout)?;
-        let due = listed(&parts(&meta), "other parts", Shape::to_string);
+        let due = list_values(&parts(&meta), "other parts", Shape::to_string);
         Err(Error::invalid(
             "from_local",
             "a part is not the one that the layout gives its rank",
@@ -111,5 +111,5 @@ impl DTensor {
 fn parts(meta: &Rc<TensorMeta>) -> Vec<(Shape, Vec<usize>)> {
     let spec = meta.spec();
     let part = |rank| spec.local_shape_at(&spec.mesh.coords_of(rank).expect("a mesh's own rank"));
-    grouped(spec.mesh.ranks().map(|rank| (rank, part(rank))))
+    group_by_value(spec.mesh.ranks().map(|rank| (rank, part(rank))))
 }

@@ -1,7 +1,7 @@
 //! Where generators meet a mesh.
 
-use super::agree::{grouped, listed, words};
 use super::device_mesh::DeviceMesh;
+use super::rank_reports::{gather_words, group_by_value, list_values};
 use crate::error::{Error, Result};
 use crate::rng::{Draw, Generator, GeneratorState};
 
@@ -55,13 +55,13 @@ impl IntoDraw for &mut Generator {
 }
 
 fn compare(verb: &str, mesh: &DeviceMesh, mine: GeneratorState) -> Result<()> {
-    let everyone = mesh.everyone()?;
+    let everyone = mesh.all_ranks()?;
     if everyone.len() == 1 {
         return Ok(());
     }
-    let all = words(&everyone, mesh.device(), vec![mine.seed as i64, mine.draws as i64])?;
+    let all = gather_words(&everyone, mesh.device(), vec![mine.seed as i64, mine.draws as i64])?;
     let state = |words: &Vec<i64>| GeneratorState { seed: words[0] as u64, draws: words[1] as u64 };
-    let seen = grouped(everyone.ranks().iter().copied().zip(all.iter().map(state)));
+    let seen = group_by_value(everyone.ranks().iter().copied().zip(all.iter().map(state)));
     if seen.len() == 1 {
         return Ok(());
     }
@@ -70,7 +70,7 @@ fn compare(verb: &str, mesh: &DeviceMesh, mine: GeneratorState) -> Result<()> {
 }
 
 fn states(seen: &[(GeneratorState, Vec<usize>)]) -> String {
-    listed(seen, "other states", |state| format!("seed {} draw {}", state.seed, state.draws))
+    list_values(seen, "other states", |state| format!("seed {} draw {}", state.seed, state.draws))
 }
 
 #[cfg(test)]

@@ -6,21 +6,21 @@
 //!
 //! A [`Bridge`] moves tensors between different meshes.
 
-mod agree;
 mod backward;
 mod bridge;
+mod call_plan;
 mod check;
-mod choose;
+mod choose_rows;
 mod device_mesh;
 mod dispatch;
-mod exchange;
+mod exchange_piece;
 mod from_local;
 mod into_draw;
 mod methods;
+mod move_cost;
 mod node_calls;
-mod plan;
-mod price;
 mod random;
+mod rank_reports;
 mod redistribute;
 mod reduce_partials;
 mod reduction;

@@ -8,15 +8,15 @@ use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::choose::tree_rows;
+use super::choose_rows::tree_rows;
 use super::tensor_meta::TensorMeta;
 use crate::error::Result;
 use crate::ops::{AxisPlacement, Meta, Op, Row, Tensors, Window, Windows, run};
-use crate::placement::{Block, Region, TreeNode};
+use crate::placement::{IndexBox, Region, TreeNode};
 use crate::tensor::{DType, Device, Dims, Shape, Tensor};
 
 /// How often a kernel runs, and on what.
-pub(super) enum Nodes {
+pub(super) enum NodeCalls {
     /// Once for each node that this rank finishes.
     Make { calls: Vec<KernelCall>, made: SmallVec<[bool; 3]> },
     /// Once for each part of the operands that are sums in parts.
@@ -31,7 +31,7 @@ pub(super) struct KernelCall {
     many: Option<Box<dyn Op>>,
 }
 
-impl Nodes {
+impl NodeCalls {
     /// `made` names the results that are sums over terms which the operator cuts. None where one call of the kernel does.
     pub fn find(
         op: &dyn Op,
@@ -40,25 +40,27 @@ impl Nodes {
         outs: &[Rc<TensorMeta>],
         made: &SmallVec<[bool; 3]>,
         exact: bool,
-    ) -> Option<Nodes> {
+    ) -> Option<NodeCalls> {
         let Some(k) = made.iter().position(|&m| m) else {
             let passing: SmallVec<[bool; 3]> = ins.iter().map(|f| f.spec().tree.is_some()).collect();
             let parts = ins.iter().find(|f| f.spec().tree.is_some())?.nodes_len();
-            return (parts != 1).then_some(Nodes::Pass { parts, passing });
+            return (parts != 1).then_some(NodeCalls::Pass { parts, passing });
         };
         let spec = outs[k].spec();
         let tree = spec.tree.as_ref().expect("made results have tree");
-        let forest =
+        let nodes =
             tree.finished_nodes(&spec.mesh, spec.mesh.coords()).expect("the plan has checked that it fits");
         let dims = tree_rows(op, metas, k);
         let boxes = |node: &TreeNode| Windows {
-            ins: (0..ins.len()).map(|i| under(ins[i].window(), node, &dims, |r| r.ins[i])).collect(),
-            outs: (0..outs.len()).map(|o| under(outs[o].window(), node, &dims, |r| r.outs[o])).collect(),
+            ins: (0..ins.len()).map(|i| window_under(ins[i].window(), node, &dims, |r| r.ins[i])).collect(),
+            outs: (0..outs.len())
+                .map(|o| window_under(outs[o].window(), node, &dims, |r| r.outs[o]))
+                .collect(),
             exact,
         };
-        let calls: Vec<KernelCall> = match together(op, &forest).filter(|_| outs.len() == 1) {
+        let calls: Vec<KernelCall> = match one_call_for(op, &nodes).filter(|_| outs.len() == 1) {
             Some((all, many)) => vec![KernelCall { at: boxes(&all), many: Some(many) }],
-            None => forest.iter().map(|node| KernelCall { at: boxes(node), many: None }).collect(),
+            None => nodes.iter().map(|node| KernelCall { at: boxes(node), many: None }).collect(),
         };
         let whole = |c: &KernelCall| {
             let mut windows = c.at.ins.iter().zip(ins).chain(c.at.outs.iter().zip(outs));
@@ -66,22 +68,22 @@ impl Nodes {
         };
         let rounds = (0..outs.len()).any(|o| made[o] && outs[o].spec().stored_dtype() != outs[o].dtype());
         let once = matches!(&calls[..], [only] if only.many.is_none() && whole(only)) && !rounds;
-        (!once).then_some(Nodes::Make { calls, made: made.clone() })
+        (!once).then_some(NodeCalls::Make { calls, made: made.clone() })
     }
 
     /// The results as this rank stores them.
     pub fn run(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, outs: &[Rc<TensorMeta>]) -> Result<Tensors> {
         match self {
-            Nodes::Make { calls, made } => make(op, calls, made, ins, at, outs),
-            Nodes::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
+            NodeCalls::Make { calls, made } => make(op, calls, made, ins, at, outs),
+            NodeCalls::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
         }
     }
 }
 
 /// Nodes with the same range of one dim at neighbouring indices of the outer ones, as one box, and the operator that makes
 /// them all.
-fn together(op: &dyn Op, forest: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)> {
-    let [first, .., last] = forest else { return None };
+fn one_call_for(op: &dyn Op, nodes: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)> {
+    let [first, .., last] = nodes else { return None };
     let outer = first.len.iter().position(|&n| n > 1).unwrap_or(first.len.len().checked_sub(1)?);
     let mut all = first.clone();
     for d in 0..outer {
@@ -89,8 +91,8 @@ fn together(op: &dyn Op, forest: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)>
     }
     let alike = |n: &TreeNode| n.len == first.len && n.start[outer..] == first.start[outer..];
     // Ascending and as many as the box has outer indices: then they are these.
-    let full = all.len[..outer].iter().product::<usize>() == forest.len();
-    (full && forest.iter().all(alike)).then(|| op.keep_leading(outer).map(|many| (all, many)))?
+    let full = all.len[..outer].iter().product::<usize>() == nodes.len();
+    (full && nodes.iter().all(alike)).then(|| op.keep_leading(outer).map(|many| (all, many)))?
 }
 
 fn pass(
@@ -193,7 +195,12 @@ fn widened(x: &Tensor) -> Result<Tensor> {
 }
 
 /// The box of what a rank holds that lies under `node`; `slot` says which dim, if any, a row of `dims` cuts.
-fn under(held: &Window, node: &TreeNode, dims: &[Row], slot: impl Fn(&Row) -> AxisPlacement) -> Window {
+fn window_under(
+    held: &Window,
+    node: &TreeNode,
+    dims: &[Row],
+    slot: impl Fn(&Row) -> AxisPlacement,
+) -> Window {
     let (mut start, mut len): (Dims, Dims) = match held.region.boxes.first() {
         Some(block) => (block.start.clone(), block.len.clone()),
         None => (Dims::from_elem(0, held.global.len()), held.region.local.iter().copied().collect()),
@@ -230,8 +237,8 @@ fn paste(part: &Tensor, from: &Region, whole: &mut Tensor, held: &Region) -> Res
     part.copy_block(whole, &want.len, (0, part.strides()), (place(block, want), &block.strides))
 }
 
-fn containing<'a>(held: &'a Region, want: &Block) -> &'a Block {
-    let inside = |b: &&Block| {
+fn containing<'a>(held: &'a Region, want: &IndexBox) -> &'a IndexBox {
+    let inside = |b: &&IndexBox| {
         (0..want.len.len())
             .all(|d| b.start[d] <= want.start[d] && want.start[d] + want.len[d] <= b.start[d] + b.len[d])
     };
@@ -239,7 +246,7 @@ fn containing<'a>(held: &'a Region, want: &Block) -> &'a Block {
 }
 
 /// Where a box begins in the local storage of the one around it.
-fn place(block: &Block, want: &Block) -> usize {
+fn place(block: &IndexBox, want: &IndexBox) -> usize {
     let steps = (0..want.start.len()).map(|d| (want.start[d] - block.start[d]) * block.strides[d]);
     block.offset + steps.sum::<usize>()
 }
@@ -256,9 +263,9 @@ mod tests {
     /// Of `x` `[a, b]`: the sum over a, and the rows' number, which is no sum. Says that sums pass, which small integers
     /// bear out.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-    struct Counted;
+    struct SumAndCount;
 
-    impl Op for Counted {
+    impl Op for SumAndCount {
         fn name(&self) -> &'static str {
             "counted"
         }
@@ -303,7 +310,7 @@ mod tests {
                 for layout in ["(S0, R)", "(R, S1)", "(S0, S1)"] {
                     let x = DTensor::distribute(&mesh, &whole, Layout::replicated(2))?;
                     let x = DTensor::apply_one(&first, &[&x.redistribute(layout.parse()?)?])?;
-                    let outs = DTensor::apply(&Counted, &[&x])?;
+                    let outs = DTensor::apply(&SumAndCount, &[&x])?;
                     let want = crate::tensor::cpu::reduce(
                         "sum",
                         &whole,

@@ -42,7 +42,7 @@ impl DTensor {
         distribution: Distribution,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::filled(mesh, dtype, shape.into(), &layout, Values::RandomElement(distribution), from)
+        Self::filled(mesh, dtype, shape.into(), &layout, FillSource::RandomElement(distribution), from)
     }
 
     /// Uniform numbers in [0, 1): [`DTensor::random`] from [`Distribution::UNIT`].
@@ -79,7 +79,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a layout that does not fit, `Partial`, and generators that differ from rank to rank.
     pub fn randperm(mesh: &DeviceMesh, len: usize, layout: Layout, from: impl IntoDraw) -> Result<DTensor> {
-        Self::filled(mesh, DType::I64, [len].into(), &layout, Values::Order, from)
+        Self::filled(mesh, DType::I64, [len].into(), &layout, FillSource::Permutation, from)
     }
 
     /// A tensor of initial values. No rank makes more than its part, but of [`Init::Orthogonal`].
@@ -110,7 +110,7 @@ impl DTensor {
         init: Init,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::filled(mesh, dtype, shape.into(), &layout, Values::Init(init), from)
+        Self::filled(mesh, dtype, shape.into(), &layout, FillSource::Init(init), from)
     }
 
     fn filled(
@@ -118,7 +118,7 @@ impl DTensor {
         dtype: DType,
         shape: Shape,
         layout: &Layout,
-        values: Values,
+        values: FillSource,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
         let meta = mesh.meta(dtype, &shape, layout)?;
@@ -143,7 +143,7 @@ impl DTensor {
             self.dtype(),
             self.shape().clone(),
             layout,
-            Values::RandomElement(distribution),
+            FillSource::RandomElement(distribution),
             from,
         )
     }
@@ -184,7 +184,7 @@ impl DTensor {
     /// As [`DTensor::random`]; refuses a tensor that a backward pass reaches, whose history would be another value's.
     /// The values are then as before.
     pub fn fill_random(&mut self, distribution: Distribution, from: impl IntoDraw) -> Result<()> {
-        self.refill(Values::RandomElement(distribution), from)
+        self.refill(FillSource::RandomElement(distribution), from)
     }
 
     /// Writes initial values over all elements, in place where nobody shares the buffer.
@@ -192,7 +192,7 @@ impl DTensor {
     /// # Errors
     /// As [`DTensor::init`] and [`DTensor::fill_random`].
     pub fn fill_init(&mut self, init: Init, from: impl IntoDraw) -> Result<()> {
-        self.refill(Values::Init(init), from)
+        self.refill(FillSource::Init(init), from)
     }
 
     /// The indices along `dim` in random order: index i of the result is index [`Permutation::at`] i of this tensor, on
@@ -226,7 +226,7 @@ impl DTensor {
         DTensor::apply_one(&op, &[self])?.redistribute(self.layout().clone())
     }
 
-    fn refill(&mut self, values: Values, from: impl IntoDraw) -> Result<()> {
+    fn refill(&mut self, values: FillSource, from: impl IntoDraw) -> Result<()> {
         if self.has_history() {
             let remedy = "draw a tensor like it, or detach it first";
             let rule = "a tensor with a history cannot be overwritten";
@@ -243,32 +243,32 @@ impl DTensor {
 
 /// What a tensor is filled with.
 #[derive(Clone, Copy)]
-enum Values {
+enum FillSource {
     RandomElement(Distribution),
     Init(Init),
     /// The indices of a single dim, in random order.
-    Order,
+    Permutation,
 }
 
-impl Values {
+impl FillSource {
     fn verb(&self) -> &'static str {
         match self {
-            Values::RandomElement(distribution) => distribution.name(),
-            Values::Init(_) => "init",
-            Values::Order => "randperm",
+            FillSource::RandomElement(distribution) => distribution.name(),
+            FillSource::Init(_) => "init",
+            FillSource::Permutation => "randperm",
         }
     }
 
-    /// Refuses whatever [`Values::write`] would, from facts that all ranks share: no generator has counted yet.
+    /// Refuses whatever [`FillSource::write`] would, from facts that all ranks share: no generator has counted yet.
     fn check(&self, meta: &TensorMeta) -> Result<()> {
         refuse_partial(self.verb(), meta)?;
         match self {
-            Values::RandomElement(distribution) => distribution.check(meta.dtype()),
-            Values::Init(init) => {
+            FillSource::RandomElement(distribution) => distribution.check(meta.dtype()),
+            FillSource::Init(init) => {
                 meta.dtype().expect_float("init")?;
                 init.resolve(meta.shape()).map(drop)
             }
-            Values::Order => Ok(()),
+            FillSource::Permutation => Ok(()),
         }
     }
 
@@ -279,9 +279,9 @@ impl Values {
         }
         let (shape, region) = (meta.shape(), &meta.window().region);
         match self {
-            Values::RandomElement(distribution) => distribution.fill_tensor(draw, shape, region, local),
-            Values::Init(init) => init.prepare(draw, shape)?.fill_tensor(region, local),
-            Values::Order => Permutation::new(draw, shape[0] as u64).fill_tensor(region, local),
+            FillSource::RandomElement(distribution) => distribution.fill_tensor(draw, shape, region, local),
+            FillSource::Init(init) => init.prepare(draw, shape)?.fill_tensor(region, local),
+            FillSource::Permutation => Permutation::new(draw, shape[0] as u64).fill_tensor(region, local),
         }
     }
 }

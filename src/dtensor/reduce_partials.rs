@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor};
 
 /// Reductions over one group, of one dtype, that travel together.
-struct Bundle {
+struct ReductionBucket {
     group: Group,
     dtype: DType,
     /// The tensors' places in the call, how each is folded, and what it becomes.
@@ -24,33 +24,34 @@ impl DTensor {
     /// # Errors
     /// A fault of communication.
     pub fn reduce_partials(xs: &[DTensor]) -> Result<Vec<DTensor>> {
-        let mut bundles: Vec<Bundle> = Vec::new();
+        let mut buckets: Vec<ReductionBucket> = Vec::new();
         let mut done: Vec<Option<DTensor>> = vec![None; xs.len()];
         for (i, x) in xs.iter().enumerate() {
             let meta = x.mesh.intern(x.meta.spec().with_layout(x.layout().reduced())?)?;
             let m = redistribute::find(&x.mesh, &x.meta, &meta)?;
-            let Some((group, reduce)) = m.only_all_reduce().filter(|_| x.edge.is_none()) else {
+            let Some((group, reduce)) = m.only_all_reduce().filter(|_| x.history.is_none()) else {
                 done[i] = Some(x.reduce_partial()?);
                 continue;
             };
-            let like = |b: &&mut Bundle| b.group.ranks() == group.ranks() && b.dtype == x.local.dtype();
-            match bundles.iter_mut().find(like) {
-                Some(bundle) => bundle.members.push((i, reduce.clone(), meta)),
-                None => bundles.push(Bundle {
+            let like =
+                |b: &&mut ReductionBucket| b.group.ranks() == group.ranks() && b.dtype == x.local.dtype();
+            match buckets.iter_mut().find(like) {
+                Some(bucket) => bucket.members.push((i, reduce.clone(), meta)),
+                None => buckets.push(ReductionBucket {
                     group: group.clone(),
                     dtype: x.local.dtype(),
                     members: vec![(i, reduce.clone(), meta)],
                 }),
             }
         }
-        for bundle in bundles {
-            bundle.run(xs, &mut done)?;
+        for bucket in buckets {
+            bucket.run(xs, &mut done)?;
         }
-        Ok(done.into_iter().map(|x| x.expect("each is alone or in a bundle")).collect())
+        Ok(done.into_iter().map(|x| x.expect("each is alone or in a bucket")).collect())
     }
 }
 
-impl Bundle {
+impl ReductionBucket {
     fn run(&self, xs: &[DTensor], done: &mut [Option<DTensor>]) -> Result<()> {
         let len = |member: usize, reduce: &Reduce| reduce.part_shape(member).numel();
         let total = |member: usize| self.members.iter().map(|(_, r, _)| len(member, r)).sum::<usize>();

@@ -6,18 +6,18 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::plan::{Needs, Plan};
-use super::tensor::{DTensor, DTensors, Edge, Node, Saved, TapeCall, next_id};
+use super::call_plan::{CallPlan, Needs};
+use super::tensor::{DTensor, DTensors, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use crate::error::Result;
 use crate::ops::Op;
 
-impl Drop for Node {
+impl Drop for TapeNode {
     /// Takes long chains apart in a loop: dropped recursively they could exhaust the stack.
     fn drop(&mut self) {
         let mut calls: Vec<TapeCall> = self.call.take().into_iter().collect();
         while let Some(call) = calls.pop() {
-            for edge in call.edges.into_iter().flatten() {
-                if let Ok(mut node) = Rc::try_unwrap(edge.node) {
+            for output in call.inputs.into_iter().flatten() {
+                if let Ok(mut node) = Rc::try_unwrap(output.node) {
                     calls.extend(node.call.take());
                 }
             }
@@ -28,7 +28,7 @@ impl Drop for Node {
 /// Keeps what the derivative of this call needs, if a gradient is wanted.
 pub(super) fn record(
     op: &dyn Op,
-    plan: &Plan,
+    plan: &CallPlan,
     ins: &[&DTensor],
     moved: &[Option<DTensor>],
     mut outs: DTensors,
@@ -53,20 +53,21 @@ pub(super) fn record(
         };
         match &x.origin {
             Some(origin) => Saved::Regather(origin.clone()),
-            None => Saved::Kept(DTensor { edge: None, ..x.clone() }),
+            None => Saved::Kept(DTensor { history: None, ..x.clone() }),
         }
     };
     let saved = program.reads[..ins.len()].iter().enumerate().map(|(i, &r)| r.then(|| keep(i)));
     let saved_outs = outs.iter().zip(result_reads).map(|(o, &r)| r.then(|| Saved::Kept(o.clone())));
     let call = TapeCall {
-        edges: ins.iter().zip(&program.grads).map(|(x, g)| g.and_then(|_| x.edge.clone())).collect(),
+        inputs: ins.iter().zip(&program.grads).map(|(x, g)| g.and_then(|_| x.history.clone())).collect(),
         saved: saved.chain(saved_outs).collect(),
         program: program.clone(),
     };
     let meta = outs.iter().map(|o| o.meta.clone()).collect();
-    let node = Rc::new(Node { id: next_id(), outs: meta, call: Some(call), awaited: Cell::default() });
+    let node =
+        Rc::new(TapeNode { id: next_id(), outs: meta, call: Some(call), pending_grads: Cell::default() });
     for (out, o) in outs.iter_mut().enumerate().filter(|(out, _)| grad_reads[*out]) {
-        o.edge = Some(Edge { node: node.clone(), out });
+        o.history = Some(TapeOutput { node: node.clone(), out });
     }
     Ok(outs)
 }

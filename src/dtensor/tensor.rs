@@ -37,7 +37,7 @@ pub struct DTensor {
     pub(super) local: Tensor,
     pub(super) meta: Rc<TensorMeta>,
     pub(super) mesh: DeviceMesh,
-    pub(super) edge: Option<Edge>,
+    pub(super) history: Option<TapeOutput>,
     /// Where this tensor can be had again, if it is kept for the backward pass only as that.
     pub(super) origin: Option<Rc<GatheredFrom>>,
 }
@@ -47,26 +47,26 @@ pub type DTensors = SmallVec<[DTensor; 3]>;
 
 /// One result of one node of the tape.
 #[derive(Clone)]
-pub(super) struct Edge {
-    pub node: Rc<Node>,
+pub(super) struct TapeOutput {
+    pub node: Rc<TapeNode>,
     pub out: usize,
 }
 
 /// The history of a leaf, or of one call's results.
-pub(super) struct Node {
+pub(super) struct TapeNode {
     pub id: u64,
     pub outs: SmallVec<[Rc<TensorMeta>; 1]>,
     /// None for a leaf.
     pub call: Option<TapeCall>,
     /// In the backward pass of this number: how many gradients have still to come.
-    pub awaited: Cell<(u64, usize)>,
+    pub pending_grads: Cell<(u64, usize)>,
 }
 
 /// A call of an operator, as its derivative needs it.
 pub(super) struct TapeCall {
     pub program: Rc<Program>,
     /// One an operand, where its gradient is wanted and there is one.
-    pub edges: SmallVec<[Option<Edge>; 3]>,
+    pub inputs: SmallVec<[Option<TapeOutput>; 3]>,
     /// In the numbering of the program's values.
     pub saved: SmallVec<[Option<Saved>; 4]>,
 }
@@ -81,15 +81,15 @@ pub(super) enum Saved {
 pub(super) struct GatheredFrom {
     pub shard: DTensor,
     pub meta: Rc<TensorMeta>,
-    pub flight: RefCell<Option<InFlight>>,
+    pub in_flight: RefCell<Option<InFlight>>,
     /// The origins of the unit that ran before: asked for while this one is used.
-    pub before: Vec<Weak<GatheredFrom>>,
+    pub earlier: Vec<Weak<GatheredFrom>>,
 }
 
-impl Node {
-    fn leaf(x: &DTensor) -> Rc<Node> {
+impl TapeNode {
+    fn leaf(x: &DTensor) -> Rc<TapeNode> {
         let outs = [x.meta.clone()].into_iter().collect();
-        Rc::new(Node { id: next_id(), outs, call: None, awaited: Cell::default() })
+        Rc::new(TapeNode { id: next_id(), outs, call: None, pending_grads: Cell::default() })
     }
 }
 
@@ -145,7 +145,7 @@ impl DTensor {
     pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>) -> DTensor {
         debug_assert_eq!(local.shape(), meta.stored_shape(), "{}", meta.spec());
         debug_assert_eq!(local.dtype(), meta.spec().stored_dtype(), "{}", meta.spec());
-        DTensor { local, meta, mesh: mesh.clone(), edge: None, origin: None }
+        DTensor { local, meta, mesh: mesh.clone(), history: None, origin: None }
     }
 
     /// This rank's part. Of a sum in parts, one for each node of the summation tree that this rank has finished, stacked
@@ -254,13 +254,17 @@ impl DTensor {
     /// As [`DTensor::redistribute`].
     pub fn redistribute_async(&self, layout: Layout) -> Result<PendingRedistribution> {
         if layout == *self.layout() {
-            return Ok(PendingRedistribution { source: self.clone(), meta: self.meta.clone(), flight: None });
+            return Ok(PendingRedistribution {
+                source: self.clone(),
+                meta: self.meta.clone(),
+                in_flight: None,
+            });
         }
         let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
         let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
         let _label = during_at_least("redistribute");
-        let flight = Some(m.start(&self.mesh, self.local.clone())?);
-        Ok(PendingRedistribution { source: self.clone(), meta, flight })
+        let in_flight = Some(m.start(&self.mesh, self.local.clone())?);
+        Ok(PendingRedistribution { source: self.clone(), meta, in_flight })
     }
 
     /// The whole on every rank. Every rank receives what it lacks.
@@ -274,7 +278,7 @@ impl DTensor {
 
     /// The value without its history: gradients stop here.
     pub fn detach(&self) -> DTensor {
-        DTensor { edge: None, ..self.clone() }
+        DTensor { history: None, ..self.clone() }
     }
 
     /// This value as the start of a history: [`DTensor::backward`] gives its gradient, in this layout.
@@ -284,12 +288,12 @@ impl DTensor {
     pub fn requires_grad(&self) -> Result<DTensor> {
         self.dtype().expect_float("requires_grad")?;
         refuse_partial("requires_grad", &self.meta)?;
-        Ok(DTensor { edge: Some(Edge { node: Node::leaf(self), out: 0 }), ..self.clone() })
+        Ok(DTensor { history: Some(TapeOutput { node: TapeNode::leaf(self), out: 0 }), ..self.clone() })
     }
 
     /// True where a backward pass reaches this value.
     pub fn has_history(&self) -> bool {
-        self.edge.is_some()
+        self.history.is_some()
     }
 }
 
@@ -310,7 +314,7 @@ pub(super) fn refuse_partial(verb: &str, meta: &TensorMeta) -> Result<()> {
 pub struct PendingRedistribution {
     source: DTensor,
     meta: Rc<TensorMeta>,
-    flight: Option<InFlight>,
+    in_flight: Option<InFlight>,
 }
 
 impl PendingRedistribution {
@@ -319,12 +323,12 @@ impl PendingRedistribution {
     /// # Errors
     /// A fault of communication.
     pub fn wait(self) -> Result<DTensor> {
-        let PendingRedistribution { source, meta, flight } = self;
-        let Some(flight) = flight else { return Ok(source) };
+        let PendingRedistribution { source, meta, in_flight } = self;
+        let Some(in_flight) = in_flight else { return Ok(source) };
         let mesh = source.mesh.clone();
-        let local = flight.finish(&mesh)?;
+        let local = in_flight.finish(&mesh)?;
         // The derivative of the identity is the identity.
-        Ok(DTensor { edge: source.edge, ..DTensor::wrap(&mesh, local, meta) })
+        Ok(DTensor { history: source.history, ..DTensor::wrap(&mesh, local, meta) })
     }
 }
 

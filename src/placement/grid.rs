@@ -18,7 +18,7 @@ pub(super) struct Axis {
 
 /// Ranks that follow no strides, row-major.
 #[derive(PartialEq, Eq, Hash)]
-pub(super) struct List {
+pub(super) struct RankList {
     pub ranks: Vec<usize>,
     /// The places, by ascending rank.
     pub places: Vec<usize>,
@@ -67,10 +67,10 @@ pub(super) fn strides_of(axes: &[Axis], ranks: &[usize]) -> Option<Dims> {
 
 /// Divides by the strides, largest first: each is larger than all that the smaller ones can reach. Axes of one rank
 /// stand at 0.
-pub(super) fn coords_of(axes: &[Axis], base: usize, list: Option<&List>, rank: usize) -> Option<Dims> {
+pub(super) fn coords_of(axes: &[Axis], base: usize, list: Option<&RankList>, rank: usize) -> Option<Dims> {
     let place = match list {
         None => rank,
-        Some(List { ranks, places }) => {
+        Some(RankList { ranks, places }) => {
             places[places.binary_search_by_key(&rank, |&place| ranks[place]).ok()?]
         }
     };

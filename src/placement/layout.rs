@@ -16,10 +16,10 @@ use crate::error::{Error, Result};
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
     placements: SmallVec<[Placement; 4]>,
-    order: Order,
+    order: AxisOrder,
 }
 
-type Order = SmallVec<[usize; 4]>;
+type AxisOrder = SmallVec<[usize; 4]>;
 
 impl Layout {
     /// The layout with these placements, one a mesh axis; the first axis is the outermost.
@@ -134,19 +134,19 @@ impl Layout {
             return None;
         }
         let family = family(&self.placements, a);
-        let order: Order = self.order.iter().copied().filter(|b| family.contains(b)).collect();
+        let order: AxisOrder = self.order.iter().copied().filter(|b| family.contains(b)).collect();
         if order.is_sorted() { None } else { order.iter().position(|&b| b == a) }
     }
 }
 
 /// The axes that share dims with `a`, directly or through others, `a` included.
-pub(super) fn family(placements: &[Placement], a: usize) -> Order {
-    let mut family = Order::from_slice(&[a]);
+pub(super) fn family(placements: &[Placement], a: usize) -> AxisOrder {
+    let mut family = AxisOrder::from_slice(&[a]);
     let mut next = 0;
     while next < family.len() {
         let b = family[next];
         let near = (0..placements.len()).filter(|&c| placements[b].meets(&placements[c]));
-        let new: Order = near.filter(|c| !family.contains(c)).collect();
+        let new: AxisOrder = near.filter(|c| !family.contains(c)).collect();
         family.extend(new);
         next += 1;
     }
@@ -155,7 +155,7 @@ pub(super) fn family(placements: &[Placement], a: usize) -> Order {
 
 /// The lexicographically least order in which axes that share a dim stand as in `order`. That is a normal form: orders
 /// mean the same exactly where these pairs agree (the traces of Cartier and Foata).
-fn canonical(placements: &[Placement], mut order: Order) -> Order {
+fn canonical(placements: &[Placement], mut order: AxisOrder) -> AxisOrder {
     for i in 0..order.len() {
         // An axis may come next unless one before it shares a dim with it.
         let free = |j: &usize| order[i..*j].iter().all(|&b| !placements[b].meets(&placements[order[*j]]));

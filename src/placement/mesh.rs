@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHasher;
 use smallvec::SmallVec;
 
-use super::grid::{Axes, Axis, List, coords_of, places, row_major, strides_of};
+use super::grid::{Axes, Axis, RankList, coords_of, places, row_major, strides_of};
 use crate::error::{Error, Result};
 use crate::tensor::Dims;
 
@@ -29,16 +29,16 @@ use crate::tensor::Dims;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Mesh(Arc<Inner>);
+pub struct Mesh(Arc<MeshGrid>);
 
 /// Length and stride of each axis.
 type Strides = SmallVec<[(usize, usize); 4]>;
 
-struct Inner {
+struct MeshGrid {
     axes: Axes,
     /// Where coordinates lead: `base + sum(coordinate * stride)` is a rank, or where there is a list, a place in it.
     base: usize,
-    list: Option<Arc<List>>,
+    list: Option<Arc<RankList>>,
     rank: usize,
     coords: Dims,
     /// Of the fields above, so that a mesh in a cache key costs one word.
@@ -52,7 +52,7 @@ impl Mesh {
     /// Refuses an axis without ranks, a name that is empty, used twice, or not made of letters, digits and `_`, more
     /// ranks than can be counted, and a `rank` that is not in the mesh.
     pub fn new(axes: &[(&str, usize)], rank: usize) -> Result<Mesh> {
-        let given = || format!("rank {rank} of {}", Pairs(axes));
+        let given = || format!("rank {rank} of {}", AxesText(axes));
         let rank_len = check_axes(axes, given)?;
         if rank >= rank_len {
             let remedy = format!("its ranks are 0 to {}", rank_len - 1);
@@ -82,7 +82,7 @@ impl Mesh {
     /// Refuses the axes that [`Mesh::new`] refuses, another number of ranks than the axes have, and a rank named twice.
     pub fn over(axes: &[(&str, usize)], ranks: impl IntoIterator<Item = usize>) -> Result<Mesh> {
         let ranks: Vec<usize> = ranks.into_iter().collect();
-        let given = || format!("{} over {}", Pairs(axes), Ranks(&ranks));
+        let given = || format!("{} over {}", AxesText(axes), RanksText(&ranks));
         let rank_len = check_axes(axes, given)?;
         if ranks.len() != rank_len {
             let rule = "the number of ranks is not the axes'";
@@ -245,7 +245,7 @@ impl Mesh {
 
     /// The same mesh as `rank` sees it, or `None` where that rank is not in it.
     pub fn seen_from(&self, rank: usize) -> Option<Mesh> {
-        let Inner { axes, base, list, .. } = &*self.0;
+        let MeshGrid { axes, base, list, .. } = &*self.0;
         self.contains(rank).then(|| Mesh::from_parts(axes.clone(), *base, list.clone(), rank))
     }
 
@@ -258,7 +258,7 @@ impl Mesh {
     pub(crate) fn with_ranks(&self) -> String {
         format!(
             "{self} over {}",
-            Ranks(&self.ranks().take(SHOWN + 1).collect::<Vec<_>>()).of(self.rank_len())
+            RanksText(&self.ranks().take(SHOWN + 1).collect::<Vec<_>>()).of(self.rank_len())
         )
     }
 
@@ -270,20 +270,20 @@ impl Mesh {
         }
         let mut places: Vec<usize> = (0..ranks.len()).collect();
         places.sort_unstable_by_key(|&place| ranks[place]);
-        Mesh::from_parts(axes, 0, Some(Arc::new(List { ranks, places })), rank)
+        Mesh::from_parts(axes, 0, Some(Arc::new(RankList { ranks, places })), rank)
     }
 
-    fn from_parts(mut axes: Axes, base: usize, list: Option<Arc<List>>, rank: usize) -> Mesh {
+    fn from_parts(mut axes: Axes, base: usize, list: Option<Arc<RankList>>, rank: usize) -> Mesh {
         axes.iter_mut().filter(|axis| axis.len == 1).for_each(|axis| axis.stride = 1);
         let coords = coords_of(&axes, base, list.as_deref(), rank)
             .expect("the callers have checked that the rank is inside");
         let mut hasher = FxHasher::default();
         (axes.as_slice(), base, &list, rank).hash(&mut hasher);
-        Mesh(Arc::new(Inner { axes, base, list, rank, coords, hash: hasher.finish() }))
+        Mesh(Arc::new(MeshGrid { axes, base, list, rank, coords, hash: hasher.finish() }))
     }
 }
 
-impl Inner {
+impl MeshGrid {
     fn rank_of(&self, place: usize) -> usize {
         self.list.as_ref().map_or(place, |list| list.ranks[place])
     }
@@ -333,7 +333,7 @@ impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pairs: SmallVec<[(&str, usize); 4]> =
             self.0.axes.iter().map(|axis| (&*axis.name, axis.len)).collect();
-        Pairs(&pairs).fmt(f)
+        AxesText(&pairs).fmt(f)
     }
 }
 
@@ -343,9 +343,9 @@ impl fmt::Debug for Mesh {
     }
 }
 
-struct Pairs<'a>(&'a [(&'a str, usize)]);
+struct AxesText<'a>(&'a [(&'a str, usize)]);
 
-impl fmt::Display for Pairs<'_> {
+impl fmt::Display for AxesText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(")?;
         for (i, (name, len)) in self.0.iter().enumerate() {
@@ -359,9 +359,9 @@ impl fmt::Display for Pairs<'_> {
 const SHOWN: usize = 8;
 
 /// Ranks as errors list them: `{0, 1, 5}`.
-struct Ranks<'a>(&'a [usize]);
+struct RanksText<'a>(&'a [usize]);
 
-impl Ranks<'_> {
+impl RanksText<'_> {
     /// The same, of which these are the first of `len`.
     fn of(&self, len: usize) -> String {
         let shown: Vec<String> = self.0.iter().take(SHOWN).map(usize::to_string).collect();
@@ -370,7 +370,7 @@ impl Ranks<'_> {
     }
 }
 
-impl fmt::Display for Ranks<'_> {
+impl fmt::Display for RanksText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.of(self.0.len()))
     }

@@ -41,10 +41,10 @@ mod grid;
 mod layout;
 mod mesh;
 mod notation;
-mod piece;
 mod reduction_tree;
 mod region;
 mod runs;
+mod shard_bounds;
 pub mod short;
 mod spec;
 
@@ -52,7 +52,7 @@ pub use axis::{Placement, chunk};
 pub use layout::Layout;
 pub use mesh::Mesh;
 pub use reduction_tree::{ReductionTree, TreeNode};
-pub use region::{Block, Overlap, Region};
+pub use region::{IndexBox, Overlap, Region};
 pub use spec::Spec;
 
 pub use crate::tensor::{LEAF, Leaf};

@@ -11,8 +11,8 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::piece::Piece;
-use super::{Block, Layout, Mesh, Region};
+use super::shard_bounds::ShardBounds;
+use super::{IndexBox, Layout, Mesh, Region};
 use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
 
 /// The terms of a sum in parts, and who has added up which.
@@ -73,7 +73,7 @@ impl TreeNode {
         node
     }
 
-    fn overlap(&self, block: &Block) -> usize {
+    fn overlap(&self, block: &IndexBox) -> usize {
         let common = |d: usize| {
             let end = (self.start[d] + self.len[d]).min(block.start[d] + block.len[d]);
             end.saturating_sub(self.start[d].max(block.start[d]))
@@ -106,10 +106,10 @@ impl ReductionTree {
     /// The nodes that the rank at `coords` holds, in the tree's order; none where its box cuts a leaf that cannot be cut.
     pub fn finished_nodes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
         if self.is_flattened() {
-            return self.forest_of_blocks(mesh, coords);
+            return self.finished_nodes_of_boxes(mesh, coords);
         }
         let dims = 0..self.extents.len();
-        let held: SmallVec<[Ranges; 4]> = dims.map(|d| self.held(mesh, coords, d)).collect();
+        let held: SmallVec<[Ranges; 4]> = dims.map(|d| self.held_ranges(mesh, coords, d)).collect();
         if held.iter().any(|h| h.is_empty()) {
             return Some(Vec::new());
         }
@@ -118,7 +118,7 @@ impl ReductionTree {
             return Some(vec![TreeNode::root(&self.extents)]);
         };
         let mut ranges = Vec::new();
-        if !cover(0..self.extents[cut], &held[cut], self.leaf_of(cut), &mut ranges) {
+        if !append_largest_ranges(0..self.extents[cut], &held[cut], self.leaf_of(cut), &mut ranges) {
             return None;
         }
         let mut nodes = vec![TreeNode::root(&self.extents)];
@@ -138,7 +138,8 @@ impl ReductionTree {
         let open: Vec<usize> = self.open_axes().collect();
         if self.is_flattened() {
             let mut positions = self.positions(mesh, &open).into_iter();
-            return positions.try_fold(0, |most, c| Some(self.forest_of_blocks(mesh, &c)?.len().max(most)));
+            return positions
+                .try_fold(0, |most, c| Some(self.finished_nodes_of_boxes(mesh, &c)?.len().max(most)));
         }
         if self.extents.contains(&0) {
             return Some(0);
@@ -146,7 +147,7 @@ impl ReductionTree {
         let held = |d: usize| {
             let axes: Vec<usize> =
                 open.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
-            let all = self.positions(mesh, &axes).into_iter().map(|c| self.held(mesh, &c, d));
+            let all = self.positions(mesh, &axes).into_iter().map(|c| self.held_ranges(mesh, &c, d));
             all.filter(|held| !held.is_empty()).collect::<Vec<Ranges>>()
         };
         let mut dims = (0..self.extents.len()).map(|d| (d, held(d))).rev();
@@ -158,7 +159,7 @@ impl ReductionTree {
         let (mut most, mut ranges) = (0, Vec::new());
         for held in &held {
             ranges.clear();
-            if !cover(0..self.extents[cut], held, self.leaf_of(cut), &mut ranges) {
+            if !append_largest_ranges(0..self.extents[cut], held, self.leaf_of(cut), &mut ranges) {
                 return None;
             }
             most = most.max(ranges.len());
@@ -172,7 +173,7 @@ impl ReductionTree {
     ///
     /// # Panics
     /// Where some rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
-    pub fn order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
+    pub fn fold_order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
         let mut held = FxHashMap::default();
         let mut nodes_len = Vec::with_capacity(members.len());
         for (member, at) in members.iter().enumerate() {
@@ -216,11 +217,11 @@ impl ReductionTree {
 
     /// The indices that the rank at `coords` has by its cut alone.
     fn region_at(&self, mesh: &Mesh, coords: &[usize]) -> Region {
-        Piece::at(mesh, &self.layout, &self.extents, coords).region()
+        ShardBounds::at(mesh, &self.layout, &self.extents, coords).region()
     }
 
     /// The indices of dim `d` that the rank at `coords` and the ranks along `done` have.
-    fn held(&self, mesh: &Mesh, coords: &[usize], d: usize) -> Ranges {
+    fn held_ranges(&self, mesh: &Mesh, coords: &[usize], d: usize) -> Ranges {
         let done: SmallVec<[usize; 2]> =
             self.done.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
         let mut at = Dims::from_slice(coords);
@@ -246,15 +247,15 @@ impl ReductionTree {
     }
 
     /// [`ReductionTree::forest`], from boxes of any kind.
-    fn forest_of_blocks(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
+    fn finished_nodes_of_boxes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
         let blocks = self.blocks(mesh, coords);
-        let blocks: Vec<&Block> = blocks.iter().collect();
+        let blocks: Vec<&IndexBox> = blocks.iter().collect();
         let mut nodes = Vec::new();
-        largest(TreeNode::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
+        append_largest_nodes(TreeNode::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
     }
 
     /// The boxes of terms that the rank at `coords` has added up: its own, and those of the ranks along `done`.
-    fn blocks(&self, mesh: &Mesh, coords: &[usize]) -> Vec<Block> {
+    fn blocks(&self, mesh: &Mesh, coords: &[usize]) -> Vec<IndexBox> {
         let mut at = Dims::from_slice(coords);
         let mut blocks = Vec::new();
         for place in self.positions(mesh, &self.done) {
@@ -292,7 +293,12 @@ fn is_whole(held: &Ranges, extent: usize) -> bool {
 
 /// Appends the largest ranges at or below `at`, of one dim's part of the tree, that lie inside `held`; false where they cut a
 /// leaf.
-fn cover(at: Range<usize>, held: &[Range<usize>], leaf: Option<Leaf>, out: &mut Vec<Range<usize>>) -> bool {
+fn append_largest_ranges(
+    at: Range<usize>,
+    held: &[Range<usize>],
+    leaf: Option<Leaf>,
+    out: &mut Vec<Range<usize>>,
+) -> bool {
     let near = held.partition_point(|r| r.end <= at.start)..held.partition_point(|r| r.start < at.end);
     let held = &held[near];
     let common = |r: &Range<usize>| r.end.min(at.end) - r.start.max(at.start);
@@ -306,7 +312,8 @@ fn cover(at: Range<usize>, held: &[Range<usize>], leaf: Option<Leaf>, out: &mut 
     }
     let Some(left) = left_of(at.len(), leaf) else { return false };
     let mid = at.start + left;
-    cover(at.start..mid, held, leaf, out) && cover(mid..at.end, held, leaf, out)
+    append_largest_ranges(at.start..mid, held, leaf, out)
+        && append_largest_ranges(mid..at.end, held, leaf, out)
 }
 
 /// How many of `n` indices, at least 2, go to the left; none of a leaf that cannot be cut.
@@ -315,8 +322,8 @@ fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
 }
 
 /// Appends the largest nodes at or below `node` that lie inside the blocks; false where they cut a leaf.
-fn largest(node: TreeNode, blocks: &[&Block], leaf: Leaf, out: &mut Vec<TreeNode>) -> bool {
-    let near: Vec<&Block> = blocks.iter().copied().filter(|b| node.overlap(b) > 0).collect();
+fn append_largest_nodes(node: TreeNode, blocks: &[&IndexBox], leaf: Leaf, out: &mut Vec<TreeNode>) -> bool {
+    let near: Vec<&IndexBox> = blocks.iter().copied().filter(|b| node.overlap(b) > 0).collect();
     let held: usize = near.iter().map(|b| node.overlap(b)).sum();
     if held == 0 {
         return true;
@@ -326,7 +333,7 @@ fn largest(node: TreeNode, blocks: &[&Block], leaf: Leaf, out: &mut Vec<TreeNode
         return true;
     }
     let Some((a, b)) = node.halves(leaf) else { return false };
-    largest(a, &near, leaf, out) && largest(b, &near, leaf, out)
+    append_largest_nodes(a, &near, leaf, out) && append_largest_nodes(b, &near, leaf, out)
 }
 
 #[cfg(test)]
@@ -336,7 +343,7 @@ mod tests {
     use super::*;
     use crate::tensor::DType;
 
-    fn forests(
+    fn nodes_of_ranks(
         extents: &[usize],
         leaf: Leaf,
         mesh: &str,
@@ -355,25 +362,25 @@ mod tests {
     #[test]
     fn even_power_of_two_cuts_are_single_nodes() {
         for leaf in [Leaf::Pairs, Leaf::Chain] {
-            let four = forests(&[512], leaf, "tp=4", Layout::new([shard(0)]));
+            let four = nodes_of_ranks(&[512], leaf, "tp=4", Layout::new([shard(0)]));
             assert_eq!(four, [0, 128, 256, 384].map(|s| Some(vec![(s, 128)])));
-            let rows = forests(&[12, 64], leaf, "dp=2", Layout::new([shard(0)]));
+            let rows = nodes_of_ranks(&[12, 64], leaf, "dp=2", Layout::new([shard(0)]));
             assert_eq!(rows, [0, 384].map(|s| Some(vec![(s, 384)])));
         }
     }
 
     #[test]
     fn other_cuts_are_short_forests_and_chains_are_not_cut() {
-        let thirds = forests(&[12, 2], Leaf::Chain, "dp=3", Layout::new([shard(0)]));
+        let thirds = nodes_of_ranks(&[12, 2], Leaf::Chain, "dp=3", Layout::new([shard(0)]));
         let want = [vec![(0, 6), (6, 2)], vec![(8, 2), (10, 2), (12, 4)], vec![(16, 2), (18, 6)]];
         assert_eq!(thirds, want.map(Some));
-        assert_eq!(forests(&[64], Leaf::Chain, "tp=3", Layout::new([shard(0)])), [None, None, None]);
-        let pairs = forests(&[24], Leaf::Pairs, "tp=3", Layout::new([shard(0)]));
+        assert_eq!(nodes_of_ranks(&[64], Leaf::Chain, "tp=3", Layout::new([shard(0)])), [None, None, None]);
+        let pairs = nodes_of_ranks(&[24], Leaf::Pairs, "tp=3", Layout::new([shard(0)]));
         assert_eq!(pairs, [Some(vec![(0, 8)]), Some(vec![(8, 8)]), Some(vec![(16, 8)])]);
-        let five = forests(&[3], Leaf::Pairs, "tp=5", Layout::new([shard(0)]));
+        let five = nodes_of_ranks(&[3], Leaf::Pairs, "tp=5", Layout::new([shard(0)]));
         assert_eq!(five[2..], [Some(vec![(2, 1)]), Some(vec![]), Some(vec![])]);
         // The inner dim cut: half of each row.
-        let inner = forests(&[3, 64], Leaf::Chain, "tp=2", Layout::new([shard(1)]));
+        let inner = nodes_of_ranks(&[3, 64], Leaf::Chain, "tp=2", Layout::new([shard(1)]));
         assert_eq!(inner[1], Some(vec![(32, 32), (96, 32), (160, 32)]));
     }
 
@@ -405,7 +412,7 @@ mod tests {
                         let mut most = Some(0);
                         for r in mesh.ranks() {
                             let coords = mesh.coords_of(r).unwrap();
-                            let want = tree.forest_of_blocks(&mesh, &coords);
+                            let want = tree.finished_nodes_of_boxes(&mesh, &coords);
                             let got = tree.finished_nodes(&mesh, &coords);
                             assert_eq!(got, want, "{text} {layout} {extents:?} {leaf:?} {done:?} rank {r}");
                             most = most.zip(want).map(|(most, nodes)| nodes.len().max(most));
@@ -476,7 +483,7 @@ mod tests {
                                 .filter(|c| (0..2).all(|a| axes.contains(&a) || c[a] == coords(r)[a]))
                                 .collect();
                             let mut stack: Vec<String> = vec![];
-                            for step in tree.order(&mesh, &coords(r), &members, &axes).steps() {
+                            for step in tree.fold_order(&mesh, &coords(r), &members, &axes).steps() {
                                 match *step {
                                     FoldStep::Push { operand: member, node } => {
                                         stack.push(held[mesh.position_of(&members[member])][node].clone())

@@ -14,14 +14,14 @@ pub struct Region {
     /// The shape of the local tensor.
     pub local: Shape,
     /// The boxes of global indices.
-    pub boxes: SmallVec<[Block; 1]>,
+    pub boxes: SmallVec<[IndexBox; 1]>,
     /// Where each dim starts, also of an empty region; `None` where dims are flattened.
     origin: Option<Dims>,
 }
 
 /// A box of global indices, in one rank's local storage.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Block {
+pub struct IndexBox {
     /// The first global index.
     pub start: Dims,
     /// The number of indices along each global dim; never 0.
@@ -60,7 +60,7 @@ impl Region {
         let mut boxes = SmallVec::new();
         if !len.contains(&0) {
             let len_dims = Dims::from_slice(&len);
-            boxes.push(Block { start: start.clone(), len: len_dims, offset: 0, strides: len.strides() });
+            boxes.push(IndexBox { start: start.clone(), len: len_dims, offset: 0, strides: len.strides() });
         }
         Region { local: len, boxes, origin: Some(start) }
     }
@@ -85,7 +85,7 @@ impl Region {
                 .expect("the innermost prefix dim has step 1");
             let index: Dims = (0..dims).map(|d| at / steps[d] % len[d]).collect();
             let count = ((hi - at) / steps[d]).min(len[d] - index[d]);
-            let mut block = Block {
+            let mut block = IndexBox {
                 start: start.into(),
                 len: len.into(),
                 offset: (at - lo) * each,
@@ -183,8 +183,8 @@ impl Region {
     }
 }
 
-impl Block {
-    fn intersect(&self, other: &Block) -> Option<Overlap> {
+impl IndexBox {
+    fn intersect(&self, other: &IndexBox) -> Option<Overlap> {
         debug_assert_eq!(self.start.len(), other.start.len(), "regions of one tensor");
         let (mut start, mut len) = (self.start.clone(), self.len.clone());
         let (mut a_offset, mut b_offset) = (self.offset, other.offset);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::piece::Piece;
+use super::shard_bounds::ShardBounds;
 use super::{Layout, Mesh, Placement, ReductionTree, Region};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Shape};
@@ -117,7 +117,7 @@ impl Spec {
 
     /// The shape of the local tensor of the rank at `coords`.
     pub fn local_shape_at(&self, coords: &[usize]) -> Shape {
-        Piece::at(&self.mesh, &self.layout, &self.shape, coords).shape()
+        ShardBounds::at(&self.mesh, &self.layout, &self.shape, coords).shape()
     }
 
     /// What this rank holds; `Partial` counts as holding every index.
@@ -127,7 +127,7 @@ impl Spec {
 
     /// What the rank at `coords` holds.
     pub fn region_at(&self, coords: &[usize]) -> Region {
-        Piece::at(&self.mesh, &self.layout, &self.shape, coords).region()
+        ShardBounds::at(&self.mesh, &self.layout, &self.shape, coords).region()
     }
 
     fn refuse<T>(&self, verb: &str, rule: impl Into<String>, remedy: impl Into<String>) -> Result<T> {

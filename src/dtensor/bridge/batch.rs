@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::piece::Piece;
+use super::bridge_piece::BridgePiece;
 use super::transfer::Transfer;
 use crate::comm::{Group, Pending};
 use crate::error::Result;
@@ -23,7 +23,7 @@ pub(super) struct Batch {
     pub take: Members,
 }
 
-type Members = BTreeMap<usize, Vec<(usize, Piece)>>;
+type Members = BTreeMap<usize, Vec<(usize, BridgePiece)>>;
 
 impl Batch {
     /// The batch that this transfer travels in.
@@ -61,7 +61,7 @@ impl Batch {
         self.bytes(&self.take)
     }
 
-    fn pack(&self, pieces: &[(usize, Piece)], device: Device, locals: &[Tensor]) -> Result<Tensor> {
+    fn pack(&self, pieces: &[(usize, BridgePiece)], device: Device, locals: &[Tensor]) -> Result<Tensor> {
         let mut packed = Tensor::uninit_on(device, self.dtype, shape(pieces))?;
         let mut at = 0;
         for (k, piece) in pieces {
@@ -78,7 +78,7 @@ impl Batch {
 }
 
 /// In what shape pieces travel: one as it is, several one after the other.
-fn shape(pieces: &[(usize, Piece)]) -> Shape {
+fn shape(pieces: &[(usize, BridgePiece)]) -> Shape {
     match pieces {
         [(_, piece)] => piece.shape(),
         _ => [pieces.iter().map(|(_, piece)| piece.numel()).sum::<usize>()].into(),

@@ -9,10 +9,10 @@
 //! all want.
 
 mod batch;
-mod cross;
-mod piece;
-mod send;
+mod bridge_piece;
+mod bridge_plan;
+mod routing;
 mod transfer;
 
-pub use send::{Bridge, InTransit};
+pub use bridge_plan::{Bridge, InTransit};
 pub use transfer::Transfer;

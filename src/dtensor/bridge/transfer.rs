@@ -26,7 +26,7 @@ impl Transfer {
     }
 
     /// What leaves, with every `Partial` axis reduced, and what arrives.
-    pub(super) fn ends(&self, from: &Mesh, to: &Mesh) -> Result<(Spec, Spec)> {
+    pub(super) fn specs(&self, from: &Mesh, to: &Mesh) -> Result<(Spec, Spec)> {
         let src = Spec::new(from, self.dtype, &self.shape, self.from.clone())?;
         let dst = Spec::new(to, self.dtype, &self.shape, self.to.clone())?;
         if dst.layout.has_partial() {
@@ -37,7 +37,7 @@ impl Transfer {
                 "replicate or shard it there",
             ));
         }
-        Ok((settled(src), dst))
+        Ok((reduced_source(src), dst))
     }
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for Transfer {
 
 /// The same tensor with its `Partial` axes reduced: cut along the dim that leaves the least, by reduce-scatter, or where
 /// none can be cut, whole. What follows starts from there, as cheap as can be: a part of a sum travels once.
-fn settled(mut spec: Spec) -> Spec {
+fn reduced_source(mut spec: Spec) -> Spec {
     for a in 0..spec.mesh.ndim() {
         if !spec.layout.axis(a).is_partial() {
             continue;
@@ -81,23 +81,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_settle_where_they_leave_least() {
-        let settles = |mesh: &str, text: &str| {
+    fn sums_are_reduced_to_the_smallest_shards() {
+        let reduced = |mesh: &str, text: &str| {
             let mesh = Mesh::parse(mesh, 0).unwrap();
-            settled(Spec::parse(text, &mesh).unwrap()).layout.to_string()
+            reduced_source(Spec::parse(text, &mesh).unwrap()).layout.to_string()
         };
-        assert_eq!(settles("a=3", "f32[4, 9]@(a:P(sum))"), "(S1)", "3 of 9, not 2 of 4");
-        assert_eq!(settles("a=3", "f32[1, 1]@(a:P(max))"), "(R)");
-        assert_eq!(settles("a=3", "f32[]@(a:P(max))"), "(R)");
-        assert_eq!(settles("a=3", "f32[0, 4]@(a:P(max))"), "(R)");
+        assert_eq!(reduced("a=3", "f32[4, 9]@(a:P(sum))"), "(S1)", "3 of 9, not 2 of 4");
+        assert_eq!(reduced("a=3", "f32[1, 1]@(a:P(max))"), "(R)");
+        assert_eq!(reduced("a=3", "f32[]@(a:P(max))"), "(R)");
+        assert_eq!(reduced("a=3", "f32[0, 4]@(a:P(max))"), "(R)");
         assert_eq!(
-            settles("a=2,b=2", "f32[4, 1]@(a:P(sum), b:S0)"),
+            reduced("a=2,b=2", "f32[4, 1]@(a:P(sum), b:S0)"),
             "(S0^1, S0^0)",
             "inside the cut that is there"
         );
-        assert_eq!(settles("a=2,b=2", "f32[8, 4]@(a:P(sum), b:P(sum))"), "(S0, S0)");
+        assert_eq!(reduced("a=2,b=2", "f32[8, 4]@(a:P(sum), b:P(sum))"), "(S0, S0)");
         // Not inside a ragged prefix.
-        assert_eq!(settles("a=2,b=2", "f32[4, 2]@(a:P(sum), b:RS(0..1; 1,3))"), "(S1, RS(0..1; 1,3))");
-        assert_eq!(settles("a=2,b=2", "f32[4, 2]@(a:P(sum), b:RS(0..2; 1,3))"), "(R, RS(0..2; 1,3))");
+        assert_eq!(reduced("a=2,b=2", "f32[4, 2]@(a:P(sum), b:RS(0..1; 1,3))"), "(S1, RS(0..1; 1,3))");
+        assert_eq!(reduced("a=2,b=2", "f32[4, 2]@(a:P(sum), b:RS(0..2; 1,3))"), "(R, RS(0..2; 1,3))");
     }
 }

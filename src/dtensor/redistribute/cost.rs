@@ -14,7 +14,7 @@ pub(super) struct PlanCost {
 }
 
 /// What a step's cost depends on.
-pub(super) struct StepFacts<'a> {
+pub(super) struct StepTraffic<'a> {
     pub mesh: &'a Mesh,
     /// The axes along which ranks talk.
     pub axes: &'a [usize],
@@ -24,11 +24,11 @@ pub(super) struct StepFacts<'a> {
 
 /// What calls and bytes are worth.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prices<'a>(pub &'a Network);
+pub(super) struct CostModel<'a>(pub &'a Network);
 
-impl Prices<'_> {
-    pub fn cost(&self, step: &StepFacts) -> PlanCost {
-        let calls = talks(step.mesh, step.axes);
+impl CostModel<'_> {
+    pub fn cost(&self, step: &StepTraffic) -> PlanCost {
+        let calls = communicates(step.mesh, step.axes);
         let time = peers(self.0, step.mesh, step.axes).cost(1, step.received_bytes);
         PlanCost { time, calls: calls.into(), steps: 1 }
     }
@@ -60,7 +60,7 @@ pub(in crate::dtensor) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) 
 }
 
 /// True where the ranks along `axes` are more than one.
-pub(super) fn talks(mesh: &Mesh, axes: &[usize]) -> bool {
+pub(super) fn communicates(mesh: &Mesh, axes: &[usize]) -> bool {
     axes.iter().any(|&a| mesh.axis_len(a) > 1)
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::cost::{Prices, bytes_and_calls};
+use super::cost::{CostModel, bytes_and_calls};
 use super::redistribution::Redistribution;
 use crate::placement::{Layout, Mesh, Placement, Spec, short::*};
 use crate::tensor::{DType, ReduceOp, Shape};
@@ -11,21 +11,21 @@ use crate::tensor::{DType, ReduceOp, Shape};
 const STEPS: usize = 4;
 
 /// The elements that each rank holds, as bits.
-type Held = Vec<u128>;
+type HeldBits = Vec<u128>;
 
-struct World {
+struct ExhaustiveSearch {
     mesh: Mesh,
     dtype: DType,
     shape: Shape,
     call_bytes: u64,
     /// Every layout with no `Partial`, or with that of `op` on some axes.
     layouts: Vec<Layout>,
-    held: Vec<Held>,
+    held: Vec<HeldBits>,
     op: ReduceOp,
 }
 
-impl World {
-    fn new(mesh: &str, shape: &[usize], dtype: DType, op: ReduceOp, call_bytes: u64) -> World {
+impl ExhaustiveSearch {
+    fn new(mesh: &str, shape: &[usize], dtype: DType, op: ReduceOp, call_bytes: u64) -> ExhaustiveSearch {
         let (mesh, shape) = (Mesh::parse(mesh, 0).unwrap(), Shape::from(shape));
         let mut placements = vec![R, partial(op)];
         placements.extend((0..shape.len()).map(shard));
@@ -45,7 +45,7 @@ impl World {
                 }
             }
         }
-        let hold = |layout: &Layout| -> Held {
+        let hold = |layout: &Layout| -> HeldBits {
             let spec = Spec::new(&mesh, dtype, &shape, layout.clone()).unwrap();
             let of = |r: usize| {
                 let mut bits = 0;
@@ -57,7 +57,7 @@ impl World {
             mesh.ranks().map(of).collect()
         };
         let held = layouts.iter().map(hold).collect();
-        World { mesh, dtype, shape, call_bytes, layouts, held, op }
+        ExhaustiveSearch { mesh, dtype, shape, call_bytes, layouts, held, op }
     }
 
     fn partials(&self, layout: &Layout) -> Vec<usize> {
@@ -135,14 +135,16 @@ impl World {
             Spec::new(&mesh, self.dtype, &self.shape, self.layouts[l].clone()).unwrap()
         };
         let network = bytes_and_calls(self.call_bytes);
-        let of = |r: usize| Redistribution::priced(&spec(r, src), &spec(r, dst), Prices(&network)).unwrap();
+        let of = |r: usize| {
+            Redistribution::plan_with_costs(&spec(r, src), &spec(r, dst), CostModel(&network)).unwrap()
+        };
         let plans: Vec<Redistribution> = self.mesh.ranks().map(of).collect();
         let mut weight = 0;
         for k in 0..plans[0].steps.len() {
             weight += plans.iter().map(|p| p.steps[k].received_bytes).max().unwrap();
             let alike = |p: &Redistribution| {
-                (&p.steps[k].act, &p.steps[k].to.layout)
-                    == (&plans[0].steps[k].act, &plans[0].steps[k].to.layout)
+                (&p.steps[k].action, &p.steps[k].to.layout)
+                    == (&plans[0].steps[k].action, &plans[0].steps[k].to.layout)
             };
             assert!(plans.iter().all(alike), "ranks choose alike: {}", plans[0]);
         }
@@ -192,9 +194,9 @@ fn nothing_is_cheaper_on_two_axes() {
         ("a=2,b=4", &[2, 3, 4]),
     ] {
         for call_bytes in [0, 40] {
-            pairs += World::new(mesh, shape, DType::F32, ReduceOp::Sum, call_bytes).compare(1);
+            pairs += ExhaustiveSearch::new(mesh, shape, DType::F32, ReduceOp::Sum, call_bytes).compare(1);
         }
-        pairs += World::new(mesh, shape, DType::F32, ReduceOp::Max, 0).compare(1);
+        pairs += ExhaustiveSearch::new(mesh, shape, DType::F32, ReduceOp::Max, 0).compare(1);
     }
     assert!(pairs > 5000, "{pairs} pairs");
 }
@@ -209,7 +211,7 @@ fn nothing_is_cheaper_on_three_axes() {
         (&[5, 3], ReduceOp::Sum, 0),
         (&[5, 3], ReduceOp::Max, 40),
     ] {
-        pairs += World::new("a=2,b=2,c=2", shape, DType::F32, op, call_bytes).compare(11);
+        pairs += ExhaustiveSearch::new("a=2,b=2,c=2", shape, DType::F32, op, call_bytes).compare(11);
     }
     assert!(pairs > 1000, "{pairs} pairs");
 }

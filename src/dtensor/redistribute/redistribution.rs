@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::super::exchange::{talking_axes, uncuts};
-use super::cost::{Prices, talks};
+use super::super::exchange_piece::{communicating_axes, is_gather};
+use super::cost::{CostModel, communicates};
 use super::search::{Hop, cheapest, fold_axes, leaving_partials, replicated};
 use crate::comm::{self, Network};
 use crate::error::{Error, Result};
@@ -33,14 +33,14 @@ use crate::tensor::{Dims, ReduceOp};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Redistribution {
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<RedistributionStep>,
     cost: comm::Cost,
 }
 
 /// One step: its facts before and after.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
-    pub act: Act,
+pub(super) struct RedistributionStep {
+    pub action: StepAction,
     pub from: Spec,
     pub to: Spec,
     /// The axes along which ranks talk, ascending.
@@ -50,12 +50,12 @@ pub(super) struct Step {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Act {
+pub(super) enum StepAction {
     /// These axes are folded; every rank along them gets all.
     AllReduce(ReduceOp, Dims),
     /// These axes are folded; every rank receives the parts of what it will hold.
     Fold(ReduceOp, Dims),
-    Exchange(Way),
+    Exchange(ExchangeKind),
     /// The nodes that this rank has finished of a sum in parts become one part, without the order of the tree.
     Collapse,
     /// A finished f16 or bf16 sum, whose parts were f32, is rounded.
@@ -66,7 +66,7 @@ pub(super) enum Act {
 
 /// How an exchange is carried out; decided from the layouts, so that all ranks decide alike.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Way {
+pub(super) enum ExchangeKind {
     /// Nobody lacks anything.
     Slice,
     AllGather,
@@ -109,10 +109,10 @@ impl Redistribution {
     /// # Errors
     /// As [`Redistribution::plan`].
     pub fn over(network: &Network, from: &Spec, to: &Spec) -> Result<Redistribution> {
-        Redistribution::priced(from, to, Prices(network))
+        Redistribution::plan_with_costs(from, to, CostModel(network))
     }
 
-    pub(super) fn priced(from: &Spec, to: &Spec, prices: Prices<'_>) -> Result<Redistribution> {
+    pub(super) fn plan_with_costs(from: &Spec, to: &Spec, costs: CostModel<'_>) -> Result<Redistribution> {
         if from.mesh != to.mesh || from.dtype != to.dtype || from.shape != to.shape {
             return Err(Error::sharding(
                 "redistribute",
@@ -124,8 +124,8 @@ impl Redistribution {
         let opens = |a: &usize| to.layout.axis(*a).is_partial() && to.layout.axis(*a) != from.layout.axis(*a);
         let opening: Dims = (0..to.mesh.ndim()).filter(opens).collect();
         let target = replicated(&to.layout, &opening);
-        let mut plan = Planning { cur: from.clone(), steps: Vec::new() };
-        let (hops, cost) = cheapest(from, &target, prices)?;
+        let mut plan = PlanBuilder { cur: from.clone(), steps: Vec::new() };
+        let (hops, cost) = cheapest(from, &target, costs)?;
         for hop in hops {
             if leaving_partials(&plan.cur.layout, &target).is_empty() {
                 plan.collapse(to);
@@ -166,24 +166,30 @@ impl Redistribution {
 
     /// The names of the calls that ranks make together, in order.
     pub fn collectives(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.steps.iter().filter(|s| s.talks()).map(Step::name)
+        self.steps.iter().filter(|s| s.communicates()).map(RedistributionStep::name)
     }
 }
 
-struct Planning {
+struct PlanBuilder {
     cur: Spec,
-    steps: Vec<Step>,
+    steps: Vec<RedistributionStep>,
 }
 
-impl Planning {
-    fn push(&mut self, act: Act, to: Spec, axes: Dims, received: usize) {
+impl PlanBuilder {
+    fn push(&mut self, action: StepAction, to: Spec, axes: Dims, received: usize) {
         let received_bytes = (received * self.cur.stored_dtype().size_bytes()) as u64;
         let from = std::mem::replace(&mut self.cur, to.clone());
         let rounds = from.stored_dtype() != to.stored_dtype();
-        self.steps.push(Step { act, from, to: to.clone(), axes, received_bytes });
+        self.steps.push(RedistributionStep { action, from, to: to.clone(), axes, received_bytes });
         if rounds {
             let (from, axes) = (to.clone(), Dims::new());
-            self.steps.push(Step { act: Act::Round, from, to, axes, received_bytes: 0 });
+            self.steps.push(RedistributionStep {
+                action: StepAction::Round,
+                from,
+                to,
+                axes,
+                received_bytes: 0,
+            });
         }
     }
 
@@ -195,28 +201,28 @@ impl Planning {
         let place = axes.iter().fold(0, |p, &a| p * mesh.axis_len(a) + mesh.coords()[a]);
         let members = axes.iter().map(|&a| mesh.axis_len(a)).product();
         let share = crate::placement::chunk(len, members, place).len();
-        let act = Act::AllReduce(self.op(&axes), axes.clone());
-        self.push(act, to, axes, others * share + outs * (len - share));
+        let action = StepAction::AllReduce(self.op(&axes), axes.clone());
+        self.push(action, to, axes, others * share + outs * (len - share));
         Ok(())
     }
 
     fn fold(&mut self, axes: Dims, layout: Layout) -> Result<()> {
         let to = self.cur.with_layout(layout)?;
-        let talking = fold_axes(&self.cur.layout, &to.layout, to.shape.len(), &axes);
+        let communicating = fold_axes(&self.cur.layout, &to.layout, to.shape.len(), &axes);
         let (wanted, own) = (to.region().numel(), self.own_len(&to));
         let mine = self.cur.nodes_len_at(self.cur.mesh.coords());
         let received = self.others(&axes) * wanted + mine * (wanted - own);
-        self.push(Act::Fold(self.op(&axes), axes), to, talking, received);
+        self.push(StepAction::Fold(self.op(&axes), axes), to, communicating, received);
         Ok(())
     }
 
     fn exchange(&mut self, layout: Layout) -> Result<()> {
         let to = self.cur.with_layout(layout)?;
-        let axes = Dims::from_vec(talking_axes(&self.cur.layout, &to.layout, to.shape.len()));
+        let axes = Dims::from_vec(communicating_axes(&self.cur.layout, &to.layout, to.shape.len()));
         let lacking = to.region().numel() - self.own_len(&to);
         let nodes = self.cur.nodes_len_at(self.cur.mesh.coords());
-        let act = Act::Exchange(way(&self.cur, &to, &axes));
-        self.push(act, to, axes, nodes * lacking);
+        let action = StepAction::Exchange(exchange_kind(&self.cur, &to, &axes));
+        self.push(action, to, axes, nodes * lacking);
         Ok(())
     }
 
@@ -224,7 +230,7 @@ impl Planning {
     fn collapse(&mut self, dst: &Spec) {
         if self.cur.tree.is_some() && dst.tree.is_none() {
             let to = Spec { tree: None, ..self.cur.clone() };
-            self.push(Act::Collapse, to, Dims::new(), 0);
+            self.push(StepAction::Collapse, to, Dims::new(), 0);
         }
     }
 
@@ -234,7 +240,7 @@ impl Planning {
         placements[a] = placement.clone();
         let layout = Layout::new(placements).with_order(self.cur.layout.order())?;
         let to = self.cur.with_layout(layout)?;
-        self.push(Act::Share(op, a), to, Dims::new(), 0);
+        self.push(StepAction::Share(op, a), to, Dims::new(), 0);
         Ok(())
     }
 
@@ -258,23 +264,23 @@ impl Planning {
     }
 }
 
-impl Step {
-    pub fn talks(&self) -> bool {
-        talks(&self.from.mesh, &self.axes)
+impl RedistributionStep {
+    pub fn communicates(&self) -> bool {
+        communicates(&self.from.mesh, &self.axes)
     }
 
     fn name(&self) -> &'static str {
-        match &self.act {
-            Act::AllReduce(..) => "all_reduce",
-            Act::Fold(_, axes) if *axes == self.axes => "reduce_scatter",
-            Act::Fold(..) => "reduce_exchange",
-            Act::Exchange(Way::Slice) => "slice",
-            Act::Exchange(Way::AllGather) => "all_gather",
-            Act::Exchange(Way::Broadcast { .. }) => "broadcast",
-            Act::Exchange(Way::AllToAll) => "all_to_all",
-            Act::Collapse => "collapse",
-            Act::Round => "round",
-            Act::Share(..) => "share",
+        match &self.action {
+            StepAction::AllReduce(..) => "all_reduce",
+            StepAction::Fold(_, axes) if *axes == self.axes => "reduce_scatter",
+            StepAction::Fold(..) => "reduce_exchange",
+            StepAction::Exchange(ExchangeKind::Slice) => "slice",
+            StepAction::Exchange(ExchangeKind::AllGather) => "all_gather",
+            StepAction::Exchange(ExchangeKind::Broadcast { .. }) => "broadcast",
+            StepAction::Exchange(ExchangeKind::AllToAll) => "all_to_all",
+            StepAction::Collapse => "collapse",
+            StepAction::Round => "round",
+            StepAction::Share(..) => "share",
         }
     }
 }
@@ -293,12 +299,12 @@ pub(super) fn members(mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
     all
 }
 
-fn way(cur: &Spec, to: &Spec, axes: &[usize]) -> Way {
-    if !talks(&cur.mesh, axes) {
-        return Way::Slice;
+fn exchange_kind(cur: &Spec, to: &Spec, axes: &[usize]) -> ExchangeKind {
+    if !communicates(&cur.mesh, axes) {
+        return ExchangeKind::Slice;
     }
-    if !uncuts(&cur.layout, &to.layout, axes) {
-        return Way::AllToAll;
+    if !is_gather(&cur.layout, &to.layout, axes) {
+        return ExchangeKind::AllToAll;
     }
     let root = match axes {
         [a] => match cur.layout.axis(*a) {
@@ -311,7 +317,7 @@ fn way(cur: &Spec, to: &Spec, axes: &[usize]) -> Way {
         },
         _ => None,
     };
-    root.map_or(Way::AllGather, |root| Way::Broadcast { root })
+    root.map_or(ExchangeKind::AllGather, |root| ExchangeKind::Broadcast { root })
 }
 
 /// One step after the other.
@@ -324,32 +330,34 @@ impl fmt::Display for Redistribution {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for RedistributionStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mesh = &self.from.mesh;
-        let (over, bytes) = (Over(mesh, &self.axes), self.received_bytes);
-        match &self.act {
-            Act::AllReduce(op, axes) | Act::Fold(op, axes) => {
-                let nodes = Nodes(&self.from, axes);
+        let (over, bytes) = (AxisRanks(mesh, &self.axes), self.received_bytes);
+        match &self.action {
+            StepAction::AllReduce(op, axes) | StepAction::Fold(op, axes) => {
+                let nodes = NodeCounts(&self.from, axes);
                 write!(f, "{}({op}) over {over}{nodes}: {bytes} bytes come", self.name())
             }
-            Act::Exchange(Way::Slice) => f.write_str("slice"),
-            Act::Exchange(_) => write!(f, "{} over {over}: {bytes} bytes come", self.name()),
-            Act::Collapse => write!(f, "add up {} nodes", self.from.nodes_len_at(mesh.coords())),
-            Act::Round => write!(f, "round to {}", self.to.dtype),
-            Act::Share(op, a) if mesh.coords()[*a] == 0 => write!(f, "keep as this rank's part of a {op}"),
-            Act::Share(op, _) => write!(f, "take the identity of {op}"),
+            StepAction::Exchange(ExchangeKind::Slice) => f.write_str("slice"),
+            StepAction::Exchange(_) => write!(f, "{} over {over}: {bytes} bytes come", self.name()),
+            StepAction::Collapse => write!(f, "add up {} nodes", self.from.nodes_len_at(mesh.coords())),
+            StepAction::Round => write!(f, "round to {}", self.to.dtype),
+            StepAction::Share(op, a) if mesh.coords()[*a] == 0 => {
+                write!(f, "keep as this rank's part of a {op}")
+            }
+            StepAction::Share(op, _) => write!(f, "take the identity of {op}"),
         }
     }
 }
 
 /// The ranks along some axes: `dp×tp{0, 1, 2, 3}`, the middle of many left out.
-struct Over<'a>(&'a Mesh, &'a [usize]);
+struct AxisRanks<'a>(&'a Mesh, &'a [usize]);
 
-impl fmt::Display for Over<'_> {
+impl fmt::Display for AxisRanks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 16;
-        let Over(mesh, axes) = *self;
+        let AxisRanks(mesh, axes) = *self;
         let names: Vec<&str> = axes.iter().map(|&a| mesh.axis_name(a)).collect();
         write!(f, "{}{{", names.join("×"))?;
         let slice = mesh.slice(axes);
@@ -366,11 +374,11 @@ impl fmt::Display for Over<'_> {
 }
 
 /// How many parts the members bring, where that is not one each: ` of 2, 3 and 2 nodes`.
-struct Nodes<'a>(&'a Spec, &'a [usize]);
+struct NodeCounts<'a>(&'a Spec, &'a [usize]);
 
-impl fmt::Display for Nodes<'_> {
+impl fmt::Display for NodeCounts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Nodes(spec, axes) = *self;
+        let NodeCounts(spec, axes) = *self;
         let open = spec.open_axes();
         if !axes.iter().any(|a| open.contains(a)) {
             return Ok(());

@@ -14,9 +14,9 @@
 
 use smallvec::SmallVec;
 
-use super::super::exchange::talking_axes;
-use super::cost::{PlanCost, Prices, StepFacts};
-use super::states::{common_len, held, layouts, places};
+use super::super::exchange_piece::communicating_axes;
+use super::cost::{CostModel, PlanCost, StepTraffic};
+use super::states::{candidate_layouts, common_len, held_regions, sample_coords};
 use crate::error::Result;
 use crate::placement::{Layout, Placement, Region, Spec};
 use crate::tensor::{Dims, ReduceOp};
@@ -36,7 +36,7 @@ pub(super) enum Hop {
 }
 
 /// The cheapest way from `src` to `target`, which opens no new `Partial`, and its cost.
-pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices<'_>) -> Result<(Vec<Hop>, PlanCost)> {
+pub(super) fn cheapest(src: &Spec, target: &Layout, costs: CostModel<'_>) -> Result<(Vec<Hop>, PlanCost)> {
     let leaving: Dims = leaving_partials(&src.layout, target);
     let open = src.open_axes();
     let (alone, long): (Dims, Dims) = leaving.iter().copied().partition(|&a| src.mesh.axis_len(a) == 1);
@@ -45,7 +45,7 @@ pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices<'_>) -> Resul
     let (mut hops, cost) = if long.is_empty() && start.layout == *target {
         (Vec::new(), PlanCost::default())
     } else {
-        Search::new(&start, target, prices, plain, tree).run()?
+        Search::new(&start, target, costs, plain, tree).run()?
     };
     // Axes of one rank are folded along with others of their kind, or at first: there is nothing to receive.
     let (alone_tree, alone_plain): (Dims, Dims) = alone.iter().copied().partition(|a| open.contains(a));
@@ -86,7 +86,7 @@ fn partial_as(layout: &Layout, axes: &[usize], cut: &Layout) -> Layout {
 
 /// The axes along which ranks talk when `axes` are folded on the way to `to`, ascending.
 pub(super) fn fold_axes(from: &Layout, to: &Layout, dims: usize, axes: &[usize]) -> Dims {
-    let mut all: Dims = talking_axes(from, to, dims).into_iter().chain(axes.iter().copied()).collect();
+    let mut all: Dims = communicating_axes(from, to, dims).into_iter().chain(axes.iter().copied()).collect();
     all.sort_unstable();
     all.dedup();
     all
@@ -95,12 +95,12 @@ pub(super) fn fold_axes(from: &Layout, to: &Layout, dims: usize, axes: &[usize])
 struct Search<'a> {
     src: &'a Spec,
     target: &'a Layout,
-    prices: Prices<'a>,
+    costs: CostModel<'a>,
     /// The axes to fold: those of a tree over ranks, then those with terms. A set of them is a bit set.
     axes: Dims,
     plain: u32,
     any_order: bool,
-    places: Vec<Dims>,
+    samples: Vec<Dims>,
     wanted: Vec<Region>,
     levels: Vec<Option<SearchLevel>>,
     /// The cheapest whole way so far, by its last state.
@@ -118,14 +118,14 @@ struct SearchLevel {
 struct State {
     layout: Layout,
     held: Vec<Region>,
-    best: Option<(PlanCost, From)>,
+    best: Option<(PlanCost, ReachedBy)>,
     /// The cost of the exchange that remains, where nothing is left to fold.
     rest: PlanCost,
 }
 
 /// The hop that leads to a state: an exchange where it folds nothing. The first state leads to itself.
 #[derive(Clone, Copy, PartialEq)]
-struct From {
+struct ReachedBy {
     level: u32,
     state: usize,
     set: u32,
@@ -133,28 +133,28 @@ struct From {
 }
 
 impl<'a> Search<'a> {
-    fn new(src: &'a Spec, target: &'a Layout, prices: Prices<'a>, plain: Dims, tree: Dims) -> Search<'a> {
+    fn new(src: &'a Spec, target: &'a Layout, costs: CostModel<'a>, plain: Dims, tree: Dims) -> Search<'a> {
         let sums = plain.iter().any(|&a| src.layout.axis(a).partial_op() == Some(ReduceOp::Sum));
-        let places = places(&src.mesh, [&src.layout, target]);
+        let samples = sample_coords(&src.mesh, [&src.layout, target]);
         let plain_bits = (1 << plain.len()) - 1;
         let axes: Dims = plain.into_iter().chain(tree).collect();
         let levels = (0..1 << axes.len()).map(|_| None).collect();
         let any_order = !(sums && src.dtype.is_float());
-        let wanted = held(src, target, &places);
-        Search { src, target, prices, axes, plain: plain_bits, any_order, places, wanted, levels, best: None }
+        let wanted = held_regions(src, target, &samples);
+        Search { src, target, costs, axes, plain: plain_bits, any_order, samples, wanted, levels, best: None }
     }
 
     fn run(mut self) -> Result<(Vec<Hop>, PlanCost)> {
         let all = (1u32 << self.axes.len()) - 1;
         let mut start = self.level(all)?;
         let at = start.states.iter().position(|s| s.layout == self.src.layout).expect("the way begins there");
-        let from = From { level: all, state: at, set: 0, all_reduce: false };
-        self.reach(&mut start, at, PlanCost::default(), from, all == 0);
+        let from = ReachedBy { level: all, state: at, set: 0, all_reduce: false };
+        self.relax(&mut start, at, PlanCost::default(), from, all == 0);
         self.levels[all as usize] = Some(start);
         for left in (0..=all).rev() {
             let Some(mut level) = self.levels[left as usize].take() else { continue };
-            if self.prices.has_levels() {
-                self.spread(&mut level, left);
+            if self.costs.has_levels() {
+                self.relax_exchanges(&mut level, left);
             }
             for i in 0..level.states.len() {
                 for set in self.next_sets(left) {
@@ -163,11 +163,11 @@ impl<'a> Search<'a> {
             }
             self.levels[left as usize] = Some(level);
         }
-        Ok(self.way())
+        Ok(self.path())
     }
 
     /// Every exchange between states of a level, from the cheapest on.
-    fn spread(&mut self, level: &mut SearchLevel, left: u32) {
+    fn relax_exchanges(&mut self, level: &mut SearchLevel, left: u32) {
         let mut done = vec![false; level.states.len()];
         let next = |level: &SearchLevel, done: &[bool]| {
             let reached = (0..done.len()).filter(|&i| !done[i]);
@@ -181,11 +181,11 @@ impl<'a> Search<'a> {
             for f in (0..done.len()).filter(|&f| !done[f]).collect::<Vec<_>>() {
                 let goal = &level.states[f];
                 let cost = so_far + self.exchange(level, &level.states[i], (&goal.layout, &goal.held));
-                self.reach(
+                self.relax(
                     level,
                     f,
                     cost,
-                    From { level: left, state: i, set: 0, all_reduce: false },
+                    ReachedBy { level: left, state: i, set: 0, all_reduce: false },
                     left == 0,
                 );
             }
@@ -220,20 +220,21 @@ impl<'a> Search<'a> {
             None => self.level(to)?,
         };
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
-        let from = |all_reduce| From { level: left, state: i, set, all_reduce };
+        let from = |all_reduce| ReachedBy { level: left, state: i, set, all_reduce };
         for f in 0..next.states.len() {
             // Of equals the all-reduce, which engines do best.
             if axes.iter().all(|&a| next.states[f].layout.axis(a).is_replicate()) {
                 let cost = so_far + self.all_reduce(level, state, &next.states[f], (&axes, next.parts));
-                self.reach(&mut next, f, cost, from(true), to == 0);
+                self.relax(&mut next, f, cost, from(true), to == 0);
             }
             let goal = &next.states[f];
             let lacks =
                 |(have, want): (&Region, &Region)| members * want.numel() as u64 - common_len(have, want);
             let most = state.held.iter().zip(&goal.held).map(lacks).max().unwrap_or(0);
-            let talking = fold_axes(&state.layout, &goal.layout, self.src.shape.len(), &axes);
-            let cost = so_far + self.cost(&talking, most.saturating_mul(level.parts * level.size_bytes));
-            self.reach(&mut next, f, cost, from(false), to == 0);
+            let communicating = fold_axes(&state.layout, &goal.layout, self.src.shape.len(), &axes);
+            let cost =
+                so_far + self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes));
+            self.relax(&mut next, f, cost, from(false), to == 0);
         }
         self.levels[to as usize] = Some(next);
         Ok(())
@@ -269,11 +270,11 @@ impl<'a> Search<'a> {
     ) -> PlanCost {
         let lacks = |(have, want): (&Region, &Region)| want.numel() as u64 - common_len(have, want);
         let most = from.held.iter().zip(wanted).map(lacks).max().unwrap_or(0);
-        let talking = talking_axes(&from.layout, layout, self.src.shape.len());
-        self.cost(&talking, most.saturating_mul(level.parts * level.size_bytes))
+        let communicating = communicating_axes(&from.layout, layout, self.src.shape.len());
+        self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes))
     }
 
-    fn reach(&mut self, level: &mut SearchLevel, f: usize, cost: PlanCost, from: From, last: bool) {
+    fn relax(&mut self, level: &mut SearchLevel, f: usize, cost: PlanCost, from: ReachedBy, last: bool) {
         let state = &mut level.states[f];
         if state.best.is_none_or(|(best, _)| cost < best) {
             state.best = Some((cost, from));
@@ -284,7 +285,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn way(&self) -> (Vec<Hop>, PlanCost) {
+    fn path(&self) -> (Vec<Hop>, PlanCost) {
         let (cost, mut state) = self.best.expect("an all-reduce and an exchange always lead there");
         let at =
             |level: u32, state: usize| &self.levels[level as usize].as_ref().expect("reached").states[state];
@@ -320,18 +321,18 @@ impl<'a> Search<'a> {
     fn level(&self, left: u32) -> Result<SearchLevel> {
         let all = (1u32 << self.axes.len()) - 1;
         let spec = self.src.with_layout(replicated(&self.src.layout, &self.axes_of(all & !left)))?;
-        let parts = self.places.iter().map(|c| spec.nodes_len_at(c)).max().unwrap_or(1).max(1) as u64;
+        let parts = self.samples.iter().map(|c| spec.nodes_len_at(c)).max().unwrap_or(1).max(1) as u64;
         let size_bytes = spec.stored_dtype().size_bytes() as u64;
         let mut level = SearchLevel { parts, size_bytes, states: Vec::new() };
-        let mut all_layouts = if left == all && !self.prices.has_levels() {
+        let mut all_layouts = if left == all && !self.costs.has_levels() {
             vec![spec.layout.clone()]
         } else {
             // Partial axes stay so until they are folded, and those that are not to be folded altogether.
             let stays = |a: &usize| spec.layout.axis(*a).is_partial();
             let fixed: Dims = (0..spec.mesh.ndim()).filter(stays).collect();
-            layouts(&spec, self.target, &fixed)
+            candidate_layouts(&spec, self.target, &fixed)
         };
-        if self.prices.has_levels() && all_layouts.len() > LINKED_LEN {
+        if self.costs.has_levels() && all_layouts.len() > LINKED_LEN {
             let near = |l: &Layout, a: usize| {
                 l.axis(a).is_replicate()
                     || l.axis(a) == spec.layout.axis(a)
@@ -348,7 +349,7 @@ impl<'a> Search<'a> {
     }
 
     fn state(&self, level: &SearchLevel, layout: Layout, last: bool) -> State {
-        let held = held(self.src, &layout, &self.places);
+        let held = held_regions(self.src, &layout, &self.samples);
         let mut state = State { layout, held, best: None, rest: PlanCost::default() };
         if last && state.layout != *self.target {
             state.rest = self.exchange(level, &state, (self.target, &self.wanted));
@@ -357,7 +358,7 @@ impl<'a> Search<'a> {
     }
 
     fn cost(&self, axes: &[usize], received_bytes: u64) -> PlanCost {
-        self.prices.cost(&StepFacts { mesh: &self.src.mesh, axes, received_bytes })
+        self.costs.cost(&StepTraffic { mesh: &self.src.mesh, axes, received_bytes })
     }
 
     fn axes_of(&self, set: u32) -> Dims {

@@ -15,7 +15,7 @@ type Options = SmallVec<[Placement; 6]>;
 
 /// All layouts of `src`'s tensor in which `fixed` axes stay as they are, or the likeliest where those are too many: each
 /// other axis is replicated, cuts any dim, or does what it does at one of the ends, in any nesting order.
-pub(super) fn layouts(src: &Spec, target: &Layout, fixed: &[usize]) -> Vec<Layout> {
+pub(super) fn candidate_layouts(src: &Spec, target: &Layout, fixed: &[usize]) -> Vec<Layout> {
     let every_dim: Dims = (0..src.shape.len()).collect();
     let cut = |d: &usize| src.layout.splitters(*d).chain(target.splitters(*d)).next().is_some();
     let longest = every_dim.iter().copied().max_by_key(|&d| (src.shape[d], std::cmp::Reverse(d)));
@@ -40,7 +40,7 @@ pub(super) fn layouts(src: &Spec, target: &Layout, fixed: &[usize]) -> Vec<Layou
 /// Coordinates at which bytes are counted, from shared facts: all ranks, or along each axis the first, the last, one in
 /// the middle, and the largest of a ragged cut. Under the ceil rule the first has the most, and two cuts of a dim have
 /// the least in common where one comes first and the other last.
-pub(super) fn places(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
+pub(super) fn sample_coords(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
     let long: Dims = (0..mesh.ndim()).filter(|&a| mesh.axis_len(a) > 1).collect();
     let picks = |a: usize| -> Dims {
         let n = mesh.axis_len(a);
@@ -77,14 +77,14 @@ pub(super) fn places(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
 }
 
 /// What is held under `layout` at each of the places.
-pub(super) fn held(src: &Spec, layout: &Layout, places: &[Dims]) -> Vec<Region> {
+pub(super) fn held_regions(src: &Spec, layout: &Layout, samples: &[Dims]) -> Vec<Region> {
     let spec = Spec { layout: layout.clone(), tree: None, ..src.clone() };
-    places.iter().map(|c| spec.region_at(c)).collect()
+    samples.iter().map(|c| spec.region_at(c)).collect()
 }
 
 /// The number of elements that both hold.
 pub(super) fn common_len(a: &Region, b: &Region) -> u64 {
-    let both = |d: usize, x: &crate::placement::Block, y: &crate::placement::Block| {
+    let both = |d: usize, x: &crate::placement::IndexBox, y: &crate::placement::IndexBox| {
         let end = (x.start[d] + x.len[d]).min(y.start[d] + y.len[d]);
         end.saturating_sub(x.start[d].max(y.start[d])) as u64
     };

@@ -1,7 +1,7 @@
 //! Plans as they run: bits, bytes and copies.
 
-use super::super::exchange::{COPIED_BYTES, talking_axes};
-use super::cost::{Prices, bytes_and_calls};
+use super::super::exchange_piece::{COPIED_BYTES, communicating_axes};
+use super::cost::{CostModel, bytes_and_calls};
 use super::redistribution::Redistribution;
 use super::run::{Move, find};
 use crate::comm::spmd;
@@ -17,7 +17,7 @@ fn layout(text: &str) -> Layout {
 
 #[test]
 fn only_axes_whose_cut_is_undone_talk() {
-    let axes = |from: &str, to: &str| talking_axes(&layout(from), &layout(to), 2);
+    let axes = |from: &str, to: &str| communicating_axes(&layout(from), &layout(to), 2);
     assert_eq!(axes("(S0, R)", "(S0, S1)"), [0; 0], "slicing needs nobody");
     assert_eq!(axes("(S0, S1)", "(S0, R)"), [1]);
     assert_eq!(axes("(S0, S0)", "(S0, R)"), [1], "the inner cut alone");
@@ -122,7 +122,7 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
                     }
                     for call_bytes in [0, 1 << 40] {
                         calls +=
-                            check(&mesh, shape.into(), &from, &to, Prices(&bytes_and_calls(call_bytes)))?;
+                            check(&mesh, shape.into(), &from, &to, CostModel(&bytes_and_calls(call_bytes)))?;
                         pairs += 1;
                     }
                 }
@@ -135,7 +135,7 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
 }
 
 /// Runs one plan; the number of its calls.
-fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Prices<'_>) -> Result<usize> {
+fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, costs: CostModel<'_>) -> Result<usize> {
     let m = mesh.mesh();
     let (src, dst) =
         (Spec::new(m, DType::F32, &shape, from.clone())?, Spec::new(m, DType::F32, &shape, to.clone())?);
@@ -151,7 +151,7 @@ fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Pr
     let local = fill(&src, &|e| part(e, mine as u64))?;
     let first = 0..lens.first().copied().unwrap_or(1);
     let want = fill(&dst, &|e| by_definition(&lens, 0, first.clone(), &|at| part(e, at as u64)))?;
-    let plan = Redistribution::priced(&src, &dst, prices)?;
+    let plan = Redistribution::plan_with_costs(&src, &dst, costs)?;
     let (said, calls, bytes) = (plan.to_string(), plan.calls(), plan.received_bytes());
     let before = mesh.received_bytes();
     let got = Rc::new(Move::new(mesh, plan)?).run(mesh, local)?;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 
-use super::choose::{Chosen, choose};
+use super::choose_rows::{ChosenLayouts, choose_rows};
 use super::device_mesh::DeviceMesh;
-use super::node_calls::Nodes;
+use super::node_calls::NodeCalls;
 use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
@@ -22,24 +22,24 @@ use crate::tensor::{DType, Shape};
 const PLANS_LEN: usize = 8192;
 
 /// One an operand: how it moves first, and to what.
-type Moves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
+type OperandMoves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
 type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
 /// How one operator runs on operands with given facts.
-pub(super) struct Plan {
+pub(super) struct CallPlan {
     pub op: Arc<dyn Op>,
     ins: SmallVec<[u32; 4]>,
     reduction: Reduction,
-    pub moves: Moves,
+    pub moves: OperandMoves,
     pub windows: Windows,
     /// Where the kernel runs once for each node of a sum in parts.
-    pub nodes: Option<Nodes>,
+    pub nodes: Option<NodeCalls>,
     pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
     metas: Metas,
     /// The derivatives, if they are those of every call.
     programs: Option<RefCell<Programs>>,
     /// The plans for the same operator that were wanted after some of the operands had moved.
-    followers: RefCell<SmallVec<[Weak<Plan>; 1]>>,
+    followers: RefCell<SmallVec<[Weak<CallPlan>; 1]>>,
 }
 
 /// The operands whose gradients are wanted, as a bit set in which those from the 64th on are one.
@@ -48,7 +48,7 @@ pub(super) struct Needs(u64);
 
 /// A mesh's plans, by what they are found by.
 #[derive(Default)]
-struct PlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<Plan>; 1]>>>);
+struct CallPlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<CallPlan>; 1]>>>);
 
 impl Needs {
     pub fn of(wanted: impl Iterator<Item = bool>) -> Needs {
@@ -60,9 +60,9 @@ impl Needs {
     }
 }
 
-impl Plan {
+impl CallPlan {
     /// The plan for `op` on operands with these facts, made at the first call.
-    pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<Plan>> {
+    pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<CallPlan>> {
         #[cfg(test)]
         LOOKUPS.with(|c| c.set(c.get() + 1));
         let mut hasher = FxHasher::default();
@@ -71,16 +71,16 @@ impl Plan {
         hasher.write_u8(reduction as u8);
         ins.iter().for_each(|f| hasher.write_u32(f.id));
         let key = hasher.finish();
-        let cache: &PlanCache = mesh.0.plans.of();
+        let cache: &CallPlanCache = mesh.0.plans.of();
         let found = cache.0.borrow().get(&key).and_then(|plans| {
-            let same = |p: &&Rc<Plan>| p.reduction == reduction && p.is_for(ins) && p.op.key_eq(op);
+            let same = |p: &&Rc<CallPlan>| p.reduction == reduction && p.is_for(ins) && p.op.key_eq(op);
             plans.iter().find(same).cloned()
         });
         if let Some(plan) = found {
             refuse_in_strict(mesh, op, ins, &plan.moves)?;
             return Ok(plan);
         }
-        let plan = Rc::new(Plan::make(mesh, op, ins)?);
+        let plan = Rc::new(CallPlan::make(mesh, op, ins)?);
         refuse_in_strict(mesh, op, ins, &plan.moves)?;
         let mut plans = cache.0.borrow_mut();
         if plans.len() >= PLANS_LEN {
@@ -92,7 +92,7 @@ impl Plan {
 
     /// The plan for the same operator after some operands have moved, so that they have these facts. Known from the last
     /// time, it takes no look into the cache.
-    pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<Plan>> {
+    pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<CallPlan>> {
         debug_assert_eq!(mesh.reduction(), self.reduction, "a plan is followed as it was made");
         let mut known = self.followers.borrow_mut();
         known.retain(|plan| plan.strong_count() > 0);
@@ -100,7 +100,7 @@ impl Plan {
             refuse_in_strict(mesh, op, ins, &plan.moves)?;
             return Ok(plan);
         }
-        let plan = Plan::find(mesh, op, ins)?;
+        let plan = CallPlan::find(mesh, op, ins)?;
         known.push(Rc::downgrade(&plan));
         Ok(plan)
     }
@@ -130,10 +130,10 @@ impl Plan {
         Ok(program)
     }
 
-    fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Plan> {
+    fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<CallPlan> {
         let metas: Metas = ins.iter().map(|f| f.meta()).collect();
         let out_metas = op.infer(&metas)?;
-        let Chosen { ins: targets, outs, made } = choose(mesh, op, ins, &metas, &out_metas)?;
+        let ChosenLayouts { ins: targets, outs, made } = choose_rows(mesh, op, ins, &metas, &out_metas)?;
         let mut moves = SmallVec::new();
         for (from, to) in ins.iter().zip(&targets) {
             let m = if *from == to { None } else { Some((redistribute::find(mesh, from, to)?, to.clone())) };
@@ -144,12 +144,12 @@ impl Plan {
             outs: outs.iter().map(|f| f.window().clone()).collect(),
             exact: mesh.reduction() == Reduction::Exact,
         };
-        let nodes = Nodes::find(op, &metas, &targets, &outs, &made, windows.exact);
+        let nodes = NodeCalls::find(op, &metas, &targets, &outs, &made, windows.exact);
         let ins = ins.iter().map(|f| f.id).collect();
         // Calls that differ in a free attribute share the plan, but have derivatives of their own.
         let programs = (!has_unkeyed(op)).then(RefCell::default);
         let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
-        Ok(Plan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
+        Ok(CallPlan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
     }
 }
 
@@ -159,7 +159,12 @@ thread_local!(
     pub(super) static LOOKUPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
-fn refuse_in_strict(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>], moves: &Moves) -> Result<()> {
+fn refuse_in_strict(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    ins: &[&Rc<TensorMeta>],
+    moves: &OperandMoves,
+) -> Result<()> {
     if !mesh.0.strict.get() {
         return Ok(());
     }
@@ -186,7 +191,7 @@ mod tests {
     fn plans_are_found_again_and_as_few_operands_move_as_can() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 1)])?;
-            let plan = |x: &DTensor, y: &DTensor| Plan::find(&mesh, &Add, &[&x.meta, &y.meta]);
+            let plan = |x: &DTensor, y: &DTensor| CallPlan::find(&mesh, &Add, &[&x.meta, &y.meta]);
             let (s0, s1) = (
                 DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0, S1)".parse()?)?,
                 DTensor::zeros(&mesh, DType::F32, [4, 4], "(S1, S1)".parse()?)?,

@@ -1,14 +1,14 @@
 //! Who sends what of one tensor to whom: planned from what all ranks know, by each rank for itself.
 //!
-//! The axes that cut the source make *cells*, parts that no two of which share an element; the others make each cell's
-//! *holders*. A receiver lacks of each cell but its own what that has in common with its part there. Cells have nothing to do
+//! The axes that cut the source make *shards*, parts that no two of which share an element; the others make each shard's
+//! *replicas*. A receiver lacks of each shard but its own what that has in common with its part there. Shards have nothing to do
 //! with each other, so a rank plans the one that it holds, and those that it lacks something of.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::piece::{Piece, is_box};
+use super::bridge_piece::{BridgePiece, is_box};
 use crate::placement::{Region, Spec};
 use crate::tensor::{Dims, Shape};
 
@@ -17,82 +17,83 @@ const CUT_BYTES: usize = 64 << 10;
 
 /// What one rank has to do with a tensor that crosses.
 #[derive(Debug, Default)]
-pub(super) struct Crossing {
+pub(super) struct Routing {
     /// To which rank what goes, and from which what comes.
-    pub give: Vec<(usize, Piece)>,
-    pub take: Vec<(usize, Piece)>,
+    pub give: Vec<(usize, BridgePiece)>,
+    pub take: Vec<(usize, BridgePiece)>,
     /// What it holds of its part there, being in both meshes.
-    pub keep: Option<Piece>,
+    pub keep: Option<BridgePiece>,
     /// True where that is all, and lies as it shall.
     pub stays: bool,
 }
 
-/// What one receiver lacks of a cell.
+/// What one receiver lacks of a shard.
 struct Demand<'a> {
     to: usize,
-    /// Which of the holders is the nearest to it, if it is in their mesh.
+    /// Which of the replicas is the nearest to it, if it is in their mesh.
     nearest: Option<usize>,
-    piece: Cow<'a, Piece>,
+    piece: Cow<'a, BridgePiece>,
 }
 
-impl Crossing {
-    /// The part of rank `me` in bringing `src` to `dst`; `turn` spreads what falls to one holder of several alike.
-    pub fn new(src: &Spec, dst: &Spec, me: usize, turn: usize) -> Crossing {
-        let (source, target) = (Cells::new(src), Cells::new(dst));
+impl Routing {
+    /// The part of rank `me` in bringing `src` to `dst`; `turn` spreads what falls to one replica of several alike.
+    pub fn new(src: &Spec, dst: &Spec, me: usize, turn: usize) -> Routing {
+        let (source, target) = (DistinctShards::new(src), DistinctShards::new(dst));
         let wanted: Vec<(Region, Vec<usize>)> =
-            target.all().map(|cell| (dst.region_at(&cell), target.holders(&cell))).collect();
+            target.all().map(|shard| (dst.region_at(&shard), target.replicas(&shard))).collect();
         let own = source.of(me);
-        let mine = target.of(me).map(|cell| dst.region_at(&cell));
-        let mut crossing = Crossing::default();
-        for cell in source.all() {
-            let is_own = own.as_ref() == Some(&cell);
-            let held = src.region_at(&cell);
-            let common = mine.as_ref().and_then(|mine| Piece::new(&held, mine));
+        let mine = target.of(me).map(|shard| dst.region_at(&shard));
+        let mut routing = Routing::default();
+        for shard in source.all() {
+            let is_own = own.as_ref() == Some(&shard);
+            let held = src.region_at(&shard);
+            let common = mine.as_ref().and_then(|mine| BridgePiece::new(&held, mine));
             if !is_own && common.is_none() {
                 continue;
             }
-            let holders = source.holders(&cell);
-            if let [holder] = holders[..]
+            let replicas = source.replicas(&shard);
+            if let [replica] = replicas[..]
                 && !is_own
             {
                 // Nobody to share with: what the others lack does not matter.
-                crossing.take.extend(common.map(|piece| (holder, piece)));
+                routing.take.extend(common.map(|piece| (replica, piece)));
                 continue;
             }
             let part = is_box(&held).then_some(&held.local);
-            let pieces: Vec<(Piece, &[usize])> = wanted
+            let pieces: Vec<(BridgePiece, &[usize])> = wanted
                 .iter()
-                .filter_map(|(region, ranks)| Some((Piece::new(&held, region)?, &ranks[..])))
+                .filter_map(|(region, ranks)| Some((BridgePiece::new(&held, region)?, &ranks[..])))
                 .collect();
             let least = CUT_BYTES / src.dtype.size_bytes();
-            for (holder, to, piece) in share(source.demands(&cell, &pieces), holders.len(), turn, least, part)
+            for (replica, to, piece) in
+                share(source.demands(&shard, &pieces), replicas.len(), turn, least, part)
             {
                 if to == me {
-                    crossing.take.push((holders[holder], piece.into_owned()));
-                } else if holders[holder] == me {
-                    crossing.give.push((to, piece.into_owned()));
+                    routing.take.push((replicas[replica], piece.into_owned()));
+                } else if replicas[replica] == me {
+                    routing.give.push((to, piece.into_owned()));
                 }
             }
             if let (true, Some(mine)) = (is_own, &mine) {
-                crossing.stays = common.as_ref().is_some_and(|piece| piece.is_all_of(&held, mine));
-                crossing.keep = common;
+                routing.stays = common.as_ref().is_some_and(|piece| piece.is_all_of(&held, mine));
+                routing.keep = common;
             }
         }
-        crossing
+        routing
     }
 }
 
-/// The cells of a tensor without `Partial`, named by their first holders' coordinates.
-struct Cells<'a> {
+/// The shards of a tensor without `Partial`, named by their first replicas' coordinates.
+struct DistinctShards<'a> {
     spec: &'a Spec,
     /// The axes along which ranks hold the same.
     copies: Vec<usize>,
 }
 
-impl<'a> Cells<'a> {
-    fn new(spec: &'a Spec) -> Cells<'a> {
+impl<'a> DistinctShards<'a> {
+    fn new(spec: &'a Spec) -> DistinctShards<'a> {
         let copies = (0..spec.mesh.ndim()).filter(|&a| spec.layout.axis(a).is_replicate()).collect();
-        Cells { spec, copies }
+        DistinctShards { spec, copies }
     }
 
     fn all(&self) -> impl Iterator<Item = Dims> + '_ {
@@ -106,24 +107,24 @@ impl<'a> Cells<'a> {
         Some(coords)
     }
 
-    fn holders(&self, cell: &[usize]) -> Vec<usize> {
+    fn replicas(&self, shard: &[usize]) -> Vec<usize> {
         let mesh = &self.spec.mesh;
-        let first = mesh.seen_from(mesh.rank_at(cell)).expect("a mesh's own rank");
+        let first = mesh.seen_from(mesh.rank_at(shard)).expect("a mesh's own rank");
         first.slice(&self.copies).ranks().collect()
     }
 
-    /// What receivers lack of a cell, given what each group of them wants of it.
-    fn demands<'p>(&self, cell: &Dims, pieces: &'p [(Piece, &[usize])]) -> Vec<Demand<'p>> {
+    /// What receivers lack of a shard, given what each group of them wants of it.
+    fn demands<'p>(&self, shard: &Dims, pieces: &'p [(BridgePiece, &[usize])]) -> Vec<Demand<'p>> {
         let mesh = &self.spec.mesh;
         let mut demands = Vec::new();
         for (piece, ranks) in pieces {
             for &to in *ranks {
                 let coords = mesh.coords_of(to);
                 let is_cut = |a: &usize| !self.copies.contains(a);
-                if coords.as_ref().is_some_and(|c| (0..c.len()).filter(is_cut).all(|a| c[a] == cell[a])) {
+                if coords.as_ref().is_some_and(|c| (0..c.len()).filter(is_cut).all(|a| c[a] == shard[a])) {
                     continue;
                 }
-                // Of the holders, that of the replica which the receiver is in itself.
+                // Of the replicas, that of the replica which the receiver is in itself.
                 let place = |c: &Dims| self.copies.iter().fold(0, |h, &a| h * mesh.axis_len(a) + c[a]);
                 let nearest = coords.as_ref().map(place);
                 demands.push(Demand { to, nearest, piece: Cow::Borrowed(piece) });
@@ -133,22 +134,22 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// Shares demands among `holders` who could each fulfil all: (holder, receiver, piece). Each sends the mean, up to one
+/// Shares demands among `replicas` who could each fulfil all: (replica, receiver, piece). Each sends the mean, up to one
 /// piece, or where pieces are larger than `least` elements, up to a row of one: the nearest are asked first, as far as the
 /// mean goes; then each demand goes to whoever has most room, and is cut where that is not enough (as in McNaughton's rule
 /// for schedules with interruptions, 1959).
 fn share<'a>(
     demands: Vec<Demand<'a>>,
-    holders: usize,
+    replicas: usize,
     turn: usize,
     least: usize,
     part: Option<&Shape>,
-) -> Vec<(usize, usize, Cow<'a, Piece>)> {
-    if holders == 1 {
+) -> Vec<(usize, usize, Cow<'a, BridgePiece>)> {
+    if replicas == 1 {
         return demands.into_iter().map(|d| (0, d.to, d.piece)).collect();
     }
     let total: usize = demands.iter().map(|d| d.piece.numel()).sum();
-    let mut room = vec![total.div_ceil(holders) as isize; holders];
+    let mut room = vec![total.div_ceil(replicas) as isize; replicas];
     let mut shared = Vec::with_capacity(demands.len());
     let mut rest = Vec::new();
     for Demand { to, nearest, piece } in demands {
@@ -165,13 +166,13 @@ fn share<'a>(
     }
     // The largest first: the small ones fill up what these leave.
     rest.sort_by_cached_key(|(_, piece)| Reverse(piece.numel()));
-    let after = |h: usize| (h + holders - turn % holders) % holders;
+    let after = |h: usize| (h + replicas - turn % replicas) % replicas;
     let mut most: BinaryHeap<(isize, Reverse<usize>, usize)> =
         room.into_iter().enumerate().map(|(h, room)| (room, Reverse(after(h)), h)).collect();
     for (to, piece) in rest {
         let mut left = Some(piece);
         while let Some(piece) = left.take() {
-            let (room, turn, h) = most.pop().expect("a cell has holders");
+            let (room, turn, h) = most.pop().expect("a shard has replicas");
             let (now, later) = match within(piece, room, least, part) {
                 (None, whole) => (whole, None),
                 cut => cut,
@@ -185,15 +186,15 @@ fn share<'a>(
     shared
 }
 
-type Part<'a> = Option<Cow<'a, Piece>>;
+type MaybePiece<'a> = Option<Cow<'a, BridgePiece>>;
 
 /// The part of a piece that fits into `room`, and the rest; nothing is cut off or left that is smaller than `least`.
 fn within<'a>(
-    piece: Cow<'a, Piece>,
+    piece: Cow<'a, BridgePiece>,
     room: isize,
     least: usize,
     part: Option<&Shape>,
-) -> (Part<'a>, Part<'a>) {
+) -> (MaybePiece<'a>, MaybePiece<'a>) {
     let (len, room) = (piece.numel(), room.max(0) as usize);
     if len <= room {
         return (Some(piece), None);
@@ -225,7 +226,7 @@ mod tests {
             Spec::new(&mesh, DType::F32, shape, layout.parse().unwrap()).unwrap()
         };
         let (src, dst) = (spec(from.0, 0..from.1), spec(to.0, to.1));
-        let of = |r| Crossing::new(&src, &dst, r, turn).give.iter().map(|(_, p)| p.numel()).sum();
+        let of = |r| Routing::new(&src, &dst, r, turn).give.iter().map(|(_, p)| p.numel()).sum();
         (0..from.1).map(of).collect()
     }
 
@@ -246,13 +247,13 @@ mod tests {
         let mesh = Mesh::over(&[("r", 2), ("c", 2)], 0..4).unwrap();
         let spec = |text: &str| Spec::new(&mesh, DType::F32, [8], text.parse().unwrap()).unwrap();
         for (me, neighbour) in [(0, 1), (1, 0), (2, 3), (3, 2)] {
-            let crossing = Crossing::new(&spec("(R, S0)"), &spec("(R, R)"), me, 0);
+            let routing = Routing::new(&spec("(R, S0)"), &spec("(R, R)"), me, 0);
             let others =
-                |list: &[(usize, Piece)]| list.iter().map(|(r, p)| (*r, p.numel())).collect::<Vec<_>>();
-            assert_eq!(others(&crossing.take), [(neighbour, 4)]);
-            assert_eq!(others(&crossing.give), [(neighbour, 4)]);
-            assert!(crossing.keep.is_some_and(|p| p.numel() == 4) && !crossing.stays);
-            assert!(Crossing::new(&spec("(R, S0)"), &spec("(R, S0)"), me, 0).stays);
+                |list: &[(usize, BridgePiece)]| list.iter().map(|(r, p)| (*r, p.numel())).collect::<Vec<_>>();
+            assert_eq!(others(&routing.take), [(neighbour, 4)]);
+            assert_eq!(others(&routing.give), [(neighbour, 4)]);
+            assert!(routing.keep.is_some_and(|p| p.numel() == 4) && !routing.stays);
+            assert!(Routing::new(&spec("(R, S0)"), &spec("(R, S0)"), me, 0).stays);
         }
     }
 }

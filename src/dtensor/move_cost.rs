@@ -30,7 +30,7 @@ pub(super) fn along_axis(mesh: &DeviceMesh, f: &TensorMeta, a: usize, to: &Place
     let peers = mesh.axis_peers(a);
     let n = peers.len();
     // What the ranks along this axis hold together, in as many parts as the other axes cut.
-    let parts = ways(mesh, f.layout(), (0..f.layout().ndim()).filter(|&b| b != a));
+    let parts = split_factor(mesh, f.layout(), (0..f.layout().ndim()).filter(|&b| b != a));
     let bytes = |times: usize, ranks: usize| share(held_bytes(mesh, f) * times * (n - 1), ranks * parts);
     let all_reduce = || peers.cost(1, bytes(2, n));
     let all_gather = || peers.cost(1, bytes(1, n));
@@ -53,7 +53,7 @@ pub(super) fn along_axis(mesh: &DeviceMesh, f: &TensorMeta, a: usize, to: &Place
 }
 
 /// The time of moving an operand to where it lies otherwise, the order of its cuts included.
-pub(super) fn between(mesh: &DeviceMesh, from: &TensorMeta, to: &TensorMeta) -> Cost {
+pub(super) fn between_layouts(mesh: &DeviceMesh, from: &TensorMeta, to: &TensorMeta) -> Cost {
     if from == to {
         return Cost::default();
     }
@@ -68,7 +68,7 @@ fn held_bytes(mesh: &DeviceMesh, f: &TensorMeta) -> usize {
 }
 
 /// In how many parts these axes cut.
-fn ways(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = usize>) -> usize {
+fn split_factor(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = usize>) -> usize {
     let cut = |&a: &usize| match layout.axis(a) {
         Placement::Shard(_) | Placement::RaggedShard { .. } => true,
         Placement::Replicate | Placement::Partial(_) => false,
@@ -99,7 +99,7 @@ mod tests {
                 let f = mesh.meta(DType::F32, &[1000, 1000].into(), &from.parse()?)?;
                 let axis = (0..2).map(|a| along_axis(&mesh, &f, a, layout.axis(a))).sum::<Cost>();
                 let to = mesh.meta(DType::F32, f.shape(), &layout)?;
-                Ok([axis, between(&mesh, &f, &to)].map(|c| (c.seconds() * 1e9).round()))
+                Ok([axis, between_layouts(&mesh, &f, &to)].map(|c| (c.seconds() * 1e9).round()))
             };
             // Nanoseconds, axis by axis and by the cheapest way: 2 MB by the fast link and by the slow one. Of replicas by the
             // fast link each brings its half over the slow one. In another order two of four ranks lack their quarter, two thirds

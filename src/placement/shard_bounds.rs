@@ -4,15 +4,15 @@ use super::{Layout, Mesh, Placement, Region, chunk};
 use crate::tensor::{Dims, Shape};
 
 /// A box of indices; of the range `lo..hi` of its first dims flattened, given `Some((dims, lo, hi))`.
-pub(super) struct Piece {
+pub(super) struct ShardBounds {
     start: Dims,
     len: Dims,
     flat: Option<(usize, usize, usize)>,
 }
 
-impl Piece {
+impl ShardBounds {
     /// The piece of the rank at `coords`; `Partial` counts as holding every index.
-    pub fn at(mesh: &Mesh, layout: &Layout, shape: &Shape, coords: &[usize]) -> Piece {
+    pub fn at(mesh: &Mesh, layout: &Layout, shape: &Shape, coords: &[usize]) -> ShardBounds {
         debug_assert_eq!(coords.len(), mesh.ndim(), "one coordinate an axis");
         let mut start = Dims::from_elem(0, shape.len());
         let mut len = Dims::from_slice(shape);
@@ -41,7 +41,7 @@ impl Piece {
                 flat = Some((*dims, lo, hi));
             }
         }
-        Piece { start, len, flat }
+        ShardBounds { start, len, flat }
     }
 
     /// The shape of the local tensor.

@@ -10,7 +10,7 @@ use crate::tensor::{Dims, Shape, Tensor};
 ///
 /// A box of a part that is one is given as a view of it, a run of its storage as a view of that; all else is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct BridgePiece {
     /// Ascending in the global index, and so in both parts.
     overlaps: SmallVec<[Overlap; 1]>,
     form: Form,
@@ -25,14 +25,14 @@ enum Form {
     Spread,
 }
 
-impl Piece {
+impl BridgePiece {
     /// What both hold; none where that is nothing.
-    pub fn new(giver: &Region, taker: &Region) -> Option<Piece> {
+    pub fn new(giver: &Region, taker: &Region) -> Option<BridgePiece> {
         let overlaps = giver.intersect(taker);
-        (!overlaps.is_empty()).then(|| Piece::of(overlaps, is_box(giver).then_some(&giver.local)))
+        (!overlaps.is_empty()).then(|| BridgePiece::of(overlaps, is_box(giver).then_some(&giver.local)))
     }
 
-    fn of(overlaps: SmallVec<[Overlap; 1]>, part: Option<&Shape>) -> Piece {
+    fn of(overlaps: SmallVec<[Overlap; 1]>, part: Option<&Shape>) -> BridgePiece {
         let form = match (part, &overlaps[..]) {
             (Some(part), [o]) => {
                 let place = |(stride, n): (&usize, &usize)| o.a_offset / stride % n;
@@ -41,7 +41,7 @@ impl Piece {
             (_, overlaps) if is_run(overlaps) => Form::Run(overlaps[0].a_offset),
             _ => Form::Spread,
         };
-        Piece { overlaps, form }
+        BridgePiece { overlaps, form }
     }
 
     pub fn numel(&self) -> usize {
@@ -106,7 +106,7 @@ impl Piece {
 
     /// The first `len` elements, or as many fewer as make whole rows of a box, and the rest; `part` is the shape of the
     /// giver's part where it is one box. None where a side would be empty.
-    pub fn split(&self, len: usize, part: Option<&Shape>) -> Option<(Piece, Piece)> {
+    pub fn split(&self, len: usize, part: Option<&Shape>) -> Option<(BridgePiece, BridgePiece)> {
         let (mut head, mut tail, mut room) = (SmallVec::new(), SmallVec::new(), len);
         for o in &self.overlaps {
             let n = o.numel();
@@ -121,7 +121,8 @@ impl Piece {
                 tail.push(second);
             }
         }
-        (!head.is_empty() && !tail.is_empty()).then(|| (Piece::of(head, part), Piece::of(tail, part)))
+        (!head.is_empty() && !tail.is_empty())
+            .then(|| (BridgePiece::of(head, part), BridgePiece::of(tail, part)))
     }
 
     /// True where it is all of a part that is stored alike on both sides.

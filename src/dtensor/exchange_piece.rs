@@ -9,7 +9,7 @@ use crate::tensor::{Dims, Shape, Tensor};
 
 /// The elements that one rank's part has in common with another's.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct ExchangePiece {
     overlaps: SmallVec<[Overlap; 1]>,
     /// The box inside the giver's part, where it is one: then a view is given. Otherwise the elements are packed.
     view: Option<(Dims, Dims)>,
@@ -19,7 +19,7 @@ pub(super) struct Piece {
 
 /// The axes of `cur` whose cut is not, together with every cut outside it, also the outermost of `mid`: along these
 /// ranks must talk, and along no others.
-pub(super) fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize> {
+pub(super) fn communicating_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..ndim)
         .flat_map(|d| {
             let (old, new) = (cuts(cur, d), cuts(mid, d));
@@ -43,13 +43,13 @@ pub(super) fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize
 }
 
 /// True where the way from `cur` to `to` does no more than undo cuts along `axes`, so that all ranks along them get the same.
-pub(super) fn uncuts(cur: &Layout, to: &Layout, axes: &[usize]) -> bool {
+pub(super) fn is_gather(cur: &Layout, to: &Layout, axes: &[usize]) -> bool {
     let new_cut = |a: usize| to.axis(a) != cur.axis(a) && !to.axis(a).is_replicate();
     axes.iter().all(|&a| to.axis(a).is_replicate()) && !(0..to.ndim()).any(new_cut)
 }
 
-impl Piece {
-    pub fn new(giver: &Region, taker: &Region) -> Piece {
+impl ExchangePiece {
+    pub fn new(giver: &Region, taker: &Region) -> ExchangePiece {
         let overlaps: SmallVec<[Overlap; 1]> = giver.intersect(taker).into_iter().collect();
         let plain =
             giver.boxes.len() == 1 && overlaps.len() == 1 && giver.local[..] == giver.boxes[0].len[..];
@@ -65,7 +65,7 @@ impl Piece {
             (start, o.len.clone())
         });
         let whole = overlaps.iter().map(Overlap::numel).sum::<usize>() == giver.numel();
-        Piece { overlaps, view, whole }
+        ExchangePiece { overlaps, view, whole }
     }
 
     pub fn numel(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Which rows an operator runs by: what moves, and how the results lie.
 //!
 //! Rows speak about one mesh axis. On each axis the one is taken whose moves take the least time, as the mesh's network is
-//! modelled ([`price`]), and the product over axes is laid out; where rows do not stand beside each other, one of them is barred and another taken. In exact mode only rows
+//! modelled ([`move_cost`]), and the product over axes is laid out; where rows do not stand beside each other, one of them is barred and another taken. In exact mode only rows
 //! that hold by bits are taken, and sums in parts get the terms that each rank has added up.
 
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use super::price;
+use super::move_cost;
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
 use crate::comm::Cost;
@@ -20,7 +20,7 @@ use crate::placement::{Layout, Placement, ReductionTree, Spec};
 use crate::tensor::{Dims, ReduceOp};
 
 /// How the operands are to lie, and the results will.
-pub(super) struct Chosen {
+pub(super) struct ChosenLayouts {
     pub ins: SmallVec<[Rc<TensorMeta>; 3]>,
     pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
     /// The results that are sums over terms which this operator cuts.
@@ -29,41 +29,41 @@ pub(super) struct Chosen {
 
 /// Chooses a row on every mesh axis by the time its moves would take, and puts the axes together, in the order of cuts that
 /// takes the least.
-pub(super) fn choose(
+pub(super) fn choose_rows(
     mesh: &DeviceMesh,
     op: &dyn Op,
     ins: &[&Rc<TensorMeta>],
     metas: &[Meta],
     outs: &[Meta],
-) -> Result<Chosen> {
+) -> Result<ChosenLayouts> {
     let orders = orders(ins);
-    let mut best = choose_in(mesh, op, ins, metas, outs, &orders[0]);
+    let mut best = choose_rows_in_order(mesh, op, ins, metas, outs, &orders[0]);
     if orders.len() > 1 {
-        let cost = |chosen: &Result<Chosen>| match chosen {
-            Ok(c) => ins.iter().zip(&c.ins).map(|(f, to)| price::between(mesh, f, to)).sum(),
+        let cost = |chosen: &Result<ChosenLayouts>| match chosen {
+            Ok(c) => ins.iter().zip(&c.ins).map(|(f, to)| move_cost::between_layouts(mesh, f, to)).sum(),
             Err(_) => Cost::INFINITE,
         };
         let mut least: Cost = cost(&best);
         for order in &orders[1..] {
-            let other = choose_in(mesh, op, ins, metas, outs, order);
-            let price = cost(&other);
-            if price < least {
-                (best, least) = (other, price);
+            let other = choose_rows_in_order(mesh, op, ins, metas, outs, order);
+            let cost_of_other = cost(&other);
+            if cost_of_other < least {
+                (best, least) = (other, cost_of_other);
             }
         }
     }
     best
 }
 
-/// As [`choose`], with the cuts in this order.
-fn choose_in(
+/// As [`choose_rows`], with the cuts in this order.
+fn choose_rows_in_order(
     mesh: &DeviceMesh,
     op: &dyn Op,
     ins: &[&Rc<TensorMeta>],
     metas: &[Meta],
     outs: &[Meta],
     order: &[usize],
-) -> Result<Chosen> {
+) -> Result<ChosenLayouts> {
     // Rows that could not be put together with those of other axes.
     let mut barred: Vec<Vec<Row>> = vec![Vec::new(); mesh.mesh().ndim()];
     loop {
@@ -95,12 +95,17 @@ struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// The facts that follow; or the axis whose row does not stand beside the others.
-    fn lay_out(&self, ins: &[&Rc<TensorMeta>], outs: &[Meta]) -> Result<std::result::Result<Chosen, usize>> {
+    fn lay_out(
+        &self,
+        ins: &[&Rc<TensorMeta>],
+        outs: &[Meta],
+    ) -> Result<std::result::Result<ChosenLayouts, usize>> {
         // A row was chosen for the cuts that the operands had; the moves may have brought others beside it.
         let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
         let stands = |&a: &usize| {
             let row = &self.rows[a].0;
-            row.is_replicated() || self.op.rows(self.metas, axis_beside(self.mesh, a, &first)).contains(row)
+            row.is_replicated()
+                || self.op.rows(self.metas, axis_with_cuts(self.mesh, a, &first)).contains(row)
         };
         if let Some(a) = (0..self.rows.len()).rev().find(|a| !stands(a)) {
             return Ok(Err(a));
@@ -143,15 +148,15 @@ impl Candidate<'_> {
             };
             laid.push(self.mesh.intern(spec)?);
         }
-        Ok(Ok(Chosen { ins, outs: laid, made }))
+        Ok(Ok(ChosenLayouts { ins, outs: laid, made }))
     }
 
-    fn placed(&self, slot: impl Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
-        self.rows.iter().map(move |(row, ragged)| instantiate(slot(row), ragged.as_ref()))
+    fn placed(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
+        self.rows.iter().map(move |(row, ragged)| instantiate(placement_of(row), ragged.as_ref()))
     }
 
-    fn layout(&self, slot: impl Fn(&Row) -> AxisPlacement) -> Result<Layout> {
-        Layout::new(self.placed(slot)).with_order(self.order)
+    fn layout(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> Result<Layout> {
+        Layout::new(self.placed(placement_of)).with_order(self.order)
     }
 
     /// The last axis with such a row.
@@ -201,7 +206,7 @@ fn cheapest(
         return (replicated, None);
     }
     let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| p.ragged_units().is_some()).cloned();
-    let axis = axis_beside(mesh, a, ins[0].layout().placements());
+    let axis = axis_with_cuts(mesh, a, ins[0].layout().placements());
     let mut rows = op.rows(metas, axis);
     rows.push(replicated);
     let exact = mesh.reduction() == Reduction::Exact;
@@ -219,7 +224,8 @@ fn cheapest(
             return Cost::INFINITE;
         }
         let to = |s: &AxisPlacement| instantiate(*s, ragged.as_ref());
-        row.ins.iter().zip(ins).map(|(s, f)| price::along_axis(mesh, f, a, &to(s))).sum::<Cost>() + made(row)
+        row.ins.iter().zip(ins).map(|(s, f)| move_cost::along_axis(mesh, f, a, &to(s))).sum::<Cost>()
+            + made(row)
     };
     let fits =
         |row: &&Row| (row.by_bits || !exact) && (ragged.is_some() || !row.outs.iter().any(|s| s.is_ragged()));
@@ -235,15 +241,15 @@ fn cheapest(
 }
 
 /// MeshAxis `a`, beside the cuts that the other axes make in the first operand where it lies so.
-fn axis_beside(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxis {
+fn axis_with_cuts(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxis {
     let mesh = mesh.mesh();
     (0..mesh.ndim()).filter(|&b| b != a).fold(MeshAxis::alone(mesh.axis_len(a)), |axis, b| {
         first[b].split_dims().fold(axis, |axis, d| axis.beside(d, mesh.axis_len(b)))
     })
 }
 
-fn instantiate(slot: AxisPlacement, ragged: Option<&Placement>) -> Placement {
-    match slot {
+fn instantiate(placement_of: AxisPlacement, ragged: Option<&Placement>) -> Placement {
+    match placement_of {
         AxisPlacement::R => Placement::Replicate,
         AxisPlacement::S(d) => Placement::Shard(d),
         AxisPlacement::P(op) => Placement::Partial(op),

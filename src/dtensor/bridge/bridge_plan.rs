@@ -4,8 +4,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::batch::Batch;
-use super::cross::Crossing;
-use super::piece::Piece;
+use super::bridge_piece::BridgePiece;
+use super::routing::Routing;
 use super::transfer::Transfer;
 use crate::comm::{Group, Pending, Rank};
 use crate::dtensor::{DTensor, DeviceMesh};
@@ -45,27 +45,27 @@ use crate::tensor::{Shape, Tensor};
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub struct Bridge {
-    plan: Rc<Plan>,
+    plan: Rc<BridgePlan>,
 }
 
-struct Plan {
+struct BridgePlan {
     rank: Rank,
     from: Mesh,
     to: Mesh,
     /// The ranks of either mesh, ascending.
     group: Group,
-    tensors: Vec<Planned>,
+    tensors: Vec<PlannedTensor>,
     batches: Vec<Batch>,
 }
 
 /// A tensor that crosses, as this rank sees it.
-struct Planned {
+struct PlannedTensor {
     transfer: Transfer,
     /// How it lies when it leaves.
-    settled: Layout,
+    source_layout: Layout,
     /// The shape of this rank's part there, if it has one.
     out: Option<Shape>,
-    keep: Option<Piece>,
+    keep: Option<BridgePiece>,
     stays: bool,
 }
 
@@ -81,11 +81,11 @@ impl Bridge {
         to: &Mesh,
         transfers: impl IntoIterator<Item = Transfer>,
     ) -> Result<Bridge> {
-        let group = meet(rank, from, to)?;
+        let group = joint_group(rank, from, to)?;
         let (mut tensors, mut batches) = (Vec::new(), Vec::new());
         for (i, transfer) in transfers.into_iter().enumerate() {
-            let (src, dst) = transfer.ends(from, to)?;
-            let Crossing { give, take, keep, stays } = Crossing::new(&src, &dst, rank.rank(), i);
+            let (src, dst) = transfer.specs(from, to)?;
+            let Routing { give, take, keep, stays } = Routing::new(&src, &dst, rank.rank(), i);
             let batch = Batch::of(&mut batches, &transfer);
             let member = |rank: usize| group.ranks().binary_search(&rank).expect("of either mesh");
             let k = batch.tensors.len();
@@ -95,9 +95,10 @@ impl Bridge {
             take.into_iter()
                 .for_each(|(from, piece)| batch.take.entry(member(from)).or_default().push((k, piece)));
             let out = to.coords_of(rank.rank()).map(|coords| dst.local_shape_at(&coords));
-            tensors.push(Planned { transfer, settled: src.layout, out, keep, stays });
+            tensors.push(PlannedTensor { transfer, source_layout: src.layout, out, keep, stays });
         }
-        let plan = Plan { rank: rank.clone(), from: from.clone(), to: to.clone(), group, tensors, batches };
+        let plan =
+            BridgePlan { rank: rank.clone(), from: from.clone(), to: to.clone(), group, tensors, batches };
         Ok(Bridge { plan: Rc::new(plan) })
     }
 
@@ -132,12 +133,13 @@ impl Bridge {
     ) -> Result<InTransit> {
         let tensors: Vec<&DTensor> = tensors.into_iter().collect();
         self.plan.check(&tensors, onto)?;
-        let leave = tensors.iter().zip(&self.plan.tensors);
-        let locals: Vec<Tensor> = leave.map(|(x, planned)| planned.leave(x)).collect::<Result<_>>()?;
-        let Plan { rank, group, batches, .. } = &*self.plan;
-        let flights = batches.iter().map(|batch| batch.start(group, rank.device(), &locals));
-        let flights = flights.collect::<Result<_>>()?;
-        Ok(InTransit { plan: self.plan.clone(), locals, flights, onto: onto.cloned() })
+        let planned = tensors.iter().zip(&self.plan.tensors);
+        let locals: Vec<Tensor> =
+            planned.map(|(x, planned)| planned.source_part(x)).collect::<Result<_>>()?;
+        let BridgePlan { rank, group, batches, .. } = &*self.plan;
+        let exchanges = batches.iter().map(|batch| batch.start(group, rank.device(), &locals));
+        let exchanges = exchanges.collect::<Result<_>>()?;
+        Ok(InTransit { plan: self.plan.clone(), locals, exchanges, onto: onto.cloned() })
     }
 
     /// Bytes that this rank receives from others each time: exactly those of its parts there that it lacks.
@@ -154,7 +156,7 @@ impl Bridge {
 /// `(fsdp=3) over {0, 1, 2} to (tp=2) over {2, 3}: 1 tensor(s) in 1 exchange(s), 8 bytes go and 32 come`.
 impl fmt::Display for Bridge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { from, to, tensors, batches, .. } = &*self.plan;
+        let BridgePlan { from, to, tensors, batches, .. } = &*self.plan;
         write!(f, "{} to {}: ", from.with_ranks(), to.with_ranks())?;
         write!(f, "{} tensor(s) in {} exchange(s), ", tensors.len(), batches.len())?;
         write!(f, "{} bytes go and {} come", self.sent_bytes(), self.received_bytes())
@@ -170,9 +172,9 @@ impl fmt::Debug for Bridge {
 /// Tensors on their way over a [`Bridge`]. Dropping it is harmless.
 #[must_use = "a transfer's errors are lost unless it is waited for"]
 pub struct InTransit {
-    plan: Rc<Plan>,
+    plan: Rc<BridgePlan>,
     locals: Vec<Tensor>,
-    flights: Vec<Pending<Vec<Tensor>>>,
+    exchanges: Vec<Pending<Vec<Tensor>>>,
     onto: Option<DeviceMesh>,
 }
 
@@ -196,20 +198,20 @@ impl InTransit {
     /// # Errors
     /// A fault of communication; what `f` gives.
     pub fn wait_each(self, mut f: impl FnMut(usize, DTensor) -> Result<()>) -> Result<()> {
-        let InTransit { plan, locals, flights, onto } = self;
-        for (batch, flight) in plan.batches.iter().zip(flights) {
+        let InTransit { plan, locals, exchanges, onto } = self;
+        for (batch, exchange) in plan.batches.iter().zip(exchanges) {
             let mut arrivals: Vec<Option<Tensor>> = batch.tensors.iter().map(|_| None).collect();
             let mut received = 0;
-            for (member, came) in flight.wait()?.into_iter().enumerate() {
+            for (member, came) in exchange.wait()?.into_iter().enumerate() {
                 let Some(pieces) = batch.take.get(&member) else { continue };
                 received += came.len_bytes() as u64;
-                plan.land((batch, pieces), came, &locals, &mut arrivals)?;
+                plan.place_received((batch, pieces), came, &locals, &mut arrivals)?;
             }
             let Some(onto) = &onto else { continue };
             onto.0.moved_bytes.set(onto.0.moved_bytes.get() + received);
             for (&i, arrived) in batch.tensors.iter().zip(arrivals) {
                 let Transfer { dtype, shape, to, .. } = &plan.tensors[i].transfer;
-                let local = arrived.map_or_else(|| plan.begin(i, &locals), Ok)?;
+                let local = arrived.map_or_else(|| plan.new_part(i, &locals), Ok)?;
                 f(i, DTensor::wrap(onto, local, onto.meta(*dtype, shape, to)?))?;
             }
         }
@@ -217,7 +219,7 @@ impl InTransit {
     }
 }
 
-impl Plan {
+impl BridgePlan {
     /// Refuses what is not as planned.
     fn check(&self, tensors: &[&DTensor], onto: Option<&DeviceMesh>) -> Result<()> {
         let refuse = |rule: &str, given: String, remedy: String| {
@@ -234,7 +236,7 @@ impl Plan {
             };
             return refuse(rule, given, format!("give {due}"));
         }
-        for (x, Planned { transfer, .. }) in tensors.iter().zip(&self.tensors) {
+        for (x, PlannedTensor { transfer, .. }) in tensors.iter().zip(&self.tensors) {
             let same_mesh = Some(x.mesh().mesh()) == from.as_ref();
             let meta =
                 (x.dtype(), x.shape(), x.layout()) == (transfer.dtype, &transfer.shape, &transfer.from);
@@ -266,9 +268,9 @@ impl Plan {
     }
 
     /// Puts what came from one member, pieces of a batch's tensors, where it belongs.
-    fn land(
+    fn place_received(
         &self,
-        (batch, pieces): (&Batch, &[(usize, Piece)]),
+        (batch, pieces): (&Batch, &[(usize, BridgePiece)]),
         mut came: Tensor,
         locals: &[Tensor],
         arrivals: &mut [Option<Tensor>],
@@ -286,7 +288,7 @@ impl Plan {
         for (k, piece) in pieces {
             let out = match &mut arrivals[*k] {
                 Some(out) => out,
-                none => none.insert(self.begin(batch.tensors[*k], locals)?),
+                none => none.insert(self.new_part(batch.tensors[*k], locals)?),
             };
             if alone {
                 piece.paste(&came, out)?;
@@ -299,8 +301,8 @@ impl Plan {
     }
 
     /// This rank's part there of tensor `i`, with what it keeps.
-    fn begin(&self, i: usize, locals: &[Tensor]) -> Result<Tensor> {
-        let Planned { transfer, out, keep, stays, .. } = &self.tensors[i];
+    fn new_part(&self, i: usize, locals: &[Tensor]) -> Result<Tensor> {
+        let PlannedTensor { transfer, out, keep, stays, .. } = &self.tensors[i];
         if *stays {
             return Ok(locals[i].clone());
         }
@@ -313,17 +315,17 @@ impl Plan {
     }
 }
 
-impl Planned {
+impl PlannedTensor {
     /// This rank's part of `x` as it leaves.
-    fn leave(&self, x: &DTensor) -> Result<Tensor> {
-        let local = x.detach().redistribute(self.settled.clone())?.into_local();
+    fn source_part(&self, x: &DTensor) -> Result<Tensor> {
+        let local = x.detach().redistribute(self.source_layout.clone())?.into_local();
         // Of a range over flattened dims pieces are runs of its storage.
-        if self.settled.ragged_axis().is_some() { local.contiguous() } else { Ok(local) }
+        if self.source_layout.ragged_axis().is_some() { local.contiguous() } else { Ok(local) }
     }
 }
 
 /// The group of the ranks of either mesh.
-fn meet(rank: &Rank, from: &Mesh, to: &Mesh) -> Result<Group> {
+fn joint_group(rank: &Rank, from: &Mesh, to: &Mesh) -> Result<Group> {
     let refuse =
         |rule: &str, given: String, remedy: String| Err(Error::invalid("bridge", rule, given, remedy));
     let world = rank.world_len();
