@@ -1,10 +1,9 @@
 //! The backward pass.
 //!
-//! Gradients are distributed tensors in whatever layout is cheapest until they reach a leaf, where they take the leaf's
-//! own: there a data-parallel gradient is all-reduced, an FSDP one reduce-scattered, each as soon as it is complete.
+//! Each gradient has whatever layout is cheapest until it reaches a leaf tensor, where it takes the leaf's layout: a
+//! data-parallel gradient is all-reduced there and an FSDP gradient reduce-scattered, each as soon as it is complete.
 
 use std::collections::BinaryHeap;
-use std::fmt;
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
@@ -13,21 +12,40 @@ use smallvec::{SmallVec, smallvec};
 use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
 use super::dispatch::plan_for;
+use super::gradients::{Gradients, add};
 use super::reduction::Reduction;
 use super::tensor::{DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::{Add, Step};
+use crate::ops::Step;
 use crate::placement::Layout;
 
 impl DTensor {
-    /// The gradients of this scalar with respect to every leaf ([`DTensor::requires_grad`]) it was computed from.
+    /// Computes the gradients of this scalar with respect to every leaf tensor ([`DTensor::requires_grad`]) from
+    /// which it was computed.
     ///
-    /// Communicates what the derivatives' operators move, and what takes each leaf's gradient to the leaf's layout.
+    /// Communicates what the derivatives' operators redistribute, and what brings each gradient into its leaf's
+    /// layout.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
+    ///     let w = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
+    ///     let loss = w.mul(&w)?.sum_all()?;
+    ///     let gradients = loss.backward()?;
+    ///     let gradient = gradients.get(&w).expect("the loss depends on w");
+    ///     assert_eq!(gradient.layout().to_string(), "(S0)"); // the leaf's layout
+    ///     assert_eq!(gradient.full_tensor()?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a tensor with more than one element or without history; a fault of communication.
+    /// Refuses a tensor that has more than one element or no history; returns an error if communication fails.
     pub fn backward(&self) -> Result<Gradients> {
         if self.shape().numel() != 1 {
             return Err(Error::invalid(
@@ -47,10 +65,26 @@ impl DTensor {
         self.backward_from(ones)
     }
 
-    /// As [`DTensor::backward`], for a tensor of any shape, from the gradient of whatever follows with respect to it.
+    /// Runs [`DTensor::backward`] for a tensor of any shape, given the gradient of the final result with respect to
+    /// this tensor.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [4], 3.0, "(S0)".parse()?)?.requires_grad()?;
+    ///     let y = w.mul(&w)?;
+    ///     let dy = DTensor::full(&mesh, DType::F32, [4], 10.0, "(S0)".parse()?)?;
+    ///     let gradients = y.backward_from(dy)?;
+    ///     assert_eq!(gradients.get(&w).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [60.0; 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a `grad` of another shape, dtype or mesh, and a tensor without history; a fault of communication.
+    /// Refuses a `grad` of another shape, dtype or mesh, and a tensor without history; returns an error if
+    /// communication fails.
     pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
         if grad.meta() != self.meta() || !grad.mesh.same(&self.mesh) {
             return Err(Error::invalid(
@@ -63,7 +97,7 @@ impl DTensor {
         let Some(output) = &self.history else {
             return Err(Error::invalid(
                 "backward",
-                "no leaf that requires a gradient stands behind this tensor",
+                "this tensor does not depend on a leaf that requires a gradient",
                 self.spec().to_string(),
                 "call requires_grad() on a leaf, outside no_grad()",
             ));
@@ -78,60 +112,8 @@ impl DTensor {
     }
 }
 
-/// Gradients by leaf.
-#[derive(Default)]
-pub struct Gradients(FxHashMap<u64, DTensor>);
-
-impl Gradients {
-    /// The gradient of `leaf`, in its layout; none if the result did not depend on it.
-    pub fn get(&self, leaf: &DTensor) -> Option<&DTensor> {
-        self.0.get(&leaf.history.as_ref()?.node.id)
-    }
-
-    /// As [`Gradients::get`], moved out.
-    pub fn take(&mut self, leaf: &DTensor) -> Option<DTensor> {
-        self.0.remove(&leaf.history.as_ref()?.node.id)
-    }
-
-    /// Makes `grad` the gradient of `leaf`: gives back what [`Gradients::take`] took, or takes another for it.
-    ///
-    /// # Errors
-    /// Refuses a `leaf` without history, and a `grad` of another dtype, shape, layout or mesh than the leaf's.
-    pub fn put(&mut self, leaf: &DTensor, grad: DTensor) -> Result<()> {
-        let Some(output) = &leaf.history else {
-            let (rule, remedy) = ("the tensor has no history", "pass a leaf that requires a gradient");
-            return Err(Error::invalid("put", rule, leaf.spec().to_string(), remedy));
-        };
-        if grad.tensor_meta() != leaf.tensor_meta() {
-            let rule = "a gradient has its leaf's dtype, shape, layout and mesh";
-            return Err(Error::invalid(
-                "put",
-                rule,
-                format!("{} for {}", grad.spec(), leaf.spec()),
-                "redistribute it first",
-            ));
-        }
-        self.0.insert(output.node.id, grad);
-        Ok(())
-    }
-
-    /// Adds the gradients of another pass: gradient accumulation.
-    ///
-    /// # Errors
-    /// None that the passes have not had.
-    pub fn merge(&mut self, other: Gradients) -> Result<()> {
-        for (id, g) in other.0 {
-            let sum = match self.0.remove(&id) {
-                Some(mine) => add(mine, g)?,
-                None => g,
-            };
-            self.0.insert(id, sum);
-        }
-        Ok(())
-    }
-}
-
-/// A backward pass under way. Nodes are visited youngest first, so a node's gradients are complete when it is visited.
+/// A running backward pass. It visits nodes youngest first, so that the gradients of a node are complete when it is
+/// visited.
 struct BackwardPass {
     mesh: DeviceMesh,
     queue: BinaryHeap<QueuedNode>,
@@ -139,6 +121,7 @@ struct BackwardPass {
     gradients: Gradients,
 }
 
+/// A node in the queue, ordered by its number.
 struct QueuedNode(Rc<TapeNode>);
 
 impl BackwardPass {
@@ -152,8 +135,9 @@ impl BackwardPass {
         }
     }
 
+    /// Adds a gradient to those of a result, and queues its node.
     fn accumulate(&mut self, output: &TapeOutput, mut grad: DTensor) -> Result<()> {
-        // Sums in parts cannot be added to each other by bits: a leaf's come to it one by one.
+        // In exact mode, adding two partial sums would change bits: each is reduced before a leaf adds it.
         let to_leaf = output.node.call.is_none() && grad.layout().has_partial();
         if to_leaf && self.mesh.reduction() == Reduction::Exact {
             let _label = during("backward");
@@ -170,8 +154,9 @@ impl BackwardPass {
         Ok(())
     }
 
+    /// Runs the derivative of a node's call, or stores a leaf's gradient.
     fn visit(&mut self, node: &Rc<TapeNode>) -> Result<()> {
-        // A leaf that was complete early has nothing left here.
+        // A leaf that was complete early has been stored already.
         let Some(mut grads) = self.grads.remove(&node.id) else { return Ok(()) };
         let Some(call) = &node.call else { return self.store_leaf_gradient(node, grads) };
         let plan = self.move_to_leaf_layout(call, &mut grads)?;
@@ -181,7 +166,7 @@ impl BackwardPass {
             self.accumulate(output, grad)?;
             let (pass, left) = output.node.pending_grads.get();
             output.node.pending_grads.set((pass, left - 1));
-            // A leaf that is complete need not wait for older nodes.
+            // A complete leaf need not wait for older nodes.
             if left == 1
                 && output.node.call.is_none()
                 && let Some(grads) = self.grads.remove(&output.node.id)
@@ -192,9 +177,9 @@ impl BackwardPass {
         Ok(())
     }
 
-    /// A sum in parts that a single step would have to reduce, on its way to a leaf, straight in the leaf's layout where the
-    /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on. Returns the
-    /// step's plan if it had to be known.
+    /// Redistributes a `Partial` gradient straight to its leaf's layout, if only one operator that keeps this layout
+    /// (such as a cast) is left before the leaf. Otherwise that operator would reduce the gradient to some layout,
+    /// from which it would have to be redistributed again. Returns the operator's plan if it was looked up.
     fn move_to_leaf_layout(
         &self,
         call: &TapeCall,
@@ -221,11 +206,12 @@ impl BackwardPass {
             return Ok(Some(plan));
         }
         let moved = grad.redistribute(leaf.layout().clone())?;
-        debug_assert_eq!(moved.meta, at_leaf, "it is where the plan expects it");
+        debug_assert_eq!(moved.meta, at_leaf, "it has the layout that the plan expects");
         grads[0] = Some(moved);
         Ok(Some(stays))
     }
 
+    /// Redistributes a leaf's complete gradient to the leaf's layout and stores it.
     fn store_leaf_gradient(
         &mut self,
         leaf: &TapeNode,
@@ -234,14 +220,14 @@ impl BackwardPass {
         let Some(grad) = grads[0].take() else { return Ok(()) };
         let _label = during("backward");
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
-        // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
+        // A gradient may be a broadcast view; the stored one is contiguous.
         let local = grad.local.contiguous()?;
         self.gradients.0.insert(leaf.id, DTensor { local, ..grad });
         Ok(())
     }
 
-    /// Runs the node's derivative, its first step by `plan` if that is known. A `Partial` value that one step had to reduce
-    /// is reduced for all.
+    /// Runs a node's derivative program, its first step by `plan` if that is known. A `Partial` value that one step
+    /// reduces is reduced once for all steps.
     fn run(
         &self,
         node: &TapeNode,
@@ -281,8 +267,8 @@ impl BackwardPass {
         Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
     }
 
-    /// Moves those of `step`'s operands that are partial and that `plan` reduces, for all steps; gives the plan for the
-    /// operands as they lie then.
+    /// Reduces those `Partial` operands of `step` that `plan` would reduce, for all later steps too; returns the plan
+    /// for the operands' new layouts.
     fn reduce_for(
         &self,
         step: &Step,
@@ -292,7 +278,7 @@ impl BackwardPass {
         for (i, r) in step.ins.iter().enumerate() {
             let v = r.0 as usize;
             let x = value(values, v);
-            // An operand that stands twice is moved as its first place asks.
+            // A value that is an operand twice is moved as its first use requires.
             let first = step.ins.iter().position(|r| r.0 as usize == v).unwrap_or(i);
             let Some((m, to)) = plan.moves[first].as_ref().filter(|_| x.layout().has_partial()) else {
                 continue;
@@ -313,7 +299,8 @@ impl BackwardPass {
     }
 }
 
-/// Tells each node behind `root` how many gradients a pass from there will give it: it visits every call once.
+/// Sets, on each node behind `root`, the number of gradients that a pass from there will add to it. Visits every call
+/// once.
 fn count_gradients(root: &TapeNode) {
     let pass = next_id();
     let mut nodes: SmallVec<[&TapeNode; 16]> = smallvec![root];
@@ -327,11 +314,6 @@ fn count_gradients(root: &TapeNode) {
             }
         }
     }
-}
-
-/// `a + b`, over one of them where nobody shares its buffer.
-fn add(a: DTensor, b: DTensor) -> Result<DTensor> {
-    Ok(DTensor::apply_owned(&Add, &mut smallvec![a, b])?.swap_remove(0))
 }
 
 fn operands<'a>(step: &Step, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
@@ -359,12 +341,6 @@ impl PartialOrd for QueuedNode {
 impl Ord for QueuedNode {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.id.cmp(&other.0.id)
-    }
-}
-
-impl fmt::Debug for Gradients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(id, g)| (id, g.spec().to_string()))).finish()
     }
 }
 
@@ -432,7 +408,7 @@ mod tests {
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// Holds also if an operand has to be reduced first: the plan that follows is known from the last pass.
+    /// One lookup suffices even if an operand is reduced first: the next plan is known from the last pass.
     #[test]
     fn a_step_looks_for_its_plan_once() {
         let run = |rank, reduction| {
@@ -442,7 +418,7 @@ mod tests {
                 DTensor::full(&mesh, DType::F32, shape, 0.5, layout.parse()?)?.requires_grad()
             };
             let (x, w, v) = (whole([64, 4], "(S0)")?, whole([4, 6], "(R)")?, whole([6, 6], "(S0)")?);
-            // The derivative of `w`'s cast gets a sum in parts, and that of `v` has to reduce one.
+            // The derivative of `w`'s cast reads a partial sum, and that of `v` has to reduce one.
             let weight = w.cast(DType::F16)?.cast(DType::F32)?.matmul(&v.exp()?)?.tanh()?;
             let loss = x.matmul(&weight)?.gelu()?.sum_all()?;
             let counts = || [LOOKUPS.get(), CALLS.get()];

@@ -1,4 +1,5 @@
-//! Plans: which operands of a call move how, where the local kernel works, and how the results lie.
+//! Call plans: which operands of a call are redistributed, on which windows the local kernel runs, and the layouts of
+//! the results.
 
 use std::cell::RefCell;
 use std::hash::Hasher;
@@ -18,35 +19,36 @@ use crate::error::{Error, Result};
 use crate::ops::{Metas, Op, Program, Vjp, Windows, has_unkeyed};
 use crate::tensor::{DType, Shape};
 
-/// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
+/// The largest number of cached plans per rank: beyond it the cache is cleared, so that attributes that differ at
+/// every call do not fill the memory.
 const PLANS_LEN: usize = 8192;
 
-/// One an operand: how it moves first, and to what.
+/// Per operand, its redistribution and the metadata after it, or `None` if it stays.
 type OperandMoves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
 type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
-/// How one operator runs on operands with given facts.
+/// The plan for one operator on operands with given metadata.
 pub(super) struct CallPlan {
     pub op: Arc<dyn Op>,
     ins: SmallVec<[u32; 4]>,
     reduction: Reduction,
     pub moves: OperandMoves,
     pub windows: Windows,
-    /// Where the kernel runs once for each node of a sum in parts.
+    /// Set if the kernel runs once per node of a partial sum.
     pub nodes: Option<NodeCalls>,
     pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
     metas: Metas,
-    /// The derivatives, if they are those of every call.
+    /// The derivative programs, unless they differ between calls of this plan.
     programs: Option<RefCell<Programs>>,
-    /// The plans for the same operator that were wanted after some of the operands had moved.
+    /// The plans for the same operator after some of the operands have been redistributed.
     followers: RefCell<SmallVec<[Weak<CallPlan>; 1]>>,
 }
 
-/// The operands whose gradients are wanted, as a bit set in which those from the 64th on are one.
+/// The operands whose gradients are wanted, as a bit set; all operands from the 64th on share one bit.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(super) struct Needs(u64);
 
-/// A mesh's plans, by what they are found by.
+/// The cached plans of a mesh, by the hash of their key.
 #[derive(Default)]
 struct CallPlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<CallPlan>; 1]>>>);
 
@@ -61,7 +63,7 @@ impl Needs {
 }
 
 impl CallPlan {
-    /// The plan for `op` on operands with these facts, made at the first call.
+    /// Returns the plan for `op` on operands with this metadata, made at the first call.
     pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<CallPlan>> {
         #[cfg(test)]
         LOOKUPS.with(|c| c.set(c.get() + 1));
@@ -90,10 +92,14 @@ impl CallPlan {
         Ok(plan)
     }
 
-    /// The plan for the same operator after some operands have moved, so that they have these facts. Known from the last
-    /// time, it takes no look into the cache.
+    /// Returns the plan for the same operator after some operands have been redistributed to this metadata. It
+    /// remembers the plans that followed, so that a repeated pass needs no lookup in the cache.
     pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<CallPlan>> {
-        debug_assert_eq!(mesh.reduction(), self.reduction, "a plan is followed as it was made");
+        debug_assert_eq!(
+            mesh.reduction(),
+            self.reduction,
+            "a plan is followed in the mode in which it was made"
+        );
         let mut known = self.followers.borrow_mut();
         known.retain(|plan| plan.strong_count() > 0);
         if let Some(plan) = known.iter().filter_map(Weak::upgrade).find(|plan| plan.is_for(ins)) {
@@ -109,12 +115,12 @@ impl CallPlan {
         self.ins.iter().eq(ins.iter().map(|f| &f.id))
     }
 
-    /// What this rank stores of each result.
+    /// Returns the dtype and shape that this rank stores, per result.
     pub fn stored(&self) -> impl Iterator<Item = (DType, Shape)> + '_ {
         self.outs.iter().map(|f| (f.spec().stored_dtype(), f.stored_shape().clone()))
     }
 
-    /// The derivative with respect to the operands that `needs` names.
+    /// Returns the derivative with respect to the operands in `needs`.
     pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<Program>> {
         let find = |programs: &RefCell<Programs>| {
             programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone())
@@ -146,7 +152,7 @@ impl CallPlan {
         };
         let nodes = NodeCalls::find(op, &metas, &targets, &outs, &made, windows.exact);
         let ins = ins.iter().map(|f| f.id).collect();
-        // Calls that differ in a free attribute share the plan, but have derivatives of their own.
+        // Calls that differ in an `Unkeyed` attribute share the plan, but have derivatives of their own.
         let programs = (!has_unkeyed(op)).then(RefCell::default);
         let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
         Ok(CallPlan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
@@ -155,10 +161,11 @@ impl CallPlan {
 
 #[cfg(test)]
 thread_local!(
-    /// The number of times that this rank has looked for a plan among all.
+    /// The number of lookups in the plan cache on this rank.
     pub(super) static LOOKUPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
+/// Refuses, in strict mode, moves that communicate.
 fn refuse_in_strict(
     mesh: &DeviceMesh,
     op: &dyn Op,
@@ -206,7 +213,7 @@ mod tests {
                 1,
                 "one of both follows the other"
             );
-            // Equal numbers on another mesh are other facts.
+            // An equal number on another mesh is other metadata.
             let other = DeviceMesh::new(mesh.rank(), &[("a", 2), ("b", 1)])?;
             let twin = DTensor::zeros(&other, DType::F32, [4, 4], "(S0, S1)".parse()?)?;
             assert_eq!(twin.meta.id, s0.meta.id);

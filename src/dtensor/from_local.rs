@@ -1,4 +1,4 @@
-//! Tensors from the parts that ranks hold already.
+//! Tensors from the shards that the ranks hold already.
 
 use std::hash::Hasher;
 use std::rc::Rc;
@@ -14,13 +14,26 @@ use crate::placement::Layout;
 use crate::tensor::{Shape, Tensor};
 
 impl DTensor {
-    /// The tensor whose part on this rank is `local`. Communicates nothing: a rank whose part does not fit fails by
-    /// itself, and the others hear of it when they next wait for it. [`DTensor::from_local_checked`] makes all fail.
+    /// Creates the tensor of global shape `shape` whose shard on this rank is `local`. For a `Partial` layout,
+    /// `local` is this rank's contribution.
     ///
-    /// `shape` is the global shape. For `Partial`, `local` is this rank's contribution.
+    /// Communicates nothing: a rank whose shard has the wrong shape fails alone, and the other ranks fail when they
+    /// next wait for it. [`DTensor::from_local_checked`] makes all ranks fail together.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let mine = Tensor::from_vec(vec![rank.rank() as f32; 2], [2])?;
+    ///     let x = DTensor::from_local(&mesh, mine, [4], "(S0)".parse()?)?;
+    ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.0, 0.0, 1.0, 1.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit, and a `local` of another shape than the layout gives this rank.
+    /// Refuses a layout that does not fit, and a `local` whose shape is not the one that the layout gives this rank.
     pub fn from_local(
         mesh: &DeviceMesh,
         local: Tensor,
@@ -44,9 +57,9 @@ impl DTensor {
         ))
     }
 
-    /// As [`DTensor::from_local`], called by all ranks of the mesh, which compare what they bring: one all-gather of 16
-    /// bytes a rank (not counted in [`DeviceMesh::received_bytes`]; none on a single rank). If one is wrong, all fail
-    /// alike.
+    /// Creates a tensor as [`DTensor::from_local`] does, after comparing dtypes, shapes and layouts over all ranks of the
+    /// mesh: one all-gather of 16 bytes per rank (not counted in [`DeviceMesh::received_bytes`]; none on a single rank). If
+    /// one rank is wrong, all ranks return the same error.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, short::shard}, tensor::{DType, Tensor}};
@@ -64,8 +77,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// What [`DTensor::from_local`] refuses on any rank, with what each gave and should have; ranks that name different
-    /// dtypes, shapes or layouts. A fault of communication.
+    /// Refuses what [`DTensor::from_local`] refuses on any rank, and ranks that name different dtypes, shapes or layouts;
+    /// the text lists what each rank gave and should have given. Returns an error if communication fails.
     pub fn from_local_checked(
         mesh: &DeviceMesh,
         local: Tensor,
@@ -95,7 +108,7 @@ impl DTensor {
             let (rule, remedy) = ("ranks name different tensors", "name one dtype, global shape and layout");
             return Err(Error::invalid("from_local", rule, told, remedy));
         }
-        // What is refused from facts that all share needs no more words.
+        // An error that follows from shared metadata is equal on all ranks without further communication.
         let meta = mesh.meta(dtype, &shape, &layout)?;
         let due = list_values(&parts(&meta), "other parts", Shape::to_string);
         Err(Error::invalid(
@@ -107,7 +120,7 @@ impl DTensor {
     }
 }
 
-/// The shapes of all parts, with the ranks that hold them.
+/// Returns the shapes of all shards, with the ranks that hold them.
 fn parts(meta: &Rc<TensorMeta>) -> Vec<(Shape, Vec<usize>)> {
     let spec = meta.spec();
     let part = |rank| spec.local_shape_at(&spec.mesh.coords_of(rank).expect("a mesh's own rank"));

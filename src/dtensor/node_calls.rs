@@ -1,8 +1,8 @@
-//! Running a kernel once for each node of a sum in parts.
+//! Kernel calls per node of a partial sum.
 //!
-//! An operator's kernel knows nothing of forests. Where a rank's terms are several nodes of the summation tree, the kernel
-//! runs on the part of the operands under each node, and the sums are stacked; where a sum in several parts passes through,
-//! it runs on each part.
+//! Kernels do not know the reduction tree. If a rank finishes several nodes of the tree, its kernel runs on the part
+//! of the operands under each node, and the sums are stacked. If a partial sum of several nodes passes through an
+//! operator, the kernel runs on each node.
 
 use std::rc::Rc;
 
@@ -15,24 +15,25 @@ use crate::ops::{AxisPlacement, Meta, Op, Row, Tensors, Window, Windows, run};
 use crate::placement::{IndexBox, Region, TreeNode};
 use crate::tensor::{DType, Device, Dims, Shape, Tensor};
 
-/// How often a kernel runs, and on what.
+/// The calls of a kernel for one call of an operator.
 pub(super) enum NodeCalls {
-    /// Once for each node that this rank finishes.
+    /// One call per node that this rank finishes.
     Make { calls: Vec<KernelCall>, made: SmallVec<[bool; 3]> },
-    /// Once for each part of the operands that are sums in parts.
+    /// One call per node of the operands that are partial sums.
     Pass { parts: usize, passing: SmallVec<[bool; 3]> },
 }
 
 /// One call of a kernel.
 pub(super) struct KernelCall {
-    /// The boxes of operands and results.
+    /// The windows of operands and results.
     at: Windows,
-    /// Where one call makes many nodes of the only result: the operator that does.
+    /// Set if one call computes many nodes of the only result: the operator that does.
     many: Option<Box<dyn Op>>,
 }
 
 impl NodeCalls {
-    /// `made` names the results that are sums over terms which the operator cuts. None where one call of the kernel does.
+    /// Returns the calls, or `None` if one call of the kernel suffices. `made` marks the results that are sums over
+    /// dims that the call shards.
     pub fn find(
         op: &dyn Op,
         metas: &[Meta],
@@ -47,7 +48,7 @@ impl NodeCalls {
             return (parts != 1).then_some(NodeCalls::Pass { parts, passing });
         };
         let spec = outs[k].spec();
-        let tree = spec.tree.as_ref().expect("made results have tree");
+        let tree = spec.tree.as_ref().expect("made results have a tree");
         let nodes =
             tree.finished_nodes(&spec.mesh, spec.mesh.coords()).expect("the plan has checked that it fits");
         let dims = tree_rows(op, metas, k);
@@ -71,7 +72,7 @@ impl NodeCalls {
         (!once).then_some(NodeCalls::Make { calls, made: made.clone() })
     }
 
-    /// The results as this rank stores them.
+    /// Returns the results as this rank stores them.
     pub fn run(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, outs: &[Rc<TensorMeta>]) -> Result<Tensors> {
         match self {
             NodeCalls::Make { calls, made } => make(op, calls, made, ins, at, outs),
@@ -80,8 +81,8 @@ impl NodeCalls {
     }
 }
 
-/// Nodes with the same range of one dim at neighbouring indices of the outer ones, as one box, and the operator that makes
-/// them all.
+/// Returns one box and one operator for nodes that have the same range of one dim at consecutive indices of the outer
+/// dims, if `op` has a variant that computes them all.
 fn one_call_for(op: &dyn Op, nodes: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)> {
     let [first, .., last] = nodes else { return None };
     let outer = first.len.iter().position(|&n| n > 1).unwrap_or(first.len.len().checked_sub(1)?);
@@ -90,7 +91,7 @@ fn one_call_for(op: &dyn Op, nodes: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op
         all.len[d] = (last.start[d] + 1).checked_sub(first.start[d])?;
     }
     let alike = |n: &TreeNode| n.len == first.len && n.start[outer..] == first.start[outer..];
-    // Ascending and as many as the box has outer indices: then they are these.
+    // The nodes ascend: if they are as many as the outer indices of the box, they are exactly these.
     let full = all.len[..outer].iter().product::<usize>() == nodes.len();
     (full && nodes.iter().all(alike)).then(|| op.keep_leading(outer).map(|many| (all, many)))?
 }
@@ -104,7 +105,7 @@ fn pass(
     outs: &[Rc<TensorMeta>],
 ) -> Result<Tensors> {
     let sums = |o: usize| outs[o].spec().tree.is_some();
-    // Where there is no part, results that are no sums still have to be computed: from zeros.
+    // Without a node, results that are no sums still have to be computed: from zeros.
     let calls = if (0..outs.len()).all(sums) { parts } else { parts.max(1) };
     let mut results: Vec<Tensors> = Vec::with_capacity(calls);
     for part in 0..calls {
@@ -143,7 +144,7 @@ fn make(
         let mut locals: Tensors =
             parts.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;
         if let Some(many) = many {
-            // One call, and one result: nothing is left to stack.
+            // One call has computed all nodes of the one result: nothing is left to stack.
             let nodes = run(&**many, &mut locals, call)?.swap_remove(0);
             return Ok([nodes.reshape(outs[0].stored_shape().clone())?].into_iter().collect());
         }
@@ -166,7 +167,7 @@ fn make(
     Ok(outs)
 }
 
-/// The parts of those results that `sums` names, as they are stored.
+/// Stacks the nodes of the results that `sums` selects, as they are stored.
 fn stack(
     results: &[Tensors],
     outs: &[Rc<TensorMeta>],
@@ -186,7 +187,7 @@ fn stack(
     outs.iter().enumerate().map(one).collect()
 }
 
-/// f16 and bf16 operands in f32, in which their kernels compute: sums are rounded when they are whole.
+/// Casts f16 and bf16 operands to f32, in which their kernels compute: a sum is rounded when it is complete.
 fn widened(x: &Tensor) -> Result<Tensor> {
     match x.dtype() {
         DType::F16 | DType::BF16 => x.cast(DType::F32),
@@ -194,26 +195,26 @@ fn widened(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// The box of what a rank holds that lies under `node`; `slot` says which dim, if any, a row of `dims` cuts.
+/// Returns the box of a held window under `node`; `placement_of` tells which dim, if any, a row of `dims` shards.
 fn window_under(
     held: &Window,
     node: &TreeNode,
     dims: &[Row],
-    slot: impl Fn(&Row) -> AxisPlacement,
+    placement_of: impl Fn(&Row) -> AxisPlacement,
 ) -> Window {
     let (mut start, mut len): (Dims, Dims) = match held.region.boxes.first() {
         Some(block) => (block.start.clone(), block.len.clone()),
         None => (Dims::from_elem(0, held.global.len()), held.region.local.iter().copied().collect()),
     };
     for (j, row) in dims.iter().enumerate() {
-        if let Some(d) = slot(row).dim() {
+        if let Some(d) = placement_of(row).dim() {
             (start[d], len[d]) = (node.start[j], node.len[j]);
         }
     }
     Window { global: held.global.clone(), region: Region::of_box(start, Shape::from(len)) }
 }
 
-/// The elements of `part`, a box, of a rank's `local`, which holds `held`.
+/// Returns the elements of the box `part` of a rank's `local`, which holds `held`.
 fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
     let Some(want) = part.boxes.first() else {
         return Tensor::zeros_on(local.device(), local.dtype(), part.local.clone());
@@ -223,32 +224,33 @@ fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
         return (0..want.len.len())
             .try_fold(local.clone(), |t, d| t.narrow(d, want.start[d] - block.start[d], want.len[d]));
     }
-    // Ragged over several dims: a box of it is a run of rows.
+    // In a ragged shard over several dims, a box is a run of rows.
     let at = place(block, want);
     let mut out = Tensor::uninit_on(local.device(), local.dtype(), part.local.clone())?;
     local.contiguous()?.copy_block(&mut out, &want.len, (at, &block.strides), (0, &part.local.strides()))?;
     Ok(out)
 }
 
-/// Writes `part`'s elements to their places in `whole`, which holds `held`.
+/// Writes the elements of `part` into `whole`, which holds `held`.
 fn paste(part: &Tensor, from: &Region, whole: &mut Tensor, held: &Region) -> Result<()> {
     let Some(want) = from.boxes.first() else { return Ok(()) };
     let block = containing(held, want);
     part.copy_block(whole, &want.len, (0, part.strides()), (place(block, want), &block.strides))
 }
 
+/// Returns the box of a region that contains `want`.
 fn containing<'a>(held: &'a Region, want: &IndexBox) -> &'a IndexBox {
     let inside = |b: &&IndexBox| {
         (0..want.len.len())
             .all(|d| b.start[d] <= want.start[d] && want.start[d] + want.len[d] <= b.start[d] + b.len[d])
     };
-    held.boxes.iter().find(inside).expect("a node's box lies in one of the held boxes")
+    held.boxes.iter().find(inside).expect("one of the held boxes contains a node's box")
 }
 
-/// Where a box begins in the local storage of the one around it.
-fn place(block: &IndexBox, want: &IndexBox) -> usize {
-    let steps = (0..want.start.len()).map(|d| (want.start[d] - block.start[d]) * block.strides[d]);
-    block.offset + steps.sum::<usize>()
+/// Returns the offset of a box in the local storage of the box around it.
+fn place(outer: &IndexBox, want: &IndexBox) -> usize {
+    let steps = (0..want.start.len()).map(|d| (want.start[d] - outer.start[d]) * outer.strides[d]);
+    outer.offset + steps.sum::<usize>()
 }
 
 #[cfg(test)]
@@ -260,8 +262,8 @@ mod tests {
     use crate::ops::{MeshAxis, Metas, Sum, Tensors, Vjp, Work};
     use crate::placement::{Layout, Leaf};
 
-    /// Of `x` `[a, b]`: the sum over a, and the rows' number, which is no sum. Says that sums pass, which small integers
-    /// bear out.
+    /// For `x` `[a, b]`: the sum over `a`, and the number of rows, which is no sum. It claims that sums pass through,
+    /// which holds for small integers.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     struct SumAndCount;
 
@@ -283,7 +285,7 @@ mod tests {
             ]
         }
         fn cuda(&self, _: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-            unreachable!("the test's tensors lie on the CPU")
+            unreachable!("the test's tensors are on the CPU")
         }
         fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
             let sum =
@@ -306,7 +308,7 @@ mod tests {
                 let n = rows * 5 * 2;
                 let whole = Tensor::from_vec((0..n).map(|i| (i % 5) as f32).collect(), [rows, 5, 2])?;
                 let first = Sum { dims: [0].into_iter().collect(), keep: false };
-                // Passing along a, of forests of two nodes or none; made along b; both at once.
+                // Passing along a, with two nodes or none; made along b; both at once.
                 for layout in ["(S0, R)", "(R, S1)", "(S0, S1)"] {
                     let x = DTensor::distribute(&mesh, &whole, Layout::replicated(2))?;
                     let x = DTensor::apply_one(&first, &[&x.redistribute(layout.parse()?)?])?;

@@ -9,20 +9,33 @@ use crate::comm::{Group, Reduce};
 use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor};
 
-/// Reductions over one group, of one dtype, that travel together.
+/// Reductions of one dtype over one group that share a message.
 struct ReductionBucket {
     group: Group,
     dtype: DType,
-    /// The tensors' places in the call, how each is folded, and what it becomes.
+    /// Per tensor: its index in the call, how it is folded, and the metadata of the result.
     members: Vec<(usize, Reduce, Rc<TensorMeta>)>,
 }
 
 impl DTensor {
-    /// Each tensor as [`DTensor::reduce_partial`] gives it, by bits; those that are reduced over the same ranks in one
-    /// all-gather of what every rank has of them. For many small tensors: each rank receives the parts of all others whole.
+    /// Applies [`DTensor::reduce_partial`] to each tensor, with the same bits. Tensors that are reduced over the same
+    /// ranks share one all-gather of every rank's partial values, so each rank receives the partial values of all
+    /// other ranks whole. Meant for many small tensors, such as the squared norms of all gradients.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let sums = DTensor::reduce_partials(&[x.sum_all()?, x.mul(&x)?.sum_all()?])?;
+    ///     assert_eq!((sums[0].local().item()?, sums[1].local().item()?), (6.0, 14.0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A fault of communication.
+    /// Returns an error if communication fails.
     pub fn reduce_partials(xs: &[DTensor]) -> Result<Vec<DTensor>> {
         let mut buckets: Vec<ReductionBucket> = Vec::new();
         let mut done: Vec<Option<DTensor>> = vec![None; xs.len()];

@@ -1,4 +1,4 @@
-//! Tensors that a tape does not keep but gathers again: FSDP's parameters in the backward pass.
+//! Tensors that the tape does not keep but gathers again: the parameters of FSDP in the backward pass.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -7,13 +7,13 @@ use super::redistribute;
 use super::tensor::{DTensor, GatheredFrom};
 use crate::error::Result;
 
-/// How a tensor can be had again after it was let go of, while a tape remembers it.
+/// A handle to a gathered tensor that the tape does not keep; it stays valid while the tape refers to the tensor.
 #[derive(Clone)]
 pub(crate) struct Regather(Weak<GatheredFrom>);
 
 impl DTensor {
-    /// `gathered`, which is this tensor redistributed, marked so that the backward pass gathers it again instead of
-    /// keeping it; `earlier` are tensors so marked that ran earlier and will be needed next.
+    /// Marks `gathered`, which is this tensor redistributed, so that the backward pass gathers it again instead of
+    /// keeping it. `earlier` are tensors marked before it in the forward pass, which the backward pass needs next.
     pub(crate) fn regathered(&self, gathered: DTensor, earlier: &[Regather]) -> DTensor {
         let earlier = earlier.iter().map(|a| a.0.clone()).collect();
         let origin = GatheredFrom {
@@ -25,13 +25,14 @@ impl DTensor {
         DTensor { origin: Some(Rc::new(origin)), ..gathered }
     }
 
-    /// How this tensor can be had again, if it was marked so.
+    /// Returns the handle of this tensor, if it was marked so.
     pub(crate) fn regather(&self) -> Option<Regather> {
         self.origin.as_ref().map(|o| Regather(Rc::downgrade(o)))
     }
 }
 
 impl GatheredFrom {
+    /// Returns the gathered tensor, and starts the gathers of the earlier ones.
     pub(super) fn value(&self) -> Result<DTensor> {
         for gather in self.earlier.iter().filter_map(Weak::upgrade) {
             gather.prefetch()?;
@@ -42,6 +43,7 @@ impl GatheredFrom {
         Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()))
     }
 
+    /// Starts the gather, unless it is in flight.
     fn prefetch(&self) -> Result<()> {
         let mut in_flight = self.in_flight.borrow_mut();
         if in_flight.is_none() {
@@ -88,7 +90,7 @@ mod tests {
             assert_eq!(
                 (in_flight(&first), in_flight(&second)),
                 (Some(true), Some(false)),
-                "the one before is on its way"
+                "the earlier one is in flight"
             );
             let lacked = [4, 8][mesh.rank().rank()];
             let before = mesh.received_bytes();

@@ -1,7 +1,7 @@
-//! The tape: what a backward pass needs, kept by the results that need it.
+//! The tape: records what a backward pass needs.
 //!
-//! A node belongs to one call of an operator and holds exactly the operands and results that the operator's derivative
-//! reads. A result knows its node, a node those of its operands: letting go of a result lets go of its history.
+//! A node belongs to one call of an operator and keeps the operands and results that the operator's derivative reads.
+//! A result refers to its node, and a node to those of its operands: dropping a result drops its history.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::ops::Op;
 
 impl Drop for TapeNode {
-    /// Takes long chains apart in a loop: dropped recursively they could exhaust the stack.
+    /// Drops long chains in a loop: recursion could exhaust the stack.
     fn drop(&mut self) {
         let mut calls: Vec<TapeCall> = self.call.take().into_iter().collect();
         while let Some(call) = calls.pop() {
@@ -25,7 +25,7 @@ impl Drop for TapeNode {
     }
 }
 
-/// Keeps what the derivative of this call needs, if a gradient is wanted.
+/// Records what the derivative of this call needs, if a gradient is wanted.
 pub(super) fn record(
     op: &dyn Op,
     plan: &CallPlan,
@@ -40,13 +40,13 @@ pub(super) fn record(
         return Ok(outs);
     }
     let program = plan.program(op, Needs::of(ins.iter().map(|x| x.has_history())))?;
-    // A result whose gradient no derivative asks for, such as a statistic, is a constant.
+    // A result whose gradient the derivative does not read, such as a statistic, is a constant.
     let (result_reads, grad_reads) = program.reads[ins.len()..].split_at(outs.len());
     if !grad_reads.contains(&true) {
         return Ok(outs);
     }
     let keep = |i: usize| {
-        // A partial that was reduced is kept reduced; whatever else moved is kept as it was, and moves again.
+        // A reduced partial value is kept reduced. Any other redistributed operand is kept as given, and moves again.
         let x = match &moved[i] {
             Some(m) if ins[i].layout().has_partial() => m,
             _ => ins[i],

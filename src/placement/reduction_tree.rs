@@ -1,10 +1,10 @@
-//! The terms of a sum in parts: which of them each rank has added up, as finished nodes of the summation tree.
+//! The reduction tree of a partial sum, and the nodes of it that each rank has finished.
 //!
-//! A `Partial` sum that an operator makes in exact mode comes from cutting the dims summed over: each rank has a box of
-//! the terms' indices. The tree over those indices (see [`TreeNode`]) does not depend on the mesh, so what a rank can finish by
-//! itself is the *forest* of the largest nodes inside its box: one node where the cut falls on the tree, a few where it
-//! falls between, none for an empty box. Ranks hold one tensor for each node, and adding them up in the tree's order
-//! gives the bits that one rank gives.
+//! In exact mode a `Partial` sum comes from an operator whose summed dims are sharded: each rank holds a box of the
+//! summed indices. The tree over these indices (see [`TreeNode`]) does not depend on the mesh. A rank adds up the
+//! largest nodes that lie inside its box: one node if the shard boundaries fall on nodes, a few if they fall between,
+//! none for an empty box. Each rank stores one tensor per finished node. Joining these in the tree's order gives the
+//! bits that a single rank computes.
 
 use std::ops::Range;
 
@@ -15,49 +15,80 @@ use super::shard_bounds::ShardBounds;
 use super::{IndexBox, Layout, Mesh, Region};
 use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
 
-/// The terms of a sum in parts, and who has added up which.
+/// The reduction tree of a partial sum: which indices are summed, and which part of the tree each rank has finished.
+///
+/// ```
+/// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
+/// let mesh = Mesh::parse("dp=3", 0)?;
+/// // Twelve rows on three ranks: 0..4, 4..8 and 8..12. Rank 0 finishes rows 0..3 and row 3.
+/// let tree = ReductionTree::new([12, 1].into(), Leaf::Pairs, Layout::new([shard(0)]));
+/// let nodes = tree.finished_nodes(&mesh, &[0]).expect("no leaf is split");
+/// assert_eq!(nodes.iter().map(|node| (node.start[0], node.len[0])).collect::<Vec<_>>(), [(0, 3), (3, 1)]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ReductionTree {
-    /// The extents of the dims summed over, outermost first.
+    /// The extents of the summed dims, outermost first.
     pub extents: Shape,
-    /// The form of the tree's leaves.
+    /// The form of the leaves of the tree.
     pub leaf: Leaf,
-    /// How the mesh axes split these dims.
+    /// The layout that shards the summed dims over the mesh axes.
     pub layout: Layout,
-    /// The axes along which the parts have been added up already, ascending.
+    /// The axes along which the partial sums have been added up already, ascending.
     pub done: SmallVec<[usize; 2]>,
 }
 
-/// A node of the summation tree: single indices of the outer dims, a range of one dim, all of the inner ones.
+/// A node of the reduction tree: a single index of each outer dim, a range of one dim, and all of the inner dims.
 ///
-/// The outermost dim's range is split ([`Split`]) down to single indices, then the next dim's; the innermost one's down to
-/// leaves, which continue as [`Leaf`] says. What lies below a node depends on its lengths alone, so evaluated apart it has
-/// the bits that it has inside the whole.
+/// The range of the outermost dim is halved ([`Split`]) down to single indices, then that of the next dim; that of
+/// the innermost dim is halved down to leaves, which are added up as [`Leaf`] says. The tree below a node depends
+/// only on the node's lengths. A node that is evaluated alone therefore has the bits that it has inside the whole
+/// tree.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TreeNode {
-    /// The first index.
+    /// The first index along each dim.
     pub start: Dims,
     /// The number of indices along each dim.
     pub len: Dims,
 }
 
 impl TreeNode {
-    /// The root over dims of these extents.
+    /// Returns the root of the tree over dims of these extents.
+    ///
+    /// ```
+    /// use isoshard::placement::TreeNode;
+    /// assert_eq!(TreeNode::root(&[3, 8]).numel(), 24);
+    /// ```
     pub fn root(extents: &[usize]) -> TreeNode {
         TreeNode { start: Dims::from_elem(0, extents.len()), len: extents.into() }
     }
 
-    /// The number of terms.
+    /// Returns the number of summed indices below this node.
+    ///
+    /// ```
+    /// use isoshard::placement::TreeNode;
+    /// assert_eq!(TreeNode::root(&[2, 5]).numel(), 10);
+    /// ```
     pub fn numel(&self) -> usize {
         self.len.iter().product()
     }
 
-    /// The two nodes below this one; none for a leaf, and for an empty range.
+    /// Returns the two children of this node, or `None` for a leaf or an empty range.
+    ///
+    /// ```
+    /// use isoshard::placement::{Leaf, TreeNode};
+    /// let (left, right) = TreeNode::root(&[5, 1]).halves(Leaf::Pairs).expect("five rows");
+    /// assert_eq!((left.numel(), right.start[0], right.numel()), (3, 3, 2));
+    /// ```
     pub fn halves(&self, leaf: Leaf) -> Option<(TreeNode, TreeNode)> {
         if self.numel() < 2 {
             return None;
         }
-        let d = self.len.iter().position(|&n| n > 1).expect("two tree lie along some dim");
+        let d = self
+            .len
+            .iter()
+            .position(|&n| n > 1)
+            .expect("a node of two or more indices has a dim of two or more");
         let n = self.len[d];
         let left = left_of(n, (d + 1 == self.len.len()).then_some(leaf))?;
         let (mut a, mut b) = (self.clone(), self.clone());
@@ -66,7 +97,7 @@ impl TreeNode {
         Some((a, b))
     }
 
-    /// The same with this range of dim `d`.
+    /// Returns the node with this range of dim `d`.
     fn with(&self, d: usize, range: Range<usize>) -> TreeNode {
         let mut node = self.clone();
         (node.start[d], node.len[d]) = (range.start, range.len());
@@ -83,17 +114,36 @@ impl TreeNode {
 }
 
 impl ReductionTree {
-    /// The terms that the ranks of a mesh hold before anything is added up.
+    /// Creates the tree of a sum of which no axis has been added up yet.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
+    /// let tree = ReductionTree::new([8].into(), Leaf::Pairs, Layout::new([shard(0), R]));
+    /// assert!(tree.done.is_empty());
+    /// ```
     pub fn new(extents: Shape, leaf: Leaf, layout: Layout) -> ReductionTree {
         ReductionTree { extents, leaf, layout, done: SmallVec::new() }
     }
 
-    /// The axes whose parts have still to be added up, ascending.
+    /// Returns the axes whose partial sums have not been added up yet, ascending.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
+    /// let tree = ReductionTree::new([8].into(), Leaf::Pairs, Layout::new([shard(0), R]));
+    /// assert_eq!(tree.open_axes().collect::<Vec<_>>(), [0]);
+    /// ```
     pub fn open_axes(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.layout.ndim()).filter(|a| !self.layout.axis(*a).is_replicate() && !self.done.contains(a))
     }
 
-    /// The same after adding up along `axes`; none where nothing is left to add.
+    /// Returns the tree after adding up along `axes`, or `None` if nothing is left to add.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
+    /// let tree = ReductionTree::new([8, 8].into(), Leaf::Pairs, Layout::new([shard(0), shard(1)]));
+    /// assert_eq!(tree.after(&[0]).expect("axis 1 is open").done.to_vec(), [0]);
+    /// assert!(tree.after(&[0, 1]).is_none());
+    /// ```
     pub fn after(&self, axes: &[usize]) -> Option<ReductionTree> {
         let mut new = self.clone();
         new.done.extend(axes.iter().copied().filter(|a| !self.layout.axis(*a).is_replicate()));
@@ -103,7 +153,16 @@ impl ReductionTree {
         open.then_some(new)
     }
 
-    /// The nodes that the rank at `coords` holds, in the tree's order; none where its box cuts a leaf that cannot be cut.
+    /// Returns the nodes that the rank at `coords` stores, in the tree's order, or `None` if the boundary of its box
+    /// splits a leaf that cannot be split.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
+    /// let mesh = Mesh::parse("dp=2", 0)?;
+    /// let tree = ReductionTree::new([64].into(), Leaf::Pairs, Layout::new([shard(0)]));
+    /// assert_eq!(tree.finished_nodes(&mesh, &[1]).expect("halves").len(), 1);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn finished_nodes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
         if self.is_flattened() {
             return self.finished_nodes_of_boxes(mesh, coords);
@@ -113,7 +172,7 @@ impl ReductionTree {
         if held.iter().any(|h| h.is_empty()) {
             return Some(Vec::new());
         }
-        // Below the last dim that is not whole, nodes have all; above it, single indices.
+        // A node has one index of each dim before the last sharded dim, and all of the dims after it.
         let Some(cut) = (0..held.len()).rev().find(|&d| !is_whole(&held[d], self.extents[d])) else {
             return Some(vec![TreeNode::root(&self.extents)]);
         };
@@ -131,9 +190,18 @@ impl ReductionTree {
         Some(nodes.iter().flat_map(|node| ranges.iter().map(|r| node.with(cut, r.clone()))).collect())
     }
 
-    /// The largest number of nodes that a rank holds; none where some rank's box does not consist of nodes.
+    /// Returns the largest number of nodes that a rank stores, or `None` if a rank's box does not consist of nodes.
     ///
-    /// Dim by dim, since each axis cuts one: what it takes does not grow with the product of the axes that cut different dims.
+    /// The count goes dim by dim, since each axis splits one dim: its cost does not grow with the product of axes
+    /// that split different dims.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
+    /// let tree = ReductionTree::new([12, 1].into(), Leaf::Pairs, Layout::new([shard(0)]));
+    /// assert_eq!(tree.most_nodes(&Mesh::parse("dp=2", 0)?), Some(1));
+    /// assert_eq!(tree.most_nodes(&Mesh::parse("dp=3", 0)?), Some(3));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn most_nodes(&self, mesh: &Mesh) -> Option<usize> {
         let open: Vec<usize> = self.open_axes().collect();
         if self.is_flattened() {
@@ -151,7 +219,7 @@ impl ReductionTree {
             all.filter(|held| !held.is_empty()).collect::<Vec<Ranges>>()
         };
         let mut dims = (0..self.extents.len()).map(|d| (d, held(d))).rev();
-        // Where a rank has all of a dim, no other that is cut from it has any.
+        // If a rank holds all of a dim, the other ranks along the axes that split this dim hold none of it.
         let Some((cut, held)) = dims.find(|(d, held)| !held.iter().all(|h| is_whole(h, self.extents[*d])))
         else {
             return Some(1);
@@ -168,11 +236,11 @@ impl ReductionTree {
         Some(dims.fold(most, |n, (_, held)| n * held.iter().map(indices).max().unwrap_or(0)))
     }
 
-    /// How the parts of `members`, the ranks that differ from `coords` along `axes` only, are added up: what is left are
-    /// the nodes of their union.
+    /// Returns the order in which the nodes of `members` are joined: `members` are the ranks that differ from
+    /// `coords` along `axes` only. The result is the nodes of the union of their boxes.
     ///
     /// # Panics
-    /// Where some rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
+    /// If a rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
     pub fn fold_order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
         let mut held = FxHashMap::default();
         let mut nodes_len = Vec::with_capacity(members.len());
@@ -199,28 +267,28 @@ impl ReductionTree {
         if let Some(&push) = held.get(&node) {
             return steps.push(push);
         }
-        let (a, b) = node.halves(self.leaf).expect("each leaf is held by somebody");
+        let (a, b) = node.halves(self.leaf).expect("some member holds each leaf");
         self.emit(a, held, steps);
         self.emit(b, held, steps);
         steps.push(FoldStep::Join);
     }
 
-    /// True where an axis cuts several dims as one, so that what a rank has need not be a box.
+    /// Returns true if an axis splits several dims as one, so that a rank's region may not be a box.
     fn is_flattened(&self) -> bool {
         self.layout.ragged_axis().is_some_and(|a| self.layout.axis(a).split_dims().len() > 1)
     }
 
-    /// The form of the leaves of dim `d`; only the innermost has any.
+    /// Returns the form of the leaves of dim `d`; only the innermost dim has leaves.
     fn leaf_of(&self, d: usize) -> Option<Leaf> {
         (d + 1 == self.extents.len()).then_some(self.leaf)
     }
 
-    /// The indices that the rank at `coords` has by its cut alone.
+    /// Returns the indices that the layout gives the rank at `coords`.
     fn region_at(&self, mesh: &Mesh, coords: &[usize]) -> Region {
         ShardBounds::at(mesh, &self.layout, &self.extents, coords).region()
     }
 
-    /// The indices of dim `d` that the rank at `coords` and the ranks along `done` have.
+    /// Returns the indices of dim `d` that the rank at `coords` and the ranks along `done` hold together.
     fn held_ranges(&self, mesh: &Mesh, coords: &[usize], d: usize) -> Ranges {
         let done: SmallVec<[usize; 2]> =
             self.done.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
@@ -246,26 +314,27 @@ impl ReductionTree {
         ranges
     }
 
-    /// [`ReductionTree::forest`], from boxes of any kind.
+    /// Computes [`ReductionTree::finished_nodes`] from boxes of any kind.
     fn finished_nodes_of_boxes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
-        let blocks = self.blocks(mesh, coords);
-        let blocks: Vec<&IndexBox> = blocks.iter().collect();
+        let boxes = self.boxes(mesh, coords);
+        let boxes: Vec<&IndexBox> = boxes.iter().collect();
         let mut nodes = Vec::new();
-        append_largest_nodes(TreeNode::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
+        append_largest_nodes(TreeNode::root(&self.extents), &boxes, self.leaf, &mut nodes).then_some(nodes)
     }
 
-    /// The boxes of terms that the rank at `coords` has added up: its own, and those of the ranks along `done`.
-    fn blocks(&self, mesh: &Mesh, coords: &[usize]) -> Vec<IndexBox> {
+    /// Returns the boxes of summed indices that the rank at `coords` has added up: its own, and those of the ranks
+    /// along `done`.
+    fn boxes(&self, mesh: &Mesh, coords: &[usize]) -> Vec<IndexBox> {
         let mut at = Dims::from_slice(coords);
-        let mut blocks = Vec::new();
+        let mut boxes = Vec::new();
         for place in self.positions(mesh, &self.done) {
             self.done.iter().for_each(|&a| at[a] = place[a]);
-            blocks.extend(self.region_at(mesh, &at).boxes);
+            boxes.extend(self.region_at(mesh, &at).boxes);
         }
-        blocks
+        boxes
     }
 
-    /// The coordinates that differ from the origin along `axes` only.
+    /// Returns the coordinates that differ from the origin along `axes` only.
     fn positions(&self, mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
         let mut all = vec![Dims::from_elem(0, mesh.ndim())];
         for &a in axes {
@@ -284,15 +353,15 @@ impl ReductionTree {
     }
 }
 
-/// Indices of one dim: ranges, ascending, with gaps between them.
+/// Ranges of indices of one dim, ascending, with gaps between them.
 type Ranges = SmallVec<[Range<usize>; 2]>;
 
 fn is_whole(held: &Ranges, extent: usize) -> bool {
     matches!(&held[..], [all] if *all == (0..extent))
 }
 
-/// Appends the largest ranges at or below `at`, of one dim's part of the tree, that lie inside `held`; false where they cut a
-/// leaf.
+/// Appends the largest ranges at or below `at`, in one dim's part of the tree, that lie inside `held`; returns false
+/// if they split a leaf.
 fn append_largest_ranges(
     at: Range<usize>,
     held: &[Range<usize>],
@@ -316,14 +385,15 @@ fn append_largest_ranges(
         && append_largest_ranges(mid..at.end, held, leaf, out)
 }
 
-/// How many of `n` indices, at least 2, go to the left; none of a leaf that cannot be cut.
+/// Returns the number of `n` indices (at least 2) that go to the left child, or `None` for a leaf that cannot be
+/// split.
 fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
     leaf.map_or(Some(Split::Halves.left_of(n)), |leaf| leaf.left_of(Split::Halves, n))
 }
 
-/// Appends the largest nodes at or below `node` that lie inside the blocks; false where they cut a leaf.
-fn append_largest_nodes(node: TreeNode, blocks: &[&IndexBox], leaf: Leaf, out: &mut Vec<TreeNode>) -> bool {
-    let near: Vec<&IndexBox> = blocks.iter().copied().filter(|b| node.overlap(b) > 0).collect();
+/// Appends the largest nodes at or below `node` that lie inside the boxes; returns false if they split a leaf.
+fn append_largest_nodes(node: TreeNode, boxes: &[&IndexBox], leaf: Leaf, out: &mut Vec<TreeNode>) -> bool {
+    let near: Vec<&IndexBox> = boxes.iter().copied().filter(|b| node.overlap(b) > 0).collect();
     let held: usize = near.iter().map(|b| node.overlap(b)).sum();
     if held == 0 {
         return true;
@@ -384,9 +454,9 @@ mod tests {
         assert_eq!(inner[1], Some(vec![(32, 32), (96, 32), (160, 32)]));
     }
 
-    /// Dim by dim as by the tree's definition, on every rank, before and after adding along axes.
+    /// The dim-by-dim algorithm gives the nodes of the definition, on every rank, before and after adding along axes.
     #[test]
-    fn forests_follow_from_each_dims_ranges() {
+    fn nodes_follow_from_each_dims_ranges() {
         let layouts: [Layout; 8] = [
             Layout::new([shard(0), shard(1), R]),
             Layout::new([shard(1), shard(0), shard(1)]),
@@ -431,7 +501,7 @@ mod tests {
         assert!(several > 100 && refused > 100, "{several}, {refused}");
     }
 
-    /// Adds by steps along one axis after the other, for every mesh and every order of axes, and compares with one rank.
+    /// Adds up along one axis after the other, in every order of axes, and compares with a single rank.
     #[test]
     fn steps_give_the_tree_of_one_rank() {
         fn text_of(node: &TreeNode, leaf: Leaf, text: &dyn Fn(&TreeNode) -> String) -> String {

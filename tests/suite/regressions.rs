@@ -1,5 +1,5 @@
-//! What went wrong elsewhere, by name: each test is built after the issue it cites (numbers are those of the PyTorch
-//! repository), and passes only where this library gives the single tensor's answer.
+//! Defects of other libraries, by number: each test follows the issue that it cites (numbers are those of the PyTorch
+//! repository), and passes only if this library gives the single tensor's result.
 
 use isoshard::Result;
 use isoshard::comm::Rank;
@@ -9,8 +9,7 @@ use isoshard::tensor::{Shape, Tensor};
 
 use crate::common::spmd;
 
-/// 179502: a view of a tensor sharded on an inner dim passed without moving anything, and read as wrong values:
-/// `[12, 8]@S1` as `[16, 6]`.
+/// 179502: a view of a tensor sharded on an inner dim moved nothing and gave wrong values: `[12, 8]@S1` as `[16, 6]`.
 #[test]
 fn a_view_that_needs_a_move_moves() {
     on(4, "a=4", |mesh| {
@@ -22,8 +21,8 @@ fn a_view_that_needs_a_move_moves() {
     });
 }
 
-/// Decoding with a cache (not an issue there): the last queries alone, after the keys before them, get the bits that they get
-/// among all, and so do their gradients, by whichever ranks. Without their time, query 0 would see key 0 alone.
+/// Decoding with a cache (not a PyTorch issue): the last queries alone, given all earlier keys, get the bits that they get
+/// among all queries, and so do their gradients, on all meshes. Without `q_offset`, query 0 would see key 0 alone.
 #[test]
 fn the_last_queries_alone_are_those_of_all() {
     let wave = |salt: usize, shape: &[usize]| {
@@ -63,7 +62,7 @@ fn the_last_queries_alone_are_those_of_all() {
     }
 }
 
-/// 163193: a scalar that is added to a `Partial(sum)` was added once on every rank.
+/// 163193: a scalar added to a `Partial(sum)` was added once per rank.
 #[test]
 fn a_constant_is_added_to_a_partial_once() {
     on(2, "a=2", |mesh| {
@@ -78,7 +77,7 @@ fn a_constant_is_added_to_a_partial_once() {
     });
 }
 
-/// 153603: after a reduction, the product with the first scalar was cached and given for every other scalar.
+/// 153603: after a reduction, the product with the first scalar was cached and returned for every other scalar.
 #[test]
 fn another_scalar_is_another_plan() {
     on(2, "a=2", |mesh| {
@@ -91,7 +90,7 @@ fn another_scalar_is_another_plan() {
     });
 }
 
-/// 147180: with a `Partial(sum)`, `-5 x` and `2 x` were equal. And everything else that a program does with scalars.
+/// 147180: with a `Partial(sum)`, `-5 x` and `2 x` were equal. The test covers all operators with scalars.
 #[test]
 fn scalars_meet_partials() {
     on(3, "a=3", |mesh| {
@@ -153,7 +152,7 @@ fn shards_of_chosen_lengths() {
     });
 }
 
-/// 166598: a contraction whose two sides are cut by the same axes in another order was multiplied as it lay.
+/// 166598: a product of operands that the same axes shard in different orders was computed without redistribution.
 #[test]
 fn a_contraction_cut_in_two_orders() {
     on(4, "dp=2,tp=2", |mesh| {
@@ -207,7 +206,7 @@ fn five_elements_in_nested_order() {
     });
 }
 
-/// Found here: reshaping `(a:S1, b:S1)` moved both axes to dim 0, where together they cut at other elements.
+/// Found in this crate: reshaping `(a:S1, b:S1)` moved both axes to dim 0, where together they split at other elements.
 #[test]
 fn a_view_does_not_cut_one_dim_twice_unseen() {
     for (text, ranks) in [("a=2,b=2", 4), ("a=2,b=3", 6)] {
@@ -228,7 +227,7 @@ fn on(ranks: usize, mesh: &'static str, f: impl Fn(&DeviceMesh) -> Result<()> + 
     spmd(ranks, run).unwrap_or_else(|e| panic!("on {mesh}: {e}"));
 }
 
-/// 0, 1, 2, ... in `layout`.
+/// Returns 0, 1, 2, ... in `layout`.
 fn put(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
     DTensor::distribute(mesh, &iota(shape), layout.parse()?)
 }
@@ -245,7 +244,7 @@ fn same(x: &DTensor, whole: &Tensor) {
     assert_eq!(full.to_f64_vec(), whole.to_f64_vec(), "{x:?}");
 }
 
-/// By the definition.
+/// Computes the result by the definition.
 fn matmul(a: &Tensor, b: &Tensor) -> Vec<f32> {
     let (m, k, n) = (a.shape()[0], a.shape()[1], b.shape()[1]);
     let (x, y) = (a.to_f64_vec(), b.to_f64_vec());

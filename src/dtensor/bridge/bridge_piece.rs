@@ -1,4 +1,4 @@
-//! What one rank's part of a tensor has in common with another's, and how it travels.
+//! The pieces that ranks of two meshes exchange: the elements that one rank's shard has in common with another's.
 
 use smallvec::SmallVec;
 
@@ -6,40 +6,41 @@ use crate::error::Result;
 use crate::placement::{Overlap, Region};
 use crate::tensor::{Dims, Shape, Tensor};
 
-/// Elements of a giver's part that belong into a taker's.
+/// Elements of a sender's shard that belong to a receiver's shard.
 ///
-/// A box of a part that is one is given as a view of it, a run of its storage as a view of that; all else is packed.
+/// A piece that is one box of a box-shaped shard is sent as a view, and so is a contiguous run of a shard's storage;
+/// every other piece is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BridgePiece {
-    /// Ascending in the global index, and so in both parts.
+    /// The common boxes, ascending in the global index, and so in both shards.
     overlaps: SmallVec<[Overlap; 1]>,
-    form: Form,
+    form: PieceForm,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Form {
-    /// Where the box starts in the giver's part, which is one box stored row-major.
+enum PieceForm {
+    /// The start of the box in the sender's shard, which is one box stored row-major.
     Box(Dims),
-    /// Where the run starts in the giver's storage.
+    /// The start of the run in the sender's storage.
     Run(usize),
     Spread,
 }
 
 impl BridgePiece {
-    /// What both hold; none where that is nothing.
-    pub fn new(giver: &Region, taker: &Region) -> Option<BridgePiece> {
-        let overlaps = giver.intersect(taker);
-        (!overlaps.is_empty()).then(|| BridgePiece::of(overlaps, is_box(giver).then_some(&giver.local)))
+    /// Returns the elements that both regions hold, or `None` if there are none.
+    pub fn new(sender: &Region, receiver: &Region) -> Option<BridgePiece> {
+        let overlaps = sender.intersect(receiver);
+        (!overlaps.is_empty()).then(|| BridgePiece::of(overlaps, is_box(sender).then_some(&sender.local)))
     }
 
     fn of(overlaps: SmallVec<[Overlap; 1]>, part: Option<&Shape>) -> BridgePiece {
         let form = match (part, &overlaps[..]) {
             (Some(part), [o]) => {
                 let place = |(stride, n): (&usize, &usize)| o.a_offset / stride % n;
-                Form::Box(part.strides().iter().zip(part.iter()).map(place).collect())
+                PieceForm::Box(part.strides().iter().zip(part.iter()).map(place).collect())
             }
-            (_, overlaps) if is_run(overlaps) => Form::Run(overlaps[0].a_offset),
-            _ => Form::Spread,
+            (_, overlaps) if is_run(overlaps) => PieceForm::Run(overlaps[0].a_offset),
+            _ => PieceForm::Spread,
         };
         BridgePiece { overlaps, form }
     }
@@ -48,20 +49,20 @@ impl BridgePiece {
         self.overlaps.iter().map(Overlap::numel).sum()
     }
 
-    /// The shape in which it travels alone.
+    /// Returns the shape in which the piece is sent alone.
     pub fn shape(&self) -> Shape {
         match (&self.form, &self.overlaps[..]) {
-            (Form::Box(_), [o]) => o.len.clone().into(),
+            (PieceForm::Box(_), [o]) => o.len.clone().into(),
             _ => [self.numel()].into(),
         }
     }
 
-    /// The piece of the giver's part, to travel alone.
+    /// Returns the piece of the sender's shard, to be sent alone.
     pub fn cut(&self, part: &Tensor) -> Result<Tensor> {
         match self.form {
-            Form::Box(_) => self.view(part),
-            Form::Run(at) => part.reshape([part.numel()])?.narrow(0, at, self.numel()),
-            Form::Spread => {
+            PieceForm::Box(_) => self.view(part),
+            PieceForm::Run(at) => part.reshape([part.numel()])?.narrow(0, at, self.numel()),
+            PieceForm::Spread => {
                 let mut packed = Tensor::uninit_on(part.device(), part.dtype(), self.shape())?;
                 self.pack(part, &mut packed, 0)?;
                 Ok(packed)
@@ -69,7 +70,7 @@ impl BridgePiece {
         }
     }
 
-    /// Packs the piece of the giver's part into `out`, from element `at` on.
+    /// Packs the piece of the sender's shard into `out`, from element `at` on.
     pub fn pack(&self, part: &Tensor, out: &mut Tensor, mut at: usize) -> Result<()> {
         self.each(part, |from, o, place| {
             let packed = Shape::from(o.len.clone()).strides();
@@ -79,33 +80,33 @@ impl BridgePiece {
         })
     }
 
-    /// Writes the giver's part's piece into the taker's part at once, where both are one rank's.
+    /// Copies the piece from the sender's shard into the receiver's, if both are on one rank.
     pub fn copy(&self, part: &Tensor, out: &mut Tensor) -> Result<()> {
         self.each(part, |from, o, place| from.copy_block(out, &o.len, place, (o.b_offset, &o.b_strides)))
     }
 
-    /// Writes what came alone into the taker's part.
-    pub fn paste(&self, came: &Tensor, out: &mut Tensor) -> Result<()> {
+    /// Writes a piece that was sent alone into the receiver's shard.
+    pub fn paste(&self, received: &Tensor, out: &mut Tensor) -> Result<()> {
         match (&self.form, &self.overlaps[..]) {
-            (Form::Box(_), [o]) => {
-                came.copy_block(out, &o.len, (0, came.strides()), (o.b_offset, &o.b_strides))
+            (PieceForm::Box(_), [o]) => {
+                received.copy_block(out, &o.len, (0, received.strides()), (o.b_offset, &o.b_strides))
             }
-            _ => self.unpack(&came.contiguous()?, 0, out),
+            _ => self.unpack(&received.contiguous()?, 0, out),
         }
     }
 
-    /// Writes what came packed, from element `at` on, into the taker's part.
-    pub fn unpack(&self, came: &Tensor, mut at: usize, out: &mut Tensor) -> Result<()> {
+    /// Writes a packed piece, from element `at` on, into the receiver's shard.
+    pub fn unpack(&self, received: &Tensor, mut at: usize, out: &mut Tensor) -> Result<()> {
         for o in &self.overlaps {
             let packed = Shape::from(o.len.clone()).strides();
-            came.copy_block(out, &o.len, (at, &packed), (o.b_offset, &o.b_strides))?;
+            received.copy_block(out, &o.len, (at, &packed), (o.b_offset, &o.b_strides))?;
             at += o.numel();
         }
         Ok(())
     }
 
-    /// The first `len` elements, or as many fewer as make whole rows of a box, and the rest; `part` is the shape of the
-    /// giver's part where it is one box. None where a side would be empty.
+    /// Splits the piece into its first `len` elements (fewer if a row of a box would be split) and the rest, or
+    /// returns `None` if one of the two would be empty. `part` is the shape of the sender's shard if that is one box.
     pub fn split(&self, len: usize, part: Option<&Shape>) -> Option<(BridgePiece, BridgePiece)> {
         let (mut head, mut tail, mut room) = (SmallVec::new(), SmallVec::new(), len);
         for o in &self.overlaps {
@@ -125,25 +126,25 @@ impl BridgePiece {
             .then(|| (BridgePiece::of(head, part), BridgePiece::of(tail, part)))
     }
 
-    /// True where it is all of a part that is stored alike on both sides.
-    pub fn is_all_of(&self, giver: &Region, taker: &Region) -> bool {
-        giver.local == taker.local && self.numel() == giver.numel() && self.numel() == taker.numel()
+    /// Returns true if the piece is all of a shard that sender and receiver store in the same way.
+    pub fn is_all_of(&self, sender: &Region, receiver: &Region) -> bool {
+        sender.local == receiver.local && self.numel() == sender.numel() && self.numel() == receiver.numel()
     }
 
     fn view(&self, part: &Tensor) -> Result<Tensor> {
-        let (Form::Box(start), [o]) = (&self.form, &self.overlaps[..]) else {
-            unreachable!("asked of boxes")
+        let (PieceForm::Box(start), [o]) = (&self.form, &self.overlaps[..]) else {
+            unreachable!("called for boxes")
         };
         (0..start.len()).try_fold(part.clone(), |t, d| t.narrow(d, start[d], o.len[d]))
     }
 
-    /// Calls `f` with a tensor, and with each overlap and its place therein.
+    /// Calls `f` with a tensor, and with each overlap and its offset and strides in that tensor.
     fn each(
         &self,
         part: &Tensor,
         mut f: impl FnMut(&Tensor, &Overlap, (usize, &[usize])) -> Result<()>,
     ) -> Result<()> {
-        if let Form::Box(_) = self.form {
+        if let PieceForm::Box(_) = self.form {
             let view = self.view(part)?;
             return f(&view, &self.overlaps[0], (0, view.strides()));
         }
@@ -152,12 +153,12 @@ impl BridgePiece {
     }
 }
 
-/// True where a region is one box, stored row-major.
+/// Returns true if a region is one box, stored row-major.
 pub(super) fn is_box(region: &Region) -> bool {
     matches!(&region.boxes[..], [b] if b.len[..] == region.local[..])
 }
 
-/// The first rows of an overlap, of at most `room` elements, and the rest.
+/// Returns the first rows of an overlap, with at most `room` elements, and the rest.
 fn rows(o: &Overlap, room: usize) -> (Option<Overlap>, Overlap) {
     let d = o.len.iter().position(|&n| n > 1).unwrap_or(0);
     let k = o.len.get(d).map_or(0, |&n| room / (o.numel() / n));
@@ -173,7 +174,7 @@ fn rows(o: &Overlap, room: usize) -> (Option<Overlap>, Overlap) {
     (Some(first), second)
 }
 
-/// True where the elements follow on one another in the giver's storage.
+/// Returns true if the elements are contiguous in the sender's storage.
 fn is_run(overlaps: &[Overlap]) -> bool {
     let mut next = overlaps[0].a_offset;
     overlaps.iter().all(|o| {

@@ -1,4 +1,4 @@
-//! The bridge: exchanges planned once, and what is on its way.
+//! The bridge: exchanges that are planned once, and transfers in flight.
 
 use std::fmt;
 use std::rc::Rc;
@@ -13,16 +13,16 @@ use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh};
 use crate::tensor::{Shape, Tensor};
 
-/// A planned way for tensors from one mesh to another, used as often as wanted. Stays on its rank's thread.
+/// A plan for moving tensors from one mesh to another, used any number of times. It stays on its rank's thread.
 ///
-/// All ranks of either mesh make it, with the same facts, and call [`Bridge::send`] together. Besides a rank's parts at
-/// both ends there is at most one packed copy of what it sends.
+/// All ranks of both meshes create it with the same arguments, and call [`Bridge::send`] together. Besides its shards
+/// on both meshes, a rank needs at most one packed copy of what it sends.
 ///
 /// ```
 /// use isoshard::{comm::spmd, dtensor::{Bridge, DTensor, DeviceMesh, Transfer}, placement::{Layout, Mesh, short::{R, shard}}};
 /// use isoshard::tensor::{DType, Tensor};
 /// spmd(4, |rank| {
-///     // Ranks 0 to 2 train; 2 and 3 generate. The meshes are facts that every rank may know.
+///     // Ranks 0 to 2 train; ranks 2 and 3 generate. Every rank can create both meshes' metadata.
 ///     let (train, generate) = (Mesh::over(&[("fsdp", 3)], 0..3)?, Mesh::over(&[("tp", 2)], 2..4)?);
 ///     let weight = Transfer::new(DType::F32, [5, 4], Layout::new([shard(0)]), Layout::new([shard(1)]));
 ///     let bridge = Bridge::new(&rank, &train, &generate, [weight])?;
@@ -38,7 +38,7 @@ use crate::tensor::{Shape, Tensor};
 ///         assert_eq!(weight.spec().to_string(), "f32[5, 4]@(tp:S1)");
 ///         assert_eq!(weight.sum_all()?.full_tensor()?.item()?, 10.0);
 ///     }
-///     // Rank 2 had a row of its two columns already.
+///     // Rank 2 already held one row of its two columns.
 ///     assert_eq!(bridge.received_bytes(), [0, 0, 4 * 2 * 4, 5 * 2 * 4][rank.rank()]);
 ///     Ok(())
 /// })?;
@@ -58,23 +58,37 @@ struct BridgePlan {
     batches: Vec<Batch>,
 }
 
-/// A tensor that crosses, as this rank sees it.
+/// A planned transfer, as this rank sees it.
 struct PlannedTensor {
     transfer: Transfer,
-    /// How it lies when it leaves.
+    /// The layout in which it is sent.
     source_layout: Layout,
-    /// The shape of this rank's part there, if it has one.
+    /// The shape of this rank's shard on the target mesh, if it has one.
     out: Option<Shape>,
     keep: Option<BridgePiece>,
     stays: bool,
 }
 
 impl Bridge {
-    /// Plans the way of `transfers` from one mesh to the other. Communicates nothing with threads.
+    /// Plans the transfers from one mesh to the other. With threads it communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{Bridge, DTensor, DeviceMesh, Transfer}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
+    ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
+    ///
+    ///     assert_eq!(bridge.to_string(), "(dp=2) over {0, 1} to (dp=2) over {0, 1}: 1 tensor(s) in 1 exchange(s), \
+    ///         8 bytes go and 8 come");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses meshes with ranks that are not in the world, a rank that is in neither, layouts that do not fit, and a `Partial`
-    /// one to arrive in. A fault of communication.
+    /// Refuses a mesh with a rank that is not in the world, a `rank` that is in neither mesh, layouts that do not
+    /// fit, and a `Partial` target layout. Returns an error if communication fails.
     pub fn new(
         rank: &Rank,
         from: &Mesh,
@@ -87,7 +101,7 @@ impl Bridge {
             let (src, dst) = transfer.specs(from, to)?;
             let Routing { give, take, keep, stays } = Routing::new(&src, &dst, rank.rank(), i);
             let batch = Batch::of(&mut batches, &transfer);
-            let member = |rank: usize| group.ranks().binary_search(&rank).expect("of either mesh");
+            let member = |rank: usize| group.ranks().binary_search(&rank).expect("a rank of either mesh");
             let k = batch.tensors.len();
             batch.tensors.push(i);
             give.into_iter()
@@ -102,16 +116,32 @@ impl Bridge {
         Ok(Bridge { plan: Rc::new(plan) })
     }
 
-    /// Sends the tensors, one for each planned transfer in order, and returns them on the other mesh, without a history:
-    /// gradients do not flow back. A rank that is only in the mesh they go to gives none; `onto` is that mesh, on its
-    /// ranks, and the others get none.
+    /// Sends one tensor per planned transfer, in order, and returns the tensors on the target mesh. They have no
+    /// history: gradients do not flow back. A rank outside the source mesh passes no tensors. `onto` is the target
+    /// mesh; a rank outside it passes `None` and receives an empty list.
     ///
-    /// Each rank receives [`Bridge::received_bytes`], and before that what reducing a `Partial` takes: a reduce-scatter
-    /// on the first mesh.
+    /// Each rank receives [`Bridge::received_bytes`]. A `Partial` tensor is first reduce-scattered on the source
+    /// mesh.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{Bridge, DTensor, DeviceMesh, Transfer}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
+    ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+    ///
+    ///     let arrived = bridge.send([&x], Some(&mesh))?;
+    ///     assert_eq!(arrived[0].spec().to_string(), "f32[4, 2]@(dp:S1)");
+    ///     assert_eq!(arrived[0].local().to_vec::<f32>()?, [0.5; 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses, on the rank that gives them, tensors that are not as planned, and another mesh than was planned. A fault of
-    /// communication.
+    /// Refuses tensors that are not as planned, and a mesh other than the planned one, on the rank that passes them.
+    /// Returns an error if communication fails.
     pub fn send<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a DTensor>,
@@ -120,12 +150,29 @@ impl Bridge {
         self.send_async(tensors, onto)?.wait()
     }
 
-    /// Starts [`Bridge::send`]; other work may come before [`InTransit::wait`]. Returns at once, unless a `Partial` has to be
-    /// reduced: that is waited for here. Until all have waited, ranks of the first mesh that write to a tensor in place
-    /// write to a copy.
+    /// Starts [`Bridge::send`]; other work can run before [`InTransit::wait`]. It returns at once, unless a `Partial`
+    /// tensor has to be reduced, for which it waits. While a transfer is in flight, a rank of the source mesh that
+    /// writes to a sent tensor in place writes to a copy.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{Bridge, DTensor, DeviceMesh, Transfer}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
+    ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+    ///
+    ///     let transit = bridge.send_async([&x], Some(&mesh))?;
+    ///     let doubled = x.mul_scalar(2.0)?; // runs while the transfer is in flight
+    ///     assert_eq!(transit.wait()?[0].full_tensor()?.to_vec::<f32>()?, [0.5; 8]);
+    ///     assert_eq!(doubled.local().to_vec::<f32>()?, [1.0; 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Bridge::send`].
+    /// Refuses what [`Bridge::send`] refuses.
     pub fn send_async<'a>(
         &self,
         tensors: impl IntoIterator<Item = &'a DTensor>,
@@ -142,18 +189,45 @@ impl Bridge {
         Ok(InTransit { plan: self.plan.clone(), locals, exchanges, onto: onto.cloned() })
     }
 
-    /// Bytes that this rank receives from others each time: exactly those of its parts there that it lacks.
+    /// Returns the number of bytes that this rank receives from other ranks per send: those of its target shards that
+    /// it lacks.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{Bridge, DeviceMesh, Transfer}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
+    ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
+    ///
+    ///     assert_eq!(bridge.received_bytes(), 2 * 4); // half of its column
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn received_bytes(&self) -> u64 {
         self.plan.batches.iter().map(|batch| batch.received_bytes()).sum()
     }
 
-    /// Bytes that this rank sends to others each time.
+    /// Returns the number of bytes that this rank sends to other ranks per send.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{Bridge, DeviceMesh, Transfer}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
+    ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
+    ///
+    ///     assert_eq!(bridge.sent_bytes(), 2 * 4);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn sent_bytes(&self) -> u64 {
         self.plan.batches.iter().map(|batch| batch.sent_bytes()).sum()
     }
 }
 
-/// `(fsdp=3) over {0, 1, 2} to (tp=2) over {2, 3}: 1 tensor(s) in 1 exchange(s), 8 bytes go and 32 come`.
+/// Displays `(fsdp=3) over {0, 1, 2} to (tp=2) over {2, 3}: 1 tensor(s) in 1 exchange(s), 8 bytes go and 32 come`.
 impl fmt::Display for Bridge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let BridgePlan { from, to, tensors, batches, .. } = &*self.plan;
@@ -169,7 +243,7 @@ impl fmt::Debug for Bridge {
     }
 }
 
-/// Tensors on their way over a [`Bridge`]. Dropping it is harmless.
+/// Tensors in flight over a [`Bridge`], from [`Bridge::send_async`]. Dropping it is safe.
 #[must_use = "a transfer's errors are lost unless it is waited for"]
 pub struct InTransit {
     plan: Rc<BridgePlan>,
@@ -179,10 +253,24 @@ pub struct InTransit {
 }
 
 impl InTransit {
-    /// The tensors on the mesh that they go to; none on ranks outside it.
+    /// Waits for the tensors, and returns them on the target mesh; an empty list on ranks outside it.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{Bridge, DTensor, DeviceMesh, Transfer}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
+    ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+    ///
+    ///     assert_eq!(bridge.send_async([&x], Some(&mesh))?.wait()?.len(), 1);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A fault of communication.
+    /// Returns an error if communication fails.
     pub fn wait(self) -> Result<Vec<DTensor>> {
         let mut arrived: Vec<Option<DTensor>> = self.plan.tensors.iter().map(|_| None).collect();
         self.wait_each(|i, x| {
@@ -192,20 +280,39 @@ impl InTransit {
         Ok(arrived.into_iter().flatten().collect())
     }
 
-    /// As [`InTransit::wait`], handing over one tensor after the other, by its number among the planned ones: whoever puts
-    /// each in the place of an older one never has all of both.
+    /// Waits for the tensors, and calls `f` with each, and with its index among the planned ones, as it completes. A
+    /// caller that replaces older tensors one by one never holds both sets whole.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{Bridge, DTensor, DeviceMesh, Transfer}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let transfer = Transfer::new(DType::F32, [4, 2], "(S0)".parse()?, "(S1)".parse()?);
+    ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4, 2], 0.5, "(S0)".parse()?)?;
+    ///
+    ///     let mut weights = [x.clone()];
+    ///     bridge.send_async([&x], Some(&mesh))?.wait_each(|i, weight| {
+    ///         weights[i] = weight;
+    ///         Ok(())
+    ///     })?;
+    ///     assert_eq!(weights[0].layout().to_string(), "(S1)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A fault of communication; what `f` gives.
+    /// Returns an error of `f`, and an error if communication fails.
     pub fn wait_each(self, mut f: impl FnMut(usize, DTensor) -> Result<()>) -> Result<()> {
         let InTransit { plan, locals, exchanges, onto } = self;
         for (batch, exchange) in plan.batches.iter().zip(exchanges) {
             let mut arrivals: Vec<Option<Tensor>> = batch.tensors.iter().map(|_| None).collect();
             let mut received = 0;
-            for (member, came) in exchange.wait()?.into_iter().enumerate() {
+            for (member, received_part) in exchange.wait()?.into_iter().enumerate() {
                 let Some(pieces) = batch.take.get(&member) else { continue };
-                received += came.len_bytes() as u64;
-                plan.place_received((batch, pieces), came, &locals, &mut arrivals)?;
+                received += received_part.len_bytes() as u64;
+                plan.place_received((batch, pieces), received_part, &locals, &mut arrivals)?;
             }
             let Some(onto) = &onto else { continue };
             onto.0.moved_bytes.set(onto.0.moved_bytes.get() + received);
@@ -220,7 +327,7 @@ impl InTransit {
 }
 
 impl BridgePlan {
-    /// Refuses what is not as planned.
+    /// Refuses tensors or a mesh that are not as planned.
     fn check(&self, tensors: &[&DTensor], onto: Option<&DeviceMesh>) -> Result<()> {
         let refuse = |rule: &str, given: String, remedy: String| {
             let given = format!("{given} on rank {}", self.rank.rank());
@@ -232,7 +339,7 @@ impl BridgePlan {
             let given = format!("{} tensor(s)", tensors.len());
             let rule = match from {
                 Some(_) => "wants one tensor for each planned transfer",
-                None => "this rank is not in the mesh that they leave",
+                None => "this rank is not in the source mesh",
             };
             return refuse(rule, given, format!("give {due}"));
         }
@@ -264,22 +371,25 @@ impl BridgePlan {
             Some(to) => format!("give a DeviceMesh of {}", to.with_ranks()),
             None => "give none: this rank is not in it".into(),
         };
-        refuse("not the mesh that they go to", given, remedy)
+        refuse("not the target mesh", given, remedy)
     }
 
-    /// Puts what came from one member, pieces of a batch's tensors, where it belongs.
+    /// Writes what one member sent, pieces of the tensors of a batch, into the target shards.
     fn place_received(
         &self,
         (batch, pieces): (&Batch, &[(usize, BridgePiece)]),
-        mut came: Tensor,
+        mut received_part: Tensor,
         locals: &[Tensor],
         arrivals: &mut [Option<Tensor>],
     ) -> Result<()> {
         if let [(k, piece)] = pieces {
-            let out = self.tensors[batch.tensors[*k]].out.as_ref().expect("it comes to a member");
-            // All of the part, in a buffer of its own: it stays where it came.
-            if piece.numel() == out.numel() && came.owns_buffer() {
-                arrivals[*k] = Some(came.reshape(out.clone())?);
+            let out = self.tensors[batch.tensors[*k]]
+                .out
+                .as_ref()
+                .expect("only members of the target mesh receive");
+            // The piece is the whole shard, in a buffer of its own: it is used as received.
+            if piece.numel() == out.numel() && received_part.owns_buffer() {
+                arrivals[*k] = Some(received_part.reshape(out.clone())?);
                 return Ok(());
             }
         }
@@ -291,22 +401,22 @@ impl BridgePlan {
                 none => none.insert(self.new_part(batch.tensors[*k], locals)?),
             };
             if alone {
-                piece.paste(&came, out)?;
+                piece.paste(&received_part, out)?;
             } else {
-                piece.unpack(&came, at, out)?;
+                piece.unpack(&received_part, at, out)?;
                 at += piece.numel();
             }
         }
         Ok(())
     }
 
-    /// This rank's part there of tensor `i`, with what it keeps.
+    /// Creates this rank's target shard of tensor `i`, with the elements that it keeps.
     fn new_part(&self, i: usize, locals: &[Tensor]) -> Result<Tensor> {
         let PlannedTensor { transfer, out, keep, stays, .. } = &self.tensors[i];
         if *stays {
             return Ok(locals[i].clone());
         }
-        let shape = out.as_ref().expect("asked of members").clone();
+        let shape = out.as_ref().expect("called on members of the target mesh").clone();
         let mut out = Tensor::uninit_on(self.rank.device(), transfer.dtype, shape)?;
         if let Some(keep) = keep {
             keep.copy(&locals[i], &mut out)?;
@@ -316,15 +426,15 @@ impl BridgePlan {
 }
 
 impl PlannedTensor {
-    /// This rank's part of `x` as it leaves.
+    /// Returns this rank's shard of `x` as it is sent.
     fn source_part(&self, x: &DTensor) -> Result<Tensor> {
         let local = x.detach().redistribute(self.source_layout.clone())?.into_local();
-        // Of a range over flattened dims pieces are runs of its storage.
+        // The pieces of a ragged shard over flattened dims are runs of its storage.
         if self.source_layout.ragged_axis().is_some() { local.contiguous() } else { Ok(local) }
     }
 }
 
-/// The group of the ranks of either mesh.
+/// Returns the group of the ranks of both meshes.
 fn joint_group(rank: &Rank, from: &Mesh, to: &Mesh) -> Result<Group> {
     let refuse =
         |rule: &str, given: String, remedy: String| Err(Error::invalid("bridge", rule, given, remedy));

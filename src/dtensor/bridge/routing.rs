@@ -1,8 +1,10 @@
-//! Who sends what of one tensor to whom: planned from what all ranks know, by each rank for itself.
+//! The routing of one tensor between two meshes: each rank computes from shared metadata what it sends to and
+//! receives from which ranks.
 //!
-//! The axes that cut the source make *shards*, parts that no two of which share an element; the others make each shard's
-//! *replicas*. A receiver lacks of each shard but its own what that has in common with its part there. Shards have nothing to do
-//! with each other, so a rank plans the one that it holds, and those that it lacks something of.
+//! The mesh axes that split the source tensor make distinct *shards*; along the other axes, ranks hold *replicas* of
+//! each shard. A receiver lacks the part of each shard that its target region contains, except of its own shard.
+//! Shards are independent of each other, so a rank plans only the shard that it holds and those from which it lacks
+//! something.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -12,31 +14,33 @@ use super::bridge_piece::{BridgePiece, is_box};
 use crate::placement::{Region, Spec};
 use crate::tensor::{Dims, Shape};
 
-/// Below this size nothing is cut in two to be sent by two.
+/// The smallest size in bytes to which a piece is split so that two replicas can send it.
 const CUT_BYTES: usize = 64 << 10;
 
-/// What one rank has to do with a tensor that crosses.
+/// What one rank sends, receives and keeps of a tensor.
 #[derive(Debug, Default)]
 pub(super) struct Routing {
-    /// To which rank what goes, and from which what comes.
+    /// The pieces to send, with the receiving ranks.
     pub give: Vec<(usize, BridgePiece)>,
+    /// The pieces to receive, with the sending ranks.
     pub take: Vec<(usize, BridgePiece)>,
-    /// What it holds of its part there, being in both meshes.
+    /// The piece of its target region that the rank holds already, if it is in both meshes.
     pub keep: Option<BridgePiece>,
-    /// True where that is all, and lies as it shall.
+    /// True if that piece is the whole target region and is stored as the target requires.
     pub stays: bool,
 }
 
-/// What one receiver lacks of a shard.
+/// The part of a shard that one receiver lacks.
 struct Demand<'a> {
     to: usize,
-    /// Which of the replicas is the nearest to it, if it is in their mesh.
+    /// The index of the replica nearest to the receiver, if the receiver is in the source mesh.
     nearest: Option<usize>,
     piece: Cow<'a, BridgePiece>,
 }
 
 impl Routing {
-    /// The part of rank `me` in bringing `src` to `dst`; `turn` spreads what falls to one replica of several alike.
+    /// Computes the routing of rank `me` from `src` to `dst`. `turn` varies the order in which replicas are loaded,
+    /// so that different tensors load different replicas.
     pub fn new(src: &Spec, dst: &Spec, me: usize, turn: usize) -> Routing {
         let (source, target) = (DistinctShards::new(src), DistinctShards::new(dst));
         let wanted: Vec<(Region, Vec<usize>)> =
@@ -55,7 +59,7 @@ impl Routing {
             if let [replica] = replicas[..]
                 && !is_own
             {
-                // Nobody to share with: what the others lack does not matter.
+                // A shard without further replicas: what other receivers lack of it does not matter here.
                 routing.take.extend(common.map(|piece| (replica, piece)));
                 continue;
             }
@@ -83,10 +87,10 @@ impl Routing {
     }
 }
 
-/// The shards of a tensor without `Partial`, named by their first replicas' coordinates.
+/// The distinct shards of a tensor without `Partial`; a shard is named by the coordinates of its first replica.
 struct DistinctShards<'a> {
     spec: &'a Spec,
-    /// The axes along which ranks hold the same.
+    /// The axes along which ranks hold the same elements.
     copies: Vec<usize>,
 }
 
@@ -113,7 +117,7 @@ impl<'a> DistinctShards<'a> {
         first.slice(&self.copies).ranks().collect()
     }
 
-    /// What receivers lack of a shard, given what each group of them wants of it.
+    /// Returns what the receivers lack of a shard, given the pieces that each group of receivers needs.
     fn demands<'p>(&self, shard: &Dims, pieces: &'p [(BridgePiece, &[usize])]) -> Vec<Demand<'p>> {
         let mesh = &self.spec.mesh;
         let mut demands = Vec::new();
@@ -124,7 +128,7 @@ impl<'a> DistinctShards<'a> {
                 if coords.as_ref().is_some_and(|c| (0..c.len()).filter(is_cut).all(|a| c[a] == shard[a])) {
                     continue;
                 }
-                // Of the replicas, that of the replica which the receiver is in itself.
+                // The replica with the receiver's own coordinates along the replicated axes.
                 let place = |c: &Dims| self.copies.iter().fold(0, |h, &a| h * mesh.axis_len(a) + c[a]);
                 let nearest = coords.as_ref().map(place);
                 demands.push(Demand { to, nearest, piece: Cow::Borrowed(piece) });
@@ -134,10 +138,10 @@ impl<'a> DistinctShards<'a> {
     }
 }
 
-/// Shares demands among `replicas` who could each fulfil all: (replica, receiver, piece). Each sends the mean, up to one
-/// piece, or where pieces are larger than `least` elements, up to a row of one: the nearest are asked first, as far as the
-/// mean goes; then each demand goes to whoever has most room, and is cut where that is not enough (as in McNaughton's rule
-/// for schedules with interruptions, 1959).
+/// Distributes demands among `replicas`, each of which could fulfil all: (replica, receiver, piece). Each replica
+/// sends the mean, up to one piece; pieces larger than `least` elements are split, so that the load differs by at
+/// most a row. First the nearest replicas take pieces up to the mean; then each remaining piece goes to the replica
+/// with most room, and is split if that is not enough (as in McNaughton's rule for preemptive schedules, 1959).
 fn share<'a>(
     demands: Vec<Demand<'a>>,
     replicas: usize,
@@ -164,7 +168,7 @@ fn share<'a>(
         }
         rest.extend(later.map(|piece| (to, piece)));
     }
-    // The largest first: the small ones fill up what these leave.
+    // Largest first: small pieces fill the room that large ones leave.
     rest.sort_by_cached_key(|(_, piece)| Reverse(piece.numel()));
     let after = |h: usize| (h + replicas - turn % replicas) % replicas;
     let mut most: BinaryHeap<(isize, Reverse<usize>, usize)> =
@@ -188,7 +192,8 @@ fn share<'a>(
 
 type MaybePiece<'a> = Option<Cow<'a, BridgePiece>>;
 
-/// The part of a piece that fits into `room`, and the rest; nothing is cut off or left that is smaller than `least`.
+/// Splits a piece into the part that fits into `room` and the rest. Neither part is smaller than `least`; a piece
+/// that cannot be split so stays whole.
 fn within<'a>(
     piece: Cow<'a, BridgePiece>,
     room: isize,
@@ -214,7 +219,7 @@ mod tests {
     use crate::placement::Mesh;
     use crate::tensor::DType;
 
-    /// What each rank sends, in elements, to bring `from` on ranks `0..a` to `to` on others.
+    /// Returns what each rank sends, in elements, to bring `from` on ranks `0..a` to `to` on other ranks.
     fn sent(
         from: (&str, usize),
         to: (&str, std::ops::Range<usize>),
@@ -231,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn holders_share_large_pieces_by_rows_and_small_ones_whole() {
+    fn replicas_share_large_pieces_by_rows_and_small_ones_whole() {
         let large = sent(("(R, R)", 6), ("(R, R)", 6..8), &[1200, 100], 0);
         assert_eq!(large, [40_000; 6], "two wholes by six");
         let odd = sent(("(R, R)", 4), ("(R, R)", 6..8), &[1201, 101], 0);
@@ -242,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_holder_is_asked_first() {
-        // Ranks 0 and 1 hold the halves, 2 and 3 again; each asks the neighbour in its own replica.
+    fn the_nearest_replica_is_asked_first() {
+        // Ranks 0 and 1 hold the two halves, and so do 2 and 3; each asks the neighbour in its own replica.
         let mesh = Mesh::over(&[("r", 2), ("c", 2)], 0..4).unwrap();
         let spec = |text: &str| Spec::new(&mesh, DType::F32, [8], text.parse().unwrap()).unwrap();
         for (me, neighbour) in [(0, 1), (1, 0), (2, 3), (3, 2)] {

@@ -1,4 +1,4 @@
-//! The planner against everything that could be done: all sequences of up to four steps through all layouts, each weighed
+//! Tests of the planner against an exhaustive search: all sequences of up to four steps through all layouts, weighed
 //! by counting the elements of every rank.
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use crate::tensor::{DType, ReduceOp, Shape};
 
 const STEPS: usize = 4;
 
-/// The elements that each rank holds, as bits.
+/// The elements that each rank holds, as bit sets.
 type HeldBits = Vec<u128>;
 
 struct ExhaustiveSearch {
@@ -18,7 +18,7 @@ struct ExhaustiveSearch {
     dtype: DType,
     shape: Shape,
     call_bytes: u64,
-    /// Every layout with no `Partial`, or with that of `op` on some axes.
+    /// Every layout without `Partial`, or with `Partial` under `op` on some axes.
     layouts: Vec<Layout>,
     held: Vec<HeldBits>,
     op: ReduceOp,
@@ -64,8 +64,8 @@ impl ExhaustiveSearch {
         (0..self.mesh.ndim()).filter(|&a| layout.axis(a).is_partial()).collect()
     }
 
-    /// Bytes that come to the rank that gets most when the axes in which only `from` is Partial are folded; none where that
-    /// is no step, or would change the bits of a sum.
+    /// Returns the bytes of the rank that receives most when the axes that are `Partial` only in `from` are folded,
+    /// and whether this takes a call; `None` if it is no step, or would change the bits of a sum.
     fn step(&self, from: usize, to: usize) -> Option<(u64, bool)> {
         let (before, after) = (self.partials(&self.layouts[from]), self.partials(&self.layouts[to]));
         let folded: Vec<usize> = before.iter().copied().filter(|a| !after.contains(a)).collect();
@@ -85,7 +85,7 @@ impl ExhaustiveSearch {
         Some((most * self.dtype.size_bytes() as u64, members > 1 || most > 0))
     }
 
-    /// The same for a ring's all-reduce.
+    /// Returns the same for a ring's all-reduce.
     fn ring(&self, from: usize, to: usize) -> Option<u64> {
         let (a, b) = (&self.layouts[from], &self.layouts[to]);
         let same = |x: usize| a.axis(x) == b.axis(x) || a.axis(x).is_partial() && b.axis(x).is_replicate();
@@ -100,7 +100,7 @@ impl ExhaustiveSearch {
         Some(((members - 1) * share + whole - share) * self.dtype.size_bytes() as u64)
     }
 
-    /// The least weight from layout `src` to every other.
+    /// Returns the least weight from layout `src` to each other layout.
     fn cheapest(&self, src: usize, steps: &HashMap<(usize, usize), u64>) -> Vec<Option<u64>> {
         let mut best: Vec<Option<u64>> = vec![None; self.layouts.len()];
         best[src] = Some(0);
@@ -128,7 +128,7 @@ impl ExhaustiveSearch {
         pairs.filter_map(weigh).collect()
     }
 
-    /// What the planner takes, from what every rank says of its own part.
+    /// Returns the weight of the planned steps, from what every rank reports of its own part.
     fn planned(&self, src: usize, dst: usize) -> (u64, String) {
         let spec = |r: usize, l: usize| {
             let mesh = self.mesh.seen_from(r).unwrap();
@@ -152,13 +152,13 @@ impl ExhaustiveSearch {
         (weight + self.call_bytes * plans[0].calls() as u64, plans[0].to_string())
     }
 
-    /// Compares with everything, from each of some layouts to each of some; the number of pairs.
+    /// Compares plans with the search, for every `every`th pair of layouts; returns the number of pairs.
     fn compare(&self, every: usize) -> usize {
         let (steps, mut pairs) = (self.steps(), 0);
         for src in 0..self.layouts.len() {
             let best = self.cheapest(src, &steps);
             for dst in (0..self.layouts.len()).filter(|d| *d != src && (src * 31 + d * 17) % every == 0) {
-                // New partials are opened for nothing: there is nothing to choose.
+                // A new `Partial` costs nothing, so there is nothing to compare.
                 let Some(best) = best[dst] else { continue };
                 let (planned, said) = self.planned(src, dst);
                 let (a, b) = (&self.layouts[src], &self.layouts[dst]);
@@ -178,7 +178,7 @@ fn orders(n: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// Every pair of layouts of two axes, on even and odd sizes, where calls cost nothing and where they cost something.
+/// Every pair of layouts of two axes, on even and odd sizes, with and without a cost per call.
 #[test]
 fn nothing_is_cheaper_on_two_axes() {
     let mut pairs = 0;
@@ -201,7 +201,7 @@ fn nothing_is_cheaper_on_two_axes() {
     assert!(pairs > 5000, "{pairs} pairs");
 }
 
-/// The same on three axes, where only some are asked.
+/// A sample of the pairs on three axes.
 #[test]
 fn nothing_is_cheaper_on_three_axes() {
     let mut pairs = 0;

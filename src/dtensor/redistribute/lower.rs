@@ -1,4 +1,4 @@
-//! From facts to calls: the groups, pieces and orders of folding of each step.
+//! Lowering of a plan: the groups, pieces and fold orders of each step on this rank.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Split};
 
-/// A step that can be run.
+/// A step with everything that this rank needs to run it.
 #[derive(Debug)]
 pub(super) enum Stage {
     AllReduce {
@@ -23,29 +23,30 @@ pub(super) enum Stage {
     Exchange(ExchangeStage),
     Collapse(Reduce),
     Round(DType),
-    /// This rank's part of a new partial: the value on one rank, the identity on the others.
+    /// This rank's part of a new `Partial`: the value on one rank, the identity of the operation on the others.
     Share {
         op: ReduceOp,
         keep: bool,
     },
 }
 
-/// A fold whose parts come from everybody who has some of what this rank will hold.
+/// A reduction in which this rank receives, from every rank that has some, the partial values of the elements that it
+/// will hold.
 #[derive(Debug)]
 pub(super) struct FoldStage {
     pub group: Group,
-    /// What each member gets of mine.
+    /// The pieces of this rank's part, one per receiving member.
     pub give: Vec<ExchangePiece>,
-    /// The number of tensors of which each gives its pieces, stacked.
+    /// The number of tensors that this rank stores; the pieces of all of them are stacked.
     pub nodes: usize,
-    /// What is folded apart from each other: the parts of one cut of the dims each.
+    /// The folds that are computed separately: one per part into which the other axes split the tensor.
     pub sources: Vec<FoldSource>,
-    /// The shapes that arrive, one a member.
+    /// The shapes that arrive, one per member.
     pub shapes: Vec<Shape>,
     pub out: StackedShape,
 }
 
-/// The members that hold parts of the same elements.
+/// The members that hold partial values of the same elements.
 #[derive(Debug)]
 pub(super) struct FoldSource {
     pub members: Vec<usize>,
@@ -53,22 +54,23 @@ pub(super) struct FoldSource {
     pub reduce: Reduce,
 }
 
-/// What this rank holds afterwards: some tensors of one shape, stacked unless there is one.
+/// The shape that this rank stores after a step: tensors of one shape, stacked unless there is one.
 #[derive(Debug)]
 pub(super) struct StackedShape {
     pub nodes: usize,
     pub each: Shape,
 }
 
-/// An exchange after which every rank has exactly what it lacked, from whoever held it.
+/// An exchange in which every rank receives exactly the elements that it lacks.
 #[derive(Debug)]
 pub(super) struct ExchangeStage {
     pub group: Group,
     pub kind: ExchangeKind,
-    /// What each member gets of mine; nothing where everybody gets all of it.
+    /// The pieces of this rank's part, one per receiving member; empty if every member receives all of it.
     pub give: Vec<ExchangePiece>,
-    /// What I get of each member's, with the shapes that arrive.
+    /// The pieces that this rank receives, one per sending member.
     pub take: Vec<ExchangePiece>,
+    /// The shapes that arrive, one per member.
     pub shapes: Vec<Shape>,
     pub out: StackedShape,
 }
@@ -83,7 +85,7 @@ impl StackedShape {
     }
 }
 
-/// The stages of a planned redistribution.
+/// Lowers the steps of a plan.
 pub(super) fn lower(mesh: &DeviceMesh, plan: &Redistribution) -> Result<SmallVec<[Stage; 2]>> {
     plan.steps.iter().map(|step| stage(mesh, step)).collect()
 }
@@ -113,7 +115,7 @@ fn fold(mesh: &DeviceMesh, step: &RedistributionStep, op: ReduceOp, axes: &[usiz
     let (mine, wanted) = (from.region(), to.region());
     let give = coords.iter().map(|c| ExchangePiece::new(&mine, &to.region_at(c))).collect();
     let order = order(from, axes, &members(mesh, axes));
-    // Members that differ along the folded axes alone have parts of the same elements.
+    // Members that differ only along the folded axes hold partial values of the same elements.
     let mut sources: Vec<(Dims, FoldSource)> = Vec::new();
     let mut shapes = Vec::with_capacity(coords.len());
     for (i, c) in coords.iter().enumerate() {
@@ -152,16 +154,17 @@ fn exchange(mesh: &DeviceMesh, step: &RedistributionStep, kind: ExchangeKind) ->
             let give = coords.iter().map(|c| ExchangePiece::new(&mine, &to.region_at(c))).collect();
             (give, take.iter().map(|p| stacked(nodes, &p.shape())).collect())
         }
-        // Whole parts are sent.
+        // Every member sends its whole part.
         _ => (Vec::new(), coords.iter().map(|c| stacked(nodes, &from.local_shape_at(c))).collect()),
     };
     Ok(ExchangeStage { group: mesh.group(&step.axes)?, kind, give, take, shapes, out: StackedShape::of(to) })
 }
 
-/// In which order parts are folded, and how many of them each tensor of a contribution stands for.
+/// The order in which partial values are folded.
 struct PartOrder {
     steps: Arc<FoldOrder>,
-    /// Parts of one sum with terms along another axis: that many nodes, folded one by one.
+    /// The number of nodes per contribution that are folded separately: those of a partial sum with a tree along
+    /// another axis.
     nodes_len: usize,
 }
 
@@ -171,8 +174,8 @@ impl PartOrder {
     }
 }
 
-/// How the parts along `axes` are folded: those of a sum with terms in the tree's order, all others by halving the range of
-/// the first axis, then that of the next.
+/// Returns the order in which the partial values along `axes` are folded: those of a sum with a reduction tree in the
+/// tree's order, all others by halving the range of the first axis, then that of the next.
 fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> PartOrder {
     let open = from.open_axes();
     if let Some(tree) = from.tree.as_ref().filter(|_| axes.iter().any(|a| open.contains(a))) {
@@ -183,8 +186,8 @@ fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> PartOrder {
     PartOrder { steps: Arc::new(nested(&lens)), nodes_len: from.nodes_len_at(from.mesh.coords()) }
 }
 
-/// One part each of members row-major over `lens`, split by the rule of all sums along the first,
-/// below single indices along the next.
+/// Returns the fold order of one partial value per member, row-major over `lens`: the range of the first axis is
+/// halved down to single indices, then that of the next axis.
 fn nested(lens: &[usize]) -> FoldOrder {
     fn fold(lens: &[usize], base: usize, from: usize, to: usize, steps: &mut Vec<FoldStep>) {
         if to - from > 1 {
@@ -205,7 +208,7 @@ fn nested(lens: &[usize]) -> FoldOrder {
     FoldOrder::new(vec![1; members], steps)
 }
 
-/// This rank's nodes added from the first to the last; zeros if it has none.
+/// Returns the fold that adds up this rank's nodes from the first to the last; zeros if it has none.
 fn collapse(from: &Spec) -> Reduce {
     let nodes = from.nodes_len_at(from.mesh.coords());
     let first = if nodes == 0 { FoldStep::Empty } else { FoldStep::Push { operand: 0, node: 0 } };
@@ -229,7 +232,7 @@ mod order_tests {
             for step in nested(lens).steps() {
                 match step {
                     FoldStep::Push { operand, .. } => stack.push(operand.to_string()),
-                    FoldStep::Empty => unreachable!("every member brings a part"),
+                    FoldStep::Empty => unreachable!("every member contributes one part"),
                     FoldStep::Join => {
                         let (b, a) = (stack.pop().unwrap(), stack.pop().unwrap());
                         stack.push(format!("({a} {b})"));

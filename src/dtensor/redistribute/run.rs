@@ -1,5 +1,5 @@
-//! Running what was planned: packing, the calls, folding and unpacking; each byte is copied at most once before and once
-//! after its call, and not at all where it lies right already.
+//! Running a plan: packing, calls, folding and unpacking. Each byte is copied at most once before and once after its
+//! call, and not at all if its storage already fits.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -16,7 +16,7 @@ use crate::comm::{Group, Pending, Reduce};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// A redistribution that can be run, again and again.
+/// A redistribution that is planned and lowered, and can be run any number of times.
 #[derive(Debug)]
 pub(crate) struct Move {
     stages: SmallVec<[Stage; 2]>,
@@ -24,43 +24,43 @@ pub(crate) struct Move {
     calls: usize,
 }
 
-/// A redistribution on its way.
+/// A redistribution in flight.
 #[expect(clippy::large_enum_variant, reason = "almost all are the large one, which need not be boxed")]
 pub(in crate::dtensor) enum InFlight {
-    /// No call is left but the one that was started, if any.
+    /// No call is left except the one that was started, if any.
     Last(MoveProgress),
-    /// Later calls begin when it is waited for, or one that was started after it.
+    /// Later calls start when this redistribution is waited for, or one that was started after it.
     More(Rc<RefCell<MoveProgress>>),
 }
 
-/// How far a redistribution has come.
+/// The progress of a redistribution.
 pub(in crate::dtensor) enum MoveProgress {
     Done(Result<Tensor>),
     Waiting { plan: Rc<Move>, stage: usize, call: PendingCall, local: Tensor },
 }
 
-/// The redistributions that a mesh keeps.
+/// The redistributions that a mesh caches.
 #[derive(Default)]
 struct MoveCache {
-    /// By the numbers of the facts before and after.
+    /// Moves, by the numbers of the metadata before and after.
     planned: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
     unfinished: UnfinishedMoves,
 }
 
-/// A rank's redistributions with calls that have not begun, in the order in which they were started: their calls begin in
-/// that order too, in whatever order they are waited for.
+/// The redistributions of a rank with calls that have not started, in the order in which they were started. Their
+/// calls start in that order, in whatever order they are waited for.
 #[derive(Default)]
 struct UnfinishedMoves(RefCell<Vec<Weak<RefCell<MoveProgress>>>>);
 
-/// What a call on its way will bring.
+/// A collective call in flight.
 pub(in crate::dtensor) enum PendingCall {
-    /// A finished tensor.
+    /// The call returns the finished tensor.
     Whole(Pending<Tensor>),
-    /// One tensor from each member.
+    /// The call returns one tensor from each member.
     Parts(Pending<Vec<Tensor>>),
 }
 
-/// The move from `src` to `dst`, planned at the first call.
+/// Returns the move from `src` to `dst`, planned at the first call.
 pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &TensorMeta, dst: &TensorMeta) -> Result<Rc<Move>> {
     let key = (src.id, dst.id);
     let moves: &MoveCache = mesh.0.moves.of();
@@ -77,7 +77,7 @@ impl Move {
         Ok(Move { stages: lower(mesh, &plan)?, calls: plan.calls(), plan })
     }
 
-    /// True where some rank receives something: then `strict` forbids doing it silently.
+    /// Returns true if some rank receives something; strict mode then forbids the move.
     pub(in crate::dtensor) fn communicates(&self) -> bool {
         self.calls > 0
     }
@@ -86,7 +86,7 @@ impl Move {
         self.start_at(0, mesh, local)?.finish(mesh)
     }
 
-    /// The reduction over a group, where the move is nothing else.
+    /// Returns the reduction and its group, if the move is a single all-reduce.
     pub(in crate::dtensor) fn only_all_reduce(&self) -> Option<(&Group, &Reduce)> {
         match &self.stages[..] {
             [Stage::AllReduce { group, reduce }] => Some((group, reduce)),
@@ -94,7 +94,7 @@ impl Move {
         }
     }
 
-    /// Runs the stages up to the first that talks to others, and starts that.
+    /// Runs the stages up to the first that communicates, and starts that.
     pub(in crate::dtensor) fn start(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<InFlight> {
         let progress = self.start_at(0, mesh, local)?;
         if self.calls < 2 {
@@ -133,7 +133,7 @@ impl Move {
 }
 
 impl Stage {
-    /// A stage that needs nobody.
+    /// Runs a stage that does not communicate.
     fn run_alone(&self, local: Tensor) -> Result<Tensor> {
         match self {
             Stage::Collapse(reduce) => reduce.fold(&[local.contiguous()?]),
@@ -162,7 +162,8 @@ impl InFlight {
 }
 
 impl UnfinishedMoves {
-    /// Those that were started before this one and still are waited for; with it they leave the list.
+    /// Removes from the list this redistribution and those started before it, and returns the earlier ones that are
+    /// still waited for.
     fn before(&self, progress: &Rc<RefCell<MoveProgress>>) -> Vec<Rc<RefCell<MoveProgress>>> {
         let mut all = self.0.borrow_mut();
         let Some(at) = all.iter().position(|w| std::ptr::eq(w.as_ptr(), Rc::as_ptr(progress))) else {
@@ -173,7 +174,7 @@ impl UnfinishedMoves {
 }
 
 impl MoveProgress {
-    /// What stands in for one that is being finished.
+    /// Returns a placeholder for a redistribution that is being finished.
     fn placeholder() -> MoveProgress {
         MoveProgress::Done(Ok(Tensor::default()))
     }
@@ -189,7 +190,7 @@ impl MoveProgress {
         }
     }
 
-    /// Waits for the call on its way: what this rank holds after it.
+    /// Waits for the call in flight, and returns the tensor that this rank holds after it.
     fn wait_call(self, mesh: &DeviceMesh) -> Result<Tensor> {
         let (plan, stage, call, local) = match self {
             MoveProgress::Done(result) => return result,
@@ -216,7 +217,7 @@ impl FoldStage {
             parts.push(packed(&piece.cut_nodes(local, self.nodes)?)?);
         }
         Ok(match &self.sources[..] {
-            // Everybody's parts are of all that this rank will hold.
+            // Every member has partial values of all elements that this rank will hold.
             [only] => PendingCall::Whole(self.group.reduce_scatter_in(parts, only.reduce.clone())),
             _ => PendingCall::Parts(self.group.all_to_all_async(parts, &self.shapes)),
         })
@@ -254,7 +255,7 @@ impl ExchangeStage {
     fn assemble(&self, parts: &[Tensor], local: &Tensor) -> Result<Tensor> {
         let some = self.take.iter().zip(parts).filter(|(piece, _)| piece.numel() > 0);
         let pieces = some.map(|(piece, part)| {
-            // Of a gathered part the piece is a cut; of an exchanged one it is all.
+            // A gathered part is the member's whole part, from which the piece is cut; an exchanged one is the piece.
             let gathered = self.kind == ExchangeKind::AllGather;
             let part = if gathered { piece.cut_nodes(part, self.out.nodes)? } else { part.clone() };
             Ok((piece, part))
@@ -263,10 +264,10 @@ impl ExchangeStage {
     }
 }
 
-/// One tensor of pieces of it, each with what stands there; pieces that hold nothing are left out.
+/// Writes pieces, without empty ones, into one tensor.
 fn assemble(out: &StackedShape, mut pieces: Vec<(&ExchangePiece, Tensor)>, like: &Tensor) -> Result<Tensor> {
     if pieces.len() == 1 {
-        // It is all of it.
+        // One piece is the whole tensor.
         return pieces.swap_remove(0).1.reshape(out.shape());
     }
     let mut whole = Tensor::uninit_on(like.device(), like.dtype(), out.shape())?;

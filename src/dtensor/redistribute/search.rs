@@ -1,16 +1,17 @@
-//! The cheapest order of reductions and moves.
+//! The search for the cheapest order of reductions and moves.
 //!
-//! A state is which `Partial` axes have still to be folded, and a layout. A hop folds some of them, and brings every rank
-//! the parts of just what it holds afterwards; or it cuts what is held another way, and is an all-reduce of that. When all
-//! are folded, one exchange leads to the target. Nothing else can be cheaper: by the triangle inequality of set
-//! differences an exchange before a fold costs no less than the fold saves by it, and two exchanges no less than one.
+//! A state is a set of `Partial` axes that have still to be folded, and a layout. A hop folds some of these axes:
+//! either each rank receives the partial values of just the elements that it holds afterwards, or an exchange (mostly
+//! a slice) and an all-reduce do the same. When all axes are folded, one exchange leads to the target. No other
+//! sequence is cheaper: by the triangle inequality of set differences, an exchange before a fold costs at least what
+//! the fold saves by it, and two exchanges cost at least what one does.
 //!
-//! Where links differ, an exchange may be two: bytes that cross the slow link once are then spread by the fast one. There
-//! exchanges are looked for between all layouts before and after each fold.
+//! On a network with fast and slow links, two exchanges may be cheaper: bytes cross the slow link once, and then
+//! spread over the fast one. There, exchanges between all layouts are considered before and after each fold.
 //!
-//! Bits decide which axes may be folded next. Parts with terms keep the tree's order whatever is folded first, and so do
-//! maxima, minima and integers. Other sums are one nested tree over the ranks, the first axis outermost: the last ones
-//! are folded first.
+//! Bits decide which axes may be folded next. Partial sums with a reduction tree keep the tree's order whatever is
+//! folded first; maxima, minima and integers do not depend on the order. All other sums are one nested tree over the
+//! ranks with the first axis outermost, so the last axes are folded first.
 
 use smallvec::SmallVec;
 
@@ -21,21 +22,22 @@ use crate::error::Result;
 use crate::placement::{Layout, Placement, Region, Spec};
 use crate::tensor::{Dims, ReduceOp};
 
-/// So many layouts are looked at where links differ, since each may lead to each; of more, those near the two ends.
+/// The largest number of layouts considered per level if links differ, since each may lead to each; beyond it, only
+/// layouts near both ends.
 const LINKED_LEN: usize = 64;
 
-/// A part of the way.
+/// One part of a path from the source to the target.
 #[derive(Clone, Debug)]
 pub(super) enum Hop {
     /// These `Partial` axes become replicated.
     AllReduce(Dims),
-    /// These `Partial` axes are folded, and each rank receives what it needs of the sum for this layout.
+    /// These `Partial` axes are folded, and each rank receives what it needs for this layout.
     Fold(Dims, Layout),
-    /// Each rank receives what it lacks.
+    /// Each rank receives the elements that it lacks.
     Exchange(Layout),
 }
 
-/// The cheapest way from `src` to `target`, which opens no new `Partial`, and its cost.
+/// Returns the cheapest path from `src` to `target`, which adds no new `Partial`, and its cost.
 pub(super) fn cheapest(src: &Spec, target: &Layout, costs: CostModel<'_>) -> Result<(Vec<Hop>, PlanCost)> {
     let leaving: Dims = leaving_partials(&src.layout, target);
     let open = src.open_axes();
@@ -47,7 +49,7 @@ pub(super) fn cheapest(src: &Spec, target: &Layout, costs: CostModel<'_>) -> Res
     } else {
         Search::new(&start, target, costs, plain, tree).run()?
     };
-    // Axes of one rank are folded along with others of their kind, or at first: there is nothing to receive.
+    // Axes of one rank receive nothing: they are folded with other axes of their kind, or first.
     let (alone_tree, alone_plain): (Dims, Dims) = alone.iter().copied().partition(|a| open.contains(a));
     let mut first = Vec::new();
     for alone in [alone_plain, alone_tree].into_iter().filter(|axes| !axes.is_empty()) {
@@ -64,27 +66,27 @@ pub(super) fn cheapest(src: &Spec, target: &Layout, costs: CostModel<'_>) -> Res
     Ok((first.into_iter().chain(hops).collect(), cost))
 }
 
-/// The axes that are `Partial` in `layout` and not so in `target`.
+/// Returns the axes that are `Partial` in `layout` but not in `target`.
 pub(super) fn leaving_partials(layout: &Layout, target: &Layout) -> Dims {
     let leaves = |a: &usize| layout.axis(*a).is_partial() && layout.axis(*a) != target.axis(*a);
     (0..layout.ndim()).filter(leaves).collect()
 }
 
-/// `layout` with these axes replicated.
+/// Returns `layout` with these axes replicated.
 pub(super) fn replicated(layout: &Layout, axes: &[usize]) -> Layout {
     let of = |(a, p): (usize, &Placement)| if axes.contains(&a) { Placement::Replicate } else { p.clone() };
     let placements = layout.placements().iter().enumerate().map(of);
     Layout::new(placements).with_order(layout.order()).expect("a layout's own order")
 }
 
-/// `cut` with these axes as in `layout`, where they are `Partial`.
+/// Returns `cut` with these axes `Partial` as in `layout`.
 fn partial_as(layout: &Layout, axes: &[usize], cut: &Layout) -> Layout {
     let of = |(a, p): (usize, &Placement)| if axes.contains(&a) { layout.axis(a).clone() } else { p.clone() };
     let placements = cut.placements().iter().enumerate().map(of);
     Layout::new(placements).with_order(cut.order()).expect("a layout's own order")
 }
 
-/// The axes along which ranks talk when `axes` are folded on the way to `to`, ascending.
+/// Returns the axes along which ranks communicate when `axes` are folded on the way to `to`, ascending.
 pub(super) fn fold_axes(from: &Layout, to: &Layout, dims: usize, axes: &[usize]) -> Dims {
     let mut all: Dims = communicating_axes(from, to, dims).into_iter().chain(axes.iter().copied()).collect();
     all.sort_unstable();
@@ -96,20 +98,20 @@ struct Search<'a> {
     src: &'a Spec,
     target: &'a Layout,
     costs: CostModel<'a>,
-    /// The axes to fold: those of a tree over ranks, then those with terms. A set of them is a bit set.
+    /// The axes to fold: those of a tree over ranks, then those of a reduction tree. A set of them is a bit set.
     axes: Dims,
     plain: u32,
     any_order: bool,
     samples: Vec<Dims>,
     wanted: Vec<Region>,
     levels: Vec<Option<SearchLevel>>,
-    /// The cheapest whole way so far, by its last state.
+    /// The cheapest complete path so far, by its last state.
     best: Option<(PlanCost, usize)>,
 }
 
 /// The states in which the same axes have still to be folded.
 struct SearchLevel {
-    /// The number of parts of a sum on the rank that has most, and the size of an element of one.
+    /// The largest number of nodes of a sum on a rank, and the size of an element of one.
     parts: u64,
     size_bytes: u64,
     states: Vec<State>,
@@ -119,11 +121,11 @@ struct State {
     layout: Layout,
     held: Vec<Region>,
     best: Option<(PlanCost, ReachedBy)>,
-    /// The cost of the exchange that remains, where nothing is left to fold.
+    /// The cost of the remaining exchange to the target, if nothing is left to fold.
     rest: PlanCost,
 }
 
-/// The hop that leads to a state: an exchange where it folds nothing. The first state leads to itself.
+/// The hop by which a state is reached; an exchange if `set` is empty. The first state is reached from itself.
 #[derive(Clone, Copy, PartialEq)]
 struct ReachedBy {
     level: u32,
@@ -147,7 +149,8 @@ impl<'a> Search<'a> {
     fn run(mut self) -> Result<(Vec<Hop>, PlanCost)> {
         let all = (1u32 << self.axes.len()) - 1;
         let mut start = self.level(all)?;
-        let at = start.states.iter().position(|s| s.layout == self.src.layout).expect("the way begins there");
+        let at =
+            start.states.iter().position(|s| s.layout == self.src.layout).expect("the path begins there");
         let from = ReachedBy { level: all, state: at, set: 0, all_reduce: false };
         self.relax(&mut start, at, PlanCost::default(), from, all == 0);
         self.levels[all as usize] = Some(start);
@@ -166,7 +169,7 @@ impl<'a> Search<'a> {
         Ok(self.path())
     }
 
-    /// Every exchange between states of a level, from the cheapest on.
+    /// Considers every exchange between states of a level, from the cheapest state on (as Dijkstra does).
     fn relax_exchanges(&mut self, level: &mut SearchLevel, left: u32) {
         let mut done = vec![false; level.states.len()];
         let next = |level: &SearchLevel, done: &[bool]| {
@@ -192,7 +195,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The axes that may be folded together next, all of them first.
+    /// Returns the sets of axes that may be folded together next, the set of all of them first.
     fn next_sets(&self, left: u32) -> SmallVec<[u32; 8]> {
         let plain = left & self.plain;
         let from = if plain == 0 { left } else { plain };
@@ -201,13 +204,13 @@ impl<'a> Search<'a> {
         let mut set = from;
         while set != 0 {
             sets.push(set);
-            // Bits ascend with axes: without the lowest ones, the last axes are left.
+            // Bits ascend with axes: without the lowest bits, the last axes are left.
             set = if any { (set - 1) & from } else { set & (set - 1) };
         }
         sets
     }
 
-    /// Every hop from state `i` of a level that folds `set`.
+    /// Considers every hop from state `i` of a level that folds `set`.
     fn fold(&mut self, level: &SearchLevel, left: u32, i: usize, set: u32) -> Result<()> {
         let state = &level.states[i];
         let Some((so_far, _)) = state.best else { return Ok(()) };
@@ -222,7 +225,7 @@ impl<'a> Search<'a> {
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
         let from = |all_reduce| ReachedBy { level: left, state: i, set, all_reduce };
         for f in 0..next.states.len() {
-            // Of equals the all-reduce, which engines do best.
+            // Among equal costs the all-reduce wins, which engines run best.
             if axes.iter().all(|&a| next.states[f].layout.axis(a).is_replicate()) {
                 let cost = so_far + self.all_reduce(level, state, &next.states[f], (&axes, next.parts));
                 self.relax(&mut next, f, cost, from(true), to == 0);
@@ -240,8 +243,8 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The cost of an all-reduce, after which there are so many `parts`, behind an exchange where the cuts differ: a slice,
-    /// mostly.
+    /// Returns the cost of an all-reduce that leaves `parts` nodes, and of an exchange (mostly a slice) before it if
+    /// the splits differ.
     fn all_reduce(
         &self,
         level: &SearchLevel,
@@ -250,7 +253,7 @@ impl<'a> Search<'a> {
         (axes, parts): (&[usize], u64),
     ) -> PlanCost {
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
-        // A ring's bytes: all parts of a share of the elements, and then the sums of the others' shares.
+        // A ring's bytes: all partial values of one share of the elements, then the sums of the other shares.
         let whole = to.held.iter().map(|r| r.numel() as u64).max().unwrap_or(0);
         let share = whole.div_ceil(members);
         let elements = (members - 1) * share * level.parts + (whole - share) * parts;
@@ -261,7 +264,7 @@ impl<'a> Search<'a> {
         cost + self.exchange(level, from, (&to.layout, &to.held))
     }
 
-    /// The cost of an exchange that changes cuts alone.
+    /// Returns the cost of an exchange that changes splits only.
     fn exchange(
         &self,
         level: &SearchLevel,
@@ -296,7 +299,7 @@ impl<'a> Search<'a> {
         let mut level = 0;
         loop {
             let reached = at(level, state);
-            let (_, from) = reached.best.expect("on the way");
+            let (_, from) = reached.best.expect("on the path");
             if (from.level, from.state) == (level, state) {
                 break;
             }
@@ -327,7 +330,7 @@ impl<'a> Search<'a> {
         let mut all_layouts = if left == all && !self.costs.has_levels() {
             vec![spec.layout.clone()]
         } else {
-            // Partial axes stay so until they are folded, and those that are not to be folded altogether.
+            // Partial axes stay `Partial` until they are folded; those of the target stay to the end.
             let stays = |a: &usize| spec.layout.axis(*a).is_partial();
             let fixed: Dims = (0..spec.mesh.ndim()).filter(stays).collect();
             candidate_layouts(&spec, self.target, &fixed)
@@ -341,7 +344,7 @@ impl<'a> Search<'a> {
             all_layouts.retain(|l| (0..l.ndim()).all(|a| near(l, a)));
             all_layouts.truncate(LINKED_LEN);
         }
-        // An all-reduce alone is always a way.
+        // A plain all-reduce is always a path.
         let alone = std::iter::once(spec.layout.clone()).filter(|l| !all_layouts.contains(l));
         let all_layouts: Vec<Layout> = all_layouts.iter().cloned().chain(alone).collect();
         level.states = all_layouts.into_iter().map(|l| self.state(&level, l, left == 0)).collect();
