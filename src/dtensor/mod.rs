@@ -22,7 +22,7 @@
 //! values: redistribution is the identity, and so is its derivative.
 //!
 //! A [`DeviceMesh`] is the grid of ranks, [`Redistribution`] explains what a change of layout costs, and a [`Bridge`]
-//! moves tensors between different meshes.
+//! moves tensors between different meshes. The [glossary](crate::glossary) defines the words.
 
 mod backward;
 mod bridge;

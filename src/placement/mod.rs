@@ -3,7 +3,7 @@
 //! This module holds metadata and index arithmetic only: no tensor data and no communication. A [`Mesh`] is a grid of
 //! ranks with named axes. A [`Layout`] gives one [`Placement`] per mesh axis, and the order in which the axes split a
 //! dim. A [`Spec`] joins mesh and layout with a dtype and a global shape. From a `Spec` each rank computes, without
-//! communication, the [`Region`] of global indices that any rank holds.
+//! communication, the [`Region`] of global indices that any rank holds. The [glossary](crate::glossary) defines the words.
 //!
 //! ```text
 //! f32[5, 3]@(dp:S0, tp:S0)        on the mesh (dp=2, tp=2): dp splits the 5 rows into 3 + 2,
