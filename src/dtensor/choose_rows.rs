@@ -85,7 +85,7 @@ fn choose_rows_in_order(
     }
 }
 
-/// One row per axis, with the ragged placement for which its [`AxisPlacement::Ragged`] stands.
+/// One row per axis, with the ragged placement that its [`AxisPlacement::Ragged`] means.
 struct Candidate<'a> {
     mesh: &'a DeviceMesh,
     op: &'a dyn Op,

@@ -265,7 +265,7 @@ impl DeviceMesh {
     ///     mesh.set_strict(true);
     ///     let x = |layout: &str| DTensor::full(&mesh, DType::F32, [4, 4], 1.0, layout.parse()?);
     ///     let refused = x("(S0)")?.add(&x("(S1)")?).unwrap_err().to_string();
-    ///     assert!(refused.starts_with("add: operand 1 would have to move, which strict mode forbids"), "{refused}");
+    ///     assert!(refused.contains("would have to move, which strict mode forbids"), "{refused}");
     ///     x("(S0)")?.add(&x("(R)")?)?; // slices the second operand
     ///     Ok(())
     /// })?;

@@ -126,13 +126,13 @@ impl DTensor {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let full = |shape: &[usize], value: f64, dtype| DTensor::full(&mesh, dtype, shape, value, "(R)".parse()?);
+    ///     let full = |shape: &[usize], value: f64| DTensor::full(&mesh, DType::F32, shape, value, "(R)".parse()?);
     ///     let sgd = ops::Sgd {
     ///         momentum: ops::Bits(0.0), weight_decay: ops::Bits(0.0), nesterov: false, lr: ops::Unkeyed(0.5),
     ///     };
     ///     // Parameter, gradient, momentum buffer and gradient scale.
-    ///     let mut ins = [(&[3][..], 1.0), (&[3], 2.0), (&[3], 0.0), (&[], 1.0)]
-    ///         .into_iter().map(|(shape, value)| full(shape, value, DType::F32)).collect::<isoshard::Result<_>>()?;
+    ///     let ins = [full(&[3], 1.0)?, full(&[3], 2.0)?, full(&[3], 0.0)?, full(&[], 1.0)?];
+    ///     let mut ins = ins.into_iter().collect();
     ///     let (results, outcome) = DTensor::apply_owned_batch(&mut [(&sgd, &mut ins)]);
     ///     outcome?;
     ///     assert_eq!(results[0][0].local().to_vec::<f32>()?, [0.0; 3]); // 1 - 0.5 * 2

@@ -236,17 +236,18 @@ impl DTensor {
     ///
     /// Communicates nothing if the rows of the first operand (`S0` times `R`), the columns of the second (`R` times
     /// `S1`) or the batch are sharded. If the summed dim is sharded (`S1` times `S0`), the result is `Partial`, and
-    /// whatever reads it next reduces it.
+    /// whatever reads it next reduces it; in exact mode this takes shards of whole leaves (32 elements), and other
+    /// operands are redistributed.
     ///
     /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [2, 2])?, "(S1)".parse()?)?;
-    ///     let w = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 2.0], [2, 2])?, "(S0)".parse()?)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2, 64], 0.5, "(S1)".parse()?)?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [64, 3], 2.0, "(S0)".parse()?)?;
     ///     let y = x.matmul(&w)?;
-    ///     assert_eq!(y.spec().to_string(), "f32[2, 2]@(dp:P(sum))");
-    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 4.0, 3.0, 8.0]);
+    ///     assert_eq!(y.spec().to_string(), "f32[2, 3]@(dp:P(sum))");
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [64.0; 6]);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())

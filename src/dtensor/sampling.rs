@@ -40,7 +40,7 @@ impl DTensor {
     /// Refuses dtypes that are not floating-point, `Partial`, generators that differ between ranks, and values outside
     /// `[0, 1]`.
     pub fn bernoulli(&self, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Bernoulli { draw })
+        self.sample_with(from, |draw| Bernoulli { draw })
     }
 
     /// Draws `samples` categories in `0..k` per row of weights `[.., k]`, as i64 `[.., samples]`; a category repeats only
@@ -70,7 +70,7 @@ impl DTensor {
     /// replacement, `Partial`, generators that differ between ranks, weights that are negative or not finite, rows with too
     /// few positive weights, and, in strict mode, weights that would have to be redistributed.
     pub fn multinomial(&self, samples: usize, replacement: bool, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Multinomial { samples, replacement, draw })
+        self.sample_with(from, |draw| Multinomial { samples, replacement, draw })
     }
 
     /// Draws one category in `0..k` per row of weights `[.., k]`, as i64 `[..]`: a
@@ -116,7 +116,7 @@ impl DTensor {
     /// Refuses rates that are not floating-point, below 0 or above 2^50, other dtypes of the counts, `Partial`, and
     /// generators that differ between ranks.
     pub fn poisson(&self, dtype: DType, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Poisson { dtype, draw })
+        self.sample_with(from, |draw| Poisson { dtype, draw })
     }
 
     /// Draws exponential numbers with this tensor's rates (mean `1 / rate`), with its dtype, shape and layout. The gradient
@@ -140,7 +140,7 @@ impl DTensor {
     /// Refuses dtypes that are not floating-point, `Partial`, generators that differ between ranks, and rates that are not
     /// positive and finite.
     pub fn exponential(&self, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Exponential { draw })
+        self.sample_with(from, |draw| Exponential { draw })
     }
 
     /// Draws gamma numbers with scale 1 and this tensor's shape parameters (which are the means), with its dtype, shape and
@@ -164,11 +164,11 @@ impl DTensor {
     /// Refuses dtypes that are not floating-point, `Partial`, generators that differ between ranks, and shape parameters
     /// that are not positive and finite.
     pub fn gamma(&self, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Gamma { draw })
+        self.sample_with(from, |draw| Gamma { draw })
     }
 
     /// Applies the operator for a draw, which is taken only if no rank refuses the operand.
-    fn drawn<O: Op>(&self, from: impl IntoDraw, op: impl Fn(Unkeyed<Draw>) -> O) -> Result<DTensor> {
+    fn sample_with<O: Op>(&self, from: impl IntoDraw, op: impl Fn(Unkeyed<Draw>) -> O) -> Result<DTensor> {
         let any = op(Unkeyed(Draw { seed: 0, number: 0 }));
         refuse_partial(any.name(), &self.meta)?;
         any.infer(&[self.meta.meta()])?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::tensor::ReduceOp;
 
-/// How a tensor is placed along one mesh axis: replicated, sharded, or held as partial values.
+/// The placement of a tensor along one mesh axis: replicated, sharded, or held as partial values.
 ///
 /// Displayed and parsed as `R`, `S0`, `P(sum)` or `RS(0..1; 3,0,2)`. [`short`](super::short) has short constructors.
 ///

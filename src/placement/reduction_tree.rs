@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(pairs, [Some(vec![(0, 8)]), Some(vec![(8, 8)]), Some(vec![(16, 8)])]);
         let five = nodes_of_ranks(&[3], Leaf::Pairs, "tp=5", Layout::new([shard(0)]));
         assert_eq!(five[2..], [Some(vec![(2, 1)]), Some(vec![]), Some(vec![])]);
-        // The inner dim cut: half of each row.
+        // The inner dim is sharded: each rank has half of each row.
         let inner = nodes_of_ranks(&[3, 64], Leaf::Chain, "tp=2", Layout::new([shard(1)]));
         assert_eq!(inner[1], Some(vec![(32, 32), (96, 32), (160, 32)]));
     }

@@ -17,7 +17,7 @@ use crate::tensor::{Dims, Shape};
 /// The smallest size in bytes to which a piece is split so that two replicas can send it.
 const CUT_BYTES: usize = 64 << 10;
 
-/// What one rank sends, receives and keeps of a tensor.
+/// The pieces of a tensor that one rank sends, receives and keeps.
 #[derive(Debug, Default)]
 pub(super) struct Routing {
     /// The pieces to send, with the receiving ranks.
