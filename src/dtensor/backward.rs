@@ -125,6 +125,7 @@ struct BackwardPass {
 struct QueuedNode(Rc<TapeNode>);
 
 impl BackwardPass {
+    /// Starts a pass from `root`, whose gradient has not been added yet.
     fn new(mesh: &DeviceMesh, root: &TapeNode) -> BackwardPass {
         count_gradients(root);
         BackwardPass {
@@ -294,6 +295,7 @@ impl BackwardPass {
         Ok(plan)
     }
 
+    /// Returns zeros with this metadata, for a result without a gradient.
     fn zeros(&self, meta: &TensorMeta) -> Result<DTensor> {
         DTensor::zeros(&self.mesh, meta.dtype(), meta.shape(), meta.layout().reduced())
     }
@@ -316,6 +318,7 @@ fn count_gradients(root: &TapeNode) {
     }
 }
 
+/// Returns the operands of a step.
 fn operands<'a>(step: &Step, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
     step.ins.iter().map(|r| value(values, r.0 as usize)).collect()
 }

@@ -25,6 +25,7 @@ const PLANS_LEN: usize = 8192;
 
 /// Per operand, its redistribution and the metadata after it, or `None` if it stays.
 type OperandMoves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
+/// Derivative programs, by the operands whose gradients they compute.
 type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
 /// The plan for one operator on operands with given metadata.

@@ -125,6 +125,7 @@ struct FirstDifference {
     reference_bits: u64,
 }
 
+/// Returns the mesh that the tensors share, or `None` if there is nothing to check.
 fn mesh_of(verb: &str, tensors: &[(&str, &DTensor)]) -> Result<Option<DeviceMesh>> {
     let Some((_, first)) = tensors.first() else { return Ok(None) };
     for (name, x) in tensors {
@@ -162,6 +163,7 @@ fn gather_words(mesh: &DeviceMesh, group: &Group, words: Vec<i64>) -> Result<Vec
     all.iter().map(|words| words.to_device(Device::Cpu)?.to_vec::<i64>()).collect()
 }
 
+/// Returns the smallest `mine` of all ranks.
 fn first_of_all(mesh: &DeviceMesh, whole: &Group, mine: usize) -> Result<usize> {
     let mine = Tensor::scalar(mine as i64).to_device(mesh.device())?;
     let first = whole.all_reduce(&mine, ReduceOp::Min)?.to_device(Device::Cpu)?;
@@ -291,6 +293,7 @@ fn global(x: &DTensor, local: usize) -> usize {
     global
 }
 
+/// Returns the index of the element at a row-major position.
 fn index(shape: &Shape, linear: usize) -> Vec<usize> {
     let strides: Dims = shape.strides();
     strides

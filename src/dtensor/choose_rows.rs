@@ -152,6 +152,7 @@ impl Candidate<'_> {
         Ok(Ok(ChosenLayouts { ins, outs: laid, made }))
     }
 
+    /// Returns the placements of one operand or result, one per axis.
     fn placed(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
         self.rows.iter().map(move |(row, ragged)| instantiate(placement_of(row), ragged.as_ref()))
     }
@@ -250,6 +251,7 @@ fn axis_with_splits(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxi
     })
 }
 
+/// Returns the placement that a row asks for; `ragged` replaces [`AxisPlacement::Ragged`].
 fn instantiate(placement_of: AxisPlacement, ragged: Option<&Placement>) -> Placement {
     match placement_of {
         AxisPlacement::R => Placement::Replicate,

@@ -52,6 +52,7 @@ pub(super) fn is_gather(cur: &Layout, to: &Layout, axes: &[usize]) -> bool {
 }
 
 impl ExchangePiece {
+    /// Returns the elements that both regions hold.
     pub fn new(sender: &Region, receiver: &Region) -> ExchangePiece {
         let overlaps: SmallVec<[Overlap; 1]> = sender.intersect(receiver).into_iter().collect();
         let plain =

@@ -65,6 +65,7 @@ impl IntoDraw for &mut Generator {
     }
 }
 
+/// Refuses generators whose states differ between ranks.
 fn compare(verb: &str, mesh: &DeviceMesh, mine: GeneratorState) -> Result<()> {
     let group = mesh.all_ranks()?;
     if group.len() == 1 {

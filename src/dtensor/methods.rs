@@ -429,6 +429,7 @@ impl DTensor {
         DTensor::apply_one(&Argmax { dim: self.shape().dim("argmax", dim)? }, &[self])
     }
 
+    /// Resolves negative dims, and sorts.
     fn dims(&self, verb: &str, dims: &[isize]) -> Result<Dims> {
         let mut dims: Dims = dims.iter().map(|&d| self.shape().dim(verb, d)).collect::<Result<_>>()?;
         dims.sort_unstable();

@@ -77,6 +77,7 @@ fn split_factor(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = u
     axes.filter(cut).map(|a| mesh.mesh().axis_len(a)).product()
 }
 
+/// Returns one of `parts` equal shares, rounded up.
 fn share(bytes: usize, parts: usize) -> u64 {
     bytes.div_ceil(parts) as u64
 }

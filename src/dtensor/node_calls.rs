@@ -96,6 +96,7 @@ fn one_call_for(op: &dyn Op, nodes: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op
     (full && nodes.iter().all(alike)).then(|| op.keep_leading(outer).map(|many| (all, many)))?
 }
 
+/// Runs the kernel once per node of the operands that are partial sums.
 fn pass(
     op: &dyn Op,
     parts: usize,
@@ -124,6 +125,7 @@ fn pass(
     Ok(all)
 }
 
+/// Runs the kernel once per node that this rank finishes.
 fn make(
     op: &dyn Op,
     calls: &[KernelCall],

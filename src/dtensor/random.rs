@@ -151,6 +151,7 @@ impl DTensor {
         Self::filled(mesh, dtype, shape.into(), &layout, FillSource::Init(init), from)
     }
 
+    /// Creates a tensor and fills it.
     fn filled(
         mesh: &DeviceMesh,
         dtype: DType,
@@ -313,6 +314,7 @@ impl DTensor {
         DTensor::apply_one(&op, &[self])?.redistribute(self.layout().clone())
     }
 
+    /// Overwrites the elements of this tensor.
     fn refill(&mut self, values: FillSource, from: impl IntoDraw) -> Result<()> {
         if self.has_history() {
             let remedy = "draw a tensor like it, or detach it first";
@@ -338,6 +340,7 @@ enum FillSource {
 }
 
 impl FillSource {
+    /// Returns the name for error messages.
     fn verb(&self) -> &'static str {
         match self {
             FillSource::RandomElement(distribution) => distribution.name(),

@@ -182,6 +182,7 @@ impl DTensor {
         Self::full(mesh, dtype, shape, 0.0, layout)
     }
 
+    /// Creates a tensor without history from its stored tensor and metadata.
     pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>) -> DTensor {
         debug_assert_eq!(local.shape(), meta.stored_shape(), "{}", meta.spec());
         debug_assert_eq!(local.dtype(), meta.spec().stored_dtype(), "{}", meta.spec());
@@ -391,6 +392,7 @@ impl DTensor {
     }
 }
 
+/// Refuses `Partial` layouts.
 pub(super) fn refuse_partial(verb: &str, meta: &TensorMeta) -> Result<()> {
     if !meta.layout().has_partial() {
         return Ok(());

@@ -142,9 +142,9 @@ impl TensorMeta {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 2], 1.0, "(S0)".parse()?)?;
-    ///     let sum = rows.sum(&[0], false)?;
-    ///     assert_eq!(sum.tensor_meta().stored_shape().to_vec(), [[2, 2], [3, 2], [2, 2]][rank.rank()]);
+    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], 1.0, "(S0)".parse()?)?;
+    ///     let sum = rows.sum(&[0, 1], false)?;
+    ///     assert_eq!(sum.tensor_meta().stored_shape().to_vec(), [[2, 30], [3, 30], [2, 30]][rank.rank()]);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -159,9 +159,9 @@ impl TensorMeta {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 2], 1.0, "(S0)".parse()?)?;
+    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], 1.0, "(S0)".parse()?)?;
     ///     assert_eq!(rows.tensor_meta().nodes_len(), 1);
-    ///     assert_eq!(rows.sum(&[0], false)?.tensor_meta().nodes_len(), [2, 3, 2][rank.rank()]);
+    ///     assert_eq!(rows.sum(&[0, 1], false)?.tensor_meta().nodes_len(), [2, 3, 2][rank.rank()]);
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())

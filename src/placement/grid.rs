@@ -8,8 +8,10 @@ use smallvec::SmallVec;
 
 use crate::tensor::Dims;
 
+/// The axes of a mesh.
 pub(super) type Axes = SmallVec<[Axis; 4]>;
 
+/// A mesh axis.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Axis {
     pub name: Arc<str>,
@@ -26,6 +28,7 @@ pub(super) struct RankList {
     pub positions: Vec<usize>,
 }
 
+/// Returns row-major axes over `rank_len` ranks.
 pub(super) fn row_major(axes: &[(&str, usize)], rank_len: usize) -> Axes {
     let mut stride = rank_len;
     let axes = axes.iter().map(|&(name, len)| {

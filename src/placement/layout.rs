@@ -29,6 +29,7 @@ pub struct Layout {
     order: AxisOrder,
 }
 
+/// Mesh axes in some order.
 type AxisOrder = SmallVec<[usize; 4]>;
 
 impl Layout {

@@ -35,6 +35,7 @@ pub struct Mesh(Arc<MeshGrid>);
 /// The length and stride of each axis.
 type Strides = SmallVec<[(usize, usize); 4]>;
 
+/// The axes and ranks of a mesh, with the rank that sees it.
 struct MeshGrid {
     axes: Axes,
     /// The position of the origin: `base + sum(coordinate * stride)` is a rank or, with a list, an index into it.

@@ -104,6 +104,7 @@ impl TreeNode {
         node
     }
 
+    /// Returns the number of indices in common with a box.
     fn overlap(&self, block: &IndexBox) -> usize {
         let common = |d: usize| {
             let end = (self.start[d] + self.len[d]).min(block.start[d] + block.len[d]);
@@ -263,6 +264,7 @@ impl ReductionTree {
         FoldOrder::new(nodes_len, steps)
     }
 
+    /// Appends the steps that compute `node` from the nodes that members hold.
     fn emit(&self, node: TreeNode, held: &FxHashMap<TreeNode, FoldStep>, steps: &mut Vec<FoldStep>) {
         if let Some(&push) = held.get(&node) {
             return steps.push(push);
@@ -356,6 +358,7 @@ impl ReductionTree {
 /// Ranges of indices of one dim, ascending, with gaps between them.
 type Ranges = SmallVec<[Range<usize>; 2]>;
 
+/// Returns true if `held` is the whole dim.
 fn is_whole(held: &Ranges, extent: usize) -> bool {
     matches!(&held[..], [all] if *all == (0..extent))
 }

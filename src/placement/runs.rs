@@ -68,6 +68,7 @@ impl<'a> Runs<'a> {
     }
 }
 
+/// The length of a dim, and its strides in both storages.
 struct Dim {
     len: usize,
     a: usize,

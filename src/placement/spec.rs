@@ -104,9 +104,9 @@ impl Spec {
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
     /// spmd(3, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
-    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 2], 1.0, "(S0)".parse()?)?;
+    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], 1.0, "(S0)".parse()?)?;
     ///     // Rows 0..3 and 3 | 4, 5 and 6..8 | 8 and 9..12 are nodes of the tree over 12 rows.
-    ///     let sum = rows.sum(&[0], false)?;
+    ///     let sum = rows.sum(&[0, 1], false)?;
     ///     assert_eq!([0, 1, 2].map(|r| sum.spec().nodes_len_at(&[r])), [2, 3, 2]);
     ///     Ok(())
     /// })?;
@@ -297,6 +297,7 @@ impl Spec {
     }
 }
 
+/// Returns the distinct values other than 0, largest first.
 fn distinct(values: impl Iterator<Item = usize>) -> SmallVec<[usize; 4]> {
     let mut values: SmallVec<[usize; 4]> = values.filter(|&n| n > 0).collect();
     values.sort_unstable_by(|a, b| b.cmp(a));

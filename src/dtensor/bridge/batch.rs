@@ -25,6 +25,7 @@ pub(super) struct Batch {
     pub take: Members,
 }
 
+/// Per member of the group: pieces, each with the index of its tensor in the batch.
 type Members = BTreeMap<usize, Vec<(usize, BridgePiece)>>;
 
 impl Batch {
@@ -63,6 +64,7 @@ impl Batch {
         self.bytes(&self.take)
     }
 
+    /// Packs the pieces for one member, one after the other.
     fn pack(&self, pieces: &[(usize, BridgePiece)], device: Device, locals: &[Tensor]) -> Result<Tensor> {
         let mut packed = Tensor::uninit_on(device, self.dtype, shape(pieces))?;
         let mut at = 0;

@@ -17,6 +17,7 @@ pub(super) struct BridgePiece {
     form: PieceForm,
 }
 
+/// The form in which a piece is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum PieceForm {
     /// The start of the box in the sender's shard, which is one box stored row-major.
@@ -33,6 +34,7 @@ impl BridgePiece {
         (!overlaps.is_empty()).then(|| BridgePiece::of(overlaps, is_box(sender).then_some(&sender.local)))
     }
 
+    /// Chooses the form in which these overlaps are sent; `part` is the sender's shape if its shard is one box.
     fn of(overlaps: SmallVec<[Overlap; 1]>, part: Option<&Shape>) -> BridgePiece {
         let form = match (part, &overlaps[..]) {
             (Some(part), [o]) => {
@@ -131,6 +133,7 @@ impl BridgePiece {
         sender.local == receiver.local && self.numel() == sender.numel() && self.numel() == receiver.numel()
     }
 
+    /// Returns the box as a view of the sender's shard.
     fn view(&self, part: &Tensor) -> Result<Tensor> {
         let (PieceForm::Box(start), [o]) = (&self.form, &self.overlaps[..]) else {
             unreachable!("called for boxes")

@@ -48,6 +48,7 @@ pub struct Bridge {
     plan: Rc<BridgePlan>,
 }
 
+/// The plan that a bridge and its transfers in flight share.
 struct BridgePlan {
     rank: Rank,
     from: Mesh,

@@ -100,17 +100,20 @@ impl<'a> DistinctShards<'a> {
         DistinctShards { spec, copies }
     }
 
+    /// Returns the coordinates of the first replica of each shard.
     fn all(&self) -> impl Iterator<Item = Dims> + '_ {
         let coords = self.spec.mesh.ranks().map(|r| self.spec.mesh.coords_of(r).expect("a mesh's own rank"));
         coords.filter(|c| self.copies.iter().all(|&a| c[a] == 0))
     }
 
+    /// Returns the shard that `rank` holds, if it is in the mesh.
     fn of(&self, rank: usize) -> Option<Dims> {
         let mut coords = self.spec.mesh.coords_of(rank)?;
         self.copies.iter().for_each(|&a| coords[a] = 0);
         Some(coords)
     }
 
+    /// Returns the ranks that hold this shard.
     fn replicas(&self, shard: &[usize]) -> Vec<usize> {
         let mesh = &self.spec.mesh;
         let first = mesh.seen_from(mesh.rank_at(shard)).expect("a mesh's own rank");
@@ -190,6 +193,7 @@ fn share<'a>(
     shared
 }
 
+/// A piece, or `None` if it would be empty.
 type MaybePiece<'a> = Option<Cow<'a, BridgePiece>>;
 
 /// Splits a piece into the part that fits into `room` and the rest. Neither part is smaller than `least`; a piece

@@ -90,6 +90,7 @@ pub(super) fn lower(mesh: &DeviceMesh, plan: &Redistribution) -> Result<SmallVec
     plan.steps.iter().map(|step| stage(mesh, step)).collect()
 }
 
+/// Lowers one step.
 fn stage(mesh: &DeviceMesh, step: &RedistributionStep) -> Result<Stage> {
     Ok(match &step.action {
         StepAction::AllReduce(op, axes) => {
@@ -108,6 +109,7 @@ fn stage(mesh: &DeviceMesh, step: &RedistributionStep) -> Result<Stage> {
     })
 }
 
+/// Lowers a fold: which pieces this rank sends, receives and folds.
 fn fold(mesh: &DeviceMesh, step: &RedistributionStep, op: ReduceOp, axes: &[usize]) -> Result<FoldStage> {
     let (from, to) = (&step.from, &step.to);
     let group = mesh.group(&step.axes)?;
@@ -141,6 +143,7 @@ fn fold(mesh: &DeviceMesh, step: &RedistributionStep, op: ReduceOp, axes: &[usiz
     Ok(FoldStage { group, give, nodes, sources, shapes, out: StackedShape::of(to) })
 }
 
+/// Lowers an exchange.
 fn exchange(mesh: &DeviceMesh, step: &RedistributionStep, kind: ExchangeKind) -> Result<ExchangeStage> {
     let (from, to) = (&step.from, &step.to);
     let coords = members(mesh, &step.axes);
@@ -217,6 +220,7 @@ fn collapse(from: &Spec) -> Reduce {
     Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: from.local_shape() }
 }
 
+/// Returns `[n, shape...]`, or `shape` if `n` is 1.
 fn stacked(n: usize, shape: &Shape) -> Shape {
     if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }

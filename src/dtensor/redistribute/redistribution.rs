@@ -125,6 +125,7 @@ impl Redistribution {
         Redistribution::plan_with_costs(from, to, CostModel(network))
     }
 
+    /// Plans with a given cost model.
     pub(super) fn plan_with_costs(from: &Spec, to: &Spec, costs: CostModel<'_>) -> Result<Redistribution> {
         if from.mesh != to.mesh || from.dtype != to.dtype || from.shape != to.shape {
             return Err(Error::sharding(
@@ -230,12 +231,14 @@ impl Redistribution {
     }
 }
 
+/// A plan under construction: the metadata after the steps so far.
 struct PlanBuilder {
     cur: Spec,
     steps: Vec<RedistributionStep>,
 }
 
 impl PlanBuilder {
+    /// Appends a step, and one that rounds if the stored dtype changes.
     fn push(&mut self, action: StepAction, to: Spec, axes: Dims, received: usize) {
         let received_bytes = (received * self.cur.stored_dtype().size_bytes()) as u64;
         let from = std::mem::replace(&mut self.cur, to.clone());
@@ -294,6 +297,7 @@ impl PlanBuilder {
         }
     }
 
+    /// Appends the step that makes axis `a` `Partial`.
     fn share(&mut self, a: usize, placement: &Placement) -> Result<()> {
         let op = placement.partial_op().expect("called for axes that open");
         let mut placements = self.cur.layout.placements().to_vec();
@@ -329,6 +333,7 @@ impl RedistributionStep {
         communicates(&self.from.mesh, &self.axes)
     }
 
+    /// Returns the name of the step's call.
     fn name(&self) -> &'static str {
         match &self.action {
             StepAction::AllReduce(..) => "all_reduce",
@@ -359,6 +364,7 @@ pub(super) fn members(mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
     all
 }
 
+/// Chooses the call of an exchange from the layouts.
 fn exchange_kind(cur: &Spec, to: &Spec, axes: &[usize]) -> ExchangeKind {
     if !communicates(&cur.mesh, axes) {
         return ExchangeKind::Slice;

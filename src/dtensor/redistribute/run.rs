@@ -105,6 +105,7 @@ impl Move {
         Ok(InFlight::More(progress))
     }
 
+    /// Runs the stages from `first` on, up to one that communicates, and starts that.
     fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<MoveProgress> {
         for (k, stage) in self.stages.iter().enumerate().skip(first) {
             let call = match stage {

@@ -94,6 +94,7 @@ pub(super) fn fold_axes(from: &Layout, to: &Layout, dims: usize, axes: &[usize])
     all
 }
 
+/// A search: states per set of axes that have still to be folded.
 struct Search<'a> {
     src: &'a Spec,
     target: &'a Layout,
@@ -117,6 +118,7 @@ struct SearchLevel {
     states: Vec<State>,
 }
 
+/// A layout in a level, with the cheapest path to it so far.
 struct State {
     layout: Layout,
     held: Vec<Region>,
@@ -146,6 +148,7 @@ impl<'a> Search<'a> {
         Search { src, target, costs, axes, plain: plain_bits, any_order, samples, wanted, levels, best: None }
     }
 
+    /// Visits the levels from all axes to none, and returns the cheapest path.
     fn run(mut self) -> Result<(Vec<Hop>, PlanCost)> {
         let all = (1u32 << self.axes.len()) - 1;
         let mut start = self.level(all)?;
@@ -277,6 +280,7 @@ impl<'a> Search<'a> {
         self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes))
     }
 
+    /// Records a path to state `f` if it is the cheapest so far.
     fn relax(&mut self, level: &mut SearchLevel, f: usize, cost: PlanCost, from: ReachedBy, last: bool) {
         let state = &mut level.states[f];
         if state.best.is_none_or(|(best, _)| cost < best) {
@@ -288,6 +292,7 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Returns the hops of the cheapest path, and its cost.
     fn path(&self) -> (Vec<Hop>, PlanCost) {
         let (cost, mut state) = self.best.expect("an all-reduce and an exchange always lead there");
         let at =
@@ -321,6 +326,7 @@ impl<'a> Search<'a> {
         (hops, cost)
     }
 
+    /// Creates the level in which the axes in `left` have still to be folded.
     fn level(&self, left: u32) -> Result<SearchLevel> {
         let all = (1u32 << self.axes.len()) - 1;
         let spec = self.src.with_layout(replicated(&self.src.layout, &self.axes_of(all & !left)))?;

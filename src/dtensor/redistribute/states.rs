@@ -11,6 +11,7 @@ const STATES_LEN: usize = 600;
 /// The largest number of ranks that are all sampled; if there are more, some along each axis.
 const RANKS_LEN: usize = 64;
 
+/// The placements that one axis may have.
 type Options = SmallVec<[Placement; 6]>;
 
 /// Returns the layouts of `src`'s tensor in which `fixed` axes stay as they are: each other axis is replicated,
@@ -94,6 +95,7 @@ pub(super) fn common_len(a: &Region, b: &Region) -> u64 {
     boxes.map(|(x, y)| (0..x.start.len()).map(|d| both(d, x, y)).product::<u64>()).sum()
 }
 
+/// Returns the placements of axis `a` to consider.
 fn options(src: &Spec, target: &Layout, fixed: &[usize], dims: &[usize], a: usize) -> Options {
     if fixed.contains(&a) {
         return [src.layout.axis(a).clone()].into_iter().collect();
@@ -112,6 +114,7 @@ fn options(src: &Spec, target: &Layout, fixed: &[usize], dims: &[usize], a: usiz
     options
 }
 
+/// Returns the layouts with these placements and orders that fit the tensor.
 fn legal(src: &Spec, options: &[Options], orders: &[Dims]) -> Vec<Layout> {
     let mut products: Vec<SmallVec<[Placement; 4]>> = vec![SmallVec::new()];
     for axis in options {
