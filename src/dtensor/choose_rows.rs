@@ -103,12 +103,12 @@ impl Candidate<'_> {
     ) -> Result<std::result::Result<ChosenLayouts, usize>> {
         // A row was chosen for the splits that the operands had; the moves may have added splits along other axes.
         let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
-        let stands = |&a: &usize| {
+        let combines = |&a: &usize| {
             let row = &self.rows[a].0;
             row.is_replicated()
                 || self.op.rows(self.metas, axis_with_splits(self.mesh, a, &first)).contains(row)
         };
-        if let Some(a) = (0..self.rows.len()).rev().find(|a| !stands(a)) {
+        if let Some(a) = (0..self.rows.len()).rev().find(|a| !combines(a)) {
             return Ok(Err(a));
         }
         let exact = self.mesh.reduction() == Reduction::Exact;
