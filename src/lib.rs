@@ -64,7 +64,8 @@ pub mod placement;
 pub mod rng;
 
 pub use error::{
-    CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result, Wait,
+    CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result,
+    SharedError, Wait,
 };
 
 #[doc = include_str!("../docs/glossary.md")]
@@ -84,6 +85,7 @@ mod guides {
         Readme "README.md"
         Introduction "docs/book/src/introduction.md"
         Layouts "docs/book/src/layouts.md"
+        OwnModel "docs/book/src/own-model.md"
         OwnData "docs/book/src/own-data.md"
         Communication "docs/book/src/communication.md"
         Errors "docs/book/src/errors.md"

@@ -99,7 +99,7 @@ impl DTensor {
                 "backward",
                 "this tensor does not depend on a leaf that requires a gradient",
                 self.spec().to_string(),
-                "call requires_grad() on a leaf, outside no_grad()",
+                "call requires_grad() on a leaf, outside no_grad() and Forward::eval",
             ));
         };
         let _guard = self.mesh.no_grad();

@@ -9,9 +9,10 @@ use smallvec::SmallVec;
 
 use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
+use super::list::DTensors;
 use super::redistribute::Move;
 use super::tape;
-use super::tensor::{DTensor, DTensors};
+use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
@@ -83,7 +84,7 @@ impl DTensor {
             let given = format!("{} of {op:?}", outs.len());
             return Err(Error::invalid(op.name(), "has not exactly one result", given, "use DTensor::apply"));
         }
-        Ok(outs.swap_remove(0))
+        Ok(outs.remove(0))
     }
 
     /// Applies an operator to operands that it takes over, so that its kernel may reuse their buffers. Records no
@@ -237,7 +238,7 @@ impl PreparedCall {
     /// Empties `ins` if the call was `done`; otherwise gives back what was taken.
     fn end(self, ins: &mut DTensors, done: bool) {
         if done {
-            return ins.clear();
+            return ins.0.clear();
         }
         let stayed = ins.iter_mut().zip(self.locals).zip(&self.plan.moves).filter(|(_, m)| m.is_none());
         stayed.for_each(|((x, local), _)| x.local = local);

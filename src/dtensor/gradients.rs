@@ -3,7 +3,6 @@
 use std::fmt;
 
 use rustc_hash::FxHashMap;
-use smallvec::smallvec;
 
 use super::tensor::DTensor;
 use crate::error::{Error, Result};
@@ -134,5 +133,5 @@ impl fmt::Debug for Gradients {
 
 /// Returns `a + b`, reusing a buffer that no other tensor shares.
 pub(super) fn add(a: DTensor, b: DTensor) -> Result<DTensor> {
-    Ok(DTensor::apply_owned(&Add, &mut smallvec![a, b])?.swap_remove(0))
+    Ok(DTensor::apply_owned(&Add, &mut [a, b].into())?.remove(0))
 }

@@ -195,7 +195,7 @@ impl DTensor {
     /// Refuses lengths whose sum is not the dim's extent.
     pub fn split(&self, dim: isize, lens: &[usize]) -> Result<Vec<DTensor>> {
         let op = Split { dim: self.shape().dim("split", dim)?, lens: lens.iter().copied().collect() };
-        Ok(DTensor::apply(&op, &[self])?.into_vec())
+        Ok(DTensor::apply(&op, &[self])?.into())
     }
 
     /// Concatenates tensors along `dim`. Communicates nothing if all have one layout in which `dim` is not sharded;

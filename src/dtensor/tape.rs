@@ -7,7 +7,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::call_plan::{CallPlan, Needs};
-use super::tensor::{DTensor, DTensors, Saved, TapeCall, TapeNode, TapeOutput, next_id};
+use super::list::DTensors;
+use super::tensor::{DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use crate::error::Result;
 use crate::ops::Op;
 

@@ -44,9 +44,6 @@ pub struct DTensor {
     pub(super) origin: Option<Rc<GatheredFrom>>,
 }
 
-/// The operands or the results of one call of an operator.
-pub type DTensors = SmallVec<[DTensor; 3]>;
-
 /// One result of a tape node.
 #[derive(Clone)]
 pub(super) struct TapeOutput {
