@@ -42,6 +42,7 @@ mod grid;
 mod layout;
 mod mesh;
 mod notation;
+mod picture;
 mod reduction_tree;
 mod region;
 mod runs;

@@ -273,7 +273,7 @@ fn drawn_alike(device: Device, op: &dyn Op, x: &Tensor, at: &Windows) {
     let whole = x.to_device(device).unwrap();
     let got = op.cuda(&mut [whole], at).unwrap();
     assert_eq!(got[0].shape(), want[0].shape());
-    assert_eq!(bytes(&got[0]), bytes(&want[0]), "{op:?} of {x}, {at:?}");
+    assert_eq!(bytes(&got[0]), bytes(&want[0]), "{op:?} of {x:?}, {at:?}");
     if x.shape().len() != 1 {
         return;
     }
@@ -281,7 +281,7 @@ fn drawn_alike(device: Device, op: &dyn Op, x: &Tensor, at: &Windows) {
     let padded: Vec<f64> = std::iter::once(0.0).chain(x.to_f64_vec()).collect();
     let view = tensor(x.dtype(), &padded, &[len + 1].into()).to_device(device).unwrap();
     let got = op.cuda(&mut [view.narrow(0, 1, len).unwrap()], at).unwrap();
-    assert_eq!(bytes(&got[0]), bytes(&want[0]), "{op:?} of an odd view of {x}");
+    assert_eq!(bytes(&got[0]), bytes(&want[0]), "{op:?} of an odd view of {x:?}");
 }
 
 /// Parameters as `f` of the element's place, exact in all types but f16 and bf16, where they are rounded.

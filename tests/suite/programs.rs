@@ -1,11 +1,10 @@
-//! The main promise, for whole programs: random chains of operators, from random layouts, with random redistributions
-//! between them, give on every mesh the bits of a single rank, for every intermediate value and every leaf's
-//! gradient.
+//! Random chains of operators, from random layouts and with random redistributions between steps, give on every mesh
+//! the bits of a single rank, in every intermediate value and in the gradient of every leaf tensor.
 //!
-//! In exact mode leaves hold ordinary values, normals times powers of ten in f32, f64, bf16 and f16, and some
-//! programs have sums with several leaves of the reduction tree. In fast mode values are small integers, and the
-//! generator bounds them so that f32's 24 bits suffice and nothing is ever rounded. A failure prints the shortest
-//! program and the simplest layouts that fail.
+//! In exact mode leaves are ordinary values, normals times powers of ten in f32, f64, bf16 and f16, and some programs
+//! have sums with several leaves of the reduction tree. In fast mode values are small integers with bounds that are
+//! known while a program is drawn: it ends before a number could exceed f32's 24 bits, so nothing is ever rounded. A
+//! failure prints the shortest program and the simplest layouts found.
 
 use std::fmt;
 use std::sync::Arc;
@@ -62,7 +61,7 @@ fn on_any_mesh() {
     failures.report();
 }
 
-/// A program reads a leaf twice, and runs while the earlier program, already differentiated, is dropped.
+/// A program reads a leaf twice while the previous program, already differentiated, is dropped.
 #[test]
 fn a_leaf_outlives_the_programs_that_read_it() {
     let mesh = Mesh::parse("a=3", 0).expect("a mesh");
@@ -86,7 +85,7 @@ fn a_leaf_outlives_the_programs_that_read_it() {
     outcome.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// The generator of programs covers every operator, in long programs too, and most programs have gradients.
+/// The strategies of the other tests draw every operator, in long programs too, and most programs have gradients.
 #[test]
 fn programs_use_every_operator() {
     let mut runner = TestRunner::deterministic();
@@ -107,7 +106,7 @@ fn programs_use_every_operator() {
 struct Given {
     mode: Reduction,
     program: Arc<Program>,
-    /// The layouts of values that are leaves; those of other values are not used.
+    /// One spec per value; only those of leaves are used.
     leaves: Vec<Spec>,
     moves: Vec<Option<Spec>>,
     grad: Spec,
@@ -132,7 +131,7 @@ impl Given {
         })
     }
 
-    /// Returns the same program on a single rank.
+    /// Returns the same program for a single rank.
     fn alone(&self) -> Given {
         let one = Mesh::parse("1", 0).expect("a mesh");
         let specs: Vec<Spec> = self.program.0.iter().map(|v| replicated(&one, v)).collect();
@@ -140,7 +139,7 @@ impl Given {
         Given { moves: vec![None; specs.len()], leaves: specs, grad, ..self.clone() }
     }
 
-    /// Returns a tensor of this run, in the layout of `spec`.
+    /// Returns a tensor of this run in the layout of `spec`.
     fn laid(&self, mesh: &DeviceMesh, spec: &Spec, salt: u64) -> Result<DTensor> {
         let dtype = [DType::F32, DType::F32, DType::BF16, DType::F64, DType::F16][self.salt as usize % 5];
         match self.mode {
@@ -149,7 +148,7 @@ impl Given {
         }
     }
 
-    /// Returns every value, then every gradient of a leaf, each with its name.
+    /// Returns every value, then the gradient of every leaf, each with its name.
     fn run(&self, mesh: &DeviceMesh) -> Result<Vec<(String, Tensor)>> {
         mesh.set_reduction(self.mode);
         let (mut xs, mut leaves, mut all): (Vec<DTensor>, _, _) = (Vec::new(), Vec::new(), Vec::new());
@@ -210,7 +209,7 @@ fn run(mesh: &Mesh, given: Given) -> std::result::Result<(), String> {
             }
             let (g, w) = (got.to_f64_vec(), want.to_f64_vec());
             let same = got.shape() == want.shape() && g.iter().zip(&w).all(|(g, w)| agree(*g, *w, 0.0));
-            (!same).then(|| format!("{name}: {got} {g:?} instead of {want} {w:?}"))
+            (!same).then(|| format!("{name}: {got:?} {g:?} instead of {want:?} {w:?}"))
         };
         Ok(got.iter().zip(&known).filter_map(differs).take(1).collect())
     })

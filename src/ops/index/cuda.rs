@@ -88,7 +88,12 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: Held) -> R
         return Ok(out);
     }
     let places = Places::new(x, index, dim).ok_or_else(|| {
-        Error::unsupported("gather", "tensors of more than 6 dims", format!("{x}, {index}"), "reshape them")
+        Error::unsupported(
+            "gather",
+            "tensors of more than 6 dims",
+            format!("{}, {}", x.notation(), index.notation()),
+            "reshape them",
+        )
     })?;
     let (held, stride, all) = (x.shape()[dim], x.strides()[dim], out.numel());
     let launch = gpu.kernel("gather", "gather", x.dtype())?.read(x).read(index).write(&mut out).arg(places);
@@ -195,7 +200,7 @@ impl Sums<'_> {
         }
         let fits = hits < u32::MAX as usize && places < u32::MAX as usize;
         let extents = extents.filter(|_| fits).ok_or_else(|| {
-            let given = format!("{}, {}", self.index, self.src);
+            let given = format!("{}, {}", self.index.notation(), self.src.notation());
             let rule = "2^32 positions or destinations, or positions in more than 8 dims";
             Error::unsupported("sums by destination", rule, given, "split or reshape them")
         })?;

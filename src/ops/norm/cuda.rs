@@ -140,7 +140,7 @@ impl<'a> Backward<'a> {
         let outer_len: usize = outer.iter().product();
         let columns = outer_len * width;
         if columns > u32::MAX as usize || n > i32::MAX as usize {
-            let given = self.x.to_string();
+            let given = self.x.notation();
             return Err(Error::unsupported(
                 self.verb,
                 "2^32 columns or more in one kernel",

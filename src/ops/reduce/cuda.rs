@@ -24,7 +24,7 @@ pub(super) fn argmax(verb: &str, x: &Tensor, dim: usize) -> Result<Tensor> {
         if !x.is_contiguous() {
             return argmax(verb, &x.to_owned_copy()?, dim);
         }
-        let given = format!("dim {dim} of {x}");
+        let given = format!("dim {dim} of {}", x.notation());
         return Err(Error::unsupported(verb, "2^32 elements or more in one kernel", given, "split it"));
     };
     let lines = out.numel();

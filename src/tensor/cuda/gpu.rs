@@ -62,7 +62,7 @@ impl Gpu {
         match x.device() {
             Device::Cuda(index) => Gpu::get(index),
             Device::Cpu | Device::Meta => {
-                Err(Error::invalid("cuda", "the tensor lies on no CUDA device", x.to_string(), ""))
+                Err(Error::invalid("cuda", "the tensor lies on no CUDA device", x.notation(), ""))
             }
         }
     }

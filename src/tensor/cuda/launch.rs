@@ -246,7 +246,7 @@ impl<'a> KernelLaunch<'a> {
     /// The address of an operand that is there, once `ready`.
     fn note(&mut self, x: &Tensor, ready: DriverResult<()>) -> Address {
         if is_checked() {
-            let _ = write!(self.given, "{x}, ");
+            let _ = write!(self.given, "{}, ", x.notation());
         }
         if let Err(e) = ready {
             let device = &self.gpu.stream().device;
@@ -256,7 +256,7 @@ impl<'a> KernelLaunch<'a> {
     }
 
     fn refuse(&mut self, x: &Tensor, rule: &str) -> Address {
-        let given = format!("{x} on {} for {}", x.device(), self.gpu.device());
+        let given = format!("{} on {} for {}", x.notation(), x.device(), self.gpu.device());
         let remedy = "move the operands to one device first";
         self.failed.get_or_insert_with(|| Error::invalid(self.kernel.name.clone(), rule, given, remedy));
         0

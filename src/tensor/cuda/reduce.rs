@@ -22,12 +22,12 @@ pub(crate) fn reduce(
     let mut dims = dims.to_vec();
     dims.sort_unstable();
     if dims.windows(2).any(|w| w[0] == w[1]) || dims.last().is_some_and(|&d| d >= x.shape().len()) {
-        let given = format!("dims {dims:?} of {x}");
+        let given = format!("dims {dims:?} of {}", x.notation());
         return Err(Error::invalid(verb, "wants dims of the tensor, each once", given, ""));
     }
     if x.dtype() == DType::Bool {
         if op == ReduceOp::Sum {
-            return Err(Error::invalid(verb, "bool has no arithmetic", x.to_string(), "cast it first"));
+            return Err(Error::invalid(verb, "bool has no arithmetic", x.notation(), "cast it first"));
         }
         return reduce(verb, &x.cast(DType::U8)?, &dims, op, keep_dims)?.cast(DType::Bool);
     }
@@ -195,7 +195,7 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: 
         Some(nest) if n <= i32::MAX as usize => nest,
         _ if !x.is_contiguous() => return reduce_dim(verb, &x.to_owned_copy()?, dim, leaf, op, to),
         _ => {
-            let given = format!("dim {dim} of {x}");
+            let given = format!("dim {dim} of {}", x.notation());
             return Err(Error::unsupported(
                 verb,
                 "2^32 elements or more in one kernel",

@@ -48,7 +48,7 @@ impl Rows {
             }
             _ => {
                 let remedy = "split it";
-                Err(Error::unsupported(verb, "rows of more than 2^21 elements", x.to_string(), remedy))
+                Err(Error::unsupported(verb, "rows of more than 2^21 elements", x.notation(), remedy))
             }
         }
     }

@@ -45,7 +45,8 @@ impl Side {
     pub fn uses(&self, x: &Tensor) -> Result<Address> {
         let block = x.device_block().filter(|b| b.home().device.index == self.0.device.index);
         let Some((block, at)) = block.zip(x.device_address()).filter(|_| x.is_contiguous()) else {
-            let given = format!("{x} on {}, the stream's device is {}", x.device(), self.device());
+            let given =
+                format!("{} on {}, the stream's device is {}", x.notation(), x.device(), self.device());
             return Err(Error::invalid("transfer", "the tensor is not contiguous on the device", given, ""));
         };
         block.read_by(&self.0).map_err(|e| self.error("wait", &e))?;

@@ -47,7 +47,7 @@ impl Request for SelfMessage {
         let rank = group.membership.rank;
         let reason = match x {
             Some(x) if x.dtype() == call.dtype && *x.shape() == call.incoming[0] => return Ok(smallvec![x]),
-            Some(x) => format!("rank {rank} sent itself {x} and expects {}", call.view()),
+            Some(x) => format!("rank {rank} sent itself {} and expects {}", x.notation(), call.view()),
             None => format!("rank {rank} waits for itself with {}", call.view()),
         };
         group.membership.give(Err(group.broken(&number, reason)))

@@ -119,7 +119,7 @@ fn check(call: &Call<'_>) -> Result<()> {
         Some(x) => Err(Error::unsupported(
             call.name,
             "MPI moves what lies in the CPU's memory",
-            format!("{x} on {}", x.device()),
+            format!("{} on {}", x.notation(), x.device()),
             "run ranks with GPUs over NCCL, or call to_device(Device::Cpu) first",
         )),
         None => Ok(()),

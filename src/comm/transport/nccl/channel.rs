@@ -57,7 +57,12 @@ impl NcclChannel {
             Some(x) => Err(Error::invalid(
                 call.name,
                 "NCCL moves tensors of the rank's own GPU",
-                format!("{x} on {} at rank {} on {here}", x.device(), self.world.membership.rank),
+                format!(
+                    "{} on {} at rank {} on {here}",
+                    x.notation(),
+                    x.device(),
+                    self.world.membership.rank
+                ),
                 format!("call to_device({here:?}) first"),
             )),
             None => Ok(()),

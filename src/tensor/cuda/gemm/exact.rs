@@ -88,7 +88,7 @@ pub(super) fn multiply(
         all.checked_mul(u32::try_from(n).ok()?).filter(|&all| all < 1 << 31)
     });
     let Some(items) = items.filter(|_| m.max(n).max(k) < 1 << 31) else {
-        let given = format!("{a}, {b}");
+        let given = format!("{}, {}", a.notation(), b.notation());
         return Err(Error::unsupported(
             verb,
             "a product as large is not built",

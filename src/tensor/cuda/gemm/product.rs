@@ -23,12 +23,12 @@ pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize], exact: bool) -> 
         return Err(Error::invalid(
             verb,
             "wants [batch, m, k], [batch, k, n] of one dtype, and extents whose product is k",
-            format!("{a}, {b}, extents {tree:?}"),
+            format!("{}, {}, extents {tree:?}", a.notation(), b.notation()),
             "reshape, expand or cast them first",
         ));
     }
     if !a.dtype().is_float() {
-        let given = a.to_string();
+        let given = a.notation();
         return Err(Error::unsupported(verb, "integer products are not built", given, "cast to f64 first"));
     }
     let gpu = Gpu::of(a)?;
