@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::piece::Piece;
 use super::{Block, Layout, Mesh, Region};
-use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
+use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, SplitRule};
 
 /// The terms of a sum in parts, and who has added up which.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -30,7 +30,7 @@ pub struct ReductionTree {
 
 /// A node of the summation tree: single indices of the outer dims, a range of one dim, all of the inner ones.
 ///
-/// The outermost dim's range is split ([`Split`]) down to single indices, then the next dim's; the innermost one's down to
+/// The outermost dim's range is split ([`SplitRule`]) down to single indices, then the next dim's; the innermost one's down to
 /// leaves, which continue as [`Leaf`] says. What lies below a node depends on its lengths alone, so evaluated apart it has
 /// the bits that it has inside the whole.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -311,7 +311,7 @@ fn cover(at: Range<usize>, held: &[Range<usize>], leaf: Option<Leaf>, out: &mut 
 
 /// How many of `n` indices, at least 2, go to the left; none of a leaf that cannot be cut.
 fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
-    leaf.map_or(Some(Split::Halves.left_of(n)), |leaf| leaf.left_of(Split::Halves, n))
+    leaf.map_or(Some(SplitRule::Halves.left_of(n)), |leaf| leaf.left_of(SplitRule::Halves, n))
 }
 
 /// Appends the largest nodes at or below `node` that lie inside the blocks; false where they cut a leaf.

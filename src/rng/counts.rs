@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::tensor::cpu::{Widen, each};
+use crate::tensor::cpu::{Widen, map_slice};
 
 /// The step from counts to elements.
 pub(crate) trait Counted: Sized {
@@ -14,7 +14,7 @@ macro_rules! counted {
     ($($t:ty)*) => {$(
         impl Counted for $t {
             fn put(counts: &[f64], out: &mut [$t]) {
-                each(counts, out, |count: f64| count as $t);
+                map_slice(counts, out, |count: f64| count as $t);
             }
         }
     )*};

@@ -363,7 +363,7 @@ impl Tensor {
     pub(crate) fn expect_cpu(&self, verb: &str) -> Result<()> {
         match self.device() {
             Device::Cpu => Ok(()),
-            Device::Meta => self.refuse_absent(verb),
+            Device::Meta => self.refuse_without_elements(verb),
             device => {
                 let given = format!("{self} on {device}");
                 let rule = "the elements are not in the processor's memory";

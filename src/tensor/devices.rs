@@ -2,7 +2,7 @@
 //! device that holds the elements.
 
 use super::cuda::{self, Gpu};
-use super::meta::Absent;
+use super::meta::CountedBytes;
 use super::storage::Buffer;
 use super::{DType, Device, Scalar, Shape, Tensor};
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ impl Tensor {
         match device {
             Device::Cpu => Ok(Tensor::uninit(dtype, shape)),
             Device::Cuda(index) => Gpu::get(index)?.uninit(dtype, shape),
-            Device::Meta => Tensor::absent(dtype, shape),
+            Device::Meta => Tensor::without_elements(dtype, shape),
         }
     }
 
@@ -28,7 +28,7 @@ impl Tensor {
         match device {
             Device::Cpu => Ok(Tensor::zeros(dtype, shape)),
             Device::Cuda(index) => Gpu::get(index)?.zeros(dtype, shape),
-            Device::Meta => Tensor::absent(dtype, shape),
+            Device::Meta => Tensor::without_elements(dtype, shape),
         }
     }
 
@@ -49,7 +49,7 @@ impl Tensor {
                 cuda::fill(&mut out, value.into().0)?;
                 Ok(out)
             }
-            Device::Meta => Tensor::absent(dtype, shape),
+            Device::Meta => Tensor::without_elements(dtype, shape),
         }
     }
 
@@ -65,8 +65,8 @@ impl Tensor {
         match (self.device(), device) {
             (Device::Cpu, Device::Cuda(index)) => cuda::upload(&Gpu::get(index)?, &self.contiguous()?),
             (Device::Cuda(_), Device::Cpu) => cuda::download(&self.contiguous()?),
-            (_, Device::Meta) => Tensor::absent(self.dtype, self.shape.clone()),
-            (Device::Meta, _) => self.refuse_absent("to_device"),
+            (_, Device::Meta) => Tensor::without_elements(self.dtype, self.shape.clone()),
+            (Device::Meta, _) => self.refuse_without_elements("to_device"),
             _ => self.to_device(Device::Cpu)?.to_device(device),
         }
     }
@@ -80,7 +80,7 @@ impl Tensor {
             _ if self.dtype == dtype => Ok(self.clone()),
             Device::Cpu => super::cpu::cast(self, dtype),
             Device::Cuda(_) => cuda::cast(self, dtype),
-            Device::Meta => Tensor::absent(dtype, self.shape.clone()),
+            Device::Meta => Tensor::without_elements(dtype, self.shape.clone()),
         }
     }
 
@@ -91,7 +91,7 @@ impl Tensor {
     pub fn to_owned_copy(&self) -> Result<Tensor> {
         match self.device() {
             Device::Cpu => Ok(self.packed_copy()),
-            Device::Meta => Tensor::absent(self.dtype, self.shape.clone()),
+            Device::Meta => Tensor::without_elements(self.dtype, self.shape.clone()),
             Device::Cuda(_) => {
                 let mut out = Gpu::of(self)?.uninit(self.dtype, self.shape.clone())?;
                 let strides = out.strides.clone();
@@ -132,7 +132,7 @@ impl Tensor {
         match self.device() {
             Device::Cuda(_) => return cuda::copy_block(self, out, len, from, to),
             _ if out.is_meta() => return Ok(()),
-            Device::Meta => return self.refuse_absent("copy"),
+            Device::Meta => return self.refuse_without_elements("copy"),
             Device::Cpu => {}
         }
         let size = self.dtype.size_bytes();
@@ -146,7 +146,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Refuses more bytes than can be counted.
-    pub(crate) fn absent(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+    pub(crate) fn without_elements(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         let bytes = shape.checked_numel("meta")?.checked_mul(dtype.size_bytes());
         let Some(bytes) = bytes.filter(|&n| n <= isize::MAX as usize) else {
@@ -157,7 +157,7 @@ impl Tensor {
                 "use smaller extents",
             ));
         };
-        Ok(Tensor::over(Buffer::absent(Absent::new(bytes), bytes), dtype, shape))
+        Ok(Tensor::over(Buffer::without_bytes(CountedBytes::new(bytes), bytes), dtype, shape))
     }
 
     /// True where there are no elements.
@@ -166,7 +166,7 @@ impl Tensor {
     }
 
     /// Refuses to make elements of none.
-    pub(super) fn refuse_absent<T>(&self, verb: &str) -> Result<T> {
+    pub(super) fn refuse_without_elements<T>(&self, verb: &str) -> Result<T> {
         Err(Error::invalid(
             verb,
             "a tensor on meta has no elements",

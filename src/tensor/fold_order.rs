@@ -1,6 +1,6 @@
 //! The order in which the parts of several operands are folded into one.
 
-use super::Split;
+use super::SplitRule;
 
 /// One step of a fold, on a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,13 +48,13 @@ impl FoldOrder {
         FoldOrder { nodes, steps, outs, depth }
     }
 
-    /// One part each, folded by splitting the range of operands as every sum is split, [`Split::Halves`].
+    /// One part each, folded by splitting the range of operands as every sum is split, [`SplitRule::Halves`].
     pub fn halving(operands: usize) -> FoldOrder {
         fn steps(from: usize, to: usize, out: &mut Vec<FoldStep>) {
             if to - from == 1 {
                 return out.push(FoldStep::Push { operand: from, node: 0 });
             }
-            let mid = Split::Halves.mid(from, to);
+            let mid = SplitRule::Halves.mid(from, to);
             steps(from, mid, out);
             steps(mid, to, out);
             out.push(FoldStep::Join);

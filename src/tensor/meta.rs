@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What this thread's tensors without elements would take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryStats {
+pub struct MetaMemoryStats {
     /// Bytes of live tensors.
     pub live_bytes: usize,
     /// The most there were at one time.
@@ -26,8 +26,8 @@ pub struct MemoryStats {
 }
 
 /// The account of the calling thread.
-pub fn memory_stats() -> MemoryStats {
-    METER.with(|meter| MemoryStats {
+pub fn memory_stats() -> MetaMemoryStats {
+    METER.with(|meter| MetaMemoryStats {
         live_bytes: meter.live.load(Ordering::Relaxed),
         peak_live_bytes: meter.peak.load(Ordering::Relaxed),
     })
@@ -47,21 +47,21 @@ struct Meter {
 }
 
 /// Bytes on a thread's account while it lives.
-pub(super) struct Absent {
+pub(super) struct CountedBytes {
     meter: Arc<Meter>,
     len_bytes: usize,
 }
 
-impl Absent {
-    pub(super) fn new(len_bytes: usize) -> Absent {
+impl CountedBytes {
+    pub(super) fn new(len_bytes: usize) -> CountedBytes {
         let meter = METER.with(Arc::clone);
         let live = meter.live.fetch_add(len_bytes, Ordering::Relaxed).wrapping_add(len_bytes);
         meter.peak.fetch_max(live, Ordering::Relaxed);
-        Absent { meter, len_bytes }
+        CountedBytes { meter, len_bytes }
     }
 }
 
-impl Drop for Absent {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
         self.meter.live.fetch_sub(self.len_bytes, Ordering::Relaxed);
     }

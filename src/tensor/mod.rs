@@ -29,4 +29,4 @@ pub use dtype::{DType, Element, Float, Scalar};
 pub use fold_order::{FoldOrder, FoldStep};
 pub use reduce_op::ReduceOp;
 pub use shape::{Dims, Shape};
-pub use summation::{LEAF, Leaf, Split};
+pub use summation::{LEAF, Leaf, SplitRule};

@@ -83,19 +83,19 @@ fn fold_float<T: Float<Acc: Num>>(op: ReduceOp, acc: &mut Tensor, x: &Tensor) ->
     let (acc, x) = (acc.make_mut::<T>()?, x.as_slice::<T>()?);
     match op {
         ReduceOp::Sum => acc.iter_mut().zip(x).for_each(|(a, &b)| *a = T::narrow(a.widen() + b.widen())),
-        ReduceOp::Max => dispatch(Fold { acc, x, join: ReduceOp::larger::<T> }),
-        ReduceOp::Min => dispatch(Fold { acc, x, join: ReduceOp::smaller::<T> }),
+        ReduceOp::Max => dispatch(FoldSlices { acc, x, join: ReduceOp::larger::<T> }),
+        ReduceOp::Min => dispatch(FoldSlices { acc, x, join: ReduceOp::smaller::<T> }),
     }
     Ok(())
 }
 
-struct Fold<'a, T, F> {
+struct FoldSlices<'a, T, F> {
     acc: &'a mut [T],
     x: &'a [T],
     join: F,
 }
 
-impl<T: Copy, F: Fn(T, T) -> T> Kernel for Fold<'_, T, F> {
+impl<T: Copy, F: Fn(T, T) -> T> Kernel for FoldSlices<'_, T, F> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -120,7 +120,7 @@ impl Tensor {
     /// A device without room.
     pub fn identity(op: ReduceOp, like: &Tensor) -> Result<Tensor> {
         if like.is_meta() {
-            return Tensor::absent(like.dtype(), like.shape());
+            return Tensor::without_elements(like.dtype(), like.shape());
         }
         let identity = match (op, like.dtype()) {
             // Beyond 2^53 an i64 does not go through f64.

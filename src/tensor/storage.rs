@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Device;
 use super::cuda::DeviceBlock;
-use super::meta::Absent;
+use super::meta::CountedBytes;
 
 /// Blocks are aligned for the widest vector and for a cache line.
 const ALIGN: usize = 64;
@@ -29,14 +29,14 @@ const CLASSES: usize = 4 * 58;
 pub(crate) struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
-    owner: Owner,
+    owner: BufferOwner,
 }
 
-enum Owner {
-    /// The pool of a thread that lives no more where `home` is none.
+enum BufferOwner {
+    /// The pool of a thread that lives no more where `origin` is none.
     Pool {
         class: usize,
-        home: Option<Arc<Inbox>>,
+        origin: Option<Arc<ReturnQueue>>,
     },
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
@@ -45,7 +45,7 @@ enum Owner {
     Device(DeviceBlock),
     /// `ptr` points nowhere: there are no bytes, only their number.
     Meta {
-        _counted: Absent,
+        _counted: CountedBytes,
     },
 }
 
@@ -63,47 +63,47 @@ impl Buffer {
         let class = class_of(len_bytes);
         let from_pool = POOL.try_with(|p| {
             let mut pool = p.borrow_mut();
-            (pool.take(class), pool.inbox.clone())
+            (pool.take(class), pool.returns.clone())
         });
-        let (block, home) = from_pool.map_or((None, None), |(block, inbox)| (block, Some(inbox)));
+        let (block, origin) = from_pool.map_or((None, None), |(block, returns)| (block, Some(returns)));
         let ptr = block.unwrap_or_else(|| {
             // SAFETY: the layout has a non-zero size.
             let ptr = unsafe { alloc_zeroed(layout_of(class)) };
             NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout_of(class)))
         });
-        Buffer { ptr, len_bytes, owner: Owner::Pool { class, home } }
+        Buffer { ptr, len_bytes, owner: BufferOwner::Pool { class, origin } }
     }
 
     /// Takes over `data` without copying.
     pub(crate) fn adopt<T: super::Element>(mut data: Vec<T>) -> Buffer {
         let ptr = NonNull::new(data.as_mut_ptr().cast()).expect("a Vec's pointer is never null");
         let len_bytes = std::mem::size_of_val(data.as_slice());
-        Buffer { ptr, len_bytes, owner: Owner::Foreign { _keep: Box::new(data) } }
+        Buffer { ptr, len_bytes, owner: BufferOwner::Foreign { _keep: Box::new(data) } }
     }
 
     /// The first `len_bytes` of a device's block.
     pub(crate) fn on_device(block: DeviceBlock, len_bytes: usize) -> Buffer {
-        Buffer { ptr: NonNull::dangling(), len_bytes, owner: Owner::Device(block) }
+        Buffer { ptr: NonNull::dangling(), len_bytes, owner: BufferOwner::Device(block) }
     }
 
     /// No bytes, counted as `len_bytes`.
-    pub(super) fn absent(counted: Absent, len_bytes: usize) -> Buffer {
-        Buffer { ptr: NonNull::dangling(), len_bytes, owner: Owner::Meta { _counted: counted } }
+    pub(super) fn without_bytes(counted: CountedBytes, len_bytes: usize) -> Buffer {
+        Buffer { ptr: NonNull::dangling(), len_bytes, owner: BufferOwner::Meta { _counted: counted } }
     }
 
     /// Where the bytes are.
     pub(super) fn device(&self) -> Device {
         match &self.owner {
-            Owner::Device(block) => block.home().device(),
-            Owner::Meta { .. } => Device::Meta,
-            Owner::Pool { .. } | Owner::Foreign { .. } => Device::Cpu,
+            BufferOwner::Device(block) => block.home().device(),
+            BufferOwner::Meta { .. } => Device::Meta,
+            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } => Device::Cpu,
         }
     }
 
     /// The device's block, of a buffer that is one.
     pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
         match &self.owner {
-            Owner::Device(block) => Some(block),
+            BufferOwner::Device(block) => Some(block),
             _ => None,
         }
     }
@@ -123,35 +123,35 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Owner::Pool { class, home } = &mut self.owner else { return };
-        let block = Block { ptr: self.ptr, class: *class };
-        let Some(home) = home.take() else { return block.free() };
+        let BufferOwner::Pool { class, origin } = &mut self.owner else { return };
+        let block = PoolBlock { ptr: self.ptr, class: *class };
+        let Some(origin) = origin.take() else { return block.free() };
         // To this thread's pool if it came from there, else by letter to the thread it came from.
         let mut block = Some(block);
         let _ = POOL.try_with(|p| {
             if let Ok(mut pool) = p.try_borrow_mut()
-                && Arc::ptr_eq(&pool.inbox, &home)
+                && Arc::ptr_eq(&pool.returns, &origin)
                 && let Some(excess) = block.take().and_then(|b| pool.put(b))
             {
                 excess.free();
             }
         });
         if let Some(block) = block {
-            home.post(block);
+            origin.push(block);
         }
     }
 }
 
 /// A block on its way between owners: freed by whoever keeps it last.
-struct Block {
+struct PoolBlock {
     ptr: NonNull<u8>,
     class: usize,
 }
 
 // SAFETY: a block is memory without an owner's pointers into it; it may be freed or reused on any thread.
-unsafe impl Send for Block {}
+unsafe impl Send for PoolBlock {}
 
-impl Block {
+impl PoolBlock {
     fn free(self) {
         // SAFETY: the block was allocated with this very layout, and this is its only owner.
         unsafe { dealloc(self.ptr.as_ptr(), layout_of(self.class)) };
@@ -159,22 +159,22 @@ impl Block {
 }
 
 /// Where other threads leave a thread's blocks.
-struct Inbox(Mutex<Vec<Block>>);
+struct ReturnQueue(Mutex<Vec<PoolBlock>>);
 
-impl Inbox {
-    fn post(&self, block: Block) {
+impl ReturnQueue {
+    fn push(&self, block: PoolBlock) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
     }
 
     /// Hands over what has come; the room for letters stays.
-    fn collect(&self, keep: impl FnMut(Block)) {
+    fn collect(&self, keep: impl FnMut(PoolBlock)) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(keep);
     }
 }
 
-impl Drop for Inbox {
+impl Drop for ReturnQueue {
     fn drop(&mut self) {
-        self.collect(Block::free);
+        self.collect(PoolBlock::free);
     }
 }
 
@@ -199,25 +199,25 @@ pub fn trim_pool() {
     POOL.with(|p| p.borrow_mut().trim());
 }
 
-struct Pool {
+struct BlockPool {
     free: Vec<Vec<NonNull<u8>>>,
-    inbox: Arc<Inbox>,
+    returns: Arc<ReturnQueue>,
     stats: PoolStats,
 }
 
 thread_local! {
-    static POOL: RefCell<Pool> = RefCell::new(Pool {
+    static POOL: RefCell<BlockPool> = RefCell::new(BlockPool {
         free: vec![Vec::new(); CLASSES],
-        inbox: Arc::new(Inbox(Mutex::new(Vec::new()))),
+        returns: Arc::new(ReturnQueue(Mutex::new(Vec::new()))),
         stats: PoolStats::default(),
     });
 }
 
-impl Pool {
+impl BlockPool {
     fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
         if self.free[class].is_empty() {
-            let inbox = self.inbox.clone();
-            inbox.collect(|block| {
+            let returns = self.returns.clone();
+            returns.collect(|block| {
                 if let Some(block) = self.put(block) {
                     block.free();
                 }
@@ -235,7 +235,7 @@ impl Pool {
     }
 
     /// Keeps a block for reuse, or hands it back if the pool is full.
-    fn put(&mut self, block: Block) -> Option<Block> {
+    fn put(&mut self, block: PoolBlock) -> Option<PoolBlock> {
         let bytes = class_bytes(block.class);
         if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
             return Some(block);
@@ -246,15 +246,15 @@ impl Pool {
     }
 
     fn trim(&mut self) {
-        self.inbox.collect(Block::free);
+        self.returns.collect(PoolBlock::free);
         for (class, blocks) in self.free.iter_mut().enumerate() {
-            blocks.drain(..).for_each(|ptr| Block { ptr, class }.free());
+            blocks.drain(..).for_each(|ptr| PoolBlock { ptr, class }.free());
         }
         self.stats.free_bytes = 0;
     }
 }
 
-impl Drop for Pool {
+impl Drop for BlockPool {
     fn drop(&mut self) {
         self.trim();
     }

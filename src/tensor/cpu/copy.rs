@@ -85,12 +85,12 @@ fn copy_tile<T: Pod + Default>(
     (dst, (dr, dc)): (&mut [T], (usize, usize)),
 ) {
     const TILE: usize = 16;
-    let turned = sr == 1 && dc == 1;
+    let transposed = sr == 1 && dc == 1;
     let mut tile = [[T::default(); TILE]; TILE];
     for r0 in (0..rows).step_by(TILE) {
         for c0 in (0..cols).step_by(TILE) {
             let (height, width) = (TILE.min(rows - r0), TILE.min(cols - c0));
-            if turned && height == TILE && width == TILE {
+            if transposed && height == TILE && width == TILE {
                 for (c, line) in tile.iter_mut().enumerate() {
                     line.copy_from_slice(&src[r0 + (c0 + c) * sc..][..TILE]);
                 }

@@ -6,30 +6,30 @@
 
 mod cast;
 mod copy;
-mod each;
 mod gemm;
 mod map;
-mod nest;
+mod map_slice;
 mod pointwise;
 mod real;
 mod reduce;
 mod rows;
 pub mod simd;
+mod strided_rows;
 mod tree;
 
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
-pub use each::each;
 pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
 #[cfg(test)]
 pub use map::map2;
 pub use map::{map, map1};
-pub use nest::{EachChunk, Nest};
+pub use map_slice::map_slice;
 pub use pointwise::{
-    Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_alike, select,
+    Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_matching, select,
 };
 pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
-pub use tree::{Fold, Max, Min, RowTree, Sum, merges, row_max};
+pub use strided_rows::{EachChunk, StridedRows};
+pub use tree::{MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges, row_max};

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use super::map::{OPERANDS, choose, map, map_over};
+use super::map::{MAX_OPERANDS, map, map_in_place, select_as};
 use super::real::{Num, Real, Widen};
 use super::simd::{Kernel, dispatch};
 use crate::error::{Error, Result};
@@ -55,31 +55,31 @@ pub trait Relation: 'static {
 /// A function's compiled loops.
 #[derive(Clone, Copy)]
 pub struct Loops {
-    f32: Loop<f32, f32>,
-    f64: Loop<f64, f64>,
+    f32: LoopFn<f32, f32>,
+    f64: LoopFn<f64, f64>,
     integers: Option<Integers>,
 }
 
 /// The loops of a relation.
 #[derive(Clone, Copy)]
 pub struct RelationLoops {
-    f32: Loop<f32, bool>,
-    f64: Loop<f64, bool>,
-    i64: Loop<i64, bool>,
-    i32: Loop<i32, bool>,
-    u8: Loop<u8, bool>,
-    bool: Loop<bool, bool>,
+    f32: LoopFn<f32, bool>,
+    f64: LoopFn<f64, bool>,
+    i64: LoopFn<i64, bool>,
+    i32: LoopFn<i32, bool>,
+    u8: LoopFn<u8, bool>,
+    bool: LoopFn<bool, bool>,
 }
 
 #[derive(Clone, Copy)]
 struct Integers {
-    i64: Loop<i64, i64>,
-    i32: Loop<i32, i32>,
-    u8: Loop<u8, u8>,
+    i64: LoopFn<i64, i64>,
+    i32: LoopFn<i32, i32>,
+    u8: LoopFn<u8, u8>,
 }
 
 /// The constant, a piece of each operand, and the piece of the result to write.
-type Loop<A, O> = fn(f64, &[&[A]], &mut [O]);
+type LoopFn<A, O> = fn(f64, &[&[A]], &mut [O]);
 
 impl Loops {
     /// The loops of a function of floating numbers; other dtypes are refused.
@@ -119,17 +119,17 @@ impl RelationLoops {
 /// Refuses, in the name of `verb`, dtypes that the function is not for, and operands whose dtypes or shapes differ.
 pub fn compute(verb: &str, loops: &Loops, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
     let (first, others) = ins.split_first().expect("a function has variables");
-    expect_alike(verb, first, &others.iter().collect::<SmallVec<[&Tensor; OPERANDS]>>())?;
-    let integers = || loops.integers.as_ref().ok_or_else(|| refuse(verb, loops, &ins[0]));
+    expect_matching(verb, first, &others.iter().collect::<SmallVec<[&Tensor; MAX_OPERANDS]>>())?;
+    let integers = || loops.integers.as_ref().ok_or_else(|| unsupported_dtype(verb, loops, &ins[0]));
     match ins[0].dtype() {
-        DType::F32 => typed::<f32>(loops.f32, s, ins),
-        DType::F64 => typed::<f64>(loops.f64, s, ins),
-        DType::F16 => typed::<f16>(loops.f32, s, ins),
-        DType::BF16 => typed::<bf16>(loops.f32, s, ins),
-        DType::I64 => typed::<i64>(integers()?.i64, s, ins),
-        DType::I32 => typed::<i32>(integers()?.i32, s, ins),
-        DType::U8 => typed::<u8>(integers()?.u8, s, ins),
-        DType::Bool => Err(refuse(verb, loops, &ins[0])),
+        DType::F32 => compute_as::<f32>(loops.f32, s, ins),
+        DType::F64 => compute_as::<f64>(loops.f64, s, ins),
+        DType::F16 => compute_as::<f16>(loops.f32, s, ins),
+        DType::BF16 => compute_as::<bf16>(loops.f32, s, ins),
+        DType::I64 => compute_as::<i64>(integers()?.i64, s, ins),
+        DType::I32 => compute_as::<i32>(integers()?.i32, s, ins),
+        DType::U8 => compute_as::<u8>(integers()?.u8, s, ins),
+        DType::Bool => Err(unsupported_dtype(verb, loops, &ins[0])),
     }
 }
 
@@ -138,16 +138,16 @@ pub fn compute(verb: &str, loops: &Loops, s: f64, ins: &mut [Tensor]) -> Result<
 /// # Errors
 /// Refuses operands whose dtypes or shapes differ.
 pub fn compare(verb: &str, loops: &RelationLoops, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    expect_alike(verb, x, &[y])?;
+    expect_matching(verb, x, &[y])?;
     match x.dtype() {
-        DType::F32 => related::<f32>(loops.f32, x, y),
-        DType::F64 => related::<f64>(loops.f64, x, y),
-        DType::F16 => related::<f16>(loops.f32, x, y),
-        DType::BF16 => related::<bf16>(loops.f32, x, y),
-        DType::I64 => related::<i64>(loops.i64, x, y),
-        DType::I32 => related::<i32>(loops.i32, x, y),
-        DType::U8 => related::<u8>(loops.u8, x, y),
-        DType::Bool => related::<bool>(loops.bool, x, y),
+        DType::F32 => compare_as::<f32>(loops.f32, x, y),
+        DType::F64 => compare_as::<f64>(loops.f64, x, y),
+        DType::F16 => compare_as::<f16>(loops.f32, x, y),
+        DType::BF16 => compare_as::<bf16>(loops.f32, x, y),
+        DType::I64 => compare_as::<i64>(loops.i64, x, y),
+        DType::I32 => compare_as::<i32>(loops.i32, x, y),
+        DType::U8 => compare_as::<u8>(loops.u8, x, y),
+        DType::Bool => compare_as::<bool>(loops.bool, x, y),
     }
 }
 
@@ -160,18 +160,18 @@ pub fn select(verb: &str, mut ins: [&mut Tensor; 3], on: bool) -> Result<Tensor>
     let [condition, yes, no] = &ins;
     condition.expect_dtype(verb, DType::Bool)?;
     if yes.dtype() != no.dtype() || condition.shape() != yes.shape() || yes.shape() != no.shape() {
-        return Err(differ(verb, &ins.map(|x| &*x)));
+        return Err(mismatch(verb, &ins.map(|x| &*x)));
     }
     let own = (1..3).find(|&k| ins[k].is_unique());
-    for_dtype!(any ins[1].dtype(), T => choose::<T>(ins, on, own))
+    for_dtype!(any ins[1].dtype(), T => select_as::<T>(ins, on, own))
 }
 
 /// Refuses, in the name of `verb`, operands whose dtype or shape is not `x`'s.
-pub fn expect_alike(verb: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
+pub fn expect_matching(verb: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
     if others.iter().all(|y| y.dtype() == x.dtype() && y.shape() == x.shape()) {
         return Ok(());
     }
-    Err(differ(verb, &[&[x], others].concat()))
+    Err(mismatch(verb, &[&[x], others].concat()))
 }
 
 /// Runs `$body` with `$T` standing for the Rust type of a dtype other than bool.
@@ -199,28 +199,28 @@ macro_rules! for_num {
 }
 pub(crate) use for_num;
 
-fn typed<T: Widen>(run: Loop<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
+fn compute_as<T: Widen>(run: LoopFn<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
     let Some(own) = (0..ins.len()).find(|&k| ins[k].is_unique()) else {
-        let mut operands: [&Tensor; OPERANDS] = [&ins[0]; OPERANDS];
+        let mut operands: [&Tensor; MAX_OPERANDS] = [&ins[0]; MAX_OPERANDS];
         ins.iter().enumerate().for_each(|(k, x)| operands[k] = x);
         return map::<T, T>(&operands[..ins.len()], &|x, o| run(s, x, o));
     };
-    map_over::<T>(ins, own, &|x, o| run(s, x, o))?;
+    map_in_place::<T>(ins, own, &|x, o| run(s, x, o))?;
     Ok(ins[own].clone())
 }
 
-fn related<T: Widen>(run: Loop<T::Wide, bool>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+fn compare_as<T: Widen>(run: LoopFn<T::Wide, bool>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     map::<T, bool>(&[x, y], &|x, o| run(0.0, x, o))
 }
 
-fn refuse(verb: &str, loops: &Loops, x: &Tensor) -> Error {
+fn unsupported_dtype(verb: &str, loops: &Loops, x: &Tensor) -> Error {
     match loops.integers {
         Some(_) => Error::invalid(verb, "bool has no arithmetic", x.to_string(), "cast it first"),
         None => x.dtype().expect_float(verb).expect_err("the floating dtypes have loops"),
     }
 }
 
-fn differ(verb: &str, operands: &[&Tensor]) -> Error {
+fn mismatch(verb: &str, operands: &[&Tensor]) -> Error {
     let given: Vec<String> = operands.iter().map(|t| t.to_string()).collect();
     Error::invalid(
         verb,
@@ -265,7 +265,7 @@ impl<F: Function<N>, A: Real, const N: usize> Kernel for FloatLoop<'_, F, A, N> 
     #[inline(always)]
     fn run(self) {
         let FloatLoop(s, ins, out, _) = self;
-        each_element(ins, out, Formula::<F>(s, PhantomData));
+        each_element(ins, out, FloatFormula::<F>(s, PhantomData));
     }
 }
 
@@ -281,9 +281,9 @@ impl<F: NumFunction<N>, A: Num, const N: usize> Kernel for NumLoop<'_, F, A, N> 
 }
 
 /// A formula with its constant.
-struct Formula<F>(f64, PhantomData<F>);
+struct FloatFormula<F>(f64, PhantomData<F>);
 
-impl<F: Function<N>, A: Real, const N: usize> Each<A, A, N> for Formula<F> {
+impl<F: Function<N>, A: Real, const N: usize> ElementFn<A, A, N> for FloatFormula<F> {
     #[inline(always)]
     fn at(&self, x: [A; N]) -> A {
         F::at(self.0, x)
@@ -293,7 +293,7 @@ impl<F: Function<N>, A: Real, const N: usize> Each<A, A, N> for Formula<F> {
 /// A formula of any numbers with its constant.
 struct NumFormula<F>(f64, PhantomData<F>);
 
-impl<F: NumFunction<N>, A: Num, const N: usize> Each<A, A, N> for NumFormula<F> {
+impl<F: NumFunction<N>, A: Num, const N: usize> ElementFn<A, A, N> for NumFormula<F> {
     #[inline(always)]
     fn at(&self, x: [A; N]) -> A {
         F::at(self.0, x)
@@ -301,9 +301,9 @@ impl<F: NumFunction<N>, A: Num, const N: usize> Each<A, A, N> for NumFormula<F> 
 }
 
 /// A relation.
-struct Related<R>(PhantomData<R>);
+struct RelationFormula<R>(PhantomData<R>);
 
-impl<R: Relation, A: PartialOrd + Copy> Each<A, bool, 2> for Related<R> {
+impl<R: Relation, A: PartialOrd + Copy> ElementFn<A, bool, 2> for RelationFormula<R> {
     #[inline(always)]
     fn at(&self, [x, y]: [A; 2]) -> bool {
         R::at(x, y)
@@ -317,19 +317,19 @@ impl<R: Relation, A: PartialOrd + Copy> Kernel for RelationLoop<'_, R, A> {
     #[inline(always)]
     fn run(self) {
         let RelationLoop(ins, out, _) = self;
-        each_element(ins, out, Related::<R>(PhantomData));
+        each_element(ins, out, RelationFormula::<R>(PhantomData));
     }
 }
 
 /// A function of one element of each piece, which is compiled into every loop over it.
-trait Each<A, O, const N: usize> {
+trait ElementFn<A, O, const N: usize> {
     fn at(&self, x: [A; N]) -> O;
 }
 
 /// `out[i] = f(ins[..][i])`, as iterators that check no index. A closure in place of `f` would be compiled by itself, without
 /// the instructions that the loop around it may use.
 #[inline(always)]
-fn each_element<A: Copy, O, const N: usize>(ins: &[&[A]; N], out: &mut [O], f: impl Each<A, O, N>) {
+fn each_element<A: Copy, O, const N: usize>(ins: &[&[A]; N], out: &mut [O], f: impl ElementFn<A, O, N>) {
     #[inline(always)]
     fn exactly<A: Copy, const N: usize>(x: &[A]) -> [A; N] {
         let mut all = [x[0]; N];

@@ -4,8 +4,8 @@ use super::cast::cast;
 use super::pointwise::for_num;
 use super::real::Num;
 use super::simd::{Kernel, dispatch};
-use super::tree::{Fold, Max, Min, RowTree, Sum, merges};
-use super::{Nest, as_elements_mut};
+use super::tree::{MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges};
+use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype};
 
@@ -47,9 +47,9 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     let kept: Shape =
         x.shape().iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect();
     let out = for_num!(verb, x, T => Ok(match op {
-        ReduceOp::Sum => reduce_as::<<T as super::real::Widen>::Wide, Sum>(x, &dims, &kept),
-        ReduceOp::Max => reduce_as::<<T as super::real::Widen>::Wide, Max>(x, &dims, &kept),
-        ReduceOp::Min => reduce_as::<<T as super::real::Widen>::Wide, Min>(x, &dims, &kept),
+        ReduceOp::Sum => reduce_as::<<T as super::real::Widen>::Wide, SumReducer>(x, &dims, &kept),
+        ReduceOp::Max => reduce_as::<<T as super::real::Widen>::Wide, MaxReducer>(x, &dims, &kept),
+        ReduceOp::Min => reduce_as::<<T as super::real::Widen>::Wide, MinReducer>(x, &dims, &kept),
     }))?;
     if keep_dims {
         return Ok(out);
@@ -60,19 +60,19 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
 }
 
 /// The reduction in one type; the result has `kept`'s shape.
-fn reduce_as<T: Num, F: Fold<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
+fn reduce_as<T: Num, F: Reducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
     let mut out = Tensor::uninit(T::DTYPE, kept.clone());
-    let way = way(x, dims, kept);
+    let plan = plan_reduction(x, dims, kept);
     let out_data = as_elements_mut::<T>(out.bytes_mut());
-    match way {
-        Way::Copy => return x.packed_copy(),
-        Way::Empty => out_data.fill(F::EMPTY),
-        Way::Fold { x, walk, columns, by_columns } => {
-            let source = Source { data: x.data::<T>().expect("the dtype was matched"), walk };
+    match plan {
+        ReductionPlan::Copy => return x.packed_copy(),
+        ReductionPlan::Empty => out_data.fill(F::EMPTY),
+        ReductionPlan::Fold { x, reduced, columns, by_columns } => {
+            let input = ReductionInput { data: x.data::<T>().expect("the dtype was matched"), reduced };
             if by_columns {
-                dispatch(ByColumns { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+                dispatch(ByColumns { input, columns, out: out_data, fold: std::marker::PhantomData::<F> });
             } else {
-                dispatch(ByRows { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+                dispatch(ByRows { input, columns, out: out_data, fold: std::marker::PhantomData::<F> });
             }
         }
     }
@@ -81,62 +81,67 @@ fn reduce_as<T: Num, F: Fold<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Te
 
 /// The way a reduction goes, in any type.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
-enum Way {
+enum ReductionPlan {
     /// No dim is reduced.
     Copy,
     /// There is nothing to fold, or nothing to write.
     Empty,
-    /// Along `walk` from each element of `columns`.
-    Fold { x: Tensor, walk: Walk, columns: Nest<1>, by_columns: bool },
+    /// Along `reduced` from each element of `columns`.
+    Fold { x: Tensor, reduced: ReducedDims, columns: StridedRows<1>, by_columns: bool },
 }
 
-fn way(x: &Tensor, dims: &[usize], kept: &Shape) -> Way {
+fn plan_reduction(x: &Tensor, dims: &[usize], kept: &Shape) -> ReductionPlan {
     let Some((&inner, outer)) = dims.split_last() else {
-        return Way::Copy;
+        return ReductionPlan::Copy;
     };
     if kept.numel() == 0 || dims.iter().any(|&d| x.shape()[d] == 0) {
-        return Way::Empty;
+        return ReductionPlan::Empty;
     }
     let strides: Dims = (0..kept.len()).map(|d| if dims.contains(&d) { 0 } else { x.strides()[d] }).collect();
-    let columns = Nest::new(kept, [&strides]);
+    let columns = StridedRows::new(kept, [&strides]);
     let (inner_len, inner_stride) = (x.shape()[inner], x.strides()[inner]);
     let long = inner_len > 1;
     let by_columns = columns.row_stride(0) == 1 && columns.row_len() > 1 && !(long && inner_stride == 1);
     if !by_columns && long && inner_stride != 1 {
         // In a contiguous copy the innermost dim is either a row or a column.
-        return way(&x.packed_copy(), dims, kept);
+        return plan_reduction(&x.packed_copy(), dims, kept);
     }
-    let outer = Outer::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect());
-    Way::Fold { x: x.clone(), walk: Walk { outer, inner_len, inner_stride }, columns, by_columns }
+    let outer = OuterDims::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect());
+    ReductionPlan::Fold {
+        x: x.clone(),
+        reduced: ReducedDims { outer, inner_len, inner_stride },
+        columns,
+        by_columns,
+    }
 }
 
 /// What is reduced, seen from one kept element.
-struct Source<'a, T> {
+struct ReductionInput<'a, T> {
     data: &'a [T],
-    walk: Walk,
+    reduced: ReducedDims,
 }
 
 /// The reduced dims.
-struct Walk {
-    outer: Outer,
+struct ReducedDims {
+    outer: OuterDims,
     inner_len: usize,
     inner_stride: usize,
 }
 
 /// The reduced dims but the innermost: every index's offset, and the joins after it.
-struct Outer {
+struct OuterDims {
     steps: Vec<(usize, u8)>,
     /// How many unfinished nodes there can be.
     depth: usize,
 }
 
-impl Outer {
-    fn new(dims: Vec<(usize, usize)>) -> Outer {
+impl OuterDims {
+    fn new(dims: Vec<(usize, usize)>) -> OuterDims {
         let mut steps = vec![(0, 0)];
         let mut depth = 1;
         for (len, stride) in dims {
             let list = merges(len, 1);
-            depth += tallest(&list);
+            depth += stack_height(&list);
             let mut finer = Vec::with_capacity(steps.len() * len);
             for (offset, joins) in steps {
                 for (i, &m) in list.iter().enumerate() {
@@ -146,12 +151,12 @@ impl Outer {
             }
             steps = finer;
         }
-        Outer { steps, depth }
+        OuterDims { steps, depth }
     }
 }
 
 /// The most entries the stack has under a list of [`merges`].
-fn tallest(joins: &[u8]) -> usize {
+fn stack_height(joins: &[u8]) -> usize {
     let heights = joins.iter().scan(0, |height, &m| {
         *height += 1;
         let tall = *height;
@@ -163,28 +168,28 @@ fn tallest(joins: &[u8]) -> usize {
 
 /// Rows are contiguous: each is folded by itself, the outer dims join the rows' values.
 struct ByRows<'a, T, F> {
-    source: Source<'a, T>,
-    columns: Nest<1>,
+    input: ReductionInput<'a, T>,
+    columns: StridedRows<1>,
     out: &'a mut [T],
     fold: std::marker::PhantomData<F>,
 }
 
-impl<T: Num, F: Fold<T>> Kernel for ByRows<'_, T, F> {
+impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
     /// The loops wait for memory.
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
-        let ByRows { source, columns, out, .. } = self;
-        let mut tree = RowTree::<T>::new(source.walk.inner_len);
-        let mut stack = vec![T::ZERO; source.walk.outer.depth];
+        let ByRows { input, columns, out, .. } = self;
+        let mut tree = RowTree::<T>::new(input.reduced.inner_len);
+        let mut stack = vec![T::ZERO; input.reduced.outer.depth];
         let (len, stride) = (columns.row_len(), columns.row_stride(0));
         let mut out = out.iter_mut();
         columns.each_row(|&[base]| {
             for i in 0..len {
                 let mut top = 0;
-                for &(offset, joins) in &source.walk.outer.steps {
-                    let row = &source.data[base + i * stride + offset..][..source.walk.inner_len];
+                for &(offset, joins) in &input.reduced.outer.steps {
+                    let row = &input.data[base + i * stride + offset..][..input.reduced.inner_len];
                     let mut node = tree.fold::<F>(row);
                     for _ in 0..joins {
                         top -= 1;
@@ -201,35 +206,35 @@ impl<T: Num, F: Fold<T>> Kernel for ByRows<'_, T, F> {
 
 /// Columns are contiguous: a stack of blocks of columns joins whole rows.
 struct ByColumns<'a, T, F> {
-    source: Source<'a, T>,
-    columns: Nest<1>,
+    input: ReductionInput<'a, T>,
+    columns: StridedRows<1>,
     out: &'a mut [T],
     fold: std::marker::PhantomData<F>,
 }
 
 /// The widest block of columns, in elements.
-const BLOCK: usize = 1024;
+const MAX_BLOCK: usize = 1024;
 
-impl<T: Num, F: Fold<T>> Kernel for ByColumns<'_, T, F> {
+impl<T: Num, F: Reducer<T>> Kernel for ByColumns<'_, T, F> {
     type Out = ();
     /// The loops wait for memory.
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
-        let ByColumns { source, columns, out, .. } = self;
-        let joins = merges(source.walk.inner_len, LEAF);
+        let ByColumns { input, columns, out, .. } = self;
+        let joins = merges(input.reduced.inner_len, LEAF);
         let len = columns.row_len();
-        let block = len.min(BLOCK);
-        let mut stack = vec![T::ZERO; (source.walk.outer.depth + tallest(&joins)) * block];
+        let block = len.min(MAX_BLOCK);
+        let mut stack = vec![T::ZERO; (input.reduced.outer.depth + stack_height(&joins)) * block];
         let mut out_row = 0;
         columns.each_row(|&[base]| {
             for start in (0..len).step_by(block) {
                 let width = block.min(len - start);
                 let mut top = 0;
-                for &(offset, outer_joins) in &source.walk.outer.steps {
-                    let data = &source.data[base + start + offset..];
+                for &(offset, outer_joins) in &input.reduced.outer.steps {
+                    let data = &input.data[base + start + offset..];
                     fold_rows::<T, F>(
-                        &source,
+                        &input,
                         data,
                         &joins,
                         outer_joins,
@@ -247,15 +252,15 @@ impl<T: Num, F: Fold<T>> Kernel for ByColumns<'_, T, F> {
 
 /// Pushes the rows of one outer index, up to four at a time.
 #[inline(always)]
-fn fold_rows<T: Num, F: Fold<T>>(
-    source: &Source<'_, T>,
+fn fold_rows<T: Num, F: Reducer<T>>(
+    input: &ReductionInput<'_, T>,
     data: &[T],
     joins: &[u8],
     outer_joins: u8,
     (stack, top): (&mut [T], &mut usize),
     (width, block): (usize, usize),
 ) {
-    let row = |i: usize| &data[i * source.walk.inner_stride..][..width];
+    let row = |i: usize| &data[i * input.reduced.inner_stride..][..width];
     let mut i = 0;
     while i < joins.len() {
         let taken = match &joins[i..] {
@@ -290,7 +295,7 @@ fn fold_rows<T: Num, F: Fold<T>>(
 }
 
 #[inline(always)]
-fn join2<T: Num, F: Fold<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[T]) {
+fn join2<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[T]) {
     for (n, (&a, &b)) in node.iter_mut().zip(a.iter().zip(b)) {
         let joint = F::join(a, b);
         *n = if INTO { F::join(*n, joint) } else { joint };
@@ -298,7 +303,7 @@ fn join2<T: Num, F: Fold<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[T])
 }
 
 #[inline(always)]
-fn join4<T: Num, F: Fold<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[T]; 4]) {
+fn join4<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[T]; 4]) {
     for (n, ((&a, &b), (&c, &d))) in node.iter_mut().zip(a.iter().zip(b).zip(c.iter().zip(d))) {
         let joint = F::join(F::join(a, b), F::join(c, d));
         *n = if INTO { F::join(*n, joint) } else { joint };
@@ -432,9 +437,9 @@ mod tests {
                             with_isa(isa, || assert_eq!(all(&x, &[0, 1]), want, "{n} {op} {dtype} {isa:?}"));
                         }
                         assert_eq!(all(&back, &[0, 1]), want, "backwards, {n} {op} {dtype}");
-                        let turned = x.transpose(0, 1).unwrap();
-                        assert_eq!(all(&turned, &[0, 1]), want, "turned, {n} {op} {dtype}");
-                        let rows = reduce("m", &turned.contiguous().unwrap(), &[0], op, false).unwrap();
+                        let transposed = x.transpose(0, 1).unwrap();
+                        assert_eq!(all(&transposed, &[0, 1]), want, "transposed, {n} {op} {dtype}");
+                        let rows = reduce("m", &transposed.contiguous().unwrap(), &[0], op, false).unwrap();
                         assert_eq!(all(&rows, &[0]), want, "by columns, {n} {op} {dtype}");
                     }
                 }

@@ -2,7 +2,7 @@
 //! bf16 compute in f32 and round once.
 
 use super::cast::cast;
-use super::pointwise::expect_alike;
+use super::pointwise::expect_matching;
 use super::simd::{Kernel, dispatch};
 use super::tree::RowTree;
 use super::{Real, as_elements_mut};
@@ -20,7 +20,7 @@ pub trait RowBody<const N: usize>: Copy {
 /// # Errors
 /// Refuses integers, operands that differ, and tensors without dims.
 pub fn over_rows<const N: usize, B: RowBody<N>>(verb: &str, x: [&Tensor; N], body: B) -> Result<Tensor> {
-    expect_alike(verb, x[0], &x[1..])?;
+    expect_matching(verb, x[0], &x[1..])?;
     x[0].dtype().expect_float(verb)?;
     if x[0].shape().is_empty() {
         return Err(Error::invalid(verb, "wants a last dim", x[0].to_string(), "reshape it to [1]"));
@@ -46,18 +46,18 @@ fn rows_as<T: Real, const N: usize, B: RowBody<N>>(x: [&Tensor; N], body: B) -> 
     for (input, x) in inputs.iter_mut().zip(&x) {
         *input = x.as_slice()?;
     }
-    dispatch(Rows { inputs, out: as_elements_mut(out.bytes_mut()), len, body });
+    dispatch(RowKernel { inputs, out: as_elements_mut(out.bytes_mut()), len, body });
     Ok(out)
 }
 
-struct Rows<'a, T, const N: usize, B> {
+struct RowKernel<'a, T, const N: usize, B> {
     inputs: [&'a [T]; N],
     out: &'a mut [T],
     len: usize,
     body: B,
 }
 
-impl<T: Real, const N: usize, B: RowBody<N>> Kernel for Rows<'_, T, N, B> {
+impl<T: Real, const N: usize, B: RowBody<N>> Kernel for RowKernel<'_, T, N, B> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

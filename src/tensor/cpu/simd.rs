@@ -39,14 +39,14 @@ impl Isa {
 /// # Panics
 /// If this CPU lacks `isa`; see [`Isa::available`].
 pub fn with_isa<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Isa>);
-    impl Drop for Restore {
+    struct RestoreIsa(Option<Isa>);
+    impl Drop for RestoreIsa {
         fn drop(&mut self) {
             CHOSEN.with(|c| c.set(self.0));
         }
     }
     assert!(isa <= detected(), "with_isa: this CPU has no {isa:?}");
-    let _restore = Restore(CHOSEN.with(|c| c.replace(Some(isa))));
+    let _restore = RestoreIsa(CHOSEN.with(|c| c.replace(Some(isa))));
     f()
 }
 

@@ -1,6 +1,6 @@
 //! The summation tree: a function of the reduced extents alone.
 //!
-//! Reduced dims are taken outermost first. A dim's range is split by the one rule ([`Split::Halves`]); outer dims down to
+//! Reduced dims are taken outermost first. A dim's range is split by the one rule ([`SplitRule::Halves`]); outer dims down to
 //! single indices, the innermost one down to *leaves* of at most [`LEAF`]. Within a leaf neighbours are added: elements 0
 //! and 1, 2 and 3, …, then those sums in the same way; what has no neighbour is passed on unchanged. So a leaf is
 //! itself a tree, and any aligned power-of-two part of it is one of its nodes.
@@ -11,10 +11,10 @@
 //! entries that are whole blocks of columns, that vectorises too.
 
 use super::real::Num;
-use crate::tensor::{LEAF, Split};
+use crate::tensor::{LEAF, SplitRule};
 
 /// How two nodes become one.
-pub trait Fold<T>: Copy {
+pub trait Reducer<T>: Copy {
     /// The value that, on the right, changes nothing.
     const PAD: T;
     /// The value of an empty range.
@@ -30,17 +30,17 @@ pub trait Fold<T>: Copy {
 
 /// Addition.
 #[derive(Clone, Copy)]
-pub struct Sum;
+pub struct SumReducer;
 
 /// The maximum, [`Num::max`].
 #[derive(Clone, Copy)]
-pub struct Max;
+pub struct MaxReducer;
 
 /// The minimum, [`Num::min`].
 #[derive(Clone, Copy)]
-pub struct Min;
+pub struct MinReducer;
 
-impl<T: Num> Fold<T> for Sum {
+impl<T: Num> Reducer<T> for SumReducer {
     const PAD: T = T::SUM_PAD;
     const EMPTY: T = T::ZERO;
     #[inline(always)]
@@ -49,7 +49,7 @@ impl<T: Num> Fold<T> for Sum {
     }
 }
 
-impl<T: Num> Fold<T> for Max {
+impl<T: Num> Reducer<T> for MaxReducer {
     const PAD: T = T::LOWEST;
     const EMPTY: T = T::LOWEST;
     #[inline(always)]
@@ -63,7 +63,7 @@ impl<T: Num> Fold<T> for Max {
     }
 }
 
-impl<T: Num> Fold<T> for Min {
+impl<T: Num> Reducer<T> for MinReducer {
     const PAD: T = T::HIGHEST;
     const EMPTY: T = T::HIGHEST;
     #[inline(always)]
@@ -94,7 +94,7 @@ const GROUP: usize = 16;
 impl<T: Num> RowTree<T> {
     /// The tree over `len` elements.
     pub fn new(len: usize) -> Self {
-        let depth = Split::Halves.depth(len, LEAF);
+        let depth = SplitRule::Halves.depth(len, LEAF);
         let mut slots = Vec::with_capacity(1 << depth);
         place(0, len, depth, &mut slots);
         let full = slots.iter().all(|s| s.1 == LEAF);
@@ -112,7 +112,7 @@ impl<T: Num> RowTree<T> {
 
     /// The tree's value over `row`.
     #[inline(always)]
-    pub fn fold<F: Fold<T>>(&mut self, row: &[T]) -> T {
+    pub fn fold<F: Reducer<T>>(&mut self, row: &[T]) -> T {
         assert_eq!(row.len(), self.len, "a row of the tree's length");
         if self.len == 0 {
             return F::EMPTY;
@@ -169,7 +169,7 @@ pub fn row_max<T: Num>(row: &[T]) -> T {
 pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
     fn fill(a: usize, b: usize, leaf: usize, list: &mut [u8]) {
         if b - a > leaf {
-            let mid = Split::Halves.mid(a, b);
+            let mid = SplitRule::Halves.mid(a, b);
             fill(a, mid, leaf, list);
             fill(mid, b, leaf, list);
             list[b - 1] += 1;
@@ -191,7 +191,7 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
 
 fn place(a: usize, b: usize, depth: u32, slots: &mut Vec<(usize, usize)>) {
     if b - a > LEAF {
-        let mid = Split::Halves.mid(a, b);
+        let mid = SplitRule::Halves.mid(a, b);
         place(a, mid, depth - 1, slots);
         place(mid, b, depth - 1, slots);
         return;
@@ -202,7 +202,7 @@ fn place(a: usize, b: usize, depth: u32, slots: &mut Vec<(usize, usize)>) {
 
 /// A leaf, padded.
 #[inline(always)]
-fn pad<T: Num, F: Fold<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
+fn pad<T: Num, F: Reducer<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
     let leaf: &mut [T; LEAF] = leaf.try_into().expect("a leaf's width");
     if let Some(wide) = row.get(start..start + LEAF) {
         // The whole width in one go; the few elements that are not the leaf's are overwritten.
@@ -216,7 +216,7 @@ fn pad<T: Num, F: Fold<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) 
 
 /// Joins neighbours: one level.
 #[inline(always)]
-fn halve<T: Num, F: Fold<T>>(src: &[T], dst: &mut [T]) {
+fn halve<T: Num, F: Reducer<T>>(src: &[T], dst: &mut [T]) {
     for (d, pair) in dst.iter_mut().zip(src.chunks_exact(2)) {
         *d = F::join(pair[0], pair[1]);
     }
@@ -224,7 +224,7 @@ fn halve<T: Num, F: Fold<T>>(src: &[T], dst: &mut [T]) {
 
 /// Joins neighbours from `len` values in `a` down to `to`, alternating between the sides; the first of them.
 #[inline(always)]
-fn halve_to<T: Num, F: Fold<T>>(a: &mut [T], b: &mut [T], mut len: usize, to: usize) -> T {
+fn halve_to<T: Num, F: Reducer<T>>(a: &mut [T], b: &mut [T], mut len: usize, to: usize) -> T {
     let (mut src, mut dst) = (a, b);
     while len > to {
         len /= 2;
@@ -272,13 +272,13 @@ mod tests {
         let x: Vec<f32> = (0..5000).map(|i| ((i * 7919 % 1009) as f32 - 500.0) * 1.000_123).collect();
         for n in (0..1200).chain([1536, 2048, 2049, 4095, 4096, 4097, 5000]) {
             let want = by_definition(&x[..n]).to_bits();
-            assert_eq!(RowTree::new(n).fold::<Sum>(&x[..n]).to_bits(), want, "{n}");
+            assert_eq!(RowTree::new(n).fold::<SumReducer>(&x[..n]).to_bits(), want, "{n}");
             assert_eq!(by_stack(&x[..n]).to_bits(), want, "{n}");
         }
-        assert_eq!(RowTree::new(1).fold::<Sum>(&[-0.0f32]).to_bits(), (-0.0f32).to_bits());
-        assert_eq!(RowTree::new(3).fold::<Max>(&[-5i32, -7, -6]), -5);
-        assert_eq!(RowTree::new(0).fold::<Max>(&[] as &[i32]), i32::MIN);
-        assert!(RowTree::new(3).fold::<Min>(&[1.0f32, f32::NAN, 0.0]).is_nan());
+        assert_eq!(RowTree::new(1).fold::<SumReducer>(&[-0.0f32]).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(RowTree::new(3).fold::<MaxReducer>(&[-5i32, -7, -6]), -5);
+        assert_eq!(RowTree::new(0).fold::<MaxReducer>(&[] as &[i32]), i32::MIN);
+        assert!(RowTree::new(3).fold::<MinReducer>(&[1.0f32, f32::NAN, 0.0]).is_nan());
     }
 
     #[test]

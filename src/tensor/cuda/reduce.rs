@@ -6,7 +6,7 @@
 
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, LEAF, ReduceOp, Shape, Split, Tensor};
+use crate::tensor::{DType, LEAF, ReduceOp, Shape, SplitRule, Tensor};
 
 /// `x` reduced over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce).
 ///
@@ -113,7 +113,7 @@ const THREAD_OF_HALVES: Worker = Worker { leaf: 4, unit: 0, most: 11 };
 impl Spread {
     /// Over workers of this kind, where `lines` of `n` elements are reduced by as many workers as keep a device busy.
     pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> Spread {
-        let depth = Split::Halves.depth(n, worker.leaf);
+        let depth = SplitRule::Halves.depth(n, worker.leaf);
         let above = depth.saturating_sub(worker.unit);
         let workers = |levels: u32| lines.saturating_mul(1 << levels);
         let (mut team, mut split) = (0, 0);

@@ -1,28 +1,28 @@
 //! The loops around the tiles: blocks of rows, blocks of the contraction, panels of columns.
 //!
-//! Rows are read where they lie, whatever their strides: a tile broadcasts their elements one by one. Columns have to lie
+//! Rows are read in place, whatever their strides: a tile broadcasts their elements one by one. Columns have to lie
 //! side by side; a panel of them is packed once for all rows where they do not, or where there are many rows.
 //! A contraction longer than a block is evaluated block by block; the finished blocks of all rows and columns lie on
 //! a stack of their own, and are joined as the tree says.
 
 use super::super::real::{Real, Widen};
 use super::super::simd::Isa;
-use super::contraction::{Block, Contraction};
+use super::contraction::{Contraction, ContractionBlock};
+use super::epilogue::{DirectStore, Epilogue, MAX_TILE_LEN};
 use super::matrix::MatRef;
-use super::pack::{Rows, native, pack_cols, pack_rows, packed_rows_len};
-use super::room::with_room;
-use super::sink::{Direct, Sink, TILE};
-use super::tile::{Kernels, Tile, Tiled};
+use super::pack::{RowPanels, native, pack_cols, pack_rows, packed_rows_len};
+use super::scratch::with_scratch;
+use super::tile::{Tile, TileKernels, Tiled};
 
 /// Bytes along the contraction that are handled together: a panel of so many rows stays in the second cache.
 pub(super) const BLOCK_BYTES: usize = 4096;
 /// Rows that are handled together where widened rows or unfinished blocks take memory.
 const BLOCK_ROWS: usize = 768;
 /// Fewer rows than this read columns where they lie, if these lie side by side: packing would cost more than it saves.
-const PACK_FROM_ROWS: usize = 320;
+const MIN_ROWS_TO_PACK: usize = 320;
 
 /// A product to be computed.
-pub(super) struct Job<'a, E> {
+pub(super) struct GemmOperands<'a, E> {
     pub(super) a: MatRef<'a, E>,
     pub(super) b: MatRef<'a, E>,
     /// The tree over the contraction, in blocks of [`block_len`].
@@ -34,18 +34,21 @@ pub(super) fn block_len<T>() -> usize {
     BLOCK_BYTES / size_of::<T>()
 }
 
-/// Computes the product and hands every element to `sink`.
+/// Computes the product and hands every element to `epilogue`.
 ///
 /// # Safety
-/// `sink`'s result has the product's shape, and nobody else reads or writes it.
-pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
-    let (m, k) = job.a.shape();
-    let n = job.b.shape().1;
-    assert_eq!(job.b.shape().0, k, "inner extents");
+/// `epilogue`'s result has the product's shape, and nobody else reads or writes it.
+pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(
+    operands: &GemmOperands<'_, E>,
+    epilogue: &dyn Epilogue<T>,
+) {
+    let (m, k) = operands.a.shape();
+    let n = operands.b.shape().1;
+    assert_eq!(operands.b.shape().0, k, "inner extents");
     let kernels = T::kernels(Isa::current());
     let panel_rows = kernels.tiles.len();
     let vectors = n.div_ceil(kernels.lanes);
-    let tree = job.tree;
+    let tree = operands.tree;
     let longest = tree.blocks.iter().map(|b| b.len).max().unwrap_or(0);
     let in_parts = tree.blocks.len() > 1;
     let block_rows =
@@ -59,8 +62,19 @@ pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, 
         tree.depth * panel_rows * width,
         if in_parts { tree.levels * block_rows * vectors * kernels.lanes } else { 0 },
     ];
-    with_room::<T, _>(sizes, |[rows, cols, tile, stack, parts]| {
-        let mut w = Work { job, kernels, sink, cols, tile, stack, parts, row: 0, rows: 0, vectors };
+    with_scratch::<T, _>(sizes, |[rows, cols, tile, stack, parts]| {
+        let mut w = BlockedProduct {
+            operands,
+            kernels,
+            epilogue,
+            cols,
+            tile,
+            stack,
+            parts,
+            row: 0,
+            rows: 0,
+            vectors,
+        };
         for row in (0..m).step_by(block_rows) {
             (w.row, w.rows) = (row, block_rows.min(m - row));
             let mut level = 0;
@@ -71,16 +85,16 @@ pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, 
             }
             if in_parts {
                 // SAFETY: the caller's promise.
-                unsafe { w.hand_over_parts() };
+                unsafe { w.store_parts() };
             }
         }
     });
 }
 
-struct Work<'a, E, T: 'static> {
-    job: &'a Job<'a, E>,
-    kernels: &'static Kernels<T>,
-    sink: &'a dyn Sink<T>,
+struct BlockedProduct<'a, E, T: 'static> {
+    operands: &'a GemmOperands<'a, E>,
+    kernels: &'static TileKernels<T>,
+    epilogue: &'a dyn Epilogue<T>,
     /// Room for a panel of columns.
     cols: &'a mut [T],
     /// Room for a tile.
@@ -96,32 +110,32 @@ struct Work<'a, E, T: 'static> {
 }
 
 /// Some columns as tiles read them.
-struct Panel<T> {
+struct ColumnPanel<T> {
     col: usize,
     vectors: usize,
     data: *const T,
     step: usize,
 }
 
-impl<E: Widen<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
+impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
     /// One block of the contraction.
     ///
     /// # Safety
     /// As [`run`].
-    unsafe fn block(&mut self, block: &Block, level: usize, room: &mut [T]) {
-        let a = self.job.a.rows(self.row, self.rows).cols(block.start, block.len);
-        let b = self.job.b.rows(block.start, block.len);
+    unsafe fn block(&mut self, block: &ContractionBlock, level: usize, room: &mut [T]) {
+        let a = self.operands.a.rows(self.row, self.rows).cols(block.start, block.len);
+        let b = self.operands.b.rows(block.start, block.len);
         let panel_rows = self.kernels.tiles.len();
         let rows = match native(a) {
             Some(a) => {
                 let steps = a.strides();
                 // Of a single row the step may be anything.
-                Rows { data: a.data().as_ptr(), panel_step: panel_rows.wrapping_mul(steps.0), steps }
+                RowPanels { data: a.data().as_ptr(), panel_step: panel_rows.wrapping_mul(steps.0), steps }
             }
             None => pack_rows(a, panel_rows, room),
         };
         let most = self.kernels.tiles[0].len();
-        let wide = if self.job.a.shape().0 == 1 && b.strides().1 == 1 && E::NATIVE {
+        let wide = if self.operands.a.shape().0 == 1 && b.strides().1 == 1 && E::NATIVE {
             self.kernels.wide_row.0
         } else {
             0
@@ -143,35 +157,41 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
         }
     }
 
-    fn panel(&mut self, b: MatRef<'_, E>, col: usize, vectors: usize) -> Panel<T> {
+    fn panel(&mut self, b: MatRef<'_, E>, col: usize, vectors: usize) -> ColumnPanel<T> {
         let width = vectors * self.kernels.lanes;
         let whole = col + width <= b.shape().1;
         let b = b.cols(col, width.min(b.shape().1 - col));
         if let Some(b) = native(b)
             && whole
             && b.strides().1 == 1
-            && (self.rows < PACK_FROM_ROWS || b.strides().0 == width)
+            && (self.rows < MIN_ROWS_TO_PACK || b.strides().0 == width)
         {
-            return Panel { col, vectors, data: b.data().as_ptr(), step: b.strides().0 };
+            return ColumnPanel { col, vectors, data: b.data().as_ptr(), step: b.strides().0 };
         }
         pack_cols(b, width, self.kernels.transpose, self.cols);
-        Panel { col, vectors, data: self.cols.as_ptr(), step: width }
+        ColumnPanel { col, vectors, data: self.cols.as_ptr(), step: width }
     }
 
     /// All tiles of a panel.
     ///
     /// # Safety
     /// As [`run`].
-    unsafe fn tiles(&mut self, block: &Block, level: usize, rows: &Rows<T>, panel: &Panel<T>) {
+    unsafe fn tiles(
+        &mut self,
+        block: &ContractionBlock,
+        level: usize,
+        rows: &RowPanels<T>,
+        panel: &ColumnPanel<T>,
+    ) {
         let panel_rows = self.kernels.tiles.len();
-        let (width, n) = (panel.vectors * self.kernels.lanes, self.job.b.shape().1);
-        let (target, through) = self.target(block, level, panel);
+        let (width, n) = (panel.vectors * self.kernels.lanes, self.operands.b.shape().1);
+        let (target, via_epilogue) = self.target(block, level, panel);
         let mut tile = Tile {
             a: rows.data,
             a_steps: rows.steps,
             b: panel.data,
             b_step: panel.step,
-            leaves: &self.job.tree.leaves[block.leaves.clone()],
+            leaves: &self.operands.tree.leaves[block.leaves.clone()],
             stack: self.stack.as_mut_ptr(),
             c: target.c,
             c_step: target.step,
@@ -184,57 +204,62 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
                 Some(&kernel) => kernel,
                 None => self.kernels.wide_row.1,
             };
-            // SAFETY: the operands reach over the tile and the block; the result is the sink's, a part or the tile's
+            // SAFETY: the operands reach over the tile and the block; the result is the epilogue's, a part or the tile's
             // room; the stack has room for the tree's depth; the kernel is this CPU's.
             unsafe { kernel(&tile) };
             tile.a = tile.a.wrapping_add(rows.panel_step);
-            if through {
+            if via_epilogue {
                 let shape = (count, width.min(n - panel.col));
                 // SAFETY: the tile lies inside the result.
-                unsafe { self.sink.put((self.row + first, panel.col), shape, self.tile, width) };
+                unsafe { self.epilogue.put((self.row + first, panel.col), shape, self.tile, width) };
             } else {
                 tile.c = tile.c.wrapping_add(panel_rows.wrapping_mul(target.step));
             }
         }
     }
 
-    /// Where a panel's first tile goes, and whether it goes from there to the sink.
-    fn target(&mut self, block: &Block, level: usize, panel: &Panel<T>) -> (Direct<T>, bool) {
+    /// Where a panel's first tile goes, and whether it goes from there to the epilogue.
+    fn target(
+        &mut self,
+        block: &ContractionBlock,
+        level: usize,
+        panel: &ColumnPanel<T>,
+    ) -> (DirectStore<T>, bool) {
         let width = panel.vectors * self.kernels.lanes;
-        if self.job.tree.blocks.len() > 1 {
+        if self.operands.tree.blocks.len() > 1 {
             // A block that is joined at once with the one on its left is added to it.
             let step = self.vectors * self.kernels.lanes;
             let joins = block.merges > 0;
             let at = (level - usize::from(joins)) * self.rows * step + panel.col;
             let c = self.parts[at..].as_mut_ptr();
-            return (Direct { c, step, alpha: T::ONE, beta: joins.then_some(T::ONE) }, false);
+            return (DirectStore { c, step, alpha: T::ONE, beta: joins.then_some(T::ONE) }, false);
         }
-        match self.sink.direct() {
-            Some(d) if panel.col + width <= self.job.b.shape().1 => {
-                (Direct { c: d.c.wrapping_add(self.row * d.step + panel.col), ..d }, false)
+        match self.epilogue.direct() {
+            Some(d) if panel.col + width <= self.operands.b.shape().1 => {
+                (DirectStore { c: d.c.wrapping_add(self.row * d.step + panel.col), ..d }, false)
             }
-            _ => (Direct { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }, true),
+            _ => (DirectStore { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }, true),
         }
     }
 
-    /// Hands the joined parts to the sink, in pieces as large as a tile.
+    /// Hands the joined parts to the epilogue, in pieces as large as a tile.
     ///
     /// # Safety
     /// As [`run`].
-    unsafe fn hand_over_parts(&mut self) {
-        let (n, step) = (self.job.b.shape().1, self.vectors * self.kernels.lanes);
+    unsafe fn store_parts(&mut self) {
+        let (n, step) = (self.operands.b.shape().1, self.vectors * self.kernels.lanes);
         for row in 0..self.rows {
-            for col in (0..n).step_by(TILE) {
-                let cols = TILE.min(n - col);
+            for col in (0..n).step_by(MAX_TILE_LEN) {
+                let cols = MAX_TILE_LEN.min(n - col);
                 let values = &mut self.parts[row * step + col..][..cols];
                 // SAFETY: the piece lies inside the result.
-                unsafe { self.sink.put((self.row + row, col), (1, cols), values, cols) };
+                unsafe { self.epilogue.put((self.row + row, col), (1, cols), values, cols) };
             }
         }
     }
 
     /// The joins after a block, but for the first, which its tiles have done; the next free level.
-    fn join_parts(&mut self, block: &Block, level: usize) -> usize {
+    fn join_parts(&mut self, block: &ContractionBlock, level: usize) -> usize {
         let part = self.rows * self.vectors * self.kernels.lanes;
         let mut top = level + 1 - usize::from(block.merges > 0);
         for _ in 1..block.merges {

@@ -9,24 +9,24 @@
 //!
 //! How it is computed: a [tile] holds a leaf's accumulators in registers and finished nodes on a small stack.
 //! [`blocks`] has the loops around it, which take operands where they lie wherever that is quick, and [`pack`] them
-//! otherwise; f16 and bf16 become f32 on that way. A [`sink`] takes finished sums: straight into the result, or
+//! otherwise; f16 and bf16 become f32 on that way. An [`epilogue`] takes finished sums: straight into the result, or
 //! by way of a factor, a bias, a function, a rounding.
 
 mod blocks;
 mod contraction;
+mod epilogue;
 mod matrix;
 mod pack;
 mod product;
-mod room;
-mod sink;
+mod scratch;
 mod tensors;
 mod threads;
 mod tile;
 mod transpose;
 mod vector;
 
+pub use epilogue::UnaryF;
 pub use matrix::{MatMut, MatRef};
 pub use product::Gemm;
-pub use sink::UnaryF;
 pub use tensors::{Unchanged, gemm, gemm_fused};
 pub use threads::with_threads;

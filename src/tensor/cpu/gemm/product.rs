@@ -2,10 +2,10 @@
 
 use super::super::real::{Num, Real, Widen};
 use super::super::simd::Isa;
-use super::blocks::{Job, block_len};
+use super::blocks::{GemmOperands, block_len};
 use super::contraction::Contraction;
+use super::epilogue::{Epilogue, LinearEpilogue};
 use super::matrix::{MatMut, MatRef};
-use super::sink::{Plain, Sink};
 use super::threads::run_on_threads;
 use super::tile::Tiled;
 
@@ -29,9 +29,9 @@ macro_rules! product {
                 assert!(a.shape() == (m, k) && b.shape().1 == n, "{:?} {:?} {:?}", a.shape(), b.shape(), (m, n));
                 let beta = (beta != 0.0).then_some(beta);
                 let c_data = c.as_mut_ptr();
-                // SAFETY: the sink is over `c`, which is borrowed exclusively and has the product's shape; its elements lie
+                // SAFETY: the epilogue is over `c`, which is borrowed exclusively and has the product's shape; its elements lie
                 // inside its buffer, each in a place of its own.
-                unsafe { multiply(a, b, &[k], strides, |strides, _| Plain { c: c_data, strides, alpha, beta }) };
+                unsafe { multiply(a, b, &[k], strides, |strides, _| LinearEpilogue { c: c_data, strides, alpha, beta }) };
             }
         }
     )*};
@@ -39,38 +39,38 @@ macro_rules! product {
 
 product!(f32 f64);
 
-/// Multiplies; `sink` is made for the result's strides, and whether rows and columns have changed places.
+/// Multiplies; `epilogue` is made for the result's strides, and whether rows and columns have changed places.
 ///
 /// # Safety
-/// The sink's result has the product's shape, and nobody else reads or writes it.
+/// The epilogue's result has the product's shape, and nobody else reads or writes it.
 pub(super) unsafe fn multiply<E, S>(
     a: MatRef<'_, E>,
     b: MatRef<'_, E>,
     extents: &[usize],
     strides: (usize, usize),
-    sink: impl FnOnce((usize, usize), bool) -> S,
+    epilogue: impl FnOnce((usize, usize), bool) -> S,
 ) where
     E: Widen<Wide: Gemm>,
-    S: Sink<E::Wide>,
+    S: Epilogue<E::Wide>,
 {
     let ((m, k), n) = (a.shape(), b.shape().1);
     assert_eq!(contraction_len(extents), Some(k), "extents of the contraction");
     if m == 0 || n == 0 {
         return;
     }
-    let turned = wants_turning::<E>((m, n), strides);
-    let (a, b, strides) = if turned { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
-    let sink = sink(strides, turned);
+    let transposed = prefers_transposed::<E>((m, n), strides);
+    let (a, b, strides) = if transposed { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
+    let epilogue = epilogue(strides, transposed);
     if k == 0 {
         for (row, col) in (0..a.shape().0).flat_map(|row| (0..b.shape().1).map(move |col| (row, col))) {
             // SAFETY: the element lies inside the result.
-            unsafe { sink.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
+            unsafe { epilogue.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
         }
         return;
     }
     let tree = Contraction::cached(extents, block_len::<E::Wide>());
     // SAFETY: the caller's promise; seen the other way round, the result is the other product's.
-    unsafe { run_on_threads(&Job { a, b, tree: &tree }, &sink) };
+    unsafe { run_on_threads(&GemmOperands { a, b, tree: &tree }, &epilogue) };
 }
 
 /// The number of indices that a contraction over `extents` has; none if it is more than a `usize` holds.
@@ -82,10 +82,10 @@ pub(super) fn contraction_len(extents: &[usize]) -> Option<usize> {
 }
 
 /// True where the transposed product wastes fewer lanes, or only its columns lie side by side.
-fn wants_turning<E: Widen<Wide: Gemm>>((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
+fn prefers_transposed<E: Widen<Wide: Gemm>>((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
     let lanes = E::Wide::kernels(Isa::current()).lanes;
-    let (straight, turned) = (m * n.next_multiple_of(lanes), n * m.next_multiple_of(lanes));
-    if cs != 1 && rs == 1 { 2 * turned <= 3 * straight } else { 3 * turned <= 2 * straight }
+    let (straight, transposed) = (m * n.next_multiple_of(lanes), n * m.next_multiple_of(lanes));
+    if cs != 1 && rs == 1 { 2 * transposed <= 3 * straight } else { 3 * transposed <= 2 * straight }
 }
 
 #[cfg(test)]
@@ -125,7 +125,7 @@ mod tests {
             let b = MatRef::new(&self.b, (self.k, self.n), (self.n, 1)).unwrap().rows(start, len);
             let mut c = vec![T::LOWEST; self.m * self.n];
             let data = c.as_mut_ptr();
-            let plain = |strides, _| Plain { c: data, strides, alpha: T::ONE, beta: None };
+            let plain = |strides, _| LinearEpilogue { c: data, strides, alpha: T::ONE, beta: None };
             // SAFETY: `c` has the product's shape.
             unsafe { multiply(a, b, extents, (self.n, 1), plain) };
             c

@@ -2,9 +2,9 @@
 
 use super::super::as_elements_mut;
 use super::super::real::{Num, Real, Widen};
+use super::epilogue::{FusedEpilogue, LinearEpilogue, UnaryF};
 use super::matrix::MatRef;
 use super::product::{Gemm, contraction_len, multiply};
-use super::sink::{Finish, Plain, UnaryF};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, for_dtype};
 
@@ -92,10 +92,10 @@ where
     let bias = bias.map(Tensor::packed);
     let bias = bias.as_ref().map(|x| x.as_slice::<E>()).transpose()?;
     let c = as_elements_mut::<E>(out.bytes_mut());
-    let one_b = batch == 1 || bsr[0] == 0;
-    let runs_on = batch == 1 || m == 1 || asr[0] == m * asr[1];
+    let shared_b = batch == 1 || bsr[0] == 0;
+    let batch_extends_rows = batch == 1 || m == 1 || asr[0] == m * asr[1];
     let rows = if m == 1 && batch > 1 { asr[0] } else { asr[1] };
-    let (products, m) = if one_b && runs_on { (1, batch * m) } else { (batch, m) };
+    let (products, m) = if shared_b && batch_extends_rows { (1, batch * m) } else { (batch, m) };
     let row_step = if products == 1 { rows } else { asr[1] };
     for (i, c) in c.chunks_exact_mut(m * n).take(products).enumerate() {
         let a = MatRef::new(from(ad, i * asr[0]), (m, k), (row_step, asr[2]))?;
@@ -105,16 +105,16 @@ where
         // is its own wide type, the pointers' types are the same.
         unsafe {
             if E::NATIVE && bias.is_none() && f.is_none() {
-                multiply(a, b, tree, (n, 1), |strides, _| Plain {
+                multiply(a, b, tree, (n, 1), |strides, _| LinearEpilogue {
                     c: c.cast::<E::Wide>(),
                     strides,
                     alpha: E::Wide::ONE,
                     beta: None,
                 });
             } else {
-                multiply(a, b, tree, (n, 1), |strides, turned| {
-                    let steps = if turned { (1, 0) } else { (0, 1) };
-                    Finish { c, strides, bias: bias.map(|data| (data, steps)), f }
+                multiply(a, b, tree, (n, 1), |strides, transposed| {
+                    let steps = if transposed { (1, 0) } else { (0, 1) };
+                    FusedEpilogue { c, strides, bias: bias.map(|data| (data, steps)), f }
                 });
             }
         }
@@ -205,9 +205,9 @@ mod tests {
                 let (a, b) = (narrow(&noise([1, m, k], 1)), narrow(&noise([1, k, n], 2)));
                 let want = narrow(&plain(&wide(&a), &wide(&b))).to_f64_vec();
                 assert_eq!(plain(&a, &b).to_f64_vec(), want);
-                let turned =
+                let transposed =
                     |x: &Tensor| x.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
-                assert_eq!(plain(&turned(&a), &turned(&b)).to_f64_vec(), want);
+                assert_eq!(plain(&transposed(&a), &transposed(&b)).to_f64_vec(), want);
                 let apart = |x: &Tensor| {
                     let (m, n) = (x.shape()[1], x.shape()[2]);
                     let twice = x.unsqueeze(3).unwrap().expand([1, m, n, 2]).unwrap().contiguous().unwrap();
@@ -228,8 +228,8 @@ mod tests {
         assert_eq!(gemm("matmul", &a, &b, &[1 << 40, 0, 1 << 40]).unwrap().to_f64_vec(), [0.0; 4]);
     }
 
-    struct Sum;
-    impl Function<2> for Sum {
+    struct AddTwo;
+    impl Function<2> for AddTwo {
         #[inline(always)]
         fn at<A: Real>(_: f64, [x, y]: [A; 2]) -> A {
             x + y
@@ -262,7 +262,7 @@ mod tests {
                     compute("swish", &Loops::floats::<Swish, 1>(), 0.0, &mut [x.clone()]).unwrap()
                 };
                 let mut terms = [product.clone(), bias.expand([1, m, n]).unwrap()];
-                let sum = compute("add", &Loops::floats::<Sum, 2>(), 0.0, &mut terms).unwrap();
+                let sum = compute("add", &Loops::floats::<AddTwo, 2>(), 0.0, &mut terms).unwrap();
                 let want = [swish(&sum), sum, swish(&product)];
                 for &isa in Isa::available() {
                     let got = with_isa(isa, || {

@@ -6,11 +6,11 @@
 use std::array::from_fn;
 
 use super::super::simd::Isa;
-use super::contraction::Leaf;
+use super::contraction::ContractionLeaf;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
 use super::transpose::{transpose_f32, transpose_f64};
-use super::vector::{Lanes, Vector, prefetch, prefetch_to_write};
+use super::vector::{ArrayVector, Vector, prefetch, prefetch_to_write};
 
 /// What a tile is made from and where it goes. Steps are in elements.
 pub(super) struct Tile<T> {
@@ -23,7 +23,7 @@ pub(super) struct Tile<T> {
     /// Along the contraction; the columns lie side by side.
     pub(super) b_step: usize,
     /// Never empty.
-    pub(super) leaves: *const [Leaf],
+    pub(super) leaves: *const [ContractionLeaf],
     /// Room for the finished nodes.
     pub(super) stack: *mut T,
     /// The first element of the result, whose columns lie side by side.
@@ -40,7 +40,7 @@ pub(super) struct Tile<T> {
 pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
 
 /// The kernels of one instruction set.
-pub struct Kernels<T: 'static> {
+pub struct TileKernels<T: 'static> {
     /// Elements in a vector.
     pub(super) lanes: usize,
     /// `tiles[rows - 1][vectors - 1]`.
@@ -54,12 +54,12 @@ pub struct Kernels<T: 'static> {
 /// An element type with tile kernels.
 pub trait Tiled: Sized + 'static {
     /// The kernels for `isa`, which this CPU has.
-    fn kernels(isa: Isa) -> &'static Kernels<Self>;
+    fn kernels(isa: Isa) -> &'static TileKernels<Self>;
 }
 
 macro_rules! kernels {
     ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, [$($rows:literal)*], $vectors:tt) => {
-        pub(super) static $name: Kernels<$t> = Kernels {
+        pub(super) static $name: TileKernels<$t> = TileKernels {
             lanes: <$v as Vector>::LANES,
             tiles: &[$(&kernels!(@row $call, $v, $rows, $vectors)),*],
             wide_row: ($wide, $call::<$v, 1, $wide>),
@@ -81,13 +81,13 @@ mod x86 {
     kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, [1 2 3 4 5 6], [1 2]);
 }
 
-kernels!(PLAIN_F32, f32, Lanes<f32, 4>, plain, 4, transpose_plain::<f32>, [1 2 3 4], [1 2]);
-kernels!(PLAIN_F64, f64, Lanes<f64, 2>, plain, 4, transpose_plain::<f64>, [1 2 3 4], [1 2]);
+kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, [1 2 3 4], [1 2]);
+kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, [1 2 3 4], [1 2]);
 
 macro_rules! tiled {
     ($($t:ty, $avx512:ident, $avx2:ident, $plain:ident;)*) => {$(
         impl Tiled for $t {
-            fn kernels(isa: Isa) -> &'static Kernels<$t> {
+            fn kernels(isa: Isa) -> &'static TileKernels<$t> {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx512 => &x86::$avx512,
@@ -125,7 +125,7 @@ unsafe fn plain<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::
 }
 
 /// How far along the contraction rows are fetched before they are needed.
-const AHEAD: usize = 12;
+const PREFETCH_DISTANCE: usize = 12;
 
 /// `c = alpha * tree of (a * b) + beta * c`.
 ///
@@ -150,9 +150,9 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T
         loop {
             let leaf = leaves[at];
             // A product added to -0.0 is that product: signed zeros included.
-            acc = [[V::nothing(); VECTORS]; ROWS];
+            acc = [[V::sum_identity(); VECTORS]; ROWS];
             for _ in 0..leaf.len {
-                prefetch(a.wrapping_add(AHEAD * t.a_steps.1));
+                prefetch(a.wrapping_add(PREFETCH_DISTANCE * t.a_steps.1));
                 let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
                 for (i, acc) in acc.iter_mut().enumerate() {
                     let x = V::splat(*a.add(i * t.a_steps.0));

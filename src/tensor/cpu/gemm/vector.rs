@@ -12,7 +12,7 @@ pub(super) unsafe trait Vector: Copy {
     /// The number of elements.
     const LANES: usize;
     /// What a sum does not notice: -0.0.
-    unsafe fn nothing() -> Self;
+    unsafe fn sum_identity() -> Self;
     /// `x` in every lane.
     unsafe fn splat(x: Self::T) -> Self;
     /// From memory, in any alignment.
@@ -35,7 +35,7 @@ macro_rules! vectors {
             type T = $t;
             const LANES: usize = $lanes;
             #[inline(always)]
-            unsafe fn nothing() -> Self {
+            unsafe fn sum_identity() -> Self {
                 // SAFETY: the caller's promise.
                 unsafe { x86::$set1(-0.0) }
             }
@@ -84,28 +84,28 @@ vectors! {
     x86::__m256d, f64, 4, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd, _mm256_fmadd_pd, _mm256_add_pd, _mm256_mul_pd;
 }
 
-/// Lanes as an array, for every CPU.
+/// A vector as an array, for every CPU.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes<T, const N: usize>([T; N]);
+pub(super) struct ArrayVector<T, const N: usize>([T; N]);
 
 macro_rules! lanes {
     ($($t:ty, $n:expr, $fma:path;)*) => {$(
         // SAFETY: plain loops over the lanes.
-        unsafe impl Vector for Lanes<$t, $n> {
+        unsafe impl Vector for ArrayVector<$t, $n> {
             type T = $t;
             const LANES: usize = $n;
             #[inline(always)]
-            unsafe fn nothing() -> Self {
-                Lanes([-0.0; $n])
+            unsafe fn sum_identity() -> Self {
+                ArrayVector([-0.0; $n])
             }
             #[inline(always)]
             unsafe fn splat(x: $t) -> Self {
-                Lanes([x; $n])
+                ArrayVector([x; $n])
             }
             #[inline(always)]
             unsafe fn load(p: *const $t) -> Self {
                 // SAFETY: the caller's promise; an array wants no more alignment than its elements.
-                Lanes(unsafe { p.cast::<[$t; $n]>().read() })
+                ArrayVector(unsafe { p.cast::<[$t; $n]>().read() })
             }
             #[inline(always)]
             unsafe fn store(self, p: *mut $t) {

@@ -3,7 +3,7 @@
 use crate::tensor::Dims;
 
 /// `N` strided layouts of one shape, with the dims that run on into one another in all of them merged.
-pub struct Nest<const N: usize> {
+pub struct StridedRows<const N: usize> {
     /// Innermost first; never empty.
     extents: Dims,
     strides: [Dims; N],
@@ -13,26 +13,26 @@ pub struct Nest<const N: usize> {
 /// row-major order of all elements.
 pub type EachChunk<'a, const N: usize> = &'a mut dyn FnMut(&[usize; N], usize, usize, usize);
 
-impl<const N: usize> Nest<N> {
+impl<const N: usize> StridedRows<N> {
     /// The layouts with these strides, all of `shape`.
-    pub fn new(shape: &[usize], strides: [&[usize]; N]) -> Nest<N> {
-        let mut nest = Nest { extents: Dims::new(), strides: std::array::from_fn(|_| Dims::new()) };
+    pub fn new(shape: &[usize], strides: [&[usize]; N]) -> StridedRows<N> {
+        let mut rows = StridedRows { extents: Dims::new(), strides: std::array::from_fn(|_| Dims::new()) };
         for d in (0..shape.len()).rev().filter(|&d| shape[d] != 1) {
-            let inner = nest.extents.len().wrapping_sub(1);
-            let runs_on = !nest.extents.is_empty()
-                && (0..N).all(|k| strides[k][d] == nest.strides[k][inner] * nest.extents[inner]);
+            let inner = rows.extents.len().wrapping_sub(1);
+            let runs_on = !rows.extents.is_empty()
+                && (0..N).all(|k| strides[k][d] == rows.strides[k][inner] * rows.extents[inner]);
             if runs_on {
-                nest.extents[inner] *= shape[d];
+                rows.extents[inner] *= shape[d];
                 continue;
             }
-            nest.extents.push(shape[d]);
-            (0..N).for_each(|k| nest.strides[k].push(strides[k][d]));
+            rows.extents.push(shape[d]);
+            (0..N).for_each(|k| rows.strides[k].push(strides[k][d]));
         }
-        if nest.extents.is_empty() {
-            nest.extents.push(1);
-            nest.strides.iter_mut().for_each(|s| s.push(1));
+        if rows.extents.is_empty() {
+            rows.extents.push(1);
+            rows.strides.iter_mut().for_each(|s| s.push(1));
         }
-        nest
+        rows
     }
 
     /// The length of the merged innermost dim.
@@ -41,7 +41,7 @@ impl<const N: usize> Nest<N> {
     }
 
     /// The number of rows.
-    pub fn rows(&self) -> usize {
+    pub fn row_count(&self) -> usize {
         self.extents[1..].iter().product()
     }
 
@@ -101,20 +101,20 @@ mod tests {
 
     #[test]
     fn merges_what_runs_on_in_all() {
-        let nest = Nest::new(&[2, 3, 1, 4], [&[12, 4, 9, 1], &[0, 0, 0, 1]]);
-        assert_eq!((nest.row_len(), nest.rows()), (4, 6));
+        let rows = StridedRows::new(&[2, 3, 1, 4], [&[12, 4, 9, 1], &[0, 0, 0, 1]]);
+        assert_eq!((rows.row_len(), rows.row_count()), (4, 6));
         let mut seen = Vec::new();
-        nest.each_row(|at| seen.push(*at));
+        rows.each_row(|at| seen.push(*at));
         assert_eq!(seen, [[0, 0], [4, 0], [8, 0], [12, 0], [16, 0], [20, 0]]);
-        assert_eq!(Nest::new(&[2, 3, 4], [&[12, 4, 1], &[0, 0, 0]]).row_len(), 24);
-        assert_eq!(Nest::<1>::new(&[], [&[]]).row_len(), 1);
-        Nest::new(&[2, 0], [&[1, 1]]).each_row(|_| panic!("an empty shape has no rows"));
+        assert_eq!(StridedRows::new(&[2, 3, 4], [&[12, 4, 1], &[0, 0, 0]]).row_len(), 24);
+        assert_eq!(StridedRows::<1>::new(&[], [&[]]).row_len(), 1);
+        StridedRows::new(&[2, 0], [&[1, 1]]).each_row(|_| panic!("an empty shape has no rows"));
     }
 
     #[test]
     fn chunks_cover_the_rows() {
         let mut seen = Vec::new();
-        Nest::new(&[2, 5], [&[7, 1]]).each_chunk(3, &mut |at, start, len, out| {
+        StridedRows::new(&[2, 5], [&[7, 1]]).each_chunk(3, &mut |at, start, len, out| {
             seen.push((at[0], start, len, out));
         });
         assert_eq!(seen, [(0, 0, 3, 0), (0, 3, 2, 3), (7, 0, 3, 5), (7, 3, 2, 8)]);

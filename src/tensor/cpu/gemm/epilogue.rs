@@ -10,18 +10,18 @@ pub trait UnaryF: Copy {
 }
 
 /// The most elements of a tile.
-pub(super) const TILE: usize = 512;
+pub(super) const MAX_TILE_LEN: usize = 512;
 
 /// Takes finished sums. Calls from several threads at once concern different elements.
 ///
 /// # Safety
-/// What [`Sink::direct`] gives may be written for every element of the result.
-pub(super) unsafe trait Sink<T>: Sync {
+/// What [`Epilogue::direct`] gives may be written for every element of the result.
+pub(super) unsafe trait Epilogue<T>: Sync {
     /// The result itself, if its columns lie side by side and tiles may be stored there as they come.
-    fn direct(&self) -> Option<Direct<T>>;
+    fn direct(&self) -> Option<DirectStore<T>>;
 
     /// Takes the tile at `(row, col)` of `(rows, cols)`; its rows are `step` apart in `values`, which it may work in.
-    /// There are at most [`TILE`] of them.
+    /// There are at most [`MAX_TILE_LEN`] of them.
     ///
     /// # Safety
     /// The tile lies inside the result, and nobody else reads or writes these elements.
@@ -29,7 +29,7 @@ pub(super) unsafe trait Sink<T>: Sync {
 }
 
 /// How tiles are stored: `alpha * sum + beta * what was there`.
-pub(super) struct Direct<T> {
+pub(super) struct DirectStore<T> {
     pub(super) c: *mut T,
     /// From row to row.
     pub(super) step: usize,
@@ -38,7 +38,7 @@ pub(super) struct Direct<T> {
 }
 
 /// `c = alpha * sum + beta * c`.
-pub(super) struct Plain<T> {
+pub(super) struct LinearEpilogue<T> {
     pub(super) c: *mut T,
     pub(super) strides: (usize, usize),
     pub(super) alpha: T,
@@ -47,12 +47,12 @@ pub(super) struct Plain<T> {
 }
 
 // SAFETY: the pointer is to a result that the call has borrowed exclusively; threads write different elements.
-unsafe impl<T: Sync> Sync for Plain<T> {}
+unsafe impl<T: Sync> Sync for LinearEpilogue<T> {}
 
 // SAFETY: `c` reaches over the whole result.
-unsafe impl<T: Real> Sink<T> for Plain<T> {
-    fn direct(&self) -> Option<Direct<T>> {
-        let direct = Direct { c: self.c, step: self.strides.0, alpha: self.alpha, beta: self.beta };
+unsafe impl<T: Real> Epilogue<T> for LinearEpilogue<T> {
+    fn direct(&self) -> Option<DirectStore<T>> {
+        let direct = DirectStore { c: self.c, step: self.strides.0, alpha: self.alpha, beta: self.beta };
         (self.strides.1 == 1).then_some(direct)
     }
 
@@ -77,7 +77,7 @@ unsafe impl<T: Real> Sink<T> for Plain<T> {
 }
 
 /// `c = f(sum + bias)`, rounded to `E` after every step.
-pub(super) struct Finish<'a, E, F> {
+pub(super) struct FusedEpilogue<'a, E, F> {
     pub(super) c: *mut E,
     pub(super) strides: (usize, usize),
     /// The bias seen as a matrix: its strides are (0, 1), or (1, 0) where rows and columns have changed places.
@@ -86,29 +86,29 @@ pub(super) struct Finish<'a, E, F> {
     pub(super) f: Option<F>,
 }
 
-// SAFETY: as for `Plain`; the function is only called.
-unsafe impl<E: Sync, F: Sync> Sync for Finish<'_, E, F> {}
+// SAFETY: as for `LinearEpilogue`; the function is only called.
+unsafe impl<E: Sync, F: Sync> Sync for FusedEpilogue<'_, E, F> {}
 
 // SAFETY: tiles are never stored as they come.
-unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Sink<E::Wide> for Finish<'_, E, F> {
-    fn direct(&self) -> Option<Direct<E::Wide>> {
+unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Epilogue<E::Wide> for FusedEpilogue<'_, E, F> {
+    fn direct(&self) -> Option<DirectStore<E::Wide>> {
         None
     }
 
     unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [E::Wide], step: usize) {
-        dispatch(FinishTile { finish: self, at, shape, values, step });
+        dispatch(FusedEpilogueTile { finish: self, at, shape, values, step });
     }
 }
 
-struct FinishTile<'a, 'b, E: Widen, F> {
-    finish: &'a Finish<'b, E, F>,
+struct FusedEpilogueTile<'a, 'b, E: Widen, F> {
+    finish: &'a FusedEpilogue<'b, E, F>,
     at: (usize, usize),
     shape: (usize, usize),
     values: &'a mut [E::Wide],
     step: usize,
 }
 
-impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
+impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FusedEpilogueTile<'_, '_, E, F> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
@@ -116,12 +116,15 @@ impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
         if E::NATIVE {
             self.steps(len, (&mut [], &mut []));
         } else {
-            self.steps(len, (&mut [E::default(); TILE][..len], &mut [E::Wide::ZERO; TILE][..len]));
+            self.steps(
+                len,
+                (&mut [E::default(); MAX_TILE_LEN][..len], &mut [E::Wide::ZERO; MAX_TILE_LEN][..len]),
+            );
         }
     }
 }
 
-impl<E: Widen<Wide: Real>, F: UnaryF> FinishTile<'_, '_, E, F> {
+impl<E: Widen<Wide: Real>, F: UnaryF> FusedEpilogueTile<'_, '_, E, F> {
     /// The first `len` values, with room for as many that are rounded.
     #[inline(always)]
     fn steps(&mut self, len: usize, (narrow, wide): (&mut [E], &mut [E::Wide])) {

@@ -10,22 +10,22 @@ const KEEP_BYTES: usize = 8 << 20;
 /// A cache line, as widest vectors want it.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
 thread_local! {
-    static ROOM: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    static SCRATCH: Cell<Vec<CacheLine>> = const { Cell::new(Vec::new()) };
 }
 
 /// Calls `f` with arrays of these lengths, aligned to cache lines, of arbitrary contents.
-pub(super) fn with_room<T: Num, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
-    let per_line = size_of::<Line>() / size_of::<T>();
+pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
+    let per_line = size_of::<CacheLine>() / size_of::<T>();
     let lines = lens.map(|len| len.div_ceil(per_line));
-    let mut room = ROOM.take();
+    let mut scratch = SCRATCH.take();
     let wanted: usize = lines.iter().sum();
-    if room.len() < wanted {
-        room = vec![Line([0; 64]); wanted];
+    if scratch.len() < wanted {
+        scratch = vec![CacheLine([0; 64]); wanted];
     }
-    let mut rest = &mut room[..];
+    let mut rest = &mut scratch[..];
     let arrays = std::array::from_fn(|i| {
         let (array, after) = std::mem::take(&mut rest).split_at_mut(lines[i]);
         rest = after;
@@ -34,7 +34,7 @@ pub(super) fn with_room<T: Num, const N: usize>(lens: [usize; N], f: impl FnOnce
         unsafe { std::slice::from_raw_parts_mut(array.as_mut_ptr().cast::<T>(), lens[i]) }
     });
     f(arrays);
-    if size_of_val(&room[..]) <= KEEP_BYTES {
-        ROOM.set(room);
+    if size_of_val(&scratch[..]) <= KEEP_BYTES {
+        SCRATCH.set(scratch);
     }
 }
