@@ -12,6 +12,7 @@ mod dense;
 mod device;
 mod devices;
 mod dtype;
+mod elements;
 mod fold_order;
 mod interop;
 pub mod math;

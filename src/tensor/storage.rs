@@ -1,10 +1,22 @@
-//! Buffers and the per-thread pool they return to.
+//! The memory of tensors: buffers, and the pool of each thread that reuses their blocks.
 //!
-//! A buffer on a device is that device's block ([`cuda`](super::cuda)), which no code here looks into. In the processor's
-//! memory a buffer is a 64-byte aligned block. Pool blocks are zeroed when they first come from the system and are handed out
-//! again with whatever their last owner wrote, so a buffer's bytes are always initialised and reading uninit ones is
-//! wasteful but never undefined. A block returns to the pool of the thread that took it from the system, whoever drops
-//! it: threads that read one another's tensors would otherwise drain some pools and swell others.
+//! ```
+//! use isoshard::tensor::{DType, Tensor, storage};
+//!
+//! storage::trim_pool(); // starts with an empty pool
+//! drop(Tensor::zeros(DType::F32, [1000]));
+//! assert_eq!(storage::pool_stats().free_bytes, 4096); // 4000 bytes take a block of 4096
+//! let reused = storage::pool_stats().reused_len;
+//! let _x = Tensor::zeros(DType::F32, [999]); // takes that block
+//! assert_eq!(storage::pool_stats().reused_len, reused + 1);
+//! ```
+//!
+//! A buffer in the CPU's memory is a block aligned to 64 bytes; a buffer on a device is that device's block
+//! ([`cuda`](super::cuda)). The pool zeroes a block when it comes from the system, and hands it out again with the bytes
+//! that its last owner wrote. So all bytes of a buffer are always initialised.
+//!
+//! A block returns to the pool of the thread that took it from the system, on whatever thread its buffer is dropped.
+//! Otherwise threads that read each other's tensors would drain some pools and fill others.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
@@ -16,16 +28,17 @@ use super::Device;
 use super::cuda::DeviceBlock;
 use super::meta::CountedBytes;
 
-/// Blocks are aligned for the widest vector and for a cache line.
+/// The alignment of blocks in bytes: that of the widest vector and of a cache line.
 const ALIGN: usize = 64;
-/// The smallest block.
+/// The size of the smallest block.
 const MIN_BYTES: usize = 64;
-/// What one thread keeps for reuse at most; beyond it blocks go back to the system.
+/// The most bytes that one thread's pool keeps for reuse; further blocks go back to the system.
 const POOL_LIMIT_BYTES: usize = 2 << 30;
-/// Four size classes per doubling waste at most a fifth of a block; enough for any length that has addresses.
+/// The number of size classes. Four per doubling waste at most a fifth of a block; there is one for any length that has
+/// addresses.
 const CLASSES: usize = 4 * 58;
 
-/// A block of memory: from the pool, lent by a foreign owner such as a `Vec`, on a device, or none at all.
+/// A block of memory that is the pool's, another owner's (a `Vec`), a device's, or absent.
 pub(crate) struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
@@ -33,7 +46,7 @@ pub(crate) struct Buffer {
 }
 
 enum BufferOwner {
-    /// The pool of a thread that lives no more where `origin` is none.
+    /// A thread's pool; `origin` is `None` if that thread has ended.
     Pool {
         class: usize,
         origin: Option<Arc<ReturnQueue>>,
@@ -41,24 +54,24 @@ enum BufferOwner {
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
     },
-    /// `ptr` points nowhere.
+    /// A device's block; `ptr` is dangling.
     Device(DeviceBlock),
-    /// `ptr` points nowhere: there are no bytes, only their number.
+    /// No bytes, only their number; `ptr` is dangling.
     Meta {
         _counted: CountedBytes,
     },
 }
 
-/// A shared buffer. Writable only while nobody shares it.
+/// A buffer that tensors share. It is writable only while it has one owner.
 pub(crate) type Storage = Arc<Buffer>;
 
-// SAFETY: the buffer owns its block; shared access is read-only, and writing wants `&mut Buffer`.
+// SAFETY: the buffer owns its block; shared access is read-only, and writing needs `&mut Buffer`.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// A block of at least `len_bytes`, with arbitrary but initialised contents.
+    /// Returns a buffer of at least `len_bytes` from the pool, with arbitrary but initialised contents.
     pub(crate) fn uninit(len_bytes: usize) -> Buffer {
         let class = class_of(len_bytes);
         let from_pool = POOL.try_with(|p| {
@@ -74,24 +87,24 @@ impl Buffer {
         Buffer { ptr, len_bytes, owner: BufferOwner::Pool { class, origin } }
     }
 
-    /// Takes over `data` without copying.
+    /// Takes over `data` without copying it.
     pub(crate) fn adopt<T: super::Element>(mut data: Vec<T>) -> Buffer {
         let ptr = NonNull::new(data.as_mut_ptr().cast()).expect("a Vec's pointer is never null");
         let len_bytes = std::mem::size_of_val(data.as_slice());
         Buffer { ptr, len_bytes, owner: BufferOwner::Foreign { _keep: Box::new(data) } }
     }
 
-    /// The first `len_bytes` of a device's block.
+    /// Returns the buffer of the first `len_bytes` of a device's block.
     pub(crate) fn on_device(block: DeviceBlock, len_bytes: usize) -> Buffer {
         Buffer { ptr: NonNull::dangling(), len_bytes, owner: BufferOwner::Device(block) }
     }
 
-    /// No bytes, counted as `len_bytes`.
+    /// Returns a buffer without bytes that counts as `len_bytes`.
     pub(super) fn without_bytes(counted: CountedBytes, len_bytes: usize) -> Buffer {
         Buffer { ptr: NonNull::dangling(), len_bytes, owner: BufferOwner::Meta { _counted: counted } }
     }
 
-    /// Where the bytes are.
+    /// Returns the device that holds the bytes.
     pub(super) fn device(&self) -> Device {
         match &self.owner {
             BufferOwner::Device(block) => block.home().device(),
@@ -100,7 +113,7 @@ impl Buffer {
         }
     }
 
-    /// The device's block, of a buffer that is one.
+    /// Returns the device's block, or `None` if the buffer is not on a CUDA device.
     pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
         match &self.owner {
             BufferOwner::Device(block) => Some(block),
@@ -126,7 +139,7 @@ impl Drop for Buffer {
         let BufferOwner::Pool { class, origin } = &mut self.owner else { return };
         let block = PoolBlock { ptr: self.ptr, class: *class };
         let Some(origin) = origin.take() else { return block.free() };
-        // To this thread's pool if it came from there, else by letter to the thread it came from.
+        // The block goes to this thread's pool if it came from there, else to the queue of the thread that it came from.
         let mut block = Some(block);
         let _ = POOL.try_with(|p| {
             if let Ok(mut pool) = p.try_borrow_mut()
@@ -142,23 +155,23 @@ impl Drop for Buffer {
     }
 }
 
-/// A block on its way between owners: freed by whoever keeps it last.
+/// A pool's block that no buffer uses.
 struct PoolBlock {
     ptr: NonNull<u8>,
     class: usize,
 }
 
-// SAFETY: a block is memory without an owner's pointers into it; it may be freed or reused on any thread.
+// SAFETY: no pointers into the block exist, so it may be freed or reused on any thread.
 unsafe impl Send for PoolBlock {}
 
 impl PoolBlock {
     fn free(self) {
-        // SAFETY: the block was allocated with this very layout, and this is its only owner.
+        // SAFETY: the block was allocated with this layout, and this is its only owner.
         unsafe { dealloc(self.ptr.as_ptr(), layout_of(self.class)) };
     }
 }
 
-/// Where other threads leave a thread's blocks.
+/// The blocks of a thread's pool that other threads have dropped.
 struct ReturnQueue(Mutex<Vec<PoolBlock>>);
 
 impl ReturnQueue {
@@ -166,39 +179,56 @@ impl ReturnQueue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
     }
 
-    /// Hands over what has come; the room for letters stays.
-    fn collect(&self, keep: impl FnMut(PoolBlock)) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(keep);
+    /// Passes each queued block to `take`; the queue keeps its capacity.
+    fn drain(&self, take: impl FnMut(PoolBlock)) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(take);
     }
 }
 
 impl Drop for ReturnQueue {
     fn drop(&mut self) {
-        self.collect(PoolBlock::free);
+        self.drain(PoolBlock::free);
     }
 }
 
-/// What the calling thread's pool holds, for tests and for whoever hunts memory.
+/// The state of one thread's pool of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
     /// Bytes kept for reuse.
     pub free_bytes: usize,
-    /// Blocks that came from the system so far.
+    /// The number of blocks that came from the system so far.
     pub system_len: u64,
-    /// Blocks that were reused so far.
+    /// The number of blocks that were reused so far.
     pub reused_len: u64,
 }
 
-/// The state of the calling thread's pool.
+/// Returns the state of the calling thread's pool.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, storage};
+/// let before = storage::pool_stats();
+/// let _x = Tensor::zeros(DType::U8, [1 << 20]);
+/// let now = storage::pool_stats();
+/// assert_eq!(now.system_len + now.reused_len, before.system_len + before.reused_len + 1);
+/// ```
 pub fn pool_stats() -> PoolStats {
     POOL.with(|p| p.borrow().stats)
 }
 
-/// Gives everything the calling thread's pool keeps back to the system.
+/// Gives all blocks that the calling thread's pool keeps for reuse back to the system.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, storage};
+/// drop(Tensor::zeros(DType::F64, [10_000]));
+/// assert!(storage::pool_stats().free_bytes >= 80_000);
+/// storage::trim_pool();
+/// assert_eq!(storage::pool_stats().free_bytes, 0);
+/// ```
 pub fn trim_pool() {
     POOL.with(|p| p.borrow_mut().trim());
 }
 
+/// The blocks that a thread keeps for reuse, by size class.
 struct BlockPool {
     free: Vec<Vec<NonNull<u8>>>,
     returns: Arc<ReturnQueue>,
@@ -214,10 +244,11 @@ thread_local! {
 }
 
 impl BlockPool {
+    /// Returns a kept block of the class, or `None` if there is none.
     fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
         if self.free[class].is_empty() {
             let returns = self.returns.clone();
-            returns.collect(|block| {
+            returns.drain(|block| {
                 if let Some(block) = self.put(block) {
                     block.free();
                 }
@@ -234,7 +265,7 @@ impl BlockPool {
         block
     }
 
-    /// Keeps a block for reuse, or hands it back if the pool is full.
+    /// Keeps a block for reuse, or returns it if the pool is full.
     fn put(&mut self, block: PoolBlock) -> Option<PoolBlock> {
         let bytes = class_bytes(block.class);
         if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
@@ -245,8 +276,9 @@ impl BlockPool {
         None
     }
 
+    /// Frees all kept blocks.
     fn trim(&mut self) {
-        self.returns.collect(PoolBlock::free);
+        self.returns.drain(PoolBlock::free);
         for (class, blocks) in self.free.iter_mut().enumerate() {
             blocks.drain(..).for_each(|ptr| PoolBlock { ptr, class }.free());
         }
@@ -260,7 +292,8 @@ impl Drop for BlockPool {
     }
 }
 
-/// The class of the smallest block that holds `len_bytes`: `MIN * 2^(c / 4) * (4 + c % 4) / 4`.
+/// Returns the size class of the smallest block that holds `len_bytes`. Class `c` has `MIN_BYTES * 2^(c / 4) * (4 + c % 4) / 4`
+/// bytes.
 fn class_of(len_bytes: usize) -> usize {
     let units = len_bytes.div_ceil(MIN_BYTES).max(1);
     if units <= 4 {
@@ -307,7 +340,7 @@ mod tests {
         assert_eq!(Buffer::uninit(100_000).as_ptr() as usize, first);
         assert_eq!(pool_stats().system_len, before.system_len);
         let orphan = std::thread::spawn(|| Buffer::uninit(64)).join().unwrap();
-        drop(orphan); // its thread is gone: the last of the two frees it
+        drop(orphan); // its thread has ended, so dropping the buffer frees the block
         trim_pool();
     }
 
