@@ -29,6 +29,7 @@ pub struct MetaMemoryStats {
 ///
 /// ```
 /// use isoshard::tensor::{DType, Device, Tensor, meta};
+/// meta::reset_memory_peak();
 /// drop(Tensor::zeros_on(Device::Meta, DType::F64, [1000])?);
 /// let stats = meta::memory_stats();
 /// assert_eq!((stats.live_bytes, stats.peak_live_bytes), (0, 8000));

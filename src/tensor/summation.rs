@@ -1,21 +1,20 @@
-//! The order of a sum: where a range of summed indices is split.
+//! The order of additions in a sum: the rule that splits a range of summed indices.
 //!
-//! A sum over dims has one tree, a function of the summed extents alone. The outermost dim's range is split down to single
-//! indices, then the next dim's; the innermost one's down to *leaves* of at most [`LEAF`] indices, which continue as
-//! [`Leaf`] says. A node is the sum of its left and its right part, in this order.
+//! A sum over dims follows one tree, which depends on the summed extents alone. The outermost dim's range is split down to
+//! single indices, then the next dim's; the innermost dim's range is split down to *leaves* of at most [`LEAF`] indices, in
+//! which [`Leaf`] gives the order. A node is the sum of its left part and its right part.
 //!
-//! The place where a range is split depends on its length alone ([`SplitRule::left_of`]), never on where it begins. So whatever evaluates
-//! a node by itself (a thread, a warp, another process, a kernel that has never seen the rest) gives the bits that the node has
-//! inside the whole: by induction, since both of its parts are nodes of which the same holds, down to leaves, which are
-//! sequences of operations given by their length.
+//! [`SplitRule::left_of`] splits a range by its length alone, not by its first index. So a node that is evaluated by itself
+//! (by a thread, a warp or another process) has the same bits as inside the whole sum: its two parts are nodes themselves,
+//! down to leaves, whose additions depend on their length alone.
 //!
-//! Everything that splits a sum asks here. `kernels/iso.cuh` has the rule once more, for the device, and a test compares the
+//! All code that splits a sum calls this module. `kernels/iso.cuh` repeats the rule for CUDA kernels, and a test compares the
 //! two.
 //!
 //! ```
 //! use isoshard::tensor::{LEAF, Leaf, SplitRule};
 //!
-//! /// The leaves of a sum over `n` indices, by their lengths.
+//! /// The lengths of the leaves of a sum over `n` indices.
 //! fn leaves(n: usize) -> Vec<usize> {
 //!     if n <= LEAF {
 //!         return vec![n];
@@ -31,29 +30,35 @@
 //! assert_eq!(Leaf::Chain.left_of(SplitRule::Halves, 5), None);
 //! ```
 
-/// The widest leaf of the summation tree.
+/// The largest number of indices in a leaf of the summation tree.
 pub const LEAF: usize = 32;
 
-/// A rule by which a range of summed indices is split in two. All sums follow one; the kinds are named, so that a sum which
-/// has to follow another says so.
+/// The rule that splits a range of summed indices in two. There is one rule, which all sums follow; it has a name so that a
+/// second one can be added.
+///
+/// ```
+/// use isoshard::tensor::SplitRule;
+/// let rule = SplitRule::Halves;
+/// assert_eq!((rule.left_of(7), rule.mid(10, 17), rule.depth(100, 32)), (4, 14, 2)); // 100 = (25 + 25) + (25 + 25)
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SplitRule {
-    /// `[a, b)` is split at `a + ceil((b - a) / 2)`.
+    /// The range `[a, b)` is split at `a + ceil((b - a) / 2)`.
     Halves,
 }
 
-/// The form of the tree below ranges of [`LEAF`] indices of the innermost dim.
+/// The order of additions in a leaf, a range of at most [`LEAF`] indices of the innermost dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Leaf {
-    /// Neighbours are added, then the sums of neighbours, and so on; what has no neighbour is passed on. Any range consists
-    /// of nodes.
+    /// Neighbours are added, then the sums of neighbours, and so on; an element without a neighbour moves up unchanged. A leaf
+    /// is a tree itself, so parts of it can be evaluated apart.
     Pairs,
-    /// One chain of fused multiply-adds in ascending order, as in a matrix product: it cannot be cut.
+    /// One chain of fused multiply-adds in ascending order, as in a matrix product. It cannot be split.
     Chain,
 }
 
 impl SplitRule {
-    /// The number of indices that go to the left, of a range of `len`, at least 2.
+    /// Returns the number of indices in the left part of a range of `len` indices, at least 2.
     #[inline(always)]
     pub const fn left_of(self, len: usize) -> usize {
         match self {
@@ -61,13 +66,13 @@ impl SplitRule {
         }
     }
 
-    /// The index at which `from..to`, of at least 2 indices, is split.
+    /// Returns the index at which `from..to`, a range of at least 2 indices, is split.
     #[inline(always)]
     pub const fn mid(self, from: usize, to: usize) -> usize {
         from + self.left_of(to - from)
     }
 
-    /// The number of times that a range of `len` is split until no part is longer than `leaf`, at least 1.
+    /// Returns how many times a range of `len` indices is split until no part is longer than `leaf`, which is at least 1.
     pub const fn depth(self, len: usize, leaf: usize) -> u32 {
         let (mut longest, mut depth) = (len, 0);
         while longest > leaf {
@@ -79,8 +84,8 @@ impl SplitRule {
 }
 
 impl Leaf {
-    /// The number of indices that go to the left, of a range of `len`, at least 2, of the innermost dim of a sum that
-    /// follows `split`; `None` if the range is a leaf that cannot be cut.
+    /// Returns the number of indices in the left part of a range of `len` indices, at least 2, of the innermost dim of a sum
+    /// that follows `split`, or `None` if the range is a leaf that cannot be split.
     #[inline(always)]
     pub const fn left_of(self, split: SplitRule, len: usize) -> Option<usize> {
         match self {
@@ -106,7 +111,7 @@ mod tests {
         assert_eq!((SplitRule::Halves.mid(3, 8), SplitRule::Halves.mid(3, 5)), (6, 4));
     }
 
-    /// An aligned power of two of neighbours is a node of a leaf of pairs.
+    /// So an aligned range whose length is a power of two is a node of a leaf of pairs.
     #[test]
     fn pairs_are_split_at_the_largest_power_of_two_below_their_number() {
         for len in 2..=LEAF {

@@ -1,8 +1,8 @@
 //! Conversions between all dtypes.
 //!
-//! A conversion is a path of one to three steps between dtypes, each a loop over bytes that is compiled once: halves go by
-//! way of f32, and bool is read as u8. One walk over the tensor serves all of them; between steps a piece waits in the
-//! nearest cache.
+//! A conversion is a path of one to three steps between dtypes; each step is a loop over bytes that is compiled once. f16 and
+//! bf16 are converted by way of f32, and bool is read as u8. The tensor is converted chunk by chunk, so that a chunk stays in
+//! the first-level cache between steps.
 
 use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
@@ -14,14 +14,24 @@ use crate::error::Result;
 use crate::tensor::dtype::odd_f32;
 use crate::tensor::{DType, Element, Tensor};
 
-/// `x` in another dtype.
+/// Returns `x` in another dtype.
 ///
-/// Floats round to the nearest, ties to even, and only once, also from f64 to f16 and bf16 (i64 goes there through f64).
-/// A float becomes an integer by truncation toward zero, saturating, NaN becoming 0; an integer a narrower one by
-/// wrapping; a number a bool by `x != 0` (NaN is true).
+/// - To a float: rounds to the nearest value, ties to even, once, also from f64 to f16 and bf16 (i64 to f16 or bf16 goes
+///   through f64).
+/// - From a float to an integer: truncates toward zero and saturates; NaN becomes 0.
+/// - From an integer to a narrower one: wraps.
+/// - To bool: `x != 0`, so NaN is true.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, cpu};
+/// let x = Tensor::from_vec(vec![-1.9f32, 300.0, f32::NAN], [3])?;
+/// assert_eq!(cpu::cast(&x, DType::U8)?.to_vec::<u8>()?, [0, 255, 0]);
+/// assert_eq!(cpu::cast(&x, DType::Bool)?.to_vec::<bool>()?, [true; 3]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// None: every pair is defined.
+/// Returns an error if the elements are not in the CPU's memory.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
@@ -41,12 +51,12 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(out)
 }
 
-/// The elements of a piece between two steps.
+/// The number of elements in a chunk, if there are several steps.
 const CHUNK: usize = 512;
-/// Rows shorter than this cost more to walk than to copy.
+/// If rows are shorter than this, a contiguous copy costs less than a call per row.
 const SHORT_ROW: usize = 32;
 
-/// One step: the conversion, and the size of an element of its result.
+/// One step of a conversion: its loop, and the size of an element of its result.
 #[derive(Clone, Copy)]
 struct CastStep {
     run: fn(&[u8], &mut [u8]),
@@ -55,7 +65,7 @@ struct CastStep {
 
 type CastPath = SmallVec<[CastStep; 3]>;
 
-/// Takes every piece of the source along the path; each side comes with the size of its elements.
+/// Converts every chunk of the source along the path. The source and the result come with their elements' sizes.
 fn convert(
     rows: &StridedRows<1>,
     (src, src_size): (&[u8], usize),
@@ -83,7 +93,7 @@ fn convert(
     });
 }
 
-/// Takes one piece along the path, with a buffer for each step but the last.
+/// Converts one chunk along the path, with a buffer for each step but the last.
 fn follow(path: &[CastStep], src: &[u8], dst: &mut [u8], buffers: &mut [[u64; CHUNK]]) {
     let ([step, rest @ ..], [buffer, buffers @ ..]) = (path, buffers) else {
         return (path[0].run)(src, dst);
@@ -93,7 +103,7 @@ fn follow(path: &[CastStep], src: &[u8], dst: &mut [u8], buffers: &mut [[u64; CH
     follow(rest, middle, dst, buffers);
 }
 
-/// A path of one step by a formula over one element.
+/// Returns a path of one step that applies a function to each element.
 macro_rules! step {
     ($from:ty, $to:ty, $f:expr) => {
         one_step(
@@ -106,7 +116,7 @@ macro_rules! step {
         )
     };
 }
-/// The steps from one dtype to another.
+/// Returns the steps from one dtype to another.
 fn path(from: DType, to: DType) -> CastPath {
     use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
     let by = |middle| path(from, middle).into_iter().chain(path(middle, to)).collect();
@@ -163,7 +173,7 @@ fn path(from: DType, to: DType) -> CastPath {
     }
 }
 
-/// A path of one step over bytes.
+/// Returns a path of one step over bytes.
 fn one_step(run: fn(&[u8], &mut [u8]), size: usize) -> CastPath {
     smallvec![CastStep { run, size }]
 }
@@ -221,7 +231,7 @@ mod tests {
 
     #[test]
     fn rounds_once_to_nearest_even() {
-        // 1 + 2^-8 is a tie in bf16, and a little more is not: through f32 that would be lost.
+        // 1 + 2^-8 is a tie in bf16; `above` is not, but would be one if it were rounded to f32 first.
         let (tie, above) = (1.0 + 2f64.powi(-8), 1.0 + 2f64.powi(-8) + 2f64.powi(-40));
         let values =
             vec![tie, above, -above, 3.0 * 2f64.powi(-8) + 1.0, 1e300, -1e-300, 0.1, f64::NAN, f64::INFINITY];

@@ -1,20 +1,31 @@
-//! Walking several strided layouts of one shape together.
+//! Iteration over several strided tensors of one shape together, row by row.
 
 use crate::tensor::Dims;
 
-/// `N` strided layouts of one shape, with the dims that run on into one another in all of them merged.
+/// The rows of `N` strided tensors of one shape. Neighbouring dims that can be merged in all of the tensors are merged, so
+/// rows are as long as possible.
+///
+/// ```
+/// use isoshard::tensor::cpu::StridedRows;
+/// // A contiguous [2, 3, 4] and its first dim repeated: the two inner dims become one row of 12.
+/// let rows = StridedRows::new(&[2, 3, 4], [&[12, 4, 1], &[0, 4, 1]]);
+/// assert_eq!((rows.row_count(), rows.row_len()), (2, 12));
+/// let mut offsets = Vec::new();
+/// rows.each_row(|offset| offsets.push(*offset));
+/// assert_eq!(offsets, [[0, 0], [12, 0]]);
+/// ```
 pub struct StridedRows<const N: usize> {
-    /// Innermost first; never empty.
+    /// The merged extents, innermost first; never empty.
     extents: Dims,
     strides: [Dims; N],
 }
 
-/// Takes a piece of a row: the row's offset in each layout, the piece's start in the row, its length, and its start in the
-/// row-major order of all elements.
+/// A function that takes a chunk of a row: the row's offset in each tensor, the chunk's start in the row, its length, and its
+/// start in the row-major order of all elements.
 pub type EachChunk<'a, const N: usize> = &'a mut dyn FnMut(&[usize; N], usize, usize, usize);
 
 impl<const N: usize> StridedRows<N> {
-    /// The layouts with these strides, all of `shape`.
+    /// Returns the rows of tensors of `shape` with these strides.
     pub fn new(shape: &[usize], strides: [&[usize]; N]) -> StridedRows<N> {
         let mut rows = StridedRows { extents: Dims::new(), strides: std::array::from_fn(|_| Dims::new()) };
         for d in (0..shape.len()).rev().filter(|&d| shape[d] != 1) {
@@ -35,24 +46,25 @@ impl<const N: usize> StridedRows<N> {
         rows
     }
 
-    /// The length of the merged innermost dim.
+    /// Returns the length of a row, the merged innermost dim.
     pub fn row_len(&self) -> usize {
         self.extents[0]
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn row_count(&self) -> usize {
         self.extents[1..].iter().product()
     }
 
-    /// The stride of layout `k` along a row.
+    /// Returns the stride of tensor `k` along a row.
     pub fn row_stride(&self, k: usize) -> usize {
         self.strides[k][0]
     }
 
-    /// Calls `f` with the rows' offsets in each layout, in row-major order; by reference, since a copy would wait for the
-    /// stores before it. Inlined, so that `f` may be part of a
-    /// [`Kernel`](super::Kernel).
+    /// Calls `f` with the offset of each row in each tensor, in row-major order.
+    ///
+    /// The offsets are passed by reference because a copy would wait for the stores before it. The function is inlined, so
+    /// that `f` can be part of a [`Kernel`](super::Kernel).
     #[inline(always)]
     pub fn each_row(&self, mut f: impl FnMut(&[usize; N])) {
         let mut index = Dims::from_elem(0, self.extents.len());
@@ -79,8 +91,15 @@ impl<const N: usize> StridedRows<N> {
         }
     }
 
-    /// Calls `f` with pieces of rows at most `chunk` long: the row's offsets, the piece's start in the row, its
-    /// length, and its start in the row-major order of all elements.
+    /// Calls `f` with chunks of rows of at most `chunk` elements.
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::StridedRows;
+    /// let mut chunks = Vec::new();
+    /// let rows = StridedRows::new(&[2, 5], [&[7, 1]]);
+    /// rows.each_chunk(3, &mut |&[offset], start, len, first| chunks.push((offset, start, len, first)));
+    /// assert_eq!(chunks, [(0, 0, 3, 0), (0, 3, 2, 3), (7, 0, 3, 5), (7, 3, 2, 8)]);
+    /// ```
     pub fn each_chunk(&self, chunk: usize, f: EachChunk<'_, N>) {
         let (n, mut out) = (self.row_len(), 0);
         self.each_row(|at| {
