@@ -102,8 +102,8 @@ impl Tensor {
         out
     }
 
-    /// Returns a new row-major tensor with arbitrary elements, to be overwritten. Elements of `bool`, for which most bytes
-    /// are invalid, are false.
+    /// Returns a new row-major tensor with arbitrary elements, to be overwritten. Elements of `bool`, for which most
+    /// bytes are invalid, are false.
     ///
     /// # Panics
     /// As [`Tensor::build`].
@@ -224,8 +224,8 @@ impl Tensor {
         self.shape.numel()
     }
 
-    /// Returns the number of bytes that a contiguous copy takes. The buffer itself can be smaller (if dims are broadcast)
-    /// or larger (if the tensor is a view of a part).
+    /// Returns the number of bytes that a contiguous copy takes. The buffer itself can be smaller (if dims are
+    /// broadcast) or larger (if the tensor is a view of a part).
     ///
     /// ```
     /// use isoshard::tensor::Tensor;

@@ -1,5 +1,5 @@
-//! Making, moving, converting and copying tensors on any device. Each method calls the implementation of the device that
-//! holds the elements.
+//! Making, moving, converting and copying tensors on any device. Each method calls the implementation of the device
+//! that holds the elements.
 
 use super::cuda::{self, Gpu};
 use super::meta::CountedBytes;
@@ -70,8 +70,8 @@ impl Tensor {
 
     /// Returns the elements on `device`: this tensor if it is there already, else a contiguous copy.
     ///
-    /// A copy to a CUDA device is queued on this thread's stream. A copy from a CUDA device waits for all work on it, and
-    /// returns the faults that earlier kernels have reported.
+    /// A copy to a CUDA device is queued on this thread's stream. A copy from a CUDA device waits for all work on it,
+    /// and returns the faults that earlier kernels have reported.
     ///
     /// ```
     /// use isoshard::tensor::{Device, Tensor};
@@ -83,8 +83,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if there is no such device, if its memory does not suffice, if an earlier kernel has reported a fault,
-    /// or if the tensor is on [`Device::Meta`] and `device` is not.
+    /// Returns an error if there is no such device, if its memory does not suffice, if an earlier kernel has reported a
+    /// fault, or if the tensor is on [`Device::Meta`] and `device` is not.
     pub fn to_device(&self, device: Device) -> Result<Tensor> {
         if self.device() == device {
             return Ok(self.clone());
@@ -98,8 +98,8 @@ impl Tensor {
         }
     }
 
-    /// Returns the elements in another dtype, converted as by [`cpu::cast`](super::cpu::cast), or this tensor if it has that
-    /// dtype already.
+    /// Returns the elements in another dtype, converted as by [`cpu::cast`](super::cpu::cast), or this tensor if it has
+    /// that dtype already.
     ///
     /// ```
     /// use isoshard::tensor::{DType, Tensor};
@@ -144,8 +144,8 @@ impl Tensor {
         }
     }
 
-    /// Stacks copies of `parts` along a new first dim of extent `parts.len()`, which may be 0. Every part has dtype `dtype`, is on
-    /// `device`, and has as many elements as `shape`.
+    /// Stacks copies of `parts` along a new first dim of extent `parts.len()`, which may be 0. Every part has dtype
+    /// `dtype`, is on `device`, and has as many elements as `shape`.
     ///
     /// # Errors
     /// Returns an error if a part has another number of elements.
@@ -159,8 +159,9 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Copies a block of extents `len` from this tensor's buffer into that of `out`. `from` and `to` are the offset of the
-    /// block's first element from the tensor's first element, and the block's strides. `out` must not share its buffer.
+    /// Copies a block of extents `len` from this tensor's buffer into that of `out`. `from` and `to` are the offset of
+    /// the block's first element from the tensor's first element, and the block's strides. `out` must not share its
+    /// buffer.
     pub(crate) fn copy_block(
         &self,
         out: &mut Tensor,

@@ -131,8 +131,8 @@ impl fmt::Debug for DType {
 /// ```
 ///
 /// # Safety
-/// `DTYPE.size_bytes()` is the size of the type. Its alignment is at most 64, it has no padding, and all-zero bytes are a
-/// valid value; so is every bit pattern, except for `bool`.
+/// `DTYPE.size_bytes()` is the size of the type. Its alignment is at most 64, it has no padding, and all-zero bytes are
+/// a valid value; so is every bit pattern, except for `bool`.
 pub unsafe trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
     /// The dtype of this type.
     const DTYPE: DType;
@@ -144,8 +144,8 @@ pub unsafe trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync 
 
 macro_rules! element {
     ($($t:ty, $d:ident, $to:expr, $from:expr;)*) => {$(
-        // SAFETY: a primitive type (or `repr(transparent)` around one) of the size that `DType::size_bytes` returns, valid
-        // for zero bytes; only `bool` has invalid bit patterns.
+        // SAFETY: a primitive type (or `repr(transparent)` around one) of the size that `DType::size_bytes` returns,
+        // valid for zero bytes; only `bool` has invalid bit patterns.
         unsafe impl Element for $t {
             const DTYPE: DType = DType::$d;
             #[inline(always)]
@@ -173,9 +173,9 @@ element! {
     bool, Bool, |x| f64::from(u8::from(x)), |x| x != 0.0;
 }
 
-/// Rounds `x` to odd: an `x` between two neighbouring f32 becomes the one with the odd significand. Rounding the result to
-/// f16 or bf16 gives the same value as rounding `x` once, on every CPU. (`half`'s conversions from f64 round through f32 if
-/// the CPU has f16 instructions, and drop the lower 32 bits otherwise.)
+/// Rounds `x` to odd: an `x` between two neighbouring f32 becomes the one with the odd significand. Rounding the result
+/// to f16 or bf16 gives the same value as rounding `x` once, on every CPU. (`half`'s conversions from f64 round through
+/// f32 if the CPU has f16 instructions, and drop the lower 32 bits otherwise.)
 #[inline(always)]
 pub(super) fn odd_f32(x: f64) -> f32 {
     let y = x as f32;
@@ -259,7 +259,8 @@ scalar_from!(f32 f64 f16 bf16 i64 i32 u8 bool);
 
 /// Evaluates `$body` with `$T` as the Rust type of a dtype.
 ///
-/// `any` accepts all eight dtypes; `float` the four floating-point ones, and returns an error that names `$verb` for others.
+/// `any` accepts all eight dtypes; `float` the four floating-point ones, and returns an error that names `$verb` for
+/// others.
 macro_rules! for_dtype {
     (any $dtype:expr, $T:ident => $body:expr) => {
         match $dtype {

@@ -19,8 +19,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the dtype is not `T`'s, if the tensor is not contiguous (call [`Tensor::contiguous`] first) or
-    /// if its elements are not in the CPU's memory.
+    /// Returns an error if the dtype is not `T`'s, if the tensor is not contiguous (call [`Tensor::contiguous`] first)
+    /// or if its elements are not in the CPU's memory.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         if !self.is_contiguous() {
             return Err(Error::invalid(
@@ -121,8 +121,8 @@ impl Tensor {
         Arc::get_mut(&mut self.storage).is_some()
     }
 
-    /// Returns the elements of a contiguous tensor as bytes in the machine's byte order, for files and for comparisons by
-    /// bits.
+    /// Returns the elements of a contiguous tensor as bytes in the machine's byte order, for files and for comparisons
+    /// by bits.
     ///
     /// ```
     /// use isoshard::tensor::Tensor;
@@ -216,7 +216,8 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// If the tensor is on a device that fails, or on [`Device::Meta`]. [`Tensor::to_device`] returns the error instead.
+    /// If the tensor is on a device that fails, or on [`Device::Meta`]. [`Tensor::to_device`] returns the error
+    /// instead.
     pub fn to_f64_vec(&self) -> Vec<f64> {
         let t = self.to_host().unwrap_or_else(|e| panic!("{e}"));
         for_dtype!(any self.dtype, T => {

@@ -18,8 +18,8 @@ pub enum FoldStep {
     Join,
 }
 
-/// A list of steps that folds the partial results of all operands. The entries that remain on the stack, from the bottom up,
-/// are the results.
+/// A list of steps that folds the partial results of all operands. The entries that remain on the stack, from the
+/// bottom up, are the results.
 ///
 /// ```
 /// use isoshard::tensor::{FoldOrder, FoldStep};
@@ -52,7 +52,7 @@ pub struct FoldOrder {
 }
 
 impl FoldOrder {
-    /// Returns the order with these steps, for operands of which operand `m` has `nodes[m]` partial results.
+    /// Returns the order with these steps, if operand `m` has `nodes[m]` partial results.
     ///
     /// # Panics
     /// If a step joins fewer than two entries, or pushes a partial result that no operand has.
@@ -72,8 +72,8 @@ impl FoldOrder {
         FoldOrder { nodes, steps, outs, depth }
     }
 
-    /// Returns the order for operands with one partial result each: it splits the range of operands by [`SplitRule::Halves`], as
-    /// every sum does.
+    /// Returns the order for operands with one partial result each: it splits the range of operands by
+    /// [`SplitRule::Halves`], as every sum does.
     pub fn halving(operands: usize) -> FoldOrder {
         fn steps(from: usize, to: usize, out: &mut Vec<FoldStep>) {
             if to - from == 1 {

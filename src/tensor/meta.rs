@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A tensor on [`Device::Meta`](super::Device::Meta) has a shape, strides and a dtype over a buffer that has no bytes.
-//! Operators give it the shapes, views and buffers that they give a tensor with elements; reading an element is an error.
-//! The bytes count for the thread that makes the tensor, on whatever thread it is dropped.
+//! Operators give it the shapes, views and buffers that they give a tensor with elements; reading an element is an
+//! error. The bytes count for the thread that makes the tensor, on whatever thread it is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

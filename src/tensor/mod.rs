@@ -13,12 +13,12 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! A [`Tensor`] is a view (shape, strides and offset) of a shared buffer. Views do not copy elements. Writing to a buffer
-//! that another tensor shares copies the elements first. Buffers come from a [pool](storage) per thread, since fresh memory
-//! from the system costs page faults at every step.
+//! A [`Tensor`] is a view (shape, strides and offset) of a shared buffer. Views do not copy elements. Writing to a
+//! buffer that another tensor shares copies the elements first. Buffers come from a [pool](storage) per thread, since
+//! fresh memory from the system costs page faults at every step.
 //!
-//! A tensor is in the CPU's memory, on a CUDA device, or on [`Device::Meta`], where it has no elements. [`cpu`] and [`cuda`]
-//! hold the kernels.
+//! A tensor is in the CPU's memory, on a CUDA device, or on [`Device::Meta`], where it has no elements. [`cpu`] and
+//! [`cuda`] hold the kernels.
 //!
 //! Missing: negative strides.
 

@@ -24,16 +24,16 @@ use crate::error::{Error, Result};
 pub enum ReduceOp {
     /// The sum. f16 and bf16 are added in f32 and rounded once per addition.
     Sum,
-    /// The maximum. If any value is NaN the result is NaN, always with the same bits; 0 is larger than -0. The result has the
-    /// same bits in any order.
+    /// The maximum. If any value is NaN the result is NaN, always with the same bits; 0 is larger than -0. The result
+    /// has the same bits in any order.
     Max,
     /// The minimum, by the rules of the maximum.
     Min,
 }
 
 impl ReduceOp {
-    /// Returns the identity, which leaves every other value unchanged by bits: -0.0 for a sum (0.0 would change -0.0), the lowest
-    /// value for a maximum, the highest for a minimum. (A maximum or minimum gives every NaN the same bits.)
+    /// Returns the identity, which leaves every other value unchanged by bits: -0.0 for a sum (0.0 would change -0.0),
+    /// the lowest value for a maximum, the highest for a minimum. (A maximum or minimum gives every NaN the same bits.)
     ///
     /// ```
     /// use isoshard::tensor::{DType, ReduceOp};
@@ -67,8 +67,8 @@ impl ReduceOp {
         T::narrow(Num::min(a.widen(), b.widen()))
     }
 
-    /// Sets each element of `acc` to the reduction of itself, on the left, and the element of `x`. `acc` is copied first if its
-    /// buffer is shared.
+    /// Sets each element of `acc` to the reduction of itself, on the left, and the element of `x`. `acc` is copied
+    /// first if its buffer is shared.
     ///
     /// ```
     /// use isoshard::tensor::{ReduceOp, Tensor};

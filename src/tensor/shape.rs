@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 /// A list with one number per dim. Up to five dims it does not allocate.
 pub type Dims = SmallVec<[usize; 5]>;
 
-/// The extent of each dim of a tensor, outermost first. It is written `[64, 128]`; a tensor of shape `[]` has one element.
+/// The extent of each dim of a tensor, outermost first. It is written `[64, 128]`; a tensor of shape `[]` has one
+/// element.
 ///
 /// A shape is made from an array, a slice, a `Vec` or an iterator, and is used as a slice of extents.
 ///

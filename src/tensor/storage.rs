@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A buffer in the CPU's memory is a block aligned to 64 bytes; a buffer on a device is that device's block
-//! ([`cuda`](super::cuda)). The pool zeroes a block when it comes from the system, and hands it out again with the bytes
-//! that its last owner wrote. So all bytes of a buffer are always initialised.
+//! ([`cuda`](super::cuda)). The pool zeroes a block when it comes from the system, and hands it out again with the
+//! bytes that its last owner wrote. So all bytes of a buffer are always initialised.
 //!
 //! A block returns to the pool of the thread that took it from the system, on whatever thread its buffer is dropped.
 //! Otherwise threads that read each other's tensors would drain some pools and fill others.
@@ -139,7 +139,8 @@ impl Drop for Buffer {
         let BufferOwner::Pool { class, origin } = &mut self.owner else { return };
         let block = PoolBlock { ptr: self.ptr, class: *class };
         let Some(origin) = origin.take() else { return block.free() };
-        // The block goes to this thread's pool if it came from there, else to the queue of the thread that it came from.
+        // The block goes to this thread's pool if it came from there, else to the queue of the thread that it came
+        // from.
         let mut block = Some(block);
         let _ = POOL.try_with(|p| {
             if let Ok(mut pool) = p.try_borrow_mut()
@@ -292,8 +293,8 @@ impl Drop for BlockPool {
     }
 }
 
-/// Returns the size class of the smallest block that holds `len_bytes`. Class `c` has `MIN_BYTES * 2^(c / 4) * (4 + c % 4) / 4`
-/// bytes.
+/// Returns the size class of the smallest block that holds `len_bytes`. Class `c` has `MIN_BYTES * 2^(c / 4) * (4 + c %
+/// 4) / 4` bytes.
 fn class_of(len_bytes: usize) -> usize {
     let units = len_bytes.div_ceil(MIN_BYTES).max(1);
     if units <= 4 {

@@ -1,15 +1,15 @@
 //! The order of additions in a sum: the rule that splits a range of summed indices.
 //!
-//! A sum over dims follows one tree, which depends on the summed extents alone. The outermost dim's range is split down to
-//! single indices, then the next dim's; the innermost dim's range is split down to *leaves* of at most [`LEAF`] indices, in
-//! which [`Leaf`] gives the order. A node is the sum of its left part and its right part.
+//! A sum over dims follows one tree, which depends on the summed extents alone. The outermost dim's range is split down
+//! to single indices, then the next dim's; the innermost dim's range is split down to *leaves* of at most [`LEAF`]
+//! indices, in which [`Leaf`] gives the order. A node is the sum of its left part and its right part.
 //!
-//! [`SplitRule::left_of`] splits a range by its length alone, not by its first index. So a node that is evaluated by itself
-//! (by a thread, a warp or another process) has the same bits as inside the whole sum: its two parts are nodes themselves,
-//! down to leaves, whose additions depend on their length alone.
+//! [`SplitRule::left_of`] splits a range by its length alone, not by its first index. So a node that is evaluated by
+//! itself (by a thread, a warp or another process) has the same bits as inside the whole sum: its two parts are nodes
+//! themselves, down to leaves, whose additions depend on their length alone.
 //!
-//! All code that splits a sum calls this module. `kernels/iso.cuh` repeats the rule for CUDA kernels, and a test compares the
-//! two.
+//! All code that splits a sum calls this module. `kernels/iso.cuh` repeats the rule for CUDA kernels, and a test
+//! compares the two.
 //!
 //! ```
 //! use isoshard::tensor::{LEAF, Leaf, SplitRule};
@@ -33,8 +33,8 @@
 /// The largest number of indices in a leaf of the summation tree.
 pub const LEAF: usize = 32;
 
-/// The rule that splits a range of summed indices in two. There is one rule, which all sums follow; it has a name so that a
-/// second one can be added.
+/// The rule that splits a range of summed indices in two. There is one rule, which all sums follow; it has a name so
+/// that a second one can be added.
 ///
 /// ```
 /// use isoshard::tensor::SplitRule;
@@ -50,8 +50,8 @@ pub enum SplitRule {
 /// The order of additions in a leaf, a range of at most [`LEAF`] indices of the innermost dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Leaf {
-    /// Neighbours are added, then the sums of neighbours, and so on; an element without a neighbour moves up unchanged. A leaf
-    /// is a tree itself, so parts of it can be evaluated apart.
+    /// Neighbours are added, then the sums of neighbours, and so on; an element without a neighbour moves up unchanged.
+    /// A leaf is a tree itself, so parts of it can be evaluated apart.
     Pairs,
     /// One chain of fused multiply-adds in ascending order, as in a matrix product. It cannot be split.
     Chain,
@@ -72,7 +72,8 @@ impl SplitRule {
         from + self.left_of(to - from)
     }
 
-    /// Returns how many times a range of `len` indices is split until no part is longer than `leaf`, which is at least 1.
+    /// Returns how many times a range of `len` indices is split until no part is longer than `leaf`, which is at least
+    /// 1.
     pub const fn depth(self, len: usize, leaf: usize) -> u32 {
         let (mut longest, mut depth) = (len, 0);
         while longest > leaf {
@@ -84,8 +85,8 @@ impl SplitRule {
 }
 
 impl Leaf {
-    /// Returns the number of indices in the left part of a range of `len` indices, at least 2, of the innermost dim of a sum
-    /// that follows `split`, or `None` if the range is a leaf that cannot be split.
+    /// Returns the number of indices in the left part of a range of `len` indices, at least 2, of the innermost dim of
+    /// a sum that follows `split`, or `None` if the range is a leaf that cannot be split.
     #[inline(always)]
     pub const fn left_of(self, split: SplitRule, len: usize) -> Option<usize> {
         match self {

@@ -154,8 +154,8 @@ impl Tensor {
     /// Returns the strides by which a view of this buffer has `shape`, or `None` if there are none.
     fn view_strides(&self, shape: &Shape) -> Option<Dims> {
         let mut strides = Dims::from_elem(0, shape.len());
-        // Runs of this tensor's dims that could be merged into one dim, innermost first. Each run must be split into whole
-        // new dims.
+        // Runs of this tensor's dims that could be merged into one dim, innermost first. Each run must be split into
+        // whole new dims.
         let (mut new, mut old) = (shape.len(), self.shape.len());
         while old > 0 {
             let (mut run, inner) = (self.shape[old - 1], self.strides[old - 1]);

@@ -1,10 +1,11 @@
-//! What is asked once per operator does not allocate.
+//! Queries about layouts, which each operator makes, do not allocate.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::hint::black_box;
 
 use isoshard::placement::{Mesh, Spec};
 
+/// Returns the number of allocations that `f` makes.
 fn calls(f: impl FnOnce()) -> usize {
     let before = crate::calls();
     f();

@@ -1,8 +1,8 @@
 //! Conversions between all dtypes.
 //!
-//! A conversion is a path of one to three steps between dtypes; each step is a loop over bytes that is compiled once. f16 and
-//! bf16 are converted by way of f32, and bool is read as u8. The tensor is converted chunk by chunk, so that a chunk stays in
-//! the first-level cache between steps.
+//! A conversion is a path of one to three steps between dtypes; each step is a loop over bytes that is compiled once.
+//! f16 and bf16 are converted by way of f32, and bool is read as u8. The tensor is converted chunk by chunk, so that a
+//! chunk stays in the first-level cache between steps.
 
 use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
@@ -16,8 +16,8 @@ use crate::tensor::{DType, Element, Tensor};
 
 /// Returns `x` in another dtype.
 ///
-/// - To a float: rounds to the nearest value, ties to even, once, also from f64 to f16 and bf16 (i64 to f16 or bf16 goes
-///   through f64).
+/// - To a float: rounds to the nearest value, ties to even, once, also from f64 to f16 and bf16 (i64 to f16 or bf16
+///   goes through f64).
 /// - From a float to an integer: truncates toward zero and saturates; NaN becomes 0.
 /// - From an integer to a narrower one: wraps.
 /// - To bool: `x != 0`, so NaN is true.

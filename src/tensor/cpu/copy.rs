@@ -8,15 +8,15 @@ use crate::tensor::{Dims, Element};
 pub(crate) fn as_elements_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
     let len = bytes.len() / T::DTYPE.size_bytes();
     assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<T>()), "a buffer is aligned for its dtype");
-    // SAFETY: the slice is aligned, as checked above, has the length of the bytes, and keeps their exclusive borrow. Every bit
-    // pattern is an element, except for `bool`, whose new buffers are zeroed.
+    // SAFETY: the slice is aligned, as checked above, has the length of the bytes, and keeps their exclusive borrow.
+    // Every bit pattern is an element, except for `bool`, whose new buffers are zeroed.
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
 }
 
 /// Copies elements of `size` bytes from one strided layout to another of the same shape.
 ///
-/// `src` and `dst` are the buffers' bytes from the first element on, with the strides in elements. Neighbouring dims that
-/// can be merged into one on both sides are merged first, so contiguous blocks are copied as whole slices.
+/// `src` and `dst` are the buffers' bytes from the first element on, with the strides in elements. Neighbouring dims
+/// that can be merged into one on both sides are merged first, so contiguous blocks are copied as whole slices.
 pub(crate) fn copy_strided(size: usize, shape: &[usize], src: (&[u8], &[usize]), dst: (&mut [u8], &[usize])) {
     match size {
         1 => copy_as::<u8>(shape, src, dst),
@@ -78,8 +78,8 @@ fn copy_level<T: Pod + Default>(level: usize, n: &[usize], src: (&[T], &[usize])
 }
 
 /// Copies a matrix in square tiles. If one side is contiguous along rows and the other along columns, a tile is copied
-/// through a small buffer. So each cache line of both sides is touched once, even if the strides map many lines to one set
-/// of the cache.
+/// through a small buffer. So each cache line of both sides is touched once, even if the strides map many lines to one
+/// set of the cache.
 fn copy_tile<T: Pod + Default>(
     (rows, cols): (usize, usize),
     (src, (sr, sc)): (&[T], (usize, usize)),

@@ -1,9 +1,8 @@
-//! Walking up to three tensors of equal shape together, in any strides, into a fresh contiguous tensor or in place.
+//! Elementwise loops over up to three tensors of one shape, in any strides, into a new contiguous tensor or in place.
 //!
-//! The walk is compiled once per pair of dtypes. The arithmetic is the caller's: a loop over contiguous pieces in the wide
-//! types (f32 for f16 and bf16), called for one piece after the other. Broadcast inputs (stride 0) are repeated in a small
-//! buffer along rows and simply read again across them; inputs whose rows are neither contiguous nor repeated are copied
-//! first, in tiles.
+//! The iteration is compiled once per pair of dtypes. The caller supplies the arithmetic: a loop over contiguous chunks
+//! in the wide types (f32 for f16 and bf16). A broadcast operand (stride 0) is repeated in a small buffer along rows,
+//! and read again for each row across them. Operands whose rows are neither contiguous nor repeated are copied first.
 
 use std::borrow::Cow;
 use std::ops::{Deref, DerefMut};
@@ -17,23 +16,23 @@ use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{Shape, Tensor};
 
-/// The most tensors that are walked together.
+/// The largest number of operands.
 pub const MAX_OPERANDS: usize = 3;
 
-/// A loop over one piece: a piece of each operand and the piece of the result to write, all of one length.
+/// A loop over one chunk: it takes a chunk of each operand and the chunk of the result to write, all of one length.
 pub type ChunkFn<'a, A, O> = &'a dyn Fn(&[&[WideOf<A>]], &mut [WideOf<O>]);
 
-/// The type that loops handle elements of type `T` in.
+/// The type that loops use for elements of type `T`.
 pub type WideOf<T> = <T as Widen>::Wide;
 
-/// Has `run` write every piece of a fresh tensor.
+/// Returns a new tensor whose chunks `run` writes.
 ///
 /// # Errors
-/// Refuses operands whose dtypes are not `A`'s, or whose shapes differ.
+/// Returns an error if the operands' dtypes are not `A`'s or if their shapes differ.
 pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Tensor> {
     let shape = ins[0].shape();
     if A::NATIVE && O::NATIVE && ins.iter().all(|x| x.shape() == shape && x.is_contiguous()) {
-        // One piece, without a walk: small tensors cost little more than the loop.
+        // The whole tensors are one chunk, so small tensors cost little more than the loop.
         let mut pieces: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
         for (piece, x) in pieces.iter_mut().zip(ins) {
             *piece = A::load(&x.data()?[..x.numel()], &mut []);
@@ -57,8 +56,8 @@ pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Te
     Ok(out.tensor)
 }
 
-/// Has `run` overwrite every piece of operand `own`, given a copy of it in its place; a buffer that somebody shares is
-/// copied first.
+/// Overwrites operand `own` with the result. `run` is given a copy of each of its chunks. If another tensor shares the
+/// operand's buffer, the operand is copied first.
 ///
 /// # Errors
 /// As [`map`].
@@ -68,7 +67,7 @@ pub fn map_in_place<A: Widen>(ins: &mut [Tensor], own: usize, run: ChunkFn<A, A>
     let (target, after) = rest.split_first_mut().expect("`own` is one of the operands");
     let native_match = |x: &Tensor| x.shape() == target.shape() && x.is_contiguous();
     if A::NATIVE && before.iter().chain(&*after).all(native_match) {
-        // Without a walk, as in `map`.
+        // Contiguous operands, as in `map`.
         let mut whole: [&[A]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
         for (k, x) in before.iter().enumerate().chain(after.iter().enumerate().map(|(k, x)| (own + 1 + k, x)))
         {
@@ -102,8 +101,8 @@ pub fn map_in_place<A: Widen>(ins: &mut [Tensor], own: usize, run: ChunkFn<A, A>
     })
 }
 
-/// `yes` where `condition` is `on`, else `no`, element by element and without arithmetic: all of one shape, the choices of
-/// `T`'s dtype. With `own`, the operand of that number (1 or 2) is overwritten instead of a fresh tensor.
+/// Returns, for each element, `yes` if `condition` is `on`, else `no`. The operands are `(condition, yes, no)`, all of
+/// one shape, the last two of `T`'s dtype. With `own`, operand `own` (1 or 2) is overwritten with the result.
 ///
 /// # Errors
 /// As [`map`].
@@ -136,10 +135,17 @@ pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, own: Option<usize>) 
     Ok(target.clone())
 }
 
-/// `f(a)`, element by element, vectorised.
+/// Returns `f` of each element of `a`, computed with the widest vectors that the CPU has.
+///
+/// ```
+/// use isoshard::tensor::{Tensor, cpu::map1};
+/// let x = Tensor::from_vec(vec![1.0f32, -2.0, 3.0], [3])?;
+/// assert_eq!(map1::<f32, bool, _>(&x, |x| x > 0.0)?.to_vec::<bool>()?, [true, false, true]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses a tensor whose dtype is not `A`'s.
+/// Returns an error if the dtype is not `A`'s.
 pub fn map1<A: Widen, O: Widen, F>(a: &Tensor, f: F) -> Result<Tensor>
 where
     F: Fn(A::Wide) -> O::Wide + Copy,
@@ -147,7 +153,7 @@ where
     map::<A, O>(&[a], &|x, o| map_slice(x[0], o, f))
 }
 
-/// `f(a, b)`, element by element, for tests.
+/// Returns `f(a, b)` of each pair of elements, for tests.
 #[cfg(test)]
 pub fn map2<A: Widen, F>(a: &Tensor, b: &Tensor, f: F) -> Result<Tensor>
 where
@@ -158,20 +164,20 @@ where
     })
 }
 
-/// The length of pieces that go through buffers: all buffers together stay in the nearest cache.
+/// The length of chunks that need buffers: all buffers together fit the first-level cache.
 const CHUNK: usize = 512;
-/// Rows shorter than this cost more to walk than to copy.
+/// If rows are shorter than this, a contiguous copy costs less than a call per row.
 const SHORT_ROW: usize = 32;
 
-/// Operands laid out for a common walk; those with awkward strides as contiguous copies.
+/// The operands and their common rows. Operands whose rows are neither contiguous nor repeated are contiguous copies.
 struct MapOperands<'a> {
     tensors: SmallVec<[(usize, Cow<'a, Tensor>); MAX_OPERANDS]>,
-    /// Places without an operand lie as the contiguous result does, which merges dims as the others allow.
+    /// Positions without an operand have the strides of the contiguous result.
     rows: StridedRows<MAX_OPERANDS>,
 }
 
 impl<'a> MapOperands<'a> {
-    /// The operands, each with its place.
+    /// Prepares the operands, each with its position.
     fn new(
         shape: &[usize],
         tensors: impl IntoIterator<Item = (usize, &'a Tensor)>,
@@ -197,12 +203,13 @@ impl<'a> MapOperands<'a> {
         Ok(MapOperands { rows: if copied { common_rows(shape, &tensors) } else { rows }, tensors })
     }
 
-    /// All operands, which are of one type.
+    /// Returns all operands, which have one type.
     fn operands<A: Widen>(&self) -> Result<SmallVec<[Operand<'_, A>; MAX_OPERANDS]>> {
         self.tensors.iter().map(|(place, _)| Operand::new(self, *place)).collect()
     }
 }
 
+/// Returns the rows of the operands and of a contiguous result.
 fn common_rows(shape: &[usize], tensors: &[(usize, Cow<Tensor>)]) -> StridedRows<MAX_OPERANDS> {
     let own = Shape::from(shape).strides();
     let mut strides: [&[usize]; MAX_OPERANDS] = [&own; MAX_OPERANDS];
@@ -210,32 +217,34 @@ fn common_rows(shape: &[usize], tensors: &[(usize, Cow<Tensor>)]) -> StridedRows
     StridedRows::new(shape, strides)
 }
 
-/// One input of elements of type `T`, read as pieces of rows in its wide type.
+/// One operand, read as chunks of rows in the wide type.
 struct Operand<'a, T: Widen> {
     place: usize,
     data: &'a [T],
     repeated: bool,
-    /// True if no buffer is needed, whatever the length.
+    /// True if the operand is read without a buffer, so that chunks may have any length.
     direct: bool,
     buf: AlignedBuffer<T::Wide>,
 }
 
 impl<'a, T: Widen> Operand<'a, T> {
-    /// The operand at `place`.
+    /// Returns the operand at `place`.
     fn new(inputs: &'a MapOperands<'_>, place: usize) -> Result<Operand<'a, T>> {
-        let (_, tensor) = inputs.tensors.iter().find(|(k, _)| *k == place).expect("every place is taken");
+        let (_, tensor) =
+            inputs.tensors.iter().find(|(k, _)| *k == place).expect("there is an operand at the position");
         let repeated = inputs.rows.row_stride(place) == 0;
         let direct = T::NATIVE && !repeated;
         Ok(Operand { place, data: tensor.data()?, repeated, direct, buf: buffer::<T>(direct) })
     }
 
+    /// Returns a chunk of the row at `at`, widened.
     fn piece(&mut self, at: &[usize; MAX_OPERANDS], start: usize, len: usize) -> &[T::Wide] {
         let row = at[self.place];
         if !self.repeated {
             return T::load(&self.data[row + start..][..len], &mut self.buf);
         }
         if start == 0 {
-            // The first piece of a row is its longest.
+            // The first chunk of a row is the longest.
             let mut wide = [T::Wide::default()];
             T::widen_into(&self.data[row..=row], &mut wide);
             self.buf[..len].fill(wide[0]);
@@ -244,7 +253,7 @@ impl<'a, T: Widen> Operand<'a, T> {
     }
 }
 
-/// The output.
+/// The result, written chunk by chunk.
 struct MapOutput<O: Widen> {
     tensor: Tensor,
     buf: AlignedBuffer<O::Wide>,
@@ -255,7 +264,7 @@ impl<O: Widen> MapOutput<O> {
         MapOutput { tensor: Tensor::uninit(O::DTYPE, shape), buf: buffer::<O>(O::NATIVE) }
     }
 
-    /// Has `run` write every piece, given its rows' offsets and its start in the row.
+    /// Calls `run` for every chunk with its row's offsets, its start in the row, and the chunk to write.
     fn each(
         &mut self,
         rows: &StridedRows<MAX_OPERANDS>,
@@ -270,7 +279,7 @@ impl<O: Widen> MapOutput<O> {
     }
 }
 
-/// Has `run` overwrite every piece of `a`, given a copy of it.
+/// Overwrites every chunk of `a`; `run` is given a copy of it.
 fn overwrite_chunks<A: Widen>(
     a: &mut Tensor,
     rows: &StridedRows<MAX_OPERANDS>,
@@ -286,12 +295,12 @@ fn overwrite_chunks<A: Widen>(
     Ok(())
 }
 
-/// Room for one piece, unless none is needed.
+/// Returns a buffer for one chunk, or an empty one if none is needed.
 fn buffer<T: Widen>(unneeded: bool) -> AlignedBuffer<T::Wide> {
     AlignedBuffer::new(if unneeded { 0 } else { CHUNK })
 }
 
-/// Elements whose first lies at a cache line's beginning, so that no load of a vector touches two.
+/// A buffer aligned to a cache line, so that no vector load touches two lines.
 struct AlignedBuffer<W> {
     all: Vec<W>,
     start: usize,
@@ -320,6 +329,7 @@ impl<W> DerefMut for AlignedBuffer<W> {
     }
 }
 
+/// The loop of [`select_as`].
 struct SelectKernel<'a, A> {
     condition: &'a [bool],
     on: bool,

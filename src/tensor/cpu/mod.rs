@@ -10,9 +10,9 @@
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Operators build their kernels from these loops. Every loop is slice-invariant: the value of an output element does not
-//! depend on the other elements of the call, nor on the instruction set. A loop runs on one thread, since callers run in
-//! parallel; only a matrix product uses more, if [`with_threads`] allows it.
+//! Operators build their kernels from these loops. Every loop is slice-invariant: the value of an output element does
+//! not depend on the other elements of the call, nor on the instruction set. A loop runs on one thread, since callers
+//! run in parallel; only a matrix product uses more, if [`with_threads`] allows it.
 
 mod cast;
 mod copy;

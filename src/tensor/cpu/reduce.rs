@@ -1,7 +1,6 @@
-//! Reductions over any dims, along the [summation tree](super::tree).
+//! Reductions over any dims, in the order of the [summation tree](super::tree).
 
 use super::cast::cast;
-use super::pointwise::for_num;
 use super::real::Num;
 use super::simd::{Kernel, dispatch};
 use super::tree::{MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges};
@@ -9,14 +8,47 @@ use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype};
 
-/// `x` reduced over `dims`, which stay as extents of 1 where `keep_dims`.
+/// Evaluates `$body` with `$T` as the Rust type of a dtype other than bool.
+macro_rules! for_num {
+    ($verb:expr, $x:expr, $T:ident => $body:expr) => {
+        match $x.dtype() {
+            DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            DType::Bool => {
+                Err(Error::invalid($verb, "bool has no arithmetic", $x.to_string(), "cast it first"))
+            }
+            float => for_dtype!(float $verb, float, $T => $body),
+        }
+    };
+}
+
+/// Reduces `x` over `dims`, which remain as dims of extent 1 if `keep_dims`.
 ///
-/// Floats narrower than f32 are reduced in f32 and rounded once; integers wrap. Max and min follow [`Num::max`] and
-/// [`Num::min`]: NaN, always the same one, if any element is, and of zeros 0 is the larger.
-/// Over no elements the result is the reduction's identity.
+/// f16 and bf16 are reduced in f32 and rounded once; integers wrap. The maximum and minimum follow
+/// [`Num::max`](super::Num::max) and [`Num::min`](super::Num::min): the result is the canonical NaN if any element is
+/// NaN, and 0 is larger than -0. Over no elements the result is the lowest value for a maximum, the highest for a
+/// minimum, and 0 for a sum.
+///
+/// ```
+/// use isoshard::tensor::{ReduceOp, Tensor, cpu};
+/// let x = Tensor::from_vec(vec![1i32, 2, 3, 4, 5, 6], [2, 3])?;
+/// assert_eq!(cpu::reduce("sum", &x, &[0], ReduceOp::Sum, false)?.to_vec::<i32>()?, [5, 7, 9]);
+/// assert_eq!(cpu::reduce("max", &x, &[1], ReduceOp::Max, true)?.shape()[..], [2, 1]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses dims that are not there or named twice, and the sum of bools.
+/// Returns an error that names `verb` if a dim does not exist or is named twice, or for a sum of bools.
 pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
     match x.dtype() {
         DType::Bool if op != ReduceOp::Sum => {
@@ -26,7 +58,16 @@ pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: b
     }
 }
 
-/// As [`reduce`], but not rounded back: f16 and bf16 give f32.
+/// As [`reduce`], but the result of f16 and bf16 is f32.
+///
+/// ```
+/// use isoshard::tensor::{DType, ReduceOp, Tensor, cpu};
+/// let x = Tensor::full(DType::BF16, [1001], 1.0);
+/// assert_eq!(cpu::reduce_wide("sum", &x, &[0], ReduceOp::Sum, false)?.item()?, 1001.0);
+/// assert_eq!(cpu::reduce("sum", &x, &[0], ReduceOp::Sum, false)?.item()?, 1000.0); // rounded to bf16
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
 ///
 /// # Errors
 /// As [`reduce`].
@@ -59,7 +100,7 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     out.reshape(shape)
 }
 
-/// The reduction in one type; the result has `kept`'s shape.
+/// Reduces in one type; the result has the shape `kept`.
 fn reduce_as<T: Num, F: Reducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
     let mut out = Tensor::uninit(T::DTYPE, kept.clone());
     let plan = plan_reduction(x, dims, kept);
@@ -79,17 +120,18 @@ fn reduce_as<T: Num, F: Reducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) ->
     out
 }
 
-/// The way a reduction goes, in any type.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
+/// The loops that a reduction runs, for any type.
+#[expect(clippy::large_enum_variant, reason = "a reduction makes one, on the stack")]
 enum ReductionPlan {
     /// No dim is reduced.
     Copy,
-    /// There is nothing to fold, or nothing to write.
+    /// No elements are reduced, or the result has none.
     Empty,
-    /// Along `reduced` from each element of `columns`.
+    /// Each element of the result, whose position in `x` is in `columns`, is folded over `reduced`.
     Fold { x: Tensor, reduced: ReducedDims, columns: StridedRows<1>, by_columns: bool },
 }
 
+/// Chooses the loops for a reduction of `x` over `dims`, which are sorted; the result has the shape `kept`.
 fn plan_reduction(x: &Tensor, dims: &[usize], kept: &Shape) -> ReductionPlan {
     let Some((&inner, outer)) = dims.split_last() else {
         return ReductionPlan::Copy;
@@ -103,7 +145,7 @@ fn plan_reduction(x: &Tensor, dims: &[usize], kept: &Shape) -> ReductionPlan {
     let long = inner_len > 1;
     let by_columns = columns.row_stride(0) == 1 && columns.row_len() > 1 && !(long && inner_stride == 1);
     if !by_columns && long && inner_stride != 1 {
-        // In a contiguous copy the innermost dim is either a row or a column.
+        // A contiguous copy can be folded by rows or by columns.
         return plan_reduction(&x.packed_copy(), dims, kept);
     }
     let outer = OuterDims::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect());
@@ -115,7 +157,7 @@ fn plan_reduction(x: &Tensor, dims: &[usize], kept: &Shape) -> ReductionPlan {
     }
 }
 
-/// What is reduced, seen from one kept element.
+/// The elements of the tensor and the dims that are reduced.
 struct ReductionInput<'a, T> {
     data: &'a [T],
     reduced: ReducedDims,
@@ -128,10 +170,11 @@ struct ReducedDims {
     inner_stride: usize,
 }
 
-/// The reduced dims but the innermost: every index's offset, and the joins after it.
+/// The reduced dims except the innermost one.
 struct OuterDims {
+    /// The offset of each index, and the number of joins after it.
     steps: Vec<(usize, u8)>,
-    /// How many unfinished nodes there can be.
+    /// The largest number of unfinished nodes.
     depth: usize,
 }
 
@@ -155,7 +198,7 @@ impl OuterDims {
     }
 }
 
-/// The most entries the stack has under a list of [`merges`].
+/// Returns the largest height of the stack under a list of [`merges`].
 fn stack_height(joins: &[u8]) -> usize {
     let heights = joins.iter().scan(0, |height, &m| {
         *height += 1;
@@ -166,7 +209,7 @@ fn stack_height(joins: &[u8]) -> usize {
     heights.max().unwrap_or(0)
 }
 
-/// Rows are contiguous: each is folded by itself, the outer dims join the rows' values.
+/// The loop for contiguous rows: it folds each row, and the outer dims join the rows' values.
 struct ByRows<'a, T, F> {
     input: ReductionInput<'a, T>,
     columns: StridedRows<1>,
@@ -176,7 +219,7 @@ struct ByRows<'a, T, F> {
 
 impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
-    /// The loops wait for memory.
+    /// The loops are bound by memory.
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
@@ -198,13 +241,13 @@ impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
                     stack[top] = node;
                     top += 1;
                 }
-                *out.next().expect("one output a column") = F::finish(stack[0]);
+                *out.next().expect("one result per column") = F::finish(stack[0]);
             }
         });
     }
 }
 
-/// Columns are contiguous: a stack of blocks of columns joins whole rows.
+/// The loop for contiguous columns: it joins whole rows, on a stack of blocks of columns.
 struct ByColumns<'a, T, F> {
     input: ReductionInput<'a, T>,
     columns: StridedRows<1>,
@@ -212,12 +255,12 @@ struct ByColumns<'a, T, F> {
     fold: std::marker::PhantomData<F>,
 }
 
-/// The widest block of columns, in elements.
+/// The largest number of columns in a block.
 const MAX_BLOCK: usize = 1024;
 
 impl<T: Num, F: Reducer<T>> Kernel for ByColumns<'_, T, F> {
     type Out = ();
-    /// The loops wait for memory.
+    /// The loops are bound by memory.
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
@@ -250,7 +293,7 @@ impl<T: Num, F: Reducer<T>> Kernel for ByColumns<'_, T, F> {
     }
 }
 
-/// Pushes the rows of one outer index, up to four at a time.
+/// Pushes the rows of one outer index, up to four at once.
 #[inline(always)]
 fn fold_rows<T: Num, F: Reducer<T>>(
     input: &ReductionInput<'_, T>,
@@ -271,7 +314,7 @@ fn fold_rows<T: Num, F: Reducer<T>>(
         let done = [0, 0, 1, 1, 2][taken];
         let last = i + taken == joins.len();
         let left = joins[i + taken - 1] - done + if last { outer_joins } else { 0 };
-        // The joint of the rows goes straight into the topmost node where it is to be joined with it anyway.
+        // If the rows' node is joined with the topmost entry next, it is added to that entry directly.
         let into = left > 0;
         let slot = if into { *top - 1 } else { *top };
         let node = &mut stack[slot * block..][..width];
@@ -294,6 +337,7 @@ fn fold_rows<T: Num, F: Reducer<T>>(
     }
 }
 
+/// Writes the node of two rows, joined with `node` if `INTO`.
 #[inline(always)]
 fn join2<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[T]) {
     for (n, (&a, &b)) in node.iter_mut().zip(a.iter().zip(b)) {
@@ -302,6 +346,7 @@ fn join2<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[
     }
 }
 
+/// Writes the node of four rows, joined with `node` if `INTO`.
 #[inline(always)]
 fn join4<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[T]; 4]) {
     for (n, ((&a, &b), (&c, &d))) in node.iter_mut().zip(a.iter().zip(b).zip(c.iter().zip(d))) {
@@ -329,7 +374,7 @@ mod tests {
         reduce("sum", x, dims, ReduceOp::Sum, false).unwrap()
     }
 
-    /// The definition for two reduced dims, by lists.
+    /// Returns the sum over two dims, from the lists of [`merges`].
     fn sum_dims_by_lists(x: &ndarray::ArrayViewD<f32>, outer: usize, inner: usize) -> f32 {
         let mut stack: Vec<f32> = Vec::new();
         let (outer_list, inner_list) = (merges(outer, 1), merges(inner, LEAF));

@@ -17,9 +17,9 @@
 //! assert_eq!(x, [1.5, 2.5]);
 //! ```
 //!
-//! The body of a [`Kernel`] is an ordinary loop in an `#[inline(always)]` function. [`dispatch`] compiles it for AVX-512, for
-//! AVX2 with FMA, and for the baseline. All three do the same IEEE operations on the same elements, so they return the same
-//! bits; without the FMA instruction `f32::mul_add` is a slow library call with the same result.
+//! The body of a [`Kernel`] is an ordinary loop in an `#[inline(always)]` function. [`dispatch`] compiles it for
+//! AVX-512, for AVX2 with FMA, and for the baseline. All three do the same IEEE operations on the same elements, so
+//! they return the same bits; without the FMA instruction `f32::mul_add` is a slow library call with the same result.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -47,7 +47,8 @@ impl Isa {
         &ALL[..=detected() as usize]
     }
 
-    /// Returns the instruction set that kernels of this thread use: the widest one, unless [`with_isa`] has set another.
+    /// Returns the instruction set that kernels of this thread use: the widest one, unless [`with_isa`] has set
+    /// another.
     ///
     /// ```
     /// use isoshard::tensor::cpu::Isa;
@@ -88,8 +89,8 @@ pub fn with_isa<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
 pub trait Kernel {
     /// The result of the loop.
     type Out;
-    /// True if the loop is compiled for the baseline only. That suffices for integers and bools, whose loops are bound by
-    /// memory.
+    /// True if the loop is compiled for the baseline only. That suffices for integers and bools, whose loops are bound
+    /// by memory.
     const PLAIN: bool = false;
     /// Runs the loop. Implementations, and all functions that the loop calls, are `#[inline(always)]`.
     fn run(self) -> Self::Out;

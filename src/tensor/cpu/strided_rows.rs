@@ -2,8 +2,8 @@
 
 use crate::tensor::Dims;
 
-/// The rows of `N` strided tensors of one shape. Neighbouring dims that can be merged in all of the tensors are merged, so
-/// rows are as long as possible.
+/// The rows of `N` strided tensors of one shape. Neighbouring dims that can be merged in all of the tensors are merged,
+/// so rows are as long as possible.
 ///
 /// ```
 /// use isoshard::tensor::cpu::StridedRows;
@@ -20,8 +20,8 @@ pub struct StridedRows<const N: usize> {
     strides: [Dims; N],
 }
 
-/// A function that takes a chunk of a row: the row's offset in each tensor, the chunk's start in the row, its length, and its
-/// start in the row-major order of all elements.
+/// A function that takes a chunk of a row: the row's offset in each tensor, the chunk's start in the row, its length,
+/// and its start in the row-major order of all elements.
 pub type EachChunk<'a, const N: usize> = &'a mut dyn FnMut(&[usize; N], usize, usize, usize);
 
 impl<const N: usize> StridedRows<N> {
@@ -63,8 +63,8 @@ impl<const N: usize> StridedRows<N> {
 
     /// Calls `f` with the offset of each row in each tensor, in row-major order.
     ///
-    /// The offsets are passed by reference because a copy would wait for the stores before it. The function is inlined, so
-    /// that `f` can be part of a [`Kernel`](super::Kernel).
+    /// The offsets are passed by reference because a copy would wait for the stores before it. The function is inlined,
+    /// so that `f` can be part of a [`Kernel`](super::Kernel).
     #[inline(always)]
     pub fn each_row(&self, mut f: impl FnMut(&[usize; N])) {
         let mut index = Dims::from_elem(0, self.extents.len());

@@ -7,9 +7,9 @@
 //! assert_eq!(erf_f64(-7.0), -1.0);
 //! ```
 //!
-//! For |x| up to about 1 the function is an odd polynomial. Beyond it is `1 - erfc(x)`: in f32 erfc is `exp` of a polynomial,
-//! in f64 `exp(-x^2)` times a polynomial. All are minimax fits (Lawson's iteration at Chebyshev nodes, in 60 digits). Both
-//! branches are computed and one is selected.
+//! For |x| up to about 1 the function is an odd polynomial. Beyond it is `1 - erfc(x)`: in f32 erfc is `exp` of a
+//! polynomial, in f64 `exp(-x^2)` times a polynomial. All are minimax fits (Lawson's iteration at Chebyshev nodes, in
+//! 60 digits). Both branches are computed and one is selected.
 //!
 //! Error bounds in ulp: f32 1.5 (measured over every float), f64 2.
 

@@ -6,9 +6,9 @@
 //! assert_eq!((tanh_f32(50.0), sigmoid_f32(0.0)), (1.0, 0.5));
 //! ```
 //!
-//! The argument is `x = n ln 2 + r` with `|r| <= ln(2) / 2`; adding and subtracting `1.5 * 2^p` rounds to the integer `n`.
-//! `e^r` is its Taylor series up to a term whose successor is far below half an ulp. `2^n` is applied as two factors, so
-//! that subnormal results are rounded once.
+//! The argument is `x = n ln 2 + r` with `|r| <= ln(2) / 2`; adding and subtracting `1.5 * 2^p` rounds to the integer
+//! `n`. `e^r` is its Taylor series up to a term whose successor is far below half an ulp. `2^n` is applied as two
+//! factors, so that subnormal results are rounded once.
 //!
 //! Error bounds in ulp over all arguments (f32: measured over every float):
 //!

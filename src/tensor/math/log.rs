@@ -11,8 +11,8 @@
 //! follows. The largest errors found by the tests below: [`ln_f32`] 0.9 ulp, [`ln_f64`] 1 ulp; [`ln_unit_f32`] and
 //! [`ln_unit_f64`] 1.2 ulp, also near 1; [`ln_1p_rest_f32`] and [`ln_1p_rest_f64`] 11 ulp.
 
-/// Returns ln `x`: `-inf` for zeros, `inf` for `inf`, and the canonical NaN for negative `x` and NaN. Subnormals are not
-/// flushed to zero.
+/// Returns ln `x`: `-inf` for zeros, `inf` for `inf`, and the canonical NaN for negative `x` and NaN. Subnormals are
+/// not flushed to zero.
 #[inline(always)]
 pub fn ln_f32(x: f32) -> f32 {
     let tiny = x < f32::MIN_POSITIVE;
@@ -23,8 +23,8 @@ pub fn ln_f32(x: f32) -> f32 {
     if x == 0.0 { f32::NEG_INFINITY } else { y }
 }
 
-/// Returns ln `x`: `-inf` for zeros, `inf` for `inf`, and the canonical NaN for negative `x` and NaN. Subnormals are not
-/// flushed to zero.
+/// Returns ln `x`: `-inf` for zeros, `inf` for `inf`, and the canonical NaN for negative `x` and NaN. Subnormals are
+/// not flushed to zero.
 #[inline(always)]
 pub fn ln_f64(x: f64) -> f64 {
     let tiny = x < f64::MIN_POSITIVE;
@@ -47,8 +47,8 @@ pub fn ln_normal_f64(x: f64) -> f64 {
     ln_split_f64(x, 0.0)
 }
 
-/// Returns ln `x` for a positive, normal `x` of at most 1. `rest` is 1 - `x`, which for `x` near 1 the caller knows more
-/// precisely than `x`.
+/// Returns ln `x` for a positive, normal `x` of at most 1. `rest` is 1 - `x`, which for `x` near 1 the caller knows
+/// more precisely than `x`.
 #[inline(always)]
 pub fn ln_unit_f32(x: f32, rest: f32) -> f32 {
     let (e, f) = split_f32(x);
@@ -62,8 +62,8 @@ pub fn ln_unit_f64(x: f64, rest: f64) -> f64 {
     join_f64(e, if e == 0.0 { -rest } else { f })
 }
 
-/// Returns ln(1 + `y`) - `y` (`log1pmx` in other libraries) without cancellation for `y` near 0. `x` is 1 + `y`, rounded; it
-/// must be positive, normal and finite, else the result is arbitrary.
+/// Returns ln(1 + `y`) - `y` (`log1pmx` in other libraries) without cancellation for `y` near 0. `x` is 1 + `y`,
+/// rounded; it must be positive, normal and finite, else the result is arbitrary.
 #[inline(always)]
 pub fn ln_1p_rest_f32(x: f32, y: f32) -> f32 {
     let (e, f) = split_f32(x);

@@ -6,15 +6,15 @@
 //! assert!((ln_poisson_f64(2.0, 2.5) - (2.5f64 * 2.5 / 2.0).ln() + 2.5).abs() < 2e-14);
 //! ```
 //!
-//! It follows C. Loader's saddle-point method ("Fast and accurate computation of binomial probabilities", 2000): ln(k!) is
-//! Stirling's formula and a small remainder. The formula's large terms are combined with k ln rate - rate algebraically, so
-//! that no two large numbers are subtracted. The error against exact values is below 2e-14 times the larger of 1 and the
-//! result (see the tests below).
+//! It follows C. Loader's saddle-point method ("Fast and accurate computation of binomial probabilities", 2000): ln(k!)
+//! is Stirling's formula and a small remainder. The formula's large terms are combined with k ln rate - rate
+//! algebraically, so that no two large numbers are subtracted. The error against exact values is below 2e-14 times the
+//! larger of 1 and the result (see the tests below).
 
 use super::log::{ln_1p_rest_f64, ln_normal_f64};
 
-/// Returns the logarithm of the probability that a Poisson variable with mean `rate` is `k`. `k` is a whole number from 0 to
-/// 2^51; `rate` is positive and finite.
+/// Returns the logarithm of the probability that a Poisson variable with mean `rate` is `k`. `k` is a whole number from
+/// 0 to 2^51; `rate` is positive and finite.
 #[inline(always)]
 pub fn ln_poisson_f64(k: f64, rate: f64) -> f64 {
     const LN_TAU_HALF: f64 = 0.918_938_533_204_672_7;

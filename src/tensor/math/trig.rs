@@ -6,8 +6,8 @@
 //! assert!((sin - 0.5).abs() < 2e-16 && (cos - 0.75f64.sqrt()).abs() < 2e-16);
 //! ```
 //!
-//! Since angles are in turns, the reduction of the argument is exact: `4u = q + r` with a whole `q` and `r` in [-1/2, 1/2].
-//! sin and cos of `r` quarter turns are Taylor series, up to terms far below rounding. The largest errors found:
+//! Since angles are in turns, the reduction of the argument is exact: `4u = q + r` with a whole `q` and `r` in [-1/2,
+//! 1/2]. sin and cos of `r` quarter turns are Taylor series, up to terms far below rounding. The largest errors found:
 //! [`sin_cos_2pi_f32`] 1.22 ulp (all 24-bit fractions), [`sin_cos_2pi_f64`] 2e-16 absolute.
 //!
 //! Missing: sin and cos of radians.

@@ -1,9 +1,9 @@
-//! The summation tree of a contraction, as lists that kernels walk along.
+//! The summation tree of a contraction, as lists of leaves and blocks in ascending order.
 //!
-//! The summed dims are taken outermost first. A dim's range is split by the one rule ([`SplitRule::Halves`]): outer dims down
-//! to single indices, the innermost down to leaves of at most [`LEAF`]. A leaf is one chain of fused multiply-adds in
-//! ascending order, which starts with a product; a node is the sum of its left and its right half. How a node is cut depends
-//! on its extents alone, so a node evaluated apart has the bits it has inside the whole.
+//! The summed dims are taken outermost first. A dim's range is split by the one rule ([`SplitRule::Halves`]): outer
+//! dims down to single indices, the innermost down to leaves of at most [`LEAF`]. A leaf is one chain of fused
+//! multiply-adds in ascending order, which starts with a product; a node is the sum of its left and its right half. How
+//! a node is cut depends on its extents alone, so a node evaluated apart has the bits it has inside the whole.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -11,44 +11,44 @@ use std::rc::Rc;
 
 use crate::tensor::{Dims, LEAF, SplitRule};
 
-/// A leaf, and what follows it.
+/// A leaf, and the number of joins after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ContractionLeaf {
-    /// Indices in the leaf.
+    /// The number of indices in the leaf.
     pub(super) len: u32,
-    /// How many times the two topmost nodes are joined after it.
+    /// The number of joins of the two topmost nodes after it.
     pub(super) merges: u32,
 }
 
-/// A node that a tile evaluates in one go, and what follows it.
+/// A node that a tile computes in one call, and the number of joins after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ContractionBlock {
-    /// Its leaves in [`Contraction::leaves`]; the last one's merges end with the block.
+    /// Its leaves in [`Contraction::leaves`]. The joins of the last one end with the block.
     pub(super) leaves: Range<usize>,
     /// Its first index.
     pub(super) start: usize,
     /// Its number of indices.
     pub(super) len: usize,
-    /// How many times the two topmost blocks are joined after it.
+    /// The number of joins of the two topmost blocks after it.
     pub(super) merges: u32,
 }
 
-/// The whole tree, cut into blocks.
+/// The whole tree, split into blocks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Contraction {
     /// All leaves in ascending order.
     pub(super) leaves: Vec<ContractionLeaf>,
-    /// All blocks in ascending order; none where nothing is summed.
+    /// All blocks in ascending order; empty if the sum has no elements.
     pub(super) blocks: Vec<ContractionBlock>,
-    /// Nodes that wait at once within a block.
+    /// The largest number of nodes on the stack within a block.
     pub(super) depth: usize,
-    /// Finished blocks that exist at once.
+    /// The largest number of finished blocks on the stack.
     pub(super) levels: usize,
 }
 
 impl Contraction {
-    /// The tree over `extents`, outermost first, in blocks of at most `block` indices (and at least a leaf); over no dims, a single
-    /// index.
+    /// Returns the tree over `extents`, outermost first, in blocks of at most `block` indices (and at least a leaf).
+    /// Without dims it has a single index.
     pub(super) fn new(extents: &[usize], block: usize) -> Contraction {
         let mut tree = Contraction::default();
         let extents = if extents.is_empty() { &[1] } else { extents };
@@ -64,7 +64,7 @@ impl Contraction {
         tree
     }
 
-    /// As [`Contraction::new`], from this thread's cache.
+    /// As [`Contraction::new`], with a cache per thread.
     pub(super) fn cached(extents: &[usize], block: usize) -> Rc<Contraction> {
         type Entry = (Dims, usize, Rc<Contraction>);
         const ENTRIES: usize = 32;
@@ -84,7 +84,7 @@ impl Contraction {
         })
     }
 
-    /// The node over `len` indices of one dim, and all of the dims inside.
+    /// Appends the node over `len` indices of one dim and all of the dims inside.
     fn node(&mut self, len: usize, inner: &[usize], block: usize, cursor: &mut TreeCursor) {
         let total = len * inner.iter().product::<usize>();
         let starts_block = !cursor.in_block && total <= block;
@@ -120,7 +120,7 @@ impl Contraction {
     }
 }
 
-/// Where the walk down the tree stands.
+/// The position of the traversal of the tree.
 #[derive(Default)]
 struct TreeCursor {
     /// The next leaf's first index.
@@ -129,7 +129,7 @@ struct TreeCursor {
     in_block: bool,
 }
 
-/// The most nodes that wait at once on the stack.
+/// Returns the largest height of the stack.
 fn max_stack_len(steps: &[ContractionLeaf]) -> usize {
     let (mut now, mut most) = (0usize, 0);
     for step in steps.iter() {

@@ -1,37 +1,37 @@
-//! Where finished sums go.
+//! Epilogues: they store the finished sums of a product.
 
 use super::super::real::{Num, Real, Widen};
 use super::super::simd::{Kernel, dispatch};
 
-/// A function that finishes an element on its way to memory. Implement `apply` `#[inline(always)]`.
+/// A function that a fused product applies to each element before storing it. Implement `apply` `#[inline(always)]`.
 pub trait UnaryF: Copy {
-    /// Its value.
+    /// Returns the function's value.
     fn apply<A: Real>(self, x: A) -> A;
 }
 
-/// The most elements of a tile.
+/// The largest number of elements in a tile.
 pub(super) const MAX_TILE_LEN: usize = 512;
 
-/// Takes finished sums. Calls from several threads at once concern different elements.
+/// Stores finished sums. Concurrent calls from several threads store different elements.
 ///
 /// # Safety
-/// What [`Epilogue::direct`] gives may be written for every element of the result.
+/// The pointer of [`Epilogue::direct`] is valid for writing every element of the result.
 pub(super) unsafe trait Epilogue<T>: Sync {
-    /// The result itself, if its columns lie side by side and tiles may be stored there as they come.
+    /// Returns the result itself, if its columns are contiguous and tiles may be stored in it directly.
     fn direct(&self) -> Option<DirectStore<T>>;
 
-    /// Takes the tile at `(row, col)` of `(rows, cols)`; its rows are `step` apart in `values`, which it may work in.
-    /// There are at most [`MAX_TILE_LEN`] of them.
+    /// Stores the tile of `shape` at `(row, col)`. Its rows are `step` apart in `values`, which may be overwritten and
+    /// have at most [`MAX_TILE_LEN`] elements.
     ///
     /// # Safety
-    /// The tile lies inside the result, and nobody else reads or writes these elements.
+    /// The tile is inside the result, and no other code reads or writes these elements.
     unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [T], step: usize);
 }
 
-/// How tiles are stored: `alpha * sum + beta * what was there`.
+/// A direct store of tiles: `c = alpha * sum + beta * c`.
 pub(super) struct DirectStore<T> {
     pub(super) c: *mut T,
-    /// From row to row.
+    /// The distance from row to row.
     pub(super) step: usize,
     pub(super) alpha: T,
     pub(super) beta: Option<T>,
@@ -42,14 +42,14 @@ pub(super) struct LinearEpilogue<T> {
     pub(super) c: *mut T,
     pub(super) strides: (usize, usize),
     pub(super) alpha: T,
-    /// None where `c` is not to be read.
+    /// `None` if `c` is not read.
     pub(super) beta: Option<T>,
 }
 
-// SAFETY: the pointer is to a result that the call has borrowed exclusively; threads write different elements.
+// SAFETY: the pointer is to a result that is borrowed exclusively; threads write different elements.
 unsafe impl<T: Sync> Sync for LinearEpilogue<T> {}
 
-// SAFETY: `c` reaches over the whole result.
+// SAFETY: `c` is valid for the whole result.
 unsafe impl<T: Real> Epilogue<T> for LinearEpilogue<T> {
     fn direct(&self) -> Option<DirectStore<T>> {
         let direct = DirectStore { c: self.c, step: self.strides.0, alpha: self.alpha, beta: self.beta };
@@ -80,16 +80,16 @@ unsafe impl<T: Real> Epilogue<T> for LinearEpilogue<T> {
 pub(super) struct FusedEpilogue<'a, E, F> {
     pub(super) c: *mut E,
     pub(super) strides: (usize, usize),
-    /// The bias seen as a matrix: its strides are (0, 1), or (1, 0) where rows and columns have changed places.
+    /// The bias as a matrix: its strides are (0, 1), or (1, 0) if the product is transposed.
     pub(super) bias: Option<(&'a [E], (usize, usize))>,
-    /// None for the sum as it is.
+    /// `None` if no function is applied.
     pub(super) f: Option<F>,
 }
 
 // SAFETY: as for `LinearEpilogue`; the function is only called.
 unsafe impl<E: Sync, F: Sync> Sync for FusedEpilogue<'_, E, F> {}
 
-// SAFETY: tiles are never stored as they come.
+// SAFETY: `direct` returns `None`.
 unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Epilogue<E::Wide> for FusedEpilogue<'_, E, F> {
     fn direct(&self) -> Option<DirectStore<E::Wide>> {
         None
@@ -100,6 +100,7 @@ unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Epilogue<E::Wide> for FusedE
     }
 }
 
+/// The loop that stores one tile of a [`FusedEpilogue`].
 struct FusedEpilogueTile<'a, 'b, E: Widen, F> {
     finish: &'a FusedEpilogue<'b, E, F>,
     at: (usize, usize),
@@ -125,7 +126,8 @@ impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FusedEpilogueTile<'_, '_, E, F>
 }
 
 impl<E: Widen<Wide: Real>, F: UnaryF> FusedEpilogueTile<'_, '_, E, F> {
-    /// The first `len` values, with room for as many that are rounded.
+    /// Applies the steps to the first `len` values and stores them. The buffers have room for `len` values, or none if
+    /// values are not rounded.
     #[inline(always)]
     fn steps(&mut self, len: usize, (narrow, wide): (&mut [E], &mut [E::Wide])) {
         let (finish, (row, col), cols) = (self.finish, self.at, self.shape.1);
@@ -153,7 +155,7 @@ impl<E: Widen<Wide: Real>, F: UnaryF> FusedEpilogueTile<'_, '_, E, F> {
             let line = &line[..cols];
             let c = finish.c.wrapping_add((row + i) * finish.strides.0 + col * finish.strides.1);
             if finish.strides.1 == 1 {
-                // SAFETY: the promise of the caller of `put`: a row of the tile, lent to nobody else.
+                // SAFETY: a row of the tile, which the caller of `put` promises that no other code uses.
                 let c = unsafe { std::slice::from_raw_parts_mut(c, cols) };
                 E::store(c, wide, |dst| dst.copy_from_slice(line));
                 continue;
@@ -167,7 +169,7 @@ impl<E: Widen<Wide: Real>, F: UnaryF> FusedEpilogueTile<'_, '_, E, F> {
     }
 }
 
-/// To `E` and back.
+/// Rounds values to `E` and widens them again.
 #[inline(always)]
 fn round<E: Widen<Wide: Real>>(values: &mut [E::Wide], narrow: &mut [E], wide: &mut [E::Wide]) {
     if !E::NATIVE {

@@ -1,13 +1,13 @@
-//! Working memory of a thread, kept from call to call.
+//! The scratch memory of a thread, kept from call to call.
 
 use std::cell::Cell;
 
 use super::super::real::Num;
 
-/// What a thread keeps at most; more is given back after the call.
+/// The largest scratch memory that a thread keeps after a call.
 const KEEP_BYTES: usize = 8 << 20;
 
-/// A cache line, as widest vectors want it.
+/// A cache line; its alignment suits the widest vectors.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct CacheLine([u8; 64]);
@@ -16,7 +16,7 @@ thread_local! {
     static SCRATCH: Cell<Vec<CacheLine>> = const { Cell::new(Vec::new()) };
 }
 
-/// Calls `f` with arrays of these lengths, aligned to cache lines, of arbitrary contents.
+/// Calls `f` with arrays of these lengths, aligned to cache lines, with arbitrary contents.
 pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
     let per_line = size_of::<CacheLine>() / size_of::<T>();
     let lines = lens.map(|len| len.div_ceil(per_line));
@@ -29,8 +29,8 @@ pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnO
     let arrays = std::array::from_fn(|i| {
         let (array, after) = std::mem::take(&mut rest).split_at_mut(lines[i]);
         rest = after;
-        // SAFETY: initialised memory, aligned and long enough, lent exclusively for as long as the lines are; every bit
-        // pattern is a number.
+        // SAFETY: the memory is initialised, aligned, long enough and borrowed exclusively; every bit pattern is a
+        // number.
         unsafe { std::slice::from_raw_parts_mut(array.as_mut_ptr().cast::<T>(), lens[i]) }
     });
     f(arrays);

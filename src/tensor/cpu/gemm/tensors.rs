@@ -8,26 +8,55 @@ use super::product::{Gemm, contraction_len, multiply};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, for_dtype};
 
-/// `a @ b` for `a` of shape `[batch, m, k]` and `b` of `[batch, k, n]`, in any strides; the result is contiguous.
+/// Returns `a @ b` for `a` of shape `[batch, m, k]` and `b` of shape `[batch, k, n]`, with any strides. The result is
+/// contiguous.
 ///
-/// `tree` holds the extents of the summed dims, outermost first, which `k` runs over row-major: `&[k]` for one. They alone
-/// fix the order of summation. Where `b` is repeated along the batch (stride 0, or a batch of 1) and `a`'s batch runs
-/// on into its rows, all is one product. f16 and bf16 are multiplied in f32 and rounded once. No elements along `k` give
-/// zeros.
+/// `tree` has the extents of the summed dims, outermost first, whose product is `k`: `&[k]` for one dim. They alone
+/// determine the order of summation. If `b` is repeated along the batch (stride 0, or a batch of 1) and the batch of
+/// `a` can be merged with its rows, one product is computed. f16 and bf16 are multiplied in f32 and rounded once. If
+/// `k` is 0 the result is zeros.
+///
+/// ```
+/// use isoshard::tensor::{Tensor, cpu};
+/// let a = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [1, 2, 2])?;
+/// let b = Tensor::from_vec(vec![1.0f32, 1.0, 0.0, 1.0], [1, 2, 2])?;
+/// assert_eq!(cpu::gemm("matmul", &a, &b, &[2])?.to_vec::<f32>()?, [1.0, 3.0, 3.0, 7.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses operands that are not three-dimensional, whose shapes do not fit or whose dtypes differ, extents whose product
-/// is not `k`, and integers.
+/// Returns an error that names `verb` if an operand does not have three dims, if the shapes do not fit, if the dtypes
+/// differ or are integers, or if the product of `tree` is not `k`.
 pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor> {
     gemm_fused::<Unchanged>(verb, a, b, tree, None, None)
 }
 
-/// `f(a @ b + bias)`: as [`gemm`], with `bias` of shape `[n]` and the function `f` applied on the way to memory.
+/// Returns `f(a @ b + bias)` for operands as in [`gemm`] and a `bias` of shape `[n]`, in one pass.
 ///
-/// The bits are those of separate operators: f16 and bf16 are rounded after every step.
+/// The result has the bits of three separate operators: f16 and bf16 are rounded after every step.
+///
+/// ```
+/// use isoshard::tensor::cpu::{self, Real, UnaryF};
+/// use isoshard::tensor::Tensor;
+///
+/// #[derive(Clone, Copy)]
+/// struct Square;
+/// impl UnaryF for Square {
+///     #[inline(always)]
+///     fn apply<A: Real>(self, x: A) -> A {
+///         x * x
+///     }
+/// }
+/// let a = Tensor::from_vec(vec![1.0f32, 2.0], [1, 1, 2])?;
+/// let b = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2, 1])?;
+/// let bias = Tensor::from_vec(vec![-1.0f32], [1])?;
+/// let y = cpu::gemm_fused("linear", &a, &b, &[2], Some(&bias), Some(Square))?;
+/// assert_eq!(y.item()?, 100.0);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// As [`gemm`]; refuses a bias of another dtype or shape.
+/// As [`gemm`], or if the bias has another dtype or shape.
 pub fn gemm_fused<F: UnaryF + Sync>(
     verb: &str,
     a: &Tensor,
@@ -60,7 +89,7 @@ pub fn gemm_fused<F: UnaryF + Sync>(
     for_dtype!(float verb, a.dtype(), E => gemm_as::<E, F>(a, b, tree, bias, f))
 }
 
-/// A function that leaves its argument as it is, to name a [`gemm_fused`] without one.
+/// The identity, as the type argument of a [`gemm_fused`] without a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Unchanged;
 
@@ -71,6 +100,7 @@ impl UnaryF for Unchanged {
     }
 }
 
+/// [`gemm_fused`] for element type `E`, with checked shapes.
 fn gemm_as<E, F>(
     a: &Tensor,
     b: &Tensor,
@@ -101,7 +131,7 @@ where
         let a = MatRef::new(from(ad, i * asr[0]), (m, k), (row_step, asr[2]))?;
         let b = MatRef::new(from(bd, i * bsr[0]), (k, n), (bsr[1], bsr[2]))?;
         let c = c.as_mut_ptr();
-        // SAFETY: both sinks are over this chunk, which is borrowed exclusively and has the product's shape; where `E`
+        // SAFETY: both epilogues store to this chunk, which is borrowed exclusively and has the product's shape; if `E`
         // is its own wide type, the pointers' types are the same.
         unsafe {
             if E::NATIVE && bias.is_none() && f.is_none() {
@@ -122,7 +152,7 @@ where
     Ok(out)
 }
 
-/// An operand without elements may start behind its buffer.
+/// Returns the data from `start` on; an operand without elements may start beyond the end.
 fn from<E>(data: &[E], start: usize) -> &[E] {
     &data[start.min(data.len())..]
 }
@@ -222,7 +252,7 @@ mod tests {
         let a = noise([1, 5, 300], 1);
         assert!(gemm("matmul", &a, &a, &[300]).is_err());
         assert!(gemm("matmul", &a, &noise([1, 300, 4], 2), &[10, 3]).is_err());
-        // 2^64 indices, which a product that wraps takes for none.
+        // 2^64 indices, whose number wraps to 0.
         let (a, b) = (Tensor::zeros(DType::F32, [1, 2, 0]), Tensor::zeros(DType::F32, [1, 0, 2]));
         assert!(gemm("matmul", &a, &b, &[2; 64]).is_err());
         assert_eq!(gemm("matmul", &a, &b, &[1 << 40, 0, 1 << 40]).unwrap().to_f64_vec(), [0.0; 4]);

@@ -1,4 +1,4 @@
-//! Several threads for one product.
+//! One product on several threads.
 
 use std::cell::Cell;
 
@@ -8,15 +8,23 @@ use super::blocks::{GemmOperands, run};
 use super::epilogue::{DirectStore, Epilogue};
 use super::tile::Tiled;
 
-/// Products with fewer multiplications than this are not worth a thread.
+/// A product with fewer multiplications than this runs on one thread.
 const MIN_MULTIPLICATIONS: usize = 4 << 20;
 
 thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Runs `f` with up to `n` threads for each large product that this thread computes in it; without, it is one. The
-/// results have the same bits with any number.
+/// Runs `f`, in which each large product of this thread uses up to `n` threads. Outside it uses one. Any number of
+/// threads gives the same bits.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, cpu};
+/// let (a, b) = (Tensor::full(DType::F32, [1, 64, 9], 0.1), Tensor::full(DType::F32, [1, 9, 64], 3.0));
+/// let product = || cpu::gemm("matmul", &a, &b, &[9]);
+/// assert_eq!(cpu::with_threads(4, product)?.as_bytes()?, product()?.as_bytes()?);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Panics
 /// If `n` is 0.
@@ -27,12 +35,13 @@ pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
             THREADS.set(self.0);
         }
     }
-    assert!(n > 0, "with_threads: wants one thread or more");
+    assert!(n > 0, "with_threads: needs one thread or more");
     let _restore = RestoreThreads(THREADS.replace(n));
     f()
 }
 
-/// As [`run`], on the threads allowed: each takes some rows, or some columns where there are more of these.
+/// As [`run`], on the allowed number of threads. Each computes some rows, or some columns if there are more columns
+/// than rows.
 ///
 /// # Safety
 /// As [`run`].
@@ -58,7 +67,7 @@ pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
         } else {
             (operands.a, operands.b.cols(start, len), (0, start))
         };
-        // SAFETY: the parts' results are parts of the result that do not overlap.
+        // SAFETY: the threads' parts of the result do not overlap.
         unsafe { run(&GemmOperands { a, b, tree: operands.tree }, &OffsetEpilogue { epilogue, at }) };
     };
     std::thread::scope(|scope| {
@@ -69,13 +78,13 @@ pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
     });
 }
 
-/// A part of another epilogue's result.
+/// An epilogue for the part of the result that begins at `at`.
 struct OffsetEpilogue<'a, T> {
     epilogue: &'a dyn Epilogue<T>,
     at: (usize, usize),
 }
 
-// SAFETY: the part lies inside the other result.
+// SAFETY: the part is inside the whole result.
 unsafe impl<T> Epilogue<T> for OffsetEpilogue<'_, T> {
     fn direct(&self) -> Option<DirectStore<T>> {
         let direct = self.epilogue.direct()?;
