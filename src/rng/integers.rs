@@ -1,26 +1,26 @@
-//! Uniform whole numbers, without bias.
+//! Uniform integers, without bias.
 
 use std::ops::RangeInclusive;
 
 use super::Draw;
 use super::index_ranges::{IndexRanges, Indices};
 use super::philox::{self, Blocks};
-use super::sample::{PIECE, Sink, drive};
+use super::sample::{BlockSink, PIECE, drive};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Element};
 
-/// A whole element type that can be drawn: i64, i32 or u8. Sealed.
+/// An integer element type of random numbers: i64, i32 or u8. Sealed.
 #[expect(private_bounds, reason = "sealed")]
-pub trait Integer: Element + Wraps {}
+pub trait Integer: Element + WholeRange {}
 
-impl<T: Element + Wraps> Integer for T {}
+impl<T: Element + WholeRange> Integer for T {}
 
-/// Uniform whole numbers from `low` to below `high`, both within the type; up to 2^64 of them.
+/// Writes uniform integers from `low` to below `high`, both within the element type; up to 2^64 different ones.
 ///
-/// By multiplication and shift, without bias (D. Lemire, "Fast random integer generation in an interval", 2019): of n
-/// numbers, the word x of a 32-bit draw gives `low` + floor(x n / 2^32), unless x n mod 2^32 is below 2^32 mod n; then
-/// the same element's word of the next attempt is asked. More than 2^32 numbers read a 64-bit draw alike. So the
-/// numbers depend on the range alone, not on the element type.
+/// The method is multiplication and shift (D. Lemire, "Fast random integer generation in an interval", 2019). For n numbers,
+/// the word x of a 32-bit draw gives `low` + floor(x n / 2^32), unless x n mod 2^32 is below 2^32 mod n; then the element's
+/// word of the next attempt is used. More than 2^32 numbers use a 64-bit draw in the same way. So the numbers depend on the
+/// range and not on the element type.
 ///
 /// ```
 /// use isoshard::rng::{Generator, uniform_int};
@@ -40,34 +40,34 @@ pub fn uniform_int<T: Integer>(
     out: &mut [T],
 ) -> Result<()> {
     expect_range(low, high, T::DTYPE, T::RANGE)?;
-    T::fill(draw, at.stretches(), &words_of(low, high), out);
+    T::fill(draw, at.ranges(), &range_of(low, high), out);
     Ok(())
 }
 
-/// How many words an element reads, `low` modulo 2^64, one less than how many numbers there are (which may be 2^64), and
-/// below which share of the words another attempt is asked.
-pub(super) enum Words {
+/// A range of integers: `low` modulo 2^64, the number of integers minus one (there may be 2^64), and the remainder below which
+/// a word is rejected; for one or two words per element.
+pub(super) enum IntegerRange {
     One { low: u64, last: u32, threshold: u32 },
     Two { low: u64, last: u64, threshold: u64 },
 }
 
-/// What `low` to below `high`, a sound range, asks of the words.
-pub(super) fn words_of(low: i128, high: i128) -> Words {
+/// Returns the range from `low` to below `high`, which was checked.
+pub(super) fn range_of(low: i128, high: i128) -> IntegerRange {
     let (low, last) = (low as u64, (high - low - 1) as u64);
     match u32::try_from(last) {
         Ok(last) => {
             // 2^32 mod n = (2^32 - n) mod n.
             let n = u64::from(last) + 1;
-            Words::One { low, last, threshold: (((1u64 << 32) - n) % n) as u32 }
+            IntegerRange::One { low, last, threshold: (((1u64 << 32) - n) % n) as u32 }
         }
         Err(_) => {
             let n = u128::from(last) + 1;
-            Words::Two { low, last, threshold: (((1u128 << 64) - n) % n) as u64 }
+            IntegerRange::Two { low, last, threshold: (((1u128 << 64) - n) % n) as u64 }
         }
     }
 }
 
-/// Refuses what [`uniform_int`] would, of a dtype that it fills; others keep no range.
+/// Returns the error of [`uniform_int`] for this range and dtype, if any.
 pub(super) fn check(low: i128, high: i128, dtype: DType) -> Result<()> {
     match dtype {
         DType::I64 => expect_range(low, high, dtype, i64::RANGE),
@@ -89,59 +89,61 @@ fn expect_range(low: i128, high: i128, dtype: DType, holds: RangeInclusive<i128>
     ))
 }
 
-/// The values of a whole type, and their fill.
-trait Wraps: Sized {
-    /// What the type holds.
+/// An integer type: its range and its fill.
+trait WholeRange: Sized {
+    /// The values of the type.
     const RANGE: RangeInclusive<i128>;
     /// Writes the numbers of a range within the type.
-    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [Self]);
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &IntegerRange, out: &mut [Self]);
 }
 
-/// The low bits of a number. i64 and i32 are drawn; u8 is cut from i32.
-trait Low: Element {
+/// Conversion from the low bits of a `u64`. i64 and i32 have it; u8 is converted from i32.
+trait LowBits: Element {
     fn low(x: u64) -> Self;
 }
 
-impl Low for i64 {
+impl LowBits for i64 {
     #[inline(always)]
     fn low(x: u64) -> i64 {
         x as i64
     }
 }
 
-impl Low for i32 {
+impl LowBits for i32 {
     #[inline(always)]
     fn low(x: u64) -> i32 {
         x as i32
     }
 }
 
-impl Wraps for i64 {
+impl WholeRange for i64 {
     const RANGE: RangeInclusive<i128> = i64::MIN as i128..=i64::MAX as i128;
-    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [i64]) {
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &IntegerRange, out: &mut [i64]) {
         let len = out.len();
         match *words {
-            Words::One { low, last, threshold } => {
-                drive(draw, 0, at, len, Narrow { draw, start: at, low, last, threshold, out });
+            IntegerRange::One { low, last, threshold } => {
+                drive(draw, 0, at, len, FromWords { draw, start: at, low, last, threshold, out });
             }
-            Words::Two { low, last, threshold } => {
-                drive(draw, 0, at, len, Wide { draw, start: at, low, last, threshold, out });
+            IntegerRange::Two { low, last, threshold } => {
+                drive(draw, 0, at, len, FromPairs { draw, start: at, low, last, threshold, out });
             }
         }
     }
 }
 
-impl Wraps for i32 {
+impl WholeRange for i32 {
     const RANGE: RangeInclusive<i128> = i32::MIN as i128..=i32::MAX as i128;
-    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [i32]) {
-        let &Words::One { low, last, threshold } = words else { unreachable!("i32 holds 2^32 numbers") };
-        drive(draw, 0, at, out.len(), Narrow { draw, start: at, low, last, threshold, out });
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &IntegerRange, out: &mut [i32]) {
+        let &IntegerRange::One { low, last, threshold } = words else {
+            unreachable!("i32 holds 2^32 numbers")
+        };
+        drive(draw, 0, at, out.len(), FromWords { draw, start: at, low, last, threshold, out });
     }
 }
 
-impl Wraps for u8 {
+impl WholeRange for u8 {
     const RANGE: RangeInclusive<i128> = u8::MIN as i128..=u8::MAX as i128;
-    fn fill(draw: Draw, mut at: IndexRanges<'_>, words: &Words, out: &mut [u8]) {
+    fn fill(draw: Draw, mut at: IndexRanges<'_>, words: &IntegerRange, out: &mut [u8]) {
         let mut numbers = [0i32; PIECE];
         let mut rest = out;
         while !rest.is_empty() {
@@ -155,8 +157,8 @@ impl Wraps for u8 {
     }
 }
 
-/// From the 32-bit draw.
-struct Narrow<'a, T> {
+/// Writes integers of a 32-bit draw.
+struct FromWords<'a, T> {
     draw: Draw,
     start: IndexRanges<'a>,
     low: u64,
@@ -165,8 +167,8 @@ struct Narrow<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Low> Narrow<'_, T> {
-    /// The number, and where in its share of the words the word lay.
+impl<T: LowBits> FromWords<'_, T> {
+    /// Returns the number and the remainder that decides about rejection.
     #[inline(always)]
     fn place(low: u64, last: u32, word: u32) -> (T, u32) {
         // word * (last + 1), where last + 1 may be 2^32.
@@ -175,7 +177,7 @@ impl<T: Low> Narrow<'_, T> {
     }
 
     #[cold]
-    fn again(&self, index: u64) -> T {
+    fn redraw(&self, index: u64) -> T {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -188,7 +190,7 @@ impl<T: Low> Narrow<'_, T> {
     }
 }
 
-impl<T: Low> Sink for Narrow<'_, T> {
+impl<T: LowBits> BlockSink for FromWords<'_, T> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -203,15 +205,15 @@ impl<T: Low> Sink for Narrow<'_, T> {
         if rejected != 0 {
             for (i, &word) in words.iter().enumerate() {
                 if Self::place(low, last, word).1 < threshold {
-                    self.out[at + i] = self.again(self.start.index(at + i));
+                    self.out[at + i] = self.redraw(self.start.index(at + i));
                 }
             }
         }
     }
 }
 
-/// From the 64-bit draw.
-struct Wide<'a> {
+/// Writes integers of a 64-bit draw.
+struct FromPairs<'a> {
     draw: Draw,
     start: IndexRanges<'a>,
     low: u64,
@@ -220,7 +222,7 @@ struct Wide<'a> {
     out: &'a mut [i64],
 }
 
-impl Wide<'_> {
+impl FromPairs<'_> {
     #[inline(always)]
     fn place(&self, pair: u64) -> (i64, u64) {
         let product = u128::from(pair) * u128::from(self.last) + u128::from(pair);
@@ -228,7 +230,7 @@ impl Wide<'_> {
     }
 
     #[cold]
-    fn again(&self, index: u64) -> i64 {
+    fn redraw(&self, index: u64) -> i64 {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -242,14 +244,14 @@ impl Wide<'_> {
     }
 }
 
-impl Sink for Wide<'_> {
+impl BlockSink for FromPairs<'_> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
         for (i, &pair) in blocks.0.as_flattened()[skip..skip + len].iter().enumerate() {
             let (number, share) = self.place(pair);
             self.out[at + i] =
-                if share >= self.threshold { number } else { self.again(self.start.index(at + i)) };
+                if share >= self.threshold { number } else { self.redraw(self.start.index(at + i)) };
         }
     }
 }

@@ -1,17 +1,24 @@
-//! Masks. The decision is made on the element's 32-bit word, so every element type has the same mask.
+//! Random masks. The decision depends on the element's 32-bit word, so every element type has the same mask.
 
 use super::Draw;
 use super::continuous::{expect_all, expect_len};
-use super::fill::Real;
+use super::fill::RandomFloat;
 use super::index_ranges::{IndexRanges, Indices};
 use super::philox::Blocks;
-use super::sample::{PIECE, Sink, drive};
+use super::sample::{BlockSink, PIECE, drive};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 
-/// The word from which on an element is kept: `p` times 2^32, to the nearest and at most 2^32 - 1.
+/// Returns the smallest word with which dropout keeps an element: `p` times 2^32, rounded, at most 2^32 - 1.
 ///
 /// At `p` = 1 nothing is kept, whatever the word.
+///
+/// ```
+/// use isoshard::rng::keep_threshold;
+/// assert_eq!(keep_threshold("dropout", 0.25)?, 1 << 30);
+/// assert!(keep_threshold("dropout", 1.5).is_err());
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
@@ -22,37 +29,63 @@ pub fn keep_threshold(verb: &str, p: f64) -> Result<u32> {
     Err(Error::invalid(verb, "a probability lies in [0, 1]", format!("p = {p}"), ""))
 }
 
-/// A mask of what stays, as dropout's: false with probability `p` (to 2^-32), which it drops, and true for what it keeps.
+/// Writes dropout's mask: false (dropped) with probability `p` (to 2^-32), true (kept) otherwise.
+///
+/// ```
+/// use isoshard::rng::{Generator, bernoulli, keep};
+/// let draw = Generator::new(7).next_draw();
+/// let (mut kept, mut dropped) = ([false; 100], [false; 100]);
+/// keep(draw, 0, 0.1, &mut kept)?;
+/// bernoulli(draw, 0, 0.1, &mut dropped)?;
+/// assert!(kept.iter().zip(&dropped).all(|(kept, dropped)| kept != dropped));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
 pub fn keep(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
     let threshold = keep_threshold("keep", p)?;
-    mask(draw, at.stretches(), p, threshold, true, out);
+    mask(draw, at.ranges(), p, threshold, true, out);
     Ok(())
 }
 
-/// True with probability `p` (to 2^-32): where [`keep`] is false.
+/// Writes true with probability `p` (to 2^-32): the opposite of [`keep`].
+///
+/// ```
+/// use isoshard::rng::{Generator, bernoulli};
+/// let mut coins = [false; 1000];
+/// bernoulli(Generator::new(7).next_draw(), 0, 0.25, &mut coins)?;
+/// assert!((200..300).contains(&coins.iter().filter(|&&coin| coin).count()));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
 pub fn bernoulli(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
     let threshold = keep_threshold("bernoulli", p)?;
-    mask(draw, at.stretches(), p, threshold, false, out);
+    mask(draw, at.ranges(), p, threshold, false, out);
     Ok(())
 }
 
-/// [`bernoulli`] with a probability for each element: true where (word + 1/2) <= p 2^32 in f64, which is the same where
-/// the probabilities are equal (and less than 1 - 2^-33, or 1).
+/// Writes true with one probability per element: true if (word + 1/2) <= p 2^32 in f64. Equal probabilities (below 1 - 2^-33,
+/// or 1) give the values of [`bernoulli`].
+///
+/// ```
+/// use isoshard::rng::{Generator, bernoulli_each};
+/// let mut coins = [false; 3];
+/// bernoulli_each(Generator::new(7).next_draw(), 0, &[0.0f32, 1.0, 0.0], &mut coins)?;
+/// assert_eq!(coins, [false, true, false]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a probability outside [0, 1].
-pub fn bernoulli_each<T: Real>(draw: Draw, at: impl Indices, p: &[T], out: &mut [bool]) -> Result<()> {
+pub fn bernoulli_each<T: RandomFloat>(draw: Draw, at: impl Indices, p: &[T], out: &mut [bool]) -> Result<()> {
     expect_len("bernoulli", p, out)?;
     let rule = "a probability lies in [0, 1]";
-    expect_all("bernoulli", rule, at.stretches(), p, |p| (0.0..=1.0).contains(&p))?;
+    expect_all("bernoulli", rule, at.ranges(), p, |p| (0.0..=1.0).contains(&p))?;
     let mut chances = [T::Wide::default(); PIECE];
-    let (mut at, mut done) = (at.stretches(), 0);
+    let (mut at, mut done) = (at.ranges(), 0);
     while done < p.len() {
         let len = if T::NATIVE { p.len() } else { PIECE.min(p.len() - done) };
         let here = done..done + len;
@@ -68,17 +101,17 @@ fn mask(draw: Draw, at: IndexRanges<'_>, p: f64, threshold: u32, kept: bool, out
     if p == 1.0 {
         out.fill(!kept);
     } else {
-        drive(draw, 0, at, out.len(), Mask { threshold, kept, out });
+        drive(draw, 0, at, out.len(), KeepMask { threshold, kept, out });
     }
 }
 
-struct Mask<'a> {
+struct KeepMask<'a> {
     threshold: u32,
     kept: bool,
     out: &'a mut [bool],
 }
 
-impl Sink for Mask<'_> {
+impl BlockSink for KeepMask<'_> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -94,7 +127,7 @@ struct Chances<'a, T> {
     out: &'a mut [bool],
 }
 
-impl<W: Element> Sink for Chances<'_, W> {
+impl<W: Element> BlockSink for Chances<'_, W> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

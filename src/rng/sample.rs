@@ -1,10 +1,9 @@
-//! From blocks to numbers, a chunk at a time: the loops that vectorise, and the driver that cuts a range into
-//! chunks.
+//! The vectorised loops from Philox blocks to numbers, and the driver that cuts ranges into chunks of blocks.
 
 use std::ops::Range;
 
 use super::Draw;
-use super::counts::Counted;
+use super::counts::FromCounts;
 use super::index_ranges::IndexRanges;
 use super::philox::Blocks;
 use crate::tensor::Float;
@@ -13,19 +12,19 @@ use crate::tensor::cpu::simd::{Kernel, dispatch};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
 use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
 
-/// Blocks in a chunk.
+/// Blocks per chunk.
 const CHUNK: usize = 32;
 
-/// What a range's blocks are turned into.
-pub(crate) trait Sink {
-    /// Elements that read one block.
+/// A consumer of blocks: turns them into the elements of a range.
+pub(crate) trait BlockSink {
+    /// Elements per block.
     const PER_BLOCK: usize;
-    /// Takes elements `skip..skip + len` of these blocks as elements `at..at + len` of the output.
+    /// Writes elements `skip..skip + len` of these blocks to elements `at..at + len` of the output.
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize);
 }
 
-/// Feeds `sink` the first `len` elements at these indices, of a draw's attempt.
-pub(crate) fn drive<S: Sink>(draw: Draw, attempt: u16, at: IndexRanges<'_>, len: usize, sink: S) {
+/// Passes the blocks of the first `len` elements at these indices, of one attempt of a draw, to `sink`.
+pub(crate) fn drive<S: BlockSink>(draw: Draw, attempt: u16, at: IndexRanges<'_>, len: usize, sink: S) {
     let (key, high) = (draw.key(), draw.counter_high(attempt));
     dispatch(Drive { key, high, at, len, sink });
 }
@@ -38,7 +37,7 @@ struct Drive<'a, S> {
     sink: S,
 }
 
-impl<S: Sink> Kernel for Drive<'_, S> {
+impl<S: BlockSink> Kernel for Drive<'_, S> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
@@ -52,8 +51,8 @@ impl<S: Sink> Kernel for Drive<'_, S> {
     }
 }
 
-impl<S: Sink> Drive<'_, S> {
-    /// The stretch from global index `start` on: whole chunks, and one of the fewest blocks that the rest fits in.
+impl<S: BlockSink> Drive<'_, S> {
+    /// Consumes the range that starts at global index `start`: whole chunks, then the smallest chunk that the rest fits in.
     #[inline(always)]
     fn stretch(&mut self, start: u64, mut at: usize, len: usize) {
         let mut block = start / S::PER_BLOCK as u64;
@@ -79,25 +78,25 @@ impl<S: Sink> Drive<'_, S> {
     }
 }
 
-/// A distribution: the numbers of a chunk of blocks, in f32 (four a block) or f64 (two a block).
-pub(crate) trait Distribution: Copy {
-    /// The 32-bit draw.
+/// A distribution as a map from blocks to numbers: four f32 per block, or two f64.
+pub(crate) trait BlockDistribution: Copy {
+    /// Computes the numbers of a 32-bit draw.
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]);
-    /// The 64-bit draw.
+    /// Computes the numbers of a 64-bit draw.
     fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]);
 }
 
-/// What is done to a number before it is rounded to the element type.
-pub(crate) trait Then: Copy {
+/// A map of a number, before it is rounded to the element type.
+pub(crate) trait MapNumber: Copy {
     /// In f32.
     fn f32(self, x: f32) -> f32;
     /// In f64.
     fn f64(self, x: f64) -> f64;
 }
 
-/// Leaves numbers as they are.
+/// The identity.
 #[derive(Clone, Copy)]
-pub(super) struct Same;
+pub(super) struct Unchanged;
 
 /// `fma(x, scale, shift)`, with scale and shift rounded to the type computed in.
 #[derive(Clone, Copy)]
@@ -107,7 +106,7 @@ pub(super) struct Affine {
 }
 
 impl Affine {
-    /// Every number as it is: adding -0.0 keeps the sign of a zero.
+    /// The identity: adding -0.0 keeps the sign of a zero.
     pub const SAME: Affine = Affine { scale: 1.0, shift: -0.0 };
 }
 
@@ -119,7 +118,7 @@ pub(super) struct Uniform<A>(pub A);
 #[derive(Clone, Copy)]
 pub(super) struct Normal<A>(pub A);
 
-impl Then for Same {
+impl MapNumber for Unchanged {
     #[inline(always)]
     fn f32(self, x: f32) -> f32 {
         x
@@ -130,7 +129,7 @@ impl Then for Same {
     }
 }
 
-impl Then for Affine {
+impl MapNumber for Affine {
     #[inline(always)]
     fn f32(self, x: f32) -> f32 {
         x.mul_add(self.scale as f32, self.shift as f32)
@@ -141,7 +140,7 @@ impl Then for Affine {
     }
 }
 
-impl<A: Then> Distribution for Uniform<A> {
+impl<A: MapNumber> BlockDistribution for Uniform<A> {
     #[inline(always)]
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
@@ -157,7 +156,7 @@ impl<A: Then> Distribution for Uniform<A> {
     }
 }
 
-impl<A: Then> Distribution for Normal<A> {
+impl<A: MapNumber> BlockDistribution for Normal<A> {
     #[inline(always)]
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
@@ -174,21 +173,20 @@ impl<A: Then> Distribution for Normal<A> {
     }
 }
 
-/// The upper 24 bits as a fraction.
+/// Returns the upper 24 bits as a fraction.
 #[inline(always)]
 fn unit_f32(word: u32) -> f32 {
     // Below 2^24 the conversion from i32 is the same, and every vector unit has it.
     (word >> 8) as i32 as f32 * (1.0 / 16_777_216.0)
 }
 
-/// The upper 53 bits as a fraction.
+/// Returns the upper 53 bits as a fraction.
 #[inline(always)]
 pub(super) fn unit_f64(pair: u64) -> f64 {
     (pair >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)
 }
 
-/// sqrt(-2 ln u) times cos and sin of 2πv, where u in [2^-33, 1] is (a + 1/2) / 2^32 rounded and v the fraction
-/// of `b`.
+/// Returns sqrt(-2 ln u) times cos and sin of 2πv; u in [2^-33, 1] is (a + 1/2) / 2^32 rounded, v is the fraction of `b`.
 #[inline(always)]
 pub(super) fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
     let u = (a as f32).mul_add(1.0 / 4_294_967_296.0, 0.5 / 4_294_967_296.0);
@@ -197,7 +195,7 @@ pub(super) fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
     [radius * cos, radius * sin]
 }
 
-/// As above, where u in [2^-54, 1] is (floor(a / 2^11) + 1/2) / 2^53 rounded.
+/// Returns the same in f64; u in [2^-54, 1] is (floor(a / 2^11) + 1/2) / 2^53 rounded.
 #[inline(always)]
 pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
     let half_step = 0.5 / 9_007_199_254_740_992.0;
@@ -207,39 +205,45 @@ pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
     [radius * cos, radius * sin]
 }
 
-/// f32 and f64: the types that numbers are computed in.
+/// A type that numbers are computed in: f32 or f64.
 pub(crate) trait Computed: Widen<Wide = Self> {
     /// Writes the numbers at these global indices.
-    fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D);
+    fn numbers<D: BlockDistribution>(
+        draw: Draw,
+        attempt: u16,
+        at: IndexRanges<'_>,
+        out: &mut [Self],
+        dist: D,
+    );
     /// Does `then` to each of the numbers.
-    fn change<A: Then>(numbers: &mut [Self], then: A);
+    fn change<A: MapNumber>(numbers: &mut [Self], map: A);
 }
 
-/// f32 and f64, which gamma numbers are computed in.
+/// A type that gamma numbers are computed in: f32 or f64.
 pub(crate) trait Gammas: Widen<Wide = Self> {
-    /// [`gamma`](super::gamma()), checked.
+    /// Computes [`gamma`](super::gamma()) without its checks.
     fn gamma(draw: Draw, at: IndexRanges<'_>, shape: Self, scale: Self, out: &mut [Self]);
-    /// [`gamma_each`](super::gamma_each), checked.
+    /// Computes [`gamma_each`](super::gamma_each) without its checks.
     fn gamma_each(draw: Draw, at: IndexRanges<'_>, shape: &[Self], out: &mut [Self]);
 }
 
 macro_rules! computed {
     ($($t:ident, $sink:ident;)*) => {$(
         impl Computed for $t {
-            fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
+            fn numbers<D: BlockDistribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
                 drive(draw, attempt, at, out.len(), $sink { out, dist })
             }
-            fn change<A: Then>(numbers: &mut [Self], then: A) {
-                dispatch(Change { numbers, then });
+            fn change<A: MapNumber>(numbers: &mut [Self], map: A) {
+                dispatch(Change { numbers, map });
             }
         }
 
-        impl<A: Then> Kernel for Change<'_, $t, A> {
+        impl<A: MapNumber> Kernel for Change<'_, $t, A> {
             type Out = ();
             #[inline(always)]
             fn run(self) {
                 for x in self.numbers {
-                    *x = self.then.$t(*x);
+                    *x = self.map.$t(*x);
                 }
             }
         }
@@ -253,37 +257,50 @@ computed! {
 
 struct Change<'a, T, A> {
     numbers: &'a mut [T],
-    then: A,
+    map: A,
 }
 
-/// An element type that can be sampled, besides being a [`Float`].
+/// A [`Float`] that can be sampled.
 pub(crate) trait Sampled:
     Float
-    + Counted
+    + FromCounts
     + Widen<Wide: Computed + Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>>
 {
     /// Writes the numbers at these global indices.
-    fn sample<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
-        in_wide(at, out, false, &mut |at, _, wide| Self::Wide::numbers(draw, attempt, at, wide, dist));
+    fn sample<D: BlockDistribution>(
+        draw: Draw,
+        attempt: u16,
+        at: IndexRanges<'_>,
+        out: &mut [Self],
+        dist: D,
+    ) {
+        in_compute_type(at, out, false, &mut |at, _, wide| {
+            Self::Wide::numbers(draw, attempt, at, wide, dist)
+        });
     }
 }
 
 impl<T> Sampled for T where
     T: Float
-        + Counted
+        + FromCounts
         + Widen<Wide: Computed + Gammas + std::ops::Mul<Output = T::Wide> + std::ops::Div<Output = T::Wide>>
 {
 }
 
-/// The elements of a piece, at most.
+/// The largest number of elements in a piece.
 pub(crate) const PIECE: usize = 512;
 
-/// Writes numbers of a type that may be wider than the elements, given where they stand and which of `out` they are.
+/// Writes numbers of a type that may be wider than the element type, given their global indices and their range of `out`.
 pub(crate) type Write<'a, W> = &'a mut dyn FnMut(IndexRanges<'_>, Range<usize>, &mut [W]);
 
-/// Has `write` write the elements in the type that they are computed in: all at once, or piece by piece if each piece is
-/// then rounded. It finds the elements' old values there if `old`.
-pub(crate) fn in_wide<T: Widen>(at: IndexRanges<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
+/// Calls `write` to write the elements in the type that they are computed in: once, or piece by piece if pieces have to be
+/// rounded. If `old` is true, `write` finds the elements' old values in its slice.
+pub(crate) fn in_compute_type<T: Widen>(
+    at: IndexRanges<'_>,
+    out: &mut [T],
+    old: bool,
+    write: Write<'_, T::Wide>,
+) {
     if T::NATIVE {
         let all = 0..out.len();
         return T::store(out, &mut [], |wide| write(at, all, wide));
@@ -291,8 +308,8 @@ pub(crate) fn in_wide<T: Widen>(at: IndexRanges<'_>, out: &mut [T], old: bool, w
     pieces(at, out, old, write);
 }
 
-/// As [`in_wide`], but always piece by piece: what is done to a piece after it was written finds it in the cache.
-pub(super) fn by_pieces<T: Widen>(at: IndexRanges<'_>, out: &mut [T], write: Write<'_, T::Wide>) {
+/// Does the same, always piece by piece, so that a second pass over a piece finds it in the cache.
+pub(super) fn in_pieces<T: Widen>(at: IndexRanges<'_>, out: &mut [T], write: Write<'_, T::Wide>) {
     pieces(at, out, false, write);
 }
 
@@ -300,7 +317,7 @@ fn pieces<T: Widen>(mut at: IndexRanges<'_>, out: &mut [T], old: bool, write: Wr
     let mut room = [T::Wide::default(); PIECE];
     let mut done = 0;
     while done < out.len() {
-        // Pieces end where a block does, as far as the indices run on.
+        // A piece ends at the end of a block if the indices are consecutive.
         let len = (PIECE - (at.first() % 4) as usize).min(out.len() - done);
         let here = done..done + len;
         let out = &mut out[here.clone()];
@@ -313,13 +330,13 @@ fn pieces<T: Widen>(mut at: IndexRanges<'_>, out: &mut [T], old: bool, write: Wr
     }
 }
 
-/// Elements from the 32-bit draw, computed in f32.
+/// Writes f32 numbers of a 32-bit draw.
 struct By32<'a, D> {
     out: &'a mut [f32],
     dist: D,
 }
 
-impl<D: Distribution> Sink for By32<'_, D> {
+impl<D: BlockDistribution> BlockSink for By32<'_, D> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -329,13 +346,13 @@ impl<D: Distribution> Sink for By32<'_, D> {
     }
 }
 
-/// Elements from the 64-bit draw.
+/// Writes f64 numbers of a 64-bit draw.
 struct By64<'a, D> {
     out: &'a mut [f64],
     dist: D,
 }
 
-impl<D: Distribution> Sink for By64<'_, D> {
+impl<D: BlockDistribution> BlockSink for By64<'_, D> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
