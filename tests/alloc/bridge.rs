@@ -45,7 +45,8 @@ fn block(bytes: usize) -> usize {
 #[test]
 fn large_tensors_are_not_packed() {
     for (from, to) in [("(S0)", "(S1)"), ("(S0)", "(R)"), ("(R)", "(S0)"), ("(S1)", "(S0)")] {
-        for (rank, (part, _, taken)) in transfer(&[[1021, 515], [2053, 257]], from, to).into_iter().enumerate()
+        for (rank, (part, _, taken)) in
+            transfer(&[[1021, 515], [2053, 257]], from, to).into_iter().enumerate()
         {
             assert!(taken <= block(part), "{from} to {to}, rank {rank}: {taken} for a part of {part}");
         }
