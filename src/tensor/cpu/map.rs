@@ -33,43 +33,44 @@ pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Te
     let shape = ins[0].shape();
     if A::NATIVE && O::NATIVE && ins.iter().all(|x| x.shape() == shape && x.is_contiguous()) {
         // The whole tensors are one chunk, so small tensors cost little more than the loop.
-        let mut pieces: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-        for (piece, x) in pieces.iter_mut().zip(ins) {
-            *piece = A::load(&x.data()?[..x.numel()], &mut []);
+        let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+        for (chunk, x) in chunks.iter_mut().zip(ins) {
+            *chunk = A::load(&x.data()?[..x.numel()], &mut []);
         }
         let mut out = Tensor::uninit(O::DTYPE, shape);
-        O::store(as_elements_mut(out.bytes_mut()), &mut [], |o| run(&pieces[..ins.len()], o));
+        O::store(as_elements_mut(out.bytes_mut()), &mut [], |o| run(&chunks[..ins.len()], o));
         return Ok(out);
     }
     let inputs = MapOperands::new(ins[0].shape(), ins.iter().copied().enumerate())?;
     let mut operands = inputs.operands::<A>()?;
     let direct = operands.iter().all(|x| x.direct);
     let mut out = MapOutput::<O>::new(ins[0].shape());
-    out.each(&inputs.rows, direct, |at, start, o| {
-        let mut pieces: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+    out.write_chunks(&inputs.rows, direct, |at, start, o| {
+        let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
         for x in &mut operands {
             let place = x.place;
-            pieces[place] = x.piece(at, start, o.len());
+            chunks[place] = x.chunk(at, start, o.len());
         }
-        run(&pieces[..ins.len()], o);
+        run(&chunks[..ins.len()], o);
     });
     Ok(out.tensor)
 }
 
-/// Overwrites operand `own` with the result. `run` is given a copy of each of its chunks. If another tensor shares the
-/// operand's buffer, the operand is copied first.
+/// Overwrites operand `target_index` with the result. `run` is given a copy of each of its chunks. If another tensor
+/// shares the operand's buffer, the operand is copied first.
 ///
 /// # Errors
 /// As [`map`].
-pub fn map_in_place<A: Widen>(ins: &mut [Tensor], own: usize, run: ChunkFn<A, A>) -> Result<()> {
+pub fn map_in_place<A: Widen>(ins: &mut [Tensor], target_index: usize, run: ChunkFn<A, A>) -> Result<()> {
     let len = ins.len();
-    let (before, rest) = ins.split_at_mut(own);
-    let (target, after) = rest.split_first_mut().expect("`own` is one of the operands");
+    let (before, rest) = ins.split_at_mut(target_index);
+    let (target, after) = rest.split_first_mut().expect("there is an operand `target_index`");
     let native_match = |x: &Tensor| x.shape() == target.shape() && x.is_contiguous();
     if A::NATIVE && before.iter().chain(&*after).all(native_match) {
         // Contiguous operands, as in `map`.
         let mut whole: [&[A]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-        for (k, x) in before.iter().enumerate().chain(after.iter().enumerate().map(|(k, x)| (own + 1 + k, x)))
+        for (k, x) in
+            before.iter().enumerate().chain(after.iter().enumerate().map(|(k, x)| (target_index + 1 + k, x)))
         {
             whole[k] = &x.data()?[..x.numel()];
         }
@@ -78,36 +79,37 @@ pub fn map_in_place<A: Widen>(ins: &mut [Tensor], own: usize, run: ChunkFn<A, A>
         for (i, out) in out.chunks_mut(CHUNK).enumerate() {
             let copy = &mut copy[..out.len()];
             A::widen_into(out, copy);
-            let mut pieces: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
-            for k in (0..len).filter(|&k| k != own) {
-                pieces[k] = A::load(&whole[k][i * CHUNK..][..out.len()], &mut []);
+            let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+            for k in (0..len).filter(|&k| k != target_index) {
+                chunks[k] = A::load(&whole[k][i * CHUNK..][..out.len()], &mut []);
             }
-            pieces[own] = copy;
-            A::store(out, &mut [], |o| run(&pieces[..len], o));
+            chunks[target_index] = copy;
+            A::store(out, &mut [], |o| run(&chunks[..len], o));
         }
         return Ok(());
     }
-    let others = before.iter().enumerate().chain(after.iter().enumerate().map(|(k, x)| (own + 1 + k, x)));
+    let others =
+        before.iter().enumerate().chain(after.iter().enumerate().map(|(k, x)| (target_index + 1 + k, x)));
     let inputs = MapOperands::new(target.shape(), others)?;
     let mut operands = inputs.operands::<A>()?;
     overwrite_chunks::<A>(target, &inputs.rows, |at, start, copy, o| {
-        let mut pieces: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
+        let mut chunks: [&[WideOf<A>]; MAX_OPERANDS] = [&[]; MAX_OPERANDS];
         for x in &mut operands {
             let place = x.place;
-            pieces[place] = x.piece(at, start, o.len());
+            chunks[place] = x.chunk(at, start, o.len());
         }
-        pieces[own] = copy;
-        run(&pieces[..len], o);
+        chunks[target_index] = copy;
+        run(&chunks[..len], o);
     })
 }
 
 /// Returns, for each element, `yes` if `condition` is `on`, else `no`. The operands are `(condition, yes, no)`, all of
-/// one shape, the last two of `T`'s dtype. With `own`, operand `own` (1 or 2) is overwritten with the result.
+/// one shape, the last two of `T`'s dtype. With `target_index` (1 or 2), that operand is overwritten with the result.
 ///
 /// # Errors
 /// As [`map`].
-pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, own: Option<usize>) -> Result<Tensor> {
-    let Some(own) = own else {
+pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, target_index: Option<usize>) -> Result<Tensor> {
+    let Some(target_index) = target_index else {
         let ins = ins.map(|x| &*x);
         let shape = ins[0].shape();
         let inputs = MapOperands::new(shape, ins.into_iter().enumerate())?;
@@ -115,21 +117,21 @@ pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, own: Option<usize>) 
         let (mut yes, mut no) = (Operand::<T>::new(&inputs, 1)?, Operand::<T>::new(&inputs, 2)?);
         let direct = condition.direct && yes.direct && no.direct;
         let mut out = MapOutput::<T>::new(shape);
-        out.each(&inputs.rows, direct, |at, start, o| {
-            let condition = condition.piece(at, start, o.len());
-            let (yes, no) = (yes.piece(at, start, o.len()), no.piece(at, start, o.len()));
+        out.write_chunks(&inputs.rows, direct, |at, start, o| {
+            let condition = condition.chunk(at, start, o.len());
+            let (yes, no) = (yes.chunk(at, start, o.len()), no.chunk(at, start, o.len()));
             dispatch(SelectKernel { condition, on, yes, no, o });
         });
         return Ok(out.tensor);
     };
     let [condition, yes, no] = ins;
-    let (target, other, other_at) = if own == 1 { (yes, no, 2) } else { (no, yes, 1) };
+    let (target, other, other_at) = if target_index == 1 { (yes, no, 2) } else { (no, yes, 1) };
     let inputs = MapOperands::new(target.shape(), [(0, &*condition), (other_at, &*other)])?;
     let mut condition = Operand::<bool>::new(&inputs, 0)?;
     let mut other = Operand::<T>::new(&inputs, other_at)?;
     overwrite_chunks::<T>(target, &inputs.rows, |at, start, x, o| {
-        let (condition, other) = (condition.piece(at, start, o.len()), other.piece(at, start, o.len()));
-        let (yes, no) = if own == 1 { (x, other) } else { (other, x) };
+        let (condition, other) = (condition.chunk(at, start, o.len()), other.chunk(at, start, o.len()));
+        let (yes, no) = if target_index == 1 { (x, other) } else { (other, x) };
         dispatch(SelectKernel { condition, on, yes, no, o });
     })?;
     Ok(target.clone())
@@ -211,8 +213,8 @@ impl<'a> MapOperands<'a> {
 
 /// Returns the rows of the operands and of a contiguous result.
 fn common_rows(shape: &[usize], tensors: &[(usize, Cow<Tensor>)]) -> StridedRows<MAX_OPERANDS> {
-    let own = Shape::from(shape).strides();
-    let mut strides: [&[usize]; MAX_OPERANDS] = [&own; MAX_OPERANDS];
+    let contiguous = Shape::from(shape).strides();
+    let mut strides: [&[usize]; MAX_OPERANDS] = [&contiguous; MAX_OPERANDS];
     tensors.iter().for_each(|(k, x)| strides[*k] = x.strides());
     StridedRows::new(shape, strides)
 }
@@ -238,7 +240,7 @@ impl<'a, T: Widen> Operand<'a, T> {
     }
 
     /// Returns a chunk of the row at `at`, widened.
-    fn piece(&mut self, at: &[usize; MAX_OPERANDS], start: usize, len: usize) -> &[T::Wide] {
+    fn chunk(&mut self, at: &[usize; MAX_OPERANDS], start: usize, len: usize) -> &[T::Wide] {
         let row = at[self.place];
         if !self.repeated {
             return T::load(&self.data[row + start..][..len], &mut self.buf);
@@ -265,7 +267,7 @@ impl<O: Widen> MapOutput<O> {
     }
 
     /// Calls `run` for every chunk with its row's offsets, its start in the row, and the chunk to write.
-    fn each(
+    fn write_chunks(
         &mut self,
         rows: &StridedRows<MAX_OPERANDS>,
         direct: bool,
@@ -285,12 +287,12 @@ fn overwrite_chunks<A: Widen>(
     rows: &StridedRows<MAX_OPERANDS>,
     mut run: impl FnMut(&[usize; MAX_OPERANDS], usize, &[A::Wide], &mut [A::Wide]),
 ) -> Result<()> {
-    let (mut own, mut buf) = (buffer::<A>(false), buffer::<A>(A::NATIVE));
+    let (mut copy, mut buf) = (buffer::<A>(false), buffer::<A>(A::NATIVE));
     let out = a.make_mut::<A>()?;
     rows.each_chunk(CHUNK, &mut |at, start, len, o| {
-        let (out, own) = (&mut out[o..o + len], &mut own[..len]);
-        A::widen_into(out, own);
-        A::store(out, &mut buf, |o| run(at, start, own, o));
+        let (out, copy) = (&mut out[o..o + len], &mut copy[..len]);
+        A::widen_into(out, copy);
+        A::store(out, &mut buf, |o| run(at, start, copy, o));
     });
     Ok(())
 }

@@ -68,7 +68,6 @@ pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: b
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 ///
-///
 /// # Errors
 /// As [`reduce`].
 pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
