@@ -85,6 +85,7 @@ mod guides {
         Readme "README.md"
         Introduction "docs/book/src/introduction.md"
         Layouts "docs/book/src/layouts.md"
+        OwnModel "docs/book/src/own-model.md"
         OwnData "docs/book/src/own-data.md"
         Communication "docs/book/src/communication.md"
         Errors "docs/book/src/errors.md"
