@@ -1,5 +1,5 @@
-//! A bridge makes no second copy of its tensors: during a transfer a rank allocates its shards on the other mesh and at
-//! most one packed copy of the bytes that it sends.
+//! A bridge makes no second copy of a tensor: while tensors cross, a rank allocates its shards on the other mesh and
+//! at most one packed copy of the data that it sends.
 
 use isoshard::Result;
 use isoshard::comm::{Rank, spmd};
@@ -9,9 +9,9 @@ use isoshard::tensor::DType;
 
 use crate::taken;
 
-/// Transfers the tensors. Returns, per rank, the bytes of its shards on the other mesh, the bytes that it sends of
-/// packed tensors, and the bytes that it allocated.
-fn transfer(
+/// Moves tensors over a bridge. Each rank returns the bytes of its shards there, of the packed data that it sends,
+/// and of its allocations.
+fn crossed(
     shapes: &'static [[usize; 2]],
     from: &'static str,
     to: &'static str,
@@ -37,7 +37,7 @@ fn transfer(
     spmd(4, run).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Returns the largest size of a block for `bytes`: the allocator of tensors rounds up by at most a quarter.
+/// Blocks may be up to a quarter larger than requested.
 fn block(bytes: usize) -> usize {
     bytes + bytes / 4 + 4096
 }
@@ -45,8 +45,7 @@ fn block(bytes: usize) -> usize {
 #[test]
 fn large_tensors_are_not_packed() {
     for (from, to) in [("(S0)", "(S1)"), ("(S0)", "(R)"), ("(R)", "(S0)"), ("(S1)", "(S0)")] {
-        for (rank, (part, _, taken)) in
-            transfer(&[[1021, 515], [2053, 257]], from, to).into_iter().enumerate()
+        for (rank, (part, _, taken)) in crossed(&[[1021, 515], [2053, 257]], from, to).into_iter().enumerate()
         {
             assert!(taken <= block(part), "{from} to {to}, rank {rank}: {taken} for a part of {part}");
         }
@@ -57,7 +56,7 @@ fn large_tensors_are_not_packed() {
 fn small_ones_are_packed_once() {
     const SHAPES: &[[usize; 2]] = &[[101, 103], [107, 109], [113, 127], [131, 137]];
     for (from, to) in [("(S0)", "(S1)"), ("(S0)", "(R)"), ("(R)", "(S0)")] {
-        for (rank, (part, sent, taken)) in transfer(SHAPES, from, to).into_iter().enumerate() {
+        for (rank, (part, sent, taken)) in crossed(SHAPES, from, to).into_iter().enumerate() {
             assert!(
                 taken <= block(part) + block(sent) + 8 * 4096,
                 "{from} to {to}, rank {rank}: {taken} for a part of {part} and {sent} sent"

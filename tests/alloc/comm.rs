@@ -1,5 +1,5 @@
-//! Collectives that a program repeats do not allocate: the thread engine reuses slots, requests and small results. The
-//! one allocation is the list that an all-gather or an all-to-all returns.
+//! After its first steps a program allocates no memory for collectives: the thread engine reuses slots, requests and
+//! small results. Only the list that a gather or an exchange returns is allocated per call.
 
 use std::sync::{Arc, Barrier};
 
@@ -13,11 +13,9 @@ const BYTES: usize = 4 << 10;
 const CALLS_LEN: usize = 1000;
 const AHEAD: usize = 8;
 
-/// Returns the allocations of this thread in [`CALLS_LEN`] runs of `step`.
-///
-/// A rank can be a call or a few messages ahead of another, and each call uses a slot. So the first runs are in flight
-/// together, and the barrier `all`, which is not a collective, keeps the ranks together, so that the same slots are
-/// reused.
+/// Returns this thread's allocations in [`CALLS_LEN`] runs of `step`, after some runs that were in flight together.
+/// Ranks may be a call or a few messages apart, and each call uses a slot; `all` synchronises the ranks by other
+/// means, so that the same slots are in use.
 fn steady<T>(
     all: &Barrier,
     group: &Group,
@@ -27,8 +25,8 @@ fn steady<T>(
     let part = Tensor::full(DType::F32, [BYTES / 4], 1.0);
     let mut parts = vec![vec![part.clone(); group.len()]; given];
     for _ in 0..2 {
-        let pending: Vec<Pending<T>> = (0..AHEAD).map(|_| step(&mut parts)).collect();
-        pending.into_iter().try_for_each(|call| call.wait().map(drop))?;
+        let flights: Vec<Pending<T>> = (0..AHEAD).map(|_| step(&mut parts)).collect();
+        flights.into_iter().try_for_each(|flight| flight.wait().map(drop))?;
         all.wait();
     }
     let before = calls();
@@ -57,7 +55,7 @@ fn steady_collectives_take_no_memory() {
                     0,
                     steady(&all, &g, |_| g.broadcast_async(Some(&x), 0, DType::F32, &shape), 0)?,
                 ),
-                // The caller makes the parts before the count starts.
+                // The caller made the parts beforehand.
                 ("reduce_scatter", 0, {
                     let step = |parts: &mut Vec<Vec<Tensor>>| {
                         g.reduce_scatter_async(parts.pop().expect("enough"), ReduceOp::Sum)
@@ -74,7 +72,7 @@ fn steady_collectives_take_no_memory() {
                 ("send and receive", 0, {
                     let me = g.index();
                     let step = |_: &mut Vec<Vec<Tensor>>| {
-                        g.send(&x, (me + 1) % g.len()).expect("a send does not wait");
+                        g.send(&x, (me + 1) % g.len()).expect("nobody waits to send");
                         g.recv_async((me + g.len() - 1) % g.len(), DType::F32, &shape)
                     };
                     steady(&all, &g, step, 0)?

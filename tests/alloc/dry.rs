@@ -1,4 +1,4 @@
-//! A dry run counts the calls and bytes of a real run on every rank of small meshes, and every operator returns the
+//! A dry run counts the calls and bytes of a real run, on every rank of small meshes, and every operator gives the
 //! same shapes. One rank of 16,384 trains in a laptop's memory.
 
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use isoshard::{Error, Result};
 
 use crate::peak_of;
 
-/// An engine without the shortcuts of shared memory, so that large all-reduces take two phases.
+/// An engine that only exchanges data, like engines without shared memory: large all-reduces take two phases.
 #[derive(Debug)]
-struct ExchangeOnly<T: ?Sized>(Arc<T>);
+struct Plain<T: ?Sized>(Arc<T>);
 
-impl Engine for ExchangeOnly<dyn Engine> {
+impl Engine for Plain<dyn Engine> {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -33,7 +33,7 @@ impl Engine for ExchangeOnly<dyn Engine> {
         self.0.deadline()
     }
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
-        Ok(Arc::new(ExchangeOnly(self.0.open(ranks, name)?)))
+        Ok(Arc::new(Plain(self.0.open(ranks, name)?)))
     }
     fn end(&self) -> Result<()> {
         self.0.end()
@@ -43,15 +43,15 @@ impl Engine for ExchangeOnly<dyn Engine> {
     }
 }
 
-impl Channel for ExchangeOnly<dyn Channel> {
+impl Channel for Plain<dyn Channel> {
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>> {
         self.0.start(call)
     }
 }
 
-/// A GPT and its training settings.
+/// A GPT and the settings of its training.
 #[derive(Clone, Copy, Debug)]
-struct TrainingRun {
+struct Job {
     mesh: &'static str,
     config: GptConfig,
     batch: usize,
@@ -60,8 +60,8 @@ struct TrainingRun {
     compute: DType,
 }
 
-/// Sizes that no number of ranks divides.
-const ODD: TrainingRun = TrainingRun {
+/// Sizes that no mesh divides evenly.
+const ODD: Job = Job {
     mesh: "1",
     config: GptConfig { vocabulary: 67, block: 37, layers: 2, heads: 6, width: 78, dropout: 0.1, bias: true },
     batch: 5,
@@ -70,12 +70,12 @@ const ODD: TrainingRun = TrainingRun {
     compute: DType::F32,
 };
 
-impl TrainingRun {
+impl Job {
     fn ranks(&self) -> usize {
         Mesh::parse(self.mesh, 0).expect("a mesh").rank_len()
     }
 
-    /// Runs two steps (forward, backward, clipping, AdamW) without reading a value. Returns the bytes that
+    /// Runs two steps of forward, backward, clipping and AdamW, and reads no value. Returns the bytes that
     /// redistributions received.
     fn train(&self, rank: &Rank) -> Result<u64> {
         let mesh = DeviceMesh::parse(rank, self.mesh)?;
@@ -103,7 +103,7 @@ impl TrainingRun {
     }
 }
 
-/// Returns a run's counts, sorted.
+/// The counts of a run, sorted.
 fn sorted(mut rows: Vec<Traffic>) -> Vec<Traffic> {
     rows.sort_by(|a, b| (&a.group, a.call).cmp(&(&b.group, b.call)));
     rows
@@ -122,10 +122,10 @@ fn a_training_steps_counts_are_those_of_a_real_run() {
         ("dp=2,fsdp=3", false, Reduction::Fast, DType::F32),
         ("dp=2,fsdp=2", false, Reduction::Exact, DType::BF16),
     ] {
-        let job = TrainingRun { mesh, sequence, reduction, compute, ..ODD };
-        // Runs on threads: with data, and without.
+        let job = Job { mesh, sequence, reduction, compute, ..ODD };
+        // On threads too, with and without data.
         let run = move |rank: Rank| {
-            let plain = Rank::new(Arc::new(ExchangeOnly(rank.engine().clone())))?;
+            let plain = Rank::new(Arc::new(Plain(rank.engine().clone())))?;
             let (rank, tally) = Tally::of(&plain.on(rank.device()).over(rank.network().clone()))?;
             let received = job.train(&rank)?;
             Ok((sorted(tally.rows()), received))
@@ -141,13 +141,13 @@ fn a_training_steps_counts_are_those_of_a_real_run() {
             assert_eq!(real, absent, "{job:?}: rank {rank}: threads without data");
             assert_eq!(report.live_bytes, 0);
             assert!(report.total().calls > 100 && report.of_call("all_gather").received_bytes > 0);
-            // The slow level is used only if a group is larger than a pair.
+            // Some group spans more than a pair of ranks, so its calls take slow links.
             assert!(report.total().time.seconds() > report.total().calls as f64 * 1e-6);
         }
     }
 }
 
-/// Covers the calls that training does not make: large all-reduces, broadcasts, messages and barriers.
+/// Large all-reduces, broadcasts, messages and barriers, which training does not call.
 #[test]
 fn every_collective_counts_as_a_real_one() {
     let run = |rank: &Rank| -> Result<()> {
@@ -164,8 +164,8 @@ fn every_collective_counts_as_a_real_one() {
         assert!(got.iter().enumerate().all(|(i, x)| *x.shape() == shape(i * n + me)));
         let parts = (0..n).map(x).collect::<Result<_>>()?;
         assert_eq!(world.reduce_scatter(parts, ReduceOp::Sum)?.shape(), &shape(me));
-        let sent = x(5)?;
-        assert_eq!(world.broadcast(Some(&sent), 1, DType::F32, &shape(5))?.shape(), &shape(5));
+        let mine = x(5)?;
+        assert_eq!(world.broadcast(Some(&mine), 1, DType::F32, &shape(5))?.shape(), &shape(5));
         world.send(&x(2)?, (me + 1) % n)?;
         assert_eq!(world.recv((me + n - 1) % n, DType::F32, &shape(2))?.shape(), &shape(2));
         let pair = rank.group(&[me - me % 2, me - me % 2 + 1], &format!("pair{}", me / 2))?;
@@ -174,7 +174,7 @@ fn every_collective_counts_as_a_real_one() {
         Ok(())
     };
     let real = Spmd::new(4).network(two_levels()).run(move |rank| {
-        let plain = Rank::new(Arc::new(ExchangeOnly(rank.engine().clone())))?.over(rank.network().clone());
+        let plain = Rank::new(Arc::new(Plain(rank.engine().clone())))?.over(rank.network().clone());
         let (rank, tally) = Tally::of(&plain)?;
         run(&rank)?;
         Ok(tally.rows())
@@ -269,7 +269,7 @@ fn optimizers_write_in_place_without_data_too() {
     assert_eq!(live, [3 * 1024; 3], "the parameter and two moments, 32 rows of 8 floats each");
 }
 
-/// One rank of a mesh of 16,384 ranks takes little memory.
+/// Plans one rank of 16,384.
 #[test]
 fn a_rank_of_16384_trains_in_little_memory() {
     const MESH: &str = "dp=64,fsdp=32,tp=8";
@@ -283,7 +283,7 @@ fn a_rank_of_16384_trains_in_little_memory() {
         bias: false,
     };
     for (sequence, rank, compute) in [(true, 0, DType::F32), (false, 9_999, DType::BF16)] {
-        let job = TrainingRun { mesh: MESH, config, batch: 4096, sequence, compute, ..ODD };
+        let job = Job { mesh: MESH, config, batch: 4096, sequence, compute, ..ODD };
         let began = Instant::now();
         let (report, peak) = peak_of(|| {
             let dry = DryRun::new(job.ranks(), rank).unwrap();

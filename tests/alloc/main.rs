@@ -1,5 +1,5 @@
-//! Tests of memory use: collectives, bridges, queries about layouts, dry runs. This program's allocator counts per
-//! thread, so that tests can run at the same time.
+//! Memory use of collectives, bridges, layout queries and dry runs. This program's allocator counts per thread, so
+//! that tests may run at the same time.
 
 mod bridge;
 mod comm;
@@ -9,7 +9,6 @@ mod placement;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system allocator with counters.
 struct Counting;
 
 thread_local! {
@@ -19,19 +18,18 @@ thread_local! {
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Returns the number of allocations of this thread so far.
+/// The number of allocations of this thread so far.
 fn calls() -> usize {
     CALLS.get()
 }
 
-/// Returns the bytes of all blocks of 4096 bytes or more that this thread has allocated so far. These are tensors'
-/// elements; bookkeeping takes smaller blocks.
+/// The bytes of all blocks of 4096 bytes or more that this thread has allocated so far: those of tensors.
 fn taken() -> usize {
     TAKEN.get()
 }
 
-/// Returns the result of `f`, and the largest number of bytes that this thread had allocated during the call, less
-/// those before it.
+/// Returns the result of `f`, and the largest number of bytes that this thread held meanwhile, beyond those held
+/// before.
 fn peak_of<T>(f: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE.get();
     PEAK.set(before);
@@ -48,7 +46,7 @@ fn count(bytes: usize) {
     PEAK.set(PEAK.get().max(LIVE.get()));
 }
 
-// SAFETY: every call is passed to the system allocator unchanged; counting does not allocate.
+// SAFETY: every call goes to the system allocator unchanged; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, memory: Layout) -> *mut u8 {
         count(memory.size());
@@ -64,7 +62,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, at: *mut u8, memory: Layout) {
         LIVE.set(LIVE.get() - memory.size() as isize);
-        // SAFETY: `at` was allocated above, by the system allocator.
+        // SAFETY: `at` came from above, so from the system allocator.
         unsafe { System.dealloc(at, memory) }
     }
 }

@@ -1,11 +1,10 @@
-//! Queries about layouts, which each operator makes, do not allocate.
+//! Queries that the dispatcher makes once per operator do not allocate.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::hint::black_box;
 
 use isoshard::placement::{Mesh, Spec};
 
-/// Returns the number of allocations that `f` makes.
 fn calls(f: impl FnOnce()) -> usize {
     let before = crate::calls();
     f();
