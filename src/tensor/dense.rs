@@ -67,7 +67,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::from_vec`].
+    /// Returns the errors of [`Tensor::from_vec`].
     pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.checked_numel("from_slice")? != data.len() {
@@ -106,7 +106,7 @@ impl Tensor {
     /// bytes are invalid, are false.
     ///
     /// # Panics
-    /// As [`Tensor::build`].
+    /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
         let numel = shape.checked_numel("tensor").ok();
@@ -128,7 +128,7 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// As [`Tensor::build`].
+    /// Panics as [`Tensor::build`] does.
     pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let mut out = Tensor::uninit(dtype, shape);
         out.bytes_mut().fill(0);
@@ -144,7 +144,7 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// As [`Tensor::build`].
+    /// Panics as [`Tensor::build`] does.
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
         let value = value.into().0;
         for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))

@@ -167,12 +167,12 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::to_owned_copy`].
+    /// Returns the errors of [`Tensor::to_owned_copy`].
     pub fn contiguous(&self) -> Result<Tensor> {
         if self.is_contiguous() { Ok(self.clone()) } else { self.to_owned_copy() }
     }
 
-    /// As [`Tensor::contiguous`], for a tensor in the CPU's memory.
+    /// Returns [`Tensor::contiguous`] for a tensor in the CPU's memory.
     pub(crate) fn packed(&self) -> Tensor {
         if self.is_contiguous() { self.clone() } else { self.packed_copy() }
     }
@@ -241,7 +241,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the tensor does not have exactly one element, or as [`Tensor::to_vec`].
+    /// Returns an error if the tensor does not have exactly one element, or if the elements cannot be read (see
+    /// [`Tensor::to_vec`]).
     pub fn item(&self) -> Result<f64> {
         if self.numel() != 1 {
             return Err(Error::invalid(

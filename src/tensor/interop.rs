@@ -59,7 +59,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::to_ndarray_view`].
+    /// Returns the errors of [`Tensor::to_ndarray_view`].
     pub fn to_ndarray<T: Element>(&self) -> Result<ArrayD<T>> {
         Ok(self.to_ndarray_view()?.to_owned())
     }

@@ -60,7 +60,7 @@ pub fn map<A: Widen, O: Widen>(ins: &[&Tensor], run: ChunkFn<A, O>) -> Result<Te
 /// shares the operand's buffer, the operand is copied first.
 ///
 /// # Errors
-/// As [`map`].
+/// Returns the errors of [`map`].
 pub fn map_in_place<A: Widen>(ins: &mut [Tensor], target_index: usize, run: ChunkFn<A, A>) -> Result<()> {
     let len = ins.len();
     let (before, rest) = ins.split_at_mut(target_index);
@@ -107,7 +107,7 @@ pub fn map_in_place<A: Widen>(ins: &mut [Tensor], target_index: usize, run: Chun
 /// one shape, the last two of `T`'s dtype. With `target_index` (1 or 2), that operand is overwritten with the result.
 ///
 /// # Errors
-/// As [`map`].
+/// Returns the errors of [`map`].
 pub fn select_as<T: Widen>(ins: [&mut Tensor; 3], on: bool, target_index: Option<usize>) -> Result<Tensor> {
     let Some(target_index) = target_index else {
         let ins = ins.map(|x| &*x);

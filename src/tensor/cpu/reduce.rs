@@ -58,7 +58,7 @@ pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: b
     }
 }
 
-/// As [`reduce`], but the result of f16 and bf16 is f32.
+/// Reduces like [`reduce`], but the result of f16 and bf16 is f32.
 ///
 /// ```
 /// use isoshard::tensor::{DType, ReduceOp, Tensor, cpu};
@@ -69,7 +69,7 @@ pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: b
 /// ```
 ///
 /// # Errors
-/// As [`reduce`].
+/// Returns the errors of [`reduce`].
 pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
     if matches!(x.dtype(), DType::F16 | DType::BF16) {
         return reduce_wide(verb, &cast(x, DType::F32)?, dims, op, keep_dims);

@@ -56,7 +56,7 @@ pub fn ln_unit_f32(x: f32, rest: f32) -> f32 {
     join_f32(e, if e == 0.0 { -rest } else { f })
 }
 
-/// As [`ln_unit_f32`].
+/// The f64 version of [`ln_unit_f32`].
 #[inline(always)]
 pub fn ln_unit_f64(x: f64, rest: f64) -> f64 {
     let (e, f) = split_f64(x);
@@ -72,7 +72,7 @@ pub fn ln_1p_rest_f32(x: f32, y: f32) -> f32 {
     if e == 0.0 { near } else { join_f32(e, f) - y }
 }
 
-/// As [`ln_1p_rest_f32`].
+/// The f64 version of [`ln_1p_rest_f32`].
 #[inline(always)]
 pub fn ln_1p_rest_f64(x: f64, y: f64) -> f64 {
     let (e, f) = split_f64(x);

@@ -124,7 +124,7 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
     /// Computes one block of the contraction.
     ///
     /// # Safety
-    /// As [`run`].
+    /// The conditions of [`run`] hold.
     unsafe fn block(&mut self, block: &ContractionBlock, level: usize, row_buffer: &mut [T]) {
         let a = self.operands.a.rows(self.row, self.rows).cols(block.start, block.len);
         let b = self.operands.b.rows(block.start, block.len);
@@ -180,7 +180,7 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
     /// Computes all tiles of a panel.
     ///
     /// # Safety
-    /// As [`run`].
+    /// The conditions of [`run`] hold.
     unsafe fn tiles(
         &mut self,
         block: &ContractionBlock,
@@ -250,7 +250,7 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
     /// Passes the joined blocks to the epilogue, in pieces of at most a tile.
     ///
     /// # Safety
-    /// As [`run`].
+    /// The conditions of [`run`] hold.
     unsafe fn store_parts(&mut self) {
         let (n, step) = (self.operands.b.shape().1, self.vectors * self.kernels.lanes);
         for row in 0..self.rows {

@@ -64,7 +64,7 @@ impl Contraction {
         tree
     }
 
-    /// As [`Contraction::new`], with a cache per thread.
+    /// Returns [`Contraction::new`] from a cache per thread.
     pub(super) fn cached(extents: &[usize], block: usize) -> Rc<Contraction> {
         type Entry = (Dims, usize, Rc<Contraction>);
         const ENTRIES: usize = 32;

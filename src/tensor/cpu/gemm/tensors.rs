@@ -56,7 +56,7 @@ pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor
 /// ```
 ///
 /// # Errors
-/// As [`gemm`], or if the bias has another dtype or shape.
+/// Returns the errors of [`gemm`], and an error if the bias has another dtype or shape.
 pub fn gemm_fused<F: UnaryF + Sync>(
     verb: &str,
     a: &Tensor,

@@ -40,11 +40,11 @@ pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// As [`run`], on the allowed number of threads. Each computes some rows, or some columns if there are more columns
+/// Runs [`run`] on the allowed number of threads. Each computes some rows, or some columns if there are more columns
 /// than rows.
 ///
 /// # Safety
-/// As [`run`].
+/// The conditions of [`run`] hold.
 pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
     operands: &GemmOperands<'_, E>,
     epilogue: &dyn Epilogue<T>,

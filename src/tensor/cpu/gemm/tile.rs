@@ -185,7 +185,7 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T
 /// Stores a finished tile.
 ///
 /// # Safety
-/// As [`tile`].
+/// The conditions of [`tile`] hold.
 #[inline(always)]
 unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
     t: &Tile<V::T>,

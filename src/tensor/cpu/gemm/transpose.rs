@@ -40,7 +40,7 @@ mod x86 {
             #[doc = concat!("The [`super::TransposeFn`] that copies blocks of ", $n, " x ", $n, ", and the rest element by element.")]
             ///
             /// # Safety
-            /// As [`transpose_plain`]; the CPU has AVX2.
+            /// The conditions of [`transpose_plain`] hold; the CPU has AVX2.
             #[target_feature(enable = "avx2")]
             pub(in super::super) unsafe fn $name(
                 src: *const $t,
