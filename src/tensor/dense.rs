@@ -1,6 +1,5 @@
 //! The dense tensor: a typed, strided view of a shared buffer.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::cuda::DeviceBlock;
@@ -213,6 +212,16 @@ impl Tensor {
         &self.strides
     }
 
+    /// Returns dtype and shape in one line, as errors write them.
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Tensor};
+    /// assert_eq!(Tensor::zeros(DType::F32, [64, 128]).notation(), "f32[64, 128]");
+    /// ```
+    pub fn notation(&self) -> String {
+        format!("{}{}", self.dtype, self.shape)
+    }
+
     /// Returns the number of elements, the product of the extents.
     ///
     /// ```
@@ -296,28 +305,6 @@ impl Default for Tensor {
     fn default() -> Self {
         thread_local!(static EMPTY: Tensor = Tensor::zeros(DType::U8, [0]));
         EMPTY.with(Tensor::clone)
-    }
-}
-
-/// The notation: `f32[64, 128]`.
-impl fmt::Display for Tensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.dtype, self.shape)
-    }
-}
-
-/// The notation, with the first few values; of a tensor on a device, with the device.
-impl fmt::Debug for Tensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 8;
-        if self.device() != Device::Cpu {
-            // What is printed while looking for a fault must neither wait for the device nor fail.
-            return write!(f, "{self} on {}", self.device());
-        }
-        let flat = self.to_f64_vec();
-        let more = if flat.len() > SHOWN { ", …" } else { "" };
-        let shown: Vec<String> = flat.iter().take(SHOWN).map(|x| format!("{x}")).collect();
-        write!(f, "{self} {{{}{more}}}", shown.join(", "))
     }
 }
 

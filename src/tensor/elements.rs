@@ -26,7 +26,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "as_slice",
                 "the tensor is not contiguous",
-                format!("{self} with strides {:?}", self.strides.as_slice()),
+                format!("{} with strides {:?}", self.notation(), self.strides.as_slice()),
                 "call contiguous() first",
             ));
         }
@@ -107,7 +107,7 @@ impl Tensor {
     pub fn is_unique(&mut self) -> bool {
         self.is_contiguous()
             && self.is_unshared()
-            && self.storage.device_block().is_none_or(DeviceBlock::is_at_home)
+            && self.storage.device_block().is_none_or(DeviceBlock::is_on_own_thread)
     }
 
     /// Returns true if [`Tensor::is_unique`] and the tensor covers its whole buffer, so keeping it alive keeps no other
@@ -138,7 +138,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "as_bytes",
                 "the tensor is not contiguous",
-                self.to_string(),
+                self.notation(),
                 "call contiguous() first",
             ));
         }
@@ -248,7 +248,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "item",
                 "the tensor does not have exactly one element",
-                self.to_string(),
+                self.notation(),
                 "reduce or index first",
             ));
         }
@@ -262,7 +262,7 @@ impl Tensor {
             Device::Cpu => Ok(()),
             Device::Meta => self.refuse_without_elements(verb),
             device => {
-                let given = format!("{self} on {device}");
+                let given = format!("{} on {device}", self.notation());
                 let rule = "the elements are not in the CPU's memory";
                 Err(Error::invalid(verb, rule, given, "call to_device(Device::Cpu) first"))
             }
@@ -274,6 +274,6 @@ impl Tensor {
         if self.dtype == dtype {
             return Ok(());
         }
-        Err(Error::invalid(verb, format!("the elements are not {dtype}"), self.to_string(), "cast first"))
+        Err(Error::invalid(verb, format!("the elements are not {dtype}"), self.notation(), "cast first"))
     }
 }

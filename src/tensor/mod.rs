@@ -27,6 +27,7 @@ pub mod cuda;
 mod dense;
 mod device;
 mod devices;
+mod display;
 mod dtype;
 mod elements;
 mod fold_order;

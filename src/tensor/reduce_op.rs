@@ -85,7 +85,7 @@ impl ReduceOp {
             return Err(Error::invalid(
                 "fold",
                 "the operands' dtypes or numbers of elements differ",
-                format!("{acc}, {x}"),
+                format!("{}, {}", acc.notation(), x.notation()),
                 "",
             ));
         }
@@ -209,8 +209,8 @@ mod tests {
                 let (mut left, mut right) = (x.clone(), Tensor::identity(op, &x).unwrap());
                 op.fold(&mut left, &right.clone()).expect("alike");
                 op.fold(&mut right, &x).expect("alike");
-                assert_eq!(left.as_bytes(), x.as_bytes(), "{op} of {x}");
-                assert_eq!(right.as_bytes(), x.as_bytes(), "{op} of {x}");
+                assert_eq!(left.as_bytes(), x.as_bytes(), "{op} of {x:?}");
+                assert_eq!(right.as_bytes(), x.as_bytes(), "{op} of {x:?}");
             }
         }
     }

@@ -107,7 +107,7 @@ impl Buffer {
     /// Returns the device that holds the bytes.
     pub(super) fn device(&self) -> Device {
         match &self.owner {
-            BufferOwner::Device(block) => block.home().device(),
+            BufferOwner::Device(block) => block.owner().device(),
             BufferOwner::Meta { .. } => Device::Meta,
             BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } => Device::Cpu,
         }

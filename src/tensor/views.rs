@@ -29,7 +29,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "narrow",
                 "the range leaves the tensor",
-                format!("{start}..{start}+{len} of dim {dim} of {self}"),
+                format!("{start}..{start}+{len} of dim {dim} of {}", self.notation()),
                 format!("dim {dim} has {} indices", self.shape[dim]),
             ));
         }
@@ -57,7 +57,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "permute",
                 "not a permutation of the dims",
-                format!("{order:?} for {self}"),
+                format!("{order:?} for {}", self.notation()),
                 format!("name each of 0..{n} once"),
             ));
         }
@@ -106,7 +106,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "expand",
                 "only dims of extent 1 and new leading dims can be repeated",
-                format!("{self} to {shape}"),
+                format!("{} to {shape}", self.notation()),
                 "",
             ));
         };
@@ -137,7 +137,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "reshape",
                 "the number of elements changes",
-                format!("{self} to {shape}"),
+                format!("{} to {shape}", self.notation()),
                 format!("give a shape with {} elements, not {}", self.numel(), shape.numel()),
             ));
         }
@@ -192,7 +192,12 @@ impl Tensor {
     /// Returns an error if `dim` is larger than the number of dims.
     pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
         if dim > self.shape.len() {
-            return Err(Error::invalid("unsqueeze", "no such dim", format!("dim {dim} of {self}"), ""));
+            return Err(Error::invalid(
+                "unsqueeze",
+                "no such dim",
+                format!("dim {dim} of {}", self.notation()),
+                "",
+            ));
         }
         let mut shape = self.shape.to_vec();
         let mut strides = self.strides.to_vec();
@@ -236,7 +241,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "squeeze",
                 "the dim's extent is not 1",
-                format!("dim {dim} of {self}"),
+                format!("dim {dim} of {}", self.notation()),
                 "",
             ));
         }

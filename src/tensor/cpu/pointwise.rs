@@ -251,14 +251,14 @@ fn compare_as<T: Widen>(run: LoopFn<T::Wide, bool>, x: &Tensor, y: &Tensor) -> R
 /// Returns the error for a dtype that the function does not support.
 fn unsupported_dtype(verb: &str, loops: &Loops, x: &Tensor) -> Error {
     match loops.integers {
-        Some(_) => Error::invalid(verb, "bool has no arithmetic", x.to_string(), "cast it first"),
+        Some(_) => Error::invalid(verb, "bool has no arithmetic", x.notation(), "cast it first"),
         None => x.dtype().expect_float(verb).expect_err("the floating dtypes have loops"),
     }
 }
 
 /// Returns the error for operands whose dtypes or shapes differ.
 fn mismatch(verb: &str, operands: &[&Tensor]) -> Error {
-    let given: Vec<String> = operands.iter().map(|t| t.to_string()).collect();
+    let given: Vec<String> = operands.iter().map(|t| t.notation()).collect();
     Error::invalid(
         verb,
         "the operands' dtypes or shapes differ",

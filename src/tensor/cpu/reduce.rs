@@ -25,7 +25,7 @@ macro_rules! for_num {
                 $body
             }
             DType::Bool => {
-                Err(Error::invalid($verb, "bool has no arithmetic", $x.to_string(), "cast it first"))
+                Err(Error::invalid($verb, "bool has no arithmetic", $x.notation(), "cast it first"))
             }
             float => for_dtype!(float $verb, float, $T => $body),
         }
@@ -80,7 +80,7 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
         return Err(Error::invalid(
             verb,
             "wants dims of the tensor, each once",
-            format!("dims {dims:?} of {x}"),
+            format!("dims {dims:?} of {}", x.notation()),
             "",
         ));
     }
