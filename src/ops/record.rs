@@ -372,7 +372,7 @@ pub(crate) fn absent(ins: &mut [Tensor], outs: impl Iterator<Item = (DType, Shap
                 taken[i] = true;
                 Ok(ins[i].clone())
             }
-            None => Tensor::absent(dtype, shape),
+            None => Tensor::without_elements(dtype, shape),
         }
     };
     outs.map(&mut one).collect()

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::shard_bounds::ShardBounds;
 use super::{IndexBox, Layout, Mesh, Region};
-use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
+use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, SplitRule};
 
 /// The reduction tree of a partial sum: which indices are summed, and which part of the tree each rank has finished.
 ///
@@ -40,7 +40,7 @@ pub struct ReductionTree {
 
 /// A node of the reduction tree: a single index of each outer dim, a range of one dim, and all of the inner dims.
 ///
-/// The range of the outermost dim is halved ([`Split`]) down to single indices, then that of the next dim; that of
+/// The range of the outermost dim is halved ([`SplitRule`]) down to single indices, then that of the next dim; that of
 /// the innermost dim is halved down to leaves, which are added up as [`Leaf`] says. The tree below a node depends
 /// only on the node's lengths. A node that is evaluated alone therefore has the bits that it has inside the whole
 /// tree.
@@ -391,7 +391,7 @@ fn append_largest_ranges(
 /// Returns the number of `n` indices (at least 2) that go to the left child, or `None` for a leaf that cannot be
 /// split.
 fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
-    leaf.map_or(Some(Split::Halves.left_of(n)), |leaf| leaf.left_of(Split::Halves, n))
+    leaf.map_or(Some(SplitRule::Halves.left_of(n)), |leaf| leaf.left_of(SplitRule::Halves, n))
 }
 
 /// Appends the largest nodes at or below `node` that lie inside the boxes; returns false if they split a leaf.

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::tensor::cpu::{Widen, each};
+use crate::tensor::cpu::{Widen, map_slice};
 
 /// An element type that counts convert to.
 pub(crate) trait FromCounts: Sized {
@@ -14,7 +14,7 @@ macro_rules! counted {
     ($($t:ty)*) => {$(
         impl FromCounts for $t {
             fn put(counts: &[f64], out: &mut [$t]) {
-                each(counts, out, |count: f64| count as $t);
+                map_slice(counts, out, |count: f64| count as $t);
             }
         }
     )*};

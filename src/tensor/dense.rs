@@ -1,4 +1,4 @@
-//! The tensor itself: a typed, strided view of a shared buffer.
+//! The dense tensor: a typed, strided view of a shared buffer.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 
 /// A dense tensor in memory, or on a device.
 ///
-/// Cloning shares the buffer. [`Tensor::make_mut`] writes in place where nobody shares it, and copies first where
-/// somebody does, so a clone never sees another one's writes.
+/// A clone and a view share the buffer. [`Tensor::make_mut`] writes in place if no other tensor shares the buffer, else
+/// it copies the elements first; so a write to one tensor never changes another.
 ///
 /// ```
 /// use isoshard::tensor::Tensor;
@@ -26,38 +26,53 @@ pub struct Tensor {
     pub(super) dtype: DType,
     pub(super) shape: Shape,
     pub(super) strides: Dims,
-    /// In elements.
+    /// The position of the first element in the buffer, in elements.
     pub(super) offset: usize,
 }
 
 impl Tensor {
-    /// A tensor over `data`, row-major, without copying.
+    /// Takes over `data`, in row-major order, without copying it.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![1i32, 2, 3, 4, 5, 6], [2, 3])?;
+    /// assert_eq!(x.select(0, 1)?.to_vec::<i32>()?, [4, 5, 6]);
+    /// assert!(Tensor::from_vec(vec![1i32, 2], [3]).is_err());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a length that is not the shape's number of elements.
+    /// Refuses `data` whose length is not the number of elements of `shape`.
     pub fn from_vec<T: Element>(data: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.checked_numel("from_vec")? != data.len() {
             return Err(Error::invalid(
                 "from_vec",
-                "the shape does not hold the data",
+                "the data's length is not the shape's number of elements",
                 format!("{} elements for {shape}", data.len()),
                 format!("give {} elements", shape.numel()),
             ));
         }
-        Ok(Tensor::over(Buffer::adopt(data), T::DTYPE, shape))
+        Ok(Tensor::from_buffer(Buffer::adopt(data), T::DTYPE, shape))
     }
 
-    /// A copy of `data`, row-major, in pool memory.
+    /// Copies `data`, in row-major order, into a buffer from the [pool](super::storage).
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let primes = [2u8, 3, 5, 7];
+    /// assert_eq!(Tensor::from_slice(&primes, [2, 2])?.as_bytes()?, primes);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Tensor::from_vec`].
+    /// Returns the errors of [`Tensor::from_vec`].
     pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.checked_numel("from_slice")? != data.len() {
             return Err(Error::invalid(
                 "from_slice",
-                "the shape does not hold the data",
+                "the data's length is not the shape's number of elements",
                 format!("{} elements for {shape}", data.len()),
                 format!("give {} elements", shape.numel()),
             ));
@@ -65,82 +80,134 @@ impl Tensor {
         Ok(Tensor::build(shape, |out: &mut [T]| out.copy_from_slice(data)))
     }
 
-    /// A new row-major tensor that `fill` writes.
+    /// Returns a new row-major tensor whose elements `fill` writes.
     ///
-    /// `fill` gets arbitrary uninit values (for `bool`, false) and should write every element.
+    /// The elements that `fill` is given are arbitrary (false for `bool`); it should write every one of them.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let squares = Tensor::build([4], |out: &mut [i64]| {
+    ///     out.iter_mut().zip(0..).for_each(|(x, i)| *x = i * i);
+    /// });
+    /// assert_eq!(squares.to_vec::<i64>()?, [0, 1, 4, 9]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Panics
-    /// Where the elements take more than 2^63 - 1 bytes.
+    /// If the elements take more than 2^63 - 1 bytes.
     pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
         let mut out = Tensor::uninit(T::DTYPE, shape);
         fill(out.make_mut::<T>().expect("the dtype is T's"));
         out
     }
 
-    /// A new row-major tensor with arbitrary contents (for `bool`, whose uninit bytes could be invalid, false), to be
-    /// overwritten.
+    /// Returns a new row-major tensor with arbitrary elements, to be overwritten. Elements of `bool`, for which most
+    /// bytes are invalid, are false.
     ///
     /// # Panics
-    /// As [`Tensor::build`].
+    /// Panics as [`Tensor::build`] does.
     pub(crate) fn uninit(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let shape = shape.into();
         let numel = shape.checked_numel("tensor").ok();
         let bytes =
             numel.and_then(|n| n.checked_mul(dtype.size_bytes())).filter(|&n| n <= isize::MAX as usize);
         let bytes = bytes.unwrap_or_else(|| panic!("tensor: no memory has addresses for {dtype}{shape}"));
-        let mut out = Tensor::over(Buffer::uninit(bytes), dtype, shape);
+        let mut out = Tensor::from_buffer(Buffer::uninit(bytes), dtype, shape);
         if dtype == DType::Bool {
             out.bytes_mut().fill(0);
         }
         out
     }
 
-    /// All zeros (false).
+    /// Returns a tensor whose elements are all zero (false for `bool`).
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Tensor};
+    /// assert_eq!(Tensor::zeros(DType::F16, [2, 3]).to_f64_vec(), [0.0; 6]);
+    /// ```
     ///
     /// # Panics
-    /// As [`Tensor::build`].
+    /// Panics as [`Tensor::build`] does.
     pub fn zeros(dtype: DType, shape: impl Into<Shape>) -> Tensor {
         let mut out = Tensor::uninit(dtype, shape);
         out.bytes_mut().fill(0);
         out
     }
 
-    /// All elements equal to `value`, converted to `dtype`.
+    /// Returns a tensor whose elements are all `value`, converted to `dtype`.
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Tensor};
+    /// assert_eq!(Tensor::full(DType::U8, [3], 2.9).to_vec::<u8>()?, [2, 2, 2]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Panics
-    /// As [`Tensor::build`].
+    /// Panics as [`Tensor::build`] does.
     pub fn full(dtype: DType, shape: impl Into<Shape>, value: impl Into<Scalar>) -> Tensor {
         let value = value.into().0;
         for_dtype!(any dtype, T => Tensor::build(shape, |out: &mut [T]| out.fill(Element::from_f64(value))))
     }
 
-    /// One element, shape `[]`.
+    /// Returns a tensor of shape `[]` with one element.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let half = Tensor::scalar(0.5f32);
+    /// assert_eq!((half.shape().len(), half.item()?), (0, 0.5));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn scalar<T: Element>(value: T) -> Tensor {
         Tensor::build([], |out: &mut [T]| out[0] = value)
     }
 
-    pub(super) fn over(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
+    pub(super) fn from_buffer(buffer: Buffer, dtype: DType, shape: Shape) -> Tensor {
         debug_assert!(buffer.len_bytes() >= shape.numel() * dtype.size_bytes());
         let strides = shape.strides();
         Tensor { storage: Arc::new(buffer), dtype, shape, strides, offset: 0 }
     }
 
-    /// Where the elements are.
+    /// Returns the device that holds the elements.
+    ///
+    /// ```
+    /// use isoshard::tensor::{Device, Tensor};
+    /// assert_eq!(Tensor::scalar(1u8).device(), Device::Cpu);
+    /// ```
     pub fn device(&self) -> Device {
         self.storage.device()
     }
 
-    /// The element type.
+    /// Returns the type of the elements.
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Tensor};
+    /// assert_eq!(Tensor::scalar(true).dtype(), DType::Bool);
+    /// ```
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The extents.
+    /// Returns the extent of each dim, outermost first.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::build([4, 0, 2], |_: &mut [f32]| {});
+    /// assert_eq!((x.shape()[0], x.shape().len(), x.numel()), (4, 3, 0));
+    /// ```
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The strides, in elements; 0 along broadcast dims.
+    /// Returns the stride of each dim, in elements; it is 0 along broadcast dims.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0u8; 6], [2, 3])?;
+    /// assert_eq!(x.strides(), [3, 1]);
+    /// assert_eq!(x.transpose(0, 1)?.strides(), [1, 3]);
+    /// assert_eq!(x.unsqueeze(0)?.expand([5, 2, 3])?.strides(), [0, 3, 1]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn strides(&self) -> &[usize] {
         &self.strides
     }
@@ -155,17 +222,39 @@ impl Tensor {
         format!("{}{}", self.dtype, self.shape)
     }
 
-    /// The number of elements.
+    /// Returns the number of elements, the product of the extents.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// assert_eq!(Tensor::from_vec(vec![0u8; 6], [2, 3])?.numel(), 6);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
 
-    /// The size in bytes that a contiguous copy would have.
+    /// Returns the number of bytes that a contiguous copy takes. The buffer itself can be smaller (if dims are
+    /// broadcast) or larger (if the tensor is a view of a part).
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let row = Tensor::from_vec(vec![1.0f32, 2.0], [1, 2])?;
+    /// assert_eq!((row.len_bytes(), row.expand([100, 2])?.len_bytes()), (8, 800));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn len_bytes(&self) -> usize {
         self.numel() * self.dtype.size_bytes()
     }
 
-    /// True where the elements lie row-major without gaps.
+    /// Returns true if the elements are stored in row-major order without gaps.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0u8; 6], [2, 3])?;
+    /// assert!(x.is_contiguous() && x.narrow(0, 1, 1)?.is_contiguous());
+    /// assert!(!x.transpose(0, 1)?.is_contiguous() && !x.narrow(1, 0, 2)?.is_contiguous());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1;
         for (&n, &s) in self.shape.iter().zip(&self.strides).rev() {
@@ -180,220 +269,42 @@ impl Tensor {
         true
     }
 
-    /// True where both are views of one buffer.
+    /// Returns true if both tensors are views of one buffer.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0u8; 6], [2, 3])?;
+    /// assert!(x.reshape([6])?.shares_storage(&x));
+    /// assert!(!x.to_owned_copy()?.shares_storage(&x));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn shares_storage(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.storage, &other.storage)
     }
 
-    /// True where both see the same elements of one buffer.
+    /// Returns true if both tensors are the same view of one buffer.
     pub(crate) fn is_same_view(&self, other: &Tensor) -> bool {
         self.shares_storage(other)
             && (self.offset, &self.shape, &self.strides) == (other.offset, &other.shape, &other.strides)
     }
 
-    /// The elements of a contiguous tensor.
-    ///
-    /// # Errors
-    /// Refuses another dtype, and a tensor that is not contiguous (call [`Tensor::contiguous`] first).
-    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
-        if !self.is_contiguous() {
-            return Err(Error::invalid(
-                "as_slice",
-                "the tensor is not contiguous",
-                format!("{} with strides {:?}", self.notation(), self.strides.as_slice()),
-                "call contiguous() first",
-            ));
-        }
-        Ok(&self.data::<T>()?[..self.numel()])
-    }
-
-    /// The buffer from this tensor's first element on, for kernels that follow the strides themselves.
-    ///
-    /// # Errors
-    /// Refuses another dtype.
-    pub fn data<T: Element>(&self) -> Result<&[T]> {
-        self.expect_dtype("data", T::DTYPE)?;
-        self.expect_cpu("data")?;
-        let len = self.storage.len_bytes() / T::DTYPE.size_bytes();
-        // SAFETY: the block is aligned to 64 (a foreign one was a Vec of elements of this size), initialised, holds
-        // `len` elements of this dtype, and nobody writes to it while it is shared or borrowed.
-        let all = unsafe { std::slice::from_raw_parts(self.storage.as_ptr().cast::<T>(), len) };
-        Ok(&all[self.offset.min(len)..])
-    }
-
-    /// The bytes of [`Tensor::data`], whatever the dtype.
-    pub(super) fn data_bytes(&self) -> Result<&[u8]> {
-        for_dtype!(any self.dtype, T => Ok(bytemuck::cast_slice(self.data::<T>()?)))
-    }
-
-    /// The elements, writable: in place if the tensor is contiguous and shares its buffer with nobody, else in a
-    /// fresh copy that it then owns.
-    ///
-    /// # Errors
-    /// Refuses another dtype.
-    pub fn make_mut<T: Element>(&mut self) -> Result<&mut [T]> {
-        self.expect_dtype("make_mut", T::DTYPE)?;
-        self.expect_cpu("make_mut")?;
-        if !self.is_unique() {
-            *self = self.to_owned_copy()?;
-        }
-        let (offset, len) = (self.offset, self.numel());
-        let buffer = Arc::get_mut(&mut self.storage).expect("checked or made unique above");
-        // SAFETY: `&mut Buffer` is exclusive, the block holds `offset + len` initialised elements of this dtype, and
-        // its alignment suffices.
-        Ok(unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<T>().add(offset), len) })
-    }
-
-    /// True where [`Tensor::make_mut`], or a kernel on this thread's stream, writes in place.
-    pub fn is_unique(&mut self) -> bool {
-        self.is_contiguous()
-            && self.is_unshared()
-            && self.storage.device_block().is_none_or(DeviceBlock::is_on_own_thread)
-    }
-
-    /// As [`Tensor::is_unique`], where the tensor is all that its buffer holds: keeping it keeps nothing else.
-    pub(crate) fn owns_buffer(&mut self) -> bool {
-        self.is_unique() && self.storage.len_bytes() == self.len_bytes()
-    }
-
-    /// True where nobody shares the buffer.
-    pub(super) fn is_unshared(&mut self) -> bool {
-        Arc::get_mut(&mut self.storage).is_some()
-    }
-
-    /// The block of a tensor on a device.
+    /// Returns the device's block, or `None` if the elements are in the CPU's memory or absent.
     pub(super) fn device_block(&self) -> Option<&DeviceBlock> {
         self.storage.device_block()
     }
 
-    /// The address of the first element of a tensor on a device.
+    /// Returns the address of the first element, or `None` if the tensor is not on a CUDA device.
     pub(crate) fn device_address(&self) -> Option<u64> {
         let block = self.storage.device_block()?;
         Some(block.address() + (self.offset * self.dtype.size_bytes()) as u64)
     }
-
-    /// The raw bytes of a contiguous tensor, for engines and files.
-    ///
-    /// # Errors
-    /// Refuses a tensor that is not contiguous.
-    pub fn as_bytes(&self) -> Result<&[u8]> {
-        if !self.is_contiguous() {
-            return Err(Error::invalid(
-                "as_bytes",
-                "the tensor is not contiguous",
-                self.notation(),
-                "call contiguous() first",
-            ));
-        }
-        self.expect_cpu("as_bytes")?;
-        let start = self.offset * self.dtype.size_bytes();
-        // SAFETY: the range lies in the block, whose bytes are initialised and not written while borrowed.
-        Ok(unsafe { std::slice::from_raw_parts(self.storage.as_ptr().add(start), self.len_bytes()) })
-    }
-
-    /// The raw bytes of a tensor made by [`Tensor::uninit`] and not shared since.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        assert_eq!(self.device(), Device::Cpu, "only the device's kernels write there");
-        let (start, len) = (self.offset * self.dtype.size_bytes(), self.len_bytes());
-        let buffer = Arc::get_mut(&mut self.storage).expect("a fresh tensor shares its buffer with nobody");
-        // SAFETY: exclusive access to an initialised block that holds the range.
-        unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().add(start), len) }
-    }
-
-    /// This tensor if it is contiguous, else a contiguous copy.
-    ///
-    /// # Errors
-    /// As [`Tensor::to_owned_copy`].
-    pub fn contiguous(&self) -> Result<Tensor> {
-        if self.is_contiguous() { Ok(self.clone()) } else { self.to_owned_copy() }
-    }
-
-    /// [`Tensor::contiguous`] for the processor's own kernels.
-    pub(crate) fn packed(&self) -> Tensor {
-        if self.is_contiguous() { self.clone() } else { self.packed_copy() }
-    }
-
-    /// A contiguous copy in the processor's memory, where this tensor is.
-    pub(crate) fn packed_copy(&self) -> Tensor {
-        let mut out = Tensor::uninit(self.dtype, self.shape.clone());
-        let (size, strides) = (self.dtype.size_bytes(), out.strides.clone());
-        super::cpu::copy_strided(
-            size,
-            &self.shape,
-            (self.data_bytes().expect("in the processor's memory, where this tensor is"), &self.strides),
-            (out.bytes_mut(), &strides),
-        );
-        out
-    }
-
-    /// The elements in row-major order.
-    ///
-    /// # Errors
-    /// Refuses another dtype.
-    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        self.expect_dtype("to_vec", T::DTYPE)?;
-        Ok(self.to_host()?.as_slice::<T>()?.to_vec())
-    }
-
-    /// The elements in row-major order, each converted to f64.
-    ///
-    /// # Panics
-    /// Where the tensor lies on a device that fails, or on [`Device::Meta`]; [`Tensor::to_device`] gives the error instead.
-    pub fn to_f64_vec(&self) -> Vec<f64> {
-        let t = self.to_host().unwrap_or_else(|e| panic!("{e}"));
-        for_dtype!(any self.dtype, T => {
-            t.as_slice::<T>().expect("contiguous, of dtype T").iter().map(|x| x.to_f64()).collect()
-        })
-    }
-
-    /// The elements in the processor's memory, contiguous.
-    fn to_host(&self) -> Result<Tensor> {
-        self.to_device(Device::Cpu)?.contiguous()
-    }
-
-    /// The only element of a tensor with one, as f64.
-    ///
-    /// # Errors
-    /// Refuses a tensor with another number of elements.
-    pub fn item(&self) -> Result<f64> {
-        if self.numel() != 1 {
-            return Err(Error::invalid(
-                "item",
-                "wants exactly one element",
-                self.notation(),
-                "reduce or index first",
-            ));
-        }
-        let x = self.to_host()?;
-        Ok(for_dtype!(any self.dtype, T => x.data::<T>()?[0].to_f64()))
-    }
-
-    /// Refuses, in the name of `verb`, a tensor on a device.
-    pub(crate) fn expect_cpu(&self, verb: &str) -> Result<()> {
-        match self.device() {
-            Device::Cpu => Ok(()),
-            Device::Meta => self.refuse_absent(verb),
-            device => {
-                let given = format!("{} on {device}", self.notation());
-                let rule = "the elements are not in the processor's memory";
-                Err(Error::invalid(verb, rule, given, "call to_device(Device::Cpu) first"))
-            }
-        }
-    }
-
-    pub(crate) fn expect_dtype(&self, verb: &str, dtype: DType) -> Result<()> {
-        if self.dtype == dtype {
-            return Ok(());
-        }
-        Err(Error::invalid(verb, format!("the elements are not {dtype}"), self.notation(), "cast first"))
-    }
 }
 
-/// No elements, `u8[0]`; allocates nothing.
+/// A tensor without elements, `u8[0]`. It allocates nothing.
 impl Default for Tensor {
     fn default() -> Self {
-        thread_local!(static NONE: Tensor = Tensor::zeros(DType::U8, [0]));
-        NONE.with(Tensor::clone)
+        thread_local!(static EMPTY: Tensor = Tensor::zeros(DType::U8, [0]));
+        EMPTY.with(Tensor::clone)
     }
 }
 

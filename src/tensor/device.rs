@@ -1,24 +1,37 @@
-//! Where a tensor's memory is.
+//! The device that holds a tensor's elements.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// A tensor's device.
+/// The device that holds a tensor's elements. It is written `cpu`, `cuda:1` or `meta`.
+///
+/// ```
+/// use isoshard::tensor::Device;
+/// let device: Device = "cuda".parse()?;
+/// assert_eq!((device, device.to_string()), (Device::Cuda(0), "cuda:0".to_string()));
+/// assert!("gpu".parse::<Device>().is_err());
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Device {
-    /// The processor's memory.
+    /// The CPU's memory.
     #[default]
     Cpu,
-    /// The CUDA device of this number, as the driver counts them.
+    /// The CUDA device with this number, in the driver's order.
     Cuda(usize),
-    /// Nowhere: tensors that have shapes and no elements ([`meta`](super::meta)).
+    /// No device: the tensor has a shape and no elements (see [`meta`](super::meta)).
     Meta,
 }
 
 impl Device {
-    /// True for a CUDA device.
+    /// Returns true for a CUDA device.
+    ///
+    /// ```
+    /// use isoshard::tensor::Device;
+    /// assert!(Device::Cuda(3).is_cuda() && !Device::Meta.is_cuda());
+    /// ```
     pub fn is_cuda(self) -> bool {
         matches!(self, Device::Cuda(_))
     }

@@ -1,41 +1,56 @@
-//! Tensors on any device: making, moving, converting and copying them. Each goes to the loops, kernels or accounts of the
-//! device that holds the elements.
+//! Making, moving, converting and copying tensors on any device. Each method calls the implementation of the device
+//! that holds the elements.
 
 use super::cuda::{self, Gpu};
-use super::meta::Absent;
+use super::meta::CountedBytes;
 use super::storage::Buffer;
 use super::{DType, Device, Scalar, Shape, Tensor};
 use crate::error::{Error, Result};
 
 impl Tensor {
-    /// A new row-major tensor on `device` with arbitrary contents, to be overwritten.
+    /// Returns a new row-major tensor on `device` with arbitrary elements, to be overwritten.
     ///
     /// # Errors
-    /// A device that is not there or has no room.
+    /// Returns an error if there is no such device or if its memory does not suffice.
     pub(crate) fn uninit_on(device: Device, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         match device {
             Device::Cpu => Ok(Tensor::uninit(dtype, shape)),
             Device::Cuda(index) => Gpu::get(index)?.uninit(dtype, shape),
-            Device::Meta => Tensor::absent(dtype, shape),
+            Device::Meta => Tensor::without_elements(dtype, shape),
         }
     }
 
-    /// All zeros (false), on `device`.
+    /// Returns a tensor on `device` whose elements are all zero (false for `bool`).
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Device, Tensor};
+    /// let x = Tensor::zeros_on(Device::Cpu, DType::F32, [2, 2])?;
+    /// assert_eq!((x.device(), x.to_f64_vec()), (Device::Cpu, vec![0.0; 4]));
+    /// assert!(Tensor::zeros_on(Device::Cuda(9999), DType::F32, [2, 2]).is_err());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A device that is not there or has no room.
+    /// Returns an error if there is no such device or if its memory does not suffice.
     pub fn zeros_on(device: Device, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         match device {
             Device::Cpu => Ok(Tensor::zeros(dtype, shape)),
             Device::Cuda(index) => Gpu::get(index)?.zeros(dtype, shape),
-            Device::Meta => Tensor::absent(dtype, shape),
+            Device::Meta => Tensor::without_elements(dtype, shape),
         }
     }
 
-    /// All elements equal to `value`, converted to `dtype`, on `device`.
+    /// Returns a tensor on `device` whose elements are all `value`, converted to `dtype`.
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Device, Tensor};
+    /// let seven = Tensor::full_on(Device::Cpu, DType::I32, [3], 7)?;
+    /// assert_eq!(seven.to_vec::<i32>()?, [7, 7, 7]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A device that is not there or has no room.
+    /// Returns an error if there is no such device or if its memory does not suffice.
     pub fn full_on(
         device: Device,
         dtype: DType,
@@ -49,15 +64,27 @@ impl Tensor {
                 cuda::fill(&mut out, value.into().0)?;
                 Ok(out)
             }
-            Device::Meta => Tensor::absent(dtype, shape),
+            Device::Meta => Tensor::without_elements(dtype, shape),
         }
     }
 
-    /// The same elements on `device`: this tensor if it is there, else a contiguous copy. To a device the copy is in
-    /// stream order; from a device this waits for all work on it, and reports what kernels have reported.
+    /// Returns the elements on `device`: this tensor if it is there already, else a contiguous copy.
+    ///
+    /// A copy to a CUDA device is queued on this thread's stream. A copy from a CUDA device waits for all work on it,
+    /// and returns the faults that earlier kernels have reported.
+    ///
+    /// ```
+    /// use isoshard::tensor::{Device, Tensor};
+    /// let x = Tensor::from_vec(vec![1.0f32, 2.0], [2])?;
+    /// assert!(x.to_device(Device::Cpu)?.shares_storage(&x)); // no copy
+    /// let shape_only = x.to_device(Device::Meta)?;
+    /// assert!(shape_only.to_device(Device::Cpu).is_err()); // its elements are gone
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A device that is not there or has no room; the faults of kernels before. Refuses to leave [`Device::Meta`].
+    /// Returns an error if there is no such device, if its memory does not suffice, if an earlier kernel has reported a
+    /// fault, or if the tensor is on [`Device::Meta`] and `device` is not.
     pub fn to_device(&self, device: Device) -> Result<Tensor> {
         if self.device() == device {
             return Ok(self.clone());
@@ -65,33 +92,49 @@ impl Tensor {
         match (self.device(), device) {
             (Device::Cpu, Device::Cuda(index)) => cuda::upload(&Gpu::get(index)?, &self.contiguous()?),
             (Device::Cuda(_), Device::Cpu) => cuda::download(&self.contiguous()?),
-            (_, Device::Meta) => Tensor::absent(self.dtype, self.shape.clone()),
-            (Device::Meta, _) => self.refuse_absent("to_device"),
+            (_, Device::Meta) => Tensor::without_elements(self.dtype, self.shape.clone()),
+            (Device::Meta, _) => self.refuse_without_elements("to_device"),
             _ => self.to_device(Device::Cpu)?.to_device(device),
         }
     }
 
-    /// The elements in another dtype, as [`cpu::cast`](super::cpu::cast) converts them; this tensor where it is the same.
+    /// Returns the elements in another dtype, converted as by [`cpu::cast`](super::cpu::cast), or this tensor if it has
+    /// that dtype already.
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Tensor};
+    /// let x = Tensor::from_vec(vec![1.5f32, -2.7], [2])?;
+    /// assert_eq!(x.cast(DType::I32)?.to_vec::<i32>()?, [1, -2]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A device without room.
+    /// Returns an error if the device's memory does not suffice.
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         match self.device() {
             _ if self.dtype == dtype => Ok(self.clone()),
             Device::Cpu => super::cpu::cast(self, dtype),
             Device::Cuda(_) => cuda::cast(self, dtype),
-            Device::Meta => Tensor::absent(dtype, self.shape.clone()),
+            Device::Meta => Tensor::without_elements(dtype, self.shape.clone()),
         }
     }
 
-    /// A contiguous copy in a buffer of its own.
+    /// Returns a contiguous copy with a buffer of its own, on the same device.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![1u8, 2, 3, 4], [2, 2])?;
+    /// let mut column = x.narrow(1, 0, 1)?.to_owned_copy()?;
+    /// assert!(column.is_unique() && !column.shares_storage(&x));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A device without room.
+    /// Returns an error if the device's memory does not suffice.
     pub fn to_owned_copy(&self) -> Result<Tensor> {
         match self.device() {
             Device::Cpu => Ok(self.packed_copy()),
-            Device::Meta => Tensor::absent(self.dtype, self.shape.clone()),
+            Device::Meta => Tensor::without_elements(self.dtype, self.shape.clone()),
             Device::Cuda(_) => {
                 let mut out = Gpu::of(self)?.uninit(self.dtype, self.shape.clone())?;
                 let strides = out.strides.clone();
@@ -101,11 +144,11 @@ impl Tensor {
         }
     }
 
-    /// Copies of `parts`, all of this dtype, on this device and with the elements of `shape`, along a new first dim; there
-    /// may be none.
+    /// Stacks copies of `parts` along a new first dim of extent `parts.len()`, which may be 0. Every part has dtype
+    /// `dtype`, is on `device`, and has as many elements as `shape`.
     ///
     /// # Errors
-    /// Refuses parts that have another number of elements.
+    /// Returns an error if a part has another number of elements.
     pub(crate) fn stack(parts: &[Tensor], shape: &Shape, dtype: DType, device: Device) -> Result<Tensor> {
         let all: Shape = std::iter::once(parts.len()).chain(shape.iter().copied()).collect();
         let mut out = Tensor::uninit_on(device, dtype, all)?;
@@ -116,8 +159,9 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Copies a block of extents `len` from this buffer into `out`'s; each place is an offset from the tensor's first
-    /// element, with the block's strides there. `out` must be fresh.
+    /// Copies a block of extents `len` from this tensor's buffer into that of `out`. `from` and `to` are the offset of
+    /// the block's first element from the tensor's first element, and the block's strides. `out` must not share its
+    /// buffer.
     pub(crate) fn copy_block(
         &self,
         out: &mut Tensor,
@@ -132,7 +176,7 @@ impl Tensor {
         match self.device() {
             Device::Cuda(_) => return cuda::copy_block(self, out, len, from, to),
             _ if out.is_meta() => return Ok(()),
-            Device::Meta => return self.refuse_absent("copy"),
+            Device::Meta => return self.refuse_without_elements("copy"),
             Device::Cpu => {}
         }
         let size = self.dtype.size_bytes();
@@ -142,11 +186,11 @@ impl Tensor {
         Ok(())
     }
 
-    /// A tensor without elements.
+    /// Returns a tensor on [`Device::Meta`].
     ///
     /// # Errors
-    /// Refuses more bytes than can be counted.
-    pub(crate) fn absent(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
+    /// Returns an error if the number of bytes overflows.
+    pub(crate) fn without_elements(dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         let bytes = shape.checked_numel("meta")?.checked_mul(dtype.size_bytes());
         let Some(bytes) = bytes.filter(|&n| n <= isize::MAX as usize) else {
@@ -157,16 +201,16 @@ impl Tensor {
                 "use smaller extents",
             ));
         };
-        Ok(Tensor::over(Buffer::absent(Absent::new(bytes), bytes), dtype, shape))
+        Ok(Tensor::from_buffer(Buffer::without_bytes(CountedBytes::new(bytes), bytes), dtype, shape))
     }
 
-    /// True where there are no elements.
+    /// Returns true if the tensor is on [`Device::Meta`].
     pub(crate) fn is_meta(&self) -> bool {
         self.device() == Device::Meta
     }
 
-    /// Refuses to make elements of none.
-    pub(super) fn refuse_absent<T>(&self, verb: &str) -> Result<T> {
+    /// Returns the error that names `verb` for a tensor on [`Device::Meta`].
+    pub(super) fn refuse_without_elements<T>(&self, verb: &str) -> Result<T> {
         Err(Error::invalid(
             verb,
             "a tensor on meta has no elements",

@@ -1,4 +1,4 @@
-//! Element types.
+//! The types of a tensor's elements.
 
 use std::fmt;
 
@@ -8,33 +8,48 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// The type of a tensor's elements.
+///
+/// ```
+/// use isoshard::tensor::DType;
+/// assert_eq!((DType::BF16.size_bytes(), DType::BF16.is_float(), DType::BF16.to_string()), (2, true, "bf16".into()));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
-    /// IEEE binary32.
+    /// IEEE 754 binary32.
     F32,
-    /// IEEE binary64.
+    /// IEEE 754 binary64.
     F64,
-    /// IEEE binary16.
+    /// IEEE 754 binary16.
     F16,
-    /// The upper half of a binary32.
+    /// bfloat16: the upper 16 bits of a binary32.
     BF16,
-    /// 64-bit signed integer; the type of indices.
+    /// A 64-bit signed integer; the type of indices.
     I64,
-    /// 32-bit signed integer.
+    /// A 32-bit signed integer.
     I32,
-    /// 8-bit unsigned integer.
+    /// An 8-bit unsigned integer.
     U8,
-    /// One byte, 0 or 1; the type of comparisons.
+    /// A truth value in one byte, 0 or 1; the type of a comparison's result.
     Bool,
 }
 
 impl DType {
     /// Every dtype, in the order of declaration.
+    ///
+    /// ```
+    /// use isoshard::tensor::DType;
+    /// assert_eq!(DType::ALL.iter().filter(|dtype| dtype.is_float()).count(), 4);
+    /// ```
     pub const ALL: [DType; 8] =
         [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8, DType::Bool];
 
-    /// The size of one element in bytes.
+    /// Returns the size of one element in bytes.
+    ///
+    /// ```
+    /// use isoshard::tensor::DType;
+    /// assert_eq!((DType::F64.size_bytes(), DType::F16.size_bytes(), DType::Bool.size_bytes()), (8, 2, 1));
+    /// ```
     pub const fn size_bytes(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
@@ -44,12 +59,22 @@ impl DType {
         }
     }
 
-    /// True for f32, f64, f16 and bf16.
+    /// Returns true for f32, f64, f16 and bf16.
+    ///
+    /// ```
+    /// use isoshard::tensor::DType;
+    /// assert!(DType::F16.is_float() && !DType::I64.is_float());
+    /// ```
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
-    /// The name in the notation, e.g. `bf16`.
+    /// Returns the name, as in the notation `bf16[2, 3]`.
+    ///
+    /// ```
+    /// use isoshard::tensor::DType;
+    /// assert_eq!(DType::I32.name(), "i32");
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -63,7 +88,16 @@ impl DType {
         }
     }
 
-    /// Refuses, in the name of `verb`, a dtype that is not a floating one.
+    /// Checks that an operator named `verb` was given floating-point elements.
+    ///
+    /// ```
+    /// use isoshard::tensor::DType;
+    /// let e = DType::I64.expect_float("exp").unwrap_err();
+    /// assert_eq!(e.to_string(), "exp: wants floating-point elements; got i64; cast it first");
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error that names `verb` if the dtype is an integer or `bool`.
     pub fn expect_float(self, verb: &str) -> Result<()> {
         if self.is_float() {
             return Ok(());
@@ -84,24 +118,34 @@ impl fmt::Debug for DType {
     }
 }
 
-/// A Rust type that a tensor can hold.
+/// A Rust type whose values a tensor can hold.
+///
+/// ```
+/// use isoshard::tensor::{DType, Element};
+/// fn sum<T: Element>(x: &[T]) -> f64 {
+///     x.iter().map(|x| x.to_f64()).sum()
+/// }
+/// assert_eq!(sum(&[1u8, 2, 3]), 6.0);
+/// assert_eq!(sum(&[half::f16::ONE]), 1.0);
+/// assert_eq!(<i32 as Element>::DTYPE, DType::I32);
+/// ```
 ///
 /// # Safety
-/// `DTYPE.size_bytes()` is the size of the type, its alignment is at most 64, it has no padding, and it is valid for
-/// all-zero bytes. Except for `bool`, every bit pattern is valid.
+/// `DTYPE.size_bytes()` is the size of the type. Its alignment is at most 64, it has no padding, and all-zero bytes are
+/// a valid value; so is every bit pattern, except for `bool`.
 pub unsafe trait Element: Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
-    /// The matching dtype.
+    /// The dtype of this type.
     const DTYPE: DType;
-    /// The value as f64; integers beyond 2^53 are rounded.
+    /// Returns the value as f64; integers beyond 2^53 are rounded.
     fn to_f64(self) -> f64;
-    /// The nearest value to `x`, ties to even; integers truncate toward zero and saturate, `bool` is `x != 0`.
+    /// Returns the value nearest to `x`, ties to even. Integers truncate toward zero and saturate; `bool` is `x != 0`.
     fn from_f64(x: f64) -> Self;
 }
 
 macro_rules! element {
     ($($t:ty, $d:ident, $to:expr, $from:expr;)*) => {$(
-        // SAFETY: a primitive (or `repr(transparent)` around one) of the size `DType::size_bytes` gives, valid for
-        // zero bytes; of these only `bool` has invalid bit patterns.
+        // SAFETY: a primitive type (or `repr(transparent)` around one) of the size that `DType::size_bytes` returns,
+        // valid for zero bytes; only `bool` has invalid bit patterns.
         unsafe impl Element for $t {
             const DTYPE: DType = DType::$d;
             #[inline(always)]
@@ -129,9 +173,9 @@ element! {
     bool, Bool, |x| f64::from(u8::from(x)), |x| x != 0.0;
 }
 
-/// `x` rounded to odd: of the f32 around an `x` that is none, the one with an odd significand. Rounding that to f16 or
-/// bf16 gives what rounding `x` once would have, on every CPU. (`half`'s own conversions from f64 round through f32 where
-/// the CPU has f16 instructions, and drop the lower 32 bits where it has none.)
+/// Rounds `x` to odd: an `x` between two neighbouring f32 becomes the one with the odd significand. Rounding the result
+/// to f16 or bf16 gives the same value as rounding `x` once, on every CPU. (`half`'s conversions from f64 round through
+/// f32 if the CPU has f16 instructions, and drop the lower 32 bits otherwise.)
 #[inline(always)]
 pub(super) fn odd_f32(x: f64) -> f32 {
     let y = x as f32;
@@ -142,13 +186,21 @@ pub(super) fn odd_f32(x: f64) -> f32 {
     f32::from_bits(if keep { bits } else { other })
 }
 
-/// A floating element, with the type its arithmetic is done in: f16 and bf16 compute in f32 and round once.
+/// A floating-point element, with the type in which its arithmetic is done: f16 and bf16 compute in f32 and round once.
+///
+/// ```
+/// use half::bf16;
+/// use isoshard::tensor::Float;
+/// let (a, b) = (bf16::from_f32(1.0), bf16::from_f32(0.001));
+/// let sum: f32 = a.widen() + b.widen();
+/// assert_eq!(bf16::narrow(sum), bf16::ONE); // 1.001 rounded
+/// ```
 pub trait Float: Element {
-    /// f32, or f64 for f64.
+    /// The type that arithmetic uses: f64 for f64, else f32.
     type Acc: Float<Acc = Self::Acc> + std::ops::Add<Output = Self::Acc> + std::ops::Mul<Output = Self::Acc>;
-    /// Widens.
+    /// Converts to the wider type, exactly.
     fn widen(self) -> Self::Acc;
-    /// Rounds to nearest even.
+    /// Rounds to the nearest value, ties to even.
     fn narrow(x: Self::Acc) -> Self;
 }
 
@@ -177,7 +229,13 @@ float! {
     bf16, f32, bf16::to_f32, bf16::from_f32;
 }
 
-/// A number given to an operator as an attribute: kept as f64, converted to the tensor's dtype where it is used.
+/// A number as an argument: stored as f64 and converted to the tensor's dtype when it is used.
+///
+/// ```
+/// use isoshard::tensor::{DType, Scalar, Tensor};
+/// assert_eq!(Scalar::from(3i32), Scalar(3.0));
+/// assert_eq!(Tensor::full(DType::F32, [2], true).to_f64_vec(), [1.0, 1.0]);
+/// ```
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 pub struct Scalar(pub f64);
 
@@ -199,9 +257,10 @@ macro_rules! scalar_from {
 
 scalar_from!(f32 f64 f16 bf16 i64 i32 u8 bool);
 
-/// Runs `$body` with `$T` standing for the Rust type of a dtype.
+/// Evaluates `$body` with `$T` as the Rust type of a dtype.
 ///
-/// `any` covers all eight; `float` the four floating ones, refusing others in the name of `$verb`.
+/// `any` accepts all eight dtypes; `float` the four floating-point ones, and returns an error that names `$verb` for
+/// others.
 macro_rules! for_dtype {
     (any $dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -267,17 +326,18 @@ pub(crate) use for_dtype;
 mod tests {
     use super::*;
 
-    /// All finite values from 0 up, and the power of two that stands where the next would.
-    fn ladder<T: Element>(finite: u16, from_bits: fn(u16) -> T) -> Vec<f64> {
+    /// All finite values from 0 up, and the power of two that would come next.
+    fn finite_values<T: Element>(finite: u16, from_bits: fn(u16) -> T) -> Vec<f64> {
         let mut values: Vec<f64> = (0..finite).map(|bits| from_bits(bits).to_f64()).collect();
         let [.., before, last] = values[..] else { unreachable!() };
         values.push(last + (last - before));
         values
     }
 
-    /// Halfway between neighbours the even one is nearest, and a hair beside it, which f32 does not see, the near one.
+    /// The midpoint of two neighbours rounds to the even one; a value next to the midpoint, by less than f32 resolves,
+    /// rounds to the nearer one.
     fn rounds_once<T: Element>(finite: u16, from_bits: fn(u16) -> T) {
-        let values = ladder(finite, from_bits);
+        let values = finite_values(finite, from_bits);
         assert_eq!(from_bits(finite).to_f64(), f64::INFINITY);
         for (below, pair) in values.windows(2).enumerate() {
             let below = below as u16;

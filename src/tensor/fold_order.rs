@@ -1,24 +1,48 @@
-//! The order in which the parts of several operands are folded into one.
+//! The order in which partial results of several operands are folded into one.
 
-use super::Split;
+use super::SplitRule;
 
-/// One step of a fold, on a stack.
+/// One step of a [`FoldOrder`], which works on a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FoldStep {
-    /// Part `node` of operand `operand` comes on top.
+    /// Pushes one of an operand's partial results.
     Push {
         /// The operand's index.
         operand: usize,
-        /// Which of the operand's parts.
+        /// The index of the partial result within the operand.
         node: usize,
     },
-    /// An empty sum comes on top: zeros.
+    /// Pushes an empty sum: zeros.
     Empty,
-    /// The two topmost entries become one; the lower one is the left operand.
+    /// Replaces the two topmost entries with their sum; the lower entry is the left operand.
     Join,
 }
 
-/// Steps that fold the parts of all operands; what is left on the stack, from the bottom, is the result.
+/// A list of steps that folds the partial results of all operands. The entries that remain on the stack, from the
+/// bottom up, are the results.
+///
+/// ```
+/// use isoshard::tensor::{FoldOrder, FoldStep};
+///
+/// /// Adds up one number per operand in this order.
+/// fn fold(order: &FoldOrder, x: &[f64]) -> Vec<f64> {
+///     let mut stack = Vec::new();
+///     for step in order.steps() {
+///         let entry = match step {
+///             FoldStep::Push { operand, .. } => x[*operand],
+///             FoldStep::Empty => 0.0,
+///             FoldStep::Join => {
+///                 let right = stack.pop().unwrap();
+///                 stack.pop().unwrap() + right
+///             }
+///         };
+///         stack.push(entry);
+///     }
+///     stack
+/// }
+/// let x = [1e16, 1.0, -1e16, 1.0];
+/// assert_eq!(fold(&FoldOrder::halving(4), &x), [(1e16 + 1.0) + (-1e16 + 1.0)]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FoldOrder {
     nodes: Vec<usize>,
@@ -28,10 +52,10 @@ pub struct FoldOrder {
 }
 
 impl FoldOrder {
-    /// The order of these steps, where operand m has `nodes[m]` parts.
+    /// Returns the order with these steps, if operand `m` has `nodes[m]` partial results.
     ///
     /// # Panics
-    /// Where a step joins what is not there or names a part that nobody has.
+    /// If a step joins fewer than two entries, or pushes a partial result that no operand has.
     pub fn new(nodes: Vec<usize>, steps: Vec<FoldStep>) -> FoldOrder {
         let (mut outs, mut depth) = (0usize, 0);
         for step in &steps {
@@ -48,13 +72,14 @@ impl FoldOrder {
         FoldOrder { nodes, steps, outs, depth }
     }
 
-    /// One part each, folded by splitting the range of operands as every sum is split, [`Split::Halves`].
+    /// Returns the order for operands with one partial result each: it splits the range of operands by
+    /// [`SplitRule::Halves`], as every sum does.
     pub fn halving(operands: usize) -> FoldOrder {
         fn steps(from: usize, to: usize, out: &mut Vec<FoldStep>) {
             if to - from == 1 {
                 return out.push(FoldStep::Push { operand: from, node: 0 });
             }
-            let mid = Split::Halves.mid(from, to);
+            let mid = SplitRule::Halves.mid(from, to);
             steps(from, mid, out);
             steps(mid, to, out);
             out.push(FoldStep::Join);
@@ -64,22 +89,22 @@ impl FoldOrder {
         FoldOrder::new(vec![1; operands], all)
     }
 
-    /// The number of parts of each operand.
+    /// Returns the number of partial results of each operand.
     pub fn nodes(&self) -> &[usize] {
         &self.nodes
     }
 
-    /// The steps.
+    /// Returns the steps.
     pub fn steps(&self) -> &[FoldStep] {
         &self.steps
     }
 
-    /// The number of entries that are left.
+    /// Returns the number of results, the entries that remain on the stack.
     pub fn outs_len(&self) -> usize {
         self.outs
     }
 
-    /// The largest number of entries on the stack.
+    /// Returns the largest number of entries that are on the stack at once.
     pub fn depth(&self) -> usize {
         self.depth
     }

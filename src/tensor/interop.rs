@@ -1,4 +1,4 @@
-//! To and from `ndarray`, without copying where layouts allow.
+//! Conversion to and from `ndarray` arrays, without a copy if possible.
 
 use ndarray::{ArrayD, ArrayViewD, IxDyn, ShapeBuilder};
 
@@ -6,10 +6,18 @@ use super::{Element, Shape, Tensor};
 use crate::error::Result;
 
 impl Tensor {
-    /// Takes over an array: no copy if it is row-major, else one.
+    /// Takes over an array: without a copy if it is row-major, else with one.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let array = ndarray::arr2(&[[1.0f32, 2.0], [3.0, 4.0]]);
+    /// let x = Tensor::from_ndarray(array.reversed_axes())?;
+    /// assert_eq!(x.to_vec::<f32>()?, [1.0, 3.0, 2.0, 4.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// None today: every `ndarray` array has a tensor. The `Result` leaves room for devices.
+    /// Returns no error today: every array has a tensor.
     pub fn from_ndarray<T: Element, D: ndarray::Dimension>(array: ndarray::Array<T, D>) -> Result<Tensor> {
         let shape = Shape::from(array.shape());
         if array.is_standard_layout() {
@@ -23,20 +31,35 @@ impl Tensor {
         Tensor::from_vec(array.iter().copied().collect(), shape)
     }
 
-    /// This tensor as an `ndarray` view of the same memory, whatever its strides.
+    /// Returns an `ndarray` view of this tensor's memory, with the tensor's strides.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![1i64, 2, 3, 4, 5, 6], [2, 3])?;
+    /// let view = x.to_ndarray_view::<i64>()?;
+    /// assert_eq!((view.sum(), view[[1, 0]]), (21, 4));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses another dtype.
+    /// Returns an error if the dtype is not `T`'s or if the elements are not in the CPU's memory.
     pub fn to_ndarray_view<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
         let data = self.data::<T>()?;
         let shape = IxDyn(&self.shape).strides(IxDyn(&self.strides));
         Ok(ArrayViewD::from_shape(shape, data).expect("a tensor's strides stay inside its buffer"))
     }
 
-    /// A copy as an `ndarray` array.
+    /// Returns a copy as an `ndarray` array.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![1.0f64, 2.0], [2])?;
+    /// assert_eq!(x.to_ndarray::<f64>()?.mapv(f64::sqrt)[[0]], 1.0);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses another dtype.
+    /// Returns the errors of [`Tensor::to_ndarray_view`].
     pub fn to_ndarray<T: Element>(&self) -> Result<ArrayD<T>> {
         Ok(self.to_ndarray_view()?.to_owned())
     }

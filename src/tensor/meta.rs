@@ -1,67 +1,85 @@
-//! Tensors without elements: shape, strides and dtype over a buffer that is only counted.
-//!
-//! Whatever a program does to shapes and storage it does to these ([`Device::Meta`](super::Device::Meta)): views share a buffer, a fresh tensor has
-//! a new one. Nothing is written, and reading an element is refused. What a program would hold is counted for the thread that
-//! makes the tensors, whoever drops them.
+//! Tensors without elements, to learn the shapes and the memory of a program without running it.
 //!
 //! ```
 //! use isoshard::tensor::{DType, Device, Tensor, meta};
 //! let x = Tensor::zeros_on(Device::Meta, DType::F32, [1 << 20, 1 << 20])?; // 4 TiB, were there any
-//! assert!(x.transpose(0, 1)?.shares_storage(&x));
+//! assert!(x.transpose(0, 1)?.shares_storage(&x)); // takes no further memory
 //! assert_eq!(meta::memory_stats().live_bytes, 4 << 40);
 //! assert!(x.to_vec::<f32>().unwrap_err().to_string().starts_with("to_device: a tensor on meta has no elements"));
 //! # Ok::<(), isoshard::Error>(())
 //! ```
+//!
+//! A tensor on [`Device::Meta`](super::Device::Meta) has a shape, strides and a dtype over a buffer that has no bytes.
+//! Operators give it the shapes, views and buffers that they give a tensor with elements; reading an element is an
+//! error. The bytes count for the thread that makes the tensor, on whatever thread it is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What this thread's tensors without elements would take.
+/// The memory that one thread's tensors without elements would take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryStats {
-    /// Bytes of live tensors.
+pub struct MetaMemoryStats {
+    /// The bytes of all live tensors.
     pub live_bytes: usize,
-    /// The most there were at one time.
+    /// The largest value of `live_bytes` since the start, or since [`reset_memory_peak`].
     pub peak_live_bytes: usize,
 }
 
-/// The account of the calling thread.
-pub fn memory_stats() -> MemoryStats {
-    METER.with(|meter| MemoryStats {
+/// Returns the memory that the calling thread's tensors on [`Device::Meta`](super::Device::Meta) would take.
+///
+/// ```
+/// use isoshard::tensor::{DType, Device, Tensor, meta};
+/// meta::reset_memory_peak();
+/// drop(Tensor::zeros_on(Device::Meta, DType::F64, [1000])?);
+/// let stats = meta::memory_stats();
+/// assert_eq!((stats.live_bytes, stats.peak_live_bytes), (0, 8000));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+pub fn memory_stats() -> MetaMemoryStats {
+    METER.with(|meter| MetaMemoryStats {
         live_bytes: meter.live.load(Ordering::Relaxed),
         peak_live_bytes: meter.peak.load(Ordering::Relaxed),
     })
 }
 
-/// Counts the peak from what lives now.
+/// Sets the calling thread's peak to the bytes that are live now.
+///
+/// ```
+/// use isoshard::tensor::{DType, Device, Tensor, meta};
+/// drop(Tensor::zeros_on(Device::Meta, DType::U8, [500])?);
+/// meta::reset_memory_peak();
+/// assert_eq!(meta::memory_stats().peak_live_bytes, 0);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn reset_memory_peak() {
     METER.with(|meter| meter.peak.store(meter.live.load(Ordering::Relaxed), Ordering::Relaxed));
 }
 
 thread_local!(static METER: Arc<Meter> = Arc::default());
 
+/// A thread's counters.
 #[derive(Debug, Default)]
 struct Meter {
     live: AtomicUsize,
     peak: AtomicUsize,
 }
 
-/// Bytes on a thread's account while it lives.
-pub(super) struct Absent {
+/// Bytes that count for the thread that made this value, until it is dropped.
+pub(super) struct CountedBytes {
     meter: Arc<Meter>,
     len_bytes: usize,
 }
 
-impl Absent {
-    pub(super) fn new(len_bytes: usize) -> Absent {
+impl CountedBytes {
+    pub(super) fn new(len_bytes: usize) -> CountedBytes {
         let meter = METER.with(Arc::clone);
         let live = meter.live.fetch_add(len_bytes, Ordering::Relaxed).wrapping_add(len_bytes);
         meter.peak.fetch_max(live, Ordering::Relaxed);
-        Absent { meter, len_bytes }
+        CountedBytes { meter, len_bytes }
     }
 }
 
-impl Drop for Absent {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
         self.meter.live.fetch_sub(self.len_bytes, Ordering::Relaxed);
     }

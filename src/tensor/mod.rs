@@ -1,8 +1,24 @@
-//! Dense tensors: shape, dtype, storage, CPU kernels. Nothing here has heard of distribution.
+//! Dense tensors in one process: make them, view them, convert them, compute with them.
 //!
-//! A [`Tensor`] is a view (shape, strides, offset) of a shared buffer; views never copy, and writing to a buffer
-//! that someone else still sees copies it first. Buffers come from a per-thread [pool](storage::pool_stats), so that
-//! an eager step does not spend its time in page faults.
+//! ```
+//! use isoshard::tensor::{DType, ReduceOp, Tensor, cpu};
+//!
+//! let scores = Tensor::from_vec(vec![1.0f32, 4.0, 2.0, 8.0, 5.0, 7.0], [2, 3])?;
+//! let best = cpu::reduce("max", &scores, &[1], ReduceOp::Max, false)?;
+//! assert_eq!(best.to_vec::<f32>()?, [4.0, 8.0]);
+//!
+//! let by_column = scores.transpose(0, 1)?; // a view: no elements are copied
+//! assert_eq!(by_column.shape()[..], [3, 2]);
+//! assert_eq!(by_column.cast(DType::I32)?.to_vec::<i32>()?, [1, 8, 4, 5, 2, 7]);
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! A [`Tensor`] is a view (shape, strides and offset) of a shared buffer. Views do not copy elements. Writing to a
+//! buffer that another tensor shares copies the elements first. Buffers come from a [pool](storage) per thread, since
+//! fresh memory from the system costs page faults at every step.
+//!
+//! A tensor is in the CPU's memory, on a CUDA device, or on [`Device::Meta`], where it has no elements. [`cpu`] and
+//! [`cuda`] hold the kernels.
 //!
 //! Missing: negative strides.
 
@@ -13,6 +29,7 @@ mod device;
 mod devices;
 mod display;
 mod dtype;
+mod elements;
 mod fold_order;
 mod interop;
 pub mod math;
@@ -30,4 +47,4 @@ pub use dtype::{DType, Element, Float, Scalar};
 pub use fold_order::{FoldOrder, FoldStep};
 pub use reduce_op::ReduceOp;
 pub use shape::{Dims, Shape};
-pub use summation::{LEAF, Leaf, Split};
+pub use summation::{LEAF, Leaf, SplitRule};

@@ -1,4 +1,4 @@
-//! The reductions that a partial value, a collective and a reducing operator have in common.
+//! The reductions that partial values, collectives and reducing operators share: sum, maximum, minimum.
 
 use std::fmt;
 
@@ -9,21 +9,37 @@ use super::dtype::for_dtype;
 use super::{DType, Element, Float, Tensor};
 use crate::error::{Error, Result};
 
-/// How several values become one. Written `sum`, `max`, `min`.
+/// A reduction of several values to one. It is written `sum`, `max` or `min`.
+///
+/// ```
+/// use isoshard::tensor::{ReduceOp, Tensor};
+/// let mut acc = Tensor::from_vec(vec![1.0f32, 5.0], [2])?;
+/// ReduceOp::Max.fold(&mut acc, &Tensor::from_vec(vec![3.0f32, f32::NAN], [2])?)?;
+/// assert_eq!(acc.to_f64_vec()[0], 3.0);
+/// assert!(acc.to_f64_vec()[1].is_nan());
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReduceOp {
     /// The sum. f16 and bf16 are added in f32 and rounded once per addition.
     Sum,
-    /// The maximum; NaN, always the same one, if any value is; 0 is larger than -0. In any order the same bits.
+    /// The maximum. If any value is NaN the result is NaN, always with the same bits; 0 is larger than -0. The result
+    /// has the same bits in any order.
     Max,
-    /// The minimum, as the maximum.
+    /// The minimum, by the rules of the maximum.
     Min,
 }
 
 impl ReduceOp {
-    /// The value that changes nothing, by bits: -0 (0 would change -0), the lowest, the highest. (An extreme makes every NaN
-    /// the same one.)
+    /// Returns the identity, which leaves every other value unchanged by bits: -0.0 for a sum (0.0 would change -0.0),
+    /// the lowest value for a maximum, the highest for a minimum. (A maximum or minimum gives every NaN the same bits.)
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, ReduceOp};
+    /// assert!(ReduceOp::Sum.identity(DType::F32).is_sign_negative());
+    /// assert_eq!(ReduceOp::Min.identity(DType::U8), 255.0);
+    /// ```
     pub fn identity(self, dtype: DType) -> f64 {
         let (lowest, highest) = match dtype {
             DType::I64 => (i64::MIN as f64, i64::MAX as f64),
@@ -39,27 +55,36 @@ impl ReduceOp {
         }
     }
 
-    /// The larger of two floats, [`Num::max`]: 0 is larger than -0, and NaN, always the same one, wins.
+    /// Returns the larger of two floats as [`Num::max`] does.
     #[inline(always)]
     pub(crate) fn larger<T: Float<Acc: Num>>(a: T, b: T) -> T {
         T::narrow(Num::max(a.widen(), b.widen()))
     }
 
-    /// The smaller of two floats, [`Num::min`].
+    /// Returns the smaller of two floats as [`Num::min`] does.
     #[inline(always)]
     pub(crate) fn smaller<T: Float<Acc: Num>>(a: T, b: T) -> T {
         T::narrow(Num::min(a.widen(), b.widen()))
     }
 
-    /// `acc = acc (op) x`, element by element; `acc` is copied first where its buffer is shared.
+    /// Sets each element of `acc` to the reduction of itself, on the left, and the element of `x`. `acc` is copied
+    /// first if its buffer is shared.
+    ///
+    /// ```
+    /// use isoshard::tensor::{ReduceOp, Tensor};
+    /// let mut acc = Tensor::from_vec(vec![1i32, 2, 3], [3])?;
+    /// ReduceOp::Sum.fold(&mut acc, &Tensor::from_vec(vec![10i32, 20, 30], [3])?)?;
+    /// assert_eq!(acc.to_vec::<i32>()?, [11, 22, 33]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses operands whose dtype or number of elements differ.
+    /// Returns an error if the dtypes or the numbers of elements differ.
     pub fn fold(self, acc: &mut Tensor, x: &Tensor) -> Result<()> {
         if acc.dtype() != x.dtype() || acc.numel() != x.numel() {
             return Err(Error::invalid(
                 "fold",
-                "the operands differ",
+                "the operands' dtypes or numbers of elements differ",
                 format!("{}, {}", acc.notation(), x.notation()),
                 "",
             ));
@@ -88,19 +113,20 @@ fn fold_float<T: Float<Acc: Num>>(op: ReduceOp, acc: &mut Tensor, x: &Tensor) ->
     let (acc, x) = (acc.make_mut::<T>()?, x.as_slice::<T>()?);
     match op {
         ReduceOp::Sum => acc.iter_mut().zip(x).for_each(|(a, &b)| *a = T::narrow(a.widen() + b.widen())),
-        ReduceOp::Max => dispatch(Fold { acc, x, join: ReduceOp::larger::<T> }),
-        ReduceOp::Min => dispatch(Fold { acc, x, join: ReduceOp::smaller::<T> }),
+        ReduceOp::Max => dispatch(FoldSlices { acc, x, join: ReduceOp::larger::<T> }),
+        ReduceOp::Min => dispatch(FoldSlices { acc, x, join: ReduceOp::smaller::<T> }),
     }
     Ok(())
 }
 
-struct Fold<'a, T, F> {
+/// The loop of [`ReduceOp::fold`] for the floats' maximum and minimum.
+struct FoldSlices<'a, T, F> {
     acc: &'a mut [T],
     x: &'a [T],
     join: F,
 }
 
-impl<T: Copy, F: Fn(T, T) -> T> Kernel for Fold<'_, T, F> {
+impl<T: Copy, F: Fn(T, T) -> T> Kernel for FoldSlices<'_, T, F> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -119,16 +145,25 @@ fn fold_int<T: Element + Ord>(op: ReduceOp, acc: &mut Tensor, x: &Tensor, add: f
 }
 
 impl Tensor {
-    /// A tensor of `op`'s identity, on `like`'s device: folding it into anything changes nothing.
+    /// Returns a tensor with the dtype, shape and device of `like` whose elements are the identity of `op`.
+    ///
+    /// ```
+    /// use isoshard::tensor::{ReduceOp, Tensor};
+    /// let x = Tensor::from_vec(vec![7i64, -3], [2])?;
+    /// let mut acc = Tensor::identity(ReduceOp::Max, &x)?;
+    /// ReduceOp::Max.fold(&mut acc, &x)?;
+    /// assert_eq!(acc.to_vec::<i64>()?, [7, -3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A device without room.
+    /// Returns an error if the device's memory does not suffice.
     pub fn identity(op: ReduceOp, like: &Tensor) -> Result<Tensor> {
         if like.is_meta() {
-            return Tensor::absent(like.dtype(), like.shape());
+            return Tensor::without_elements(like.dtype(), like.shape());
         }
         let identity = match (op, like.dtype()) {
-            // Beyond 2^53 an i64 does not go through f64.
+            // f64 cannot represent every i64 beyond 2^53.
             (ReduceOp::Max, DType::I64) => Tensor::build(like.shape(), |out: &mut [i64]| out.fill(i64::MIN)),
             (ReduceOp::Min, DType::I64) => Tensor::build(like.shape(), |out: &mut [i64]| out.fill(i64::MAX)),
             (_, dtype) => {

@@ -1,4 +1,4 @@
-//! Shapes and strides.
+//! The shape of a tensor, and strides.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -8,24 +8,47 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// A short list with one entry a dim; no allocation up to five dims.
+/// A list with one number per dim. Up to five dims it does not allocate.
 pub type Dims = SmallVec<[usize; 5]>;
 
-/// The extents of a tensor, outermost first. Written `[64, 128]`; `[]` is a single element.
+/// The extent of each dim of a tensor, outermost first. It is written `[64, 128]`; a tensor of shape `[]` has one
+/// element.
+///
+/// A shape is made from an array, a slice, a `Vec` or an iterator, and is used as a slice of extents.
+///
+/// ```
+/// use isoshard::tensor::Shape;
+/// let shape = Shape::from([64, 128]);
+/// assert_eq!((shape[1], shape.len(), shape.numel()), (128, 2, 8192));
+/// assert_eq!(shape.to_string(), "[64, 128]");
+/// let halved: Shape = shape.iter().map(|n| n / 2).collect();
+/// assert_eq!(halved, Shape::from(vec![32, 64]));
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Default, Deserialize)]
 #[serde(from = "Vec<usize>")]
 pub struct Shape(Dims);
 
 impl Shape {
-    /// The number of elements, 1 for `[]`.
+    /// Returns the number of elements, the product of the extents: 1 for `[]`.
+    ///
+    /// ```
+    /// use isoshard::tensor::Shape;
+    /// assert_eq!((Shape::from([3, 5]).numel(), Shape::from([3, 0]).numel(), Shape::from([]).numel()), (15, 0, 1));
+    /// ```
     pub fn numel(&self) -> usize {
         self.0.iter().product()
     }
 
-    /// The number of elements.
+    /// Returns the number of elements of a shape that may be too large.
+    ///
+    /// ```
+    /// use isoshard::tensor::Shape;
+    /// let e = Shape::from([1 << 40, 1 << 40]).checked_numel("allocate").unwrap_err().to_string();
+    /// assert!(e.starts_with("allocate: the number of elements overflows"), "{e}");
+    /// ```
     ///
     /// # Errors
-    /// Refuses, in the name of `verb`, more than 2^63 - 1.
+    /// Returns an error that names `verb` if there are more than 2^63 - 1 elements.
     pub fn checked_numel(&self, verb: &str) -> Result<usize> {
         self.0
             .iter()
@@ -41,7 +64,12 @@ impl Shape {
             })
     }
 
-    /// Row-major strides, in elements.
+    /// Returns the strides of a row-major tensor of this shape, in elements.
+    ///
+    /// ```
+    /// use isoshard::tensor::Shape;
+    /// assert_eq!(Shape::from([2, 3, 4]).strides()[..], [12, 4, 1]);
+    /// ```
     pub fn strides(&self) -> Dims {
         let mut strides = Dims::from_elem(1, self.len());
         for d in (1..self.len()).rev() {
@@ -50,10 +78,18 @@ impl Shape {
         strides
     }
 
-    /// `dim` counted from the front, where a negative one counts from the back.
+    /// Returns the index of `dim`; a negative `dim` counts from the last one, which is -1.
+    ///
+    /// ```
+    /// use isoshard::tensor::Shape;
+    /// let shape = Shape::from([2, 3, 4]);
+    /// assert_eq!((shape.dim("sum", 0)?, shape.dim("sum", -1)?), (0, 2));
+    /// assert!(shape.dim("sum", 3).is_err());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses, in the name of `verb`, a dim that is not there.
+    /// Returns an error that names `verb` if there is no such dim.
     pub fn dim(&self, verb: &str, dim: isize) -> Result<usize> {
         let n = self.len() as isize;
         let d = if dim < 0 { dim + n } else { dim };
@@ -68,10 +104,17 @@ impl Shape {
         ))
     }
 
-    /// The shape that both broadcast to by NumPy's rule.
+    /// Returns the shape that both shapes broadcast to by NumPy's rule.
+    ///
+    /// ```
+    /// use isoshard::tensor::Shape;
+    /// let (x, bias) = (Shape::from([2, 1, 4]), Shape::from([3, 1]));
+    /// assert_eq!(x.broadcast("add", &bias)?[..], [2, 3, 4]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses, in the name of `verb`, extents that differ where neither is 1.
+    /// Returns an error that names `verb` if two extents of a dim differ and neither is 1.
     pub fn broadcast(&self, verb: &str, other: &Shape) -> Result<Shape> {
         let n = self.len().max(other.len());
         let at = |s: &Shape, d: usize| if d + s.len() >= n { s[d + s.len() - n] } else { 1 };
@@ -82,7 +125,7 @@ impl Shape {
                 (a, 1) => Ok(a),
                 _ => Err(Error::invalid(
                     verb,
-                    "extents neither agree nor are 1",
+                    "two extents of a dim differ and neither is 1",
                     format!("{self}, {other}"),
                     "reshape or expand one of them",
                 )),
@@ -91,7 +134,7 @@ impl Shape {
     }
 }
 
-/// As a list of its extents.
+/// Written as the list of extents.
 impl Serialize for Shape {
     fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
         to.collect_seq(self.0.iter())
@@ -143,7 +186,7 @@ impl From<Dims> for Shape {
 
 impl FromIterator<usize> for Shape {
     fn from_iter<I: IntoIterator<Item = usize>>(dims: I) -> Self {
-        // Element by element: `SmallVec`'s own collecting is compiled again for every iterator, and is long.
+        // `SmallVec`'s own `collect` is long and is compiled again for every iterator type.
         let mut shape = Shape::default();
         dims.into_iter().for_each(|n| shape.0.push(n));
         shape

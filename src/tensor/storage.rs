@@ -1,10 +1,22 @@
-//! Buffers and the per-thread pool they return to.
+//! The memory of tensors: buffers, and the pool of each thread that reuses their blocks.
 //!
-//! A buffer on a device is that device's block ([`cuda`](super::cuda)), which no code here looks into. In the processor's
-//! memory a buffer is a 64-byte aligned block. Pool blocks are zeroed when they first come from the system and are handed out
-//! again with whatever their last owner wrote, so a buffer's bytes are always initialised and reading uninit ones is
-//! wasteful but never undefined. A block returns to the pool of the thread that took it from the system, whoever drops
-//! it: threads that read one another's tensors would otherwise drain some pools and swell others.
+//! ```
+//! use isoshard::tensor::{DType, Tensor, storage};
+//!
+//! storage::trim_pool(); // starts with an empty pool
+//! drop(Tensor::zeros(DType::F32, [1000]));
+//! assert_eq!(storage::pool_stats().free_bytes, 4096); // 4000 bytes take a block of 4096
+//! let reused = storage::pool_stats().reused_len;
+//! let _x = Tensor::zeros(DType::F32, [999]); // takes that block
+//! assert_eq!(storage::pool_stats().reused_len, reused + 1);
+//! ```
+//!
+//! A buffer in the CPU's memory is a block aligned to 64 bytes; a buffer on a device is that device's block
+//! ([`cuda`](super::cuda)). The pool zeroes a block when it comes from the system, and hands it out again with the
+//! bytes that its last owner wrote. So all bytes of a buffer are always initialised.
+//!
+//! A block returns to the pool of the thread that took it from the system, on whatever thread its buffer is dropped.
+//! Otherwise threads that read each other's tensors would drain some pools and fill others.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
@@ -14,96 +26,97 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Device;
 use super::cuda::DeviceBlock;
-use super::meta::Absent;
+use super::meta::CountedBytes;
 
-/// Blocks are aligned for the widest vector and for a cache line.
+/// The alignment of blocks in bytes: that of the widest vector and of a cache line.
 const ALIGN: usize = 64;
-/// The smallest block.
+/// The size of the smallest block.
 const MIN_BYTES: usize = 64;
-/// What one thread keeps for reuse at most; beyond it blocks go back to the system.
+/// The most bytes that one thread's pool keeps for reuse; further blocks go back to the system.
 const POOL_LIMIT_BYTES: usize = 2 << 30;
-/// Four size classes per doubling waste at most a fifth of a block; enough for any length that has addresses.
+/// The number of size classes. Four per doubling waste at most a fifth of a block; there is one for any length that has
+/// addresses.
 const CLASSES: usize = 4 * 58;
 
-/// A block of memory: from the pool, lent by a foreign owner such as a `Vec`, on a device, or none at all.
+/// A block of memory that is the pool's, another owner's (a `Vec`), a device's, or absent.
 pub(crate) struct Buffer {
     ptr: NonNull<u8>,
     len_bytes: usize,
-    owner: Owner,
+    owner: BufferOwner,
 }
 
-enum Owner {
-    /// The pool of a thread that lives no more where `owner` is none.
+enum BufferOwner {
+    /// A thread's pool; `origin` is `None` if that thread has ended.
     Pool {
         class: usize,
-        owner: Option<Arc<Inbox>>,
+        origin: Option<Arc<ReturnQueue>>,
     },
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
     },
-    /// `ptr` points nowhere.
+    /// A device's block; `ptr` is dangling.
     Device(DeviceBlock),
-    /// `ptr` points nowhere: there are no bytes, only their number.
+    /// No bytes, only their number; `ptr` is dangling.
     Meta {
-        _counted: Absent,
+        _counted: CountedBytes,
     },
 }
 
-/// A shared buffer. Writable only while nobody shares it.
+/// A buffer that tensors share. It is writable only while it has one owner.
 pub(crate) type Storage = Arc<Buffer>;
 
-// SAFETY: the buffer owns its block; shared access is read-only, and writing wants `&mut Buffer`.
+// SAFETY: the buffer owns its block; shared access is read-only, and writing needs `&mut Buffer`.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// A block of at least `len_bytes`, with arbitrary but initialised contents.
+    /// Returns a buffer of at least `len_bytes` from the pool, with arbitrary but initialised contents.
     pub(crate) fn uninit(len_bytes: usize) -> Buffer {
         let class = class_of(len_bytes);
         let from_pool = POOL.try_with(|p| {
             let mut pool = p.borrow_mut();
-            (pool.take(class), pool.inbox.clone())
+            (pool.take(class), pool.returns.clone())
         });
-        let (block, owner) = from_pool.map_or((None, None), |(block, inbox)| (block, Some(inbox)));
+        let (block, origin) = from_pool.map_or((None, None), |(block, returns)| (block, Some(returns)));
         let ptr = block.unwrap_or_else(|| {
             // SAFETY: the layout has a non-zero size.
             let ptr = unsafe { alloc_zeroed(layout_of(class)) };
             NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout_of(class)))
         });
-        Buffer { ptr, len_bytes, owner: Owner::Pool { class, owner } }
+        Buffer { ptr, len_bytes, owner: BufferOwner::Pool { class, origin } }
     }
 
-    /// Takes over `data` without copying.
+    /// Takes over `data` without copying it.
     pub(crate) fn adopt<T: super::Element>(mut data: Vec<T>) -> Buffer {
         let ptr = NonNull::new(data.as_mut_ptr().cast()).expect("a Vec's pointer is never null");
         let len_bytes = std::mem::size_of_val(data.as_slice());
-        Buffer { ptr, len_bytes, owner: Owner::Foreign { _keep: Box::new(data) } }
+        Buffer { ptr, len_bytes, owner: BufferOwner::Foreign { _keep: Box::new(data) } }
     }
 
-    /// The first `len_bytes` of a device's block.
+    /// Returns the buffer of the first `len_bytes` of a device's block.
     pub(crate) fn on_device(block: DeviceBlock, len_bytes: usize) -> Buffer {
-        Buffer { ptr: NonNull::dangling(), len_bytes, owner: Owner::Device(block) }
+        Buffer { ptr: NonNull::dangling(), len_bytes, owner: BufferOwner::Device(block) }
     }
 
-    /// No bytes, counted as `len_bytes`.
-    pub(super) fn absent(counted: Absent, len_bytes: usize) -> Buffer {
-        Buffer { ptr: NonNull::dangling(), len_bytes, owner: Owner::Meta { _counted: counted } }
+    /// Returns a buffer without bytes that counts as `len_bytes`.
+    pub(super) fn without_bytes(counted: CountedBytes, len_bytes: usize) -> Buffer {
+        Buffer { ptr: NonNull::dangling(), len_bytes, owner: BufferOwner::Meta { _counted: counted } }
     }
 
-    /// Where the bytes are.
+    /// Returns the device that holds the bytes.
     pub(super) fn device(&self) -> Device {
         match &self.owner {
-            Owner::Device(block) => block.owner().device(),
-            Owner::Meta { .. } => Device::Meta,
-            Owner::Pool { .. } | Owner::Foreign { .. } => Device::Cpu,
+            BufferOwner::Device(block) => block.owner().device(),
+            BufferOwner::Meta { .. } => Device::Meta,
+            BufferOwner::Pool { .. } | BufferOwner::Foreign { .. } => Device::Cpu,
         }
     }
 
-    /// The device's block, of a buffer that is one.
+    /// Returns the device's block, or `None` if the buffer is not on a CUDA device.
     pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
         match &self.owner {
-            Owner::Device(block) => Some(block),
+            BufferOwner::Device(block) => Some(block),
             _ => None,
         }
     }
@@ -123,101 +136,120 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Owner::Pool { class, owner } = &mut self.owner else { return };
-        let block = Block { ptr: self.ptr, class: *class };
-        let Some(owner) = owner.take() else { return block.free() };
-        // To this thread's pool if it came from there, else by letter to the thread it came from.
+        let BufferOwner::Pool { class, origin } = &mut self.owner else { return };
+        let block = PoolBlock { ptr: self.ptr, class: *class };
+        let Some(origin) = origin.take() else { return block.free() };
+        // The block goes to this thread's pool if it came from there, else to the queue of the thread that it came
+        // from.
         let mut block = Some(block);
         let _ = POOL.try_with(|p| {
             if let Ok(mut pool) = p.try_borrow_mut()
-                && Arc::ptr_eq(&pool.inbox, &owner)
+                && Arc::ptr_eq(&pool.returns, &origin)
                 && let Some(excess) = block.take().and_then(|b| pool.put(b))
             {
                 excess.free();
             }
         });
         if let Some(block) = block {
-            owner.post(block);
+            origin.push(block);
         }
     }
 }
 
-/// A block on its way between owners: freed by whoever keeps it last.
-struct Block {
+/// A pool's block that no buffer uses.
+struct PoolBlock {
     ptr: NonNull<u8>,
     class: usize,
 }
 
-// SAFETY: a block is memory without an owner's pointers into it; it may be freed or reused on any thread.
-unsafe impl Send for Block {}
+// SAFETY: no pointers into the block exist, so it may be freed or reused on any thread.
+unsafe impl Send for PoolBlock {}
 
-impl Block {
+impl PoolBlock {
     fn free(self) {
-        // SAFETY: the block was allocated with this very layout, and this is its only owner.
+        // SAFETY: the block was allocated with this layout, and this is its only owner.
         unsafe { dealloc(self.ptr.as_ptr(), layout_of(self.class)) };
     }
 }
 
-/// Where other threads leave a thread's blocks.
-struct Inbox(Mutex<Vec<Block>>);
+/// The blocks of a thread's pool that other threads have dropped.
+struct ReturnQueue(Mutex<Vec<PoolBlock>>);
 
-impl Inbox {
-    fn post(&self, block: Block) {
+impl ReturnQueue {
+    fn push(&self, block: PoolBlock) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(block);
     }
 
-    /// Hands over what has come; the room for letters stays.
-    fn collect(&self, keep: impl FnMut(Block)) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(keep);
+    /// Passes each queued block to `take`; the queue keeps its capacity.
+    fn drain(&self, take: impl FnMut(PoolBlock)) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).drain(..).for_each(take);
     }
 }
 
-impl Drop for Inbox {
+impl Drop for ReturnQueue {
     fn drop(&mut self) {
-        self.collect(Block::free);
+        self.drain(PoolBlock::free);
     }
 }
 
-/// What the calling thread's pool holds, for tests and for whoever hunts memory.
+/// The state of one thread's pool of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
     /// Bytes kept for reuse.
     pub free_bytes: usize,
-    /// Blocks that came from the system so far.
+    /// The number of blocks that came from the system so far.
     pub system_len: u64,
-    /// Blocks that were reused so far.
+    /// The number of blocks that were reused so far.
     pub reused_len: u64,
 }
 
-/// The state of the calling thread's pool.
+/// Returns the state of the calling thread's pool.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, storage};
+/// let before = storage::pool_stats();
+/// let _x = Tensor::zeros(DType::U8, [1 << 20]);
+/// let now = storage::pool_stats();
+/// assert_eq!(now.system_len + now.reused_len, before.system_len + before.reused_len + 1);
+/// ```
 pub fn pool_stats() -> PoolStats {
     POOL.with(|p| p.borrow().stats)
 }
 
-/// Gives everything the calling thread's pool keeps back to the system.
+/// Gives all blocks that the calling thread's pool keeps for reuse back to the system.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, storage};
+/// drop(Tensor::zeros(DType::F64, [10_000]));
+/// assert!(storage::pool_stats().free_bytes >= 80_000);
+/// storage::trim_pool();
+/// assert_eq!(storage::pool_stats().free_bytes, 0);
+/// ```
 pub fn trim_pool() {
     POOL.with(|p| p.borrow_mut().trim());
 }
 
-struct Pool {
+/// The blocks that a thread keeps for reuse, by size class.
+struct BlockPool {
     free: Vec<Vec<NonNull<u8>>>,
-    inbox: Arc<Inbox>,
+    returns: Arc<ReturnQueue>,
     stats: PoolStats,
 }
 
 thread_local! {
-    static POOL: RefCell<Pool> = RefCell::new(Pool {
+    static POOL: RefCell<BlockPool> = RefCell::new(BlockPool {
         free: vec![Vec::new(); CLASSES],
-        inbox: Arc::new(Inbox(Mutex::new(Vec::new()))),
+        returns: Arc::new(ReturnQueue(Mutex::new(Vec::new()))),
         stats: PoolStats::default(),
     });
 }
 
-impl Pool {
+impl BlockPool {
+    /// Returns a kept block of the class, or `None` if there is none.
     fn take(&mut self, class: usize) -> Option<NonNull<u8>> {
         if self.free[class].is_empty() {
-            let inbox = self.inbox.clone();
-            inbox.collect(|block| {
+            let returns = self.returns.clone();
+            returns.drain(|block| {
                 if let Some(block) = self.put(block) {
                     block.free();
                 }
@@ -234,8 +266,8 @@ impl Pool {
         block
     }
 
-    /// Keeps a block for reuse, or hands it back if the pool is full.
-    fn put(&mut self, block: Block) -> Option<Block> {
+    /// Keeps a block for reuse, or returns it if the pool is full.
+    fn put(&mut self, block: PoolBlock) -> Option<PoolBlock> {
         let bytes = class_bytes(block.class);
         if self.stats.free_bytes + bytes > POOL_LIMIT_BYTES {
             return Some(block);
@@ -245,22 +277,24 @@ impl Pool {
         None
     }
 
+    /// Frees all kept blocks.
     fn trim(&mut self) {
-        self.inbox.collect(Block::free);
+        self.returns.drain(PoolBlock::free);
         for (class, blocks) in self.free.iter_mut().enumerate() {
-            blocks.drain(..).for_each(|ptr| Block { ptr, class }.free());
+            blocks.drain(..).for_each(|ptr| PoolBlock { ptr, class }.free());
         }
         self.stats.free_bytes = 0;
     }
 }
 
-impl Drop for Pool {
+impl Drop for BlockPool {
     fn drop(&mut self) {
         self.trim();
     }
 }
 
-/// The class of the smallest block that holds `len_bytes`: `MIN * 2^(c / 4) * (4 + c % 4) / 4`.
+/// Returns the size class of the smallest block that holds `len_bytes`. Class `c` has `MIN_BYTES * 2^(c / 4) * (4 + c %
+/// 4) / 4` bytes.
 fn class_of(len_bytes: usize) -> usize {
     let units = len_bytes.div_ceil(MIN_BYTES).max(1);
     if units <= 4 {
@@ -307,7 +341,7 @@ mod tests {
         assert_eq!(Buffer::uninit(100_000).as_ptr() as usize, first);
         assert_eq!(pool_stats().system_len, before.system_len);
         let orphan = std::thread::spawn(|| Buffer::uninit(64)).join().unwrap();
-        drop(orphan); // its thread is gone: the last of the two frees it
+        drop(orphan); // its thread has ended, so dropping the buffer frees the block
         trim_pool();
     }
 

@@ -1,73 +1,79 @@
-//! The order of a sum: where a range of summed indices is split.
+//! The order of additions in a sum: the rule that splits a range of summed indices.
 //!
-//! A sum over dims has one tree, a function of the summed extents alone. The outermost dim's range is split down to single
-//! indices, then the next dim's; the innermost one's down to *leaves* of at most [`LEAF`] indices, which continue as
-//! [`Leaf`] says. A node is the sum of its left and its right part, in this order.
+//! A sum over dims follows one tree, which depends on the summed extents alone. The outermost dim's range is split down
+//! to single indices, then the next dim's; the innermost dim's range is split down to *leaves* of at most [`LEAF`]
+//! indices, in which [`Leaf`] gives the order. A node is the sum of its left part and its right part.
 //!
-//! The place where a range is split depends on its length alone ([`Split::left_of`]), never on where it begins. So whatever evaluates
-//! a node by itself (a thread, a warp, another process, a kernel that has never seen the rest) gives the bits that the node has
-//! inside the whole: by induction, since both of its parts are nodes of which the same holds, down to leaves, which are
-//! sequences of operations given by their length.
+//! [`SplitRule::left_of`] splits a range by its length alone, not by its first index. So a node that is evaluated by
+//! itself (by a thread, a warp or another process) has the same bits as inside the whole sum: its two parts are nodes
+//! themselves, down to leaves, whose additions depend on their length alone.
 //!
-//! Everything that splits a sum asks here. `kernels/iso.cuh` has the rule once more, for the device, and a test compares the
-//! two.
+//! All code that splits a sum calls this module. `kernels/iso.cuh` repeats the rule for CUDA kernels, and a test
+//! compares the two.
 //!
 //! ```
-//! use isoshard::tensor::{LEAF, Leaf, Split};
+//! use isoshard::tensor::{LEAF, Leaf, SplitRule};
 //!
-//! /// The leaves of a sum over `n` indices, by their lengths.
+//! /// The lengths of the leaves of a sum over `n` indices.
 //! fn leaves(n: usize) -> Vec<usize> {
 //!     if n <= LEAF {
 //!         return vec![n];
 //!     }
-//!     let left = Split::Halves.left_of(n); // [a, b) is split at a + ceil((b - a) / 2)
+//!     let left = SplitRule::Halves.left_of(n); // [a, b) is split at a + ceil((b - a) / 2)
 //!     [leaves(left), leaves(n - left)].concat()
 //! }
 //! assert_eq!(leaves(65), [17, 16, 32]);
 //! assert_eq!(leaves(33), leaves(65)[..2], "a node looks the same by itself");
 //! // Inside a leaf neighbours are added: of 5 elements (((0 1) (2 3)) 4), so 4 go to the left.
-//! assert_eq!(Leaf::Pairs.left_of(Split::Halves, 5), Some(4));
+//! assert_eq!(Leaf::Pairs.left_of(SplitRule::Halves, 5), Some(4));
 //! // A chain of fused multiply-adds cannot be cut.
-//! assert_eq!(Leaf::Chain.left_of(Split::Halves, 5), None);
+//! assert_eq!(Leaf::Chain.left_of(SplitRule::Halves, 5), None);
 //! ```
 
-/// The widest leaf of the summation tree.
+/// The largest number of indices in a leaf of the summation tree.
 pub const LEAF: usize = 32;
 
-/// A rule by which a range of summed indices is split in two. All sums follow one; the kinds are named, so that a sum which
-/// has to follow another says so.
+/// The rule that splits a range of summed indices in two. There is one rule, which all sums follow; it has a name so
+/// that a second one can be added.
+///
+/// ```
+/// use isoshard::tensor::SplitRule;
+/// let rule = SplitRule::Halves;
+/// assert_eq!((rule.left_of(7), rule.mid(10, 17), rule.depth(100, 32)), (4, 14, 2)); // 100 = (25 + 25) + (25 + 25)
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Split {
-    /// `[a, b)` is split at `a + ceil((b - a) / 2)`.
+pub enum SplitRule {
+    /// The range `[a, b)` is split at `a + ceil((b - a) / 2)`.
     Halves,
 }
 
-/// The form of the tree below ranges of [`LEAF`] indices of the innermost dim.
+/// The order of additions in a leaf, a range of at most [`LEAF`] indices of the innermost dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Leaf {
-    /// Neighbours are added, then the sums of neighbours, and so on; what has no neighbour is passed on. Any range consists
-    /// of nodes.
+    /// Neighbours are added, then the sums of neighbours, and so on; an element without a neighbour moves up unchanged.
+    /// A leaf is a tree itself, so parts of it can be evaluated apart.
     Pairs,
-    /// One chain of fused multiply-adds in ascending order, as in a matrix product: it cannot be cut.
+    /// One chain of fused multiply-adds in ascending order, as in a matrix product. It cannot be split.
     Chain,
 }
 
-impl Split {
-    /// The number of indices that go to the left, of a range of `len`, at least 2.
+impl SplitRule {
+    /// Returns the number of indices in the left part of a range of `len` indices, at least 2.
     #[inline(always)]
     pub const fn left_of(self, len: usize) -> usize {
         match self {
-            Split::Halves => len.div_ceil(2),
+            SplitRule::Halves => len.div_ceil(2),
         }
     }
 
-    /// The index at which `from..to`, of at least 2 indices, is split.
+    /// Returns the index at which `from..to`, a range of at least 2 indices, is split.
     #[inline(always)]
     pub const fn mid(self, from: usize, to: usize) -> usize {
         from + self.left_of(to - from)
     }
 
-    /// The number of times that a range of `len` is split until no part is longer than `leaf`, at least 1.
+    /// Returns how many times a range of `len` indices is split until no part is longer than `leaf`, which is at least
+    /// 1.
     pub const fn depth(self, len: usize, leaf: usize) -> u32 {
         let (mut longest, mut depth) = (len, 0);
         while longest > leaf {
@@ -79,10 +85,10 @@ impl Split {
 }
 
 impl Leaf {
-    /// The number of indices that go to the left, of a range of `len`, at least 2, of the innermost dim of a sum that
-    /// follows `split`; `None` if the range is a leaf that cannot be cut.
+    /// Returns the number of indices in the left part of a range of `len` indices, at least 2, of the innermost dim of
+    /// a sum that follows `split`, or `None` if the range is a leaf that cannot be split.
     #[inline(always)]
-    pub const fn left_of(self, split: Split, len: usize) -> Option<usize> {
+    pub const fn left_of(self, split: SplitRule, len: usize) -> Option<usize> {
         match self {
             Leaf::Pairs if len <= LEAF => Some(len.next_power_of_two() / 2),
             Leaf::Chain if len <= LEAF => None,
@@ -100,17 +106,17 @@ mod tests {
         for leaf in [1, 4, LEAF] {
             for len in 0..700usize {
                 let by_halving = (0..).find(|&k| len.div_ceil(1 << k) <= leaf).unwrap();
-                assert_eq!(Split::Halves.depth(len, leaf), by_halving, "{len} down to {leaf}");
+                assert_eq!(SplitRule::Halves.depth(len, leaf), by_halving, "{len} down to {leaf}");
             }
         }
-        assert_eq!((Split::Halves.mid(3, 8), Split::Halves.mid(3, 5)), (6, 4));
+        assert_eq!((SplitRule::Halves.mid(3, 8), SplitRule::Halves.mid(3, 5)), (6, 4));
     }
 
-    /// An aligned power of two of neighbours is a node of a leaf of pairs.
+    /// So an aligned range whose length is a power of two is a node of a leaf of pairs.
     #[test]
     fn pairs_are_split_at_the_largest_power_of_two_below_their_number() {
         for len in 2..=LEAF {
-            let left = Leaf::Pairs.left_of(Split::Halves, len).unwrap();
+            let left = Leaf::Pairs.left_of(SplitRule::Halves, len).unwrap();
             assert!(left.is_power_of_two() && left < len && len <= 2 * left, "{len}: {left}");
         }
     }
@@ -122,7 +128,7 @@ mod tests {
         assert!(text.contains(&format!("enum {{ LEAF = {LEAF} }};")), "the leaf of kernels/iso.cuh");
         assert!(text.contains("left_of(u32 len) { return len - len / 2; }"), "the split of kernels/iso.cuh");
         for len in 2..1000 {
-            assert_eq!(Split::Halves.left_of(len), len - len / 2);
+            assert_eq!(SplitRule::Halves.left_of(len), len - len / 2);
         }
     }
 }

@@ -1,17 +1,28 @@
-//! Views: other shapes of the same buffer. None of them copies, except `reshape` where the strides forbid a view.
+//! Views: tensors of other shapes over the same buffer. No method copies elements, except `reshape` if no strides fit.
 
 use super::{Dims, Shape, Tensor};
 use crate::error::{Error, Result};
 
 impl Tensor {
+    /// A tensor over the same buffer.
     fn view(&self, shape: Shape, strides: Dims, offset: usize) -> Tensor {
         Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset }
     }
 
-    /// The elements `start..start + len` of `dim`.
+    /// Returns the view of the indices `start..start + len` of `dim`.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0i32, 1, 2, 3, 4, 5], [2, 3])?;
+    ///
+    /// assert_eq!(x.narrow(1, 1, 2)?.to_vec::<i32>()?, [1, 2, 4, 5]);
+    /// let e = x.narrow(1, 2, 2).unwrap_err().to_string();
+    /// assert!(e.starts_with("narrow: the range leaves the tensor"), "{e}");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a dim or a range that is not there.
+    /// Returns an error if there is no such dim or if the range exceeds its extent.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Tensor> {
         let dim = self.shape.dim("narrow", dim as isize)?;
         if start.checked_add(len).is_none_or(|end| end > self.shape[dim]) {
@@ -28,10 +39,17 @@ impl Tensor {
         Ok(self.view(shape, self.strides.clone(), offset))
     }
 
-    /// The dims in another order: dim `d` of the result is dim `order[d]` of this.
+    /// Returns the view with the dims in another order: dim `d` of the result is dim `order[d]` of this tensor.
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Tensor};
+    /// let images = Tensor::zeros(DType::U8, [10, 32, 48, 3]); // height, width, channels
+    /// assert_eq!(images.permute(&[0, 3, 1, 2])?.shape()[..], [10, 3, 32, 48]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses what is not a permutation of the dims.
+    /// Returns an error if `order` is not a permutation of the dims.
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         let n = self.shape.len();
         let once = |i: usize| order[i] < n && !order[..i].contains(&order[i]);
@@ -48,10 +66,18 @@ impl Tensor {
         Ok(self.view(shape, strides, self.offset))
     }
 
-    /// Two dims swapped.
+    /// Returns the view with dims `a` and `b` swapped.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0i32, 1, 2, 3, 4, 5], [2, 3])?;
+    ///
+    /// assert_eq!(x.transpose(0, 1)?.to_vec::<i32>()?, [0, 3, 1, 4, 2, 5]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses dims that are not there.
+    /// Returns an error if there is no such dim.
     pub fn transpose(&self, a: usize, b: usize) -> Result<Tensor> {
         let (a, b) = (self.shape.dim("transpose", a as isize)?, self.shape.dim("transpose", b as isize)?);
         let mut order: Dims = (0..self.shape.len()).collect();
@@ -59,10 +85,17 @@ impl Tensor {
         self.permute(&order)
     }
 
-    /// Dims of extent 1, and new leading ones, repeated to `shape` without copying (stride 0).
+    /// Returns the view that repeats dims of extent 1, and new leading dims, to `shape`. Their stride is 0.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let bias = Tensor::from_vec(vec![1i32, 2, 3], [3])?;
+    /// assert_eq!(bias.expand([2, 3])?.to_vec::<i32>()?, [1, 2, 3, 1, 2, 3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a shape that this one does not broadcast to, or whose number of elements overflows.
+    /// Returns an error if this tensor's shape does not broadcast to `shape`, or if the number of elements overflows.
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         shape.checked_numel("expand")?;
@@ -85,10 +118,19 @@ impl Tensor {
         Ok(self.view(shape, strides, self.offset))
     }
 
-    /// The same elements in row-major order under another shape: a view where the strides allow, else a copy.
+    /// Returns the elements, in row-major order, under another shape: a view if some strides describe it, else a copy.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0i32, 1, 2, 3, 4, 5], [2, 3])?;
+    ///
+    /// assert!(x.reshape([3, 2])?.shares_storage(&x));
+    /// assert!(!x.transpose(0, 1)?.reshape([6])?.shares_storage(&x));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a shape with another number of elements.
+    /// Returns an error if `shape` has another number of elements.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         if shape.checked_numel("reshape")? != self.numel() {
@@ -96,7 +138,7 @@ impl Tensor {
                 "reshape",
                 "the number of elements changes",
                 format!("{} to {shape}", self.notation()),
-                format!("{} elements there, {} here", shape.numel(), self.numel()),
+                format!("give a shape with {} elements, not {}", self.numel(), shape.numel()),
             ));
         }
         if self.is_contiguous() {
@@ -109,10 +151,11 @@ impl Tensor {
         }
     }
 
-    /// The strides under which `shape` shows this tensor's elements, if there are any.
+    /// Returns the strides by which a view of this buffer has `shape`, or `None` if there are none.
     fn view_strides(&self, shape: &Shape) -> Option<Dims> {
         let mut strides = Dims::from_elem(0, shape.len());
-        // Dims of this tensor that run on into one another, innermost first; each run must hold whole new dims.
+        // Runs of this tensor's dims that could be merged into one dim, innermost first. Each run must be split into
+        // whole new dims.
         let (mut new, mut old) = (shape.len(), self.shape.len());
         while old > 0 {
             let (mut run, inner) = (self.shape[old - 1], self.strides[old - 1]);
@@ -135,10 +178,18 @@ impl Tensor {
         (shape[..new].iter().all(|&n| n == 1)).then_some(strides)
     }
 
-    /// A new dim of extent 1 before `dim`.
+    /// Returns the view with a new dim of extent 1 before `dim`.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0i32, 1, 2, 3, 4, 5], [2, 3])?;
+    ///
+    /// assert_eq!(x.unsqueeze(1)?.shape()[..], [2, 1, 3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a `dim` beyond the last.
+    /// Returns an error if `dim` is larger than the number of dims.
     pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
         if dim > self.shape.len() {
             return Err(Error::invalid(
@@ -155,18 +206,35 @@ impl Tensor {
         Ok(self.view(shape.into(), strides.into(), self.offset))
     }
 
-    /// Index `index` of `dim`, which is removed.
+    /// Returns the view of index `index` of `dim`, without that dim.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let x = Tensor::from_vec(vec![0i32, 1, 2, 3, 4, 5], [2, 3])?;
+    ///
+    /// assert_eq!(x.select(0, 1)?.to_vec::<i32>()?, [3, 4, 5]);
+    /// assert_eq!(x.select(1, 1)?.to_vec::<i32>()?, [1, 4]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a dim or an index that is not there.
+    /// Returns an error if there is no such dim or index.
     pub fn select(&self, dim: usize, index: usize) -> Result<Tensor> {
         self.narrow(dim, index, 1)?.squeeze(dim)
     }
 
-    /// A dim of extent 1 removed.
+    /// Returns the view without `dim`, whose extent must be 1.
+    ///
+    /// ```
+    /// use isoshard::tensor::Tensor;
+    /// let column = Tensor::from_vec(vec![1u8, 2], [2, 1])?;
+    /// assert_eq!(column.squeeze(1)?.shape()[..], [2]);
+    /// assert!(column.squeeze(0).is_err());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a dim that is not there or has another extent.
+    /// Returns an error if there is no such dim or if its extent is not 1.
     pub fn squeeze(&self, dim: usize) -> Result<Tensor> {
         let dim = self.shape.dim("squeeze", dim as isize)?;
         if self.shape[dim] != 1 {

@@ -59,7 +59,7 @@ impl Channel for DryChannel {
         let own = own.map(|(at, from)| (at, &outgoing[from]));
         let all = incoming.iter().enumerate().map(|(i, shape)| match own {
             Some((at, x)) if at == i => Ok(x.clone()),
-            _ => Tensor::absent(dtype, shape.clone()),
+            _ => Tensor::without_elements(dtype, shape.clone()),
         });
         Ok(Box::new(DryRequest(all.collect::<Result<_>>()?)))
     }

@@ -113,7 +113,7 @@ pub(crate) fn fold_into<'a>(
     }
     let members = 0..reduce.order.nodes().len();
     if members.clone().any(|member| of(member).is_meta()) {
-        return Tensor::absent(dtype, shape);
+        return Tensor::without_elements(dtype, shape);
     }
     if device.is_cuda() {
         let parts: Vec<Tensor> = members.map(|member| of(member).clone()).collect();

@@ -10,7 +10,7 @@ use super::redistribution::{ExchangeKind, Redistribution, RedistributionStep, St
 use crate::comm::{Group, Reduce};
 use crate::error::Result;
 use crate::placement::Spec;
-use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Split};
+use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, SplitRule};
 
 /// A step with everything that this rank needs to run it.
 #[derive(Debug)]
@@ -194,7 +194,7 @@ fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> PartOrder {
 fn nested(lens: &[usize]) -> FoldOrder {
     fn fold(lens: &[usize], base: usize, from: usize, to: usize, steps: &mut Vec<FoldStep>) {
         if to - from > 1 {
-            let mid = Split::Halves.mid(from, to);
+            let mid = SplitRule::Halves.mid(from, to);
             fold(lens, base, from, mid, steps);
             fold(lens, base, mid, to, steps);
             return steps.push(FoldStep::Join);

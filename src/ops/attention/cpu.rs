@@ -13,7 +13,7 @@ mod block;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Gemm, MatMut, MatRef, RowTree, cast, dispatch, expect_alike};
+use crate::tensor::cpu::{Gemm, MatMut, MatRef, RowTree, cast, dispatch, expect_matching};
 use crate::tensor::{DType, Tensor};
 use block::{Block, Exponentials, Heads, ROWS, Scratch};
 
@@ -79,7 +79,7 @@ impl CausalAttention<'_> {
         grad: &Tensor,
     ) -> Result<[Tensor; 3]> {
         self.expect_fit(q, k, v)?;
-        expect_alike(self.verb, o, &[grad])?;
+        expect_matching(self.verb, o, &[grad])?;
         let rows = &q.shape()[..3];
         if o.shape()[..3] != *rows || o.shape()[3] != v.shape()[3] || lse.shape()[..] != *rows {
             return Err(self.misfit(&[q, v, o, lse]));

@@ -11,7 +11,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, fill};
-use crate::tensor::{DType, Split, Tensor};
+use crate::tensor::{DType, SplitRule, Tensor};
 use tree::depth;
 
 /// `softmax(scale * q k^T, causally masked) v` and its derivative, as
@@ -127,7 +127,7 @@ impl CausalAttention<'_> {
         let dropout = self.dropout.as_ref();
         let [draw_heads, draw_queries, draw_keys] = dropout.map_or([0; 3], |d| d.extents.map(|n| n as u64));
         let [first_batch, first_head, first_query] = dropout.map_or([0; 3], |d| d.start.map(|n| n as u64));
-        let over_queries = depth(tq) + Split::Halves.depth(h / groups.max(1), 1);
+        let over_queries = depth(tq) + SplitRule::Halves.depth(h / groups.max(1), 1);
         Ok(CallArg {
             steps: [q, k, v, o, grad].map(steps),
             draw: [draw_heads, draw_queries, draw_keys, first_batch, first_head, first_query],

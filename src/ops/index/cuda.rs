@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::cuda::reduce::wide;
-use crate::tensor::{DType, LEAF, Shape, Split, Tensor};
+use crate::tensor::{DType, LEAF, Shape, SplitRule, Tensor};
 
 /// The indices of a dim, of which some are held here.
 #[derive(Clone, Copy, Debug)]
@@ -167,8 +167,8 @@ impl Extents {
             *extents.len.get_mut(rank)? = u32::try_from(n).ok()?;
             extents.levels[rank] = match innermost {
                 // A path inside a leaf is the index there.
-                true => Split::Halves.depth(n, LEAF) + LEAF.ilog2(),
-                false => Split::Halves.depth(n, 1),
+                true => SplitRule::Halves.depth(n, LEAF) + LEAF.ilog2(),
+                false => SplitRule::Halves.depth(n, 1),
             };
             rank += 1;
         }

@@ -1,7 +1,7 @@
 //! Sums of rows by destination: what `embedding_grad` and `scatter_add` have in common.
 
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Float, Leaf, Split};
+use crate::tensor::{DType, Float, Leaf, SplitRule};
 
 use crate::ops::Meta;
 
@@ -102,9 +102,9 @@ impl<T: Float> Fold<'_, T> {
 /// The position at which the tree splits a range of two or more.
 fn split(lo: usize, hi: usize, innermost: bool) -> usize {
     if !innermost {
-        return Split::Halves.mid(lo, hi);
+        return SplitRule::Halves.mid(lo, hi);
     }
-    lo + Leaf::Pairs.left_of(Split::Halves, hi - lo).expect("pairs can be cut")
+    lo + Leaf::Pairs.left_of(SplitRule::Halves, hi - lo).expect("pairs can be cut")
 }
 
 #[cfg(test)]

@@ -4,7 +4,9 @@
 //! all leading dims. f16 and bf16 compute in f32 and round once; the statistics stay f32 (f64 for f64).
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Kernel, Real, RowTree, Sum, as_elements_mut, cast, dispatch, expect_alike, reduce};
+use crate::tensor::cpu::{
+    Kernel, Real, RowTree, SumReducer, as_elements_mut, cast, dispatch, expect_matching, reduce,
+};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` along the last dim: the result, and each row's mean and
@@ -134,11 +136,11 @@ impl<T: Real> Kernel for Forward<'_, T> {
         let mut squares = vec![T::ZERO; len];
         let rows = self.x.chunks_exact(len).zip(self.y.chunks_exact_mut(len));
         for ((x, y), (mean, rstd)) in rows.zip(self.mean.iter_mut().zip(self.rstd)) {
-            *mean = if self.centred { tree.fold::<Sum>(x) / count } else { T::ZERO };
+            *mean = if self.centred { tree.fold::<SumReducer>(x) / count } else { T::ZERO };
             for (s, &x) in squares.iter_mut().zip(x) {
                 *s = (x - *mean) * (x - *mean);
             }
-            *rstd = (tree.fold::<Sum>(&squares) / count + self.eps).sqrt().recip();
+            *rstd = (tree.fold::<SumReducer>(&squares) / count + self.eps).sqrt().recip();
             let (mean, rstd) = (*mean, *rstd);
             match (self.weight, self.bias) {
                 (Some(w), Some(b)) => {
@@ -171,7 +173,7 @@ fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
     expect_rows(verb, x, &[weight])?;
-    expect_alike(verb, x, &[dy])?;
+    expect_matching(verb, x, &[dy])?;
     let stats = statistics_shape(x);
     if *rstd.shape() != stats || mean.is_some_and(|m| *m.shape() != stats) {
         return Err(Error::invalid(
@@ -251,8 +253,8 @@ impl<T: Real> Kernel for Backward<'_, T> {
                 *dw = dy * normal;
             }
             // Without a mean (root-mean-square norm) nothing was centred.
-            let c1 = if self.mean.is_some() { tree.fold::<Sum>(&g) / count } else { T::ZERO };
-            let c2 = tree.fold::<Sum>(&gx) / count;
+            let c1 = if self.mean.is_some() { tree.fold::<SumReducer>(&g) / count } else { T::ZERO };
+            let c2 = tree.fold::<SumReducer>(&gx) / count;
             for (dx, (&g, &x)) in dx.iter_mut().zip(g.iter().zip(x)) {
                 *dx = ((x - mean) * rstd).mul_add(-c2, g - c1) * rstd;
             }

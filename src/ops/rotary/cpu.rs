@@ -1,7 +1,7 @@
 //! Rotation of pairs by angles that grow with the position.
 
 use crate::error::{Error, Result};
-use crate::tensor::cpu::{Kernel, Nest, Real, as_elements_mut, cast, dispatch};
+use crate::tensor::cpu::{Kernel, Real, StridedRows, as_elements_mut, cast, dispatch};
 use crate::tensor::math::exp::exp_f64;
 use crate::tensor::math::log::ln_f64;
 use crate::tensor::math::trig::sin_cos_2pi_f64;
@@ -61,14 +61,14 @@ impl Rotation {
         if out.numel() > 0 {
             let mut steps = Dims::from_elem(0, last);
             steps[time] = 1;
-            let nest = Nest::new(&x.shape()[..last], [&copied.strides()[..last], &steps]);
-            let mut runs = Vec::with_capacity(nest.rows());
-            nest.each_row(|run| runs.push(*run));
+            let strided = StridedRows::new(&x.shape()[..last], [&copied.strides()[..last], &steps]);
+            let mut runs = Vec::with_capacity(strided.row_count());
+            strided.each_row(|run| runs.push(*run));
             dispatch(Rotate {
                 x: copied.data::<T>()?,
                 runs,
-                rows: nest.row_len(),
-                steps: [nest.row_stride(0), nest.row_stride(1)],
+                rows: strided.row_len(),
+                steps: [strided.row_stride(0), strided.row_stride(1)],
                 table: Table::new(self, len, d / 2),
                 out: as_elements_mut::<T>(out.bytes_mut()),
             });

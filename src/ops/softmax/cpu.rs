@@ -5,7 +5,7 @@
 
 use crate::error::Result;
 use crate::tensor::Tensor;
-use crate::tensor::cpu::{Real, RowBody, RowTree, Sum, over_rows, row_max};
+use crate::tensor::cpu::{Real, RowBody, RowTree, SumReducer, over_rows, row_max};
 
 /// `e^x / sum(e^x)` along the last dim.
 ///
@@ -49,7 +49,7 @@ impl RowBody<1> for Softmax {
         for (o, &x) in out.iter_mut().zip(x) {
             *o = (x - max).exp();
         }
-        let scale = tree.fold::<Sum>(out).recip();
+        let scale = tree.fold::<SumReducer>(out).recip();
         for o in out {
             *o = *o * scale;
         }
@@ -66,7 +66,7 @@ impl RowBody<1> for LogSoftmax {
         for (o, &x) in out.iter_mut().zip(x) {
             *o = (x - max).exp();
         }
-        let log = tree.fold::<Sum>(out).ln();
+        let log = tree.fold::<SumReducer>(out).ln();
         for (o, &x) in out.iter_mut().zip(x) {
             *o = (x - max) - log;
         }
@@ -82,7 +82,7 @@ impl RowBody<2> for SoftmaxBackward {
         for (s, (&dy, &y)) in scratch.iter_mut().zip(dy.iter().zip(y)) {
             *s = dy * y;
         }
-        let dot = tree.fold::<Sum>(scratch);
+        let dot = tree.fold::<SumReducer>(scratch);
         for (o, (&dy, &y)) in out.iter_mut().zip(dy.iter().zip(y)) {
             *o = y * (dy - dot);
         }
@@ -95,7 +95,7 @@ struct LogSoftmaxBackward;
 impl RowBody<2> for LogSoftmaxBackward {
     #[inline(always)]
     fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
-        let sum = tree.fold::<Sum>(dy);
+        let sum = tree.fold::<SumReducer>(dy);
         for (o, (&dy, &y)) in out.iter_mut().zip(dy.iter().zip(y)) {
             *o = (-y.exp()).mul_add(sum, dy);
         }

@@ -1,27 +1,37 @@
 //! Conversions between all dtypes.
 //!
-//! A conversion is a path of one to three steps between dtypes, each a loop over bytes that is compiled once: halves go by
-//! way of f32, and bool is read as u8. One walk over the tensor serves all of them; between steps a piece waits in the
-//! nearest cache.
+//! A conversion is a path of one to three steps between dtypes; each step is a loop over bytes that is compiled once.
+//! f16 and bf16 are converted by way of f32, and bool is read as u8. The tensor is converted chunk by chunk, so that a
+//! chunk stays in the first-level cache between steps.
 
 use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
-use super::Nest;
+use super::StridedRows;
 use super::real::Widen;
 use super::simd::{Kernel, dispatch};
 use crate::error::Result;
 use crate::tensor::dtype::odd_f32;
 use crate::tensor::{DType, Element, Tensor};
 
-/// `x` in another dtype.
+/// Returns `x` in another dtype.
 ///
-/// Floats round to the nearest, ties to even, and only once, also from f64 to f16 and bf16 (i64 goes there through f64).
-/// A float becomes an integer by truncation toward zero, saturating, NaN becoming 0; an integer a narrower one by
-/// wrapping; a number a bool by `x != 0` (NaN is true).
+/// - To a float: rounds to the nearest value, ties to even, once, also from f64 to f16 and bf16 (i64 to f16 or bf16
+///   goes through f64).
+/// - From a float to an integer: truncates toward zero and saturates; NaN becomes 0.
+/// - From an integer to a narrower one: wraps.
+/// - To bool: `x != 0`, so NaN is true.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, cpu};
+/// let x = Tensor::from_vec(vec![-1.9f32, 300.0, f32::NAN], [3])?;
+/// assert_eq!(cpu::cast(&x, DType::U8)?.to_vec::<u8>()?, [0, 255, 0]);
+/// assert_eq!(cpu::cast(&x, DType::Bool)?.to_vec::<bool>()?, [true; 3]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// None: every pair is defined.
+/// Returns an error if the elements are not in the CPU's memory.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
@@ -31,98 +41,99 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if out.numel() == 0 {
         return Ok(out);
     }
-    let nest = Nest::new(x.shape(), [x.strides()]);
-    let short = nest.row_len() < SHORT && nest.rows() > 1;
-    if short || nest.row_stride(0) > 1 {
+    let rows = StridedRows::new(x.shape(), [x.strides()]);
+    let short = rows.row_len() < SHORT_ROW && rows.row_count() > 1;
+    if short || rows.row_stride(0) > 1 {
         return cast(&x.packed_copy(), dtype);
     }
     let path = path(x.dtype(), dtype);
-    convert(&nest, (src, x.dtype().size_bytes()), (out.bytes_mut(), dtype.size_bytes()), &path);
+    convert(&rows, (src, x.dtype().size_bytes()), (out.bytes_mut(), dtype.size_bytes()), &path);
     Ok(out)
 }
 
-/// The elements of a piece between two steps.
+/// The number of elements in a chunk, if there are several steps.
 const CHUNK: usize = 512;
-/// Rows shorter than this cost more to walk than to copy.
-const SHORT: usize = 32;
+/// If rows are shorter than this, a contiguous copy costs less than a call per row.
+const SHORT_ROW: usize = 32;
 
-/// One step: the conversion, and the size of an element of its result.
+/// One step of a conversion: its loop, and the size of an element of its result.
 #[derive(Clone, Copy)]
-struct Step {
+struct CastStep {
     run: fn(&[u8], &mut [u8]),
     size: usize,
 }
 
-type Path = SmallVec<[Step; 3]>;
+type CastPath = SmallVec<[CastStep; 3]>;
 
-/// Takes every piece of the source along the path; each side comes with the size of its elements.
+/// Converts every chunk of the source along the path. The source and the result come with their elements' sizes.
 fn convert(
-    nest: &Nest<1>,
+    rows: &StridedRows<1>,
     (src, src_size): (&[u8], usize),
     (dst, dst_size): (&mut [u8], usize),
-    path: &[Step],
+    path: &[CastStep],
 ) {
-    let repeated = nest.row_stride(0) == 0;
+    let repeated = rows.row_stride(0) == 0;
     let chunk = if path.len() == 1 { usize::MAX } else { CHUNK };
-    let mut rooms = vec![[0u64; CHUNK]; path.len() - 1];
-    nest.each_chunk(chunk, &mut |&[row], start, len, o| {
+    let mut buffers = vec![[0u64; CHUNK]; path.len() - 1];
+    rows.each_chunk(chunk, &mut |&[row], start, len, o| {
         let dst = &mut dst[o * dst_size..][..len * dst_size];
         if repeated {
-            let mut room = 0u64;
-            let one = &mut bytemuck::bytes_of_mut(&mut room)[..dst_size];
-            follow(path, &src[row * src_size..][..src_size], one, &mut rooms);
+            let mut buffer = 0u64;
+            let one = &mut bytemuck::bytes_of_mut(&mut buffer)[..dst_size];
+            follow(path, &src[row * src_size..][..src_size], one, &mut buffers);
             match one {
                 [one] => dst.fill(*one),
                 [_, _] => bytemuck::cast_slice_mut::<u8, u16>(dst).fill(bytemuck::cast_slice(one)[0]),
                 [_, _, _, _] => bytemuck::cast_slice_mut::<u8, u32>(dst).fill(bytemuck::cast_slice(one)[0]),
-                _ => bytemuck::cast_slice_mut::<u8, u64>(dst).fill(room),
+                _ => bytemuck::cast_slice_mut::<u8, u64>(dst).fill(buffer),
             }
             return;
         }
-        follow(path, &src[(row + start) * src_size..][..len * src_size], dst, &mut rooms);
+        follow(path, &src[(row + start) * src_size..][..len * src_size], dst, &mut buffers);
     });
 }
 
-/// Takes one piece along the path, with a room for each step but the last.
-fn follow(path: &[Step], src: &[u8], dst: &mut [u8], rooms: &mut [[u64; CHUNK]]) {
-    let ([step, rest @ ..], [room, rooms @ ..]) = (path, rooms) else {
+/// Converts one chunk along the path, with a buffer for each step but the last.
+fn follow(path: &[CastStep], src: &[u8], dst: &mut [u8], buffers: &mut [[u64; CHUNK]]) {
+    let ([step, rest @ ..], [buffer, buffers @ ..]) = (path, buffers) else {
         return (path[0].run)(src, dst);
     };
-    let middle = &mut bytemuck::cast_slice_mut(room)[..dst.len() / path[path.len() - 1].size * step.size];
+    let middle = &mut bytemuck::cast_slice_mut(buffer)[..dst.len() / path[path.len() - 1].size * step.size];
     (step.run)(src, middle);
-    follow(rest, middle, dst, rooms);
+    follow(rest, middle, dst, buffers);
 }
 
-/// A path of one step by a formula over one element.
+/// Returns a path of one step that applies a function to each element.
 macro_rules! step {
     ($from:ty, $to:ty, $f:expr) => {
-        one(
+        one_step(
             |src, dst| {
                 let (src, dst) =
                     (bytemuck::cast_slice::<u8, $from>(src), bytemuck::cast_slice_mut::<u8, $to>(dst));
-                dispatch(Each { src, dst, f: $f });
+                dispatch(CastLoop { src, dst, f: $f });
             },
             size_of::<$to>(),
         )
     };
 }
-/// The steps from one dtype to another.
-fn path(from: DType, to: DType) -> Path {
+/// Returns the steps from one dtype to another.
+fn path(from: DType, to: DType) -> CastPath {
     use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
     let by = |middle| path(from, middle).into_iter().chain(path(middle, to)).collect();
     match (from, to) {
         (F16, F32) => {
-            one(|src, dst| f16::widen_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 4)
+            one_step(|src, dst| f16::widen_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 4)
         }
         (BF16, F32) => {
-            one(|src, dst| bf16::widen_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 4)
+            one_step(|src, dst| bf16::widen_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 4)
         }
         (F32, F16) => {
-            one(|src, dst| f16::narrow_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 2)
+            one_step(|src, dst| f16::narrow_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 2)
         }
-        (F32, BF16) => {
-            one(|src, dst| bf16::narrow_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)), 2)
-        }
+        (F32, BF16) => one_step(
+            |src, dst| bf16::narrow_into(bytemuck::cast_slice(src), bytemuck::cast_slice_mut(dst)),
+            2,
+        ),
         (F16 | BF16, _) => by(F32),
         (F64, F16 | BF16) => {
             let mut steps = step!(f64, f32, odd_f32);
@@ -157,23 +168,23 @@ fn path(from: DType, to: DType) -> Path {
         (U8 | Bool, I32) => step!(u8, i32, i32::from),
         (U8, Bool) => step!(u8, u8, |x| u8::from(x != 0)),
         (Bool, U8) | (F32, F32) | (F64, F64) | (I64, I64) | (I32, I32) | (U8, U8) | (Bool, Bool) => {
-            one(|src, dst| dst.copy_from_slice(src), to.size_bytes())
+            one_step(|src, dst| dst.copy_from_slice(src), to.size_bytes())
         }
     }
 }
 
-/// A path of one step over bytes.
-fn one(run: fn(&[u8], &mut [u8]), size: usize) -> Path {
-    smallvec![Step { run, size }]
+/// Returns a path of one step over bytes.
+fn one_step(run: fn(&[u8], &mut [u8]), size: usize) -> CastPath {
+    smallvec![CastStep { run, size }]
 }
 
-struct Each<'a, A, O, F> {
+struct CastLoop<'a, A, O, F> {
     src: &'a [A],
     dst: &'a mut [O],
     f: F,
 }
 
-impl<A: Element, O: Element, F: Fn(A) -> O> Kernel for Each<'_, A, O, F> {
+impl<A: Element, O: Element, F: Fn(A) -> O> Kernel for CastLoop<'_, A, O, F> {
     type Out = ();
     const PLAIN: bool = !(A::DTYPE.is_float() || O::DTYPE.is_float());
     #[inline(always)]
@@ -220,7 +231,7 @@ mod tests {
 
     #[test]
     fn rounds_once_to_nearest_even() {
-        // 1 + 2^-8 is a tie in bf16, and a little more is not: through f32 that would be lost.
+        // 1 + 2^-8 is a tie in bf16; `above` is not, but would be one if it were rounded to f32 first.
         let (tie, above) = (1.0 + 2f64.powi(-8), 1.0 + 2f64.powi(-8) + 2f64.powi(-40));
         let values =
             vec![tie, above, -above, 3.0 * 2f64.powi(-8) + 1.0, 1e300, -1e-300, 0.1, f64::NAN, f64::INFINITY];

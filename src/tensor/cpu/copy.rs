@@ -4,19 +4,19 @@ use bytemuck::Pod;
 
 use crate::tensor::{Dims, Element};
 
-/// Bytes of a fresh buffer as elements of the type they were allocated for.
+/// Returns the bytes of a new buffer as elements of the type for which it was allocated.
 pub(crate) fn as_elements_mut<T: Element>(bytes: &mut [u8]) -> &mut [T] {
     let len = bytes.len() / T::DTYPE.size_bytes();
     assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<T>()), "a buffer is aligned for its dtype");
-    // SAFETY: aligned, as just seen, and as long as the bytes, whose exclusive borrow carries over. Every bit pattern is
-    // an element, except of `bool`, whose fresh buffers are zeroed.
+    // SAFETY: the slice is aligned, as checked above, has the length of the bytes, and keeps their exclusive borrow.
+    // Every bit pattern is an element, except for `bool`, whose new buffers are zeroed.
     unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), len) }
 }
 
 /// Copies elements of `size` bytes from one strided layout to another of the same shape.
 ///
-/// Each side is its buffer's bytes from the first element on, with its strides in elements. Dims that run on into one
-/// another on both sides are merged first, so contiguous blocks move as whole slices.
+/// `src` and `dst` are the buffers' bytes from the first element on, with the strides in elements. Neighbouring dims
+/// that can be merged into one on both sides are merged first, so contiguous blocks are copied as whole slices.
 pub(crate) fn copy_strided(size: usize, shape: &[usize], src: (&[u8], &[usize]), dst: (&mut [u8], &[usize])) {
     match size {
         1 => copy_as::<u8>(shape, src, dst),
@@ -46,7 +46,7 @@ fn copy_as<T: Pod + Default>(shape: &[usize], src: (&[u8], &[usize]), dst: (&mut
             }
         }
     }
-    // Innermost first from here on.
+    // From here on dims are innermost first.
     if n.is_empty() {
         dst.0[0] = src.0[0];
         return;
@@ -54,6 +54,7 @@ fn copy_as<T: Pod + Default>(shape: &[usize], src: (&[u8], &[usize]), dst: (&mut
     copy_level(n.len() - 1, &n, (src.0, &s), (dst.0, &d));
 }
 
+/// Copies the dims up to `level`, innermost first.
 fn copy_level<T: Pod + Default>(level: usize, n: &[usize], src: (&[T], &[usize]), dst: (&mut [T], &[usize])) {
     let (s, d) = (src.1[level], dst.1[level]);
     if level > 1 || (level == 1 && (src.1[0] == 1 && dst.1[0] == 1)) {
@@ -76,21 +77,21 @@ fn copy_level<T: Pod + Default>(level: usize, n: &[usize], src: (&[T], &[usize])
     }
 }
 
-/// A transposing copy, in square tiles of one cache line's width. Where one side is contiguous along rows and the other
-/// along columns, a tile goes through a small buffer: every line of both sides is touched once, however the strides
-/// fall into the cache's sets.
+/// Copies a matrix in square tiles. If one side is contiguous along rows and the other along columns, a tile is copied
+/// through a small buffer. So each cache line of both sides is touched once, even if the strides map many lines to one
+/// set of the cache.
 fn copy_tile<T: Pod + Default>(
     (rows, cols): (usize, usize),
     (src, (sr, sc)): (&[T], (usize, usize)),
     (dst, (dr, dc)): (&mut [T], (usize, usize)),
 ) {
     const TILE: usize = 16;
-    let turned = sr == 1 && dc == 1;
+    let transposed = sr == 1 && dc == 1;
     let mut tile = [[T::default(); TILE]; TILE];
     for r0 in (0..rows).step_by(TILE) {
         for c0 in (0..cols).step_by(TILE) {
             let (height, width) = (TILE.min(rows - r0), TILE.min(cols - c0));
-            if turned && height == TILE && width == TILE {
+            if transposed && height == TILE && width == TILE {
                 for (c, line) in tile.iter_mut().enumerate() {
                     line.copy_from_slice(&src[r0 + (c0 + c) * sc..][..TILE]);
                 }

@@ -1,35 +1,45 @@
-//! Loops over CPU memory that operators build their kernels from.
+//! CPU kernels for dense tensors: elementwise functions, reductions, matrix products, conversions.
 //!
-//! Every loop is slice-invariant: the value of an output element does not depend on which other elements are computed
-//! beside it, nor on the instruction set. All are single-threaded, since callers run in parallel, but for products where
-//! [`with_threads`] allows more.
+//! ```
+//! use isoshard::tensor::{DType, ReduceOp, Tensor, cpu};
+//! let x = Tensor::from_vec((0..6i64).collect(), [2, 3])?.cast(DType::F32)?;
+//! let squares = cpu::map1::<f32, f32, _>(&x, |x| x * x)?;
+//! assert_eq!(cpu::reduce("sum", &squares, &[1], ReduceOp::Sum, false)?.to_vec::<f32>()?, [5.0, 50.0]);
+//! let (a, b) = (x.unsqueeze(0)?, x.transpose(0, 1)?.unsqueeze(0)?);
+//! assert_eq!(cpu::gemm("matmul", &a, &b, &[3])?.to_vec::<f32>()?, [5.0, 14.0, 14.0, 50.0]);
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! Operators build their kernels from these loops. Every loop is slice-invariant: the value of an output element does
+//! not depend on the other elements of the call, nor on the instruction set. A loop runs on one thread, since callers
+//! run in parallel; only a matrix product uses more, if [`with_threads`] allows it.
 
 mod cast;
 mod copy;
-mod each;
 mod gemm;
 mod map;
-mod nest;
+mod map_slice;
 mod pointwise;
 mod real;
 mod reduce;
 mod rows;
 pub mod simd;
+mod strided_rows;
 mod tree;
 
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
-pub use each::each;
 pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
 #[cfg(test)]
 pub use map::map2;
 pub use map::{map, map1};
-pub use nest::{EachChunk, Nest};
+pub use map_slice::map_slice;
 pub use pointwise::{
-    Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_alike, select,
+    Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_matching, select,
 };
 pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
-pub use tree::{Fold, Max, Min, RowTree, Sum, merges, row_max};
+pub use strided_rows::{EachChunk, StridedRows};
+pub use tree::{MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges, row_max};

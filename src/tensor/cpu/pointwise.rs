@@ -1,21 +1,21 @@
 //! Functions of one, two or three numbers, applied element by element.
 //!
-//! A function is written once, over [`Real`] or [`Num`]; [`Loops`] holds what is compiled of it: for f32 and f64 a loop per
-//! instruction set (f16 and bf16 are converted to f32 in blocks that stay in cache), for integers one loop. All that
-//! surrounds the loops, strides, buffers, in-place results, is shared by all functions ([`map`]).
+//! A function is written once, for any [`Real`] or [`Num`]. [`Loops`] holds its compiled loops: for f32 and f64 one per
+//! instruction set (f16 and bf16 are converted to f32 in chunks that stay in cache), for integers one. All functions
+//! share the code around the loops, which handles strides, buffers and in-place results ([`map`]).
 
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
 use smallvec::SmallVec;
 
-use super::map::{OPERANDS, choose, map, map_over};
+use super::map::{MAX_OPERANDS, map, map_in_place, select_as};
 use super::real::{Num, Real, Widen};
 use super::simd::{Kernel, dispatch};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor, for_dtype};
 
-/// A formula in `N` floating variables and a constant `s`. Implement `at` `#[inline(always)]`.
+/// A formula in `N` floating-point variables and a constant `s`. Implement `at` `#[inline(always)]`.
 ///
 /// ```
 /// use isoshard::tensor::cpu::{Function, Loops, Real, compute};
@@ -40,54 +40,88 @@ pub trait Function<const N: usize>: 'static {
     fn at<A: Real>(s: f64, x: [A; N]) -> A;
 }
 
-/// A formula in `N` variables, integers included, and a constant `s`.
+/// A formula in `N` variables, floats or integers, and a constant `s`.
+///
+/// ```
+/// use isoshard::tensor::cpu::{Loops, Num, NumFunction, compute};
+/// use isoshard::tensor::Tensor;
+///
+/// struct SquaredDistance;
+/// impl NumFunction<2> for SquaredDistance {
+///     #[inline(always)]
+///     fn at<A: Num>(_: f64, [x, y]: [A; 2]) -> A {
+///         x.sub(y).mul(x.sub(y))
+///     }
+/// }
+/// const LOOPS: Loops = Loops::numbers::<SquaredDistance, 2>();
+/// let (x, y) = (Tensor::from_vec(vec![5i64, 1], [2])?, Tensor::from_vec(vec![2i64, 2], [2])?);
+/// assert_eq!(compute("distance", &LOOPS, 0.0, &mut [x, y])?.to_vec::<i64>()?, [9, 1]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub trait NumFunction<const N: usize>: 'static {
     /// Its value.
     fn at<A: Num>(s: f64, x: [A; N]) -> A;
 }
 
 /// A relation of two numbers.
+///
+/// ```
+/// use isoshard::tensor::cpu::{Relation, RelationLoops, compare};
+/// use isoshard::tensor::Tensor;
+///
+/// struct Above;
+/// impl Relation for Above {
+///     #[inline(always)]
+///     fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool {
+///         x > y
+///     }
+/// }
+/// const ABOVE: RelationLoops = RelationLoops::of::<Above>();
+/// let (x, y) = (Tensor::from_vec(vec![1.0f32, 5.0], [2])?, Tensor::from_vec(vec![2.0f32, 2.0], [2])?);
+/// assert_eq!(compare("above", &ABOVE, &x, &y)?.to_vec::<bool>()?, [false, true]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub trait Relation: 'static {
     /// Returns true if it holds.
     fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool;
 }
 
-/// A function's compiled loops.
+/// The compiled loops of a [`Function`] or [`NumFunction`].
 #[derive(Clone, Copy)]
 pub struct Loops {
-    f32: Loop<f32, f32>,
-    f64: Loop<f64, f64>,
+    f32: LoopFn<f32, f32>,
+    f64: LoopFn<f64, f64>,
     integers: Option<Integers>,
 }
 
-/// The loops of a relation.
+/// The compiled loops of a [`Relation`].
 #[derive(Clone, Copy)]
 pub struct RelationLoops {
-    f32: Loop<f32, bool>,
-    f64: Loop<f64, bool>,
-    i64: Loop<i64, bool>,
-    i32: Loop<i32, bool>,
-    u8: Loop<u8, bool>,
-    bool: Loop<bool, bool>,
+    f32: LoopFn<f32, bool>,
+    f64: LoopFn<f64, bool>,
+    i64: LoopFn<i64, bool>,
+    i32: LoopFn<i32, bool>,
+    u8: LoopFn<u8, bool>,
+    bool: LoopFn<bool, bool>,
 }
 
 #[derive(Clone, Copy)]
 struct Integers {
-    i64: Loop<i64, i64>,
-    i32: Loop<i32, i32>,
-    u8: Loop<u8, u8>,
+    i64: LoopFn<i64, i64>,
+    i32: LoopFn<i32, i32>,
+    u8: LoopFn<u8, u8>,
 }
 
-/// The constant, a piece of each operand, and the piece of the result to write.
-type Loop<A, O> = fn(f64, &[&[A]], &mut [O]);
+/// A loop over one chunk: it takes the constant, a chunk of each operand, and the chunk of the result to write.
+type LoopFn<A, O> = fn(f64, &[&[A]], &mut [O]);
 
 impl Loops {
-    /// The loops of a function of floating numbers; other dtypes are refused.
+    /// Compiles a function of floats; other dtypes are refused.
     pub const fn floats<F: Function<N>, const N: usize>() -> Loops {
         Loops { f32: float_loop::<F, f32, N>, f64: float_loop::<F, f64, N>, integers: None }
     }
 
-    /// The loops of a function of any numbers; bool is refused.
+    /// Compiles a function of floats and integers; bool is refused.
     pub const fn numbers<F: NumFunction<N>, const N: usize>() -> Loops {
         let integers = Integers {
             i64: integer_loop::<F, i64, N>,
@@ -99,7 +133,7 @@ impl Loops {
 }
 
 impl RelationLoops {
-    /// The loops of a relation, for every dtype.
+    /// Compiles a relation for every dtype.
     pub const fn of<R: Relation>() -> RelationLoops {
         RelationLoops {
             f32: relation_loop::<R, f32>,
@@ -112,115 +146,118 @@ impl RelationLoops {
     }
 }
 
-/// The function with constant `s` of operands of one dtype and shape: over the first operand that nobody else holds, whose
-/// buffer is warm in the cache where a fresh one is not, else into a fresh tensor. Integers wrap.
+/// Returns the function, with constant `s`, of operands with one dtype and shape. Integers wrap.
+///
+/// The result overwrites the first operand whose buffer no other tensor shares, since that buffer is likely to be in
+/// the cache. If there is none the result is a new tensor. [`Function`] has an example.
 ///
 /// # Errors
-/// Refuses, in the name of `verb`, dtypes that the function is not for, and operands whose dtypes or shapes differ.
+/// Returns an error that names `verb` if the function does not support the dtype, or if the operands' dtypes or shapes
+/// differ.
 pub fn compute(verb: &str, loops: &Loops, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
     let (first, others) = ins.split_first().expect("a function has variables");
-    expect_alike(verb, first, &others.iter().collect::<SmallVec<[&Tensor; OPERANDS]>>())?;
-    let integers = || loops.integers.as_ref().ok_or_else(|| refuse(verb, loops, &ins[0]));
+    expect_matching(verb, first, &others.iter().collect::<SmallVec<[&Tensor; MAX_OPERANDS]>>())?;
+    let integers = || loops.integers.as_ref().ok_or_else(|| unsupported_dtype(verb, loops, &ins[0]));
     match ins[0].dtype() {
-        DType::F32 => typed::<f32>(loops.f32, s, ins),
-        DType::F64 => typed::<f64>(loops.f64, s, ins),
-        DType::F16 => typed::<f16>(loops.f32, s, ins),
-        DType::BF16 => typed::<bf16>(loops.f32, s, ins),
-        DType::I64 => typed::<i64>(integers()?.i64, s, ins),
-        DType::I32 => typed::<i32>(integers()?.i32, s, ins),
-        DType::U8 => typed::<u8>(integers()?.u8, s, ins),
-        DType::Bool => Err(refuse(verb, loops, &ins[0])),
+        DType::F32 => compute_as::<f32>(loops.f32, s, ins),
+        DType::F64 => compute_as::<f64>(loops.f64, s, ins),
+        DType::F16 => compute_as::<f16>(loops.f32, s, ins),
+        DType::BF16 => compute_as::<bf16>(loops.f32, s, ins),
+        DType::I64 => compute_as::<i64>(integers()?.i64, s, ins),
+        DType::I32 => compute_as::<i32>(integers()?.i32, s, ins),
+        DType::U8 => compute_as::<u8>(integers()?.u8, s, ins),
+        DType::Bool => Err(unsupported_dtype(verb, loops, &ins[0])),
     }
 }
 
-/// Compares `x` with `y` element by element and returns bools; equal shapes, any dtype.
+/// Compares `x` with `y`, of one shape and of any one dtype, element by element. The result has dtype bool.
+/// [`Relation`] has an example.
 ///
 /// # Errors
-/// Refuses operands whose dtypes or shapes differ.
+/// Returns an error that names `verb` if the operands' dtypes or shapes differ.
 pub fn compare(verb: &str, loops: &RelationLoops, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    expect_alike(verb, x, &[y])?;
+    expect_matching(verb, x, &[y])?;
     match x.dtype() {
-        DType::F32 => related::<f32>(loops.f32, x, y),
-        DType::F64 => related::<f64>(loops.f64, x, y),
-        DType::F16 => related::<f16>(loops.f32, x, y),
-        DType::BF16 => related::<bf16>(loops.f32, x, y),
-        DType::I64 => related::<i64>(loops.i64, x, y),
-        DType::I32 => related::<i32>(loops.i32, x, y),
-        DType::U8 => related::<u8>(loops.u8, x, y),
-        DType::Bool => related::<bool>(loops.bool, x, y),
+        DType::F32 => compare_as::<f32>(loops.f32, x, y),
+        DType::F64 => compare_as::<f64>(loops.f64, x, y),
+        DType::F16 => compare_as::<f16>(loops.f32, x, y),
+        DType::BF16 => compare_as::<bf16>(loops.f32, x, y),
+        DType::I64 => compare_as::<i64>(loops.i64, x, y),
+        DType::I32 => compare_as::<i32>(loops.i32, x, y),
+        DType::U8 => compare_as::<u8>(loops.u8, x, y),
+        DType::Bool => compare_as::<bool>(loops.bool, x, y),
     }
 }
 
-/// Takes operands `(condition, yes, no)` of one shape and gives `yes` where the condition is `on`, else `no`: over a choice
-/// that nobody else holds, else into a fresh tensor.
+/// Takes operands `(condition, yes, no)` of one shape and returns, for each element, `yes` if the condition is `on`,
+/// else `no`. The result overwrites `yes` or `no` if no other tensor shares its buffer, else it is a new tensor.
+///
+/// ```
+/// use isoshard::tensor::{Tensor, cpu::select};
+/// let mut condition = Tensor::from_vec(vec![true, false], [2])?;
+/// let (mut yes, mut no) = (Tensor::from_vec(vec![1i32, 2], [2])?, Tensor::from_vec(vec![3i32, 4], [2])?);
+/// let picked = select("pick", [&mut condition, &mut yes, &mut no], true)?;
+/// assert_eq!(picked.to_vec::<i32>()?, [1, 4]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses a condition that is not bool, and operands whose dtypes or shapes differ.
+/// Returns an error that names `verb` if the condition is not bool, or if the operands' shapes or the choices' dtypes
+/// differ.
 pub fn select(verb: &str, mut ins: [&mut Tensor; 3], on: bool) -> Result<Tensor> {
     let [condition, yes, no] = &ins;
     condition.expect_dtype(verb, DType::Bool)?;
     if yes.dtype() != no.dtype() || condition.shape() != yes.shape() || yes.shape() != no.shape() {
-        return Err(differ(verb, &ins.map(|x| &*x)));
+        return Err(mismatch(verb, &ins.map(|x| &*x)));
     }
     let own = (1..3).find(|&k| ins[k].is_unique());
-    for_dtype!(any ins[1].dtype(), T => choose::<T>(ins, on, own))
+    for_dtype!(any ins[1].dtype(), T => select_as::<T>(ins, on, own))
 }
 
-/// Refuses, in the name of `verb`, operands whose dtype or shape is not `x`'s.
-pub fn expect_alike(verb: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
+/// Checks that operands have the dtype and shape of `x`.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, cpu::expect_matching};
+/// let (x, y) = (Tensor::zeros(DType::F32, [2]), Tensor::zeros(DType::F32, [3]));
+/// let e = expect_matching("add", &x, &[&y]).unwrap_err();
+/// assert!(e.to_string().starts_with("add: the operands' dtypes or shapes differ"));
+/// ```
+///
+/// # Errors
+/// Returns an error that names `verb` if a dtype or shape differs.
+pub fn expect_matching(verb: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
     if others.iter().all(|y| y.dtype() == x.dtype() && y.shape() == x.shape()) {
         return Ok(());
     }
-    Err(differ(verb, &[&[x], others].concat()))
+    Err(mismatch(verb, &[&[x], others].concat()))
 }
 
-/// Runs `$body` with `$T` standing for the Rust type of a dtype other than bool.
-macro_rules! for_num {
-    ($verb:expr, $x:expr, $T:ident => $body:expr) => {
-        match $x.dtype() {
-            DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            DType::U8 => {
-                type $T = u8;
-                $body
-            }
-            DType::Bool => {
-                Err(Error::invalid($verb, "bool has no arithmetic", $x.notation(), "cast it first"))
-            }
-            float => for_dtype!(float $verb, float, $T => $body),
-        }
-    };
-}
-pub(crate) use for_num;
-
-fn typed<T: Widen>(run: Loop<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
+/// [`compute`] for operands of element type `T`.
+fn compute_as<T: Widen>(run: LoopFn<T::Wide, T::Wide>, s: f64, ins: &mut [Tensor]) -> Result<Tensor> {
     let Some(own) = (0..ins.len()).find(|&k| ins[k].is_unique()) else {
-        let mut operands: [&Tensor; OPERANDS] = [&ins[0]; OPERANDS];
+        let mut operands: [&Tensor; MAX_OPERANDS] = [&ins[0]; MAX_OPERANDS];
         ins.iter().enumerate().for_each(|(k, x)| operands[k] = x);
         return map::<T, T>(&operands[..ins.len()], &|x, o| run(s, x, o));
     };
-    map_over::<T>(ins, own, &|x, o| run(s, x, o))?;
+    map_in_place::<T>(ins, own, &|x, o| run(s, x, o))?;
     Ok(ins[own].clone())
 }
 
-fn related<T: Widen>(run: Loop<T::Wide, bool>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+/// [`compare`] for operands of element type `T`.
+fn compare_as<T: Widen>(run: LoopFn<T::Wide, bool>, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     map::<T, bool>(&[x, y], &|x, o| run(0.0, x, o))
 }
 
-fn refuse(verb: &str, loops: &Loops, x: &Tensor) -> Error {
+/// Returns the error for a dtype that the function does not support.
+fn unsupported_dtype(verb: &str, loops: &Loops, x: &Tensor) -> Error {
     match loops.integers {
         Some(_) => Error::invalid(verb, "bool has no arithmetic", x.notation(), "cast it first"),
         None => x.dtype().expect_float(verb).expect_err("the floating dtypes have loops"),
     }
 }
 
-fn differ(verb: &str, operands: &[&Tensor]) -> Error {
+/// Returns the error for operands whose dtypes or shapes differ.
+fn mismatch(verb: &str, operands: &[&Tensor]) -> Error {
     let given: Vec<String> = operands.iter().map(|t| t.notation()).collect();
     Error::invalid(
         verb,
@@ -238,7 +275,7 @@ fn num_loop<F: NumFunction<N>, A: Num, const N: usize>(s: f64, ins: &[&[A]], out
     dispatch(NumLoop::<F, A, N>(s, pieces(ins), out, PhantomData));
 }
 
-/// Integers keep the baseline's instructions: one copy suffices for what memory bounds.
+/// Integer loops are compiled for the baseline only, since they are bound by memory.
 fn integer_loop<F: NumFunction<N>, A: Num, const N: usize>(s: f64, ins: &[&[A]], out: &mut [A]) {
     NumLoop::<F, A, N>(s, pieces(ins), out, PhantomData).run();
 }
@@ -251,8 +288,8 @@ fn plain_relation_loop<R: Relation, A: Widen + PartialOrd>(_: f64, ins: &[&[A]],
     RelationLoop::<R, A>(pieces(ins), out, PhantomData).run();
 }
 
-/// The pieces where they stand: copied, they would be read in wider words than they were just written in, for which the
-/// processor waits until all earlier stores, the results among them, have reached the cache.
+/// Returns the slice of chunks as an array, by reference. A copied array would be read in wider words than it was
+/// written in, for which the CPU waits until all earlier stores, those of results included, have reached the cache.
 #[inline(always)]
 fn pieces<'a, A, const N: usize>(ins: &'a [&'a [A]]) -> &'a [&'a [A]; N] {
     ins.try_into().expect("a function has as many operands as variables")
@@ -265,7 +302,7 @@ impl<F: Function<N>, A: Real, const N: usize> Kernel for FloatLoop<'_, F, A, N> 
     #[inline(always)]
     fn run(self) {
         let FloatLoop(s, ins, out, _) = self;
-        each_element(ins, out, Formula::<F>(s, PhantomData));
+        each_element(ins, out, FloatFormula::<F>(s, PhantomData));
     }
 }
 
@@ -280,30 +317,30 @@ impl<F: NumFunction<N>, A: Num, const N: usize> Kernel for NumLoop<'_, F, A, N> 
     }
 }
 
-/// A formula with its constant.
-struct Formula<F>(f64, PhantomData<F>);
+/// A [`Function`] with its constant.
+struct FloatFormula<F>(f64, PhantomData<F>);
 
-impl<F: Function<N>, A: Real, const N: usize> Each<A, A, N> for Formula<F> {
+impl<F: Function<N>, A: Real, const N: usize> ElementFn<A, A, N> for FloatFormula<F> {
     #[inline(always)]
     fn at(&self, x: [A; N]) -> A {
         F::at(self.0, x)
     }
 }
 
-/// A formula of any numbers with its constant.
+/// A [`NumFunction`] with its constant.
 struct NumFormula<F>(f64, PhantomData<F>);
 
-impl<F: NumFunction<N>, A: Num, const N: usize> Each<A, A, N> for NumFormula<F> {
+impl<F: NumFunction<N>, A: Num, const N: usize> ElementFn<A, A, N> for NumFormula<F> {
     #[inline(always)]
     fn at(&self, x: [A; N]) -> A {
         F::at(self.0, x)
     }
 }
 
-/// A relation.
-struct Related<R>(PhantomData<R>);
+/// A [`Relation`] as an element function.
+struct RelationFormula<R>(PhantomData<R>);
 
-impl<R: Relation, A: PartialOrd + Copy> Each<A, bool, 2> for Related<R> {
+impl<R: Relation, A: PartialOrd + Copy> ElementFn<A, bool, 2> for RelationFormula<R> {
     #[inline(always)]
     fn at(&self, [x, y]: [A; 2]) -> bool {
         R::at(x, y)
@@ -317,19 +354,19 @@ impl<R: Relation, A: PartialOrd + Copy> Kernel for RelationLoop<'_, R, A> {
     #[inline(always)]
     fn run(self) {
         let RelationLoop(ins, out, _) = self;
-        each_element(ins, out, Related::<R>(PhantomData));
+        each_element(ins, out, RelationFormula::<R>(PhantomData));
     }
 }
 
-/// A function of one element of each piece, which is compiled into every loop over it.
-trait Each<A, O, const N: usize> {
+/// A function of one element per operand, which is inlined into its loop.
+trait ElementFn<A, O, const N: usize> {
     fn at(&self, x: [A; N]) -> O;
 }
 
-/// `out[i] = f(ins[..][i])`, as iterators that check no index. A closure in place of `f` would be compiled by itself, without
-/// the instructions that the loop around it may use.
+/// Sets `out[i] = f(ins[0][i], ins[1][i], ...)`, by iterators that check no index. `f` is not a closure, because a
+/// closure would be compiled without the loop's instruction set.
 #[inline(always)]
-fn each_element<A: Copy, O, const N: usize>(ins: &[&[A]; N], out: &mut [O], f: impl Each<A, O, N>) {
+fn each_element<A: Copy, O, const N: usize>(ins: &[&[A]; N], out: &mut [O], f: impl ElementFn<A, O, N>) {
     #[inline(always)]
     fn exactly<A: Copy, const N: usize>(x: &[A]) -> [A; N] {
         let mut all = [x[0]; N];
@@ -405,9 +442,9 @@ mod tests {
     const DIV: Loops = Loops::floats::<Fused, 2>();
     const LESS: RelationLoops = RelationLoops::of::<Less>();
 
-    /// Into a fresh tensor.
+    /// Computes into a new tensor.
     fn fresh<const N: usize>(verb: &str, loops: &Loops, ins: [&Tensor; N]) -> Result<Tensor> {
-        // The operands' other owners.
+        // Further owners keep the operands from being overwritten.
         let others = ins.map(Tensor::clone);
         compute(verb, loops, 0.0, &mut others.clone())
     }
@@ -418,7 +455,7 @@ mod tests {
         Tensor::from_vec((0..shape.numel()).map(value).collect(), shape).unwrap()
     }
 
-    /// Views of shape `[3, 5, 70]` with all kinds of strides.
+    /// Returns views of shape `[3, 5, 70]` with different kinds of strides.
     fn views() -> Vec<Tensor> {
         let shape = [3, 5, 70];
         vec![
@@ -480,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_lies_over_an_operand_that_nobody_else_holds() {
+    fn a_selection_overwrites_an_unshared_operand() {
         let condition = compare("lt", &LESS, &noise([3, 5, 70], 1), &noise([3, 5, 70], 2)).unwrap();
         let bools = condition.to_vec::<bool>().unwrap();
         for (x, y) in views().into_iter().zip(views().into_iter().rev()) {

@@ -1,4 +1,4 @@
-//! The scalars that kernels compute in.
+//! The number types in which kernels compute.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
@@ -7,7 +7,16 @@ use half::{bf16, f16};
 use crate::tensor::math::{erf, exp, log};
 use crate::tensor::{Element, Float};
 
-/// f32 or f64, with the functions that kernels may use: each a fixed sequence of IEEE operations.
+/// f32 or f64, with the functions that kernels may use. Each is a fixed sequence of IEEE operations, so its result has
+/// the same bits on every machine.
+///
+/// ```
+/// use isoshard::tensor::cpu::Real;
+/// fn softplus<A: Real>(x: A) -> A {
+///     (A::of(1.0) + x.exp()).ln()
+/// }
+/// assert_eq!(softplus(0.0f64), 2f64.ln());
+/// ```
 pub trait Real:
     Num
     + Widen<Wide = Self>
@@ -18,85 +27,96 @@ pub trait Real:
     + Div<Output = Self>
     + Neg<Output = Self>
 {
-    /// The nearest value to a constant.
+    /// Returns the value nearest to a constant.
     fn of(x: f64) -> Self;
-    /// `self * a + b`, rounded once.
+    /// Returns `self * a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
-    /// e to the power of this.
+    /// Returns e to the power of this value.
     fn exp(self) -> Self;
-    /// The natural logarithm.
+    /// Returns the natural logarithm.
     fn ln(self) -> Self;
-    /// The hyperbolic tangent.
+    /// Returns the hyperbolic tangent.
     fn tanh(self) -> Self;
-    /// The error function.
+    /// Returns the error function.
     fn erf(self) -> Self;
-    /// `1 / (1 + e^-x)`.
+    /// Returns the logistic function `1 / (1 + e^-x)`.
     fn sigmoid(self) -> Self;
-    /// The square root.
+    /// Returns the square root.
     fn sqrt(self) -> Self;
-    /// The magnitude.
+    /// Returns the magnitude.
     fn abs(self) -> Self;
-    /// `1 / x`.
+    /// Returns `1 / x`.
     fn recip(self) -> Self;
-    /// The largest integer not above this.
+    /// Returns the largest integer not above this value.
     fn floor(self) -> Self;
-    /// This magnitude with the sign of `sign`.
+    /// Returns this value's magnitude with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
 }
 
-/// A number: f32, f64, i64, i32 or u8. Integers wrap.
+/// A number type: f32, f64, i64, i32 or u8. Integers wrap.
+///
+/// ```
+/// use isoshard::tensor::cpu::Num;
+/// assert_eq!(Num::add(250u8, 9), 3);
+/// assert!(Num::max(1.0f32, f32::NAN).is_nan());
+/// ```
 pub trait Num: Widen<Wide = Self> + PartialOrd {
     /// Zero.
     const ZERO: Self;
     /// One.
     const ONE: Self;
-    /// What a sum does not notice, not even in the sign of zero: -0.0, or 0.
+    /// The identity of addition, also for the sign of zero: -0.0 for floats, 0 for integers.
     const SUM_PAD: Self;
-    /// What a maximum does not notice.
+    /// The identity of the maximum: the lowest value.
     const LOWEST: Self;
-    /// What a minimum does not notice.
+    /// The identity of the minimum: the highest value.
     const HIGHEST: Self;
-    /// The sum.
+    /// Returns the sum.
     fn add(self, other: Self) -> Self;
-    /// The difference.
+    /// Returns the difference.
     fn sub(self, other: Self) -> Self;
-    /// The product.
+    /// Returns the product.
     fn mul(self, other: Self) -> Self;
-    /// The number with the other sign.
+    /// Returns the number with the opposite sign.
     fn negative(self) -> Self;
-    /// The larger, where -0 is less than 0; the one quiet NaN of its type if either is a NaN: IEEE 754-2019's `maximum`,
-    /// by bits the same in whatever order several values are taken.
+    /// Returns the larger number: IEEE 754-2019's `maximum`. -0 is less than 0, and the result is the type's canonical
+    /// NaN if either number is a NaN. So the maximum of several values has the same bits in any order.
     fn max(self, other: Self) -> Self;
-    /// The smaller, as [`Num::max`]: IEEE 754-2019's `minimum`.
+    /// Returns the smaller number: IEEE 754-2019's `minimum`, with the rules of [`Num::max`].
     fn min(self, other: Self) -> Self;
 }
 
-/// One of two values, computed both.
+/// Returns one of two values, both of which are computed, so that loops vectorise.
 #[inline(always)]
 pub fn select<T>(condition: bool, yes: T, no: T) -> T {
     if condition { yes } else { no }
 }
 
-/// True for what does not equal itself.
+/// Returns true if a value does not equal itself.
+///
+/// ```
+/// use isoshard::tensor::cpu::is_nan;
+/// assert!(is_nan(f32::NAN) && !is_nan(f64::INFINITY) && !is_nan(3i32));
+/// ```
 #[inline(always)]
 #[allow(clippy::eq_op)]
 pub fn is_nan<T: PartialEq + Copy>(x: T) -> bool {
     x != x
 }
 
-/// An element, with the type that loops handle it in: f16 and bf16 become f32 chunk by chunk.
+/// An element, with the type that loops use for it: f16 and bf16 are converted to f32 chunk by chunk.
 pub trait Widen: Element {
-    /// f32 for f16 and bf16, else the type itself.
+    /// The type that loops use: f32 for f16 and bf16, else the type itself.
     type Wide: Widen<Wide = Self::Wide>;
-    /// True where the two types are one.
+    /// True if `Wide` is the type itself.
     const NATIVE: bool;
-    /// The elements widened: the slice itself, or `buf`'s beginning filled from it.
+    /// Returns the widened elements: `src` itself, or the beginning of `buf`, filled from it.
     fn load<'a>(src: &'a [Self], buf: &'a mut [Self::Wide]) -> &'a [Self::Wide];
-    /// The elements widened into `wide`, which has their length.
+    /// Widens the elements into `wide`, which has their length.
     fn widen_into(src: &[Self], wide: &mut [Self::Wide]);
-    /// The elements of `wide`, rounded, into `dst`, which has their length.
+    /// Rounds the elements of `wide` into `dst`, which has their length.
     fn narrow_into(wide: &[Self::Wide], dst: &mut [Self]);
-    /// Has `write` write the elements: straight to `dst`, or to `buf`'s beginning, rounded from there.
+    /// Calls `write` with `dst`, or with the beginning of `buf`, which is then rounded into `dst`.
     fn store(dst: &mut [Self], buf: &mut [Self::Wide], write: impl FnOnce(&mut [Self::Wide]));
 }
 
@@ -138,10 +158,10 @@ macro_rules! half {
                 buf
             }
             fn widen_into(src: &[$t], wide: &mut [f32]) {
-                super::each::each(src, wide, |x: $t| $widen(x.to_bits()));
+                super::map_slice::map_slice(src, wide, |x: $t| $widen(x.to_bits()));
             }
             fn narrow_into(wide: &[f32], dst: &mut [$t]) {
-                super::each::each(wide, dst, |x: f32| <$t>::from_bits($narrow(x)));
+                super::map_slice::map_slice(wide, dst, |x: f32| <$t>::from_bits($narrow(x)));
             }
             fn store(dst: &mut [$t], buf: &mut [f32], write: impl FnOnce(&mut [f32])) {
                 let buf = &mut buf[..dst.len()];
@@ -157,38 +177,38 @@ half! {
     bf16, widen_bf16, narrow_bf16;
 }
 
-/// f16 bits as f32: exact. Branch-free, so that loops over it vectorise.
+/// Converts the bits of an f16 to f32, exactly and without branches, so that loops vectorise.
 #[inline(always)]
 pub fn widen_f16(h: u16) -> f32 {
     let h = u32::from(h);
     let (sign, magnitude) = ((h & 0x8000) << 16, h & 0x7fff);
-    // Shifted into place the exponent is 112 too small: a product mends it, subnormals included.
+    // After the shift the exponent is 112 too small; a multiplication corrects it, also for subnormals.
     let finite = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
     let special = 0x7f80_0000 | (magnitude << 13) | select(magnitude > 0x7c00, 0x0040_0000, 0);
     f32::from_bits(sign | select(magnitude >= 0x7c00, special, finite.to_bits()))
 }
 
-/// f32 to the nearest f16, ties to even.
+/// Rounds an f32 to the nearest f16, ties to even.
 #[inline(always)]
 pub fn narrow_f16(x: f32) -> u16 {
     let bits = x.to_bits();
     let (sign, magnitude) = (bits >> 16 & 0x8000, bits & 0x7fff_ffff);
-    // Normal results: round at bit 13 by adding half less one, plus the bit that decides ties.
+    // Normal results: rounds at bit 13 by adding half of its value minus one, plus the bit that decides ties.
     let normal = (magnitude.wrapping_sub(112 << 23).wrapping_add(0xfff + (magnitude >> 13 & 1))) >> 13;
-    // Subnormal ones: adding 0.5 puts the unit of f16's subnormals at the last bit and rounds.
+    // Subnormal results: adding 0.5 moves the unit of f16's subnormals to the last bit and rounds.
     let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
     let special = 0x7c00 | select(magnitude > 0x7f80_0000, 0x200 | (magnitude >> 13 & 0x3ff), 0);
     let finite = select(magnitude < 113 << 23, subnormal, normal);
     (sign | select(magnitude >= 143 << 23, special, finite)) as u16
 }
 
-/// bf16 bits as f32: exact.
+/// Converts the bits of a bf16 to f32, exactly.
 #[inline(always)]
 pub fn widen_bf16(h: u16) -> f32 {
     f32::from_bits(u32::from(h) << 16)
 }
 
-/// f32 to the nearest bf16, ties to even.
+/// Rounds an f32 to the nearest bf16, ties to even.
 #[inline(always)]
 pub fn narrow_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -214,7 +234,7 @@ macro_rules! float_num {
             fn negative(self) -> $t { -self }
             #[inline(always)]
             fn max(self, other: $t) -> $t {
-                // The two differ only where the values are zeros of either sign, or a NaN is among them.
+                // `a` and `b` differ only if the values are zeros of different sign or if one is a NaN.
                 let (a, b) = (select(self > other, self, other), select(other > self, other, self));
                 let larger = $t::from_bits(a.to_bits() & b.to_bits());
                 select(self.is_nan() | other.is_nan(), $t::NAN, larger)
@@ -314,7 +334,7 @@ mod tests {
     fn extremes_do_not_depend_on_the_order() {
         let payload = f32::from_bits(0xffc0_1234);
         let all = [-0.0, 0.0, 1.5, -1.5, f32::INFINITY, f32::NEG_INFINITY, 1e-45, f32::NAN, payload];
-        // IEEE 754's total order on what is not NaN.
+        // IEEE 754's total order of the values that are not NaN.
         let key = |x: f32| (x.to_bits() as i32) ^ ((x.to_bits() as i32 >> 31) as u32 >> 1) as i32;
         for (x, y) in all.into_iter().flat_map(|x| all.map(|y| (x, y))) {
             let nan = x.is_nan() || y.is_nan();

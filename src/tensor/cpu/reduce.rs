@@ -1,22 +1,54 @@
-//! Reductions over any dims, along the [summation tree](super::tree).
+//! Reductions over any dims, in the order of the [summation tree](super::tree).
 
 use super::cast::cast;
-use super::pointwise::for_num;
 use super::real::Num;
 use super::simd::{Kernel, dispatch};
-use super::tree::{Fold, Max, Min, RowTree, Sum, merges};
-use super::{Nest, as_elements_mut};
+use super::tree::{MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges};
+use super::{StridedRows, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Dims, LEAF, ReduceOp, Shape, Tensor, for_dtype};
 
-/// `x` reduced over `dims`, which stay as extents of 1 where `keep_dims`.
+/// Evaluates `$body` with `$T` as the Rust type of a dtype other than bool.
+macro_rules! for_num {
+    ($verb:expr, $x:expr, $T:ident => $body:expr) => {
+        match $x.dtype() {
+            DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            DType::Bool => {
+                Err(Error::invalid($verb, "bool has no arithmetic", $x.notation(), "cast it first"))
+            }
+            float => for_dtype!(float $verb, float, $T => $body),
+        }
+    };
+}
+
+/// Reduces `x` over `dims`, which remain as dims of extent 1 if `keep_dims`.
 ///
-/// Floats narrower than f32 are reduced in f32 and rounded once; integers wrap. Max and min follow [`Num::max`] and
-/// [`Num::min`]: NaN, always the same one, if any element is, and of zeros 0 is the larger.
-/// Over no elements the result is the reduction's identity.
+/// f16 and bf16 are reduced in f32 and rounded once; integers wrap. The maximum and minimum follow
+/// [`Num::max`](super::Num::max) and [`Num::min`](super::Num::min): the result is the canonical NaN if any element is
+/// NaN, and 0 is larger than -0. Over no elements the result is the lowest value for a maximum, the highest for a
+/// minimum, and 0 for a sum.
+///
+/// ```
+/// use isoshard::tensor::{ReduceOp, Tensor, cpu};
+/// let x = Tensor::from_vec(vec![1i32, 2, 3, 4, 5, 6], [2, 3])?;
+/// assert_eq!(cpu::reduce("sum", &x, &[0], ReduceOp::Sum, false)?.to_vec::<i32>()?, [5, 7, 9]);
+/// assert_eq!(cpu::reduce("max", &x, &[1], ReduceOp::Max, true)?.shape()[..], [2, 1]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses dims that are not there or named twice, and the sum of bools.
+/// Returns an error that names `verb` if a dim does not exist or is named twice, or for a sum of bools.
 pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
     match x.dtype() {
         DType::Bool if op != ReduceOp::Sum => {
@@ -26,10 +58,18 @@ pub fn reduce(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: b
     }
 }
 
-/// As [`reduce`], but not rounded back: f16 and bf16 give f32.
+/// Reduces like [`reduce`], but the result of f16 and bf16 is f32.
+///
+/// ```
+/// use isoshard::tensor::{DType, ReduceOp, Tensor, cpu};
+/// let x = Tensor::full(DType::BF16, [1001], 1.0);
+/// assert_eq!(cpu::reduce_wide("sum", &x, &[0], ReduceOp::Sum, false)?.item()?, 1001.0);
+/// assert_eq!(cpu::reduce("sum", &x, &[0], ReduceOp::Sum, false)?.item()?, 1000.0); // rounded to bf16
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// As [`reduce`].
+/// Returns the errors of [`reduce`].
 pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_dims: bool) -> Result<Tensor> {
     if matches!(x.dtype(), DType::F16 | DType::BF16) {
         return reduce_wide(verb, &cast(x, DType::F32)?, dims, op, keep_dims);
@@ -47,9 +87,9 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     let kept: Shape =
         x.shape().iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect();
     let out = for_num!(verb, x, T => Ok(match op {
-        ReduceOp::Sum => reduce_as::<<T as super::real::Widen>::Wide, Sum>(x, &dims, &kept),
-        ReduceOp::Max => reduce_as::<<T as super::real::Widen>::Wide, Max>(x, &dims, &kept),
-        ReduceOp::Min => reduce_as::<<T as super::real::Widen>::Wide, Min>(x, &dims, &kept),
+        ReduceOp::Sum => reduce_as::<<T as super::real::Widen>::Wide, SumReducer>(x, &dims, &kept),
+        ReduceOp::Max => reduce_as::<<T as super::real::Widen>::Wide, MaxReducer>(x, &dims, &kept),
+        ReduceOp::Min => reduce_as::<<T as super::real::Widen>::Wide, MinReducer>(x, &dims, &kept),
     }))?;
     if keep_dims {
         return Ok(out);
@@ -59,84 +99,91 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
     out.reshape(shape)
 }
 
-/// The reduction in one type; the result has `kept`'s shape.
-fn reduce_as<T: Num, F: Fold<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
+/// Reduces in one type; the result has the shape `kept`.
+fn reduce_as<T: Num, F: Reducer<T>>(x: &Tensor, dims: &[usize], kept: &Shape) -> Tensor {
     let mut out = Tensor::uninit(T::DTYPE, kept.clone());
-    let way = way(x, dims, kept);
+    let plan = plan_reduction(x, dims, kept);
     let out_data = as_elements_mut::<T>(out.bytes_mut());
-    match way {
-        Way::Copy => return x.packed_copy(),
-        Way::Empty => out_data.fill(F::EMPTY),
-        Way::Fold { x, walk, columns, by_columns } => {
-            let source = Source { data: x.data::<T>().expect("the dtype was matched"), walk };
+    match plan {
+        ReductionPlan::Copy => return x.packed_copy(),
+        ReductionPlan::Empty => out_data.fill(F::EMPTY),
+        ReductionPlan::Fold { x, reduced, columns, by_columns } => {
+            let input = ReductionInput { data: x.data::<T>().expect("the dtype was matched"), reduced };
             if by_columns {
-                dispatch(ByColumns { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+                dispatch(ByColumns { input, columns, out: out_data, fold: std::marker::PhantomData::<F> });
             } else {
-                dispatch(ByRows { source, columns, out: out_data, fold: std::marker::PhantomData::<F> });
+                dispatch(ByRows { input, columns, out: out_data, fold: std::marker::PhantomData::<F> });
             }
         }
     }
     out
 }
 
-/// The way a reduction goes, in any type.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
-enum Way {
+/// The loops that a reduction runs, for any type.
+#[expect(clippy::large_enum_variant, reason = "a reduction makes one, on the stack")]
+enum ReductionPlan {
     /// No dim is reduced.
     Copy,
-    /// There is nothing to fold, or nothing to write.
+    /// No elements are reduced, or the result has none.
     Empty,
-    /// Along `walk` from each element of `columns`.
-    Fold { x: Tensor, walk: Walk, columns: Nest<1>, by_columns: bool },
+    /// Each element of the result, whose position in `x` is in `columns`, is folded over `reduced`.
+    Fold { x: Tensor, reduced: ReducedDims, columns: StridedRows<1>, by_columns: bool },
 }
 
-fn way(x: &Tensor, dims: &[usize], kept: &Shape) -> Way {
+/// Chooses the loops for a reduction of `x` over `dims`, which are sorted; the result has the shape `kept`.
+fn plan_reduction(x: &Tensor, dims: &[usize], kept: &Shape) -> ReductionPlan {
     let Some((&inner, outer)) = dims.split_last() else {
-        return Way::Copy;
+        return ReductionPlan::Copy;
     };
     if kept.numel() == 0 || dims.iter().any(|&d| x.shape()[d] == 0) {
-        return Way::Empty;
+        return ReductionPlan::Empty;
     }
     let strides: Dims = (0..kept.len()).map(|d| if dims.contains(&d) { 0 } else { x.strides()[d] }).collect();
-    let columns = Nest::new(kept, [&strides]);
+    let columns = StridedRows::new(kept, [&strides]);
     let (inner_len, inner_stride) = (x.shape()[inner], x.strides()[inner]);
     let long = inner_len > 1;
     let by_columns = columns.row_stride(0) == 1 && columns.row_len() > 1 && !(long && inner_stride == 1);
     if !by_columns && long && inner_stride != 1 {
-        // In a contiguous copy the innermost dim is either a row or a column.
-        return way(&x.packed_copy(), dims, kept);
+        // A contiguous copy can be folded by rows or by columns.
+        return plan_reduction(&x.packed_copy(), dims, kept);
     }
-    let outer = Outer::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect());
-    Way::Fold { x: x.clone(), walk: Walk { outer, inner_len, inner_stride }, columns, by_columns }
+    let outer = OuterDims::new(outer.iter().map(|&d| (x.shape()[d], x.strides()[d])).collect());
+    ReductionPlan::Fold {
+        x: x.clone(),
+        reduced: ReducedDims { outer, inner_len, inner_stride },
+        columns,
+        by_columns,
+    }
 }
 
-/// What is reduced, seen from one kept element.
-struct Source<'a, T> {
+/// The elements of the tensor and the dims that are reduced.
+struct ReductionInput<'a, T> {
     data: &'a [T],
-    walk: Walk,
+    reduced: ReducedDims,
 }
 
 /// The reduced dims.
-struct Walk {
-    outer: Outer,
+struct ReducedDims {
+    outer: OuterDims,
     inner_len: usize,
     inner_stride: usize,
 }
 
-/// The reduced dims but the innermost: every index's offset, and the joins after it.
-struct Outer {
+/// The reduced dims except the innermost one.
+struct OuterDims {
+    /// The offset of each index, and the number of joins after it.
     steps: Vec<(usize, u8)>,
-    /// How many unfinished nodes there can be.
+    /// The largest number of unfinished nodes.
     depth: usize,
 }
 
-impl Outer {
-    fn new(dims: Vec<(usize, usize)>) -> Outer {
+impl OuterDims {
+    fn new(dims: Vec<(usize, usize)>) -> OuterDims {
         let mut steps = vec![(0, 0)];
         let mut depth = 1;
         for (len, stride) in dims {
             let list = merges(len, 1);
-            depth += tallest(&list);
+            depth += stack_height(&list);
             let mut finer = Vec::with_capacity(steps.len() * len);
             for (offset, joins) in steps {
                 for (i, &m) in list.iter().enumerate() {
@@ -146,12 +193,12 @@ impl Outer {
             }
             steps = finer;
         }
-        Outer { steps, depth }
+        OuterDims { steps, depth }
     }
 }
 
-/// The most entries the stack has under a list of [`merges`].
-fn tallest(joins: &[u8]) -> usize {
+/// Returns the largest height of the stack under a list of [`merges`].
+fn stack_height(joins: &[u8]) -> usize {
     let heights = joins.iter().scan(0, |height, &m| {
         *height += 1;
         let tall = *height;
@@ -161,30 +208,30 @@ fn tallest(joins: &[u8]) -> usize {
     heights.max().unwrap_or(0)
 }
 
-/// Rows are contiguous: each is folded by itself, the outer dims join the rows' values.
+/// The loop for contiguous rows: it folds each row, and the outer dims join the rows' values.
 struct ByRows<'a, T, F> {
-    source: Source<'a, T>,
-    columns: Nest<1>,
+    input: ReductionInput<'a, T>,
+    columns: StridedRows<1>,
     out: &'a mut [T],
     fold: std::marker::PhantomData<F>,
 }
 
-impl<T: Num, F: Fold<T>> Kernel for ByRows<'_, T, F> {
+impl<T: Num, F: Reducer<T>> Kernel for ByRows<'_, T, F> {
     type Out = ();
-    /// The loops wait for memory.
+    /// The loops are bound by memory.
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
-        let ByRows { source, columns, out, .. } = self;
-        let mut tree = RowTree::<T>::new(source.walk.inner_len);
-        let mut stack = vec![T::ZERO; source.walk.outer.depth];
+        let ByRows { input, columns, out, .. } = self;
+        let mut tree = RowTree::<T>::new(input.reduced.inner_len);
+        let mut stack = vec![T::ZERO; input.reduced.outer.depth];
         let (len, stride) = (columns.row_len(), columns.row_stride(0));
         let mut out = out.iter_mut();
         columns.each_row(|&[base]| {
             for i in 0..len {
                 let mut top = 0;
-                for &(offset, joins) in &source.walk.outer.steps {
-                    let row = &source.data[base + i * stride + offset..][..source.walk.inner_len];
+                for &(offset, joins) in &input.reduced.outer.steps {
+                    let row = &input.data[base + i * stride + offset..][..input.reduced.inner_len];
                     let mut node = tree.fold::<F>(row);
                     for _ in 0..joins {
                         top -= 1;
@@ -193,43 +240,43 @@ impl<T: Num, F: Fold<T>> Kernel for ByRows<'_, T, F> {
                     stack[top] = node;
                     top += 1;
                 }
-                *out.next().expect("one output a column") = F::finish(stack[0]);
+                *out.next().expect("one result per column") = F::finish(stack[0]);
             }
         });
     }
 }
 
-/// Columns are contiguous: a stack of blocks of columns joins whole rows.
+/// The loop for contiguous columns: it joins whole rows, on a stack of blocks of columns.
 struct ByColumns<'a, T, F> {
-    source: Source<'a, T>,
-    columns: Nest<1>,
+    input: ReductionInput<'a, T>,
+    columns: StridedRows<1>,
     out: &'a mut [T],
     fold: std::marker::PhantomData<F>,
 }
 
-/// The widest block of columns, in elements.
-const BLOCK: usize = 1024;
+/// The largest number of columns in a block.
+const MAX_BLOCK: usize = 1024;
 
-impl<T: Num, F: Fold<T>> Kernel for ByColumns<'_, T, F> {
+impl<T: Num, F: Reducer<T>> Kernel for ByColumns<'_, T, F> {
     type Out = ();
-    /// The loops wait for memory.
+    /// The loops are bound by memory.
     const PLAIN: bool = true;
     #[inline(always)]
     fn run(self) {
-        let ByColumns { source, columns, out, .. } = self;
-        let joins = merges(source.walk.inner_len, LEAF);
+        let ByColumns { input, columns, out, .. } = self;
+        let joins = merges(input.reduced.inner_len, LEAF);
         let len = columns.row_len();
-        let block = len.min(BLOCK);
-        let mut stack = vec![T::ZERO; (source.walk.outer.depth + tallest(&joins)) * block];
+        let block = len.min(MAX_BLOCK);
+        let mut stack = vec![T::ZERO; (input.reduced.outer.depth + stack_height(&joins)) * block];
         let mut out_row = 0;
         columns.each_row(|&[base]| {
             for start in (0..len).step_by(block) {
                 let width = block.min(len - start);
                 let mut top = 0;
-                for &(offset, outer_joins) in &source.walk.outer.steps {
-                    let data = &source.data[base + start + offset..];
+                for &(offset, outer_joins) in &input.reduced.outer.steps {
+                    let data = &input.data[base + start + offset..];
                     fold_rows::<T, F>(
-                        &source,
+                        &input,
                         data,
                         &joins,
                         outer_joins,
@@ -245,17 +292,17 @@ impl<T: Num, F: Fold<T>> Kernel for ByColumns<'_, T, F> {
     }
 }
 
-/// Pushes the rows of one outer index, up to four at a time.
+/// Pushes the rows of one outer index, up to four at once.
 #[inline(always)]
-fn fold_rows<T: Num, F: Fold<T>>(
-    source: &Source<'_, T>,
+fn fold_rows<T: Num, F: Reducer<T>>(
+    input: &ReductionInput<'_, T>,
     data: &[T],
     joins: &[u8],
     outer_joins: u8,
     (stack, top): (&mut [T], &mut usize),
     (width, block): (usize, usize),
 ) {
-    let row = |i: usize| &data[i * source.walk.inner_stride..][..width];
+    let row = |i: usize| &data[i * input.reduced.inner_stride..][..width];
     let mut i = 0;
     while i < joins.len() {
         let taken = match &joins[i..] {
@@ -266,7 +313,7 @@ fn fold_rows<T: Num, F: Fold<T>>(
         let done = [0, 0, 1, 1, 2][taken];
         let last = i + taken == joins.len();
         let left = joins[i + taken - 1] - done + if last { outer_joins } else { 0 };
-        // The joint of the rows goes straight into the topmost node where it is to be joined with it anyway.
+        // If the rows' node is joined with the topmost entry next, it is added to that entry directly.
         let into = left > 0;
         let slot = if into { *top - 1 } else { *top };
         let node = &mut stack[slot * block..][..width];
@@ -289,16 +336,18 @@ fn fold_rows<T: Num, F: Fold<T>>(
     }
 }
 
+/// Writes the node of two rows, joined with `node` if `INTO`.
 #[inline(always)]
-fn join2<T: Num, F: Fold<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[T]) {
+fn join2<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], a: &[T], b: &[T]) {
     for (n, (&a, &b)) in node.iter_mut().zip(a.iter().zip(b)) {
         let joint = F::join(a, b);
         *n = if INTO { F::join(*n, joint) } else { joint };
     }
 }
 
+/// Writes the node of four rows, joined with `node` if `INTO`.
 #[inline(always)]
-fn join4<T: Num, F: Fold<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[T]; 4]) {
+fn join4<T: Num, F: Reducer<T>, const INTO: bool>(node: &mut [T], [a, b, c, d]: [&[T]; 4]) {
     for (n, ((&a, &b), (&c, &d))) in node.iter_mut().zip(a.iter().zip(b).zip(c.iter().zip(d))) {
         let joint = F::join(F::join(a, b), F::join(c, d));
         *n = if INTO { F::join(*n, joint) } else { joint };
@@ -324,7 +373,7 @@ mod tests {
         reduce("sum", x, dims, ReduceOp::Sum, false).unwrap()
     }
 
-    /// The definition for two reduced dims, by lists.
+    /// Returns the sum over two dims, from the lists of [`merges`].
     fn sum_dims_by_lists(x: &ndarray::ArrayViewD<f32>, outer: usize, inner: usize) -> f32 {
         let mut stack: Vec<f32> = Vec::new();
         let (outer_list, inner_list) = (merges(outer, 1), merges(inner, LEAF));
@@ -432,9 +481,9 @@ mod tests {
                             with_isa(isa, || assert_eq!(all(&x, &[0, 1]), want, "{n} {op} {dtype} {isa:?}"));
                         }
                         assert_eq!(all(&back, &[0, 1]), want, "backwards, {n} {op} {dtype}");
-                        let turned = x.transpose(0, 1).unwrap();
-                        assert_eq!(all(&turned, &[0, 1]), want, "turned, {n} {op} {dtype}");
-                        let rows = reduce("m", &turned.contiguous().unwrap(), &[0], op, false).unwrap();
+                        let transposed = x.transpose(0, 1).unwrap();
+                        assert_eq!(all(&transposed, &[0, 1]), want, "transposed, {n} {op} {dtype}");
+                        let rows = reduce("m", &transposed.contiguous().unwrap(), &[0], op, false).unwrap();
                         assert_eq!(all(&rows, &[0]), want, "by columns, {n} {op} {dtype}");
                     }
                 }

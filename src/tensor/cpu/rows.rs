@@ -1,26 +1,47 @@
-//! A loop over the rows of tensors: one row in, one row out, with a [summation tree](super::tree) of the row's length. f16 and
-//! bf16 compute in f32 and round once.
+//! Kernels that compute one row of the result from one row of each operand, such as softmax. f16 and bf16 compute in
+//! f32 and round once.
 
 use super::cast::cast;
-use super::pointwise::expect_alike;
+use super::pointwise::expect_matching;
 use super::simd::{Kernel, dispatch};
 use super::tree::RowTree;
 use super::{Real, as_elements_mut};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
-/// One row of the output from one row of each of `N` inputs. Implement `row` `#[inline(always)]`.
+/// A function that computes one row of the result from one row of each of `N` operands. Implement `row`
+/// `#[inline(always)]`.
 pub trait RowBody<const N: usize>: Copy {
-    /// Writes `out`; `scratch` has the row's length.
+    /// Writes `out`. `tree` is the [summation tree](RowTree) of the row's length, and `scratch` has that length.
     fn row<T: Real>(self, x: [&[T]; N], out: &mut [T], tree: &mut RowTree<T>, scratch: &mut [T]);
 }
 
-/// Runs `body` on every row (along the last dim) of tensors of equal shape and dtype.
+/// Runs `body` on every row (along the last dim) of tensors with one shape and dtype.
+///
+/// ```
+/// use isoshard::tensor::Tensor;
+/// use isoshard::tensor::cpu::{Real, RowBody, RowTree, SumReducer, over_rows};
+///
+/// /// Divides a row by its sum.
+/// #[derive(Clone, Copy)]
+/// struct Normalise;
+/// impl RowBody<1> for Normalise {
+///     #[inline(always)]
+///     fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
+///         let sum = tree.fold::<SumReducer>(x);
+///         out.iter_mut().zip(x).for_each(|(y, &x)| *y = x / sum);
+///     }
+/// }
+/// let x = Tensor::from_vec(vec![1.0f32, 3.0, 2.0, 2.0], [2, 2])?;
+/// assert_eq!(over_rows("normalise", [&x], Normalise)?.to_vec::<f32>()?, [0.25, 0.75, 0.5, 0.5]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses integers, operands that differ, and tensors without dims.
+/// Returns an error that names `verb` if the elements are not floats, if the operands' shapes or dtypes differ, or if
+/// they have no dims.
 pub fn over_rows<const N: usize, B: RowBody<N>>(verb: &str, x: [&Tensor; N], body: B) -> Result<Tensor> {
-    expect_alike(verb, x[0], &x[1..])?;
+    expect_matching(verb, x[0], &x[1..])?;
     x[0].dtype().expect_float(verb)?;
     if x[0].shape().is_empty() {
         return Err(Error::invalid(verb, "wants a last dim", x[0].notation(), "reshape it to [1]"));
@@ -46,18 +67,18 @@ fn rows_as<T: Real, const N: usize, B: RowBody<N>>(x: [&Tensor; N], body: B) -> 
     for (input, x) in inputs.iter_mut().zip(&x) {
         *input = x.as_slice()?;
     }
-    dispatch(Rows { inputs, out: as_elements_mut(out.bytes_mut()), len, body });
+    dispatch(RowKernel { inputs, out: as_elements_mut(out.bytes_mut()), len, body });
     Ok(out)
 }
 
-struct Rows<'a, T, const N: usize, B> {
+struct RowKernel<'a, T, const N: usize, B> {
     inputs: [&'a [T]; N],
     out: &'a mut [T],
     len: usize,
     body: B,
 }
 
-impl<T: Real, const N: usize, B: RowBody<N>> Kernel for Rows<'_, T, N, B> {
+impl<T: Real, const N: usize, B: RowBody<N>> Kernel for RowKernel<'_, T, N, B> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

@@ -1,10 +1,25 @@
-//! One mechanism for multiversioned loops: plain loops, compiled once for each instruction set.
+//! Loops that are compiled once per instruction set; the widest one that the CPU has is chosen at run time.
 //!
-//! A [`Kernel`]'s body is an ordinary loop in an `#[inline(always)]` function. [`dispatch`] instantiates it under
-//! AVX-512, under AVX2 with FMA, and for the baseline, and runs the widest one this CPU has ([`Kernel::PLAIN`] keeps to
-//! the baseline). All three do the same
-//! IEEE operations on the same elements, so they give the same bits; `f32::mul_add` without the FMA instruction is a
-//! slow library call, and just as exact.
+//! ```
+//! use isoshard::tensor::cpu::{Kernel, dispatch};
+//!
+//! struct AddTo<'a>(&'a mut [f32], &'a [f32]);
+//! impl Kernel for AddTo<'_> {
+//!     type Out = ();
+//!     #[inline(always)]
+//!     fn run(self) {
+//!         self.0.iter_mut().zip(self.1).for_each(|(x, &y)| *x += y);
+//!     }
+//! }
+//!
+//! let mut x = [1.0, 2.0];
+//! dispatch(AddTo(&mut x, &[0.5, 0.5]));
+//! assert_eq!(x, [1.5, 2.5]);
+//! ```
+//!
+//! The body of a [`Kernel`] is an ordinary loop in an `#[inline(always)]` function. [`dispatch`] compiles it for
+//! AVX-512, for AVX2 with FMA, and for the baseline. All three do the same IEEE operations on the same elements, so
+//! they return the same bits; without the FMA instruction `f32::mul_add` is a slow library call with the same result.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -12,7 +27,7 @@ use std::sync::OnceLock;
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Isa {
-    /// What every CPU of the target has.
+    /// The instructions that every CPU of the compilation target has.
     Baseline,
     /// AVX2 with FMA and F16C.
     Avx2,
@@ -21,47 +36,67 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// Those that this CPU has, narrowest first.
+    /// Returns the instruction sets that this CPU has, narrowest first.
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::Isa;
+    /// assert_eq!(Isa::available()[0], Isa::Baseline);
+    /// ```
     pub fn available() -> &'static [Isa] {
         const ALL: [Isa; 3] = [Isa::Baseline, Isa::Avx2, Isa::Avx512];
         &ALL[..=detected() as usize]
     }
 
-    /// The one that kernels of this thread run on.
+    /// Returns the instruction set that kernels of this thread use: the widest one, unless [`with_isa`] has set
+    /// another.
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::Isa;
+    /// assert_eq!(Some(&Isa::current()), Isa::available().last());
+    /// ```
     #[inline]
     pub fn current() -> Isa {
         CHOSEN.with(Cell::get).unwrap_or_else(detected)
     }
 }
 
-/// Runs `f` with this thread's kernels on `isa`, to compare the paths with one another.
+/// Runs `f`, in which kernels of this thread use `isa`, to compare instruction sets with each other.
+///
+/// ```
+/// use isoshard::tensor::cpu::{Isa, map1, with_isa};
+/// use isoshard::tensor::Tensor;
+/// let x = Tensor::from_vec(vec![0.1f32; 100], [100])?;
+/// let exp = || map1::<f32, f32, _>(&x, isoshard::tensor::math::exp::exp_f32);
+/// assert_eq!(with_isa(Isa::Baseline, exp)?.as_bytes()?, exp()?.as_bytes()?);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Panics
-/// If this CPU lacks `isa`; see [`Isa::available`].
+/// If this CPU does not have `isa` (see [`Isa::available`]).
 pub fn with_isa<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Isa>);
-    impl Drop for Restore {
+    struct RestoreIsa(Option<Isa>);
+    impl Drop for RestoreIsa {
         fn drop(&mut self) {
             CHOSEN.with(|c| c.set(self.0));
         }
     }
     assert!(isa <= detected(), "with_isa: this CPU has no {isa:?}");
-    let _restore = Restore(CHOSEN.with(|c| c.replace(Some(isa))));
+    let _restore = RestoreIsa(CHOSEN.with(|c| c.replace(Some(isa))));
     f()
 }
 
-/// A loop to be compiled for every instruction set.
+/// A loop that is compiled for every instruction set. The [module](self) has an example.
 pub trait Kernel {
-    /// What it returns.
+    /// The result of the loop.
     type Out;
-    /// True if the baseline's copy suffices, which is then the only one compiled: for integers and bools, whose loops
-    /// wait for memory.
+    /// True if the loop is compiled for the baseline only. That suffices for integers and bools, whose loops are bound
+    /// by memory.
     const PLAIN: bool = false;
-    /// The loop. Implement it `#[inline(always)]`, and everything in its inner loop as well.
+    /// Runs the loop. Implementations, and all functions that the loop calls, are `#[inline(always)]`.
     fn run(self) -> Self::Out;
 }
 
-/// Runs `kernel` on the current instruction set.
+/// Runs `kernel` with [`Isa::current`]. The [module](self) has an example.
 #[inline]
 pub fn dispatch<K: Kernel>(kernel: K) -> K::Out {
     if K::PLAIN {
@@ -69,7 +104,7 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Out {
     }
     #[cfg(target_arch = "x86_64")]
     match Isa::current() {
-        // SAFETY: `current` is at most what was detected, so the CPU has these features.
+        // SAFETY: `current` is at most the detected instruction set, so the CPU has these features.
         Isa::Avx512 => return unsafe { run_avx512(kernel) },
         // SAFETY: as above.
         Isa::Avx2 => return unsafe { run_avx2(kernel) },

@@ -1,46 +1,46 @@
-//! The summation tree: a function of the reduced extents alone.
+//! The summation tree, the order in which a reduction combines elements. It depends on the reduced extents alone.
 //!
-//! Reduced dims are taken outermost first. A dim's range is split by the one rule ([`Split::Halves`]); outer dims down to
-//! single indices, the innermost one down to *leaves* of at most [`LEAF`]. Within a leaf neighbours are added: elements 0
-//! and 1, 2 and 3, …, then those sums in the same way; what has no neighbour is passed on unchanged. So a leaf is
-//! itself a tree, and any aligned power-of-two part of it is one of its nodes.
+//! Reduced dims are taken outermost first. [`SplitRule::Halves`] splits a dim's range: outer dims down to single
+//! indices, the innermost one down to *leaves* of at most [`LEAF`]. In a leaf neighbours are added: elements 0 and 1, 2
+//! and 3, …, then those sums in the same way; an element without a neighbour moves up unchanged. So a leaf is a tree
+//! itself, and any aligned part of it whose length is a power of two is one of its nodes.
 //!
-//! Two evaluations of the same tree follow. [`RowTree`] takes a contiguous row: every leaf is padded to 32 with a value
-//! that a join does not notice, and the whole row is then halved level by level, which vectorises. [`merges`] gives
-//! the tree as a list for a stack machine: push an element, then join the two topmost entries so many times. With
-//! entries that are whole blocks of columns, that vectorises too.
+//! The tree is evaluated in two ways, which both vectorise. [`RowTree`] takes a contiguous row: it pads every leaf to
+//! 32 elements with the reduction's identity, and then halves the whole row level by level. [`merges`] lists the tree
+//! for a stack machine: push an element, then join the two topmost entries a listed number of times. There an entry can
+//! be a block of columns.
 
 use super::real::Num;
-use crate::tensor::{LEAF, Split};
+use crate::tensor::{LEAF, SplitRule};
 
-/// How two nodes become one.
-pub trait Fold<T>: Copy {
-    /// The value that, on the right, changes nothing.
+/// The operation that joins two nodes of a tree.
+pub trait Reducer<T>: Copy {
+    /// The identity on the right: `join(a, PAD)` is `a`.
     const PAD: T;
-    /// The value of an empty range.
+    /// The result over no elements.
     const EMPTY: T;
-    /// The joint value; `a` holds the lower indices.
+    /// Joins two nodes; `a` has the lower indices.
     fn join(a: T, b: T) -> T;
-    /// The value of the whole range from that of its node: also of one element alone, which nothing was joined with.
+    /// Returns the result from the node of the whole range, which may be a single element that was never joined.
     #[inline(always)]
     fn finish(a: T) -> T {
         a
     }
 }
 
-/// Addition.
+/// The sum.
 #[derive(Clone, Copy)]
-pub struct Sum;
+pub struct SumReducer;
 
 /// The maximum, [`Num::max`].
 #[derive(Clone, Copy)]
-pub struct Max;
+pub struct MaxReducer;
 
 /// The minimum, [`Num::min`].
 #[derive(Clone, Copy)]
-pub struct Min;
+pub struct MinReducer;
 
-impl<T: Num> Fold<T> for Sum {
+impl<T: Num> Reducer<T> for SumReducer {
     const PAD: T = T::SUM_PAD;
     const EMPTY: T = T::ZERO;
     #[inline(always)]
@@ -49,21 +49,21 @@ impl<T: Num> Fold<T> for Sum {
     }
 }
 
-impl<T: Num> Fold<T> for Max {
+impl<T: Num> Reducer<T> for MaxReducer {
     const PAD: T = T::LOWEST;
     const EMPTY: T = T::LOWEST;
     #[inline(always)]
     fn join(a: T, b: T) -> T {
         a.max(b)
     }
-    /// A NaN becomes the one that any join gives.
+    /// Returns the canonical NaN for any NaN, as a join does.
     #[inline(always)]
     fn finish(a: T) -> T {
         a.max(Self::PAD)
     }
 }
 
-impl<T: Num> Fold<T> for Min {
+impl<T: Num> Reducer<T> for MinReducer {
     const PAD: T = T::HIGHEST;
     const EMPTY: T = T::HIGHEST;
     #[inline(always)]
@@ -76,33 +76,40 @@ impl<T: Num> Fold<T> for Min {
     }
 }
 
-/// The tree over a contiguous row of a fixed length, with room to evaluate it in.
+/// The tree over a contiguous row of a fixed length, with the buffers to evaluate it.
+///
+/// ```
+/// use isoshard::tensor::cpu::{MaxReducer, RowTree, SumReducer};
+/// let row = [1e8f32, 1.0, 1.0, -1e8, 2.0];
+/// assert_eq!(RowTree::new(5).fold::<SumReducer>(&row), ((1e8 + 1.0) + (1.0 - 1e8)) + 2.0);
+/// assert_eq!(RowTree::new(5).fold::<MaxReducer>(&row), 1e8);
+/// ```
 pub struct RowTree<T> {
     len: usize,
-    /// The leaves, `(start, length)`, in the slots of a perfect binary tree; empty slots have length 0.
-    slots: Vec<(usize, usize)>,
-    /// True where every leaf is full, so that rows need no padding.
+    /// The leaves, `(start, length)`, as those of a perfect binary tree; missing leaves have length 0.
+    leaves: Vec<(usize, usize)>,
+    /// True if every leaf has [`LEAF`] elements, so that rows need no padding.
     full: bool,
     even: Vec<T>,
     odd: Vec<T>,
     sums: Vec<T>,
 }
 
-/// Leaves padded together, so that their levels are folded in long loops.
+/// The number of leaves that are padded together, so that each level is one long loop.
 const GROUP: usize = 16;
 
 impl<T: Num> RowTree<T> {
-    /// The tree over `len` elements.
+    /// Returns the tree over `len` elements.
     pub fn new(len: usize) -> Self {
-        let depth = Split::Halves.depth(len, LEAF);
-        let mut slots = Vec::with_capacity(1 << depth);
-        place(0, len, depth, &mut slots);
-        let full = slots.iter().all(|s| s.1 == LEAF);
-        let sums = if full { 0 } else { slots.len() };
+        let depth = SplitRule::Halves.depth(len, LEAF);
+        let mut leaves = Vec::with_capacity(1 << depth);
+        place(0, len, depth, &mut leaves);
+        let full = leaves.iter().all(|s| s.1 == LEAF);
+        let sums = if full { 0 } else { leaves.len() };
         let scratch = if full { len / 2 } else { (GROUP * LEAF).max(sums) };
         RowTree {
             len,
-            slots,
+            leaves,
             full,
             even: vec![T::ZERO; scratch],
             odd: vec![T::ZERO; scratch],
@@ -110,10 +117,10 @@ impl<T: Num> RowTree<T> {
         }
     }
 
-    /// The tree's value over `row`.
+    /// Returns the reduction of `row`.
     #[inline(always)]
-    pub fn fold<F: Fold<T>>(&mut self, row: &[T]) -> T {
-        assert_eq!(row.len(), self.len, "a row of the tree's length");
+    pub fn fold<F: Reducer<T>>(&mut self, row: &[T]) -> T {
+        assert_eq!(row.len(), self.len, "the row has the tree's length");
         if self.len == 0 {
             return F::EMPTY;
         }
@@ -122,22 +129,27 @@ impl<T: Num> RowTree<T> {
             halve::<T, F>(row, &mut self.odd[..half]);
             return halve_to::<T, F>(&mut self.odd, &mut self.even, half, 1);
         }
-        for (slots, sums) in self.slots.chunks(GROUP).zip(self.sums.chunks_mut(GROUP)) {
-            for (&(start, len), leaf) in slots.iter().zip(self.even.chunks_exact_mut(LEAF)) {
+        for (leaves, sums) in self.leaves.chunks(GROUP).zip(self.sums.chunks_mut(GROUP)) {
+            for (&(start, len), leaf) in leaves.iter().zip(self.even.chunks_exact_mut(LEAF)) {
                 pad::<T, F>(row, start, len, leaf);
             }
-            let leaves = slots.len();
-            // Five levels: what they leave lies on the other side.
-            halve_to::<T, F>(&mut self.even, &mut self.odd, leaves * LEAF, leaves);
-            sums.copy_from_slice(&self.odd[..leaves]);
+            let count = leaves.len();
+            // After five levels, an odd number, the result is in the other buffer.
+            halve_to::<T, F>(&mut self.even, &mut self.odd, count * LEAF, count);
+            sums.copy_from_slice(&self.odd[..count]);
         }
         self.even[..self.sums.len()].copy_from_slice(&self.sums);
         halve_to::<T, F>(&mut self.even, &mut self.odd, self.sums.len(), 1)
     }
 }
 
-/// The largest element but for NaNs: for shifts that cancel, where the sign of a zero does not count and a NaN shows
-/// elsewhere.
+/// Returns the largest element, ignoring NaNs. It serves as a shift that cancels out later, for which the sign of a
+/// zero does not matter and NaNs propagate through other operands.
+///
+/// ```
+/// use isoshard::tensor::cpu::row_max;
+/// assert_eq!(row_max(&[1.0f32, f32::NAN, 3.0]), 3.0);
+/// ```
 #[inline(always)]
 pub fn row_max<T: Num>(row: &[T]) -> T {
     #[inline(always)]
@@ -164,12 +176,18 @@ pub fn row_max<T: Num>(row: &[T]) -> T {
     lanes[0]
 }
 
-/// The tree over `len` indices as a list: after pushing index `i`, join the two topmost entries `list[i]` times. In the
-/// end one entry is left. `leaf` is [`LEAF`] for the innermost reduced dim and 1 for the others.
+/// Returns the tree over `len` indices as a list: after pushing index `i`, join the two topmost entries `list[i]`
+/// times. One entry remains at the end. `leaf` is [`LEAF`](crate::tensor::LEAF) for the innermost reduced dim and 1 for
+/// the others.
+///
+/// ```
+/// use isoshard::tensor::cpu::merges;
+/// assert_eq!(merges(5, 32), [0, 1, 0, 2, 1]); // ((0 1) (2 3)) 4
+/// ```
 pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
     fn fill(a: usize, b: usize, leaf: usize, list: &mut [u8]) {
         if b - a > leaf {
-            let mid = Split::Halves.mid(a, b);
+            let mid = SplitRule::Halves.mid(a, b);
             fill(a, mid, leaf, list);
             fill(mid, b, leaf, list);
             list[b - 1] += 1;
@@ -177,7 +195,7 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
         }
         let last = b - a - 1;
         for (i, joins) in list[a..b].iter_mut().enumerate() {
-            // A binary counter; the last element also carries what found no neighbour.
+            // As in a binary counter; the last element also joins the nodes that had no neighbour.
             let carries = if i < last { i.trailing_ones() } else { i.count_ones() };
             *joins = carries as u8;
         }
@@ -189,23 +207,24 @@ pub fn merges(len: usize, leaf: usize) -> Vec<u8> {
     list
 }
 
-fn place(a: usize, b: usize, depth: u32, slots: &mut Vec<(usize, usize)>) {
+/// Appends the leaves of `a..b` as those of a perfect binary tree of `depth` levels.
+fn place(a: usize, b: usize, depth: u32, leaves: &mut Vec<(usize, usize)>) {
     if b - a > LEAF {
-        let mid = Split::Halves.mid(a, b);
-        place(a, mid, depth - 1, slots);
-        place(mid, b, depth - 1, slots);
+        let mid = SplitRule::Halves.mid(a, b);
+        place(a, mid, depth - 1, leaves);
+        place(mid, b, depth - 1, leaves);
         return;
     }
-    slots.push((a, b - a));
-    slots.resize(slots.len() + (1 << depth) - 1, (0, 0));
+    leaves.push((a, b - a));
+    leaves.resize(leaves.len() + (1 << depth) - 1, (0, 0));
 }
 
-/// A leaf, padded.
+/// Copies a leaf of `row` into `leaf` and pads it.
 #[inline(always)]
-fn pad<T: Num, F: Fold<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
+fn pad<T: Num, F: Reducer<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) {
     let leaf: &mut [T; LEAF] = leaf.try_into().expect("a leaf's width");
     if let Some(wide) = row.get(start..start + LEAF) {
-        // The whole width in one go; the few elements that are not the leaf's are overwritten.
+        // Copies the full width at once and overwrites the elements after the leaf.
         leaf.copy_from_slice(wide);
         leaf[len..].fill(F::PAD);
         return;
@@ -214,17 +233,18 @@ fn pad<T: Num, F: Fold<T>>(row: &[T], start: usize, len: usize, leaf: &mut [T]) 
     leaf[len..].fill(F::PAD);
 }
 
-/// Joins neighbours: one level.
+/// Joins neighbours, one level of the tree.
 #[inline(always)]
-fn halve<T: Num, F: Fold<T>>(src: &[T], dst: &mut [T]) {
+fn halve<T: Num, F: Reducer<T>>(src: &[T], dst: &mut [T]) {
     for (d, pair) in dst.iter_mut().zip(src.chunks_exact(2)) {
         *d = F::join(pair[0], pair[1]);
     }
 }
 
-/// Joins neighbours from `len` values in `a` down to `to`, alternating between the sides; the first of them.
+/// Joins neighbours from `len` values in `a` down to `to`, alternating between the buffers, and returns the first
+/// result.
 #[inline(always)]
-fn halve_to<T: Num, F: Fold<T>>(a: &mut [T], b: &mut [T], mut len: usize, to: usize) -> T {
+fn halve_to<T: Num, F: Reducer<T>>(a: &mut [T], b: &mut [T], mut len: usize, to: usize) -> T {
     let (mut src, mut dst) = (a, b);
     while len > to {
         len /= 2;
@@ -238,7 +258,7 @@ fn halve_to<T: Num, F: Fold<T>>(a: &mut [T], b: &mut [T], mut len: usize, to: us
 mod tests {
     use super::*;
 
-    /// The definition, word for word.
+    /// Returns the sum by the definition of the tree.
     fn by_definition(x: &[f32]) -> f32 {
         fn leaf(x: &[f32]) -> f32 {
             let mut level = x.to_vec();
@@ -272,13 +292,13 @@ mod tests {
         let x: Vec<f32> = (0..5000).map(|i| ((i * 7919 % 1009) as f32 - 500.0) * 1.000_123).collect();
         for n in (0..1200).chain([1536, 2048, 2049, 4095, 4096, 4097, 5000]) {
             let want = by_definition(&x[..n]).to_bits();
-            assert_eq!(RowTree::new(n).fold::<Sum>(&x[..n]).to_bits(), want, "{n}");
+            assert_eq!(RowTree::new(n).fold::<SumReducer>(&x[..n]).to_bits(), want, "{n}");
             assert_eq!(by_stack(&x[..n]).to_bits(), want, "{n}");
         }
-        assert_eq!(RowTree::new(1).fold::<Sum>(&[-0.0f32]).to_bits(), (-0.0f32).to_bits());
-        assert_eq!(RowTree::new(3).fold::<Max>(&[-5i32, -7, -6]), -5);
-        assert_eq!(RowTree::new(0).fold::<Max>(&[] as &[i32]), i32::MIN);
-        assert!(RowTree::new(3).fold::<Min>(&[1.0f32, f32::NAN, 0.0]).is_nan());
+        assert_eq!(RowTree::new(1).fold::<SumReducer>(&[-0.0f32]).to_bits(), (-0.0f32).to_bits());
+        assert_eq!(RowTree::new(3).fold::<MaxReducer>(&[-5i32, -7, -6]), -5);
+        assert_eq!(RowTree::new(0).fold::<MaxReducer>(&[] as &[i32]), i32::MIN);
+        assert!(RowTree::new(3).fold::<MinReducer>(&[1.0f32, f32::NAN, 0.0]).is_nan());
     }
 
     #[test]

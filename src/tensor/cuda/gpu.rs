@@ -152,7 +152,7 @@ impl Gpu {
             false => self.stream().device.error("alloc", &e),
         })?;
         let buffer = Buffer::on_device(DeviceBlock::new(self.stream().clone(), block), bytes);
-        Ok(Tensor::over(buffer, dtype, shape))
+        Ok(Tensor::from_buffer(buffer, dtype, shape))
     }
 
     /// Allocates a contiguous tensor of zeros (false).

@@ -6,7 +6,7 @@
 
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, LEAF, ReduceOp, Shape, Split, Tensor};
+use crate::tensor::{DType, LEAF, ReduceOp, Shape, SplitRule, Tensor};
 
 /// Reduces `x` over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce) does.
 ///
@@ -115,7 +115,7 @@ const HALVING_THREAD: Worker = Worker { leaf: 4, unit: 0, most: 11 };
 impl TreeSpread {
     /// Distributes `lines` lines of `n` elements. `busy` is the number of workers that keep the device busy.
     pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> TreeSpread {
-        let depth = Split::Halves.depth(n, worker.leaf);
+        let depth = SplitRule::Halves.depth(n, worker.leaf);
         let above = depth.saturating_sub(worker.unit);
         let workers = |levels: u32| lines.saturating_mul(1 << levels);
         let (mut team, mut split) = (0, 0);

@@ -1,10 +1,19 @@
-//! The natural logarithm.
+//! The natural logarithm, and variants for arguments near 1.
 //!
-//! `x = 2^e * m` with `m` in [sqrt(1/2), sqrt(2)), split by integer arithmetic, then a polynomial in `m - 1`.
-//! Largest errors found: [`ln_f32`] 0.9 ulp, [`ln_f64`] 1 ulp; [`ln_unit_f32`] and [`ln_unit_f64`] 1.2 ulp, also where the
-//! argument is near 1; [`ln_1p_rest_f32`] and [`ln_1p_rest_f64`] 11 ulp (sweeps in the tests below).
+//! ```
+//! use isoshard::tensor::math::log::{ln_1p_rest_f64, ln_f32, ln_unit_f64};
+//! assert_eq!((ln_f32(1.0), ln_f32(0.0)), (0.0, f32::NEG_INFINITY));
+//! assert_eq!(ln_unit_f64(1.0 - 1e-20, 1e-20), -1e-20); // 1 - 1e-20 is 1.0 in f64
+//! let rest = ln_1p_rest_f64(1.0 + 1e-10, 1e-10); // ln(1 + y) - y = -y^2 / 2 + y^3 / 3 - ...
+//! assert!((rest / -0.5e-20 - 1.0).abs() < 1e-9);
+//! ```
+//!
+//! The argument is `x = 2^e * m` with `m` in [sqrt(1/2), sqrt(2)), split by integer arithmetic; a polynomial in `m - 1`
+//! follows. The largest errors found by the tests below: [`ln_f32`] 0.9 ulp, [`ln_f64`] 1 ulp; [`ln_unit_f32`] and
+//! [`ln_unit_f64`] 1.2 ulp, also near 1; [`ln_1p_rest_f32`] and [`ln_1p_rest_f64`] 11 ulp.
 
-/// ln `x`: `-inf` at zeros, `inf` at `inf`, the canonical NaN for negative `x` and NaN; subnormals are exact inputs.
+/// Returns ln `x`: `-inf` for zeros, `inf` for `inf`, and the canonical NaN for negative `x` and NaN. Subnormals are
+/// not flushed to zero.
 #[inline(always)]
 pub fn ln_f32(x: f32) -> f32 {
     let tiny = x < f32::MIN_POSITIVE;
@@ -15,7 +24,8 @@ pub fn ln_f32(x: f32) -> f32 {
     if x == 0.0 { f32::NEG_INFINITY } else { y }
 }
 
-/// ln `x`: `-inf` at zeros, `inf` at `inf`, the canonical NaN for negative `x` and NaN; subnormals are exact inputs.
+/// Returns ln `x`: `-inf` for zeros, `inf` for `inf`, and the canonical NaN for negative `x` and NaN. Subnormals are
+/// not flushed to zero.
 #[inline(always)]
 pub fn ln_f64(x: f64) -> f64 {
     let tiny = x < f64::MIN_POSITIVE;
@@ -26,34 +36,35 @@ pub fn ln_f64(x: f64) -> f64 {
     if x == 0.0 { f64::NEG_INFINITY } else { y }
 }
 
-/// [`ln_f32`] without its special cases: `x` must be positive, normal and finite, else the result means nothing.
+/// Returns [`ln_f32`] for an `x` that is positive, normal and finite; for any other the result is arbitrary.
 #[inline(always)]
 pub fn ln_normal_f32(x: f32) -> f32 {
     ln_split_f32(x, 0.0)
 }
 
-/// [`ln_f64`] without its special cases: `x` must be positive, normal and finite, else the result means nothing.
+/// Returns [`ln_f64`] for an `x` that is positive, normal and finite; for any other the result is arbitrary.
 #[inline(always)]
 pub fn ln_normal_f64(x: f64) -> f64 {
     ln_split_f64(x, 0.0)
 }
 
-/// ln `x` of a positive, normal `x` up to 1 of which `rest` = 1 - `x` is known more precisely than `x` itself is near 1.
+/// Returns ln `x` for a positive, normal `x` of at most 1. `rest` is 1 - `x`, which for `x` near 1 the caller knows
+/// more precisely than `x`.
 #[inline(always)]
 pub fn ln_unit_f32(x: f32, rest: f32) -> f32 {
     let (e, f) = split_f32(x);
     join_f32(e, if e == 0.0 { -rest } else { f })
 }
 
-/// As [`ln_unit_f32`].
+/// The f64 version of [`ln_unit_f32`].
 #[inline(always)]
 pub fn ln_unit_f64(x: f64, rest: f64) -> f64 {
     let (e, f) = split_f64(x);
     join_f64(e, if e == 0.0 { -rest } else { f })
 }
 
-/// ln(1 + `y`) - `y`, without the cancellation where `y` is near 0. `x` is 1 + `y`, as exactly as it is known; it must be
-/// positive, normal and finite, else the result means nothing.
+/// Returns ln(1 + `y`) - `y` (`log1pmx` in other libraries) without cancellation for `y` near 0. `x` is 1 + `y`,
+/// rounded; it must be positive, normal and finite, else the result is arbitrary.
 #[inline(always)]
 pub fn ln_1p_rest_f32(x: f32, y: f32) -> f32 {
     let (e, f) = split_f32(x);
@@ -61,7 +72,7 @@ pub fn ln_1p_rest_f32(x: f32, y: f32) -> f32 {
     if e == 0.0 { near } else { join_f32(e, f) - y }
 }
 
-/// As [`ln_1p_rest_f32`].
+/// The f64 version of [`ln_1p_rest_f32`].
 #[inline(always)]
 pub fn ln_1p_rest_f64(x: f64, y: f64) -> f64 {
     let (e, f) = split_f64(x);
@@ -71,14 +82,14 @@ pub fn ln_1p_rest_f64(x: f64, y: f64) -> f64 {
     if e == 0.0 { near } else { join_f64(e, f) - y }
 }
 
-/// ln `x` + `shift` ln 2.
+/// Returns ln `x` + `shift` ln 2.
 #[inline(always)]
 fn ln_split_f32(x: f32, shift: f32) -> f32 {
     let (e, f) = split_f32(x);
     join_f32(e + shift, f)
 }
 
-/// `x` as 2^e (1 + f).
+/// Returns e and f with `x` = 2^e (1 + f).
 #[inline(always)]
 fn split_f32(x: f32) -> (f32, f32) {
     const SQRT_HALF: u32 = 0x3f35_04f3;
@@ -87,7 +98,7 @@ fn split_f32(x: f32) -> (f32, f32) {
     ((above as i32 >> 23) as f32, m - 1.0)
 }
 
-/// ln(2^e (1 + f)).
+/// Returns ln(2^e (1 + f)).
 #[inline(always)]
 fn join_f32(e: f32, f: f32) -> f32 {
     const LN2_HI: f32 = 0.693_359_4; // 355 / 512
@@ -97,7 +108,7 @@ fn join_f32(e: f32, f: f32) -> f32 {
     e.mul_add(LN2_HI, (-0.5_f32).mul_add(z, tail) + f)
 }
 
-/// p of ln(1 + f) = f - f^2 / 2 + f^3 p, that of the Cephes library's `logf` (S. Moshier).
+/// Returns p of ln(1 + f) = f - f^2 / 2 + f^3 p, with the coefficients of the Cephes library's `logf` (S. Moshier).
 #[inline(always)]
 fn polynomial_f32(f: f32) -> f32 {
     let mut p = 7.037_683_6e-2_f32;
@@ -111,14 +122,14 @@ fn polynomial_f32(f: f32) -> f32 {
     p.mul_add(f, 3.333_333e-1)
 }
 
-/// ln `x` + `shift` ln 2.
+/// Returns ln `x` + `shift` ln 2.
 #[inline(always)]
 fn ln_split_f64(x: f64, shift: f64) -> f64 {
     let (e, f) = split_f64(x);
     join_f64(e + shift, f)
 }
 
-/// `x` as 2^e (1 + f).
+/// Returns e and f with `x` = 2^e (1 + f).
 #[inline(always)]
 fn split_f64(x: f64) -> (f64, f64) {
     const SQRT_HALF: u64 = 0x3fe6_a09e_667f_3bcd;
@@ -127,7 +138,7 @@ fn split_f64(x: f64) -> (f64, f64) {
     (f64::from((above as i64 >> 52) as i32), m - 1.0)
 }
 
-/// ln(2^e (1 + f)).
+/// Returns ln(2^e (1 + f)).
 #[inline(always)]
 fn join_f64(e: f64, f: f64) -> f64 {
     const LN2_HI: f64 = 6.931_471_803_691_238e-1;
@@ -138,7 +149,8 @@ fn join_f64(e: f64, f: f64) -> f64 {
     e.mul_add(LN2_HI, f - (half_square - tail))
 }
 
-/// r of ln(1 + f) = f - (f^2 / 2 - s r) with s = f / (2 + f), that of FDLIBM's `e_log.c` (Sun Microsystems).
+/// Returns r of ln(1 + f) = f - (f^2 / 2 - s r) with s = f / (2 + f), with the coefficients of FDLIBM's `e_log.c` (Sun
+/// Microsystems).
 #[inline(always)]
 fn polynomial_f64(s: f64, half_square: f64) -> f64 {
     let z = s * s;
@@ -159,7 +171,7 @@ mod tests {
     #[test]
     fn f32_within_its_bound() {
         let mut worst = 0.0f64;
-        // Every float around 1, where the result is small, and every 191st positive one, subnormals included.
+        // Every 7th float around 1, for which the result is small, and every 191st positive one, subnormals included.
         let near = 0x3f00_0000u32..0x4000_0000;
         for x in near.step_by(7).chain((1..0x7f80_0000).step_by(191)).map(f32::from_bits) {
             let exact = f64::from(x).ln();
@@ -175,7 +187,7 @@ mod tests {
         let mut bits = 1u64;
         while bits < f64::INFINITY.to_bits() {
             let x = f64::from_bits(bits);
-            // The system's logarithm is within half an ulp and a little.
+            // The system's logarithm is accurate to little more than half an ulp.
             worst = worst.max(ln_f64(x).to_bits().abs_diff(x.ln().to_bits()));
             bits += 0x7f_f1f3_7a1f_b3a1 / 64;
         }
@@ -190,7 +202,7 @@ mod tests {
     fn near_one_and_near_zero_nothing_cancels() {
         let ulps = |got: f64, exact: f64, epsilon: f64| (got / exact - 1.0).abs() / epsilon;
         let mut worst = [0.0f64; 4];
-        // The system's functions of f64 are within an ulp; where they would cancel, the series says more.
+        // The system's f64 functions are accurate to an ulp; if they would cancel, the series is used instead.
         let rest = |y: f64| {
             if y.abs() < 0.5 {
                 let term = |k: i32| (-y).powi(k - 2) / f64::from(k);
@@ -203,7 +215,7 @@ mod tests {
             let d = 1e-9 * 1.000_103f64.powi(k); // up to 0.87
             let d32 = d as f32;
             let (x32, x) = (1.0 - d32, 1.0 - d);
-            // Below sqrt(1/2) the rounded argument counts.
+            // Below sqrt(1/2) the function uses the rounded argument.
             let exact = |x: f64, d: f64| if x > 0.707 { (-d).ln_1p() } else { x.ln() };
             let exact32 = exact(x32.into(), d32.into());
             worst[0] = worst[0].max(ulps(ln_unit_f32(x32, d32).into(), exact32, f32::EPSILON.into()));

@@ -1,6 +1,15 @@
-//! Elementary functions as fixed sequences of IEEE operations: the same bits on every CPU, vector width and device.
+//! Elementary functions that return the same bits on every CPU, vector width and device.
 //!
-//! Each is a branch-free polynomial in `mul_add`, so that loops over it vectorise; each file states its error bound.
+//! ```
+//! use isoshard::tensor::math::{erf::erf_f64, exp::exp_f32, log::ln_f64, trig::sin_cos_2pi_f32};
+//! assert_eq!(exp_f32(1.0), 2.7182817);
+//! assert_eq!(ln_f64(0.0), f64::NEG_INFINITY);
+//! assert!((erf_f64(1.0) - 0.8427007929497149).abs() < 2.3e-16);
+//! assert_eq!(sin_cos_2pi_f32(0.25), (1.0, 0.0)); // a quarter turn
+//! ```
+//!
+//! Each function is a fixed sequence of IEEE 754 operations, without branches, so that loops that call it vectorise.
+//! Each module states the largest errors of its functions in units in the last place (ulp).
 
 pub mod erf;
 pub mod exp;

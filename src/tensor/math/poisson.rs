@@ -1,27 +1,34 @@
 //! The logarithm of the Poisson distribution's probabilities.
 //!
-//! By the saddle point of C. Loader ("Fast and accurate computation of binomial probabilities", 2000): ln(k!) is Stirling's
-//! formula and a small remainder, and what is large in it cancels against k ln rate - rate by algebra, not by subtraction.
-//! Error against exact values: below 2e-14 of the larger of 1 and the result (sweep in the test below).
+//! ```
+//! use isoshard::tensor::math::poisson::ln_poisson_f64;
+//! assert_eq!(ln_poisson_f64(0.0, 2.5), -2.5); // e^-rate
+//! assert!((ln_poisson_f64(2.0, 2.5) - (2.5f64 * 2.5 / 2.0).ln() + 2.5).abs() < 2e-14);
+//! ```
+//!
+//! It follows C. Loader's saddle-point method ("Fast and accurate computation of binomial probabilities", 2000): ln(k!)
+//! is Stirling's formula and a small remainder. The formula's large terms are combined with k ln rate - rate
+//! algebraically, so that no two large numbers are subtracted. The error against exact values is below 2e-14 times the
+//! larger of 1 and the result (see the tests below).
 
 use super::log::{ln_1p_rest_f64, ln_normal_f64};
 
-/// The logarithm of the probability that a Poisson variable of this mean is `k`: a whole number from 0 to 2^51, the rate
-/// positive and finite.
+/// Returns the logarithm of the probability that a Poisson variable with mean `rate` is `k`. `k` is a whole number from
+/// 0 to 2^51; `rate` is positive and finite.
 #[inline(always)]
 pub fn ln_poisson_f64(k: f64, rate: f64) -> f64 {
     const LN_TAU_HALF: f64 = 0.918_938_533_204_672_7;
     let safe = if k > 0.0 { k } else { 1.0 };
-    // k - rate + k ln(rate / k), never positive.
+    // k - rate + k ln(rate / k), which is never positive.
     let spread = safe * ln_1p_rest_f64(rate / safe, (rate - safe) / safe);
     let root = 0.5f64.mul_add(ln_normal_f64(safe), LN_TAU_HALF);
     if k > 0.0 { (spread - stirling_rest(safe)) - root } else { -rate }
 }
 
-/// ln(k!) - (k + 1/2) ln k + k - ln(2π) / 2 for whole `k` from 1 to 2^51.
+/// Returns ln(k!) - (k + 1/2) ln k + k - ln(2π) / 2 for a whole `k` from 1 to 2^51.
 #[inline(always)]
 fn stirling_rest(k: f64) -> f64 {
-    // Adding 2^52 leaves the integer in the low bits.
+    // Adding 2^52 moves the integer to the low bits.
     let small = SMALL[((k + 4_503_599_627_370_496.0).to_bits() & 15) as usize];
     let r = 1.0 / k;
     let z = r * r;
@@ -32,7 +39,7 @@ fn stirling_rest(k: f64) -> f64 {
     if k < 16.0 { small } else { p * r }
 }
 
-/// The remainder at 1 to 15, from 40 digits.
+/// The values of `stirling_rest` at 1 to 15, computed with 40 digits.
 const SMALL: [f64; 16] = [
     0.0,
     0.081_061_466_795_327_26,
@@ -60,14 +67,14 @@ mod tests {
     fn probabilities_of_small_counts_by_multiplication() {
         let mut worst = 0.0f64;
         for rate in [1e-3, 0.3, 1.0, 7.7, 10.0, 33.3, 100.0, 650.0] {
-            // p_0 = e^-rate, p_k = p_{k-1} rate / k, with the logarithm added up exactly enough below 600 terms.
+            // p_0 = e^-rate, p_k = p_{k-1} rate / k; the sum of up to 600 logarithms is accurate enough.
             let mut exact = -rate;
             for k in 0..600 {
                 if k > 0 {
                     exact += (rate / f64::from(k)).ln();
                 }
                 let got = ln_poisson_f64(k.into(), rate);
-                // What the sum of logarithms itself loses.
+                // The rounding error of the sum of logarithms.
                 let lost = 2.0 * f64::EPSILON * (1.0 + exact.abs() + rate) * (1.0 + f64::from(k).sqrt());
                 worst = worst.max((got - exact).abs() / (2e-14 * exact.abs().max(1.0) + lost));
             }
@@ -77,7 +84,7 @@ mod tests {
 
     #[test]
     fn nothing_cancels_at_large_rates() {
-        // From 40 digits: ln p at k = rate + x, where both are about 1e6, 1e12, 2^50.
+        // ln p computed with 40 digits, for k near rate: both about 1e6, 1e12 or 2^50.
         for (k, rate, exact) in LARGE {
             let got = ln_poisson_f64(k, rate);
             assert!((got - exact).abs() < 2e-14 * exact.abs(), "{k} {rate}: {got} instead of {exact}");

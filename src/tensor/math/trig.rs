@@ -1,15 +1,21 @@
-//! Sine and cosine of a fraction of a full turn.
+//! Sine and cosine of an angle in full turns.
 //!
-//! Counting in turns makes the reduction exact: `4u = q + r` with `q` whole and `r` in [-1/2, 1/2], where the Taylor
-//! series of sin and cos of `r` quarter turns are cut far below rounding. Largest errors found: [`sin_cos_2pi_f32`]
-//! 1.22 ulp (all 24-bit fractions), [`sin_cos_2pi_f64`] 2e-16 absolute.
+//! ```
+//! use isoshard::tensor::math::trig::sin_cos_2pi_f64;
+//! let (sin, cos) = sin_cos_2pi_f64(1.0 / 12.0); // 30 degrees
+//! assert!((sin - 0.5).abs() < 2e-16 && (cos - 0.75f64.sqrt()).abs() < 2e-16);
+//! ```
+//!
+//! Since angles are in turns, the reduction of the argument is exact: `4u = q + r` with a whole `q` and `r` in [-1/2,
+//! 1/2]. sin and cos of `r` quarter turns are Taylor series, up to terms far below rounding. The largest errors found:
+//! [`sin_cos_2pi_f32`] 1.22 ulp (all 24-bit fractions), [`sin_cos_2pi_f64`] 2e-16 absolute.
 //!
 //! Missing: sin and cos of radians.
 
-/// sin and cos of 2π`u`, for |`u`| up to 2^19; exact at quarter turns.
+/// Returns sin and cos of 2π`u` for |`u`| up to 2^19. Quarter turns are exact.
 #[inline(always)]
 pub fn sin_cos_2pi_f32(u: f32) -> (f32, f32) {
-    // Adding 1.5 * 2^23 leaves the nearest integer (ties to even) in the low bits.
+    // Adding 1.5 * 2^23 rounds to the nearest integer (ties to even), in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let shifted = u.mul_add(4.0, ROUND);
     let q = shifted.to_bits();
@@ -32,7 +38,7 @@ pub fn sin_cos_2pi_f32(u: f32) -> (f32, f32) {
     (f32::from_bits(sin.to_bits() ^ sin_sign), f32::from_bits(cos.to_bits() ^ cos_sign))
 }
 
-/// sin and cos of 2π`u`, for |`u`| up to 2^48; exact at quarter turns.
+/// Returns sin and cos of 2π`u` for |`u`| up to 2^48. Quarter turns are exact.
 #[inline(always)]
 pub fn sin_cos_2pi_f64(u: f64) -> (f64, f64) {
     // 1.5 * 2^52, as above.
@@ -75,7 +81,7 @@ mod tests {
         (f64::from(got) - exact).abs() / ulp
     }
 
-    /// sin and cos of 2πu through the first octant, where f64 keeps its relative precision.
+    /// Returns sin and cos of 2πu, reduced to the first octant, in which f64 functions keep their relative precision.
     fn exact(u: f64) -> (f64, f64) {
         let q = (4.0 * u).round();
         let (s, c) = ((4.0 * u - q) * std::f64::consts::FRAC_PI_2).sin_cos();

@@ -17,7 +17,7 @@ use super::block::{Block, Heads, ROWS, Scratch, Slopes};
 use super::{CausalAttention, group_len};
 use crate::error::Result;
 use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, dispatch, merges};
-use crate::tensor::{Split, Tensor};
+use crate::tensor::{SplitRule, Tensor};
 
 impl CausalAttention<'_> {
     /// The gradients as buffers `[batch, length, heads, d]`.
@@ -122,7 +122,7 @@ fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
         if range.len() <= ROWS {
             return list.push((range, 0));
         }
-        let mid = Split::Halves.mid(range.start, range.end);
+        let mid = SplitRule::Halves.mid(range.start, range.end);
         halve(range.start..mid, list);
         halve(mid..range.end, list);
         list.last_mut().expect("just pushed").1 += 1;

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::tensor::Tensor;
-use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, Sum, as_elements_mut, row_max};
+use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, SumReducer, as_elements_mut, row_max};
 
 /// Rows of queries that are handled together.
 pub(super) const ROWS: usize = 64;
@@ -95,7 +95,7 @@ impl<T: Gemm> Kernel for Exponentials<'_, T> {
             for s in row.iter_mut() {
                 *s = (*s - max).exp();
             }
-            *sum = self.tree.fold::<Sum>(row);
+            *sum = self.tree.fold::<SumReducer>(row);
             *lse = sum.ln() + max;
         }
     }
@@ -127,7 +127,7 @@ impl<T: Gemm> Kernel for Slopes<'_, T> {
             for (s, (&o, &grad)) in products.iter_mut().zip(o.iter().zip(grad)) {
                 *s = o * grad;
             }
-            let delta = self.dot.fold::<Sum>(&products);
+            let delta = self.dot.fold::<SumReducer>(&products);
             let (seen, masked) = p.split_at_mut(self.block.seen(i));
             masked.fill(T::ZERO);
             ds[seen.len()..].fill(T::ZERO);

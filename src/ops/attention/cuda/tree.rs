@@ -2,11 +2,11 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::tensor::{LEAF, Split};
+use crate::tensor::{LEAF, SplitRule};
 
 /// The number of times that a range is split down to leaves.
 pub(super) fn depth(len: usize) -> u32 {
-    Split::Halves.depth(len, LEAF)
+    SplitRule::Halves.depth(len, LEAF)
 }
 
 /// `struct Dim` in `kernels/attention.cuh`: up to 1024 elements.
@@ -53,7 +53,7 @@ impl DimArg {
     /// The leaves of `len` elements from `start` on, the first at `place` or after it; where the last one ends.
     fn halve(&mut self, start: usize, len: usize, place: usize, chunk: usize) -> usize {
         if len > LEAF {
-            let left = Split::Halves.left_of(len);
+            let left = SplitRule::Halves.left_of(len);
             let mid = self.halve(start, left, place, chunk);
             let end = self.halve(start + left, len - left, mid, chunk);
             self.leaf[self.leaves as usize - 1].joins += 1;

@@ -1,51 +1,54 @@
-//! The loops around the tiles: blocks of rows, blocks of the contraction, panels of columns.
+//! The loops around the tiles: over blocks of rows, blocks of the contraction, and panels of columns.
 //!
-//! Rows are read where they lie, whatever their strides: a tile broadcasts their elements one by one. Columns have to lie
-//! side by side; a panel of them is packed once for all rows where they do not, or where there are many rows.
-//! A contraction longer than a block is evaluated block by block; the finished blocks of all rows and columns lie on
-//! a stack of their own, and are joined as the tree says.
+//! Rows are read in place with any strides, since a tile broadcasts their elements one by one. The columns of a tile
+//! must be contiguous along a row: a panel of columns that is not is packed once for all rows, and so is any panel if
+//! there are many rows. A contraction longer than a block is computed block by block; the finished blocks of all rows
+//! and columns are kept on a stack, and joined in the order of the tree.
 
 use super::super::real::{Real, Widen};
 use super::super::simd::Isa;
-use super::contraction::{Block, Contraction};
+use super::contraction::{Contraction, ContractionBlock};
+use super::epilogue::{DirectStore, Epilogue, MAX_TILE_LEN};
 use super::matrix::MatRef;
-use super::pack::{Rows, native, pack_cols, pack_rows, packed_rows_len};
-use super::room::with_room;
-use super::sink::{Direct, Sink, TILE};
-use super::tile::{Kernels, Tile, Tiled};
+use super::pack::{RowPanels, native, pack_cols, pack_rows, packed_rows_len};
+use super::scratch::with_scratch;
+use super::tile::{Tile, TileKernels, Tiled};
 
-/// Bytes along the contraction that are handled together: a panel of so many rows stays in the second cache.
+/// The bytes of a contraction block of one row. A panel of rows of this length fits the second-level cache.
 pub(super) const BLOCK_BYTES: usize = 4096;
-/// Rows that are handled together where widened rows or unfinished blocks take memory.
+/// The number of rows that are computed together if widened rows or finished blocks need a buffer.
 const BLOCK_ROWS: usize = 768;
-/// Fewer rows than this read columns where they lie, if these lie side by side: packing would cost more than it saves.
-const PACK_FROM_ROWS: usize = 320;
+/// With fewer rows than this, contiguous columns are read in place: packing would cost more than it saves.
+const MIN_ROWS_TO_PACK: usize = 320;
 
-/// A product to be computed.
-pub(super) struct Job<'a, E> {
+/// The operands of a product, and the tree of its sums.
+pub(super) struct GemmOperands<'a, E> {
     pub(super) a: MatRef<'a, E>,
     pub(super) b: MatRef<'a, E>,
     /// The tree over the contraction, in blocks of [`block_len`].
     pub(super) tree: &'a Contraction,
 }
 
-/// The contraction's indices that are handled together.
+/// Returns the largest number of indices in a contraction block.
 pub(super) fn block_len<T>() -> usize {
     BLOCK_BYTES / size_of::<T>()
 }
 
-/// Computes the product and hands every element to `sink`.
+/// Computes the product and passes every element to `epilogue`.
 ///
 /// # Safety
-/// `sink`'s result has the product's shape, and nobody else reads or writes it.
-pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, sink: &dyn Sink<T>) {
-    let (m, k) = job.a.shape();
-    let n = job.b.shape().1;
-    assert_eq!(job.b.shape().0, k, "inner extents");
+/// The result of `epilogue` has the product's shape, and no other code reads or writes it.
+pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(
+    operands: &GemmOperands<'_, E>,
+    epilogue: &dyn Epilogue<T>,
+) {
+    let (m, k) = operands.a.shape();
+    let n = operands.b.shape().1;
+    assert_eq!(operands.b.shape().0, k, "inner extents");
     let kernels = T::kernels(Isa::current());
     let panel_rows = kernels.tiles.len();
     let vectors = n.div_ceil(kernels.lanes);
-    let tree = job.tree;
+    let tree = operands.tree;
     let longest = tree.blocks.iter().map(|b| b.len).max().unwrap_or(0);
     let in_parts = tree.blocks.len() > 1;
     let block_rows =
@@ -59,8 +62,19 @@ pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, 
         tree.depth * panel_rows * width,
         if in_parts { tree.levels * block_rows * vectors * kernels.lanes } else { 0 },
     ];
-    with_room::<T, _>(sizes, |[rows, cols, tile, stack, parts]| {
-        let mut w = Work { job, kernels, sink, cols, tile, stack, parts, row: 0, rows: 0, vectors };
+    with_scratch::<T, _>(sizes, |[rows, cols, tile, stack, parts]| {
+        let mut w = BlockedProduct {
+            operands,
+            kernels,
+            epilogue,
+            cols,
+            tile,
+            stack,
+            parts,
+            row: 0,
+            rows: 0,
+            vectors,
+        };
         for row in (0..m).step_by(block_rows) {
             (w.row, w.rows) = (row, block_rows.min(m - row));
             let mut level = 0;
@@ -71,57 +85,60 @@ pub(super) unsafe fn run<E: Widen<Wide = T>, T: Real + Tiled>(job: &Job<'_, E>, 
             }
             if in_parts {
                 // SAFETY: the caller's promise.
-                unsafe { w.hand_over_parts() };
+                unsafe { w.store_parts() };
             }
         }
     });
 }
 
-struct Work<'a, E, T: 'static> {
-    job: &'a Job<'a, E>,
-    kernels: &'static Kernels<T>,
-    sink: &'a dyn Sink<T>,
-    /// Room for a panel of columns.
+/// A product in progress, with its buffers.
+struct BlockedProduct<'a, E, T: 'static> {
+    operands: &'a GemmOperands<'a, E>,
+    kernels: &'static TileKernels<T>,
+    epilogue: &'a dyn Epilogue<T>,
+    /// The buffer for a panel of columns.
     cols: &'a mut [T],
-    /// Room for a tile.
+    /// The buffer for a tile.
     tile: &'a mut [T],
+    /// The buffer for a tile's finished nodes.
     stack: &'a mut [T],
-    /// Blocks of rows of the result, unfinished, one after the other.
+    /// The stack of finished contraction blocks of the current rows, which are not joined yet.
     parts: &'a mut [T],
-    /// The rows at work.
+    /// The first of the current rows.
     row: usize,
+    /// The number of current rows.
     rows: usize,
-    /// Vectors in a row of the result.
+    /// The number of vectors in a row of the result.
     vectors: usize,
 }
 
-/// Some columns as tiles read them.
-struct Panel<T> {
+/// A panel of columns in the form that tiles read.
+struct ColumnPanel<T> {
     col: usize,
     vectors: usize,
     data: *const T,
     step: usize,
 }
 
-impl<E: Widen<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
-    /// One block of the contraction.
+impl<E: Widen<Wide = T>, T: Real + Tiled> BlockedProduct<'_, E, T> {
+    /// Computes one block of the contraction.
     ///
     /// # Safety
-    /// As [`run`].
-    unsafe fn block(&mut self, block: &Block, level: usize, room: &mut [T]) {
-        let a = self.job.a.rows(self.row, self.rows).cols(block.start, block.len);
-        let b = self.job.b.rows(block.start, block.len);
+    /// The conditions of [`run`] hold.
+    unsafe fn block(&mut self, block: &ContractionBlock, level: usize, row_buffer: &mut [T]) {
+        let a = self.operands.a.rows(self.row, self.rows).cols(block.start, block.len);
+        let b = self.operands.b.rows(block.start, block.len);
         let panel_rows = self.kernels.tiles.len();
         let rows = match native(a) {
             Some(a) => {
                 let steps = a.strides();
-                // Of a single row the step may be anything.
-                Rows { data: a.data().as_ptr(), panel_step: panel_rows.wrapping_mul(steps.0), steps }
+                // The step of a single row can be any number.
+                RowPanels { data: a.data().as_ptr(), panel_step: panel_rows.wrapping_mul(steps.0), steps }
             }
-            None => pack_rows(a, panel_rows, room),
+            None => pack_rows(a, panel_rows, row_buffer),
         };
         let most = self.kernels.tiles[0].len();
-        let wide = if self.job.a.shape().0 == 1 && b.strides().1 == 1 && E::NATIVE {
+        let wide = if self.operands.a.shape().0 == 1 && b.strides().1 == 1 && E::NATIVE {
             self.kernels.wide_row.0
         } else {
             0
@@ -133,7 +150,7 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
             let vectors = if wide > 0 && col + wide * self.kernels.lanes <= b.shape().1 {
                 wide
             } else {
-                // As even as can be.
+                // Splits the remaining vectors as evenly as possible.
                 left.div_ceil(left.div_ceil(most))
             };
             let panel = self.panel(b, col, vectors);
@@ -143,35 +160,43 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
         }
     }
 
-    fn panel(&mut self, b: MatRef<'_, E>, col: usize, vectors: usize) -> Panel<T> {
+    /// Returns `vectors` vectors of columns from `col` on: in place if tiles can read them and packing is not worth it,
+    /// else packed.
+    fn panel(&mut self, b: MatRef<'_, E>, col: usize, vectors: usize) -> ColumnPanel<T> {
         let width = vectors * self.kernels.lanes;
         let whole = col + width <= b.shape().1;
         let b = b.cols(col, width.min(b.shape().1 - col));
         if let Some(b) = native(b)
             && whole
             && b.strides().1 == 1
-            && (self.rows < PACK_FROM_ROWS || b.strides().0 == width)
+            && (self.rows < MIN_ROWS_TO_PACK || b.strides().0 == width)
         {
-            return Panel { col, vectors, data: b.data().as_ptr(), step: b.strides().0 };
+            return ColumnPanel { col, vectors, data: b.data().as_ptr(), step: b.strides().0 };
         }
         pack_cols(b, width, self.kernels.transpose, self.cols);
-        Panel { col, vectors, data: self.cols.as_ptr(), step: width }
+        ColumnPanel { col, vectors, data: self.cols.as_ptr(), step: width }
     }
 
-    /// All tiles of a panel.
+    /// Computes all tiles of a panel.
     ///
     /// # Safety
-    /// As [`run`].
-    unsafe fn tiles(&mut self, block: &Block, level: usize, rows: &Rows<T>, panel: &Panel<T>) {
+    /// The conditions of [`run`] hold.
+    unsafe fn tiles(
+        &mut self,
+        block: &ContractionBlock,
+        level: usize,
+        rows: &RowPanels<T>,
+        panel: &ColumnPanel<T>,
+    ) {
         let panel_rows = self.kernels.tiles.len();
-        let (width, n) = (panel.vectors * self.kernels.lanes, self.job.b.shape().1);
-        let (target, through) = self.target(block, level, panel);
+        let (width, n) = (panel.vectors * self.kernels.lanes, self.operands.b.shape().1);
+        let (target, via_epilogue) = self.target(block, level, panel);
         let mut tile = Tile {
             a: rows.data,
             a_steps: rows.steps,
             b: panel.data,
             b_step: panel.step,
-            leaves: &self.job.tree.leaves[block.leaves.clone()],
+            leaves: &self.operands.tree.leaves[block.leaves.clone()],
             stack: self.stack.as_mut_ptr(),
             c: target.c,
             c_step: target.step,
@@ -184,57 +209,63 @@ impl<E: Widen<Wide = T>, T: Real + Tiled> Work<'_, E, T> {
                 Some(&kernel) => kernel,
                 None => self.kernels.wide_row.1,
             };
-            // SAFETY: the operands reach over the tile and the block; the result is the sink's, a part or the tile's
-            // room; the stack has room for the tree's depth; the kernel is this CPU's.
+            // SAFETY: the operands cover the tile and the block; the result is the epilogue's, a finished block or the
+            // tile's buffer; the stack has room for the tree's depth; this CPU has the kernel's instruction set.
             unsafe { kernel(&tile) };
             tile.a = tile.a.wrapping_add(rows.panel_step);
-            if through {
+            if via_epilogue {
                 let shape = (count, width.min(n - panel.col));
-                // SAFETY: the tile lies inside the result.
-                unsafe { self.sink.put((self.row + first, panel.col), shape, self.tile, width) };
+                // SAFETY: the tile is inside the result.
+                unsafe { self.epilogue.put((self.row + first, panel.col), shape, self.tile, width) };
             } else {
                 tile.c = tile.c.wrapping_add(panel_rows.wrapping_mul(target.step));
             }
         }
     }
 
-    /// Where a panel's first tile goes, and whether it goes from there to the sink.
-    fn target(&mut self, block: &Block, level: usize, panel: &Panel<T>) -> (Direct<T>, bool) {
+    /// Returns the destination of a panel's first tile, and true if the epilogue stores the tile from there.
+    fn target(
+        &mut self,
+        block: &ContractionBlock,
+        level: usize,
+        panel: &ColumnPanel<T>,
+    ) -> (DirectStore<T>, bool) {
         let width = panel.vectors * self.kernels.lanes;
-        if self.job.tree.blocks.len() > 1 {
-            // A block that is joined at once with the one on its left is added to it.
+        if self.operands.tree.blocks.len() > 1 {
+            // If the next step joins the block with the one on its left, it is added to that one directly.
             let step = self.vectors * self.kernels.lanes;
             let joins = block.merges > 0;
             let at = (level - usize::from(joins)) * self.rows * step + panel.col;
             let c = self.parts[at..].as_mut_ptr();
-            return (Direct { c, step, alpha: T::ONE, beta: joins.then_some(T::ONE) }, false);
+            return (DirectStore { c, step, alpha: T::ONE, beta: joins.then_some(T::ONE) }, false);
         }
-        match self.sink.direct() {
-            Some(d) if panel.col + width <= self.job.b.shape().1 => {
-                (Direct { c: d.c.wrapping_add(self.row * d.step + panel.col), ..d }, false)
+        match self.epilogue.direct() {
+            Some(d) if panel.col + width <= self.operands.b.shape().1 => {
+                (DirectStore { c: d.c.wrapping_add(self.row * d.step + panel.col), ..d }, false)
             }
-            _ => (Direct { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }, true),
+            _ => (DirectStore { c: self.tile.as_mut_ptr(), step: width, alpha: T::ONE, beta: None }, true),
         }
     }
 
-    /// Hands the joined parts to the sink, in pieces as large as a tile.
+    /// Passes the joined blocks to the epilogue, in pieces of at most a tile.
     ///
     /// # Safety
-    /// As [`run`].
-    unsafe fn hand_over_parts(&mut self) {
-        let (n, step) = (self.job.b.shape().1, self.vectors * self.kernels.lanes);
+    /// The conditions of [`run`] hold.
+    unsafe fn store_parts(&mut self) {
+        let (n, step) = (self.operands.b.shape().1, self.vectors * self.kernels.lanes);
         for row in 0..self.rows {
-            for col in (0..n).step_by(TILE) {
-                let cols = TILE.min(n - col);
+            for col in (0..n).step_by(MAX_TILE_LEN) {
+                let cols = MAX_TILE_LEN.min(n - col);
                 let values = &mut self.parts[row * step + col..][..cols];
-                // SAFETY: the piece lies inside the result.
-                unsafe { self.sink.put((self.row + row, col), (1, cols), values, cols) };
+                // SAFETY: the piece is inside the result.
+                unsafe { self.epilogue.put((self.row + row, col), (1, cols), values, cols) };
             }
         }
     }
 
-    /// The joins after a block, but for the first, which its tiles have done; the next free level.
-    fn join_parts(&mut self, block: &Block, level: usize) -> usize {
+    /// Does the joins after a block, except for the first one, which its tiles have done. Returns the next free level
+    /// of the stack.
+    fn join_parts(&mut self, block: &ContractionBlock, level: usize) -> usize {
         let part = self.rows * self.vectors * self.kernels.lanes;
         let mut top = level + 1 - usize::from(block.merges > 0);
         for _ in 1..block.merges {

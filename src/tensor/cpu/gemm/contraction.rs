@@ -1,69 +1,70 @@
-//! The summation tree of a contraction, as lists that kernels walk along.
+//! The summation tree of a contraction, as lists of leaves and blocks in ascending order.
 //!
-//! The summed dims are taken outermost first. A dim's range is split by the one rule ([`Split::Halves`]): outer dims down
-//! to single indices, the innermost down to leaves of at most [`LEAF`]. A leaf is one chain of fused multiply-adds in
-//! ascending order, which starts with a product; a node is the sum of its left and its right half. How a node is cut depends
-//! on its extents alone, so a node evaluated apart has the bits it has inside the whole.
+//! The summed dims are taken outermost first. A dim's range is split by the one rule ([`SplitRule::Halves`]): outer
+//! dims down to single indices, the innermost down to leaves of at most [`LEAF`]. A leaf is one chain of fused
+//! multiply-adds in ascending order, which starts with a product; a node is the sum of its left and its right half. How
+//! a node is cut depends on its extents alone, so a node evaluated apart has the bits it has inside the whole.
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::tensor::{Dims, LEAF, Split};
+use crate::tensor::{Dims, LEAF, SplitRule};
 
-/// A leaf, and what follows it.
+/// A leaf, and the number of joins after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Leaf {
-    /// Indices in the leaf.
+pub(super) struct ContractionLeaf {
+    /// The number of indices in the leaf.
     pub(super) len: u32,
-    /// How many times the two topmost nodes are joined after it.
+    /// The number of joins of the two topmost nodes after it.
     pub(super) merges: u32,
 }
 
-/// A node that a tile evaluates in one go, and what follows it.
+/// A node that a tile computes in one call, and the number of joins after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Block {
-    /// Its leaves in [`Contraction::leaves`]; the last one's merges end with the block.
+pub(super) struct ContractionBlock {
+    /// Its leaves in [`Contraction::leaves`]. The joins of the last one end with the block.
     pub(super) leaves: Range<usize>,
     /// Its first index.
     pub(super) start: usize,
     /// Its number of indices.
     pub(super) len: usize,
-    /// How many times the two topmost blocks are joined after it.
+    /// The number of joins of the two topmost blocks after it.
     pub(super) merges: u32,
 }
 
-/// The whole tree, cut into blocks.
+/// The whole tree, split into blocks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Contraction {
     /// All leaves in ascending order.
-    pub(super) leaves: Vec<Leaf>,
-    /// All blocks in ascending order; none where nothing is summed.
-    pub(super) blocks: Vec<Block>,
-    /// Nodes that wait at once within a block.
+    pub(super) leaves: Vec<ContractionLeaf>,
+    /// All blocks in ascending order; empty if the sum has no elements.
+    pub(super) blocks: Vec<ContractionBlock>,
+    /// The largest number of nodes on the stack within a block.
     pub(super) depth: usize,
-    /// Finished blocks that exist at once.
+    /// The largest number of finished blocks on the stack.
     pub(super) levels: usize,
 }
 
 impl Contraction {
-    /// The tree over `extents`, outermost first, in blocks of at most `block` indices (and at least a leaf); over no dims, a single
-    /// index.
+    /// Returns the tree over `extents`, outermost first, in blocks of at most `block` indices (and at least a leaf).
+    /// Without dims it has a single index.
     pub(super) fn new(extents: &[usize], block: usize) -> Contraction {
         let mut tree = Contraction::default();
         let extents = if extents.is_empty() { &[1] } else { extents };
         if let Some((&first, rest)) = extents.split_first()
             && extents.iter().all(|&e| e > 0)
         {
-            tree.node(first, rest, block.max(LEAF), &mut Open::default());
+            tree.node(first, rest, block.max(LEAF), &mut TreeCursor::default());
         }
-        tree.depth = tree.blocks.iter().map(|b| waiting(&tree.leaves[b.leaves.clone()])).max().unwrap_or(0);
-        let joins = tree.blocks.iter().map(|b| Leaf { len: 0, merges: b.merges });
-        tree.levels = waiting(&joins.collect::<Vec<_>>());
+        tree.depth =
+            tree.blocks.iter().map(|b| max_stack_len(&tree.leaves[b.leaves.clone()])).max().unwrap_or(0);
+        let joins = tree.blocks.iter().map(|b| ContractionLeaf { len: 0, merges: b.merges });
+        tree.levels = max_stack_len(&joins.collect::<Vec<_>>());
         tree
     }
 
-    /// As [`Contraction::new`], from this thread's cache.
+    /// Returns [`Contraction::new`] from a cache per thread.
     pub(super) fn cached(extents: &[usize], block: usize) -> Rc<Contraction> {
         type Entry = (Dims, usize, Rc<Contraction>);
         const ENTRIES: usize = 32;
@@ -83,23 +84,23 @@ impl Contraction {
         })
     }
 
-    /// The node over `len` indices of one dim, and all of the dims inside.
-    fn node(&mut self, len: usize, inner: &[usize], block: usize, open: &mut Open) {
+    /// Appends the node over `len` indices of one dim and all of the dims inside.
+    fn node(&mut self, len: usize, inner: &[usize], block: usize, cursor: &mut TreeCursor) {
         let total = len * inner.iter().product::<usize>();
-        let opens = !open.block && total <= block;
-        let (first_leaf, start) = (self.leaves.len(), open.at);
-        open.block |= opens;
+        let starts_block = !cursor.in_block && total <= block;
+        let (first_leaf, start) = (self.leaves.len(), cursor.start);
+        cursor.in_block |= starts_block;
         match inner.split_first() {
             None if len <= LEAF => {
-                open.at += len;
-                self.leaves.push(Leaf { len: len as u32, merges: 0 });
+                cursor.start += len;
+                self.leaves.push(ContractionLeaf { len: len as u32, merges: 0 });
             }
-            Some((&next, inner)) if len == 1 => self.node(next, inner, block, open),
+            Some((&next, inner)) if len == 1 => self.node(next, inner, block, cursor),
             _ => {
-                let left = Split::Halves.left_of(len);
-                self.node(left, inner, block, open);
-                self.node(len - left, inner, block, open);
-                let merges = if open.block {
+                let left = SplitRule::Halves.left_of(len);
+                self.node(left, inner, block, cursor);
+                self.node(len - left, inner, block, cursor);
+                let merges = if cursor.in_block {
                     &mut self.leaves.last_mut().expect("two nodes have leaves").merges
                 } else {
                     &mut self.blocks.last_mut().expect("two nodes have blocks").merges
@@ -107,24 +108,29 @@ impl Contraction {
                 *merges += 1;
             }
         }
-        if opens {
-            open.block = false;
-            self.blocks.push(Block { leaves: first_leaf..self.leaves.len(), start, len: total, merges: 0 });
+        if starts_block {
+            cursor.in_block = false;
+            self.blocks.push(ContractionBlock {
+                leaves: first_leaf..self.leaves.len(),
+                start,
+                len: total,
+                merges: 0,
+            });
         }
     }
 }
 
-/// Where the walk down the tree stands.
+/// The position of the traversal of the tree.
 #[derive(Default)]
-struct Open {
+struct TreeCursor {
     /// The next leaf's first index.
-    at: usize,
+    start: usize,
     /// True inside a block.
-    block: bool,
+    in_block: bool,
 }
 
-/// The most nodes that wait at once on the stack.
-fn waiting(steps: &[Leaf]) -> usize {
+/// Returns the largest height of the stack.
+fn max_stack_len(steps: &[ContractionLeaf]) -> usize {
     let (mut now, mut most) = (0usize, 0);
     for step in steps.iter() {
         now = now + 1 - step.merges as usize;

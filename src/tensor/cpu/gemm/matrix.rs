@@ -1,9 +1,9 @@
-//! Matrices in buffers, in any strides. Every element of a [`MatRef`] and of a [`MatMut`] lies inside its buffer: kernels
-//! rely on it, so only what checks it makes one.
+//! Matrices over slices, with any strides. Every element of a [`MatRef`] and of a [`MatMut`] is inside its slice: the
+//! constructors check this, and kernels rely on it.
 
 use crate::error::{Error, Result};
 
-/// A matrix in some buffer, from the buffer's first element on.
+/// A matrix over a slice, which begins with the slice's first element.
 #[derive(Clone, Copy, Debug)]
 pub struct MatRef<'a, T> {
     data: &'a [T],
@@ -11,7 +11,7 @@ pub struct MatRef<'a, T> {
     strides: (usize, usize),
 }
 
-/// A matrix to be written: as [`MatRef`], and no two of its elements coincide.
+/// A writable matrix over a slice, in which no two elements coincide.
 #[derive(Debug)]
 pub struct MatMut<'a, T> {
     data: &'a mut [T],
@@ -20,8 +20,8 @@ pub struct MatMut<'a, T> {
 }
 
 impl<'a, T> MatRef<'a, T> {
-    /// The matrix of `shape` (rows, columns) that begins with the first element of `data`; `strides` are the steps from row to
-    /// row and from column to column, in elements.
+    /// Returns the matrix of `shape` (rows, columns) that begins with the first element of `data`. `strides` are the
+    /// distances from row to row and from column to column, in elements.
     ///
     /// ```
     /// use isoshard::tensor::cpu::MatRef;
@@ -30,7 +30,7 @@ impl<'a, T> MatRef<'a, T> {
     /// ```
     ///
     /// # Errors
-    /// Refuses a matrix that leaves the buffer.
+    /// Returns an error if an element is outside `data`.
     #[inline]
     pub fn new(data: &'a [T], shape: (usize, usize), strides: (usize, usize)) -> Result<Self> {
         if inside(data.len(), shape, strides) {
@@ -40,71 +40,96 @@ impl<'a, T> MatRef<'a, T> {
         }
     }
 
-    /// The buffer from the first element on.
+    /// Returns the slice from the first element on.
     #[inline]
     pub fn data(&self) -> &'a [T] {
         self.data
     }
 
-    /// Rows and columns.
+    /// Returns the numbers of rows and columns.
     #[inline]
     pub fn shape(&self) -> (usize, usize) {
         self.shape
     }
 
-    /// The steps from row to row and from column to column, in elements.
+    /// Returns the distances from row to row and from column to column, in elements.
     #[inline]
     pub fn strides(&self) -> (usize, usize) {
         self.strides
     }
 
-    /// The matrix seen the other way round.
+    /// Returns the transposed matrix, over the same slice.
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::MatRef;
+    /// let x = MatRef::new(&[1, 2, 3, 4, 5, 6], (2, 3), (3, 1))?.t();
+    /// assert_eq!((x.shape(), x.strides()), ((3, 2), (1, 3)));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     #[inline]
     pub fn t(self) -> Self {
         let ((m, n), (rs, cs)) = (self.shape, self.strides);
         MatRef { data: self.data, shape: (n, m), strides: (cs, rs) }
     }
 
-    /// The rows `start..start + len`.
+    /// Returns the matrix of the rows `start..start + len`.
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::MatRef;
+    /// let x = MatRef::new(&[1, 2, 3, 4, 5, 6], (3, 2), (2, 1))?.rows(1, 2);
+    /// assert_eq!((x.shape(), x.row(0)), ((2, 2), &[3, 4][..]));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Panics
     /// If the matrix does not have them.
     pub fn rows(self, start: usize, len: usize) -> Self {
         let rows = self.shape.0;
         assert!(start <= rows && len <= rows - start, "rows {start}..{start}+{len} of {:?}", self.shape);
-        // A start with rows after it lies in the buffer, if there are columns.
+        // A start that rows follow is inside the slice, if there are columns.
         let at = start.saturating_mul(self.strides.0).min(self.data.len());
         MatRef { data: &self.data[at..], shape: (len, self.shape.1), ..self }
     }
 
-    /// Row `i`, whose elements lie side by side.
+    /// Returns row `i` of a matrix whose rows are contiguous.
     ///
     /// # Panics
-    /// If there is no such row, or its elements do not lie side by side and reach over the end of the buffer.
+    /// If there is no such row, or if a contiguous row would exceed the slice.
     #[inline]
     pub fn row(self, i: usize) -> &'a [T] {
         &self.data[i.saturating_mul(self.strides.0).min(self.data.len())..][..self.shape.1]
     }
 
-    /// The columns `start..start + len`.
+    /// Returns the matrix of the columns `start..start + len`.
     pub(super) fn cols(self, start: usize, len: usize) -> Self {
         self.t().rows(start, len).t()
     }
 
-    /// The same matrix in another buffer, which is as long.
+    /// Returns the same matrix over another slice of the same length.
     #[inline]
     pub(super) fn with_data<U>(self, data: &'a [U]) -> MatRef<'a, U> {
-        assert_eq!(data.len(), self.data.len(), "a buffer as long");
+        assert_eq!(data.len(), self.data.len(), "the slice has the same length");
         MatRef { data, shape: self.shape, strides: self.strides }
     }
 }
 
 impl<'a, T> MatMut<'a, T> {
-    /// The matrix of `shape` (rows, columns) that begins with the first element of `data`; `strides` as in [`MatRef::new`].
+    /// Returns the matrix of `shape` (rows, columns) that begins with the first element of `data`, with strides as in
+    /// [`MatRef::new`].
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::{Gemm, MatMut, MatRef};
+    /// let (a, b, mut c) = ([1.0f32, 2.0], [3.0, 4.0], [0.0; 4]);
+    /// let (column, row) = (MatRef::new(&a, (2, 1), (1, 1))?, MatRef::new(&b, (1, 2), (2, 1))?);
+    /// f32::product(1.0, column, row, 0.0, MatMut::new(&mut c, (2, 2), (2, 1))?);
+    /// assert_eq!(c, [3.0, 4.0, 6.0, 8.0]);
+    /// assert!(MatMut::new(&mut c, (2, 2), (1, 1)).is_err()); // two elements coincide
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a matrix that leaves the buffer, and strides by which two elements would coincide: one of both has to leap
-    /// over all that the other reaches.
+    /// Returns an error if an element is outside `data`, or if two elements would coincide. They do not if one stride
+    /// is larger than the distance that the other dim covers.
     #[inline]
     pub fn new(data: &'a mut [T], shape: (usize, usize), strides: (usize, usize)) -> Result<Self> {
         if !inside(data.len(), shape, strides) {
@@ -116,38 +141,38 @@ impl<'a, T> MatMut<'a, T> {
         Ok(MatMut { data, shape, strides })
     }
 
-    /// Rows and columns.
+    /// Returns the numbers of rows and columns.
     #[inline]
     pub fn shape(&self) -> (usize, usize) {
         self.shape
     }
 
-    /// The steps from row to row and from column to column, in elements.
+    /// Returns the distances from row to row and from column to column, in elements.
     #[inline]
     pub fn strides(&self) -> (usize, usize) {
         self.strides
     }
 
-    /// The first element's place.
+    /// Returns a pointer to the first element.
     #[inline]
     pub(super) fn as_mut_ptr(&mut self) -> *mut T {
         self.data.as_mut_ptr()
     }
 }
 
-/// True if every element lies inside a buffer of so many elements.
+/// Returns true if every element is inside a slice of `len` elements.
 fn inside(len: usize, (m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
     let last = || (m - 1).checked_mul(rs)?.checked_add((n - 1).checked_mul(cs)?);
     m == 0 || n == 0 || last().is_some_and(|last| last < len)
 }
 
-/// True if one dim's steps leap over the whole of the other.
+/// Returns true if one dim's stride is larger than the distance that the other dim covers.
 fn distinct((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
-    let leaps = |outer: usize, outer_len: usize, inner: usize, inner_len: usize| {
+    let exceeds = |outer: usize, outer_len: usize, inner: usize, inner_len: usize| {
         let reach = inner.checked_mul(inner_len.saturating_sub(1));
         (inner > 0 || inner_len <= 1) && (outer_len <= 1 || reach.is_some_and(|reach| outer > reach))
     };
-    m == 0 || n == 0 || leaps(rs, m, cs, n) || leaps(cs, n, rs, m)
+    m == 0 || n == 0 || exceeds(rs, m, cs, n) || exceeds(cs, n, rs, m)
 }
 
 #[cold]
@@ -169,7 +194,7 @@ mod tests {
     fn an_element_outside_the_buffer_is_refused_however_large_the_strides() {
         let mut data = [0.0f32; 16];
         let text = |e: Error| e.to_string();
-        // The second column would lie 7 elements before the buffer: 8 + (1 - 8) wraps to 1.
+        // The second column would be 7 elements before the slice: 8 + (1 - 8) wraps to 1.
         let back = 1usize.wrapping_sub(8);
         let given = format!("got [2, 2] in steps of (8, {back}) over 16 element(s)");
         let want = format!("matrix: an element lies outside the buffer; {given}");
@@ -211,7 +236,7 @@ mod tests {
             assert!(MatRef::new(&data, shape, strides).is_ok(), "reading is no harm: {shape:?} {strides:?}");
             assert!(MatMut::new(&mut data, shape, strides).is_err(), "{shape:?} {strides:?}");
         }
-        // A reach that wraps to 0 is leapt over by nothing.
+        // A distance that overflows to 0 is not exceeded.
         let quarter = 1 << (usize::BITS - 2);
         assert!(!distinct((5, 5), (quarter, quarter)));
     }

@@ -1,32 +1,32 @@
-//! Matrix products, by our own kernels: the summation tree is folded inside the tile loop.
+//! Matrix products whose sums follow a fixed tree, so that any slice of a product has the bits of the whole.
 //!
-//! An element of a product is the sum over a [tree](contraction) of leaves of at most 32 indices; a leaf is one chain of
-//! fused multiply-adds in ascending order, begun with a product; nodes are added left plus right. That is a function of
-//! the contraction's extents, of one row and one column. It does not depend on the rows and columns around it, on
-//! strides, the batch, the place in a tile, the instruction set or the number of threads, so any slice of a product has
-//! the bits of the whole; and a node of the tree computed apart has the bits it has inside, so the parts of a
-//! contraction that is cut at nodes add up to the whole by bits. (NaNs stay NaNs; their payloads are not kept track of.)
+//! An element of a product is a sum over a [tree](contraction) of leaves of at most 32 indices. A leaf is one chain of
+//! fused multiply-adds in ascending order, which starts with a product; a node is its left half plus its right half.
+//! The element depends on the contraction's extents and on one row and one column alone: not on neighbouring rows and
+//! columns, strides, the batch, the position in a tile, the instruction set or the number of threads. A node that is
+//! computed by itself has the same bits as inside the whole sum, so the parts of a contraction that is split at nodes
+//! add up to the whole by bits. (A NaN stays a NaN; its payload is not kept.)
 //!
-//! How it is computed: a [tile] holds a leaf's accumulators in registers and finished nodes on a small stack.
-//! [`blocks`] has the loops around it, which take operands where they lie wherever that is quick, and [`pack`] them
-//! otherwise; f16 and bf16 become f32 on that way. A [`sink`] takes finished sums: straight into the result, or
-//! by way of a factor, a bias, a function, a rounding.
+//! A [tile] holds a leaf's accumulators in registers and finished nodes on a small stack. [`blocks`] has the loops
+//! around the tile, which read operands in place if that is fast and else [pack] them; f16 and bf16 are converted to
+//! f32 while they are packed. An [`epilogue`] stores finished sums: directly, or after a factor, a bias, a function or
+//! a rounding.
 
 mod blocks;
 mod contraction;
+mod epilogue;
 mod matrix;
 mod pack;
 mod product;
-mod room;
-mod sink;
+mod scratch;
 mod tensors;
 mod threads;
 mod tile;
 mod transpose;
 mod vector;
 
+pub use epilogue::UnaryF;
 pub use matrix::{MatMut, MatRef};
 pub use product::Gemm;
-pub use sink::UnaryF;
 pub use tensors::{Unchanged, gemm, gemm_fused};
 pub use threads::with_threads;

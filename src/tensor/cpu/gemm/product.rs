@@ -1,23 +1,32 @@
-//! Products of matrices in buffers.
+//! Products of matrices over slices.
 
 use super::super::real::{Num, Real, Widen};
 use super::super::simd::Isa;
-use super::blocks::{Job, block_len};
+use super::blocks::{GemmOperands, block_len};
 use super::contraction::Contraction;
+use super::epilogue::{Epilogue, LinearEpilogue};
 use super::matrix::{MatMut, MatRef};
-use super::sink::{Plain, Sink};
 use super::threads::run_on_threads;
 use super::tile::Tiled;
 
 /// An element type that the product kernels take: f32 or f64.
 pub trait Gemm: Real + Tiled {
-    /// `c = alpha * a @ b + beta * c`; with `beta` 0, what `c` held does not matter.
+    /// Sets `c = alpha * a @ b + beta * c`. If `beta` is 0, `c` is not read.
     ///
-    /// The sum along the contraction follows the tree of one dim; it is multiplied by `alpha`, then what `c` held times
-    /// `beta` is added, each step rounded.
+    /// The sum follows the summation tree of one dim. It is multiplied by `alpha`, then `beta * c` is added; each step
+    /// is rounded.
+    ///
+    /// ```
+    /// use isoshard::tensor::cpu::{Gemm, MatMut, MatRef};
+    /// let (a, b, mut c) = ([1.0f64, 2.0, 3.0, 4.0], [10.0, 100.0], [1.0, 1.0]);
+    /// let (a, b) = (MatRef::new(&a, (2, 2), (2, 1))?, MatRef::new(&b, (2, 1), (1, 1))?);
+    /// f64::product(2.0, a, b, 1.0, MatMut::new(&mut c, (2, 1), (1, 1))?);
+    /// assert_eq!(c, [421.0, 861.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Panics
-    /// If the shapes do not fit.
+    /// If the shapes do not fit each other.
     fn product(alpha: Self, a: MatRef<'_, Self>, b: MatRef<'_, Self>, beta: Self, c: MatMut<'_, Self>);
 }
 
@@ -29,9 +38,9 @@ macro_rules! product {
                 assert!(a.shape() == (m, k) && b.shape().1 == n, "{:?} {:?} {:?}", a.shape(), b.shape(), (m, n));
                 let beta = (beta != 0.0).then_some(beta);
                 let c_data = c.as_mut_ptr();
-                // SAFETY: the sink is over `c`, which is borrowed exclusively and has the product's shape; its elements lie
-                // inside its buffer, each in a place of its own.
-                unsafe { multiply(a, b, &[k], strides, |strides, _| Plain { c: c_data, strides, alpha, beta }) };
+                // SAFETY: the epilogue is over `c`, which is borrowed exclusively and has the product's shape; its
+                // elements are inside its slice and do not coincide.
+                unsafe { multiply(a, b, &[k], strides, |strides, _| LinearEpilogue { c: c_data, strides, alpha, beta }) };
             }
         }
     )*};
@@ -39,41 +48,42 @@ macro_rules! product {
 
 product!(f32 f64);
 
-/// Multiplies; `sink` is made for the result's strides, and whether rows and columns have changed places.
+/// Multiplies. `epilogue` makes the epilogue from the result's strides and a flag that is true if the transposed
+/// product is computed instead.
 ///
 /// # Safety
-/// The sink's result has the product's shape, and nobody else reads or writes it.
+/// The epilogue's result has the product's shape, and no other code reads or writes it.
 pub(super) unsafe fn multiply<E, S>(
     a: MatRef<'_, E>,
     b: MatRef<'_, E>,
     extents: &[usize],
     strides: (usize, usize),
-    sink: impl FnOnce((usize, usize), bool) -> S,
+    epilogue: impl FnOnce((usize, usize), bool) -> S,
 ) where
     E: Widen<Wide: Gemm>,
-    S: Sink<E::Wide>,
+    S: Epilogue<E::Wide>,
 {
     let ((m, k), n) = (a.shape(), b.shape().1);
     assert_eq!(contraction_len(extents), Some(k), "extents of the contraction");
     if m == 0 || n == 0 {
         return;
     }
-    let turned = wants_turning::<E>((m, n), strides);
-    let (a, b, strides) = if turned { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
-    let sink = sink(strides, turned);
+    let transposed = prefers_transposed::<E>((m, n), strides);
+    let (a, b, strides) = if transposed { (b.t(), a.t(), (strides.1, strides.0)) } else { (a, b, strides) };
+    let epilogue = epilogue(strides, transposed);
     if k == 0 {
         for (row, col) in (0..a.shape().0).flat_map(|row| (0..b.shape().1).map(move |col| (row, col))) {
-            // SAFETY: the element lies inside the result.
-            unsafe { sink.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
+            // SAFETY: the element is inside the result.
+            unsafe { epilogue.put((row, col), (1, 1), &mut [E::Wide::ZERO], 1) };
         }
         return;
     }
     let tree = Contraction::cached(extents, block_len::<E::Wide>());
-    // SAFETY: the caller's promise; seen the other way round, the result is the other product's.
-    unsafe { run_on_threads(&Job { a, b, tree: &tree }, &sink) };
+    // SAFETY: the caller's promise; the transposed product has the transposed result.
+    unsafe { run_on_threads(&GemmOperands { a, b, tree: &tree }, &epilogue) };
 }
 
-/// The number of indices that a contraction over `extents` has; none if it is more than a `usize` holds.
+/// Returns the number of indices of a contraction over `extents`, or `None` if it overflows.
 pub(super) fn contraction_len(extents: &[usize]) -> Option<usize> {
     if extents.contains(&0) {
         return Some(0);
@@ -81,11 +91,11 @@ pub(super) fn contraction_len(extents: &[usize]) -> Option<usize> {
     extents.iter().try_fold(1usize, |len, &extent| len.checked_mul(extent))
 }
 
-/// True where the transposed product wastes fewer lanes, or only its columns lie side by side.
-fn wants_turning<E: Widen<Wide: Gemm>>((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
+/// Returns true if the transposed product is faster: it wastes fewer lanes, or only its result has contiguous columns.
+fn prefers_transposed<E: Widen<Wide: Gemm>>((m, n): (usize, usize), (rs, cs): (usize, usize)) -> bool {
     let lanes = E::Wide::kernels(Isa::current()).lanes;
-    let (straight, turned) = (m * n.next_multiple_of(lanes), n * m.next_multiple_of(lanes));
-    if cs != 1 && rs == 1 { 2 * turned <= 3 * straight } else { 3 * turned <= 2 * straight }
+    let (straight, transposed) = (m * n.next_multiple_of(lanes), n * m.next_multiple_of(lanes));
+    if cs != 1 && rs == 1 { 2 * transposed <= 3 * straight } else { 3 * transposed <= 2 * straight }
 }
 
 #[cfg(test)]
@@ -93,7 +103,7 @@ mod tests {
     use super::*;
     use crate::tensor::cpu::with_isa;
 
-    /// A product of contiguous matrices, cut out of the contraction `start..start + len` of `a` and `b`.
+    /// Two contiguous matrices, to multiply over parts of their contraction.
     struct Case<T> {
         m: usize,
         k: usize,
@@ -104,7 +114,7 @@ mod tests {
 
     impl<T: Gemm> Case<T> {
         fn new(m: usize, k: usize, n: usize) -> Self {
-            // Values for which every other order of summation gives other bits.
+            // Values whose sum has other bits in any other order.
             let value = |i: usize| {
                 let x = T::of(((i * 7919 + 13) % 1009) as f64 * 0.01 - 5.0);
                 x * T::of([1.0, 1e3, 1e-3, 3.0][i * 5 % 4])
@@ -118,20 +128,20 @@ mod tests {
             }
         }
 
-        /// The product over `start..` of as many indices as the extents have.
+        /// Returns the product over the indices from `start` on, as many as the extents have.
         fn part(&self, start: usize, extents: &[usize]) -> Vec<T> {
             let len: usize = extents.iter().product();
             let a = MatRef::new(&self.a, (self.m, self.k), (self.k, 1)).unwrap().cols(start, len);
             let b = MatRef::new(&self.b, (self.k, self.n), (self.n, 1)).unwrap().rows(start, len);
             let mut c = vec![T::LOWEST; self.m * self.n];
             let data = c.as_mut_ptr();
-            let plain = |strides, _| Plain { c: data, strides, alpha: T::ONE, beta: None };
+            let plain = |strides, _| LinearEpilogue { c: data, strides, alpha: T::ONE, beta: None };
             // SAFETY: `c` has the product's shape.
             unsafe { multiply(a, b, extents, (self.n, 1), plain) };
             c
         }
 
-        /// Checks every node of the tree below this one against the sum of its halves, leaves against the definition.
+        /// Checks that every node below this one is the sum of its halves, and every leaf by its definition.
         fn check(&self, start: usize, extents: &[usize]) -> Vec<T> {
             let got = self.part(start, extents);
             let (len, inner) = (extents[0], &extents[1..]);
@@ -165,7 +175,7 @@ mod tests {
             Case::<f32>::new(3, k, 5).check(0, &[k]);
             Case::<f64>::new(2, k, 3).check(0, &[k]);
         }
-        // Beyond a block.
+        // Longer than a block.
         for k in [1024, 1025, 2047, 4099] {
             Case::<f32>::new(2, k, 3).check(0, &[k]);
         }

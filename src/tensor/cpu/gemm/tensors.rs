@@ -2,32 +2,61 @@
 
 use super::super::as_elements_mut;
 use super::super::real::{Num, Real, Widen};
+use super::epilogue::{FusedEpilogue, LinearEpilogue, UnaryF};
 use super::matrix::MatRef;
 use super::product::{Gemm, contraction_len, multiply};
-use super::sink::{Finish, Plain, UnaryF};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, for_dtype};
 
-/// `a @ b` for `a` of shape `[batch, m, k]` and `b` of `[batch, k, n]`, in any strides; the result is contiguous.
+/// Returns `a @ b` for `a` of shape `[batch, m, k]` and `b` of shape `[batch, k, n]`, with any strides. The result is
+/// contiguous.
 ///
-/// `tree` holds the extents of the summed dims, outermost first, which `k` runs over row-major: `&[k]` for one. They alone
-/// fix the order of summation. Where `b` is repeated along the batch (stride 0, or a batch of 1) and `a`'s batch runs
-/// on into its rows, all is one product. f16 and bf16 are multiplied in f32 and rounded once. No elements along `k` give
-/// zeros.
+/// `tree` has the extents of the summed dims, outermost first, whose product is `k`: `&[k]` for one dim. They alone
+/// determine the order of summation. If `b` is repeated along the batch (stride 0, or a batch of 1) and the batch of
+/// `a` can be merged with its rows, one product is computed. f16 and bf16 are multiplied in f32 and rounded once. If
+/// `k` is 0 the result is zeros.
+///
+/// ```
+/// use isoshard::tensor::{Tensor, cpu};
+/// let a = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [1, 2, 2])?;
+/// let b = Tensor::from_vec(vec![1.0f32, 1.0, 0.0, 1.0], [1, 2, 2])?;
+/// assert_eq!(cpu::gemm("matmul", &a, &b, &[2])?.to_vec::<f32>()?, [1.0, 3.0, 3.0, 7.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses operands that are not three-dimensional, whose shapes do not fit or whose dtypes differ, extents whose product
-/// is not `k`, and integers.
+/// Returns an error that names `verb` if an operand does not have three dims, if the shapes do not fit, if the dtypes
+/// differ or are integers, or if the product of `tree` is not `k`.
 pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize]) -> Result<Tensor> {
     gemm_fused::<Unchanged>(verb, a, b, tree, None, None)
 }
 
-/// `f(a @ b + bias)`: as [`gemm`], with `bias` of shape `[n]` and the function `f` applied on the way to memory.
+/// Returns `f(a @ b + bias)` for operands as in [`gemm`] and a `bias` of shape `[n]`, in one pass.
 ///
-/// The bits are those of separate operators: f16 and bf16 are rounded after every step.
+/// The result has the bits of three separate operators: f16 and bf16 are rounded after every step.
+///
+/// ```
+/// use isoshard::tensor::cpu::{self, Real, UnaryF};
+/// use isoshard::tensor::Tensor;
+///
+/// #[derive(Clone, Copy)]
+/// struct Square;
+/// impl UnaryF for Square {
+///     #[inline(always)]
+///     fn apply<A: Real>(self, x: A) -> A {
+///         x * x
+///     }
+/// }
+/// let a = Tensor::from_vec(vec![1.0f32, 2.0], [1, 1, 2])?;
+/// let b = Tensor::from_vec(vec![3.0f32, 4.0], [1, 2, 1])?;
+/// let bias = Tensor::from_vec(vec![-1.0f32], [1])?;
+/// let y = cpu::gemm_fused("linear", &a, &b, &[2], Some(&bias), Some(Square))?;
+/// assert_eq!(y.item()?, 100.0);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// As [`gemm`]; refuses a bias of another dtype or shape.
+/// Returns the errors of [`gemm`], and an error if the bias has another dtype or shape.
 pub fn gemm_fused<F: UnaryF + Sync>(
     verb: &str,
     a: &Tensor,
@@ -60,7 +89,7 @@ pub fn gemm_fused<F: UnaryF + Sync>(
     for_dtype!(float verb, a.dtype(), E => gemm_as::<E, F>(a, b, tree, bias, f))
 }
 
-/// A function that leaves its argument as it is, to name a [`gemm_fused`] without one.
+/// The identity, as the type argument of a [`gemm_fused`] without a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Unchanged;
 
@@ -71,6 +100,7 @@ impl UnaryF for Unchanged {
     }
 }
 
+/// [`gemm_fused`] for element type `E`, with checked shapes.
 fn gemm_as<E, F>(
     a: &Tensor,
     b: &Tensor,
@@ -92,29 +122,29 @@ where
     let bias = bias.map(Tensor::packed);
     let bias = bias.as_ref().map(|x| x.as_slice::<E>()).transpose()?;
     let c = as_elements_mut::<E>(out.bytes_mut());
-    let one_b = batch == 1 || bsr[0] == 0;
-    let runs_on = batch == 1 || m == 1 || asr[0] == m * asr[1];
+    let shared_b = batch == 1 || bsr[0] == 0;
+    let batch_extends_rows = batch == 1 || m == 1 || asr[0] == m * asr[1];
     let rows = if m == 1 && batch > 1 { asr[0] } else { asr[1] };
-    let (products, m) = if one_b && runs_on { (1, batch * m) } else { (batch, m) };
+    let (products, m) = if shared_b && batch_extends_rows { (1, batch * m) } else { (batch, m) };
     let row_step = if products == 1 { rows } else { asr[1] };
     for (i, c) in c.chunks_exact_mut(m * n).take(products).enumerate() {
         let a = MatRef::new(from(ad, i * asr[0]), (m, k), (row_step, asr[2]))?;
         let b = MatRef::new(from(bd, i * bsr[0]), (k, n), (bsr[1], bsr[2]))?;
         let c = c.as_mut_ptr();
-        // SAFETY: both sinks are over this chunk, which is borrowed exclusively and has the product's shape; where `E`
+        // SAFETY: both epilogues store to this chunk, which is borrowed exclusively and has the product's shape; if `E`
         // is its own wide type, the pointers' types are the same.
         unsafe {
             if E::NATIVE && bias.is_none() && f.is_none() {
-                multiply(a, b, tree, (n, 1), |strides, _| Plain {
+                multiply(a, b, tree, (n, 1), |strides, _| LinearEpilogue {
                     c: c.cast::<E::Wide>(),
                     strides,
                     alpha: E::Wide::ONE,
                     beta: None,
                 });
             } else {
-                multiply(a, b, tree, (n, 1), |strides, turned| {
-                    let steps = if turned { (1, 0) } else { (0, 1) };
-                    Finish { c, strides, bias: bias.map(|data| (data, steps)), f }
+                multiply(a, b, tree, (n, 1), |strides, transposed| {
+                    let steps = if transposed { (1, 0) } else { (0, 1) };
+                    FusedEpilogue { c, strides, bias: bias.map(|data| (data, steps)), f }
                 });
             }
         }
@@ -122,7 +152,7 @@ where
     Ok(out)
 }
 
-/// An operand without elements may start behind its buffer.
+/// Returns the data from `start` on; an operand without elements may start beyond the end.
 fn from<E>(data: &[E], start: usize) -> &[E] {
     &data[start.min(data.len())..]
 }
@@ -205,9 +235,9 @@ mod tests {
                 let (a, b) = (narrow(&noise([1, m, k], 1)), narrow(&noise([1, k, n], 2)));
                 let want = narrow(&plain(&wide(&a), &wide(&b))).to_f64_vec();
                 assert_eq!(plain(&a, &b).to_f64_vec(), want);
-                let turned =
+                let transposed =
                     |x: &Tensor| x.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
-                assert_eq!(plain(&turned(&a), &turned(&b)).to_f64_vec(), want);
+                assert_eq!(plain(&transposed(&a), &transposed(&b)).to_f64_vec(), want);
                 let apart = |x: &Tensor| {
                     let (m, n) = (x.shape()[1], x.shape()[2]);
                     let twice = x.unsqueeze(3).unwrap().expand([1, m, n, 2]).unwrap().contiguous().unwrap();
@@ -222,14 +252,14 @@ mod tests {
         let a = noise([1, 5, 300], 1);
         assert!(gemm("matmul", &a, &a, &[300]).is_err());
         assert!(gemm("matmul", &a, &noise([1, 300, 4], 2), &[10, 3]).is_err());
-        // 2^64 indices, which a product that wraps takes for none.
+        // 2^64 indices, whose number wraps to 0.
         let (a, b) = (Tensor::zeros(DType::F32, [1, 2, 0]), Tensor::zeros(DType::F32, [1, 0, 2]));
         assert!(gemm("matmul", &a, &b, &[2; 64]).is_err());
         assert_eq!(gemm("matmul", &a, &b, &[1 << 40, 0, 1 << 40]).unwrap().to_f64_vec(), [0.0; 4]);
     }
 
-    struct Sum;
-    impl Function<2> for Sum {
+    struct AddTwo;
+    impl Function<2> for AddTwo {
         #[inline(always)]
         fn at<A: Real>(_: f64, [x, y]: [A; 2]) -> A {
             x + y
@@ -262,7 +292,7 @@ mod tests {
                     compute("swish", &Loops::floats::<Swish, 1>(), 0.0, &mut [x.clone()]).unwrap()
                 };
                 let mut terms = [product.clone(), bias.expand([1, m, n]).unwrap()];
-                let sum = compute("add", &Loops::floats::<Sum, 2>(), 0.0, &mut terms).unwrap();
+                let sum = compute("add", &Loops::floats::<AddTwo, 2>(), 0.0, &mut terms).unwrap();
                 let want = [swish(&sum), sum, swish(&product)];
                 for &isa in Isa::available() {
                     let got = with_isa(isa, || {

@@ -1,50 +1,59 @@
-//! Several threads for one product.
+//! One product on several threads.
 
 use std::cell::Cell;
 
 use super::super::real::{Real, Widen};
 use super::super::simd::{Isa, with_isa};
-use super::blocks::{Job, run};
-use super::sink::{Direct, Sink};
+use super::blocks::{GemmOperands, run};
+use super::epilogue::{DirectStore, Epilogue};
 use super::tile::Tiled;
 
-/// Products with fewer multiplications than this are not worth a thread.
-const WORTH: usize = 4 << 20;
+/// A product with fewer multiplications than this runs on one thread.
+const MIN_MULTIPLICATIONS: usize = 4 << 20;
 
 thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Runs `f` with up to `n` threads for each large product that this thread computes in it; without, it is one. The
-/// results have the same bits with any number.
+/// Runs `f`, in which each large product of this thread uses up to `n` threads. Outside it uses one. Any number of
+/// threads gives the same bits.
+///
+/// ```
+/// use isoshard::tensor::{DType, Tensor, cpu};
+/// let (a, b) = (Tensor::full(DType::F32, [1, 64, 9], 0.1), Tensor::full(DType::F32, [1, 9, 64], 3.0));
+/// let product = || cpu::gemm("matmul", &a, &b, &[9]);
+/// assert_eq!(cpu::with_threads(4, product)?.as_bytes()?, product()?.as_bytes()?);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Panics
 /// If `n` is 0.
 pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
-    struct Restore(usize);
-    impl Drop for Restore {
+    struct RestoreThreads(usize);
+    impl Drop for RestoreThreads {
         fn drop(&mut self) {
             THREADS.set(self.0);
         }
     }
-    assert!(n > 0, "with_threads: wants one thread or more");
-    let _restore = Restore(THREADS.replace(n));
+    assert!(n > 0, "with_threads: needs one thread or more");
+    let _restore = RestoreThreads(THREADS.replace(n));
     f()
 }
 
-/// As [`run`], on the threads allowed: each takes some rows, or some columns where there are more of these.
+/// Runs [`run`] on the allowed number of threads. Each computes some rows, or some columns if there are more columns
+/// than rows.
 ///
 /// # Safety
-/// As [`run`].
+/// The conditions of [`run`] hold.
 pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
-    job: &Job<'_, E>,
-    sink: &dyn Sink<T>,
+    operands: &GemmOperands<'_, E>,
+    epilogue: &dyn Epilogue<T>,
 ) {
-    let ((m, k), n) = (job.a.shape(), job.b.shape().1);
+    let ((m, k), n) = (operands.a.shape(), operands.b.shape().1);
     let threads = THREADS.get();
-    if threads == 1 || m.saturating_mul(n).saturating_mul(k) < WORTH {
+    if threads == 1 || m.saturating_mul(n).saturating_mul(k) < MIN_MULTIPLICATIONS {
         // SAFETY: the caller's promise.
-        return unsafe { run(job, sink) };
+        return unsafe { run(operands, epilogue) };
     }
     let isa = Isa::current();
     let kernels = T::kernels(isa);
@@ -54,12 +63,12 @@ pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
     let part = |start: usize| {
         let len = share.min(len - start);
         let (a, b, at) = if m >= n {
-            (job.a.rows(start, len), job.b, (start, 0))
+            (operands.a.rows(start, len), operands.b, (start, 0))
         } else {
-            (job.a, job.b.cols(start, len), (0, start))
+            (operands.a, operands.b.cols(start, len), (0, start))
         };
-        // SAFETY: the parts' results are parts of the result that do not overlap.
-        unsafe { run(&Job { a, b, tree: job.tree }, &Shifted { sink, at }) };
+        // SAFETY: the threads' parts of the result do not overlap.
+        unsafe { run(&GemmOperands { a, b, tree: operands.tree }, &OffsetEpilogue { epilogue, at }) };
     };
     std::thread::scope(|scope| {
         for start in (share..len).step_by(share) {
@@ -69,22 +78,22 @@ pub(super) unsafe fn run_on_threads<E: Widen<Wide = T>, T: Real + Tiled>(
     });
 }
 
-/// A part of another sink's result.
-struct Shifted<'a, T> {
-    sink: &'a dyn Sink<T>,
+/// An epilogue for the part of the result that begins at `at`.
+struct OffsetEpilogue<'a, T> {
+    epilogue: &'a dyn Epilogue<T>,
     at: (usize, usize),
 }
 
-// SAFETY: the part lies inside the other result.
-unsafe impl<T> Sink<T> for Shifted<'_, T> {
-    fn direct(&self) -> Option<Direct<T>> {
-        let direct = self.sink.direct()?;
-        Some(Direct { c: direct.c.wrapping_add(self.at.0 * direct.step + self.at.1), ..direct })
+// SAFETY: the part is inside the whole result.
+unsafe impl<T> Epilogue<T> for OffsetEpilogue<'_, T> {
+    fn direct(&self) -> Option<DirectStore<T>> {
+        let direct = self.epilogue.direct()?;
+        Some(DirectStore { c: direct.c.wrapping_add(self.at.0 * direct.step + self.at.1), ..direct })
     }
 
     unsafe fn put(&self, (row, col): (usize, usize), shape: (usize, usize), values: &mut [T], step: usize) {
         // SAFETY: the caller's promise.
-        unsafe { self.sink.put((self.at.0 + row, self.at.1 + col), shape, values, step) }
+        unsafe { self.epilogue.put((self.at.0 + row, self.at.1 + col), shape, values, step) }
     }
 }
 
@@ -98,7 +107,7 @@ mod tests {
     fn any_number_of_threads_gives_the_same_bits() {
         let of = |i: usize| ((i * 7919 + 13) % 1009) as f32 * 0.01 - 5.0;
         for (m, k, n) in [(211, 300, 97), (90, 300, 203), (1, 1030, 4100), (4200, 1000, 1)] {
-            assert!(m * k * n >= WORTH, "worth several threads");
+            assert!(m * k * n >= MIN_MULTIPLICATIONS, "worth several threads");
             let (a, b): (Vec<f32>, Vec<f32>) = ((0..m * k).map(of).collect(), (0..k * n).map(of).collect());
             let product = |threads: usize| {
                 let mut c = vec![f32::ZERO; m * n];

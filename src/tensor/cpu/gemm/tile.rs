@@ -1,65 +1,65 @@
-//! One tile of a product: some rows by some vectors of columns, over a whole tree or one block of it.
+//! One tile of a product: a few rows by a few vectors of columns, over the whole summation tree or one block of it.
 //!
-//! The accumulators of a leaf stay in registers. A finished leaf is joined with the finished nodes on its left, which lie
-//! on a small stack in memory, and pushed in its turn.
+//! The accumulators of a leaf stay in registers. A finished leaf is joined with finished nodes on its left, which are
+//! on a small stack in memory, and pushed onto it.
 
 use std::array::from_fn;
 
 use super::super::simd::Isa;
-use super::contraction::Leaf;
+use super::contraction::ContractionLeaf;
 use super::transpose::{TransposeFn, transpose_plain};
 #[cfg(target_arch = "x86_64")]
 use super::transpose::{transpose_f32, transpose_f64};
-use super::vector::{Lanes, Vector, prefetch, prefetch_to_write};
+use super::vector::{ArrayVector, Vector, prefetch, prefetch_to_write};
 
-/// What a tile is made from and where it goes. Steps are in elements.
+/// The operands and the destination of a tile. Distances are in elements.
 pub(super) struct Tile<T> {
-    /// The first row's first element.
+    /// The first element of the first row.
     pub(super) a: *const T,
-    /// From row to row, and along the contraction.
+    /// The distances from row to row and along the contraction.
     pub(super) a_steps: (usize, usize),
     /// The first row of the panel of columns.
     pub(super) b: *const T,
-    /// Along the contraction; the columns lie side by side.
+    /// The distance along the contraction; columns are contiguous.
     pub(super) b_step: usize,
-    /// Never empty.
-    pub(super) leaves: *const [Leaf],
-    /// Room for the finished nodes.
+    /// The leaves to compute; never empty.
+    pub(super) leaves: *const [ContractionLeaf],
+    /// The buffer for finished nodes.
     pub(super) stack: *mut T,
-    /// The first element of the result, whose columns lie side by side.
+    /// The first element of the result, whose columns are contiguous.
     pub(super) c: *mut T,
-    /// From row to row of the result.
+    /// The distance from row to row of the result.
     pub(super) c_step: usize,
     /// The factor of the sum.
     pub(super) alpha: T,
-    /// The factor of what the result held; none if that is not to be read.
+    /// The factor of the result's old value; `None` if it is not read.
     pub(super) beta: Option<T>,
 }
 
-/// Computes a tile.
+/// A function that computes a tile.
 pub(super) type TileFn<T> = unsafe fn(&Tile<T>);
 
 /// The kernels of one instruction set.
-pub struct Kernels<T: 'static> {
-    /// Elements in a vector.
+pub struct TileKernels<T: 'static> {
+    /// The number of elements in a vector.
     pub(super) lanes: usize,
-    /// `tiles[rows - 1][vectors - 1]`.
+    /// The kernel for `rows` rows and `vectors` vectors is `tiles[rows - 1][vectors - 1]`.
     pub(super) tiles: &'static [&'static [TileFn<T>]],
-    /// A single row of so many vectors.
+    /// The number of vectors in a single wide row, and its kernel.
     pub(super) wide_row: (usize, TileFn<T>),
-    /// Packs columns that lie apart.
+    /// The function that packs columns that are contiguous along the contraction.
     pub(super) transpose: TransposeFn<T>,
 }
 
 /// An element type with tile kernels.
 pub trait Tiled: Sized + 'static {
-    /// The kernels for `isa`, which this CPU has.
-    fn kernels(isa: Isa) -> &'static Kernels<Self>;
+    /// Returns the kernels for `isa`, which this CPU must have.
+    fn kernels(isa: Isa) -> &'static TileKernels<Self>;
 }
 
 macro_rules! kernels {
     ($name:ident, $t:ty, $v:ty, $call:ident, $wide:expr, $transpose:expr, [$($rows:literal)*], $vectors:tt) => {
-        pub(super) static $name: Kernels<$t> = Kernels {
+        pub(super) static $name: TileKernels<$t> = TileKernels {
             lanes: <$v as Vector>::LANES,
             tiles: &[$(&kernels!(@row $call, $v, $rows, $vectors)),*],
             wide_row: ($wide, $call::<$v, 1, $wide>),
@@ -81,13 +81,13 @@ mod x86 {
     kernels!(AVX2_F64, f64, __m256d, avx2, 8, transpose_f64, [1 2 3 4 5 6], [1 2]);
 }
 
-kernels!(PLAIN_F32, f32, Lanes<f32, 4>, plain, 4, transpose_plain::<f32>, [1 2 3 4], [1 2]);
-kernels!(PLAIN_F64, f64, Lanes<f64, 2>, plain, 4, transpose_plain::<f64>, [1 2 3 4], [1 2]);
+kernels!(PLAIN_F32, f32, ArrayVector<f32, 4>, plain, 4, transpose_plain::<f32>, [1 2 3 4], [1 2]);
+kernels!(PLAIN_F64, f64, ArrayVector<f64, 2>, plain, 4, transpose_plain::<f64>, [1 2 3 4], [1 2]);
 
 macro_rules! tiled {
     ($($t:ty, $avx512:ident, $avx2:ident, $plain:ident;)*) => {$(
         impl Tiled for $t {
-            fn kernels(isa: Isa) -> &'static Kernels<$t> {
+            fn kernels(isa: Isa) -> &'static TileKernels<$t> {
                 match isa {
                     #[cfg(target_arch = "x86_64")]
                     Isa::Avx512 => &x86::$avx512,
@@ -124,14 +124,14 @@ unsafe fn plain<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::
     unsafe { tile::<V, ROWS, VECTORS>(t) }
 }
 
-/// How far along the contraction rows are fetched before they are needed.
-const AHEAD: usize = 12;
+/// The distance along the contraction at which rows are prefetched.
+const PREFETCH_DISTANCE: usize = 12;
 
-/// `c = alpha * tree of (a * b) + beta * c`.
+/// Sets `c = alpha * sum + beta * c`, with the sum of `a * b` in the order of the tree.
 ///
 /// # Safety
-/// The CPU has `V`'s instruction set. `a` reaches over `ROWS` rows and `b` over `VECTORS` vectors, both over the leaves'
-/// lengths; `c` is as large and written by nobody else; the stack holds a tile for each node that is waiting.
+/// The CPU has `V`'s instruction set. `a` covers `ROWS` rows and `b` `VECTORS` vectors, both over the leaves' lengths.
+/// `c` covers the tile, and no other code writes it. The stack has room for the tiles of all unfinished nodes.
 #[inline(always)]
 unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T>) {
     // SAFETY: the caller's promise, for everything below.
@@ -149,10 +149,10 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T
         }
         loop {
             let leaf = leaves[at];
-            // A product added to -0.0 is that product: signed zeros included.
-            acc = [[V::nothing(); VECTORS]; ROWS];
+            // Adding a product to -0.0 gives that product, also if it is a signed zero.
+            acc = [[V::sum_identity(); VECTORS]; ROWS];
             for _ in 0..leaf.len {
-                prefetch(a.wrapping_add(AHEAD * t.a_steps.1));
+                prefetch(a.wrapping_add(PREFETCH_DISTANCE * t.a_steps.1));
                 let columns: [V; VECTORS] = from_fn(|j| V::load(b.add(j * V::LANES)));
                 for (i, acc) in acc.iter_mut().enumerate() {
                     let x = V::splat(*a.add(i * t.a_steps.0));
@@ -182,6 +182,10 @@ unsafe fn tile<V: Vector, const ROWS: usize, const VECTORS: usize>(t: &Tile<V::T
     }
 }
 
+/// Stores a finished tile.
+///
+/// # Safety
+/// The conditions of [`tile`] hold.
 #[inline(always)]
 unsafe fn finish<V: Vector, const ROWS: usize, const VECTORS: usize>(
     t: &Tile<V::T>,

@@ -1,14 +1,14 @@
-//! Transposing copies: lines that lie apart become columns that lie side by side.
+//! Transposing copies: contiguous lines become columns.
 
-/// Copies `lines` lines of `len` elements, `src_step` apart, into columns: element `k` of line `j` goes to
-/// `dst[k * dst_step + j]`.
+/// A function that copies `lines` lines of `len` elements, `src_step` apart, into columns: element `k` of line `j` goes
+/// to `dst[k * dst_step + j]`.
 pub(super) type TransposeFn<T> =
     unsafe fn(src: *const T, src_step: usize, lines: usize, len: usize, dst: *mut T, dst_step: usize);
 
-/// Element by element.
+/// The [`TransposeFn`] that copies element by element.
 ///
 /// # Safety
-/// `src` and `dst` reach as far as the lines do, and do not overlap.
+/// `src` and `dst` cover the lines, and do not overlap.
 pub(super) unsafe fn transpose_plain<T: Copy>(
     src: *const T,
     src_step: usize,
@@ -34,13 +34,13 @@ mod x86 {
 
     use super::transpose_plain;
 
-    /// Square blocks in registers, the rest element by element.
+    /// Defines the [`TransposeFn`]s that transpose square blocks in registers.
     macro_rules! transpose {
         ($($name:ident: $t:ty, $n:literal, $block:ident;)*) => {$(
-            #[doc = concat!("Blocks of ", $n, " x ", $n, ", the rest element by element.")]
+            #[doc = concat!("The [`super::TransposeFn`] that copies blocks of ", $n, " x ", $n, ", and the rest element by element.")]
             ///
             /// # Safety
-            /// As [`transpose_plain`]; the CPU has AVX2.
+            /// The conditions of [`transpose_plain`] hold; the CPU has AVX2.
             #[target_feature(enable = "avx2")]
             pub(in super::super) unsafe fn $name(
                 src: *const $t,
@@ -51,7 +51,7 @@ mod x86 {
                 dst_step: usize,
             ) {
                 let (full_lines, full_len) = (lines / $n * $n, len / $n * $n);
-                // SAFETY: blocks lie within the lines; the rest is the caller's promise.
+                // SAFETY: blocks are inside the lines; the rest is the caller's promise.
                 unsafe {
                     for j in (0..full_lines).step_by($n) {
                         for k in (0..full_len).step_by($n) {
@@ -59,9 +59,9 @@ mod x86 {
                         }
                     }
                     let (below, right) = (lines - full_lines, len - full_len);
-                    let (under, beside) = (src.add(full_lines * src_step), src.add(full_len));
-                    transpose_plain(under, src_step, below, full_len, dst.add(full_lines), dst_step);
-                    transpose_plain(beside, src_step, lines, right, dst.add(full_len * dst_step), dst_step);
+                    let (lower, rightmost) = (src.add(full_lines * src_step), src.add(full_len));
+                    transpose_plain(lower, src_step, below, full_len, dst.add(full_lines), dst_step);
+                    transpose_plain(rightmost, src_step, lines, right, dst.add(full_len * dst_step), dst_step);
                 }
             }
         )*};
@@ -76,7 +76,7 @@ mod x86 {
     unsafe fn block_f32(src: *const f32, src_step: usize, dst: *mut f32, dst_step: usize) {
         // SAFETY: eight elements of eight lines on both sides, the caller's promise.
         unsafe {
-            // Halves of lines i and i + 4 side by side.
+            // A vector of half of line i and half of line i + 4.
             let half = |line: usize, at: usize| _mm_loadu_ps(src.add(line * src_step + at));
             let pair = |line: usize, at: usize| {
                 _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(half(line, at)), half(line + 4, at))
@@ -127,7 +127,7 @@ mod tests {
             {
                 let src: Vec<T> = (0..lines.max(1) * src_step).map(of).collect();
                 let mut dst = vec![of(9999); len * dst_step];
-                // SAFETY: both buffers reach as far as the lines do; the CPU has `isa`.
+                // SAFETY: both buffers cover the lines; the CPU has `isa`.
                 unsafe {
                     (T::kernels(isa).transpose)(
                         src.as_ptr(),

@@ -1,41 +1,41 @@
-//! The vectors that tiles are computed in: AVX-512, AVX2 with FMA, and plain arrays.
+//! The vector types of tiles: AVX-512, AVX2 with FMA, and plain arrays.
 //!
-//! All of them multiply and add with one rounding, so a lane's value does not depend on the vector it is in.
+//! All of them round a multiply-add once, so the value of a lane does not depend on the vector type.
 
-/// Some lanes of `T`.
+/// A vector with lanes of type `T`.
 ///
 /// # Safety
-/// All methods want the instruction set of the type, and pointers to as many elements as there are lanes.
+/// All methods need the instruction set of the type, and pointers to as many elements as there are lanes.
 pub(super) unsafe trait Vector: Copy {
-    /// An element.
+    /// The type of a lane.
     type T: Copy;
-    /// The number of elements.
+    /// The number of lanes.
     const LANES: usize;
-    /// What a sum does not notice: -0.0.
-    unsafe fn nothing() -> Self;
-    /// `x` in every lane.
+    /// Returns the identity of addition, -0.0, in every lane.
+    unsafe fn sum_identity() -> Self;
+    /// Returns `x` in every lane.
     unsafe fn splat(x: Self::T) -> Self;
-    /// From memory, in any alignment.
+    /// Loads from memory with any alignment.
     unsafe fn load(p: *const Self::T) -> Self;
-    /// To memory, in any alignment.
+    /// Stores to memory with any alignment.
     unsafe fn store(self, p: *mut Self::T);
-    /// `self * b + c`, rounded once.
+    /// Returns `self * b + c`, rounded once.
     unsafe fn fma(self, b: Self, c: Self) -> Self;
-    /// The sum.
+    /// Returns the sum.
     unsafe fn add(self, b: Self) -> Self;
-    /// The product.
+    /// Returns the product.
     unsafe fn mul(self, b: Self) -> Self;
 }
 
 #[cfg(target_arch = "x86_64")]
 macro_rules! vectors {
     ($($v:ty, $t:ty, $lanes:expr, $set1:ident, $load:ident, $store:ident, $fma:ident, $add:ident, $mul:ident;)*) => {$(
-        // SAFETY: each method is one instruction of the set that the type stands for.
+        // SAFETY: each method is one instruction of the type's instruction set.
         unsafe impl Vector for $v {
             type T = $t;
             const LANES: usize = $lanes;
             #[inline(always)]
-            unsafe fn nothing() -> Self {
+            unsafe fn sum_identity() -> Self {
                 // SAFETY: the caller's promise.
                 unsafe { x86::$set1(-0.0) }
             }
@@ -84,28 +84,28 @@ vectors! {
     x86::__m256d, f64, 4, _mm256_set1_pd, _mm256_loadu_pd, _mm256_storeu_pd, _mm256_fmadd_pd, _mm256_add_pd, _mm256_mul_pd;
 }
 
-/// Lanes as an array, for every CPU.
+/// A vector as an array, for every CPU.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes<T, const N: usize>([T; N]);
+pub(super) struct ArrayVector<T, const N: usize>([T; N]);
 
 macro_rules! lanes {
     ($($t:ty, $n:expr, $fma:path;)*) => {$(
         // SAFETY: plain loops over the lanes.
-        unsafe impl Vector for Lanes<$t, $n> {
+        unsafe impl Vector for ArrayVector<$t, $n> {
             type T = $t;
             const LANES: usize = $n;
             #[inline(always)]
-            unsafe fn nothing() -> Self {
-                Lanes([-0.0; $n])
+            unsafe fn sum_identity() -> Self {
+                ArrayVector([-0.0; $n])
             }
             #[inline(always)]
             unsafe fn splat(x: $t) -> Self {
-                Lanes([x; $n])
+                ArrayVector([x; $n])
             }
             #[inline(always)]
             unsafe fn load(p: *const $t) -> Self {
-                // SAFETY: the caller's promise; an array wants no more alignment than its elements.
-                Lanes(unsafe { p.cast::<[$t; $n]>().read() })
+                // SAFETY: the caller's promise; an array needs no more alignment than its elements.
+                ArrayVector(unsafe { p.cast::<[$t; $n]>().read() })
             }
             #[inline(always)]
             unsafe fn store(self, p: *mut $t) {
@@ -142,11 +142,11 @@ lanes! {
     f64, 2, f64::mul_add;
 }
 
-/// Asks for a cache line that will be read soon. Any address will do.
+/// Prefetches a cache line that will be read soon. Any address is allowed.
 #[inline(always)]
 pub(super) fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which has no effect but on the caches.
+    // SAFETY: a hint, which affects the caches only.
     unsafe {
         x86::_mm_prefetch::<{ x86::_MM_HINT_T0 }>(p.cast());
     }
@@ -154,7 +154,7 @@ pub(super) fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
-/// Asks for a cache line that will be written soon. Any address will do.
+/// Prefetches a cache line that will be written soon. Any address is allowed.
 #[inline(always)]
 pub(super) fn prefetch_to_write<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -166,11 +166,12 @@ pub(super) fn prefetch_to_write<T>(p: *const T) {
     let _ = p;
 }
 
-/// `a * b + c`, rounded once, also where the CPU cannot and a library call per element would be slow.
+/// Returns `a * b + c`, rounded once, also if the CPU has no instruction for it; a library call per element would be
+/// slow.
 ///
-/// In f64 the product is exact. The sum is rounded to odd: of the two f64 around an exact sum that is none, the one with
-/// an odd significand, found from the rounding error (Knuth's two-sum). Rounding that to f32, less than half as wide, is then
-/// the same as rounding the exact sum (Boldo and Melquiond, IEEE Transactions on Computers 57, 2008).
+/// In f64 the product is exact. The sum is rounded to odd: if the exact sum is between two f64, the one with the odd
+/// significand is taken, which follows from the rounding error (Knuth's two-sum). Rounding it to f32, which is less
+/// than half as wide, equals rounding the exact sum (Boldo and Melquiond, IEEE Transactions on Computers 57, 2008).
 #[inline(always)]
 pub(super) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_feature = "fma", not(target_arch = "x86_64"))) {
@@ -181,7 +182,7 @@ pub(super) fn fma_f32(a: f32, b: f32, c: f32) -> f32 {
     let of_c = sum - p;
     let error = (p - (sum - of_c)) + (c - of_c);
     let bits = sum.to_bits();
-    // Away from zero where the error has the sum's sign, else towards it. NaN compares false both times.
+    // One step away from zero if the error has the sum's sign, else towards it. Both comparisons are false for NaN.
     let step = if (error.to_bits() ^ bits) >> 63 == 0 { 1 } else { u64::MAX };
     let inexact = (error > 0.0) | (error < 0.0);
     let odd = bits.wrapping_add(if inexact & (bits & 1 == 0) { step } else { 0 });
@@ -227,7 +228,7 @@ mod tests {
         for _ in 0..300_000 {
             let (a, b) = (f32::from_bits(next()), f32::from_bits(next()));
             same(a, b, f32::from_bits(next()));
-            // Near cancellation, ties and just beside ties.
+            // Cancellation, ties, and values next to ties.
             let p = a * b;
             same(a, b, f32::from_bits((-p).to_bits().wrapping_add(next() % 5).wrapping_sub(2)));
             same(a, b, p * f32::from_bits((127 - 24 + (next() % 49)) << 23));

@@ -1,6 +1,6 @@
 //! The summation tree of a contraction as kernels walk it: a list of leaves, divided into parts that are nodes.
 
-use crate::tensor::{LEAF, Split};
+use crate::tensor::{LEAF, SplitRule};
 
 /// The summation tree over some extents, outermost first; the same tree as in products on the CPU.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl Tree {
             None if len <= LEAF => self.leaves.push(ContractionLeaf { len: len as u32, merges: 0, depth }),
             Some((&next, inner)) if len == 1 => self.node(next, inner, depth),
             _ => {
-                let left = Split::Halves.left_of(len);
+                let left = SplitRule::Halves.left_of(len);
                 self.node(left, inner, depth + 1);
                 self.node(len - left, inner, depth + 1);
                 self.leaves.last_mut().expect("two nodes have leaves").merges += 1;

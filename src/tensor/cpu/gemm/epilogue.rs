@@ -1,58 +1,58 @@
-//! Where finished sums go.
+//! Epilogues: they store the finished sums of a product.
 
 use super::super::real::{Num, Real, Widen};
 use super::super::simd::{Kernel, dispatch};
 
-/// A function that finishes an element on its way to memory. Implement `apply` `#[inline(always)]`.
+/// A function that a fused product applies to each element before storing it. Implement `apply` `#[inline(always)]`.
 pub trait UnaryF: Copy {
-    /// Its value.
+    /// Returns the function's value.
     fn apply<A: Real>(self, x: A) -> A;
 }
 
-/// The most elements of a tile.
-pub(super) const TILE: usize = 512;
+/// The largest number of elements in a tile.
+pub(super) const MAX_TILE_LEN: usize = 512;
 
-/// Takes finished sums. Calls from several threads at once concern different elements.
+/// Stores finished sums. Concurrent calls from several threads store different elements.
 ///
 /// # Safety
-/// What [`Sink::direct`] gives may be written for every element of the result.
-pub(super) unsafe trait Sink<T>: Sync {
-    /// The result itself, if its columns lie side by side and tiles may be stored there as they come.
-    fn direct(&self) -> Option<Direct<T>>;
+/// The pointer of [`Epilogue::direct`] is valid for writing every element of the result.
+pub(super) unsafe trait Epilogue<T>: Sync {
+    /// Returns the result itself, if its columns are contiguous and tiles may be stored in it directly.
+    fn direct(&self) -> Option<DirectStore<T>>;
 
-    /// Takes the tile at `(row, col)` of `(rows, cols)`; its rows are `step` apart in `values`, which it may work in.
-    /// There are at most [`TILE`] of them.
+    /// Stores the tile of `shape` at `(row, col)`. Its rows are `step` apart in `values`, which may be overwritten and
+    /// have at most [`MAX_TILE_LEN`] elements.
     ///
     /// # Safety
-    /// The tile lies inside the result, and nobody else reads or writes these elements.
+    /// The tile is inside the result, and no other code reads or writes these elements.
     unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [T], step: usize);
 }
 
-/// How tiles are stored: `alpha * sum + beta * what was there`.
-pub(super) struct Direct<T> {
+/// A direct store of tiles: `c = alpha * sum + beta * c`.
+pub(super) struct DirectStore<T> {
     pub(super) c: *mut T,
-    /// From row to row.
+    /// The distance from row to row.
     pub(super) step: usize,
     pub(super) alpha: T,
     pub(super) beta: Option<T>,
 }
 
 /// `c = alpha * sum + beta * c`.
-pub(super) struct Plain<T> {
+pub(super) struct LinearEpilogue<T> {
     pub(super) c: *mut T,
     pub(super) strides: (usize, usize),
     pub(super) alpha: T,
-    /// None where `c` is not to be read.
+    /// `None` if `c` is not read.
     pub(super) beta: Option<T>,
 }
 
-// SAFETY: the pointer is to a result that the call has borrowed exclusively; threads write different elements.
-unsafe impl<T: Sync> Sync for Plain<T> {}
+// SAFETY: the pointer is to a result that is borrowed exclusively; threads write different elements.
+unsafe impl<T: Sync> Sync for LinearEpilogue<T> {}
 
-// SAFETY: `c` reaches over the whole result.
-unsafe impl<T: Real> Sink<T> for Plain<T> {
-    fn direct(&self) -> Option<Direct<T>> {
-        let direct = Direct { c: self.c, step: self.strides.0, alpha: self.alpha, beta: self.beta };
+// SAFETY: `c` is valid for the whole result.
+unsafe impl<T: Real> Epilogue<T> for LinearEpilogue<T> {
+    fn direct(&self) -> Option<DirectStore<T>> {
+        let direct = DirectStore { c: self.c, step: self.strides.0, alpha: self.alpha, beta: self.beta };
         (self.strides.1 == 1).then_some(direct)
     }
 
@@ -77,38 +77,39 @@ unsafe impl<T: Real> Sink<T> for Plain<T> {
 }
 
 /// `c = f(sum + bias)`, rounded to `E` after every step.
-pub(super) struct Finish<'a, E, F> {
+pub(super) struct FusedEpilogue<'a, E, F> {
     pub(super) c: *mut E,
     pub(super) strides: (usize, usize),
-    /// The bias seen as a matrix: its strides are (0, 1), or (1, 0) where rows and columns have changed places.
+    /// The bias as a matrix: its strides are (0, 1), or (1, 0) if the product is transposed.
     pub(super) bias: Option<(&'a [E], (usize, usize))>,
-    /// None for the sum as it is.
+    /// `None` if no function is applied.
     pub(super) f: Option<F>,
 }
 
-// SAFETY: as for `Plain`; the function is only called.
-unsafe impl<E: Sync, F: Sync> Sync for Finish<'_, E, F> {}
+// SAFETY: as for `LinearEpilogue`; the function is only called.
+unsafe impl<E: Sync, F: Sync> Sync for FusedEpilogue<'_, E, F> {}
 
-// SAFETY: tiles are never stored as they come.
-unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Sink<E::Wide> for Finish<'_, E, F> {
-    fn direct(&self) -> Option<Direct<E::Wide>> {
+// SAFETY: `direct` returns `None`.
+unsafe impl<E: Widen<Wide: Real>, F: UnaryF + Sync> Epilogue<E::Wide> for FusedEpilogue<'_, E, F> {
+    fn direct(&self) -> Option<DirectStore<E::Wide>> {
         None
     }
 
     unsafe fn put(&self, at: (usize, usize), shape: (usize, usize), values: &mut [E::Wide], step: usize) {
-        dispatch(FinishTile { finish: self, at, shape, values, step });
+        dispatch(FusedEpilogueTile { finish: self, at, shape, values, step });
     }
 }
 
-struct FinishTile<'a, 'b, E: Widen, F> {
-    finish: &'a Finish<'b, E, F>,
+/// The loop that stores one tile of a [`FusedEpilogue`].
+struct FusedEpilogueTile<'a, 'b, E: Widen, F> {
+    finish: &'a FusedEpilogue<'b, E, F>,
     at: (usize, usize),
     shape: (usize, usize),
     values: &'a mut [E::Wide],
     step: usize,
 }
 
-impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
+impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FusedEpilogueTile<'_, '_, E, F> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
@@ -116,13 +117,17 @@ impl<E: Widen<Wide: Real>, F: UnaryF> Kernel for FinishTile<'_, '_, E, F> {
         if E::NATIVE {
             self.steps(len, (&mut [], &mut []));
         } else {
-            self.steps(len, (&mut [E::default(); TILE][..len], &mut [E::Wide::ZERO; TILE][..len]));
+            self.steps(
+                len,
+                (&mut [E::default(); MAX_TILE_LEN][..len], &mut [E::Wide::ZERO; MAX_TILE_LEN][..len]),
+            );
         }
     }
 }
 
-impl<E: Widen<Wide: Real>, F: UnaryF> FinishTile<'_, '_, E, F> {
-    /// The first `len` values, with room for as many that are rounded.
+impl<E: Widen<Wide: Real>, F: UnaryF> FusedEpilogueTile<'_, '_, E, F> {
+    /// Applies the steps to the first `len` values and stores them. The buffers have room for `len` values, or none if
+    /// values are not rounded.
     #[inline(always)]
     fn steps(&mut self, len: usize, (narrow, wide): (&mut [E], &mut [E::Wide])) {
         let (finish, (row, col), cols) = (self.finish, self.at, self.shape.1);
@@ -150,7 +155,7 @@ impl<E: Widen<Wide: Real>, F: UnaryF> FinishTile<'_, '_, E, F> {
             let line = &line[..cols];
             let c = finish.c.wrapping_add((row + i) * finish.strides.0 + col * finish.strides.1);
             if finish.strides.1 == 1 {
-                // SAFETY: the promise of the caller of `put`: a row of the tile, lent to nobody else.
+                // SAFETY: a row of the tile, which the caller of `put` promises that no other code uses.
                 let c = unsafe { std::slice::from_raw_parts_mut(c, cols) };
                 E::store(c, wide, |dst| dst.copy_from_slice(line));
                 continue;
@@ -164,7 +169,7 @@ impl<E: Widen<Wide: Real>, F: UnaryF> FinishTile<'_, '_, E, F> {
     }
 }
 
-/// To `E` and back.
+/// Rounds values to `E` and widens them again.
 #[inline(always)]
 fn round<E: Widen<Wide: Real>>(values: &mut [E::Wide], narrow: &mut [E], wide: &mut [E::Wide]) {
     if !E::NATIVE {

@@ -1,0 +1,40 @@
+//! The scratch memory of a thread, kept from call to call.
+
+use std::cell::Cell;
+
+use super::super::real::Num;
+
+/// The largest scratch memory that a thread keeps after a call.
+const KEEP_BYTES: usize = 8 << 20;
+
+/// A cache line; its alignment suits the widest vectors.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct CacheLine([u8; 64]);
+
+thread_local! {
+    static SCRATCH: Cell<Vec<CacheLine>> = const { Cell::new(Vec::new()) };
+}
+
+/// Calls `f` with arrays of these lengths, aligned to cache lines, with arbitrary contents.
+pub(super) fn with_scratch<T: Num, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
+    let per_line = size_of::<CacheLine>() / size_of::<T>();
+    let lines = lens.map(|len| len.div_ceil(per_line));
+    let mut scratch = SCRATCH.take();
+    let wanted: usize = lines.iter().sum();
+    if scratch.len() < wanted {
+        scratch = vec![CacheLine([0; 64]); wanted];
+    }
+    let mut rest = &mut scratch[..];
+    let arrays = std::array::from_fn(|i| {
+        let (array, after) = std::mem::take(&mut rest).split_at_mut(lines[i]);
+        rest = after;
+        // SAFETY: the memory is initialised, aligned, long enough and borrowed exclusively; every bit pattern is a
+        // number.
+        unsafe { std::slice::from_raw_parts_mut(array.as_mut_ptr().cast::<T>(), lens[i]) }
+    });
+    f(arrays);
+    if size_of_val(&scratch[..]) <= KEEP_BYTES {
+        SCRATCH.set(scratch);
+    }
+}
