@@ -18,7 +18,7 @@ use super::tensor::{DTensor, Edge, Node, Saved, TapeCall, next_id};
 use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::{Add, Step};
+use crate::ops::{Add, VjpStep};
 use crate::placement::Layout;
 
 impl DTensor {
@@ -281,7 +281,7 @@ impl Pass {
     /// operands as they lie then.
     fn reduce_for(
         &self,
-        step: &Step,
+        step: &VjpStep,
         mut plan: Rc<Plan>,
         values: &mut [Option<DTensor>],
     ) -> Result<Rc<Plan>> {
@@ -330,7 +330,7 @@ fn add(a: DTensor, b: DTensor) -> Result<DTensor> {
     Ok(DTensor::apply_owned(&Add, &mut smallvec![a, b])?.swap_remove(0))
 }
 
-fn operands<'a>(step: &Step, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
+fn operands<'a>(step: &VjpStep, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
     step.ins.iter().map(|r| value(values, r.0 as usize)).collect()
 }
 

@@ -237,8 +237,8 @@ fn cheapest(
 /// MeshAxis `a`, beside the cuts that the other axes make in the first operand where it lies so.
 fn axis_beside(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxis {
     let mesh = mesh.mesh();
-    (0..mesh.ndim()).filter(|&b| b != a).fold(MeshAxis::alone(mesh.axis_len(a)), |axis, b| {
-        first[b].split_dims().fold(axis, |axis, d| axis.beside(d, mesh.axis_len(b)))
+    (0..mesh.ndim()).filter(|&b| b != a).fold(MeshAxis::new(mesh.axis_len(a)), |axis, b| {
+        first[b].split_dims().fold(axis, |axis, d| axis.with_split(d, mesh.axis_len(b)))
     })
 }
 
@@ -254,7 +254,7 @@ fn instantiate(slot: AxisPlacement, ragged: Option<&Placement>) -> Placement {
 
 /// The rows that cut one dim which result `k` sums over: the dims of its summation tree, outermost first.
 pub(super) fn tree_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
-    let mut rows = op.rows(metas, MeshAxis::alone(1));
+    let mut rows = op.rows(metas, MeshAxis::new(1));
     rows.retain(|r| r.outs[k].tree_leaf().is_some() && !r.takes_ragged());
     rows
 }

@@ -15,7 +15,7 @@ use super::tensor::{DTensor, DTensors};
 use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::{Batched, Op, Tensors, absent, run};
+use crate::ops::{Batched, Op, Tensors, meta_results, run};
 use crate::tensor::Tensor;
 
 impl DTensor {
@@ -234,7 +234,7 @@ fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) ->
     let outs = match &plan.nodes {
         // No elements: the results are what the plan says of them.
         nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {
-            absent(locals, plan.stored())?
+            meta_results(locals, plan.stored())?
         }
         None => run(op, locals, &plan.windows)?,
         Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,

@@ -15,7 +15,7 @@ use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::ops::{Metas, Op, Program, Vjp, Windows, has_unkeyed};
+use crate::ops::{Metas, Op, Vjp, VjpProgram, Windows, has_unkeyed};
 use crate::tensor::{DType, Shape};
 
 /// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
@@ -23,7 +23,7 @@ const PLANS_LEN: usize = 8192;
 
 /// One an operand: how it moves first, and to what.
 type Moves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
-type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
+type Programs = SmallVec<[(Needs, Rc<VjpProgram>); 1]>;
 
 /// How one operator runs on operands with given facts.
 pub(super) struct Plan {
@@ -115,7 +115,7 @@ impl Plan {
     }
 
     /// The derivative with respect to the operands that `needs` names.
-    pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<Program>> {
+    pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<VjpProgram>> {
         let find = |programs: &RefCell<Programs>| {
             programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone())
         };

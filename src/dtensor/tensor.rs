@@ -11,7 +11,7 @@ use super::redistribute::{self, InFlight, Redistribution};
 use super::tensor_meta::TensorMeta;
 use crate::comm::during_at_least;
 use crate::error::{Error, Result};
-use crate::ops::{Meta, Program};
+use crate::ops::{Meta, VjpProgram};
 use crate::placement::{Layout, Spec};
 use crate::tensor::{DType, Scalar, Shape, Tensor};
 
@@ -64,7 +64,7 @@ pub(super) struct Node {
 
 /// A call of an operator, as its derivative needs it.
 pub(super) struct TapeCall {
-    pub program: Rc<Program>,
+    pub program: Rc<VjpProgram>,
     /// One an operand, where its gradient is wanted and there is one.
     pub edges: SmallVec<[Option<Edge>; 3]>,
     /// In the numbering of the program's values.

@@ -66,9 +66,10 @@ pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
 pub use record::{
-    Batched, Bits, Key, Op, Program, Ref, Statistic, Step, Tensors, Unkeyed, Vjp, Window, Windows, eval_whole,
+    Batched, Bits, Op, OpKey, Statistic, Tensors, Unkeyed, Vjp, VjpProgram, VjpStep, VjpValue, Window,
+    Windows, eval_whole,
 };
-pub(crate) use record::{absent, arity, has_unkeyed, run};
+pub(crate) use record::{arity, has_unkeyed, meta_results, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::max::{Extreme, Max};
 pub use reduce::min::Min;
@@ -76,7 +77,7 @@ pub use reduce::sum::Sum;
 pub use reshape::Reshape;
 pub use rotary::Rotary;
 pub use row::{Algebra, AxisPlacement, MeshAxis, Row};
-pub use sample::{Fill, Input, Sample};
+pub use sample::{Input, InputFill, Sample};
 pub use signature::Signature;
 pub use slice::Slice;
 pub use softmax::Softmax;
@@ -84,6 +85,6 @@ pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
 pub use split::Split;
-pub use step::adamw::{AdamW, each_chunk, expect_step, step_rows};
-pub use step::sgd::Sgd;
+pub use step::adamw::{AdamWStep, each_chunk, expect_step, step_rows};
+pub use step::sgd::SgdStep;
 pub use work::Work;

@@ -22,7 +22,7 @@ pub type Tensors = SmallVec<[Tensor; 3]>;
 ///
 /// The value itself holds the attributes (a dim, a probability); it is compared and hashed as part of a plan's key.
 /// All methods speak of *global* shapes except [`Op::eval`], which computes this rank's part.
-pub trait Op: Key + fmt::Debug + Send + Sync {
+pub trait Op: OpKey + fmt::Debug + Send + Sync {
     /// The name, as users call it.
     fn name(&self) -> &'static str;
 
@@ -104,28 +104,28 @@ pub struct Statistic {
 
 /// A value of a program: an operand, a result, a gradient that came in, or the result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ref(pub(crate) u32);
+pub struct VjpValue(pub(crate) u32);
 
 /// One application of an operator.
 #[derive(Clone)]
-pub struct Step {
+pub struct VjpStep {
     /// The operator.
     pub op: Arc<dyn Op>,
     /// Its operands.
-    pub ins: SmallVec<[Ref; 4]>,
+    pub ins: SmallVec<[VjpValue; 4]>,
     /// Its first result; the others follow.
-    pub out: Ref,
+    pub out: VjpValue,
     /// The number of its results.
     pub out_len: usize,
 }
 
 /// A finished derivative. Values are numbered: operands, results, gradients of the results, then the steps' results.
 #[derive(Clone)]
-pub struct Program {
+pub struct VjpProgram {
     /// In order of execution.
-    pub steps: Vec<Step>,
+    pub steps: Vec<VjpStep>,
     /// One an operand: its gradient, or none because none was asked for or none exists.
-    pub grads: SmallVec<[Option<Ref>; 4]>,
+    pub grads: SmallVec<[Option<VjpValue>; 4]>,
     /// The number of values.
     pub values_len: usize,
     /// Which operands, results and incoming gradients the program reads.
@@ -150,8 +150,8 @@ pub struct Vjp<'a> {
     pub(super) ins_len: usize,
     pub(super) outs_len: usize,
     pub(super) needs: &'a [bool],
-    pub(super) steps: Vec<Step>,
-    pub(super) grads: SmallVec<[Option<Ref>; 4]>,
+    pub(super) steps: Vec<VjpStep>,
+    pub(super) grads: SmallVec<[Option<VjpValue>; 4]>,
     pub(super) answered: SmallVec<[bool; 4]>,
     pub(super) reads: SmallVec<[bool; 8]>,
     pub(super) constants: SmallVec<[bool; 4]>,
@@ -174,7 +174,7 @@ pub trait Batched: Op + Sized {
 }
 
 /// Comparing, hashing and copying operators behind `dyn Op`; implemented for every `Clone + Eq + Hash` operator.
-pub trait Key: Any {
+pub trait OpKey: Any {
     /// Equal type and attributes.
     fn key_eq(&self, other: &dyn Op) -> bool;
     /// Hashes type and attributes.
@@ -185,7 +185,7 @@ pub trait Key: Any {
     fn to_shared(&self) -> Arc<dyn Op>;
 }
 
-impl<T: Op + Clone + Eq + Hash> Key for T {
+impl<T: Op + Clone + Eq + Hash> OpKey for T {
     fn key_eq(&self, other: &dyn Op) -> bool {
         other.as_any().downcast_ref::<T>().is_some_and(|o| o == self)
     }
@@ -334,7 +334,7 @@ pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
     let mut ins: Tensors = ins.iter().cloned().collect();
     let at = Windows::whole(&metas, &outs);
     if ins.first().is_some_and(Tensor::is_meta) && !op.is_view() {
-        return absent(&mut ins, outs.into_iter().map(|m| (m.dtype, m.shape)));
+        return meta_results(&mut ins, outs.into_iter().map(|m| (m.dtype, m.shape)));
     }
     run(op, &mut ins, &at)
 }
@@ -363,7 +363,10 @@ pub(crate) fn run(op: &dyn Op, ins: &mut [Tensor], at: &Windows) -> Result<Tenso
 
 /// Results without elements, which are `outs` in dtype and shape. A result takes an operand's buffer where kernels may: it
 /// has its size, and nobody else needs it.
-pub(crate) fn absent(ins: &mut [Tensor], outs: impl Iterator<Item = (DType, Shape)>) -> Result<Tensors> {
+pub(crate) fn meta_results(
+    ins: &mut [Tensor],
+    outs: impl Iterator<Item = (DType, Shape)>,
+) -> Result<Tensors> {
     let mut taken: SmallVec<[bool; 8]> = SmallVec::from_elem(false, ins.len());
     let mut one = |(dtype, shape): (DType, Shape)| {
         let fits = |x: &mut Tensor| x.dtype() == dtype && *x.shape() == shape && x.is_unique();

@@ -46,7 +46,7 @@ impl Op for Reshape {
                 if let (Some(i), Some(o)) = (lead(x, old.clone()), lead(&self.shape, new.clone())) {
                     let inner_old: usize = x[i + 1..old.end].iter().product();
                     let inner_new: usize = self.shape[o + 1..new.end].iter().product();
-                    if cuts_agree((x[i], inner_old), (self.shape[o], inner_new), axis.ranks, axis.ways(i)) {
+                    if cuts_agree((x[i], inner_old), (self.shape[o], inner_new), axis.ranks, axis.pieces(i)) {
                         rows.push(Row::new([AxisPlacement::S(i)], [AxisPlacement::S(o)]));
                     }
                 }
@@ -91,10 +91,10 @@ fn cuts_agree((n, inner): (usize, usize), (m, inner_m): (usize, usize), ranks: u
     ways == ranks && (0..ranks).all(equal)
 }
 
-type Span = std::ops::Range<usize>;
+type DimRange = std::ops::Range<usize>;
 
 /// The finest pairs of runs of dims, old and new, with equal products; none of the extents is 0.
-fn groups(old: &Shape, new: &Shape) -> Vec<(Span, Span)> {
+fn groups(old: &Shape, new: &Shape) -> Vec<(DimRange, DimRange)> {
     let (mut i, mut j) = (0, 0);
     let mut groups = Vec::new();
     while i < old.len() || j < new.len() {

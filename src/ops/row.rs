@@ -118,19 +118,19 @@ impl MeshAxis {
     const DIMS: usize = 8;
 
     /// An axis of `ranks` ranks, beside which nothing splits the first operand.
-    pub fn alone(ranks: usize) -> MeshAxis {
+    pub fn new(ranks: usize) -> MeshAxis {
         MeshAxis { ranks, others: [1; MeshAxis::DIMS] }
     }
 
     /// The same axis, where another one of `ranks` ranks splits dim `dim` of the first operand.
-    pub fn beside(mut self, dim: usize, ranks: usize) -> MeshAxis {
+    pub fn with_split(mut self, dim: usize, ranks: usize) -> MeshAxis {
         self.others[dim.min(MeshAxis::DIMS - 1)] *= ranks;
         self
     }
 
     /// The number of pieces of dim `dim` of the first operand if this axis splits it too. A dim whose extent divides by
     /// it is cut evenly whatever the nesting; if it equals `ranks`, this axis alone cuts.
-    pub fn ways(&self, dim: usize) -> usize {
+    pub fn pieces(&self, dim: usize) -> usize {
         self.ranks * self.others[dim.min(MeshAxis::DIMS - 1)]
     }
 }

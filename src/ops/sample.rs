@@ -8,7 +8,7 @@ use crate::tensor::{DType, Shape, Tensor};
 
 /// What values an operand of a sample has.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Fill {
+pub enum InputFill {
     /// Integers from -4 to 4: their sums and products are exact, whatever the order.
     Ints,
     /// Positive multiples of 1/8 up to 4, for logarithms, roots and divisors.
@@ -27,7 +27,7 @@ pub struct Input {
     /// Dtype and global shape.
     pub meta: Meta,
     /// Its values.
-    pub fill: Fill,
+    pub fill: InputFill,
 }
 
 /// One call of an operator.
@@ -47,27 +47,27 @@ pub struct Sample {
 impl Input {
     /// f32 integers from -4 to 4.
     pub fn ints(shape: impl Into<Shape>) -> Input {
-        Input { meta: Meta::new(DType::F32, shape), fill: Fill::Ints }
+        Input { meta: Meta::new(DType::F32, shape), fill: InputFill::Ints }
     }
 
     /// f32 in (0, 4].
     pub fn positive(shape: impl Into<Shape>) -> Input {
-        Input { meta: Meta::new(DType::F32, shape), fill: Fill::Positive }
+        Input { meta: Meta::new(DType::F32, shape), fill: InputFill::Positive }
     }
 
     /// f32 in [0, 1].
     pub fn unit(shape: impl Into<Shape>) -> Input {
-        Input { meta: Meta::new(DType::F32, shape), fill: Fill::Unit }
+        Input { meta: Meta::new(DType::F32, shape), fill: InputFill::Unit }
     }
 
     /// i64 indices below `n`.
     pub fn index(shape: impl Into<Shape>, n: usize) -> Input {
-        Input { meta: Meta::new(DType::I64, shape), fill: Fill::Index(n) }
+        Input { meta: Meta::new(DType::I64, shape), fill: InputFill::Index(n) }
     }
 
     /// Bools.
     pub fn bools(shape: impl Into<Shape>) -> Input {
-        Input { meta: Meta::new(DType::Bool, shape), fill: Fill::Bools }
+        Input { meta: Meta::new(DType::Bool, shape), fill: InputFill::Bools }
     }
 
     /// The values, as a function of `salt` and the element's index, floating ones in `dtype`.
@@ -81,11 +81,11 @@ impl Input {
         };
         let n = self.meta.shape.numel() as u64;
         let value = |e: u64| match self.fill {
-            Fill::Ints => (hash(e) % 9) as f64 - 4.0,
-            Fill::Positive => ((hash(e) % 32) + 1) as f64 / 8.0,
-            Fill::Unit => (hash(e) % 9) as f64 / 8.0,
-            Fill::Index(below) => (hash(e) % below.max(1) as u64) as f64,
-            Fill::Bools => (hash(e) % 2) as f64,
+            InputFill::Ints => (hash(e) % 9) as f64 - 4.0,
+            InputFill::Positive => ((hash(e) % 32) + 1) as f64 / 8.0,
+            InputFill::Unit => (hash(e) % 9) as f64 / 8.0,
+            InputFill::Index(below) => (hash(e) % below.max(1) as u64) as f64,
+            InputFill::Bools => (hash(e) % 2) as f64,
         };
         let dtype = if self.meta.dtype.is_float() { dtype } else { self.meta.dtype };
         crate::tensor::for_dtype!(any dtype, T => Tensor::from_vec(

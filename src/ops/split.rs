@@ -1,8 +1,8 @@
 //! `split`: pieces of given lengths along a dim. Views where the dim is whole.
 
 use super::{
-    Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Op, Ref, Row, Sample, Tensors, Vjp, Windows,
-    Work, arity,
+    Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, VjpValue,
+    Windows, Work, arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
@@ -69,7 +69,7 @@ impl Op for Split {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        let pieces: Vec<Ref> = (0..self.lens.len()).map(|i| g.grad(i)).collect();
+        let pieces: Vec<VjpValue> = (0..self.lens.len()).map(|i| g.grad(i)).collect();
         let dx = g.apply(Cat { dim: self.dim }, &pieces)?;
         g.set(0, dx);
         Ok(())

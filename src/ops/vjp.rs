@@ -10,10 +10,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::meta::{Meta, Metas};
-use super::record::{Op, Program, Ref, Step, Vjp};
+use super::record::{Op, Vjp, VjpProgram, VjpStep, VjpValue};
 use crate::error::{Error, Result};
 
-impl Ref {
+impl VjpValue {
     /// The value's number in its program.
     pub fn index(self) -> usize {
         self.0 as usize
@@ -25,7 +25,7 @@ impl<'a> Vjp<'a> {
     ///
     /// # Errors
     /// Refuses an operator that leaves a wanted gradient unanswered, and passes on what it refuses itself.
-    pub fn write(op: &'a dyn Op, ins: &[Meta], needs: &'a [bool]) -> Result<Program> {
+    pub fn write(op: &'a dyn Op, ins: &[Meta], needs: &'a [bool]) -> Result<VjpProgram> {
         let outs = op.infer(ins)?;
         let metas: Vec<Meta> = ins.iter().chain(&outs).chain(&outs).cloned().collect();
         let mut g = Vjp {
@@ -45,18 +45,18 @@ impl<'a> Vjp<'a> {
     }
 
     /// Operand `i`.
-    pub fn input(&self, i: usize) -> Ref {
-        Ref(i as u32)
+    pub fn input(&self, i: usize) -> VjpValue {
+        VjpValue(i as u32)
     }
 
     /// Result `i`.
-    pub fn output(&self, i: usize) -> Ref {
-        Ref((self.ins_len + i) as u32)
+    pub fn output(&self, i: usize) -> VjpValue {
+        VjpValue((self.ins_len + i) as u32)
     }
 
     /// The gradient that came for result `i`; zeros if none came.
-    pub fn grad(&self, i: usize) -> Ref {
-        Ref((self.ins_len + self.outs_len + i) as u32)
+    pub fn grad(&self, i: usize) -> VjpValue {
+        VjpValue((self.ins_len + self.outs_len + i) as u32)
     }
 
     /// True where the gradient of operand `i` is wanted: leave out the steps of others.
@@ -65,7 +65,7 @@ impl<'a> Vjp<'a> {
     }
 
     /// Dtype and global shape of a value.
-    pub fn meta(&self, value: Ref) -> &Meta {
+    pub fn meta(&self, value: VjpValue) -> &Meta {
         &self.metas[value.0 as usize]
     }
 
@@ -88,7 +88,7 @@ impl<'a> Vjp<'a> {
     ///
     /// # Errors
     /// Passes on refusals of the operator.
-    pub fn apply(&mut self, op: impl Op, ins: &[Ref]) -> Result<Ref> {
+    pub fn apply(&mut self, op: impl Op, ins: &[VjpValue]) -> Result<VjpValue> {
         Ok(self.apply_all(op, ins)?[0])
     }
 
@@ -96,30 +96,30 @@ impl<'a> Vjp<'a> {
     ///
     /// # Errors
     /// Passes on refusals of the operator.
-    pub fn apply_all(&mut self, op: impl Op, ins: &[Ref]) -> Result<SmallVec<[Ref; 4]>> {
+    pub fn apply_all(&mut self, op: impl Op, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
         self.add_step(Arc::new(op), ins)
     }
 
     /// The result of an operator without free attributes that has one result; that of the same step taken before, if there
     /// is one.
-    pub(super) fn apply_once(&mut self, op: &dyn Op, ins: &[Ref]) -> Result<Ref> {
-        let same = |s: &&Step| s.ins[..] == *ins && s.op.key_eq(op);
+    pub(super) fn apply_once(&mut self, op: &dyn Op, ins: &[VjpValue]) -> Result<VjpValue> {
+        let same = |s: &&VjpStep| s.ins[..] == *ins && s.op.key_eq(op);
         match self.steps.iter().find(same) {
             Some(step) => Ok(step.out),
             None => Ok(self.add_step(op.to_shared(), ins)?[0]),
         }
     }
 
-    fn add_step(&mut self, op: Arc<dyn Op>, ins: &[Ref]) -> Result<SmallVec<[Ref; 4]>> {
+    fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
         ins.iter().for_each(|&value| self.read(value));
         let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
         let outs = op.infer(&metas)?;
         let first = self.metas.len();
-        let refs = (first..first + outs.len()).map(|v| Ref(v as u32)).collect();
-        self.steps.push(Step {
+        let refs = (first..first + outs.len()).map(|v| VjpValue(v as u32)).collect();
+        self.steps.push(VjpStep {
             op,
             ins: ins.iter().copied().collect(),
-            out: Ref(first as u32),
+            out: VjpValue(first as u32),
             out_len: outs.len(),
         });
         self.metas.extend(outs);
@@ -130,7 +130,7 @@ impl<'a> Vjp<'a> {
     ///
     /// # Panics
     /// If its shape or dtype is not the operand's: a wrong derivative.
-    pub fn set(&mut self, i: usize, grad: Ref) {
+    pub fn set(&mut self, i: usize, grad: VjpValue) {
         assert_eq!(
             self.meta(grad),
             &self.metas[i],
@@ -174,13 +174,13 @@ impl<'a> Vjp<'a> {
     }
 
     /// Notes that the program reads a value, if it is an operand, a result or a gradient that came in.
-    fn read(&mut self, value: Ref) {
+    fn read(&mut self, value: VjpValue) {
         if let Some(read) = self.reads.get_mut(value.index()) {
             *read = true;
         }
     }
 
-    fn finish(self) -> Result<Program> {
+    fn finish(self) -> Result<VjpProgram> {
         let missing = (0..self.ins_len).find(|&i| self.needs[i] && !self.answered[i]);
         if let Some(i) = missing {
             return Err(Error::unsupported(
@@ -191,12 +191,12 @@ impl<'a> Vjp<'a> {
             ));
         }
         let Vjp { steps, grads, metas, reads, constants, .. } = self;
-        Ok(Program { steps, grads, values_len: metas.len(), reads, constants })
+        Ok(VjpProgram { steps, grads, values_len: metas.len(), reads, constants })
     }
 }
 
 /// The steps, one a line: `%5 = mul(%4, %1)`.
-impl fmt::Debug for Program {
+impl fmt::Debug for VjpProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for s in &self.steps {
             let ins: Vec<String> = s.ins.iter().map(|r| format!("%{}", r.0)).collect();

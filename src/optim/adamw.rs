@@ -68,9 +68,9 @@ impl AdamW {
         Ok(())
     }
 
-    fn operator(&self, params: &Params, id: ParamId, steps: u64, lr: f64) -> ops::AdamW {
+    fn operator(&self, params: &Params, id: ParamId, steps: u64, lr: f64) -> ops::AdamWStep {
         let decay = if params.value(id).shape().len() >= 2 { self.weight_decay } else { 0.0 };
-        ops::AdamW::at_step(steps, lr, self.betas, self.eps, decay)
+        ops::AdamWStep::at_step(steps, lr, self.betas, self.eps, decay)
     }
 }
 

@@ -35,7 +35,7 @@ impl Sgd {
         lr: f64,
     ) -> Result<()> {
         self.buffers.resize_with(params.len(), || None);
-        let op = ops::Sgd {
+        let op = ops::SgdStep {
             momentum: Bits(self.momentum),
             weight_decay: Bits(self.weight_decay),
             nesterov: self.nesterov,

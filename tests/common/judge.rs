@@ -1,7 +1,7 @@
 //! Whether rows hold by bits: what `rules_exact` asks of every operator.
 
 use isoshard::ops::{
-    AxisPlacement, Fill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
+    AxisPlacement, InputFill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
 };
 use isoshard::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, TreeNode};
 use isoshard::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
@@ -31,7 +31,7 @@ impl<'a> Trial<'a> {
     pub fn new(sample: &'a Sample, dtype: DType, salt: u64) -> Trial<'a> {
         let mut ins = ordinary_values(sample, dtype, salt);
         for (i, x) in ins.iter_mut().enumerate() {
-            if sample.ins[i].fill == Fill::Ints && x.dtype().is_float() {
+            if sample.ins[i].fill == InputFill::Ints && x.dtype().is_float() {
                 *x = awkward(x, salt + 100 * i as u64);
             }
         }
@@ -52,8 +52,8 @@ impl<'a> Trial<'a> {
             let h = mix(e as u64 ^ self.salt << 32 ^ (i as u64) << 48);
             let own = of[e * n + m];
             match (fill, op, h % 8) {
-                (Fill::Index(_) | Fill::Bools, ..) => (mix(h + m as u64) % 5) as f64,
-                (Fill::Positive | Fill::Unit, ..) => own.abs().clamp(1e-3, 1e3),
+                (InputFill::Index(_) | InputFill::Bools, ..) => (mix(h + m as u64) % 5) as f64,
+                (InputFill::Positive | InputFill::Unit, ..) => own.abs().clamp(1e-3, 1e3),
                 (_, ReduceOp::Sum, 0) => [of[e * n], -of[e * n], -0.0][m.min(2)],
                 (_, ReduceOp::Sum, 1) => -0.0,
                 (_, ReduceOp::Sum, 2) => tiny,
@@ -187,7 +187,7 @@ impl Case<'_> {
     }
 
     fn term_rows(&self, k: usize) -> Vec<Row> {
-        let mut rows = self.trial.op().rows(&self.trial.metas, MeshAxis::alone(1));
+        let mut rows = self.trial.op().rows(&self.trial.metas, MeshAxis::new(1));
         rows.retain(|r| {
             matches!(r.outs[k], AxisPlacement::TreeSum(_)) && !r.ins.contains(&AxisPlacement::Ragged)
         });

@@ -47,7 +47,7 @@ fn every_row_holds_on_one_axis() {
     for sample in catalog() {
         let trials = trials(&sample);
         for ranks in [2, 3, 5] {
-            let rows = sample.op.rows(&sample.metas(), MeshAxis::alone(ranks));
+            let rows = sample.op.rows(&sample.metas(), MeshAxis::new(ranks));
             let mesh = line(ranks);
             for row in rows {
                 if let Err(what) = holds_everywhere(&sample, &trials, &mesh, std::slice::from_ref(&row), &[0])
@@ -77,8 +77,8 @@ fn products_of_rows_hold_on_two_axes() {
             );
             let rows = |a: usize, other: Option<AxisPlacement>| {
                 let axis = match other {
-                    Some(AxisPlacement::S(dim)) => MeshAxis::alone(lens[a]).beside(dim, lens[1 - a]),
-                    _ => MeshAxis::alone(lens[a]),
+                    Some(AxisPlacement::S(dim)) => MeshAxis::new(lens[a]).with_split(dim, lens[1 - a]),
+                    _ => MeshAxis::new(lens[a]),
                 };
                 let mut rows = sample.op.rows(&metas, axis);
                 rows.push(whole.clone());
@@ -122,7 +122,7 @@ fn missing_rows_are_listed_with_a_reason() {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for sample in catalog().iter().filter(|s| !is_degenerate(s)) {
         for ranks in [2, 3, 5] {
-            let rows = sample.op.rows(&sample.metas(), MeshAxis::alone(ranks));
+            let rows = sample.op.rows(&sample.metas(), MeshAxis::new(ranks));
             let truths = truths(sample, ranks, &listed_windows);
             for truth in truths.into_iter().filter(|t| !rows.iter().any(|r| implies(r, t))) {
                 let key = format!("{}: {truth:?}", sample.op.name());

@@ -34,7 +34,7 @@ fn every_exact_row_holds_by_bits_on_one_axis() {
     for (sample, dtype) in samples() {
         let trial = Trial::new(&sample, dtype, 1);
         for ranks in [1, 2, 3, 4, 5] {
-            for row in sample.op.rows(&trial.metas, MeshAxis::alone(ranks)).iter().filter(|r| r.by_bits) {
+            for row in sample.op.rows(&trial.metas, MeshAxis::new(ranks)).iter().filter(|r| r.by_bits) {
                 let case =
                     Case { trial: &trial, mesh: &line(ranks), rows: std::slice::from_ref(row), order: &[0] };
                 count.see(row, case.judge(), &format!("{dtype} {sample:?} on {ranks}"), &mut wrong);
@@ -58,8 +58,8 @@ fn products_of_exact_rows_hold_by_bits_on_two_axes() {
             let mesh = Mesh::new(&[("a", lens[0]), ("b", lens[1])], 0).unwrap();
             let rows = |a: usize, other: Option<AxisPlacement>| {
                 let axis = match other {
-                    Some(AxisPlacement::S(dim)) => MeshAxis::alone(lens[a]).beside(dim, lens[1 - a]),
-                    _ => MeshAxis::alone(lens[a]),
+                    Some(AxisPlacement::S(dim)) => MeshAxis::new(lens[a]).with_split(dim, lens[1 - a]),
+                    _ => MeshAxis::new(lens[a]),
                 };
                 let mut rows = trial.op().rows(&trial.metas, axis);
                 rows.retain(|r| r.by_bits);
@@ -96,8 +96,7 @@ fn rows_said_to_round_do_round_or_are_listed_with_a_reason() {
         for salt in 3..6 {
             let trial = Trial::new(&sample, dtype, salt);
             for ranks in [2, 3, 5] {
-                for row in sample.op.rows(&trial.metas, MeshAxis::alone(ranks)).iter().filter(|r| !r.by_bits)
-                {
+                for row in sample.op.rows(&trial.metas, MeshAxis::new(ranks)).iter().filter(|r| !r.by_bits) {
                     let rows = std::slice::from_ref(row);
                     let outcome = Case { trial: &trial, mesh: &line(ranks), rows, order: &[0] }.judge();
                     *differs.entry(format!("{}: {row:?}", sample.op.name())).or_default() |= outcome.is_err();
@@ -128,7 +127,7 @@ fn false_claims_are_found() {
                 let rows = std::slice::from_ref(row);
                 Case { trial: &trial, mesh: &line(ranks), rows, order: &[0] }.judge().is_err()
             };
-            lie.rows(&trial.metas, MeshAxis::alone(ranks)).iter().any(judged)
+            lie.rows(&trial.metas, MeshAxis::new(ranks)).iter().any(judged)
         });
         assert!(found, "{lie:?} is believed");
     }

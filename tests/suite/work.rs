@@ -86,7 +86,7 @@ fn a_cut_divides_the_work() {
         let op = &*sample.op;
         let whole = work(op, &sample.metas());
         for ranks in [2, 3] {
-            for row in op.rows(&sample.metas(), MeshAxis::alone(ranks)) {
+            for row in op.rows(&sample.metas(), MeshAxis::new(ranks)) {
                 let cut = row.ins.iter().any(|s| matches!(s, AxisPlacement::S(_)));
                 if !cut || causal(op, &row) {
                     continue;

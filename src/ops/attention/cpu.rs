@@ -8,14 +8,14 @@
 //! Missing: keys that start elsewhere than at 0.
 
 mod backward;
-mod block;
+mod query_block;
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Gemm, MatMut, MatRef, RowTree, cast, dispatch, expect_alike};
 use crate::tensor::{DType, Tensor};
-use block::{Block, Exponentials, Heads, ROWS, Scratch};
+use query_block::{Exponentials, Heads, QueryBlock, ROWS, Scratch};
 
 /// `softmax(scale * q k^T, causally masked) v`: the query at row `i` sees the keys up to `q_start + i`.
 ///
@@ -23,7 +23,7 @@ use block::{Block, Exponentials, Heads, ROWS, Scratch};
 /// strides; a group of `heads / groups` neighbouring heads looks at one head of `k` and `v`. Results are views `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging
 /// the heads is free. f16 and bf16 compute in f32 and round once.
 #[derive(Clone, Copy)]
-pub struct CausalAttention<'a> {
+pub struct CpuAttention<'a> {
     /// The function's name in errors.
     pub verb: &'a str,
     /// The global index of the first query.
@@ -31,12 +31,12 @@ pub struct CausalAttention<'a> {
     /// The factor before the softmax.
     pub scale: f64,
     /// Zeros among the probabilities.
-    pub dropout: Option<AttentionDropout<'a>>,
+    pub dropout: Option<CpuAttentionDropout<'a>>,
 }
 
 /// Which probabilities are kept, and their factor.
 #[derive(Clone, Copy)]
-pub struct AttentionDropout<'a> {
+pub struct CpuAttentionDropout<'a> {
     /// The factor of those kept, `1 / (1 - p)`.
     pub scale: f64,
     /// Given a row's local indices `[batch, head, query]`, writes for each key from 0 on whether its probability
@@ -44,7 +44,7 @@ pub struct AttentionDropout<'a> {
     pub keep: &'a dyn Fn([usize; 3], &mut [bool]),
 }
 
-impl CausalAttention<'_> {
+impl CpuAttention<'_> {
     /// The output, and the logarithm of each row's sum of exponentials, `[batch, heads, queries]` (f32, or f64 for
     /// f64). A query without keys gives 0 and -inf.
     ///
@@ -71,7 +71,7 @@ impl CausalAttention<'_> {
     /// apart and added, are by bits that of the node above them.
     ///
     /// # Errors
-    /// As [`CausalAttention::forward`].
+    /// As [`CpuAttention::forward`].
     pub fn backward(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -161,7 +161,7 @@ impl CausalAttention<'_> {
     }
 
     /// These queries in blocks. None where there are no keys.
-    fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<Block> {
+    fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<QueryBlock> {
         let (mut blocks, mut start) = (Vec::new(), queries.start);
         while start < queries.end && keys > 0 {
             let global = self.q_start + start;
@@ -169,20 +169,20 @@ impl CausalAttention<'_> {
             let rows = (end - global).min(queries.end - start);
             // Beyond the last key everything is masked: the width is a function of the global index all the same.
             let width = end.min(keys.next_multiple_of(ROWS));
-            blocks.push(Block { start, global, rows, keys: end.min(keys), width });
+            blocks.push(QueryBlock { start, global, rows, keys: end.min(keys), width });
             start += rows;
         }
         blocks
     }
 
     /// `scale * q k^T` of a block.
-    fn scores<T: Gemm>(&self, block: &Block, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
+    fn scores<T: Gemm>(&self, block: &QueryBlock, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
         let (q, k) = (q.rows(block.start, block.rows), k.rows(0, block.keys));
         T::product(T::of(self.scale), q, k.t(), T::ZERO, block.matrix_mut(s));
     }
 
     /// Zeros and factors where there is dropout.
-    fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T]) {
+    fn drop_out<T: Gemm>(&self, block: &QueryBlock, [b, h]: [usize; 2], s: &mut [T]) {
         let Some(dropout) = &self.dropout else { return };
         let scale = T::of(dropout.scale);
         let mut keep = vec![false; block.keys];
@@ -221,15 +221,15 @@ mod tests {
         Tensor::from_vec((0..shape.numel()).map(value).collect::<Vec<f64>>(), shape).unwrap()
     }
 
-    fn plain(q_start: usize) -> CausalAttention<'static> {
-        CausalAttention { verb: "attention", q_start, scale: 0.3, dropout: None }
+    fn plain(q_start: usize) -> CpuAttention<'static> {
+        CpuAttention { verb: "attention", q_start, scale: 0.3, dropout: None }
     }
 
     fn keep([b, h, i]: [usize; 3], keep: &mut [bool]) {
         keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1);
     }
 
-    fn by_definition(q: &Tensor, k: &Tensor, v: &Tensor, a: &CausalAttention<'_>) -> Vec<f64> {
+    fn by_definition(q: &Tensor, k: &Tensor, v: &Tensor, a: &CpuAttention<'_>) -> Vec<f64> {
         let at = |t: &Tensor, i: [usize; 4]| t.to_ndarray_view::<f64>().unwrap()[ndarray::IxDyn(&i)];
         let (s, t, dv) = (q.shape(), k.shape()[2], v.shape()[3]);
         let mut out = Vec::new();
@@ -259,8 +259,8 @@ mod tests {
         for (tq, tk, q_start) in [(1, 1, 0), (5, 5, 0), (70, 70, 0), (3, 67, 64), (7, 40, 60), (2, 9, 3)] {
             let q = noise([2, tq, 3, 4], 1).transpose(1, 2).unwrap();
             let (k, v) = (noise([2, 3, 4, tk], 2).transpose(2, 3).unwrap(), noise([2, 3, tk, 5], 3));
-            let dropout = Some(AttentionDropout { scale: 1.25, keep: &keep });
-            for attention in [plain(q_start), CausalAttention { dropout, ..plain(q_start) }] {
+            let dropout = Some(CpuAttentionDropout { scale: 1.25, keep: &keep });
+            for attention in [plain(q_start), CpuAttention { dropout, ..plain(q_start) }] {
                 let (o, lse) = attention.forward(&q, &k, &v).unwrap();
                 assert_eq!((&o.shape()[..], &lse.shape()[..]), (&[2, 3, tq, 5][..], &[2, 3, tq][..]));
                 assert!(o.transpose(1, 2).unwrap().is_contiguous(), "merging heads is free");
@@ -277,8 +277,8 @@ mod tests {
 
     #[test]
     fn derivatives_by_differences() {
-        let dropout = Some(AttentionDropout { scale: 1.25, keep: &keep });
-        for attention in [plain(1), CausalAttention { dropout, ..plain(1) }] {
+        let dropout = Some(CpuAttentionDropout { scale: 1.25, keep: &keep });
+        for attention in [plain(1), CpuAttention { dropout, ..plain(1) }] {
             let inputs = [noise([1, 2, 4, 3], 1), noise([1, 2, 5, 3], 2), noise([1, 2, 5, 2], 3)];
             let grad = noise([1, 2, 4, 2], 4);
             let loss = |t: &[Tensor; 3]| -> f64 {

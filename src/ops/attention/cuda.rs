@@ -15,9 +15,9 @@ use crate::tensor::{DType, Split, Tensor};
 use tree::depth;
 
 /// `softmax(scale * q k^T, causally masked) v` and its derivative, as
-/// [`cpu::CausalAttention`](crate::ops::cpu::CausalAttention).
+/// [`cpu::CudaAttention`](crate::ops::cpu::CudaAttention).
 #[derive(Clone, Copy, Debug)]
-pub struct CausalAttention<'a> {
+pub struct CudaAttention<'a> {
     /// The function's name in errors.
     pub verb: &'a str,
     /// The time of the first query.
@@ -25,7 +25,7 @@ pub struct CausalAttention<'a> {
     /// The factor before the softmax.
     pub scale: f64,
     /// Zeros among the probabilities.
-    pub dropout: Option<AttentionDropout>,
+    pub dropout: Option<CudaAttentionDropout>,
     /// Whether the bits must be the CPU's. If not, f16 and bf16 with head dims up to 128 that are multiples of 8 go
     /// to matrix units, which differ by a few roundings to the dtype; the others are exact all the same.
     pub exact: bool,
@@ -34,7 +34,7 @@ pub struct CausalAttention<'a> {
 /// Which probabilities are kept: those whose word of a draw is not below a threshold. That of batch b, head h, query i and
 /// key j is word `((b H + h) Tq + i) Tk + j`, with whole extents and global indices.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionDropout {
+pub struct CudaAttentionDropout {
     /// Philox's key.
     pub key: [u32; 2],
     /// The upper half of its counter.
@@ -51,7 +51,7 @@ pub struct AttentionDropout {
     pub start: [usize; 3],
 }
 
-impl CausalAttention<'_> {
+impl CudaAttention<'_> {
     /// The output `[batch, heads, queries, dv]`, a view of a buffer `[batch, queries, heads, dv]`, and the logarithm of each
     /// row's sum of exponentials.
     ///
@@ -65,8 +65,8 @@ impl CausalAttention<'_> {
             fill(&mut lse, f64::NEG_INFINITY)?;
             return Ok((gpu.zeros(q.dtype(), [b, tq, h, dv])?.transpose(1, 2)?, lse));
         }
-        let o = match self.fast_kind(&gpu, q, v) {
-            Some(kind) => self.forward_fast(kind, &gpu, [q, k, v], &mut lse)?,
+        let o = match self.fast_kernel(&gpu, q, v) {
+            Some(kernel) => self.forward_fast(kernel, &gpu, [q, k, v], &mut lse)?,
             None => self.forward_exact(&gpu, [q, k, v], &mut lse)?,
         };
         Ok((o.transpose(1, 2)?, lse))
@@ -75,7 +75,7 @@ impl CausalAttention<'_> {
     /// The gradients of `q`, `k` and `v`, from the forward pass's operands and results and the gradient `grad` of `o`.
     ///
     /// # Errors
-    /// As [`CausalAttention::forward`].
+    /// As [`CudaAttention::forward`].
     pub fn backward(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -88,8 +88,8 @@ impl CausalAttention<'_> {
             return Ok([zeros(q)?, zeros(k)?, zeros(v)?]);
         }
         let (lse, ins) = (&lse.contiguous()?, [q, k, v, grad]);
-        let [dq, dk, dv] = match self.fast_kind(&gpu, q, v) {
-            Some(kind) => self.backward_fast(kind, &gpu, ins, lse, &self.delta(&gpu, o, grad)?)?,
+        let [dq, dk, dv] = match self.fast_kernel(&gpu, q, v) {
+            Some(kernel) => self.backward_fast(kernel, &gpu, ins, lse, &self.delta(&gpu, o, grad)?)?,
             None => self.backward_exact(&gpu, ins, lse, o)?,
         };
         Ok([dq.transpose(1, 2)?, dk.transpose(1, 2)?, dv.transpose(1, 2)?])

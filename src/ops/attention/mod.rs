@@ -18,7 +18,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
 use crate::tensor::{Shape, Tensor};
-use cpu::{AttentionDropout, CausalAttention};
+use cpu::{CpuAttention, CpuAttentionDropout};
 
 /// (q, k, v) -> (o, lse): `o = dropout(softmax(scale q kᵀ)) v`, where query i sees keys 0 to [`q_offset`](Self::q_offset) + i. q is `[B, H, Tq, D]`,
 /// k `[B, Hk, Tk, D]`, v `[B, Hk, Tk, Dv]` with H a multiple of Hk (each head of k and v serves H / Hk neighbouring
@@ -119,7 +119,7 @@ pub(super) struct CausalCall<'a> {
 
 impl CausalCall<'_> {
     /// Runs `f` with the kernel, which knows where this rank's queries stand in the whole.
-    pub fn with<T>(&self, f: impl FnOnce(&CausalAttention) -> T) -> T {
+    pub fn with<T>(&self, f: impl FnOnce(&CpuAttention) -> T) -> T {
         let q = &self.at.ins[0];
         let [first_b, first_h, first_i] = [0, 1, 2].map(|d| q.start(d));
         let (heads, queries, keys) = (q.global[1], q.global[2], self.at.ins[1].global[2]);
@@ -127,21 +127,16 @@ impl CausalCall<'_> {
             let row = ((first_b + b) * heads + first_h + h) * queries + first_i + i;
             rng::keep(self.draw, (row * keys) as u64, self.p.0, out).expect("infer checked the probability");
         };
-        let dropout = (self.p.0 > 0.0).then_some(AttentionDropout { scale: self.factor(), keep: &keep });
-        f(&CausalAttention {
-            verb: self.verb,
-            q_start: self.offset() + first_i,
-            scale: self.scale.0,
-            dropout,
-        })
+        let dropout = (self.p.0 > 0.0).then_some(CpuAttentionDropout { scale: self.factor(), keep: &keep });
+        f(&CpuAttention { verb: self.verb, q_start: self.offset() + first_i, scale: self.scale.0, dropout })
     }
 
     /// The same call on a device.
-    pub fn cuda(&self) -> Result<cuda::CausalAttention<'_>> {
+    pub fn cuda(&self) -> Result<cuda::CudaAttention<'_>> {
         let (q, p) = (&self.at.ins[0], self.p.0);
         let [_, _, low, high] = self.draw.counter(0, 0);
         let threshold = rng::keep_threshold(self.verb, p)?;
-        let dropout = (p > 0.0).then_some(cuda::AttentionDropout {
+        let dropout = (p > 0.0).then_some(cuda::CudaAttentionDropout {
             key: self.draw.key(),
             high: u64::from(low) | u64::from(high) << 32,
             threshold,
@@ -150,7 +145,7 @@ impl CausalCall<'_> {
             extents: [q.global[1], q.global[2], self.at.ins[1].global[2]],
             start: [q.start(0), q.start(1), q.start(2)],
         });
-        Ok(cuda::CausalAttention {
+        Ok(cuda::CudaAttention {
             verb: self.verb,
             q_start: self.offset() + q.start(2),
             scale: self.scale.0,
@@ -207,7 +202,7 @@ pub(super) fn expect_times(verb: &str, [q, k]: [&Meta; 2], q_offset: Option<usiz
 /// True where every rank's heads of q are those that its heads of k and v serve.
 pub(super) fn heads_split(ins: &[Meta], axis: MeshAxis) -> bool {
     let (of_q, of_k) = (ins[0].shape[1], ins[1].shape[1]);
-    of_q == of_k || of_k % axis.ways(1) == 0
+    of_q == of_k || of_k % axis.pieces(1) == 0
 }
 
 /// The operators' attributes in samples, with dropout and without.

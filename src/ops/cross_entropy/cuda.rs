@@ -1,7 +1,7 @@
 //! Cross entropy, from the statistics of its logits.
 
 use crate::error::Result;
-use crate::ops::index::cuda::Held;
+use crate::ops::index::cuda::HeldRange;
 use crate::tensor::Tensor;
 use crate::tensor::cuda::Gpu;
 use crate::tensor::cuda::fault::Code;
@@ -11,7 +11,7 @@ use crate::tensor::cuda::fault::Code;
 ///
 /// # Errors
 /// A device without room, a kernel that fails. A target out of range is reported.
-pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: Held) -> Result<Tensor> {
+pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: HeldRange) -> Result<Tensor> {
     let gpu = Gpu::of(logits)?;
     let (logits, target, m, s) =
         (logits.contiguous()?, target.contiguous()?, m.contiguous()?, s.contiguous()?);
@@ -28,7 +28,10 @@ pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: Held)
 ///
 /// # Errors
 /// As [`cross_entropy`].
-pub(crate) fn cross_entropy_grad([logits, target, m, s, dy]: [&Tensor; 5], classes: Held) -> Result<Tensor> {
+pub(crate) fn cross_entropy_grad(
+    [logits, target, m, s, dy]: [&Tensor; 5],
+    classes: HeldRange,
+) -> Result<Tensor> {
     // A shorter row is not worth a block of its own; a block takes a piece.
     const SHORT: usize = 512;
     const PIECE: usize = 2048;

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{cuda, expect_loss};
 use crate::error::{Error, Result};
-use crate::ops::index::cuda::Held;
+use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::checked_index;
 use crate::ops::softmax::sum_exp::row_maximum;
 use crate::ops::work::elements;
@@ -74,7 +74,7 @@ impl Op for CrossEntropyGrad {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let last = at.ins[0].global.len() - 1;
-        let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        let classes = HeldRange { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
     }
 

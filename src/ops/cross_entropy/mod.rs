@@ -8,8 +8,8 @@ pub(super) mod grad;
 
 use smallvec::smallvec;
 
-use super::index::cuda::Held;
-use super::index::embedding::nothing;
+use super::index::cuda::HeldRange;
+use super::index::embedding::minus_zero;
 use super::index::segments::{checked_index, expect_indices};
 use super::softmax::sum_exp::{accumulator, statistic_shape};
 use super::work::elements;
@@ -67,7 +67,7 @@ impl Op for CrossEntropy {
             let (m, s) = (m.as_slice::<T>()?, s.as_slice::<A>()?);
             for (r, o) in cpu::as_elements_mut::<A>(out.bytes_mut()).iter_mut().enumerate() {
                 let place = checked_index(self.name(), target[r], classes, last)?.wrapping_sub(start);
-                *o = nothing();
+                *o = minus_zero();
                 if held > 0 && start == 0 {
                     *o = cpu::Real::ln(s[r]) + m[r].widen();
                 }
@@ -82,7 +82,7 @@ impl Op for CrossEntropy {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let last = at.ins[0].global.len() - 1;
-        let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        let classes = HeldRange { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy([&ins[0], &ins[1], &ins[2], &ins[3]], classes)?])
     }
 

@@ -8,7 +8,7 @@ use crate::tensor::{DType, LEAF, Shape, Split, Tensor};
 
 /// The indices of a dim, of which some are held here.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldRange {
     /// How many there are.
     pub n: usize,
     /// The first one held.
@@ -23,7 +23,7 @@ const BLOCKS: usize = 1 << 20;
 ///
 /// # Errors
 /// A device without room, a kernel that fails. An index out of range is reported.
-pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: Held, out: &Shape) -> Result<Tensor> {
+pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
     let gpu = Gpu::of(table)?;
     let (table, index) = (table.contiguous()?, index.contiguous()?);
     let (held, width) = (table.shape()[0], table.shape()[1]);
@@ -40,10 +40,10 @@ pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: Held, out: &Shape)
     Ok(out)
 }
 
-/// `struct Places` of `kernels/gather.cu`.
+/// `struct GatherPlaces` of `kernels/gather.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Default, bytemuck::NoUninit)]
-struct Places {
+struct GatherPlaces {
     x: [u64; 6],
     index: [u64; 6],
     len: [u32; 6],
@@ -51,10 +51,10 @@ struct Places {
     unused: u32,
 }
 
-impl Places {
+impl GatherPlaces {
     /// Those of an index's elements; none if there are more dims than a kernel takes.
-    fn new(x: &Tensor, index: &Tensor, dim: usize) -> Option<Places> {
-        let mut places = Places::default();
+    fn new(x: &Tensor, index: &Tensor, dim: usize) -> Option<GatherPlaces> {
+        let mut places = GatherPlaces::default();
         let mut rank = 0usize;
         for d in (0..index.shape().len()).rev().filter(|&d| index.shape()[d] != 1) {
             let along_x = if d == dim { 0 } else { x.strides()[d] as u64 };
@@ -81,13 +81,13 @@ impl Places {
 ///
 /// # Errors
 /// As [`embedding`]; tensors of more dims than a kernel takes.
-pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: Held) -> Result<Tensor> {
+pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let mut out = gpu.uninit(x.dtype(), index.shape())?;
     if out.numel() == 0 {
         return Ok(out);
     }
-    let places = Places::new(x, index, dim).ok_or_else(|| {
+    let places = GatherPlaces::new(x, index, dim).ok_or_else(|| {
         Error::unsupported("gather", "tensors of more than 6 dims", format!("{x}, {index}"), "reshape them")
     })?;
     let (held, stride, all) = (x.shape()[dim], x.strides()[dim], out.numel());
@@ -102,10 +102,11 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: Held) -> R
 ///
 /// # Errors
 /// As [`embedding`].
-pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: Held, out: &Shape) -> Result<Tensor> {
+pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
     let (index, dy) = (index.contiguous()?, dy.contiguous()?);
-    let extents = Extents::new(index.shape());
-    let sums = Sums { index: &index, src: &dy, indices: rows, held: out[0], width: out[1], rows: 1 };
+    let extents = PositionExtents::new(index.shape());
+    let sums =
+        SumsByDestination { index: &index, src: &dy, indices: rows, held: out[0], width: out[1], rows: 1 };
     sums.run(extents, Code::EmbeddingGrad, out)
 }
 
@@ -113,14 +114,14 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: Held, out: &Shap
 ///
 /// # Errors
 /// As [`embedding`].
-pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: Held, held: usize) -> Result<Tensor> {
+pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: HeldRange, held: usize) -> Result<Tensor> {
     let (index, src) = (index.contiguous()?, src.contiguous()?);
     let (&each, outer) = index.shape().split_last().expect("scatter_add refuses a tensor without dims");
     let rows = outer.iter().product();
     let out: Shape = outer.iter().copied().chain([held]).collect();
-    let sums = Sums { index: &index, src: &src, indices, held, width: 1, rows };
+    let sums = SumsByDestination { index: &index, src: &src, indices, held, width: 1, rows };
     if each != 1 {
-        return sums.run(Extents::new(&[each]), Code::ScatterAdd, &out);
+        return sums.run(PositionExtents::new(&[each]), Code::ScatterAdd, &out);
     }
     // No two hits meet.
     let gpu = Gpu::of(&src)?;
@@ -138,20 +139,20 @@ pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: Held, held: usi
     Ok(out)
 }
 
-/// `struct Extents` of `kernels/embedding_grad.cu`: of the positions that are summed over.
+/// `struct PositionExtents` of `kernels/embedding_grad.cu`: of the positions that are summed over.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::NoUninit)]
-struct Extents {
+struct PositionExtents {
     len: [u32; 8],
     levels: [u32; 8],
     rank: u32,
     unused: u32,
 }
 
-impl Extents {
+impl PositionExtents {
     /// None for more dims than a kernel takes.
-    fn new(shape: &[usize]) -> Option<Extents> {
-        let mut extents = Extents::default();
+    fn new(shape: &[usize]) -> Option<PositionExtents> {
+        let mut extents = PositionExtents::default();
         let mut rank = 0usize;
         for (d, &n) in shape.iter().enumerate() {
             let innermost = d + 1 == shape.len();
@@ -176,17 +177,17 @@ impl Extents {
 }
 
 /// Rows of `src`, `width` long, added up by destination: `held` of them for each of `rows` equal stretches of `index`.
-struct Sums<'a> {
+struct SumsByDestination<'a> {
     index: &'a Tensor,
     src: &'a Tensor,
-    indices: Held,
+    indices: HeldRange,
     held: usize,
     width: usize,
     rows: usize,
 }
 
-impl Sums<'_> {
-    fn run(&self, extents: Option<Extents>, code: Code, shape: &Shape) -> Result<Tensor> {
+impl SumsByDestination<'_> {
+    fn run(&self, extents: Option<PositionExtents>, code: Code, shape: &Shape) -> Result<Tensor> {
         let gpu = Gpu::of(self.src)?;
         let (hits, places) = (self.index.numel(), self.rows * self.held);
         let mut out = gpu.zeros(self.src.dtype(), shape)?;

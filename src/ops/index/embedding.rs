@@ -66,7 +66,7 @@ impl Op for Embedding {
                 for (out, place) in out.chunks_exact_mut(width).zip(places) {
                     match place < held {
                         true => out.copy_from_slice(&src[place * width..][..width]),
-                        false => out.fill(nothing()),
+                        false => out.fill(minus_zero()),
                     }
                 }
             });
@@ -75,7 +75,7 @@ impl Op for Embedding {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let rows = cuda::Held { n: at.ins[0].global[0], start: at.ins[0].start(0) };
+        let rows = cuda::HeldRange { n: at.ins[0].global[0], start: at.ins[0].start(0) };
         Ok(smallvec![cuda::embedding(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
 
@@ -95,7 +95,7 @@ impl Op for Embedding {
 }
 
 /// What a sum does not notice, not even in the sign of zero: what a rank gives for an element another one holds.
-pub(in crate::ops) fn nothing<T: Element>() -> T {
+pub(in crate::ops) fn minus_zero<T: Element>() -> T {
     T::from_f64(-0.0)
 }
 

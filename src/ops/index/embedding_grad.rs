@@ -64,7 +64,7 @@ impl Op for EmbeddingGrad {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let rows = cuda::Held { n: self.rows, start: at.outs[0].start(0) };
+        let rows = cuda::HeldRange { n: self.rows, start: at.outs[0].start(0) };
         Ok(smallvec![cuda::embedding_grad(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
 

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::cuda;
-use super::embedding::nothing;
+use super::embedding::minus_zero;
 use super::segments::{checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::{
@@ -62,7 +62,7 @@ impl Op for Gather {
                     let row = &x[r * held..][..held];
                     for (o, &i) in out.iter_mut().zip(index) {
                         let place = checked_index(self.name(), i, n, self.dim)?.wrapping_sub(start);
-                        *o = row.get(place).copied().unwrap_or_else(nothing);
+                        *o = row.get(place).copied().unwrap_or_else(minus_zero);
                     }
                 }
             });
@@ -71,7 +71,7 @@ impl Op for Gather {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let indices = cuda::Held { n: at.ins[0].global[self.dim], start: at.ins[0].start(self.dim) };
+        let indices = cuda::HeldRange { n: at.ins[0].global[self.dim], start: at.ins[0].start(self.dim) };
         Ok(smallvec![cuda::gather(&ins[0], &ins[1], self.dim, indices)?])
     }
 

@@ -74,7 +74,7 @@ impl Op for ScatterAdd {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let indices = cuda::Held { n: self.extent, start: at.outs[0].start(self.dim) };
+        let indices = cuda::HeldRange { n: self.extent, start: at.outs[0].start(self.dim) };
         let (index, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
         let out = cuda::scatter_add(&index, &src, indices, at.outs[0].local()[self.dim])?;
         Ok(smallvec![rows_back(&out, self.dim)?])

@@ -39,26 +39,26 @@ pub(in crate::ops) fn add_rows<T: Float>(
     out: &mut [T],
 ) {
     hits.sort_unstable();
-    let mut fold = Fold { extents, width, src, rows: Vec::new() };
+    let mut sums = DestinationSums { extents, width, src, rows: Vec::new() };
     for run in hits.chunk_by(|a, b| a.0 == b.0) {
         let out = &mut out[run[0].0 * width..][..width];
-        let node = Node { dim: 0, base: 0, lo: 0, hi: extents.first().copied().unwrap_or(1) };
-        fold.node(run, node, 0);
-        for (o, &x) in out.iter_mut().zip(&fold.rows[0]) {
+        let node = IndexNode { dim: 0, base: 0, lo: 0, hi: extents.first().copied().unwrap_or(1) };
+        sums.node(run, node, 0);
+        for (o, &x) in out.iter_mut().zip(&sums.rows[0]) {
             *o = T::narrow(o.widen() + x);
         }
     }
 }
 
 /// Indices `lo..hi` of a dim, at one place of the dims outside it.
-struct Node {
+struct IndexNode {
     dim: usize,
     base: usize,
     lo: usize,
     hi: usize,
 }
 
-struct Fold<'a, T: Float> {
+struct DestinationSums<'a, T: Float> {
     extents: &'a [usize],
     width: usize,
     src: &'a [T],
@@ -66,9 +66,9 @@ struct Fold<'a, T: Float> {
     rows: Vec<Vec<T::Acc>>,
 }
 
-impl<T: Float> Fold<'_, T> {
+impl<T: Float> DestinationSums<'_, T> {
     /// Leaves the sum over those positions of `hits`, which lie in the node, in row `level`.
-    fn node(&mut self, hits: &[(usize, usize)], mut node: Node, level: usize) {
+    fn node(&mut self, hits: &[(usize, usize)], mut node: IndexNode, level: usize) {
         if self.rows.len() == level {
             self.rows.push(vec![T::Acc::default(); self.width]);
         }
@@ -81,7 +81,7 @@ impl<T: Float> Fold<'_, T> {
             let stride: usize = self.extents[node.dim + 1..].iter().product();
             if node.hi - node.lo == 1 {
                 let hi = self.extents[node.dim + 1];
-                node = Node { dim: node.dim + 1, base: node.base + node.lo * stride, lo: 0, hi };
+                node = IndexNode { dim: node.dim + 1, base: node.base + node.lo * stride, lo: 0, hi };
                 continue;
             }
             let mid = split(node.lo, node.hi, node.dim + 1 == self.extents.len());
@@ -91,9 +91,9 @@ impl<T: Float> Fold<'_, T> {
                 at => break (at, mid),
             }
         };
-        let Node { dim, base, lo, hi } = node;
-        self.node(&hits[..at], Node { dim, base, lo, hi: mid }, level);
-        self.node(&hits[at..], Node { dim, base, lo: mid, hi }, level + 1);
+        let IndexNode { dim, base, lo, hi } = node;
+        self.node(&hits[..at], IndexNode { dim, base, lo, hi: mid }, level);
+        self.node(&hits[at..], IndexNode { dim, base, lo: mid, hi }, level + 1);
         let (left, right) = self.rows.split_at_mut(level + 1);
         left[level].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
     }

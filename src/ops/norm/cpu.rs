@@ -97,7 +97,7 @@ fn forward_as<T: Real>(
     let mut mean = Tensor::zeros(T::DTYPE, stats.clone());
     let mut rstd = Tensor::zeros(T::DTYPE, stats);
     if x.numel() > 0 {
-        dispatch(Forward::<T> {
+        dispatch(NormForward::<T> {
             x: x.as_slice()?,
             weight: weight.map(Tensor::as_slice).transpose()?,
             bias: bias.map(Tensor::as_slice).transpose()?,
@@ -112,7 +112,7 @@ fn forward_as<T: Real>(
     Ok((y, mean, rstd))
 }
 
-struct Forward<'a, T> {
+struct NormForward<'a, T> {
     x: &'a [T],
     weight: Option<&'a [T]>,
     bias: Option<&'a [T]>,
@@ -124,7 +124,7 @@ struct Forward<'a, T> {
     rstd: &'a mut [T],
 }
 
-impl<T: Real> Kernel for Forward<'_, T> {
+impl<T: Real> Kernel for NormForward<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -203,7 +203,7 @@ fn backward_as<T: Real>(
 ) -> Result<(Tensor, Tensor)> {
     let (mut dx, mut dw) = (Tensor::uninit(T::DTYPE, x.shape()), Tensor::uninit(T::DTYPE, x.shape()));
     if x.numel() > 0 {
-        dispatch(Backward::<T> {
+        dispatch(NormBackward::<T> {
             dy: dy.as_slice()?,
             x: x.as_slice()?,
             weight: weight.map(Tensor::as_slice).transpose()?,
@@ -217,7 +217,7 @@ fn backward_as<T: Real>(
     Ok((dx, dw))
 }
 
-struct Backward<'a, T> {
+struct NormBackward<'a, T> {
     dy: &'a [T],
     x: &'a [T],
     weight: Option<&'a [T]>,
@@ -228,7 +228,7 @@ struct Backward<'a, T> {
     dw: &'a mut [T],
 }
 
-impl<T: Real> Kernel for Backward<'_, T> {
+impl<T: Real> Kernel for NormBackward<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

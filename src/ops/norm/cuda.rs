@@ -62,7 +62,7 @@ pub(crate) fn layer_norm_backward(
     mean: &Tensor,
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let pass = Backward::new(verb, entries!("layer_norm_grad"), [dy, x], weight, Some(mean), rstd)?;
+    let pass = CudaNormBackward::new(verb, entries!("layer_norm_grad"), [dy, x], weight, Some(mean), rstd)?;
     let (dx, dw, db) = pass.run()?;
     Ok((dx, dw, db.expect("a norm with a mean has a bias")))
 }
@@ -78,11 +78,12 @@ pub(crate) fn rms_norm_backward(
     weight: Option<&Tensor>,
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    let (dx, dw, _) = Backward::new(verb, entries!("rms_norm_grad"), [dy, x], weight, None, rstd)?.run()?;
+    let (dx, dw, _) =
+        CudaNormBackward::new(verb, entries!("rms_norm_grad"), [dy, x], weight, None, rstd)?.run()?;
     Ok((dx, dw))
 }
 
-struct Backward<'a> {
+struct CudaNormBackward<'a> {
     verb: &'a str,
     gpu: Gpu,
     entries: Entries,
@@ -93,7 +94,7 @@ struct Backward<'a> {
     rstd: Tensor,
 }
 
-impl<'a> Backward<'a> {
+impl<'a> CudaNormBackward<'a> {
     fn new(
         verb: &'a str,
         entries: Entries,
@@ -101,8 +102,8 @@ impl<'a> Backward<'a> {
         weight: Option<&Tensor>,
         mean: Option<&Tensor>,
         rstd: &Tensor,
-    ) -> Result<Backward<'a>> {
-        Ok(Backward {
+    ) -> Result<CudaNormBackward<'a>> {
+        Ok(CudaNormBackward {
             verb,
             gpu: Gpu::of(x)?,
             entries,

@@ -19,7 +19,7 @@ macro_rules! functions {
             }
         )*
         /// Their operations.
-        pub(super) const FUNCTION_FLOPS: Known =
+        pub(super) const FUNCTION_FLOPS: KnownFlops =
             &[$((stringify!($name), flops!([$($($e),+)?], $value, &[]))),*];
         /// The same in CUDA.
         pub(super) const FUNCTIONS: &str = concat!(
@@ -150,7 +150,7 @@ macro_rules! records {
             $([$($v:ident = $e:expr),+])? = $value:expr,
         for $class:ident, $algebra:ident $why:literal $(and |$ins:ident $(, $constant:ident)?| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
-        samples [$($($fill:ident)+),*] $(rounded $rounded:literal)? $(rough [$($($rough:ident)+),*])?;
+        samples [$($($fill:ident)+),*] $(rounded $rounded:literal)? $(not_smooth [$($($not_smooth:ident)+),*])?;
     )*) => {
         $(
             record_type!(
@@ -187,12 +187,12 @@ macro_rules! records {
 
                 #[allow(unused_variables)]
                 fn derivative(&self, g: &mut Vjp) -> Result<()> {
-                    let terms = Terms::new(g);
-                    let [$($x),+] = terms.operands();
-                    let ($d, $out) = (terms.grad(), terms.output());
+                    let writer = GradientWriter::new(g);
+                    let [$($x),+] = writer.operands();
+                    let ($d, $out) = (writer.grad(), writer.output());
                     $(let $s = self.$s.0;)?
-                    $(gradient!(terms, $of, $g);)+
-                    terms.finish()
+                    $(gradient!(writer, $of, $g);)+
+                    writer.finish()
                 }
 
                 $(#[allow(unused_variables)]
@@ -208,11 +208,11 @@ macro_rules! records {
             let mut all = Vec::new();
             $(
                 let op = sample_of!($Type $($s)?);
-                let smooth: &[&[Fill]] = &[$(&[$(Fill::$fill),+]),*];
-                let rough: &[&[Fill]] = &[$($(&[$(Fill::$rough),+]),*)?];
+                let smooth: &[&[InputFill]] = &[$(&[$(InputFill::$fill),+]),*];
+                let not_smooth: &[&[InputFill]] = &[$($(&[$(InputFill::$not_smooth),+]),*)?];
                 let rounded: &[usize] = &[$($rounded)?];
                 let class = stringify!($class);
-                add_samples(&mut all, &op, smooth, rough, rounded.first().copied().unwrap_or(0), class);
+                add_samples(&mut all, &op, smooth, not_smooth, rounded.first().copied().unwrap_or(0), class);
             )*
             all
         }
@@ -284,14 +284,14 @@ macro_rules! sample_of {
 
 /// An operand's gradient, or the reason why it has none.
 macro_rules! gradient {
-    ($terms:ident, $of:ident, ($value:expr)) => {
-        if $terms.needs($of) {
+    ($writer:ident, $of:ident, ($value:expr)) => {
+        if $writer.needs($of) {
             let gradient = $value;
-            $terms.set($of, gradient);
+            $writer.set($of, gradient);
         }
     };
-    ($terms:ident, $of:ident, $why:literal) => {
-        $terms.none($of, $why);
+    ($writer:ident, $of:ident, $why:literal) => {
+        $writer.none($of, $why);
     };
 }
 
@@ -303,7 +303,7 @@ macro_rules! signatures {
             $([$($given:tt)*])? = $value:expr,
         for $class:ident, $algebra:ident $why:literal $(and |$($ins:ident),+| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
-        samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(rough [$($rough:tt)*])?;
+        samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(not_smooth [$($not_smooth:tt)*])?;
     )*) => {
         $then! { $([$(#[$doc])*] $Type $name($($x),+) ($($s)?);)* }
     };

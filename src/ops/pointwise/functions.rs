@@ -1,7 +1,7 @@
 //! Constants and functions that several formulas use.
 #![allow(clippy::approx_constant, clippy::excessive_precision)]
 
-use super::count::{Known, operations};
+use super::flops::{KnownFlops, operations};
 use super::words::*;
 use crate::tensor::cpu::Real;
 

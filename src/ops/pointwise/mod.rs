@@ -5,17 +5,17 @@
 
 mod cast;
 mod compare;
-mod count;
+mod flops;
 #[macro_use]
 mod formula;
 mod functions;
+mod gradient_expr;
 mod mask;
 mod record;
 mod rows;
-mod second;
+mod second_derivatives;
 mod select;
 mod table;
-mod term;
 #[cfg(test)]
 mod tests;
 mod words;

@@ -6,14 +6,14 @@ use smallvec::smallvec;
 
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, AxisPlacement, Key, MeshAxis, Meta, Metas, Op, Row, Tensors, Vjp, Windows, Work, list,
+    Algebra, AxisPlacement, MeshAxis, Meta, Metas, Op, OpKey, Row, Tensors, Vjp, Windows, Work, list,
 };
 use crate::tensor::{DType, Tensor};
 
 /// A pointwise operator. Most are rows of a table (`table.rs`) that makes this record.
 ///
 /// Operands have equal shapes: the engine broadcasts before, and sums broadcast dims of gradients after.
-pub trait Pointwise: Key + fmt::Debug + Send + Sync {
+pub trait Pointwise: OpKey + fmt::Debug + Send + Sync {
     /// The name, as users call it.
     const NAME: &'static str;
     /// The number of operands.

@@ -18,7 +18,7 @@ pub(super) fn lattice_rows(join: ReduceOp, meet: ReduceOp) -> Vec<Row> {
 }
 
 /// The rows of negation: the largest becomes the smallest; but among integers the lowest is its own negative.
-pub(super) fn turned_rows(is_float: bool) -> Vec<Row> {
+pub(super) fn negated_rows(is_float: bool) -> Vec<Row> {
     let (max, min) = (AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min));
     if is_float { vec![Row::new([max], [min]), Row::new([min], [max])] } else { vec![] }
 }
@@ -47,7 +47,7 @@ pub(super) fn add_scalar_rows(ins: &[Meta], by: f64) -> Vec<Row> {
 
 /// The rows of a choice between the first operand and 0 that the second, whole, makes: every part of a sum may be chosen by
 /// itself; by bits in f32 and f64, since the f32 parts of a half sum do not go beside a half operand.
-pub(super) fn chosen_rows(dtype: DType) -> Vec<Row> {
+pub(super) fn select_rows(dtype: DType) -> Vec<Row> {
     let row = |op| Row::new([AxisPlacement::P(op), AxisPlacement::R], [AxisPlacement::P(op)]);
     let wide = matches!(dtype, DType::F32 | DType::F64);
     let sum = if wide { row(ReduceOp::Sum).exact() } else { row(ReduceOp::Sum) };

@@ -7,23 +7,23 @@
 //! Type method(operands; constant) [name = expression] = formula,     one text for the CPU's loops and for CUDA
 //!     for floats | numbers, Algebra "why" and |ins| further rows,    dtypes; the `Partial` that passes unreduced
 //!     gradient |of the result, the result| { operand => (expression), operand => "why there is none" },
-//!     samples [values of each operand, ...] rounded n rough [...];   `rough`: not for finite differences
+//!     samples [values of each operand, ...] rounded n not_smooth [...];   `not_smooth`: not for finite differences
 //! ```
 //!
 //! From it come the record, the loops, the kernels, the catalog's samples, [`DTensor`](crate::dtensor::DTensor)'s method and
-//! [`Term`]'s. The rows behind `derivatives` have no method of `DTensor`.
+//! [`GradientExpr`]'s. The rows behind `derivatives` have no method of `DTensor`.
 
 use std::sync::Arc;
 
-use super::count::operations;
+use super::flops::operations;
 use super::functions::*;
+use super::gradient_expr::{GradientExpr, GradientWriter};
 use super::record::{Pointwise, floats, numbers};
-use super::rows::{add_scalar_rows, chosen_rows, lattice_rows, mul_scalar_rows, turned_rows};
-use super::second::{gelu_curvature, gelu_tanh_curvature, silu_curvature};
-use super::term::{Term, Terms};
+use super::rows::{add_scalar_rows, lattice_rows, mul_scalar_rows, negated_rows, select_rows};
+use super::second_derivatives::{gelu_curvature, gelu_tanh_curvature, silu_curvature};
 use super::words::*;
 use crate::error::Result;
-use crate::ops::{Algebra, AxisPlacement, Bits, Fill, Input, Meta, Op, Row, Sample, Vjp, Windows};
+use crate::ops::{Algebra, AxisPlacement, Bits, Input, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
 use crate::tensor::cpu::{self, Function, Loops, Num, NumFunction, Real};
 use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
@@ -54,13 +54,13 @@ macro_rules! pointwise_table {
         Maximum maximum(x, y) = max(x, y),
             for numbers, Opaque "No sum passes." and |ins| lattice_rows(ReduceOp::Max, ReduceOp::Min),
             gradient |dz, z| { x => (x.ge(y).mask(true, dz)), y => (x.ge(y).mask(false, dz)) },
-            samples [] rough [Ints Ints];
+            samples [] not_smooth [Ints Ints];
         /// Returns the smaller of `x` and `y`, where -0 is less than 0; NaN, always the same one, if either is. The gradient
         /// goes to the smaller, to `x` if they are equal or zeros of either sign.
         Minimum minimum(x, y) = min(x, y),
             for numbers, Opaque "No sum passes." and |ins| lattice_rows(ReduceOp::Min, ReduceOp::Max),
             gradient |dz, z| { x => (x.le(y).mask(true, dz)), y => (x.le(y).mask(false, dz)) },
-            samples [] rough [Ints Ints];
+            samples [] not_smooth [Ints Ints];
         /// Raises `x` to the power `y`, with IEEE 754's special cases: 1 if `y` is 0 or `x` is 1, NaN for a negative `x` unless
         /// `y` is an integer.
         ///
@@ -70,24 +70,24 @@ macro_rules! pointwise_table {
         Pow pow(x, y) = of(power(wide(x), wide(y))),
             for floats, Opaque "Linear in neither.",
             gradient |dz, z| { x => (dz.pow_grad_base(x, y)), y => (dz.pow_grad_exponent(x, z)) },
-            samples [Positive Ints, Positive Positive] rough [Ints Ints];
+            samples [Positive Ints, Positive Positive] not_smooth [Ints Ints];
 
         /// Changes the sign of `x`. Integers wrap.
         Neg neg(x) = negative(x),
             for numbers, Additive "Linear. A sum passes, but not by bits: `-(1 - 1)` is -0, `-1 + 1` is +0."
-                and |ins| turned_rows(ins[0].dtype.is_float()),
+                and |ins| negated_rows(ins[0].dtype.is_float()),
             gradient |dy, y| { x => (-dy) },
             samples [Ints];
         /// Returns `|x|`.
         Abs abs(x) = abs(x),
             for floats, Opaque "It falls before it rises.",
             gradient |dy, y| { x => (dy * x.sign()) },
-            samples [] rough [Ints];
+            samples [] not_smooth [Ints];
         /// Returns the sign of `x` as a number; zeros (with their signs) and NaN stay.
         Sign sign(x) = select(x != of(0.0) && !is_nan(x), copysign(of(1.0), x), x),
             for floats, Monotone "It never falls.",
             gradient |dy, y| { x => "a step function is constant almost everywhere" },
-            samples [] rough [Ints];
+            samples [] not_smooth [Ints];
         /// Returns the exponential `e^x`.
         Exp exp(x) = exp(x),
             for floats, Opaque "A sum becomes a product; and the approximation is not proved to be monotone by bits.",
@@ -103,7 +103,7 @@ macro_rules! pointwise_table {
             for floats, Opaque "Not linear. Rounded once, it never falls; but of a NaN among negative numbers a maximum would make something else."
                 and |ins| vec![Row::same(AxisPlacement::P(ReduceOp::Min), 1)],
             gradient |dy, y| { x => (dy * 0.5 / y) },
-            samples [Positive] rough [Ints];
+            samples [Positive] not_smooth [Ints];
         /// Returns one over the square root.
         Rsqrt rsqrt(x) = recip(sqrt(x)),
             for floats, Opaque "Not linear, and not proved to be monotone by bits.",
@@ -123,7 +123,7 @@ macro_rules! pointwise_table {
         Relu relu(x) = max(of(0.0), x),
             for floats, Monotone "It never falls.",
             gradient |dy, y| { x => (dy.relu_grad(y)) },
-            samples [] rough [Ints];
+            samples [] not_smooth [Ints];
         /// Returns `x · Φ(x)`, with `Φ` the normal distribution function `(1 + erf(x / √2)) / 2`: the Gaussian error linear unit
         /// (Hendrycks, Gimpel 2016).
         Gelu gelu(x) [b = bounded(x)] = select(x < b, b, x) * phi(b),
@@ -165,9 +165,9 @@ macro_rules! pointwise_table {
             samples [Ints Ints];
         /// Takes `(dy, y)`, `y` being `relu x` or `x`, and returns `dy` if `y > 0`, else 0. A NaN in `y` lets `dy` through.
         ReluGrad relu_grad(dy, y) = select(y <= of(0.0), of(0.0), dy),
-            for floats, Opaque "A choice between `dy` and 0: see the rows." and |ins| chosen_rows(ins[0].dtype),
+            for floats, Opaque "A choice between `dy` and 0: see the rows." and |ins| select_rows(ins[0].dtype),
             gradient |d, dx| { dy => (d.relu_grad(y)), y => "a step function is constant almost everywhere" },
-            samples [] rough [Ints Ints];
+            samples [] not_smooth [Ints Ints];
         /// Takes `(dy, x)` and returns `dy · gelu'(x)`.
         GeluGrad gelu_grad(dy, x) [b = bounded(x), density = exp(b * b * of(-0.5)) * of(DENSITY)] = dy * fma(b, density, phi(b)),
             for floats, Linear "Linear in the gradient that comes in.",
@@ -206,17 +206,17 @@ pub(crate) use pointwise_table;
 macro_rules! make_operators {
     (methods { $($method:tt)* } derivatives { $($derivative:tt)* }) => {
         records! { $($method)* $($derivative)* }
-        signatures! { term_methods: $($method)* $($derivative)* }
+        signatures! { expr_methods: $($method)* $($derivative)* }
     };
 }
 
-/// The rows as methods of a derivative's terms.
-macro_rules! term_methods {
+/// The rows as methods of an expression in a derivative.
+macro_rules! expr_methods {
     ($([$(#[$doc:meta])*] $Type:ident $name:ident($x:ident $(, $y:ident)*) ($($s:ident)?);)*) => {
         #[allow(dead_code, clippy::should_implement_trait)]
-        impl<'t> Term<'t> {
+        impl<'t> GradientExpr<'t> {
             $($(#[$doc])*
-            pub fn $name(self $(, $y: Term<'t>)* $(, $s: f64)?) -> Term<'t> {
+            pub fn $name(self $(, $y: GradientExpr<'t>)* $(, $s: f64)?) -> GradientExpr<'t> {
                 self.then(operator!($Type $($s)?), &[$($y),*])
             })*
         }
@@ -238,24 +238,25 @@ pointwise_table!(make_operators);
 fn add_samples<P: Pointwise + Copy>(
     all: &mut Vec<Sample>,
     ops: &[P],
-    smooth: &[&[Fill]],
-    rough: &[&[Fill]],
+    smooth: &[&[InputFill]],
+    not_smooth: &[&[InputFill]],
     rounded: usize,
     class: &str,
 ) {
     const SHAPES: [&[usize]; 4] = [&[5, 3], &[7], &[], &[0, 3]];
-    let mut add = |shape: &[usize], fills: &[Fill], dtype: DType, smooth: bool| {
-        let input = |&fill: &Fill| Input { meta: Meta::new(dtype, shape), fill };
+    let mut add = |shape: &[usize], fills: &[InputFill], dtype: DType, smooth: bool| {
+        let input = |&fill: &InputFill| Input { meta: Meta::new(dtype, shape), fill };
         let sample = Sample::new(ops[all.len() % ops.len().min(4)], fills.iter().map(input)).rounded(rounded);
         all.push(if smooth { sample } else { sample.not_smooth() });
     };
-    let both = smooth.iter().map(|fills| (*fills, true)).chain(rough.iter().map(|fills| (*fills, false)));
+    let both =
+        smooth.iter().map(|fills| (*fills, true)).chain(not_smooth.iter().map(|fills| (*fills, false)));
     for (i, (fills, smooth)) in both.enumerate() {
         let shapes = if i == 0 { &SHAPES[..] } else { &SHAPES[1..2] };
         shapes.iter().for_each(|shape| add(shape, fills, DType::F32, smooth));
     }
     if class == "numbers" {
-        add(SHAPES[1], &[Fill::Index(9); 3][..P::ARITY], DType::I64, false);
+        add(SHAPES[1], &[InputFill::Index(9); 3][..P::ARITY], DType::I64, false);
     }
 }
 
@@ -325,15 +326,15 @@ impl Pointwise for PowScalar {
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
-        let terms = Terms::new(g);
-        let ([x], dy, c) = (terms.operands(), terms.grad(), self.exponent.0);
+        let writer = GradientWriter::new(g);
+        let ([x], dy, c) = (writer.operands(), writer.grad(), self.exponent.0);
         match c {
-            0.0 => terms.none(x, "x^0 is constant"),
-            1.0 => terms.set(x, dy),
-            2.0 => terms.set(x, dy * (x * c)),
-            _ => terms.set(x, dy * (x.pow_scalar(c - 1.0) * c)),
+            0.0 => writer.none(x, "x^0 is constant"),
+            1.0 => writer.set(x, dy),
+            2.0 => writer.set(x, dy * (x * c)),
+            _ => writer.set(x, dy * (x.pow_scalar(c - 1.0) * c)),
         }
-        terms.finish()
+        writer.finish()
     }
 
     /// A square root lets minima pass, as [`Sqrt`] does.
@@ -342,7 +343,7 @@ impl Pointwise for PowScalar {
     }
 }
 
-impl Term<'_> {
+impl GradientExpr<'_> {
     /// The power of one number.
     fn pow_scalar(self, exponent: f64) -> Self {
         self.then(PowScalar::to(exponent), &[])

@@ -1,7 +1,7 @@
 //! `bernoulli`: true with a probability given for each element.
 
 use super::cuda::Parameters;
-use super::each::{draw_each, draw_each_on_device};
+use super::per_element::{draw_per_element, draw_per_element_on_device};
 use crate::error::Result;
 use crate::ops::{Algebra, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
@@ -34,12 +34,12 @@ impl Pointwise for Bernoulli {
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let draw = self.draw.0;
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
-            draw_each::<T, bool>(&ins[0], at, |at, p, out| rng::bernoulli_each(draw, at, p, out))
+            draw_per_element::<T, bool>(&ins[0], at, |at, p, out| rng::bernoulli_each(draw, at, p, out))
         })
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
-        draw_each_on_device(Parameters::Bernoulli, self.draw.0, &ins[0], at)
+        draw_per_element_on_device(Parameters::Bernoulli, self.draw.0, &ins[0], at)
     }
 
     /// A random word, a product and a comparison.

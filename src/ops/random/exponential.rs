@@ -1,7 +1,7 @@
 //! `exponential`: exponential numbers of a rate given for each element.
 
 use super::cuda::Parameters;
-use super::each::{draw_each, draw_each_on_device};
+use super::per_element::{draw_per_element, draw_per_element_on_device};
 use crate::error::Result;
 use crate::ops::{Algebra, Div, Input, Meta, Mul, Neg, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
@@ -34,12 +34,12 @@ impl Pointwise for Exponential {
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let draw = self.draw.0;
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
-            draw_each::<T, T>(&ins[0], at, |at, rate, out| rng::exponential_each(draw, at, rate, out))
+            draw_per_element::<T, T>(&ins[0], at, |at, rate, out| rng::exponential_each(draw, at, rate, out))
         })
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
-        draw_each_on_device(Parameters::Exponential, self.draw.0, &ins[0], at)
+        draw_per_element_on_device(Parameters::Exponential, self.draw.0, &ins[0], at)
     }
 
     /// Two random words, a logarithm and a division; f16 to f32 read one word.

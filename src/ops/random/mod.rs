@@ -3,9 +3,9 @@
 
 pub(super) mod bernoulli;
 mod cuda;
-mod each;
 pub(super) mod exponential;
 pub(super) mod gamma;
 pub(super) mod multinomial;
+mod per_element;
 pub(super) mod poisson;
 pub(super) mod shuffle;

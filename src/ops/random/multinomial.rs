@@ -64,7 +64,7 @@ impl Op for Multinomial {
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let weights = ins[0].contiguous()?;
         let out = for_dtype!(float self.name(), weights.dtype(), T => {
-            let rows = Rows { op: self, weights: weights.as_slice::<T>()?, at };
+            let rows = WeightRows { op: self, weights: weights.as_slice::<T>()?, at };
             if self.replacement { rows.with_replacement() } else { rows.without() }
         })?;
         Ok(smallvec![out])
@@ -95,13 +95,13 @@ impl Op for Multinomial {
 }
 
 /// This rank's rows.
-struct Rows<'a, T> {
+struct WeightRows<'a, T> {
     op: &'a Multinomial,
     weights: &'a [T],
     at: &'a Windows,
 }
 
-impl<T: Element> Rows<'_, T> {
+impl<T: Element> WeightRows<'_, T> {
     fn with_replacement(&self) -> Result<Tensor> {
         let window = &self.at.outs[0];
         let mut words = vec![0; window.region.numel()];

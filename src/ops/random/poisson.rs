@@ -1,7 +1,7 @@
 //! `poisson`: Poisson numbers of a rate given for each element.
 
 use super::cuda::Parameters;
-use super::each::{draw_each, draw_each_on_device};
+use super::per_element::{draw_per_element, draw_per_element_on_device};
 use crate::error::{Error, Result};
 use crate::ops::{Algebra, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
@@ -47,7 +47,7 @@ impl Pointwise for Poisson {
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
-        draw_each_on_device(Parameters::Poisson(self.dtype), self.draw.0, &ins[0], at)
+        draw_per_element_on_device(Parameters::Poisson(self.dtype), self.draw.0, &ins[0], at)
     }
 
     /// About: an attempt takes four random words and four special functions, and most first ones succeed.
@@ -62,7 +62,7 @@ impl Pointwise for Poisson {
 }
 
 fn counts<R: rng::Real, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw) -> Result<Tensor> {
-    draw_each::<R, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
+    draw_per_element::<R, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::smallvec;
 
-use super::{Reduction, kept_shape};
+use super::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
 use crate::ops::{
     Cast, Compare, CompareKind, Div, Expand, Input, Mask, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample,
@@ -27,9 +27,9 @@ pub struct Extreme<const LARGEST: bool> {
 }
 
 impl<const LARGEST: bool> Extreme<LARGEST> {
-    fn reduction(&self) -> Reduction<'_> {
+    fn reduction(&self) -> DimReduction<'_> {
         let (verb, kind) = if LARGEST { ("max", ReduceOp::Max) } else { ("min", ReduceOp::Min) };
-        Reduction(verb, kind, &self.dims, self.keep)
+        DimReduction(verb, kind, &self.dims, self.keep)
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
         let mut values = vec![Some(x), Some(y), Some(Tensor::scalar(6.0))];
         values.resize(program.values_len, None);
         for step in &program.steps {
-            let value = |r: &crate::ops::Ref| values[r.0 as usize].clone().expect("steps come in order");
+            let value = |r: &crate::ops::VjpValue| values[r.0 as usize].clone().expect("steps come in order");
             let ins: Vec<Tensor> = step.ins.iter().map(value).collect();
             values[step.out.0 as usize] = Some(eval_whole(&*step.op, &ins).unwrap()[0].clone());
         }

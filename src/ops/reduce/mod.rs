@@ -16,15 +16,15 @@ use crate::placement::Leaf;
 use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
 
 /// A reduction over dims by name, kind, dims (ascending) and whether they stay with extent 1: what the operators share.
-struct Reduction<'a>(&'static str, ReduceOp, &'a [usize], bool);
+struct DimReduction<'a>(&'static str, ReduceOp, &'a [usize], bool);
 
 /// The CPU's or the device's `reduce`.
-type Reduce = fn(&str, &Tensor, &[usize], ReduceOp, bool) -> Result<Tensor>;
+type ReduceFn = fn(&str, &Tensor, &[usize], ReduceOp, bool) -> Result<Tensor>;
 
-impl Reduction<'_> {
+impl DimReduction<'_> {
     /// The shape after reducing; refuses dims that are not there, or not ascending.
     fn shape(&self, x: &Meta) -> Result<Shape> {
-        let Reduction(verb, _, dims, keep) = *self;
+        let DimReduction(verb, _, dims, keep) = *self;
         if dims.windows(2).any(|w| w[0] >= w[1]) || dims.last().is_some_and(|&d| d >= x.shape.len()) {
             return Err(Error::invalid(
                 verb,
@@ -43,7 +43,7 @@ impl Reduction<'_> {
     /// Kept dims stay sharded, a sharded reduced dim leaves a partial, and of ragged parts a full reduction does; partials of the
     /// same kind pass, since sums of sums are sums and extremes of extremes extremes.
     fn rows(&self, x: &Meta) -> Vec<Row> {
-        let Reduction(_, kind, dims, keep) = *self;
+        let DimReduction(_, kind, dims, keep) = *self;
         let place = |d: usize| d - if keep { 0 } else { dims.iter().filter(|&&r| r < d).count() };
         let part =
             if kind == ReduceOp::Sum { AxisPlacement::TreeSum(Leaf::Pairs) } else { AxisPlacement::P(kind) };
@@ -58,8 +58,8 @@ impl Reduction<'_> {
     }
 
     /// Reduces a rank's part. One that is ragged over several dims has fewer dims than the whole; only a full reduction admits it.
-    fn eval(&self, x: &Tensor, at: &Windows, reduce: Reduce) -> Result<Tensors> {
-        let Reduction(verb, kind, dims, keep) = *self;
+    fn eval(&self, x: &Tensor, at: &Windows, reduce: ReduceFn) -> Result<Tensors> {
+        let DimReduction(verb, kind, dims, keep) = *self;
         if dims.len() == at.ins[0].global.len() {
             let all: Dims = (0..x.shape().len()).collect();
             return Ok(smallvec![reduce(verb, x, &all, kind, false)?.reshape(at.outs[0].local().clone())?]);

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::{Reduction, kept_shape};
+use super::{DimReduction, kept_shape};
 use crate::error::Result;
 use crate::ops::{
     Expand, Input, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Tensors, Vjp, Windows, Work, arity,
@@ -19,8 +19,8 @@ pub struct Sum {
 }
 
 impl Sum {
-    fn reduction(&self) -> Reduction<'_> {
-        Reduction("sum", ReduceOp::Sum, &self.dims, self.keep)
+    fn reduction(&self) -> DimReduction<'_> {
+        DimReduction("sum", ReduceOp::Sum, &self.dims, self.keep)
     }
 }
 

@@ -97,7 +97,7 @@ impl<A: Real> Table<A> {
             .collect();
         let mut table = Table { cos: vec![A::ZERO; time * pairs], sin: vec![A::ZERO; time * pairs], pairs };
         if pairs > 0 {
-            dispatch(Fill { table: &mut table, turns: &turns, rotation });
+            dispatch(FillTable { table: &mut table, turns: &turns, rotation });
         }
         table
     }
@@ -110,13 +110,13 @@ impl<A: Real> Table<A> {
     }
 }
 
-struct Fill<'a, A> {
+struct FillTable<'a, A> {
     table: &'a mut Table<A>,
     turns: &'a [f64],
     rotation: &'a Rotation,
 }
 
-impl<A: Real> Kernel for Fill<'_, A> {
+impl<A: Real> Kernel for FillTable<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

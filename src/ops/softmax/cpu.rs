@@ -12,7 +12,7 @@ use crate::tensor::cpu::{Real, RowBody, RowTree, Sum, over_rows, row_max};
 /// # Errors
 /// Refuses integers and a tensor without dims, in the name of `verb`.
 pub fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [x], Softmax)
+    over_rows(verb, [x], SoftmaxRow)
 }
 
 /// `x - ln(sum(e^x))` along the last dim.
@@ -20,7 +20,7 @@ pub fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As [`softmax`].
 pub fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [x], LogSoftmax)
+    over_rows(verb, [x], LogSoftmaxRow)
 }
 
 /// The gradient of the input of a softmax, from that of its output and the output.
@@ -28,7 +28,7 @@ pub fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As [`softmax`]; refuses operands whose shapes or dtypes differ.
 pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [dy, y], SoftmaxBackward)
+    over_rows(verb, [dy, y], SoftmaxBackwardRow)
 }
 
 /// The gradient of the input of a log-softmax, from that of its output and the output.
@@ -36,13 +36,13 @@ pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As [`softmax_backward`].
 pub fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [dy, y], LogSoftmaxBackward)
+    over_rows(verb, [dy, y], LogSoftmaxBackwardRow)
 }
 
 #[derive(Clone, Copy)]
-struct Softmax;
+struct SoftmaxRow;
 
-impl RowBody<1> for Softmax {
+impl RowBody<1> for SoftmaxRow {
     #[inline(always)]
     fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
         let max = row_max(x);
@@ -57,9 +57,9 @@ impl RowBody<1> for Softmax {
 }
 
 #[derive(Clone, Copy)]
-struct LogSoftmax;
+struct LogSoftmaxRow;
 
-impl RowBody<1> for LogSoftmax {
+impl RowBody<1> for LogSoftmaxRow {
     #[inline(always)]
     fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
         let max = row_max(x);
@@ -74,9 +74,9 @@ impl RowBody<1> for LogSoftmax {
 }
 
 #[derive(Clone, Copy)]
-struct SoftmaxBackward;
+struct SoftmaxBackwardRow;
 
-impl RowBody<2> for SoftmaxBackward {
+impl RowBody<2> for SoftmaxBackwardRow {
     #[inline(always)]
     fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, scratch: &mut [T]) {
         for (s, (&dy, &y)) in scratch.iter_mut().zip(dy.iter().zip(y)) {
@@ -90,9 +90,9 @@ impl RowBody<2> for SoftmaxBackward {
 }
 
 #[derive(Clone, Copy)]
-struct LogSoftmaxBackward;
+struct LogSoftmaxBackwardRow;
 
-impl RowBody<2> for LogSoftmaxBackward {
+impl RowBody<2> for LogSoftmaxBackwardRow {
     #[inline(always)]
     fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
         let sum = tree.fold::<Sum>(dy);
@@ -146,8 +146,10 @@ mod tests {
     #[test]
     fn derivatives_by_differences() {
         let (x, dy) = (rows(2, 7), rows(3, 7).narrow(0, 1, 2).unwrap());
-        type Pass = (fn(&str, &Tensor) -> Result<Tensor>, fn(&str, &Tensor, &Tensor) -> Result<Tensor>);
-        let passes: [Pass; 2] = [(softmax, softmax_backward), (log_softmax, log_softmax_backward)];
+        type ForwardAndBackward =
+            (fn(&str, &Tensor) -> Result<Tensor>, fn(&str, &Tensor, &Tensor) -> Result<Tensor>);
+        let passes: [ForwardAndBackward; 2] =
+            [(softmax, softmax_backward), (log_softmax, log_softmax_backward)];
         for (forward, backward) in passes {
             let loss = |x: &Tensor| -> f64 {
                 let y = forward("f", x).unwrap().to_f64_vec();

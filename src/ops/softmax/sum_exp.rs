@@ -49,7 +49,7 @@ impl Op for SumExp {
         let m = ins[1].expand(x.shape())?;
         let terms = for_dtype!(float self.name(), x.dtype(), T => {
             type A = <T as crate::tensor::Float>::Acc;
-            cpu::map::<T, A>(&[x, &m], &|ins, out| dispatch(Terms { x: ins[0], m: ins[1], out }))
+            cpu::map::<T, A>(&[x, &m], &|ins, out| dispatch(ExpDifferences { x: ins[0], m: ins[1], out }))
         })?;
         Ok(smallvec![cpu::reduce(self.name(), &terms, &[x.shape().len() - 1], ReduceOp::Sum, true)?])
     }
@@ -78,13 +78,13 @@ impl Op for SumExp {
 }
 
 /// `exp(x - m)` of a piece.
-struct Terms<'a, A> {
+struct ExpDifferences<'a, A> {
     x: &'a [A],
     m: &'a [A],
     out: &'a mut [A],
 }
 
-impl<A: Real> Kernel for Terms<'_, A> {
+impl<A: Real> Kernel for ExpDifferences<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

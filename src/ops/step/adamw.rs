@@ -1,4 +1,4 @@
-//! `adamw`: one step of AdamW on a parameter, in place where nobody shares its buffers.
+//! `adamw`: one step of AdamWStep on a parameter, in place where nobody shares its buffers.
 
 use smallvec::smallvec;
 
@@ -19,7 +19,7 @@ use crate::tensor::{Float, Tensor, for_dtype};
 /// `v' = β2 v + (1 - β2) g²`, `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`. The moments and `scale` are
 /// f32 (f64 for f64 parameters), and so is the arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct AdamW {
+pub struct AdamWStep {
     /// β1, the decay of the mean of gradients.
     pub beta1: Bits,
     /// β2, the decay of the mean of their squares.
@@ -36,10 +36,10 @@ pub struct AdamW {
     pub correction2: Unkeyed<f64>,
 }
 
-impl AdamW {
+impl AdamWStep {
     /// The operator of step `t`, counted from 1.
-    pub fn at_step(t: u64, lr: f64, betas: (f64, f64), eps: f64, weight_decay: f64) -> AdamW {
-        AdamW {
+    pub fn at_step(t: u64, lr: f64, betas: (f64, f64), eps: f64, weight_decay: f64) -> AdamWStep {
+        AdamWStep {
             beta1: Bits(betas.0),
             beta2: Bits(betas.1),
             eps: Bits(eps),
@@ -69,7 +69,7 @@ impl AdamW {
     }
 }
 
-impl Op for AdamW {
+impl Op for AdamWStep {
     fn name(&self) -> &'static str {
         "adamw"
     }
@@ -91,7 +91,7 @@ impl Op for AdamW {
             let rates = Rates::<A>::new(self, scale.item()?);
             let (m, v) = (m.make_mut::<A>()?, v.make_mut::<A>()?);
             each_chunk::<T>(p, g, |at, p, g, out| {
-                dispatch(Update { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
+                dispatch(AdamWLoop { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
             })
         })?;
         Ok(smallvec![p.clone(), m.clone(), v.clone()])
@@ -113,7 +113,7 @@ impl Op for AdamW {
 }
 
 /// One launch for all calls of equal rates and one scale.
-impl Batched for AdamW {
+impl Batched for AdamWStep {
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
         let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
             a.0.rates() == b.0.rates() && a.1[4].is_same_view(&b.1[4])
@@ -123,7 +123,7 @@ impl Batched for AdamW {
             let mut steps = Vec::with_capacity(some.len());
             for (op, ins) in some.iter_mut() {
                 let [p, g, m, v, _] = &mut **ins else { unreachable!("infer counted the operands") };
-                steps.push(cuda::Step { param: p, grad: g, state: [m, v], value: op.keep() });
+                steps.push(cuda::ParamStep { param: p, grad: g, state: [m, v], value: op.keep() });
             }
             cuda::adamw(&mut steps, &scale, rates)?;
         }
@@ -149,7 +149,7 @@ struct Rates<A> {
 }
 
 impl<A: Real> Rates<A> {
-    fn new(op: &AdamW, scale: f64) -> Rates<A> {
+    fn new(op: &AdamWStep, scale: f64) -> Rates<A> {
         let rates = op.rates();
         Rates {
             scale: A::of(scale),
@@ -165,7 +165,7 @@ impl<A: Real> Rates<A> {
     }
 }
 
-struct Update<'a, A> {
+struct AdamWLoop<'a, A> {
     rates: Rates<A>,
     p: &'a [A],
     g: &'a [A],
@@ -174,7 +174,7 @@ struct Update<'a, A> {
     out: &'a mut [A],
 }
 
-impl<A: Real> Kernel for Update<'_, A> {
+impl<A: Real> Kernel for AdamWLoop<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -269,7 +269,7 @@ fn power(x: f64, n: u64) -> f64 {
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], t| {
-        let op = AdamW::at_step(t, 0.125, (0.875, 0.75), 1e-8, 0.5);
+        let op = AdamWStep::at_step(t, 0.125, (0.875, 0.75), 1e-8, 0.5);
         let (p, v) = (Input::ints(shape), Input::positive(shape));
         Sample::new(op, [p.clone(), p.clone(), p, v, Input::positive([])]).not_smooth()
     };
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn follows_algorithm_2() {
         let (lr, b1, b2, eps, decay, t) = (0.01, 0.9, 0.99, 1e-8, 0.1, 3);
-        let op = AdamW::at_step(t as u64, lr, (b1, b2), eps, decay);
+        let op = AdamWStep::at_step(t as u64, lr, (b1, b2), eps, decay);
         for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
             let ins = operands(1037, dtype);
             let outs = eval_whole(&op, &ins).unwrap();
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn writes_in_place_and_never_into_a_clone() {
-        let op = AdamW::at_step(1, 0.1, (0.9, 0.99), 1e-8, 0.0);
+        let op = AdamWStep::at_step(1, 0.1, (0.9, 0.99), 1e-8, 0.0);
         let mut ins = operands(5, DType::F32);
         let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
         let windows = Windows::whole(&metas, &op.infer(&metas).unwrap());

@@ -13,7 +13,7 @@ const A_BLOCK: usize = THREADS as usize * 16;
 
 /// A parameter, its gradient, and what the optimizer keeps of it, `N` tensors; all of the parameter's shape.
 #[derive(Debug)]
-pub(crate) struct Step<'a, const N: usize> {
+pub(crate) struct ParamStep<'a, const N: usize> {
     pub param: &'a mut Tensor,
     pub grad: &'a Tensor,
     pub state: [&'a mut Tensor; N],
@@ -56,25 +56,25 @@ struct Pieces {
     unused: u32,
 }
 
-/// AdamW's steps with gradients times `scale` (one element, of the state's dtype): see `ops::AdamW`. The state is (m, v).
+/// AdamW's steps with gradients times `scale` (one element, of the state's dtype): see `ops::AdamWStep`. The state is (m, v).
 ///
 /// # Errors
 /// A device without room, a kernel that fails.
-pub(crate) fn adamw(steps: &mut [Step<2>], scale: &Tensor, rates: AdamWRates) -> Result<()> {
+pub(crate) fn adamw(steps: &mut [ParamStep<2>], scale: &Tensor, rates: AdamWRates) -> Result<()> {
     run("adamw", steps, scale, rates)
 }
 
-/// Gradient descent's steps, as [`adamw`]; see `ops::Sgd`.
+/// Gradient descent's steps, as [`adamw`]; see `ops::SgdStep`.
 ///
 /// # Errors
 /// As [`adamw`].
-pub(crate) fn sgd(steps: &mut [Step<1>], scale: &Tensor, rates: SgdRates) -> Result<()> {
+pub(crate) fn sgd(steps: &mut [ParamStep<1>], scale: &Tensor, rates: SgdRates) -> Result<()> {
     run("sgd", steps, scale, rates)
 }
 
 fn run<const N: usize, R: NoUninit>(
     file: &'static str,
-    steps: &mut [Step<N>],
+    steps: &mut [ParamStep<N>],
     scale: &Tensor,
     rates: R,
 ) -> Result<()> {
@@ -84,7 +84,7 @@ fn run<const N: usize, R: NoUninit>(
         own(step.param)?;
         step.state.iter_mut().try_for_each(|x| own(x))?;
     }
-    let mut rest: Vec<(&mut Step<N>, &Tensor)> =
+    let mut rest: Vec<(&mut ParamStep<N>, &Tensor)> =
         steps.iter_mut().zip(&grads).filter(|(s, _)| s.param.numel() > 0).collect();
     // A launch takes one dtype; the order within it is the list's.
     rest.sort_by_key(|(s, _)| s.param.dtype());
@@ -98,7 +98,7 @@ fn run<const N: usize, R: NoUninit>(
 
 fn launch<const N: usize, R: NoUninit>(
     file: &'static str,
-    steps: &mut [(&mut Step<N>, &Tensor)],
+    steps: &mut [(&mut ParamStep<N>, &Tensor)],
     scale: &Tensor,
     rates: R,
 ) -> Result<()> {
@@ -121,7 +121,7 @@ fn launch<const N: usize, R: NoUninit>(
     let mut params: Vec<&mut Tensor> = Vec::with_capacity(steps.len());
     let mut states: Vec<Vec<&mut Tensor>> = (0..N).map(|_| Vec::with_capacity(steps.len())).collect();
     for (step, _) in steps.iter_mut() {
-        let Step { param, state, .. } = &mut **step;
+        let ParamStep { param, state, .. } = &mut **step;
         params.push(param);
         states.iter_mut().zip(state).for_each(|(all, x)| all.push(x));
     }

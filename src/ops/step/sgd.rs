@@ -17,7 +17,7 @@ use crate::tensor::{Float, Tensor, for_dtype};
 ///
 /// `b` and `scale` (shape `[]`) are f32 (f64 for f64 parameters), and so is the arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Sgd {
+pub struct SgdStep {
     /// μ.
     pub momentum: Bits,
     /// λ, added to the gradient.
@@ -28,7 +28,7 @@ pub struct Sgd {
     pub lr: Unkeyed<f64>,
 }
 
-impl Sgd {
+impl SgdStep {
     /// The attributes as kernels use them.
     pub(crate) fn rates(&self) -> cuda::SgdRates {
         cuda::SgdRates {
@@ -40,7 +40,7 @@ impl Sgd {
     }
 }
 
-impl Op for Sgd {
+impl Op for SgdStep {
     fn name(&self) -> &'static str {
         "sgd"
     }
@@ -65,7 +65,7 @@ impl Op for Sgd {
             let b = b.make_mut::<A>()?;
             each_chunk::<T>(p, g, |at, p, g, out| {
                 let b = &mut b[at..][..p.len()];
-                dispatch(Update { scale, momentum, decay, step, nesterov, p, g, b, out });
+                dispatch(SgdLoop { scale, momentum, decay, step, nesterov, p, g, b, out });
             })
         })?;
         Ok(smallvec![p.clone(), b.clone()])
@@ -87,7 +87,7 @@ impl Op for Sgd {
 }
 
 /// One launch for all calls of equal rates and one scale.
-impl Batched for Sgd {
+impl Batched for SgdStep {
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
         let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
             a.0.rates() == b.0.rates() && a.1[3].is_same_view(&b.1[3])
@@ -97,7 +97,7 @@ impl Batched for Sgd {
             let mut steps = Vec::with_capacity(some.len());
             for (_, ins) in some.iter_mut() {
                 let [p, g, b, _] = &mut **ins else { unreachable!("infer counted the operands") };
-                steps.push(cuda::Step { param: p, grad: g, state: [b], value: 0.0 });
+                steps.push(cuda::ParamStep { param: p, grad: g, state: [b], value: 0.0 });
             }
             cuda::sgd(&mut steps, &scale, rates)?;
         }
@@ -105,7 +105,7 @@ impl Batched for Sgd {
     }
 }
 
-struct Update<'a, A> {
+struct SgdLoop<'a, A> {
     scale: A,
     momentum: A,
     decay: A,
@@ -117,7 +117,7 @@ struct Update<'a, A> {
     out: &'a mut [A],
 }
 
-impl<A: Real> Kernel for Update<'_, A> {
+impl<A: Real> Kernel for SgdLoop<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -132,7 +132,7 @@ impl<A: Real> Kernel for Update<'_, A> {
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], nesterov| {
-        let op = Sgd { momentum: Bits(0.875), weight_decay: Bits(0.5), nesterov, lr: Unkeyed(0.125) };
+        let op = SgdStep { momentum: Bits(0.875), weight_decay: Bits(0.5), nesterov, lr: Unkeyed(0.125) };
         let p = Input::ints(shape);
         Sample::new(op, [p.clone(), p.clone(), p, Input::positive([])]).not_smooth()
     };
@@ -148,7 +148,7 @@ mod tests {
     fn two_steps_by_hand() {
         let t = |x: f64| Tensor::from_vec(vec![x], [1]).unwrap();
         for (nesterov, want) in [(false, [0.68, 0.0784]), (true, [0.392, -0.452096])] {
-            let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.2), nesterov, lr: Unkeyed(0.1) };
+            let op = SgdStep { momentum: Bits(0.9), weight_decay: Bits(0.2), nesterov, lr: Unkeyed(0.1) };
             let (mut p, mut b) = (t(1.0), t(0.0));
             for want in want {
                 let ins = [p.clone(), t(6.0), b.clone(), Tensor::scalar(0.5)];

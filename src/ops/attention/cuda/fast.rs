@@ -1,13 +1,13 @@
 //! Attention on matrix units, for f16 and bf16.
 
-use super::{CausalAttention, extents};
+use super::{CudaAttention, extents};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 
-impl CausalAttention<'_> {
+impl CudaAttention<'_> {
     /// The kernels for these operands; `None` if there are none, or if bits count.
-    pub(super) fn fast_kind(&self, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<Kind> {
+    pub(super) fn fast_kernel(&self, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<FastKernel> {
         let (d, dv) = (q.shape()[3], v.shape()[3]);
         let half = matches!(q.dtype(), DType::F16 | DType::BF16);
         let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
@@ -16,13 +16,13 @@ impl CausalAttention<'_> {
         if self.exact || !half || !whole || !positive || gpu.properties().capability.0 < 8 {
             return None;
         }
-        KINDS.into_iter().find(|kind| d.max(dv) <= kind.d)
+        KERNELS.into_iter().find(|kernel| d.max(dv) <= kernel.d)
     }
 
     /// The output as a buffer `[batch, queries, heads, dv]`.
     pub(super) fn forward_fast(
         &self,
-        kind: Kind,
+        kernel: FastKernel,
         gpu: &Gpu,
         ins: [&Tensor; 3],
         lse: &mut Tensor,
@@ -30,18 +30,18 @@ impl CausalAttention<'_> {
         let [q, k, v] = aligned(ins)?;
         let ([b, h, tq, d], dv) = (extents(&q), v.shape()[3]);
         let mut o = gpu.uninit(q.dtype(), [b, tq, h, dv])?;
-        let launch = gpu.kernel("attention_fast", kind.stem, q.dtype())?;
+        let launch = gpu.kernel("attention_fast", kernel.stem, q.dtype())?;
         let launch = launch.arg(self.call([&q, &k, &v], None)?).arg(d as u32).arg(dv as u32);
         let blocks = b * h * tq.div_ceil(FORWARD_ROWS);
         let launch = launch.read(&q).read(&k).read(&v).write(&mut o).write(lse);
-        launch.run(blocks as u32, THREADS, kind.shared_bytes(FORWARD_ROWS))?;
+        launch.run(blocks as u32, THREADS, kernel.shared_bytes(FORWARD_ROWS))?;
         Ok(o)
     }
 
     /// The gradients as buffers `[batch, length, heads, d]`.
     pub(super) fn backward_fast(
         &self,
-        kind: Kind,
+        kernel: FastKernel,
         gpu: &Gpu,
         ins: [&Tensor; 4],
         lse: &Tensor,
@@ -55,14 +55,14 @@ impl CausalAttention<'_> {
             let launch = launch.arg(call).arg(d as u32).arg(dv as u32).read(&q).read(&k).read(&v).read(&grad);
             Ok::<_, Error>(launch.read(lse).read(delta))
         };
-        let shared_bytes = kind.shared_bytes(2 * BACKWARD_ROWS);
+        let shared_bytes = kernel.shared_bytes(2 * BACKWARD_ROWS);
         let mut dq = gpu.uninit(q.dtype(), [b, tq, h, d])?;
         let blocks = b * h * tq.div_ceil(BACKWARD_ROWS);
-        launch(kind.dq)?.write(&mut dq).run(blocks as u32, THREADS, shared_bytes)?;
+        launch(kernel.dq)?.write(&mut dq).run(blocks as u32, THREADS, shared_bytes)?;
         let [mut dk, mut dvs] =
             [gpu.uninit(k.dtype(), [b, keys, groups, d])?, gpu.uninit(v.dtype(), [b, keys, groups, dv])?];
         let blocks = b * groups * keys.div_ceil(BACKWARD_ROWS);
-        launch(kind.dkv)?.write(&mut dk).write(&mut dvs).run(blocks as u32, THREADS, shared_bytes)?;
+        launch(kernel.dkv)?.write(&mut dk).write(&mut dvs).run(blocks as u32, THREADS, shared_bytes)?;
         Ok([dq, dk, dvs])
     }
 }
@@ -75,7 +75,7 @@ const BACKWARD_ROWS: usize = 64;
 
 /// One of the kernels' variants: `Flash` in `kernels/flash.cuh`.
 #[derive(Clone, Copy)]
-pub(super) struct Kind {
+pub(super) struct FastKernel {
     stem: &'static str,
     dq: &'static str,
     dkv: &'static str,
@@ -84,14 +84,14 @@ pub(super) struct Kind {
     cols: usize,
 }
 
-const KINDS: [Kind; 4] = [
-    Kind { stem: "fast32", dq: "fast32_dq", dkv: "fast32_dkv", d: 32, cols: 64 },
-    Kind { stem: "fast64", dq: "fast64_dq", dkv: "fast64_dkv", d: 64, cols: 64 },
-    Kind { stem: "fast96", dq: "fast96_dq", dkv: "fast96_dkv", d: 96, cols: 32 },
-    Kind { stem: "fast128", dq: "fast128_dq", dkv: "fast128_dkv", d: 128, cols: 32 },
+const KERNELS: [FastKernel; 4] = [
+    FastKernel { stem: "fast32", dq: "fast32_dq", dkv: "fast32_dkv", d: 32, cols: 64 },
+    FastKernel { stem: "fast64", dq: "fast64_dq", dkv: "fast64_dkv", d: 64, cols: 64 },
+    FastKernel { stem: "fast96", dq: "fast96_dq", dkv: "fast96_dkv", d: 96, cols: 32 },
+    FastKernel { stem: "fast128", dq: "fast128_dq", dkv: "fast128_dkv", d: 128, cols: 32 },
 ];
 
-impl Kind {
+impl FastKernel {
     /// A tile of `rows` rows, and two stages of two of columns.
     fn shared_bytes(&self, rows: usize) -> usize {
         (rows + 4 * self.cols) * (self.d + 8) * 2

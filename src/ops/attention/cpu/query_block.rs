@@ -8,7 +8,7 @@ use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, Sum, as_elements
 pub(super) const ROWS: usize = 64;
 
 /// Some rows of queries and the keys they look at.
-pub(super) struct Block {
+pub(super) struct QueryBlock {
     /// The first row, counted in the queries given.
     pub(super) start: usize,
     /// Its global index.
@@ -20,7 +20,7 @@ pub(super) struct Block {
     pub(super) width: usize,
 }
 
-impl Block {
+impl QueryBlock {
     /// How many keys row `i` sees.
     #[inline(always)]
     pub(super) fn seen(&self, i: usize) -> usize {
@@ -78,7 +78,7 @@ impl<T: Gemm> Scratch<T> {
 /// Scores become exponentials, row by row, with their sums and the logarithms of these.
 pub(super) struct Exponentials<'a, T> {
     pub(super) s: &'a mut [T],
-    pub(super) block: &'a Block,
+    pub(super) block: &'a QueryBlock,
     pub(super) tree: &'a mut RowTree<T>,
     pub(super) sums: &'a mut [T],
     pub(super) lse: &'a mut [T],
@@ -102,10 +102,10 @@ impl<T: Gemm> Kernel for Exponentials<'_, T> {
 }
 
 /// Scores `p` become probabilities, and their gradients `ds` those of the scores before `scale`. What is masked becomes 0.
-pub(super) struct Slopes<'a, T> {
+pub(super) struct ScoreGradients<'a, T> {
     pub(super) p: &'a mut [T],
     pub(super) ds: &'a mut [T],
-    pub(super) block: &'a Block,
+    pub(super) block: &'a QueryBlock,
     pub(super) scale: T,
     pub(super) lse: &'a [T],
     pub(super) o: MatRef<'a, T>,
@@ -113,7 +113,7 @@ pub(super) struct Slopes<'a, T> {
     pub(super) dot: &'a mut RowTree<T>,
 }
 
-impl<T: Gemm> Kernel for Slopes<'_, T> {
+impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

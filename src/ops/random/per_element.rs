@@ -7,7 +7,7 @@ use crate::rng::{Draw, IndexRanges};
 use crate::tensor::{Element, Tensor};
 
 /// The result whose elements `fill` draws, many stretches at a time: given which they are, and the parameters of all.
-pub(super) fn draw_each<P: Element, T: Element>(
+pub(super) fn draw_per_element<P: Element, T: Element>(
     params: &Tensor,
     at: &Windows,
     mut fill: impl FnMut(IndexRanges<'_>, &[P], &mut [T]) -> Result<()>,
@@ -23,12 +23,12 @@ pub(super) fn draw_each<P: Element, T: Element>(
 }
 
 /// The same on a device, of the parameters that `what` says.
-pub(super) fn draw_each_on_device(
+pub(super) fn draw_per_element_on_device(
     what: cuda::Parameters,
     draw: Draw,
     params: &Tensor,
     at: &Windows,
 ) -> Result<Tensor> {
     let window = &at.outs[0];
-    cuda::draw_each(what, draw, params, &window.global, &window.region)
+    cuda::draw_per_element(what, draw, params, &window.global, &window.region)
 }

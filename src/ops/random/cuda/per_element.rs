@@ -24,7 +24,7 @@ pub(crate) enum Parameters {
 ///
 /// # Errors
 /// A device without room, a launch that fails. Parameters that break their rule are reported at the next read of a value.
-pub(crate) fn draw_each(
+pub(crate) fn draw_per_element(
     what: Parameters,
     draw: Draw,
     params: &Tensor,

@@ -1,5 +1,5 @@
 //! Derivatives as arithmetic: the values of a [`Vjp`] program with operators on them. Each row of the table is a method of
-//! [`Term`] too.
+//! [`GradientExpr`] too.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -8,53 +8,53 @@ use super::compare::{Compare, CompareKind};
 use super::mask::Mask;
 use super::record::Pointwise;
 use crate::error::{Error, Result};
-use crate::ops::{Op, Ref, Vjp};
+use crate::ops::{Op, Vjp, VjpValue};
 
-/// A program being written as expressions: hands out its values, and keeps the first refusal until [`Terms::finish`].
-pub(crate) struct Terms<'v, 'a> {
+/// A program being written as expressions: hands out its values, and keeps the first refusal until [`GradientWriter::finish`].
+pub(crate) struct GradientWriter<'v, 'a> {
     vjp: RefCell<&'v mut Vjp<'a>>,
     refused: Cell<Option<Error>>,
 }
 
 /// A value of the program. Arithmetic on it, with other values or with numbers, adds steps; equal steps are taken once.
 #[derive(Clone, Copy)]
-pub(crate) struct Term<'t> {
-    program: &'t dyn Steps,
-    value: Ref,
+pub(crate) struct GradientExpr<'t> {
+    program: &'t dyn StepWriter,
+    value: VjpValue,
 }
 
 /// A program that steps can be added to.
-trait Steps {
-    fn step(&self, op: &dyn Op, ins: &[Ref]) -> Ref;
+trait StepWriter {
+    fn step(&self, op: &dyn Op, ins: &[VjpValue]) -> VjpValue;
 }
 
-impl<'v, 'a> Terms<'v, 'a> {
-    pub fn new(vjp: &'v mut Vjp<'a>) -> Terms<'v, 'a> {
-        Terms { vjp: RefCell::new(vjp), refused: Cell::new(None) }
+impl<'v, 'a> GradientWriter<'v, 'a> {
+    pub fn new(vjp: &'v mut Vjp<'a>) -> GradientWriter<'v, 'a> {
+        GradientWriter { vjp: RefCell::new(vjp), refused: Cell::new(None) }
     }
 
     /// The operands.
-    pub fn operands<const N: usize>(&self) -> [Term<'_>; N] {
+    pub fn operands<const N: usize>(&self) -> [GradientExpr<'_>; N] {
         std::array::from_fn(|i| self.term(self.vjp.borrow().input(i)))
     }
 
     /// The gradient of the result.
-    pub fn grad(&self) -> Term<'_> {
+    pub fn grad(&self) -> GradientExpr<'_> {
         self.term(self.vjp.borrow().grad(0))
     }
 
     /// The result.
-    pub fn output(&self) -> Term<'_> {
+    pub fn output(&self) -> GradientExpr<'_> {
         self.term(self.vjp.borrow().output(0))
     }
 
     /// Returns true if the gradient of this operand is wanted.
-    pub fn needs(&self, operand: Term<'_>) -> bool {
+    pub fn needs(&self, operand: GradientExpr<'_>) -> bool {
         self.vjp.borrow().needs(operand.value.index())
     }
 
     /// Gives the gradient of an operand.
-    pub fn set(&self, operand: Term<'_>, gradient: Term<'_>) {
+    pub fn set(&self, operand: GradientExpr<'_>, gradient: GradientExpr<'_>) {
         let refused = self.refused.take();
         if refused.is_none() {
             self.vjp.borrow_mut().set(operand.value.index(), gradient.value);
@@ -63,7 +63,7 @@ impl<'v, 'a> Terms<'v, 'a> {
     }
 
     /// Says why an operand has no gradient.
-    pub fn none(&self, operand: Term<'_>, why: &'static str) {
+    pub fn none(&self, operand: GradientExpr<'_>, why: &'static str) {
         self.vjp.borrow_mut().none(operand.value.index(), why);
     }
 
@@ -72,13 +72,13 @@ impl<'v, 'a> Terms<'v, 'a> {
         self.refused.into_inner().map_or(Ok(()), Err)
     }
 
-    fn term(&self, value: Ref) -> Term<'_> {
-        Term { program: self, value }
+    fn term(&self, value: VjpValue) -> GradientExpr<'_> {
+        GradientExpr { program: self, value }
     }
 }
 
-impl Steps for Terms<'_, '_> {
-    fn step(&self, op: &dyn Op, ins: &[Ref]) -> Ref {
+impl StepWriter for GradientWriter<'_, '_> {
+    fn step(&self, op: &dyn Op, ins: &[VjpValue]) -> VjpValue {
         let taken = self.vjp.borrow_mut().apply_once(op, ins);
         taken.unwrap_or_else(|e| {
             self.refused.set(Some(self.refused.take().unwrap_or(e)));
@@ -87,51 +87,51 @@ impl Steps for Terms<'_, '_> {
     }
 }
 
-impl<'t> Term<'t> {
+impl<'t> GradientExpr<'t> {
     /// The result of a pointwise operator whose first operand this is.
-    pub fn then(self, op: impl Pointwise, others: &[Term<'t>]) -> Term<'t> {
-        let ins: smallvec::SmallVec<[Ref; 3]> =
+    pub fn then(self, op: impl Pointwise, others: &[GradientExpr<'t>]) -> GradientExpr<'t> {
+        let ins: smallvec::SmallVec<[VjpValue; 3]> =
             std::iter::once(self.value).chain(others.iter().map(|t| t.value)).collect();
-        Term { program: self.program, value: self.program.step(&op, &ins) }
+        GradientExpr { program: self.program, value: self.program.step(&op, &ins) }
     }
 
     /// `self ≥ other`, as bool.
-    pub fn ge(self, other: Term<'t>) -> Term<'t> {
+    pub fn ge(self, other: GradientExpr<'t>) -> GradientExpr<'t> {
         self.then(Compare { kind: CompareKind::Ge }, &[other])
     }
 
     /// `self ≤ other`, as bool.
-    pub fn le(self, other: Term<'t>) -> Term<'t> {
+    pub fn le(self, other: GradientExpr<'t>) -> GradientExpr<'t> {
         self.then(Compare { kind: CompareKind::Le }, &[other])
     }
 
     /// `of` where this condition is `on`, else 0.
-    pub fn mask(self, on: bool, of: Term<'t>) -> Term<'t> {
+    pub fn mask(self, on: bool, of: GradientExpr<'t>) -> GradientExpr<'t> {
         self.then(Mask { on }, &[of])
     }
 }
 
 macro_rules! arithmetic {
     ($($Trait:ident $method:ident;)*) => {$(
-        impl $Trait for Term<'_> {
+        impl $Trait for GradientExpr<'_> {
             type Output = Self;
             fn $method(self, other: Self) -> Self {
-                Term::$method(self, other)
+                GradientExpr::$method(self, other)
             }
         }
     )*};
 }
 arithmetic! { Add add; Sub sub; Mul mul; Div div; }
 
-impl Neg for Term<'_> {
+impl Neg for GradientExpr<'_> {
     type Output = Self;
     fn neg(self) -> Self {
-        Term::neg(self)
+        GradientExpr::neg(self)
     }
 }
 
 /// By a constant.
-impl Mul<f64> for Term<'_> {
+impl Mul<f64> for GradientExpr<'_> {
     type Output = Self;
     fn mul(self, factor: f64) -> Self {
         self.mul_scalar(factor)
@@ -139,7 +139,7 @@ impl Mul<f64> for Term<'_> {
 }
 
 /// A constant more.
-impl Add<f64> for Term<'_> {
+impl Add<f64> for GradientExpr<'_> {
     type Output = Self;
     fn add(self, by: f64) -> Self {
         self.add_scalar(by)

@@ -3,14 +3,14 @@
 use crate::ops::Work;
 
 /// The operations of the functions that formulas use, by name.
-pub(super) type Known = &'static [(&'static str, u64)];
+pub(super) type KnownFlops = &'static [(&'static str, u64)];
 
 /// The operations of a formula, as [`Work`] counts them: each operator 1, each word as [`word`] says. An operator before a number
 /// or the name of a constant makes another constant and counts nothing.
 ///
 /// # Panics
 /// On a call of a word that is not known, which then does not compile.
-pub(super) const fn operations(formula: &str, known: Known) -> u64 {
+pub(super) const fn operations(formula: &str, known: KnownFlops) -> u64 {
     let text = formula.as_bytes();
     let (mut at, mut sum) = (0, 0);
     while at < text.len() {
@@ -28,7 +28,7 @@ pub(super) const fn operations(formula: &str, known: Known) -> u64 {
 }
 
 /// The operations of a word.
-const fn word(name: &[u8], known: Known) -> u64 {
+const fn word(name: &[u8], known: KnownFlops) -> u64 {
     match name {
         b"of" | b"wide" | b"inf" | b"nan" => 0,
         b"exp" | b"ln" | b"tanh" | b"erf" | b"sigmoid" => Work::SPECIAL,
