@@ -1,4 +1,4 @@
-//! Whether rows hold by bits: what `rules_exact` asks of every operator.
+//! Checks rows bit for bit, for `rules_exact`.
 
 use isoshard::ops::{
     AxisPlacement, InputFill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
@@ -9,12 +9,12 @@ use isoshard::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor
 use super::rows::{is_ragged, placement, specs};
 use super::{bits_differ, eval_apart, mix, ordinary, ordinary_values, tensor};
 
-/// What a judgement that finds no difference says.
+/// The result of a judgement that finds no difference.
 pub enum Outcome {
     Holds,
-    /// No tensor can lie so.
+    /// No tensor can have these placements.
     Illegal,
-    /// The cut leaves some rank no whole leaf: the engine takes another row.
+    /// Some rank stores no full leaf of the reduction tree, so the engine takes another row.
     CutsALeaf,
 }
 
@@ -44,7 +44,7 @@ impl<'a> Trial<'a> {
         self.sample.op.as_ref()
     }
 
-    /// Operand `i` as `n` parts under `op`: arbitrary ones, not shares of a value.
+    /// Returns `n` arbitrary contributions to operand `i` under `op`.
     fn parts(&self, i: usize, op: ReduceOp, n: usize, dtype: DType) -> Vec<Tensor> {
         let (meta, fill) = (&self.metas[i], self.sample.ins[i].fill);
         let tiny = smallest(dtype);
@@ -68,7 +68,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// `x` with zeros of either sign, and the smallest numbers, among its elements.
+/// Returns `x` with some elements replaced by zeros of either sign and by the smallest numbers.
 fn awkward(x: &Tensor, salt: u64) -> Tensor {
     let tiny = smallest(x.dtype());
     let value = |(e, v): (usize, f64)| match mix(e as u64 ^ salt << 40) % 16 {
@@ -89,7 +89,7 @@ fn smallest(dtype: DType) -> f64 {
     }
 }
 
-/// Makes statistics fit what they are statistics of: an exponential of their distance must not be infinite everywhere.
+/// Replaces statistics by those of the other operands, since exponentials of arbitrary differences would be infinite.
 fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
     let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
     for statistic in op.statistics(&metas) {
@@ -99,17 +99,17 @@ fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
     }
 }
 
-/// One row an axis.
+/// One row per axis.
 pub struct Case<'a> {
     pub trial: &'a Trial<'a>,
     pub mesh: &'a Mesh,
     pub rows: &'a [Row],
-    /// Which axis splits a dim outermost.
+    /// The order in which the axes cut a dim, outermost first.
     pub order: &'a [usize],
 }
 
 impl Case<'_> {
-    /// Whether the rows hold together, for every ragged cut that fits.
+    /// Judges the rows together, for every ragged placement that fits.
     pub fn judge(&self) -> Result<Outcome, String> {
         let mut best = Outcome::Illegal;
         for dims in if is_ragged(self.rows) { 1..4 } else { 0..1 } {
@@ -124,7 +124,7 @@ impl Case<'_> {
     fn judge_one(&self, dims: usize) -> Result<Outcome, String> {
         let sums_pass = self.rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
         if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
-            // Parts that follow the summation tree are stored in f32, and are rounded when they are whole.
+            // Contributions to a tree sum are stored in f32 and rounded after the last addition.
             self.judge_stored(dims, true)?;
         }
         self.judge_stored(dims, false)
@@ -158,7 +158,7 @@ impl Case<'_> {
         Ok(Outcome::Holds)
     }
 
-    /// The terms of result `k`, from the rows that cut one dim each.
+    /// Returns the reduction tree of result `k`, from the rows that shard one dim each.
     fn tree(&self, k: usize, first: (&Shape, usize)) -> Option<ReductionTree> {
         let summed = |r: &Row| matches!(r.outs[k], AxisPlacement::TreeSum(_));
         let leaf = self
@@ -194,7 +194,7 @@ impl Case<'_> {
         rows
     }
 
-    /// What every rank finds on all that it holds: by rank and result, one part.
+    /// Runs the operator on every rank's shards. Returns one part per rank and result.
     fn apart(&self, operands: &[Operand], outs: &[Spec]) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
         let parts: Vec<Vec<Tensor>> = operands.iter().map(|o| o.locals()).collect();
         let with: Vec<(&Spec, &[Tensor])> =
@@ -203,8 +203,8 @@ impl Case<'_> {
         Ok(found.into_iter().map(|outs| outs.into_iter().map(|t| vec![t]).collect()).collect())
     }
 
-    /// What every rank finds under each of its nodes, one part a node of sums over terms; other results are compared with
-    /// `want` here, and left out.
+    /// Runs the operator on each of a rank's finished nodes. Returns one part per node for results that are tree sums;
+    /// compares the other results with `want` and omits them.
     fn under_nodes(
         &self,
         operands: &[Operand],
@@ -220,8 +220,8 @@ impl Case<'_> {
             let coords = self.mesh.coords_of(rank).expect("a rank of the mesh");
             let mut found: Vec<Vec<Tensor>> = vec![Vec::new(); outs.len()];
             for node in forest_of.finished_nodes(self.mesh, &coords).expect("it fits") {
-                let window = |spec: &Spec, slot: &dyn Fn(&Row) -> AxisPlacement| {
-                    under(spec, &coords, &node, &dims, slot)
+                let window = |spec: &Spec, placement_in: &dyn Fn(&Row) -> AxisPlacement| {
+                    under(spec, &coords, &node, &dims, placement_in)
                 };
                 let at = Windows {
                     ins: operands.iter().enumerate().map(|(i, o)| window(&o.spec, &|r| r.ins[i])).collect(),
@@ -250,7 +250,7 @@ impl Case<'_> {
         Ok(all)
     }
 
-    /// Where the parts of one result, by rank, do not make the whole's part of some rank.
+    /// Compares the reduced parts of one result with the single rank's, per rank. Returns the first difference.
     fn differs<'p>(
         &self,
         spec: &Spec,
@@ -303,7 +303,7 @@ impl Case<'_> {
 /// One operand in the layout that the rows give it.
 struct Operand {
     spec: Spec,
-    /// Of a `Partial` one, the parts of all indices, one a rank along those axes; else the whole.
+    /// For a `Partial` operand, the contributions of all ranks along the partial axes; else the global tensor.
     shares: Vec<Tensor>,
     whole: Tensor,
 }
@@ -348,12 +348,12 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// The same numbers in another dtype, rounded once.
+/// Converts to another dtype, rounding once.
 fn rounded(x: &Tensor, dtype: DType) -> Tensor {
     if x.dtype() == dtype { x.clone() } else { tensor(dtype, &x.to_f64_vec(), x.shape()) }
 }
 
-/// The elements of a region, as they are stored.
+/// Returns the elements of a region in storage order.
 fn held(whole: &Tensor, region: &Region) -> Tensor {
     let values = whole.to_f64_vec();
     let mut local = vec![0.0; region.local.numel()];
@@ -363,19 +363,19 @@ fn held(whole: &Tensor, region: &Region) -> Tensor {
     tensor(whole.dtype(), &local, &region.local)
 }
 
-/// The coordinates that differ from `coords` along `axes` only, in row-major order.
+/// Returns the coordinates that differ from `coords` along `axes` only, in row-major order.
 fn along(mesh: &Mesh, coords: &[usize], axes: &[usize]) -> Vec<Dims> {
     let all = mesh.ranks().map(|r| mesh.coords_of(r).expect("a rank of the mesh"));
     all.filter(|c| (0..c.len()).all(|a| axes.contains(&a) || c[a] == coords[a])).collect()
 }
 
-/// The box of what a rank holds that lies under `node`.
+/// Returns the part of a rank's region that belongs to `node`.
 fn under(
     spec: &Spec,
     coords: &[usize],
     node: &TreeNode,
     dims: &[Row],
-    slot: &dyn Fn(&Row) -> AxisPlacement,
+    placement_in: &dyn Fn(&Row) -> AxisPlacement,
 ) -> Window {
     let region = spec.region_at(coords);
     let (mut start, mut len): (Dims, Dims) = match region.boxes.first() {
@@ -383,14 +383,14 @@ fn under(
         None => (Dims::from_elem(0, spec.shape.len()), region.local.iter().copied().collect()),
     };
     for (j, row) in dims.iter().enumerate() {
-        if let AxisPlacement::S(d) = slot(row) {
+        if let AxisPlacement::S(d) = placement_in(row) {
             (start[d], len[d]) = (node.start[j], node.len[j]);
         }
     }
     Window { global: spec.shape.clone(), region: Region::of_box(start, Shape::from(len)) }
 }
 
-/// The elements of a box, copied.
+/// Copies the elements of a box.
 fn cut(whole: &Tensor, at: &Window) -> Tensor {
     if at.region.is_empty() {
         return Tensor::zeros(whole.dtype(), at.local().clone());
@@ -399,7 +399,7 @@ fn cut(whole: &Tensor, at: &Window) -> Tensor {
     (0..whole.shape().len()).fold(whole.clone(), narrow).to_owned_copy().expect("it is in memory")
 }
 
-/// Folds parts in an order that leaves one.
+/// Adds parts in the given order until one is left.
 fn fold(
     op: ReduceOp,
     order: &FoldOrder,

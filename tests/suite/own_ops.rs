@@ -1,4 +1,4 @@
-//! Operators of a user's own, written against the public interface alone, do what the crate's do.
+//! Operators that a user writes with the public interface behave like the crate's.
 
 use isoshard::Result;
 use isoshard::comm::spmd;
@@ -14,13 +14,13 @@ use isoshard::tensor::{DType, Tensor};
 #[allow(dead_code)]
 mod own_optimizer;
 
-/// The example's optimizer, which names no trait of the crate's own: batched, in place, equal bits on four meshes.
+/// The optimizer of the example works in batches and in place, and gives equal bits on four meshes.
 #[test]
 fn an_own_optimizer_trains_alike_on_every_mesh() {
     own_optimizer::main().unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Dropout, which says nothing of its draw but that it is free.
+/// A copy of `Dropout` whose only statement about its draw is that it is [`Unkeyed`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct OwnDropout {
     draw: Unkeyed<Draw>,
@@ -59,7 +59,7 @@ impl Op for OwnDropout {
     }
 }
 
-/// The plan is that of the first draw; the derivative must be that of each.
+/// Calls with different draws share the first call's plan, but each has its own derivative.
 #[test]
 fn every_draw_has_its_own_derivative() {
     let run = |rank| {

@@ -1,15 +1,17 @@
-//! The judge in exact mode: every row that claims to hold by bits, against the whole, on ordinary values.
+//! The judge in exact mode: compares every row that claims to hold bit for bit with a single rank, on ordinary values.
 //!
-//! Values are normals times powers of ten, with zeros of either sign and the smallest numbers among them, in f32, f64, f16
-//! and bf16. Ranks are simulated, with nothing between them. A row holds if
-//! - parts of a result that is cut are the whole's;
-//! - where a reduction passes in parts, the operator on each rank's part of an *arbitrary* sum (maximum, minimum), reduced
-//!   after it, is the operator on what was reduced before it; parts cancel, and are zeros of either sign, in some elements;
-//! - where each element of a sum comes from one rank, the sum is the whole;
-//! - where a sum over dims is cut, the kernel run apart under every node of every rank's forest, added up in the order that
-//!   `ReductionTree::order` gives, is the whole; and all other results of these runs are the whole's.
+//! Values are normals times powers of ten, with zeros of either sign and the smallest numbers among them, in f32, f64,
+//! f16 and bf16. Ranks are simulated and exchange nothing. A row holds if
+//! - shards of a sharded result are those of the single rank's result;
+//! - for a partial operand: the operator applied to each rank's contribution to an *arbitrary* sum (maximum, minimum),
+//!   and reduced afterwards, equals the operator applied to the reduced operand; in some elements contributions cancel
+//!   or are zeros of either sign;
+//! - for a sum of which one rank contributes each element: the sum equals the single rank's result;
+//! - for a sum over sharded dims: the kernel run separately on every finished node of every rank, added up in the order
+//!   of `ReductionTree::order`, equals the single rank's result, and so do all other results of these runs.
 //!
-//! A row that claims less must need to: some trial differs, or the row stands in `golden/rounded_rows.txt` with its reason.
+//! A row that claims to hold up to rounding only must need to: some trial differs, or the row is in
+//! `golden/rounded_rows.txt` with a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -87,7 +89,7 @@ fn products_of_exact_rows_hold_by_bits_on_two_axes() {
     assert!(count.judged > 20 * count.cut, "{} judged, {} cut a leaf", count.judged, count.cut);
 }
 
-/// Exact mode reduces before a row that holds up to rounding only: none may be called so without need.
+/// Exact mode does not use rows that hold up to rounding only, so no row may be marked so without need.
 #[test]
 fn rows_said_to_round_do_round_or_are_listed_with_a_reason() {
     common::quiet_panics();
@@ -115,7 +117,7 @@ fn rows_said_to_round_do_round_or_are_listed_with_a_reason() {
     assert_eq!(found, listed, "golden/rounded_rows.txt differs");
 }
 
-/// The judge itself: operators that claim more than they hold are found out.
+/// Tests the judge itself: it finds rows that claim too much.
 #[test]
 fn false_claims_are_found() {
     common::quiet_panics();
@@ -135,13 +137,13 @@ fn false_claims_are_found() {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Lie {
-    /// That negation commutes with a sum, zeros and all.
+    /// Claims that negation commutes with a sum, zeros included.
     Negates,
-    /// That a product adds neighbours.
+    /// Claims that a product adds neighbours.
     OtherLeaves,
-    /// That the inner dim of a sum is the outer one.
+    /// Claims that the inner dim of a sum is the outer one.
     OtherOrder,
-    /// That a sum of two terms from different ranks is a choice, with +0 for what is not there.
+    /// Claims that each element of a sum comes from one rank, although other ranks contribute +0.
     OneRanksShare,
 }
 
@@ -198,23 +200,23 @@ impl Op for Lie {
     }
 }
 
-/// The catalog and the long sums, in every dtype that they take.
+/// Returns the catalog and the long sums, in every dtype that they take.
 fn samples() -> impl Iterator<Item = (Sample, DType)> {
     let takes = |(sample, dtype): &(Sample, DType)| {
         let metas: Vec<Meta> = ordinary_values(sample, *dtype, 1).iter().map(Meta::of).collect();
-        // Not where an operand's dtype depends on another's: a statistic of halves is f32.
+        // Not if an operand's dtype depends on another's: a statistic of f16 or bf16 operands is f32.
         sample.op.infer(&metas).is_ok()
     };
     let all = catalog().into_iter().chain(long_sums());
     all.flat_map(|s| DTYPES.map(|dtype| (s.clone(), dtype))).filter(takes)
 }
 
-/// What was judged; a skip is counted.
+/// Counts of judged and skipped rows.
 #[derive(Default)]
 struct Count {
     judged: usize,
     cut: usize,
-    /// True for operators' rows that cut a sum and were judged.
+    /// Per operator, true if its rows that shard a sum were judged.
     terms: BTreeMap<String, bool>,
 }
 

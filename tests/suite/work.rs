@@ -1,5 +1,5 @@
-//! The work of operators: a cut along a dim divides it, no call touches nothing but a view, and it has the numbers that
-//! others count for products and attention.
+//! The work of operators: sharding a dim divides it, only views have none, and products and attention have the numbers
+//! that PyTorch counts.
 
 use isoshard::ops::{
     Attention, AttentionGrad, AxisPlacement, Bits, Embedding, Matmul, MeshAxis, Meta, Op, Row, Sample,
@@ -9,10 +9,10 @@ use isoshard::placement::chunk;
 use isoshard::rng::Generator;
 use isoshard::tensor::DType;
 
-/// Operators whose ranks each compute anew what all of them need: a row's share of the loss, the angles, the order.
+/// Operators for which every rank repeats some work: a row's part of the loss, the angles, the order.
 const SHARED: [&str; 3] = ["cross_entropy_grad", "rotary", "shuffle"];
 
-/// Operators that read their first operand by index: only what is read counts, wherever it lies.
+/// Operators that read their first operand by index, so that only the elements read count.
 const BY_INDEX: [&str; 2] = ["embedding", "gather"];
 
 fn work(op: &dyn Op, ins: &[Meta]) -> Work {
@@ -41,16 +41,16 @@ fn every_call_touches_bytes_unless_it_is_a_view_or_gives_nothing() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The operands of rank `rank`, and the bytes of those that every rank holds whole. `None` where the row does not give each
-/// rank a call of the same operator on smaller operands and results.
+/// Returns the operands of rank `rank`, and the bytes of the replicated ones. Returns `None` if the row does not give
+/// each rank a call of the same operator on smaller operands and results.
 fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Meta>, u64)> {
     let whole = sample.metas();
     let mut held_by_all = 0;
     let mut ins = Vec::new();
-    for (i, (meta, slot)) in whole.iter().zip(&row.ins).enumerate() {
+    for (i, (meta, axis_placement)) in whole.iter().zip(&row.ins).enumerate() {
         let by_index = i == 0 && BY_INDEX.contains(&sample.op.name());
         let mut meta = meta.clone();
-        match *slot {
+        match *axis_placement {
             AxisPlacement::S(dim) => meta.shape[dim] = chunk(meta.shape[dim], ranks, rank).len(),
             AxisPlacement::R if by_index => {}
             AxisPlacement::R => held_by_all += meta.len_bytes() as u64,
@@ -60,9 +60,9 @@ fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Me
     }
     let outs = sample.op.infer(&whole).expect("samples are legal");
     let parts = sample.op.infer(&ins).ok()?;
-    for ((whole, part), slot) in outs.iter().zip(&parts).zip(&row.outs) {
+    for ((whole, part), axis_placement) in outs.iter().zip(&parts).zip(&row.outs) {
         let mut want = whole.clone();
-        match *slot {
+        match *axis_placement {
             AxisPlacement::S(dim) => want.shape[dim] = chunk(whole.shape[dim], ranks, rank).len(),
             _ => return None,
         }
@@ -73,13 +73,13 @@ fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Me
     Some((ins, held_by_all))
 }
 
-/// Rows that cut operands and results, with nothing left to add up: what the ranks do is what one does, but that operands that
-/// lie whole on each are read by each.
+/// For rows that shard operands and results without partial results, the ranks' work adds up to that of a single rank,
+/// except that every rank reads the replicated operands.
 #[test]
 fn a_cut_divides_the_work() {
     let (mut judged, mut wrong) = (0, Vec::new());
-    // Attention sees more keys from later queries: a part of the queries is no smaller call of the same operator. And a part of
-    // v's dim needs all scores.
+    // Later queries attend to more keys, so a shard of the queries is not a smaller call of the same operator. A shard
+    // of v's last dim needs all scores.
     let whole_heads = |row: &Row| matches!(row.ins[0], AxisPlacement::S(0 | 1));
     let causal = |op: &dyn Op, row: &Row| op.name().starts_with("attention") && !whole_heads(row);
     for sample in catalog().into_iter().filter(|s| !s.op.is_view()) {
@@ -135,7 +135,8 @@ fn products_take_two_operations_for_each_triple() {
     assert_eq!(of("m k, k n -> m n", &[3, 0], &[0, 2]), Work { flops: 0, bytes: 24 });
 }
 
-/// What attention does for shapes (b, h, s, d): the operations of its products, found by widening the heads, and all of them.
+/// Returns the operations of attention for shapes (b, h, s, d): those of its products, found by widening the heads, and
+/// all.
 fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient: bool) -> Work {
     let (k, p) = ([q[0], keys[0], keys[1], q[3]], Bits(0.0));
     let (scale, draw) = (Bits(0.125), Unkeyed(Generator::new(1).next_draw()));
@@ -148,8 +149,8 @@ fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient:
     work(&AttentionGrad { scale, p, q_offset, draw }, &ins)
 }
 
-/// PyTorch counts `4 b h s s d` for attention's two products and `10 b h s s d` for the five of its gradient, "not accounting
-/// for causal attention": of its `s s` pairs ours computes `s (s + 1) / 2`.
+/// PyTorch counts `4 b h s s d` for attention's two products and `10 b h s s d` for the five of its gradient, "not
+/// accounting for causal attention". This crate computes `s (s + 1) / 2` of the `s s` pairs.
 #[test]
 fn attention_takes_the_causal_half() {
     let (b, h, s, d) = (2, 4, 16, 64);
@@ -170,7 +171,7 @@ fn attention_takes_the_causal_half() {
     // Grouped heads read fewer keys and compute as much.
     let grouped = attention([b, h, s, d], [1, s], None, false);
     assert_eq!((grouped.flops, grouped.bytes), (forward.flops, forward.bytes - 4 * 2 * elements * 3 / 4));
-    // Three queries behind two keys see 3 + 4 + 5; two at the front of five keys 1 + 2.
+    // Three queries after two keys attend to 3 + 4 + 5 keys; two queries at the front of five keys to 1 + 2.
     assert_eq!(attention([1, 1, 3, 1], [1, 5], Some(2), false).flops, 12 * (4 + 24) + 3 * 21 + 3);
     assert_eq!(attention([1, 1, 2, 1], [1, 5], Some(0), false).flops, 3 * (4 + 24) + 2 * 21 + 2);
 }

@@ -1,4 +1,4 @@
-//! Elements and rows by index, and their derivatives: sums by destination.
+//! CUDA kernels that read elements and rows by index, and of their derivatives, which add by destination.
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
@@ -6,23 +6,24 @@ use crate::tensor::cuda::fault::Code;
 use crate::tensor::cuda::reduce::wide;
 use crate::tensor::{DType, LEAF, Shape, Split, Tensor};
 
-/// The indices of a dim, of which some are held here.
+/// The position of a rank's shard of a dim. The shard's length is the local tensor's extent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldRange {
-    /// How many there are.
+    /// The global extent.
     pub n: usize,
-    /// The first one held.
+    /// The first global index that the rank stores.
     pub start: usize,
 }
 
 const THREADS: u32 = 256;
-/// Blocks of kernels that go through their elements in strides.
+/// The maximum number of blocks; the kernels loop over further elements.
 const BLOCKS: usize = 1 << 20;
 
-/// Rows of `table` by `index`, of shape `out`; of rows that are not held, what a sum does not notice.
+/// Reads rows of `table` by `index`, into shape `out`. Rows that this rank does not store become -0, which a sum
+/// ignores.
 ///
 /// # Errors
-/// A device without room, a kernel that fails. An index out of range is reported.
+/// Returns an error if the device has no memory left or the launch fails. The kernel records an index out of range.
 pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
     let gpu = Gpu::of(table)?;
     let (table, index) = (table.contiguous()?, index.contiguous()?);
@@ -40,7 +41,7 @@ pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: HeldRange, out: &S
     Ok(out)
 }
 
-/// `struct GatherPlaces` of `kernels/gather.cu`.
+/// `struct Places` of `kernels/gather.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Default, bytemuck::NoUninit)]
 struct GatherPlaces {
@@ -52,7 +53,8 @@ struct GatherPlaces {
 }
 
 impl GatherPlaces {
-    /// Those of an index's elements; none if there are more dims than a kernel takes.
+    /// Returns the strides and extents of the index's dims, neighbours merged, or `None` if a kernel cannot take that
+    /// many dims.
     fn new(x: &Tensor, index: &Tensor, dim: usize) -> Option<GatherPlaces> {
         let mut places = GatherPlaces::default();
         let mut rank = 0usize;
@@ -77,10 +79,11 @@ impl GatherPlaces {
     }
 }
 
-/// `x[.., index[.., k, ..], ..]` along `dim`, of the index's shape; of elements that are not held, what a sum does not notice.
+/// Reads `x[.., index[.., k, ..], ..]` along `dim`, into the index's shape. Elements that this rank does not store
+/// become -0.
 ///
 /// # Errors
-/// As [`embedding`]; tensors of more dims than a kernel takes.
+/// As [`embedding`]. Refuses tensors with more dims than a kernel takes.
 pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let mut out = gpu.uninit(x.dtype(), index.shape())?;
@@ -98,7 +101,7 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange)
     Ok(out)
 }
 
-/// Zeros `[held, width]`, with the rows of `dy` added to those that `index` names.
+/// Returns zeros `[held, width]` with the rows of `dy` added at the rows that `index` names.
 ///
 /// # Errors
 /// As [`embedding`].
@@ -110,7 +113,8 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: 
     sums.run(extents, Code::EmbeddingGrad, out)
 }
 
-/// Zeros of shape `[.., held]`, with the elements of `src` (`[.., n]`) added at the places of `index` in their row.
+/// Returns zeros `[.., held]` with the elements of `src` (`[.., n]`) added at the positions that `index` names, row by
+/// row.
 ///
 /// # Errors
 /// As [`embedding`].
@@ -123,7 +127,7 @@ pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: HeldRange, held
     if each != 1 {
         return sums.run(PositionExtents::new(&[each]), Code::ScatterAdd, &out);
     }
-    // No two hits meet.
+    // One element per row: no two elements have the same destination.
     let gpu = Gpu::of(&src)?;
     let mut out = gpu.zeros(src.dtype(), &out)?;
     if out.numel() > 0 {
@@ -139,7 +143,7 @@ pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: HeldRange, held
     Ok(out)
 }
 
-/// `struct PositionExtents` of `kernels/embedding_grad.cu`: of the positions that are summed over.
+/// `struct Extents` of `kernels/embedding_grad.cu`: the dims of the positions that are summed over.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::NoUninit)]
 struct PositionExtents {
@@ -150,7 +154,7 @@ struct PositionExtents {
 }
 
 impl PositionExtents {
-    /// None for more dims than a kernel takes.
+    /// Returns `None` if a kernel cannot take that many dims.
     fn new(shape: &[usize]) -> Option<PositionExtents> {
         let mut extents = PositionExtents::default();
         let mut rank = 0usize;
@@ -161,7 +165,7 @@ impl PositionExtents {
             }
             *extents.len.get_mut(rank)? = u32::try_from(n).ok()?;
             extents.levels[rank] = match innermost {
-                // A path inside a leaf is the index there.
+                // Within a leaf, the path is the index in the leaf.
                 true => Split::Halves.depth(n, LEAF) + LEAF.ilog2(),
                 false => Split::Halves.depth(n, 1),
             };
@@ -176,7 +180,8 @@ impl PositionExtents {
     }
 }
 
-/// Rows of `src`, `width` long, added up by destination: `held` of them for each of `rows` equal stretches of `index`.
+/// A sum of rows of `src`, each `width` long, by destination. `index` consists of `rows` equal stretches, each with
+/// `held` destinations.
 struct SumsByDestination<'a> {
     index: &'a Tensor,
     src: &'a Tensor,
@@ -220,7 +225,7 @@ impl SumsByDestination<'_> {
     }
 }
 
-/// Keys (at most `largest`) in order, and where each stood; of equal ones in the order they stood in.
+/// Sorts keys, which are at most `largest`, and returns them with their former positions. The sort is stable.
 fn sort(gpu: &Gpu, mut keys: Tensor, largest: usize) -> Result<(Tensor, Tensor)> {
     const DIGIT_BITS: u32 = 8;
     let hits = keys.numel();

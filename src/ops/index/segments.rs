@@ -1,11 +1,11 @@
-//! Sums of rows by destination: what `embedding_grad` and `scatter_add` have in common.
+//! Sums of rows by destination, used by `embedding_grad` and `scatter_add`.
 
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Float, Leaf, Split};
 
 use crate::ops::Meta;
 
-/// Refuses, in the name of `verb`, an index that is not one of the `n` indices of `dim`, and gives it.
+/// Returns the index as `usize`, or an error that begins with `verb` if it is not one of the `n` indices of `dim`.
 pub(in crate::ops) fn checked_index(verb: &str, index: i64, n: usize, dim: usize) -> Result<usize> {
     usize::try_from(index).ok().filter(|&i| i < n).ok_or_else(|| {
         Error::invalid(
@@ -17,7 +17,7 @@ pub(in crate::ops) fn checked_index(verb: &str, index: i64, n: usize, dim: usize
     })
 }
 
-/// Refuses, in the name of `verb`, indices that are not i64.
+/// Refuses indices that are not i64.
 pub(in crate::ops) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
     if index.dtype == DType::I64 {
         return Ok(());
@@ -25,12 +25,12 @@ pub(in crate::ops) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
     Err(Error::invalid(verb, "indices are i64", index.to_string(), "cast them first"))
 }
 
-/// Adds rows of `src` to rows of `out`, each `width` long: `hits` holds pairs (row of `out`, row of `src`), in any
+/// Adds rows of `src` to rows of `out`, each `width` long. `hits` lists pairs (row of `out`, row of `src`) in any
 /// order.
 ///
-/// Rows with one destination are added along the summation tree over the positions of `src`'s rows, a row-major index
-/// over `extents`: the tree of [`cpu::reduce`](crate::tensor::cpu::reduce), with positions that add nothing left out.
-/// `out` is zero, and a sum that is zero is +0.
+/// Rows with the same destination are added along the reduction tree over the positions of `src`'s rows, which are
+/// row-major indices over `extents`. It is the tree of [`cpu::reduce`](crate::tensor::cpu::reduce) without the
+/// positions that have another destination. `out` must be zero; a sum of zeros is +0.
 pub(in crate::ops) fn add_rows<T: Float>(
     extents: &[usize],
     hits: &mut [(usize, usize)],
@@ -50,7 +50,7 @@ pub(in crate::ops) fn add_rows<T: Float>(
     }
 }
 
-/// Indices `lo..hi` of a dim, at one place of the dims outside it.
+/// A node of the tree: indices `lo..hi` of dim `dim`, at position `base` of the outer dims.
 struct IndexNode {
     dim: usize,
     base: usize,
@@ -58,16 +58,17 @@ struct IndexNode {
     hi: usize,
 }
 
+/// The sum for one destination while it is computed.
 struct DestinationSums<'a, T: Float> {
     extents: &'a [usize],
     width: usize,
     src: &'a [T],
-    /// One row for every level that waits for its right half.
+    /// One row per level of the tree whose right half is not added yet.
     rows: Vec<Vec<T::Acc>>,
 }
 
 impl<T: Float> DestinationSums<'_, T> {
-    /// Leaves the sum over those positions of `hits`, which lie in the node, in row `level`.
+    /// Writes the sum over the positions of `hits`, which all belong to the node, to row `level`.
     fn node(&mut self, hits: &[(usize, usize)], mut node: IndexNode, level: usize) {
         if self.rows.len() == level {
             self.rows.push(vec![T::Acc::default(); self.width]);
@@ -99,7 +100,7 @@ impl<T: Float> DestinationSums<'_, T> {
     }
 }
 
-/// The position at which the tree splits a range of two or more.
+/// Returns the position at which the tree splits a range of two or more indices.
 fn split(lo: usize, hi: usize, innermost: bool) -> usize {
     if !innermost {
         return Split::Halves.mid(lo, hi);

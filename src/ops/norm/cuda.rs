@@ -1,14 +1,14 @@
-//! Layer norm and root-mean-square norm over the last dim, and their derivatives: the twin of `cpu::norm`.
+//! CUDA kernels of layer norm and RMS norm over the last dim, and of their derivatives: the counterpart of `cpu.rs`.
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::reduce::{Leaf, Spread, THREAD, columns_blocks, run_stages, wide};
 use crate::tensor::cuda::{Entries, Gpu, Rows, entries, statistic};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-/// As [`cpu::layer_norm`](super::cpu::layer_norm).
+/// Computes a layer norm, as [`cpu::layer_norm`](super::cpu::layer_norm).
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
+/// Returns an error if the device has no memory left or the launch fails.
 pub(crate) fn layer_norm(
     verb: &str,
     x: &Tensor,
@@ -29,7 +29,7 @@ pub(crate) fn layer_norm(
     Ok((y, mean, rstd))
 }
 
-/// As [`cpu::rms_norm`](super::cpu::rms_norm).
+/// Computes an RMS norm, as [`cpu::rms_norm`](super::cpu::rms_norm).
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -50,7 +50,7 @@ pub(crate) fn rms_norm(
     Ok((y, rstd))
 }
 
-/// As [`cpu::layer_norm_backward`](super::cpu::layer_norm_backward).
+/// Computes the gradients of a layer norm, as [`cpu::layer_norm_backward`](super::cpu::layer_norm_backward).
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -67,7 +67,7 @@ pub(crate) fn layer_norm_backward(
     Ok((dx, dw, db.expect("a norm with a mean has a bias")))
 }
 
-/// As [`cpu::rms_norm_backward`](super::cpu::rms_norm_backward).
+/// Computes the gradients of an RMS norm, as [`cpu::rms_norm_backward`](super::cpu::rms_norm_backward).
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -132,8 +132,8 @@ impl<'a> CudaNormBackward<'a> {
         Ok((dx, dw, db))
     }
 
-    /// The gradients of weight and bias: sums over all leading dims, whose innermost one, and of it all but the topmost nodes,
-    /// is one launch for both.
+    /// Computes the gradients of weight and bias, which are sums over all leading dims. One launch for both computes
+    /// the innermost leading dim up to a few topmost nodes; further launches add these and the other dims.
     fn weights(&self) -> Result<(Tensor, Option<Tensor>)> {
         let shape = self.x.shape();
         let (&width, leading) = shape.split_last().expect("a norm refuses a tensor without dims");

@@ -1,5 +1,5 @@
-//! Derivatives as arithmetic: the values of a [`Vjp`] program with operators on them. Each row of the table is a method of
-//! [`GradientExpr`] too.
+//! Derivatives written as arithmetic: `dz * y` on two values of a [`Vjp`] adds a step. Each row of the table is a
+//! method of [`GradientExpr`] as well.
 
 use std::cell::{Cell, RefCell};
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -10,13 +10,15 @@ use super::record::Pointwise;
 use crate::error::{Error, Result};
 use crate::ops::{Op, Vjp, VjpValue};
 
-/// A program being written as expressions: hands out its values, and keeps the first refusal until [`GradientWriter::finish`].
+/// A derivative being written as expressions. Returns its values, and keeps the first error until
+/// [`GradientWriter::finish`].
 pub(crate) struct GradientWriter<'v, 'a> {
     vjp: RefCell<&'v mut Vjp<'a>>,
     refused: Cell<Option<Error>>,
 }
 
-/// A value of the program. Arithmetic on it, with other values or with numbers, adds steps; equal steps are taken once.
+/// A value of the derivative. Arithmetic with other values or with numbers adds steps; an equal step is added only
+/// once.
 #[derive(Clone, Copy)]
 pub(crate) struct GradientExpr<'t> {
     program: &'t dyn StepWriter,
@@ -33,17 +35,17 @@ impl<'v, 'a> GradientWriter<'v, 'a> {
         GradientWriter { vjp: RefCell::new(vjp), refused: Cell::new(None) }
     }
 
-    /// The operands.
+    /// Returns the operands.
     pub fn operands<const N: usize>(&self) -> [GradientExpr<'_>; N] {
         std::array::from_fn(|i| self.term(self.vjp.borrow().input(i)))
     }
 
-    /// The gradient of the result.
+    /// Returns the incoming gradient of the result.
     pub fn grad(&self) -> GradientExpr<'_> {
         self.term(self.vjp.borrow().grad(0))
     }
 
-    /// The result.
+    /// Returns the result.
     pub fn output(&self) -> GradientExpr<'_> {
         self.term(self.vjp.borrow().output(0))
     }
@@ -53,7 +55,7 @@ impl<'v, 'a> GradientWriter<'v, 'a> {
         self.vjp.borrow().needs(operand.value.index())
     }
 
-    /// Gives the gradient of an operand.
+    /// Sets the gradient of an operand.
     pub fn set(&self, operand: GradientExpr<'_>, gradient: GradientExpr<'_>) {
         let refused = self.refused.take();
         if refused.is_none() {
@@ -62,12 +64,12 @@ impl<'v, 'a> GradientWriter<'v, 'a> {
         self.refused.set(refused);
     }
 
-    /// Says why an operand has no gradient.
+    /// States why an operand has no gradient.
     pub fn none(&self, operand: GradientExpr<'_>, why: &'static str) {
         self.vjp.borrow_mut().none(operand.value.index(), why);
     }
 
-    /// Returns what a step refused.
+    /// Returns the error of the first step that was refused, if any.
     pub fn finish(self) -> Result<()> {
         self.refused.into_inner().map_or(Ok(()), Err)
     }
@@ -88,24 +90,24 @@ impl StepWriter for GradientWriter<'_, '_> {
 }
 
 impl<'t> GradientExpr<'t> {
-    /// The result of a pointwise operator whose first operand this is.
+    /// Adds a step of a pointwise operator with this value as first operand, and returns its result.
     pub fn then(self, op: impl Pointwise, others: &[GradientExpr<'t>]) -> GradientExpr<'t> {
         let ins: smallvec::SmallVec<[VjpValue; 3]> =
             std::iter::once(self.value).chain(others.iter().map(|t| t.value)).collect();
         GradientExpr { program: self.program, value: self.program.step(&op, &ins) }
     }
 
-    /// `self ≥ other`, as bool.
+    /// Returns `self ≥ other`, as bool.
     pub fn ge(self, other: GradientExpr<'t>) -> GradientExpr<'t> {
         self.then(Compare { kind: CompareKind::Ge }, &[other])
     }
 
-    /// `self ≤ other`, as bool.
+    /// Returns `self ≤ other`, as bool.
     pub fn le(self, other: GradientExpr<'t>) -> GradientExpr<'t> {
         self.then(Compare { kind: CompareKind::Le }, &[other])
     }
 
-    /// `of` where this condition is `on`, else 0.
+    /// Returns the elements of `of` at which this condition equals `on`, and 0 elsewhere.
     pub fn mask(self, on: bool, of: GradientExpr<'t>) -> GradientExpr<'t> {
         self.then(Mask { on }, &[of])
     }
@@ -130,7 +132,7 @@ impl Neg for GradientExpr<'_> {
     }
 }
 
-/// By a constant.
+/// Multiplies by a constant.
 impl Mul<f64> for GradientExpr<'_> {
     type Output = Self;
     fn mul(self, factor: f64) -> Self {
@@ -138,7 +140,7 @@ impl Mul<f64> for GradientExpr<'_> {
     }
 }
 
-/// A constant more.
+/// Adds a constant.
 impl Add<f64> for GradientExpr<'_> {
     type Output = Self;
     fn add(self, by: f64) -> Self {

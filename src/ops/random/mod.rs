@@ -1,5 +1,5 @@
-//! Operators that draw: numbers with a parameter for each element, categories by their weights, random orders. Fills of whole
-//! tensors are [`rng`](crate::rng)'s.
+//! Random operators: numbers with a parameter per element, categories by weight, random orders. [`rng`](crate::rng)
+//! fills whole tensors with random numbers.
 
 pub(super) mod bernoulli;
 mod cuda;

@@ -1,4 +1,4 @@
-//! What random operators with a parameter for each element have in common.
+//! Helpers of random operators whose operand gives a parameter per element.
 
 use super::cuda;
 use crate::error::Result;
@@ -6,7 +6,8 @@ use crate::ops::Windows;
 use crate::rng::{Draw, IndexRanges};
 use crate::tensor::{Element, Tensor};
 
-/// The result whose elements `fill` draws, many stretches at a time: given which they are, and the parameters of all.
+/// Returns a result whose elements `fill` draws. `fill` is called once per batch of index ranges, with the ranges, the
+/// parameters and the slice to fill.
 pub(super) fn draw_per_element<P: Element, T: Element>(
     params: &Tensor,
     at: &Windows,
@@ -22,7 +23,7 @@ pub(super) fn draw_per_element<P: Element, T: Element>(
     Ok(out)
 }
 
-/// The same on a device, of the parameters that `what` says.
+/// Draws the elements on a CUDA device. `what` names the distribution.
 pub(super) fn draw_per_element_on_device(
     what: cuda::Parameters,
     draw: Draw,

@@ -1,5 +1,6 @@
-//! Reductions over dims: sums, and the largest or smallest elements with their places. The loops are
-//! [`tensor::cpu::reduce`](crate::tensor::cpu::reduce)'s and the device's; `cpu` and `cuda` hold those of `argmax`.
+//! Reductions over dims: `sum`, `max`, `min` and `argmax`. The loops of the first three are
+//! [`tensor::cpu::reduce`](crate::tensor::cpu::reduce) and its CUDA counterpart; `cpu` and `cuda` hold the kernels of
+//! `argmax`.
 
 pub(super) mod argmax;
 pub(super) mod cpu;
@@ -15,14 +16,14 @@ use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
 
-/// A reduction over dims by name, kind, dims (ascending) and whether they stay with extent 1: what the operators share.
+/// A reduction as its operators share it: name, kind, dims (ascending), and true if the dims stay with extent 1.
 struct DimReduction<'a>(&'static str, ReduceOp, &'a [usize], bool);
 
-/// The CPU's or the device's `reduce`.
+/// The function `reduce` of the CPU or of CUDA.
 type ReduceFn = fn(&str, &Tensor, &[usize], ReduceOp, bool) -> Result<Tensor>;
 
 impl DimReduction<'_> {
-    /// The shape after reducing; refuses dims that are not there, or not ascending.
+    /// Returns the shape after the reduction. Refuses dims that `x` does not have, and dims that are not ascending.
     fn shape(&self, x: &Meta) -> Result<Shape> {
         let DimReduction(verb, _, dims, keep) = *self;
         if dims.windows(2).any(|w| w[0] >= w[1]) || dims.last().is_some_and(|&d| d >= x.shape.len()) {
@@ -40,8 +41,9 @@ impl DimReduction<'_> {
         Ok((0..kept.len()).filter(|d| !dims.contains(d)).map(|d| kept[d]).collect())
     }
 
-    /// Kept dims stay sharded, a sharded reduced dim leaves a partial, and of ragged parts a full reduction does; partials of the
-    /// same kind pass, since sums of sums are sums and extremes of extremes extremes.
+    /// Returns the rows: a dim that is kept stays sharded; a sharded reduced dim gives a partial, and so does a ragged
+    /// operand if all dims are reduced. Partials of the same kind are accepted: a sum of sums is a sum, a maximum of
+    /// maxima a maximum.
     fn rows(&self, x: &Meta) -> Vec<Row> {
         let DimReduction(_, kind, dims, keep) = *self;
         let place = |d: usize| d - if keep { 0 } else { dims.iter().filter(|&&r| r < d).count() };
@@ -57,7 +59,8 @@ impl DimReduction<'_> {
         rows
     }
 
-    /// Reduces a rank's part. One that is ragged over several dims has fewer dims than the whole; only a full reduction admits it.
+    /// Reduces this rank's shard. A shard that is ragged over several dims has fewer dims than the global tensor; the
+    /// rows admit it only if all dims are reduced.
     fn eval(&self, x: &Tensor, at: &Windows, reduce: ReduceFn) -> Result<Tensors> {
         let DimReduction(verb, kind, dims, keep) = *self;
         if dims.len() == at.ins[0].global.len() {
@@ -68,7 +71,7 @@ impl DimReduction<'_> {
     }
 }
 
-/// `shape` with extent 1 at `dims`.
+/// Returns `shape` with extent 1 at `dims`.
 pub(super) fn kept_shape(shape: &Shape, dims: &[usize]) -> Shape {
     shape.iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect()
 }

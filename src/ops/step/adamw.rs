@@ -1,4 +1,4 @@
-//! `adamw`: one step of AdamWStep on a parameter, in place where nobody shares its buffers.
+//! `adamw`: one step of AdamW on a parameter, in place if no other tensor shares its buffers.
 
 use smallvec::smallvec;
 
@@ -12,32 +12,42 @@ use crate::ops::{
 use crate::tensor::cpu::{Kernel, Real, Widen, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
 
-/// (p, g, m, v, scale) -> (p', m', v'): Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019,
-/// algorithm 2.
+/// One step of AdamW: `(p, g, m, v, scale) -> (p', m', v')` (Loshchilov and Hutter, *Decoupled Weight Decay
+/// Regularization*, 2019, algorithm 2). [`optim::AdamW`](crate::optim::AdamW) applies it.
 ///
-/// With `g` times `scale` (shape `[]`: the coefficient of gradient clipping) for `g`: `m' = β1 m + (1 - β1) g`,
-/// `v' = β2 v + (1 - β2) g²`, `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`. The moments and `scale` are
-/// f32 (f64 for f64 parameters), and so is the arithmetic.
+/// The gradient `g` is first multiplied by `scale`, of shape `[]`, the coefficient of gradient clipping. Then
+/// `m' = β1 m + (1 - β1) g`, `v' = β2 v + (1 - β2) g²` and `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`.
+/// The moments and `scale` are f32 (f64 for f64 parameters), and so is the arithmetic. Communicates nothing.
+///
+/// ```
+/// use isoshard::{ops::{AdamWStep, eval_whole}, tensor::{DType, Tensor}};
+/// let full = |value| Tensor::full(DType::F64, [1], value);
+/// let op = AdamWStep::at_step(1, 0.5, (0.9, 0.99), 0.0, 0.0);
+/// let ins = [full(3.0), full(20.0), full(0.0), full(0.0), Tensor::scalar(1.0)];
+/// let outs = eval_whole(&op, &ins)?; // the first step moves by the rate, whatever the gradient's size
+/// assert!((outs[0].item()? - 2.5).abs() < 1e-12);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AdamWStep {
-    /// β1, the decay of the mean of gradients.
+    /// β1, the decay of the running mean of gradients.
     pub beta1: Bits,
-    /// β2, the decay of the mean of their squares.
+    /// β2, the decay of the running mean of their squares.
     pub beta2: Bits,
-    /// ε, added to the root.
+    /// ε, added to the square root.
     pub eps: Bits,
     /// λ, the weight decay.
     pub weight_decay: Bits,
     /// The learning rate.
     pub lr: Unkeyed<f64>,
-    /// c1 = `1 - β1^t` at step t, counted from 1.
+    /// c1 = `1 - β1^t` at step t, which counts from 1.
     pub correction1: Unkeyed<f64>,
     /// c2 = `1 - β2^t`.
     pub correction2: Unkeyed<f64>,
 }
 
 impl AdamWStep {
-    /// The operator of step `t`, counted from 1.
+    /// Creates the operator of step `t`, which counts from 1.
     pub fn at_step(t: u64, lr: f64, betas: (f64, f64), eps: f64, weight_decay: f64) -> AdamWStep {
         AdamWStep {
             beta1: Bits(betas.0),
@@ -50,12 +60,12 @@ impl AdamWStep {
         }
     }
 
-    /// What stays of the parameter.
+    /// Returns `1 - lr λ`, the factor of the parameter.
     pub(crate) fn keep(&self) -> f64 {
         1.0 - self.lr.0 * self.weight_decay.0
     }
 
-    /// The attributes but for the weight decay, as kernels use them.
+    /// Returns the attributes, the weight decay excepted, as kernels use them.
     pub(crate) fn rates(&self) -> cuda::AdamWRates {
         cuda::AdamWRates {
             beta1: self.beta1.0,
@@ -101,7 +111,7 @@ impl Op for AdamWStep {
         Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
     }
 
-    /// For each element: 1 to scale g, 3 for m', 4 for v', 7 for p'.
+    /// Per element: 1 to scale g, 3 for m', 4 for v', 7 for p'.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(15, ins, outs)
     }
@@ -112,7 +122,7 @@ impl Op for AdamWStep {
     }
 }
 
-/// One launch for all calls of equal rates and one scale.
+/// Makes one launch for all calls with equal attributes and the same scale.
 impl Batched for AdamWStep {
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
         let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
@@ -131,7 +141,7 @@ impl Batched for AdamWStep {
     }
 }
 
-/// The attributes as the loop uses them.
+/// The attributes in the dtype of the arithmetic.
 #[derive(Clone, Copy)]
 struct Rates<A> {
     scale: A,
@@ -140,9 +150,9 @@ struct Rates<A> {
     rest1: A,
     rest2: A,
     eps: A,
-    /// What stays of the parameter.
+    /// The factor of the parameter.
     keep: A,
-    /// The learning rate over c1.
+    /// The negative learning rate divided by c1.
     step: A,
     /// 1 / sqrt(c2).
     root: A,
@@ -165,6 +175,7 @@ impl<A: Real> Rates<A> {
     }
 }
 
+/// The kernel for one piece of a parameter.
 struct AdamWLoop<'a, A> {
     rates: Rates<A>,
     p: &'a [A],
@@ -190,19 +201,31 @@ impl<A: Real> Kernel for AdamWLoop<'_, A> {
     }
 }
 
-/// Has `run` overwrite `p` piece by piece, in place if `p` is the only owner of its buffer: an optimizer's step on the CPU.
+/// Overwrites `p` piece by piece with the results of `run`, for an optimizer's step on the CPU. Works in place if `p`
+/// is the only owner of its buffer.
 ///
-/// `run` gets a piece's start, a copy of the piece and the piece of `g` there, both widened to the dtype of the arithmetic
-/// (f32 for f16 and bf16), and the room for what the piece becomes; that is rounded once.
+/// `run` takes the index of the piece's first element, the elements of `p` and of `g`, both converted to the dtype of
+/// the arithmetic (f32 for f16 and bf16), and the slice for the new elements of `p`, which are rounded once.
+///
+/// ```
+/// use isoshard::{ops::each_chunk, tensor::Tensor};
+/// let mut p = Tensor::from_vec(vec![1.0f32, 2.0], [2])?;
+/// let g = Tensor::from_vec(vec![10.0f32, 20.0], [2])?;
+/// each_chunk::<f32>(&mut p, &g, |_, p, g, out| {
+///     out.iter_mut().zip(p.iter().zip(g)).for_each(|(out, (p, g))| *out = p - 0.5 * g);
+/// })?;
+/// assert_eq!(p.to_f64_vec(), [-4.0, -8.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses tensors of another dtype than `T`.
+/// Returns an error if a tensor's dtype is not that of `T`.
 pub fn each_chunk<T: Widen>(
     p: &mut Tensor,
     g: &Tensor,
     mut run: impl FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
 ) -> Result<()> {
-    // All buffers together stay in the nearest cache.
+    // All buffers together fit in the first-level cache.
     const CHUNK: usize = 1024;
     let buffer = || vec![T::Wide::default(); CHUNK];
     let (mut own, mut wide_g, mut wide_out) = (buffer(), buffer(), buffer());
@@ -217,11 +240,21 @@ pub fn each_chunk<T: Widen>(
     Ok(())
 }
 
-/// Refuses, in the name of the optimizer `verb`, operands that do not fit: the gradient `g` has the shape and dtype of the
-/// parameter `p`; all `state` has its shape in f32 (f64 for an f64 parameter), and `scale` has the shape `[]` and that dtype.
+/// Checks the operands of an optimizer's step: the gradient `g` has the shape and dtype of the parameter `p`; every
+/// tensor of `state` has its shape in f32 (f64 for an f64 parameter); `scale` has shape `[]` and the dtype of the
+/// state.
+///
+/// ```
+/// use isoshard::{ops::{Meta, expect_step}, tensor::DType};
+/// let p = Meta::new(DType::BF16, [3]);
+/// let (momentum, scale) = (Meta::new(DType::F32, [3]), Meta::new(DType::F32, []));
+/// assert!(expect_step("lion", &p, &p, &[&momentum], &scale, &[]).is_ok());
+/// let refused = expect_step("lion", &p, &p, &[&p], &scale, &[p.clone()]).unwrap_err();
+/// assert!(refused.to_string().starts_with("lion: the state is f32[3]"), "{refused}");
+/// ```
 ///
 /// # Errors
-/// The refusal of operands `ins` that do not fit.
+/// Returns an error, which begins with the optimizer's name `verb` and shows the operands `ins`, if one does not fit.
 pub fn expect_step(
     verb: &str,
     p: &Meta,
@@ -234,7 +267,7 @@ pub fn expect_step(
     let kept = Meta { dtype: accumulator(p.dtype), shape: p.shape.clone() };
     let factor = Meta::new(kept.dtype, []);
     let rule = if g != p {
-        "the gradient has not the parameter's shape and dtype".to_string()
+        "the gradient does not have the parameter's shape and dtype".to_string()
     } else if state.iter().any(|&s| *s != kept) {
         format!("the state is {kept}")
     } else if *scale != factor {
@@ -245,16 +278,22 @@ pub fn expect_step(
     Err(Error::invalid(verb, rule, list(ins), ""))
 }
 
-/// The rows of an optimizer's step on the parameter `p`: the first `ins` operands and all `outs` results have its shape and lie
-/// as it does, however that is; a last operand, the scale, is replicated.
+/// Returns the rows of an optimizer's step on the parameter `p`: the first `ins` operands and all `outs` results have
+/// the parameter's shape and the same placement, which may be any; one more operand, the scale, is replicated.
+///
+/// ```
+/// use isoshard::{ops::{Meta, step_rows}, tensor::DType};
+/// let rows = step_rows(&Meta::new(DType::F32, [8]), 2, 1);
+/// assert_eq!(format!("{rows:?}"), "[S0 S0 R -> S0, RS RS R -> RS]");
+/// ```
 pub fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
-    let like = |slot: AxisPlacement| {
-        Row::new(std::iter::repeat_n(slot, ins).chain([AxisPlacement::R]), std::iter::repeat_n(slot, outs))
-    };
+    use std::iter::repeat_n;
+    let like = |p: AxisPlacement| Row::new(repeat_n(p, ins).chain([AxisPlacement::R]), repeat_n(p, outs));
     (0..p.shape.len()).map(|d| like(AxisPlacement::S(d))).chain([like(AxisPlacement::Ragged)]).collect()
 }
 
-/// `x` to the power of `n`, by squaring: the same bits everywhere, which the library's function does not promise.
+/// Returns `x` to the power `n`, by repeated squaring. The standard library's function does not promise the same bits
+/// on all platforms.
 fn power(x: f64, n: u64) -> f64 {
     let (mut result, mut square, mut n) = (1.0, x, n);
     while n > 0 {

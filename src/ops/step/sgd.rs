@@ -1,4 +1,4 @@
-//! `sgd`: one step of gradient descent with momentum, in place where nobody shares its buffers.
+//! `sgd`: one step of gradient descent with momentum, in place if no other tensor shares its buffers.
 
 use smallvec::smallvec;
 
@@ -11,25 +11,34 @@ use crate::ops::{
 use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
 
-/// (p, g, b, scale) -> (p', b'): with `d = scale g + λ p`, `b' = μ b + d` and `p' = p - lr b'`, or, after Nesterov,
-/// `p' = p - lr (d + μ b')`. `b` starts as zeros. Sutskever et al., *On the importance of initialization and
-/// momentum*, 2013, in PyTorch's form.
+/// One step of gradient descent with momentum: `(p, g, b, scale) -> (p', b')` (Sutskever et al., *On the importance of
+/// initialization and momentum*, 2013, in PyTorch's form). [`optim::Sgd`](crate::optim::Sgd) applies it.
 ///
-/// `b` and `scale` (shape `[]`) are f32 (f64 for f64 parameters), and so is the arithmetic.
+/// With `d = scale g + λ p`: `b' = μ b + d` and `p' = p - lr b'`, or with Nesterov momentum `p' = p - lr (d + μ b')`.
+/// The momentum `b` starts as zeros. `b` and `scale` (shape `[]`) are f32 (f64 for f64 parameters), and so is the
+/// arithmetic. Communicates nothing.
+///
+/// ```
+/// use isoshard::{ops::{Bits, SgdStep, Unkeyed, eval_whole}, tensor::Tensor};
+/// let op = SgdStep { momentum: Bits(0.5), weight_decay: Bits(0.0), nesterov: false, lr: Unkeyed(0.25) };
+/// let outs = eval_whole(&op, &[1.0, 2.0, 4.0, 1.0].map(Tensor::scalar::<f64>))?; // p, g, b, scale
+/// assert_eq!((outs[0].item()?, outs[1].item()?), (0.0, 4.0));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SgdStep {
-    /// μ.
+    /// μ, the decay of the momentum.
     pub momentum: Bits,
-    /// λ, added to the gradient.
+    /// λ, whose product with the parameter is added to the gradient.
     pub weight_decay: Bits,
-    /// Whether to look ahead by one step of momentum.
+    /// True for Nesterov momentum.
     pub nesterov: bool,
     /// The learning rate.
     pub lr: Unkeyed<f64>,
 }
 
 impl SgdStep {
-    /// The attributes as kernels use them.
+    /// Returns the attributes as kernels use them.
     pub(crate) fn rates(&self) -> cuda::SgdRates {
         cuda::SgdRates {
             momentum: self.momentum.0,
@@ -75,7 +84,7 @@ impl Op for SgdStep {
         Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
     }
 
-    /// For each element: 3 for d, 2 for b', 2 for p', and 2 more after Nesterov.
+    /// Per element: 3 for d, 2 for b', 2 for p', and 2 more with Nesterov momentum.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(if self.nesterov { 9 } else { 7 }, ins, outs)
     }
@@ -86,7 +95,7 @@ impl Op for SgdStep {
     }
 }
 
-/// One launch for all calls of equal rates and one scale.
+/// Makes one launch for all calls with equal attributes and the same scale.
 impl Batched for SgdStep {
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
         let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
@@ -105,6 +114,7 @@ impl Batched for SgdStep {
     }
 }
 
+/// The kernel for one piece of a parameter.
 struct SgdLoop<'a, A> {
     scale: A,
     momentum: A,

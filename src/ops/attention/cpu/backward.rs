@@ -1,13 +1,13 @@
 //! The gradients of [attention](super).
 //!
-//! Those of keys and values are sums over queries, and over the heads of a group. They follow the summation tree: the
-//! heads first, halved down to single ones, then the range of queries, halved at `a + ceil((b - a) / 2)` down to *leaves* of
-//! at most 64, each of which is one product, whose kernel has a tree of its own. So the queries `[a, b)` given are
-//! taken as a node of that tree, and what they add up to is that node's value, wherever the rest is computed.
+//! The gradients of keys and values are sums over queries and over the heads of a group. They follow the reduction
+//! tree. Its upper levels halve the heads down to single ones; its lower levels halve the range of queries `[a, b)` at
+//! `a + ceil((b - a) / 2)` down to *leaves* of at most 64 queries. Each leaf is one matrix product, whose kernel has a
+//! tree of its own. The given queries are one node of the tree, so their sum is that node's value on every rank.
 //!
-//! A leaf touches the keys that the block of its last query can see and adds nothing to the others: neither that nor
-//! adding zeros shows, because no sum is left as -0. Blocks stand at multiples of 64 and leaves need not: a leaf waits
-//! for the block it ends in.
+//! A leaf adds only to the keys to which the block of its last query attends. Adding zeros to the other keys would
+//! change no bit, because no sum is -0. Blocks start at multiples of 64 but leaves may not: a leaf is added after the
+//! block that has its last query.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, dispatch, merges
 use crate::tensor::{Split, Tensor};
 
 impl CpuAttention<'_> {
-    /// The gradients as buffers `[batch, length, heads, d]`.
+    /// Returns the gradients as buffers `[batch, length, heads, d]`.
     pub(super) fn backward_as<T: Gemm>(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -79,8 +79,8 @@ impl CpuAttention<'_> {
         Ok(out)
     }
 
-    /// The probabilities of a block's queries, after dropout, and the gradients of their scores, into `work`; and the
-    /// gradients of the queries, into `dq`.
+    /// Computes a block: writes its probabilities after dropout and the gradients of its scores to `work`, and the
+    /// gradients of its queries to `dq`.
     fn block<T: Gemm>(
         &self,
         block: &QueryBlock,
@@ -116,7 +116,7 @@ impl CpuAttention<'_> {
     }
 }
 
-/// The leaves of the tree over `queries`, in order, each with the number of joins after it.
+/// Returns the leaves of the tree over `queries` in order, each with the number of joins that follow it.
 fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
     fn halve(range: Range<usize>, list: &mut Vec<(Range<usize>, u8)>) {
         if range.len() <= ROWS {
@@ -140,24 +140,25 @@ struct BackwardInputs<'a, T> {
     o: Heads<'a, T>,
     grad: Heads<'a, T>,
     lse: &'a [T],
-    /// Heads and queries.
+    /// The numbers of heads and queries.
     shape: [usize; 2],
-    /// Heads of queries to one head of keys.
+    /// The number of query heads per key head.
     each: usize,
 }
 
-/// Probabilities and gradients of scores, `[queries, keys]`: of a block, after those queries of the block before whose leaf
-/// ends in this one.
+/// Probabilities and gradients of scores, `[queries, keys]`, of one block. The rows of the previous block whose leaf
+/// ends in this block come first.
 struct ScoreRows<T> {
     p: RowBuffer<T>,
     ds: RowBuffer<T>,
-    /// The first query held, and the step of the rows.
+    /// The first query that is stored.
     first: usize,
+    /// The stride of the rows.
     step: usize,
     dot: RowTree<T>,
 }
 
-/// One of them, with room to put it in order.
+/// A buffer of rows, and a second one to rearrange them.
 struct RowBuffer<T> {
     now: Scratch<T>,
     spare: Scratch<T>,
@@ -170,7 +171,7 @@ impl<T: Gemm> ScoreRows<T> {
         ScoreRows { p: held(), ds: held(), first: 0, step: 0, dot: RowTree::new(dv) }
     }
 
-    /// Makes room for a block after what is held from query `first` on, whose rows become as wide as the block's.
+    /// Prepares for a block: keeps the rows from query `first` on, at the front, and widens them to the block's width.
     fn begin(&mut self, first: usize, block: &QueryBlock) {
         let kept = block.start - first;
         if kept > 0 {
@@ -181,7 +182,7 @@ impl<T: Gemm> ScoreRows<T> {
         (self.first, self.step) = (first, block.width);
     }
 
-    /// A leaf that ends in `block`.
+    /// Returns the rows of a leaf that ends in `block`.
     fn rows(&mut self, leaf: &Range<usize>, block: &QueryBlock) -> (MatRef<'_, T>, MatRef<'_, T>) {
         let at = (leaf.start - self.first) * self.step;
         let (shape, strides) = ((leaf.len(), block.keys), (self.step, 1));
@@ -191,7 +192,7 @@ impl<T: Gemm> ScoreRows<T> {
 }
 
 impl<T: Gemm> RowBuffer<T> {
-    /// Rows from the middle come to the front, wider by zeros.
+    /// Moves the rows `from` to the front and pads them with zeros to width `to`.
     fn widen(&mut self, from: Range<usize>, step: usize, to: usize) {
         let rows = self.now.get()[from].chunks_exact(step);
         for (row, wide) in rows.zip(self.spare.get().chunks_exact_mut(to)) {
@@ -202,16 +203,16 @@ impl<T: Gemm> RowBuffer<T> {
     }
 }
 
-/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` of which only the first rows are there yet.
+/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` of which only the first rows are computed yet.
 struct UnfinishedNodes<'a, T> {
-    /// Where the leftmost one lies, which becomes the sum: all zeros at first.
+    /// The leftmost node, which becomes the sum. All zeros at first.
     out: &'a mut [T],
-    /// The step of its rows.
+    /// The stride of its rows.
     step: usize,
-    /// The others.
+    /// The other nodes.
     room: &'a mut Vec<Scratch<T>>,
     shape: (usize, usize),
-    /// How many rows of each node are there.
+    /// The number of computed rows of each node.
     rows: SmallVec<[usize; 16]>,
 }
 
@@ -225,7 +226,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         UnfinishedNodes { out, step: groups * shape.1, room, shape, rows: SmallVec::new() }
     }
 
-    /// The leaf `a b`, then so many joins of the two topmost nodes. The first of them is the product's own addition.
+    /// Adds the leaf `a b`, then joins the two topmost nodes `joins` times. The product itself performs the first join.
     fn push(&mut self, a: MatRef<'_, T>, b: MatRef<'_, T>, joins: u8) {
         let (keys, d) = (a.shape().0, self.shape.1);
         if d == 0 {
@@ -255,7 +256,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
         (1..joins).for_each(|_| self.join());
     }
 
-    /// The two topmost nodes become one.
+    /// Joins the two topmost nodes.
     fn join(&mut self) {
         let d = self.shape.1;
         let rows = self.rows.pop().expect("two nodes");
@@ -270,7 +271,7 @@ impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
     }
 }
 
-/// Rows of `right` are added to the `held` ones on the left; the others are copied.
+/// The kernel that joins two nodes: adds rows of `right` to the first `held` rows of `left` and copies the others.
 struct JoinNodes<'a, T> {
     left: &'a mut [T],
     step: usize,
@@ -295,7 +296,7 @@ impl<T: Gemm> Kernel for JoinNodes<'_, T> {
     }
 }
 
-/// -0 becomes 0.
+/// The kernel that replaces -0 by 0.
 struct ClearMinusZero<'a, T>(&'a mut [T]);
 
 impl<T: Gemm> Kernel for ClearMinusZero<'_, T> {
@@ -325,7 +326,7 @@ mod tests {
         x.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect()
     }
 
-    /// A call on all queries, to be repeated on some of them.
+    /// Operands of a call, which the tests repeat on some of the queries and heads.
     struct AttentionCase {
         q: Tensor,
         k: Tensor,
@@ -339,7 +340,7 @@ mod tests {
             AttentionCase { q: q.transpose(1, 2).unwrap(), k, v: noise([2, groups, keys, 5], 3), dropped }
         }
 
-        /// Output, lse, and the gradients of q, k and v, of the queries and heads in these ranges.
+        /// Returns output, lse, and the gradients of q, k and v for the queries and heads in these ranges.
         fn at(&self, queries: Range<usize>, heads: Range<usize>) -> [Tensor; 5] {
             let cut = |t: &Tensor| {
                 let t = t.narrow(1, heads.start, heads.len()).unwrap();
@@ -370,7 +371,7 @@ mod tests {
             self.at(0..self.q.shape()[2], 0..self.q.shape()[1])
         }
 
-        /// The gradients of k and v of a node of the tree, from its leaves, each computed apart.
+        /// Returns the gradients of k and v of a node of the tree, added from separately computed leaves.
         fn by_leaves(&self, queries: Range<usize>, heads: Range<usize>, leaf: usize) -> [Tensor; 2] {
             let cut = |r: &Range<usize>| r.start + r.len().div_ceil(2);
             let parts = if heads.len() > 1 {

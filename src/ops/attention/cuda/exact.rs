@@ -1,8 +1,8 @@
-//! Attention by the CPU's bits.
+//! Attention kernels with the CPU's bits.
 //!
-//! Beside operands and results there are the finished nodes that wait in summation trees: for each block of threads on the
-//! device a few tiles. Head dims up to 64 and up to 128 have kernels of their own; the others, and f64, one that takes them in
-//! chunks, which f16 and bf16 reach by way of f32.
+//! In addition to operands and results, a launch needs memory for finished nodes of reduction trees whose siblings are
+//! not finished: a few tiles per block of threads. There are kernels for head dims up to 64 and up to 128. All other
+//! head dims, and f64, use a kernel that works in chunks; f16 and bf16 are converted to f32 for it.
 
 use super::tree::DimArg;
 use super::{CallArg, CudaAttention, contiguous_rows, extents};
@@ -11,7 +11,7 @@ use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::{DType, Tensor};
 
 impl CudaAttention<'_> {
-    /// The output as a buffer `[batch, queries, heads, dv]`.
+    /// Returns the output as a buffer `[batch, queries, heads, dv]`.
     pub(super) fn forward_exact(
         &self,
         gpu: &Gpu,
@@ -45,7 +45,7 @@ impl CudaAttention<'_> {
         kernel.result(o)
     }
 
-    /// The gradients as buffers `[batch, length, heads, d]`.
+    /// Returns the gradients as buffers `[batch, length, heads, d]`.
     pub(super) fn backward_exact(
         &self,
         gpu: &Gpu,
@@ -86,7 +86,8 @@ impl CudaAttention<'_> {
     }
 }
 
-/// Where the kernels of a dtype are, forward and backward: they are large, so that each compiles apart.
+/// Returns the source files of a dtype's forward and backward kernels. The kernels are large, so each compiles
+/// separately.
 fn files(dtype: DType) -> [&'static str; 2] {
     match dtype {
         DType::F64 => ["attention_f64", "attention_grad_f64"],
@@ -96,14 +97,14 @@ fn files(dtype: DType) -> [&'static str; 2] {
     }
 }
 
-/// How many blocks the queries of a head stand in, which begin at multiples of 64.
+/// Returns the number of blocks of a head's queries. Blocks begin at multiples of 64.
 fn query_blocks(call: &CallArg) -> usize {
     ((call.q_start + call.queries - 1) / 64 - call.q_start / 64 + 1) as usize
 }
 
-/// Threads of a block, in every kernel.
+/// The number of threads per block, in every kernel.
 const THREADS: u32 = 256;
-/// Rows of a tile.
+/// The number of rows of a tile.
 const ROWS: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -112,18 +113,19 @@ enum KernelPass {
     Backward,
 }
 
-/// One of the kernels' variants: `Tiles` in `kernels/attention.cuh`.
+/// A variant of the kernels: `Tiles` in `kernels/attention.cuh`.
 #[derive(Clone, Copy)]
 struct ExactKernel {
     stem: &'static str,
     dq: &'static str,
     dkv: &'static str,
-    /// What it takes, and what the operands are.
+    /// The dtype that the kernel takes.
     dtype: DType,
+    /// The dtype of the operands.
     given: DType,
     cols: usize,
     chunk: usize,
-    /// Blocks of the derivative's kernels that a multiprocessor holds.
+    /// The number of blocks of the derivative's kernels per multiprocessor.
     resident: usize,
 }
 
@@ -156,7 +158,7 @@ impl ExactKernel {
         }
     }
 
-    /// Operands as the kernels take them: in its dtype, rows contiguous.
+    /// Converts operands to the kernel's dtype and makes rows contiguous.
     fn operands<const N: usize>(&self, x: [&Tensor; N]) -> Result<[Tensor; N]> {
         let mut ready = x.map(Tensor::clone);
         for x in &mut ready {
@@ -169,12 +171,13 @@ impl ExactKernel {
         Ok(ready)
     }
 
-    /// A result in the operands' dtype.
+    /// Converts a result to the operands' dtype.
     fn result(&self, x: Tensor) -> Result<Tensor> {
         if self.dtype == self.given { Ok(x) } else { cast(&x, self.given) }
     }
 
-    /// Room for the nodes that wait, and the number of blocks of threads that share `items`.
+    /// Allocates memory for finished nodes whose siblings are not finished. Also returns the number of blocks that
+    /// share `items`.
     fn stack(
         &self,
         gpu: &Gpu,
@@ -188,7 +191,7 @@ impl ExactKernel {
         Ok((gpu.uninit(dtype, [blocks * chunks, levels, ROWS, self.chunk])?, blocks))
     }
 
-    /// A block's tiles in shared memory.
+    /// Returns the size of a block's tiles in shared memory.
     fn shared_bytes(&self, pass: KernelPass) -> usize {
         let size = if self.dtype == DType::F64 { 8 } else { 4 };
         let (pitch, step) = (self.chunk + 16 / size, ROWS + 16 / size);
@@ -199,7 +202,7 @@ impl ExactKernel {
         (operands * (ROWS + self.cols) * pitch + self.cols * step) * size
     }
 
-    /// The sums of a block's rows, and their nodes that wait.
+    /// Returns the size of the sums of a block's rows and of their finished nodes.
     fn row_bytes(&self, call: &CallArg) -> usize {
         let size = if self.dtype == DType::F64 { 8 } else { 4 };
         (1 + call.row_levels as usize) * ROWS * size

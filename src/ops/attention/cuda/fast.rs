@@ -1,4 +1,4 @@
-//! Attention on matrix units, for f16 and bf16.
+//! Attention kernels on matrix units, for f16 and bf16. Their bits differ from the CPU's.
 
 use super::{CudaAttention, extents};
 use crate::error::{Error, Result};
@@ -6,12 +6,12 @@ use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 
 impl CudaAttention<'_> {
-    /// The kernels for these operands; `None` if there are none, or if bits count.
+    /// Returns the kernels for these operands, or `None` if there are none or results must have the CPU's bits.
     pub(super) fn fast_kernel(&self, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<FastKernel> {
         let (d, dv) = (q.shape()[3], v.shape()[3]);
         let half = matches!(q.dtype(), DType::F16 | DType::BF16);
         let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
-        // A running maximum of scores is that of their products with a positive scale alone.
+        // The kernels take the maximum before scaling, which is right for a positive scale only.
         let positive = self.scale > 0.0;
         if self.exact || !half || !whole || !positive || gpu.properties().capability.0 < 8 {
             return None;
@@ -19,7 +19,7 @@ impl CudaAttention<'_> {
         KERNELS.into_iter().find(|kernel| d.max(dv) <= kernel.d)
     }
 
-    /// The output as a buffer `[batch, queries, heads, dv]`.
+    /// Returns the output as a buffer `[batch, queries, heads, dv]`.
     pub(super) fn forward_fast(
         &self,
         kernel: FastKernel,
@@ -38,7 +38,7 @@ impl CudaAttention<'_> {
         Ok(o)
     }
 
-    /// The gradients as buffers `[batch, length, heads, d]`.
+    /// Returns the gradients as buffers `[batch, length, heads, d]`.
     pub(super) fn backward_fast(
         &self,
         kernel: FastKernel,
@@ -67,20 +67,21 @@ impl CudaAttention<'_> {
     }
 }
 
-/// Threads of a block.
+/// The number of threads per block.
 const THREADS: u32 = 128;
-/// Rows of a block's tile.
+/// The number of rows of a block's tile.
 const FORWARD_ROWS: usize = 128;
 const BACKWARD_ROWS: usize = 64;
 
-/// One of the kernels' variants: `Flash` in `kernels/flash.cuh`.
+/// A variant of the kernels: `Flash` in `kernels/flash.cuh`.
 #[derive(Clone, Copy)]
 pub(super) struct FastKernel {
     stem: &'static str,
     dq: &'static str,
     dkv: &'static str,
-    /// The dim it is made for, and the columns of its tiles.
+    /// The largest head dim.
     d: usize,
+    /// The number of columns of a tile.
     cols: usize,
 }
 
@@ -92,13 +93,13 @@ const KERNELS: [FastKernel; 4] = [
 ];
 
 impl FastKernel {
-    /// A tile of `rows` rows, and two stages of two of columns.
+    /// Returns the size of shared memory: a tile of `rows` rows, and two stages of two tiles of `cols` rows.
     fn shared_bytes(&self, rows: usize) -> usize {
         (rows + 4 * self.cols) * (self.d + 8) * 2
     }
 }
 
-/// The operands, all of whose rows begin at multiples of 16 bytes.
+/// Returns the operands, copied if a row does not begin at a multiple of 16 bytes.
 fn aligned<const N: usize>(x: [&Tensor; N]) -> Result<[Tensor; N]> {
     let mut ready = x.map(Tensor::clone);
     for x in &mut ready {

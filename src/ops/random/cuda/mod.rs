@@ -1,4 +1,4 @@
-//! Launches of random operators on a device: `kernels/random.cuh` says which thread makes which number.
+//! CUDA launches of random operators. `kernels/random.cuh` defines which thread draws which number.
 
 mod per_element;
 mod rows;
