@@ -12,7 +12,7 @@ use isoshard::ops::cpu::{dropout, dropout_in_place};
 use isoshard::ops::{Multinomial, Unkeyed, eval_whole};
 use isoshard::placement::Region;
 use isoshard::rng::{
-    Count, Draw, Generator, IndexRanges, Init, Permutation, Real, bernoulli, bernoulli_each, bits32,
+    Count, Draw, Generator, IndexRanges, Init, Permutation, RandomFloat, bernoulli, bernoulli_each, bits32,
     exponential, exponential_each, gamma, gamma_each, log_normal, normal, poisson, poisson_each, uniform,
     uniform_between, uniform_int,
 };
@@ -66,7 +66,7 @@ impl Report {
     }
 }
 
-fn floats<T: Real>(name: &str, bytes: usize, report: &Report) {
+fn floats<T: RandomFloat>(name: &str, bytes: usize, report: &Report) {
     let draw = Generator::new(1).next_draw();
     let rate = |case: &str, fill: &dyn Fn(&mut [T])| {
         report.rate(&format!("{case} {name}"), bytes, T::default, fill);
@@ -111,7 +111,7 @@ fn whole_numbers(bytes: usize, report: &Report) {
 }
 
 fn rejections(bytes: usize, report: &Report) {
-    fn gammas<T: Real>(draw: Draw, bytes: usize, report: &Report) {
+    fn gammas<T: RandomFloat>(draw: Draw, bytes: usize, report: &Report) {
         for shape in [0.5, 1.0, 10.0] {
             let case = format!("gamma {shape} {}", T::DTYPE);
             report.rate(&case, bytes, T::default, |out| gamma(draw, 0, shape, 1.0, out).expect("sound"));

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::ops::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity};
 use crate::tensor::Tensor;
 
-/// The derivative of [`RmsNorm`](super::RmsNorm): `(dy, x, w, rstd) -> (dx, dw)`, each of its operand's shape.
+/// The derivative of [`RmsNorm`](crate::ops::RmsNorm): `(dy, x, w, rstd) -> (dx, dw)`, each of its operand's shape.
 ///
 /// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -23,7 +23,7 @@ use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
 /// ```
 pub type Max = Extreme<true>;
 
-/// The largest or the smallest element over dims: [`Max`] or [`Min`](super::Min).
+/// The largest or the smallest element over dims: [`Max`] or [`Min`](crate::ops::Min).
 ///
 /// -0 is less than 0. The result is one fixed NaN if any element is NaN (IEEE 754-2019's `maximum` and `minimum`), so
 /// every order of evaluation gives the same bits. The gradient is divided equally among equal extremes, as by PyTorch's

@@ -10,7 +10,7 @@ use crate::ops::{
 };
 use crate::tensor::Tensor;
 
-/// The derivative of [`LogSoftmax`](super::LogSoftmax): `(y, dy) -> dy - exp(y) * sum(dy)` along `dim`, where `y` is
+/// The derivative of [`LogSoftmax`](crate::ops::LogSoftmax): `(y, dy) -> dy - exp(y) * sum(dy)` along `dim`, where `y` is
 /// the log-softmax's result and `dy` its gradient.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LogSoftmaxGrad {
