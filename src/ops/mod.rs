@@ -158,7 +158,7 @@ pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
 pub use permute::Permute;
 pub use pointwise::*;
-pub(crate) use pointwise::{distribute_example, example_check, pointwise_table, signatures};
+pub(crate) use pointwise::{distribute_example, example_check, pointwise_table, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
 pub use random::gamma::Gamma;

@@ -72,8 +72,8 @@ impl Op for Attention {
         Ok(smallvec![o, lse])
     }
 
-    /// Sharded may be: the batch; the heads, if those of k and v are cut evenly; the queries, with all keys on every
-    /// rank; the last dim of v. The result, but not lse, is linear in v.
+    /// The batch may be sharded; the heads, if those of k and v are cut evenly; the queries, with all keys on every
+    /// rank; and the last dim of v. The result, but not lse, is linear in v.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let r = AxisPlacement::R;
         let mut rows = vec![

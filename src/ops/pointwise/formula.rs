@@ -154,7 +154,7 @@ macro_rules! records {
         for $class:ident, $algebra:ident $why:literal $(and |$ins:ident $(, $constant:ident)?| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
         samples [$($($fill:ident)+),*] $(rounded $rounded:literal)? $(not_smooth [$($($not_smooth:ident)+),*])?,
-        example $([$($operand:tt)*]),+ $(; $number:literal)? => $want:tt;
+        example $($operand:tt),+ $(; $number:literal)? => $want:tt;
     )*) => {
         $(
             function!($Type $name: $class, ($($x),+) ($($s)?) [$($($v = $e),+)?] $value);
@@ -236,7 +236,7 @@ macro_rules! record_types {
         for $class:ident, $algebra:ident $why:literal $(and |$($ins:ident),+| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
         samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(not_smooth [$($not_smooth:tt)*])?,
-        example $([$($operand:tt)*]),+ $(; $number:literal)? => $want:tt;
+        example $($operand:tt),+ $(; $number:literal)? => $want:tt;
     )*) => {
         $(record_type!(
             $(#[$doc])*
@@ -245,9 +245,7 @@ macro_rules! record_types {
             #[doc = concat!("Partial operands: [`", stringify!($algebra), "`](Algebra::", stringify!($algebra), "). ", $why)]
             #[doc = concat!(
                 "\n```\nuse isoshard::{ops::{", stringify!($Type), ", eval_whole}, tensor::Tensor};\n",
-                $(
-                    "let ", stringify!($x), " = Tensor::from_vec(vec!", stringify!([$($operand)*]), ", [2])?;\n",
-                )+
+                $("let ", stringify!($x), " = ", tensor_example!($operand), "?;\n",)+
                 example_check!(
                     concat!(
                         "eval_whole(&", stringify!($Type), $("::by(", stringify!($number), ")",)? ", &",
@@ -280,14 +278,22 @@ macro_rules! method_link {
 
 /// The line of an example that checks a tensor's values: an array exactly, a string to three digits after the point.
 macro_rules! example_check {
-    ($tensor:expr, [$($value:tt)*]) => {
-        concat!("assert_eq!(", $tensor, ".to_f64_vec(), ", stringify!([$($value)*]), ");\n")
+    ($tensor:expr, [$a:literal, $b:literal]) => {
+        concat!("assert_eq!(", $tensor, ".to_f64_vec(), [", stringify!($a), ", ", stringify!($b), "]);\n")
     };
     ($tensor:expr, $text:literal) => {
         concat!("assert_eq!(format!(\"{:.3?}\", ", $tensor, ".to_f64_vec()), ", stringify!($text), ");\n")
     };
 }
 pub(crate) use example_check;
+
+/// The expression of an example that creates a tensor of two elements.
+macro_rules! tensor_example {
+    ([$a:literal, $b:literal]) => {
+        concat!("Tensor::from_vec(vec![", stringify!($a), ", ", stringify!($b), "], [2])")
+    };
+}
+pub(crate) use tensor_example;
 
 /// A row's type, with its constant if it has one.
 macro_rules! record_type {
@@ -366,7 +372,7 @@ macro_rules! signatures {
         for $class:ident, $algebra:ident $why:literal $(and |$($ins:ident),+| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
         samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(not_smooth [$($not_smooth:tt)*])?,
-        example $first:tt $(, [$($operand:tt)*])* $(; $number:literal)? => $want:tt;
+        example $first:tt $(, $operand:tt)* $(; $number:literal)? => $want:tt;
     )*) => {
         $then! { $(
             [
@@ -375,7 +381,7 @@ macro_rules! signatures {
                     "\n```\n# use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};\n",
                     "# spmd(2, |rank| {\n# let mesh = DeviceMesh::new(&rank, &[(\"dp\", 2)])?;\n",
                     $crate::ops::distribute_example!($x, $first),
-                    $($crate::ops::distribute_example!($y, [$($operand)*]),)*
+                    $($crate::ops::distribute_example!($y, $operand),)*
                     $crate::ops::example_check!(
                         concat!(
                             stringify!($x), ".", stringify!($name), "(", $("&", stringify!($y),)*
@@ -398,9 +404,9 @@ macro_rules! distribute_example {
         concat!(
             "let ",
             stringify!($x),
-            " = DTensor::distribute(&mesh, &Tensor::from_vec(vec!",
-            stringify!($values),
-            ", [2])?, \"(S0)\".parse()?)?;\n"
+            " = DTensor::distribute(&mesh, &",
+            $crate::ops::tensor_example!($values),
+            "?, \"(S0)\".parse()?)?;\n"
         )
     };
 }

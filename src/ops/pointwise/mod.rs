@@ -22,7 +22,7 @@ mod words;
 
 pub use cast::Cast;
 pub use compare::{Compare, CompareKind};
-pub(crate) use formula::{distribute_example, example_check, signatures};
+pub(crate) use formula::{distribute_example, example_check, signatures, tensor_example};
 pub use mask::Mask;
 pub use record::Pointwise;
 pub(crate) use record::floats;
