@@ -3,6 +3,7 @@
 //! Programs call the built-in operators as methods of [`DTensor`](crate::dtensor::DTensor); this module holds their
 //! records. A record is a small value, the operator's attributes, that implements [`Op`]. It states everything that the
 //! crate knows about the operator: result shapes, sharding [rows](Row), kernels, [work](Work) and derivative ([`Vjp`]).
+//! The [glossary](crate::glossary) defines words such as row, partial and reduction tree.
 //!
 //! # How to write an operator of your own
 //!

@@ -28,11 +28,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// [`Error::Io`] if a file cannot be read. Refuses, by name, files that are not records of this version, and a folder
 /// without any or with those of two worlds. Files that are not named as records are passed over.
 pub fn read(dir: &Path) -> Result<FlightReport> {
-    let io = |path: &Path, e: io::Error| Error::Io {
-        verb: VERB,
-        path: path.display().to_string(),
-        reason: e.to_string(),
-    };
+    let io = |path: &Path, e: io::Error| Error::io(VERB, path, e);
     let mut records: Vec<RankRecord> = Vec::new();
     // Ranks share most of their groups.
     let mut members: HashSet<Arc<[usize]>> = HashSet::new();
