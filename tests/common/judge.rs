@@ -1,4 +1,5 @@
-//! Checks rows bit for bit, for `rules_exact`.
+//! The judge of exact mode: runs an operator on the shards that its rows give each rank, and compares the results
+//! with those of a single rank, bit for bit. `rules_exact` applies it to every operator; `rules` judges fast mode.
 
 use isoshard::ops::{
     AxisPlacement, InputFill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
@@ -12,13 +13,13 @@ use super::{bits_differ, eval_apart, mix, ordinary, ordinary_values, tensor};
 /// The result of a judgement that finds no difference.
 pub enum Outcome {
     Holds,
-    /// No tensor can have these placements.
+    /// No tensor can have this layout.
     Illegal,
-    /// Some rank stores no full leaf of the reduction tree, so the engine takes another row.
+    /// Some rank holds less than a leaf of the reduction tree, so the engine takes another row.
     CutsALeaf,
 }
 
-/// The values with which rows are judged.
+/// The values that rows are judged with.
 pub struct Trial<'a> {
     sample: &'a Sample,
     dtype: DType,
@@ -44,7 +45,7 @@ impl<'a> Trial<'a> {
         self.sample.op.as_ref()
     }
 
-    /// Returns `n` arbitrary contributions to operand `i` under `op`.
+    /// Returns operand `i` as `n` partial values under `op`: arbitrary ones, not shares of one value.
     fn parts(&self, i: usize, op: ReduceOp, n: usize, dtype: DType) -> Vec<Tensor> {
         let (meta, fill) = (&self.metas[i], self.sample.ins[i].fill);
         let tiny = smallest(dtype);
@@ -68,7 +69,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// Returns `x` with some elements replaced by zeros of either sign and by the smallest numbers.
+/// Returns `x` with zeros of both signs, and the smallest numbers, among its elements.
 fn awkward(x: &Tensor, salt: u64) -> Tensor {
     let tiny = smallest(x.dtype());
     let value = |(e, v): (usize, f64)| match mix(e as u64 ^ salt << 40) % 16 {
@@ -89,7 +90,7 @@ fn smallest(dtype: DType) -> f64 {
     }
 }
 
-/// Replaces statistics by those of the other operands, since exponentials of arbitrary differences would be infinite.
+/// Makes statistics fit their operands: an exponential of their distance must not be infinite everywhere.
 fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
     let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
     for statistic in op.statistics(&metas) {
@@ -99,17 +100,17 @@ fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
     }
 }
 
-/// One row per axis.
+/// One row per mesh axis.
 pub struct Case<'a> {
     pub trial: &'a Trial<'a>,
     pub mesh: &'a Mesh,
     pub rows: &'a [Row],
-    /// The order in which the axes cut a dim, outermost first.
+    /// The axes in the order in which they split a dim, the outermost first.
     pub order: &'a [usize],
 }
 
 impl Case<'_> {
-    /// Judges the rows together, for every ragged placement that fits.
+    /// Judges the rows together, for every ragged cut that fits.
     pub fn judge(&self) -> Result<Outcome, String> {
         let mut best = Outcome::Illegal;
         for dims in if is_ragged(self.rows) { 1..4 } else { 0..1 } {
@@ -124,7 +125,7 @@ impl Case<'_> {
     fn judge_one(&self, dims: usize) -> Result<Outcome, String> {
         let sums_pass = self.rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
         if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
-            // Contributions to a tree sum are stored in f32 and rounded after the last addition.
+            // Partial sums that follow the reduction tree are stored in f32 and rounded when the sum is complete.
             self.judge_stored(dims, true)?;
         }
         self.judge_stored(dims, false)
@@ -158,7 +159,7 @@ impl Case<'_> {
         Ok(Outcome::Holds)
     }
 
-    /// Returns the reduction tree of result `k`, from the rows that shard one dim each.
+    /// Returns the reduction tree of result `k`, from the rows that cut one dim each.
     fn tree(&self, k: usize, first: (&Shape, usize)) -> Option<ReductionTree> {
         let summed = |r: &Row| matches!(r.outs[k], AxisPlacement::TreeSum(_));
         let leaf = self
@@ -194,7 +195,7 @@ impl Case<'_> {
         rows
     }
 
-    /// Runs the operator on every rank's shards. Returns one part per rank and result.
+    /// Runs the operator on each rank's whole shards. Returns one part per rank and result.
     fn apart(&self, operands: &[Operand], outs: &[Spec]) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
         let parts: Vec<Vec<Tensor>> = operands.iter().map(|o| o.locals()).collect();
         let with: Vec<(&Spec, &[Tensor])> =
@@ -203,8 +204,8 @@ impl Case<'_> {
         Ok(found.into_iter().map(|outs| outs.into_iter().map(|t| vec![t]).collect()).collect())
     }
 
-    /// Runs the operator on each of a rank's finished nodes. Returns one part per node for results that are tree sums;
-    /// compares the other results with `want` and omits them.
+    /// Runs the operator under each node that a rank holds. Returns one part per node for sums over terms; compares
+    /// other results with `want`, and leaves them out.
     fn under_nodes(
         &self,
         operands: &[Operand],
@@ -250,7 +251,8 @@ impl Case<'_> {
         Ok(all)
     }
 
-    /// Compares the reduced parts of one result with the single rank's, per rank. Returns the first difference.
+    /// Describes a difference between the parts of one result, by rank, and the parts of the whole; `None` if there
+    /// is none.
     fn differs<'p>(
         &self,
         spec: &Spec,
@@ -300,10 +302,10 @@ impl Case<'_> {
     }
 }
 
-/// One operand in the layout that the rows give it.
+/// An operand in the layout that the rows give it.
 struct Operand {
     spec: Spec,
-    /// For a `Partial` operand, the contributions of all ranks along the partial axes; else the global tensor.
+    /// For a `Partial` operand one value per rank along those axes, for all indices; else the whole operand.
     shares: Vec<Tensor>,
     whole: Tensor,
 }
@@ -348,7 +350,7 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// Converts to another dtype, rounding once.
+/// Returns the numbers in another dtype, rounded once.
 fn rounded(x: &Tensor, dtype: DType) -> Tensor {
     if x.dtype() == dtype { x.clone() } else { tensor(dtype, &x.to_f64_vec(), x.shape()) }
 }
@@ -369,7 +371,7 @@ fn along(mesh: &Mesh, coords: &[usize], axes: &[usize]) -> Vec<Dims> {
     all.filter(|c| (0..c.len()).all(|a| axes.contains(&a) || c[a] == coords[a])).collect()
 }
 
-/// Returns the part of a rank's region that belongs to `node`.
+/// Returns the box of a rank's elements that lies under `node`.
 fn under(
     spec: &Spec,
     coords: &[usize],
@@ -399,7 +401,7 @@ fn cut(whole: &Tensor, at: &Window) -> Tensor {
     (0..whole.shape().len()).fold(whole.clone(), narrow).to_owned_copy().expect("it is in memory")
 }
 
-/// Adds parts in the given order until one is left.
+/// Folds parts in the given order until one is left.
 fn fold(
     op: ReduceOp,
     order: &FoldOrder,

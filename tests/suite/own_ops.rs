@@ -1,4 +1,4 @@
-//! Operators that a user writes with the public interface behave like the crate's.
+//! A user's own operators, which use only the public interface, behave like the crate's.
 
 use isoshard::Result;
 use isoshard::comm::spmd;
@@ -17,19 +17,19 @@ mod own_model;
 #[allow(dead_code)]
 mod own_optimizer;
 
-/// The optimizer of the example works in batches and in place, and gives equal bits on four meshes.
+/// Runs the example's optimizer, which implements no private trait: batched, in place, equal bits on four meshes.
 #[test]
 fn an_own_optimizer_trains_alike_on_every_mesh() {
     own_optimizer::main().unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// The example's model, plan and training loop: equal bits on three meshes.
+/// Runs the example's model, plan and training loop: equal bits on three meshes.
 #[test]
 fn an_own_model_trains_alike_on_every_mesh() {
     own_model::main().unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// A copy of `Dropout` whose only statement about its draw is that it is [`Unkeyed`].
+/// Dropout, whose draw is not part of the cache key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct OwnDropout {
     draw: Unkeyed<Draw>,
@@ -68,7 +68,7 @@ impl Op for OwnDropout {
     }
 }
 
-/// Calls with different draws share the first call's plan, but each has its own derivative.
+/// The first draw's plan serves all calls, but the derivative belongs to each call's draw.
 #[test]
 fn every_draw_has_its_own_derivative() {
     let run = |rank| {

@@ -1,5 +1,5 @@
-//! The work of operators: sharding a dim divides it, only views have none, and products and attention have the numbers
-//! that PyTorch counts.
+//! The work of operators, in operations and bytes: splitting a dim divides it, every call except a view touches
+//! memory, and products and attention have the numbers that PyTorch counts.
 
 use isoshard::ops::{
     Attention, AttentionGrad, AxisPlacement, Bits, Embedding, Matmul, MeshAxis, Meta, Op, Row, Sample,
@@ -9,10 +9,10 @@ use isoshard::placement::chunk;
 use isoshard::rng::Generator;
 use isoshard::tensor::DType;
 
-/// Operators for which every rank repeats some work: a row's part of the loss, the angles, the order.
+/// Operators whose ranks all repeat some work: a row's share of the loss, the angles, the order.
 const SHARED: [&str; 3] = ["cross_entropy_grad", "rotary", "shuffle"];
 
-/// Operators that read their first operand by index, so that only the elements read count.
+/// Operators that read their first operand by index: only the elements that are read count.
 const BY_INDEX: [&str; 2] = ["embedding", "gather"];
 
 fn work(op: &dyn Op, ins: &[Meta]) -> Work {
@@ -41,8 +41,8 @@ fn every_call_touches_bytes_unless_it_is_a_view_or_gives_nothing() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Returns the operands of rank `rank`, and the bytes of the replicated ones. Returns `None` if the row does not give
-/// each rank a call of the same operator on smaller operands and results.
+/// Returns the operands of rank `rank`, and the bytes of those that every rank holds whole. `None` if the row does
+/// not give each rank a call of the same operator on smaller operands and results.
 fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Meta>, u64)> {
     let whole = sample.metas();
     let mut held_by_all = 0;
@@ -73,13 +73,13 @@ fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Me
     Some((ins, held_by_all))
 }
 
-/// For rows that shard operands and results without partial results, the ranks' work adds up to that of a single rank,
-/// except that every rank reads the replicated operands.
+/// For rows that split operands and results and leave no sum, the work of all ranks adds up to that of a single rank,
+/// except that each rank reads the operands that it holds whole.
 #[test]
 fn a_cut_divides_the_work() {
     let (mut judged, mut wrong) = (0, Vec::new());
-    // Later queries attend to more keys, so a shard of the queries is not a smaller call of the same operator. A shard
-    // of v's last dim needs all scores.
+    // In attention later queries see more keys, so part of the queries is not a smaller call of the same operator;
+    // and part of v's dim needs all scores.
     let whole_heads = |row: &Row| matches!(row.ins[0], AxisPlacement::S(0 | 1));
     let causal = |op: &dyn Op, row: &Row| op.name().starts_with("attention") && !whole_heads(row);
     for sample in catalog().into_iter().filter(|s| !s.op.is_view()) {
@@ -135,8 +135,7 @@ fn products_take_two_operations_for_each_triple() {
     assert_eq!(of("m k, k n -> m n", &[3, 0], &[0, 2]), Work { flops: 0, bytes: 24 });
 }
 
-/// Returns the operations of attention for shapes (b, h, s, d): those of its products, found by widening the heads, and
-/// all.
+/// The operations of attention for shapes (b, h, s, d): those of its products, found by widening the heads, and all.
 fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient: bool) -> Work {
     let (k, p) = ([q[0], keys[0], keys[1], q[3]], Bits(0.0));
     let (scale, draw) = (Bits(0.125), Unkeyed(Generator::new(1).next_draw()));
@@ -150,7 +149,7 @@ fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient:
 }
 
 /// PyTorch counts `4 b h s s d` for attention's two products and `10 b h s s d` for the five of its gradient, "not
-/// accounting for causal attention". This crate computes `s (s + 1) / 2` of the `s s` pairs.
+/// accounting for causal attention": of its `s s` pairs ours computes `s (s + 1) / 2`.
 #[test]
 fn attention_takes_the_causal_half() {
     let (b, h, s, d) = (2, 4, 16, 64);
