@@ -51,7 +51,7 @@ impl Op for LogSoftmax {
         Ok(smallvec![dim_last(&y, self.dim)?])
     }
 
-    /// As a softmax, and a logarithm per row.
+    /// The work of a softmax, and a logarithm per row.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let rows = rows(&ins[0], self.dim);
         Work::elementwise(Work::SPECIAL + 4, ins, outs).plus(rows.saturating_mul(Work::SPECIAL))

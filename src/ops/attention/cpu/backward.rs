@@ -203,7 +203,7 @@ impl<T: Gemm> RowBuffer<T> {
     }
 }
 
-/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` of which only the first rows are computed yet.
+/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` whose last rows may not be computed yet.
 struct UnfinishedNodes<'a, T> {
     /// The leftmost node, which becomes the sum. All zeros at first.
     out: &'a mut [T],

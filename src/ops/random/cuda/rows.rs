@@ -77,7 +77,7 @@ pub(crate) fn shuffle(draw: Draw, x: &Tensor, dim: usize, inverse: bool) -> Resu
     let len = x.shape()[dim];
     let mut order = gpu.uninit(DType::I64, [len])?;
     write_order(&Permutation::new(draw, len as u64), &Region::whole(&[len].into()), &mut order)?;
-    // Moves bytes in the largest unit of which offsets and addresses are multiples.
+    // Moves bytes in the largest unit that divides all offsets and addresses.
     let row_bytes = (x.shape()[dim + 1..].iter().product::<usize>() * x.dtype().size_bytes()) as u64;
     let address = x.device_address().unwrap_or(0);
     let (stem, unit, dtype) = match (row_bytes | address | 16).trailing_zeros() {
