@@ -65,7 +65,7 @@ impl Op for LionStep {
         Err(Error::unsupported(
             "lion",
             "has no kernel for a device yet",
-            ins[0].to_string(),
+            ins[0].notation(),
             "use Device::Cpu",
         ))
     }

@@ -52,7 +52,7 @@
 //!
 //!     // The kernel on a CUDA device; this operator has none.
 //!     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-//!         let given = ins[0].to_string();
+//!         let given = ins[0].notation();
 //!         Err(Error::unsupported("decay_rows", "has no CUDA kernel", given, "use Device::Cpu"))
 //!     }
 //!

@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::comm::diagnostics::RecordedCall;
-use crate::comm::transport::{Request, Tensors};
+use crate::comm::transport::{CallResults, Request};
 use crate::error::Result;
 
-type Finish<T> = Box<dyn FnOnce(Tensors) -> Result<T> + Send>;
+type Finish<T> = Box<dyn FnOnce(CallResults) -> Result<T> + Send>;
 
 /// The result of a collective that was started and not yet waited for.
 ///
@@ -31,7 +31,7 @@ impl<T> Pending<T> {
     /// A recorded request, and what makes the result from the tensors that come.
     pub(crate) fn running(
         request: Result<(Box<dyn Request>, RecordedCall)>,
-        finish: impl FnOnce(Tensors) -> Result<T> + Send + 'static,
+        finish: impl FnOnce(CallResults) -> Result<T> + Send + 'static,
     ) -> Self {
         match request {
             Ok((request, ticket)) => {

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
-use crate::tensor::cuda::fault::Code;
+use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::cuda::reduce::wide;
 use crate::tensor::{DType, LEAF, Shape, Split, Tensor};
 
@@ -36,7 +36,7 @@ pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: HeldRange, out: &S
     let all = index.numel() * width;
     let launch = gpu.kernel("embedding", stem, table.dtype())?.read(&table).read(&index).write(&mut out);
     let launch = launch.arg(index.numel() as u64).arg(width as u32).arg(held as u64);
-    let launch = launch.arg(rows.n as u64).arg(rows.start as u64).arg(Code::Embedding as u32).faults();
+    let launch = launch.arg(rows.n as u64).arg(rows.start as u64).arg(FaultCode::Embedding as u32).faults();
     launch.run(blocks(all), THREADS, 0)?;
     Ok(out)
 }
@@ -91,12 +91,18 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange)
         return Ok(out);
     }
     let places = GatherPlaces::new(x, index, dim).ok_or_else(|| {
-        Error::unsupported("gather", "tensors of more than 6 dims", format!("{x}, {index}"), "reshape them")
+        Error::unsupported(
+            "gather",
+            "tensors of more than 6 dims",
+            format!("{}, {}", x.notation(), index.notation()),
+            "reshape them",
+        )
     })?;
     let (held, stride, all) = (x.shape()[dim], x.strides()[dim], out.numel());
     let launch = gpu.kernel("gather", "gather", x.dtype())?.read(x).read(index).write(&mut out).arg(places);
     let launch = launch.arg(all as u64).arg(stride as u64).arg(held as u64);
-    let launch = launch.arg(indices.n as u64).arg(indices.start as u64).arg(Code::Gather as u32).faults();
+    let launch =
+        launch.arg(indices.n as u64).arg(indices.start as u64).arg(FaultCode::Gather as u32).faults();
     launch.run(blocks(all), THREADS, 0)?;
     Ok(out)
 }
@@ -110,7 +116,7 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: 
     let extents = PositionExtents::new(index.shape());
     let sums =
         SumsByDestination { index: &index, src: &dy, indices: rows, held: out[0], width: out[1], rows: 1 };
-    sums.run(extents, Code::EmbeddingGrad, out)
+    sums.run(extents, FaultCode::EmbeddingGrad, out)
 }
 
 /// Returns zeros `[.., held]` with the elements of `src` (`[.., n]`) added at the positions that `index` names, row by
@@ -125,7 +131,7 @@ pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: HeldRange, held
     let out: Shape = outer.iter().copied().chain([held]).collect();
     let sums = SumsByDestination { index: &index, src: &src, indices, held, width: 1, rows };
     if each != 1 {
-        return sums.run(PositionExtents::new(&[each]), Code::ScatterAdd, &out);
+        return sums.run(PositionExtents::new(&[each]), FaultCode::ScatterAdd, &out);
     }
     // One element per row: no two elements have the same destination.
     let gpu = Gpu::of(&src)?;
@@ -134,7 +140,7 @@ pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: HeldRange, held
         let launch =
             gpu.kernel("embedding_grad", "put", src.dtype())?.read(&index).read(&src).write(&mut out);
         let launch = launch.arg(rows as u64).arg(held as u64).arg(indices.n as u64).arg(indices.start as u64);
-        launch.arg(Code::ScatterAdd as u32).faults().run(
+        launch.arg(FaultCode::ScatterAdd as u32).faults().run(
             rows.div_ceil(THREADS as usize) as u32,
             THREADS,
             0,
@@ -192,7 +198,7 @@ struct SumsByDestination<'a> {
 }
 
 impl SumsByDestination<'_> {
-    fn run(&self, extents: Option<PositionExtents>, code: Code, shape: &Shape) -> Result<Tensor> {
+    fn run(&self, extents: Option<PositionExtents>, code: FaultCode, shape: &Shape) -> Result<Tensor> {
         let gpu = Gpu::of(self.src)?;
         let (hits, places) = (self.index.numel(), self.rows * self.held);
         let mut out = gpu.zeros(self.src.dtype(), shape)?;
@@ -201,7 +207,7 @@ impl SumsByDestination<'_> {
         }
         let fits = hits < u32::MAX as usize && places < u32::MAX as usize;
         let extents = extents.filter(|_| fits).ok_or_else(|| {
-            let given = format!("{}, {}", self.index, self.src);
+            let given = format!("{}, {}", self.index.notation(), self.src.notation());
             let rule = "2^32 positions or destinations, or positions in more than 8 dims";
             Error::unsupported("sums by destination", rule, given, "split or reshape them")
         })?;

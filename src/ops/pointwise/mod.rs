@@ -33,7 +33,7 @@ pub use table::*;
 use std::sync::Arc;
 
 use super::{Op, Sample};
-use crate::tensor::cuda::Source;
+use crate::tensor::cuda::KernelSource;
 
 /// Returns the samples of all pointwise operators.
 pub(super) fn samples() -> Vec<Sample> {
@@ -41,7 +41,7 @@ pub(super) fn samples() -> Vec<Sample> {
 }
 
 /// Returns the CUDA sources generated from the table's formulas.
-pub(super) fn cuda_sources() -> Vec<Source> {
+pub(super) fn cuda_sources() -> Vec<KernelSource> {
     table::cuda_sources()
 }
 
