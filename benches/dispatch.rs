@@ -13,7 +13,8 @@ use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
 use isoshard::ops::{
-    Add, Matmul, Meta, Metas, Mul, Op, Permute, Program, Relu, Reshape, Softmax, Sum, Tensors, Vjp, Windows,
+    Add, Matmul, Meta, Metas, Mul, Op, Permute, Relu, Reshape, Softmax, Sum, Tensors, Vjp, VjpProgram,
+    Windows,
 };
 use isoshard::placement::{Layout, Placement};
 use isoshard::tensor::{DType, Tensor};
@@ -150,7 +151,7 @@ struct Kernel {
 }
 
 struct Derivative {
-    program: Program,
+    program: VjpProgram,
     kernels: Vec<Kernel>,
 }
 

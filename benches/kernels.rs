@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use isoshard::Result;
-use isoshard::ops::cpu::{self as ops, CausalAttention};
+use isoshard::ops::cpu::{self as ops, CpuAttention};
 use isoshard::tensor::cpu::{
     self, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
@@ -324,7 +324,7 @@ fn attention(bench: &Bench) -> Result<()> {
         let [q, k, v] = [(); 3].map(|()| noise([b, t, h, d]).transpose(1, 2));
         let (q, k, v) = (q?, k?, v?);
         let attention =
-            CausalAttention { verb: "attention", q_start: 0, scale: 1.0 / (d as f64).sqrt(), dropout: None };
+            CpuAttention { verb: "attention", q_start: 0, scale: 1.0 / (d as f64).sqrt(), dropout: None };
         let (o, lse) = attention.forward(&q, &k, &v)?;
         // A causal mask leaves half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;

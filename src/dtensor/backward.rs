@@ -18,7 +18,7 @@ use super::tensor::{DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::Step;
+use crate::ops::VjpStep;
 use crate::placement::Layout;
 
 impl DTensor {
@@ -272,7 +272,7 @@ impl BackwardPass {
     /// for the operands' new layouts.
     fn reduce_for(
         &self,
-        step: &Step,
+        step: &VjpStep,
         mut plan: Rc<CallPlan>,
         values: &mut [Option<DTensor>],
     ) -> Result<Rc<CallPlan>> {
@@ -319,7 +319,7 @@ fn count_gradients(root: &TapeNode) {
 }
 
 /// Returns the operands of a step.
-fn operands<'a>(step: &Step, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
+fn operands<'a>(step: &VjpStep, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
     step.ins.iter().map(|r| value(values, r.0 as usize)).collect()
 }
 

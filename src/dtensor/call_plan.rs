@@ -16,7 +16,7 @@ use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::ops::{Metas, Op, Program, Vjp, Windows, has_unkeyed};
+use crate::ops::{Metas, Op, Vjp, VjpProgram, Windows, has_unkeyed};
 use crate::tensor::{DType, Shape};
 
 /// The largest number of cached plans per rank: beyond it the cache is cleared, so that attributes that differ at
@@ -26,7 +26,7 @@ const PLANS_LEN: usize = 8192;
 /// Per operand, its redistribution and the metadata after it, or `None` if it stays.
 type OperandMoves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
 /// Derivative programs, by the operands whose gradients they compute.
-type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
+type Programs = SmallVec<[(Needs, Rc<VjpProgram>); 1]>;
 
 /// The plan for one operator on operands with given metadata.
 pub(super) struct CallPlan {
@@ -122,7 +122,7 @@ impl CallPlan {
     }
 
     /// Returns the derivative with respect to the operands in `needs`.
-    pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<Program>> {
+    pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<VjpProgram>> {
         let find = |programs: &RefCell<Programs>| {
             programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone())
         };

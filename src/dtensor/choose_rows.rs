@@ -246,8 +246,8 @@ fn cheapest(
 /// Returns mesh axis `a`, with the splits that the other axes make in the first operand.
 fn axis_with_splits(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxis {
     let mesh = mesh.mesh();
-    (0..mesh.ndim()).filter(|&b| b != a).fold(MeshAxis::alone(mesh.axis_len(a)), |axis, b| {
-        first[b].split_dims().fold(axis, |axis, d| axis.beside(d, mesh.axis_len(b)))
+    (0..mesh.ndim()).filter(|&b| b != a).fold(MeshAxis::new(mesh.axis_len(a)), |axis, b| {
+        first[b].split_dims().fold(axis, |axis, d| axis.with_split(d, mesh.axis_len(b)))
     })
 }
 
@@ -264,7 +264,7 @@ fn instantiate(placement_of: AxisPlacement, ragged: Option<&Placement>) -> Place
 
 /// Returns the rows that shard one summed dim of result `k`: the dims of its reduction tree, outermost first.
 pub(super) fn tree_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
-    let mut rows = op.rows(metas, MeshAxis::alone(1));
+    let mut rows = op.rows(metas, MeshAxis::new(1));
     rows.retain(|r| r.outs[k].tree_leaf().is_some() && !r.takes_ragged());
     rows
 }

@@ -16,7 +16,7 @@ use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::during;
 use crate::error::{Error, Result};
-use crate::ops::{Batched, Op, Tensors, absent, run};
+use crate::ops::{Batched, Op, Tensors, meta_results, run};
 use crate::tensor::Tensor;
 
 impl DTensor {
@@ -299,7 +299,7 @@ fn execute(op: &dyn Op, plan: &CallPlan, mesh: &DeviceMesh, locals: &mut Tensors
     let outs = match &plan.nodes {
         // A dry run has no elements: the plan gives the results' shapes.
         nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {
-            absent(locals, plan.stored())?
+            meta_results(locals, plan.stored())?
         }
         None => run(op, locals, &plan.windows)?,
         Some(nodes) => nodes.run(op, locals, &plan.windows, &plan.outs)?,

@@ -10,7 +10,7 @@ use super::device_mesh::DeviceMesh;
 use super::redistribute::InFlight;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
-use crate::ops::{Meta, Program};
+use crate::ops::{Meta, VjpProgram};
 use crate::placement::{Layout, Spec};
 use crate::tensor::{DType, Scalar, Shape, Tensor};
 
@@ -63,7 +63,7 @@ pub(super) struct TapeNode {
 
 /// One call of an operator, with what its derivative needs.
 pub(super) struct TapeCall {
-    pub program: Rc<Program>,
+    pub program: Rc<VjpProgram>,
     /// Per operand, its history, if its gradient is wanted and it has one.
     pub inputs: SmallVec<[Option<TapeOutput>; 3]>,
     /// The values that the derivative reads, numbered as in its program.

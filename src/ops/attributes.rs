@@ -1,83 +1,132 @@
-//! The attributes of operators that are named from below: an operator's derivative, and of two operators that are each
-//! other's derivative, one.
+//! Attributes of operators that are derivatives of other operators.
 //!
-//! A derivative reads what its operator says of shapes and samples, and the operator's own derivative applies it. So that
-//! their files do not name each other, the attributes stand here, below both; the records stand in the operators' files.
+//! An operator and its derivative use each other: the operator's `vjp` applies the derivative, and the derivative calls
+//! the operator's shape checks. To keep their files from importing each other, the derivative's attributes are defined
+//! here, and its `impl Op` is in the operator's folder.
 
 use super::record::{Bits, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::Shape;
 
-/// (q, k, v, o, lse, do) -> (dq, dk, dv), each of its operand's shape. Dao et al., *FlashAttention*, 2022, appendix B.
+/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do) -> (dq, dk, dv)`, each of its operand's
+/// shape. Dao et al., *FlashAttention*, 2022, appendix B.
 ///
-/// dk and dv are sums over the heads of a group, then over the queries, along the tree over both ranges; no element of
-/// them is -0.
+/// dk and dv are sums over the query heads that share a key head, then over the queries, along the reduction tree over
+/// both ranges. None of their elements is -0.
 ///
-/// Missing: its own derivative; asking for it is refused.
+/// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionGrad {
-    /// As in the operator.
+    /// As in [`Attention`](super::Attention).
     pub scale: Bits,
-    /// As in the operator.
+    /// As in [`Attention`](super::Attention).
     pub p: Bits,
-    /// As in the operator.
+    /// As in [`Attention`](super::Attention).
     pub q_offset: Option<usize>,
-    /// The operator's own: the mask is made anew.
+    /// The draw of the forward call, from which the dropout mask is computed again.
     pub draw: Unkeyed<Draw>,
 }
 
-/// `dy * (exp(logits - m) / s - onehot(target))`: operands as for `cross_entropy`, then the loss's gradient `dy` `[..]`.
+/// The derivative of [`CrossEntropy`](super::CrossEntropy) with respect to the logits:
+/// `(logits, target, m, s, dy) -> dy * (exp(logits - m) / s - onehot(target))`, where `dy` `[..]` is the loss's
+/// gradient.
 ///
-/// Missing: its own derivative; asking for it is refused.
+/// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropyGrad;
 
-/// Zeros `[rows, C]`, with `dy[i]` (`[.., C]`) added to row `index[i]` (i64 `[..]`) for each `i`, along the summation
-/// tree over the index's dims.
+/// The derivative of [`Embedding`](super::Embedding) with respect to the table: `(index, dy) -> dtable`.
+///
+/// The result `[rows, C]` starts as zeros; `dy[i]` (dy is `[.., C]`) is added to row `index[i]` (i64 `[..]`) for each
+/// `i`, along the reduction tree over the index's dims.
+///
+/// ```
+/// use isoshard::ops::{EmbeddingGrad, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let index = Tensor::from_vec(vec![2i64, 0, 2], [3])?;
+/// let dy = Tensor::from_vec(vec![1.0, 10.0, 100.0], [3, 1])?;
+/// let dtable = eval_whole(&EmbeddingGrad { rows: 3 }, &[index, dy])?.remove(0);
+/// assert_eq!(dtable.to_f64_vec(), [10.0, 0.0, 101.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EmbeddingGrad {
     /// The number of rows of the table.
     pub rows: usize,
 }
 
-/// Repeats the operand to `shape` by NumPy's rule.
+/// Repeats the operand to `shape` by NumPy's broadcasting rule, as a view:
+/// [`DTensor::expand`](crate::dtensor::DTensor::expand).
+///
+/// ```
+/// use isoshard::ops::{Expand, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let row = Tensor::from_vec(vec![1.0, 2.0], [2])?;
+/// let twice = eval_whole(&Expand { shape: [2, 2].into() }, &[row])?.remove(0);
+/// assert_eq!(twice.to_f64_vec(), [1.0, 2.0, 1.0, 2.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Expand {
     /// The result's shape.
     pub shape: Shape,
 }
 
-/// (dy, x, w, mean, rstd) -> (dx, dw[, db]), each of its operand's shape.
+/// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x, w, mean, rstd) -> (dx, dw[, db])`, each of its operand's
+/// shape.
 ///
-/// Missing: its own derivative; asking for it is refused.
+/// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LayerNormGrad {
-    /// True if there is a result db.
+    /// True if the layer norm has a bias, so that there is a result db.
     pub bias: bool,
 }
 
-/// The operand with zeros around it along one dim.
+/// Adds zeros before and after the operand along one dim. The derivative of [`Slice`](super::Slice).
+///
+/// ```
+/// use isoshard::ops::{Pad, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let x = Tensor::from_vec(vec![1.0, 2.0], [2])?;
+/// let y = eval_whole(&Pad { dim: 0, before: 1, after: 2 }, &[x])?.remove(0);
+/// assert_eq!(y.to_f64_vec(), [0.0, 1.0, 2.0, 0.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Pad {
     /// The dim.
     pub dim: usize,
-    /// Zeros before it.
+    /// The number of zeros before the operand.
     pub before: usize,
-    /// Zeros after it.
+    /// The number of zeros after the operand.
     pub after: usize,
 }
 
-/// Zeros, `extent` of them along `dim`, with `src[.., k, ..]` added at index `index[.., k, ..]` (i64) for each `k`,
-/// along the summation tree over `k`; operands (index, src) of equal shape.
+/// Adds elements into a tensor of zeros by index: [`DTensor::scatter_add`](crate::dtensor::DTensor::scatter_add), and
+/// the derivative of [`Gather`](super::Gather).
+///
+/// Operands `(index, src)` have equal shape, index is i64. The result has extent `extent` along `dim`; `src[.., k, ..]`
+/// is added at index `index[.., k, ..]` for each `k`, along the reduction tree over `k`.
+///
+/// ```
+/// use isoshard::ops::{ScatterAdd, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let index = Tensor::from_vec(vec![1i64, 1, 0], [3])?;
+/// let src = Tensor::from_vec(vec![1.0, 2.0, 4.0], [3])?;
+/// let y = eval_whole(&ScatterAdd { dim: 0, extent: 3 }, &[index, src])?.remove(0);
+/// assert_eq!(y.to_f64_vec(), [4.0, 3.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ScatterAdd {
     /// The dim.
     pub dim: usize,
-    /// The result's extent along it.
+    /// The result's extent along `dim`.
     pub extent: usize,
 }
 
-/// `y * (dy - sum(y * dy))` along `dim`, from a softmax's result `y` and its gradient `dy`.
+/// The derivative of [`Softmax`](super::Softmax): `(y, dy) -> y * (dy - sum(y * dy))` along `dim`, where `y` is the
+/// softmax's result and `dy` its gradient.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SoftmaxGrad {
     /// The dim.

@@ -1,4 +1,4 @@
-//! `cat`: operands laid end to end along a dim.
+//! `cat`: joins operands along a dim.
 
 use smallvec::smallvec;
 
@@ -9,7 +9,16 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// The operands along `dim`; their other extents agree.
+/// Joins operands along a dim, which is not sharded. The operands have one dtype and equal extents in all other dims.
+/// Applied by [`DTensor::cat`](crate::dtensor::DTensor::cat).
+///
+/// ```
+/// use isoshard::{ops::{Cat, eval_whole}, tensor::Tensor};
+/// let (x, y) = (Tensor::from_vec(vec![1.0, 2.0], [1, 2])?, Tensor::from_vec(vec![3.0], [1, 1])?);
+/// let z = eval_whole(&Cat { dim: 1 }, &[x, y])?.remove(0);
+/// assert_eq!((&z.shape()[..], z.to_f64_vec()), (&[1, 3][..], vec![1.0, 2.0, 3.0]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cat {
     /// The dim.

@@ -1,9 +1,14 @@
-//! Every operator's samples, for the tests that judge rows, gradients and equivalence.
+//! The samples of all operators, which the tests of rows, gradients and equal bits run.
 
 use super::Sample;
 use crate::tensor::cuda;
 
-/// All samples of all operators.
+/// Returns all samples of all built-in operators.
+///
+/// ```
+/// let samples = isoshard::ops::catalog();
+/// assert!(samples.iter().any(|sample| sample.op.name() == "matmul"));
+/// ```
 pub fn catalog() -> Vec<Sample> {
     let files: &[fn() -> Vec<Sample>] = &[
         super::step::adamw::samples,
@@ -50,7 +55,13 @@ pub fn catalog() -> Vec<Sample> {
     files.iter().flat_map(|samples| samples()).collect()
 }
 
-/// Every CUDA source: the files of `kernels/`, and those that formulas give, by file name.
+/// Returns all CUDA sources as pairs of file name and text: the files of `kernels/`, and the sources generated from
+/// formulas.
+///
+/// ```
+/// let programs = isoshard::ops::cuda_programs();
+/// assert!(programs.iter().any(|(name, text)| name == "relu.cu" && text.contains("max(of(0.0), x)")));
+/// ```
 pub fn cuda_programs() -> Vec<(String, String)> {
     let files = cuda::programs().iter().map(|(name, text)| (name.to_string(), text.to_string()));
     let formulas = super::pointwise::cuda_sources().into_iter();

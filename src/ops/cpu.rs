@@ -1,6 +1,17 @@
-//! Kernels of operators on the CPU, each to be called by itself, over the loops of [`tensor::cpu`](crate::tensor::cpu).
+//! Call an operator's CPU kernel directly on local tensors, without a mesh.
+//!
+//! The kernels are built on the loops of [`tensor::cpu`](crate::tensor::cpu). Their first argument is the name that
+//! errors begin with.
+//!
+//! ```
+//! use isoshard::ops::cpu;
+//! use isoshard::tensor::Tensor;
+//! let x = Tensor::from_vec(vec![0.0f32, f32::NEG_INFINITY, 1.0, 1.0], [2, 2])?;
+//! assert_eq!(cpu::softmax("softmax", &x)?.to_f64_vec(), [1.0, 0.0, 0.5, 0.5]);
+//! # Ok::<(), isoshard::Error>(())
+//! ```
 
-pub use super::attention::cpu::{AttentionDropout, CausalAttention};
+pub use super::attention::cpu::{CpuAttention, CpuAttentionDropout};
 pub use super::dropout::cpu::{dropout, dropout_in_place};
 pub use super::norm::cpu::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 pub use super::reduce::cpu::argmax;

@@ -1,4 +1,4 @@
-//! Kernels of operators on a CUDA device: the twin of [`cpu`](super::cpu), over the launches of
-//! [`tensor::cuda`](crate::tensor::cuda).
+//! Call an operator's CUDA kernel directly on local tensors: the counterpart of [`cpu`](super::cpu), built on the
+//! launches of [`tensor::cuda`](crate::tensor::cuda).
 
-pub use super::attention::cuda::{AttentionDropout, CausalAttention};
+pub use super::attention::cuda::{CudaAttention, CudaAttentionDropout};

@@ -1,4 +1,4 @@
-//! `expand`: dims of extent 1, and new leading dims, repeated. A view; the broadcasting of every other operator.
+//! `expand`: repeats dims of extent 1 and adds leading dims. A view; other operators broadcast with it.
 
 use smallvec::smallvec;
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 
 impl Expand {
-    /// The result's dims along which the operand is repeated.
+    /// Returns the result's dims along which the operand is repeated.
     fn repeated(&self, x: &Meta) -> Dims {
         let lead = self.shape.len() - x.shape.len();
         (0..self.shape.len()).filter(|&d| d < lead || x.shape[d - lead] != self.shape[d]).collect()

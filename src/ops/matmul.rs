@@ -1,6 +1,6 @@
-//! `matmul`: products of two operands over named dims, batched, with any dims summed over.
+//! `matmul`: products of two operands over named dims.
 //!
-//! One operator is the matrix product, the linear layer and both their derivatives: they differ in the signature.
+//! The matrix product, the linear layer and the derivatives of both are one operator with different signatures.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -8,18 +8,36 @@ use super::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Signature, Tensors, V
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Shape, Tensor, cpu, cuda};
 
-/// The product of two operands, summed over the letters that the result lacks.
+/// The product of two operands, summed over the dims that the result lacks. Applied by
+/// [`DTensor::matmul`](crate::dtensor::DTensor::matmul) and [`DTensor::einsum`](crate::dtensor::DTensor::einsum).
+///
+/// Operands have one floating-point dtype. Shapes follow from the [`Signature`]; with `"m k, k n -> m n"` they are
+/// `[m, k]`, `[k, n]` and `[m, n]`. A sharded summed dim gives a partial sum.
+///
+/// ```
+/// use isoshard::{ops::{Matmul, eval_whole}, tensor::Tensor};
+/// let a = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0], [2, 2])?;
+/// let b = Tensor::from_vec(vec![1.0, 10.0], [2, 1])?;
+/// assert_eq!(eval_whole(&Matmul::new("m k, k n -> m n")?, &[a, b])?[0].to_f64_vec(), [21.0, 43.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Matmul {
-    /// Of two operands that share every summed dim.
+    /// A signature of two operands that both have every summed dim.
     signature: Signature,
 }
 
 impl Matmul {
-    /// From a signature's text.
+    /// Creates the operator from a signature's text.
+    ///
+    /// ```
+    /// # use isoshard::ops::Matmul;
+    /// assert!(Matmul::new("b t k, n k -> b t n").is_ok());
+    /// assert!(Matmul::new("m k, n -> m n").is_err()); // k is summed over, and only one operand has it
+    /// ```
     ///
     /// # Errors
-    /// Refuses a text that is no signature of two operands, and a letter of one operand alone that the result lacks.
+    /// Refuses a text that is not a signature of two operands, and a summed dim that only one operand has.
     pub fn new(signature: &str) -> Result<Matmul> {
         let sig = Signature::parse(signature)?;
         let alone = |i: usize| {
@@ -36,8 +54,15 @@ impl Matmul {
         Ok(Matmul { signature: sig })
     }
 
-    /// NumPy's matrix product for operands with these numbers of dims: the last two multiply, the others are batch
-    /// dims, which an operand with two dims lacks.
+    /// Creates NumPy's matrix product for operands with these numbers of dims: the last two dims multiply, the others
+    /// are batch dims. An operand with two dims is used for the whole batch.
+    ///
+    /// ```
+    /// # use isoshard::ops::Matmul;
+    /// let product = Matmul::for_dims(3, 2)?;
+    /// assert_eq!(format!("{product:?}"), r#"Matmul { signature: "a m k, k n -> a m n" }"#);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses operands with fewer than two dims, and batches with different numbers of dims.
@@ -97,7 +122,7 @@ impl Op for Matmul {
         })?])
     }
 
-    /// A product and an addition for every combination of the letters' indices: `2mnk`.
+    /// A product and an addition per combination of the letters' indices: `2mnk`.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(self.signature.points(ins).saturating_mul(2), ins, outs)
     }
@@ -118,7 +143,7 @@ impl Op for Matmul {
     }
 }
 
-/// The letters by their part in the product.
+/// The letters by their role in the product.
 struct Roles {
     batch: SmallVec<[u8; 6]>,
     rows: SmallVec<[u8; 6]>,
@@ -126,10 +151,10 @@ struct Roles {
     summed: SmallVec<[u8; 6]>,
 }
 
-/// A kernel for `[batch, m, k]` by `[batch, k, n]` with the extents that `k` runs over.
+/// A kernel for `[batch, m, k]` times `[batch, k, n]`. The third argument is the list of extents whose product is `k`.
 type Multiply<'a> = &'a dyn Fn(&Tensor, &Tensor, &[usize]) -> Result<Tensor>;
 
-/// Lays both operands out as `[batch, m, k]` and `[batch, k, n]`, views where strides allow, and multiplies.
+/// Reshapes both operands to `[batch, m, k]` and `[batch, k, n]`, as views if strides allow, and multiplies.
 fn product(sig: &Signature, a: &Tensor, b: &Tensor, multiply: Multiply) -> Result<Tensor> {
     let (x, y, z) = (sig.operand(0), sig.operand(1), sig.result());
     let pick = |from: &[u8], f: &dyn Fn(u8) -> bool| from.iter().copied().filter(|&l| f(l)).collect();
@@ -140,9 +165,10 @@ fn product(sig: &Signature, a: &Tensor, b: &Tensor, multiply: Multiply) -> Resul
         summed: pick(x, &|l| !z.contains(&l)),
     };
     let extent = |l: u8| {
-        x.iter().position(|&m| m == l).map(|d| a.shape()[d]).unwrap_or_else(|| {
-            b.shape()[y.iter().position(|&m| m == l).expect("a letter stands in an operand")]
-        })
+        x.iter()
+            .position(|&m| m == l)
+            .map(|d| a.shape()[d])
+            .unwrap_or_else(|| b.shape()[y.iter().position(|&m| m == l).expect("an operand has the letter")])
     };
     let size = |letters: &[u8]| letters.iter().map(|&l| extent(l)).product::<usize>();
     let matrix = |t: &Tensor, letters: &[u8], first: &[u8], second: &[u8]| -> Result<Tensor> {
@@ -158,7 +184,7 @@ fn product(sig: &Signature, a: &Tensor, b: &Tensor, multiply: Multiply) -> Resul
         &matrix(b, y, &roles.summed, &roles.cols)?,
         &roles.summed.iter().map(|&l| extent(l)).collect::<Dims>(),
     )?;
-    // From [batch, rows, cols] to the result's order of letters.
+    // Reorder [batch, rows, cols] to the result's letters.
     let natural: SmallVec<[u8; 6]> =
         roles.batch.iter().chain(&roles.rows).chain(&roles.cols).copied().collect();
     let c = c.reshape(natural.iter().map(|&l| extent(l)).collect::<Shape>())?;

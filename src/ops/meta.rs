@@ -1,4 +1,4 @@
-//! The facts of an operand that every rank knows.
+//! Dtype and global shape of an operand or result.
 
 use std::fmt;
 
@@ -6,7 +6,15 @@ use smallvec::SmallVec;
 
 use crate::tensor::{DType, Shape, Tensor};
 
-/// The facts of an operand that every rank knows: its dtype and global shape.
+/// The dtype and global shape of an operand or result. They are equal on all ranks.
+///
+/// ```
+/// use isoshard::ops::Meta;
+/// use isoshard::tensor::DType;
+/// let meta = Meta::new(DType::F32, [64, 128]);
+/// assert_eq!(meta.to_string(), "f32[64, 128]");
+/// assert_eq!(meta.len_bytes(), 4 * 64 * 128);
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Meta {
     /// The element type.
@@ -15,27 +23,33 @@ pub struct Meta {
     pub shape: Shape,
 }
 
-/// A few [`Meta`]s, one an operand or a result.
+/// A short list of [`Meta`], one per operand or result.
 pub type Metas = SmallVec<[Meta; 3]>;
 
 impl Meta {
-    /// A dtype and a shape.
+    /// Creates it from a dtype and a global shape.
     pub fn new(dtype: DType, shape: impl Into<Shape>) -> Meta {
         Meta { dtype, shape: shape.into() }
     }
 
-    /// The facts of a whole tensor.
+    /// Returns the dtype and shape of a local tensor, taken as a global one.
+    ///
+    /// ```
+    /// use isoshard::{ops::Meta, tensor::Tensor};
+    /// assert_eq!(Meta::of(&Tensor::from_vec(vec![1i64, 2], [2])?).to_string(), "i64[2]");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn of(t: &Tensor) -> Meta {
         Meta { dtype: t.dtype(), shape: t.shape().clone() }
     }
 
-    /// The number of bytes of the whole.
+    /// Returns the number of bytes of the global tensor.
     pub fn len_bytes(&self) -> usize {
         self.shape.numel() * self.dtype.size_bytes()
     }
 }
 
-/// The notation: `f32[64, 128]`.
+/// Writes `f32[64, 128]`.
 impl fmt::Display for Meta {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.dtype, self.shape)
@@ -48,7 +62,7 @@ impl fmt::Debug for Meta {
     }
 }
 
-/// Several operands in the notation, for errors.
+/// Writes several operands for an error text: `f32[4], f32[]`.
 pub(crate) fn list(ins: &[Meta]) -> String {
     ins.iter().map(Meta::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,13 +1,114 @@
-//! Operators: one file, one record, every truth about it in it; and a room for those with kernels of their own.
+//! Write an operator of your own, or look up what a built-in one computes.
 //!
-//! An operator is a small value, its attributes, that implements [`Op`]: shapes, sharding [rows](Row), a CPU kernel, a
-//! derivative written as an expression over other operators ([`Vjp`]), and [samples](Sample) that feed the tests.
-//! Rows speak about one mesh axis; the dispatcher takes their product. A row that is missing is refused or worked
-//! around by moving operands, never guessed.
+//! Programs call the built-in operators as methods of [`DTensor`](crate::dtensor::DTensor); this module holds their
+//! records. A record is a small value, the operator's attributes, that implements [`Op`]. It states everything that the
+//! crate knows about the operator: result shapes, sharding [rows](Row), kernels, [work](Work) and derivative ([`Vjp`]).
+//! The [glossary](crate::glossary) defines words such as row, partial and reduction tree.
 //!
-//! A room is a folder: the records, `cpu` and `cuda`, which hold the kernels. Its `mod.rs` is the record of the operator that
-//! gives it its name, and `grad.rs` that of the derivative; a room of several operators has a file for each. [`cpu`] and [`cuda`]
-//! give kernels to be called by themselves.
+//! # How to write an operator of your own
+//!
+//! The operator below multiplies row `i` of a matrix by `factor` to the power `i`. Its record has seven short methods.
+//!
+//! ```
+//! use isoshard::comm::spmd;
+//! use isoshard::dtensor::{DTensor, DeviceMesh};
+//! use isoshard::ops::{AxisPlacement, Bits, MeshAxis, Meta, Metas, Op, Row, Tensors, Vjp, Windows, Work};
+//! use isoshard::tensor::{DType, Tensor};
+//! use isoshard::{Error, Result};
+//!
+//! #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+//! struct DecayRows {
+//!     factor: Bits, // an f64 that is compared by its bits
+//! }
+//!
+//! impl Op for DecayRows {
+//!     fn name(&self) -> &'static str {
+//!         "decay_rows"
+//!     }
+//!
+//!     // Dtypes and global shapes of the results, from those of the operands.
+//!     fn infer(&self, ins: &[Meta]) -> Result<Metas> {
+//!         match ins {
+//!             [x] if x.dtype == DType::F64 && x.shape.len() == 2 => Ok([x.clone()].into_iter().collect()),
+//!             _ => Err(Error::invalid("decay_rows", "wants one f64 matrix", format!("{ins:?}"), "cast it")),
+//!         }
+//!     }
+//!
+//!     // The sharding rules for one mesh axis: `S0 -> S0` and `S1 -> S1`.
+//!     fn rows(&self, _: &[Meta], _: MeshAxis) -> Vec<Row> {
+//!         vec![Row::same(AxisPlacement::S(0), 1), Row::same(AxisPlacement::S(1), 1)]
+//!     }
+//!
+//!     // The kernel. It computes this rank's shard; `at` says which global indices the shard has.
+//!     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
+//!         let (first_row, columns) = (at.outs[0].start(0), ins[0].shape()[1]);
+//!         let mut y = ins[0].to_vec::<f64>()?;
+//!         for (i, row) in y.chunks_mut(columns.max(1)).enumerate() {
+//!             let factor = self.factor.0.powi((first_row + i) as i32);
+//!             row.iter_mut().for_each(|y| *y *= factor);
+//!         }
+//!         Ok([Tensor::from_vec(y, ins[0].shape())?].into_iter().collect())
+//!     }
+//!
+//!     // The kernel on a CUDA device; this operator has none.
+//!     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
+//!         let given = ins[0].notation();
+//!         Err(Error::unsupported("decay_rows", "has no CUDA kernel", given, "use Device::Cpu"))
+//!     }
+//!
+//!     // One multiplication per element.
+//!     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
+//!         Work::elementwise(1, ins, outs)
+//!     }
+//!
+//!     // The derivative, written with other operators. This operator is linear, so it is its own derivative.
+//!     fn vjp(&self, g: &mut Vjp) -> Result<()> {
+//!         let dy = g.grad(0);
+//!         let dx = g.apply(self.clone(), &[dy])?;
+//!         g.set(0, dx);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! for ranks in [1, 2, 3] {
+//!     spmd(ranks, move |rank| {
+//!         let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
+//!         let x = Tensor::full(DType::F64, [3, 2], 8.0);
+//!         let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?.requires_grad()?;
+//!         let y = DTensor::apply_one(&DecayRows { factor: Bits(0.5) }, &[&x])?;
+//!         assert_eq!(y.spec().to_string(), "f64[3, 2]@(dp:S0)"); // no rank sent anything
+//!         assert_eq!(y.full_tensor()?.to_f64_vec(), [8.0, 8.0, 4.0, 4.0, 2.0, 2.0]);
+//!         let dx = y.sum_all()?.backward()?.take(&x).expect("x is a leaf");
+//!         assert_eq!(dx.full_tensor()?.to_f64_vec(), [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]);
+//!         Ok(())
+//!     })?;
+//! }
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! Rules that the methods must keep:
+//!
+//! - **Attributes** decide which calls share a plan: the record is compared and hashed. A float is a [`Bits`]. An
+//!   attribute that changes from call to call but not the plan, for example a learning rate, is an [`Unkeyed`].
+//! - **[`Op::rows`]** speaks about one mesh axis. The dispatcher combines one row per axis. If no row fits the
+//!   operands' layouts, the dispatcher redistributes operands to the layout that costs least; it never guesses a row. A
+//!   missing row therefore costs bytes, and a wrong row gives wrong results. [`Algebra`] gives the rows for partial
+//!   sums.
+//! - **[`Op::eval`]** must give an element the same bits on every rank that could compute it. Compute from global
+//!   indices ([`Window::start`]), never from the number of ranks; add elements in the order of the reduction tree
+//!   ([`tensor::cpu::reduce`](crate::tensor::cpu::reduce)).
+//! - **[`Op::vjp`]** runs once per plan, on shapes. The program that it writes runs on every mesh and device.
+//!
+//! An optimizer is an operator as well: see [`Batched`], [`each_chunk`] and `examples/07_own_optimizer.rs`. An operator
+//! that computes each element by itself can implement [`Pointwise`] instead, which derives the rows.
+//!
+//! # How the built-in operators are filed
+//!
+//! An operator that is a formula of elements is a row of a table (`pointwise/table.rs`), an operator that moves
+//! elements is a file, and an operator with kernels of its own is a folder: `mod.rs` and `grad.rs` hold the records of
+//! the operator and of its derivative, `cpu.rs` and `cuda.rs` the kernels. The modules [`cpu`] and [`cuda`] export
+//! kernels that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the tests run
+//! under all placements.
 
 mod attention;
 mod attributes;
@@ -58,7 +159,7 @@ pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
 pub use permute::Permute;
 pub use pointwise::*;
-pub(crate) use pointwise::{pointwise_table, signatures};
+pub(crate) use pointwise::{distribute_example, example_check, pointwise_table, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
 pub use random::gamma::Gamma;
@@ -66,9 +167,10 @@ pub use random::multinomial::Multinomial;
 pub use random::poisson::Poisson;
 pub use random::shuffle::Shuffle;
 pub use record::{
-    Batched, Bits, Key, Op, Program, Ref, Statistic, Step, Tensors, Unkeyed, Vjp, Window, Windows, eval_whole,
+    Batched, Bits, Op, OpKey, Statistic, Tensors, Unkeyed, Vjp, VjpProgram, VjpStep, VjpValue, Window,
+    Windows, eval_whole,
 };
-pub(crate) use record::{absent, arity, has_unkeyed, run};
+pub(crate) use record::{arity, has_unkeyed, meta_results, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::max::{Extreme, Max};
 pub use reduce::min::Min;
@@ -76,7 +178,7 @@ pub use reduce::sum::Sum;
 pub use reshape::Reshape;
 pub use rotary::Rotary;
 pub use row::{Algebra, AxisPlacement, MeshAxis, Row};
-pub use sample::{Fill, Input, Sample};
+pub use sample::{Input, InputFill, Sample};
 pub use signature::Signature;
 pub use slice::Slice;
 pub use softmax::Softmax;
@@ -84,6 +186,6 @@ pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
 pub use split::Split;
-pub use step::adamw::{AdamW, each_chunk, expect_step, step_rows};
-pub use step::sgd::Sgd;
+pub use step::adamw::{AdamWStep, each_chunk, expect_step, step_rows};
+pub use step::sgd::SgdStep;
 pub use work::Work;

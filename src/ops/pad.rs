@@ -29,7 +29,8 @@ impl Op for Pad {
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
-    /// A partial sum passes (zeros add nothing); a partial maximum does not, since the zeros are values.
+    /// A partial sum is accepted, since zeros add nothing. A partial maximum is not, since the zeros would count as
+    /// values.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         others

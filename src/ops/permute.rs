@@ -1,4 +1,4 @@
-//! `permute`: the dims in another order. A view.
+//! `permute`: reorders dims. A view.
 
 use smallvec::smallvec;
 
@@ -8,7 +8,16 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 
-/// Dim `d` of the result is dim `order[d]` of the operand.
+/// Reorders dims, as a view: dim `d` of the result is dim `order[d]` of the operand. Applied by
+/// [`DTensor::permute`](crate::dtensor::DTensor::permute) and
+/// [`DTensor::transpose`](crate::dtensor::DTensor::transpose).
+///
+/// ```
+/// use isoshard::{ops::{Permute, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0], [2, 2])?;
+/// assert_eq!(eval_whole(&Permute::swap(2, 0, 1), &[x])?[0].to_f64_vec(), [1.0, 3.0, 2.0, 4.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Permute {
     /// A permutation of the operand's dims.
@@ -16,7 +25,7 @@ pub struct Permute {
 }
 
 impl Permute {
-    /// Two dims of `ndim` swapped.
+    /// Creates the permutation of `ndim` dims that swaps `a` and `b`.
     pub fn swap(ndim: usize, a: usize, b: usize) -> Permute {
         let mut order: Dims = (0..ndim).collect();
         order.swap(a, b);

@@ -1,4 +1,4 @@
-//! The record that every operator fills.
+//! The trait that every operator implements, and the types of its methods' arguments and results.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -15,75 +15,150 @@ use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
-/// A few tensors, one an operand or a result.
+/// A short list of local tensors, one per operand or result.
 pub type Tensors = SmallVec<[Tensor; 3]>;
 
-/// Everything true about one operator.
+/// The record of one operator: shapes, sharding rows, kernels, work and derivative.
 ///
-/// The value itself holds the attributes (a dim, a probability); it is compared and hashed as part of a plan's key.
-/// All methods speak of *global* shapes except [`Op::eval`], which computes this rank's part.
-pub trait Op: Key + fmt::Debug + Send + Sync {
-    /// The name, as users call it.
+/// The value holds the operator's attributes, for example a dim or a probability. It is part of the key under which
+/// plans are cached, so it is compared and hashed. `ins` and `outs` of type [`Meta`] have *global* shapes; the tensors
+/// that [`Op::eval`] and [`Op::cuda`] take and return are this rank's shards. The [module's page](crate::ops) shows a
+/// complete operator.
+pub trait Op: OpKey + fmt::Debug + Send + Sync {
+    /// Returns the operator's name, with which its errors begin.
+    ///
+    /// ```
+    /// use isoshard::ops::{Op, Softmax};
+    /// assert_eq!(Softmax { dim: 1 }.name(), "softmax");
+    /// ```
     fn name(&self) -> &'static str;
 
-    /// The results' dtypes and global shapes.
+    /// Returns the results' dtypes and global shapes.
+    ///
+    /// ```
+    /// use isoshard::{ops::{Matmul, Meta, Op}, tensor::DType};
+    /// let ins = [Meta::new(DType::F32, [4, 6]), Meta::new(DType::F32, [6, 5])];
+    /// let product = Matmul::new("m k, k n -> m n")?;
+    /// assert_eq!(product.infer(&ins)?[0].to_string(), "f32[4, 5]");
+    /// let refused = product.infer(&[ins[0].clone(), ins[0].clone()]).unwrap_err();
+    /// assert!(refused.to_string().starts_with("matmul: dim k has extents 6 and 4"), "{refused}");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses, in the operator's name, operands it cannot take.
+    /// Refuses operands that the operator cannot take. The error begins with the operator's name.
     fn infer(&self, ins: &[Meta]) -> Result<Metas>;
 
-    /// What one mesh axis of `axis.ranks` ranks may do: each row gives placements of operands under which every rank,
-    /// computing on what it holds, gets its part of the results in the placements the row gives.
+    /// Returns the sharding rows for one mesh axis of `axis.ranks` ranks.
     ///
-    /// That replicated operands give replicated results is true of every operator and not listed. Operands have
-    /// passed [`Op::infer`].
+    /// A row is a claim: if the operands have the row's placements on this axis and each rank runs [`Op::eval`] on its
+    /// shards, then the local results are the shards of the results in the row's placements. The row of replicated
+    /// operands and results holds for every operator and is not listed. `ins` have passed [`Op::infer`].
+    ///
+    /// ```
+    /// use isoshard::{ops::{MeshAxis, Meta, Op, Softmax}, tensor::DType};
+    /// let x = Meta::new(DType::F32, [8, 100]);
+    /// // Softmax over dim 1 needs whole rows, so only dim 0 may be sharded.
+    /// assert_eq!(format!("{:?}", Softmax { dim: 1 }.rows(&[x], MeshAxis::new(2))), "[S0 -> S0]");
+    /// ```
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row>;
 
-    /// This rank's part of the results, from its parts of the operands.
+    /// Computes this rank's shards of the results from its shards of the operands, on the CPU.
     ///
-    /// `at` tells where the parts lie in the whole. A kernel may take an operand's buffer for its result where it is
-    /// the only owner ([`Tensor::is_unique`]).
+    /// `at` gives the window of each operand and result in its global tensor. A kernel may write its result over an
+    /// operand's buffer if it is the buffer's only owner ([`Tensor::is_unique`]).
+    ///
+    /// ```
+    /// use isoshard::ops::{Meta, Op, Sub, Windows};
+    /// use isoshard::tensor::Tensor;
+    /// let mut ins = [Tensor::from_vec(vec![5i32, 7], [2])?, Tensor::from_vec(vec![3i32, 0], [2])?];
+    /// let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
+    /// let at = Windows::whole(&metas, &Sub.infer(&metas)?);
+    /// assert_eq!(Sub.eval(&mut ins, &at)?[0].to_vec::<i32>()?, [2, 7]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Only for what [`Op::infer`] cannot see, such as an index out of range.
+    /// Returns an error only for what [`Op::infer`] cannot see, such as an index out of range.
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
 
-    /// The same on operands that lie on one CUDA device: puts kernels on this rank's stream and waits for nothing.
+    /// Computes the same as [`Op::eval`] on operands that are stored on one CUDA device. Puts kernels on this rank's
+    /// stream and does not wait for them.
     ///
     /// # Errors
-    /// A device without room, a launch that fails. What [`Op::eval`] finds in values, kernels report, and the next read
-    /// of a value gives the error.
+    /// Returns an error if the device has no memory left or a launch fails. A kernel records faulty values, such as an
+    /// index out of range, and the next call that reads a value on the host returns the error.
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors>;
 
-    /// The work of a call on operands that have passed [`Op::infer`], with the results that it gives: operations and bytes, as a
-    /// formula of shapes. A row that cuts operands and results divides it among the ranks.
+    /// Returns the operations and bytes of a call, as a formula of global shapes. If a row shards operands and results,
+    /// each rank does its share of this work.
+    ///
+    /// ```
+    /// use isoshard::{ops::{Meta, Op, Sum}, tensor::DType};
+    /// let x = Meta::new(DType::F32, [1000]);
+    /// let sum = Sum { dims: [0].into_iter().collect(), keep: false };
+    /// let outs = sum.infer(&[x.clone()])?;
+    /// let work = sum.work(&[x], &outs);
+    /// assert_eq!((work.flops, work.bytes), (999, 4 * 1001));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work;
 
-    /// The derivative, as an expression over other operators; see [`Vjp`].
+    /// Writes the derivative as steps of other operators; [`Vjp`] has an example.
     ///
     /// # Errors
-    /// Passes on what the expression's operators refuse.
+    /// Returns an error if one of the steps' operators refuses its operands.
     fn vjp(&self, g: &mut Vjp) -> Result<()>;
 
-    /// Of an operator with one result: the same where the first `outer` of the dims it sums over are kept, in front of the
-    /// result's dims. With it a rank computes many nodes in one call; without, in a call for each.
+    /// Returns a variant that keeps the first `outer` reduced dims as leading dims of the result, or `None` if there is
+    /// none. Only for operators with one result.
+    ///
+    /// In exact mode a rank may have to return several nodes of the reduction tree. With this variant the rank computes
+    /// them in one kernel call, without it in one call per node.
+    ///
+    /// ```
+    /// use isoshard::{ops::{Meta, Op, Sum}, tensor::DType};
+    /// let sum = Sum { dims: [0, 1].into_iter().collect(), keep: false };
+    /// let per_row = sum.keep_leading(1).expect("sum has this variant");
+    /// assert_eq!(per_row.infer(&[Meta::new(DType::F32, [4, 6])])?[0].to_string(), "f32[4]");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     fn keep_leading(&self, _outer: usize) -> Option<Box<dyn Op>> {
         None
     }
 
-    /// True where [`Op::eval`] reads no element: its results are views of the operands, or copies that strides force.
+    /// Returns true if [`Op::eval`] computes no element: its results are views of the operands, or copies if strides
+    /// allow no view.
+    ///
+    /// ```
+    /// use isoshard::ops::{Op, Permute, Softmax};
+    /// assert!(Permute::swap(2, 0, 1).is_view() && !Softmax { dim: 1 }.is_view());
+    /// ```
     fn is_view(&self) -> bool {
         false
     }
 
-    /// True if elements of a result add several terms, which in fast mode may round differently from one mesh to another. Tests
-    /// hold a derivative without such a step to the last bit there too.
+    /// Returns true if an element of a result is a sum of several products or elements, so that fast mode may round it
+    /// differently on different meshes. The tests compare derivatives without such steps bit for bit in fast mode too.
+    ///
+    /// ```
+    /// use isoshard::ops::{Matmul, Op, Relu};
+    /// assert!(Matmul::for_dims(2, 2)?.adds() && !Relu.adds());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     fn adds(&self) -> bool {
         false
     }
 
-    /// The operands that must be computed from others for results to be finite, such as the maximum of a row whose distances
-    /// to it are exponentiated. Tests compute them; every other operand may have any value.
+    /// Returns the operands that must be computed from other operands to give finite results, such as the maximum of
+    /// each row that an exponential subtracts. The tests compute these; they give any values to the other operands.
+    ///
+    /// ```
+    /// use isoshard::{ops::{Meta, Op, SumExp}, tensor::DType};
+    /// let ins = [Meta::new(DType::F32, [4, 10]), Meta::new(DType::F32, [4, 1])];
+    /// let statistics = SumExp.statistics(&ins);
+    /// assert_eq!((statistics[0].operand, statistics[0].op.name()), (1, "max"));
+    /// ```
     fn statistics(&self, _ins: &[Meta]) -> Vec<Statistic> {
         Vec::new()
     }
@@ -94,54 +169,82 @@ pub trait Op: Key + fmt::Debug + Send + Sync {
 pub struct Statistic {
     /// The operand's number.
     pub operand: usize,
-    /// The operator that gives it.
+    /// The operator that computes the operand.
     pub op: Arc<dyn Op>,
-    /// The numbers of the operands from which it is computed, in order.
+    /// The numbers of the operands that `op` takes, in order.
     pub of: Vec<usize>,
-    /// The number of the result that it is.
+    /// The number of the result of `op` that the operand is.
     pub result: usize,
 }
 
-/// A value of a program: an operand, a result, a gradient that came in, or the result of a step.
+/// The number of a value in a [`VjpProgram`]: an operand, a result, an incoming gradient, or a result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ref(pub(crate) u32);
+pub struct VjpValue(pub(crate) u32);
 
-/// One application of an operator.
+/// One application of an operator in a [`VjpProgram`].
 #[derive(Clone)]
-pub struct Step {
+pub struct VjpStep {
     /// The operator.
     pub op: Arc<dyn Op>,
-    /// Its operands.
-    pub ins: SmallVec<[Ref; 4]>,
-    /// Its first result; the others follow.
-    pub out: Ref,
-    /// The number of its results.
+    /// The operator's operands.
+    pub ins: SmallVec<[VjpValue; 4]>,
+    /// The operator's first result. The others have the next numbers.
+    pub out: VjpValue,
+    /// The number of results.
     pub out_len: usize,
 }
 
-/// A finished derivative. Values are numbered: operands, results, gradients of the results, then the steps' results.
+/// A finished derivative: a list of steps that compute the operands' gradients.
+///
+/// Values are numbered in this order: operands, results, gradients of the results, then the steps' results.
+///
+/// ```
+/// use isoshard::{ops::{Div, Meta, Vjp}, tensor::DType};
+/// let x = Meta::new(DType::F32, [3]);
+/// // z = x / y: 0 is x, 1 is y, 2 is z, 3 is dz. The first step computes dx = dz / y.
+/// let program = Vjp::write(&Div, &[x.clone(), x], &[true, false])?;
+/// assert_eq!(format!("{program:?}"), "%4 = Div(%3, %1)\ngrads [%4, -]");
+/// assert_eq!(program.reads[..], [false, true, false, true]); // reads y and dz
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone)]
-pub struct Program {
-    /// In order of execution.
-    pub steps: Vec<Step>,
-    /// One an operand: its gradient, or none because none was asked for or none exists.
-    pub grads: SmallVec<[Option<Ref>; 4]>,
+pub struct VjpProgram {
+    /// The steps in order of execution.
+    pub steps: Vec<VjpStep>,
+    /// The gradient of each operand, or `None` if it is not wanted or does not exist.
+    pub grads: SmallVec<[Option<VjpValue>; 4]>,
     /// The number of values.
     pub values_len: usize,
-    /// Which operands, results and incoming gradients the program reads.
+    /// For each operand, result and incoming gradient, true if the program reads it.
     pub reads: SmallVec<[bool; 8]>,
-    /// Results that are constants to the derivative, as the operator says ([`Vjp::constant`]).
+    /// For each result, true if the derivative treats it as a constant ([`Vjp::constant`]).
     pub constants: SmallVec<[bool; 4]>,
 }
 
-/// The program being written: what [`Op::vjp`] gets.
+/// The derivative being written: the argument of [`Op::vjp`].
+///
+/// The derivative is a program on named values. It is written once per plan, from dtypes and global shapes; the engine
+/// runs it on distributed tensors in the backward pass. The engine keeps exactly the operands and results that the
+/// program reads.
 ///
 /// ```
-/// use isoshard::ops::{Meta, Op, Vjp, Mul};
-/// // d(a·b) = (g·b, g·a), the product's own file says; here for the first operand alone:
-/// let metas = [Meta::new(isoshard::tensor::DType::F32, [2]), Meta::new(isoshard::tensor::DType::F32, [2])];
-/// let program = Vjp::write(&Mul, &metas, &[true, false])?;
-/// assert_eq!(program.steps.len(), 1);
+/// use isoshard::{Result, ops::{Meta, Mul, Vjp}, tensor::DType};
+/// // d(a · b) = (g · b, g · a). `Mul` writes it; `vjp` could read:
+/// fn vjp(g: &mut Vjp) -> Result<()> {
+///     let (a, b, dz) = (g.input(0), g.input(1), g.grad(0));
+///     if g.needs(0) {
+///         let da = g.apply(Mul, &[dz, b])?;
+///         g.set(0, da);
+///     }
+///     if g.needs(1) {
+///         let db = g.apply(Mul, &[dz, a])?;
+///         g.set(1, db);
+///     }
+///     Ok(())
+/// }
+/// let x = Meta::new(DType::F32, [2]);
+/// let program = Vjp::write(&Mul, &[x.clone(), x], &[true, false])?;
+/// assert_eq!(program.steps.len(), 1); // the second gradient is not wanted
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 pub struct Vjp<'a> {
@@ -150,42 +253,79 @@ pub struct Vjp<'a> {
     pub(super) ins_len: usize,
     pub(super) outs_len: usize,
     pub(super) needs: &'a [bool],
-    pub(super) steps: Vec<Step>,
-    pub(super) grads: SmallVec<[Option<Ref>; 4]>,
+    pub(super) steps: Vec<VjpStep>,
+    pub(super) grads: SmallVec<[Option<VjpValue>; 4]>,
     pub(super) answered: SmallVec<[bool; 4]>,
     pub(super) reads: SmallVec<[bool; 8]>,
     pub(super) constants: SmallVec<[bool; 4]>,
 }
 
-/// An operator that a CUDA device can compute for many calls in one launch: an optimizer's step on many parameters.
+/// An operator that a CUDA device can compute for many calls in one launch, such as an optimizer's step on many
+/// parameters.
 ///
-/// [`nn::Params::update`](crate::nn::Params::update) and [`DTensor::apply_owned_batch`](crate::dtensor::DTensor::apply_owned_batch)
-/// take such operators. On the CPU every call is made by itself.
+/// [`nn::Params::update`](crate::nn::Params::update) and
+/// [`DTensor::apply_owned_batch`](crate::dtensor::DTensor::apply_owned_batch) take such operators. On the CPU they make
+/// one kernel call per operand list.
+///
+/// ```
+/// use isoshard::comm::spmd;
+/// use isoshard::dtensor::{DTensor, DTensors, DeviceMesh};
+/// use isoshard::ops::{Bits, SgdStep, Unkeyed};
+/// use isoshard::placement::Layout;
+/// use isoshard::tensor::DType;
+///
+/// spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let full = |value| DTensor::full(&mesh, DType::F32, [4], value, "(S0)".parse::<Layout>()?);
+///     let scale = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
+///     let op = SgdStep { momentum: Bits(0.0), weight_decay: Bits(0.0), nesterov: false, lr: Unkeyed(0.5) };
+///     // Operands: parameter, gradient, momentum, scale of the gradient.
+///     let mut first: DTensors = [full(1.0)?, full(2.0)?, full(0.0)?, scale.clone()].into_iter().collect();
+///     let mut second: DTensors = [full(3.0)?, full(4.0)?, full(0.0)?, scale].into_iter().collect();
+///     let (outs, end) = DTensor::apply_owned_batch(&mut [(&op, &mut first), (&op, &mut second)]);
+///     end?;
+///     assert_eq!(outs[0][0].full_tensor()?.to_f64_vec(), [0.0; 4]);
+///     assert_eq!(outs[1][0].full_tensor()?.to_f64_vec(), [1.0; 4]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub trait Batched: Op + Sized {
-    /// [`Op::cuda`] of every call, an operator and its operands, which lie on one device. Gives each call's results, in order.
+    /// Makes all calls on one CUDA device and returns their results in order. A call is an operator and its operands,
+    /// as for [`Op::cuda`].
     ///
-    /// An operator without kernels of its own leaves it as it is: then every call is made by itself.
+    /// The default calls [`Op::cuda`] once per call. An operator with a kernel for many calls overrides it.
     ///
     /// # Errors
-    /// As [`Op::cuda`]; no call has results then.
+    /// As [`Op::cuda`]. If one call fails, none has results.
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], at: &[&Windows]) -> Result<Vec<Tensors>> {
         calls.iter_mut().zip(at).map(|((op, ins), at)| op.cuda(ins, at)).collect()
     }
 }
 
-/// Comparing, hashing and copying operators behind `dyn Op`; implemented for every `Clone + Eq + Hash` operator.
-pub trait Key: Any {
-    /// Equal type and attributes.
+/// Comparison, hashing and copying of operators behind `dyn Op`. Implemented for every operator that is
+/// `Clone + Eq + Hash`.
+///
+/// ```
+/// use std::sync::Arc;
+/// use isoshard::ops::{LogSoftmax, Op, OpKey, Softmax};
+/// let op: Arc<dyn Op> = Softmax { dim: 1 }.to_shared();
+/// assert!(op.key_eq(&Softmax { dim: 1 }));
+/// assert!(!op.key_eq(&Softmax { dim: 0 }) && !op.key_eq(&LogSoftmax { dim: 1 }));
+/// assert_eq!(op.as_any().downcast_ref(), Some(&Softmax { dim: 1 }));
+/// ```
+pub trait OpKey: Any {
+    /// Returns true if the other operator has the same type and equal attributes.
     fn key_eq(&self, other: &dyn Op) -> bool;
-    /// Hashes type and attributes.
+    /// Hashes the type and the attributes.
     fn key_hash(&self, state: &mut dyn Hasher);
-    /// For downcasting.
+    /// Returns the operator as `dyn Any`, to be downcast.
     fn as_any(&self) -> &dyn Any;
-    /// A shared copy.
+    /// Returns a copy in an `Arc`.
     fn to_shared(&self) -> Arc<dyn Op>;
 }
 
-impl<T: Op + Clone + Eq + Hash> Key for T {
+impl<T: Op + Clone + Eq + Hash> OpKey for T {
     fn key_eq(&self, other: &dyn Op) -> bool {
         other.as_any().downcast_ref::<T>().is_some_and(|o| o == self)
     }
@@ -204,21 +344,28 @@ impl<T: Op + Clone + Eq + Hash> Key for T {
     }
 }
 
-/// An attribute that may differ from call to call without changing the plan (a draw number, a learning rate): any two are
-/// equal and have one hash.
+/// An attribute that is not part of the key under which plans are cached, such as a learning rate or a draw number. Any
+/// two compare equal and have the same hash.
 ///
-/// Calls that differ in such an attribute alone share a plan but no derivative: an operator that has one writes its
-/// derivative anew for each call. It need not say so: the attribute is noticed when the operator is compared with itself and
-/// hashed. An attribute that an operator leaves out of its comparison must therefore be a `Unkeyed`.
+/// Calls that differ only in such attributes share a plan. They do not share a derivative: an operator with an
+/// `Unkeyed` attribute writes its derivative once per call. The crate notices the attribute when it hashes the
+/// operator, so an attribute that must not be compared has to be an `Unkeyed`, not a field that a hand-written
+/// `PartialEq` skips.
+///
+/// ```
+/// use isoshard::ops::Unkeyed;
+/// assert_eq!(Unkeyed(0.1), Unkeyed(0.2));
+/// assert_eq!(Unkeyed(0.1).0, 0.1);
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unkeyed<T>(pub T);
 
 thread_local! {
-    /// True if this thread has compared or hashed a [`Unkeyed`] since the flag was cleared.
+    /// True if this thread has compared or hashed an [`Unkeyed`] since the flag was cleared.
     static MET_UNKEYED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True if `op` has a [`Unkeyed`] attribute.
+/// Returns true if `op` has an [`Unkeyed`] attribute.
 pub(crate) fn has_unkeyed(op: &dyn Op) -> bool {
     MET_UNKEYED.set(false);
     op.key_hash(&mut FxHasher::default());
@@ -241,7 +388,13 @@ impl<T> Hash for Unkeyed<T> {
     }
 }
 
-/// A floating attribute that is compared and hashed by its bits.
+/// A floating-point attribute that is compared and hashed by its bits.
+///
+/// ```
+/// use isoshard::ops::Bits;
+/// assert_eq!(Bits(f64::NAN), Bits(f64::NAN));
+/// assert_ne!(Bits(0.0), Bits(-0.0));
+/// ```
 #[derive(Clone, Copy, Default)]
 pub struct Bits(pub f64);
 
@@ -265,42 +418,64 @@ impl fmt::Debug for Bits {
     }
 }
 
-/// Where one operand's or result's local part lies in the whole.
+/// The region of a global tensor that this rank stores.
+///
+/// ```
+/// use isoshard::comm::spmd;
+/// use isoshard::dtensor::{DTensor, DeviceMesh};
+/// use isoshard::tensor::DType;
+///
+/// spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], "(S0)".parse()?)?;
+///     let window = x.tensor_meta().window().clone();
+///     let (start, rows) = [(0, 3), (3, 2)][rank.rank()];
+///     assert_eq!(window.global[..], [5, 4]);
+///     assert_eq!((window.start(0), &window.local()[..]), (start, &[rows, 4][..]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
-    /// The global extents.
+    /// The global shape.
     pub global: Shape,
-    /// The global indices held here, and their places in local storage.
+    /// The global indices that this rank stores, and their positions in local storage.
     pub region: Region,
 }
 
-/// The windows of one call of an operator on one rank.
+/// The windows of all operands and results of one call on one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Windows {
-    /// One an operand.
+    /// One window per operand.
     pub ins: SmallVec<[Window; 3]>,
-    /// One a result.
+    /// One window per result.
     pub outs: SmallVec<[Window; 3]>,
-    /// Whether the bits must be those of the summation tree, as every kernel's are but a device's fastest products and
-    /// attention.
+    /// True if sums must follow the reduction tree. If false, a device may use its fastest matrix products and
+    /// attention; all other kernels follow the tree in any case.
     pub exact: bool,
 }
 
 impl Window {
-    /// The window that is the whole.
+    /// Returns the window that covers the whole tensor.
+    ///
+    /// ```
+    /// use isoshard::ops::Window;
+    /// assert_eq!(Window::whole(&[5, 4].into()).local()[..], [5, 4]);
+    /// ```
     pub fn whole(shape: &Shape) -> Window {
         Window { global: shape.clone(), region: Region::whole(shape) }
     }
 
-    /// The local shape.
+    /// Returns the local shape.
     pub fn local(&self) -> &Shape {
         &self.region.local
     }
 
-    /// The first global index held along `dim`; 0 where the part is empty.
+    /// Returns the first global index along `dim` that this rank stores, or 0 if it stores nothing.
     ///
     /// # Panics
-    /// On a part that is ragged over several dims, which no row that asks for a start admits.
+    /// Panics if the region is ragged over several dims. Only pointwise operators have rows that admit such operands.
     pub fn start(&self, dim: usize) -> usize {
         if self.region.is_empty() {
             return 0;
@@ -310,44 +485,52 @@ impl Window {
 }
 
 impl Windows {
-    /// The windows of a single rank, which holds everything.
+    /// Returns the windows of a single rank, which stores all operands and results whole.
     pub fn whole(ins: &[Meta], outs: &[Meta]) -> Windows {
         let whole = |m: &Meta| Window::whole(&m.shape);
         Windows { ins: ins.iter().map(whole).collect(), outs: outs.iter().map(whole).collect(), exact: true }
     }
 }
 
-/// Refuses another number of operands than `N`.
+/// Returns the operands as an array, or an error that begins with `verb` if there are not exactly `N`.
 pub(crate) fn arity<'a, const N: usize>(verb: &str, ins: &'a [Meta]) -> Result<&'a [Meta; N]> {
     ins.try_into().map_err(|_| {
         Error::invalid(verb, format!("wants {N} operand(s)"), format!("{}: {}", ins.len(), list(ins)), "")
     })
 }
 
-/// Runs an operator on whole tensors, as a mesh of one rank would.
+/// Runs an operator on local tensors, as a mesh of one rank would. Returns all results.
+///
+/// ```
+/// use isoshard::ops::{Cat, eval_whole};
+/// use isoshard::tensor::Tensor;
+/// let (a, b) = (Tensor::from_vec(vec![1i64, 2], [2])?, Tensor::from_vec(vec![3i64], [1])?);
+/// assert_eq!(eval_whole(&Cat { dim: 0 }, &[a, b])?[0].to_vec::<i64>()?, [1, 2, 3]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Passes on refusals of the operator.
+/// Returns the operator's error if it refuses the operands.
 pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
     let metas: Metas = ins.iter().map(Meta::of).collect();
     let outs = op.infer(&metas)?;
     let mut ins: Tensors = ins.iter().cloned().collect();
     let at = Windows::whole(&metas, &outs);
     if ins.first().is_some_and(Tensor::is_meta) && !op.is_view() {
-        return absent(&mut ins, outs.into_iter().map(|m| (m.dtype, m.shape)));
+        return meta_results(&mut ins, outs.into_iter().map(|m| (m.dtype, m.shape)));
     }
     run(op, &mut ins, &at)
 }
 
-/// Runs an operator's kernel where its operands are.
+/// Runs an operator's kernel on the device that stores its operands.
 ///
 /// # Errors
-/// Refuses operands on different devices; what the kernel refuses.
+/// Refuses operands that are stored on different devices. Returns the kernel's error if it fails.
 pub(crate) fn run(op: &dyn Op, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
     let device = ins.first().map_or(Device::Cpu, Tensor::device);
     if let Some(other) = ins.iter().find(|x| x.device() != device) {
         let given = format!("{} on {device}, {} on {}", ins[0].notation(), other.notation(), other.device());
-        let rule = "the operands lie on different devices";
+        let rule = "the operands are stored on different devices";
         return Err(Error::invalid(op.name(), rule, given, "move them to one with to_device"));
     }
     match device {
@@ -361,9 +544,12 @@ pub(crate) fn run(op: &dyn Op, ins: &mut [Tensor], at: &Windows) -> Result<Tenso
     }
 }
 
-/// Results without elements, which are `outs` in dtype and shape. A result takes an operand's buffer where kernels may: it
-/// has its size, and nobody else needs it.
-pub(crate) fn absent(ins: &mut [Tensor], outs: impl Iterator<Item = (DType, Shape)>) -> Result<Tensors> {
+/// Returns results without elements, of the dtypes and shapes `outs`, for the meta device. A result takes over an
+/// operand's buffer if a kernel could: it has the same dtype and shape, and no other tensor owns the buffer.
+pub(crate) fn meta_results(
+    ins: &mut [Tensor],
+    outs: impl Iterator<Item = (DType, Shape)>,
+) -> Result<Tensors> {
     let mut taken: SmallVec<[bool; 8]> = SmallVec::from_elem(false, ins.len());
     let mut one = |(dtype, shape): (DType, Shape)| {
         let fits = |x: &mut Tensor| x.dtype() == dtype && *x.shape() == shape && x.is_unique();

@@ -1,4 +1,4 @@
-//! `reshape`: the same elements, in row-major order, under another shape. A view where strides allow.
+//! `reshape`: gives the same elements, in row-major order, another shape. A view if strides allow.
 
 use smallvec::smallvec;
 
@@ -9,7 +9,17 @@ use crate::error::{Error, Result};
 use crate::placement::chunk;
 use crate::tensor::{Shape, Tensor};
 
-/// The operand under another shape with as many elements.
+/// Gives the same elements, in row-major order, another shape, as a view if strides allow. Applied by
+/// [`DTensor::reshape`](crate::dtensor::DTensor::reshape).
+///
+/// A dim can stay sharded if the shards before and after hold the same elements.
+///
+/// ```
+/// use isoshard::{ops::{MeshAxis, Meta, Op, Reshape}, tensor::DType};
+/// let x = [Meta::new(DType::F32, [6, 10])];
+/// let rows = Reshape { shape: [6, 2, 5].into() }.rows(&x, MeshAxis::new(2));
+/// assert_eq!(format!("{:?}", &rows[..2]), "[S0 -> S0, S1 -> S1]");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reshape {
     /// The result's shape.
@@ -34,8 +44,8 @@ impl Op for Reshape {
         Ok(smallvec![Meta { dtype: x.dtype, shape: self.shape.clone() }])
     }
 
-    /// Dims split into groups with equal products; within a group only its outermost dims (of extent other than 1) can
-    /// stay sharded, and only where both chunkings cut at the same elements.
+    /// The dims before and after form groups with equal products. In a group only the outermost dims (with an extent
+    /// other than 1) can stay sharded, and only if both shardings cut at the same elements.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let x = &ins[0].shape;
         let mut rows = Vec::new();
@@ -46,7 +56,7 @@ impl Op for Reshape {
                 if let (Some(i), Some(o)) = (lead(x, old.clone()), lead(&self.shape, new.clone())) {
                     let inner_old: usize = x[i + 1..old.end].iter().product();
                     let inner_new: usize = self.shape[o + 1..new.end].iter().product();
-                    if cuts_agree((x[i], inner_old), (self.shape[o], inner_new), axis.ranks, axis.ways(i)) {
+                    if cuts_agree((x[i], inner_old), (self.shape[o], inner_new), axis.ranks, axis.pieces(i)) {
                         rows.push(Row::new([AxisPlacement::S(i)], [AxisPlacement::S(o)]));
                     }
                 }
@@ -81,20 +91,20 @@ impl Op for Reshape {
     }
 }
 
-/// True where the chunks of a dim with `n` indices of `inner` elements each are those of one with `m` indices of
-/// `inner_m`, whatever else splits them.
-fn cuts_agree((n, inner): (usize, usize), (m, inner_m): (usize, usize), ranks: usize, ways: usize) -> bool {
-    if n == m || (n % ways == 0 && m % ways == 0) {
+/// Returns true if the shards of a dim of `n` indices with `inner` elements each hold the same elements as those of a
+/// dim of `m` indices with `inner_m` elements each. `pieces` counts the cuts of other axes as well.
+fn cuts_agree((n, inner): (usize, usize), (m, inner_m): (usize, usize), ranks: usize, pieces: usize) -> bool {
+    if n == m || (n % pieces == 0 && m % pieces == 0) {
         return true;
     }
     let equal = |i| chunk(n, ranks, i).start * inner == chunk(m, ranks, i).start * inner_m;
-    ways == ranks && (0..ranks).all(equal)
+    pieces == ranks && (0..ranks).all(equal)
 }
 
-type Span = std::ops::Range<usize>;
+type DimRange = std::ops::Range<usize>;
 
-/// The finest pairs of runs of dims, old and new, with equal products; none of the extents is 0.
-fn groups(old: &Shape, new: &Shape) -> Vec<(Span, Span)> {
+/// Returns the finest division of old and new dims into pairs of ranges with equal products. No extent is 0.
+fn groups(old: &Shape, new: &Shape) -> Vec<(DimRange, DimRange)> {
     let (mut i, mut j) = (0, 0);
     let mut groups = Vec::new();
     while i < old.len() || j < new.len() {

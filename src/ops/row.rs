@@ -1,4 +1,4 @@
-//! Sharding rows: what one mesh axis may do to an operator's operands and results.
+//! Sharding rows: an operator's rules for one mesh axis.
 
 use std::fmt;
 
@@ -7,66 +7,98 @@ use smallvec::SmallVec;
 use crate::placement::Leaf;
 use crate::tensor::ReduceOp;
 
-/// What a row says of one operand or result on one mesh axis.
+/// The placement of one operand or result in a row: what the row's mesh axis does to it.
+///
+/// ```
+/// use isoshard::{ops::AxisPlacement, tensor::ReduceOp};
+/// assert_eq!(AxisPlacement::R.to_string(), "R");
+/// assert_eq!(AxisPlacement::S(1).to_string(), "S1");
+/// assert_eq!(AxisPlacement::P(ReduceOp::Max).to_string(), "P(max)");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AxisPlacement {
-    /// Replicated.
+    /// Replicated: every rank stores the same elements.
     R,
-    /// Sharded along a dim by the ceil rule.
+    /// Sharded along a dim. Each rank stores `ceil(n / ranks)` consecutive indices; the last ranks store fewer or none.
     S(usize),
-    /// Every rank has a part of the reduction.
+    /// Partial: every rank stores a contribution of the full shape, and the tensor is their sum, maximum or minimum.
     P(ReduceOp),
-    /// Of a result: every rank has the sum over those indices of summed dims that it holds. The rows with this slot that
-    /// cut one dim name the dims summed over; in the order of the summation tree, outermost first. An operator that lists
-    /// them promises that evaluated on one node of the tree it gives that node's bits.
+    /// Partial sum in the order of the reduction tree. For results only: each rank has the sum over its shard of the
+    /// reduced dims.
+    ///
+    /// Each row that has this placement shards one reduced dim. The rows are listed in the tree's order of dims,
+    /// outermost first. An operator with such rows promises that its kernel, run on the indices of one node of the
+    /// tree, returns that node's bits.
     TreeSum(Leaf),
-    /// Ragged over some prefix; all `Ragged` slots of a row have the same prefix and units.
+    /// Ragged over leading dims. All `Ragged` placements of a row have the same dims and units.
     Ragged,
 }
 
-/// Slots of all operands and of all results: if the operands lie so, the results lie so.
+/// One sharding rule for one mesh axis: if the operands have the placements `ins`, the results have the placements
+/// `outs`.
+///
+/// ```
+/// use isoshard::ops::{AxisPlacement, Row};
+/// // A linear layer `x wᵀ` whose weight is sharded on dim 0: each rank computes some columns.
+/// let row = Row::new([AxisPlacement::R, AxisPlacement::S(0)], [AxisPlacement::S(1)]);
+/// assert_eq!(format!("{row:?}"), "R S0 -> S1");
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Row {
-    /// One an operand.
+    /// One placement per operand.
     pub ins: SmallVec<[AxisPlacement; 4]>,
-    /// One a result.
+    /// One placement per result.
     pub outs: SmallVec<[AxisPlacement; 4]>,
-    /// True where the row holds by bits; false where it holds up to rounding, because a sum is taken apart or put together
-    /// in another order than a single rank's. Only [`Reduction::Fast`](crate::dtensor::Reduction::Fast) uses those.
+    /// True if the results have the same bits as on a single rank. False if they differ by rounding, because a sum is
+    /// computed in another order. Only [`Reduction::Fast`](crate::dtensor::Reduction::Fast) uses rows with `false`.
     pub by_bits: bool,
 }
 
-/// The mesh axis a row is asked for.
+/// The mesh axis for which [`Op::rows`](super::Op::rows) lists rows.
+///
+/// ```
+/// use isoshard::ops::MeshAxis;
+/// // An axis of 4 ranks in a mesh where another axis of 2 ranks already shards dim 0 of the first operand.
+/// let axis = MeshAxis::new(4).with_split(0, 2);
+/// assert_eq!((axis.ranks, axis.pieces(0), axis.pieces(1)), (4, 8, 4));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MeshAxis {
-    /// The number of ranks along it.
+    /// The number of ranks along the axis.
     pub ranks: usize,
-    /// For each dim of the first operand, in how many pieces the other axes split it.
+    /// For each dim of the first operand, the number of pieces into which the other axes split it.
     others: [usize; MeshAxis::DIMS],
 }
 
-/// What an operator commutes with, in one word: says which `Partial` may pass through it unreduced.
+/// The algebraic property of an operator that decides which partial operands it accepts without reducing them first.
+///
+/// ```
+/// use isoshard::ops::Algebra;
+/// // x · y is linear in each factor: a partial sum may be multiplied by a replicated factor.
+/// assert_eq!(format!("{:?}", Algebra::Multilinear.rows(2)), "[P(sum) R -> P(sum), R P(sum) -> P(sum)]");
+/// assert!(Algebra::Opaque.rows(2).is_empty());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algebra {
-    /// Nothing is known: reduce first.
+    /// No known property: partial operands are reduced first.
     Opaque,
-    /// `f(a + a', b + b') = f(a, b) + f(a', b')`: all operands partial sums, or none.
+    /// `f(a + a', b + b') = f(a, b) + f(a', b')`: either all operands are partial sums, or none.
     Additive,
-    /// Linear in the first operand, the others held: it alone may be a partial sum.
+    /// Linear in the first operand: it alone may be a partial sum, the others are replicated.
     Linear,
-    /// Linear in each operand, the others held: any one may be a partial sum.
+    /// Linear in each operand: any one may be a partial sum, the others are replicated.
     Multilinear,
-    /// Moves or repeats elements without touching them: any partial passes.
+    /// Moves or repeats elements without computing with them: any partial is accepted.
     Structural,
-    /// Never decreases in any operand, by bits: all operands partial maxima (minima), or none.
+    /// Never decreases in any operand, bit for bit: either all operands are partial maxima (or all minima), or none.
     Monotone,
 }
 
 impl AxisPlacement {
-    /// A part of a sum.
+    /// A partial sum.
     pub const SUM: AxisPlacement = AxisPlacement::P(ReduceOp::Sum);
 
-    /// True for [`AxisPlacement::R`].
+    /// Returns true for [`AxisPlacement::R`].
     pub(crate) fn is_replicated(self) -> bool {
         match self {
             AxisPlacement::R => true,
@@ -76,7 +108,7 @@ impl AxisPlacement {
         }
     }
 
-    /// True for [`AxisPlacement::SUM`]: a sum in parts passes.
+    /// Returns true for [`AxisPlacement::SUM`].
     pub(crate) fn is_sum(self) -> bool {
         match self {
             AxisPlacement::P(op) => op == ReduceOp::Sum,
@@ -86,7 +118,7 @@ impl AxisPlacement {
         }
     }
 
-    /// True for [`AxisPlacement::Ragged`].
+    /// Returns true for [`AxisPlacement::Ragged`].
     pub(crate) fn is_ragged(self) -> bool {
         match self {
             AxisPlacement::Ragged => true,
@@ -94,7 +126,7 @@ impl AxisPlacement {
         }
     }
 
-    /// The dim of a [`AxisPlacement::S`].
+    /// Returns the dim of an [`AxisPlacement::S`].
     pub(crate) fn dim(self) -> Option<usize> {
         match self {
             AxisPlacement::S(dim) => Some(dim),
@@ -104,7 +136,7 @@ impl AxisPlacement {
         }
     }
 
-    /// The form of the summation tree's leaves, of [`AxisPlacement::TreeSum`].
+    /// Returns the form of the reduction tree's leaves of an [`AxisPlacement::TreeSum`].
     pub(crate) fn tree_leaf(self) -> Option<Leaf> {
         match self {
             AxisPlacement::TreeSum(leaf) => Some(leaf),
@@ -114,30 +146,37 @@ impl AxisPlacement {
 }
 
 impl MeshAxis {
-    /// Dims from this one on count as split by whatever splits any of them.
+    /// The number of entries of `others`. The last entry stands for all further dims together.
     const DIMS: usize = 8;
 
-    /// An axis of `ranks` ranks, beside which nothing splits the first operand.
-    pub fn alone(ranks: usize) -> MeshAxis {
+    /// Creates an axis of `ranks` ranks in a mesh whose other axes do not shard the first operand.
+    pub fn new(ranks: usize) -> MeshAxis {
         MeshAxis { ranks, others: [1; MeshAxis::DIMS] }
     }
 
-    /// The same axis, where another one of `ranks` ranks splits dim `dim` of the first operand.
-    pub fn beside(mut self, dim: usize, ranks: usize) -> MeshAxis {
+    /// Adds that another axis of `ranks` ranks shards dim `dim` of the first operand.
+    pub fn with_split(mut self, dim: usize, ranks: usize) -> MeshAxis {
         self.others[dim.min(MeshAxis::DIMS - 1)] *= ranks;
         self
     }
 
-    /// The number of pieces of dim `dim` of the first operand if this axis splits it too. A dim whose extent divides by
-    /// it is cut evenly whatever the nesting; if it equals `ranks`, this axis alone cuts.
-    pub fn ways(&self, dim: usize) -> usize {
+    /// Returns the number of pieces of dim `dim` of the first operand if this axis shards it too. An extent that is a
+    /// multiple of this number is cut evenly in any order of the axes. The number equals `ranks` if no other axis
+    /// shards the dim.
+    pub fn pieces(&self, dim: usize) -> usize {
         self.ranks * self.others[dim.min(MeshAxis::DIMS - 1)]
     }
 }
 
 impl Row {
-    /// A row. It holds by bits unless a sum passes in parts ([`AxisPlacement::SUM`]); where such a one does, say so with
-    /// [`Row::exact`].
+    /// Creates a row. [`Row::by_bits`] is set unless the row has a partial sum ([`AxisPlacement::SUM`]); [`Row::exact`]
+    /// sets it for such rows.
+    ///
+    /// ```
+    /// use isoshard::ops::{AxisPlacement, Row};
+    /// assert!(Row::new([AxisPlacement::S(0)], [AxisPlacement::S(0)]).by_bits);
+    /// assert!(!Row::new([AxisPlacement::SUM], [AxisPlacement::SUM]).by_bits);
+    /// ```
     pub fn new(
         ins: impl IntoIterator<Item = AxisPlacement>,
         outs: impl IntoIterator<Item = AxisPlacement>,
@@ -148,32 +187,44 @@ impl Row {
         Row { ins, outs, by_bits }
     }
 
-    /// The same row, of which it is known that it holds by bits: elements of parts are moved or replaced by +0 on every rank
-    /// and nothing else, or each element comes from one rank and all others give -0, which no sum notices. The parts of an
-    /// f16 or bf16 sum that pass are f32.
+    /// States that the results have the same bits as on a single rank although the row has a partial sum.
+    ///
+    /// That is so in two cases: the operator only moves elements, or replaces the same elements by +0 on every rank; or
+    /// one rank contributes each element and all others contribute -0, which leaves a sum's bits unchanged. Partial
+    /// sums of f16 and bf16 are f32.
+    ///
+    /// ```
+    /// use isoshard::ops::{AxisPlacement, Row};
+    /// assert!(Row::same(AxisPlacement::SUM, 1).exact().by_bits);
+    /// ```
     pub fn exact(mut self) -> Row {
         self.by_bits = true;
         self
     }
 
-    /// True if some operand is [`AxisPlacement::Ragged`].
+    /// Returns true if an operand is [`AxisPlacement::Ragged`].
     pub(crate) fn takes_ragged(&self) -> bool {
         self.ins.iter().any(|s| s.is_ragged())
     }
 
-    /// True if every operand and every result is [`AxisPlacement::R`].
+    /// Returns true if every operand and every result is [`AxisPlacement::R`].
     pub(crate) fn is_replicated(&self) -> bool {
         self.ins.iter().chain(&self.outs).all(|s| s.is_replicated())
     }
 
-    /// The same slot everywhere, for `ins` operands and one result.
-    pub fn same(slot: AxisPlacement, ins: usize) -> Row {
-        Row::new(std::iter::repeat_n(slot, ins), [slot])
+    /// Creates a row of `ins` operands and one result that all have the same placement.
+    ///
+    /// ```
+    /// use isoshard::ops::{AxisPlacement, Row};
+    /// assert_eq!(format!("{:?}", Row::same(AxisPlacement::S(0), 2)), "S0 S0 -> S0");
+    /// ```
+    pub fn same(placement: AxisPlacement, ins: usize) -> Row {
+        Row::new(std::iter::repeat_n(placement, ins), [placement])
     }
 }
 
 impl Algebra {
-    /// The rows that let a `Partial` through, for `ins` operands and one result.
+    /// Returns the rows with partial operands, for `ins` operands and one result.
     pub fn rows(self, ins: usize) -> Vec<Row> {
         let sum = AxisPlacement::SUM;
         let one = |at: usize| Row::new((0..ins).map(|i| if i == at { sum } else { AxisPlacement::R }), [sum]);
@@ -210,7 +261,7 @@ impl fmt::Debug for AxisPlacement {
     }
 }
 
-/// `S0 R -> S0`.
+/// Writes `S0 R -> S0`.
 impl fmt::Debug for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.ins.iter().try_for_each(|s| write!(f, "{s} "))?;

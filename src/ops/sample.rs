@@ -1,4 +1,4 @@
-//! Samples: small calls of an operator, at odd sizes, that feed every test.
+//! Samples: small calls of an operator, at odd sizes, that every test of operators runs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,74 +6,87 @@ use std::sync::Arc;
 use super::{Meta, Op};
 use crate::tensor::{DType, Shape, Tensor};
 
-/// What values an operand of a sample has.
+/// The kind of values that an operand of a sample has.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Fill {
-    /// Integers from -4 to 4: their sums and products are exact, whatever the order.
+pub enum InputFill {
+    /// Integers from -4 to 4. Their sums and products are exact in any order.
     Ints,
     /// Positive multiples of 1/8 up to 4, for logarithms, roots and divisors.
     Positive,
     /// Multiples of 1/8 from 0 to 1, for probabilities.
     Unit,
-    /// Indices from 0 to below this.
+    /// Integers from 0 to below this number.
     Index(usize),
     /// False and true.
     Bools,
 }
 
 /// One operand of a sample.
+///
+/// ```
+/// use isoshard::{ops::Input, tensor::DType};
+/// let input = Input::index([2, 3], 5);
+/// assert_eq!(input.meta.to_string(), "i64[2, 3]");
+/// assert!(input.values(DType::F32, 0).to_f64_vec().iter().all(|&i| i < 5.0));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// Dtype and global shape.
+    /// The dtype and global shape.
     pub meta: Meta,
-    /// Its values.
-    pub fill: Fill,
+    /// The kind of values.
+    pub fill: InputFill,
 }
 
-/// One call of an operator.
+/// A small call of an operator, which the tests run under every combination of placements.
+///
+/// ```
+/// use isoshard::ops::{Input, Sample, Softmax};
+/// let sample = Sample::new(Softmax { dim: 1 }, [Input::ints([5, 3])]);
+/// assert_eq!(format!("{sample:?}"), "Softmax { dim: 1 } f32[5, 3]");
+/// ```
 #[derive(Clone)]
 pub struct Sample {
     /// The operator with its attributes.
     pub op: Arc<dyn Op>,
-    /// Its operands; floating ones are f32, and the harness may widen all of them to f64.
+    /// The operands. Floating-point operands are f32; a test may widen all of them to f64.
     pub ins: Vec<Input>,
-    /// How many rounded additions stand behind one element of a result when a dim is split: 0 where results are equal
-    /// by bits however the operands lie.
+    /// The number of additions behind one element of a result that may round differently if a dim is sharded. 0 if
+    /// results have the same bits under every layout. Tests derive their bound in fast mode from it.
     pub rounded_sums: usize,
-    /// False where the derivative cannot be checked by finite differences (kinks, integer results).
+    /// False if finite differences cannot check the derivative: it has kinks, or the results are integers.
     pub smooth: bool,
 }
 
 impl Input {
-    /// f32 integers from -4 to 4.
+    /// Creates an f32 operand of integers from -4 to 4.
     pub fn ints(shape: impl Into<Shape>) -> Input {
-        Input { meta: Meta::new(DType::F32, shape), fill: Fill::Ints }
+        Input { meta: Meta::new(DType::F32, shape), fill: InputFill::Ints }
     }
 
-    /// f32 in (0, 4].
+    /// Creates an f32 operand of values in (0, 4].
     pub fn positive(shape: impl Into<Shape>) -> Input {
-        Input { meta: Meta::new(DType::F32, shape), fill: Fill::Positive }
+        Input { meta: Meta::new(DType::F32, shape), fill: InputFill::Positive }
     }
 
-    /// f32 in [0, 1].
+    /// Creates an f32 operand of values in [0, 1].
     pub fn unit(shape: impl Into<Shape>) -> Input {
-        Input { meta: Meta::new(DType::F32, shape), fill: Fill::Unit }
+        Input { meta: Meta::new(DType::F32, shape), fill: InputFill::Unit }
     }
 
-    /// i64 indices below `n`.
+    /// Creates an i64 operand of indices below `n`.
     pub fn index(shape: impl Into<Shape>, n: usize) -> Input {
-        Input { meta: Meta::new(DType::I64, shape), fill: Fill::Index(n) }
+        Input { meta: Meta::new(DType::I64, shape), fill: InputFill::Index(n) }
     }
 
-    /// Bools.
+    /// Creates a bool operand.
     pub fn bools(shape: impl Into<Shape>) -> Input {
-        Input { meta: Meta::new(DType::Bool, shape), fill: Fill::Bools }
+        Input { meta: Meta::new(DType::Bool, shape), fill: InputFill::Bools }
     }
 
-    /// The values, as a function of `salt` and the element's index, floating ones in `dtype`.
+    /// Returns the values, a function of `salt` and the element's index. Floating-point values have the given dtype.
     pub fn values(&self, dtype: DType, salt: u64) -> Tensor {
         let hash = |e: u64| {
-            // SplitMix64's finaliser: any fixed mixing will do.
+            // The finaliser of SplitMix64. Any fixed mixing function would do.
             let mut z = (e ^ salt.rotate_left(32)).wrapping_add(0x9e37_79b9_7f4a_7c15);
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -81,11 +94,11 @@ impl Input {
         };
         let n = self.meta.shape.numel() as u64;
         let value = |e: u64| match self.fill {
-            Fill::Ints => (hash(e) % 9) as f64 - 4.0,
-            Fill::Positive => ((hash(e) % 32) + 1) as f64 / 8.0,
-            Fill::Unit => (hash(e) % 9) as f64 / 8.0,
-            Fill::Index(below) => (hash(e) % below.max(1) as u64) as f64,
-            Fill::Bools => (hash(e) % 2) as f64,
+            InputFill::Ints => (hash(e) % 9) as f64 - 4.0,
+            InputFill::Positive => ((hash(e) % 32) + 1) as f64 / 8.0,
+            InputFill::Unit => (hash(e) % 9) as f64 / 8.0,
+            InputFill::Index(below) => (hash(e) % below.max(1) as u64) as f64,
+            InputFill::Bools => (hash(e) % 2) as f64,
         };
         let dtype = if self.meta.dtype.is_float() { dtype } else { self.meta.dtype };
         crate::tensor::for_dtype!(any dtype, T => Tensor::from_vec(
@@ -96,30 +109,42 @@ impl Input {
 }
 
 impl Sample {
-    /// A sample whose results are equal by bits under every layout, with a smooth derivative.
+    /// Creates a sample whose results have the same bits under every layout, and whose derivative is smooth.
     pub fn new(op: impl Op, ins: impl IntoIterator<Item = Input>) -> Sample {
         Sample { op: Arc::new(op), ins: ins.into_iter().collect(), rounded_sums: 0, smooth: true }
     }
 
-    /// Says that `n` rounded additions stand behind an element of a result.
+    /// Sets the number of additions behind an element of a result that may round differently
+    /// ([`Sample::rounded_sums`]).
+    ///
+    /// ```
+    /// # use isoshard::ops::{Input, Sample, SumExp};
+    /// let sample = Sample::new(SumExp, [Input::ints([3, 7]), Input::ints([3, 1])]).rounded(7);
+    /// assert_eq!(sample.rounded_sums, 7);
+    /// ```
     pub fn rounded(mut self, n: usize) -> Sample {
         self.rounded_sums = n;
         self
     }
 
-    /// Says that finite differences do not apply.
+    /// States that finite differences cannot check the derivative ([`Sample::smooth`]).
+    ///
+    /// ```
+    /// # use isoshard::ops::{Input, Relu, Sample};
+    /// assert!(!Sample::new(Relu, [Input::ints([3])]).not_smooth().smooth);
+    /// ```
     pub fn not_smooth(mut self) -> Sample {
         self.smooth = false;
         self
     }
 
-    /// The operands' dtypes and global shapes.
+    /// Returns the operands' dtypes and global shapes.
     pub fn metas(&self) -> Vec<Meta> {
         self.ins.iter().map(|i| i.meta.clone()).collect()
     }
 }
 
-/// `matmul("m k, k n -> m n") f32[3, 5], f32[5, 2]`.
+/// Writes the operator and its operands: `Cast { dtype: F64 } f32[5, 3]`.
 impl fmt::Debug for Sample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} {}", self.op, super::list(&self.metas()))

@@ -1,4 +1,4 @@
-//! Signatures over named dims, `"m k, k n -> m n"`, and what follows from them alone.
+//! Signatures of contractions over named dims, `"m k, k n -> m n"`: result shapes and sharding rows follow from them.
 
 use std::fmt;
 
@@ -11,13 +11,14 @@ use crate::tensor::Shape;
 
 type Letters = SmallVec<[u8; 6]>;
 
-/// The dims of operands and result by name, as in Einstein's summation: a letter that is missing from the result is
-/// summed over.
+/// The dims of operands and result by name, as in `einsum`: letters that the result lacks are summed over.
+/// [`DTensor::einsum`](crate::dtensor::DTensor::einsum) takes the same text.
 ///
 /// ```
 /// use isoshard::ops::Signature;
 /// let linear = Signature::parse("b t k, n k -> b t n")?;
-/// assert_eq!(format!("{:?}", linear.rows()[0]), "S0 R -> S0");
+/// assert_eq!(format!("{:?}", linear.rows()[0]), "S0 R -> S0"); // shard the batch
+/// assert_eq!(format!("{:?}", linear.rows()[2]), "R S0 -> S2"); // shard the weight's rows
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -27,10 +28,18 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// Reads `"m k, k n -> m n"`; spaces between letters are optional.
+    /// Parses `"m k, k n -> m n"`. Spaces between letters are optional.
+    ///
+    /// ```
+    /// use isoshard::ops::Signature;
+    /// assert_eq!(Signature::parse("mk,kn->mn")?.to_string(), "m k, k n -> m n");
+    /// assert!(Signature::parse("m k, k n").is_err());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a text of another form, a letter that stands twice in one operand, and a result letter no operand has.
+    /// Returns an error if the text has another form, if one operand has a letter twice, or if the result has a letter
+    /// that no operand has.
     pub fn parse(text: &str) -> Result<Signature> {
         let bad = |rule: &str| {
             Error::invalid("signature", rule, format!("{text:?}"), "write it as \"m k, k n -> m n\"")
@@ -53,30 +62,44 @@ impl Signature {
         Ok(sig)
     }
 
-    /// The signature of a matrix product: for each operand and the result, batch letters and the last two. Reads no text,
-    /// since products are made at every call.
+    /// Creates the signature of a matrix product from the batch letters and the last two letters of each operand and of
+    /// the result. Avoids parsing, because every call of `matmul` creates one.
     pub(super) fn of(ins: [(&[u8], &[u8; 2]); 2], out: (&[u8], &[u8; 2])) -> Signature {
         let letters = |(batch, last): (&[u8], &[u8; 2])| batch.iter().chain(last).copied().collect();
         Signature { ins: ins.into_iter().map(letters).collect(), out: letters(out) }
     }
 
-    /// The number of operands.
+    /// Returns the number of operands.
     pub fn operands_len(&self) -> usize {
         self.ins.len()
     }
 
-    /// The letters of operand `i`.
+    /// Returns the letters of operand `i`.
+    ///
+    /// ```
+    /// # use isoshard::ops::Signature;
+    /// let product = Signature::parse("m k, k n -> m n")?;
+    /// assert_eq!((product.operands_len(), product.operand(1), product.result()), (2, &b"kn"[..], &b"mn"[..]));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn operand(&self, i: usize) -> &[u8] {
         &self.ins[i]
     }
 
-    /// The letters of the result.
+    /// Returns the letters of the result.
     pub fn result(&self) -> &[u8] {
         &self.out
     }
 
-    /// The signature of the derivative with respect to operand `i` of a two-operand product: the result's gradient
-    /// comes first, the other operand second.
+    /// Returns the signature of the derivative of a two-operand product with respect to operand `i`. Its operands are
+    /// the result's gradient and the other operand.
+    ///
+    /// ```
+    /// # use isoshard::ops::Signature;
+    /// let product = Signature::parse("m k, k n -> m n")?;
+    /// assert_eq!(product.transposed(0).to_string(), "m n, k n -> m k");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn transposed(&self, i: usize) -> Signature {
         Signature {
             ins: [self.out.clone(), self.ins[1 - i].clone()].into_iter().collect(),
@@ -84,10 +107,18 @@ impl Signature {
         }
     }
 
-    /// The result's shape.
+    /// Returns the result's shape.
+    ///
+    /// ```
+    /// # use isoshard::{ops::{Meta, Signature}, tensor::DType};
+    /// let product = Signature::parse("m k, k n -> m n")?;
+    /// let ins = [Meta::new(DType::F32, [4, 6]), Meta::new(DType::F32, [6, 5])];
+    /// assert_eq!(product.infer("matmul", &ins)?[..], [4, 5]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses, in the name of `verb`, operands whose number, dims or extents do not fit.
+    /// Returns an error, which begins with `verb`, if the operands' number, dims or extents do not fit.
     pub fn infer(&self, verb: &str, ins: &[Meta]) -> Result<Shape> {
         let bad = |rule: String| Error::invalid(verb, rule, list(ins), format!("the operands are {self}"));
         if ins.len() != self.ins.len() || ins.iter().zip(&self.ins).any(|(m, l)| m.shape.len() != l.len()) {
@@ -109,7 +140,8 @@ impl Signature {
             .collect())
     }
 
-    /// The number of combinations of all letters' indices: as many products of elements are added up. Operands fit.
+    /// Returns the product of the extents of all letters: the number of products of elements that are added up. The
+    /// operands must fit the signature.
     pub(super) fn points(&self, ins: &[Meta]) -> u64 {
         let mut seen = Letters::new();
         let mut points = 1u64;
@@ -122,8 +154,16 @@ impl Signature {
         points
     }
 
-    /// One row a letter (sharded wherever it stands; summed letters leave a partial sum), and the partial rows of a
-    /// product, which is linear in each operand.
+    /// Returns the sharding rows: one per letter, which shards every operand and result that has the letter, and leaves
+    /// a partial sum if the letter is summed over; and the rows of partial operands, since a product is linear in each
+    /// operand.
+    ///
+    /// ```
+    /// # use isoshard::ops::Signature;
+    /// let rows = format!("{:?}", Signature::parse("m k, k n -> m n")?.rows());
+    /// assert_eq!(rows, "[S0 R -> S0, R S1 -> S1, S1 S0 -> P(sum), P(sum) R -> P(sum), R P(sum) -> P(sum)]");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn rows(&self) -> Vec<Row> {
         let at = |letters: &Letters, l: u8| letters.iter().position(|&x| x == l);
         let mut seen = Letters::new();

@@ -1,4 +1,4 @@
-//! `slice`: the indices `start..start + len` of a dim. A view where the dim is whole. `split` is made of it.
+//! `slice`: takes a range of indices of a dim. A view.
 
 use smallvec::smallvec;
 
@@ -9,7 +9,15 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// `len` indices of `dim` from `start` on.
+/// Takes the indices `start..start + len` of a dim, which is not sharded, as a view. Applied by
+/// [`DTensor::slice`](crate::dtensor::DTensor::slice).
+///
+/// ```
+/// use isoshard::{ops::{Slice, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0], [4])?;
+/// assert_eq!(eval_whole(&Slice { dim: 0, start: 1, len: 2 }, &[x])?[0].to_f64_vec(), [2.0, 3.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Slice {
     /// The dim.

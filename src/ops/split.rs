@@ -1,18 +1,27 @@
-//! `split`: pieces of given lengths along a dim. Views where the dim is whole.
+//! `split`: cuts a dim into pieces of given lengths. Views.
 
 use super::{
-    Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Op, Ref, Row, Sample, Tensors, Vjp, Windows,
-    Work, arity,
+    Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, VjpValue,
+    Windows, Work, arity,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 
-/// The operand cut along `dim`: one result a length.
+/// Cuts the operand along a dim, which is not sharded, into one view per length. Applied by
+/// [`DTensor::split`](crate::dtensor::DTensor::split).
+///
+/// ```
+/// use isoshard::{ops::{Split, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0], [3])?;
+/// let pieces = eval_whole(&Split { dim: 0, lens: [1, 2].into_iter().collect() }, &[x])?;
+/// assert_eq!((pieces[0].to_f64_vec(), pieces[1].to_f64_vec()), (vec![1.0], vec![2.0, 3.0]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Split {
     /// The dim.
     pub dim: usize,
-    /// The pieces' lengths; they add up to the dim's extent.
+    /// The pieces' lengths, whose sum is the dim's extent.
     pub lens: Dims,
 }
 
@@ -69,7 +78,7 @@ impl Op for Split {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        let pieces: Vec<Ref> = (0..self.lens.len()).map(|i| g.grad(i)).collect();
+        let pieces: Vec<VjpValue> = (0..self.lens.len()).map(|i| g.grad(i)).collect();
         let dx = g.apply(Cat { dim: self.dim }, &pieces)?;
         g.set(0, dx);
         Ok(())

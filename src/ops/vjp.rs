@@ -1,8 +1,7 @@
-//! Derivatives as programs: straight-line expressions over other operators.
+//! Methods that write a derivative as a list of steps of other operators.
 //!
-//! An operator's [`Op::vjp`] writes the program once, for global shapes; the engine runs it on distributed tensors, so
-//! a derivative shards itself on every mesh and device. The engine keeps exactly the operands and results that the
-//! program reads.
+//! [`Op::vjp`] writes the steps once per plan, from global shapes. The engine runs them on distributed tensors, so the
+//! derivative needs no sharding rules of its own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,22 +9,31 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::meta::{Meta, Metas};
-use super::record::{Op, Program, Ref, Step, Vjp};
+use super::record::{Op, Vjp, VjpProgram, VjpStep, VjpValue};
 use crate::error::{Error, Result};
 
-impl Ref {
-    /// The value's number in its program.
+impl VjpValue {
+    /// Returns the value's number in its program.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl<'a> Vjp<'a> {
-    /// The derivative of `op` with respect to those operands that `needs` names.
+    /// Writes the derivative of `op` with respect to the operands for which `needs` is true.
+    ///
+    /// ```
+    /// use isoshard::{ops::{Exp, Meta, Vjp}, tensor::DType};
+    /// // y = e^x: 0 is x, 1 is y, 2 is dy.
+    /// let program = Vjp::write(&Exp, &[Meta::new(DType::F32, [3])], &[true])?;
+    /// assert_eq!(format!("{program:?}"), "%3 = Mul(%2, %1)\ngrads [%3]");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses an operator that leaves a wanted gradient unanswered, and passes on what it refuses itself.
-    pub fn write(op: &'a dyn Op, ins: &[Meta], needs: &'a [bool]) -> Result<Program> {
+    /// Returns an error if `op` neither sets a wanted gradient nor states that there is none, and the error of `op` if
+    /// it returns one.
+    pub fn write(op: &'a dyn Op, ins: &[Meta], needs: &'a [bool]) -> Result<VjpProgram> {
         let outs = op.infer(ins)?;
         let metas: Vec<Meta> = ins.iter().chain(&outs).chain(&outs).cloned().collect();
         let mut g = Vjp {
@@ -44,93 +52,93 @@ impl<'a> Vjp<'a> {
         g.finish()
     }
 
-    /// Operand `i`.
-    pub fn input(&self, i: usize) -> Ref {
-        Ref(i as u32)
+    /// Returns operand `i` as a value.
+    pub fn input(&self, i: usize) -> VjpValue {
+        VjpValue(i as u32)
     }
 
-    /// Result `i`.
-    pub fn output(&self, i: usize) -> Ref {
-        Ref((self.ins_len + i) as u32)
+    /// Returns result `i` as a value.
+    pub fn output(&self, i: usize) -> VjpValue {
+        VjpValue((self.ins_len + i) as u32)
     }
 
-    /// The gradient that came for result `i`; zeros if none came.
-    pub fn grad(&self, i: usize) -> Ref {
-        Ref((self.ins_len + self.outs_len + i) as u32)
+    /// Returns the incoming gradient of result `i`. The engine passes zeros if result `i` has no gradient.
+    pub fn grad(&self, i: usize) -> VjpValue {
+        VjpValue((self.ins_len + self.outs_len + i) as u32)
     }
 
-    /// True where the gradient of operand `i` is wanted: leave out the steps of others.
+    /// Returns true if the gradient of operand `i` is wanted. Skip the steps of gradients that are not.
     pub fn needs(&self, i: usize) -> bool {
         self.needs[i]
     }
 
-    /// Dtype and global shape of a value.
-    pub fn meta(&self, value: Ref) -> &Meta {
+    /// Returns the dtype and global shape of a value.
+    pub fn meta(&self, value: VjpValue) -> &Meta {
         &self.metas[value.0 as usize]
     }
 
-    /// The number of operands.
+    /// Returns the number of operands.
     pub fn ins_len(&self) -> usize {
         self.ins_len
     }
 
-    /// Dtype and global shape of operand `i`, without reading it.
+    /// Returns the dtype and global shape of operand `i`. The program does not read the operand for that.
     pub fn input_meta(&self, i: usize) -> &Meta {
         &self.metas[i]
     }
 
-    /// Dtype and global shape of result `i`, without reading it.
+    /// Returns the dtype and global shape of result `i`. The program does not read the result for that.
     pub fn output_meta(&self, i: usize) -> &Meta {
         &self.metas[self.ins_len + i]
     }
 
-    /// The result of an operator that has one.
+    /// Adds a step and returns its first result.
     ///
     /// # Errors
-    /// Passes on refusals of the operator.
-    pub fn apply(&mut self, op: impl Op, ins: &[Ref]) -> Result<Ref> {
+    /// Returns the operator's error if it refuses the operands.
+    pub fn apply(&mut self, op: impl Op, ins: &[VjpValue]) -> Result<VjpValue> {
         Ok(self.apply_all(op, ins)?[0])
     }
 
-    /// All results of an operator.
+    /// Adds a step and returns all its results.
     ///
     /// # Errors
-    /// Passes on refusals of the operator.
-    pub fn apply_all(&mut self, op: impl Op, ins: &[Ref]) -> Result<SmallVec<[Ref; 4]>> {
+    /// Returns the operator's error if it refuses the operands.
+    pub fn apply_all(&mut self, op: impl Op, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
         self.add_step(Arc::new(op), ins)
     }
 
-    /// The result of an operator without free attributes that has one result; that of the same step taken before, if there
-    /// is one.
-    pub(super) fn apply_once(&mut self, op: &dyn Op, ins: &[Ref]) -> Result<Ref> {
-        let same = |s: &&Step| s.ins[..] == *ins && s.op.key_eq(op);
+    /// Adds a step of an operator that has one result and no [`Unkeyed`](super::Unkeyed) attribute, and returns the
+    /// result. Returns the earlier step's result if an equal step exists.
+    pub(super) fn apply_once(&mut self, op: &dyn Op, ins: &[VjpValue]) -> Result<VjpValue> {
+        let same = |s: &&VjpStep| s.ins[..] == *ins && s.op.key_eq(op);
         match self.steps.iter().find(same) {
             Some(step) => Ok(step.out),
             None => Ok(self.add_step(op.to_shared(), ins)?[0]),
         }
     }
 
-    fn add_step(&mut self, op: Arc<dyn Op>, ins: &[Ref]) -> Result<SmallVec<[Ref; 4]>> {
+    fn add_step(&mut self, op: Arc<dyn Op>, ins: &[VjpValue]) -> Result<SmallVec<[VjpValue; 4]>> {
         ins.iter().for_each(|&value| self.read(value));
         let metas: Metas = ins.iter().map(|r| self.metas[r.0 as usize].clone()).collect();
         let outs = op.infer(&metas)?;
         let first = self.metas.len();
-        let refs = (first..first + outs.len()).map(|v| Ref(v as u32)).collect();
-        self.steps.push(Step {
+        let refs = (first..first + outs.len()).map(|v| VjpValue(v as u32)).collect();
+        self.steps.push(VjpStep {
             op,
             ins: ins.iter().copied().collect(),
-            out: Ref(first as u32),
+            out: VjpValue(first as u32),
             out_len: outs.len(),
         });
         self.metas.extend(outs);
         Ok(refs)
     }
 
-    /// `grad` is the gradient of operand `i`. Ignored if it is not wanted.
+    /// Sets the gradient of operand `i`. Does nothing if the gradient is not wanted.
     ///
     /// # Panics
-    /// If its shape or dtype is not the operand's: a wrong derivative.
-    pub fn set(&mut self, i: usize, grad: Ref) {
+    /// Panics if `grad` does not have the operand's shape and dtype: the derivative is wrong.
+    pub fn set(&mut self, i: usize, grad: VjpValue) {
         assert_eq!(
             self.meta(grad),
             &self.metas[i],
@@ -144,27 +152,44 @@ impl<'a> Vjp<'a> {
         }
     }
 
-    /// Operand `i` has no gradient, because of `why`: the gradient is zero, or stops here by definition.
+    /// States that operand `i` has no gradient, and why: it is zero, or is not propagated by definition.
+    ///
+    /// ```
+    /// use isoshard::{ops::{Embedding, Meta, Vjp}, tensor::DType};
+    /// // Embedding's vjp calls `g.none(1, "an index has no derivative")`.
+    /// let ins = [Meta::new(DType::F32, [100, 8]), Meta::new(DType::I64, [4])];
+    /// let program = Vjp::write(&Embedding, &ins, &[true, true])?;
+    /// assert!(program.grads[0].is_some() && program.grads[1].is_none());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn none(&mut self, i: usize, why: &'static str) {
         debug_assert!(!why.is_empty());
         self.answered[i] = true;
     }
 
-    /// No operand has a gradient, because of `why`.
+    /// States that no operand has a gradient, and why.
     pub fn none_at_all(&mut self, why: &'static str) {
         (0..self.ins_len).for_each(|i| self.none(i, why));
     }
 
-    /// Result `i` is a constant to the derivative, because of `why`: a gradient that comes for it is dropped.
+    /// States that the derivative treats result `i` as a constant, and why. An incoming gradient of the result is
+    /// dropped.
     pub fn constant(&mut self, i: usize, why: &'static str) {
         debug_assert!(!why.is_empty());
         self.constants[i] = true;
     }
 
-    /// Says that the operator has no derivative, because of `why`: it stands in those of others only.
+    /// States that the operator's derivative is not implemented, and why.
+    ///
+    /// ```
+    /// use isoshard::ops::{CrossEntropyGrad, Vjp, catalog};
+    /// let sample = catalog().into_iter().find(|s| s.op.name() == "cross_entropy_grad").expect("is listed");
+    /// let refused = Vjp::write(&CrossEntropyGrad, &sample.metas(), &[true; 5]).unwrap_err();
+    /// assert!(refused.to_string().contains("the second derivative of cross_entropy is not written"));
+    /// ```
     ///
     /// # Errors
-    /// Always, if some gradient is wanted.
+    /// Returns an error if any gradient is wanted.
     pub fn refuse(&mut self, why: &'static str) -> Result<()> {
         if !self.needs.contains(&true) {
             return Ok(());
@@ -173,14 +198,14 @@ impl<'a> Vjp<'a> {
         Err(Error::unsupported(self.op.name(), rule, format!("{:?}", self.op), "detach the operands"))
     }
 
-    /// Notes that the program reads a value, if it is an operand, a result or a gradient that came in.
-    fn read(&mut self, value: Ref) {
+    /// Records that the program reads a value, if the value is an operand, a result or an incoming gradient.
+    fn read(&mut self, value: VjpValue) {
         if let Some(read) = self.reads.get_mut(value.index()) {
             *read = true;
         }
     }
 
-    fn finish(self) -> Result<Program> {
+    fn finish(self) -> Result<VjpProgram> {
         let missing = (0..self.ins_len).find(|&i| self.needs[i] && !self.answered[i]);
         if let Some(i) = missing {
             return Err(Error::unsupported(
@@ -191,17 +216,19 @@ impl<'a> Vjp<'a> {
             ));
         }
         let Vjp { steps, grads, metas, reads, constants, .. } = self;
-        Ok(Program { steps, grads, values_len: metas.len(), reads, constants })
+        Ok(VjpProgram { steps, grads, values_len: metas.len(), reads, constants })
     }
 }
 
-/// The steps, one a line: `%5 = mul(%4, %1)`.
-impl fmt::Debug for Program {
+/// Writes one step per line, such as `%5 = Mul(%4, %1)`, then each operand's gradient: `grads [%5, -]`.
+impl fmt::Debug for VjpProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for s in &self.steps {
             let ins: Vec<String> = s.ins.iter().map(|r| format!("%{}", r.0)).collect();
             writeln!(f, "%{} = {:?}({})", s.out.0, s.op, ins.join(", "))?;
         }
-        write!(f, "grads {:?}", self.grads)
+        let grads: Vec<String> =
+            self.grads.iter().map(|g| g.map_or("-".into(), |value| format!("%{}", value.0))).collect();
+        write!(f, "grads [{}]", grads.join(", "))
     }
 }

@@ -1,18 +1,18 @@
-//! The work of a call: operations and bytes, as a formula of shapes.
+//! Operations and bytes of a call, as a formula of shapes.
 
 use super::meta::Meta;
 
-/// The work of one call of an operator, a function of its attributes and of *global* shapes: [`Op::work`](super::Op::work).
-/// It says what the mathematics asks for, not how a kernel goes about it, and no two meshes differ in it.
+/// The work of one call of an operator ([`Op::work`](super::Op::work)), computed from its attributes and *global*
+/// shapes. It counts what the definition asks for, not what a kernel does, and is the same on every mesh.
 ///
-/// - `flops` counts additions, subtractions, products, divisions, square roots, comparisons and choices as 1 each, a fused
-///   multiply-add as 2, and every special function and random word as [`Work::SPECIAL`]. Operations on integers and bools count
-///   like those on floating numbers; a constant computed once per call counts nothing.
-/// - `bytes` counts every operand read once and every result written once. Of an operand that is read by index, only the
-///   elements that are read count. A view touches nothing; a copy that an operand's strides force is not counted, since shapes
-///   do not tell it.
+/// - `flops` counts 1 for an addition, subtraction, product, division, square root, comparison or selection, 2 for a
+///   fused multiply-add, and [`Work::SPECIAL`] for a special function or a random word. Integers and bools count like
+///   floats. A constant that is computed once per call counts 0.
+/// - `bytes` counts each operand read once and each result written once. For an operand that is read by index, only the
+///   elements read count. A view counts 0. A copy that strides make necessary is not counted, because shapes do not
+///   show it.
 ///
-/// A count that exceeds [`u64::MAX`] is that number.
+/// Counts saturate at [`u64::MAX`].
 ///
 /// ```
 /// use isoshard::ops::{Matmul, Meta, Op};
@@ -26,68 +26,109 @@ use super::meta::Meta;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Work {
-    /// Operations on elements.
+    /// The number of operations on elements.
     pub flops: u64,
-    /// Bytes read and written.
+    /// The number of bytes read and written.
     pub bytes: u64,
 }
 
 impl Work {
-    /// The operations that a special function (exponential, logarithm, hyperbolic tangent, error function, sigmoid, sine) counts
-    /// as, which is about the length of their approximations; and a random 32-bit word: Philox makes four by ten rounds of eight
-    /// operations.
+    /// The count of a special function (exponential, logarithm, hyperbolic tangent, error function, sigmoid, sine),
+    /// about the length of its approximation; also of a random 32-bit word, since Philox computes four in ten rounds of
+    /// eight operations.
     pub const SPECIAL: u64 = 20;
 
-    /// No work: a view.
+    /// Returns the work of a view: none.
+    ///
+    /// ```
+    /// # use isoshard::ops::Work;
+    /// assert_eq!(Work::view(), Work { flops: 0, bytes: 0 });
+    /// ```
     pub const fn view() -> Work {
         Work { flops: 0, bytes: 0 }
     }
 
-    /// This many operations, which read every operand and write every result.
+    /// Returns the work of `flops` operations that read every operand and write every result.
+    ///
+    /// ```
+    /// # use isoshard::{ops::{Meta, Work}, tensor::DType};
+    /// let x = [Meta::new(DType::F32, [10])];
+    /// assert_eq!(Work::new(7, &x, &x), Work { flops: 7, bytes: 80 });
+    /// ```
     pub fn new(flops: u64, ins: &[Meta], outs: &[Meta]) -> Work {
         let bytes = ins.iter().chain(outs).map(len_bytes).fold(0, u64::saturating_add);
         Work { flops, bytes }
     }
 
-    /// Elements that are moved and not computed with.
+    /// Returns the work of an operator that moves elements without computing with them.
+    ///
+    /// ```
+    /// # use isoshard::{ops::{Meta, Work}, tensor::DType};
+    /// let x = [Meta::new(DType::F32, [10])];
+    /// assert_eq!(Work::moves(&x, &x), Work { flops: 0, bytes: 80 });
+    /// ```
     pub fn moves(ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(0, ins, outs)
     }
 
-    /// This many operations for each element of the first operand.
+    /// Returns the work of `flops_per_element` operations per element of the first operand.
+    ///
+    /// ```
+    /// # use isoshard::{ops::{Meta, Work}, tensor::DType};
+    /// let x = [Meta::new(DType::F32, [10])];
+    /// assert_eq!(Work::elementwise(3, &x, &x), Work { flops: 30, bytes: 80 });
+    /// ```
     pub fn elementwise(flops_per_element: u64, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(flops_per_element.saturating_mul(elements(&ins[0])), ins, outs)
     }
 
-    /// One operation for every element that is taken into another: a reduction of the first operand to the first result.
+    /// Returns the work of a reduction of the first operand to the first result: each element of the operand beyond the
+    /// first of its group costs one operation.
+    ///
+    /// ```
+    /// # use isoshard::{ops::{Meta, Work}, tensor::DType};
+    /// let (x, row_sums) = (Meta::new(DType::F32, [3, 10]), Meta::new(DType::F32, [3]));
+    /// assert_eq!(Work::reduction(&[x], &[row_sums]).flops, 3 * 9);
+    /// ```
     pub fn reduction(ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(elements(&ins[0]).saturating_sub(elements(&outs[0])), ins, outs)
     }
 
-    /// Elements of `from`, as many as the result has, copied to where `index` says: only those are read.
+    /// Returns the work of copying elements by index: reads as many elements as the first result has, and the index.
+    ///
+    /// ```
+    /// # use isoshard::{ops::{Meta, Work}, tensor::DType};
+    /// let (index, rows) = (Meta::new(DType::I64, [5]), Meta::new(DType::F32, [5, 2]));
+    /// assert_eq!(Work::by_index(&index, &[rows]).bytes, 5 * 8 + 2 * (5 * 2 * 4));
+    /// ```
     pub fn by_index(index: &Meta, outs: &[Meta]) -> Work {
         let moved = len_bytes(&outs[0]).saturating_mul(2);
         Work { flops: 0, bytes: moved.saturating_add(len_bytes(index)) }
     }
 
-    /// The same with this many operations more.
+    /// Adds `flops` operations.
+    ///
+    /// ```
+    /// # use isoshard::ops::Work;
+    /// assert_eq!(Work::view().plus(5).flops, 5);
+    /// ```
     pub fn plus(self, flops: u64) -> Work {
         Work { flops: self.flops.saturating_add(flops), ..self }
     }
 }
 
-/// The number of elements of the whole.
+/// Returns the number of elements of the global tensor.
 pub(super) fn elements(of: &Meta) -> u64 {
     of.shape.iter().map(|&n| n as u64).fold(1, u64::saturating_mul)
 }
 
-/// The number of rows along `dim`.
+/// Returns the number of rows along `dim`: the product of the other extents.
 pub(super) fn rows(of: &Meta, dim: usize) -> u64 {
     let others = of.shape.iter().enumerate().filter(|(d, _)| *d != dim);
     others.map(|(_, &n)| n as u64).fold(1, u64::saturating_mul)
 }
 
-/// The number of bytes of the whole.
+/// Returns the number of bytes of the global tensor.
 pub(super) fn len_bytes(of: &Meta) -> u64 {
     elements(of).saturating_mul(of.dtype.size_bytes() as u64)
 }

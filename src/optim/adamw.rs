@@ -178,7 +178,7 @@ impl AdamW {
             let own = settings[id.index()];
             let decays = own.weight_decay.is_some() || params.value(id).shape().len() >= 2;
             let decay = if decays { own.weight_decay.unwrap_or(weight_decay) } else { 0.0 };
-            let op = ops::AdamW::at_step(steps, own.rate(lr), own.betas.unwrap_or(betas), eps, decay);
+            let op = ops::AdamWStep::at_step(steps, own.rate(lr), own.betas.unwrap_or(betas), eps, decay);
             Update::new(id, op, [grad, m, v, scale.clone()])
         };
         let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();

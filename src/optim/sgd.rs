@@ -145,7 +145,7 @@ impl Sgd {
             let buffer = buffers[id.index()].take().expect("made above");
             let own = settings[id.index()];
             let weight_decay = Bits(own.weight_decay.unwrap_or(weight_decay));
-            let op = ops::Sgd { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate(lr)) };
+            let op = ops::SgdStep { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate(lr)) };
             Update::new(id, op, [grad, buffer, scale.clone()])
         };
         let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();

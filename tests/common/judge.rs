@@ -2,7 +2,7 @@
 //! with those of a single rank, bit for bit. `rules_exact` applies it to every operator; `rules` judges fast mode.
 
 use isoshard::ops::{
-    AxisPlacement, Fill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
+    AxisPlacement, InputFill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
 };
 use isoshard::placement::{Layout, Mesh, Placement, ReductionTree, Region, Spec, TreeNode};
 use isoshard::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
@@ -32,7 +32,7 @@ impl<'a> Trial<'a> {
     pub fn new(sample: &'a Sample, dtype: DType, salt: u64) -> Trial<'a> {
         let mut ins = ordinary_values(sample, dtype, salt);
         for (i, x) in ins.iter_mut().enumerate() {
-            if sample.ins[i].fill == Fill::Ints && x.dtype().is_float() {
+            if sample.ins[i].fill == InputFill::Ints && x.dtype().is_float() {
                 *x = awkward(x, salt + 100 * i as u64);
             }
         }
@@ -53,8 +53,8 @@ impl<'a> Trial<'a> {
             let h = mix(e as u64 ^ self.salt << 32 ^ (i as u64) << 48);
             let own = of[e * n + m];
             match (fill, op, h % 8) {
-                (Fill::Index(_) | Fill::Bools, ..) => (mix(h + m as u64) % 5) as f64,
-                (Fill::Positive | Fill::Unit, ..) => own.abs().clamp(1e-3, 1e3),
+                (InputFill::Index(_) | InputFill::Bools, ..) => (mix(h + m as u64) % 5) as f64,
+                (InputFill::Positive | InputFill::Unit, ..) => own.abs().clamp(1e-3, 1e3),
                 (_, ReduceOp::Sum, 0) => [of[e * n], -of[e * n], -0.0][m.min(2)],
                 (_, ReduceOp::Sum, 1) => -0.0,
                 (_, ReduceOp::Sum, 2) => tiny,
@@ -188,7 +188,7 @@ impl Case<'_> {
     }
 
     fn term_rows(&self, k: usize) -> Vec<Row> {
-        let mut rows = self.trial.op().rows(&self.trial.metas, MeshAxis::alone(1));
+        let mut rows = self.trial.op().rows(&self.trial.metas, MeshAxis::new(1));
         rows.retain(|r| {
             matches!(r.outs[k], AxisPlacement::TreeSum(_)) && !r.ins.contains(&AxisPlacement::Ragged)
         });
@@ -221,8 +221,8 @@ impl Case<'_> {
             let coords = self.mesh.coords_of(rank).expect("a rank of the mesh");
             let mut found: Vec<Vec<Tensor>> = vec![Vec::new(); outs.len()];
             for node in forest_of.finished_nodes(self.mesh, &coords).expect("it fits") {
-                let window = |spec: &Spec, slot: &dyn Fn(&Row) -> AxisPlacement| {
-                    under(spec, &coords, &node, &dims, slot)
+                let window = |spec: &Spec, placement_in: &dyn Fn(&Row) -> AxisPlacement| {
+                    under(spec, &coords, &node, &dims, placement_in)
                 };
                 let at = Windows {
                     ins: operands.iter().enumerate().map(|(i, o)| window(&o.spec, &|r| r.ins[i])).collect(),
@@ -377,7 +377,7 @@ fn under(
     coords: &[usize],
     node: &TreeNode,
     dims: &[Row],
-    slot: &dyn Fn(&Row) -> AxisPlacement,
+    placement_in: &dyn Fn(&Row) -> AxisPlacement,
 ) -> Window {
     let region = spec.region_at(coords);
     let (mut start, mut len): (Dims, Dims) = match region.boxes.first() {
@@ -385,7 +385,7 @@ fn under(
         None => (Dims::from_elem(0, spec.shape.len()), region.local.iter().copied().collect()),
     };
     for (j, row) in dims.iter().enumerate() {
-        if let AxisPlacement::S(d) = slot(row) {
+        if let AxisPlacement::S(d) = placement_in(row) {
             (start[d], len[d]) = (node.start[j], node.len[j]);
         }
     }

@@ -8,7 +8,7 @@
 use isoshard::Result;
 use isoshard::comm::Rank;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::ops::{Fill, Input, Op, Sample, Tensors, Window, Windows};
+use isoshard::ops::{Input, InputFill, Op, Sample, Tensors, Window, Windows};
 use isoshard::placement::{Mesh, Placement, Spec};
 use isoshard::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 
@@ -291,8 +291,10 @@ pub fn values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
 /// are positive if the sample asks for that; indices and conditions are the sample's own.
 pub fn ordinary_values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
     let one = |(i, input): (usize, &Input)| match input.fill {
-        Fill::Ints if input.meta.dtype.is_float() => ordinary(dtype, &input.meta.shape, salt * 16 + i as u64),
-        Fill::Positive => {
+        InputFill::Ints if input.meta.dtype.is_float() => {
+            ordinary(dtype, &input.meta.shape, salt * 16 + i as u64)
+        }
+        InputFill::Positive => {
             let x = ordinary(DType::F64, &input.meta.shape, salt * 16 + i as u64).to_f64_vec();
             tensor(dtype, &x.iter().map(|v| v.abs().clamp(1e-3, 1e3)).collect::<Vec<_>>(), &input.meta.shape)
         }

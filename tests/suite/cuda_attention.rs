@@ -111,14 +111,14 @@ impl Case {
         };
         let scale = (d as f64).max(1.0).powf(-0.5);
         let factor = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
-        let dropout = (p > 0.0).then_some(cpu::AttentionDropout { scale: factor, keep: &keep });
+        let dropout = (p > 0.0).then_some(cpu::CpuAttentionDropout { scale: factor, keep: &keep });
         let [q, k, v, grad] = self.operands(Device::Cpu);
-        let call = cpu::CausalAttention { verb, q_start, scale, dropout };
+        let call = cpu::CpuAttention { verb, q_start, scale, dropout };
         let (o, lse) = call.forward(&q, &k, &v).unwrap();
         let [dq, dk, dv] = call.backward([&q, &k, &v], (&o, &lse), &grad).unwrap();
 
         let [_, _, low, high] = DRAW.counter(0, 0);
-        let dropout = (p > 0.0).then_some(cuda::AttentionDropout {
+        let dropout = (p > 0.0).then_some(cuda::CudaAttentionDropout {
             key: DRAW.key(),
             high: u64::from(low) | u64::from(high) << 32,
             threshold: rng::keep_threshold("", p).unwrap(),
@@ -128,7 +128,7 @@ impl Case {
             start: [1, 1, q_start],
         });
         let [q, k, v, grad] = self.operands(device);
-        let call = cuda::CausalAttention { verb, q_start, scale, dropout, exact: true };
+        let call = cuda::CudaAttention { verb, q_start, scale, dropout, exact: true };
         let (go, glse) = call.forward(&q, &k, &v).unwrap();
         let [gq, gk, gv] = call.backward([&q, &k, &v], (&go, &glse), &grad).unwrap();
         assert!(go.transpose(1, 2).unwrap().is_contiguous(), "merging heads is free");
@@ -229,9 +229,8 @@ fn infinities_and_nothing() {
     };
     let case = Case { queries: 40, keys: 40, ..PLAIN };
     let [q, k, v, grad] = case.operands(Device::Cpu);
-    let call = cpu::CausalAttention { verb: "attention", q_start: 0, scale: 0.3, dropout: None };
-    let there =
-        cuda::CausalAttention { verb: "attention", q_start: 0, scale: 0.3, dropout: None, exact: true };
+    let call = cpu::CpuAttention { verb: "attention", q_start: 0, scale: 0.3, dropout: None };
+    let there = cuda::CudaAttention { verb: "attention", q_start: 0, scale: 0.3, dropout: None, exact: true };
     for (which, value) in
         [(0, f32::INFINITY), (1, f32::NEG_INFINITY), (2, f32::INFINITY), (2, f32::NAN), (3, f32::INFINITY)]
     {
@@ -292,8 +291,7 @@ fn long_heads_are_refused() {
     let Some(device) = shim::device() else { return };
     let case = Case { queries: 2, keys: 2, d: 1025, dv: 1, ..PLAIN };
     let [q, k, v, _] = case.operands(device);
-    let call =
-        cuda::CausalAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None, exact: true };
+    let call = cuda::CudaAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None, exact: true };
     let text = call.forward(&q, &k, &v).unwrap_err().to_string();
     let rule = "attention: is not built for vectors of more than 1024 elements on a device";
     assert_eq!(text, format!("{rule}; got 1025; use Device::Cpu"));

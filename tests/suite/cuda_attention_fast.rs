@@ -2,7 +2,7 @@
 //! gradients and results to the storage type, and its bits are the same in every order of threads.
 
 use crate::common::{Stream, shim};
-use isoshard::ops::cuda::{AttentionDropout, CausalAttention};
+use isoshard::ops::cuda::{CudaAttention, CudaAttentionDropout};
 use isoshard::rng::{self, Draw};
 use isoshard::tensor::{DType, Device, Tensor, cpu};
 
@@ -95,9 +95,9 @@ impl Case {
         )
     }
 
-    fn call(&self) -> CausalAttention<'static> {
+    fn call(&self) -> CudaAttention<'static> {
         let [_, _, low, high] = DRAW.counter(0, 0);
-        let dropout = (self.p > 0.0).then_some(AttentionDropout {
+        let dropout = (self.p > 0.0).then_some(CudaAttentionDropout {
             key: DRAW.key(),
             high: u64::from(low) | u64::from(high) << 32,
             threshold: rng::keep_threshold("", self.p).unwrap(),
@@ -107,7 +107,7 @@ impl Case {
             start: [0, 0, self.q_start],
         });
         let (q_start, scale) = (self.q_start, self.scale());
-        CausalAttention { verb: "attention", q_start, scale, dropout, exact: false }
+        CudaAttention { verb: "attention", q_start, scale, dropout, exact: false }
     }
 
     fn on(&self, device: Device, ins: &[Tensor; 4]) -> [Tensor; 5] {
@@ -243,7 +243,7 @@ fn the_same_in_every_order_of_threads_and_not_the_exact_bits() {
         assert!(shim::with_order(order, || bytes(&case.on(device, &ins))) == want, "{order:?}");
     }
     let there = ins.each_ref().map(|x| x.to_device(device).unwrap());
-    let exact = CausalAttention { exact: true, ..case.call() };
+    let exact = CudaAttention { exact: true, ..case.call() };
     let (o, _) = exact.forward(&there[0], &there[1], &there[2]).unwrap();
     assert!(
         o.to_device(Device::Cpu).unwrap().contiguous().unwrap().as_bytes().unwrap() != want[0],

@@ -456,12 +456,12 @@ fn optimizers_in_place_and_never_into_a_clone() {
             let t = |dtype, salt| ordinary(dtype, &[n].into(), salt);
             let square = |x: Tensor| eval_whole(&Mul, &[x.clone(), x]).unwrap().remove(0);
             let scale = Tensor::full(state, [], 0.37);
-            let adam = AdamW::at_step(3, 0.01, (0.9, 0.99), 1e-8, 0.1);
+            let adam = AdamWStep::at_step(3, 0.01, (0.9, 0.99), 1e-8, 0.1);
             let ins = [t(dtype, 1), t(dtype, 2), t(state, 3), square(t(state, 4)), scale.clone()];
             compare(&adam, device, &ins);
             let ins = [t(dtype, 1), t(dtype, 2), t(state, 3), scale.clone()];
             for nesterov in [false, true] {
-                let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.1), nesterov, lr: Unkeyed(0.3) };
+                let op = SgdStep { momentum: Bits(0.9), weight_decay: Bits(0.1), nesterov, lr: Unkeyed(0.3) };
                 compare(&op, device, &ins);
                 let kept = to(device, &ins);
                 let at = whole(&op, &ins);

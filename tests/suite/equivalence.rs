@@ -38,7 +38,7 @@ const MESHES: [&str; 7] = ["1", "a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=2,b=3"
 const WORLDS: u32 = 3;
 /// The largest number of layouts per world; later ones find the cached plans of earlier ones.
 const CASES: usize = 7;
-/// Sets of values.
+/// The number of sets of values.
 const SALTS: u64 = 8;
 
 #[test]
@@ -106,7 +106,7 @@ fn gradients(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -
     Ok(found)
 }
 
-/// The gradient that a backward pass starts from.
+/// Returns the gradient from which a backward pass starts.
 fn gradient_of(mode: Reduction, out: &DTensor, salt: u64) -> Tensor {
     match mode {
         Reduction::Exact => ordinary(out.dtype(), out.shape(), salt + 77),

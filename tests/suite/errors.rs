@@ -185,14 +185,13 @@ fn attention_knows_the_times_of_its_queries() {
     };
     on(
         |q, k| q.attention(k, k, 0.5),
-        "attention: queries and keys differ in number, so their times are not known; got 3 queries, 8 keys in \
-         f32[1, 2, 3, 4], f32[1, 2, 8, 4]; say with attention_at at which time the first query stands: the number of keys \
-         before it",
+        "attention: queries and keys differ in number, so the queries' positions are not known; got 3 queries, 8 keys in \
+         f32[1, 2, 3, 4], f32[1, 2, 8, 4]; pass the first query's position, the number of keys before it, to attention_at",
     );
     on(
         |q, k| q.attention_at(k, k, 0.5, 6),
-        "attention: a query stands at a time that no key has; got 3 queries from time 6 on, 8 keys in f32[1, 2, 3, 4], \
-         f32[1, 2, 8, 4]; append the keys of the queries' own times first, and pass the number of keys before them",
+        "attention: a query has a position that no key has; got 3 queries from position 6 on, 8 keys in f32[1, 2, 3, 4], \
+         f32[1, 2, 8, 4]; append the keys of the queries' own positions first, and pass the number of keys before them",
     );
 }
 

@@ -1,9 +1,9 @@
 //! Derivatives compared with their definition: central differences in f64 on a single rank.
 //!
-//! With a step of `h = 2^-17`, the difference is wrong by `h² f'''/6`, about `1e-11 f'''`, and by the rounding of two
-//! sums, about `2^-52 |f| / h = 3e-11 |f|`. Samples keep third derivatives below `1e4` (at 1/8, `x^-1/2` has 3e3), so
-//! `1e-6` of the larger of 1, the gradient and the sum of absolute terms is far above either, and far below any wrong
-//! derivative of numbers that are multiples of 1/8.
+//! With a step of `h = 2^-17`, the difference has an error of `h² f'''/6`, about `1e-11 f'''`, and one from rounding
+//! two sums, about `2^-52 |f| / h = 3e-11 |f|`. Samples keep third derivatives below `1e4` (at 1/8, `x^-1/2` has 3e3).
+//! The bound is `1e-6` times the largest of 1, the gradient and the sum of absolute terms: far above both errors, and
+//! far below the error of a wrong derivative of multiples of 1/8.
 
 use isoshard::Result;
 use isoshard::comm::spmd;

@@ -1,25 +1,26 @@
-//! The judge: every operator under every combination of placements, on small, odd, uneven shapes, against the whole.
+//! The judge: runs every operator under every combination of placements, on small, odd, uneven shapes, and compares
+//! with a single rank.
 //!
-//! A row that an operator lists and that does not hold is *wrong*: the test fails and says where. A combination that
-//! holds and is not listed is *missing*: it must stand in `golden/missing_rows.txt` with its reason. Ranks are simulated,
-//! with nothing between them: what a row claims is that no rank needs to hear of another.
+//! A listed row that does not hold is *wrong*: the test fails and names it. A combination that holds and is not listed
+//! is *missing*: it must be in `golden/missing_rows.txt` with a reason. Ranks are simulated and exchange nothing,
+//! because a row claims that no communication is needed.
 //!
-//! Rows that let a sum pass in parts are held to a rounding of each part, the only tolerance here (`row_bound`).
+//! A combination holds if it holds for each of three sets of values, in f32 and in f64, on all ranks, bit for bit (or
+//! within `common::bound`, for samples that state that their sums are rounded). Rows with partial sums may differ by
+//! one rounding of each contribution, the only tolerance here (`row_bound`). If an element of the result is infinite,
+//! contributions to its sum may add up to NaN (`inf - inf`); that is not counted as a difference.
 //!
-//! A combination holds if it does for each of three sets of values, in f32 and in f64, on all ranks, by bits
-//! (or within `common::bound`, for samples that say their sums are rounded).
-//!
-//! Where the whole is infinite, parts of its sum may add up to NaN (`inf - inf`): no row can help that.
-//!
-//! General exemptions, so that the golden list stays short. A combination is not called missing
-//! - if an operand or result of the sample has an extent of 0 or 1, or one element: there every cut is as good as none;
+//! To keep the golden list short, a combination is not called missing
+//! - if an operand or result of the sample has an extent of 0 or 1, or one element, because shards are then the same as
+//!   replicas;
 //! - if a listed row gives it by putting `R` for an operand's `P(max)` or `P(min)`, of which it is a case, or
 //!   `P(max)` or `P(min)` for a result's `R`, which is a case of them;
-//! - if the operands can lie in more than 4096 ways, and it cuts them in two different ones at once;
-//! - if it is ragged and holds for one dim only: there `Ragged` is another `S0`, and the engine moves to that.
+//! - if the operands have more than 4096 combinations of placements, and it uses two different placements besides `R`;
+//! - if it is ragged and holds for one dim only, because `Ragged` is then equivalent to `S0`, to which the engine
+//!   moves.
 //!
-//! Operators of more than three operands have most of the combinations. Of those that they do not list a fixed sample is judged
-//! here, and beside it what the golden file lists; `tests/complete.sh` judges all. Every row that an operator lists is always
+//! Operators of more than three operands have most of the combinations. The test judges a fixed selection of their
+//! unlisted combinations, and those in the golden file; `tests/complete.sh` judges all. Every listed row is always
 //! judged.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,9 +36,9 @@ use crate::common::{self, Stream, bound, difference, eval_apart, mix, parts_of, 
 const PARTIALS: [AxisPlacement; 3] =
     [AxisPlacement::P(ReduceOp::Sum), AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min)];
 
-/// Of an operator with more operands a sample of the combinations is judged.
+/// The number of operands above which only a selection of the combinations is judged.
 const OPERANDS: usize = 3;
-/// About as many combinations of placements are in it, on one mesh.
+/// The approximate number of combinations in the selection, per mesh.
 const SAMPLED: u64 = 1000;
 
 #[test]
@@ -47,7 +48,7 @@ fn every_row_holds_on_one_axis() {
     for sample in catalog() {
         let trials = trials(&sample);
         for ranks in [2, 3, 5] {
-            let rows = sample.op.rows(&sample.metas(), MeshAxis::alone(ranks));
+            let rows = sample.op.rows(&sample.metas(), MeshAxis::new(ranks));
             let mesh = line(ranks);
             for row in rows {
                 if let Err(what) = holds_everywhere(&sample, &trials, &mesh, std::slice::from_ref(&row), &[0])
@@ -77,8 +78,8 @@ fn products_of_rows_hold_on_two_axes() {
             );
             let rows = |a: usize, other: Option<AxisPlacement>| {
                 let axis = match other {
-                    Some(AxisPlacement::S(dim)) => MeshAxis::alone(lens[a]).beside(dim, lens[1 - a]),
-                    _ => MeshAxis::alone(lens[a]),
+                    Some(AxisPlacement::S(dim)) => MeshAxis::new(lens[a]).with_split(dim, lens[1 - a]),
+                    _ => MeshAxis::new(lens[a]),
                 };
                 let mut rows = sample.op.rows(&metas, axis);
                 rows.push(whole.clone());
@@ -113,7 +114,7 @@ fn missing_rows_are_listed_with_a_reason() {
     let golden = include_str!("../golden/missing_rows.txt");
     let listed_windows = windows(golden);
     if !is_complete() {
-        // Written past the harness, which keeps the output of tests that pass.
+        // Written directly to stderr, because the harness captures the output of tests that pass.
         let _ = writeln!(
             std::io::stderr(),
             "SAMPLED: unlisted rows of operators with more than {OPERANDS} operands; tests/complete.sh judges all"
@@ -122,7 +123,7 @@ fn missing_rows_are_listed_with_a_reason() {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for sample in catalog().iter().filter(|s| !is_degenerate(s)) {
         for ranks in [2, 3, 5] {
-            let rows = sample.op.rows(&sample.metas(), MeshAxis::alone(ranks));
+            let rows = sample.op.rows(&sample.metas(), MeshAxis::new(ranks));
             let truths = truths(sample, ranks, &listed_windows);
             for truth in truths.into_iter().filter(|t| !rows.iter().any(|r| implies(r, t))) {
                 let key = format!("{}: {truth:?}", sample.op.name());
@@ -149,32 +150,35 @@ fn missing_rows_are_listed_with_a_reason() {
     assert!(diff.is_empty(), "golden/missing_rows.txt differs:\n{}", diff.join("\n"));
 }
 
-/// True in `tests/complete.sh`.
+/// Returns true under `tests/complete.sh`.
 fn is_complete() -> bool {
     std::env::var_os("ISOSHARD_TEST_COMPLETE").is_some()
 }
 
-/// The listed rows as they are judged: a partial result is at first a whole one.
+/// Returns the listed rows in the form in which they are judged: a partial result is first compared as a whole one.
 fn windows(golden: &str) -> BTreeSet<String> {
     let of = |line: &str| {
         let (op, row) = line.split_once(" # ")?.0.split_once(": ")?;
         let (ins, outs) = row.trim().split_once(" -> ")?;
-        let outs: Vec<&str> =
-            outs.split(' ').map(|slot| if slot.starts_with("P(") { "R" } else { slot }).collect();
+        let outs: Vec<&str> = outs
+            .split(' ')
+            .map(|axis_placement| if axis_placement.starts_with("P(") { "R" } else { axis_placement })
+            .collect();
         Some(format!("{op}: {ins} -> {}", outs.join(" ")))
     };
     golden.lines().filter(|l| !l.starts_with('#')).filter_map(of).collect()
 }
 
-/// Whether to judge this combination of `all` on `ranks` ranks: in a complete run, of few operands, if it is listed, and else if
-/// a fixed draw says so.
+/// Returns true if this combination of `all` on `ranks` ranks is judged: in a complete run, if there are few operands,
+/// if the combination is listed, or if a fixed hash selects it.
 fn is_judged(sample: &Sample, row: &Row, ranks: usize, all: usize, listed: &BTreeSet<String>) -> bool {
     if sample.ins.len() <= OPERANDS || is_complete() {
         return true;
     }
     let name = format!("{}: {row:?}", sample.op.name());
     let draw = name.bytes().fold(ranks as u64, |seed, byte| mix(seed ^ u64::from(byte)));
-    // A draw that is in a sample of many is in one of few, so that two ragged cuts are judged alike.
+    // A hash that is selected among many combinations is selected among few, so that two ragged placements are judged
+    // alike.
     draw / SAMPLED < u64::MAX / all as u64 || listed.contains(&name)
 }
 
@@ -184,7 +188,7 @@ fn is_degenerate(sample: &Sample) -> bool {
     metas.iter().chain(&outs).any(|m| m.shape.is_empty() || m.shape.iter().any(|&n| n < 2))
 }
 
-/// True where `row` gives `truth` by the exemptions of this file's head.
+/// Returns true if `row` gives `truth` by the exemptions at the head of this file.
 fn implies(row: &Row, truth: &Row) -> bool {
     let extremum = |s: &AxisPlacement| matches!(s, AxisPlacement::P(ReduceOp::Max | ReduceOp::Min));
     let plain = |s: &AxisPlacement| if let AxisPlacement::TreeSum(_) = s { AxisPlacement::SUM } else { *s };
@@ -197,7 +201,7 @@ fn implies(row: &Row, truth: &Row) -> bool {
     ins && outs
 }
 
-/// The values with which a combination is judged, and the whole's results.
+/// The values with which a combination is judged, and a single rank's results.
 struct Trial {
     ins: Vec<Tensor>,
     outs: Vec<Tensor>,
@@ -217,8 +221,8 @@ fn trials(sample: &Sample) -> Vec<Trial> {
         .collect()
 }
 
-/// Whether one row an axis holds together, for every ragged cut that fits. Combinations that no tensor can have (a
-/// partial of bools, say) hold.
+/// Judges one row per axis together, for every ragged placement that fits. Combinations that no tensor can have, such
+/// as a partial of bools, count as holding.
 fn holds_everywhere(
     sample: &Sample,
     trials: &[Trial],
@@ -257,8 +261,8 @@ fn judge(sample: &Sample, trial: &Trial, ins: &[Spec], outs: &[Spec]) -> Result<
     Ok(())
 }
 
-/// `bound`; and where a sum in parts goes through, each part is rounded, and so are their sums. Parts are not larger
-/// than the value and a few small integers times what the operator multiplies them with: 16 times the largest covers
+/// `bound`; if a row accepts a partial sum, each contribution and their sums are rounded as well. Contributions are at
+/// most the value plus a few small integers, times the factor that the operator applies; 16 times the largest covers
 /// them.
 fn row_bound(sample: &Sample, whole: &Tensor, ins: &[Spec]) -> f64 {
     let parts: usize = ins.iter().map(|s| if s.layout.has_partial() { s.mesh.rank_len() } else { 0 }).sum();
@@ -266,7 +270,7 @@ fn row_bound(sample: &Sample, whole: &Tensor, ins: &[Spec]) -> f64 {
     bound(sample, whole) + (16 * parts) as f64 * common::epsilon(whole.dtype()) * largest
 }
 
-/// All combinations that hold on one axis, of those that are judged.
+/// Returns the judged combinations that hold on one axis.
 fn truths(sample: &Sample, ranks: usize, listed: &BTreeSet<String>) -> Vec<Row> {
     let mesh = line(ranks);
     let trials = trials(sample);
@@ -279,7 +283,7 @@ fn truths(sample: &Sample, ranks: usize, listed: &BTreeSet<String>) -> Vec<Row> 
     truths
 }
 
-/// Those whose ragged slots, at least one if `dims` is not 0, are cut over `dims` dims.
+/// Returns the combinations whose ragged placements, at least one if `dims` is not 0, cover `dims` dims.
 fn truths_with(
     sample: &Sample,
     mesh: &Mesh,
@@ -292,7 +296,7 @@ fn truths_with(
         combinations(&tables[0].ins.iter().map(|o| o.iter().map(|(s, ..)| *s).collect()).collect::<Vec<_>>());
     let ins: Vec<Vec<AxisPlacement>> = match ins.len() {
         0..4096 => ins,
-        _ => ins.into_iter().filter(|slots| is_plain(slots)).collect(),
+        _ => ins.into_iter().filter(|placements| is_plain(placements)).collect(),
     };
     let outs =
         combinations(&tables[0].outs.iter().map(|o| o.iter().map(|(s, _)| *s).collect()).collect::<Vec<_>>());
@@ -320,7 +324,7 @@ fn truths_with(
             truths.extend(alive.unwrap_or_default());
         }
     }
-    // Nothing but replicas is no news.
+    // The row of replicas only holds for every operator.
     truths.retain(|t| {
         t.ins.iter().any(|s| *s != AxisPlacement::R)
             || t.outs.iter().any(|s| matches!(s, AxisPlacement::S(_) | AxisPlacement::Ragged))
@@ -328,48 +332,48 @@ fn truths_with(
     truths
 }
 
-/// At most one kind of slot beside `R`.
-fn is_plain(slots: &[AxisPlacement]) -> bool {
-    let mut cut = slots.iter().filter(|s| **s != AxisPlacement::R);
+/// Returns true if there is at most one placement other than `R`.
+fn is_plain(placements: &[AxisPlacement]) -> bool {
+    let mut cut = placements.iter().filter(|s| **s != AxisPlacement::R);
     let first = cut.next();
     cut.all(|s| Some(s) == first)
 }
 
-/// Operands cut in every way, once.
+/// The operands' shards under every placement, each computed once.
 struct Table {
     ins: Vec<Vec<(AxisPlacement, Spec, Vec<Tensor>)>>,
-    /// One for each window a result can have; what is replicated may turn out to be partial.
+    /// One entry per window that a result can have. A result that is compared as replicated may turn out to be partial.
     outs: Vec<Vec<(AxisPlacement, Spec)>>,
 }
 
 impl Table {
     fn new(trial: &Trial, mesh: &Mesh, dims: usize) -> Table {
         let first = trial.ins[0].shape();
-        let spec = |t: &Tensor, slot: AxisPlacement| {
-            let p = placement(slot, first, dims, mesh.axis_len(0))?;
+        let spec = |t: &Tensor, axis_placement: AxisPlacement| {
+            let p = placement(axis_placement, first, dims, mesh.axis_len(0))?;
             Spec::new(mesh, t.dtype(), t.shape().clone(), Layout::new([p])).ok()
         };
-        let slots = |t: &Tensor| {
-            let mut slots = vec![AxisPlacement::R];
-            slots.extend((0..t.shape().len()).map(AxisPlacement::S));
-            slots.extend((dims > 0).then_some(AxisPlacement::Ragged));
-            slots
+        let placements = |t: &Tensor| {
+            let mut placements = vec![AxisPlacement::R];
+            placements.extend((0..t.shape().len()).map(AxisPlacement::S));
+            placements.extend((dims > 0).then_some(AxisPlacement::Ragged));
+            placements
         };
         let operand = |(i, t): (usize, &Tensor)| {
-            let all = slots(t).into_iter().chain(PARTIALS);
+            let all = placements(t).into_iter().chain(PARTIALS);
             let cut = |s: AxisPlacement| {
                 spec(t, s).map(|spec| (s, spec.clone(), parts_of(t, &spec, trial.salt + i as u64)))
             };
             all.filter_map(cut).collect()
         };
-        let result = |t: &Tensor| slots(t).into_iter().filter_map(|s| Some((s, spec(t, s)?))).collect();
+        let result = |t: &Tensor| placements(t).into_iter().filter_map(|s| Some((s, spec(t, s)?))).collect();
         Table {
             ins: trial.ins.iter().enumerate().map(operand).collect(),
             outs: trial.outs.iter().map(result).collect(),
         }
     }
 
-    /// The rows with these operand slots and these windows of results that hold.
+    /// Returns the rows with these placements of operands and these windows of results that hold.
     fn holding(
         &self,
         sample: &Sample,
@@ -383,40 +387,42 @@ impl Table {
             .map(|(s, all)| {
                 all.iter().find(|(t, ..)| s == t).map(|(_, spec, parts)| (spec, parts.as_slice()))
             })
-            .map(|found| found.expect("the slots come from the table"))
+            .map(|found| found.expect("the placements come from the table"))
             .collect();
         let specs: Vec<Spec> = outs
             .iter()
             .zip(&self.outs)
             .map(|(s, all)| {
-                all.iter().find(|(t, _)| s == t).expect("the slots come from the table").1.clone()
+                all.iter().find(|(t, _)| s == t).expect("the placements come from the table").1.clone()
             })
             .collect();
         let Ok(results) = eval_apart(sample.op.as_ref(), &operands, &specs) else { return Vec::new() };
         let mut choices = Vec::new();
         for (k, (spec, whole)) in specs.iter().zip(&trial.outs).enumerate() {
             let parts: Vec<Tensor> = results.iter().map(|r| r[k].clone()).collect();
-            let holds = |slot: AxisPlacement| {
-                let spec = match slot {
+            let holds = |axis_placement: AxisPlacement| {
+                let spec = match axis_placement {
                     AxisPlacement::P(op) => spec.with_layout(Layout::new([Placement::Partial(op)])).ok(),
                     _ => Some(spec.clone()),
                 };
                 spec.is_some_and(|spec| difference(whole, &spec, &parts, bound(sample, whole)).is_none())
             };
-            let mut slots = vec![outs[k]];
+            let mut placements = vec![outs[k]];
             if outs[k] == AxisPlacement::R {
-                slots.extend(PARTIALS);
+                placements.extend(PARTIALS);
             }
-            slots.retain(|&s| holds(s));
-            choices.push(slots);
+            placements.retain(|&s| holds(s));
+            choices.push(placements);
         }
         combinations(&choices).into_iter().map(|outs| Row::new(ins.iter().copied(), outs)).collect()
     }
 }
 
-/// One of each, in every way.
+/// Returns all combinations that take one item from each list.
 fn combinations(choices: &[Vec<AxisPlacement>]) -> Vec<Vec<AxisPlacement>> {
-    choices.iter().fold(vec![vec![]], |done, slots| {
-        done.iter().flat_map(|d| slots.iter().map(move |&s| d.iter().copied().chain([s]).collect())).collect()
+    choices.iter().fold(vec![vec![]], |done, placements| {
+        done.iter()
+            .flat_map(|d| placements.iter().map(move |&s| d.iter().copied().chain([s]).collect()))
+            .collect()
     })
 }

@@ -1,15 +1,17 @@
-//! The judge in exact mode: every row that claims to hold by bits, against the whole, on ordinary values.
+//! The judge in exact mode: compares every row that claims to hold bit for bit with a single rank, on ordinary values.
 //!
-//! Values are normals times powers of ten, with zeros of either sign and the smallest numbers among them, in f32, f64, f16
-//! and bf16. Ranks are simulated, with nothing between them. A row holds if
-//! - parts of a result that is cut are the whole's;
-//! - where a reduction passes in parts, the operator on each rank's part of an *arbitrary* sum (maximum, minimum), reduced
-//!   after it, is the operator on what was reduced before it; parts cancel, and are zeros of either sign, in some elements;
-//! - where each element of a sum comes from one rank, the sum is the whole;
-//! - where a sum over dims is cut, the kernel run apart under every node of every rank's forest, added up in the order that
-//!   `ReductionTree::order` gives, is the whole; and all other results of these runs are the whole's.
+//! Values are normals times powers of ten, with zeros of either sign and the smallest numbers among them, in f32, f64,
+//! f16 and bf16. Ranks are simulated and exchange nothing. A row holds if
+//! - shards of a sharded result are those of the single rank's result;
+//! - for a partial operand: the operator applied to each rank's contribution to an *arbitrary* sum (maximum, minimum),
+//!   and reduced afterwards, equals the operator applied to the reduced operand; in some elements contributions cancel
+//!   or are zeros of either sign;
+//! - for a sum of which one rank contributes each element: the sum equals the single rank's result;
+//! - for a sum over sharded dims: the kernel run separately on every finished node of every rank, added up in the order
+//!   of `ReductionTree::order`, equals the single rank's result, and so do all other results of these runs.
 //!
-//! A row that claims less must need to: some trial differs, or the row stands in `golden/rounded_rows.txt` with its reason.
+//! A row that claims to hold up to rounding only must need to: some trial differs, or the row is in
+//! `golden/rounded_rows.txt` with a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +36,7 @@ fn every_exact_row_holds_by_bits_on_one_axis() {
     for (sample, dtype) in samples() {
         let trial = Trial::new(&sample, dtype, 1);
         for ranks in [1, 2, 3, 4, 5] {
-            for row in sample.op.rows(&trial.metas, MeshAxis::alone(ranks)).iter().filter(|r| r.by_bits) {
+            for row in sample.op.rows(&trial.metas, MeshAxis::new(ranks)).iter().filter(|r| r.by_bits) {
                 let case =
                     Case { trial: &trial, mesh: &line(ranks), rows: std::slice::from_ref(row), order: &[0] };
                 count.see(row, case.judge(), &format!("{dtype} {sample:?} on {ranks}"), &mut wrong);
@@ -58,8 +60,8 @@ fn products_of_exact_rows_hold_by_bits_on_two_axes() {
             let mesh = Mesh::new(&[("a", lens[0]), ("b", lens[1])], 0).unwrap();
             let rows = |a: usize, other: Option<AxisPlacement>| {
                 let axis = match other {
-                    Some(AxisPlacement::S(dim)) => MeshAxis::alone(lens[a]).beside(dim, lens[1 - a]),
-                    _ => MeshAxis::alone(lens[a]),
+                    Some(AxisPlacement::S(dim)) => MeshAxis::new(lens[a]).with_split(dim, lens[1 - a]),
+                    _ => MeshAxis::new(lens[a]),
                 };
                 let mut rows = trial.op().rows(&trial.metas, axis);
                 rows.retain(|r| r.by_bits);
@@ -87,7 +89,7 @@ fn products_of_exact_rows_hold_by_bits_on_two_axes() {
     assert!(count.judged > 20 * count.cut, "{} judged, {} cut a leaf", count.judged, count.cut);
 }
 
-/// Exact mode reduces before a row that holds up to rounding only: none may be called so without need.
+/// Exact mode does not use rows that hold up to rounding only, so no row may be marked so without need.
 #[test]
 fn rows_said_to_round_do_round_or_are_listed_with_a_reason() {
     common::quiet_panics();
@@ -96,8 +98,7 @@ fn rows_said_to_round_do_round_or_are_listed_with_a_reason() {
         for salt in 3..6 {
             let trial = Trial::new(&sample, dtype, salt);
             for ranks in [2, 3, 5] {
-                for row in sample.op.rows(&trial.metas, MeshAxis::alone(ranks)).iter().filter(|r| !r.by_bits)
-                {
+                for row in sample.op.rows(&trial.metas, MeshAxis::new(ranks)).iter().filter(|r| !r.by_bits) {
                     let rows = std::slice::from_ref(row);
                     let outcome = Case { trial: &trial, mesh: &line(ranks), rows, order: &[0] }.judge();
                     *differs.entry(format!("{}: {row:?}", sample.op.name())).or_default() |= outcome.is_err();
@@ -116,7 +117,7 @@ fn rows_said_to_round_do_round_or_are_listed_with_a_reason() {
     assert_eq!(found, listed, "golden/rounded_rows.txt differs");
 }
 
-/// The judge itself: operators that claim more than they hold are found out.
+/// Tests the judge itself: it finds rows that claim too much.
 #[test]
 fn false_claims_are_found() {
     common::quiet_panics();
@@ -128,7 +129,7 @@ fn false_claims_are_found() {
                 let rows = std::slice::from_ref(row);
                 Case { trial: &trial, mesh: &line(ranks), rows, order: &[0] }.judge().is_err()
             };
-            lie.rows(&trial.metas, MeshAxis::alone(ranks)).iter().any(judged)
+            lie.rows(&trial.metas, MeshAxis::new(ranks)).iter().any(judged)
         });
         assert!(found, "{lie:?} is believed");
     }
@@ -136,13 +137,13 @@ fn false_claims_are_found() {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Lie {
-    /// That negation commutes with a sum, zeros and all.
+    /// Claims that negation commutes with a sum, zeros included.
     Negates,
-    /// That a product adds neighbours.
+    /// Claims that a product adds neighbours.
     OtherLeaves,
-    /// That the inner dim of a sum is the outer one.
+    /// Claims that the inner dim of a sum is the outer one.
     OtherOrder,
-    /// That a sum of two terms from different ranks is a choice, with +0 for what is not there.
+    /// Claims that each element of a sum comes from one rank, although other ranks contribute +0.
     OneRanksShare,
 }
 
@@ -199,23 +200,23 @@ impl Op for Lie {
     }
 }
 
-/// The catalog and the long sums, in every dtype that they take.
+/// Returns the catalog and the long sums, in every dtype that they take.
 fn samples() -> impl Iterator<Item = (Sample, DType)> {
     let takes = |(sample, dtype): &(Sample, DType)| {
         let metas: Vec<Meta> = ordinary_values(sample, *dtype, 1).iter().map(Meta::of).collect();
-        // Not where an operand's dtype depends on another's: a statistic of halves is f32.
+        // Not if an operand's dtype depends on another's: a statistic of f16 or bf16 operands is f32.
         sample.op.infer(&metas).is_ok()
     };
     let all = catalog().into_iter().chain(long_sums());
     all.flat_map(|s| DTYPES.map(|dtype| (s.clone(), dtype))).filter(takes)
 }
 
-/// What was judged; a skip is counted.
+/// Counts of judged and skipped rows.
 #[derive(Default)]
 struct Count {
     judged: usize,
     cut: usize,
-    /// True for operators' rows that cut a sum and were judged.
+    /// Per operator, true if its rows that shard a sum were judged.
     terms: BTreeMap<String, bool>,
 }
 

@@ -47,10 +47,10 @@ fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Me
     let whole = sample.metas();
     let mut held_by_all = 0;
     let mut ins = Vec::new();
-    for (i, (meta, slot)) in whole.iter().zip(&row.ins).enumerate() {
+    for (i, (meta, axis_placement)) in whole.iter().zip(&row.ins).enumerate() {
         let by_index = i == 0 && BY_INDEX.contains(&sample.op.name());
         let mut meta = meta.clone();
-        match *slot {
+        match *axis_placement {
             AxisPlacement::S(dim) => meta.shape[dim] = chunk(meta.shape[dim], ranks, rank).len(),
             AxisPlacement::R if by_index => {}
             AxisPlacement::R => held_by_all += meta.len_bytes() as u64,
@@ -60,9 +60,9 @@ fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Me
     }
     let outs = sample.op.infer(&whole).expect("samples are legal");
     let parts = sample.op.infer(&ins).ok()?;
-    for ((whole, part), slot) in outs.iter().zip(&parts).zip(&row.outs) {
+    for ((whole, part), axis_placement) in outs.iter().zip(&parts).zip(&row.outs) {
         let mut want = whole.clone();
-        match *slot {
+        match *axis_placement {
             AxisPlacement::S(dim) => want.shape[dim] = chunk(whole.shape[dim], ranks, rank).len(),
             _ => return None,
         }
@@ -86,7 +86,7 @@ fn a_cut_divides_the_work() {
         let op = &*sample.op;
         let whole = work(op, &sample.metas());
         for ranks in [2, 3] {
-            for row in op.rows(&sample.metas(), MeshAxis::alone(ranks)) {
+            for row in op.rows(&sample.metas(), MeshAxis::new(ranks)) {
                 let cut = row.ins.iter().any(|s| matches!(s, AxisPlacement::S(_)));
                 if !cut || causal(op, &row) {
                     continue;
@@ -170,7 +170,7 @@ fn attention_takes_the_causal_half() {
     // Grouped heads read fewer keys and compute as much.
     let grouped = attention([b, h, s, d], [1, s], None, false);
     assert_eq!((grouped.flops, grouped.bytes), (forward.flops, forward.bytes - 4 * 2 * elements * 3 / 4));
-    // Three queries behind two keys see 3 + 4 + 5; two at the front of five keys 1 + 2.
+    // Three queries after two keys attend to 3 + 4 + 5 keys; two queries at the front of five keys to 1 + 2.
     assert_eq!(attention([1, 1, 3, 1], [1, 5], Some(2), false).flops, 12 * (4 + 24) + 3 * 21 + 3);
     assert_eq!(attention([1, 1, 2, 1], [1, 5], Some(0), false).flops, 3 * (4 + 24) + 2 * 21 + 2);
 }

@@ -1,55 +1,69 @@
-//! Causal attention over whole key sequences, and its derivative.
+//! The CPU kernels of causal attention and of its derivative.
 //!
-//! Queries go in blocks of 64 that start at multiples of 64 of their *global* index, and a block looks at the keys up to its
-//! end; what a query must not see is masked. So one output row, and its query's gradient, is a function of its global
-//! index, its own query and the keys: cutting the queries, the heads or the batch changes no bit of it. The gradients
-//! of keys and values are sums over the queries given, [along their tree](backward).
+//! Queries are processed in blocks of 64 that start at multiples of 64 of their *global* index. A block computes the
+//! scores of all keys up to its end and masks the keys to which a query must not attend. So an output row, and the
+//! gradient of its query, depends only on the query's global index, the query and the keys: sharding queries, heads or
+//! batch changes no bit. The gradients of keys and values are sums over the given queries
+//! [along the reduction tree](backward).
 //!
-//! Missing: keys that start elsewhere than at 0.
+//! Missing: shards of the keys.
 
 mod backward;
-mod block;
+mod query_block;
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Gemm, MatMut, MatRef, RowTree, cast, dispatch, expect_matching};
 use crate::tensor::{DType, Tensor};
-use block::{Block, Exponentials, Heads, ROWS, Scratch};
+use query_block::{Exponentials, Heads, QueryBlock, ROWS, Scratch};
 
-/// `softmax(scale * q k^T, causally masked) v`: the query at row `i` sees the keys up to `q_start + i`.
+/// Computes `softmax(scale * q k^T, causally masked) v` on the CPU. The query at row `i` attends to the keys up to
+/// `q_start + i`.
 ///
-/// `q` is `[batch, heads, queries, d]`, `k` `[batch, groups, keys, d]` and `v` `[batch, groups, keys, dv]`, in any
-/// strides; a group of `heads / groups` neighbouring heads looks at one head of `k` and `v`. Results are views `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging
-/// the heads is free. f16 and bf16 compute in f32 and round once.
+/// `q` is `[batch, heads, queries, d]`, `k` `[batch, groups, keys, d]` and `v` `[batch, groups, keys, dv]`, with any
+/// strides. Each group of `heads / groups` neighbouring heads uses one head of `k` and `v`. Results are views
+/// `[batch, heads, length, d]` of buffers `[batch, length, heads, d]`, so that merging the heads needs no copy. f16 and
+/// bf16 compute in f32 and round once.
+///
+/// ```
+/// use isoshard::{ops::cpu::CpuAttention, tensor::{DType, Tensor}};
+/// let attention = CpuAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None };
+/// let q = Tensor::zeros(DType::F64, [1, 1, 2, 3]);
+/// let v = Tensor::from_vec(vec![1.0, 5.0], [1, 1, 2, 1])?;
+/// let (o, lse) = attention.forward(&q, &q, &v)?;
+/// assert_eq!(o.to_f64_vec(), [1.0, 3.0]);
+/// assert_eq!(format!("{:.3?}", lse.to_f64_vec()), "[0.000, 0.693]"); // ln 1, ln 2
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy)]
-pub struct CausalAttention<'a> {
-    /// The function's name in errors.
+pub struct CpuAttention<'a> {
+    /// The name with which errors begin.
     pub verb: &'a str,
-    /// The global index of the first query.
+    /// The position of the first query in the sequence of keys.
     pub q_start: usize,
-    /// The factor before the softmax.
+    /// The factor of the scores.
     pub scale: f64,
-    /// Zeros among the probabilities.
-    pub dropout: Option<AttentionDropout<'a>>,
+    /// Dropout on the probabilities, or `None`.
+    pub dropout: Option<CpuAttentionDropout<'a>>,
 }
 
-/// Which probabilities are kept, and their factor.
+/// The probabilities that dropout keeps, and their factor.
 #[derive(Clone, Copy)]
-pub struct AttentionDropout<'a> {
-    /// The factor of those kept, `1 / (1 - p)`.
+pub struct CpuAttentionDropout<'a> {
+    /// The factor of the probabilities that are kept, `1 / (1 - p)`.
     pub scale: f64,
-    /// Given a row's local indices `[batch, head, query]`, writes for each key from 0 on whether its probability
-    /// stays. Called with the same answer expected in the forward and the backward pass.
+    /// Takes a row's local indices `[batch, head, query]` and writes, for each key from 0 on, true if its probability
+    /// is kept. Must give the same result in the forward and the backward pass.
     pub keep: &'a dyn Fn([usize; 3], &mut [bool]),
 }
 
-impl CausalAttention<'_> {
-    /// The output, and the logarithm of each row's sum of exponentials, `[batch, heads, queries]` (f32, or f64 for
-    /// f64). A query without keys gives 0 and -inf.
+impl CpuAttention<'_> {
+    /// Returns the output, and the logarithm of each row's sum of exponentials `[batch, heads, queries]` in f32 (f64
+    /// for f64). A query without keys gives 0 and -inf.
     ///
     /// # Errors
-    /// Refuses operands that are not four-dimensional floats of one dtype, or whose shapes do not fit.
+    /// Refuses operands that do not have four dims and one floating-point dtype, or whose shapes do not fit.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         self.expect_fit(q, k, v)?;
         let (o, lse) = match q.dtype() {
@@ -64,14 +78,26 @@ impl CausalAttention<'_> {
         Ok((o.transpose(1, 2)?, lse))
     }
 
-    /// The gradients of `q`, `k` and `v`, from the forward pass's operands and results and the gradient `grad` of `o`.
+    /// Returns the gradients of `q`, `k` and `v` from the forward pass's operands and results and the gradient `grad`
+    /// of `o`.
     ///
-    /// Those of `k` and `v` are sums over the group's heads and the queries given, along the tree over both. They hold no
-    /// -0: so what a causal mask leaves out may be left out or added, and gradients of two nodes of the tree, computed
-    /// apart and added, are by bits that of the node above them.
+    /// The gradients of `k` and `v` are sums over the heads of a group and the given queries, along the reduction tree
+    /// over both. They contain no -0. Adding the zeros of masked pairs therefore changes no bit, and the sum of the
+    /// gradients of two sibling nodes of the tree has the bits of their parent's gradient.
+    ///
+    /// ```
+    /// use isoshard::{ops::cpu::CpuAttention, tensor::{DType, Tensor}};
+    /// let attention = CpuAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None };
+    /// let (q, v) = (Tensor::zeros(DType::F64, [1, 1, 2, 3]), Tensor::zeros(DType::F64, [1, 1, 2, 1]));
+    /// let (o, lse) = attention.forward(&q, &q, &v)?;
+    /// let grad = Tensor::full(DType::F64, [1, 1, 2, 1], 1.0);
+    /// let [_, _, dv] = attention.backward([&q, &q, &v], (&o, &lse), &grad)?;
+    /// assert_eq!(format!("{:.3?}", dv.to_f64_vec()), "[1.500, 0.500]"); // the probabilities of each key
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`CausalAttention::forward`].
+    /// As [`CpuAttention::forward`].
     pub fn backward(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -160,29 +186,29 @@ impl CausalAttention<'_> {
         Ok((o, lse))
     }
 
-    /// These queries in blocks. None where there are no keys.
-    fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<Block> {
+    /// Divides these queries into blocks. Returns no block if there are no keys.
+    fn blocks(&self, queries: Range<usize>, keys: usize) -> Vec<QueryBlock> {
         let (mut blocks, mut start) = (Vec::new(), queries.start);
         while start < queries.end && keys > 0 {
             let global = self.q_start + start;
             let end = (global / ROWS + 1) * ROWS;
             let rows = (end - global).min(queries.end - start);
-            // Beyond the last key everything is masked: the width is a function of the global index all the same.
+            // The width depends on the global index and the number of keys only. Scores beyond the last key are masked.
             let width = end.min(keys.next_multiple_of(ROWS));
-            blocks.push(Block { start, global, rows, keys: end.min(keys), width });
+            blocks.push(QueryBlock { start, global, rows, keys: end.min(keys), width });
             start += rows;
         }
         blocks
     }
 
-    /// `scale * q k^T` of a block.
-    fn scores<T: Gemm>(&self, block: &Block, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
+    /// Computes `scale * q k^T` of a block.
+    fn scores<T: Gemm>(&self, block: &QueryBlock, (q, k): (MatRef<'_, T>, MatRef<'_, T>), s: &mut [T]) {
         let (q, k) = (q.rows(block.start, block.rows), k.rows(0, block.keys));
         T::product(T::of(self.scale), q, k.t(), T::ZERO, block.matrix_mut(s));
     }
 
-    /// Zeros and factors where there is dropout.
-    fn drop_out<T: Gemm>(&self, block: &Block, [b, h]: [usize; 2], s: &mut [T]) {
+    /// Applies dropout to a block's rows, if there is any.
+    fn drop_out<T: Gemm>(&self, block: &QueryBlock, [b, h]: [usize; 2], s: &mut [T]) {
         let Some(dropout) = &self.dropout else { return };
         let scale = T::of(dropout.scale);
         let mut keep = vec![false; block.keys];
@@ -196,13 +222,13 @@ impl CausalAttention<'_> {
     }
 }
 
-/// How many heads of queries look at one of `groups` heads of keys.
+/// Returns the number of query heads that share one of `groups` key heads.
 fn group_len(heads: usize, groups: usize) -> usize {
     heads.checked_div(groups).unwrap_or(0)
 }
 
 impl Tensor {
-    /// This tensor if its last dim is contiguous, else a contiguous copy.
+    /// Returns this tensor if its last dim is contiguous, else a contiguous copy.
     fn contiguous_rows(&self) -> Tensor {
         let last = self.shape().len() - 1;
         if self.strides()[last] == 1 || self.shape()[last] <= 1 { self.clone() } else { self.packed_copy() }
@@ -221,15 +247,15 @@ mod tests {
         Tensor::from_vec((0..shape.numel()).map(value).collect::<Vec<f64>>(), shape).unwrap()
     }
 
-    fn plain(q_start: usize) -> CausalAttention<'static> {
-        CausalAttention { verb: "attention", q_start, scale: 0.3, dropout: None }
+    fn plain(q_start: usize) -> CpuAttention<'static> {
+        CpuAttention { verb: "attention", q_start, scale: 0.3, dropout: None }
     }
 
     fn keep([b, h, i]: [usize; 3], keep: &mut [bool]) {
         keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1);
     }
 
-    fn by_definition(q: &Tensor, k: &Tensor, v: &Tensor, a: &CausalAttention<'_>) -> Vec<f64> {
+    fn by_definition(q: &Tensor, k: &Tensor, v: &Tensor, a: &CpuAttention<'_>) -> Vec<f64> {
         let at = |t: &Tensor, i: [usize; 4]| t.to_ndarray_view::<f64>().unwrap()[ndarray::IxDyn(&i)];
         let (s, t, dv) = (q.shape(), k.shape()[2], v.shape()[3]);
         let mut out = Vec::new();
@@ -259,8 +285,8 @@ mod tests {
         for (tq, tk, q_start) in [(1, 1, 0), (5, 5, 0), (70, 70, 0), (3, 67, 64), (7, 40, 60), (2, 9, 3)] {
             let q = noise([2, tq, 3, 4], 1).transpose(1, 2).unwrap();
             let (k, v) = (noise([2, 3, 4, tk], 2).transpose(2, 3).unwrap(), noise([2, 3, tk, 5], 3));
-            let dropout = Some(AttentionDropout { scale: 1.25, keep: &keep });
-            for attention in [plain(q_start), CausalAttention { dropout, ..plain(q_start) }] {
+            let dropout = Some(CpuAttentionDropout { scale: 1.25, keep: &keep });
+            for attention in [plain(q_start), CpuAttention { dropout, ..plain(q_start) }] {
                 let (o, lse) = attention.forward(&q, &k, &v).unwrap();
                 assert_eq!((&o.shape()[..], &lse.shape()[..]), (&[2, 3, tq, 5][..], &[2, 3, tq][..]));
                 assert!(o.transpose(1, 2).unwrap().is_contiguous(), "merging heads is free");
@@ -277,8 +303,8 @@ mod tests {
 
     #[test]
     fn derivatives_by_differences() {
-        let dropout = Some(AttentionDropout { scale: 1.25, keep: &keep });
-        for attention in [plain(1), CausalAttention { dropout, ..plain(1) }] {
+        let dropout = Some(CpuAttentionDropout { scale: 1.25, keep: &keep });
+        for attention in [plain(1), CpuAttention { dropout, ..plain(1) }] {
             let inputs = [noise([1, 2, 4, 3], 1), noise([1, 2, 5, 3], 2), noise([1, 2, 5, 2], 3)];
             let grad = noise([1, 2, 4, 2], 4);
             let loss = |t: &[Tensor; 3]| -> f64 {

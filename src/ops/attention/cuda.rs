@@ -1,7 +1,7 @@
-//! Causal attention and its derivative: [by the CPU's bits](exact), or, where these are not asked for, [fast](fast). The
-//! kernels say what they compute, and what that should cost.
+//! CUDA kernels of causal attention and of its derivative: [with the CPU's bits](exact), or [fast](fast) if they are
+//! not required. The sources in `kernels/` document the algorithms and their cost.
 //!
-//! Missing: a split of a few queries' keys over several multiprocessors, which generation would want.
+//! Missing: a division of the keys of few queries among multiprocessors, which text generation would need.
 
 mod exact;
 mod fast;
@@ -14,49 +14,50 @@ use crate::tensor::cuda::{Gpu, fill};
 use crate::tensor::{DType, SplitRule, Tensor};
 use tree::depth;
 
-/// `softmax(scale * q k^T, causally masked) v` and its derivative, as
-/// [`cpu::CausalAttention`](crate::ops::cpu::CausalAttention).
+/// Computes `softmax(scale * q k^T, causally masked) v` and its derivative on a CUDA device, as
+/// [`CpuAttention`](crate::ops::cpu::CpuAttention).
 #[derive(Clone, Copy, Debug)]
-pub struct CausalAttention<'a> {
-    /// The function's name in errors.
+pub struct CudaAttention<'a> {
+    /// The name with which errors begin.
     pub verb: &'a str,
-    /// The time of the first query.
+    /// The position of the first query in the sequence of keys.
     pub q_start: usize,
-    /// The factor before the softmax.
+    /// The factor of the scores.
     pub scale: f64,
-    /// Zeros among the probabilities.
-    pub dropout: Option<AttentionDropout>,
-    /// Whether the bits must be the CPU's. If not, f16 and bf16 with head dims up to 128 that are multiples of 8 go
-    /// to matrix units, which differ by a few roundings to the dtype; the others are exact all the same.
+    /// Dropout on the probabilities, or `None`.
+    pub dropout: Option<CudaAttentionDropout>,
+    /// True if results must have the CPU's bits. If false, f16 and bf16 with head dims up to 128 that are multiples of
+    /// 8 use matrix units, whose results differ by a few roundings; all other operands give the CPU's bits in any case.
     pub exact: bool,
 }
 
-/// Which probabilities are kept: those whose word of a draw is not below a threshold. That of batch b, head h, query i and
-/// key j is word `((b H + h) Tq + i) Tk + j`, with whole extents and global indices.
+/// The probabilities that dropout keeps: those whose random word is not below a threshold. The probability of batch b,
+/// head h, query i and key j uses word `((b H + h) Tq + i) Tk + j` of the draw, with global extents and indices.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionDropout {
+pub struct CudaAttentionDropout {
     /// Philox's key.
     pub key: [u32; 2],
     /// The upper half of its counter.
     pub high: u64,
-    /// The least word that keeps.
+    /// The least word that keeps a probability.
     pub threshold: u32,
-    /// True where nothing is kept, whatever the word.
+    /// True if all probabilities are dropped.
     pub everything: bool,
-    /// The factor of what is kept.
+    /// The factor of the probabilities that are kept.
     pub scale: f64,
-    /// The whole's heads, queries and keys.
+    /// The global numbers of heads, queries and keys.
     pub extents: [usize; 3],
-    /// The first batch, the first head and the first query given. Queries count from the whole's first one, whatever its time.
+    /// The global indices of the first given batch, head and query. Queries count from 0, independently of their
+    /// position.
     pub start: [usize; 3],
 }
 
-impl CausalAttention<'_> {
-    /// The output `[batch, heads, queries, dv]`, a view of a buffer `[batch, queries, heads, dv]`, and the logarithm of each
-    /// row's sum of exponentials.
+impl CudaAttention<'_> {
+    /// Returns the output `[batch, heads, queries, dv]`, a view of a buffer `[batch, queries, heads, dv]`, and the
+    /// logarithm of each row's sum of exponentials.
     ///
     /// # Errors
-    /// Head dims beyond 1024; a device without room, a launch that fails.
+    /// Refuses head dims beyond 1024. Returns an error if the device has no memory left or a launch fails.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
         let gpu = Gpu::of(q)?;
         let ([b, h, tq, _], [_, _, keys, dv]) = (extents(q), extents(v));
@@ -65,17 +66,18 @@ impl CausalAttention<'_> {
             fill(&mut lse, f64::NEG_INFINITY)?;
             return Ok((gpu.zeros(q.dtype(), [b, tq, h, dv])?.transpose(1, 2)?, lse));
         }
-        let o = match self.fast_kind(&gpu, q, v) {
-            Some(kind) => self.forward_fast(kind, &gpu, [q, k, v], &mut lse)?,
+        let o = match self.fast_kernel(&gpu, q, v) {
+            Some(kernel) => self.forward_fast(kernel, &gpu, [q, k, v], &mut lse)?,
             None => self.forward_exact(&gpu, [q, k, v], &mut lse)?,
         };
         Ok((o.transpose(1, 2)?, lse))
     }
 
-    /// The gradients of `q`, `k` and `v`, from the forward pass's operands and results and the gradient `grad` of `o`.
+    /// Returns the gradients of `q`, `k` and `v` from the forward pass's operands and results and the gradient `grad`
+    /// of `o`.
     ///
     /// # Errors
-    /// As [`CausalAttention::forward`].
+    /// As [`CudaAttention::forward`].
     pub fn backward(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -88,14 +90,14 @@ impl CausalAttention<'_> {
             return Ok([zeros(q)?, zeros(k)?, zeros(v)?]);
         }
         let (lse, ins) = (&lse.contiguous()?, [q, k, v, grad]);
-        let [dq, dk, dv] = match self.fast_kind(&gpu, q, v) {
-            Some(kind) => self.backward_fast(kind, &gpu, ins, lse, &self.delta(&gpu, o, grad)?)?,
+        let [dq, dk, dv] = match self.fast_kernel(&gpu, q, v) {
+            Some(kernel) => self.backward_fast(kernel, &gpu, ins, lse, &self.delta(&gpu, o, grad)?)?,
             None => self.backward_exact(&gpu, ins, lse, o)?,
         };
         Ok([dq.transpose(1, 2)?, dk.transpose(1, 2)?, dv.transpose(1, 2)?])
     }
 
-    /// Each row's sum of `o` times its gradient.
+    /// Computes the sum of `o` times its gradient per row.
     fn delta(&self, gpu: &Gpu, o: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let [b, h, tq, dv] = extents(o);
         let (o, grad) = (contiguous_rows(o)?, contiguous_rows(grad)?);
@@ -153,7 +155,7 @@ impl CausalAttention<'_> {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct CallArg {
-    /// Of batch, head and row: q, k, v, o, grad.
+    /// The strides of batch, head and row of q, k, v, o and grad.
     steps: [[u64; 3]; 5],
     draw: [u64; 6],
     key: [u32; 2],
@@ -184,7 +186,7 @@ fn sum_dtype(x: &Tensor) -> DType {
     if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// This tensor if its last dim is contiguous, else a contiguous copy.
+/// Returns this tensor if its last dim is contiguous, else a contiguous copy.
 fn contiguous_rows(x: &Tensor) -> Result<Tensor> {
     let last = x.shape().len() - 1;
     if x.strides()[last] == 1 || x.shape()[last] <= 1 { Ok(x.clone()) } else { x.contiguous() }

@@ -1,4 +1,4 @@
-//! `attention_grad`: the derivative of `attention`, which computes the probabilities anew from `lse`.
+//! `attention_grad`: the derivative of `attention`. It computes the probabilities again, from `lse`.
 
 use std::sync::Arc;
 
@@ -31,17 +31,18 @@ impl Op for AttentionGrad {
         Ok(smallvec![q.clone(), k.clone(), v.clone()])
     }
 
-    /// As for the operator: ranks that hold some of the queries hold parts of the sums dk and dv, ranks that hold some
-    /// of v's dim parts of dq and dk. Linear in do.
+    /// Like the operator's rows. If the queries are sharded, dk and dv are partial sums; if the last dim of v is
+    /// sharded, dq and dk are. Linear in do.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let (r, sum, queries, dim) =
             (AxisPlacement::R, AxisPlacement::SUM, AxisPlacement::S(2), AxisPlacement::S(3));
-        // The sum runs over the queries, and before them over the heads that a head of k serves.
-        let terms =
+        // The outer levels of the tree are the query heads that share a key head; only without sharing is a shard of
+        // the queries a set of the tree's nodes.
+        let tree_sum =
             if ins[0].shape[1] == ins[1].shape[1] { AxisPlacement::TreeSum(Leaf::Chain) } else { sum };
         let mut rows = vec![
             Row::new([AxisPlacement::S(0); 6], [AxisPlacement::S(0); 3]),
-            Row::new([queries, r, r, queries, queries, queries], [queries, terms, terms]),
+            Row::new([queries, r, r, queries, queries, queries], [queries, tree_sum, tree_sum]),
             Row::new([r, r, dim, dim, r, dim], [sum, sum, dim]),
             Row::new([r, r, r, r, r, sum], [sum; 3]),
         ];
@@ -63,7 +64,7 @@ impl Op for AttentionGrad {
         Ok(smallvec![dq, dk, dv])
     }
 
-    /// Five products over the pairs that the operator computes, the scores among them.
+    /// Five products over the operator's pairs of queries and keys, among them the scores again.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         work::backward(ins, outs, self.p, self.q_offset.unwrap_or(0))
     }

@@ -18,26 +18,43 @@ use super::{
 use crate::error::{Error, Result};
 use crate::rng::{self, Draw, Generator};
 use crate::tensor::{Shape, Tensor};
-use cpu::{AttentionDropout, CausalAttention};
+use cpu::{CpuAttention, CpuAttentionDropout};
 
-/// (q, k, v) -> (o, lse): `o = dropout(softmax(scale q kᵀ)) v`, where query i sees keys 0 to [`q_offset`](Self::q_offset) + i. q is `[B, H, Tq, D]`,
-/// k `[B, Hk, Tk, D]`, v `[B, Hk, Tk, Dv]` with H a multiple of Hk (each head of k and v serves H / Hk neighbouring
-/// heads of q); o is `[B, H, Tq, Dv]`, and lse `[B, H, Tq]` the logarithms of the softmax's denominators, in f32 (f64
-/// for f64).
+/// Causal scaled dot-product attention: `(q, k, v) -> (o, lse)` with `o = dropout(softmax(scale q kᵀ)) v` (Vaswani et
+/// al., *Attention Is All You Need*, 2017; Ainslie et al., *GQA*, 2023). Applied by
+/// [`DTensor::attention`](crate::dtensor::DTensor::attention), [`attention_at`](crate::dtensor::DTensor::attention_at)
+/// and [`attention_dropout`](crate::dtensor::DTensor::attention_dropout).
 ///
-/// Vaswani et al., *Attention Is All You Need*, 2017; Ainslie et al., *GQA*, 2023. The probability of query i and key
-/// j reads element `((b H + h) Tq + i) Tk + j` of the draw. The gradients of q, k and v are total, through lse; that
-/// of lse itself stops here.
+/// q is `[B, H, Tq, D]`, k `[B, Hk, Tk, D]` and v `[B, Hk, Tk, Dv]`. H is a multiple of Hk: each head of k and v serves
+/// H / Hk neighbouring heads of q. o is `[B, H, Tq, Dv]`. lse `[B, H, Tq]` is the logarithm of the softmax's
+/// denominators, in f32 (f64 for f64). Query i attends to the keys 0 to [`q_offset`](Self::q_offset) + i.
+///
+/// Batch, heads and queries may be sharded, and the last dim of v. Nothing is communicated then. The dropout of query i
+/// and key j uses element `((b H + h) Tq + i) Tk + j` of the draw. The gradients of q, k and v include the path through
+/// lse; an incoming gradient of lse is dropped.
+///
+/// ```
+/// use isoshard::ops::{Attention, Bits, Unkeyed, eval_whole};
+/// use isoshard::{rng::Draw, tensor::{DType, Tensor}};
+/// let draw = Unkeyed(Draw { seed: 0, number: 0 }); // not used: nothing is dropped
+/// let op = Attention { scale: Bits(1.0), p: Bits(0.0), q_offset: None, draw };
+/// // Equal scores: the second query averages both values.
+/// let q = Tensor::zeros(DType::F64, [1, 1, 2, 3]);
+/// let v = Tensor::from_vec(vec![1.0, 5.0], [1, 1, 2, 1])?;
+/// let o = eval_whole(&op, &[q.clone(), q, v])?.remove(0);
+/// assert_eq!(o.to_f64_vec(), [1.0, 3.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
     /// The factor of the scores, usually `1 / sqrt(D)`.
     pub scale: Bits,
     /// The probability with which a softmax probability is dropped.
     pub p: Bits,
-    /// The time of the first query: query i stands at time `q_offset + i`, and key j at time j. `None` if there are as many
-    /// queries as keys, which then stand at the same times.
+    /// The position of the first query in the sequence of keys: query i has position `q_offset + i`, key j has position
+    /// j. `None` means 0 and requires as many queries as keys.
     pub q_offset: Option<usize>,
-    /// This call's numbers.
+    /// The draw of this call.
     pub draw: Unkeyed<Draw>,
 }
 
@@ -55,8 +72,8 @@ impl Op for Attention {
         Ok(smallvec![o, lse])
     }
 
-    /// By batch; by heads, where those of k and v split evenly; by queries, each rank seeing all keys; by the dim of
-    /// v. The result, but not lse, is linear in v.
+    /// The batch may be sharded; the heads, if those of k and v are cut evenly; the queries, with all keys on every
+    /// rank; and the last dim of v. The result, but not lse, is linear in v.
     fn rows(&self, ins: &[Meta], axis: MeshAxis) -> Vec<Row> {
         let r = AxisPlacement::R;
         let mut rows = vec![
@@ -81,8 +98,8 @@ impl Op for Attention {
         Ok(smallvec![o, lse])
     }
 
-    /// The two products over the pairs of a query and a key that it sees, `(2D + 2Dv) T (T + 1) / 2` for each head if keys are
-    /// as many as queries; and the softmax.
+    /// The two products over the pairs of a query and a key to which it attends, `(2D + 2Dv) T (T + 1) / 2` per head
+    /// for T queries and T keys; and the softmax.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         work::forward(ins, outs, self.p, self.q_offset.unwrap_or(0))
     }
@@ -106,20 +123,20 @@ impl Attention {
     }
 }
 
-/// One call, of which the operator and its derivative have all but the operands in common.
+/// The attributes and windows of one call of the operator or of its derivative.
 pub(super) struct CausalCall<'a> {
     pub verb: &'a str,
     pub scale: Bits,
     pub p: Bits,
     pub q_offset: Option<usize>,
     pub draw: Draw,
-    /// Operands 0 and 1 are q and k.
+    /// The windows; operands 0 and 1 are q and k.
     pub at: &'a Windows,
 }
 
 impl CausalCall<'_> {
-    /// Runs `f` with the kernel, which knows where this rank's queries stand in the whole.
-    pub fn with<T>(&self, f: impl FnOnce(&CausalAttention) -> T) -> T {
+    /// Calls `f` with the CPU kernel for this rank's queries.
+    pub fn with<T>(&self, f: impl FnOnce(&CpuAttention) -> T) -> T {
         let q = &self.at.ins[0];
         let [first_b, first_h, first_i] = [0, 1, 2].map(|d| q.start(d));
         let (heads, queries, keys) = (q.global[1], q.global[2], self.at.ins[1].global[2]);
@@ -127,21 +144,16 @@ impl CausalCall<'_> {
             let row = ((first_b + b) * heads + first_h + h) * queries + first_i + i;
             rng::keep(self.draw, (row * keys) as u64, self.p.0, out).expect("infer checked the probability");
         };
-        let dropout = (self.p.0 > 0.0).then_some(AttentionDropout { scale: self.factor(), keep: &keep });
-        f(&CausalAttention {
-            verb: self.verb,
-            q_start: self.offset() + first_i,
-            scale: self.scale.0,
-            dropout,
-        })
+        let dropout = (self.p.0 > 0.0).then_some(CpuAttentionDropout { scale: self.factor(), keep: &keep });
+        f(&CpuAttention { verb: self.verb, q_start: self.offset() + first_i, scale: self.scale.0, dropout })
     }
 
-    /// The same call on a device.
-    pub fn cuda(&self) -> Result<cuda::CausalAttention<'_>> {
+    /// Returns the CUDA kernel for this rank's queries.
+    pub fn cuda(&self) -> Result<cuda::CudaAttention<'_>> {
         let (q, p) = (&self.at.ins[0], self.p.0);
         let [_, _, low, high] = self.draw.counter(0, 0);
         let threshold = rng::keep_threshold(self.verb, p)?;
-        let dropout = (p > 0.0).then_some(cuda::AttentionDropout {
+        let dropout = (p > 0.0).then_some(cuda::CudaAttentionDropout {
             key: self.draw.key(),
             high: u64::from(low) | u64::from(high) << 32,
             threshold,
@@ -150,7 +162,7 @@ impl CausalCall<'_> {
             extents: [q.global[1], q.global[2], self.at.ins[1].global[2]],
             start: [q.start(0), q.start(1), q.start(2)],
         });
-        Ok(cuda::CausalAttention {
+        Ok(cuda::CudaAttention {
             verb: self.verb,
             q_start: self.offset() + q.start(2),
             scale: self.scale.0,
@@ -163,13 +175,13 @@ impl CausalCall<'_> {
         self.q_offset.unwrap_or(0)
     }
 
-    /// What a probability that is kept is multiplied by.
+    /// Returns the factor of the probabilities that are kept.
     fn factor(&self) -> f64 {
         if self.p.0 < 1.0 { 1.0 / (1.0 - self.p.0) } else { 0.0 }
     }
 }
 
-/// Refuses, in the name of `verb`, queries, keys and values that do not fit, and gives the result's facts.
+/// Returns the result's dtype and shape. Refuses queries, keys and values that do not fit each other.
 pub(super) fn expect_heads(verb: &str, [q, k, v]: [&Meta; 3], ins: &[Meta]) -> Result<Meta> {
     q.dtype.expect_float(verb)?;
     if let ([b, h, t, d], [kb, kh, kt, kd], [vb, vh, vt, vd]) = (&q.shape[..], &k.shape[..], &v.shape[..]) {
@@ -183,34 +195,34 @@ pub(super) fn expect_heads(verb: &str, [q, k, v]: [&Meta; 3], ins: &[Meta]) -> R
     Err(Error::invalid(verb, rule, list(ins), "permute or cast them first"))
 }
 
-/// Refuses, in the name of `verb`, queries of which it is not known, or not possible, where in time they stand.
+/// Refuses queries whose positions are not known, and queries at positions that no key has.
 pub(super) fn expect_times(verb: &str, [q, k]: [&Meta; 2], q_offset: Option<usize>) -> Result<()> {
     let (queries, keys) = (q.shape[2], k.shape[2]);
     match q_offset {
         None if queries == keys => Ok(()),
         None => Err(Error::invalid(
             verb,
-            "queries and keys differ in number, so their times are not known",
+            "queries and keys differ in number, so the queries' positions are not known",
             format!("{queries} queries, {keys} keys in {q}, {k}"),
-            "say with attention_at at which time the first query stands: the number of keys before it",
+            "pass the first query's position, the number of keys before it, to attention_at",
         )),
         Some(offset) if offset.checked_add(queries).is_some_and(|end| end <= keys) => Ok(()),
         Some(offset) => Err(Error::invalid(
             verb,
-            "a query stands at a time that no key has",
-            format!("{queries} queries from time {offset} on, {keys} keys in {q}, {k}"),
-            "append the keys of the queries' own times first, and pass the number of keys before them",
+            "a query has a position that no key has",
+            format!("{queries} queries from position {offset} on, {keys} keys in {q}, {k}"),
+            "append the keys of the queries' own positions first, and pass the number of keys before them",
         )),
     }
 }
 
-/// True where every rank's heads of q are those that its heads of k and v serve.
+/// Returns true if sharding the heads gives every rank the heads of q that its heads of k and v serve.
 pub(super) fn heads_split(ins: &[Meta], axis: MeshAxis) -> bool {
     let (of_q, of_k) = (ins[0].shape[1], ins[1].shape[1]);
-    of_q == of_k || of_k % axis.ways(1) == 0
+    of_q == of_k || of_k % axis.pieces(1) == 0
 }
 
-/// The operators' attributes in samples, with dropout and without.
+/// Returns the attributes of samples: scale, dropout probability and draw.
 pub(super) fn sample_attributes(p: f64) -> (Bits, Bits, Unkeyed<Draw>) {
     (Bits(0.125), Bits(p), Unkeyed(Generator::new(5).next_draw()))
 }

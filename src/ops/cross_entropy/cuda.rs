@@ -1,17 +1,17 @@
-//! Cross entropy, from the statistics of its logits.
+//! CUDA kernels of cross entropy and of its derivative.
 
 use crate::error::Result;
-use crate::ops::index::cuda::Held;
+use crate::ops::index::cuda::HeldRange;
 use crate::tensor::Tensor;
 use crate::tensor::cuda::Gpu;
 use crate::tensor::cuda::fault::FaultCode;
 
-/// `ln(s) + m - logits[target]` for each row of the classes held; see `ops::CrossEntropy`. All operands are contiguous
-/// or become so.
+/// Computes this rank's contribution to `ln(s) + m - logits[target]` per row; see
+/// [`CrossEntropy`](crate::ops::CrossEntropy). Copies operands that are not contiguous.
 ///
 /// # Errors
-/// A device without room, a kernel that fails. A target out of range is reported.
-pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: Held) -> Result<Tensor> {
+/// Returns an error if the device has no memory left or the launch fails. The kernel records a target out of range.
+pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: HeldRange) -> Result<Tensor> {
     let gpu = Gpu::of(logits)?;
     let (logits, target, m, s) =
         (logits.contiguous()?, target.contiguous()?, m.contiguous()?, s.contiguous()?);
@@ -24,13 +24,17 @@ pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: Held)
     Ok(out)
 }
 
-/// `dy (e^(logits - m) / s - onehot(target))` for the classes held.
+/// Computes `dy (e^(logits - m) / s - onehot(target))` for this rank's classes.
 ///
 /// # Errors
 /// As [`cross_entropy`].
-pub(crate) fn cross_entropy_grad([logits, target, m, s, dy]: [&Tensor; 5], classes: Held) -> Result<Tensor> {
-    // A shorter row is not worth a block of its own; a block takes a piece.
+pub(crate) fn cross_entropy_grad(
+    [logits, target, m, s, dy]: [&Tensor; 5],
+    classes: HeldRange,
+) -> Result<Tensor> {
+    // Several rows shorter than this share a block of threads.
     const SHORT: usize = 512;
+    // Longer rows are cut into pieces of this length, one per block.
     const PIECE: usize = 2048;
     let gpu = Gpu::of(logits)?;
     let (logits, target) = (logits.contiguous()?, target.contiguous()?);

@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::{cuda, expect_loss};
 use crate::error::{Error, Result};
-use crate::ops::index::cuda::Held;
+use crate::ops::index::cuda::HeldRange;
 use crate::ops::index::segments::checked_index;
 use crate::ops::softmax::sum_exp::row_maximum;
 use crate::ops::work::elements;
@@ -26,7 +26,7 @@ impl Op for CrossEntropyGrad {
         if dy.shape != shape || dy.dtype != s.dtype {
             return Err(Error::invalid(
                 self.name(),
-                "dy is not of the loss's shape and dtype",
+                "dy does not have the loss's shape and dtype",
                 list(ins),
                 "",
             ));
@@ -74,11 +74,11 @@ impl Op for CrossEntropyGrad {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let last = at.ins[0].global.len() - 1;
-        let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        let classes = HeldRange { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy_grad([&ins[0], &ins[1], &ins[2], &ins[3], &ins[4]], classes)?])
     }
 
-    /// For each element: subtracting, exponentiating, multiplying; for each row: the share and the target's element.
+    /// Per element: a subtraction, an exponential, a product. Per row: `dy / s`, and the subtraction at the target.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(Work::SPECIAL + 2, ins, outs).plus(elements(&ins[1]).saturating_mul(2))
     }
@@ -96,10 +96,10 @@ impl Op for CrossEntropyGrad {
     }
 }
 
-/// The length of pieces that go through buffers, which stay in the nearest cache.
+/// The number of elements that are converted in one pass, so that the buffers stay in the first-level cache.
 const CHUNK: usize = 512;
 
-/// `exp(x - m) * share` of a row.
+/// Computes `exp(x - m) * share` of a row.
 fn shares<T: Widen<Wide: Real>>(
     x: &[T],
     m: T::Wide,
@@ -113,12 +113,13 @@ fn shares<T: Widen<Wide: Real>>(
     }
 }
 
-/// `exp(x - m) * share`. (On a type that is known to be f32, `.exp()` would be the standard library's.)
+/// Computes `exp(x - m) * share`. The function is generic because `.exp()` on an f32 would call the standard library's.
 #[inline(always)]
 fn share_at<A: Real>(x: A, m: A, share: A) -> A {
     (x - m).exp() * share
 }
 
+/// The kernel for one piece of a row.
 struct Shares<'a, A> {
     x: &'a [A],
     m: A,

@@ -1,6 +1,6 @@
-//! `cross_entropy`: the loss of a classifier, over classes that may be sharded.
+//! `cross_entropy`: the loss of a classifier. Classes may be sharded.
 //!
-//! Together with its statistics: `m = max(logits)`, `s = sum_exp(logits, m)`,
+//! The loss needs two statistics of each row: `m = max(logits)`, `s = sum_exp(logits, m)`,
 //! `loss = cross_entropy(logits, target, m, s)`.
 
 mod cuda;
@@ -8,8 +8,8 @@ pub(super) mod grad;
 
 use smallvec::smallvec;
 
-use super::index::cuda::Held;
-use super::index::embedding::nothing;
+use super::index::cuda::HeldRange;
+use super::index::embedding::minus_zero;
 use super::index::segments::{checked_index, expect_indices};
 use super::softmax::sum_exp::{accumulator, statistic_shape};
 use super::work::elements;
@@ -20,11 +20,24 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::{Float, Shape, Tensor, cpu, for_dtype};
 
-/// `log(s) + m - logits[target]` for each row: logits `[.., C]`, target i64 `[..]`, m and s `[.., 1]`, result `[..]`.
+/// Computes `log(s) + m - logits[target]` per row. Applied by
+/// [`DTensor::cross_entropy`](crate::dtensor::DTensor::cross_entropy).
 ///
-/// s and the result are f32 (f64 for f64) whatever the logits. Over sharded classes ranks exchange three numbers a row
-/// and never the logits (Shoeybi et al., *Megatron-LM*, 2019, section 3). The gradient of `logits` is the total one,
-/// through the statistics as well; that of `m` and `s` stops here.
+/// logits are `[.., C]`, target i64 `[..]`, m and s `[.., 1]`, and the result is `[..]`. m is the maximum of each row
+/// and s its [`SumExp`](super::SumExp). s and the result are f32 (f64 for f64). If classes are sharded, ranks exchange
+/// three numbers per row and never the logits (Shoeybi et al., *Megatron-LM*, 2019, section 3). The gradient of
+/// `logits` includes the paths through m and s, which therefore have none of their own.
+///
+/// ```
+/// use isoshard::{ops::{CrossEntropy, Max, SumExp, eval_whole}, tensor::Tensor};
+/// let logits = Tensor::from_vec(vec![1.0, 1.0, 1.0, 1.0], [1, 4])?;
+/// let m = eval_whole(&Max { dims: [1].into_iter().collect(), keep: true }, &[logits.clone()])?.remove(0);
+/// let s = eval_whole(&SumExp, &[logits.clone(), m.clone()])?.remove(0);
+/// let target = Tensor::from_vec(vec![2i64], [1])?;
+/// let loss = eval_whole(&CrossEntropy, &[logits, target, m, s])?[0].item()?;
+/// assert!((loss - 4f64.ln()).abs() < 1e-12);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropy;
 
@@ -39,8 +52,8 @@ impl Op for CrossEntropy {
         Ok(smallvec![Meta { dtype: s.dtype, shape }])
     }
 
-    /// Over sharded classes the rank with the first class adds the statistics, the one with the target's class
-    /// subtracts.
+    /// If classes are sharded, the rank with the first class contributes `log(s) + m`, and the rank with the target's
+    /// class subtracts the logit.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[0].shape.len() - 1;
         let mut rows: Vec<Row> = (0..last).map(|d| Row::same(AxisPlacement::S(d), 4)).collect();
@@ -67,7 +80,7 @@ impl Op for CrossEntropy {
             let (m, s) = (m.as_slice::<T>()?, s.as_slice::<A>()?);
             for (r, o) in cpu::as_elements_mut::<A>(out.bytes_mut()).iter_mut().enumerate() {
                 let place = checked_index(self.name(), target[r], classes, last)?.wrapping_sub(start);
-                *o = nothing();
+                *o = minus_zero();
                 if held > 0 && start == 0 {
                     *o = cpu::Real::ln(s[r]) + m[r].widen();
                 }
@@ -82,11 +95,11 @@ impl Op for CrossEntropy {
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let last = at.ins[0].global.len() - 1;
-        let classes = Held { n: at.ins[0].global[last], start: at.ins[0].start(last) };
+        let classes = HeldRange { n: at.ins[0].global[last], start: at.ins[0].start(last) };
         Ok(smallvec![cuda::cross_entropy([&ins[0], &ins[1], &ins[2], &ins[3]], classes)?])
     }
 
-    /// A logarithm and two additions for each row, of which one logit is read.
+    /// A logarithm and two additions per row. One logit per row is read.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let rows = elements(&outs[0]);
         let logits = rows.saturating_mul(ins[0].dtype.size_bytes() as u64);
@@ -96,8 +109,8 @@ impl Op for CrossEntropy {
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         g.none(1, "an index has no derivative");
-        g.none(2, "a statistic: the gradient of the logits is the total one");
-        g.none(3, "a statistic: the gradient of the logits is the total one");
+        g.none(2, "a statistic: the gradient of the logits includes it");
+        g.none(3, "a statistic: the gradient of the logits includes it");
         let ins = [g.input(0), g.input(1), g.input(2), g.input(3), g.grad(0)];
         let d = g.apply(CrossEntropyGrad, &ins)?;
         g.set(0, d);
@@ -105,7 +118,7 @@ impl Op for CrossEntropy {
     }
 }
 
-/// Refuses, in the name of `verb`, operands whose shapes or dtypes do not fit, and gives the loss's shape.
+/// Returns the loss's shape. Refuses operands whose shapes or dtypes do not fit.
 pub(super) fn expect_loss(verb: &str, [logits, target, m, s]: [&Meta; 4], ins: &[Meta]) -> Result<Shape> {
     let bad = |rule: &str| Err(Error::invalid(verb, rule, list(ins), ""));
     logits.dtype.expect_float(verb)?;
@@ -126,7 +139,8 @@ pub(super) fn samples() -> Vec<Sample> {
         let with = |n: usize| -> Vec<usize> { outer.iter().copied().chain([n]).collect() };
         let target = Input::index(outer, classes);
         let (m, s) = (Input::ints(with(1)), Input::positive(with(1)));
-        // The derivative is the total one: not that of this function of four free operands.
+        // The gradient of the logits includes the paths through m and s, which finite differences of one operand do
+        // not.
         Sample::new(CrossEntropy, [Input::ints(with(classes)), target, m, s]).not_smooth()
     };
     vec![sample(&[5], 3), sample(&[2, 3], 7), sample(&[3], 1), sample(&[], 5), sample(&[0], 3)]

@@ -1,4 +1,4 @@
-//! Dropout. The decision is made on the element's 32-bit word, so every element type has the same mask.
+//! The CPU kernel of dropout. An element's 32-bit random word decides, so the mask is the same for every dtype.
 
 use crate::error::{Error, Result};
 use crate::rng::philox::Blocks;
@@ -9,9 +9,17 @@ use crate::tensor::Element;
 
 /// Zeroes each element with probability `p` and multiplies the others by 1 / (1 - `p`).
 ///
-/// A kept element is multiplied in f32 (f64 for f64), by the factor rounded to that type, then rounded; a dropped
-/// one is +0, be it a NaN. `p` = 0 copies, `p` = 1 gives zeros. The same draw applied to a gradient is the
-/// derivative.
+/// A kept element is multiplied in f32 (f64 for f64) by the factor rounded to that type, and the product is rounded. A
+/// dropped element is +0, even if it was NaN. `p` = 0 copies, and `p` = 1 gives zeros. The derivative is the same call
+/// on the gradient.
+///
+/// ```
+/// use isoshard::{ops::cpu::dropout, rng::Generator};
+/// let (draw, mut y) = (Generator::new(1).next_draw(), [0.0f32; 3]);
+/// dropout(draw, 0, 0.0, &[1.0, 2.0, 3.0], &mut y)?; // element 0 of the draw onwards, p = 0
+/// assert_eq!(y, [1.0, 2.0, 3.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1], and slices of different lengths.
@@ -33,7 +41,15 @@ pub fn dropout<T: RandomFloat>(draw: Draw, at: impl Indices, p: f64, x: &[T], ou
     Ok(())
 }
 
-/// [`dropout`] of `x` into itself.
+/// Applies [`dropout`] to `x` in place.
+///
+/// ```
+/// use isoshard::{ops::cpu::dropout_in_place, rng::Generator};
+/// let mut x = [1.0f32, 2.0];
+/// dropout_in_place(Generator::new(1).next_draw(), 0, 1.0, &mut x)?;
+/// assert_eq!(x, [0.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
@@ -64,7 +80,7 @@ fn scale_kept<T: RandomFloat>(
     });
 }
 
-/// In place if there is no `x`.
+/// The kernel. It works in place if `x` is `None`.
 struct ScaleKept<'a, W> {
     threshold: u32,
     scale: W,

@@ -1,4 +1,4 @@
-//! Dropout on a device.
+//! The CUDA kernel of dropout.
 
 use crate::error::Result;
 use crate::placement::Region;
@@ -7,10 +7,10 @@ use crate::rng::{Draw, keep_threshold};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Shape, Tensor};
 
-/// As [`cpu::dropout`](super::cpu::dropout), of the elements of `region` of a tensor of shape `global`.
+/// Applies [`cpu::dropout`](super::cpu::dropout) to the elements of `region` of a tensor of shape `global`.
 ///
 /// # Errors
-/// Refuses a `p` outside [0, 1]. A device without room, a launch that fails.
+/// Refuses a `p` outside [0, 1]. Returns an error if the device has no memory left or the launch fails.
 pub(super) fn dropout(draw: Draw, p: f64, x: &Tensor, global: &Shape, region: &Region) -> Result<Tensor> {
     let (gpu, threshold) = (Gpu::of(x)?, keep_threshold("dropout", p)?);
     if p == 0.0 {

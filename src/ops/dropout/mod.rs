@@ -1,4 +1,4 @@
-//! `dropout`: zeroes elements at random, by a mask that is a function of their global indices.
+//! `dropout`: zeroes elements at random. The mask is a function of the draw and of global indices.
 
 pub(super) mod cpu;
 mod cuda;
@@ -10,15 +10,24 @@ use crate::tensor::{DType, Tensor, for_dtype};
 
 use super::{Algebra, Bits, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 
-/// Each element zeroed with probability `p`, else multiplied by `1 / (1 - p)`.
+/// Zeroes each element with probability `p` and multiplies the others by `1 / (1 - p)` (Srivastava et al., *Dropout*,
+/// 2014). Applied by [`DTensor::dropout`](crate::dtensor::DTensor::dropout).
 ///
-/// Element `e` (global, row-major) reads word `e` of the draw: every mesh drops the same elements. Srivastava et al.,
-/// *Dropout*, 2014.
+/// Element `e` (global, row-major) uses word `e` of the draw, so every mesh drops the same elements.
+///
+/// ```
+/// use isoshard::ops::{Bits, Dropout, Unkeyed, eval_whole};
+/// use isoshard::{rng::Generator, tensor::{DType, Tensor}};
+/// let op = Dropout { p: Bits(0.5), draw: Unkeyed(Generator::new(1).next_draw()) };
+/// let y = eval_whole(&op, &[Tensor::full(DType::F32, [100], 1.0)])?.remove(0).to_f64_vec();
+/// assert!(y.contains(&0.0) && y.contains(&2.0) && y.iter().all(|y| [0.0, 2.0].contains(y)));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Dropout {
     /// The probability of zero, in [0, 1].
     pub p: Bits,
-    /// This call's numbers.
+    /// The draw of this call.
     pub draw: Unkeyed<Draw>,
 }
 
@@ -26,7 +35,7 @@ impl Pointwise for Dropout {
     const NAME: &'static str = "dropout";
     const ARITY: usize = 1;
 
-    /// The mask does not depend on the values, so every part of a sum may be masked by itself.
+    /// The mask does not depend on the values, so each rank may mask its contribution to a partial sum.
     fn algebra(&self) -> Algebra {
         Algebra::Linear
     }
@@ -69,7 +78,7 @@ impl Pointwise for Dropout {
     }
 }
 
-/// Refuses, in the name of `verb`, a `p` outside [0, 1].
+/// Refuses a `p` outside [0, 1].
 pub(super) fn expect_probability(verb: &str, p: Bits) -> Result<()> {
     if (0.0..=1.0).contains(&p.0) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Elements and rows by index, and their derivatives: sums by destination.
+//! CUDA kernels that read elements and rows by index, and of their derivatives, which add by destination.
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
@@ -6,24 +6,25 @@ use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::cuda::reduce::wide;
 use crate::tensor::{DType, LEAF, Shape, SplitRule, Tensor};
 
-/// The indices of a dim, of which some are held here.
+/// The position of a rank's shard of a dim. The shard's length is the local tensor's extent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
-    /// How many there are.
+pub(crate) struct HeldRange {
+    /// The global extent.
     pub n: usize,
-    /// The first one held.
+    /// The first global index that the rank stores.
     pub start: usize,
 }
 
 const THREADS: u32 = 256;
-/// Blocks of kernels that go through their elements in strides.
+/// The maximum number of blocks; the kernels loop over further elements.
 const BLOCKS: usize = 1 << 20;
 
-/// Rows of `table` by `index`, of shape `out`; of rows that are not held, what a sum does not notice.
+/// Reads rows of `table` by `index`, into shape `out`. Rows that this rank does not store become -0, which a sum
+/// ignores.
 ///
 /// # Errors
-/// A device without room, a kernel that fails. An index out of range is reported.
-pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: Held, out: &Shape) -> Result<Tensor> {
+/// Returns an error if the device has no memory left or the launch fails. The kernel records an index out of range.
+pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
     let gpu = Gpu::of(table)?;
     let (table, index) = (table.contiguous()?, index.contiguous()?);
     let (held, width) = (table.shape()[0], table.shape()[1]);
@@ -43,7 +44,7 @@ pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: Held, out: &Shape)
 /// `struct Places` of `kernels/gather.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Default, bytemuck::NoUninit)]
-struct Places {
+struct GatherPlaces {
     x: [u64; 6],
     index: [u64; 6],
     len: [u32; 6],
@@ -51,10 +52,11 @@ struct Places {
     unused: u32,
 }
 
-impl Places {
-    /// Those of an index's elements; none if there are more dims than a kernel takes.
-    fn new(x: &Tensor, index: &Tensor, dim: usize) -> Option<Places> {
-        let mut places = Places::default();
+impl GatherPlaces {
+    /// Returns the strides and extents of the index's dims, neighbours merged, or `None` if a kernel cannot take that
+    /// many dims.
+    fn new(x: &Tensor, index: &Tensor, dim: usize) -> Option<GatherPlaces> {
+        let mut places = GatherPlaces::default();
         let mut rank = 0usize;
         for d in (0..index.shape().len()).rev().filter(|&d| index.shape()[d] != 1) {
             let along_x = if d == dim { 0 } else { x.strides()[d] as u64 };
@@ -77,17 +79,18 @@ impl Places {
     }
 }
 
-/// `x[.., index[.., k, ..], ..]` along `dim`, of the index's shape; of elements that are not held, what a sum does not notice.
+/// Reads `x[.., index[.., k, ..], ..]` along `dim`, into the index's shape. Elements that this rank does not store
+/// become -0.
 ///
 /// # Errors
-/// As [`embedding`]; tensors of more dims than a kernel takes.
-pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: Held) -> Result<Tensor> {
+/// As [`embedding`]. Refuses tensors with more dims than a kernel takes.
+pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let mut out = gpu.uninit(x.dtype(), index.shape())?;
     if out.numel() == 0 {
         return Ok(out);
     }
-    let places = Places::new(x, index, dim).ok_or_else(|| {
+    let places = GatherPlaces::new(x, index, dim).ok_or_else(|| {
         Error::unsupported(
             "gather",
             "tensors of more than 6 dims",
@@ -104,31 +107,33 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: Held) -> R
     Ok(out)
 }
 
-/// Zeros `[held, width]`, with the rows of `dy` added to those that `index` names.
+/// Returns zeros `[held, width]` with the rows of `dy` added at the rows that `index` names.
 ///
 /// # Errors
 /// As [`embedding`].
-pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: Held, out: &Shape) -> Result<Tensor> {
+pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
     let (index, dy) = (index.contiguous()?, dy.contiguous()?);
-    let extents = Extents::new(index.shape());
-    let sums = Sums { index: &index, src: &dy, indices: rows, held: out[0], width: out[1], rows: 1 };
+    let extents = PositionExtents::new(index.shape());
+    let sums =
+        SumsByDestination { index: &index, src: &dy, indices: rows, held: out[0], width: out[1], rows: 1 };
     sums.run(extents, FaultCode::EmbeddingGrad, out)
 }
 
-/// Zeros of shape `[.., held]`, with the elements of `src` (`[.., n]`) added at the places of `index` in their row.
+/// Returns zeros `[.., held]` with the elements of `src` (`[.., n]`) added at the positions that `index` names, row by
+/// row.
 ///
 /// # Errors
 /// As [`embedding`].
-pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: Held, held: usize) -> Result<Tensor> {
+pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: HeldRange, held: usize) -> Result<Tensor> {
     let (index, src) = (index.contiguous()?, src.contiguous()?);
     let (&each, outer) = index.shape().split_last().expect("scatter_add refuses a tensor without dims");
     let rows = outer.iter().product();
     let out: Shape = outer.iter().copied().chain([held]).collect();
-    let sums = Sums { index: &index, src: &src, indices, held, width: 1, rows };
+    let sums = SumsByDestination { index: &index, src: &src, indices, held, width: 1, rows };
     if each != 1 {
-        return sums.run(Extents::new(&[each]), FaultCode::ScatterAdd, &out);
+        return sums.run(PositionExtents::new(&[each]), FaultCode::ScatterAdd, &out);
     }
-    // No two hits meet.
+    // One element per row: no two elements have the same destination.
     let gpu = Gpu::of(&src)?;
     let mut out = gpu.zeros(src.dtype(), &out)?;
     if out.numel() > 0 {
@@ -144,20 +149,20 @@ pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: Held, held: usi
     Ok(out)
 }
 
-/// `struct Extents` of `kernels/embedding_grad.cu`: of the positions that are summed over.
+/// `struct Extents` of `kernels/embedding_grad.cu`: the dims of the positions that are summed over.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::NoUninit)]
-struct Extents {
+struct PositionExtents {
     len: [u32; 8],
     levels: [u32; 8],
     rank: u32,
     unused: u32,
 }
 
-impl Extents {
-    /// None for more dims than a kernel takes.
-    fn new(shape: &[usize]) -> Option<Extents> {
-        let mut extents = Extents::default();
+impl PositionExtents {
+    /// Returns `None` if a kernel cannot take that many dims.
+    fn new(shape: &[usize]) -> Option<PositionExtents> {
+        let mut extents = PositionExtents::default();
         let mut rank = 0usize;
         for (d, &n) in shape.iter().enumerate() {
             let innermost = d + 1 == shape.len();
@@ -166,7 +171,7 @@ impl Extents {
             }
             *extents.len.get_mut(rank)? = u32::try_from(n).ok()?;
             extents.levels[rank] = match innermost {
-                // A path inside a leaf is the index there.
+                // Within a leaf, the path is the index in the leaf.
                 true => SplitRule::Halves.depth(n, LEAF) + LEAF.ilog2(),
                 false => SplitRule::Halves.depth(n, 1),
             };
@@ -181,18 +186,19 @@ impl Extents {
     }
 }
 
-/// Rows of `src`, `width` long, added up by destination: `held` of them for each of `rows` equal stretches of `index`.
-struct Sums<'a> {
+/// A sum of rows of `src`, each `width` long, by destination. `index` consists of `rows` equal stretches, each with
+/// `held` destinations.
+struct SumsByDestination<'a> {
     index: &'a Tensor,
     src: &'a Tensor,
-    indices: Held,
+    indices: HeldRange,
     held: usize,
     width: usize,
     rows: usize,
 }
 
-impl Sums<'_> {
-    fn run(&self, extents: Option<Extents>, code: FaultCode, shape: &Shape) -> Result<Tensor> {
+impl SumsByDestination<'_> {
+    fn run(&self, extents: Option<PositionExtents>, code: FaultCode, shape: &Shape) -> Result<Tensor> {
         let gpu = Gpu::of(self.src)?;
         let (hits, places) = (self.index.numel(), self.rows * self.held);
         let mut out = gpu.zeros(self.src.dtype(), shape)?;
@@ -225,7 +231,7 @@ impl Sums<'_> {
     }
 }
 
-/// Keys (at most `largest`) in order, and where each stood; of equal ones in the order they stood in.
+/// Sorts keys, which are at most `largest`, and returns them with their former positions. The sort is stable.
 fn sort(gpu: &Gpu, mut keys: Tensor, largest: usize) -> Result<(Tensor, Tensor)> {
     const DIGIT_BITS: u32 = 8;
     let hits = keys.numel();

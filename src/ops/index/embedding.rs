@@ -1,4 +1,4 @@
-//! `embedding`: rows of a table by index.
+//! `embedding`: reads rows of a table by index.
 
 use smallvec::smallvec;
 
@@ -11,7 +11,18 @@ use crate::ops::{
 };
 use crate::tensor::{Element, Tensor, for_dtype};
 
-/// `table[index]`: table `[V, C]`, index i64 `[..]`, result `[.., C]`.
+/// Reads rows of a table: table is `[V, C]`, index i64 `[..]`, the result `table[index]` `[.., C]`. Applied by
+/// [`DTensor::embedding`](crate::dtensor::DTensor::embedding).
+///
+/// A table that is sharded by rows gives a partial sum: each rank fills in the rows that it stores.
+///
+/// ```
+/// use isoshard::{ops::{Embedding, eval_whole}, tensor::Tensor};
+/// let table = Tensor::from_vec(vec![0.0, 1.0, 10.0, 11.0], [2, 2])?;
+/// let index = Tensor::from_vec(vec![1i64, 0, 1], [3])?;
+/// assert_eq!(eval_whole(&Embedding, &[table, index])?[0].to_f64_vec(), [10.0, 11.0, 0.0, 1.0, 10.0, 11.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Embedding;
 
@@ -30,8 +41,8 @@ impl Op for Embedding {
         Ok(smallvec![Meta { dtype: table.dtype, shape }])
     }
 
-    /// A table split by rows leaves a partial sum: each rank fills in the rows it holds. Rows are moved untouched, so
-    /// any partial table passes.
+    /// If the table is sharded by rows, each rank fills in the rows that it stores, which gives a partial sum. Rows are
+    /// only copied, so any partial table is accepted.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[1].shape.len();
         let mut rows: Vec<Row> = (0..last)
@@ -55,7 +66,7 @@ impl Op for Embedding {
         let places: Vec<usize> = index
             .as_slice::<i64>()?
             .iter()
-            // An index before the first row held wraps to one far beyond the last.
+            // An index before this rank's first row wraps to a number far beyond its last row.
             .map(|&i| Ok(checked_index(self.name(), i, rows, 0)?.wrapping_sub(start)))
             .collect::<Result<_>>()?;
         let mut out = Tensor::uninit(table.dtype(), at.outs[0].local().clone());
@@ -66,7 +77,7 @@ impl Op for Embedding {
                 for (out, place) in out.chunks_exact_mut(width).zip(places) {
                     match place < held {
                         true => out.copy_from_slice(&src[place * width..][..width]),
-                        false => out.fill(nothing()),
+                        false => out.fill(minus_zero()),
                     }
                 }
             });
@@ -75,11 +86,11 @@ impl Op for Embedding {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let rows = cuda::Held { n: at.ins[0].global[0], start: at.ins[0].start(0) };
+        let rows = cuda::HeldRange { n: at.ins[0].global[0], start: at.ins[0].start(0) };
         Ok(smallvec![cuda::embedding(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
 
-    /// Only the table's rows that are copied are read.
+    /// Reads only the rows that are copied.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::by_index(&ins[1], outs)
     }
@@ -94,8 +105,8 @@ impl Op for Embedding {
     }
 }
 
-/// What a sum does not notice, not even in the sign of zero: what a rank gives for an element another one holds.
-pub(in crate::ops) fn nothing<T: Element>() -> T {
+/// Returns -0, which leaves every sum's bits unchanged. A rank contributes it for elements that another rank stores.
+pub(in crate::ops) fn minus_zero<T: Element>() -> T {
     T::from_f64(-0.0)
 }
 

@@ -1,4 +1,4 @@
-//! `embedding_grad`: gradients added into the rows of a table. The derivative of `embedding`.
+//! `embedding_grad`: adds gradients into the rows of a table. The derivative of `embedding`.
 
 use smallvec::smallvec;
 
@@ -30,7 +30,7 @@ impl Op for EmbeddingGrad {
         }
     }
 
-    /// Linear in the gradient. Split by the table's rows, each rank adds up those it keeps.
+    /// Linear in the gradient. If the result is sharded by rows, each rank adds up its own rows.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let last = ins[0].shape.len();
         let mut rows: Vec<Row> = (0..last)
@@ -64,11 +64,11 @@ impl Op for EmbeddingGrad {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let rows = cuda::Held { n: self.rows, start: at.outs[0].start(0) };
+        let rows = cuda::HeldRange { n: self.rows, start: at.outs[0].start(0) };
         Ok(smallvec![cuda::embedding_grad(&ins[0], &ins[1], rows, at.outs[0].local())?])
     }
 
-    /// One addition for every element of the gradient.
+    /// One addition per element of the gradient.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(elements(&ins[1]), ins, outs)
     }

@@ -1,9 +1,9 @@
-//! `gather`: elements along a dim by index.
+//! `gather`: reads elements along a dim by index.
 
 use smallvec::smallvec;
 
 use super::cuda;
-use super::embedding::nothing;
+use super::embedding::minus_zero;
 use super::segments::{checked_index, expect_indices};
 use crate::error::{Error, Result};
 use crate::ops::{
@@ -12,8 +12,19 @@ use crate::ops::{
 };
 use crate::tensor::{Dims, Tensor, for_dtype};
 
-/// `y[.., k, ..] = x[.., index[.., k, ..], ..]` along `dim`; operand and index (i64) agree in their other extents, and
-/// the result has the index's shape.
+/// Reads elements along a dim by index: `y[.., k, ..] = x[.., index[.., k, ..], ..]`. Applied by
+/// [`DTensor::gather`](crate::dtensor::DTensor::gather).
+///
+/// The index is i64 and has x's extents in all dims but `dim`; the result has the index's shape. An x that is sharded
+/// along `dim` gives a partial sum.
+///
+/// ```
+/// use isoshard::{ops::{Gather, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0], [2, 2])?;
+/// let index = Tensor::from_vec(vec![1i64, 0], [2, 1])?;
+/// assert_eq!(eval_whole(&Gather { dim: 1 }, &[x, index])?[0].to_f64_vec(), [2.0, 3.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Gather {
     /// The dim.
@@ -32,8 +43,8 @@ impl Op for Gather {
         Ok(smallvec![Meta { dtype: x.dtype, shape: index.shape.clone() }])
     }
 
-    /// Elements are moved untouched, so any partial operand passes; one split along `dim` leaves a partial sum, each
-    /// rank filling in the elements it holds.
+    /// Elements are only copied, so any partial operand is accepted. If the operand is sharded along `dim`, each rank
+    /// fills in the elements that it stores, which gives a partial sum.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         let mut rows: Vec<Row> = others.map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
@@ -62,7 +73,7 @@ impl Op for Gather {
                     let row = &x[r * held..][..held];
                     for (o, &i) in out.iter_mut().zip(index) {
                         let place = checked_index(self.name(), i, n, self.dim)?.wrapping_sub(start);
-                        *o = row.get(place).copied().unwrap_or_else(nothing);
+                        *o = row.get(place).copied().unwrap_or_else(minus_zero);
                     }
                 }
             });
@@ -71,11 +82,11 @@ impl Op for Gather {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let indices = cuda::Held { n: at.ins[0].global[self.dim], start: at.ins[0].start(self.dim) };
+        let indices = cuda::HeldRange { n: at.ins[0].global[self.dim], start: at.ins[0].start(self.dim) };
         Ok(smallvec![cuda::gather(&ins[0], &ins[1], self.dim, indices)?])
     }
 
-    /// Only the elements that are copied are read.
+    /// Reads only the elements that are copied.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::by_index(&ins[1], outs)
     }
@@ -90,7 +101,7 @@ impl Op for Gather {
     }
 }
 
-/// Refuses two operands whose extents differ in another dim than `dim`, and a `dim` they do not have.
+/// Refuses two operands whose extents differ in a dim other than `dim`, and a `dim` that they do not have.
 pub(in crate::ops) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> Result<()> {
     let (a, b) = (&ins[0].shape, &ins[1].shape);
     if dim < a.len() && a.len() == b.len() && (0..a.len()).all(|d| d == dim || a[d] == b[d]) {
@@ -100,13 +111,13 @@ pub(in crate::ops) fn expect_alike_but(verb: &str, dim: usize, ins: &[Meta]) -> 
     Err(Error::invalid(verb, rule, list(ins), "expand one of them"))
 }
 
-/// The tensor with `dim` moved to the end, contiguous.
+/// Moves `dim` to the end and makes the tensor contiguous.
 pub(in crate::ops) fn rows_along(x: &Tensor, dim: usize) -> Result<Tensor> {
     let order: Dims = (0..x.shape().len()).filter(|&d| d != dim).chain([dim]).collect();
     x.permute(&order)?.contiguous()
 }
 
-/// The last dim moved back to `dim`: a view.
+/// Moves the last dim back to `dim`, as a view.
 pub(in crate::ops) fn rows_back(x: &Tensor, dim: usize) -> Result<Tensor> {
     let last = x.shape().len() - 1;
     let order: Dims = (0..dim).chain([last]).chain(dim..last).collect();

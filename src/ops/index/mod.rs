@@ -1,4 +1,4 @@
-//! Elements and rows by index, and sums by destination, which are their derivatives.
+//! Operators that read or add elements and rows by index.
 
 pub(super) mod cuda;
 pub(super) mod embedding;

@@ -1,4 +1,4 @@
-//! `scatter_add`: elements added up along a dim by index. The derivative of `gather`.
+//! `scatter_add`: adds elements along a dim by index. The derivative of `gather`.
 
 use smallvec::smallvec;
 
@@ -32,7 +32,7 @@ impl Op for ScatterAdd {
         Ok(smallvec![Meta { dtype: src.dtype, shape }])
     }
 
-    /// Linear in `src`. Split along the result's dim, each rank adds up what it keeps.
+    /// Linear in `src`. If the result is sharded along `dim`, each rank adds up its own elements.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         let mut rows: Vec<Row> = others.map(|d| Row::same(AxisPlacement::S(d), 2)).collect();
@@ -74,13 +74,13 @@ impl Op for ScatterAdd {
     }
 
     fn cuda(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
-        let indices = cuda::Held { n: self.extent, start: at.outs[0].start(self.dim) };
+        let indices = cuda::HeldRange { n: self.extent, start: at.outs[0].start(self.dim) };
         let (index, src) = (rows_along(&ins[0], self.dim)?, rows_along(&ins[1], self.dim)?);
         let out = cuda::scatter_add(&index, &src, indices, at.outs[0].local()[self.dim])?;
         Ok(smallvec![rows_back(&out, self.dim)?])
     }
 
-    /// One addition for every element of `src`.
+    /// One addition per element of `src`.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::new(elements(&ins[1]), ins, outs)
     }

@@ -1,11 +1,11 @@
-//! Sums of rows by destination: what `embedding_grad` and `scatter_add` have in common.
+//! Sums of rows by destination, used by `embedding_grad` and `scatter_add`.
 
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Float, Leaf, SplitRule};
 
 use crate::ops::Meta;
 
-/// Refuses, in the name of `verb`, an index that is not one of the `n` indices of `dim`, and gives it.
+/// Returns the index as `usize`, or an error that begins with `verb` if it is not one of the `n` indices of `dim`.
 pub(in crate::ops) fn checked_index(verb: &str, index: i64, n: usize, dim: usize) -> Result<usize> {
     usize::try_from(index).ok().filter(|&i| i < n).ok_or_else(|| {
         Error::invalid(
@@ -17,7 +17,7 @@ pub(in crate::ops) fn checked_index(verb: &str, index: i64, n: usize, dim: usize
     })
 }
 
-/// Refuses, in the name of `verb`, indices that are not i64.
+/// Refuses indices that are not i64.
 pub(in crate::ops) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
     if index.dtype == DType::I64 {
         return Ok(());
@@ -25,12 +25,12 @@ pub(in crate::ops) fn expect_indices(verb: &str, index: &Meta) -> Result<()> {
     Err(Error::invalid(verb, "indices are i64", index.to_string(), "cast them first"))
 }
 
-/// Adds rows of `src` to rows of `out`, each `width` long: `hits` holds pairs (row of `out`, row of `src`), in any
+/// Adds rows of `src` to rows of `out`, each `width` long. `hits` lists pairs (row of `out`, row of `src`) in any
 /// order.
 ///
-/// Rows with one destination are added along the summation tree over the positions of `src`'s rows, a row-major index
-/// over `extents`: the tree of [`cpu::reduce`](crate::tensor::cpu::reduce), with positions that add nothing left out.
-/// `out` is zero, and a sum that is zero is +0.
+/// Rows with the same destination are added along the reduction tree over the positions of `src`'s rows, which are
+/// row-major indices over `extents`. It is the tree of [`cpu::reduce`](crate::tensor::cpu::reduce) without the
+/// positions that have another destination. `out` must be zero; a sum of zeros is +0.
 pub(in crate::ops) fn add_rows<T: Float>(
     extents: &[usize],
     hits: &mut [(usize, usize)],
@@ -39,36 +39,37 @@ pub(in crate::ops) fn add_rows<T: Float>(
     out: &mut [T],
 ) {
     hits.sort_unstable();
-    let mut fold = Fold { extents, width, src, rows: Vec::new() };
+    let mut sums = DestinationSums { extents, width, src, rows: Vec::new() };
     for run in hits.chunk_by(|a, b| a.0 == b.0) {
         let out = &mut out[run[0].0 * width..][..width];
-        let node = Node { dim: 0, base: 0, lo: 0, hi: extents.first().copied().unwrap_or(1) };
-        fold.node(run, node, 0);
-        for (o, &x) in out.iter_mut().zip(&fold.rows[0]) {
+        let node = IndexNode { dim: 0, base: 0, lo: 0, hi: extents.first().copied().unwrap_or(1) };
+        sums.node(run, node, 0);
+        for (o, &x) in out.iter_mut().zip(&sums.rows[0]) {
             *o = T::narrow(o.widen() + x);
         }
     }
 }
 
-/// Indices `lo..hi` of a dim, at one place of the dims outside it.
-struct Node {
+/// A node of the tree: indices `lo..hi` of dim `dim`, at position `base` of the outer dims.
+struct IndexNode {
     dim: usize,
     base: usize,
     lo: usize,
     hi: usize,
 }
 
-struct Fold<'a, T: Float> {
+/// The sum for one destination while it is computed.
+struct DestinationSums<'a, T: Float> {
     extents: &'a [usize],
     width: usize,
     src: &'a [T],
-    /// One row for every level that waits for its right half.
+    /// One row per level of the tree whose right half is not added yet.
     rows: Vec<Vec<T::Acc>>,
 }
 
-impl<T: Float> Fold<'_, T> {
-    /// Leaves the sum over those positions of `hits`, which lie in the node, in row `level`.
-    fn node(&mut self, hits: &[(usize, usize)], mut node: Node, level: usize) {
+impl<T: Float> DestinationSums<'_, T> {
+    /// Writes the sum over the positions of `hits`, which all belong to the node, to row `level`.
+    fn node(&mut self, hits: &[(usize, usize)], mut node: IndexNode, level: usize) {
         if self.rows.len() == level {
             self.rows.push(vec![T::Acc::default(); self.width]);
         }
@@ -81,7 +82,7 @@ impl<T: Float> Fold<'_, T> {
             let stride: usize = self.extents[node.dim + 1..].iter().product();
             if node.hi - node.lo == 1 {
                 let hi = self.extents[node.dim + 1];
-                node = Node { dim: node.dim + 1, base: node.base + node.lo * stride, lo: 0, hi };
+                node = IndexNode { dim: node.dim + 1, base: node.base + node.lo * stride, lo: 0, hi };
                 continue;
             }
             let mid = split(node.lo, node.hi, node.dim + 1 == self.extents.len());
@@ -91,15 +92,15 @@ impl<T: Float> Fold<'_, T> {
                 at => break (at, mid),
             }
         };
-        let Node { dim, base, lo, hi } = node;
-        self.node(&hits[..at], Node { dim, base, lo, hi: mid }, level);
-        self.node(&hits[at..], Node { dim, base, lo: mid, hi }, level + 1);
+        let IndexNode { dim, base, lo, hi } = node;
+        self.node(&hits[..at], IndexNode { dim, base, lo, hi: mid }, level);
+        self.node(&hits[at..], IndexNode { dim, base, lo: mid, hi }, level + 1);
         let (left, right) = self.rows.split_at_mut(level + 1);
         left[level].iter_mut().zip(&right[0]).for_each(|(a, &b)| *a = *a + b);
     }
 }
 
-/// The position at which the tree splits a range of two or more.
+/// Returns the position at which the tree splits a range of two or more indices.
 fn split(lo: usize, hi: usize, innermost: bool) -> usize {
     if !innermost {
         return SplitRule::Halves.mid(lo, hi);

@@ -1,7 +1,7 @@
-//! Layer norm and root-mean-square norm over the last dim, and their derivatives.
+//! CPU kernels of layer norm and RMS norm over the last dim, and of their derivatives.
 //!
-//! Rows are summed along the [summation tree](RowTree) of their length, the gradients of weight and bias along the tree of
-//! all leading dims. f16 and bf16 compute in f32 and round once; the statistics stay f32 (f64 for f64).
+//! Each row is summed along the [reduction tree](RowTree) of its length, and the gradients of weight and bias along the
+//! tree over all leading dims. f16 and bf16 compute in f32 and round once; the statistics stay f32 (f64 for f64).
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{
@@ -9,12 +9,20 @@ use crate::tensor::cpu::{
 };
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-/// `(x - mean) / sqrt(variance + eps) * weight + bias` along the last dim: the result, and each row's mean and
-/// `1 / sqrt(variance + eps)`, with the last dim kept as 1. The variance is the mean square deviation.
+/// Computes `(x - mean) / sqrt(variance + eps) * weight + bias` along the last dim. Returns the result, and per row the
+/// mean and `1 / sqrt(variance + eps)`, with last extent 1. The variance is the mean square deviation.
+///
+/// ```
+/// use isoshard::{ops::cpu::layer_norm, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 3.0], [1, 2])?;
+/// let (y, mean, rstd) = layer_norm("layer_norm", &x, None, None, 0.0)?;
+/// assert_eq!((y.to_f64_vec(), mean.item()?, rstd.item()?), (vec![-1.0, 1.0], 2.0, 1.0));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses integers, a tensor without dims, and a weight or bias that does not have the last dim's extent and `x`'s
-/// dtype; in the name of `verb`.
+/// dtype. The error begins with `verb`.
 pub fn layer_norm(
     verb: &str,
     x: &Tensor,
@@ -26,7 +34,15 @@ pub fn layer_norm(
     Ok((y, mean, rstd))
 }
 
-/// `x / sqrt(mean(x^2) + eps) * weight` along the last dim: the result, and each row's `1 / sqrt(mean(x^2) + eps)`.
+/// Computes `x / sqrt(mean(x^2) + eps) * weight` along the last dim. Returns the result, and per row
+/// `1 / sqrt(mean(x^2) + eps)`.
+///
+/// ```
+/// use isoshard::{ops::cpu::rms_norm, tensor::Tensor};
+/// let (y, rstd) = rms_norm("rms_norm", &Tensor::from_vec(vec![2.0, -2.0], [1, 2])?, None, 0.0)?;
+/// assert_eq!((y.to_f64_vec(), rstd.item()?), (vec![1.0, -1.0], 0.5));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -35,8 +51,18 @@ pub fn rms_norm(verb: &str, x: &Tensor, weight: Option<&Tensor>, eps: f64) -> Re
     Ok((y, rstd))
 }
 
-/// The gradients of input, weight and bias of a [`layer_norm`], from that of its output, the input, the weight and the
-/// statistics.
+/// Computes the gradients of input, weight and bias of a [`layer_norm`] from the gradient `dy` of its output, the
+/// input, the weight and the statistics.
+///
+/// ```
+/// use isoshard::{ops::cpu::{layer_norm, layer_norm_backward}, tensor::{DType, Tensor}};
+/// let (x, dy) = (Tensor::from_vec(vec![1.0, 3.0], [1, 2])?, Tensor::full(DType::F64, [1, 2], 5.0));
+/// let (_, mean, rstd) = layer_norm("layer_norm", &x, None, None, 0.0)?;
+/// let (dx, dw, db) = layer_norm_backward("layer_norm_grad", &dy, &x, None, &mean, &rstd)?;
+/// assert_eq!(dx.to_f64_vec(), [0.0, 0.0]); // a shift of all elements changes nothing
+/// assert_eq!((dw.to_f64_vec(), db.to_f64_vec()), (vec![-5.0, 5.0], vec![5.0, 5.0]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -52,7 +78,16 @@ pub fn layer_norm_backward(
     Ok((dx, dw, over_leading(verb, dy)?))
 }
 
-/// The gradients of input and weight of an [`rms_norm`], as [`layer_norm_backward`].
+/// Computes the gradients of input and weight of an [`rms_norm`], as [`layer_norm_backward`].
+///
+/// ```
+/// use isoshard::{ops::cpu::{rms_norm, rms_norm_backward}, tensor::Tensor};
+/// let (x, dy) = (Tensor::from_vec(vec![2.0, 2.0], [1, 2])?, Tensor::from_vec(vec![1.0, 0.0], [1, 2])?);
+/// let (_, rstd) = rms_norm("rms_norm", &x, None, 0.0)?;
+/// let (dx, dw) = rms_norm_backward("rms_norm_grad", &dy, &x, None, &rstd)?;
+/// assert_eq!((dx.to_f64_vec(), dw.to_f64_vec()), (vec![0.25, -0.25], vec![1.0, 0.0]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -99,7 +134,7 @@ fn forward_as<T: Real>(
     let mut mean = Tensor::zeros(T::DTYPE, stats.clone());
     let mut rstd = Tensor::zeros(T::DTYPE, stats);
     if x.numel() > 0 {
-        dispatch(Forward::<T> {
+        dispatch(NormForward::<T> {
             x: x.as_slice()?,
             weight: weight.map(Tensor::as_slice).transpose()?,
             bias: bias.map(Tensor::as_slice).transpose()?,
@@ -114,7 +149,7 @@ fn forward_as<T: Real>(
     Ok((y, mean, rstd))
 }
 
-struct Forward<'a, T> {
+struct NormForward<'a, T> {
     x: &'a [T],
     weight: Option<&'a [T]>,
     bias: Option<&'a [T]>,
@@ -126,7 +161,7 @@ struct Forward<'a, T> {
     rstd: &'a mut [T],
 }
 
-impl<T: Real> Kernel for Forward<'_, T> {
+impl<T: Real> Kernel for NormForward<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -195,7 +230,8 @@ fn backward(
     Ok((cast(&dx, dtype)?, cast(&over_leading(verb, &dw)?, dtype)?))
 }
 
-/// The gradient of the input, and every element's part of the gradient of the weight.
+/// Computes the gradient of the input, and the product per element whose sum over the leading dims is the gradient of
+/// the weight.
 fn backward_as<T: Real>(
     dy: &Tensor,
     x: &Tensor,
@@ -205,7 +241,7 @@ fn backward_as<T: Real>(
 ) -> Result<(Tensor, Tensor)> {
     let (mut dx, mut dw) = (Tensor::uninit(T::DTYPE, x.shape()), Tensor::uninit(T::DTYPE, x.shape()));
     if x.numel() > 0 {
-        dispatch(Backward::<T> {
+        dispatch(NormBackward::<T> {
             dy: dy.as_slice()?,
             x: x.as_slice()?,
             weight: weight.map(Tensor::as_slice).transpose()?,
@@ -219,7 +255,7 @@ fn backward_as<T: Real>(
     Ok((dx, dw))
 }
 
-struct Backward<'a, T> {
+struct NormBackward<'a, T> {
     dy: &'a [T],
     x: &'a [T],
     weight: Option<&'a [T]>,
@@ -230,7 +266,7 @@ struct Backward<'a, T> {
     dw: &'a mut [T],
 }
 
-impl<T: Real> Kernel for Backward<'_, T> {
+impl<T: Real> Kernel for NormBackward<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -252,7 +288,7 @@ impl<T: Real> Kernel for Backward<'_, T> {
                 *gx = g * normal;
                 *dw = dy * normal;
             }
-            // Without a mean (root-mean-square norm) nothing was centred.
+            // RMS norm has no mean and does not centre.
             let c1 = if self.mean.is_some() { tree.fold::<SumReducer>(&g) / count } else { T::ZERO };
             let c2 = tree.fold::<SumReducer>(&gx) / count;
             for (dx, (&g, &x)) in dx.iter_mut().zip(g.iter().zip(x)) {
@@ -262,7 +298,7 @@ impl<T: Real> Kernel for Backward<'_, T> {
     }
 }
 
-/// The sum over all dims but the last.
+/// Sums over all dims but the last.
 fn over_leading(verb: &str, x: &Tensor) -> Result<Tensor> {
     let leading: Vec<usize> = (0..x.shape().len() - 1).collect();
     reduce(verb, x, &leading, ReduceOp::Sum, false)

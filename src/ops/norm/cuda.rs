@@ -1,14 +1,14 @@
-//! Layer norm and root-mean-square norm over the last dim, and their derivatives: the twin of `cpu::norm`.
+//! CUDA kernels of layer norm and RMS norm over the last dim, and of their derivatives: the counterpart of `cpu.rs`.
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::reduce::{LeafKind, THREAD, TreeSpread, columns_blocks, run_stages, wide};
 use crate::tensor::cuda::{Gpu, RowEntries, RowLaunch, entries, statistic};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-/// As [`cpu::layer_norm`](super::cpu::layer_norm).
+/// Computes a layer norm, as [`cpu::layer_norm`](super::cpu::layer_norm).
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
+/// Returns an error if the device has no memory left or the launch fails.
 pub(crate) fn layer_norm(
     verb: &str,
     x: &Tensor,
@@ -29,7 +29,7 @@ pub(crate) fn layer_norm(
     Ok((y, mean, rstd))
 }
 
-/// As [`cpu::rms_norm`](super::cpu::rms_norm).
+/// Computes an RMS norm, as [`cpu::rms_norm`](super::cpu::rms_norm).
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -50,7 +50,7 @@ pub(crate) fn rms_norm(
     Ok((y, rstd))
 }
 
-/// As [`cpu::layer_norm_backward`](super::cpu::layer_norm_backward).
+/// Computes the gradients of a layer norm, as [`cpu::layer_norm_backward`](super::cpu::layer_norm_backward).
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -62,12 +62,12 @@ pub(crate) fn layer_norm_backward(
     mean: &Tensor,
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let pass = Backward::new(verb, entries!("layer_norm_grad"), [dy, x], weight, Some(mean), rstd)?;
+    let pass = CudaNormBackward::new(verb, entries!("layer_norm_grad"), [dy, x], weight, Some(mean), rstd)?;
     let (dx, dw, db) = pass.run()?;
     Ok((dx, dw, db.expect("a norm with a mean has a bias")))
 }
 
-/// As [`cpu::rms_norm_backward`](super::cpu::rms_norm_backward).
+/// Computes the gradients of an RMS norm, as [`cpu::rms_norm_backward`](super::cpu::rms_norm_backward).
 ///
 /// # Errors
 /// As [`layer_norm`].
@@ -78,11 +78,12 @@ pub(crate) fn rms_norm_backward(
     weight: Option<&Tensor>,
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    let (dx, dw, _) = Backward::new(verb, entries!("rms_norm_grad"), [dy, x], weight, None, rstd)?.run()?;
+    let (dx, dw, _) =
+        CudaNormBackward::new(verb, entries!("rms_norm_grad"), [dy, x], weight, None, rstd)?.run()?;
     Ok((dx, dw))
 }
 
-struct Backward<'a> {
+struct CudaNormBackward<'a> {
     verb: &'a str,
     gpu: Gpu,
     entries: RowEntries,
@@ -93,7 +94,7 @@ struct Backward<'a> {
     rstd: Tensor,
 }
 
-impl<'a> Backward<'a> {
+impl<'a> CudaNormBackward<'a> {
     fn new(
         verb: &'a str,
         entries: RowEntries,
@@ -101,8 +102,8 @@ impl<'a> Backward<'a> {
         weight: Option<&Tensor>,
         mean: Option<&Tensor>,
         rstd: &Tensor,
-    ) -> Result<Backward<'a>> {
-        Ok(Backward {
+    ) -> Result<CudaNormBackward<'a>> {
+        Ok(CudaNormBackward {
             verb,
             gpu: Gpu::of(x)?,
             entries,
@@ -131,8 +132,8 @@ impl<'a> Backward<'a> {
         Ok((dx, dw, db))
     }
 
-    /// The gradients of weight and bias: sums over all leading dims, whose innermost one, and of it all but the topmost nodes,
-    /// is one launch for both.
+    /// Computes the gradients of weight and bias, which are sums over all leading dims. One launch for both computes
+    /// the innermost leading dim up to a few topmost nodes; further launches add these and the other dims.
     fn weights(&self) -> Result<(Tensor, Option<Tensor>)> {
         let shape = self.x.shape();
         let (&width, leading) = shape.split_last().expect("a norm refuses a tensor without dims");

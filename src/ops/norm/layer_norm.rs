@@ -12,16 +12,25 @@ use crate::ops::{
 };
 use crate::tensor::{Shape, Tensor};
 
-/// (x, w[, b]) -> (y, mean, rstd): `y = (x - mean) * rstd * w + b` with `rstd = 1 / sqrt(var + eps)` over the last
-/// dim: x and y `[.., C]`, w and b `[C]`, mean and rstd `[.., 1]` in f32 (f64 for f64).
+/// Layer norm over the last dim, which is not sharded (Ba et al., *Layer Normalization*, 2016). Applied by
+/// [`DTensor::layer_norm`](crate::dtensor::DTensor::layer_norm).
 ///
-/// Ba et al., *Layer Normalization*, 2016. The gradient of x is the total one, through mean and rstd; gradients of
-/// these two results stop here.
+/// `(x, w[, b]) -> (y, mean, rstd)` with `y = (x - mean) * rstd * w + b` and `rstd = 1 / sqrt(var + eps)`. x and y are
+/// `[.., C]`, w and b `[C]`, mean and rstd `[.., 1]` in f32 (f64 for f64). The gradient of x includes the paths through
+/// mean and rstd; incoming gradients of these two results are dropped.
+///
+/// ```
+/// use isoshard::{ops::{Bits, LayerNorm, eval_whole}, tensor::{DType, Tensor}};
+/// let (x, w) = (Tensor::from_vec(vec![1.0, 3.0], [1, 2])?, Tensor::full(DType::F64, [2], 10.0));
+/// let outs = eval_whole(&LayerNorm { eps: Bits(0.0), bias: false }, &[x, w])?;
+/// assert_eq!((outs[0].to_f64_vec(), outs[1].to_f64_vec()), (vec![-10.0, 10.0], vec![2.0]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LayerNorm {
-    /// Added to the variance.
+    /// The number added to the variance.
     pub eps: Bits,
-    /// Whether there is an operand b.
+    /// True if there is an operand b.
     pub bias: bool,
 }
 
@@ -57,7 +66,7 @@ impl Op for LayerNorm {
         Ok(smallvec![y, mean, rstd])
     }
 
-    /// For each element: 1 for the mean, 3 for the variance, 3 for the result and 1 for the bias; for each row 4.
+    /// Per element: 1 for the mean, 3 for the variance, 3 for the result and 1 for the bias. Per row: 4.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let rows = elements(&outs[1]).saturating_mul(4);
         Work::elementwise(7 + u64::from(self.bias), ins, outs).plus(rows)
@@ -75,8 +84,7 @@ impl Op for LayerNorm {
     }
 }
 
-/// Refuses, in the name of `verb`, weights that are not of the shape of x's last dim, and gives the shape
-/// of statistics.
+/// Returns the shape of the statistics. Refuses weights that do not have x's dtype and the extent of its last dim.
 pub(in crate::ops) fn expect_norm(verb: &str, x: &Meta, weights: &[Meta], ins: &[Meta]) -> Result<Shape> {
     x.dtype.expect_float(verb)?;
     match x.shape.split_last() {

@@ -27,7 +27,7 @@ impl Op for LayerNormGrad {
         Ok(outs)
     }
 
-    /// Linear in `dy`; over sharded rows the weights' gradients are partial sums.
+    /// Linear in `dy`. If rows are sharded, the gradients of the weights are partial sums.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         grad_rows(&ins[1], 2, usize::from(self.bias) + 1)
     }
@@ -48,7 +48,7 @@ impl Op for LayerNormGrad {
         Ok(outs)
     }
 
-    /// For each element: 3 for x and dy, normalized and weighted; 3 for the two means; 4 for dx; 2 for dw; 1 for db.
+    /// Per element: 3 to normalize x and to weight dy, 3 for the two means, 4 for dx, 2 for dw, 1 for db.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(12 + u64::from(self.bias), ins, outs)
     }
@@ -62,7 +62,7 @@ impl Op for LayerNormGrad {
     }
 }
 
-/// Refuses, in the name of `verb`, a gradient unlike `x` and statistics not of the shape `kept`.
+/// Refuses a gradient that does not have the dtype and shape of `x`, and statistics that do not have the shape `kept`.
 pub(in crate::ops) fn expect_saved(
     verb: &str,
     dy: &Meta,
@@ -78,7 +78,7 @@ pub(in crate::ops) fn expect_saved(
     Err(Error::invalid(verb, format!("wants dy like x, and statistics {statistic}"), list(ins), ""))
 }
 
-/// The rows for (dy, x, w, statistics) -> (dx, gradients of weights).
+/// Returns the rows of `(dy, x, w, statistics) -> (dx, gradients of weights)`.
 pub(in crate::ops) fn grad_rows(x: &Meta, statistics: usize, weights: usize) -> Vec<Row> {
     use std::iter::{once, repeat_n};
     let cut = |s: AxisPlacement| {

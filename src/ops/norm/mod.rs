@@ -1,4 +1,4 @@
-//! Norms over the last dim, with their derivatives and their kernels.
+//! Layer norm and RMS norm over the last dim, with their derivatives and kernels.
 
 pub(super) mod cpu;
 mod cuda;

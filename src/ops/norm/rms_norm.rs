@@ -13,14 +13,23 @@ use crate::ops::{
 };
 use crate::tensor::Tensor;
 
-/// (x, w) -> (y, rstd): `y = x * rstd * w` with `rstd = 1 / sqrt(mean(x²) + eps)` over the last dim: x and y
-/// `[.., C]`, w `[C]`, rstd `[.., 1]` in f32 (f64 for f64).
+/// RMS norm over the last dim, which is not sharded (Zhang and Sennrich, *Root Mean Square Layer Normalization*, 2019).
+/// Applied by [`DTensor::rms_norm`](crate::dtensor::DTensor::rms_norm).
 ///
-/// Zhang and Sennrich, *Root Mean Square Layer Normalization*, 2019. The gradient of x is the total one, through rstd;
-/// that of rstd itself stops here.
+/// `(x, w) -> (y, rstd)` with `y = x * rstd * w` and `rstd = 1 / sqrt(mean(x²) + eps)`. x and y are `[.., C]`, w `[C]`,
+/// rstd `[.., 1]` in f32 (f64 for f64). The gradient of x includes the path through rstd; an incoming gradient of rstd
+/// is dropped.
+///
+/// ```
+/// use isoshard::{ops::{Bits, RmsNorm, eval_whole}, tensor::{DType, Tensor}};
+/// let (x, w) = (Tensor::from_vec(vec![4.0, -4.0], [1, 2])?, Tensor::full(DType::F64, [2], 3.0));
+/// let outs = eval_whole(&RmsNorm { eps: Bits(0.0) }, &[x, w])?;
+/// assert_eq!((outs[0].to_f64_vec(), outs[1].to_f64_vec()), (vec![3.0, -3.0], vec![0.25]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RmsNorm {
-    /// Added to the mean of squares.
+    /// The number added to the mean of squares.
     pub eps: Bits,
 }
 
@@ -51,7 +60,7 @@ impl Op for RmsNorm {
         Ok(smallvec![y, rstd])
     }
 
-    /// For each element: 2 for the mean of squares, 2 for the result; for each row 4.
+    /// Per element: 2 for the mean of squares and 2 for the result. Per row: 4.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(4, ins, outs).plus(elements(&outs[1]).saturating_mul(4))
     }

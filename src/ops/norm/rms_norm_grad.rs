@@ -9,9 +9,9 @@ use crate::error::Result;
 use crate::ops::{Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity};
 use crate::tensor::Tensor;
 
-/// (dy, x, w, rstd) -> (dx, dw), each of its operand's shape.
+/// The derivative of [`RmsNorm`](crate::ops::RmsNorm): `(dy, x, w, rstd) -> (dx, dw)`, each of its operand's shape.
 ///
-/// Missing: its own derivative; asking for it is refused.
+/// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RmsNormGrad;
 
@@ -27,7 +27,7 @@ impl Op for RmsNormGrad {
         Ok(smallvec![x.clone(), w.clone()])
     }
 
-    /// Linear in `dy`; over sharded rows the weight's gradient is a partial sum.
+    /// Linear in `dy`. If rows are sharded, the gradient of the weight is a partial sum.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         grad_rows(&ins[1], 1, 1)
     }
@@ -42,7 +42,7 @@ impl Op for RmsNormGrad {
         Ok(smallvec![dx, dw])
     }
 
-    /// For each element: 2 for x and dy, normalized and weighted; 2 for the mean; 3 for dx; 2 for dw.
+    /// Per element: 2 to normalize x and to weight dy, 2 for the mean, 3 for dx, 2 for dw.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(9, ins, outs)
     }

@@ -1,12 +1,21 @@
-//! `cast`: the elements in another dtype.
+//! `cast`: converts elements to another dtype.
 
 use super::record::Pointwise;
 use crate::error::Result;
 use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu};
 
-/// `x` in another dtype, by the rules of [`cpu::cast`]: floats round to the nearest even, toward integers they are
-/// truncated and saturate; integers wrap; a bool is `x != 0`.
+/// Converts elements to another dtype, as [`cpu::cast`] does: floats round to nearest, ties to even; a float becomes an
+/// integer by truncation and saturation; integers wrap; a bool is `x != 0`. Applied by
+/// [`DTensor::cast`](crate::dtensor::DTensor::cast).
+///
+/// ```
+/// use isoshard::{ops::{Cast, eval_whole}, tensor::{DType, Tensor}};
+/// let x = Tensor::from_vec(vec![2.9, -1.5, 1e30], [3])?;
+/// let y = eval_whole(&Cast { dtype: DType::I32 }, &[x])?.remove(0);
+/// assert_eq!(y.to_vec::<i32>()?, [2, -1, i32::MAX]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cast {
     /// The result's dtype.
@@ -17,7 +26,8 @@ impl Pointwise for Cast {
     const NAME: &'static str = "cast";
     const ARITY: usize = 1;
 
-    /// No sum passes, to be added up in another precision than the caller wrote; for maxima and minima see the rows.
+    /// Partial sums are reduced first, so that they are added in the dtype that the caller chose. The additional rows
+    /// accept partial maxima and minima.
     fn algebra(&self) -> Algebra {
         Algebra::Opaque
     }
@@ -34,7 +44,7 @@ impl Pointwise for Cast {
         ins[0].cast(self.dtype)
     }
 
-    /// A conversion, which finds nothing to do if the dtypes are equal.
+    /// Counts one conversion, also if the dtypes are equal.
     fn flops(&self) -> u64 {
         1
     }
@@ -63,8 +73,8 @@ impl Pointwise for Cast {
     }
 }
 
-/// True where larger elements stay at least as large, by bits. Narrower floats make zeros of both signs, narrower
-/// integers wrap, and NaN has no place among integers.
+/// Returns true if the conversion never decreases, bit for bit. Conversions to narrower floats may give zeros of both
+/// signs, narrower integers wrap, and integers have no NaN.
 fn never_decreases(from: DType, to: DType) -> bool {
     match from {
         _ if from == to => true,

@@ -1,4 +1,4 @@
-//! `compare`: two tensors, element by element, to bools.
+//! `compare`: compares two tensors element by element.
 
 use super::record::{Pointwise, one_dtype};
 use crate::error::Result;
@@ -6,14 +6,23 @@ use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows}
 use crate::tensor::cpu::{Relation, RelationLoops};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
 
-/// Whether `x` stands to `y` as `kind` says. A NaN is unequal to everything, and neither less nor greater.
+/// Compares two tensors element by element: `(x, y) -> bool`. A NaN is unequal to everything, and neither less nor
+/// greater. Applied by [`DTensor::eq`](crate::dtensor::DTensor::eq), `ne`, `lt`, `le`, `gt` and `ge`.
+///
+/// ```
+/// use isoshard::{ops::{Compare, CompareKind, eval_whole}, tensor::Tensor};
+/// let (x, y) = (Tensor::from_vec(vec![1.0, f64::NAN], [2])?, Tensor::from_vec(vec![2.0, 2.0], [2])?);
+/// let less = eval_whole(&Compare { kind: CompareKind::Lt }, &[x, y])?.remove(0);
+/// assert_eq!(less.to_vec::<bool>()?, [true, false]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Compare {
     /// The relation.
     pub kind: CompareKind,
 }
 
-/// A relation of two numbers.
+/// The relation that a [`Compare`] tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CompareKind {
     /// `x == y`.
@@ -34,7 +43,8 @@ impl Pointwise for Compare {
     const NAME: &'static str = "compare";
     const ARITY: usize = 2;
 
-    /// A sum must be whole before it is compared; for maxima and minima of integers see the rows.
+    /// Partial sums are reduced before they are compared. The additional rows accept partial maxima and minima of
+    /// integers.
     fn algebra(&self) -> Algebra {
         Algebra::Opaque
     }
@@ -77,8 +87,9 @@ impl Pointwise for Compare {
         Ok(())
     }
 
-    /// A maximum is greater than `y` if any part is, and less if every part is; the maximum of bools is "any", their
-    /// minimum "every". Not so for floats: a NaN, which wins the maximum, is neither.
+    /// A maximum is greater than `y` if any rank's contribution is, and less than `y` if every contribution is. The
+    /// maximum of bools is "any", the minimum "every". Floats have no such rows, because a NaN is the maximum but not
+    /// greater than `y`.
     fn more_rows(&self, ins: &[Meta]) -> Vec<Row> {
         let (max, min) = (AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min));
         let (any, every) = match self.kind {

@@ -1,7 +1,8 @@
-//! Macros that make an operator of a row of the table: one formula for the CPU's loops and for CUDA, and the record around it.
+//! Macros that turn a row of the table into an operator: its loops, its CUDA kernels, its record and its documentation.
 //!
-//! A formula's tokens are Rust as they stand, in the words of [`words`](super::words); the same tokens as text are C++, where
-//! `kernels/pointwise.cuh` defines the same words. `of(0.5)` is a constant in the type that is computed in.
+//! The tokens of a formula are a Rust expression that calls functions of [`words`](super::words). The same tokens as
+//! text are a C++ expression, because `kernels/pointwise.cuh` defines functions of the same names. `of(0.5)` converts a
+//! constant to the element type of the computation.
 
 /// Defines functions that several formulas use, in both languages.
 macro_rules! functions {
@@ -18,10 +19,10 @@ macro_rules! functions {
                 $value
             }
         )*
-        /// Their operations.
-        pub(super) const FUNCTION_FLOPS: Known =
+        /// The number of operations of each function.
+        pub(super) const FUNCTION_FLOPS: KnownFlops =
             &[$((stringify!($name), flops!([$($($e),+)?], $value, &[]))),*];
-        /// The same in CUDA.
+        /// The functions as CUDA source.
         pub(super) const FUNCTIONS: &str = concat!(
             "#include \"pointwise.cuh\"\nstruct Functions : Words {\n",
             $("static constexpr f64 ", stringify!($const), " = ", stringify!($number), ";\n",)*
@@ -31,7 +32,7 @@ macro_rules! functions {
     };
 }
 
-/// A member function of this name in CUDA.
+/// The CUDA source of a member function.
 macro_rules! cuda_function {
     ($name:expr, $more:literal, ($first:ident $(, $x:ident)*), [$($v:ident = $e:expr),*], $value:expr) => {
         concat!(
@@ -44,13 +45,14 @@ macro_rules! cuda_function {
     };
 }
 
-/// The operations of a formula.
+/// The number of operations of a formula.
 macro_rules! flops {
     ([$($e:expr),*], $value:expr, $known:expr) => {
         operations(concat!($(stringify!($e), "\n",)* stringify!($value)), $known)
     };
 }
 
+/// The number of operands.
 macro_rules! arity {
     ($x:ident) => {
         1
@@ -72,7 +74,7 @@ macro_rules! function {
         function!(@loops $Type $class, ($($x),+) ($($s)?) [$($v = $e),*] $value);
 
         impl $Type {
-            /// The formula's operations.
+            /// The formula's number of operations per element.
             pub(super) const FLOPS: u64 = flops!([$($e),*], $value, FUNCTION_FLOPS);
 
             /// The formula's CUDA kernels.
@@ -142,7 +144,8 @@ macro_rules! function {
     };
 }
 
-/// Makes the operators of the table: for each row a type, its [`Pointwise`](super::Pointwise) record and samples.
+/// Implements the operators of the table: for each row its loops, kernels, [`Pointwise`](super::Pointwise) record and
+/// samples.
 macro_rules! records {
     ($(
         $(#[$doc:meta])*
@@ -150,15 +153,10 @@ macro_rules! records {
             $([$($v:ident = $e:expr),+])? = $value:expr,
         for $class:ident, $algebra:ident $why:literal $(and |$ins:ident $(, $constant:ident)?| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
-        samples [$($($fill:ident)+),*] $(rounded $rounded:literal)? $(rough [$($($rough:ident)+),*])?;
+        samples [$($($fill:ident)+),*] $(rounded $rounded:literal)? $(not_smooth [$($($not_smooth:ident)+),*])?,
+        example $($operand:tt),+ $(; $number:literal)? => $want:tt;
     )*) => {
         $(
-            record_type!(
-                $(#[$doc])*
-                #[doc = ""]
-                #[doc = concat!("Operands in parts: ", stringify!($algebra), ". ", $why)]
-                $Type $($s)?
-            );
             function!($Type $name: $class, ($($x),+) ($($s)?) [$($($v = $e),+)?] $value);
 
             impl Pointwise for $Type {
@@ -187,12 +185,12 @@ macro_rules! records {
 
                 #[allow(unused_variables)]
                 fn derivative(&self, g: &mut Vjp) -> Result<()> {
-                    let terms = Terms::new(g);
-                    let [$($x),+] = terms.operands();
-                    let ($d, $out) = (terms.grad(), terms.output());
+                    let writer = GradientWriter::new(g);
+                    let [$($x),+] = writer.operands();
+                    let ($d, $out) = (writer.grad(), writer.output());
                     $(let $s = self.$s.0;)?
-                    $(gradient!(terms, $of, $g);)+
-                    terms.finish()
+                    $(gradient!(writer, $of, $g);)+
+                    writer.finish()
                 }
 
                 $(#[allow(unused_variables)]
@@ -208,16 +206,16 @@ macro_rules! records {
             let mut all = Vec::new();
             $(
                 let op = sample_of!($Type $($s)?);
-                let smooth: &[&[Fill]] = &[$(&[$(Fill::$fill),+]),*];
-                let rough: &[&[Fill]] = &[$($(&[$(Fill::$rough),+]),*)?];
+                let smooth: &[&[InputFill]] = &[$(&[$(InputFill::$fill),+]),*];
+                let not_smooth: &[&[InputFill]] = &[$($(&[$(InputFill::$not_smooth),+]),*)?];
                 let rounded: &[usize] = &[$($rounded)?];
                 let class = stringify!($class);
-                add_samples(&mut all, &op, smooth, rough, rounded.first().copied().unwrap_or(0), class);
+                add_samples(&mut all, &op, smooth, not_smooth, rounded.first().copied().unwrap_or(0), class);
             )*
             all
         }
 
-        /// The operator of every row; of one with a constant, several.
+        /// The operators of all rows; several for a row with a constant.
         fn row_operators() -> Vec<Arc<dyn Op>> {
             let mut all: Vec<Arc<dyn Op>> = Vec::new();
             $(all.extend(sample_of!($Type $($s)?).map(|op| Arc::new(op) as Arc<dyn Op>));)*
@@ -228,6 +226,74 @@ macro_rules! records {
         const ROW_SOURCES: &[cuda::KernelSource] = &[$($Type::FORMULA.source),*];
     };
 }
+
+/// Defines the type of each row, with its documentation. `method` adds a link to the method of `DTensor`.
+macro_rules! record_types {
+    ($kind:ident: $(
+        $(#[$doc:meta])*
+        $Type:ident $name:ident($($x:ident),+ $(; $s:ident)?) $(as $verb:literal)?
+            $([$($given:tt)*])? = $value:expr,
+        for $class:ident, $algebra:ident $why:literal $(and |$($ins:ident),+| $rows:expr)?,
+        gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
+        samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(not_smooth [$($not_smooth:tt)*])?,
+        example $($operand:tt),+ $(; $number:literal)? => $want:tt;
+    )*) => {
+        $(record_type!(
+            $(#[$doc])*
+            #[doc = ""]
+            #[doc = method_link!($kind $name)]
+            #[doc = concat!("Partial operands: [`", stringify!($algebra), "`](Algebra::", stringify!($algebra), "). ", $why)]
+            #[doc = concat!(
+                "\n```\nuse isoshard::{ops::{", stringify!($Type), ", eval_whole}, tensor::Tensor};\n",
+                $("let ", stringify!($x), " = ", tensor_example!($operand), "?;\n",)+
+                example_check!(
+                    concat!(
+                        "eval_whole(&", stringify!($Type), $("::by(", stringify!($number), ")",)? ", &",
+                        stringify!([$($x),+]), ")?[0]"
+                    ),
+                    $want
+                ),
+                "# Ok::<(), isoshard::Error>(())\n```"
+            )]
+            $Type $($s)?
+        );)*
+    };
+}
+
+/// The sentence that links an operator to its method.
+macro_rules! method_link {
+    (method $name:ident) => {
+        concat!(
+            "Applied by [`DTensor::",
+            stringify!($name),
+            "`](crate::dtensor::DTensor::",
+            stringify!($name),
+            ").\n"
+        )
+    };
+    (derivative $name:ident) => {
+        "Applied in backward passes; `DTensor` has no method for it.\n"
+    };
+}
+
+/// The line of an example that checks a tensor's values: an array exactly, a string to three digits after the point.
+macro_rules! example_check {
+    ($tensor:expr, [$a:literal, $b:literal]) => {
+        concat!("assert_eq!(", $tensor, ".to_f64_vec(), [", stringify!($a), ", ", stringify!($b), "]);\n")
+    };
+    ($tensor:expr, $text:literal) => {
+        concat!("assert_eq!(format!(\"{:.3?}\", ", $tensor, ".to_f64_vec()), ", stringify!($text), ");\n")
+    };
+}
+pub(crate) use example_check;
+
+/// The expression of an example that creates a tensor of two elements.
+macro_rules! tensor_example {
+    ([$a:literal, $b:literal]) => {
+        concat!("Tensor::from_vec(vec![", stringify!($a), ", ", stringify!($b), "], [2])")
+    };
+}
+pub(crate) use tensor_example;
 
 /// A row's type, with its constant if it has one.
 macro_rules! record_type {
@@ -245,7 +311,7 @@ macro_rules! record_type {
         }
 
         impl $Type {
-            /// The operator with this constant.
+            /// Creates the operator with this constant.
             pub fn by($s: f64) -> $Type {
                 $Type { $s: Bits($s) }
             }
@@ -263,6 +329,7 @@ macro_rules! verb {
     };
 }
 
+/// The operator's constant, 0 if it has none.
 macro_rules! constant {
     ($self:ident) => {
         0.0
@@ -272,7 +339,7 @@ macro_rules! constant {
     };
 }
 
-/// The operators of a row's samples: of a constant, several.
+/// The operators of a row's samples: several for a row with a constant.
 macro_rules! sample_of {
     ($Type:ident) => {
         [$Type]
@@ -282,30 +349,65 @@ macro_rules! sample_of {
     };
 }
 
-/// An operand's gradient, or the reason why it has none.
+/// Sets an operand's gradient, or states why it has none.
 macro_rules! gradient {
-    ($terms:ident, $of:ident, ($value:expr)) => {
-        if $terms.needs($of) {
+    ($writer:ident, $of:ident, ($value:expr)) => {
+        if $writer.needs($of) {
             let gradient = $value;
-            $terms.set($of, gradient);
+            $writer.set($of, gradient);
         }
     };
-    ($terms:ident, $of:ident, $why:literal) => {
-        $terms.none($of, $why);
+    ($writer:ident, $of:ident, $why:literal) => {
+        $writer.none($of, $why);
     };
 }
 
-/// Hands on the rows' signatures: documentation, type, method, operands, constant.
+/// Passes the documentation, type, method, operands and constant of each row to another macro. The documentation ends
+/// with an example that calls the method of `DTensor`.
 macro_rules! signatures {
     ($then:ident: $(
         $(#[$doc:meta])*
-        $Type:ident $name:ident($($x:ident),+ $(; $s:ident)?) $(as $verb:literal)?
+        $Type:ident $name:ident($x:ident $(, $y:ident)* $(; $s:ident)?) $(as $verb:literal)?
             $([$($given:tt)*])? = $value:expr,
         for $class:ident, $algebra:ident $why:literal $(and |$($ins:ident),+| $rows:expr)?,
         gradient |$d:ident, $out:ident| { $($of:ident => $g:tt),+ },
-        samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(rough [$($rough:tt)*])?;
+        samples [$($smooth:tt)*] $(rounded $rounded:literal)? $(not_smooth [$($not_smooth:tt)*])?,
+        example $first:tt $(, $operand:tt)* $(; $number:literal)? => $want:tt;
     )*) => {
-        $then! { $([$(#[$doc])*] $Type $name($($x),+) ($($s)?);)* }
+        $then! { $(
+            [
+                $(#[$doc])*
+                #[doc = concat!(
+                    "\n```\n# use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};\n",
+                    "# spmd(2, |rank| {\n# let mesh = DeviceMesh::new(&rank, &[(\"dp\", 2)])?;\n",
+                    $crate::ops::distribute_example!($x, $first),
+                    $($crate::ops::distribute_example!($y, $operand),)*
+                    $crate::ops::example_check!(
+                        concat!(
+                            stringify!($x), ".", stringify!($name), "(", $("&", stringify!($y),)*
+                            $(stringify!($number),)? ")?.full_tensor()?"
+                        ),
+                        $want
+                    ),
+                    "# Ok(())\n# })?;\n# Ok::<(), isoshard::Error>(())\n```"
+                )]
+            ]
+            $Type $name($x $(, $y)*) ($($s)?);
+        )* }
     };
 }
 pub(crate) use signatures;
+
+/// The line of an example that creates a sharded operand.
+macro_rules! distribute_example {
+    ($x:ident, $values:tt) => {
+        concat!(
+            "let ",
+            stringify!($x),
+            " = DTensor::distribute(&mesh, &",
+            $crate::ops::tensor_example!($values),
+            "?, \"(S0)\".parse()?)?;\n"
+        )
+    };
+}
+pub(crate) use distribute_example;

@@ -1,7 +1,7 @@
 //! Constants and functions that several formulas use.
 #![allow(clippy::approx_constant, clippy::excessive_precision)]
 
-use super::count::{Known, operations};
+use super::flops::{KnownFlops, operations};
 use super::words::*;
 use crate::tensor::cpu::Real;
 
@@ -19,11 +19,11 @@ functions! {
     C = 0.044715;
     }
 
-    /// Bounds `x` to where distribution functions are 0 or 1, and `x` to the third power finite; NaN stays.
+    /// Clamps `x` to ±10⁴, where distribution functions are already 0 or 1 and `x³` is still finite. NaN stays NaN.
     fn bounded(x) = select(abs(x) > of(1e4), copysign(of(1e4), x), x);
     /// The normal distribution function.
     fn phi(x) = fma(of(0.5), erf(x * of(FRAC_1_SQRT_2)), of(0.5));
-    /// `x^y` with IEEE 754's special cases, computed as `e^(y ln x)`; called with f64.
+    /// `x^y` with IEEE 754's special cases, computed as `e^(y ln x)`. Called with f64 only.
     fn power(x, y) [
         a = abs(x),
         magnitude = exp(y * ln(a)),

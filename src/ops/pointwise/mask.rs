@@ -1,11 +1,20 @@
-//! `mask`: elements that a condition does not keep become 0. The derivative of choosing.
+//! `mask`: sets the elements that a condition excludes to 0. The derivative of `select`.
 
 use super::record::Pointwise;
 use crate::error::{Error, Result};
 use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows, list};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
 
-/// Of operands `(condition, x)`: `x` where the condition is `on`, else 0 (false).
+/// Keeps the elements at which a condition equals `on`: `(condition, x) -> x if condition == on else 0` (false for
+/// bools). The derivative of [`Select`](super::Select).
+///
+/// ```
+/// use isoshard::{ops::{Mask, eval_whole}, tensor::Tensor};
+/// let condition = Tensor::from_vec(vec![true, false], [2])?;
+/// let x = Tensor::from_vec(vec![1.0, 2.0], [2])?;
+/// assert_eq!(eval_whole(&Mask { on: true }, &[condition, x])?[0].to_f64_vec(), [1.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mask {
     /// The condition's value that keeps an element.
@@ -16,7 +25,7 @@ impl Pointwise for Mask {
     const NAME: &'static str = "mask";
     const ARITY: usize = 2;
 
-    /// Linear in the second operand, which the rows say.
+    /// Linear in the second operand only; the additional rows say so.
     fn algebra(&self) -> Algebra {
         Algebra::Opaque
     }
@@ -52,7 +61,8 @@ impl Pointwise for Mask {
         Ok(())
     }
 
-    /// Copies, or zeros on every rank, of which neither a sum nor a maximum nor a minimum makes anything else.
+    /// An element is copied, or 0 on every rank. The sum, maximum and minimum of zeros is 0, so any partial `x` is
+    /// accepted.
     fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
         let rows = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min].map(AxisPlacement::P);
         rows.map(|part| Row::new([AxisPlacement::R, part], [part]).exact()).to_vec()

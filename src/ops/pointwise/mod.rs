@@ -1,28 +1,28 @@
-//! Pointwise operators: element `i` of the result depends on element `i` of each operand.
+//! Pointwise operators: element `i` of the result depends only on element `i` of each operand.
 //!
-//! Most are formulas, a row of `table.rs` each. Comparisons, choices and casts, whose operands or results have other dtypes
-//! than what is computed, have files of their own.
+//! Most are formulas and are rows of `table.rs`. Comparisons, selections and casts have files of their own, because
+//! their operands and results have different dtypes.
 
 mod cast;
 mod compare;
-mod count;
+mod flops;
 #[macro_use]
 mod formula;
 mod functions;
+mod gradient_expr;
 mod mask;
 mod record;
 mod rows;
-mod second;
+mod second_derivatives;
 mod select;
 mod table;
-mod term;
 #[cfg(test)]
 mod tests;
 mod words;
 
 pub use cast::Cast;
 pub use compare::{Compare, CompareKind};
-pub(crate) use formula::signatures;
+pub(crate) use formula::{distribute_example, example_check, signatures, tensor_example};
 pub use mask::Mask;
 pub use record::Pointwise;
 pub(crate) use record::floats;
@@ -35,18 +35,22 @@ use std::sync::Arc;
 use super::{Op, Sample};
 use crate::tensor::cuda::KernelSource;
 
-/// The samples of all pointwise operators.
+/// Returns the samples of all pointwise operators.
 pub(super) fn samples() -> Vec<Sample> {
     [table::samples(), cast::samples(), compare::samples(), mask::samples(), select::samples()].concat()
 }
 
-/// The CUDA sources that the table's formulas give.
+/// Returns the CUDA sources generated from the table's formulas.
 pub(super) fn cuda_sources() -> Vec<KernelSource> {
     table::cuda_sources()
 }
 
-/// Every operator that is a formula of floating numbers or of any; of one with a constant, several. For tests that compare
-/// devices.
+/// Returns every operator of the table, several for one with a constant. Used by tests that compare devices.
+///
+/// ```
+/// use isoshard::ops::formulas;
+/// assert!(formulas().iter().any(|op| op.name() == "relu"));
+/// ```
 pub fn formulas() -> Vec<Arc<dyn Op>> {
     table::operators()
 }

@@ -1,4 +1,4 @@
-//! The record that pointwise operators share: element `i` of the result depends on element `i` of each operand.
+//! The trait of pointwise operators, from which their [`Op`] is derived.
 
 use std::fmt;
 
@@ -6,50 +6,62 @@ use smallvec::smallvec;
 
 use crate::error::{Error, Result};
 use crate::ops::{
-    Algebra, AxisPlacement, Key, MeshAxis, Meta, Metas, Op, Row, Tensors, Vjp, Windows, Work, list,
+    Algebra, AxisPlacement, MeshAxis, Meta, Metas, Op, OpKey, Row, Tensors, Vjp, Windows, Work, list,
 };
 use crate::tensor::{DType, Tensor};
 
-/// A pointwise operator. Most are rows of a table (`table.rs`) that makes this record.
+/// An operator whose result's element `i` depends only on element `i` of each operand.
 ///
-/// Operands have equal shapes: the engine broadcasts before, and sums broadcast dims of gradients after.
-pub trait Pointwise: Key + fmt::Debug + Send + Sync {
-    /// The name, as users call it.
+/// Every `Pointwise` is an [`Op`]. Its rows shard operands and result alike, along any dim; [`Pointwise::algebra`] adds
+/// the rows of partial operands. Operands have equal shapes: methods of `DTensor` broadcast before the call, and the
+/// backward pass sums the gradients of broadcast dims.
+///
+/// ```
+/// use isoshard::{ops::{Add, MeshAxis, Meta, Op, Pointwise}, tensor::DType};
+/// let x = Meta::new(DType::F32, [8]);
+/// assert_eq!((Add::NAME, Add::ARITY, Add.flops()), ("add", 2, 1));
+/// let rows = format!("{:?}", Add.rows(&[x.clone(), x], MeshAxis::new(2)));
+/// assert_eq!(rows, "[S0 S0 -> S0, RS RS -> RS, P(sum) P(sum) -> P(sum)]");
+/// ```
+pub trait Pointwise: OpKey + fmt::Debug + Send + Sync {
+    /// The operator's name, with which its errors begin.
     const NAME: &'static str;
     /// The number of operands.
     const ARITY: usize;
 
-    /// Which `Partial` may pass unreduced.
+    /// Returns the property that decides which partial operands are accepted.
     fn algebra(&self) -> Algebra;
 
-    /// The result's dtype.
+    /// Returns the result's dtype.
     ///
     /// # Errors
-    /// Refuses operand dtypes it cannot take.
+    /// Refuses operand dtypes that the operator cannot take.
     fn dtype(&self, ins: &[Meta]) -> Result<DType>;
 
-    /// The kernel, on local parts of equal shape; it may reuse a unique operand's buffer.
+    /// Computes the result from local shards of equal shape. It may write over the buffer of an operand that is its
+    /// only owner.
     ///
     /// # Errors
-    /// None that `dtype` could have seen.
+    /// Returns an error only for what [`Pointwise::dtype`] cannot see, such as a probability above 1.
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor>;
 
-    /// The kernel on a CUDA device, as [`Op::cuda`].
+    /// Computes the same on a CUDA device, as [`Op::cuda`].
     ///
     /// # Errors
     /// As [`Op::cuda`].
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor>;
 
-    /// The operations for each element, as [`Work`] counts them. A row of the table counts those of its formula.
+    /// Returns the number of operations per element, as [`Work`] counts them. A row of the table counts those of its
+    /// formula.
     fn flops(&self) -> u64;
 
-    /// As [`Op::vjp`].
+    /// Writes the derivative, as [`Op::vjp`].
     ///
     /// # Errors
     /// As [`Op::vjp`].
     fn derivative(&self, g: &mut Vjp) -> Result<()>;
 
-    /// Rows beyond those that the algebra gives.
+    /// Returns rows in addition to those of the algebra.
     fn more_rows(&self, _ins: &[Meta]) -> Vec<Row> {
         Vec::new()
     }
@@ -89,7 +101,7 @@ impl<T: Pointwise> Op for T {
     }
 }
 
-/// Refuses another number of operands than `arity`, and different shapes.
+/// Refuses operands if there are not `arity` of them or their shapes differ.
 fn expect_shapes(verb: &str, arity: usize, ins: &[Meta]) -> Result<()> {
     let bad = |rule: &str| Err(Error::invalid(verb, rule, list(ins), ""));
     if ins.len() != arity {
@@ -101,16 +113,16 @@ fn expect_shapes(verb: &str, arity: usize, ins: &[Meta]) -> Result<()> {
     Ok(())
 }
 
-/// All operands and the result cut alike, along any dim or into ragged blocks.
+/// Returns the rows that shard all operands and the result alike, along any dim or raggedly.
 fn every_cut(arity: usize, dims: usize) -> Vec<Row> {
     (0..dims)
         .map(AxisPlacement::S)
         .chain([AxisPlacement::Ragged])
-        .map(|slot| Row::same(slot, arity))
+        .map(|placement| Row::same(placement, arity))
         .collect()
 }
 
-/// Refuses, in the name of `verb`, operands that do not all have one dtype, and gives it.
+/// Returns the operands' common dtype, or an error that begins with `verb` if their dtypes differ.
 pub(crate) fn one_dtype(verb: &str, ins: &[Meta]) -> Result<DType> {
     if ins.iter().all(|m| m.dtype == ins[0].dtype) {
         return Ok(ins[0].dtype);
@@ -118,7 +130,7 @@ pub(crate) fn one_dtype(verb: &str, ins: &[Meta]) -> Result<DType> {
     Err(Error::invalid(verb, "the operands' dtypes differ", list(ins), "cast one of them"))
 }
 
-/// Refuses, in the name of `verb`, operands that do not all have one dtype other than bool, and gives it.
+/// Returns the operands' common dtype. Refuses different dtypes, and bool.
 pub(crate) fn numbers(verb: &str, ins: &[Meta]) -> Result<DType> {
     let dtype = one_dtype(verb, ins)?;
     if dtype == DType::Bool {
@@ -127,7 +139,7 @@ pub(crate) fn numbers(verb: &str, ins: &[Meta]) -> Result<DType> {
     Ok(dtype)
 }
 
-/// Refuses, in the name of `verb`, operands that do not all have one floating dtype, and gives it.
+/// Returns the operands' common floating-point dtype. Refuses different dtypes, integers and bool.
 pub(crate) fn floats(verb: &str, ins: &[Meta]) -> Result<DType> {
     let dtype = one_dtype(verb, ins)?;
     dtype.expect_float(verb)?;

@@ -1,11 +1,12 @@
-//! Rows that some operators of the table have beyond those of their algebra.
+//! Rows that some operators of the table have in addition to those of their algebra.
 
 use crate::ops::{AxisPlacement, Meta, Row};
 use crate::tensor::{DType, ReduceOp};
 
-/// The rows of `join` (maximum or minimum), by associativity: `(a ∨ a') ∨ (b ∨ b') = (a ∨ b) ∨ (a' ∨ b')`; by
-/// idempotence: `(a ∨ a') ∨ b = (a ∨ b) ∨ (a' ∨ b)`; and by distributivity over the other one, `meet`:
-/// `(a ∧ a') ∨ b = (a ∨ b) ∧ (a' ∨ b)`.
+/// Returns the rows of `maximum` or `minimum`, called `join` (∨); the other one is `meet` (∧).
+///
+/// They follow from associativity, `(a ∨ a') ∨ (b ∨ b') = (a ∨ b) ∨ (a' ∨ b')`, idempotence,
+/// `(a ∨ a') ∨ b = (a ∨ b) ∨ (a' ∨ b)`, and distributivity, `(a ∧ a') ∨ b = (a ∨ b) ∧ (a' ∨ b)`.
 pub(super) fn lattice_rows(join: ReduceOp, meet: ReduceOp) -> Vec<Row> {
     let (join, meet) = (AxisPlacement::P(join), AxisPlacement::P(meet));
     vec![
@@ -17,15 +18,18 @@ pub(super) fn lattice_rows(join: ReduceOp, meet: ReduceOp) -> Vec<Row> {
     ]
 }
 
-/// The rows of negation: the largest becomes the smallest; but among integers the lowest is its own negative.
-pub(super) fn turned_rows(is_float: bool) -> Vec<Row> {
+/// Returns the rows of negation: a partial maximum becomes a partial minimum. Integers have none, because the lowest
+/// integer is its own negative.
+pub(super) fn negated_rows(is_float: bool) -> Vec<Row> {
     let (max, min) = (AxisPlacement::P(ReduceOp::Max), AxisPlacement::P(ReduceOp::Min));
     if is_float { vec![Row::new([max], [min]), Row::new([min], [max])] } else { vec![] }
 }
 
-/// The rows of a product with a constant. Rounded, it never decreases in the other factor, or never increases, by the
-/// constant's sign. Not so by bits for small constants, under which tiny numbers of both signs become zeros of both signs,
-/// nor for infinite ones, which make zero a NaN.
+/// Returns the rows of a product with a constant.
+///
+/// The rounded product is monotone in `x`, and the constant's sign says in which direction. Constants below 1 in
+/// magnitude have no rows, because tiny numbers of both signs become zeros of both signs; infinite ones have none,
+/// because they turn zero into NaN.
 pub(super) fn mul_scalar_rows(factor: f64) -> Vec<Row> {
     if !(1.0..=f64::from(f32::MAX)).contains(&factor.abs()) {
         return vec![];
@@ -35,8 +39,10 @@ pub(super) fn mul_scalar_rows(factor: f64) -> Vec<Row> {
     vec![Row::new([max], [of_max]), Row::new([min], [of_min])]
 }
 
-/// The rows of a sum with a constant. Rounded, it never decreases in the other term. Not so by bits if it may underflow, in
-/// f16 and bf16, nor for an infinite constant, which makes the other infinity a NaN.
+/// Returns the rows of a sum with a constant.
+///
+/// The rounded sum never decreases in `x`. f16 and bf16 have no rows, because the sum may underflow; an infinite
+/// constant has none, because it turns the opposite infinity into NaN.
 pub(super) fn add_scalar_rows(ins: &[Meta], by: f64) -> Vec<Row> {
     let exact_zeros = matches!(ins[0].dtype, DType::F32 | DType::F64);
     if !exact_zeros || by.is_nan() || by.abs() > f64::from(f32::MAX) {
@@ -45,9 +51,12 @@ pub(super) fn add_scalar_rows(ins: &[Meta], by: f64) -> Vec<Row> {
     [ReduceOp::Max, ReduceOp::Min].map(|op| Row::same(AxisPlacement::P(op), 1)).to_vec()
 }
 
-/// The rows of a choice between the first operand and 0 that the second, whole, makes: every part of a sum may be chosen by
-/// itself; by bits in f32 and f64, since the f32 parts of a half sum do not go beside a half operand.
-pub(super) fn chosen_rows(dtype: DType) -> Vec<Row> {
+/// Returns the rows of an operator that selects the first operand or 0 by the second, which is replicated. Each rank
+/// may select from its partial operand.
+///
+/// Partial sums keep their bits in f32 and f64 only: those of f16 and bf16 are f32, which cannot be combined with a
+/// 16-bit operand.
+pub(super) fn select_rows(dtype: DType) -> Vec<Row> {
     let row = |op| Row::new([AxisPlacement::P(op), AxisPlacement::R], [AxisPlacement::P(op)]);
     let wide = matches!(dtype, DType::F32 | DType::F64);
     let sum = if wide { row(ReduceOp::Sum).exact() } else { row(ReduceOp::Sum) };

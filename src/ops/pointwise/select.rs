@@ -1,4 +1,4 @@
-//! `select`: one of two tensors, element by element, as a third says.
+//! `select`: chooses each element from one of two tensors by a condition.
 
 use super::mask::Mask;
 use super::record::Pointwise;
@@ -6,7 +6,16 @@ use crate::error::{Error, Result};
 use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows, list};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, cuda};
 
-/// Of operands `(condition, x, y)`: `x` where the condition holds, else `y`.
+/// Chooses each element by a condition: `(condition, x, y) -> x if condition else y`. Applied by
+/// [`DTensor::select`](crate::dtensor::DTensor::select).
+///
+/// ```
+/// use isoshard::{ops::{Select, eval_whole}, tensor::Tensor};
+/// let condition = Tensor::from_vec(vec![true, false], [2])?;
+/// let (x, y) = (Tensor::from_vec(vec![1.0, 2.0], [2])?, Tensor::from_vec(vec![10.0, 20.0], [2])?);
+/// assert_eq!(eval_whole(&Select, &[condition, x, y])?[0].to_f64_vec(), [1.0, 20.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Select;
 
@@ -14,7 +23,7 @@ impl Pointwise for Select {
     const NAME: &'static str = "select";
     const ARITY: usize = 3;
 
-    /// A copy of one operand or the other, which the rows say: the condition must be whole.
+    /// The condition must not be partial. The additional rows accept partial `x` and `y`.
     fn algebra(&self) -> Algebra {
         Algebra::Opaque
     }
@@ -59,7 +68,8 @@ impl Pointwise for Select {
         Ok(())
     }
 
-    /// Either choice may be whole beside a partial maximum or minimum, since it is its own; not beside a sum.
+    /// Both choices may be partial sums. If one is a partial maximum or minimum, the other may be replicated, since the
+    /// maximum of equal elements is the element.
     fn more_rows(&self, _: &[Meta]) -> Vec<Row> {
         let mut rows = vec![
             Row::new([AxisPlacement::R, AxisPlacement::SUM, AxisPlacement::SUM], [AxisPlacement::SUM])

@@ -1,10 +1,11 @@
-//! The table's operators against their definitions, at their limits, and over whose buffers they write.
+//! Tests of the table's operators: definitions, limits, and reuse of operands' buffers.
 
 use super::*;
 use crate::ops::{Meta, Op, Windows, eval_whole};
 use crate::tensor::{DType, Tensor};
 
-/// From tables of the normal distribution function, and from the formula with the library's tanh.
+/// Expected values are from tables of the normal distribution function, and from the formula with the standard
+/// library's tanh.
 #[test]
 fn values_by_definition_and_limits() {
     let points = [f64::NEG_INFINITY, -3.0, -1.0, 0.0, 0.5, 2.0, f64::INFINITY, f64::NAN];
@@ -120,7 +121,8 @@ fn every_path_agrees_with_the_standard_library() {
     }
 }
 
-/// `x - y`, where `whose` says which operands the call owns alone; whether it wrote over one of them.
+/// Computes `x - y`, and returns it with the number of the operand whose buffer holds the result. `own_x` and `own_y`
+/// say whether the call is the only owner of an operand.
 fn sub(own_x: bool, own_y: bool) -> (Vec<i32>, Option<usize>) {
     let mut ins = [[5, 7, -2], [3, 0, 9]].map(|v| Tensor::from_vec(v.to_vec(), [3]).expect("three elements"));
     let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();

@@ -1,24 +1,24 @@
-//! The words that formulas are written in.
+//! The functions that formulas may call.
 //!
-//! Each means the same here, over [`Real`] and [`Num`], and in CUDA, where `kernels/pointwise.cuh` defines it: the same
-//! fixed sequence of IEEE operations. Formulas also use `+ - * /` on floating numbers, comparisons, `&&`, `||` and `!`.
+//! `kernels/pointwise.cuh` defines functions of the same names for CUDA, which perform the same sequence of IEEE
+//! operations. Formulas also use `+ - * /` on floats, comparisons, `&&`, `||` and `!`.
 
 pub use crate::tensor::cpu::is_nan;
 use crate::tensor::cpu::{Num, Real};
 
-/// The nearest value to a constant.
+/// Rounds a constant to the element type.
 #[inline(always)]
 pub fn of<A: Real>(x: f64) -> A {
     A::of(x)
 }
 
-/// The value as f64.
+/// Converts a value to f64.
 #[inline(always)]
 pub fn wide<A: Real>(x: A) -> f64 {
     x.to_f64()
 }
 
-/// One of two values, computed both.
+/// Returns `yes` if the condition holds, else `no`. Both are computed.
 #[inline(always)]
 pub fn select<A>(condition: bool, yes: A, no: A) -> A {
     if condition { yes } else { no }
@@ -80,8 +80,8 @@ words! { Num:
     mul(x, y) = Num::mul;
     /// `-x`; integers wrap.
     negative(x) = Num::negative;
-    /// The larger, where -0 is less than 0; NaN if either is.
+    /// The larger value. -0 is less than 0; NaN if either is NaN.
     max(x, y) = Num::max;
-    /// The smaller, where -0 is less than 0; NaN if either is.
+    /// The smaller value. -0 is less than 0; NaN if either is NaN.
     min(x, y) = Num::min;
 }

@@ -1,19 +1,30 @@
-//! `bernoulli`: true with a probability given for each element.
+//! `bernoulli`: draws bools, each with its own probability.
 
 use super::cuda::Parameters;
-use super::each::{draw_each, draw_each_on_device};
+use super::per_element::{draw_per_element, draw_per_element_on_device};
 use crate::error::Result;
 use crate::ops::{Algebra, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
-/// Bools that are true with the operand's probabilities, each in [0, 1], to 2^-32.
+/// Draws bools that are true with the operand's probabilities, which are in [0, 1] and exact to 2^-32. Applied by
+/// [`DTensor::bernoulli`](crate::dtensor::DTensor::bernoulli).
 ///
-/// Element `e` (global, row-major) reads word `e` of the draw: every mesh gets the same elements, and equal
-/// probabilities get those of [`rng::bernoulli`]. A kernel refuses what is no probability.
+/// Element `e` (global, row-major) uses word `e` of the draw, so every mesh draws the same elements. If all
+/// probabilities are equal, they are the elements of [`rng::bernoulli`]. The kernel refuses numbers that are not
+/// probabilities.
+///
+/// ```
+/// use isoshard::ops::{Bernoulli, Unkeyed, eval_whole};
+/// use isoshard::{rng::Generator, tensor::Tensor};
+/// let op = Bernoulli { draw: Unkeyed(Generator::new(1).next_draw()) };
+/// let p = Tensor::from_vec(vec![0.0, 1.0], [2])?;
+/// assert_eq!(eval_whole(&op, &[p])?[0].to_vec::<bool>()?, [false, true]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bernoulli {
-    /// This call's numbers.
+    /// The draw of this call.
     pub draw: Unkeyed<Draw>,
 }
 
@@ -21,7 +32,7 @@ impl Pointwise for Bernoulli {
     const NAME: &'static str = "bernoulli";
     const ARITY: usize = 1;
 
-    /// A sum of probabilities is one only when it is whole.
+    /// A rank's contribution to a partial sum is not a probability.
     fn algebra(&self) -> Algebra {
         Algebra::Opaque
     }
@@ -34,12 +45,12 @@ impl Pointwise for Bernoulli {
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let draw = self.draw.0;
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
-            draw_each::<T, bool>(&ins[0], at, |at, p, out| rng::bernoulli_each(draw, at, p, out))
+            draw_per_element::<T, bool>(&ins[0], at, |at, p, out| rng::bernoulli_each(draw, at, p, out))
         })
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
-        draw_each_on_device(Parameters::Bernoulli, self.draw.0, &ins[0], at)
+        draw_per_element_on_device(Parameters::Bernoulli, self.draw.0, &ins[0], at)
     }
 
     /// A random word, a product and a comparison.

@@ -1,19 +1,31 @@
-//! `exponential`: exponential numbers of a rate given for each element.
+//! `exponential`: draws exponentially distributed numbers, each with its own rate.
 
 use super::cuda::Parameters;
-use super::each::{draw_each, draw_each_on_device};
+use super::per_element::{draw_per_element, draw_per_element_on_device};
 use crate::error::Result;
 use crate::ops::{Algebra, Div, Input, Meta, Mul, Neg, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
-/// Exponential numbers of the operand's rates, each positive and finite; of mean 1 / rate.
+/// Draws exponentially distributed numbers of mean 1 / rate. The operand gives the rates, which are positive and
+/// finite. Applied by [`DTensor::exponential`](crate::dtensor::DTensor::exponential).
 ///
-/// Element `e` (global, row-major) is element `e` of [`rng::exponential`]: every mesh gets the same. It is E / rate,
-/// where E does not depend on the rate; the derivative is that of this quotient. A kernel refuses other rates.
+/// Element `e` (global, row-major) is element `e` of [`rng::exponential`], so every mesh draws the same numbers. It is
+/// E / rate with an E that does not depend on the rate, and the derivative is that of the quotient. The kernel refuses
+/// other rates.
+///
+/// ```
+/// use isoshard::ops::{Exponential, Unkeyed, eval_whole};
+/// use isoshard::{rng::Generator, tensor::Tensor};
+/// let op = Exponential { draw: Unkeyed(Generator::new(1).next_draw()) };
+/// let once = eval_whole(&op, &[Tensor::from_vec(vec![1.0], [1])?])?[0].item()?;
+/// let twice = eval_whole(&op, &[Tensor::from_vec(vec![2.0], [1])?])?[0].item()?;
+/// assert_eq!(once, 2.0 * twice);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Exponential {
-    /// This call's numbers.
+    /// The draw of this call.
     pub draw: Unkeyed<Draw>,
 }
 
@@ -21,7 +33,7 @@ impl Pointwise for Exponential {
     const NAME: &'static str = "exponential";
     const ARITY: usize = 1;
 
-    /// A quotient is not linear in what it is divided by.
+    /// A quotient is not linear in its divisor.
     fn algebra(&self) -> Algebra {
         Algebra::Opaque
     }
@@ -34,15 +46,15 @@ impl Pointwise for Exponential {
     fn kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
         let draw = self.draw.0;
         for_dtype!(float Self::NAME, ins[0].dtype(), T => {
-            draw_each::<T, T>(&ins[0], at, |at, rate, out| rng::exponential_each(draw, at, rate, out))
+            draw_per_element::<T, T>(&ins[0], at, |at, rate, out| rng::exponential_each(draw, at, rate, out))
         })
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
-        draw_each_on_device(Parameters::Exponential, self.draw.0, &ins[0], at)
+        draw_per_element_on_device(Parameters::Exponential, self.draw.0, &ins[0], at)
     }
 
-    /// Two random words, a logarithm and a division; f16 to f32 read one word.
+    /// Two random words, a logarithm and a division. f16, bf16 and f32 use one word only.
     fn flops(&self) -> u64 {
         3 * Work::SPECIAL + 1
     }

@@ -1,11 +1,11 @@
-//! Operators that draw: numbers with a parameter for each element, categories by their weights, random orders. Fills of whole
-//! tensors are [`rng`](crate::rng)'s.
+//! Random operators: numbers with a parameter per element, categories by weight, random orders. [`rng`](crate::rng)
+//! fills whole tensors with random numbers.
 
 pub(super) mod bernoulli;
 mod cuda;
-mod each;
 pub(super) mod exponential;
 pub(super) mod gamma;
 pub(super) mod multinomial;
+mod per_element;
 pub(super) mod poisson;
 pub(super) mod shuffle;

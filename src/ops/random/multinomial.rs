@@ -1,4 +1,4 @@
-//! `multinomial`: categories drawn by their weights, with or without replacement.
+//! `multinomial`: draws categories by their weights, with or without replacement.
 
 use smallvec::smallvec;
 
@@ -11,26 +11,37 @@ use crate::ops::{
 use crate::rng::{self, Draw, IndexRanges};
 use crate::tensor::{DType, Element, Tensor, for_dtype};
 
-/// For each row of weights `[.., k]`, `samples` categories (i64, from 0 to below k) as `[.., samples]`.
+/// Draws `samples` categories (i64, from 0 to below k) per row of weights: `[.., k] -> [.., samples]`. Applied by
+/// [`DTensor::multinomial`](crate::dtensor::DTensor::multinomial) and
+/// [`DTensor::categorical`](crate::dtensor::DTensor::categorical).
 ///
-/// Weights need not add up to 1; they are finite and not negative, and each row has one that is positive. Categories of
-/// weight 0 are never drawn.
+/// Weights are finite and not negative, and each row has a positive one. They need not add up to 1. A category of
+/// weight 0 is never drawn. Leading dims may be sharded; the categories are not.
 ///
-/// With replacement, by inversion: sample `e` (global linear index in the result) reads 64-bit element `e` of the draw,
-/// whose upper 53 bits times 2^-53 are u, and is the first category whose sum of weights, in f64 and in ascending order
-/// from category 0 on, is above u times the row's sum. Without replacement, by a race (P. Efraimidis and P. Spirakis,
-/// "Weighted random sampling with a reservoir", 2006): category `e` (global linear index in the weights) arrives at
-/// E / weight with E element `e` of [`rng::exponential`] in f64, and the first to arrive are drawn, in that order: the
-/// order in which weights would be drawn one by one, each from the rest.
+/// With replacement, samples are drawn by inversion. Sample `e` (global linear index in the result) uses 64-bit element
+/// `e` of the draw; u is its upper 53 bits times 2^-53. The sample is the first category whose cumulative weight, added
+/// in f64 from category 0 on, exceeds u times the row's sum.
 ///
-/// A row is one rank's work: leading dims may be sharded, and the categories are whole.
+/// Without replacement, samples are drawn by exponential arrival times (P. Efraimidis and P. Spirakis, "Weighted random
+/// sampling with a reservoir", 2006). Category `e` (global linear index in the weights) arrives at E / weight, where E
+/// is element `e` of [`rng::exponential`] in f64. The first arrivals are the samples, in order of arrival. The order
+/// has the same distribution as drawing one category after another from the remaining ones.
+///
+/// ```
+/// use isoshard::ops::{Multinomial, Unkeyed, eval_whole};
+/// use isoshard::{rng::Generator, tensor::Tensor};
+/// let op = Multinomial { samples: 3, replacement: true, draw: Unkeyed(Generator::new(1).next_draw()) };
+/// let weights = Tensor::from_vec(vec![0.0, 5.0, 0.0], [1, 3])?;
+/// assert_eq!(eval_whole(&op, &[weights])?[0].to_vec::<i64>()?, [1, 1, 1]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Multinomial {
-    /// How many categories each row gives.
+    /// The number of samples per row.
     pub samples: usize,
-    /// Whether a category may be drawn again.
+    /// True if a category may be drawn more than once.
     pub replacement: bool,
-    /// This call's numbers.
+    /// The draw of this call.
     pub draw: Unkeyed<Draw>,
 }
 
@@ -64,7 +75,7 @@ impl Op for Multinomial {
     fn eval(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
         let weights = ins[0].contiguous()?;
         let out = for_dtype!(float self.name(), weights.dtype(), T => {
-            let rows = Rows { op: self, weights: weights.as_slice::<T>()?, at };
+            let rows = WeightRows { op: self, weights: weights.as_slice::<T>()?, at };
             if self.replacement { rows.with_replacement() } else { rows.without() }
         })?;
         Ok(smallvec![out])
@@ -75,8 +86,8 @@ impl Op for Multinomial {
         Ok(smallvec![cuda::multinomial(self.draw.0, self.replacement, &ins[0], weights, drawn)?])
     }
 
-    /// With replacement an addition for each category, and for each sample two random words and a search among the sums;
-    /// without, an arrival for each category: two random words, a logarithm and a division.
+    /// With replacement: an addition per category; two random words and a binary search per sample. Without: an arrival
+    /// time per category, which takes two random words, a logarithm and a division.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let (categories, drawn) = (elements(&ins[0]), elements(&outs[0]));
         let flops = if self.replacement {
@@ -94,14 +105,14 @@ impl Op for Multinomial {
     }
 }
 
-/// This rank's rows.
-struct Rows<'a, T> {
+/// The rows of weights that this rank stores.
+struct WeightRows<'a, T> {
     op: &'a Multinomial,
     weights: &'a [T],
     at: &'a Windows,
 }
 
-impl<T: Element> Rows<'_, T> {
+impl<T: Element> WeightRows<'_, T> {
     fn with_replacement(&self) -> Result<Tensor> {
         let window = &self.at.outs[0];
         let mut words = vec![0; window.region.numel()];
@@ -126,7 +137,7 @@ impl<T: Element> Rows<'_, T> {
             }
             let words = &words[row * out.len()..][..out.len()];
             for (out, word) in out.iter_mut().zip(words) {
-                // Below the sum, since it is at most (1 - 2^-53) times it, and what is above half a unit rounds down.
+                // `u` stays below the sum: it is at most (1 - 2^-53) times the sum, which rounds down.
                 let u = (word >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0) * sum;
                 *out = sums.partition_point(|&below| below <= u) as i64;
             }
@@ -162,7 +173,7 @@ impl<T: Element> Rows<'_, T> {
         })
     }
 
-    /// Has `sample` write each row of the result, given the row's number here and its weights.
+    /// Calls `sample` once per row with the row's local number, its weights and the row of the result to fill.
     fn each_row(&self, mut sample: impl FnMut(usize, &[T], &mut [i64]) -> Result<()>) -> Result<Tensor> {
         let mut out = Tensor::uninit(DType::I64, self.at.outs[0].local());
         let (k, samples) = (self.categories_len(), self.op.samples);
@@ -189,7 +200,7 @@ impl<T: Element> Rows<'_, T> {
         Err(self.refused("weights are finite and not negative", row, given))
     }
 
-    /// Names the row by its number in the whole.
+    /// Creates an error that names the row by its global number.
     fn refused(&self, rule: &str, row: usize, given: String) -> Error {
         let window = &self.at.ins[0];
         let (at, k) = (row * self.categories_len(), self.categories_len().max(1));

@@ -1,21 +1,31 @@
-//! `poisson`: Poisson numbers of a rate given for each element.
+//! `poisson`: draws Poisson-distributed counts, each with its own rate.
 
 use super::cuda::Parameters;
-use super::each::{draw_each, draw_each_on_device};
+use super::per_element::{draw_per_element, draw_per_element_on_device};
 use crate::error::{Error, Result};
 use crate::ops::{Algebra, Input, Meta, Pointwise, Sample, Unkeyed, Vjp, Windows, Work};
 use crate::rng::{self, Draw};
 use crate::tensor::{DType, Tensor, for_dtype};
 
-/// Poisson numbers of the operand's rates, each from 0 to 2^50.
+/// Draws Poisson-distributed counts. The operand gives the rates, from 0 to 2^50. Applied by
+/// [`DTensor::poisson`](crate::dtensor::DTensor::poisson).
 ///
-/// Element `e` (global, row-major) is element `e` of [`rng::poisson`]: every mesh gets the same. A kernel refuses other
-/// rates.
+/// Element `e` (global, row-major) is element `e` of [`rng::poisson`], so every mesh draws the same counts. The kernel
+/// refuses other rates.
+///
+/// ```
+/// use isoshard::ops::{Poisson, Unkeyed, eval_whole};
+/// use isoshard::{rng::Generator, tensor::{DType, Tensor}};
+/// let op = Poisson { dtype: DType::I64, draw: Unkeyed(Generator::new(1).next_draw()) };
+/// let counts = eval_whole(&op, &[Tensor::from_vec(vec![0.0, 1e6], [2])?])?[0].to_vec::<i64>()?;
+/// assert!(counts[0] == 0 && (990_000..1_010_000).contains(&counts[1]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Poisson {
-    /// The counts' dtype: i64, i32 or a floating one.
+    /// The dtype of the counts: i64, i32 or a floating-point dtype.
     pub dtype: DType,
-    /// This call's numbers.
+    /// The draw of this call.
     pub draw: Unkeyed<Draw>,
 }
 
@@ -23,7 +33,7 @@ impl Pointwise for Poisson {
     const NAME: &'static str = "poisson";
     const ARITY: usize = 1;
 
-    /// Rejection commutes with nothing.
+    /// The result is not linear in the rate, and rejection makes it jump.
     fn algebra(&self) -> Algebra {
         Algebra::Opaque
     }
@@ -47,10 +57,10 @@ impl Pointwise for Poisson {
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor> {
-        draw_each_on_device(Parameters::Poisson(self.dtype), self.draw.0, &ins[0], at)
+        draw_per_element_on_device(Parameters::Poisson(self.dtype), self.draw.0, &ins[0], at)
     }
 
-    /// About: an attempt takes four random words and four special functions, and most first ones succeed.
+    /// An estimate: an attempt takes four random words and four special functions, and most first attempts succeed.
     fn flops(&self) -> u64 {
         8 * Work::SPECIAL
     }
@@ -62,7 +72,7 @@ impl Pointwise for Poisson {
 }
 
 fn counts<R: rng::RandomFloat, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw) -> Result<Tensor> {
-    draw_each::<R, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
+    draw_per_element::<R, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
 }
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

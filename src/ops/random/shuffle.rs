@@ -1,4 +1,4 @@
-//! `shuffle`: the indices of a dim in random order, a function of the draw.
+//! `shuffle`: puts the indices of a dim in a random order, which is a function of the draw.
 
 use smallvec::smallvec;
 
@@ -11,15 +11,27 @@ use crate::ops::{
 use crate::rng::{Draw, Generator, Permutation};
 use crate::tensor::Tensor;
 
-/// `y[.., i, ..] = x[.., order(i), ..]` along `dim`, where `order` is the draw's [`Permutation`] of the dim; or, as the
-/// inverse, `y[.., order(i), ..] = x[.., i, ..]`.
+/// Puts the indices of a dim, which is not sharded, in random order: `y[.., i, ..] = x[.., order(i), ..]`, with the
+/// draw's [`Permutation`] `order`. The inverse is `y[.., order(i), ..] = x[.., i, ..]`. Applied by
+/// [`DTensor::shuffle`](crate::dtensor::DTensor::shuffle).
+///
+/// ```
+/// use isoshard::ops::{Shuffle, Unkeyed, eval_whole};
+/// use isoshard::{rng::Generator, tensor::Tensor};
+/// let op = Shuffle { dim: 0, inverse: false, draw: Unkeyed(Generator::new(1).next_draw()) };
+/// let x = Tensor::from_vec((0..9i64).collect(), [9])?;
+/// let y = eval_whole(&op, &[x.clone()])?.remove(0);
+/// let back = eval_whole(&Shuffle { inverse: true, ..op }, &[y])?.remove(0);
+/// assert_eq!(back.to_vec::<i64>()?, x.to_vec::<i64>()?);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Shuffle {
     /// The dim.
     pub dim: usize,
-    /// True to put everything back.
+    /// True for the inverse, which restores the original order.
     pub inverse: bool,
-    /// This call's numbers.
+    /// The draw of this call.
     pub draw: Unkeyed<Draw>,
 }
 
@@ -36,7 +48,7 @@ impl Op for Shuffle {
         Ok(smallvec![x.clone()])
     }
 
-    /// The dim is whole: which index goes where depends on all of it. Elements are moved untouched.
+    /// All dims but `dim` may be sharded. Elements are only moved, so any partial is accepted.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let others = (0..ins[0].shape.len()).filter(|&d| d != self.dim);
         let mut rows: Vec<Row> = others.map(|d| Row::same(AxisPlacement::S(d), 1)).collect();
@@ -48,7 +60,7 @@ impl Op for Shuffle {
         let x = ins[0].contiguous()?;
         let mut order = vec![0; x.shape()[self.dim]];
         Permutation::new(self.draw.0, order.len() as u64).fill(0, &mut order)?;
-        // In bytes, whatever the dtype.
+        // Moves bytes, so that one loop serves all dtypes.
         let width = x.shape()[self.dim + 1..].iter().product::<usize>() * x.dtype().size_bytes();
         let mut out = Tensor::uninit(x.dtype(), x.shape());
         if out.numel() > 0 {
@@ -67,7 +79,7 @@ impl Op for Shuffle {
         Ok(smallvec![cuda::shuffle(self.draw.0, &ins[0], self.dim, self.inverse)?])
     }
 
-    /// A random place for each index of the dim; elements are moved.
+    /// A random position per index of the dim. Elements are moved.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::moves(ins, outs).plus((ins[0].shape[self.dim] as u64).saturating_mul(Work::SPECIAL))
     }

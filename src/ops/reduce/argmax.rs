@@ -1,4 +1,4 @@
-//! `argmax`: where the largest element along a dim is.
+//! `argmax`: the index of the largest element along a dim.
 
 use smallvec::smallvec;
 
@@ -9,7 +9,15 @@ use crate::ops::{
 };
 use crate::tensor::{DType, Tensor};
 
-/// The index (i64) of the first largest element along `dim`, which leaves; NaN counts as largest.
+/// The index (i64) of the first largest element along a dim, which is not sharded and is removed. NaN counts as
+/// largest. Applied by [`DTensor::argmax`](crate::dtensor::DTensor::argmax).
+///
+/// ```
+/// use isoshard::{ops::{Argmax, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 5.0, 5.0], [3])?;
+/// assert_eq!(eval_whole(&Argmax { dim: 0 }, &[x])?[0].to_vec::<i64>()?, [1]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Argmax {
     /// The dim.

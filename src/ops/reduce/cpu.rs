@@ -1,13 +1,21 @@
-//! The position of the largest element.
+//! The CPU kernel of `argmax`.
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::is_nan;
 use crate::tensor::{Dims, Shape, Tensor, for_dtype};
 
-/// The index along `dim` of the first largest element, NaN counting as largest and zeros as equal, as i64.
+/// Returns the index along `dim` of the first largest element, as i64. NaN counts as largest; zeros of both signs are
+/// equal. With `keep_dim` the dim stays with extent 1.
+///
+/// ```
+/// use isoshard::{ops::cpu::argmax, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 5.0, 7.0, 2.0], [2, 2])?;
+/// assert_eq!(argmax("argmax", &x, 1, false)?.to_vec::<i64>()?, [1, 0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses a dim that is not there or is empty.
+/// Refuses a dim that `x` does not have, and an empty one.
 pub fn argmax(verb: &str, x: &Tensor, dim: usize, keep_dim: bool) -> Result<Tensor> {
     if x.shape().get(dim).is_none_or(|&n| n == 0) {
         return Err(Error::invalid(

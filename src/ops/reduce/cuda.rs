@@ -1,4 +1,4 @@
-//! The index of the largest element along a dim, on a device.
+//! The CUDA kernel of `argmax`.
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
@@ -7,10 +7,11 @@ use crate::tensor::{DType, Shape, Tensor};
 
 const THREADS: u32 = 256;
 
-/// The index along `dim` of the first largest element, which leaves, as [`cpu::argmax`](super::cpu::argmax).
+/// Returns the index along `dim` of the first largest element, as [`cpu::argmax`](super::cpu::argmax). The dim is
+/// removed.
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
+/// Returns an error if the device has no memory left or the launch fails.
 pub(super) fn argmax(verb: &str, x: &Tensor, dim: usize) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (n, stride) = (x.shape()[dim], x.strides()[dim]);

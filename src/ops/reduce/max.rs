@@ -1,10 +1,10 @@
-//! `max`: the largest element over any dims; and the record that it shares with `min`.
+//! `max` over any dims, and the record that it shares with `min`.
 
 use std::fmt;
 
 use smallvec::smallvec;
 
-use super::{Reduction, kept_shape};
+use super::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
 use crate::ops::{
     Cast, Compare, CompareKind, Div, Expand, Input, Mask, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample,
@@ -12,24 +12,34 @@ use crate::ops::{
 };
 use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
 
-/// The maximum over `dims`; see [`Extreme`].
+/// The maximum over dims; see [`Extreme`]. Applied by [`DTensor::max`](crate::dtensor::DTensor::max).
+///
+/// ```
+/// use isoshard::{ops::{Max, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 5.0, 3.0, 4.0], [2, 2])?;
+/// let rows = eval_whole(&Max { dims: [1].into_iter().collect(), keep: true }, &[x])?.remove(0);
+/// assert_eq!((&rows.shape()[..], rows.to_f64_vec()), (&[2, 1][..], vec![5.0, 4.0]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub type Max = Extreme<true>;
 
-/// The largest or the smallest element over `dims`, where -0 is less than 0; NaN, always the same one, if any element is: in any
-/// order the same bits (IEEE 754-2019's `maximum` and `minimum`). The gradient is shared equally among equal extremes, zeros of
-/// both signs among them, as by PyTorch's `amax` and `amin`.
+/// The largest or the smallest element over dims: [`Max`] or [`Min`](crate::ops::Min).
+///
+/// -0 is less than 0. The result is one fixed NaN if any element is NaN (IEEE 754-2019's `maximum` and `minimum`), so
+/// every order of evaluation gives the same bits. The gradient is divided equally among equal extremes, as by PyTorch's
+/// `amax` and `amin`; zeros of both signs are equal.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Extreme<const LARGEST: bool> {
     /// The dims to reduce, ascending.
     pub dims: Dims,
-    /// True if they stay, with extent 1.
+    /// True if the dims stay with extent 1.
     pub keep: bool,
 }
 
 impl<const LARGEST: bool> Extreme<LARGEST> {
-    fn reduction(&self) -> Reduction<'_> {
+    fn reduction(&self) -> DimReduction<'_> {
         let (verb, kind) = if LARGEST { ("max", ReduceOp::Max) } else { ("min", ReduceOp::Min) };
-        Reduction(verb, kind, &self.dims, self.keep)
+        DimReduction(verb, kind, &self.dims, self.keep)
     }
 }
 
@@ -51,7 +61,7 @@ impl<const LARGEST: bool> Op for Extreme<LARGEST> {
         Ok(smallvec![Meta { dtype: x.dtype, shape }])
     }
 
-    /// A partial sum does not pass.
+    /// Partial sums are reduced first.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         self.reduction().rows(&ins[0])
     }
@@ -68,7 +78,7 @@ impl<const LARGEST: bool> Op for Extreme<LARGEST> {
         Work::reduction(ins, outs)
     }
 
-    /// `dx = dy / count(x == y)` where `x == y`, else 0.
+    /// `dx` is `dy / count(x == y)` for the elements with `x == y`, and 0 for the others.
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let Meta { dtype, shape } = g.input_meta(0).clone();
         let kept = kept_shape(&shape, &self.dims);
@@ -130,7 +140,7 @@ mod tests {
         let mut values = vec![Some(x), Some(y), Some(Tensor::scalar(6.0))];
         values.resize(program.values_len, None);
         for step in &program.steps {
-            let value = |r: &crate::ops::Ref| values[r.0 as usize].clone().expect("steps come in order");
+            let value = |r: &crate::ops::VjpValue| values[r.0 as usize].clone().expect("steps come in order");
             let ins: Vec<Tensor> = step.ins.iter().map(value).collect();
             values[step.out.0 as usize] = Some(eval_whole(&*step.op, &ins).unwrap()[0].clone());
         }

@@ -1,9 +1,16 @@
-//! `min`: the smallest element over any dims.
+//! `min` over any dims.
 
 use super::max::Extreme;
 use crate::ops::{Input, Sample};
 
-/// The minimum over `dims`; see [`Extreme`].
+/// The minimum over dims; see [`Extreme`]. Applied by [`DTensor::min`](crate::dtensor::DTensor::min).
+///
+/// ```
+/// use isoshard::{ops::{Min, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, f64::NAN], [2])?;
+/// assert!(eval_whole(&Min { dims: [0].into_iter().collect(), keep: false }, &[x])?[0].item()?.is_nan());
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub type Min = Extreme<false>;
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {

@@ -1,5 +1,6 @@
-//! Reductions over dims: sums, and the largest or smallest elements with their places. The loops are
-//! [`tensor::cpu::reduce`](crate::tensor::cpu::reduce)'s and the device's; `cpu` and `cuda` hold those of `argmax`.
+//! Reductions over dims: `sum`, `max`, `min` and `argmax`. The loops of the first three are
+//! [`tensor::cpu::reduce`](crate::tensor::cpu::reduce) and its CUDA counterpart; `cpu` and `cuda` hold the kernels of
+//! `argmax`.
 
 pub(super) mod argmax;
 pub(super) mod cpu;
@@ -15,16 +16,16 @@ use crate::error::{Error, Result};
 use crate::placement::Leaf;
 use crate::tensor::{Dims, ReduceOp, Shape, Tensor};
 
-/// A reduction over dims by name, kind, dims (ascending) and whether they stay with extent 1: what the operators share.
-struct Reduction<'a>(&'static str, ReduceOp, &'a [usize], bool);
+/// A reduction as its operators share it: name, kind, dims (ascending), and true if the dims stay with extent 1.
+struct DimReduction<'a>(&'static str, ReduceOp, &'a [usize], bool);
 
-/// The CPU's or the device's `reduce`.
-type Reduce = fn(&str, &Tensor, &[usize], ReduceOp, bool) -> Result<Tensor>;
+/// The function `reduce` of the CPU or of CUDA.
+type ReduceFn = fn(&str, &Tensor, &[usize], ReduceOp, bool) -> Result<Tensor>;
 
-impl Reduction<'_> {
-    /// The shape after reducing; refuses dims that are not there, or not ascending.
+impl DimReduction<'_> {
+    /// Returns the shape after the reduction. Refuses dims that `x` does not have, and dims that are not ascending.
     fn shape(&self, x: &Meta) -> Result<Shape> {
-        let Reduction(verb, _, dims, keep) = *self;
+        let DimReduction(verb, _, dims, keep) = *self;
         if dims.windows(2).any(|w| w[0] >= w[1]) || dims.last().is_some_and(|&d| d >= x.shape.len()) {
             return Err(Error::invalid(
                 verb,
@@ -40,10 +41,11 @@ impl Reduction<'_> {
         Ok((0..kept.len()).filter(|d| !dims.contains(d)).map(|d| kept[d]).collect())
     }
 
-    /// Kept dims stay sharded, a sharded reduced dim leaves a partial, and of ragged parts a full reduction does; partials of the
-    /// same kind pass, since sums of sums are sums and extremes of extremes extremes.
+    /// Returns the rows: a dim that is kept stays sharded; a sharded reduced dim gives a partial, and so does a ragged
+    /// operand if all dims are reduced. Partials of the same kind are accepted: a sum of sums is a sum, a maximum of
+    /// maxima a maximum.
     fn rows(&self, x: &Meta) -> Vec<Row> {
-        let Reduction(_, kind, dims, keep) = *self;
+        let DimReduction(_, kind, dims, keep) = *self;
         let place = |d: usize| d - if keep { 0 } else { dims.iter().filter(|&&r| r < d).count() };
         let part =
             if kind == ReduceOp::Sum { AxisPlacement::TreeSum(Leaf::Pairs) } else { AxisPlacement::P(kind) };
@@ -57,9 +59,10 @@ impl Reduction<'_> {
         rows
     }
 
-    /// Reduces a rank's part. One that is ragged over several dims has fewer dims than the whole; only a full reduction admits it.
-    fn eval(&self, x: &Tensor, at: &Windows, reduce: Reduce) -> Result<Tensors> {
-        let Reduction(verb, kind, dims, keep) = *self;
+    /// Reduces this rank's shard. A shard that is ragged over several dims has fewer dims than the global tensor; the
+    /// rows admit it only if all dims are reduced.
+    fn eval(&self, x: &Tensor, at: &Windows, reduce: ReduceFn) -> Result<Tensors> {
+        let DimReduction(verb, kind, dims, keep) = *self;
         if dims.len() == at.ins[0].global.len() {
             let all: Dims = (0..x.shape().len()).collect();
             return Ok(smallvec![reduce(verb, x, &all, kind, false)?.reshape(at.outs[0].local().clone())?]);
@@ -68,7 +71,7 @@ impl Reduction<'_> {
     }
 }
 
-/// `shape` with extent 1 at `dims`.
+/// Returns `shape` with extent 1 at `dims`.
 pub(super) fn kept_shape(shape: &Shape, dims: &[usize]) -> Shape {
     shape.iter().enumerate().map(|(d, &n)| if dims.contains(&d) { 1 } else { n }).collect()
 }

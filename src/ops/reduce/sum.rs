@@ -1,26 +1,36 @@
-//! `sum`: over any dims. `mean` is a sum times the reciprocal of the *global* count.
+//! `sum` over any dims. `DTensor::mean` multiplies it by the reciprocal of the *global* number of elements.
 
 use smallvec::smallvec;
 
-use super::{Reduction, kept_shape};
+use super::{DimReduction, kept_shape};
 use crate::error::Result;
 use crate::ops::{
     Expand, Input, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::{Dims, ReduceOp, Tensor, cpu, cuda};
 
-/// The sum over `dims`, by the tree of [`cpu::reduce`].
+/// The sum over dims, along the reduction tree of [`cpu::reduce`]. Applied by
+/// [`DTensor::sum`](crate::dtensor::DTensor::sum) and [`DTensor::mean`](crate::dtensor::DTensor::mean). A sharded
+/// reduced dim gives a partial sum.
+///
+/// ```
+/// use isoshard::{ops::{Sum, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0], [2, 2])?;
+/// let columns = eval_whole(&Sum { dims: [0].into_iter().collect(), keep: false }, &[x])?.remove(0);
+/// assert_eq!(columns.to_f64_vec(), [4.0, 6.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sum {
     /// The dims to sum over, ascending.
     pub dims: Dims,
-    /// True if they stay, with extent 1.
+    /// True if the dims stay with extent 1.
     pub keep: bool,
 }
 
 impl Sum {
-    fn reduction(&self) -> Reduction<'_> {
-        Reduction("sum", ReduceOp::Sum, &self.dims, self.keep)
+    fn reduction(&self) -> DimReduction<'_> {
+        DimReduction("sum", ReduceOp::Sum, &self.dims, self.keep)
     }
 }
 

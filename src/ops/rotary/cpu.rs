@@ -1,4 +1,4 @@
-//! Rotation of pairs by angles that grow with the position.
+//! The CPU kernel of rotary position embedding.
 
 use crate::error::{Error, Result};
 use crate::tensor::cpu::{Kernel, Real, StridedRows, as_elements_mut, cast, dispatch};
@@ -7,32 +7,43 @@ use crate::tensor::math::log::ln_f64;
 use crate::tensor::math::trig::sin_cos_2pi_f64;
 use crate::tensor::{DType, Dims, Tensor};
 
-/// Elements `i` and `i + d/2` of the last dim, of extent `d`, turned by `position · base^(-2i/d)` radians.
+/// A rotation of elements `i` and `i + d/2` of the last dim, of extent `d`, by `position · base^(-2i/d)` radians. The
+/// position is `start` plus the index along the second-to-last dim.
 ///
-/// Positions count along the dim before it. Angles are computed in f64, their turns taken off exactly; up to position
-/// 2^20 the largest error found is 1.4e-10 radians. Sines and cosines are rounded to f32 (f64 for f64) once.
+/// Angles are computed in f64, and full turns are subtracted exactly. Up to position 2^20 the largest error found is
+/// 1.4e-10 radians. Sines and cosines are rounded once, to f32 (f64 for f64).
+///
+/// ```
+/// use isoshard::{ops::cpu::Rotation, tensor::Tensor};
+/// let rotation = Rotation { base: 1e4, start: 5, inverse: false };
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0, 4.0], [1, 4])?;
+/// let y = rotation.apply("rotary", &x)?;
+/// let back = Rotation { inverse: true, ..rotation }.apply("rotary", &y)?;
+/// assert_eq!(format!("{:.6?}", back.to_f64_vec()), "[1.000000, 2.000000, 3.000000, 4.000000]");
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Rotation {
     /// The base of the geometric sequence of angles.
     pub base: f64,
     /// The position of the first row.
     pub start: usize,
-    /// Whether to turn back.
+    /// True to rotate by the negative angle.
     pub inverse: bool,
 }
 
 impl Rotation {
-    /// `x` `[.., time, d]`, in any strides, turned. The result lies in memory as `x` does. f16 and bf16 compute in f32 and
-    /// round once.
+    /// Rotates `x` `[.., time, d]`, which may have any strides. The result has the same order of dims in memory as `x`.
+    /// f16 and bf16 compute in f32 and round once.
     ///
     /// # Errors
-    /// Refuses, in the name of `verb`, other dtypes than floats, fewer than two dims and an odd last one.
+    /// Refuses integers and bools, fewer than two dims, and an odd last extent. The error begins with `verb`.
     pub fn apply(&self, verb: &str, x: &Tensor) -> Result<Tensor> {
         let &[.., _, d] = &x.shape()[..] else { return Err(misfit(verb, x)) };
         if d % 2 != 0 {
             return Err(misfit(verb, x));
         }
-        // In the order of memory, but for the last dim.
+        // Order the dims as in memory, the last one excepted.
         let last = x.shape().len() - 1;
         let mut order: Dims = (0..last).collect();
         order.sort_by_key(|&dim| std::cmp::Reverse(x.strides()[dim]));
@@ -42,18 +53,18 @@ impl Rotation {
         order.iter().enumerate().for_each(|(to, &from)| inverse[from] = to);
         let x = x.permute(&order)?;
         let y = match x.dtype() {
-            DType::F32 => self.turn::<f32>(&x, time)?,
-            DType::F64 => self.turn::<f64>(&x, time)?,
+            DType::F32 => self.rotate::<f32>(&x, time)?,
+            DType::F64 => self.rotate::<f64>(&x, time)?,
             half => {
                 half.expect_float(verb)?;
-                cast(&self.turn::<f32>(&cast(&x, DType::F32)?, time)?, half)?
+                cast(&self.rotate::<f32>(&cast(&x, DType::F32)?, time)?, half)?
             }
         };
         y.permute(&inverse)
     }
 
-    /// Vectors along the last dim, at positions along dim `time`; the result is contiguous.
-    fn turn<T: Real>(&self, x: &Tensor, time: usize) -> Result<Tensor> {
+    /// Rotates vectors along the last dim, whose positions count along dim `time`. The result is contiguous.
+    fn rotate<T: Real>(&self, x: &Tensor, time: usize) -> Result<Tensor> {
         let last = x.shape().len() - 1;
         let (len, d) = (x.shape()[time], x.shape()[last]);
         let copied = if d > 1 && x.strides()[last] != 1 { x.contiguous()? } else { x.clone() };
@@ -90,19 +101,19 @@ struct Table<A> {
 
 impl<A: Real> Table<A> {
     fn new(rotation: &Rotation, time: usize, pairs: usize) -> Self {
-        // Turns a position.
+        // Turns per position.
         let ln = ln_f64(rotation.base);
         let turns: Vec<f64> = (0..pairs)
             .map(|i| exp_f64(-(i as f64 / pairs as f64) * ln) * std::f64::consts::FRAC_1_PI * 0.5)
             .collect();
         let mut table = Table { cos: vec![A::ZERO; time * pairs], sin: vec![A::ZERO; time * pairs], pairs };
         if pairs > 0 {
-            dispatch(Fill { table: &mut table, turns: &turns, rotation });
+            dispatch(FillTable { table: &mut table, turns: &turns, rotation });
         }
         table
     }
 
-    /// The cosines and sines of row `i`.
+    /// Returns the cosines and sines of row `i`.
     #[inline(always)]
     fn row(&self, i: usize) -> (&[A], &[A]) {
         let at = i * self.pairs..(i + 1) * self.pairs;
@@ -110,17 +121,18 @@ impl<A: Real> Table<A> {
     }
 }
 
-struct Fill<'a, A> {
+/// The kernel that computes the table.
+struct FillTable<'a, A> {
     table: &'a mut Table<A>,
     turns: &'a [f64],
     rotation: &'a Rotation,
 }
 
-impl<A: Real> Kernel for Fill<'_, A> {
+impl<A: Real> Kernel for FillTable<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
-        // Adding 1.5 * 2^52 and taking it off again leaves the nearest integer.
+        // Adding 1.5 * 2^52 and subtracting it again rounds to the nearest integer.
         const ROUND: f64 = 6_755_399_441_055_744.0;
         let sign = if self.rotation.inverse { -1.0 } else { 1.0 };
         let pairs = self.table.pairs;
@@ -137,12 +149,14 @@ impl<A: Real> Kernel for Fill<'_, A> {
     }
 }
 
+/// The kernel that rotates rows.
 struct Rotate<'a, T> {
     x: &'a [T],
-    /// Runs of rows: the place in `x` and the position of the first.
+    /// For each run of rows, the offset in `x` and the position of its first row.
     runs: Vec<[usize; 2]>,
-    /// The rows of a run, and how place and position move from one to the next.
+    /// The number of rows per run.
     rows: usize,
+    /// The steps of offset and position from one row to the next.
     steps: [usize; 2],
     table: Table<T>,
     out: &'a mut [T],
@@ -156,14 +170,14 @@ impl<T: Real> Kernel for Rotate<'_, T> {
         for (&[at, position], out) in self.runs.iter().zip(self.out.chunks_exact_mut(self.rows * d)) {
             for (i, out) in out.chunks_exact_mut(d).enumerate() {
                 let x = &self.x[at + i * self.steps[0]..][..d];
-                turn_row(x, self.table.row(position + i * self.steps[1]), out);
+                rotate_row(x, self.table.row(position + i * self.steps[1]), out);
             }
         }
     }
 }
 
 #[inline(always)]
-fn turn_row<A: Real>(x: &[A], (cos, sin): (&[A], &[A]), out: &mut [A]) {
+fn rotate_row<A: Real>(x: &[A], (cos, sin): (&[A], &[A]), out: &mut [A]) {
     let pairs = cos.len();
     let ((a, b), (x, y)) = (x.split_at(pairs), out.split_at_mut(pairs));
     let (a, b, sin, x, y) = (&a[..pairs], &b[..pairs], &sin[..pairs], &mut x[..pairs], &mut y[..pairs]);
@@ -214,10 +228,13 @@ mod tests {
         for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
             let x = cast(&noise([2, 3, 7, 6]), dtype).unwrap();
             let want = FORWARD.apply("rotary", &x).unwrap();
-            let turned = x.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
-            let got = FORWARD.apply("rotary", &turned).unwrap();
+            let transposed = x.transpose(1, 2).unwrap().contiguous().unwrap().transpose(1, 2).unwrap();
+            let got = FORWARD.apply("rotary", &transposed).unwrap();
             assert_eq!(bits(&got), bits(&want), "{dtype}");
-            assert!(got.transpose(1, 2).unwrap().is_contiguous(), "it lies as the operand does");
+            assert!(
+                got.transpose(1, 2).unwrap().is_contiguous(),
+                "the result's strides are ordered as the operand's"
+            );
             let apart = x.transpose(2, 3).unwrap().contiguous().unwrap().transpose(2, 3).unwrap();
             assert_eq!(bits(&FORWARD.apply("rotary", &apart).unwrap()), bits(&want), "{dtype}");
             for (start, len) in [(0, 1), (3, 4), (6, 1), (2, 0)] {

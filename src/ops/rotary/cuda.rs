@@ -1,4 +1,4 @@
-//! Rotation of pairs by angles that grow with the position.
+//! The CUDA kernel of rotary position embedding.
 
 use bytemuck::{Pod, Zeroable};
 use smallvec::SmallVec;
@@ -9,14 +9,15 @@ use crate::tensor::cuda::Gpu;
 use crate::tensor::math::log::ln_f64;
 use crate::tensor::{Dims, Tensor};
 
-/// `x` `[.., time, d]`, in any strides, turned as [`Rotation::apply`] does, by bits. The result lies in memory as `x` does.
+/// Rotates `x` `[.., time, d]`, which may have any strides, with the same bits as [`Rotation::apply`]. The result has
+/// the same order of dims in memory as `x`.
 ///
 /// # Errors
-/// A device without room, a launch that fails.
+/// Returns an error if the device has no memory left or the launch fails.
 pub(super) fn rotary(rotation: &Rotation, x: &Tensor) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (time, last) = (x.shape().len() - 2, x.shape().len() - 1);
-    // In the order of memory, but for the last dim.
+    // Order the dims as in memory, the last one excepted.
     let mut order: Dims = (0..last).collect();
     order.sort_by_key(|&dim| std::cmp::Reverse(x.strides()[dim]));
     order.push(last);
@@ -27,39 +28,39 @@ pub(super) fn rotary(rotation: &Rotation, x: &Tensor) -> Result<Tensor> {
     if x.numel() > 0 {
         let rows = x.strides()[last] == 1 || x.shape()[last] == 1;
         let x = if rows { x.clone() } else { x.contiguous()? };
-        let mut others = others(&x, &out, time);
-        let copied = if others.len() > DIMS { x.contiguous()? } else { x };
-        if others.len() > DIMS {
+        let mut dims = outer_dims(&x, &out, time);
+        let copied = if dims.len() > DIMS { x.contiguous()? } else { x };
+        if dims.len() > DIMS {
             out = gpu.uninit(copied.dtype(), copied.shape().clone())?;
-            others = self::others(&copied, &out, time);
+            dims = outer_dims(&copied, &out, time);
         }
-        turn(&gpu, rotation, &copied, &mut out, &others)?;
+        launch(&gpu, rotation, &copied, &mut out, &dims)?;
     }
     Ok(out)
 }
 
-/// The dims but time and the last that a kernel walks over.
+/// The number of dims, time and the last excepted, over which the kernel loops.
 const DIMS: usize = 3;
 
-/// One of them: its extent, its steps in the operand and in the result.
-type Other = [usize; 3];
+/// A dim before time: its extent, and its strides in the operand and in the result.
+type OuterDim = [usize; 3];
 
-/// The dims before `time`, neighbours as one where they run on in both tensors.
-fn others(x: &Tensor, out: &Tensor, time: usize) -> SmallVec<[Other; 4]> {
-    let mut others: SmallVec<[Other; 4]> = SmallVec::new();
+/// Returns the dims before `time`. Neighbours are merged if one stride continues the other in both tensors.
+fn outer_dims(x: &Tensor, out: &Tensor, time: usize) -> SmallVec<[OuterDim; 4]> {
+    let mut dims: SmallVec<[OuterDim; 4]> = SmallVec::new();
     for dim in (0..time).filter(|&dim| x.shape()[dim] != 1) {
         let next = [x.shape()[dim], x.strides()[dim], out.strides()[dim]];
-        match others.last_mut() {
+        match dims.last_mut() {
             Some(held) if held[1] == next[0] * next[1] && held[2] == next[0] * next[2] => {
                 *held = [held[0] * next[0], next[1], next[2]];
             }
-            _ => others.push(next),
+            _ => dims.push(next),
         }
     }
-    others
+    dims
 }
 
-fn turn(gpu: &Gpu, rotation: &Rotation, x: &Tensor, out: &mut Tensor, others: &[Other]) -> Result<()> {
+fn launch(gpu: &Gpu, rotation: &Rotation, x: &Tensor, out: &mut Tensor, dims: &[OuterDim]) -> Result<()> {
     let (time, last) = (x.shape().len() - 2, x.shape().len() - 1);
     let (len, pairs) = (x.shape()[time], x.shape()[last] / 2);
     let mut arg = RotationArg {
@@ -73,7 +74,7 @@ fn turn(gpu: &Gpu, rotation: &Rotation, x: &Tensor, out: &mut Tensor, others: &[
         steps: [0; DIMS],
         out_steps: [0; DIMS],
     };
-    for (i, &[n, step, out_step]) in others.iter().rev().enumerate() {
+    for (i, &[n, step, out_step]) in dims.iter().rev().enumerate() {
         let at = DIMS - 1 - i;
         (arg.len[at], arg.steps[at], arg.out_steps[at]) = (n as u64, step as u64, out_step as u64);
     }
@@ -85,14 +86,14 @@ fn turn(gpu: &Gpu, rotation: &Rotation, x: &Tensor, out: &mut Tensor, others: &[
     let (stem, pack) =
         if pairs % pack == 0 && whole(x) && whole(out) { ("packs", pack) } else { ("rotary", 1) };
     let blocks = (len * (pairs / pack)).div_ceil(THREADS);
-    // Enough threads to fill the device, and no more: each computes its sines anew.
+    // No more threads than fill the device, because each thread computes its own sines.
     let count = arg.len.iter().product::<u64>() as usize;
     let shares = (gpu.multiprocessors() as usize * 16).div_ceil(blocks).min(count).min(65535);
     let launch = gpu.kernel("rotary", stem, x.dtype())?.arg(arg).read(x).write(out);
     launch.run([blocks as u32, shares as u32, 1], THREADS as u32, 0)
 }
 
-/// Threads of a block.
+/// The number of threads per block.
 const THREADS: usize = 128;
 
 /// `struct Rotation` in `kernels/rotary.cu`.

@@ -13,18 +13,28 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use cpu::Rotation;
 
-/// x `[.., T, D]` with its vectors turned by their positions: at position `p = offset + t`, elements `i` and `i + D/2`
-/// of a vector turn as a pair by the angle `p · base^(-2i/D)`.
+/// Rotary position embedding of `x` `[.., T, D]` with even `D` (Su et al., *RoFormer*, 2021). Applied by
+/// [`DTensor::rotary`](crate::dtensor::DTensor::rotary).
 ///
-/// That is the pairing of Llama's published weights, not the neighbours of the paper. `t` is the global index. Angles
-/// are our own sequence of f64 operations ([`Rotation`]). The derivative turns back.
+/// The vector at global index `t` has position `p = offset + t`. Its elements `i` and `i + D/2` are rotated as a pair
+/// by the angle `p · base^(-2i/D)`. Llama's published weights use this pairing; the paper pairs neighbours. The angles
+/// are computed by a fixed sequence of f64 operations ([`Rotation`](super::cpu::Rotation)). The derivative rotates by
+/// the negative angle.
+///
+/// ```
+/// use isoshard::{ops::{Bits, Rotary, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 0.0, 1.0, 0.0], [2, 2])?; // two positions
+/// let y = eval_whole(&Rotary { base: Bits(1e4), offset: 0, inverse: false }, &[x])?.remove(0);
+/// assert_eq!(format!("{:.3?}", y.to_f64_vec()), "[1.000, 0.000, 0.540, 0.841]"); // cos 1, sin 1
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rotary {
     /// The base of the geometric sequence of angles, usually 10000.
     pub base: Bits,
     /// The position of the first vector.
     pub offset: usize,
-    /// Whether to turn by the negative angle.
+    /// True to rotate by the negative angle.
     pub inverse: bool,
 }
 
@@ -46,7 +56,7 @@ impl Op for Rotary {
         Ok(smallvec![x.clone()])
     }
 
-    /// Any dim but the last, whose halves turn into each other. Linear.
+    /// Any dim may be sharded but the last, whose halves are mixed. Linear.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let cut = |d| Row::same(AxisPlacement::S(d), 1);
         let mut rows: Vec<Row> = (0..ins[0].shape.len() - 1).map(cut).collect();
@@ -62,7 +72,7 @@ impl Op for Rotary {
         Ok(smallvec![cuda::rotary(&self.rotation(at), &ins[0])?])
     }
 
-    /// Two products and an addition for each element; and a sine and a cosine for each angle, which all vectors at a position share.
+    /// Two products and an addition per element; a sine and a cosine per angle, shared by all vectors at a position.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let angles = match ins[0].shape[..] {
             [.., t, d] => (t as u64).saturating_mul(d as u64 / 2),
@@ -80,7 +90,7 @@ impl Op for Rotary {
 }
 
 impl Rotary {
-    /// What a rank that holds this part does.
+    /// Returns the rotation of this rank's shard.
     fn rotation(&self, at: &Windows) -> Rotation {
         let x = &at.ins[0];
         let start = self.offset + x.start(x.global.len() - 2);

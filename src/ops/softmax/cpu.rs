@@ -1,48 +1,76 @@
-//! Softmax over the last dim, its logarithm, and their derivatives.
+//! CPU kernels of softmax over the last dim, of its logarithm, and of their derivatives.
 //!
-//! Rows are summed along the [summation tree](crate::tensor::cpu::RowTree) of their length. f16 and bf16 compute in f32 and round once.
-//! A row of length 0 has no elements; a row of -inf alone, or one that holds a NaN, gives NaN.
+//! Each row is summed along the [reduction tree](crate::tensor::cpu::RowTree) of its length. f16 and bf16 compute in
+//! f32 and round once. A row that has only -inf, or a NaN, gives NaN.
 
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::tensor::cpu::{Real, RowBody, RowTree, SumReducer, over_rows, row_max};
 
-/// `e^x / sum(e^x)` along the last dim.
+/// Computes `e^x / sum(e^x)` along the last dim.
+///
+/// ```
+/// use isoshard::{ops::cpu::softmax, tensor::Tensor};
+/// let y = softmax("softmax", &Tensor::from_vec(vec![2.0, 2.0], [2])?)?;
+/// assert_eq!(y.to_f64_vec(), [0.5, 0.5]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses integers and a tensor without dims, in the name of `verb`.
+/// Refuses integers and a tensor without dims. The error begins with `verb`.
 pub fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [x], Softmax)
+    over_rows(verb, [x], SoftmaxRow)
 }
 
-/// `x - ln(sum(e^x))` along the last dim.
+/// Computes `x - ln(sum(e^x))` along the last dim.
+///
+/// ```
+/// use isoshard::{ops::cpu::log_softmax, tensor::Tensor};
+/// let y = log_softmax("log_softmax", &Tensor::from_vec(vec![7.0], [1, 1])?)?;
+/// assert_eq!(y.to_f64_vec(), [0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`softmax`].
 pub fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [x], LogSoftmax)
+    over_rows(verb, [x], LogSoftmaxRow)
 }
 
-/// The gradient of the input of a softmax, from that of its output and the output.
+/// Computes the gradient of a softmax's input from the gradient `dy` of its output and the output `y`.
+///
+/// ```
+/// use isoshard::{ops::cpu::softmax_backward, tensor::Tensor};
+/// let (dy, y) = (Tensor::from_vec(vec![1.0, 0.0], [2])?, Tensor::from_vec(vec![0.5, 0.5], [2])?);
+/// assert_eq!(softmax_backward("softmax_grad", &dy, &y)?.to_f64_vec(), [0.25, -0.25]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`softmax`]; refuses operands whose shapes or dtypes differ.
 pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [dy, y], SoftmaxBackward)
+    over_rows(verb, [dy, y], SoftmaxBackwardRow)
 }
 
-/// The gradient of the input of a log-softmax, from that of its output and the output.
+/// Computes the gradient of a log-softmax's input from the gradient `dy` of its output and the output `y`.
+///
+/// ```
+/// use isoshard::{ops::cpu::log_softmax_backward, tensor::Tensor};
+/// let (dy, y) = (Tensor::from_vec(vec![3.0], [1])?, Tensor::from_vec(vec![0.0], [1])?);
+/// assert_eq!(log_softmax_backward("log_softmax_grad", &dy, &y)?.to_f64_vec(), [0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// As [`softmax_backward`].
 pub fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
-    over_rows(verb, [dy, y], LogSoftmaxBackward)
+    over_rows(verb, [dy, y], LogSoftmaxBackwardRow)
 }
 
 #[derive(Clone, Copy)]
-struct Softmax;
+struct SoftmaxRow;
 
-impl RowBody<1> for Softmax {
+impl RowBody<1> for SoftmaxRow {
     #[inline(always)]
     fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
         let max = row_max(x);
@@ -57,9 +85,9 @@ impl RowBody<1> for Softmax {
 }
 
 #[derive(Clone, Copy)]
-struct LogSoftmax;
+struct LogSoftmaxRow;
 
-impl RowBody<1> for LogSoftmax {
+impl RowBody<1> for LogSoftmaxRow {
     #[inline(always)]
     fn row<T: Real>(self, [x]: [&[T]; 1], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
         let max = row_max(x);
@@ -74,9 +102,9 @@ impl RowBody<1> for LogSoftmax {
 }
 
 #[derive(Clone, Copy)]
-struct SoftmaxBackward;
+struct SoftmaxBackwardRow;
 
-impl RowBody<2> for SoftmaxBackward {
+impl RowBody<2> for SoftmaxBackwardRow {
     #[inline(always)]
     fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, scratch: &mut [T]) {
         for (s, (&dy, &y)) in scratch.iter_mut().zip(dy.iter().zip(y)) {
@@ -90,9 +118,9 @@ impl RowBody<2> for SoftmaxBackward {
 }
 
 #[derive(Clone, Copy)]
-struct LogSoftmaxBackward;
+struct LogSoftmaxBackwardRow;
 
-impl RowBody<2> for LogSoftmaxBackward {
+impl RowBody<2> for LogSoftmaxBackwardRow {
     #[inline(always)]
     fn row<T: Real>(self, [dy, y]: [&[T]; 2], out: &mut [T], tree: &mut RowTree<T>, _: &mut [T]) {
         let sum = tree.fold::<SumReducer>(dy);
@@ -146,8 +174,10 @@ mod tests {
     #[test]
     fn derivatives_by_differences() {
         let (x, dy) = (rows(2, 7), rows(3, 7).narrow(0, 1, 2).unwrap());
-        type Pass = (fn(&str, &Tensor) -> Result<Tensor>, fn(&str, &Tensor, &Tensor) -> Result<Tensor>);
-        let passes: [Pass; 2] = [(softmax, softmax_backward), (log_softmax, log_softmax_backward)];
+        type ForwardAndBackward =
+            (fn(&str, &Tensor) -> Result<Tensor>, fn(&str, &Tensor, &Tensor) -> Result<Tensor>);
+        let passes: [ForwardAndBackward; 2] =
+            [(softmax, softmax_backward), (log_softmax, log_softmax_backward)];
         for (forward, backward) in passes {
             let loss = |x: &Tensor| -> f64 {
                 let y = forward("f", x).unwrap().to_f64_vec();

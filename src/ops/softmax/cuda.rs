@@ -1,18 +1,18 @@
-//! Softmax over the last dim, its logarithm, and their derivatives: the twin of `cpu::softmax`.
+//! CUDA kernels of softmax over the last dim, of its logarithm, and of their derivatives: the counterpart of `cpu.rs`.
 
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::tensor::cuda::{Gpu, RowEntries, RowLaunch, entries, statistic};
 
-/// `e^x / sum(e^x)` along the last dim, as [`cpu::softmax`](super::cpu::softmax).
+/// Computes `e^x / sum(e^x)` along the last dim, as [`cpu::softmax`](super::cpu::softmax).
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
+/// Returns an error if the device has no memory left or the launch fails.
 pub(crate) fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
     over_rows(verb, entries!("softmax"), &[x])
 }
 
-/// `x - ln(sum(e^x))` along the last dim.
+/// Computes `x - ln(sum(e^x))` along the last dim.
 ///
 /// # Errors
 /// As [`softmax`].
@@ -20,7 +20,7 @@ pub(crate) fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
     over_rows(verb, entries!("log_softmax"), &[x])
 }
 
-/// The gradient of the input of a softmax, from that of its output and the output.
+/// Computes the gradient of a softmax's input from the gradient of its output and the output.
 ///
 /// # Errors
 /// As [`softmax`].
@@ -28,7 +28,7 @@ pub(crate) fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Te
     over_rows(verb, entries!("softmax_grad"), &[dy, y])
 }
 
-/// The gradient of the input of a log-softmax, from that of its output and the output.
+/// Computes the gradient of a log-softmax's input from the gradient of its output and the output.
 ///
 /// # Errors
 /// As [`softmax`].
@@ -36,7 +36,7 @@ pub(crate) fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Resul
     over_rows(verb, entries!("log_softmax_grad"), &[dy, y])
 }
 
-/// `sum(e^(x - m))` along the last dim, kept with extent 1, in f32 (f64 for f64).
+/// Computes `sum(e^(x - m))` along the last dim, which stays with extent 1, in f32 (f64 for f64).
 ///
 /// # Errors
 /// As [`softmax`].

@@ -20,7 +20,7 @@ impl Op for SoftmaxGrad {
         infer(self.name(), ins, self.dim)
     }
 
-    /// Linear in the gradient.
+    /// Linear in the incoming gradient.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let mut rows = other_dims(&ins[0], self.dim, 2);
         rows.push(Row::new([AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM]));
@@ -41,7 +41,8 @@ impl Op for SoftmaxGrad {
         Work::elementwise(4, ins, outs)
     }
 
-    /// The operator is its own transpose in `dy`; in `y` it is `g * (dy - sum(y * dy)) - dy * sum(y * g)`.
+    /// With respect to `dy`, the operator itself applied to `g`. With respect to `y`:
+    /// `g * (dy - sum(y * dy)) - dy * sum(y * g)`.
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let (y, dy, grad) = (g.input(0), g.input(1), g.grad(0));
         if g.needs(1) {
@@ -70,7 +71,7 @@ impl Op for SoftmaxGrad {
     }
 }
 
-/// Two operands of equal shape and floating dtype.
+/// Infers the result of two operands that must have equal shapes and one floating-point dtype.
 pub(in crate::ops) fn infer(verb: &str, ins: &[Meta], dim: usize) -> Result<Metas> {
     let [y, dy] = arity(verb, ins)?;
     expect_float_dim(verb, y, dim)?;

@@ -10,7 +10,16 @@ use crate::ops::{
 };
 use crate::tensor::Tensor;
 
-/// `x - max - log(sum(exp(x - max)))` along `dim`.
+/// Computes `x - max - log(sum(exp(x - max)))` along a dim, which is not sharded. Applied by
+/// [`DTensor::log_softmax`](crate::dtensor::DTensor::log_softmax).
+///
+/// ```
+/// use isoshard::{ops::{LogSoftmax, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![0.0, 3f64.ln()], [2])?;
+/// let y = eval_whole(&LogSoftmax { dim: 0 }, &[x])?.remove(0);
+/// assert_eq!(format!("{:.3?}", y.to_f64_vec()), "[-1.386, -0.288]"); // ln 1/4, ln 3/4
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LogSoftmax {
     /// The dim.
@@ -42,7 +51,7 @@ impl Op for LogSoftmax {
         Ok(smallvec![dim_last(&y, self.dim)?])
     }
 
-    /// As a softmax, with a logarithm for each row.
+    /// The work of a softmax, and a logarithm per row.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         let rows = rows(&ins[0], self.dim);
         Work::elementwise(Work::SPECIAL + 4, ins, outs).plus(rows.saturating_mul(Work::SPECIAL))

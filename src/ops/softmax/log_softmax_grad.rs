@@ -10,7 +10,8 @@ use crate::ops::{
 };
 use crate::tensor::Tensor;
 
-/// `dy - exp(y) * sum(dy)` along `dim`, from a log-softmax's result `y` and its gradient `dy`.
+/// The derivative of [`LogSoftmax`](crate::ops::LogSoftmax): `(y, dy) -> dy - exp(y) * sum(dy)` along `dim`, where `y` is
+/// the log-softmax's result and `dy` its gradient.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LogSoftmaxGrad {
     /// The dim.
@@ -26,7 +27,7 @@ impl Op for LogSoftmaxGrad {
         grad::infer(self.name(), ins, self.dim)
     }
 
-    /// Linear in the gradient.
+    /// Linear in the incoming gradient.
     fn rows(&self, ins: &[Meta], _: MeshAxis) -> Vec<Row> {
         let mut rows = other_dims(&ins[0], self.dim, 2);
         rows.push(Row::new([AxisPlacement::R, AxisPlacement::SUM], [AxisPlacement::SUM]));
@@ -47,7 +48,7 @@ impl Op for LogSoftmaxGrad {
         Work::elementwise(Work::SPECIAL + 3, ins, outs)
     }
 
-    /// In `dy`: `g - sum(exp(y) * g)`. In `y`: `-g * exp(y) * sum(dy)`.
+    /// With respect to `dy`: `g - sum(exp(y) * g)`. With respect to `y`: `-g * exp(y) * sum(dy)`.
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let shape = g.input_meta(0).shape.clone();
         let along = |g: &mut Vjp, x| {

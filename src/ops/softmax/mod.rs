@@ -1,4 +1,4 @@
-//! `softmax` along a dim.
+//! `softmax` along a dim, `log_softmax`, `sum_exp`, and their derivatives.
 
 pub(super) mod cpu;
 mod cuda;
@@ -16,7 +16,16 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// `exp(x - max) / sum(exp(x - max))` along `dim`.
+/// Computes `exp(x - max) / sum(exp(x - max))` along a dim, which is not sharded. Applied by
+/// [`DTensor::softmax`](crate::dtensor::DTensor::softmax).
+///
+/// ```
+/// use isoshard::{ops::{Softmax, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![0.0, 0.0, 3f64.ln(), 0.0], [2, 2])?;
+/// let y = eval_whole(&Softmax { dim: 1 }, &[x])?.remove(0);
+/// assert_eq!(format!("{:.3?}", y.to_f64_vec()), "[0.500, 0.500, 0.750, 0.250]");
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Softmax {
     /// The dim.
@@ -48,7 +57,7 @@ impl Op for Softmax {
         Ok(smallvec![dim_last(&y, self.dim)?])
     }
 
-    /// For each element: comparing, subtracting, exponentiating, adding, dividing.
+    /// Per element: a comparison, a subtraction, an exponential, an addition, a division.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(Work::SPECIAL + 4, ins, outs)
     }
@@ -65,7 +74,7 @@ impl Op for Softmax {
     }
 }
 
-/// Refuses, in the name of `verb`, elements that are not floating and a dim that is not there.
+/// Refuses integers and bools, and a dim that `x` does not have.
 pub(super) fn expect_float_dim(verb: &str, x: &Meta, dim: usize) -> Result<()> {
     x.dtype.expect_float(verb)?;
     if dim < x.shape.len() {
@@ -74,12 +83,12 @@ pub(super) fn expect_float_dim(verb: &str, x: &Meta, dim: usize) -> Result<()> {
     Err(Error::invalid(verb, "no such dim", format!("dim {dim} of {x}"), ""))
 }
 
-/// Everything sharded along any dim but `dim`.
+/// Returns the rows that shard all operands and the result alike along any dim but `dim`.
 pub(super) fn other_dims(x: &Meta, dim: usize, ins: usize) -> Vec<Row> {
     (0..x.shape.len()).filter(|&d| d != dim).map(|d| Row::same(AxisPlacement::S(d), ins)).collect()
 }
 
-/// The tensor with `dim` and the last one swapped; again, to swap back. A view.
+/// Swaps `dim` and the last dim, as a view. A second call swaps them back.
 pub(super) fn dim_last(x: &Tensor, dim: usize) -> Result<Tensor> {
     x.transpose(dim, x.shape().len() - 1)
 }

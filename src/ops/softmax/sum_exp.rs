@@ -1,4 +1,4 @@
-//! `sum_exp`: the denominators of a softmax over the last dim, which may be sharded. A statistic of `cross_entropy`.
+//! `sum_exp`: the denominators of a softmax over the last dim, which may be sharded. `cross_entropy` needs them.
 
 use std::sync::Arc;
 
@@ -14,8 +14,19 @@ use crate::placement::Leaf;
 use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{DType, ReduceOp, Tensor, cpu, for_dtype};
 
-/// `sum(exp(x - m))` over the last dim: x `[.., C]`, its maximum m `[.., 1]`, result `[.., 1]`, in f32 (f64 for f64)
-/// whatever the operands.
+/// Computes `sum(exp(x - m))` over the last dim: x is `[.., C]`, its maximum m `[.., 1]`, the result `[.., 1]` in f32
+/// (f64 for f64).
+///
+/// A sharded last dim gives a partial sum, so ranks exchange one number per row.
+/// [`DTensor::cross_entropy`](crate::dtensor::DTensor::cross_entropy) applies it.
+///
+/// ```
+/// use isoshard::{ops::{SumExp, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![5.0, 5.0, 5.0], [1, 3])?;
+/// let m = Tensor::from_vec(vec![5.0], [1, 1])?;
+/// assert_eq!(eval_whole(&SumExp, &[x, m])?[0].to_f64_vec(), [3.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SumExp;
 
@@ -47,24 +58,24 @@ impl Op for SumExp {
     fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         let x = &ins[0];
         let m = ins[1].expand(x.shape())?;
-        let terms = for_dtype!(float self.name(), x.dtype(), T => {
+        let exponentials = for_dtype!(float self.name(), x.dtype(), T => {
             type A = <T as crate::tensor::Float>::Acc;
-            cpu::map::<T, A>(&[x, &m], &|ins, out| dispatch(Terms { x: ins[0], m: ins[1], out }))
+            cpu::map::<T, A>(&[x, &m], &|ins, out| dispatch(ExpDifferences { x: ins[0], m: ins[1], out }))
         })?;
-        Ok(smallvec![cpu::reduce(self.name(), &terms, &[x.shape().len() - 1], ReduceOp::Sum, true)?])
+        Ok(smallvec![cpu::reduce(self.name(), &exponentials, &[x.shape().len() - 1], ReduceOp::Sum, true)?])
     }
 
     fn cuda(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
         Ok(smallvec![cuda::sum_exp(self.name(), &ins[0], &ins[1])?])
     }
 
-    /// For each element: subtracting, exponentiating, adding.
+    /// Per element: a subtraction, an exponential, an addition.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(Work::SPECIAL + 2, ins, outs)
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.none_at_all("a statistic: the gradient of cross_entropy holds its share");
+        g.none_at_all("a statistic: the gradient of cross_entropy includes it");
         Ok(())
     }
 
@@ -77,14 +88,14 @@ impl Op for SumExp {
     }
 }
 
-/// `exp(x - m)` of a piece.
-struct Terms<'a, A> {
+/// The kernel that computes `exp(x - m)`.
+struct ExpDifferences<'a, A> {
     x: &'a [A],
     m: &'a [A],
     out: &'a mut [A],
 }
 
-impl<A: Real> Kernel for Terms<'_, A> {
+impl<A: Real> Kernel for ExpDifferences<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -94,18 +105,18 @@ impl<A: Real> Kernel for Terms<'_, A> {
     }
 }
 
-/// Says that an operand is the maximum of operand 0, which is `x`, over its last dim.
+/// Returns the statement that an operand is the maximum of operand 0, which is `x`, over its last dim.
 pub(in crate::ops) fn row_maximum(operand: usize, x: &Meta) -> Statistic {
     let max = Max { dims: [x.shape.len() - 1].into_iter().collect(), keep: true };
     Statistic { operand, op: Arc::new(max), of: vec![0], result: 0 }
 }
 
-/// The shape of a statistic kept over the last dim.
+/// Returns the shape of a statistic per row: that of `x` with last extent 1.
 pub(in crate::ops) fn statistic_shape(x: &Meta) -> crate::tensor::Shape {
     crate::ops::reduce::kept_shape(&x.shape, &[x.shape.len() - 1])
 }
 
-/// The dtype that sums of `dtype` are kept in.
+/// Returns the dtype in which sums of `dtype` are stored.
 pub(in crate::ops) fn accumulator(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }

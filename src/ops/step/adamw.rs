@@ -1,4 +1,4 @@
-//! `adamw`: one step of AdamW on a parameter, in place where nobody shares its buffers.
+//! `adamw`: one step of AdamW on a parameter, in place if no other tensor shares its buffers.
 
 use smallvec::smallvec;
 
@@ -12,34 +12,44 @@ use crate::ops::{
 use crate::tensor::cpu::{Kernel, Real, Widen, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
 
-/// (p, g, m, v, scale) -> (p', m', v'): Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, 2019,
-/// algorithm 2.
+/// One step of AdamW: `(p, g, m, v, scale) -> (p', m', v')` (Loshchilov and Hutter, *Decoupled Weight Decay
+/// Regularization*, 2019, algorithm 2). [`optim::AdamW`](crate::optim::AdamW) applies it.
 ///
-/// With `g` times `scale` (shape `[]`: the coefficient of gradient clipping) for `g`: `m' = β1 m + (1 - β1) g`,
-/// `v' = β2 v + (1 - β2) g²`, `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`. The moments and `scale` are
-/// f32 (f64 for f64 parameters), and so is the arithmetic.
+/// The gradient `g` is first multiplied by `scale`, of shape `[]`, the coefficient of gradient clipping. Then
+/// `m' = β1 m + (1 - β1) g`, `v' = β2 v + (1 - β2) g²` and `p' = (1 - lr λ) p - lr (m' / c1) / (sqrt(v' / c2) + ε)`.
+/// The moments and `scale` are f32 (f64 for f64 parameters), and so is the arithmetic. Communicates nothing.
+///
+/// ```
+/// use isoshard::{ops::{AdamWStep, eval_whole}, tensor::{DType, Tensor}};
+/// let full = |value| Tensor::full(DType::F64, [1], value);
+/// let op = AdamWStep::at_step(1, 0.5, (0.9, 0.99), 0.0, 0.0);
+/// let ins = [full(3.0), full(20.0), full(0.0), full(0.0), Tensor::scalar(1.0)];
+/// let outs = eval_whole(&op, &ins)?; // the first step moves by the rate, whatever the gradient's size
+/// assert!((outs[0].item()? - 2.5).abs() < 1e-12);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct AdamW {
-    /// β1, the decay of the mean of gradients.
+pub struct AdamWStep {
+    /// β1, the decay of the running mean of gradients.
     pub beta1: Bits,
-    /// β2, the decay of the mean of their squares.
+    /// β2, the decay of the running mean of their squares.
     pub beta2: Bits,
-    /// ε, added to the root.
+    /// ε, added to the square root.
     pub eps: Bits,
     /// λ, the weight decay.
     pub weight_decay: Bits,
     /// The learning rate.
     pub lr: Unkeyed<f64>,
-    /// c1 = `1 - β1^t` at step t, counted from 1.
+    /// c1 = `1 - β1^t` at step t, which counts from 1.
     pub correction1: Unkeyed<f64>,
     /// c2 = `1 - β2^t`.
     pub correction2: Unkeyed<f64>,
 }
 
-impl AdamW {
-    /// The operator of step `t`, counted from 1.
-    pub fn at_step(t: u64, lr: f64, betas: (f64, f64), eps: f64, weight_decay: f64) -> AdamW {
-        AdamW {
+impl AdamWStep {
+    /// Creates the operator of step `t`, which counts from 1.
+    pub fn at_step(t: u64, lr: f64, betas: (f64, f64), eps: f64, weight_decay: f64) -> AdamWStep {
+        AdamWStep {
             beta1: Bits(betas.0),
             beta2: Bits(betas.1),
             eps: Bits(eps),
@@ -50,12 +60,12 @@ impl AdamW {
         }
     }
 
-    /// What stays of the parameter.
+    /// Returns `1 - lr λ`, the factor of the parameter.
     pub(crate) fn keep(&self) -> f64 {
         1.0 - self.lr.0 * self.weight_decay.0
     }
 
-    /// The attributes but for the weight decay, as kernels use them.
+    /// Returns the attributes, the weight decay excepted, as kernels use them.
     pub(crate) fn rates(&self) -> cuda::AdamWRates {
         cuda::AdamWRates {
             beta1: self.beta1.0,
@@ -69,7 +79,7 @@ impl AdamW {
     }
 }
 
-impl Op for AdamW {
+impl Op for AdamWStep {
     fn name(&self) -> &'static str {
         "adamw"
     }
@@ -91,7 +101,7 @@ impl Op for AdamW {
             let rates = Rates::<A>::new(self, scale.item()?);
             let (m, v) = (m.make_mut::<A>()?, v.make_mut::<A>()?);
             each_chunk::<T>(p, g, |at, p, g, out| {
-                dispatch(Update { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
+                dispatch(AdamWLoop { rates, p, g, m: &mut m[at..][..p.len()], v: &mut v[at..][..p.len()], out });
             })
         })?;
         Ok(smallvec![p.clone(), m.clone(), v.clone()])
@@ -101,7 +111,7 @@ impl Op for AdamW {
         Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
     }
 
-    /// For each element: 1 to scale g, 3 for m', 4 for v', 7 for p'.
+    /// Per element: 1 to scale g, 3 for m', 4 for v', 7 for p'.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(15, ins, outs)
     }
@@ -112,8 +122,8 @@ impl Op for AdamW {
     }
 }
 
-/// One launch for all calls of equal rates and one scale.
-impl Batched for AdamW {
+/// Makes one launch for all calls with equal attributes and the same scale.
+impl Batched for AdamWStep {
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
         let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
             a.0.rates() == b.0.rates() && a.1[4].is_same_view(&b.1[4])
@@ -123,7 +133,7 @@ impl Batched for AdamW {
             let mut steps = Vec::with_capacity(some.len());
             for (op, ins) in some.iter_mut() {
                 let [p, g, m, v, _] = &mut **ins else { unreachable!("infer counted the operands") };
-                steps.push(cuda::Step { param: p, grad: g, state: [m, v], value: op.keep() });
+                steps.push(cuda::ParamStep { param: p, grad: g, state: [m, v], value: op.keep() });
             }
             cuda::adamw(&mut steps, &scale, rates)?;
         }
@@ -131,7 +141,7 @@ impl Batched for AdamW {
     }
 }
 
-/// The attributes as the loop uses them.
+/// The attributes in the dtype of the arithmetic.
 #[derive(Clone, Copy)]
 struct Rates<A> {
     scale: A,
@@ -140,16 +150,16 @@ struct Rates<A> {
     rest1: A,
     rest2: A,
     eps: A,
-    /// What stays of the parameter.
+    /// The factor of the parameter.
     keep: A,
-    /// The learning rate over c1.
+    /// The negative learning rate divided by c1.
     step: A,
     /// 1 / sqrt(c2).
     root: A,
 }
 
 impl<A: Real> Rates<A> {
-    fn new(op: &AdamW, scale: f64) -> Rates<A> {
+    fn new(op: &AdamWStep, scale: f64) -> Rates<A> {
         let rates = op.rates();
         Rates {
             scale: A::of(scale),
@@ -165,7 +175,8 @@ impl<A: Real> Rates<A> {
     }
 }
 
-struct Update<'a, A> {
+/// The kernel for one piece of a parameter.
+struct AdamWLoop<'a, A> {
     rates: Rates<A>,
     p: &'a [A],
     g: &'a [A],
@@ -174,7 +185,7 @@ struct Update<'a, A> {
     out: &'a mut [A],
 }
 
-impl<A: Real> Kernel for Update<'_, A> {
+impl<A: Real> Kernel for AdamWLoop<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -190,19 +201,31 @@ impl<A: Real> Kernel for Update<'_, A> {
     }
 }
 
-/// Has `run` overwrite `p` piece by piece, in place if `p` is the only owner of its buffer: an optimizer's step on the CPU.
+/// Overwrites `p` piece by piece with the results of `run`, for an optimizer's step on the CPU. Works in place if `p`
+/// is the only owner of its buffer.
 ///
-/// `run` gets a piece's start, a copy of the piece and the piece of `g` there, both widened to the dtype of the arithmetic
-/// (f32 for f16 and bf16), and the room for what the piece becomes; that is rounded once.
+/// `run` takes the index of the piece's first element, the elements of `p` and of `g`, both converted to the dtype of
+/// the arithmetic (f32 for f16 and bf16), and the slice for the new elements of `p`, which are rounded once.
+///
+/// ```
+/// use isoshard::{ops::each_chunk, tensor::Tensor};
+/// let mut p = Tensor::from_vec(vec![1.0f32, 2.0], [2])?;
+/// let g = Tensor::from_vec(vec![10.0f32, 20.0], [2])?;
+/// each_chunk::<f32>(&mut p, &g, |_, p, g, out| {
+///     out.iter_mut().zip(p.iter().zip(g)).for_each(|(out, (p, g))| *out = p - 0.5 * g);
+/// })?;
+/// assert_eq!(p.to_f64_vec(), [-4.0, -8.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses tensors of another dtype than `T`.
+/// Returns an error if a tensor's dtype is not that of `T`.
 pub fn each_chunk<T: Widen>(
     p: &mut Tensor,
     g: &Tensor,
     mut run: impl FnMut(usize, &[T::Wide], &[T::Wide], &mut [T::Wide]),
 ) -> Result<()> {
-    // All buffers together stay in the nearest cache.
+    // All buffers together fit in the first-level cache.
     const CHUNK: usize = 1024;
     let buffer = || vec![T::Wide::default(); CHUNK];
     let (mut own, mut wide_g, mut wide_out) = (buffer(), buffer(), buffer());
@@ -217,11 +240,21 @@ pub fn each_chunk<T: Widen>(
     Ok(())
 }
 
-/// Refuses, in the name of the optimizer `verb`, operands that do not fit: the gradient `g` has the shape and dtype of the
-/// parameter `p`; all `state` has its shape in f32 (f64 for an f64 parameter), and `scale` has the shape `[]` and that dtype.
+/// Checks the operands of an optimizer's step: the gradient `g` has the shape and dtype of the parameter `p`; every
+/// tensor of `state` has its shape in f32 (f64 for an f64 parameter); `scale` has shape `[]` and the dtype of the
+/// state.
+///
+/// ```
+/// use isoshard::{ops::{Meta, expect_step}, tensor::DType};
+/// let p = Meta::new(DType::BF16, [3]);
+/// let (momentum, scale) = (Meta::new(DType::F32, [3]), Meta::new(DType::F32, []));
+/// assert!(expect_step("lion", &p, &p, &[&momentum], &scale, &[]).is_ok());
+/// let refused = expect_step("lion", &p, &p, &[&p], &scale, &[p.clone()]).unwrap_err();
+/// assert!(refused.to_string().starts_with("lion: the state is f32[3]"), "{refused}");
+/// ```
 ///
 /// # Errors
-/// The refusal of operands `ins` that do not fit.
+/// Returns an error, which begins with the optimizer's name `verb` and shows the operands `ins`, if one does not fit.
 pub fn expect_step(
     verb: &str,
     p: &Meta,
@@ -234,7 +267,7 @@ pub fn expect_step(
     let kept = Meta { dtype: accumulator(p.dtype), shape: p.shape.clone() };
     let factor = Meta::new(kept.dtype, []);
     let rule = if g != p {
-        "the gradient has not the parameter's shape and dtype".to_string()
+        "the gradient does not have the parameter's shape and dtype".to_string()
     } else if state.iter().any(|&s| *s != kept) {
         format!("the state is {kept}")
     } else if *scale != factor {
@@ -245,16 +278,22 @@ pub fn expect_step(
     Err(Error::invalid(verb, rule, list(ins), ""))
 }
 
-/// The rows of an optimizer's step on the parameter `p`: the first `ins` operands and all `outs` results have its shape and lie
-/// as it does, however that is; a last operand, the scale, is replicated.
+/// Returns the rows of an optimizer's step on the parameter `p`: the first `ins` operands and all `outs` results have
+/// the parameter's shape and the same placement, which may be any; one more operand, the scale, is replicated.
+///
+/// ```
+/// use isoshard::{ops::{Meta, step_rows}, tensor::DType};
+/// let rows = step_rows(&Meta::new(DType::F32, [8]), 2, 1);
+/// assert_eq!(format!("{rows:?}"), "[S0 S0 R -> S0, RS RS R -> RS]");
+/// ```
 pub fn step_rows(p: &Meta, ins: usize, outs: usize) -> Vec<Row> {
-    let like = |slot: AxisPlacement| {
-        Row::new(std::iter::repeat_n(slot, ins).chain([AxisPlacement::R]), std::iter::repeat_n(slot, outs))
-    };
+    use std::iter::repeat_n;
+    let like = |p: AxisPlacement| Row::new(repeat_n(p, ins).chain([AxisPlacement::R]), repeat_n(p, outs));
     (0..p.shape.len()).map(|d| like(AxisPlacement::S(d))).chain([like(AxisPlacement::Ragged)]).collect()
 }
 
-/// `x` to the power of `n`, by squaring: the same bits everywhere, which the library's function does not promise.
+/// Returns `x` to the power `n`, by repeated squaring. The standard library's function does not promise the same bits
+/// on all platforms.
 fn power(x: f64, n: u64) -> f64 {
     let (mut result, mut square, mut n) = (1.0, x, n);
     while n > 0 {
@@ -269,7 +308,7 @@ fn power(x: f64, n: u64) -> f64 {
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], t| {
-        let op = AdamW::at_step(t, 0.125, (0.875, 0.75), 1e-8, 0.5);
+        let op = AdamWStep::at_step(t, 0.125, (0.875, 0.75), 1e-8, 0.5);
         let (p, v) = (Input::ints(shape), Input::positive(shape));
         Sample::new(op, [p.clone(), p.clone(), p, v, Input::positive([])]).not_smooth()
     };
@@ -302,7 +341,7 @@ mod tests {
     #[test]
     fn follows_algorithm_2() {
         let (lr, b1, b2, eps, decay, t) = (0.01, 0.9, 0.99, 1e-8, 0.1, 3);
-        let op = AdamW::at_step(t as u64, lr, (b1, b2), eps, decay);
+        let op = AdamWStep::at_step(t as u64, lr, (b1, b2), eps, decay);
         for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16] {
             let ins = operands(1037, dtype);
             let outs = eval_whole(&op, &ins).unwrap();
@@ -331,7 +370,7 @@ mod tests {
 
     #[test]
     fn writes_in_place_and_never_into_a_clone() {
-        let op = AdamW::at_step(1, 0.1, (0.9, 0.99), 1e-8, 0.0);
+        let op = AdamWStep::at_step(1, 0.1, (0.9, 0.99), 1e-8, 0.0);
         let mut ins = operands(5, DType::F32);
         let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
         let windows = Windows::whole(&metas, &op.infer(&metas).unwrap());

@@ -1,4 +1,4 @@
-//! Optimizer steps over lists of tensors, in place: one launch for up to 48 of a dtype.
+//! CUDA kernels of optimizer steps, in place. One launch updates up to 48 parameters of one dtype.
 
 use bytemuck::NoUninit;
 
@@ -6,22 +6,23 @@ use crate::error::Result;
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 
-/// The tensors of one launch, and the elements of one block, as `kernels/step.cuh` has them.
+/// The maximum number of parameters of one launch, as in `kernels/step.cuh`.
 const TENSORS: usize = 48;
 const THREADS: u32 = 256;
+/// The number of elements of one block, as in `kernels/step.cuh`.
 const A_BLOCK: usize = THREADS as usize * 16;
 
-/// A parameter, its gradient, and what the optimizer keeps of it, `N` tensors; all of the parameter's shape.
+/// The operands of one parameter's step: parameter, gradient and `N` tensors of state, all of the parameter's shape.
 #[derive(Debug)]
-pub(crate) struct Step<'a, const N: usize> {
+pub(crate) struct ParamStep<'a, const N: usize> {
     pub param: &'a mut Tensor,
     pub grad: &'a Tensor,
     pub state: [&'a mut Tensor; N],
-    /// The kernel's attribute of this parameter alone.
+    /// The attribute that may differ from parameter to parameter.
     pub value: f64,
 }
 
-/// The attributes of AdamW as its kernel takes them; a step's `value` is what stays of the parameter.
+/// The attributes of AdamW as its kernel takes them. A step's `value` is the factor `1 - lr λ` of the parameter.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
 pub(crate) struct AdamWRates {
@@ -41,7 +42,7 @@ pub(crate) struct SgdRates {
     pub momentum: f64,
     pub decay: f64,
     pub step: f64,
-    /// 1 to look ahead, else 0.
+    /// 1 for Nesterov momentum, else 0.
     pub nesterov: u64,
 }
 
@@ -56,25 +57,26 @@ struct Pieces {
     unused: u32,
 }
 
-/// AdamW's steps with gradients times `scale` (one element, of the state's dtype): see `ops::AdamW`. The state is (m, v).
+/// Performs AdamW steps; see [`AdamWStep`](crate::ops::AdamWStep). `scale` has one element of the state's dtype, and
+/// the state is (m, v).
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
-pub(crate) fn adamw(steps: &mut [Step<2>], scale: &Tensor, rates: AdamWRates) -> Result<()> {
+/// Returns an error if the device has no memory left or a launch fails.
+pub(crate) fn adamw(steps: &mut [ParamStep<2>], scale: &Tensor, rates: AdamWRates) -> Result<()> {
     run("adamw", steps, scale, rates)
 }
 
-/// Gradient descent's steps, as [`adamw`]; see `ops::Sgd`.
+/// Performs steps of gradient descent, as [`adamw`]; see [`SgdStep`](crate::ops::SgdStep).
 ///
 /// # Errors
 /// As [`adamw`].
-pub(crate) fn sgd(steps: &mut [Step<1>], scale: &Tensor, rates: SgdRates) -> Result<()> {
+pub(crate) fn sgd(steps: &mut [ParamStep<1>], scale: &Tensor, rates: SgdRates) -> Result<()> {
     run("sgd", steps, scale, rates)
 }
 
 fn run<const N: usize, R: NoUninit>(
     file: &'static str,
-    steps: &mut [Step<N>],
+    steps: &mut [ParamStep<N>],
     scale: &Tensor,
     rates: R,
 ) -> Result<()> {
@@ -84,9 +86,9 @@ fn run<const N: usize, R: NoUninit>(
         own(step.param)?;
         step.state.iter_mut().try_for_each(|x| own(x))?;
     }
-    let mut rest: Vec<(&mut Step<N>, &Tensor)> =
+    let mut rest: Vec<(&mut ParamStep<N>, &Tensor)> =
         steps.iter_mut().zip(&grads).filter(|(s, _)| s.param.numel() > 0).collect();
-    // A launch takes one dtype; the order within it is the list's.
+    // A launch takes one dtype. The sort is stable, so parameters of one dtype keep their order.
     rest.sort_by_key(|(s, _)| s.param.dtype());
     for same in rest.chunk_by_mut(|a, b| a.0.param.dtype() == b.0.param.dtype()) {
         for some in same.chunks_mut(TENSORS) {
@@ -98,7 +100,7 @@ fn run<const N: usize, R: NoUninit>(
 
 fn launch<const N: usize, R: NoUninit>(
     file: &'static str,
-    steps: &mut [(&mut Step<N>, &Tensor)],
+    steps: &mut [(&mut ParamStep<N>, &Tensor)],
     scale: &Tensor,
     rates: R,
 ) -> Result<()> {
@@ -121,7 +123,7 @@ fn launch<const N: usize, R: NoUninit>(
     let mut params: Vec<&mut Tensor> = Vec::with_capacity(steps.len());
     let mut states: Vec<Vec<&mut Tensor>> = (0..N).map(|_| Vec::with_capacity(steps.len())).collect();
     for (step, _) in steps.iter_mut() {
-        let Step { param, state, .. } = &mut **step;
+        let ParamStep { param, state, .. } = &mut **step;
         params.push(param);
         states.iter_mut().zip(state).for_each(|(all, x)| all.push(x));
     }
@@ -130,7 +132,7 @@ fn launch<const N: usize, R: NoUninit>(
     launch.read(scale).arg(pieces).arg(rates).run(blocks, THREADS, 0)
 }
 
-/// Has the tensor be its own, to be written.
+/// Copies the tensor unless it is the only owner of its buffer.
 fn own(x: &mut Tensor) -> Result<()> {
     if !x.is_unique() {
         *x = x.to_owned_copy()?;

@@ -1,4 +1,4 @@
-//! Steps of optimizers on a parameter, in place, and many at once on a device.
+//! Optimizer steps, which update a parameter in place. One CUDA launch updates many parameters.
 
 pub(super) mod adamw;
 mod cuda;

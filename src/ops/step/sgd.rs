@@ -1,4 +1,4 @@
-//! `sgd`: one step of gradient descent with momentum, in place where nobody shares its buffers.
+//! `sgd`: one step of gradient descent with momentum, in place if no other tensor shares its buffers.
 
 use smallvec::smallvec;
 
@@ -11,25 +11,34 @@ use crate::ops::{
 use crate::tensor::cpu::{Kernel, Real, dispatch};
 use crate::tensor::{Float, Tensor, for_dtype};
 
-/// (p, g, b, scale) -> (p', b'): with `d = scale g + λ p`, `b' = μ b + d` and `p' = p - lr b'`, or, after Nesterov,
-/// `p' = p - lr (d + μ b')`. `b` starts as zeros. Sutskever et al., *On the importance of initialization and
-/// momentum*, 2013, in PyTorch's form.
+/// One step of gradient descent with momentum: `(p, g, b, scale) -> (p', b')` (Sutskever et al., *On the importance of
+/// initialization and momentum*, 2013, in PyTorch's form). [`optim::Sgd`](crate::optim::Sgd) applies it.
 ///
-/// `b` and `scale` (shape `[]`) are f32 (f64 for f64 parameters), and so is the arithmetic.
+/// With `d = scale g + λ p`: `b' = μ b + d` and `p' = p - lr b'`, or with Nesterov momentum `p' = p - lr (d + μ b')`.
+/// The momentum `b` starts as zeros. `b` and `scale` (shape `[]`) are f32 (f64 for f64 parameters), and so is the
+/// arithmetic. Communicates nothing.
+///
+/// ```
+/// use isoshard::{ops::{Bits, SgdStep, Unkeyed, eval_whole}, tensor::Tensor};
+/// let op = SgdStep { momentum: Bits(0.5), weight_decay: Bits(0.0), nesterov: false, lr: Unkeyed(0.25) };
+/// let outs = eval_whole(&op, &[1.0, 2.0, 4.0, 1.0].map(Tensor::scalar::<f64>))?; // p, g, b, scale
+/// assert_eq!((outs[0].item()?, outs[1].item()?), (0.0, 4.0));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Sgd {
-    /// μ.
+pub struct SgdStep {
+    /// μ, the decay of the momentum.
     pub momentum: Bits,
-    /// λ, added to the gradient.
+    /// λ, whose product with the parameter is added to the gradient.
     pub weight_decay: Bits,
-    /// Whether to look ahead by one step of momentum.
+    /// True for Nesterov momentum.
     pub nesterov: bool,
     /// The learning rate.
     pub lr: Unkeyed<f64>,
 }
 
-impl Sgd {
-    /// The attributes as kernels use them.
+impl SgdStep {
+    /// Returns the attributes as kernels use them.
     pub(crate) fn rates(&self) -> cuda::SgdRates {
         cuda::SgdRates {
             momentum: self.momentum.0,
@@ -40,7 +49,7 @@ impl Sgd {
     }
 }
 
-impl Op for Sgd {
+impl Op for SgdStep {
     fn name(&self) -> &'static str {
         "sgd"
     }
@@ -65,7 +74,7 @@ impl Op for Sgd {
             let b = b.make_mut::<A>()?;
             each_chunk::<T>(p, g, |at, p, g, out| {
                 let b = &mut b[at..][..p.len()];
-                dispatch(Update { scale, momentum, decay, step, nesterov, p, g, b, out });
+                dispatch(SgdLoop { scale, momentum, decay, step, nesterov, p, g, b, out });
             })
         })?;
         Ok(smallvec![p.clone(), b.clone()])
@@ -75,7 +84,7 @@ impl Op for Sgd {
         Ok(Self::cuda_batch(&mut [(self, ins)], &[at])?.swap_remove(0))
     }
 
-    /// For each element: 3 for d, 2 for b', 2 for p', and 2 more after Nesterov.
+    /// Per element: 3 for d, 2 for b', 2 for p', and 2 more with Nesterov momentum.
     fn work(&self, ins: &[Meta], outs: &[Meta]) -> Work {
         Work::elementwise(if self.nesterov { 9 } else { 7 }, ins, outs)
     }
@@ -86,8 +95,8 @@ impl Op for Sgd {
     }
 }
 
-/// One launch for all calls of equal rates and one scale.
-impl Batched for Sgd {
+/// Makes one launch for all calls with equal attributes and the same scale.
+impl Batched for SgdStep {
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], _: &[&Windows]) -> Result<Vec<Tensors>> {
         let alike = |a: &(&Self, &mut [Tensor]), b: &(&Self, &mut [Tensor])| {
             a.0.rates() == b.0.rates() && a.1[3].is_same_view(&b.1[3])
@@ -97,7 +106,7 @@ impl Batched for Sgd {
             let mut steps = Vec::with_capacity(some.len());
             for (_, ins) in some.iter_mut() {
                 let [p, g, b, _] = &mut **ins else { unreachable!("infer counted the operands") };
-                steps.push(cuda::Step { param: p, grad: g, state: [b], value: 0.0 });
+                steps.push(cuda::ParamStep { param: p, grad: g, state: [b], value: 0.0 });
             }
             cuda::sgd(&mut steps, &scale, rates)?;
         }
@@ -105,7 +114,8 @@ impl Batched for Sgd {
     }
 }
 
-struct Update<'a, A> {
+/// The kernel for one piece of a parameter.
+struct SgdLoop<'a, A> {
     scale: A,
     momentum: A,
     decay: A,
@@ -117,7 +127,7 @@ struct Update<'a, A> {
     out: &'a mut [A],
 }
 
-impl<A: Real> Kernel for Update<'_, A> {
+impl<A: Real> Kernel for SgdLoop<'_, A> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -132,7 +142,7 @@ impl<A: Real> Kernel for Update<'_, A> {
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let sample = |shape: &[usize], nesterov| {
-        let op = Sgd { momentum: Bits(0.875), weight_decay: Bits(0.5), nesterov, lr: Unkeyed(0.125) };
+        let op = SgdStep { momentum: Bits(0.875), weight_decay: Bits(0.5), nesterov, lr: Unkeyed(0.125) };
         let p = Input::ints(shape);
         Sample::new(op, [p.clone(), p.clone(), p, Input::positive([])]).not_smooth()
     };
@@ -148,7 +158,7 @@ mod tests {
     fn two_steps_by_hand() {
         let t = |x: f64| Tensor::from_vec(vec![x], [1]).unwrap();
         for (nesterov, want) in [(false, [0.68, 0.0784]), (true, [0.392, -0.452096])] {
-            let op = Sgd { momentum: Bits(0.9), weight_decay: Bits(0.2), nesterov, lr: Unkeyed(0.1) };
+            let op = SgdStep { momentum: Bits(0.9), weight_decay: Bits(0.2), nesterov, lr: Unkeyed(0.1) };
             let (mut p, mut b) = (t(1.0), t(0.0));
             for want in want {
                 let ins = [p.clone(), t(6.0), b.clone(), Tensor::scalar(0.5)];

@@ -1,26 +1,26 @@
 //! The gradients of [attention](super).
 //!
-//! Those of keys and values are sums over queries, and over the heads of a group. They follow the summation tree: the
-//! heads first, halved down to single ones, then the range of queries, halved at `a + ceil((b - a) / 2)` down to *leaves* of
-//! at most 64, each of which is one product, whose kernel has a tree of its own. So the queries `[a, b)` given are
-//! taken as a node of that tree, and what they add up to is that node's value, wherever the rest is computed.
+//! The gradients of keys and values are sums over queries and over the heads of a group. They follow the reduction
+//! tree. Its upper levels halve the heads down to single ones; its lower levels halve the range of queries `[a, b)` at
+//! `a + ceil((b - a) / 2)` down to *leaves* of at most 64 queries. Each leaf is one matrix product, whose kernel has a
+//! tree of its own. The given queries are one node of the tree, so their sum is that node's value on every rank.
 //!
-//! A leaf touches the keys that the block of its last query can see and adds nothing to the others: neither that nor
-//! adding zeros shows, because no sum is left as -0. Blocks stand at multiples of 64 and leaves need not: a leaf waits
-//! for the block it ends in.
+//! A leaf adds only to the keys to which the block of its last query attends. Adding zeros to the other keys would
+//! change no bit, because no sum is -0. Blocks start at multiples of 64 but leaves may not: a leaf is added after the
+//! block that has its last query.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use super::block::{Block, Heads, ROWS, Scratch, Slopes};
-use super::{CausalAttention, group_len};
+use super::query_block::{Heads, QueryBlock, ROWS, ScoreGradients, Scratch};
+use super::{CpuAttention, group_len};
 use crate::error::Result;
 use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, dispatch, merges};
 use crate::tensor::{SplitRule, Tensor};
 
-impl CausalAttention<'_> {
-    /// The gradients as buffers `[batch, length, heads, d]`.
+impl CpuAttention<'_> {
+    /// Returns the gradients as buffers `[batch, length, heads, d]`.
     pub(super) fn backward_as<T: Gemm>(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -30,7 +30,7 @@ impl CausalAttention<'_> {
         let (b, h, tq) = (q.shape()[0], q.shape()[1], q.shape()[2]);
         let (groups, keys, d, dv) = (k.shape()[1], k.shape()[2], k.shape()[3], v.shape()[3]);
         let (o, grad, lse) = (o.contiguous_rows(), grad.contiguous_rows(), lse.packed());
-        let given = Given {
+        let given = BackwardInputs {
             q: Heads::of(q)?,
             k: Heads::of(k)?,
             v: Heads::of(v)?,
@@ -48,13 +48,13 @@ impl CausalAttention<'_> {
         }
         let [dq, dk, dvs] = &mut out;
         let (dq, dk, dvs) = (dq.make_mut::<T>()?, dk.make_mut::<T>()?, dvs.make_mut::<T>()?);
-        let mut work = Work::new(&blocks, dv);
+        let mut work = ScoreRows::new(&blocks, dv);
         let (mut dk_room, mut dv_room) = (Vec::new(), Vec::new());
         let head_joins = merges(given.each, 1);
         for (b, group) in (0..b).flat_map(|b| (0..groups).map(move |g| (b, g))) {
             let at = b * keys * groups + group;
-            let mut dk = Nodes::new(&mut dk[at * d..], groups, (keys, d), &mut dk_room);
-            let mut dv = Nodes::new(&mut dvs[at * dv..], groups, (keys, dv), &mut dv_room);
+            let mut dk = UnfinishedNodes::new(&mut dk[at * d..], groups, (keys, d), &mut dk_room);
+            let mut dv = UnfinishedNodes::new(&mut dvs[at * dv..], groups, (keys, dv), &mut dv_room);
             for (i, &head_joins) in head_joins.iter().enumerate() {
                 let head = [b, group * given.each + i];
                 let mut left = &leaves[..];
@@ -74,19 +74,19 @@ impl CausalAttention<'_> {
                 }
             }
         }
-        dispatch(NoMinusZero(dk));
-        dispatch(NoMinusZero(dvs));
+        dispatch(ClearMinusZero(dk));
+        dispatch(ClearMinusZero(dvs));
         Ok(out)
     }
 
-    /// The probabilities of a block's queries, after dropout, and the gradients of their scores, into `work`; and the
-    /// gradients of the queries, into `dq`.
+    /// Computes a block: writes its probabilities after dropout and the gradients of its scores to `work`, and the
+    /// gradients of its queries to `dq`.
     fn block<T: Gemm>(
         &self,
-        block: &Block,
+        block: &QueryBlock,
         head: [usize; 2],
-        given: &Given<'_, T>,
-        work: &mut Work<T>,
+        given: &BackwardInputs<'_, T>,
+        work: &mut ScoreRows<T>,
         dq: &mut [T],
     ) {
         let ([h, tq], d) = (given.shape, given.q.d);
@@ -99,7 +99,7 @@ impl CausalAttention<'_> {
         self.scores(block, (given.q.at(head), given.k.at(group)), p);
         T::product(T::ONE, given.grad.rows(own), given.v.rows(seen).t(), T::ZERO, block.matrix_mut(ds));
         self.drop_out(block, head, ds);
-        dispatch(Slopes {
+        dispatch(ScoreGradients {
             p,
             ds,
             block,
@@ -116,7 +116,7 @@ impl CausalAttention<'_> {
     }
 }
 
-/// The leaves of the tree over `queries`, in order, each with the number of joins after it.
+/// Returns the leaves of the tree over `queries` in order, each with the number of joins that follow it.
 fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
     fn halve(range: Range<usize>, list: &mut Vec<(Range<usize>, u8)>) {
         if range.len() <= ROWS {
@@ -133,45 +133,46 @@ fn leaves(queries: usize) -> Vec<(Range<usize>, u8)> {
 }
 
 /// The operands.
-struct Given<'a, T> {
+struct BackwardInputs<'a, T> {
     q: Heads<'a, T>,
     k: Heads<'a, T>,
     v: Heads<'a, T>,
     o: Heads<'a, T>,
     grad: Heads<'a, T>,
     lse: &'a [T],
-    /// Heads and queries.
+    /// The numbers of heads and queries.
     shape: [usize; 2],
-    /// Heads of queries to one head of keys.
+    /// The number of query heads per key head.
     each: usize,
 }
 
-/// Probabilities and gradients of scores, `[queries, keys]`: of a block, after those queries of the block before whose leaf
-/// ends in this one.
-struct Work<T> {
-    p: Held<T>,
-    ds: Held<T>,
-    /// The first query held, and the step of the rows.
+/// Probabilities and gradients of scores, `[queries, keys]`, of one block. The rows of the previous block whose leaf
+/// ends in this block come first.
+struct ScoreRows<T> {
+    p: RowBuffer<T>,
+    ds: RowBuffer<T>,
+    /// The first query that is stored.
     first: usize,
+    /// The stride of the rows.
     step: usize,
     dot: RowTree<T>,
 }
 
-/// One of them, with room to put it in order.
-struct Held<T> {
+/// A buffer of rows, and a second one to rearrange them.
+struct RowBuffer<T> {
     now: Scratch<T>,
     spare: Scratch<T>,
 }
 
-impl<T: Gemm> Work<T> {
-    fn new(blocks: &[Block], dv: usize) -> Self {
+impl<T: Gemm> ScoreRows<T> {
+    fn new(blocks: &[QueryBlock], dv: usize) -> Self {
         let len = 2 * ROWS * blocks.iter().map(|b| b.width).max().unwrap_or(0);
-        let held = || Held { now: Scratch::new(len), spare: Scratch::new(len) };
-        Work { p: held(), ds: held(), first: 0, step: 0, dot: RowTree::new(dv) }
+        let held = || RowBuffer { now: Scratch::new(len), spare: Scratch::new(len) };
+        ScoreRows { p: held(), ds: held(), first: 0, step: 0, dot: RowTree::new(dv) }
     }
 
-    /// Makes room for a block after what is held from query `first` on, whose rows become as wide as the block's.
-    fn begin(&mut self, first: usize, block: &Block) {
+    /// Prepares for a block: keeps the rows from query `first` on, at the front, and widens them to the block's width.
+    fn begin(&mut self, first: usize, block: &QueryBlock) {
         let kept = block.start - first;
         if kept > 0 {
             let from = (first - self.first) * self.step..(block.start - self.first) * self.step;
@@ -181,8 +182,8 @@ impl<T: Gemm> Work<T> {
         (self.first, self.step) = (first, block.width);
     }
 
-    /// A leaf that ends in `block`.
-    fn rows(&mut self, leaf: &Range<usize>, block: &Block) -> (MatRef<'_, T>, MatRef<'_, T>) {
+    /// Returns the rows of a leaf that ends in `block`.
+    fn rows(&mut self, leaf: &Range<usize>, block: &QueryBlock) -> (MatRef<'_, T>, MatRef<'_, T>) {
         let at = (leaf.start - self.first) * self.step;
         let (shape, strides) = ((leaf.len(), block.keys), (self.step, 1));
         let held = |data| MatRef::new(data, shape, strides).expect("the leaf is held");
@@ -190,8 +191,8 @@ impl<T: Gemm> Work<T> {
     }
 }
 
-impl<T: Gemm> Held<T> {
-    /// Rows from the middle come to the front, wider by zeros.
+impl<T: Gemm> RowBuffer<T> {
+    /// Moves the rows `from` to the front and pads them with zeros to width `to`.
     fn widen(&mut self, from: Range<usize>, step: usize, to: usize) {
         let rows = self.now.get()[from].chunks_exact(step);
         for (row, wide) in rows.zip(self.spare.get().chunks_exact_mut(to)) {
@@ -202,30 +203,30 @@ impl<T: Gemm> Held<T> {
     }
 }
 
-/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` of which only the first rows are there yet.
-struct Nodes<'a, T> {
-    /// Where the leftmost one lies, which becomes the sum: all zeros at first.
+/// The unfinished nodes of one sum, leftmost first: matrices `[keys, d]` whose last rows may not be computed yet.
+struct UnfinishedNodes<'a, T> {
+    /// The leftmost node, which becomes the sum. All zeros at first.
     out: &'a mut [T],
-    /// The step of its rows.
+    /// The stride of its rows.
     step: usize,
-    /// The others.
+    /// The other nodes.
     room: &'a mut Vec<Scratch<T>>,
     shape: (usize, usize),
-    /// How many rows of each node are there.
+    /// The number of computed rows of each node.
     rows: SmallVec<[usize; 16]>,
 }
 
-impl<'a, T: Gemm> Nodes<'a, T> {
+impl<'a, T: Gemm> UnfinishedNodes<'a, T> {
     fn new(
         out: &'a mut [T],
         groups: usize,
         shape: (usize, usize),
         room: &'a mut Vec<Scratch<T>>,
-    ) -> Nodes<'a, T> {
-        Nodes { out, step: groups * shape.1, room, shape, rows: SmallVec::new() }
+    ) -> UnfinishedNodes<'a, T> {
+        UnfinishedNodes { out, step: groups * shape.1, room, shape, rows: SmallVec::new() }
     }
 
-    /// The leaf `a b`, then so many joins of the two topmost nodes. The first of them is the product's own addition.
+    /// Adds the leaf `a b`, then joins the two topmost nodes `joins` times. The product itself performs the first join.
     fn push(&mut self, a: MatRef<'_, T>, b: MatRef<'_, T>, joins: u8) {
         let (keys, d) = (a.shape().0, self.shape.1);
         if d == 0 {
@@ -255,7 +256,7 @@ impl<'a, T: Gemm> Nodes<'a, T> {
         (1..joins).for_each(|_| self.join());
     }
 
-    /// The two topmost nodes become one.
+    /// Joins the two topmost nodes.
     fn join(&mut self) {
         let d = self.shape.1;
         let rows = self.rows.pop().expect("two nodes");
@@ -266,12 +267,12 @@ impl<'a, T: Gemm> Nodes<'a, T> {
             None => (&mut *self.out, self.step),
             Some(i) => (below[i].get(), d),
         };
-        dispatch(Join { left: data, step, held, right: &above[0].get()[..rows * d], d });
+        dispatch(JoinNodes { left: data, step, held, right: &above[0].get()[..rows * d], d });
     }
 }
 
-/// Rows of `right` are added to the `held` ones on the left; the others are copied.
-struct Join<'a, T> {
+/// The kernel that joins two nodes: adds rows of `right` to the first `held` rows of `left` and copies the others.
+struct JoinNodes<'a, T> {
     left: &'a mut [T],
     step: usize,
     held: usize,
@@ -279,7 +280,7 @@ struct Join<'a, T> {
     d: usize,
 }
 
-impl<T: Gemm> Kernel for Join<'_, T> {
+impl<T: Gemm> Kernel for JoinNodes<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -295,10 +296,10 @@ impl<T: Gemm> Kernel for Join<'_, T> {
     }
 }
 
-/// -0 becomes 0.
-struct NoMinusZero<'a, T>(&'a mut [T]);
+/// The kernel that replaces -0 by 0.
+struct ClearMinusZero<'a, T>(&'a mut [T]);
 
-impl<T: Gemm> Kernel for NoMinusZero<'_, T> {
+impl<T: Gemm> Kernel for ClearMinusZero<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -308,7 +309,7 @@ impl<T: Gemm> Kernel for NoMinusZero<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::AttentionDropout;
+    use super::super::CpuAttentionDropout;
     use super::*;
     use crate::tensor::cpu::{Isa, map2, with_isa};
     use crate::tensor::{DType, Shape};
@@ -325,21 +326,21 @@ mod tests {
         x.to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect()
     }
 
-    /// A call on all queries, to be repeated on some of them.
-    struct Call {
+    /// Operands of a call, which the tests repeat on some of the queries and heads.
+    struct AttentionCase {
         q: Tensor,
         k: Tensor,
         v: Tensor,
         dropped: bool,
     }
 
-    impl Call {
-        fn new(heads: usize, groups: usize, queries: usize, keys: usize, dropped: bool) -> Call {
+    impl AttentionCase {
+        fn new(heads: usize, groups: usize, queries: usize, keys: usize, dropped: bool) -> AttentionCase {
             let (q, k) = (noise([2, queries, heads, 8], 1), noise([2, groups, keys, 8], 2));
-            Call { q: q.transpose(1, 2).unwrap(), k, v: noise([2, groups, keys, 5], 3), dropped }
+            AttentionCase { q: q.transpose(1, 2).unwrap(), k, v: noise([2, groups, keys, 5], 3), dropped }
         }
 
-        /// Output, lse, and the gradients of q, k and v, of the queries and heads in these ranges.
+        /// Returns output, lse, and the gradients of q, k and v for the queries and heads in these ranges.
         fn at(&self, queries: Range<usize>, heads: Range<usize>) -> [Tensor; 5] {
             let cut = |t: &Tensor| {
                 let t = t.narrow(1, heads.start, heads.len()).unwrap();
@@ -352,8 +353,8 @@ mod tests {
                 let (h, i) = (h + heads.start, i + queries.start);
                 keep.iter_mut().enumerate().for_each(|(j, k)| *k = (b * 7 + h * 5 + i * 3 + j * j) % 4 != 1);
             };
-            let dropout = AttentionDropout { scale: 1.25, keep: &keep };
-            let call = CausalAttention {
+            let dropout = CpuAttentionDropout { scale: 1.25, keep: &keep };
+            let call = CpuAttention {
                 verb: "attention",
                 q_start: queries.start,
                 scale: 0.3,
@@ -370,7 +371,7 @@ mod tests {
             self.at(0..self.q.shape()[2], 0..self.q.shape()[1])
         }
 
-        /// The gradients of k and v of a node of the tree, from its leaves, each computed apart.
+        /// Returns the gradients of k and v of a node of the tree, added from separately computed leaves.
         fn by_leaves(&self, queries: Range<usize>, heads: Range<usize>, leaf: usize) -> [Tensor; 2] {
             let cut = |r: &Range<usize>| r.start + r.len().div_ceil(2);
             let parts = if heads.len() > 1 {
@@ -395,7 +396,7 @@ mod tests {
             [(1, 65, 65), (1, 70, 70), (1, 128, 128), (3, 150, 150), (2, 200, 231), (5, 130, 70), (4, 1, 1)]
         {
             for dropped in [false, true] {
-                let call = Call::new(heads, 1, queries, keys, dropped);
+                let call = AttentionCase::new(heads, 1, queries, keys, dropped);
                 let [.., dk, dv] = call.whole();
                 for leaf in [ROWS, 100] {
                     let [k, v] = call.by_leaves(0..queries, 0..heads, leaf);
@@ -411,7 +412,7 @@ mod tests {
         let cuts = |n: usize| (0..n).flat_map(move |a| (a + 1..=n).map(move |b| a..b));
         let some = [0..63, 0..64, 1..66, 60..70, 63..129, 64..130, 64..128, 65..66, 127..130, 129..130];
         for (queries, ranges) in [(9, cuts(9).collect()), (130, some.to_vec())] {
-            let call = Call::new(4, 2, queries, queries, true);
+            let call = AttentionCase::new(4, 2, queries, queries, true);
             let whole = call.whole();
             for range in ranges {
                 for heads in [0..4, 2..4] {
@@ -428,13 +429,13 @@ mod tests {
 
     #[test]
     fn groups_are_heads_repeated_and_instruction_sets_agree() {
-        let call = Call::new(6, 2, 97, 97, true);
+        let call = AttentionCase::new(6, 2, 97, 97, true);
         let repeat = |t: &Tensor| {
             let &[b, h, t_len, d] = &t.shape()[..] else { unreachable!("four dims") };
             let t = t.unsqueeze(2).unwrap().expand([b, h, 3, t_len, d]).unwrap();
             t.reshape([b, 3 * h, t_len, d]).unwrap()
         };
-        let wide = Call { q: call.q.clone(), k: repeat(&call.k), v: repeat(&call.v), dropped: true };
+        let wide = AttentionCase { q: call.q.clone(), k: repeat(&call.k), v: repeat(&call.v), dropped: true };
         let (got, want) = (call.whole(), wide.whole());
         for i in 0..3 {
             assert_eq!(bits(&got[i]), bits(&want[i]));
@@ -455,17 +456,17 @@ mod tests {
 
     #[test]
     fn no_sum_is_minus_zero_and_empty_ones_are_zero() {
-        let call = Call::new(2, 1, 3, 5, false);
+        let call = AttentionCase::new(2, 1, 3, 5, false);
         let [.., dk, dv] = call.whole();
         for x in [&dk, &dv] {
             let unseen = x.narrow(2, 3, 2).unwrap();
             assert!(bits(&unseen).iter().all(|&b| b == 0), "keys that no query sees");
         }
-        let none = Call::new(2, 2, 0, 4, false).whole();
+        let none = AttentionCase::new(2, 2, 0, 4, false).whole();
         assert_eq!(none[3].to_f64_vec(), [0.0; 2 * 2 * 4 * 8]);
         let tiny = Tensor::full(DType::F32, [1, 1, 2, 1], 1e-30);
         let grad = Tensor::full(DType::F32, [1, 1, 2, 1], -1e-30);
-        let call = CausalAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None };
+        let call = CpuAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None };
         let (o, lse) = call.forward(&tiny, &tiny, &tiny).unwrap();
         let [_, dk, _] = call.backward([&tiny; 3], (&o, &lse), &grad).unwrap();
         assert!(bits(&dk).iter().all(|&b| b != 0x8000_0000), "{:?}", dk.to_f64_vec());

@@ -1,17 +1,17 @@
-//! Attention by the CPU's bits.
+//! Attention kernels with the CPU's bits.
 //!
-//! Beside operands and results there are the finished nodes that wait in summation trees: for each block of threads on the
-//! device a few tiles. Head dims up to 64 and up to 128 have kernels of their own; the others, and f64, one that takes them in
-//! chunks, which f16 and bf16 reach by way of f32.
+//! In addition to operands and results, a launch needs memory for finished nodes of reduction trees whose siblings are
+//! not finished: a few tiles per block of threads. There are kernels for head dims up to 64 and up to 128. All other
+//! head dims, and f64, use a kernel that works in chunks; f16 and bf16 are converted to f32 for it.
 
 use super::tree::DimArg;
-use super::{CallArg, CausalAttention, contiguous_rows, extents};
+use super::{CallArg, CudaAttention, contiguous_rows, extents};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::{Gpu, cast};
 use crate::tensor::{DType, Tensor};
 
-impl CausalAttention<'_> {
-    /// The output as a buffer `[batch, queries, heads, dv]`.
+impl CudaAttention<'_> {
+    /// Returns the output as a buffer `[batch, queries, heads, dv]`.
     pub(super) fn forward_exact(
         &self,
         gpu: &Gpu,
@@ -19,15 +19,15 @@ impl CausalAttention<'_> {
         lse: &mut Tensor,
     ) -> Result<Tensor> {
         let ([b, h, tq, d], dv) = (extents(q), v.shape()[3]);
-        let kind = Kind::of(self.verb, gpu, q.dtype(), d.max(dv), Pass::Forward)?;
-        let mut o = gpu.uninit(kind.dtype, [b, tq, h, dv])?;
-        let [q, k, v] = kind.operands([q, k, v])?;
+        let kernel = ExactKernel::of(self.verb, gpu, q.dtype(), d.max(dv), KernelPass::Forward)?;
+        let mut o = gpu.uninit(kernel.dtype, [b, tq, h, dv])?;
+        let [q, k, v] = kernel.operands([q, k, v])?;
         let call = self.call([&q, &k, &v], None)?;
-        let dims = [d, dv].map(|d| DimArg::new(d, kind.chunk));
+        let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let chunks = dims[1].chunks as usize;
         let items = b * h * query_blocks(&call);
-        let (mut stack, blocks) = kind.stack(gpu, items, chunks, call.levels as usize, 2)?;
-        gpu.kernel(files(kind.dtype)[0], kind.stem, kind.dtype)?
+        let (mut stack, blocks) = kernel.stack(gpu, items, chunks, call.levels as usize, 2)?;
+        gpu.kernel(files(kernel.dtype)[0], kernel.stem, kernel.dtype)?
             .arg(call)
             .arg(dims[0])
             .arg(dims[1])
@@ -40,12 +40,12 @@ impl CausalAttention<'_> {
             .run(
                 [blocks as u32, chunks as u32, 1],
                 THREADS,
-                kind.shared_bytes(Pass::Forward) + kind.row_bytes(&call),
+                kernel.shared_bytes(KernelPass::Forward) + kernel.row_bytes(&call),
             )?;
-        kind.result(o)
+        kernel.result(o)
     }
 
-    /// The gradients as buffers `[batch, length, heads, d]`.
+    /// Returns the gradients as buffers `[batch, length, heads, d]`.
     pub(super) fn backward_exact(
         &self,
         gpu: &Gpu,
@@ -54,37 +54,40 @@ impl CausalAttention<'_> {
         o: &Tensor,
     ) -> Result<[Tensor; 3]> {
         let ([b, h, tq, d], [_, groups, keys, dv]) = (extents(ins[0]), extents(ins[2]));
-        let kind = Kind::of(self.verb, gpu, ins[0].dtype(), d.max(dv), Pass::Backward)?;
+        let kernel = ExactKernel::of(self.verb, gpu, ins[0].dtype(), d.max(dv), KernelPass::Backward)?;
         let delta = self.delta(gpu, o, ins[3])?;
-        let [q, k, v, grad] = kind.operands(ins)?;
+        let [q, k, v, grad] = kernel.operands(ins)?;
         let call = self.call([&q, &k, &v], Some([&grad, &grad]))?;
-        let dims = [d, dv].map(|d| DimArg::new(d, kind.chunk));
+        let dims = [d, dv].map(|d| DimArg::new(d, kernel.chunk));
         let launch = |stem| {
-            let launch = gpu.kernel(files(kind.dtype)[1], stem, kind.dtype)?;
+            let launch = gpu.kernel(files(kernel.dtype)[1], stem, kernel.dtype)?;
             let launch = launch.arg(call).arg(dims[0]).arg(dims[1]).read(&q).read(&k).read(&v).read(&grad);
             Ok::<_, Error>(launch.read(lse).read(&delta))
         };
         let chunks = dims.map(|dim| dim.chunks as usize);
-        let (shared_bytes, resident) = (kind.shared_bytes(Pass::Backward), kind.resident);
+        let (shared_bytes, resident) = (kernel.shared_bytes(KernelPass::Backward), kernel.resident);
 
-        let mut dq = gpu.uninit(kind.dtype, [b, tq, h, d])?;
+        let mut dq = gpu.uninit(kernel.dtype, [b, tq, h, d])?;
         let items = b * h * query_blocks(&call);
-        let (mut stack, blocks) = kind.stack(gpu, items, chunks[0], call.levels as usize, resident)?;
+        let (mut stack, blocks) = kernel.stack(gpu, items, chunks[0], call.levels as usize, resident)?;
         let grid = [blocks as u32, chunks[0] as u32, 1];
-        launch(kind.dq)?.write(&mut dq).write(&mut stack).run(grid, THREADS, shared_bytes)?;
+        launch(kernel.dq)?.write(&mut dq).write(&mut stack).run(grid, THREADS, shared_bytes)?;
 
-        let [mut dk, mut dvs] =
-            [gpu.uninit(kind.dtype, [b, keys, groups, d])?, gpu.uninit(kind.dtype, [b, keys, groups, dv])?];
+        let [mut dk, mut dvs] = [
+            gpu.uninit(kernel.dtype, [b, keys, groups, d])?,
+            gpu.uninit(kernel.dtype, [b, keys, groups, dv])?,
+        ];
         let (items, chunks) = (b * groups * keys.div_ceil(64), chunks[0].max(chunks[1]));
-        let (mut stack, blocks) = kind.stack(gpu, items, chunks, 2 * call.levels as usize, resident)?;
+        let (mut stack, blocks) = kernel.stack(gpu, items, chunks, 2 * call.levels as usize, resident)?;
         let grid = [blocks as u32, chunks as u32, 1];
-        let launch = launch(kind.dkv)?.write(&mut dk).write(&mut dvs);
+        let launch = launch(kernel.dkv)?.write(&mut dk).write(&mut dvs);
         launch.write(&mut stack).run(grid, THREADS, shared_bytes)?;
-        Ok([kind.result(dq)?, kind.result(dk)?, kind.result(dvs)?])
+        Ok([kernel.result(dq)?, kernel.result(dk)?, kernel.result(dvs)?])
     }
 }
 
-/// Where the kernels of a dtype are, forward and backward: they are large, so that each compiles apart.
+/// Returns the source files of a dtype's forward and backward kernels. The kernels are large, so each compiles
+/// separately.
 fn files(dtype: DType) -> [&'static str; 2] {
     match dtype {
         DType::F64 => ["attention_f64", "attention_grad_f64"],
@@ -94,41 +97,42 @@ fn files(dtype: DType) -> [&'static str; 2] {
     }
 }
 
-/// How many blocks the queries of a head stand in, which begin at multiples of 64.
+/// Returns the number of blocks of a head's queries. Blocks begin at multiples of 64.
 fn query_blocks(call: &CallArg) -> usize {
     ((call.q_start + call.queries - 1) / 64 - call.q_start / 64 + 1) as usize
 }
 
-/// Threads of a block, in every kernel.
+/// The number of threads per block, in every kernel.
 const THREADS: u32 = 256;
-/// Rows of a tile.
+/// The number of rows of a tile.
 const ROWS: usize = 64;
 
 #[derive(Clone, Copy)]
-enum Pass {
+enum KernelPass {
     Forward,
     Backward,
 }
 
-/// One of the kernels' variants: `Tiles` in `kernels/attention.cuh`.
+/// A variant of the kernels: `Tiles` in `kernels/attention.cuh`.
 #[derive(Clone, Copy)]
-struct Kind {
+struct ExactKernel {
     stem: &'static str,
     dq: &'static str,
     dkv: &'static str,
-    /// What it takes, and what the operands are.
+    /// The dtype that the kernel takes.
     dtype: DType,
+    /// The dtype of the operands.
     given: DType,
     cols: usize,
     chunk: usize,
-    /// Blocks of the derivative's kernels that a multiprocessor holds.
+    /// The number of blocks of the derivative's kernels per multiprocessor.
     resident: usize,
 }
 
-impl Kind {
-    fn of(verb: &str, gpu: &Gpu, given: DType, d: usize, pass: Pass) -> Result<Kind> {
+impl ExactKernel {
+    fn of(verb: &str, gpu: &Gpu, given: DType, d: usize, pass: KernelPass) -> Result<ExactKernel> {
         let (dtype, cols, resident) = (given, 64, 2);
-        let narrow = Kind {
+        let narrow = ExactKernel {
             stem: "narrow",
             dq: "narrow_dq",
             dkv: "narrow_dkv",
@@ -138,22 +142,23 @@ impl Kind {
             chunk: 64,
             resident,
         };
-        let wide = Kind { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
-        let any = Kind { stem: "any", dq: "any_dq", dkv: "any_dkv", resident: 1, ..narrow };
-        let fits = |kind: &Kind| kind.shared_bytes(pass) + 8192 <= gpu.properties().shared_bytes;
+        let wide =
+            ExactKernel { stem: "wide", dq: "wide_dq", dkv: "wide_dkv", chunk: 128, resident: 1, ..narrow };
+        let any = ExactKernel { stem: "any", dq: "any_dq", dkv: "any_dkv", resident: 1, ..narrow };
+        let fits = |kernel: &ExactKernel| kernel.shared_bytes(pass) + 8192 <= gpu.properties().shared_bytes;
         match given {
             _ if d > 1024 => {
                 let rule = "is not built for vectors of more than 1024 elements on a device";
                 Err(Error::unsupported(verb, rule, format!("{d}"), "use Device::Cpu"))
             }
-            DType::F64 => Ok(Kind { cols: 32, ..any }),
+            DType::F64 => Ok(ExactKernel { cols: 32, ..any }),
             _ if d <= 64 => Ok(narrow),
             _ if d <= 128 && fits(&wide) => Ok(wide),
-            _ => Ok(Kind { dtype: DType::F32, ..any }),
+            _ => Ok(ExactKernel { dtype: DType::F32, ..any }),
         }
     }
 
-    /// Operands as the kernels take them: in its dtype, rows contiguous.
+    /// Converts operands to the kernel's dtype and makes rows contiguous.
     fn operands<const N: usize>(&self, x: [&Tensor; N]) -> Result<[Tensor; N]> {
         let mut ready = x.map(Tensor::clone);
         for x in &mut ready {
@@ -166,12 +171,13 @@ impl Kind {
         Ok(ready)
     }
 
-    /// A result in the operands' dtype.
+    /// Converts a result to the operands' dtype.
     fn result(&self, x: Tensor) -> Result<Tensor> {
         if self.dtype == self.given { Ok(x) } else { cast(&x, self.given) }
     }
 
-    /// Room for the nodes that wait, and the number of blocks of threads that share `items`.
+    /// Allocates memory for finished nodes whose siblings are not finished. Also returns the number of blocks that
+    /// share `items`.
     fn stack(
         &self,
         gpu: &Gpu,
@@ -185,18 +191,18 @@ impl Kind {
         Ok((gpu.uninit(dtype, [blocks * chunks, levels, ROWS, self.chunk])?, blocks))
     }
 
-    /// A block's tiles in shared memory.
-    fn shared_bytes(&self, pass: Pass) -> usize {
+    /// Returns the size of a block's tiles in shared memory.
+    fn shared_bytes(&self, pass: KernelPass) -> usize {
         let size = if self.dtype == DType::F64 { 8 } else { 4 };
         let (pitch, step) = (self.chunk + 16 / size, ROWS + 16 / size);
         let operands = match pass {
-            Pass::Forward => 1,
-            Pass::Backward => 2,
+            KernelPass::Forward => 1,
+            KernelPass::Backward => 2,
         };
         (operands * (ROWS + self.cols) * pitch + self.cols * step) * size
     }
 
-    /// The sums of a block's rows, and their nodes that wait.
+    /// Returns the size of the sums of a block's rows and of their finished nodes.
     fn row_bytes(&self, call: &CallArg) -> usize {
         let size = if self.dtype == DType::F64 { 8 } else { 4 };
         (1 + call.row_levels as usize) * ROWS * size

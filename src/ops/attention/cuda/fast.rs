@@ -1,28 +1,28 @@
-//! Attention on matrix units, for f16 and bf16.
+//! Attention kernels on matrix units, for f16 and bf16. Their bits differ from the CPU's.
 
-use super::{CausalAttention, extents};
+use super::{CudaAttention, extents};
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Tensor};
 
-impl CausalAttention<'_> {
-    /// The kernels for these operands; `None` if there are none, or if bits count.
-    pub(super) fn fast_kind(&self, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<Kind> {
+impl CudaAttention<'_> {
+    /// Returns the kernels for these operands, or `None` if there are none or results must have the CPU's bits.
+    pub(super) fn fast_kernel(&self, gpu: &Gpu, q: &Tensor, v: &Tensor) -> Option<FastKernel> {
         let (d, dv) = (q.shape()[3], v.shape()[3]);
         let half = matches!(q.dtype(), DType::F16 | DType::BF16);
         let whole = d % 8 == 0 && dv % 8 == 0 && d > 0 && dv > 0;
-        // A running maximum of scores is that of their products with a positive scale alone.
+        // The kernels take the maximum before scaling, which is right for a positive scale only.
         let positive = self.scale > 0.0;
         if self.exact || !half || !whole || !positive || gpu.properties().capability.0 < 8 {
             return None;
         }
-        KINDS.into_iter().find(|kind| d.max(dv) <= kind.d)
+        KERNELS.into_iter().find(|kernel| d.max(dv) <= kernel.d)
     }
 
-    /// The output as a buffer `[batch, queries, heads, dv]`.
+    /// Returns the output as a buffer `[batch, queries, heads, dv]`.
     pub(super) fn forward_fast(
         &self,
-        kind: Kind,
+        kernel: FastKernel,
         gpu: &Gpu,
         ins: [&Tensor; 3],
         lse: &mut Tensor,
@@ -30,18 +30,18 @@ impl CausalAttention<'_> {
         let [q, k, v] = aligned(ins)?;
         let ([b, h, tq, d], dv) = (extents(&q), v.shape()[3]);
         let mut o = gpu.uninit(q.dtype(), [b, tq, h, dv])?;
-        let launch = gpu.kernel("attention_fast", kind.stem, q.dtype())?;
+        let launch = gpu.kernel("attention_fast", kernel.stem, q.dtype())?;
         let launch = launch.arg(self.call([&q, &k, &v], None)?).arg(d as u32).arg(dv as u32);
         let blocks = b * h * tq.div_ceil(FORWARD_ROWS);
         let launch = launch.read(&q).read(&k).read(&v).write(&mut o).write(lse);
-        launch.run(blocks as u32, THREADS, kind.shared_bytes(FORWARD_ROWS))?;
+        launch.run(blocks as u32, THREADS, kernel.shared_bytes(FORWARD_ROWS))?;
         Ok(o)
     }
 
-    /// The gradients as buffers `[batch, length, heads, d]`.
+    /// Returns the gradients as buffers `[batch, length, heads, d]`.
     pub(super) fn backward_fast(
         &self,
-        kind: Kind,
+        kernel: FastKernel,
         gpu: &Gpu,
         ins: [&Tensor; 4],
         lse: &Tensor,
@@ -55,50 +55,51 @@ impl CausalAttention<'_> {
             let launch = launch.arg(call).arg(d as u32).arg(dv as u32).read(&q).read(&k).read(&v).read(&grad);
             Ok::<_, Error>(launch.read(lse).read(delta))
         };
-        let shared_bytes = kind.shared_bytes(2 * BACKWARD_ROWS);
+        let shared_bytes = kernel.shared_bytes(2 * BACKWARD_ROWS);
         let mut dq = gpu.uninit(q.dtype(), [b, tq, h, d])?;
         let blocks = b * h * tq.div_ceil(BACKWARD_ROWS);
-        launch(kind.dq)?.write(&mut dq).run(blocks as u32, THREADS, shared_bytes)?;
+        launch(kernel.dq)?.write(&mut dq).run(blocks as u32, THREADS, shared_bytes)?;
         let [mut dk, mut dvs] =
             [gpu.uninit(k.dtype(), [b, keys, groups, d])?, gpu.uninit(v.dtype(), [b, keys, groups, dv])?];
         let blocks = b * groups * keys.div_ceil(BACKWARD_ROWS);
-        launch(kind.dkv)?.write(&mut dk).write(&mut dvs).run(blocks as u32, THREADS, shared_bytes)?;
+        launch(kernel.dkv)?.write(&mut dk).write(&mut dvs).run(blocks as u32, THREADS, shared_bytes)?;
         Ok([dq, dk, dvs])
     }
 }
 
-/// Threads of a block.
+/// The number of threads per block.
 const THREADS: u32 = 128;
-/// Rows of a block's tile.
+/// The number of rows of a block's tile.
 const FORWARD_ROWS: usize = 128;
 const BACKWARD_ROWS: usize = 64;
 
-/// One of the kernels' variants: `Flash` in `kernels/flash.cuh`.
+/// A variant of the kernels: `Flash` in `kernels/flash.cuh`.
 #[derive(Clone, Copy)]
-pub(super) struct Kind {
+pub(super) struct FastKernel {
     stem: &'static str,
     dq: &'static str,
     dkv: &'static str,
-    /// The dim it is made for, and the columns of its tiles.
+    /// The largest head dim.
     d: usize,
+    /// The number of columns of a tile.
     cols: usize,
 }
 
-const KINDS: [Kind; 4] = [
-    Kind { stem: "fast32", dq: "fast32_dq", dkv: "fast32_dkv", d: 32, cols: 64 },
-    Kind { stem: "fast64", dq: "fast64_dq", dkv: "fast64_dkv", d: 64, cols: 64 },
-    Kind { stem: "fast96", dq: "fast96_dq", dkv: "fast96_dkv", d: 96, cols: 32 },
-    Kind { stem: "fast128", dq: "fast128_dq", dkv: "fast128_dkv", d: 128, cols: 32 },
+const KERNELS: [FastKernel; 4] = [
+    FastKernel { stem: "fast32", dq: "fast32_dq", dkv: "fast32_dkv", d: 32, cols: 64 },
+    FastKernel { stem: "fast64", dq: "fast64_dq", dkv: "fast64_dkv", d: 64, cols: 64 },
+    FastKernel { stem: "fast96", dq: "fast96_dq", dkv: "fast96_dkv", d: 96, cols: 32 },
+    FastKernel { stem: "fast128", dq: "fast128_dq", dkv: "fast128_dkv", d: 128, cols: 32 },
 ];
 
-impl Kind {
-    /// A tile of `rows` rows, and two stages of two of columns.
+impl FastKernel {
+    /// Returns the size of shared memory: a tile of `rows` rows, and two stages of two tiles of `cols` rows.
     fn shared_bytes(&self, rows: usize) -> usize {
         (rows + 4 * self.cols) * (self.d + 8) * 2
     }
 }
 
-/// The operands, all of whose rows begin at multiples of 16 bytes.
+/// Returns the operands, copied if a row does not begin at a multiple of 16 bytes.
 fn aligned<const N: usize>(x: [&Tensor; N]) -> Result<[Tensor; N]> {
     let mut ready = x.map(Tensor::clone);
     for x in &mut ready {

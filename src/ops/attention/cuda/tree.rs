@@ -1,10 +1,10 @@
-//! The summation tree over a head's dim, as the kernels read it.
+//! The reduction tree over a head's dim, as the kernels read it.
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::tensor::{LEAF, SplitRule};
 
-/// The number of times that a range is split down to leaves.
+/// Returns the depth of the tree over `len` elements.
 pub(super) fn depth(len: usize) -> u32 {
     SplitRule::Halves.depth(len, LEAF)
 }
@@ -15,9 +15,9 @@ pub(super) fn depth(len: usize) -> u32 {
 pub(super) struct DimArg {
     pub len: u32,
     pub leaves: u32,
-    /// Chunks that it lies in, at least 1.
+    /// The number of chunks that store it, at least 1.
     pub chunks: u32,
-    /// Whether places are indices.
+    /// 1 if every place equals the element's index, else 0.
     pub plain: u32,
     pub leaf: [LeafArg; 32],
 }
@@ -26,13 +26,15 @@ pub(super) struct DimArg {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(super) struct LeafArg {
-    /// The first element, and where it lies: each leaf begins at a multiple of four and crosses no chunk's end.
+    /// The index of the first element.
     pub start: u16,
+    /// The position at which the first element is stored: a multiple of four, such that the leaf does not cross the end
+    /// of a chunk.
     pub place: u16,
     pub len: u8,
-    /// Its length in fours, rounded up.
+    /// The length in groups of four, rounded up.
     pub quads: u8,
-    /// Joins that follow it.
+    /// The number of joins after the leaf.
     pub joins: u8,
     pub unused: u8,
 }
@@ -50,7 +52,8 @@ impl DimArg {
         DimArg { plain: u32::from(plain), ..dim }
     }
 
-    /// The leaves of `len` elements from `start` on, the first at `place` or after it; where the last one ends.
+    /// Adds the leaves of `len` elements from `start` on, stored from `place` on, and returns the position after the
+    /// last one.
     fn halve(&mut self, start: usize, len: usize, place: usize, chunk: usize) -> usize {
         if len > LEAF {
             let left = SplitRule::Halves.left_of(len);

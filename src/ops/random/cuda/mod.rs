@@ -1,7 +1,7 @@
-//! Launches of random operators on a device: `kernels/random.cuh` says which thread makes which number.
+//! CUDA launches of random operators. `kernels/random.cuh` defines which thread draws which number.
 
-mod each;
+mod per_element;
 mod rows;
 
-pub(super) use each::{Parameters, draw_each};
+pub(super) use per_element::{Parameters, draw_per_element};
 pub(super) use rows::{multinomial, shuffle};

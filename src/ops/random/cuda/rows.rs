@@ -1,4 +1,4 @@
-//! Categories by their weights, and rows in random order.
+//! CUDA kernels of `multinomial` and `shuffle`.
 
 use crate::error::{Error, Result};
 use crate::placement::Region;
@@ -7,15 +7,16 @@ use crate::rng::{Draw, Permutation};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Shape, Tensor};
 
-/// What kernels may take to work in.
+/// The maximum size of temporary storage of a launch.
 const SCRATCH_BYTES: u64 = 256 << 20;
 const WARPS: u64 = 4;
 
-/// The categories, i64, that rows of weights give; `ins` and `outs` are the global shapes and the regions of both.
+/// Draws categories, i64, by rows of weights. `ins` and `outs` are the global shapes and this rank's regions of weights
+/// and result.
 ///
 /// # Errors
-/// A device without room, a launch that fails, 2^30 categories without replacement. Weights that break a rule are
-/// reported at the next read of a value.
+/// Refuses more than 2^30 categories without replacement. Returns an error if the device has no memory left or a launch
+/// fails. The kernel records weights that break a rule, and the next call that reads a value returns the error.
 pub(crate) fn multinomial(
     draw: Draw,
     replacement: bool,
@@ -63,10 +64,10 @@ pub(crate) fn multinomial(
     Ok(out)
 }
 
-/// `x` with the indices along `dim` in the draw's order, or put back.
+/// Returns `x` with the indices along `dim` in the draw's order, or with `inverse` in the original order.
 ///
 /// # Errors
-/// A device without room, a launch that fails.
+/// Returns an error if the device has no memory left or a launch fails.
 pub(crate) fn shuffle(draw: Draw, x: &Tensor, dim: usize, inverse: bool) -> Result<Tensor> {
     let (gpu, x) = (Gpu::of(x)?, x.contiguous()?);
     let mut out = gpu.uninit(x.dtype(), x.shape())?;
@@ -76,7 +77,7 @@ pub(crate) fn shuffle(draw: Draw, x: &Tensor, dim: usize, inverse: bool) -> Resu
     let len = x.shape()[dim];
     let mut order = gpu.uninit(DType::I64, [len])?;
     write_order(&Permutation::new(draw, len as u64), &Region::whole(&[len].into()), &mut order)?;
-    // Elements move untouched, in the largest units that places and addresses are multiples of.
+    // Moves bytes in the largest unit that divides all offsets and addresses.
     let row_bytes = (x.shape()[dim + 1..].iter().product::<usize>() * x.dtype().size_bytes()) as u64;
     let address = x.device_address().unwrap_or(0);
     let (stem, unit, dtype) = match (row_bytes | address | 16).trailing_zeros() {

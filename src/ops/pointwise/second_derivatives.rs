@@ -1,16 +1,16 @@
 //! Second derivatives of activation functions, as expressions.
 
 use super::functions::{C, DENSITY, V};
-use super::term::Term;
+use super::gradient_expr::GradientExpr;
 
 /// Returns `d · φ(x) (2 - x²)`, with `φ` the normal density: the derivative of gelu's slope.
-pub(super) fn gelu_curvature<'t>(d: Term<'t>, x: Term<'t>) -> Term<'t> {
+pub(super) fn gelu_curvature<'t>(d: GradientExpr<'t>, x: GradientExpr<'t>) -> GradientExpr<'t> {
     let square = x * x;
     d * ((square * -1.0 + 2.0) * ((square * -0.5).exp() * DENSITY))
 }
 
 /// Returns `d · s (1 - s) (2 v' + x ((1 - 2 s) v'² + v''))`, with `v = V (x + C x³)` and `s = sigmoid(v)`.
-pub(super) fn gelu_tanh_curvature<'t>(d: Term<'t>, x: Term<'t>) -> Term<'t> {
+pub(super) fn gelu_tanh_curvature<'t>(d: GradientExpr<'t>, x: GradientExpr<'t>) -> GradientExpr<'t> {
     let square = x * x;
     let s = ((square * (V * C) + V) * x).sigmoid();
     let slope = square * (3.0 * V * C) + V;
@@ -19,7 +19,11 @@ pub(super) fn gelu_tanh_curvature<'t>(d: Term<'t>, x: Term<'t>) -> Term<'t> {
 }
 
 /// Returns `d · dy · s (1 - s) (2 + x (1 - 2 s))`, with `s = sigmoid x`.
-pub(super) fn silu_curvature<'t>(d: Term<'t>, dy: Term<'t>, x: Term<'t>) -> Term<'t> {
+pub(super) fn silu_curvature<'t>(
+    d: GradientExpr<'t>,
+    dy: GradientExpr<'t>,
+    x: GradientExpr<'t>,
+) -> GradientExpr<'t> {
     let s = x.sigmoid();
     (((s * -2.0 + 1.0) * x + 2.0) * dy * d).sigmoid_grad(s)
 }

@@ -1,27 +1,27 @@
-//! The pieces of [attention](super): blocks of queries, heads as matrices, and the passes over a block's rows.
+//! Parts of [attention](super): blocks of queries, heads as matrices, and the loops over a block's rows.
 
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::tensor::cpu::{Gemm, Kernel, MatMut, MatRef, RowTree, SumReducer, as_elements_mut, row_max};
 
-/// Rows of queries that are handled together.
+/// The number of query rows of a full block.
 pub(super) const ROWS: usize = 64;
 
-/// Some rows of queries and the keys they look at.
-pub(super) struct Block {
-    /// The first row, counted in the queries given.
+/// A block of query rows and the keys to which they attend.
+pub(super) struct QueryBlock {
+    /// The first row's index among the given queries.
     pub(super) start: usize,
-    /// Its global index.
+    /// The first row's global index.
     pub(super) global: usize,
     pub(super) rows: usize,
-    /// The keys that any row of a full block could see.
+    /// The number of keys to which any row of a full block attends.
     pub(super) keys: usize,
-    /// The scores' row length: `keys` rounded up to whole blocks.
+    /// The row length of the scores: `keys` rounded up to a multiple of the block size.
     pub(super) width: usize,
 }
 
-impl Block {
-    /// How many keys row `i` sees.
+impl QueryBlock {
+    /// Returns the number of keys to which row `i` attends.
     #[inline(always)]
     pub(super) fn seen(&self, i: usize) -> usize {
         (self.global + i + 1).min(self.keys)
@@ -50,7 +50,7 @@ impl<'a, T: Gemm> Heads<'a, T> {
         Ok(Heads { data: x.data()?, len: x.shape()[2], d: x.shape()[3], strides: [s[0], s[1], s[2], s[3]] })
     }
 
-    /// So many rows of a head, from one on.
+    /// Returns `len` rows of a head from `start` on.
     pub(super) fn rows(&self, (head, start, len): ([usize; 2], usize, usize)) -> MatRef<'a, T> {
         self.at(head).rows(start, len)
     }
@@ -62,7 +62,7 @@ impl<'a, T: Gemm> Heads<'a, T> {
     }
 }
 
-/// Room from the pool.
+/// A temporary buffer from the pool.
 pub(super) struct Scratch<T>(Tensor, std::marker::PhantomData<T>);
 
 impl<T: Gemm> Scratch<T> {
@@ -75,10 +75,10 @@ impl<T: Gemm> Scratch<T> {
     }
 }
 
-/// Scores become exponentials, row by row, with their sums and the logarithms of these.
+/// The kernel that turns scores into exponentials row by row, and computes their sums and the logarithms of the sums.
 pub(super) struct Exponentials<'a, T> {
     pub(super) s: &'a mut [T],
-    pub(super) block: &'a Block,
+    pub(super) block: &'a QueryBlock,
     pub(super) tree: &'a mut RowTree<T>,
     pub(super) sums: &'a mut [T],
     pub(super) lse: &'a mut [T],
@@ -101,11 +101,12 @@ impl<T: Gemm> Kernel for Exponentials<'_, T> {
     }
 }
 
-/// Scores `p` become probabilities, and their gradients `ds` those of the scores before `scale`. What is masked becomes 0.
-pub(super) struct Slopes<'a, T> {
+/// The kernel that turns scores `p` into probabilities, and gradients `ds` of the probabilities into those of the
+/// unscaled scores. Masked entries become 0.
+pub(super) struct ScoreGradients<'a, T> {
     pub(super) p: &'a mut [T],
     pub(super) ds: &'a mut [T],
-    pub(super) block: &'a Block,
+    pub(super) block: &'a QueryBlock,
     pub(super) scale: T,
     pub(super) lse: &'a [T],
     pub(super) o: MatRef<'a, T>,
@@ -113,7 +114,7 @@ pub(super) struct Slopes<'a, T> {
     pub(super) dot: &'a mut RowTree<T>,
 }
 
-impl<T: Gemm> Kernel for Slopes<'_, T> {
+impl<T: Gemm> Kernel for ScoreGradients<'_, T> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

@@ -1,4 +1,4 @@
-//! What random operators with a parameter for each element have in common.
+//! Helpers of random operators whose operand gives a parameter per element.
 
 use super::cuda;
 use crate::error::Result;
@@ -6,8 +6,9 @@ use crate::ops::Windows;
 use crate::rng::{Draw, IndexRanges};
 use crate::tensor::{Element, Tensor};
 
-/// The result whose elements `fill` draws, many stretches at a time: given which they are, and the parameters of all.
-pub(super) fn draw_each<P: Element, T: Element>(
+/// Returns a result whose elements `fill` draws. `fill` is called once per batch of index ranges, with the ranges, the
+/// parameters and the slice to fill.
+pub(super) fn draw_per_element<P: Element, T: Element>(
     params: &Tensor,
     at: &Windows,
     mut fill: impl FnMut(IndexRanges<'_>, &[P], &mut [T]) -> Result<()>,
@@ -22,13 +23,13 @@ pub(super) fn draw_each<P: Element, T: Element>(
     Ok(out)
 }
 
-/// The same on a device, of the parameters that `what` says.
-pub(super) fn draw_each_on_device(
+/// Draws the elements on a CUDA device. `what` names the distribution.
+pub(super) fn draw_per_element_on_device(
     what: cuda::Parameters,
     draw: Draw,
     params: &Tensor,
     at: &Windows,
 ) -> Result<Tensor> {
     let window = &at.outs[0];
-    cuda::draw_each(what, draw, params, &window.global, &window.region)
+    cuda::draw_per_element(what, draw, params, &window.global, &window.region)
 }

@@ -1,16 +1,16 @@
-//! The operations of a formula, counted from its text when the crate is compiled.
+//! Counts the operations of a formula from its text, at compile time.
 
 use crate::ops::Work;
 
-/// The operations of the functions that formulas use, by name.
-pub(super) type Known = &'static [(&'static str, u64)];
+/// The number of operations of each function that formulas call, by name.
+pub(super) type KnownFlops = &'static [(&'static str, u64)];
 
-/// The operations of a formula, as [`Work`] counts them: each operator 1, each word as [`word`] says. An operator before a number
-/// or the name of a constant makes another constant and counts nothing.
+/// Returns the number of operations of a formula, as [`Work`] counts them: 1 per operator, and [`word`] per called
+/// function. An operator followed by a number or by the name of a constant is constant arithmetic and counts 0.
 ///
 /// # Panics
-/// On a call of a word that is not known, which then does not compile.
-pub(super) const fn operations(formula: &str, known: Known) -> u64 {
+/// Panics, at compile time, if the formula calls an unknown function.
+pub(super) const fn operations(formula: &str, known: KnownFlops) -> u64 {
     let text = formula.as_bytes();
     let (mut at, mut sum) = (0, 0);
     while at < text.len() {
@@ -27,8 +27,8 @@ pub(super) const fn operations(formula: &str, known: Known) -> u64 {
     sum
 }
 
-/// The operations of a word.
-const fn word(name: &[u8], known: Known) -> u64 {
+/// Returns the number of operations of a called function.
+const fn word(name: &[u8], known: KnownFlops) -> u64 {
     match name {
         b"of" | b"wide" | b"inf" | b"nan" => 0,
         b"exp" | b"ln" | b"tanh" | b"erf" | b"sigmoid" => Work::SPECIAL,
@@ -43,12 +43,12 @@ const fn word(name: &[u8], known: Known) -> u64 {
                 }
                 i += 1;
             }
-            panic!("a formula calls a word whose operations are not known: add it to `word`")
+            panic!("a formula calls a function whose operations are not known: add it to `word`")
         }
     }
 }
 
-/// The end of the name, number, operator or other byte that starts at `at`.
+/// Returns the end of the token that starts at `at`: a name, a number, an operator, or one other byte.
 const fn token_end(text: &[u8], at: usize) -> usize {
     let mut end = at + 1;
     while end < text.len()
@@ -59,7 +59,7 @@ const fn token_end(text: &[u8], at: usize) -> usize {
     end
 }
 
-/// The first byte from `at` on that is no space, 0 at the end.
+/// Returns the first byte from `at` on that is not a space, or 0 at the end.
 const fn next_byte(text: &[u8], mut at: usize) -> u8 {
     while at < text.len() && text[at].is_ascii_whitespace() {
         at += 1;
@@ -67,7 +67,7 @@ const fn next_byte(text: &[u8], mut at: usize) -> u8 {
     if at < text.len() { text[at] } else { 0 }
 }
 
-/// True in names and numbers.
+/// Returns true for the bytes of names and numbers.
 const fn is_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.'
 }

@@ -1,4 +1,4 @@
-//! Operators that draw with a parameter for each element.
+//! CUDA kernels of random operators whose operand gives a parameter per element.
 
 use crate::error::Result;
 use crate::placement::Region;
@@ -7,24 +7,25 @@ use crate::rng::cuda::{DrawArg, Place, run_over};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Shape, Tensor};
 
-/// What a tensor's elements are the parameters of.
+/// The distribution whose parameters a tensor holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Parameters {
-    /// Of bools: probabilities.
+    /// Bools; the parameters are probabilities.
     Bernoulli,
-    /// Of exponential numbers: rates.
+    /// Exponentially distributed numbers; the parameters are rates.
     Exponential,
-    /// Of gamma numbers: shapes.
+    /// Gamma-distributed numbers; the parameters are shapes.
     Gamma,
-    /// Of Poisson numbers of this dtype: rates.
+    /// Poisson-distributed counts of this dtype; the parameters are rates.
     Poisson(DType),
 }
 
-/// The numbers drawn with these parameters, which are the elements of `region` of a tensor of shape `global`.
+/// Draws the elements of `region` of a tensor of shape `global` with the parameters `params`.
 ///
 /// # Errors
-/// A device without room, a launch that fails. Parameters that break their rule are reported at the next read of a value.
-pub(crate) fn draw_each(
+/// Returns an error if the device has no memory left or a launch fails. The kernel records parameters that break their
+/// rule, and the next call that reads a value returns the error.
+pub(crate) fn draw_per_element(
     what: Parameters,
     draw: Draw,
     params: &Tensor,
