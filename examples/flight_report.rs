@@ -18,8 +18,8 @@ fn main() -> Result<()> {
     println!("{}\n", failed.expect_err("rank 1 skips a call"));
     let report = comm::flight::read(&folder)?;
     print!("{report}");
-    assert_eq!(report.differences.len(), 1);
-    assert!(report.differences[0].brought.iter().any(|(_, ranks)| *ranks == [1]));
+    assert_eq!(report.mismatches.len(), 1);
+    assert!(report.mismatches[0].brought.iter().any(|(_, ranks)| *ranks == [1]));
     // The folder is the system's to clean, should it not be ours.
     let _ = std::fs::remove_dir_all(folder);
     Ok(())

@@ -34,7 +34,7 @@ mod transport;
 
 pub use api::{DryReport, DryRun, Group, Pending, Process, Rank, Spmd, Tally, Total, Traffic, spmd};
 pub use calls::{Call, Route, Sequence};
-pub(crate) use calls::{during, during_at_least};
+pub(crate) use calls::{operator_scope, operator_scope_if_none};
 pub use diagnostics::flight;
 pub use launch::Launch;
 pub use network::{Cost, Level, Network, Peers, RankGrid};

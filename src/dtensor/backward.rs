@@ -16,7 +16,7 @@ use super::plan::Plan;
 use super::reduction::Reduction;
 use super::tensor::{DTensor, Edge, Node, Saved, TapeCall, next_id};
 use super::tensor_meta::TensorMeta;
-use crate::comm::during;
+use crate::comm::operator_scope;
 use crate::error::{Error, Result};
 use crate::ops::{Add, Step};
 use crate::placement::Layout;
@@ -156,7 +156,7 @@ impl Pass {
         // Sums in parts cannot be added to each other by bits: a leaf's come to it one by one.
         let to_leaf = edge.node.call.is_none() && grad.layout().has_partial();
         if to_leaf && self.mesh.reduction() == Reduction::Exact {
-            let _label = during("backward");
+            let _label = operator_scope("backward");
             grad = grad.redistribute(edge.node.outs[edge.out].layout().clone())?;
         }
         let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
@@ -228,7 +228,7 @@ impl Pass {
 
     fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
         let Some(grad) = grads[0].take() else { return Ok(()) };
-        let _label = during("backward");
+        let _label = operator_scope("backward");
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
         // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
         let local = grad.local.contiguous()?;
@@ -293,7 +293,7 @@ impl Pass {
             let Some((m, to)) = plan.moves[first].as_ref().filter(|_| x.layout().has_partial()) else {
                 continue;
             };
-            let label = during(step.op.name());
+            let label = operator_scope(step.op.name());
             let moved = DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone());
             drop(label);
             values[v] = Some(moved);

@@ -13,7 +13,7 @@ use super::redistribute::Move;
 use super::tape;
 use super::tensor::{DTensor, DTensors};
 use super::tensor_meta::TensorMeta;
-use crate::comm::during;
+use crate::comm::operator_scope;
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Op, Tensors, absent, run};
 use crate::tensor::Tensor;
@@ -35,7 +35,7 @@ impl DTensor {
             moved.push(match m {
                 None => None,
                 Some((m, to)) => {
-                    let _label = during(op.name());
+                    let _label = operator_scope(op.name());
                     Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone()))
                 }
             });
@@ -159,7 +159,7 @@ impl Ready {
         let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             let run = |(m, _): &(Rc<Move>, _)| {
-                let _label = during(op.name());
+                let _label = operator_scope(op.name());
                 m.run(&x.mesh, x.local.clone())
             };
             moved.push(m.as_ref().map(run).transpose()?);

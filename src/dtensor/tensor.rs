@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::device_mesh::DeviceMesh;
 use super::redistribute::{self, InFlight, Redistribution};
 use super::tensor_meta::TensorMeta;
-use crate::comm::during_at_least;
+use crate::comm::operator_scope_if_none;
 use crate::error::{Error, Result};
 use crate::ops::{Meta, Program};
 use crate::placement::{Layout, Spec};
@@ -258,7 +258,7 @@ impl DTensor {
         }
         let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
         let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
-        let _label = during_at_least("redistribute");
+        let _label = operator_scope_if_none("redistribute");
         let flight = Some(m.start(&self.mesh, self.local.clone())?);
         Ok(PendingRedistribution { source: self.clone(), meta, flight })
     }

@@ -63,14 +63,14 @@ impl DryRun {
     /// # Errors
     /// Refuses a rank that is not in the world.
     pub fn new(world_len: usize, rank: usize) -> Result<DryRun> {
-        DryRun::over(world_len, rank, Network::default())
+        DryRun::with_network(world_len, rank, Network::default())
     }
 
     /// As [`DryRun::new`], over this network: it gives calls their times, and plans their choices.
     ///
     /// # Errors
     /// As [`DryRun::new`].
-    pub fn over(world_len: usize, rank: usize, network: Network) -> Result<DryRun> {
+    pub fn with_network(world_len: usize, rank: usize, network: Network) -> Result<DryRun> {
         if rank >= world_len {
             return Err(Error::invalid(
                 "dry_run",
@@ -80,7 +80,7 @@ impl DryRun {
             ));
         }
         meta::reset_memory_peak();
-        let (engine, tally) = Tally::over(Arc::new(DryEngine { rank, world_len }), network.clone());
+        let (engine, tally) = Tally::wrap(Arc::new(DryEngine { rank, world_len }), network.clone());
         Ok(DryRun { engine, network, tally })
     }
 
@@ -89,7 +89,7 @@ impl DryRun {
     /// # Errors
     /// None today.
     pub fn rank(&self) -> Result<Rank> {
-        Ok(Rank::new(self.engine.clone())?.on(Device::Meta).over(self.network.clone()))
+        Ok(Rank::new(self.engine.clone())?.on(Device::Meta).with_network(self.network.clone()))
     }
 
     /// What was counted so far.

@@ -47,7 +47,7 @@ struct GroupInner {
     /// The group in the recorder.
     recorded: GroupId,
     /// The order of ordinary reductions, made at the first.
-    halving: OnceLock<Arc<FoldOrder>>,
+    default_order: OnceLock<Arc<FoldOrder>>,
 }
 
 impl Group {
@@ -68,8 +68,9 @@ impl Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
         let ranks: Arc<[usize]> = ranks.into();
         let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
-        let halving = OnceLock::new();
-        let inner = GroupInner { name: name.into(), ranks, index, channel, recorder, recorded, halving };
+        let default_order = OnceLock::new();
+        let inner =
+            GroupInner { name: name.into(), ranks, index, channel, recorder, recorded, default_order };
         Group { inner: Arc::new(inner) }
     }
 
@@ -190,12 +191,12 @@ impl Group {
             return Pending::ready(Err(e));
         }
         let shape = parts[self.index()].shape().clone();
-        self.reduce_scatter_in(parts, self.halving(op, shape))
+        self.reduce_scatter_with(parts, self.default_reduce(op, shape))
     }
 
     /// As [`Group::reduce_scatter_async`], where members bring several parts, or none, which are folded in an order of
     /// their own: `parts[i]` is this member's part for member i, and `reduce.shape` that of a part for this member.
-    pub(crate) fn reduce_scatter_in(&self, mut parts: Vec<Tensor>, reduce: Reduce) -> Pending<Tensor> {
+    pub(crate) fn reduce_scatter_with(&self, mut parts: Vec<Tensor>, reduce: Reduce) -> Pending<Tensor> {
         let verb = "reduce_scatter";
         if let Err(e) = self.check_parts(verb, &parts) {
             return Pending::ready(Err(e));
@@ -228,21 +229,21 @@ impl Group {
     /// # Errors
     /// [`CommFault`](crate::CommFault)s.
     pub fn all_reduce(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        self.all_reduce_in(x, self.halving(op, x.shape().clone()))
+        self.all_reduce_with(x, self.default_reduce(op, x.shape().clone()))
     }
 
     /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
-    pub(crate) fn all_reduce_in(&self, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
-        self.all_reduce_begun(x, reduce).wait()
+    pub(crate) fn all_reduce_with(&self, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
+        self.all_reduce_with_async(x, reduce).wait()
     }
 
-    /// As [`Group::all_reduce_in`], on its way where it takes one phase; one that takes two is done when this returns.
-    pub(crate) fn all_reduce_begun(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
+    /// As [`Group::all_reduce_with`], on its way where it takes one phase; one that takes two is done when this returns.
+    pub(crate) fn all_reduce_with_async(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
         // One phase brings n - 1 times the tensor, two bring 2 (n - 1) / n times it; among few they still share the folding.
         let spared = bytes * ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
         if spared >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
-            return Pending::ready(self.all_reduce_in_two(x, &reduce));
+            return Pending::ready(self.all_reduce_two_phase(x, &reduce));
         }
         self.start_all_reduce(x, reduce)
     }
@@ -250,7 +251,7 @@ impl Group {
     /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second
     /// phase would never come if this one were dropped.
     pub fn all_reduce_async(&self, x: &Tensor, op: ReduceOp) -> Pending<Tensor> {
-        self.start_all_reduce(x, self.halving(op, x.shape().clone()))
+        self.start_all_reduce(x, self.default_reduce(op, x.shape().clone()))
     }
 
     fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
@@ -393,7 +394,7 @@ impl Group {
     }
 
     /// A reduce-scatter of the flat elements, then an all-gather: the bytes of a ring, the bits of one fold.
-    fn all_reduce_in_two(&self, x: &Tensor, reduce: &Reduce) -> Result<Tensor> {
+    fn all_reduce_two_phase(&self, x: &Tensor, reduce: &Reduce) -> Result<Tensor> {
         let (each, outs) = (reduce.shape.numel(), reduce.order.outs_len());
         let flat = x.reshape([reduce.order.nodes()[self.index()], each])?;
         let chunk = each.div_ceil(self.len());
@@ -403,7 +404,7 @@ impl Group {
         let part = |i: usize| flat.narrow(1, start(i), len(i))?.reshape(of(i).part_shape(self.index()));
         let parts: Result<Vec<Tensor>> = (0..self.len()).map(part).collect();
         let mine =
-            self.reduce_scatter_in(parts?, of(self.index())).wait()?.reshape([outs, len(self.index())])?;
+            self.reduce_scatter_with(parts?, of(self.index())).wait()?.reshape([outs, len(self.index())])?;
         let shapes: Vec<Shape> = (0..self.len()).map(|i| Shape::from([outs, len(i)])).collect();
         let chunks = self.all_gather(&mine, &shapes)?;
         let mut out = Tensor::uninit_on(x.device(), x.dtype(), [outs, each])?;
@@ -438,8 +439,8 @@ impl Group {
     }
 
     /// The ordinary reduction of one part from each member.
-    fn halving(&self, op: ReduceOp, shape: Shape) -> Reduce {
-        let order = self.inner.halving.get_or_init(|| Arc::new(FoldOrder::halving(self.len())));
+    fn default_reduce(&self, op: ReduceOp, shape: Shape) -> Reduce {
+        let order = self.inner.default_order.get_or_init(|| Arc::new(FoldOrder::halving(self.len())));
         Reduce { op, order: order.clone(), shape }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::rank::Rank;
 use crate::comm::coordinator::{Client, Message};
 use crate::comm::diagnostics::flight::SlowRank;
-use crate::comm::diagnostics::{FlightSettings, Roster};
+use crate::comm::diagnostics::{FlightSettings, WorldRecorders};
 use crate::comm::lock::lock;
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
@@ -20,7 +20,7 @@ pub(super) struct LocalWorld {
     devices: Vec<Device>,
     engines: LocalEngines,
     deadline: Duration,
-    roster: Arc<Roster>,
+    recorders: Arc<WorldRecorders>,
 }
 
 enum LocalEngines {
@@ -34,7 +34,7 @@ enum LocalEngines {
 enum RankStage {
     Waiting(Client),
     Running(Arc<NcclEngine>),
-    Over,
+    Ended,
 }
 
 impl LocalWorld {
@@ -50,9 +50,9 @@ impl LocalWorld {
         flights: &FlightSettings,
     ) -> Result<LocalWorld> {
         let devices: Vec<Device> = (0..world_len).map(device).collect();
-        let roster = Roster::new(world_len, flights);
+        let recorders = WorldRecorders::new(world_len, flights);
         let engines = match library {
-            None => LocalEngines::Threads(Arc::new(ThreadWorld::recorded(deadline, roster.clone()))),
+            None => LocalEngines::Threads(Arc::new(ThreadWorld::recorded(deadline, recorders.clone()))),
             Some(library) => {
                 one_each(&devices)?;
                 let ranks =
@@ -60,7 +60,7 @@ impl LocalWorld {
                 LocalEngines::Nccl { library: library.clone(), ranks: Mutex::new(ranks) }
             }
         };
-        Ok(LocalWorld { devices, engines, deadline, roster })
+        Ok(LocalWorld { devices, engines, deadline, recorders })
     }
 
     /// The rank, on its own thread.
@@ -69,7 +69,7 @@ impl LocalWorld {
         let engine: Arc<dyn Engine> = match &self.engines {
             LocalEngines::Threads(world) => Arc::new(ThreadEngine::new(world.clone(), rank)),
             LocalEngines::Nccl { library, ranks } => {
-                let RankStage::Waiting(client) = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over)
+                let RankStage::Waiting(client) = std::mem::replace(&mut lock(ranks)[rank], RankStage::Ended)
                 else {
                     unreachable!("a rank begins once")
                 };
@@ -80,7 +80,7 @@ impl LocalWorld {
                 engine
             }
         };
-        Ok(Rank::recorded(engine, self.roster.recorder(rank).clone())?.on(device))
+        Ok(Rank::recorded(engine, self.recorders.recorder(rank).clone())?.on(device))
     }
 
     /// The rank's program is over.
@@ -88,7 +88,7 @@ impl LocalWorld {
         match &self.engines {
             LocalEngines::Threads(world) => world.end(rank),
             LocalEngines::Nccl { ranks, .. } => {
-                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over);
+                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Ended);
                 if let RankStage::Running(engine) = stage {
                     engine.end()?;
                 }
@@ -99,16 +99,16 @@ impl LocalWorld {
 
     /// The rank's program failed; an echo follows from another rank's failure.
     pub fn fail(&self, rank: usize, cause: String, is_echo: bool) {
-        self.roster.recorder(rank).write(&cause, is_echo);
+        self.recorders.recorder(rank).write(&cause, is_echo);
         match &self.engines {
             LocalEngines::Threads(world) => world.fail(rank, cause),
             LocalEngines::Nccl { ranks, .. } => {
-                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over);
+                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Ended);
                 match stage {
                     RankStage::Waiting(client) => client.tell(Message::Failed { cause }),
                     RankStage::Running(engine) => engine.fail(cause),
                     // It has said so itself.
-                    RankStage::Over => {}
+                    RankStage::Ended => {}
                 }
             }
         }
@@ -118,7 +118,7 @@ impl LocalWorld {
 impl LocalWorld {
     /// Ranks that have waited longer than `patience` since the last look.
     pub fn slow(&self, patience: Duration) -> Vec<SlowRank> {
-        self.roster.slow(patience, self.deadline)
+        self.recorders.slow(patience, self.deadline)
     }
 
     /// True where the others have gone on without the rank.
@@ -131,7 +131,7 @@ impl LocalWorld {
 
     /// Writes the records of ranks that did not fail themselves.
     pub fn write_records(&self) {
-        self.roster.write("");
+        self.recorders.write("");
     }
 }
 

@@ -6,7 +6,7 @@ use crate::comm::diagnostics::RecordedCall;
 use crate::comm::transport::{Request, Tensors};
 use crate::error::Result;
 
-type Finish<T> = Box<dyn FnOnce(Tensors) -> Result<T> + Send>;
+type AssembleResult<T> = Box<dyn FnOnce(Tensors) -> Result<T> + Send>;
 
 /// The result of a collective that was started and not yet waited for.
 ///
@@ -19,7 +19,7 @@ pub struct Pending<T> {
 
 enum PendingState<T> {
     Ready(Result<T>),
-    Running { request: Box<dyn Request>, finish: Finish<T>, ticket: RecordedCall },
+    Running { request: Box<dyn Request>, finish: AssembleResult<T>, ticket: RecordedCall },
 }
 
 impl<T> Pending<T> {

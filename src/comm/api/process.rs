@@ -37,7 +37,7 @@ pub struct Process {
     deadline: Duration,
     device: Option<Device>,
     insecure: bool,
-    way: Transport,
+    transport: Transport,
 }
 
 /// How processes talk.
@@ -51,7 +51,7 @@ impl Process {
     /// The rank that the launcher says, with a deadline of 60 s, over NCCL, on its node's GPU of the same local number.
     pub fn new(launch: Launch) -> Process {
         let deadline = Duration::from_secs(60);
-        Process { launch, deadline, device: None, insecure: false, way: Transport::Nccl(None) }
+        Process { launch, deadline, device: None, insecure: false, transport: Transport::Nccl(None) }
     }
 
     /// How long the ranks wait for each other: to meet, to connect, and in a collective.
@@ -69,7 +69,7 @@ impl Process {
 
     /// Which NCCL, and how. Without this: [`Library::load`].
     pub fn nccl(mut self, library: Library) -> Process {
-        self.way = Transport::Nccl(Some(library));
+        self.transport = Transport::Nccl(Some(library));
         self
     }
 
@@ -78,7 +78,7 @@ impl Process {
     /// MPI says where the ranks meet, so none of the environment's variables is needed for that. Bytes go by messages
     /// between ranks; reductions are the fold that all engines share, and have the same bits.
     pub fn mpi(mut self) -> Process {
-        self.way = Transport::Mpi { compared: true };
+        self.transport = Transport::Mpi { compared: true };
         self
     }
 
@@ -86,7 +86,7 @@ impl Process {
     /// who has not come: a few hundred bytes a call, in passing. Calls that differ do not mix in any case; uncompared, they
     /// end at the deadline. NCCL's way is [`Library::compared`].
     pub fn compared(mut self, on: bool) -> Process {
-        if let Transport::Mpi { compared } = &mut self.way {
+        if let Transport::Mpi { compared } = &mut self.transport {
             *compared = on;
         }
         self
@@ -111,7 +111,7 @@ impl Process {
     /// Those of `f`; a library or device that is not there; [`CommFault`](crate::CommFault)s: ranks that have not come,
     /// and what went wrong between the ranks. Refuses processes that are not of one world.
     pub fn run<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
-        match &self.way {
+        match &self.transport {
             Transport::Nccl(_) => self.run_nccl(f),
             Transport::Mpi { compared } => {
                 let compared = *compared;
@@ -121,15 +121,18 @@ impl Process {
     }
 
     fn run_nccl<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
-        let Process { launch, deadline, device, insecure, way } = self;
-        let library = if let Transport::Nccl(Some(library)) = way { Ok(library) } else { Library::load() }?;
-        let device = device.map_or_else(|| gpu_of(&launch), Ok)?;
+        let Process { launch, deadline, device, insecure, transport } = self;
+        let library =
+            if let Transport::Nccl(Some(library)) = transport { Ok(library) } else { Library::load() }?;
+        let device = device.map_or_else(|| default_gpu(&launch), Ok)?;
         let client = Rendezvous { launch: &launch, library: &library.name(), deadline, insecure }.meet()?;
         let setup =
             NcclSetup { rank: launch.rank(), world_len: launch.world_len(), device, deadline, client };
         let engine = Arc::new(NcclEngine::connect(setup, &library)?);
         let rank = engine.clone();
-        live(&*engine, NcclEngine::fail_for_good, |recorder| f(Rank::recorded(rank, recorder)?.on(device)))
+        run_program(&*engine, NcclEngine::fail_for_good, |recorder| {
+            f(Rank::recorded(rank, recorder)?.on(device))
+        })
     }
 
     #[cfg(feature = "mpi")]
@@ -144,7 +147,7 @@ impl Process {
             return Err(Error::unsupported("mpi", rule, format!("a rank on {device}"), remedy));
         }
         let mpi = Mpi::start()?;
-        of_one_job(&launch, &mpi)?;
+        check_same_job(&launch, &mpi)?;
         let rendezvous = Rendezvous { launch: &launch, library: &mpi.kind(), deadline, insecure };
         let client = mpi::meet(&mpi, rendezvous)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -152,7 +155,8 @@ impl Process {
         let engine = MpiEngine::begin(MpiSetup { mpi, client, deadline, compared, crowded })?;
         let engine = Arc::new(engine);
         let rank = engine.clone();
-        let lived = live(&*engine, MpiEngine::fail_for_good, |recorder| f(Rank::recorded(rank, recorder)?));
+        let lived =
+            run_program(&*engine, MpiEngine::fail_for_good, |recorder| f(Rank::recorded(rank, recorder)?));
         if lived.as_ref().is_err_and(Error::is_echo) {
             std::thread::sleep(LAST_WORDS);
         }
@@ -171,7 +175,7 @@ impl Process {
 }
 
 /// A rank's program from beginning to end; whatever becomes of it, the others hear.
-fn live<E: Engine, T>(
+fn run_program<E: Engine, T>(
     engine: &E,
     fail: impl Fn(&E, String),
     program: impl FnOnce(Arc<Recorder>) -> Result<T>,
@@ -196,7 +200,7 @@ fn live<E: Engine, T>(
 
 /// Refuses a launcher that is not of this MPI: each process would be a world of its own.
 #[cfg(feature = "mpi")]
-fn of_one_job(launch: &Launch, mpi: &crate::comm::transport::mpi::Mpi) -> Result<()> {
+fn check_same_job(launch: &Launch, mpi: &crate::comm::transport::mpi::Mpi) -> Result<()> {
     if (launch.rank(), launch.world_len()) == (mpi.rank, mpi.world_len) {
         return Ok(());
     }
@@ -209,7 +213,7 @@ fn of_one_job(launch: &Launch, mpi: &crate::comm::transport::mpi::Mpi) -> Result
 }
 
 /// The GPU of the local rank's number, or the only one that can be seen.
-fn gpu_of(launch: &Launch) -> Result<Device> {
+fn default_gpu(launch: &Launch) -> Result<Device> {
     let (local, seen) = (launch.local_rank(), cuda::devices_len());
     match seen {
         _ if local < seen => Ok(Device::Cuda(local)),

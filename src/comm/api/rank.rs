@@ -51,7 +51,7 @@ impl Rank {
 
     /// The same rank with this model of the network, by which moves are chosen: the same one on every rank, since ranks
     /// plan from what they share. A rank begins with the default one.
-    pub fn over(mut self, network: Network) -> Rank {
+    pub fn with_network(mut self, network: Network) -> Rank {
         self.network = network;
         self
     }

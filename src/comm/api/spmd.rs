@@ -199,7 +199,8 @@ impl Spmd {
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
-                let result = run_rank(&|r: Rank| f(r.over(network.clone())), rank, &shared, &failures);
+                let result =
+                    run_rank(&|r: Rank| f(r.with_network(network.clone())), rank, &shared, &failures);
                 // What the closure captured goes before the caller hears of the end.
                 drop((f, shared, running));
                 // The caller may have left this rank behind.

@@ -69,12 +69,12 @@ impl Tally {
     /// # Errors
     /// Those of opening the world's group.
     pub fn of(rank: &Rank) -> Result<(Rank, Tally)> {
-        let (engine, tally) = Tally::over(rank.engine().clone(), rank.network().clone());
-        Ok((Rank::new(engine)?.on(rank.device()).over(rank.network().clone()), tally))
+        let (engine, tally) = Tally::wrap(rank.engine().clone(), rank.network().clone());
+        Ok((Rank::new(engine)?.on(rank.device()).with_network(rank.network().clone()), tally))
     }
 
     /// An engine that counts, and its count.
-    pub fn over(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
+    pub fn wrap(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
         let tally = Tally(Arc::new(Shared { network, rows: Mutex::default() }));
         (Arc::new(CountingEngine { engine, tally: tally.clone() }), tally)
     }

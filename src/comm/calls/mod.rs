@@ -13,7 +13,7 @@ mod signature;
 pub(super) use bounded::at_most;
 pub use call::Call;
 pub(super) use group_name::{NAME_BYTES, group_number, label};
-pub(crate) use operator::{current_operator, during, during_at_least};
+pub(crate) use operator::{current_operator, operator_scope, operator_scope_if_none};
 pub use route::Route;
 pub use sequence::Sequence;
 pub use shape_list::ShapeList;

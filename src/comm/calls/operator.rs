@@ -10,20 +10,20 @@ pub(crate) fn current_operator() -> &'static str {
 }
 
 /// While the guard lives, calls are made for `operator`. An operator within an operator is the inner one.
-pub(crate) fn during(operator: &'static str) -> During {
-    During(CURRENT.replace(operator))
+pub(crate) fn operator_scope(operator: &'static str) -> OperatorScope {
+    OperatorScope(CURRENT.replace(operator))
 }
 
-/// As [`during`], unless an operator is at work already.
-pub(crate) fn during_at_least(operator: &'static str) -> During {
+/// As [`operator_scope`], unless an operator is at work already.
+pub(crate) fn operator_scope_if_none(operator: &'static str) -> OperatorScope {
     let current = current_operator();
-    during(if current.is_empty() { operator } else { current })
+    operator_scope(if current.is_empty() { operator } else { current })
 }
 
-/// Restores what was. Made by [`during`].
-pub(crate) struct During(&'static str);
+/// Restores what was. Made by [`operator_scope`].
+pub(crate) struct OperatorScope(&'static str);
 
-impl Drop for During {
+impl Drop for OperatorScope {
     fn drop(&mut self) {
         CURRENT.set(self.0);
     }

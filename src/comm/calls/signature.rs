@@ -51,7 +51,7 @@ impl SignatureView<'_> {
     ///
     /// Among calls that are not all-to-all it is transitive among those who send: comparing with one is comparing with all.
     pub fn agrees(&self, me: usize, other: &SignatureView<'_>, at: usize) -> bool {
-        if self.dtype != other.dtype || self.op != other.op || self.is_elsewhere(other) {
+        if self.dtype != other.dtype || self.op != other.op || self.is_on_another_device(other) {
             return false;
         }
         match (self.route, other.route) {
@@ -69,15 +69,15 @@ impl SignatureView<'_> {
     }
 
     /// The texts of two that disagree: with their devices if these differ.
-    pub fn told_apart(&self, other: &SignatureView<'_>) -> (String, String) {
+    pub fn describe_both(&self, other: &SignatureView<'_>) -> (String, String) {
         let show = |call: &SignatureView<'_>| match call.device {
-            Some(device) if self.is_elsewhere(other) => format!("{call} on {device}"),
+            Some(device) if self.is_on_another_device(other) => format!("{call} on {device}"),
             _ => call.to_string(),
         };
         (show(self), show(other))
     }
 
-    fn is_elsewhere(&self, other: &SignatureView<'_>) -> bool {
+    fn is_on_another_device(&self, other: &SignatureView<'_>) -> bool {
         self.device.is_some_and(|here| other.device.is_some_and(|there| here != there))
     }
 }

@@ -5,57 +5,60 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::inbox::Inbox;
 use super::message::{FirstFault, Message};
-use super::notices::Notices;
-use super::server::{Coordinator, Peer};
+use super::server::{Coordinator, RankLink};
 use crate::comm::lock::lock;
 
 /// A rank's way to the coordinator and back: messages, which never wait, and notices.
 #[derive(Debug)]
 pub(in crate::comm) struct Client {
     rank: usize,
-    inbox: Arc<Notices>,
-    way: Delivery,
+    inbox: Arc<Inbox>,
+    link: CoordinatorLink,
 }
 
 #[derive(Debug)]
-enum Delivery {
+enum CoordinatorLink {
     /// The coordinator is in this process.
-    Here(Arc<Coordinator>),
+    Local(Arc<Coordinator>),
     /// Messages go to a thread that sends them.
-    There { messages: Mutex<Option<mpsc::Sender<Message>>>, sender: Mutex<Option<JoinHandle<()>>> },
+    Remote { messages: Mutex<Option<mpsc::Sender<Message>>>, sender: Mutex<Option<JoinHandle<()>>> },
 }
 
 impl Client {
     /// The clients of ranks that are threads of this process.
     pub fn of_threads(world_len: usize, deadline: Duration) -> Vec<Client> {
-        let inboxes: Vec<Arc<Notices>> = (0..world_len).map(|_| Arc::default()).collect();
-        let peers = inboxes.iter().cloned().map(Peer::Here).collect();
+        let inboxes: Vec<Arc<Inbox>> = (0..world_len).map(|_| Arc::default()).collect();
+        let peers = inboxes.iter().cloned().map(RankLink::Local).collect();
         let coordinator = Coordinator::new(peers, deadline);
-        let client = |(rank, inbox)| Client::here(rank, inbox, coordinator.clone());
+        let client = |(rank, inbox)| Client::local(rank, inbox, coordinator.clone());
         inboxes.into_iter().enumerate().map(client).collect()
     }
 
-    pub(super) fn here(rank: usize, inbox: Arc<Notices>, coordinator: Arc<Coordinator>) -> Client {
-        Client { rank, inbox, way: Delivery::Here(coordinator) }
+    pub(super) fn local(rank: usize, inbox: Arc<Inbox>, coordinator: Arc<Coordinator>) -> Client {
+        Client { rank, inbox, link: CoordinatorLink::Local(coordinator) }
     }
 
-    pub(super) fn there(
+    pub(super) fn remote(
         rank: usize,
-        inbox: Arc<Notices>,
+        inbox: Arc<Inbox>,
         messages: mpsc::Sender<Message>,
         sender: JoinHandle<()>,
     ) -> Client {
-        let way = Delivery::There { messages: Mutex::new(Some(messages)), sender: Mutex::new(Some(sender)) };
-        Client { rank, inbox, way }
+        let link = CoordinatorLink::Remote {
+            messages: Mutex::new(Some(messages)),
+            sender: Mutex::new(Some(sender)),
+        };
+        Client { rank, inbox, link }
     }
 
     /// Sends a message; never waits for an answer.
     pub fn tell(&self, message: Message) {
         let message = message.cut();
-        match &self.way {
-            Delivery::Here(coordinator) => coordinator.take(self.rank, message),
-            Delivery::There { messages, .. } => {
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => coordinator.take(self.rank, message),
+            CoordinatorLink::Remote { messages, .. } => {
                 if let Some(messages) = &*lock(messages) {
                     // A sender that is gone has lost the coordinator, and the first fault says so.
                     let _ = messages.send(message);
@@ -88,20 +91,20 @@ impl Client {
     /// Leaves: this rank's program is over. The coordinator itself waits for the others, but not longer than `at_most`.
     pub fn leave(&self, at_most: Duration) {
         self.tell(Message::Ended);
-        match &self.way {
-            Delivery::Here(coordinator) => coordinator.close(at_most),
-            Delivery::There { .. } => self.hang_up(),
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => coordinator.close(at_most),
+            CoordinatorLink::Remote { .. } => self.hang_up(),
         }
     }
 
     /// Leaves together with all others: waits until every rank's program is over, or the world is given up, and says why.
     #[cfg(feature = "mpi")]
-    pub fn part(&self) -> Option<FirstFault> {
+    pub fn leave_together(&self) -> Option<FirstFault> {
         const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
         self.tell(Message::Ended);
-        match &self.way {
-            Delivery::Here(coordinator) => coordinator.close(LONG),
-            Delivery::There { .. } => {
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => coordinator.close(LONG),
+            CoordinatorLink::Remote { .. } => {
                 self.inbox.wait_for_end(LONG);
                 self.hang_up();
             }
@@ -111,9 +114,9 @@ impl Client {
 
     /// Sends what is waiting and closes the connections, as the end of the process does.
     pub fn hang_up(&self) {
-        match &self.way {
-            Delivery::Here(coordinator) => coordinator.hang_up(),
-            Delivery::There { messages, sender } => {
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => coordinator.hang_up(),
+            CoordinatorLink::Remote { messages, sender } => {
                 drop(lock(messages).take());
                 // It has only to write what it has; its panics would be our own bugs and harm nobody now.
                 let _ = lock(sender).take().map(JoinHandle::join);

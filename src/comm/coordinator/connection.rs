@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::auth::{FrameKey, Keys};
 use super::client::Client;
-use super::frame::{self, Until};
+use super::frame::{self, DeadlineStream};
+use super::inbox::Inbox;
 use super::message::{Answer, FirstFault, Message, Notice};
-use super::notices::Notices;
-use super::server::{Coordinator, Peer, Sender};
+use super::server::{Coordinator, FrameSender, RankLink};
 
 /// The time that the coordinator's process may take to read what a rank has told it in one go.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ impl Connection {
         let mut frame = Vec::new();
         frame::seal(answer, &mut self.keys.from_coordinator, usize::MAX, &mut frame)?;
         self.stream.set_nonblocking(false)?;
-        (Until { stream: &self.stream, end }).write_all(&frame)
+        (DeadlineStream { stream: &self.stream, end }).write_all(&frame)
     }
 
     /// True where the other end has hung up.
@@ -48,31 +48,31 @@ impl Connection {
 }
 
 /// The coordinator over the connections of ranks 1, 2, ..., whose messages it reads once they are let go.
-pub(super) struct Serving {
+pub(super) struct ServedConnections {
     pub coordinator: Arc<Coordinator>,
     pub client: Client,
     readers: Arc<OnceLock<bool>>,
 }
 
-impl Serving {
+impl ServedConnections {
     /// # Errors
     /// Those of the connections, and of a system that refuses a thread for one, of which the others are told; nothing was read
     /// then.
-    pub fn new(connections: Vec<Connection>, deadline: Duration) -> io::Result<Serving> {
+    pub fn new(connections: Vec<Connection>, deadline: Duration) -> io::Result<ServedConnections> {
         let world_len = connections.len() + 1;
-        let (inbox, readers) = (Arc::<Notices>::default(), Arc::new(OnceLock::new()));
-        let mut peers = vec![Peer::Here(inbox.clone())];
+        let (inbox, readers) = (Arc::<Inbox>::default(), Arc::new(OnceLock::new()));
+        let mut peers = vec![RankLink::Local(inbox.clone())];
         let mut incoming = Vec::new();
         for Connection { stream, keys } in connections {
             stream.set_nonblocking(false)?;
             stream.set_nodelay(true)?;
             incoming.push((stream.clone(), keys.to_coordinator));
             let limit = frame::notice_limit(world_len);
-            peers.push(Peer::There(Sender::new(stream, keys.from_coordinator, limit).into()));
+            peers.push(RankLink::Remote(FrameSender::new(stream, keys.from_coordinator, limit).into()));
         }
         let coordinator = Coordinator::new(peers, deadline);
-        let serving = Serving {
-            client: Client::here(0, inbox, coordinator.clone()),
+        let serving = ServedConnections {
+            client: Client::local(0, inbox, coordinator.clone()),
             coordinator,
             readers: readers.clone(),
         };
@@ -85,7 +85,7 @@ impl Serving {
                 }
             });
             if let Err(e) = spawned {
-                serving.go(false);
+                serving.start_readers(false);
                 let e = io::Error::new(e.kind(), format!("the system refuses a thread: {e}"));
                 let (why, end) = (Answer::failed(e.to_string()), Instant::now() + ANSWER_DEADLINE);
                 for rank in 1..=incoming_len {
@@ -98,7 +98,7 @@ impl Serving {
     }
 
     /// Begins to read, or never does.
-    pub fn go(&self, read: bool) {
+    pub fn start_readers(&self, read: bool) {
         let _ = self.readers.set(read);
     }
 }
@@ -147,7 +147,7 @@ pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> i
     let Connection { stream, keys } = connection;
     stream.set_read_timeout(None)?;
     stream.set_nodelay(true)?;
-    let inbox = Arc::<Notices>::default();
+    let inbox = Arc::<Inbox>::default();
     let (notices, incoming, mut key) = (inbox.clone(), stream.clone(), keys.from_coordinator);
     thread::Builder::new().name(format!("notices of rank {rank}")).spawn(move || {
         let (mut reader, mut room) = (BufReader::new(&*incoming), Vec::new());
@@ -166,7 +166,7 @@ pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> i
     let name = format!("messages of rank {rank}");
     let (key, limit) = (keys.to_coordinator, frame::message_limit(world_len));
     let sender = thread::Builder::new().name(name).spawn(move || send_all(&stream, key, limit, &waiting))?;
-    Ok(Client::there(rank, inbox, messages, sender))
+    Ok(Client::remote(rank, inbox, messages, sender))
 }
 
 /// Sends what is waiting, many messages in one frame where there are many, until the client is gone.
@@ -187,7 +187,7 @@ fn send_all(stream: &TcpStream, mut key: FrameKey, limit: usize, waiting: &Recei
         }
         frame.clear();
         frame::seal_body(&body, &mut key, &mut frame);
-        if (Until { stream, end: Instant::now() + WRITE_DEADLINE }).write_all(&frame).is_err() {
+        if (DeadlineStream { stream, end: Instant::now() + WRITE_DEADLINE }).write_all(&frame).is_err() {
             break;
         }
     }

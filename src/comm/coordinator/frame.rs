@@ -69,21 +69,23 @@ pub(super) fn seal_body(body: &[u8], key: &mut FrameKey, out: &mut Vec<u8>) {
 
 /// The beginning of a frame.
 #[derive(Clone, Copy)]
-pub(super) struct Head {
+pub(super) struct FrameHead {
     pub len: usize,
     tag: [u8; TAG_BYTES],
 }
 
-impl Head {
+impl FrameHead {
     /// # Errors
     /// A length beyond `limit`, and a rejection.
-    pub fn decode(bytes: &[u8; HEAD_BYTES], limit: usize) -> io::Result<Head> {
+    pub fn decode(bytes: &[u8; HEAD_BYTES], limit: usize) -> io::Result<FrameHead> {
         let (len, tag) = bytes.split_first_chunk().expect("a head holds a length");
         let len = u32::from_le_bytes(*len);
         match len {
             REJECTED => Err(io::Error::new(io::ErrorKind::PermissionDenied, "turned away")),
             _ if len as usize > limit => Err(invalid(format!("a frame of {len} bytes"))),
-            _ => Ok(Head { len: len as usize, tag: tag.try_into().expect("the rest of a head is a tag") }),
+            _ => {
+                Ok(FrameHead { len: len as usize, tag: tag.try_into().expect("the rest of a head is a tag") })
+            }
         }
     }
 
@@ -137,7 +139,7 @@ fn invalid(what: String) -> io::Error {
 /// Reads the next frame's value; `body` is room that is used again.
 ///
 /// # Errors
-/// Those of the connection and of [`Head`].
+/// Those of the connection and of [`FrameHead`].
 pub(super) fn receive<T: DeserializeOwned>(
     from: impl Read,
     key: &mut FrameKey,
@@ -160,7 +162,7 @@ pub(super) fn receive_body(
 ) -> io::Result<()> {
     let mut head = [0; HEAD_BYTES];
     from.read_exact(&mut head)?;
-    let head = Head::decode(&head, limit)?;
+    let head = FrameHead::decode(&head, limit)?;
     // Room for what has come, not for what is announced; and none is kept for a rare long one.
     body.clear();
     body.shrink_to(KEPT_BYTES);
@@ -172,26 +174,26 @@ pub(super) fn receive_body(
 
 /// A connection on which an exchange has until `end`, however its bytes are cut up: every read and write may only take what
 /// is left.
-pub(super) struct Until<'a> {
+pub(super) struct DeadlineStream<'a> {
     pub stream: &'a TcpStream,
     pub end: Instant,
 }
 
-impl Until<'_> {
+impl DeadlineStream<'_> {
     fn left(&self) -> io::Result<Duration> {
         let left = self.end.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
 }
 
-impl Read for Until<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(self.left()?))?;
         self.stream.read(to).map_err(timed_out)
     }
 }
 
-impl Write for Until<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(self.left()?))?;
         self.stream.write(from).map_err(timed_out)

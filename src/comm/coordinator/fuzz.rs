@@ -7,12 +7,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
+use super::admission::{ClientHello, HelloState};
 use super::auth::{FrameKey, Greeting, Keys};
-use super::door::{Heard, Hello};
-use super::frame::{self, HEAD_BYTES, Head};
+use super::frame::{self, FrameHead, HEAD_BYTES};
+use super::inbox::Inbox;
 use super::message::{Answer, FirstFault, JoinRequest, Message, Notice};
-use super::notices::Notices;
-use super::server::{CoordinatorState, To};
+use super::server::{CoordinatorState, Recipient};
 use crate::comm::calls::{CallSignature, Route, Sequence, group_number};
 use crate::comm::launch::Secret;
 use crate::error::{CallId, CommFault, LastCall, Wait};
@@ -143,7 +143,7 @@ impl Random {
         }
     }
 
-    fn brief(&mut self) -> CallSignature {
+    fn signature(&mut self) -> CallSignature {
         let route = match self.below(6) {
             0 => Route::Gather,
             1 => Route::AllToAll,
@@ -182,11 +182,11 @@ impl Random {
                     if well { ("dp".into(), all_ranks()) } else { (self.text(), self.numbers()) };
                 Message::Open { name, ranks }
             }
-            5..13 => Message::Came {
+            5..13 => Message::Arrived {
                 group,
                 sequence: self.sequence(),
                 seq: self.number() as u64,
-                brief: self.brief(),
+                signature: self.signature(),
             },
             13 => Message::Late {
                 group,
@@ -255,7 +255,7 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
         // As far as it can be read; several messages where bytes were doubled.
         let _ = frame::decode_each(&body, |message: Message| {
             for (to, notice) in state.take(from, message) {
-                assert!(to == To::All || matches!(to, To::Rank(rank) if rank < WORLD));
+                assert!(to == Recipient::All || matches!(to, Recipient::Rank(rank) if rank < WORLD));
                 let told = postcard::to_stdvec(&notice).expect("notices are written");
                 assert!(frame::decode::<Notice>(&told).expect("a notice is read") == notice);
             }
@@ -266,7 +266,7 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
 
 /// A rank that hears what nobody should tell it.
 fn talk_to_a_rank(r: &mut Random) -> usize {
-    let inbox = Notices::default();
+    let inbox = Inbox::default();
     let mut said = 0;
     for _ in 0..1 + r.below(4) {
         let mut body = postcard::to_stdvec(&r.notice()).expect("notices are written");
@@ -288,7 +288,7 @@ fn talk_to_a_rank(r: &mut Random) -> usize {
 /// Strangers at the door, with and without the secret, whose words were changed on the way and come in pieces: nobody comes in by
 /// changed words.
 fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
-    let mut hello = Hello::new().expect("there are random numbers");
+    let mut hello = ClientHello::new().expect("there are random numbers");
     let ours = Greeting::fresh().expect("there are random numbers");
     let knows = r.below(4) > 0;
     let mut keys = Keys::of(knows.then_some(secret), &hello.greeting, &ours);
@@ -301,12 +301,12 @@ fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
     while said < words.len() {
         let end = words.len().min(said + 1 + r.below(100));
         match hello.hear(&words[said..end], Some(secret)) {
-            Heard::Part => said = end,
-            Heard::Joined(heard, _) => {
+            HelloState::Incomplete => said = end,
+            HelloState::Authenticated(heard, _) => {
                 assert!(knows && words[..end] == unchanged[..] && heard == join);
                 break;
             }
-            Heard::Stranger(_) | Heard::Gone => break,
+            HelloState::Rejected(_) | HelloState::Closed => break,
         }
     }
     said
@@ -321,14 +321,14 @@ fn change_a_frame(r: &mut Random, (key, other): (&FrameKey, &FrameKey)) -> usize
     let unchanged = frame.clone();
     r.mutate(&mut frame);
     let opened = frame.split_first_chunk::<HEAD_BYTES>().and_then(|(head, body)| {
-        let head = Head::decode(head, frame::message_limit(WORLD)).ok()?;
+        let head = FrameHead::decode(head, frame::message_limit(WORLD)).ok()?;
         head.open::<Message>(body.get(..head.len)?, &mut key.clone()).ok()
     });
     // What stands behind a frame is the next one's.
     let same = frame.starts_with(&unchanged);
     assert_eq!(opened, same.then_some(message));
     let head = unchanged.first_chunk().expect("a frame has a head");
-    let head = Head::decode(head, frame::message_limit(WORLD)).expect("it was sealed");
+    let head = FrameHead::decode(head, frame::message_limit(WORLD)).expect("it was sealed");
     assert!(head.open::<Message>(&unchanged[HEAD_BYTES..], &mut other.clone()).is_err());
     frame.len()
 }

@@ -69,7 +69,7 @@ pub(in crate::comm) enum Message {
     /// A group, before its first call.
     Open { name: String, ranks: Vec<usize> },
     /// A call that this rank brings to its next call of a sequence; `group` is its [number](crate::comm::calls::group_number).
-    Came { group: u64, sequence: Sequence, seq: u64, brief: CallSignature },
+    Arrived { group: u64, sequence: Sequence, seq: u64, signature: CallSignature },
     /// A call has not finished within the deadline; `compared` where calls are told of at all.
     Late { group: u64, sequence: Sequence, seq: u64, call: Cow<'static, str>, compared: bool },
     /// The transport failed.

@@ -10,15 +10,15 @@
 //!
 //! Missing: encryption; a machine that vanishes without a word is noticed at the next call's deadline only.
 
+mod admission;
 mod auth;
 mod client;
 mod connection;
-mod door;
 mod frame;
 #[cfg(test)]
 mod fuzz;
+mod inbox;
 mod message;
-mod notices;
 mod rendezvous;
 mod server;
 mod store;
@@ -27,6 +27,6 @@ mod tests;
 
 pub(super) use client::Client;
 pub(super) use message::{FirstFault, Message};
-#[cfg(feature = "mpi")]
-pub(super) use rendezvous::MeetingPlace;
 pub(super) use rendezvous::Rendezvous;
+#[cfg(feature = "mpi")]
+pub(super) use rendezvous::RendezvousPoint;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::auth::FrameKey;
-use super::frame::{self, Until};
+use super::frame::{self, DeadlineStream};
+use super::inbox::Inbox;
 use super::message::{FirstFault, Message, Notice};
-use super::notices::Notices;
-use super::store::Store;
+use super::store::KeyValueStore;
 use crate::comm::deadline::end_after;
-use crate::comm::diagnostics::{Breach, CallTable};
+use crate::comm::diagnostics::{CallTable, ProtocolViolation};
 use crate::comm::lock::lock;
 use crate::error::CommFault;
 
@@ -30,27 +30,27 @@ pub(in crate::comm) struct Coordinator {
     state: Mutex<CoordinatorState>,
     /// Told when a rank's program is over, and when there is a first fault.
     over: Condvar,
-    peers: Vec<Peer>,
+    peers: Vec<RankLink>,
 }
 
 /// The coordinator's knowledge.
 #[derive(Debug)]
 pub(super) struct CoordinatorState {
     calls: CallTable,
-    store: Store,
+    store: KeyValueStore,
     first_fault: Option<FirstFault>,
 }
 
 /// The way to a rank.
 #[derive(Debug)]
-pub(super) enum Peer {
+pub(super) enum RankLink {
     /// It is in this process.
-    Here(Arc<Notices>),
-    There(Mutex<Sender>),
+    Local(Arc<Inbox>),
+    Remote(Mutex<FrameSender>),
 }
 
 /// The sending end of a connection.
-pub(super) struct Sender {
+pub(super) struct FrameSender {
     stream: Arc<TcpStream>,
     key: FrameKey,
     limit: usize,
@@ -60,15 +60,15 @@ pub(super) struct Sender {
 
 /// The part of what all are told that a rank has been told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
-    Nothing,
-    Part,
-    All,
+enum SendProgress {
+    NotStarted,
+    Partial,
+    Done,
 }
 
 /// The ranks that a notice is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum To {
+pub(super) enum Recipient {
     All,
     Rank(usize),
 }
@@ -76,21 +76,25 @@ pub(super) enum To {
 impl CoordinatorState {
     pub fn new(world_len: usize, deadline: Duration) -> CoordinatorState {
         let calls = CallTable::new(world_len, deadline.as_secs_f64());
-        CoordinatorState { calls, store: Store::new(world_len), first_fault: None }
+        CoordinatorState { calls, store: KeyValueStore::new(world_len), first_fault: None }
     }
 
     /// Takes a rank's message, and says what is to be told. A message that no rank may send gives up the world in its name.
-    pub fn take(&mut self, from: usize, message: Message) -> Vec<(To, Notice)> {
-        let done = self.understand(from, message.cut());
+    pub fn take(&mut self, from: usize, message: Message) -> Vec<(Recipient, Notice)> {
+        let done = self.apply(from, message.cut());
         done.unwrap_or_else(|breach| {
             let cause = format!("it broke the protocol between ranks: {breach}");
-            self.decide(FirstFault::Failed { rank: from, cause })
+            self.declare(FirstFault::Failed { rank: from, cause })
         })
     }
 
-    fn understand(&mut self, from: usize, message: Message) -> Result<Vec<(To, Notice)>, Breach> {
+    fn apply(
+        &mut self,
+        from: usize,
+        message: Message,
+    ) -> Result<Vec<(Recipient, Notice)>, ProtocolViolation> {
         let value = |rank, key: &str, value: &[u8]| {
-            (To::Rank(rank), Notice::Value { key: key.into(), value: value.into() })
+            (Recipient::Rank(rank), Notice::Value { key: key.into(), value: value.into() })
         };
         match message {
             Message::Put { key, value: bytes } => {
@@ -112,26 +116,26 @@ impl CoordinatorState {
                 self.calls.open(from, &name, &ranks)?;
                 None
             }
-            Message::Came { group, sequence, seq, brief } => {
-                self.calls.came(from, (group, sequence, seq), brief)?
+            Message::Arrived { group, sequence, seq, signature } => {
+                self.calls.came(from, (group, sequence, seq), signature)?
             }
             Message::Late { group, sequence, seq, call, compared } => {
                 Some(self.calls.late(from, (group, sequence, seq), &call, compared)?)
             }
             Message::Broken { id, reason } => Some(CommFault::Transport { id, rank: from, reason }),
             Message::Ended => self.calls.ended(from),
-            Message::Failed { cause } => return Ok(self.decide(FirstFault::Failed { rank: from, cause })),
+            Message::Failed { cause } => return Ok(self.declare(FirstFault::Failed { rank: from, cause })),
             Message::Put { .. } | Message::Get { .. } => None,
         };
-        Ok(fault.map_or(vec![], |fault| self.decide(FirstFault::Fault(fault))))
+        Ok(fault.map_or(vec![], |fault| self.declare(FirstFault::Fault(fault))))
     }
 
-    fn decide(&mut self, fault: FirstFault) -> Vec<(To, Notice)> {
+    fn declare(&mut self, fault: FirstFault) -> Vec<(Recipient, Notice)> {
         if self.first_fault.is_some() {
             return vec![];
         }
         self.first_fault = Some(fault.clone());
-        vec![(To::All, Notice::FirstFault(fault))]
+        vec![(Recipient::All, Notice::FirstFault(fault))]
     }
 
     /// True once every rank's program is over, or the world is given up.
@@ -141,7 +145,7 @@ impl CoordinatorState {
 }
 
 impl Coordinator {
-    pub(super) fn new(peers: Vec<Peer>, deadline: Duration) -> Arc<Coordinator> {
+    pub(super) fn new(peers: Vec<RankLink>, deadline: Duration) -> Arc<Coordinator> {
         let state = Mutex::new(CoordinatorState::new(peers.len(), deadline));
         Arc::new(Coordinator { state, over: Condvar::new(), peers })
     }
@@ -152,13 +156,13 @@ impl Coordinator {
         let mut state = lock(&self.state);
         let notices = state.take(from, message);
         let fault = match &notices[..] {
-            [(To::All, fault)] => Some(fault.clone()),
+            [(Recipient::All, fault)] => Some(fault.clone()),
             _ => None,
         };
         let Some(fault) = fault else {
             drop(state);
             notices.into_iter().for_each(|(to, notice)| {
-                if let To::Rank(rank) = to {
+                if let Recipient::Rank(rank) = to {
                     self.peers[rank].put(notice);
                 }
             });
@@ -170,7 +174,7 @@ impl Coordinator {
         // A first fault goes out before anybody else's message is taken: who then finds it decided may hang up at once. Whoever
         // does not read it at once has a moment more, in which the others may speak.
         let body = encoded(from, &fault, self.peers.len());
-        let told: Vec<Told> = self.peers.iter().map(|peer| peer.tell(&fault, &body)).collect();
+        let told: Vec<SendProgress> = self.peers.iter().map(|peer| peer.tell(&fault, &body)).collect();
         drop(state);
         let end = Instant::now() + FAULT_DEADLINE;
         self.peers.iter().zip(told).for_each(|(peer, told)| peer.finish(told, &body, end));
@@ -186,7 +190,7 @@ impl Coordinator {
 
     /// Waits for the ranks of other processes, and closes the connections.
     pub(super) fn close(&self, at_most: Duration) {
-        if self.peers.iter().all(|peer| matches!(peer, Peer::Here(_))) {
+        if self.peers.iter().all(|peer| matches!(peer, RankLink::Local(_))) {
             return;
         }
         let end = end_after(at_most);
@@ -203,7 +207,7 @@ impl Coordinator {
     /// Closes the connections, as the end of the process does.
     pub(super) fn hang_up(&self) {
         for peer in &self.peers {
-            if let Peer::There(sender) = peer {
+            if let RankLink::Remote(sender) = peer {
                 // A connection that is closed already is as good.
                 let _ = lock(sender).stream.shutdown(Shutdown::Write);
             }
@@ -216,8 +220,8 @@ impl Coordinator {
     /// Those of its connection.
     pub(super) fn send(&self, rank: usize, what: &impl Serialize, end: Instant) -> io::Result<()> {
         match &self.peers[rank] {
-            Peer::Here(_) => Ok(()),
-            Peer::There(sender) => lock(sender).send(what, end),
+            RankLink::Local(_) => Ok(()),
+            RankLink::Remote(sender) => lock(sender).send(what, end),
         }
     }
 }
@@ -232,12 +236,12 @@ fn encoded(from: usize, notice: &Notice, world_len: usize) -> Vec<u8> {
     })
 }
 
-impl Peer {
+impl RankLink {
     /// Sends an answer, which nobody else waits for.
     fn put(&self, notice: Notice) {
         match self {
-            Peer::Here(notices) => notices.put(notice),
-            Peer::There(sender) => {
+            RankLink::Local(notices) => notices.put(notice),
+            RankLink::Remote(sender) => {
                 let mut sender = lock(sender);
                 let end = Instant::now() + WRITE_DEADLINE;
                 if sender.send(&notice, end).is_err() {
@@ -248,28 +252,32 @@ impl Peer {
     }
 
     /// Tells what all are told, hardly waiting.
-    fn tell(&self, notice: &Notice, body: &[u8]) -> Told {
+    fn tell(&self, notice: &Notice, body: &[u8]) -> SendProgress {
         let sender = match self {
-            Peer::Here(notices) => {
+            RankLink::Local(notices) => {
                 notices.put(notice.clone());
-                return Told::All;
+                return SendProgress::Done;
             }
-            Peer::There(sender) => sender,
+            RankLink::Remote(sender) => sender,
         };
         // Somebody is writing an answer to it.
-        let Ok(mut sender) = sender.try_lock() else { return Told::Nothing };
+        let Ok(mut sender) = sender.try_lock() else { return SendProgress::NotStarted };
         sender.put(body);
-        if sender.flush(Instant::now() + AT_ONCE).is_ok() { Told::All } else { Told::Part }
+        if sender.flush(Instant::now() + AT_ONCE).is_ok() {
+            SendProgress::Done
+        } else {
+            SendProgress::Partial
+        }
     }
 
     /// Tells the rest, or gives the rank up.
-    fn finish(&self, told: Told, body: &[u8], end: Instant) {
-        let Peer::There(sender) = self else { return };
-        if told == Told::All {
+    fn finish(&self, told: SendProgress, body: &[u8], end: Instant) {
+        let RankLink::Remote(sender) = self else { return };
+        if told == SendProgress::Done {
             return;
         }
         let mut sender = lock(sender);
-        if told == Told::Nothing {
+        if told == SendProgress::NotStarted {
             sender.put(body);
         }
         if sender.flush(end).is_err() {
@@ -278,9 +286,9 @@ impl Peer {
     }
 }
 
-impl Sender {
-    pub fn new(stream: Arc<TcpStream>, key: FrameKey, limit: usize) -> Sender {
-        Sender { stream, key, limit, unsent: Vec::new() }
+impl FrameSender {
+    pub fn new(stream: Arc<TcpStream>, key: FrameKey, limit: usize) -> FrameSender {
+        FrameSender { stream, key, limit, unsent: Vec::new() }
     }
 
     /// # Errors
@@ -297,7 +305,7 @@ impl Sender {
 
     /// Sends what is here; what could not be sent by `end` stays.
     fn flush(&mut self, end: Instant) -> io::Result<()> {
-        let mut until = Until { stream: &self.stream, end };
+        let mut until = DeadlineStream { stream: &self.stream, end };
         while !self.unsent.is_empty() {
             match until.write(&self.unsent) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -316,7 +324,7 @@ impl Sender {
     }
 }
 
-impl std::fmt::Debug for Sender {
+impl std::fmt::Debug for FrameSender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.stream.fmt(f)
     }

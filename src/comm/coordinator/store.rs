@@ -13,7 +13,7 @@ const ENTRY_BYTES: usize = 96;
 
 /// Values by key, and the questions that wait for them.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct KeyValueStore {
     values: HashMap<String, Vec<u8>>,
     /// The number of keys that have been numbered.
     numbered: u64,
@@ -22,9 +22,9 @@ pub(super) struct Store {
     held: Vec<usize>,
 }
 
-impl Store {
-    pub fn new(world_len: usize) -> Store {
-        Store { values: HashMap::new(), numbered: 0, asked: HashMap::new(), held: vec![0; world_len] }
+impl KeyValueStore {
+    pub fn new(world_len: usize) -> KeyValueStore {
+        KeyValueStore { values: HashMap::new(), numbered: 0, asked: HashMap::new(), held: vec![0; world_len] }
     }
 
     /// Keeps a value; the ranks that have asked for it.
@@ -50,7 +50,7 @@ impl Store {
     /// The value of a key, if it is there; otherwise the question waits.
     ///
     /// # Errors
-    /// As [`Store::put`].
+    /// As [`KeyValueStore::put`].
     pub fn get(&mut self, from: usize, key: &str) -> Result<Option<&[u8]>, String> {
         if !self.values.contains_key(key) {
             self.charge(from, key, 0)?;
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn values_are_handed_to_whoever_asks() {
-        let mut store = Store::new(2);
+        let mut store = KeyValueStore::new(2);
         assert_eq!(store.get(1, "k"), Ok(None));
         assert_eq!(store.put(0, "k", &[3]), Ok(vec![1]));
         assert_eq!(store.get(0, "k"), Ok(Some(&[3][..])));
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_rank_fills_no_more_than_its_budget() {
-        let mut store = Store::new(2);
+        let mut store = KeyValueStore::new(2);
         let filled = (0..1 << 20).find_map(|i| store.put(1, &format!("key {i}"), &[0; 1000]).err());
         assert_eq!(filled.unwrap(), "it leaves more than 8388608 bytes under keys");
         let kept: usize = store.values.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -111,7 +111,7 @@ mod tests {
         assert!(store.put(0, "k", &[0; 4096]).is_ok(), "the others have their own");
         assert!(store.put(0, "k", &[0; 4097]).unwrap_err().contains("4097 bytes under one key"));
         assert!(store.get(0, &"k".repeat(5000)).unwrap_err().contains("a key of 5000 bytes"));
-        let mut asked = Store::new(1);
+        let mut asked = KeyValueStore::new(1);
         assert!((0..1 << 20).any(|i| asked.get(0, &i.to_string()).is_err()), "questions count too");
     }
 }

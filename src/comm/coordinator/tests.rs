@@ -7,8 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::admission::ClientHello;
 use super::auth::{Greeting, Keys};
-use super::door::Hello;
 use super::frame;
 use super::message::{Answer, FirstFault, JoinRequest, Message};
 use super::{Client, Rendezvous};
@@ -387,34 +387,36 @@ fn a_crowd_at_the_door_is_bounded_and_the_true_rank_comes_in() {
 #[test]
 fn a_hello_is_heard_in_any_pieces_and_never_beyond_its_bound() {
     let secret = secret();
-    let said = |hello: &Hello| {
+    let said = |hello: &ClientHello| {
         let ours = Greeting::fresh().unwrap();
         let mut keys = Keys::of(Some(&secret), &hello.greeting, &ours);
         let mut bytes = ours.encode().to_vec();
         frame::seal(&join(1, 2), &mut keys.to_coordinator, JoinRequest::BYTES, &mut bytes).unwrap();
         bytes
     };
-    use super::door::Heard;
+    use super::admission::HelloState;
     for piece in 1..200 {
-        let mut hello = Hello::new().unwrap();
+        let mut hello = ClientHello::new().unwrap();
         let bytes = said(&hello);
         let mut pieces = bytes.chunks(piece).peekable();
         while let Some(piece) = pieces.next() {
             match hello.hear(piece, Some(&secret)) {
-                Heard::Part => assert!(pieces.peek().is_some()),
-                Heard::Joined(join, _) => assert!(pieces.peek().is_none() && join == self::join(1, 2)),
-                Heard::Stranger(why) => panic!("{why}"),
-                Heard::Gone => unreachable!("nobody hung up"),
+                HelloState::Incomplete => assert!(pieces.peek().is_some()),
+                HelloState::Authenticated(join, _) => {
+                    assert!(pieces.peek().is_none() && join == self::join(1, 2))
+                }
+                HelloState::Rejected(why) => panic!("{why}"),
+                HelloState::Closed => unreachable!("nobody hung up"),
             }
         }
     }
-    let mut hello = Hello::new().unwrap();
+    let mut hello = ClientHello::new().unwrap();
     let bytes = [said(&hello), vec![0]].concat();
-    assert!(matches!(hello.hear(&bytes, Some(&secret)), Heard::Stranger("says too much")));
-    let mut hello = Hello::new().unwrap();
+    assert!(matches!(hello.hear(&bytes, Some(&secret)), HelloState::Rejected("says too much")));
+    let mut hello = ClientHello::new().unwrap();
     assert!(matches!(
-        hello.hear(&vec![b'i'; Hello::BYTES + 1], Some(&secret)),
-        Heard::Stranger("says too much")
+        hello.hear(&vec![b'i'; ClientHello::BYTES + 1], Some(&secret)),
+        HelloState::Rejected("says too much")
     ));
 }
 

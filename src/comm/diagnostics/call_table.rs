@@ -23,7 +23,7 @@ const SEARCHED: usize = 16;
 const SHOWN_BYTES: usize = 4096;
 
 /// Words of a rank that no rank may say.
-pub(in crate::comm) type Breach = String;
+pub(in crate::comm) type ProtocolViolation = String;
 
 /// The calls of a world.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl CallTable {
     ///
     /// # Errors
     /// Refuses ranks that are not in the world or named twice, and a group without the rank.
-    pub fn open(&mut self, from: usize, name: &str, ranks: &[usize]) -> Result<(), Breach> {
+    pub fn open(&mut self, from: usize, name: &str, ranks: &[usize]) -> Result<(), ProtocolViolation> {
         let world_len = self.last.len();
         if name.len() > NAME_BYTES {
             return Err(format!("a group's name has {} bytes, where {NAME_BYTES} may be", name.len()));
@@ -111,37 +111,41 @@ impl CallTable {
         &mut self,
         from: usize,
         key: CallKey,
-        brief: CallSignature,
-    ) -> Result<Option<CommFault>, Breach> {
+        signature: CallSignature,
+    ) -> Result<Option<CommFault>, ProtocolViolation> {
         let members = self.members(from, key)?;
-        let longest = brief.name.len().max(brief.operator.len());
+        let longest = signature.name.len().max(signature.operator.len());
         if longest > NAME_BYTES {
             return Err(format!("the name of a call has {longest} bytes, where {NAME_BYTES} may be"));
         }
-        let position = members.position(key.1, from, matches!(brief.route, Route::Recv { .. }));
+        let position = members.position(key.1, from, matches!(signature.route, Route::Recv { .. }));
         let position = position
             .ok_or_else(|| format!("it comes to a message of {} that is not its own", members.label))?;
-        let (len, [sent, expected]) = (members.len(key.1), [&brief.outgoing, &brief.incoming].map(Vec::len));
-        if brief.route == Route::AllToAll && (sent, expected) != (len, len) {
-            return Err(format!("its {} on {} has {sent} parts for {expected}", brief.name, members.label));
+        let (len, [sent, expected]) =
+            (members.len(key.1), [&signature.outgoing, &signature.incoming].map(Vec::len));
+        if signature.route == Route::AllToAll && (sent, expected) != (len, len) {
+            return Err(format!(
+                "its {} on {} has {sent} parts for {expected}",
+                signature.name, members.label
+            ));
         }
         let here = self.open.get(&key).map_or(&[][..], Vec::as_slice);
         let Err(place) = here.binary_search_by_key(&position, |(at, _)| *at) else {
-            return Err(format!("it comes to {} twice", members.id(key, &brief)));
+            return Err(format!("it comes to {} twice", members.id(key, &signature)));
         };
-        let signature = brief.view();
+        let view = signature.view();
         // What is not all-to-all agrees with everyone if with one.
-        let compared = if brief.route == Route::AllToAll { usize::MAX } else { 1 };
+        let compared = if signature.route == Route::AllToAll { usize::MAX } else { 1 };
         let differs =
-            here.iter().take(compared).find(|(at, other)| !signature.agrees(position, &other.view(), *at));
+            here.iter().take(compared).find(|(at, other)| !view.agrees(position, &other.view(), *at));
         if let Some((at, other)) = differs {
             let ((low, first), (high, second)) = if *at < position {
-                ((*at, other), (position, &brief))
+                ((*at, other), (position, &signature))
             } else {
-                ((position, &brief), (*at, other))
+                ((position, &signature), (*at, other))
             };
             return Ok(Some(CommFault::Mismatch {
-                id: members.id(key, &brief),
+                id: members.id(key, &signature),
                 rank: members.rank(key.1, high),
                 brought: shown(&second.view()),
                 other: members.rank(key.1, low),
@@ -150,15 +154,15 @@ impl CallTable {
             }));
         }
         if here.len() + 1 == len {
-            self.complete(key, (place, position), brief);
+            self.complete(key, (place, position), signature);
             return Ok(None);
         }
         let waits = members.waits(key.1, position);
-        self.charge(from, cost(&brief))?;
+        self.charge(from, cost(&signature))?;
         if waits {
             self.open_of[from].insert(key);
         }
-        self.open.entry(key).or_default().insert(place, (position, brief));
+        self.open.entry(key).or_default().insert(place, (position, signature));
         Ok(if self.ended_len > 0 { self.left_alone(key) } else { None })
     }
 
@@ -175,7 +179,7 @@ impl CallTable {
         self.open.iter().find_map(awaits)
     }
 
-    fn charge(&mut self, from: usize, bytes: usize) -> Result<(), Breach> {
+    fn charge(&mut self, from: usize, bytes: usize) -> Result<(), ProtocolViolation> {
         let budget = BUDGET_BYTES + self.held.len().saturating_mul(BUDGET_BYTES_PER_RANK);
         let held = &mut self.held[from];
         if *held + bytes > budget {
@@ -188,7 +192,7 @@ impl CallTable {
     }
 
     /// The group of a call that a rank tells of.
-    fn members(&self, from: usize, (group, sequence, _): CallKey) -> Result<&TableGroup, Breach> {
+    fn members(&self, from: usize, (group, sequence, _): CallKey) -> Result<&TableGroup, ProtocolViolation> {
         let members = self.groups.get(&group).filter(|members| members.opened.contains(&from));
         let members = members
             .ok_or_else(|| format!("it tells of a call on group {group:#x}, which it has not opened"))?;
@@ -200,29 +204,29 @@ impl CallTable {
         Ok(members)
     }
 
-    /// All have come to a call, the last one with `brief`.
-    fn complete(&mut self, key: CallKey, (place, position): (usize, usize), brief: CallSignature) {
+    /// All have come to a call, the last one with `signature`.
+    fn complete(&mut self, key: CallKey, (place, position): (usize, usize), signature: CallSignature) {
         let mut arrivals = self.open.remove(&key).unwrap_or_default();
         let Some(members) = self.groups.get_mut(&key.0) else { return };
-        for (at, brief) in &arrivals {
+        for (at, signature) in &arrivals {
             let rank = members.rank(key.1, *at);
-            self.held[rank] -= cost(brief);
+            self.held[rank] -= cost(signature);
             self.open_of[rank].remove(&key);
         }
-        arrivals.insert(place, (position, brief));
-        for (at, brief) in &arrivals {
+        arrivals.insert(place, (position, signature));
+        for (at, signature) in &arrivals {
             let rank = members.rank(key.1, *at);
             // Messages of several ranks may complete a later call first.
             let is_newer =
                 |last: &(CallKey, Name, Name)| (last.0.0, last.0.1) == (key.0, key.1) && last.0.2 > key.2;
             if !self.last[rank].as_ref().is_some_and(is_newer) {
-                self.last[rank] = Some((key, brief.name.clone(), brief.operator.clone()));
+                self.last[rank] = Some((key, signature.name.clone(), signature.operator.clone()));
             }
         }
-        if let (Sequence::Collective, Some((_, brief))) = (key.1, arrivals.first())
+        if let (Sequence::Collective, Some((_, signature))) = (key.1, arrivals.first())
             && members.last.as_ref().is_none_or(|(seq, ..)| *seq < key.2)
         {
-            members.last = Some((key.2, brief.name.clone(), brief.operator.clone()));
+            members.last = Some((key.2, signature.name.clone(), signature.operator.clone()));
         }
     }
 
@@ -243,8 +247,8 @@ impl CallTable {
         self.open_of[rank].iter().take(SEARCHED).filter_map(move |key| {
             let (arrivals, members) = (self.open.get(key)?, self.groups.get(&key.0)?);
             let position = members.position(key.1, rank, true)?;
-            let (_, brief) = arrivals.iter().find(|(at, _)| *at == position)?;
-            Some((members.id(*key, brief), members.absent(key.1, arrivals)))
+            let (_, signature) = arrivals.iter().find(|(at, _)| *at == position)?;
+            Some((members.id(*key, signature), members.absent(key.1, arrivals)))
         })
     }
 
@@ -252,16 +256,16 @@ impl CallTable {
     fn left_alone(&self, key: CallKey) -> Option<CommFault> {
         let (arrivals, members) = (self.open.get(&key)?, self.groups.get(&key.0)?);
         // A message that nobody fetches disturbs nobody.
-        let (waiting, brief) = arrivals.iter().find(|(at, _)| members.waits(key.1, *at))?;
+        let (waiting, signature) = arrivals.iter().find(|(at, _)| members.waits(key.1, *at))?;
         let missing: Vec<usize> =
             members.absent(key.1, arrivals).into_iter().filter(|&rank| self.ended[rank]).collect();
         if missing.is_empty() {
             return None;
         }
         Some(CommFault::Missing {
-            id: members.id(key, brief),
+            id: members.id(key, signature),
             rank: members.rank(key.1, *waiting),
-            brought: shown(&brief.view()),
+            brought: shown(&signature.view()),
             missing,
             ended: true,
             deadline_s: self.deadline_s,
@@ -274,7 +278,13 @@ impl CallTable {
     ///
     /// # Errors
     /// Refuses a call of a group that the rank has not opened, and a long name.
-    pub fn late(&self, from: usize, key: CallKey, call: &Name, compared: bool) -> Result<CommFault, Breach> {
+    pub fn late(
+        &self,
+        from: usize,
+        key: CallKey,
+        call: &Name,
+        compared: bool,
+    ) -> Result<CommFault, ProtocolViolation> {
         let members = self.members(from, key)?;
         if call.len() > NAME_BYTES {
             return Err(format!("the name of a call has {} bytes, where {NAME_BYTES} may be", call.len()));
@@ -282,10 +292,10 @@ impl CallTable {
         let deadline_s = self.deadline_s;
         let position = members.position(key.1, from, true);
         if let Some(arrivals) = self.open.get(&key)
-            && let Some((_, brief)) = arrivals.iter().find(|(at, _)| Some(*at) == position)
+            && let Some((_, signature)) = arrivals.iter().find(|(at, _)| Some(*at) == position)
         {
             let missing = members.absent(key.1, arrivals);
-            let id = members.named(key.2, call, &brief.operator);
+            let id = members.named(key.2, call, &signature.operator);
             let last = self.last(key);
             if let Some(waits) = cycle(from, &id, &missing, |rank| self.waits(rank).collect()) {
                 let last = waits.iter().filter_map(|wait| last.iter().find(|last| last.rank == wait.rank));
@@ -296,7 +306,8 @@ impl CallTable {
                 let (id, absent) = self.waits(rank).next()?;
                 Some(Wait { rank, id, waits_for: *absent.first()? })
             };
-            let (brought, elsewhere) = (shown(&brief.view()), missing.iter().filter_map(elsewhere).collect());
+            let (brought, elsewhere) =
+                (shown(&signature.view()), missing.iter().filter_map(elsewhere).collect());
             let (rank, ended) = (from, false);
             return Ok(CommFault::Missing { id, rank, brought, missing, ended, deadline_s, elsewhere, last });
         }
@@ -311,11 +322,11 @@ impl CallTable {
 }
 
 /// About what a call takes in memory while others have not come to it.
-fn cost(brief: &CallSignature) -> usize {
+fn cost(signature: &CallSignature) -> usize {
     let shape =
         |shape: &Shape| size_of::<Shape>() + if shape.len() > 5 { size_of_val(&shape[..]) } else { 0 };
-    let shapes: usize = brief.outgoing.iter().chain(&brief.incoming).map(shape).sum();
-    ENTRY_BYTES + brief.name.len() + brief.operator.len() + shapes
+    let shapes: usize = signature.outgoing.iter().chain(&signature.incoming).map(shape).sum();
+    ENTRY_BYTES + signature.name.len() + signature.operator.len() + shapes
 }
 
 /// A call as faults show it.
@@ -333,7 +344,7 @@ mod tests {
     use super::*;
     use crate::tensor::DType;
 
-    fn brief(name: &'static str, route: Route, n: usize) -> CallSignature {
+    fn signature(name: &'static str, route: Route, n: usize) -> CallSignature {
         let (name, incoming) = (name.into(), vec![Shape::from([n])]);
         CallSignature {
             name,
@@ -347,7 +358,7 @@ mod tests {
     }
 
     fn gather(n: usize) -> CallSignature {
-        brief("all_gather", Route::Gather, n)
+        signature("all_gather", Route::Gather, n)
     }
 
     fn open(world: usize) -> CallTable {
@@ -366,8 +377,8 @@ mod tests {
         group_number("dp", &(0..table.last.len()).collect::<Vec<_>>())
     }
 
-    fn came(table: &mut CallTable, rank: usize, seq: u64, brief: CallSignature) -> Option<String> {
-        table.came(rank, collective(table, seq), brief).unwrap().map(|fault| fault.to_string())
+    fn came(table: &mut CallTable, rank: usize, seq: u64, signature: CallSignature) -> Option<String> {
+        table.came(rank, collective(table, seq), signature).unwrap().map(|fault| fault.to_string())
     }
 
     fn late(table: &CallTable, rank: usize, seq: u64) -> String {
@@ -422,7 +433,7 @@ mod tests {
         };
         [0, 1].into_iter().for_each(|rank| table.open(rank, "ep", &[0, 1]).unwrap());
         (0..3).for_each(|rank| {
-            assert_eq!(came(&mut table, rank, 0, brief("barrier", Route::Barrier, 0)), None)
+            assert_eq!(came(&mut table, rank, 0, signature("barrier", Route::Barrier, 0)), None)
         });
         assert_eq!(
             (
@@ -457,7 +468,7 @@ mod tests {
         let group = dp(&table);
         let mut message = |rank: usize, (from, to): (usize, usize), route, n| {
             let key = (group, Sequence::Message { from, to }, 0);
-            table.came(rank, key, brief("m", route, n)).unwrap().map(|fault| fault.to_string())
+            table.came(rank, key, signature("m", route, n)).unwrap().map(|fault| fault.to_string())
         };
         assert_eq!(message(0, (0, 1), Route::Send { to: 1 }, 2), None);
         assert_eq!(message(2, (2, 1), Route::Send { to: 1 }, 5), None);
@@ -466,7 +477,7 @@ mod tests {
         assert!(differs.contains("rank 1 brought m f32[2], rank 2"), "{differs}");
         let mut table = open(2);
         let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
-        table.came(0, key, brief("send", Route::Send { to: 1 }, 2)).unwrap();
+        table.came(0, key, signature("send", Route::Send { to: 1 }, 2)).unwrap();
         assert_eq!(table.ended(1), None, "a message that nobody fetches disturbs nobody");
         assert!(!table.all_have_ended());
         table.ended(0);
@@ -489,7 +500,7 @@ mod tests {
         assert!(table.open(1, &"n".repeat(2000), &[1]).unwrap_err().contains("name has 2000 bytes"));
         let group = dp(&table);
         let message = |from, to| (group, Sequence::Message { from, to }, 0);
-        for (key, brief, want) in [
+        for (key, signature, want) in [
             (
                 (8, Sequence::Collective, 0),
                 gather(1),
@@ -499,11 +510,11 @@ mod tests {
             (message(0, 0), gather(1), "it comes to a message of dp{0, 1} that is not its own"),
             (
                 (group, Sequence::Collective, 0),
-                brief("all_to_all", Route::AllToAll, 1),
+                signature("all_to_all", Route::AllToAll, 1),
                 "its all_to_all on dp{0, 1} has 0 parts for 1",
             ),
         ] {
-            assert_eq!(table.came(1, key, brief).unwrap_err(), want);
+            assert_eq!(table.came(1, key, signature).unwrap_err(), want);
         }
         assert!(table.late(1, message(5, 5), &"send".into(), true).is_err());
         let long = CallSignature { operator: "n".repeat(257).into(), ..gather(1) };

@@ -3,10 +3,10 @@
 mod call_table;
 pub mod flight;
 mod recorder;
-mod roster;
 mod table_group;
 mod wait_graph;
+mod world_recorders;
 
-pub(super) use call_table::{Breach, CallTable};
+pub(super) use call_table::{CallTable, ProtocolViolation};
 pub(super) use recorder::{GroupId, RecordedCall, Recorder};
-pub(super) use roster::{FlightSettings, Roster};
+pub(super) use world_recorders::{FlightSettings, WorldRecorders};

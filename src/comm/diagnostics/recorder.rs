@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::flight::record::{CallRecord, CallState, GroupRecord, KEPT, RankRecord};
+use super::flight::record::{CALLS_KEPT, CallRecord, CallState, GroupRecord, RankRecord};
 use super::flight::write;
 use crate::comm::calls::{Call, Route, Sequence, current_operator, label};
 use crate::error::{CallId, Error};
@@ -31,7 +31,7 @@ pub(crate) struct GroupId(u32);
 #[derive(Debug, Default)]
 struct CallHistory {
     groups: Vec<GroupProgress>,
-    /// A ring: call `n` is at `n % KEPT`, its group a place in `groups`.
+    /// A ring: call `n` is at `n % CALLS_KEPT`, its group a place in `groups`.
     calls: Vec<CallRecord>,
     /// Calls started so far.
     calls_len: u64,
@@ -116,8 +116,11 @@ impl Recorder {
     pub(crate) fn group(&self, name: &str, ranks: &Arc<[usize]>) -> GroupId {
         let mut history = self.history();
         let generation = history.generation;
-        let at =
-            history.groups.iter().position(|group| group.is(name, ranks, generation)).unwrap_or_else(|| {
+        let at = history
+            .groups
+            .iter()
+            .position(|group| group.matches(name, ranks, generation))
+            .unwrap_or_else(|| {
                 let group = GroupRecord { name: name.to_string(), ranks: ranks.clone(), generation };
                 history.groups.push(GroupProgress { group, collectives: 0, messages: vec![], last: None });
                 history.groups.len() - 1
@@ -141,9 +144,9 @@ impl Recorder {
         let number = history.calls_len;
         history.calls_len += 1;
         if history.calls.is_empty() {
-            history.calls.reserve_exact(KEPT);
+            history.calls.reserve_exact(CALLS_KEPT);
         }
-        let at = (number % KEPT as u64) as usize;
+        let at = (number % CALLS_KEPT as u64) as usize;
         if at == history.calls.len() {
             history.calls.push(CallRecord::empty());
         }
@@ -160,7 +163,7 @@ impl Recorder {
     pub(in crate::comm) fn last(&self, name: &str, ranks: &[usize]) -> (Option<CallId>, Option<CallId>) {
         let history = self.history();
         let generation = history.generation;
-        let group = history.groups.iter().find(|group| group.is(name, ranks, generation));
+        let group = history.groups.iter().find(|group| group.matches(name, ranks, generation));
         let here = group.and_then(|group| Some(group.last?.id(&group.group)));
         let last = history.last.map(|(group, done)| done.id(&history.groups[group].group));
         (here, last)
@@ -169,7 +172,7 @@ impl Recorder {
     /// The calls that the rank waits in.
     pub(super) fn waits(&self) -> Vec<RankWait> {
         let history = self.history();
-        history.waiting.iter().map(|waiting| history.told(waiting)).collect()
+        history.waiting.iter().map(|waiting| history.rank_wait(waiting)).collect()
     }
 
     /// As [`Recorder::waits`], those in which it has waited longer than `patience`, each told once.
@@ -179,7 +182,7 @@ impl Recorder {
         for at in 0..history.waiting.len() {
             if !history.waiting[at].is_slow && history.waiting[at].since.elapsed() >= patience {
                 history.waiting[at].is_slow = true;
-                slow.push(history.told(&history.waiting[at]));
+                slow.push(history.rank_wait(&history.waiting[at]));
             }
         }
         slow
@@ -239,7 +242,8 @@ impl CallHistory {
     /// The calls that are kept, oldest first, and their groups.
     fn last_calls(&self) -> (Vec<GroupRecord>, Vec<CallRecord>) {
         // In a full ring the oldest call is where the next one will be.
-        let oldest = if self.calls.len() < KEPT { 0 } else { (self.calls_len % KEPT as u64) as usize };
+        let oldest =
+            if self.calls.len() < CALLS_KEPT { 0 } else { (self.calls_len % CALLS_KEPT as u64) as usize };
         let (newer, older) = self.calls.split_at(oldest);
         let mut calls: Vec<CallRecord> = older.iter().chain(newer).cloned().collect();
         let mut groups = Vec::new();
@@ -258,11 +262,11 @@ impl CallHistory {
     }
 
     fn call(&mut self, number: u64) -> Option<&mut CallRecord> {
-        let at = (number % KEPT as u64) as usize;
+        let at = (number % CALLS_KEPT as u64) as usize;
         self.calls.get_mut(at).filter(|call| call.number == number)
     }
 
-    fn told(&self, wait: &OpenWait) -> RankWait {
+    fn rank_wait(&self, wait: &OpenWait) -> RankWait {
         let group = self.group(wait.group);
         let done = CompletedCall { call: wait.call, seq: wait.seq, operator: wait.operator };
         RankWait { id: done.id(group), group: group.clone(), sequence: wait.sequence, since: wait.since }
@@ -276,7 +280,7 @@ impl GroupId {
 }
 
 impl GroupProgress {
-    fn is(&self, name: &str, ranks: &[usize], generation: u64) -> bool {
+    fn matches(&self, name: &str, ranks: &[usize], generation: u64) -> bool {
         let GroupRecord { name: own, ranks: members, generation: made } = &self.group;
         *made == generation && own == name && **members == *ranks
     }
@@ -471,7 +475,7 @@ mod tests {
         let history = recorder.history();
         assert_eq!(
             (history.calls.len(), history.calls_len, history.waiting.len()),
-            (KEPT, 5 * u64::from(rounds), 0)
+            (CALLS_KEPT, 5 * u64::from(rounds), 0)
         );
     }
 }

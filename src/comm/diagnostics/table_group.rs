@@ -75,8 +75,8 @@ impl TableGroup {
         away.map(|at| self.rank(sequence, at)).collect()
     }
 
-    pub fn id(&self, key: CallKey, brief: &CallSignature) -> CallId {
-        self.named(key.2, &brief.name, &brief.operator)
+    pub fn id(&self, key: CallKey, signature: &CallSignature) -> CallId {
+        self.named(key.2, &signature.name, &signature.operator)
     }
 
     pub fn named(&self, seq: u64, call: &Name, operator: &Name) -> CallId {

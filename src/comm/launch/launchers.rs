@@ -25,7 +25,7 @@ pub(super) fn read(vars: &Vars) -> Result<Option<Launch>> {
 }
 
 /// A launcher's numbers, with the names they came by.
-struct Numbers {
+struct LauncherNumbers {
     rank: usize,
     world_len: usize,
     local_rank: usize,
@@ -38,7 +38,7 @@ fn torchrun(vars: &Vars) -> Result<Option<Launch>> {
         return Ok(None);
     }
     let given = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"];
-    let numbers = Numbers {
+    let numbers = LauncherNumbers {
         rank: vars.needed("RANK", &given)?,
         world_len: vars.needed("WORLD_SIZE", &given)?,
         local_rank: vars.needed("LOCAL_RANK", &given)?,
@@ -76,7 +76,7 @@ fn open_mpi(vars: &Vars) -> Result<Option<Launch>> {
     if !given.iter().any(|name| vars.has(name)) {
         return Ok(None);
     }
-    let numbers = Numbers {
+    let numbers = LauncherNumbers {
         rank: vars.needed(rank, &given)?,
         world_len: vars.needed(size, &given)?,
         local_rank: vars.needed(local_rank, &given)?,
@@ -108,7 +108,7 @@ fn pmi(vars: &Vars) -> Result<Option<Launch>> {
         None => return Err(vars.absent(names[0], &given)),
     };
     let local_len = vars.first_number(&["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"])?.map(|(_, n)| n);
-    let numbers = Numbers { rank, world_len, local_rank, local_len };
+    let numbers = LauncherNumbers { rank, world_len, local_rank, local_len };
     let (host, port) = meeting(vars, &numbers, "PMI", &["PMI_JOBID", "SLURM_JOB_ID"])?;
     Ok(Some(numbers.launch("PMI", host, port)))
 }
@@ -122,7 +122,7 @@ fn slurm(vars: &Vars) -> Result<Option<Launch>> {
     let given = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"];
     let tasks = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"];
     let world_len = vars.first_number(&tasks)?.ok_or_else(|| vars.absent("SLURM_NTASKS", &given))?.1;
-    let numbers = Numbers {
+    let numbers = LauncherNumbers {
         rank: vars.needed("SLURM_PROCID", &given)?,
         world_len,
         local_rank: vars.needed("SLURM_LOCALID", &given)?,
@@ -132,9 +132,9 @@ fn slurm(vars: &Vars) -> Result<Option<Launch>> {
     Ok(Some(numbers.launch("Slurm", host, port)))
 }
 
-impl Numbers {
+impl LauncherNumbers {
     fn launch(self, by: &'static str, host: Option<String>, port: u16) -> Launch {
-        let Numbers { rank, world_len, local_rank, local_len } = self;
+        let LauncherNumbers { rank, world_len, local_rank, local_len } = self;
         let (bind, secret) = (None, SecretSource::None);
         Launch { by, rank, world_len, local_rank, local_len, host, port, bind, secret }
     }
@@ -143,7 +143,7 @@ impl Numbers {
 const LOCAL: &str = "127.0.0.1";
 
 /// The meeting place, if it is known, and its port, where they need not be said: the variables' own, else what can be made from the job's facts.
-fn meeting(vars: &Vars, numbers: &Numbers, by: &str, jobs: &[&str]) -> Result<(Option<String>, u16)> {
+fn meeting(vars: &Vars, numbers: &LauncherNumbers, by: &str, jobs: &[&str]) -> Result<(Option<String>, u16)> {
     let nodes = vars.first_number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?.map(|(_, n)| n);
     let one_node = numbers.world_len == 1
         || numbers.local_len == Some(numbers.world_len)

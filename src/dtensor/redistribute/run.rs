@@ -109,7 +109,7 @@ impl Move {
         for (k, stage) in self.stages.iter().enumerate().skip(first) {
             let coming = match stage {
                 Stage::AllReduce { group, reduce } => {
-                    Coming::Whole(group.all_reduce_begun(&local, reduce.clone()))
+                    Coming::Whole(group.all_reduce_with_async(&local, reduce.clone()))
                 }
                 Stage::Fold(fold) => fold.start(&local)?,
                 Stage::Exchange(x) if x.way == Way::Slice => {
@@ -217,7 +217,7 @@ impl Fold {
         }
         Ok(match &self.sources[..] {
             // Everybody's parts are of all that this rank will hold.
-            [only] => Coming::Whole(self.group.reduce_scatter_in(parts, only.reduce.clone())),
+            [only] => Coming::Whole(self.group.reduce_scatter_with(parts, only.reduce.clone())),
             _ => Coming::Parts(self.group.all_to_all_async(parts, &self.shapes)),
         })
     }

@@ -73,10 +73,10 @@ fn who_brought_something_else_is_found() {
             })?;
             end.fault.map_or(Ok(()), |(_, fault)| Err(fault.into()))
         });
-        let [difference] = &report.differences[..] else { panic!("{report}") };
-        assert!(difference.id.group.starts_with(&name), "{report}");
-        assert!(difference.brought.iter().any(|(_, ranks)| *ranks == [culprit]), "{culprit}: {report}");
-        assert!(report.first.is_some() && report.silent.is_empty(), "{report}");
+        let [mismatch] = &report.mismatches[..] else { panic!("{report}") };
+        assert!(mismatch.id.group.starts_with(&name), "{report}");
+        assert!(mismatch.brought.iter().any(|(_, ranks)| *ranks == [culprit]), "{culprit}: {report}");
+        assert!(report.first.is_some() && report.without_record.is_empty(), "{report}");
         assert!(report.to_string().contains(&format!("rank(s) [{culprit}] brought")), "{report}");
     });
 }
@@ -100,8 +100,8 @@ fn who_stayed_behind_and_who_waits_for_whom() {
     let found =
         |wait: &(usize, &str, usize)| circle.iter().any(|(r, id, on)| (*r, id.as_str(), *on) == *wait);
     assert!(circle.len() == 2 && [0, 1].iter().any(|&r| waits(r).iter().any(found)), "{report}");
-    assert!(report.behind.iter().any(|b| b.absent.iter().any(|(rank, _)| *rank == 2)), "{report}");
-    assert!(report.differences.is_empty(), "{report}");
+    assert!(report.incomplete.iter().any(|b| b.absent.iter().any(|(rank, _)| *rank == 2)), "{report}");
+    assert!(report.mismatches.is_empty(), "{report}");
 
     let folder = Folder::new();
     let report = flown(2, &folder, |rank| {
@@ -112,7 +112,7 @@ fn who_stayed_behind_and_who_waits_for_whom() {
         sum(&rank.world(), 7)
     });
     assert_eq!(report.first, Some((1, "panicked: out of luck\n\"quoted\"".into())));
-    let [behind] = &report.behind[..] else { panic!("{report}") };
+    let [behind] = &report.incomplete[..] else { panic!("{report}") };
     assert_eq!((behind.waiting.as_slice(), behind.absent[0].0), (&[0][..], 1), "{report}");
     assert_eq!(behind.id.to_string(), "all_reduce #3 on group world{0, 1}");
     assert_eq!(behind.absent[0].1.as_deref(), Some("all_reduce #2 on group world{0, 1}"));
@@ -164,7 +164,7 @@ fn what_a_record_holds() {
         let message = calls.iter().find(|call| matches!(&*call.brought.name, "send" | "recv")).unwrap();
         assert_eq!(message.brought.name == "send", record.rank == 0);
     }
-    assert_eq!(report.differences.len(), 1, "{report}");
+    assert_eq!(report.mismatches.len(), 1, "{report}");
 }
 
 /// A list without shapes.
@@ -206,7 +206,7 @@ fn what_is_no_record_is_refused_by_name() {
     refused(&whole(0, &call(0, 0)), "1 calls are kept of 0");
     refused(&whole(0, &call(0, 0)).replace("\"calls_len\":0", "\"calls_len\":1"), "no group 0");
     fs::write(folder.file(0), whole(0, "")).unwrap();
-    assert_eq!(read(&folder.0).unwrap().silent, [1]);
+    assert_eq!(read(&folder.0).unwrap().without_record, [1]);
     fs::write(folder.file(2), whole(2, "").replace("\"world_len\":2", "\"world_len\":3")).unwrap();
     assert!(said(&folder).contains("of several worlds"), "{}", said(&folder));
 }

@@ -20,5 +20,5 @@ pub(super) mod write;
 pub use crate::comm::calls::ShapeList;
 pub use read::read;
 pub use record::{CallRecord, CallState, GroupRecord, RankRecord, RecordedSignature};
-pub use report::{Behind, Difference, FlightReport};
+pub use report::{FlightReport, IncompleteCall, MismatchedCall};
 pub use slow::SlowRank;

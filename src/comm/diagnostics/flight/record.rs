@@ -11,7 +11,7 @@ use crate::error::CallId;
 use crate::tensor::{DType, ReduceOp};
 
 /// Calls that a rank remembers.
-pub(in crate::comm::diagnostics) const KEPT: usize = 256;
+pub(in crate::comm::diagnostics) const CALLS_KEPT: usize = 256;
 /// The ranks that a world is believed to have at most.
 const WORLD_LEN: usize = 1 << 20;
 
@@ -34,10 +34,10 @@ pub struct RankRecord {
     /// Calls started since the program began, of which the last ones follow.
     pub calls_len: u64,
     /// The groups of these calls.
-    #[serde(deserialize_with = "at_most::<KEPT, _, _>")]
+    #[serde(deserialize_with = "at_most::<CALLS_KEPT, _, _>")]
     pub groups: Vec<GroupRecord>,
     /// The last calls, oldest first.
-    #[serde(deserialize_with = "at_most::<KEPT, _, _>")]
+    #[serde(deserialize_with = "at_most::<CALLS_KEPT, _, _>")]
     pub calls: Vec<CallRecord>,
 }
 

@@ -14,11 +14,11 @@ pub struct FlightReport {
     /// The records, by rank.
     pub records: Vec<RankRecord>,
     /// Ranks that left no record: they were killed, had ended well, or never failed.
-    pub silent: Vec<usize>,
+    pub without_record: Vec<usize>,
     /// The first call of each group to which members brought what does not belong together, earliest first.
-    pub differences: Vec<Difference>,
+    pub mismatches: Vec<MismatchedCall>,
     /// The first call of each group in which ranks waited for others that never came, earliest first.
-    pub behind: Vec<Behind>,
+    pub incomplete: Vec<IncompleteCall>,
     /// Ranks that waited for each other; empty if none did.
     pub cycle: Vec<Wait>,
     /// The rank that failed first on its own account, and why.
@@ -27,7 +27,7 @@ pub struct FlightReport {
 
 /// A call to which ranks brought what does not belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub struct MismatchedCall {
     /// The call, as the first of the ranks made it.
     pub id: CallId,
     /// The calls that were brought, each with the ranks that brought it, and the operators that wanted it.
@@ -36,7 +36,7 @@ pub struct Difference {
 
 /// A call that some members never came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Behind {
+pub struct IncompleteCall {
     /// The call.
     pub id: CallId,
     /// The members that came.
@@ -49,23 +49,23 @@ impl FlightReport {
     pub(super) fn new(records: Vec<RankRecord>) -> FlightReport {
         let world_len = records.first().map_or(0, |record| record.world_len);
         let known: HashSet<usize> = records.iter().map(|record| record.rank).collect();
-        let silent = (0..world_len).filter(|rank| !known.contains(rank)).collect();
+        let without_record = (0..world_len).filter(|rank| !known.contains(rank)).collect();
         let first = records.iter().filter(|record| !record.is_echo && !record.cause.is_empty());
         let first = first.min_by_key(|record| record.began_unix_us.saturating_add(record.failed_us));
         let first = first.map(|record| (record.rank, record.cause.clone()));
-        let meetings = Meetings::of(&records);
-        let differences = meetings.differences();
-        let (behind, cycle) = (meetings.behind(), meetings.cycle());
-        FlightReport { silent, differences, behind, cycle, first, records }
+        let matches = CallMatches::of(&records);
+        let mismatches = matches.mismatches();
+        let (incomplete, cycle) = (matches.incomplete(), matches.cycle());
+        FlightReport { without_record, mismatches, incomplete, cycle, first, records }
     }
 }
 
 /// A call by whoever made it: the group's number, the sequence, and the place in it.
-type MeetingKey = (usize, Sequence, u64);
+type MatchKey = (usize, Sequence, u64);
 
 /// A call by one of its members.
 #[derive(Clone, Copy)]
-struct Attendance<'a> {
+struct MemberCall<'a> {
     record: &'a RankRecord,
     call: &'a CallRecord,
     /// The rank's place in the group.
@@ -73,19 +73,19 @@ struct Attendance<'a> {
 }
 
 /// The calls of all ranks, by where they meet.
-struct Meetings<'a> {
+struct CallMatches<'a> {
     records: &'a [RankRecord],
-    calls: BTreeMap<MeetingKey, Vec<Attendance<'a>>>,
+    calls: BTreeMap<MatchKey, Vec<MemberCall<'a>>>,
     /// The last call that a rank made in a group's sequence; of messages, the last one sent.
     reached: HashMap<(usize, Sequence, usize), u64>,
     /// The calls that ranks waited in or were told the failure of and to which others never came, earliest first.
-    unfinished: Vec<MeetingKey>,
+    unfinished: Vec<MatchKey>,
 }
 
-impl<'a> Meetings<'a> {
-    fn of(records: &'a [RankRecord]) -> Meetings<'a> {
+impl<'a> CallMatches<'a> {
+    fn of(records: &'a [RankRecord]) -> CallMatches<'a> {
         let mut numbers: HashMap<&GroupRecord, usize> = HashMap::new();
-        let mut calls: BTreeMap<MeetingKey, Vec<Attendance<'a>>> = BTreeMap::new();
+        let mut calls: BTreeMap<MatchKey, Vec<MemberCall<'a>>> = BTreeMap::new();
         let mut reached = HashMap::new();
         for record in records {
             let groups: Vec<(usize, usize)> = record
@@ -100,7 +100,7 @@ impl<'a> Meetings<'a> {
             for call in &record.calls {
                 let (number, index) = groups[call.group];
                 let sequence = call.sequence(index);
-                calls.entry((number, sequence, call.seq)).or_default().push(Attendance {
+                calls.entry((number, sequence, call.seq)).or_default().push(MemberCall {
                     record,
                     call,
                     index,
@@ -111,34 +111,34 @@ impl<'a> Meetings<'a> {
                 }
             }
         }
-        let mut meetings = Meetings { records, calls, reached, unfinished: vec![] };
-        let waits = meetings.calls.iter().filter_map(|(&place, came)| {
+        let mut matches = CallMatches { records, calls, reached, unfinished: vec![] };
+        let waits = matches.calls.iter().filter_map(|(&place, came)| {
             let began = came.iter().filter(|one| one.waits()).map(|one| one.call.started_us).min()?;
-            (!meetings.absent(place).is_empty()).then_some((began, place))
+            (!matches.absent(place).is_empty()).then_some((began, place))
         });
-        let mut waits: Vec<(u64, MeetingKey)> = waits.collect();
+        let mut waits: Vec<(u64, MatchKey)> = waits.collect();
         waits.sort_unstable();
-        meetings.unfinished = waits.into_iter().map(|(_, place)| place).collect();
-        meetings
+        matches.unfinished = waits.into_iter().map(|(_, place)| place).collect();
+        matches
     }
 
     /// The first difference of each sequence, earliest first.
-    fn differences(&self) -> Vec<Difference> {
+    fn mismatches(&self) -> Vec<MismatchedCall> {
         let mut seen = HashSet::new();
-        let mut all: Vec<(u64, Difference)> = Vec::new();
+        let mut all: Vec<(u64, MismatchedCall)> = Vec::new();
         for (&(group, sequence, _), came) in &self.calls {
             if !seen.contains(&(group, sequence)) && !all_agree(came) {
                 seen.insert((group, sequence));
                 let began = came.iter().map(|one| one.call.started_us).min().unwrap_or(0);
-                all.push((began, difference(came)));
+                all.push((began, mismatch(came)));
             }
         }
         all.sort_by_key(|(began, _)| *began);
-        all.into_iter().map(|(_, difference)| difference).collect()
+        all.into_iter().map(|(_, mismatch)| mismatch).collect()
     }
 
     /// The members that never came to a call for which others waited.
-    fn absent(&self, (group, sequence, seq): MeetingKey) -> Vec<usize> {
+    fn absent(&self, (group, sequence, seq): MatchKey) -> Vec<usize> {
         let Some(first) = self.calls.get(&(group, sequence, seq)).and_then(|came| came.first()) else {
             return vec![];
         };
@@ -153,29 +153,29 @@ impl<'a> Meetings<'a> {
         }
     }
 
-    fn behind(&self) -> Vec<Behind> {
+    fn incomplete(&self) -> Vec<IncompleteCall> {
         let mut seen = HashSet::new();
         let first = self.unfinished.iter().filter(|(group, sequence, _)| seen.insert((*group, *sequence)));
         let last = |rank: usize| {
             let at = self.records.binary_search_by_key(&rank, |record| record.rank).ok()?;
             Some(self.records[at].id(self.records[at].calls.last()?).to_string())
         };
-        let behind = |&place: &MeetingKey| {
+        let incomplete = |&place: &MatchKey| {
             let came = &self.calls[&place];
             let waits = came.iter().find(|one| one.waits()).unwrap_or(&came[0]);
             let same = came.iter().filter(|one| one.call.brought.name == waits.call.brought.name);
-            Behind {
+            IncompleteCall {
                 id: waits.id(),
                 waiting: same.map(|one| one.record.rank).collect(),
                 absent: self.absent(place).into_iter().map(|rank| (rank, last(rank))).collect(),
             }
         };
-        first.map(behind).collect()
+        first.map(incomplete).collect()
     }
 
     /// Ranks that waited for each other, if any did.
     fn cycle(&self) -> Vec<Wait> {
-        let mut waits: HashMap<usize, Vec<(CallId, MeetingKey)>> = HashMap::new();
+        let mut waits: HashMap<usize, Vec<(CallId, MatchKey)>> = HashMap::new();
         let mut waited_for: BTreeSet<usize> = BTreeSet::new();
         let mut order = Vec::new();
         for &place in &self.unfinished {
@@ -196,7 +196,7 @@ impl<'a> Meetings<'a> {
     }
 }
 
-impl Attendance<'_> {
+impl MemberCall<'_> {
     fn waits(&self) -> bool {
         matches!(self.call.state, CallState::Waiting | CallState::Failed)
     }
@@ -205,12 +205,12 @@ impl Attendance<'_> {
         self.record.id(self.call)
     }
 
-    fn agrees(&self, other: &Attendance<'_>) -> bool {
+    fn agrees(&self, other: &MemberCall<'_>) -> bool {
         self.call.brought.agrees(self.index, &other.call.brought, other.index)
     }
 }
 
-fn all_agree(came: &[Attendance<'_>]) -> bool {
+fn all_agree(came: &[MemberCall<'_>]) -> bool {
     let Some((first, rest)) = came.split_first() else { return true };
     match first.call.brought.route {
         Route::AllToAll => {
@@ -221,9 +221,9 @@ fn all_agree(came: &[Attendance<'_>]) -> bool {
     }
 }
 
-fn difference(came: &[Attendance<'_>]) -> Difference {
+fn mismatch(came: &[MemberCall<'_>]) -> MismatchedCall {
     let mut brought: Vec<(String, Vec<usize>)> = Vec::new();
-    for Attendance { record, call, .. } in came {
+    for MemberCall { record, call, .. } in came {
         let operator =
             if call.operator.is_empty() { String::new() } else { format!(" (for {})", call.operator) };
         let text = format!("{}{operator}", call.brought);
@@ -232,21 +232,21 @@ fn difference(came: &[Attendance<'_>]) -> Difference {
             None => brought.push((text, vec![record.rank])),
         }
     }
-    Difference { id: came[0].id(), brought }
+    MismatchedCall { id: came[0].id(), brought }
 }
 
 /// A line each: what was read, what differs, who is behind, who waits for whom, and what each rank said.
 impl fmt::Display for FlightReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FlightReport { records, silent, differences, behind, cycle, first } = self;
-        writeln!(f, "records of {} rank(s) of {}", records.len(), records.len() + silent.len())?;
-        if !silent.is_empty() {
-            writeln!(f, "no record: rank(s) {silent:?}")?;
+        let FlightReport { records, without_record, mismatches, incomplete, cycle, first } = self;
+        writeln!(f, "records of {} rank(s) of {}", records.len(), records.len() + without_record.len())?;
+        if !without_record.is_empty() {
+            writeln!(f, "no record: rank(s) {without_record:?}")?;
         }
         if let Some((rank, cause)) = first {
             writeln!(f, "first: rank {rank}: {cause}")?;
         }
-        for Difference { id, brought } in differences {
+        for MismatchedCall { id, brought } in mismatches {
             let each: Vec<String> =
                 brought.iter().map(|(what, ranks)| format!("rank(s) {ranks:?} brought {what}")).collect();
             writeln!(f, "differs: {id}: {}", each.join(", "))?;
@@ -254,7 +254,7 @@ impl fmt::Display for FlightReport {
         for Wait { rank, id, waits_for } in cycle {
             writeln!(f, "circle: rank {rank} waited in {id} for rank {waits_for}")?;
         }
-        for Behind { id, waiting, absent } in behind {
+        for IncompleteCall { id, waiting, absent } in incomplete {
             write!(f, "behind: {id}: rank(s) {waiting:?} came")?;
             for (rank, last) in absent {
                 match last {

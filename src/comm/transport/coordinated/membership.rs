@@ -195,7 +195,7 @@ impl Membership {
     #[cfg(feature = "mpi")]
     pub fn leave_together(&self) {
         self.flush();
-        self.client.part();
+        self.client.leave_together();
     }
 
     /// Sends what is waiting and closes the connections, as the end of the process does.

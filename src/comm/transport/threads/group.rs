@@ -149,7 +149,7 @@ impl ThreadGroup {
             if let Some(fault) = absence {
                 let fault = self.with_last(fault);
                 let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
-                let circle = || self.status.roster.cycle(slot.ranks[call.position], fault.id());
+                let circle = || self.status.recorders.cycle(slot.ranks[call.position], fault.id());
                 // If two ranks find it at once, one of them may have gone on before the other looks.
                 let circle = is_late.then(circle).flatten().or_else(|| self.circle());
                 if let Some(circle) = circle {
@@ -244,7 +244,7 @@ impl ThreadGroup {
         let (at, other) = contents.disagreement(position, call)?;
         let (low, high) =
             if at < position { ((at, other), (position, *call)) } else { ((position, *call), (at, other)) };
-        let (brought, other_brought) = high.1.signature().told_apart(&low.1.signature());
+        let (brought, other_brought) = high.1.signature().describe_both(&low.1.signature());
         Some(CommFault::Mismatch {
             id: self.id(slot, call.name),
             rank: slot.ranks[high.0],
@@ -271,10 +271,10 @@ impl ThreadGroup {
     /// The fault, with the calls that the members have completed, and those for which the missing members wait.
     fn with_last(&self, mut fault: CommFault) -> CommFault {
         if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
-            *last = self.status.roster.last(&self.name, &self.ranks);
+            *last = self.status.recorders.last(&self.name, &self.ranks);
         }
         if let CommFault::Missing { missing, elsewhere, .. } = &mut fault {
-            *elsewhere = self.status.roster.elsewhere(missing);
+            *elsewhere = self.status.recorders.elsewhere(missing);
         }
         fault
     }

@@ -19,15 +19,15 @@ pub(crate) struct FlightSettings {
 
 /// The recorders of all ranks of a world whose ranks are threads of this process.
 #[derive(Debug)]
-pub(crate) struct Roster {
+pub(crate) struct WorldRecorders {
     recorders: Box<[Arc<Recorder>]>,
 }
 
-impl Roster {
-    pub(crate) fn new(world_len: usize, flights: &FlightSettings) -> Arc<Roster> {
+impl WorldRecorders {
+    pub(crate) fn new(world_len: usize, flights: &FlightSettings) -> Arc<WorldRecorders> {
         let dir = flights.dir.clone().or_else(write::dir_from_env);
         let recorder = |rank| Arc::new(Recorder::new(rank, world_len, dir.clone()));
-        Arc::new(Roster { recorders: (0..world_len).map(recorder).collect() })
+        Arc::new(WorldRecorders { recorders: (0..world_len).map(recorder).collect() })
     }
 
     pub(crate) fn len(&self) -> usize {

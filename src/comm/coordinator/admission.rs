@@ -14,113 +14,118 @@ use std::time::{Duration, Instant};
 
 use super::auth::{Greeting, Keys, VERSION};
 use super::connection::Connection;
-use super::frame::{HEAD_BYTES, Head, REJECTED};
+use super::frame::{FrameHead, HEAD_BYTES, REJECTED};
 use super::message::JoinRequest;
 use crate::comm::launch::Secret;
 use crate::error::Result;
 
 /// The time that somebody who connects has to say who it is.
 pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-/// So many strangers are heard at a time, of about a kilobyte each.
-const STRANGERS: usize = 256;
+/// So many waiting are heard at a time, of about a kilobyte each.
+const UNAUTHENTICATED: usize = 256;
 /// Nobody is sent away earlier for want of room: a rank answers within a round trip.
-const GRACE: Duration = Duration::from_millis(50);
+const EVICTION_GRACE: Duration = Duration::from_millis(50);
 /// So many who were turned away are remembered.
 const REMEMBERED: usize = 8;
 
 /// Listeners, and who waits at them.
-pub(super) struct Door {
+pub(super) struct Admission {
     listeners: Vec<TcpListener>,
     secret: Option<Secret>,
-    strangers: VecDeque<Stranger>,
-    turned_away: TurnedAway,
+    waiting: VecDeque<UnauthenticatedConnection>,
+    rejected: RejectedPeers,
     /// The listener that is asked first, each in turn.
     first: usize,
 }
 
 /// Somebody who has shown that it knows the secret.
-pub(super) struct Arrival {
+pub(super) struct AuthenticatedPeer {
     pub connection: Connection,
     pub from: SocketAddr,
     pub join: JoinRequest,
 }
 
-struct Stranger {
+struct UnauthenticatedConnection {
     stream: TcpStream,
     from: SocketAddr,
     since: Instant,
-    hello: Hello,
+    hello: ClientHello,
 }
 
 /// Those who were turned away, for whoever wonders where a rank is.
 #[derive(Default)]
-pub(super) struct TurnedAway {
+pub(super) struct RejectedPeers {
     first: Vec<String>,
     more: usize,
     /// The last thing that kept the system from letting anybody in.
     trouble: Option<String>,
 }
 
-impl Door {
+impl Admission {
     /// # Errors
     /// Those of the listeners.
-    pub fn new(listeners: Vec<TcpListener>, secret: Option<Secret>) -> io::Result<Door> {
+    pub fn new(listeners: Vec<TcpListener>, secret: Option<Secret>) -> io::Result<Admission> {
         listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
-        Ok(Door {
+        Ok(Admission {
             listeners,
             secret,
-            strangers: VecDeque::new(),
-            turned_away: TurnedAway::default(),
+            waiting: VecDeque::new(),
+            rejected: RejectedPeers::default(),
             first: 0,
         })
     }
 
     /// Hears whoever is there, and returns those who have shown that they know the secret. Never waits.
     ///
-    pub fn turn(&mut self) -> Vec<Arrival> {
+    pub fn turn(&mut self) -> Vec<AuthenticatedPeer> {
         // A turn has an end, however many come.
-        for _ in 0..2 * STRANGERS {
-            let crowded = self.strangers.len() >= STRANGERS && !self.drop_one(GRACE);
+        for _ in 0..2 * UNAUTHENTICATED {
+            let crowded = self.waiting.len() >= UNAUTHENTICATED && !self.evict_one(EVICTION_GRACE);
             let Some((stream, from)) = (if crowded { None } else { self.accept() }) else { break };
-            if let Ok(hello) = Hello::new()
+            if let Ok(hello) = ClientHello::new()
                 && greet(&stream, &hello).is_ok()
             {
-                self.strangers.push_back(Stranger { stream, from, since: Instant::now(), hello });
+                self.waiting.push_back(UnauthenticatedConnection {
+                    stream,
+                    from,
+                    since: Instant::now(),
+                    hello,
+                });
             }
         }
         let mut arrivals = Vec::new();
-        for mut stranger in std::mem::take(&mut self.strangers) {
-            match stranger.hear(self.secret.as_ref()) {
-                Heard::Part if stranger.since.elapsed() < HELLO_DEADLINE => {
-                    self.strangers.push_back(stranger)
+        for mut peer in std::mem::take(&mut self.waiting) {
+            match peer.hear(self.secret.as_ref()) {
+                HelloState::Incomplete if peer.since.elapsed() < HELLO_DEADLINE => {
+                    self.waiting.push_back(peer)
                 }
-                Heard::Part => self.turned_away.add(stranger.from, "said nothing in time"),
-                Heard::Gone => {}
-                Heard::Stranger(why) => self.turned_away.add(stranger.from, why),
-                Heard::Joined(join, keys) => {
-                    let Stranger { stream, from, .. } = stranger;
+                HelloState::Incomplete => self.rejected.add(peer.from, "said nothing in time"),
+                HelloState::Closed => {}
+                HelloState::Rejected(why) => self.rejected.add(peer.from, why),
+                HelloState::Authenticated(join, keys) => {
+                    let UnauthenticatedConnection { stream, from, .. } = peer;
                     let connection = Connection { stream: stream.into(), keys: *keys };
-                    arrivals.push(Arrival { connection, from, join });
+                    arrivals.push(AuthenticatedPeer { connection, from, join });
                 }
             }
         }
         arrivals
     }
 
-    pub fn turned_away(&mut self) -> &mut TurnedAway {
-        &mut self.turned_away
+    pub fn rejected(&mut self) -> &mut RejectedPeers {
+        &mut self.rejected
     }
 
     /// Sends one away: of those from the address with most, the one that has been there longest, unless it came a moment ago.
-    fn drop_one(&mut self, grace: Duration) -> bool {
+    fn evict_one(&mut self, grace: Duration) -> bool {
         let mut from: HashMap<IpAddr, usize> = HashMap::new();
-        self.strangers.iter().for_each(|stranger| *from.entry(stranger.from.ip()).or_default() += 1);
+        self.waiting.iter().for_each(|peer| *from.entry(peer.from.ip()).or_default() += 1);
         let most = from.iter().max_by_key(|(_, len)| **len).map(|(ip, _)| *ip);
-        let oldest = self.strangers.iter().position(|stranger| Some(stranger.from.ip()) == most);
-        let gone = oldest.filter(|&at| self.strangers[at].since.elapsed() >= grace);
-        let gone = gone.and_then(|at| self.strangers.remove(at));
-        gone.is_some_and(|stranger| {
-            self.turned_away.add(stranger.from, "had to give way");
+        let oldest = self.waiting.iter().position(|peer| Some(peer.from.ip()) == most);
+        let gone = oldest.filter(|&at| self.waiting[at].since.elapsed() >= grace);
+        let gone = gone.and_then(|at| self.waiting.remove(at));
+        gone.is_some_and(|peer| {
+            self.rejected.add(peer.from, "had to give way");
             true
         })
     }
@@ -136,8 +141,8 @@ impl Door {
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 // Most likely no descriptor is left: the next turn has one.
                 Err(e) => {
-                    self.turned_away.trouble = Some(e.to_string());
-                    self.drop_one(Duration::ZERO);
+                    self.rejected.trouble = Some(e.to_string());
+                    self.evict_one(Duration::ZERO);
                 }
             }
         }
@@ -146,7 +151,7 @@ impl Door {
 }
 
 /// The first words to somebody new. They fit into an empty buffer, or the connection is none.
-fn greet(stream: &TcpStream, hello: &Hello) -> io::Result<()> {
+fn greet(stream: &TcpStream, hello: &ClientHello) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
     let greeting = hello.greeting.encode();
@@ -154,23 +159,23 @@ fn greet(stream: &TcpStream, hello: &Hello) -> io::Result<()> {
     if sent == greeting.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-impl Stranger {
-    fn hear(&mut self, secret: Option<&Secret>) -> Heard {
-        let mut room = [0; Hello::BYTES + 1];
+impl UnauthenticatedConnection {
+    fn hear(&mut self, secret: Option<&Secret>) -> HelloState {
+        let mut room = [0; ClientHello::BYTES + 1];
         loop {
             match (&self.stream).read(&mut room) {
-                Ok(0) => return Heard::Gone,
+                Ok(0) => return HelloState::Closed,
                 Ok(n) => match self.hello.hear(&room[..n], secret) {
-                    Heard::Part => {}
-                    Heard::Stranger(why) => {
+                    HelloState::Incomplete => {}
+                    HelloState::Rejected(why) => {
                         self.reject();
-                        return Heard::Stranger(why);
+                        return HelloState::Rejected(why);
                     }
                     heard => return heard,
                 },
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Heard::Part,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return HelloState::Incomplete,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Heard::Gone,
+                Err(_) => return HelloState::Closed,
             }
         }
     }
@@ -183,7 +188,7 @@ impl Stranger {
     }
 }
 
-impl TurnedAway {
+impl RejectedPeers {
     pub fn add(&mut self, from: SocketAddr, why: &str) {
         if self.first.len() < REMEMBERED {
             self.first.push(format!("{from} ({why})"));
@@ -194,7 +199,7 @@ impl TurnedAway {
 
     /// `, where it turned away 10.0.0.7:41234 (another secret) and 3 more`; nothing where nobody was.
     pub fn text(&self) -> String {
-        let TurnedAway { first, more, trouble } = self;
+        let RejectedPeers { first, more, trouble } = self;
         let more = if *more == 0 { String::new() } else { format!(" and {more} more") };
         let mut text = match first.is_empty() {
             true => String::new(),
@@ -208,58 +213,60 @@ impl TurnedAway {
 }
 
 /// The words of a stranger so far: a greeting, then a [`JoinRequest`] under the keys that follow from it.
-pub(super) struct Hello {
+pub(super) struct ClientHello {
     pub greeting: Greeting,
     said: Vec<u8>,
 }
 
 /// The knowledge of a stranger by its words.
-pub(super) enum Heard {
+pub(super) enum HelloState {
     /// Nothing wrong yet.
-    Part,
+    Incomplete,
     /// It knows the secret.
-    Joined(JoinRequest, Box<Keys>),
+    Authenticated(JoinRequest, Box<Keys>),
     /// It does not, or speaks otherwise.
-    Stranger(&'static str),
+    Rejected(&'static str),
     /// It has hung up.
-    Gone,
+    Closed,
 }
 
-impl Hello {
+impl ClientHello {
     /// The most that anybody may say.
     pub const BYTES: usize = Greeting::BYTES + HEAD_BYTES + JoinRequest::BYTES;
 
     /// # Errors
     /// A system without random numbers.
-    pub fn new() -> Result<Hello> {
-        Ok(Hello { greeting: Greeting::fresh()?, said: Vec::new() })
+    pub fn new() -> Result<ClientHello> {
+        Ok(ClientHello { greeting: Greeting::fresh()?, said: Vec::new() })
     }
 
     /// Hears some bytes more.
-    pub fn hear(&mut self, bytes: &[u8], secret: Option<&Secret>) -> Heard {
+    pub fn hear(&mut self, bytes: &[u8], secret: Option<&Secret>) -> HelloState {
         const OTHER: &str = "speaks another language";
-        if self.said.len() + bytes.len() > Hello::BYTES {
-            return Heard::Stranger("says too much");
+        if self.said.len() + bytes.len() > ClientHello::BYTES {
+            return HelloState::Rejected("says too much");
         }
         self.said.extend_from_slice(bytes);
-        let Some((greeting, rest)) = self.said.split_first_chunk() else { return Heard::Part };
-        let Some(greeting) = Greeting::decode(greeting) else { return Heard::Stranger(OTHER) };
+        let Some((greeting, rest)) = self.said.split_first_chunk() else { return HelloState::Incomplete };
+        let Some(greeting) = Greeting::decode(greeting) else { return HelloState::Rejected(OTHER) };
         if greeting.version != VERSION {
-            return Heard::Stranger("another version of this library");
+            return HelloState::Rejected("another version of this library");
         }
-        let Some((head, body)) = rest.split_first_chunk() else { return Heard::Part };
-        let Ok(head) = Head::decode(head, JoinRequest::BYTES) else { return Heard::Stranger(OTHER) };
+        let Some((head, body)) = rest.split_first_chunk() else { return HelloState::Incomplete };
+        let Ok(head) = FrameHead::decode(head, JoinRequest::BYTES) else {
+            return HelloState::Rejected(OTHER);
+        };
         if body.len() < head.len {
-            return Heard::Part;
+            return HelloState::Incomplete;
         }
         if body.len() > head.len {
-            return Heard::Stranger("says too much");
+            return HelloState::Rejected("says too much");
         }
         let mut keys = Keys::of(secret, &self.greeting, &greeting);
         match head.open(body, &mut keys.to_coordinator) {
-            Ok(join) => Heard::Joined(join, Box::new(keys)),
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Heard::Stranger("another secret"),
-            Err(_) => Heard::Stranger(OTHER),
+            Ok(join) => HelloState::Authenticated(join, Box::new(keys)),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => HelloState::Rejected("another secret"),
+            Err(_) => HelloState::Rejected(OTHER),
         }
     }
 }

@@ -11,21 +11,21 @@ use crate::comm::lock::lock;
 
 /// A rank's notices.
 #[derive(Debug, Default)]
-pub(super) struct Notices {
-    state: Mutex<NoticesState>,
+pub(super) struct Inbox {
+    state: Mutex<InboxState>,
     wake: Condvar,
     /// True once there is a first fault.
     is_final: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct NoticesState {
+struct InboxState {
     first_fault: Option<FirstFault>,
     values: HashMap<String, Vec<u8>>,
     closing: bool,
 }
 
-impl Notices {
+impl Inbox {
     pub fn put(&self, notice: Notice) {
         let mut state = lock(&self.state);
         match notice {
@@ -57,7 +57,7 @@ impl Notices {
 
     /// Waits for the value of a key; none where there is a first fault instead, or nothing within `at_most`.
     pub fn wait_for_value(&self, key: &str, at_most: Duration) -> Option<Vec<u8>> {
-        let answer = |state: &mut NoticesState| match state.values.remove(key) {
+        let answer = |state: &mut InboxState| match state.values.remove(key) {
             Some(value) => Some(Some(value)),
             None => state.first_fault.is_some().then_some(None),
         };
@@ -70,7 +70,7 @@ impl Notices {
         self.wait(at_most, |state| (state.closing || state.first_fault.is_some()).then_some(()));
     }
 
-    fn wait<T>(&self, at_most: Duration, mut look: impl FnMut(&mut NoticesState) -> Option<T>) -> Option<T> {
+    fn wait<T>(&self, at_most: Duration, mut look: impl FnMut(&mut InboxState) -> Option<T>) -> Option<T> {
         let end = end_after(at_most);
         let mut state = lock(&self.state);
         loop {
