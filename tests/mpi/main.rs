@@ -211,6 +211,6 @@ fn who_may_not_take_part_is_refused() {
     let Some(run) = Job::new(1, "cuda").run() else { return };
     assert!(
         one_line_each(&run, 1)[0]
-            .starts_with("mpi: MPI moves what lies in the CPU's memory; got a rank on cuda:0")
+            .starts_with("mpi: MPI moves tensors in the CPU's memory only; got a rank on cuda:0")
     );
 }

@@ -313,7 +313,7 @@ fn thread_ranks_pass_device_tensors_by_sharing() {
         Ok(rank.world().reduce_scatter(parts, ReduceOp::Sum).unwrap_err().to_string())
     };
     let text = &spmd(2, run).unwrap()[0];
-    let want = format!("the parts lie on different devices; got f32[2] on cpu, f32[2] on {};", devices[0]);
+    let want = format!("the parts are on different devices; got f32[2] on cpu, f32[2] on {};", devices[0]);
     assert!(text.contains(&want), "{text}");
 }
 

@@ -128,7 +128,7 @@ fn parts_of_a_split_do_not_overlap() {
     );
     assert_eq!(
         split(&[&[0], &[2]]),
-        "split: the parts do not share out the world; got half[[0], [2]] for 3 rank(s); name each rank once"
+        "split: the parts do not cover the world; got half[[0], [2]] for 3 rank(s); name each rank once"
     );
     assert_eq!(split(&[&[0, 1], &[2]]), "");
 }

@@ -1,5 +1,5 @@
-//! A call as a member brings it: who sends what to whom, by which sequence, for which operator, in which group; and which calls
-//! belong together.
+//! Collective calls: their description, their numbering per group, and the rule by which two members' calls fit
+//! together.
 
 mod bounded;
 mod call;

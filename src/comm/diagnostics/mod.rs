@@ -1,4 +1,5 @@
-//! The facts about calls that errors are made of: who came to which, who waits for whom, and what each rank did last.
+//! What errors tell about calls: which rank came to which call, who waits for whom, and what each rank completed
+//! last.
 
 mod call_table;
 pub mod flight;

@@ -302,7 +302,7 @@ fn what_a_record_claims_is_bounded() {
     }
     fs::remove_file(folder.file(0)).unwrap();
     fs::create_dir(folder.file(0)).unwrap();
-    assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is no file"));
+    assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is not a file"));
 }
 
 /// Reads a text in place of a record; whatever it is, it is a record or refused with the file's name.

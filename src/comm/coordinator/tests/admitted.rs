@@ -40,7 +40,7 @@ fn an_admitted_rank_that_breaks_the_protocol_is_named() {
         (&opens(vec![1, 999]), "group g{1, 999} names rank 999 in a world of 2"),
         (&opens(vec![0]), "it opens g{0}, which it is not in"),
         (&fills, "it leaves more than 8388608 bytes under keys"),
-        (&late, "it tells of a call on group 0x5, which it has not opened"),
+        (&late, "it reports a call on group 0x5, which it has not opened"),
     ];
     for (says, want) in wrong {
         let met = all_of(2);

@@ -1,4 +1,4 @@
-//! The conclusions from the records of all ranks.
+//! The conclusions that follow from the records of all ranks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -8,40 +8,41 @@ use crate::comm::calls::{Route, Sequence};
 use crate::comm::diagnostics::wait_graph::cycle;
 use crate::error::{CallId, Wait};
 
-/// The records of a world's ranks, and what follows from them. Its text is what a person reads first.
+/// The records of a world's ranks, and the conclusions from them. `Display` writes a summary, one line per conclusion
+/// and rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlightReport {
     /// The records, by rank.
     pub records: Vec<RankRecord>,
-    /// Ranks that left no record: they were killed, had ended well, or never failed.
+    /// Ranks without a record: they were killed, ended without a failure, or never started.
     pub without_record: Vec<usize>,
-    /// The first call of each group to which members brought what does not belong together, earliest first.
+    /// Per group, the first call in which the members' calls did not fit together; earliest first.
     pub mismatches: Vec<MismatchedCall>,
-    /// The first call of each group in which ranks waited for others that never came, earliest first.
+    /// Per group, the first call in which ranks waited for members that never came; earliest first.
     pub incomplete: Vec<IncompleteCall>,
-    /// Ranks that waited for each other; empty if none did.
+    /// Ranks that waited for each other in a cycle; empty if there is none.
     pub cycle: Vec<Wait>,
-    /// The rank that failed first on its own account, and why.
+    /// The first rank that failed for a reason of its own, and the reason.
     pub first: Option<(usize, String)>,
 }
 
-/// A call to which ranks brought what does not belong together.
+/// A call in which the members' calls did not fit together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MismatchedCall {
-    /// The call, as the first of the ranks made it.
+    /// The call as its first member made it.
     pub id: CallId,
-    /// The calls that were brought, each with the ranks that brought it, and the operators that wanted it.
+    /// The different calls with their operators, each with the ranks that made it.
     pub brought: Vec<(String, Vec<usize>)>,
 }
 
-/// A call that some members never came to.
+/// A call that some members never reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IncompleteCall {
     /// The call.
     pub id: CallId,
-    /// The members that came.
+    /// The members that reached it.
     pub waiting: Vec<usize>,
-    /// Those that did not, each with the last call that it made, if it left a record of any.
+    /// The members that did not, each with its last recorded call, if there is one.
     pub absent: Vec<(usize, Option<String>)>,
 }
 
@@ -60,25 +61,25 @@ impl FlightReport {
     }
 }
 
-/// A call by whoever made it: the group's number, the sequence, and the place in it.
+/// The key by which calls of several ranks match: the group's number, the sequence, the number in the sequence.
 type MatchKey = (usize, Sequence, u64);
 
-/// A call by one of its members.
+/// One member's call.
 #[derive(Clone, Copy)]
 struct MemberCall<'a> {
     record: &'a RankRecord,
     call: &'a CallRecord,
-    /// The rank's place in the group.
+    /// The rank's index in the group.
     index: usize,
 }
 
-/// The calls of all ranks, by where they meet.
+/// The calls of all ranks, matched by group and number.
 struct CallMatches<'a> {
     records: &'a [RankRecord],
     calls: BTreeMap<MatchKey, Vec<MemberCall<'a>>>,
-    /// The last call that a rank made in a group's sequence; of messages, the last one sent.
+    /// The last call that a rank made in a group's sequence; for messages, the last one sent.
     reached: HashMap<(usize, Sequence, usize), u64>,
-    /// The calls that ranks waited in or were told the failure of and to which others never came, earliest first.
+    /// The calls that some members waited in or saw fail and that other members never reached; earliest first.
     unfinished: Vec<MatchKey>,
 }
 
@@ -122,7 +123,7 @@ impl<'a> CallMatches<'a> {
         matches
     }
 
-    /// The first difference of each sequence, earliest first.
+    /// Returns the first mismatch of each sequence, earliest first.
     fn mismatches(&self) -> Vec<MismatchedCall> {
         let mut seen = HashSet::new();
         let mut all: Vec<(u64, MismatchedCall)> = Vec::new();
@@ -137,7 +138,7 @@ impl<'a> CallMatches<'a> {
         all.into_iter().map(|(_, mismatch)| mismatch).collect()
     }
 
-    /// The members that never came to a call for which others waited.
+    /// Returns the members that never reached a call that other members waited in.
     fn absent(&self, (group, sequence, seq): MatchKey) -> Vec<usize> {
         let Some(first) = self.calls.get(&(group, sequence, seq)).and_then(|came| came.first()) else {
             return vec![];
@@ -147,7 +148,7 @@ impl<'a> CallMatches<'a> {
             |rank: usize| self.reached.get(&(group, sequence, rank)).is_some_and(|last| *last >= seq);
         match sequence {
             Sequence::Collective => ranks.iter().copied().filter(|&rank| !has_come(rank)).collect(),
-            // A sender does not wait for its receiver, nor a rank for itself.
+            // A sender does not wait for its receiver, and a rank does not wait for itself.
             Sequence::Message { from, to } if from == to || has_come(ranks[from]) => vec![],
             Sequence::Message { from, .. } => vec![ranks[from]],
         }
@@ -173,7 +174,7 @@ impl<'a> CallMatches<'a> {
         first.map(incomplete).collect()
     }
 
-    /// Ranks that waited for each other, if any did.
+    /// Returns a cycle of ranks that waited for each other, or an empty list.
     fn cycle(&self) -> Vec<Wait> {
         let mut waits: HashMap<usize, Vec<(CallId, MatchKey)>> = HashMap::new();
         let mut waited_for: BTreeSet<usize> = BTreeSet::new();
@@ -189,7 +190,7 @@ impl<'a> CallMatches<'a> {
             let all = waits.get(&rank).into_iter().flatten();
             all.map(|(id, place)| (id.clone(), self.absent(*place))).collect()
         };
-        // Only a rank that others wait for can be part of a cycle.
+        // Only a rank that another one waits for can be part of a cycle.
         let starts = order.iter().filter(|(rank, ..)| waited_for.contains(rank));
         let mut found = starts.filter_map(|(rank, id, place)| cycle(*rank, id, &self.absent(*place), of));
         found.next().unwrap_or_default()
@@ -216,7 +217,7 @@ fn all_agree(came: &[MemberCall<'_>]) -> bool {
         Route::AllToAll => {
             came.iter().enumerate().all(|(i, one)| came[..i].iter().all(|other| one.agrees(other)))
         }
-        // What agrees with one agrees with all.
+        // A call that fits one member's fits every member's.
         _ => rest.iter().all(|one| one.agrees(first)),
     }
 }
@@ -235,7 +236,8 @@ fn mismatch(came: &[MemberCall<'_>]) -> MismatchedCall {
     MismatchedCall { id: came[0].id(), brought }
 }
 
-/// A line each: what was read, what differs, who is behind, who waits for whom, and what each rank said.
+/// Writes one line each for the ranks read, mismatches, incomplete calls, the cycle, and each rank's last call and
+/// failure.
 impl fmt::Display for FlightReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FlightReport { records, without_record, mismatches, incomplete, cycle, first } = self;
