@@ -138,7 +138,7 @@ impl Network {
     /// ```
     ///
     /// # Errors
-    /// As [`Network::new`].
+    /// Same as [`Network::new`].
     pub fn uniform(latency_s: f64, bytes_per_s: f64) -> Result<Network> {
         Network::new([Level { ranks: usize::MAX, latency_s, bytes_per_s }])
     }

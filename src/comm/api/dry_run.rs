@@ -1,23 +1,4 @@
-//! Runs one rank of a world of any size without peers and without data, to count its calls, bytes and memory.
-//!
-//! The program runs as this rank would run it. Its tensors are on [`Device::Meta`]: they have shapes and no elements.
-//! Collectives complete at once with tensors of the right shapes; the bytes they would send and receive are counted
-//! and timed by a [`Network`], and so is the memory of the rank's tensors.
-//!
-//! ```
-//! use isoshard::comm::DryRun;
-//! use isoshard::dtensor::{DTensor, DeviceMesh};
-//! use isoshard::tensor::DType;
-//! let dry = DryRun::new(16_384, 5)?;
-//! let mesh = DeviceMesh::parse(&dry.rank()?, "dp=64,fsdp=32,tp=8")?;
-//! let w = DTensor::zeros(&mesh, DType::BF16, [65_536, 65_536], "(R, S0, S1)".parse()?)?;
-//! let whole = w.redistribute("(R, R, S1)".parse()?)?;
-//! assert_eq!(whole.local().shape()[..], [65_536, 8_192]);
-//! let report = dry.report();
-//! assert_eq!(report.total().received_bytes, 31 << 25); // 31 times 32 MiB
-//! assert_eq!(report.peak_bytes, 2 * (32 << 25)); // the gathered parts and the tensor made from them
-//!
-//! Missing: the time of kernels, and the overlap of communication and computation.
+//! The dry run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,9 +10,30 @@ use crate::comm::transport::{DryEngine, Engine};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, meta};
 
-/// A dry run: one rank of a world, without peers and without data.
+/// Runs one rank of a world of any size without peers and without data, to count its calls, bytes and memory.
+///
+/// The program runs as this rank would run it. Its tensors are on [`Device::Meta`]: they have shapes and no elements.
+/// Collectives complete at once with tensors of the right shapes; the bytes they would send and receive are counted
+/// and timed by a [`Network`], and so is the memory of the rank's tensors.
+///
+/// ```
+/// use isoshard::comm::DryRun;
+/// use isoshard::dtensor::{DTensor, DeviceMesh};
+/// use isoshard::tensor::DType;
+/// let dry = DryRun::new(16_384, 5)?;
+/// let mesh = DeviceMesh::parse(&dry.rank()?, "dp=64,fsdp=32,tp=8")?;
+/// let w = DTensor::zeros(&mesh, DType::BF16, [65_536, 65_536], "(R, S0, S1)".parse()?)?;
+/// let whole = w.redistribute("(R, R, S1)".parse()?)?;
+/// assert_eq!(whole.local().shape()[..], [65_536, 8_192]);
+/// let report = dry.report();
+/// assert_eq!(report.total().received_bytes, 31 << 25); // 31 times 32 MiB
+/// assert_eq!(report.peak_bytes, 2 * (32 << 25)); // the gathered parts and the tensor made from them
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// A thread runs one dry run at a time, because memory is counted per thread.
+///
+/// Missing: the time of kernels, and the overlap of communication and computation.
 #[derive(Clone, Debug)]
 pub struct DryRun {
     engine: Arc<dyn Engine>,
@@ -85,7 +87,7 @@ impl DryRun {
     /// ```
     ///
     /// # Errors
-    /// As [`DryRun::new`].
+    /// Same as [`DryRun::new`].
     pub fn with_network(world_len: usize, rank: usize, network: Network) -> Result<DryRun> {
         if rank >= world_len {
             return Err(Error::invalid(

@@ -24,8 +24,13 @@ use crate::tensor::{Device, cuda};
 ///     rank.world().barrier()
 /// }
 /// // The same program runs under `mpirun -n 8 prog`, under `srun --mpi=pmix prog`, and by itself. Without `.mpi()`
-/// it runs
-/// // under `torchrun --nproc-per-node 8 prog` too, with one GPU per rank.
+/// // it runs under `torchrun --nproc-per-node 8 prog` too, with one GPU per rank.
+/// match Launch::from_env()? {
+///     Some(launch) => Process::new(launch).mpi().run(train)?,
+///     None => spmd(4, train).map(drop)?,
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Process {
     launch: Launch,

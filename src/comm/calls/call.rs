@@ -13,7 +13,7 @@ use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 pub struct Call<'a> {
     /// The collective's name, e.g. `all_reduce`.
     pub name: &'static str,
-    /// Which members send and which receive.
+    /// The members that send and those that receive.
     pub route: Route,
     /// The reduction that follows the exchange, if any.
     pub op: Option<ReduceOp>,

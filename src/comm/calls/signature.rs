@@ -31,7 +31,8 @@ impl CallSignature {
     }
 }
 
-/// What members compare of a call and errors show, borrowed from a call in flight, a [`CallSignature`] or a record.
+/// The part of a call that members compare and errors show, borrowed from a call in flight, a [`CallSignature`] or a
+/// record.
 #[derive(Clone, Copy)]
 pub(in crate::comm) struct SignatureView<'a> {
     pub name: &'a str,

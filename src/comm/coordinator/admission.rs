@@ -1,11 +1,11 @@
-//! The door: those who have connected and not yet shown that they know the secret.
+//! Admission of connections that have not yet proved that they know the secret.
 //!
-//! They are served on the caller's thread, a few at a time, each with so many bytes and so much time. Where too many have come,
-//! and where the system has no descriptors left, one goes: of the address from which most have come, the one that has been there
-//! longest. Whatever a stranger says costs it its connection and nobody else anything.
+//! The caller's thread serves a limited number of them, each with a limit of bytes and time. If there are too many,
+//! or the system has no file descriptors left, one is closed: the oldest of the address with most connections.
+//! Invalid input costs a connection nothing but itself.
 //!
-//! Missing: a queue of its own length before the door (the system's holds 128), so that many thousands who connect in one moment
-//! come in by their systems' retries, seconds apart.
+//! Missing: a longer queue of connections before they are accepted (the system's holds 128). If many thousands
+//! connect at once, they succeed only by their systems' retries, seconds apart.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
@@ -19,26 +19,26 @@ use super::message::JoinRequest;
 use crate::comm::launch::Secret;
 use crate::error::Result;
 
-/// The time that somebody who connects has to say who it is.
+/// The time limit for a connection to prove that it knows the secret.
 pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-/// So many waiting are heard at a time, of about a kilobyte each.
+/// The largest number of unauthenticated connections at a time, of about a kilobyte each.
 const UNAUTHENTICATED: usize = 256;
-/// Nobody is sent away earlier for want of room: a rank answers within a round trip.
+/// The minimal age of a connection that is closed to make room: a rank proves itself within a round trip.
 const EVICTION_GRACE: Duration = Duration::from_millis(50);
-/// So many who were turned away are remembered.
+/// The number of rejected addresses that errors list.
 const REMEMBERED: usize = 8;
 
-/// Listeners, and who waits at them.
+/// Listeners and their unauthenticated connections.
 pub(super) struct Admission {
     listeners: Vec<TcpListener>,
     secret: Option<Secret>,
     waiting: VecDeque<UnauthenticatedConnection>,
     rejected: RejectedPeers,
-    /// The listener that is asked first, each in turn.
+    /// The listener that is asked first, in rotation.
     first: usize,
 }
 
-/// Somebody who has shown that it knows the secret.
+/// A process that has proved that it knows the secret.
 pub(super) struct AuthenticatedPeer {
     pub connection: Connection,
     pub from: SocketAddr,
@@ -52,18 +52,18 @@ struct UnauthenticatedConnection {
     hello: ClientHello,
 }
 
-/// Those who were turned away, for whoever wonders where a rank is.
+/// The rejected connections, for the error about missing ranks.
 #[derive(Default)]
 pub(super) struct RejectedPeers {
     first: Vec<String>,
     more: usize,
-    /// The last thing that kept the system from letting anybody in.
+    /// The system's last error from accepting connections.
     trouble: Option<String>,
 }
 
 impl Admission {
     /// # Errors
-    /// Those of the listeners.
+    /// Returns an error of the listeners.
     pub fn new(listeners: Vec<TcpListener>, secret: Option<Secret>) -> io::Result<Admission> {
         listeners.iter().try_for_each(|listener| listener.set_nonblocking(true))?;
         Ok(Admission {
@@ -75,10 +75,10 @@ impl Admission {
         })
     }
 
-    /// Hears whoever is there, and returns those who have shown that they know the secret. Never waits.
+    /// Accepts and reads without waiting, and returns the peers that have now proved that they know the secret.
     ///
     pub fn turn(&mut self) -> Vec<AuthenticatedPeer> {
-        // A turn has an end, however many come.
+        // Bounded, so that the call ends even if connections keep coming.
         for _ in 0..2 * UNAUTHENTICATED {
             let crowded = self.waiting.len() >= UNAUTHENTICATED && !self.evict_one(EVICTION_GRACE);
             let Some((stream, from)) = (if crowded { None } else { self.accept() }) else { break };
@@ -95,11 +95,11 @@ impl Admission {
         }
         let mut arrivals = Vec::new();
         for mut peer in std::mem::take(&mut self.waiting) {
-            match peer.hear(self.secret.as_ref()) {
+            match peer.read(self.secret.as_ref()) {
                 HelloState::Incomplete if peer.since.elapsed() < HELLO_DEADLINE => {
                     self.waiting.push_back(peer)
                 }
-                HelloState::Incomplete => self.rejected.add(peer.from, "said nothing in time"),
+                HelloState::Incomplete => self.rejected.add(peer.from, "sent nothing in time"),
                 HelloState::Closed => {}
                 HelloState::Rejected(why) => self.rejected.add(peer.from, why),
                 HelloState::Authenticated(join, keys) => {
@@ -116,7 +116,7 @@ impl Admission {
         &mut self.rejected
     }
 
-    /// Sends one away: of those from the address with most, the one that has been there longest, unless it came a moment ago.
+    /// Closes the oldest connection of the address with most connections, unless it is younger than `grace`.
     fn evict_one(&mut self, grace: Duration) -> bool {
         let mut from: HashMap<IpAddr, usize> = HashMap::new();
         self.waiting.iter().for_each(|peer| *from.entry(peer.from.ip()).or_default() += 1);
@@ -125,21 +125,21 @@ impl Admission {
         let gone = oldest.filter(|&at| self.waiting[at].since.elapsed() >= grace);
         let gone = gone.and_then(|at| self.waiting.remove(at));
         gone.is_some_and(|peer| {
-            self.rejected.add(peer.from, "had to give way");
+            self.rejected.add(peer.from, "was closed to make room");
             true
         })
     }
 
-    /// Somebody who has connected, if anybody has.
+    /// Accepts a connection, if there is one.
     fn accept(&mut self) -> Option<(TcpStream, SocketAddr)> {
         self.first = (self.first + 1) % self.listeners.len();
         for k in 0..self.listeners.len() {
             match self.listeners[(self.first + k) % self.listeners.len()].accept() {
                 Ok(come) => return Some(come),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                // Who hung up before its turn.
+                // It was closed before it was accepted.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
-                // Most likely no descriptor is left: the next turn has one.
+                // Most likely no file descriptor is left; the next call has one.
                 Err(e) => {
                     self.rejected.trouble = Some(e.to_string());
                     self.evict_one(Duration::ZERO);
@@ -150,7 +150,7 @@ impl Admission {
     }
 }
 
-/// The first words to somebody new. They fit into an empty buffer, or the connection is none.
+/// Sends the greeting. It fits into an empty send buffer; otherwise the connection is dropped.
 fn greet(stream: &TcpStream, hello: &ClientHello) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
@@ -160,12 +160,12 @@ fn greet(stream: &TcpStream, hello: &ClientHello) -> io::Result<()> {
 }
 
 impl UnauthenticatedConnection {
-    fn hear(&mut self, secret: Option<&Secret>) -> HelloState {
+    fn read(&mut self, secret: Option<&Secret>) -> HelloState {
         let mut room = [0; ClientHello::BYTES + 1];
         loop {
             match (&self.stream).read(&mut room) {
                 Ok(0) => return HelloState::Closed,
-                Ok(n) => match self.hello.hear(&room[..n], secret) {
+                Ok(n) => match self.hello.receive(&room[..n], secret) {
                     HelloState::Incomplete => {}
                     HelloState::Rejected(why) => {
                         self.reject();
@@ -180,7 +180,7 @@ impl UnauthenticatedConnection {
         }
     }
 
-    /// Tells a rank with another secret that it need not wait.
+    /// Tells a rank with another secret that waiting is useless.
     fn reject(&self) {
         let mut head = [0; HEAD_BYTES];
         head[..4].copy_from_slice(&REJECTED.to_le_bytes());
@@ -197,7 +197,8 @@ impl RejectedPeers {
         }
     }
 
-    /// `, where it turned away 10.0.0.7:41234 (another secret) and 3 more`; nothing where nobody was.
+    /// Returns `, where it turned away 10.0.0.7:41234 (another secret) and 3 more`, or "" if no connection was
+    /// rejected.
     pub fn text(&self) -> String {
         let RejectedPeers { first, more, trouble } = self;
         let more = if *more == 0 { String::new() } else { format!(" and {more} more") };
@@ -206,48 +207,49 @@ impl RejectedPeers {
             false => format!(", where it turned away {}{more}", first.join(", ")),
         };
         if let Some(trouble) = trouble {
-            text.push_str(&format!(", where the system let nobody in for a while: {trouble}"));
+            text.push_str(&format!(", where the system refused connections for a while: {trouble}"));
         }
         text
     }
 }
 
-/// The words of a stranger so far: a greeting, then a [`JoinRequest`] under the keys that follow from it.
+/// The bytes received from an unauthenticated connection: a greeting, then a [`JoinRequest`] under the keys that
+/// follow from it.
 pub(super) struct ClientHello {
     pub greeting: Greeting,
-    said: Vec<u8>,
+    received: Vec<u8>,
 }
 
-/// The knowledge of a stranger by its words.
+/// The conclusion from the bytes so far.
 pub(super) enum HelloState {
-    /// Nothing wrong yet.
+    /// Valid so far, more is needed.
     Incomplete,
-    /// It knows the secret.
+    /// The peer knows the secret.
     Authenticated(JoinRequest, Box<Keys>),
-    /// It does not, or speaks otherwise.
+    /// The peer does not know the secret, or uses another protocol.
     Rejected(&'static str),
-    /// It has hung up.
+    /// The peer has closed the connection.
     Closed,
 }
 
 impl ClientHello {
-    /// The most that anybody may say.
+    /// The largest number of bytes.
     pub const BYTES: usize = Greeting::BYTES + HEAD_BYTES + JoinRequest::BYTES;
 
     /// # Errors
-    /// A system without random numbers.
+    /// Returns an error if the system has no random numbers.
     pub fn new() -> Result<ClientHello> {
-        Ok(ClientHello { greeting: Greeting::fresh()?, said: Vec::new() })
+        Ok(ClientHello { greeting: Greeting::fresh()?, received: Vec::new() })
     }
 
-    /// Hears some bytes more.
-    pub fn hear(&mut self, bytes: &[u8], secret: Option<&Secret>) -> HelloState {
-        const OTHER: &str = "speaks another language";
-        if self.said.len() + bytes.len() > ClientHello::BYTES {
-            return HelloState::Rejected("says too much");
+    /// Adds received bytes.
+    pub fn receive(&mut self, bytes: &[u8], secret: Option<&Secret>) -> HelloState {
+        const OTHER: &str = "uses another protocol";
+        if self.received.len() + bytes.len() > ClientHello::BYTES {
+            return HelloState::Rejected("sends too many bytes");
         }
-        self.said.extend_from_slice(bytes);
-        let Some((greeting, rest)) = self.said.split_first_chunk() else { return HelloState::Incomplete };
+        self.received.extend_from_slice(bytes);
+        let Some((greeting, rest)) = self.received.split_first_chunk() else { return HelloState::Incomplete };
         let Some(greeting) = Greeting::decode(greeting) else { return HelloState::Rejected(OTHER) };
         if greeting.version != VERSION {
             return HelloState::Rejected("another version of this library");
@@ -260,7 +262,7 @@ impl ClientHello {
             return HelloState::Incomplete;
         }
         if body.len() > head.len {
-            return HelloState::Rejected("says too much");
+            return HelloState::Rejected("sends too many bytes");
         }
         let mut keys = Keys::of(secret, &self.greeting, &greeting);
         match head.open(body, &mut keys.to_coordinator) {

@@ -1,7 +1,8 @@
-//! Mutated conversations with everybody who reads from a wire: nobody panics, and nobody takes more memory than what was said
-//! accounts for.
+//! Sends mutated messages to every reader of untrusted input: none may panic, or take more memory than the received
+//! bytes account for.
 //!
-//! `ISOSHARD_FUZZ` says how many conversations (`tests/complete.sh` has ten million), `ISOSHARD_FUZZ_SEED` where they begin.
+//! `ISOSHARD_FUZZ` sets the number of conversations (`tests/complete.sh` runs ten million), `ISOSHARD_FUZZ_SEED` the
+//! first seed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use super::admission::{ClientHello, HelloState};
 use super::auth::{FrameKey, Greeting, Keys};
 use super::frame::{self, FrameHead, HEAD_BYTES};
-use super::inbox::Inbox;
+use super::inbox::NoticeInbox;
 use super::message::{Answer, FirstFault, JoinRequest, Message, Notice};
 use super::server::{CoordinatorState, Recipient};
 use crate::comm::calls::{CallSignature, Route, Sequence, group_number};
@@ -18,16 +19,16 @@ use crate::comm::launch::Secret;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::{DType, ReduceOp, Shape};
 
-/// Conversations where nobody says how many.
+/// The default number of conversations.
 const FEW: u64 = 100_000;
-/// More than errors list.
+/// The number of ranks: more than errors list one by one.
 const WORLD: usize = 20;
-/// The bytes that a conversation may take at one time, beside [`PER_BYTE`] for every byte that was said.
+/// The memory that a conversation may take at a time, plus [`PER_BYTE`] per byte received.
 const BYTES: usize = 256 << 10;
-/// A shape without dims is a byte on the wire and a `Shape` in memory, and lists grow by doubling.
+/// A shape without dims takes one byte in a message and a `Shape` in memory, and lists grow by doubling.
 const PER_BYTE: usize = 4 * size_of::<Shape>();
 
-/// Counts what each thread takes.
+/// An allocator that counts the memory of each thread.
 struct Counting;
 
 thread_local! {
@@ -36,11 +37,11 @@ thread_local! {
 }
 
 fn count(taken: usize, given_back: usize) {
-    // A thread that ends counts no more.
+    // A thread that is ending has no counters any more.
     let _ = LIVE.try_with(|live| {
         live.set(live.get().wrapping_add(taken).wrapping_sub(given_back));
         let _ = PEAK.try_with(|peak| {
-            // What another thread took may be given back here: such a difference is none.
+            // Memory of another thread may be freed here, which would make the difference negative.
             if live.get() > peak.get() && live.get() < usize::MAX / 2 {
                 peak.set(live.get());
             }
@@ -78,7 +79,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The bytes that `f` took at one time beyond what was there.
+/// Returns the peak of memory that `f` allocated.
 fn peak_of(f: impl FnOnce()) -> usize {
     LIVE.set(0);
     PEAK.set(0);
@@ -105,7 +106,7 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    /// A small number, mostly; one at an edge otherwise.
+    /// Returns a small number in most cases, otherwise one near a limit.
     fn number(&mut self) -> usize {
         match self.below(12) {
             0 => usize::MAX - self.below(WORLD),
@@ -176,7 +177,7 @@ impl Random {
         let group = if self.below(8) == 0 { 7 } else { group_number("dp", &all_ranks()) };
         match self.below(20) {
             0..5 => {
-                // Mostly what the others have opened as well.
+                // In most cases the group that the other ranks open as well.
                 let well = self.below(3) > 0;
                 let (name, ranks) =
                     if well { ("dp".into(), all_ranks()) } else { (self.text(), self.numbers()) };
@@ -223,7 +224,8 @@ impl Random {
         }
     }
 
-    /// Bytes changed as a wire or somebody wicked would: flipped, cut, doubled, set to the edges of numbers.
+    /// Changes bytes as a faulty network or an attacker would: flips bits, cuts, doubles, sets numbers to their
+    /// limits.
     fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..self.below(4) {
             let at = self.below(bytes.len().max(1)).min(bytes.len());
@@ -243,7 +245,8 @@ impl Random {
     }
 }
 
-/// Conversations of admitted ranks, some wicked, with a coordinator; what it tells is well-formed and for ranks of the world.
+/// Admitted ranks, some malicious, send messages to a coordinator. Its notices must be well-formed and addressed to
+/// ranks of the world.
 fn talk_to_the_coordinator(r: &mut Random) -> usize {
     let mut state = CoordinatorState::new(WORLD, Duration::from_secs(1));
     let mut said = 0;
@@ -252,7 +255,7 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
         let mut body = postcard::to_stdvec(&r.message()).expect("messages are written");
         r.mutate(&mut body);
         said += body.len();
-        // As far as it can be read; several messages where bytes were doubled.
+        // Decodes as far as possible; doubled bytes can be several messages.
         let _ = frame::decode_each(&body, |message: Message| {
             for (to, notice) in state.take(from, message) {
                 assert!(to == Recipient::All || matches!(to, Recipient::Rank(rank) if rank < WORLD));
@@ -264,9 +267,9 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
     said
 }
 
-/// A rank that hears what nobody should tell it.
+/// A rank receives invalid notices.
 fn talk_to_a_rank(r: &mut Random) -> usize {
-    let inbox = Inbox::default();
+    let inbox = NoticeInbox::default();
     let mut said = 0;
     for _ in 0..1 + r.below(4) {
         let mut body = postcard::to_stdvec(&r.notice()).expect("notices are written");
@@ -277,7 +280,7 @@ fn talk_to_a_rank(r: &mut Random) -> usize {
         }
         let _ = frame::decode::<Answer>(&body);
         if let Some(fault) = inbox.first_fault() {
-            // As a rank shows it.
+            // Formats the fault as a rank does.
             let shown = fault.at(CallId::new("barrier", 0, "world")).to_string();
             said += shown.len();
         }
@@ -285,8 +288,8 @@ fn talk_to_a_rank(r: &mut Random) -> usize {
     said
 }
 
-/// Strangers at the door, with and without the secret, whose words were changed on the way and come in pieces: nobody comes in by
-/// changed words.
+/// Connections with and without the secret send mutated join requests in pieces. A changed request must never be
+/// accepted.
 fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
     let mut hello = ClientHello::new().expect("there are random numbers");
     let ours = Greeting::fresh().expect("there are random numbers");
@@ -300,7 +303,7 @@ fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
     let mut said = 0;
     while said < words.len() {
         let end = words.len().min(said + 1 + r.below(100));
-        match hello.hear(&words[said..end], Some(secret)) {
+        match hello.receive(&words[said..end], Some(secret)) {
             HelloState::Incomplete => said = end,
             HelloState::Authenticated(heard, _) => {
                 assert!(knows && words[..end] == unchanged[..] && heard == join);
@@ -312,7 +315,7 @@ fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
     said
 }
 
-/// Frames between admitted ranks whose bytes were changed on the way are never opened.
+/// A frame whose bytes were changed must never be accepted.
 fn change_a_frame(r: &mut Random, (key, other): (&FrameKey, &FrameKey)) -> usize {
     let mut frame = Vec::new();
     let message = r.message();
@@ -324,7 +327,7 @@ fn change_a_frame(r: &mut Random, (key, other): (&FrameKey, &FrameKey)) -> usize
         let head = FrameHead::decode(head, frame::message_limit(WORLD)).ok()?;
         head.open::<Message>(body.get(..head.len)?, &mut key.clone()).ok()
     });
-    // What stands behind a frame is the next one's.
+    // Bytes after a frame belong to the next one.
     let same = frame.starts_with(&unchanged);
     assert_eq!(opened, same.then_some(message));
     let head = unchanged.first_chunk().expect("a frame has a head");

@@ -1,4 +1,4 @@
-//! The rendezvous: rank 0 listens, every rank shows that it is one of the job's, and all go on together.
+//! The rendezvous: rank 0 listens, every other rank proves that it belongs to the job, and all start together.
 //!
 //! ```text
 //! rank k                                   rank 0
@@ -9,8 +9,8 @@
 //!        <- Complete --------------------   when all have come
 //! ```
 //!
-//! Whoever cannot show that it knows the secret loses its connection, and nobody else anything. Every exchange has a deadline for
-//! the whole of it, however its bytes are cut up.
+//! A connection that does not prove that it knows the secret is closed, without effect on other ranks. Every exchange
+//! has one deadline as a whole.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -32,25 +32,25 @@ use crate::error::{CallId, CommFault, Error, Result};
 
 const VERB: &str = "rendezvous";
 
-/// A world's meeting, as its launch and its engine have it.
+/// The parameters of a rendezvous.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::comm) struct Rendezvous<'a> {
     pub launch: &'a Launch,
-    /// The library that carries this rank's tensors: the same on all ranks.
+    /// The library that carries tensors; the same on all ranks.
     pub library: &'a str,
-    /// The time that the ranks wait for each other.
+    /// The time that ranks wait for each other.
     pub deadline: Duration,
-    /// Meet without a secret on addresses that others can reach.
+    /// Allows meeting without a secret at an address that other machines can reach.
     pub insecure: bool,
 }
 
-/// A place at which the ranks meet.
+/// The address at which the ranks meet.
 #[derive(Debug)]
 pub(in crate::comm) struct RendezvousPoint {
-    /// Names or addresses of rank 0's machine: one that a rank reaches is enough.
+    /// Names or addresses of rank 0's machine; one reachable address is enough.
     pub hosts: Vec<String>,
     pub port: u16,
-    /// At rank 0, where somebody listens there already.
+    /// At rank 0, listeners that are already open; empty otherwise.
     pub listeners: Vec<TcpListener>,
     pub secret: Option<Secret>,
 }
@@ -59,9 +59,9 @@ impl Rendezvous<'_> {
     /// Meets all ranks of the launch.
     ///
     /// # Errors
-    /// Names the ranks that have not come within the deadline. Refuses: a meeting place that others can reach, without a
-    /// secret; and, on all ranks where they share one, processes that claim the same rank, a world of another size, or bring
-    /// another library.
+    /// Returns an error with the missing ranks after the deadline. Refuses an address that other machines can reach
+    /// without a secret. On all ranks that share a secret, refuses two processes with one rank, different sizes of
+    /// the world, and different libraries.
     pub fn meet(self) -> Result<Client> {
         let end = deadline::end_after(self.deadline);
         let Launch { rank, world_len, ref secret, .. } = *self.launch;
@@ -73,10 +73,10 @@ impl Rendezvous<'_> {
         self.meet_by(end, RendezvousPoint { hosts: vec![host.into()], port, listeners: vec![], secret })
     }
 
-    /// As [`Rendezvous::meet`], at a place of one's own.
+    /// Like [`Rendezvous::meet`], at a given address.
     ///
     /// # Errors
-    /// As [`Rendezvous::meet`].
+    /// Same as [`Rendezvous::meet`].
     #[cfg(feature = "mpi")]
     pub fn meet_at(self, place: RendezvousPoint) -> Result<Client> {
         if self.launch.world_len == 1 {
@@ -95,7 +95,7 @@ impl Rendezvous<'_> {
     }
 }
 
-/// The client of a rank without others.
+/// Returns the client of a world of one rank.
 fn single_rank_client(deadline: Duration) -> Client {
     Client::of_threads(1, deadline).pop().expect("one was asked for")
 }
@@ -104,15 +104,15 @@ struct RendezvousRun<'a> {
     setup: Rendezvous<'a>,
     point: RendezvousPoint,
     end: Instant,
-    /// The meeting place's addresses, and when they were looked up.
+    /// The resolved addresses, and the time of the lookup.
     resolved: RefCell<(Instant, Vec<SocketAddr>)>,
 }
 
-/// The ranks that have come, with the addresses they came from.
+/// The admitted peers by rank.
 type AdmittedPeers = BTreeMap<usize, AuthenticatedPeer>;
 
 impl RendezvousRun<'_> {
-    /// Refuses an address that others can reach, without a secret to tell them from the ranks.
+    /// Refuses an address that other machines can reach if there is no secret.
     fn check_secret(&self, address: SocketAddr) -> Result<()> {
         if address.ip().is_loopback() || self.point.secret.is_some() || self.setup.insecure {
             return Ok(());
@@ -120,7 +120,7 @@ impl RendezvousRun<'_> {
         let Launch { rank, world_len, .. } = self.setup.launch;
         Err(Error::invalid(
             VERB,
-            "ranks that others can reach need a shared secret",
+            "ranks that other machines can reach need a shared secret",
             format!(
                 "rank {rank} of {world_len} at {address}, and neither ISOSHARD_TOKEN nor ISOSHARD_TOKEN_FILE"
             ),
@@ -142,7 +142,7 @@ impl RendezvousRun<'_> {
         for rank in 1..n {
             let sent = serving.coordinator.send(rank, &Answer::Complete, self.answer_end());
             if let Err(e) = sent {
-                let error = self.broken(format!("rank {rank} does not hear that all have come: {e}"));
+                let error = self.broken(format!("rank {rank} cannot be told that all have come: {e}"));
                 let (answer, end) = (Answer::of(&error), self.answer_end());
                 for later in rank + 1..n {
                     let _ = serving.coordinator.send(later, &answer, end);
@@ -157,7 +157,7 @@ impl RendezvousRun<'_> {
         Ok(serving.client)
     }
 
-    /// Waits until every rank but this one has come.
+    /// Waits until every other rank has come.
     fn admit_all(&self, admitted: &mut AdmittedPeers) -> Result<()> {
         const PAUSE: Duration = Duration::from_millis(2);
         let n = self.setup.launch.world_len;
@@ -175,7 +175,7 @@ impl RendezvousRun<'_> {
             }
             for mut arrival in arrivals {
                 let Some(error) = self.refusal_of(&arrival, admitted) else {
-                    // If it is still there to hear so.
+                    // The rank counts as admitted only if it can be told.
                     if arrival.connection.answer(&Answer::Admitted, self.answer_end()).is_ok() {
                         admitted.insert(arrival.join.rank, arrival);
                     }
@@ -183,7 +183,7 @@ impl RendezvousRun<'_> {
                 };
                 let from = arrival.from;
                 self.answer_all([arrival], &error);
-                // It has the job's secret: it is one of the job's, and the job is wrong.
+                // A process with the secret belongs to the job, so the job is set up wrongly.
                 if self.point.secret.is_some() {
                     return Err(error);
                 }
@@ -197,7 +197,7 @@ impl RendezvousRun<'_> {
         Instant::now() + ANSWER_DEADLINE
     }
 
-    /// Tells those who came why nothing comes of it; whoever has gone meanwhile need not hear.
+    /// Sends an error to peers; those that have left are ignored.
     fn answer_all(&self, arrivals: impl IntoIterator<Item = AuthenticatedPeer>, error: &Error) {
         let (answer, end) = (Answer::of(error), self.answer_end());
         for mut arrival in arrivals {
@@ -205,7 +205,7 @@ impl RendezvousRun<'_> {
         }
     }
 
-    /// The reason for which somebody who knows the secret may not come in.
+    /// Returns the reason why an authenticated peer is refused, if there is one.
     fn refusal_of(&self, arrival: &AuthenticatedPeer, admitted: &AdmittedPeers) -> Option<Error> {
         let AuthenticatedPeer { from, join: JoinRequest { rank, world_len, process, library }, .. } = arrival;
         let (rank, n) = (*rank, self.setup.launch.world_len);
@@ -214,10 +214,10 @@ impl RendezvousRun<'_> {
         let remedy = "start every rank once, by one launcher";
         if *world_len != n {
             let given = format!("rank {rank} at {from} counts {world_len} ranks, rank 0 counts {n}");
-            return refuse("the ranks differ about the size of the world", given, remedy);
+            return refuse("the ranks have different world sizes", given, remedy);
         }
         if rank == 0 || rank >= n {
-            return refuse("a rank is not in the world", format!("rank {rank} of {n} from {from}"), remedy);
+            return refuse("a rank is outside the world", format!("rank {rank} of {n} from {from}"), remedy);
         }
         if library != self.setup.library {
             return refuse(
@@ -227,7 +227,7 @@ impl RendezvousRun<'_> {
             );
         }
         let first = admitted.get(&rank)?;
-        // A rank whose connection broke comes again.
+        // The rank's connection broke, and it connects again.
         if first.join.process == *process || first.connection.is_gone() {
             return None;
         }
@@ -235,7 +235,7 @@ impl RendezvousRun<'_> {
         refuse("two processes claim one rank", given, remedy)
     }
 
-    /// Listens at the launch's address, or at the one that is said instead.
+    /// Listens at the launch's address or at the given listeners.
     fn listen(&self) -> Result<Vec<TcpListener>> {
         let launch = self.setup.launch;
         if !self.point.listeners.is_empty() {
@@ -257,13 +257,14 @@ impl RendezvousRun<'_> {
         };
         let ips: Vec<_> = addresses.iter().map(SocketAddr::ip).collect();
         if self.point.hosts.iter().any(|host| launch.is_found_only_here(host, &ips)) {
-            let reason = format!("here this is {}, which other machines cannot reach", addresses[0].ip());
+            let reason =
+                format!("on this machine it is {}, which other machines cannot reach", addresses[0].ip());
             return refuse(
                 &reason,
-                "set ISOSHARD_BIND on rank 0 to the address that the others reach, or to 0.0.0.0",
+                "set ISOSHARD_BIND on rank 0 to the address that other machines reach, or to 0.0.0.0",
             );
         }
-        let mut last = "the name is not known here".to_string();
+        let mut last = "the name is unknown on this machine".to_string();
         for address in addresses {
             self.check_secret(address)?;
             match TcpListener::bind(address) {
@@ -277,18 +278,18 @@ impl RendezvousRun<'_> {
         }
         refuse(
             &last,
-            "where the address is not this machine's own (a service, a gateway), set ISOSHARD_BIND on rank 0 to one that is, \
+            "if the address is not this machine's own (a service, a gateway), set ISOSHARD_BIND on rank 0 to one that is, \
              or to 0.0.0.0",
         )
     }
 
     fn join(&self) -> Result<Client> {
         const PAUSE: Duration = Duration::from_millis(50);
-        /// So often an address may answer as no rank 0 does before it is believed.
+        /// The number of wrong answers after which an address counts as wrong.
         const DOUBTS: usize = 3;
         let process = random()?;
         let mut pause = Duration::from_millis(2);
-        // Whoever listens there has shown nothing yet: somebody else may, at this address or for this moment.
+        // The listener has proved nothing: it may be another process that uses this address for a moment.
         let mut doubts: HashMap<SocketAddr, usize> = HashMap::new();
         let mut last = None;
         while Instant::now() < self.end {
@@ -321,11 +322,11 @@ impl RendezvousRun<'_> {
     fn connect(&self, address: SocketAddr) -> Option<TcpStream> {
         let left = self.end.saturating_duration_since(Instant::now()).min(HELLO_DEADLINE);
         let stream = if left.is_zero() { None } else { TcpStream::connect_timeout(&address, left).ok() }?;
-        // Where nobody listens at a port of this machine, a connection may meet itself.
+        // Without a listener at a port of this machine, a TCP connection may connect to itself.
         (stream.local_addr().ok() != stream.peer_addr().ok()).then_some(stream)
     }
 
-    /// Says who this is, and hears that rank 0 knows the secret as well.
+    /// Sends this rank's join request and checks that rank 0 knows the secret as well.
     fn handshake(&self, stream: &TcpStream, process: u64) -> JoinAttempt {
         let Launch { rank, world_len, .. } = *self.launch();
         let _ = stream.set_nodelay(true);
@@ -340,9 +341,9 @@ impl RendezvousRun<'_> {
             Some(Greeting { version, .. }) => {
                 return JoinAttempt::Doubted(Error::invalid(
                     VERB,
-                    "the ranks run versions of this library that do not talk",
+                    "the ranks run incompatible versions of this library",
                     format!("version {version} at {}, {VERSION} at rank {rank}", self.address()),
-                    "build all ranks alike",
+                    "build all ranks from one version",
                 ));
             }
             None => return JoinAttempt::Doubted(self.foreign_server()),
@@ -372,15 +373,15 @@ impl RendezvousRun<'_> {
                 "set ISOSHARD_TOKEN or ISOSHARD_TOKEN_FILE to the same on all ranks",
             )),
             Err(e) if e.kind() == io::ErrorKind::InvalidData => JoinAttempt::Doubted(self.foreign_server()),
-            // Rank 0's door was crowded, or its process is not ready yet.
+            // Rank 0 had too many connections, or is not ready yet.
             Err(_) => JoinAttempt::NoAnswer,
         }
     }
 
-    /// Waits for the others, who are there when rank 0 says so.
+    /// Waits until rank 0 reports that all ranks have come.
     fn wait_until_complete(&self, Connection { stream, mut keys }: Connection) -> Result<Client> {
         let Launch { rank, world_len, .. } = *self.launch();
-        // Rank 0 may have begun to wait only now, and answers at its own deadline.
+        // Rank 0 may have started to wait only now, and answers at its own deadline.
         let end = deadline::end_after(self.setup.deadline.saturating_add(HELLO_DEADLINE));
         let limit = frame::notice_limit(world_len);
         let mut until = DeadlineStream { stream: &stream, end };
@@ -394,7 +395,7 @@ impl RendezvousRun<'_> {
         }
     }
 
-    /// The error that an answer is.
+    /// Returns the error that an answer describes.
     fn refusal(&self, answer: Answer) -> Error {
         match answer {
             Answer::Refused { verb, rule, given, remedy } => Error::invalid(verb, rule, given, remedy),
@@ -406,7 +407,7 @@ impl RendezvousRun<'_> {
     fn foreign_server(&self) -> Error {
         let given = format!("an answer from {} that is not of this library", self.address());
         let remedy = "set ISOSHARD_PORT to a free port on all ranks";
-        Error::invalid(VERB, "somebody else listens at the meeting place", given, remedy)
+        Error::invalid(VERB, "another program listens at rank 0's address", given, remedy)
     }
 
     fn missing(&self, missing: Vec<usize>, more: &str) -> Error {
@@ -436,7 +437,7 @@ impl RendezvousRun<'_> {
         self.setup.launch
     }
 
-    /// The addresses of the meeting place, looked up once a second at most.
+    /// Returns the addresses of rank 0, looked up at most once per second.
     fn addresses(&self) -> Vec<SocketAddr> {
         const KEPT: Duration = Duration::from_secs(1);
         let mut known = self.resolved.borrow_mut();
@@ -452,12 +453,12 @@ impl RendezvousRun<'_> {
     }
 }
 
-/// The outcome of saying who this is.
+/// The outcome of an attempt to join.
 enum JoinAttempt {
     Admitted(Box<Keys>),
-    /// By rank 0, which has shown that it knows the secret.
+    /// Refused by rank 0, which has proved that it knows the secret.
     Refused(Error),
-    /// By somebody who has not.
+    /// A wrong answer from a listener that has proved nothing.
     Doubted(Error),
     NoAnswer,
 }

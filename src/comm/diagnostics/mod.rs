@@ -1,5 +1,5 @@
-//! What errors tell about calls: which rank came to which call, who waits for whom, and what each rank completed
-//! last.
+//! The source of what errors tell about calls: which rank came to which call, who waits for whom, and what each rank
+//! completed last.
 
 mod call_table;
 pub mod flight;

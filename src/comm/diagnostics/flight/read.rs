@@ -23,6 +23,8 @@ const MAX_BYTES: u64 = 16 << 20;
 /// ```no_run
 /// let report = isoshard::comm::flight::read("/tmp/flight".as_ref())?;
 /// println!("{report}");
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Returns [`Error::Io`] if a file cannot be read. Refuses files that are not records of this version, and a folder

@@ -76,7 +76,7 @@ pub struct CallRecord {
     pub ended_us: u64,
 }
 
-/// What members compare of a call: collective, route, reduction, dtype, shapes.
+/// The part of a call that members compare: collective, route, reduction, dtype, shapes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "what was brought")]
 pub struct RecordedSignature {
