@@ -67,7 +67,29 @@ pub use error::{
     CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result, Wait,
 };
 
-/// Runs the README's program with the other documentation tests.
+#[doc = include_str!("../docs/glossary.md")]
+pub mod glossary {}
+
+/// Compiles and runs the programs of the README and of the guides with the other documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod guides {
+    macro_rules! pages {
+        ($($name:ident $file:literal)*) => {$(
+            #[doc = include_str!(concat!("../", $file))]
+            struct $name;
+        )*};
+    }
+
+    pages! {
+        Readme "README.md"
+        Introduction "docs/book/src/introduction.md"
+        Layouts "docs/book/src/layouts.md"
+        OwnData "docs/book/src/own-data.md"
+        Communication "docs/book/src/communication.md"
+        Errors "docs/book/src/errors.md"
+        Cluster "docs/book/src/cluster.md"
+        FromPyTorch "docs/book/src/from-pytorch.md"
+        FromCandleOrBurn "docs/book/src/from-candle-or-burn.md"
+        Clusters "docs/clusters.md"
+    }
+}

@@ -1,10 +1,10 @@
 //! Uniform numbers of a range, log-normal and exponential ones: one word (pair) an element, without rejection.
 
 use super::Draw;
-use super::fill::Real;
+use super::fill::RandomFloat;
 use super::index_ranges::{IndexRanges, Indices};
 use super::philox::Blocks;
-use super::sample::{Affine, Computed, Distribution, Normal, PIECE, Then, by_pieces};
+use super::sample::{Affine, BlockDistribution, Computed, MapNumber, Normal, PIECE, in_pieces};
 use crate::error::{Error, Result};
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_unit_f32, ln_unit_f64};
@@ -18,7 +18,7 @@ use crate::tensor::{DType, Element};
 ///
 /// # Errors
 /// Refuses bounds that are not in order, and a width that is not finite, in the type computed in.
-pub fn uniform_between<T: Real>(
+pub fn uniform_between<T: RandomFloat>(
     draw: Draw,
     at: impl Indices,
     low: f64,
@@ -34,7 +34,7 @@ pub fn uniform_between<T: Real>(
             "",
         ));
     }
-    T::sample(draw, 0, at.stretches(), out, super::sample::Uniform(Between { low, high }));
+    T::sample(draw, 0, at.ranges(), out, super::sample::Uniform(Between { low, high }));
     Ok(())
 }
 
@@ -43,16 +43,22 @@ pub fn uniform_between<T: Real>(
 ///
 /// # Errors
 /// Refuses a mean that is not finite and a std that is not finite or negative.
-pub fn log_normal<T: Real>(draw: Draw, at: impl Indices, mean: f64, std: f64, out: &mut [T]) -> Result<()> {
+pub fn log_normal<T: RandomFloat>(
+    draw: Draw,
+    at: impl Indices,
+    mean: f64,
+    std: f64,
+    out: &mut [T],
+) -> Result<()> {
     check_log_normal(mean, std)?;
-    by_pieces(at.stretches(), out, &mut |at, _, wide| {
+    in_pieces(at.ranges(), out, &mut |at, _, wide| {
         T::Wide::numbers(draw, 0, at, wide, Normal(Affine { scale: std, shift: mean }));
         T::Wide::change(wide, Exp);
     });
     Ok(())
 }
 
-/// Exponential numbers of this rate, of mean 1 / `rate`: -ln(u) / rate by inversion.
+/// UnitExponential numbers of this rate, of mean 1 / `rate`: -ln(u) / rate by inversion.
 ///
 /// u = (a + 1/2) / 2^32 for the word a of a 32-bit draw (f64: (a's upper 53 bits + 1/2) / 2^53 of a 64-bit one). The
 /// logarithm is within 3 ulp at both ends: from 2^-33 to 22.9 (f64: 2^-54 to 37.5), never 0. The division is in f32
@@ -60,11 +66,11 @@ pub fn log_normal<T: Real>(draw: Draw, at: impl Indices, mean: f64, std: f64, ou
 ///
 /// # Errors
 /// Refuses a rate that is not positive and finite, in the type computed in.
-pub fn exponential<T: Real>(draw: Draw, at: impl Indices, rate: f64, out: &mut [T]) -> Result<()> {
+pub fn exponential<T: RandomFloat>(draw: Draw, at: impl Indices, rate: f64, out: &mut [T]) -> Result<()> {
     check_exponential(rate, T::DTYPE)?;
-    by_pieces(at.stretches(), out, &mut |at, _, wide| {
-        T::Wide::numbers(draw, 0, at, wide, Exponential);
-        T::Wide::change(wide, Over(rate));
+    in_pieces(at.ranges(), out, &mut |at, _, wide| {
+        T::Wide::numbers(draw, 0, at, wide, UnitExponential);
+        T::Wide::change(wide, DivideBy(rate));
     });
     Ok(())
 }
@@ -73,13 +79,18 @@ pub fn exponential<T: Real>(draw: Draw, at: impl Indices, rate: f64, out: &mut [
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a rate that is not positive and finite.
-pub fn exponential_each<T: Real>(draw: Draw, at: impl Indices, rate: &[T], out: &mut [T]) -> Result<()> {
-    let at = at.stretches();
+pub fn exponential_each<T: RandomFloat>(
+    draw: Draw,
+    at: impl Indices,
+    rate: &[T],
+    out: &mut [T],
+) -> Result<()> {
+    let at = at.ranges();
     expect_len("exponential", rate, out)?;
     expect_all("exponential", RATE, at, rate, is_rate)?;
     let mut rates = [T::Wide::default(); PIECE];
-    by_pieces(at, out, &mut |at, here, wide| {
-        T::Wide::numbers(draw, 0, at, wide, Exponential);
+    in_pieces(at, out, &mut |at, here, wide| {
+        T::Wide::numbers(draw, 0, at, wide, UnitExponential);
         let rates = T::load(&rate[here], &mut rates);
         wide.iter_mut().zip(rates).for_each(|(x, &rate)| *x = *x / rate);
     });
@@ -152,11 +163,11 @@ struct Exp;
 
 /// Divided by this, rounded to the type computed in.
 #[derive(Clone, Copy)]
-struct Over(f64);
+struct DivideBy(f64);
 
-/// Exponential of rate 1.
+/// UnitExponential of rate 1.
 #[derive(Clone, Copy)]
-struct Exponential;
+struct UnitExponential;
 
 macro_rules! between {
     ($t:ident, $x:ident, $self:ident) => {{
@@ -167,7 +178,7 @@ macro_rules! between {
     }};
 }
 
-impl Then for Between {
+impl MapNumber for Between {
     #[inline(always)]
     fn f32(self, x: f32) -> f32 {
         between!(f32, x, self)
@@ -178,7 +189,7 @@ impl Then for Between {
     }
 }
 
-impl Then for Exp {
+impl MapNumber for Exp {
     #[inline(always)]
     fn f32(self, x: f32) -> f32 {
         exp_f32(x)
@@ -189,7 +200,7 @@ impl Then for Exp {
     }
 }
 
-impl Then for Over {
+impl MapNumber for DivideBy {
     #[inline(always)]
     fn f32(self, x: f32) -> f32 {
         x / self.0 as f32
@@ -200,7 +211,7 @@ impl Then for Over {
     }
 }
 
-impl Distribution for Exponential {
+impl BlockDistribution for UnitExponential {
     #[inline(always)]
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;

@@ -5,14 +5,14 @@ use half::{bf16, f16};
 use crate::tensor::cpu::{Widen, each};
 
 /// The step from counts to elements.
-pub(crate) trait Counted: Sized {
+pub(crate) trait FromCounts: Sized {
     /// Converts.
     fn put(counts: &[f64], out: &mut [Self]);
 }
 
 macro_rules! counted {
     ($($t:ty)*) => {$(
-        impl Counted for $t {
+        impl FromCounts for $t {
             fn put(counts: &[f64], out: &mut [$t]) {
                 each(counts, out, |count: f64| count as $t);
             }
@@ -22,7 +22,7 @@ macro_rules! counted {
 
 counted!(i64 i32 f32);
 
-impl Counted for f64 {
+impl FromCounts for f64 {
     fn put(counts: &[f64], out: &mut [f64]) {
         out.copy_from_slice(counts);
     }
@@ -30,7 +30,7 @@ impl Counted for f64 {
 
 macro_rules! counted_half {
     ($($t:ty)*) => {$(
-        impl Counted for $t {
+        impl FromCounts for $t {
             fn put(counts: &[f64], out: &mut [$t]) {
                 let mut wide = [0.0; 64];
                 for (counts, out) in counts.chunks(64).zip(out.chunks_mut(64)) {

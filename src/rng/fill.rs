@@ -3,34 +3,34 @@
 use super::Draw;
 use super::index_ranges::Indices;
 use super::philox::Blocks;
-use super::sample::{Affine, Normal, Same, Sampled, Sink, Uniform, drive};
+use super::sample::{Affine, BlockSink, Normal, Sampled, Unchanged, Uniform, drive};
 use crate::tensor::Float;
 
 /// An element type that can be drawn: f32, f64, f16 or bf16. Sealed.
 #[expect(private_bounds, reason = "sealed")]
-pub trait Real: Float + Sampled {}
+pub trait RandomFloat: Float + Sampled {}
 
-impl<T: Sampled> Real for T {}
+impl<T: Sampled> RandomFloat for T {}
 
 /// The 32-bit draw itself: `out[i]` is the word of the i-th element.
 ///
 /// `at` says which elements are meant, here and in every fill: a `u64` is the global linear index of `out[0]`, on which
 /// the others follow; [`IndexRanges`](super::IndexRanges) name many ranges. Any cut gives the same numbers.
 pub fn bits32(draw: Draw, at: impl Indices, out: &mut [u32]) {
-    drive(draw, 0, at.stretches(), out.len(), Words(out));
+    drive(draw, 0, at.ranges(), out.len(), WordSink(out));
 }
 
 /// The 64-bit draw itself: `out[i]` is the pair of words of the i-th element, the earlier word in the low half.
 pub fn bits64(draw: Draw, at: impl Indices, out: &mut [u64]) {
-    drive(draw, 0, at.stretches(), out.len(), Pairs(out));
+    drive(draw, 0, at.ranges(), out.len(), PairSink(out));
 }
 
 /// Uniform numbers in [0, 1).
 ///
 /// f32: the upper 24 bits of the word, times 2^-24. f64: the upper 53 bits of the pair, times 2^-53. f16 and
 /// bf16: the f32 number rounded to nearest even, so that 1 can occur.
-pub fn uniform<T: Real>(draw: Draw, at: impl Indices, out: &mut [T]) {
-    T::sample(draw, 0, at.stretches(), out, Uniform(Same));
+pub fn uniform<T: RandomFloat>(draw: Draw, at: impl Indices, out: &mut [T]) {
+    T::sample(draw, 0, at.ranges(), out, Uniform(Unchanged));
 }
 
 /// Standard normal numbers, by Box and Muller (Ann. Math. Stat. 29, 1958).
@@ -38,13 +38,13 @@ pub fn uniform<T: Real>(draw: Draw, at: impl Indices, out: &mut [T]) {
 /// Elements 2j and 2j + 1 share two words (f64: two pairs) a and b: they are r cos 2πv and r sin 2πv with
 /// r = sqrt(-2 ln u), v the uniform number of b, and u = (a + 1/2) / 2^32 (f64: (a's upper 53 bits + 1/2) / 2^53)
 /// rounded. So |x| is at most 6.77 in f32 and 8.66 in f64. f16 and bf16: the f32 number rounded.
-pub fn normal<T: Real>(draw: Draw, at: impl Indices, out: &mut [T]) {
-    T::sample(draw, 0, at.stretches(), out, Normal(Affine::SAME));
+pub fn normal<T: RandomFloat>(draw: Draw, at: impl Indices, out: &mut [T]) {
+    T::sample(draw, 0, at.ranges(), out, Normal(Affine::SAME));
 }
 
-struct Words<'a>(&'a mut [u32]);
+struct WordSink<'a>(&'a mut [u32]);
 
-impl Sink for Words<'_> {
+impl BlockSink for WordSink<'_> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -52,9 +52,9 @@ impl Sink for Words<'_> {
     }
 }
 
-struct Pairs<'a>(&'a mut [u64]);
+struct PairSink<'a>(&'a mut [u64]);
 
-impl Sink for Pairs<'_> {
+impl BlockSink for PairSink<'_> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -75,7 +75,7 @@ mod tests {
 
     const DRAW: Draw = Draw { seed: 21, number: 22 };
 
-    fn fills<T: Real + Count>() -> Vec<u64> {
+    fn fills<T: RandomFloat + Count>() -> Vec<u64> {
         let mut out = vec![T::default(); 1003];
         let mut bits = Vec::new();
         for start in [1, (1 << 32) - 5] {

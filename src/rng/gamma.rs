@@ -2,10 +2,10 @@
 
 use super::Draw;
 use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64, wide};
-use super::fill::Real;
+use super::fill::RandomFloat;
 use super::index_ranges::{IndexRanges, Indices};
-use super::rejection::{Each, Fixed, LANES, Method, Place, Setups, run};
-use super::sample::{Gammas, PIECE, box_muller_f32, box_muller_f64, by_pieces, in_wide};
+use super::rejection::{ElementLanes, LANES, LaneSetups, PerElement, RejectionMethod, SharedSetup, run};
+use super::sample::{Gammas, PIECE, box_muller_f32, box_muller_f64, in_compute_type, in_pieces};
 use crate::error::{Error, Result};
 use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
@@ -25,11 +25,17 @@ use crate::tensor::{DType, Element};
 ///
 /// # Errors
 /// Refuses a shape and a scale that are not positive and finite, in the type computed in.
-pub fn gamma<T: Real>(draw: Draw, at: impl Indices, shape: f64, scale: f64, out: &mut [T]) -> Result<()> {
+pub fn gamma<T: RandomFloat>(
+    draw: Draw,
+    at: impl Indices,
+    shape: f64,
+    scale: f64,
+    out: &mut [T],
+) -> Result<()> {
     check(shape, scale, T::DTYPE)?;
     let wide = <T::Wide as Element>::from_f64;
     let (shape, scale) = (wide(shape), wide(scale));
-    in_wide(at.stretches(), out, false, &mut |at, _, wide| T::Wide::gamma(draw, at, shape, scale, wide));
+    in_compute_type(at.ranges(), out, false, &mut |at, _, wide| T::Wide::gamma(draw, at, shape, scale, wide));
     Ok(())
 }
 
@@ -37,12 +43,12 @@ pub fn gamma<T: Real>(draw: Draw, at: impl Indices, shape: f64, scale: f64, out:
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a shape that is not positive and finite.
-pub fn gamma_each<T: Real>(draw: Draw, at: impl Indices, shape: &[T], out: &mut [T]) -> Result<()> {
-    let at = at.stretches();
+pub fn gamma_each<T: RandomFloat>(draw: Draw, at: impl Indices, shape: &[T], out: &mut [T]) -> Result<()> {
+    let at = at.ranges();
     expect_len("gamma", shape, out)?;
     expect_all("gamma", "a shape is positive and finite", at, shape, is_sound)?;
     let mut shapes = [T::Wide::default(); PIECE];
-    by_pieces(at, out, &mut |at, here, wide| {
+    in_pieces(at, out, &mut |at, here, wide| {
         T::Wide::gamma_each(draw, at, T::load(&shape[here], &mut shapes), wide);
     });
     Ok(())
@@ -63,12 +69,12 @@ fn is_sound(x: f64) -> bool {
 
 /// Marsaglia and Tsang's method, by its scale.
 #[derive(Clone, Copy)]
-struct Squeeze<A> {
+struct MarsagliaTsang<A> {
     scale: A,
 }
 
 #[derive(Clone, Copy)]
-struct Setup<A> {
+struct GammaSetup<A> {
     d: A,
     c: A,
     /// d times the scale.
@@ -81,33 +87,33 @@ macro_rules! gammas {
     ($t:ident, $rest:path, $exp:path, $tries:expr, $words:path, $boosts:path) => {
         impl Gammas for $t {
             fn gamma(draw: Draw, at: IndexRanges<'_>, shape: $t, scale: $t, out: &mut [$t]) {
-                let method = Squeeze { scale };
-                run(method, Fixed(method.setup(shape)), draw, at, out);
+                let method = MarsagliaTsang { scale };
+                run(method, SharedSetup(method.setup(shape)), draw, at, out);
             }
             fn gamma_each(draw: Draw, at: IndexRanges<'_>, shape: &[$t], out: &mut [$t]) {
-                run(Squeeze::<$t> { scale: 1.0 }, Each(shape), draw, at, out);
+                run(MarsagliaTsang::<$t> { scale: 1.0 }, PerElement(shape), draw, at, out);
             }
         }
 
-        impl Method for Squeeze<$t> {
+        impl RejectionMethod for MarsagliaTsang<$t> {
             type Wide = $t;
-            type Setup = Setup<$t>;
+            type Setup = GammaSetup<$t>;
             const TRIES: u16 = $tries;
 
             #[inline(always)]
-            fn setup(self, shape: $t) -> Setup<$t> {
+            fn setup(self, shape: $t) -> GammaSetup<$t> {
                 let small = shape < 1.0;
                 let d = if small { shape + 2.0 / 3.0 } else { shape - 1.0 / 3.0 };
                 let boost = if small { 1.0 / shape } else { 0.0 };
-                Setup { d, c: 1.0 / (9.0 * d).sqrt(), factor: d * self.scale, boost }
+                GammaSetup { d, c: 1.0 / (9.0 * d).sqrt(), factor: d * self.scale, boost }
             }
 
             #[inline(always)]
             fn attempt(
                 self,
                 k: u16,
-                setups: &impl Setups<Setup<$t>>,
-                place: &Place,
+                setups: &impl LaneSetups<GammaSetup<$t>>,
+                place: &ElementLanes,
                 out: &mut [$t; LANES],
                 accepted: &mut [bool; LANES],
             ) {
@@ -125,7 +131,12 @@ macro_rules! gammas {
             }
 
             #[inline(always)]
-            fn finish(self, setups: &impl Setups<Setup<$t>>, place: &Place, out: &mut [$t; LANES]) {
+            fn finish(
+                self,
+                setups: &impl LaneSetups<GammaSetup<$t>>,
+                place: &ElementLanes,
+                out: &mut [$t; LANES],
+            ) {
                 if (0..LANES).fold(true, |none, i| none & (setups.at(i).boost == 0.0)) {
                     return;
                 }
@@ -144,7 +155,7 @@ gammas!(f64, ln_1p_rest_f64, exp_f64, u16::MAX / 2, words_f64, boosts_f64);
 
 /// The normal and exponential numbers of try `k`.
 #[inline(always)]
-fn words_f32(place: &Place, k: u16, z: &mut [f32; LANES], e: &mut [f32; LANES]) {
+fn words_f32(place: &ElementLanes, k: u16, z: &mut [f32; LANES], e: &mut [f32; LANES]) {
     let [a, b, c, _] = words(place, k);
     for i in 0..LANES {
         z[i] = box_muller_f32(a[i], b[i])[0];
@@ -156,7 +167,7 @@ fn words_f32(place: &Place, k: u16, z: &mut [f32; LANES], e: &mut [f32; LANES]) 
 
 /// As [`words_f32`].
 #[inline(always)]
-fn words_f64(place: &Place, k: u16, z: &mut [f64; LANES], e: &mut [f64; LANES]) {
+fn words_f64(place: &ElementLanes, k: u16, z: &mut [f64; LANES], e: &mut [f64; LANES]) {
     let ([a, b], [c, _]) = (pairs(place, 2 * k), pairs(place, 2 * k + 1));
     for i in 0..LANES {
         z[i] = box_muller_f64(a[i], b[i])[0];
@@ -168,7 +179,7 @@ fn words_f64(place: &Place, k: u16, z: &mut [f64; LANES], e: &mut [f64; LANES]) 
 
 /// The exponential numbers of shapes below 1.
 #[inline(always)]
-fn boosts_f32(place: &Place, out: &mut [f32; LANES]) {
+fn boosts_f32(place: &ElementLanes, out: &mut [f32; LANES]) {
     let [_, _, _, d] = words(place, 0);
     for i in 0..LANES {
         out[i] = unit_exponential_f32(d[i]);
@@ -177,7 +188,7 @@ fn boosts_f32(place: &Place, out: &mut [f32; LANES]) {
 
 /// As [`boosts_f32`].
 #[inline(always)]
-fn boosts_f64(place: &Place, out: &mut [f64; LANES]) {
+fn boosts_f64(place: &ElementLanes, out: &mut [f64; LANES]) {
     let [_, d] = pairs(place, 1);
     for i in 0..LANES {
         out[i] = unit_exponential_f64(d[i]);
@@ -186,7 +197,7 @@ fn boosts_f64(place: &Place, out: &mut [f64; LANES]) {
 
 /// The words of a block each, one array a word: loops that skip words do not vectorise to their end.
 #[inline(always)]
-fn words(place: &Place, attempt: u16) -> [[u32; LANES]; 4] {
+fn words(place: &ElementLanes, attempt: u16) -> [[u32; LANES]; 4] {
     let mut out = [[0; LANES]; 4];
     for (i, &[low, high]) in place.blocks(attempt).0.iter().enumerate() {
         (out[0][i], out[1][i]) = (low as u32, (low >> 32) as u32);
@@ -197,7 +208,7 @@ fn words(place: &Place, attempt: u16) -> [[u32; LANES]; 4] {
 
 /// As [`words`].
 #[inline(always)]
-fn pairs(place: &Place, attempt: u16) -> [[u64; LANES]; 2] {
+fn pairs(place: &ElementLanes, attempt: u16) -> [[u64; LANES]; 2] {
     let mut out = [[0; LANES]; 2];
     for (i, &[low, high]) in place.blocks(attempt).0.iter().enumerate() {
         (out[0][i], out[1][i]) = (low, high);

@@ -9,9 +9,9 @@ use crate::tensor::Shape;
 /// What names the elements of a fill: a `u64`, the global linear index of the first of a range, or [`IndexRanges`].
 /// Sealed.
 #[expect(private_bounds, reason = "sealed")]
-pub trait Indices: Named {}
+pub trait Indices: IndexSource {}
 
-impl<I: Named> Indices for I {}
+impl<I: IndexSource> Indices for I {}
 
 /// IndexRanges of ascending global indices, one after another in local storage. The last goes on as far as the output
 /// does.
@@ -145,21 +145,21 @@ struct IndexRange {
 }
 
 /// The stretches that stand behind [`Indices`].
-pub(crate) trait Named: Copy {
+pub(crate) trait IndexSource: Copy {
     /// Them.
-    fn stretches(&self) -> IndexRanges<'_>;
+    fn ranges(&self) -> IndexRanges<'_>;
 }
 
-impl Named for u64 {
+impl IndexSource for u64 {
     #[inline(always)]
-    fn stretches(&self) -> IndexRanges<'_> {
+    fn ranges(&self) -> IndexRanges<'_> {
         IndexRanges { first: *self, offset: 0, rest: &[] }
     }
 }
 
-impl Named for IndexRanges<'_> {
+impl IndexSource for IndexRanges<'_> {
     #[inline(always)]
-    fn stretches(&self) -> IndexRanges<'_> {
+    fn ranges(&self) -> IndexRanges<'_> {
         *self
     }
 }

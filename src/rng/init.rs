@@ -1,8 +1,8 @@
 //! Initial values, described as values: what a parameter starts as, whoever computes which part of it.
 
 use super::distribution::named;
-use super::fill::Real;
-use super::index_ranges::{IndexRanges, Named};
+use super::fill::RandomFloat;
+use super::index_ranges::{IndexRanges, IndexSource};
 use super::orthogonal::Orthogonal;
 use super::random_element::floats;
 use super::regions::{expect_storage, unshare};
@@ -130,7 +130,13 @@ impl Init {
     /// # Errors
     /// Refuses a range that leaves the tensor, bounds that are not finite or not in order, a negative std, a truncation
     /// that leaves almost nothing (less than a quarter std within two of the mean), and fans of a shape that has none.
-    pub fn fill<T: Real>(&self, draw: Draw, global_shape: &[usize], start: u64, out: &mut [T]) -> Result<()> {
+    pub fn fill<T: RandomFloat>(
+        &self,
+        draw: Draw,
+        global_shape: &[usize],
+        start: u64,
+        out: &mut [T],
+    ) -> Result<()> {
         self.prepare(draw, global_shape)?.fill(start, out)
     }
 
@@ -141,15 +147,15 @@ impl Init {
     pub fn prepare(&self, draw: Draw, global_shape: &[usize]) -> Result<InitValues> {
         let global = Shape::from(global_shape);
         global.checked_numel("init")?;
-        let kind = match self.resolve(global_shape)? {
-            Init::Constant(value) => Kind::Constant(value),
-            Init::Orthogonal { gain } => Kind::Matrix(Orthogonal::new(draw, global_shape, gain)),
-            other => Kind::RandomElement(
+        let rule = match self.resolve(global_shape)? {
+            Init::Constant(value) => InitRule::Constant(value),
+            Init::Orthogonal { gain } => InitRule::Matrix(Orthogonal::new(draw, global_shape, gain)),
+            other => InitRule::Independent(
                 draw,
                 other.distribution().expect("resolve leaves constants, matrices and these"),
             ),
         };
-        Ok(InitValues { global, kind })
+        Ok(InitValues { global, rule })
     }
 
     /// True where every element is the same, so that no draw is read.
@@ -215,13 +221,13 @@ impl Init {
 #[derive(Clone, Debug)]
 pub struct InitValues {
     global: Shape,
-    kind: Kind,
+    rule: InitRule,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum InitRule {
     Constant(f64),
-    RandomElement(Draw, Distribution),
+    Independent(Draw, Distribution),
     Matrix(Orthogonal),
 }
 
@@ -230,12 +236,12 @@ impl InitValues {
     ///
     /// # Errors
     /// Refuses a range that leaves the tensor.
-    pub fn fill<T: Real>(&self, start: u64, out: &mut [T]) -> Result<()> {
+    pub fn fill<T: RandomFloat>(&self, start: u64, out: &mut [T]) -> Result<()> {
         self.expect_inside(start, out.len())?;
-        match &self.kind {
-            Kind::Constant(value) => out.fill(T::narrow(Element::from_f64(*value))),
-            Kind::RandomElement(draw, from) => floats(*from, *draw, start.stretches(), out),
-            Kind::Matrix(matrix) => matrix.fill(start, out),
+        match &self.rule {
+            InitRule::Constant(value) => out.fill(T::narrow(Element::from_f64(*value))),
+            InitRule::Independent(draw, from) => floats(*from, *draw, start.ranges(), out),
+            InitRule::Matrix(matrix) => matrix.fill(start, out),
         }
         Ok(())
     }
@@ -244,9 +250,9 @@ impl InitValues {
     ///
     /// # Errors
     /// Refuses an `out` of another length than the region's, and a region of another tensor that leaves this one.
-    pub fn fill_region<T: Real>(&self, region: &Region, out: &mut [T]) -> Result<()> {
+    pub fn fill_region<T: RandomFloat>(&self, region: &Region, out: &mut [T]) -> Result<()> {
         expect_storage("init", region, out.len())?;
-        if let Kind::RandomElement(draw, from) = &self.kind {
+        if let InitRule::Independent(draw, from) = &self.rule {
             return IndexRanges::of(region, &self.global, |at, here| {
                 self.expect_inside(at.index(here.len() - 1), 1)?;
                 floats(*from, *draw, at, &mut out[here]);
@@ -277,14 +283,14 @@ impl InitValues {
         if device == Device::Meta {
             return Ok(());
         }
-        match &self.kind {
-            Kind::Matrix(_) => {
+        match &self.rule {
+            InitRule::Matrix(_) => {
                 let mut host = Tensor::uninit(dtype, local.shape());
                 self.fill_tensor(region, &mut host)?;
                 *local = host.to_device(device)?;
                 Ok(())
             }
-            Kind::Constant(value) => {
+            InitRule::Constant(value) => {
                 unshare(local)?;
                 // Rounded as a fill on the CPU rounds it, so that the kernel has nothing to round.
                 let rounded = for_dtype!(float "init", dtype, T => {
@@ -292,7 +298,7 @@ impl InitValues {
                 })?;
                 crate::tensor::cuda::fill(local, rounded)
             }
-            Kind::RandomElement(draw, from) => {
+            InitRule::Independent(draw, from) => {
                 let strides = self.global.strides();
                 for block in &region.boxes {
                     let last = block.start.iter().zip(&block.len).zip(&strides);

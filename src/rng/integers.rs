@@ -5,15 +5,15 @@ use std::ops::RangeInclusive;
 use super::Draw;
 use super::index_ranges::{IndexRanges, Indices};
 use super::philox::{self, Blocks};
-use super::sample::{PIECE, Sink, drive};
+use super::sample::{BlockSink, PIECE, drive};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Element};
 
 /// A whole element type that can be drawn: i64, i32 or u8. Sealed.
 #[expect(private_bounds, reason = "sealed")]
-pub trait Integer: Element + Wraps {}
+pub trait Integer: Element + WholeRange {}
 
-impl<T: Element + Wraps> Integer for T {}
+impl<T: Element + WholeRange> Integer for T {}
 
 /// Uniform whole numbers from `low` to below `high`, both within the type; up to 2^64 of them.
 ///
@@ -40,29 +40,29 @@ pub fn uniform_int<T: Integer>(
     out: &mut [T],
 ) -> Result<()> {
     expect_range(low, high, T::DTYPE, T::RANGE)?;
-    T::fill(draw, at.stretches(), &words_of(low, high), out);
+    T::fill(draw, at.ranges(), &range_of(low, high), out);
     Ok(())
 }
 
 /// How many words an element reads, `low` modulo 2^64, one less than how many numbers there are (which may be 2^64), and
 /// below which share of the words another attempt is asked.
-pub(super) enum Words {
+pub(super) enum IntegerRange {
     One { low: u64, last: u32, threshold: u32 },
     Two { low: u64, last: u64, threshold: u64 },
 }
 
 /// What `low` to below `high`, a sound range, asks of the words.
-pub(super) fn words_of(low: i128, high: i128) -> Words {
+pub(super) fn range_of(low: i128, high: i128) -> IntegerRange {
     let (low, last) = (low as u64, (high - low - 1) as u64);
     match u32::try_from(last) {
         Ok(last) => {
             // 2^32 mod n = (2^32 - n) mod n.
             let n = u64::from(last) + 1;
-            Words::One { low, last, threshold: (((1u64 << 32) - n) % n) as u32 }
+            IntegerRange::One { low, last, threshold: (((1u64 << 32) - n) % n) as u32 }
         }
         Err(_) => {
             let n = u128::from(last) + 1;
-            Words::Two { low, last, threshold: (((1u128 << 64) - n) % n) as u64 }
+            IntegerRange::Two { low, last, threshold: (((1u128 << 64) - n) % n) as u64 }
         }
     }
 }
@@ -90,58 +90,60 @@ fn expect_range(low: i128, high: i128, dtype: DType, holds: RangeInclusive<i128>
 }
 
 /// The values of a whole type, and their fill.
-trait Wraps: Sized {
+trait WholeRange: Sized {
     /// What the type holds.
     const RANGE: RangeInclusive<i128>;
     /// Writes the numbers of a range within the type.
-    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [Self]);
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &IntegerRange, out: &mut [Self]);
 }
 
 /// The low bits of a number. i64 and i32 are drawn; u8 is cut from i32.
-trait Low: Element {
+trait LowBits: Element {
     fn low(x: u64) -> Self;
 }
 
-impl Low for i64 {
+impl LowBits for i64 {
     #[inline(always)]
     fn low(x: u64) -> i64 {
         x as i64
     }
 }
 
-impl Low for i32 {
+impl LowBits for i32 {
     #[inline(always)]
     fn low(x: u64) -> i32 {
         x as i32
     }
 }
 
-impl Wraps for i64 {
+impl WholeRange for i64 {
     const RANGE: RangeInclusive<i128> = i64::MIN as i128..=i64::MAX as i128;
-    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [i64]) {
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &IntegerRange, out: &mut [i64]) {
         let len = out.len();
         match *words {
-            Words::One { low, last, threshold } => {
-                drive(draw, 0, at, len, Narrow { draw, start: at, low, last, threshold, out });
+            IntegerRange::One { low, last, threshold } => {
+                drive(draw, 0, at, len, FromWords { draw, start: at, low, last, threshold, out });
             }
-            Words::Two { low, last, threshold } => {
-                drive(draw, 0, at, len, Wide { draw, start: at, low, last, threshold, out });
+            IntegerRange::Two { low, last, threshold } => {
+                drive(draw, 0, at, len, FromPairs { draw, start: at, low, last, threshold, out });
             }
         }
     }
 }
 
-impl Wraps for i32 {
+impl WholeRange for i32 {
     const RANGE: RangeInclusive<i128> = i32::MIN as i128..=i32::MAX as i128;
-    fn fill(draw: Draw, at: IndexRanges<'_>, words: &Words, out: &mut [i32]) {
-        let &Words::One { low, last, threshold } = words else { unreachable!("i32 holds 2^32 numbers") };
-        drive(draw, 0, at, out.len(), Narrow { draw, start: at, low, last, threshold, out });
+    fn fill(draw: Draw, at: IndexRanges<'_>, words: &IntegerRange, out: &mut [i32]) {
+        let &IntegerRange::One { low, last, threshold } = words else {
+            unreachable!("i32 holds 2^32 numbers")
+        };
+        drive(draw, 0, at, out.len(), FromWords { draw, start: at, low, last, threshold, out });
     }
 }
 
-impl Wraps for u8 {
+impl WholeRange for u8 {
     const RANGE: RangeInclusive<i128> = u8::MIN as i128..=u8::MAX as i128;
-    fn fill(draw: Draw, mut at: IndexRanges<'_>, words: &Words, out: &mut [u8]) {
+    fn fill(draw: Draw, mut at: IndexRanges<'_>, words: &IntegerRange, out: &mut [u8]) {
         let mut numbers = [0i32; PIECE];
         let mut rest = out;
         while !rest.is_empty() {
@@ -156,7 +158,7 @@ impl Wraps for u8 {
 }
 
 /// From the 32-bit draw.
-struct Narrow<'a, T> {
+struct FromWords<'a, T> {
     draw: Draw,
     start: IndexRanges<'a>,
     low: u64,
@@ -165,7 +167,7 @@ struct Narrow<'a, T> {
     out: &'a mut [T],
 }
 
-impl<T: Low> Narrow<'_, T> {
+impl<T: LowBits> FromWords<'_, T> {
     /// The number, and where in its share of the words the word lay.
     #[inline(always)]
     fn place(low: u64, last: u32, word: u32) -> (T, u32) {
@@ -175,7 +177,7 @@ impl<T: Low> Narrow<'_, T> {
     }
 
     #[cold]
-    fn again(&self, index: u64) -> T {
+    fn redraw(&self, index: u64) -> T {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -188,7 +190,7 @@ impl<T: Low> Narrow<'_, T> {
     }
 }
 
-impl<T: Low> Sink for Narrow<'_, T> {
+impl<T: LowBits> BlockSink for FromWords<'_, T> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -203,7 +205,7 @@ impl<T: Low> Sink for Narrow<'_, T> {
         if rejected != 0 {
             for (i, &word) in words.iter().enumerate() {
                 if Self::place(low, last, word).1 < threshold {
-                    self.out[at + i] = self.again(self.start.index(at + i));
+                    self.out[at + i] = self.redraw(self.start.index(at + i));
                 }
             }
         }
@@ -211,7 +213,7 @@ impl<T: Low> Sink for Narrow<'_, T> {
 }
 
 /// From the 64-bit draw.
-struct Wide<'a> {
+struct FromPairs<'a> {
     draw: Draw,
     start: IndexRanges<'a>,
     low: u64,
@@ -220,7 +222,7 @@ struct Wide<'a> {
     out: &'a mut [i64],
 }
 
-impl Wide<'_> {
+impl FromPairs<'_> {
     #[inline(always)]
     fn place(&self, pair: u64) -> (i64, u64) {
         let product = u128::from(pair) * u128::from(self.last) + u128::from(pair);
@@ -228,7 +230,7 @@ impl Wide<'_> {
     }
 
     #[cold]
-    fn again(&self, index: u64) -> i64 {
+    fn redraw(&self, index: u64) -> i64 {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -242,14 +244,14 @@ impl Wide<'_> {
     }
 }
 
-impl Sink for Wide<'_> {
+impl BlockSink for FromPairs<'_> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
         for (i, &pair) in blocks.0.as_flattened()[skip..skip + len].iter().enumerate() {
             let (number, share) = self.place(pair);
             self.out[at + i] =
-                if share >= self.threshold { number } else { self.again(self.start.index(at + i)) };
+                if share >= self.threshold { number } else { self.redraw(self.start.index(at + i)) };
         }
     }
 }

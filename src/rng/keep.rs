@@ -2,10 +2,10 @@
 
 use super::Draw;
 use super::continuous::{expect_all, expect_len};
-use super::fill::Real;
+use super::fill::RandomFloat;
 use super::index_ranges::{IndexRanges, Indices};
 use super::philox::Blocks;
-use super::sample::{PIECE, Sink, drive};
+use super::sample::{BlockSink, PIECE, drive};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 
@@ -28,7 +28,7 @@ pub fn keep_threshold(verb: &str, p: f64) -> Result<u32> {
 /// Refuses a `p` outside [0, 1].
 pub fn keep(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
     let threshold = keep_threshold("keep", p)?;
-    mask(draw, at.stretches(), p, threshold, true, out);
+    mask(draw, at.ranges(), p, threshold, true, out);
     Ok(())
 }
 
@@ -38,7 +38,7 @@ pub fn keep(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()
 /// Refuses a `p` outside [0, 1].
 pub fn bernoulli(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()> {
     let threshold = keep_threshold("bernoulli", p)?;
-    mask(draw, at.stretches(), p, threshold, false, out);
+    mask(draw, at.ranges(), p, threshold, false, out);
     Ok(())
 }
 
@@ -47,12 +47,12 @@ pub fn bernoulli(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Resu
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a probability outside [0, 1].
-pub fn bernoulli_each<T: Real>(draw: Draw, at: impl Indices, p: &[T], out: &mut [bool]) -> Result<()> {
+pub fn bernoulli_each<T: RandomFloat>(draw: Draw, at: impl Indices, p: &[T], out: &mut [bool]) -> Result<()> {
     expect_len("bernoulli", p, out)?;
     let rule = "a probability lies in [0, 1]";
-    expect_all("bernoulli", rule, at.stretches(), p, |p| (0.0..=1.0).contains(&p))?;
+    expect_all("bernoulli", rule, at.ranges(), p, |p| (0.0..=1.0).contains(&p))?;
     let mut chances = [T::Wide::default(); PIECE];
-    let (mut at, mut done) = (at.stretches(), 0);
+    let (mut at, mut done) = (at.ranges(), 0);
     while done < p.len() {
         let len = if T::NATIVE { p.len() } else { PIECE.min(p.len() - done) };
         let here = done..done + len;
@@ -68,17 +68,17 @@ fn mask(draw: Draw, at: IndexRanges<'_>, p: f64, threshold: u32, kept: bool, out
     if p == 1.0 {
         out.fill(!kept);
     } else {
-        drive(draw, 0, at, out.len(), Mask { threshold, kept, out });
+        drive(draw, 0, at, out.len(), KeepMask { threshold, kept, out });
     }
 }
 
-struct Mask<'a> {
+struct KeepMask<'a> {
     threshold: u32,
     kept: bool,
     out: &'a mut [bool],
 }
 
-impl Sink for Mask<'_> {
+impl BlockSink for KeepMask<'_> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -94,7 +94,7 @@ struct Chances<'a, T> {
     out: &'a mut [bool],
 }
 
-impl<W: Element> Sink for Chances<'_, W> {
+impl<W: Element> BlockSink for Chances<'_, W> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

@@ -7,7 +7,7 @@
 use std::cell::OnceCell;
 
 use super::Draw;
-use super::fill::{Real, normal};
+use super::fill::{RandomFloat, normal};
 use crate::tensor::Element;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
@@ -34,7 +34,7 @@ impl Orthogonal {
     }
 
     /// Writes elements `start..start + out.len()`, which lie in the matrix.
-    pub fn fill<T: Real>(&self, start: u64, out: &mut [T]) {
+    pub fn fill<T: RandomFloat>(&self, start: u64, out: &mut [T]) {
         if out.is_empty() {
             return;
         }

@@ -70,7 +70,7 @@ impl Permutation {
     /// Refuses a range that leaves the permutation.
     pub fn fill(&self, start: u64, out: &mut [u64]) -> Result<()> {
         self.check(start, out.len() as u64)?;
-        dispatch(Fill { order: self, start, out });
+        dispatch(FillOrder { order: self, start, out });
         Ok(())
     }
 
@@ -106,13 +106,13 @@ impl Permutation {
     }
 }
 
-struct Fill<'a> {
+struct FillOrder<'a> {
     order: &'a Permutation,
     start: u64,
     out: &'a mut [u64],
 }
 
-impl Kernel for Fill<'_> {
+impl Kernel for FillOrder<'_> {
     type Out = ();
     #[inline(always)]
     fn run(self) {

@@ -1,12 +1,12 @@
 //! Poisson numbers.
 
 use super::continuous::{expect_all, expect_len};
-use super::counts::Counted;
-use super::fill::Real;
+use super::counts::FromCounts;
+use super::fill::RandomFloat;
 use super::index_ranges::{IndexRanges, Indices};
 use super::philox::Blocks;
-use super::rejection::{Each, Fixed, LANES, Method, Place, Setups, run};
-use super::sample::{PIECE, Sink, Write, drive, unit_f64};
+use super::rejection::{ElementLanes, LANES, LaneSetups, PerElement, RejectionMethod, SharedSetup, run};
+use super::sample::{BlockSink, PIECE, Write, drive, unit_f64};
 use super::{Draw, bits64};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
@@ -17,9 +17,9 @@ use crate::tensor::math::poisson::ln_poisson_f64;
 
 /// An element type that counts are written in: i64, i32, f64, f32, f16 or bf16. Sealed.
 #[expect(private_bounds, reason = "sealed")]
-pub trait Count: Element + Counted {}
+pub trait Count: Element + FromCounts {}
 
-impl<T: Element + Counted> Count for T {}
+impl<T: Element + FromCounts> Count for T {}
 
 /// Poisson numbers of this rate, which is their mean and variance.
 ///
@@ -35,19 +35,23 @@ impl<T: Element + Counted> Count for T {}
 /// Refuses a rate below 0 or above 2^50, and NaN.
 pub fn poisson<T: Count>(draw: Draw, at: impl Indices, rate: f64, out: &mut [T]) -> Result<()> {
     check(rate)?;
-    let setup = if rate < LARGE { Prepared::Few(Sums::of(rate)) } else { Prepared::Many(Ptrs.setup(rate)) };
-    in_counts(at.stretches(), out, &mut |at, _, counts| match &setup {
-        Prepared::Few(sums) => drive(draw, 0, at, counts.len(), Invert { sums, out: counts }),
-        &Prepared::Many(setup) => run(Ptrs, Fixed(setup), draw, at, counts),
+    let setup = if rate < LARGE {
+        PreparedRate::Few(CumulativeSums::of(rate))
+    } else {
+        PreparedRate::Many(TransformedRejection.setup(rate))
+    };
+    in_counts(at.ranges(), out, &mut |at, _, counts| match &setup {
+        PreparedRate::Few(sums) => drive(draw, 0, at, counts.len(), Inversion { sums, out: counts }),
+        &PreparedRate::Many(setup) => run(TransformedRejection, SharedSetup(setup), draw, at, counts),
     });
     Ok(())
 }
 
 /// The two methods' setups for one rate.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
-enum Prepared {
-    Few(Sums),
-    Many(Setup),
+enum PreparedRate {
+    Few(CumulativeSums),
+    Many(PoissonSetup),
 }
 
 /// Has `write` write counts piece by piece, which then become elements.
@@ -68,13 +72,13 @@ fn in_counts<T: Count>(mut at: IndexRanges<'_>, out: &mut [T], write: Write<'_, 
 ///
 /// # Errors
 /// Refuses slices of different lengths, and rates as [`poisson`] does.
-pub fn poisson_each<R: Real, T: Count>(
+pub fn poisson_each<R: RandomFloat, T: Count>(
     draw: Draw,
     at: impl Indices,
     rate: &[R],
     out: &mut [T],
 ) -> Result<()> {
-    let at = at.stretches();
+    let at = at.ranges();
     expect_len("poisson", rate, out)?;
     expect_all("poisson", RATE, at, rate, is_rate)?;
     let mut rates = [0.0; PIECE];
@@ -98,10 +102,10 @@ fn each_piece(
     let len = rates.len();
     if rates.iter().any(|&rate| rate < LARGE) {
         bits64(draw, at, &mut pairs[..len]);
-        dispatch(InvertEach { rates, pairs: &pairs[..len], counts });
+        dispatch(InversionPerElement { rates, pairs: &pairs[..len], counts });
     }
     if rates.iter().any(|&rate| rate >= LARGE) {
-        run(Ptrs, Each(rates), draw, at, &mut large[..len]);
+        run(TransformedRejection, PerElement(rates), draw, at, &mut large[..len]);
         for ((count, &large), &rate) in counts.iter_mut().zip(&*large).zip(rates) {
             *count = if rate < LARGE { *count } else { large };
         }
@@ -128,14 +132,14 @@ fn is_rate(x: f64) -> bool {
 }
 
 /// p_0, p_0 + p_1, … as far as p_k is above [`TINY`].
-pub(super) struct Sums {
+pub(super) struct CumulativeSums {
     pub sums: [f64; 64],
     pub len: usize,
 }
 
-impl Sums {
-    pub fn of(rate: f64) -> Sums {
-        let mut all = Sums { sums: [0.0; 64], len: 0 };
+impl CumulativeSums {
+    pub fn of(rate: f64) -> CumulativeSums {
+        let mut all = CumulativeSums { sums: [0.0; 64], len: 0 };
         let mut p = exp_f64(-rate);
         let mut sum = p;
         while p > TINY && all.len < all.sums.len() {
@@ -148,12 +152,12 @@ impl Sums {
     }
 }
 
-struct Invert<'a> {
-    sums: &'a Sums,
+struct Inversion<'a> {
+    sums: &'a CumulativeSums,
     out: &'a mut [f64],
 }
 
-impl Sink for Invert<'_> {
+impl BlockSink for Inversion<'_> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -175,14 +179,14 @@ impl Sink for Invert<'_> {
     }
 }
 
-/// As [`Invert`], with a rate for each; nothing that means anything where that is large.
-struct InvertEach<'a> {
+/// As [`Inversion`], with a rate for each; nothing that means anything where that is large.
+struct InversionPerElement<'a> {
     rates: &'a [f64],
     pairs: &'a [u64],
     counts: &'a mut [f64],
 }
 
-impl Kernel for InvertEach<'_> {
+impl Kernel for InversionPerElement<'_> {
     type Out = ();
     #[inline(always)]
     fn run(self) {
@@ -222,36 +226,36 @@ impl Kernel for InvertEach<'_> {
 
 /// Hörmann's method.
 #[derive(Clone, Copy)]
-struct Ptrs;
+struct TransformedRejection;
 
 #[derive(Clone, Copy)]
-struct Setup {
+struct PoissonSetup {
     rate: f64,
     a: f64,
     b: f64,
     inverse_alpha: f64,
 }
 
-impl Method for Ptrs {
+impl RejectionMethod for TransformedRejection {
     type Wide = f64;
-    type Setup = Setup;
+    type Setup = PoissonSetup;
     const TRIES: u16 = u16::MAX;
 
     /// Small rates, whose numbers are thrown away, as the smallest large one.
     #[inline(always)]
-    fn setup(self, rate: f64) -> Setup {
+    fn setup(self, rate: f64) -> PoissonSetup {
         let rate = if rate < LARGE { LARGE } else { rate };
         let b = rate.sqrt().mul_add(2.53, 0.931);
         let a = b.mul_add(0.02483, -0.059);
-        Setup { rate, a, b, inverse_alpha: 1.1239 + 1.1328 / (b - 3.4) }
+        PoissonSetup { rate, a, b, inverse_alpha: 1.1239 + 1.1328 / (b - 3.4) }
     }
 
     #[inline(always)]
     fn attempt(
         self,
         k: u16,
-        setups: &impl Setups<Setup>,
-        place: &Place,
+        setups: &impl LaneSetups<PoissonSetup>,
+        place: &ElementLanes,
         out: &mut [f64; LANES],
         accepted: &mut [bool; LANES],
     ) {
@@ -318,7 +322,7 @@ mod tests {
             }
         }
         // The table ends where probabilities do, and never by its length.
-        assert!(Sums::of(LARGE.next_down()).len < 60);
+        assert!(CumulativeSums::of(LARGE.next_down()).len < 60);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::fill::{Real, bits32, bits64};
+use super::fill::{RandomFloat, bits32, bits64};
 use super::index_ranges::IndexRanges;
 use super::sample::{Affine, Normal, Uniform};
 use super::truncated::Truncated;
@@ -13,19 +13,19 @@ use crate::tensor::Element;
 
 /// An element type that a [`Distribution`] can fill: every one there is. Sealed.
 #[expect(private_bounds, reason = "sealed")]
-pub trait RandomElement: Element + Fill {}
+pub trait RandomElement: Element + FillFrom {}
 
-impl<T: Fill> RandomElement for T {}
+impl<T: FillFrom> RandomElement for T {}
 
 /// Fills from a distribution that was checked for this type.
-pub(super) trait Fill: Element {
+pub(super) trait FillFrom: Element {
     /// As [`Distribution::fill`].
     fn fill(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [Self]);
 }
 
 macro_rules! fill {
     ($($t:ty => $with:expr;)*) => {$(
-        impl Fill for $t {
+        impl FillFrom for $t {
             fn fill(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [Self]) {
                 let with: fn(Distribution, Draw, IndexRanges<'_>, &mut [Self]) = $with;
                 with(from, draw, at, out)
@@ -62,7 +62,7 @@ fill! {
 }
 
 /// What floating types have; `from` was checked.
-pub(super) fn floats<T: Real>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
+pub(super) fn floats<T: RandomFloat>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     match from {
         Distribution::Uniform { low, high } => {
             T::sample(draw, 0, at, out, Uniform(Affine { scale: high - low, shift: low }));

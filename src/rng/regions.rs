@@ -20,7 +20,7 @@ impl Distribution {
     /// As [`Distribution::check`].
     pub fn fill<T: RandomElement>(&self, draw: Draw, at: impl Indices, out: &mut [T]) -> Result<()> {
         self.check(T::DTYPE)?;
-        T::fill(*self, draw, at.stretches(), out);
+        T::fill(*self, draw, at.ranges(), out);
         Ok(())
     }
 

@@ -1,5 +1,5 @@
 //! Rejection, element by element: try k of element `e` reads block `e` of attempts that belong to k, so that nothing
-//! depends on the neighbours. First tries are computed many at a time, and so are the few that follow.
+//! depends on the neighbours. First attempt_group are computed many at a time, and so are the few that follow.
 
 use super::Draw;
 use super::index_ranges::IndexRanges;
@@ -11,12 +11,12 @@ use crate::tensor::cpu::simd::{Kernel, dispatch};
 pub(super) const LANES: usize = 32;
 
 /// A distribution by rejection.
-pub(super) trait Method: Copy {
+pub(super) trait RejectionMethod: Copy {
     /// What numbers and parameters are computed in.
     type Wide: Copy + Default;
-    /// What a parameter gives once for all tries.
+    /// What a parameter gives once for all attempt_group.
     type Setup: Copy;
-    /// The number of tries that there are attempts for.
+    /// The number of attempt_group that there are attempts for.
     const TRIES: u16;
 
     /// A parameter's setup; 1 is a parameter.
@@ -25,22 +25,28 @@ pub(super) trait Method: Copy {
     fn attempt(
         self,
         k: u16,
-        setups: &impl Setups<Self::Setup>,
-        place: &Place,
+        setups: &impl LaneSetups<Self::Setup>,
+        lanes: &ElementLanes,
         out: &mut [Self::Wide; LANES],
         accepted: &mut [bool; LANES],
     );
     /// What is done to accepted numbers.
-    fn finish(self, _setups: &impl Setups<Self::Setup>, _place: &Place, _out: &mut [Self::Wide; LANES]) {}
+    fn finish(
+        self,
+        _setups: &impl LaneSetups<Self::Setup>,
+        _place: &ElementLanes,
+        _out: &mut [Self::Wide; LANES],
+    ) {
+    }
 }
 
 /// Which elements are computed together.
-pub(super) struct Place {
+pub(super) struct ElementLanes {
     draw: Draw,
     index: [u64; LANES],
 }
 
-impl Place {
+impl ElementLanes {
     /// One block each.
     #[inline(always)]
     pub(super) fn blocks(&self, attempt: u16) -> Blocks<LANES> {
@@ -54,33 +60,33 @@ impl Place {
 }
 
 /// The setups of the elements computed together.
-pub(super) trait Setups<S> {
+pub(super) trait LaneSetups<S> {
     /// That of lane `i`.
     fn at(&self, i: usize) -> S;
 }
 
 /// Where parameters come from.
-pub(super) trait Source<M: Method> {
+pub(super) trait SetupSource<M: RejectionMethod> {
     /// The setups of elements computed together.
-    type Setups: Setups<M::Setup>;
+    type Lanes: LaneSetups<M::Setup>;
     /// Those of these elements of the range.
-    fn setups(&self, method: M, elements: &[usize; LANES]) -> Self::Setups;
+    fn setups(&self, method: M, elements: &[usize; LANES]) -> Self::Lanes;
 }
 
 /// One parameter for all, set up.
 #[derive(Clone, Copy)]
-pub(super) struct Fixed<S>(pub S);
+pub(super) struct SharedSetup<S>(pub S);
 
 /// A parameter an element.
-pub(super) struct Each<'a, T>(pub &'a [T]);
+pub(super) struct PerElement<'a, T>(pub &'a [T]);
 
 /// Parameters of the elements computed together.
-pub(super) struct Lanes<M: Method>(M, [M::Wide; LANES]);
+pub(super) struct LaneParams<M: RejectionMethod>(M, [M::Wide; LANES]);
 
 /// Writes the numbers of these elements.
-pub(super) fn run<M: Method>(
+pub(super) fn run<M: RejectionMethod>(
     method: M,
-    source: impl Source<M>,
+    source: impl SetupSource<M>,
     draw: Draw,
     at: IndexRanges<'_>,
     out: &mut [M::Wide],
@@ -88,7 +94,7 @@ pub(super) fn run<M: Method>(
     dispatch(Run { method, source, draw, at, out });
 }
 
-struct Run<'a, M: Method, S> {
+struct Run<'a, M: RejectionMethod, S> {
     method: M,
     source: S,
     draw: Draw,
@@ -96,7 +102,7 @@ struct Run<'a, M: Method, S> {
     out: &'a mut [M::Wide],
 }
 
-impl<M: Method, S: Source<M>> Kernel for Run<'_, M, S> {
+impl<M: RejectionMethod, S: SetupSource<M>> Kernel for Run<'_, M, S> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
@@ -112,7 +118,7 @@ impl<M: Method, S: Source<M>> Kernel for Run<'_, M, S> {
             let mut count = len;
             let mut k = 0;
             while count > 0 && k < M::TRIES {
-                count = self.tries(k, at, &index, &mut waiting, count, &mut numbers);
+                count = self.attempt_group(k, at, &index, &mut waiting, count, &mut numbers);
                 k += 1;
             }
             self.out[at..at + len].copy_from_slice(&numbers[..len]);
@@ -120,10 +126,10 @@ impl<M: Method, S: Source<M>> Kernel for Run<'_, M, S> {
     }
 }
 
-impl<M: Method, S: Source<M>> Run<'_, M, S> {
+impl<M: RejectionMethod, S: SetupSource<M>> Run<'_, M, S> {
     /// Try `k` of the first `count` elements that wait, counted from `at`, where `index` begins; what still waits moves to the front.
     #[inline(always)]
-    fn tries(
+    fn attempt_group(
         &mut self,
         k: u16,
         at: usize,
@@ -139,14 +145,14 @@ impl<M: Method, S: Source<M>> Run<'_, M, S> {
             for (element, &waiting) in elements.iter_mut().zip(&waiting[group..group + len]) {
                 *element = at + waiting;
             }
-            let mut place = Place { draw: self.draw, index: [0; LANES] };
-            for (place, &element) in place.index.iter_mut().zip(&elements) {
-                *place = index[(element - at) % PIECE];
+            let mut lanes = ElementLanes { draw: self.draw, index: [0; LANES] };
+            for (lanes, &element) in lanes.index.iter_mut().zip(&elements) {
+                *lanes = index[(element - at) % PIECE];
             }
             let setups = self.source.setups(self.method, &elements);
             let (mut tried, mut accepted) = ([M::Wide::default(); LANES], [false; LANES]);
-            self.method.attempt(k, &setups, &place, &mut tried, &mut accepted);
-            self.method.finish(&setups, &place, &mut tried);
+            self.method.attempt(k, &setups, &lanes, &mut tried, &mut accepted);
+            self.method.finish(&setups, &lanes, &mut tried);
             for (i, &number) in tried.iter().enumerate().take(len) {
                 let lane = waiting[group + i];
                 numbers[lane % PIECE] = number;
@@ -158,36 +164,36 @@ impl<M: Method, S: Source<M>> Run<'_, M, S> {
     }
 }
 
-impl<S: Copy> Setups<S> for Fixed<S> {
+impl<S: Copy> LaneSetups<S> for SharedSetup<S> {
     #[inline(always)]
     fn at(&self, _: usize) -> S {
         self.0
     }
 }
 
-impl<M: Method> Source<M> for Fixed<M::Setup> {
-    type Setups = Fixed<M::Setup>;
+impl<M: RejectionMethod> SetupSource<M> for SharedSetup<M::Setup> {
+    type Lanes = SharedSetup<M::Setup>;
     #[inline(always)]
-    fn setups(&self, _: M, _: &[usize; LANES]) -> Fixed<M::Setup> {
+    fn setups(&self, _: M, _: &[usize; LANES]) -> SharedSetup<M::Setup> {
         *self
     }
 }
 
-impl<M: Method> Setups<M::Setup> for Lanes<M> {
+impl<M: RejectionMethod> LaneSetups<M::Setup> for LaneParams<M> {
     #[inline(always)]
     fn at(&self, i: usize) -> M::Setup {
         self.0.setup(self.1[i])
     }
 }
 
-impl<M: Method> Source<M> for Each<'_, M::Wide> {
-    type Setups = Lanes<M>;
+impl<M: RejectionMethod> SetupSource<M> for PerElement<'_, M::Wide> {
+    type Lanes = LaneParams<M>;
     #[inline(always)]
-    fn setups(&self, method: M, elements: &[usize; LANES]) -> Lanes<M> {
+    fn setups(&self, method: M, elements: &[usize; LANES]) -> LaneParams<M> {
         let mut params = [M::Wide::default(); LANES];
         for (param, &element) in params.iter_mut().zip(elements) {
             *param = self.0[element];
         }
-        Lanes(method, params)
+        LaneParams(method, params)
     }
 }

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::Draw;
-use super::counts::Counted;
+use super::counts::FromCounts;
 use super::index_ranges::IndexRanges;
 use super::philox::Blocks;
 use crate::tensor::Float;
@@ -17,7 +17,7 @@ use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
 const CHUNK: usize = 32;
 
 /// What a range's blocks are turned into.
-pub(crate) trait Sink {
+pub(crate) trait BlockSink {
     /// Elements that read one block.
     const PER_BLOCK: usize;
     /// Takes elements `skip..skip + len` of these blocks as elements `at..at + len` of the output.
@@ -25,7 +25,7 @@ pub(crate) trait Sink {
 }
 
 /// Feeds `sink` the first `len` elements at these indices, of a draw's attempt.
-pub(crate) fn drive<S: Sink>(draw: Draw, attempt: u16, at: IndexRanges<'_>, len: usize, sink: S) {
+pub(crate) fn drive<S: BlockSink>(draw: Draw, attempt: u16, at: IndexRanges<'_>, len: usize, sink: S) {
     let (key, high) = (draw.key(), draw.counter_high(attempt));
     dispatch(Drive { key, high, at, len, sink });
 }
@@ -38,7 +38,7 @@ struct Drive<'a, S> {
     sink: S,
 }
 
-impl<S: Sink> Kernel for Drive<'_, S> {
+impl<S: BlockSink> Kernel for Drive<'_, S> {
     type Out = ();
     #[inline(always)]
     fn run(mut self) {
@@ -52,7 +52,7 @@ impl<S: Sink> Kernel for Drive<'_, S> {
     }
 }
 
-impl<S: Sink> Drive<'_, S> {
+impl<S: BlockSink> Drive<'_, S> {
     /// The stretch from global index `start` on: whole chunks, and one of the fewest blocks that the rest fits in.
     #[inline(always)]
     fn stretch(&mut self, start: u64, mut at: usize, len: usize) {
@@ -80,7 +80,7 @@ impl<S: Sink> Drive<'_, S> {
 }
 
 /// A distribution: the numbers of a chunk of blocks, in f32 (four a block) or f64 (two a block).
-pub(crate) trait Distribution: Copy {
+pub(crate) trait BlockDistribution: Copy {
     /// The 32-bit draw.
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]);
     /// The 64-bit draw.
@@ -88,7 +88,7 @@ pub(crate) trait Distribution: Copy {
 }
 
 /// What is done to a number before it is rounded to the element type.
-pub(crate) trait Then: Copy {
+pub(crate) trait MapNumber: Copy {
     /// In f32.
     fn f32(self, x: f32) -> f32;
     /// In f64.
@@ -97,7 +97,7 @@ pub(crate) trait Then: Copy {
 
 /// Leaves numbers as they are.
 #[derive(Clone, Copy)]
-pub(super) struct Same;
+pub(super) struct Unchanged;
 
 /// `fma(x, scale, shift)`, with scale and shift rounded to the type computed in.
 #[derive(Clone, Copy)]
@@ -119,7 +119,7 @@ pub(super) struct Uniform<A>(pub A);
 #[derive(Clone, Copy)]
 pub(super) struct Normal<A>(pub A);
 
-impl Then for Same {
+impl MapNumber for Unchanged {
     #[inline(always)]
     fn f32(self, x: f32) -> f32 {
         x
@@ -130,7 +130,7 @@ impl Then for Same {
     }
 }
 
-impl Then for Affine {
+impl MapNumber for Affine {
     #[inline(always)]
     fn f32(self, x: f32) -> f32 {
         x.mul_add(self.scale as f32, self.shift as f32)
@@ -141,7 +141,7 @@ impl Then for Affine {
     }
 }
 
-impl<A: Then> Distribution for Uniform<A> {
+impl<A: MapNumber> BlockDistribution for Uniform<A> {
     #[inline(always)]
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
@@ -157,7 +157,7 @@ impl<A: Then> Distribution for Uniform<A> {
     }
 }
 
-impl<A: Then> Distribution for Normal<A> {
+impl<A: MapNumber> BlockDistribution for Normal<A> {
     #[inline(always)]
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]) {
         let out = out.as_flattened_mut().as_chunks_mut::<2>().0;
@@ -210,9 +210,15 @@ pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
 /// f32 and f64: the types that numbers are computed in.
 pub(crate) trait Computed: Widen<Wide = Self> {
     /// Writes the numbers at these global indices.
-    fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D);
+    fn numbers<D: BlockDistribution>(
+        draw: Draw,
+        attempt: u16,
+        at: IndexRanges<'_>,
+        out: &mut [Self],
+        dist: D,
+    );
     /// Does `then` to each of the numbers.
-    fn change<A: Then>(numbers: &mut [Self], then: A);
+    fn change<A: MapNumber>(numbers: &mut [Self], map: A);
 }
 
 /// f32 and f64, which gamma numbers are computed in.
@@ -226,20 +232,20 @@ pub(crate) trait Gammas: Widen<Wide = Self> {
 macro_rules! computed {
     ($($t:ident, $sink:ident;)*) => {$(
         impl Computed for $t {
-            fn numbers<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
+            fn numbers<D: BlockDistribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
                 drive(draw, attempt, at, out.len(), $sink { out, dist })
             }
-            fn change<A: Then>(numbers: &mut [Self], then: A) {
-                dispatch(Change { numbers, then });
+            fn change<A: MapNumber>(numbers: &mut [Self], map: A) {
+                dispatch(Change { numbers, map });
             }
         }
 
-        impl<A: Then> Kernel for Change<'_, $t, A> {
+        impl<A: MapNumber> Kernel for Change<'_, $t, A> {
             type Out = ();
             #[inline(always)]
             fn run(self) {
                 for x in self.numbers {
-                    *x = self.then.$t(*x);
+                    *x = self.map.$t(*x);
                 }
             }
         }
@@ -253,24 +259,32 @@ computed! {
 
 struct Change<'a, T, A> {
     numbers: &'a mut [T],
-    then: A,
+    map: A,
 }
 
 /// An element type that can be sampled, besides being a [`Float`].
 pub(crate) trait Sampled:
     Float
-    + Counted
+    + FromCounts
     + Widen<Wide: Computed + Gammas + std::ops::Mul<Output = Self::Wide> + std::ops::Div<Output = Self::Wide>>
 {
     /// Writes the numbers at these global indices.
-    fn sample<D: Distribution>(draw: Draw, attempt: u16, at: IndexRanges<'_>, out: &mut [Self], dist: D) {
-        in_wide(at, out, false, &mut |at, _, wide| Self::Wide::numbers(draw, attempt, at, wide, dist));
+    fn sample<D: BlockDistribution>(
+        draw: Draw,
+        attempt: u16,
+        at: IndexRanges<'_>,
+        out: &mut [Self],
+        dist: D,
+    ) {
+        in_compute_type(at, out, false, &mut |at, _, wide| {
+            Self::Wide::numbers(draw, attempt, at, wide, dist)
+        });
     }
 }
 
 impl<T> Sampled for T where
     T: Float
-        + Counted
+        + FromCounts
         + Widen<Wide: Computed + Gammas + std::ops::Mul<Output = T::Wide> + std::ops::Div<Output = T::Wide>>
 {
 }
@@ -283,7 +297,12 @@ pub(crate) type Write<'a, W> = &'a mut dyn FnMut(IndexRanges<'_>, Range<usize>, 
 
 /// Has `write` write the elements in the type that they are computed in: all at once, or piece by piece if each piece is
 /// then rounded. It finds the elements' old values there if `old`.
-pub(crate) fn in_wide<T: Widen>(at: IndexRanges<'_>, out: &mut [T], old: bool, write: Write<'_, T::Wide>) {
+pub(crate) fn in_compute_type<T: Widen>(
+    at: IndexRanges<'_>,
+    out: &mut [T],
+    old: bool,
+    write: Write<'_, T::Wide>,
+) {
     if T::NATIVE {
         let all = 0..out.len();
         return T::store(out, &mut [], |wide| write(at, all, wide));
@@ -291,8 +310,8 @@ pub(crate) fn in_wide<T: Widen>(at: IndexRanges<'_>, out: &mut [T], old: bool, w
     pieces(at, out, old, write);
 }
 
-/// As [`in_wide`], but always piece by piece: what is done to a piece after it was written finds it in the cache.
-pub(super) fn by_pieces<T: Widen>(at: IndexRanges<'_>, out: &mut [T], write: Write<'_, T::Wide>) {
+/// As [`in_compute_type`], but always piece by piece: what is done to a piece after it was written finds it in the cache.
+pub(super) fn in_pieces<T: Widen>(at: IndexRanges<'_>, out: &mut [T], write: Write<'_, T::Wide>) {
     pieces(at, out, false, write);
 }
 
@@ -319,7 +338,7 @@ struct By32<'a, D> {
     dist: D,
 }
 
-impl<D: Distribution> Sink for By32<'_, D> {
+impl<D: BlockDistribution> BlockSink for By32<'_, D> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -335,7 +354,7 @@ struct By64<'a, D> {
     dist: D,
 }
 
-impl<D: Distribution> Sink for By64<'_, D> {
+impl<D: BlockDistribution> BlockSink for By64<'_, D> {
     const PER_BLOCK: usize = 2;
     #[inline(always)]
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize) {

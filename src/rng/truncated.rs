@@ -2,7 +2,7 @@
 //! for its own number again, and never touches its neighbours' words.
 
 use super::Draw;
-use super::index_ranges::{IndexRanges, Named};
+use super::index_ranges::{IndexRanges, IndexSource};
 use super::sample::{Affine, Computed, Normal, Sampled};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
@@ -60,7 +60,7 @@ impl Truncated {
         while !(self.low <= x && x <= self.high) && attempt < u16::MAX {
             attempt += 1;
             let mut z = [A::default()];
-            A::numbers(draw, attempt, index.stretches(), &mut z, Normal(Affine::SAME));
+            A::numbers(draw, attempt, index.ranges(), &mut z, Normal(Affine::SAME));
             x = place(z[0]);
         }
         Element::from_f64(x)

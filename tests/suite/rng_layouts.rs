@@ -192,7 +192,7 @@ fn whole(values: Values, dtype: DType, shape: &Shape, draw: Draw) -> Result<Tens
         from.fill(draw, 0, &mut out)?;
         Tensor::from_vec(out, shape.clone())
     }
-    fn initial<T: isoshard::rng::Real>(init: Init, shape: &Shape, draw: Draw) -> Result<Tensor> {
+    fn initial<T: isoshard::rng::RandomFloat>(init: Init, shape: &Shape, draw: Draw) -> Result<Tensor> {
         let mut out = vec![T::default(); shape.numel()];
         init.fill(draw, shape, 0, &mut out)?;
         Tensor::from_vec(out, shape.clone())

@@ -5,8 +5,8 @@
 //! fail them.
 
 use isoshard::rng::{
-    Draw, Generator, GeneratorState, Init, Real, bernoulli, bernoulli_each, exponential, gamma, log_normal,
-    normal, poisson, uniform, uniform_between, uniform_int,
+    Draw, Generator, GeneratorState, Init, RandomFloat, bernoulli, bernoulli_each, exponential, gamma,
+    log_normal, normal, poisson, uniform, uniform_between, uniform_int,
 };
 
 fn vec_of<T: Copy + Default>(len: usize, fill: impl FnOnce(&mut [T])) -> Vec<T> {
@@ -130,7 +130,7 @@ struct Continuous {
 
 /// Every continuous distribution, in f32 and f64.
 fn continuous() -> Vec<Continuous> {
-    fn both<T: Real>(all: &mut Vec<Continuous>) {
+    fn both<T: RandomFloat>(all: &mut Vec<Continuous>) {
         let mut add = |name: &str, fill: fn(Draw, &mut [T]), cumulative: Box<dyn Fn(f64) -> f64>| {
             let values = move |draw| vec_of(SOME, |out| fill(draw, out)).iter().map(|x| x.to_f64()).collect();
             let name = format!("{name} {}", T::DTYPE);

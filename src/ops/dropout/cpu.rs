@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::rng::philox::Blocks;
-use crate::rng::{Draw, IndexRanges, Indices, PIECE, Real, Sink, drive, in_wide, keep_threshold};
+use crate::rng::{
+    BlockSink, Draw, IndexRanges, Indices, PIECE, RandomFloat, drive, in_compute_type, keep_threshold,
+};
 use crate::tensor::Element;
 
 /// Zeroes each element with probability `p` and multiplies the others by 1 / (1 - `p`).
@@ -13,7 +15,7 @@ use crate::tensor::Element;
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1], and slices of different lengths.
-pub fn dropout<T: Real>(draw: Draw, at: impl Indices, p: f64, x: &[T], out: &mut [T]) -> Result<()> {
+pub fn dropout<T: RandomFloat>(draw: Draw, at: impl Indices, p: f64, x: &[T], out: &mut [T]) -> Result<()> {
     if x.len() != out.len() {
         return Err(Error::invalid(
             "dropout",
@@ -26,7 +28,7 @@ pub fn dropout<T: Real>(draw: Draw, at: impl Indices, p: f64, x: &[T], out: &mut
     if p == 0.0 {
         out.copy_from_slice(x);
     } else {
-        scale_kept(draw, at.stretches(), p, threshold, Some(x), out);
+        scale_kept(draw, at.ranges(), p, threshold, Some(x), out);
     }
     Ok(())
 }
@@ -35,15 +37,15 @@ pub fn dropout<T: Real>(draw: Draw, at: impl Indices, p: f64, x: &[T], out: &mut
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
-pub fn dropout_in_place<T: Real>(draw: Draw, at: impl Indices, p: f64, x: &mut [T]) -> Result<()> {
+pub fn dropout_in_place<T: RandomFloat>(draw: Draw, at: impl Indices, p: f64, x: &mut [T]) -> Result<()> {
     let threshold = keep_threshold("dropout", p)?;
     if p != 0.0 {
-        scale_kept(draw, at.stretches(), p, threshold, None, x);
+        scale_kept(draw, at.ranges(), p, threshold, None, x);
     }
     Ok(())
 }
 
-fn scale_kept<T: Real>(
+fn scale_kept<T: RandomFloat>(
     draw: Draw,
     at: IndexRanges<'_>,
     p: f64,
@@ -56,7 +58,7 @@ fn scale_kept<T: Real>(
     }
     let scale = Element::from_f64(1.0 / (1.0 - p));
     let mut wide = [T::Wide::default(); PIECE];
-    in_wide(at, out, x.is_none(), &mut |at, here, out| {
+    in_compute_type(at, out, x.is_none(), &mut |at, here, out| {
         let x = x.map(|x| T::load(&x[here], &mut wide));
         drive(draw, 0, at, out.len(), ScaleKept { threshold, scale, x, out });
     });
@@ -70,7 +72,7 @@ struct ScaleKept<'a, W> {
     out: &'a mut [W],
 }
 
-impl<W: Element + std::ops::Mul<Output = W>> Sink for ScaleKept<'_, W> {
+impl<W: Element + std::ops::Mul<Output = W>> BlockSink for ScaleKept<'_, W> {
     const PER_BLOCK: usize = 4;
     #[inline(always)]
     fn take<const N: usize>(&mut self, mut blocks: Blocks<N>, skip: usize, at: usize, len: usize) {
@@ -98,7 +100,7 @@ mod tests {
 
     const DRAW: Draw = Draw { seed: 9, number: 4 };
 
-    fn dropped<T: Real>(p: f64, start: u64, x: &[T]) -> Vec<T> {
+    fn dropped<T: RandomFloat>(p: f64, start: u64, x: &[T]) -> Vec<T> {
         let mut out = vec![T::from_f64(7.0); x.len()];
         dropout(DRAW, start, p, x, &mut out).unwrap();
         let mut same = x.to_vec();
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn every_instruction_set_gives_the_same_bits() {
-        fn bits<T: Real>() -> Vec<u64> {
+        fn bits<T: RandomFloat>() -> Vec<u64> {
             let x: Vec<T> = (0..1003).map(|i| T::from_f64(f64::from(i) / 7.0 - 70.0)).collect();
             let of = |start| dropped(0.2, start, &x).into_iter().map(|x| x.to_f64().to_bits());
             [1, (1 << 32) - 5].into_iter().flat_map(of).collect()

@@ -61,7 +61,7 @@ impl Pointwise for Poisson {
     }
 }
 
-fn counts<R: rng::Real, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw) -> Result<Tensor> {
+fn counts<R: rng::RandomFloat, T: rng::Count>(rates: &Tensor, at: &Windows, draw: Draw) -> Result<Tensor> {
     draw_each::<R, T>(rates, at, |at, rates, out| rng::poisson_each(draw, at, rates, out))
 }
 

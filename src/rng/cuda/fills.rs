@@ -5,9 +5,9 @@ use bytemuck::NoUninit;
 use super::place::{DrawArg, Place, run_over};
 use crate::error::Result;
 use crate::placement::Region;
-use crate::rng::integers::{Words, words_of};
+use crate::rng::integers::{IntegerRange, range_of};
 use crate::rng::permutation::ROUNDS;
-use crate::rng::poisson::{LARGE, Sums};
+use crate::rng::poisson::{CumulativeSums, LARGE};
 use crate::rng::{Distribution, Draw, Permutation, keep_threshold};
 use crate::tensor::cuda::{Gpu, KernelLaunch};
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
@@ -37,7 +37,7 @@ pub(crate) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> R
     for place in Place::all(region, &global, 1)? {
         let launch = gpu.kernel("shuffle", "permutation", DType::I64)?.write(out).arg(place);
         let launch =
-            launch.arg(DrawArg::from(order.draw())).arg(Order { len: order.len(), keys: *order.keys() });
+            launch.arg(DrawArg::from(order.draw())).arg(OrderArg { len: order.len(), keys: *order.keys() });
         run_over(launch, &gpu, place.units())?;
     }
     Ok(())
@@ -55,9 +55,9 @@ fn kernel_of(from: Distribution, dtype: DType) -> (&'static str, &'static str, u
         Distribution::Gamma { .. } => ("gamma", "gamma", 1),
         Distribution::Poisson { rate } if rate < LARGE => ("poisson", "poisson", 2),
         Distribution::Poisson { .. } => ("poisson", "poisson_large", 1),
-        Distribution::UniformInt { low, high } => match words_of(low, high) {
-            Words::One { .. } => ("random", "integers", 4),
-            Words::Two { .. } => ("random", "wide_integers", 2),
+        Distribution::UniformInt { low, high } => match range_of(low, high) {
+            IntegerRange::One { .. } => ("random", "integers", 4),
+            IntegerRange::Two { .. } => ("random", "wide_integers", 2),
         },
         Distribution::Bernoulli { .. } => ("random", "bernoulli", 4),
         Distribution::Bits => ("random", "bits", if dtype == DType::I64 { 2 } else { 4 }),
@@ -80,13 +80,13 @@ fn parameters<'a>(launch: KernelLaunch<'a>, from: Distribution, dtype: DType) ->
         }
         Distribution::Exponential { rate } => wide(launch, rate),
         Distribution::Gamma { shape, scale } => wide(wide(launch, shape), scale),
-        Distribution::Poisson { rate } if rate < LARGE => launch.arg(SumsArg::from(Sums::of(rate))),
+        Distribution::Poisson { rate } if rate < LARGE => launch.arg(SumsArg::from(CumulativeSums::of(rate))),
         Distribution::Poisson { rate } => launch.arg(rate),
-        Distribution::UniformInt { low, high } => launch.arg(match words_of(low, high) {
-            Words::One { low, last, threshold } => {
-                Range { low, last: u64::from(last), threshold: u64::from(threshold) }
+        Distribution::UniformInt { low, high } => launch.arg(match range_of(low, high) {
+            IntegerRange::One { low, last, threshold } => {
+                RangeArg { low, last: u64::from(last), threshold: u64::from(threshold) }
             }
-            Words::Two { low, last, threshold } => Range { low, last, threshold },
+            IntegerRange::Two { low, last, threshold } => RangeArg { low, last, threshold },
         }),
         Distribution::Bernoulli { p } => {
             let threshold = keep_threshold("bernoulli", p)?;
@@ -105,25 +105,25 @@ struct SumsArg {
     len: u64,
 }
 
-impl From<Sums> for SumsArg {
-    fn from(all: Sums) -> SumsArg {
+impl From<CumulativeSums> for SumsArg {
+    fn from(all: CumulativeSums) -> SumsArg {
         SumsArg { of: all.sums, len: all.len as u64 }
     }
 }
 
-/// `struct Range` of `kernels/random.cu`.
+/// `struct RangeArg` of `kernels/random.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
-struct Range {
+struct RangeArg {
     low: u64,
     last: u64,
     threshold: u64,
 }
 
-/// `struct Order` of `kernels/shuffle.cu`.
+/// `struct OrderArg` of `kernels/shuffle.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
-struct Order {
+struct OrderArg {
     len: u64,
     keys: [u64; ROUNDS],
 }
