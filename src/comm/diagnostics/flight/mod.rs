@@ -2,7 +2,7 @@
 //!
 //! ```
 //! use isoshard::comm::{Spmd, flight};
-//! let dir = std::env::temp_dir().join(format!("isoshard-flight-{}", std::process::id()));
+//! let dir = std::env::temp_dir().join(format!("isoshard-records-{}", std::process::id()));
 //! let error = Spmd::new(2).flight_dir(&dir).run(|rank| match rank.rank() {
 //!     0 => rank.world().barrier(),
 //!     _ => Err(isoshard::Error::invalid("step", "went wrong", "", "")),
