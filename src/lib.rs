@@ -64,7 +64,8 @@ pub mod placement;
 pub mod rng;
 
 pub use error::{
-    CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result, Wait,
+    CallId, CommFault, Divergence, Error, Failure, LastCall, MemoryFault, NotFinite, Refusal, Result,
+    SharedError, Wait,
 };
 
 #[doc = include_str!("../docs/glossary.md")]

@@ -139,11 +139,7 @@ impl Batches<'_> {
 
 /// The text of a file, or of a directory's files in the order of their names.
 fn read_all(path: &Path) -> Result<String> {
-    let failed = |reason: std::io::Error| Error::Io {
-        verb: "data",
-        path: path.display().to_string(),
-        reason: reason.to_string(),
-    };
+    let failed = |reason: std::io::Error| Error::io("data", path, reason);
     if !path.is_dir() {
         return fs::read_to_string(path).map_err(failed);
     }

@@ -152,11 +152,7 @@ fn line(fields: &[(&str, String)]) -> Result<()> {
 }
 
 fn print(what: impl Display) -> Result<()> {
-    writeln!(stdout().lock(), "{what}").map_err(|reason| Error::Io {
-        verb: "report",
-        path: "standard output".into(),
-        reason: reason.to_string(),
-    })
+    writeln!(stdout().lock(), "{what}").map_err(|reason| Error::io("report", "standard output", reason))
 }
 
 fn text(what: impl Display) -> String {

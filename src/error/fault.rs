@@ -1,36 +1,48 @@
-//! What goes wrong between ranks: collectives that do not complete, replicas that differ.
+//! Faults between ranks: collectives that do not complete, replicas that differ.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One call of a collective, as errors name it: operation, sequence number and group, and the operator that wanted it.
+/// The name of one collective call in errors: operation, sequence number, group, and the operator that made it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallId {
     /// The operation, e.g. `all_reduce`.
     pub call: Cow<'static, str>,
-    /// The number of collectives made on the group before this one.
+    /// The number of collectives that the group made before this one.
     pub seq: u64,
     /// The group, e.g. `dp{0, 4, 8}`.
     pub group: String,
-    /// The operator whose operands travel, e.g. `matmul`; empty where the program made the call itself.
+    /// The operator that moves its operands, e.g. `matmul`; empty if the program made the call itself.
     pub operator: Cow<'static, str>,
 }
 
 impl CallId {
-    /// A call that no operator is known to have made.
+    /// Returns the name of a call that the program made itself, without an operator.
+    ///
+    /// ```
+    /// let id = isoshard::CallId::new("all_reduce", 7, "tp{0, 1}");
+    /// assert_eq!(id.to_string(), "all_reduce #7 on group tp{0, 1}");
+    /// ```
     pub fn new(call: impl Into<Cow<'static, str>>, seq: u64, group: impl Into<String>) -> CallId {
         CallId { call: call.into(), seq, group: group.into(), operator: "".into() }
     }
 
-    /// True where both are the same call, whoever made it.
+    /// Returns `true` if both name the same call, even if they name different operators.
+    ///
+    /// ```
+    /// use isoshard::CallId;
+    /// let id = CallId::new("all_reduce", 7, "tp{0, 1}");
+    /// assert!(id.is_call(&CallId { operator: "matmul".into(), ..id.clone() }));
+    /// assert!(!id.is_call(&CallId { seq: 8, ..id.clone() }));
+    /// ```
     pub fn is_call(&self, other: &CallId) -> bool {
         (&self.call, self.seq, &self.group) == (&other.call, other.seq, &other.group)
     }
 }
 
-/// `all_reduce #7 on group tp{0, 1} (for matmul)`.
+/// Writes `all_reduce #7 on group tp{0, 1} (for matmul)`.
 impl fmt::Display for CallId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} #{} on group {}", self.call, self.seq, self.group)?;
@@ -38,14 +50,14 @@ impl fmt::Display for CallId {
     }
 }
 
-/// What a rank had completed when a call failed.
+/// The last calls that a rank had completed when a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCall {
     /// The rank, numbered in the world.
     pub rank: usize,
-    /// The last call that it completed on the group.
+    /// The last call that it completed on the failed call's group.
     pub on_group: Option<CallId>,
-    /// The last call that it completed at all.
+    /// The last call that it completed on any group.
     pub in_world: Option<CallId>,
 }
 
@@ -56,71 +68,71 @@ pub struct Wait {
     pub rank: usize,
     /// The call in which it waits.
     pub id: CallId,
-    /// A rank that has not come to it.
+    /// A rank that has not made this call yet.
     pub waits_for: usize,
 }
 
-/// Why a collective did not complete.
+/// The reason a collective did not complete.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommFault {
-    /// Two ranks brought calls that do not belong together.
+    /// Two ranks made different calls at the same place of a group's sequence.
     #[error(
         "{id}: rank {rank} brought {brought}, rank {other} brought {other_brought}; every rank must make the \
-         same calls in the same order{}", Completed(.last)
+         same calls in the same order{}", CompletedText(.last)
     )]
     Mismatch {
-        /// The call of the rank that reports.
+        /// The call of the reporting rank.
         id: CallId,
-        /// A rank that differs.
+        /// The first of the two ranks.
         rank: usize,
-        /// What it brought, e.g. `all_reduce(sum) f32[1024]`.
+        /// The call that this rank made, e.g. `all_reduce(sum) f32[1024]`.
         brought: String,
-        /// The rank it differs from.
+        /// The second of the two ranks.
         other: usize,
-        /// What that one brought.
+        /// The call that the second rank made.
         other_brought: String,
-        /// What the members had completed; empty where nobody knows.
+        /// The last calls that each member had completed; empty if unknown.
         last: Vec<LastCall>,
     },
-    /// Some ranks did not come before the deadline, or had ended already.
+    /// Some ranks did not make the call before the deadline, or had ended already.
     #[error(
         "{id}: rank(s) {missing:?} {}; rank {rank} waited with {brought}{}{}",
-        absence(.ended, .deadline_s), Elsewhere(.elsewhere), Completed(.last)
+        absence(.ended, .deadline_s), WaitsText(.elsewhere), CompletedText(.last)
     )]
     Missing {
         /// The call that waited.
         id: CallId,
-        /// The rank that reports.
+        /// The reporting rank.
         rank: usize,
-        /// What it brought.
+        /// The call that this rank made.
         brought: String,
-        /// The ranks that did not come.
+        /// The ranks that did not make the call.
         missing: Vec<usize>,
-        /// True where their programs had ended, so that nobody waited for the deadline.
+        /// `true` if their programs had ended, so the call failed before the deadline.
         ended: bool,
         /// The deadline in seconds.
         deadline_s: f64,
-        /// Those of the missing that waited in other calls then, and for whom.
+        /// The missing ranks that waited in other calls at that time, and the ranks they waited for.
         elsewhere: Vec<Wait>,
-        /// What the members had completed; empty where nobody knows.
+        /// The last calls that each member had completed; empty if unknown.
         last: Vec<LastCall>,
     },
-    /// Ranks wait for each other in different groups, which they came to in different orders.
+    /// Ranks deadlocked: they use several groups in different orders and wait for each other.
     #[error(
         "{id}: ranks wait for each other in a circle: {}; ranks must come to the groups they share in one order{}",
-        Circle(.waits), Completed(.last)
+        CycleText(.waits), CompletedText(.last)
     )]
     Cycle {
-        /// The call of the rank that reports.
+        /// The call of the reporting rank.
         id: CallId,
-        /// The rank that reports.
+        /// The reporting rank.
         rank: usize,
-        /// Each waits for the next one's rank, the last for the first's.
+        /// The waits, in order: each rank waits for the rank of the next entry, the last for the first.
         waits: Vec<Wait>,
-        /// What these ranks had completed; empty where nobody knows.
+        /// The last calls that these ranks had completed; empty if unknown.
         last: Vec<LastCall>,
     },
-    /// Another rank failed, so that this call can never complete.
+    /// Another rank failed, so this call can never complete.
     #[error("{id}: given up, because rank {rank} failed: {cause}")]
     PeerFailed {
         /// The call that was given up.
@@ -130,20 +142,27 @@ pub enum CommFault {
         /// Its cause.
         cause: String,
     },
-    /// What carries the data failed, or did not finish though all members had come.
+    /// The transport failed, or did not finish although all members had made the call.
     #[error("{id}: the transport of rank {rank} failed: {reason}")]
     Transport {
-        /// The call that was under way.
+        /// The call in flight.
         id: CallId,
-        /// The rank that noticed first.
+        /// The rank that noticed the failure first.
         rank: usize,
-        /// What it noticed.
+        /// The failure that it noticed.
         reason: String,
     },
 }
 
 impl CommFault {
-    /// The call that did not complete.
+    /// Returns the call that did not complete.
+    ///
+    /// ```
+    /// use isoshard::{CallId, CommFault};
+    /// let id = CallId::new("barrier", 0, "world{0, 1}");
+    /// let fault = CommFault::Transport { id: id.clone(), rank: 1, reason: "connection reset".into() };
+    /// assert_eq!(fault.id(), &id);
+    /// ```
     pub fn id(&self) -> &CallId {
         match self {
             CommFault::Mismatch { id, .. }
@@ -164,7 +183,20 @@ impl CommFault {
         }
     }
 
-    /// What the members had completed, where somebody knows.
+    /// Returns the last calls that the members had completed; empty if unknown.
+    ///
+    /// ```
+    /// use isoshard::{Error, Failure, comm::spmd};
+    /// // Rank 1 ends after one barrier; rank 0 waits for it in a second one.
+    /// let error = spmd(2, |rank| {
+    ///     rank.world().barrier()?;
+    ///     if rank.rank() == 0 { rank.world().barrier() } else { Ok(()) }
+    /// });
+    /// let Err(Error::Rank { rank: 0, cause }) = error else { panic!() };
+    /// let Failure::Error(Error::Comm(fault)) = *cause else { panic!() };
+    /// let last = &fault.last_completed()[1];
+    /// assert_eq!((last.rank, last.on_group.as_ref().unwrap().seq), (1, 0));
+    /// ```
     pub fn last_completed(&self) -> &[LastCall] {
         match self {
             CommFault::Mismatch { last, .. }
@@ -174,13 +206,18 @@ impl CommFault {
         }
     }
 
-    /// The same circle, told by `rank`, where it is one of those that wait in it.
-    pub(crate) fn told_by(mut self, teller: usize) -> CommFault {
+    /// Returns `true` if the fault only reports that another rank failed.
+    pub(super) fn is_echo(&self) -> bool {
+        matches!(self, CommFault::PeerFailed { .. })
+    }
+
+    /// Rotates a cycle so that it begins with `reporter`, if that rank waits in it; leaves other faults as they are.
+    pub(crate) fn told_by(mut self, reporter: usize) -> CommFault {
         if let CommFault::Cycle { id, rank, waits, .. } = &mut self
-            && let Some(at) = waits.iter().position(|wait| wait.rank == teller)
+            && let Some(at) = waits.iter().position(|wait| wait.rank == reporter)
         {
             waits.rotate_left(at);
-            *rank = teller;
+            *rank = reporter;
             *id = waits[0].id.clone();
         }
         self
@@ -191,10 +228,10 @@ fn absence(ended: &bool, deadline_s: &f64) -> String {
     if *ended { "had ended".into() } else { format!("did not come within {deadline_s:.1} s") }
 }
 
-/// `rank 0 waits in all_reduce #3 on group a{0, 1} for rank 1, which waits in ... for rank 0`.
-struct Circle<'a>(&'a [Wait]);
+/// Writes `rank 0 waits in all_reduce #3 on group a{0, 1} for rank 1, which waits in ... for rank 0`.
+struct CycleText<'a>(&'a [Wait]);
 
-impl fmt::Display for Circle<'_> {
+impl fmt::Display for CycleText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, Wait { rank, id, waits_for }) in self.0.iter().enumerate() {
             match i {
@@ -206,10 +243,10 @@ impl fmt::Display for Circle<'_> {
     }
 }
 
-/// `; rank 1 waited in barrier #3 on group g{1, 2} for rank 2`.
-struct Elsewhere<'a>(&'a [Wait]);
+/// Writes `; rank 1 waited in barrier #3 on group g{1, 2} for rank 2`.
+struct WaitsText<'a>(&'a [Wait]);
 
-impl fmt::Display for Elsewhere<'_> {
+impl fmt::Display for WaitsText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Wait { rank, id, waits_for } in self.0.iter().take(SHOWN) {
             write!(f, "; rank {rank} waited in {id} for rank {waits_for}")?;
@@ -218,18 +255,18 @@ impl fmt::Display for Elsewhere<'_> {
     }
 }
 
-/// `; last completed: rank(s) [0, 2] all_reduce #3, then barrier #1 on group world{0, 1, 2}; rank(s) [1] nothing`.
-struct Completed<'a>(&'a [LastCall]);
+/// Writes `; last completed: rank(s) [0, 2] all_reduce #3, then barrier #1 on group world{0, 1, 2}; rank(s) [1] nothing`.
+struct CompletedText<'a>(&'a [LastCall]);
 
-/// So many different answers are shown; a world has more ranks than a line has room.
+/// The number of different answers that a message shows.
 const SHOWN: usize = 4;
 
-impl fmt::Display for Completed<'_> {
+impl fmt::Display for CompletedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut alike: Vec<(String, Vec<usize>)> = Vec::new();
         for last in self.0 {
             let text = last.to_string();
-            match alike.iter_mut().find(|(said, _)| *said == text) {
+            match alike.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, ranks)) => ranks.push(last.rank),
                 None => alike.push((text, vec![last.rank])),
             }
@@ -245,7 +282,7 @@ impl fmt::Display for Completed<'_> {
     }
 }
 
-/// `all_reduce #3, then barrier #1 on group world{0, 1}`, the first on the group in question.
+/// Writes `all_reduce #3, then barrier #1 on group world{0, 1}`: the last call on the group, then the last on any group.
 impl fmt::Display for LastCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.on_group, &self.in_world) {
@@ -259,26 +296,26 @@ impl fmt::Display for LastCall {
     }
 }
 
-/// Replicas that differ.
+/// The first difference between the replicas of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divergence {
     /// The tensor's name, e.g. a parameter's path.
     pub name: String,
     /// The tensor, e.g. `f32[64, 128]@(dp:R, tp:S0)`.
     pub tensor: String,
-    /// The ranks whose elements are not those that most replicas hold.
+    /// The ranks that differ from the majority of the replicas.
     pub ranks: Vec<usize>,
-    /// A rank that holds what most hold; the first one's elements where no value has more replicas than another.
+    /// A rank that agrees with the majority; the first rank if there is no majority.
     pub reference: usize,
     /// The first global index at which one of `ranks` differs.
     pub index: Vec<usize>,
-    /// The first that does there.
+    /// The first of `ranks` that differs at `index`.
     pub rank: usize,
-    /// The bits it holds there.
+    /// The bits that `rank` holds at `index`.
     pub bits: u64,
-    /// The bits that the reference holds there.
+    /// The bits that `reference` holds at `index`.
     pub reference_bits: u64,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub element_bytes: usize,
 }
 
@@ -296,20 +333,20 @@ impl fmt::Display for Divergence {
     }
 }
 
-/// An element that is infinite or no number.
+/// The first element of a tensor that is infinite or NaN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NotFinite {
     /// The tensor's name, e.g. a parameter's path.
     pub name: String,
     /// The tensor, e.g. `f32[64, 128]@(dp:R, tp:S0)`.
     pub tensor: String,
-    /// The step at which it was found.
+    /// The training step that found it.
     pub step: u64,
-    /// The ranks that hold such an element of this tensor.
+    /// The ranks that hold such an element.
     pub ranks: Vec<usize>,
-    /// The least global index of such an element that the first of `ranks` holds.
+    /// The least global index of such an element on the first of `ranks`.
     pub index: Vec<usize>,
-    /// The element there, in bits of an f64.
+    /// The element at `index`, as an f64.
     pub value: f64,
 }
 

@@ -1,4 +1,8 @@
 //! Running one program on several ranks.
+//!
+//! A closure returns this crate's [`Result`]. With an error type `E: From<Error>` of the caller's choice, `?` would leave `E`
+//! unknown in every closure that ends in `Ok(())`, and each would need a type annotation. Errors of other types pass by
+//! `?` or [`Error::other`], which keep them.
 
 use std::any::Any;
 use std::fmt;
@@ -29,6 +33,18 @@ const STACK_BYTES: usize = 8 << 20;
 /// let ranks = isoshard::comm::spmd(4, |rank| Ok(rank.rank()))?;
 /// assert_eq!(ranks, [0, 1, 2, 3]);
 /// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// An error of the program's own type, or of another crate, passes through [`Error::other`]. The result names the rank and
+/// keeps the error:
+///
+/// ```
+/// use isoshard::{Error, comm::{Rank, spmd}};
+/// fn load(rank: &Rank) -> Result<usize, Box<dyn std::error::Error + Send + Sync>> {
+///     if rank.rank() == 1 { Err("the shard is damaged".into()) } else { Ok(rank.rank()) }
+/// }
+/// let error = spmd(2, |rank| load(&rank).map_err(Error::other)).unwrap_err();
+/// assert_eq!(error.to_string(), "rank 1: the shard is damaged");
 /// ```
 ///
 /// # Errors
@@ -69,6 +85,13 @@ impl fmt::Debug for Spmd {
 
 impl Spmd {
     /// `world` ranks on the CPU, a deadline of 60 s, threads named `rank 0`, `rank 1`, ...
+    ///
+    /// ```
+    /// use isoshard::comm::Spmd;
+    /// let sums = Spmd::new(3).run(|rank| Ok(rank.world_len() + rank.rank()))?;
+    /// assert_eq!(sums, [3, 4, 5]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn new(world: usize) -> Spmd {
         let (deadline, name) = (Duration::from_secs(60), "rank".into());
         let device = Arc::new(|_| Device::Cpu);
@@ -79,6 +102,14 @@ impl Spmd {
 
     /// Where each rank's tensors are, by its number: `|_| Device::Cuda(0)` for ranks that share a GPU. Meshes made from a rank
     /// put them there. Ranks of this engine that talk to each other are on one device.
+    ///
+    /// ```
+    /// use isoshard::{comm::Spmd, tensor::Device};
+    /// // Shapes without elements: a dry run of the program.
+    /// let devices = Spmd::new(2).on(|_| Device::Meta).run(|rank| Ok(rank.device()))?;
+    /// assert_eq!(devices, [Device::Meta; 2]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn on(mut self, device: impl Fn(usize) -> Device + Send + Sync + 'static) -> Spmd {
         self.device = Arc::new(device);
         self
@@ -86,18 +117,44 @@ impl Spmd {
 
     /// Ranks with a GPU each, which talk by [NCCL](crate::comm::nccl): rank i on `Device::Cuda(i)`, unless [`Spmd::on`] says otherwise
     /// afterwards. NCCL takes one rank a GPU.
+    ///
+    /// ```no_run
+    /// use isoshard::comm::{Spmd, nccl::Library};
+    /// let devices = Spmd::new(2).nccl(Library::load()?).run(|rank| Ok(rank.device().to_string()))?;
+    /// assert_eq!(devices, ["cuda:0", "cuda:1"]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn nccl(mut self, library: Library) -> Spmd {
         self.library = Some(library);
         self.on(Device::Cuda)
     }
 
     /// How long a collective waits for its members, and how long after a failure the ranks have to end.
+    ///
+    /// ```
+    /// use isoshard::comm::Spmd;
+    /// use std::{thread::sleep, time::Duration};
+    /// let error = Spmd::new(2).deadline(Duration::from_millis(50)).run(|rank| {
+    ///     if rank.rank() == 1 {
+    ///         sleep(Duration::from_millis(500));
+    ///     }
+    ///     rank.world().barrier()
+    /// });
+    /// assert!(error.unwrap_err().to_string().contains("rank(s) [1] did not come within 0.1 s"));
+    /// ```
     pub fn deadline(mut self, deadline: Duration) -> Spmd {
         self.deadline = deadline;
         self
     }
 
     /// The threads' name before the rank's number.
+    ///
+    /// ```
+    /// use isoshard::comm::Spmd;
+    /// let names = Spmd::new(2).name("trainer").run(|_| Ok(std::thread::current().name().map(String::from)))?;
+    /// assert_eq!(names[1].as_deref(), Some("trainer 1"));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn name(mut self, name: impl Into<String>) -> Spmd {
         self.name = name.into();
         self
@@ -105,6 +162,19 @@ impl Spmd {
 
     /// The folder where each rank writes what it called last when it first sees a failure: see [`flight`](crate::comm::flight). Without
     /// this, the one that the environment variable `ISOSHARD_FLIGHT_DIR` names, or none.
+    ///
+    /// ```
+    /// use isoshard::{Error, comm::{Spmd, flight}};
+    /// let dir = std::env::temp_dir().join(format!("isoshard-flight-{}", std::process::id()));
+    /// let result = Spmd::new(2).flight_dir(&dir).run(|rank| {
+    ///     rank.world().barrier()?;
+    ///     if rank.rank() == 1 { Err(Error::other("out of data")) } else { rank.world().barrier() }
+    /// });
+    /// assert!(result.is_err());
+    /// assert!(flight::read(&dir)?.to_string().contains("out of data"));
+    /// std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn flight_dir(mut self, dir: impl Into<PathBuf>) -> Spmd {
         self.flights.dir = Some(dir.into());
         self
@@ -112,18 +182,49 @@ impl Spmd {
 
     /// What is told when a rank has waited for a quarter of the deadline, or as long as [`Spmd::patience`] says, once for each
     /// call in which it does. Without this a line on standard error. `f` runs on the thread that called [`Spmd::run`].
+    ///
+    /// ```
+    /// use isoshard::comm::Spmd;
+    /// use std::{sync::{Arc, Mutex}, thread::sleep, time::Duration};
+    /// let slow = Arc::new(Mutex::new(Vec::new()));
+    /// let seen = slow.clone();
+    /// let spmd = Spmd::new(2).patience(Duration::from_millis(20));
+    /// spmd.on_slow(move |rank| seen.lock().unwrap().push(rank.to_string())).run(|rank| {
+    ///     if rank.rank() == 1 {
+    ///         sleep(Duration::from_millis(500));
+    ///     }
+    ///     rank.world().barrier()
+    /// })?;
+    /// assert_eq!(slow.lock().unwrap().len(), 1); // one line for one call
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn on_slow(mut self, f: impl Fn(&SlowRank) + Send + Sync + 'static) -> Spmd {
         self.on_slow = Arc::new(f);
         self
     }
 
     /// How long a rank waits for others before they are called slow.
+    ///
+    /// ```
+    /// use isoshard::comm::Spmd;
+    /// use std::time::Duration;
+    /// let quiet = Spmd::new(2).patience(Duration::MAX).on_slow(|_| unreachable!("nobody waits that long"));
+    /// quiet.run(|rank| rank.world().barrier())?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn patience(mut self, patience: Duration) -> Spmd {
         self.patience = Some(patience);
         self
     }
 
     /// What talking costs between these ranks, by which moves are chosen. Results never depend on it.
+    ///
+    /// ```
+    /// use isoshard::comm::{Network, Spmd};
+    /// let networks = Spmd::new(2).network(Network::default()).run(|rank| Ok(rank.network().clone()))?;
+    /// assert_eq!(networks[0], Network::default());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn network(mut self, network: Network) -> Spmd {
         self.network = network;
         self
@@ -134,6 +235,17 @@ impl Spmd {
     /// When a rank fails, collectives on all others fail too, and the first failure is returned. A rank that does
     /// not end within the deadline after that is left behind: its thread goes on until it comes to a collective
     /// or the process ends, which is why `f` borrows nothing.
+    ///
+    /// ```
+    /// use isoshard::{Error, comm::Spmd};
+    /// let error = Spmd::new(3).run(|rank| {
+    ///     if rank.rank() == 2 {
+    ///         return Err(Error::other("no data"));
+    ///     }
+    ///     rank.world().barrier() // given up when rank 2 fails
+    /// });
+    /// assert_eq!(error.unwrap_err().to_string(), "rank 2: no data");
+    /// ```
     ///
     /// # Errors
     /// [`Error::Rank`] with the first failure, a returned error or a panic; [`Failure::Stuck`] where a rank gave up
@@ -158,6 +270,14 @@ impl Spmd {
     }
 
     /// As [`Spmd::run`], but returns how each rank ended, in rank order: what it returned, or its own failure.
+    ///
+    /// ```
+    /// use isoshard::{Failure, comm::Spmd};
+    /// let ends = Spmd::new(2).run_each(|rank| Ok("12x".get(..2 + rank.rank()).unwrap().parse::<u32>()?))?;
+    /// assert_eq!(ends[0], Ok(12));
+    /// assert!(matches!(&ends[1], Err(Failure::Error(e)) if e.to_string() == "invalid digit found in string"));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses what [`Spmd::run`] refuses. That a rank failed is no error here.

@@ -30,11 +30,7 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Returns [`Error::Io`] if a file cannot be read. Refuses files that are not records of this version, and a folder
 /// without records or with records of two worlds. Other files are ignored.
 pub fn read(dir: &Path) -> Result<FlightReport> {
-    let io = |path: &Path, e: io::Error| Error::Io {
-        verb: VERB,
-        path: path.display().to_string(),
-        reason: e.to_string(),
-    };
+    let io = |path: &Path, e: io::Error| Error::io(VERB, path, e);
     let mut records: Vec<RankRecord> = Vec::new();
     // Equal lists of members are stored once.
     let mut members: HashSet<Arc<[usize]>> = HashSet::new();
