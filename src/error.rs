@@ -410,7 +410,10 @@ mod tests {
         let boxed: Box<dyn StdError + Send + Sync> = refused.clone().into();
         assert_eq!(Error::from(boxed), refused, "an error of ours is not wrapped");
         let wrapped = Error::other(OwnError::Wrapped(refused.clone()));
-        assert_eq!(wrapped.source().and_then(StdError::source).map(ToString::to_string), Some(refused.to_string()));
+        assert_eq!(
+            wrapped.source().and_then(StdError::source).map(ToString::to_string),
+            Some(refused.to_string())
+        );
         let of_rank = Error::Rank { rank: 3, cause: Box::new(Failure::Error(wrapped)) };
         assert_eq!(of_rank.to_string(), "rank 3: while training");
         assert_eq!(of_rank.downcast_ref(), Some(&OwnError::Wrapped(refused)));
