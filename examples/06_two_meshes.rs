@@ -3,8 +3,8 @@
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{Bridge, DTensor, DeviceMesh};
-use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan};
-use isoshard::optim::{AdamW, clip_scale, global_norm};
+use isoshard::nn::{Forward, Gpt, GptConfig, Module, Parallel, Params, Plan};
+use isoshard::optim::{AdamW, Optimizer};
 use isoshard::placement::{Layout, Mesh};
 use isoshard::rng::Generator;
 use isoshard::tensor::Tensor;
@@ -18,19 +18,21 @@ fn text(from: usize) -> Result<Tensor> {
 }
 
 /// One step of training.
-fn step(model: &Gpt, params: &mut Params, optimizer: &mut AdamW, dropout: &mut Generator) -> Result<()> {
+fn step(
+    model: &Gpt,
+    params: &mut Params,
+    optimizer: &mut Optimizer<AdamW>,
+    dropout: &mut Generator,
+) -> Result<()> {
     let batch = params.plan().batch_layout(params.mesh().mesh());
     let tokens = DTensor::distribute(params.mesh(), &text(0)?, batch.clone())?;
     let targets = DTensor::distribute(params.mesh(), &text(1)?, batch)?;
     let loss = model.loss(&Forward::train(params, dropout), &tokens, &targets)?;
-    let mut grads = loss.backward()?;
-    let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
-    optimizer.step(params, &mut grads, &clip_scale(&norm, 1.0)?, 1e-2)
+    optimizer.step(params, &mut loss.backward()?).map(drop)
 }
 
 /// The scores of the next tokens, whole.
 fn scores(model: &Gpt, params: &Params) -> Result<Vec<f32>> {
-    let _guard = params.mesh().no_grad();
     let tokens =
         DTensor::distribute(params.mesh(), &text(2)?, Layout::replicated(params.mesh().mesh().ndim()))?;
     model.forward(&Forward::eval(params), &tokens)?.full_tensor()?.to_vec::<f32>()
@@ -62,7 +64,8 @@ fn main() -> Result<()> {
         let weights = any.transfers((&train, &plans[0]), (&generate, &plans[1]))?;
         let bridge = Bridge::new(&rank, &train, &generate, weights)?;
 
-        let (mut optimizer, mut dropout) = (AdamW::new((0.9, 0.99), 0.1), Generator::new(7).child("dropout"));
+        let mut optimizer = AdamW::new((0.9, 0.99), 0.1).rate(1e-2).clip(1.0);
+        let mut dropout = Generator::new(7).child("dropout");
         for _ in 0..2 {
             if let Some((model, params)) = &mut trainer {
                 step(model, params, &mut optimizer, &mut dropout)?;

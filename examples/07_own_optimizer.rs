@@ -1,4 +1,4 @@
-//! 7. An optimizer of one's own: an operator, and what it keeps of each parameter. `cargo run --example 07_own_optimizer`
+//! 7. An optimizer of your own: an operator, and its state for each parameter. `cargo run --example 07_own_optimizer`
 
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
@@ -7,11 +7,12 @@ use isoshard::ops::{
     Batched, Bits, MeshAxis, Meta, Metas, Op, Row, Tensors, Unkeyed, Vjp, Windows, Work, each_chunk,
     expect_step, step_rows,
 };
-use isoshard::placement::Layout;
+use isoshard::optim::{Optimizer, UpdateRule};
 use isoshard::tensor::{DType, Tensor};
 use isoshard::{Error, Result};
 
-/// (p, g, m, scale) -> (p', m'): Chen et al., *Symbolic Discovery of Optimization Algorithms* (Lion), 2023, algorithm 2, on f32.
+/// (p, g, m, scale) -> (p', m'): Chen et al., *Symbolic Discovery of Optimization Algorithms* (Lion), 2023, algorithm
+/// 2, on f32.
 ///
 /// With `scale` times `g` for `g`: `p' = (1 - lr λ) p - lr sign(β1 m + (1 - β1) g)` and `m' = β2 m + (1 - β2) g`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -89,7 +90,8 @@ struct Lion {
     momenta: Vec<Option<DTensor>>,
 }
 
-impl Lion {
+/// With this it has schedules and clipping.
+impl UpdateRule for Lion {
     fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
         let (betas, weight_decay) = ([0.9, 0.99].map(Bits), Bits(self.weight_decay));
         self.momenta.resize_with(params.len(), || None);
@@ -123,8 +125,8 @@ fn train(mesh: &'static str, ranks: usize) -> Result<(u64, Vec<f64>)> {
         let config =
             GptConfig { vocabulary: 11, block: 6, layers: 1, heads: 2, width: 8, dropout: 0.0, bias: true };
         let model = Gpt::new(&mut params, config)?;
-        let mut lion = Lion { weight_decay: 0.1, momenta: Vec::new() };
-        let scale = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+        let lion = Lion { weight_decay: 0.1, momenta: Vec::new() };
+        let mut optimizer = Optimizer::new(lion, |step: usize| 1e-2 / (1.0 + 0.1 * step as f64)).clip(1.0);
         let token = |i: usize| (i * i % 11) as i64;
         let text = |from: usize| Tensor::from_vec((from..from + 24).map(token).collect(), [4, 6]);
         let tokens = DTensor::distribute(&mesh, &text(0)?, batch.clone())?;
@@ -135,11 +137,12 @@ fn train(mesh: &'static str, ranks: usize) -> Result<(u64, Vec<f64>)> {
         let before = places(&params)?;
         let mut losses = Vec::new();
         for _ in 0..5 {
-            let loss = model.loss(&Forward::eval(&params), &tokens, &targets)?;
+            let loss = model.loss(&Forward::train_without_dropout(&params), &tokens, &targets)?;
             let mut grads = loss.backward()?;
             losses.push(loss.full_tensor()?.item()?);
+            // The loss keeps its operands, parameters among them, which would be copied.
             drop(loss);
-            lion.step(&mut params, &mut grads, &scale, 1e-2)?;
+            optimizer.step(&mut params, &mut grads)?;
         }
         assert_eq!(places(&params)?, before, "parameters are written where they are");
         Ok((params.digest()?, losses))

@@ -1,7 +1,8 @@
 //! The crate's errors, and the notation in which every message writes tensors.
 //!
 //! Each variant of [`Error`] says who must act. A message has one form, in lower case: `verb: the broken rule; got the
-//! argument; the remedy`. Tensors are written `f32[64, 128]@(dp:S0, tp:R)`: dtype, global shape, and one placement per mesh axis.
+//! argument; the remedy`. Tensors are written `f32[64, 128]@(dp:S0, tp:R)`: dtype, global shape, and one placement per
+//! mesh axis.
 //!
 //! A sharding error depends only on facts that all ranks share, so every rank returns the same error at the same call.
 
@@ -21,8 +22,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error, sorted by who must act.
 ///
-/// Clones are cheap, because one cause is reported on every rank. `?` turns the usual errors of the standard library and of
-/// `serde_json` into [`Error::Other`]; [`Error::other`] does so for any error, and [`Error::downcast_ref`] gets it back:
+/// Clones are cheap, because one cause is reported on every rank. `?` turns the usual errors of the standard library
+/// and of `serde_json` into [`Error::Other`]; [`Error::other`] does so for any error, and [`Error::downcast_ref`] gets
+/// it back:
 ///
 /// ```
 /// use isoshard::{Error, comm::spmd};
@@ -193,8 +195,8 @@ impl Error {
     /// Returns an [`Error::Invalid`]: the caller's arguments break `rule`.
     ///
     /// ```
-    /// let e = isoshard::Error::invalid("pool", "the window is larger than the image", "window 5, f32[3, 3]", "pad it first");
-    /// assert_eq!(e.to_string(), "pool: the window is larger than the image; got window 5, f32[3, 3]; pad it first");
+    /// let e = isoshard::Error::invalid("pool", "the window exceeds the image", "window 5, f32[3, 3]", "pad it first");
+    /// assert_eq!(e.to_string(), "pool: the window exceeds the image; got window 5, f32[3, 3]; pad it first");
     /// ```
     pub fn invalid(
         verb: impl Into<String>,
@@ -248,7 +250,8 @@ impl Error {
         Error::Io { verb, path: path.as_ref().display().to_string(), source: SharedError::new(source) }
     }
 
-    /// Returns an [`Error::Other`] that keeps `source`: an error of any type, or a message. An `Error` in a box stays itself.
+    /// Returns an [`Error::Other`] that keeps `source`: an error of any type, or a message. An `Error` in a box stays
+    /// itself.
     ///
     /// ```
     /// use isoshard::{Error, comm::spmd};
@@ -279,17 +282,16 @@ impl Error {
     /// Returns the first error of type `E` among this error, its source, the source's source, and so on.
     ///
     /// ```
-    /// use isoshard::{Error, Refusal, comm::spmd};
-    /// let error = spmd(1, |_| Ok(serde_json::from_str::<u32>("{}")?)).unwrap_err();
-    /// assert_eq!(error.downcast_ref::<serde_json::Error>().unwrap().column(), 0);
+    /// let error = isoshard::comm::spmd(1, |_| Ok(serde_json::from_str::<u32>("{}")?)).unwrap_err();
+    /// assert!(error.downcast_ref::<serde_json::Error>().unwrap().is_data());
     /// assert!(error.downcast_ref::<std::io::Error>().is_none());
     /// ```
     pub fn downcast_ref<E: StdError + 'static>(&self) -> Option<&E> {
         chain(self).find_map(|error| error.downcast_ref())
     }
 
-    /// Adds `place`, the path of a parameter or of a site, to the text of a refusal or of a lack of memory; leaves other
-    /// errors as they are.
+    /// Adds `place`, the path of a parameter or of a site, to the text of a refusal or of a lack of memory; leaves
+    /// other errors as they are.
     pub(crate) fn at(mut self, place: &str) -> Error {
         match &mut self {
             Error::Invalid(refusal) | Error::Sharding(refusal) | Error::Unsupported(refusal) => {
@@ -305,8 +307,8 @@ impl Error {
         self
     }
 
-    /// Returns `true` if the error only reports that another rank failed, also as the source of an [`Error::Other`]. Such an
-    /// error is never the first cause.
+    /// Returns `true` if the error only reports that another rank failed, also as the source of an [`Error::Other`].
+    /// Such an error is never the first cause.
     ///
     /// ```
     /// use isoshard::{CallId, CommFault, Error};

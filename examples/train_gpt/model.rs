@@ -2,7 +2,7 @@
 
 use isoshard::Result;
 use isoshard::dtensor::DTensor;
-use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Params};
+use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Module, Params};
 
 /// A model's sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -65,7 +65,7 @@ impl DTensor {
                 "backward",
                 "no leaf that requires a gradient stands behind this tensor",
                 self.spec().to_string(),
-                "call requires_grad() on a leaf, outside no_grad()",
+                "call requires_grad() on a leaf, outside no_grad() and Forward::eval",
             ));
         };
         let _guard = self.mesh.no_grad();
@@ -327,7 +327,7 @@ fn count_gradients(root: &Node) {
 
 /// `a + b`, over one of them where nobody shares its buffer.
 fn add(a: DTensor, b: DTensor) -> Result<DTensor> {
-    Ok(DTensor::apply_owned(&Add, &mut smallvec![a, b])?.swap_remove(0))
+    Ok(DTensor::apply_owned(&Add, &mut [a, b].into())?.remove(0))
 }
 
 fn operands<'a>(step: &Step, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {

@@ -8,10 +8,11 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
+use super::list::DTensors;
 use super::plan::Plan;
 use super::redistribute::Move;
 use super::tape;
-use super::tensor::{DTensor, DTensors};
+use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
@@ -57,7 +58,7 @@ impl DTensor {
             let given = format!("{} of {op:?}", outs.len());
             return Err(Error::invalid(op.name(), "has not exactly one result", given, "use DTensor::apply"));
         }
-        Ok(outs.swap_remove(0))
+        Ok(outs.remove(0))
     }
 
     /// Applies an operator to operands that are given up, so that its kernel may reuse their buffers. Keeps no history.
@@ -173,7 +174,7 @@ impl Ready {
     /// Empties `ins` where the call was `done`, else gives back what was taken.
     fn end(self, ins: &mut DTensors, done: bool) {
         if done {
-            return ins.clear();
+            return ins.0.clear();
         }
         let stayed = ins.iter_mut().zip(self.locals).zip(&self.plan.moves).filter(|(_, m)| m.is_none());
         stayed.for_each(|((x, local), _)| x.local = local);

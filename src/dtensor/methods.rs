@@ -233,7 +233,7 @@ impl DTensor {
     pub fn layer_norm(&self, weight: &DTensor, bias: Option<&DTensor>, eps: f64) -> Result<DTensor> {
         let op = LayerNorm { eps: Bits(eps), bias: bias.is_some() };
         let ins: SmallVec<[&DTensor; 3]> = [self, weight].into_iter().chain(bias).collect();
-        Ok(DTensor::apply(&op, &ins)?.swap_remove(0))
+        Ok(DTensor::apply(&op, &ins)?.remove(0))
     }
 
     /// Root-mean-square normalisation over the last dim (Zhang & Sennrich 2019), scaled by `weight`.
@@ -241,7 +241,7 @@ impl DTensor {
     /// # Errors
     /// Refuses a weight that does not fit the last dim.
     pub fn rms_norm(&self, weight: &DTensor, eps: f64) -> Result<DTensor> {
-        Ok(DTensor::apply(&RmsNorm { eps: Bits(eps) }, &[self, weight])?.swap_remove(0))
+        Ok(DTensor::apply(&RmsNorm { eps: Bits(eps) }, &[self, weight])?.remove(0))
     }
 
     /// Rotary position embedding (Su et al. 2021) of vectors `[.., time, width]`: at position `p = offset + t`, elements `i`
@@ -328,7 +328,7 @@ impl DTensor {
     pub fn attention_at(&self, k: &DTensor, v: &DTensor, scale: f64, q_offset: usize) -> Result<DTensor> {
         let draw = Unkeyed(Draw { seed: 0, number: 0 });
         let op = Attention { scale: Bits(scale), p: Bits(0.0), q_offset: Some(q_offset), draw };
-        Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
+        Ok(DTensor::apply(&op, &[self, k, v])?.remove(0))
     }
 
     /// As [`DTensor::attention`], dropping probabilities with probability `p`; `from` is a `&mut Generator` or a draw.
@@ -345,7 +345,7 @@ impl DTensor {
     ) -> Result<DTensor> {
         let draw = from.into_draw("attention", &self.mesh)?;
         let op = Attention { scale: Bits(scale), p: Bits(p), q_offset: None, draw: Unkeyed(draw) };
-        Ok(DTensor::apply(&op, &[self, k, v])?.swap_remove(0))
+        Ok(DTensor::apply(&op, &[self, k, v])?.remove(0))
     }
 
     /// Zeroes each element with probability `p` and scales the others by `1 / (1 - p)`. The mask is a function of

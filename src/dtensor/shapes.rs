@@ -94,7 +94,7 @@ impl DTensor {
     /// Refuses lengths that do not add up to the dim's extent.
     pub fn split(&self, dim: isize, lens: &[usize]) -> Result<Vec<DTensor>> {
         let op = Split { dim: self.shape().dim("split", dim)?, lens: lens.iter().copied().collect() };
-        Ok(DTensor::apply(&op, &[self])?.into_vec())
+        Ok(DTensor::apply(&op, &[self])?.into())
     }
 
     /// Tensors laid end to end along `dim`.

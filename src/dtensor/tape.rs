@@ -6,8 +6,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use super::list::DTensors;
 use super::plan::{Needs, Plan};
-use super::tensor::{DTensor, DTensors, Edge, Node, Saved, TapeCall, next_id};
+use super::tensor::{DTensor, Edge, Node, Saved, TapeCall, next_id};
 use crate::error::Result;
 use crate::ops::Op;
 

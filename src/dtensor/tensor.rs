@@ -42,9 +42,6 @@ pub struct DTensor {
     pub(super) origin: Option<Rc<GatheredFrom>>,
 }
 
-/// A few distributed tensors, such as the operands or the results of one call.
-pub type DTensors = SmallVec<[DTensor; 3]>;
-
 /// One result of one node of the tape.
 #[derive(Clone)]
 pub(super) struct Edge {

@@ -255,7 +255,8 @@ impl fmt::Display for WaitsText<'_> {
     }
 }
 
-/// Writes `; last completed: rank(s) [0, 2] all_reduce #3, then barrier #1 on group world{0, 1, 2}; rank(s) [1] nothing`.
+/// Writes `; last completed: rank(s) [0, 2] all_reduce #3, then barrier #1 on group world{0, 1, 2}; rank(s) [1]
+/// nothing`.
 struct CompletedText<'a>(&'a [LastCall]);
 
 /// The number of different answers that a message shows.
@@ -282,7 +283,8 @@ impl fmt::Display for CompletedText<'_> {
     }
 }
 
-/// Writes `all_reduce #3, then barrier #1 on group world{0, 1}`: the last call on the group, then the last on any group.
+/// Writes `all_reduce #3, then barrier #1 on group world{0, 1}`: the last call on the group, then the last on any
+/// group.
 impl fmt::Display for LastCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.on_group, &self.in_world) {

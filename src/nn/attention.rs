@@ -2,15 +2,16 @@
 
 use super::forward::Forward;
 use super::layers::Linear;
-use super::params::Scope;
+use super::module::Module;
+use super::scope::Scope;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::rng::Init;
 
 /// Multi-head causal self-attention (Vaswani et al. 2017).
 ///
-/// The rows of `qkv.weight` are laid out `[heads, 3, width / heads]`, so that a cut between heads splits queries, keys
-/// and values alike.
+/// The rows of `qkv.weight` are ordered `[heads, 3, width / heads]`, so a shard of whole heads has their queries, keys
+/// and values.
 #[derive(Clone, Debug)]
 pub struct CausalAttention {
     qkv: Linear,
@@ -22,10 +23,29 @@ pub struct CausalAttention {
 }
 
 impl CausalAttention {
-    /// Declares `qkv` and `out`, whose weights are filled by `init` and `out_init`.
+    /// Declares the maps `qkv` `[3 · width, width]` and `out` `[width, width]`, filled by `init` and `out_init`, and
+    /// the site `input`. `dropout` is the probability of dropping a probability, and an element of the result.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
+    /// use isoshard::nn::{CausalAttention, Forward, Module, Params, Plan};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     // Each rank has one of the two heads.
+    ///     let plan = Plan::default().shard_blocks("attn.qkv.*", "tp", 0, 2);
+    ///     let plan = plan.shard_blocks("attn.out.weight", "tp", 1, 2);
+    ///     let mut params = Params::new(&mesh, plan, 7)?;
+    ///     let init = Init::Normal { mean: 0.0, std: 0.02 };
+    ///     let attention = CausalAttention::new(params.root().child("attn"), (8, 2), true, 0.1, (init, init))?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [3, 5, 8], 1.0, Layout::replicated(1))?;
+    ///     assert_eq!(attention.forward(&Forward::eval(&params), &x)?.shape()[..], [3, 5, 8]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a width that heads do not divide; as [`Scope::param`].
+    /// Refuses a width that is not a multiple of the heads, and what [`Scope::param`] refuses.
     pub fn new(
         mut scope: Scope<'_>,
         (width, heads): (usize, usize),
@@ -50,12 +70,14 @@ impl CausalAttention {
             site: scope.path().to_string(),
         })
     }
+}
 
-    /// Attends over `x` `[batch, time, width]`.
+impl Module for CausalAttention {
+    /// Attends over `x` `[batch, time, width]`; the result has the same shape.
     ///
     /// # Errors
-    /// Refuses an `x` that does not fit; a fault of communication.
-    pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
+    /// Refuses an `x` of other dims or another width; returns an error if a rank fails.
+    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let &[b, t, width] = &x.shape()[..] else {
             let rule = "wants three dims: batch, time, width";
             return Err(
@@ -63,7 +85,7 @@ impl CausalAttention {
             );
         };
         let d = width / self.heads;
-        let x = cx.site(&self.input, x)?;
+        let x = cx.site(&self.input, x.clone())?;
         let qkv = self.qkv.forward(cx, &x)?;
         let attend = || -> Result<DTensor> {
             let qkv = qkv.reshape([b, t, self.heads, 3 * d])?.permute(&[0, 2, 1, 3])?;

@@ -1,65 +1,138 @@
-//! One forward pass: parameters as they are used, activations where the plan wants them, randomness in order.
+//! One forward pass: gathers parameters ahead of their use, moves activations at sites, draws dropout in order.
 
 use std::cell::RefCell;
 
-use super::params::{ParamId, Params};
-use super::plan::nearest;
-use crate::dtensor::{DTensor, PendingRedistribution, Regather};
+use super::param_id::ParamId;
+use super::params::Params;
+use super::pattern::nearest;
+use crate::dtensor::{DTensor, NoGrad, PendingRedistribution, Regather};
 use crate::error::{Error, Result};
 use crate::rng::Generator;
 
-/// What a module's `forward` gets: the parameters and the plan, without their names.
+/// One forward pass of a model: the context from which [modules](super::Module) get parameters, layouts and dropout.
 ///
-/// Parameters that lie otherwise than they are used (FSDP) are gathered unit by unit, the next unit's while this one's
-/// are used, and let go of when the next unit begins; the backward pass gathers them again, likewise a unit ahead. So
-/// are those that are computed with in another dtype ([`Params::compute_in`]), on every mesh alike: a parameter that is
-/// used twice is rounded once, and its gradients are added in the same place.
+/// [`Forward::train`] keeps a history for the backward pass and draws dropout, [`Forward::train_without_dropout`] keeps
+/// a history only, [`Forward::eval`] does neither.
+///
+/// Parameters that are stored sharded (FSDP) are gathered unit by unit: the next unit while this one is used. A unit is
+/// freed when the next one begins, and the backward pass gathers it again, also one unit ahead. Parameters that are
+/// computed with in another dtype ([`Params::compute_in`]) are handled alike on every mesh, so each is rounded once and
+/// its gradients are added in one place.
 pub struct Forward<'a> {
     params: &'a Params,
-    /// Draws for dropout; none in evaluation.
+    /// Draws dropout; `None` without dropout.
     generator: Option<RefCell<&'a mut Generator>>,
-    slots: RefCell<Vec<Slot>>,
-    current: RefCell<Current>,
+    /// The state of each parameter.
+    gathers: RefCell<Vec<GatherState>>,
+    current: RefCell<CurrentUnit>,
+    /// Held by a pass that evaluates.
+    _no_grad: Option<NoGrad>,
 }
 
-enum Slot {
+/// The progress of one parameter's gathering.
+enum GatherState {
     Idle,
-    /// The parameter at rest, as it is computed with, and its way to where it is used.
+    /// The stored parameter in the dtype that modules compute in, and its redistribution to the layout that they
+    /// compute in.
     InFlight(Box<(DTensor, PendingRedistribution)>),
     Ready(DTensor),
 }
 
-/// The unit whose parameters are in use, and how the one before it can be had again.
+/// The unit whose parameters are in use, and the regathers of the unit before it.
 #[derive(Default)]
-struct Current {
+struct CurrentUnit {
     unit: Option<usize>,
-    before: Vec<Regather>,
+    previous: Vec<Regather>,
 }
 
 impl<'a> Forward<'a> {
-    /// A pass that trains: dropout draws from `generator`, which every rank must have in the same state. That is
-    /// checked when it first draws on a mesh ([`IntoDraw`](crate::dtensor::IntoDraw)).
-    pub fn train(params: &'a Params, generator: &'a mut Generator) -> Forward<'a> {
-        Self::new(params, Some(RefCell::new(generator)))
-    }
-
-    /// A pass that evaluates: no dropout.
-    pub fn eval(params: &'a Params) -> Forward<'a> {
-        Self::new(params, None)
-    }
-
-    fn new(params: &'a Params, generator: Option<RefCell<&'a mut Generator>>) -> Forward<'a> {
-        let slots = RefCell::new(params.ids().map(|_| Slot::Idle).collect());
-        Forward { params, generator, slots, current: RefCell::default() }
-    }
-
-    /// A parameter in the layout and the dtype that are computed with.
+    /// Returns a pass for training with dropout, which `generator` draws. The generator must have the same state on
+    /// every rank; the first draw on a mesh checks that ([`IntoDraw`](crate::dtensor::IntoDraw)).
     ///
-    /// Communicates nothing if it lies so, or is gathered already; else each rank receives what it lacks of its unit and
-    /// of the next.
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Params, Plan}};
+    /// use isoshard::{placement::Layout, rng::Generator, tensor::DType};
+    /// let kept = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let params = Params::new(&mesh, Plan::default().batch("dp"), 7)?;
+    ///     let mut generator = Generator::new(7).child("dropout");
+    ///     let x = DTensor::full(&mesh, DType::F32, [1000], 1.0, "(S0)".parse()?)?;
+    ///     Forward::train(&params, &mut generator).dropout(x, 0.5)?.sum_all()?.full_tensor()?.item()
+    /// })?;
+    /// assert!(kept[0] == kept[1] && (800.0..1200.0).contains(&kept[0])); // about half, each doubled
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn train(params: &'a Params, generator: &'a mut Generator) -> Forward<'a> {
+        Self::new(params, Some(RefCell::new(generator)), None)
+    }
+
+    /// Returns a pass for training without dropout: it keeps a history for the backward pass and draws nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     let loss = Forward::train_without_dropout(&params).param(w)?.sum_all()?;
+    ///     assert!(loss.backward()?.get(params.value(w)).is_some());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn train_without_dropout(params: &'a Params) -> Forward<'a> {
+        Self::new(params, None, None)
+    }
+
+    /// Returns a pass for evaluation: no dropout and no history, so activations and gathered parameters are freed after
+    /// their last use. While it lives, no operator on this mesh keeps a history
+    /// ([`DeviceMesh::no_grad`](crate::dtensor::DeviceMesh)).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     let sum = Forward::eval(&params).with_param(w, |w| w.sum_all())?;
+    ///     assert!(!sum.has_history() && sum.backward().is_err());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn eval(params: &'a Params) -> Forward<'a> {
+        Self::new(params, None, Some(params.mesh().no_grad()))
+    }
+
+    fn new(
+        params: &'a Params,
+        generator: Option<RefCell<&'a mut Generator>>,
+        no_grad: Option<NoGrad>,
+    ) -> Forward<'a> {
+        let gathers = RefCell::new(params.ids().map(|_| GatherState::Idle).collect());
+        Forward { params, generator, gathers, current: RefCell::default(), _no_grad: no_grad }
+    }
+
+    /// Returns a parameter in the layout and dtype that modules compute in.
+    ///
+    /// Communicates nothing if the parameter is stored so, or is gathered already. Otherwise each rank receives the
+    /// elements that it lacks of the parameter's unit, and starts to receive the next unit.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     let gathered = Forward::eval(&params).param(w)?;
+    ///     assert_eq!(gathered.local().to_vec::<f32>()?, [1.0; 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses another model's parameter, and a plan with a pattern that matches nothing; a fault of communication.
+    /// Refuses another model's parameter, and a plan with a pattern that matches nothing; returns an error if a rank
+    /// fails.
     pub fn param(&self, id: ParamId) -> Result<DTensor> {
         self.params.check_plan()?;
         self.params.expect_own("param", id)?;
@@ -68,36 +141,61 @@ impl<'a> Forward<'a> {
         }
         let unit = self.params.unit_of(id);
         self.enter(unit)?;
-        if let Slot::Ready(t) = &self.slots.borrow()[id.index()] {
+        if let GatherState::Ready(t) = &self.gathers.borrow()[id.index()] {
             return Ok(t.clone());
         }
         self.start(unit)?;
-        let slot = std::mem::replace(&mut self.slots.borrow_mut()[id.index()], Slot::Idle);
-        let ready = match slot {
-            Slot::InFlight(flight) => {
-                let (shard, pending) = *flight;
-                shard.regathered(pending.wait()?, &self.before(unit))
+        let state = std::mem::replace(&mut self.gathers.borrow_mut()[id.index()], GatherState::Idle);
+        let ready = match state {
+            GatherState::InFlight(gather) => {
+                let (shard, pending) = *gather;
+                shard.regathered(pending.wait()?, &self.previous_of(unit))
             }
-            Slot::Ready(ready) => ready,
-            Slot::Idle => unreachable!("the unit was just started"),
+            GatherState::Ready(ready) => ready,
+            GatherState::Idle => unreachable!("the unit was just started"),
         };
-        self.slots.borrow_mut()[id.index()] = Slot::Ready(ready.clone());
+        self.gathers.borrow_mut()[id.index()] = GatherState::Ready(ready.clone());
         Ok(ready)
     }
 
-    /// Returns the result of `f` for a [parameter](Forward::param). Its refusals name the parameter by its path.
+    /// Returns the result of `f` for a [parameter](Forward::param). A refusal of `f` names the parameter by its path.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init};
+    /// let error = spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().child("head").param("weight", [3, 2], Init::Ones)?;
+    ///     Forward::eval(&params).with_param(w, |w| w.reshape([5])).map(drop)
+    /// });
+    /// assert!(error.unwrap_err().to_string().contains("got f32[3, 2] to [5] at head.weight"));
+    /// ```
     ///
     /// # Errors
-    /// As [`Forward::param`]; what `f` refuses.
+    /// Refuses what [`Forward::param`] refuses, and what `f` refuses.
     pub fn with_param(&self, id: ParamId, f: impl FnOnce(&DTensor) -> Result<DTensor>) -> Result<DTensor> {
         f(&self.param(id)?).map_err(|e| e.at(self.params.path(id)))
     }
 
-    /// `x` as the plan wants it at the site `path`.
+    /// Returns `x` in the layout that the plan gives the site `path`. Communicates a redistribution if the layouts
+    /// differ.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Params, Plan}};
+    /// use isoshard::{placement::Placement, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().site("head.input", "tp", Placement::Replicate), 7)?;
+    ///     let site = params.root().child("head").site("input");
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4, 6], "(S1)".parse()?)?;
+    ///     assert_eq!(Forward::eval(&params).site(&site, x)?.spec().to_string(), "f32[4, 6]@(tp:R)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses a path that no module declared ([`Scope::site`](super::Scope::site)), a plan with a pattern that matches
-    /// nothing, and a layout that does not fit `x`; a fault of communication.
+    /// nothing, and a layout that does not fit `x`; returns an error if a rank fails.
     pub fn site(&self, path: &str, x: DTensor) -> Result<DTensor> {
         self.params.check_plan()?;
         if !self.params.has_site(path) {
@@ -109,10 +207,26 @@ impl<'a> Forward<'a> {
         if layout == *x.layout() { Ok(x) } else { x.redistribute(layout).map_err(|e| e.at(path)) }
     }
 
-    /// `x` with elements dropped with probability `p`; `x` itself in evaluation.
+    /// Returns `x` with each element dropped with probability `p` and the others divided by `1 - p`; `x` itself in a
+    /// pass without dropout. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Params, Plan}};
+    /// use isoshard::{placement::Layout, rng::Generator, tensor::DType};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [2], 3.0, Layout::replicated(0))?;
+    ///     let all_dropped = Forward::train(&params, &mut Generator::new(7)).dropout(x.clone(), 1.0)?;
+    ///     assert_eq!(all_dropped.full_tensor()?.to_vec::<f32>()?, [0.0; 2]);
+    ///     assert_eq!(Forward::eval(&params).dropout(x, 1.0)?.full_tensor()?.to_vec::<f32>()?, [3.0; 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses, in training, a `p` outside `[0, 1]`.
+    /// Refuses a `p` outside `[0, 1]` in a pass with dropout.
     pub fn dropout(&self, x: DTensor, p: f64) -> Result<DTensor> {
         match &self.generator {
             Some(g) if p != 0.0 => x.dropout(p, &mut **g.borrow_mut()),
@@ -120,10 +234,28 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Causal attention whose probabilities are dropped with probability `p`; none in evaluation.
+    /// Returns causal attention ([`DTensor::attention`]) with each probability dropped with probability `p`; without
+    /// dropping in a pass without dropout. `q`, `k` and `v` are `[batch, heads, time, head width]`.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Params, Plan}};
+    /// use isoshard::{placement::Layout, tensor::{DType, Tensor}};
+    /// spmd(1, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[])?;
+    ///     let params = Params::new(&mesh, Plan::default(), 7)?;
+    ///     let q = DTensor::zeros(&mesh, DType::F32, [1, 1, 2, 1], Layout::replicated(0))?;
+    ///     let v = Tensor::from_slice(&[1.0f32, 3.0], [1, 1, 2, 1])?;
+    ///     let v = DTensor::distribute(&mesh, &v, Layout::replicated(0))?;
+    ///     // Equal scores: the first query sees the first value, the second the mean of both.
+    ///     let y = Forward::eval(&params).attention(&q, &q, &v, 1.0, 0.5)?;
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses shapes that do not fit, and in training a `p` outside `[0, 1]`.
+    /// Refuses shapes that do not fit, and a `p` outside `[0, 1]` in a pass with dropout.
     pub fn attention(&self, q: &DTensor, k: &DTensor, v: &DTensor, scale: f64, p: f64) -> Result<DTensor> {
         match &self.generator {
             Some(g) if p != 0.0 => q.attention_dropout(k, v, scale, p, &mut **g.borrow_mut()),
@@ -131,7 +263,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// On the first use of a unit: lets go of the one before, and asks for the next.
+    /// On the first use of a unit, frees the unit before it and starts to gather the next one.
     fn enter(&self, unit: usize) -> Result<()> {
         let units = self.params.units();
         let current = self.current.borrow().unit;
@@ -139,52 +271,53 @@ impl<'a> Forward<'a> {
             return Ok(());
         }
         self.start(unit)?;
-        // The backward pass comes to the root's parameters at its own beginning: nobody asks for them ahead.
-        let previous = current.filter(|&p| !units[p].is_root());
-        let before = previous.map(|p| self.ready(p)).unwrap_or_default();
-        for id in previous.iter().flat_map(|&p| &units[p].members) {
-            self.slots.borrow_mut()[id.index()] = Slot::Idle;
+        // The backward pass begins with the root's parameters, so none of them is gathered ahead.
+        let last = current.filter(|&p| !units[p].is_root());
+        let previous = last.map(|p| self.regathers(p)).unwrap_or_default();
+        for id in last.iter().flat_map(|&p| &units[p].members) {
+            self.gathers.borrow_mut()[id.index()] = GatherState::Idle;
         }
-        *self.current.borrow_mut() = Current { unit: Some(unit), before };
+        *self.current.borrow_mut() = CurrentUnit { unit: Some(unit), previous };
         match (unit + 1..units.len()).find(|&u| !units[u].is_root()) {
             Some(next) => self.start(next),
             None => Ok(()),
         }
     }
 
-    /// What the backward pass needs after a parameter of `unit`, which is used now.
-    fn before(&self, unit: usize) -> Vec<Regather> {
+    /// Returns the regathers that the backward pass needs after a parameter of `unit`, which is used now.
+    fn previous_of(&self, unit: usize) -> Vec<Regather> {
         let current = self.current.borrow();
         match current.unit {
-            // Of the root, after a block: that block.
-            Some(block) if block != unit => self.ready(block),
-            _ => current.before.clone(),
+            // The root is used after another unit: that one.
+            Some(other) if other != unit => self.regathers(other),
+            _ => current.previous.clone(),
         }
     }
 
-    /// How the parameters of a unit that are gathered now can be had again.
-    fn ready(&self, unit: usize) -> Vec<Regather> {
-        let slots = self.slots.borrow();
-        let again = |id: &ParamId| match &slots[id.index()] {
-            Slot::Ready(t) => t.regather(),
-            _ => None,
+    /// Returns the regathers of a unit's gathered parameters.
+    fn regathers(&self, unit: usize) -> Vec<Regather> {
+        let gathers = self.gathers.borrow();
+        let regather = |id: &ParamId| match &gathers[id.index()] {
+            GatherState::Ready(t) => t.regather(),
+            GatherState::Idle | GatherState::InFlight(_) => None,
         };
-        self.params.units()[unit].members.iter().filter_map(again).collect()
+        self.params.units()[unit].members.iter().filter_map(regather).collect()
     }
 
+    /// Starts to gather the parameters of a unit that are neither gathered nor in flight.
     fn start(&self, unit: usize) -> Result<()> {
         for &id in &self.params.units()[unit].members {
-            let slot = &mut self.slots.borrow_mut()[id.index()];
-            if !matches!(slot, Slot::Idle) || self.params.is_used_as_stored(id) {
+            let state = &mut self.gathers.borrow_mut()[id.index()];
+            if !matches!(state, GatherState::Idle) || self.params.is_used_as_stored(id) {
                 continue;
             }
             let (leaf, used) = (self.params.value(id), self.params.used_layout(id));
             let shard = leaf.cast(self.params.compute_dtype()).map_err(|e| e.at(self.params.path(id)))?;
-            *slot = if shard.layout() == used {
-                Slot::Ready(shard)
+            *state = if shard.layout() == used {
+                GatherState::Ready(shard)
             } else {
                 let pending = shard.redistribute_async(used.clone())?;
-                Slot::InFlight(Box::new((shard, pending)))
+                GatherState::InFlight(Box::new((shard, pending)))
             };
         }
         Ok(())
@@ -207,14 +340,14 @@ mod tests {
             let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 1)?;
             let ids = ["wte", "h.0.a", "h.0.b", "h.1.a", "h.1.b", "norm"]
                 .map(|path| params.root().param(path, [3, 2], Init::Ones).expect("paths differ"));
-            let cx = Forward::eval(&params);
+            let cx = Forward::train_without_dropout(&params);
             let state = || -> String {
-                let of = |s: &Slot| match s {
-                    Slot::Idle => '-',
-                    Slot::InFlight(_) => '.',
-                    Slot::Ready(_) => '#',
+                let of = |s: &GatherState| match s {
+                    GatherState::Idle => '-',
+                    GatherState::InFlight(_) => '.',
+                    GatherState::Ready(_) => '#',
                 };
-                cx.slots.borrow().iter().map(of).collect()
+                cx.gathers.borrow().iter().map(of).collect()
             };
             let root = params.unit_of(ids[0]);
             let mut seen = Vec::new();
@@ -222,11 +355,11 @@ mod tests {
                 let value = cx.param(id)?;
                 assert_eq!(value.local().to_vec::<f32>()?, [1.0; 6]);
                 assert!(value.has_history() && value.regather().is_some());
-                assert_eq!(cx.before(params.unit_of(id)).len(), before, "{}", params.path(id));
+                assert_eq!(cx.previous_of(params.unit_of(id)).len(), before, "{}", params.path(id));
                 seen.push(state());
             }
             assert_eq!(seen, ["#..--.", "##....", "###...", "#--#..", "#--##.", "#--###"]);
-            assert_eq!(cx.before(root).len(), 2, "after the root comes the last block");
+            assert_eq!(cx.previous_of(root).len(), 2, "after the root comes the last block");
             let again = cx.param(ids[0])?;
             assert_eq!(state(), "#--###", "the root stays");
             drop(again);
@@ -245,7 +378,7 @@ mod tests {
             assert!(params.compute_in(DType::I64).is_err());
             let init = Init::Normal { mean: 0.0, std: 1.0 };
             let id = params.root().param("h.0.w", [3, 2], init)?;
-            let cx = Forward::eval(&params);
+            let cx = Forward::train_without_dropout(&params);
             let (one, two) = (cx.param(id)?, cx.param(id)?);
             assert_eq!((one.dtype(), params.value(id).dtype()), (DType::BF16, DType::F32));
             let rounded = params.value(id).full_tensor()?.to_vec::<f32>()?;

@@ -1,49 +1,51 @@
-//! A GPT: the decoder-only transformer of Radford et al. 2019, with the head tied to the token table.
+//! GPT: the decoder-only transformer of Radford et al. 2019. Its head shares the token table.
 
 use super::attention::CausalAttention;
 use super::forward::Forward;
 use super::layers::{Embedding, LayerNorm};
 use super::mlp::Mlp;
-use super::params::{Params, Scope};
+use super::module::Module;
+use super::params::Params;
+use super::scope::Scope;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::placement::Layout;
 use crate::rng::Init;
 use crate::tensor::Tensor;
 
-/// A GPT's sizes.
+/// The sizes of a GPT.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GptConfig {
-    /// The number of tokens there are.
+    /// The number of different tokens.
     pub vocabulary: usize,
     /// The longest sequence.
     pub block: usize,
     /// The number of blocks.
     pub layers: usize,
-    /// The number of attention heads; it divides the width.
+    /// The number of attention heads, a divisor of the width.
     pub heads: usize,
     /// The width of the residual stream.
     pub width: usize,
     /// The probability of dropping embeddings, attention probabilities and the blocks' outputs.
     pub dropout: f64,
-    /// Whether linear maps and normalisations have biases.
+    /// `true` if linear maps and normalisations have biases.
     pub bias: bool,
 }
 
-/// A GPT. It holds no values: they are in its [`Params`].
+/// A GPT (Radford et al. 2019) with learned positions. It keeps ids only; the values are in its [`Params`].
 #[derive(Clone, Debug)]
 pub struct Gpt {
     config: GptConfig,
     tokens: Embedding,
     positions: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<GptBlock>,
     norm: LayerNorm,
-    /// After the embedding, and before the head.
+    /// The sites after the embedding and before the head.
     sites: [String; 2],
 }
 
 #[derive(Clone, Debug)]
-struct Block {
+struct GptBlock {
     attn_norm: LayerNorm,
     attn: CausalAttention,
     mlp_norm: LayerNorm,
@@ -51,11 +53,25 @@ struct Block {
 }
 
 impl Gpt {
-    /// Declares all parameters in `params`: normal with deviation 0.02, divided by `sqrt(2 layers)` for the two maps of
-    /// each block that write to the residual stream.
+    /// Declares all parameters in `params`, drawn from a normal distribution with standard deviation 0.02, divided by
+    /// `sqrt(2 · layers)` for the two maps of each block that write to the residual stream.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{GptConfig, Gpt, Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let config = GptConfig {
+    ///         vocabulary: 11, block: 6, layers: 2, heads: 2, width: 8, dropout: 0.1, bias: true,
+    ///     };
+    ///     let model = Gpt::new(&mut params, config)?;
+    ///     assert!(params.find("h.1.attn.out.weight").is_some() && model.config().layers == 2);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses sizes that do not fit one another, and a plan that cannot split them.
+    /// Refuses sizes that do not fit one another, and a plan that cannot shard them.
     pub fn new(params: &mut Params, config: GptConfig) -> Result<Gpt> {
         let GptConfig { vocabulary, block, layers, heads, width, dropout, bias } = config;
         let init = Init::Normal { mean: 0.0, std: 0.02 };
@@ -64,9 +80,9 @@ impl Gpt {
         let sites = [root.site("embedding"), root.site("head.input")];
         let tokens = Embedding::new(root.child("wte"), vocabulary, width, init)?;
         let positions = Embedding::new(root.child("wpe"), block, width, init)?;
-        let one = |mut scope: Scope<'_>| -> Result<Block> {
+        let one = |mut scope: Scope<'_>| -> Result<GptBlock> {
             let inits = (init, residual);
-            Ok(Block {
+            Ok(GptBlock {
                 attn_norm: LayerNorm::new(scope.child("ln_1"), width, bias)?,
                 attn: CausalAttention::new(scope.child("attn"), (width, heads), bias, dropout, inits)?,
                 mlp_norm: LayerNorm::new(scope.child("ln_2"), width, bias)?,
@@ -79,16 +95,58 @@ impl Gpt {
         Ok(Gpt { config, tokens, positions, blocks, norm, sites })
     }
 
-    /// The sizes.
+    /// Returns the model's sizes.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{GptConfig, Gpt, Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let config = GptConfig {
+    ///         vocabulary: 11, block: 6, layers: 2, heads: 2, width: 8, dropout: 0.1, bias: true,
+    ///     };
+    ///     let model = Gpt::new(&mut params, config)?;
+    ///     assert_eq!(*model.config(), config);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn config(&self) -> &GptConfig {
         &self.config
     }
 
-    /// The scores `[batch, time, vocabulary]` of the token that follows each of `tokens` `[batch, time]` (i64).
+    /// Returns the mean cross entropy, of shape `[]`, of predicting `targets` from `tokens`, both `[batch, time]`
+    /// (i64).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// use isoshard::nn::{Forward, Gpt, GptConfig, Params, Plan};
+    /// let losses = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let config = GptConfig {
+    ///         vocabulary: 11, block: 6, layers: 2, heads: 2, width: 8, dropout: 0.0, bias: true,
+    ///     };
+    ///     let model = Gpt::new(&mut params, config)?;
+    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)".parse()?)?;
+    ///     model.loss(&Forward::eval(&params), &tokens, &tokens)?.full_tensor()?.item()
+    /// })?;
+    /// assert!((losses[0] - 11f64.ln()).abs() < 0.1); // an untrained model guesses among 11 tokens
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses tokens outside the vocabulary and sequences longer than the block; a fault of communication.
-    pub fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
+    /// Refuses tokens outside the vocabulary and sequences longer than the block; returns an error if a rank fails.
+    pub fn loss(&self, cx: &Forward, tokens: &DTensor, targets: &DTensor) -> Result<DTensor> {
+        self.forward(cx, tokens)?.cross_entropy(targets)?.mean_all()
+    }
+}
+
+impl Module for Gpt {
+    /// Returns the scores `[batch, time, vocabulary]` of the token that follows each of `tokens` `[batch, time]` (i64).
+    ///
+    /// # Errors
+    /// Refuses tokens outside the vocabulary and sequences longer than the block; returns an error if a rank fails.
+    fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
         let &[_, time] = &tokens.shape()[..] else {
             let rule = "wants tokens of two dims: batch, time";
             return Err(Error::invalid("gpt", rule, tokens.spec().to_string(), "reshape them first"));
@@ -106,27 +164,16 @@ impl Gpt {
         let positions = DTensor::distribute(tokens.mesh(), &positions, everywhere)?;
         let x = self.tokens.forward(cx, tokens)?;
         let x = cx.site(&self.sites[0], x)?.add(&self.positions.forward(cx, &positions)?)?;
-        let mut x = cx.dropout(x, self.config.dropout)?;
-        for block in &self.blocks {
-            x = block.forward(cx, x)?;
-        }
+        let x = self.blocks.forward(cx, &cx.dropout(x, self.config.dropout)?)?;
         let x = cx.site(&self.sites[1], self.norm.forward(cx, &x)?)?;
         self.tokens.scores(cx, &x)
     }
-
-    /// The mean cross entropy of predicting `targets` from `tokens`, both `[batch, time]` (i64); shape `[]`.
-    ///
-    /// # Errors
-    /// As [`Gpt::forward`].
-    pub fn loss(&self, cx: &Forward, tokens: &DTensor, targets: &DTensor) -> Result<DTensor> {
-        self.forward(cx, tokens)?.cross_entropy(targets)?.mean_all()
-    }
 }
 
-impl Block {
-    fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
-        let x = self.attn.forward(cx, self.attn_norm.forward(cx, &x)?)?.add(&x)?;
-        self.mlp.forward(cx, self.mlp_norm.forward(cx, &x)?)?.add(&x)
+impl Module for GptBlock {
+    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let x = &self.attn.forward(cx, &self.attn_norm.forward(cx, x)?)?.add(x)?;
+        self.mlp.forward(cx, &self.mlp_norm.forward(cx, x)?)?.add(x)
     }
 }
 
@@ -159,7 +206,7 @@ mod tests {
                 let e = model.forward(&cx, &zeros(DType::I64, shape)?).unwrap_err().to_string();
                 assert!(e.starts_with("gpt: "), "{e}");
             }
-            let e = model.blocks[0].attn.forward(&cx, zeros(DType::F32, &[3, 2])?).unwrap_err().to_string();
+            let e = model.blocks[0].attn.forward(&cx, &zeros(DType::F32, &[3, 2])?).unwrap_err().to_string();
             assert_eq!(
                 e,
                 "attention: wants three dims: batch, time, width; got f32[3, 2]@() at h.0.attn; reshape it first"

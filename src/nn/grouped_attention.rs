@@ -2,7 +2,8 @@
 
 use super::forward::Forward;
 use super::layers::Linear;
-use super::params::Scope;
+use super::module::Module;
+use super::scope::Scope;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::rng::Init;
@@ -10,20 +11,20 @@ use crate::rng::Init;
 /// The heads of a [`GroupedAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupedHeads {
-    /// Heads of queries.
+    /// The number of query heads.
     pub heads: usize,
-    /// Heads of keys and values, each for `heads / kv_heads` neighbouring heads of queries.
+    /// The number of key and value heads, each shared by `heads / kv_heads` neighbouring query heads.
     pub kv_heads: usize,
-    /// The width of a head; it is even.
+    /// The width of a head, an even number.
     pub head_width: usize,
     /// The base of the rotary angles.
     pub base: f64,
 }
 
-/// Causal self-attention in which several heads of queries share one of keys and values (Ainslie et al. 2023), with rotary
-/// positions (Su et al. 2021) and without biases: the attention of Llama.
+/// Grouped-query causal self-attention (Ainslie et al. 2023) with rotary positions (Su et al. 2021) and without biases,
+/// as in Llama: several query heads share one head of keys and values.
 ///
-/// A cut of `q`, `k` and `v` between groups of heads splits all three alike.
+/// A shard of whole groups has the queries, keys and values that belong together.
 #[derive(Clone, Debug)]
 pub struct GroupedAttention {
     q: Linear,
@@ -37,11 +38,30 @@ pub struct GroupedAttention {
 }
 
 impl GroupedAttention {
-    /// Declares `q` `[heads · head_width, width]`, `k` and `v` `[kv_heads · head_width, width]` and `out`
-    /// `[width, heads · head_width]`, whose weights are filled by `init` and `out_init`.
+    /// Declares the maps `q` `[heads · head_width, width]`, `k` and `v` `[kv_heads · head_width, width]` and `out`
+    /// `[width, heads · head_width]`, filled by `init` and `out_init`, and the site `input`. `dropout` is the
+    /// probability of dropping a probability, and an element of the result.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};
+    /// use isoshard::nn::{Forward, GroupedAttention, GroupedHeads, Module, Params, Plan};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let heads = GroupedHeads { heads: 6, kv_heads: 2, head_width: 4, base: 1e4 };
+    ///     let init = Init::Normal { mean: 0.0, std: 0.02 };
+    ///     let attention = GroupedAttention::new(params.root().child("attn"), 10, heads, 0.0, (init, init))?;
+    ///     let k = params.find("attn.k.weight").expect("it is declared");
+    ///     assert_eq!(params.value(k).shape()[..], [8, 10]); // 2 heads of width 4
+    ///     let x = DTensor::full(&mesh, DType::F32, [3, 5, 10], 1.0, Layout::replicated(1))?;
+    ///     assert_eq!(attention.forward(&Forward::eval(&params), &x)?.shape()[..], [3, 5, 10]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses heads that groups do not divide, and an odd width of heads; as [`Scope::param`].
+    /// Refuses heads that are not a multiple of `kv_heads`, an odd width of heads, and what [`Scope::param`] refuses.
     pub fn new(
         mut scope: Scope<'_>,
         width: usize,
@@ -71,12 +91,14 @@ impl GroupedAttention {
             site: scope.path().to_string(),
         })
     }
+}
 
-    /// Attends over `x` `[batch, time, width]`.
+impl Module for GroupedAttention {
+    /// Attends over `x` `[batch, time, width]`; the result has the same shape.
     ///
     /// # Errors
-    /// Refuses an `x` that does not fit; a fault of communication.
-    pub fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
+    /// Refuses an `x` of other dims or another width; returns an error if a rank fails.
+    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
         let &[b, t, _] = &x.shape()[..] else {
             let rule = "wants three dims: batch, time, width";
             return Err(
@@ -84,7 +106,7 @@ impl GroupedAttention {
             );
         };
         let GroupedHeads { heads, kv_heads, head_width: d, base } = self.heads;
-        let x = cx.site(&self.input, x)?;
+        let x = cx.site(&self.input, x.clone())?;
         let (q, k, v) = (self.q.forward(cx, &x)?, self.k.forward(cx, &x)?, self.v.forward(cx, &x)?);
         let split = |x: DTensor, heads: usize| x.reshape([b, t, heads, d])?.permute(&[0, 2, 1, 3]);
         let attend = || -> Result<DTensor> {

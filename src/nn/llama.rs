@@ -1,29 +1,31 @@
-//! A Llama: the decoder-only transformer of Touvron et al. 2023.
+//! Llama: the decoder-only transformer of Touvron et al. 2023.
 
 use super::forward::Forward;
 use super::grouped_attention::{GroupedAttention, GroupedHeads};
 use super::layers::{Embedding, Linear, RmsNorm};
 use super::mlp::GatedMlp;
-use super::params::{Params, Scope};
+use super::module::Module;
+use super::params::Params;
+use super::scope::Scope;
 use crate::dtensor::DTensor;
 use crate::error::{Error, Result};
 use crate::rng::Init;
 
-/// A Llama's sizes.
+/// The sizes of a Llama.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaConfig {
-    /// The number of tokens there are.
+    /// The number of different tokens.
     pub vocabulary: usize,
     /// The longest sequence.
     pub block: usize,
     /// The number of blocks.
     pub layers: usize,
-    /// The number of heads of queries.
+    /// The number of query heads.
     pub heads: usize,
-    /// The number of heads of keys and values; it divides the heads. Tensor parallelism gives each rank whole ones, with
-    /// the heads of queries that look at them.
+    /// The number of key and value heads, a divisor of `heads`. Tensor parallelism gives each rank whole heads, with
+    /// the query heads that share them.
     pub kv_heads: usize,
-    /// The width of a head; it is even, and usually `width / heads`.
+    /// The width of a head: an even number, usually `width / heads`.
     pub head_width: usize,
     /// The width of the residual stream.
     pub width: usize,
@@ -31,25 +33,25 @@ pub struct LlamaConfig {
     pub hidden: usize,
     /// The base of the rotary angles, usually 10000.
     pub base: f64,
-    /// The probability of dropping embeddings, attention probabilities and the blocks' outputs; Llama's own is 0.
+    /// The probability of dropping embeddings, attention probabilities and the blocks' outputs; 0 in Touvron et al.
     pub dropout: f64,
 }
 
 /// A Llama: root-mean-square norms before each part, rotary positions, grouped-query attention, SiLU-gated MLPs, no
-/// biases, and a head of its own. It holds no values: they are in its [`Params`].
+/// biases, and a head of its own. It keeps ids only; the values are in its [`Params`].
 #[derive(Clone, Debug)]
 pub struct Llama {
     config: LlamaConfig,
     tokens: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<LlamaBlock>,
     norm: RmsNorm,
     head: Linear,
-    /// After the embedding, and before the head.
+    /// The sites after the embedding and before the head.
     sites: [String; 2],
 }
 
 #[derive(Clone, Debug)]
-struct Block {
+struct LlamaBlock {
     attn_norm: RmsNorm,
     attn: GroupedAttention,
     mlp_norm: RmsNorm,
@@ -57,11 +59,26 @@ struct Block {
 }
 
 impl Llama {
-    /// Declares all parameters in `params`: normal with deviation 0.02, divided by `sqrt(2 layers)` for the two maps of
-    /// each block that write to the residual stream.
+    /// Declares all parameters in `params`, drawn from a normal distribution with standard deviation 0.02, divided by
+    /// `sqrt(2 · layers)` for the two maps of each block that write to the residual stream.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{LlamaConfig, Llama, Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let config = LlamaConfig {
+    ///         vocabulary: 11, block: 6, layers: 2, heads: 4, kv_heads: 2, head_width: 2, width: 8, hidden: 20,
+    ///         base: 1e4, dropout: 0.0,
+    ///     };
+    ///     let model = Llama::new(&mut params, config)?;
+    ///     assert!(params.find("h.1.attn.out.weight").is_some() && model.config().layers == 2);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses sizes that do not fit one another, and a plan that cannot split them.
+    /// Refuses sizes that do not fit one another, and a plan that cannot shard them.
     pub fn new(params: &mut Params, config: LlamaConfig) -> Result<Llama> {
         let LlamaConfig { vocabulary, layers, heads, kv_heads, head_width, width, hidden, .. } = config;
         let init = Init::Normal { mean: 0.0, std: 0.02 };
@@ -70,9 +87,9 @@ impl Llama {
         let mut root = params.root();
         let sites = [root.site("embedding"), root.site("head.input")];
         let tokens = Embedding::new(root.child("wte"), vocabulary, width, init)?;
-        let one = |mut scope: Scope<'_>| -> Result<Block> {
+        let one = |mut scope: Scope<'_>| -> Result<LlamaBlock> {
             let inits = (init, residual);
-            Ok(Block {
+            Ok(LlamaBlock {
                 attn_norm: RmsNorm::new(scope.child("attn_norm"), width)?,
                 attn: GroupedAttention::new(scope.child("attn"), width, grouped, config.dropout, inits)?,
                 mlp_norm: RmsNorm::new(scope.child("mlp_norm"), width)?,
@@ -86,16 +103,60 @@ impl Llama {
         Ok(Llama { config, tokens, blocks, norm, head, sites })
     }
 
-    /// The sizes.
+    /// Returns the model's sizes.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{LlamaConfig, Llama, Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let config = LlamaConfig {
+    ///         vocabulary: 11, block: 6, layers: 2, heads: 4, kv_heads: 2, head_width: 2, width: 8, hidden: 20,
+    ///         base: 1e4, dropout: 0.0,
+    ///     };
+    ///     let model = Llama::new(&mut params, config)?;
+    ///     assert_eq!(*model.config(), config);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
-    /// The scores `[batch, time, vocabulary]` of the token that follows each of `tokens` `[batch, time]` (i64).
+    /// Returns the mean cross entropy, of shape `[]`, of predicting `targets` from `tokens`, both `[batch, time]`
+    /// (i64).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// use isoshard::nn::{Forward, Llama, LlamaConfig, Params, Plan};
+    /// let losses = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let config = LlamaConfig {
+    ///         vocabulary: 11, block: 6, layers: 2, heads: 4, kv_heads: 2, head_width: 2, width: 8, hidden: 20,
+    ///         base: 1e4, dropout: 0.0,
+    ///     };
+    ///     let model = Llama::new(&mut params, config)?;
+    ///     let tokens = DTensor::zeros(&mesh, DType::I64, [3, 6], "(S0)".parse()?)?;
+    ///     model.loss(&Forward::eval(&params), &tokens, &tokens)?.full_tensor()?.item()
+    /// })?;
+    /// assert!((losses[0] - 11f64.ln()).abs() < 0.1); // an untrained model guesses among 11 tokens
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses tokens outside the vocabulary and sequences longer than the block; a fault of communication.
-    pub fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
+    /// Refuses tokens outside the vocabulary and sequences longer than the block; returns an error if a rank fails.
+    pub fn loss(&self, cx: &Forward, tokens: &DTensor, targets: &DTensor) -> Result<DTensor> {
+        self.forward(cx, tokens)?.cross_entropy(targets)?.mean_all()
+    }
+}
+
+impl Module for Llama {
+    /// Returns the scores `[batch, time, vocabulary]` of the token that follows each of `tokens` `[batch, time]` (i64).
+    ///
+    /// # Errors
+    /// Refuses tokens outside the vocabulary and sequences longer than the block; returns an error if a rank fails.
+    fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
         let &[_, time] = &tokens.shape()[..] else {
             let rule = "wants tokens of two dims: batch, time";
             return Err(Error::invalid("llama", rule, tokens.spec().to_string(), "reshape them first"));
@@ -109,27 +170,16 @@ impl Llama {
             ));
         }
         let x = cx.site(&self.sites[0], self.tokens.forward(cx, tokens)?)?;
-        let mut x = cx.dropout(x, self.config.dropout)?;
-        for block in &self.blocks {
-            x = block.forward(cx, x)?;
-        }
+        let x = self.blocks.forward(cx, &cx.dropout(x, self.config.dropout)?)?;
         let x = cx.site(&self.sites[1], self.norm.forward(cx, &x)?)?;
         self.head.forward(cx, &x)
     }
-
-    /// The mean cross entropy of predicting `targets` from `tokens`, both `[batch, time]` (i64); shape `[]`.
-    ///
-    /// # Errors
-    /// As [`Llama::forward`].
-    pub fn loss(&self, cx: &Forward, tokens: &DTensor, targets: &DTensor) -> Result<DTensor> {
-        self.forward(cx, tokens)?.cross_entropy(targets)?.mean_all()
-    }
 }
 
-impl Block {
-    fn forward(&self, cx: &Forward, x: DTensor) -> Result<DTensor> {
-        let x = self.attn.forward(cx, self.attn_norm.forward(cx, &x)?)?.add(&x)?;
-        self.mlp.forward(cx, self.mlp_norm.forward(cx, &x)?)?.add(&x)
+impl Module for LlamaBlock {
+    fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor> {
+        let x = &self.attn.forward(cx, &self.attn_norm.forward(cx, x)?)?.add(x)?;
+        self.mlp.forward(cx, &self.mlp_norm.forward(cx, x)?)?.add(x)
     }
 }
 
@@ -193,7 +243,7 @@ mod tests {
         }
     }
 
-    /// What a token's scores are depends on the tokens up to it, in their order; and all parameters get gradients.
+    /// The scores of a token depend on the tokens up to it, in their order; all parameters get gradients.
     #[test]
     fn looks_back_only_and_learns_everywhere() {
         alone(|mesh, params| {
@@ -209,7 +259,7 @@ mod tests {
             assert_ne!(a[15..], c[15..], "positions count");
             let tokens = Tensor::from_slice(&[0i64, 1, 2, 3], [2, 2])?;
             let tokens = DTensor::distribute(mesh, &tokens, Layout::replicated(0))?;
-            let grads = model.loss(&Forward::eval(params), &tokens, &tokens)?.backward()?;
+            let grads = model.loss(&Forward::train_without_dropout(params), &tokens, &tokens)?.backward()?;
             for id in params.ids() {
                 let grad = grads.get(params.value(id)).expect("a gradient").full_tensor()?;
                 assert!(grad.to_f64_vec().iter().any(|&g| g != 0.0), "{}", params.path(id));

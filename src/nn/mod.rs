@@ -1,10 +1,41 @@
-//! Modules, parameters and plans, written on distributed tensors alone.
+//! Modules, parameters by path, and plans that place them on a mesh.
 //!
-//! A model names its [`Params`] by path and never names a mesh. A [`Plan`], outside the model, says by path pattern how
-//! parameters lie on the mesh and where activations change layout; data parallel, FSDP, tensor and sequence parallel
-//! and their products are plans for one and the same model.
+//! A model is a [`Module`] that declares its parameters by path in [`Params`] and never names a mesh. A [`Plan`],
+//! outside the model, gives the layouts of parameters and activations by path pattern. Data parallelism, FSDP, tensor
+//! parallelism, sequence parallelism and their products are different plans for the same model, and every plan trains
+//! with the same bits:
 //!
-//! Missing: pipeline and expert parallelism.
+//! ```
+//! use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}};
+//! use isoshard::{placement::Placement, rng::Init, tensor::{DType, Tensor}};
+//! use isoshard::nn::{Forward, Linear, Module, Params, Plan};
+//!
+//! let gradient_norm = |mesh: &'static str, ranks, plan: fn() -> Plan| spmd(ranks, move |rank| {
+//!     let mesh = DeviceMesh::parse(&rank, mesh)?;
+//!     let mut params = Params::new(&mesh, plan(), 7)?;
+//!     let init = Init::Normal { mean: 0.0, std: 1.0 };
+//!     let up = Linear::new(params.root().child("up"), 3, 8, true, init)?;
+//!     let down = Linear::new(params.root().child("down"), 8, 1, true, init)?;
+//!
+//!     let x = Tensor::from_vec((0..15).map(|i| (i * i % 7) as f32).collect(), [5, 3])?;
+//!     let x = DTensor::distribute(&mesh, &x, params.plan().batch_layout(mesh.mesh()))?;
+//!     let cx = Forward::train_without_dropout(&params);
+//!     let loss = down.forward(&cx, &up.forward(&cx, &x)?.relu()?)?.mean_all()?;
+//!     params.grad_norm(&loss.backward()?)?.full_tensor()?.item()
+//! });
+//! let tensor_parallel = || {
+//!     let plan = Plan::default().shard("up.*", "tp", 0).shard("down.weight", "tp", 1);
+//!     plan.site("down", "tp", Placement::Replicate).batch("dp")
+//! };
+//! let single = gradient_norm("1", 1, Plan::default)?[0];
+//! assert_eq!(gradient_norm("fsdp=3", 3, || Plan::default().fsdp("fsdp"))?, [single; 3]);
+//! assert_eq!(gradient_norm("dp=2,tp=2", 4, tensor_parallel)?, [single; 4]);
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! `examples/08_own_model.rs` trains a model of one's own on three meshes. [`optim`](crate::optim) has the optimizers.
+//!
+//! Not built: pipeline and expert parallelism.
 
 mod attention;
 mod check;
@@ -14,8 +45,13 @@ mod grouped_attention;
 mod layers;
 mod llama;
 mod mlp;
+mod module;
+mod param_id;
 mod params;
+mod pattern;
 mod plan;
+mod scope;
+mod update;
 
 pub use attention::CausalAttention;
 pub use forward::Forward;
@@ -24,5 +60,9 @@ pub use grouped_attention::{GroupedAttention, GroupedHeads};
 pub use layers::{Embedding, LayerNorm, Linear, RmsNorm};
 pub use llama::{Llama, LlamaConfig};
 pub use mlp::{GatedMlp, Mlp};
-pub use params::{ParamId, Params, Scope, Update};
+pub use module::Module;
+pub use param_id::ParamId;
+pub use params::Params;
 pub use plan::{Parallel, Plan};
+pub use scope::Scope;
+pub use update::Update;

@@ -3,116 +3,81 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::param_id::{ModelNumber, ParamId};
+use super::pattern;
 use super::plan::Plan;
-use crate::dtensor::{DTensor, DTensors, DeviceMesh, TensorMeta, Transfer};
+use crate::dtensor::{DTensor, DeviceMesh, Transfer};
 use crate::error::{Error, Result};
-use crate::ops::Batched;
 use crate::placement::{Layout, Mesh};
 use crate::rng::{Generator, Init};
 use crate::tensor::{DType, Device, Shape};
 
-/// One parameter of one [`Params`]; another's refuse it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ParamId {
-    index: usize,
-    owner: Owner,
-}
-
-/// The number of a [`Params`] in this process.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Owner(u64);
-
-impl Owner {
-    fn next() -> Owner {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Owner(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
-impl ParamId {
-    /// The number of parameters declared before this one.
-    pub fn index(self) -> usize {
-        self.index
-    }
-}
-
-/// The number of parameters declared before, as [`ParamId::index`]: the same on every rank.
-impl fmt::Debug for ParamId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ParamId({})", self.index)
-    }
-}
-
-/// A model's parameters on a mesh: each lies as the plan says, and no rank ever holds more of one than its part.
+/// A model's parameters on a mesh, each in the layout of the plan. A rank never holds more of a parameter than its
+/// shard, also while values are initialised.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+/// let digests = |mesh: &'static str, ranks| spmd(ranks, move |rank| {
+///     let mesh = DeviceMesh::parse(&rank, mesh)?;
+///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+///     params.root().param("wte.weight", [11, 4], Init::Normal { mean: 0.0, std: 0.02 })?;
+///     params.digest()
+/// });
+/// // The same values on one rank and on three.
+/// assert_eq!(digests("fsdp=1", 1)?[0], digests("fsdp=3", 3)?[2]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub struct Params {
-    owner: Owner,
+    number: ModelNumber,
     mesh: DeviceMesh,
     plan: Plan,
     generator: Generator,
     dtype: DType,
-    /// What modules compute with.
+    /// The dtype that modules compute in.
     compute: DType,
     list: Vec<Param>,
-    units: Vec<Unit>,
-    /// The paths at which activations may change layout.
+    units: Vec<ParamUnit>,
+    /// The paths where activations may change layout.
     sites: BTreeSet<String>,
-    /// The number of parameters and of sites that there were when the plan was last compared with them.
+    /// The numbers of parameters and sites when the plan's patterns were last checked.
     checked: Cell<Option<(usize, usize)>>,
 }
 
 struct Param {
     path: String,
     value: DTensor,
-    /// The layout in which the model computes with it.
+    /// The layout that the model computes in.
     used: Layout,
     unit: usize,
 }
 
-/// Parameters that are gathered together, a block ahead of their use.
-pub(super) struct Unit {
+/// A unit: parameters that are gathered together, one unit ahead of their use.
+pub(super) struct ParamUnit {
     name: String,
     pub members: Vec<ParamId>,
 }
 
-/// One update of a parameter: an optimizer's operator, and its operands after the parameter itself.
-#[derive(Debug)]
-pub struct Update<O> {
-    /// The parameter.
-    pub param: ParamId,
-    /// The operator.
-    pub op: O,
-    /// The operator's operands after the parameter: its gradient, what the optimizer keeps of it. None once the update is made.
-    pub operands: DTensors,
-    /// The operator's results after the new value, once the update is made.
-    pub results: Option<DTensors>,
-}
-
-impl<O> Update<O> {
-    /// An update to be made by [`Params::update`].
-    pub fn new(param: ParamId, op: O, operands: impl IntoIterator<Item = DTensor>) -> Update<O> {
-        Update { param, op, operands: operands.into_iter().collect(), results: None }
-    }
-}
-
-/// Where a module declares its parameters: a path and the parameters it leads to.
-pub struct Scope<'a> {
-    params: &'a mut Params,
-    path: String,
-}
-
 impl Params {
-    /// No parameters yet. Values will be drawn from `seed` in the order of declaration, equally on every mesh.
+    /// Returns an empty set of parameters. Values will be drawn from `seed`, in the order of declaration, with the same
+    /// bits on every mesh.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}};
+    /// let error = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     Params::new(&mesh, Plan::default().fsdp("fsdp"), 7).map(drop)
+    /// });
+    /// assert!(error.unwrap_err().to_string().contains("no such axis; got \"fsdp\" of (dp=2)"));
+    /// ```
     ///
     /// # Errors
-    /// Refuses a plan that names axes the mesh lacks.
+    /// Refuses a plan that names axes that the mesh lacks.
     pub fn new(mesh: &DeviceMesh, plan: Plan, seed: u64) -> Result<Params> {
         plan.check(mesh.mesh())?;
         let generator = Generator::new(seed).child("params");
         Ok(Params {
-            owner: Owner::next(),
+            number: ModelNumber::next(),
             mesh: mesh.clone(),
             plan,
             generator,
@@ -125,9 +90,23 @@ impl Params {
         })
     }
 
-    /// From now on modules compute with the parameters rounded to `dtype`, bf16 say, and so do activations: what is kept,
-    /// updated and saved stays f32, and so do gradients when they arrive there. Under FSDP what travels is rounded
-    /// before (Micikevicius et al., *Mixed precision training*, 2018).
+    /// Makes modules compute with parameters rounded to `dtype`, such as bf16, so activations have that dtype too
+    /// (Micikevicius et al., *Mixed precision training*, 2018). Parameters, optimizer state and arriving gradients stay
+    /// f32. FSDP gathers the rounded values, at half the bytes.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     params.compute_in(DType::BF16)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     assert_eq!(params.value(w).dtype(), DType::F32);
+    ///     assert_eq!(Forward::eval(&params).param(w)?.dtype(), DType::BF16);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses dtypes that are not floating.
@@ -137,31 +116,70 @@ impl Params {
         Ok(())
     }
 
-    /// The dtype that modules compute in.
+    /// Returns the dtype that modules compute in.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, tensor::DType};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     assert_eq!(params.compute_dtype(), DType::F32);
+    ///     params.compute_in(DType::F16)?;
+    ///     assert_eq!(params.compute_dtype(), DType::F16);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn compute_dtype(&self) -> DType {
         self.compute
     }
 
-    /// Where a model's own declarations begin.
-    pub fn root(&mut self) -> Scope<'_> {
-        Scope { params: self, path: String::new() }
-    }
-
-    /// The mesh.
+    /// Returns the mesh.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}};
+    /// spmd(2, |rank| {
+    ///     let params = Params::new(&DeviceMesh::new(&rank, &[("dp", 2)])?, Plan::default(), 7)?;
+    ///     assert_eq!(params.mesh().mesh().to_string(), "(dp=2)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 
-    /// The plan.
+    /// Returns the plan.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}};
+    /// spmd(2, |rank| {
+    ///     let params = Params::new(&DeviceMesh::new(&rank, &[("dp", 2)])?, Plan::default().batch("dp"), 7)?;
+    ///     let layout = params.plan().batch_layout(params.mesh().mesh());
+    ///     assert_eq!(layout, "(S0)".parse()?); // the batch is sharded over dp
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Compares the plan with what was declared: a typing error in a pattern would otherwise leave parameters replicated and
-    /// activations where they are. A forward pass does so before anything else. Communicates nothing.
+    /// Checks that every pattern of the plan matches a declared parameter or site: a typing error would otherwise leave
+    /// parameters replicated. Each forward pass does this first. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// let error = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().shard("head.wieght", "tp", 0), 7)?;
+    ///     params.root().child("head").param("weight", [4, 4], Init::Ones)?;
+    ///     params.check_plan()
+    /// });
+    /// assert!(error.unwrap_err().to_string().ends_with("the nearest are head.weight"));
+    /// ```
     ///
     /// # Errors
-    /// Refuses, with the nearest names, a plan's pattern that matches no parameter, or no site.
+    /// Refuses a pattern that matches no parameter, or no site, and names the nearest paths.
     pub fn check_plan(&self) -> Result<()> {
         let declared = Some((self.list.len(), self.sites.len()));
         if self.checked.get() == declared {
@@ -173,61 +191,141 @@ impl Params {
     }
 
     fn expect_matches(&self, plan: &Plan) -> Result<()> {
-        let paths: Vec<&str> = self.list.iter().map(|p| &p.path[..]).collect();
-        let sites: Vec<&str> = self.sites.iter().map(|s| &s[..]).collect();
-        plan.expect_matches(&paths, &sites)
+        plan.expect_matches(&self.paths(), &self.sites().collect::<Vec<_>>())
     }
 
-    /// True if a module declared the site.
+    fn paths(&self) -> Vec<&str> {
+        self.list.iter().map(|p| &p.path[..]).collect()
+    }
+
     pub(super) fn has_site(&self, path: &str) -> bool {
         self.sites.contains(path)
     }
 
-    /// All sites that modules declared.
     pub(super) fn sites(&self) -> impl Iterator<Item = &str> {
         self.sites.iter().map(|s| &s[..])
     }
 
-    /// The number of parameters.
+    pub(super) fn declare_site(&mut self, path: String) {
+        self.sites.insert(path);
+    }
+
+    /// Returns the number of parameters.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     assert_eq!(params.len(), 2); // a weight and a bias
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// True if there are none.
+    /// Returns `true` if no parameter is declared.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}};
+    /// spmd(1, |rank| {
+    ///     let params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     assert!(params.is_empty());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// The global number of elements of all parameters.
+    /// Returns the number of elements of all parameters, counted globally.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     assert_eq!(params.numel(), 8);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn numel(&self) -> usize {
         self.list.iter().map(|p| p.value.shape().numel()).sum()
     }
 
-    /// All parameters in the order of declaration.
+    /// Returns the ids of all parameters, in the order of declaration.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     let shapes: Vec<_> = params.ids().map(|id| params.value(id).shape().to_string()).collect();
+    ///     assert_eq!(shapes, ["[2, 3]", "[2]"]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn ids(&self) -> impl Iterator<Item = ParamId> + use<> {
-        let owner = self.owner;
-        (0..self.list.len()).map(move |index| ParamId { index, owner })
+        let model = self.number;
+        (0..self.list.len()).map(move |index| ParamId { index, model })
     }
 
-    /// A parameter's path, e.g. `h.0.attn.qkv.weight`.
+    /// Returns a parameter's path, e.g. `h.0.attn.qkv.weight`.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     Linear::new(params.root().child("h").child(0), 3, 2, true, Init::Ones)?;
+    ///     let last = params.ids().last().expect("a bias");
+    ///     assert_eq!(params.path(last), "h.0.bias");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Panics
-    /// On another model's parameter, as a slice on an index that it does not have.
+    /// Panics if the parameter is another model's.
     pub fn path(&self, id: ParamId) -> &str {
         &self.at(id).path
     }
 
-    /// A parameter as it lies at rest: the leaf that gradients arrive at.
+    /// Returns a parameter's value in the layout in which it is stored: the leaf tensor whose gradient a backward pass
+    /// gives.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().shard("w", "tp", 0), 7)?;
+    ///     let w = params.root().param("w", [4], Init::Ones)?;
+    ///     let grads = params.value(w).mul_scalar(3.0)?.sum_all()?.backward()?;
+    ///     let grad = grads.get(params.value(w)).expect("w was used");
+    ///     assert_eq!(grad.spec().to_string(), "f32[4]@(tp:S0)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Panics
-    /// On another model's parameter, as a slice on an index that it does not have.
+    /// Panics if the parameter is another model's.
     pub fn value(&self, id: ParamId) -> &DTensor {
         &self.at(id).value
     }
 
+    pub(super) fn value_mut(&mut self, id: ParamId) -> &mut DTensor {
+        &mut self.list[id.index].value
+    }
+
     /// Refuses, in the name of `verb`, another model's parameter.
     pub(super) fn expect_own(&self, verb: &str, id: ParamId) -> Result<()> {
-        if id.owner == self.owner {
+        if id.model == self.number {
             return Ok(());
         }
         let given = format!("{id:?} of another, this one has {} parameter(s)", self.list.len());
@@ -239,37 +337,123 @@ impl Params {
         &self.list[id.index]
     }
 
-    /// All parameters' values, in the order of declaration.
+    /// Returns the values of all parameters, in the order of declaration.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
+    /// let bytes = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     Linear::new(params.root().child("map"), 8, 2, true, Init::Ones)?;
+    ///     Ok(params.values().map(|value| 4 * value.local().shape().numel()).sum::<usize>())
+    /// })?;
+    /// assert_eq!(bytes, [36, 36]); // half of 18 f32 elements on each rank
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn values(&self) -> impl Iterator<Item = &DTensor> {
         self.list.iter().map(|p| &p.value)
     }
 
-    /// How these parameters go from one mesh and plan to another: what a [`Bridge`](crate::dtensor::Bridge) wants to know.
-    /// The same from any mesh, where the same model was declared. Communicates nothing.
+    /// Returns how each parameter moves from one mesh and plan to another, for a [`Bridge`](crate::dtensor::Bridge).
+    /// The result does not depend on the mesh of these parameters. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, placement::Mesh, rng::Init};
+    /// spmd(3, |rank| {
+    ///     let train = Mesh::over(&[("fsdp", 2)], 0..2)?;
+    ///     let serve = Mesh::over(&[("tp", 1)], [2])?;
+    ///     let plans = [Plan::default().fsdp("fsdp"), Plan::default()];
+    ///     let (own, plan) = if rank.rank() < 2 { (&train, &plans[0]) } else { (&serve, &plans[1]) };
+    ///     let mut params = Params::new(&DeviceMesh::on(&rank, own)?, plan.clone(), 7)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, true, Init::Ones)?;
+    ///     let transfers = params.transfers((&train, &plans[0]), (&serve, &plans[1]))?;
+    ///     assert_eq!(transfers.len(), params.len());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses plans that name axes their mesh lacks, cannot split a parameter, or have a pattern that matches nothing.
+    /// Refuses plans that name axes their mesh lacks, cannot shard a parameter, or have a pattern that matches nothing.
     pub fn transfers(&self, from: (&Mesh, &Plan), to: (&Mesh, &Plan)) -> Result<Vec<Transfer>> {
         [from, to].iter().try_for_each(|(_, plan)| self.expect_matches(plan))?;
-        let at_rest = |p: &Param, (mesh, plan): (&Mesh, &Plan)| {
+        let stored = |p: &Param, (mesh, plan): (&Mesh, &Plan)| {
             let used = plan.used_layout(mesh, &p.path, p.value.shape())?;
-            plan.rest_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
+            plan.stored_layout(mesh, self.dtype, p.value.shape(), &used).map_err(|e| e.at(&p.path))
         };
-        let cross =
-            |p: &Param| Ok(Transfer::new(self.dtype, p.value.shape(), at_rest(p, from)?, at_rest(p, to)?));
-        self.list.iter().map(cross).collect()
+        let transfer =
+            |p: &Param| Ok(Transfer::new(self.dtype, p.value.shape(), stored(p, from)?, stored(p, to)?));
+        self.list.iter().map(transfer).collect()
     }
 
-    /// The parameter at a path.
+    /// Returns the parameter at a path, or `None`.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     Linear::new(params.root().child("map"), 3, 2, false, Init::Ones)?;
+    ///     assert!(params.find("map.weight").is_some() && params.find("map.bias").is_none());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn find(&self, path: &str) -> Option<ParamId> {
         let index = self.list.iter().position(|p| p.path == path)?;
-        Some(ParamId { index, owner: self.owner })
+        Some(ParamId { index, model: self.number })
+    }
+
+    /// Returns the parameters whose paths match a pattern: a path whose parts may be `*`, as in a [`Plan`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Linear, Params, Plan}, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     for i in 0..3 {
+    ///         Linear::new(params.root().child("h").child(i), 4, 4, true, Init::Ones)?;
+    ///     }
+    ///     let biases = params.matching("h.*.bias")?;
+    ///     assert_eq!(params.path(biases[2]), "h.2.bias");
+    ///     let refused = params.matching("h.*.bais").unwrap_err().to_string();
+    ///     assert!(refused.ends_with("the nearest are h.*.bias, h.*.weight"));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a pattern that matches no parameter, and names the nearest paths.
+    pub fn matching(&self, pattern: &str) -> Result<Vec<ParamId>> {
+        self.matching_for("params", pattern)
+    }
+
+    /// Returns [`Params::matching`], with refusals in the name of `verb`.
+    pub(crate) fn matching_for(&self, verb: &str, pattern: &str) -> Result<Vec<ParamId>> {
+        let found: Vec<ParamId> =
+            self.ids().filter(|id| pattern::matches(pattern, &self.list[id.index].path)).collect();
+        if found.is_empty() {
+            return Err(pattern::no_match(verb, pattern, &self.paths(), "parameter"));
+        }
+        Ok(found)
     }
 
     /// Replaces a parameter's value.
     ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     params.set(w, params.value(w).mul_scalar(2.0)?)?;
+    ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [2.0; 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// Refuses another model's parameter, and another dtype, shape or layout.
+    /// Refuses another model's parameter, and a value of another dtype, shape or layout.
     pub fn set(&mut self, id: ParamId, value: DTensor) -> Result<()> {
         self.expect_own("set", id)?;
         let old = &self.list[id.index].value;
@@ -285,74 +469,22 @@ impl Params {
         Ok(())
     }
 
-    /// Makes an optimizer's updates, in place where buffers have no other owner.
+    /// Returns a hash (FNV-1a, 64 bits) of all parameters' global values, in the order of their paths. Equal training
+    /// gives equal digests on any mesh. Gathers one parameter after another on every rank.
     ///
-    /// Parameters' values are given up to the operators, each as its call's first operand, before [`Update::operands`]; a
-    /// first result is the new value, and the others become [`Update::results`]. On a CUDA device all updates take as few
-    /// launches as the operator needs ([`Batched`]). Communicates what the operators' operands have to move: nothing, if
-    /// all of a parameter lies as it does.
-    ///
-    /// `examples/07_own_optimizer.rs` is an optimizer written with it.
-    ///
-    /// # Errors
-    /// Refuses, before anything has changed, another model's parameter, one that is named twice, and what the operators
-    /// refuse; also an operator whose first result is not of the parameter's dtype, shape and layout. After a fault, of
-    /// communication or of a device, the updates before it are made and have results; the others hold the operands that they
-    /// held, except that a kernel which fails halfway may have written to them.
-    pub fn update<O: Batched>(&mut self, updates: &mut [Update<O>]) -> Result<()> {
-        self.check_plan()?;
-        let mut named = vec![false; self.list.len()];
-        for id in updates.iter().map(|u| u.param) {
-            self.expect_own("update", id)?;
-            if std::mem::replace(&mut named[id.index], true) {
-                let given = self.path(id).to_string();
-                return Err(Error::invalid("update", "a parameter is named twice", given, ""));
-            }
-        }
-        let meta: Vec<Rc<TensorMeta>> =
-            updates.iter().map(|u| self.value(u.param).tensor_meta().clone()).collect();
-        let accept = |k: usize, outs: &[Rc<TensorMeta>]| {
-            let (update, first): (&Rc<TensorMeta>, _) = (&meta[k], outs.first());
-            if first == Some(update) {
-                return Ok(());
-            }
-            let rule = "the first result is the parameter's new value, of its dtype, shape and layout";
-            let given = first.map_or_else(|| "no result".to_string(), |first| first.spec().to_string());
-            Err(Error::invalid("update", rule, format!("{given} for {}", update.spec()), ""))
-        };
-        for update in updates.iter_mut() {
-            update.operands.insert(0, self.list[update.param.index].value.take_value());
-        }
-        let mut calls: Vec<_> = updates.iter_mut().map(|u| (&u.op, &mut u.operands)).collect();
-        let (outs, mut result) = DTensor::apply_owned_if(&mut calls, accept);
-        let mut outs = outs.into_iter();
-        for update in updates {
-            match outs.next() {
-                Some(mut outs) => {
-                    result = self.set(update.param, outs.remove(0)).and(result);
-                    update.results = Some(outs);
-                }
-                None => self.list[update.param.index].value.put_back(update.operands.remove(0)),
-            }
-        }
-        result
-    }
-
-    /// Zeros of a parameter's dtype and shape that lie as it does: what an optimizer keeps of it begins so.
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// let digest = |seed| spmd(1, move |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), seed)?;
+    ///     params.root().param("w", [3], Init::Normal { mean: 0.0, std: 1.0 })?;
+    ///     params.digest()
+    /// });
+    /// assert!(digest(7)? == digest(7)? && digest(7)? != digest(8)?);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses another model's parameter; a device without room.
-    pub fn zeros_like(&self, id: ParamId) -> Result<DTensor> {
-        self.expect_own("zeros_like", id)?;
-        let value = self.value(id);
-        DTensor::zeros(&self.mesh, value.dtype(), value.shape(), value.layout().clone())
-    }
-
-    /// A hash (FNV-1a, 64 bits) over all parameters' global values in the order of their paths: equal training gives
-    /// equal digests on any mesh. Gathers one parameter after the other on every rank.
-    ///
-    /// # Errors
-    /// A fault of communication.
+    /// Returns an error if a rank fails.
     pub fn digest(&self) -> Result<u64> {
         let mut order: Vec<&Param> = self.list.iter().collect();
         order.sort_by(|a, b| a.path.cmp(&b.path));
@@ -369,7 +501,7 @@ impl Params {
         &self.at(id).used
     }
 
-    /// True where a parameter is used as it lies at rest.
+    /// Returns `true` if modules compute with the stored value itself, neither gathered nor rounded.
     pub(super) fn is_used_as_stored(&self, id: ParamId) -> bool {
         let Param { value, used, .. } = self.at(id);
         value.layout() == used && value.dtype() == self.compute
@@ -379,39 +511,36 @@ impl Params {
         self.at(id).unit
     }
 
-    pub(super) fn units(&self) -> &[Unit] {
+    pub(super) fn units(&self) -> &[ParamUnit] {
         &self.units
     }
 
-    fn declare(&mut self, path: String, shape: Shape, init: Init) -> Result<ParamId> {
+    pub(super) fn declare(&mut self, path: String, shape: Shape, init: Init) -> Result<ParamId> {
         if self.find(&path).is_some() {
-            return Err(Error::invalid(
-                "param",
-                "two parameters share a path",
-                path,
-                "name one of them otherwise",
-            ));
+            return Err(Error::invalid("param", "two parameters share a path", path, "rename one of them"));
         }
         let mesh = self.mesh.mesh();
         let used = self.plan.used_layout(mesh, &path, &shape)?;
-        let rest = self.plan.rest_layout(mesh, self.dtype, &shape, &used);
-        let value = rest
-            .and_then(|rest| DTensor::init(&self.mesh, self.dtype, shape, rest, init, &mut self.generator));
+        let stored = self.plan.stored_layout(mesh, self.dtype, &shape, &used);
+        let value = stored.and_then(|stored| {
+            DTensor::init(&self.mesh, self.dtype, shape, stored, init, &mut self.generator)
+        });
         let value = value.map_err(|e| e.at(&path))?.requires_grad()?;
-        let id = ParamId { index: self.list.len(), owner: self.owner };
+        let id = ParamId { index: self.list.len(), model: self.number };
         let unit = self.unit_for(&path, id);
         self.list.push(Param { path, value, used, unit });
         Ok(id)
     }
 
-    /// The unit of a path is its part up to the first number (`h.0`); parameters without one form the root unit.
+    /// Adds a parameter to its unit: the part of its path up to the first number, such as `h.0`. Parameters without a
+    /// number form the root unit.
     fn unit_for(&mut self, path: &str, id: ParamId) -> usize {
         let number =
             path.split('.').position(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
         let name =
             number.map(|n| path.split('.').take(n + 1).collect::<Vec<_>>().join(".")).unwrap_or_default();
         let at = self.units.iter().position(|u| u.name == name).unwrap_or_else(|| {
-            self.units.push(Unit { name, members: Vec::new() });
+            self.units.push(ParamUnit { name, members: Vec::new() });
             self.units.len() - 1
         });
         self.units[at].members.push(id);
@@ -419,53 +548,15 @@ impl Params {
     }
 }
 
-impl Unit {
-    /// The root unit, whose parameters are used at both ends of the model, stays gathered throughout.
+impl ParamUnit {
+    /// Returns `true` for the root unit. Its parameters are used at both ends of the model and stay gathered
+    /// throughout.
     pub(super) fn is_root(&self) -> bool {
         self.name.is_empty()
     }
 }
 
-impl Scope<'_> {
-    /// A deeper path.
-    pub fn child(&mut self, name: impl fmt::Display) -> Scope<'_> {
-        let path = self.join(&name);
-        Scope { params: self.params, path }
-    }
-
-    /// The path so far.
-    pub fn path(&self) -> &str {
-        &self.path
-    }
-
-    /// Declares a parameter of a global shape. Communicates nothing, but for a comparison of the seeds with the first one.
-    ///
-    /// # Errors
-    /// Refuses a path that is taken, a plan that cannot split this shape, and ranks that have different seeds.
-    pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Result<ParamId> {
-        self.params.declare(self.join(&name), shape.into(), init)
-    }
-
-    /// Declares a place at which a plan may change how activations lie, and gives its path, for
-    /// [`Forward::site`](super::Forward::site).
-    pub fn site(&mut self, name: &str) -> String {
-        let path = self.join(&name);
-        self.params.sites.insert(path.clone());
-        path
-    }
-
-    /// Declares this scope's own path as a [site](Scope::site): that of the module's result.
-    pub fn site_here(&mut self) -> String {
-        self.params.sites.insert(self.path.clone());
-        self.path.clone()
-    }
-
-    fn join(&self, name: &dyn fmt::Display) -> String {
-        if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
-    }
-}
-
-/// One line a parameter: path and facts.
+/// Prints one line per parameter: its path and its notation.
 impl fmt::Debug for Params {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.list.iter().map(|p| (&p.path, p.value.spec().to_string()))).finish()

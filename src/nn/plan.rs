@@ -1,69 +1,113 @@
-//! Plans: how a model's parameters and activations lie on a mesh, said outside the model by path pattern.
+//! Plans: the layouts of a model's parameters and activations, given outside the model by path pattern.
 
+use super::pattern::{matches, no_match};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Spec, chunk};
 use crate::tensor::{DType, Shape};
 
-/// How a model lies on a mesh.
+/// The layouts of a model's parameters and activations on a mesh.
 ///
-/// A pattern is a path whose parts may be `*`, which stands for any one part: `h.*.attn.qkv.weight`. The last rule
-/// that matches a path on an axis holds. A pattern that matches nothing of the model is refused at the first forward pass,
+/// A rule names a path pattern, a mesh axis and a placement. A pattern is a path whose parts may be `*`, which stands
+/// for any one part: `h.*.attn.qkv.weight`. Among several rules that match a path on one axis, the last one decides.
+/// Parameters that no rule matches are replicated. A pattern that matches nothing is refused at the first forward pass,
 /// by [`Params::check_plan`](super::Params::check_plan).
 ///
 /// ```
-/// use isoshard::{nn::Plan, placement::Placement};
-/// let plan = Plan::default().batch("dp").shard("h.*.mlp.up.weight", "tp", 0).fsdp("fsdp");
-/// # let _ = plan;
+/// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+/// spmd(4, |rank| {
+///     let mesh = DeviceMesh::parse(&rank, "fsdp=2,tp=2")?;
+///     // The rows over tp; a rank's rows over fsdp; the batch over fsdp.
+///     let plan = Plan::default().shard("h.*.up.weight", "tp", 0).fsdp("fsdp");
+///     assert_eq!(plan.batch_layout(mesh.mesh()), "(S0, R)".parse()?);
+///     let mut params = Params::new(&mesh, plan, 7)?;
+///     let up = params.root().child("h").child(0).child("up").param("weight", [8, 3], Init::Ones)?;
+///     assert_eq!(params.value(up).local().shape()[..], [2, 3]);
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    params: Vec<Rule>,
-    sites: Vec<Rule>,
+    params: Vec<PlanRule>,
+    sites: Vec<PlanRule>,
     batch: Vec<String>,
     fsdp: Option<String>,
 }
 
-/// What the plan for a transformer needs to know of it.
+/// The facts about a transformer that its plan depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel {
-    /// The number of attention heads, of which tensor parallelism gives each rank whole ones; where several heads of
-    /// queries share one of keys and values, the number of the latter.
+    /// The number of attention heads; for grouped-query attention, the number of key and value heads. Tensor
+    /// parallelism gives each rank whole heads.
     pub heads: usize,
-    /// Whether activations between the tensor-parallel parts are sharded along the sequence (Korthikanti et al. 2022).
+    /// Sequence parallelism: shards activations between the tensor-parallel parts along the sequence (Korthikanti et
+    /// al. 2022).
     pub sequence: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Rule {
+struct PlanRule {
     pattern: String,
     axis: String,
     placement: Placement,
-    /// The dim consists of so many blocks, none of which may be cut.
+    /// The number of equal blocks in the sharded dim, none of which may be cut.
     blocks: Option<usize>,
-    /// Written for several models, of which none has all that the rules of its kind match.
+    /// `true` for a rule that is written for several models, so that no single model matches all such rules.
     shared: bool,
 }
 
 impl Plan {
-    /// The batch, dim 0 of the model's input, is sharded over `axis`.
+    /// Shards the batch, dim 0 of the model's input, over `axis`: data parallelism. Parameters stay replicated over it
+    /// and their gradients are all-reduced.
+    ///
+    /// ```
+    /// use isoshard::{nn::Plan, placement::Mesh};
+    /// let mesh = Mesh::new(&[("dp", 2), ("tp", 2)], 0)?;
+    /// assert_eq!(Plan::default().batch("dp").batch_layout(&mesh), "(S0, R)".parse()?);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn batch(mut self, axis: &str) -> Plan {
         self.batch.push(axis.into());
         self
     }
 
-    /// Matching parameters are sharded along `dim` over `axis`.
+    /// Shards matching parameters along `dim` over `axis`.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().shard("*.weight", "tp", 1), 7)?;
+    ///     let w = params.root().child("down").param("weight", [3, 4], Init::Ones)?;
+    ///     assert_eq!(params.value(w).spec().to_string(), "f32[3, 4]@(tp:S1)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn shard(self, pattern: &str, axis: &str, dim: usize) -> Plan {
         self.rule(pattern, axis, dim, None)
     }
 
-    /// As [`Plan::shard`], where the dim consists of `blocks` equal blocks (heads) none of which may be cut.
+    /// Shards matching parameters as [`Plan::shard`] does, and refuses to cut any of the `blocks` equal blocks (heads)
+    /// of `dim`.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// let error = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().shard_blocks("qkv", "tp", 0, 3), 7)?;
+    ///     params.root().param("qkv", [12, 4], Init::Ones).map(drop)
+    /// });
+    /// let text = error.unwrap_err().to_string();
+    /// assert!(text.contains("2 ranks of axis tp cannot have whole blocks each; got 3 blocks (heads)"), "{text}");
+    /// ```
     pub fn shard_blocks(self, pattern: &str, axis: &str, dim: usize, blocks: usize) -> Plan {
         self.rule(pattern, axis, dim, Some(blocks))
     }
 
     fn rule(mut self, pattern: &str, axis: &str, dim: usize, blocks: Option<usize>) -> Plan {
         let placement = Placement::Shard(dim);
-        self.params.push(Rule {
+        self.params.push(PlanRule {
             pattern: pattern.into(),
             axis: axis.into(),
             placement,
@@ -73,27 +117,66 @@ impl Plan {
         self
     }
 
-    /// At matching sites of the model ([`Scope::site`](super::Scope::site)), activations take `placement` on `axis`.
+    /// Moves activations at matching sites ([`Scope::site`](super::Scope::site)) to `placement` on `axis`.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Params, Plan}};
+    /// use isoshard::{placement::{Layout, Placement}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().site("h.*.input", "tp", Placement::Shard(1)), 7)?;
+    ///     let site = params.root().child("h").child(0).site("input");
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [2, 6], Layout::replicated(1))?;
+    ///     let moved = Forward::eval(&params).site(&site, x)?;
+    ///     assert_eq!(moved.spec().to_string(), "f32[2, 6]@(tp:S1)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn site(mut self, pattern: &str, axis: &str, placement: Placement) -> Plan {
         let (pattern, axis) = (pattern.into(), axis.into());
-        self.sites.push(Rule { pattern, axis, placement, blocks: None, shared: false });
+        self.sites.push(PlanRule { pattern, axis, placement, blocks: None, shared: false });
         self
     }
 
-    /// Fully sharded data parallelism (Zhao et al. 2023) over `axis`: the batch is sharded over it, every parameter lies
-    /// cut by rows over it and is gathered a block ahead of its use, gradients are reduce-scattered, and optimizers
-    /// work on the shards.
+    /// Shards the batch and every parameter over `axis`: fully sharded data parallelism (FSDP, Zhao et al. 2023).
+    ///
+    /// A parameter's rows are sharded over the axis. A unit of parameters, such as a transformer block, is gathered one
+    /// unit ahead of its use, freed after it, and gathered again for the backward pass. Gradients are reduce-scattered,
+    /// and the optimizer works on the shards.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Forward, Params, Plan}, rng::Init};
+    /// spmd(3, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 3)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [4, 2], Init::Ones)?;
+    ///     assert_eq!(params.value(w).spec().to_string(), "f32[4, 2]@(fsdp:RS(0..1; 2,1,1))");
+    ///     assert_eq!(Forward::eval(&params).param(w)?.spec().to_string(), "f32[4, 2]@(fsdp:R)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn fsdp(mut self, axis: &str) -> Plan {
         self.fsdp = Some(axis.into());
         self.batch(axis)
     }
 
-    /// The plan for this crate's transformers on a mesh with any of the axes `dp`, `fsdp` and `tp`.
+    /// Returns the plan for this crate's transformers on a mesh with any of the axes `dp`, `fsdp` and `tp`.
     ///
-    /// `tp` splits heads, the hidden width of the MLPs and the vocabulary (Shoeybi et al. 2019).
+    /// `tp` shards the heads, the hidden width of the MLPs and the vocabulary (Shoeybi et al. 2019).
+    ///
+    /// ```
+    /// use isoshard::{nn::{Parallel, Plan}, placement::Mesh};
+    /// let mesh = Mesh::parse("dp=2,fsdp=2,tp=2", 0)?;
+    /// let plan = Plan::transformer(&mesh, Parallel { heads: 4, sequence: true })?;
+    /// // The batch is sharded over dp, then over fsdp.
+    /// assert_eq!(plan.batch_layout(&mesh), "(S0, S0, R)".parse()?);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses an axis of another name, and more `tp` ranks than can have whole heads each.
+    /// Refuses an axis of another name.
     pub fn transformer(mesh: &Mesh, parallel: Parallel) -> Result<Plan> {
         let mut plan = Plan::default();
         for a in 0..mesh.ndim() {
@@ -115,11 +198,14 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Some of its rules match one of this crate's transformers alone.
+    /// Adds the rules for all of this crate's transformers; some of them match one of the models only.
     fn tensor_parallel(mut self, Parallel { heads, sequence }: Parallel) -> Plan {
-        let own = (self.params.len(), self.sites.len());
+        let before = (self.params.len(), self.sites.len());
         self = self.tensor_parallel_rules(heads, sequence);
-        self.params[own.0..].iter_mut().chain(&mut self.sites[own.1..]).for_each(|rule| rule.shared = true);
+        self.params[before.0..]
+            .iter_mut()
+            .chain(&mut self.sites[before.1..])
+            .for_each(|rule| rule.shared = true);
         self
     }
 
@@ -145,7 +231,19 @@ impl Plan {
             .site("head.input", "tp", Placement::Replicate)
     }
 
-    /// The layout of a model's input on `mesh`: dim 0 over the batch axes, in the mesh's order.
+    /// Returns the layout of a model's input: dim 0 sharded over the batch axes, in the mesh's order.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::Plan, tensor::Tensor};
+    /// let rows = spmd(3, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+    ///     let batch = Tensor::from_vec((0..10).collect::<Vec<i64>>(), [5, 2])?; // equal on all ranks
+    ///     let layout = Plan::default().batch("dp").batch_layout(mesh.mesh());
+    ///     Ok(DTensor::distribute(&mesh, &batch, layout)?.local().shape()[0])
+    /// })?;
+    /// assert_eq!(rows, [2, 2, 1]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn batch_layout(&self, mesh: &Mesh) -> Layout {
         Layout::new((0..mesh.ndim()).map(|a| {
             if self.batch.iter().any(|b| b == mesh.axis_name(a)) {
@@ -156,7 +254,7 @@ impl Plan {
         }))
     }
 
-    /// `layout` as it becomes at a site.
+    /// Returns `layout` with the placements that the rules of a site set.
     pub(super) fn site_layout(&self, mesh: &Mesh, path: &str, layout: &Layout) -> Layout {
         let rules = self.sites.iter().filter(|r| matches(&r.pattern, path));
         rules.fold(layout.clone(), |l, r| match mesh.axis(&r.axis) {
@@ -165,7 +263,7 @@ impl Plan {
         })
     }
 
-    /// The layout in which the model computes with a parameter.
+    /// Returns the layout in which the model computes with a parameter.
     pub(super) fn used_layout(&self, mesh: &Mesh, path: &str, shape: &Shape) -> Result<Layout> {
         let mut layout = Layout::replicated(mesh.ndim());
         for rule in self.params.iter().filter(|r| matches(&r.pattern, path)) {
@@ -176,9 +274,9 @@ impl Plan {
         Ok(layout)
     }
 
-    /// The layout in which a parameter lies between steps. FSDP's axis cuts what the others leave, by rows as equal as
-    /// can be; where the others leave pieces of different sizes, by the ceil rule.
-    pub(super) fn rest_layout(
+    /// Returns the layout in which a parameter is stored between steps. FSDP's axis shards the rows that the other axes
+    /// leave to a rank, as evenly as possible; by the ceil rule if the other axes leave different numbers of rows.
+    pub(super) fn stored_layout(
         &self,
         mesh: &Mesh,
         dtype: DType,
@@ -202,8 +300,8 @@ impl Plan {
         }
     }
 
-    /// Refuses, by name, a rule that matches none of a model's parameters, or none of its sites. Of the rules that are written
-    /// for several models one has to match.
+    /// Refuses, by name, a rule that matches none of a model's parameters, or none of its sites. Among the rules that
+    /// are written for several models, one has to match.
     pub(super) fn expect_matches(&self, paths: &[&str], sites: &[&str]) -> Result<()> {
         expect_matches(&self.params, paths, "parameter")?;
         expect_matches(&self.sites, sites, "site")
@@ -218,11 +316,11 @@ impl Plan {
     }
 }
 
-impl Rule {
-    /// Refuses to cut a block, or to leave a rank without one.
+impl PlanRule {
+    /// Refuses to cut a block, and to leave a rank without a block.
     fn check_blocks(&self, mesh: &Mesh, shape: &Shape) -> Result<()> {
         let (Some(blocks), Some(dim)) = (self.blocks, self.placement.shard_dim()) else { return Ok(()) };
-        // A dim that is not there is refused with the layout.
+        // The layout refuses a dim that the parameter lacks.
         let Some(&extent) = shape.get(dim) else { return Ok(()) };
         let ranks = mesh.axis_len(mesh.axis(&self.axis)?);
         let size = extent / blocks.max(1);
@@ -239,15 +337,10 @@ impl Rule {
     }
 }
 
-fn expect_matches(rules: &[Rule], paths: &[&str], kind: &str) -> Result<()> {
-    let matched = |rule: &Rule| paths.iter().any(|path| matches(&rule.pattern, path));
+fn expect_matches(rules: &[PlanRule], paths: &[&str], kind: &str) -> Result<()> {
+    let matched = |rule: &PlanRule| paths.iter().any(|path| matches(&rule.pattern, path));
     if let Some(rule) = rules.iter().find(|rule| !rule.shared && !matched(rule)) {
-        let given = format!("{:?} among {} {kind}(s)", rule.pattern, paths.len());
-        let remedy = match nearest(&rule.pattern, paths) {
-            near if near.is_empty() => format!("the model declares no {kind}"),
-            near => format!("the nearest are {}", near.join(", ")),
-        };
-        return Err(Error::invalid("plan", format!("a pattern matches no {kind}"), given, remedy));
+        return Err(no_match("plan", &rule.pattern, paths, kind));
     }
     let mut shared = rules.iter().filter(|rule| rule.shared).peekable();
     let Some(first) = shared.peek() else { return Ok(()) };
@@ -259,78 +352,9 @@ fn expect_matches(rules: &[Rule], paths: &[&str], kind: &str) -> Result<()> {
     Err(Error::invalid("plan", rule, given, "pass a plan of the model's own"))
 }
 
-/// The paths that take the fewest edits to match `pattern`, up to three, the nearest first. A part that the pattern leaves open
-/// stays so: `h.0.up` and `h.1.up` are one.
-pub(super) fn nearest(pattern: &str, paths: &[&str]) -> Vec<String> {
-    let parts: Vec<&str> = pattern.split('.').collect();
-    let open = |path: &&str| {
-        let of_path: Vec<&str> = path.split('.').collect();
-        if of_path.len() != parts.len() {
-            return path.to_string();
-        }
-        let pairs = parts.iter().zip(of_path);
-        pairs.map(|(&part, own)| if part == "*" { part } else { own }).collect::<Vec<_>>().join(".")
-    };
-    let mut near: Vec<(usize, String)> = Vec::new();
-    for path in paths.iter().map(open) {
-        if near.iter().all(|(_, known)| *known != path) {
-            near.push((edits(pattern, &path), path));
-        }
-    }
-    near.sort_by_key(|(edits, _)| *edits);
-    near.into_iter().take(3).map(|(_, path)| path).collect()
-}
-
-/// The fewest letters to put in, leave out or replace (Levenshtein 1966).
-fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, &y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
-}
-
-/// Path patterns: part by part, where `*` stands for any one part.
-fn matches(pattern: &str, path: &str) -> bool {
-    let (mut p, mut q) = (pattern.split('.'), path.split('.'));
-    loop {
-        match (p.next(), q.next()) {
-            (None, None) => return true,
-            (Some("*"), Some(_)) => {}
-            (Some(a), Some(b)) if a == b => {}
-            _ => return false,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns() {
-        assert!(matches("h.*.attn.qkv.weight", "h.11.attn.qkv.weight"));
-        assert!(!matches("h.*.attn", "h.1.attn.qkv"));
-        assert!(!matches("h.*", "h"));
-    }
-
-    #[test]
-    fn the_nearest_names() {
-        assert_eq!(
-            [("", ""), ("ab", ""), ("kitten", "sitting"), ("ab", "ba")].map(|(a, b)| edits(a, b)),
-            [0, 2, 3, 2]
-        );
-        let paths = ["wte.weight", "h.0.up.weight", "h.0.up.bias", "h.1.up.weight", "h.1.up.bias", "norm"];
-        assert_eq!(nearest("h.*.up.wieght", &paths), ["h.*.up.weight", "h.*.up.bias", "wte.weight"]);
-        assert_eq!(nearest("h.up.weight", &paths)[..2], ["h.0.up.weight", "h.1.up.weight"]);
-        assert!(nearest("h", &[]).is_empty());
-    }
 
     #[test]
     fn heads_stay_whole() {

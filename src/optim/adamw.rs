@@ -1,36 +1,156 @@
 //! AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
+use super::groups::{GroupSettings, ParamGroups};
+use super::optimizer::{Optimizer, UpdateRule};
+use super::schedule::Schedule;
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
 use crate::nn::{ParamId, Params, Update};
 use crate::ops;
 
-/// AdamW with decoupled weight decay on parameters of two dims or more, which leaves out biases and normalisations.
+/// AdamW: Adam with decoupled weight decay (Loshchilov & Hutter 2019). It decays parameters of two or more dims, so
+/// neither biases nor the weights of normalisations, unless a [group](AdamW::group_decay) says otherwise.
 ///
-/// Its moments lie as the parameters do.
+/// Each parameter has two moments in its own layout: under FSDP, a rank holds the moments of its shard only.
 #[derive(Debug)]
 pub struct AdamW {
     betas: (f64, f64),
     eps: f64,
     weight_decay: f64,
+    groups: ParamGroups,
     steps: u64,
-    /// First and second moment, one pair a parameter.
+    /// The first and second moment of each parameter.
     moments: Vec<Option<(DTensor, DTensor)>>,
 }
 
 impl AdamW {
-    /// With moment decays `betas`, eps 1e-8, and `weight_decay` times the learning rate taken off each step.
+    /// Returns an AdamW with the moments' decay rates `betas` and eps 1e-8. Each step at rate `lr` multiplies decayed
+    /// parameters by `1 - lr · weight_decay`.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [2, 2], Init::Ones)?;
+    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.5).rate(0.5);
+    ///     let mut grads = params.value(w).sum_all()?.backward()?;
+    ///     optimizer.step(&mut params, &mut grads)?;
+    ///     // The first step moves by the rate: 1 · (1 - 0.5 · 0.5) - 0.5.
+    ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.25; 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn new(betas: (f64, f64), weight_decay: f64) -> AdamW {
-        AdamW { betas, eps: 1e-8, weight_decay, steps: 0, moments: Vec::new() }
+        let groups = ParamGroups::default();
+        AdamW { betas, eps: 1e-8, weight_decay, groups, steps: 0, moments: Vec::new() }
     }
 
-    /// One step at rate `lr`, with gradients multiplied by the scalar `scale`. Parameters without a gradient stay.
-    /// Communicates nothing where `scale` is replicated.
+    /// Multiplies the learning rate by `factor` for parameters whose path matches `pattern`.
+    ///
+    /// A pattern is a path whose parts may be `*`, as in a [`Plan`](crate::nn::Plan): `h.*.attn.qkv.weight`. Among
+    /// several groups that match a path, the last one decides. The first step refuses a pattern that matches no
+    /// parameter.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let frozen = params.root().child("h").child(0).param("weight", [2], Init::Ones)?;
+    ///     let free = params.root().child("h").child(1).param("weight", [2], Init::Ones)?;
+    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.0).group_rate("h.0.*", 0.0).rate(0.5);
+    ///     let loss = params.value(frozen).mul(params.value(free))?.sum_all()?;
+    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     assert_eq!(params.value(frozen).full_tensor()?.to_vec::<f32>()?, [1.0; 2]);
+    ///     assert_eq!(params.value(free).full_tensor()?.to_vec::<f32>()?, [0.5; 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn group_rate(mut self, pattern: &str, factor: f64) -> AdamW {
+        self.groups.push(pattern, GroupSettings { rate_factor: Some(factor), ..Default::default() });
+        self
+    }
+
+    /// Sets the weight decay of parameters whose path matches `pattern`, however many dims they have. Patterns are
+    /// those of [`AdamW::group_rate`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// let error = spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let table = params.root().child("wte").param("weight", [2, 2], Init::Ones)?;
+    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group_decay("wte.wieght", 0.0).rate(0.5);
+    ///     let mut grads = params.value(table).sum_all()?.backward()?;
+    ///     optimizer.step(&mut params, &mut grads).map(drop)
+    /// });
+    /// assert!(error.unwrap_err().to_string().ends_with("the nearest are wte.weight"));
+    /// ```
+    pub fn group_decay(mut self, pattern: &str, weight_decay: f64) -> AdamW {
+        self.groups.push(pattern, GroupSettings { weight_decay: Some(weight_decay), ..Default::default() });
+        self
+    }
+
+    /// Sets the moments' decay rates of parameters whose path matches `pattern`. Patterns are those of
+    /// [`AdamW::group_rate`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// let values = spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let scope = &mut params.root();
+    ///     let ids = [scope.param("slow", [], Init::Ones)?, scope.param("fast", [], Init::Ones)?];
+    ///     let mut optimizer = AdamW::new((0.9, 0.99), 0.0).group_betas("fast", (0.5, 0.5)).rate(0.125);
+    ///     for sign in [1.0, -1.0] {
+    ///         let loss = params.value(ids[0]).add(params.value(ids[1]))?.mul_scalar(sign)?;
+    ///         optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     }
+    ///     ids.map(|id| params.value(id).full_tensor()?.item()).into_iter().collect::<Result<Vec<_>, _>>()
+    /// })?;
+    /// // Opposite gradients: the first moment with the smaller beta turns further.
+    /// assert!(values[0][0] < values[0][1]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn group_betas(mut self, pattern: &str, betas: (f64, f64)) -> AdamW {
+        self.groups.push(pattern, GroupSettings { betas: Some(betas), ..Default::default() });
+        self
+    }
+
+    /// Returns this rule as the [`Optimizer`] of a training loop, at the rates of a schedule: a number, a closure, or a
+    /// [`WarmupCosine`](super::WarmupCosine).
+    ///
+    /// ```
+    /// let optimizer = isoshard::optim::AdamW::new((0.9, 0.95), 0.1).rate(|step: usize| 1e-3 / (step + 1) as f64);
+    /// assert_eq!(optimizer.next_rate(), 1e-3);
+    /// ```
+    pub fn rate(self, rate: impl Schedule + 'static) -> Optimizer<AdamW> {
+        Optimizer::new(self, rate)
+    }
+
+    /// Makes one step at the learning rate `lr`, with gradients multiplied by the scalar `scale`; [`Optimizer::step`]
+    /// finds both by itself. Parameters without a gradient stay as they are. Communicates nothing if `scale` is
+    /// replicated.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Params, Plan}, optim::AdamW};
+    /// use isoshard::{placement::Layout, rng::Init, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     let one = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
+    ///     let mut grads = params.value(w).sum_all()?.backward()?;
+    ///     AdamW::new((0.9, 0.95), 0.1).step(&mut params, &mut grads, &one, 0.25)?;
+    ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.75; 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a `scale` that is not of shape `[]` and the moments' dtype: nothing has changed then, neither parameters,
-    /// moments and the number of steps nor `grads`. After a fault of communication the parameter at which it failed and all
-    /// later ones are as they were.
+    /// Refuses a `scale` that is not of shape `[]` and the moments' dtype, and a group whose pattern matches no
+    /// parameter. Parameters, moments, the number of steps and `grads` are unchanged then. If a rank fails, the
+    /// parameter that was being updated and all later ones are unchanged.
     pub fn step(
         &mut self,
         params: &mut Params,
@@ -39,24 +159,34 @@ impl AdamW {
         lr: f64,
     ) -> Result<()> {
         let steps = self.steps + 1;
-        self.moments.resize_with(params.len(), || None);
-        let ids: Vec<ParamId> = params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
+        let settings = self.groups.settings("adamw", params)?;
+        let (betas, eps, weight_decay, moments) =
+            (self.betas, self.eps, self.weight_decay, &mut self.moments);
+        moments.resize_with(params.len(), || None);
+        let mut ids: Vec<ParamId> =
+            params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
+        // Equal settings stand together: a device updates them in one launch.
+        ids.sort_by_key(|id| settings[id.index()].launch_key());
         for &id in &ids {
-            if self.moments[id.index()].is_none() {
-                self.moments[id.index()] = Some((params.zeros_like(id)?, params.zeros_like(id)?));
+            if moments[id.index()].is_none() {
+                moments[id.index()] = Some((params.zeros_like(id)?, params.zeros_like(id)?));
             }
         }
         let mut update = |id: ParamId| {
             let grad = grads.take(params.value(id)).expect("found above");
-            let (m, v) = self.moments[id.index()].take().expect("made above");
-            Update::new(id, self.operator(params, id, steps, lr), [grad, m, v, scale.clone()])
+            let (m, v) = moments[id.index()].take().expect("made above");
+            let own = settings[id.index()];
+            let decays = own.weight_decay.is_some() || params.value(id).shape().len() >= 2;
+            let decay = if decays { own.weight_decay.unwrap_or(weight_decay) } else { 0.0 };
+            let op = ops::AdamW::at_step(steps, own.rate(lr), own.betas.unwrap_or(betas), eps, decay);
+            Update::new(id, op, [grad, m, v, scale.clone()])
         };
         let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
         let result = params.update(&mut updates);
         for Update { param, mut operands, results, .. } in updates {
-            self.moments[param.index()] = match results {
+            moments[param.index()] = match results {
                 Some(mut outs) => Some((outs.remove(0), outs.remove(0))),
-                // Where no step was made everything is as it was.
+                // This update was not made: its operands are what they were.
                 None => {
                     grads.put(params.value(param), operands.remove(0))?;
                     Some((operands.remove(0), operands.remove(0)))
@@ -67,10 +197,11 @@ impl AdamW {
         self.steps = steps;
         Ok(())
     }
+}
 
-    fn operator(&self, params: &Params, id: ParamId, steps: u64, lr: f64) -> ops::AdamW {
-        let decay = if params.value(id).shape().len() >= 2 { self.weight_decay } else { 0.0 };
-        ops::AdamW::at_step(steps, lr, self.betas, self.eps, decay)
+impl UpdateRule for AdamW {
+    fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
+        AdamW::step(self, params, grads, scale, lr)
     }
 }
 

@@ -1,30 +1,69 @@
-//! Clipping by the global norm.
+//! Gradient norms, and clipping by them.
 
-use crate::dtensor::{DTensor, Reduction};
+use crate::dtensor::{DTensor, Gradients, Reduction};
 use crate::error::{Error, Result};
+use crate::nn::Params;
 
-/// The Euclidean norm of all gradients together, on every rank; shape `[]`.
+impl Params {
+    /// Returns the Euclidean norm of all gradients of these parameters together: an f32 of shape `[]`, on every rank.
+    /// Parameters without a gradient count as zero.
+    ///
+    /// Communicates as [`global_norm`] does.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, rng::Init};
+    /// let norms = spmd(3, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 3)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [4, 4], Init::Ones)?;
+    ///     let gradients = params.value(w).sum_all()?.backward()?; // 16 ones
+    ///     params.grad_norm(&gradients)?.full_tensor()?.item()
+    /// })?;
+    /// assert_eq!(norms, [4.0; 3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses gradients of which none is these parameters'; returns an error if a rank fails.
+    pub fn grad_norm(&self, grads: &Gradients) -> Result<DTensor> {
+        global_norm(self.ids().filter_map(|id| grads.get(self.value(id))))
+    }
+}
+
+/// Returns the Euclidean norm of all gradients together: a tensor of shape `[]`, on every rank.
 ///
-/// The squares of each gradient are summed, those sums are added in the order of `grads`. Communicates one message for each
-/// set of mesh axes that gradients are cut over: in exact mode of as many elements as nodes of the gradients' summation
-/// trees are held, in fast mode of one for each kind of layout.
+/// It sums the squares of each gradient and adds these sums in the order of `grads`. Each set of mesh axes that shards
+/// some gradient takes one message: in exact mode one element per node of the gradients' reduction trees, in fast mode
+/// one element per layout. [`Params::grad_norm`] is the norm of a model's gradients.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, optim::global_norm, placement::Layout, tensor::DType};
+/// spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+///     let full = |n: usize, value| DTensor::full(&mesh, DType::F32, [n], value, Layout::replicated(1));
+///     let norm = global_norm([&full(1, 3.0)?, &full(4, 2.0)?])?;
+///     assert_eq!(norm.full_tensor()?.item()?, 5.0); // sqrt(3² + 4 · 2²)
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// Refuses an empty list; a fault of communication.
+/// Refuses an empty list; returns an error if a rank fails.
 pub fn global_norm<'a>(grads: impl IntoIterator<Item = &'a DTensor>) -> Result<DTensor> {
     let squares = grads.into_iter().map(|g| g.mul(g)?.sum_all()).collect::<Result<Vec<DTensor>>>()?;
     let first =
         squares.first().ok_or_else(|| Error::invalid("global_norm", "wants gradients", "none", ""))?;
     let mut sums = match first.mesh().reduction() {
         Reduction::Exact => DTensor::reduce_partials(&squares)?.into_iter(),
-        Reduction::Fast => DTensor::reduce_partials(&added_alike(&squares)?)?.into_iter(),
+        Reduction::Fast => DTensor::reduce_partials(&sums_by_layout(&squares)?)?.into_iter(),
     };
     let first = sums.next().expect("there is a first square");
     sums.try_fold(first, |a, b| a.add(&b))?.sqrt()
 }
 
-/// Those that lie alike, added: parts of sums as well.
-fn added_alike(squares: &[DTensor]) -> Result<Vec<DTensor>> {
+/// Returns one sum per layout, partial ones included.
+fn sums_by_layout(squares: &[DTensor]) -> Result<Vec<DTensor>> {
     let mut sums: Vec<DTensor> = Vec::new();
     for square in squares {
         match sums.iter_mut().find(|s| s.layout() == square.layout()) {
@@ -35,12 +74,25 @@ fn added_alike(squares: &[DTensor]) -> Result<Vec<DTensor>> {
     Ok(sums)
 }
 
-/// What gradients of norm `norm` are to be multiplied by so that their norm is at most `limit`: `min(1, limit / norm)`.
+/// Returns the factor that limits gradients of norm `norm` to the norm `limit`: `min(1, limit / norm)`, of shape `[]`.
+/// Communicates nothing.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, optim::clip_scale, placement::Layout, tensor::DType};
+/// let factors = spmd(1, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[])?;
+///     let norm = DTensor::full(&mesh, DType::F64, [], 4.0, Layout::replicated(0))?;
+///     let factor = |limit| clip_scale(&norm, limit)?.full_tensor()?.item();
+///     Ok([factor(1.0)?, factor(5.0)?])
+/// })?;
+/// assert!((factors[0][0] - 0.25).abs() < 1e-6 && factors[0][1] == 1.0);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
-/// None for a scalar norm.
+/// Returns an error if the device has no memory left.
 pub fn clip_scale(norm: &DTensor, limit: f64) -> Result<DTensor> {
     let one = DTensor::full(norm.mesh(), norm.dtype(), norm.shape(), 1.0, norm.layout().clone())?;
-    // As everywhere, 1e-6 keeps a norm of zero from dividing.
+    // The 1e-6 keeps a norm of zero from dividing, as in PyTorch.
     one.mul_scalar(limit)?.div(&norm.add_scalar(1e-6)?)?.minimum(&one)
 }

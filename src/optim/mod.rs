@@ -1,16 +1,54 @@
-//! Optimizers, written on distributed tensors alone: they work on parameters however they lie, without communication
-//! but for the global norm.
+//! Optimizers, learning-rate schedules and gradient clipping, built on distributed tensors.
 //!
-//! An optimizer of one's own is an operator ([`Op`](crate::ops::Op)) that makes a parameter's new value from the parameter, its
-//! gradient and what is kept of it. [`Params::update`](crate::nn::Params::update) applies it to many parameters, in place, on
-//! a device in one launch if it has kernels for that ([`Batched`](crate::ops::Batched)). `examples/07_own_optimizer.rs` is one.
+//! They work on parameters in any layout and communicate nothing but the gradients' norm. A training loop takes an
+//! update rule, a schedule and a limit ([`Optimizer`]); parameter groups are path patterns, as in a
+//! [`Plan`](crate::nn::Plan):
+//!
+//! ```
+//! use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Gpt, GptConfig, Parallel, Params, Plan}};
+//! use isoshard::{optim::{AdamW, WarmupCosine}, rng::Generator, tensor::Tensor};
+//!
+//! # let losses =
+//! spmd(2, |rank| {
+//!     let mesh = DeviceMesh::parse(&rank, "fsdp=2")?;
+//!     let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
+//!     let (batch, mut params) = (plan.batch_layout(mesh.mesh()), Params::new(&mesh, plan, 7)?);
+//!     let config = GptConfig { vocabulary: 11, block: 6, layers: 1, heads: 2, width: 8, dropout: 0.1, bias: true };
+//!     let model = Gpt::new(&mut params, config)?;
+//!     let schedule = WarmupCosine { peak: 1e-2, floor: 1e-3, warmup: 2, steps: 6 };
+//!     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group_decay("wte.weight", 0.0).rate(schedule).clip(1.0);
+//!     let mut dropout = Generator::new(7).child("dropout");
+//!     # let text = |from: i64| Tensor::from_vec((from..from + 24).map(|i| i * i % 11).collect(), [4, 6]);
+//!     # let tokens = DTensor::distribute(&mesh, &text(0)?, batch.clone())?;
+//!     # let targets = DTensor::distribute(&mesh, &text(1)?, batch)?;
+//!     # let mut losses = Vec::new();
+//!     for _ in 0..6 {
+//!         let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+//!         let report = optimizer.step(&mut params, &mut loss.backward()?)?;
+//!         // report.rate, report.norm
+//!         # let _ = report;
+//!         # losses.push(loss.full_tensor()?.item()?);
+//!     }
+//!     # Ok(losses)
+//! })?;
+//! # assert!(losses[0][5] < losses[0][0]);
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! An optimizer of your own is an [`UpdateRule`]. Its arithmetic is an operator ([`Op`](crate::ops::Op)) on a
+//! parameter, its gradient and the state that the optimizer keeps; [`Params::update`](crate::nn::Params::update)
+//! applies it to many parameters in place, on a device in few launches ([`Batched`](crate::ops::Batched)).
+//! `examples/07_own_optimizer.rs` shows one.
 
 mod adamw;
 mod clip;
+mod groups;
+mod optimizer;
 mod schedule;
 mod sgd;
 
 pub use adamw::AdamW;
 pub use clip::{clip_scale, global_norm};
-pub use schedule::WarmupCosine;
+pub use optimizer::{Optimizer, StepReport, UpdateRule};
+pub use schedule::{Schedule, WarmupCosine};
 pub use sgd::Sgd;

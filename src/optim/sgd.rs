@@ -1,32 +1,125 @@
 //! Stochastic gradient descent.
 
+use super::groups::{GroupSettings, ParamGroups};
+use super::optimizer::{Optimizer, UpdateRule};
+use super::schedule::Schedule;
 use crate::dtensor::{DTensor, Gradients};
 use crate::error::Result;
 use crate::nn::{ParamId, Params, Update};
 use crate::ops::{self, Bits, Unkeyed};
 
-/// Stochastic gradient descent with momentum (Sutskever et al. 2013), optionally Nesterov's.
+/// Stochastic gradient descent with momentum, optionally Nesterov's (Sutskever et al. 2013).
+///
+/// Each parameter has one momentum buffer in its own layout.
 #[derive(Debug)]
 pub struct Sgd {
     momentum: f64,
     nesterov: bool,
     weight_decay: f64,
+    groups: ParamGroups,
     buffers: Vec<Option<DTensor>>,
 }
 
 impl Sgd {
-    /// With momentum (0 for none); `weight_decay` is added to the gradient as `weight_decay · parameter`.
+    /// Returns an SGD with a momentum, 0 for none. Each step adds `weight_decay · parameter` to the gradient.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
+    /// let value = spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [], Init::Ones)?;
+    ///     let mut optimizer = Sgd::new(0.5, false, 0.0).rate(0.25);
+    ///     for _ in 0..2 {
+    ///         let mut grads = params.value(w).mul_scalar(1.0)?.backward()?;
+    ///         optimizer.step(&mut params, &mut grads)?;
+    ///     }
+    ///     params.value(w).full_tensor()?.item()
+    /// })?;
+    /// assert_eq!(value, [1.0 - 0.25 - 0.25 * 1.5]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn new(momentum: f64, nesterov: bool, weight_decay: f64) -> Sgd {
-        Sgd { momentum, nesterov, weight_decay, buffers: Vec::new() }
+        Sgd { momentum, nesterov, weight_decay, groups: ParamGroups::default(), buffers: Vec::new() }
     }
 
-    /// One step at rate `lr`, with gradients multiplied by the scalar `scale`. Parameters without a gradient stay.
-    /// Communicates nothing where `scale` is replicated.
+    /// Multiplies the learning rate by `factor` for parameters whose path matches `pattern`, as
+    /// [`AdamW::group_rate`](super::AdamW::group_rate) does.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
+    /// let values = spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let ids = ["a", "b"].map(|path| params.root().param(path, [], Init::Ones).expect("a free path"));
+    ///     let mut optimizer = Sgd::new(0.0, false, 0.0).group_rate("b", 0.5).rate(0.5);
+    ///     let loss = params.value(ids[0]).add(params.value(ids[1]))?;
+    ///     optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     Ok([params.value(ids[0]).full_tensor()?.item()?, params.value(ids[1]).full_tensor()?.item()?])
+    /// })?;
+    /// assert_eq!(values, [[0.5, 0.75]]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn group_rate(mut self, pattern: &str, factor: f64) -> Sgd {
+        self.groups.push(pattern, GroupSettings { rate_factor: Some(factor), ..Default::default() });
+        self
+    }
+
+    /// Sets the weight decay of parameters whose path matches `pattern`; patterns are those of
+    /// [`AdamW::group_rate`](super::AdamW::group_rate).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
+    /// let value = spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let bias = params.root().child("map").param("bias", [], Init::Ones)?;
+    ///     let mut optimizer = Sgd::new(0.0, false, 0.5).group_decay("*.bias", 0.0).rate(0.25);
+    ///     let mut grads = params.value(bias).mul_scalar(1.0)?.backward()?;
+    ///     optimizer.step(&mut params, &mut grads)?;
+    ///     params.value(bias).full_tensor()?.item()
+    /// })?;
+    /// assert_eq!(value, [0.75]); // with decay: 0.625
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn group_decay(mut self, pattern: &str, weight_decay: f64) -> Sgd {
+        self.groups.push(pattern, GroupSettings { weight_decay: Some(weight_decay), ..Default::default() });
+        self
+    }
+
+    /// Returns this rule as the [`Optimizer`] of a training loop, at the rates of a schedule: a number, a closure, or a
+    /// [`WarmupCosine`](super::WarmupCosine).
+    ///
+    /// ```
+    /// use isoshard::optim::{Sgd, WarmupCosine};
+    /// let schedule = WarmupCosine { peak: 0.5, floor: 0.0, warmup: 2, steps: 10 };
+    /// assert_eq!(Sgd::new(0.9, true, 0.0).rate(schedule).next_rate(), 0.25);
+    /// ```
+    pub fn rate(self, rate: impl Schedule + 'static) -> Optimizer<Sgd> {
+        Optimizer::new(self, rate)
+    }
+
+    /// Makes one step at the learning rate `lr`, with gradients multiplied by the scalar `scale`; [`Optimizer::step`]
+    /// finds both by itself. Parameters without a gradient stay as they are. Communicates nothing if `scale` is
+    /// replicated.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Params, Plan}, optim::Sgd};
+    /// use isoshard::{placement::Layout, rng::Init, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().shard("w", "tp", 0), 7)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     let half = DTensor::full(&mesh, DType::F32, [], 0.5, Layout::replicated(1))?;
+    ///     let mut grads = params.value(w).sum_all()?.backward()?;
+    ///     Sgd::new(0.0, false, 0.0).step(&mut params, &mut grads, &half, 0.5)?;
+    ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.75; 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype: nothing has changed then, neither parameters and
-    /// buffers nor `grads`. After a fault of communication the parameter at which it failed and all later ones are as they
-    /// were.
+    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype, and a group whose pattern matches no
+    /// parameter. Parameters, buffers and `grads` are unchanged then. If a rank fails, the parameter that was being
+    /// updated and all later ones are unchanged.
     pub fn step(
         &mut self,
         params: &mut Params,
@@ -34,30 +127,33 @@ impl Sgd {
         scale: &DTensor,
         lr: f64,
     ) -> Result<()> {
-        self.buffers.resize_with(params.len(), || None);
-        let op = ops::Sgd {
-            momentum: Bits(self.momentum),
-            weight_decay: Bits(self.weight_decay),
-            nesterov: self.nesterov,
-            lr: Unkeyed(lr),
-        };
-        let ids: Vec<ParamId> = params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
+        let settings = self.groups.settings("sgd", params)?;
+        let (momentum, nesterov, weight_decay) = (Bits(self.momentum), self.nesterov, self.weight_decay);
+        let buffers = &mut self.buffers;
+        buffers.resize_with(params.len(), || None);
+        let mut ids: Vec<ParamId> =
+            params.ids().filter(|&id| grads.get(params.value(id)).is_some()).collect();
+        // Equal settings stand together: a device updates them in one launch.
+        ids.sort_by_key(|id| settings[id.index()].launch_key());
         for &id in &ids {
-            if self.buffers[id.index()].is_none() {
-                self.buffers[id.index()] = Some(params.zeros_like(id)?);
+            if buffers[id.index()].is_none() {
+                buffers[id.index()] = Some(params.zeros_like(id)?);
             }
         }
         let mut update = |id: ParamId| {
             let grad = grads.take(params.value(id)).expect("found above");
-            let buffer = self.buffers[id.index()].take().expect("made above");
-            Update::new(id, op.clone(), [grad, buffer, scale.clone()])
+            let buffer = buffers[id.index()].take().expect("made above");
+            let own = settings[id.index()];
+            let weight_decay = Bits(own.weight_decay.unwrap_or(weight_decay));
+            let op = ops::Sgd { momentum, weight_decay, nesterov, lr: Unkeyed(own.rate(lr)) };
+            Update::new(id, op, [grad, buffer, scale.clone()])
         };
         let mut updates: Vec<_> = ids.into_iter().map(&mut update).collect();
         let result = params.update(&mut updates);
         for Update { param, mut operands, results, .. } in updates {
-            self.buffers[param.index()] = match results {
+            buffers[param.index()] = match results {
                 Some(mut outs) => Some(outs.remove(0)),
-                // Where no step was made everything is as it was.
+                // This update was not made: its operands are what they were.
                 None => {
                     grads.put(params.value(param), operands.remove(0))?;
                     Some(operands.remove(0))
@@ -65,5 +161,11 @@ impl Sgd {
             };
         }
         result
+    }
+}
+
+impl UpdateRule for Sgd {
+    fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()> {
+        Sgd::step(self, params, grads, scale, lr)
     }
 }

@@ -1,4 +1,4 @@
-//! Uniform numbers of a range, log-normal and exponential ones: one word (pair) an element, without rejection.
+//! Uniform numbers in a range, log-normal and exponential numbers: one word (or pair) per element, without rejection.
 
 use super::Draw;
 use super::fill::RandomFloat;
@@ -10,11 +10,19 @@ use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_unit_f32, ln_unit_f64};
 use crate::tensor::{DType, Element};
 
-/// Uniform numbers from `low` to below `high`.
+/// Writes uniform numbers from `low` to below `high`.
 ///
-/// fma(u, high - low, low) of the number u that [`uniform`](super::uniform) gives, with both rounded to f32 (f64 for
-/// f64), and never above the largest number below `high`; f16 and bf16: the f32 number rounded, so that `high` can
-/// occur. `low` = `high` gives `low`.
+/// Each number is fma(u, high - low, low) of the number u of [`uniform`](super::uniform), with both parameters rounded to f32
+/// (f64 for f64), and at most the largest number below `high`. f16 and bf16: the f32 number rounded, so `high` can occur.
+/// If `low` equals `high`, all numbers are `low`.
+///
+/// ```
+/// use isoshard::rng::{Generator, uniform_between};
+/// let mut x = [0.0f32; 100];
+/// uniform_between(Generator::new(7).next_draw(), 0, -1.0, 3.0, &mut x)?;
+/// assert!(x.iter().all(|x| (-1.0..3.0).contains(x)));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses bounds that are not in order, and a width that is not finite, in the type computed in.
@@ -38,8 +46,16 @@ pub fn uniform_between<T: RandomFloat>(
     Ok(())
 }
 
-/// e to the power of normal numbers of this mean and standard deviation: exp(fma(z, std, mean)) of the number z that
-/// [`normal`](super::normal) gives, with both rounded to f32 (f64 for f64).
+/// Writes log-normal numbers: exp(fma(z, std, mean)) of the number z of [`normal`](super::normal), with both parameters
+/// rounded to f32 (f64 for f64).
+///
+/// ```
+/// use isoshard::rng::{Generator, log_normal};
+/// let mut x = [0.0f32; 100];
+/// log_normal(Generator::new(7).next_draw(), 0, 0.0, 0.5, &mut x)?;
+/// assert!(x.iter().all(|&x| x > 0.0));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a mean that is not finite and a std that is not finite or negative.
@@ -58,11 +74,19 @@ pub fn log_normal<T: RandomFloat>(
     Ok(())
 }
 
-/// UnitExponential numbers of this rate, of mean 1 / `rate`: -ln(u) / rate by inversion.
+/// Writes exponential numbers of mean 1 / `rate`: -ln(u) / rate, by inversion.
 ///
 /// u = (a + 1/2) / 2^32 for the word a of a 32-bit draw (f64: (a's upper 53 bits + 1/2) / 2^53 of a 64-bit one). The
 /// logarithm is within 3 ulp at both ends: from 2^-33 to 22.9 (f64: 2^-54 to 37.5), never 0. The division is in f32
-/// (f64 for f64), by the rate rounded to that. f16 and bf16: the f32 number rounded.
+/// (f64 for f64), by the rate rounded to that type. f16 and bf16: the f32 number rounded.
+///
+/// ```
+/// use isoshard::rng::{Generator, exponential};
+/// let mut x = [0.0f64; 1000];
+/// exponential(Generator::new(7).next_draw(), 0, 2.0, &mut x)?;
+/// assert!((x.iter().sum::<f64>() / 1000.0 - 0.5).abs() < 0.1);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a rate that is not positive and finite, in the type computed in.
@@ -75,7 +99,17 @@ pub fn exponential<T: RandomFloat>(draw: Draw, at: impl Indices, rate: f64, out:
     Ok(())
 }
 
-/// [`exponential`] with a rate for each element: the same numbers where the rates are equal.
+/// Writes exponential numbers with one rate per element. Equal rates give the numbers of [`exponential`].
+///
+/// ```
+/// use isoshard::rng::{Generator, exponential, exponential_each};
+/// let draw = Generator::new(7).next_draw();
+/// let (mut one, mut each) = ([0.0f32; 3], [0.0f32; 3]);
+/// exponential(draw, 0, 2.0, &mut one)?;
+/// exponential_each(draw, 0, &[2.0, 5.0, 2.0], &mut each)?;
+/// assert_eq!((one[0], one[2]), (each[0], each[2]));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a rate that is not positive and finite.
@@ -97,7 +131,7 @@ pub fn exponential_each<T: RandomFloat>(
     Ok(())
 }
 
-/// Refuses what [`log_normal`] would.
+/// Returns the error of [`log_normal`] for these parameters, if any.
 pub(super) fn check_log_normal(mean: f64, std: f64) -> Result<()> {
     if mean.is_finite() && std.is_finite() && std >= 0.0 {
         return Ok(());
@@ -106,7 +140,7 @@ pub(super) fn check_log_normal(mean: f64, std: f64) -> Result<()> {
     Err(Error::invalid("log_normal", rule, format!("mean {mean}, std {std}"), ""))
 }
 
-/// Refuses what [`exponential`] would, of a floating dtype.
+/// Returns the error of [`exponential`] for this rate and floating dtype, if any.
 pub(super) fn check_exponential(rate: f64, dtype: DType) -> Result<()> {
     if is_rate(wide(rate, dtype)) {
         return Ok(());
@@ -114,12 +148,12 @@ pub(super) fn check_exponential(rate: f64, dtype: DType) -> Result<()> {
     Err(Error::invalid("exponential", RATE, format!("{rate} for {dtype}"), ""))
 }
 
-/// A parameter in the type that numbers of this dtype are computed in.
+/// Rounds a parameter to the type that numbers of this dtype are computed in.
 pub(super) fn wide(param: f64, dtype: DType) -> f64 {
     if dtype == DType::F64 { param } else { f64::from(param as f32) }
 }
 
-/// Refuses, in the name of `verb`, parameters that are not one an element.
+/// Returns an error of `verb` unless there is one parameter per element.
 pub(super) fn expect_len<P, T>(verb: &str, params: &[P], out: &[T]) -> Result<()> {
     if params.len() == out.len() {
         return Ok(());
@@ -128,7 +162,7 @@ pub(super) fn expect_len<P, T>(verb: &str, params: &[P], out: &[T]) -> Result<()
     Err(Error::invalid(verb, "parameters and output differ in length", given, ""))
 }
 
-/// Refuses, in the name of `verb`, parameters of these elements that break `rule`.
+/// Returns an error of `verb` if a parameter breaks `rule`. Names the element by its global index.
 pub(super) fn expect_all<T: Element>(
     verb: &str,
     rule: &str,
@@ -150,22 +184,22 @@ fn is_rate(x: f64) -> bool {
     x > 0.0 && x < f64::INFINITY
 }
 
-/// Onto [low, high).
+/// Maps [0, 1) to [low, high).
 #[derive(Clone, Copy)]
 struct Between {
     low: f64,
     high: f64,
 }
 
-/// e to the power of what another step gives.
+/// The exponential function.
 #[derive(Clone, Copy)]
 struct Exp;
 
-/// Divided by this, rounded to the type computed in.
+/// Division by a number that is rounded to the type computed in.
 #[derive(Clone, Copy)]
 struct DivideBy(f64);
 
-/// UnitExponential of rate 1.
+/// The exponential distribution of rate 1.
 #[derive(Clone, Copy)]
 struct UnitExponential;
 

@@ -1,12 +1,12 @@
-//! Counts as elements of any type that holds them.
+//! Conversion of counts to element types.
 
 use half::{bf16, f16};
 
 use crate::tensor::cpu::{Widen, each};
 
-/// The step from counts to elements.
+/// An element type that counts convert to.
 pub(crate) trait FromCounts: Sized {
-    /// Converts.
+    /// Converts `counts` into `out`.
     fn put(counts: &[f64], out: &mut [Self]);
 }
 

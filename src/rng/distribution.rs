@@ -1,4 +1,4 @@
-//! Distributions as values: what is drawn, apart from where its elements lie.
+//! Distributions as values.
 
 use super::continuous::{check_exponential, check_log_normal, wide};
 use super::truncated::Truncated;
@@ -6,7 +6,7 @@ use super::{gamma, integers, poisson};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 
-/// What the elements of a random tensor are drawn from.
+/// The distribution of a random tensor's elements.
 ///
 /// ```
 /// use isoshard::rng::{Distribution, Generator};
@@ -23,7 +23,7 @@ pub enum Distribution {
     Uniform {
         /// The lowest value.
         low: f64,
-        /// The upper end, met only by rounding.
+        /// The upper end, which occurs only by rounding.
         high: f64,
     },
     /// Normal: fma(z, std, mean), with both rounded to f32 (f64 for f64). Floating.
@@ -33,7 +33,7 @@ pub enum Distribution {
         /// The standard deviation.
         std: f64,
     },
-    /// Normal, conditioned on [`low`, `high`]; by rejection, each element on its own. Floating.
+    /// Normal, conditioned on [`low`, `high`]; by rejection per element. Floating.
     TruncatedNormal {
         /// The mean before truncation.
         mean: f64,
@@ -56,31 +56,32 @@ pub enum Distribution {
         /// The rate.
         rate: f64,
     },
-    /// Gamma, of mean `shape` · `scale`: [`gamma`](super::gamma()); by rejection. Floating.
+    /// Gamma, of mean `shape` · `scale`: [`gamma`](super::gamma()), by rejection. Floating.
     Gamma {
         /// The shape.
         shape: f64,
         /// The scale.
         scale: f64,
     },
-    /// Poisson: [`poisson`](super::poisson()); from a rate of 10 on by rejection. Floating, i64 and i32, the same counts in all.
+    /// Poisson: [`poisson`](super::poisson()), by rejection from a rate of 10 on. Floating, i64 and i32, with the same counts.
     Poisson {
         /// The rate, which is mean and variance.
         rate: f64,
     },
-    /// Uniform whole numbers from `low` to below `high`, without bias: [`uniform_int`](super::uniform_int). Integers, the same numbers in all.
+    /// Uniform integers from `low` to below `high`, without bias: [`uniform_int`](super::uniform_int). Integers, with the same
+    /// numbers.
     UniformInt {
         /// The lowest number.
         low: i128,
         /// The first number above, at most 2^63.
         high: i128,
     },
-    /// True, or 1, with probability `p` (to 2^-32); else false, or 0. Any dtype, the same elements in all.
+    /// True, or 1, with probability `p` (to 2^-32); else false, or 0. Any dtype, with the same elements.
     Bernoulli {
         /// The probability.
         p: f64,
     },
-    /// All bits: of i64 the 64-bit draw, of i32 the 32-bit one, of u8 its upper 8 bits. Integers.
+    /// All bits random: the 64-bit draw for i64, the 32-bit draw for i32, its upper 8 bits for u8. Integers.
     Bits,
 }
 
@@ -90,7 +91,11 @@ impl Distribution {
     /// Normal with mean 0 and standard deviation 1.
     pub const STANDARD: Distribution = Distribution::Normal { mean: 0.0, std: 1.0 };
 
-    /// The name, as errors call it.
+    /// Returns the name, as errors print it.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::rng::Distribution::STANDARD.name(), "normal");
+    /// ```
     pub fn name(&self) -> &'static str {
         match self {
             Distribution::Uniform { .. } => "uniform",
@@ -106,12 +111,19 @@ impl Distribution {
         }
     }
 
-    /// Whether elements of this dtype can be drawn from it.
+    /// Checks that elements of this dtype can be drawn from the distribution.
+    ///
+    /// ```
+    /// use isoshard::{rng::Distribution, tensor::DType};
+    /// assert!(Distribution::STANDARD.check(DType::BF16).is_ok());
+    /// let refused = Distribution::STANDARD.check(DType::I64).unwrap_err();
+    /// assert_eq!(refused.to_string(), "normal: this dtype has no such numbers; got i64; draw floats, and cast");
+    /// ```
     ///
     /// # Errors
-    /// Refuses, by name, parameters that are unsound (bounds that are not finite or not in order, an empty range of
-    /// integers or one that leaves the dtype, a negative std, a truncation that leaves almost nothing, a probability
-    /// outside [0, 1]; rates, shapes and scales as their fills do) and dtypes that have no such numbers.
+    /// Refuses unsound parameters (bounds that are not finite or not in order, an empty range of integers or one that leaves
+    /// the dtype, a negative std, a truncation that leaves almost nothing, a probability outside [0, 1]; rates, shapes and
+    /// scales as their fills do) and dtypes that have no such numbers.
     pub fn check(&self, dtype: DType) -> Result<()> {
         let whole = !dtype.is_float() && dtype != DType::Bool;
         let (has, remedy) = match self {
@@ -130,7 +142,7 @@ impl Distribution {
         self.check_parameters(dtype)
     }
 
-    /// Refuses parameters that are unsound, of a dtype that has such numbers.
+    /// Refuses unsound parameters, for a dtype that has such numbers.
     fn check_parameters(&self, dtype: DType) -> Result<()> {
         let expect = |sound: bool, rule| {
             if sound { Ok(()) } else { Err(Error::invalid(self.name(), rule, format!("{self:?}"), "")) }
@@ -159,7 +171,7 @@ impl Distribution {
     }
 }
 
-/// A refusal in the name of `verb`.
+/// Replaces the verb of an error.
 pub(super) fn named(verb: &str, mut error: Error) -> Error {
     if let Error::Invalid(refusal) = &mut error {
         refusal.verb = verb.into();
@@ -250,7 +262,7 @@ mod tests {
         }
     }
 
-    /// Elements far out, and parts that begin and end within a block of four or a pair, without the tensor.
+    /// Elements at huge indices, and parts that begin and end within a block of four or a pair, without the tensor.
     #[test]
     fn regions_beyond_any_memory_are_the_wholes_elements() {
         let huge = 1usize << 33;
@@ -283,7 +295,7 @@ mod tests {
         }
     }
 
-    /// IndexRanges shorter and longer than a chunk, more than are handed out together, on every instruction set.
+    /// Ranges shorter and longer than a chunk, and more than one batch of them, on every instruction set.
     #[test]
     fn many_stretches_are_the_wholes_elements() {
         for (row, first, len) in [(3, 1, 1), (9, 2, 5), (100, 51, 48), (400, 99, 131), (700, 0, 300)] {

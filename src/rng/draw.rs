@@ -1,33 +1,50 @@
-//! Which numbers an operator draws.
+//! The identity of one operator's random numbers.
 
-/// One random operator's numbers, all of them: a seed and the draw's number.
+/// Identifies all random numbers of one operator: a seed and the number of the draw.
 ///
-/// The layout, frozen. Philox's key is the seed, low word first. Its counter is, word by word,
+/// The mapping to Philox is frozen. The key is the seed, low word first. The counter is, word by word,
 /// `[block low, block high, number low, number high (16 bits) | attempt << 16]`: a block index of 64 bits, a draw
-/// number of 48 and an attempt of 16. Attempt 0 is what every fill reads first; rejection sampling goes on to 1,
-/// 2, …. The bits of `number` from 48 up, which a counting generator reaches after nine years at a draw a
-/// microsecond, are multiplied by 0x9e3779b97f4a7c15 and xored into the key: every number is a draw of its own.
+/// number of 48 and an attempt of 16. Every fill reads attempt 0 first; rejection sampling continues with 1, 2, ....
+/// The bits of `number` above 48 are multiplied by 0x9e3779b97f4a7c15 and xored into the key, so every number is a
+/// different draw. (A counting generator reaches them after nine years at a draw per microsecond.)
 ///
-/// Element `e` (global, row-major) of a 32-bit draw reads word `e mod 4` of block `e div 4`; of a 64-bit draw,
-/// words `2(e mod 2)` (the low half) and `2(e mod 2) + 1` of block `e div 2`. f16, bf16 and f32 are 32-bit draws,
-/// f64 is a 64-bit one.
+/// Element `e` (global, row-major) of a 32-bit draw reads word `e mod 4` of block `e div 4`. Element `e` of a 64-bit draw
+/// reads words `2(e mod 2)` (the low half) and `2(e mod 2) + 1` of block `e div 2`. f16, bf16 and f32 use 32-bit draws,
+/// f64 uses 64-bit draws.
+///
+/// ```
+/// use isoshard::rng::{Draw, Generator};
+/// let mut generator = Generator::new(7);
+/// assert_eq!(generator.next_draw(), Draw { seed: 7, number: 0 });
+/// assert_eq!(generator.next_draw(), Draw { seed: 7, number: 1 });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Draw {
     /// The generator's seed.
     pub seed: u64,
-    /// How many draws the generator had made before.
+    /// The number of draws that the generator had made before.
     pub number: u64,
 }
 
 impl Draw {
-    /// The key for Philox.
+    /// Returns the key for Philox.
+    ///
+    /// ```
+    /// let draw = isoshard::rng::Draw { seed: 0x0000_0002_0000_0001, number: 0 };
+    /// assert_eq!(draw.key(), [1, 2]);
+    /// ```
     #[inline]
     pub fn key(self) -> [u32; 2] {
         let key = self.seed ^ (self.number >> 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         [key as u32, (key >> 32) as u32]
     }
 
-    /// The counter of a block of an attempt.
+    /// Returns Philox's counter for a block of an attempt.
+    ///
+    /// ```
+    /// let draw = isoshard::rng::Draw { seed: 0, number: 5 };
+    /// assert_eq!(draw.counter(9, 1), [9, 0, 5, 1 << 16]);
+    /// ```
     #[inline]
     pub fn counter(self, block: u64, attempt: u16) -> [u32; 4] {
         let high = self.counter_high(attempt);

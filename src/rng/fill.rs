@@ -1,4 +1,4 @@
-//! Fills: ranges of a draw's numbers, by global index.
+//! The basic fills: words, uniform and normal numbers, for ranges of global indices.
 
 use super::Draw;
 use super::index_ranges::Indices;
@@ -6,38 +6,71 @@ use super::philox::Blocks;
 use super::sample::{Affine, BlockSink, Normal, Sampled, Unchanged, Uniform, drive};
 use crate::tensor::Float;
 
-/// An element type that can be drawn: f32, f64, f16 or bf16. Sealed.
+/// A floating element type of random numbers: f32, f64, f16 or bf16. Sealed.
 #[expect(private_bounds, reason = "sealed")]
 pub trait RandomFloat: Float + Sampled {}
 
 impl<T: Sampled> RandomFloat for T {}
 
-/// The 32-bit draw itself: `out[i]` is the word of the i-th element.
+/// Writes the words of a 32-bit draw: `out[i]` is the word of the i-th element.
 ///
-/// `at` says which elements are meant, here and in every fill: a `u64` is the global linear index of `out[0]`, on which
-/// the others follow; [`IndexRanges`](super::IndexRanges) name many ranges. Any cut gives the same numbers.
+/// In every fill, `at` is the global linear index of `out[0]`, with the others following; or
+/// [`IndexRanges`](super::IndexRanges), for many ranges at once. A part has the whole's numbers.
+///
+/// ```
+/// use isoshard::rng::{Generator, bits32};
+/// let draw = Generator::new(7).next_draw();
+/// let (mut whole, mut part) = ([0; 9], [0; 4]);
+/// bits32(draw, 0, &mut whole);
+/// bits32(draw, 5, &mut part);
+/// assert_eq!(part, whole[5..]);
+/// ```
 pub fn bits32(draw: Draw, at: impl Indices, out: &mut [u32]) {
     drive(draw, 0, at.ranges(), out.len(), WordSink(out));
 }
 
-/// The 64-bit draw itself: `out[i]` is the pair of words of the i-th element, the earlier word in the low half.
+/// Writes the words of a 64-bit draw: `out[i]` is the pair of words of the i-th element, the earlier one in the low half.
+///
+/// ```
+/// use isoshard::rng::{Generator, bits32, bits64};
+/// let draw = Generator::new(7).next_draw();
+/// let (mut pairs, mut words) = ([0; 2], [0; 4]);
+/// bits64(draw, 0, &mut pairs);
+/// bits32(draw, 0, &mut words);
+/// assert_eq!(pairs[1], u64::from(words[2]) | u64::from(words[3]) << 32);
+/// ```
 pub fn bits64(draw: Draw, at: impl Indices, out: &mut [u64]) {
     drive(draw, 0, at.ranges(), out.len(), PairSink(out));
 }
 
-/// Uniform numbers in [0, 1).
+/// Writes uniform numbers in [0, 1).
 ///
-/// f32: the upper 24 bits of the word, times 2^-24. f64: the upper 53 bits of the pair, times 2^-53. f16 and
-/// bf16: the f32 number rounded to nearest even, so that 1 can occur.
+/// f32: the upper 24 bits of the word, times 2^-24. f64: the upper 53 bits of the pair, times 2^-53. f16 and bf16: the f32
+/// number rounded to nearest even, so 1 can occur.
+///
+/// ```
+/// use isoshard::rng::{Generator, uniform};
+/// let mut u = [0.0f32; 1000];
+/// uniform(Generator::new(7).next_draw(), 0, &mut u);
+/// assert!(u.iter().all(|u| (0.0..1.0).contains(u)));
+/// assert!((u.iter().sum::<f32>() / 1000.0 - 0.5).abs() < 0.05);
+/// ```
 pub fn uniform<T: RandomFloat>(draw: Draw, at: impl Indices, out: &mut [T]) {
     T::sample(draw, 0, at.ranges(), out, Uniform(Unchanged));
 }
 
-/// Standard normal numbers, by Box and Muller (Ann. Math. Stat. 29, 1958).
+/// Writes standard normal numbers, by the method of Box and Muller (Ann. Math. Stat. 29, 1958).
 ///
-/// Elements 2j and 2j + 1 share two words (f64: two pairs) a and b: they are r cos 2πv and r sin 2πv with
-/// r = sqrt(-2 ln u), v the uniform number of b, and u = (a + 1/2) / 2^32 (f64: (a's upper 53 bits + 1/2) / 2^53)
-/// rounded. So |x| is at most 6.77 in f32 and 8.66 in f64. f16 and bf16: the f32 number rounded.
+/// Elements 2j and 2j + 1 share two words (f64: two pairs) a and b. They are r cos 2πv and r sin 2πv with
+/// r = sqrt(-2 ln u), v the uniform number of b, and u = (a + 1/2) / 2^32 rounded (f64: (a's upper 53 bits + 1/2) / 2^53
+/// rounded). So |x| is at most 6.77 in f32 and 8.66 in f64. f16 and bf16: the f32 number rounded.
+///
+/// ```
+/// use isoshard::rng::{Generator, normal};
+/// let mut x = [0.0f64; 1000];
+/// normal(Generator::new(7).next_draw(), 0, &mut x);
+/// assert!((x.iter().map(|x| x * x).sum::<f64>() / 1000.0 - 1.0).abs() < 0.2);
+/// ```
 pub fn normal<T: RandomFloat>(draw: Draw, at: impl Indices, out: &mut [T]) {
     T::sample(draw, 0, at.ranges(), out, Normal(Affine::SAME));
 }

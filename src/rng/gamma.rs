@@ -1,4 +1,4 @@
-//! Gamma numbers.
+//! Gamma numbers, by rejection.
 
 use super::Draw;
 use super::continuous::{expect_all, expect_len, unit_exponential_f32, unit_exponential_f64, wide};
@@ -11,10 +11,10 @@ use crate::tensor::math::exp::{exp_f32, exp_f64};
 use crate::tensor::math::log::{ln_1p_rest_f32, ln_1p_rest_f64};
 use crate::tensor::{DType, Element};
 
-/// Gamma numbers of this shape and scale, of mean shape · scale and variance shape · scale².
+/// Writes gamma numbers of mean shape · scale and variance shape · scale².
 ///
-/// By G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000, in f32 (f64 for f64; f16 and
-/// bf16: the f32 number rounded). With d = shape - 1/3 (shape + 2/3 below 1) and c = 1 / sqrt(9 d), try k of element e
+/// The method of G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000, in f32 (f64 for f64; f16 and
+/// bf16: the f32 number rounded). With d = shape - 1/3 (shape + 2/3 below 1) and c = 1 / sqrt(9 d), attempt k of element e
 /// takes a normal number z (the cosine of Box and Muller) and an exponential number E, sets y = c z, and gives
 /// d scale (1 + y)³ if 1 + y > 0 and -E < z² / 2 + 3 d (ln(1 + y) - y - y² - y³ / 3). A shape below 1 multiplies by
 /// exp(-B / shape), with B exponential, which may underflow to 0.
@@ -22,6 +22,14 @@ use crate::tensor::{DType, Element};
 /// f32 reads block e of attempt k: words 0 and 1 for z, 2 for E, and 3, of attempt 0, for B. f64 reads block e of
 /// attempts 2k and 2k + 1: pairs 0 and 1 of the former for z, pair 0 of the latter for E, and pair 1, of attempt 1, for
 /// B.
+///
+/// ```
+/// use isoshard::rng::{Generator, gamma};
+/// let mut x = [0.0f64; 1000];
+/// gamma(Generator::new(7).next_draw(), 0, 3.0, 0.5, &mut x)?;
+/// assert!((x.iter().sum::<f64>() / 1000.0 - 1.5).abs() < 0.2);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a shape and a scale that are not positive and finite, in the type computed in.
@@ -39,7 +47,17 @@ pub fn gamma<T: RandomFloat>(
     Ok(())
 }
 
-/// [`gamma`] of scale 1 with a shape for each element: the same numbers where the shapes are equal.
+/// Writes gamma numbers of scale 1 with one shape per element. Equal shapes give the numbers of [`gamma`].
+///
+/// ```
+/// use isoshard::rng::{Generator, gamma, gamma_each};
+/// let draw = Generator::new(7).next_draw();
+/// let (mut one, mut each) = ([0.0f32; 2], [0.0f32; 2]);
+/// gamma(draw, 0, 3.0, 1.0, &mut one)?;
+/// gamma_each(draw, 0, &[0.5, 3.0], &mut each)?;
+/// assert_eq!(one[1], each[1]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a shape that is not positive and finite.
@@ -54,7 +72,7 @@ pub fn gamma_each<T: RandomFloat>(draw: Draw, at: impl Indices, shape: &[T], out
     Ok(())
 }
 
-/// Refuses what [`gamma`] would, of a floating dtype.
+/// Returns the error of [`gamma`] for these parameters and floating dtype, if any.
 pub(super) fn check(shape: f64, scale: f64, dtype: DType) -> Result<()> {
     if is_sound(wide(shape, dtype)) && is_sound(wide(scale, dtype)) {
         return Ok(());
@@ -67,7 +85,7 @@ fn is_sound(x: f64) -> bool {
     x > 0.0 && x < f64::INFINITY
 }
 
-/// Marsaglia and Tsang's method, by its scale.
+/// Marsaglia and Tsang's method.
 #[derive(Clone, Copy)]
 struct MarsagliaTsang<A> {
     scale: A,
@@ -79,7 +97,7 @@ struct GammaSetup<A> {
     c: A,
     /// d times the scale.
     factor: A,
-    /// 1 / shape where that is below 1, else 0.
+    /// 1 / shape if the shape is below 1, else 0.
     boost: A,
 }
 
@@ -98,7 +116,7 @@ macro_rules! gammas {
         impl RejectionMethod for MarsagliaTsang<$t> {
             type Wide = $t;
             type Setup = GammaSetup<$t>;
-            const TRIES: u16 = $tries;
+            const ATTEMPTS: u16 = $tries;
 
             #[inline(always)]
             fn setup(self, shape: $t) -> GammaSetup<$t> {
@@ -153,7 +171,7 @@ macro_rules! gammas {
 gammas!(f32, ln_1p_rest_f32, exp_f32, u16::MAX, words_f32, boosts_f32);
 gammas!(f64, ln_1p_rest_f64, exp_f64, u16::MAX / 2, words_f64, boosts_f64);
 
-/// The normal and exponential numbers of try `k`.
+/// Computes the normal and exponential numbers of attempt `k`.
 #[inline(always)]
 fn words_f32(place: &ElementLanes, k: u16, z: &mut [f32; LANES], e: &mut [f32; LANES]) {
     let [a, b, c, _] = words(place, k);
@@ -165,7 +183,7 @@ fn words_f32(place: &ElementLanes, k: u16, z: &mut [f32; LANES], e: &mut [f32; L
     }
 }
 
-/// As [`words_f32`].
+/// The same in f64.
 #[inline(always)]
 fn words_f64(place: &ElementLanes, k: u16, z: &mut [f64; LANES], e: &mut [f64; LANES]) {
     let ([a, b], [c, _]) = (pairs(place, 2 * k), pairs(place, 2 * k + 1));
@@ -177,7 +195,7 @@ fn words_f64(place: &ElementLanes, k: u16, z: &mut [f64; LANES], e: &mut [f64; L
     }
 }
 
-/// The exponential numbers of shapes below 1.
+/// Computes the exponential numbers for shapes below 1.
 #[inline(always)]
 fn boosts_f32(place: &ElementLanes, out: &mut [f32; LANES]) {
     let [_, _, _, d] = words(place, 0);
@@ -186,7 +204,7 @@ fn boosts_f32(place: &ElementLanes, out: &mut [f32; LANES]) {
     }
 }
 
-/// As [`boosts_f32`].
+/// The same in f64.
 #[inline(always)]
 fn boosts_f64(place: &ElementLanes, out: &mut [f64; LANES]) {
     let [_, d] = pairs(place, 1);
@@ -195,7 +213,7 @@ fn boosts_f64(place: &ElementLanes, out: &mut [f64; LANES]) {
     }
 }
 
-/// The words of a block each, one array a word: loops that skip words do not vectorise to their end.
+/// Returns the words of one block per element, one array per word. (Loops with strided reads do not vectorise fully.)
 #[inline(always)]
 fn words(place: &ElementLanes, attempt: u16) -> [[u32; LANES]; 4] {
     let mut out = [[0; LANES]; 4];
@@ -206,7 +224,7 @@ fn words(place: &ElementLanes, attempt: u16) -> [[u32; LANES]; 4] {
     out
 }
 
-/// As [`words`].
+/// The pairs of one block per element, one array per pair.
 #[inline(always)]
 fn pairs(place: &ElementLanes, attempt: u16) -> [[u64; LANES]; 2] {
     let mut out = [[0; LANES]; 2];

@@ -1,4 +1,4 @@
-//! Generators: explicit values that count the draws they hand out.
+//! Generators: explicit values that count draws.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,27 +15,24 @@ const ALGORITHM: &str = "philox4x32-10";
 /// Comparisons that a generator remembers: programs make one or two.
 const COMPARISONS: usize = 4;
 
-/// Hands out draws, one for each random operator, in the program's order.
+/// A counter of draws: each random operator takes the next one.
 ///
-/// It is plain data, equal on every rank of an SPMD program; [`Generator::state`] saves it. It is not `Copy`, because
-/// two copies that count apart give the same numbers twice. Two generators are equal if they will hand out the same
-/// draws.
+/// A generator is plain data, equal on every rank of an SPMD program; [`Generator::state`] saves it. It is not `Copy`, because
+/// two copies that count separately give the same numbers twice. Two generators are equal if their next draws are equal.
 ///
-/// Ranks whose generators differ would hold parts of different tensors. A `&mut Generator` given to a random operator
-/// on a mesh is therefore compared over the ranks at its first draw there (see
-/// [`IntoDraw`](crate::dtensor::IntoDraw)); later draws communicate nothing, because a program that is the same on
-/// every rank counts alike. Clones keep what has been compared; [children](Generator::child) and restored generators
-/// are compared anew.
+/// Ranks with different generators would store shards of different tensors. So a `&mut Generator` that is passed to a random
+/// operator on a mesh is compared over the ranks at its first draw there (see [`IntoDraw`](crate::dtensor::IntoDraw)). Later
+/// draws communicate nothing, because the same program counts equally on every rank. Clones remember the comparison;
+/// [children](Generator::child) and restored generators are compared again.
 #[derive(Clone, Debug)]
 pub struct Generator {
     seed: u64,
     draws: u64,
-    /// The comparisons with other copies in which this generator was found to be the same, by numbers that those who
-    /// compare give.
+    /// The numbers of the comparisons over ranks that found this generator equal.
     compared: SmallVec<[u64; COMPARISONS]>,
 }
 
-/// All there is to a [`Generator`], to be saved and restored.
+/// The state of a [`Generator`], for saving and restoring.
 ///
 /// Its text names the algorithm, the seed in 16 hexadecimal digits, and the number of draws made so far. Any other
 /// text is refused.
@@ -60,60 +57,109 @@ pub struct GeneratorState {
 }
 
 impl Generator {
-    /// A generator that has not drawn yet. Any seed is as good as another.
+    /// Creates a generator that has made no draw. Every seed is equally good.
+    ///
+    /// ```
+    /// use isoshard::rng::Generator;
+    /// assert_eq!(Generator::new(7), Generator::new(7));
+    /// assert_ne!(Generator::new(7), Generator::new(8));
+    /// ```
     pub fn new(seed: u64) -> Generator {
         Generator::from_state(GeneratorState { seed, draws: 0 })
     }
 
-    /// The generator that was in this state.
+    /// Creates the generator that has this state.
+    ///
+    /// ```
+    /// use isoshard::rng::{Generator, GeneratorState};
+    /// let generator = Generator::from_state(GeneratorState { seed: 7, draws: 3 });
+    /// assert_eq!(generator.draws(), 3);
+    /// ```
     pub fn from_state(state: GeneratorState) -> Generator {
         Generator { seed: state.seed, draws: state.draws, compared: SmallVec::new() }
     }
 
-    /// The state, from which [`Generator::from_state`] goes on.
+    /// Returns the state, from which [`Generator::from_state`] continues.
+    ///
+    /// ```
+    /// use isoshard::rng::Generator;
+    /// let generator = Generator::new(7);
+    /// assert_eq!(Generator::from_state(generator.state()), generator);
+    /// ```
     pub fn state(&self) -> GeneratorState {
         GeneratorState { seed: self.seed, draws: self.draws }
     }
 
-    /// Goes back, or forward, to a state.
+    /// Goes back or forward to a state.
+    ///
+    /// ```
+    /// use isoshard::rng::Generator;
+    /// let mut generator = Generator::new(7);
+    /// let (start, first) = (generator.state(), generator.next_draw());
+    /// generator.restore(start);
+    /// assert_eq!(generator.next_draw(), first);
+    /// ```
     pub fn restore(&mut self, state: GeneratorState) {
         *self = Generator::from_state(state);
     }
 
-    /// The next operator's draw, whoever asks: nothing is compared over ranks.
+    /// Returns the next draw, without a comparison over ranks.
+    ///
+    /// ```
+    /// use isoshard::rng::Generator;
+    /// let mut generator = Generator::new(7);
+    /// assert_ne!(generator.next_draw(), generator.next_draw());
+    /// ```
     pub fn next_draw(&mut self) -> Draw {
         let number = self.draws;
         self.draws = number.wrapping_add(1);
         Draw { seed: self.seed, number }
     }
 
-    /// The seed.
+    /// Returns the seed.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::rng::Generator::new(7).seed(), 7);
+    /// ```
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The number of draws made so far.
+    /// Returns the number of draws made so far.
+    ///
+    /// ```
+    /// let mut generator = isoshard::rng::Generator::new(7);
+    /// generator.next_draw();
+    /// assert_eq!(generator.draws(), 1);
+    /// ```
     pub fn draws(&self) -> u64 {
         self.draws
     }
 
-    /// A generator of its own for a part of the program, e.g. `"dropout"` or `"layers.3.weight"`.
+    /// Returns a separate generator for a part of the program, e.g. `"dropout"` or `"layers.3.weight"`.
     ///
-    /// It depends on this one's seed and on the name, not on the draws made so far: adding a part does not change
-    /// the numbers of another. Its seed is words 0 and 1 of the Philox block whose key is this seed and whose
-    /// counter is the name's 64-bit FNV-1a hash, then all ones, a place that no draw below 2^48 - 1 reads.
+    /// It depends on this generator's seed and on the name, not on the draws made so far, so adding a part does not change the
+    /// numbers of another. Its seed is words 0 and 1 of the Philox block whose key is this seed and whose counter is the name's
+    /// 64-bit FNV-1a hash, then all ones. No draw below 2^48 - 1 reads that block.
+    ///
+    /// ```
+    /// use isoshard::rng::Generator;
+    /// let root = Generator::new(7);
+    /// assert_ne!(root.child("dropout"), root.child("params"));
+    /// assert_eq!(root.child("dropout"), Generator::new(7).child("dropout"));
+    /// ```
     pub fn child(&self, name: &str) -> Generator {
         let words = self.named_block(name, !0);
         Generator::new(u64::from(words[0]) | u64::from(words[1]) << 32)
     }
 
-    /// A ChaCha12 stream for the host's own use (shuffling files, negotiating, augmenting), by name.
+    /// Returns a ChaCha12 generator for use on the host (shuffling files, augmenting), by name.
     ///
-    /// It depends on the seed and the name alone, as [`Generator::child`] does, so it is equal on every rank; where
-    /// ranks shall differ, put the rank into the name. Its 256-bit key is the two Philox blocks whose key is this
-    /// seed and whose counters are the name's 64-bit FNV-1a hash, then 0 or 1, then all ones: places that no draw
-    /// below 0xffff_0000_0000 reads. It is seekable: `get_word_pos`, `set_word_pos`, and `set_stream` for 2^64
-    /// streams of one key. Prefer a [`Draw`] for tensors, whose elements any rank can compute.
+    /// Like [`Generator::child`] it depends on the seed and the name only, so it is equal on every rank. If ranks should differ,
+    /// put the rank number into the name. Its 256-bit key is the two Philox blocks whose key is this seed and whose counters
+    /// are the name's 64-bit FNV-1a hash, then 0 or 1, then all ones. No draw below 0xffff_0000_0000 reads these blocks. It is
+    /// seekable: `get_word_pos`, `set_word_pos`, and `set_stream` for 2^64 streams of one key. Prefer a [`Draw`] for tensors,
+    /// whose elements any rank can compute.
     ///
     /// ```
     /// use isoshard::rng::Generator;
@@ -133,12 +179,12 @@ impl Generator {
         ChaCha12Rng::from_seed(key)
     }
 
-    /// True if the comparison of this number is known to have found the same generator everywhere.
+    /// Returns true if the comparison of this number found the generator equal on all ranks.
     pub(crate) fn is_compared(&self, comparison: u64) -> bool {
         self.compared.contains(&comparison)
     }
 
-    /// Remembers that the comparison of this number found the same generator everywhere.
+    /// Remembers that the comparison of this number found the generator equal on all ranks.
     pub(crate) fn remember_compared(&mut self, comparison: u64) {
         if self.compared.len() == COMPARISONS {
             self.compared.remove(0);
@@ -146,7 +192,7 @@ impl Generator {
         self.compared.push(comparison);
     }
 
-    /// The block at a place of its own for each name: counter FNV-1a(name), `place`, all ones.
+    /// Returns the block with the counter FNV-1a(name), `place`, all ones.
     fn named_block(&self, name: &str, place: u32) -> [u32; 4] {
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -173,7 +219,7 @@ impl fmt::Display for GeneratorState {
 impl FromStr for GeneratorState {
     type Err = Error;
 
-    /// Reads what `Display` writes, and nothing else.
+    /// Parses the text that `Display` writes, and no other.
     fn from_str(text: &str) -> Result<GeneratorState> {
         let read = || {
             let (seed, draws) = text.strip_prefix(ALGORITHM)?.strip_prefix(':')?.split_once(':')?;

@@ -1,4 +1,4 @@
-//! Which elements a fill writes: one range of global indices, or the many stretches that a cut tensor consists of.
+//! The elements that a fill writes: one range of global indices, or the many ranges of a shard.
 
 use std::ops::Range;
 
@@ -6,18 +6,16 @@ use crate::error::Result;
 use crate::placement::Region;
 use crate::tensor::Shape;
 
-/// What names the elements of a fill: a `u64`, the global linear index of the first of a range, or [`IndexRanges`].
-/// Sealed.
+/// The elements of a fill: a `u64`, the global linear index of a range's first element, or [`IndexRanges`]. Sealed.
 #[expect(private_bounds, reason = "sealed")]
 pub trait Indices: IndexSource {}
 
 impl<I: IndexSource> Indices for I {}
 
-/// IndexRanges of ascending global indices, one after another in local storage. The last goes on as far as the output
-/// does.
+/// Ranges of ascending global indices, one after another in local storage. The last range ends with the output.
 ///
-/// A fill of many short stretches at once costs less than one of each by itself, and from some 400 elements a stretch on
-/// about the same per element as a single range.
+/// One fill of many short ranges costs less than one fill per range. From about 400 elements per range it costs as much per
+/// element as a single range.
 ///
 /// ```
 /// use isoshard::{placement::{Mesh, Spec}, rng::{Generator, IndexRanges, uniform}};
@@ -37,17 +35,28 @@ impl<I: IndexSource> Indices for I {}
 pub struct IndexRanges<'a> {
     /// The global index of the first element.
     first: u64,
-    /// Its local offset, of which only the distance to those of the rest counts.
+    /// Its local offset. Only distances between offsets matter.
     offset: usize,
     rest: &'a [IndexRange],
 }
 
 impl IndexRanges<'_> {
-    /// Calls `fill` with the stretches of a region of a tensor of shape `global`, and with where in its local storage
-    /// they lie, many at a time.
+    /// Calls `fill` with the index ranges of a region of a tensor of shape `global`, many at a time, and with their place in
+    /// the region's local storage.
+    ///
+    /// ```
+    /// use isoshard::{placement::{Mesh, Spec}, rng::IndexRanges};
+    /// let mesh = Mesh::parse("tp=2", 1)?; // rank 1 stores columns 2 and 3
+    /// let spec = Spec::parse("f32[2, 4]@(tp:S1)", &mesh)?;
+    /// IndexRanges::of(&spec.region(), &spec.shape, |at, here| {
+    ///     assert_eq!(here.map(|i| at.index(i)).collect::<Vec<_>>(), [2, 3, 6, 7]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// The first of `fill`, which is not called again.
+    /// Returns the first error of `fill`, which is not called again.
     pub fn of(
         region: &Region,
         global: &Shape,
@@ -82,7 +91,16 @@ impl IndexRanges<'_> {
         done
     }
 
-    /// The global index of element `i`.
+    /// Returns the global index of element `i`. The example is at [`IndexRanges::of`].
+    ///
+    /// ```
+    /// # use isoshard::{placement::Region, rng::IndexRanges};
+    /// # IndexRanges::of(&Region::whole(&[3].into()), &[3].into(), |at, _| {
+    /// assert_eq!(at.index(2), 2); // of a whole tensor
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     #[inline]
     pub fn index(&self, i: usize) -> u64 {
         let offset = self.offset.wrapping_add(i);
@@ -92,19 +110,19 @@ impl IndexRanges<'_> {
         }
     }
 
-    /// The global index of the first element.
+    /// Returns the global index of the first element.
     #[inline(always)]
     pub(super) fn first(&self) -> u64 {
         self.first
     }
 
-    /// How many elements follow on the first, itself among them.
+    /// Returns the length of the first range.
     #[inline(always)]
     pub(super) fn first_len(&self) -> usize {
         self.rest.first().map_or(usize::MAX, |next| next.offset - self.offset)
     }
 
-    /// Leaves out the first `len` elements.
+    /// Skips the first `len` elements.
     #[inline(always)]
     pub(super) fn advance(&mut self, len: usize) {
         let mut left = len;
@@ -115,7 +133,7 @@ impl IndexRanges<'_> {
             *self = IndexRanges { first: next.global, offset: next.offset, rest };
         }
         self.first = self.first.wrapping_add(left as u64);
-        // Where nothing follows, offsets count no more.
+        // In the last range offsets do not matter.
         self.offset = self.offset.wrapping_add(left);
     }
 
@@ -134,19 +152,19 @@ impl IndexRanges<'_> {
     }
 }
 
-/// IndexRanges handed out together.
+/// Ranges per call of `fill`.
 const BATCH: usize = 256;
 
-/// Where a stretch starts.
+/// The start of one range.
 #[derive(Clone, Copy, Debug, Default)]
 struct IndexRange {
     global: u64,
     offset: usize,
 }
 
-/// The stretches that stand behind [`Indices`].
+/// The ranges behind [`Indices`].
 pub(crate) trait IndexSource: Copy {
-    /// Them.
+    /// Returns the ranges.
     fn ranges(&self) -> IndexRanges<'_>;
 }
 

@@ -1,4 +1,4 @@
-//! Initial values, described as values: what a parameter starts as, whoever computes which part of it.
+//! Initialisations of parameters, as values.
 
 use super::distribution::named;
 use super::fill::RandomFloat;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::placement::Region;
 use crate::tensor::{DType, Device, Element, Float, Shape, Tensor, for_dtype};
 
-/// How a parameter is initialised.
+/// An initialisation of a parameter.
 ///
 /// The fans are those of the *global* shape: see [`Fans::of`].
 ///
@@ -36,7 +36,7 @@ pub enum Init {
     Uniform {
         /// The lowest value.
         low: f64,
-        /// The upper end, met only by rounding.
+        /// The upper end, which occurs only by rounding.
         high: f64,
     },
     /// Normal: fma(z, std, mean), with both rounded to f32 (f64 for f64).
@@ -46,7 +46,7 @@ pub enum Init {
         /// The standard deviation.
         std: f64,
     },
-    /// Normal, conditioned on [`low`, `high`]; by rejection, each element on its own.
+    /// Normal, conditioned on [`low`, `high`]; by rejection per element.
     TruncatedNormal {
         /// The mean before truncation.
         mean: f64,
@@ -77,33 +77,39 @@ pub enum Init {
         /// A factor, sqrt(2) for rectified units.
         gain: f64,
     },
-    /// A random matrix with orthonormal rows or columns, whichever are fewer, times `gain`; a tensor of more dims is
-    /// taken as `[first, all others]` (Saxe, McClelland and Ganguli, ICLR 2014).
+    /// A random matrix with orthonormal rows or columns, whichever are fewer, times `gain`. A tensor of more dims is seen as
+    /// `[first, all others]` (Saxe, McClelland and Ganguli, ICLR 2014).
     ///
-    /// Q of the QR decomposition, by Householder's reflections in f64, of the normal matrix of the draw (its transpose
-    /// where it is wide), each column with the sign of R's diagonal, rounded once: uniform over all such matrices
-    /// (Mezzadri, Notices of the AMS 54, 2007), and the same for all dtypes up to that rounding.
+    /// It is Q of the QR decomposition, by Householder reflections in f64, of the draw's normal matrix (of its transpose if it is
+    /// wide), with the sign of R's diagonal per column, rounded once. So it is uniform over all such matrices (Mezzadri, Notices
+    /// of the AMS 54, 2007), and the same for all dtypes up to that rounding.
     ///
-    /// One element depends on all: every rank that holds any computes the whole matrix, in 4 m n^2 operations and
-    /// 8 m n bytes for m >= n, and keeps its part: 0.2 s for 768 x 768, 1 s for 3072 x 768 and 4 s for 2048 x 2048 on one
-    /// core with AVX-512. Nothing is communicated.
+    /// Each element depends on all others. Every rank that stores any computes the whole matrix, in 4 m n^2 operations and 8 m n
+    /// bytes for m >= n, and keeps its shard: 0.2 s for 768 x 768, 1 s for 3072 x 768 and 4 s for 2048 x 2048 on one core with
+    /// AVX-512. Nothing is communicated.
     Orthogonal {
         /// A factor.
         gain: f64,
     },
 }
 
-/// How many inputs an output of a weight reads, and how many outputs an input feeds.
+/// The number of inputs per output of a weight, and the number of outputs per input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fans {
-    /// Inputs an output.
+    /// Inputs per output.
     pub fan_in: usize,
-    /// Outputs an input.
+    /// Outputs per input.
     pub fan_out: usize,
 }
 
 impl Fans {
-    /// The fans of a weight `[out, in, …]`, where further dims are a receptive field that multiplies both.
+    /// Returns the fans of a weight `[out, in, ...]`. Further dims are a receptive field, whose size multiplies both.
+    ///
+    /// ```
+    /// use isoshard::rng::Fans;
+    /// assert_eq!(Fans::of(&[8, 3, 5, 5])?, Fans { fan_in: 75, fan_out: 200 });
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses fewer than two dims.
@@ -124,8 +130,15 @@ impl Fans {
 impl Init {
     /// Writes the values of elements `start..start + out.len()` (global, row-major) of a tensor of this global shape.
     ///
-    /// Communicates nothing; any cut of the tensor gets the same values. `draw` is not read by the constant ones.
-    /// To fill many ranges, [prepare](Init::prepare) once.
+    /// A part has the whole's values. Constants do not read `draw`. To fill many ranges, [prepare](Init::prepare) once.
+    ///
+    /// ```
+    /// use isoshard::rng::{Generator, Init};
+    /// let mut row = [0.0f32; 3];
+    /// Init::Constant(2.0).fill(Generator::new(0).next_draw(), &[4, 3], 3, &mut row)?;
+    /// assert_eq!(row, [2.0; 3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses a range that leaves the tensor, bounds that are not finite or not in order, a negative std, a truncation
@@ -140,10 +153,20 @@ impl Init {
         self.prepare(draw, global_shape)?.fill(start, out)
     }
 
-    /// The values of a tensor of this global shape, ready to be written range by range.
+    /// Returns the values of a tensor of this global shape, ready to be written range by range.
+    ///
+    /// ```
+    /// use isoshard::rng::{Generator, Init};
+    /// let values = Init::Orthogonal { gain: 1.0 }.prepare(Generator::new(0).next_draw(), &[2, 2])?;
+    /// let (mut first, mut second) = ([0.0f64; 2], [0.0f64; 2]);
+    /// values.fill(0, &mut first)?;
+    /// values.fill(2, &mut second)?;
+    /// assert!((first[0] * second[0] + first[1] * second[1]).abs() < 1e-12);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Init::fill`], the range aside.
+    /// Returns the errors of [`Init::fill`], except that of the range.
     pub fn prepare(&self, draw: Draw, global_shape: &[usize]) -> Result<InitValues> {
         let global = Shape::from(global_shape);
         global.checked_numel("init")?;
@@ -158,19 +181,30 @@ impl Init {
         Ok(InitValues { global, rule })
     }
 
-    /// True where every element is the same, so that no draw is read.
+    /// Returns true if all elements are equal, so that no draw is read.
+    ///
+    /// ```
+    /// assert!(isoshard::rng::Init::Ones.is_constant());
+    /// ```
     pub fn is_constant(&self) -> bool {
         matches!(self, Init::Zeros | Init::Ones | Init::Constant(_))
     }
 
-    /// The same as one of `Constant`, `Uniform`, `Normal`, `TruncatedNormal` and `Orthogonal`, checked.
+    /// Returns the same initialisation as one of `Constant`, `Uniform`, `Normal`, `TruncatedNormal` and `Orthogonal`.
+    ///
+    /// ```
+    /// use isoshard::rng::Init;
+    /// let resolved = Init::KaimingNormal { gain: 2.0 }.resolve(&[8, 16])?;
+    /// assert_eq!(resolved, Init::Normal { mean: 0.0, std: 0.5 });
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Init::fill`], the range aside.
+    /// Returns the errors of [`Init::fill`], except that of the range.
     pub fn resolve(&self, global_shape: &[usize]) -> Result<Init> {
         let symmetric = |bound: f64| Init::Uniform { low: -bound, high: bound };
         let centred = |std: f64| Init::Normal { mean: 0.0, std };
-        // A weight without elements has fans of 0, and needs no width.
+        // The fans of a weight without elements are 0.
         let fan_in = || Ok::<_, Error>(Fans::of(global_shape)?.fan_in.max(1) as f64);
         let fan_sum = || Fans::of(global_shape).map(|f| (f.fan_in + f.fan_out).max(1) as f64);
         let resolved = match *self {
@@ -186,7 +220,7 @@ impl Init {
         Ok(resolved)
     }
 
-    /// The same as a distribution of independent elements, if it is one as it stands.
+    /// Returns the distribution of the elements, if they are independent and the initialisation is resolved.
     fn distribution(&self) -> Option<Distribution> {
         Some(match *self {
             Init::Uniform { low, high } => Distribution::Uniform { low, high },
@@ -217,7 +251,7 @@ impl Init {
     }
 }
 
-/// The values of one parameter, made by [`Init::prepare`]: any range of them, for any rank.
+/// The values of one parameter, made by [`Init::prepare`].
 #[derive(Clone, Debug)]
 pub struct InitValues {
     global: Shape,
@@ -234,6 +268,16 @@ enum InitRule {
 impl InitValues {
     /// Writes elements `start..start + out.len()` (global, row-major).
     ///
+    /// ```
+    /// use isoshard::rng::{Generator, Init};
+    /// let values = Init::Ones.prepare(Generator::new(0).next_draw(), &[4])?;
+    /// let mut tail = [0.0f32; 2];
+    /// values.fill(2, &mut tail)?;
+    /// assert_eq!(tail, [1.0, 1.0]);
+    /// assert!(values.fill(3, &mut tail).is_err());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Refuses a range that leaves the tensor.
     pub fn fill<T: RandomFloat>(&self, start: u64, out: &mut [T]) -> Result<()> {
@@ -246,7 +290,18 @@ impl InitValues {
         Ok(())
     }
 
-    /// Writes the elements that `region` holds into `out`, its local storage.
+    /// Writes the elements of `region` to `out`, the region's local storage.
+    ///
+    /// ```
+    /// use isoshard::{placement::{Mesh, Spec}, rng::{Generator, Init}};
+    /// let mesh = Mesh::parse("fsdp=2", 0)?;
+    /// let spec = Spec::parse("f32[4, 2]@(fsdp:S0)", &mesh)?;
+    /// let values = Init::Ones.prepare(Generator::new(0).next_draw(), &[4, 2])?;
+    /// let mut rows = [0.0f32; 4];
+    /// values.fill_region(&spec.region(), &mut rows)?;
+    /// assert_eq!(rows, [1.0; 4]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses an `out` of another length than the region's, and a region of another tensor that leaves this one.
@@ -268,11 +323,21 @@ impl InitValues {
         done
     }
 
-    /// Writes the elements that `region` holds into `local`, its storage on any device: in place where nobody shares it. The
-    /// values are the same by bits on every device; an orthogonal matrix is made on the host and copied.
+    /// Writes the elements of `region` to `local`, the region's storage on any device, in place if the storage is not shared.
+    /// Every device gives the same bits. An orthogonal matrix is computed on the host and copied.
+    ///
+    /// ```
+    /// use isoshard::{placement::Region, rng::{Generator, Init}, tensor::{DType, Tensor}};
+    /// let mut x = Tensor::zeros(DType::F32, [3]);
+    /// let values = Init::Constant(0.5).prepare(Generator::new(0).next_draw(), &[3])?;
+    /// values.fill_tensor(&Region::whole(&[3].into()), &mut x)?;
+    /// assert_eq!(x.to_vec::<f32>()?, [0.5; 3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`InitValues::fill_region`]; refuses a `local` that is not floating; a device without room.
+    /// Returns the errors of [`InitValues::fill_region`]; refuses a `local` that is not floating; returns
+    /// [`Error::OutOfMemory`] if the device has no room.
     pub fn fill_tensor(&self, region: &Region, local: &mut Tensor) -> Result<()> {
         let (device, dtype) = (local.device(), local.dtype());
         if device == Device::Cpu {

@@ -1,4 +1,4 @@
-//! Uniform whole numbers, without bias.
+//! Uniform integers, without bias.
 
 use std::ops::RangeInclusive;
 
@@ -9,18 +9,18 @@ use super::sample::{BlockSink, PIECE, drive};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Element};
 
-/// A whole element type that can be drawn: i64, i32 or u8. Sealed.
+/// An integer element type of random numbers: i64, i32 or u8. Sealed.
 #[expect(private_bounds, reason = "sealed")]
 pub trait Integer: Element + WholeRange {}
 
 impl<T: Element + WholeRange> Integer for T {}
 
-/// Uniform whole numbers from `low` to below `high`, both within the type; up to 2^64 of them.
+/// Writes uniform integers from `low` to below `high`, both within the element type; up to 2^64 different ones.
 ///
-/// By multiplication and shift, without bias (D. Lemire, "Fast random integer generation in an interval", 2019): of n
-/// numbers, the word x of a 32-bit draw gives `low` + floor(x n / 2^32), unless x n mod 2^32 is below 2^32 mod n; then
-/// the same element's word of the next attempt is asked. More than 2^32 numbers read a 64-bit draw alike. So the
-/// numbers depend on the range alone, not on the element type.
+/// The method is multiplication and shift (D. Lemire, "Fast random integer generation in an interval", 2019). For n numbers,
+/// the word x of a 32-bit draw gives `low` + floor(x n / 2^32), unless x n mod 2^32 is below 2^32 mod n; then the element's
+/// word of the next attempt is used. More than 2^32 numbers use a 64-bit draw in the same way. So the numbers depend on the
+/// range and not on the element type.
 ///
 /// ```
 /// use isoshard::rng::{Generator, uniform_int};
@@ -44,14 +44,14 @@ pub fn uniform_int<T: Integer>(
     Ok(())
 }
 
-/// How many words an element reads, `low` modulo 2^64, one less than how many numbers there are (which may be 2^64), and
-/// below which share of the words another attempt is asked.
+/// A range of integers: `low` modulo 2^64, the number of integers minus one (there may be 2^64), and the remainder below which
+/// a word is rejected; for one or two words per element.
 pub(super) enum IntegerRange {
     One { low: u64, last: u32, threshold: u32 },
     Two { low: u64, last: u64, threshold: u64 },
 }
 
-/// What `low` to below `high`, a sound range, asks of the words.
+/// Returns the range from `low` to below `high`, which was checked.
 pub(super) fn range_of(low: i128, high: i128) -> IntegerRange {
     let (low, last) = (low as u64, (high - low - 1) as u64);
     match u32::try_from(last) {
@@ -67,7 +67,7 @@ pub(super) fn range_of(low: i128, high: i128) -> IntegerRange {
     }
 }
 
-/// Refuses what [`uniform_int`] would, of a dtype that it fills; others keep no range.
+/// Returns the error of [`uniform_int`] for this range and dtype, if any.
 pub(super) fn check(low: i128, high: i128, dtype: DType) -> Result<()> {
     match dtype {
         DType::I64 => expect_range(low, high, dtype, i64::RANGE),
@@ -89,15 +89,15 @@ fn expect_range(low: i128, high: i128, dtype: DType, holds: RangeInclusive<i128>
     ))
 }
 
-/// The values of a whole type, and their fill.
+/// An integer type: its range and its fill.
 trait WholeRange: Sized {
-    /// What the type holds.
+    /// The values of the type.
     const RANGE: RangeInclusive<i128>;
     /// Writes the numbers of a range within the type.
     fn fill(draw: Draw, at: IndexRanges<'_>, words: &IntegerRange, out: &mut [Self]);
 }
 
-/// The low bits of a number. i64 and i32 are drawn; u8 is cut from i32.
+/// Conversion from the low bits of a `u64`. i64 and i32 have it; u8 is converted from i32.
 trait LowBits: Element {
     fn low(x: u64) -> Self;
 }
@@ -157,7 +157,7 @@ impl WholeRange for u8 {
     }
 }
 
-/// From the 32-bit draw.
+/// Writes integers of a 32-bit draw.
 struct FromWords<'a, T> {
     draw: Draw,
     start: IndexRanges<'a>,
@@ -168,7 +168,7 @@ struct FromWords<'a, T> {
 }
 
 impl<T: LowBits> FromWords<'_, T> {
-    /// The number, and where in its share of the words the word lay.
+    /// Returns the number and the remainder that decides about rejection.
     #[inline(always)]
     fn place(low: u64, last: u32, word: u32) -> (T, u32) {
         // word * (last + 1), where last + 1 may be 2^32.
@@ -212,7 +212,7 @@ impl<T: LowBits> BlockSink for FromWords<'_, T> {
     }
 }
 
-/// From the 64-bit draw.
+/// Writes integers of a 64-bit draw.
 struct FromPairs<'a> {
     draw: Draw,
     start: IndexRanges<'a>,

@@ -1,4 +1,4 @@
-//! Masks. The decision is made on the element's 32-bit word, so every element type has the same mask.
+//! Random masks. The decision depends on the element's 32-bit word, so every element type has the same mask.
 
 use super::Draw;
 use super::continuous::{expect_all, expect_len};
@@ -9,9 +9,16 @@ use super::sample::{BlockSink, PIECE, drive};
 use crate::error::{Error, Result};
 use crate::tensor::Element;
 
-/// The word from which on an element is kept: `p` times 2^32, to the nearest and at most 2^32 - 1.
+/// Returns the smallest word with which dropout keeps an element: `p` times 2^32, rounded, at most 2^32 - 1.
 ///
 /// At `p` = 1 nothing is kept, whatever the word.
+///
+/// ```
+/// use isoshard::rng::keep_threshold;
+/// assert_eq!(keep_threshold("dropout", 0.25)?, 1 << 30);
+/// assert!(keep_threshold("dropout", 1.5).is_err());
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
@@ -22,7 +29,17 @@ pub fn keep_threshold(verb: &str, p: f64) -> Result<u32> {
     Err(Error::invalid(verb, "a probability lies in [0, 1]", format!("p = {p}"), ""))
 }
 
-/// A mask of what stays, as dropout's: false with probability `p` (to 2^-32), which it drops, and true for what it keeps.
+/// Writes dropout's mask: false (dropped) with probability `p` (to 2^-32), true (kept) otherwise.
+///
+/// ```
+/// use isoshard::rng::{Generator, bernoulli, keep};
+/// let draw = Generator::new(7).next_draw();
+/// let (mut kept, mut dropped) = ([false; 100], [false; 100]);
+/// keep(draw, 0, 0.1, &mut kept)?;
+/// bernoulli(draw, 0, 0.1, &mut dropped)?;
+/// assert!(kept.iter().zip(&dropped).all(|(kept, dropped)| kept != dropped));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
@@ -32,7 +49,15 @@ pub fn keep(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Result<()
     Ok(())
 }
 
-/// True with probability `p` (to 2^-32): where [`keep`] is false.
+/// Writes true with probability `p` (to 2^-32): the opposite of [`keep`].
+///
+/// ```
+/// use isoshard::rng::{Generator, bernoulli};
+/// let mut coins = [false; 1000];
+/// bernoulli(Generator::new(7).next_draw(), 0, 0.25, &mut coins)?;
+/// assert!((200..300).contains(&coins.iter().filter(|&&coin| coin).count()));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a `p` outside [0, 1].
@@ -42,8 +67,16 @@ pub fn bernoulli(draw: Draw, at: impl Indices, p: f64, out: &mut [bool]) -> Resu
     Ok(())
 }
 
-/// [`bernoulli`] with a probability for each element: true where (word + 1/2) <= p 2^32 in f64, which is the same where
-/// the probabilities are equal (and less than 1 - 2^-33, or 1).
+/// Writes true with one probability per element: true if (word + 1/2) <= p 2^32 in f64. Equal probabilities (below 1 - 2^-33,
+/// or 1) give the values of [`bernoulli`].
+///
+/// ```
+/// use isoshard::rng::{Generator, bernoulli_each};
+/// let mut coins = [false; 3];
+/// bernoulli_each(Generator::new(7).next_draw(), 0, &[0.0f32, 1.0, 0.0], &mut coins)?;
+/// assert_eq!(coins, [false, true, false]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses slices of different lengths, and a probability outside [0, 1].

@@ -1,14 +1,16 @@
 //! Random numbers as a pure function of `(seed, draw number, global linear index)`.
 //!
-//! A [`Generator`] is an explicit value that counts draws, one per random operator. Every rank runs the same program,
-//! so every rank counts alike and no rank asks another: nothing here communicates. A [`Draw`] names one operator's
-//! numbers, and the fills ([`uniform`], [`normal`], [`gamma`](gamma()), …; [`Distribution`] and [`Init`] name them as values)
-//! compute any range of them, given the *global* linear (row-major) index of its first element, or many at once
-//! ([`IndexRanges`]). However a tensor is cut, each element gets the same bits, on every CPU, vector width and CUDA device
-//! ([`Distribution::fill_tensor`]).
+//! To draw random tensors on a mesh, use [`DTensor::randn`](crate::dtensor::DTensor::randn) and the other methods of
+//! `DTensor` with a [`Generator`]. This module is what they are built on; it knows no mesh and communicates nothing.
 //!
-//! The streams are frozen: which counter an element reads is written at [`Draw`], the formula at each fill, and
-//! known answers stand in the tests. Changing one bit is a breaking change.
+//! A [`Generator`] is an explicit value that counts draws, one per random operator. Every rank runs the same program, so
+//! every rank counts equally. A [`Draw`] identifies one operator's numbers. The fills ([`uniform`], [`normal`],
+//! [`gamma`](gamma()), ...; [`Distribution`] and [`Init`] are the same as values) compute any range of them from the *global*
+//! linear (row-major) index of the range's first element, or many ranges at once ([`IndexRanges`]). Each element gets the
+//! same bits in every layout, on every CPU, vector width and CUDA device ([`Distribution::fill_tensor`]).
+//!
+//! The streams are frozen. [`Draw`] documents the counter that an element reads, each fill its formula, and the tests hold
+//! known answers. Changing one bit is a breaking change.
 //!
 //! ```
 //! use isoshard::rng::{Generator, normal};
@@ -21,10 +23,11 @@
 //! assert_eq!(part, whole[3..7]);
 //! ```
 //!
-//! Each distribution has a fill with scalar parameters and, where that is natural, one that ends in `_each`, with
-//! parameters for each element. Rejection asks further attempts for the element's own words, never its neighbours'.
+//! A fill whose name ends in `_each` takes one parameter per element. Rejection sampling reads further attempts of the
+//! element's own words, never its neighbours'.
 //!
-//! Missing: beta, Student's t and others (a [`Stream`] serves those of outside crates, in one order, on the host).
+//! Missing: beta, Student's t and others. A [`Stream`] gives their implementations in other crates random words, in one
+//! order, on the host.
 
 mod continuous;
 mod counts;

@@ -1,8 +1,8 @@
-//! Random orthogonal matrices: the QR decomposition of a normal one.
+//! Random orthogonal matrices: Q of the QR decomposition of a normal matrix.
 //!
-//! Householder's reflections in f64, one dot product and one update a column and step (Golub and Van Loan, *Matrix
-//! Computations*, 5.2.2). Sums run over 16 lanes that are folded in one fixed order, products are rounded before they
-//! are added: every CPU and vector width gives the same bits.
+//! Householder reflections in f64, with one dot product and one update per column and step (Golub and Van Loan, *Matrix
+//! Computations*, 5.2.2). Sums use 16 lanes that are added in one fixed order, and products are rounded before they are added,
+//! so every CPU and vector width gives the same bits.
 
 use std::cell::OnceCell;
 
@@ -12,28 +12,28 @@ use crate::tensor::Element;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
 const LANES: usize = 16;
-/// Reflections that are applied to a vector while it is in the cache. Changes no bit.
+/// The number of reflections that are applied to a vector while it is in the cache. It changes no bit.
 const PANEL: usize = 32;
 
-/// A tensor taken as the matrix `[first extent, product of the others]`, with orthonormal rows or columns times `gain`.
+/// A tensor seen as the matrix `[first extent, product of the others]`, with orthonormal rows or columns times `gain`.
 #[derive(Clone, Debug)]
 pub(super) struct Orthogonal {
     draw: Draw,
     gain: f64,
     rows: usize,
     columns: usize,
-    /// Computed when the first element is asked for: a rank that holds none does not.
+    /// Computed for the first element that is needed, so never on a rank that stores no element.
     vectors: OnceCell<Vec<f64>>,
 }
 
 impl Orthogonal {
-    /// The matrix of this draw; `global_shape` has two or more dims.
+    /// Creates the matrix of this draw; `global_shape` has two or more dims.
     pub fn new(draw: Draw, global_shape: &[usize], gain: f64) -> Orthogonal {
         let (rows, columns) = (global_shape[0], global_shape[1..].iter().product());
         Orthogonal { draw, gain, rows, columns, vectors: OnceCell::new() }
     }
 
-    /// Writes elements `start..start + out.len()`, which lie in the matrix.
+    /// Writes elements `start..start + out.len()`, which are inside the matrix.
     pub fn fill<T: RandomFloat>(&self, start: u64, out: &mut [T]) {
         if out.is_empty() {
             return;
@@ -52,7 +52,7 @@ impl Orthogonal {
         }
     }
 
-    /// The orthonormal vectors, times the gain, one after the other: rows of a wide matrix, columns of another.
+    /// Computes the orthonormal vectors times the gain, one after another: rows of a wide matrix, columns of any other.
     fn vectors(&self) -> Vec<f64> {
         let mut vectors = vec![0.0; self.rows * self.columns];
         let (len, count) = (self.rows.max(self.columns), self.rows.min(self.columns));
@@ -125,15 +125,15 @@ impl Kernel for Decompose<'_> {
     }
 }
 
-/// The reflection 1 - tau v vᵀ, where v's first element is 1 and stands nowhere.
+/// The reflection 1 - tau v vᵀ. v's first element is 1 and is not stored.
 struct Reflection {
     tau: f64,
-    /// What becomes of the first element of the vector that it was made for: R's diagonal.
+    /// The first element of the reflected vector: R's diagonal.
     diagonal: f64,
 }
 
 impl Reflection {
-    /// The one that leaves nothing of `x` but its first element; v is written over the others.
+    /// Returns the reflection that sets all elements of `x` but the first to zero. Writes v over the others.
     #[inline(always)]
     fn annihilate(x: &mut [f64]) -> Reflection {
         let (first, below) = x.split_first_mut().expect("a vector is at least as long as there are vectors");
@@ -148,7 +148,7 @@ impl Reflection {
         Reflection { tau: (diagonal - *first) / diagonal, diagonal }
     }
 
-    /// Reflects `x` by the v that stands in `mirror`.
+    /// Reflects `x`, with v in `mirror`.
     #[inline(always)]
     fn reflect(&self, mirror: &[f64], x: &mut [f64]) {
         let weight = self.tau * (x[0] + dot(&mirror[1..], &x[1..]));
@@ -157,7 +157,7 @@ impl Reflection {
     }
 }
 
-/// The sum of products: lane l adds the elements l, l + 16, …; then halves of lanes are added.
+/// Returns the sum of products. Lane l adds elements l, l + 16, ...; then halves of the lanes are added.
 #[inline(always)]
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());

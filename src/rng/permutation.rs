@@ -1,14 +1,14 @@
-//! A random order of 0..n, any element of which can be asked for alone.
+//! A random order of 0..n that is evaluated per element, without a table.
 
 use super::{Draw, bits64, philox};
 use crate::error::{Error, Result};
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
-/// A point or a pair of points is left unmixed with probability 2^-64.
+/// The number of rounds. A point or a pair of points stays unmixed with probability 2^-64.
 pub(super) const ROUNDS: usize = 64;
 const LANES: usize = 16;
 
-/// A permutation of `0..len`, a function of `(draw, index)`: a data order without a table.
+/// A permutation of `0..len` as a function of `(draw, index)`: a data order without a table.
 ///
 /// The swap-or-not shuffle of Hoang, Morris and Rogaway (CRYPTO 2012), 64 rounds. Round r reflects x to
 /// x' = (K_r - x) mod n if bit 0 of word 0 of block max(x, x') of attempt r + 1 is set; K_r is the upper half of
@@ -28,7 +28,16 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..len` that this draw names.
+    /// Creates the permutation of `0..len` of this draw.
+    ///
+    /// ```
+    /// use isoshard::rng::{Generator, Permutation};
+    /// let order = Permutation::new(Generator::new(3).next_draw(), 5);
+    /// let mut all = (0..5).map(|i| order.at(i)).collect::<isoshard::Result<Vec<_>>>()?;
+    /// all.sort();
+    /// assert_eq!(all, [0, 1, 2, 3, 4]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn new(draw: Draw, len: u64) -> Permutation {
         let mut keys = [0; ROUNDS];
         bits64(draw, 0, &mut keys);
@@ -36,35 +45,68 @@ impl Permutation {
         Permutation { draw, len, keys }
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
+    ///
+    /// ```
+    /// # use isoshard::rng::{Generator, Permutation};
+    /// assert_eq!(Permutation::new(Generator::new(3).next_draw(), 5).len(), 5);
+    /// ```
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// True where there are no elements.
+    /// Returns true if there are no elements.
+    ///
+    /// ```
+    /// # use isoshard::rng::{Generator, Permutation};
+    /// assert!(Permutation::new(Generator::new(3).next_draw(), 0).is_empty());
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What stands at `index`.
+    /// Returns the value at `index`.
+    ///
+    /// ```
+    /// # use isoshard::rng::{Generator, Permutation};
+    /// let order = Permutation::new(Generator::new(3).next_draw(), 1 << 40);
+    /// assert!(order.at(123_456_789)? < 1 << 40);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses an index that is not there.
+    /// Refuses an index that is not below `len`.
     pub fn at(&self, index: u64) -> Result<u64> {
         self.check(index, 1)?;
         Ok((0..ROUNDS).fold(index, |x, round| self.round(round, x)))
     }
 
-    /// Where `value` stands: the inverse of [`Permutation::at`].
+    /// Returns the index of `value`: the inverse of [`Permutation::at`].
+    ///
+    /// ```
+    /// # use isoshard::rng::{Generator, Permutation};
+    /// let order = Permutation::new(Generator::new(3).next_draw(), 1000);
+    /// assert_eq!(order.at(order.position(17)?)?, 17);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a value that is not there.
+    /// Refuses a value that is not below `len`.
     pub fn position(&self, value: u64) -> Result<u64> {
         self.check(value, 1)?;
         Ok((0..ROUNDS).rev().fold(value, |x, round| self.round(round, x)))
     }
 
-    /// What stands at `start..start + out.len()`, several times as fast as one by one.
+    /// Writes the values at `start..start + out.len()`, several times as fast as one by one.
+    ///
+    /// ```
+    /// # use isoshard::rng::{Generator, Permutation};
+    /// let order = Permutation::new(Generator::new(3).next_draw(), 1000);
+    /// let mut batch = [0; 4];
+    /// order.fill(8, &mut batch)?;
+    /// assert_eq!(batch[3], order.at(11)?);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses a range that leaves the permutation.
@@ -74,12 +116,12 @@ impl Permutation {
         Ok(())
     }
 
-    /// The draw that names it.
+    /// Returns the draw.
     pub(super) fn draw(&self) -> Draw {
         self.draw
     }
 
-    /// The sums that rounds reflect at.
+    /// Returns the keys of the rounds' reflections.
     pub(super) fn keys(&self) -> &[u64; ROUNDS] {
         &self.keys
     }

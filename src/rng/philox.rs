@@ -1,14 +1,26 @@
-//! Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+//! Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2,
+//! 3", SC 2011.
+//!
+//! ```
+//! // The first known answer of Random123.
+//! let words = isoshard::rng::philox::block([0; 2], [0; 4]);
+//! assert_eq!(words, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+//! ```
 
-/// The rounds of Philox4x32-10.
+/// The number of rounds.
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u64; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const WEYL: [u64; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const LOW: u64 = 0xffff_ffff;
 
-/// The four words of one block: a bijection of the counter for every key.
+/// Returns the four words of one block. For every key this is a bijection of the counter.
 ///
-/// Bit for bit the `philox4x32` of Random123, cuRAND and others.
+/// The bits are those of `philox4x32` in Random123, cuRAND and others.
+///
+/// ```
+/// use isoshard::rng::philox::block;
+/// assert_ne!(block([1, 0], [0; 4]), block([2, 0], [0; 4]));
+/// ```
 #[inline(always)]
 pub fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     let low = u64::from(counter[0]) | u64::from(counter[1]) << 32;
@@ -17,12 +29,12 @@ pub fn block(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32]
 }
 
-/// `N` consecutive blocks, each as its words 0 and 1, then its words 2 and 3, the earlier word in the low half.
+/// `N` consecutive blocks. Each is two `u64`s, words 0 and 1, then words 2 and 3, with the earlier word in the low half.
 #[repr(C, align(64))]
 pub(crate) struct Blocks<const N: usize>(pub(super) [[u64; 2]; N]);
 
 impl<const N: usize> Blocks<N> {
-    /// The blocks from index `first` on (wrapping), with `high` in the counter's upper half. Vectorises over blocks.
+    /// Computes the blocks from index `first` on (wrapping), with `high` in the counter's upper half. Vectorises over blocks.
     #[inline(always)]
     pub(super) fn compute(key: [u32; 2], first: u64, high: u64) -> Self {
         let mut out = Blocks([[0; 2]; N]);
@@ -32,7 +44,7 @@ impl<const N: usize> Blocks<N> {
         out
     }
 
-    /// All words, in order.
+    /// Returns all words, in order.
     #[inline(always)]
     pub(crate) fn words(&mut self) -> &[u32] {
         let pairs = self.0.as_flattened_mut();
@@ -43,7 +55,7 @@ impl<const N: usize> Blocks<N> {
     }
 }
 
-/// One block in 64-bit lanes. The upper halves hold leftovers between rounds: the products read lower halves alone.
+/// Computes one block in 64-bit lanes. Between rounds the upper halves are garbage; the products read the lower halves only.
 #[inline(always)]
 pub(super) fn pairs(key: [u32; 2], low: u64, high: u64) -> [u64; 2] {
     let (mut k0, mut k1) = (u64::from(key[0]), u64::from(key[1]));
@@ -73,7 +85,7 @@ mod tests {
         ),
     ];
 
-    /// The definition, as the paper writes it: 32-bit words, a multiplication in two halves.
+    /// The paper's definition: 32-bit words, a multiplication in two halves.
     fn definition(mut k: [u32; 2], mut c: [u32; 4]) -> [u32; 4] {
         let mulhilo = |a: u32, b: u32| {
             let p = u64::from(a) * u64::from(b);

@@ -1,4 +1,4 @@
-//! Poisson numbers.
+//! Poisson numbers, by inversion or by rejection.
 
 use super::continuous::{expect_all, expect_len};
 use super::counts::FromCounts;
@@ -21,15 +21,23 @@ pub trait Count: Element + FromCounts {}
 
 impl<T: Element + FromCounts> Count for T {}
 
-/// Poisson numbers of this rate, which is their mean and variance.
+/// Writes Poisson numbers. The rate is their mean and their variance.
 ///
-/// The counts, in f64 whatever the element type: below a rate of 10 by inversion of a 64-bit draw, the first k whose
+/// Counts are computed in f64 for every element type. Below a rate of 10, by inversion of a 64-bit draw: the first k whose
 /// p_0 + … + p_k is above the pair's upper 53 bits times 2^-53 (or whose p_k is at most 2^-56), where p_0 = exp(-rate)
-/// and p_k = p_{k-1} (rate (1 / k)). From 10 on by the transformed rejection of W. Hörmann, "The transformed rejection
-/// method for generating Poisson random variables", 1993 (PTRS), where try k of element e reads block e of attempt
+/// and p_k = p_{k-1} (rate (1 / k)). From 10 on, by the transformed rejection of W. Hörmann, "The transformed rejection
+/// method for generating Poisson random variables", 1993 (PTRS): attempt k of element e reads block e of attempt
 /// k + 1: U and V are (upper 53 bits + 1/2) / 2^53 of its pairs, and the full test decides alone.
 ///
-/// i32: saturated. f32: rounded; f16 and bf16: the f32 number rounded.
+/// i32: saturated. f32: rounded. f16 and bf16: the f32 number rounded.
+///
+/// ```
+/// use isoshard::rng::{Generator, poisson};
+/// let mut counts = [0i64; 1000];
+/// poisson(Generator::new(7).next_draw(), 0, 4.0, &mut counts)?;
+/// assert!((counts.iter().sum::<i64>() as f64 / 1000.0 - 4.0).abs() < 0.3);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses a rate below 0 or above 2^50, and NaN.
@@ -47,14 +55,14 @@ pub fn poisson<T: Count>(draw: Draw, at: impl Indices, rate: f64, out: &mut [T])
     Ok(())
 }
 
-/// The two methods' setups for one rate.
+/// The setup of one rate, for the method that samples it.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
 enum PreparedRate {
     Few(CumulativeSums),
     Many(PoissonSetup),
 }
 
-/// Has `write` write counts piece by piece, which then become elements.
+/// Calls `write` to write counts piece by piece, and converts them to elements.
 fn in_counts<T: Count>(mut at: IndexRanges<'_>, out: &mut [T], write: Write<'_, f64>) {
     let mut counts = [0.0; PIECE];
     let mut done = 0;
@@ -68,7 +76,15 @@ fn in_counts<T: Count>(mut at: IndexRanges<'_>, out: &mut [T], write: Write<'_, 
     }
 }
 
-/// [`poisson`] with a rate for each element: the same numbers where the rates are equal.
+/// Writes Poisson numbers with one rate per element. Equal rates give the numbers of [`poisson`].
+///
+/// ```
+/// use isoshard::rng::{Generator, poisson_each};
+/// let mut counts = [0i32; 3];
+/// poisson_each(Generator::new(7).next_draw(), 0, &[0.0f32, 4.0, 1e6], &mut counts)?;
+/// assert!(counts[0] == 0 && counts[2] > 990_000);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 ///
 /// # Errors
 /// Refuses slices of different lengths, and rates as [`poisson`] does.
@@ -91,7 +107,7 @@ pub fn poisson_each<R: RandomFloat, T: Count>(
     Ok(())
 }
 
-/// A count for each of the rates, of which there is a piece.
+/// Computes one count per rate of a piece.
 fn each_piece(
     draw: Draw,
     at: IndexRanges<'_>,
@@ -112,7 +128,7 @@ fn each_piece(
     }
 }
 
-/// Refuses what [`poisson`] would.
+/// Returns the error of [`poisson`] for this rate, if any.
 pub(super) fn check(rate: f64) -> Result<()> {
     if is_rate(rate) {
         return Ok(());
@@ -120,18 +136,18 @@ pub(super) fn check(rate: f64) -> Result<()> {
     Err(Error::invalid("poisson", RATE, format!("{rate}"), ""))
 }
 
-/// The rate from which on counts come by rejection.
+/// From this rate on, counts are sampled by rejection.
 pub(super) const LARGE: f64 = 10.0;
 const RATE: &str = "a rate lies between 0 and 2^50";
 
-/// What is below this is no probability that 53 bits meet.
+/// Smaller probabilities never change a comparison with 53 bits.
 const TINY: f64 = 1.0 / 72_057_594_037_927_936.0;
 
 fn is_rate(x: f64) -> bool {
     (0.0..=1_125_899_906_842_624.0).contains(&x)
 }
 
-/// p_0, p_0 + p_1, … as far as p_k is above [`TINY`].
+/// p_0, p_0 + p_1, ... while p_k is above [`TINY`].
 pub(super) struct CumulativeSums {
     pub sums: [f64; 64],
     pub len: usize,
@@ -179,7 +195,7 @@ impl BlockSink for Inversion<'_> {
     }
 }
 
-/// As [`Inversion`], with a rate for each; nothing that means anything where that is large.
+/// Inversion with one rate per element. Counts of large rates are meaningless.
 struct InversionPerElement<'a> {
     rates: &'a [f64],
     pairs: &'a [u64],
@@ -239,7 +255,7 @@ struct PoissonSetup {
 impl RejectionMethod for TransformedRejection {
     type Wide = f64;
     type Setup = PoissonSetup;
-    const TRIES: u16 = u16::MAX;
+    const ATTEMPTS: u16 = u16::MAX;
 
     /// Small rates, whose numbers are thrown away, as the smallest large one.
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! From a distribution as a value to the fill that it names, by element type.
+//! The fill for each pair of [`Distribution`] and element type.
 
 use half::{bf16, f16};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::tensor::Element;
 
-/// An element type that a [`Distribution`] can fill: every one there is. Sealed.
+/// An element type that a [`Distribution`] can fill: every element type. Sealed.
 #[expect(private_bounds, reason = "sealed")]
 pub trait RandomElement: Element + FillFrom {}
 
@@ -19,7 +19,7 @@ impl<T: FillFrom> RandomElement for T {}
 
 /// Fills from a distribution that was checked for this type.
 pub(super) trait FillFrom: Element {
-    /// As [`Distribution::fill`].
+    /// Fills as [`Distribution::fill`] does, without its checks.
     fn fill(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [Self]);
 }
 
@@ -61,7 +61,7 @@ fill! {
     };
 }
 
-/// What floating types have; `from` was checked.
+/// Fills floating elements; `from` was checked.
 pub(super) fn floats<T: RandomFloat>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     match from {
         Distribution::Uniform { low, high } => {
@@ -83,13 +83,13 @@ pub(super) fn floats<T: RandomFloat>(from: Distribution, draw: Draw, at: IndexRa
 
 const CHECKED: &str = "its parameters were checked";
 
-/// What types that hold counts have besides.
+/// Fills counts.
 fn counts<T: Count>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     let Distribution::Poisson { rate } = from else { unreachable!("{from:?} is no count") };
     poisson(draw, at, rate, out).expect(CHECKED);
 }
 
-/// What integer types have besides.
+/// Fills integers.
 fn whole<T: Integer>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     match from {
         Distribution::UniformInt { low, high } => uniform_int(draw, at, low, high, out).expect(CHECKED),
@@ -97,7 +97,7 @@ fn whole<T: Integer>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &
     }
 }
 
-/// What every type has.
+/// Fills any type with Bernoulli zeros and ones.
 fn any<T: Element>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mut [T]) {
     let Distribution::Bernoulli { p } = from else { unreachable!("{from:?} was checked for {}", T::DTYPE) };
     let [no, yes] = [0.0, 1.0].map(T::from_f64);
@@ -105,7 +105,7 @@ fn any<T: Element>(from: Distribution, draw: Draw, at: IndexRanges<'_>, out: &mu
     by_chunks(at, out, mask, |bit| if bit { yes } else { no });
 }
 
-/// Fills from numbers of another type, a chunk of them at a time.
+/// Fills from numbers of another type, in chunks.
 fn by_chunks<A: Copy + Default, T>(
     mut at: IndexRanges<'_>,
     out: &mut [T],

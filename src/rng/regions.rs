@@ -1,4 +1,4 @@
-//! Distributions and orders in the storage of a region, on any device.
+//! Fills of a region's storage, on any device.
 
 use super::Draw;
 use super::cuda;
@@ -11,24 +11,43 @@ use crate::placement::Region;
 use crate::tensor::{Device, Shape, Tensor, for_dtype};
 
 impl Distribution {
-    /// Writes the values of these elements of a tensor: `at` is the global linear (row-major) index of `out[0]`, on
-    /// which the others follow, or [`IndexRanges`].
+    /// Writes the values of these elements of a tensor: `at` is the global linear (row-major) index of `out[0]`, with the others
+    /// following, or [`IndexRanges`]. A part has the whole's values.
     ///
-    /// Communicates nothing; any cut of the tensor gets the same values.
+    /// ```
+    /// use isoshard::rng::{Distribution, Generator};
+    /// let draw = Generator::new(0).next_draw();
+    /// let (mut whole, mut part) = ([0.0f32; 9], [0.0f32; 3]);
+    /// Distribution::STANDARD.fill(draw, 0, &mut whole)?;
+    /// Distribution::STANDARD.fill(draw, 6, &mut part)?;
+    /// assert_eq!(part, whole[6..]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Distribution::check`].
+    /// Returns the errors of [`Distribution::check`].
     pub fn fill<T: RandomElement>(&self, draw: Draw, at: impl Indices, out: &mut [T]) -> Result<()> {
         self.check(T::DTYPE)?;
         T::fill(*self, draw, at.ranges(), out);
         Ok(())
     }
 
-    /// Writes the values of the elements that `region` holds of a tensor of shape `global` into `out`, its local
-    /// storage: those of the whole, however it is cut.
+    /// Writes the values of a region of a tensor of shape `global` to `out`, the region's local storage.
+    ///
+    /// ```
+    /// use isoshard::{placement::{Mesh, Spec}, rng::{Distribution, Generator}};
+    /// let mesh = Mesh::parse("tp=2", 1)?;
+    /// let spec = Spec::parse("f32[2, 4]@(tp:S1)", &mesh)?;
+    /// let draw = Generator::new(0).next_draw();
+    /// let (mut whole, mut columns) = ([0.0f32; 8], [0.0f32; 4]);
+    /// Distribution::UNIT.fill(draw, 0, &mut whole)?;
+    /// Distribution::UNIT.fill_region(draw, &spec.shape, &spec.region(), &mut columns)?;
+    /// assert_eq!(columns, [whole[2], whole[3], whole[6], whole[7]]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Distribution::check`]; refuses an `out` of another length than the region's.
+    /// Returns the errors of [`Distribution::check`]. Refuses an `out` of another length than the region's.
     pub fn fill_region<T: RandomElement>(
         &self,
         draw: Draw,
@@ -44,11 +63,20 @@ impl Distribution {
         })
     }
 
-    /// Writes the values of the elements that `region` holds of a tensor of shape `global` into `local`, its storage on any
-    /// device: in place where nobody shares it. The values are the same by bits on every device.
+    /// Writes the values of a region of a tensor of shape `global` to `local`, the region's storage on any device, in place if
+    /// the storage is not shared. Every device gives the same bits.
+    ///
+    /// ```
+    /// use isoshard::{placement::Region, rng::{Distribution, Generator}, tensor::{DType, Tensor}};
+    /// let mut x = Tensor::zeros(DType::I64, [6]);
+    /// let (shape, draw) = (x.shape().clone(), Generator::new(0).next_draw());
+    /// Distribution::UniformInt { low: 1, high: 7 }.fill_tensor(draw, &shape, &Region::whole(&shape), &mut x)?;
+    /// assert!(x.to_vec::<i64>()?.iter().all(|die| (1..7).contains(die)));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Distribution::fill_region`], of the tensor's dtype; a device without room.
+    /// Returns the errors of [`Distribution::fill_region`] for the tensor's dtype, or [`Error::OutOfMemory`].
     pub fn fill_tensor(&self, draw: Draw, global: &Shape, region: &Region, local: &mut Tensor) -> Result<()> {
         if local.device() == Device::Cpu {
             return for_dtype!(any local.dtype(), T => {
@@ -66,8 +94,17 @@ impl Distribution {
 }
 
 impl Permutation {
-    /// Writes what stands at the indices that `region` holds, of a tensor `[len]`, into `local`, its i64 storage on any
-    /// device: in place where nobody shares it.
+    /// Writes the values at the indices of `region`, a region of a tensor `[len]`, to `local`, its i64 storage on any device, in
+    /// place if the storage is not shared.
+    ///
+    /// ```
+    /// use isoshard::{placement::Region, rng::{Generator, Permutation}, tensor::{DType, Tensor}};
+    /// let order = Permutation::new(Generator::new(3).next_draw(), 4);
+    /// let mut x = Tensor::zeros(DType::I64, [4]);
+    /// order.fill_tensor(&Region::whole(&[4].into()), &mut x)?;
+    /// assert_eq!(x.to_vec::<i64>()?[2], order.at(2)? as i64);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses a `local` of another dtype or length, and a region that leaves the permutation; a device without room.
@@ -89,7 +126,7 @@ impl Permutation {
     }
 }
 
-/// Makes storage on a device writable: another where somebody shares it.
+/// Makes storage on a device writable: replaces it if it is shared.
 pub(super) fn unshare(local: &mut Tensor) -> Result<()> {
     if !local.is_unique() {
         *local = Tensor::uninit_on(local.device(), local.dtype(), local.shape())?;
@@ -97,7 +134,7 @@ pub(super) fn unshare(local: &mut Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Refuses, in the name of `verb`, local storage of another length than the region's.
+/// Returns an error of `verb` if the storage has another length than the region.
 pub(super) fn expect_storage(verb: &str, region: &Region, len: usize) -> Result<()> {
     if region.numel() == len {
         return Ok(());

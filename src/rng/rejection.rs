@@ -1,5 +1,5 @@
-//! Rejection, element by element: try k of element `e` reads block `e` of attempts that belong to k, so that nothing
-//! depends on the neighbours. First attempt_group are computed many at a time, and so are the few that follow.
+//! Rejection sampling per element. Attempt k of element `e` reads block `e` of the draw's attempts that belong to k, so an
+//! element does not depend on its neighbours. First attempts are vectorised over 32 elements, and so are the few that follow.
 
 use super::Draw;
 use super::index_ranges::IndexRanges;
@@ -7,21 +7,21 @@ use super::philox::{self, Blocks};
 use super::sample::PIECE;
 use crate::tensor::cpu::simd::{Kernel, dispatch};
 
-/// Elements computed together: loops over them vectorise.
+/// Elements per vectorised group.
 pub(super) const LANES: usize = 32;
 
-/// A distribution by rejection.
+/// A distribution that is sampled by rejection.
 pub(super) trait RejectionMethod: Copy {
-    /// What numbers and parameters are computed in.
+    /// The type that numbers and parameters are computed in.
     type Wide: Copy + Default;
-    /// What a parameter gives once for all attempt_group.
+    /// Values that are computed once per parameter.
     type Setup: Copy;
-    /// The number of attempt_group that there are attempts for.
-    const TRIES: u16;
+    /// The largest number of attempts.
+    const ATTEMPTS: u16;
 
-    /// A parameter's setup; 1 is a parameter.
+    /// Computes a parameter's setup. 1 must be a valid parameter.
     fn setup(self, param: Self::Wide) -> Self::Setup;
-    /// Numbers and whether they are accepted, try `k` of these elements.
+    /// Computes attempt `k` of these elements: numbers, and true for each accepted one.
     fn attempt(
         self,
         k: u16,
@@ -30,7 +30,7 @@ pub(super) trait RejectionMethod: Copy {
         out: &mut [Self::Wide; LANES],
         accepted: &mut [bool; LANES],
     );
-    /// What is done to accepted numbers.
+    /// Transforms the numbers of accepted attempts.
     fn finish(
         self,
         _setups: &impl LaneSetups<Self::Setup>,
@@ -40,14 +40,14 @@ pub(super) trait RejectionMethod: Copy {
     }
 }
 
-/// Which elements are computed together.
+/// The elements of one vectorised group.
 pub(super) struct ElementLanes {
     draw: Draw,
     index: [u64; LANES],
 }
 
 impl ElementLanes {
-    /// One block each.
+    /// Returns one block per element.
     #[inline(always)]
     pub(super) fn blocks(&self, attempt: u16) -> Blocks<LANES> {
         let (key, high) = (self.draw.key(), self.draw.counter_high(attempt));
@@ -59,28 +59,28 @@ impl ElementLanes {
     }
 }
 
-/// The setups of the elements computed together.
+/// The setups of one group.
 pub(super) trait LaneSetups<S> {
-    /// That of lane `i`.
+    /// Returns the setup of lane `i`.
     fn at(&self, i: usize) -> S;
 }
 
-/// Where parameters come from.
+/// The parameters of a fill.
 pub(super) trait SetupSource<M: RejectionMethod> {
-    /// The setups of elements computed together.
+    /// The setups of one group.
     type Lanes: LaneSetups<M::Setup>;
-    /// Those of these elements of the range.
+    /// Returns the setups of these elements of the range.
     fn setups(&self, method: M, elements: &[usize; LANES]) -> Self::Lanes;
 }
 
-/// One parameter for all, set up.
+/// One parameter for all elements.
 #[derive(Clone, Copy)]
 pub(super) struct SharedSetup<S>(pub S);
 
-/// A parameter an element.
+/// One parameter per element.
 pub(super) struct PerElement<'a, T>(pub &'a [T]);
 
-/// Parameters of the elements computed together.
+/// The parameters of one group.
 pub(super) struct LaneParams<M: RejectionMethod>(M, [M::Wide; LANES]);
 
 /// Writes the numbers of these elements.
@@ -117,7 +117,7 @@ impl<M: RejectionMethod, S: SetupSource<M>> Kernel for Run<'_, M, S> {
             self.at.advance(len);
             let mut count = len;
             let mut k = 0;
-            while count > 0 && k < M::TRIES {
+            while count > 0 && k < M::ATTEMPTS {
                 count = self.attempt_group(k, at, &index, &mut waiting, count, &mut numbers);
                 k += 1;
             }
@@ -127,7 +127,8 @@ impl<M: RejectionMethod, S: SetupSource<M>> Kernel for Run<'_, M, S> {
 }
 
 impl<M: RejectionMethod, S: SetupSource<M>> Run<'_, M, S> {
-    /// Try `k` of the first `count` elements that wait, counted from `at`, where `index` begins; what still waits moves to the front.
+    /// Makes attempt `k` of the first `count` waiting elements, counted from `at`, where `index` begins. Moves those that are
+    /// rejected again to the front and returns their number.
     #[inline(always)]
     fn attempt_group(
         &mut self,

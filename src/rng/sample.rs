@@ -1,5 +1,4 @@
-//! From blocks to numbers, a chunk at a time: the loops that vectorise, and the driver that cuts a range into
-//! chunks.
+//! The vectorised loops from Philox blocks to numbers, and the driver that cuts ranges into chunks of blocks.
 
 use std::ops::Range;
 
@@ -13,18 +12,18 @@ use crate::tensor::cpu::simd::{Kernel, dispatch};
 use crate::tensor::math::log::{ln_normal_f32, ln_normal_f64};
 use crate::tensor::math::trig::{sin_cos_2pi_f32, sin_cos_2pi_f64};
 
-/// Blocks in a chunk.
+/// Blocks per chunk.
 const CHUNK: usize = 32;
 
-/// What a range's blocks are turned into.
+/// A consumer of blocks: turns them into the elements of a range.
 pub(crate) trait BlockSink {
-    /// Elements that read one block.
+    /// Elements per block.
     const PER_BLOCK: usize;
-    /// Takes elements `skip..skip + len` of these blocks as elements `at..at + len` of the output.
+    /// Writes elements `skip..skip + len` of these blocks to elements `at..at + len` of the output.
     fn take<const N: usize>(&mut self, blocks: Blocks<N>, skip: usize, at: usize, len: usize);
 }
 
-/// Feeds `sink` the first `len` elements at these indices, of a draw's attempt.
+/// Passes the blocks of the first `len` elements at these indices, of one attempt of a draw, to `sink`.
 pub(crate) fn drive<S: BlockSink>(draw: Draw, attempt: u16, at: IndexRanges<'_>, len: usize, sink: S) {
     let (key, high) = (draw.key(), draw.counter_high(attempt));
     dispatch(Drive { key, high, at, len, sink });
@@ -53,7 +52,7 @@ impl<S: BlockSink> Kernel for Drive<'_, S> {
 }
 
 impl<S: BlockSink> Drive<'_, S> {
-    /// The stretch from global index `start` on: whole chunks, and one of the fewest blocks that the rest fits in.
+    /// Consumes the range that starts at global index `start`: whole chunks, then the smallest chunk that the rest fits in.
     #[inline(always)]
     fn stretch(&mut self, start: u64, mut at: usize, len: usize) {
         let mut block = start / S::PER_BLOCK as u64;
@@ -79,15 +78,15 @@ impl<S: BlockSink> Drive<'_, S> {
     }
 }
 
-/// A distribution: the numbers of a chunk of blocks, in f32 (four a block) or f64 (two a block).
+/// A distribution as a map from blocks to numbers: four f32 per block, or two f64.
 pub(crate) trait BlockDistribution: Copy {
-    /// The 32-bit draw.
+    /// Computes the numbers of a 32-bit draw.
     fn numbers_f32<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f32; 4]; N]);
-    /// The 64-bit draw.
+    /// Computes the numbers of a 64-bit draw.
     fn numbers_f64<const N: usize>(self, blocks: &Blocks<N>, out: &mut [[f64; 2]; N]);
 }
 
-/// What is done to a number before it is rounded to the element type.
+/// A map of a number, before it is rounded to the element type.
 pub(crate) trait MapNumber: Copy {
     /// In f32.
     fn f32(self, x: f32) -> f32;
@@ -95,7 +94,7 @@ pub(crate) trait MapNumber: Copy {
     fn f64(self, x: f64) -> f64;
 }
 
-/// Leaves numbers as they are.
+/// The identity.
 #[derive(Clone, Copy)]
 pub(super) struct Unchanged;
 
@@ -107,7 +106,7 @@ pub(super) struct Affine {
 }
 
 impl Affine {
-    /// Every number as it is: adding -0.0 keeps the sign of a zero.
+    /// The identity: adding -0.0 keeps the sign of a zero.
     pub const SAME: Affine = Affine { scale: 1.0, shift: -0.0 };
 }
 
@@ -174,21 +173,20 @@ impl<A: MapNumber> BlockDistribution for Normal<A> {
     }
 }
 
-/// The upper 24 bits as a fraction.
+/// Returns the upper 24 bits as a fraction.
 #[inline(always)]
 fn unit_f32(word: u32) -> f32 {
     // Below 2^24 the conversion from i32 is the same, and every vector unit has it.
     (word >> 8) as i32 as f32 * (1.0 / 16_777_216.0)
 }
 
-/// The upper 53 bits as a fraction.
+/// Returns the upper 53 bits as a fraction.
 #[inline(always)]
 pub(super) fn unit_f64(pair: u64) -> f64 {
     (pair >> 11) as f64 * (1.0 / 9_007_199_254_740_992.0)
 }
 
-/// sqrt(-2 ln u) times cos and sin of 2πv, where u in [2^-33, 1] is (a + 1/2) / 2^32 rounded and v the fraction
-/// of `b`.
+/// Returns sqrt(-2 ln u) times cos and sin of 2πv; u in [2^-33, 1] is (a + 1/2) / 2^32 rounded, v is the fraction of `b`.
 #[inline(always)]
 pub(super) fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
     let u = (a as f32).mul_add(1.0 / 4_294_967_296.0, 0.5 / 4_294_967_296.0);
@@ -197,7 +195,7 @@ pub(super) fn box_muller_f32(a: u32, b: u32) -> [f32; 2] {
     [radius * cos, radius * sin]
 }
 
-/// As above, where u in [2^-54, 1] is (floor(a / 2^11) + 1/2) / 2^53 rounded.
+/// Returns the same in f64; u in [2^-54, 1] is (floor(a / 2^11) + 1/2) / 2^53 rounded.
 #[inline(always)]
 pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
     let half_step = 0.5 / 9_007_199_254_740_992.0;
@@ -207,7 +205,7 @@ pub(super) fn box_muller_f64(a: u64, b: u64) -> [f64; 2] {
     [radius * cos, radius * sin]
 }
 
-/// f32 and f64: the types that numbers are computed in.
+/// A type that numbers are computed in: f32 or f64.
 pub(crate) trait Computed: Widen<Wide = Self> {
     /// Writes the numbers at these global indices.
     fn numbers<D: BlockDistribution>(
@@ -221,11 +219,11 @@ pub(crate) trait Computed: Widen<Wide = Self> {
     fn change<A: MapNumber>(numbers: &mut [Self], map: A);
 }
 
-/// f32 and f64, which gamma numbers are computed in.
+/// A type that gamma numbers are computed in: f32 or f64.
 pub(crate) trait Gammas: Widen<Wide = Self> {
-    /// [`gamma`](super::gamma()), checked.
+    /// Computes [`gamma`](super::gamma()) without its checks.
     fn gamma(draw: Draw, at: IndexRanges<'_>, shape: Self, scale: Self, out: &mut [Self]);
-    /// [`gamma_each`](super::gamma_each), checked.
+    /// Computes [`gamma_each`](super::gamma_each) without its checks.
     fn gamma_each(draw: Draw, at: IndexRanges<'_>, shape: &[Self], out: &mut [Self]);
 }
 
@@ -262,7 +260,7 @@ struct Change<'a, T, A> {
     map: A,
 }
 
-/// An element type that can be sampled, besides being a [`Float`].
+/// A [`Float`] that can be sampled.
 pub(crate) trait Sampled:
     Float
     + FromCounts
@@ -289,14 +287,14 @@ impl<T> Sampled for T where
 {
 }
 
-/// The elements of a piece, at most.
+/// The largest number of elements in a piece.
 pub(crate) const PIECE: usize = 512;
 
-/// Writes numbers of a type that may be wider than the elements, given where they stand and which of `out` they are.
+/// Writes numbers of a type that may be wider than the element type, given their global indices and their range of `out`.
 pub(crate) type Write<'a, W> = &'a mut dyn FnMut(IndexRanges<'_>, Range<usize>, &mut [W]);
 
-/// Has `write` write the elements in the type that they are computed in: all at once, or piece by piece if each piece is
-/// then rounded. It finds the elements' old values there if `old`.
+/// Calls `write` to write the elements in the type that they are computed in: once, or piece by piece if pieces have to be
+/// rounded. If `old` is true, `write` finds the elements' old values in its slice.
 pub(crate) fn in_compute_type<T: Widen>(
     at: IndexRanges<'_>,
     out: &mut [T],
@@ -310,7 +308,7 @@ pub(crate) fn in_compute_type<T: Widen>(
     pieces(at, out, old, write);
 }
 
-/// As [`in_compute_type`], but always piece by piece: what is done to a piece after it was written finds it in the cache.
+/// Does the same, always piece by piece, so that a second pass over a piece finds it in the cache.
 pub(super) fn in_pieces<T: Widen>(at: IndexRanges<'_>, out: &mut [T], write: Write<'_, T::Wide>) {
     pieces(at, out, false, write);
 }
@@ -319,7 +317,7 @@ fn pieces<T: Widen>(mut at: IndexRanges<'_>, out: &mut [T], old: bool, write: Wr
     let mut room = [T::Wide::default(); PIECE];
     let mut done = 0;
     while done < out.len() {
-        // Pieces end where a block does, as far as the indices run on.
+        // A piece ends at the end of a block if the indices are consecutive.
         let len = (PIECE - (at.first() % 4) as usize).min(out.len() - done);
         let here = done..done + len;
         let out = &mut out[here.clone()];
@@ -332,7 +330,7 @@ fn pieces<T: Widen>(mut at: IndexRanges<'_>, out: &mut [T], old: bool, write: Wr
     }
 }
 
-/// Elements from the 32-bit draw, computed in f32.
+/// Writes f32 numbers of a 32-bit draw.
 struct By32<'a, D> {
     out: &'a mut [f32],
     dist: D,
@@ -348,7 +346,7 @@ impl<D: BlockDistribution> BlockSink for By32<'_, D> {
     }
 }
 
-/// Elements from the 64-bit draw.
+/// Writes f64 numbers of a 64-bit draw.
 struct By64<'a, D> {
     out: &'a mut [f64],
     dist: D,

@@ -1,4 +1,4 @@
-//! A draw read in order, for other crates' distributions.
+//! A draw as a `rand_core` generator, for distributions of other crates.
 
 use rand_core::{Infallible, SeedableRng, TryRng};
 
@@ -8,8 +8,8 @@ const BUFFER_LEN: usize = 128;
 
 /// The words of one draw in order, as a `rand_core` generator: word `i` is element `i` of [`bits32`].
 ///
-/// For host-side use, equal on every rank: what a distribution consumes depends on the values, so a stream cannot
-/// be cut.
+/// For use on the host, equal on every rank. A distribution may consume any number of words per value, so a stream cannot be
+/// split over ranks.
 ///
 /// ```
 /// use isoshard::rng::{Generator, Stream};
@@ -29,7 +29,16 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The draw's words from the first on.
+    /// Creates a stream of the draw's words, from the first on.
+    ///
+    /// ```
+    /// use isoshard::rng::{Generator, Stream, bits32};
+    /// use rand_core::Rng;
+    /// let draw = Generator::new(1).next_draw();
+    /// let mut words = [0; 2];
+    /// bits32(draw, 0, &mut words);
+    /// assert_eq!(Stream::new(draw).next_u32(), words[0]);
+    /// ```
     pub fn new(draw: Draw) -> Stream {
         Stream {
             draw,
@@ -39,17 +48,38 @@ impl Stream {
         }
     }
 
-    /// The draw that is read.
+    /// Returns the draw.
+    ///
+    /// ```
+    /// use isoshard::rng::{Generator, Stream};
+    /// let draw = Generator::new(1).next_draw();
+    /// assert_eq!(Stream::new(draw).draw(), draw);
+    /// ```
     pub fn draw(&self) -> Draw {
         self.draw
     }
 
-    /// The index of the word that comes next.
+    /// Returns the index of the next word.
+    ///
+    /// ```
+    /// use isoshard::rng::{Generator, Stream};
+    /// use rand_core::Rng;
+    /// let mut stream = Stream::new(Generator::new(1).next_draw());
+    /// stream.next_u64();
+    /// assert_eq!(stream.position(), 2);
+    /// ```
     pub fn position(&self) -> u64 {
         self.start.wrapping_add(self.used_len as u64)
     }
 
-    /// Goes on from word `position`.
+    /// Continues from word `position`.
+    ///
+    /// ```
+    /// use isoshard::rng::{Generator, Stream};
+    /// let mut stream = Stream::new(Generator::new(1).next_draw());
+    /// stream.seek(1 << 40);
+    /// assert_eq!(stream.position(), 1 << 40);
+    /// ```
     pub fn seek(&mut self, position: u64) {
         self.start = position.wrapping_sub(BUFFER_LEN as u64);
         self.used_len = BUFFER_LEN;
@@ -68,7 +98,7 @@ impl Stream {
 }
 
 impl Generator {
-    /// The next draw as a `rand_core` generator, for other crates' distributions on the host. Equal on every rank.
+    /// Returns the next draw as a `rand_core` generator, for distributions of other crates on the host. Equal on every rank.
     ///
     /// ```
     /// use isoshard::rng::Generator;
@@ -96,14 +126,14 @@ impl TryRng for Stream {
         Ok(self.word())
     }
 
-    /// Two words, the earlier one in the low half.
+    /// Returns two words, the earlier one in the low half.
     #[inline]
     fn try_next_u64(&mut self) -> Result<u64, Infallible> {
         let low = self.word();
         Ok(u64::from(low) | u64::from(self.word()) << 32)
     }
 
-    /// Words in little-endian order; of the last one, as many bytes as are wanted.
+    /// Writes words in little-endian order. Drops the rest of the last word.
     fn try_fill_bytes(&mut self, dst: &mut [u8]) -> Result<(), Infallible> {
         for bytes in dst.chunks_mut(4) {
             bytes.copy_from_slice(&self.word().to_le_bytes()[..bytes.len()]);
@@ -121,7 +151,7 @@ impl SeedableRng for Stream {
         Stream::seed_from_u64(u64::from_le_bytes(seed))
     }
 
-    /// As `from_seed`.
+    /// Seeds from a number, as `from_seed` does.
     fn seed_from_u64(seed: u64) -> Stream {
         Stream::new(Generator::new(seed).child("stream").next_draw())
     }

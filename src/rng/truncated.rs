@@ -1,5 +1,5 @@
-//! Normal numbers conditioned on an interval, by rejection: an element that falls outside asks the next *attempt*
-//! for its own number again, and never touches its neighbours' words.
+//! Normal numbers conditioned on an interval, by rejection. An element outside the interval uses its own number of the next
+//! attempt, never its neighbours' words.
 
 use super::Draw;
 use super::index_ranges::{IndexRanges, IndexSource};
@@ -21,8 +21,8 @@ pub(super) struct Truncated {
 }
 
 impl Truncated {
-    /// Refuses intervals that rejection would search for long: at least a quarter of a standard deviation must lie
-    /// within two of the mean. Then an attempt succeeds with probability 0.013 or more, and 65536 never run out.
+    /// Refuses intervals in which rejection would take long: at least a quarter of a standard deviation must be within two of the
+    /// mean. Then an attempt succeeds with probability 0.013 or more, and 65536 attempts suffice.
     pub(super) fn check(&self) -> Result<()> {
         let reach = 2.0 * self.std;
         let width = self.high.min(self.mean + reach) - self.low.max(self.mean - reach);

@@ -1,13 +1,13 @@
 //! The exact texts of refusals. Every rank refuses alike, because the decision depends only on data that all ranks
 //! share.
 
-use isoshard::comm::{Rank, spmd};
+use isoshard::comm::{Rank, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::nn::{Embedding, Forward, LayerNorm, Linear, ParamId, Params, Plan};
+use isoshard::nn::{Embedding, Forward, LayerNorm, Linear, Module, ParamId, Params, Plan};
 use isoshard::placement::{Layout, Mesh, Placement};
 use isoshard::rng::Init;
 use isoshard::tensor::{DType, Shape, Tensor};
-use isoshard::{Error, Result};
+use isoshard::{Error, Failure, Result};
 
 #[test]
 fn strict_mode_names_the_operand_and_the_remedy() {
@@ -209,7 +209,7 @@ fn backward_wants_one_element_and_a_history() {
     on(
         |x| x.sum_all()?.backward().map(drop),
         "backward: no leaf that requires a gradient stands behind this tensor; got f32[]@(a:P(sum)); call requires_grad() \
-         on a leaf, outside no_grad()",
+         on a leaf, outside no_grad() and Forward::eval",
     );
     on(
         |x| x.requires_grad()?.mul_scalar(2.0)?.backward_from(x.sum_all()?).map(drop),
@@ -363,6 +363,62 @@ fn a_site_is_declared() {
             Forward::eval(&params).site("h.imput", x).map(drop)
         },
         "site: no module declared the site; got \"h.imput\"; declare it with Scope::site; the nearest are h.input",
+    );
+}
+
+/// An error of a program's own, such as `thiserror` writes them.
+#[derive(Debug, thiserror::Error)]
+enum TrainingError {
+    #[error("cannot read the data")]
+    Data(#[from] std::io::Error),
+    #[error(transparent)]
+    Tensor(#[from] Error),
+}
+
+#[test]
+fn a_programs_own_error_keeps_its_source_and_names_its_rank() {
+    // Rank 1 has no data; the others return its failure in the program's own error type.
+    fn train(rank: &Rank) -> Result<(), TrainingError> {
+        if rank.rank() == 1 {
+            std::fs::read("no/such/data")?;
+        }
+        Ok(rank.world().barrier()?)
+    }
+    let error = spmd(3, |rank| train(&rank).map_err(Error::other)).unwrap_err();
+    assert_eq!(error.to_string(), "rank 1: cannot read the data");
+    assert!(matches!(error, Error::Rank { rank: 1, .. }));
+    let io = error.downcast_ref::<std::io::Error>().expect("the source of the program's error");
+    assert_eq!(io.kind(), std::io::ErrorKind::NotFound);
+    let sources = std::iter::successors(std::error::Error::source(&error), |e| e.source());
+    assert!(sources.into_iter().any(|e| matches!(e.downcast_ref(), Some(TrainingError::Data(_)))));
+
+    let ends = Spmd::new(3).run_each(|rank| train(&rank).map_err(Error::other)).unwrap();
+    for (rank, end) in ends.iter().enumerate() {
+        let Err(Failure::Error(error)) = end else { panic!("{end:?}") };
+        assert_eq!(error.is_echo(), rank != 1, "{error}");
+    }
+}
+
+#[test]
+fn usual_errors_pass_by_a_question_mark() {
+    let texts = |f: fn() -> Result<()>| spmd(1, move |_| f()).unwrap_err().to_string();
+    assert_eq!(texts(|| Ok("x".parse::<usize>().map(|_| ())?)), "rank 0: invalid digit found in string");
+    assert_eq!(texts(|| Ok("x".parse::<f32>().map(|_| ())?)), "rank 0: invalid float literal");
+    assert_eq!(
+        texts(|| Ok(u8::try_from(300).map(|_| ())?)),
+        "rank 0: out of range integral type conversion attempted"
+    );
+    assert_eq!(
+        texts(|| Ok(String::from_utf8(vec![255]).map(|_| ())?)),
+        "rank 0: invalid utf-8 sequence of 1 bytes from index 0"
+    );
+    assert_eq!(
+        texts(|| Ok(serde_json::from_str::<u8>("").map(|_| ())?)),
+        "rank 0: EOF while parsing a value at line 1 column 0"
+    );
+    assert_eq!(
+        texts(|| Ok(Err::<(), Box<dyn std::error::Error + Send + Sync>>("own".into())?)),
+        "rank 0: own"
     );
 }
 

@@ -10,6 +10,9 @@ use isoshard::placement::Layout;
 use isoshard::rng::{Draw, Generator};
 use isoshard::tensor::{DType, Tensor};
 
+#[path = "../../examples/08_own_model.rs"]
+#[allow(dead_code)]
+mod own_model;
 #[path = "../../examples/07_own_optimizer.rs"]
 #[allow(dead_code)]
 mod own_optimizer;
@@ -18,6 +21,12 @@ mod own_optimizer;
 #[test]
 fn an_own_optimizer_trains_alike_on_every_mesh() {
     own_optimizer::main().unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// The example's model, plan and training loop: equal bits on three meshes.
+#[test]
+fn an_own_model_trains_alike_on_every_mesh() {
+    own_model::main().unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// Dropout, which says nothing of its draw but that it is free.

@@ -1,8 +1,8 @@
 //! Running one program on several ranks that are threads.
 //!
-//! A closure returns this crate's [`Result`]. With an error type `E: From<Error>` of the caller's choice, `?` would leave `E`
-//! unknown in every closure that ends in `Ok(())`, and each would need a type annotation. Errors of other types pass by
-//! `?` or [`Error::other`], which keep them.
+//! A closure returns this crate's [`Result`]. With an error type `E: From<Error>` of the caller's choice, `?` would leave
+//! `E` unknown in every closure that ends in `Ok(())`, and each would need a type annotation. Errors of other types pass
+//! by `?` or [`Error::other`], which keep them.
 
 use std::any::Any;
 use std::fmt;
@@ -35,8 +35,8 @@ const STACK_BYTES: usize = 8 << 20;
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 ///
-/// An error of the program's own type, or of another crate, passes through [`Error::other`]. The result names the rank and
-/// keeps the error:
+/// An error of the program's own type, or of another crate, passes through [`Error::other`]. The result names the rank
+/// and keeps the error:
 ///
 /// ```
 /// use isoshard::{Error, comm::{Rank, spmd}};
@@ -145,7 +145,7 @@ impl Spmd {
     /// use std::{thread::sleep, time::Duration};
     /// let error = Spmd::new(2).deadline(Duration::from_millis(50)).run(|rank| {
     ///     if rank.rank() == 1 {
-    ///         sleep(Duration::from_millis(500));
+    ///         sleep(Duration::from_secs(10)); // the others do not wait for its end
     ///     }
     ///     rank.world().barrier()
     /// });
@@ -201,7 +201,7 @@ impl Spmd {
     /// let spmd = Spmd::new(2).patience(Duration::from_millis(20));
     /// spmd.on_slow(move |rank| seen.lock().unwrap().push(rank.to_string())).run(|rank| {
     ///     if rank.rank() == 1 {
-    ///         sleep(Duration::from_millis(500));
+    ///         sleep(Duration::from_secs(1));
     ///     }
     ///     rank.world().barrier()
     /// })?;

@@ -1,4 +1,4 @@
-//! Fills of distributions and orders.
+//! Launches of fills: distributions and permutations.
 
 use bytemuck::NoUninit;
 
@@ -12,8 +12,8 @@ use crate::rng::{Distribution, Draw, Permutation, keep_threshold};
 use crate::tensor::cuda::{Gpu, KernelLaunch};
 use crate::tensor::{DType, Element, Shape, Tensor, for_dtype};
 
-/// Writes what `from`, checked for the dtype, draws for the elements of `region` into `out`, its storage on a device, which
-/// nobody shares.
+/// Writes the numbers of `from`, which was checked for the dtype, for the elements of `region` to `out`, the region's storage on
+/// a device. The storage must not be shared.
 pub(in crate::rng) fn fill(
     from: Distribution,
     draw: Draw,
@@ -30,7 +30,7 @@ pub(in crate::rng) fn fill(
     Ok(())
 }
 
-/// Writes the elements of `region` of a permutation into `out`, its storage on a device, which nobody shares.
+/// Writes the elements of `region` of a permutation to `out`, the region's storage on a device. It must not be shared.
 pub(crate) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> Result<()> {
     let gpu = Gpu::of(out)?;
     let global = Shape::from([order.len() as usize]);
@@ -43,7 +43,7 @@ pub(crate) fn order(order: &Permutation, region: &Region, out: &mut Tensor) -> R
     Ok(())
 }
 
-/// The source, the entry, and how many elements a thread makes at a time.
+/// Returns the source file, the entry, and the number of elements per thread and step.
 fn kernel_of(from: Distribution, dtype: DType) -> (&'static str, &'static str, u64) {
     let block = if matches!(dtype, DType::F64) { 2 } else { 4 };
     match from {
@@ -64,7 +64,7 @@ fn kernel_of(from: Distribution, dtype: DType) -> (&'static str, &'static str, u
     }
 }
 
-/// The arguments that the entry has behind those of all.
+/// Adds the distribution's own arguments to a launch.
 fn parameters<'a>(launch: KernelLaunch<'a>, from: Distribution, dtype: DType) -> Result<KernelLaunch<'a>> {
     let wide = |launch: KernelLaunch<'a>, x: f64| match dtype {
         DType::F64 => launch.arg(x),

@@ -1,10 +1,10 @@
-//! Random numbers on a CUDA device: those of the fills of [`rng`](super), by bits, wherever a tensor's parts lie.
+//! Random numbers on a CUDA device, with the bits of the fills of [`rng`](super).
 //!
-//! What stands in `kernels/`: `philox.cuh` (words), `draws.cuh` (numbers), `random.cuh` (which thread makes which), a file
-//! for each operator, and `random.cu` for what only fills. A thread makes what one block gives, so that part of a tensor costs
-//! its share of the whole.
+//! `kernels/` has `philox.cuh` (words), `draws.cuh` (numbers), `random.cuh` (the elements of each thread), one file per random
+//! operator, and `random.cu` for plain fills. A thread computes the numbers of one Philox block, so a shard costs its share of
+//! the whole.
 //!
-//! Orthogonal matrices are made on the host, as every element depends on all others, and copied.
+//! Orthogonal matrices are computed on the host and copied, because each element depends on all others.
 
 mod fills;
 mod place;

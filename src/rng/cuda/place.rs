@@ -1,4 +1,4 @@
-//! A region as kernels see it, and how many threads share it.
+//! A region as an argument of kernels, and the number of threads that fill it.
 
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
@@ -10,9 +10,9 @@ use crate::tensor::Shape;
 use crate::tensor::cuda::{Gpu, KernelLaunch};
 
 pub(super) const THREADS: u32 = 256;
-/// Blocks that a multiprocessor gets at most, some four times as many as run there at once.
+/// The largest number of thread blocks per multiprocessor, about four times as many as run there at once.
 const BLOCKS: u32 = 32;
-/// Dims that name a run.
+/// The largest number of dims of a box, without its contiguous run.
 const DIMS: usize = 7;
 
 /// `struct Place` of `kernels/random.cuh`: a box whose elements are contiguous in local storage.
@@ -47,8 +47,8 @@ impl From<Draw> for DrawArg {
 }
 
 impl Place {
-    /// The places of a region of a tensor of shape `global`, for kernels of `per` elements a thread: one, unless it is
-    /// ragged over several dims.
+    /// Returns the boxes of a region of a tensor of shape `global`, for kernels with `per` elements per thread: one box, unless
+    /// the region is ragged over several dims.
     pub fn all(region: &Region, global: &Shape, per: u64) -> Result<SmallVec<[Place; 1]>> {
         let strides = global.strides();
         region.boxes.iter().map(|block| Place::of(block, &strides, per)).collect()
@@ -56,7 +56,7 @@ impl Place {
 
     fn of(block: &Block, strides: &[usize], per: u64) -> Result<Place> {
         let first: usize = block.start.iter().zip(strides).map(|(i, s)| i * s).sum();
-        // Dims of several indices, outermost first, those joined that are one in the whole.
+        // Dims longer than 1, outermost first; dims that are contiguous with each other in the whole are merged.
         let mut dims: SmallVec<[(u64, u64); DIMS + 1]> = SmallVec::new();
         for (&len, &stride) in block.len.iter().zip(strides).filter(|(len, _)| **len != 1) {
             let (len, stride) = (len as u64, stride as u64);
@@ -83,7 +83,7 @@ impl Place {
         }
         let common = dims.iter().fold(first as u64, |all, d| all | d.1) | if runs > 1 { run } else { 0 };
         let whole = common.is_multiple_of(per);
-        // A run that begins anywhere meets one block more.
+        // A run with any start touches one more block.
         let units = if whole { run.div_ceil(per) } else { (run + 2 * per - 2) / per };
         let (magic, shift) = magic_of(units);
         let (first, offset, dims) = (first as u64, block.offset as u64, dims.len() as u32);
@@ -102,18 +102,18 @@ impl Place {
         })
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> u64 {
         self.run * self.runs
     }
 
-    /// The number of threads that have something to do.
+    /// Returns the number of threads with work.
     pub fn units(&self) -> u64 {
         self.units * self.runs
     }
 }
 
-/// What a division by `units` of what is below 2^31 multiplies by, and how far it shifts; 0 where there are too many.
+/// Returns the multiplier and the shift of a division by `units` of numbers below 2^31; zeros if `units` is too large.
 fn magic_of(units: u64) -> (u32, u32) {
     if units >= 1 << 31 {
         return (0, 0);
@@ -122,7 +122,7 @@ fn magic_of(units: u64) -> (u32, u32) {
     (((((1u64 << shift) - units) << 32) / units + 1) as u32, shift)
 }
 
-/// Runs a kernel on a thread for each of `units`.
+/// Runs a kernel with one thread per unit.
 pub(crate) fn run_over(launch: KernelLaunch<'_>, gpu: &Gpu, units: u64) -> Result<()> {
     let wanted = units.div_ceil(u64::from(THREADS));
     launch.run(wanted.min(u64::from(gpu.multiprocessors() * BLOCKS)) as u32, THREADS, 0)

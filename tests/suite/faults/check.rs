@@ -2,7 +2,7 @@
 
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, check_finite, check_replicas};
-use isoshard::nn::{Linear, Params, Plan};
+use isoshard::nn::{Linear, Module, Params, Plan};
 use isoshard::placement::Layout;
 use isoshard::rng::Init;
 use isoshard::tensor::{DType, Shape, Tensor};
@@ -177,7 +177,7 @@ fn a_models_parameters_and_gradients_by_path() {
             Linear::new(params.root().child("head"), 5, 7, true, Init::Normal { mean: 0.0, std: 1.0 })?;
         params.check_replicas()?;
         let x = DTensor::full(&mesh, DType::F32, [8, 1, 5], 1.0, "(S0, S0)".parse::<Layout>()?)?;
-        let pass = isoshard::nn::Forward::eval(&params);
+        let pass = isoshard::nn::Forward::train_without_dropout(&params);
         let grads = linear.forward(&pass, &x)?.sum_all()?.backward()?;
         drop(pass);
         params.check_gradients(&grads, 0)?;
@@ -189,7 +189,7 @@ fn a_models_parameters_and_gradients_by_path() {
         let local = Tensor::from_vec(local, value.local().shape())?;
         params.set(id, DTensor::from_local(&mesh, local, value.shape().clone(), value.layout().clone())?)?;
         let replicas = params.check_replicas().unwrap_err().to_string();
-        let pass = isoshard::nn::Forward::eval(&params);
+        let pass = isoshard::nn::Forward::train_without_dropout(&params);
         let grads = linear.forward(&pass, &x)?.mul(&linear.forward(&pass, &x)?)?.sum_all()?.backward()?;
         drop(pass);
         Ok((replicas, params.check_gradients(&grads, 17).unwrap_err().to_string()))

@@ -1,0 +1,73 @@
+//! Settings of groups of parameters, by path pattern.
+
+use crate::error::Result;
+use crate::nn::{ParamId, Params};
+
+/// The settings of one parameter that differ from its optimizer's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct GroupSettings {
+    pub rate_factor: Option<f64>,
+    pub weight_decay: Option<f64>,
+    pub betas: Option<(f64, f64)>,
+}
+
+/// An optimizer's groups. The last group that matches a path decides each of its settings.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ParamGroups {
+    groups: Vec<(String, GroupSettings)>,
+    resolved: Option<ResolvedGroups>,
+}
+
+/// The settings of each parameter of one model.
+#[derive(Clone, Debug)]
+struct ResolvedGroups {
+    /// The model's first parameter and the number of its parameters.
+    model: (Option<ParamId>, usize),
+    settings: Vec<GroupSettings>,
+}
+
+impl ParamGroups {
+    pub(super) fn push(&mut self, pattern: &str, settings: GroupSettings) {
+        self.groups.push((pattern.into(), settings));
+        self.resolved = None;
+    }
+
+    /// Returns the settings of each parameter, in the order of declaration.
+    ///
+    /// # Errors
+    /// Refuses, in the name of `verb`, a pattern that matches no parameter.
+    pub(super) fn settings(&mut self, verb: &str, params: &Params) -> Result<&[GroupSettings]> {
+        let model = (params.ids().next(), params.len());
+        let resolved = match self.resolved.take().filter(|resolved| resolved.model == model) {
+            Some(resolved) => resolved,
+            None => ResolvedGroups { model, settings: self.resolve(verb, params)? },
+        };
+        Ok(&self.resolved.insert(resolved).settings)
+    }
+
+    fn resolve(&self, verb: &str, params: &Params) -> Result<Vec<GroupSettings>> {
+        let mut settings = vec![GroupSettings::default(); params.len()];
+        for (pattern, group) in &self.groups {
+            for id in params.matching_for(verb, pattern)? {
+                let own = &mut settings[id.index()];
+                own.rate_factor = group.rate_factor.or(own.rate_factor);
+                own.weight_decay = group.weight_decay.or(own.weight_decay);
+                own.betas = group.betas.or(own.betas);
+            }
+        }
+        Ok(settings)
+    }
+}
+
+impl GroupSettings {
+    /// Returns the learning rate of a step at rate `lr`.
+    pub(super) fn rate(&self, lr: f64) -> f64 {
+        self.rate_factor.map_or(lr, |factor| factor * lr)
+    }
+
+    /// Returns a key that is equal for settings that one kernel launch can take.
+    pub(super) fn launch_key(&self) -> [Option<u64>; 4] {
+        let (beta1, beta2) = self.betas.unzip();
+        [self.rate_factor, self.weight_decay, beta1, beta2].map(|value| value.map(f64::to_bits))
+    }
+}

@@ -1,0 +1,195 @@
+//! An optimizer in a training loop: an update rule with a learning-rate schedule and a clipping limit.
+
+use std::fmt;
+
+use super::clip::clip_scale;
+use super::schedule::Schedule;
+use crate::dtensor::{DTensor, Gradients};
+use crate::error::{Error, Result};
+use crate::nn::Params;
+use crate::placement::Layout;
+
+/// The rule by which an optimizer changes parameters: [`AdamW`](super::AdamW), [`Sgd`](super::Sgd), or one of your own.
+///
+/// `examples/07_own_optimizer.rs` implements Lion.
+pub trait UpdateRule {
+    /// Makes one step at the learning rate `lr`, with gradients multiplied by `scale`, a replicated tensor of shape
+    /// `[]`. Takes the gradients that it uses out of `grads`; leaves parameters without a gradient as they are.
+    ///
+    /// # Errors
+    /// Refuses operands that do not fit; returns an error if a rank fails.
+    fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()>;
+}
+
+/// An update rule with a learning-rate schedule and, optionally, a limit for the gradients' norm: the optimizer of a
+/// training loop.
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Linear, Module, Params, Plan}};
+/// use isoshard::{optim::{AdamW, WarmupCosine}, placement::Layout, rng::Init, tensor::DType};
+/// let losses = spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+///     let model = Linear::new(params.root().child("map"), 3, 1, true, Init::Ones)?;
+///     let schedule = WarmupCosine { peak: 0.1, floor: 0.01, warmup: 2, steps: 8 };
+///     let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(schedule).clip(1.0);
+///     let x = DTensor::full(&mesh, DType::F32, [5, 3], 1.0, Layout::replicated(1))?;
+///     let mut losses = Vec::new();
+///     for _ in 0..8 {
+///         let y = model.forward(&Forward::train_without_dropout(&params), &x)?;
+///         let loss = y.mul(&y)?.mean_all()?;
+///         optimizer.step(&mut params, &mut loss.backward()?)?;
+///         losses.push(loss.full_tensor()?.item()?);
+///     }
+///     Ok(losses)
+/// })?;
+/// assert_eq!(losses[0], losses[1]); // the ranks agree
+/// assert!(losses[0][0] == 9.0 && losses[0][7] < 6.0);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+pub struct Optimizer<R> {
+    rule: R,
+    schedule: Box<dyn Schedule>,
+    clip: Option<f64>,
+    steps: usize,
+}
+
+/// The facts of one [`Optimizer::step`].
+#[derive(Clone, Debug)]
+pub struct StepReport {
+    /// The number of steps before this one.
+    pub step: usize,
+    /// The learning rate of this step, before the factors of parameter groups.
+    pub rate: f64,
+    /// The norm of all gradients before clipping, of shape `[]`; `None` without a limit. Reading it waits for the
+    /// device: `norm.full_tensor()?.item()?`.
+    pub norm: Option<DTensor>,
+}
+
+impl<R: UpdateRule> Optimizer<R> {
+    /// Returns an optimizer that makes steps of `rule` at the rates of a schedule: a number, a closure from the step to
+    /// its rate, or a [`WarmupCosine`](super::WarmupCosine). It clips nothing.
+    ///
+    /// ```
+    /// use isoshard::optim::{Optimizer, Sgd};
+    /// let optimizer = Optimizer::new(Sgd::new(0.9, true, 0.0), |step: usize| 0.1 / (1.0 + step as f64));
+    /// assert_eq!((optimizer.steps(), optimizer.next_rate()), (0, 0.1));
+    /// ```
+    pub fn new(rule: R, rate: impl Schedule + 'static) -> Optimizer<R> {
+        Optimizer { rule, schedule: Box::new(rate), clip: None, steps: 0 }
+    }
+
+    /// Limits the norm of all gradients together to `limit`: larger gradients are scaled down before the update.
+    /// `f64::INFINITY` measures the norm and clips nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
+    /// spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [1], Init::Zeros)?;
+    ///     let mut optimizer = Sgd::new(0.0, false, 0.0).rate(1.0).clip(0.5);
+    ///     let loss = params.value(w).mul_scalar(8.0)?.sum_all()?; // a gradient of 8
+    ///     let report = optimizer.step(&mut params, &mut loss.backward()?)?;
+    ///     assert_eq!(report.norm.expect("there is a limit").full_tensor()?.item()?, 8.0);
+    ///     assert!((params.value(w).full_tensor()?.item()? + 0.5).abs() < 1e-6);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn clip(mut self, limit: f64) -> Optimizer<R> {
+        self.clip = Some(limit);
+        self
+    }
+
+    /// Makes one step: measures the norm and clips, if there is a limit, then updates all parameters that have a
+    /// gradient.
+    ///
+    /// Communicates the norm ([`Params::grad_norm`]) and nothing else. Drop the loss before the step if memory is
+    /// short: its history shares the parameters' buffers, so the step copies them instead of writing in place.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::Sgd, rng::Init};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     let mut optimizer = Sgd::new(0.0, false, 0.0).rate(|step: usize| [0.5, 0.25][step]);
+    ///     for rate in [0.5, 0.25] {
+    ///         let mut grads = params.value(w).sum_all()?.backward()?;
+    ///         assert_eq!(optimizer.step(&mut params, &mut grads)?.rate, rate);
+    ///     }
+    ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.25; 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses gradients of which none is these parameters': they were computed before the last step or from another
+    /// model. Refuses what the update rule refuses, and counts no step then. Returns an error if a rank fails.
+    pub fn step(&mut self, params: &mut Params, grads: &mut Gradients) -> Result<StepReport> {
+        let with_gradient = params.values().find(|value| grads.get(value).is_some());
+        let Some(dtype) = with_gradient.map(|value| value.dtype()) else {
+            return Err(Error::invalid(
+                "step",
+                "no parameter has a gradient",
+                format!("{} parameter(s)", params.len()),
+                "compute the loss from these parameters after the last step",
+            ));
+        };
+        let rate = self.next_rate();
+        let norm = self.clip.map(|_| params.grad_norm(grads)).transpose()?;
+        let scale = match (&norm, self.clip) {
+            (Some(norm), Some(limit)) => clip_scale(norm, limit)?,
+            _ => {
+                let everywhere = Layout::replicated(params.mesh().mesh().ndim());
+                DTensor::full(params.mesh(), dtype, [], 1.0, everywhere)?
+            }
+        };
+        self.rule.step(params, grads, &scale, rate)?;
+        let step = self.steps;
+        self.steps += 1;
+        Ok(StepReport { step, rate, norm })
+    }
+
+    /// Returns the number of steps made.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, nn::{Params, Plan}, optim::AdamW, rng::Init};
+    /// let steps = spmd(1, |rank| {
+    ///     let mut params = Params::new(&DeviceMesh::new(&rank, &[])?, Plan::default(), 7)?;
+    ///     let w = params.root().param("w", [2], Init::Ones)?;
+    ///     let mut optimizer = AdamW::new((0.9, 0.95), 0.0).rate(1e-3);
+    ///     let mut grads = params.value(w).sum_all()?.backward()?;
+    ///     optimizer.step(&mut params, &mut grads)?;
+    ///     // These gradients were used: a refused step does not count.
+    ///     assert!(optimizer.step(&mut params, &mut grads).is_err());
+    ///     Ok(optimizer.steps())
+    /// })?;
+    /// assert_eq!(steps, [1]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Returns the learning rate of the next step.
+    ///
+    /// ```
+    /// let optimizer = isoshard::optim::AdamW::new((0.9, 0.95), 0.1).rate(3e-4);
+    /// assert_eq!(optimizer.next_rate(), 3e-4);
+    /// ```
+    pub fn next_rate(&self) -> f64 {
+        self.schedule.at(self.steps)
+    }
+}
+
+/// Omits the schedule but for the next rate.
+impl<R: fmt::Debug> fmt::Debug for Optimizer<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Optimizer { rule, schedule, clip, steps } = self;
+        let mut optimizer = f.debug_struct("Optimizer");
+        optimizer.field("rule", rule).field("next_rate", &schedule.at(*steps));
+        optimizer.field("clip", clip).field("steps", steps).finish()
+    }
+}

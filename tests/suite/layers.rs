@@ -1,0 +1,162 @@
+//! Layers on inputs of any number of leading dims, sharded along any of them; passes with and without history.
+
+use isoshard::Result;
+use isoshard::comm::spmd;
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::nn::{Embedding, Forward, GatedMlp, LayerNorm, Linear, Mlp, Module, Params, Plan};
+use isoshard::placement::{Layout, Mesh, Placement};
+use isoshard::rng::{Draw, Generator, Init};
+use isoshard::tensor::{DType, Tensor};
+
+const INIT: Init = Init::Normal { mean: 0.0, std: 1.0 };
+/// Leading extents: odd, and one smaller than the ranks.
+const EXTENTS: [usize; 4] = [3, 2, 5, 1];
+const INPUTS: usize = 7;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Linear,
+    Scores,
+    Lookup,
+}
+
+/// Returns the result and the gradients of all parameters and of `x`, whole.
+fn outcome(kind: Kind, mesh: &DeviceMesh, plan: Plan, dims: usize, layout: Layout) -> Result<Vec<Vec<f32>>> {
+    let mut params = Params::new(mesh, plan, 7)?;
+    let leading = &EXTENTS[..dims];
+    let x = match kind {
+        Kind::Lookup => {
+            let n: usize = leading.iter().product();
+            let index = Tensor::from_vec((0..n).map(|i| (i * i % 11) as i64).collect(), leading)?;
+            DTensor::distribute(mesh, &index, layout)?
+        }
+        Kind::Linear | Kind::Scores => {
+            let shape = [leading, &[INPUTS]].concat();
+            DTensor::init(mesh, DType::F32, &shape[..], layout, INIT, Draw { seed: 3, number: 0 })?
+                .requires_grad()?
+        }
+    };
+    let cx;
+    let y = match kind {
+        Kind::Linear => {
+            let map = Linear::new(params.root().child("m"), INPUTS, 11, true, INIT)?;
+            cx = Forward::train_without_dropout(&params);
+            map.forward(&cx, &x)?
+        }
+        Kind::Scores | Kind::Lookup => {
+            let table = Embedding::new(params.root().child("m"), 11, INPUTS, INIT)?;
+            cx = Forward::train_without_dropout(&params);
+            if matches!(kind, Kind::Scores) { table.scores(&cx, &x)? } else { table.forward(&cx, &x)? }
+        }
+    };
+    drop(cx);
+    let grads = y.mul(&y)?.sum_all()?.backward()?;
+    let leaves = params.values().chain([&x]).filter_map(|leaf| grads.get(leaf));
+    [&y].into_iter().chain(leaves).map(|t| t.full_tensor()?.to_vec::<f32>()).collect()
+}
+
+#[test]
+fn any_number_of_leading_dims_in_any_layout() {
+    let plans: [(&str, fn() -> Plan); 3] = [
+        ("replicated", Plan::default),
+        ("rows", || Plan::default().shard("m.weight", "b", 0)),
+        ("inputs", || Plan::default().shard("m.weight", "b", 1)),
+    ];
+    let mut compared = 0;
+    for kind in [Kind::Linear, Kind::Scores, Kind::Lookup] {
+        for dims in 0..=EXTENTS.len() {
+            let run =
+                move |mesh: &'static str, plan: fn() -> Plan, layout: fn(usize, usize) -> Layout, dim| {
+                    let ranks = Mesh::parse(mesh, 0).expect("a mesh").rank_len();
+                    let all = spmd(ranks, move |rank| {
+                        let mesh = DeviceMesh::parse(&rank, mesh)?;
+                        outcome(kind, &mesh, plan(), dims, layout(dim, mesh.mesh().ndim()))
+                    });
+                    all.unwrap_or_else(|e| panic!("{kind:?} of {dims} leading dims on {mesh}: {e}"))
+                };
+            let single = run("a=1,b=1", Plan::default, |_, axes| Layout::replicated(axes), 0).swap_remove(0);
+            for (name, plan) in plans {
+                // Along each leading dim over axis a, and along the last one too.
+                for dim in 0..dims + usize::from(!matches!(kind, Kind::Lookup)) {
+                    let sharded = |dim, _| Layout::new([Placement::Shard(dim), Placement::Replicate]);
+                    for (rank, one) in run("a=3,b=2", plan, sharded, dim).iter().enumerate() {
+                        assert_eq!(
+                            *one, single,
+                            "{kind:?}, {name}, dim {dim} of {dims} leading, rank {rank}"
+                        );
+                        compared += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(compared, 6 * 3 * (2 * (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4)));
+}
+
+/// Every vector is mapped alike: leading dims only say how many there are.
+#[test]
+fn leading_dims_do_not_change_values() {
+    let same = spmd(1, |rank| {
+        let mesh = DeviceMesh::new(&rank, &[])?;
+        let mut params = Params::new(&mesh, Plan::default(), 7)?;
+        let map = Linear::new(params.root().child("m"), INPUTS, 11, true, INIT)?;
+        let cx = Forward::eval(&params);
+        let whole = |shape: &[usize]| {
+            DTensor::init(&mesh, DType::F32, shape, Layout::replicated(0), INIT, Draw { seed: 3, number: 0 })
+        };
+        let flat = map.forward(&cx, &whole(&[30, INPUTS])?)?.full_tensor()?.to_vec::<f32>()?;
+        let deep = map.forward(&cx, &whole(&[3, 2, 5, 1, INPUTS])?)?;
+        assert_eq!(deep.shape()[..], [3, 2, 5, 1, 11]);
+        let first = map.forward(&cx, &whole(&[INPUTS])?)?.full_tensor()?.to_vec::<f32>()?;
+        Ok(deep.full_tensor()?.to_vec::<f32>()? == flat && first == flat[..11])
+    });
+    assert_eq!(same.unwrap_or_else(|e| panic!("{e}")), [true]);
+}
+
+#[test]
+fn a_linear_map_wants_a_dim() {
+    let text = spmd(1, |rank| {
+        let mesh = DeviceMesh::new(&rank, &[])?;
+        let mut params = Params::new(&mesh, Plan::default(), 7)?;
+        let map = Linear::new(params.root().child("m"), 1, 1, true, INIT)?;
+        let x = DTensor::zeros(&mesh, DType::F32, [], Layout::replicated(0))?;
+        Ok(map.forward(&Forward::eval(&params), &x).unwrap_err().to_string())
+    });
+    assert_eq!(
+        text.unwrap_or_else(|e| panic!("{e}"))[0],
+        "linear: wants 1 to 25 dims; got f32[]@() at m.weight; reshape it first"
+    );
+}
+
+#[test]
+fn only_a_training_pass_keeps_history() {
+    let run = |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+        let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+        let init = (INIT, INIT);
+        let mlp = Mlp::new(params.root().child("h").child(0), (4, 8), true, 0.5, init)?;
+        let gated = GatedMlp::new(params.root().child("h").child(1), (4, 8), 0.5, init)?;
+        let norm = LayerNorm::new(params.root().child("norm"), 4, true)?;
+        let model: Vec<Box<dyn Module>> = vec![Box::new(mlp), Box::new(gated), Box::new(norm)];
+        let x = DTensor::full(&mesh, DType::F32, [2, 3, 4], 0.5, Layout::replicated(1))?;
+        let mut generator = Generator::new(7).child("dropout");
+        let values = |y: &DTensor| y.full_tensor()?.to_vec::<f32>();
+
+        let evaluated = model.forward(&Forward::eval(&params), &x)?;
+        assert!(!evaluated.has_history());
+        let pass = Forward::eval(&params);
+        assert!(
+            !params.value(params.ids().next().expect("one")).sum_all()?.has_history(),
+            "while the pass lives"
+        );
+        drop(pass);
+        let trained = model.forward(&Forward::train_without_dropout(&params), &x)?;
+        assert_eq!(values(&trained)?, values(&evaluated)?);
+        assert_eq!(trained.sum_all()?.backward()?.get(&x).is_some(), x.has_history());
+        let dropped = model.forward(&Forward::train(&params, &mut generator), &x)?;
+        assert_ne!(values(&dropped)?, values(&evaluated)?);
+        assert!(trained.has_history() && dropped.has_history());
+        Ok(())
+    };
+    spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
+}

@@ -1,0 +1,226 @@
+//! The optimizer of a training loop: a step has the bits of its parts, and settings by path pattern hold on every mesh.
+
+use isoshard::comm::spmd;
+use isoshard::dtensor::{DTensor, DeviceMesh, Gradients};
+use isoshard::nn::{Forward, Gpt, GptConfig, Parallel, ParamId, Params, Plan};
+use isoshard::optim::{AdamW, Sgd, UpdateRule, WarmupCosine, clip_scale, global_norm};
+use isoshard::placement::{Layout, Mesh};
+use isoshard::rng::{Generator, Init};
+use isoshard::tensor::{DType, Tensor};
+use isoshard::{Error, Result};
+
+const MESHES: [&str; 4] = ["1", "fsdp=3", "tp=2", "dp=2,fsdp=2"];
+const SCHEDULE: WarmupCosine = WarmupCosine { peak: 1e-2, floor: 1e-3, warmup: 2, steps: 4 };
+
+/// Runs `f` on a mesh; returns rank 0's result, which all ranks share.
+fn on<T: Clone + PartialEq + std::fmt::Debug + Send + 'static>(
+    mesh: &'static str,
+    f: impl Fn(&DeviceMesh) -> Result<T> + Send + Sync + 'static,
+) -> T {
+    let ranks = Mesh::parse(mesh, 0).expect("a mesh").rank_len();
+    let all = spmd(ranks, move |rank| f(&DeviceMesh::parse(&rank, mesh)?));
+    let all = all.unwrap_or_else(|e| panic!("{mesh}: {e}"));
+    assert!(all.iter().all(|one| *one == all[0]), "{mesh}: {all:?}");
+    all[0].clone()
+}
+
+/// Four steps of a GPT; returns the digest, and each step's rate and norm.
+fn train(
+    mesh: &DeviceMesh,
+    mut step: impl FnMut(usize, &mut Params, &mut Gradients) -> Result<(f64, f64)>,
+) -> Result<(u64, Vec<(f64, f64)>)> {
+    let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 2, sequence: false })?;
+    let batch = plan.batch_layout(mesh.mesh());
+    let mut params = Params::new(mesh, plan, 7)?;
+    let config =
+        GptConfig { vocabulary: 11, block: 6, layers: 2, heads: 2, width: 10, dropout: 0.1, bias: true };
+    let model = Gpt::new(&mut params, config)?;
+    let mut dropout = Generator::new(7).child("dropout");
+    let text =
+        |from: usize| Tensor::from_vec((from..from + 30).map(|i| (i * i % 11) as i64).collect(), [5, 6]);
+    let tokens = DTensor::distribute(mesh, &text(0)?, batch.clone())?;
+    let targets = DTensor::distribute(mesh, &text(1)?, batch)?;
+    let mut facts = Vec::new();
+    for number in 0..4 {
+        let loss = model.loss(&Forward::train(&params, &mut dropout), &tokens, &targets)?;
+        facts.push(step(number, &mut params, &mut loss.backward()?)?);
+    }
+    Ok((params.digest()?, facts))
+}
+
+#[test]
+fn a_step_has_the_bits_of_its_parts() {
+    let by_parts = |mesh: &DeviceMesh| {
+        let mut adam = AdamW::new((0.9, 0.95), 0.1);
+        train(mesh, |number, params, grads| {
+            let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;
+            let rate = SCHEDULE.at(number);
+            adam.step(params, grads, &clip_scale(&norm, 0.5)?, rate)?;
+            Ok((rate, norm.full_tensor()?.item()?))
+        })
+    };
+    let at_once = |mesh: &DeviceMesh| {
+        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).rate(SCHEDULE).clip(0.5);
+        train(mesh, |number, params, grads| {
+            let report = optimizer.step(params, grads)?;
+            assert_eq!((report.step, optimizer.steps()), (number, number + 1));
+            Ok((report.rate, report.norm.expect("a limit was set").full_tensor()?.item()?))
+        })
+    };
+    let single = on("1", by_parts);
+    assert!(single.1.iter().all(|&(_, norm)| norm > 0.5), "every step is clipped: {single:?}");
+    for mesh in MESHES {
+        assert_eq!(on(mesh, by_parts), single, "{mesh}");
+        assert_eq!(on(mesh, at_once), single, "{mesh}");
+    }
+}
+
+#[test]
+fn without_a_limit_nothing_is_scaled() {
+    let plain = |limit: Option<f64>| {
+        move |mesh: &DeviceMesh| {
+            let optimizer = Sgd::new(0.5, true, 0.1).rate(|step: usize| 0.1 / (step + 1) as f64);
+            let mut optimizer = match limit {
+                Some(limit) => optimizer.clip(limit),
+                None => optimizer,
+            };
+            train(mesh, |_, params, grads| {
+                let report = optimizer.step(params, grads)?;
+                assert_eq!(report.norm.is_some(), limit.is_some());
+                Ok((report.rate, 0.0))
+            })
+        }
+    };
+    let (digest, rates) = on("1", plain(None));
+    assert_eq!(rates.iter().map(|r| r.0).collect::<Vec<_>>(), [0.1, 0.05, 0.1 / 3.0, 0.025]);
+    for mesh in MESHES {
+        assert_eq!(on(mesh, plain(None)).0, digest, "{mesh}");
+        assert_eq!(on(mesh, plain(Some(f64::INFINITY))).0, digest, "{mesh}");
+    }
+    assert_ne!(on("1", plain(Some(1e-3))).0, digest);
+}
+
+/// Three steps on two blocks, whose gradients do not depend on the parameters: each parameter's values depend on its own
+/// settings only.
+fn blocks<R: UpdateRule>(mesh: &DeviceMesh, mut rule: R, lr: f64) -> Result<Vec<Vec<f32>>> {
+    let axis = mesh.mesh().axis_name(0);
+    let plan =
+        if axis == "tp" { Plan::default().shard("h.*.weight", "tp", 1) } else { Plan::default().fsdp(axis) };
+    let mut params = Params::new(mesh, plan, 7)?;
+    let mut declare = |i: usize| -> Result<[ParamId; 2]> {
+        let mut root = params.root();
+        let mut h = root.child("h");
+        let mut block = h.child(i);
+        let init = Init::Normal { mean: 1.0, std: 0.5 };
+        Ok([block.param("weight", [5, 3], init)?, block.param("bias", [3], init)?])
+    };
+    let ids = [declare(0)?, declare(1)?].concat();
+    let one = DTensor::full(mesh, DType::F32, [], 1.0, Layout::replicated(mesh.mesh().ndim()))?;
+    for step in 0..3 {
+        let sums = ids.iter().enumerate().map(|(i, &id)| {
+            params
+                .value(id)
+                .mul_scalar((i + 1) as f64 * if step == 1 { -1.0 } else { 0.5 })?
+                .sum_all()?
+                .reduce_partial()
+        });
+        let sums = sums.collect::<Result<Vec<_>>>()?;
+        let loss = sums[1..].iter().try_fold(sums[0].clone(), |a, b| a.add(b))?;
+        rule.step(&mut params, &mut loss.backward()?, &one, lr)?;
+    }
+    ids.iter().map(|&id| params.value(id).full_tensor()?.to_vec::<f32>()).collect()
+}
+
+#[test]
+fn groups_by_pattern_have_settings_of_their_own() {
+    let adam = || AdamW::new((0.9, 0.95), 0.1);
+    type Case = (fn() -> AdamW, fn() -> AdamW, f64);
+    // A rule with a group, and a rule and rate that hold for all: the group's parameters have the values of the second.
+    let cases: [(&str, Case); 3] = [
+        (
+            "rate",
+            (
+                || AdamW::new((0.9, 0.95), 0.1).group_rate("h.1.*", 0.25),
+                || AdamW::new((0.9, 0.95), 0.1),
+                0.125,
+            ),
+        ),
+        (
+            "betas",
+            (
+                || AdamW::new((0.9, 0.95), 0.1).group_betas("h.1.*", (0.5, 0.75)),
+                || AdamW::new((0.5, 0.75), 0.1),
+                0.5,
+            ),
+        ),
+        (
+            "decay",
+            (
+                || {
+                    AdamW::new((0.9, 0.95), 0.1)
+                        .group_decay("h.*.*", 0.4)
+                        .group_decay("h.0.*", 0.1)
+                        .group_decay("h.0.bias", 0.0)
+                },
+                // Without a group, biases do not decay.
+                || AdamW::new((0.9, 0.95), 0.4).group_decay("h.*.bias", 0.4),
+                0.5,
+            ),
+        ),
+    ];
+    for mesh in ["dp=1", "fsdp=2", "tp=3"] {
+        let plain = on(mesh, move |mesh| blocks(mesh, adam(), 0.5));
+        for (name, (grouped, all, rate)) in cases {
+            let grouped = on(mesh, move |mesh| blocks(mesh, grouped(), 0.5));
+            let all = on(mesh, move |mesh| blocks(mesh, all(), rate));
+            assert_eq!(grouped[..2], plain[..2], "{name} on {mesh}: parameters outside the group");
+            assert_eq!(grouped[2..], all[2..], "{name} on {mesh}: parameters of the group");
+            assert!(grouped[2] != plain[2] && grouped[3] != plain[3], "{name} on {mesh}");
+        }
+    }
+    let sgd = on("fsdp=2", |mesh| {
+        blocks(mesh, Sgd::new(0.5, false, 0.1).group_rate("*.0.*", 0.5).group_decay("*.1.*", 0.0), 0.5)
+    });
+    assert_eq!(sgd[..2], on("fsdp=2", |mesh| blocks(mesh, Sgd::new(0.5, false, 0.1), 0.25))[..2]);
+    assert_eq!(sgd[2..], on("fsdp=2", |mesh| blocks(mesh, Sgd::new(0.5, false, 0.0), 0.5))[2..]);
+}
+
+#[test]
+fn a_group_that_matches_nothing_changes_nothing() {
+    on("fsdp=2", |mesh| {
+        let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
+        let w = params.root().child("h").child(0).param("weight", [3], Init::Ones)?;
+        let mut grads = params.value(w).sum_all()?.backward()?;
+        let mut optimizer = AdamW::new((0.9, 0.95), 0.1).group_decay("h.*.wieght", 0.0).rate(0.5);
+        let refused = optimizer.step(&mut params, &mut grads).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "adamw: a pattern matches no parameter; got \"h.*.wieght\" among 1 parameter(s); the nearest are h.*.weight"
+        );
+        assert_eq!(optimizer.steps(), 0);
+        assert!(grads.get(params.value(w)).is_some(), "the gradient is there for another try");
+        assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [1.0; 3]);
+        let refused =
+            Sgd::new(0.0, false, 0.0).group_rate("head", 0.5).rate(0.5).step(&mut params, &mut grads);
+        assert!(refused.unwrap_err().to_string().starts_with("sgd: a pattern matches no parameter"));
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_of_an_older_step_are_refused() {
+    on("fsdp=2", |mesh| {
+        let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
+        let w = params.root().param("w", [3], Init::Ones)?;
+        let loss = params.value(w).sum_all()?;
+        let mut optimizer = Sgd::new(0.0, false, 0.0).rate(0.5).clip(1.0);
+        optimizer.step(&mut params, &mut loss.backward()?)?;
+        let refused: Error = optimizer.step(&mut params, &mut loss.backward()?).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "step: no parameter has a gradient; got 1 parameter(s); compute the loss from these parameters after the last step"
+        );
+        assert_eq!(optimizer.steps(), 1);
+        Ok(())
+    });
+}
