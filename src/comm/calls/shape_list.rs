@@ -11,13 +11,6 @@ use crate::tensor::Shape;
 const WORDS: usize = 24;
 
 /// A list of shapes in a flight record: all of a short list; the first shapes, the length and a hash of a long one.
-///
-/// ```
-/// use isoshard::comm::flight::ShapeList;
-/// let list = ShapeList::EMPTY;
-/// assert_eq!((list.len(), list.at(0), list.kept().count()), (0, None, 0));
-/// assert!(list.is_empty() && list.hash() == 0);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "KeptShapes", try_from = "KeptShapes")]
 pub struct ShapeList {
@@ -33,27 +26,47 @@ impl ShapeList {
     pub const EMPTY: ShapeList = ShapeList { len: 0, hash: 0, is_uniform: true, words: [0; WORDS], used: 0 };
 
     /// Returns the number of shapes.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.len(), 0);
+    /// ```
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns true if the list has no shapes.
+    ///
+    /// ```
+    /// assert!(isoshard::comm::flight::ShapeList::EMPTY.is_empty());
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Returns a hash of all shapes. Lists that differ in a single extent have different hashes.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.hash(), 0);
+    /// ```
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
     /// Returns the i-th shape, if it was kept.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.at(0), None);
+    /// ```
     pub fn at(&self, i: usize) -> Option<&[usize]> {
         let at = if self.is_uniform { 0 } else { i };
         if i < self.len { self.kept().nth(at) } else { None }
     }
 
     /// Returns the shapes that were kept: all or the first ones. Equal shapes are kept once.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.kept().next(), None);
+    /// ```
     pub fn kept(&self) -> impl Iterator<Item = &[usize]> + Clone {
         let mut rest = &self.words[..self.used];
         std::iter::from_fn(move || {

@@ -51,22 +51,55 @@ impl Launch {
         self.rank
     }
 
-    /// Returns the number of ranks; for an example see [`Launch::rank`].
+    /// Returns the number of ranks.
+    ///
+    /// ```
+    /// # use isoshard::comm::Launch;
+    /// let vars = [("PMI_RANK", "0"), ("PMI_SIZE", "1")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// assert_eq!(Launch::from_vars(get)?.expect("PMI's variables").world_len(), 1);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn world_len(&self) -> usize {
         self.world_len
     }
 
     /// Returns this rank's number among the ranks of its machine, which is also the number of its GPU.
+    ///
+    /// ```
+    /// # use isoshard::comm::Launch;
+    /// let vars = [("SLURM_PROCID", "9"), ("SLURM_NTASKS", "16"), ("SLURM_LOCALID", "1")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// assert_eq!(Launch::from_vars(get)?.expect("Slurm's variables").local_rank(), 1);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
 
     /// Returns the number of ranks on this machine, if the launcher says.
+    ///
+    /// ```
+    /// # use isoshard::comm::Launch;
+    /// let vars = [("PMI_RANK", "0"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// assert_eq!(Launch::from_vars(get)?.expect("PMI's variables").local_len(), Some(2));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn local_len(&self) -> Option<usize> {
         self.local_len
     }
 
     /// Returns the host and port at which rank 0 listens. The MPI engine finds them by itself.
+    ///
+    /// ```
+    /// # use isoshard::comm::Launch;
+    /// let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "node7"), ("MASTER_PORT",
+    /// "29500")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// assert_eq!(Launch::from_vars(get)?.expect("torchrun's variables").address()?, ("node7", 29_500));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
     /// Refuses a job on several nodes if the launcher does not say where rank 0 is.

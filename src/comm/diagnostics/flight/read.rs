@@ -20,9 +20,17 @@ const MAX_BYTES: u64 = 16 << 20;
 /// Reads the records that the ranks of one world left in `dir`, and says which rank left the others and in which
 /// call.
 ///
-/// ```no_run
-/// let report = isoshard::comm::flight::read("/tmp/flight".as_ref())?;
+/// ```
+/// use isoshard::comm::{Spmd, flight};
+/// let dir = std::env::temp_dir().join(format!("isoshard-read-{}", std::process::id()));
+/// let failed = Spmd::new(2).flight_dir(&dir).run(|rank| {
+///     if rank.rank() == 0 { rank.world().barrier() } else { Ok(()) } // rank 1 returns early
+/// });
+/// assert!(failed.is_err());
+/// let report = flight::read(&dir)?;
 /// println!("{report}");
+/// assert_eq!(report.incomplete[0].waiting, [0]);
+/// # std::fs::remove_dir_all(&dir)?;
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 ///

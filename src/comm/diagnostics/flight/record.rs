@@ -111,11 +111,16 @@ pub enum CallState {
 impl RankRecord {
     /// Returns the group of one of this record's calls.
     ///
-    /// ```no_run
-    /// let report = isoshard::comm::flight::read("/tmp/flight".as_ref())?;
-    /// for call in &report.records[0].calls {
-    ///     println!("{} on {}", call.brought, report.records[0].group(call).name);
-    /// }
+    /// ```
+    /// # use isoshard::comm::{Spmd, flight};
+    /// # let dir = std::env::temp_dir().join(format!("isoshard-group-{}", std::process::id()));
+    /// # let run = Spmd::new(2).flight_dir(&dir);
+    /// # assert!(run.run(|rank| if rank.rank() == 0 { rank.world().barrier() } else { Ok(()) }).is_err());
+    /// let report = flight::read(&dir)?;
+    /// let record = &report.records[0];
+    /// let last = record.calls.last().expect("rank 0 called a barrier");
+    /// assert_eq!((last.brought.to_string(), &record.group(last).name[..]), ("barrier".to_string(), "world"));
+    /// # std::fs::remove_dir_all(&dir)?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///
@@ -211,7 +216,19 @@ impl RecordedSignature {
     }
 
     /// Returns true if this call, made by member `me`, can fit `other`, made by member `at`, by the rule of
-    /// [`Call::agrees`]. Shapes of which a record kept only a hash count as equal if they may be.
+    /// [`Call::agrees`]. If a record kept only a hash of some shapes, these count as equal if they may be.
+    ///
+    /// ```
+    /// # use isoshard::comm::{Spmd, flight};
+    /// # let dir = std::env::temp_dir().join(format!("isoshard-agrees-{}", std::process::id()));
+    /// # let run = Spmd::new(2).flight_dir(&dir);
+    /// # assert!(run.run(|rank| if rank.rank() == 0 { rank.world().barrier() } else { Ok(()) }).is_err());
+    /// let report = flight::read(&dir)?;
+    /// let barrier = &report.records[0].calls[0].brought;
+    /// assert!(barrier.agrees(0, barrier, 1)); // two barriers fit together
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn agrees(&self, me: usize, other: &RecordedSignature, at: usize) -> bool {
         self.view().agrees(me, &other.view(), at)
     }
