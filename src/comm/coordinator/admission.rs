@@ -76,8 +76,7 @@ impl Admission {
     }
 
     /// Accepts and reads without waiting, and returns the peers that have now proved that they know the secret.
-    ///
-    pub fn turn(&mut self) -> Vec<AuthenticatedPeer> {
+    pub fn poll(&mut self) -> Vec<AuthenticatedPeer> {
         // Bounded, so that the call ends even if connections keep coming.
         for _ in 0..2 * UNAUTHENTICATED {
             let crowded = self.waiting.len() >= UNAUTHENTICATED && !self.evict_one(EVICTION_GRACE);
@@ -93,7 +92,7 @@ impl Admission {
                 });
             }
         }
-        let mut arrivals = Vec::new();
+        let mut authenticated = Vec::new();
         for mut peer in std::mem::take(&mut self.waiting) {
             match peer.read(self.secret.as_ref()) {
                 HelloState::Incomplete if peer.since.elapsed() < HELLO_DEADLINE => {
@@ -105,11 +104,11 @@ impl Admission {
                 HelloState::Authenticated(join, keys) => {
                     let UnauthenticatedConnection { stream, from, .. } = peer;
                     let connection = Connection { stream: stream.into(), keys: *keys };
-                    arrivals.push(AuthenticatedPeer { connection, from, join });
+                    authenticated.push(AuthenticatedPeer { connection, from, join });
                 }
             }
         }
-        arrivals
+        authenticated
     }
 
     pub fn rejected(&mut self) -> &mut RejectedPeers {
@@ -135,7 +134,7 @@ impl Admission {
         self.first = (self.first + 1) % self.listeners.len();
         for k in 0..self.listeners.len() {
             match self.listeners[(self.first + k) % self.listeners.len()].accept() {
-                Ok(come) => return Some(come),
+                Ok(accepted) => return Some(accepted),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 // It was closed before it was accepted.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}

@@ -169,7 +169,7 @@ impl RendezvousRun<'_> {
                 let missing = (1..n).filter(|rank| !admitted.contains_key(rank)).collect();
                 return Err(self.missing(missing, &admission.rejected().text()));
             }
-            let arrivals = admission.turn();
+            let arrivals = admission.poll();
             if arrivals.is_empty() {
                 thread::sleep(PAUSE);
             }

@@ -84,8 +84,8 @@ impl CoordinatorState {
     /// world, with this rank as the cause.
     pub fn take(&mut self, from: usize, message: Message) -> Vec<(Recipient, Notice)> {
         let done = self.apply(from, message.cut());
-        done.unwrap_or_else(|breach| {
-            let cause = format!("it broke the protocol between ranks: {breach}");
+        done.unwrap_or_else(|violation| {
+            let cause = format!("it broke the protocol between ranks: {violation}");
             self.declare(FirstFault::Failed { rank: from, cause })
         })
     }
@@ -119,7 +119,7 @@ impl CoordinatorState {
                 None
             }
             Message::Arrived { group, sequence, seq, signature } => {
-                self.calls.came(from, (group, sequence, seq), signature)?
+                self.calls.arrive(from, (group, sequence, seq), signature)?
             }
             Message::Late { group, sequence, seq, call, compared } => {
                 Some(self.calls.late(from, (group, sequence, seq), &call, compared)?)

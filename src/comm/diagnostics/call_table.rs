@@ -112,7 +112,7 @@ impl CallTable {
     /// # Errors
     /// Refuses a call on a group that the rank has not opened, a message of other members, lists without one entry
     /// per member, long names, and more unfinished calls than the rank's budget allows.
-    pub fn came(
+    pub fn arrive(
         &mut self,
         from: usize,
         key: CallKey,
@@ -385,8 +385,8 @@ mod tests {
         group_number("dp", &(0..table.last.len()).collect::<Vec<_>>())
     }
 
-    fn came(table: &mut CallTable, rank: usize, seq: u64, signature: CallSignature) -> Option<String> {
-        table.came(rank, collective(table, seq), signature).unwrap().map(|fault| fault.to_string())
+    fn arrive(table: &mut CallTable, rank: usize, seq: u64, signature: CallSignature) -> Option<String> {
+        table.arrive(rank, collective(table, seq), signature).unwrap().map(|fault| fault.to_string())
     }
 
     fn late(table: &CallTable, rank: usize, seq: u64) -> String {
@@ -399,13 +399,13 @@ mod tests {
         let empty = table.held.clone();
         for seq in [0, 2, 1] {
             for rank in [1, 0, 2] {
-                assert_eq!(came(&mut table, rank, seq, gather(3)), None);
+                assert_eq!(arrive(&mut table, rank, seq, gather(3)), None);
             }
         }
         assert!(table.open.is_empty() && table.held == empty, "a call that all have come to is forgotten");
-        assert_eq!(came(&mut table, 2, 3, gather(3)), None);
+        assert_eq!(arrive(&mut table, 2, 3, gather(3)), None);
         assert_eq!(
-            came(&mut table, 0, 3, gather(4)).unwrap(),
+            arrive(&mut table, 0, 3, gather(4)).unwrap(),
             "all_gather #3 on group dp{0, 1, 2}: rank 2 brought all_gather f32[3], rank 0 brought all_gather f32[4]; \
              every rank must make the same calls in the same order; last completed: rank(s) [0, 1, 2] all_gather #2"
         );
@@ -414,39 +414,39 @@ mod tests {
     #[test]
     fn who_is_late_and_who_is_over() {
         let mut table = open(3);
-        came(&mut table, 1, 0, gather(3));
+        arrive(&mut table, 1, 0, gather(3));
         assert_eq!(
             late(&table, 1, 0),
             "all_gather #0 on group dp{0, 1, 2}: rank(s) [0, 2] did not come within 0.5 s; rank 1 waited with all_gather \
              f32[3]; last completed: rank(s) [0, 1, 2] nothing"
         );
         let mut table = open(1);
-        came(&mut table, 0, 0, gather(3));
+        arrive(&mut table, 0, 0, gather(3));
         assert!(late(&table, 0, 0).contains("not finished within 0.5 s; all members have come"));
         let mut table = open(2);
-        came(&mut table, 1, 0, gather(3));
+        arrive(&mut table, 1, 0, gather(3));
         assert!(table.ended(0).unwrap().to_string().contains("rank(s) [0] had ended; rank 1 waited"));
         let mut table = open(2);
         assert_eq!(table.ended(0), None);
-        assert!(came(&mut table, 1, 0, gather(3)).unwrap().contains("[0] had ended"));
+        assert!(arrive(&mut table, 1, 0, gather(3)).unwrap().contains("[0] had ended"));
     }
 
     #[test]
     fn who_waits_for_whom_and_what_was_completed() {
         let mut table = open(3);
         let world = dp(&table);
-        let came_to = |table: &mut CallTable, rank, group, operator: &'static str| {
+        let arrive_at = |table: &mut CallTable, rank, group, operator: &'static str| {
             let key = (group, Sequence::Collective, u64::from(group == world));
-            table.came(rank, key, CallSignature { operator: operator.into(), ..gather(3) }).unwrap()
+            table.arrive(rank, key, CallSignature { operator: operator.into(), ..gather(3) }).unwrap()
         };
         [0, 1].into_iter().for_each(|rank| table.open(rank, "ep", &[0, 1]).unwrap());
         (0..3).for_each(|rank| {
-            assert_eq!(came(&mut table, rank, 0, signature("barrier", Route::Barrier, 0)), None)
+            assert_eq!(arrive(&mut table, rank, 0, signature("barrier", Route::Barrier, 0)), None)
         });
         assert_eq!(
             (
-                came_to(&mut table, 0, world, "matmul"),
-                came_to(&mut table, 1, group_number("ep", &[0, 1]), "")
+                arrive_at(&mut table, 0, world, "matmul"),
+                arrive_at(&mut table, 1, group_number("ep", &[0, 1]), "")
             ),
             (None, None)
         );
@@ -460,7 +460,7 @@ mod tests {
         let mut table = open(3);
         [1, 2].into_iter().for_each(|rank| table.open(rank, "ep", &[1, 2]).unwrap());
         assert_eq!(
-            (came_to(&mut table, 0, world, ""), came_to(&mut table, 1, group_number("ep", &[1, 2]), "")),
+            (arrive_at(&mut table, 0, world, ""), arrive_at(&mut table, 1, group_number("ep", &[1, 2]), "")),
             (None, None)
         );
         assert_eq!(
@@ -476,7 +476,7 @@ mod tests {
         let group = dp(&table);
         let mut message = |rank: usize, (from, to): (usize, usize), route, n| {
             let key = (group, Sequence::Message { from, to }, 0);
-            table.came(rank, key, signature("m", route, n)).unwrap().map(|fault| fault.to_string())
+            table.arrive(rank, key, signature("m", route, n)).unwrap().map(|fault| fault.to_string())
         };
         assert_eq!(message(0, (0, 1), Route::Send { to: 1 }, 2), None);
         assert_eq!(message(2, (2, 1), Route::Send { to: 1 }, 5), None);
@@ -485,7 +485,7 @@ mod tests {
         assert!(differs.contains("rank 1 brought m f32[2], rank 2"), "{differs}");
         let mut table = open(2);
         let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
-        table.came(0, key, signature("send", Route::Send { to: 1 }, 2)).unwrap();
+        table.arrive(0, key, signature("send", Route::Send { to: 1 }, 2)).unwrap();
         assert_eq!(table.ended(1), None, "a message without a receiver is no fault");
         assert!(!table.all_have_ended());
         table.ended(0);
@@ -522,15 +522,15 @@ mod tests {
                 "its all_to_all on dp{0, 1} has 0 parts for 1",
             ),
         ] {
-            assert_eq!(table.came(1, key, signature).unwrap_err(), want);
+            assert_eq!(table.arrive(1, key, signature).unwrap_err(), want);
         }
         assert!(table.late(1, message(5, 5), &"send".into(), true).is_err());
         let long = CallSignature { operator: "n".repeat(257).into(), ..gather(1) };
-        let said = table.came(1, (group, Sequence::Collective, 0), long).unwrap_err();
+        let said = table.arrive(1, (group, Sequence::Collective, 0), long).unwrap_err();
         assert_eq!(said, "the name of a call has 257 bytes, but at most 256 are allowed");
-        came(&mut table, 1, 0, gather(1));
+        arrive(&mut table, 1, 0, gather(1));
         assert_eq!(
-            table.came(1, collective(&table, 0), gather(1)).unwrap_err(),
+            table.arrive(1, collective(&table, 0), gather(1)).unwrap_err(),
             "it comes to all_gather #0 on group dp{0, 1} twice"
         );
     }
@@ -540,18 +540,18 @@ mod tests {
         let mut table = open(20);
         let (group, budget) = (dp(&table), BUDGET_BYTES + 20 * BUDGET_BYTES_PER_RANK);
         let key = |seq| (group, Sequence::Collective, seq);
-        let filled = (0..1 << 20).find_map(|seq| table.came(1, key(seq), gather(1)).err());
+        let filled = (0..1 << 20).find_map(|seq| table.arrive(1, key(seq), gather(1)).err());
         assert!(filled.unwrap().contains(&format!("take more than {budget} bytes")));
         assert!(table.held[1] <= budget && table.open.len() > 60_000);
-        assert_eq!(came(&mut table, 0, 0, gather(1)), None, "the others have their own");
+        assert_eq!(arrive(&mut table, 0, 0, gather(1)), None, "the others have their own");
         // With a scan of all calls each of these took minutes, and the search for a cycle their cube.
         (0..1000).for_each(|_| assert_eq!(table.ended(1), None));
         assert!(late(&table, 1, 0).contains("rank(s) [2, 3, 4, "));
         // A rank that catches up frees memory.
         let mut table = open(2);
-        (0..100).for_each(|seq| assert_eq!(came(&mut table, 1, seq, gather(1)), None));
+        (0..100).for_each(|seq| assert_eq!(arrive(&mut table, 1, seq, gather(1)), None));
         let held = table.held[1];
-        assert_eq!(came(&mut table, 0, 0, gather(1)), None);
+        assert_eq!(arrive(&mut table, 0, 0, gather(1)), None);
         assert!(table.held[1] < held && table.open_of[1].len() == 99);
         let names = (10..1 << 20).map(|group| format!("g{group}"));
         assert!(names.into_iter().any(|name| table.open(1, &name, &[1]).is_err()), "groups count too");
