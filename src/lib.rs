@@ -40,6 +40,8 @@
 //! Start at [`dtensor`] for tensors, [`nn::Plan`] for training, [`ops`] to add an operator, [`comm::Engine`] to add an
 //! engine. The decisions are in `docs/architecture.md`.
 
+// On docs.rs items say which feature they need.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     any(loom, shuttle),
     allow(dead_code, unused_imports, unused_macros, reason = "what the rooms above use")
@@ -85,6 +87,7 @@ mod guides {
         Readme "README.md"
         Introduction "docs/book/src/introduction.md"
         Layouts "docs/book/src/layouts.md"
+        OwnModel "docs/book/src/own-model.md"
         OwnData "docs/book/src/own-data.md"
         Communication "docs/book/src/communication.md"
         Errors "docs/book/src/errors.md"

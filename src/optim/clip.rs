@@ -24,7 +24,7 @@ impl Params {
     /// ```
     ///
     /// # Errors
-    /// Refuses gradients of which none is these parameters'; returns an error if a rank fails.
+    /// Refuses gradients if none belongs to these parameters; returns an error if a rank fails.
     pub fn grad_norm(&self, grads: &Gradients) -> Result<DTensor> {
         global_norm(self.ids().filter_map(|id| grads.get(self.value(id))))
     }

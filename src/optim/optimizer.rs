@@ -125,7 +125,7 @@ impl<R: UpdateRule> Optimizer<R> {
     /// ```
     ///
     /// # Errors
-    /// Refuses gradients of which none is these parameters': they were computed before the last step or from another
+    /// Refuses gradients if none belongs to these parameters: they were computed before the last step or from another
     /// model. Refuses what the update rule refuses, and counts no step then. Returns an error if a rank fails.
     pub fn step(&mut self, params: &mut Params, grads: &mut Gradients) -> Result<StepReport> {
         let with_gradient = params.values().find(|value| grads.get(value).is_some());

@@ -1,5 +1,5 @@
-//! A bridge makes no second copy of anything: what a rank takes from the system while tensors cross is its part of them on
-//! the other mesh and at most one packed copy of what it sends.
+//! A bridge makes no second copy of a tensor: while tensors cross, a rank allocates its shards on the other mesh and
+//! at most one packed copy of the data that it sends.
 
 use isoshard::Result;
 use isoshard::comm::{Rank, spmd};
@@ -9,7 +9,8 @@ use isoshard::tensor::DType;
 
 use crate::taken;
 
-/// The tensors cross; each rank says its part there, what it sends of tensors that are packed, and what it took.
+/// Moves tensors over a bridge. Each rank returns the bytes of its shards there, of the packed data that it sends,
+/// and of its allocations.
 fn crossed(
     shapes: &'static [[usize; 2]],
     from: &'static str,
@@ -36,7 +37,7 @@ fn crossed(
     spmd(4, run).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Blocks come in sizes up to a quarter larger than asked.
+/// Blocks may be up to a quarter larger than requested.
 fn block(bytes: usize) -> usize {
     bytes + bytes / 4 + 4096
 }

@@ -1,5 +1,5 @@
-//! A program in its stride takes no memory for its collectives: the thread engine uses slots, requests and small results
-//! again. What is left is the list that a gather or an exchange returns.
+//! After its first steps a program allocates no memory for collectives: the thread engine reuses slots, requests and
+//! small results. Only the list that a gather or an exchange returns is allocated per call.
 
 use std::sync::{Arc, Barrier};
 
@@ -13,9 +13,9 @@ const BYTES: usize = 4 << 10;
 const CALLS_LEN: usize = 1000;
 const AHEAD: usize = 8;
 
-/// The allocations of this thread in [`CALLS_LEN`] runs of `step`, after some that were in flight together: ranks may be a
-/// call or a few messages ahead of each other, and each call uses a slot. `all` holds the ranks together by other means, so
-/// that the slots in use are the same ones.
+/// Returns this thread's allocations in [`CALLS_LEN`] runs of `step`, after some runs that were in flight together.
+/// Ranks may be a call or a few messages apart, and each call uses a slot; `all` synchronises the ranks by other
+/// means, so that the same slots are in use.
 fn steady<T>(
     all: &Barrier,
     group: &Group,
@@ -55,7 +55,7 @@ fn steady_collectives_take_no_memory() {
                     0,
                     steady(&all, &g, |_| g.broadcast_async(Some(&x), 0, DType::F32, &shape), 0)?,
                 ),
-                // The parts are the caller's, made beforehand.
+                // The caller made the parts beforehand.
                 ("reduce_scatter", 0, {
                     let step = |parts: &mut Vec<Vec<Tensor>>| {
                         g.reduce_scatter_async(parts.pop().expect("enough"), ReduceOp::Sum)

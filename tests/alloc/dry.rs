@@ -1,5 +1,5 @@
-//! The dry run counts what a real run does: the same calls and bytes on every rank of small meshes, the same shapes from
-//! every operator; and a rank of 16,384 trains in a laptop's memory.
+//! A dry run counts the calls and bytes of a real run, on every rank of small meshes, and every operator gives the
+//! same shapes. One rank of 16,384 trains in a laptop's memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use isoshard::{Error, Result};
 
 use crate::peak_of;
 
-/// An engine that does no more than exchange, as those without shared memory: large all-reduces go in two phases.
+/// An engine that only exchanges data, like engines without shared memory: large all-reduces take two phases.
 #[derive(Debug)]
 struct Plain<T: ?Sized>(Arc<T>);
 
@@ -49,7 +49,7 @@ impl Channel for Plain<dyn Channel> {
     }
 }
 
-/// A GPT and how it trains.
+/// A GPT and the settings of its training.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     mesh: &'static str,
@@ -60,7 +60,7 @@ struct Job {
     compute: DType,
 }
 
-/// Sizes that divide by nothing.
+/// Sizes that no mesh divides evenly.
 const ODD: Job = Job {
     mesh: "1",
     config: GptConfig { vocabulary: 67, block: 37, layers: 2, heads: 6, width: 78, dropout: 0.1, bias: true },
@@ -75,7 +75,8 @@ impl Job {
         Mesh::parse(self.mesh, 0).expect("a mesh").rank_len()
     }
 
-    /// Two steps: forward, backward, clipping, AdamW. Reads no value. Gives the bytes that redistributions received.
+    /// Runs two steps of forward, backward, clipping and AdamW, and reads no value. Returns the bytes that
+    /// redistributions received.
     fn train(&self, rank: &Rank) -> Result<u64> {
         let mesh = DeviceMesh::parse(rank, self.mesh)?;
         mesh.set_reduction(self.reduction);
@@ -102,7 +103,7 @@ impl Job {
     }
 }
 
-/// What a run counted, sorted.
+/// The counts of a run, sorted.
 fn sorted(mut rows: Vec<Traffic>) -> Vec<Traffic> {
     rows.sort_by(|a, b| (&a.group, a.call).cmp(&(&b.group, b.call)));
     rows
@@ -122,7 +123,7 @@ fn a_training_steps_counts_are_those_of_a_real_run() {
         ("dp=2,fsdp=2", false, Reduction::Exact, DType::BF16),
     ] {
         let job = Job { mesh, sequence, reduction, compute, ..ODD };
-        // The same on threads: with data, and without.
+        // On threads too, with and without data.
         let run = move |rank: Rank| {
             let plain = Rank::new(Arc::new(Plain(rank.engine().clone())))?;
             let (rank, tally) = Tally::of(&plain.on(rank.device()).with_network(rank.network().clone()))?;
@@ -140,13 +141,13 @@ fn a_training_steps_counts_are_those_of_a_real_run() {
             assert_eq!(real, absent, "{job:?}: rank {rank}: threads without data");
             assert_eq!(report.live_bytes, 0);
             assert!(report.total().calls > 100 && report.of_call("all_gather").received_bytes > 0);
-            // Two levels only where some group leaves a pair.
+            // Some group spans more than a pair of ranks, so its calls take slow links.
             assert!(report.total().time.seconds() > report.total().calls as f64 * 1e-6);
         }
     }
 }
 
-/// Large all-reduces, broadcasts, messages and barriers: what training does not call.
+/// Large all-reduces, broadcasts, messages and barriers, which training does not call.
 #[test]
 fn every_collective_counts_as_a_real_one() {
     let run = |rank: &Rank| -> Result<()> {
@@ -268,7 +269,7 @@ fn optimizers_write_in_place_without_data_too() {
     assert_eq!(live, [3 * 1024; 3], "the parameter and two moments, 32 rows of 8 floats each");
 }
 
-/// The promise: one rank's plan for 16,384.
+/// Plans one rank of 16,384.
 #[test]
 fn a_rank_of_16384_trains_in_little_memory() {
     const MESH: &str = "dp=64,fsdp=32,tp=8";

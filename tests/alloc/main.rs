@@ -1,5 +1,5 @@
-//! What takes memory, and how much: collectives, bridges, questions about layouts, dry runs. The allocator of this program counts,
-//! each thread for itself, so that tests may run at the same time.
+//! Memory use of collectives, bridges, layout queries and dry runs. This program's allocator counts per thread, so
+//! that tests may run at the same time.
 
 mod bridge;
 mod comm;
@@ -18,17 +18,18 @@ thread_local! {
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-/// The allocations of this thread so far.
+/// The number of allocations of this thread so far.
 fn calls() -> usize {
     CALLS.get()
 }
 
-/// The bytes of all blocks of 4096 bytes or more that this thread has allocated so far: tensors, without bookkeeping.
+/// The bytes of all blocks of 4096 bytes or more that this thread has allocated so far: those of tensors.
 fn taken() -> usize {
     TAKEN.get()
 }
 
-/// What `f` gives, and the most that this thread held meanwhile beyond what it held before.
+/// Returns the result of `f`, and the largest number of bytes that this thread held meanwhile, beyond those held
+/// before.
 fn peak_of<T>(f: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE.get();
     PEAK.set(before);

@@ -1,4 +1,4 @@
-//! What is asked once per operator does not allocate.
+//! Queries that the dispatcher makes once per operator do not allocate.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::hint::black_box;

@@ -1,5 +1,5 @@
-//! A device's driver with other facts, which notes the kernels it is asked for, and a library of matrix products to go
-//! with it: plain loops in f64, from [`Product`]'s definition alone.
+//! A driver that reports other device properties and records the kernels that it is asked for, and a library of matrix
+//! products for it: plain loops in f64 that follow [`Product`]'s definition.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -10,27 +10,27 @@ use isoshard::tensor::cuda::{
     Address, Blas, Copy, DeviceProperties, Driver, DriverResult, Grid, Handle, Matrix, Product, Program,
 };
 
-/// A driver over another one.
+/// A driver that passes calls on to another one.
 #[derive(Debug)]
 pub struct Wrapped {
     pub inner: Arc<dyn Driver>,
     pub properties: DeviceProperties,
     pub blas: Option<Loops>,
-    /// The entries that were asked for.
+    /// The kernel entries that were asked for.
     pub entries: Mutex<BTreeSet<String>>,
 }
 
-/// Products by plain loops.
+/// Matrix products by plain loops.
 #[derive(Debug)]
 pub struct Loops {
     driver: Arc<dyn Driver>,
-    /// What was multiplied.
+    /// The products that were computed.
     pub products: Mutex<Vec<Product>>,
 }
 
-/// What [`Loops`] does not take: as many columns.
+/// The number of columns that [`Loops`] refuses.
 pub const REFUSED_COLS: usize = 13;
-/// What it wants to work in, and fills.
+/// The bytes of work space that [`Loops`] asks for, and fills.
 const ROOM_BYTES: usize = 1000;
 
 impl Wrapped {
@@ -54,7 +54,7 @@ unsafe impl Blas for Loops {
         for (m, rows, cols) in [(p.left, p.rows, p.sum), (p.right, p.sum, p.cols), (p.out, p.rows, p.cols)] {
             assert!(m.step >= if m.turned { cols } else { rows }.max(1), "BLAS's leading dimension: {m:?}");
         }
-        // SAFETY: the room has as many bytes.
+        // SAFETY: the work space has as many bytes.
         unsafe { self.driver.fill(room, 0xff, ROOM_BYTES, stream) }?;
         self.driver.synchronize(stream)?;
         for (batch, i, j) in
@@ -102,7 +102,7 @@ unsafe fn put(dtype: DType, at: Address, x: f64) {
     }
 }
 
-// SAFETY: everything is the inner driver's.
+// SAFETY: every call goes to the inner driver.
 unsafe impl Driver for Wrapped {
     fn properties(&self) -> &DeviceProperties {
         &self.properties

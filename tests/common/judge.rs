@@ -1,4 +1,5 @@
-//! Whether rows hold by bits: what `rules_exact` asks of every operator.
+//! The judge of exact mode: runs an operator on the shards that its rows give each rank, and compares the results
+//! with those of a single rank, bit for bit. `rules_exact` applies it to every operator; `rules` judges fast mode.
 
 use isoshard::ops::{
     AxisPlacement, Fill, MeshAxis, Meta, Op, Row, Sample, Tensors, Window, Windows, eval_whole,
@@ -9,16 +10,16 @@ use isoshard::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Tensor
 use super::rows::{is_ragged, placement, specs};
 use super::{bits_differ, eval_apart, mix, ordinary, ordinary_values, tensor};
 
-/// What a judgement that finds no difference says.
+/// The result of a judgement that finds no difference.
 pub enum Outcome {
     Holds,
-    /// No tensor can lie so.
+    /// No tensor can have this layout.
     Illegal,
-    /// The cut leaves some rank no whole leaf: the engine takes another row.
+    /// Some rank holds less than a leaf of the reduction tree, so the engine takes another row.
     CutsALeaf,
 }
 
-/// The values with which rows are judged.
+/// The values that rows are judged with.
 pub struct Trial<'a> {
     sample: &'a Sample,
     dtype: DType,
@@ -44,7 +45,7 @@ impl<'a> Trial<'a> {
         self.sample.op.as_ref()
     }
 
-    /// Operand `i` as `n` parts under `op`: arbitrary ones, not shares of a value.
+    /// Returns operand `i` as `n` partial values under `op`: arbitrary ones, not shares of one value.
     fn parts(&self, i: usize, op: ReduceOp, n: usize, dtype: DType) -> Vec<Tensor> {
         let (meta, fill) = (&self.metas[i], self.sample.ins[i].fill);
         let tiny = smallest(dtype);
@@ -68,7 +69,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// `x` with zeros of either sign, and the smallest numbers, among its elements.
+/// Returns `x` with zeros of both signs, and the smallest numbers, among its elements.
 fn awkward(x: &Tensor, salt: u64) -> Tensor {
     let tiny = smallest(x.dtype());
     let value = |(e, v): (usize, f64)| match mix(e as u64 ^ salt << 40) % 16 {
@@ -89,7 +90,7 @@ fn smallest(dtype: DType) -> f64 {
     }
 }
 
-/// Makes statistics fit what they are statistics of: an exponential of their distance must not be infinite everywhere.
+/// Makes statistics fit their operands: an exponential of their distance must not be infinite everywhere.
 fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
     let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
     for statistic in op.statistics(&metas) {
@@ -99,17 +100,17 @@ fn make_consistent(op: &dyn Op, ins: &mut [Tensor]) {
     }
 }
 
-/// One row an axis.
+/// One row per mesh axis.
 pub struct Case<'a> {
     pub trial: &'a Trial<'a>,
     pub mesh: &'a Mesh,
     pub rows: &'a [Row],
-    /// Which axis splits a dim outermost.
+    /// The axes in the order in which they split a dim, the outermost first.
     pub order: &'a [usize],
 }
 
 impl Case<'_> {
-    /// Whether the rows hold together, for every ragged cut that fits.
+    /// Judges the rows together, for every ragged cut that fits.
     pub fn judge(&self) -> Result<Outcome, String> {
         let mut best = Outcome::Illegal;
         for dims in if is_ragged(self.rows) { 1..4 } else { 0..1 } {
@@ -124,7 +125,7 @@ impl Case<'_> {
     fn judge_one(&self, dims: usize) -> Result<Outcome, String> {
         let sums_pass = self.rows.iter().any(|r| r.ins.contains(&AxisPlacement::SUM));
         if is_half(self.trial.dtype) && sums_pass && self.rows.iter().all(|r| r.by_bits) {
-            // Parts that follow the summation tree are stored in f32, and are rounded when they are whole.
+            // Partial sums that follow the reduction tree are stored in f32 and rounded when the sum is complete.
             self.judge_stored(dims, true)?;
         }
         self.judge_stored(dims, false)
@@ -158,7 +159,7 @@ impl Case<'_> {
         Ok(Outcome::Holds)
     }
 
-    /// The terms of result `k`, from the rows that cut one dim each.
+    /// Returns the reduction tree of result `k`, from the rows that cut one dim each.
     fn tree(&self, k: usize, first: (&Shape, usize)) -> Option<ReductionTree> {
         let summed = |r: &Row| matches!(r.outs[k], AxisPlacement::TreeSum(_));
         let leaf = self
@@ -194,7 +195,7 @@ impl Case<'_> {
         rows
     }
 
-    /// What every rank finds on all that it holds: by rank and result, one part.
+    /// Runs the operator on each rank's whole shards. Returns one part per rank and result.
     fn apart(&self, operands: &[Operand], outs: &[Spec]) -> Result<Vec<Vec<Vec<Tensor>>>, String> {
         let parts: Vec<Vec<Tensor>> = operands.iter().map(|o| o.locals()).collect();
         let with: Vec<(&Spec, &[Tensor])> =
@@ -203,8 +204,8 @@ impl Case<'_> {
         Ok(found.into_iter().map(|outs| outs.into_iter().map(|t| vec![t]).collect()).collect())
     }
 
-    /// What every rank finds under each of its nodes, one part a node of sums over terms; other results are compared with
-    /// `want` here, and left out.
+    /// Runs the operator under each node that a rank holds. Returns one part per node for sums over terms; compares
+    /// other results with `want`, and leaves them out.
     fn under_nodes(
         &self,
         operands: &[Operand],
@@ -250,7 +251,8 @@ impl Case<'_> {
         Ok(all)
     }
 
-    /// Where the parts of one result, by rank, do not make the whole's part of some rank.
+    /// Describes a difference between the parts of one result, by rank, and the parts of the whole; `None` if there
+    /// is none.
     fn differs<'p>(
         &self,
         spec: &Spec,
@@ -300,10 +302,10 @@ impl Case<'_> {
     }
 }
 
-/// One operand in the layout that the rows give it.
+/// An operand in the layout that the rows give it.
 struct Operand {
     spec: Spec,
-    /// Of a `Partial` one, the parts of all indices, one a rank along those axes; else the whole.
+    /// For a `Partial` operand one value per rank along those axes, for all indices; else the whole operand.
     shares: Vec<Tensor>,
     whole: Tensor,
 }
@@ -348,12 +350,12 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// The same numbers in another dtype, rounded once.
+/// Returns the numbers in another dtype, rounded once.
 fn rounded(x: &Tensor, dtype: DType) -> Tensor {
     if x.dtype() == dtype { x.clone() } else { tensor(dtype, &x.to_f64_vec(), x.shape()) }
 }
 
-/// The elements of a region, as they are stored.
+/// Returns the elements of a region in storage order.
 fn held(whole: &Tensor, region: &Region) -> Tensor {
     let values = whole.to_f64_vec();
     let mut local = vec![0.0; region.local.numel()];
@@ -363,13 +365,13 @@ fn held(whole: &Tensor, region: &Region) -> Tensor {
     tensor(whole.dtype(), &local, &region.local)
 }
 
-/// The coordinates that differ from `coords` along `axes` only, in row-major order.
+/// Returns the coordinates that differ from `coords` along `axes` only, in row-major order.
 fn along(mesh: &Mesh, coords: &[usize], axes: &[usize]) -> Vec<Dims> {
     let all = mesh.ranks().map(|r| mesh.coords_of(r).expect("a rank of the mesh"));
     all.filter(|c| (0..c.len()).all(|a| axes.contains(&a) || c[a] == coords[a])).collect()
 }
 
-/// The box of what a rank holds that lies under `node`.
+/// Returns the box of a rank's elements that lies under `node`.
 fn under(
     spec: &Spec,
     coords: &[usize],
@@ -390,7 +392,7 @@ fn under(
     Window { global: spec.shape.clone(), region: Region::of_box(start, Shape::from(len)) }
 }
 
-/// The elements of a box, copied.
+/// Copies the elements of a box.
 fn cut(whole: &Tensor, at: &Window) -> Tensor {
     if at.region.is_empty() {
         return Tensor::zeros(whole.dtype(), at.local().clone());
@@ -399,7 +401,7 @@ fn cut(whole: &Tensor, at: &Window) -> Tensor {
     (0..whole.shape().len()).fold(whole.clone(), narrow).to_owned_copy().expect("it is in memory")
 }
 
-/// Folds parts in an order that leaves one.
+/// Folds parts in the given order until one is left.
 fn fold(
     op: ReduceOp,
     order: &FoldOrder,

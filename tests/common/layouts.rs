@@ -1,7 +1,7 @@
-//! Meshes and legal layouts as proptest strategies, and the runner they go through.
+//! Meshes and legal layouts as proptest strategies, and the runner for such tests.
 //!
-//! Everything shrinks towards replication on small meshes. Seeds are fixed and nothing is written to disk:
-//! `PROPTEST_CASES`, `PROPTEST_RNG_SEED` and proptest's other variables override what stands here.
+//! Cases shrink towards replication on small meshes. Seeds are fixed and nothing is written to disk; `PROPTEST_CASES`,
+//! `PROPTEST_RNG_SEED` and proptest's other variables override the settings.
 
 use std::fmt::Debug;
 
@@ -44,7 +44,7 @@ pub fn layouts(mesh: &Mesh, dtype: DType, shape: &Shape, partials: bool) -> Boxe
         .boxed()
 }
 
-/// What one axis may do to a tensor, taken alone; sums stand for every `Partial`.
+/// The placements that a tensor may have on one axis; a sum stands for every `Partial`.
 fn placements(ranks: usize, dtype: DType, shape: &Shape, partials: bool) -> BoxedStrategy<Placement> {
     let mut kinds = vec![(4, Just(Placement::Replicate).boxed())];
     if !shape.is_empty() {
@@ -58,7 +58,7 @@ fn placements(ranks: usize, dtype: DType, shape: &Shape, partials: bool) -> Boxe
     proptest::strategy::Union::new_weighted(kinds).boxed()
 }
 
-/// Uneven pieces, some empty, of the smallest two kinds of equal blocks.
+/// Uneven ragged placements, some with empty ranks, in units of the two smallest block sizes.
 fn ragged(ranks: usize, shape: &Shape, dims: usize) -> Vec<BoxedStrategy<Placement>> {
     let numel: usize = shape[..dims].iter().product();
     let counts = (1..=numel.max(1)).rev().filter(|t| numel.is_multiple_of(*t)).take(2);
@@ -78,12 +78,12 @@ fn ragged(ranks: usize, shape: &Shape, dims: usize) -> Vec<BoxedStrategy<Placeme
     counts.map(of).collect()
 }
 
-/// Cases that failed, each with the smallest case like it; after a few, they are no longer shrunk.
+/// The cases that failed, each shrunk to the smallest that fails; after a few failures, cases are no longer shrunk.
 #[derive(Default)]
 pub struct Failures(Vec<String>);
 
 impl Failures {
-    /// Asks whether `holds` for `cases` draws; `of` says what is tested, and picks the draws.
+    /// Runs `holds` on `cases` draws; `of` names the test, and seeds the draws.
     pub fn check<S: Strategy>(
         &mut self,
         of: &str,

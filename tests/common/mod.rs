@@ -1,6 +1,9 @@
-//! What the judge and the equivalence tests share: cutting a whole tensor as a layout says, without the library's own
-//! redistribution; and, in `layouts` and `program`, random meshes, layouts and programs; in `samples`, calls
-//! with long sums; in `ranks`, processes as ranks; in `rows` and `judge`, rows as layouts, and whether they hold by bits; in `shim`, a CUDA device.
+//! Code that several test programs share.
+//!
+//! This file cuts a whole tensor into the shards of a layout, without the library's own redistribution. `layouts` and
+//! `program` draw random meshes, layouts and programs; `samples` has calls with long sums; `ranks` runs ranks as
+//! threads or as processes; `rows` turns rows into layouts, and `judge` compares them with a single rank; `shim` is a
+//! CUDA device that the CPU emulates.
 
 use isoshard::Result;
 use isoshard::comm::Rank;
@@ -18,11 +21,11 @@ pub mod rows;
 pub mod samples;
 pub mod shim;
 
-/// Where the ranks of a suite compute: on the CPU, or on the device that `ISOSHARD_TEST_DEVICE` names (`cuda`, `cuda:1`), or
-/// on `shim`: a CUDA device whose kernels the CPU runs. What they are compared with is computed by the CPU's own loops.
+/// The device on which ranks compute: the CPU, or the device that `ISOSHARD_TEST_DEVICE` names (`cuda`, `cuda:1`), or
+/// `shim`, a CUDA device whose kernels the CPU runs. The CPU's own loops always compute the expected values.
 ///
 /// # Panics
-/// On another name, and where the shim finds no compiler: who asks for a device wants it.
+/// Panics on another name, and if the shim finds no compiler.
 pub fn device() -> Device {
     match std::env::var("ISOSHARD_TEST_DEVICE") {
         Ok(name) if name == "shim" => shim::device().expect("a C++ compiler"),
@@ -31,7 +34,7 @@ pub fn device() -> Device {
     }
 }
 
-/// As [`isoshard::comm::spmd`], on [`device`], by [`ranks::spmd`].
+/// Runs a program on `world` ranks that compute on [`device`], by [`ranks::spmd`].
 pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
 where
     T: Send + 'static,
@@ -50,7 +53,7 @@ impl Stream {
         mix(self.0)
     }
 
-    /// A number from 0 to below `n`.
+    /// Returns a number from 0 to `n - 1`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
@@ -85,31 +88,32 @@ pub fn tensor(dtype: DType, values: &[f64], shape: &Shape) -> Tensor {
     }
 }
 
-/// Integers from -3 to 3 by index.
+/// Integers from -3 to 3 that depend on the index.
 pub fn small_ints(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
     let n = shape.numel() as u64;
     let values: Vec<f64> = (0..n).map(|e| (mix(e ^ salt << 40 ^ 0x5a17) % 7) as f64 - 3.0).collect();
     tensor(dtype, &values, shape)
 }
 
-/// Equal numbers, within `bound`; a NaN equals a NaN, and zeros of either sign are equal (`-(1 - 1)` is not
-/// `-1 + 1`).
+/// True if the numbers are equal within `bound`. NaNs are equal, and so are zeros of either sign: `-(1 - 1)` is -0 and
+/// `-1 + 1` is +0.
 pub fn agree(a: f64, b: f64, bound: f64) -> bool {
     a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= bound
 }
 
-/// How a value is shared out where a tensor is `Partial`: by op, value, salt, share and number of shares.
+/// A function that splits a value of a `Partial` tensor: given op, value, salt, the share's number and the number of
+/// shares.
 pub type Share = fn(ReduceOp, f64, u64, usize, usize) -> f64;
 
-/// The part of `whole` that the rank at `coords` holds under `spec`.
+/// Returns the part of `whole` that the rank at `coords` holds under `spec`.
 ///
-/// Parts of a sum are small integers that add up to the value; of a maximum, the value stands on one rank, which differs
-/// from element to element, and lower ones elsewhere.
+/// Partial sums are small integers that add up to the value. For a maximum one rank, which differs from element to
+/// element, holds the value, and the other ranks hold lower ones.
 pub fn part_of(whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
     part_by(share, whole, spec, coords, salt)
 }
 
-/// As [`part_of`], with another way of sharing out.
+/// Works like [`part_of`], with another split of partial values.
 pub fn part_by(share: Share, whole: &Tensor, spec: &Spec, coords: &[usize], salt: u64) -> Tensor {
     let values = whole.to_f64_vec();
     let (mut parts, mut mine, mut op) = (1, 0, None);
@@ -133,7 +137,7 @@ pub fn part_by(share: Share, whole: &Tensor, spec: &Spec, coords: &[usize], salt
     tensor(whole.dtype(), &local, &region.local)
 }
 
-/// Share `i` of `n` in a value that is reduced by `op`.
+/// Returns share `i` of `n` of a value that is reduced by `op`.
 fn share(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
     let noise = |i: usize| mix(salt.wrapping_mul(31).wrapping_add(i as u64));
     let small = |i: usize| (noise(i) % 7) as f64 - 3.0;
@@ -147,7 +151,7 @@ fn share(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
     }
 }
 
-/// As [`share`], where the owner of a term of a sum has all of it and the others -0, which changes no bit of any sum.
+/// Splits a value so that one rank holds all of a sum's term and the other ranks -0, which changes no bit of any sum.
 pub fn owned(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
     let owner = (mix(salt.wrapping_mul(31).wrapping_add(n as u64)) % n as u64) as usize;
     match op {
@@ -157,7 +161,7 @@ pub fn owned(op: ReduceOp, value: f64, salt: u64, i: usize, n: usize) -> f64 {
     }
 }
 
-/// Where the parts that ranks computed differ from the whole: a sentence, or none.
+/// Describes the first difference between the parts that ranks computed and the whole; `None` if there is none.
 pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> Option<String> {
     let values = whole.to_f64_vec();
     let mesh = &spec.mesh;
@@ -205,7 +209,7 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
     None
 }
 
-/// Runs `op` on every rank of the mesh with nothing between them. An error or a panic is a text.
+/// Runs `op` on every rank of the mesh without communication. Errors and panics become texts.
 pub fn eval_apart(
     op: &dyn Op,
     ins: &[(&Spec, &[Tensor])],
@@ -221,7 +225,7 @@ pub fn eval_apart(
                 outs: outs.iter().map(|s| window(s, &coords)).collect(),
                 exact: true,
             };
-            // Copies that nobody shares: then kernels may work in place, as they do in the engine.
+            // Unshared copies let kernels work in place, as they do in the engine.
             let mut locals: Tensors =
                 ins.iter().map(|(_, parts)| parts[rank].to_owned_copy().expect("it is in memory")).collect();
             let run = std::panic::AssertUnwindSafe(|| op.eval(&mut locals, &at));
@@ -241,15 +245,15 @@ pub fn eval_apart(
         .collect()
 }
 
-/// The parts of all ranks.
+/// Returns the parts of all ranks.
 pub fn parts_of(whole: &Tensor, spec: &Spec, salt: u64) -> Vec<Tensor> {
     let coords = spec.mesh.ranks().map(|r| spec.mesh.coords_of(r).expect("a rank of the mesh"));
     coords.map(|c| part_of(whole, spec, &c, salt)).collect()
 }
 
-/// How far a result may lie from the whole's: 0 where the sample says that no addition is rounded; else `n`
-/// additions, each wrong by half an ulp of something not larger than the largest value times the number of
-/// addends, twice (once on either side), and 8 for the roundings that no sum causes.
+/// The largest difference that a result may have from the whole's. It is 0 if the sample says that no addition is
+/// rounded. Else `n` additions are each wrong by half an ulp of at most the largest value times the number of
+/// addends, on both sides, and 8 ulps cover roundings outside sums.
 pub fn bound(sample: &Sample, whole: &Tensor) -> f64 {
     match sample.rounded_sums {
         0 => 0.0,
@@ -262,7 +266,7 @@ pub fn magnitude(t: &Tensor) -> f64 {
     t.to_f64_vec().into_iter().filter(|v| v.is_finite()).fold(1.0, |m, v| m.max(v.abs()))
 }
 
-/// The distance from 1 to the next number; 0 for what is not rounded.
+/// The distance from 1 to the next number; 0 for dtypes whose arithmetic does not round.
 pub fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,
@@ -279,8 +283,8 @@ pub fn values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
     sample.ins.iter().enumerate().map(one).collect()
 }
 
-/// Operands like a sample's with ordinary values: normals times powers of ten, of which hardly any sum is exact; positive
-/// ones where the sample wants them, and its own indices and conditions.
+/// Operands like a sample's with ordinary values: normals times powers of ten, whose sums are hardly ever exact. They
+/// are positive if the sample asks for that; indices and conditions are the sample's own.
 pub fn ordinary_values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> {
     let one = |(i, input): (usize, &Input)| match input.fill {
         Fill::Ints if input.meta.dtype.is_float() => ordinary(dtype, &input.meta.shape, salt * 16 + i as u64),
@@ -293,7 +297,7 @@ pub fn ordinary_values(sample: &Sample, dtype: DType, salt: u64) -> Vec<Tensor> 
     sample.ins.iter().enumerate().map(one).collect()
 }
 
-/// Normals times powers of ten from 1e-2 to 1e2, by index.
+/// Normals times powers of ten from 1e-2 to 1e2, which depend on the index.
 pub fn ordinary(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
     let unit = |z: u64| ((z >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     let value = |e: u64| {
@@ -304,7 +308,7 @@ pub fn ordinary(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
     tensor(dtype, &(0..shape.numel() as u64).map(value).collect::<Vec<_>>(), shape)
 }
 
-/// Where two tensors differ by bits, NaNs aside: a sentence, or none.
+/// Describes the first element whose bits differ, NaNs aside; `None` if there is none.
 pub fn bits_differ(got: &Tensor, want: &Tensor) -> Option<String> {
     if got.shape() != want.shape() || got.dtype() != want.dtype() {
         return Some(format!("{got} instead of {want}"));
@@ -315,19 +319,19 @@ pub fn bits_differ(got: &Tensor, want: &Tensor) -> Option<String> {
     Some(format!("element {e}: {g:e} instead of {w:e}"))
 }
 
-/// `whole` in this layout, from parts that were cut without the engine.
+/// Returns `whole` in the layout of `spec`, from parts that were cut without the engine.
 pub fn spread(mesh: &DeviceMesh, whole: &Tensor, spec: &Spec, salt: u64) -> Result<DTensor> {
     spread_by(share, mesh, whole, spec, salt)
 }
 
-/// As [`spread`], with another way of sharing out.
+/// Works like [`spread`], with another split of partial values.
 pub fn spread_by(share: Share, mesh: &DeviceMesh, whole: &Tensor, spec: &Spec, salt: u64) -> Result<DTensor> {
     let spec = Spec::new(mesh.mesh(), whole.dtype(), whole.shape().clone(), spec.layout.clone())?;
     let part = part_by(share, whole, &spec, mesh.mesh().coords(), salt);
     DTensor::from_local(mesh, part, whole.shape().clone(), spec.layout)
 }
 
-/// Runs `check` on every rank of the mesh: no rank may fail, and none may find a difference.
+/// Runs `check` on every rank of the mesh. No rank may fail or find a difference.
 pub fn on_mesh(
     mesh: &Mesh,
     check: impl Fn(&DeviceMesh) -> Result<Vec<String>> + Send + Sync + 'static,
@@ -346,10 +350,10 @@ pub fn on_mesh(
     Ok(())
 }
 
-/// True for operators that stand in derivatives only and say that they have none themselves (`Vjp::refuse`).
+/// True for operators that are used in derivatives only and declare that they have none themselves (`Vjp::refuse`).
 ///
 /// # Panics
-/// On an operator that has no derivative and does not say why.
+/// Panics if an operator has no derivative and gives no reason.
 pub fn has_no_derivative(sample: &Sample) -> bool {
     let metas = sample.metas();
     let needs: Vec<bool> = metas.iter().map(|m| m.dtype.is_float()).collect();
@@ -363,7 +367,7 @@ pub fn has_no_derivative(sample: &Sample) -> bool {
     }
 }
 
-/// Silences the messages of panics that `eval_apart` catches.
+/// Suppresses the messages of panics that `eval_apart` catches.
 pub fn quiet_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -1,4 +1,4 @@
-//! Random programs as proptest strategies: chains of operators, which on small integers are exact by construction.
+//! Random programs as proptest strategies: chains of operators that are exact on small integers by construction.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use isoshard::tensor::Shape;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// A program: each value is a leaf, or made from earlier ones. The last is its result.
+/// A program: each value is a leaf, or the result of an operator on earlier values. The last value is the result.
 #[derive(Clone, Debug)]
 pub struct Program(pub Vec<Value>);
 
 #[derive(Clone, Debug)]
 pub struct Value {
-    /// None for a leaf.
+    /// The operator and its operands; `None` for a leaf.
     pub from: Option<(Act, Vec<usize>)>,
     pub shape: Shape,
-    /// No element, and no sum of some of the terms of one, is larger than this.
+    /// A bound on every element, and on every sum of some of an element's terms.
     bound: f64,
 }
 
@@ -42,20 +42,21 @@ pub enum Act {
 }
 
 pub const KINDS: usize = 15;
-/// The largest number that programs may reach: together with halves, it fits 24 bits.
+/// The largest number that programs may reach: with a binary place for halves it fits 24 bits.
 const LIMIT: f64 = 4_194_304.0;
-/// Leaves are not larger; nor are gradients, one part of which may make up for all others.
+/// The largest absolute value in leaf tensors, and in the gradient that a backward pass starts from.
 const LEAF: f64 = 3.0;
+/// The largest absolute value in a part of that gradient: one part may offset all other parts.
 const SEED: f64 = 32.0;
 
 /// Programs of up to six steps; they shrink to few steps on the latest values of small shapes.
 pub fn programs() -> impl Strategy<Value = Arc<Program>> {
     let extent = prop_oneof![9 => 1..=6usize, 1 => Just(0usize)];
-    // The last program that stays in bounds is the one.
+    // The longest prefix that stays in bounds is the program.
     of_steps(vec(extent, 0..=3), |program| program.largest() <= LIMIT)
 }
 
-/// As [`programs`], with dims longer than a leaf of the summation tree; their numbers may become as large as they like.
+/// Programs with dims longer than a leaf of the reduction tree, and no bound on their numbers.
 pub fn long_programs() -> impl Strategy<Value = Arc<Program>> {
     let extent = prop_oneof![3 => 1..=4usize, 4 => prop::sample::select(vec![33usize, 40, 64, 70])];
     let numel = |p: &Program| p.0.iter().map(|v| v.shape.numel()).max().unwrap_or(0);
@@ -68,7 +69,7 @@ pub fn long_programs() -> impl Strategy<Value = Arc<Program>> {
     of_steps(first, move |program| numel(program) <= 10_000)
 }
 
-/// Programs that begin with a leaf of such a shape and stay in `bounds`.
+/// Programs that begin with a leaf of such a shape and satisfy `bounds`.
 fn of_steps(
     first: impl Strategy<Value = Vec<usize>>,
     bounds: impl Fn(&Program) -> bool,
@@ -89,7 +90,7 @@ fn of_steps(
 }
 
 impl Program {
-    /// One step more, chosen by `bits`: zeros stand for the simplest choice.
+    /// Adds a step that `bits` choose: zeros mean the simplest choice.
     fn grow(&mut self, kind: usize, bits: [u8; 4]) {
         let [which, other, p, q] = bits.map(usize::from);
         let last = self.0.len() - 1;
@@ -132,7 +133,7 @@ impl Program {
         if act.kind() > 4 {
             return self.push(act, vec![a]);
         }
-        // The other operand may broadcast: bits say which of its dims are 1, and whether the first is there.
+        // The other operand may broadcast: bits choose which of its dims are 1, and whether it has the first.
         let mut narrower: Vec<usize> = (0..n).map(|d| if p >> d & 1 == 1 { 1 } else { shape[d] }).collect();
         narrower.drain(..usize::from(p & 0x40 != 0).min(n));
         let fits = |v: &Value| v.shape.broadcast("fit", &shape).is_ok_and(|s| s.numel() <= 1024);
@@ -153,7 +154,7 @@ impl Program {
         self.push(Act::Matmul, vec![a, b]);
     }
 
-    /// A value that is there and `fits`, or a new leaf.
+    /// Returns an earlier value that `fits`, or a new leaf.
     fn second(&mut self, bits: usize, fits: impl Fn(&Value) -> bool, fresh: Shape) -> usize {
         let there: Vec<usize> = (0..self.0.len()).filter(|&i| fits(&self.0[i])).collect();
         if bits >= 100 && !there.is_empty() {
@@ -173,7 +174,7 @@ impl Program {
         self.0.iter().filter_map(|v| v.from.as_ref())
     }
 
-    /// False where ties of a maximum over more than two elements may share a gradient in thirds.
+    /// False if a maximum over more than two elements may split a gradient among ties, in thirds.
     pub fn has_gradients(&self) -> bool {
         self.acts().all(|(act, ins)| match act {
             Act::Max { dims, .. } => {
@@ -183,7 +184,7 @@ impl Program {
         })
     }
 
-    /// A bound on every number that the program and its derivative meet, in units of the smallest fraction.
+    /// A bound on every number in the program and its derivative, in units of the smallest fraction.
     fn largest(&self) -> f64 {
         let mut grads = vec![0.0; self.0.len()];
         *grads.last_mut().expect("a program has a value") = SEED;
@@ -195,7 +196,7 @@ impl Program {
             }
             for (at, &of) in ins.iter().enumerate() {
                 let from = &self.0[of];
-                // An element that was repeated gathers the gradients of all its copies.
+                // A repeated element receives the gradients of all its copies.
                 let copies = value.shape.numel() as f64 / from.shape.numel().max(1) as f64;
                 grads[of] += grads[i]
                     * match act {
@@ -212,7 +213,7 @@ impl Program {
     }
 }
 
-/// Another shape of as many elements: all in one dim, a dim cut in two, or two dims made one.
+/// Returns another shape of as many elements: one dim, a dim split in two, or two dims merged.
 fn reshaped(shape: &Shape, p: usize, q: usize) -> Shape {
     let n = shape.len();
     let mut new = shape.to_vec();
@@ -239,7 +240,7 @@ impl Value {
 }
 
 impl Act {
-    /// Which of the kinds, from 0.
+    /// The number of the operator's kind, from 0.
     pub fn kind(&self) -> usize {
         match self {
             Act::Add => 0,

@@ -1,12 +1,13 @@
-//! What the ranks of the suites are: threads, or where `ISOSHARD_TEST_ENGINE` is `mpi`, the processes of `mpirun`.
+//! Ranks for tests: threads, or the processes of `mpirun` if `ISOSHARD_TEST_ENGINE` is `mpi`.
 
 use isoshard::Result;
 use isoshard::comm::Rank;
 
-/// As [`isoshard::comm::spmd`]; over MPI every process has its own results: one where it is a rank of the world, else all.
+/// Runs a program on `world` ranks, like [`isoshard::comm::spmd`]. Over MPI a process that is a rank of the world has
+/// its own result only; other processes run the world as threads and have all results.
 ///
 /// # Panics
-/// On an engine's name that is none.
+/// Panics if `ISOSHARD_TEST_ENGINE` names no engine.
 pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
 where
     T: Send + 'static,
@@ -20,11 +21,11 @@ where
     }
 }
 
-/// Worlds of MPI's processes: each process of `mpirun` runs the whole suite, and what a suite runs on several ranks, it runs
-/// on processes.
+/// Worlds of MPI's processes: each process of `mpirun` runs the whole test program, whose ranks are then processes.
 ///
-/// A world of `k` ranks takes the processes `k` by `k`; those that are left over, and all where there are too few, run it as
-/// threads of their own. Tests run one after the other (`RUST_TEST_THREADS=1`), so that all processes are at the same one.
+/// Consecutive blocks of `k` processes each form a world of `k` ranks. Processes that are left over, or all if there
+/// are fewer than `k`, run the world as threads. Tests run one after another (`RUST_TEST_THREADS=1`), so that all
+/// processes run the same one.
 #[cfg(feature = "mpi")]
 mod mpi {
     use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -36,7 +37,7 @@ mod mpi {
     use isoshard::comm::{Channel, Engine, Launch, Process, Rank};
     use isoshard::{Error, Result};
 
-    /// As [`super::spmd`].
+    /// Runs a program on `world` ranks, like [`super::spmd`].
     pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
     where
         T: Send + 'static,
@@ -51,14 +52,14 @@ mod mpi {
         match catch_unwind(AssertUnwindSafe(|| f(Rank::new(Arc::new(part))?))) {
             Ok(result) => Ok(vec![result?]),
             Err(panic) => {
-                // The others need not wait for the deadline.
+                // The other processes then need not wait for the deadline.
                 whole.engine().abort(&Error::invalid("test", "another process's test failed", "", ""));
                 resume_unwind(panic)
             }
         }
     }
 
-    /// Some processes, in a row, as a world.
+    /// Consecutive processes as a world.
     #[derive(Debug)]
     struct Part {
         whole: Arc<dyn Engine>,
@@ -93,7 +94,7 @@ mod mpi {
         }
     }
 
-    /// This process as a rank, for as long as it lives.
+    /// This process as a rank, until it ends.
     fn whole() -> &'static Rank {
         static WHOLE: OnceLock<Rank> = OnceLock::new();
         WHOLE.get_or_init(|| {
@@ -111,7 +112,7 @@ mod mpi {
                 })
             });
             *LIFE.lock().expect("nobody panics with it") = Some((stay, life));
-            // SAFETY: a function that may be called when the process ends.
+            // SAFETY: `end` may be called when the process ends.
             unsafe { atexit(end) };
             begun.recv().expect("the world begins")
         })
@@ -124,7 +125,7 @@ mod mpi {
         fn atexit(call: extern "C" fn()) -> i32;
     }
 
-    /// Ends the rank with its process, as MPI wants it.
+    /// Ends the rank with its process, as MPI requires.
     extern "C" fn end() {
         let Some((stay, life)) = LIFE.lock().ok().and_then(|mut life| life.take()) else { return };
         drop(stay);

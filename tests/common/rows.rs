@@ -9,7 +9,8 @@ pub fn line(ranks: usize) -> Mesh {
     Mesh::new(&[("a", ranks)], 0).expect("one axis with a name")
 }
 
-/// `slot` on an axis of `ranks`; `Ragged` is over `dims` dims, cut by the extents of `first`, the first operand.
+/// Returns `slot` as a placement on an axis of `ranks`; `Ragged` covers `dims` dims with the extents of `first`, the
+/// first operand.
 pub fn placement(slot: AxisPlacement, first: &Shape, dims: usize, ranks: usize) -> Option<Placement> {
     Some(match slot {
         AxisPlacement::R => Placement::Replicate,
@@ -23,8 +24,8 @@ pub fn placement(slot: AxisPlacement, first: &Shape, dims: usize, ranks: usize) 
     })
 }
 
-/// The specs of operands or results under one row an axis, whose slots for them `slots` picks; none where no tensor can
-/// lie so.
+/// Returns the specs of operands or results under one row per axis; `slots` picks their placements from a row. `None`
+/// if no tensor can have such a layout.
 pub fn specs(
     mesh: &Mesh,
     (rows, order): (&[Row], &[usize]),
@@ -41,12 +42,12 @@ pub fn specs(
     metas.iter().enumerate().map(spec).collect()
 }
 
-/// True where some slot is ragged.
+/// True if some placement of the rows is ragged.
 pub fn is_ragged(rows: &[Row]) -> bool {
     rows.iter().any(|r| r.ins.iter().chain(&r.outs).any(|s| *s == AxisPlacement::Ragged))
 }
 
-/// `n` blocks on `ranks` ranks: very uneven, with empty ranks where there are more than two.
+/// Distributes `n` blocks very unevenly, with empty ranks if there are more than two.
 fn uneven(n: usize, ranks: usize) -> Vec<usize> {
     let mut units = vec![0; ranks];
     units[0] = n / 3;

@@ -1,4 +1,4 @@
-//! Calls whose sums have several leaves, full and not, beside the small ones of the catalog.
+//! Calls whose sums have several leaves of the reduction tree, full and partly filled; the catalog has small ones.
 
 use isoshard::ops::{
     Attention, AttentionGrad, Bits, EmbeddingGrad, Input, LayerNormGrad, Matmul, RmsNorm, RmsNormGrad,

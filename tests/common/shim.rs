@@ -1,17 +1,17 @@
-//! A CUDA device for tests on a machine that has none: a driver that compiles the embedded kernels with the system's C++
-//! compiler and runs them on the CPU, and is stricter than a device.
+//! The shim: an emulated CUDA device for machines without one. Its driver compiles the embedded kernels with the
+//! system's C++ compiler, runs them on the CPU, and is stricter than a device.
 //!
-//! [`device`] gives `Device::Cuda(0)`: a real one where there is one, else this. Kernels run in an [`Order`] that shows
-//! missing barriers, streams ([`Streams`]) as late as events allow, which shows missing waits; memory comes full of NaNs
-//! and between guards. By the environment: `ISO_SHIM=1` takes the shim where there is a device,
-//! `ISO_SHIM_ORDER=descending` or `shuffled:7`, `ISO_SHIM_STREAMS=late:7` and `ISO_SHIM_CHECKS=1` set what is not set by
-//! the test.
+//! [`device`] returns `Device::Cuda(0)`: a real device if there is one, else the shim. Threads run in an [`Order`]
+//! that reveals missing barriers, and streams ([`Streams`]) as late as events allow, which reveals missing waits.
+//! Memory is filled with NaNs and stands between guards. Environment variables: `ISO_SHIM=1` selects the shim even if
+//! there is a device; `ISO_SHIM_ORDER=descending` or `shuffled:7`, `ISO_SHIM_STREAMS=late:7` and `ISO_SHIM_CHECKS=1`
+//! set defaults, which a test may override.
 //!
-//! With [`Settings::checks`] kernels are compiled to say where they use an address that is not aligned for its type, leave an
-//! array, shift by too much or divide by 0; compiling then takes twice as long.
+//! With [`Settings::checks`], kernels report misaligned addresses, array indices out of bounds, shifts that are too
+//! large, and divisions by 0; compiling takes twice as long.
 //!
-//! Missing: reads out of bounds are not seen, but for the poison they give; writes out of bounds only near the ends of
-//! what [`Driver::alloc`] gave.
+//! Missing: reads out of bounds are not detected, except by the poison that they return; writes out of bounds only
+//! near the ends of blocks from [`Driver::alloc`].
 
 // By path, so that this file may itself be named by path.
 #[path = "shim/compiler.rs"]
@@ -45,26 +45,26 @@ use queue::{Policy, Queue, Task};
 pub enum Order {
     Ascending,
     Descending,
-    /// Another one for each seed, block and barrier.
+    /// An order that depends on the seed, the block and the barrier.
     Shuffled(u64),
 }
 
-/// When what is put on a stream runs.
+/// The time at which tasks on a stream run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Streams {
-    /// At once, on the thread that puts it there.
+    /// At once, on the thread that adds them.
     Eager,
-    /// When something waits for it; streams advance in an order drawn from the seed, as far as events allow.
+    /// When something waits for them; streams advance in an order drawn from the seed, as far as events allow.
     Late(u64),
 }
 
-/// What a device is made with.
+/// The settings of an emulated device.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub order: Order,
     pub streams: Streams,
     pub total_bytes: usize,
-    /// Whether kernels are compiled with checks of every access.
+    /// True if kernels are compiled with checks of every access.
     pub checks: bool,
 }
 
@@ -86,7 +86,8 @@ impl Default for Settings {
     }
 }
 
-/// The CUDA device of this test process, installed at the first call. None, loudly, where there is no C++ compiler.
+/// The CUDA device of this test process, installed by the first call. Without a C++ compiler it prints `SKIPPED` and
+/// returns `None`.
 pub fn device() -> Option<Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     let real = || std::env::var_os("ISO_SHIM").is_none() && cuda::is_available();
@@ -98,25 +99,25 @@ pub fn device() -> Option<Device> {
         }),
     });
     if found.is_none() {
-        // Written past the harness, which keeps the output of tests that pass.
+        // Bypasses the harness, which hides the output of tests that pass.
         let _ = writeln!(std::io::stderr(), "SKIPPED (no C++ compiler)");
     }
     found
 }
 
-/// The shim behind [`device`]; none where a real device is.
+/// The shim behind [`device`]; `None` if the device is a real one.
 pub fn shim() -> Option<&'static Arc<Shim>> {
     device().and_then(|_| SHIM.get())
 }
 
-/// A device of this test's own, under the next free number.
+/// A device for this test alone, under the next free number.
 pub fn own_device(settings: Settings) -> Option<(Device, Arc<Shim>)> {
     static NEXT: AtomicUsize = AtomicUsize::new(64);
     let index = NEXT.fetch_add(1, Ordering::Relaxed);
     install(index, settings).map(|shim| (Device::Cuda(index), shim))
 }
 
-/// Runs `f` with every launch of this thread in this order, on any shim.
+/// Runs `f`, with all of this thread's launches in this order, on any shim.
 pub fn with_order<T>(order: Order, f: impl FnOnce() -> T) -> T {
     struct Reset(Option<Order>);
     impl Drop for Reset {
@@ -141,7 +142,7 @@ fn install(index: usize, settings: Settings) -> Option<Arc<Shim>> {
     Some(shim)
 }
 
-/// A device that is none.
+/// An emulated device.
 #[derive(Debug)]
 pub struct Shim {
     properties: DeviceProperties,
@@ -154,20 +155,20 @@ pub struct Shim {
     programs: Mutex<Vec<Program>>,
     functions: Mutex<Vec<Function>>,
     calls: Mutex<HashMap<&'static str, Calls>>,
-    /// Misuse that the call which saw it cannot refuse; the next that waits for a stream does.
+    /// Misuse that the detecting call cannot refuse; the next call that waits for a stream does.
     blamed: Mutex<Option<String>>,
 }
 
-/// What is known of one of the driver's calls.
+/// The count of one of the driver's calls, and its planned failures.
 #[derive(Debug, Default)]
 struct Calls {
     len: u64,
-    /// At which it fails, and how.
+    /// The call numbers that fail, with their error codes.
     fail: Vec<(u64, String)>,
 }
 
 impl Shim {
-    /// A device with nothing on it; none without a C++ compiler. Installed nowhere.
+    /// Returns an empty device that is not installed; `None` without a C++ compiler.
     pub fn new(settings: Settings) -> Option<Arc<Shim>> {
         let compiler = Compiler::find(settings.checks)?;
         let properties = DeviceProperties {
@@ -195,7 +196,7 @@ impl Shim {
         Some(Arc::new(shim))
     }
 
-    /// Sets when work to come runs; what waits runs now.
+    /// Sets the time at which later tasks run. Waiting tasks run now.
     pub fn set_streams(&self, streams: Streams) {
         let mut queue = lock(&self.queue);
         self.drain(&mut queue);
@@ -213,7 +214,7 @@ impl Shim {
         calls.fail.push((calls.len + nth, code.into()));
     }
 
-    /// How often a function of the trait was called.
+    /// The number of calls of a function of the trait.
     pub fn calls_len(&self, call: &'static str) -> u64 {
         lock(&self.calls).get(call).map_or(0, |c| c.len)
     }
@@ -224,17 +225,17 @@ impl Shim {
         (lock(&self.memory).blocks_len(), streams, events)
     }
 
-    /// Runs everything, and looks at every guard and at all that was freed.
+    /// Runs all tasks, and checks every guard and all freed memory.
     ///
     /// # Errors
-    /// What was written where nothing may be.
+    /// Returns the description of a write to a guard or to freed memory.
     pub fn check(&self) -> Result<(), String> {
         self.drain(&mut lock(&self.queue));
         lock(&self.blamed).take().map_or(Ok(()), Err)?;
         lock(&self.memory).check(true)
     }
 
-    /// Counts a call, and fails it where a test wants that.
+    /// Counts a call, and fails it if the test asked for that.
     fn enter(&self, call: &'static str) -> DriverResult<()> {
         let mut calls = lock(&self.calls);
         let calls = calls.entry(call).or_default();
@@ -246,7 +247,7 @@ impl Shim {
         }
     }
 
-    /// Puts a task on a stream, or does it.
+    /// Adds a task to a stream, or runs it.
     fn put(&self, call: &'static str, stream: Handle, task: Task) -> DriverResult<()> {
         let mut queue = lock(&self.queue);
         if !queue.knows_stream(stream) {
@@ -263,7 +264,7 @@ impl Shim {
         self.perform(task)
     }
 
-    /// Advances streams until `stream` is through.
+    /// Advances streams until `stream` has no tasks left.
     fn finish(&self, queue: &mut Queue, stream: Handle) {
         let policy = if queue.below(2) == 0 { Policy::Needed } else { Policy::Any };
         while !queue.is_empty(stream) {
@@ -272,7 +273,7 @@ impl Shim {
         }
     }
 
-    /// Runs everything there is.
+    /// Runs all tasks of all streams.
     fn drain(&self, queue: &mut Queue) {
         while let Some(next) = queue.next_of_any() {
             self.step(queue, next);
@@ -296,7 +297,7 @@ impl Shim {
             Task::Launch { function, grid, mut arguments, order } => {
                 let mut pointers: Vec<*mut c_void> =
                     arguments.iter_mut().map(|a| a.as_mut_ptr().cast()).collect();
-                // SAFETY: the promise of whoever put it here, and the grid was looked at then.
+                // SAFETY: the caller that added the task promised it, and the grid was checked then.
                 let done = unsafe { function.run(grid, &mut pointers, order) };
                 done.map_err(|why| refusal("launch", "CUDA_ERROR_LAUNCH_FAILED", &why))
             }

@@ -1,13 +1,13 @@
-//! The cost model: no way from one layout to another costs more than the ways by a third together, on equal links and on
-//! fast and slow ones; and what it says is what a dry run's calls add up to.
+//! The cost model: a redistribution costs no more than two redistributions through a third layout, on equal links and
+//! on a mix of fast and slow ones, and the modelled cost equals the sum over a dry run's calls.
 
 use isoshard::comm::{Cost, DryRun, Level, Network};
 use isoshard::dtensor::{DTensor, DeviceMesh, Redistribution};
 use isoshard::placement::{Layout, Mesh, Placement, Spec, short::*};
 use isoshard::tensor::{DType, ReduceOp};
 
-/// All layouts of a matrix on a mesh of so many axes, with every order in which axes cut one dim. In parts only under a
-/// maximum: a float's sum has bits that some orders of folding change, and those ways are not taken.
+/// All layouts of a matrix on a mesh of `ndim` axes, with every order in which axes split one dim. `Partial` is a
+/// maximum only: a float's sum has bits that some orders of folding change, and the planner does not take those.
 fn layouts(ndim: usize) -> Vec<Layout> {
     let choices = [R, shard(0), shard(1), partial(ReduceOp::Max)];
     let mut all: Vec<Vec<Placement>> = vec![vec![]];
@@ -35,7 +35,7 @@ fn equal_links() -> Network {
     Network::uniform(2e-9, 1e9).expect("sound")
 }
 
-/// Pairs of ranks near each other; a call costs what two bytes do by the fast link.
+/// A network with fast links within pairs of ranks; a call costs as much as two bytes over a fast link.
 fn fast_and_slow() -> Network {
     let level = |ranks, latency_s, bytes_per_s| Level { ranks, latency_s, bytes_per_s };
     Network::new([level(2, 1e-9, 2e9), level(usize::MAX, 5e-9, 1e8)]).expect("from fast to slow")
@@ -63,7 +63,7 @@ fn no_way_by_a_third_layout_is_cheaper() {
                 .collect();
             let n = all.len();
             for (a, b, c) in (0..n * n * n).map(|i| (i / n / n, i / n % n, i % n)) {
-                // What stays in parts is not reduced on the way, and opened again: that would be another sum.
+                // A tensor that stays partial is not reduced on the way and opened again: that would be another sum.
                 let kept = |x: usize| all[a].axis(x).is_partial() && all[c].axis(x).is_partial();
                 if (0..mesh.ndim()).any(|x| kept(x) && !all[b].axis(x).is_partial()) {
                     continue;
@@ -86,7 +86,7 @@ fn no_way_by_a_third_layout_is_cheaper() {
     assert!(triples > 30_000, "{triples} triples");
 }
 
-/// On ranks that all receive alike, and from all peers alike.
+/// Ranks that all receive equally much, and from all peers equally much.
 #[test]
 fn a_moves_cost_is_its_calls_time() {
     for network in [equal_links(), fast_and_slow()] {
@@ -106,7 +106,7 @@ fn a_moves_cost_is_its_calls_time() {
     }
 }
 
-/// A network of two levels is worth two calls; equal links are not.
+/// On a network of two levels two calls are cheaper, because slow links carry each byte once; on equal links one call is.
 #[test]
 fn slow_links_carry_each_byte_once() {
     let mesh = Mesh::parse("node=4,gpu=2", 0).unwrap();

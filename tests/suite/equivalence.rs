@@ -1,15 +1,15 @@
-//! The promise, over the real engine: every operator, on every mesh, from random legal layouts of its operands, gives what
-//! a single rank gives, forward and backward.
+//! Every operator, on every mesh and from random legal layouts of its operands, gives the results of a single rank,
+//! forward and backward, over the real engine.
 //!
-//! Layouts are replicated, sharded (uneven and empty shards, both nesting orders), ragged with empty ranks, and partial. A
-//! failure prints sample, mesh and layouts in the notation, shrunk towards replication.
+//! Layouts are replicated, sharded (uneven and empty shards, both nesting orders), ragged with empty ranks, and
+//! partial. A failure prints sample, mesh and layouts in the notation, shrunk towards replication.
 //!
-//! In exact mode everything is compared by bits, on ordinary values: normals times powers of ten, of which hardly any sum
-//! is exact. The parts of a partial operand are the value on one rank and -0 elsewhere, so that it is one value.
+//! Exact mode is compared by bits on ordinary values: normals times powers of ten, whose sums are hardly ever exact.
+//! One rank holds the value of a partial operand and the other ranks -0, so that the operand has one value.
 //!
-//! In fast mode values and the parts of sums are small integers, and all is compared by bits but for what a partial sum
-//! went through in parts, results of samples that say their sums are rounded, and gradients behind which stands a sum of
-//! values that are not short dyadic numbers. For these `common::bound` and `gradient_bound` say how far.
+//! Fast mode is compared on small integers, by bits too, with three exceptions: operators that a partial sum passed
+//! through, samples that declare rounded sums, and gradients that contain a sum of values that are not short dyadic
+//! numbers. For these `common::bound` and `gradient_bound` give the largest difference.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -34,9 +34,9 @@ use crate::common::{
 };
 
 const MESHES: [&str; 7] = ["1", "a=2", "a=3", "a=4", "a=5", "a=2,b=2", "a=2,b=3"];
-/// Worlds for each sample and mesh.
+/// Worlds per sample and mesh.
 const WORLDS: u32 = 3;
-/// At most this many layouts in each world, where later ones meet the plans of earlier ones.
+/// The largest number of layouts per world; later ones find the cached plans of earlier ones.
 const CASES: usize = 7;
 /// Sets of values.
 const SALTS: u64 = 8;
@@ -65,7 +65,7 @@ fn results(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -> 
     let (xs, mut found) = (given.leaves(mesh, &known.ins)?, Vec::new());
     let outs = DTensor::apply(sample.op.as_ref(), &xs.iter().collect::<Vec<_>>())?;
     for (k, (out, whole)) in outs.iter().zip(&known.outs).enumerate() {
-        // A partial sum may pass an operator in parts, each rounded.
+        // The parts of a partial sum may pass an operator separately, and each is rounded.
         let parts = if given.has_sums() { 16.0 * mesh.mesh().rank_len() as f64 } else { 0.0 };
         let bound = bound(sample, whole) + parts * epsilon(whole.dtype()) * magnitude(whole);
         found.extend(given.difference(&format!("result {k}, {out:?}"), &out.full_tensor()?, whole, bound));
@@ -78,7 +78,7 @@ fn gradients(sample: &Sample, mesh: &DeviceMesh, given: &Given, known: &Known) -
     for leaf in leaves.iter_mut().filter(|l| l.dtype().is_float()) {
         *leaf = leaf.requires_grad()?;
     }
-    // Half of the operands come by a redistribution, whose derivative is the identity.
+    // Half of the operands result from a redistribution, whose derivative is the identity.
     let moved = leaves.iter().zip(&given.moves).map(|(leaf, to)| match to {
         Some(to) => leaf.redistribute(to.layout.clone()),
         None => Ok(leaf.clone()),
@@ -114,7 +114,7 @@ fn gradient_of(mode: Reduction, out: &DTensor, salt: u64) -> Tensor {
     }
 }
 
-/// The catalog, and in exact mode calls whose sums have several leaves, full and not.
+/// The catalog's samples, and in exact mode calls whose sums have several leaves, full and partly filled.
 fn samples(mode: Reduction) -> Vec<Sample> {
     let mut all = catalog();
     if mode == Reduction::Exact {
@@ -123,10 +123,10 @@ fn samples(mode: Reduction) -> Vec<Sample> {
     all
 }
 
-/// 0 where no rounded sum can stand behind the gradient: nothing came as a partial sum, and either nothing is added, or
-/// the values are multiples of 2^-10 below 2^12, and so were the terms. Else `n` additions, each wrong by half an ulp, of
-/// terms not larger than the largest gradient or operand; twice, once on either side, and the same again for products
-/// of two such sums.
+/// The largest difference that a gradient may have. It is 0 if no rounded sum can contribute: no operand is a partial
+/// sum, and either nothing is added, or the values and their terms are multiples of 2^-10 below 2^12. Else `n`
+/// additions of terms not larger than the largest gradient or operand are each wrong by half an ulp, on both sides,
+/// and the same again for products of two such sums.
 fn gradient_bound(sample: &Sample, ins: &[Tensor], want: &Tensor, sums: bool) -> Result<f64> {
     let metas: Vec<Meta> = ins.iter().map(Meta::of).collect();
     let needs: Vec<bool> = metas.iter().map(|m| m.dtype.is_float()).collect();
@@ -141,20 +141,20 @@ fn gradient_bound(sample: &Sample, ins: &[Tensor], want: &Tensor, sums: bool) ->
     Ok(4.0 * n as f64 * epsilon(want.dtype()) * largest)
 }
 
-/// How everything of one call lies.
+/// The layouts of one call.
 #[derive(Clone)]
 struct Given {
     mode: Reduction,
-    /// Which values.
+    /// The seed of the values.
     salt: u64,
     ins: Vec<Spec>,
-    /// Where operands are moved before they are used.
+    /// The layouts that operands are moved to before use.
     moves: Vec<Option<Spec>>,
     grads: Vec<Spec>,
 }
 
 impl Given {
-    /// Any layouts; those of operands that want gradients are not partial, until they are moved.
+    /// Draws any layouts; operands that need gradients are not partial until they are moved.
     fn any(mode: Reduction, mesh: &Mesh, known: &Known, gradients: bool) -> BoxedStrategy<Given> {
         let of = |t: &Tensor, partials| layouts(mesh, t.dtype(), t.shape(), partials);
         let ins: Vec<_> = known.ins.iter().map(|t| of(t, !gradients)).collect();
@@ -189,7 +189,7 @@ impl Given {
         if got.shape() != want.shape() || got.dtype() != want.dtype() {
             return Some(format!("{what}: {got} instead of {want}"));
         }
-        // Infinite parts of a sum may add up to NaN, as the judge says too.
+        // Infinite parts of a sum may add up to NaN, which the judge allows too.
         let sums = self.has_sums();
         let fits = |g: f64, w: f64| agree(g, w, bound) || (sums && g.is_nan() && !w.is_finite());
         let mut pairs = got.to_f64_vec().into_iter().zip(want.to_f64_vec()).enumerate();
@@ -213,11 +213,11 @@ impl fmt::Debug for Given {
     }
 }
 
-/// What a single rank gives.
+/// The results of a single rank.
 struct Known {
     ins: Vec<Tensor>,
     outs: Vec<Tensor>,
-    /// The gradients of every operand from every result.
+    /// The gradient of every operand from every result.
     grads: Vec<Vec<Option<Tensor>>>,
 }
 
@@ -227,7 +227,7 @@ impl Known {
             Reduction::Exact => {
                 let dtype = [DType::F32, DType::F32, DType::F64, DType::BF16, DType::F16][salt as usize % 5];
                 let ins = ordinary_values(sample, dtype, salt + 1);
-                // Not where an operand's dtype depends on another's: a statistic of halves is f32.
+                // Not if an operand's dtype depends on another's: a statistic of halves is f32.
                 let fits = sample.op.infer(&ins.iter().map(Meta::of).collect::<Vec<_>>()).is_ok();
                 if fits { ins } else { ordinary_values(sample, DType::F32, salt + 1) }
             }
@@ -266,7 +266,7 @@ fn single_rank(
     outs.iter().map(from).collect()
 }
 
-/// Runs `check` for every sample on every mesh, from random layouts, and reports what failed.
+/// Runs `check` for every sample on every mesh, from random layouts, and reports failures.
 fn over_all(
     mode: Reduction,
     gradients: bool,

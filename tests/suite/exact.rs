@@ -1,8 +1,8 @@
-//! Sums whose every other bracketing shows.
+//! Sums whose bits reveal the order of addition.
 //!
-//! Columns of eight numbers are looked for until each of the 428 ways to put brackets around eight terms that are not the
-//! summation tree gives other bits in some column. A mesh, a layout or an operator that adds in another order anywhere
-//! cannot pass.
+//! Eight terms have 428 bracketings besides the reduction tree. A search finds columns of eight numbers such that
+//! each of these bracketings gives other bits in some column. A mesh, a layout or an operator that adds in another
+//! order fails.
 
 use isoshard::Result;
 use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
@@ -16,7 +16,7 @@ use crate::common::{self, Stream, spmd};
 const N: usize = 8;
 const MESHES: [&str; 9] = ["1", "a=2", "a=3", "a=4", "a=5", "a=8", "a=2,b=2", "a=2,b=3", "a=3,b=2"];
 
-/// The sums of `x` under all bracketings, in a fixed order of these.
+/// The sums of `x` under all bracketings, in a fixed order.
 fn bracketings(x: &[f32]) -> Vec<f32> {
     if let [only] = x {
         return vec![*only];
@@ -28,7 +28,7 @@ fn bracketings(x: &[f32]) -> Vec<f32> {
     (1..x.len()).flat_map(at).collect()
 }
 
-/// The sum along the tree, by its definition.
+/// The sum in the order of the reduction tree, by its definition.
 fn tree(x: &[f32]) -> f32 {
     match x {
         [only] => *only,
@@ -36,8 +36,8 @@ fn tree(x: &[f32]) -> f32 {
     }
 }
 
-/// Columns that tell the tree from every other bracketing; `term` maps a number to what is added, `finish` a sum to what
-/// is seen of it.
+/// Finds columns that tell the tree from every other bracketing. `term` maps a number to the term that is added,
+/// `finish` a sum to the result.
 fn telling(term: impl Fn(f32) -> f32, finish: impl Fn(f32) -> f32) -> Vec<[f32; N]> {
     let mut stream = Stream(1);
     let mut columns = Vec::new();
@@ -63,7 +63,7 @@ fn plain() -> Vec<[f32; N]> {
     telling(|x| x, |x| x)
 }
 
-/// Runs `check` on every mesh and from every way to cut the first dim of eight rows.
+/// Runs `check` on every mesh, for every split of the first dim of eight rows.
 fn everywhere(check: impl Fn(&DeviceMesh, Layout) -> Result<()> + Copy + Send + Sync + 'static) {
     let mut ways = 0;
     for text in MESHES {
@@ -90,13 +90,13 @@ fn everywhere(check: impl Fn(&DeviceMesh, Layout) -> Result<()> + Copy + Send + 
     assert_eq!(ways, 1 + 5 * 3 + 3 * 4);
 }
 
-/// The columns as `[8, C]`, laid out.
+/// Returns the columns as `[8, C]` in `layout`.
 fn rows(mesh: &DeviceMesh, columns: &[[f32; N]], layout: Layout) -> Result<DTensor> {
     let x: Vec<f32> = (0..N).flat_map(|i| columns.iter().map(move |c| c[i])).collect();
     DTensor::distribute(mesh, &Tensor::from_vec(x, [N, columns.len()])?, layout)
 }
 
-/// Refuses anything but the columns' sums along the tree.
+/// Fails unless `got` has the columns' sums in the order of the tree.
 #[track_caller]
 fn expect(sums: &DTensor, columns: &[[f32; N]]) -> Result<()> {
     let bits = |x: f32| x.to_bits();
@@ -112,7 +112,7 @@ fn sums_and_products_and_scattered_sums() {
         let (n, whole) = (columns.len(), Layout::replicated(mesh.mesh().ndim()));
         let x = rows(mesh, &columns, layout.clone())?;
         expect(&x.sum(&[0], false)?, &columns)?;
-        // A chain of the product's leaf is not cut, so the rows are an outer dim.
+        // A product's leaf is not split, so the rows are an outer dim.
         let ones = DTensor::full(mesh, DType::F32, [N, 1], 1.0, whole)?;
         let product = Matmul::new("b s, b s n -> n")?;
         let outer = x.reshape([N, 1, n])?;
@@ -134,7 +134,7 @@ fn gradients_of_what_every_row_shares() {
         let y = rows(mesh, &columns, layout.clone())?.mul(&w.expand([N, n])?)?;
         let grads = y.sum_all()?.backward()?;
         expect(grads.get(&w).expect("w is a leaf"), &columns)?;
-        // The shift of a layer norm: its gradient is that of the result, summed over the rows.
+        // The gradient of a layer norm's bias is the result's gradient summed over the rows.
         let x =
             DTensor::full(mesh, DType::F32, [N, 1, n], 1.0, whole.clone())?.redistribute(layout.clone())?;
         let ones = DTensor::full(mesh, DType::F32, [n], 1.0, whole.clone())?;
@@ -156,7 +156,7 @@ fn the_norm_of_gradients() {
     });
 }
 
-/// The numbers do tell: a tree over the ranks gives something else.
+/// A tree over the ranks gives other bits, so the columns do reveal the order.
 #[test]
 fn another_order_shows() {
     let differ = spmd(3, |rank| {
@@ -170,7 +170,7 @@ fn another_order_shows() {
     assert_eq!(differ.unwrap(), [true; 3]);
 }
 
-/// What exactness costs where cuts fall between the nodes of the tree: the nodes, and nothing where they fall on them.
+/// Exact mode moves the nodes of the tree that splits cut through, and nothing if splits fall on nodes.
 #[test]
 fn bytes_are_those_of_the_nodes() {
     let bytes = |text: &'static str, layout: &'static str, reduction: Reduction| {
@@ -196,7 +196,7 @@ fn bytes_are_those_of_the_nodes() {
     assert_eq!(bytes("a=3", "(S0)", Reduction::Exact), want);
 }
 
-/// A rank whose nodes are many makes them in one call, and they are what one rank makes of the whole.
+/// A rank with many nodes computes them in one call, and they equal those of a single rank.
 #[test]
 fn many_nodes_at_once() {
     for (mesh, layout) in

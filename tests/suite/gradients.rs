@@ -1,4 +1,4 @@
-//! Derivatives against their definition: central differences in f64, on a single rank.
+//! Derivatives compared with their definition: central differences in f64 on a single rank.
 //!
 //! With a step of `h = 2^-17`, the difference is wrong by `h² f'''/6`, about `1e-11 f'''`, and by the rounding of two
 //! sums, about `2^-52 |f| / h = 3e-11 |f|`. Samples keep third derivatives below `1e4` (at 1/8, `x^-1/2` has 3e3), so
@@ -28,7 +28,7 @@ fn smooth_samples_agree_with_finite_differences() {
             let grads =
                 gradients(&sample, &ins, &weights, k, &all).unwrap_or_else(|e| panic!("{sample:?}: {e}"));
             for (i, x) in ins.iter().enumerate().filter(|(_, x)| x.dtype() == DType::F64) {
-                // A result that does not depend on an operand leaves it without a gradient.
+                // An operand that a result does not depend on has no gradient.
                 let got = grads[i].as_ref().map_or_else(|| vec![0.0; x.numel()], Tensor::to_f64_vec);
                 for e in picked(x.numel()) {
                     let [(up, scale), (down, _)] =
@@ -84,7 +84,7 @@ fn what_else_is_wanted_changes_no_gradient() {
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Results that are constants to the derivative, as their operators say (`Vjp::constant`).
+/// True for results that their operator declares constant to the derivative (`Vjp::constant`).
 fn is_constant(sample: &Sample, k: usize) -> bool {
     let metas: Vec<Meta> = sample.metas();
     let needs: Vec<bool> = metas.iter().map(|m| m.dtype.is_float()).collect();
@@ -93,12 +93,13 @@ fn is_constant(sample: &Sample, k: usize) -> bool {
     program.constants[k]
 }
 
-/// All elements of a small operand, a few of a larger one.
+/// All indices of a small operand, a few of a larger one.
 fn picked(n: usize) -> impl Iterator<Item = usize> {
     (0..n).step_by((n / 24).max(1))
 }
 
-/// The weighted sum of result `k` with `h` added to element `e` of operand `i`, and the sum of its terms' sizes.
+/// The weighted sum of result `k` with `h` added to element `e` of operand `i`, and the sum of its terms' absolute
+/// values.
 fn weighted(
     sample: &Sample,
     ins: &[Tensor],

@@ -1,19 +1,27 @@
-//! The house: imports point one way, files form no circles and stay small, every operator stands in the catalog, nothing is
-//! left undone.
+//! Tests that read the source tree, which docs/architecture.md calls the house and its modules rooms: imports point
+//! one way, files form no cycles and stay small, every operator is in the catalog, names and words are plain, and
+//! nothing is left undone.
 //!
-//! Rust lets modules form circles, so the sources are read here, without comments.
+//! Rust allows modules to form cycles, so these tests read the sources themselves, without comments.
 
 mod circles;
+mod examples;
+mod items;
+mod links;
+mod names;
+mod page;
 mod placements;
+mod prose;
 mod source;
+mod uses;
 mod words;
 
 use std::fs;
 
 use isoshard::tensor::cuda;
-use source::{Source, files, identifier, product_code, root, sources, strip};
+use source::{Source, files, identifier, product_code, root, sources};
 
-/// Every module with the modules it may name.
+/// Each module with the modules that it may name.
 const ARROWS: [(&str, &[&str]); 10] = [
     ("error", &[]),
     ("tensor", &["error"]),
@@ -26,7 +34,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("optim", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn"]),
     ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim"]),
 ];
-/// What lib.rs re-exports of the error module.
+/// The names that lib.rs re-exports from the error module.
 const ERRORS: [&str; 11] = [
     "CallId",
     "CommFault",
@@ -105,7 +113,7 @@ fn every_operator_stands_in_the_catalog() {
     assert!(missing.is_empty(), "operators that no judge sees:\n{}", missing.join("\n"));
 }
 
-/// Kernels that belong to no operator's file: what tensors, random fills and collectives do on a device.
+/// Kernels that belong to no operator's file: those of tensors, random fills and collectives.
 const SHARED_KERNELS: [&str; 4] = ["copy", "fill", "fold", "random"];
 
 #[test]
@@ -141,8 +149,8 @@ fn every_kernel_is_embedded_named_as_its_operator_and_includes_ours_alone() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The operators that kernels of this name may belong to: `cast_f32` holds those of `cast` from one dtype,
-/// `attention_fast` another way of `attention`'s.
+/// The operators that kernels of this name may belong to: `cast_f32` has those of `cast` from one dtype,
+/// `attention_fast` those of `attention`'s fast mode.
 fn operators_of(stem: &str) -> impl Iterator<Item = String> {
     let part_of = stem.rsplit_once('_').map(|(operator, _)| operator);
     [Some(stem), part_of].into_iter().flatten().map(str::to_string)
@@ -150,7 +158,7 @@ fn operators_of(stem: &str) -> impl Iterator<Item = String> {
 
 #[test]
 fn nothing_is_left_undone() {
-    // Put together here, so that this file may be read as well.
+    // Joined at run time, because this test reads this file too.
     let code = [["todo", "!"], ["unimplemented", "!"], ["#[", "ignore"]].map(|parts| parts.concat());
     let anywhere = ["TO", "FIX", "XX"].iter().zip(["DO", "ME", "X"]).map(|(a, b)| format!("{a}{b}"));
     let anywhere: Vec<String> = anywhere.collect();
@@ -169,21 +177,21 @@ fn nothing_is_left_undone() {
     assert!(left.is_empty(), "left undone:\n{}", left.join("\n"));
 }
 
-/// The reader itself: what it must see and what it must not.
+/// Checks the reader itself: the names that it must find and those that it must not.
 #[test]
 fn the_reader_sees_every_form() {
     let text = "use crate::{a::X, b::{c, d}, e};\n// use crate::no\nlet x = crate::f::g(\"crate::no\");\n\
                 /* crate::no */ $crate::h!(); let c = '\"'; crate::i::j\n";
-    let source = Source { path: "src/x/y.rs".into(), code: strip(text), lines: 4 };
+    let source = Source::new("src/x/y.rs", text);
     let names: Vec<(usize, String)> = source.names();
     let want = [(1, "a"), (1, "b"), (1, "e"), (3, "f"), (4, "h"), (4, "i")];
     assert_eq!(names, want.map(|(line, name)| (line, name.to_string())));
     assert_eq!(source.module(), "x");
-    let up = Source { path: "src/x/y.rs".into(), code: "super::super::z::w".into(), lines: 1 };
+    let up = Source::new("src/x/y.rs", "super::super::z::w");
     assert_eq!(up.names(), [(1, "z".to_string())], "two levels up from a file is the crate");
-    let within = Source { path: "src/x/y/z.rs".into(), code: "use super::super::w;".into(), lines: 1 };
+    let within = Source::new("src/x/y/z.rs", "use super::super::w;");
     assert_eq!(within.names(), []);
-    let at = |path: &str| Source { path: path.into(), code: String::new(), lines: 0 };
+    let at = |path: &str| Source::new(path, "");
     let rooms =
         ["softmax/mod.rs", "softmax/grad.rs", "norm/rms_norm.rs", "sum.rs", "softmax/cuda.rs", "a/cpu/b.rs"];
     let rooms = rooms.map(|file| at(&format!("src/ops/{file}")));

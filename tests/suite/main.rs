@@ -1,9 +1,10 @@
-//! All integration tests that need no process of their own, in one program: a module for each claim, which docs/architecture.md
-//! lists. `cargo test --test suite rules::` runs one of them.
+//! The integration tests that can share a process, in one program with a module per claim. docs/architecture.md lists
+//! the claims; `cargo test --test suite rules::` runs one module.
 //!
-//! Beside this folder stand programs for what belongs to a whole process: `alloc` has the allocator, `gpu` the device's settings,
-//! `nccl` and `mpi` start other processes of themselves. Tests here run at the same time: none sets what others see (some leave
-//! launches unchecked, as races want it, which no other minds).
+//! The other folders of `tests` are programs that need a process of their own: `alloc` replaces the allocator, `gpu`
+//! changes the device's settings, `nccl`, `mpi` and `package` start processes. Tests of this program run at the same
+//! time, so none changes state that another test reads. (Some leave kernel launches unchecked to provoke races, which
+//! affects no other test.)
 
 #[path = "../common/mod.rs"]
 mod common;

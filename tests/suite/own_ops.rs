@@ -1,4 +1,4 @@
-//! Operators of a user's own, written against the public interface alone, do what the crate's do.
+//! A user's own operators, which use only the public interface, behave like the crate's.
 
 use isoshard::Result;
 use isoshard::comm::spmd;
@@ -17,19 +17,19 @@ mod own_model;
 #[allow(dead_code)]
 mod own_optimizer;
 
-/// The example's optimizer, which names no trait of the crate's own: batched, in place, equal bits on four meshes.
+/// Runs the example's optimizer, which implements no private trait: batched, in place, equal bits on four meshes.
 #[test]
 fn an_own_optimizer_trains_alike_on_every_mesh() {
     own_optimizer::main().unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// The example's model, plan and training loop: equal bits on three meshes.
+/// Runs the example's model, plan and training loop: equal bits on three meshes.
 #[test]
 fn an_own_model_trains_alike_on_every_mesh() {
     own_model::main().unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Dropout, which says nothing of its draw but that it is free.
+/// Dropout, whose draw is not part of the cache key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct OwnDropout {
     draw: Unkeyed<Draw>,
@@ -68,7 +68,7 @@ impl Op for OwnDropout {
     }
 }
 
-/// The plan is that of the first draw; the derivative must be that of each.
+/// The first draw's plan serves all calls, but the derivative belongs to each call's draw.
 #[test]
 fn every_draw_has_its_own_derivative() {
     let run = |rank| {

@@ -1,10 +1,10 @@
-//! The promise for programs: random chains of operators, from random layouts, moved at random between their steps, give
-//! on every mesh what a single rank gives, every value on the way and every leaf's gradient, by bits.
+//! Random chains of operators, from random layouts and with random redistributions between steps, give on every mesh
+//! the bits of a single rank, in every intermediate value and in the gradient of every leaf tensor.
 //!
-//! In exact mode leaves are ordinary values, normals times powers of ten in f32, f64, bf16 and f16, and some programs have
-//! sums with several leaves of the summation tree. In fast mode values are small integers and every bound is known while a
-//! program is written, so nothing is ever rounded: programs end before a number could leave f32's 24 bits. A failure prints
-//! the shortest program and the simplest layouts found.
+//! In exact mode leaves are ordinary values, normals times powers of ten in f32, f64, bf16 and f16, and some programs
+//! have sums with several leaves of the reduction tree. In fast mode values are small integers with bounds that are
+//! known while a program is drawn: it ends before a number could exceed f32's 24 bits, so nothing is ever rounded. A
+//! failure prints the shortest program and the simplest layouts found.
 
 use std::fmt;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ fn on_any_mesh() {
     failures.report();
 }
 
-/// A leaf is read twice by a program that runs while the one before it, already differentiated, is let go of.
+/// A program reads a leaf twice while the previous program, already differentiated, is dropped.
 #[test]
 fn a_leaf_outlives_the_programs_that_read_it() {
     let mesh = Mesh::parse("a=3", 0).expect("a mesh");
@@ -85,7 +85,7 @@ fn a_leaf_outlives_the_programs_that_read_it() {
     outcome.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// What the other tests draw from: every operator stands in it, in long programs too, most of which have gradients.
+/// The strategies of the other tests draw every operator, in long programs too, and most programs have gradients.
 #[test]
 fn programs_use_every_operator() {
     let mut runner = TestRunner::deterministic();
@@ -106,7 +106,7 @@ fn programs_use_every_operator() {
 struct Given {
     mode: Reduction,
     program: Arc<Program>,
-    /// Of values that are leaves; the others' are not used.
+    /// One spec per value; only those of leaves are used.
     leaves: Vec<Spec>,
     moves: Vec<Option<Spec>>,
     grad: Spec,
@@ -131,7 +131,7 @@ impl Given {
         })
     }
 
-    /// The same on a single rank.
+    /// Returns the same program for a single rank.
     fn alone(&self) -> Given {
         let one = Mesh::parse("1", 0).expect("a mesh");
         let specs: Vec<Spec> = self.program.0.iter().map(|v| replicated(&one, v)).collect();
@@ -139,7 +139,7 @@ impl Given {
         Given { moves: vec![None; specs.len()], leaves: specs, grad, ..self.clone() }
     }
 
-    /// A tensor of this run, in the layout of `spec`.
+    /// Returns a tensor of this run in the layout of `spec`.
     fn laid(&self, mesh: &DeviceMesh, spec: &Spec, salt: u64) -> Result<DTensor> {
         let dtype = [DType::F32, DType::F32, DType::BF16, DType::F64, DType::F16][self.salt as usize % 5];
         match self.mode {
@@ -148,7 +148,7 @@ impl Given {
         }
     }
 
-    /// Every value, then every gradient of a leaf, each with its name.
+    /// Returns every value, then the gradient of every leaf, each with its name.
     fn run(&self, mesh: &DeviceMesh) -> Result<Vec<(String, Tensor)>> {
         mesh.set_reduction(self.mode);
         let (mut xs, mut leaves, mut all): (Vec<DTensor>, _, _) = (Vec::new(), Vec::new(), Vec::new());
@@ -192,7 +192,7 @@ fn replicated(mesh: &Mesh, value: &Value) -> Spec {
     Spec::new(mesh, DType::F32, value.shape.clone(), layout).expect("replication is legal")
 }
 
-/// The program on the mesh against the program alone.
+/// Compares the program on the mesh with the program on a single rank.
 fn run(mesh: &Mesh, given: Given) -> std::result::Result<(), String> {
     let (alone, exact) = (given.alone(), given.mode == Reduction::Exact);
     let known = isoshard::comm::spmd(1, move |rank| alone.run(&DeviceMesh::parse(&rank, "1")?));

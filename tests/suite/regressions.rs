@@ -1,5 +1,5 @@
-//! What went wrong elsewhere, by name: each test is built after the issue it cites (numbers are those of the PyTorch
-//! repository), and passes only where this library gives the single tensor's answer.
+//! Bugs of other libraries, by number: each test follows the PyTorch issue that it cites, and passes only if this
+//! library gives the answer of a single tensor.
 
 use isoshard::Result;
 use isoshard::comm::Rank;
@@ -22,8 +22,9 @@ fn a_view_that_needs_a_move_moves() {
     });
 }
 
-/// Decoding with a cache (not an issue there): the last queries alone, after the keys before them, get the bits that they get
-/// among all, and so do their gradients, by whichever ranks. Without their time, query 0 would see key 0 alone.
+/// Decoding with a cache (not a PyTorch issue): the last queries alone, with all keys before them, get the bits that
+/// they get in the whole sequence, and so do their gradients, on every layout. Without its position, query 0 would
+/// see key 0 only.
 #[test]
 fn the_last_queries_alone_are_those_of_all() {
     let wave = |salt: usize, shape: &[usize]| {
@@ -53,7 +54,7 @@ fn the_last_queries_alone_are_those_of_all() {
                 };
                 let [mine, theirs] = of(&q)?;
                 assert_eq!(mine, theirs, "dq of {len} on {layout}");
-                // A sum over fewer queries has another tree.
+                // A sum over fewer queries has another reduction tree.
                 for [mine, theirs] in [of(&k)?, of(&v)?] {
                     assert!(mine.iter().zip(theirs).all(|(a, b)| (a - b).abs() <= 1e-4), "{len} on {layout}");
                 }
@@ -63,7 +64,7 @@ fn the_last_queries_alone_are_those_of_all() {
     }
 }
 
-/// 163193: a scalar that is added to a `Partial(sum)` was added once on every rank.
+/// 163193: a scalar was added to a `Partial(sum)` once per rank.
 #[test]
 fn a_constant_is_added_to_a_partial_once() {
     on(2, "a=2", |mesh| {
@@ -78,7 +79,7 @@ fn a_constant_is_added_to_a_partial_once() {
     });
 }
 
-/// 153603: after a reduction, the product with the first scalar was cached and given for every other scalar.
+/// 153603: after a reduction, the product with the first scalar was cached and returned for every other scalar.
 #[test]
 fn another_scalar_is_another_plan() {
     on(2, "a=2", |mesh| {
@@ -91,7 +92,7 @@ fn another_scalar_is_another_plan() {
     });
 }
 
-/// 147180: with a `Partial(sum)`, `-5 x` and `2 x` were equal. And everything else that a program does with scalars.
+/// 147180: with a `Partial(sum)`, `-5 x` and `2 x` were equal. The test covers all operators with scalars.
 #[test]
 fn scalars_meet_partials() {
     on(3, "a=3", |mesh| {
@@ -134,7 +135,7 @@ fn a_maximum_of_a_partial_sum_comes_after_the_sum() {
     });
 }
 
-/// 144109: shards of the user's own lengths, uneven and empty, in every operator.
+/// 144109: shards with lengths that the user gives, uneven and empty, in every operator.
 #[test]
 fn shards_of_chosen_lengths() {
     on(3, "a=3", |mesh| {
@@ -153,7 +154,7 @@ fn shards_of_chosen_lengths() {
     });
 }
 
-/// 166598: a contraction whose two sides are cut by the same axes in another order was multiplied as it lay.
+/// 166598: a contraction multiplied its operands as they were, although the same axes split them in different orders.
 #[test]
 fn a_contraction_cut_in_two_orders() {
     on(4, "dp=2,tp=2", |mesh| {
@@ -207,7 +208,7 @@ fn five_elements_in_nested_order() {
     });
 }
 
-/// Found here: reshaping `(a:S1, b:S1)` moved both axes to dim 0, where together they cut at other elements.
+/// Found in this library: reshaping `(a:S1, b:S1)` moved both axes to dim 0, which splits at other elements.
 #[test]
 fn a_view_does_not_cut_one_dim_twice_unseen() {
     for (text, ranks) in [("a=2,b=2", 4), ("a=2,b=3", 6)] {
@@ -228,7 +229,7 @@ fn on(ranks: usize, mesh: &'static str, f: impl Fn(&DeviceMesh) -> Result<()> + 
     spmd(ranks, run).unwrap_or_else(|e| panic!("on {mesh}: {e}"));
 }
 
-/// 0, 1, 2, ... in `layout`.
+/// Returns 0, 1, 2, ... in `layout`.
 fn put(mesh: &DeviceMesh, shape: &[usize], layout: &str) -> Result<DTensor> {
     DTensor::distribute(mesh, &iota(shape), layout.parse()?)
 }
@@ -245,7 +246,7 @@ fn same(x: &DTensor, whole: &Tensor) {
     assert_eq!(full.to_f64_vec(), whole.to_f64_vec(), "{x:?}");
 }
 
-/// By the definition.
+/// The product by its definition.
 fn matmul(a: &Tensor, b: &Tensor) -> Vec<f32> {
     let (m, k, n) = (a.shape()[0], a.shape()[1], b.shape()[1]);
     let (x, y) = (a.to_f64_vec(), b.to_f64_vec());

@@ -1,5 +1,6 @@
-//! A small GPT and a small Llama, of sizes that divide by nothing, trained on many meshes: the same initial parameters,
-//! the same losses and the same final parameters, by bits. And what becomes of the others when a rank panics anywhere in training.
+//! A small GPT and a small Llama, with sizes that no mesh divides evenly, trained on many meshes: initial parameters,
+//! losses and final parameters have equal bits. A rank that panics anywhere in training ends the program on all
+//! ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,14 +19,14 @@ use crate::common;
 
 const STEPS: usize = 3;
 
-/// Sizes that divide by nothing.
+/// Sizes that no mesh divides evenly.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Model {
     Gpt { heads: usize, bias: bool },
     Llama { heads: usize, kv_heads: usize },
 }
 
-/// How a training run lies on its ranks, and what it computes.
+/// A training run: its mesh and plan, its model and settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Run {
     mesh: &'static str,
@@ -33,14 +34,14 @@ struct Run {
     sequence: bool,
     accumulate: usize,
     steps: usize,
-    /// Different ones; then they come again.
+    /// The number of different batches, which repeat.
     batches: usize,
     reduction: Reduction,
-    /// What modules compute with.
+    /// The dtype that modules compute in.
     compute: DType,
 }
 
-/// What training gave, as every rank sees it.
+/// The results of training, equal on every rank.
 #[derive(Clone, Debug, PartialEq)]
 struct Outcome {
     digests: [u64; 2],
@@ -96,7 +97,7 @@ fn groups_of_heads_split_in_every_way_that_leaves_them_whole() {
     }
 }
 
-/// On a CUDA device as on the CPU: here the device's kernels, run by the CPU.
+/// Training on a CUDA device gives the CPU's results; the shim runs the device's kernels on the CPU.
 #[test]
 fn a_device_trains_as_the_cpu_does_by_bits() {
     let Some(device) = common::shim::device() else { return };
@@ -159,7 +160,7 @@ fn fast_reductions_train_alike_up_to_rounding() {
     assert!(differ > 0, "were fast reductions exact, nobody would need the other ones");
 }
 
-/// The run on every mesh, along the sequence too where there is a tp axis, against one rank.
+/// Compares the run on every mesh with a single rank, with sequence parallelism too if there is a tp axis.
 fn every_mesh(single: Run) {
     on_meshes(single, &MESHES);
 }
@@ -192,20 +193,20 @@ fn heads_that_no_rank_can_halve_are_refused() {
 
 #[test]
 fn batches_and_sequences_shorter_than_the_ranks_are_legal() {
-    // A batch of 5 rows on 7 ranks: two of them have none.
+    // With a batch of 5 rows on 7 ranks, two ranks have no row.
     for model in [SINGLE.model, LLAMA] {
         on_meshes(Run { model, ..SINGLE }, &["fsdp=7"]);
     }
 }
 
-/// A rank that panics at any of its calls to others, in the forward pass, the backward pass or the optimizer, ends the
-/// program within the deadline, with an error that names it.
+/// A rank that panics at any of its communication calls, in the forward pass, the backward pass or the optimizer,
+/// ends the program within the deadline, with an error that names the rank.
 #[test]
 fn a_panic_ends_the_program_and_is_named() {
     const REPETITIONS: usize = 100;
     const DEADLINE: Duration = Duration::from_secs(5);
     let run = Run { mesh: "fsdp=2,tp=2", ..SINGLE };
-    // How many such calls a rank makes: the same number on all.
+    // The number of such calls per rank, which is the same on all ranks.
     let calls = spmd(4, move |rank| {
         let fault = Fault::new(usize::MAX);
         train(&fault.on(&rank)?.on(common::device()), run)?;
@@ -250,7 +251,7 @@ type Loss = Box<dyn Fn(&Forward, &DTensor, &DTensor) -> Result<DTensor>>;
 fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     let mesh = DeviceMesh::parse(rank, run.mesh)?;
     mesh.set_reduction(run.reduction);
-    // Those that a rank has whole: a Llama's go with the keys and values they look at.
+    // The heads that a rank holds whole: in a Llama, query heads stay with the keys and values that they attend to.
     let heads = match run.model {
         Model::Gpt { heads, .. } => heads,
         Model::Llama { kv_heads, .. } => kv_heads,
@@ -308,7 +309,7 @@ fn train(rank: &Rank, run: Run) -> Result<Outcome> {
     Ok(Outcome { digests: [first, params.digest()?], losses })
 }
 
-/// 5 sequences of 37 tokens and the tokens that follow them: some of each in an order that repeats.
+/// Returns 5 sequences of 37 tokens and the tokens that follow them, in a repeating order.
 fn batch(number: usize) -> Result<(Tensor, Tensor)> {
     let mut words = [0; 5];
     bits32(Generator::new(11).child("data").next_draw(), number as u64 * 5, &mut words);
@@ -320,7 +321,7 @@ fn batch(number: usize) -> Result<(Tensor, Tensor)> {
     Ok((rows(0)?, rows(1)?))
 }
 
-/// Panics at one of the calls, or of the waits for their ends, that pass through it.
+/// An engine that panics at one of the calls, or of the waits, that pass through it.
 #[derive(Clone, Debug)]
 struct Fault {
     at: usize,
@@ -343,7 +344,7 @@ impl Fault {
         Fault { at, passed: Arc::default() }
     }
 
-    /// `rank` with all its calls passing through here.
+    /// Returns `rank` with all its calls passing through this engine.
     fn on(&self, rank: &Rank) -> Result<Rank> {
         Rank::new(Arc::new(Faulty { fault: self.clone(), inner: rank.engine().clone() }))
     }

@@ -1,5 +1,5 @@
-//! The work of operators: a cut along a dim divides it, no call touches nothing but a view, and it has the numbers that
-//! others count for products and attention.
+//! The work of operators, in operations and bytes: splitting a dim divides it, every call except a view touches
+//! memory, and products and attention have the numbers that PyTorch counts.
 
 use isoshard::ops::{
     Attention, AttentionGrad, AxisPlacement, Bits, Embedding, Matmul, MeshAxis, Meta, Op, Row, Sample,
@@ -9,10 +9,10 @@ use isoshard::placement::chunk;
 use isoshard::rng::Generator;
 use isoshard::tensor::DType;
 
-/// Operators whose ranks each compute anew what all of them need: a row's share of the loss, the angles, the order.
+/// Operators whose ranks all repeat some work: a row's share of the loss, the angles, the order.
 const SHARED: [&str; 3] = ["cross_entropy_grad", "rotary", "shuffle"];
 
-/// Operators that read their first operand by index: only what is read counts, wherever it lies.
+/// Operators that read their first operand by index: only the elements that are read count.
 const BY_INDEX: [&str; 2] = ["embedding", "gather"];
 
 fn work(op: &dyn Op, ins: &[Meta]) -> Work {
@@ -41,8 +41,8 @@ fn every_call_touches_bytes_unless_it_is_a_view_or_gives_nothing() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The operands of rank `rank`, and the bytes of those that every rank holds whole. `None` where the row does not give each
-/// rank a call of the same operator on smaller operands and results.
+/// Returns the operands of rank `rank`, and the bytes of those that every rank holds whole. `None` if the row does
+/// not give each rank a call of the same operator on smaller operands and results.
 fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Meta>, u64)> {
     let whole = sample.metas();
     let mut held_by_all = 0;
@@ -73,13 +73,13 @@ fn part(sample: &Sample, row: &Row, ranks: usize, rank: usize) -> Option<(Vec<Me
     Some((ins, held_by_all))
 }
 
-/// Rows that cut operands and results, with nothing left to add up: what the ranks do is what one does, but that operands that
-/// lie whole on each are read by each.
+/// For rows that split operands and results and leave no sum, the work of all ranks adds up to that of a single rank,
+/// except that each rank reads the operands that it holds whole.
 #[test]
 fn a_cut_divides_the_work() {
     let (mut judged, mut wrong) = (0, Vec::new());
-    // Attention sees more keys from later queries: a part of the queries is no smaller call of the same operator. And a part of
-    // v's dim needs all scores.
+    // In attention later queries see more keys, so part of the queries is not a smaller call of the same operator;
+    // and part of v's dim needs all scores.
     let whole_heads = |row: &Row| matches!(row.ins[0], AxisPlacement::S(0 | 1));
     let causal = |op: &dyn Op, row: &Row| op.name().starts_with("attention") && !whole_heads(row);
     for sample in catalog().into_iter().filter(|s| !s.op.is_view()) {
@@ -135,7 +135,7 @@ fn products_take_two_operations_for_each_triple() {
     assert_eq!(of("m k, k n -> m n", &[3, 0], &[0, 2]), Work { flops: 0, bytes: 24 });
 }
 
-/// What attention does for shapes (b, h, s, d): the operations of its products, found by widening the heads, and all of them.
+/// The operations of attention for shapes (b, h, s, d): those of its products, found by widening the heads, and all.
 fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient: bool) -> Work {
     let (k, p) = ([q[0], keys[0], keys[1], q[3]], Bits(0.0));
     let (scale, draw) = (Bits(0.125), Unkeyed(Generator::new(1).next_draw()));
@@ -148,8 +148,8 @@ fn attention(q: [usize; 4], keys: [usize; 2], q_offset: Option<usize>, gradient:
     work(&AttentionGrad { scale, p, q_offset, draw }, &ins)
 }
 
-/// PyTorch counts `4 b h s s d` for attention's two products and `10 b h s s d` for the five of its gradient, "not accounting
-/// for causal attention": of its `s s` pairs ours computes `s (s + 1) / 2`.
+/// PyTorch counts `4 b h s s d` for attention's two products and `10 b h s s d` for the five of its gradient, "not
+/// accounting for causal attention": of its `s s` pairs ours computes `s (s + 1) / 2`.
 #[test]
 fn attention_takes_the_causal_half() {
     let (b, h, s, d) = (2, 4, 16, 64);

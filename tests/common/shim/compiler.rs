@@ -1,4 +1,4 @@
-//! The system's C++ compiler, and what it made before, by everything it was made from.
+//! The system's C++ compiler, and a cache of its images whose keys cover all inputs.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use isoshard::tensor::cuda::Program;
 
-/// What stands in front of every kernel.
+/// The headers that precede every kernel.
 const SHIM: &[(&str, &str)] = &[
     ("shim.hpp", include_str!("../../shim/shim.hpp")),
     ("fiber.hpp", include_str!("../../shim/fiber.hpp")),
@@ -17,7 +17,8 @@ const SHIM: &[(&str, &str)] = &[
     ("device.hpp", include_str!("../../shim/device.hpp")),
 ];
 
-/// IEEE arithmetic as it is written, and integers and pointers as a device has them. Every program keeps its names to itself.
+/// Flags for IEEE arithmetic as written, and for integers and pointers as a device has them. A program exports no
+/// names.
 const FLAGS: &[&str] = &[
     "-std=c++20",
     "-O2",
@@ -31,21 +32,21 @@ const FLAGS: &[&str] = &[
     "-DISO_SHIM",
 ];
 
-/// What the compiler looks at while a kernel runs, where that is wanted: its reports are the shim's own functions.
+/// The sanitizers of [`Settings::checks`](super::Settings::checks); the shim has the functions that they report to.
 const CHECKS: &str = "-fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero";
 
-/// A compiler that was found to work.
+/// A compiler that works.
 #[derive(Debug)]
 pub struct Compiler {
     command: Vec<String>,
     flags: Vec<String>,
     checks: bool,
-    /// Its name and version, and the shim's: what its images depend on besides their sources.
+    /// The name and version of the compiler and of the shim: the inputs of an image besides its sources.
     pub version: String,
 }
 
 impl Compiler {
-    /// The compiler that `CXX` names, else one of the usual.
+    /// Returns the compiler that `CXX` names, else one with a usual name.
     pub fn find(checks: bool) -> Option<Compiler> {
         let named = std::env::var("CXX").ok().filter(|c| !c.trim().is_empty());
         let candidates = named.into_iter().chain(["g++", "c++", "clang++"].map(String::from));
@@ -61,7 +62,7 @@ impl Compiler {
         if !name.contains("clang") {
             flags.push("-fno-gnu-unique".into());
         }
-        // So that a fused multiply-add is an instruction; without it, it is a call that gives the same bits.
+        // Makes a fused multiply-add an instruction; without it, it is a call with the same bits.
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("fma") {
             flags.push("-mfma".into());
@@ -70,10 +71,10 @@ impl Compiler {
         told.status.success().then_some(Compiler { command, flags, checks, version })
     }
 
-    /// The image of a program: from disk, where the same was compiled before.
+    /// Returns the image of a program, from disk if the same program was compiled before.
     ///
     /// # Errors
-    /// The compiler's log.
+    /// Returns the compiler's log.
     pub fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
         let headers = included(program);
         let defines: Vec<&str> = program.options.iter().copied().filter(|o| o.starts_with("-D")).collect();
@@ -81,7 +82,7 @@ impl Compiler {
         let dir = scratch();
         let file = dir.join(format!("{}-{key:016x}.so", program.name));
         let lock = File::create(file.with_extension("lock")).ok();
-        // Whoever comes second finds what the first one made, also from another process.
+        // A second thread or process waits for the lock and finds the image that the first one made.
         let _held = lock.as_ref().map(File::lock);
         if let Ok(image) = fs::read(&file) {
             return Ok(image);
@@ -93,7 +94,7 @@ impl Compiler {
         kept?.map_err(|e| format!("{}: {e}", file.display()))
     }
 
-    /// Compiles in a folder of its own; gives the image's path.
+    /// Compiles in a new folder. Returns the image's path.
     fn run(
         &self,
         program: &Program,
@@ -117,7 +118,7 @@ impl Compiler {
             false => self.call(work, &[defines, &include, &["-shared", "-o", "image.so"]])?,
             true => {
                 self.call(work, &[defines, &include, &[CHECKS, "-c", "-o", "image.o"]])?;
-                // Linked without the flag, which would bring the compiler's own library.
+                // Linked without the flag, which would add the compiler's own library.
                 self.call(work, &[&["image.o", "-shared", "-o", "image.so"]])?;
             }
         }
@@ -135,7 +136,7 @@ impl Compiler {
     }
 }
 
-/// A folder for what is made here: under the build's own, or the system's where that is not there.
+/// A folder for images: below the build's folder, or the system's temporary folder if that does not exist.
 pub fn scratch() -> PathBuf {
     let built = option_env!("CARGO_TARGET_TMPDIR").map(|dir| Path::new(dir).join("shim"));
     let built = built.filter(|dir| fs::create_dir_all(dir).is_ok());
@@ -146,13 +147,13 @@ pub fn scratch() -> PathBuf {
     })
 }
 
-/// A path in `dir` that nobody else has.
+/// A path in `dir` that no other thread or process uses.
 pub fn unique(dir: &Path, name: &str) -> PathBuf {
     static MADE: AtomicU64 = AtomicU64::new(0);
     dir.join(format!("{name}.{}.{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// The headers that a program includes, directly or not: the others do not matter to its image.
+/// The headers that a program includes, directly or indirectly; its image depends on no others.
 fn included<'a>(program: &Program<'a>) -> Vec<(&'a str, &'a str)> {
     let mut found: Vec<(&str, &str)> = Vec::new();
     let mut texts = vec![program.source];

@@ -14,7 +14,7 @@ use super::{ORDER, Order, Shim, lock, mix, refusal};
 const INVALID: &str = "CUDA_ERROR_INVALID_VALUE";
 const BAD_HANDLE: &str = "CUDA_ERROR_INVALID_HANDLE";
 
-// SAFETY: blocks are allocated until they are freed, and all that is done with them is what the calls say.
+// SAFETY: blocks stay allocated until they are freed, and only the calls' documented effects touch them.
 unsafe impl Driver for Shim {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
@@ -135,7 +135,7 @@ unsafe impl Driver for Shim {
         if !queue.knows_event(event) {
             return Err(refusal("is_done", BAD_HANDLE, "there is no such event"));
         }
-        // Asking takes time, in which streams advance.
+        // A query takes time, and streams advance meanwhile.
         for _ in 0..1 + queue.below(4) {
             if queue.recording(event).is_some()
                 && let Some(next) = queue.next_of_any()
@@ -214,7 +214,7 @@ unsafe impl Driver for Shim {
 }
 
 /// # Errors
-/// What a device refuses, and threads beyond those that the entry says it is compiled for.
+/// Refuses launches that a device refuses, and more threads than the entry is compiled for.
 fn legal(
     function: &Function,
     grid: Grid,

@@ -1,18 +1,19 @@
-//! Device and pinned memory: host allocations between guards, full of poison when they come and when they go.
+//! Device and pinned memory: host allocations between guards, filled with poison when they are allocated and when
+//! they are freed.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What stands before and behind a block, and what is looked at when a stream is waited for.
+/// The length of the guards before and after a block; waiting for a stream checks them.
 const GUARD_BYTES: usize = 4096;
 const NEAR_BYTES: usize = 256;
 const GUARD: u8 = 0xa5;
 const POISON: u8 = 0xff;
 const ALIGN: usize = 256;
-/// How much of what was freed is kept, to see whether it is written to.
+/// The bytes of freed memory that are kept to detect writes to them.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// Every block there is.
+/// All live blocks.
 #[derive(Debug, Default)]
 pub struct Memory {
     blocks: BTreeMap<u64, Block>,
@@ -21,7 +22,7 @@ pub struct Memory {
     pub device_bytes: usize,
 }
 
-/// A block's size without its guards, and whose memory it is.
+/// A block's size without its guards, and its kind of memory.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     bytes: usize,
@@ -36,7 +37,7 @@ impl Block {
 }
 
 impl Memory {
-    /// A new block, full of poison.
+    /// Allocates a block and fills it with poison.
     pub fn alloc(&mut self, bytes: usize, host: bool) -> u64 {
         let block = Block { bytes, host };
         // SAFETY: the layout has a size.
@@ -54,16 +55,16 @@ impl Memory {
         at
     }
 
-    /// Takes a block back.
+    /// Frees a block.
     ///
     /// # Errors
-    /// One that is not there, and one whose guards were written to.
+    /// Refuses an unknown block, and one whose guards were written to.
     pub fn free(&mut self, at: u64, host: bool) -> Result<(), String> {
         let block = self.blocks.remove(&at).filter(|b| b.host == host);
         let block = block.ok_or_else(|| format!("no block begins at {at:#x}: freed twice, or never made"))?;
         self.device_bytes -= if host { 0 } else { block.bytes };
         let whole = check(at, block, GUARD_BYTES);
-        // SAFETY: the block's own bytes, which nobody uses any more.
+        // SAFETY: the block's own bytes, which are no longer in use.
         unsafe { (at as *mut u8).write_bytes(POISON, block.bytes) };
         self.freed.push_back((at, block));
         self.freed_bytes += block.bytes;
@@ -77,10 +78,10 @@ impl Memory {
         whole.and(used)
     }
 
-    /// Looks at every block's guards, and at what was freed.
+    /// Checks the guards of every block, and freed memory.
     ///
     /// # Errors
-    /// The first that was written to.
+    /// Returns the first write that it finds.
     pub fn check(&self, thoroughly: bool) -> Result<(), String> {
         let far = if thoroughly { GUARD_BYTES } else { NEAR_BYTES };
         self.blocks.iter().try_for_each(|(&at, &block)| check(at, block, far))?;
@@ -91,7 +92,7 @@ impl Memory {
     }
 
     /// # Errors
-    /// A range that does not lie in one block of this kind.
+    /// Refuses a range that does not lie in one block of this kind.
     pub fn holds(&self, at: u64, bytes: usize, host: bool) -> Result<(), String> {
         let found = self.blocks.range(..=at).next_back().filter(|(_, block)| block.host == host);
         let inside = found.is_some_and(|(first, block)| {
@@ -121,7 +122,7 @@ impl Drop for Memory {
 }
 
 fn bytes_at<'a>(at: u64, bytes: usize) -> &'a [u8] {
-    // SAFETY: called for the parts of allocations that are not given back.
+    // SAFETY: called for parts of live allocations.
     unsafe { std::slice::from_raw_parts(at as *const u8, bytes) }
 }
 
@@ -147,6 +148,6 @@ fn check_freed(at: u64, block: Block) -> Result<(), String> {
 }
 
 fn release(at: u64, block: Block) {
-    // SAFETY: allocated in `alloc` with this layout, and in no list any more.
+    // SAFETY: allocated in `alloc` with this layout, and no longer in a list.
     unsafe { dealloc((at - GUARD_BYTES as u64) as *mut u8, block.layout()) };
 }

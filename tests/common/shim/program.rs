@@ -12,18 +12,18 @@ use libloading::Library;
 use super::Order;
 use super::compiler::{scratch, unique};
 
-/// As in block.hpp.
+/// The constant of the same name in block.hpp.
 const STACK_BYTES: usize = 65536;
 const MAX_THREADS: usize = 1024;
 const GUARD_BYTES: usize = 4096;
 
-/// A program in this process; it stays.
+/// A program that is loaded into this process, and never unloaded.
 #[derive(Debug)]
 pub struct Program {
     library: Library,
 }
 
-/// One entry of a program, which stays as long as the process.
+/// An entry of a program; it lives as long as the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
     entry: &'static Entry,
@@ -41,7 +41,7 @@ struct Entry {
     max_threads: u32,
 }
 
-// SAFETY: constants of a program that stays.
+// SAFETY: constants of a program that is never unloaded.
 unsafe impl Sync for Entry {}
 
 /// `struct Launch` of block.hpp.
@@ -60,10 +60,10 @@ struct Launch {
 }
 
 impl Program {
-    /// Loads an image, from a file that is gone at once.
+    /// Loads an image from a file that it removes at once.
     ///
     /// # Errors
-    /// What the loader says.
+    /// Returns the loader's message.
     pub fn load(name: &str, image: &[u8]) -> Result<Program, String> {
         let file = unique(&scratch(), &format!("{name}.so"));
         fs::write(&file, image).map_err(|e| format!("{}: {e}", file.display()))?;
@@ -73,7 +73,7 @@ impl Program {
         library.map(|library| Program { library }).map_err(|e| e.to_string())
     }
 
-    /// An entry by its name.
+    /// Returns an entry by its name.
     pub fn function(&self, name: &str) -> Option<Function> {
         let symbol = format!("iso_shim_entry_{name}");
         // SAFETY: the symbol is a constant `Entry`, and programs are never unloaded.
@@ -85,9 +85,9 @@ impl Program {
 }
 
 impl Function {
-    /// The sizes of its parameters in bytes.
+    /// The sizes of the parameters in bytes.
     pub fn parameters(&self) -> Vec<usize> {
-        // SAFETY: the program says how many there are.
+        // SAFETY: the program gives their number.
         let bytes = unsafe {
             std::slice::from_raw_parts(self.entry.parameter_bytes, self.entry.parameters_len as usize)
         };
@@ -107,10 +107,10 @@ impl Function {
     /// Runs a launch on the calling thread.
     ///
     /// # Errors
-    /// What the blocks did that no device could do, in words.
+    /// Describes an action of a block that no device allows.
     ///
     /// # Safety
-    /// As [`isoshard::tensor::cuda::Driver::launch`]; the grid is legal.
+    /// The conditions of [`isoshard::tensor::cuda::Driver::launch`] hold, and the grid is legal.
     pub unsafe fn run(
         &self,
         grid: Grid,
@@ -134,7 +134,7 @@ impl Function {
             error: error.as_mut_ptr(),
             error_bytes: error.len() as u32,
         };
-        // SAFETY: the caller's promise for the arguments; the rest is as block.hpp wants it.
+        // SAFETY: the caller's promise for the arguments; the rest is as block.hpp requires.
         let well = Room::with(|room| unsafe {
             let (stacks, dynamic) = (room.stacks(), room.dynamic(grid.shared_bytes as usize));
             (self.run)(self.entry, &mut Launch { stacks, dynamic, ..launch })
@@ -149,7 +149,7 @@ impl Function {
     }
 }
 
-/// What blocks that run on one OS thread need.
+/// The memory of the blocks that run on one OS thread.
 #[derive(Default)]
 struct Room {
     stacks: Option<*mut u8>,
@@ -159,7 +159,7 @@ struct Room {
 thread_local!(static ROOM: RefCell<Room> = RefCell::default());
 
 impl Room {
-    /// Room below the first stack for one that is too deep: then it is seen.
+    /// Memory below the first stack, so that a stack overflow is detected.
     const BELOW_BYTES: usize = 4 * STACK_BYTES;
     const STACKS: Layout =
         match Layout::from_size_align(STACK_BYTES * MAX_THREADS + Room::BELOW_BYTES, STACK_BYTES) {
@@ -167,8 +167,8 @@ impl Room {
             Err(_) => unreachable!(),
         };
 
-    /// Calls with the room of this thread; with one for this call alone where a thread that ends has given its
-    /// room back and the last tasks of its streams come to run now.
+    /// Calls with the memory of this thread. If the thread is ending and has freed it already, when the last tasks of
+    /// its streams run, the call has memory of its own.
     fn with<T>(call: impl FnOnce(&mut Room) -> T) -> T {
         let mut call = Some(call);
         let mut run = |room: &mut Room| call.take().map(|call| call(room));
@@ -179,7 +179,7 @@ impl Room {
         done.expect("called once")
     }
 
-    /// Memory that the system provides page by page, as it is used.
+    /// Returns memory that the system provides page by page, as it is used.
     fn stacks(&mut self) -> *mut u8 {
         *self.stacks.get_or_insert_with(|| {
             // SAFETY: the layout has a size.
@@ -190,7 +190,7 @@ impl Room {
         })
     }
 
-    /// Shared memory with its guard: at a multiple of 16, but of no more.
+    /// Returns shared memory with its guard, at a multiple of 16 but of no larger power of two.
     fn dynamic(&mut self, bytes: usize) -> *mut u8 {
         let words = (bytes + GUARD_BYTES).div_ceil(16) + 2;
         if self.dynamic.len() < words {
@@ -198,7 +198,7 @@ impl Room {
         }
         let first = self.dynamic.as_mut_ptr().cast::<u8>();
         let skip = if (first as usize).is_multiple_of(32) { 16 } else { 0 };
-        // SAFETY: there are two words more than are needed.
+        // SAFETY: there are two words more than needed.
         unsafe { first.add(skip) }
     }
 }

@@ -1,4 +1,4 @@
-//! Streams that run late: what waits on each, and what may run next.
+//! Streams that run late: the tasks that wait on each, and those that may run next.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -7,7 +7,7 @@ use isoshard::tensor::cuda::{Copy, DriverError, Grid, Handle};
 use super::program::Function;
 use super::{Order, mix};
 
-/// One thing that a stream does.
+/// A task of a stream.
 #[derive(Debug)]
 pub enum Task {
     Launch {
@@ -27,7 +27,7 @@ pub enum Task {
         byte: u8,
         bytes: usize,
     },
-    /// This recording of an event has happened.
+    /// Marks a recording of an event as done.
     Record(u64),
     /// Waits for a recording.
     Wait(u64),
@@ -38,9 +38,9 @@ pub enum Task {
 pub struct Queue {
     made: u64,
     streams: HashMap<Handle, Stream>,
-    /// By event, its last recording, if there is one.
+    /// The last recording of each event, if there is one.
     events: HashMap<Handle, Option<u64>>,
-    /// Recordings that have not happened, each with its stream.
+    /// Recordings that are not done, each with its stream.
     pending: HashMap<u64, Handle>,
     random: u64,
 }
@@ -49,16 +49,16 @@ pub struct Queue {
 struct Stream {
     tasks: VecDeque<Task>,
     dropped: bool,
-    /// What went wrong on it, to be said by the next call that waits.
+    /// An error on the stream, which the next call that waits returns.
     failed: Option<DriverError>,
 }
 
-/// Which stream goes on while one is waited for.
+/// The streams that advance while a thread waits for one of them.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Policy {
-    /// What the waiting stream needs, and nothing else.
+    /// Only those that the awaited stream depends on.
     Needed,
-    /// Any that can.
+    /// Any stream that can.
     Any,
 }
 
@@ -92,7 +92,7 @@ impl Queue {
         self.events.contains_key(&event)
     }
 
-    /// Gives a stream back; what is on it still runs.
+    /// Destroys a stream; its tasks still run.
     pub fn drop_stream(&mut self, stream: Handle) {
         if let Some(s) = self.streams.get_mut(&stream) {
             s.dropped = true;
@@ -104,7 +104,7 @@ impl Queue {
         self.events.remove(&event);
     }
 
-    /// A new recording of an event, on a stream.
+    /// Adds a recording of an event on a stream.
     pub fn record(&mut self, event: Handle, stream: Handle) -> Task {
         self.made += 1;
         self.events.insert(event, Some(self.made));
@@ -112,7 +112,7 @@ impl Queue {
         Task::Record(self.made)
     }
 
-    /// The event's last recording, unless it has happened.
+    /// Returns the event's last recording, unless it is done.
     pub fn recording(&self, event: Handle) -> Option<u64> {
         self.events.get(&event).copied().flatten().filter(|r| self.pending.contains_key(r))
     }
@@ -143,18 +143,18 @@ impl Queue {
         self.streams.get_mut(&stream)?.failed.take()
     }
 
-    /// (streams, events) that live.
+    /// The numbers of live streams and events.
     pub fn live(&self) -> (usize, usize) {
         (self.streams.values().filter(|s| !s.dropped).count(), self.events.len())
     }
 
-    /// A number from 0 to below `n`.
+    /// Returns a number from 0 to `n - 1`.
     pub fn below(&mut self, n: usize) -> usize {
         self.random = mix(self.random.wrapping_add(0x9e37_79b9_7f4a_7c15));
         (self.random % n as u64) as usize
     }
 
-    /// The next task towards the end of `stream`, with the stream it is on.
+    /// Removes the next task on the way to the end of `stream`. Returns it with its own stream.
     pub fn next(&mut self, stream: Handle, policy: Policy) -> (Handle, Task) {
         let from = match policy {
             Policy::Needed => self.needed_by(stream),
@@ -166,12 +166,12 @@ impl Queue {
         (from, task)
     }
 
-    /// Any task that can run.
+    /// Removes any task that can run.
     pub fn next_of_any(&mut self) -> Option<(Handle, Task)> {
         (!self.is_idle()).then(|| self.next(0, Policy::Any))
     }
 
-    /// The recording that a stream waits for.
+    /// Returns the recording that a stream waits for.
     fn blocked(&self, stream: &Stream) -> Option<u64> {
         match stream.tasks.front() {
             Some(Task::Wait(r)) if self.pending.contains_key(r) => Some(*r),

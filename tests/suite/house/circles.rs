@@ -1,11 +1,12 @@
-//! No circles of files: a file names none that names it, directly or by way of others.
+//! No cycles of files: a file names no file that names it, directly or through other files.
 //!
-//! `use super::X` and `crate::room::X` mean the file that defines `X`, however many `mod.rs` hand it on. A `mod.rs` counts as
-//! a file if it defines something itself. Code that only tests compile does not count.
+//! `use super::X` and `crate::room::X` mean the file that defines `X`, even if several `mod.rs` re-export it. A
+//! `mod.rs` counts as a file if it defines something itself. Code that only tests compile does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::{Source, identifier, product_code, sources};
+use super::uses::{Module, Use, UseScope, module_of, take_uses, words};
 
 #[test]
 fn no_file_stands_in_a_circle() {
@@ -17,7 +18,7 @@ fn no_file_stands_in_a_circle() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The rooms of `comm` by floors, the ground first: a file names files of its own room and of lower floors.
+/// The folders of `comm` in layers, the lowest first: a file names files of its own folder and of lower layers only.
 const FLOORS: [&[&str]; 5] = [
     &["calls", "network", "launch", "lock", "deadline"],
     &["diagnostics"],
@@ -42,34 +43,9 @@ fn no_arrow_of_comm_runs_up() {
     assert!(up.is_empty(), "arrows that run up:\n{}", up.join("\n"));
 }
 
-/// Each type of `comm` has a name of its own in the whole crate: what stands in an error or a profile says where it belongs.
-#[test]
-fn names_of_types_in_comm_stand_once_in_the_crate() {
-    let mut declared: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for source in sources() {
-        let code = product_code(&source.code);
-        for (at, word) in words(&code).filter(|(_, word)| ["struct", "enum", "trait", "union"].contains(word))
-        {
-            let name = identifier(code[at + word.len()..].trim_start());
-            if name.starts_with(char::is_uppercase) {
-                declared.entry(name).or_default().insert(source.path.display().to_string());
-            }
-        }
-    }
-    let twice =
-        declared.iter().filter(|(_, files)| files.len() > 1 && files.iter().any(|f| f.contains("src/comm")));
-    let twice: Vec<String> = twice.map(|(name, files)| format!("{name}: {files:?}")).collect();
-    assert!(
-        declared.len() > 500 && twice.is_empty(),
-        "{} names; twice: {}",
-        declared.len(),
-        twice.join("\n")
-    );
-}
-
 #[test]
 fn names_are_followed_to_the_files_that_define_them() {
-    let file = |path: &str, code: &str| Source { path: path.into(), code: code.into(), lines: 1 };
+    let file = |path: &str, code: &str| Source::new(path, code);
     let house = House::new(vec![
         file("src/lib.rs", "pub mod a; mod e; pub use e::Error;"),
         file("src/e.rs", "pub enum Error {}"),
@@ -94,32 +70,21 @@ fn names_are_followed_to_the_files_that_define_them() {
     assert_eq!(circles, [["a/x", "a/y"]]);
 }
 
-/// A module's path below the crate: `["dtensor", "plan"]`.
-type Module = Vec<String>;
-
-/// All files that the product consists of, and who names whom.
+/// All files of the library, and the files that each of them names.
 struct House {
     files: Vec<File>,
     modules: BTreeMap<Module, usize>,
-    /// Each arrow with the name that makes it.
+    /// Each pair (file, file that it names), with one such name.
     arrows: BTreeMap<(usize, usize), String>,
 }
 
 struct File {
     module: Module,
-    /// Without tests, and without `use`.
+    /// The code without tests and without `use`.
     code: String,
     uses: Vec<Use>,
-    /// A `mod.rs` that defines nothing only hands names on.
+    /// False for a `mod.rs` that only re-exports names.
     defines: bool,
-}
-
-/// One name that a `use` brings: `name` is `*` for all.
-struct Use {
-    path: Vec<String>,
-    name: String,
-    /// Handed on, so that it need not be used here.
-    public: bool,
 }
 
 impl House {
@@ -144,7 +109,7 @@ impl House {
         self.files[i].module.join("/")
     }
 
-    /// The file that defines the last name of `path` as read in file `from`; none if it stands in another crate or in no file.
+    /// Returns the file that defines the last name of `path` as read in file `from`; `None` for names of other crates.
     fn follow(&self, from: usize, path: &[String], depth: usize) -> Option<usize> {
         let mut at = self.files[from].module.clone();
         let mut rest = path;
@@ -186,7 +151,7 @@ impl House {
         Some(file)
     }
 
-    /// The sets of more than one file each of which leads to each other, in order.
+    /// Returns the sets of two or more files that all lead to one another, in order.
     fn circles(&self) -> Vec<BTreeSet<usize>> {
         let n = self.files.len();
         let reach: Vec<BTreeSet<usize>> = (0..n)
@@ -239,10 +204,11 @@ impl File {
         File { module: module_of(source), code, uses, defines }
     }
 
-    /// Every path that the file names: those of its `use`s, unless they only hand on, and those in its code.
+    /// Returns every path that the file names: those of its `use`s, unless it only re-exports them, and those in its
+    /// code.
     fn paths(&self) -> Vec<Vec<String>> {
         let mentioned: BTreeSet<&str> = words(&self.code).map(|(_, word)| word).collect();
-        let used = |u: &&Use| !u.public || mentioned.contains(u.name.as_str());
+        let used = |u: &&Use| u.scope == UseScope::Private || mentioned.contains(u.name.as_str());
         let mut paths: Vec<Vec<String>> = self.uses.iter().filter(used).map(|u| u.path.clone()).collect();
         let mut end = 0;
         for (at, word) in words(&self.code) {
@@ -265,16 +231,7 @@ impl File {
     }
 }
 
-/// The module that a file is.
-fn module_of(source: &Source) -> Module {
-    let mut parts: Module = source.parts().iter().map(|p| p.trim_end_matches(".rs").to_string()).collect();
-    if parts.last().is_some_and(|p| p == "mod" || p == "lib") {
-        parts.pop();
-    }
-    parts
-}
-
-/// The modules that a file declares for tests alone.
+/// Returns the modules that a file declares for tests only.
 fn test_modules(source: &Source) -> Vec<Module> {
     let marked =
         source.code.split("#[cfg(test)]").skip(1).chain(source.code.split("#[cfg(all(test,").skip(1));
@@ -286,74 +243,4 @@ fn test_modules(source: &Source) -> Vec<Module> {
         (only_attributes && item.1[name.len()..].starts_with(';')).then_some(name)
     });
     declared.map(|name| module_of(source).into_iter().chain([name]).collect()).collect()
-}
-
-/// The code without `use` declarations, and what they bring.
-fn take_uses(code: &str) -> (String, Vec<Use>) {
-    let (mut left, mut uses, mut done) = (String::new(), Vec::new(), 0);
-    for (at, word) in words(code) {
-        // `impl Trait + use<'a>` brings nothing.
-        if word != "use" || at < done || code[at + 3..].trim_start().starts_with('<') {
-            continue;
-        }
-        let before = code[..at].trim_end();
-        let public = before.ends_with("pub")
-            || before.ends_with(')')
-                && before.rsplit_once("pub(").is_some_and(|(_, v)| !v.contains('\n') && v.len() < 16);
-        let end = at + code[at..].find(';').expect("a use ends");
-        left.push_str(&code[done..at]);
-        expand(&code[at + 3..end], &[], public, &mut uses);
-        done = end + 1;
-    }
-    left.push_str(&code[done..]);
-    (left, uses)
-}
-
-/// The names that a tree of `use` brings: `a::{b, c::{self, d as e}}`.
-fn expand(tree: &str, above: &[String], public: bool, uses: &mut Vec<Use>) {
-    let (path, inner) = match tree.split_once('{') {
-        Some((path, inner)) => (path, Some(inner.trim_end().strip_suffix('}').expect("braces match"))),
-        None => (tree, None),
-    };
-    let (path, alias) = path.split_once(" as ").map_or((path, None), |(p, a)| (p, Some(a.trim())));
-    let mut full = above.to_vec();
-    full.extend(path.split("::").map(str::trim).filter(|s| !s.is_empty()).map(String::from));
-    let Some(inner) = inner else {
-        if full.len() > 1 && full.last().is_some_and(|s| s == "self") {
-            full.pop();
-        }
-        let name = alias.map(String::from).or(full.last().cloned()).unwrap_or_default();
-        if full.last().is_some_and(|s| s == "*") {
-            full.pop();
-        }
-        return uses.push(Use { path: full, name, public });
-    };
-    let (mut depth, mut start) = (0, 0);
-    for (i, c) in inner.char_indices().chain([(inner.len(), ',')]) {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 0 => {
-                if !inner[start..i].trim().is_empty() {
-                    expand(&inner[start..i], &full, public, uses);
-                }
-                start = i + 1;
-            }
-            _ => {}
-        }
-    }
-}
-
-/// The identifiers and keywords of a text, with their places.
-fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let is = |c: char| c.is_alphanumeric() || c == '_';
-    let mut end = 0;
-    text.char_indices().filter_map(move |(i, c)| {
-        if i < end || !is(c) {
-            return None;
-        }
-        let len = text[i..].find(|c| !is(c)).unwrap_or(text.len() - i);
-        end = i + len;
-        Some((i, &text[i..end]))
-    })
 }

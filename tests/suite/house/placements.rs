@@ -1,4 +1,5 @@
-//! A placement that some decision does not know must not compile: whoever decides by `Placement` or `AxisPlacement` names all of them.
+//! Code that decides by `Placement` or `AxisPlacement` names all variants, so that a new one does not compile until
+//! each decision handles it.
 
 use super::source::{product_code, sources};
 
@@ -8,7 +9,7 @@ const KINDS: [&str; 2] = ["Placement::", "AxisPlacement::"];
 fn decisions_by_placement_name_every_placement() {
     let mut wrong = Vec::new();
     for source in sources() {
-        // Other enums of that name have placements of their own.
+        // Enums of the same name elsewhere are different types.
         if !["placement", "ops", "dtensor", "nn", "optim"].contains(&source.module().as_str())
             || source.code.contains("enum AxisPlacement") && !source.path.ends_with("ops/row.rs")
         {
@@ -59,7 +60,7 @@ fn every_silent_form_is_seen() {
     }
 }
 
-/// The places at which `code` decides by a placement and would not notice another one, each with the reason.
+/// Returns the places at which `code` decides by a placement and would ignore a new variant, each with the reason.
 fn silent(code: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     let names = |text: &str| KINDS.iter().any(|kind| text.contains(kind));
@@ -97,7 +98,7 @@ fn silent(code: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
-/// The bracket at or behind `at`, and its partner.
+/// Returns the places of the first bracket at or after `at` and of its partner.
 fn group(code: &str, at: usize) -> (usize, usize) {
     let mut depth = 0;
     let mut open = None;
@@ -117,7 +118,7 @@ fn group(code: &str, at: usize) -> (usize, usize) {
     (at, code.len())
 }
 
-/// The patterns of a match's arms, without guards; `block` begins with the opening brace.
+/// Returns the patterns of a match's arms without guards; `block` begins with the opening brace.
 fn patterns(block: &str) -> Vec<String> {
     let mut patterns = Vec::new();
     let mut rest = &block[1..];
@@ -125,7 +126,7 @@ fn patterns(block: &str) -> Vec<String> {
         let pattern = rest[..arrow].trim().trim_start_matches(',').trim();
         patterns.push(pattern.split(" if ").next().unwrap_or(pattern).to_string());
         rest = rest[arrow + 2..].trim_start();
-        // The arm's value ends behind its block, or at the next comma outside brackets.
+        // The arm's value ends after its block, or at the next comma outside brackets.
         let mut depth = 0;
         let starts_block = rest.starts_with('{');
         let mut end = rest.len();
@@ -145,8 +146,8 @@ fn patterns(block: &str) -> Vec<String> {
     patterns
 }
 
-/// True if a pattern also stands for placements that it does not name: what is left without `Placement::X(..)` has a `_` or
-/// a binding.
+/// True if a pattern also matches placements that it does not name: it has a `_` or a binding outside
+/// `Placement::X(..)`.
 fn is_wild(pattern: &str) -> bool {
     let mut left = String::new();
     let mut rest = pattern;

@@ -1,24 +1,32 @@
-//! The sources as text: what is under `src/`, without comments and texts, and without tests.
+//! Source files as text: with and without comments, string literals and tests.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// A file under `src/`.
 pub struct Source {
+    /// Relative to the repository's root.
     pub path: PathBuf,
-    /// Without comments and texts; line breaks stay.
+    pub text: String,
+    /// The text without comments and string literals; line breaks stay.
     pub code: String,
     pub lines: usize,
 }
 
 impl Source {
-    /// The part of the house that the file belongs to.
+    pub fn new(path: impl Into<PathBuf>, text: impl Into<String>) -> Source {
+        let text = text.into();
+        Source { path: path.into(), code: strip(&text), lines: text.lines().count(), text }
+    }
+
+    /// The room that the file belongs to: a folder or file right below `src`.
     pub fn module(&self) -> String {
         let parts = self.parts();
         parts.first().map_or_else(String::new, |p| p.trim_end_matches(".rs").to_string())
     }
 
-    /// The module's path inside its part of the house: `attention::grad`, and `attention` of `attention/mod.rs`.
+    /// The module's path inside its room: `attention::grad`, and `attention` for `attention/mod.rs`.
     pub fn module_path(&self) -> String {
         let mut parts = self.parts();
         parts.remove(0);
@@ -27,8 +35,7 @@ impl Source {
         parts.join("::")
     }
 
-    /// The operator that a file of `ops` is named after: its own name, or its room's if it is the room's `mod.rs` or
-    /// `grad.rs`.
+    /// The operator that a file of `ops` is named after: the file's name, or its folder's for `mod.rs` and `grad.rs`.
     pub fn operator(&self) -> Option<String> {
         let path = (self.module() == "ops").then(|| self.module_path())?;
         let names: Vec<&str> = path.split("::").collect();
@@ -46,7 +53,7 @@ impl Source {
         parts.skip_while(|p| p != "src").skip(1).collect()
     }
 
-    /// Every name right behind `crate::`, and behind as many `super::` as lead to the crate, with its line.
+    /// Every name that follows `crate::`, or as many `super::` as lead to the crate's root, with its line.
     pub fn names(&self) -> Vec<(usize, String)> {
         let parts = self.parts();
         // mod.rs stands for its folder; a module `tests` inside a file may go one further up.
@@ -96,7 +103,7 @@ pub fn identifier(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// The code, without comments, that is compiled when no test is: each item marked `#[cfg(test)]` is blanked, line breaks stay.
+/// `code` with each item marked `#[cfg(test)]` blanked; line breaks stay.
 pub fn product_code(code: &str) -> String {
     let mut product = String::with_capacity(code.len());
     let mut rest = code;
@@ -110,7 +117,7 @@ pub fn product_code(code: &str) -> String {
     product + rest
 }
 
-/// The length of the item at the head of `code`, its attributes included: up to its closing brace, or a semicolon.
+/// The length of the first item of `code` with its attributes: up to its closing brace or semicolon.
 fn item_end(code: &str) -> usize {
     let mut depth = 0;
     for (i, c) in code.char_indices() {
@@ -127,46 +134,69 @@ fn item_end(code: &str) -> usize {
     code.len()
 }
 
-/// `text` with comments, texts and quoted characters blanked; line breaks stay.
+/// `text` with comments, string literals and quoted characters blanked; line breaks stay.
 pub fn strip(text: &str) -> String {
-    let chars: Vec<char> = text.chars().collect();
-    let starts = |i: usize, what: &str| what.chars().enumerate().all(|(k, c)| chars.get(i + k) == Some(&c));
-    let (mut out, mut i) = (String::with_capacity(text.len()), 0);
-    while i < chars.len() {
-        let end = if starts(i, "//") {
-            (i..chars.len()).find(|&k| chars[k] == '\n').unwrap_or(chars.len())
-        } else if starts(i, "/*") {
-            (i + 2..chars.len()).find(|&k| starts(k, "*/")).map_or(chars.len(), |k| k + 2)
-        } else if starts(i, "r\"") || starts(i, "r#\"") {
-            let close = if starts(i, "r\"") { "\"" } else { "\"#" };
-            (i + 3..chars.len()).find(|&k| starts(k, close)).map_or(chars.len(), |k| k + close.len())
-        } else if chars[i] == '"' {
-            let mut k = i + 1;
-            while k < chars.len() && chars[k] != '"' {
-                k += if chars[k] == '\\' { 2 } else { 1 };
-            }
-            k + 1
-        } else if starts(i, "'\\") {
-            (i + 3..chars.len()).find(|&k| chars[k] == '\'').map_or(chars.len(), |k| k + 1)
-        } else if chars[i] == '\'' && chars.get(i + 2) == Some(&'\'') {
-            i + 3
-        } else {
-            out.push(chars[i]);
-            i += 1;
-            continue;
-        };
-        let skipped = &chars[i..end.min(chars.len())];
-        out.extend(skipped.iter().filter(|c| **c == '\n'));
-        i = end;
+    let mut out = String::with_capacity(text.len());
+    for (part, range) in parts(text) {
+        match part {
+            Part::Code => out.push_str(&text[range]),
+            Part::Comment | Part::Literal => out.extend(text[range].chars().filter(|&c| c == '\n')),
+        }
     }
     out
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    Code,
+    /// Up to the end of its line, without the line break.
+    Comment,
+    /// A string or a character.
+    Literal,
+}
+
+/// `text` cut into code, comments and literals, in order.
+pub fn parts(text: &str) -> Vec<(Part, Range<usize>)> {
+    let (mut found, mut code, mut i) = (Vec::new(), 0, 0);
+    let char_len = |i: usize| text[i..].chars().next().map_or(1, char::len_utf8);
+    while i < text.len() {
+        let rest = &text[i..];
+        let up_to = |from: usize, close: &str| rest[from..].find(close).map(|k| i + from + k + close.len());
+        let (part, end) = if rest.starts_with("//") {
+            (Part::Comment, rest.find('\n').map(|k| i + k))
+        } else if rest.starts_with("/*") {
+            (Part::Comment, up_to(2, "*/"))
+        } else if rest.starts_with("r\"") {
+            (Part::Literal, up_to(2, "\""))
+        } else if rest.starts_with("r#\"") {
+            (Part::Literal, up_to(3, "\"#"))
+        } else if rest.starts_with('"') {
+            let mut k = i + 1;
+            while k < text.len() && !text[k..].starts_with('"') {
+                k += if text[k..].starts_with('\\') { 1 + char_len(k + 1) } else { char_len(k) };
+            }
+            (Part::Literal, (k < text.len()).then_some(k + 1))
+        } else if rest.starts_with("'\\") {
+            (Part::Literal, up_to(3, "'"))
+        } else if rest.starts_with('\'') && text[i + 1..].chars().nth(1) == Some('\'') {
+            (Part::Literal, Some(i + 2 + char_len(i + 1)))
+        } else {
+            i += char_len(i);
+            continue;
+        };
+        let end = end.unwrap_or(text.len());
+        found.extend([(Part::Code, code..i), (part, i..end)]);
+        (code, i) = (end, end);
+    }
+    found.push((Part::Code, code..text.len()));
+    found.retain(|(_, range)| !range.is_empty());
+    found
 }
 
 pub fn sources() -> Vec<Source> {
     let read = |path: PathBuf| {
         let text = fs::read_to_string(&path).expect("sources can be read");
-        let path = path.strip_prefix(root()).expect("below the root").to_path_buf();
-        Source { code: strip(&text), lines: text.lines().count(), path }
+        Source::new(path.strip_prefix(root()).expect("below the root"), text)
     };
     files(&root().join("src")).into_iter().map(read).collect()
 }

@@ -1,0 +1,167 @@
+//! The packed crate: it is small, has what it needs, and a crate outside this repository builds against it and runs.
+//!
+//! The program is one of its own because it starts Cargo. Everything that it makes stands below `target/tmp/package`, where
+//! dependencies stay compiled from one run to the next: the first takes about a minute on two cores, later ones seconds.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::{env, fs};
+
+/// crates.io's limit is twice as high.
+const PACKED_BYTES: u64 = 5 << 20;
+/// Files without which the package does not build, is not documented or may not be used.
+const NEEDED: [&str; 8] = [
+    "Cargo.lock",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "kernels/iso.cuh",
+    "src/lib.rs",
+    "tests/golden/rng.txt",
+];
+
+const MANIFEST: &str = r#"
+[package]
+name = "outside"
+version = "0.0.0"
+edition = "2024"
+publish = false
+
+[workspace]
+
+[dependencies]
+isoshard = { path = "../unpacked" }
+"#;
+
+const PROGRAM: &str = r#"
+use isoshard::comm::spmd;
+use isoshard::dtensor::{DTensor, DeviceMesh};
+use isoshard::tensor::{Tensor, cuda};
+
+fn main() -> isoshard::Result<()> {
+    let sums = spmd(2, |rank| {
+        let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+        let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
+        let x = DTensor::distribute(&mesh, &x, "(S0)".parse()?)?;
+        let sum = x.sum_all()?.full_tensor()?;
+        Ok(sum.to_vec::<f32>()?[0])
+    })?;
+    assert_eq!(sums, [6.0, 6.0]);
+    // Every kernel's text is part of the library.
+    assert!(cuda::programs().iter().all(|(name, text)| name.ends_with(".cu") && !text.is_empty()));
+    assert!(cuda::headers().iter().all(|(name, text)| name.ends_with(".cuh") && !text.is_empty()));
+    println!("{} programs, {} headers", cuda::programs().len(), cuda::headers().len());
+    Ok(())
+}
+"#;
+
+#[test]
+fn a_crate_outside_builds_against_the_packed_form_and_runs() {
+    if cargo(root()).arg("--version").output().is_err() {
+        // Past the test harness, which keeps the output of tests that pass.
+        writeln!(std::io::stderr(), "SKIPPED (no Cargo): the packed form").expect("stderr takes a line");
+        return;
+    }
+    let work = Path::new(env!("CARGO_TARGET_TMPDIR")).join("package");
+    let unpacked = work.join("unpacked");
+    // A downloaded package is the packed form already, and Cargo does not pack it a second time.
+    if root().join("Cargo.toml.orig").exists() {
+        update(root(), &unpacked);
+    } else {
+        pack_into(&work, &unpacked);
+    }
+    let missing: Vec<_> = NEEDED.into_iter().filter(|name| !unpacked.join(name).exists()).collect();
+    assert!(missing.is_empty(), "the package lacks {missing:?}");
+
+    let outside = work.join("outside");
+    write(&outside.join("Cargo.toml"), MANIFEST.as_bytes());
+    write(&outside.join("src/main.rs"), PROGRAM.as_bytes());
+    // The versions that this crate is tested with, which are downloaded already.
+    write(&outside.join("Cargo.lock"), &fs::read(root().join("Cargo.lock")).expect("there is a lock file"));
+    let run = cargo(&outside)
+        .args(["run", "--quiet", "--offline", "--target-dir"])
+        .arg(work.join("target"))
+        // As a dependency the crate is not optimised, and would say so.
+        .env("ISOSHARD_NO_BUILD_WARNING", "1")
+        .output();
+    let said = finished("the outside crate", run);
+    let kernels = fs::read_dir(root().join("kernels")).expect("there are kernels").count();
+    let counts: Vec<usize> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert_eq!(counts.iter().sum::<usize>(), kernels, "{said}");
+}
+
+/// Packs this crate, and brings the files of the package up to date in `unpacked`.
+fn pack_into(work: &Path, unpacked: &Path) {
+    let packed = work.join("packed");
+    let args = ["package", "--no-verify", "--allow-dirty", "--offline", "--quiet", "--target-dir"];
+    finished("cargo package", cargo(root()).args(args).arg(&packed).output());
+    let name = format!("{}-{}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
+    let archive = packed.join(format!("package/{name}.crate"));
+    let bytes = fs::metadata(&archive).expect("Cargo leaves the package").len();
+    assert!(bytes < PACKED_BYTES, "the package has {bytes} bytes");
+    println!("{}: {bytes} bytes", archive.display());
+    // An earlier run's folder would keep files that have left the package.
+    let _ = fs::remove_dir_all(packed.join(&name));
+    finished("tar", Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&packed).output());
+    update(&packed.join(name), unpacked);
+}
+
+/// Makes `to` hold the files of `from`; those that have not changed keep their times, so that Cargo builds what has.
+fn update(from: &Path, to: &Path) {
+    let wanted = files(from);
+    for stale in files(to).difference(&wanted) {
+        fs::remove_file(to.join(stale)).expect("a file of an earlier run");
+    }
+    for name in &wanted {
+        write(&to.join(name), &fs::read(from.join(name)).expect("a file of the package"));
+    }
+}
+
+fn write(path: &Path, text: &[u8]) {
+    if fs::read(path).is_ok_and(|old| old == text) {
+        return;
+    }
+    fs::create_dir_all(path.parent().expect("a file stands in a folder")).expect("a folder below target");
+    fs::write(path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+}
+
+/// The files below a folder, without builds.
+fn files(folder: &Path) -> BTreeSet<PathBuf> {
+    let (mut found, mut folders) = (BTreeSet::new(), vec![folder.to_path_buf()]);
+    while let Some(next) = folders.pop() {
+        for path in fs::read_dir(next).into_iter().flatten().flatten().map(|e| e.path()) {
+            let name = path.strip_prefix(folder).expect("below the folder").to_path_buf();
+            match path.is_dir() {
+                true if name == Path::new("target") => {}
+                true => folders.push(path),
+                false => _ = found.insert(name),
+            }
+        }
+    }
+    found
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Cargo as it is started by hand: without the flags and folders of the one that runs this test.
+fn cargo(at: &Path) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(at);
+    for name in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// The output of a command that must succeed.
+fn finished(command: &str, output: std::io::Result<Output>) -> String {
+    let output = output.unwrap_or_else(|e| panic!("{command}: {e}"));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{command}: {said}\n{}", String::from_utf8_lossy(&output.stderr));
+    said
+}

@@ -1,0 +1,138 @@
+//! Links between pages lead to files and headings that exist, and the book's table of contents names every page of it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use super::prose::{pages, relative};
+use super::source::root;
+
+#[test]
+fn links_of_pages_lead_somewhere() {
+    let (mut wrong, mut seen) = (Vec::new(), 0);
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("pages can be read");
+        for (line, target) in links(&text) {
+            seen += 1;
+            if let Some(why) = is_broken(&page, &text, &target) {
+                wrong.push(format!("{}:{line}: {target}: {why}", relative(&page)));
+            }
+        }
+    }
+    assert!(seen > 10, "only {seen} links are read");
+    assert!(wrong.is_empty(), "broken links:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_book_names_each_of_its_pages() {
+    let book = root().join("docs/book/src");
+    let Ok(summary) = fs::read_to_string(book.join("SUMMARY.md")) else {
+        assert!(!book.exists(), "docs/book/src has no SUMMARY.md");
+        return;
+    };
+    let named: BTreeSet<String> =
+        links(&summary).into_iter().map(|(_, to)| to.trim_start_matches("./").to_string()).collect();
+    let is_page = |page: &String| page != "SUMMARY.md";
+    let below =
+        pages().into_iter().filter_map(|p| p.strip_prefix(&book).ok().map(|p| p.display().to_string()));
+    let there: BTreeSet<String> = below.filter(is_page).collect();
+    assert_eq!(named, there, "docs/book/src/SUMMARY.md on the left, the folder on the right");
+}
+
+/// Documentation tests run a page's programs if a file of `src` includes the page.
+#[test]
+fn programs_of_pages_are_run() {
+    let sources = super::source::sources();
+    let included = |page: &str| sources.iter().any(|s| s.text.contains(&format!("{page}\"")));
+    let guides = programs();
+    let left: Vec<_> = guides.into_iter().filter(|(page, count)| *count > 0 && !included(page)).collect();
+    assert!(left.is_empty(), "pages with programs that no file of src includes: {left:?}");
+}
+
+/// The pages of the book, and README, with the number of their Rust programs.
+pub fn programs() -> Vec<(String, usize)> {
+    let of_book = |page: &String| page == "README.md" || page.starts_with("docs/book/");
+    let count = |page: String| {
+        let text = fs::read_to_string(root().join(&page)).expect("pages can be read");
+        let fences = text.lines().filter_map(|l| l.trim_start().strip_prefix("```")).step_by(2);
+        let count = fences.filter(|info| info.is_empty() || info.starts_with("rust")).count();
+        (page, count)
+    };
+    pages().iter().map(|p| relative(p)).filter(of_book).map(count).collect()
+}
+
+/// The targets of `[text](target)`, with their lines; code is left out.
+fn links(text: &str) -> Vec<(usize, String)> {
+    let (mut found, mut fenced) = (Vec::new(), false);
+    for (number, line) in text.lines().enumerate() {
+        fenced ^= line.trim_start().starts_with("```");
+        if fenced {
+            continue;
+        }
+        // Every second part stands in backticks; a link's text may hold code, its target does not.
+        let line: String =
+            line.split('`').enumerate().map(|(i, part)| if i % 2 == 0 { part } else { "code" }).collect();
+        let targets = line.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
+        found.extend(targets.map(|target| (number + 1, target.to_string())));
+    }
+    found
+}
+
+/// The reason why a link of `page` leads nowhere.
+fn is_broken(page: &Path, text: &str, target: &str) -> Option<String> {
+    if target.contains("://") || target.starts_with("mailto:") {
+        return None;
+    }
+    let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let path = match file {
+        "" => page.to_path_buf(),
+        file => page.parent().expect("a page stands in a folder").join(file),
+    };
+    if !path.exists() {
+        return Some("no such file".into());
+    }
+    if anchor.is_empty() {
+        return None;
+    }
+    let other;
+    let text = match file {
+        "" => text,
+        _ => {
+            other = fs::read_to_string(&path).unwrap_or_default();
+            &other
+        }
+    };
+    let there = anchors(text);
+    (!there.iter().any(|a| a == anchor)).then(|| format!("no such heading among {there:?}"))
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook make them.
+fn anchors(text: &str) -> Vec<String> {
+    let mut fenced = false;
+    let mut found: Vec<String> = Vec::new();
+    for line in text.lines() {
+        fenced ^= line.trim_start().starts_with("```");
+        let heading = line.trim_start_matches('#');
+        if fenced || heading.len() == line.len() || !heading.starts_with(' ') {
+            continue;
+        }
+        let kept = heading.trim().to_lowercase();
+        let kept = kept.chars().filter(|&c| c.is_alphanumeric() || " -_".contains(c));
+        let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
+        let same = found.iter().filter(|a| **a == anchor).count();
+        found.push(if same == 0 { anchor } else { format!("{anchor}-{same}") });
+    }
+    found
+}
+
+#[test]
+fn links_and_anchors_are_read() {
+    let text = "# A page: of `code`\n[one](a.md#b) and [`two`](#c)\n```\n[no](x)\n```\n`[no](y)`\n\
+                ## Twice\n## Twice\n";
+    assert_eq!(links(text), [(2, "a.md#b".into()), (2, "#c".into())]);
+    assert_eq!(anchors(text), ["a-page-of-code", "twice", "twice-1"]);
+    let page = root().join("README.md");
+    assert_eq!(is_broken(&page, text, "#twice-1"), None);
+    assert!(is_broken(&page, text, "#thrice").is_some() && is_broken(&page, text, "no/such.md").is_some());
+    assert_eq!(is_broken(&page, text, "https://example.org/x.md"), None);
+}
