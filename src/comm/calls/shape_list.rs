@@ -162,7 +162,7 @@ impl fmt::Display for ShapeList {
     }
 }
 
-/// Writes a list of `len` shapes of which the first ones are `known`.
+/// Writes a list of `len` shapes; `known` holds the first ones.
 pub(super) fn write_shapes<'a>(
     f: &mut fmt::Formatter<'_>,
     known: impl Iterator<Item = &'a [usize]> + Clone,

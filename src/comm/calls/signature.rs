@@ -48,7 +48,8 @@ pub(in crate::comm) struct SignatureView<'a> {
 
 impl SignatureView<'_> {
     /// Returns true if this call, made by member `me`, fits `other`, made by member `at`. The rule is the same for
-    /// calls in flight and calls in records; shapes of which a record kept only a hash count as equal if they may be.
+    /// calls in flight and calls in records. If a record kept only a hash of some shapes, these count as equal if
+    /// they may be.
     ///
     /// Except for all-to-all the relation is transitive among senders, so comparing with one member is comparing with
     /// all.
