@@ -219,7 +219,7 @@ impl Spmd {
     /// ```
     /// use isoshard::comm::Spmd;
     /// use std::time::Duration;
-    /// let quiet = Spmd::new(2).patience(Duration::MAX).on_slow(|_| unreachable!("nobody waits that long"));
+    /// let quiet = Spmd::new(2).patience(Duration::MAX).on_slow(|_| unreachable!("no rank waits that long"));
     /// quiet.run(|rank| rank.world().barrier())?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```

@@ -13,7 +13,7 @@ use super::program::{Random, repeated};
 const MESHES: [&str; 4] = ["dp=2", "dp=3", "dp=2,tp=2", "dp=3,tp=2"];
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::I64];
 
-/// Tensors on a mesh, one of which a rank changes.
+/// Tensors on a mesh; one rank changes one of them.
 #[derive(Clone, Debug)]
 struct Scene {
     mesh: &'static str,
