@@ -1,13 +1,13 @@
-//! Collectives and redistributions over the thread engine on 2 ranks, at 4 KiB, 1 MiB and 64 MiB: the median and the
-//! fastest call on rank 0, in microseconds. `cargo bench --bench collectives [-- --json]`; beside PyTorch's gloo in one run:
-//! `python3 benches/torch/collectives.py`.
+//! Times collectives and redistributions over the thread engine on 2 ranks, at 4 KiB, 1 MiB and 64 MiB: the median and
+//! the fastest call on rank 0, in microseconds. `cargo bench --bench collectives [-- --json]`; `python3
+//! benches/torch/collectives.py` runs it beside PyTorch's gloo.
 //!
-//! Sizes are of the whole: all-reduce and all-to-all take so many bytes a rank, reduce-scatter takes and all-gather makes so
-//! many a rank, and so large is the global tensor that is redistributed. A call includes everything from the arguments to
-//! its result and the dropping of that: no output is made beforehand. `all_gather` and `all_to_all` return the peers' own
-//! tensors; `joined` ones copy these into one contiguous tensor, as other libraries' do. A redistribution's result is
-//! a `DTensor` whose local tensor is contiguous and this rank's own (of `P -> R`, shared by the ranks and copied when
-//! written); its plan is cached. `copy` is both ranks copying the bytes into memory from the pool, for scale.
+//! A size is the input per rank of all-reduce, all-to-all and reduce-scatter, the result per rank of all-gather, and
+//! the global tensor of a redistribution. A call is timed from its arguments until its result is dropped; no output is
+//! allocated beforehand. `all_gather` and `all_to_all` return the peers' own tensors; the `joined` cases copy these
+//! into one contiguous tensor, as other libraries do. A redistribution returns a `DTensor` whose local tensor is
+//! contiguous and this rank's own (after `P -> R` the ranks share it, and writing copies it); its plan is cached. In
+//! `copy`, both ranks copy the bytes into memory from the pool, for scale.
 
 use std::time::Instant;
 
@@ -19,10 +19,10 @@ use isoshard::{Error, Result};
 
 const RANKS: usize = 2;
 
-/// Bytes, and the side of a square f32 matrix of so many.
+/// Sizes in bytes, each with the side of a square f32 matrix of that size.
 const SIZES: [(usize, usize); 3] = [(4 << 10, 32), (1 << 20, 512), (64 << 20, 4096)];
 
-/// A collective on a rank's whole tensor.
+/// A collective, given the group and this rank's input.
 type Collective = fn(&Group, &Tensor) -> Result<()>;
 
 const COLLECTIVES: [(&str, Collective); 9] = [
@@ -86,7 +86,7 @@ fn redistributed(rank: &Rank, (from, to): (&str, &str), side: usize, calls: usiz
     timed(rank, calls, || x.redistribute(to.clone()).map(drop))
 }
 
-/// Microseconds of each of so many calls, after a few more.
+/// Returns the microseconds of each call, after a few calls that are not timed.
 fn timed(rank: &Rank, calls: usize, call: impl Fn() -> Result<()>) -> Result<Vec<f64>> {
     for _ in 0..calls.div_ceil(10) {
         call()?;
@@ -129,7 +129,7 @@ fn exchange(g: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
     g.all_to_all(parts, &shapes)
 }
 
-/// The parts, which are as long as `x` together, in one tensor.
+/// Joins the parts, which together have the size of `x`, into one tensor.
 fn joined(x: &Tensor, parts: &[Tensor]) -> Result<()> {
     let slices = parts.iter().map(Tensor::as_slice::<f32>).collect::<Result<Vec<_>>>()?;
     let out = Tensor::build(x.shape(), |out: &mut [f32]| {

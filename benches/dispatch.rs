@@ -1,8 +1,9 @@
-//! What it costs that a tensor is distributed: nanoseconds of a cached operator on DTensors above the same kernels on
-//! the same local tensors. `cargo bench --bench dispatch [-- --json]`.
+//! Measures the cost of dispatch: nanoseconds of a cached operator on DTensors above the same kernels on the same local
+//! tensors. `cargo bench --bench dispatch [-- --json]`.
 //!
-//! Every rank holds 8 x 8 f32, sharded by rows; nothing is sent. Three modes: forward without a tape, forward with one, and
-//! forward, `sum_all` and backward to the first operand. The least of many rounds.
+//! Every rank has 8 x 8 f32 elements, sharded by rows, so nothing is sent. There are three modes: forward without a
+//! tape, forward with a tape, and forward, `sum_all` and backward to the first operand. Each number is the minimum of
+//! many rounds.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -86,7 +87,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Case, nanoseconds on local tensors, nanoseconds on distributed ones.
+/// The case, the nanoseconds on local tensors, and the nanoseconds on distributed tensors.
 fn measure(mesh: &DeviceMesh) -> Result<Vec<(String, f64, f64)>> {
     let rows = SIDE * mesh.mesh().rank_len();
     let layout = Layout::new(mesh.mesh().coords().iter().map(|_| Placement::Shard(0)));
@@ -95,7 +96,7 @@ fn measure(mesh: &DeviceMesh) -> Result<Vec<(String, f64, f64)>> {
     let w = DTensor::full(mesh, DType::F32, [SIDE, SIDE], 0.25, Layout::replicated(layout.ndim()))?;
     let mut lines = Vec::new();
     for case in CASES {
-        // A product's second operand is a weight; the others lie as the first does.
+        // A product's second operand is a weight; all other operands have the first one's layout.
         let y = if case.name == "matmul" { &w } else { &x };
         let apply = |x: &DTensor| (case.method)(x, y);
         let locals = [x.local().clone(), y.local().clone()];
@@ -119,7 +120,7 @@ fn measure(mesh: &DeviceMesh) -> Result<Vec<(String, f64, f64)>> {
     Ok(lines)
 }
 
-/// The least nanoseconds that a call took on the average of a round.
+/// Returns the average nanoseconds per call in the fastest round.
 fn time(mut call: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut least = f64::INFINITY;
     for _ in 0..ROUNDS {
@@ -132,7 +133,7 @@ fn time(mut call: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(least)
 }
 
-/// An operator, its sum and both derivatives on local tensors, with everything but the kernels done beforehand.
+/// An operator, its sum and both derivatives on local tensors. Everything except the kernels is done beforehand.
 struct Local {
     ins: Tensors,
     op: Kernel,
@@ -194,7 +195,7 @@ impl Kernel {
 }
 
 impl Derivative {
-    /// With respect to the first operand.
+    /// The derivative with respect to the first operand.
     fn new(of: &Kernel, ins: &[Meta]) -> Result<Derivative> {
         let needs: Vec<bool> = (0..ins.len()).map(|i| i == 0).collect();
         let program = Vjp::write(of.op.as_ref(), ins, &needs)?;

@@ -1,8 +1,9 @@
-//! Planning: what a rank of 16,384 takes for its first training step without data, and a plan for its operator.
+//! Times planning: the first training step of one rank of 16,384 without data, and the plan of one operator for it.
 //! `cargo bench --bench dry [-- --json]`.
 //!
-//! A step is forward, backward, clipping and AdamW of a GPT with 12 layers, plans and all, the least of some; later steps find
-//! their plans. A plan is made anew on a new mesh: the least of many, on one core.
+//! A step is forward, backward, clipping and AdamW of a GPT with 12 layers, all plans included; the minimum of several
+//! runs. Later steps reuse the plans. The operator is planned on a fresh mesh each time; the minimum of many runs, on
+//! one core.
 
 use std::time::Instant;
 
@@ -37,13 +38,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Eight ranks a node.
+/// A network with eight ranks per node.
 fn nodes() -> Result<Network> {
     let level = |ranks, latency_s, bytes_per_s| Level { ranks, latency_s, bytes_per_s };
     Network::new([level(8, 2e-6, 400e9), level(usize::MAX, 10e-6, 50e9)])
 }
 
-/// Seconds of the first step, and of the second.
+/// Returns the seconds of the first step and of the second.
 fn steps(network: &Network) -> Result<[f64; 2]> {
     let mut least = [f64::INFINITY; 2];
     for _ in 0..5 {
@@ -78,7 +79,7 @@ fn steps(network: &Network) -> Result<[f64; 2]> {
     Ok(least)
 }
 
-/// Seconds of adding two tensors on a mesh that has no plans yet, without elements.
+/// Returns the seconds that adding two tensors takes without elements, on a mesh that has no plans yet.
 fn plan(mesh: &str, layouts: [&str; 2]) -> Result<f64> {
     let dry = DryRun::new(mesh.split(',').fold(1, |n, _| n * 2), 0)?;
     let rank = dry.rank()?;

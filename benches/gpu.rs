@@ -1,11 +1,11 @@
-//! How fast a CUDA device is under this library: a table, or with `-- --json` one JSON object a line.
-//! `cargo bench --features cuda --bench gpu [-- --json] [PART ...]`; PART is one of kernels, random, attention, matmul,
-//! host, steps, all without.
+//! Measures the kernels and training steps on a CUDA device: a table, or with `-- --json` one JSON object per line.
+//! `cargo bench --features cuda --bench gpu [-- --json] [PART ...]`. PART is one of kernels, random, attention, matmul,
+//! host and steps; without PART all are measured.
 //!
-//! `benches/torch/gpu.py` has the same cases by the same names, and `benches/torch/compare.py` puts both beside the
-//! targets. Rates count what must be read and written once, whatever the implementation moves. Times are of batches of
-//! calls between two synchronisations, the best of several; a step's is the median. Without a CUDA device everything is
-//! skipped, loudly.
+//! `benches/torch/gpu.py` has the same cases under the same names, and `benches/torch/compare.py` prints both beside
+//! the targets. Rates count the bytes that any implementation must read and write once. Times are of batches of calls
+//! between two synchronisations, the best of several batches; a step's time is the median. Without a CUDA device the
+//! bench prints that it measures nothing.
 
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use isoshard::rng::{Distribution, Draw, Generator};
 use isoshard::tensor::cuda::{self, Gpu};
 use isoshard::tensor::{DType, Device, Tensor};
 
-/// What is measured together, by name.
+/// The parts of the bench, by name.
 type Part = (&'static str, fn(&Bench) -> Result<()>);
 
 const PARTS: [Part; 6] = [
@@ -33,7 +33,7 @@ const PARTS: [Part; 6] = [
     ("steps", steps),
 ];
 
-/// What products are computed in, and how: name, dtype, sums, whether f32 operands may be rounded to tf32.
+/// The kinds of matrix products: name, dtype, kind of sums, and whether f32 operands may be rounded to tf32.
 const KINDS: [(&str, DType, Reduction, bool); 5] = [
     ("f32", DType::F32, Reduction::Fast, false),
     ("tf32", DType::F32, Reduction::Fast, true),
@@ -47,7 +47,7 @@ const COLS: usize = 4096;
 const DRAW: Draw = Draw { seed: 1, number: 0 };
 const GPU: Device = Device::Cuda(0);
 
-/// A model of the training steps: the name, sizes, sequences a batch, and the steps of a timed run.
+/// A model to train: its name, sizes, sequences per batch, and the steps of a timed run.
 #[derive(Clone, Copy)]
 struct Size {
     name: &'static str,
@@ -75,7 +75,7 @@ const GPT2: Size = Size {
     steps: 3,
 };
 
-/// Where results go: this rank's mesh is of the bench's own ranks.
+/// The results of the bench, with this rank's mesh.
 #[derive(Clone)]
 struct Bench {
     json: bool,
@@ -100,10 +100,10 @@ fn main() -> Result<()> {
             let axes: &[(&str, usize)] = if ranks == 1 { &[] } else { &[("x", ranks)] };
             let rank = rank.on(GPU);
             let mesh = DeviceMesh::new(&rank, axes)?;
-            // Draws communicate nothing: one rank is timed while the others have none of the device.
+            // Random numbers need no communication: one rank is timed while no other rank uses the device.
             if rank.rank() == 0 { part(&Bench { json, mesh }) } else { Ok(()) }
         });
-        // One part that fails must not take the others' numbers with it.
+        // A part that fails must not cost the numbers of the other parts.
         if let Err(error) = ran {
             println!(
                 r#"{{"bench":"gpu","side":"isoshard","failed":"{name}","why":{:?}}}"#,
@@ -163,7 +163,7 @@ fn losses(bench: &Bench, name: &str, dtype: DType) -> Result<()> {
     bench.gigabytes(&format!("cross_entropy backward {name}"), 2.0 * size, backward)
 }
 
-/// One step on the parameters of GPT-2: read p, g, m, v; write p, m, v.
+/// Times one optimizer step on the parameters of GPT-2, which reads p, g, m, v and writes p, m, v.
 fn adamw(bench: &Bench) -> Result<()> {
     let mut params = Params::new(&bench.mesh, Plan::default(), 1)?;
     Gpt::new(&mut params, GPT2.config())?;
@@ -186,7 +186,7 @@ fn adamw(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// The same number of elements on this rank, whole or as one part of four.
+/// Times the same number of elements on this rank, as a whole tensor or as one shard of four.
 fn random(bench: &Bench) -> Result<()> {
     let layouts = [
         ("whole", [ROWS, COLS], Placement::Replicate),
@@ -218,7 +218,7 @@ fn attention(bench: &Bench) -> Result<()> {
         let part = || bench.noise(&[b, t, h, d], dtype)?.permute(&[0, 2, 1, 3]);
         let (q, k, v) = (part()?, part()?, part()?);
         let (scale, p, draw) = (Bits(1.0 / (d as f64).sqrt()), Bits(0.0), Unkeyed(DRAW));
-        // Half of two products of t x t x d.
+        // A causal mask leaves half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;
         let op = Attention { scale, p, q_offset: None, draw };
         for (mode, label) in [(Reduction::Fast, ""), (Reduction::Exact, " exact")] {
@@ -246,7 +246,7 @@ fn matmul(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Microseconds of host time an operator takes, on tensors whose kernels take none to speak of.
+/// Times the host's part of an operator, in microseconds, on tensors so small that their kernels take almost no time.
 fn host(bench: &Bench) -> Result<()> {
     let gpu = Gpu::get(0)?;
     let [x, y, a, b] = [&[64][..], &[64], &[8, 8], &[8, 8]].map(|shape| bench.noise(shape, DType::F32));
@@ -348,7 +348,7 @@ impl Bench {
         }
     }
 
-    /// Standard normal numbers.
+    /// Returns standard normal numbers.
     fn noise(&self, shape: &[usize], dtype: DType) -> Result<DTensor> {
         DTensor::randn(&self.mesh, dtype, shape, Layout::replicated(self.mesh.mesh().ndim()), DRAW)
     }
@@ -362,7 +362,7 @@ fn apply(op: &dyn Op, ins: &[&DTensor]) -> Result<Vec<DTensor>> {
     Ok(DTensor::apply(op, ins)?.into_iter().collect())
 }
 
-/// The shortest time of a call, over five batches that are synchronised once each.
+/// Returns the shortest time per call, over five batches that are synchronised once each.
 fn best_s<R>(mut call: impl FnMut() -> Result<R>) -> Result<f64> {
     let gpu = Gpu::get(0)?;
     call()?;

@@ -1,7 +1,8 @@
-//! How fast one thread's kernels are: a table, or with `-- --json` one JSON object a line.
+//! Measures the kernels of one thread: a table, or with `-- --json` one JSON object per line.
+//! `cargo bench --bench kernels [-- --json]`.
 //!
-//! Elementwise, reducing and row kernels count the bytes they must read and write once, products their floating-point
-//! operations. Each value is the best of several runs.
+//! Rates of elementwise, reducing and row kernels count the bytes that they must read and write once; rates of products
+//! count floating-point operations. Each value is the best of several runs.
 
 use std::time::Instant;
 
@@ -23,14 +24,14 @@ fn main() -> Result<()> {
     attention(&bench)
 }
 
-/// Runs the cases whose names hold `filter`.
+/// Runs the cases whose names contain `filter`.
 struct Bench {
     json: bool,
     filter: String,
 }
 
 impl Bench {
-    /// Reports billions of `work` a second.
+    /// Reports billions of `work` per second.
     fn case<R>(&self, case: &str, unit: &str, work: f64, f: impl FnMut() -> Result<R>) {
         if case.contains(&self.filter) {
             self.report(case, work / best_s(f) / 1e9, unit);
@@ -97,7 +98,7 @@ impl Function<1> for TanhGelu {
     }
 }
 
-/// Into a fresh tensor.
+/// Times a kernel that writes to a fresh tensor.
 fn fresh<const N: usize>(verb: &str, loops: &Loops, ins: [&Tensor; N]) -> Result<Tensor> {
     cpu::compute(verb, loops, 0.0, &mut ins.map(Tensor::clone))
 }
@@ -159,19 +160,19 @@ fn rows(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// A product of matrices as an operator meets it.
+/// A matrix product as operators call it.
 struct Product {
     case: String,
-    /// Rows, contraction, columns.
+    /// The numbers of rows, of summed indices, and of columns.
     shape: [usize; 3],
     a_strides: (usize, usize),
     b_strides: (usize, usize),
-    /// From row to row of the result.
+    /// The distance between rows of the result, in elements.
     c_step: usize,
 }
 
 impl Product {
-    /// Of whole matrices; `kind` says of each whether it is transposed.
+    /// Makes a product of whole matrices; `kind` says for each whether it is transposed.
     fn of([m, k, n]: [usize; 3], kind: &str) -> Product {
         let a_strides = if kind.starts_with('t') { (1, m) } else { (k, 1) };
         let b_strides = if kind.ends_with('t') { (1, k) } else { (n, 1) };
@@ -184,7 +185,7 @@ impl Product {
         }
     }
 
-    /// Of a head's queries, keys and values, whose rows are `step` apart.
+    /// Makes the products of a head's queries, keys and values, whose rows are `step` apart.
     fn attention(t: usize, d: usize, step: usize) -> [Product; 3] {
         let of = |what: &str, shape, a_strides, b_strides, c_step| Product {
             case: format!("{what} {t}x{d} step {step}"),
@@ -200,7 +201,7 @@ impl Product {
         ]
     }
 
-    /// Reports billions of operations a second, and those of `matrixmultiply` in the same run.
+    /// Reports billions of operations per second, and those of `matrixmultiply` in the same run.
     fn measure(&self, bench: &Bench) {
         if !self.case.contains(&bench.filter) {
             return;
@@ -210,7 +211,7 @@ impl Product {
         let (a, b) = (noise([a_len]), noise([b_len]));
         let (a, b) = (a.as_slice::<f32>().expect("f32"), b.as_slice::<f32>().expect("f32"));
         let mut c = vec![0.0f32; m * self.c_step];
-        // Short ones go many times between two looks at the clock.
+        // Short products run many times between two readings of the clock.
         let times = (2e6 / (m * k * n) as f64) as usize + 1;
         let (start, mut best) = (Instant::now(), [f64::INFINITY; 2]);
         while start.elapsed().as_secs_f64() < 0.4 || best[1].is_infinite() {
@@ -270,13 +271,13 @@ impl Product {
     }
 }
 
-/// Elements from a matrix's first to its last.
+/// Returns the distance from a matrix's first element to its last, both counted.
 fn extent((m, n): (usize, usize), (rs, cs): (usize, usize)) -> usize {
     (m - 1) * rs + (n - 1) * cs + 1
 }
 
 fn products(bench: &Bench) -> Result<()> {
-    // One line each: a general table, two GPTs forward, their gradients of weights and of inputs, thin ones.
+    // Line by line: general shapes, two GPTs forward, their gradients of weights and of inputs, thin matrices.
     let cases: [(&str, &[[usize; 3]]); 8] = [
         ("nn", &[[768, 128, 512], [1024, 1536, 384], [1024, 1024, 1024], [2048, 2048, 2048]]),
         ("tn", &[[384, 1024, 1536], [128, 768, 512]]),
@@ -325,7 +326,7 @@ fn attention(bench: &Bench) -> Result<()> {
         let attention =
             CausalAttention { verb: "attention", q_start: 0, scale: 1.0 / (d as f64).sqrt(), dropout: None };
         let (o, lse) = attention.forward(&q, &k, &v)?;
-        // Half of two products of t x t x d.
+        // A causal mask leaves half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;
         let forward = || attention.forward(&q, &k, &v);
         bench.case(&format!("attention {b}x{h}x{t}x{d}"), "GFLOP/s", flops, forward);
@@ -349,7 +350,7 @@ fn noise<const N: usize>(shape: [usize; N]) -> Tensor {
     })
 }
 
-/// The shortest of the runs that fit into a third of a second, five at least.
+/// Returns the shortest of the runs that fit into a third of a second, of at least five.
 fn best_s<R>(mut f: impl FnMut() -> Result<R>) -> f64 {
     let (start, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
     while runs < 5 || start.elapsed().as_secs_f64() < 0.33 {

@@ -1,7 +1,8 @@
-//! Collectives over MPI or threads, 4 KiB and 64 MiB: microseconds for a call, the fastest and the median round, one program
-//! for both: `cargo bench --features mpi --bench mpi` for threads, and its binary under `mpirun -n 2` for processes.
+//! Times collectives over MPI or threads, at 4 KiB and 64 MiB: microseconds per call, in the fastest and in the median
+//! round. One program does both: `cargo bench --features mpi --bench mpi` runs threads, its binary under `mpirun -n 2`
+//! processes.
 //!
-//! Sizes are what one rank gives.
+//! A size is the input per rank.
 
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use isoshard::Result;
 use isoshard::comm::{Group, Launch, Process, Rank, spmd};
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 
-/// A collective on one rank's input.
+/// A collective, given the group and this rank's input.
 type Collective = fn(&Group, &Tensor) -> Result<()>;
 
 const CASES: [(&str, Collective); 5] = [

@@ -1,8 +1,8 @@
-//! Random fills on one core: gigabytes of output a second.
+//! Measures random fills on one core, in gigabytes of output per second.
 //!
-//! `cargo bench --bench rng`, with `-- --json` for one JSON line a case, `-- --cached` for 1 MiB, which stays in the
-//! cache, instead of 64 MiB of output. Best of several runs. The last lines compare a window whose rows are cut with a
-//! whole tensor, by element.
+//! `cargo bench --bench rng`, with `-- --json` for one JSON line per case, `-- --cached` for 1 MiB of output, which
+//! stays in the cache, instead of 64 MiB. Each value is the best of several runs. The last lines compare a shard of
+//! every row with a whole tensor, per element.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use isoshard::ops::cpu::{dropout, dropout_in_place};
 use isoshard::ops::{Multinomial, Unkeyed, eval_whole};
 use isoshard::placement::Region;
 use isoshard::rng::{
-    Count, Draw, Generator, IndexRanges, Init, Permutation, Real, bernoulli, bernoulli_each, bits32,
+    Count, Draw, Generator, IndexRanges, Init, Permutation, RandomFloat, bernoulli, bernoulli_each, bits32,
     exponential, exponential_each, gamma, gamma_each, log_normal, normal, poisson, poisson_each, uniform,
     uniform_between, uniform_int,
 };
@@ -52,7 +52,7 @@ impl Report {
         }
     }
 
-    /// Times a fill of this many bytes of elements.
+    /// Times a fill of elements of this many bytes.
     fn rate<T: Clone>(
         &self,
         case: &str,
@@ -66,7 +66,7 @@ impl Report {
     }
 }
 
-fn floats<T: Real>(name: &str, bytes: usize, report: &Report) {
+fn floats<T: RandomFloat>(name: &str, bytes: usize, report: &Report) {
     let draw = Generator::new(1).next_draw();
     let rate = |case: &str, fill: &dyn Fn(&mut [T])| {
         report.rate(&format!("{case} {name}"), bytes, T::default, fill);
@@ -85,7 +85,8 @@ fn floats<T: Real>(name: &str, bytes: usize, report: &Report) {
     });
 }
 
-/// A mask is a byte an element, so its rate counts bytes of what it masks, f32, as well.
+/// Times masks and integers. A mask has one byte per element; its second rate counts the bytes of the f32 elements that
+/// it masks.
 fn whole_numbers(bytes: usize, report: &Report) {
     let draw = Generator::new(1).next_draw();
     let mut mask = vec![false; bytes / 4];
@@ -111,7 +112,7 @@ fn whole_numbers(bytes: usize, report: &Report) {
 }
 
 fn rejections(bytes: usize, report: &Report) {
-    fn gammas<T: Real>(draw: Draw, bytes: usize, report: &Report) {
+    fn gammas<T: RandomFloat>(draw: Draw, bytes: usize, report: &Report) {
         for shape in [0.5, 1.0, 10.0] {
             let case = format!("gamma {shape} {}", T::DTYPE);
             report.rate(&case, bytes, T::default, |out| gamma(draw, 0, shape, 1.0, out).expect("sound"));
@@ -162,12 +163,12 @@ fn rows_of_weights(report: &Report) {
     }
 }
 
-/// A shard that is a part of every row, against a tensor that is whole: the cost of an element, as a ratio.
+/// Compares a shard of every row with a whole tensor: the ratio of the times per element.
 fn cut_rows(bytes: usize, report: &Report) {
     let draw = Generator::new(1).next_draw();
     let mut out = vec![0f32; bytes / 4];
     let mut ratio = |case: &str, width: usize, fill: &dyn Fn(IndexRanges<'_>, &mut [f32])| {
-        // Half of each row, from an odd place on.
+        // Half of each row, from an odd index on.
         let rows = out.len() / width;
         let shape = Shape::from([rows, 2 * width]);
         let half = Region::of_box(Dims::from_slice(&[0, width - 1]), [rows, width].into());

@@ -1,7 +1,7 @@
-//! Training steps of GPTs: tokens a second, where the time goes, what exactness costs, and the bytes of each plan.
-//! `cargo bench --bench step [-- --json]`; `-- --baby` times the larger model too, which takes minutes.
+//! Times training steps of GPTs: tokens per second, the time of each part, the cost of exact sums, and the bytes of
+//! each plan. `cargo bench --bench step [-- --json]`; `-- --baby` times the larger model too, which takes minutes.
 //!
-//! Exact and fast reductions take turns, step by step, in one run: a noisy machine disturbs both alike.
+//! Exact and fast reductions alternate, step by step, in one run, so that a noisy machine disturbs both alike.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ struct Size {
     config: GptConfig,
     batch: usize,
     warmup: usize,
-    /// Steps that are timed of each kind of reduction.
+    /// The number of steps that are timed with each kind of reduction.
     steps: usize,
 }
 
@@ -61,7 +61,7 @@ const MODES: [(Reduction, &str); 2] = [(Reduction::Exact, "exact"), (Reduction::
 /// The parts of a step, in order.
 const PARTS: [&str; 4] = ["forward", "backward", "norm", "optimizer"];
 
-/// Plans whose bytes are listed, with sequence parallelism where there is a `tp`.
+/// Meshes whose bytes are listed, with sequence parallelism if they have a `tp` axis.
 const PLANS: [(&str, bool); 14] = [
     ("dp=2", false),
     ("dp=3", false),
@@ -79,7 +79,7 @@ const PLANS: [(&str, bool); 14] = [
     ("dp=2,fsdp=2", false),
 ];
 
-/// One step: the seconds of its parts, as rank 0 saw them, and the bytes that a rank received, on average.
+/// A step: the seconds of its parts on rank 0, and the average bytes that each rank received.
 struct Step {
     times: [f64; 4],
     bytes: f64,
@@ -121,7 +121,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The timed steps under each kind of reduction.
+/// The timed steps with each kind of reduction.
 fn run(mesh: &'static str, sequence: bool, size: Size) -> Result<[Vec<Step>; 2]> {
     let ranks = Mesh::parse(mesh, 0)?.rank_len();
     let mut all = spmd(ranks, move |rank| train(&rank, mesh, sequence, size))?;

@@ -1,5 +1,4 @@
-//! 8. A model of your own: its parameters by path, its plan, and training on three meshes with equal bits.
-//! `cargo run --example 08_own_model`
+//! 8. A model of your own: parameters by path, a plan, equal bits on three meshes. `cargo run --example 08_own_model`
 
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};

@@ -1,5 +1,6 @@
-//! Writes every CUDA source and header that the crate compiles into a folder, for compilers and other tools to read:
-//! `cargo run --example kernel_sources -- target/gpu/sources`. `tests/gpu/compile_kernels.sh` is one that does.
+//! Writes every CUDA source and header that the crate compiles into a folder, for compilers and other tools to read.
+//!
+//! `cargo run --example kernel_sources -- target/gpu/sources`; `tests/gpu/compile_kernels.sh` compiles them from there.
 
 use std::path::PathBuf;
 use std::{env, fs, io};
@@ -9,7 +10,7 @@ use isoshard::tensor::cuda;
 
 fn main() -> io::Result<()> {
     let Some(dir) = env::args_os().nth(1).map(PathBuf::from) else {
-        return Err(io::Error::other("name the folder to write to"));
+        return Err(io::Error::other("usage: kernel_sources FOLDER; name the folder to write to"));
     };
     fs::create_dir_all(&dir)?;
     for (name, text) in cuda::headers() {

@@ -20,7 +20,7 @@ struct Update {
   }
 };
 
-// `value` of a piece: what stays of the parameter.
+// `value` of a piece is the factor that weight decay leaves of the parameter.
 template <class T>
 DEVICE void adamw(const Addresses& ps, const Addresses& gs, const Addresses& ms, const Addresses& vs, const Wide<T>* scale,
                   const Pieces& pieces, const Rates& rates) {

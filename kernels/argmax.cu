@@ -1,7 +1,8 @@
-// The index of the first largest element, NaN counting as largest and zeros as equal: the same in any order.
+// The index of the first largest element. NaN counts as largest and zeros are equal, so the order of comparisons does
+// not matter.
 #include "reduce.cuh"
 
-// What is compared and exchanged between lanes.
+// A value with its index, compared and exchanged between lanes.
 template <class T>
 struct CompareAs {
   typedef Wide<T> type;
@@ -27,9 +28,9 @@ struct Best {
   }
 };
 
-// A warp a row, or, with a team, all of a block's 8.
+// One warp per row; for a team, all 8 warps of the block.
 template <class T>
-DEVICE void argmax_rows(const T* x, i64* out, const Nest& nest, u64 rows, u32 n, u32 team) {
+DEVICE void argmax_rows(const T* x, i64* out, const KeptDims& nest, u64 rows, u32 n, u32 team) {
   typedef typename CompareAs<T>::type A;
   u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, warps = 1u << team;
   u64 row = (thread_index() / LANES) >> team, from, to;
@@ -52,9 +53,9 @@ DEVICE void argmax_rows(const T* x, i64* out, const Nest& nest, u64 rows, u32 n,
   if (live && lane == 0 && (warp & (warps - 1)) == 0) out[to] = best.index;
 }
 
-// A thread a column.
+// One thread per column.
 template <class T>
-DEVICE void argmax_columns(const T* x, i64* out, const Nest& nest, u64 columns, u64 stride, u32 n) {
+DEVICE void argmax_columns(const T* x, i64* out, const KeptDims& nest, u64 columns, u64 stride, u32 n) {
   typedef typename CompareAs<T>::type A;
   u64 column = thread_index(), from, to;
   if (column >= columns) return;
@@ -66,10 +67,10 @@ DEVICE void argmax_columns(const T* x, i64* out, const Nest& nest, u64 columns, 
 }
 
 #define ENTRY(T)                                                                                             \
-  KERNEL(rows_##T, 256, (const T* x, i64* out, Nest nest, u64 rows, u32 n, u32 team)) {                      \
+  KERNEL(rows_##T, 256, (const T* x, i64* out, KeptDims nest, u64 rows, u32 n, u32 team)) {                      \
     argmax_rows(x, out, nest, rows, n, team);                                                                \
   }                                                                                                          \
-  KERNEL(columns_##T, 256, (const T* x, i64* out, Nest nest, u64 columns, u64 stride, u32 n)) {              \
+  KERNEL(columns_##T, 256, (const T* x, i64* out, KeptDims nest, u64 columns, u64 stride, u32 n)) {              \
     argmax_columns(x, out, nest, columns, stride, n);                                                        \
   }
 ALL_TYPES(ENTRY)

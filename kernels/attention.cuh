@@ -1,48 +1,49 @@
-// What attention's kernels have in common: tiles of queries and keys, the two products between them along the summation
-// trees of the CPU (src/ops/attention/cpu.rs and cpu/{block,backward}.rs), and dropout.
+// Code that attention's kernels share: tiles of queries and keys, the two products between them along the CPU's
+// summation trees (src/ops/attention/cpu.rs and cpu/{block,backward}.rs), and dropout.
 //
-// A block of threads has 64 rows and COLS columns of scores. It stands in a grid 16 threads wide: thread (tx, ty) has
-// rows 4 ty to 4 ty + 3 (and as many 4 THREADS / 16 further on), columns tx, tx + 16, ... Operands lie in shared memory by
-// rows, as in memory but widened, and cut into chunks of CHUNK elements of the head's dim.
+// A block of threads has 64 rows and COLS columns of scores. Its threads form a grid 16 wide: thread (tx, ty) has
+// rows 4 ty to 4 ty + 3 (and the same number 4 THREADS / 16 further on), and columns tx, tx + 16, ... Shared memory
+// holds the operands by rows, as in memory but widened, in chunks of CHUNK elements of the head's dim.
 //
-// dot: row times row over the head's dim. A leaf's accumulators stay in registers, and finished nodes, of which there are at most
-// DEPTH, in registers too. Leaves that are no multiple of four long are padded by 0 on one side and -0 on the other: their
-// product is -0, which changes no bit of any sum.
-// chain: the scores times a matrix, over the scores' columns. Leaves end wherever the tree of the whole range says, so
-// accumulators are carried from tile to tile; finished nodes wait on a stack in device memory, private to the thread: one is
-// touched every other leaf, the next every fourth one.
+// dot: row times row over the head's dim. The accumulators of a leaf and the finished nodes, at most DEPTH, are in
+// registers. A leaf whose length is no multiple of four is padded with 0 on one side and -0 on the other: their
+// product is -0, which changes no bit of a sum.
 //
-// R is 4 or 8; C and N say how many columns of scores (16 C) and of results (64 N) a thread's rows have.
+// chain: the scores times a matrix, over the scores' columns. The tree of the whole range decides where leaves end,
+// so accumulators are carried from tile to tile. Finished nodes wait on a stack in device memory that is private to
+// the thread: the first entry is used every other leaf, the next every fourth.
+//
+// R is 4 or 8. A thread's rows have 16 C columns of scores and 64 N columns of results.
 #pragma once
 #include "math.cuh"
 #include "philox.cuh"
 
-// A leaf of the tree over a head's dim, and where it lies in shared memory.
+// A leaf of the tree over a head's dim, and its position in shared memory.
 struct DimLeaf {
   u16 start, place;
   u8 len, quads, joins, unused;
 };
-// A head's dim. `plain`: it lies in shared memory as in memory.
+// A head's dim. `plain`: shared memory has the order of memory.
 struct Dim {
   u32 len, leaves, chunks, plain;
   DimLeaf leaf[32];
 };
 
 struct AttentionCall {
-  // Steps of batch, head and row, in elements.
+  // The strides of batch, head and row, in elements.
   u64 q[3], k[3], v[3], o[3], grad[3];
-  // The draw's extents, and this part's place in them.
+  // The draw's extents, and the offset of this part.
   u64 draw_heads, draw_queries, draw_keys, first_batch, first_head, first_query;
   Draw draw;
   f64 scale, factor;
   u32 batch, heads, groups, queries, keys, q_start;
-  // 0 none, 1 by the draw, 2 everything.
+  // Dropout: 0 none, 1 by the draw, 2 everything.
   u32 dropout, threshold;
-  // Finished nodes that wait at once: of the longer sum, of a row.
+  // The most finished nodes that wait at once: of the longer sum, of a row.
   u32 levels, row_levels;
 };
 
-// Loops that are not to be unrolled further: registers are for more warps.
+// Keeps loops from being unrolled further: the registers are needed for more warps.
 #ifdef ISO_SHIM
 #define TWICE
 #define ONCE
@@ -57,7 +58,7 @@ struct Tiles {
   typedef Wide<T_> A;
   enum { THREADS = THREADS_, R = R_, C = C_, N = N_, DEPTH = DEPTH_ };
   enum { ROWS = 64, COLS = 16 * C_, CHUNK = 64 * N_, WARPS = THREADS_ / 32 };
-  // Rows of operands and of scores are apart by what keeps 16 rows out of each other's banks.
+  // The pitch of rows of operands and of scores keeps 16 rows in different banks.
   enum { PITCH = CHUNK + 16 / (int)sizeof(A), STEP = ROWS + 16 / (int)sizeof(A) };
   static_assert(THREADS_ / 16 * R_ == 64, "rows of all threads");
 };
@@ -70,7 +71,7 @@ template <class A>
 DEVICE Four<A> four(const A* at) {
   return *(const Four<A>*)at;
 }
-// What a sum does not notice.
+// The identity of a sum, which changes no bit.
 template <class A>
 DEVICE A nothing() {
   return (A)-0.0;
@@ -85,7 +86,8 @@ DEVICE int tile_row(int r) {
 
 // ---- the tree over a range -----------------------------------------------------------------------------------------
 
-// The leaf that holds index `at` of [0, len): joins that follow it, and halves on the left of its path from the root.
+// The leaf that holds index `at` of [0, len): the joins that follow it, and the left halves on its path from the
+// root.
 struct Node {
   u32 start, len, joins, lefts;
 };
@@ -108,7 +110,7 @@ DEVICE Node leaf_of(u32 at, u32 len, u32 leaf) {
 
 // ---- operands ------------------------------------------------------------------------------------------------------
 
-// The element of the head's dim that lies at `place`; -1 where there is none.
+// The element of the head's dim at `place` in shared memory; -1 if there is none.
 DEVICE i32 unplace(const Dim& dim, u32 place) {
   if (dim.plain) return place < dim.len ? (i32)place : -1;
   for (u32 l = 0; l < dim.leaves; l++) {
@@ -118,7 +120,7 @@ DEVICE i32 unplace(const Dim& dim, u32 place) {
   return -1;
 }
 
-// One chunk of `rows` rows, of at most ROWS.
+// Loads one chunk of `rows` rows, at most ROWS.
 template <class S, int ROWS>
 DEVICE void load(typename S::A* to, const typename S::T* from, u64 step, u32 rows, const Dim& dim, u32 chunk,
                  typename S::A pad) {
@@ -168,7 +170,7 @@ DEVICE void load(typename S::A* to, const typename S::T* from, u64 step, u32 row
   }
 }
 
-// One of the two operands of a product of rows: rows in memory, and their room in shared memory.
+// An operand of a product of rows: its rows in memory, and its shared memory.
 template <class S>
 struct Side {
   typename S::A* room;
@@ -188,7 +190,7 @@ DEVICE void load_cols(const Side<S>& y, const Dim& dim, u32 chunk) {
 
 // ---- row times row -------------------------------------------------------------------------------------------------
 
-// The scores before any factor. Operands of one chunk are there already, others are loaded here.
+// The scores before any factor. Operands of one chunk are loaded already, others are loaded here.
 template <class S>
 DEVICE void dot(typename S::A (&s)[S::R][S::C], const Side<S>& x, const Side<S>& y, const Dim& dim) {
   typedef typename S::A A;
@@ -255,7 +257,7 @@ DEVICE void dot(typename S::A (&s)[S::R][S::C], const Side<S>& x, const Side<S>&
   }
 }
 
-// Values of a tile go to shared memory by columns.
+// Writes the values of a tile to shared memory, by columns.
 template <class S>
 DEVICE void put(typename S::A* p, const typename S::A (&s)[S::R][S::C]) {
   UNROLL
@@ -272,17 +274,17 @@ DEVICE void put(typename S::A* p, const typename S::A (&s)[S::R][S::C]) {
 
 // ---- a tile times a matrix -----------------------------------------------------------------------------------------
 
-// A sum along a tree, whose leaves come in order: 64 rows by CHUNK columns, of which a thread has its rows and columns 64 n + 4 tx
-// to 64 n + 4 tx + 3.
+// A sum along a tree whose leaves arrive in order: 64 rows by CHUNK columns. A thread has its rows, and columns 64 n
+// + 4 tx to 64 n + 4 tx + 3.
 template <class S>
 struct Sum {
   typedef typename S::A A;
   A acc[S::R][4 * S::N];
-  // Room for finished nodes, which one after the other lie `S::ROWS * S::CHUNK` apart.
+  // Memory for finished nodes, `S::ROWS * S::CHUNK` apart.
   A* stack;
-  // Nodes waiting, and which of them hold nothing.
+  // The waiting nodes, and a bit for each that is empty.
   u32 top, absent;
-  // Where the current leaf ends, and the joins that follow.
+  // The end of the current leaf, and the joins that follow it.
   u32 end, joins;
 
   DEVICE void begin(A* room) {
@@ -299,8 +301,8 @@ struct Sum {
     }
   }
 
-  // Indices [first, first + count) of `total`, the columns of `p`, with the rows of `b`. After the whole follow `more`
-  // joins; `last`: and then nothing.
+  // Adds indices [first, first + count) of `total`, the columns of `p`, times the rows of `b`. After the whole range
+  // `more` joins follow; after `last` nothing does.
   DEVICE void add(const A* p, const A* b, u32 first, u32 count, u32 total, u32 more, bool last) {
     const A* ps = p + tile_row<S>(0);
     const A* bs = b + 4 * tile_x();
@@ -329,7 +331,7 @@ struct Sum {
     }
   }
 
-  // A leaf is done.
+  // Ends a leaf.
   DEVICE void finish(bool last) {
     for (u32 join = 0; join < joins; join++) {
       top--;
@@ -364,7 +366,7 @@ struct Sum {
     clear();
   }
 
-  // What comes before `at` in a tree over `total` is left out: it would add nothing.
+  // Skips the part of a tree over `total` before `at`, which would add nothing.
   DEVICE void skip_to(u32 at, u32 total) {
     u32 lefts = leaf_of(at, total, LEAF).lefts;
     absent |= ((1u << lefts) - 1) << top;
@@ -372,7 +374,7 @@ struct Sum {
     end = 0;
   }
 
-  // To `rows` rows of a matrix, each element by way of `f`: the row, the sum.
+  // Stores to `rows` rows of a matrix; `f` maps each sum, given its row.
   template <class F>
   DEVICE void store(typename S::T* to, u64 step, u32 rows, const Dim& dim, u32 chunk, F f) const {
     UNROLL
@@ -389,7 +391,7 @@ struct Sum {
 
 // ---- dropout -------------------------------------------------------------------------------------------------------
 
-// Whether the four elements from `e` on are kept, as bits.
+// Bits that tell which of the four elements from `e` on dropout keeps.
 DEVICE u32 keep_four(const AttentionCall& call, u64 e) {
   if (call.dropout == 2) return 0;
   u32 kept = 0, over = (u32)e & 3;
@@ -404,13 +406,14 @@ DEVICE u32 keep_four(const AttentionCall& call, u64 e) {
   return kept >> over & 15;
 }
 
-// The draw's first element of a row of scores, the query at local index `row`.
+// The draw's first element of a row of scores: that of the query with local index `row`.
 DEVICE u64 drawn_row(const AttentionCall& call, u32 batch, u32 head, u32 row) {
   u64 whole = (call.first_batch + batch) * call.draw_heads + call.first_head + head;
   return (whole * call.draw_queries + call.first_query + row) * call.draw_keys;
 }
 
-// For rows of queries: bit 4 r + c says whether row r's column c is kept. Sixteen threads share their blocks of four.
+// If rows are queries, bit 4 r + c tells whether column c of row r is kept. Sixteen threads share their Philox
+// blocks.
 template <class S>
 DEVICE u32 keep_tile(const AttentionCall& call, u32 batch, u32 head, u32 row, u32 key) {
   u32 mine = 0;
@@ -432,7 +435,7 @@ DEVICE u32 keep_tile(const AttentionCall& call, u32 batch, u32 head, u32 row, u3
 
 // ---- blocks of queries ---------------------------------------------------------------------------------------------
 
-// Queries between two multiples of 64 of their global index, and the keys that a full block could see.
+// Queries between two multiples of 64 of their global index, and the keys that a full block could attend to.
 struct QueryBlock {
   u32 start, global, rows, keys, width;
 };

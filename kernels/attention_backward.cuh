@@ -1,21 +1,22 @@
-// Causal attention, backward: by bits what src/ops/attention/cpu/backward.rs computes, and no matrix of all scores.
+// Causal attention, backward, with the bits of src/ops/attention/cpu/backward.rs, and without a matrix of all scores.
 //
-// Two kernels beside attention_delta.cu: dq, a block of threads 64 queries of one head; dkv, a block of threads 64 keys
-// of one head of keys, over all queries of all heads that look at it, in the order of the tree. Both compute the
-// probabilities anew from lse: 3 and 4 products of T^2 D / 2 fused multiply-adds a head, where a flash kernel does with 5 in
-// all, which adds up the gradient of the queries in whatever order blocks come.
+// In addition to attention_delta.cu there are two kernels. A dq block has 64 queries of one head. A dkv block has 64
+// keys of one key head, and loops over all queries of all heads that attend to them, in the order of the tree. Both
+// recompute the probabilities from lse: 3 and 4 products of T^2 D / 2 fused multiply-adds per head. A flash kernel
+// needs 5 in all, because it adds up the gradient of the queries in any order of blocks.
 //
-// The sum over queries is one tree: heads halved to single ones, then queries halved to leaves of 32. Where the CPU computes
-// up to 64 queries as one product, that product's own tree has the same shape. A leaf of 64 that sees none of a block's
-// keys is left out, as there; what is left out or masked could change but the sign of a zero, and no sum is left as -0.
+// The sum over queries is one tree: heads are halved down to single ones, then queries down to leaves of 32. The CPU
+// computes up to 64 queries as one product, whose own tree has the same shape. A leaf of 64 queries that attends to
+// none of a block's keys is skipped, as on the CPU. Skipped or masked values can only change the sign of a zero, and
+// no sum stays -0.
 //
-// To be checked where there is a GPU: as in attention_forward.cuh, 50 to 65% of the f32 peak, at 16 warps a multiprocessor for D up to
-// 64 and 8 beyond; 7 / 5 of an f32 flash kernel's time.
+// To be measured on a GPU: as in attention_forward.cuh, 50 to 65% of the f32 peak, with 16 warps per multiprocessor
+// for D up to 64 and 8 for larger D; 7 / 5 of the time of an f32 flash kernel.
 #pragma once
 #include "attention.cuh"
 
-// The probabilities of a tile become, with their factor from dropout, `s`; the gradients of the scores, `ds`. `kept` has bit
-// 4 r + c for row r and column c.
+// Turns the probabilities of a tile, with dropout's factor, into `s`, and computes the scores' gradients `ds`. `kept`
+// has bit 4 r + c for row r and column c.
 template <class S>
 DEVICE void slopes(const AttentionCall& call, typename S::A& s, typename S::A& ds, typename S::A lse,
                    typename S::A delta, bool shown, bool kept) {
@@ -28,7 +29,7 @@ DEVICE void slopes(const AttentionCall& call, typename S::A& s, typename S::A& d
   ds = shown ? slope : (A)0.0;
 }
 
-// What all blocks of threads read.
+// The operands that all blocks of threads read.
 template <class S>
 struct Given {
   const typename S::T *q, *k, *v, *grad;
@@ -42,7 +43,7 @@ struct Backward {
   const AttentionCall& call;
   const Dim& d;
   const Dim& dv;
-  // Shared memory: the rows' two operands, the columns' two, scores.
+  // Shared memory: two operands for rows, two for columns, and scores.
   A *x[2], *y[2], *p;
 
   DEVICE Backward(const AttentionCall& call_, const Dim& d_, const Dim& dv_, A* shared)
@@ -54,7 +55,7 @@ struct Backward {
     p = y[1] + S::COLS * S::PITCH;
   }
 
-  // Both products of a tile: of q and k into `s`, of grad and v into `ds`.
+  // Both products of a tile: q times k into `s`, grad times v into `ds`.
   DEVICE void products(A (&s)[S::R][S::C], A (&ds)[S::R][S::C], const Side<S> (&xs)[2], const Side<S> (&ys)[2]) {
     __syncthreads();
     if (d.chunks == 1) load_cols(ys[0], d, 0);
@@ -70,7 +71,7 @@ struct Backward {
     if (dv.chunks == 1) load_rows(xs[1], dv, 0);
   }
 
-  // A chunk of the columns' operand, for the product that follows, where it is not there already.
+  // Loads a chunk of the columns' operand for the next product, unless it is loaded already.
   DEVICE void load_chunk(const Side<S>& y, const Dim& dim, u32 chunk) {
     if (dim.chunks > 1) load_cols(y, dim, chunk);
   }
@@ -127,7 +128,7 @@ struct Backward {
     Sum<S> sums[2];
     sums[0].begin(stack);
     sums[1].begin(stack + (u64)call.levels * (S::ROWS * S::CHUNK));
-    // The first query that sees any of these keys, and the first of its leaf of 64.
+    // The first query that attends to any of these keys, and the first of its leaf of 64.
     u32 sees = key > call.q_start ? key - call.q_start : 0;
     bool any = sees < call.queries;
     u32 from = any ? leaf_of(sees, call.queries, 64).start : call.queries;
@@ -140,13 +141,13 @@ struct Backward {
       }
     }
     u64 at = (u64)batch * call.keys + key, step = (u64)call.groups * d.len, step_v = (u64)call.groups * dv.len;
-    // No sum is left as -0; none at all is 0.
+    // No sum stays -0; an empty sum is 0.
     auto whole = [=](int, A x) { return any ? x + (A)0.0 : (A)0.0; };
     if (chunk < d.chunks) sums[0].store(dk + at * step + (u64)group * d.len, step, rows, d, chunk, whole);
     if (chunk < dv.chunks) sums[1].store(dvs + at * step_v + (u64)group * dv.len, step_v, rows, dv, chunk, whole);
   }
 
-  // The queries from `query` on, to the sums over queries.
+  // Adds the queries from `query` on to the sums over queries.
   DEVICE void tile(u32 query, u32 head, u32 more, bool last, u32 key, u32 batch, u32 chunk, const Given<S>& given,
                    const Side<S> (&xs)[2], Sum<S> (&sums)[2]) {
     u32 count = min(call.queries - query, (u32)S::COLS);
@@ -199,7 +200,8 @@ DEVICE void attention_dq(const AttentionCall& call, const Dim& d, const Dim& dv,
   }
 }
 
-// Blocks in x share heads and blocks of 64 keys, those that most queries see first; blocks in y have chunks of the dims.
+// Blocks in x share heads and blocks of 64 keys, first those that most queries attend to; blocks in y have chunks of
+// the dims.
 template <class S>
 DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv, const Given<S>& given,
                           typename S::T* dk, typename S::T* dvs, typename S::A* scratch) {
@@ -227,5 +229,5 @@ DEVICE void attention_dkv(const AttentionCall& call, const Dim& d, const Dim& dv
     attention_dkv<Tiles<T, __VA_ARGS__>>(call, d, dv, {q, k, v, grad, lse, delta}, dk, dvs, stack);             \
   }
 
-// The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (where the host widens f16 and bf16).
+// The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).
 #define NARROW_AND_WIDE(T) ENTRIES(narrow, T, 512, 256, 4, 4, 1, 1) ENTRIES(wide, T, 256, 256, 4, 4, 2, 2)

@@ -1,4 +1,4 @@
-// attention of bf16.
+// Exact attention in bf16.
 #include "attention_forward.cuh"
 
 NARROW_AND_WIDE(bf16)

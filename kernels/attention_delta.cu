@@ -1,8 +1,8 @@
-// The rows' products of attention's output and its gradient, which both backward passes start from: by the CPU's bits, and
-// bound by memory.
+// The dot products of the rows of attention's output and its gradient, with which both backward passes start. They
+// have the CPU's bits and are bound by memory.
 #include "attention.cuh"
 
-// Every row's sum of o times its gradient: leaves of neighbours added, a warp a row.
+// The sum of o times its gradient per row, one warp per row: neighbouring elements of a leaf are added in pairs.
 template <class T>
 DEVICE void attention_delta(const AttentionCall& call, u32 len, const T* o, const T* grad, Wide<T>* delta) {
   typedef Wide<T> A;
@@ -12,7 +12,7 @@ DEVICE void attention_delta(const AttentionCall& call, u32 len, const T* o, cons
     u64 head = row / call.queries, i = row % call.queries, b = head / call.heads, h = head % call.heads;
     const T* os = o + b * call.o[0] + h * call.o[1] + i * call.o[2];
     const T* gs = grad + b * call.grad[0] + h * call.grad[1] + i * call.grad[2];
-    // Finished nodes: heads' dims have at most 32 leaves.
+    // The stack of finished nodes: a head's dim has at most 32 leaves.
     A node[5], sum = (A)0.0;
     for (u32 at = 0; at < len;) {
       Node leaf = leaf_of(at, len, 32);

@@ -1,4 +1,4 @@
-// attention of f32.
+// Exact attention in f32.
 #include "attention_forward.cuh"
 
 NARROW_AND_WIDE(f32)

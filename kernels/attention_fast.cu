@@ -1,9 +1,10 @@
-// Causal attention, forward, where bits need not be the CPU's: one pass over the keys with a running maximum and sum, on
-// matrix units, f16 and bf16 (Dao, *FlashAttention-2*, 2023).
+// Causal attention, forward, in fast mode: one pass over the keys with a running maximum and sum, on matrix units, in
+// f16 and bf16 (Dao, *FlashAttention-2*, 2023).
 //
-// A block has 128 queries of one head, a warp 32, so that a fragment of keys serves two products; keys and values come in
-// two stages by asynchronous copies. Probabilities are rounded to the storage type before their product with v. To be checked
-// where there is a GPU: at D = 64 and 128 some 0.8 of the rate of the flash kernel of the same design in PyTorch.
+// A block has 128 queries of one head, and a warp 32, so that each fragment of keys serves two products. Keys and
+// values arrive in two stages of asynchronous copies. Probabilities are rounded to the storage type before their
+// product with v. To be measured on a GPU: at D = 64 and 128 about 0.8 of the speed of PyTorch's flash kernel of the
+// same design.
 #include "flash.cuh"
 
 template <class S>
@@ -11,7 +12,7 @@ struct Rows {
   f32 max[S::MT][2], sum[S::MT][2];
 };
 
-// Scores become probabilities less the running maximum's factor, sums and the result are brought to the new maximum.
+// Turns scores into probabilities relative to the running maximum, and rescales sums and result to the new maximum.
 // `base` is the scale times log2(e), which is positive.
 template <class S>
 DEVICE void soften(typename S::Scores& s, Rows<S>& rows, typename S::Result& o, f32 base) {
@@ -30,7 +31,7 @@ DEVICE void soften(typename S::Scores& s, Rows<S>& rows, typename S::Result& o, 
         f32 other = __shfl_xor_sync(0xffffffffu, max, by);
         max = other > max ? other : max;
       }
-      // A row that has seen nothing yet keeps sums of 0.
+      // A row without keys so far keeps sums of 0.
       f32 shift = max == -inf_f32() ? 0.0f : max * base, mend = exp2_fast(fmaf(rows.max[m][h], base, -shift));
       rows.max[m][h] = max;
       f32 sum = rows.sum[m][h] * mend;

@@ -1,21 +1,24 @@
-// Causal attention, forward: by bits what src/ops/attention/cpu.rs computes, and no matrix of all scores.
+// Causal attention, forward, with the bits of src/ops/attention/cpu.rs, and without a matrix of all scores.
 //
-// A block of threads has 64 queries of one head and goes twice over the keys they see: for the rows' maxima, and, with these
-// known, for exponentials, their sums and their product with v. The CPU's bits allow no less: an exponential is taken of a
-// score less its row's final maximum, so it cannot be computed with a running one and mended later, which is how flash
-// attention does with one pass. So there are three products of T^2 D / 2 fused multiply-adds a head, on the units for single
-// numbers (a product of matrix units is no chain of IEEE operations), where a flash kernel has two on matrix units.
+// A block of threads has 64 queries of one head and loops twice over the keys that they attend to: first for the
+// rows' maxima, then for the exponentials, their sums and their product with v. The CPU's bits require two passes: an
+// exponential is taken of a score minus its row's final maximum, and cannot be computed with a running maximum and
+// corrected later, as flash attention does. So there are three products of T^2 D / 2 fused multiply-adds per head, on
+// the scalar units (matrix units do not compute a chain of IEEE operations); a flash kernel has two products on
+// matrix units.
 //
-// To be checked where there is a GPU. Expected at D = 64, 16 warps a multiprocessor: shared memory three quarters as busy as
-// the multipliers (12 wavefronts for 64 multiply-adds of a warp in the first product, 3 for 16 in the second), the stack of
-// finished nodes a tenth of what the second cache gives: 50 to 65% of the f32 peak, on an H100 some 20 TFLOP/s counting the
-// two products that are needed. That is 15 to 20 times the time of a bf16 flash kernel (attention_fast.cu), 1.2 to 1.5
-// times that of an f32 one. Dropout adds a quarter: a Philox block for four scores.
+// To be measured on a GPU. Expected at D = 64 with 16 warps per multiprocessor: shared memory is three quarters as
+// busy as the multipliers (12 wavefronts for 64 multiply-adds of a warp in the first product, 3 for 16 in the
+// second), and the stack of finished nodes uses a tenth of the second cache's bandwidth. That gives 50 to 65% of the
+// f32 peak, on an H100 about 20 TFLOP/s counting the two products that are needed, and 15 to 20 times the time of a
+// bf16 flash kernel (attention_fast.cu), 1.2 to 1.5 times that of an f32 one. Dropout adds a quarter: one Philox
+// block per four scores.
 #pragma once
 #include "attention.cuh"
 
-// The sums of rows of exponentials, which come as tiles by columns: leaves of neighbours added, a warp a row's leaf, eight
-// rows at once; then the tree over leaves, whose waiting nodes lie in shared memory.
+// The sums of rows of exponentials, which arrive as tiles by columns. Neighbouring elements of a leaf are added in
+// pairs, one warp per row's leaf, eight rows at once; then the tree over leaves follows, whose waiting nodes are in
+// shared memory.
 template <class S>
 struct RowSums {
   typedef typename S::A A;
@@ -113,7 +116,7 @@ struct Forward {
       : call(call_), d(d_), dv(dv_), x(shared), y(x + S::ROWS * S::PITCH), p(y + S::COLS * S::PITCH),
         sums(p + S::COLS * S::STEP), row_stack(sums + S::ROWS) {}
 
-  // Scores of a block and the keys from `key` on, what is masked -inf.
+  // The scores of a block and the keys from `key` on; masked ones are -inf.
   DEVICE void scores(A (&s)[S::R][S::C], const QueryBlock& block, const T* q, const T* k, u32 key) {
     u32 keys = key < block.keys ? block.keys - key : 0;
     Side<S> xs = {x, q, call.q[2], block.rows}, ys = {y, k + key * call.k[2], call.k[2], keys};
@@ -160,7 +163,7 @@ struct Forward {
     Sum<S> sum;
     sum.begin(stack);
     for (u32 key = 0; key < block.width; key += S::COLS) {
-      // A single tile's scores are there still.
+      // A single tile's scores are still there.
       if (block.width > S::COLS) scores(s, block, q, k, key);
       UNROLL
       for (int r = 0; r < S::R; r++) {
@@ -234,12 +237,12 @@ DEVICE void attention(const AttentionCall& call, const Dim& d, const Dim& dv, co
   }
 }
 
-// `bound` is the threads of as many blocks as a multiprocessor is to hold: registers are shared out by it.
+// `bound` is the number of threads that a multiprocessor is to hold, which limits the registers of each.
 #define ENTRY(stem, T, bound, ...)                                                                                  \
   KERNEL(stem##_##T, bound,                                                                                         \
          (AttentionCall call, Dim d, Dim dv, const T* q, const T* k, const T* v, T* o, Wide<T>* lse, Wide<T>* stack)) { \
     attention<Tiles<T, __VA_ARGS__>>(call, d, dv, q, k, v, o, lse, stack);                                          \
   }
 
-// The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (where the host widens f16 and bf16).
+// The kernels of a dtype: head dims up to 64, up to 128, and up to 1024 (for which the host widens f16 and bf16).
 #define NARROW_AND_WIDE(T) ENTRY(narrow, T, 512, 256, 4, 4, 1, 1) ENTRY(wide, T, 512, 256, 4, 4, 2, 2)

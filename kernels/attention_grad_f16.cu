@@ -1,4 +1,4 @@
-// attention_grad of f16.
+// The gradient of exact attention in f16.
 #include "attention_backward.cuh"
 
 NARROW_AND_WIDE(f16)

@@ -1,4 +1,4 @@
-// attention_grad of f32.
+// The gradient of exact attention in f32.
 #include "attention_backward.cuh"
 
 NARROW_AND_WIDE(f32)

@@ -1,12 +1,14 @@
-// Causal attention, backward, where bits need not be the CPU's: on matrix units, f16 and bf16 (Dao, *FlashAttention-2*, 2023).
+// Causal attention, backward, in fast mode: on matrix units, in f16 and bf16 (Dao, *FlashAttention-2*, 2023).
 //
-// dq: a block has 64 queries of one head and goes over the keys they see; dkv: 64 keys of one head of keys, over the queries
-// that see them. So nothing is added to memory that another block adds to, and a run repeats its bits, at the price of 7
-// products where a kernel that adds dq up in memory has 5. Probabilities and slopes are rounded to the storage type before
-// their products. To be checked where there is a GPU: some 0.6 to 0.7 of the rate of PyTorch's flash backward.
+// A dq block has 64 queries of one head and loops over the keys that they attend to; a dkv block has 64 keys of one
+// key head and loops over the queries that attend to them. No two blocks add to the same memory, so each run has the
+// same bits, at the cost of 7 products instead of the 5 of a kernel that adds dq with atomics. Probabilities and
+// their gradients are rounded to the storage type before their products. To be measured on a GPU: about 0.6 to 0.7 of
+// the speed of PyTorch's flash backward.
 #include "flash.cuh"
 
-// One tile's scores and products with grad become probabilities with their factor from dropout, and slopes.
+// Turns a tile's scores into probabilities, with dropout's factor, and its products with grad into the scores'
+// gradients.
 DEVICE void fast_slope(const AttentionCall& call, f32& s, f32& ds, f32 base, f32 lse, f32 delta, bool shown, bool kept) {
   f32 p = exp2_fast(fmaf(s, base, lse * -1.44269504088896340736f)), factor = kept ? (f32)call.factor : 0.0f;
   s = shown ? p * factor : 0.0f;
@@ -100,7 +102,7 @@ DEVICE void fast_dkv(const AttentionCall& call, u32 d, u32 dv, FastGiven<S> give
   u32 batch = blockIdx.x % pairs / call.groups, group = blockIdx.x % call.groups, each = call.heads / call.groups;
   fetch<S, S::ROWS>(ks, given.k + batch * call.k[0] + group * call.k[1] + key * call.k[2], call.k[2], rows, d);
   fetch<S, S::ROWS>(vs, given.v + batch * call.v[0] + group * call.v[1] + key * call.v[2], call.v[2], rows, dv);
-  // Tiles of queries of all heads, one after the other, from the first query that sees a key.
+  // Loops over the tiles of queries of all heads, from the first query that attends to a key.
   u32 from = key > call.q_start ? key - call.q_start : 0;
   u32 tiles = from < call.queries ? (call.queries - from + S::COLS - 1) / S::COLS : 0;
   auto stage = [&](u32 index) {

@@ -1,4 +1,4 @@
-// Bools that are true with a probability each. (Of one probability for all: random.cu.)
+// Bools that are true with a probability per element. (One probability for all: random.cu.)
 #include "parameters.cuh"
 #include "random.cuh"
 

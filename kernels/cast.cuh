@@ -1,9 +1,9 @@
-// Conversions, as src/tensor/cpu/cast.rs: floats round to the nearest, ties to even, and only once; toward integers they
-// are truncated and saturate, NaN becoming 0; integers wrap; a bool is x != 0.
+// Conversions, as in src/tensor/cpu/cast.rs: floats are rounded once, to nearest, ties to even; toward integers they
+// are truncated and saturate, and NaN becomes 0; integers wrap; a bool is x != 0.
 #pragma once
 #include "pointwise.cuh"
 
-// x rounded to odd: rounding that to f16 or bf16 gives what rounding x once would have.
+// Rounds x to odd, so that rounding the result to f16 or bf16 equals rounding x once.
 DEVICE f32 odd_f32(f64 x) {
   f32 y = (f32)x;
   u32 bits = bits_of(y);
@@ -11,7 +11,7 @@ DEVICE f32 odd_f32(f64 x) {
   return f32_of((f64)y == x || (bits & 1) == 1 ? bits : other);
 }
 
-// A float between two bounds, of which the upper is the first too large, as an integer.
+// Converts a float to an integer between two bounds, of which the upper is the first that is too large.
 template <class O, class A>
 DEVICE O truncate(A x, A low, A high, O lowest, O highest) {
   return is_nan(x) ? O(0) : x <= low ? lowest : x >= high ? highest : (O)x;

@@ -1,4 +1,4 @@
-// Two tensors, element by element, to bools. A NaN is unequal to everything, and neither less nor greater.
+// Compares two tensors element by element. A NaN is unequal to everything, and neither less nor greater.
 #include "pointwise.cuh"
 
 #define TO_BOOL(name, T) POINTWISE_2(name, name##_formula, T, bool, T, T)

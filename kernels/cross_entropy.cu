@@ -1,5 +1,5 @@
-// ln(s) + m - logits[target], a thread a row: the rank with the first class adds the statistics, the one with the target's
-// class subtracts.
+// ln(s) + m - logits[target], one thread per row. The rank that stores the first class adds the statistics, and the
+// rank that stores the target's class subtracts its logit.
 #include "num.cuh"
 
 template <class T>

@@ -1,6 +1,6 @@
 // dy (e^(logits - m) / s - onehot(target)).
 //
-// Rows of some length are cut into pieces of 2048, a block each; the elements of short ones are counted through.
+// Long rows are divided into pieces of 2048 elements, one per block; in short rows, threads count through all elements.
 #include "num.cuh"
 
 const u32 PIECE = 2048;

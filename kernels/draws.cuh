@@ -1,9 +1,9 @@
-// From words to numbers: by bits those of src/rng/{sample,continuous}.rs, where the definitions are told.
+// Random numbers from random words, with the bits of src/rng/{sample,continuous}.rs, which document the definitions.
 #pragma once
 #include "math.cuh"
 #include "random.cuh"
 
-// How many numbers of A (f32 or f64) a block gives: f32 reads a word, f64 a pair.
+// The number of values of type A (f32 or f64) per Philox block: an f32 reads one word, an f64 a pair.
 template <class A>
 struct Draws;
 template <>
@@ -17,9 +17,10 @@ struct Draws<f64> {
 template <class T>
 constexpr int PER_BLOCK = Draws<Wide<T>>::PER;
 
-// ---- one number, or the two of a pair ------------------------------------------------------------------------------
+// ---- one number, or the two of a pair
+// ------------------------------------------------------------------------------
 
-// sqrt(-2 ln u) times cos and sin of 2 pi v, of the uniform numbers u of a and v of b.
+// sqrt(-2 ln u) times the cosine and sine of 2 pi v, for the uniform numbers u of a and v of b.
 DEVICE void box_muller(u32 a, u32 b, f32& x, f32& y) {
   const f32 step = 1.0f / 4294967296.0f;
   f32 radius = sqrtf(-2.0f * ln_normal_f32(fmaf((f32)a, step, 0.5f * step))), sin, cos;

@@ -1,4 +1,4 @@
-// Each element zeroed where its word is below the threshold, else scaled.
+// Sets an element to zero if its random word is below the threshold, else scales it.
 #include "random.cuh"
 
 template <class T>

@@ -1,5 +1,5 @@
-// Rows of a table by index, 16 bytes a thread where rows are aligned to them. For a row that another rank holds: what a sum
-// does not notice.
+// Rows of a table by index, 16 bytes per thread if rows are aligned to that. A row that another rank stores gives the
+// identity of the sum, -0 or 0.
 #include "num.cuh"
 
 template <class T, u32 N>

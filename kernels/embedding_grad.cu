@@ -1,25 +1,26 @@
-// Rows added up by destination, each destination along the summation tree over positions with those left out that do not hit it
-// (src/ops/index/segments.rs); scatter_add too.
+// Adds up rows by destination (also for scatter_add). The sum of a destination follows the summation tree over
+// positions, without the positions that do not hit it (src/ops/index/segments.rs).
 //
-// 1. `keys`: a hit's destination, and its path in the tree: one bit a level, left 0, right 1, so that paths are in the order of
-//    positions and the highest bit in which two differ is the node that joins them.
-// 2. `count`, `scan`, `place`: a stable sort of hits by destination, 8 bits a pass: no order is left to chance. Every block
-//    counts its stretch; offsets by digit, then block; every block places its stretch in order.
-// 3. `add`: a thread a column of a destination walks its hits. Of two neighbours the deeper node joins first, so what
-//    waits is one value a level: a bit set says which levels, shared memory holds the values.
+// 1. `keys`: computes each hit's destination and its path in the tree, with one bit per level (left 0, right 1). Paths
+//    are ordered like positions, and the highest bit in which two differ is the node that joins them.
+// 2. `count`, `scan`, `place`: sort the hits by destination, stably, 8 bits per pass. Each block counts the digits of
+//    its range; the offsets are ordered by digit, then block; each block places its range in order.
+// 3. `add`: one thread per column of a destination walks over its hits. The deeper of two neighbouring nodes is joined
+//    first, so at most one value per level waits: a bit set tells the levels, and shared memory holds the values.
 #include "num.cuh"
 
 #define LANES 32u
 #define ALL_LANES 0xffffffffu
 
-// The extents of positions, outermost first; the tree's levels below each.
+// The extents of positions, outermost first, and the tree's levels below each.
 struct Extents {
   u32 len[8];
   u32 levels[8];
   u32 rank, unused;
 };
 
-// The path of index `i` of a dim: halved, but for the leaves of the innermost (at most LEAF, 2^5), where it is the index.
+// The path of index `i` of a dim: by halving, except within the leaves of the innermost dim (at most LEAF = 2^5),
+// where it is the index.
 DEVICE u64 path_of(u32 len, u32 levels, bool innermost, u32 i) {
   u64 path = 0;
   u32 level = levels;
@@ -34,7 +35,8 @@ DEVICE u64 path_of(u32 len, u32 levels, bool innermost, u32 i) {
   return path << level | (level > 0 ? i : 0);
 }
 
-// Hit h is of row h / each, whose destinations begin at its number times `held`; what is not held goes to `none`.
+// Hit h belongs to row h / each, whose destinations begin at `held` times its number. An index that this rank does
+// not store goes to `none`.
 KERNEL(keys_i64, 256, (const i64* index, u32* keys, u64* paths, u64 hits, u64 each, Extents extents, u64 held, u64 n, u64 start,
                        u32 none, u32 code, Fault* faults)) {
   u64 h = thread_index();
@@ -56,7 +58,7 @@ KERNEL(keys_i64, 256, (const i64* index, u32* keys, u64* paths, u64 hits, u64 ea
   paths[h] = path;
 }
 
-// How many keys of the block's stretch have each digit: counts[digit][block].
+// Counts the keys of the block's range by digit: counts[digit][block].
 KERNEL(count_i64, 256, (const u32* keys, u32* counts, u64 hits, u64 stretch, u32 shift)) {
   SHARED u32 found[256];
   found[threadIdx.x] = 0;
@@ -67,7 +69,7 @@ KERNEL(count_i64, 256, (const u32* keys, u32* counts, u64 hits, u64 stretch, u32
   counts[threadIdx.x * gridDim.x + blockIdx.x] = found[threadIdx.x];
 }
 
-// Every count becomes the sum of those before it. One block of 1024 threads.
+// Replaces every count by the sum of those before it. One block of 1024 threads.
 KERNEL(scan_i64, 1024, (u32* counts, u32 n)) {
   SHARED u32 sums[1024];
   u32 each = (n + 1023) / 1024, start = threadIdx.x * each, end = start + each < n ? start + each : n, sum = 0;
@@ -88,7 +90,7 @@ KERNEL(scan_i64, 1024, (u32* counts, u32 n)) {
   }
 }
 
-// The stretch's keys and positions to their places, in order; `from` null: position = place.
+// Moves the range's keys and positions to their places, in order. A null `from` means that position = place.
 KERNEL(place_i64, 256, (const u32* keys, const u32* from, u32* sorted, u32* to, const u32* offsets, u64 hits, u64 stretch,
                         u32 shift)) {
   SHARED u32 next[256];
@@ -127,7 +129,7 @@ KERNEL(place_i64, 256, (const u32* keys, const u32* from, u32* sorted, u32* to, 
   }
 }
 
-// Writes the destinations that are hit; `out` is zero.
+// Writes the destinations that have hits; `out` is zero before.
 template <class T>
 DEVICE void add(const u32* keys, const u32* positions, const u64* paths, const T* src, T* out, u64 hits, u32 width, u32 none,
                 Wide<T>* waiting) {
@@ -175,7 +177,7 @@ DEVICE void add(const u32* keys, const u32* positions, const u64* paths, const T
   out[(u64)key * width + column] = narrow<T>(A(0) + sum);
 }
 
-// Where no two hits have one destination: hit h to the h-th row of destinations.
+// Used if each destination has at most one hit: hit h goes to row h of the destinations.
 template <class T>
 DEVICE void put(const i64* index, const T* src, T* out, u64 hits, u64 held, u64 n, u64 start, u32 code, Fault* faults) {
   u64 h = thread_index();

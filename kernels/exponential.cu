@@ -1,4 +1,4 @@
-// Exponential numbers: of one rate for all, and of a rate each.
+// Exponential numbers, with one rate for all elements or one per element.
 #include "draws.cuh"
 #include "parameters.cuh"
 

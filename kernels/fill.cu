@@ -1,4 +1,4 @@
-// One value everywhere: the bits of s, as many as an element has. The dtypes stand for sizes.
+// Sets all elements to the bits of s. Only the size of an element matters; the dtypes of the entries stand for sizes.
 #include "pointwise.cuh"
 
 struct fill_formula {

@@ -1,8 +1,8 @@
-// Tiles of fast attention: products of matrix units between operands in shared memory, by which nothing is promised but an
-// error of a few roundings to the storage type.
+// Tiles of fast attention: products on matrix units between operands in shared memory. Their errors are a few
+// roundings to the storage type.
 //
-// A block of four warps has ROWS rows, of which a warp has MT times 16, and NT times 8 columns. Operands of a head's dim D are
-// kept by rows, 16 bytes further apart than they are long, so that eight rows lie in different banks.
+// A block of four warps has ROWS rows, of which a warp has MT times 16, and NT times 8 columns. Operands are stored
+// by rows of the head's dim D, padded by 16 bytes, so that eight rows are in different banks.
 #pragma once
 #include "attention.cuh"
 #include "mma.cuh"
@@ -11,7 +11,7 @@ template <class T_, int D_, int MT_, int NT_>
 struct Flash {
   typedef T_ T;
   enum { D = D_, MT = MT_, NT = NT_, THREADS = 128, ROWS = 64 * MT_, COLS = 8 * NT_, PITCH = D_ + 8 };
-  // Sums: of scores, of a result.
+  // The accumulators of scores and of a result.
   typedef f32 Scores[MT_][NT_][4];
   typedef f32 Result[MT_][D_ / 8][4];
   // Scores as the left operand of the next product.
@@ -20,14 +20,14 @@ struct Flash {
 
 DEVICE int lane_g() { return threadIdx.x % 32 / 4; }
 DEVICE int lane_t() { return threadIdx.x % 4; }
-// The row of a block's tile that element i of the m-th sixteen is in.
+// The row of a block's tile that holds element i of the m-th sixteen rows.
 template <class S>
 DEVICE u32 flash_row(int m, int i) {
   return threadIdx.x / 32 * (16 * S::MT) + 16 * m + lane_g() + (i / 2) * 8;
 }
 DEVICE u32 flash_col(int n, int i) { return 8 * n + 2 * lane_t() + i % 2; }
 
-// Begins to copy `rows` rows of `dim` elements; what is beyond becomes 0.
+// Starts to copy `rows` rows of `dim` elements; the rest becomes 0.
 template <class S, int ROWS>
 DEVICE void fetch(typename S::T* to, const typename S::T* from, u64 step, u32 rows, u32 dim) {
   enum { ACROSS = S::D / 8 };
@@ -116,7 +116,7 @@ DEVICE void flash_clear(typename S::Result& sum) {
   }
 }
 
-// To `rows` rows of `dim` elements, row (m, i) times scale[m][i / 2].
+// Stores `rows` rows of `dim` elements; row (m, i) is multiplied by scale[m][i / 2].
 template <class S>
 DEVICE void flash_store(typename S::T* to, u64 step, u32 rows, u32 dim, const typename S::Result& sum,
                         const f32 (&scale)[S::MT][2]) {
@@ -138,8 +138,8 @@ DEVICE void flash_store(typename S::T* to, u64 step, u32 rows, u32 dim, const ty
 
 // ---- dropout -------------------------------------------------------------------------------------------------------
 
-// Where rows are queries: for the m-th sixteen rows, bit 4 n + i says whether element i of columns 8 n on is kept. Two lanes
-// share a block of four.
+// If rows are queries: for the m-th sixteen rows, bit 4 n + i tells whether element i of columns from 8 n on is kept.
+// Two lanes share a Philox block.
 template <class S>
 DEVICE u32 flash_keep_rows(const AttentionCall& call, u32 batch, u32 head, u32 query, u32 key, int m) {
   u32 mine = 0, kept = 0;
@@ -155,7 +155,7 @@ DEVICE u32 flash_keep_rows(const AttentionCall& call, u32 batch, u32 head, u32 q
   return kept;
 }
 
-// Where rows are keys and columns queries: four lanes share four blocks of four.
+// If rows are keys and columns queries: four lanes share four Philox blocks.
 template <class S>
 DEVICE u32 flash_keep_cols(const AttentionCall& call, u32 batch, u32 head, u32 query, u32 key, int m) {
   u32 mine = 0, kept = 0;

@@ -1,6 +1,6 @@
-// The parts that several ranks hold, folded in a given order (src/comm/fold.rs): each element by itself, rounded to the type after
-// every join. A program of steps for a stack machine is the same for all elements, so no branch diverges; the topmost entry
-// is in registers, those below in shared memory. Sixteen bytes a thread where everything is aligned to them.
+// Folds the parts of several ranks in a given order (src/comm/transport/fold.rs), element by element, rounded to the
+// type after every join. The steps of the stack machine are the same for all elements, so no branch diverges. The top
+// of the stack is in registers, the rest in shared memory. A thread folds 16 bytes if everything is aligned to that.
 #include "num.cuh"
 
 const u32 PARTS = 64, STEPS = 256;

@@ -1,5 +1,5 @@
-// Gamma numbers, of one shape for all and of a shape each: the method and the words it reads are told in
-// src/rng/gamma.rs. A thread an element, which tries until a number is accepted.
+// Gamma numbers, with one shape for all elements or one per element. src/rng/gamma.rs documents the method and the
+// words that it reads. Each thread tries until a number for its element is accepted.
 #include "draws.cuh"
 #include "parameters.cuh"
 
@@ -9,7 +9,7 @@ struct Setup {
   A c;
   // d times the scale.
   A factor;
-  // 1 / shape where that is below 1, else 0.
+  // 1 / shape if the shape is below 1, else 0.
   A boost;
 };
 
@@ -20,7 +20,7 @@ DEVICE Setup<A> setup_of(A shape, A scale) {
   return Setup<A>{d, (A)1 / sqrt_((A)9 * d), d * scale, small ? (A)1 / shape : (A)0};
 }
 
-// The normal and the exponential number of try k, how many tries there are, and the exponential number of shapes
+// The normal and the exponential number of attempt k, the number of attempts, and the exponential number of shapes
 // below 1.
 DEVICE void try_of(Draw draw, u64 e, u32 k, f32& z, f32& exponential) {
   Words words = philox(draw, e, k);

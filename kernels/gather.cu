@@ -1,7 +1,7 @@
-// Elements along a dim by index, a thread an element of the result.
+// Elements along a dim by index, one thread per element of the result.
 #include "num.cuh"
 
-// The result's extents, fastest first, and the strides of operand (0 along the dim) and index.
+// The result's extents, fastest first, and the strides of the operand (0 along the dim) and of the index.
 struct Places {
   u64 x[6], index[6];
   u32 len[6];

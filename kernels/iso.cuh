@@ -1,7 +1,7 @@
-// What every kernel starts from: fixed-width types, storage types f16 and bf16, and the entry macro.
+// Definitions that every kernel uses: fixed-width types, the storage types f16 and bf16, and the entry macro.
 //
-// No header but ours is ever included, so NVRTC needs no path. Arithmetic that matters for bits is IEEE: no contraction
-// (fmaf and fma are written where they are meant), no fast math, no atomics on floating numbers.
+// Kernels include only headers of this crate, so NVRTC needs no include path. Arithmetic is IEEE: no contraction
+// (fmaf and fma are written explicitly), no fast math, no atomics on floating-point numbers.
 #pragma once
 
 typedef unsigned char u8;
@@ -13,8 +13,8 @@ typedef long long i64;
 typedef float f32;
 typedef double f64;
 
-// KERNEL(name, threads, (parameters)) { body }: an entry of at most `threads` threads a block. Parameters are pointers,
-// scalars and plain structs of them.
+// KERNEL(name, threads, (parameters)) { body }: an entry with at most `threads` threads per block. Parameters are
+// pointers, scalars and plain structs of them.
 #ifndef ISO_SHIM
 #define KERNEL(name, threads, parameters) extern "C" __global__ void __launch_bounds__(threads) name parameters
 #define DEVICE __device__ __forceinline__
@@ -24,12 +24,13 @@ typedef double f64;
 #define UNROLL _Pragma("unroll")
 #endif
 
-// One entry a dtype: X(f32) X(f64) ...; the entry of f32 ends in _f32.
+// One entry per dtype: X(f32) X(f64) ...; the entry of f32 ends in _f32.
 #define FLOATS(X) X(f32) X(f64) X(f16) X(bf16)
 #define NUMBERS(X) FLOATS(X) X(i64) X(i32) X(u8)
 #define ALL_TYPES(X) NUMBERS(X) X(bool)
 
-// The order of a sum, as src/tensor/summation.rs has it: the widest leaf, and how many of `len` summed indices go to the left.
+// The order of a sum, as in src/tensor/summation.rs: the largest leaf, and the number of `len` summed indices that go
+// to the left half.
 enum { LEAF = 32 };
 DEVICE u32 left_of(u32 len) { return len - len / 2; }
 
@@ -38,7 +39,7 @@ DEVICE u64 bits_of(f64 x) { return (u64)__double_as_longlong(x); }
 DEVICE f32 f32_of(u32 bits) { return __uint_as_float(bits); }
 DEVICE f64 f64_of(u64 bits) { return __longlong_as_double((i64)bits); }
 
-// f16 and bf16 are storage: loops widen to f32, compute there, and round once.
+// f16 and bf16 are storage types: loops widen to f32, compute, and round once.
 struct f16 {
   u16 bits;
 };
@@ -58,7 +59,7 @@ template <>
 struct WideOf<bf16> {
   typedef f32 type;
 };
-// What a loop over T computes in.
+// The type that a loop over T computes in.
 template <class T>
 using Wide = typename WideOf<T>::type;
 
@@ -96,18 +97,18 @@ struct Narrow<f16> {
     return f16{(u16)(sign | (magnitude >= (143u << 23) ? special : finite))};
   }
 };
-// The nearest T, ties to even.
+// Rounds to the nearest T, ties to even.
 template <class T>
 DEVICE T narrow(Wide<T> x) {
   return Narrow<T>::of(x);
 }
 
-// This thread's place in a one-dimensional grid, and the grid's size.
+// This thread's index in a one-dimensional grid, and the grid's size.
 DEVICE u64 thread_index() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 DEVICE u64 threads_len() { return (u64)gridDim.x * blockDim.x; }
 
-// What a kernel reports that it cannot refuse: the first fault stays until the host reads it. `code` is a row of the
-// table in src/tensor/cuda/fault.rs, `value` what was found, or where `found` was.
+// The fault that a kernel reports, as it cannot return an error: the first one stays until the host reads it. `code`
+// is a row of the table in src/tensor/cuda/fault.rs; `value` is the value that was found, or the position of `found`.
 struct Fault {
   u32 code;
   f32 found;

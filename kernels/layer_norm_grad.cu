@@ -1,4 +1,4 @@
-// The derivatives of layer_norm: dx by rows; dw and db by columns, in nodes that src/ops/norm/cuda.rs adds up.
+// The gradients of layer_norm: dx by rows; dw and db by columns, as nodes that src/ops/norm/cuda.rs adds up.
 #include "norm.cuh"
 
 template <class T, class Row>

@@ -1,4 +1,4 @@
-// Of (condition, x): x where the condition is s, else 0
+// Takes (condition, x): x if the condition equals s, else 0
 #include "pointwise.cuh"
 
 struct mask_formula {

@@ -1,11 +1,13 @@
-// Elementary functions as fixed sequences of IEEE operations: by bits those of src/tensor/math, file by file, where the
-// error bounds and the origin of the coefficients are told. Each is a polynomial in fma, without a table.
+// Elementary functions as fixed sequences of IEEE operations, with the bits of src/tensor/math, file by file. The
+// Rust files document error bounds and the origin of the coefficients. Each function is a polynomial in fma, without
+// a table.
 //
-// Every name ends in its type (exp_f32) and has an overload without it (exp_). Suffix-free forms serve templates.
+// Every name ends in its type (exp_f32) and has an overload for templates (exp_).
 #pragma once
 #include "iso.cuh"
 
-// ---- the operations that IEEE 754 gives ----------------------------------------------------------------------------
+// ---- operations of IEEE 754
+// ----------------------------------------------------------------------------------------
 
 DEVICE f32 fma_(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 DEVICE f64 fma_(f64 a, f64 b, f64 c) { return fma(a, b, c); }
@@ -22,12 +24,12 @@ DEVICE f64 floor_(f64 x) { return floor(x); }
 DEVICE f32 recip_(f32 x) { return 1.0f / x; }
 DEVICE f64 recip_(f64 x) { return 1.0 / x; }
 
-// The nearest A to a constant.
+// The A nearest to a constant.
 template <class A>
 DEVICE A of(f64 x) {
   return (A)x;
 }
-// True for what does not equal itself.
+// True for a NaN.
 template <class A>
 DEVICE bool is_nan(A x) {
   return x != x;
@@ -75,7 +77,7 @@ DEVICE i64 exp_split_f64(f64 x, f64& em1) {
 DEVICE f32 exp2_whole(i32 n) { return f32_of(((u32)n + 127u) << 23); }
 DEVICE f64 exp2_whole(i64 n) { return f64_of(((u64)n + 1023ull) << 52); }
 
-// e to the x: 0 and infinity where that underflows and overflows.
+// e to the x: 0 if that underflows, infinity if it overflows.
 DEVICE f32 exp_f32(f32 x) {
   x = x > 89.0f ? 89.0f : x;
   x = x < -104.0f ? -104.0f : x;
@@ -90,7 +92,7 @@ DEVICE f64 exp_f64(f64 x) {
   i64 n = exp_split_f64(x, em1), half = n >> 1;
   return (1.0 + em1) * exp2_whole(half) * exp2_whole((i64)((u64)n - (u64)half));
 }
-// The same, only for arguments whose result is a normal number.
+// As exp, for arguments whose result is a normal number.
 DEVICE f32 exp_mid_f32(f32 x) {
   f32 em1;
   i32 n = exp_split_f32(x, em1);
@@ -211,7 +213,7 @@ DEVICE f64 ln_f64(f64 x) {
   y = x > 0.0 ? y : nan_f64();
   return x == 0.0 ? -inf_f64() : y;
 }
-// ln x without its special cases: x must be positive, normal and finite.
+// ln x without its special cases, for positive, normal and finite x.
 DEVICE f32 ln_normal_f32(f32 x) {
   f32 f, e = ln_split_f32(x, f);
   return ln_join_f32(e + 0.0f, f);
@@ -220,7 +222,7 @@ DEVICE f64 ln_normal_f64(f64 x) {
   f64 f, e = ln_split_f64(x, f);
   return ln_join_f64(e + 0.0, f);
 }
-// ln x of a positive, normal x up to 1 of which rest = 1 - x is known more precisely than x itself is near 1.
+// ln x for a positive, normal x up to 1, given rest = 1 - x, which is more precise than x itself near 1.
 DEVICE f32 ln_unit_f32(f32 x, f32 rest) {
   f32 f, e = ln_split_f32(x, f);
   return ln_join_f32(e, e == 0.0f ? -rest : f);
@@ -229,7 +231,7 @@ DEVICE f64 ln_unit_f64(f64 x, f64 rest) {
   f64 f, e = ln_split_f64(x, f);
   return ln_join_f64(e, e == 0.0 ? -rest : f);
 }
-// ln(1 + y) - y; x is 1 + y, as exactly as it is known, and must be positive, normal and finite.
+// ln(1 + y) - y, given x = 1 + y as exactly as it is known; x must be positive, normal and finite.
 DEVICE f32 ln_1p_rest_f32(f32 x, f32 y) {
   f32 f, e = ln_split_f32(x, f);
   f32 near = (y * y) * fmaf(y, ln_polynomial_f32(y), -0.5f);

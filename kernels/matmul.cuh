@@ -1,18 +1,23 @@
-// Products in exact mode, without matrix units: the CPU's bits. The entries of one dtype.
+// Exact matrix products, without matrix units, with the CPU's bits: the entries of one dtype.
 //
-// What large f32 products are expected to cost on Hopper; counted in machine code, measured nowhere yet.
-// Instructions of a thread for a leaf of 32 indices: 2048 multiply-adds, 128 16-byte reads of shared memory, 50 around those
-// loops, 300 to bring the operands (48 of them copy, where the contraction's indices lie side by side), 120 to fold: one node
-// of 64 values written and one read and added. So 77% of all instructions are multiply-adds: exactness costs 5%, and some
-// 45 TFLOP/s are expected of an H100's 67. Leaves of 24 (contractions of 768, 3072): 75%.
-// Bytes at full speed, for each clock of a multiprocessor: 64 of 128 from shared memory for operands, and 12 for the slots
-// there; 12 from the second cache for operands, 4 read and 4 written for slots beyond shared memory.
-// Registers: 211, without spills; two blocks of 128 threads, each with 25 KiB of panels and 32 KiB a slot.
-// Few rows: the right operand is read once, at what memory gives; four blocks have 64 KiB on their way to a multiprocessor.
+// The expected cost of large f32 products on Hopper, counted in machine code and not measured yet:
+//
+// Instructions of a thread per leaf of 32 indices: 2048 multiply-adds, 128 16-byte reads of shared memory, 50 for the
+// loops, 300 to load the operands (48 copies, if the contraction's indices are contiguous), and 120 to fold: one node
+// of 64 values is written and one is read and added. So 77% of all instructions are multiply-adds, exactness costs
+// 5%, and about 45 TFLOP/s are expected of an H100's 67. With leaves of 24 (contractions of 768, 3072) it is 75%.
+//
+// Bytes per clock of a multiprocessor at full speed: 64 of 128 from shared memory for operands, and 12 for the slots
+// there; 12 from the second cache for operands, 4 read and 4 written for slots in global memory.
+//
+// Registers: 211, without spills; two blocks of 128 threads, each with 25 KiB of panels and 32 KiB per slot.
+//
+// Few rows: the right operand is read once, at the speed of memory; four blocks have 64 KiB in flight to a
+// multiprocessor.
 #pragma once
 #include "matmul_tile.cuh"
 
-// The sum over 2^D parts, whose node they are halves of halves of.
+// The sum over 2^D parts, which are the nodes at depth D.
 template <u32 D, class W>
 DEVICE W halves(const W* sums, u64 step) {
   if constexpr (D == 0) {
@@ -30,13 +35,14 @@ DEVICE void join_all(const Wide<T>* sums, T* c, u64 len) {
 
 #define MULTIPLY(name, T, ...)                                                                                     \
   KERNEL(name##_##T, THREADS,                                                                                      \
-         (const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts, Job job)) { \
+         (const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts, GemmJob job)) { \
     multiply<T, __VA_ARGS__>(a, b, c, sums, far, leaves, parts, job);                                              \
   }
 
-// Large products; small ones, 4x4 elements a thread; few rows, and one; and what joins the parts of a contraction cut in
-// 2^depth. The extents of `large` are the tile's rows and columns, the contraction's indices at a time, a thread's rows and
-// columns, a warp's threads down, and warps below one another.
+// The entries: large products; small ones, with 4x4 elements per thread; few rows, and one row; and the kernel that
+// joins the 2^depth parts of a contraction. The extents of `large` are the tile's rows and columns, the indices of
+// the contraction at a time, a thread's rows and columns, the threads of a warp down, and the warps below one
+// another.
 #define MATMUL(T, ...)                                                            \
   MULTIPLY(matmul_large, T, __VA_ARGS__)                                          \
   MULTIPLY(matmul_small, T, 32, 64, 16, 4, 4, 4, 2)                               \

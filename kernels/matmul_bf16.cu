@@ -1,4 +1,4 @@
-// matmul of bf16.
+// Exact matrix products in bf16.
 #include "matmul.cuh"
 
 MATMUL(bf16, 128, 64, 16, 8, 8, 8, 2)

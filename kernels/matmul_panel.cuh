@@ -1,69 +1,71 @@
-// Panels of a product's operands: from memory, in any strides, into shared memory, widened, in the order tiles read them.
+// Panels of a product's operands: read from memory with any strides, widened, and stored in shared memory in the
+// order in which tiles read them.
 #pragma once
 #include "iso.cuh"
 
-// Threads of a block, in every tile.
+// The threads of a block, in every tile.
 constexpr u32 THREADS = 128;
 
-// N values that are read and written in one go, 16 bytes at most.
+// N values that are read and written at once, at most 16 bytes.
 template <class T, u32 N>
 struct alignas(N * sizeof(T) > 16 ? 16 : N * sizeof(T)) Vec {
   T x[N];
 };
 
-// How an operand's elements are taken. The first two are quick: four that lie side by side, aligned, all inside or all outside.
-enum Way : u32 { ALONG4 = 0, OUTER4 = 1, ALONG = 2, OUTER = 3 };
+// The order and width of an operand's loads. The first two are fast: four contiguous, aligned elements that are all
+// inside or all outside.
+enum PanelLoad : u32 { ALONG4 = 0, OUTER4 = 1, ALONG = 2, OUTER = 3 };
 
-// How an operand lies in memory; steps are in elements. Its outer dim is the left operand's rows, the right one's columns.
-struct Side {
+// An operand's layout, with strides in elements. The outer dim is the left operand's rows or the right one's columns.
+struct PanelOperand {
   i64 outer;
-  // Along the contraction.
+  // The stride along the contraction.
   i64 along;
-  // From one product of the batch to the next; 0 where all use the same.
+  // The stride of the batch; 0 if all products share the operand.
   i64 batch;
-  Way way;
+  PanelLoad mode;
   u32 extent;  // of the outer dim
 };
 
-// R of the outer dim's indices by at most DEPTH of the contraction's, as a block's threads carry them. In shared memory
-// the outer dim is the inner one.
+// R indices of the outer dim by at most DEPTH of the contraction's, distributed over a block's threads. In shared
+// memory the outer dim is the inner one.
 template <class T, u32 R, u32 DEPTH>
 struct Panel {
   typedef Wide<T> W;
   static constexpr u32 ITEMS = (R * DEPTH + THREADS - 1) / THREADS;
-  // From index to index of the contraction, with some room against bank conflicts.
+  // The pitch of the contraction's indices, padded against bank conflicts.
   static constexpr u32 PITCH = R + 16 / sizeof(W);
-  // True where there are whole quads for every thread.
+  // True if each thread loads whole groups of four.
   static constexpr bool QUADS = R * DEPTH >= 4 * THREADS;
 
-  // How threads share the panel: as many as fill a line of one dim, the others on the lines after it.
-  template <Way WAY>
+  // The distribution of the panel over threads: they fill a line of one dim, and then the next lines.
+  template <PanelLoad MODE>
   struct Shares {
-    static constexpr bool LINE_ALONG = WAY == ALONG4 || WAY == ALONG;
-    static constexpr u32 SIZE = WAY == ALONG4 || WAY == OUTER4 ? 4 : 1, LEN = ITEMS / SIZE;
+    static constexpr bool LINE_ALONG = MODE == ALONG4 || MODE == ALONG;
+    static constexpr u32 SIZE = MODE == ALONG4 || MODE == OUTER4 ? 4 : 1, LEN = ITEMS / SIZE;
     static constexpr u32 LINE = (LINE_ALONG ? DEPTH : R) / SIZE, LINES = THREADS / LINE;
-    // From one of a thread's shares to the next.
+    // The distance between two shares of a thread.
     static constexpr u32 K_STEP = LINE_ALONG ? 0 : LINES, OUTER_STEP = LINE_ALONG ? LINES : 0;
   };
 
   const T* from;  // this thread's first element
   i64 step;       // from share to share
   i64 along;
-  Way way;
+  PanelLoad mode;
   u32 k, at;      // its index of the contraction, and its place in shared memory
   i32 more;       // indices of the outer dim from there on that are inside
   T items[ITEMS];
 
-  // At the outer dim's index `first` and the contraction's index `start`.
-  DEVICE void begin(const T* data, const Side& side, u32 first, i64 start) {
-    way = side.way;
+  // Starts at index `first` of the outer dim and index `start` of the contraction.
+  DEVICE void begin(const T* data, const PanelOperand& side, u32 first, i64 start) {
+    mode = side.mode;
     along = side.along;
     u32 outer;
-    if (QUADS && way == ALONG4) {
+    if (QUADS && mode == ALONG4) {
       outer = place<QUADS ? ALONG4 : ALONG>(side);
-    } else if (QUADS && way == OUTER4) {
+    } else if (QUADS && mode == OUTER4) {
       outer = place<QUADS ? OUTER4 : OUTER>(side);
-    } else if (way == ALONG) {
+    } else if (mode == ALONG) {
       outer = place<ALONG>(side);
     } else {
       outer = place<OUTER>(side);
@@ -71,15 +73,15 @@ struct Panel {
     at = k * PITCH + outer;
     more = (i32)(side.extent - first - outer);
     from = data + (start + k) * along + (i64)(first + outer) * side.outer;
-    // What is outside stays so; nobody reads a sum that it goes into.
+    // Elements outside stay arbitrary: the sums that they enter are never read.
     UNROLL
     for (u32 i = 0; i < ITEMS; ++i) items[i] = T{};
   }
 
   // The thread's first index of the outer dim.
-  template <Way WAY>
-  DEVICE u32 place(const Side& side) {
-    typedef Shares<WAY> S;
+  template <PanelLoad MODE>
+  DEVICE u32 place(const PanelOperand& side) {
+    typedef Shares<MODE> S;
     u32 in_line = threadIdx.x % S::LINE * S::SIZE, line = threadIdx.x / S::LINE;
     k = S::LINE_ALONG ? in_line : line;
     step = S::LINE_ALONG ? S::LINES * side.outer : S::LINES * along;
@@ -88,11 +90,11 @@ struct Panel {
 
   // Fetches the next `len` indices.
   DEVICE void load(u32 len) {
-    if (QUADS && way == ALONG4) {
+    if (QUADS && mode == ALONG4) {
       fetch<QUADS ? ALONG4 : ALONG>(len);
-    } else if (QUADS && way == OUTER4) {
+    } else if (QUADS && mode == OUTER4) {
       fetch<QUADS ? OUTER4 : OUTER>(len);
-    } else if (way == ALONG) {
+    } else if (mode == ALONG) {
       fetch<ALONG>(len);
     } else {
       fetch<OUTER>(len);
@@ -100,9 +102,9 @@ struct Panel {
     from += (i64)len * along;
   }
 
-  template <Way WAY>
+  template <PanelLoad MODE>
   DEVICE void fetch(u32 len) {
-    typedef Shares<WAY> S;
+    typedef Shares<MODE> S;
     const T* p = from;
     i32 more_k = (i32)(len - k);
     UNROLL
@@ -117,24 +119,24 @@ struct Panel {
 
   DEVICE void store(W* panel) const {
     W* to = panel + at;
-    // A small panel has less than one element a thread.
+    // A small panel has fewer elements than there are threads.
     if (R * DEPTH < THREADS && threadIdx.x >= R * DEPTH) return;
-    if (QUADS && way == ALONG4) {
+    if (QUADS && mode == ALONG4) {
       put<QUADS ? ALONG4 : ALONG>(to);
-    } else if (QUADS && way == OUTER4) {
+    } else if (QUADS && mode == OUTER4) {
       put<QUADS ? OUTER4 : OUTER>(to);
-    } else if (way == ALONG) {
+    } else if (mode == ALONG) {
       put<ALONG>(to);
     } else {
       put<OUTER>(to);
     }
   }
 
-  template <Way WAY>
+  template <PanelLoad MODE>
   DEVICE void put(W* to) const {
-    typedef Shares<WAY> S;
-    // Elements that are neighbours in shared memory, too.
-    constexpr u32 V = WAY == OUTER4 ? 16 / sizeof(W) : 1, NEXT = S::LINE_ALONG ? PITCH : 1;
+    typedef Shares<MODE> S;
+    // These elements are neighbours in shared memory as well.
+    constexpr u32 V = MODE == OUTER4 ? 16 / sizeof(W) : 1, NEXT = S::LINE_ALONG ? PITCH : 1;
     UNROLL
     for (u32 i = 0; i < S::LEN; ++i) {
       UNROLL

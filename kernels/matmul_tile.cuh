@@ -1,28 +1,29 @@
 // Tiles of a product: the summation tree is folded inside the tile loop.
 //
-// An element is the sum over a tree of leaves of at most 32 indices; a leaf is one ascending chain of fused multiply-adds,
-// begun with a product; nodes are added left plus right. A leaf's accumulators stay in registers. A finished left half
-// waits in the slot of its depth in the tree (at most one a depth does), the deepest ones in shared memory, since they come and
-// go most often, the others in global memory. The tree comes as a list of leaves, made by the host.
+// An element is the sum over a tree of leaves of at most 32 indices. A leaf is one ascending chain of fused
+// multiply-adds that starts with a product; a node is its left half plus its right half. The accumulators of a leaf
+// stay in registers. A finished left half waits in the slot of its depth in the tree, and each depth has at most one.
+// The deepest slots, which are used most often, are in shared memory, the others in global memory. The host passes
+// the tree as a list of leaves.
 #pragma once
 #include "matmul_panel.cuh"
 
-// What a launch computes, and how.
-struct Job {
-  Side left, right;
-  // The result's steps in elements, in memory: from row to row, column to column, product to product, part to part.
+// The arguments of a launch.
+struct GemmJob {
+  PanelOperand left, right;
+  // The result's strides in elements: of rows, columns, products and parts.
   i64 c_row, c_col, c_batch, c_part;
-  // Tiles down and across, products, parts of the contraction, and their product.
+  // The numbers of tiles down and across, of products, of parts of the contraction, and the product of these.
   u32 rows_tiles, cols_tiles, batch, parts, items;
-  // The depth in the tree of a part's node, and of the deepest leaf.
+  // The depth of the parts' nodes in the tree, and of the deepest leaf.
   u32 part_depth, deepest;
-  // Slots in shared memory; those in global memory follow.
-  u32 near_slots, far_slots;
-  // 1 where a row's columns lie side by side and are aligned for whole vectors.
+  // The slots in shared memory, and those in global memory, which follow.
+  u32 shared_slots, global_slots;
+  // 1 if the columns of a row are contiguous and aligned for whole vectors.
   u32 whole_vectors;
 };
 
-// A leaf of the tree, from its least byte: how many indices it has, how many joins follow it, how deep it lies.
+// A leaf of the tree, from its lowest byte: its number of indices, the joins that follow it, and its depth.
 struct Leaf {
   u32 word;
   DEVICE u32 len() const { return word & 0xff; }
@@ -36,18 +37,19 @@ struct Part {
   i64 start;
 };
 
-// ROWS x COLS elements by a block, TM x TN by a thread; a warp is LM threads down and 32 / LM across, WM warps lie below one
-// another.
+// ROWS x COLS elements per block, TM x TN per thread. A warp is LM threads down and 32 / LM across; WM warps are
+// below one another.
 template <class T, u32 ROWS, u32 COLS, u32 DEPTH, u32 TM, u32 TN, u32 LM, u32 WM>
 struct Tile {
   typedef Wide<T> W;
   typedef Panel<T, ROWS, DEPTH> Left;
   typedef Panel<T, COLS, DEPTH> Right;
   static constexpr u32 LN = 32 / LM, FULL = 16 / sizeof(W);
-  // Elements of a vector, down, across and in slots; from a thread's vector to its next, down and across.
+  // The elements of a vector, down, across and in slots; and the distance between two vectors of a thread, down and
+  // across.
   static constexpr u32 VM = TM < FULL ? TM : FULL, VN = TN < FULL ? TN : FULL, VS = TM * TN < FULL ? 1 : FULL;
   static constexpr u32 NEXT_M = LM * VM, NEXT_N = LN * VN;
-  // Elements of both panels.
+  // The elements of both panels.
   static constexpr u32 STAGE = DEPTH * (Left::PITCH + Right::PITCH);
   static constexpr u32 SLOT = TM * TN * THREADS;
   static_assert(WM * LM * TM == ROWS && THREADS / 32 / WM * LN * TN == COLS, "the threads cover the tile");
@@ -55,7 +57,8 @@ struct Tile {
   W acc[TM][TN];
   u32 row, col;  // this thread's first element in the tile
 
-  // Neighbouring lanes lie zigzag, so that half a warp reads 128 different bytes or fewer of either panel.
+  // Neighbouring lanes are arranged in a zigzag, so that half a warp reads at most 128 different bytes of either
+  // panel.
   DEVICE void place() {
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u32 slow = lane % 2 + lane / 16 * 2, quick = lane / 2 % 8;
@@ -64,7 +67,7 @@ struct Tile {
     col = warp / WM * (LN * TN) + across * VN;
   }
 
-  // N indices of the contraction; the first ones of a leaf.
+  // Adds N indices of the contraction, which are the first ones of a leaf.
   template <u32 N, bool FIRST>
   DEVICE void steps(const W* left, const W* right) {
     UNROLL
@@ -95,7 +98,7 @@ struct Tile {
   static DEVICE f32 multiply_add(f32 x, f32 y, f32 z) { return fmaf(x, y, z); }
   static DEVICE f64 multiply_add(f64 x, f64 y, f64 z) { return fma(x, y, z); }
 
-  // `len` indices of the contraction; `fresh` at a leaf's beginning.
+  // Adds `len` indices of the contraction; `fresh` at the beginning of a leaf.
   DEVICE void stage(const W* panels, u32 len, bool fresh) {
     const W* left = panels + row;
     const W* right = panels + DEPTH * Left::PITCH + col;
@@ -133,28 +136,28 @@ struct Tile {
     }
   }
 
-  // After a leaf: joins what is complete, and lets the sum wait unless it is the part's last.
-  DEVICE void fold(Leaf leaf, bool last, const Job& job, W* near, W* far) {
+  // Ends a leaf: joins the completed nodes, and stores the sum in its slot unless it is the part's last.
+  DEVICE void fold(Leaf leaf, bool last, const GemmJob& job, W* near, W* far) {
     u32 depth = leaf.depth(), top = last ? job.part_depth : depth - leaf.merges();
     for (; depth > top; --depth) {
       u32 slot = job.deepest - depth;
-      if (slot < job.near_slots) {
+      if (slot < job.shared_slots) {
         join(near + slot * SLOT);
       } else {
-        join(far + (slot - job.near_slots) * SLOT);
+        join(far + (slot - job.shared_slots) * SLOT);
       }
     }
     if (last) return;
     u32 slot = job.deepest - depth;
-    if (slot < job.near_slots) {
+    if (slot < job.shared_slots) {
       push(near + slot * SLOT);
     } else {
-      push(far + (slot - job.near_slots) * SLOT);
+      push(far + (slot - job.shared_slots) * SLOT);
     }
   }
 
   template <class E>
-  DEVICE void write(E* c, const Job& job, u32 rows, u32 cols) const {
+  DEVICE void write(E* c, const GemmJob& job, u32 rows, u32 cols) const {
     UNROLL
     for (u32 i = 0; i < TM; ++i) {
       u32 down = row + i / VM * NEXT_M + i % VM;
@@ -178,8 +181,8 @@ struct Tile {
     }
   }
 
-  // One part of the tree over one tile.
-  DEVICE void sum(Left& left, Right& right, const Leaf* leaves, Part part, const Job& job, W* shared, W* far) {
+  // Sums one part of the tree over one tile.
+  DEVICE void sum(Left& left, Right& right, const Leaf* leaves, Part part, const GemmJob& job, W* shared, W* far) {
     W* near = shared + 2 * STAGE;
     u32 at = part.first, buffer = 0;
     Leaf leaf = leaves[at];
@@ -191,7 +194,7 @@ struct Tile {
       left.store(panels);
       right.store(panels + DEPTH * Left::PITCH);
       __syncthreads();
-      // What comes next is on its way while this stage is computed.
+      // The next stage is being loaded while this one is computed.
       Leaf now = leaf;
       u32 now_len = len;
       bool ends = rest == len, last = ends && at + 1 == part.end;
@@ -215,8 +218,9 @@ struct Tile {
   }
 };
 
-// The tile's rows and columns: bands of a few rows of tiles, so that blocks that run at once share what they read.
-DEVICE void tile_at(const Job& job, u32 tile, u32& row, u32& col) {
+// The tile's rows and columns. Tiles are numbered in bands of a few rows, so that blocks that run at once share
+// operands.
+DEVICE void tile_at(const GemmJob& job, u32 tile, u32& row, u32& col) {
   constexpr u32 BAND = 8;
   u32 band = tile / (BAND * job.cols_tiles), first = band * BAND, height = min(BAND, job.rows_tiles - first);
   u32 inside = tile - first * job.cols_tiles;
@@ -224,15 +228,16 @@ DEVICE void tile_at(const Job& job, u32 tile, u32& row, u32& col) {
   col = inside / height;
 }
 
-// All tiles of all parts of all products. `c` takes the sums, or `parts` where the contraction is cut in several.
+// Loops over all tiles of all parts of all products. `c` takes the sums, or `parts` if the contraction has several
+// parts.
 template <class T, u32 ROWS, u32 COLS, u32 DEPTH, u32 TM, u32 TN, u32 LM, u32 WM>
 DEVICE void multiply(const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, const Leaf* leaves, const Part* parts,
-                     const Job& job) {
+                     const GemmJob& job) {
   typedef Tile<T, ROWS, COLS, DEPTH, TM, TN, LM, WM> Mine;
   DYNAMIC_SHARED(shared);
   Mine tile;
   tile.place();
-  far += (u64)blockIdx.x * job.far_slots * Mine::SLOT;
+  far += (u64)blockIdx.x * job.global_slots * Mine::SLOT;
   for (u32 item = blockIdx.x; item < job.items; item += gridDim.x) {
     u32 tiles = job.rows_tiles * job.cols_tiles, product = item / tiles, row, col;
     tile_at(job, item % tiles, row, col);
@@ -245,7 +250,7 @@ DEVICE void multiply(const T* a, const T* b, T* c, Wide<T>* sums, Wide<T>* far, 
     i64 to = batch * job.c_batch + index * job.c_part + (i64)row * ROWS * job.c_row + (i64)col * COLS * job.c_col;
     left.begin(a + batch * job.left.batch, job.left, row * ROWS, part.start);
     right.begin(b + batch * job.right.batch, job.right, col * COLS, part.start);
-    __syncthreads();  // nobody reads the tile before any more
+    __syncthreads();  // all threads are done with the tile before
     tile.sum(left, right, leaves, part, job, (Wide<T>*)shared, far);
     if (job.parts > 1) {
       tile.write(sums + to, job, rows, cols);

@@ -1,4 +1,4 @@
-// Maxima over any dims, one dim a launch: from the innermost reduced one out.
+// Maxima over any dims: one launch per dim, from the innermost reduced dim outwards.
 #include "reduce.cuh"
 
 #define SAME(T) REDUCTION(Max, T)

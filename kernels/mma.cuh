@@ -1,15 +1,16 @@
-// Matrix units and what feeds them: products of 16x16 by 16x8, matrices of 8x8 from shared memory, asynchronous copies. For
-// kernels that need not have the CPU's bits.
+// Matrix units and their operands: products of 16x16 by 16x8, 8x8 matrices from shared memory, asynchronous copies.
+// For fast kernels only.
 //
-// Lane l of a warp has g = l / 4 and t = l % 4. Of a product it has rows g and g + 8, columns 2t and 2t + 1; of the
-// left operand the same rows, columns 2t, 2t + 1, 2t + 8, 2t + 9; of the right one column g, rows as these.
+// Lane l of a warp has g = l / 4 and t = l % 4. It has rows g and g + 8 and columns 2t and 2t + 1 of a product; the
+// same rows and columns 2t, 2t + 1, 2t + 8, 2t + 9 of the left operand; and column g and these indices as rows of the
+// right one.
 //
-// For the shim the same in C++; the sums of a product are taken in ascending order there, in one that is not known here.
+// The shim has the same in C++. It adds a product's terms in ascending order; the order of matrix units is not known.
 #pragma once
 #include "iso.cuh"
 
 #ifdef ISO_SHIM
-// What lanes of a warp show each other.
+// Exchanges between the lanes of a warp.
 static thread_local u64 iso_mma_lanes[32][32][6];
 
 DEVICE void mma_show(const u64* values, int count) {
@@ -64,7 +65,7 @@ struct MatrixUnit {
 };
 #endif
 
-// Four matrices of 8x8, whose rows of 16 bytes lanes 0 to 7, 8 to 15, ... point at.
+// Loads four 8x8 matrices; lanes 0 to 7, 8 to 15, ... point at their rows of 16 bytes.
 DEVICE void load_matrices(u32 (&x)[4], const void* row) {
 #ifndef ISO_SHIM
   u32 at = (u32)__cvta_generic_to_shared(row);
@@ -82,7 +83,7 @@ DEVICE void load_matrices(u32 (&x)[4], const void* row) {
 #endif
 }
 
-// The same, each transposed.
+// As above, each matrix transposed.
 DEVICE void load_transposed(u32 (&x)[4], const void* row) {
 #ifndef ISO_SHIM
   u32 at = (u32)__cvta_generic_to_shared(row);
@@ -107,7 +108,7 @@ struct alignas(16) Bytes16 {
   u32 x[4];
 };
 
-// 16 bytes to shared memory, zeros where they are not `there`; done when waited for.
+// Copies 16 bytes to shared memory, or zeros if they are not `there`, asynchronously.
 DEVICE void copy_async(void* to, const void* from, bool there) {
 #ifndef ISO_SHIM
   u32 at = (u32)__cvta_generic_to_shared(to), bytes = there ? 16 : 0;
@@ -122,7 +123,7 @@ DEVICE void copies_end() {
   asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
 }
-// Waits for this thread's groups but the last LEFT.
+// Waits for all groups of this thread except the last LEFT.
 template <int LEFT>
 DEVICE void copies_wait() {
 #ifndef ISO_SHIM
@@ -130,7 +131,7 @@ DEVICE void copies_wait() {
 #endif
 }
 
-// 2^x, to some 22 bits.
+// 2^x, to about 22 bits.
 DEVICE f32 exp2_fast(f32 x) {
 #ifndef ISO_SHIM
   f32 y;

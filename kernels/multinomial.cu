@@ -1,4 +1,4 @@
-// Categories by their weights: what is drawn is told in src/ops/random/multinomial.rs.
+// Random categories by weight. src/ops/random/multinomial.rs documents the method.
 #include "draws.cuh"
 #include "parameters.cuh"
 
@@ -6,8 +6,8 @@ DEVICE bool is_weight(f64 w) { return w >= 0.0 && w < inf_f64(); }
 
 // ---- with replacement: a warp a row --------------------------------------------------------------------------------
 
-// Writes all sums of weights from category 0 on, in ascending order, and gives the last. One chain of additions, as the
-// definition has it: every lane adds the same, and keeps the sum that is its own.
+// Writes the sums of the weights from category 0 on, in ascending order, and returns the last one. The definition is
+// one chain of additions, so every lane computes all sums and keeps its own.
 template <class T>
 DEVICE f64 sums_of(const T* weights, u64 k, f64* sums, u64 row, Fault* fault) {
   u32 lane = threadIdx.x % 32;
@@ -27,7 +27,7 @@ DEVICE f64 sums_of(const T* weights, u64 k, f64* sums, u64 row, Fault* fault) {
   return sum;
 }
 
-// How many sums are at most u; they ascend.
+// Returns the number of sums that are at most u; the sums ascend.
 DEVICE u64 sums_below(const f64* sums, u64 k, f64 u) {
   u64 low = 0, high = k;
   while (low < high) {
@@ -41,7 +41,7 @@ DEVICE u64 sums_below(const f64* sums, u64 k, f64 u) {
   return low;
 }
 
-// `place` is the results', of whole rows; a warp has k numbers of `scratch`.
+// `place` is the results' region, which has whole rows; each warp has k numbers of `scratch`.
 template <class T>
 DEVICE void with_replacement(const T* weights, i64* out, f64* scratch, Place place, Draw draw, u64 rows, u64 k,
                              u64 samples, Fault* fault) {
@@ -59,7 +59,7 @@ DEVICE void with_replacement(const T* weights, i64* out, f64* scratch, Place pla
       u64 at = row * samples + s;
       f64 u = unit_f64(pair_of(draw, index_of(place, at))) * sum;
       u64 category = sums_below(sums, k, u);
-      // Beyond the end only where a fault was reported.
+      // The index is past the end only if a fault was reported.
       out[at] = (i64)(category < k ? category : k - (k > 0));
     }
     __syncwarp();
@@ -68,7 +68,7 @@ DEVICE void with_replacement(const T* weights, i64* out, f64* scratch, Place pla
 
 // ---- without replacement: a block a row ----------------------------------------------------------------------------
 
-// Orders (key, category) pairs, `len` a power of two, by key and then by category. Batcher's bitonic sort.
+// Sorts `len` (key, category) pairs by key, then category, with Batcher's bitonic sort; `len` is a power of two.
 DEVICE void sort(u64* keys, u32* categories, u32 len) {
   for (u32 size = 2; size <= len; size *= 2) {
     for (u32 stride = size / 2; stride > 0; stride /= 2) {
@@ -90,7 +90,8 @@ DEVICE void sort(u64* keys, u32* categories, u32 len) {
   __syncthreads();
 }
 
-// `place` is the weights', of whole rows; a block has `len`, a power of two and at least k, keys and categories of scratch.
+// `place` is the weights' region, which has whole rows. Each block has `len` keys and categories of scratch; `len` is
+// a power of two and at least k.
 template <class T>
 DEVICE void without(const T* weights, i64* out, u64* all_keys, u32* all_categories, Place place, Draw draw, u64 rows,
                     u32 k, u32 len, u32 samples, Fault* fault) {
@@ -110,7 +111,7 @@ DEVICE void without(const T* weights, i64* out, u64* all_keys, u32* all_categori
         f64 weight = widen(weights[row * k + c]);
         if (!is_weight(weight)) report_parameter(fault, MULTINOMIAL_WEIGHT, e, weight);
         if (weight > 0.0) {
-          // Arrivals are not negative: their bits have their order.
+          // Arrival times are not negative, so their bits have the same order.
           key = bits_of(unit_exponential(pair_of(draw, e)) / weight);
           positive++;
         }

@@ -1,9 +1,9 @@
-// Layer norm and root-mean-square norm along rows, and their derivatives (src/ops/norm/cpu.rs). Without a mean nothing is
-// centred.
+// Layer norm and root-mean-square norm along rows, and their gradients (src/ops/norm/cpu.rs). The latter has no mean
+// and does not centre.
 #pragma once
 #include "rows.cuh"
 
-// Weight, bias and mean may be null; statistics are kept wide.
+// Weight, bias and mean may be null; statistics are stored in the type that sums are computed in.
 template <class T, class Row>
 DEVICE void norm_rows(Row& row, const T* x, const T* weight, const T* bias, T* y, Wide<T>* means, Wide<T>* rstds, f64 eps) {
   typedef Wide<T> A;
@@ -65,7 +65,7 @@ DEVICE void norm_grad_rows(Row& row, const T* dy, const T* x, const T* weight, c
   });
 }
 
-// The gradients of weight and bias, together: columns of dy x-hat and of dy.
+// The gradients of weight and bias together: columns of dy x-hat and of dy.
 template <class A>
 struct Both {
   A weight, bias;
@@ -82,7 +82,7 @@ struct SumBoth {
   }
 };
 
-// x and dy are [outer, n, width]; dw and db [outer, 2^split, width], db null where nobody wants it.
+// x and dy are [outer, n, width]; dw and db are [outer, 2^split, width]; db is null if it is not needed.
 template <class T>
 DEVICE void norm_weights(const T* dy, const T* x, const Wide<T>* means, const Wide<T>* rstds, Wide<T>* dw, Wide<T>* db,
                          u64 outer, u32 width, u32 n, u32 depth, u32 split, u32 team) {

@@ -1,5 +1,5 @@
-// Numbers as the CPU's loops treat them (src/tensor/cpu/real.rs): f32, f64, i64, i32, u8. Integers wrap; the extremes
-// are IEEE 754-2019's, for which -0 is less than 0 and either NaN gives the one quiet NaN of its type.
+// Arithmetic as in the CPU's loops (src/tensor/cpu/real.rs), for f32, f64, i64, i32, u8. Integers wrap. Maximum and
+// minimum are those of IEEE 754-2019: -0 is less than 0, and a NaN gives the one quiet NaN of its type.
 #pragma once
 #include "math.cuh"
 
@@ -21,7 +21,7 @@ DEVICE i64 mul_(i64 x, i64 y) { return (i64)((u64)x * (u64)y); }
 DEVICE i32 mul_(i32 x, i32 y) { return (i32)((u32)x * (u32)y); }
 DEVICE u8 mul_(u8 x, u8 y) { return (u8)(x * y); }
 
-// The two choices differ only where the values are zeros of either sign, or a NaN is among them.
+// The two branches differ only if the values are zeros of different sign, or one is a NaN.
 DEVICE f32 max_(f32 x, f32 y) {
   u32 larger = bits_of(x > y ? x : y) & bits_of(y > x ? y : x);
   return is_nan(x) | is_nan(y) ? nan_f32() : f32_of(larger);
@@ -45,7 +45,7 @@ DEVICE i64 min_(i64 x, i64 y) { return x < y ? x : y; }
 DEVICE i32 min_(i32 x, i32 y) { return x < y ? x : y; }
 DEVICE u8 min_(u8 x, u8 y) { return x < y ? x : y; }
 
-// Num<A>: what a sum does not notice, not even in the sign of zero (-0 or 0), and what a maximum and a minimum do not.
+// Num<A>: the identities of a sum (-0 or 0, which keeps the sign of zero), of a maximum and of a minimum.
 template <class A>
 struct Num;
 template <>

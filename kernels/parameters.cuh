@@ -1,8 +1,8 @@
-// What random operators with a parameter for each element say of one that breaks their rule.
+// Faults of random operators with one parameter per element, for parameters that are out of range.
 #pragma once
 #include "iso.cuh"
 
-// The codes of src/tensor/cuda/fault.rs.
+// The codes are those of src/tensor/cuda/fault.rs.
 enum RandomFault : u32 {
   BERNOULLI_PROBABILITY = 600,
   EXPONENTIAL_RATE = 601,

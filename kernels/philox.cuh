@@ -1,9 +1,10 @@
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011), and which counter an element reads: as src/rng/{philox,draw}.rs.
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011), and the counter that each element reads, as in
+// src/rng/{philox,draw}.rs.
 #pragma once
 #include "iso.cuh"
 
-// One operator's numbers, as the host hands them over (rng::cuda::DrawArg): Philox's key, and the upper half of the
-// counter at attempt 0, which is the draw's number below 2^48.
+// The numbers of one operator, as the host passes them (rng::cuda::DrawArg): Philox's key, and the upper half of the
+// counter at attempt 0, which is the draw's number, below 2^48.
 struct Draw {
   u32 key[2];
   u64 high;
@@ -36,13 +37,13 @@ DEVICE Words philox(Draw draw, u64 block, u32 attempt = 0) {
   return Words{{c0, c1, c2, c3}};
 }
 
-// Word i of a block, i known when it runs: without an array in memory.
+// Word i of a block, for an i known at run time: avoids an array in memory.
 DEVICE u32 word_at(Words words, u32 i) {
   u32 low = i & 1 ? words.word[1] : words.word[0], high = i & 1 ? words.word[3] : words.word[2];
   return i & 2 ? high : low;
 }
 
-// The word of element e of a 32-bit draw. Who needs neighbours computes their block once instead.
+// The word of element e of a 32-bit draw. Code that needs neighbours computes their block once instead.
 DEVICE u32 word_of(Draw draw, u64 e) { return word_at(philox(draw, e >> 2), (u32)e & 3); }
 
 // The pair of element e of a 64-bit draw.

@@ -1,17 +1,17 @@
 // Pointwise kernels: element i of the result is a formula of element i of each operand.
 //
-// The table of src/ops/pointwise gives each formula as a struct and names the dtypes it is for: `EACH_FLOAT(ALIKE_1, exp)`.
-// A formula sees its operands widened (type A), and the operator's attributes as f64. Each dtype gets two entries:
-// <name>_<dtype> where all operands and the result are contiguous, and <name>_strided_<dtype> for any other strides.
+// The table of src/ops/pointwise gives each formula as a struct and lists its dtypes: `EACH_FLOAT(ALIKE_1, exp)`. A
+// formula receives its operands widened (type A), and the operator's attributes as f64. Each dtype has two entries:
+// <name>_<dtype> for contiguous operands and results, and <name>_strided_<dtype> for any other strides.
 //
-// Both go by packs of 16 bytes where layouts and addresses allow it, two in flight for each operand of a thread:
-// 64 KiB a multiprocessor at full occupancy, which is more than latency times bandwidth asks for (about 25 KiB on an
-// H100). Nothing is shared among threads, so a result may lie over a contiguous operand.
+// Both use packs of 16 bytes if layouts and addresses allow it, and load two packs per operand and thread before they
+// compute: 64 KiB per multiprocessor at full occupancy, more than latency times bandwidth (about 25 KiB on an H100).
+// Threads share nothing, so a result may overwrite a contiguous operand.
 #pragma once
 #include "num.cuh"
 
 constexpr u32 POINTWISE_THREADS = 256;
-// The packs that a thread loads before it stores; src/tensor/cuda/map.rs knows both numbers.
+// The packs that a thread loads before it stores; src/tensor/cuda/map.rs has both numbers as well.
 constexpr int PACKS = 2;
 
 #ifdef ISO_SHIM
@@ -25,7 +25,7 @@ struct Scalars {
   f64 s, t;
 };
 
-// Division of an index below 2^31 by a number known to the host: q = (mulhi(i, magic) + i) >> shift.
+// Division of an index below 2^31 by a number that the host knows: q = (mulhi(i, magic) + i) >> shift.
 struct Divisor {
   u32 n, magic, shift;
 };
@@ -34,7 +34,7 @@ DEVICE u32 divide(u32 i, const Divisor& by) { return (__umulhi(i, by.magic) + i)
 // The result (place 0) and up to three operands as strided layouts of one shape, innermost dim first. Along the
 // innermost dim, indices count packs of `width` elements; a stride of 0 there repeats one element.
 constexpr int WALK_DIMS = 6;
-struct Walk {
+struct StridedWalk {
   u64 start[4];
   u64 stride[4][WALK_DIMS];
   Divisor by[WALK_DIMS];
@@ -57,7 +57,7 @@ template <class... More>
 DEVICE constexpr int larger(int a, int b, More... more) {
   return larger(larger(a, b), more...);
 }
-// Elements of a pack: as many as 16 bytes hold of the widest type.
+// The elements of a pack: the number of elements of the widest type in 16 bytes.
 template <class... T>
 constexpr int PACK_LEN = 16 / larger(1, (int)sizeof(T)...);
 
@@ -66,7 +66,7 @@ DEVICE bool is_aligned(const T* p) {
   return (u64)p % sizeof(Pack<T, V>) == 0;
 }
 
-// The formula over the elements of one pack.
+// Applies the formula to the elements of one pack.
 template <class F, class O, int V, class... In>
 DEVICE Pack<O, V> apply(Scalars k, const Pack<In, V>&... in) {
   Pack<O, V> out;
@@ -94,7 +94,7 @@ DEVICE void store_flat(Scalars k, O* out, u64 first, u64 len, const Packs<In, V,
   }
 }
 
-// A block takes PACKS packs a thread. Where an address is not that of a pack it takes as many elements one by one.
+// A block computes PACKS packs per thread, or the same elements one by one if an address is not aligned to a pack.
 template <class F, class O, class... In>
 DEVICE void flat(Scalars k, O* out, u64 n, const In*... in) {
   constexpr int V = PACK_LEN<O, In...>, U = PACKS;
@@ -115,18 +115,18 @@ DEVICE void flat(Scalars k, O* out, u64 n, const In*... in) {
 
 // ---- strided -------------------------------------------------------------------------------------------------------
 
-// An operand, and its place in the walk.
+// An operand, and its position among the layouts.
 template <int WHO, class T>
 struct At {
   const T* p;
 };
-// Where index i lies in the first N layouts.
+// The offsets of index i in the first N layouts.
 template <int N>
 struct Places {
   u64 at[N];
 };
 template <int N>
-DEVICE Places<N> places(const Walk& walk, u32 i) {
+DEVICE Places<N> places(const StridedWalk& walk, u32 i) {
   Places<N> places;
   UNROLL for (int k = 0; k < N; k++) places.at[k] = walk.start[k];
   u32 last = walk.dims - 1;
@@ -145,7 +145,7 @@ struct Spots {
 };
 
 template <int V, int WHO, class T, int N, int U>
-DEVICE Packs<T, V, U> load_strided(const Walk& walk, At<WHO, T> x, const Spots<N, U>& spots) {
+DEVICE Packs<T, V, U> load_strided(const StridedWalk& walk, At<WHO, T> x, const Spots<N, U>& spots) {
   Packs<T, V, U> out;
   bool repeated = V > 1 && walk.stride[WHO][0] == 0;
   UNROLL for (int u = 0; u < U; u++) {
@@ -170,7 +170,7 @@ DEVICE void store_strided(Scalars k, u32 len, O* out, u32 first, const Spots<N, 
 }
 
 template <class F, int V, class O, int... WHO, class... In>
-DEVICE void strided_by(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
+DEVICE void strided_by(Scalars k, const StridedWalk& walk, O* out, At<WHO, In>... in) {
   constexpr int U = PACKS, N = 1 + sizeof...(In);
   u32 first = blockIdx.x * (POINTWISE_THREADS * U) + threadIdx.x;
   Spots<N, U> spots;
@@ -182,7 +182,7 @@ DEVICE void strided_by(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
 }
 
 template <class F, class O, int... WHO, class... In>
-DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
+DEVICE void strided(Scalars k, const StridedWalk& walk, O* out, At<WHO, In>... in) {
   constexpr int V = PACK_LEN<O, In...>;
   if (V > 1 && walk.width == V) return strided_by<F, V>(k, walk, out, in...);
   strided_by<F, 1>(k, walk, out, in...);
@@ -190,17 +190,17 @@ DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
 
 // ---- entries -------------------------------------------------------------------------------------------------------
 
-// The two entries of formula F: the name ends in T, the operands are of types X, Y, Z and the result of type O.
+// The two entries of formula F: the name ends in T, the operands have types X, Y, Z and the result type O.
 #define POINTWISE_1(name, F, T, O, X)                                                                                 \
   KERNEL(name##_##T, POINTWISE_THREADS, (const X* x, O* out, u64 n, Scalars k)) { flat<F>(k, out, n, x); }            \
-  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, O* out, Walk walk, Scalars k)) {                         \
+  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, O* out, StridedWalk walk, Scalars k)) {                         \
     strided<F>(k, walk, out, At<1, X>{x});                                                                            \
   }
 #define POINTWISE_2(name, F, T, O, X, Y)                                                                              \
   KERNEL(name##_##T, POINTWISE_THREADS, (const X* x, const Y* y, O* out, u64 n, Scalars k)) {                         \
     flat<F>(k, out, n, x, y);                                                                                         \
   }                                                                                                                   \
-  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, const Y* y, O* out, Walk walk, Scalars k)) {             \
+  KERNEL(name##_strided_##T, POINTWISE_THREADS, (const X* x, const Y* y, O* out, StridedWalk walk, Scalars k)) {             \
     strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y});                                                               \
   }
 #define POINTWISE_3(name, F, T, O, X, Y, Z)                                                                           \
@@ -208,12 +208,12 @@ DEVICE void strided(Scalars k, const Walk& walk, O* out, At<WHO, In>... in) {
     flat<F>(k, out, n, x, y, z);                                                                                      \
   }                                                                                                                   \
   KERNEL(name##_strided_##T, POINTWISE_THREADS,                                                                       \
-         (const X* x, const Y* y, const Z* z, O* out, Walk walk, Scalars k)) {                                        \
+         (const X* x, const Y* y, const Z* z, O* out, StridedWalk walk, Scalars k)) {                                        \
     strided<F>(k, walk, out, At<1, X>{x}, At<2, Y>{y}, At<3, Z>{z});                                                  \
   }
 
-// The words that formulas are written in: src/ops/pointwise/words.rs. A formula is a struct over them with a function `at`
-// of the operator's attributes and operands.
+// The words that formulas are written in, as in src/ops/pointwise/words.rs. A formula is a struct with a function
+// `at` of the operator's attributes and operands.
 struct Words {
 #define WORD_1(name, word) \
   template <class A>       \
@@ -250,7 +250,7 @@ struct Words {
   static DEVICE A negative(A x) { return sub_(A(0), x); }
 };
 
-// One formula for several dtypes, of the operands and the result alike.
+// One formula for several dtypes; operands and result have the same dtype.
 #define ALIKE_1(name, T) POINTWISE_1(name, name##_formula, T, T, T)
 #define ALIKE_2(name, T) POINTWISE_2(name, name##_formula, T, T, T, T)
 #define ALIKE_3(name, T) POINTWISE_3(name, name##_formula, T, T, T, T, T)

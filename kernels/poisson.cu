@@ -1,11 +1,11 @@
-// Poisson numbers, of one rate for all and of a rate each: the methods and the words they read are told in
-// src/rng/poisson.rs. Counts are f64 until they are written.
+// Poisson numbers, with one rate for all elements or one per element. src/rng/poisson.rs documents the methods and
+// the words that they read. Counts are f64 until they are written.
 #include "draws.cuh"
 #include "parameters.cuh"
 
-// The rate from which on counts come by rejection.
+// From this rate on, counts are found by rejection.
 #define LARGE 10.0
-// What is below this is no probability that 53 bits meet.
+// Smaller probabilities are below the resolution of 53 bits.
 #define TINY (1.0 / 72057594037927936.0)
 
 // ---- src/tensor/math/poisson.rs ------------------------------------------------------------------------------------
@@ -59,13 +59,13 @@ struct Count<i32> {
   static DEVICE i32 of(f64 count) { return count < 2147483647.0 ? (i32)count : 2147483647; }
 };
 
-// p_0, p_0 + p_1, ... as far as they count, made by the host.
+// p_0, p_0 + p_1, ... as far as they matter, computed by the host.
 struct Sums {
   f64 of[64];
   u64 len;
 };
 
-// By inversion: how many sums are at most u.
+// Inversion: the number of sums that are at most u.
 DEVICE f64 inverted(const Sums& sums, f64 u) {
   u32 count = 0;
   while (count < (u32)sums.len && sums.of[count] <= u) count++;
@@ -81,7 +81,7 @@ DEVICE f64 inverted(f64 rate, f64 u) {
   return count;
 }
 
-// By transformed rejection.
+// Transformed rejection.
 DEVICE f64 rejected(Draw draw, u64 e, f64 rate) {
   const f64 step = 1.0 / 9007199254740992.0, most = 2251799813685248.0;
   f64 b = fma(sqrt(rate), 2.53, 0.931), a = fma(b, 0.02483, -0.059);
@@ -116,7 +116,7 @@ DEVICE void fill_large(T* out, Place place, Draw draw, f64 rate) {
   each_element(place, [=](u64 e, u64 at) { out[at] = Count<T>::of(rejected(draw, e, rate)); });
 }
 
-// Rates of any floating type: 0 f32, 1 f64, 2 f16, 3 bf16.
+// The rates' dtype: 0 f32, 1 f64, 2 f16, 3 bf16.
 DEVICE f64 rate_at(const void* rates, u32 type, u64 at) {
   switch (type) {
     case 0: return ((const f32*)rates)[at];

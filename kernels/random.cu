@@ -1,5 +1,5 @@
-// Fills: the numbers of a distribution with parameters for all elements, in any part of the whole. Exponential, gamma and
-// Poisson numbers stand in files of their own.
+// Random fills with one set of parameters for all elements, in any region of the global tensor. Exponential, gamma
+// and Poisson numbers have files of their own.
 #include "draws.cuh"
 
 // fma(x, scale, shift) of uniform numbers x.
@@ -13,7 +13,7 @@ DEVICE void fill_uniform(T* out, Place place, Draw draw, Wide<T> scale, Wide<T> 
   });
 }
 
-// fma(z, scale, shift) of normal numbers z; `of_log` for e to that power.
+// fma(z, scale, shift) of normal numbers z, or e to that power if `of_log`.
 template <bool OF_LOG, class T>
 DEVICE void fill_normal(T* out, Place place, Draw draw, Wide<T> scale, Wide<T> shift) {
   const int PER = PER_BLOCK<T>;
@@ -27,7 +27,7 @@ DEVICE void fill_normal(T* out, Place place, Draw draw, Wide<T> scale, Wide<T> s
   });
 }
 
-// The first attempt's z std + mean within [low, high], in f64.
+// The first attempt whose z std + mean is within [low, high], in f64.
 template <class T>
 DEVICE void fill_truncated(T* out, Place place, Draw draw, f64 mean, f64 std, f64 low, f64 high) {
   const int PER = PER_BLOCK<T>;
@@ -39,7 +39,7 @@ DEVICE void fill_truncated(T* out, Place place, Draw draw, f64 mean, f64 std, f6
       left |= group.has(i) ? 1u << i : 0u;
       x[i] = 0;
     }
-    // All that are left try together: an element's attempts are its own.
+    // The remaining lanes try together: each element has attempts of its own.
     for (u32 attempt = 0; left != 0; attempt++) {
       normals(philox(draw, group.block, attempt), z);
       UNROLL
@@ -53,7 +53,7 @@ DEVICE void fill_truncated(T* out, Place place, Draw draw, f64 mean, f64 std, f6
   });
 }
 
-// True, or 1, where the word is below the threshold, which may be 2^32.
+// True, or 1, if the word is below the threshold, which may be 2^32.
 template <class T>
 DEVICE void fill_bernoulli(T* out, Place place, Draw draw, u64 threshold, T no, T yes) {
   fill_groups<4>(out, place, [=](Group group, T(&x)[4]) {
@@ -63,14 +63,14 @@ DEVICE void fill_bernoulli(T* out, Place place, Draw draw, u64 threshold, T no, 
   });
 }
 
-// `low` and one less than how many numbers; what is below the threshold asks its word of the next attempt.
+// `low` and the count of numbers minus one. A word below the threshold is rejected: the next attempt's word is read.
 struct Range {
   u64 low;
   u64 last;
   u64 threshold;
 };
 
-// The number of a word, and where in its share of the words that lay.
+// The index of a word, and its position among the words of the thread.
 DEVICE u64 placed(Range range, u32 word, u64& share) {
   u64 product = (u64)word * (u32)range.last + word;
   share = (u32)product;
@@ -85,7 +85,7 @@ DEVICE u64 placed(Range range, u64 pair, u64& share) {
 DEVICE u32 draw_at(Words words, int i, u32) { return words.word[i]; }
 DEVICE u64 draw_at(Words words, int i, u64) { return words.pair(i); }
 
-// From words (U = u32) where there are at most 2^32 numbers, else from pairs (U = u64).
+// Reads words (U = u32) if there are at most 2^32 numbers, else pairs of words (U = u64).
 template <class U, class T>
 DEVICE void fill_integers(T* out, Place place, Draw draw, Range range) {
   const int PER = 16 / sizeof(U);
@@ -105,7 +105,7 @@ DEVICE void fill_integers(T* out, Place place, Draw draw, Range range) {
   });
 }
 
-// The bits themselves: of i64 a pair, of i32 a word, of u8 a word's upper 8 bits.
+// Random bits: i64 takes a pair of words, i32 a word, u8 the upper 8 bits of a word.
 DEVICE void fill_bits(i64* out, Place place, Draw draw) {
   fill_groups<2>(out, place, [=](Group group, i64(&x)[2]) {
     Words words = philox(draw, group.block);

@@ -1,26 +1,27 @@
-// Which elements a rank holds, and how threads share them: what a part's numbers cost, those of the whole cost.
+// The elements that a rank holds, and their distribution over threads. Numbers of a region cost no more than those of
+// the whole.
 //
-// A thread makes what one Philox block gives. Neighbouring threads write neighbouring elements; where those do not begin
-// where blocks do (a cut at an odd place), a warp's elements go through shared memory and leave as whole vectors all the
-// same.
+// A thread computes the numbers of one Philox block, and neighbouring threads write neighbouring elements. If these
+// do not begin at the start of a block (because a shard boundary is inside one), a warp's elements go through shared
+// memory and are still stored as whole vectors.
 #pragma once
 #include "philox.cuh"
 
-// A box of global indices in contiguous local storage (rng::cuda::Place): `runs` runs of `run` elements, each contiguous
-// in the whole too. Made for kernels of PER elements a thread.
+// A box of global indices in contiguous local storage (rng::cuda::Place): `runs` runs of `run` elements, each also
+// contiguous in the global tensor. Made for kernels with PER elements per thread.
 struct Place {
-  // The global index of the first element, and where it lies in local storage.
+  // The global index of the first element, and its offset in local storage.
   u64 first;
   u64 offset;
   u64 run;
   u64 runs;
-  // How many threads a run takes; 2^(32 + shift) / units - 2^32, rounded up, or 0 where there are too many.
+  // The threads per run, and 2^(32 + shift) / units - 2^32, rounded up, or 0 if there are too many.
   u64 units;
   u32 magic;
   u32 shift;
-  // 1 where every run begins with a block, and, unless there is one, ends with one.
+  // 1 if every run begins at the start of a block, and if there are several runs, ends at the end of one.
   u32 whole;
-  // The dims whose indices name a run, outermost first: their extents, and how far each moves the global index.
+  // The dims whose indices select a run, outermost first: their extents and global strides.
   u32 dims;
   u64 len[7];
   u64 stride[7];
@@ -31,7 +32,7 @@ struct Split {
   u64 rest;
 };
 
-// x / by and x % by, in 32 bits where they fit.
+// x / by and x % by, in 32 bits if they fit.
 DEVICE Split split(u64 x, u64 by) {
   if (((x | by) >> 32) == 0) {
     u32 whole = (u32)x / (u32)by;
@@ -41,7 +42,7 @@ DEVICE Split split(u64 x, u64 by) {
   return Split{whole, x - whole * by};
 }
 
-// The run that unit i belongs to, and which of its units it is.
+// The run of unit i, and the unit's index in it.
 DEVICE Split run_of(const Place& place, u64 i) {
   if (place.runs == 1) return Split{0, i};
   if (place.magic == 0 || (i >> 31) != 0) return split(i, place.units);
@@ -69,7 +70,7 @@ DEVICE u64 index_of(const Place& place, u64 i) {
   return start_of(place, s.whole) + s.rest;
 }
 
-// Has `take` do all elements of a place, given their global and their local indices: kernels of 1 element a thread.
+// Calls `take` with the global and local index of each element of a place: for kernels with 1 element per thread.
 template <class Take>
 DEVICE void each_element(const Place& place, Take take) {
   u64 len = place.runs * place.units;
@@ -79,14 +80,14 @@ DEVICE void each_element(const Place& place, Take take) {
   }
 }
 
-// Elements of one block: local ones from `at` on, which are the block's elements skip..skip + len; len may be 0.
+// Elements of one block: the local ones from `at` on are the block's elements skip..skip + len; len may be 0.
 struct Group {
   u64 block;
   u64 at;
   u32 skip;
   u32 len;
 
-  // True where element i of the block is one.
+  // True if element i of the block is one of them.
   DEVICE bool has(int i) const { return (u32)i - skip < len; }
 };
 
@@ -116,7 +117,8 @@ DEVICE bool is_packed(const T* at) {
   return (u64)at % alignof(Pack<T, LEN>) == 0;
 }
 
-// The group's elements at their words' places; `rest` at the places of others. `packed`: all whole groups are vectors.
+// Loads the group's elements at their words' positions, and `rest` at the other positions. `packed`: all whole groups
+// are vectors.
 template <int PER, class T>
 DEVICE void load_group(const T* from, bool packed, Group group, T rest, T (&out)[PER]) {
   if (packed && group.len == PER) {
@@ -129,7 +131,7 @@ DEVICE void load_group(const T* from, bool packed, Group group, T rest, T (&out)
   for (int i = 0; i < PER; i++) out[i] = group.has(i) ? from[group.at + (u32)i - group.skip] : rest;
 }
 
-// Stores a warp's groups, which follow on one another, through `stage`: vectors of it are vectors of the tensor.
+// Stores a warp's groups, which are consecutive, through `stage`, so that its vectors are vectors of the tensor.
 template <int PER, class T>
 DEVICE void store_staged(T* to, T* stage, Group group, const T (&values)[PER]) {
   const u32 LEN = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
@@ -152,13 +154,13 @@ DEVICE void store_staged(T* to, T* stage, Group group, const T (&values)[PER]) {
   __syncwarp();
 }
 
-// Whether all whole groups of a place are vectors of a tensor.
+// True if all whole groups of a place are vectors of a tensor.
 template <int PER, class T>
 DEVICE bool is_packed(const T* at, const Place& place) {
   return place.whole && is_packed<T, PER>(at + place.offset);
 }
 
-// Writes what lies as blocks do, in one run or in runs of one dim, and gives how many groups that is.
+// Writes the elements whose blocks are whole, in one run or in runs of one dim, and returns the number of groups.
 template <int PER, class T, class Make>
 DEVICE u64 fill_packed(T* out, const Place& place, Make make) {
   u64 len = place.runs == 1 ? place.run / PER : place.runs * place.units;
@@ -180,7 +182,8 @@ DEVICE u64 fill_packed(T* out, const Place& place, Make make) {
   return len;
 }
 
-// Writes all elements of a place. `make` gives those of a group, at their words' places; it need not give others.
+// Writes all elements of a place. `make` returns those of a group at their words' positions, and may leave the others
+// unset.
 template <int PER, class T, class Make>
 DEVICE void fill_groups(T* out, const Place& place, Make make) {
   SHARED alignas(16) T stages[8][(32 * PER * sizeof(T) + 16) / sizeof(T)];
@@ -189,7 +192,7 @@ DEVICE void fill_groups(T* out, const Place& place, Make make) {
   u32 lane = threadIdx.x % 32;
 #pragma unroll 1
   for (u64 first = done + thread_index() - lane; first < len; first += threads_len()) {
-    // What lies beyond the last unit is an empty group at the end.
+    // The lanes beyond the last unit have an empty group at the end.
     Group group{0, end, 0, 0};
     T values[PER] = {};
     if (first + lane < len) group = group_of<PER>(place, first + lane);
@@ -198,7 +201,7 @@ DEVICE void fill_groups(T* out, const Place& place, Make make) {
   }
 }
 
-// The same of numbers that are rounded to T.
+// As above, for numbers that are rounded to T.
 template <int PER, class T, class Make>
 DEVICE void fill_rounded(T* out, const Place& place, Make make) {
   fill_groups<PER>(out, place, [&](Group group, T(&values)[PER]) {

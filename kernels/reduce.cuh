@@ -1,28 +1,31 @@
 // The summation tree (src/tensor/cpu/tree.rs) on a device.
 //
-// Halving `[a, b)` at `a + ceil((b - a) / 2)` `depth` times gives 2^depth nodes whose lengths differ by one at most: node k
-// has one more than the least where k, its bits reversed, is below the remainder. So every node's place is arithmetic, and
-// the nodes above the leaves form a perfect binary tree. With the least depth that makes leaves of at most 32,
-// a full leaf that the definition cuts one level earlier is its two halves: the same sum.
+// Halving `[a, b)` at `a + ceil((b - a) / 2)` `depth` times gives 2^depth nodes whose lengths differ by at most one:
+// node k is one longer than the shortest if k with its bits reversed is below the remainder. So each node's range is
+// computed directly, and the nodes above the leaves form a perfect binary tree. With the smallest depth whose leaves
+// have at most 32 elements, a leaf of the definition that ends one level earlier is the sum of its two halves: the
+// same value.
 //
-// A warp takes eight leaves at a time, lane i holding element i of each, so that loads are coalesced wherever leaves begin:
-// eight values a lane in eight registers. Lanes then exchange halves of their registers while they join (4 + 2 + 1 shuffles),
-// join twice more, and the eight leaves' sums three times: 12 shuffles for 256 elements. Several warps are a team that
-// joins its warps' nodes in shared memory. Sums over columns give a thread a column, and its rows' tree a few registers.
+// A warp takes eight leaves at a time. Lane i holds element i of each leaf in one of eight registers, so that loads
+// are coalesced wherever leaves begin. Lanes exchange halves of their registers while they join (4 + 2 + 1 shuffles),
+// join twice more, and join the eight leaves' sums three times: 12 shuffles for 256 elements. Several warps form a
+// team, which joins its warps' nodes in shared memory. In sums over columns, a thread has a column and keeps its tree
+// in a few registers.
 #pragma once
 #include "num.cuh"
 
 #define LANES 32u
 #define ALL_LANES 0xffffffffu
 
-// Loops that are not worth their unrolled code.
+// Marks loops whose unrolled code would be too long.
 #ifdef ISO_SHIM
 #define ROLLED
 #else
 #define ROLLED _Pragma("unroll 1")
 #endif
 
-// ---- Folds: how two become one, what changes nothing, and what becomes of the whole. ---------------------------------
+// ---- Folds: the join of two values, the identity, and the final conversion.
+// ------------------------------------------
 
 struct Sum {
   template <class A>
@@ -39,7 +42,7 @@ struct Sum {
   }
 };
 
-// A NaN becomes the one that any join gives, also where nothing was joined.
+// A NaN becomes the NaN that any join returns, even if nothing was joined.
 struct Max {
   template <class A>
   static DEVICE A pad() {
@@ -70,7 +73,7 @@ struct Min {
   }
 };
 
-// The largest but for NaNs, which are padding here: for shifts that cancel.
+// The largest value except NaNs, which are padding here: used for shifts that cancel.
 struct Largest {
   template <class A>
   static DEVICE A pad() {
@@ -88,7 +91,7 @@ struct Node {
   u32 start, len;
 };
 
-// Node k of the 2^depth that halving 0..len so many times gives.
+// Node k of the 2^depth nodes into which 0..len is halved.
 DEVICE Node node_of(u32 len, u32 depth, u32 k) {
   u32 start = 0;
   ROLLED for (u32 bit = depth; bit-- > 0;) {
@@ -100,7 +103,7 @@ DEVICE Node node_of(u32 len, u32 depth, u32 k) {
   return Node{start, len};
 }
 
-// The nodes below one, in order.
+// The nodes below a node, in order.
 struct Walk {
   u32 at, len, share, rest, depth;
   DEVICE Walk(Node node, u32 depth)
@@ -114,7 +117,7 @@ struct Walk {
   }
 };
 
-// The eight nodes three levels below one: calls f(slot, start, length) for each, the slot known to the compiler.
+// The eight nodes three levels below a node: calls f(slot, start, length) for each; the compiler knows the slot.
 template <class Each>
 DEVICE void each_slot(Node node, Each f) {
   u32 share = node.len / 8, rest = node.len % 8, at = node.start;
@@ -126,7 +129,7 @@ DEVICE void each_slot(Node node, Each f) {
   }
 }
 
-// The leaves of rows of at most 4: slot j of eight is leaf j % 2^depth of row j >> depth.
+// The leaves of rows with at most 4 leaves: slot j of eight is leaf j % 2^depth of row j >> depth.
 struct ShortLeaves {
   u32 n, half, depth;
   DEVICE ShortLeaves(u32 n, u32 depth) : n(n), half(left_of(n)), depth(depth) {}
@@ -141,8 +144,8 @@ struct ShortLeaves {
 
 static_assert(LEAF == 32, "a warp holds a leaf");
 
-// Which element of a leaf of this length a lane holds; length 0: none. Leaves of dims outside the innermost are halved down
-// to single elements, which stand in the lanes of a perfect tree.
+// The element of a leaf of this length that a lane holds; none if the length is 0. Leaves of outer dims are halved
+// down to single elements, which are in the lanes of a perfect tree.
 DEVICE Node element_of(bool halved, u32 len, u32 lane) {
   if (halved) return node_of(len, 5, lane);
   return Node{lane, lane < len ? 1u : 0u};
@@ -156,7 +159,7 @@ DEVICE A shuffle_xor(A x, u32 lanes) {
 }
 DEVICE u8 shuffle_xor(u8 x, u32 lanes) { return (u8)__shfl_xor_sync(ALL_LANES, (u32)x, lanes); }
 
-// Lanes that differ in BIT join, each keeping half of its R values.
+// Lanes that differ in BIT join; each keeps half of its R values.
 template <class F, u32 R, u32 BIT, class A, u32 N>
 DEVICE void exchange(A (&v)[N], u32 lane) {
   if constexpr (R > 1) {
@@ -169,8 +172,8 @@ DEVICE void exchange(A (&v)[N], u32 lane) {
   }
 }
 
-// Eight leaves, held as element = lane and leaf = register: afterwards a lane has the joint value of the 2^levels neighbours
-// among which leaf slot_of(lane) is, levels at most 3. All lanes call.
+// Joins eight leaves, with elements in lanes and leaves in registers: afterwards a lane has the joint value of the
+// 2^levels neighbours that contain leaf slot_of(lane); levels is at most 3. All lanes call this.
 template <class F, class A>
 DEVICE A fold_slots(A (&v)[8], u32 lane, u32 levels) {
   exchange<F, 8, 1>(v, lane);
@@ -182,14 +185,15 @@ DEVICE A fold_slots(A (&v)[8], u32 lane, u32 levels) {
   if (levels > 2) x = F::join(x, shuffle_xor(x, 1));
   return x;
 }
-// Also the lane below 8 that a slot is on: bits reversed.
+// Also the lane below 8 that a slot is in: its bits reversed.
 DEVICE u32 slot_of(u32 lane) { return (lane & 1) << 2 | (lane & 2) | (lane & 4) >> 2; }
 
-// Unfinished nodes of 1, 2, 4, ... leaves, in registers: a binary counter.
+// Unfinished nodes of 1, 2, 4, ... leaves in registers: a binary counter.
 template <class F, class A, u32 MOST>
 struct Pending {
   A node[MOST];
-  // Joins leaf g, after leaves 0 to g - 1, with all that it finishes: after the last of 2^k the value of the whole.
+  // Joins leaf g, after leaves 0 to g - 1, with all nodes that it completes. After leaf 2^k - 1, returns the value of
+  // the whole.
   DEVICE A push(u32 g, A x) {
     bool open = true;
     UNROLL for (u32 k = 0; k < MOST; ++k) {
@@ -205,7 +209,8 @@ struct Pending {
   }
 };
 
-// What `term(i)` folds to over a node of 2^(levels + 3) leaves, levels at most 8, on every lane of the warp.
+// Folds `term(i)` over a node of 2^(levels + 3) leaves, with levels at most 8; every lane of the warp gets the
+// result.
 template <class F, class A, class Term>
 DEVICE A fold_node(Node node, u32 levels, u32 lane, bool halved, Term term) {
   Pending<F, A, 9> pending;
@@ -222,8 +227,8 @@ DEVICE A fold_node(Node node, u32 levels, u32 lane, bool halved, Term term) {
   return x;
 }
 
-// The joint value of a team of 2^warps neighbouring warps of the block, in their order, on every thread of the team. All threads of
-// the block call it, with equal `warps`.
+// Joins the values of a team of 2^warps neighbouring warps, in order; every thread of the team gets the result. All
+// threads of the block call this with equal `warps`.
 template <class F, class A>
 DEVICE A fold_team(A x, u32 warps) {
   if (warps == 0) return x;
@@ -237,11 +242,12 @@ DEVICE A fold_team(A x, u32 warps) {
   return x;
 }
 
-// ---- Where reduced rows and columns lie. -----------------------------------------------------------------------------
+// ---- The layouts of reduced rows and columns.
+// ------------------------------------------------------------------------
 
-// The kept dims, fastest first: extents, and strides in the operand and in the result. Their product is below 2^32. Filled by
-// src/tensor/cuda/reduce.rs.
-struct Nest {
+// The dims that are not reduced, fastest first: extents, and strides in the operand and in the result. Their product
+// is below 2^32. Filled by src/tensor/cuda/reduce.rs.
+struct KeptDims {
   u64 in[6], out[6];
   u32 len[6];
   u32 rank, unused;
@@ -259,9 +265,9 @@ struct Nest {
 
 // ---- Reductions of contiguous rows. ----------------------------------------------------------------------------------
 
-// Rows of up to 4 leaves, 8 >> depth of them a warp.
+// Rows of up to 4 leaves, 8 >> depth of them per warp.
 template <class F, class In, class Out>
-DEVICE void reduce_short_rows(const In* x, Out* out, const Nest& nest, u64 rows, u32 n, u32 depth, bool halved) {
+DEVICE void reduce_short_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u32 n, u32 depth, bool halved) {
   typedef Wide<In> A;
   u32 lane = threadIdx.x % LANES, slot = slot_of(lane);
   u64 first = (thread_index() / LANES) << (3 - depth), from, to;
@@ -278,10 +284,11 @@ DEVICE void reduce_short_rows(const In* x, Out* out, const Nest& nest, u64 rows,
   if (lane < 8 && (slot & ((1u << depth) - 1)) == 0 && mine < rows) out[to] = narrow<Out>(F::finish(all));
 }
 
-// Rows of `n` contiguous elements, 2^depth leaves each, cut into 2^split nodes that stay apart in the result, `apart`
-// elements from one another. A node is a team's, of 2^team of the block's 8 warps. Blocks are one-dimensional.
+// Rows of `n` contiguous elements with 2^depth leaves each, cut into 2^split nodes that are stored separately,
+// `apart` elements from one another. A team of 2^team of the block's 8 warps computes a node. Blocks are
+// one-dimensional.
 template <class F, class In, class Out>
-DEVICE void reduce_rows(const In* x, Out* out, const Nest& nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team,
+DEVICE void reduce_rows(const In* x, Out* out, const KeptDims& nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team,
                         bool halved) {
   typedef Wide<In> A;
   if (depth < 3) return reduce_short_rows<F>(x, out, nest, rows, n, depth, halved);
@@ -306,7 +313,7 @@ DEVICE A fold_registers(const A* v) {
   else return F::join(fold_registers<F, N / 2>(v), fold_registers<F, N / 2>(v + N / 2));
 }
 
-// N neighbouring elements of which `len` are there.
+// N neighbouring elements, of which `len` exist.
 template <class F, u32 N, class A, class Term>
 DEVICE A fold_few(u32 at, u32 len, Term term) {
   A v[N];
@@ -314,8 +321,8 @@ DEVICE A fold_few(u32 at, u32 len, Term term) {
   return fold_registers<F, N>(v);
 }
 
-// What `term(i)` folds to over a node of 2^levels leaves, levels at most 11, by one thread. Leaves of a dim outside the
-// innermost are of at most 4, where neighbours and halves are the same.
+// Folds `term(i)` over a node of 2^levels leaves, with levels at most 11, in one thread. Leaves of outer dims have at
+// most 4 elements, for which joining neighbours and halving are the same.
 template <class F, class A, class Term>
 DEVICE A fold_column(Node node, u32 levels, bool halved, Term term) {
   Pending<F, A, 12> pending;
@@ -334,8 +341,9 @@ DEVICE A fold_column(Node node, u32 levels, bool halved, Term term) {
   return x;
 }
 
-// Blocks of 32 x 8 threads: x is a column, and 2^team of the eight share one column's rows. blockIdx.y is the node of
-// 2^split that stay apart in the result. Calls term(column, i), and write(column, part, value) once a column and part.
+// Blocks of 32 x 8 threads: x is a column, and 2^team of the eight share the rows of one column. blockIdx.y is one of
+// the 2^split nodes that are stored separately. Calls term(column, i), and write(column, part, value) once per column
+// and part.
 template <class F, class A, class Term, class Write>
 DEVICE void fold_columns(u64 columns, u32 n, u32 depth, u32 split, u32 team, bool halved, Term term, Write write) {
   SHARED A room[8][32];
@@ -355,9 +363,9 @@ DEVICE void fold_columns(u64 columns, u32 n, u32 depth, u32 split, u32 team, boo
   if (live && member == 0) write(column, part, x);
 }
 
-// Columns of `n` elements `stride` apart; parts lie `apart` elements apart in the result.
+// Columns of `n` elements, `stride` apart; parts are `apart` elements apart in the result.
 template <class F, class In, class Out>
-DEVICE void reduce_columns(const In* x, Out* out, const Nest& nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split,
+DEVICE void reduce_columns(const In* x, Out* out, const KeptDims& nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split,
                            u32 team, bool halved) {
   u64 column = ((u64)blockIdx.x * (8 >> team) + (threadIdx.y >> team)) * 32 + threadIdx.x, from, to;
   nest.offsets((u32)(column < columns ? column : 0), from, to);
@@ -367,17 +375,18 @@ DEVICE void reduce_columns(const In* x, Out* out, const Nest& nest, u64 columns,
       [&](u64, u32 part, Wide<In> all) { out[to + part * apart] = narrow<Out>(F::finish(all)); });
 }
 
-// The entries of a reduction for a type: from and to the type itself, to what it computes in (wide_), and from that (narrow_).
+// The entries of a reduction for a type: to the type itself, to the type that it computes in (wide_), and back from
+// that (narrow_).
 #define REDUCTION(F, T) REDUCTION_OF(F, rows_##T, columns_##T, T, T)
 #define REDUCTION_OF_HALVES(F, T)                                  \
   REDUCTION_OF(F, wide_rows_##T, wide_columns_##T, T, Wide<T>)     \
   REDUCTION_OF(F, narrow_rows_##T, narrow_columns_##T, Wide<T>, T)
 #define REDUCTION_OF(F, ROWS, COLUMNS, IN, OUT)                                                                          \
   KERNEL(ROWS, 256,                                                                                                      \
-         (const IN* x, OUT* out, Nest nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {   \
+         (const IN* x, OUT* out, KeptDims nest, u64 rows, u64 apart, u32 n, u32 depth, u32 split, u32 team, u32 halved)) {   \
     reduce_rows<F>(x, out, nest, rows, apart, n, depth, split, team, halved);                                            \
   }                                                                                                                      \
-  KERNEL(COLUMNS, 256, (const IN* x, OUT* out, Nest nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
+  KERNEL(COLUMNS, 256, (const IN* x, OUT* out, KeptDims nest, u64 columns, u64 stride, u64 apart, u32 n, u32 depth, u32 split, \
                         u32 team, u32 halved)) {                                                                         \
     reduce_columns<F>(x, out, nest, columns, stride, apart, n, depth, split, team, halved);                              \
   }

@@ -1,4 +1,4 @@
-// The derivatives of rms_norm, as those of layer_norm.
+// The gradients of rms_norm, computed as those of layer_norm are.
 #include "norm.cuh"
 
 template <class T, class Row>

@@ -1,17 +1,18 @@
-// Rotary embedding: by bits what src/ops/rotary/cpu.rs computes.
+// Rotary embedding, with the bits of src/ops/rotary/cpu.rs.
 //
-// A thread has a position and a few pairs. It computes their sines and cosines once, in f64, and turns these pairs in
-// every head and sequence of its share: no table is kept. Bound by memory once a share is some eight heads long.
+// A thread has one position and a few pairs of elements. It computes their sines and cosines once, in f64, and
+// rotates these pairs in all heads and sequences of its share, so there is no table. The kernel is bound by memory if
+// a share has about eight heads or more.
 #include "math.cuh"
 
 struct Rotation {
-  // The base's logarithm, and -1 where it turns back.
+  // The logarithm of the base, and -1 to rotate backwards.
   f64 ln, sign;
-  // The first position; positions and pairs of a vector.
+  // The first position, and the numbers of positions and of pairs per vector.
   u64 start, time, pairs;
-  // Steps from position to position, in x and in the result.
+  // The strides of positions, in x and in the result.
   u64 time_steps[2];
-  // The other dims, outermost first: extents, steps in x and in the result.
+  // The other dims, outermost first: extents, and strides in x and in the result.
   u64 len[3], steps[3], out_steps[3];
 };
 
@@ -33,7 +34,7 @@ DEVICE void rotary(const Rotation& rotation, const T* x, T* out) {
   for (int i = 0; i < VEC; i++) {
     f64 turn = exp_f64(-((f64)(first + i) / (f64)rotation.pairs) * rotation.ln) * 0.318309886183790671537767526745 * 0.5;
     f64 high = position * turn, low = fma(position, turn, -high), s, c;
-    // Adding 1.5 * 2^52 and taking it off again leaves the nearest integer.
+    // Adding and subtracting 1.5 * 2^52 rounds to the nearest integer.
     const f64 round = 6755399441055744.0;
     sin_cos_2pi_f64((high - ((high + round) - round)) + low, s, c);
     cos[i] = (A)c;
@@ -58,7 +59,7 @@ DEVICE void rotary(const Rotation& rotation, const T* x, T* out) {
   }
 }
 
-// Packs of 16 bytes where all rows allow it, else single elements.
+// Packs of 16 bytes if all rows allow it, else single elements.
 #define ENTRIES(T)                                                                             \
   KERNEL(rotary_##T, 128, (Rotation rotation, const T* x, T* out)) { rotary<T, 1>(rotation, x, out); } \
   KERNEL(packs_##T, 128, (Rotation rotation, const T* x, T* out)) {                            \

@@ -1,10 +1,10 @@
-// Operators over contiguous rows that sum a row along its tree and then come back to its elements: softmax, norms.
+// Operators over contiguous rows that sum a row along its tree and then use its elements again: softmax, norms.
 //
-// Up to 4096 elements a row lies in registers: eight leaves a warp, several short rows a warp or a team of up to 16 warps a row;
-// it is read once and written once. A longer row is a block's, which holds it in shared memory where there is room and else reads
-// it anew, from the second cache, for every pass.
+// Rows of up to 4096 elements are held in registers, eight leaves per warp: several short rows per warp, or a team of
+// up to 16 warps per row. They are read once and written once. A longer row belongs to a block, which holds it in
+// shared memory if there is room, and else reads it again from the second cache in every pass.
 //
-// A body is written once over either kind of rows:
+// A body is written once for both kinds of rows:
 //   row.hold(x)                     the row's elements of x, to be asked for by slot and index: held.at(j, i)
 //   row.fold<F>(all, term(j, i))    all[row.of(j)]: what the terms of slot j's row fold to
 //   row.each(f(j, i))               every element once; row.base(j) + i is its place in the tensor
@@ -12,7 +12,7 @@
 #pragma once
 #include "reduce.cuh"
 
-// Rows in registers. SHORT: of up to 4 leaves (128 elements at most), several a warp; else one a team of warps.
+// Rows in registers. SHORT: several rows of up to 4 leaves (128 elements) per warp; else one row per team of warps.
 template <bool SHORT>
 struct HeldRows {
   static const u32 ALL = SHORT ? 8 : 1;
@@ -36,7 +36,7 @@ struct HeldRows {
   DEVICE bool live(u32 j) const { return (SHORT ? row + (j >> depth) : row) < rows; }
   DEVICE u64 base(u32 j) const { return index(j) * n; }
 
-  // Calls f(slot, index in the row, whether there is such an element) for this lane's elements.
+  // Calls f(slot, index in the row, true if the element exists) for this lane's elements.
   template <class Each>
   DEVICE void slots(Each f) const {
     if constexpr (SHORT) {
@@ -62,7 +62,7 @@ struct HeldRows {
     return held;
   }
 
-  // Values computed once and asked for again.
+  // Values that are computed once and used again.
   template <class A>
   struct Kept {
     A v[8];
@@ -104,7 +104,7 @@ struct HeldRows {
   }
 };
 
-// One long row a block of 1024 threads; `room` in shared memory holds `held` rows of any of the operands.
+// One long row per block of 1024 threads; `room` in shared memory holds `held` rows of any of the operands.
 struct LongRow {
   static const u32 ALL = 1;
   u64 row;
@@ -162,7 +162,7 @@ struct LongRow {
   }
 };
 
-// The largest of each row but for NaNs.
+// The largest value of each row, except NaNs.
 template <class Row, class A, class Held>
 DEVICE void fold_largest(Row& row, A (&most)[Row::ALL], const Held& x) {
   row.template fold<Largest>(most, [&](u32 j, u32 i) {
@@ -172,7 +172,8 @@ DEVICE void fold_largest(Row& row, A (&most)[Row::ALL], const Held& x) {
 }
 
 // ROWS(softmax, T, (parameters), (arguments)): the entries softmax_T and softmax_long_T, whose body is
-// `softmax_rows<T>(row, arguments...)`. Both take rows, n and the depth last, the second also how many rows are held.
+// `softmax_rows<T>(row, arguments...)`. Both take rows, n and the depth last, and the second also the number of held
+// rows.
 #define ROWS(name, T, parameters, ...)                                                              \
   KERNEL(name##_##T, 512,  (parameters, u64 rows, u32 n, u32 depth)) {                              \
     if (depth < 3) {                                                                                \
@@ -188,5 +189,5 @@ DEVICE void fold_largest(Row& row, A (&most)[Row::ALL], const Held& x) {
     LongRow row(n, depth, held, room);                                                              \
     name##_rows<T>(row, __VA_ARGS__);                                                               \
   }
-// Parameters in a macro's argument.
+// Groups parameters in a macro's argument.
 #define WITH(...) __VA_ARGS__

@@ -1,4 +1,4 @@
-// Of (condition, x, y): x where the condition holds, else y
+// Takes (condition, x, y): x if the condition holds, else y
 #include "pointwise.cuh"
 
 struct select_formula {

@@ -1,4 +1,4 @@
-// A dim's indices in random order, and the keyed bijection that says which (src/rng/permutation.rs).
+// A random order of a dim's indices, and the keyed bijection that gives it (src/rng/permutation.rs).
 #include "random.cuh"
 
 // The permutation of 0..len.
@@ -22,7 +22,8 @@ KERNEL(permutation_i64, 256, (i64 * out, Place place, Draw draw, Order order)) {
   each_element(place, [&](u64 e, u64 at) { out[at] = (i64)order_at(order, draw, e); });
 }
 
-// y[.., i, ..] = x[.., order[i], ..] of [outer, len, width], or, inverse, y[.., order[i], ..] = x[.., i, ..].
+// y[.., i, ..] = x[.., order[i], ..] for shape [outer, len, width], or the inverse, y[.., order[i], ..] = x[.., i,
+// ..].
 template <class T>
 DEVICE void shuffle(const T* x, const i64* order, T* out, u64 outer, u64 len, u64 width, u32 inverse) {
   u64 total = outer * len * width;
@@ -37,7 +38,7 @@ DEVICE void shuffle(const T* x, const i64* order, T* out, u64 outer, u64 len, u6
   }
 }
 
-// Elements are moved untouched, so a type stands for all of its size.
+// Elements are moved unchanged, so a type stands for all types of its size.
 struct alignas(16) Sixteen {
   u64 of[2];
 };

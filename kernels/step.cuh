@@ -4,7 +4,7 @@
 
 const u32 TENSORS = 48;
 
-// One address a tensor.
+// One address per tensor.
 struct Addresses {
   u64 at[TENSORS];
 };
@@ -21,7 +21,7 @@ struct alignas(sizeof(T) * N > 16 ? 16 : sizeof(T) * N) Pack {
   T v[N];
 };
 
-// What one block does: calls vector(i) for packs of four elements beginning at i, and scalar(i) for the others.
+// The work of one block: calls vector(i) for packs of four elements that begin at i, and scalar(i) for the others.
 const u32 STEP_THREADS = 256, STEP_PACKS = 4;
 
 // The tensor that a block works on.
@@ -35,7 +35,7 @@ DEVICE u32 tensor_of(const Pieces& pieces) {
   return low;
 }
 
-// Calls pack(i) for every aligned four of the block's elements of tensor k, and one(i) for what is left over.
+// Calls pack(i) for every aligned group of four of the block's elements of tensor k, and one(i) for the rest.
 template <class Four, class One>
 DEVICE void each_element(const Pieces& pieces, u32 k, bool aligned, Four pack, One one) {
   u64 n = pieces.len[k], start = (u64)(blockIdx.x - pieces.block[k]) * (STEP_THREADS * STEP_PACKS * 4);
@@ -49,7 +49,7 @@ DEVICE void each_element(const Pieces& pieces, u32 k, bool aligned, Four pack, O
   }
 }
 
-// True where a pointer is aligned to a pack of four.
+// True if a pointer is aligned to a pack of four.
 template <class T>
 DEVICE bool is_aligned(const T* at) {
   return ((u64)at & (alignof(Pack<T, 4>) - 1)) == 0;

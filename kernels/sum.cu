@@ -1,4 +1,4 @@
-// Sums over any dims, one dim a launch: from the innermost reduced one out.
+// Sums over any dims: one launch per dim, from the innermost reduced dim outwards.
 #include "reduce.cuh"
 
 #define SAME(T) REDUCTION(Sum, T)

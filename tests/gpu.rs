@@ -1,6 +1,7 @@
-//! The device itself: its memory, its errors, its compiled kernels on disk, the waits between ranks that share it.
+//! Tests of the device: its memory, its errors, its cache of compiled kernels, and the waits between ranks that share
+//! it.
 //!
-//! What only a real device can show is skipped, loudly, where there is none; the rest runs on the shim there.
+//! Parts that need a real device are skipped, with a message, if there is none; the rest then runs on the shim.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -23,31 +24,31 @@ use isoshard::tensor::{DType, Device, Tensor};
 mod shim;
 
 const MIB: usize = 1 << 20;
-/// Names the test that a child process runs, and where it keeps compiled kernels.
+/// Names the test that a child process runs, and its folder of compiled kernels.
 const CHILD: &str = "ISOSHARD_TEST_CHILD";
 
-/// Held by every test: limits, settings and counts are the process's.
+/// Held by every test, because limits, settings and counts belong to the process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The device, real or the shim; none, counted, without either.
+/// Returns the device, real or the shim; `None`, counted as skipped, if there is neither.
 fn device() -> Option<Device> {
     shim::device()
 }
 
-/// Small integers by index.
+/// Small integers computed from the index.
 fn ints(dtype: DType, shape: &[usize]) -> Tensor {
     let values = (0..shape.iter().product()).map(|i: usize| (i * 5 % 7) as f64).collect();
     Tensor::from_vec::<f64>(values, shape).unwrap().cast(dtype).unwrap()
 }
 
-/// True on a real device; else the test says that it was skipped.
+/// Returns true on a real device; else reports that the test is skipped.
 fn is_real(test: &str) -> bool {
     let real = shim::device().is_some() && shim::shim().is_none();
     if !real {
-        // Written past the harness, which keeps the output of tests that pass.
+        // Written directly to standard error, because the test harness hides the output of tests that pass.
         let _ = writeln!(std::io::stderr(), "SKIPPED (no CUDA device): {test}");
     }
     real
@@ -92,7 +93,7 @@ fn what_does_not_fit_is_named_and_the_rest_goes_on() {
     for part in ["cuda:0", "f32[8388608, 2]", "live tensors", "kept for reuse"] {
         assert!(error.to_string().contains(part), "{error}");
     }
-    // What fits still does, many times: blocks are used again.
+    // Smaller tensors still fit, many times: blocks are reused.
     for _ in 0..20 {
         let again = gpu.zeros(DType::F32, [2 * MIB]).unwrap();
         assert_eq!(again.narrow(0, 2 * MIB - 1, 1).unwrap().item().unwrap(), 0.0);
@@ -133,7 +134,7 @@ fn a_bad_launch_is_named() {
     let fill = gpu.kernel("fill", "fill", DType::I32).unwrap().write(&mut x).arg(37u64).arg([7u64, 0]);
     let error = fill.run(1, 4096, 0).unwrap_err().to_string();
     assert!(error.contains("fill_i32<<<[1, 1, 1], [4096, 1, 1], 0>>>(i32[37]"), "{error}");
-    // The launch was refused, and nothing else was harmed.
+    // The launch was refused without other effects.
     let fill = gpu.kernel("fill", "fill", DType::I32).unwrap().write(&mut x).arg(37u64).arg([7u64, 0]);
     fill.run(1, 256, 0).unwrap();
     assert_eq!(x.to_vec::<i32>().unwrap(), [7; 37]);
@@ -146,7 +147,7 @@ fn a_kernel_that_fails_is_named() {
     let (_alone, Some(Device::Cuda(index))) = (alone(), device()) else { return };
     const TEST: &str = "a_kernel_that_fails_is_named";
     if std::env::var(CHILD).is_ok_and(|name| name == TEST) {
-        // An address where nothing is: the device's context is lost with the process.
+        // An invalid address: the device's context is lost with the process.
         cuda::set_checked(true);
         let gpu = Gpu::get(index).unwrap();
         let mut x = gpu.zeros(DType::I32, [37]).unwrap();
@@ -161,13 +162,13 @@ fn a_kernel_that_fails_is_named() {
     }
 }
 
-/// One process after the other, with images that are whole, cut short and changed; then several at once.
+/// Runs processes one after the other, with images that are complete, truncated and changed; then several at once.
 #[test]
 fn kernels_are_compiled_once_and_anew_where_the_disk_is_wrong() {
     const TEST: &str = "kernels_are_compiled_once_and_anew_where_the_disk_is_wrong";
     let (_alone, Some(device)) = (alone(), device()) else { return };
     if std::env::var(CHILD).is_ok_and(|name| name == TEST) {
-        // Several ranks want the kernel at the same time.
+        // Several ranks need the kernel at the same time.
         let outs = spmd(4, move |rank| {
             let x = Tensor::from_vec(vec![-1.5f32, 0.0, 2.5], [3])?.to_device(device)?;
             let mesh = DeviceMesh::new(&rank.on(device), &[("x", 4)])?;
@@ -214,8 +215,8 @@ fn kernels_are_compiled_once_and_anew_where_the_disk_is_wrong() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// Ranks read what others have just put on their streams, and what they read is let go of at once: a missing wait, or a
-/// block used again too early, gives other numbers.
+/// Ranks read tensors that others have just put on their streams, and drop them at once: a missing wait, or a block
+/// that is reused too early, gives other numbers.
 #[test]
 fn ranks_that_share_a_device_wait_for_each_other() {
     let (_alone, Some(device)) = (alone(), device()) else { return };
@@ -253,7 +254,7 @@ fn ranks_that_share_a_device_wait_for_each_other() {
     }
 }
 
-/// A step of training puts work on its stream and waits for none of it, on one rank and under FSDP.
+/// A training step puts work on its stream without waiting for any, on one rank and under FSDP.
 #[test]
 fn a_step_waits_for_nothing_until_a_value_is_read() {
     let (_alone, Some(device)) = (alone(), device()) else { return };
@@ -294,13 +295,14 @@ fn a_step_waits_for_nothing_until_a_value_is_read() {
             }
             Ok(waits)
         });
-        // At its first draw on a mesh of several ranks the generator is compared: each reads what all have.
+        // The generator is compared at its first draw on a mesh of several ranks, so each rank reads all ranks'
+        // state.
         let compared = if ranks == 1 { 0 } else { (ranks * ranks) as u64 };
         assert_eq!(waits.unwrap(), vec![[compared, 0]; ranks], "on {text}");
     }
 }
 
-/// With one GPU there is no other world for NCCL: it takes one rank a GPU.
+/// NCCL takes one rank per GPU, so with one GPU this is its only world.
 #[test]
 fn nccl_runs_a_world_of_one() {
     const TEST: &str = "nccl_runs_a_world_of_one";
@@ -341,7 +343,7 @@ fn a_device_says_what_it_is() {
     assert!(gpu.multiprocessors() >= 10 && stats.limit_bytes > 1 << 30, "{stats:?}");
 }
 
-/// Runs one test of this binary in a process of its own.
+/// Runs one test of this program in a process of its own.
 fn child(test: &str, cache: Option<&Path>) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
     command.args(["--exact", test, "--nocapture"]).env(CHILD, test);
@@ -353,7 +355,7 @@ fn child(test: &str, cache: Option<&Path>) -> Output {
     out
 }
 
-/// The image in a folder that has one, beside locks; nothing half made.
+/// Returns the image in a folder that has one, in addition to lock files and no partial file.
 fn only_image(dir: &Path) -> PathBuf {
     let all = std::fs::read_dir(dir).expect("the folder is there").flatten().map(|e| e.path());
     let (locks, images): (Vec<_>, Vec<_>) = all.partition(|p| p.extension().is_some_and(|e| e == "lock"));

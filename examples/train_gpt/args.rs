@@ -11,127 +11,152 @@ use isoshard::tensor::{DType, Device};
 
 use crate::model::Sizes;
 
+const EXAMPLES: &str = "\
+Meshes (dp = data parallel, fsdp = parameters sharded as well, tp = tensor parallel):
+  train_gpt                                             two ranks under FSDP, about a minute on two cores
+  train_gpt --mesh 1                                    a single rank: the same losses, to the last bit
+  train_gpt --mesh fsdp=4                               four ranks under FSDP
+  train_gpt --mesh dp=2,tp=2 --sequence-parallel        two replicas, each over two ranks
+  mpirun -n 4 train_gpt --engine mpi --mesh fsdp=4      processes instead of threads
+  train_gpt --engine dry --mesh dp=64,fsdp=32,tp=8 --batch 2048 --heads 8
+                                                        one step of one rank of 16,384, counted and not computed
+More:
+  train_gpt --data book.txt --plot loss.svg             another text, and the losses as a picture
+  train_gpt --model llama --config baby --dropout 0.2   a larger model
+  train_gpt --json                                      JSON lines for programs to read";
+
 /// Trains a small GPT (or Llama) on text, character by character, on any mesh of ranks.
 ///
-/// Ranks are threads of this process, or with --engine mpi the processes that mpirun starts. The mesh decides who computes what, never what is computed: initial values,
-/// batches and dropout depend on the seed alone.
+/// Ranks are threads of this process or, with --engine mpi, the processes that mpirun starts. The mesh decides which
+/// rank computes which values. It never changes a value: initial parameters, batches and dropout depend on the seed
+/// alone, and every mesh gives the losses of a single rank, bit for bit.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "train_gpt", version)]
+#[command(name = "train_gpt", version, after_help = EXAMPLES)]
 pub struct Args {
-    /// UTF-8 text to train on, or a directory of such files; without it, this repository's own text.
+    /// A UTF-8 text to train on, or a directory of such files [default: this project's documentation].
     ///
     /// Its characters are the vocabulary. The last tenth is kept for validation.
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
 
-    /// What to train.
+    /// The model to train.
     #[arg(long, value_enum, default_value = "gpt", value_name = "NAME")]
     pub model: ModelName,
-    /// Sizes that --layers, --heads, --width, --block, --batch and so on then override.
+    /// Sizes by name; --layers, --heads, --width, --block, --batch and so on override single ones.
     #[arg(long, value_enum, default_value = "nano", value_name = "NAME")]
     pub config: Config,
-    /// Transformer blocks.
+    /// The number of transformer blocks.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub layers: Option<usize>,
-    /// Attention heads; they divide the width, unless --head-width is given.
+    /// The number of attention heads; it divides the width unless --head-width is given.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub heads: Option<usize>,
     /// The width of the residual stream.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub width: Option<usize>,
-    /// Heads of keys and values of a Llama; they divide the heads.
+    /// The number of key and value heads of a Llama; it divides the heads.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub kv_heads: Option<usize>,
-    /// The width of a Llama's heads, an even number; without it, width / heads.
+    /// The width of each head of a Llama, an even number [default: width / heads].
     #[arg(long, value_parser = positive, value_name = "N")]
     pub head_width: Option<usize>,
-    /// The hidden width of a Llama's MLPs; without it, 8/3 of the width, rounded up to a multiple of 32.
+    /// The hidden width of a Llama's MLPs [default: 8/3 of the width, rounded up to a multiple of 32].
     #[arg(long, value_parser = positive, value_name = "N")]
     pub hidden: Option<usize>,
-    /// The number of characters the model sees at once.
+    /// The number of characters that the model sees at once.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub block: Option<usize>,
-    /// Sequences in a micro-batch, over all ranks together.
+    /// The number of sequences per micro-batch, over all ranks together.
     #[arg(long, value_parser = positive, value_name = "N")]
     pub batch: Option<usize>,
 
-    /// Axes and their ranks: dp, fsdp, tp, e.g. fsdp=4 or dp=2,tp=2; 1 for a single rank.
+    /// The mesh's axes (dp, fsdp, tp) and their ranks, such as fsdp=4 or dp=2,tp=2; 1 for a single rank.
     #[arg(long, value_parser = mesh, default_value = "fsdp=2", value_name = "AXES")]
     pub mesh: String,
-    /// Shard activations between tensor-parallel parts along the sequence. Changes nothing without a tp axis.
+    /// Shard activations along the sequence between tensor-parallel layers. Changes nothing without a tp axis.
     #[arg(long)]
     pub sequence_parallel: bool,
-    /// What ranks are, and how they talk.
+    /// The engine that runs the ranks and carries what they send.
     #[arg(long, value_enum, default_value = "threads", value_name = "NAME")]
     pub engine: EngineName,
-    /// Let processes meet without a secret also where others can reach them: whoever does may take a rank's place. Without this
-    /// they want ISOSHARD_TOKEN or ISOSHARD_TOKEN_FILE there.
+    /// Let processes meet without a secret, even at an address that other machines can reach.
+    ///
+    /// Anyone who can reach that address may then take the place of a rank. Without this option the processes want
+    /// ISOSHARD_TOKEN or ISOSHARD_TOKEN_FILE there.
     #[arg(long)]
     pub insecure_rendezvous: bool,
-    /// With --engine dry: the number of ranks in the world, where it is not the mesh's.
+    /// With --engine dry: the number of ranks in the world, if it is not the mesh's.
     #[arg(long, value_name = "N")]
     pub world: Option<usize>,
     /// With --engine dry: the rank that is counted.
     #[arg(long, default_value_t = 0, value_name = "R")]
     pub rank: usize,
-    /// Where ranks compute: cpu, cuda (the first device, which the ranks share) or cuda:N. Exact results are the same.
+    /// The device that computes: cpu, cuda (the first GPU, which the ranks share) or cuda:N.
+    ///
+    /// With --reduction exact, every device gives the same values.
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub device: Device,
-    /// What the model computes in. Parameters, their gradients and the optimizer's state are f32.
+    /// The element type in which the model computes. Parameters, gradients and the optimizer's state are f32.
     #[arg(long, value_enum, default_value = "f32", value_name = "DTYPE")]
     pub dtype: Compute,
-    /// How sums that ranks share are taken.
+    /// The order in which sums over several ranks are taken.
     #[arg(long, value_enum, default_value = "exact", value_name = "HOW")]
     pub reduction: ReductionName,
-    /// Micro-batches whose gradients are averaged for a step.
+    /// The number of micro-batches per step; their gradients are averaged.
     #[arg(long, value_parser = positive, default_value_t = 1, value_name = "K")]
     pub accumulate: usize,
 
-    /// Training steps.
-    #[arg(long, default_value_t = 900, value_name = "N")]
+    /// The number of training steps.
+    #[arg(long, default_value_t = 2000, value_name = "N")]
     pub steps: usize,
-    /// The learning rate after the warm-up.
+    /// The learning rate after the warm-up; it then falls along a cosine.
     #[arg(long, value_parser = rate, default_value_t = 1e-3, value_name = "RATE")]
     pub lr: f64,
     /// The learning rate at the end of the cosine.
     #[arg(long, value_parser = rate, default_value_t = 1e-4, value_name = "RATE")]
     pub min_lr: f64,
-    /// Steps of linear warm-up.
+    /// The number of steps in which the learning rate rises to --lr.
     #[arg(long, default_value_t = 50, value_name = "N")]
     pub warmup: usize,
-    /// The probability of dropping embeddings, attention probabilities and the blocks' outputs.
+    /// The probability with which dropout drops embeddings, attention probabilities and the blocks' outputs.
     #[arg(long, value_parser = probability, default_value_t = 0.0, value_name = "P")]
     pub dropout: f64,
-    /// AdamW's decoupled weight decay, of matrices only.
+    /// AdamW's decoupled weight decay, for matrices only.
     #[arg(long, value_parser = rate, default_value_t = 0.1, value_name = "RATE")]
     pub weight_decay: f64,
-    /// Every so many steps, compare replicas of parameters and look for gradients that are no number; 0 for never.
+    /// Every N steps, compare the replicas of parameters and look for gradients that are NaN or infinite; 0 for never.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub check: usize,
-    /// The largest global norm of the gradients; 0 for no limit.
+    /// The norm to which larger gradients are clipped, over all parameters together; 0 for no limit.
     #[arg(long, value_parser = rate, default_value_t = 1.0, value_name = "NORM")]
     pub clip: f64,
     /// The seed of initial values, batches, dropout and the sample.
     #[arg(long, default_value_t = 1337, value_name = "S")]
     pub seed: u64,
 
-    /// Steps between evaluations; there is one after the last step, too.
-    #[arg(long, value_parser = positive, default_value_t = 300, value_name = "N")]
+    /// The number of steps between validations; one more follows the last step.
+    #[arg(long, value_parser = positive, default_value_t = 200, value_name = "N")]
     pub eval_every: usize,
-    /// Batches of an evaluation, the same ones every time.
-    #[arg(long, value_parser = positive, default_value_t = 10, value_name = "N")]
+    /// The number of batches per validation, the same ones every time.
+    #[arg(long, value_parser = positive, default_value_t = 20, value_name = "N")]
     pub eval_batches: usize,
 
-    /// Print JSON lines on standard output instead of progress and sample.
+    /// The number of steps per line of the table [default: a twentieth of --steps].
+    #[arg(long, value_parser = positive, value_name = "N")]
+    pub print_every: Option<usize>,
+    /// Write the training and validation losses to FILE as a picture (SVG), at every validation.
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Print JSON lines on standard output instead of the table and the sample.
     #[arg(long)]
     pub json: bool,
 
-    /// Panic on this rank at this step, to see what becomes of the others.
+    /// Panic on this rank at this step, to see how the other ranks fail.
     #[arg(long, hide = true, value_parser = step_and_rank, value_name = "STEP:RANK")]
     pub fail_at: Option<(usize, usize)>,
 }
 
-/// What to train.
+/// The model to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModelName {
     /// Learned positions, layer norms, GELU, a head tied to the token table.
@@ -140,53 +165,53 @@ pub enum ModelName {
     Llama,
 }
 
-/// What ranks are, and how they talk.
+/// The engine that runs the ranks and carries what they send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineName {
     /// Threads of this process, as many as the mesh has ranks.
     Threads,
-    /// Processes on CPUs, which mpirun or srun starts, as many as the mesh has ranks.
+    /// Processes on CPUs that mpirun or srun starts, as many as the mesh has ranks.
     Mpi,
-    /// A GPU a rank: threads of this process, or processes where a launcher starts it.
+    /// A GPU per rank: threads of this process, or processes if a launcher starts them.
     Nccl,
-    /// One rank's plan without data: not built.
+    /// One step of one rank without data: counts its calls, bytes, memory and modelled time, for any number of ranks.
     Dry,
 }
 
-/// How sums that ranks share are taken.
+/// The order in which sums over several ranks are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReductionName {
-    /// Every mesh gives the bits of one rank.
+    /// Every mesh gives the bits of a single rank.
     Exact,
-    /// Right up to rounding, which differs from mesh to mesh.
+    /// Correct up to rounding, which differs between meshes; uneven shards send fewer bytes.
     Fast,
 }
 
-/// What a model computes in.
+/// The element type in which a model computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Compute {
     /// 24 bits of precision.
     F32,
-    /// 8 bits of precision: parameters are rounded where they are used, and activations are.
+    /// 8 bits of precision: activations are rounded, and so are parameters at each use.
     Bf16,
 }
 
-/// Named sizes.
+/// Sizes by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Config {
-    /// 4 layers, 4 heads (a Llama's in 2 groups), width 128, block 64, batch 12.
+    /// 4 layers, 4 heads (a Llama: in 2 groups), width 128, block 64, batch 12.
     Nano,
     /// 6 layers, 6 heads (in 2 groups), width 384, block 256, batch 64.
     Baby,
     /// 12 layers, 12 heads (in 4 groups), width 768, block 1024, batch 16: the smallest GPT-2.
     Gpt2,
-    /// Sizes that divide by nothing: 3 layers, 4 heads, width 52, block 37, batch 7. A Llama has 8 heads of width 10 in 4
-    /// groups, width 37, hidden width 101.
+    /// Sizes that no mesh divides evenly: 3 layers, 4 heads, width 52, block 37, batch 7. A Llama has 8 heads of width
+    /// 10 in 4 groups, width 37, hidden width 101.
     Odd,
 }
 
 impl Args {
-    /// The model for a vocabulary, and the batch.
+    /// Returns the model's sizes for a vocabulary, and the rows of a batch.
     ///
     /// # Errors
     /// Refuses sizes that the model does not have.
@@ -227,12 +252,17 @@ impl Args {
         Ok((sizes, self.batch.unwrap_or(batch)))
     }
 
-    /// The dtype of [`Args::dtype`].
+    /// Returns the dtype of [`Args::dtype`].
     pub fn compute(&self) -> DType {
         match self.dtype {
             Compute::F32 => DType::F32,
             Compute::Bf16 => DType::BF16,
         }
+    }
+
+    /// True if every mesh gives the bits of a single rank.
+    pub fn is_exact(&self) -> bool {
+        self.reduction == ReductionName::Exact
     }
 
     fn refuse_llama_sizes(&self) -> isoshard::Result<()> {
@@ -250,23 +280,23 @@ impl Args {
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
-        _ => Err("expected a whole number from 1 up".into()),
+        _ => Err("expected a whole number of at least 1".into()),
     }
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    number_in(text, 0.0..f64::INFINITY, "expected a number from 0 up")
+    number_in(text, 0.0..f64::INFINITY, "expected a number of at least 0")
 }
 
 fn probability(text: &str) -> Result<f64, String> {
-    number_in(text, 0.0..1.0, "expected a probability from 0 up to, but not, 1")
+    number_in(text, 0.0..1.0, "expected a probability of at least 0 and less than 1")
 }
 
 fn number_in(text: &str, range: Range<f64>, expected: &str) -> Result<f64, String> {
     text.parse().ok().filter(|x| range.contains(x)).ok_or_else(|| expected.into())
 }
 
-/// A mesh's text, if it can be read and has axes that a transformer's plan knows.
+/// Returns a mesh's text if it can be read and a transformer's plan knows its axes.
 fn mesh(text: &str) -> Result<String, String> {
     let any = Parallel { heads: usize::MAX, sequence: false };
     let known = Mesh::parse(text, 0).and_then(|mesh| Plan::transformer(&mesh, any));
@@ -276,4 +306,29 @@ fn mesh(text: &str) -> Result<String, String> {
 fn step_and_rank(text: &str) -> Result<(usize, usize), String> {
     let pair = text.split_once(':').and_then(|(step, rank)| Some((step.parse().ok()?, rank.parse().ok()?)));
     pair.ok_or_else(|| "expected STEP:RANK".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn help_shows_every_option_and_the_meshes_of_its_examples_are_read() {
+        Args::command().debug_assert();
+        let help = Args::command().render_long_help().to_string();
+        for option in Args::command().get_arguments().filter(|a| !a.is_hide_set()) {
+            let name = option.get_long().expect("every option has a long name");
+            assert!(help.contains(&format!("--{name}")), "{name}");
+        }
+        let mut read = 0;
+        for line in EXAMPLES.lines().filter(|l| l.contains("train_gpt")) {
+            let words = line.split("  ").find(|part| part.contains("train_gpt")).expect("the command");
+            let command = words.trim_start_matches("mpirun -n 4 ").split_whitespace();
+            Args::try_parse_from(command).unwrap_or_else(|e| panic!("{words}: {e}"));
+            read += 1;
+        }
+        assert_eq!(read, 9);
+    }
 }

@@ -1,4 +1,4 @@
-//! Text, its characters as a vocabulary, and batches that depend on seed and step alone.
+//! The text, its characters as a vocabulary, and batches that depend on seed and step alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,36 +7,16 @@ use isoshard::rng::{Draw, Generator, bits64};
 use isoshard::tensor::Tensor;
 use isoshard::{Error, Result};
 
-/// This repository's own text.
-const OWN_TEXT: &[&str] = &[
-    include_str!("../../src/error.rs"),
-    include_str!("../../src/tensor/dense.rs"),
-    include_str!("../../src/tensor/shape.rs"),
-    include_str!("../../src/tensor/views.rs"),
-    include_str!("../../src/placement/mesh.rs"),
-    include_str!("../../src/placement/layout.rs"),
-    include_str!("../../src/placement/spec.rs"),
-    include_str!("../../src/placement/region.rs"),
-    include_str!("../../src/comm/api/group.rs"),
-    include_str!("../../src/comm/api/spmd.rs"),
-    include_str!("../../src/ops/record.rs"),
-    include_str!("../../src/dtensor/device_mesh.rs"),
-    include_str!("../../src/dtensor/methods.rs"),
-    include_str!("../../src/dtensor/plan.rs"),
-    include_str!("../../src/dtensor/tape.rs"),
-    include_str!("../../src/dtensor/tensor.rs"),
-    include_str!("../../src/nn/forward.rs"),
-    include_str!("../../src/nn/gpt.rs"),
-    include_str!("../../src/nn/params.rs"),
-    include_str!("../../src/nn/plan.rs"),
-];
+/// The pages of this project's documentation as they were in November 2026, plain ASCII. The file never changes, so the default
+/// run always prints the same losses.
+const HANDBOOK: &str = include_str!("handbook.txt");
 
-/// A text as tokens: each character's place in the sorted vocabulary.
+/// A text as tokens: a character's token is its position in the sorted vocabulary.
 #[derive(Debug)]
 pub struct Corpus {
     vocabulary: Vec<char>,
     tokens: Vec<i64>,
-    /// The tokens from here on are for validation.
+    /// The index of the first token that is kept for validation.
     cut: usize,
 }
 
@@ -59,14 +39,14 @@ pub struct Batches<'a> {
 }
 
 impl Corpus {
-    /// A file's text, that of all files in a directory, or this repository's own.
+    /// Reads a file, all files of a directory, or without a path the handbook.
     ///
     /// # Errors
-    /// Refuses what cannot be read, is not UTF-8, or has parts shorter than `block` characters and one more.
+    /// Refuses a file that cannot be read or is not UTF-8, and a text with a part of `block` characters or fewer.
     pub fn read(path: Option<&Path>, block: usize) -> Result<Corpus> {
         let text = match path {
             Some(path) => read_all(path)?,
-            None => OWN_TEXT.concat(),
+            None => HANDBOOK.into(),
         };
         let corpus = Corpus::new(&text);
         let shortest = corpus.cut.min(corpus.tokens.len() - corpus.cut);
@@ -78,7 +58,7 @@ impl Corpus {
                     "{} characters, of which the last {shortest} are for validation",
                     corpus.tokens.len()
                 ),
-                "bring more text or take a smaller block",
+                "give more text or a smaller block",
             ));
         }
         Ok(corpus)
@@ -94,22 +74,27 @@ impl Corpus {
         Corpus { vocabulary, tokens, cut }
     }
 
-    /// The number of different characters.
+    /// Returns the number of different characters.
     pub fn vocabulary_len(&self) -> usize {
         self.vocabulary.len()
     }
 
-    /// A token's character.
+    /// Returns the number of characters.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Returns a token's character.
     pub fn character(&self, token: usize) -> char {
         self.vocabulary[token]
     }
 
-    /// The token to begin a sample with: the line feed, or the first where there is none.
+    /// Returns the token that a sample begins with: the line feed, or the first token if the text has no line feed.
     pub fn first_token(&self) -> i64 {
         self.vocabulary.binary_search(&'\n').unwrap_or(0) as i64
     }
 
-    /// The batches of `batch` sequences of `block` tokens that `seed` makes of a part.
+    /// Returns the batches, of `batch` sequences of `block` tokens each, that `seed` draws from a part.
     pub fn batches(&self, part: Part, seed: u64, block: usize, batch: usize) -> Batches<'_> {
         let (tokens, name) = match part {
             Part::Training => (&self.tokens[..self.cut], "data"),
@@ -120,9 +105,10 @@ impl Corpus {
 }
 
 impl Batches<'_> {
-    /// Batch `number`: tokens and the tokens that follow each, both i64 `[batch, block]`.
+    /// Returns batch `number`: tokens, and the token that follows each of them, both i64 `[batch, block]`.
     ///
-    /// A row starts at a place drawn by its number among all rows of all batches, so that two batches of 6 are one of 12.
+    /// A row's start is drawn by the row's number among all rows of all batches, so that two batches of 6 equal one of
+    /// 12.
     pub fn at(&self, number: usize) -> Result<(Tensor, Tensor)> {
         let mut words = vec![0; self.batch];
         bits64(self.draw, (number * self.batch) as u64, &mut words);
@@ -137,7 +123,7 @@ impl Batches<'_> {
     }
 }
 
-/// The text of a file, or of a directory's files in the order of their names.
+/// Reads a file, or the files of a directory in the order of their names.
 fn read_all(path: &Path) -> Result<String> {
     let failed = |reason: std::io::Error| Error::io("data", path, reason);
     if !path.is_dir() {

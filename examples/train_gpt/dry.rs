@@ -1,4 +1,5 @@
-//! A training step of one rank without data: what it would send, receive and hold, on a mesh of any size.
+//! Counts a training step of one rank without data: the bytes that it would send, receive and hold, on a mesh of any
+//! size.
 
 use std::time::Instant;
 
@@ -14,8 +15,8 @@ use isoshard::tensor::DType;
 use crate::args::{Args, ReductionName};
 use crate::model::{Model, Sizes};
 
-/// Makes the model and takes one step as `rank` of `world` ranks, as many as the mesh's where that is not said, then prints
-/// what was counted: a table, or a JSON line for each group and collective and one for all.
+/// Makes the model and takes one step as `rank` of `world` ranks (by default as many as the mesh has), then prints the
+/// counts: a table, or a JSON line per group and collective and one for all.
 ///
 /// # Errors
 /// Refuses a rank that is not in the world, a mesh that does not cover it, and sizes that do not fit.
@@ -55,7 +56,7 @@ fn step(dry: &DryRun, args: &Args, sizes: Sizes, batch: usize) -> Result<()> {
         drop(cx);
         let loss = if args.accumulate == 1 { loss } else { loss.mul_scalar(1.0 / args.accumulate as f64)? };
         grads.merge(loss.backward()?)?;
-        // Its value is what training reports: it is gathered, and not read.
+        // Training gathers the loss to report it; here there is no value to read.
         loss.full_tensor()?;
     }
     let norm = global_norm(params.ids().filter_map(|id| grads.get(params.value(id))))?;

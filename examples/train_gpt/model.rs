@@ -1,4 +1,4 @@
-//! The models that can be trained, as one.
+//! The models that can be trained, behind one type.
 
 use isoshard::Result;
 use isoshard::dtensor::DTensor;
@@ -7,13 +7,13 @@ use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Module, Params};
 /// A model's sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sizes {
-    /// A GPT's.
+    /// The sizes of a GPT.
     Gpt(GptConfig),
-    /// A Llama's.
+    /// The sizes of a Llama.
     Llama(LlamaConfig),
 }
 
-/// A model.
+/// A model whose parameters are declared.
 pub enum Model {
     /// Learned positions, layer norms, GELU.
     Gpt(Gpt),
@@ -22,7 +22,7 @@ pub enum Model {
 }
 
 impl Sizes {
-    /// The longest sequence.
+    /// Returns the length of the longest sequence.
     pub fn block(&self) -> usize {
         match self {
             Sizes::Gpt(c) => c.block,
@@ -30,7 +30,20 @@ impl Sizes {
         }
     }
 
-    /// The number of tokens there are.
+    /// Describes the sizes in a line.
+    pub fn describe(&self) -> String {
+        match self {
+            Sizes::Gpt(c) => {
+                format!("GPT of {} layers, {} heads, width {}, block {}", c.layers, c.heads, c.width, c.block)
+            }
+            Sizes::Llama(c) => format!(
+                "Llama of {} layers, {} heads in {} groups, width {}, block {}",
+                c.layers, c.heads, c.kv_heads, c.width, c.block
+            ),
+        }
+    }
+
+    /// Returns the number of different tokens.
     pub fn vocabulary(&self) -> usize {
         match self {
             Sizes::Gpt(c) => c.vocabulary,
@@ -38,7 +51,7 @@ impl Sizes {
         }
     }
 
-    /// The heads that tensor parallelism must leave whole.
+    /// Returns the number of heads that tensor parallelism distributes whole.
     pub fn whole_heads(&self) -> usize {
         match self {
             Sizes::Gpt(c) => c.heads,
@@ -48,7 +61,7 @@ impl Sizes {
 }
 
 impl Model {
-    /// Declares its parameters.
+    /// Declares the model's parameters.
     pub fn new(params: &mut Params, sizes: Sizes) -> Result<Model> {
         Ok(match sizes {
             Sizes::Gpt(config) => Model::Gpt(Gpt::new(params, config)?),
@@ -56,7 +69,7 @@ impl Model {
         })
     }
 
-    /// The scores of the token that follows each of `tokens`.
+    /// Returns the scores, per position, of the token that follows.
     pub fn forward(&self, cx: &Forward, tokens: &DTensor) -> Result<DTensor> {
         match self {
             Model::Gpt(model) => model.forward(cx, tokens),
@@ -64,7 +77,7 @@ impl Model {
         }
     }
 
-    /// The mean cross entropy of predicting `targets` from `tokens`.
+    /// Returns the mean cross entropy of predicting `targets` from `tokens`.
     pub fn loss(&self, cx: &Forward, tokens: &DTensor, targets: &DTensor) -> Result<DTensor> {
         match self {
             Model::Gpt(model) => model.loss(cx, tokens, targets),

@@ -1,7 +1,7 @@
-//! What ranks are: threads of this process, or processes that a launcher starts.
+//! Runs the ranks: threads of this process, or processes that a launcher starts.
 //!
-//! Of processes each ends by itself, and what went wrong is said once: by the rank that it befell, or by rank 0 where all
-//! are refused alike.
+//! Each process ends by itself, and an error is printed once: by the rank that failed, or by rank 0 if all ranks refuse
+//! alike.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,25 +15,25 @@ use crate::args::EngineName;
 use crate::dry;
 use crate::train::{Job, train};
 
-/// What the caller has to change, as for a wrong option.
+/// The exit code if the caller has to change something, such as an option.
 const USAGE: u8 = 2;
 
-/// How this process ends.
+/// The end of this process.
 pub struct Outcome {
     pub code: u8,
-    /// What it says, unless another one says it.
+    /// The error to print, unless another process prints it.
     pub says: Option<String>,
 }
 
 impl Outcome {
-    /// Something that the caller has to change.
+    /// Returns the end by an error that the caller can mend.
     pub fn refused(error: Error) -> Outcome {
         let first = Launch::from_env().ok().flatten().is_none_or(|launch| launch.rank() == 0);
         Outcome { code: USAGE, says: first.then(|| error.to_string()) }
     }
 }
 
-/// Trains, as the ranks that `--engine` names.
+/// Trains on the ranks that `--engine` names.
 pub fn run(job: &Arc<Job>) -> Outcome {
     let launch = match Launch::from_env() {
         Ok(launch) => launch,
@@ -75,11 +75,11 @@ pub fn run(job: &Arc<Job>) -> Outcome {
     }
 }
 
-/// The end of ranks that are threads.
+/// Returns the end of ranks that are threads.
 fn threads(job: &Job, result: Result<Vec<()>>) -> Outcome {
     match result {
         Ok(_) => Outcome { code: 0, says: None },
-        // What the model or the plan refuses before the first step, every rank refuses alike: no rank is to blame.
+        // Before the first step the model or the plan refuses on every rank alike, so no rank is to blame.
         Err(Error::Rank { cause, .. }) if !job.has_begun() && is_refusal(&cause) => {
             Outcome { code: USAGE, says: Some(cause.to_string()) }
         }
@@ -87,7 +87,7 @@ fn threads(job: &Job, result: Result<Vec<()>>) -> Outcome {
     }
 }
 
-/// The end of a process that is a rank.
+/// Returns the end of a process that is a rank.
 fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> Outcome {
     let (rank, world_len) = (launch.rank(), launch.world_len());
     if world_len != job.ranks {
@@ -104,7 +104,7 @@ fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> O
         Err(payload) => Failure::Panic(message(&*payload)),
     };
     if !job.has_begun() && is_refusal(&cause) {
-        // Where ranks do not even meet, each has its own reason.
+        // If the ranks did not meet, each process has its own reason.
         let alone = matches!(&cause, Failure::Error(Error::Invalid(refusal)) if refusal.verb == "rendezvous");
         return Outcome { code: USAGE, says: (rank == 0 || alone).then(|| cause.to_string()) };
     }
@@ -112,7 +112,7 @@ fn process(job: &Job, launch: Launch, over: impl FnOnce(Launch) -> Process) -> O
     Outcome { code: 1, says }
 }
 
-/// True for the rank that tells of a failure: the one that it befell, or for a rank that can tell nothing any more, its
+/// True for the rank that reports a failure: the rank that failed or, if that one cannot report any more, its
 /// neighbour.
 fn is_told_by(rank: usize, cause: &Failure) -> bool {
     let Failure::Error(Error::Comm(fault)) = cause else { return true };

@@ -1,4 +1,4 @@
-//! What the model writes.
+//! Text that the model writes.
 
 use isoshard::Result;
 use isoshard::dtensor::DTensor;
@@ -9,11 +9,14 @@ use isoshard::tensor::Tensor;
 use crate::data::Corpus;
 use crate::model::Model;
 
-/// `len` characters, each drawn from the model's distribution after the ones before it.
+/// Scores are divided by this before the softmax: below 1, likely characters become likelier.
+const TEMPERATURE: f64 = 0.8;
+
+/// Writes `len` characters, each drawn from the model's distribution after the characters before it, of which it sees
+/// the last `block`.
 ///
-/// All ranks compute, on the mesh that trained: each knows the probabilities and the draw, so none has to be told.
-///
-/// At most `block` characters are looked back at.
+/// All ranks compute, on the mesh that trained. Each rank knows the probabilities and the random number, so the chosen
+/// character need not be sent.
 pub fn sample(
     (model, block): (&Model, usize),
     params: &Params,
@@ -33,7 +36,8 @@ pub fn sample(
         let seen = &tokens[tokens.len().saturating_sub(block)..];
         let x = DTensor::distribute(mesh, &Tensor::from_slice(seen, [1, seen.len()])?, layout.clone())?;
         let scores = model.forward(&Forward::eval(params), &x)?;
-        let odds = scores.slice(1, seen.len() - 1, 1)?.softmax(-1)?.full_tensor()?;
+        let odds =
+            scores.slice(1, seen.len() - 1, 1)?.mul_scalar(1.0 / TEMPERATURE)?.softmax(-1)?.full_tensor()?;
         let token = pick(&odds.to_vec::<f32>()?, u);
         written.push(corpus.character(token));
         tokens.push(token as i64);
@@ -41,7 +45,7 @@ pub fn sample(
     Ok(written)
 }
 
-/// The first index up to which the odds add up to more than `u`.
+/// Returns the first index up to which the odds add up to more than `u`.
 fn pick(odds: &[f32], u: f32) -> usize {
     let mut sum = 0.0;
     let passed = odds.iter().position(|p| {

@@ -1,27 +1,28 @@
-//! The program of one rank. It names the mesh once, where it is made.
+//! The program of one rank. It names the mesh once, when it makes the model.
 
+use std::fs::OpenOptions;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use isoshard::Result;
-use isoshard::comm::Rank;
+use isoshard::comm::{Rank, Tally, Traffic};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
 use isoshard::placement::Mesh;
 use isoshard::rng::Generator;
-use isoshard::tensor::{Device, Tensor, cuda};
+use isoshard::tensor::Tensor;
+use isoshard::{Error, Result};
 
 use crate::args::{Args, ReductionName};
 use crate::data::{Batches, Corpus, Part};
 use crate::model::{Model, Sizes};
-use crate::report::{End, Report, Start, Step, median, per_second};
+use crate::report::{End, Report, Start, Step};
 use crate::sample::sample;
 
 const BETAS: (f64, f64) = (0.9, 0.99);
-const SAMPLE_LEN: usize = 200;
+const SAMPLE_LEN: usize = 300;
 
-/// What all ranks share.
+/// The facts and the data that all ranks share.
 pub struct Job {
     args: Args,
     corpus: Corpus,
@@ -32,7 +33,7 @@ pub struct Job {
     begun: AtomicBool,
 }
 
-/// What one rank trains with.
+/// The model, its parameters and the optimizer on one rank.
 struct Trainer<'a> {
     job: &'a Job,
     params: Params,
@@ -45,28 +46,39 @@ impl Job {
     /// Reads the data and sets the sizes.
     ///
     /// # Errors
-    /// Refuses data that cannot be read or is too short, and sizes that the model does not have.
+    /// Refuses data that cannot be read or is too short, sizes that the model does not have, and a plot that cannot be
+    /// written.
     pub fn new(args: Args) -> Result<Job> {
         let ranks = Mesh::parse(&args.mesh, 0)?.rank_len();
         let block = args.sizes(0)?.0.block();
         let corpus = Corpus::read(args.data.as_deref(), block)?;
         let (sizes, batch) = args.sizes(corpus.vocabulary_len())?;
+        if let Some(path) = &args.plot {
+            // A minute of training should not end with a path that cannot be written.
+            let opened = OpenOptions::new().create(true).append(true).open(path);
+            opened.map_err(|e| Error::io("plot", path, e))?;
+        }
         Ok(Job { args, corpus, sizes, batch, ranks, begun: AtomicBool::new(false) })
     }
 
-    /// True once a model was made and training began.
+    /// True once the model is made and training begins.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// What the user says.
+    /// Returns the command line.
     pub fn args(&self) -> &Args {
         &self.args
     }
 
-    /// The model's sizes, and the rows of a batch.
+    /// Returns the model's sizes, and the number of sequences per micro-batch.
     pub fn sizes(&self) -> (Sizes, usize) {
         (self.sizes, self.batch)
+    }
+
+    fn schedule(&self) -> WarmupCosine {
+        let args = &self.args;
+        WarmupCosine { peak: args.lr, floor: args.min_lr, warmup: args.warmup, steps: args.steps }
     }
 
     fn batches(&self, part: Part) -> Batches<'_> {
@@ -77,51 +89,72 @@ impl Job {
 /// Trains, evaluates and writes a sample. Every rank runs this; rank 0 reports.
 pub fn train(rank: &Rank, job: &Job) -> Result<()> {
     let args = &job.args;
-    let report = (rank.rank() == 0).then(|| Report::new(args.json, args.steps));
-    let mut trainer = Trainer::new(rank, job)?;
+    let (rank, tally) = Tally::of(rank)?;
+    let mut trainer = Trainer::new(&rank, job)?;
+    let step_tokens = job.batch * job.sizes.block() * args.accumulate;
     let start = Start {
+        model: &job.sizes.describe(),
         ranks: job.ranks,
-        mesh: &args.mesh,
         device: rank.device(),
         dtype: args.compute(),
         parameters: trainer.params.numel(),
+        characters: job.corpus.len(),
         vocabulary: job.sizes.vocabulary(),
+        step_tokens,
         digest: trainer.params.digest()?,
     };
     job.begun.store(true, Ordering::Relaxed);
-    report.iter().try_for_each(|r| r.start(&start))?;
+    let mut report = if rank.rank() == 0 { Some(Report::start(args, &start)?) } else { None };
 
-    let schedule = WarmupCosine { peak: args.lr, floor: args.min_lr, warmup: args.warmup, steps: args.steps };
+    let schedule = job.schedule();
     let batches = job.batches(Part::Training);
-    let step_tokens = job.batch * job.sizes.block() * args.accumulate;
-    let mut rates = Vec::with_capacity(args.steps);
-    let mut val_loss = None;
+    let (mut val_loss, mut step_traffic) = (None, Vec::new());
     for step in 0..args.steps {
         if args.fail_at == Some((step, rank.rank())) {
             panic!("failing at step {step}, as --fail-at asks");
         }
+        let last = step + 1 == args.steps;
+        let before = if last { tally.rows() } else { Vec::new() };
         let began = Instant::now();
         let lr = schedule.at(step);
         let (loss, grad_norm) = trainer.step(&batches, step, lr)?;
-        let tokens_per_s = per_second(step_tokens, began.elapsed());
-        rates.push(tokens_per_s);
-        report.iter().try_for_each(|r| r.step(&Step { step, loss, grad_norm, lr, tokens_per_s }))?;
-        if (step + 1) % args.eval_every == 0 || step + 1 == args.steps {
+        let time = began.elapsed();
+        report.iter_mut().try_for_each(|r| r.step(&Step { step, loss, grad_norm, lr, time }))?;
+        if last {
+            step_traffic = since(&before, tally.rows());
+        }
+        if (step + 1).is_multiple_of(args.eval_every) || last {
+            let began = Instant::now();
             let loss = trainer.evaluate()?;
             val_loss = Some(loss);
-            report.iter().try_for_each(|r| r.eval(step + 1, loss))?;
+            report.iter_mut().try_for_each(|r| r.validation(step + 1, loss, began.elapsed()))?;
         }
+        report.iter_mut().try_for_each(Report::row)?;
     }
     let val_loss = val_loss.map_or_else(|| trainer.evaluate(), Ok)?;
     let text = if args.json { None } else { Some(trainer.sample()?) };
-    let digest = trainer.params.digest()?;
-    let peak_device_bytes = match rank.device() {
-        Device::Cpu | Device::Meta => None,
-        Device::Cuda(index) => Some(cuda::memory_stats(index)?.peak_live_bytes),
+    let end = End {
+        val_loss,
+        parameters: trainer.params.numel(),
+        digest: trainer.params.digest()?,
+        step_traffic: &step_traffic,
+        sample: text.as_deref(),
     };
-    let end =
-        End { val_loss, tokens_per_s: median(&rates), digest, peak_device_bytes, sample: text.as_deref() };
     report.iter().try_for_each(|r| r.end(&end))
+}
+
+/// Returns the calls in `after` that are not yet counted in `before`.
+fn since(before: &[Traffic], after: Vec<Traffic>) -> Vec<Traffic> {
+    let mut rows = after;
+    for row in &mut rows {
+        if let Some(old) = before.iter().find(|old| (&old.group, old.call) == (&row.group, row.call)) {
+            row.total.calls -= old.total.calls;
+            row.total.sent_bytes -= old.total.sent_bytes;
+            row.total.received_bytes -= old.total.received_bytes;
+        }
+    }
+    rows.retain(|row| row.total.calls > 0);
+    rows
 }
 
 impl<'a> Trainer<'a> {
@@ -141,7 +174,7 @@ impl<'a> Trainer<'a> {
         Ok(Trainer { job, params, model, optimizer, dropout: Generator::new(args.seed).child("dropout") })
     }
 
-    /// One step at rate `lr`: the mean loss of its micro-batches, and the gradients' norm before clipping.
+    /// Takes a step at rate `lr`. Returns the mean loss of its micro-batches, and the gradients' norm before clipping.
     fn step(&mut self, batches: &Batches, step: usize, lr: f64) -> Result<(f32, f64)> {
         let micros = self.job.args.accumulate;
         let mut grads = Gradients::default();
@@ -170,7 +203,7 @@ impl<'a> Trainer<'a> {
         Ok((loss as f32, norm.full_tensor()?.item()?))
     }
 
-    /// The mean loss over the same validation batches every time, without dropout.
+    /// Returns the mean loss, without dropout, over validation batches that are the same every time.
     fn evaluate(&self) -> Result<f64> {
         let _guard = self.params.mesh().no_grad();
         let batches = self.job.batches(Part::Validation);
@@ -189,7 +222,7 @@ impl<'a> Trainer<'a> {
         sample((&self.model, job.sizes.block()), &self.params, &job.corpus, job.args.seed, SAMPLE_LEN)
     }
 
-    /// Every rank makes the same batch and keeps its rows: nothing is sent.
+    /// Distributes a batch. Every rank makes the whole batch and keeps its own rows, so nothing is sent.
     fn distribute(&self, (tokens, targets): (Tensor, Tensor)) -> Result<(DTensor, DTensor)> {
         let mesh = self.params.mesh();
         let layout = self.params.plan().batch_layout(mesh.mesh());
@@ -197,5 +230,33 @@ impl<'a> Trainer<'a> {
             DTensor::distribute(mesh, &tokens, layout.clone())?,
             DTensor::distribute(mesh, &targets, layout)?,
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use isoshard::comm::spmd;
+
+    use super::*;
+
+    /// The default run, which README shows, begins with these losses on every mesh.
+    #[test]
+    fn the_default_run_begins_with_these_losses() {
+        for mesh in ["1", "fsdp=2", "dp=2,tp=2"] {
+            let job = Job::new(Args::parse_from(["train_gpt", "--mesh", mesh])).unwrap();
+            let ranks = job.ranks;
+            let job = std::sync::Arc::new(job);
+            let losses = spmd(ranks, move |rank| {
+                let mut trainer = Trainer::new(&rank, &job)?;
+                let batches = job.batches(Part::Training);
+                let schedule = job.schedule();
+                (0..3)
+                    .map(|step| Ok(trainer.step(&batches, step, schedule.at(step))?.0))
+                    .collect::<Result<Vec<f32>>>()
+            });
+            let losses = losses.unwrap();
+            assert!(losses.iter().all(|l| *l == [4.191498, 4.1629963, 4.1089554]), "{mesh}: {losses:?}");
+        }
     }
 }

@@ -42,4 +42,4 @@ pub use diagnostics::flight;
 pub use launch::Launch;
 pub use network::{Cost, Level, Network, Peers, RankGrid};
 pub use transport::nccl;
-pub use transport::{Channel, Engine, Reduce, Request, Tensors};
+pub use transport::{CallResults, Channel, Engine, Reduce, Request};

@@ -39,7 +39,7 @@ impl DTensor {
         Err(Error::invalid(
             "from_local",
             format!("the layout gives rank {} a {}{}", mesh.mesh().rank(), local.dtype(), meta.local_shape()),
-            format!("{local} for {}", meta.spec()),
+            format!("{} for {}", local.notation(), meta.spec()),
             remedy,
         ))
     }
@@ -73,7 +73,7 @@ impl DTensor {
         layout: Layout,
     ) -> Result<DTensor> {
         let shape = shape.into();
-        let (dtype, given) = (local.dtype(), local.to_string());
+        let (dtype, given) = (local.dtype(), local.notation());
         let named = format!("{dtype}{shape} {layout}");
         let made = Self::from_local(mesh, local, &shape, layout.clone());
         let group = mesh.everyone()?;

@@ -346,7 +346,7 @@ pub fn eval_whole(op: &dyn Op, ins: &[Tensor]) -> Result<Tensors> {
 pub(crate) fn run(op: &dyn Op, ins: &mut [Tensor], at: &Windows) -> Result<Tensors> {
     let device = ins.first().map_or(Device::Cpu, Tensor::device);
     if let Some(other) = ins.iter().find(|x| x.device() != device) {
-        let given = format!("{} on {device}, {other} on {}", ins[0], other.device());
+        let given = format!("{} on {device}, {} on {}", ins[0].notation(), other.notation(), other.device());
         let rule = "the operands lie on different devices";
         return Err(Error::invalid(op.name(), rule, given, "move them to one with to_device"));
     }
@@ -355,7 +355,7 @@ pub(crate) fn run(op: &dyn Op, ins: &mut [Tensor], at: &Windows) -> Result<Tenso
         Device::Cuda(_) => op.cuda(ins, at),
         Device::Meta if op.is_view() => op.eval(ins, at),
         Device::Meta => {
-            let given = ins[0].to_string();
+            let given = ins[0].notation();
             Err(Error::unsupported(op.name(), "tensors on meta have no elements to compute with", given, ""))
         }
     }

@@ -41,6 +41,7 @@ mod grid;
 mod layout;
 mod mesh;
 mod notation;
+mod picture;
 mod piece;
 mod reduction_tree;
 mod region;

@@ -1,6 +1,5 @@
 //! The tensor itself: a typed, strided view of a shared buffer.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::cuda::DeviceBlock;
@@ -146,6 +145,16 @@ impl Tensor {
         &self.strides
     }
 
+    /// Returns dtype and shape in one line, as errors write them.
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Tensor};
+    /// assert_eq!(Tensor::zeros(DType::F32, [64, 128]).notation(), "f32[64, 128]");
+    /// ```
+    pub fn notation(&self) -> String {
+        format!("{}{}", self.dtype, self.shape)
+    }
+
     /// The number of elements.
     pub fn numel(&self) -> usize {
         self.shape.numel()
@@ -191,7 +200,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "as_slice",
                 "the tensor is not contiguous",
-                format!("{self} with strides {:?}", self.strides.as_slice()),
+                format!("{} with strides {:?}", self.notation(), self.strides.as_slice()),
                 "call contiguous() first",
             ));
         }
@@ -239,7 +248,7 @@ impl Tensor {
     pub fn is_unique(&mut self) -> bool {
         self.is_contiguous()
             && self.is_unshared()
-            && self.storage.device_block().is_none_or(DeviceBlock::is_at_home)
+            && self.storage.device_block().is_none_or(DeviceBlock::is_on_own_thread)
     }
 
     /// As [`Tensor::is_unique`], where the tensor is all that its buffer holds: keeping it keeps nothing else.
@@ -272,7 +281,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "as_bytes",
                 "the tensor is not contiguous",
-                self.to_string(),
+                self.notation(),
                 "call contiguous() first",
             ));
         }
@@ -351,7 +360,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "item",
                 "wants exactly one element",
-                self.to_string(),
+                self.notation(),
                 "reduce or index first",
             ));
         }
@@ -365,7 +374,7 @@ impl Tensor {
             Device::Cpu => Ok(()),
             Device::Meta => self.refuse_absent(verb),
             device => {
-                let given = format!("{self} on {device}");
+                let given = format!("{} on {device}", self.notation());
                 let rule = "the elements are not in the processor's memory";
                 Err(Error::invalid(verb, rule, given, "call to_device(Device::Cpu) first"))
             }
@@ -376,7 +385,7 @@ impl Tensor {
         if self.dtype == dtype {
             return Ok(());
         }
-        Err(Error::invalid(verb, format!("the elements are not {dtype}"), self.to_string(), "cast first"))
+        Err(Error::invalid(verb, format!("the elements are not {dtype}"), self.notation(), "cast first"))
     }
 }
 
@@ -385,28 +394,6 @@ impl Default for Tensor {
     fn default() -> Self {
         thread_local!(static NONE: Tensor = Tensor::zeros(DType::U8, [0]));
         NONE.with(Tensor::clone)
-    }
-}
-
-/// The notation: `f32[64, 128]`.
-impl fmt::Display for Tensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.dtype, self.shape)
-    }
-}
-
-/// The notation, with the first few values; of a tensor on a device, with the device.
-impl fmt::Debug for Tensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 8;
-        if self.device() != Device::Cpu {
-            // What is printed while looking for a fault must neither wait for the device nor fail.
-            return write!(f, "{self} on {}", self.device());
-        }
-        let flat = self.to_f64_vec();
-        let more = if flat.len() > SHOWN { ", …" } else { "" };
-        let shown: Vec<String> = flat.iter().take(SHOWN).map(|x| format!("{x}")).collect();
-        write!(f, "{self} {{{}{more}}}", shown.join(", "))
     }
 }
 

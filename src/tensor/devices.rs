@@ -170,7 +170,7 @@ impl Tensor {
         Err(Error::invalid(
             verb,
             "a tensor on meta has no elements",
-            self.to_string(),
+            self.notation(),
             "a dry run computes shapes alone: run with data to read values",
         ))
     }

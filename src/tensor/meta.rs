@@ -115,6 +115,6 @@ mod tests {
         let mut out = Tensor::zeros(DType::I64, [1]);
         assert!(x.copy_block(&mut out, &[1], (0, &[1]), (0, &[1])).is_err(), "nothing is made up");
         assert!(Tensor::zeros_on(Device::Meta, DType::I64, [1 << 62]).is_err());
-        assert_eq!(Tensor::zeros(DType::F32, [3]).to_device(Device::Meta).unwrap().to_string(), "f32[3]");
+        assert_eq!(Tensor::zeros(DType::F32, [3]).to_device(Device::Meta).unwrap().notation(), "f32[3]");
     }
 }

@@ -11,6 +11,7 @@ pub mod cuda;
 mod dense;
 mod device;
 mod devices;
+mod display;
 mod dtype;
 mod fold_order;
 mod interop;

@@ -57,7 +57,12 @@ impl ReduceOp {
     /// Refuses operands whose dtype or number of elements differ.
     pub fn fold(self, acc: &mut Tensor, x: &Tensor) -> Result<()> {
         if acc.dtype() != x.dtype() || acc.numel() != x.numel() {
-            return Err(Error::invalid("fold", "the operands differ", format!("{acc}, {x}"), ""));
+            return Err(Error::invalid(
+                "fold",
+                "the operands differ",
+                format!("{}, {}", acc.notation(), x.notation()),
+                "",
+            ));
         }
         let x = x.contiguous()?;
         match x.dtype() {
@@ -169,8 +174,8 @@ mod tests {
                 let (mut left, mut right) = (x.clone(), Tensor::identity(op, &x).unwrap());
                 op.fold(&mut left, &right.clone()).expect("alike");
                 op.fold(&mut right, &x).expect("alike");
-                assert_eq!(left.as_bytes(), x.as_bytes(), "{op} of {x}");
-                assert_eq!(right.as_bytes(), x.as_bytes(), "{op} of {x}");
+                assert_eq!(left.as_bytes(), x.as_bytes(), "{op} of {x:?}");
+                assert_eq!(right.as_bytes(), x.as_bytes(), "{op} of {x:?}");
             }
         }
     }

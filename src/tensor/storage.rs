@@ -33,10 +33,10 @@ pub(crate) struct Buffer {
 }
 
 enum Owner {
-    /// The pool of a thread that lives no more where `home` is none.
+    /// The pool of a thread that lives no more where `owner` is none.
     Pool {
         class: usize,
-        home: Option<Arc<Inbox>>,
+        owner: Option<Arc<Inbox>>,
     },
     Foreign {
         _keep: Box<dyn Any + Send + Sync>,
@@ -65,13 +65,13 @@ impl Buffer {
             let mut pool = p.borrow_mut();
             (pool.take(class), pool.inbox.clone())
         });
-        let (block, home) = from_pool.map_or((None, None), |(block, inbox)| (block, Some(inbox)));
+        let (block, owner) = from_pool.map_or((None, None), |(block, inbox)| (block, Some(inbox)));
         let ptr = block.unwrap_or_else(|| {
             // SAFETY: the layout has a non-zero size.
             let ptr = unsafe { alloc_zeroed(layout_of(class)) };
             NonNull::new(ptr).unwrap_or_else(|| handle_alloc_error(layout_of(class)))
         });
-        Buffer { ptr, len_bytes, owner: Owner::Pool { class, home } }
+        Buffer { ptr, len_bytes, owner: Owner::Pool { class, owner } }
     }
 
     /// Takes over `data` without copying.
@@ -94,7 +94,7 @@ impl Buffer {
     /// Where the bytes are.
     pub(super) fn device(&self) -> Device {
         match &self.owner {
-            Owner::Device(block) => block.home().device(),
+            Owner::Device(block) => block.owner().device(),
             Owner::Meta { .. } => Device::Meta,
             Owner::Pool { .. } | Owner::Foreign { .. } => Device::Cpu,
         }
@@ -123,21 +123,21 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Owner::Pool { class, home } = &mut self.owner else { return };
+        let Owner::Pool { class, owner } = &mut self.owner else { return };
         let block = Block { ptr: self.ptr, class: *class };
-        let Some(home) = home.take() else { return block.free() };
+        let Some(owner) = owner.take() else { return block.free() };
         // To this thread's pool if it came from there, else by letter to the thread it came from.
         let mut block = Some(block);
         let _ = POOL.try_with(|p| {
             if let Ok(mut pool) = p.try_borrow_mut()
-                && Arc::ptr_eq(&pool.inbox, &home)
+                && Arc::ptr_eq(&pool.inbox, &owner)
                 && let Some(excess) = block.take().and_then(|b| pool.put(b))
             {
                 excess.free();
             }
         });
         if let Some(block) = block {
-            home.post(block);
+            owner.post(block);
         }
     }
 }

@@ -18,7 +18,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "narrow",
                 "the range leaves the tensor",
-                format!("{start}..{start}+{len} of dim {dim} of {self}"),
+                format!("{start}..{start}+{len} of dim {dim} of {}", self.notation()),
                 format!("dim {dim} has {} indices", self.shape[dim]),
             ));
         }
@@ -39,7 +39,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "permute",
                 "not a permutation of the dims",
-                format!("{order:?} for {self}"),
+                format!("{order:?} for {}", self.notation()),
                 format!("name each of 0..{n} once"),
             ));
         }
@@ -73,7 +73,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "expand",
                 "only dims of extent 1 and new leading dims can be repeated",
-                format!("{self} to {shape}"),
+                format!("{} to {shape}", self.notation()),
                 "",
             ));
         };
@@ -95,7 +95,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "reshape",
                 "the number of elements changes",
-                format!("{self} to {shape}"),
+                format!("{} to {shape}", self.notation()),
                 format!("{} elements there, {} here", shape.numel(), self.numel()),
             ));
         }
@@ -141,7 +141,12 @@ impl Tensor {
     /// Refuses a `dim` beyond the last.
     pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
         if dim > self.shape.len() {
-            return Err(Error::invalid("unsqueeze", "no such dim", format!("dim {dim} of {self}"), ""));
+            return Err(Error::invalid(
+                "unsqueeze",
+                "no such dim",
+                format!("dim {dim} of {}", self.notation()),
+                "",
+            ));
         }
         let mut shape = self.shape.to_vec();
         let mut strides = self.strides.to_vec();
@@ -168,7 +173,7 @@ impl Tensor {
             return Err(Error::invalid(
                 "squeeze",
                 "the dim's extent is not 1",
-                format!("dim {dim} of {self}"),
+                format!("dim {dim} of {}", self.notation()),
                 "",
             ));
         }

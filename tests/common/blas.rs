@@ -1,5 +1,5 @@
-//! A driver that reports other device properties and records the kernels that it is asked for, and a library of matrix
-//! products for it: plain loops in f64 that follow [`Product`]'s definition.
+//! A driver that wraps another one with other properties and notes the entries that are looked up, and a library of
+//! matrix products for it: plain loops in f64, written from [`Product`]'s documentation alone.
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -7,16 +7,17 @@ use std::sync::{Arc, Mutex};
 
 use isoshard::tensor::DType;
 use isoshard::tensor::cuda::{
-    Address, Blas, Copy, DeviceProperties, Driver, DriverResult, Grid, Handle, Matrix, Product, Program,
+    Address, Blas, CopyDirection, DeviceProperties, Driver, DriverResult, Grid, Handle, KernelProgram,
+    Matrix, Product,
 };
 
-/// A driver that passes calls on to another one.
+/// A driver that wraps another one.
 #[derive(Debug)]
 pub struct Wrapped {
     pub inner: Arc<dyn Driver>,
     pub properties: DeviceProperties,
     pub blas: Option<Loops>,
-    /// The kernel entries that were asked for.
+    /// The entries that were looked up.
     pub entries: Mutex<BTreeSet<String>>,
 }
 
@@ -28,9 +29,9 @@ pub struct Loops {
     pub products: Mutex<Vec<Product>>,
 }
 
-/// The number of columns that [`Loops`] refuses.
+/// The number of columns for which [`Loops`] does not support a product.
 pub const REFUSED_COLS: usize = 13;
-/// The bytes of work space that [`Loops`] asks for, and fills.
+/// The size of the workspace, which is overwritten.
 const ROOM_BYTES: usize = 1000;
 
 impl Wrapped {
@@ -41,26 +42,30 @@ impl Wrapped {
     }
 }
 
-// SAFETY: the products are computed on the memory that they name, and nothing else is touched.
+// SAFETY: the products read and write the memory that they name, and nothing else.
 unsafe impl Blas for Loops {
-    fn room_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
+    fn workspace_bytes(&self, product: &Product) -> DriverResult<Option<usize>> {
         Ok((product.cols != REFUSED_COLS).then_some(ROOM_BYTES))
     }
 
     unsafe fn multiply(&self, product: &Product, room: Address, stream: Handle) -> DriverResult<()> {
         let p = *product;
         assert_eq!(room % 256, 0);
-        assert!(!p.out.turned && p.out.step >= p.rows);
+        assert!(!p.out.transposed && p.out.step >= p.rows);
         for (m, rows, cols) in [(p.left, p.rows, p.sum), (p.right, p.sum, p.cols), (p.out, p.rows, p.cols)] {
-            assert!(m.step >= if m.turned { cols } else { rows }.max(1), "BLAS's leading dimension: {m:?}");
+            assert!(
+                m.step >= if m.transposed { cols } else { rows }.max(1),
+                "BLAS's leading dimension: {m:?}"
+            );
         }
-        // SAFETY: the work space has as many bytes.
+        // SAFETY: the workspace has as many bytes.
         unsafe { self.driver.fill(room, 0xff, ROOM_BYTES, stream) }?;
         self.driver.synchronize(stream)?;
         for (batch, i, j) in
             (0..p.batch).flat_map(|b| (0..p.rows).flat_map(move |i| (0..p.cols).map(move |j| (b, i, j))))
         {
-            // SAFETY: the caller's promise: the matrices lie in allocated memory, which the stream is done with.
+            // SAFETY: the caller's promise: the matrices are in allocated memory, and the stream has finished with
+            // it.
             let sum = (0..p.sum).map(|k| unsafe {
                 get(p.dtype, at(&p, &p.left, batch, i, k)) * get(p.dtype, at(&p, &p.right, batch, k, j))
             });
@@ -74,7 +79,7 @@ unsafe impl Blas for Loops {
 }
 
 fn at(p: &Product, m: &Matrix, batch: usize, i: usize, j: usize) -> Address {
-    let (quick, slow) = if m.turned { (j, i) } else { (i, j) };
+    let (quick, slow) = if m.transposed { (j, i) } else { (i, j) };
     m.at + ((batch * m.batch_step + quick + slow * m.step) * p.dtype.size_bytes()) as u64
 }
 
@@ -102,7 +107,7 @@ unsafe fn put(dtype: DType, at: Address, x: f64) {
     }
 }
 
-// SAFETY: every call goes to the inner driver.
+// SAFETY: the inner driver does everything.
 unsafe impl Driver for Wrapped {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
@@ -151,15 +156,22 @@ unsafe impl Driver for Wrapped {
     fn is_done(&self, event: Handle) -> DriverResult<bool> {
         self.inner.is_done(event)
     }
-    unsafe fn copy(&self, way: Copy, to: u64, from: u64, bytes: usize, stream: Handle) -> DriverResult<()> {
+    unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Handle,
+    ) -> DriverResult<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.inner.copy(way, to, from, bytes, stream) }
+        unsafe { self.inner.copy(direction, to, from, bytes, stream) }
     }
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()> {
         // SAFETY: the caller's promise.
         unsafe { self.inner.fill(at, byte, bytes, stream) }
     }
-    fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
+    fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         self.inner.compile(program)
     }
     fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle> {

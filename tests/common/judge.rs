@@ -419,7 +419,7 @@ fn fold(
                 let right = stack.pop().expect("two entries");
                 let left = stack.last_mut().expect("two entries");
                 if left.shape() != right.shape() {
-                    return Err(format!("parts {left} and {right}"));
+                    return Err(format!("parts {} and {}", left.notation(), right.notation()));
                 }
                 op.fold(left, &right).map_err(|e| e.to_string())?;
             }

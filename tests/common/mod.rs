@@ -175,7 +175,7 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
         let coords = mesh.coords_of(rank).expect("a rank of the mesh");
         let region = spec.region_at(&coords);
         if *parts[rank].shape() != region.local {
-            return Some(format!("rank {rank} has {} instead of {}", parts[rank], region.local));
+            return Some(format!("rank {rank} has {} instead of {}", parts[rank].notation(), region.local));
         }
         let mut local = parts[rank].contiguous().expect("it is in memory");
         if let Some(op) = op {
@@ -186,7 +186,11 @@ pub fn difference(whole: &Tensor, spec: &Spec, parts: &[Tensor], bound: f64) -> 
                 mesh.seen_from(rank).expect("in the mesh").slice(&partial).ranks().collect();
             for peer in peers.into_iter().filter(|&p| p != rank) {
                 if parts[peer].shape() != parts[rank].shape() || op.fold(&mut local, &parts[peer]).is_err() {
-                    return Some(format!("rank {peer} has {} instead of {}", parts[peer], region.local));
+                    return Some(format!(
+                        "rank {peer} has {} instead of {}",
+                        parts[peer].notation(),
+                        region.local
+                    ));
                 }
             }
         }
@@ -311,7 +315,7 @@ pub fn ordinary(dtype: DType, shape: &Shape, salt: u64) -> Tensor {
 /// Describes the first element whose bits differ, NaNs aside; `None` if there is none.
 pub fn bits_differ(got: &Tensor, want: &Tensor) -> Option<String> {
     if got.shape() != want.shape() || got.dtype() != want.dtype() {
-        return Some(format!("{got} instead of {want}"));
+        return Some(format!("{} instead of {}", got.notation(), want.notation()));
     }
     let mut pairs = got.to_f64_vec().into_iter().zip(want.to_f64_vec()).enumerate();
     // Widening to f64 keeps every number and the sign of zero.

@@ -1,19 +1,19 @@
-//! The shim: an emulated CUDA device for machines without one. Its driver compiles the embedded kernels with the
-//! system's C++ compiler, runs them on the CPU, and is stricter than a device.
+//! A CUDA device for tests on machines without one: a driver that compiles the embedded kernels with the system's C++
+//! compiler, runs them on the CPU, and is stricter than a device.
 //!
-//! [`device`] returns `Device::Cuda(0)`: a real device if there is one, else the shim. Threads run in an [`Order`]
-//! that reveals missing barriers, and streams ([`Streams`]) as late as events allow, which reveals missing waits.
-//! Memory is filled with NaNs and stands between guards. Environment variables: `ISO_SHIM=1` selects the shim even if
-//! there is a device; `ISO_SHIM_ORDER=descending` or `shuffled:7`, `ISO_SHIM_STREAMS=late:7` and `ISO_SHIM_CHECKS=1`
-//! set defaults, which a test may override.
+//! [`device`] gives `Device::Cuda(0)`: a real one if there is one, else this. Kernels run in an [`Order`] that shows
+//! missing barriers, and streams ([`Streams`]) as late as events allow, which shows missing waits. Fresh memory is
+//! filled with NaNs and has guards around it. Environment variables set defaults: `ISO_SHIM=1` takes the shim even if
+//! there is a device, `ISO_SHIM_ORDER` is `descending` or `shuffled:7`, `ISO_SHIM_STREAMS` is `late:7`, and
+//! `ISO_SHIM_CHECKS=1` turns checks on.
 //!
-//! With [`Settings::checks`], kernels report misaligned addresses, array indices out of bounds, shifts that are too
-//! large, and divisions by 0; compiling takes twice as long.
+//! With [`Settings::checks`] kernels report addresses that are not aligned for their type, indices outside of arrays,
+//! shifts by too much and divisions by 0; compiling then takes twice as long.
 //!
-//! Missing: reads out of bounds are not detected, except by the poison that they return; writes out of bounds only
-//! near the ends of blocks from [`Driver::alloc`].
+//! Missing: reads out of bounds are only seen by the poison that they return; writes out of bounds only near the ends
+//! of a block that [`Driver::alloc`] returned.
 
-// By path, so that this file may itself be named by path.
+// Modules by path, so that other programs can include this file by path.
 #[path = "shim/compiler.rs"]
 mod compiler;
 #[path = "shim/driver.rs"]
@@ -33,11 +33,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use isoshard::tensor::Device;
-use isoshard::tensor::cuda::{self, Copy, DeviceProperties, DriverError, DriverResult, Handle};
+use isoshard::tensor::cuda::{self, CopyDirection, DeviceProperties, DriverError, DriverResult, Handle};
 
 use compiler::Compiler;
 use memory::Memory;
-use program::{Function, Program};
+use program::{Function, LoadedProgram};
 use queue::{Policy, Queue, Task};
 
 /// The order in which a block's threads run between barriers, and a grid's blocks.
@@ -45,20 +45,20 @@ use queue::{Policy, Queue, Task};
 pub enum Order {
     Ascending,
     Descending,
-    /// An order that depends on the seed, the block and the barrier.
+    /// Another order for each seed, block and barrier.
     Shuffled(u64),
 }
 
-/// The time at which tasks on a stream run.
+/// The time at which work on a stream runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Streams {
-    /// At once, on the thread that adds them.
+    /// At once, on the calling thread.
     Eager,
-    /// When something waits for them; streams advance in an order drawn from the seed, as far as events allow.
+    /// When something waits for it. Streams advance in an order drawn from the seed, as far as events allow.
     Late(u64),
 }
 
-/// The settings of an emulated device.
+/// The options of a shim.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub order: Order,
@@ -86,8 +86,8 @@ impl Default for Settings {
     }
 }
 
-/// The CUDA device of this test process, installed by the first call. Without a C++ compiler it prints `SKIPPED` and
-/// returns `None`.
+/// Returns the CUDA device of this test process, which the first call installs; `None`, with a message, if there is
+/// no C++ compiler.
 pub fn device() -> Option<Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     let real = || std::env::var_os("ISO_SHIM").is_none() && cuda::is_available();
@@ -99,25 +99,25 @@ pub fn device() -> Option<Device> {
         }),
     });
     if found.is_none() {
-        // Bypasses the harness, which hides the output of tests that pass.
+        // Written directly to standard error, because the test harness hides the output of tests that pass.
         let _ = writeln!(std::io::stderr(), "SKIPPED (no C++ compiler)");
     }
     found
 }
 
-/// The shim behind [`device`]; `None` if the device is a real one.
+/// Returns the shim behind [`device`], or `None` if that is a real device.
 pub fn shim() -> Option<&'static Arc<Shim>> {
     device().and_then(|_| SHIM.get())
 }
 
-/// A device for this test alone, under the next free number.
+/// Returns a device for one test, under the next free number.
 pub fn own_device(settings: Settings) -> Option<(Device, Arc<Shim>)> {
     static NEXT: AtomicUsize = AtomicUsize::new(64);
     let index = NEXT.fetch_add(1, Ordering::Relaxed);
     install(index, settings).map(|shim| (Device::Cuda(index), shim))
 }
 
-/// Runs `f`, with all of this thread's launches in this order, on any shim.
+/// Runs `f` with this order for all launches of the thread, on any shim.
 pub fn with_order<T>(order: Order, f: impl FnOnce() -> T) -> T {
     struct Reset(Option<Order>);
     impl Drop for Reset {
@@ -136,7 +136,7 @@ fn install(index: usize, settings: Settings) -> Option<Arc<Shim>> {
     let shim = Shim::new(settings)?;
     cuda::install(index, shim.clone()).expect("the number is free");
     if settings.streams != Streams::Eager {
-        // A launch that is waited for is never late.
+        // Waiting for every launch would hide late ones.
         cuda::set_checked(false);
     }
     Some(shim)
@@ -152,23 +152,23 @@ pub struct Shim {
     launches: AtomicU64,
     memory: Mutex<Memory>,
     queue: Mutex<Queue>,
-    programs: Mutex<Vec<Program>>,
+    programs: Mutex<Vec<LoadedProgram>>,
     functions: Mutex<Vec<Function>>,
     calls: Mutex<HashMap<&'static str, Calls>>,
-    /// Misuse that the detecting call cannot refuse; the next call that waits for a stream does.
+    /// Misuse by a call that cannot return an error; the next call that waits for a stream returns it.
     blamed: Mutex<Option<String>>,
 }
 
-/// The count of one of the driver's calls, and its planned failures.
+/// The calls of one of the driver's functions.
 #[derive(Debug, Default)]
 struct Calls {
     len: u64,
-    /// The call numbers that fail, with their error codes.
+    /// The numbers of calls that are to fail, and their codes.
     fail: Vec<(u64, String)>,
 }
 
 impl Shim {
-    /// Returns an empty device that is not installed; `None` without a C++ compiler.
+    /// Returns an empty device that is not installed, or `None` without a C++ compiler.
     pub fn new(settings: Settings) -> Option<Arc<Shim>> {
         let compiler = Compiler::find(settings.checks)?;
         let properties = DeviceProperties {
@@ -196,7 +196,7 @@ impl Shim {
         Some(Arc::new(shim))
     }
 
-    /// Sets the time at which later tasks run. Waiting tasks run now.
+    /// Sets when later work runs; waiting work runs now.
     pub fn set_streams(&self, streams: Streams) {
         let mut queue = lock(&self.queue);
         self.drain(&mut queue);
@@ -206,36 +206,35 @@ impl Shim {
         self.late.store(streams != Streams::Eager, Ordering::Relaxed);
     }
 
-    /// Makes the `nth` call from now of this name (1: the next) fail with this code. Names are those of the trait's
-    /// functions.
+    /// Makes the `nth` call from now of this function of the trait (1: the next) fail with this code.
     pub fn fail_next(&self, call: &'static str, nth: u64, code: &str) {
         let mut calls = lock(&self.calls);
         let calls = calls.entry(call).or_default();
         calls.fail.push((calls.len + nth, code.into()));
     }
 
-    /// The number of calls of a function of the trait.
+    /// Returns the number of calls of a function of the trait.
     pub fn calls_len(&self, call: &'static str) -> u64 {
         lock(&self.calls).get(call).map_or(0, |c| c.len)
     }
 
-    /// Live blocks of memory, streams and events.
+    /// Returns the numbers of live blocks, streams and events.
     pub fn live(&self) -> (usize, usize, usize) {
         let (streams, events) = lock(&self.queue).live();
         (lock(&self.memory).blocks_len(), streams, events)
     }
 
-    /// Runs all tasks, and checks every guard and all freed memory.
+    /// Runs all work, then checks every guard and all freed memory.
     ///
     /// # Errors
-    /// Returns the description of a write to a guard or to freed memory.
+    /// Returns a description of the memory that was written and must not be.
     pub fn check(&self) -> Result<(), String> {
         self.drain(&mut lock(&self.queue));
         lock(&self.blamed).take().map_or(Ok(()), Err)?;
         lock(&self.memory).check(true)
     }
 
-    /// Counts a call, and fails it if the test asked for that.
+    /// Counts a call, and fails it if a test wants that.
     fn enter(&self, call: &'static str) -> DriverResult<()> {
         let mut calls = lock(&self.calls);
         let calls = calls.entry(call).or_default();
@@ -247,7 +246,7 @@ impl Shim {
         }
     }
 
-    /// Adds a task to a stream, or runs it.
+    /// Puts a task on a stream, or runs it if streams are eager.
     fn put(&self, call: &'static str, stream: Handle, task: Task) -> DriverResult<()> {
         let mut queue = lock(&self.queue);
         if !queue.knows_stream(stream) {
@@ -264,7 +263,7 @@ impl Shim {
         self.perform(task)
     }
 
-    /// Advances streams until `stream` has no tasks left.
+    /// Advances streams until `stream` is empty.
     fn finish(&self, queue: &mut Queue, stream: Handle) {
         let policy = if queue.below(2) == 0 { Policy::Needed } else { Policy::Any };
         while !queue.is_empty(stream) {
@@ -273,7 +272,7 @@ impl Shim {
         }
     }
 
-    /// Runs all tasks of all streams.
+    /// Runs all waiting tasks.
     fn drain(&self, queue: &mut Queue) {
         while let Some(next) = queue.next_of_any() {
             self.step(queue, next);
@@ -297,21 +296,22 @@ impl Shim {
             Task::Launch { function, grid, mut arguments, order } => {
                 let mut pointers: Vec<*mut c_void> =
                     arguments.iter_mut().map(|a| a.as_mut_ptr().cast()).collect();
-                // SAFETY: the caller that added the task promised it, and the grid was checked then.
+                // SAFETY: the promise of the caller that launched it; the grid was checked then.
                 let done = unsafe { function.run(grid, &mut pointers, order) };
                 done.map_err(|why| refusal("launch", "CUDA_ERROR_LAUNCH_FAILED", &why))
             }
-            Task::Copy { way, to, from, bytes } => {
-                let (to_host, from_host) = (way == Copy::ToHost, way == Copy::ToDevice);
+            Task::Copy { direction, to, from, bytes } => {
+                let (to_host, from_host) =
+                    (direction == CopyDirection::ToHost, direction == CopyDirection::ToDevice);
                 self.holds("copy", to, bytes, to_host)?;
                 self.holds("copy", from, bytes, from_host)?;
-                // SAFETY: both ranges lie in live blocks; ranges that overlap are copied as if through a third.
+                // SAFETY: both ranges are in live blocks; overlapping ranges are allowed.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
                 Ok(())
             }
             Task::Fill { at, byte, bytes } => {
                 self.holds("fill", at, bytes, false)?;
-                // SAFETY: the range lies in a live block.
+                // SAFETY: the range is in a live block.
                 unsafe { (at as *mut u8).write_bytes(byte, bytes) };
                 Ok(())
             }

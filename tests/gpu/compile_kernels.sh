@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Compiles every CUDA source that the crate embeds with nvcc, for Ampere and Hopper, warnings as errors, on a machine without a
-# GPU. The sources are those of kernels/ and those that the crate makes from formulas: examples/kernel_sources.rs writes both.
+# Compiles every CUDA source of the crate with nvcc, for Ampere and Hopper, with warnings as errors, on a machine
+# without a GPU. The sources are those of kernels/ and those that formulas generate; examples/kernel_sources.rs writes
+# both.
 #
-#   tests/gpu/compile_kernels.sh [NAME.cu ...]      all of them without arguments
+#   tests/gpu/compile_kernels.sh [NAME.cu ...]      all sources without arguments
 #
-# A table of every kernel's registers, stack, spills and static shared memory goes to target/gpu/kernels.tsv, the
-# busiest ones to standard output. A kernel that spills, or has a stack frame (which is local memory, off the chip),
-# fails unless spills.txt beside this script allows it as much.
+# Writes every kernel's registers, stack, spills and static shared memory to target/gpu/kernels.tsv, and the largest
+# ones to standard output. A kernel that spills or has a stack frame (which is in slow local memory) fails, unless
+# spills.txt in this folder allows that much.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -28,7 +29,7 @@ compile() {
   fi
 }
 
-# One line a kernel: file, architecture, name, registers, stack bytes, spilled bytes (stores + loads), shared bytes.
+# One line per kernel: file, architecture, name, registers, stack bytes, spilled bytes (stores + loads), shared bytes.
 table() {
   for log in "$out"/*.log; do
     local name
@@ -48,7 +49,8 @@ table() {
   done
 }
 
-# What spills.txt does not allow. Its lines: kernel name (* matches any text), bytes of stack, bytes of spills.
+# Kernels beyond spills.txt, whose lines have a kernel's name (* matches any text), bytes of stack, and bytes of
+# spills.
 over() {
   awk -F '\t' '
     NR == FNR {

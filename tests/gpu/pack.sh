@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Packs what a machine with a GPU needs to test and time this library, which may have no Rust: stripped test and bench
-# binaries, train_gpt, the Python benchmark. All of it goes to .gpu/, which git ignores: run.sh and pack.tar.gz.
+# Packs the files that a machine with a GPU, but without Rust, needs to test and time this crate: stripped test and
+# benchmark programs, train_gpt, and the Python benchmark. Writes run.sh and pack.tar.gz to .gpu/, which git ignores.
 #
 #   tests/gpu/pack.sh          then, there:    OUT=/some/folder bash .gpu/run.sh
 set -euo pipefail
@@ -15,7 +15,7 @@ grep -q '^nccl *=' Cargo.toml && features=cuda,nccl
 
 rm -rf "$pack"
 mkdir -p "$pack/bin"
-# Every executable that cargo reports, by its target's name; the library's unit tests are called unit.
+# All executables that cargo reports, by the names of their targets; the unit tests are called unit.
 collect() {
   python3 -c '
 import json, shutil, sys

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Tests and times this library on a machine with an NVIDIA GPU, in under ten minutes; needs nothing but the driver, NVRTC and
-# cuBLASLt (those of a PyTorch will do), and what pack.sh packed beside this script.
+# Tests and times this crate on a machine with an NVIDIA GPU, in under ten minutes. Needs the driver, NVRTC and
+# cuBLASLt (those of a PyTorch installation suffice), and the files that pack.sh packed.
 #
-#   OUT=/some/folder bash .gpu/run.sh [PART ...]      PART: tests, train, bench, sanitizer; all without
+#   OUT=/some/folder bash .gpu/run.sh [PART ...]      PART: tests, train, bench, sanitizer; default: all
 #
-# Writes summary.md, summary.json, bench.md, bench.json, ours.jsonl, torch.jsonl and logs.tar.gz to $OUT (./out without it), prints
-# the table, and exits with 1 if anything failed. What is skipped is counted, and never counts as passed.
+# Writes summary.md, summary.json, bench.md, bench.json, ours.jsonl, torch.jsonl and logs.tar.gz to $OUT (default:
+# ./out), prints the table, and exits with 1 if anything failed. Skipped parts are counted, and never count as passed.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 OUT=${OUT:-./out}
@@ -20,7 +20,7 @@ tar -C "$work" -xzf "$here/pack.tar.gz"
 cd "$work/bin" || exit 1
 left() { echo $((limit_s - SECONDS)); }
 
-# Libraries are looked for by their names without a version, too: a folder of links to what there is.
+# Libraries are also looked up without a version: a folder of links to the installed files.
 link_libraries() {
   mkdir -p "$work/lib"
   local site
@@ -37,7 +37,7 @@ link_libraries() {
   export LD_LIBRARY_PATH=$work/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 }
 
-# part NAME SECONDS COMMAND...: runs it with its own timeout into logs/NAME, and notes how it ended.
+# part NAME SECONDS COMMAND...: runs a command with a timeout, its output in logs/NAME, and records the result.
 part() {
   local name=$1 seconds=$2 began=$SECONDS code=0 ended skipped passed failed
   shift 2
@@ -64,12 +64,12 @@ sum_of() { grep -oE "[0-9]+ $1" "$2" | awk '{ n += $1 } END { print n + 0 }'; }
 wants() { [[ $parts == *" $1 "* ]]; }
 has() { [ -x "./$1" ]; }
 
-# The modules of the suite that test kernels; those of the shim itself have nothing to do with a device.
+# The suite's modules that test kernels; those of the shim itself need no device.
 kernel_suites() {
   has suite && ./suite --list 2>/dev/null | sed -n 's/^\(cuda_[a-z_]*\)::.*/\1/p' | sort -u | grep -v '^cuda_shim$'
 }
 
-# One after the other what times itself, side by side what only tests.
+# Programs that measure time run one after the other, tests run in parallel.
 tests() {
   has unit && part unit 30 ./unit cuda::
   has gpu && part gpu 60 ./gpu
@@ -83,7 +83,7 @@ tests() {
   has nccl && part nccl 30 ./nccl
 }
 
-# The same bits on every mesh, and in f32 the CPU's.
+# The bits are equal on every mesh, and in f32 equal to the CPU's.
 training() {
   local dtype model mesh device bits expected
   for model in gpt llama; do
@@ -123,7 +123,7 @@ bench() {
   cat "$work/logs/bench table.log" 2>/dev/null
 }
 
-# A suite takes many times as long under a tool: one that is cut short without a finding says so, and has not failed.
+# A suite takes much longer under the sanitizer: if its time ends without a finding, it says so and has not failed.
 sanitizer() {
   local tool check row
   check=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
@@ -179,7 +179,7 @@ awk -F '|' 'BEGIN { print "[" }
       (NR > 1 ? ",\n" : ""), $1, $2, $3, $4, $5, $6) }
   END { print "\n]" }' "$work"/logs/*.row >"$OUT/summary.json"
 tar -C "$work" -czf "$OUT/logs.tar.gz" logs
-# Failures are worth reading where the table is.
+# Shows failures next to the table.
 for row in "$work"/logs/*.row; do
   if grep -qE '\|(FAILED|TIMED OUT)' "$row"; then
     echo "--- ${row##*/}"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Gets NVIDIA's compilers, nvcc and NVRTC, from PyPI's wheels (about 200 MB, once), and prints the folder that holds bin/ and
-# lib/. No GPU, no driver and no CUDA installation is needed: this is how kernels are compiled on a machine without one.
+# Downloads NVIDIA's compilers, nvcc and NVRTC, from PyPI's wheels (about 200 MB, once), and prints the folder that
+# has bin/ and lib/. Needs no GPU, driver or CUDA installation, so kernels can be compiled on any machine.
 #
 #   tests/gpu/toolchain.sh            prints e.g. ~/.cache/isoshard/cuda-13.0/nvidia/cu13
-#   ISOSHARD_TOOLCHAIN=/elsewhere     keeps it there instead
+#   ISOSHARD_TOOLCHAIN=/elsewhere     keeps the files there instead
 set -euo pipefail
 
-# One release throughout: the register counts in spills.txt are this compiler's.
+# One fixed release: the register counts in spills.txt are those of this compiler.
 wheels=(
   nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96
   nvidia-cuda-cccl==13.0.85 nvidia-cuda-nvrtc==13.0.88
@@ -16,7 +16,7 @@ root=$home/nvidia/cu13
 
 complete() { [ -x "$root/bin/nvcc" ] && [ -e "$root/lib/libnvrtc.so" ] && [ -e "$home/complete" ]; }
 
-# Into a folder beside it, then renamed: whoever is interrupted leaves nothing half done, and two at once do no harm.
+# Downloads to a temporary folder, then renames it, so that an interrupted or a second download does no harm.
 fetch() {
   local work
   work=$(mktemp -d "$home.XXXXXX")

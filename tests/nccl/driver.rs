@@ -1,5 +1,5 @@
-//! A device whose streams are threads: what is put on a stream runs by itself, at some other time, as on a GPU. Memory and
-//! kernels are another driver's.
+//! A device whose streams are threads: work on a stream runs at some later time, as on a GPU. Another driver provides
+//! memory and kernels.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -11,18 +11,19 @@ use std::time::Duration;
 
 use isoshard::tensor::Device;
 use isoshard::tensor::cuda::{
-    self, Address, Copy, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle, Program,
+    self, Address, CopyDirection, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle,
+    KernelProgram,
 };
 
 use crate::shim::{Settings, Shim, Streams};
 
-/// How many devices there are at most.
+/// The most devices.
 pub const DEVICES: usize = 5;
 
 /// Work on a stream.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The first of [`DEVICES`] devices; none, loudly, where there is no C++ compiler.
+/// Returns the first of [`DEVICES`] devices, or `None`, with a message, if there is no C++ compiler.
 pub fn devices() -> Option<[Device; DEVICES]> {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     let installed = *INSTALLED.get_or_init(|| {
@@ -39,19 +40,19 @@ pub fn devices() -> Option<[Device; DEVICES]> {
     Some(std::array::from_fn(|i| Device::Cuda(FIRST + i)))
 }
 
-/// Behind those that a real driver may have.
+/// Numbers after those that a real driver may use.
 const FIRST: usize = 16;
 
-/// Puts work on a stream of any of the devices.
+/// Puts work on a stream of any device.
 pub fn put(stream: Handle, job: impl FnOnce() + Send + 'static) {
     let streams = lock(streams());
-    // A stream that is gone does nothing.
+    // A destroyed stream does nothing.
     if let Some(jobs) = streams.get(&stream) {
         let _ = jobs.send(Box::new(job));
     }
 }
 
-/// All streams, by handles that no two devices share.
+/// All streams, with handles that are unique over the devices.
 fn streams() -> &'static Mutex<HashMap<Handle, Sender<Job>>> {
     static STREAMS: OnceLock<Mutex<HashMap<Handle, Sender<Job>>>> = OnceLock::new();
     STREAMS.get_or_init(Mutex::default)
@@ -65,13 +66,13 @@ fn handle() -> Handle {
 #[derive(Debug)]
 struct Threaded {
     inner: Arc<Shim>,
-    /// The inner driver's stream: everything runs at once there.
+    /// The inner driver's stream, on which everything runs at once.
     at_once: Handle,
     events: Mutex<HashMap<Handle, Arc<Event>>>,
     streams: Mutex<Vec<Handle>>,
 }
 
-/// How often it was put on a stream, and how many of these have come to pass.
+/// The number of recordings that were put on a stream, and of those that have happened.
 #[derive(Debug, Default)]
 struct Event {
     counts: Mutex<(u64, u64)>,
@@ -104,20 +105,20 @@ impl Threaded {
         lock(&self.events)[&event].clone()
     }
 
-    /// As the driver does before it takes memory back.
+    /// Waits for the device, as the driver does before it frees memory.
     fn wait_for_all(&self) -> DriverResult<()> {
         let streams = lock(&self.streams).clone();
         streams.into_iter().try_for_each(|stream| self.synchronize(stream))
     }
 
-    /// Puts on a stream what the inner driver does at once.
+    /// Puts work on a stream that the inner driver does at once.
     fn later(&self, stream: Handle, job: impl FnOnce(&Shim, Handle) -> DriverResult<()> + Send + 'static) {
         let (inner, at_once) = (self.inner.clone(), self.at_once);
         put(stream, move || job(&inner, at_once).expect("what is put on a stream can be done"));
     }
 }
 
-/// Now and then a stream is slow, so that what does not wait for it is too early.
+/// Delays a stream now and then, so that code with a missing wait is too early.
 fn dawdle() {
     static STEPS: AtomicU64 = AtomicU64::new(0);
     let step = STEPS.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -126,7 +127,7 @@ fn dawdle() {
     }
 }
 
-// SAFETY: memory and work are the inner driver's; streams keep the order.
+// SAFETY: memory and work are the inner driver's; streams keep their order.
 unsafe impl Driver for Threaded {
     fn properties(&self) -> &DeviceProperties {
         self.inner.properties()
@@ -211,9 +212,16 @@ unsafe impl Driver for Threaded {
         let counts = lock(&event.counts);
         Ok(counts.1 == counts.0)
     }
-    unsafe fn copy(&self, way: Copy, to: u64, from: u64, bytes: usize, stream: Handle) -> DriverResult<()> {
+    unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Handle,
+    ) -> DriverResult<()> {
         // SAFETY: the caller's promise holds until the stream has done it.
-        self.later(stream, move |inner, at_once| unsafe { inner.copy(way, to, from, bytes, at_once) });
+        self.later(stream, move |inner, at_once| unsafe { inner.copy(direction, to, from, bytes, at_once) });
         Ok(())
     }
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()> {
@@ -221,7 +229,7 @@ unsafe impl Driver for Threaded {
         self.later(stream, move |inner, at_once| unsafe { inner.fill(at, byte, bytes, at_once) });
         Ok(())
     }
-    fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
+    fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         self.inner.compile(program)
     }
     fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle> {
@@ -244,7 +252,7 @@ unsafe impl Driver for Threaded {
         let mut values: Vec<Vec<u64>> = Vec::new();
         for (&argument, &size) in arguments.iter().zip(&sizes) {
             let mut value = vec![0u64; size.div_ceil(8)];
-            // SAFETY: the argument is as large, by the caller's promise.
+            // SAFETY: the argument has this size, by the caller's promise.
             unsafe {
                 std::ptr::copy_nonoverlapping(argument.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), size)
             };
@@ -253,7 +261,7 @@ unsafe impl Driver for Threaded {
         self.later(stream, move |inner, at_once| {
             let mut pointers: Vec<*mut c_void> =
                 values.iter_mut().map(|v| v.as_mut_ptr().cast::<c_void>()).collect();
-            // SAFETY: the same arguments; what they point to is allocated until the stream has done this.
+            // SAFETY: the same arguments; the memory that they point to is allocated until the stream has done this.
             unsafe { inner.launch(function, grid, &mut pointers, at_once) }
         });
         Ok(())

@@ -1,5 +1,5 @@
-//! What stands in for NCCL: ranks of this process move bytes between their devices' memory, on their streams, when both ends
-//! have come to it, and not before: a send waits for its receiver, as NCCL's may.
+//! A fake NCCL: ranks of this process move bytes between their devices' memory, on their streams, once both ends have
+//! called. A send waits for its receiver, as NCCL's may.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -11,14 +11,14 @@ use isoshard::tensor::cuda::{Address, Handle};
 
 use crate::driver::{lock, put};
 
-/// One library, as of one test.
+/// One library, made per test.
 #[derive(Debug, Default)]
 pub struct Fake {
     state: Mutex<State>,
     last: AtomicU64,
-    /// While it is set, nobody gets connected.
+    /// While it is set, no communicator becomes ready.
     pub stuck: AtomicBool,
-    /// What was called, by name, and how communicators ended.
+    /// The calls by name, and the communicators by how they ended.
     pub calls: Mutex<HashMap<&'static str, usize>>,
 }
 
@@ -26,14 +26,14 @@ pub struct Fake {
 struct State {
     cliques: HashMap<Vec<u8>, Arc<Clique>>,
     comms: HashMap<Communicator, Place>,
-    /// What a member of the world's communicator is to notice.
+    /// The error that a member of the world's communicator finds.
     errors: HashMap<usize, String>,
 }
 
 #[derive(Clone, Debug)]
 enum Place {
     There(End),
-    /// Being split off: the parent, which of its splits, and this member's colour.
+    /// A communicator that is being split off: its parent, the number of the split, and this member's colour.
     Split(Arc<Clique>, usize, usize, u32),
 }
 
@@ -44,11 +44,11 @@ struct End {
     rank: usize,
 }
 
-/// Those who share a communicator.
+/// The members of a communicator.
 #[derive(Debug)]
 struct Clique {
     name: Vec<u8>,
-    /// True for the first one, of all ranks.
+    /// True for the first communicator, that of all ranks.
     is_world: bool,
     len: usize,
     mail: Mutex<Mail>,
@@ -85,7 +85,7 @@ enum Step {
 thread_local!(static GROUP: RefCell<Option<Vec<(Communicator, Handle, Step)>>> = const { RefCell::new(None) });
 
 impl Fake {
-    /// Lets a rank's world communicator notice an error.
+    /// Makes a rank's world communicator find an error.
     pub fn break_rank(&self, rank: usize, code: &str) {
         lock(&self.state).errors.insert(rank, code.into());
     }
@@ -111,7 +111,7 @@ impl Fake {
         }
     }
 
-    /// Makes a communicator that is being split off, where all have said their colour.
+    /// Completes a communicator that is being split off once all members have given their colour.
     fn make(&self, comm: Communicator) -> bool {
         let mut state = lock(&self.state);
         let Some(Place::Split(parent, number, rank, color)) = state.comms.get(&comm).cloned() else {
@@ -143,7 +143,7 @@ fn refusal(call: &'static str, code: &str) -> NcclError {
     NcclError { call, code: code.into(), words: String::new() }
 }
 
-// SAFETY: bytes are copied between the ranges that both ends gave, under a lock, while neither has given up.
+// SAFETY: bytes are copied between the ranges that both ends passed, under a lock, while neither has given up.
 unsafe impl Nccl for Fake {
     fn name(&self) -> String {
         "fake 1.0".into()
@@ -309,7 +309,7 @@ impl Clique {
 }
 
 impl End {
-    /// A group's work, on its stream: until all of it is through, or this end is given up.
+    /// Does a group's work on its stream, until it is complete or this end is aborted.
     fn run(&self, steps: &[Step]) {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let End { clique, rank } = self;
@@ -337,7 +337,7 @@ impl End {
             if mail.aborted.contains(rank) {
                 return;
             }
-            // From each peer in the order of the steps.
+            // From each peer, in the order of the steps.
             let mut blocked: Vec<usize> = vec![];
             wanted.retain(|step| {
                 let &Step::Recv { kind, at, bytes, from } = step else { return false };
@@ -347,8 +347,8 @@ impl End {
                     blocked.push(from);
                     return true;
                 };
-                // SAFETY: the sender waits in its own call until the parcel is gone, the lock keeps it from giving up
-                // meanwhile, and the place is this rank's for this call.
+                // SAFETY: the sender waits in its own call until the bytes are taken, the lock keeps it from giving
+                // up meanwhile, and the range belongs to this rank's call.
                 unsafe { std::ptr::copy_nonoverlapping(parcel.at as *const u8, at as *mut u8, bytes) };
                 parcels.pop_front();
                 clique.wake.notify_all();

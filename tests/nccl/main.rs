@@ -1,5 +1,5 @@
-//! The NCCL engine over a library that is none, on devices that are none: exchanges by bits, sub-groups, what does not come,
-//! what disagrees, what breaks, and processes that meet by TCP. Streams run by themselves, so a missing wait shows.
+//! The NCCL engine over a fake library and emulated devices: exchanges by bits, sub-groups, late, wrong and failed
+//! calls, and processes that meet by TCP. Streams run by themselves, so a missing wait shows.
 
 #[path = "../common/shim.rs"]
 #[allow(dead_code, reason = "the suite uses the rest")]
@@ -28,7 +28,7 @@ const WORLDS: [usize; 4] = [1, 2, 3, 5];
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// `n` ranks over a fake library; none, loudly, where there can be no devices.
+/// Runs `n` ranks over a fake library; returns `None`, with a message, if there are no devices.
 fn world(n: usize, deadline: Duration) -> Option<(Spmd, Arc<Fake>)> {
     let devices = devices()?;
     let fake = Arc::new(Fake::default());
@@ -46,7 +46,7 @@ fn on_all_worlds(f: impl Fn(Rank, Group) -> Result<()> + Send + Sync + Clone + '
     }
 }
 
-/// What member `from` holds for member `to`: values that no other pair has.
+/// The values that member `from` sends to member `to`, which are unique to the pair.
 fn part(from: usize, to: usize, shape: &Shape) -> Tensor {
     let value = |i: usize| ((from * 31 + to * 7 + i * 3) as f32).sin();
     Tensor::from_vec((0..shape.numel()).map(value).collect(), shape).unwrap()
@@ -106,7 +106,8 @@ fn broadcasts_messages_barriers() {
             assert_same(&got, &part(root, root, &shape));
             assert_same(&mine, &part(me, root, &shape));
         }
-        // Even members send first, odd ones receive first; with an odd number of them the last one does as it must.
+        // Even members send first, odd ones receive first; with an odd number of members, the last one does both at
+        // once.
         let (right, left) = ((me + 1) % n, (me + n - 1) % n);
         for k in 0..3 {
             let send = || g.send(&part(me, k, &shape).to_device(here)?, right);
@@ -131,7 +132,7 @@ fn what_is_given_may_go_at_once_and_what_comes_is_there() {
             let values = |i: usize| vec![(round * 10 + i) as i64; len];
             let x = Tensor::from_vec(values(g.index()), [len])?.to_device(here)?;
             let pending = g.all_gather_async(&x, &vec![Shape::from([len]); n]);
-            // Its memory is taken again at once, and overwritten.
+            // Its memory is reused and overwritten at once.
             drop(x);
             let over = Tensor::from_vec(vec![-1i64; len], [len])?.to_device(here)?;
             let dropped = g.all_gather_async(&over, &vec![Shape::from([len]); n]);
@@ -195,7 +196,7 @@ fn groups_by_their_members_and_by_splitting() {
                 assert_eq!(names(high)?, [4, 2, 3]);
             }
         }
-        // The same ranks and name are the same group, counted on, however it was opened.
+        // The same ranks and name are the same group, with one count of calls, however it was opened.
         if me < 3 {
             assert_eq!(names(&rank.group(&[0, 1, 2], "low")?)?, [0, 1, 2]);
         }
@@ -289,7 +290,7 @@ fn thread_ranks_pass_device_tensors_by_sharing() {
         Ok(())
     };
     Spmd::new(3).on(move |_| devices[0]).run(run).unwrap();
-    // Elsewhere is a mismatch.
+    // With several ranks it is a mismatch.
     let run = |rank: Rank| {
         let x = Tensor::zeros(DType::F32, [2]).to_device(rank.device())?;
         Ok(rank.world().all_reduce(&x, ReduceOp::Sum).unwrap_err().to_string())
@@ -317,7 +318,7 @@ fn thread_ranks_pass_device_tensors_by_sharing() {
     assert!(text.contains(&want), "{text}");
 }
 
-/// The errors of all ranks; none may succeed.
+/// Returns the errors of all ranks, none of which may succeed.
 fn errors(n: usize, f: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static) -> Option<Vec<Error>> {
     let (spmd, _) = world(n, SHORT)?;
     Some(spmd.run(move |rank| Ok(f(&rank).unwrap_err())).unwrap())
@@ -359,7 +360,7 @@ fn ranks_that_disagree_are_named_on_all() {
     );
     differs(
         |r| {
-            // As many bytes: the library would not notice.
+            // The number of bytes is equal, so the library would not notice.
             let dtype = [DType::F32, DType::I32][r.rank()];
             let x = Tensor::zeros(dtype, [3]).to_device(r.device())?;
             let shapes = [Shape::from([3]), Shape::from([3])];
@@ -377,7 +378,7 @@ fn a_failed_world_stays_failed_and_is_not_read() {
         let x = zeros(&rank, 2 + rank.rank())?;
         let sent = rank.world().all_gather(&x, &shapes);
         let first = match sent {
-            // The call was under way before the coordinator knew: then its values cannot be read.
+            // The call was in flight before the coordinator knew, so its values cannot be read.
             Ok(got) => got[1 - rank.rank()].to_vec::<f32>().unwrap_err(),
             Err(e) => e,
         };
@@ -391,7 +392,7 @@ fn a_failed_world_stays_failed_and_is_not_read() {
     };
     spmd.run(run).unwrap();
     assert_eq!(fake.count("abort"), 2);
-    // A thread that goes on without that world reads again.
+    // A thread that continues without that world can read again.
     assert_eq!(Tensor::zeros(DType::F32, [1]).to_device(devices().unwrap()[0]).unwrap().item().unwrap(), 0.0);
 }
 
@@ -459,7 +460,7 @@ fn the_first_failure_is_reported_and_ends_all() {
                     return Err(Error::invalid("step", "went wrong", "", ""));
                 }
                 let x = zeros(&rank, 5)?;
-                // A value that is read on the way: the host waits for the stream, and the stream for rank 1.
+                // A value is read meanwhile: the host waits for the stream, and the stream for rank 1.
                 rank.world().all_gather(&x, &vec![Shape::from([5]); 3])?[1].to_vec::<f32>()?;
             }
             Ok(())
@@ -553,7 +554,7 @@ fn what_nccl_does_not_take_is_refused() {
         )
     );
     let cpu = text(spmd().on(|_| Device::Cpu), |_| Ok(()));
-    assert!(cpu.contains("nccl: NCCL moves what lies on GPUs; got rank"), "{cpu}");
+    assert!(cpu.contains("nccl: NCCL moves tensors on GPUs only; got rank"), "{cpu}");
     let absent = text(spmd().on(|rank| Device::Cuda(700 + rank)), |_| Ok(()));
     assert!(absent.contains("there is no such device"), "{absent}");
     let elsewhere = text(spmd().on(move |rank| devices[rank]), |rank| {
@@ -569,7 +570,7 @@ fn what_nccl_does_not_take_is_refused() {
     }
 }
 
-/// Processes that share this one: each has its own launch, and meets the others by TCP.
+/// Runs processes as threads of this one: each has its own launch, and meets the others by TCP.
 fn processes<T: Send + 'static>(
     n: usize,
     deadline: Duration,
@@ -641,7 +642,7 @@ fn processes_hear_who_failed_and_how() {
                     (false, _) => {
                         let cause = if panics { "panicked: boom" } else { "step: went wrong" };
                         let text = got.unwrap().unwrap_err().to_string();
-                        // Who hears of it while the first barrier is still under way tells of that one.
+                        // A rank that is told while the first barrier is in flight names that one.
                         let want = format!("given up, because rank {culprit} failed: {cause}");
                         assert!(text.starts_with("barrier #") && text.ends_with(&want), "{text}");
                     }
@@ -689,10 +690,10 @@ fn processes_that_disagree_or_stay_away_are_named() {
     }
 }
 
-/// The real library on the real GPU, where there are both: by themselves they connect, and move bytes in every way.
+/// With a real library and a real GPU: single ranks connect, and move bytes with every call.
 #[test]
 fn one_gpu_by_itself() {
-    // The devices of these tests have other numbers.
+    // The emulated devices have other numbers.
     let on_gpu = Tensor::zeros(DType::F32, [1]).to_device(Device::Cuda(0));
     let found = Library::load().and_then(|library| on_gpu.map(|_| library));
     let library = match found {

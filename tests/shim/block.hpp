@@ -1,8 +1,8 @@
-// A block of CUDA threads, run on one OS thread: who runs next, and where they wait for each other.
+// A block of CUDA threads, run on one OS thread: its scheduler and its barriers.
 //
-// Each thread runs until it waits or ends. What runs next is the launch's order: a barrier that is missing shows as a
-// result that depends on it. A thread that ends without having waited leaves its stack to the next, so a kernel
-// without barriers is a loop.
+// Each thread runs until it waits or ends. The launch's order decides which thread runs next, so a missing barrier
+// shows as a result that depends on the order. A thread that ends without having waited leaves its stack to the next
+// one, so a kernel without barriers is a loop.
 #pragma once
 
 #include "fiber.hpp"
@@ -12,12 +12,12 @@ namespace iso_shim {
 constexpr unsigned MAX_THREADS = 1024;
 constexpr unsigned WARP = 32;
 constexpr unsigned NONE = ~0u;
-// What is written behind the dynamic shared memory; the near part is looked at after every block.
+// The guard behind the dynamic shared memory; its near part is checked after every block.
 constexpr unsigned GUARD_BYTES = 4096, NEAR_BYTES = 256;
 constexpr unsigned char GUARD = 0xa5;
 constexpr unsigned char POISON = 0xff;
 
-// An entry of a program, as its host sees it.
+// An entry of a program, as the host sees it.
 struct Entry {
   const char* name;
   void (*call)(void** arguments);
@@ -28,22 +28,22 @@ struct Entry {
 
 enum Order : unsigned { ASCENDING, DESCENDING, SHUFFLED };
 
-// What the host hands over for one launch.
+// The host's arguments of one launch.
 struct Launch {
   void** arguments;
   Dim blocks, threads;
   unsigned shared_bytes;
   Order order;
   word seed;
-  // MAX_THREADS stacks, at a multiple of their size, with SPARE_STACKS below.
+  // MAX_THREADS stacks, aligned to their size, with SPARE_STACKS below.
   unsigned char* stacks;
-  // shared_bytes of memory at a multiple of 16, and GUARD_BYTES behind it.
+  // shared_bytes of memory, aligned to 16, and GUARD_BYTES behind it.
   unsigned char* dynamic;
   char* error;
   unsigned error_bytes;
 };
 
-// Texts for the host, as long as there is room.
+// Texts for the host, truncated if there is no room.
 struct Text {
   char *at, *end;
   Text& operator<<(const char* text) {
@@ -79,12 +79,12 @@ struct Block {
   Context host;
   bool failed;
   Fiber* running;
-  // Threads that have begun, and ended.
+  // The numbers of threads that have begun, and ended.
   unsigned begun, ended;
-  // True where what was released last runs first: then one warp runs far ahead of the others.
+  // If true, threads that were released last run first, so that one warp runs far ahead of the others.
   bool depth_first;
   word random;
-  // The barrier that threads wait at.
+  // The barrier at which threads wait.
   unsigned waiting;
   Kind kind;
   Place place;
@@ -156,7 +156,7 @@ static inline void release(Block& b, unsigned thread) {
   b.ready[b.ready_len++] = thread;
 }
 
-// Gives up the launch: the text is written, and nothing of the block runs again.
+// Aborts the launch: the text is written, and nothing of the block runs again.
 [[noreturn]] static void abandon(Block& b) {
   b.failed = true;
   Context left;
@@ -174,14 +174,14 @@ static Text failure(Block& b) {
   abandon(b);
 }
 
-// The calling thread, on its own stack: a frame beyond its end would find the slot below.
+// Returns the calling thread, on its own stack: a frame beyond its end would find the slot below.
 static inline Fiber* caller() {
   Fiber* me = here();
   if (me->block->running != me) too_deep(*me->block);
   return me;
 }
 
-// Gives a fiber its thread.
+// Assigns a thread to a fiber.
 static inline void seat(Block& b, Fiber* fiber, unsigned thread) {
   const Dim& d = b.threads;
   fiber->block = &b;
@@ -212,7 +212,7 @@ static void go(Block& b, unsigned thread, Context& from) {
   switch_to(from, fiber->context);
 }
 
-// A fiber's life: it runs its thread, then fresh ones, and rests where there is none.
+// A fiber's loop: it runs its thread, then fresh ones, and waits if there is none.
 static void run_threads() {
   Fiber* me = here();
   for (;;) {
@@ -236,7 +236,7 @@ static void run_threads() {
   }
 }
 
-// The calling thread waits until it is released.
+// Makes the calling thread wait until it is released.
 static inline void suspend(Fiber* me) {
   Block& b = *me->block;
   unsigned next = pick(b);
@@ -250,7 +250,7 @@ static inline bool same_place(const Place& a, const Place& b) {
   return p == q || *p == *q;
 }
 
-// A barrier of the whole block. Returns how many threads brought a predicate that holds.
+// A barrier of the whole block. Returns the number of threads whose predicate holds.
 static unsigned barrier(Kind kind, int predicate, Place place) {
   Fiber* me = caller();
   Block& b = *me->block;
@@ -272,14 +272,14 @@ static unsigned barrier(Kind kind, int predicate, Place place) {
     b.waiting = 0;
     b.result = b.sum;
     if (b.launch->order == SHUFFLED) draw_order(b);
-    // What is pushed last runs first.
+    // Threads that are pushed last run first.
     for (unsigned i = b.n; i-- > 0;) release(b, nth(b, i));
   }
   suspend(me);
   return b.result;
 }
 
-// Every lane has come: each gets what it is owed.
+// All lanes have arrived: each gets its result.
 static void exchange(Block& b, unsigned base, lane_mask lanes, Kind kind) {
   bool shuffles = kind >= SHFL && kind <= SHFL_XOR;
   word ballot = 0;
@@ -313,13 +313,13 @@ static void release_lanes(Block& b, unsigned base, lane_mask lanes) {
   for (unsigned i = 0; i < len; ++i) release(b, numbers[up ? i : len - 1 - i]);
 }
 
-// A function of the lanes of a warp that `mask` names. Returns what the calling lane gets.
+// A function of the lanes of a warp in `mask`. Returns the calling lane's result.
 static word warp_function(Kind kind, lane_mask mask, word value, unsigned source, Place place) {
   Fiber* me = caller();
   Block& b = *me->block;
   unsigned lane = me->linear % WARP, warp = me->linear / WARP, base = warp * WARP;
   unsigned lanes_len = lanes_of(b, warp);
-  // Lanes that the block does not have count as arrived; nobody may read from them.
+  // Lanes that the block does not have count as arrived; no lane may read from them.
   lane_mask lanes = mask & (lanes_len == WARP ? ~0u : (1u << lanes_len) - 1);
   me->kind = kind;
   me->place = place;

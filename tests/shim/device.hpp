@@ -1,4 +1,4 @@
-// The functions of a device that need no other thread: atomics, bits, numbers, memory.
+// The device functions that need no other thread: atomics, bits, numbers, memory.
 #pragma once
 
 // ---- Atomics on integers: device memory is shared with other streams, hence with other OS threads. -------------------

@@ -1,8 +1,8 @@
-// Fibers: one stack a CUDA thread, and the switch between them.
+// Fibers: one stack per CUDA thread, and the switch between them.
 //
-// Stacks are slots of one size at multiples of it, so any code that runs on a stack finds the fiber's record from its
-// frame's address. The record lies at the high end, where the stack begins, and not at the same distance in every slot:
-// what is used most would fall into the same few sets of every cache. Slots belong to the caller of a launch.
+// Stacks are slots of one size, aligned to it, so code on a stack finds its fiber's record from the address of its
+// frame. The record is at the high end, where the stack begins, at a different distance in each slot: otherwise the
+// most used bytes would share a few sets of every cache. The caller of a launch owns the slots.
 #pragma once
 
 namespace iso_shim {
@@ -12,7 +12,7 @@ typedef __UINT64_TYPE__ word;
 typedef unsigned int lane_mask;
 
 constexpr uptr STACK_BYTES = 65536;
-// Slots below the first that runs, for stacks that are too deep.
+// Slots below the first one in use, for stack overflows.
 constexpr unsigned SPARE_STACKS = 4;
 constexpr unsigned CANARY_LEN = 8;
 constexpr uptr STAGGER_LEN = 64, STAGGER_BYTES = 320;
@@ -51,7 +51,7 @@ struct Place {
 
 struct Block;
 
-// Where a stack that does not run goes on.
+// The saved stack pointer of a stack that does not run.
 struct Context {
   void* at;
 #if !defined(__x86_64__) && !defined(__aarch64__)
@@ -66,7 +66,7 @@ struct Fiber {
   unsigned linear;
   Context context;
   Fiber* next_free;
-  // What the thread waits at, what it brought there, and what it got.
+  // The barrier at which the thread waits, its argument, and its result.
   Kind kind;
   Place place;
   lane_mask mask;
@@ -76,7 +76,7 @@ struct Fiber {
 
 constexpr uptr RECORD_BYTES = (sizeof(Fiber) + 63) / 64 * 64;
 
-// The record in the slot that an address lies in.
+// The record in the slot that contains an address.
 static inline __attribute__((always_inline)) Fiber* fiber_at(uptr address) {
   uptr end = (address | (STACK_BYTES - 1)) + 1, stagger = address / STACK_BYTES % STAGGER_LEN * STAGGER_BYTES;
   return (Fiber*)(end - stagger - RECORD_BYTES);
@@ -85,7 +85,7 @@ static inline __attribute__((always_inline)) Fiber* fiber_at(uptr address) {
 // The fiber whose stack this code runs on.
 static inline __attribute__((always_inline)) Fiber* here() { return fiber_at((uptr)__builtin_frame_address(0)); }
 
-// The end of the stack: one that is too deep writes over this.
+// The canary at the stack's end: a stack overflow overwrites it.
 static inline word* canary_of(Fiber* fiber) { return (word*)((uptr)fiber & ~(STACK_BYTES - 1)); }
 
 #if defined(__x86_64__)

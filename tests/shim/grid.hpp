@@ -1,4 +1,4 @@
-// A launch: every block in the launch's order, each on shared memory full of poison.
+// A launch: every block, in the launch's order, each with shared memory full of poison.
 #pragma once
 
 #include "block.hpp"
@@ -22,7 +22,7 @@ extern "C" int dl_iterate_phdr(int (*)(iso_shim_object*, __SIZE_TYPE__, void*), 
 
 namespace iso_shim {
 
-// Static shared memory: all thread-local memory of this program, of the calling OS thread.
+// Static shared memory: all thread-local memory of this program on the calling OS thread.
 struct Shared {
   unsigned char* at;
   word bytes;
@@ -44,7 +44,7 @@ static int find_shared(iso_shim_object* object, __SIZE_TYPE__, void* found) {
   return ours;
 }
 static Shared shared_memory() {
-  // The marker's distance from the start, and the size: the same for every OS thread. 0: not known yet.
+  // The marker's distance from the start, and the size, equal on all OS threads; 0 if not known yet.
   static word distance, size;
   marker = POISON;
   unsigned char* at = (unsigned char*)&marker;
@@ -61,7 +61,8 @@ static Shared shared_memory() {
 static Shared shared_memory() { return Shared{(unsigned char*)&marker, 1}; }
 #endif
 
-// Narrows `all` to what differs from poison. A program holds the shared memory of all its entries; one touches little.
+// Narrows `all` to the bytes that differ from poison. A program holds the shared memory of all its entries, and one
+// entry uses little of it.
 static Shared touched(Shared all) {
   while (all.bytes && all.at[all.bytes - 1] == POISON) --all.bytes;
   while (all.bytes && *all.at == POISON) ++all.at, --all.bytes;
@@ -75,7 +76,7 @@ static bool alike(const Block& b, unsigned i, unsigned j) {
   return f.kind == g.kind && f.mask == g.mask && same_place(f.place, g.place);
 }
 
-// Nothing can run and not all have ended: says who stands where.
+// No thread can run and not all have ended: reports where each waits.
 static void explain(Block& b) {
   Text text = failure(b) << "threads wait for each other for ever: ";
   unsigned runs = 0;
@@ -110,7 +111,7 @@ static void begin(Block& b, word number) {
 
 static word common_divisor(word a, word b) { return b ? common_divisor(b, a % b) : a; }
 
-// True where nothing is written behind the dynamic shared memory; `far` looks at the whole guard.
+// Returns true if nothing was written behind the dynamic shared memory; `far` checks the whole guard.
 static bool guard_is_whole(Block& b, bool far) {
   const unsigned char* guard = b.launch->dynamic + b.launch->shared_bytes;
   unsigned char changed = 0;
@@ -122,7 +123,7 @@ static bool guard_is_whole(Block& b, bool far) {
   return false;
 }
 
-// Runs a launch. Returns whether all went well; else the launch's error says what did not.
+// Runs a launch. Returns true if it succeeded; else the launch's error has a description.
 static bool run(const Entry& entry, Launch& launch) {
   Block b;
   b.launch = &launch;

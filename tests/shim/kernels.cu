@@ -1,7 +1,8 @@
-// Kernels for the shim's own tests: right ones, and ones that commit a fault each.
+// Kernels for the shim's own tests: correct ones, and ones that commit one fault each.
 #include "iso.cuh"
 
-// ---- Right. ----------------------------------------------------------------------------------------------------------
+// ---- Correct.
+// --------------------------------------------------------------------------------------------------------
 
 template <class T>
 DEVICE T sum_of_warp(T value) {
@@ -80,7 +81,7 @@ KERNEL(lanes, 64, (u64* out)) {
   mine[9] = (u64)__any_sync(all, t == 5);
   __syncwarp();
   mine[10] = (u64)__all_sync(all, t >= 32);
-  // The halves of a warp apart.
+  // The halves of a warp run separately.
   if (lane < 16) {
     mine[11] = __shfl_xor_sync(0x0000ffffu, t, 15);
   } else {
@@ -163,7 +164,7 @@ __noinline__ u32 deeper(u32 depth) {
   much[depth % N] = depth;
   return depth == 0 ? 0 : deeper<N>(depth - 1) + much[depth % N];
 }
-// Beyond its stack, and not beyond the next: what is written there are only stacks that are not in use.
+// Writes beyond its stack, but not beyond the next: only unused stacks are there.
 KERNEL(deep, 32, (u32* out)) { *out = deeper<32>(520); }
 
 // A frame that reaches into the slot below, and waits there.
@@ -203,7 +204,7 @@ KERNEL(with_syncthreads, 96, (u32* out)) { pass_on<1>(out); }
 KERNEL(no_syncwarp, 32, (u32* out)) { pass_on<0>(out); }
 KERNEL(with_syncwarp, 32, (u32* out)) { pass_on<2>(out); }
 
-// Shared memory that is written again before all have read it.
+// Shared memory that is overwritten before all threads have read it.
 template <bool RIGHT>
 DEVICE void reuse(u32* out) {
   SHARED u32 given[64];

@@ -1,6 +1,6 @@
-// CUDA for the CPU: what a kernel source may name, on fibers. A harness for tests, not a backend.
+// CUDA for the CPU: the names that a kernel source uses, implemented on fibers. For tests only; not a backend.
 //
-// A program is compiled with this header in front of it and -DISO_SHIM. No header of the system is included (but where
+// This header is included before a program, which is compiled with -DISO_SHIM. It includes no system header (unless
 // there is no hand-written switch of stacks), so that names are as free as on a device.
 #pragma once
 
@@ -24,7 +24,7 @@ struct NumbersBelow<0, I...> {
   typedef Numbers<I...> type;
 };
 
-// A kernel's parameters: their number and sizes, and a call that finds them as a launch does.
+// A kernel's parameters: their number and sizes, and a call that reads them as a launch does.
 template <auto BODY>
 struct EntryOf;
 template <class... P, void (*BODY)(P...)>
@@ -43,7 +43,7 @@ struct EntryOf<BODY> {
 }  // namespace iso_shim
 
 #define KERNEL(name, threads, parameters) ISO_SHIM_KERNEL(name, threads, parameters)
-// The body has a name of its own: a device function may have the entry's.
+// The body has a name of its own, because a device function may have the entry's.
 #define ISO_SHIM_KERNEL(name, threads, parameters)                                                                  \
   static void iso_shim_body_##name parameters;                                                                      \
   extern "C" __attribute__((visibility("default"))) const iso_shim::Entry iso_shim_entry_##name = {                 \

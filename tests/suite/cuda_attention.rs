@@ -1,5 +1,5 @@
-//! Attention and rotary on a device have the CPU's bits: at every size around the tiles', for every dtype, grouped heads,
-//! queries that start anywhere, dropout, and operands in any strides.
+//! Attention and rotary embedding on a device have the CPU's bits: at sizes around those of the tiles, for every
+//! dtype, grouped heads, queries with any offset, dropout, and operands with any strides.
 
 use crate::common::{Stream, shim};
 use half::{bf16, f16};
@@ -11,7 +11,7 @@ use isoshard::tensor::{DType, Device, Shape, Tensor};
 
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-/// Normals times powers of ten, of which no two orders of summation make the same.
+/// Normals times powers of ten, whose sum differs by the order of summation.
 fn noise(shape: impl Into<Shape>, dtype: DType, seed: u64) -> Tensor {
     let shape = shape.into();
     let mut stream = Stream(seed.wrapping_mul(0x9e37_79b9) + 1);
@@ -24,7 +24,7 @@ fn noise(shape: impl Into<Shape>, dtype: DType, seed: u64) -> Tensor {
     cast(&Tensor::from_vec(values, shape).unwrap(), dtype).unwrap()
 }
 
-/// The bits of every element, NaNs as one.
+/// The bits of every element, with one NaN for all.
 fn bits(x: &Tensor) -> Vec<u64> {
     let x = x.to_device(Device::Cpu).unwrap();
     let nan = |is_nan: bool, bits: u64| if is_nan { u64::MAX } else { bits };
@@ -50,7 +50,7 @@ fn expect_same(got: &Tensor, want: &Tensor, what: &str) {
     }
 }
 
-/// One call, with queries from `q_start` on of a longer whole.
+/// One call, whose queries start at `q_start` of a longer sequence.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     dtype: DType,
@@ -63,8 +63,8 @@ struct Case {
     dv: usize,
     q_start: usize,
     p: f64,
-    /// Heads next to each other in memory, as projections leave them, and rows apart by more than they hold.
-    turned: bool,
+    /// A view in which heads are neighbours in memory, as projections produce them, and rows are padded.
+    transposed: bool,
 }
 
 const PLAIN: Case = Case {
@@ -78,32 +78,32 @@ const PLAIN: Case = Case {
     dv: 8,
     q_start: 0,
     p: 0.0,
-    turned: false,
+    transposed: false,
 };
 
 const DRAW: Draw = Draw { seed: 7, number: 3 };
 
 impl Case {
     fn operand(&self, device: Device, heads: usize, len: usize, d: usize, seed: u64) -> Tensor {
-        if !self.turned {
+        if !self.transposed {
             return noise([self.batch, heads, len, d], self.dtype, seed).to_device(device).unwrap();
         }
         let wide = noise([self.batch, len, heads, d + 3], self.dtype, seed).to_device(device).unwrap();
         wide.narrow(3, 1, d).unwrap().transpose(1, 2).unwrap()
     }
 
-    /// q, k, v and the gradient of o.
+    /// Returns q, k, v and the gradient of o.
     fn operands(&self, device: Device) -> [Tensor; 4] {
         let Case { heads, groups, queries, keys, d, dv, .. } = *self;
         [(heads, queries, d), (groups, keys, d), (groups, keys, dv), (heads, queries, dv)]
             .map(|(heads, len, d)| self.operand(device, heads, len, d, (d + len) as u64))
     }
 
-    /// The results on the CPU and on the device are equal: o, lse, and the gradients of q, k and v.
+    /// Checks that the results on the CPU and on the device are equal: o, lse, and the gradients of q, k and v.
     fn check(&self, device: Device) {
         let Case { heads, queries, keys, d, q_start, p, .. } = *self;
         let verb = "attention";
-        // The whole has a batch, a head and some queries more.
+        // The global tensor has one more batch and head, and more queries.
         let extents = [heads + 1, q_start + queries + 2, keys];
         let keep = |[b, h, i]: [usize; 3], out: &mut [bool]| {
             let row = ((b + 1) * extents[0] + h + 1) * extents[1] + q_start + i;
@@ -172,7 +172,7 @@ fn every_dim_in_its_tree() {
 #[test]
 fn long_rows_follow_uneven_trees() {
     let Some(device) = shim::device() else { return };
-    // Leaves of 24, of 17 and 16, and whole ones; more items than blocks.
+    // Leaves of 24, of 17 and 16, and of 32; more work items than blocks.
     for (len, dtype, d) in [
         (192, DType::F32, 8),
         (330, DType::F16, 16),
@@ -211,9 +211,9 @@ fn groups_dropout_and_strides() {
     let Some(device) = shim::device() else { return };
     for (i, (heads, groups)) in [(2, 2), (3, 1), (6, 2), (5, 1)].into_iter().enumerate() {
         for (j, p) in [0.0, 0.25, 1.0].into_iter().enumerate() {
-            let (dtype, turned) = (DTYPES[(i + j) % 4], j != 1);
+            let (dtype, transposed) = (DTYPES[(i + j) % 4], j != 1);
             let d = [8, 12, 72][(i + 2 * j) % 3];
-            Case { dtype, batch: 2, heads, groups, queries: 67, keys: 69, d, dv: d, p, turned, ..PLAIN }
+            Case { dtype, batch: 2, heads, groups, queries: 67, keys: 69, d, dv: d, p, transposed, ..PLAIN }
                 .check(device);
         }
     }
@@ -323,15 +323,15 @@ fn rotary_turns_by_the_cpus_bits() {
             let there = x.to_device(device).unwrap();
             let got = eval_whole(&op, std::slice::from_ref(&there)).unwrap().remove(0);
             expect_same(&got, &want, &format!("{shape:?} in {dtype}"));
-            // The same elements lying otherwise: heads inside, the last dim outside, a misaligned part.
+            // The same elements in other layouts: heads inside, the last dim outside, a misaligned part.
             let (t, last) = (shape.len() - 2, shape.len() - 1);
             let heads =
                 |x: &Tensor| x.transpose(0, t).unwrap().contiguous().unwrap().transpose(0, t).unwrap();
             let apart =
                 |x: &Tensor| x.transpose(t, last).unwrap().contiguous().unwrap().transpose(t, last).unwrap();
-            for turned in [heads(&there), apart(&there)] {
-                let got = eval_whole(&op, std::slice::from_ref(&turned)).unwrap().remove(0);
-                expect_same(&got, &want, &format!("{shape:?} turned, in {dtype}"));
+            for transposed in [heads(&there), apart(&there)] {
+                let got = eval_whole(&op, std::slice::from_ref(&transposed)).unwrap().remove(0);
+                expect_same(&got, &want, &format!("{shape:?} transposed, in {dtype}"));
             }
             assert_eq!(
                 eval_whole(&op, &[heads(&there)]).unwrap()[0].strides(),

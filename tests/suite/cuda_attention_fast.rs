@@ -1,5 +1,5 @@
-//! Attention on matrix units, where bits are not asked for: within a bound that follows from rounding probabilities, slopes
-//! and results to the storage type; and the same bits again in every order of threads.
+//! Fast attention on matrix units: its error is within a bound that follows from rounding probabilities, their
+//! gradients and results to the storage type, and its bits are the same in every order of threads.
 
 use crate::common::{Stream, shim};
 use isoshard::ops::cuda::{AttentionDropout, CausalAttention};
@@ -19,8 +19,8 @@ struct Case {
     dv: usize,
     q_start: usize,
     p: f64,
-    /// Heads next to each other in memory.
-    turned: bool,
+    /// A view in which heads are neighbours in memory.
+    transposed: bool,
 }
 
 const PLAIN: Case = Case {
@@ -33,10 +33,10 @@ const PLAIN: Case = Case {
     dv: 16,
     q_start: 0,
     p: 0.0,
-    turned: false,
+    transposed: false,
 };
 
-/// A matrix, or several, in f64.
+/// One or several matrices in f64.
 #[derive(Clone)]
 struct Rows {
     data: Vec<f64>,
@@ -79,18 +79,18 @@ impl Case {
         (self.d as f64).powf(-0.5)
     }
 
-    /// q, k, v and the gradient of o.
+    /// Returns q, k, v and the gradient of o.
     fn operands(&self) -> [Tensor; 4] {
         let Case { heads, groups, queries, keys, d, dv, .. } = *self;
         [(heads, queries, d), (groups, keys, d), (groups, keys, dv), (heads, queries, dv)].map(
             |(h, len, d)| {
                 let mut stream = Stream((h * 31 + len * 7 + d) as u64);
                 let mut unit = || (stream.next() >> 11) as f64 / (1u64 << 53) as f64;
-                let shape = if self.turned { [1, len, h, d] } else { [1, h, len, d] };
+                let shape = if self.transposed { [1, len, h, d] } else { [1, h, len, d] };
                 let values: Vec<f64> =
                     (0..h * len * d).map(|_| (unit() + unit() + unit() + unit() - 2.0) * 1.7).collect();
                 let x = cpu::cast(&Tensor::from_vec(values, shape).unwrap(), self.dtype).unwrap();
-                if self.turned { x.transpose(1, 2).unwrap() } else { x }
+                if self.transposed { x.transpose(1, 2).unwrap() } else { x }
             },
         )
     }
@@ -111,11 +111,11 @@ impl Case {
     }
 
     fn on(&self, device: Device, ins: &[Tensor; 4]) -> [Tensor; 5] {
-        // Moved as they lie.
+        // Copied to the device with their strides.
         let moved = ins.each_ref().map(|x| {
-            let turned = if self.turned { x.transpose(1, 2).unwrap() } else { x.clone() };
-            let there = turned.to_device(device).unwrap();
-            if self.turned { there.transpose(1, 2).unwrap() } else { there }
+            let transposed = if self.transposed { x.transpose(1, 2).unwrap() } else { x.clone() };
+            let there = transposed.to_device(device).unwrap();
+            if self.transposed { there.transpose(1, 2).unwrap() } else { there }
         });
         let [q, k, v, grad] = &moved;
         let (o, lse) = self.call().forward(q, k, v).unwrap();
@@ -123,10 +123,10 @@ impl Case {
         [o, lse, dq, dk, dv]
     }
 
-    /// o, lse, dq, dk, dv, each with the error that it may have.
+    /// Returns o, lse, dq, dk and dv, each with its error bound.
     fn definition(&self, ins: &[Tensor; 4]) -> [(Rows, Rows); 5] {
         let Case { heads, groups, queries, keys, d, dv, q_start, p, dtype, .. } = *self;
-        // The roundings of the storage type: relative, and of what is subnormal.
+        // The rounding errors of the storage type: relative, and absolute for subnormal numbers.
         let (eps, tiny) = if dtype == DType::BF16 { (1.0 / 256.0, 1e-30) } else { (1.0 / 1024.0, 6e-8) };
         let rows = |x: &Tensor| Rows { data: x.to_f64_vec(), len: x.shape()[2], d: x.shape()[3] };
         let [q, k, v, g] = ins.each_ref().map(rows);
@@ -206,7 +206,7 @@ fn within_the_bound_at_every_size() {
         (96, 72, DType::BF16),
         (128, 104, DType::F16),
     ] {
-        Case { dtype, d, dv, queries: 70, keys: 70, heads: 2, groups: 1, turned: true, ..PLAIN }
+        Case { dtype, d, dv, queries: 70, keys: 70, heads: 2, groups: 1, transposed: true, ..PLAIN }
             .check(device);
     }
 }
@@ -226,7 +226,7 @@ fn within_the_bound_with_cuts_groups_and_dropout() {
             Case { dtype, queries, keys, q_start, p, heads: 4, groups: 2, ..PLAIN }.check(device);
         }
     }
-    Case { queries: 66, keys: 68, p: 0.25, d: 72, dv: 72, turned: true, ..PLAIN }.check(device);
+    Case { queries: 66, keys: 68, p: 0.25, d: 72, dv: 72, transposed: true, ..PLAIN }.check(device);
 }
 
 #[test]

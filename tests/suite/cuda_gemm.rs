@@ -1,5 +1,5 @@
-//! Products on a CUDA device: the kernels' bits are the processor's, whatever the tile, the layout and the cut; and the
-//! vendor's library is told the right matrices.
+//! Matrix products on a CUDA device: the kernels have the CPU's bits for every tile, layout and cut of the
+//! contraction, and the vendor's library gets the right matrices.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,16 +12,15 @@ use isoshard::tensor::{DType, Device, Tensor, cpu};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-/// Devices of several kinds, so that every plan is made for shapes that are quick to test. One device where there is a real
-/// one.
+/// Emulated devices of several kinds, so that small shapes use every plan. On a machine with a GPU, only that GPU.
 struct Devices {
-    /// Many multiprocessors.
+    /// A device with many multiprocessors.
     large: Device,
-    /// One, with little shared memory.
+    /// A device with one multiprocessor and little shared memory.
     small: Device,
-    /// Has a library of products.
+    /// A device with a library of matrix products.
     library: Device,
-    /// What stands behind them; none where a real device does.
+    /// The drivers of these devices; `None` on a real device.
     drivers: Option<[Arc<Wrapped>; 3]>,
 }
 
@@ -46,7 +45,7 @@ fn devices() -> Option<&'static Devices> {
     DEVICES.get_or_init(install).as_ref()
 }
 
-/// Values for which every other order of summation gives other bits.
+/// Values whose sum has other bits in every other order.
 fn noise(dtype: DType, shape: &[usize], seed: u64) -> Tensor {
     let mut stream = Stream(seed);
     let scale = if dtype == DType::F16 { [1.0, 30.0, 0.03, 3.0] } else { [1.0, 1e3, 1e-3, 3.0] };
@@ -55,7 +54,7 @@ fn noise(dtype: DType, shape: &[usize], seed: u64) -> Tensor {
     Tensor::from_vec::<f64>(values, shape).unwrap().cast(dtype).unwrap()
 }
 
-/// The tensor on both devices under the same view of the same buffer: kind 0 is contiguous, the others are not.
+/// Returns the same view of the same buffer on both devices: kind 0 is contiguous, the others are not.
 const KINDS: usize = 6;
 fn laid_out(
     kind: usize,
@@ -140,7 +139,7 @@ fn every_layout_has_the_processors_bits() {
         }
     }
     for dtype in FLOATS {
-        // Beside one another's columns, in whole vectors, and every operand in quads.
+        // Columns of one buffer, in whole vectors, and every operand in groups of four.
         for kinds in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 3)] {
             expect_bits(on.small, dtype, [1, 132, 64], &[96], kinds);
             expect_bits(on.large, dtype, [1, 132, 65], &[40], kinds);
@@ -152,7 +151,7 @@ fn every_layout_has_the_processors_bits() {
 fn every_tile_and_every_cut_has_the_processors_bits() {
     let Some(on) = devices() else { return };
     for dtype in FLOATS {
-        // Many tiles; few tiles of a long sum, which is cut; slots that overflow to global memory.
+        // Many tiles; few tiles of a long sum, which is cut into parts; slots that overflow to global memory.
         expect_bits(on.small, dtype, [1, 260, 140], &[70], (0, 0));
         expect_bits(on.small, dtype, [2, 128, 64], &[2048], (0, 1));
         expect_bits(on.large, dtype, [1, 150, 66], &[2048], (1, 0));
@@ -249,16 +248,17 @@ fn the_library_is_told_the_right_matrices() {
     }
     let Some([_, _, driver]) = &on.drivers else { return };
     let made = || driver.blas.as_ref().unwrap().products.lock().unwrap();
-    assert!(made().iter().any(|p| p.left.turned) && made().iter().any(|p| p.right.turned));
+    assert!(made().iter().any(|p| p.left.transposed) && made().iter().any(|p| p.right.transposed));
     assert!(made().iter().any(|p| p.left.batch_step == 0 && p.batch > 1), "a shared operand is not copied");
-    // What the library does not take, our kernel does. It sees the product turned: its columns are our rows.
+    // Our kernel computes products that the library does not support. The library sees the product transposed: its
+    // columns are our rows.
     let before = made().len();
     let (a, b) = (noise(DType::F32, &[1, REFUSED_COLS, 50], 1), noise(DType::F32, &[1, 50, 6], 2));
     let want = cpu::gemm("matmul", &a, &b, &[50]).unwrap();
     let [a, b] = [a, b].map(|x| x.to_device(on.library).unwrap());
     assert_eq!(bits(&cuda::gemm("matmul", &a, &b, &[50], false).unwrap()), bits(&want));
     assert_eq!(made().len(), before);
-    // The setting is the process's: nothing else here multiplies f32 by a library that heeds it.
+    // The setting holds for the process: no other test here multiplies f32 with a library that reads it.
     assert!(made().iter().all(|p| !p.tf32));
     cuda::set_tf32(true);
     for dtype in [DType::F32, DType::F64] {
@@ -268,8 +268,8 @@ fn the_library_is_told_the_right_matrices() {
     cuda::set_tf32(false);
 }
 
-/// The library's product against our own: both within the bound of any order of summation in f32 (Higham, *Accuracy and
-/// Stability of Numerical Algorithms*, 3.5), and a rounding to the dtype each.
+/// Compares the library's product with our own: both are within the bound of any order of summation in f32 (Higham,
+/// *Accuracy and Stability of Numerical Algorithms*, 3.5), plus one rounding to the dtype each.
 fn against_bound(device: Device, dtype: DType, [batch, m, n]: [usize; 3], k: usize, kinds: (usize, usize)) {
     let [a, a_there] = laid_out(kinds.0, dtype, [batch, m, k], 1, device);
     let [b, b_there] = laid_out(kinds.1, dtype, [batch, k, n], 2, device);

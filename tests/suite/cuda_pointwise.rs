@@ -1,5 +1,5 @@
-//! Pointwise operators, copies and moves on a CUDA device give the CPU's bits: every dtype, every bit pattern where there are
-//! few, and layouts of every kind. Where there is no device, a driver that compiles the same kernels for the CPU stands in.
+//! Pointwise operators and copies on a CUDA device have the CPU's bits: for every dtype, every bit pattern of small
+//! dtypes, and layouts of every kind. Without a device, the shim compiles the same kernels for the CPU.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 const NUMBERS: [DType; 7] =
     [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8];
 
-/// A pointwise operator and the dtypes of its operands, where None is the dtype that it is tried in.
+/// A pointwise operator and the dtypes of its operands; `None` stands for the dtype under test.
 type Case = (Arc<dyn Op>, &'static [Option<DType>], &'static [DType]);
 
 fn cases() -> Vec<Case> {
@@ -25,7 +25,7 @@ fn cases() -> Vec<Case> {
     macro_rules! add {
         ($ins:expr, $dtypes:expr; $($op:expr),* $(,)?) => { $(cases.push((Arc::new($op), $ins, $dtypes));)* };
     }
-    // The table's operators say themselves what they take.
+    // The operators of the table list their own dtypes.
     for op in formulas() {
         let operands = |n: usize, dtype| vec![Meta::new(dtype, [2]); n];
         let ins =
@@ -46,7 +46,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Numbers of every size, and all that is special, in an order that brings every pair of them together sooner or later.
+/// Numbers of every magnitude and all special values, in an order that pairs each with every other.
 fn awkward(dtype: DType, shape: impl Into<Shape>, salt: u64) -> Tensor {
     let shape = shape.into();
     let special = [
@@ -110,7 +110,7 @@ fn bits(x: &Tensor) -> Vec<u64> {
     }
 }
 
-/// Runs the operator on the CPU and on the device, on operands that `view` gives of the tensors there.
+/// Runs the operator on the CPU and on the device, on views of the same tensors.
 fn compare(op: &dyn Op, device: Device, ins: &[Tensor], view: &dyn Fn(usize, Tensor) -> Tensor) {
     let on = |device: Device| {
         let moved = ins.iter().map(|x| x.to_device(device).expect("there is room")).enumerate();
@@ -176,11 +176,11 @@ fn bit_patterns_of_thirty_two_and_sixty_four_in_prime_steps() {
     }
 }
 
-/// A tensor seen otherwise.
+/// A function that makes a view of a tensor.
 type View = Box<dyn Fn(Tensor) -> Tensor>;
 
-/// Views of one shape: contiguous, repeated along each dim and along all, turned, cut out with and without the alignment
-/// of a pack.
+/// Views of one shape: contiguous, repeated along each dim and along all, transposed, and slices with and without the
+/// alignment of a pack.
 fn views(shape: [usize; 3]) -> Vec<(Shape, View)> {
     let [a, b, c] = shape;
     let cut = move |lead: usize| -> View {
@@ -210,13 +210,13 @@ fn views(shape: [usize; 3]) -> Vec<(Shape, View)> {
 fn every_operator_in_every_layout() {
     let Some(device) = shim::device() else { return };
     for (at, case) in cases().iter().enumerate() {
-        // One dtype an operator is enough here, in turn.
+        // One dtype per operator is enough here; they take turns.
         let dtype = case.2[at % case.2.len()];
         layouts(device, case, dtype, [3, 5, 32], at as u64);
     }
 }
 
-/// Large enough that turned operands are copied first.
+/// Large enough that transposed operands are copied first.
 #[test]
 fn every_dtype_in_every_layout() {
     let Some(device) = shim::device() else { return };
@@ -230,7 +230,7 @@ fn every_dtype_in_every_layout() {
     }
 }
 
-/// Every view for the first operand, with every third one for the others.
+/// Tests every view as the first operand, with every third one as the others.
 fn layouts(device: Device, case: &Case, dtype: DType, shape: [usize; 3], salt: u64) {
     let views = views(shape);
     for first in 0..views.len() {
@@ -288,18 +288,18 @@ fn a_result_lies_over_an_operand_that_nobody_else_holds() {
     let out = run(&mut ins);
     assert!(!ins.iter().any(|x| out.shares_storage(x)) && bits(&out) == want);
     assert_eq!(bits(&kept), bits(&here(1)), "what somebody holds stays as it was");
-    // Beside a repeated operand.
+    // With a repeated operand.
     let row = awkward(DType::F32, [33], 5);
     let want = bits(&eval_whole(&Sub, &[here(1), row.expand([7, 33]).unwrap()]).expect("legal")[0]);
     let mut ins = [there(1), row.to_device(device).unwrap().expand([7, 33]).unwrap()];
     let out = run(&mut ins);
     assert!(out.shares_storage(&ins[0]) && bits(&out) == want);
-    // One tensor as both operands.
+    // With one tensor as both operands.
     let x = there(1);
     assert!(bits(&run(&mut [x.clone(), x.clone()])).iter().all(|&b| b == 0 || b == 0x7fc0_0000));
 }
 
-/// In every order of a block's threads, for turned copies go through memory that they share.
+/// In every order of a block's threads, because transposed copies go through shared memory.
 #[test]
 fn copies_between_random_layouts() {
     let Some(device) = shim::device() else { return };

@@ -1,6 +1,6 @@
-//! Reductions, softmax, norms, losses, folds, moves by index and optimizers on a CUDA device give the CPU's bits, at every length
-//! around those of leaves and warps, in any order of threads. Where there is no device, a driver that compiles the same
-//! kernels for the CPU stands in.
+//! Reductions, softmax, norms, losses, folds, operators on indices and optimizers on a CUDA device have the CPU's
+//! bits, at lengths around those of leaves and warps, in any order of threads. Without a device, the shim compiles
+//! the same kernels for the CPU.
 
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn to(device: Device, ins: &[Tensor]) -> Vec<Tensor> {
     ins.iter().map(|x| x.to_device(device).expect("there is room")).collect()
 }
 
-/// Runs the operator on the CPU and on the device; gives the CPU's results.
+/// Runs the operator on the CPU and on the device, and returns the CPU's results.
 fn compare(op: &dyn Op, device: Device, ins: &[Tensor]) -> Tensors {
     let want = eval_whole(op, ins).unwrap_or_else(|e| panic!("{op:?} of {ins:.0?}: {e}"));
     let got = eval_whole(op, &to(device, ins)).unwrap_or_else(|e| panic!("{op:?} of {ins:.0?}: {e}"));
@@ -39,7 +39,7 @@ fn assert_same(op: &dyn Op, got: &[Tensor], want: &[Tensor]) {
     }
 }
 
-/// The columns `at..at + n` of a wider tensor on the device: rows that begin anywhere.
+/// Returns the columns `at..at + n` of a wider tensor on the device, whose rows have any alignment.
 fn strided(device: Device, x: &Tensor, at: usize) -> Tensor {
     let last = x.shape().len() - 1;
     let n = x.shape()[last];
@@ -131,7 +131,7 @@ fn reductions_over_any_dims_of_any_view() {
     }
 }
 
-/// Few rows and long ones are cut over blocks and joined by a second launch.
+/// A few long rows are divided over blocks, and a second launch joins them.
 #[test]
 fn long_reductions() {
     let Some(device) = shim::device() else { return };
@@ -235,7 +235,7 @@ fn norms_at_every_length() {
     }
 }
 
-/// Weights whose gradients sum many rows: cut over blocks, and outer dims of every kind.
+/// The gradients of weights sum many rows: divided over blocks, with outer dims of every kind.
 #[test]
 fn gradients_of_norms_over_many_rows() {
     let Some(device) = shim::device() else { return };
@@ -329,7 +329,7 @@ fn rows_by_index() {
     }
 }
 
-/// Sums by destination: many hits of few destinations and few of many, over one dim and several, of any width.
+/// Sums by destination: many hits of few destinations and few hits of many, over one dim and several, of any width.
 #[test]
 fn sums_by_destination() {
     let Some(device) = shim::device() else { return };
@@ -371,7 +371,8 @@ fn sums_by_destination() {
     }
 }
 
-/// What the CPU refuses, the next read of a value refuses here, once, in the operator's name.
+/// An index that the CPU refuses at once is reported by the next read of a value on the device, once, with the
+/// operator's name.
 #[test]
 fn an_index_out_of_range_is_named() {
     let Some(device) = shim::device() else { return };
@@ -475,7 +476,7 @@ fn optimizers_in_place_and_never_into_a_clone() {
     }
 }
 
-/// A step on many parameters is a launch for each 48 of one dtype, and gives what the CPU gives.
+/// A step on many parameters takes one launch per 48 parameters of a dtype, and has the CPU's bits.
 #[test]
 fn a_step_on_many_parameters_is_one_launch() {
     const PARAMS: usize = 70;
@@ -493,7 +494,7 @@ fn a_step_on_many_parameters_is_one_launch() {
             let (mut adam, mut descent) =
                 (optim::AdamW::new((0.9, 0.99), 0.1), optim::Sgd::new(0.9, true, 0.1));
             for step in 0..3 {
-                // What the pass kept is gone before the step: nobody else holds the parameters.
+                // The forward pass's tensors are dropped before the step, so nothing else holds the parameters.
                 let mut grads = {
                     let squares = params.ids().map(|id| params.value(id).mul(params.value(id))?.sum_all());
                     let sums = squares.collect::<Result<Vec<DTensor>>>()?;
@@ -517,7 +518,7 @@ fn a_step_on_many_parameters_is_one_launch() {
     }
 }
 
-/// Barriers are where they must be: another order of threads changes nothing.
+/// No barrier is missing: another order of threads changes nothing.
 #[test]
 fn in_any_order_of_threads() {
     let Some(device) = shim::device() else { return };
@@ -550,7 +551,7 @@ fn in_any_order_of_threads() {
     }
 }
 
-/// The catalog's own samples, of every operator.
+/// Runs the catalog's samples of every operator.
 #[test]
 fn samples_of_the_catalog() {
     let Some(device) = shim::device() else { return };

@@ -1,5 +1,5 @@
-//! Random numbers on a CUDA device are the CPU's, by bits: every distribution, dtype and initial value, wherever a rank's
-//! elements lie; operators with parameters of their own; what kernels report of parameters that break a rule.
+//! Random numbers on a CUDA device have the CPU's bits: every distribution, dtype and initialisation, for any window
+//! of a rank; operators with a parameter per element; faults that kernels report of invalid parameters.
 
 use half::f16;
 use isoshard::ops::{
@@ -12,7 +12,7 @@ use isoshard::tensor::{DType, Device, Shape, Tensor};
 use crate::common::{shim, tensor};
 
 const DRAW: Draw = Draw { seed: 0x0123_4567_89ab_cdef, number: 5 };
-/// Beyond 48 bits the number goes into the key.
+/// A draw number above 48 bits is part of the key.
 const FAR: Draw = Draw { seed: 3, number: (7 << 48) | 9 };
 
 const DISTRIBUTIONS: [Distribution; 22] = [
@@ -41,7 +41,8 @@ const DISTRIBUTIONS: [Distribution; 22] = [
     Distribution::Bits,
 ];
 
-/// On the mesh a=2, b=3: wholes, rows, columns, runs of 4 and of odd lengths, several dims, ragged cuts, none.
+/// Layouts on the mesh a=2, b=3: replicated, rows, columns, runs of 4 and of odd lengths, several dims, ragged and
+/// empty shards.
 const SPECS: [&str; 14] = [
     "[37]@(a:R, b:R)",
     "[4, 256]@(a:S0, b:R)",
@@ -63,7 +64,7 @@ fn has(from: Distribution, dtype: DType) -> bool {
     from.check(dtype).is_ok()
 }
 
-/// The parts that the ranks of the mesh hold of a spec of this dtype.
+/// Returns the windows of the mesh's ranks for a spec of this dtype.
 fn parts(dtype: DType, spec: &str) -> Vec<(Shape, Region)> {
     let mesh = Mesh::parse("a=2,b=3", 0).unwrap();
     let spec = Spec::parse(&format!("{dtype}{spec}"), &mesh).unwrap();
@@ -71,7 +72,7 @@ fn parts(dtype: DType, spec: &str) -> Vec<(Shape, Region)> {
     ranks.map(|region| (spec.shape.clone(), region)).collect()
 }
 
-/// Parts of tensors that no machine holds, at global indices beyond 2^32.
+/// Windows of tensors too large for any machine, at global indices above 2^32.
 fn far_parts() -> Vec<(Shape, Region)> {
     let far = |shape: &[usize], start: &[usize], len: &[usize]| {
         (Shape::from(shape), Region::of_box(start.iter().copied().collect(), len.into()))
@@ -87,7 +88,7 @@ fn bytes(x: &Tensor) -> Vec<u8> {
     x.to_device(Device::Cpu).unwrap().contiguous().unwrap().as_bytes().unwrap().to_vec()
 }
 
-/// What `fill` writes into storage on both devices is the same.
+/// Checks that `fill` writes the same values on both devices.
 fn filled_alike(
     device: Device,
     dtype: DType,
@@ -144,7 +145,7 @@ fn every_initial_value() {
     let inits = [
         Init::Zeros,
         Init::Ones,
-        // Rounded twice on its way to f16.
+        // f16 is rounded twice.
         Init::Constant(1.0 + 2f64.powi(-11) + 2f64.powi(-30)),
         Init::Uniform { low: -1.0, high: 2.0 },
         Init::TruncatedNormal { mean: 0.5, std: 2.0, low: 0.0, high: 1.0 },
@@ -195,7 +196,7 @@ fn shared_storage_is_left_alone() {
     assert_ne!(bytes(&x), bytes(&kept));
 }
 
-/// The frozen streams, of which the device makes every line that is a fill.
+/// Checks every line of the frozen streams that is a fill.
 #[test]
 fn the_golden_file() {
     let Some(device) = shim::device() else { return };
@@ -267,13 +268,13 @@ fn windows(ins: Window, outs: Window) -> Windows {
     Windows { ins: [ins].into_iter().collect(), outs: [outs].into_iter().collect(), exact: true }
 }
 
-/// `op` gives the same on both devices, of an operand as it is, and as a view that starts at an odd element.
+/// Checks that `op` gives the same on both devices, for an operand and for a view that starts at an odd element.
 fn drawn_alike(device: Device, op: &dyn Op, x: &Tensor, at: &Windows) {
     let want = op.eval(&mut [x.clone()], at).unwrap();
     let whole = x.to_device(device).unwrap();
     let got = op.cuda(&mut [whole], at).unwrap();
     assert_eq!(got[0].shape(), want[0].shape());
-    assert_eq!(bytes(&got[0]), bytes(&want[0]), "{op:?} of {x}, {at:?}");
+    assert_eq!(bytes(&got[0]), bytes(&want[0]), "{op:?} of {x:?}, {at:?}");
     if x.shape().len() != 1 {
         return;
     }
@@ -281,10 +282,10 @@ fn drawn_alike(device: Device, op: &dyn Op, x: &Tensor, at: &Windows) {
     let padded: Vec<f64> = std::iter::once(0.0).chain(x.to_f64_vec()).collect();
     let view = tensor(x.dtype(), &padded, &[len + 1].into()).to_device(device).unwrap();
     let got = op.cuda(&mut [view.narrow(0, 1, len).unwrap()], at).unwrap();
-    assert_eq!(bytes(&got[0]), bytes(&want[0]), "{op:?} of an odd view of {x}");
+    assert_eq!(bytes(&got[0]), bytes(&want[0]), "{op:?} of an odd view of {x:?}");
 }
 
-/// Parameters as `f` of the element's place, exact in all types but f16 and bf16, where they are rounded.
+/// Parameters as `f` of the element's position, exact in all types except f16 and bf16, which round them.
 fn values(dtype: DType, shape: &Shape, f: impl Fn(usize) -> f64) -> Tensor {
     tensor(dtype, &(0..shape.numel()).map(f).collect::<Vec<_>>(), shape)
 }
@@ -346,7 +347,7 @@ fn categories() {
                 parts(dtype, &spec).into_iter().zip(parts(DType::I64, &drawn))
             {
                 let ins = Window { global: shape, region };
-                // Some zeros, ties of weights, and all positive where every category is drawn.
+                // Some zeros, equal weights, and only positive weights if every category is drawn.
                 let zero = if samples == k { 1.0 } else { 0.0 };
                 let weights = values(dtype, ins.local(), |i| [1.0, zero, 0.25, 3.0, 1.0][i % 5]);
                 let at = windows(ins, Window { global: of, region: drawn });
@@ -429,7 +430,7 @@ fn what_breaks_a_rule_is_named_at_the_next_read() {
         said(&Multinomial { samples: 2, replacement: false, draw }, &[1.0, 2.0, 1.0, 0.0], &[2, 2]),
         "multinomial: without replacement a row has as many positive weights as samples; got 1 for row 1"
     );
-    // A fault is read once: what comes after is sound.
+    // A fault is reported once: later reads succeed.
     let x = Tensor::zeros_on(device, DType::F16, [3]).unwrap();
     assert_eq!(x.to_device(Device::Cpu).unwrap().to_vec::<f16>().unwrap(), [f16::ZERO; 3]);
 }

@@ -1,10 +1,10 @@
-//! The shim itself: that it runs CUDA as CUDA is meant, and that it sees what it is there to see.
+//! Tests of the shim itself: it runs correct CUDA programs correctly, and reports each kind of fault.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::common::shim::{Order, Settings, Shim, Streams, with_order};
-use isoshard::tensor::cuda::{self, Copy, Driver, DriverError, Grid, Handle, Program};
+use isoshard::tensor::cuda::{self, CopyDirection, Driver, DriverError, Grid, Handle, KernelProgram};
 
 const ORDERS: [Order; 6] = [
     Order::Ascending,
@@ -124,7 +124,7 @@ fn votes_of_a_block_and_atomics_count() {
     }
 }
 
-/// Each fault with the entry that commits it, a launch, and a part of what the driver must say.
+/// Each fault: the entry that commits it, a launch, and part of the driver's message.
 #[test]
 fn what_no_device_could_do_is_an_error_that_says_who_where_and_what() {
     let Some(bench) = Bench::new() else { return };
@@ -164,12 +164,12 @@ fn what_no_device_could_do_is_an_error_that_says_who_where_and_what() {
     }
     let done = bench.launch("small_blocks", [1, 1, 1], [1, 1, 1], 228 << 10, &[bytes(&out)]);
     assert!(done.unwrap_err().to_string().contains("shared memory"));
-    // And nothing of it stays.
+    // The fault has no later effects.
     bench.launch("small_blocks", [2, 1, 1], [64, 1, 1], 0, &[bytes(&out)]).unwrap();
     bench.shim.check().unwrap();
 }
 
-/// With checks, what is undefined is an error as well; and what is right stays right.
+/// With checks, undefined behaviour is an error as well, and correct kernels still run.
 #[test]
 fn checks_find_what_is_undefined() {
     let Some(bench) = Bench::with(Settings { checks: true, ..quiet() }) else { return };
@@ -215,7 +215,7 @@ fn a_missing_barrier_shows_under_some_order() {
     }
 }
 
-/// A block that reads what it was not given sees it: shared memory does not keep what another block left.
+/// A block that reads uninitialised shared memory gets poison, and not the values of an earlier block.
 #[test]
 fn memory_comes_full_of_poison() {
     let Some(bench) = Bench::new() else { return };
@@ -242,27 +242,30 @@ fn memory_is_watched() {
     assert_eq!((a % 256, b % 256), (0, 0));
     let host = shim.alloc_host(64).unwrap();
     let copy = |way, to, from, bytes| {
-        // SAFETY: what lies outside is refused.
+        // SAFETY: the shim refuses addresses outside.
         unsafe { shim.copy(way, to, from, bytes, bench.stream) }
     };
-    copy(Copy::Within, a, b + 5999, 1).unwrap();
-    copy(Copy::ToDevice, a + 3936, host as u64, 64).unwrap();
+    copy(CopyDirection::Within, a, b + 5999, 1).unwrap();
+    copy(CopyDirection::ToDevice, a + 3936, host as u64, 64).unwrap();
     for (way, to, from, bytes) in [
-        (Copy::Within, a, b + 5999, 2),
-        (Copy::Within, a + 4000, b, 1),
-        (Copy::ToDevice, a, b, 8),
-        (Copy::ToHost, host as u64 + 1, a, 64),
-        (Copy::Within, 0, a, 8),
+        (CopyDirection::Within, a, b + 5999, 2),
+        (CopyDirection::Within, a + 4000, b, 1),
+        (CopyDirection::ToDevice, a, b, 8),
+        (CopyDirection::ToHost, host as u64 + 1, a, 64),
+        (CopyDirection::Within, 0, a, 8),
     ] {
         assert!(text(copy(way, to, from, bytes).unwrap_err()).contains("no live block"), "{way:?}");
     }
-    // SAFETY: refused.
+    // SAFETY: the shim refuses it.
     let beyond = unsafe { shim.fill(a, 1, 4001, bench.stream) };
     assert!(text(beyond.unwrap_err()).contains("no live block"));
-    // SAFETY: `a` came from here and is used no more; the second time it is refused.
+    // SAFETY: `a` was allocated here and is not used any more; the second call is refused.
     let twice = unsafe { (shim.free(a), shim.free(a)) };
     assert!(twice.0.is_ok() && text(twice.1.unwrap_err()).contains("freed twice"));
-    assert!(text(copy(Copy::Within, b, a, 8).unwrap_err()).contains("no live block"), "after it was freed");
+    assert!(
+        text(copy(CopyDirection::Within, b, a, 8).unwrap_err()).contains("no live block"),
+        "after it was freed"
+    );
     shim.check().unwrap();
     bench.launch("small_blocks", [1, 1, 1], [1, 1, 1], 0, &[bytes(&a)]).unwrap();
     assert!(shim.check().unwrap_err().contains("after the block was freed"));
@@ -319,7 +322,7 @@ fn events_mean_what_they_mean_in_cuda() {
     assert!(shim.is_done(event).unwrap(), "an event never recorded is done");
     shim.wait(b, event).unwrap();
     let run = |stream, entry| bench.launch_on(stream, entry, [1, 1, 1], [1, 1, 1], 0, &[bytes(&at)]).unwrap();
-    // The wait is for the first recording, not for the second, which lies behind what it would wait for.
+    // The wait is for the first recording, not for the second, which comes after the waiting work.
     run(a, "add_one");
     shim.record(event, a).unwrap();
     shim.wait(b, event).unwrap();
@@ -342,7 +345,7 @@ fn events_mean_what_they_mean_in_cuda() {
     assert!(shim.check().unwrap_err().contains("given back that is not there"));
 }
 
-/// What a launch found comes at the next call on its stream, as on a device; the other streams go on.
+/// The error of a launch is returned by the next call on its stream, as on a device; other streams continue.
 #[test]
 fn late_errors_come_when_their_stream_is_waited_for() {
     let Some(bench) = Bench::with(Settings { streams: Streams::Late(1), ..quiet() }) else { return };
@@ -352,9 +355,9 @@ fn late_errors_come_when_their_stream_is_waited_for() {
     assert!(error.contains("barrier_not_reached, block (0, 0, 0)"), "{error}");
     bench.shim.synchronize(bench.stream).unwrap();
     let host = bench.shim.alloc_host(4).unwrap();
-    // SAFETY: the blocks live; the host reads after the stream is through, and once before on purpose.
+    // SAFETY: the blocks are alive; the host reads after the stream has finished, and once before on purpose.
     let (early, late) = unsafe {
-        bench.shim.copy(Copy::ToHost, host as u64, out, 4, bench.stream).unwrap();
+        bench.shim.copy(CopyDirection::ToHost, host as u64, out, 4, bench.stream).unwrap();
         let early = host.cast::<u32>().read();
         bench.shim.synchronize(bench.stream).unwrap();
         (early, host.cast::<u32>().read())
@@ -382,7 +385,7 @@ fn calls_fail_where_a_test_wants_it() {
 fn sources_are_compiled_once_and_errors_are_the_compilers() {
     let Some(shim) = Shim::new(quiet()) else { return };
     let source = "#include \"iso.cuh\"\nKERNEL(one, 32, (u32* out)) { *out = ONE; }\n";
-    let program = |options| Program { name: "one", source, headers: cuda::headers(), options };
+    let program = |options| KernelProgram { name: "one", source, headers: cuda::headers(), options };
     let log = shim.compile(&program(&[])).unwrap_err();
     assert!(log.contains("one.cu:2") && log.contains("ONE"), "{log}");
     let images: Vec<Vec<u8>> = std::thread::scope(|scope| {
@@ -395,7 +398,7 @@ fn sources_are_compiled_once_and_errors_are_the_compilers() {
     assert!(shim.load("one", b"no image").is_err());
 }
 
-/// A shim with the test kernels and a stream.
+/// A shim with the test kernels, and a stream.
 struct Bench {
     shim: Arc<Shim>,
     stream: Handle,
@@ -421,8 +424,12 @@ impl Bench {
             return None;
         };
         shim.bind().unwrap();
-        let program =
-            Program { name: "kernels", source: KERNELS, headers: cuda::headers(), options: cuda::OPTIONS };
+        let program = KernelProgram {
+            name: "kernels",
+            source: KERNELS,
+            headers: cuda::headers(),
+            options: cuda::OPTIONS,
+        };
         let image = shim.compile(&program).unwrap_or_else(|log| panic!("{log}"));
         let (module, stream) = (shim.load("kernels", &image).unwrap(), shim.stream().unwrap());
         Some(Bench { shim, stream, module })
@@ -454,7 +461,7 @@ impl Bench {
     ) -> Result<(), DriverError> {
         let grid = Grid { blocks, threads, shared_bytes: shared as u32 };
         let mut pointers: Vec<*mut c_void> = args.iter().map(|a| a.as_ptr() as *mut c_void).collect();
-        // SAFETY: every test hands over what its entry takes, or a number of arguments that is refused.
+        // SAFETY: every test passes the entry's arguments, or a number of arguments that is refused.
         unsafe { self.shim.launch(self.function(name), grid, &mut pointers, stream) }
     }
 
@@ -462,10 +469,10 @@ impl Bench {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let at = self.shim.alloc(bytes.len().max(1)).unwrap();
         let host = self.shim.alloc_host(bytes.len().max(1)).unwrap();
-        // SAFETY: both blocks are as large, and both stay.
+        // SAFETY: both blocks have as many bytes, and neither is freed.
         unsafe {
             host.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            self.shim.copy(Copy::ToDevice, at, host as u64, bytes.len(), self.stream).unwrap();
+            self.shim.copy(CopyDirection::ToDevice, at, host as u64, bytes.len(), self.stream).unwrap();
         }
         at
     }
@@ -474,9 +481,9 @@ impl Bench {
         let mut values = vec![T::zeroed(); len];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
         let host = self.shim.alloc_host(bytes.len()).unwrap();
-        // SAFETY: both blocks are as large, and the copy is waited for.
+        // SAFETY: both blocks have as many bytes, and the copy is waited for.
         unsafe {
-            self.shim.copy(Copy::ToHost, host as u64, at, bytes.len(), self.stream).unwrap();
+            self.shim.copy(CopyDirection::ToHost, host as u64, at, bytes.len(), self.stream).unwrap();
             self.shim.synchronize(self.stream).unwrap();
             host.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len());
             self.shim.free_host(host).unwrap();

@@ -1,5 +1,5 @@
-//! What lies between the operators and the driver: streams of ranks that hand each other tensors, memory and its limits,
-//! and what a failing driver becomes. On a driver that runs streams as late as their events allow.
+//! Tests of the code between operators and driver: streams of ranks that share tensors, memory and its limits, and
+//! failures of the driver. The driver runs streams as late as their events allow.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -11,8 +11,8 @@ use isoshard::tensor::cuda::{self, Gpu};
 use isoshard::tensor::{DType, Device, Tensor};
 use isoshard::{Error, Result};
 
-/// Ranks pass tensors round: each reads the other's and drops it while it may still be read, makes new ones in the memory
-/// that comes free, and overwrites its own.
+/// Ranks exchange tensors: each reads the other's and drops it while it may still be read, allocates new ones in the
+/// freed memory, and overwrites its own.
 #[test]
 fn tensors_that_ranks_hand_each_other_are_waited_for() {
     for seed in 0..12 {
@@ -25,7 +25,7 @@ fn tensors_that_ranks_hand_each_other_are_waited_for() {
                 let x = ordinary(DType::F32, &[257].into(), round).to_device(device)?;
                 let y = one(Add, &[&x, &x])?;
                 forth.send(y.clone()).expect("the other rank listens");
-                // Its memory comes free here, and is asked for again at once.
+                // Frees memory here, and asks for it again at once.
                 drop((x, y));
                 let noise = ordinary(DType::F32, &[257].into(), round + 100).to_device(device)?;
                 let noise = one(Mul, &[&noise, &noise])?;
@@ -52,7 +52,7 @@ fn tensors_that_ranks_hand_each_other_are_waited_for() {
     }
 }
 
-/// The first rank's result of a round, computed on the CPU.
+/// Returns the first rank's result of a round, computed on the CPU.
 fn expected(round: u64) -> Vec<f64> {
     let x = ordinary(DType::F32, &[257].into(), round);
     let noise = ordinary(DType::F32, &[257].into(), round + 100);
@@ -61,7 +61,7 @@ fn expected(round: u64) -> Vec<f64> {
     one(Add, &[&z, &one(Mul, &[&noise, &noise]).unwrap()]).unwrap().to_f64_vec()
 }
 
-/// A thread's last kernels run while the thread ends, after its own locals have gone.
+/// A thread's last kernels run while the thread ends, after its locals were dropped.
 #[test]
 fn kernels_that_a_thread_left_behind_run_when_it_ends() {
     let Some((device, shim)) = own_device(Streams::Late(5), 64 << 20) else { return };
@@ -76,7 +76,7 @@ fn kernels_that_a_thread_left_behind_run_when_it_ends() {
     assert_eq!(shim.live(), (0, 0, 0), "blocks, streams and events that nobody gave back");
 }
 
-/// Nothing waits but the reading of a value.
+/// The host waits only when it reads a value.
 #[test]
 fn an_eager_step_does_not_wait_for_the_device() {
     let Some((device, shim)) = own_device(Streams::Late(3), 64 << 20) else { return };
@@ -109,7 +109,7 @@ fn memory_that_runs_out_is_an_error_that_says_what_is_held() {
         assert_eq!((fault.wanted.as_str(), fault.wanted_bytes), ("f32[3145728]", 12 << 20));
         assert_eq!(fault.live_bytes, (12 << 20) + 512, "the tensor, and the place for faults");
         drop(kept);
-        // What was kept for reuse is given back where it is needed in another size.
+        // Memory kept for reuse is given back if another size needs it.
         let larger = gpu.uninit(DType::F32, [5 << 20]).unwrap();
         drop(larger);
         cuda::set_memory_limit(index, 4 << 20).unwrap();
@@ -123,7 +123,7 @@ fn memory_that_runs_out_is_an_error_that_says_what_is_held() {
     assert_eq!(shim.live(), (0, 0, 0));
 }
 
-/// Every call that can fail, failing: an error that names it, and nothing held afterwards.
+/// Every call of the driver that can fail, fails: the error names it, and nothing is leaked.
 #[test]
 fn a_failing_driver_is_an_error_and_leaks_nothing() {
     const CALLS: [&str; 9] =
@@ -153,7 +153,7 @@ fn a_failing_driver_is_an_error_and_leaks_nothing() {
 
 fn own_device(streams: Streams, total_bytes: usize) -> Option<(Device, Arc<Shim>)> {
     let made = shim::own_device(Settings { order: Order::Ascending, streams, total_bytes, checks: false });
-    // A launch that is waited for is never late.
+    // Waiting for every launch would hide late ones.
     cuda::set_checked(false);
     if made.is_none() {
         eprintln!("SKIPPED (no C++ compiler)");

@@ -187,7 +187,7 @@ impl Given {
             return bits_differ(got, want).map(|how| format!("{what}, {how}"));
         }
         if got.shape() != want.shape() || got.dtype() != want.dtype() {
-            return Some(format!("{what}: {got} instead of {want}"));
+            return Some(format!("{what}: {} instead of {}", got.notation(), want.notation()));
         }
         // Infinite parts of a sum may add up to NaN, which the judge allows too.
         let sums = self.has_sums();

@@ -57,7 +57,8 @@ fn outcome(kind: Kind, mesh: &DeviceMesh, plan: Plan, dims: usize, layout: Layou
 
 #[test]
 fn any_number_of_leading_dims_in_any_layout() {
-    let plans: [(&str, fn() -> Plan); 3] = [
+    type MakePlan = fn() -> Plan;
+    let plans: [(&str, MakePlan); 3] = [
         ("replicated", Plan::default),
         ("rows", || Plan::default().shard("m.weight", "b", 0)),
         ("inputs", || Plan::default().shard("m.weight", "b", 1)),

@@ -1,7 +1,7 @@
-//! What the crate embeds, compiled as the crate compiles it: by NVRTC, through the crate's own driver, with its options.
+//! Compiles the embedded kernels as the crate does: with NVRTC, through the crate's driver, with its options.
 //!
-//! Needs the library, and no device. Where NVRTC is not found the test is skipped, loudly; `ISOSHARD_REQUIRE_NVRTC=1` makes
-//! that a failure.
+//! Needs the library, and no device. The test is skipped, with a message, if NVRTC is not found;
+//! `ISOSHARD_REQUIRE_NVRTC=1` makes that a failure.
 #![cfg(feature = "cuda")]
 
 use std::io::Write;
@@ -9,12 +9,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use isoshard::tensor::cuda::{self, Program, nvidia};
+use isoshard::tensor::cuda::{self, KernelProgram, nvidia};
 
 /// Hopper; nvcc compiles for Ampere as well (tests/gpu/compile_kernels.sh).
 const CAPABILITY: (u32, u32) = (9, 0);
 
-/// One source compiled: the time, and the machine code or the compiler's log.
+/// The result of compiling one source: the time, and the machine code or the compiler's log.
 type Outcome = (Duration, Result<Vec<u8>, String>);
 
 #[test]
@@ -64,7 +64,7 @@ fn the_compilers_own_words_reach_the_caller() {
 
 fn compile(file: &str, source: &str) -> Outcome {
     let name = file.strip_suffix(".cu").unwrap_or(file);
-    let program = Program { name, source, headers: cuda::headers(), options: cuda::OPTIONS };
+    let program = KernelProgram { name, source, headers: cuda::headers(), options: cuda::OPTIONS };
     let began = Instant::now();
     let code = nvidia::compile(&program, CAPABILITY);
     (began.elapsed(), code)
@@ -74,7 +74,7 @@ fn has_nvrtc(test: &str) -> bool {
     let missing = nvidia::compiler_version().err();
     if let Some(reason) = &missing {
         assert!(std::env::var_os("ISOSHARD_REQUIRE_NVRTC").is_none(), "{reason}");
-        // Written past the harness, which keeps the output of tests that pass.
+        // Written directly to standard error, because the test harness hides the output of tests that pass.
         let _ = writeln!(std::io::stderr(), "SKIPPED (no NVRTC): {test}: {reason}");
     }
     missing.is_none()

@@ -209,7 +209,7 @@ fn run(mesh: &Mesh, given: Given) -> std::result::Result<(), String> {
             }
             let (g, w) = (got.to_f64_vec(), want.to_f64_vec());
             let same = got.shape() == want.shape() && g.iter().zip(&w).all(|(g, w)| agree(*g, *w, 0.0));
-            (!same).then(|| format!("{name}: {got} {g:?} instead of {want} {w:?}"))
+            (!same).then(|| format!("{name}: {got:?} {g:?} instead of {want:?} {w:?}"))
         };
         Ok(got.iter().zip(&known).filter_map(differs).take(1).collect())
     })

@@ -170,7 +170,7 @@ fn check(mesh: &DeviceMesh, Move { from, to, salt }: &Move) -> Result<Vec<String
         same("local", y.local(), &part_of(&whole, &dst, mesh.mesh().coords(), *salt));
     }
     if y.local().shape() != &dst.local_shape() {
-        found.push(format!("local {} instead of {}", y.local(), dst.local_shape()));
+        found.push(format!("local {} instead of {}", y.local().notation(), dst.local_shape()));
     }
     if !src.layout.has_partial() && !dst.layout.has_partial() {
         let (mine, wanted) = (src.region(), dst.region());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use isoshard::comm::{Call, Channel, Engine, Rank, Reduce, Request, Spmd, Tensors, spmd};
+use isoshard::comm::{Call, CallResults, Channel, Engine, Rank, Reduce, Request, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Gpt, GptConfig, Llama, LlamaConfig, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, clip_scale, global_norm};
@@ -409,7 +409,7 @@ impl Channel for Faulty<dyn Channel> {
 }
 
 impl Request for FaultyRequest {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         self.fault.pass();
         self.inner.wait()
     }

@@ -11,7 +11,7 @@ use crate::comm::calls::{Call, Route, label};
 use crate::comm::diagnostics::{GroupId, RecordedCall, Recorder};
 #[cfg(test)]
 use crate::comm::transport::Engine;
-use crate::comm::transport::{Channel, Reduce, Request, Tensors, fold};
+use crate::comm::transport::{CallResults, Channel, Reduce, Request, fold};
 #[cfg(test)]
 use crate::error::CallId;
 use crate::error::{Error, Result};
@@ -172,7 +172,7 @@ impl Group {
             return Pending::ready(self.refuse(
                 verb,
                 "the tensor's shape is not the one announced for this member",
-                format!("{x}, announced {}", shapes[self.index()]),
+                format!("{}, announced {}", x.notation(), shapes[self.index()]),
             ));
         }
         if self.len() == 1 {
@@ -233,7 +233,7 @@ impl Group {
         }
         let own = &parts[self.index()];
         if *own.shape() != shapes[self.index()] {
-            let given = format!("{own}, expected {}", shapes[self.index()]);
+            let given = format!("{}, expected {}", own.notation(), shapes[self.index()]);
             return Pending::ready(self.refuse(
                 verb,
                 "this member's own part has an unexpected shape",
@@ -440,7 +440,7 @@ impl Group {
         }
         let x = x.filter(|_| root == self.index());
         if root == self.index() && x.is_none_or(|x| x.dtype() != dtype || x.shape() != shape) {
-            let given = x.map_or("no tensor".into(), Tensor::to_string);
+            let given = x.map_or("no tensor".into(), Tensor::notation);
             return Pending::ready(self.refuse(
                 verb,
                 "the root's tensor is not the one announced",
@@ -671,7 +671,11 @@ impl Group {
     fn check_parts(&self, verb: &str, parts: &[Tensor]) -> Result<()> {
         self.one_each(verb, "parts", parts.len())?;
         match parts.iter().find(|p| p.dtype() != parts[0].dtype()) {
-            Some(other) => self.refuse(verb, "the parts' dtypes differ", format!("{}, {other}", parts[0])),
+            Some(other) => self.refuse(
+                verb,
+                "the parts' dtypes differ",
+                format!("{}, {}", parts[0].notation(), other.notation()),
+            ),
             None => self.check_devices(verb, parts),
         }
     }
@@ -680,7 +684,12 @@ impl Group {
         let device = parts[0].device();
         match parts.iter().find(|p| p.device() != device) {
             Some(other) => {
-                let given = format!("{} on {device}, {other} on {}", parts[0], other.device());
+                let given = format!(
+                    "{} on {device}, {} on {}",
+                    parts[0].notation(),
+                    other.notation(),
+                    other.device()
+                );
                 self.refuse(verb, "the parts are on different devices", given)
             }
             None => Ok(()),
@@ -715,7 +724,7 @@ impl Group {
     }
 }
 
-fn single(mut parts: Tensors) -> Result<Tensor> {
+fn single(mut parts: CallResults) -> Result<Tensor> {
     Ok(parts.pop().expect("the engine returns one tensor for this route"))
 }
 

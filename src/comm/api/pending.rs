@@ -3,10 +3,10 @@
 use std::fmt;
 
 use crate::comm::diagnostics::RecordedCall;
-use crate::comm::transport::{Request, Tensors};
+use crate::comm::transport::{CallResults, Request};
 use crate::error::Result;
 
-type AssembleResult<T> = Box<dyn FnOnce(Tensors) -> Result<T> + Send>;
+type AssembleResult<T> = Box<dyn FnOnce(CallResults) -> Result<T> + Send>;
 
 /// A collective that was started and whose result has not been waited for.
 ///
@@ -45,7 +45,7 @@ impl<T> Pending<T> {
     /// A recorded request, and the function that makes the result from the received tensors.
     pub(crate) fn running(
         request: Result<(Box<dyn Request>, RecordedCall)>,
-        finish: impl FnOnce(Tensors) -> Result<T> + Send + 'static,
+        finish: impl FnOnce(CallResults) -> Result<T> + Send + 'static,
     ) -> Self {
         match request {
             Ok((request, ticket)) => {

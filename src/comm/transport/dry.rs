@@ -1,14 +1,14 @@
-//! The engine of a dry run: one rank without peers, whose calls complete at once with what is due.
+//! The engine of a dry run: one rank without peers, whose calls complete at once with tensors that hold no data.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::engine::{Channel, Engine, Request, Tensors};
+use super::engine::{CallResults, Channel, Engine, Request};
 use crate::comm::calls::{Call, Route};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// A rank without peers.
+/// A dry run's rank.
 #[derive(Debug)]
 pub(in crate::comm) struct DryEngine {
     pub rank: usize,
@@ -30,7 +30,7 @@ impl Engine for DryEngine {
 
     fn open(&self, ranks: &[usize], _: &str) -> Result<Arc<dyn Channel>> {
         let index = ranks.iter().position(|&r| r == self.rank).expect("checked by the caller");
-        Ok(Arc::new(Silent { index }))
+        Ok(Arc::new(DryChannel { index }))
     }
 
     fn end(&self) -> Result<()> {
@@ -40,20 +40,20 @@ impl Engine for DryEngine {
     fn abort(&self, _: &Error) {}
 }
 
-/// A channel with nobody at the other ends.
+/// A group's channel in a dry run. What this rank sends itself arrives; everything else is an absent tensor.
 #[derive(Debug)]
-struct Silent {
+struct DryChannel {
     index: usize,
 }
 
-impl Channel for Silent {
+impl Channel for DryChannel {
     fn start(&self, call: Call) -> Result<Box<dyn Request>> {
         let Call { route, dtype, outgoing, incoming, .. } = call;
         let own = match route {
             Route::Gather => Some((self.index, 0)),
             Route::AllToAll => Some((self.index, self.index)),
             Route::Broadcast { root } if root == self.index => Some((0, 0)),
-            Route::Send { .. } | Route::Barrier => return Ok(Box::new(Arrived(Tensors::new()))),
+            Route::Send { .. } | Route::Barrier => return Ok(Box::new(DryRequest(CallResults::new()))),
             Route::Broadcast { .. } | Route::Recv { .. } => None,
         };
         let own = own.map(|(at, from)| (at, &outgoing[from]));
@@ -61,15 +61,15 @@ impl Channel for Silent {
             Some((at, x)) if at == i => Ok(x.clone()),
             _ => Tensor::absent(dtype, shape.clone()),
         });
-        Ok(Box::new(Arrived(all.collect::<Result<_>>()?)))
+        Ok(Box::new(DryRequest(all.collect::<Result<_>>()?)))
     }
 }
 
-/// What came at once.
-struct Arrived(Tensors);
+/// A call's results, which are there at once.
+struct DryRequest(CallResults);
 
-impl Request for Arrived {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+impl Request for DryRequest {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         Ok(self.0)
     }
 

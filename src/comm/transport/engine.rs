@@ -1,7 +1,8 @@
-//! The traits of an engine: one asynchronous exchange between the members of a group.
+//! The traits of an engine, which moves tensors between the members of a group.
 //!
-//! Everything else (argument checks, reductions, blocking calls) stands above it, once. An engine keeps sequence
-//! numbers and a deadline, compares what the members brought ([`Call::agrees`]) and can be aborted.
+//! [`Group`](crate::comm::Group) adds argument checks, reductions and blocking calls to every engine. An engine
+//! numbers its calls, compares those of the members ([`Call::agrees`]), gives up after a deadline, and can be
+//! aborted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,48 +15,62 @@ use crate::comm::calls::Call;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// One rank's end of a way for ranks to talk: threads, MPI, NCCL, or a dry run.
+/// One rank's end of a transport between ranks: threads, MPI, NCCL, or a dry run.
+///
+/// ```
+/// use isoshard::comm::spmd;
+///
+/// spmd(2, |rank| {
+///     let engine = rank.engine();
+///     assert_eq!((engine.rank(), engine.world_len()), (rank.rank(), 2));
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub trait Engine: Send + Sync + fmt::Debug {
-    /// This rank, numbered in the world.
+    /// Returns this rank's number in the world.
     fn rank(&self) -> usize;
 
-    /// The number of ranks in the world.
+    /// Returns the number of ranks in the world.
     fn world_len(&self) -> usize;
 
-    /// The time for which a collective waits for its members.
+    /// Returns the time for which a collective waits for its members.
     fn deadline(&self) -> Duration;
 
-    /// Opens the channel of a group. All members open it, in the same order among the groups they share; the same
-    /// ranks and name are the same channel. The caller has checked that `ranks` holds this rank and no duplicates.
+    /// Opens the channel of a group. All members open their common groups in the same order; the same ranks and name
+    /// always give the same channel. The caller has checked that `ranks` holds this rank and no duplicates.
     ///
     /// # Errors
-    /// Those of the engine's transport.
+    /// Returns an error if the transport fails.
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>>;
 
-    /// As [`Engine::open`], by all ranks of the world at once, each for its own part: `color` is the same on its members and
-    /// another in every other part. Some engines open so what they open slowly otherwise.
+    /// Opens the channels of groups that together hold all ranks of the world, one group per `color`. All ranks call
+    /// this at once. An engine that opens a group slowly can split the world's channel instead.
+    ///
+    /// Provided: [`Engine::open`].
     ///
     /// # Errors
-    /// Those of the engine's transport.
+    /// Returns an error if the transport fails.
     fn split(&self, part: &[usize], color: usize, name: &str) -> Result<Arc<dyn Channel>> {
         let _ = color;
         self.open(part, name)
     }
 
-    /// Ends this rank's part in the world: the calls that it has started are waited for, and no rank need wait for it any
-    /// more.
+    /// Ends this rank's program: waits for the calls that it has started, and tells the other ranks not to wait for
+    /// it any more.
     ///
     /// # Errors
-    /// A fault that happened since the last call.
+    /// Returns a fault that happened since the last call.
     fn end(&self) -> Result<()>;
 
-    /// The ranks that go on together after others have failed: those that call this before the deadline, in ascending order,
-    /// the same on all of them. Groups opened from now on heed failures of their own members alone.
+    /// Returns the ranks that continue together after others have failed: those that call this before the deadline,
+    /// ascending, the same on all of them. Groups that are opened from now on fail only if one of their own members
+    /// does.
     ///
-    /// Provided: a refusal, by engines whose transport does not outlive a rank.
+    /// Provided: an error, for engines whose transport does not survive the loss of a rank.
     ///
     /// # Errors
-    /// Refuses a rank without which the others have gone on already.
+    /// Refuses a rank without which the other ranks have continued already.
     fn survivors(&self) -> Result<Vec<usize>> {
         Err(Error::unsupported(
             "survivors",
@@ -65,22 +80,40 @@ pub trait Engine: Send + Sync + fmt::Debug {
         ))
     }
 
-    /// Gives up the whole world: collectives that wait, and all later ones, fail on every rank with `cause`. Only
-    /// the first abort counts.
+    /// Aborts the whole world: all collectives, waiting or later, fail on every rank with `cause`. Only the first
+    /// abort counts.
     fn abort(&self, cause: &Error);
 }
 
-/// One rank's end of a group. Calls are numbered in the order in which this rank starts them.
+/// One rank's end of a group. Its calls are numbered in the order in which this rank starts them.
+///
+/// ```
+/// use isoshard::comm::{Call, Route, spmd};
+/// use isoshard::tensor::{DType, Shape, Tensor};
+///
+/// spmd(2, |rank| {
+///     let channel = rank.engine().open(&[0, 1], "pair")?;
+///     let (x, shapes) = (Tensor::from_vec(vec![rank.rank() as f32; 3], [3])?, vec![Shape::from([3]); 2]);
+///     let (outgoing, incoming) = (std::slice::from_ref(&x), &shapes[..]);
+///     let call = Call { name: "gather", route: Route::Gather, op: None, dtype: DType::F32, outgoing, incoming };
+///     let parts = channel.start(call)?.wait()?;
+///     assert_eq!((parts[0].to_vec::<f32>()?, parts[1].to_vec::<f32>()?), (vec![0.0; 3], vec![1.0; 3]));
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub trait Channel: Send + Sync + fmt::Debug {
     /// Starts a call and returns at once. The request shares the tensors while they are in flight.
     ///
     /// # Errors
-    /// A fault of the group that is known already.
+    /// Returns a fault that the group has already.
     fn start(&self, call: Call<'_>) -> Result<Box<dyn Request>>;
 
-    /// Starts an all-reduce: `call` routes one contiguous tensor to all; the request yields the reduction alone.
+    /// Starts an all-reduce: `call` sends one contiguous tensor to all members, and the request yields the reduction
+    /// alone.
     ///
-    /// Provided: an exchange, and every member folds everything. Sends and receives `(n - 1) * x` bytes per rank.
+    /// Provided: an exchange, after which every member folds all parts. Each rank sends and receives `(n - 1) * x`
+    /// bytes.
     ///
     /// # Errors
     /// As [`Channel::start`].
@@ -88,10 +121,10 @@ pub trait Channel: Send + Sync + fmt::Debug {
         Ok(Box::new(Folding { inner: self.start(call)?, reduce }))
     }
 
-    /// Starts a reduce-scatter: `call` routes a contiguous tensor to each; the request yields the reduction of what comes
-    /// here.
+    /// Starts a reduce-scatter: `call` sends a contiguous tensor to each member, and the request yields the reduction
+    /// of the tensors that arrive.
     ///
-    /// Provided: an exchange, then a fold. Sends and receives what `call` does.
+    /// Provided: an exchange, then a fold. Sends and receives the bytes of `call`.
     ///
     /// # Errors
     /// As [`Channel::start`].
@@ -99,20 +132,20 @@ pub trait Channel: Send + Sync + fmt::Debug {
         Ok(Box::new(Folding { inner: self.start(call)?, reduce }))
     }
 
-    /// True if [`Channel::all_reduce`] of a large tensor is better than a reduce-scatter followed by an
+    /// Returns true if [`Channel::all_reduce`] of a large tensor is faster than a reduce-scatter followed by an
     /// all-gather, as it is if ranks share memory.
     fn reduces_well(&self) -> bool {
         false
     }
 }
 
-/// The tensors that a call yields. A list of one takes no memory of its own.
-pub type Tensors = SmallVec<[Tensor; 1]>;
+/// The tensors that a call yields. A list of one allocates nothing.
+pub type CallResults = SmallVec<[Tensor; 1]>;
 
-/// A call in flight. Dropping it neither blocks nor disturbs the other members; forgetting it leaks memory only.
+/// A call in flight. Dropping it neither blocks nor affects the other members; forgetting it only leaks memory.
 pub trait Request: Send {
-    /// The tensors that arrived: n in group order for a [gather] and an [all-to-all], one for a [broadcast] and a
-    /// [receive], none for the others.
+    /// Waits for the tensors that arrive: n in group order for a [gather] and an [all-to-all], one for a [broadcast]
+    /// and a [receive], none for other calls.
     ///
     /// [gather]: crate::comm::Route::Gather
     /// [all-to-all]: crate::comm::Route::AllToAll
@@ -120,21 +153,21 @@ pub trait Request: Send {
     /// [receive]: crate::comm::Route::Recv
     ///
     /// # Errors
-    /// The call's fault, after the engine's deadline at the latest.
-    fn wait(self: Box<Self>) -> Result<Tensors>;
+    /// Returns the call's fault, after the engine's deadline at the latest.
+    fn wait(self: Box<Self>) -> Result<CallResults>;
 
-    /// True if `wait` would not wait for another rank.
+    /// Returns true if `wait` would not wait for another rank.
     fn is_ready(&self) -> bool;
 }
 
-/// An exchange whose parts are folded once they have come.
+/// An exchange whose parts are folded once they have arrived.
 struct Folding {
     inner: Box<dyn Request>,
     reduce: Reduce,
 }
 
 impl Request for Folding {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         let parts = self.inner.wait()?;
         Ok(smallvec![fold(&self.reduce, &parts)?])
     }
@@ -150,7 +183,7 @@ mod tests {
     use crate::comm::{Group, spmd};
     use crate::tensor::{FoldOrder, ReduceOp};
 
-    /// An engine that can do no more than exchange, over one that can.
+    /// An engine with only the required methods, over another engine.
     #[derive(Debug)]
     struct ExchangeOnly<T: ?Sized>(Arc<T>);
 
@@ -200,7 +233,7 @@ mod tests {
         }
     }
 
-    /// Members with two parts, one and none; three of them make two results.
+    /// Members with two parts, one and none; three results.
     #[test]
     fn several_parts_of_a_member_in_one_phase_and_in_two() {
         use crate::tensor::FoldStep::{Join, Push};

@@ -1,6 +1,6 @@
-//! The reduction of several members' contributions, in a given order.
+//! Folds of the members' contributions, in a given order.
 //!
-//! Each element is folded by itself, so a chunk of the result has the bits of the whole.
+//! Elements are folded independently, so a chunk of the result has the bits of the whole.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,39 +13,73 @@ use crate::error::Result;
 use crate::tensor::cpu::{Num, as_elements_mut};
 use crate::tensor::{DType, Element, Float, FoldOrder, FoldStep, ReduceOp, Shape, Tensor, cuda};
 
-/// The elements folded at a time: the whole stack stays in the first caches.
+/// The elements folded at a time, so that the whole stack stays in the first caches.
 const BLOCK: usize = 1024;
-/// The elements on the stack; a fold of many members takes fewer at a time.
+/// The elements on the stack; folds of many members take fewer elements at a time.
 const STACK: usize = 4 * BLOCK;
 
-/// A reduction: the tensors that the members contribute, and the order in which they are folded.
+/// A reduction of tensors that the members of a group contribute, in a given order.
+///
+/// ```
+/// use isoshard::comm::Reduce;
+/// use isoshard::tensor::{ReduceOp, Shape};
+///
+/// // ((a + b) + (c + d)), each of shape [3].
+/// let sum = Reduce::halving(ReduceOp::Sum, 4, Shape::from([3]));
+/// assert_eq!((sum.part_shape(2), sum.out_shape()), (Shape::from([3]), Shape::from([3])));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Reduce {
     /// The operation that folds two elements into one.
     pub op: ReduceOp,
-    /// The order in which contributions are folded.
+    /// The order in which the parts are folded.
     pub order: Arc<FoldOrder>,
-    /// The shape of each part of a contribution, and of each result.
+    /// The shape of each part, and of each result.
     pub shape: Shape,
 }
 
 impl Reduce {
-    /// One part from each of `members` members, folded by halving the range of members.
+    /// Returns the reduction of one part per member, whose order halves the range of members again and again.
+    ///
+    /// ```
+    /// use isoshard::comm::Reduce;
+    /// use isoshard::tensor::ReduceOp;
+    ///
+    /// let max = Reduce::halving(ReduceOp::Max, 3, [2, 2].into());
+    /// assert_eq!(max.order.nodes(), [1, 1, 1]);
+    /// ```
     pub fn halving(op: ReduceOp, members: usize, shape: Shape) -> Reduce {
         Reduce { op, order: Arc::new(FoldOrder::halving(members)), shape }
     }
 
-    /// The shape of what `member` brings: its parts, stacked along a new first dim unless there is one.
+    /// Returns the shape of the tensor that `member` contributes: its parts stacked along a new first dim, unless
+    /// there is exactly one.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use isoshard::comm::Reduce;
+    /// use isoshard::tensor::FoldStep::{Join, Push};
+    /// use isoshard::tensor::{FoldOrder, ReduceOp, Shape};
+    ///
+    /// // Member 0 has two parts, member 1 has one: (a0 + b) stays separate from a1.
+    /// let push = |operand, node| Push { operand, node };
+    /// let order = FoldOrder::new(vec![2, 1], vec![push(0, 0), push(1, 0), Join, push(0, 1)]);
+    /// let reduce = Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: [5].into() };
+    /// assert_eq!((reduce.part_shape(0), reduce.part_shape(1)), (Shape::from([2, 5]), Shape::from([5])));
+    /// assert_eq!(reduce.out_shape(), Shape::from([2, 5]));
+    /// ```
     pub fn part_shape(&self, member: usize) -> Shape {
         stacked(self.order.nodes()[member], &self.shape)
     }
 
-    /// The result, from what the members brought: contiguous tensors of one dtype.
+    /// Returns the result, from one contiguous tensor per member, all of one dtype.
     pub(crate) fn fold(&self, parts: &[Tensor]) -> Result<Tensor> {
         fold(self, parts)
     }
 
-    /// The shape of the result, stacked likewise.
+    /// Returns the shape of the result: the results stacked along a new first dim, unless there is exactly one.
+    /// [`Reduce::part_shape`] has an example.
     pub fn out_shape(&self) -> Shape {
         stacked(self.order.outs_len(), &self.shape)
     }
@@ -55,13 +89,14 @@ fn stacked(n: usize, shape: &Shape) -> Shape {
     if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
 
-/// The reduction of `parts`, one contiguous tensor per member, of the shapes that [`Reduce::part_shape`] gives.
+/// Returns the reduction of `parts`, one contiguous tensor per member, with the shapes that [`Reduce::part_shape`]
+/// gives.
 pub(crate) fn fold(reduce: &Reduce, parts: &[Tensor]) -> Result<Tensor> {
     fold_into(reduce, &|member| &parts[member], Tensor::uninit)
 }
 
-/// As [`fold`], of the tensors that `of` names by member. `room` makes a contiguous tensor that nothing else holds, for a
-/// result in the processor's memory.
+/// Folds as [`fold`] does; `of` returns the tensor of a member. `room` allocates the result, a contiguous CPU tensor
+/// that nothing else holds.
 pub(crate) fn fold_into<'a>(
     reduce: &Reduce,
     of: &dyn Fn(usize) -> &'a Tensor,
@@ -91,10 +126,10 @@ pub(crate) fn fold_into<'a>(
     Ok(out)
 }
 
-/// The memory of the results, or of a chunk of each.
+/// The memory of each result, or of a chunk of it.
 pub(crate) type ResultRows<'a> = SmallVec<[&'a mut [u8]; 2]>;
 
-/// Folds the elements `range` of every member's part; `outs` has room for just them, one slice per result.
+/// Folds the elements `range` of every member's parts into `outs`, one slice per result with exactly these elements.
 pub(crate) fn fold_range<'a>(
     reduce: &Reduce,
     of: &dyn Fn(usize) -> &'a Tensor,
@@ -147,7 +182,7 @@ impl<'a> FoldJob<'a, '_> {
         }
     }
 
-    /// Compiled once for each type; the rule's loops are behind calls, one per block.
+    /// Compiled once per type; the rule's loops are behind virtual calls, one per block.
     fn run<T: Element, W: Copy + Default>(&self, rule: &dyn FoldRule<T, W>, outs: ResultRows<'_>) {
         let mut outs: Outs<'_, T> = outs.into_iter().map(as_elements_mut::<T>).collect();
         let each = self.reduce.shape.numel();
@@ -165,7 +200,7 @@ impl<'a> FoldJob<'a, '_> {
         self.run_blocks(rule, &ops, outs);
     }
 
-    /// Apart from `run`, so that two members' folds do without the large frame.
+    /// Separate from `run`, so that the fold of two members does not need the large stack frame.
     #[inline(never)]
     fn run_blocks<T: Element, W: Copy + Default>(
         &self,
@@ -188,10 +223,10 @@ impl<'a> FoldJob<'a, '_> {
     }
 }
 
-/// The results' elements, one slice per result.
+/// The elements of each result.
 type Outs<'a, T> = SmallVec<[&'a mut [T]; 2]>;
 
-/// Steps, those that often follow each other drawn together, so that a part is read where it lies.
+/// Steps of a fold, in which common pairs of steps are fused so that a part is read in place.
 enum FusedStep<'a, T> {
     Push(&'a [T]),
     Empty,
@@ -222,7 +257,7 @@ fn fuse<'a, T>(steps: &[FoldStep], of: impl Fn(usize, usize) -> &'a [T]) -> Smal
     ops
 }
 
-/// Runs the steps on the elements `at`; entry k of the stack lies at `k * block`.
+/// Runs the steps on the elements `at`; entry k of the stack begins at `k * block`.
 fn fold_block<T, W: Copy + Default>(
     rule: &dyn FoldRule<T, W>,
     ops: &[FusedStep<T>],
@@ -262,18 +297,18 @@ fn fold_block<T, W: Copy + Default>(
     }
 }
 
-/// The way in which slices are folded, in a type that may be wider than the parts' own.
+/// The operation of a fold on slices, in a type that may be wider than that of the parts.
 trait FoldRule<T, W> {
     fn load(&self, from: &[T], to: &mut [W]);
     fn join(&self, left: &mut [W], right: &[W]);
-    /// [`FoldRule::join`] with a part that is not loaded yet; there is room to load it.
+    /// Joins as [`FoldRule::join`] does with a part that is not loaded yet; `room` is memory to load it into.
     fn join_part(&self, left: &mut [W], right: &[T], room: &mut [W]);
     fn store(&self, from: &[W], to: &mut [T]);
-    /// The whole fold of two parts in one pass; false if the rule has no such pass.
+    /// Folds two parts in one pass, and returns false if the rule cannot.
     fn pair(&self, a: &[T], b: &[T], out: &mut [T]) -> bool;
 }
 
-/// Element by element, in the parts' own type.
+/// A fold element by element, in the parts' own type.
 struct ElementwiseRule<F>(F);
 
 impl<T: Copy, F: Fn(T, T) -> T> FoldRule<T, T> for ElementwiseRule<F> {
@@ -295,8 +330,8 @@ impl<T: Copy, F: Fn(T, T) -> T> FoldRule<T, T> for ElementwiseRule<F> {
     }
 }
 
-/// f16 sums in f32, rounded after each addition; converted by whole slices, since the machine's own conversion is looked
-/// for at every call.
+/// Sums of f16 in f32, rounded after each addition. Whole slices are converted, because each conversion call detects
+/// the CPU's features anew.
 struct SumF16;
 
 impl FoldRule<f16, f32> for SumF16 {
@@ -321,7 +356,7 @@ impl FoldRule<f16, f32> for SumF16 {
     }
 }
 
-/// The sum in f32, rounded once, as [`Float::narrow`] rounds; without branches, so that loops over it vectorise.
+/// Adds in f32 and rounds once, as [`Float::narrow`] does; without branches, so that loops over it vectorise.
 #[inline(always)]
 fn add_bf16(a: bf16, b: bf16) -> bf16 {
     let widen = |x: bf16| f32::from_bits(u32::from(x.to_bits()) << 16);
@@ -339,7 +374,7 @@ mod tests {
     use super::*;
     use crate::tensor::FoldOrder;
 
-    /// The halving tree by its definition, on whole tensors.
+    /// Folds whole tensors by the definition of the halving tree.
     fn tree(op: ReduceOp, parts: &[Tensor]) -> Tensor {
         if let [only] = parts {
             return only.clone();
@@ -371,7 +406,7 @@ mod tests {
                         let reduce = Reduce::halving(op, members, shape);
                         let (got, want) = (fold(&reduce, &parts).unwrap(), tree(op, &parts));
                         assert_eq!(got.shape(), want.shape());
-                        // Which NaN a sum of two gives is not said.
+                        // The bits of a NaN that results from two NaNs are not specified.
                         let same =
                             |(g, w): (f64, f64)| g.to_bits() == w.to_bits() || (g.is_nan() && w.is_nan());
                         let mut pairs = got.to_f64_vec().into_iter().zip(want.to_f64_vec());
@@ -385,7 +420,7 @@ mod tests {
     #[test]
     fn members_with_several_parts_and_several_results() {
         let push = |member, node| FoldStep::Push { operand: member, node };
-        // Members with 2, 0 and 1 parts of three elements; (b0 + c) stays beside b1.
+        // Members with 2, 0 and 1 parts of three elements; (b0 + c) stays separate from b1.
         let order = FoldOrder::new(vec![2, 0, 1], vec![push(0, 0), push(2, 0), FoldStep::Join, push(0, 1)]);
         let reduce = Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: [3].into() };
         let shapes: Vec<Shape> = (0..3).map(|m| reduce.part_shape(m)).collect();

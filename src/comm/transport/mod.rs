@@ -1,4 +1,5 @@
-//! The engines: an asynchronous exchange among the members of a group, over threads, MPI, NCCL, or nobody.
+//! Engines: each moves tensors between the members of a group, asynchronously, over threads, MPI or NCCL. A dry run's
+//! engine moves none.
 
 mod coordinated;
 mod dry;
@@ -10,6 +11,6 @@ pub mod nccl;
 pub(super) mod threads;
 
 pub(super) use dry::DryEngine;
-pub use engine::{Channel, Engine, Request, Tensors};
+pub use engine::{CallResults, Channel, Engine, Request};
 pub use fold::Reduce;
 pub(super) use fold::fold;

@@ -115,7 +115,7 @@ impl CausalAttention<'_> {
     }
 
     fn misfit(&self, given: &[&Tensor]) -> Error {
-        let given: Vec<String> = given.iter().map(|t| t.to_string()).collect();
+        let given: Vec<String> = given.iter().map(|t| t.notation()).collect();
         Error::invalid(
             self.verb,
             "wants q [batch, heads, queries, d], k [batch, groups, keys, d], v [batch, groups, keys, dv] of one dtype",

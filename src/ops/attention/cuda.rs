@@ -112,7 +112,14 @@ impl CausalAttention<'_> {
         let narrow = |x: usize| {
             let rule = "counts queries, keys and heads up to 2^31";
             let fits = u32::try_from(x).ok().filter(|&x| x < 1 << 31);
-            fits.ok_or_else(|| Error::unsupported(self.verb, rule, format!("{q}, {k}"), "cut the operands"))
+            fits.ok_or_else(|| {
+                Error::unsupported(
+                    self.verb,
+                    rule,
+                    format!("{}, {}", q.notation(), k.notation()),
+                    "cut the operands",
+                )
+            })
         };
         narrow(b * h * (tq / 64 + 2))?;
         narrow(b * groups * (keys / 64 + 1))?;

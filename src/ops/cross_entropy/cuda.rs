@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::ops::index::cuda::Held;
 use crate::tensor::Tensor;
 use crate::tensor::cuda::Gpu;
-use crate::tensor::cuda::fault::Code;
+use crate::tensor::cuda::fault::FaultCode;
 
 /// `ln(s) + m - logits[target]` for each row of the classes held; see `ops::CrossEntropy`. All operands are contiguous
 /// or become so.
@@ -20,7 +20,7 @@ pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: Held)
     let launch = gpu.kernel("cross_entropy", "cross_entropy", logits.dtype())?;
     let launch = launch.read(&logits).read(&target).read(&m).read(&s).write(&mut out);
     let launch = launch.arg(rows as u64).arg(held as u64).arg(classes.n as u64).arg(classes.start as u64);
-    launch.arg(Code::CrossEntropy as u32).faults().run(rows.div_ceil(256) as u32, 256, 0)?;
+    launch.arg(FaultCode::CrossEntropy as u32).faults().run(rows.div_ceil(256) as u32, 256, 0)?;
     Ok(out)
 }
 
@@ -47,6 +47,6 @@ pub(crate) fn cross_entropy_grad([logits, target, m, s, dy]: [&Tensor; 5], class
     let launch = gpu.kernel("cross_entropy_grad", "cross_entropy_grad", logits.dtype())?;
     let launch = launch.read(&logits).read(&target).read(&m).read(&s).read(&dy).write(&mut out);
     let launch = launch.arg(rows as u64).arg(held as u32).arg(classes.n as u64).arg(classes.start as u64);
-    launch.arg(pieces as u32).arg(Code::CrossEntropyGrad as u32).faults().run(blocks as u32, 256, 0)?;
+    launch.arg(pieces as u32).arg(FaultCode::CrossEntropyGrad as u32).faults().run(blocks as u32, 256, 0)?;
     Ok(out)
 }

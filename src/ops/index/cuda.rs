@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
-use crate::tensor::cuda::fault::Code;
+use crate::tensor::cuda::fault::FaultCode;
 use crate::tensor::cuda::reduce::wide;
 use crate::tensor::{DType, LEAF, Shape, Split, Tensor};
 
@@ -35,7 +35,7 @@ pub(crate) fn embedding(table: &Tensor, index: &Tensor, rows: Held, out: &Shape)
     let all = index.numel() * width;
     let launch = gpu.kernel("embedding", stem, table.dtype())?.read(&table).read(&index).write(&mut out);
     let launch = launch.arg(index.numel() as u64).arg(width as u32).arg(held as u64);
-    let launch = launch.arg(rows.n as u64).arg(rows.start as u64).arg(Code::Embedding as u32).faults();
+    let launch = launch.arg(rows.n as u64).arg(rows.start as u64).arg(FaultCode::Embedding as u32).faults();
     launch.run(blocks(all), THREADS, 0)?;
     Ok(out)
 }
@@ -88,12 +88,18 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: Held) -> R
         return Ok(out);
     }
     let places = Places::new(x, index, dim).ok_or_else(|| {
-        Error::unsupported("gather", "tensors of more than 6 dims", format!("{x}, {index}"), "reshape them")
+        Error::unsupported(
+            "gather",
+            "tensors of more than 6 dims",
+            format!("{}, {}", x.notation(), index.notation()),
+            "reshape them",
+        )
     })?;
     let (held, stride, all) = (x.shape()[dim], x.strides()[dim], out.numel());
     let launch = gpu.kernel("gather", "gather", x.dtype())?.read(x).read(index).write(&mut out).arg(places);
     let launch = launch.arg(all as u64).arg(stride as u64).arg(held as u64);
-    let launch = launch.arg(indices.n as u64).arg(indices.start as u64).arg(Code::Gather as u32).faults();
+    let launch =
+        launch.arg(indices.n as u64).arg(indices.start as u64).arg(FaultCode::Gather as u32).faults();
     launch.run(blocks(all), THREADS, 0)?;
     Ok(out)
 }
@@ -106,7 +112,7 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: Held, out: &Shap
     let (index, dy) = (index.contiguous()?, dy.contiguous()?);
     let extents = Extents::new(index.shape());
     let sums = Sums { index: &index, src: &dy, indices: rows, held: out[0], width: out[1], rows: 1 };
-    sums.run(extents, Code::EmbeddingGrad, out)
+    sums.run(extents, FaultCode::EmbeddingGrad, out)
 }
 
 /// Zeros of shape `[.., held]`, with the elements of `src` (`[.., n]`) added at the places of `index` in their row.
@@ -120,7 +126,7 @@ pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: Held, held: usi
     let out: Shape = outer.iter().copied().chain([held]).collect();
     let sums = Sums { index: &index, src: &src, indices, held, width: 1, rows };
     if each != 1 {
-        return sums.run(Extents::new(&[each]), Code::ScatterAdd, &out);
+        return sums.run(Extents::new(&[each]), FaultCode::ScatterAdd, &out);
     }
     // No two hits meet.
     let gpu = Gpu::of(&src)?;
@@ -129,7 +135,7 @@ pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: Held, held: usi
         let launch =
             gpu.kernel("embedding_grad", "put", src.dtype())?.read(&index).read(&src).write(&mut out);
         let launch = launch.arg(rows as u64).arg(held as u64).arg(indices.n as u64).arg(indices.start as u64);
-        launch.arg(Code::ScatterAdd as u32).faults().run(
+        launch.arg(FaultCode::ScatterAdd as u32).faults().run(
             rows.div_ceil(THREADS as usize) as u32,
             THREADS,
             0,
@@ -186,7 +192,7 @@ struct Sums<'a> {
 }
 
 impl Sums<'_> {
-    fn run(&self, extents: Option<Extents>, code: Code, shape: &Shape) -> Result<Tensor> {
+    fn run(&self, extents: Option<Extents>, code: FaultCode, shape: &Shape) -> Result<Tensor> {
         let gpu = Gpu::of(self.src)?;
         let (hits, places) = (self.index.numel(), self.rows * self.held);
         let mut out = gpu.zeros(self.src.dtype(), shape)?;
@@ -195,7 +201,7 @@ impl Sums<'_> {
         }
         let fits = hits < u32::MAX as usize && places < u32::MAX as usize;
         let extents = extents.filter(|_| fits).ok_or_else(|| {
-            let given = format!("{}, {}", self.index, self.src);
+            let given = format!("{}, {}", self.index.notation(), self.src.notation());
             let rule = "2^32 positions or destinations, or positions in more than 8 dims";
             Error::unsupported("sums by destination", rule, given, "split or reshape them")
         })?;

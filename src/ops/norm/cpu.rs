@@ -177,7 +177,7 @@ fn backward(
         return Err(Error::invalid(
             verb,
             "the statistics are not the input's",
-            format!("{rstd} for {x}"),
+            format!("{} for {}", rstd.notation(), x.notation()),
             format!("give {stats}"),
         ));
     }
@@ -276,13 +276,13 @@ fn statistics_shape(x: &Tensor) -> Shape {
 fn expect_rows(verb: &str, x: &Tensor, affine: &[Option<&Tensor>]) -> Result<()> {
     x.dtype().expect_float(verb)?;
     let Some(&len) = x.shape().last() else {
-        return Err(Error::invalid(verb, "wants a last dim", x.to_string(), "reshape it to [1]"));
+        return Err(Error::invalid(verb, "wants a last dim", x.notation(), "reshape it to [1]"));
     };
     match affine.iter().flatten().find(|t| t.shape()[..] != [len] || t.dtype() != x.dtype()) {
         Some(t) => Err(Error::invalid(
             verb,
             "weight and bias are not of the input's last dim and dtype",
-            format!("{t} for {x}"),
+            format!("{} for {}", t.notation(), x.notation()),
             format!("give {}[{len}]", x.dtype()),
         )),
         None => Ok(()),

@@ -1,8 +1,8 @@
 //! Layer norm and root-mean-square norm over the last dim, and their derivatives: the twin of `cpu::norm`.
 
 use crate::error::{Error, Result};
-use crate::tensor::cuda::reduce::{Leaf, Spread, THREAD, columns_blocks, run_stages, wide};
-use crate::tensor::cuda::{Entries, Gpu, Rows, entries, statistic};
+use crate::tensor::cuda::reduce::{LeafKind, THREAD, TreeSpread, columns_blocks, run_stages, wide};
+use crate::tensor::cuda::{Gpu, RowEntries, RowLaunch, entries, statistic};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
 /// As [`cpu::layer_norm`](super::cpu::layer_norm).
@@ -21,7 +21,7 @@ pub(crate) fn layer_norm(
     let mut y = gpu.uninit(x.dtype(), x.shape())?;
     let (mut mean, mut rstd) = (statistic(&gpu, &x)?, statistic(&gpu, &x)?);
     if x.numel() > 0 {
-        let rows = Rows::of(verb, &x)?;
+        let rows = RowLaunch::of(verb, &x)?;
         let launch = rows.kernel(&gpu, entries!("layer_norm"))?.read(&x);
         let launch = launch.read_or_null(weight.as_ref()).read_or_null(bias.as_ref());
         rows.run(&gpu, launch.write(&mut y).write(&mut mean).write(&mut rstd).arg(eps), 1)?;
@@ -43,7 +43,7 @@ pub(crate) fn rms_norm(
     let (x, weight) = (x.contiguous()?, packed(weight)?);
     let (mut y, mut rstd) = (gpu.uninit(x.dtype(), x.shape())?, statistic(&gpu, &x)?);
     if x.numel() > 0 {
-        let rows = Rows::of(verb, &x)?;
+        let rows = RowLaunch::of(verb, &x)?;
         let launch = rows.kernel(&gpu, entries!("rms_norm"))?.read(&x).read_or_null(weight.as_ref());
         rows.run(&gpu, launch.write(&mut y).write(&mut rstd).arg(eps), 1)?;
     }
@@ -85,7 +85,7 @@ pub(crate) fn rms_norm_backward(
 struct Backward<'a> {
     verb: &'a str,
     gpu: Gpu,
-    entries: Entries,
+    entries: RowEntries,
     dy: Tensor,
     x: Tensor,
     weight: Option<Tensor>,
@@ -96,7 +96,7 @@ struct Backward<'a> {
 impl<'a> Backward<'a> {
     fn new(
         verb: &'a str,
-        entries: Entries,
+        entries: RowEntries,
         [dy, x]: [&Tensor; 2],
         weight: Option<&Tensor>,
         mean: Option<&Tensor>,
@@ -122,7 +122,7 @@ impl<'a> Backward<'a> {
             let none = || gpu.zeros(x.dtype(), width);
             return Ok((dx, none()?, self.mean.is_some().then(none).transpose()?));
         }
-        let rows = Rows::of(self.verb, x)?;
+        let rows = RowLaunch::of(self.verb, x)?;
         let launch =
             rows.kernel(gpu, self.entries)?.read(&self.dy).read(x).read_or_null(self.weight.as_ref());
         let launch = if let Some(mean) = &self.mean { launch.read(mean) } else { launch };
@@ -140,7 +140,7 @@ impl<'a> Backward<'a> {
         let outer_len: usize = outer.iter().product();
         let columns = outer_len * width;
         if columns > u32::MAX as usize || n > i32::MAX as usize {
-            let given = self.x.to_string();
+            let given = self.x.notation();
             return Err(Error::unsupported(
                 self.verb,
                 "2^32 columns or more in one kernel",
@@ -148,8 +148,8 @@ impl<'a> Backward<'a> {
                 "split it",
             ));
         }
-        let Spread { depth, split, team } =
-            Spread::new(n, columns, self.gpu.multiprocessors() as usize * 1024, THREAD);
+        let TreeSpread { depth, split, team } =
+            TreeSpread::new(n, columns, self.gpu.multiprocessors() as usize * 1024, THREAD);
         let parts: Shape = outer.iter().copied().chain([1 << split, width]).collect();
         let acc = wide(self.x.dtype());
         let mut dw = self.gpu.uninit(acc, parts.clone())?;
@@ -164,14 +164,14 @@ impl<'a> Backward<'a> {
         let launch = launch.arg(outer_len as u64).arg(width as u32).arg(n as u32);
         let launch = launch.arg(depth).arg(split).arg(team);
         launch.run([columns_blocks(columns, team), 1 << split, 1], [32, 8, 1], 0)?;
-        let inner = (split > 0).then_some((outer.len(), Leaf::Pairs));
-        let outer = (0..outer.len()).rev().filter(|&d| outer[d] != 1).map(|d| (d, Leaf::One));
-        let stages: Vec<(usize, Leaf)> = inner.into_iter().chain(outer).collect();
+        let inner = (split > 0).then_some((outer.len(), LeafKind::Pairs));
+        let outer = (0..outer.len()).rev().filter(|&d| outer[d] != 1).map(|d| (d, LeafKind::One));
+        let stages: Vec<(usize, LeafKind)> = inner.into_iter().chain(outer).collect();
         let whole = |parts: Tensor| self.whole(parts, &stages, width);
         Ok((whole(dw)?, db.map(whole).transpose()?))
     }
 
-    fn whole(&self, parts: Tensor, stages: &[(usize, Leaf)], width: usize) -> Result<Tensor> {
+    fn whole(&self, parts: Tensor, stages: &[(usize, LeafKind)], width: usize) -> Result<Tensor> {
         let dtype: DType = self.x.dtype();
         run_stages(self.verb, parts, stages, ReduceOp::Sum, dtype)?.reshape([width])
     }

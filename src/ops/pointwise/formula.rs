@@ -76,8 +76,8 @@ macro_rules! function {
             pub(super) const FLOPS: u64 = flops!([$($e),*], $value, FUNCTION_FLOPS);
 
             /// The formula's CUDA kernels.
-            pub(super) const FORMULA: cuda::Formula = cuda::formula!(
-                in cuda::Source {
+            pub(super) const FORMULA: cuda::FormulaKernels = cuda::formula!(
+                in cuda::KernelSource {
                     name: stringify!($name),
                     parts: &[
                         FUNCTIONS,
@@ -225,7 +225,7 @@ macro_rules! records {
         }
 
         /// The CUDA sources of every row.
-        const ROW_SOURCES: &[cuda::Source] = &[$($Type::FORMULA.source),*];
+        const ROW_SOURCES: &[cuda::KernelSource] = &[$($Type::FORMULA.source),*];
     };
 }
 

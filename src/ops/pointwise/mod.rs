@@ -33,7 +33,7 @@ pub use table::*;
 use std::sync::Arc;
 
 use super::{Op, Sample};
-use crate::tensor::cuda::Source;
+use crate::tensor::cuda::KernelSource;
 
 /// The samples of all pointwise operators.
 pub(super) fn samples() -> Vec<Sample> {
@@ -41,7 +41,7 @@ pub(super) fn samples() -> Vec<Sample> {
 }
 
 /// The CUDA sources that the table's formulas give.
-pub(super) fn cuda_sources() -> Vec<Source> {
+pub(super) fn cuda_sources() -> Vec<KernelSource> {
     table::cuda_sources()
 }
 

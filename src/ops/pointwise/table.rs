@@ -274,7 +274,7 @@ impl PowScalar {
     }
 
     /// The loops, kernels and operations that this exponent takes; none for 1, which copies.
-    fn formula(&self) -> Option<(Loops, cuda::Formula, u64)> {
+    fn formula(&self) -> Option<(Loops, cuda::FormulaKernels, u64)> {
         Some(match self.exponent.0 {
             1.0 => return None,
             2.0 => (Square::LOOPS, Square::FORMULA, Square::FLOPS),
@@ -367,7 +367,7 @@ pub(super) fn operators() -> Vec<Arc<dyn Op>> {
 }
 
 /// The CUDA sources of this file.
-pub(super) fn cuda_sources() -> Vec<cuda::Source> {
+pub(super) fn cuda_sources() -> Vec<cuda::KernelSource> {
     let powers = [Square::FORMULA, Cube::FORMULA, Reciprocal::FORMULA, Power::FORMULA];
     ROW_SOURCES.iter().copied().chain(powers.map(|f| f.source)).collect()
 }

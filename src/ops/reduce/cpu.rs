@@ -10,7 +10,12 @@ use crate::tensor::{Dims, Shape, Tensor, for_dtype};
 /// Refuses a dim that is not there or is empty.
 pub fn argmax(verb: &str, x: &Tensor, dim: usize, keep_dim: bool) -> Result<Tensor> {
     if x.shape().get(dim).is_none_or(|&n| n == 0) {
-        return Err(Error::invalid(verb, "wants a dim with elements", format!("dim {dim} of {x}"), ""));
+        return Err(Error::invalid(
+            verb,
+            "wants a dim with elements",
+            format!("dim {dim} of {}", x.notation()),
+            "",
+        ));
     }
     let n = x.shape()[dim];
     let mut order: Dims = (0..x.shape().len()).filter(|&d| d != dim).collect();

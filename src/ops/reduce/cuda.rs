@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
-use crate::tensor::cuda::reduce::Nest;
+use crate::tensor::cuda::reduce::KeptDims;
 use crate::tensor::{DType, Shape, Tensor};
 
 const THREADS: u32 = 256;
@@ -20,11 +20,11 @@ pub(super) fn argmax(verb: &str, x: &Tensor, dim: usize) -> Result<Tensor> {
         return Ok(out);
     }
     let strides = others.iter().zip(out.strides()).map(|(&d, &to)| (x.shape()[d], x.strides()[d], to));
-    let Some(nest) = Nest::new(strides).filter(|_| n <= u32::MAX as usize) else {
+    let Some(nest) = KeptDims::new(strides).filter(|_| n <= u32::MAX as usize) else {
         if !x.is_contiguous() {
             return argmax(verb, &x.to_owned_copy()?, dim);
         }
-        let given = format!("dim {dim} of {x}");
+        let given = format!("dim {dim} of {}", x.notation());
         return Err(Error::unsupported(verb, "2^32 elements or more in one kernel", given, "split it"));
     };
     let lines = out.numel();

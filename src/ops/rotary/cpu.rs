@@ -78,7 +78,7 @@ impl Rotation {
 }
 
 fn misfit(verb: &str, x: &Tensor) -> Error {
-    Error::invalid(verb, "wants [.., time, d] with an even d", x.to_string(), "")
+    Error::invalid(verb, "wants [.., time, d] with an even d", x.notation(), "")
 }
 
 /// Cosines and sines `[time, pairs]`.

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::tensor::Tensor;
-use crate::tensor::cuda::{Entries, Gpu, Rows, entries, statistic};
+use crate::tensor::cuda::{Gpu, RowEntries, RowLaunch, entries, statistic};
 
 /// `e^x / sum(e^x)` along the last dim, as [`cpu::softmax`](super::cpu::softmax).
 ///
@@ -45,19 +45,19 @@ pub(crate) fn sum_exp(verb: &str, x: &Tensor, m: &Tensor) -> Result<Tensor> {
     let (x, m) = (x.contiguous()?, m.contiguous()?);
     let mut sums = statistic(&gpu, &x)?;
     if x.numel() > 0 {
-        let rows = Rows::of(verb, &x)?;
+        let rows = RowLaunch::of(verb, &x)?;
         let launch = rows.kernel(&gpu, entries!("sum_exp"))?.read(&x).read(&m).write(&mut sums);
         rows.run(&gpu, launch, 0)?;
     }
     Ok(sums)
 }
 
-fn over_rows(verb: &str, entries: Entries, ins: &[&Tensor]) -> Result<Tensor> {
+fn over_rows(verb: &str, entries: RowEntries, ins: &[&Tensor]) -> Result<Tensor> {
     let gpu = Gpu::of(ins[0])?;
     let mut out = gpu.uninit(ins[0].dtype(), ins[0].shape())?;
     if out.numel() > 0 {
         let ins = ins.iter().map(|x| x.contiguous()).collect::<Result<Vec<Tensor>>>()?;
-        let rows = Rows::of(verb, &ins[0])?;
+        let rows = RowLaunch::of(verb, &ins[0])?;
         let launch = ins.iter().fold(rows.kernel(&gpu, entries)?, |launch, x| launch.read(x));
         rows.run(&gpu, launch.write(&mut out), ins.len())?;
     }

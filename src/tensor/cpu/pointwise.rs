@@ -191,7 +191,7 @@ macro_rules! for_num {
                 $body
             }
             DType::Bool => {
-                Err(Error::invalid($verb, "bool has no arithmetic", $x.to_string(), "cast it first"))
+                Err(Error::invalid($verb, "bool has no arithmetic", $x.notation(), "cast it first"))
             }
             float => for_dtype!(float $verb, float, $T => $body),
         }
@@ -215,13 +215,13 @@ fn related<T: Widen>(run: Loop<T::Wide, bool>, x: &Tensor, y: &Tensor) -> Result
 
 fn refuse(verb: &str, loops: &Loops, x: &Tensor) -> Error {
     match loops.integers {
-        Some(_) => Error::invalid(verb, "bool has no arithmetic", x.to_string(), "cast it first"),
+        Some(_) => Error::invalid(verb, "bool has no arithmetic", x.notation(), "cast it first"),
         None => x.dtype().expect_float(verb).expect_err("the floating dtypes have loops"),
     }
 }
 
 fn differ(verb: &str, operands: &[&Tensor]) -> Error {
-    let given: Vec<String> = operands.iter().map(|t| t.to_string()).collect();
+    let given: Vec<String> = operands.iter().map(|t| t.notation()).collect();
     Error::invalid(
         verb,
         "the operands' dtypes or shapes differ",

@@ -40,7 +40,7 @@ pub fn reduce_wide(verb: &str, x: &Tensor, dims: &[usize], op: ReduceOp, keep_di
         return Err(Error::invalid(
             verb,
             "wants dims of the tensor, each once",
-            format!("dims {dims:?} of {x}"),
+            format!("dims {dims:?} of {}", x.notation()),
             "",
         ));
     }

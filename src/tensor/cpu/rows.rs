@@ -23,7 +23,7 @@ pub fn over_rows<const N: usize, B: RowBody<N>>(verb: &str, x: [&Tensor; N], bod
     expect_alike(verb, x[0], &x[1..])?;
     x[0].dtype().expect_float(verb)?;
     if x[0].shape().is_empty() {
-        return Err(Error::invalid(verb, "wants a last dim", x[0].to_string(), "reshape it to [1]"));
+        return Err(Error::invalid(verb, "wants a last dim", x[0].notation(), "reshape it to [1]"));
     }
     match x[0].dtype() {
         DType::F32 => rows_as::<f32, N, B>(x, body),

@@ -1,60 +1,61 @@
-//! What a vendor's library of matrix products must offer.
+//! The interface to a vendor's library of matrix products.
 //!
-//! In its notation columns lie one after the other, as BLAS (Dongarra et al., 1990) has it.
+//! Matrices are column-major, as in BLAS (Dongarra et al., 1990).
 
 use std::fmt;
 
 use super::handle::{Address, DriverResult, Handle};
 use crate::tensor::DType;
 
-/// A library of matrix products, for the device of a driver. Calls may come from any thread.
+/// A library of matrix products for the device of a driver. Any thread may call it.
 ///
 /// # Safety
-/// An implementation does what the calls say, and touches no other memory.
+/// An implementation computes the products as documented, and touches no memory but the operands, the result and the
+/// workspace.
 pub unsafe trait Blas: Send + Sync + fmt::Debug {
-    /// The bytes that a product wants to work in; none where the library does not take such a product.
-    fn room_bytes(&self, product: &Product) -> DriverResult<Option<usize>>;
+    /// Returns the bytes of workspace that a product needs, or `None` if the library does not support the product.
+    fn workspace_bytes(&self, product: &Product) -> DriverResult<Option<usize>>;
 
     /// Puts `out = left @ right` on a stream, for all products of the batch.
     ///
     /// # Safety
-    /// [`Blas::room_bytes`] took the product; `room` has as many bytes, aligned to 256. The operands and the result lie
-    /// in allocated memory until it is done, and the result in nobody else's.
+    /// [`Blas::workspace_bytes`] supports the product, and `workspace` has that many bytes, aligned to 256. Until the
+    /// stream has done the work, operands and result are allocated, and nothing else uses the result.
     unsafe fn multiply(&self, product: &Product, room: Address, stream: Handle) -> DriverResult<()>;
 }
 
-/// Products of matrices of one kind: `rows x sum` by `sum x cols`.
+/// A batch of matrix products, each `rows x sum` by `sum x cols`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Product {
-    /// The elements' type: a floating one. f16 and bf16 are summed in f32 and rounded once.
+    /// The elements' dtype, which is a floating-point type. f16 and bf16 are summed in f32 and rounded once.
     pub dtype: DType,
-    /// Whether f32 may be rounded to tf32 (10 bits of mantissa) before it is multiplied.
+    /// True if f32 operands may be rounded to tf32 (10 bits of mantissa) before they are multiplied.
     pub tf32: bool,
-    /// Rows of the result.
+    /// The rows of the result.
     pub rows: usize,
-    /// Its columns.
+    /// The columns of the result.
     pub cols: usize,
-    /// What is summed over.
+    /// The length of the contraction.
     pub sum: usize,
-    /// How many products.
+    /// The number of products.
     pub batch: usize,
-    /// `rows x sum`.
+    /// The left operands, `rows x sum`.
     pub left: Matrix,
-    /// `sum x cols`.
+    /// The right operands, `sum x cols`.
     pub right: Matrix,
-    /// `rows x cols`; not turned.
+    /// The results, `rows x cols`, not transposed.
     pub out: Matrix,
 }
 
-/// Where a matrix lies.
+/// The address and strides of the matrices of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrix {
-    /// Its first element.
+    /// The address of the first element.
     pub at: Address,
-    /// False: row `i` of column `j` lies `i + j * step` elements on. True: `j + i * step`.
-    pub turned: bool,
-    /// See `turned`; at least the extent that it steps over (BLAS's leading dimension).
+    /// If false, the element in row `i` of column `j` is at offset `i + j * step`; if true, at `j + i * step`.
+    pub transposed: bool,
+    /// The leading dimension, as BLAS calls it: the distance between columns, or between rows if `transposed`.
     pub step: usize,
-    /// From one product's matrix to the next's, in elements; 0 where all share one.
+    /// The distance between the matrices of two products, in elements; 0 if all products share one matrix.
     pub batch_step: usize,
 }

@@ -1,19 +1,19 @@
-//! Copies between strided layouts, constants, and conversions.
+//! Copies between strided layouts, fills with a constant, and conversions between dtypes.
 //!
-//! A copy goes by the size of an element, and of several neighbours as one where rows allow it. Where the source runs on
-//! along another dim than the result, tiles are turned in shared memory.
+//! A copy moves bytes by the size of an element, or of several neighbours if they are contiguous in both tensors. If
+//! source and result are contiguous along different dims, the kernel transposes tiles in shared memory.
 
 use super::gpu::Gpu;
-use super::map::{Formula, PACK_BYTES, THREADS, blocks, compute, formula, place};
-use super::walk::{INDICES, Layout, Nest, Side, Walk, in_order};
+use super::map::{FormulaKernels, PACK_BYTES, THREADS, blocks, compute, formula, offset_in_pack};
+use super::walk::{INDICES, MergedLayouts, StridedLayout, StridedWalk, TransposedDim, merge_in_result_order};
 use crate::error::Result;
 use crate::tensor::{DType, Element, Tensor};
 
-/// Copies a block of extents `len` from `x`'s buffer into `out`'s; each place is an offset from the tensor's first
-/// element, with the block's strides there. `out` is fresh, and on `x`'s device.
+/// Copies a block of extents `len` from `x`'s buffer into `out`'s. `from` and `to` give the block's offset from the
+/// tensor's first element, and its strides. `out` is fresh and on the device of `x`.
 ///
 /// # Errors
-/// A kernel that fails.
+/// Returns an error if the kernel fails.
 pub(crate) fn copy_block(
     x: &Tensor,
     out: &mut Tensor,
@@ -25,12 +25,15 @@ pub(crate) fn copy_block(
         return Ok(());
     }
     let gpu = Gpu::of(x)?;
-    let result = Layout { start: to.0, strides: to.1 };
-    let mut nest = in_order(len, result, Layout { start: from.0, strides: from.1 });
+    let result = StridedLayout { start: to.0, strides: to.1 };
+    let mut nest = merge_in_result_order(len, result, StridedLayout { start: from.0, strides: from.1 });
     let mut size = x.dtype().size_bytes();
     for unit in [8, 4, 2] {
         let neighbours = unit / size;
-        if neighbours > 1 && place(x, neighbours) == 0 && place(out, neighbours) == 0 && nest.join(neighbours)
+        if neighbours > 1
+            && offset_in_pack(x, neighbours) == 0
+            && offset_in_pack(out, neighbours) == 0
+            && nest.join(neighbours)
         {
             size = unit;
         }
@@ -40,16 +43,16 @@ pub(crate) fn copy_block(
         let launch = gpu.kernel("copy", "copy", of_size(size))?.read(x).write(out);
         return launch.arg(n as u64).arg([0.0; 2]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0);
     }
-    match nest.turn() {
-        Some(sides) => copy_turned(&gpu, x, out, size, nest, sides),
-        None => copy_walked(&gpu, x, out, size, nest),
+    match nest.take_transposed() {
+        Some(sides) => copy_transposed(&gpu, x, out, size, nest, sides),
+        None => copy_strided(&gpu, x, out, size, nest),
     }
 }
 
-/// Every element equal to `value`, converted to the dtype. `out` is fresh.
+/// Sets every element of `out`, which is fresh, to `value` converted to the dtype.
 ///
 /// # Errors
-/// A kernel that fails.
+/// Returns an error if the kernel fails.
 pub(crate) fn fill(out: &mut Tensor, value: f64) -> Result<()> {
     let bits = match out.dtype() {
         DType::F32 => u64::from((value as f32).to_bits()),
@@ -67,15 +70,15 @@ pub(crate) fn fill(out: &mut Tensor, value: f64) -> Result<()> {
     launch.arg([bits, 0]).run(blocks(n.div_ceil(PACK_BYTES / size)), THREADS, 0)
 }
 
-/// `x` in another dtype, by the rules of [`cpu::cast`](crate::tensor::cpu::cast).
+/// Returns `x` in another dtype, by the rules of [`cpu::cast`](crate::tensor::cpu::cast).
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
+/// Returns an error if the device is out of memory or the kernel fails.
 pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
-    let from: Formula = match x.dtype() {
+    let from: FormulaKernels = match x.dtype() {
         DType::F32 => formula!("cast_f32"),
         DType::F64 => formula!("cast_f64"),
         DType::F16 => formula!("cast_f16"),
@@ -88,18 +91,18 @@ pub(crate) fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     compute(from, dtype, &mut [x.clone()], dtype, &[])
 }
 
-/// `struct Turn` of `kernels/copy.cu`, byte for byte.
+/// Mirrors `struct TiledTranspose` of `kernels/copy.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::NoUninit)]
-struct Turn {
-    around: Walk,
+struct TiledTranspose {
+    around: StridedWalk,
     column_stride: u64,
     row_stride: u64,
     columns: u32,
     rows: u32,
 }
 
-/// The dtype that stands for elements of this size.
+/// Returns a dtype whose elements have this size: copies depend on nothing else.
 fn of_size(bytes: usize) -> DType {
     match bytes {
         1 => DType::U8,
@@ -109,10 +112,11 @@ fn of_size(bytes: usize) -> DType {
     }
 }
 
-fn copy_walked(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: Nest) -> Result<()> {
+fn copy_strided(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: MergedLayouts) -> Result<()> {
     let width = PACK_BYTES / size;
-    // Units are whole multiples of elements, which both tensors' first elements lie at.
-    let behind = |t: &Tensor| place(t, PACK_BYTES / t.dtype().size_bytes()) * t.dtype().size_bytes() / size;
+    // Counts offsets in units, which are whole multiples of elements that both first elements are aligned to.
+    let behind =
+        |t: &Tensor| offset_in_pack(t, PACK_BYTES / t.dtype().size_bytes()) * t.dtype().size_bytes() / size;
     let places = [behind(out), behind(x)];
     nest.pack(width, |k| places[k]);
     nest.walks(INDICES, &mut |walk| {
@@ -121,25 +125,25 @@ fn copy_walked(gpu: &Gpu, x: &Tensor, out: &mut Tensor, size: usize, mut nest: N
     })
 }
 
-fn copy_turned(
+fn copy_transposed(
     gpu: &Gpu,
     x: &Tensor,
     out: &mut Tensor,
     size: usize,
-    around: Nest,
-    (columns, rows): (Side, Side),
+    around: MergedLayouts,
+    (columns, rows): (TransposedDim, TransposedDim),
 ) -> Result<()> {
     let tile = if size < 4 { 64 } else { 32 };
     let tiles = columns.len.div_ceil(tile) * rows.len.div_ceil(tile);
     around.walks(INDICES / tiles, &mut |walk| {
-        let turn = Turn {
+        let transpose = TiledTranspose {
             around: walk,
             column_stride: columns.stride as u64,
             row_stride: rows.stride as u64,
             columns: columns.len as u32,
             rows: rows.len as u32,
         };
-        let launch = gpu.kernel("copy", "copy_turned", of_size(size))?.read(x).write(out);
-        launch.arg(turn).run(walk.len * tiles as u32, THREADS, 0)
+        let launch = gpu.kernel("copy", "copy_transposed", of_size(size))?.read(x).write(out);
+        launch.arg(transpose).run(walk.len * tiles as u32, THREADS, 0)
     })
 }

@@ -1,4 +1,4 @@
-//! The process's CUDA devices: each opened once, at its first use.
+//! The CUDA devices of this process. Each is opened once, at its first use.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -6,31 +6,31 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use super::driver::Driver;
 use super::handle::{DriverError, DriverResult, Handle};
 use super::lock::lock;
-use super::memory::{Ledger, Memory, Pool};
+use super::memory::{DeviceMemory, MemoryCounters, StreamPool};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
-/// One device, shared by all threads that use it.
+/// A device, shared by all threads that use it.
 #[derive(Debug)]
 pub(crate) struct CudaDevice {
     pub index: usize,
     pub driver: Arc<dyn Driver>,
     pub modules: Modules,
-    pub ledger: Ledger,
-    /// The memory that its streams keep for reuse.
-    pools: Mutex<Vec<Weak<Mutex<Pool>>>>,
+    pub counters: MemoryCounters,
+    /// The memory that the device's streams keep for reuse.
+    pools: Mutex<Vec<Weak<Mutex<StreamPool>>>>,
 }
 
-/// A device's modules by name, each loaded by whoever wants it first.
+/// A device's modules by name. The first thread that asks for a module loads it.
 #[derive(Debug, Default)]
 pub(crate) struct Modules(pub Mutex<HashMap<&'static str, Arc<OnceLock<Result<Handle>>>>>);
 
-/// Makes `driver` the CUDA device of this number in this process. For tests, which bring a driver that needs no GPU.
+/// Makes `driver` the CUDA device of this number in this process. Tests install a driver that needs no GPU.
 ///
 /// # Errors
 /// Refuses a number that is in use.
 pub fn install(index: usize, driver: Arc<dyn Driver>) -> Result<()> {
-    let mut devices = opened();
+    let mut devices = open_devices();
     if devices.contains_key(&index) {
         let given = Device::Cuda(index).to_string();
         return Err(Error::invalid(
@@ -44,25 +44,49 @@ pub fn install(index: usize, driver: Arc<dyn Driver>) -> Result<()> {
     Ok(())
 }
 
-/// The number of CUDA devices: those of NVIDIA's driver, or those that were installed; 0 where there is none.
+/// Returns the number of CUDA devices: those of NVIDIA's driver or those that were [installed](install), else 0.
+///
+/// ```
+/// use isoshard::tensor::cuda;
+///
+/// println!("{} GPUs", cuda::devices_len());
+/// assert_eq!(cuda::devices_len() > 0, cuda::is_available());
+/// ```
 pub fn devices_len() -> usize {
-    let installed = opened().keys().max().map_or(0, |&most| most + 1);
-    installed.max(found().as_ref().map_or(0, |&n| n))
+    let installed = open_devices().keys().max().map_or(0, |&most| most + 1);
+    installed.max(nvidia_devices_len().as_ref().map_or(0, |&n| n))
 }
 
-/// True where there is a CUDA device.
+/// Returns true if there is a CUDA device.
+///
+/// ```
+/// use isoshard::tensor::{Device, cuda};
+///
+/// let device = if cuda::is_available() { Device::Cuda(0) } else { Device::Cpu };
+/// # let _ = device;
+/// ```
 pub fn is_available() -> bool {
     devices_len() > 0
 }
 
-/// Why there is none, in one line; none where there is one.
+/// Returns the reason, in one line, for which there is no CUDA device, or `None` if there is one.
+///
+/// ```
+/// use isoshard::tensor::cuda;
+///
+/// match cuda::unavailable_reason() {
+///     None => assert!(cuda::is_available()),
+///     Some(reason) => println!("running on the CPU: {reason}"),
+/// }
+/// ```
 pub fn unavailable_reason() -> Option<String> {
-    (devices_len() == 0).then(|| found().as_ref().err().cloned().unwrap_or_else(|| "no CUDA device".into()))
+    (devices_len() == 0)
+        .then(|| nvidia_devices_len().as_ref().err().cloned().unwrap_or_else(|| "no CUDA device".into()))
 }
 
-/// The device of this number, opened at its first use.
+/// Returns the device of this number, and opens it at its first use.
 pub(super) fn open(index: usize) -> Result<Arc<CudaDevice>> {
-    let mut devices = opened();
+    let mut devices = open_devices();
     if let Some(device) = devices.get(&index) {
         return Ok(device.clone());
     }
@@ -77,36 +101,36 @@ pub(super) fn open(index: usize) -> Result<Arc<CudaDevice>> {
 
 impl CudaDevice {
     fn over(index: usize, driver: Arc<dyn Driver>) -> Arc<CudaDevice> {
-        let (modules, ledger) = (Modules::default(), Ledger::new(driver.properties().total_bytes));
-        Arc::new(CudaDevice { index, driver, modules, ledger, pools: Mutex::default() })
+        let (modules, counters) = (Modules::default(), MemoryCounters::new(driver.properties().total_bytes));
+        Arc::new(CudaDevice { index, driver, modules, counters, pools: Mutex::default() })
     }
 
-    /// The error that the driver's refusal is, while `verb` was done.
+    /// Turns a driver's failure into an error of `verb`, the work that failed.
     pub fn error(&self, verb: impl Into<String>, error: &DriverError) -> Error {
         Error::Device { verb: verb.into(), device: self.name().to_string(), reason: error.to_string() }
     }
 
-    /// Its memory, as pools take and give it.
-    pub fn memory(&self) -> Memory<'_> {
-        Memory { driver: &*self.driver, ledger: &self.ledger }
+    /// Returns the driver and the counters through which pools allocate.
+    pub fn memory(&self) -> DeviceMemory<'_> {
+        DeviceMemory { driver: &*self.driver, counters: &self.counters }
     }
 
-    /// Counts a stream's pool among those that keep memory.
-    pub fn know(&self, pool: &Arc<Mutex<Pool>>) {
+    /// Registers a stream's pool, so that [`CudaDevice::clear_pools`] finds it.
+    pub fn register_pool(&self, pool: &Arc<Mutex<StreamPool>>) {
         let mut pools = lock(&self.pools);
         pools.retain(|s| s.strong_count() > 0);
         pools.push(Arc::downgrade(pool));
     }
 
-    /// Gives back to the driver what any stream keeps for reuse.
+    /// Returns to the driver all memory that streams keep for reuse.
     pub fn clear_pools(&self) {
-        let pools: Vec<Arc<Mutex<Pool>>> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
+        let pools: Vec<Arc<Mutex<StreamPool>>> = lock(&self.pools).iter().filter_map(Weak::upgrade).collect();
         for pool in pools {
             lock(&pool).clear(&self.memory());
         }
     }
 
-    /// A new event at the end of what is on the stream now.
+    /// Returns a new event that is recorded behind all work that is on the stream now.
     pub fn mark(&self, stream: Handle) -> DriverResult<Handle> {
         let event = self.driver.event()?;
         match self.driver.record(event, stream) {
@@ -126,19 +150,19 @@ impl CudaDevice {
 type Devices = HashMap<usize, Arc<CudaDevice>>;
 
 /// The devices that have been opened.
-fn opened() -> MutexGuard<'static, Devices> {
+fn open_devices() -> MutexGuard<'static, Devices> {
     static DEVICES: OnceLock<Mutex<Devices>> = OnceLock::new();
     lock(DEVICES.get_or_init(Mutex::default))
 }
 
-/// How many devices NVIDIA's driver has, or why none; looked for once.
-fn found() -> &'static Result<usize, String> {
+/// Returns the number of devices that NVIDIA's driver has, or the reason for which it has none. Looked up once.
+fn nvidia_devices_len() -> &'static Result<usize, String> {
     static FOUND: OnceLock<Result<usize, String>> = OnceLock::new();
-    FOUND.get_or_init(count)
+    FOUND.get_or_init(count_devices)
 }
 
 fn driver_of(index: usize) -> Result<Arc<dyn Driver>, String> {
-    match found() {
+    match nvidia_devices_len() {
         Ok(n) if index < *n => nvidia(index),
         Ok(n) => Err(format!("there are {n}")),
         Err(reason) => Err(reason.clone()),
@@ -146,7 +170,7 @@ fn driver_of(index: usize) -> Result<Arc<dyn Driver>, String> {
 }
 
 #[cfg(feature = "cuda")]
-fn count() -> Result<usize, String> {
+fn count_devices() -> Result<usize, String> {
     super::nvidia::devices_len()
 }
 
@@ -156,11 +180,11 @@ fn nvidia(index: usize) -> Result<Arc<dyn Driver>, String> {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn count() -> Result<usize, String> {
+fn count_devices() -> Result<usize, String> {
     Err("this program was built without the feature cuda".into())
 }
 
 #[cfg(not(feature = "cuda"))]
 fn nvidia(_: usize) -> Result<Arc<dyn Driver>, String> {
-    count().map(|_| unreachable!("no devices are counted without the feature"))
+    count_devices().map(|_| unreachable!("no devices are counted without the feature"))
 }

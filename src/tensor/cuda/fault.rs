@@ -1,33 +1,34 @@
-//! What kernels report because they cannot refuse: an index out of range, a probability that is none.
+//! Faults that kernels report because they cannot return an error, e.g. an index out of range.
 //!
-//! A kernel writes the first fault it meets to a few bytes of its stream, and goes on as if the value were harmless. The
-//! next read of a value on that stream finds it and becomes the error.
+//! A kernel writes its first fault to a few bytes of its stream, and continues as if the value were valid. The next
+//! read of a value on that stream finds the fault and returns it as an error.
 
 use crate::error::Error;
 
-/// The bytes of `struct Fault` in `kernels/iso.cuh`.
+/// The size of `struct Fault` of `kernels/iso.cuh`, in bytes.
 pub(super) const FAULT_BYTES: usize = 16;
 
-/// One thing a kernel may report.
-struct Rule {
-    /// The number the kernel reports.
+/// A fault that kernels may report.
+struct FaultRule {
+    /// The number that the kernel reports.
     code: u32,
     /// The operator.
     verb: &'static str,
-    /// What the value breaks.
+    /// The rule that the value breaks.
     rule: &'static str,
-    /// What the value is, e.g. `index`; begins with `for` where it says which one has the number that was found.
+    /// The name of the value, e.g. `index`. If it begins with `for`, the fault's number is a position and not the
+    /// value.
     what: &'static str,
 }
 
-/// Numbers are given once and never again; 0 is no fault.
-const RULES: &[Rule] = &[
-    index(Code::Embedding, "embedding"),
-    index(Code::EmbeddingGrad, "embedding_grad"),
-    index(Code::Gather, "gather"),
-    index(Code::ScatterAdd, "scatter_add"),
-    index(Code::CrossEntropy, "cross_entropy"),
-    index(Code::CrossEntropyGrad, "cross_entropy_grad"),
+/// Codes are never reused; 0 means no fault.
+const RULES: &[FaultRule] = &[
+    index(FaultCode::Embedding, "embedding"),
+    index(FaultCode::EmbeddingGrad, "embedding_grad"),
+    index(FaultCode::Gather, "gather"),
+    index(FaultCode::ScatterAdd, "scatter_add"),
+    index(FaultCode::CrossEntropy, "cross_entropy"),
+    index(FaultCode::CrossEntropyGrad, "cross_entropy_grad"),
     element(600, "bernoulli", "a probability lies in [0, 1]"),
     element(601, "exponential", "a rate is positive and finite"),
     element(602, "gamma", "a shape is positive and finite"),
@@ -37,9 +38,9 @@ const RULES: &[Rule] = &[
     row(606, "without replacement a row has as many positive weights as samples"),
 ];
 
-/// The numbers of operators that take indices.
+/// The codes of operators that take indices.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Code {
+pub(crate) enum FaultCode {
     Embedding = 400,
     EmbeddingGrad,
     Gather,
@@ -48,21 +49,21 @@ pub(crate) enum Code {
     CrossEntropyGrad,
 }
 
-const fn index(code: Code, verb: &'static str) -> Rule {
-    Rule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
+const fn index(code: FaultCode, verb: &'static str) -> FaultRule {
+    FaultRule { code: code as u32, verb, rule: "an index leaves its dim", what: "index" }
 }
 
-/// An element's number that breaks a rule.
-const fn element(code: u32, verb: &'static str, rule: &'static str) -> Rule {
-    Rule { code, verb, rule, what: "for element" }
+/// Makes the rule of an element whose value is out of range; the fault gives its position.
+const fn element(code: u32, verb: &'static str, rule: &'static str) -> FaultRule {
+    FaultRule { code, verb, rule, what: "for element" }
 }
 
-/// What a row of weights breaks.
-const fn row(code: u32, rule: &'static str) -> Rule {
-    Rule { code, verb: "multinomial", rule, what: "for row" }
+/// Makes the rule of a row of weights; the fault gives the row.
+const fn row(code: u32, rule: &'static str) -> FaultRule {
+    FaultRule { code, verb: "multinomial", rule, what: "for row" }
 }
 
-/// The error that the bytes tell of, if they do.
+/// Returns the error that the bytes report, or `None` if there is none.
 pub(super) fn read(bytes: [u8; FAULT_BYTES]) -> Option<Error> {
     let code = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes"));
     let found = f32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));

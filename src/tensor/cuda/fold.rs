@@ -1,4 +1,4 @@
-//! The fold of the parts of several operands, on the device that holds them.
+//! Folds of the members' parts, on the device that holds them.
 
 use bytemuck::NoUninit;
 
@@ -6,7 +6,7 @@ use super::gpu::Gpu;
 use crate::error::Result;
 use crate::tensor::{DType, FoldOrder, FoldStep, ReduceOp, Shape, Tensor};
 
-/// The parts and steps of one launch, as `kernels/fold.cu` has them.
+/// The most parts and steps of one launch, as in `kernels/fold.cu`.
 const PARTS: usize = 64;
 const STEPS: usize = 256;
 const JOIN: u8 = 254;
@@ -15,13 +15,24 @@ const THREADS: u32 = 256;
 
 #[repr(C)]
 #[derive(Clone, Copy, NoUninit)]
-struct Program([u8; STEPS]);
+struct FoldProgram([u8; STEPS]);
 
-/// Folds `operands`' tensors, each its parts stacked, every part of `shape`, in `order`: as on the processor,
-/// element by element, rounded to the dtype after every join. Results are stacked where they are not one.
+/// Folds the operands in `order`, element by element, rounded to the dtype after each join, as the CPU does. Each
+/// operand stacks its parts of `shape`. Several results are stacked along a new first dim.
 ///
 /// # Errors
-/// A device without room, a kernel that fails.
+/// Returns an error if the device is out of memory or a kernel fails.
+///
+/// ```
+/// use isoshard::tensor::{Device, FoldOrder, ReduceOp, Tensor, cuda};
+///
+/// if cuda::is_available() {
+///     let x = Tensor::from_vec(vec![1.0f32, 2.0], [2])?.to_device(Device::Cuda(0))?;
+///     let sum = cuda::fold(ReduceOp::Sum, &FoldOrder::halving(3), x.shape(), &[x.clone(), x.clone(), x.clone()])?;
+///     assert_eq!(sum.to_vec::<f32>()?, [3.0, 6.0]);
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, operands: &[Tensor]) -> Result<Tensor> {
     let (gpu, dtype) = (Gpu::of(&operands[0])?, operands[0].dtype());
     let n = shape.numel();
@@ -36,7 +47,7 @@ pub fn fold(op: ReduceOp, order: &FoldOrder, shape: &Shape, operands: &[Tensor])
     if used <= PARTS && order.steps().len() <= STEPS {
         return run(&gpu, dtype, op, order.steps(), order.depth(), &parts, [outs, n])?.reshape(stacked);
     }
-    // Longer than a launch takes: join by join.
+    // Orders that are too long for one launch run one join per launch.
     let mut stack: Vec<Tensor> = Vec::with_capacity(order.depth());
     for step in order.steps() {
         match *step {
@@ -73,7 +84,7 @@ fn run(
     parts: &[Vec<Tensor>],
     [outs, n]: [usize; 2],
 ) -> Result<Tensor> {
-    let mut program = Program([EMPTY; STEPS]);
+    let mut program = FoldProgram([EMPTY; STEPS]);
     let mut used: Vec<&Tensor> = Vec::with_capacity(PARTS);
     for (code, step) in program.0.iter_mut().zip(steps) {
         *code = match *step {

@@ -1,4 +1,4 @@
-//! The calling thread's end of a device.
+//! A thread's handle of a device.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,109 +11,141 @@ use super::device;
 use super::driver::DeviceProperties;
 use super::handle::{DriverResult, Handle};
 use super::lock::lock;
-use super::memory::{Block, MemoryStats};
-use super::stream::{DeviceBlock, Stream};
+use super::memory::{DeviceMemoryStats, PoolBlock};
+use super::stream::{DeviceBlock, DeviceStream};
 use crate::error::{Error, MemoryFault, Result};
 use crate::tensor::storage::Buffer;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
-/// The calling thread's end of a device: its stream and the kernels it has used. Cloning shares it; it stays on its thread.
+/// The calling thread's handle of a device: its stream, and the kernels that it has used. Clones share both. A handle
+/// cannot leave its thread.
+///
+/// ```
+/// use isoshard::tensor::{DType, cuda::{self, Gpu}};
+///
+/// if cuda::is_available() {
+///     let gpu = Gpu::get(0)?;
+///     let x = gpu.zeros(DType::F32, [2, 3])?;
+///     gpu.synchronize()?;
+///     assert_eq!((x.device(), x.to_vec::<f32>()?), (gpu.device(), vec![0.0; 6]));
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone)]
-pub struct Gpu(pub(super) Rc<Inner>);
+pub struct Gpu(pub(super) Rc<GpuState>);
 
-pub(super) struct Inner {
-    stream: Arc<Stream>,
-    pub(super) kernels: RefCell<FxHashMap<Entry, Rc<Kernel>>>,
+pub(super) struct GpuState {
+    stream: Arc<DeviceStream>,
+    pub(super) kernels: RefCell<FxHashMap<EntryKey, Rc<KernelEntry>>>,
 }
 
-/// File, stem and dtype.
-type Entry = (&'static str, &'static str, DType);
+/// The file, stem and dtype of an entry.
+type EntryKey = (&'static str, &'static str, DType);
 
-/// An entry of a module.
-pub(super) struct Kernel {
+/// An entry of a module, ready to be launched.
+pub(super) struct KernelEntry {
     pub name: String,
     pub function: Handle,
     pub parameters: Option<Vec<usize>>,
 }
 
 impl Gpu {
-    /// This thread's end of the device of this number; the first call opens the device and makes the stream.
+    /// Returns this thread's handle of the device of this number. The first call opens the device and creates the
+    /// stream.
     ///
     /// # Errors
-    /// A device that is not there, by the reason; the driver's failures.
+    /// Returns an error if there is no such device, with the reason, or if the driver fails.
+    ///
+    /// ```
+    /// use isoshard::tensor::cuda::{self, Gpu};
+    ///
+    /// match Gpu::get(0) {
+    ///     Ok(gpu) => println!("{} multiprocessors", gpu.multiprocessors()),
+    ///     Err(e) => assert!(!cuda::is_available() && e.to_string().contains("there is no such device")),
+    /// }
+    /// ```
     pub fn get(index: usize) -> Result<Gpu> {
         thread_local!(static HERE: RefCell<FxHashMap<usize, Gpu>> = RefCell::default());
         if let Some(gpu) = HERE.with_borrow(|here| here.get(&index).cloned()) {
             return Ok(gpu);
         }
         let device = device::open(index)?;
-        let stream = Stream::new(device)?;
-        stream.device.know(&stream.pool);
-        let gpu = Gpu(Rc::new(Inner { stream, kernels: RefCell::default() }));
+        let stream = DeviceStream::new(device)?;
+        stream.device.register_pool(&stream.pool);
+        let gpu = Gpu(Rc::new(GpuState { stream, kernels: RefCell::default() }));
         HERE.with_borrow_mut(|here| here.insert(index, gpu.clone()));
         Ok(gpu)
     }
 
-    /// This thread's end of the device that holds `x`.
+    /// Returns this thread's handle of the device that holds `x`.
     ///
     /// # Errors
-    /// Refuses a tensor that lies on none.
+    /// Refuses a tensor that is on no CUDA device.
+    ///
+    /// ```
+    /// use isoshard::tensor::{DType, Tensor, cuda::Gpu};
+    ///
+    /// let x = Tensor::zeros(DType::F32, [2]);
+    /// assert!(Gpu::of(&x).is_err());
+    /// ```
     pub fn of(x: &Tensor) -> Result<Gpu> {
         match x.device() {
             Device::Cuda(index) => Gpu::get(index),
             Device::Cpu | Device::Meta => {
-                Err(Error::invalid("cuda", "the tensor lies on no CUDA device", x.to_string(), ""))
+                Err(Error::invalid("cuda", "the tensor is on no CUDA device", x.notation(), ""))
             }
         }
     }
 
-    /// The device's number.
+    /// Returns the device's number.
     pub fn index(&self) -> usize {
         self.stream().device.index
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> Device {
         Device::Cuda(self.index())
     }
 
-    /// The number of multiprocessors.
+    /// Returns the number of multiprocessors.
     pub fn multiprocessors(&self) -> u32 {
         self.properties().multiprocessors
     }
 
-    /// The dynamic shared memory of a block, in bytes, beside what kernels of rows have for themselves.
+    /// Returns the dynamic shared memory of a block, in bytes, less the static memory that row kernels declare.
     pub(super) fn shared_bytes(&self) -> usize {
         const THEIR_OWN: usize = 4 << 10;
         self.properties().shared_bytes.saturating_sub(THEIR_OWN)
     }
 
-    /// Waits until all that this thread has put on the device is done.
+    /// Waits until the device has done all work of this thread.
     ///
     /// # Errors
-    /// What a kernel has reported, and the driver's failures.
+    /// Returns the fault that a kernel has reported, or the driver's failure.
     pub fn synchronize(&self) -> Result<()> {
         self.stream().synchronize("synchronize")
     }
 
-    /// A new contiguous tensor with arbitrary contents (of bools: false), to be overwritten.
+    /// Allocates a contiguous tensor with arbitrary contents (bools are false), for a kernel to overwrite.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], after everything kept for reuse was given back.
+    /// Returns [`Error::OutOfMemory`] if memory does not suffice after all that was kept for reuse went back to the
+    /// driver.
     pub fn uninit(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
-        let mut out = self.unset(dtype, shape.into())?;
+        let mut out = self.uninit_bools(dtype, shape.into())?;
         if dtype == DType::Bool {
             self.fill_bytes(&mut out, 0)?;
         }
         Ok(out)
     }
 
-    /// As [`Gpu::uninit`], where bools may be none until a kernel has written every element.
-    pub(super) fn unset(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
+    /// Allocates as [`Gpu::uninit`] does, but leaves bools without a valid value until a kernel has written every
+    /// element.
+    pub(super) fn uninit_bools(&self, dtype: DType, shape: Shape) -> Result<Tensor> {
         let numel = shape.checked_numel("tensor")?;
         let bytes = numel.checked_mul(dtype.size_bytes()).filter(|&n| n <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| {
-            Error::invalid("tensor", "no memory has addresses for it", format!("{dtype}{shape}"), "")
+            Error::invalid("tensor", "the bytes exceed the address space", format!("{dtype}{shape}"), "")
         })?;
         let block = self.block(bytes).map_err(|e| match e.out_of_memory {
             true => self.memory_fault(dtype, &shape, bytes),
@@ -123,7 +155,7 @@ impl Gpu {
         Ok(Tensor::over(buffer, dtype, shape))
     }
 
-    /// A new contiguous tensor of zeros (false).
+    /// Allocates a contiguous tensor of zeros (false).
     ///
     /// # Errors
     /// As [`Gpu::uninit`].
@@ -133,25 +165,25 @@ impl Gpu {
         Ok(out)
     }
 
-    /// The device's properties, as the driver gives them.
+    /// Returns the device's properties, as the driver gives them.
     pub(crate) fn properties(&self) -> &DeviceProperties {
         self.stream().device.driver.properties()
     }
 
-    pub(super) fn stream(&self) -> &Arc<Stream> {
+    pub(super) fn stream(&self) -> &Arc<DeviceStream> {
         &self.0.stream
     }
 
     fn fill_bytes(&self, x: &mut Tensor, byte: u8) -> Result<()> {
         let (stream, bytes) = (self.stream(), x.len_bytes());
         let Some(at) = x.device_address().filter(|_| bytes > 0) else { return Ok(()) };
-        // SAFETY: the tensor is as large, and its block is kept in stream order.
+        // SAFETY: the tensor has as many bytes, and its block is kept in stream order.
         let done = unsafe { stream.device.driver.fill(at, byte, bytes, stream.handle) };
-        stream.worked();
+        stream.note_work();
         done.map_err(|e| stream.device.error("fill", &e))
     }
 
-    fn block(&self, bytes: usize) -> DriverResult<Block> {
+    fn block(&self, bytes: usize) -> DriverResult<PoolBlock> {
         let stream = self.stream();
         let (device, driver) = (&stream.device, &stream.device.driver);
         let mut pool = lock(&stream.pool);
@@ -166,15 +198,15 @@ impl Gpu {
         for event in block.pending.drain(..) {
             let waits = driver.wait(stream.handle, event);
             driver.drop_event(event);
-            // Whoever writes to the block on another stream has to wait as well.
-            stream.worked();
+            // Another stream that writes to the block has to wait for these events as well.
+            stream.note_work();
             waits?;
         }
         Ok(block)
     }
 
     fn memory_fault(&self, dtype: DType, shape: &Shape, bytes: usize) -> Error {
-        let stats = self.stream().device.ledger.stats();
+        let stats = self.stream().device.counters.stats();
         Error::OutOfMemory(Box::new(MemoryFault {
             device: self.device().to_string(),
             wanted: format!("{dtype}{shape}"),
@@ -187,37 +219,69 @@ impl Gpu {
 }
 
 impl DeviceBlock {
-    /// True on the thread whose stream the block belongs to: its kernels may write there.
-    pub(crate) fn is_at_home(&self) -> bool {
-        Gpu::get(self.home().device.index).is_ok_and(|gpu| Arc::ptr_eq(gpu.stream(), self.home()))
+    /// Returns true on the thread whose stream owns the block: only its kernels may write to the block.
+    pub(crate) fn is_on_own_thread(&self) -> bool {
+        Gpu::get(self.owner().device.index).is_ok_and(|gpu| Arc::ptr_eq(gpu.stream(), self.owner()))
     }
 }
 
-/// What the device's memory holds.
+/// Returns the live and reserved bytes of a device, with their peaks, over all threads of this process.
 ///
 /// # Errors
-/// A device that is not there.
-pub fn memory_stats(index: usize) -> Result<MemoryStats> {
-    Ok(device::open(index)?.ledger.stats())
+/// Returns an error if there is no such device.
+///
+/// ```
+/// use isoshard::tensor::{DType, cuda};
+///
+/// if cuda::is_available() {
+///     let _x = cuda::Gpu::get(0)?.zeros(DType::F32, [1024])?;
+///     assert!(cuda::memory_stats(0)?.live_bytes >= 4096);
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+pub fn memory_stats(index: usize) -> Result<DeviceMemoryStats> {
+    Ok(device::open(index)?.counters.stats())
 }
 
-/// Counts the peaks of [`memory_stats`] from what the device's memory holds now.
+/// Resets the peaks of [`memory_stats`] to the bytes that are live and reserved now.
 ///
 /// # Errors
-/// A device that is not there.
+/// Returns an error if there is no such device.
+///
+/// ```
+/// use isoshard::tensor::cuda;
+///
+/// if cuda::is_available() {
+///     cuda::reset_memory_peaks(0)?;
+///     let stats = cuda::memory_stats(0)?;
+///     assert!(stats.peak_live_bytes >= stats.live_bytes);
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn reset_memory_peaks(index: usize) -> Result<()> {
-    device::open(index)?.ledger.reset_peaks();
+    device::open(index)?.counters.reset_peaks();
     Ok(())
 }
 
-/// Sets what may be taken from the device's driver at most, in bytes. What is kept for reuse beyond it is given back.
+/// Limits the bytes that this process reserves from the device's driver. Memory that is kept for reuse beyond the
+/// limit is given back.
 ///
 /// # Errors
-/// A device that is not there.
+/// Returns an error if there is no such device.
+///
+/// ```
+/// use isoshard::tensor::cuda;
+///
+/// if cuda::is_available() {
+///     cuda::set_memory_limit(0, 4 << 30)?;
+///     assert_eq!(cuda::memory_stats(0)?.limit_bytes, 4 << 30);
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn set_memory_limit(index: usize, bytes: usize) -> Result<()> {
     let device = device::open(index)?;
-    device.ledger.set_limit(bytes);
-    if device.ledger.stats().reserved_bytes > bytes {
+    device.counters.set_limit(bytes);
+    if device.counters.stats().reserved_bytes > bytes {
         device.clear_pools();
     }
     Ok(())
@@ -225,8 +289,12 @@ pub fn set_memory_limit(index: usize, bytes: usize) -> Result<()> {
 
 static CHECKED: AtomicBool = AtomicBool::new(cfg!(debug_assertions));
 
-/// Has every launch of this process wait for its kernel and name it where it fails, which costs all overlap. On from the
-/// beginning where debug assertions are.
+/// Makes every launch of this process wait for its kernel, so that a kernel that fails is named. Costs all overlap of
+/// host and device. On by default in builds with debug assertions.
+///
+/// ```
+/// isoshard::tensor::cuda::set_checked(false);
+/// ```
 pub fn set_checked(checked: bool) {
     CHECKED.store(checked, Ordering::Relaxed);
 }

@@ -1,20 +1,20 @@
-//! Handles of drivers and their libraries, and their answers when they refuse.
+//! Handles of a driver's objects, and the errors of its calls.
 
 use std::fmt;
 
 /// A device address.
 pub type Address = u64;
-/// A stream, an event, a module or a function, as its driver names it; 0 is none.
+/// The driver's name of a stream, an event, a module or a function; 0 names none.
 pub type Handle = u64;
 
-/// The driver's refusal: its own code and words.
+/// A failed call of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverError {
     /// The driver's function that failed.
     pub call: &'static str,
-    /// Its code, by name where it has one, e.g. `CUDA_ERROR_ILLEGAL_ADDRESS`.
+    /// The code of the failure, by name if it has one, e.g. `CUDA_ERROR_ILLEGAL_ADDRESS`.
     pub code: String,
-    /// True where memory ran out, which may be cured by giving some back.
+    /// True if memory ran out, so that the call may succeed after some is given back.
     pub out_of_memory: bool,
 }
 

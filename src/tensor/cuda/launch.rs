@@ -1,4 +1,4 @@
-//! Launching a kernel: its arguments, the waits between streams, and errors that say what was launched.
+//! Kernel launches: arguments, waits between streams, and errors that name the launch.
 
 use std::ffi::c_void;
 use std::fmt::Write;
@@ -10,28 +10,42 @@ use smallvec::SmallVec;
 
 use super::device::CudaDevice;
 use super::driver::Grid;
-use super::gpu::{Gpu, Kernel, is_checked};
+use super::gpu::{Gpu, KernelEntry, is_checked};
 use super::handle::{Address, DriverResult};
-use super::sources::Source;
+use super::sources::KernelSource;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
-/// A kernel about to be launched; see [`Gpu::kernel`].
+/// A kernel about to be launched: [`Gpu::kernel`] makes it, the methods add its arguments in order, and
+/// [`KernelLaunch::run`] starts it.
+///
+/// ```
+/// use isoshard::tensor::{DType, cuda::{self, Gpu}};
+///
+/// if cuda::is_available() {
+///     let gpu = Gpu::get(0)?;
+///     let mut out = gpu.uninit(DType::I32, [8])?;
+///     // The entry fill_i32(out, n, bits) of kernels/fill.cu.
+///     gpu.kernel("fill", "fill", DType::I32)?.write(&mut out).arg(8u64).arg([7u64, 0]).run(1, 256, 0)?;
+///     assert_eq!(out.to_vec::<i32>()?, [7; 8]);
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[must_use = "a launch does nothing until it is run"]
 pub struct KernelLaunch<'a> {
     gpu: &'a Gpu,
-    kernel: Rc<Kernel>,
-    /// The arguments' bytes, each at its alignment.
+    kernel: Rc<KernelEntry>,
+    /// The arguments' bytes, each aligned as its type.
     bytes: SmallVec<[u64; 32]>,
     used: usize,
     at: SmallVec<[u32; 16]>,
     sizes: SmallVec<[u32; 16]>,
-    /// The operands, for errors; written where launches are checked.
+    /// The operands as errors show them; filled only if launches are checked.
     given: String,
     failed: Option<Error>,
 }
 
-/// Blocks or threads in x, y and z.
+/// The number of blocks or threads in x, y and z.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent(pub [u32; 3]);
 
@@ -48,13 +62,13 @@ impl From<[u32; 3]> for Extent {
 }
 
 impl Gpu {
-    /// The entry `<stem>_<dtype>` of a source (`kernels/<file>.cu` by its name), to be given arguments and run.
+    /// Returns a launch of the entry `<stem>_<dtype>` of a source; a string names the file `kernels/<name>.cu`.
     ///
     /// # Errors
-    /// A source that does not compile or load.
+    /// Returns an error if the source does not compile or load, or has no such entry.
     pub fn kernel(
         &self,
-        source: impl Into<Source>,
+        source: impl Into<KernelSource>,
         stem: &'static str,
         dtype: DType,
     ) -> Result<KernelLaunch<'_>> {
@@ -72,7 +86,7 @@ impl Gpu {
         Ok(KernelLaunch::new(self, kernel))
     }
 
-    fn find_kernel(&self, source: Source, stem: &'static str, dtype: DType) -> Result<Kernel> {
+    fn find_kernel(&self, source: KernelSource, stem: &'static str, dtype: DType) -> Result<KernelEntry> {
         let device: &CudaDevice = &self.stream().device;
         let name = symbol(stem, dtype);
         let module = device.modules.find(device, source)?;
@@ -80,12 +94,12 @@ impl Gpu {
         let function =
             function.map_err(|e| device.error(format!("{name} of kernels/{}.cu", source.name), &e))?;
         let parameters = device.driver.parameters(function);
-        Ok(Kernel { name, function, parameters })
+        Ok(KernelEntry { name, function, parameters })
     }
 }
 
 impl<'a> KernelLaunch<'a> {
-    fn new(gpu: &'a Gpu, kernel: Rc<Kernel>) -> KernelLaunch<'a> {
+    fn new(gpu: &'a Gpu, kernel: Rc<KernelEntry>) -> KernelLaunch<'a> {
         KernelLaunch {
             gpu,
             kernel,
@@ -98,17 +112,17 @@ impl<'a> KernelLaunch<'a> {
         }
     }
 
-    /// A pointer to the first element of a tensor that the kernel reads. Waits, on the device, for another thread's stream
-    /// if the tensor is that thread's.
+    /// Adds a pointer to the first element of a tensor that the kernel reads. If another thread's stream owns the
+    /// tensor, the device waits for that stream.
     pub fn read(mut self, x: &Tensor) -> Self {
         let at = self.readable(x);
         self.arg(at)
     }
 
-    /// A structure of `N` pointers, those behind the last tensor null, each as of [`KernelLaunch::read`].
+    /// Adds a structure of `N` pointers, as [`KernelLaunch::read`] adds one; those after the last tensor are null.
     ///
     /// # Panics
-    /// With more than `N` tensors.
+    /// Panics if there are more than `N` tensors.
     pub fn read_all<const N: usize>(mut self, all: &[&Tensor]) -> Self {
         let mut table: [Address; N] = [0; N];
         for (at, x) in table[..all.len()].iter_mut().zip(all) {
@@ -118,7 +132,7 @@ impl<'a> KernelLaunch<'a> {
         self
     }
 
-    /// As [`KernelLaunch::read`], or a null pointer.
+    /// Adds a pointer as [`KernelLaunch::read`] does, or a null pointer.
     pub fn read_or_null(self, x: Option<&Tensor>) -> Self {
         match x {
             Some(x) => self.read(x),
@@ -126,17 +140,17 @@ impl<'a> KernelLaunch<'a> {
         }
     }
 
-    /// A pointer to the first element of a tensor that the kernel writes: a fresh one, or one that is
+    /// Adds a pointer to the first element of a tensor that the kernel writes: a fresh tensor, or one that is
     /// [unique](Tensor::is_unique).
     pub fn write(mut self, x: &mut Tensor) -> Self {
         let at = self.writable(x);
         self.arg(at)
     }
 
-    /// A structure of `N` pointers, those behind the last tensor null, each as of [`KernelLaunch::write`].
+    /// Adds a structure of `N` pointers, as [`KernelLaunch::write`] adds one; those after the last tensor are null.
     ///
     /// # Panics
-    /// With more than `N` tensors.
+    /// Panics if there are more than `N` tensors.
     pub fn write_all<const N: usize>(mut self, all: &mut [&mut Tensor]) -> Self {
         let mut table: [Address; N] = [0; N];
         for (at, x) in table[..all.len()].iter_mut().zip(all) {
@@ -146,7 +160,7 @@ impl<'a> KernelLaunch<'a> {
         self
     }
 
-    /// As [`KernelLaunch::write`], or a null pointer.
+    /// Adds a pointer as [`KernelLaunch::write`] does, or a null pointer.
     pub fn write_or_null(self, x: Option<&mut Tensor>) -> Self {
         match x {
             Some(x) => self.write(x),
@@ -154,23 +168,23 @@ impl<'a> KernelLaunch<'a> {
         }
     }
 
-    /// A value, byte for byte: a number, or a `#[repr(C)]` structure that the kernel's parameter has the layout of.
+    /// Adds a value byte for byte: a number, or a `#[repr(C)]` structure with the layout of the kernel's parameter.
     pub fn arg<T: NoUninit>(mut self, value: T) -> Self {
         self.push(bytemuck::bytes_of(&value), align_of::<T>());
         self
     }
 
-    /// A pointer to where the kernel reports faults.
+    /// Adds a pointer to the memory to which the kernel reports faults.
     pub fn faults(self) -> Self {
         let at = self.gpu.stream().fault.at;
         self.arg(at)
     }
 
-    /// Puts the kernel on the thread's stream. Nothing happens where there are no blocks.
+    /// Puts the kernel on the thread's stream. Does nothing if the grid has no blocks.
     ///
     /// # Errors
-    /// A launch that the driver refuses, named with kernel, grid and operands; where launches are
-    /// [checked](super::set_checked), also a kernel that fails.
+    /// Returns an error, with kernel, grid and operands, if the driver refuses the launch, or if the kernel fails
+    /// while launches are [checked](super::set_checked).
     pub fn run(
         mut self,
         blocks: impl Into<Extent>,
@@ -190,15 +204,16 @@ impl<'a> KernelLaunch<'a> {
             assert!(same, "{} takes {parameters:?} bytes, not {:?}", self.kernel.name, self.sizes);
         }
         let base: *mut u64 = self.bytes.as_mut_ptr();
-        // SAFETY: every offset lies in the buffer.
+        // SAFETY: every offset is inside the buffer.
         let pointer = |&at: &u32| unsafe { base.cast::<u8>().add(at as usize) }.cast::<c_void>();
         let mut arguments: SmallVec<[*mut c_void; 16]> = self.at.iter().map(pointer).collect();
         let stream = self.gpu.stream();
         let driver = &stream.device.driver;
-        // SAFETY: the sizes are the entry's where the driver can tell, and the tests run every kernel under one that can;
-        // the tensors' blocks return to their streams, which reuse them after this kernel.
+        // SAFETY: if the driver can tell the entry's parameter sizes, they were compared above, and the tests run
+        // every kernel on a driver that can; the tensors' blocks return to their streams, which reuse them only after
+        // this kernel.
         let done = unsafe { driver.launch(self.kernel.function, grid, &mut arguments, stream.handle) };
-        stream.worked();
+        stream.note_work();
         let done = match is_checked() {
             true => done.and_then(|()| driver.synchronize(stream.handle)),
             false => done,
@@ -216,21 +231,21 @@ impl<'a> KernelLaunch<'a> {
     }
 
     fn readable(&mut self, x: &Tensor) -> Address {
-        match x.device_block().filter(|b| b.home().device.index == self.gpu.index()) {
+        match x.device_block().filter(|b| b.owner().device.index == self.gpu.index()) {
             Some(block) => {
                 let ready = block.read_by(self.gpu.stream());
                 self.note(x, ready)
             }
-            None => self.refuse(x, "an operand lies elsewhere"),
+            None => self.refuse(x, "an operand is on another device"),
         }
     }
 
     fn writable(&mut self, x: &mut Tensor) -> Address {
-        let mine = x.device_block().is_some_and(|b| Arc::ptr_eq(b.home(), self.gpu.stream()));
+        let mine = x.device_block().is_some_and(|b| Arc::ptr_eq(b.owner(), self.gpu.stream()));
         if !mine || !x.is_unshared() {
-            return self.refuse(x, "a kernel writes to what nobody else holds");
+            return self.refuse(x, "a kernel writes only to a tensor that nothing else holds");
         }
-        let ready = x.device_block().map_or(Ok(()), |block| block.write_at_home());
+        let ready = x.device_block().map_or(Ok(()), |block| block.write_by_owner());
         self.note(x, ready)
     }
 
@@ -243,10 +258,11 @@ impl<'a> KernelLaunch<'a> {
         self.sizes.push(bytes.len() as u32);
     }
 
-    /// The address of an operand that is there, once `ready`.
+    /// Returns the operand's address, and keeps the error of `ready`, the wait for its other users, for
+    /// [`KernelLaunch::run`].
     fn note(&mut self, x: &Tensor, ready: DriverResult<()>) -> Address {
         if is_checked() {
-            let _ = write!(self.given, "{x}, ");
+            let _ = write!(self.given, "{}, ", x.notation());
         }
         if let Err(e) = ready {
             let device = &self.gpu.stream().device;
@@ -256,14 +272,14 @@ impl<'a> KernelLaunch<'a> {
     }
 
     fn refuse(&mut self, x: &Tensor, rule: &str) -> Address {
-        let given = format!("{x} on {} for {}", x.device(), self.gpu.device());
+        let given = format!("{} on {} for {}", x.notation(), x.device(), self.gpu.device());
         let remedy = "move the operands to one device first";
         self.failed.get_or_insert_with(|| Error::invalid(self.kernel.name.clone(), rule, given, remedy));
         0
     }
 }
 
-/// The symbol of an entry.
+/// Returns the symbol of an entry.
 fn symbol(stem: &str, dtype: DType) -> String {
     format!("{stem}_{dtype}")
 }

@@ -1,8 +1,8 @@
-//! Mutexes whose holders may have panicked: what they guard is sound after every step.
+//! Locks of mutexes whose holders may have panicked: the data that they guard is valid after every step.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Holds a mutex.
+/// Locks a mutex, poisoned or not.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

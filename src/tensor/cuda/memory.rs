@@ -1,9 +1,9 @@
-//! A stream's memory: blocks cut from segments that come from the driver, kept for reuse in stream order.
+//! The allocator of a stream: blocks cut from segments of device memory, and reused in stream order.
 //!
-//! Small blocks come from segments of 2 MiB, larger ones from segments of 20 MiB or of their own size. A block is the best
-//! fit among the free ones; what is left over is cut off, and free neighbours grow together again. A block that other
-//! streams have read carries events, and is used again after them. Nothing is given back to the driver until memory is short
-//! or the stream ends, for that would wait for the device.
+//! Small blocks come from segments of 2 MiB, larger ones from segments of 20 MiB or of their own size. The allocator
+//! takes the best fit among the free spans, splits off the rest, and merges free neighbours. A block that other
+//! streams have read carries events, and is reused only after them. Memory goes back to the driver only if memory is
+//! short or the stream ends, because freeing waits for the device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -13,35 +13,35 @@ use smallvec::SmallVec;
 use super::driver::Driver;
 use super::handle::{Address, DriverError, DriverResult, Handle};
 
-/// All blocks are multiples of this.
+/// Block sizes are multiples of this.
 const GRAIN_BYTES: usize = 512;
-/// Blocks up to this size lie in small segments.
+/// The largest block that comes from a small segment.
 const SMALL_BYTES: usize = 1 << 20;
 const SMALL_SEGMENT_BYTES: usize = 2 << 20;
 const LARGE_SEGMENT_BYTES: usize = 20 << 20;
-/// Blocks from this size on have segments of their own, rounded up to [`SMALL_SEGMENT_BYTES`].
+/// The smallest block that gets a segment of its own, rounded up to [`SMALL_SEGMENT_BYTES`].
 const OWN_SEGMENT_BYTES: usize = 10 << 20;
 
-/// The contents of a device's memory, over all threads of this process.
+/// The memory that this process uses on a device, over all threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemoryStats {
+pub struct DeviceMemoryStats {
     /// Bytes of live tensors.
     pub live_bytes: usize,
-    /// The most there were at one time.
+    /// The most bytes of live tensors at one time.
     pub peak_live_bytes: usize,
-    /// Bytes that came from the driver and have not been given back.
+    /// Bytes reserved from the driver: live, or kept for reuse.
     pub reserved_bytes: usize,
-    /// The most there were at one time.
+    /// The most reserved bytes at one time.
     pub peak_reserved_bytes: usize,
-    /// What may be reserved at most.
+    /// The limit of the reserved bytes.
     pub limit_bytes: usize,
-    /// Segments that came from the driver so far.
+    /// The number of segments that were reserved so far.
     pub segments_len: u64,
 }
 
-/// One device's account.
+/// The counters behind [`DeviceMemoryStats`].
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct MemoryCounters {
     live: AtomicUsize,
     peak_live: AtomicUsize,
     reserved: AtomicUsize,
@@ -50,16 +50,16 @@ pub(crate) struct Ledger {
     segments: AtomicU64,
 }
 
-/// A device's memory: who gives it, and the account of it.
-pub(crate) struct Memory<'a> {
+/// A device's driver and counters, through which pools allocate.
+pub(crate) struct DeviceMemory<'a> {
     pub driver: &'a dyn Driver,
-    pub ledger: &'a Ledger,
+    pub counters: &'a MemoryCounters,
 }
 
-impl Ledger {
-    pub fn new(limit_bytes: usize) -> Ledger {
+impl MemoryCounters {
+    pub fn new(limit_bytes: usize) -> MemoryCounters {
         let zero = || AtomicUsize::new(0);
-        Ledger {
+        MemoryCounters {
             live: zero(),
             peak_live: zero(),
             reserved: zero(),
@@ -69,8 +69,8 @@ impl Ledger {
         }
     }
 
-    pub fn stats(&self) -> MemoryStats {
-        MemoryStats {
+    pub fn stats(&self) -> DeviceMemoryStats {
+        DeviceMemoryStats {
             live_bytes: self.live.load(Relaxed),
             peak_live_bytes: self.peak_live.load(Relaxed),
             reserved_bytes: self.reserved.load(Relaxed),
@@ -80,7 +80,7 @@ impl Ledger {
         }
     }
 
-    /// Counts the peaks from what there is now.
+    /// Resets the peaks to the current values.
     pub fn reset_peaks(&self) {
         self.peak_live.store(self.live.load(Relaxed), Relaxed);
         self.peak_reserved.store(self.reserved.load(Relaxed), Relaxed);
@@ -113,62 +113,62 @@ impl Ledger {
     }
 
     fn give_back(&self, driver: &dyn Driver, at: Address, bytes: usize) {
-        // SAFETY: the pool hands in whole segments of its own, all of which is free.
+        // SAFETY: the pool passes whole segments of its own, all of which are free.
         if unsafe { driver.free(at) }.is_ok() {
             self.reserved.fetch_sub(bytes, Relaxed);
         }
     }
 
-    fn lives(&self, bytes: usize) {
+    fn add_live(&self, bytes: usize) {
         let live = self.live.fetch_add(bytes, Relaxed) + bytes;
         self.peak_live.fetch_max(live, Relaxed);
     }
 
-    fn dies(&self, bytes: usize) {
+    fn remove_live(&self, bytes: usize) {
         self.live.fetch_sub(bytes, Relaxed);
     }
 }
 
-/// A block in use, or on its way back.
+/// A block in use, or on its way back to its pool.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct PoolBlock {
     pub at: Address,
     bytes: usize,
-    /// What must have happened before the block is used again.
-    pub pending: Pending,
+    /// The events after which the block may be reused.
+    pub pending: PendingEvents,
 }
 
-type Pending = SmallVec<[Handle; 1]>;
+type PendingEvents = SmallVec<[Handle; 1]>;
 
-impl Block {
-    /// No memory at all.
-    pub fn none() -> Block {
-        Block { at: 0, bytes: 0, pending: Pending::new() }
+impl PoolBlock {
+    /// Returns a block without memory.
+    pub fn none() -> PoolBlock {
+        PoolBlock { at: 0, bytes: 0, pending: PendingEvents::new() }
     }
 }
 
-/// A stretch of a segment.
+/// A range of a segment that is one block or free.
 #[derive(Debug)]
-struct Span {
+struct SegmentSpan {
     bytes: usize,
-    /// The first address of its segment.
+    /// The address of its segment.
     segment: Address,
     small: bool,
     free: bool,
-    pending: Pending,
+    pending: PendingEvents,
 }
 
-/// One stream's blocks.
+/// The blocks of one stream.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
-    spans: BTreeMap<Address, Span>,
-    /// Free spans by size: of small segments, and of large ones.
+pub(crate) struct StreamPool {
+    spans: BTreeMap<Address, SegmentSpan>,
+    /// Free spans by size, of small segments and of large ones.
     free: [BTreeSet<(usize, Address)>; 2],
 }
 
-impl Pool {
-    /// A block of at least `bytes`, to be used once the events of its `pending` have happened; the caller waits for them.
-    pub fn take(&mut self, memory: &Memory, bytes: usize) -> DriverResult<Block> {
+impl StreamPool {
+    /// Returns a block of at least `bytes`. The caller waits for the events in `pending` before it uses the block.
+    pub fn take(&mut self, memory: &DeviceMemory, bytes: usize) -> DriverResult<PoolBlock> {
         let bytes = bytes.max(1).next_multiple_of(GRAIN_BYTES);
         let small = bytes <= SMALL_BYTES;
         let found = self.free[usize::from(!small)].range((bytes, 0)..).next().copied();
@@ -184,24 +184,27 @@ impl Pool {
         if rest >= if small { GRAIN_BYTES } else { SMALL_BYTES } {
             span.bytes = bytes;
             let after = at + bytes as u64;
-            // Whoever takes the rest must wait as well; an event is given back once, so each part has waited by then.
-            self.spans
-                .insert(after, Span { bytes: rest, segment, small, free: true, pending: Pending::new() });
+            // The rest has no events of its own: the stream that takes this block waits for them before the rest can
+            // be taken.
+            self.spans.insert(
+                after,
+                SegmentSpan { bytes: rest, segment, small, free: true, pending: PendingEvents::new() },
+            );
             self.free[usize::from(!small)].insert((rest, after));
         }
         let bytes = self.spans[&at].bytes;
-        memory.ledger.lives(bytes);
-        Ok(Block { at, bytes, pending })
+        memory.counters.add_live(bytes);
+        Ok(PoolBlock { at, bytes, pending })
     }
 
-    /// Takes a block back.
-    pub fn put(&mut self, memory: &Memory, block: Block) {
+    /// Takes back a block.
+    pub fn put(&mut self, memory: &DeviceMemory, block: PoolBlock) {
         if block.bytes == 0 {
             return;
         }
-        memory.ledger.dies(block.bytes);
+        memory.counters.remove_live(block.bytes);
         let (mut at, mut pending) = (block.at, block.pending);
-        let Span { mut bytes, segment, small, .. } =
+        let SegmentSpan { mut bytes, segment, small, .. } =
             self.spans.remove(&at).expect("the block came from here");
         let list = &mut self.free[usize::from(!small)];
         let after = at + bytes as u64;
@@ -220,12 +223,13 @@ impl Pool {
             at = b;
         }
         list.insert((bytes, at));
-        self.spans.insert(at, Span { bytes, segment, small, free: true, pending });
+        self.spans.insert(at, SegmentSpan { bytes, segment, small, free: true, pending });
     }
 
-    /// Gives every segment that is free as a whole back to the driver; this waits for the device. True if there was one.
-    pub fn clear(&mut self, memory: &Memory) -> bool {
-        let ends = |pool: &Pool, at: Address, span: &Span| {
+    /// Returns every segment that is free as a whole to the driver, which waits for the device. Returns true if there
+    /// was one.
+    pub fn clear(&mut self, memory: &DeviceMemory) -> bool {
+        let ends = |pool: &StreamPool, at: Address, span: &SegmentSpan| {
             let next = pool.spans.get(&(at + span.bytes as u64));
             span.free && span.segment == at && next.is_none_or(|n| n.segment != span.segment)
         };
@@ -235,25 +239,31 @@ impl Pool {
             let span = self.spans.remove(at).expect("found above");
             self.free[usize::from(!span.small)].remove(&(span.bytes, *at));
             span.pending.iter().for_each(|&event| memory.driver.drop_event(event));
-            memory.ledger.give_back(memory.driver, *at, span.bytes);
+            memory.counters.give_back(memory.driver, *at, span.bytes);
         }
         !whole.is_empty()
     }
 
-    /// A new segment with room for `bytes`, as one free span.
-    fn grow(&mut self, memory: &Memory, bytes: usize, small: bool) -> DriverResult<Address> {
+    /// Reserves a segment with room for `bytes`, as one free span.
+    fn grow(&mut self, memory: &DeviceMemory, bytes: usize, small: bool) -> DriverResult<Address> {
         let segment_bytes = match bytes {
             _ if small => SMALL_SEGMENT_BYTES,
             _ if bytes < OWN_SEGMENT_BYTES => LARGE_SEGMENT_BYTES,
             _ => bytes.next_multiple_of(SMALL_SEGMENT_BYTES),
         };
-        let reserve = |bytes| memory.ledger.reserve(memory.driver, bytes).map(|at| (at, bytes));
+        let reserve = |bytes| memory.counters.reserve(memory.driver, bytes).map(|at| (at, bytes));
         let (at, segment_bytes) = match reserve(segment_bytes) {
-            // The last room there is may be smaller than a segment.
+            // The remaining memory may be smaller than a segment.
             Err(e) if e.out_of_memory && segment_bytes > bytes => reserve(bytes)?,
             other => other?,
         };
-        let span = Span { bytes: segment_bytes, segment: at, small, free: true, pending: Pending::new() };
+        let span = SegmentSpan {
+            bytes: segment_bytes,
+            segment: at,
+            small,
+            free: true,
+            pending: PendingEvents::new(),
+        };
         self.spans.insert(at, span);
         self.free[usize::from(!small)].insert((segment_bytes, at));
         Ok(at)

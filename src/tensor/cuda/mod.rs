@@ -1,11 +1,25 @@
-//! The CUDA device: memory, streams, launches, and the functions that operators build their kernels from.
+//! Runs tensor functions on NVIDIA GPUs: device memory, streams, kernel launches, and the functions that operators
+//! build their kernels from.
 //!
-//! The twin of [`cpu`](super::cpu), function by function, over the sources in `kernels/`. Each thread has one
-//! stream on a device; work is put on it in program order and nothing waits for it but reading a value. Everything here is
-//! written over [`Driver`], of which there is one that talks to NVIDIA's library (feature `cuda`) and, in tests, one that
-//! runs the same kernels on the CPU.
+//! Programs reach a device through [`Device::Cuda`](super::Device::Cuda) and the methods of
+//! [`Tensor`](super::Tensor); this module says which devices there are, reports and limits their memory, and launches
+//! kernels of one's own.
 //!
-//! Missing: tensors that move between two devices without passing through the host; CUDA graphs.
+//! ```
+//! use isoshard::tensor::{Device, Tensor, cuda};
+//!
+//! let device = if cuda::is_available() { Device::Cuda(0) } else { Device::Cpu };
+//! let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?.to_device(device)?;
+//! assert_eq!((x.device(), x.to_vec::<f32>()?), (device, vec![1.0, 2.0, 3.0]));
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! Each function here has a counterpart in [`cpu`](super::cpu) and runs the sources in `kernels/`. Each thread has
+//! one stream per device. Work is put on the stream in program order, and the host waits only when it reads a value.
+//! Everything is written against [`Driver`], which has two implementations: NVIDIA's library (feature `cuda`), and in
+//! tests one that runs the same kernels on the CPU.
+//!
+//! Missing: copies between two devices that do not pass through the host; CUDA graphs.
 
 mod blas;
 mod copy;
@@ -35,17 +49,17 @@ mod walk;
 pub use blas::{Blas, Matrix, Product};
 pub(crate) use copy::{cast, copy_block, fill};
 pub use device::{devices_len, install, is_available, unavailable_reason};
-pub use driver::{Copy, DeviceProperties, Driver, Grid, Program};
+pub use driver::{CopyDirection, DeviceProperties, Driver, Grid, KernelProgram};
 pub use fold::fold;
 pub use gemm::{gemm, set_tf32};
 pub use gpu::{Gpu, memory_stats, reset_memory_peaks, set_checked, set_memory_limit};
 pub use handle::{Address, DriverError, DriverResult, Handle};
 pub use launch::{Extent, KernelLaunch};
-pub(crate) use map::{Formula, formula, map, map_to};
-pub use memory::MemoryStats;
+pub(crate) use map::{FormulaKernels, formula, map, map_to};
+pub use memory::DeviceMemoryStats;
 pub(crate) use reduce::reduce;
-pub(crate) use rows::{Entries, Rows, entries, statistic};
-pub(crate) use side::{Mark, Side, Spoiler};
-pub use sources::{OPTIONS, Source, headers, programs};
-pub(crate) use stream::{DeviceBlock, Spoilt};
+pub(crate) use rows::{RowEntries, RowLaunch, entries, statistic};
+pub(crate) use side::{PoisonHandle, SideStream, StreamMark};
+pub use sources::{KernelSource, OPTIONS, headers, programs};
+pub(crate) use stream::{DeviceBlock, StreamPoison};
 pub(crate) use transfer::{download, upload};

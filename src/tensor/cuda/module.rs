@@ -1,7 +1,8 @@
-//! Compiled kernels: in memory, and on disk by what they were made from.
+//! A cache of compiled kernels, in memory and on disk.
 //!
-//! A source is compiled at its first use in a process, unless a file of the same text, headers, options, compiler and
-//! architecture is there. Threads that want the same kernel at the same time wait for the first, also across processes.
+//! A source is compiled at its first use in a process, unless the cache on disk has an image of the same text,
+//! headers, options, compiler and architecture. Threads and processes that want the same kernel at the same time wait
+//! for the first one to compile it.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,36 +10,38 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::device::{CudaDevice, Modules};
-use super::driver::Program;
+use super::driver::KernelProgram;
 use super::handle::Handle;
 use super::lock::lock;
-use super::sources::{self, Source};
+use super::sources::{self, KernelSource};
 use crate::error::{Error, Result};
 
 impl Modules {
-    /// The module of a source; each has a name of its own.
+    /// Returns the module of a source, which is identified by its name.
     ///
     /// # Errors
-    /// A source that does not compile or load: our own bug, or a compiler that is not there.
-    pub fn find(&self, device: &CudaDevice, source: Source) -> Result<Handle> {
+    /// Returns an error if the source does not compile or load, which is a bug of this crate, or if there is no
+    /// compiler.
+    pub fn find(&self, device: &CudaDevice, source: KernelSource) -> Result<Handle> {
         let cell = lock(&self.0).entry(source.name).or_default().clone();
         cell.get_or_init(|| load(device, source)).clone()
     }
 }
 
-fn load(device: &CudaDevice, source: Source) -> Result<Handle> {
+fn load(device: &CudaDevice, source: KernelSource) -> Result<Handle> {
     let name = source.name;
     let text = source
         .text()
         .ok_or_else(|| Error::unsupported("cuda", format!("there is no kernels/{name}.cu"), "", ""))?;
-    let program = Program { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
+    let program =
+        KernelProgram { name, source: &text, headers: sources::headers(), options: sources::OPTIONS };
     let file = cache_dir().map(|dir| dir.join(format!("{name}-{:032x}", key(device, &program))));
     let image = match &file {
         None => compile(device, &program)?,
         Some(file) => {
             let _lock = Lock::take(file);
             match read(file) {
-                // A file that does not load was written for another machine, or is no image: it is made anew.
+                // A file that does not load is damaged or was written for another machine: it is made again.
                 Some(image) => match device.driver.load(name, &image) {
                     Ok(module) => return Ok(module),
                     Err(_) => compile_into(device, &program, file)?,
@@ -50,7 +53,7 @@ fn load(device: &CudaDevice, source: Source) -> Result<Handle> {
     device.driver.load(name, &image).map_err(|e| device.error(format!("kernels/{name}.cu"), &e))
 }
 
-fn compile(device: &CudaDevice, program: &Program) -> Result<Vec<u8>> {
+fn compile(device: &CudaDevice, program: &KernelProgram) -> Result<Vec<u8>> {
     device.driver.compile(program).map_err(|log| Error::Device {
         verb: format!("kernels/{}.cu", program.name),
         device: device.name().to_string(),
@@ -58,14 +61,14 @@ fn compile(device: &CudaDevice, program: &Program) -> Result<Vec<u8>> {
     })
 }
 
-fn compile_into(device: &CudaDevice, program: &Program, file: &Path) -> Result<Vec<u8>> {
+fn compile_into(device: &CudaDevice, program: &KernelProgram, file: &Path) -> Result<Vec<u8>> {
     let image = compile(device, program)?;
-    // A cache that cannot be written costs time, nothing else.
+    // A cache that cannot be written costs time and nothing else.
     let _ = write(file, &image);
     Ok(image)
 }
 
-/// Where compiled kernels are kept: `ISOSHARD_CACHE` (empty: nowhere), else the user's cache folder.
+/// Returns the folder of compiled kernels: `ISOSHARD_CACHE` (no cache if empty), else one in the user's cache folder.
 fn cache_dir() -> Option<PathBuf> {
     let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let dir = match std::env::var_os("ISOSHARD_CACHE") {
@@ -76,8 +79,8 @@ fn cache_dir() -> Option<PathBuf> {
     fs::create_dir_all(&dir).ok().map(|()| dir)
 }
 
-/// 128 bits of everything that the image depends on.
-fn key(device: &CudaDevice, program: &Program) -> u128 {
+/// Hashes everything that the image depends on, to 128 bits.
+fn key(device: &CudaDevice, program: &KernelProgram) -> u128 {
     let properties = device.driver.properties();
     let half = |salt: u8| {
         let mut hasher = DefaultHasher::new();
@@ -105,7 +108,7 @@ fn checksum(image: &[u8]) -> [u8; 8] {
     hasher.finish().to_le_bytes()
 }
 
-/// The image in a file, unless the file is not there, cut short or changed.
+/// Returns the image in a file, or `None` if the file is missing, truncated or changed.
 fn read(file: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(file).ok()?;
     let image = bytes.strip_prefix(MAGIC)?;
@@ -113,7 +116,7 @@ fn read(file: &Path) -> Option<Vec<u8>> {
     (sum == checksum(image)).then(|| image.to_vec())
 }
 
-/// Writes a file as a whole or not at all.
+/// Writes a file completely or not at all.
 fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
     let half_made = file.with_extension(format!("{}.part", std::process::id()));
     let mut out = File::create(&half_made)?;
@@ -124,7 +127,8 @@ fn write(file: &Path, image: &[u8]) -> std::io::Result<()> {
     written.and_then(|()| fs::rename(&half_made, file)).inspect_err(|_| drop(fs::remove_file(&half_made)))
 }
 
-/// Held while a file is looked for or made, so that processes do not compile twice; without it they may, and nothing worse.
+/// A file lock, held while an image is looked up or made, so that processes do not compile twice. They may if it
+/// fails.
 struct Lock(Option<File>);
 
 impl Lock {

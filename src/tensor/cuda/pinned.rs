@@ -1,21 +1,21 @@
-//! A stream's pinned host buffers, kept for reuse.
+//! Pinned host buffers of a stream, kept for reuse.
 
 use super::driver::Driver;
 use super::handle::{DriverResult, Handle};
 
-/// Pinned host buffers for reuse: a stream's own.
+/// The pinned host buffers that a stream keeps.
 #[derive(Debug, Default)]
 pub(crate) struct Pinned {
-    /// Address, size, and what must have happened before it is used again.
+    /// The address and size of each buffer, and the event after which it may be reused.
     free: Vec<(usize, usize, Option<Handle>)>,
 }
 
-/// Buffers kept for reuse at most; the largest go first.
+/// The most buffers that are kept; the largest ones are freed first.
 const KEPT_BUFFERS: usize = 16;
 const MIN_BYTES: usize = 4096;
 
 impl Pinned {
-    /// A buffer of at least `bytes`, and its size.
+    /// Returns a buffer of at least `bytes`, and its size.
     pub fn take(&mut self, driver: &dyn Driver, bytes: usize) -> DriverResult<(*mut u8, usize)> {
         let ready = |&(_, size, event): &(usize, usize, Option<Handle>)| {
             size >= bytes && event.is_none_or(|e| driver.is_done(e).unwrap_or(false))
@@ -35,7 +35,7 @@ impl Pinned {
         self.free.push((at as usize, size, event));
     }
 
-    /// Gives back buffers beyond those worth keeping, the largest first; not those in use, which the driver would wait for.
+    /// Frees buffers beyond [`KEPT_BUFFERS`], the largest first, but none in use: for those the driver would wait.
     pub fn trim(&mut self, driver: &dyn Driver) {
         self.free.sort_by_key(|b| b.1);
         while self.free.len() > KEPT_BUFFERS {
@@ -47,14 +47,14 @@ impl Pinned {
         }
     }
 
-    /// Gives everything back.
+    /// Frees all buffers.
     pub fn clear(&mut self, driver: &dyn Driver) {
         self.free.drain(..).for_each(|buffer| Pinned::give_back(driver, buffer));
     }
 
     fn give_back(driver: &dyn Driver, (at, _, event): (usize, usize, Option<Handle>)) {
         event.into_iter().for_each(|e| driver.drop_event(e));
-        // SAFETY: the buffer came from this driver, which waits for what still uses it.
+        // SAFETY: the buffer came from this driver, which waits for the work that still uses it.
         let _ = unsafe { driver.free_host(at as *mut u8) };
     }
 }

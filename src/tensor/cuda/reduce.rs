@@ -1,17 +1,17 @@
-//! Reductions over any dims, along the summation tree: the twin of `cpu::reduce`.
+//! Reductions over any dims along the summation tree, with the bits of `cpu::reduce`.
 //!
-//! One launch a dim, from the innermost reduced one out: that is the order of the tree. A dim whose elements are contiguous
-//! goes by rows, else by columns (`kernels/reduce.cuh`). Where there are fewer rows than a device has to do, their
-//! topmost nodes are computed apart and a second launch joins them.
+//! There is one launch per dim, from the innermost reduced dim outwards, which is the order of the tree. A dim with
+//! contiguous elements is reduced by rows, any other by columns (`kernels/reduce.cuh`). If there are too few rows to
+//! keep the device busy, each row's topmost nodes are computed separately and a second launch joins them.
 
 use super::gpu::Gpu;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, LEAF, ReduceOp, Shape, Split, Tensor};
 
-/// `x` reduced over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce).
+/// Reduces `x` over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce) does.
 ///
 /// # Errors
-/// As that; a device without room.
+/// As [`cpu::reduce`](crate::tensor::cpu::reduce); also returns an error if the device is out of memory.
 pub(crate) fn reduce(
     verb: &str,
     x: &Tensor,
@@ -22,12 +22,12 @@ pub(crate) fn reduce(
     let mut dims = dims.to_vec();
     dims.sort_unstable();
     if dims.windows(2).any(|w| w[0] == w[1]) || dims.last().is_some_and(|&d| d >= x.shape().len()) {
-        let given = format!("dims {dims:?} of {x}");
+        let given = format!("dims {dims:?} of {}", x.notation());
         return Err(Error::invalid(verb, "wants dims of the tensor, each once", given, ""));
     }
     if x.dtype() == DType::Bool {
         if op == ReduceOp::Sum {
-            return Err(Error::invalid(verb, "bool has no arithmetic", x.to_string(), "cast it first"));
+            return Err(Error::invalid(verb, "bool has no arithmetic", x.notation(), "cast it first"));
         }
         return reduce(verb, &x.cast(DType::U8)?, &dims, op, keep_dims)?.cast(DType::Bool);
     }
@@ -42,8 +42,9 @@ pub(crate) fn reduce(
             out
         }
         Some((&inner, outer)) => {
-            let outer = outer.iter().rev().filter(|&&d| x.shape()[d] != 1).map(|&d| (d, Leaf::One));
-            let stages: Vec<(usize, Leaf)> = std::iter::once((inner, Leaf::Pairs)).chain(outer).collect();
+            let outer = outer.iter().rev().filter(|&&d| x.shape()[d] != 1).map(|&d| (d, LeafKind::One));
+            let stages: Vec<(usize, LeafKind)> =
+                std::iter::once((inner, LeafKind::Pairs)).chain(outer).collect();
             run_stages(verb, x.clone(), &stages, op, x.dtype())?
         }
     };
@@ -54,21 +55,21 @@ pub(crate) fn reduce(
     out.reshape(shape)
 }
 
-/// What the tree comes down to in a dim.
+/// The leaves of a dim's tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaf {
-    /// Up to 32 elements, neighbours joined: the innermost dim.
+pub(crate) enum LeafKind {
+    /// Leaves of up to 32 elements, whose neighbours are joined in pairs: the innermost dim.
     Pairs,
-    /// Single elements, by halving.
+    /// Leaves of one element, joined by halving: all outer dims.
     One,
 }
 
-/// Reduces the dims of `stages`, one after the other, to an extent of 1; the result is of dtype `to`, and what lies between
-/// of the type that `to` computes in.
+/// Reduces the dims of `stages`, one after the other, to an extent of 1. The result has dtype `to`; intermediate
+/// results have the dtype that `to` is summed in.
 pub(crate) fn run_stages(
     verb: &str,
     mut x: Tensor,
-    stages: &[(usize, Leaf)],
+    stages: &[(usize, LeafKind)],
     op: ReduceOp,
     to: DType,
 ) -> Result<Tensor> {
@@ -79,23 +80,23 @@ pub(crate) fn run_stages(
     x.cast(to)
 }
 
-/// The dtype that sums of `dtype` are kept in.
+/// Returns the dtype that sums of `dtype` are kept in.
 pub(crate) fn wide(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
-/// How a dim's tree is spread over a device.
+/// The distribution of a dim's tree over a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spread {
-    /// 2^depth leaves.
+pub(crate) struct TreeSpread {
+    /// The tree has 2^depth leaves.
     pub depth: u32,
-    /// 2^split nodes are left for a second launch.
+    /// 2^split nodes per row are joined by a second launch.
     pub split: u32,
-    /// 2^team workers join in a block.
+    /// 2^team workers share a node, and join their parts in their block.
     pub team: u32,
 }
 
-/// What one worker, a warp (of eight leaves at a time) or a thread, may have below it: 2^most units of 2^unit leaves.
+/// The work of one worker, which is a warp or a thread: at most 2^most units of 2^unit leaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Worker {
     pub leaf: usize,
@@ -103,16 +104,17 @@ pub(crate) struct Worker {
     pub most: u32,
 }
 
-/// A warp with contiguous rows.
+/// A warp that reduces contiguous rows, eight leaves at a time.
 const WARP: Worker = Worker { leaf: LEAF, unit: 3, most: 8 };
-/// A thread with a column.
+/// A thread that reduces a column.
 pub(crate) const THREAD: Worker = Worker { leaf: LEAF, unit: 0, most: 11 };
-/// As [`THREAD`], where leaves are single elements: halves and neighbours are the same up to four.
-const THREAD_OF_HALVES: Worker = Worker { leaf: 4, unit: 0, most: 11 };
+/// A [`THREAD`] whose leaves are single elements: up to four elements, joining neighbours and halving are the same
+/// tree.
+const HALVING_THREAD: Worker = Worker { leaf: 4, unit: 0, most: 11 };
 
-impl Spread {
-    /// Over workers of this kind, where `lines` of `n` elements are reduced by as many workers as keep a device busy.
-    pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> Spread {
+impl TreeSpread {
+    /// Distributes `lines` lines of `n` elements. `busy` is the number of workers that keep the device busy.
+    pub fn new(n: usize, lines: usize, busy: usize, worker: Worker) -> TreeSpread {
         let depth = Split::Halves.depth(n, worker.leaf);
         let above = depth.saturating_sub(worker.unit);
         let workers = |levels: u32| lines.saturating_mul(1 << levels);
@@ -120,21 +122,21 @@ impl Spread {
         while team < above.min(3) && workers(team) < busy {
             team += 1;
         }
-        // A second launch is worth its while where every worker still has several units.
+        // A second launch pays only if every worker still has several units.
         while above > team + split + 3 && workers(team + split) < busy {
             split += 1;
         }
         while above > team + split + worker.most {
             if team < 3 { team += 1 } else { split += 1 }
         }
-        Spread { depth, split, team }
+        TreeSpread { depth, split, team }
     }
 }
 
-/// `struct Nest` of `kernels/reduce.cuh`.
+/// The dims that are not reduced; mirrors `struct KeptDims` of `kernels/reduce.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::NoUninit)]
-pub(crate) struct Nest {
+pub(crate) struct KeptDims {
     from: [u64; 6],
     to: [u64; 6],
     len: [u32; 6],
@@ -142,9 +144,10 @@ pub(crate) struct Nest {
     unused: u32,
 }
 
-impl Nest {
-    /// The dims `(extent, stride in the operand, stride in the result)`, in any order; none if a kernel does not take them.
-    pub fn new(dims: impl Iterator<Item = (usize, usize, usize)>) -> Option<Nest> {
+impl KeptDims {
+    /// Merges dims `(extent, stride in the operand, stride in the result)`, in any order. Returns `None` if they are
+    /// too many or too large for a kernel.
+    pub fn new(dims: impl Iterator<Item = (usize, usize, usize)>) -> Option<KeptDims> {
         let mut dims: Vec<_> = dims.filter(|d| d.0 != 1).collect();
         dims.sort_by_key(|&(_, from, to)| (from, to));
         let mut joined: Vec<(usize, usize, usize)> = Vec::with_capacity(dims.len());
@@ -154,7 +157,7 @@ impl Nest {
                 _ => joined.push((len, from, to)),
             }
         }
-        let mut nest = Nest { rank: joined.len() as u32, ..Nest::default() };
+        let mut nest = KeptDims { rank: joined.len() as u32, ..KeptDims::default() };
         if joined.len() > nest.len.len() || joined.iter().map(|d| d.0).product::<usize>() > u32::MAX as usize
         {
             return None;
@@ -165,37 +168,37 @@ impl Nest {
         Some(nest)
     }
 
-    /// True where neighbouring indices lie far apart in the operand.
+    /// Returns true if neighbouring indices are not neighbours in the operand's memory.
     fn is_scattered(&self) -> bool {
         self.rank > 0 && self.from[0] > 1
     }
 }
 
-fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: DType) -> Result<Tensor> {
+fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: LeafKind, op: ReduceOp, to: DType) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (n, stride) = (x.shape()[dim], x.strides()[dim]);
     let lines = x.numel() / n;
-    // A row shorter than this is read by one thread.
+    // One thread reads a row that is shorter than this.
     let by_rows = stride == 1 && n > 8;
     let worker = match (by_rows, leaf) {
         (true, _) => WARP,
-        (false, Leaf::Pairs) => THREAD,
-        (false, Leaf::One) => THREAD_OF_HALVES,
+        (false, LeafKind::Pairs) => THREAD,
+        (false, LeafKind::One) => HALVING_THREAD,
     };
     let busy = gpu.multiprocessors() as usize * if by_rows { 32 } else { 1024 };
-    let spread = Spread::new(n, lines, busy, worker);
+    let spread = TreeSpread::new(n, lines, busy, worker);
     let mut shape = x.shape().clone();
     shape[dim] = 1 << spread.split;
     let mut out = gpu.uninit(if spread.split > 0 { wide(to) } else { to }, shape)?;
     let others = (0..x.shape().len()).filter(|&d| d != dim);
-    let nest = Nest::new(others.map(|d| (x.shape()[d], x.strides()[d], out.strides()[d])));
-    // In a contiguous copy a dim is either a row or a column among its neighbours.
-    let strays = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
-    let nest = match nest.filter(|_| !strays || x.is_contiguous()) {
+    let nest = KeptDims::new(others.map(|d| (x.shape()[d], x.strides()[d], out.strides()[d])));
+    // In a contiguous copy, the dim is either a row or a column of contiguous neighbours.
+    let is_scattered = !by_rows && stride != 1 && n > 1 && nest.is_some_and(|nest| nest.is_scattered());
+    let nest = match nest.filter(|_| !is_scattered || x.is_contiguous()) {
         Some(nest) if n <= i32::MAX as usize => nest,
         _ if !x.is_contiguous() => return reduce_dim(verb, &x.to_owned_copy()?, dim, leaf, op, to),
         _ => {
-            let given = format!("dim {dim} of {x}");
+            let given = format!("dim {dim} of {}", x.notation());
             return Err(Error::unsupported(
                 verb,
                 "2^32 elements or more in one kernel",
@@ -208,22 +211,22 @@ fn reduce_dim(verb: &str, x: &Tensor, dim: usize, leaf: Leaf, op: ReduceOp, to: 
     let apart = out.strides()[dim] as u64;
     let launch = gpu.kernel(file(op), stem, key)?.read(x).write(&mut out).arg(nest).arg(lines as u64);
     let launch = if by_rows { launch } else { launch.arg(stride as u64) };
-    let Spread { depth, split, team } = spread;
+    let TreeSpread { depth, split, team } = spread;
     let launch = launch.arg(apart).arg(n as u32).arg(depth).arg(split).arg(team);
-    let launch = launch.arg(u32::from(leaf == Leaf::One));
+    let launch = launch.arg(u32::from(leaf == LeafKind::One));
     if by_rows {
-        let a_block = if depth < 3 { 8 << (3 - depth) } else { 8 >> team };
-        launch.run(((lines << split) as u64).div_ceil(a_block) as u32, 256, 0)?;
+        let rows_per_block = if depth < 3 { 8 << (3 - depth) } else { 8 >> team };
+        launch.run(((lines << split) as u64).div_ceil(rows_per_block) as u32, 256, 0)?;
     } else {
         launch.run([columns_blocks(lines, team), 1 << split, 1], [32, 8, 1], 0)?;
     }
     if split == 0 {
         return Ok(out);
     }
-    reduce_dim(verb, &out, dim, Leaf::Pairs, op, to)
+    reduce_dim(verb, &out, dim, LeafKind::Pairs, op, to)
 }
 
-/// Blocks of 32 x 8 threads of which 2^team share a column.
+/// Returns the number of blocks of 32 x 8 threads if 2^team threads share a column.
 pub(crate) fn columns_blocks(columns: usize, team: u32) -> u32 {
     columns.div_ceil(32 * (8 >> team)) as u32
 }
@@ -253,10 +256,10 @@ mod tests {
 
     #[test]
     fn work_is_spread_within_what_workers_take() {
-        for worker in [WARP, THREAD, THREAD_OF_HALVES] {
+        for worker in [WARP, THREAD, HALVING_THREAD] {
             for n in [1, 2, 31, 33, 129, 1000, 50_257, 1 << 20, i32::MAX as usize] {
                 for lines in [1, 7, 1000, 1 << 20] {
-                    let Spread { depth, split, team } = Spread::new(n, lines, 5000, worker);
+                    let TreeSpread { depth, split, team } = TreeSpread::new(n, lines, 5000, worker);
                     let below = depth.saturating_sub(worker.unit);
                     assert!(n.div_ceil(1 << depth) <= worker.leaf && team <= 3, "{n} {lines} {worker:?}");
                     assert!(split + team <= below && below - split - team <= worker.most, "{n} {lines}");
@@ -269,11 +272,11 @@ mod tests {
 
     #[test]
     fn dims_that_run_on_are_one() {
-        let nest = Nest::new([(3, 40, 4), (5, 8, 1), (1, 7, 7), (2, 200, 12)].into_iter()).unwrap();
+        let nest = KeptDims::new([(3, 40, 4), (5, 8, 1), (1, 7, 7), (2, 200, 12)].into_iter()).unwrap();
         assert_eq!((nest.rank, &nest.len[..3], &nest.from[..3]), (3, &[5, 3, 2][..], &[8, 40, 200][..]));
-        let nest = Nest::new([(3, 40, 5), (5, 8, 1)].into_iter()).unwrap();
+        let nest = KeptDims::new([(3, 40, 5), (5, 8, 1)].into_iter()).unwrap();
         assert_eq!((nest.rank, nest.len[0]), (1, 15));
-        assert!(Nest::new((0..7).map(|d| (2, 3usize.pow(d), 2usize.pow(6 - d)))).is_none());
-        assert!(Nest::new([(1 << 33, 1, 1)].into_iter()).is_none());
+        assert!(KeptDims::new((0..7).map(|d| (2, 3usize.pow(d), 2usize.pow(6 - d)))).is_none());
+        assert!(KeptDims::new([(1 << 33, 1, 1)].into_iter()).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Launches of `kernels/rows.cuh`: operators over contiguous rows.
+//! Launches of the row kernels in `kernels/rows.cuh`.
 
 use super::gpu::Gpu;
 use super::launch::KernelLaunch;
@@ -6,17 +6,17 @@ use super::reduce::wide;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Tensor};
 
-/// The rows of a contiguous tensor along its last dim.
-pub(crate) struct Rows {
+/// The rows of a contiguous tensor along its last dim, for which kernels are launched.
+pub(crate) struct RowLaunch {
     rows: usize,
     len: usize,
     depth: u32,
     dtype: DType,
 }
 
-/// The entries of one operator, for rows in registers and for longer ones.
+/// The entries of one operator: one keeps rows in registers, the other takes longer rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Entries {
+pub(crate) struct RowEntries {
     pub file: &'static str,
     pub short: &'static str,
     pub long: &'static str,
@@ -24,57 +24,58 @@ pub(crate) struct Entries {
 
 macro_rules! entries {
     ($file:literal) => {
-        Entries { file: $file, short: $file, long: concat!($file, "_long") }
+        RowEntries { file: $file, short: $file, long: concat!($file, "_long") }
     };
 }
 pub(crate) use entries;
 
 /// The longest row that registers hold.
-const HELD: usize = 4096;
+const LONGEST_IN_REGISTERS: usize = 4096;
 
-impl Rows {
-    /// Those of `x`, which has a last dim and elements.
+impl RowLaunch {
+    /// Takes the rows of `x`, which has a last dim and elements.
     ///
     /// # Errors
-    /// Refuses rows longer, or more of them, than a kernel takes.
-    pub fn of(verb: &str, x: &Tensor) -> Result<Rows> {
+    /// Refuses rows that are too long or too many for a kernel.
+    pub fn of(verb: &str, x: &Tensor) -> Result<RowLaunch> {
         let len = *x.shape().last().expect("operators over rows refuse a tensor without dims");
         let rows = x.numel() / len;
         let depth = (0..32).find(|&d| len.div_ceil(1 << d) <= 32);
         match depth {
-            // A warp of a long row folds 2^8 times eight leaves at most.
+            // A warp of a long row folds at most 2^8 times eight leaves.
             Some(depth) if rows <= i32::MAX as usize && depth <= 16 => {
-                Ok(Rows { rows, len, depth, dtype: x.dtype() })
+                Ok(RowLaunch { rows, len, depth, dtype: x.dtype() })
             }
             _ => {
                 let remedy = "split it";
-                Err(Error::unsupported(verb, "rows of more than 2^21 elements", x.to_string(), remedy))
+                Err(Error::unsupported(verb, "rows of more than 2^21 elements", x.notation(), remedy))
             }
         }
     }
 
-    /// The kernel for these rows, to be given its own arguments.
-    pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: Entries) -> Result<KernelLaunch<'a>> {
-        let stem = if self.len <= HELD { entries.short } else { entries.long };
+    /// Returns a launch of the entry for these rows, to which the caller adds its own arguments.
+    pub fn kernel<'a>(&self, gpu: &'a Gpu, entries: RowEntries) -> Result<KernelLaunch<'a>> {
+        let stem = if self.len <= LONGEST_IN_REGISTERS { entries.short } else { entries.long };
         gpu.kernel(entries.file, stem, self.dtype)
     }
 
-    /// Runs a launch that has its own arguments. `operands`: how many tensors a kernel reads more than once.
+    /// Runs a launch that has its own arguments. The kernel reads `operands` tensors more than once: their rows are
+    /// kept in shared memory if they fit.
     pub fn run(&self, gpu: &Gpu, launch: KernelLaunch, operands: usize) -> Result<()> {
         let launch = launch.arg(self.rows as u64).arg(self.len as u32).arg(self.depth);
-        if self.len > HELD {
+        if self.len > LONGEST_IN_REGISTERS {
             let row = (self.len * self.dtype.size_bytes()).next_multiple_of(16);
             let held = (gpu.shared_bytes() / row).min(operands);
             return launch.arg(held as u32).run(self.rows as u32, 1024, held * row);
         }
         let team = self.depth.saturating_sub(3);
         let warps = 8.max(1 << team);
-        let a_block = if self.depth < 3 { 8 << (3 - self.depth) } else { warps >> team };
-        launch.run(self.rows.div_ceil(a_block) as u32, 32 * warps as u32, 0)
+        let rows_per_block = if self.depth < 3 { 8 << (3 - self.depth) } else { warps >> team };
+        launch.run(self.rows.div_ceil(rows_per_block) as u32, 32 * warps as u32, 0)
     }
 }
 
-/// The shape of a statistic of `x`'s rows, and its dtype.
+/// Allocates a statistic of `x`'s rows: the last dim is 1, the dtype the one that sums are kept in.
 pub(crate) fn statistic(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let mut shape = x.shape().clone();
     *shape.last_mut().expect("operators over rows refuse a tensor without dims") = 1;

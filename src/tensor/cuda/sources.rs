@@ -1,20 +1,27 @@
-//! The embedded sources of `kernels/`.
+//! The kernel sources of `kernels/`, embedded in the program.
 
-/// The compiler's options, the same for every kernel: IEEE arithmetic as it is written.
+/// The compiler's options, the same for every kernel: IEEE arithmetic without contraction or approximation.
 pub const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
-/// A program of kernels: a file of `kernels/` by its name, or text that an operator's formula gives.
+/// A kernel source: a file of `kernels/`, or the text that an operator's formula generates.
 #[derive(Clone, Copy, Debug)]
-pub struct Source {
-    /// The name: a file's, without `.cu`, or a formula's.
+pub struct KernelSource {
+    /// The file's name without `.cu`, or the formula's name.
     pub name: &'static str,
-    /// The text in parts, which are compiled as one; none for a file of `kernels/`.
+    /// The text in parts that are concatenated; empty for a file of `kernels/`.
     pub parts: &'static [&'static str],
 }
 
-impl Source {
-    /// The whole text.
+impl KernelSource {
+    /// Returns the whole text, or `None` if there is no such file.
+    ///
+    /// ```
+    /// use isoshard::tensor::cuda::KernelSource;
+    ///
+    /// assert!(KernelSource::from("fill").text().unwrap().contains("fill_"));
+    /// assert_eq!(KernelSource::from("no_such_file").text(), None);
+    /// ```
     pub fn text(&self) -> Option<String> {
         if self.parts.is_empty() {
             return PROGRAMS
@@ -26,10 +33,10 @@ impl Source {
     }
 }
 
-/// A file of `kernels/`.
-impl From<&'static str> for Source {
-    fn from(name: &'static str) -> Source {
-        Source { name, parts: &[] }
+/// Names a file of `kernels/`.
+impl From<&'static str> for KernelSource {
+    fn from(name: &'static str) -> KernelSource {
+        KernelSource { name, parts: &[] }
     }
 }
 
@@ -37,13 +44,23 @@ macro_rules! embed {
     ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../../kernels/", $name)))),*] };
 }
 
-/// The headers, by the name under which sources include them.
+/// Returns the headers, each with the name by which sources include it.
+///
+/// ```
+/// let names: Vec<&str> = isoshard::tensor::cuda::headers().iter().map(|(name, _)| *name).collect();
+/// assert!(names.contains(&"iso.cuh"));
+/// ```
 pub fn headers() -> &'static [(&'static str, &'static str)] {
     HEADERS
 }
 
-/// The sources in files, by file name: one per operator with kernels of its own, and a few that several share. Those of
-/// formulas are [`ops::cuda_programs`](crate::ops)'s.
+/// Returns the files of `kernels/` with their text: one per operator with kernels of its own, and some that several
+/// operators share. [`ops::cuda_programs`](crate::ops::cuda_programs) has those of formulas as well.
+///
+/// ```
+/// let (name, text) = isoshard::tensor::cuda::programs()[0];
+/// assert!(name.ends_with(".cu") && text.contains("KERNEL"));
+/// ```
 pub fn programs() -> &'static [(&'static str, &'static str)] {
     PROGRAMS
 }

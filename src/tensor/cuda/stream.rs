@@ -1,4 +1,4 @@
-//! A thread's stream on a device: work in program order, memory, and the waits between threads.
+//! Streams: each runs one thread's work in program order, and owns the memory of the thread's tensors.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -6,69 +6,70 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::device::CudaDevice;
-use super::driver::Copy;
+use super::driver::CopyDirection;
 use super::fault::{self, FAULT_BYTES};
 use super::handle::{Address, DriverResult, Handle};
 use super::lock::lock;
-use super::memory::{Block, Pool};
+use super::memory::{PoolBlock, StreamPool};
 use super::pinned::Pinned;
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
-/// One stream. Its memory returns to it, whoever drops the tensor, and it lives while a tensor of it does.
-pub(crate) struct Stream {
+/// A thread's stream on a device. A tensor's memory returns to its stream when the tensor is dropped, on any thread,
+/// and a stream lives as long as any of its tensors.
+pub(crate) struct DeviceStream {
     pub(super) device: Arc<CudaDevice>,
     pub(super) handle: Handle,
-    /// Its own in this process.
+    /// A number that is unique in this process.
     id: u64,
-    /// How often work was put on it.
+    /// The number of times that work was put on the stream.
     work: AtomicU64,
-    /// By stream, how much of its work this one waits for already.
+    /// By stream, the amount of its work that this stream waits for already.
     waited: Mutex<HashMap<u64, u64>>,
-    /// Shared with the device, which has it cleared when memory is short.
-    pub(super) pool: Arc<Mutex<Pool>>,
+    /// Shared with the device, which clears it if memory is short.
+    pub(super) pool: Arc<Mutex<StreamPool>>,
     pub(super) pinned: Mutex<Pinned>,
-    /// Where kernels report faults.
-    pub(super) fault: Block,
-    /// Why what lies on the stream is not to be read.
-    spoilt: Mutex<Option<Arc<Spoilt>>>,
+    /// The memory to which kernels report faults.
+    pub(super) fault: PoolBlock,
+    /// The error that reading a value of the stream returns, if a transfer into its memory was given up.
+    poison_state: Mutex<Option<Arc<StreamPoison>>>,
 }
 
-impl Stream {
-    pub(super) fn new(device: Arc<CudaDevice>) -> Result<Arc<Stream>> {
+impl DeviceStream {
+    pub(super) fn new(device: Arc<CudaDevice>) -> Result<Arc<DeviceStream>> {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let fail = |e| device.error("stream", &e);
         device.driver.bind().map_err(fail)?;
-        let mut stream = Stream {
+        let mut stream = DeviceStream {
             handle: device.driver.stream().map_err(fail)?,
             id: MADE.fetch_add(1, Ordering::Relaxed),
             work: AtomicU64::new(1),
             waited: Mutex::default(),
             pool: Arc::default(),
             pinned: Mutex::default(),
-            fault: Block::none(),
-            spoilt: Mutex::default(),
+            fault: PoolBlock::none(),
+            poison_state: Mutex::default(),
             device: device.clone(),
         };
-        // What fails from here on drops the stream, which gives everything back.
+        // An error from here on drops the stream, which frees everything.
         stream.fault = lock(&stream.pool).take(&device.memory(), FAULT_BYTES).map_err(fail)?;
-        // SAFETY: the block was allocated just now and is as large.
+        // SAFETY: the block was allocated just now, with this size.
         unsafe { device.driver.fill(stream.fault.at, 0, FAULT_BYTES, stream.handle) }.map_err(fail)?;
         Ok(Arc::new(stream))
     }
 
-    /// The device it is of.
+    /// Returns the stream's device.
     pub(crate) fn device(&self) -> Device {
         self.device.name()
     }
 
-    /// Notes that work was put on this stream.
-    pub(super) fn worked(&self) {
+    /// Counts work that was put on this stream.
+    pub(super) fn note_work(&self) {
         self.work.fetch_add(1, Ordering::Release);
     }
 
-    /// What is put on this stream from now on waits for all that is on `other` now.
-    pub(super) fn wait_for(&self, other: &Stream) -> DriverResult<()> {
+    /// Makes later work on this stream wait for all work that is on `other` now.
+    pub(super) fn wait_for(&self, other: &DeviceStream) -> DriverResult<()> {
         if self.id == other.id {
             return Ok(());
         }
@@ -81,25 +82,27 @@ impl Stream {
         let waits = driver.wait(self.handle, event);
         driver.drop_event(event);
         waits?;
-        self.worked();
+        self.note_work();
         lock(&self.waited).insert(other.id, there);
         Ok(())
     }
 
-    /// From now on reading a value of the stream gives an error, or none any more: a transfer that was given up leaves
-    /// arbitrary values behind.
-    pub(super) fn spoil(&self, why: Option<Arc<Spoilt>>) {
-        *lock(&self.spoilt) = why;
+    /// Makes reading a value of the stream return an error, or with `None` lets values be read again. A transfer that
+    /// was given up leaves arbitrary values behind.
+    pub(super) fn poison(&self, why: Option<Arc<StreamPoison>>) {
+        *lock(&self.poison_state) = why;
     }
 
-    /// Waits until all that is on the stream is done, and reads the fault that a kernel may have reported.
+    /// Waits until all work on the stream is done, then returns the error that a kernel or a transfer has reported,
+    /// if any.
     pub(super) fn synchronize(&self, verb: &str) -> Result<()> {
         let driver = &self.device.driver;
         let fail = |e| self.device.error(verb, &e);
         let (host, kept) = lock(&self.pinned).take(&**driver, FAULT_BYTES).map_err(fail)?;
         // SAFETY: both blocks hold the bytes and are kept until the stream is synchronised below.
-        let copied =
-            unsafe { driver.copy(Copy::ToHost, host as u64, self.fault.at, FAULT_BYTES, self.handle) };
+        let copied = unsafe {
+            driver.copy(CopyDirection::ToHost, host as u64, self.fault.at, FAULT_BYTES, self.handle)
+        };
         let done = copied.and_then(|()| driver.synchronize(self.handle));
         let mut bytes = [0; FAULT_BYTES];
         if done.is_ok() {
@@ -108,9 +111,9 @@ impl Stream {
         }
         lock(&self.pinned).put(host, kept, None);
         done.map_err(fail)?;
-        if let Some(spoilt) = &*lock(&self.spoilt) {
-            spoilt.told.store(true, Ordering::Relaxed);
-            return Err(spoilt.error.clone());
+        if let Some(poison_state) = &*lock(&self.poison_state) {
+            poison_state.reported.store(true, Ordering::Relaxed);
+            return Err(poison_state.error.clone());
         }
         match fault::read(bytes) {
             None => Ok(()),
@@ -122,13 +125,13 @@ impl Stream {
         }
     }
 
-    /// Takes a block back; what streams of `users` still do with it is waited for before it is used again.
-    fn take_back(&self, mut block: Block, users: &[Arc<Stream>]) {
+    /// Takes back a block. It is reused only after the work that the streams of `users` have for it now.
+    fn take_back(&self, mut block: PoolBlock, users: &[Arc<DeviceStream>]) {
         let driver = &self.device.driver;
         for user in users {
             match self.device.mark(user.handle) {
                 Ok(event) => block.pending.push(event),
-                // Without an event the user is waited for; where that fails too, the block is never used again.
+                // Without an event, the user is waited for here; if that fails as well, the block is never reused.
                 Err(_) if driver.synchronize(user.handle).is_ok() => {}
                 Err(_) => return,
             }
@@ -137,12 +140,13 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for DeviceStream {
     fn drop(&mut self) {
         let driver = &self.device.driver;
-        // Work may still run on the blocks: the device is waited for as they are given back, here at a thread's end.
+        // Work may still use the blocks. Freeing them waits for the device, which is acceptable at the end of a
+        // thread.
         let _ = driver.synchronize(self.handle);
-        let fault = std::mem::replace(&mut self.fault, Block::none());
+        let fault = std::mem::replace(&mut self.fault, PoolBlock::none());
         let mut pool = lock(&self.pool);
         pool.put(&self.device.memory(), fault);
         pool.clear(&self.device.memory());
@@ -152,48 +156,48 @@ impl Drop for Stream {
     }
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for DeviceStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream {} of {}", self.id, self.device.name())
     }
 }
 
-/// Why what lies on a stream is not to be read.
+/// The error that reading a value returns once transfers into a stream's memory were given up.
 #[derive(Debug)]
-pub(crate) struct Spoilt {
+pub(crate) struct StreamPoison {
     pub error: Error,
-    /// True once somebody has tried.
-    pub told: AtomicBool,
+    /// True once reading a value has returned the error.
+    pub reported: AtomicBool,
 }
 
 /// A tensor's memory on a device.
 #[derive(Debug)]
 pub(crate) struct DeviceBlock {
-    home: Arc<Stream>,
-    block: Block,
-    /// The other streams that have read it.
-    users: Mutex<Vec<Arc<Stream>>>,
+    owner: Arc<DeviceStream>,
+    block: PoolBlock,
+    /// The other streams that have read the block.
+    users: Mutex<Vec<Arc<DeviceStream>>>,
 }
 
 impl DeviceBlock {
-    pub(super) fn new(home: Arc<Stream>, block: Block) -> DeviceBlock {
-        DeviceBlock { home, block, users: Mutex::default() }
+    pub(super) fn new(owner: Arc<DeviceStream>, block: PoolBlock) -> DeviceBlock {
+        DeviceBlock { owner, block, users: Mutex::default() }
     }
 
     pub(crate) fn address(&self) -> Address {
         self.block.at
     }
 
-    pub(crate) fn home(&self) -> &Arc<Stream> {
-        &self.home
+    pub(crate) fn owner(&self) -> &Arc<DeviceStream> {
+        &self.owner
     }
 
-    /// Readies the block to be read by what `reader` does next.
-    pub(super) fn read_by(&self, reader: &Arc<Stream>) -> DriverResult<()> {
-        if Arc::ptr_eq(&self.home, reader) {
+    /// Makes later work of `reader` wait until the block is written, and counts `reader` among the block's users.
+    pub(super) fn read_by(&self, reader: &Arc<DeviceStream>) -> DriverResult<()> {
+        if Arc::ptr_eq(&self.owner, reader) {
             return Ok(());
         }
-        reader.wait_for(&self.home)?;
+        reader.wait_for(&self.owner)?;
         let mut users = lock(&self.users);
         if !users.iter().any(|u| Arc::ptr_eq(u, reader)) {
             users.push(reader.clone());
@@ -201,16 +205,16 @@ impl DeviceBlock {
         Ok(())
     }
 
-    /// Readies the block, which nobody else holds any more, to be written by what its own stream does next.
-    pub(super) fn write_at_home(&self) -> DriverResult<()> {
+    /// Makes later work of the block's own stream wait for all users. Nothing else may hold the block any more.
+    pub(super) fn write_by_owner(&self) -> DriverResult<()> {
         let users = std::mem::take(&mut *lock(&self.users));
-        users.iter().try_for_each(|user| self.home.wait_for(user))
+        users.iter().try_for_each(|user| self.owner.wait_for(user))
     }
 }
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
         let users = std::mem::take(self.users.get_mut().unwrap_or_else(PoisonError::into_inner));
-        self.home.take_back(std::mem::replace(&mut self.block, Block::none()), &users);
+        self.owner.take_back(std::mem::replace(&mut self.block, PoolBlock::none()), &users);
     }
 }

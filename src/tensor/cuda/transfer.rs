@@ -1,34 +1,34 @@
-//! Copies between the host and a device, through pinned buffers of the stream.
+//! Copies between host and device, through the stream's pinned buffers.
 
 use std::sync::Arc;
 
-use super::driver::Copy;
+use super::driver::CopyDirection;
 use super::gpu::Gpu;
 use super::lock::lock;
-use super::stream::Stream;
+use super::stream::DeviceStream;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// What goes through one buffer at a time.
+/// The most bytes that one buffer takes.
 const PIECE_BYTES: usize = 32 << 20;
 
-/// A copy on the device of a contiguous tensor in the processor's memory.
+/// Copies a contiguous CPU tensor to the device.
 ///
 /// # Errors
-/// A device without room; the driver's failures.
+/// Returns an error if the device is out of memory or the driver fails.
 pub(crate) fn upload(gpu: &Gpu, x: &Tensor) -> Result<Tensor> {
     let mut out = gpu.uninit(x.dtype(), x.shape().clone())?;
     let at = out.device_address().expect("made on a device");
-    // SAFETY: the tensor is fresh and as large, and its block is kept in stream order.
+    // SAFETY: the tensor is fresh and has as many bytes, and its block is kept in stream order.
     unsafe { to_device(gpu.stream(), at, x.as_bytes()?) }?;
     debug_assert!(out.is_unique());
     Ok(out)
 }
 
-/// A copy in the processor's memory of a contiguous tensor on a device. Waits for the device.
+/// Copies a contiguous device tensor to the CPU, and waits for the device.
 ///
 /// # Errors
-/// What kernels have reported; the driver's failures.
+/// Returns the fault that a kernel has reported, or the driver's failure.
 pub(crate) fn download(x: &Tensor) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let mut out = Tensor::uninit(x.dtype(), x.shape().clone());
@@ -39,11 +39,11 @@ pub(crate) fn download(x: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// Copies `from` to the device address `to`, in stream order; `from` may change as soon as this returns.
+/// Copies `from` to the device address `to`, in stream order. `from` may change as soon as this returns.
 ///
 /// # Safety
 /// `to` has room for the bytes until the stream has done the copy.
-unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
+unsafe fn to_device(stream: &Arc<DeviceStream>, to: u64, from: &[u8]) -> Result<()> {
     let device = &stream.device;
     let fail = |e| device.error("to_device", &e);
     for (k, piece) in from.chunks(PIECE_BYTES).enumerate() {
@@ -51,11 +51,12 @@ unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
         // SAFETY: the buffer holds at least the piece, and nothing else uses it.
         unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), host, piece.len()) };
         let at = to + (k * PIECE_BYTES) as u64;
-        // SAFETY: the caller's promise for the device, and the buffer is kept until the event.
-        let copied =
-            unsafe { device.driver.copy(Copy::ToDevice, at, host as u64, piece.len(), stream.handle) };
-        stream.worked();
-        // A buffer whose copy cannot be followed is waited for here.
+        // SAFETY: the caller's promise for the device memory; the buffer is kept until the event.
+        let copied = unsafe {
+            device.driver.copy(CopyDirection::ToDevice, at, host as u64, piece.len(), stream.handle)
+        };
+        stream.note_work();
+        // Waits here for a copy that no event follows.
         let event = copied.and_then(|()| device.mark(stream.handle));
         if event.is_err() {
             let _ = device.driver.synchronize(stream.handle);
@@ -68,18 +69,19 @@ unsafe fn to_device(stream: &Arc<Stream>, to: u64, from: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Copies from the device address `from`, and waits for it.
+/// Copies from the device address `from`, and waits until the copy is done.
 ///
 /// # Safety
 /// `from` holds the bytes until this returns.
-unsafe fn to_host(stream: &Arc<Stream>, to: &mut [u8], from: u64) -> Result<()> {
+unsafe fn to_host(stream: &Arc<DeviceStream>, to: &mut [u8], from: u64) -> Result<()> {
     let device = &stream.device;
     let fail = |e| device.error("to_host", &e);
     for (k, piece) in to.chunks_mut(PIECE_BYTES).enumerate() {
         let (host, size) = lock(&stream.pinned).take(&*device.driver, piece.len()).map_err(fail)?;
         let at = from + (k * PIECE_BYTES) as u64;
-        // SAFETY: the caller's promise for the device, and the buffer is put back after the stream is done.
-        let copied = unsafe { device.driver.copy(Copy::ToHost, host as u64, at, piece.len(), stream.handle) };
+        // SAFETY: the caller's promise for the device memory; the buffer is put back after the stream is done.
+        let copied =
+            unsafe { device.driver.copy(CopyDirection::ToHost, host as u64, at, piece.len(), stream.handle) };
         let done = copied.map_err(fail).and_then(|()| stream.synchronize("to_host"));
         if done.is_ok() {
             // SAFETY: the buffer holds the piece, and the copy into it is done.

@@ -1,39 +1,40 @@
-//! Several strided layouts of one shape as a kernel walks them: `struct Walk` of `kernels/pointwise.cuh`.
+//! Strided layouts of one shape, merged into as few dims as possible: `struct StridedWalk` of
+//! `kernels/pointwise.cuh`.
 
 use smallvec::SmallVec;
 
 use crate::error::Result;
 use crate::tensor::Dims;
 
-/// The layouts a walk has at most: a result and three operands.
+/// The most layouts of a walk: a result and three operands.
 pub(super) const LAYOUTS: usize = 4;
-/// The dims a kernel walks at most.
+/// The most dims that a kernel walks.
 const DIMS: usize = 6;
-/// A kernel's indices and blocks stay below this.
+/// The bound of a kernel's indices and blocks.
 pub(super) const INDICES: usize = 1 << 31;
 
-/// One layout: the place of its first element, and its strides, in elements.
+/// One tensor's layout: the offset of its first element, and its strides, in elements.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout<'a> {
+pub(super) struct StridedLayout<'a> {
     pub start: usize,
     pub strides: &'a [usize],
 }
 
-/// Layouts of one shape, with the dims merged that run on into one another in all of them; innermost first, never empty.
+/// Layouts of one shape, in which dims that are contiguous in all layouts are merged; innermost first, never empty.
 #[derive(Clone, Debug)]
-pub(super) struct Nest {
+pub(super) struct MergedLayouts {
     len: usize,
     extents: Dims,
-    /// One array a dim, the layouts' strides along it.
+    /// The layouts' strides, one array per dim.
     strides: SmallVec<[[usize; LAYOUTS]; 5]>,
     starts: [usize; LAYOUTS],
     width: usize,
 }
 
-/// `struct Walk`, byte for byte.
+/// Mirrors `struct StridedWalk`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::NoUninit)]
-pub(super) struct Walk {
+pub(super) struct StridedWalk {
     start: [u64; LAYOUTS],
     stride: [[u64; DIMS]; LAYOUTS],
     by: [Divisor; DIMS],
@@ -43,7 +44,8 @@ pub(super) struct Walk {
     unused: u32,
 }
 
-/// Division of an index below 2^31: `(mulhi(i, magic) + i) >> shift` (Granlund, Montgomery 1994, figure 4.1).
+/// The constants of a division of an index below 2^31: `(mulhi(i, magic) + i) >> shift` (Granlund, Montgomery 1994,
+/// figure 4.1).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 struct Divisor {
@@ -52,12 +54,17 @@ struct Divisor {
     shift: u32,
 }
 
-impl Nest {
-    /// The layouts of `shape`, none of whose extents is 0.
-    pub fn new(shape: &[usize], layouts: &[Layout]) -> Nest {
+impl MergedLayouts {
+    /// Merges the layouts of `shape`, whose extents are all positive.
+    pub fn new(shape: &[usize], layouts: &[StridedLayout]) -> MergedLayouts {
         let len = layouts.len();
-        let mut nest =
-            Nest { len, extents: Dims::new(), strides: SmallVec::new(), starts: [0; LAYOUTS], width: 1 };
+        let mut nest = MergedLayouts {
+            len,
+            extents: Dims::new(),
+            strides: SmallVec::new(),
+            starts: [0; LAYOUTS],
+            width: 1,
+        };
         for (k, layout) in layouts.iter().enumerate() {
             nest.starts[k] = layout.start;
         }
@@ -80,14 +87,14 @@ impl Nest {
         nest
     }
 
-    /// True where every layout is contiguous from the first element of its tensor on.
+    /// Returns true if every layout is contiguous from its tensor's first element on.
     pub fn is_flat(&self) -> bool {
         self.extents.len() == 1 && (0..self.len).all(|k| self.strides[0][k] == 1 && self.starts[k] == 0)
     }
 
-    /// True where layout `k` runs on along another dim than the innermost, and nothing of it is repeated: its rows are
-    /// worth turning before they are walked.
-    pub fn is_turned(&self, k: usize) -> bool {
+    /// Returns true if layout `k` has its smallest stride along another dim than the innermost and repeats no
+    /// element, and the tensor is large enough that a transposed copy pays.
+    pub fn is_transposed(&self, k: usize) -> bool {
         const WORTH: usize = 1 << 14;
         let inner = self.strides[0][k];
         let below = |s: &[usize; LAYOUTS]| s[k] < inner;
@@ -98,7 +105,8 @@ impl Nest {
             && self.strides.iter().any(below)
     }
 
-    /// Joins `width` neighbours to one unit, counting places in units from then on: whether all layouts allow it.
+    /// Joins `width` neighbours to one unit, if all layouts allow it, and counts offsets in units from then on.
+    /// Returns true if it did.
     pub fn join(&mut self, width: usize) -> bool {
         let whole = |x: usize| x.is_multiple_of(width);
         let fits = whole(self.extents[0])
@@ -115,9 +123,9 @@ impl Nest {
         fits
     }
 
-    /// Has the kernel go by packs of `width` elements if the layouts allow it: rows of the result contiguous, of the
-    /// others contiguous or repeated, all beginning at the address of a pack. `places` are the tensors' first elements
-    /// counted from such an address.
+    /// Lets the kernel load packs of `width` elements, if the layouts allow it: the result's rows are contiguous, the
+    /// operands' rows are contiguous or one repeated element, and all rows begin at an address that is aligned to a
+    /// pack. `places` gives the offset of each tensor's first element from such an address. Returns true if it does.
     pub fn pack(&mut self, width: usize, places: impl Fn(usize) -> usize) -> bool {
         let whole = |x: usize| x.is_multiple_of(width);
         let fits = |k: usize| match self.strides[0][k] {
@@ -134,15 +142,15 @@ impl Nest {
         fits
     }
 
-    /// Of two layouts, a result and an operand: takes out the dims along which the two run on, columns and rows, where they
-    /// differ and both are long. What is left are the dims around them.
-    pub fn turn(&mut self) -> Option<(Side, Side)> {
+    /// Removes the two dims along which result and operand are contiguous, columns and rows, if they differ and both
+    /// are long. The remaining dims are those around the tiles.
+    pub fn take_transposed(&mut self) -> Option<(TransposedDim, TransposedDim)> {
         const LONG: usize = 8;
-        let columns = Side { len: self.extents[0], stride: self.strides[0][1] };
-        let turned = self.strides[0][0] == 1 && columns.stride > 1 && columns.len >= LONG;
+        let columns = TransposedDim { len: self.extents[0], stride: self.strides[0][1] };
+        let transposed = self.strides[0][0] == 1 && columns.stride > 1 && columns.len >= LONG;
         let along = |d: &usize| self.strides[*d][1] == 1 && self.extents[*d] >= LONG;
-        let d = (1..self.extents.len()).find(along).filter(|_| turned)?;
-        let rows = Side { len: self.extents[d], stride: self.strides[d][0] };
+        let d = (1..self.extents.len()).find(along).filter(|_| transposed)?;
+        let rows = TransposedDim { len: self.extents[d], stride: self.strides[d][0] };
         for d in [d, 0] {
             self.extents.remove(d);
             self.strides.remove(d);
@@ -154,9 +162,9 @@ impl Nest {
         Some((columns, rows))
     }
 
-    /// Calls `run` with walks that together make up this one: one, but for more dims than a kernel takes, or `limit`
-    /// indices and more.
-    pub fn walks(mut self, limit: usize, run: &mut dyn FnMut(Walk) -> Result<()>) -> Result<()> {
+    /// Calls `run` with the walks that cover all indices: one, unless there are more dims than a kernel takes, or
+    /// `limit` indices or more.
+    pub fn walks(mut self, limit: usize, run: &mut dyn FnMut(StridedWalk) -> Result<()>) -> Result<()> {
         let last = self.extents.len() - 1;
         if self.extents.len() <= DIMS && self.numel() < limit {
             return run(self.walk());
@@ -177,13 +185,13 @@ impl Nest {
         second.walks(limit, run)
     }
 
-    /// The number of indices.
+    /// Returns the number of indices.
     pub fn numel(&self) -> usize {
         self.extents.iter().product()
     }
 
-    fn walk(&self) -> Walk {
-        let mut walk = Walk {
+    fn walk(&self) -> StridedWalk {
+        let mut walk = StridedWalk {
             start: self.starts.map(|s| s as u64),
             stride: [[0; DIMS]; LAYOUTS],
             by: [Divisor::default(); DIMS],
@@ -200,9 +208,9 @@ impl Nest {
     }
 }
 
-/// One side of a transposing copy: an extent, and the other layout's stride along it.
+/// A dim of a transposing copy: its extent, and its stride in the tensor that is not contiguous along it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Side {
+pub(super) struct TransposedDim {
     pub len: usize,
     pub stride: usize,
 }
@@ -215,25 +223,32 @@ impl Divisor {
     }
 }
 
-/// Merged dims of a copy's two layouts in the order in which the result lies, which makes its rows as long as they can be.
-pub(super) fn in_order(shape: &[usize], result: Layout, operand: Layout) -> Nest {
+/// Merges a copy's two layouts, with the dims in the order of the result's memory, which makes its rows as long as
+/// possible.
+pub(super) fn merge_in_result_order(
+    shape: &[usize],
+    result: StridedLayout,
+    operand: StridedLayout,
+) -> MergedLayouts {
     let mut order: Dims = (0..shape.len()).collect();
     order.sort_by_key(|&d| std::cmp::Reverse(result.strides[d]));
     let take = |all: &[usize]| -> Dims { order.iter().map(|&d| all[d]).collect() };
     let (to, from) = (take(result.strides), take(operand.strides));
-    let layouts =
-        [Layout { start: result.start, strides: &to }, Layout { start: operand.start, strides: &from }];
-    Nest::new(&take(shape), &layouts)
+    let layouts = [
+        StridedLayout { start: result.start, strides: &to },
+        StridedLayout { start: operand.start, strides: &from },
+    ];
+    MergedLayouts::new(&take(shape), &layouts)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// All places that walks visit, in the order of indices, as the kernel finds them.
-    fn visited(nest: Nest) -> Vec<[u64; LAYOUTS]> {
+    /// Returns the offsets that walks visit, in the order of indices, as the kernel computes them.
+    fn visited(nest: MergedLayouts) -> Vec<[u64; LAYOUTS]> {
         let mut all = Vec::new();
-        let mut run = |walk: Walk| {
+        let mut run = |walk: StridedWalk| {
             for i in 0..walk.len {
                 let (mut at, mut i) = (walk.start, i);
                 for d in 0..walk.dims as usize {
@@ -267,18 +282,18 @@ mod tests {
 
     #[test]
     fn visits_every_index_in_order() {
-        let result = Layout { start: 0, strides: &[20, 5, 5, 1] };
-        let turned = Layout { start: 3, strides: &[1, 2, 9, 8] };
-        let nest = Nest::new(&[2, 4, 1, 5], &[result, turned]);
+        let result = StridedLayout { start: 0, strides: &[20, 5, 5, 1] };
+        let transposed = StridedLayout { start: 3, strides: &[1, 2, 9, 8] };
+        let nest = MergedLayouts::new(&[2, 4, 1, 5], &[result, transposed]);
         assert_eq!(nest.extents[..], [5, 4, 2]);
         let want = (0..40).map(|i| [i, 3 + i / 20 + i / 5 % 4 * 2 + i % 5 * 8, 0, 0]);
         assert_eq!(visited(nest), want.collect::<Vec<_>>());
-        // More dims than a kernel walks: none of them run on into one another.
+        // These dims do not merge, and are more than a kernel walks.
         let shape = [2usize, 3, 2, 1, 2, 3, 2, 2, 3];
         let strides: Vec<usize> = (0..9).map(|d| 10usize.pow(d)).collect();
         let own: Vec<usize> = (0..9).map(|d| shape[d + 1..].iter().product()).collect();
-        let layouts = [&own, &strides].map(|strides| Layout { start: 0, strides });
-        let all = visited(Nest::new(&shape, &layouts));
+        let layouts = [&own, &strides].map(|strides| StridedLayout { start: 0, strides });
+        let all = visited(MergedLayouts::new(&shape, &layouts));
         assert!(all.iter().enumerate().all(|(i, at)| at[0] == i as u64));
         let digits = |i: usize| (0..9).map(|d| i / own[d] % shape[d] * strides[d]).sum::<usize>() as u64;
         assert!(all.iter().enumerate().all(|(i, at)| at[1] == digits(i)));
@@ -289,31 +304,38 @@ mod tests {
         let rows = |start: usize, pitch: usize| {
             let (result, bias) = ([8, 1], [0, 1]);
             let (pitched, row) = ([pitch, 1], [pitch, 0]);
-            let layouts = [&result, &pitched, &bias, &row].map(|strides| Layout { start, strides });
-            Nest::new(&[3, 8], &layouts)
+            let layouts = [&result, &pitched, &bias, &row].map(|strides| StridedLayout { start, strides });
+            MergedLayouts::new(&[3, 8], &layouts)
         };
         let mut nest = rows(0, 12);
         assert!(nest.pack(4, |_| 0));
         assert_eq!(visited(nest)[3], [12, 16, 4, 12]);
         assert!(!rows(0, 10).pack(4, |_| 0) && !rows(2, 12).pack(4, |_| 0) && !rows(0, 12).pack(4, |_| 6));
         assert!(!rows(0, 12).pack(3, |_| 0) && rows(2, 12).pack(4, |_| 2));
-        let pair = [Layout { start: 4, strides: &[6, 1] }, Layout { start: 0, strides: &[4, 1] }];
-        let mut joined = Nest::new(&[5, 4], &pair);
+        let pair =
+            [StridedLayout { start: 4, strides: &[6, 1] }, StridedLayout { start: 0, strides: &[4, 1] }];
+        let mut joined = MergedLayouts::new(&[5, 4], &pair);
         assert!(!joined.join(4) && joined.join(2));
         assert_eq!(visited(joined)[..3], [[2, 0, 0, 0], [3, 1, 0, 0], [5, 2, 0, 0]]);
     }
 
     #[test]
     fn a_transposed_operand_has_two_sides() {
-        let result = Layout { start: 0, strides: &[200, 20, 1] };
-        let operand = Layout { start: 7, strides: &[200, 1, 10] };
-        let mut nest = Nest::new(&[3, 10, 20], &[result, operand]);
-        assert!(!nest.is_turned(1), "600 elements are walked as they are");
-        let (columns, rows) = nest.turn().unwrap();
+        let result = StridedLayout { start: 0, strides: &[200, 20, 1] };
+        let operand = StridedLayout { start: 7, strides: &[200, 1, 10] };
+        let mut nest = MergedLayouts::new(&[3, 10, 20], &[result, operand]);
+        assert!(!nest.is_transposed(1), "600 elements are walked as they are");
+        let (columns, rows) = nest.take_transposed().unwrap();
         assert_eq!(visited(nest), [[0, 7, 0, 0], [200, 207, 0, 0], [400, 407, 0, 0]]);
-        assert_eq!((columns, rows), (Side { len: 20, stride: 10 }, Side { len: 10, stride: 20 }));
-        let straight =
-            in_order(&[4, 5], Layout { start: 0, strides: &[1, 4] }, Layout { start: 0, strides: &[1, 4] });
+        assert_eq!(
+            (columns, rows),
+            (TransposedDim { len: 20, stride: 10 }, TransposedDim { len: 10, stride: 20 })
+        );
+        let straight = merge_in_result_order(
+            &[4, 5],
+            StridedLayout { start: 0, strides: &[1, 4] },
+            StridedLayout { start: 0, strides: &[1, 4] },
+        );
         assert!(straight.is_flat(), "a copy goes in the result's order");
     }
 }

@@ -1,4 +1,4 @@
-//! The system's C++ compiler, and a cache of its images whose keys cover all inputs.
+//! The system's C++ compiler, and a cache of its images.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use isoshard::tensor::cuda::Program;
+use isoshard::tensor::cuda::KernelProgram;
 
-/// The headers that precede every kernel.
+/// The headers that are included before every kernel.
 const SHIM: &[(&str, &str)] = &[
     ("shim.hpp", include_str!("../../shim/shim.hpp")),
     ("fiber.hpp", include_str!("../../shim/fiber.hpp")),
@@ -17,8 +17,7 @@ const SHIM: &[(&str, &str)] = &[
     ("device.hpp", include_str!("../../shim/device.hpp")),
 ];
 
-/// Flags for IEEE arithmetic as written, and for integers and pointers as a device has them. A program exports no
-/// names.
+/// IEEE arithmetic as written, and integers and pointers as on a device. Each image keeps its symbols private.
 const FLAGS: &[&str] = &[
     "-std=c++20",
     "-O2",
@@ -32,7 +31,7 @@ const FLAGS: &[&str] = &[
     "-DISO_SHIM",
 ];
 
-/// The sanitizers of [`Settings::checks`](super::Settings::checks); the shim has the functions that they report to.
+/// The checks that kernels make at run time, if wanted; their reports call functions of the shim.
 const CHECKS: &str = "-fsanitize=alignment,bounds,shift-exponent,integer-divide-by-zero";
 
 /// A compiler that works.
@@ -41,12 +40,12 @@ pub struct Compiler {
     command: Vec<String>,
     flags: Vec<String>,
     checks: bool,
-    /// The name and version of the compiler and of the shim: the inputs of an image besides its sources.
+    /// The compiler's name and version and a hash of the shim: images depend on these in addition to their sources.
     pub version: String,
 }
 
 impl Compiler {
-    /// Returns the compiler that `CXX` names, else one with a usual name.
+    /// Finds the compiler that `CXX` names, else one of the usual.
     pub fn find(checks: bool) -> Option<Compiler> {
         let named = std::env::var("CXX").ok().filter(|c| !c.trim().is_empty());
         let candidates = named.into_iter().chain(["g++", "c++", "clang++"].map(String::from));
@@ -62,7 +61,7 @@ impl Compiler {
         if !name.contains("clang") {
             flags.push("-fno-gnu-unique".into());
         }
-        // Makes a fused multiply-add an instruction; without it, it is a call with the same bits.
+        // Makes a fused multiply-add one instruction; without the flag it is a call with the same bits.
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("fma") {
             flags.push("-mfma".into());
@@ -71,18 +70,18 @@ impl Compiler {
         told.status.success().then_some(Compiler { command, flags, checks, version })
     }
 
-    /// Returns the image of a program, from disk if the same program was compiled before.
+    /// Returns the image of a program, from disk if it was compiled before.
     ///
     /// # Errors
-    /// Returns the compiler's log.
-    pub fn compile(&self, program: &Program) -> Result<Vec<u8>, String> {
+    /// The compiler's log.
+    pub fn compile(&self, program: &KernelProgram) -> Result<Vec<u8>, String> {
         let headers = included(program);
         let defines: Vec<&str> = program.options.iter().copied().filter(|o| o.starts_with("-D")).collect();
         let key = hash(&(&self.version, program.name, program.source, &headers, &defines));
         let dir = scratch();
         let file = dir.join(format!("{}-{key:016x}.so", program.name));
         let lock = File::create(file.with_extension("lock")).ok();
-        // A second thread or process waits for the lock and finds the image that the first one made.
+        // A second caller waits for the first one's image, also in another process.
         let _held = lock.as_ref().map(File::lock);
         if let Ok(image) = fs::read(&file) {
             return Ok(image);
@@ -94,10 +93,10 @@ impl Compiler {
         kept?.map_err(|e| format!("{}: {e}", file.display()))
     }
 
-    /// Compiles in a new folder. Returns the image's path.
+    /// Compiles in a new folder, and returns the image's path.
     fn run(
         &self,
-        program: &Program,
+        program: &KernelProgram,
         headers: &[(&str, &str)],
         defines: &[&str],
         work: &Path,
@@ -136,7 +135,7 @@ impl Compiler {
     }
 }
 
-/// A folder for images: below the build's folder, or the system's temporary folder if that does not exist.
+/// Returns a folder for files made here: in the build's folder, or in the system's if there is none.
 pub fn scratch() -> PathBuf {
     let built = option_env!("CARGO_TARGET_TMPDIR").map(|dir| Path::new(dir).join("shim"));
     let built = built.filter(|dir| fs::create_dir_all(dir).is_ok());
@@ -147,14 +146,14 @@ pub fn scratch() -> PathBuf {
     })
 }
 
-/// A path in `dir` that no other thread or process uses.
+/// Returns a new path in `dir`.
 pub fn unique(dir: &Path, name: &str) -> PathBuf {
     static MADE: AtomicU64 = AtomicU64::new(0);
     dir.join(format!("{name}.{}.{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed)))
 }
 
-/// The headers that a program includes, directly or indirectly; its image depends on no others.
-fn included<'a>(program: &Program<'a>) -> Vec<(&'a str, &'a str)> {
+/// Returns the headers that a program includes, directly or not; others do not matter to its image.
+fn included<'a>(program: &KernelProgram<'a>) -> Vec<(&'a str, &'a str)> {
     let mut found: Vec<(&str, &str)> = Vec::new();
     let mut texts = vec![program.source];
     while let Some(text) = texts.pop() {

@@ -4,17 +4,17 @@ use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
 use isoshard::tensor::cuda::{
-    self, Address, Copy, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle,
+    self, Address, CopyDirection, DeviceProperties, Driver, DriverError, DriverResult, Grid, Handle,
 };
 
-use super::program::{Function, Program};
+use super::program::{Function, LoadedProgram};
 use super::queue::Task;
 use super::{ORDER, Order, Shim, lock, mix, refusal};
 
 const INVALID: &str = "CUDA_ERROR_INVALID_VALUE";
 const BAD_HANDLE: &str = "CUDA_ERROR_INVALID_HANDLE";
 
-// SAFETY: blocks stay allocated until they are freed, and only the calls' documented effects touch them.
+// SAFETY: blocks are allocated until they are freed, and calls do with them only what the trait documents.
 unsafe impl Driver for Shim {
     fn properties(&self) -> &DeviceProperties {
         &self.properties
@@ -146,9 +146,16 @@ unsafe impl Driver for Shim {
         Ok(queue.recording(event).is_none())
     }
 
-    unsafe fn copy(&self, way: Copy, to: u64, from: u64, bytes: usize, stream: Handle) -> DriverResult<()> {
+    unsafe fn copy(
+        &self,
+        direction: CopyDirection,
+        to: u64,
+        from: u64,
+        bytes: usize,
+        stream: Handle,
+    ) -> DriverResult<()> {
         self.enter("copy")?;
-        self.put("copy", stream, Task::Copy { way, to, from, bytes })
+        self.put("copy", stream, Task::Copy { direction, to, from, bytes })
     }
 
     unsafe fn fill(&self, at: Address, byte: u8, bytes: usize, stream: Handle) -> DriverResult<()> {
@@ -156,15 +163,15 @@ unsafe impl Driver for Shim {
         self.put("fill", stream, Task::Fill { at, byte, bytes })
     }
 
-    fn compile(&self, program: &cuda::Program) -> Result<Vec<u8>, String> {
+    fn compile(&self, program: &cuda::KernelProgram) -> Result<Vec<u8>, String> {
         self.enter("compile").map_err(|e| e.to_string())?;
         self.compiler.compile(program)
     }
 
     fn load(&self, name: &str, image: &[u8]) -> DriverResult<Handle> {
         self.enter("load")?;
-        let program =
-            Program::load(name, image).map_err(|why| refusal("load", "CUDA_ERROR_INVALID_IMAGE", &why))?;
+        let program = LoadedProgram::load(name, image)
+            .map_err(|why| refusal("load", "CUDA_ERROR_INVALID_IMAGE", &why))?;
         let mut programs = lock(&self.programs);
         programs.push(program);
         Ok(programs.len() as Handle)

@@ -1,19 +1,19 @@
-//! Device and pinned memory: host allocations between guards, filled with poison when they are allocated and when
-//! they are freed.
+//! Device and pinned memory: host allocations between guards, filled with poison when they are allocated and freed.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeMap, VecDeque};
 
-/// The length of the guards before and after a block; waiting for a stream checks them.
+/// The sizes of the guards before and after a block, and of their part that is checked whenever a stream is waited
+/// for.
 const GUARD_BYTES: usize = 4096;
 const NEAR_BYTES: usize = 256;
 const GUARD: u8 = 0xa5;
 const POISON: u8 = 0xff;
 const ALIGN: usize = 256;
-/// The bytes of freed memory that are kept to detect writes to them.
+/// The freed bytes that are kept, to see if they are written to.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// All live blocks.
+/// All blocks.
 #[derive(Debug, Default)]
 pub struct Memory {
     blocks: BTreeMap<u64, Block>,
@@ -22,7 +22,7 @@ pub struct Memory {
     pub device_bytes: usize,
 }
 
-/// A block's size without its guards, and its kind of memory.
+/// A block's size without its guards, and true if it is host memory.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     bytes: usize,
@@ -37,13 +37,13 @@ impl Block {
 }
 
 impl Memory {
-    /// Allocates a block and fills it with poison.
+    /// Allocates a block, filled with poison.
     pub fn alloc(&mut self, bytes: usize, host: bool) -> u64 {
         let block = Block { bytes, host };
-        // SAFETY: the layout has a size.
+        // SAFETY: the layout's size is not zero.
         let first = unsafe { alloc(block.layout()) };
         assert!(!first.is_null(), "the host has no {bytes} bytes");
-        // SAFETY: all of it lies in the allocation.
+        // SAFETY: all of it is in the allocation.
         let at = unsafe {
             first.write_bytes(GUARD, block.layout().size());
             let at = first.add(GUARD_BYTES);
@@ -58,13 +58,13 @@ impl Memory {
     /// Frees a block.
     ///
     /// # Errors
-    /// Refuses an unknown block, and one whose guards were written to.
+    /// Returns an error if there is no such block, or if its guards were written to.
     pub fn free(&mut self, at: u64, host: bool) -> Result<(), String> {
         let block = self.blocks.remove(&at).filter(|b| b.host == host);
         let block = block.ok_or_else(|| format!("no block begins at {at:#x}: freed twice, or never made"))?;
         self.device_bytes -= if host { 0 } else { block.bytes };
         let whole = check(at, block, GUARD_BYTES);
-        // SAFETY: the block's own bytes, which are no longer in use.
+        // SAFETY: the block's own bytes, which are not used any more.
         unsafe { (at as *mut u8).write_bytes(POISON, block.bytes) };
         self.freed.push_back((at, block));
         self.freed_bytes += block.bytes;
@@ -78,10 +78,10 @@ impl Memory {
         whole.and(used)
     }
 
-    /// Checks the guards of every block, and freed memory.
+    /// Checks every block's guards, and the freed memory.
     ///
     /// # Errors
-    /// Returns the first write that it finds.
+    /// Returns the first block that was written to.
     pub fn check(&self, thoroughly: bool) -> Result<(), String> {
         let far = if thoroughly { GUARD_BYTES } else { NEAR_BYTES };
         self.blocks.iter().try_for_each(|(&at, &block)| check(at, block, far))?;
@@ -92,7 +92,7 @@ impl Memory {
     }
 
     /// # Errors
-    /// Refuses a range that does not lie in one block of this kind.
+    /// Returns an error if the range is not in one block of this kind.
     pub fn holds(&self, at: u64, bytes: usize, host: bool) -> Result<(), String> {
         let found = self.blocks.range(..=at).next_back().filter(|(_, block)| block.host == host);
         let inside = found.is_some_and(|(first, block)| {
@@ -122,7 +122,7 @@ impl Drop for Memory {
 }
 
 fn bytes_at<'a>(at: u64, bytes: usize) -> &'a [u8] {
-    // SAFETY: called for parts of live allocations.
+    // SAFETY: called for parts of allocations that are still allocated.
     unsafe { std::slice::from_raw_parts(at as *const u8, bytes) }
 }
 

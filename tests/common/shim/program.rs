@@ -1,4 +1,4 @@
-//! Loaded programs and their entries, and the memory that a running block needs: stacks and shared memory.
+//! Loaded programs and their entries, and the memory of a running block: stacks and shared memory.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::RefCell;
@@ -17,13 +17,13 @@ const STACK_BYTES: usize = 65536;
 const MAX_THREADS: usize = 1024;
 const GUARD_BYTES: usize = 4096;
 
-/// A program that is loaded into this process, and never unloaded.
+/// A program that is loaded in this process, and never unloaded.
 #[derive(Debug)]
-pub struct Program {
+pub struct LoadedProgram {
     library: Library,
 }
 
-/// An entry of a program; it lives as long as the process.
+/// An entry of a program, which lives as long as the process.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
     entry: &'static Entry,
@@ -59,18 +59,18 @@ struct Launch {
     error_bytes: u32,
 }
 
-impl Program {
-    /// Loads an image from a file that it removes at once.
+impl LoadedProgram {
+    /// Loads an image from a temporary file.
     ///
     /// # Errors
     /// Returns the loader's message.
-    pub fn load(name: &str, image: &[u8]) -> Result<Program, String> {
+    pub fn load(name: &str, image: &[u8]) -> Result<LoadedProgram, String> {
         let file = unique(&scratch(), &format!("{name}.so"));
         fs::write(&file, image).map_err(|e| format!("{}: {e}", file.display()))?;
         // SAFETY: the image is ours; its initialisers are those of the C library.
         let library = unsafe { Library::new(&file) };
         let _ = fs::remove_file(&file);
-        library.map(|library| Program { library }).map_err(|e| e.to_string())
+        library.map(|library| LoadedProgram { library }).map_err(|e| e.to_string())
     }
 
     /// Returns an entry by its name.
@@ -107,7 +107,7 @@ impl Function {
     /// Runs a launch on the calling thread.
     ///
     /// # Errors
-    /// Describes an action of a block that no device allows.
+    /// Returns a description of what the blocks did and a device does not allow.
     ///
     /// # Safety
     /// The conditions of [`isoshard::tensor::cuda::Driver::launch`] hold, and the grid is legal.
@@ -149,7 +149,7 @@ impl Function {
     }
 }
 
-/// The memory of the blocks that run on one OS thread.
+/// The memory of blocks that run on one OS thread.
 #[derive(Default)]
 struct Room {
     stacks: Option<*mut u8>,
@@ -159,7 +159,7 @@ struct Room {
 thread_local!(static ROOM: RefCell<Room> = RefCell::default());
 
 impl Room {
-    /// Memory below the first stack, so that a stack overflow is detected.
+    /// Memory below the first stack, so that a stack overflow there is seen.
     const BELOW_BYTES: usize = 4 * STACK_BYTES;
     const STACKS: Layout =
         match Layout::from_size_align(STACK_BYTES * MAX_THREADS + Room::BELOW_BYTES, STACK_BYTES) {
@@ -167,8 +167,8 @@ impl Room {
             Err(_) => unreachable!(),
         };
 
-    /// Calls with the memory of this thread. If the thread is ending and has freed it already, when the last tasks of
-    /// its streams run, the call has memory of its own.
+    /// Calls with this thread's memory. If a thread that ends has freed it already, while the last tasks of its
+    /// streams run, calls with memory for this call alone.
     fn with<T>(call: impl FnOnce(&mut Room) -> T) -> T {
         let mut call = Some(call);
         let mut run = |room: &mut Room| call.take().map(|call| call(room));
@@ -179,18 +179,18 @@ impl Room {
         done.expect("called once")
     }
 
-    /// Returns memory that the system provides page by page, as it is used.
+    /// Returns memory for stacks, which the system provides page by page as it is used.
     fn stacks(&mut self) -> *mut u8 {
         *self.stacks.get_or_insert_with(|| {
             // SAFETY: the layout has a size.
             let stacks = unsafe { alloc(Room::STACKS) };
             assert!(!stacks.is_null(), "no memory for stacks");
-            // SAFETY: in the allocation.
+            // SAFETY: inside the allocation.
             unsafe { stacks.add(Room::BELOW_BYTES) }
         })
     }
 
-    /// Returns shared memory with its guard, at a multiple of 16 but of no larger power of two.
+    /// Returns shared memory with its guard, aligned to 16 and to no more.
     fn dynamic(&mut self, bytes: usize) -> *mut u8 {
         let words = (bytes + GUARD_BYTES).div_ceil(16) + 2;
         if self.dynamic.len() < words {
@@ -198,7 +198,7 @@ impl Room {
         }
         let first = self.dynamic.as_mut_ptr().cast::<u8>();
         let skip = if (first as usize).is_multiple_of(32) { 16 } else { 0 };
-        // SAFETY: there are two words more than needed.
+        // SAFETY: there are two more words than needed.
         unsafe { first.add(skip) }
     }
 }

@@ -1,8 +1,8 @@
-//! Streams that run late: the tasks that wait on each, and those that may run next.
+//! Streams that run late: their waiting tasks, and which of them may run next.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use isoshard::tensor::cuda::{Copy, DriverError, Grid, Handle};
+use isoshard::tensor::cuda::{CopyDirection, DriverError, Grid, Handle};
 
 use super::program::Function;
 use super::{Order, mix};
@@ -17,7 +17,7 @@ pub enum Task {
         order: (Order, u64),
     },
     Copy {
-        way: Copy,
+        direction: CopyDirection,
         to: u64,
         from: u64,
         bytes: usize,
@@ -27,7 +27,7 @@ pub enum Task {
         byte: u8,
         bytes: usize,
     },
-    /// Marks a recording of an event as done.
+    /// Makes this recording of an event happen.
     Record(u64),
     /// Waits for a recording.
     Wait(u64),
@@ -49,16 +49,16 @@ pub struct Queue {
 struct Stream {
     tasks: VecDeque<Task>,
     dropped: bool,
-    /// An error on the stream, which the next call that waits returns.
+    /// The error of a task, for the next call that waits.
     failed: Option<DriverError>,
 }
 
-/// The streams that advance while a thread waits for one of them.
+/// The stream that advances while one is waited for.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Policy {
-    /// Only those that the awaited stream depends on.
+    /// Only the streams that the waiting one needs.
     Needed,
-    /// Any stream that can.
+    /// Any stream that can advance.
     Any,
 }
 
@@ -104,7 +104,7 @@ impl Queue {
         self.events.remove(&event);
     }
 
-    /// Adds a recording of an event on a stream.
+    /// Records an event on a stream.
     pub fn record(&mut self, event: Handle, stream: Handle) -> Task {
         self.made += 1;
         self.events.insert(event, Some(self.made));
@@ -112,7 +112,7 @@ impl Queue {
         Task::Record(self.made)
     }
 
-    /// Returns the event's last recording, unless it is done.
+    /// Returns the event's last recording, unless it has happened.
     pub fn recording(&self, event: Handle) -> Option<u64> {
         self.events.get(&event).copied().flatten().filter(|r| self.pending.contains_key(r))
     }
@@ -143,18 +143,18 @@ impl Queue {
         self.streams.get_mut(&stream)?.failed.take()
     }
 
-    /// The numbers of live streams and events.
+    /// Returns the numbers of live streams and events.
     pub fn live(&self) -> (usize, usize) {
         (self.streams.values().filter(|s| !s.dropped).count(), self.events.len())
     }
 
-    /// Returns a number from 0 to `n - 1`.
+    /// Draws a number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         self.random = mix(self.random.wrapping_add(0x9e37_79b9_7f4a_7c15));
         (self.random % n as u64) as usize
     }
 
-    /// Removes the next task on the way to the end of `stream`. Returns it with its own stream.
+    /// Takes the next task on the way to the end of `stream`, with the stream that it is on.
     pub fn next(&mut self, stream: Handle, policy: Policy) -> (Handle, Task) {
         let from = match policy {
             Policy::Needed => self.needed_by(stream),
@@ -166,7 +166,7 @@ impl Queue {
         (from, task)
     }
 
-    /// Removes any task that can run.
+    /// Takes any task that can run.
     pub fn next_of_any(&mut self) -> Option<(Handle, Task)> {
         (!self.is_idle()).then(|| self.next(0, Policy::Any))
     }

@@ -79,8 +79,8 @@ fn three_of_four_go_on() {
             (End::IsLate, Err(Failure::Error(e))) => assert_eq!(
                 e.to_string(),
                 format!(
-                    "survivors: the others have gone on without this rank; got rank {culprit}, which came too late for \
-                     {left:?}; end its program"
+                    "survivors: the other ranks have continued without this rank; got rank {culprit}, which asked \
+                     too late to join {left:?}; end the program of this rank"
                 )
             ),
             other => panic!("{other:?}"),

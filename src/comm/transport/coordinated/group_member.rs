@@ -1,4 +1,4 @@
-//! A group at one of its members: who they are, and the numbers of this member's calls.
+//! A group as one of its members sees it: its ranks, and the numbers of this member's calls.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -11,23 +11,24 @@ use crate::comm::lock::lock;
 use crate::error::{CallId, Error, Result};
 use crate::tensor::Tensor;
 
-/// A group at one of its members.
+/// A group as one of its members sees it.
 #[derive(Debug)]
 pub(in crate::comm::transport) struct GroupMember {
     pub membership: Arc<Membership>,
-    /// The group as errors write it.
+    /// The group's name in errors.
     pub label: String,
-    /// A number made from name and ranks, by which the coordinator knows the group: labels of many ranks leave some out.
+    /// A hash of name and ranks, by which the coordinator identifies the group: a label leaves out some of many
+    /// ranks.
     id: u64,
     pub ranks: Vec<usize>,
-    /// This member's place among the ranks.
+    /// This member's position among the ranks.
     pub index: usize,
     next: Mutex<HashMap<Sequence, u64>>,
     /// Tensors that this rank has sent itself, by number.
     pub(super) to_itself: Mutex<HashMap<u64, Tensor>>,
 }
 
-/// A call of a group, by its number in its sequence.
+/// A call of a group, identified by its number in its sequence.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::comm::transport) struct CallNumber {
     pub name: &'static str,
@@ -36,12 +37,12 @@ pub(in crate::comm::transport) struct CallNumber {
 }
 
 impl CallNumber {
-    /// The call by which members connect, which none has a number for.
+    /// Stands for connecting the members, which is no numbered call.
     pub const CONNECT: CallNumber = CallNumber { name: "connect", sequence: Sequence::Collective, seq: 0 };
 }
 
 impl GroupMember {
-    /// The group, of which the coordinator is told.
+    /// Opens a group, and tells the coordinator.
     pub fn open(membership: &Arc<Membership>, ranks: &[usize], name: &str) -> GroupMember {
         let label = label(name, ranks);
         let state = GroupMember {
@@ -53,19 +54,19 @@ impl GroupMember {
             next: Mutex::default(),
             to_itself: Mutex::default(),
         };
-        membership.tell_in_passing(Message::Open { name: name.into(), ranks: ranks.to_vec() });
+        membership.tell_later(Message::Open { name: name.into(), ranks: ranks.to_vec() });
         state
     }
 
-    /// The group as members speak of it to the coordinator's store.
+    /// Returns the key that the members use for the group in the coordinator's store.
     pub fn key(&self) -> String {
         format!("{} {:016x}", self.label, self.id)
     }
 
-    /// Numbers a call of this member, and tells the coordinator what it brings.
+    /// Numbers a call of this member, and sends its signature to the coordinator.
     ///
     /// # Errors
-    /// The fault for which the world is given up.
+    /// Returns the fault for which the world was given up.
     pub fn enter(&self, call: &Call<'_>) -> Result<CallNumber> {
         let sequence = Sequence::of(call.route, self.index);
         let number = CallNumber { name: call.name, sequence, seq: self.advance(sequence) };
@@ -74,12 +75,12 @@ impl GroupMember {
         }
         if self.membership.compared {
             let (group, seq, signature) = (self.id, number.seq, call.to_signature());
-            self.membership.tell_in_passing(Message::Arrived { group, sequence, seq, signature });
+            self.membership.tell_later(Message::Arrived { group, sequence, seq, signature });
         }
         Ok(number)
     }
 
-    /// The number of this member's next call of a sequence.
+    /// Returns the number of this member's next call of a sequence.
     pub(super) fn advance(&self, sequence: Sequence) -> u64 {
         let mut next = lock(&self.next);
         let next = next.entry(sequence).or_default();
@@ -87,7 +88,7 @@ impl GroupMember {
         *next - 1
     }
 
-    /// True if this member is both ends of a call.
+    /// Returns true if this member is both ends of a call.
     pub(super) fn is_to_itself(&self, route: Route) -> bool {
         match route {
             Route::Send { to: other } | Route::Recv { from: other } => other == self.index,
@@ -95,7 +96,7 @@ impl GroupMember {
         }
     }
 
-    /// A call as errors name it.
+    /// Returns the name of a call in errors.
     pub fn call_id(&self, call: &CallNumber) -> CallId {
         CallId::new(call.name, call.seq, &*self.label)
     }
@@ -115,7 +116,7 @@ impl GroupMember {
         self.membership.report_broken(&self.call_id(call), reason.to_string())
     }
 
-    /// Tells the coordinator that a call has not finished within the deadline, and returns the first fault.
+    /// Tells the coordinator that a call did not finish within the deadline, and returns the first fault.
     pub fn report_late(&self, call: &CallNumber, brought: impl ToString) -> FirstFault {
         let CallNumber { name, sequence, seq } = *call;
         let (group, compared) = (self.id, self.membership.compared);
@@ -123,7 +124,7 @@ impl GroupMember {
         self.membership.await_fault(&self.call_id(call), brought)
     }
 
-    /// The error of a call that has not finished within the deadline, which the coordinator is told.
+    /// Tells the coordinator that a call did not finish within the deadline, and returns the call's error.
     pub fn late(&self, call: &CallNumber, brought: impl ToString) -> Error {
         self.report_late(call, brought).at(self.call_id(call)).into()
     }
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
     use crate::comm::coordinator::Client;
 
-    /// Labels of many ranks show the first ones and the number of the others.
+    /// A label shows the first ones of many ranks and the number of the rest, so groups may share a label.
     #[test]
     fn groups_of_one_label_are_two() {
         let client = Client::of_threads(40, Duration::ZERO).remove(0);

@@ -1,4 +1,4 @@
-//! A rank's membership in a world that a coordinator watches over.
+//! A rank's membership in a world that has a coordinator.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -9,33 +9,33 @@ use crate::comm::coordinator::{Client, FirstFault, Message};
 use crate::comm::lock::lock;
 use crate::error::{CallId, CommFault, Error, Result};
 
-/// The time that the coordinator has to answer what is urgent.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The time for which a rank whose transport fails leaves the first word to the rank that is the cause.
-const GRACE: Duration = Duration::from_millis(300);
+/// The time within which the coordinator answers an urgent message.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+/// The time for which a rank whose transport fails waits for a report from the rank that caused it.
+const CAUSE_TIME: Duration = Duration::from_millis(300);
 
-/// A rank's words to the coordinator, and the fault for which the world is given up, if it is.
+/// A rank's connection to the coordinator, and the fault for which the world was given up, if any.
 #[derive(Debug)]
 pub(in crate::comm::transport) struct Membership {
     pub rank: usize,
     pub world_len: usize,
-    /// The time that ranks wait for each other.
+    /// The time for which ranks wait for each other.
     pub deadline: Duration,
-    /// True if members tell the coordinator what they bring to each call.
+    /// True if members send the signature of each call to the coordinator.
     pub compared: bool,
     client: Client,
-    /// Messages that wait to be sent together, in order; none if messages are sent at once.
-    gathered: Option<Mutex<Vec<Message>>>,
-    /// The fault that this rank settled on by itself, because the coordinator did not answer.
+    /// Messages to be sent together, in order; `None` if each is sent at once.
+    collected: Option<Mutex<Vec<Message>>>,
+    /// The fault that this rank reports on its own, because the coordinator did not answer.
     own_fault: OnceLock<FirstFault>,
-    /// True once this rank's program has been given the first fault, by a call it waited for or by opening a group.
+    /// True once this rank's program has received the first fault, from a call or from opening a group.
     is_told: AtomicBool,
     /// True once this rank's program is over.
     is_over: AtomicBool,
 }
 
 impl Membership {
-    /// A membership whose messages are sent at once.
+    /// Returns a membership that sends each message at once.
     pub fn new(
         (rank, world_len): (usize, usize),
         deadline: Duration,
@@ -48,77 +48,79 @@ impl Membership {
             deadline,
             compared,
             client,
-            gathered: None,
+            collected: None,
             own_fault: OnceLock::new(),
             is_told: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
         }
     }
 
-    /// Lets messages that can wait do so, until [`Membership::flush`] sends them together: each takes time from a core.
+    /// Collects messages that are not urgent until [`Membership::flush`] sends them together, because each send costs
+    /// CPU time.
     #[cfg(feature = "mpi")]
-    pub fn gathering(self) -> Membership {
-        Membership { gathered: Some(Mutex::default()), ..self }
+    pub fn collecting(self) -> Membership {
+        Membership { collected: Some(Mutex::default()), ..self }
     }
 
-    /// Tells the coordinator something that can wait a millisecond.
-    pub fn tell_in_passing(&self, message: Message) {
+    /// Sends the coordinator a message that may be delayed by a millisecond.
+    pub fn tell_later(&self, message: Message) {
         const MANY: usize = 4096;
-        let Some(gathered) = &self.gathered else { return self.client.tell(message) };
-        let mut gathered = lock(gathered);
-        gathered.push(message);
-        if gathered.len() >= MANY {
-            gathered.drain(..).for_each(|message| self.client.tell(message));
+        let Some(collected) = &self.collected else { return self.client.tell(message) };
+        let mut collected = lock(collected);
+        collected.push(message);
+        if collected.len() >= MANY {
+            collected.drain(..).for_each(|message| self.client.tell(message));
         }
     }
 
-    /// Sends what has been gathered; true if there was something.
+    /// Sends the collected messages. Returns true if there were any.
     pub fn flush(&self) -> bool {
-        let Some(gathered) = &self.gathered else { return false };
-        // Under the lock: messages stay in order.
-        let mut gathered = lock(gathered);
-        let some = !gathered.is_empty();
-        gathered.drain(..).for_each(|message| self.client.tell(message));
+        let Some(collected) = &self.collected else { return false };
+        // The lock keeps messages in order.
+        let mut collected = lock(collected);
+        let some = !collected.is_empty();
+        collected.drain(..).for_each(|message| self.client.tell(message));
         some
     }
 
-    /// Tells the coordinator something now, after what has been gathered.
+    /// Sends the coordinator a message now, after those that were collected.
     pub fn tell(&self, message: Message) {
         self.flush();
         self.client.tell(message);
     }
 
-    /// Gives bytes to the members that ask for them.
+    /// Stores bytes for members that ask for them.
     pub fn put(&self, key: String, value: Vec<u8>) {
         self.client.put(key, value);
     }
 
-    /// Asks for bytes, and waits for them until the deadline; none if there is a fault instead.
+    /// Waits for bytes that another member stores, until the deadline; returns `None` if there is a fault.
     pub fn get(&self, key: &str) -> Option<Vec<u8>> {
         self.client.get(key, self.deadline)
     }
 
-    /// True once the world is given up.
+    /// Returns true once the world was given up.
     pub fn is_given_up(&self) -> bool {
         self.own_fault.get().is_some() || self.client.first_fault().is_some()
     }
 
-    /// The fault for which the world is given up, if it is.
+    /// Returns the fault for which the world was given up, if any.
     pub fn first_fault(&self) -> Option<FirstFault> {
         self.own_fault.get().cloned().or_else(|| self.client.first_fault())
     }
 
-    /// Waits for the first fault, but not longer than `at_most`.
+    /// Waits for the first fault, for at most `at_most`.
     pub fn wait_for_fault(&self, at_most: Duration) -> Option<FirstFault> {
         self.own_fault.get().cloned().or_else(|| self.client.wait_for_fault(at_most))
     }
 
-    /// The error of a call after the first fault, which is known or comes at once. `brought` is the call, as errors show it.
+    /// Returns the error of a call after the first fault, which is known or arrives soon. `brought` describes the
+    /// call.
     pub fn given_up(&self, id: CallId, brought: impl ToString) -> Error {
         self.await_fault(&id, brought).at(id).into()
     }
 
-    /// The error of a call in which the transport failed, which the coordinator is told.
+    /// Tells the coordinator that the transport failed, and returns the call's error.
     pub fn broken(&self, id: CallId, reason: String) -> Error {
         self.report_broken(&id, reason).at(id).into()
     }
@@ -126,15 +128,15 @@ impl Membership {
     /// Tells the coordinator that the transport failed, and returns the first fault.
     pub fn report_broken(&self, id: &CallId, reason: String) -> FirstFault {
         self.flush();
-        if self.wait_for_fault(GRACE).is_none() {
+        if self.wait_for_fault(CAUSE_TIME).is_none() {
             self.tell(Message::Broken { id: id.clone(), reason: reason.clone() });
         }
         self.settle(|| CommFault::Transport { id: id.clone(), rank: self.rank, reason })
     }
 
-    /// The first fault, which is known or comes at once, unless rank 0 does not answer.
+    /// Returns the first fault, which is known or arrives soon; if rank 0 does not answer, a fault that says so.
     pub(super) fn await_fault(&self, id: &CallId, brought: impl ToString) -> FirstFault {
-        // The coordinator is in rank 0's process, which lives, as its connection does.
+        // The coordinator runs in the process of rank 0, which is alive: its connection is open.
         self.settle(|| CommFault::Missing {
             id: id.clone(),
             rank: self.rank,
@@ -147,13 +149,14 @@ impl Membership {
         })
     }
 
-    /// The first fault; if none comes, this rank's own, which is its last word as well.
+    /// Returns the first fault. If none arrives, it is this rank's own fault from now on.
     fn settle(&self, own: impl FnOnce() -> CommFault) -> FirstFault {
-        let known = self.wait_for_fault(PATIENCE);
+        let known = self.wait_for_fault(ANSWER_TIME);
         known.unwrap_or_else(|| self.own_fault.get_or_init(|| FirstFault::Fault(own())).clone())
     }
 
-    /// Gives this rank's program a result, which it waited for: after a fault it needs no other word of it.
+    /// Returns `result` to this rank's program, and notes if it is a fault: then the end of the program need not
+    /// report it again.
     pub fn give<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(Error::Comm(_)) = result {
             self.is_told.store(true, Ordering::Relaxed);
@@ -161,7 +164,7 @@ impl Membership {
         result
     }
 
-    /// An error with which this rank does not begin: the others are told.
+    /// Tells the other ranks of an error with which this rank does not start.
     pub fn refuse(&self, error: Error) -> Error {
         if self.first_fault().is_none() {
             self.tell(Message::Failed { cause: error.to_string() });
@@ -170,13 +173,13 @@ impl Membership {
         error
     }
 
-    /// Gives up the world because this rank's program failed; returns when the coordinator knows.
+    /// Gives up the world because this rank's program failed. Returns when the coordinator has confirmed it.
     pub fn fail(&self, cause: String) {
         self.tell(Message::Failed { cause });
-        let _ = self.wait_for_fault(PATIENCE);
+        let _ = self.wait_for_fault(ANSWER_TIME);
     }
 
-    /// The first fault at the end of this rank's program, unless the program has been given it: then it is its own business.
+    /// Returns the first fault at the end of this rank's program, unless the program has received it already.
     pub fn check_at_end(&self) -> Result<()> {
         match self.first_fault() {
             Some(fault) if !self.is_told.load(Ordering::Relaxed) => {
@@ -186,24 +189,24 @@ impl Membership {
         }
     }
 
-    /// Leaves: this rank's program is over. The coordinator itself waits for the other ranks until the deadline.
+    /// Leaves at the end of this rank's program. The coordinator waits for the other ranks until the deadline.
     pub fn leave(&self) {
         self.client.leave(self.deadline);
     }
 
-    /// Leaves together with all others: waits until every rank's program is over, or the world is given up.
+    /// Waits until every rank's program has ended or the world was given up, then leaves.
     #[cfg(feature = "mpi")]
     pub fn leave_together(&self) {
         self.flush();
         self.client.leave_together();
     }
 
-    /// Sends what is waiting and closes the connections, as the end of the process does.
+    /// Sends the remaining messages and closes the connections, as the end of the process does.
     pub fn hang_up(&self) {
         self.client.hang_up();
     }
 
-    /// True once this rank's program is over.
+    /// Returns true once this rank's program has ended.
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
@@ -212,12 +215,12 @@ impl Membership {
         self.is_over.store(true, Ordering::Release);
     }
 
-    /// All ranks, in order.
+    /// Returns all ranks, ascending.
     pub fn everyone(&self) -> Vec<usize> {
         (0..self.world_len).collect()
     }
 
-    /// A call of the whole world that is no group's.
+    /// Returns the name of a call that belongs to the whole world.
     pub fn world_id(&self, call: &'static str) -> CallId {
         CallId::new(call, 0, label("world", &self.everyone()))
     }

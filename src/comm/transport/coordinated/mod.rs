@@ -1,5 +1,6 @@
-//! Everything that the engines share whose transport compares nothing and names nobody, NCCL and MPI: a rank's dealings with the
-//! coordinator, the numbers of a group's calls, messages of a rank to itself, and the thread that watches what is in flight.
+//! Parts that the NCCL and the MPI engine share. Neither transport compares calls or names a missing rank, so both
+//! have a coordinator that does. Here are a rank's connection to the coordinator, the numbers of a group's calls,
+//! messages of a rank to itself, and the thread that watches the calls in flight.
 
 mod failed_call;
 mod group_member;

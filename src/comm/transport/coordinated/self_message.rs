@@ -1,4 +1,4 @@
-//! A message of a rank to itself, which the transport has no part in.
+//! Messages of a rank to itself, which do not use the transport.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::group_member::{CallNumber, GroupMember};
 use crate::comm::calls::{Call, Route};
 use crate::comm::calls::{CallSignature, Sequence};
 use crate::comm::lock::lock;
-use crate::comm::transport::{Request, Tensors};
+use crate::comm::transport::{CallResults, Request};
 use crate::error::Result;
 
 /// One end of a message of a rank to itself.
@@ -26,7 +26,7 @@ impl SelfMessage {
             return None;
         }
         let sends = matches!(call.route, Route::Send { .. });
-        // The two ends are counted apart; no message between two members is from one to the same.
+        // Sends and receives have separate counters; no message between two members has these ends.
         let to = if sends { group.index } else { usize::MAX };
         let sequence = Sequence::Message { from: group.index, to };
         let number = CallNumber { name: call.name, sequence, seq: group.advance(sequence) };
@@ -38,16 +38,16 @@ impl SelfMessage {
 }
 
 impl Request for SelfMessage {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         let SelfMessage { group, number, sends, call } = *self;
         if sends {
-            return Ok(Tensors::new());
+            return Ok(CallResults::new());
         }
         let x = lock(&group.to_itself).remove(&number.seq);
         let rank = group.membership.rank;
         let reason = match x {
             Some(x) if x.dtype() == call.dtype && *x.shape() == call.incoming[0] => return Ok(smallvec![x]),
-            Some(x) => format!("rank {rank} sent itself {x} and expects {}", call.view()),
+            Some(x) => format!("rank {rank} sent itself {} and expects {}", x.notation(), call.view()),
             None => format!("rank {rank} waits for itself with {}", call.view()),
         };
         group.membership.give(Err(group.broken(&number, reason)))

@@ -1,4 +1,4 @@
-//! The thread per rank that watches what is in flight.
+//! The thread per rank that watches the calls in flight.
 
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
@@ -7,7 +7,7 @@ use super::membership::Membership;
 use crate::comm::lock::lock;
 use crate::error::{Error, Result};
 
-/// A rank's watchdog. Dropped, it leaves its thread to finish by itself.
+/// A rank's watchdog thread. Dropping this value lets the thread end by itself.
 #[derive(Debug)]
 pub(in crate::comm::transport) struct Watchdog {
     membership: Arc<Membership>,
@@ -15,10 +15,10 @@ pub(in crate::comm::transport) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts `watch`, which goes on until [`Membership::is_over`], or the world is given up.
+    /// Starts a thread with `watch`, which runs until [`Membership::is_over`] or until the world is given up.
     ///
     /// # Errors
-    /// Refuses, in the name of `engine`, if the system has no thread for it; the other ranks are told.
+    /// Returns an error of `engine` if the system has no thread left, and tells the other ranks.
     pub fn start(
         engine: &'static str,
         membership: &Arc<Membership>,
@@ -27,7 +27,7 @@ impl Watchdog {
         let thread = Builder::new().name(format!("watch of rank {}", membership.rank)).spawn(watch);
         let thread = thread.map_err(|e| {
             let given = format!("rank {}: {e}", membership.rank);
-            let rule = "the system refuses a thread for a rank's watch";
+            let rule = "the system refuses a thread for the watchdog of a rank";
             membership.refuse(Error::unsupported(engine, rule, given, "use fewer ranks"))
         })?;
         Ok(Watchdog { membership: membership.clone(), thread: Mutex::new(Some(thread)) })
@@ -38,7 +38,7 @@ impl Watchdog {
         self.membership.end();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
-            // Its panics would be our own bugs, and there is nothing left to do for it.
+            // A panic there is a bug of this crate, and there is nothing left to do about it.
             let _ = thread.join();
         }
     }

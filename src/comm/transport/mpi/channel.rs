@@ -1,18 +1,18 @@
-//! A group's calls as messages.
+//! A group's calls, as messages.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::backoff::WaitBackoff;
 use super::group::MpiGroup;
-use super::library::{MpiResult, Port};
-use super::patience::Patience;
+use super::library::{MpiGuard, MpiResult};
 use super::transfers::{TransferError, Transfers};
 use super::world::MpiWorld;
 use crate::comm::calls::CallSignature;
 use crate::comm::calls::{Call, Route};
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, SelfMessage};
-use crate::comm::transport::{Channel, Request, Tensors};
+use crate::comm::transport::{CallResults, Channel, Request};
 use crate::error::{CallId, Error, Result};
 use crate::tensor::{Device, Tensor};
 
@@ -37,18 +37,18 @@ impl MpiChannel {
             return Ok(Box::new(message));
         }
         let number = group.state.enter(call)?;
-        // Side by side in memory.
+        // Messages are contiguous in memory.
         let outgoing: Result<Vec<Tensor>> = call.outgoing.iter().map(Tensor::contiguous).collect();
         let outgoing = outgoing?;
-        let Some(port) = world.port() else { return Err(over(group.state.call_id(&number))) };
+        let Some(guard) = world.guard() else { return Err(over(group.state.call_id(&number))) };
         let mut transfers = Transfers::default();
-        let posted = self.post(call, number, &outgoing, &mut transfers, &port);
-        drop(port);
+        let posted = self.post(call, number, &outgoing, &mut transfers, &guard);
+        drop(guard);
         if let Err(e) = posted {
             return Err(group.state.broken(&number, e));
         }
         if let Route::Send { .. } = call.route {
-            // The message lies there until it is fetched: its memory is the engine's until then.
+            // The engine keeps the message's memory until the receiver has it.
             world.abandon(transfers);
             return Ok(Box::new(SentMessage));
         }
@@ -58,53 +58,53 @@ impl MpiChannel {
         Ok(Box::new(MpiRequest { channel, call: call.to_signature(), number, transfers, own }))
     }
 
-    /// Starts all messages: what is received first, so that what comes finds its place.
+    /// Starts all messages of a call, receives first, so that messages that arrive find their memory.
     fn post(
         &self,
         call: &Call<'_>,
         number: CallNumber,
         outgoing: &[Tensor],
         transfers: &mut Transfers,
-        port: &Port<'_>,
+        guard: &MpiGuard<'_>,
     ) -> MpiResult<()> {
         let (mpi, me, n) = (&self.world.mpi, self.group.state.index, self.group.state.ranks.len());
         let rank = |i: usize| self.group.state.ranks[i];
-        // Each begins with its neighbour, so that not all send to one.
+        // Each member sends to its neighbour first, so that not all send to one member.
         let others = || (1..n).map(|k| (me + k) % n);
         let tag = self.group.tag(call, number, None);
         let room = |i: usize| Tensor::uninit(call.dtype, call.incoming[i].clone());
         match call.route {
             Route::Gather => {
                 let from = (0..n).filter(|&i| i != me);
-                from.into_iter().try_for_each(|i| transfers.receive(mpi, port, room(i), rank(i), tag))?;
-                others().try_for_each(|i| transfers.send(mpi, port, outgoing[0].clone(), rank(i), tag))
+                from.into_iter().try_for_each(|i| transfers.receive(mpi, guard, room(i), rank(i), tag))?;
+                others().try_for_each(|i| transfers.send(mpi, guard, outgoing[0].clone(), rank(i), tag))
             }
             Route::AllToAll => {
                 for i in (0..n).filter(|&i| i != me) {
                     let tag = self.group.tag(call, number, Some(&call.incoming[i]));
-                    transfers.receive(mpi, port, room(i), rank(i), tag)?;
+                    transfers.receive(mpi, guard, room(i), rank(i), tag)?;
                 }
                 for i in others() {
                     let tag = self.group.tag(call, number, Some(call.outgoing[i].shape()));
-                    transfers.send(mpi, port, outgoing[i].clone(), rank(i), tag)?;
+                    transfers.send(mpi, guard, outgoing[i].clone(), rank(i), tag)?;
                 }
                 Ok(())
             }
             Route::Broadcast { root } if root == me => {
-                others().try_for_each(|i| transfers.send(mpi, port, outgoing[0].clone(), rank(i), tag))
+                others().try_for_each(|i| transfers.send(mpi, guard, outgoing[0].clone(), rank(i), tag))
             }
-            Route::Broadcast { root } => transfers.receive(mpi, port, room(0), rank(root), tag),
-            Route::Send { to } => transfers.send(mpi, port, outgoing[0].clone(), rank(to), tag),
-            Route::Recv { from } => transfers.receive(mpi, port, room(0), rank(from), tag),
+            Route::Broadcast { root } => transfers.receive(mpi, guard, room(0), rank(root), tag),
+            Route::Send { to } => transfers.send(mpi, guard, outgoing[0].clone(), rank(to), tag),
+            Route::Recv { from } => transfers.receive(mpi, guard, room(0), rank(from), tag),
             Route::Barrier => {
-                others().try_for_each(|i| transfers.receive_nothing(port, rank(i), tag))?;
-                others().try_for_each(|i| transfers.send_nothing(port, rank(i), tag))
+                others().try_for_each(|i| transfers.receive_nothing(guard, rank(i), tag))?;
+                others().try_for_each(|i| transfers.send_nothing(guard, rank(i), tag))
             }
         }
     }
 }
 
-/// The tensor that comes from this member itself, and its place among the results.
+/// Returns the tensor that this member sends itself, and its position among the results.
 fn own_part(call: &Call<'_>, outgoing: &[Tensor], me: usize) -> Option<(usize, Tensor)> {
     match call.route {
         Route::Gather => Some((me, call.outgoing[0].clone())),
@@ -118,8 +118,8 @@ fn check(call: &Call<'_>) -> Result<()> {
     match call.outgoing.iter().find(|x| x.device() != Device::Cpu) {
         Some(x) => Err(Error::unsupported(
             call.name,
-            "MPI moves what lies in the CPU's memory",
-            format!("{x} on {}", x.device()),
+            "MPI moves tensors in the CPU's memory only",
+            format!("{} on {}", x.notation(), x.device()),
             "run ranks with GPUs over NCCL, or call to_device(Device::Cpu) first",
         )),
         None => Ok(()),
@@ -130,9 +130,9 @@ fn over(id: CallId) -> Error {
     let given = id.to_string();
     Error::invalid(
         "mpi",
-        "the world is over",
+        "the program of this rank has ended",
         given,
-        "wait for what was started before the rank's program ends",
+        "wait for all requests before the program ends",
     )
 }
 
@@ -148,9 +148,9 @@ struct MpiRequest {
 impl MpiRequest {
     fn test(&self) -> Result<bool> {
         let MpiChannel { world, group } = &self.channel;
-        let Some(port) = world.port() else { return Err(over(group.state.call_id(&self.number))) };
-        let tested = self.transfers.borrow_mut().test(&port);
-        drop(port);
+        let Some(guard) = world.guard() else { return Err(over(group.state.call_id(&self.number))) };
+        let tested = self.transfers.borrow_mut().test(&guard);
+        drop(guard);
         tested.map_err(|e| {
             let reason = match e {
                 TransferError::Mpi(e) => e.to_string(),
@@ -162,21 +162,21 @@ impl MpiRequest {
         })
     }
 
-    fn outcome(&mut self) -> Result<Tensors> {
+    fn outcome(&mut self) -> Result<CallResults> {
         let MpiChannel { world, group } = &self.channel;
         let membership = &world.membership;
-        let mut patience = Patience::new(self.transfers.borrow().len_bytes(), world.crowded);
+        let mut backoff = WaitBackoff::new(self.transfers.borrow().len_bytes(), world.crowded);
         while !self.transfers.borrow().is_done() && !self.test()? {
             if membership.is_given_up() {
                 return Err(group.state.given_up(&self.number, self.call.view()));
             }
-            let was_long = patience.is_long();
-            patience.pause();
-            if patience.is_long() && !was_long {
-                // Something may be wrong: the coordinator has to know what this rank has brought.
+            let was_long = backoff.is_long();
+            backoff.pause();
+            if backoff.is_long() && !was_long {
+                // Something may be wrong, so the coordinator has to know this rank's call.
                 membership.flush();
             }
-            if patience.waited() >= membership.deadline && !self.test()? {
+            if backoff.waited() >= membership.deadline && !self.test()? {
                 return Err(group.state.late(&self.number, self.call.view()));
             }
         }
@@ -189,7 +189,7 @@ impl MpiRequest {
 }
 
 impl Request for MpiRequest {
-    fn wait(mut self: Box<Self>) -> Result<Tensors> {
+    fn wait(mut self: Box<Self>) -> Result<CallResults> {
         let outcome = self.outcome();
         self.channel.world.membership.give(outcome)
     }
@@ -209,12 +209,12 @@ impl Drop for MpiRequest {
     }
 }
 
-/// A message that the engine looks after.
+/// A sent message, which the engine keeps until it is received.
 struct SentMessage;
 
 impl Request for SentMessage {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
-        Ok(Tensors::new())
+    fn wait(self: Box<Self>) -> Result<CallResults> {
+        Ok(CallResults::new())
     }
 
     fn is_ready(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The engine: beginning, opening groups, and the end.
+//! The engine: its start, its groups, and its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::comm::transport::coordinated::{Membership, Watchdog};
 use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 
-/// A rank that has met the others.
+/// A rank that has connected to the coordinator.
 #[derive(Debug)]
 pub(in crate::comm) struct MpiSetup {
     pub mpi: Mpi,
     pub client: Client,
     pub deadline: Duration,
-    /// True if members tell the coordinator what they bring.
+    /// True if members send the signature of each call to the coordinator.
     pub compared: bool,
     /// True if this machine has more ranks than cores.
     pub crowded: bool,
 }
 
-/// One rank's end of a world of MPI's processes.
+/// One rank's end of a world of MPI processes.
 #[derive(Debug)]
 pub(in crate::comm) struct MpiEngine {
     world: Arc<MpiWorld>,
@@ -32,14 +32,14 @@ pub(in crate::comm) struct MpiEngine {
 }
 
 impl MpiEngine {
-    /// Begins this rank.
+    /// Starts this rank's engine.
     ///
     /// # Errors
-    /// What the system says of a thread.
+    /// Returns an error if the system has no thread left.
     pub fn begin(setup: MpiSetup) -> Result<MpiEngine> {
         let MpiSetup { mpi, client, deadline, compared, crowded } = setup;
         let membership = Membership::new((mpi.rank, mpi.world_len), deadline, compared, client);
-        let membership = Arc::new(membership.gathering());
+        let membership = Arc::new(membership.collecting());
         let world = Arc::new(MpiWorld::new(membership.clone(), mpi, crowded));
         let watched = world.clone();
         let watchdog = Watchdog::start("mpi", &membership, move || watch(&watched))?;
@@ -51,7 +51,7 @@ impl MpiEngine {
         self.world.membership.fail(cause);
     }
 
-    /// As [`MpiEngine::fail`] if the process ends next: returns when the others will hear of it.
+    /// As [`MpiEngine::fail`], for a process that ends next: returns when the other ranks will be told.
     pub fn fail_for_good(&self, cause: String) {
         self.fail(cause);
         self.watchdog.stop();
@@ -77,7 +77,7 @@ impl Engine for MpiEngine {
         Ok(Arc::new(MpiChannel { world: self.world.clone(), group }))
     }
 
-    /// Waits, as long as it takes, until every rank's program is over: MPI ends everywhere at once.
+    /// Waits, without a deadline, until every rank's program has ended, because MPI ends on all ranks together.
     fn end(&self) -> Result<()> {
         let membership = &self.world.membership;
         membership.leave_together();

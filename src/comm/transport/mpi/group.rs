@@ -1,4 +1,4 @@
-//! One group at one of its members, and the tags of its messages.
+//! A group as one of its members sees it, and the tags of its messages.
 
 use std::hash::{Hash, Hasher};
 use std::mem::discriminant;
@@ -11,11 +11,11 @@ use crate::comm::calls::{Call, Route};
 use crate::comm::transport::coordinated::{CallNumber, GroupMember};
 use crate::tensor::Shape;
 
-/// A group at one of its members, with the tags of its messages.
+/// A group as one of its members sees it, with the tags of its messages.
 #[derive(Debug)]
 pub(super) struct MpiGroup {
     pub state: Arc<GroupMember>,
-    /// The coordinator's number, in all tags.
+    /// The group's number at the coordinator, which is part of each tag.
     number: u32,
     tags: Tags,
 }
@@ -25,7 +25,8 @@ impl MpiGroup {
         MpiGroup { state: Arc::new(state), number, tags }
     }
 
-    /// The tag of a message of `call`, made from what both of its ends know: `pair`'s shape as well, under all-to-all.
+    /// Returns the tag of a message of `call`, computed from values that both ends know. In an all-to-all, `pair` is
+    /// the shape of the message.
     pub fn tag(
         &self,
         call: &Call<'_>,
@@ -51,7 +52,7 @@ impl MpiGroup {
     }
 }
 
-/// How a tag is made up: a group's number, a bit for the sequence, a fingerprint.
+/// The layout of a tag: the group's number, a bit for the sequence, and a fingerprint of the call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tags {
     group_bits: u32,
@@ -59,13 +60,13 @@ pub(super) struct Tags {
 }
 
 impl Tags {
-    /// Of tags up to `limit`, which is 32767 at least.
+    /// Returns the layout of tags up to `limit`, which is at least 32767.
     pub fn up_to(limit: u32) -> Tags {
         let bits = (u64::from(limit) + 1).ilog2() - 1;
         Tags { group_bits: bits - bits / 2, print_bits: bits / 2 }
     }
 
-    /// The number of groups that can be told apart.
+    /// Returns the number of groups that have different tags.
     pub fn groups_len(self) -> u32 {
         1 << self.group_bits
     }
@@ -130,7 +131,7 @@ mod tests {
             assert_ne!(tag(0, &other), first, "{other:?}");
         }
         assert_ne!(tag(1, &call), first);
-        // The two ends of a message have different names.
+        // The two ends of a message make calls of different names.
         let sequence = Sequence::Message { from: 0, to: 1 };
         let end = |name, route| Call { name, route, op: None, ..call };
         let ends = [end("send", Route::Send { to: 1 }), end("recv", Route::Recv { from: 0 })];

@@ -1,8 +1,9 @@
-//! Where this machine can be reached.
+//! The addresses of this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// This machine's addresses with the number of leading bits that its network shares, but for those that only it can reach.
+/// Returns this machine's addresses, except those that only itself can reach, each with the length of its network
+/// prefix in bits.
 pub(super) fn addresses() -> Vec<(IpAddr, u32)> {
     let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
     let mut found = Vec::new();
@@ -28,12 +29,13 @@ pub(super) fn addresses() -> Vec<(IpAddr, u32)> {
     found
 }
 
-/// The address in a socket's, if it is one of the internet's. One that is valid on a single link is of no use to others.
+/// Returns the IP address of a socket address, if it has one that other machines can use: link-local ones are left
+/// out.
 ///
 /// # Safety
-/// The pointer is null or to a socket address that is as long as its family says.
+/// The pointer is null or points to a socket address that is as long as its family requires.
 unsafe fn ip_of(at: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: the caller's promise, and each family is read as what it is.
+    // SAFETY: the caller's promise, and each address is read as a value of its family.
     unsafe {
         match i32::from(at.as_ref()?.sa_family) {
             libc::AF_INET => {
@@ -56,7 +58,7 @@ fn leading_ones(mask: IpAddr) -> u32 {
     }
 }
 
-/// True for addresses whose first `bits` bits are one network's.
+/// Returns true if the first `bits` bits of two addresses are equal, i.e. they are on one network.
 pub(super) fn are_near(a: IpAddr, b: IpAddr, bits: u32) -> bool {
     match (a, b) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (u32::from(a) ^ u32::from(b)).leading_zeros() >= bits.min(32),

@@ -1,4 +1,4 @@
-//! MPI's functions: all that this engine calls, one call at a time.
+//! MPI's functions that this engine calls, one call at a time.
 
 use std::ffi::{c_char, c_int};
 use std::fmt;
@@ -9,10 +9,10 @@ use mpi_sys as sys;
 
 use crate::error::{Error, Result};
 
-/// Messages beyond this go in pieces.
+/// The largest message that is sent as one piece.
 const PIECE_BYTES: usize = 1 << 30;
 
-/// What MPI says of a call that failed.
+/// MPI's text for a call that failed.
 #[derive(Clone, Debug)]
 pub(super) struct MpiError(String);
 
@@ -31,43 +31,44 @@ pub(in crate::comm) struct Mpi {
     pub host: String,
     pub piece_bytes: usize,
     comm: sys::MPI_Comm,
-    /// True where this engine has started MPI, and ends it.
+    /// True if this engine has started MPI, and so has to end it.
     ours: bool,
     calls: Mutex<()>,
 }
 
-/// The right to call MPI.
-pub(super) struct Port<'a> {
+/// A lock guard that allows its holder to call MPI.
+pub(super) struct MpiGuard<'a> {
     mpi: &'a Mpi,
     _alone: MutexGuard<'a, ()>,
 }
 
-/// A message under way. Null once MPI is through with it.
+/// A message in flight. Null once MPI has finished it.
 #[derive(Debug)]
 pub(super) struct MessageHandle(sys::MPI_Request);
 
-// SAFETY: MPI was started for threads that call one at a time, which the lock sees to; handles belong to the process.
+// SAFETY: MPI was started for threads that call one at a time, which the lock guarantees; handles belong to the
+// process.
 unsafe impl Send for Mpi {}
 // SAFETY: as above.
 unsafe impl Sync for Mpi {}
-// SAFETY: as above; a request is no thread's own.
+// SAFETY: as above; a request belongs to no thread.
 unsafe impl Send for MessageHandle {}
 
-/// What became of MPI in this process: it starts once, and ends once.
+/// True once MPI was started in this process: it starts once, and ends once.
 static STARTED: Mutex<bool> = Mutex::new(false);
 
 impl Mpi {
-    /// Starts MPI, with a communicator of the engine's own. All ranks of the job do.
+    /// Starts MPI, with a communicator that only this engine uses. All ranks of the job call this.
     ///
     /// # Errors
-    /// Refuses a second start in one process, an MPI that somebody has started for a single thread, and a piece's size that is
-    /// no number; what MPI says.
+    /// Refuses a second start in one process, an MPI that was started for a single thread, and a piece size that is
+    /// no number. Returns an error if MPI fails.
     pub fn start() -> Result<Mpi> {
         let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut *started, true) {
             return Err(Error::unsupported(
                 "mpi",
-                "MPI starts once in a process",
+                "MPI starts only once in a process",
                 "a second world",
                 "run everything in one program of the rank",
             ));
@@ -82,7 +83,7 @@ impl Mpi {
     fn open(ours: bool, piece_bytes: usize) -> MpiResult<Mpi> {
         let (mut rank, mut world_len, mut has) = (0, 0, 0);
         let mut limit: *mut c_int = ptr::null_mut();
-        // SAFETY: MPI runs; all pointers are to live variables, and the attribute is a pointer to an int that MPI keeps.
+        // SAFETY: MPI runs; all pointers are to live variables, and the attribute points to an int that MPI keeps.
         unsafe {
             let world = sys::RSMPI_COMM_WORLD;
             let mut comm = world;
@@ -93,7 +94,7 @@ impl Mpi {
             check(sys::MPI_Comm_size(comm, &mut world_len))?;
             let at: *mut *mut c_int = &mut limit;
             check(sys::MPI_Comm_get_attr(comm, sys::MPI_TAG_UB as c_int, at.cast(), &mut has))?;
-            // What the standard promises at least.
+            // The least value that the standard promises.
             let tag_limit = if has != 0 && !limit.is_null() { *limit } else { 32_767 };
             let name = text(sys::MPI_MAX_LIBRARY_VERSION_STRING as usize, |at, n| {
                 sys::MPI_Get_library_version(at, n)
@@ -114,27 +115,27 @@ impl Mpi {
         }
     }
 
-    /// What must be the same on all ranks.
+    /// Returns a description that must be equal on all ranks.
     pub fn kind(&self) -> String {
         format!("{}, pieces of {} bytes", self.name, self.piece_bytes)
     }
 
-    /// The right to call MPI, when nobody else is calling.
-    pub(super) fn port(&self) -> Port<'_> {
-        Port { mpi: self, _alone: self.calls.lock().unwrap_or_else(PoisonError::into_inner) }
+    /// Waits until no other thread calls MPI, and returns the lock's guard.
+    pub(super) fn guard(&self) -> MpiGuard<'_> {
+        MpiGuard { mpi: self, _alone: self.calls.lock().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// The right to call MPI, unless somebody else is calling.
-    pub(super) fn try_port(&self) -> Option<Port<'_>> {
-        Some(Port { mpi: self, _alone: self.calls.try_lock().ok()? })
+    /// Returns the lock's guard, or `None` if another thread is calling MPI.
+    pub(super) fn try_guard(&self) -> Option<MpiGuard<'_>> {
+        Some(MpiGuard { mpi: self, _alone: self.calls.try_lock().ok()? })
     }
 }
 
-impl Port<'_> {
+impl MpiGuard<'_> {
     /// Starts sending bytes.
     ///
     /// # Safety
-    /// They are neither written nor freed before MPI is through with the handle.
+    /// Nothing writes or frees the bytes before MPI has finished the message.
     pub unsafe fn send(&self, bytes: *const u8, len: usize, to: usize, tag: u32) -> MpiResult<MessageHandle> {
         self.handle(|comm, handle| {
             // SAFETY: the caller's promise; the length is that of a piece, which fits an int.
@@ -145,10 +146,10 @@ impl Port<'_> {
         })
     }
 
-    /// Starts receiving into bytes.
+    /// Starts receiving bytes.
     ///
     /// # Safety
-    /// Nobody reads, writes or frees them before MPI is through with the handle.
+    /// Nothing reads, writes or frees the bytes before MPI has finished the message.
     pub unsafe fn receive(
         &self,
         bytes: *mut u8,
@@ -165,10 +166,10 @@ impl Port<'_> {
         })
     }
 
-    /// Starts giving rank 0's bytes to all.
+    /// Starts a broadcast of rank 0's bytes to all ranks.
     ///
     /// # Safety
-    /// Nobody reads, writes or frees them before MPI is through with the handle.
+    /// Nothing reads, writes or frees the bytes before MPI has finished the message.
     pub unsafe fn broadcast(&self, bytes: *mut u8, len: usize) -> MpiResult<MessageHandle> {
         self.handle(|comm, handle| {
             // SAFETY: the caller's promise.
@@ -186,10 +187,11 @@ impl Port<'_> {
         Ok(MessageHandle(handle))
     }
 
-    /// The number of bytes that have come, or zero for what was sent, once MPI is through with the handle; none before.
+    /// Returns the number of received bytes, or zero for a send, once MPI has finished the message; `None` before.
     pub fn test(&self, handle: &mut MessageHandle) -> MpiResult<Option<usize>> {
         let (mut done, mut count) = (0, 0);
-        // SAFETY: a status is plain numbers; the request is live or null, and both pointers are to live variables.
+        // SAFETY: a status consists of plain numbers; the request is live or null, and both pointers are to live
+        // variables.
         unsafe {
             let mut status: sys::MPI_Status = std::mem::zeroed();
             check(sys::MPI_Test(&mut handle.0, &mut done, &mut status))?;
@@ -201,20 +203,20 @@ impl Port<'_> {
         Ok(Some(count.max(0) as usize))
     }
 
-    /// Withdraws a message that has not come. Whoever sends it may wait for ever.
+    /// Cancels a receive. The sender may wait for ever.
     pub fn cancel(&self, mut handle: MessageHandle) -> MpiResult<()> {
-        // SAFETY: the request is live; freed after it was cancelled, it is done before its memory is looked at again,
-        // since the caller leaks that.
+        // SAFETY: the request is live. It is freed after it was cancelled, and its memory is not used again, since
+        // the caller leaks that.
         unsafe {
             check(sys::MPI_Cancel(&mut handle.0))?;
             check(sys::MPI_Request_free(&mut handle.0))
         }
     }
 
-    /// Lets MPI see to whatever is under way.
-    pub fn poke(&self) -> MpiResult<()> {
+    /// Lets MPI make progress on all messages in flight.
+    pub fn make_progress(&self) -> MpiResult<()> {
         let mut found = 0;
-        // SAFETY: pointers are to live variables, or MPI's own for a status that nobody wants.
+        // SAFETY: the pointers are to live variables, or MPI's constant for an unused status.
         check(unsafe {
             let tag = self.mpi.tag_limit as c_int;
             sys::MPI_Iprobe(sys::RSMPI_ANY_SOURCE, tag, self.mpi.comm, &mut found, sys::RSMPI_STATUS_IGNORE)
@@ -223,21 +225,26 @@ impl Port<'_> {
 
     /// Ends MPI, which waits for all ranks.
     pub fn finish(&self) -> MpiResult<()> {
-        // SAFETY: nobody calls MPI after this: the engine is over, and a world starts once in a process.
+        // SAFETY: nothing calls MPI after this: the engine has ended, and MPI is started once per process.
         if self.mpi.ours { check(unsafe { sys::MPI_Finalize() }) } else { Ok(()) }
     }
 }
 
-/// Starts MPI unless somebody has: true where this is ours to end.
+/// Starts MPI unless it is started. Returns true if this engine has to end it.
 fn init() -> Result<bool> {
     let (mut flag, mut provided) = (0, 0);
     let refuse =
         |rule: &str, given: String, remedy: &str| Err(Error::unsupported("mpi", rule, given, remedy));
-    // SAFETY: MPI allows these at any time, from any thread; pointers are to live variables, or null where it allows that.
+    // SAFETY: MPI allows these calls at any time, from any thread; pointers are to live variables, or null if MPI
+    // allows that.
     unsafe {
         sys::MPI_Finalized(&mut flag);
         if flag != 0 {
-            return refuse("MPI starts once in a process", "one that is over".into(), "run the ranks before");
+            return refuse(
+                "MPI starts only once in a process",
+                "an MPI that has ended".into(),
+                "run the ranks before MPI ends",
+            );
         }
         let wanted = sys::RSMPI_THREAD_SERIALIZED;
         sys::MPI_Initialized(&mut flag);
@@ -251,7 +258,11 @@ fn init() -> Result<bool> {
         }
         if provided < wanted {
             let given = format!("level {provided}, wanted {wanted} (MPI_THREAD_SERIALIZED)");
-            return refuse("MPI is not ready for threads", given, "start it for threads, or let us start it");
+            return refuse(
+                "MPI was started without support for threads",
+                given,
+                "start it with MPI_THREAD_SERIALIZED, or let this crate start it",
+            );
         }
         Ok(ours)
     }
@@ -264,14 +275,19 @@ fn piece_bytes() -> Result<usize> {
         Ok(n) if (1..=c_int::MAX as usize).contains(&n) => Ok(n),
         _ => {
             let remedy = "set it to the same number from 1 to 2147483647 on all ranks";
-            Err(Error::invalid("mpi", "a piece's size is no such number", format!("{NAME}={text}"), remedy))
+            Err(Error::invalid(
+                "mpi",
+                "the size of a piece is out of range",
+                format!("{NAME}={text}"),
+                remedy,
+            ))
         }
     }
 }
 
-/// A text that MPI writes.
+/// Returns a text that MPI writes.
 fn text(limit: usize, write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> MpiResult<String> {
-    // Room for libraries that were built with a larger limit.
+    // The library may have been built with a larger limit than the bindings.
     let (mut bytes, mut len) = (vec![0u8; limit.max(8192)], 0);
     check(write(bytes.as_mut_ptr().cast(), &mut len))?;
     bytes.truncate(len.max(0) as usize);
@@ -284,7 +300,7 @@ fn check(code: c_int) -> MpiResult<()> {
     }
     let mut bytes = vec![0u8; 8192];
     let mut len = 0;
-    // SAFETY: room for the longest text, and a pointer to a live variable; allowed at any time.
+    // SAFETY: the buffer has room for the longest text, and the pointer is to a live variable; allowed at any time.
     let known = unsafe { sys::MPI_Error_string(code, bytes.as_mut_ptr().cast(), &mut len) };
     bytes.truncate(if known == sys::MPI_SUCCESS as c_int { len.max(0) as usize } else { 0 });
     Err(MpiError(format!("MPI error {code}: {}", String::from_utf8_lossy(&bytes))))

@@ -1,4 +1,4 @@
-//! Where the coordinator is: rank 0 says it by MPI.
+//! The address of the coordinator, which rank 0 broadcasts by MPI.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, ToSocketAddrs};
@@ -12,14 +12,16 @@ use crate::comm::deadline::end_after;
 use crate::comm::launch::{Launch, Secret, Vars};
 use crate::error::{Error, Result};
 
-/// Room for what rank 0 says.
+/// The bytes of rank 0's broadcast.
 const ROOM: usize = 4096;
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Meets all ranks where rank 0 says, with the secret that all were given, or else with one that rank 0 draws for them.
+/// Connects all ranks to the coordinator at the address that rank 0 broadcasts, with the secret that all were given,
+/// or one that rank 0 draws.
 ///
 /// # Errors
-/// As [`Rendezvous::meet`]; a rank 0 that cannot listen, ranks of which only some were given a secret, and what MPI says.
+/// As [`Rendezvous::meet`]; also returns an error if rank 0 cannot listen, if only some ranks were given a secret, or
+/// if MPI fails.
 pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Client> {
     let Rendezvous { launch, deadline, .. } = rendezvous;
     let end = end_after(deadline);
@@ -39,17 +41,17 @@ pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Cli
     let Some(Directions { hosts, port, drawn }) = understand(&said, &mpi.host, &addresses()) else {
         return Err(Error::invalid(
             "mpi",
-            "rank 0 speaks another language",
-            "what it says is no meeting place",
+            "the broadcast of rank 0 is not understood",
+            "text that is no address of the coordinator",
             "run one program on all ranks",
         ));
     };
-    // Rank 0 has made the file by now, if it was to.
+    // Rank 0 has written the secret's file by now, if it had to.
     let secret = agreed(launch, drawn, launch.secret.read(false, end)?)?;
     rendezvous.meet_at(RendezvousPoint { hosts, port, listeners: vec![], secret: Some(secret) })
 }
 
-/// The secret that rank 0 has drawn, or the one that this rank was given as rank 0 was. A given one is not sent.
+/// Returns the secret that rank 0 has drawn, or the one that both ranks were given. A given secret is never sent.
 fn agreed(launch: &Launch, drawn: Option<Secret>, given: Option<Secret>) -> Result<Secret> {
     let given_to = match (drawn, given) {
         (Some(secret), None) | (None, Some(secret)) => return Ok(secret),
@@ -64,13 +66,13 @@ fn agreed(launch: &Launch, drawn: Option<Secret>, given: Option<Secret>) -> Resu
     ))
 }
 
-/// True where all ranks are on this machine.
+/// Returns true if all ranks are on this machine.
 fn on_one_machine(launch: &Launch) -> bool {
     launch.local_len() == Some(launch.world_len())
 }
 
-/// Listeners at one port, the one that `ISOSHARD_PORT` asks for or any: on `ISOSHARD_BIND`, on 127.0.0.1 alone where all ranks are
-/// on this machine, or on each of its addresses and 127.0.0.1.
+/// Listens at one port, that of `ISOSHARD_PORT` or any: on `ISOSHARD_BIND` if it is set; on 127.0.0.1 alone if all
+/// ranks are on this machine; else on each of the machine's addresses and 127.0.0.1.
 fn listen(launch: &Launch) -> Result<(u16, Vec<TcpListener>)> {
     let get = |name: &str| std::env::var(name).ok();
     let port = Vars::new(&get).port("ISOSHARD_PORT")?.unwrap_or(0);
@@ -93,12 +95,12 @@ fn listen(launch: &Launch) -> Result<(u16, Vec<TcpListener>)> {
     })
 }
 
-/// Listeners at one port, any if it is 0, on those of `ips` that can be had, and on 127.0.0.1 if `local`.
+/// Listens at one port, any if it is 0, on those of `ips` that are usable, and on 127.0.0.1 if `local`.
 ///
 /// # Errors
-/// Why none of `ips` could be had, where there are any, or 127.0.0.1 where there are none.
+/// Returns the last failure if none of `ips` is usable, or if `ips` is empty and 127.0.0.1 is not.
 fn listen_at(ips: &[IpAddr], port: u16, local: bool) -> io::Result<(u16, Vec<TcpListener>)> {
-    /// A port that is free on one address may be in use on another.
+    /// The number of attempts: a port that is free on one address may be in use on another.
     const TRIES: usize = 16;
     let mut wanted: Vec<IpAddr> = Vec::new();
     for &ip in ips.iter().chain(local.then_some(&LOCAL)) {
@@ -111,7 +113,7 @@ fn listen_at(ips: &[IpAddr], port: u16, local: bool) -> io::Result<(u16, Vec<Tcp
     loop {
         let (mut at, mut listeners, mut last, mut crowded) = (port, Vec::new(), None, false);
         for &ip in &wanted {
-            // One that only this machine's ranks reach does not stand in for the others.
+            // 127.0.0.1 does not replace an address that other machines could have reached.
             if ip == LOCAL && listeners.is_empty() && wanted.len() > 1 && last.is_some() {
                 break;
             }
@@ -136,7 +138,7 @@ fn listen_at(ips: &[IpAddr], port: u16, local: bool) -> io::Result<(u16, Vec<Tcp
     }
 }
 
-/// The host that `MASTER_ADDR` names.
+/// Returns the host that `MASTER_ADDR` names.
 fn named() -> Option<String> {
     std::env::var("MASTER_ADDR").ok().filter(|host| !host.is_empty())
 }
@@ -146,16 +148,18 @@ fn addresses_of(host: &str) -> Vec<IpAddr> {
     found.unwrap_or_default()
 }
 
-/// The hosts that rank 0 names: the one that `MASTER_ADDR` does, unless all ranks are on this machine, and where it listens.
+/// Returns the hosts that rank 0 broadcasts: that of `MASTER_ADDR`, unless all ranks are on this machine, and its
+/// own.
 fn hosts_of(launch: &Launch, listeners: &[TcpListener], own: &[(IpAddr, u32)]) -> Vec<String> {
     let ips = listeners.iter().filter_map(|listener| Some(listener.local_addr().ok()?.ip()));
     let named = named().filter(|_| !on_one_machine(launch));
     named.into_iter().chain(reached(ips, own)).collect()
 }
 
-/// `address/bits` of each address that listeners at `ips` are reached at; `own` are this machine's.
+/// Returns `address/bits` for each address at which listeners on `ips` are reached; `own` are this machine's
+/// addresses.
 fn reached(ips: impl Iterator<Item = IpAddr>, own: &[(IpAddr, u32)]) -> Vec<String> {
-    // Near to nobody but itself.
+    // A prefix so long that no other address is on the same network.
     const ALL_BITS: u32 = 128;
     let mut found: Vec<(IpAddr, u32)> = Vec::new();
     for ip in ips {
@@ -170,25 +174,25 @@ fn reached(ips: impl Iterator<Item = IpAddr>, own: &[(IpAddr, u32)]) -> Vec<Stri
     found.into_iter().map(|(ip, bits)| format!("{ip}/{bits}")).collect()
 }
 
-/// `port;machine;secret;host,address/bits,address/bits`, without a secret where all were given one.
+/// Writes `port;machine;secret;host,address/bits,address/bits`, with an empty secret if all ranks were given one.
 fn words(port: u16, machine: &str, drawn: Option<&Secret>, hosts: &[String]) -> String {
     let mut text = format!("{port};{machine};{};{}", drawn.map_or("", Secret::text), hosts.join(","));
-    // A machine with so many addresses is reached by its first ones.
+    // Further addresses of a machine that has very many are left out.
     while text.len() > ROOM {
         text.truncate(text.rfind(',').unwrap_or(0));
     }
     text
 }
 
-/// What a rank makes of rank 0's words.
+/// The content of rank 0's broadcast, as a rank uses it.
 struct Directions {
-    /// The hosts to try, the likeliest first.
+    /// The hosts to try, the best first.
     hosts: Vec<String>,
     port: u16,
     drawn: Option<Secret>,
 }
 
-/// What rank 0 says to a rank on the machine of that name with those addresses.
+/// Parses rank 0's broadcast for a rank on the machine of that name with those addresses.
 fn understand(said: &[u8], here: &str, own: &[(IpAddr, u32)]) -> Option<Directions> {
     let text = std::str::from_utf8(said).ok()?.trim_end_matches('\0');
     let [port, machine, secret, hosts] = text.split(';').collect::<Vec<_>>().try_into().ok()?;
@@ -198,8 +202,9 @@ fn understand(said: &[u8], here: &str, own: &[(IpAddr, u32)]) -> Option<Directio
         found.push((distance(name, bits, own), name.to_string()));
     }
     found.sort_by_key(|&(distance, _)| distance);
-    // Addresses that every machine has, as 127.0.0.1 and those of bridges between containers, are this one's own on another
-    // machine. Those of one machine need not share a name, if there is nothing else to try.
+    // If rank 0 is on another machine, an address that this machine has as well, as 127.0.0.1 or that of a container
+    // bridge, means this machine. Machines that are one may have different names, so such addresses stay if there is
+    // no other.
     if machine != here && found.iter().any(|&(distance, _)| distance < OWN) {
         found.retain(|&(distance, _)| distance < OWN);
     }
@@ -208,11 +213,11 @@ fn understand(said: &[u8], here: &str, own: &[(IpAddr, u32)]) -> Option<Directio
     Some(Directions { hosts, port: port.parse().ok()?, drawn })
 }
 
-/// From here on an address is this machine's own.
+/// The first rank in [`distance`] of addresses that mean this machine.
 const OWN: u32 = 3;
 
-/// The place of a host among those to try: what `MASTER_ADDR` names, then an address on a network of this machine's, another one,
-/// one of this machine's own, one that never leaves it.
+/// Ranks a host among those to try: first the host of `MASTER_ADDR`, then an address on one of this machine's
+/// networks, any other address, one that this machine has itself, and last a loopback address.
 fn distance(host: &str, bits: Option<u32>, own: &[(IpAddr, u32)]) -> u32 {
     match (host.parse::<IpAddr>(), bits) {
         (Ok(ip), _) if ip.is_loopback() => OWN + 1,
@@ -225,15 +230,20 @@ fn distance(host: &str, bits: Option<u32>, own: &[(IpAddr, u32)]) -> u32 {
 
 fn broadcast(mpi: &Mpi, mut said: [u8; ROOM], deadline: Duration) -> Result<Vec<u8>> {
     let broken = |reason: String| {
-        Error::unsupported("mpi", "rank 0 cannot be heard", reason, "look at MPI's network on these machines")
+        Error::unsupported(
+            "mpi",
+            "the broadcast of rank 0 did not arrive",
+            reason,
+            "look at MPI's network on these machines",
+        )
     };
     let mut bytes: Box<[u8]> = Box::new(std::mem::replace(&mut said, [0; ROOM]));
-    // SAFETY: the block is leaked unless MPI is through with it, and not looked at before.
-    let ticket = unsafe { mpi.port().broadcast(bytes.as_mut_ptr(), ROOM) };
+    // SAFETY: the block is leaked unless MPI has finished, and not read before.
+    let ticket = unsafe { mpi.guard().broadcast(bytes.as_mut_ptr(), ROOM) };
     let mut ticket = ticket.map_err(|e| broken(e.to_string()))?;
     let begun = Instant::now();
     loop {
-        match mpi.port().test(&mut ticket) {
+        match mpi.guard().test(&mut ticket) {
             Ok(Some(_)) => return Ok(bytes.into_vec()),
             Ok(None) if begun.elapsed() < deadline => thread::sleep(Duration::from_micros(200)),
             Ok(None) => {
@@ -278,7 +288,7 @@ mod tests {
         assert_eq!(at(&["10.9.9.9"], &mine), ["10.9.9.9/128"], "ISOSHARD_BIND's alone");
         assert_eq!(at(&["0.0.0.0"], &mine), ["10.0.0.1/24", "172.17.0.1/16", "127.0.0.1/128"]);
         assert_eq!(at(&["::"], &mine).len(), 4);
-        // An address that is another machine's, and one that is in use.
+        // One address belongs to another machine, one is in use.
         let taken = TcpListener::bind("127.0.0.2:0").unwrap();
         let port = taken.local_addr().unwrap().port();
         let (at_port, listeners) =
@@ -289,16 +299,16 @@ mod tests {
 
     #[test]
     fn this_machine_s_ranks_find_rank_0_at_127_0_0_1() {
-        // With `lo` alone, and no word of how many ranks are here.
+        // With `lo` alone, and without the number of local ranks.
         let (port, listeners) = listen_at(&[], 0, true).unwrap();
         let ips = listeners.iter().map(|l| l.local_addr().unwrap().ip());
         assert_eq!(reached(ips, &[]), ["127.0.0.1/128"]);
         assert_ne!(port, 0);
-        // Beside other addresses, at their port; each once.
+        // In addition to other addresses, at their port, and each once.
         let (port, listeners) = listen_at(&[ip("127.0.0.5"), ip("127.0.0.5")], 0, true).unwrap();
         let at: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         assert_eq!(at, [(ip("127.0.0.5"), port).into(), (LOCAL, port).into()]);
-        // Not if it is said where to listen, nor in place of what others reach.
+        // Not if an address to listen at is given, and not instead of an address that other machines reach.
         assert_eq!(listen_at(&[ip("127.0.0.5")], 0, false).unwrap().1.len(), 1);
         assert!(listen_at(&[ip("192.0.2.77")], 0, true).is_err());
         assert!(listen_at(&[], 0, false).unwrap_err().to_string().contains("no address"));
@@ -309,12 +319,12 @@ mod tests {
         let said = ["172.17.0.1/16", "10.1.0.1/24", "10.0.0.1/24", "127.0.0.1/128"];
         let other = [("10.0.0.2", 24), ("172.17.0.1", 16)];
         assert_eq!(heard(&said, "node1", &other), ["10.0.0.1", "10.1.0.1"]);
-        // Machines may share a name: what is certain to be another's goes first.
+        // Machines may share a name: an address that is certainly another machine's goes first.
         assert_eq!(heard(&said, "node0", &other), ["10.0.0.1", "10.1.0.1", "172.17.0.1", "127.0.0.1"]);
-        // What `MASTER_ADDR` names goes before all, unless it is this machine.
+        // The host of `MASTER_ADDR` goes first, unless it is this machine.
         assert_eq!(heard(&["gate", "10.0.0.1/24"], "node1", &other), ["gate", "10.0.0.1"]);
         assert_eq!(heard(&["127.0.0.1", "10.0.0.1/24"], "node1", &other), ["10.0.0.1"]);
-        // Containers on one machine with names of their own.
+        // Containers on one machine have names of their own.
         let same = [("10.0.0.1", 24)];
         assert_eq!(heard(&["10.0.0.1/24", "127.0.0.1/128"], "other", &same), ["10.0.0.1", "127.0.0.1"]);
         assert_eq!(heard(&["127.0.0.1/128"], "node0", &same), ["127.0.0.1"]);

@@ -1,37 +1,37 @@
-//! A call's messages in flight, with the memory that MPI reads and writes.
+//! The messages of a call in flight, with the memory that MPI reads and writes.
 
 use std::ptr::NonNull;
 
-use super::library::{MessageHandle, Mpi, MpiError, MpiResult, Port};
+use super::library::{MessageHandle, Mpi, MpiError, MpiGuard, MpiResult};
 use crate::tensor::{DType, Tensor};
 
-/// The messages of a call. Dropped before MPI is through with them, their memory leaks: whoever cannot wait hands them
-/// to the engine.
+/// The messages of a call. If this value is dropped before MPI has finished them, their memory leaks: instead of
+/// that, give it to the engine with `abandon`.
 #[derive(Debug, Default)]
 pub(super) struct Transfers {
     pieces: Vec<MessagePiece>,
-    /// The pieces before this one are through.
+    /// The number of pieces, from the first on, that MPI has finished.
     through: usize,
-    /// What is sent.
+    /// The tensors that are sent.
     sources: Vec<Tensor>,
-    /// What is received, in whatever order; shared with nobody.
+    /// The tensors that are received, in order of position; nothing else holds them.
     results: Vec<Tensor>,
     bytes: usize,
 }
 
 #[derive(Debug)]
 struct MessagePiece {
-    /// None once MPI is through with it.
+    /// `None` once MPI has finished the piece.
     handle: Option<MessageHandle>,
-    /// The bytes that shall come; none where the piece is sent.
+    /// The number of bytes to be received; `None` for a send.
     wanted: Option<usize>,
 }
 
-/// The reason for which transfers came to nothing.
+/// The error of a call's messages.
 #[derive(Debug)]
 pub(super) enum TransferError {
     Mpi(MpiError),
-    /// Another number of bytes has come than was expected.
+    /// The number of bytes that arrived is not the expected one.
     Length {
         got: usize,
         wanted: usize,
@@ -39,31 +39,31 @@ pub(super) enum TransferError {
 }
 
 impl Transfers {
-    /// Bytes that are sent or received.
+    /// Returns the bytes that are sent or received.
     pub fn len_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Starts sending a contiguous tensor of the CPU's. One without elements is a message as well.
-    pub fn send(&mut self, mpi: &Mpi, port: &Port<'_>, x: Tensor, to: usize, tag: u32) -> MpiResult<()> {
+    /// Starts sending a contiguous CPU tensor. A tensor without elements is a message as well.
+    pub fn send(&mut self, mpi: &Mpi, guard: &MpiGuard<'_>, x: Tensor, to: usize, tag: u32) -> MpiResult<()> {
         let bytes = x.as_bytes().expect("contiguous, on the CPU: checked by the channel");
         let (start, len) = (bytes.as_ptr(), bytes.len());
         self.sources.push(x);
         self.bytes += len;
         for (at, n) in cuts(len, mpi.piece_bytes) {
-            // SAFETY: the piece lies in the tensor's block, which is kept here until MPI is through with all handles, or leaks;
-            // while it is shared nobody writes it.
-            let handle = unsafe { port.send(start.add(at), n, to, tag)? };
+            // SAFETY: the piece is in the tensor's block, which is kept here until MPI has finished all handles, or
+            // leaks; nothing writes to it while it is shared.
+            let handle = unsafe { guard.send(start.add(at), n, to, tag)? };
             self.pieces.push(MessagePiece { handle: Some(handle), wanted: None });
         }
         Ok(())
     }
 
-    /// Starts receiving into a fresh tensor, the next of the results.
+    /// Starts receiving into a fresh tensor, which becomes the next result.
     pub fn receive(
         &mut self,
         mpi: &Mpi,
-        port: &Port<'_>,
+        guard: &MpiGuard<'_>,
         mut x: Tensor,
         from: usize,
         tag: u32,
@@ -73,35 +73,36 @@ impl Transfers {
         self.results.push(x);
         self.bytes += len;
         for (at, n) in cuts(len, mpi.piece_bytes) {
-            // SAFETY: the piece lies in the tensor's block, which nobody else has, and which is kept here untouched until MPI
-            // is through with all handles, or leaks.
-            let handle = unsafe { port.receive(start.add(at), n, from, tag)? };
+            // SAFETY: the piece is in the tensor's block, which nothing else holds, and which is kept here untouched
+            // until MPI has finished all handles, or leaks.
+            let handle = unsafe { guard.receive(start.add(at), n, from, tag)? };
             self.pieces.push(MessagePiece { handle: Some(handle), wanted: Some(n) });
         }
         Ok(())
     }
 
     /// Starts a message without bytes.
-    pub fn send_nothing(&mut self, port: &Port<'_>, to: usize, tag: u32) -> MpiResult<()> {
+    pub fn send_nothing(&mut self, guard: &MpiGuard<'_>, to: usize, tag: u32) -> MpiResult<()> {
         // SAFETY: no byte is read.
-        let handle = unsafe { port.send(NonNull::dangling().as_ptr(), 0, to, tag)? };
+        let handle = unsafe { guard.send(NonNull::dangling().as_ptr(), 0, to, tag)? };
         self.pieces.push(MessagePiece { handle: Some(handle), wanted: None });
         Ok(())
     }
 
-    /// Starts waiting for a message without bytes.
-    pub fn receive_nothing(&mut self, port: &Port<'_>, from: usize, tag: u32) -> MpiResult<()> {
+    /// Starts receiving a message without bytes.
+    pub fn receive_nothing(&mut self, guard: &MpiGuard<'_>, from: usize, tag: u32) -> MpiResult<()> {
         // SAFETY: no byte is written.
-        let handle = unsafe { port.receive(NonNull::dangling().as_ptr(), 0, from, tag)? };
+        let handle = unsafe { guard.receive(NonNull::dangling().as_ptr(), 0, from, tag)? };
         self.pieces.push(MessagePiece { handle: Some(handle), wanted: Some(0) });
         Ok(())
     }
 
-    /// True once MPI is through with all. Whatever is tested moves the others as well: the first that is not done says enough.
-    pub fn test(&mut self, port: &Port<'_>) -> Result<bool, TransferError> {
+    /// Returns true once MPI has finished all messages. Testing one lets MPI move all of them, so the first
+    /// unfinished one suffices.
+    pub fn test(&mut self, guard: &MpiGuard<'_>) -> Result<bool, TransferError> {
         while let Some(piece) = self.pieces.get_mut(self.through) {
             if let Some(handle) = &mut piece.handle {
-                let Some(got) = port.test(handle).map_err(TransferError::Mpi)? else { return Ok(false) };
+                let Some(got) = guard.test(handle).map_err(TransferError::Mpi)? else { return Ok(false) };
                 piece.handle = None;
                 if let Some(wanted) = piece.wanted
                     && got != wanted
@@ -118,23 +119,23 @@ impl Transfers {
         self.through == self.pieces.len()
     }
 
-    /// What has come, all of it being here.
+    /// Returns the received tensors, once all have arrived.
     pub fn into_results(mut self) -> Vec<Tensor> {
-        assert!(self.is_done(), "nobody looks at what MPI still writes");
+        assert!(self.is_done(), "MPI has finished all messages");
         let mut results = std::mem::take(&mut self.results);
         for x in results.iter_mut().filter(|x| x.dtype() == DType::Bool) {
-            // Whoever sends is another process: only 0 and 1 are values here.
+            // The sender is another process, and bools must be 0 or 1 in memory.
             x.bytes_mut().iter_mut().for_each(|b| *b = u8::from(*b != 0));
         }
         results
     }
 
-    /// Withdraws what has not come, and forgets the rest.
-    pub fn give_up(mut self, port: &Port<'_>) {
+    /// Cancels the receives that have not finished, and leaks the memory of all.
+    pub fn give_up(mut self, guard: &MpiGuard<'_>) {
         for piece in &mut self.pieces {
             if let (Some(handle), Some(_)) = (piece.handle.take(), piece.wanted) {
-                // What cannot even be withdrawn is past help.
-                let _ = port.cancel(handle);
+                // Nothing can be done if this fails.
+                let _ = guard.cancel(handle);
             }
         }
         self.leak();
@@ -154,7 +155,7 @@ impl Drop for Transfers {
     }
 }
 
-/// Where pieces of at most `piece` bytes begin, and how long they are: one at least.
+/// Returns the (offset, length) of pieces of at most `piece` bytes; at least one.
 fn cuts(len: usize, piece: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..len.max(1)).step_by(piece).map(move |at| (at, piece.min(len - at)))
 }

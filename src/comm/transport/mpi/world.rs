@@ -4,26 +4,26 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::group::{MpiGroup, Tags};
-use super::library::{Mpi, Port};
+use super::library::{Mpi, MpiGuard};
 use super::transfers::Transfers;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
 use crate::error::{CommFault, Error, Result};
 
-/// A rank's side of a world of MPI's processes.
+/// A rank's side of a world of MPI processes.
 #[derive(Debug)]
 pub(super) struct MpiWorld {
     pub membership: Arc<Membership>,
     pub mpi: Mpi,
-    /// True if this machine has more ranks than cores: spinning takes time from the others.
+    /// True if this machine has more ranks than cores, so that spinning takes time from other ranks.
     pub crowded: bool,
     tags: Tags,
     groups: OpenGroups<MpiGroup>,
-    /// What nobody waits for any more, and MPI is not through with.
+    /// Transfers that no request waits for any more, and that MPI has not finished.
     abandoned: Mutex<Vec<Transfers>>,
-    /// The number of calls in flight that somebody holds.
+    /// The number of calls in flight whose request lives.
     pub in_flight: AtomicUsize,
-    /// True once nobody may call MPI any more; set by who has the port.
+    /// True once MPI must not be called any more; set with the lock held.
     closed: AtomicBool,
 }
 
@@ -41,45 +41,46 @@ impl MpiWorld {
         }
     }
 
-    /// The right to call MPI, as long as there is one.
-    pub fn port(&self) -> Option<Port<'_>> {
-        let port = self.mpi.port();
-        (!self.closed.load(Ordering::Relaxed)).then_some(port)
+    /// Locks MPI, unless it has ended.
+    pub fn guard(&self) -> Option<MpiGuard<'_>> {
+        let guard = self.mpi.guard();
+        (!self.closed.load(Ordering::Relaxed)).then_some(guard)
     }
 
-    /// Keeps transfers that nobody waits for until MPI is through with them.
+    /// Keeps transfers that no request waits for until MPI has finished them.
     pub fn abandon(&self, transfers: Transfers) {
         if !transfers.is_done() {
             lock(&self.abandoned).push(transfers);
         }
     }
 
-    /// Looks after what is in flight; true if something is.
+    /// Lets MPI move the messages in flight. Returns true if there are any.
     pub fn progress(&self) -> bool {
-        let Some(port) = self.mpi.try_port() else { return true };
+        let Some(guard) = self.mpi.try_guard() else { return true };
         let mut abandoned = lock(&self.abandoned);
-        // Transfers that failed have lost their memory to MPI: there is nobody to tell of it but who waits at the other end.
-        abandoned.retain_mut(|transfers| matches!(transfers.test(&port), Ok(false)));
+        // The memory of transfers that failed is leaked. No request waits for them, and the other end gets its own
+        // error.
+        abandoned.retain_mut(|transfers| matches!(transfers.test(&guard), Ok(false)));
         let in_flight = self.in_flight.load(Ordering::Relaxed) > 0;
         if in_flight {
-            // Its errors come with the calls that they befall.
-            let _ = port.poke();
+            // An error is returned by the call whose message it concerns.
+            let _ = guard.make_progress();
         }
         in_flight || !abandoned.is_empty()
     }
 
-    /// The group, made or found.
+    /// Returns the group, which is opened if it is new.
     pub fn group(&self, ranks: &[usize], name: &str) -> Result<Arc<MpiGroup>> {
         if let Some(group) = self.groups.find(ranks, name) {
             return Ok(group);
         }
         let state = GroupMember::open(&self.membership, ranks, name);
-        // A group of one sends nothing.
+        // A group of one rank sends nothing.
         let number = if ranks.len() == 1 { 0 } else { self.number(&state)? };
         Ok(self.groups.keep(ranks, name, MpiGroup::new(state, number, self.tags)))
     }
 
-    /// The coordinator's number of a group, the same for all members.
+    /// Returns the coordinator's number of a group, the same on all members.
     fn number(&self, group: &GroupMember) -> Result<u32> {
         let answer = self.membership.get(&format!("#{}", group.key()));
         let bytes = answer.and_then(|bytes| bytes.try_into().ok());
@@ -89,19 +90,19 @@ impl MpiWorld {
             Ok(number) if number < self.tags.groups_len() => Ok(number),
             _ => Err(Error::unsupported(
                 "group",
-                "MPI's tags tell no more groups apart",
+                "MPI has no tags for more groups",
                 format!("group {} of {}", number + 1, self.tags.groups_len()),
-                "make groups once, under one name",
+                "open each group once, under one name",
             )),
         }
     }
 
-    /// Ends MPI in peace: every rank's program is over.
+    /// Ends MPI after every rank's program has ended.
     pub fn close(&self) -> Result<()> {
-        let port = self.mpi.port();
+        let guard = self.mpi.guard();
         self.closed.store(true, Ordering::Relaxed);
-        lock(&self.abandoned).drain(..).for_each(|transfers| transfers.give_up(&port));
-        port.finish().map_err(|e| {
+        lock(&self.abandoned).drain(..).for_each(|transfers| transfers.give_up(&guard));
+        guard.finish().map_err(|e| {
             let (id, reason) = (self.membership.world_id("end"), e.to_string());
             CommFault::Transport { id, rank: self.membership.rank, reason }.into()
         })

@@ -1,20 +1,20 @@
-//! What of NCCL the engine uses, and nothing more.
+//! The functions of NCCL that the engine uses.
 
 use std::fmt;
 
 use crate::tensor::cuda::{Address, Handle};
 
-/// A communicator, as its library names it.
+/// A communicator, by the number that the library's wrapper gives it.
 pub type Communicator = u64;
 
-/// The library's refusal: its function, its code by name, and its words.
+/// A failed call of the library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NcclError {
     /// The function that failed.
     pub call: &'static str,
-    /// Its code, e.g. `ncclRemoteError`.
+    /// The name of its code, e.g. `ncclRemoteError`.
     pub code: String,
-    /// What it says about it; may be empty.
+    /// The library's message; may be empty.
     pub words: String,
 }
 
@@ -25,50 +25,50 @@ impl fmt::Display for NcclError {
     }
 }
 
-/// What a call of the library gives.
+/// The result of a call of the library.
 pub type NcclResult<T> = std::result::Result<T, NcclError>;
 
-/// Whether a communicator has done what it was told.
+/// The state of a communicator's last call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It has: what was put on streams is on them.
+    /// The call is done: its work is on the streams.
     Ready,
-    /// Not yet; nothing else may be asked of it but its progress and its end.
+    /// The call is not done. Until then the communicator accepts only [`Nccl::progress`] and [`Nccl::abort`].
     Underway,
 }
 
-/// NCCL, or what stands in for it in tests. Communicators never block: calls return at once, and
-/// [`Nccl::progress`] tells when they are through. The calling thread has bound the device.
+/// NCCL, or a replacement in tests. Communicators do not block: calls return at once, and [`Nccl::progress`] tells
+/// when they are done. The calling thread has made the device current.
 ///
 /// # Safety
-/// An implementation does with the memory it is given what the calls say, in the order of the streams.
+/// An implementation uses the memory that it is given only as its methods document, in the order of the streams.
 pub unsafe trait Nccl: Send + Sync + fmt::Debug {
-    /// The library and its version, for reports.
+    /// Returns the library's name and version, for reports.
     fn name(&self) -> String;
 
-    /// A new name under which ranks find each other.
+    /// Creates an id by which ranks join one communicator.
     fn unique_id(&self) -> NcclResult<Vec<u8>>;
 
-    /// Begins to join the communicator `id` as one of `len`. All of them do.
+    /// Starts to join the communicator `id` as member `rank` of `len`. All members call this.
     fn join(&self, id: &[u8], len: usize, rank: usize) -> NcclResult<Communicator>;
 
-    /// Begins to split a communicator; all its members do, in the same order among its splits. Those of one colour form a new
-    /// one, ordered by `key`.
+    /// Starts to split a communicator. All its members call this, in the same order among its splits. Members with
+    /// the same `color` form a new communicator, ordered by `key`.
     fn split(&self, parent: Communicator, color: u32, key: usize) -> NcclResult<Communicator>;
 
-    /// How far a communicator is, or what has gone wrong with it since.
+    /// Returns the state of a communicator, or an error that happened since the last call.
     fn progress(&self, comm: Communicator) -> NcclResult<Progress>;
 
-    /// Begins a group: what follows on this thread is done as one.
+    /// Starts a group: the calls that follow on this thread are done as one.
     fn group_start(&self) -> NcclResult<()>;
 
-    /// Ends a group. What it holds is on its streams once the communicator is ready.
+    /// Ends a group. Its work is on the streams once the communicator is ready.
     fn group_end(&self) -> NcclResult<()>;
 
     /// Sends bytes to a member.
     ///
     /// # Safety
-    /// The range is allocated until the stream has done the call.
+    /// The range is allocated until the stream has done the transfer.
     unsafe fn send(
         &self,
         from: Address,
@@ -91,7 +91,7 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
         stream: Handle,
     ) -> NcclResult<()>;
 
-    /// Gathers `bytes` bytes of every member at `at`, in order.
+    /// Gathers `bytes` bytes of every member to `at`, in order.
     ///
     /// # Safety
     /// As [`Nccl::recv`], with room for all members at `at`.
@@ -104,7 +104,7 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
         stream: Handle,
     ) -> NcclResult<()>;
 
-    /// Gives the root's bytes to all, in place.
+    /// Sends the root's bytes to all members, in place.
     ///
     /// # Safety
     /// As [`Nccl::recv`]; at the root the range is only read.
@@ -117,12 +117,12 @@ pub unsafe trait Nccl: Send + Sync + fmt::Debug {
         stream: Handle,
     ) -> NcclResult<()>;
 
-    /// Begins to end a communicator whose work is done. All members do.
+    /// Starts to finalize a communicator that has no work left. All members call this.
     fn finalize(&self, comm: Communicator) -> NcclResult<()>;
 
-    /// Frees a communicator that is finalized.
+    /// Frees a finalized communicator.
     fn destroy(&self, comm: Communicator) -> NcclResult<()>;
 
-    /// Gives up what a communicator does, and frees it.
+    /// Aborts a communicator's work, and frees it.
     fn abort(&self, comm: Communicator) -> NcclResult<()>;
 }

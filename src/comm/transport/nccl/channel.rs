@@ -1,4 +1,4 @@
-//! A group's calls, put on its stream.
+//! A group's calls, on its stream.
 
 use std::sync::Arc;
 use std::thread;
@@ -10,17 +10,17 @@ use super::world::NcclWorld;
 use crate::comm::calls::{Call, Route};
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, FailedCall, GroupMember, SelfMessage, Watchdog};
-use crate::comm::transport::{Channel, Request, Tensors};
+use crate::comm::transport::{CallResults, Channel, Request};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
-use crate::tensor::cuda::{Gpu, Mark};
+use crate::tensor::cuda::{Gpu, StreamMark};
 
 /// One member's end of a group.
 #[derive(Debug)]
 pub(super) struct NcclChannel {
     pub world: Arc<NcclWorld>,
     pub group: Arc<NcclGroup>,
-    /// Watches until no channel holds it any more.
+    /// Runs until no channel holds it any more.
     pub _watchdog: Arc<Watchdog>,
 }
 
@@ -39,7 +39,7 @@ impl NcclChannel {
         }
         let number = group.state.enter(call)?;
         let gpu = Gpu::get(world.device)?;
-        world.serves(&gpu);
+        world.register_stream(&gpu);
         let plan = TransferPlan::new(call, group, &gpu)?;
         let began = self.put(&gpu, &plan, &number)?;
         let done = Arc::new(group.side.mark()?);
@@ -57,17 +57,22 @@ impl NcclChannel {
             Some(x) => Err(Error::invalid(
                 call.name,
                 "NCCL moves tensors of the rank's own GPU",
-                format!("{x} on {} at rank {} on {here}", x.device(), self.world.membership.rank),
+                format!(
+                    "{} on {} at rank {} on {here}",
+                    x.notation(),
+                    x.device(),
+                    self.world.membership.rank
+                ),
                 format!("call to_device({here:?}) first"),
             )),
             None => Ok(()),
         }
     }
 
-    /// Puts what is planned on the group's stream; marks where the stream comes to it.
-    fn put(&self, gpu: &Gpu, plan: &TransferPlan, number: &CallNumber) -> Result<Mark> {
+    /// Puts planned transfers on the group's stream. Returns a mark before them.
+    fn put(&self, gpu: &Gpu, plan: &TransferPlan, number: &CallNumber) -> Result<StreamMark> {
         let NcclChannel { world, group, .. } = self;
-        group.side.follow(gpu)?;
+        group.side.wait_for_thread(gpu)?;
         let began = group.side.mark()?;
         if plan.is_empty() {
             return Ok(began);
@@ -87,20 +92,21 @@ struct NcclRequest {
     world: Arc<NcclWorld>,
     group: Arc<GroupMember>,
     number: CallNumber,
-    done: Arc<Mark>,
-    results: Tensors,
-    /// True if the host itself waits.
+    done: Arc<StreamMark>,
+    results: CallResults,
+    /// True if the host waits as well.
     holds_host: bool,
 }
 
 impl Request for NcclRequest {
-    fn wait(self: Box<Self>) -> Result<Tensors> {
+    fn wait(self: Box<Self>) -> Result<CallResults> {
         const PAUSE: Duration = Duration::from_micros(50);
         let NcclRequest { world, group, number, done, results, holds_host } = *self;
         loop {
             let is_done = holds_host && done.is_done().unwrap_or(false);
-            // Values are spoilt before what is in flight is given up: this was done before.
-            if is_done && world.spoilt().is_none() {
+            // Values are poisoned before transfers are given up, so a barrier that is done without poison was
+            // completed.
+            if is_done && world.poisoned().is_none() {
                 break;
             }
             if world.membership.is_given_up() {
@@ -111,7 +117,7 @@ impl Request for NcclRequest {
             }
             thread::sleep(PAUSE);
         }
-        done.hold(&Gpu::get(world.device)?)?;
+        done.make_thread_wait(&Gpu::get(world.device)?)?;
         Ok(results)
     }
 

@@ -1,4 +1,4 @@
-//! Connecting the members of a group.
+//! The connection of a group's members.
 
 use super::group::NcclGroup;
 use super::world::NcclWorld;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 const CONNECT: &CallNumber = &CallNumber::CONNECT;
 
 impl NcclWorld {
-    /// Joins the group's communicator by a name that its first member makes and gives to the others.
+    /// Joins the group's communicator. The first member creates its id and sends it to the others.
     pub fn join(&self, group: &NcclGroup) -> Result<()> {
         let state = &group.state;
         let key = format!("id of {}", state.key());
@@ -26,13 +26,13 @@ impl NcclWorld {
         self.settle(group, Some(comm))
     }
 
-    /// Splits the world's communicator into those of groups, each of one color, which together hold all ranks.
+    /// Splits the world's communicator into one per `color`; together the groups hold all ranks.
     pub fn split(&self, group: &NcclGroup, world: &NcclGroup, color: usize) -> Result<()> {
         let comm = world.with(|world| self.nccl.split(world, color as u32, group.state.index));
         self.settle(group, comm)
     }
 
-    /// Waits until a communicator that was begun is ready.
+    /// Waits until a started communicator is ready.
     fn settle(&self, group: &NcclGroup, comm: Option<NcclResult<Communicator>>) -> Result<()> {
         match comm {
             Some(Ok(comm)) => group.set(comm),
@@ -42,7 +42,7 @@ impl NcclWorld {
         self.ready(group, CONNECT, || self.not_within_deadline(group, "not connected"))
     }
 
-    /// The error of a group that did not connect in time.
+    /// Returns the error of a group that was not connected within the deadline.
     fn not_within_deadline(&self, group: &NcclGroup, what: &str) -> Error {
         if !self.membership.is_given_up() {
             let reason = format!("{what} within {:.1} s", self.membership.deadline.as_secs_f64());

@@ -1,4 +1,4 @@
-//! The engine: beginning, opening groups, and the end.
+//! The engine: its start, its groups, and its end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::comm::transport::coordinated::{Membership, Watchdog};
 use crate::comm::transport::{Channel, Engine};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
-use crate::tensor::cuda::{Gpu, Side};
+use crate::tensor::cuda::{Gpu, SideStream};
 
 /// A rank before it is connected.
 #[derive(Debug)]
@@ -32,15 +32,16 @@ pub(in crate::comm) struct NcclSetup {
 #[derive(Debug)]
 pub(in crate::comm) struct NcclEngine {
     world: Arc<NcclWorld>,
-    /// Watches until neither the engine nor a channel holds it any more.
+    /// Runs until neither the engine nor a channel holds it any more.
     watchdog: Arc<Watchdog>,
 }
 
 impl NcclEngine {
-    /// Connects this rank, on its own thread, with all others, who do the same.
+    /// Connects this rank, on its own thread, with all other ranks, which do the same.
     ///
     /// # Errors
-    /// Refuses a device that is none of CUDA's; names the rank that has not come within the deadline; what the library says.
+    /// Refuses a device that is no CUDA device. Returns an error if a rank does not arrive within the deadline, which
+    /// it names, or if the library fails.
     pub fn connect(setup: NcclSetup, library: &Library) -> Result<NcclEngine> {
         let NcclSetup { rank, world_len, device, deadline, client } = setup;
         let membership = Membership::new((rank, world_len), deadline, library.compared, client);
@@ -56,12 +57,12 @@ impl NcclEngine {
         Ok(NcclEngine { world, watchdog })
     }
 
-    /// Gives up the world because this rank's program failed. The watchdog gives up what is in flight.
+    /// Gives up the world because this rank's program failed. The watchdog aborts the transfers in flight.
     pub fn fail(&self, cause: String) {
         self.world.membership.fail(cause);
     }
 
-    /// As [`NcclEngine::fail`] if the process ends next: returns when the others will hear of it.
+    /// As [`NcclEngine::fail`], for a process that ends next: returns when the other ranks will be told.
     pub fn fail_for_good(&self, cause: String) {
         self.fail(cause);
         self.watchdog.stop();
@@ -78,7 +79,7 @@ impl NcclEngine {
         let group = match world.groups.find(ranks, name) {
             Some(group) => group,
             None => {
-                let group = world.group(ranks, name, Side::new(&Gpu::get(world.device)?)?);
+                let group = world.group(ranks, name, SideStream::new(&Gpu::get(world.device)?)?);
                 world.membership.give(connect(&world, &group))?;
                 world.groups.keep(ranks, name, group)
             }
@@ -101,7 +102,7 @@ impl Engine for NcclEngine {
     }
 
     fn open(&self, ranks: &[usize], name: &str) -> Result<Arc<dyn Channel>> {
-        // A single rank talks to nobody.
+        // A single rank needs no communicator.
         let connect =
             |world: &NcclWorld, group: &NcclGroup| if ranks.len() == 1 { Ok(()) } else { world.join(group) };
         self.open_by(ranks, name, connect)
@@ -129,13 +130,13 @@ impl Engine for NcclEngine {
     }
 }
 
-/// The number of a rank's device, and a stream on it.
-fn gpu(rank: usize, device: Device) -> Result<(usize, Side)> {
+/// Returns the number of a rank's device, and a new stream on it.
+fn gpu(rank: usize, device: Device) -> Result<(usize, SideStream)> {
     match device {
-        Device::Cuda(index) => Ok((index, Side::new(&Gpu::get(index)?)?)),
+        Device::Cuda(index) => Ok((index, SideStream::new(&Gpu::get(index)?)?)),
         Device::Cpu | Device::Meta => Err(Error::invalid(
             "nccl",
-            "NCCL moves what lies on GPUs",
+            "NCCL moves tensors on GPUs only",
             format!("rank {rank} on {device}"),
             "give each rank a GPU of its own",
         )),
@@ -143,15 +144,15 @@ fn gpu(rank: usize, device: Device) -> Result<(usize, Side)> {
 }
 
 impl NcclWorld {
-    /// Waits until all that is in flight is through.
+    /// Waits until all transfers in flight are done.
     ///
     /// # Errors
-    /// The first fault, unless the program has been given it already, by a call or by reading a value.
+    /// Returns the first fault, unless the program has received it already, from a call or from reading a value.
     fn drain(&self) -> Result<()> {
         const PAUSE: Duration = Duration::from_millis(1);
         loop {
             if self.membership.is_given_up() {
-                let read = self.spoilt().is_some_and(|spoilt| spoilt.told.load(Ordering::Relaxed));
+                let read = self.poisoned().is_some_and(|poisoned| poisoned.reported.load(Ordering::Relaxed));
                 return if read { Ok(()) } else { self.membership.check_at_end() };
             }
             if self.groups.all().iter().all(|group| lock(&group.in_flight).is_empty()) {

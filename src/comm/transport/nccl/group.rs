@@ -1,4 +1,4 @@
-//! A group's communicator and stream, and what is in flight on it.
+//! A group's communicator and stream, and the calls in flight.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -7,18 +7,18 @@ use std::time::Instant;
 use super::{Communicator, Nccl, NcclResult, Progress};
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember};
-use crate::tensor::cuda::{Mark, Side};
+use crate::tensor::cuda::{SideStream, StreamMark};
 
-/// A group at one of its members, with its communicator and its stream.
+/// A group as one of its members sees it, with its communicator and its stream.
 #[derive(Debug)]
 pub(super) struct NcclGroup {
     pub state: Arc<GroupMember>,
-    /// True for a single rank that talks to nobody and has no communicator.
-    pub alone: bool,
-    /// None once it is aborted or destroyed.
+    /// True for a single rank, which has no communicator.
+    pub has_no_comm: bool,
+    /// `None` once it is aborted or destroyed.
     comm: Mutex<Option<Communicator>>,
-    pub side: Side,
-    /// The calls that are not known to be done, in the stream's order.
+    pub side: SideStream,
+    /// The calls that may not be done yet, in the stream's order.
     pub in_flight: Mutex<VecDeque<CallOnStream>>,
 }
 
@@ -26,40 +26,41 @@ pub(super) struct NcclGroup {
 #[derive(Debug)]
 pub(super) struct CallOnStream {
     pub number: CallNumber,
-    /// The places in the stream before the call and after it.
-    pub began: Mark,
-    pub done: Arc<Mark>,
-    /// When it was seen to have begun.
+    /// Marks on the stream before the call and after it.
+    pub began: StreamMark,
+    pub done: Arc<StreamMark>,
+    /// The time at which the watchdog saw that the call had begun.
     pub since: Option<Instant>,
 }
 
 impl NcclGroup {
-    pub fn new(state: GroupMember, alone: bool, side: Side) -> NcclGroup {
+    pub fn new(state: GroupMember, has_no_comm: bool, side: SideStream) -> NcclGroup {
         let (comm, in_flight) = (Mutex::default(), Mutex::default());
-        NcclGroup { state: Arc::new(state), alone, comm, side, in_flight }
+        NcclGroup { state: Arc::new(state), has_no_comm, comm, side, in_flight }
     }
 
     pub fn set(&self, comm: Communicator) {
         *lock(&self.comm) = Some(comm);
     }
 
-    /// The result of `f` with the communicator, which is not aborted meanwhile; none if there is none any more.
+    /// Calls `f` with the communicator, which is not aborted meanwhile. Returns `None` if there is no communicator
+    /// any more.
     pub fn with<T>(&self, f: impl FnOnce(Communicator) -> T) -> Option<T> {
         lock(&self.comm).map(f)
     }
 
-    /// How far the communicator is, unless it is being used right now.
-    pub fn glance(&self, nccl: &dyn Nccl) -> NcclResult<Progress> {
+    /// Returns the communicator's state, or `Ready` while another thread uses it.
+    pub fn progress(&self, nccl: &dyn Nccl) -> NcclResult<Progress> {
         let Ok(comm) = self.comm.try_lock() else { return Ok(Progress::Ready) };
         comm.map_or(Ok(Progress::Ready), |comm| nccl.progress(comm))
     }
 
-    /// Takes the communicator away for good.
+    /// Takes the communicator, so that later calls find none.
     pub fn take(&self) -> Option<Communicator> {
         lock(&self.comm).take()
     }
 
-    /// The first call in flight.
+    /// Returns the first call in flight.
     pub fn first_in_flight(&self) -> Option<CallNumber> {
         lock(&self.in_flight).front().map(|first| first.number)
     }

@@ -1,11 +1,25 @@
-//! Which NCCL, and how it is used.
+//! The NCCL library that a world uses.
 
 use std::sync::Arc;
 
 use super::Nccl;
 use crate::error::Result;
 
-/// NCCL, found, with what may be chosen about it. Cloning shares it.
+/// A loaded NCCL library, with the options of its use. Clones share it.
+///
+/// [`Spmd::nccl`](crate::comm::Spmd::nccl) and [`Process::nccl`](crate::comm::Process::nccl) take it.
+///
+/// ```
+/// use isoshard::comm::{Spmd, nccl::Library};
+/// use isoshard::tensor::{Device, cuda};
+///
+/// if let (Ok(library), true) = (Library::load(), cuda::is_available()) {
+///     // One rank per GPU.
+///     let ranks = cuda::devices_len();
+///     Spmd::new(ranks).on(Device::Cuda).nccl(library).run(|rank| rank.world().barrier())?;
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Library {
     pub(super) nccl: Arc<dyn Nccl>,
@@ -13,26 +27,44 @@ pub struct Library {
 }
 
 impl Library {
-    /// The system's: `libnccl.so.2` or `libnccl.so` in the loader's path, or the file that `ISOSHARD_NCCL` names.
+    /// Loads `libnccl.so.2` or `libnccl.so` from the loader's path, or the file that `ISOSHARD_NCCL` names.
     ///
     /// # Errors
-    /// A library that is not there, or is older than 2.18, by name; a program built without the feature `nccl`.
+    /// Returns an error if the library is not found or is older than 2.18, or if the program was built without the
+    /// feature `nccl`.
+    ///
+    /// ```
+    /// use isoshard::comm::nccl::Library;
+    ///
+    /// match Library::load() {
+    ///     Ok(library) => assert!(library.name().starts_with("NCCL 2.")),
+    ///     Err(e) => assert!(e.to_string().starts_with("nccl: ")),
+    /// }
+    /// ```
     pub fn load() -> Result<Library> {
         load().map(Library::of)
     }
 
-    /// Another implementation, for tests.
+    /// Uses another implementation of NCCL's functions. Tests do.
     pub fn of(nccl: Arc<dyn Nccl>) -> Library {
         Library { nccl, compared: true }
     }
 
-    /// Whether what the members bring to each call is [compared](super). It is, unless said otherwise.
+    /// Turns the [comparison of calls](super) on or off. It is on by default.
+    ///
+    /// ```
+    /// use isoshard::comm::nccl::Library;
+    ///
+    /// // Without the comparison there are fewer messages, and a wrong call hangs until the deadline.
+    /// let library = Library::load().map(|library| library.compared(false));
+    /// # let _ = library;
+    /// ```
     pub fn compared(mut self, compared: bool) -> Library {
         self.compared = compared;
         self
     }
 
-    /// The library's name and version.
+    /// Returns the library's name and version, e.g. `NCCL 2.18.3`.
     pub fn name(&self) -> String {
         self.nccl.name()
     }

@@ -1,29 +1,49 @@
-//! The NCCL engine: one GPU a rank, ranks being threads of one process or processes.
+//! The NCCL engine: one rank per GPU. Ranks are threads of one process, or processes.
 //!
-//! Every group has a communicator and a stream of its own beside its rank's, so transfers run while kernels do: a call starts
-//! after what the rank has put on its stream before, and [`Pending::wait`](crate::comm::Pending::wait) makes the rank's stream wait
-//! for it, never the host. Bytes are moved, nothing is reduced: reductions are the exchange and the fold that all engines
-//! share, so they have the same bits. The host waits where ranks connect, at a group's first call to a peer, and in
+//! ```
+//! use isoshard::comm::{Spmd, nccl::Library};
+//! use isoshard::tensor::{DType, ReduceOp, Tensor, cuda};
+//!
+//! match (Library::load(), cuda::unavailable_reason()) {
+//!     (Ok(library), None) => {
+//!         let sums = Spmd::new(cuda::devices_len()).on(isoshard::tensor::Device::Cuda).nccl(library).run(|rank| {
+//!             let x = Tensor::full(DType::F32, [4], 1.0).to_device(rank.device())?;
+//!             rank.world().all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()
+//!         })?;
+//!         assert_eq!(sums[0], [cuda::devices_len() as f32; 4]);
+//!     }
+//!     (Err(e), _) => println!("no NCCL: {e}"),
+//!     (_, Some(reason)) => println!("no GPU: {reason}"),
+//! }
+//! # Ok::<(), isoshard::Error>(())
+//! ```
+//!
+//! Every group has a communicator and a stream of its own, in addition to its rank's stream, so transfers overlap
+//! with kernels. A call starts after the work that the rank has put on its stream so far, and
+//! [`Pending::wait`](crate::comm::Pending::wait) makes the rank's stream wait for the call, not the host. NCCL moves
+//! bytes and reduces nothing: reductions are the exchange and the fold that all engines share, and so have the same
+//! bits. The host waits only when ranks connect, at a group's first call to a peer, and in
 //! [`Group::barrier`](crate::comm::Group::barrier).
 //!
-//! **What can go wrong is told by name.** A thread per rank, its *watchdog*, watches what is in flight: a call that has not
-//! finished within the deadline after the rank's stream has come to it, and errors that NCCL notices meanwhile. Communicators do
-//! not block, so connecting keeps the deadline too. The first fault gives up the whole world: everywhere the communicators are
-//! aborted, later calls give the fault, and so does reading a value, since what was being received is arbitrary.
+//! **Faults name their rank.** Each rank has a *watchdog* thread, which finds errors that NCCL reports and calls that
+//! have not finished within the deadline after the rank's stream reached them. Communicators do not block, so
+//! connecting has the deadline too. The first fault ends the whole world: all ranks abort their communicators, and
+//! later calls return the fault. So does reading a value, because the memory of an aborted transfer is arbitrary.
 //!
-//! **What members bring is compared** in a coordinator that they tell of every call, in passing (the caller copies the shapes
-//! and goes on; a few hundred bytes a call go to rank 0's process): name, reduction, dtype, shapes, order. Since nobody waits
-//! for the comparison, what a wrong call received may have been used in kernels before the fault is known, never in a value that
-//! was read after it. The deadline then also names who has not come. [`Library::compared`] turns this off, where thousands of
-//! ranks would crowd the coordinator; a wrong call is then whatever NCCL makes of it, a hang up to the deadline or a wrong value.
-//! Never compared: the values themselves, and which attributes an operator had.
+//! **Calls are compared.** Members send the signature of each call (name, reduction, dtype, shapes and order; a few
+//! hundred bytes) to the coordinator in rank 0's process, which compares them asynchronously. No rank waits for the
+//! comparison, so kernels may use the result of a wrong call before the fault is known, but a value that is read
+//! later returns the fault. After the deadline the coordinator also names the ranks that did not arrive.
+//! [`Library::compared`] turns the comparison off for worlds of thousands of ranks, whose messages would overload the
+//! coordinator; a wrong call then hangs until the deadline or gives a wrong value. Values, and the attributes of
+//! operators, are never compared.
 //!
-//! NCCL takes one rank a GPU. Several ranks on one GPU are threads without NCCL: [`spmd`](crate::comm::spmd) with
+//! NCCL allows one rank per GPU. Several ranks on one GPU are threads without NCCL: [`spmd`](crate::comm::spmd) with
 //! [`Spmd::on`](crate::comm::Spmd::on).
 //!
-//! The library is looked for as `libnccl.so.2` and `libnccl.so`, or where `ISOSHARD_NCCL` says.
+//! The library is `libnccl.so.2` or `libnccl.so`, or the file that `ISOSHARD_NCCL` names.
 //!
-//! Missing: reductions inside NCCL for fast mode; messages that do not take their group's turn (see
+//! Missing: reductions inside NCCL for fast mode; messages that do not wait for their group's earlier calls (see
 //! [`Group::send`](crate::comm::Group::send)); CUDA graphs.
 
 mod api;

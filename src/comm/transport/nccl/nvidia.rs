@@ -1,7 +1,7 @@
-//! NVIDIA's library, loaded at run time by the names it has on machines that only run it.
+//! NVIDIA's library, loaded at run time under the names that it has on machines without its development files.
 //!
-//! Fifteen functions are looked up by themselves: bindings that look for the development link `libnccl.so` alone, or stop
-//! the program at a function that an older library lacks, would not do.
+//! Its functions are looked up here and not by existing bindings, which look for the development link `libnccl.so`
+//! alone, or stop the program if an older library lacks a function.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -47,7 +47,7 @@ type Status = c_int;
 
 const SUCCESS: Status = 0;
 const IN_PROGRESS: Status = 7;
-/// `ncclUint8`: bytes are moved, whatever they are.
+/// `ncclUint8`: all dtypes are moved as bytes.
 const BYTES: c_int = 1;
 const ID_BYTES: usize = 128;
 
@@ -56,7 +56,7 @@ const ID_BYTES: usize = 128;
 #[derive(Clone, Copy)]
 struct UniqueId([c_char; ID_BYTES]);
 
-/// `ncclConfig_t` as of 2.17; later libraries read as much as `size` says.
+/// `ncclConfig_t` as of 2.17; later libraries read as many bytes as `size` says.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -74,7 +74,7 @@ const UNDEFINED: c_int = c_int::MIN;
 
 macro_rules! functions {
     ($($field:ident: $name:literal ($($arg:ty),*) -> $ret:ty;)*) => {
-        /// The functions, by their names in the library.
+        /// The library's functions, by name.
         struct Functions {
             $($field: unsafe extern "C" fn($($arg),*) -> $ret,)*
         }
@@ -83,7 +83,7 @@ macro_rules! functions {
             fn of(library: &Library) -> std::result::Result<Functions, &'static str> {
                 Ok(Functions {
                     $($field: {
-                        // SAFETY: the type is the one that nccl.h declares for the name, unchanged since 2.18.
+                        // SAFETY: the type is the one that nccl.h declares for this name, unchanged since 2.18.
                         let found = unsafe {
                             library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(concat!($name, "\0").as_bytes())
                         };
@@ -117,17 +117,17 @@ functions! {
 struct NvidiaNccl {
     functions: Functions,
     version: c_int,
-    comms: Mutex<HashMap<Communicator, Arc<KeptCommunicator>>>,
-    /// The last number that was given.
+    comms: Mutex<HashMap<Communicator, Arc<CommunicatorEntry>>>,
+    /// The last number that was assigned.
     last: AtomicU64,
-    /// Never unloaded while its functions are here.
+    /// Keeps the library loaded as long as its functions.
     _library: Library,
 }
 
-/// A communicator; one that is being split off is written here by the library when it is there.
-struct KeptCommunicator {
+/// A communicator. The library writes the pointer of one that is being split off once it is ready.
+struct CommunicatorEntry {
     comm: AtomicPtr<c_void>,
-    parent: Option<Arc<KeptCommunicator>>,
+    parent: Option<Arc<CommunicatorEntry>>,
 }
 
 impl NvidiaNccl {
@@ -137,7 +137,7 @@ impl NvidiaNccl {
         };
         let functions = Functions::of(&library).map_err(|name| refuse(format!("one without {name}")))?;
         let mut version = 0;
-        // SAFETY: the place is writable.
+        // SAFETY: the pointer is to a live variable.
         unsafe { (functions.get_version)(&mut version) };
         if version < 21_800 {
             return Err(refuse(format!("version {}", dotted(version))));
@@ -146,12 +146,12 @@ impl NvidiaNccl {
         Ok(NvidiaNccl { functions, version, comms, last, _library: library })
     }
 
-    fn kept(&self, comm: Communicator) -> Arc<KeptCommunicator> {
+    fn kept(&self, comm: Communicator) -> Arc<CommunicatorEntry> {
         let comms = self.comms.lock().unwrap_or_else(PoisonError::into_inner);
         comms.get(&comm).expect("a communicator is not used after its end").clone()
     }
 
-    /// The library's own name of a communicator; null where it is not there yet.
+    /// Returns the library's pointer of a communicator; null if it is not ready yet.
     fn raw(&self, comm: Communicator) -> Comm {
         self.kept(comm).comm.load(Ordering::Acquire)
     }
@@ -161,13 +161,13 @@ impl NvidiaNccl {
         let Some(kept) = comms.remove(&comm) else { return ptr::null_mut() };
         let comm = kept.comm.load(Ordering::Acquire);
         if comm.is_null() {
-            // The library may still write there.
+            // The library may still write to it.
             std::mem::forget(kept);
         }
         comm
     }
 
-    fn keep(&self, kept: Arc<KeptCommunicator>) -> Communicator {
+    fn keep(&self, kept: Arc<CommunicatorEntry>) -> Communicator {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.comms.lock().unwrap_or_else(PoisonError::into_inner).insert(number, kept);
         number
@@ -181,14 +181,15 @@ impl NvidiaNccl {
             if at.is_null() {
                 return String::new();
             }
-            // SAFETY: the library's texts live as long as it does, or until the next failure; they are copied at once.
+            // SAFETY: the library's texts live as long as it does, or until the next failure; they are copied at
+            // once.
             unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string()
         };
         // SAFETY: both take any status, and a communicator that is alive, or null.
         let (what, mut words) = unsafe {
             (text((self.functions.get_error_string)(status)), text((self.functions.get_last_error)(comm)))
         };
-        // What is wrong with the program's set-up is most often this.
+        // The most frequent mistake.
         if name_of(status) == "ncclInvalidUsage" {
             words.push_str("; NCCL takes one rank a GPU");
         }
@@ -232,7 +233,7 @@ unsafe impl Nccl for NvidiaNccl {
 
     fn unique_id(&self) -> NcclResult<Vec<u8>> {
         let mut id = UniqueId([0; ID_BYTES]);
-        // SAFETY: the place is writable.
+        // SAFETY: the pointer is to a live variable.
         let status = unsafe { (self.functions.get_unique_id)(&mut id) };
         self.check("ncclGetUniqueId", status, ptr::null_mut())?;
         Ok(id.0.iter().map(|&b| b as u8).collect())
@@ -251,8 +252,9 @@ unsafe impl Nccl for NvidiaNccl {
             max_ctas: UNDEFINED,
             net_name: ptr::null(),
         };
-        let kept = Arc::new(KeptCommunicator { comm: AtomicPtr::default(), parent: None });
-        // SAFETY: the places are writable; the first is kept as long as the communicator, the second is copied.
+        let kept = Arc::new(CommunicatorEntry { comm: AtomicPtr::default(), parent: None });
+        // SAFETY: the pointers are to live memory; the first is kept as long as the communicator, the second is
+        // copied.
         let status = unsafe {
             (self.functions.init_rank)(kept.comm.as_ptr(), number(len), name, number(rank), &mut config)
         };
@@ -263,10 +265,10 @@ unsafe impl Nccl for NvidiaNccl {
     fn split(&self, parent: Communicator, color: u32, key: usize) -> NcclResult<Communicator> {
         let parent = self.kept(parent);
         let comm = parent.comm.load(Ordering::Acquire);
-        let kept = Arc::new(KeptCommunicator { comm: AtomicPtr::default(), parent: Some(parent) });
+        let kept = Arc::new(CommunicatorEntry { comm: AtomicPtr::default(), parent: Some(parent) });
         let color = c_int::try_from(color).expect("fewer groups than 2^31");
-        // SAFETY: the parent is alive; the place of the child is kept until it is there. Without a configuration the child
-        // takes over its parent's, and so does not block.
+        // SAFETY: the parent is alive; the child's memory is kept until the child is ready. Without a configuration
+        // the child inherits its parent's, and so does not block.
         let status =
             unsafe { (self.functions.split)(comm, color, number(key), kept.comm.as_ptr(), ptr::null_mut()) };
         self.check("ncclCommSplit", status, comm)?;
@@ -276,13 +278,13 @@ unsafe impl Nccl for NvidiaNccl {
     fn progress(&self, comm: Communicator) -> NcclResult<Progress> {
         let kept = self.kept(comm);
         let mut comm = kept.comm.load(Ordering::Acquire);
-        // A child that is not there yet is its parent's business.
+        // The parent reports the state of a child that is not ready yet.
         let waits = comm.is_null();
         if let (true, Some(parent)) = (waits, &kept.parent) {
             comm = parent.comm.load(Ordering::Acquire);
         }
         let mut state = SUCCESS;
-        // SAFETY: the communicator is alive and the place is writable.
+        // SAFETY: the communicator is alive and the pointer is to a live variable.
         let status = unsafe { (self.functions.get_async_error)(comm, &mut state) };
         self.check("ncclCommGetAsyncError", status, comm)?;
         self.check("a call before", state, comm)?;
@@ -291,12 +293,12 @@ unsafe impl Nccl for NvidiaNccl {
     }
 
     fn group_start(&self) -> NcclResult<()> {
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no pointer.
         self.check("ncclGroupStart", unsafe { (self.functions.group_start)() }, ptr::null_mut())
     }
 
     fn group_end(&self) -> NcclResult<()> {
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no pointer.
         self.check("ncclGroupEnd", unsafe { (self.functions.group_end)() }, ptr::null_mut())
     }
 
@@ -378,7 +380,7 @@ unsafe impl Nccl for NvidiaNccl {
 
     fn destroy(&self, comm: Communicator) -> NcclResult<()> {
         let comm = self.forget(comm);
-        // SAFETY: the communicator is alive, and nobody finds it any more.
+        // SAFETY: the communicator is alive, and was just removed from the table.
         self.check("ncclCommDestroy", unsafe { (self.functions.destroy)(comm) }, ptr::null_mut())
     }
 
@@ -399,7 +401,7 @@ mod tests {
 
     use super::*;
 
-    /// As far as it goes without a GPU: the functions are those that we think, and a refusal says why.
+    /// Without a GPU, checks that all functions are found, and that an error has the library's code and message.
     #[test]
     fn the_library_answers() {
         let nccl = match load() {

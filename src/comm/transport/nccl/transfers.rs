@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::tensor::cuda::{Address, Gpu};
 use crate::tensor::{DType, Shape, Tensor};
 
-/// One step of a call, as the library does it.
+/// One function call of the library.
 enum StreamTransfer {
     Send { from: Address, bytes: usize, to: usize },
     Recv { at: Address, bytes: usize, from: usize },
@@ -15,15 +15,16 @@ enum StreamTransfer {
     Broadcast { at: Address, bytes: usize, root: usize },
 }
 
-/// What a call moves, and what it gives.
+/// A call's transfers and results.
 pub(super) struct TransferPlan {
     transfers: Vec<StreamTransfer>,
     results: Vec<Tensor>,
-    /// What is moved is given back after it has been put on the stream, so that the stream counts among its users.
+    /// Tensors that are kept until their transfers are on the stream, so that the stream counts among the users of
+    /// their memory.
     kept: Vec<Tensor>,
 }
 
-/// Makes a plan's tensors.
+/// Builds a [`TransferPlan`].
 struct TransferPlanner<'a> {
     group: &'a NcclGroup,
     gpu: &'a Gpu,
@@ -40,7 +41,7 @@ impl TransferPlan {
         let outgoing = |i: usize| call.outgoing[i].contiguous();
         let shapes = call.incoming;
         let results = match call.route {
-            Route::Gather if group.alone => vec![outgoing(0)?],
+            Route::Gather if group.has_no_comm => vec![outgoing(0)?],
             Route::Gather if shapes.iter().all(|s| *s == shapes[0]) => p.gather(&outgoing(0)?, n)?,
             Route::Gather => {
                 let own = outgoing(0)?;
@@ -53,8 +54,8 @@ impl TransferPlan {
             }
             Route::Broadcast { root } => {
                 let x = if root == me { outgoing(0)? } else { gpu.uninit(call.dtype, shapes[0].clone())? };
-                if x.len_bytes() > 0 && !group.alone {
-                    let (at, bytes) = (p.uses(&x)?, x.len_bytes());
+                if x.len_bytes() > 0 && !group.has_no_comm {
+                    let (at, bytes) = (p.use_tensor(&x)?, x.len_bytes());
                     p.transfers.push(StreamTransfer::Broadcast { at, bytes, root });
                 }
                 vec![x]
@@ -64,7 +65,7 @@ impl TransferPlan {
                 vec![]
             }
             Route::Recv { from } => vec![p.receive(&shapes[0], from)?],
-            Route::Barrier if group.alone => vec![],
+            Route::Barrier if group.has_no_comm => vec![],
             Route::Barrier => {
                 p.gather(&gpu.zeros(DType::U8, [1])?, n)?;
                 vec![]
@@ -73,7 +74,7 @@ impl TransferPlan {
         Ok(TransferPlan { transfers: p.transfers, results, kept: p.kept })
     }
 
-    /// The results, once the transfers are on the stream.
+    /// Returns the results, once the transfers are on the stream.
     pub fn into_results(self) -> Vec<Tensor> {
         drop(self.kept);
         self.results
@@ -83,13 +84,13 @@ impl TransferPlan {
         self.transfers.is_empty()
     }
 
-    /// Puts the transfers on the group's stream as one.
+    /// Puts the transfers on the group's stream, as one group of calls.
     pub fn issue(&self, nccl: &dyn Nccl, comm: Communicator, group: &NcclGroup) -> NcclResult<()> {
         let stream = group.side.handle();
         nccl.group_start()?;
         let put = self.transfers.iter().try_for_each(|one| {
-            // SAFETY: the addresses are those of tensors that hold as many bytes; their blocks know the stream as a user and
-            // are not used otherwise before it is through.
+            // SAFETY: each address is that of a tensor with as many bytes. The tensors' blocks count the stream as a
+            // user, and are not used otherwise before it has done the transfer.
             unsafe {
                 match *one {
                     StreamTransfer::Send { from, bytes, to } => nccl.send(from, bytes, to, comm, stream),
@@ -103,21 +104,21 @@ impl TransferPlan {
                 }
             }
         });
-        // A group that was begun is ended, whatever came between.
+        // Every started group is ended, even after a failure.
         put.and(nccl.group_end())
     }
 }
 
 impl TransferPlanner<'_> {
-    fn uses(&mut self, x: &Tensor) -> Result<Address> {
+    fn use_tensor(&mut self, x: &Tensor) -> Result<Address> {
         self.kept.push(x.clone());
-        self.group.side.uses(x)
+        self.group.side.use_tensor(x)
     }
 
     fn send(&mut self, x: &Tensor, to: usize) -> Result<()> {
         let bytes = x.len_bytes();
         if bytes > 0 {
-            let from = self.uses(x)?;
+            let from = self.use_tensor(x)?;
             self.transfers.push(StreamTransfer::Send { from, bytes, to });
         }
         Ok(())
@@ -127,7 +128,7 @@ impl TransferPlanner<'_> {
         let x = self.gpu.uninit(self.dtype, shape.clone())?;
         let bytes = x.len_bytes();
         if bytes > 0 {
-            let at = self.uses(&x)?;
+            let at = self.use_tensor(&x)?;
             self.transfers.push(StreamTransfer::Recv { at, bytes, from });
         }
         Ok(x)
@@ -139,13 +140,13 @@ impl TransferPlanner<'_> {
         shapes.iter().enumerate().map(one).collect()
     }
 
-    /// Equal parts of all members side by side: views of one tensor.
+    /// Gathers equal parts of all members into one tensor, and returns views of it.
     fn gather(&mut self, own: &Tensor, n: usize) -> Result<Vec<Tensor>> {
         let shape: Shape = std::iter::once(n).chain(own.shape().iter().copied()).collect();
         let all = self.gpu.uninit(own.dtype(), shape)?;
         let bytes = own.len_bytes();
         if bytes > 0 {
-            let (from, at) = (self.uses(own)?, self.uses(&all)?);
+            let (from, at) = (self.use_tensor(own)?, self.use_tensor(&all)?);
             self.transfers.push(StreamTransfer::Gather { from, at, bytes });
         }
         (0..n).map(|i| all.narrow(0, i, 1)?.reshape(own.shape().clone())).collect()

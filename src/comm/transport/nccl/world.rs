@@ -11,7 +11,7 @@ use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
 use crate::comm::transport::coordinated::{CallNumber, GroupMember, Membership, OpenGroups};
 use crate::error::{Error, Result};
-use crate::tensor::cuda::{Driver, Gpu, Side, Spoiler, Spoilt};
+use crate::tensor::cuda::{Driver, Gpu, PoisonHandle, SideStream, StreamPoison};
 
 /// A rank's side of a world with one GPU per rank.
 #[derive(Debug)]
@@ -22,10 +22,10 @@ pub(super) struct NcclWorld {
     pub driver: Arc<dyn Driver>,
     pub nccl: Arc<dyn Nccl>,
     pub groups: OpenGroups<NcclGroup>,
-    /// The error that reading a value gives once the world is given up.
-    spoilt: OnceLock<Arc<Spoilt>>,
+    /// The error that reading a value returns once the world is given up.
+    poisoned: OnceLock<Arc<StreamPoison>>,
     /// The streams that wait for transfers.
-    streams: Mutex<Vec<Spoiler>>,
+    streams: Mutex<Vec<PoisonHandle>>,
 }
 
 impl NcclWorld {
@@ -35,18 +35,18 @@ impl NcclWorld {
         driver: Arc<dyn Driver>,
         nccl: Arc<dyn Nccl>,
     ) -> NcclWorld {
-        let (groups, spoilt, streams) = (OpenGroups::default(), OnceLock::new(), Mutex::default());
-        NcclWorld { membership, device, driver, nccl, groups, spoilt, streams }
+        let (groups, poisoned, streams) = (OpenGroups::default(), OnceLock::new(), Mutex::default());
+        NcclWorld { membership, device, driver, nccl, groups, poisoned, streams }
     }
 
-    /// A group that is not connected yet.
-    pub fn group(&self, ranks: &[usize], name: &str, side: Side) -> NcclGroup {
-        // The world's own communicator is there in any case, so that one GPU can show that the library works.
-        let alone = ranks.len() == 1 && self.membership.world_len > 1;
-        NcclGroup::new(GroupMember::open(&self.membership, ranks, name), alone, side)
+    /// Makes a group that is not connected yet.
+    pub fn group(&self, ranks: &[usize], name: &str, side: SideStream) -> NcclGroup {
+        // A world of one rank has a communicator too, so that a single GPU can test the library.
+        let has_no_comm = ranks.len() == 1 && self.membership.world_len > 1;
+        NcclGroup::new(GroupMember::open(&self.membership, ranks, name), has_no_comm, side)
     }
 
-    /// Waits until a group's communicator has put what it was told on its stream; `late` is its error after the deadline.
+    /// Waits until a group's communicator has put its work on the stream; `late` makes the error after the deadline.
     pub fn ready(&self, group: &NcclGroup, call: &CallNumber, late: impl FnOnce() -> Error) -> Result<()> {
         const PAUSE: Duration = Duration::from_micros(100);
         let end = end_after(self.membership.deadline);
@@ -67,29 +67,30 @@ impl NcclWorld {
         }
     }
 
-    /// Counts a thread's stream among those that wait for transfers.
-    pub fn serves(&self, gpu: &Gpu) {
+    /// Registers a thread's stream, to be poisoned if the world is given up.
+    pub fn register_stream(&self, gpu: &Gpu) {
         let mut streams = lock(&self.streams);
         if !streams.iter().any(|s| s.is_of(gpu)) {
-            streams.push(Spoiler::of(gpu));
+            streams.push(PoisonHandle::of(gpu));
         }
     }
 
-    /// Makes `error` the result of reading a value from now on.
-    pub fn spoil(&self, error: Error) {
-        let why = self.spoilt.get_or_init(|| Arc::new(Spoilt { error, told: AtomicBool::new(false) }));
-        lock(&self.streams).iter().for_each(|stream| stream.spoil(Some(why.clone())));
+    /// Makes reading a value return `error` from now on.
+    pub fn poison(&self, error: Error) {
+        let why =
+            self.poisoned.get_or_init(|| Arc::new(StreamPoison { error, reported: AtomicBool::new(false) }));
+        lock(&self.streams).iter().for_each(|stream| stream.poison(Some(why.clone())));
     }
 
-    /// The error that reading a value gives, once the world is given up and before what is in flight is.
-    pub fn spoilt(&self) -> Option<&Spoilt> {
-        self.spoilt.get().map(|spoilt| &**spoilt)
+    /// Returns the error that reading a value returns, which is set before transfers are aborted.
+    pub fn poisoned(&self) -> Option<&StreamPoison> {
+        self.poisoned.get().map(|poisoned| &**poisoned)
     }
 }
 
 impl Drop for NcclWorld {
-    /// Threads that go on without this world may read what they computed.
+    /// Threads that outlive this world may read the values that they computed.
     fn drop(&mut self) {
-        lock(&self.streams).iter().for_each(|stream| stream.spoil(None));
+        lock(&self.streams).iter().for_each(|stream| stream.poison(None));
     }
 }

@@ -1,7 +1,7 @@
-//! The traits of an engine, over worlds and groups of threads.
+//! The thread engine's implementation of the engine traits.
 //!
-//! Tensors on a device are passed as all others are, by sharing: a kernel that reads one waits, on the device, for the
-//! stream of the rank that made it. Nothing passes through the host, and the host waits for nothing but its peers' calls.
+//! Tensors on a device are shared like all others: a kernel that reads one waits, on the device, for the stream of
+//! the rank that made it. No data passes through the host, and the host only waits for the calls of its peers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use super::slot::SlotOutcome;
 use super::world::ThreadWorld;
 use crate::comm::calls::{Call, Route, Sequence};
 use crate::comm::lock::lock;
-use crate::comm::transport::{Channel, Engine, Reduce, Request, Tensors};
+use crate::comm::transport::{CallResults, Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
 
 /// One rank's end of a world of threads.
@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 pub(crate) struct ThreadEngine {
     world: Arc<ThreadWorld>,
     rank: usize,
-    /// The number of times that this rank has gone on without others.
+    /// The number of times that this rank has continued without failed ranks.
     generation: AtomicU64,
 }
 
@@ -84,7 +84,7 @@ struct MemberState {
     world: Arc<ThreadWorld>,
     group: Arc<ThreadGroup>,
     position: usize,
-    /// Requests that were waited for, to be used again.
+    /// Finished requests, kept for reuse.
     #[expect(clippy::vec_box, reason = "the boxes are what is used again")]
     spare: Mutex<Vec<Box<ThreadRequest>>>,
     reused: Mutex<ReusedResult>,
@@ -134,13 +134,13 @@ struct ThreadRequest(Option<InFlightCall>);
 struct InFlightCall {
     member: Arc<MemberState>,
     call: PublishedCall,
-    /// False for a sender: its message lies in the slot until it is fetched.
+    /// False for a send: its message stays in the slot until the receiver takes it.
     waits: bool,
     reduce: Option<Reduce>,
 }
 
 impl Request for ThreadRequest {
-    fn wait(mut self: Box<Self>) -> Result<Tensors> {
+    fn wait(mut self: Box<Self>) -> Result<CallResults> {
         let in_flight = self.0.take().expect("a request is waited for once");
         lock(&in_flight.member.spare).push(self);
         in_flight.outcome()
@@ -153,13 +153,13 @@ impl Request for ThreadRequest {
 }
 
 impl InFlightCall {
-    fn outcome(&self) -> Result<Tensors> {
+    fn outcome(&self) -> Result<CallResults> {
         let InFlightCall { member, call, waits, reduce } = self;
         if !waits {
-            return Ok(Tensors::new());
+            return Ok(CallResults::new());
         }
         let (group, position) = (&member.group, call.position);
-        group.wait(call, |circle| member.world.fail_others_in(circle, group))?;
+        group.wait(call, |cycle| member.world.fail_others_in(cycle, group))?;
         let contents = &*call.slot.contents();
         match (&contents.outcome, reduce) {
             (SlotOutcome::Whole(result), _) => Ok(smallvec![result.clone()?]),

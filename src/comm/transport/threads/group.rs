@@ -1,4 +1,4 @@
-//! The state that the members of one group share: queues of slots, the first fault, and a condition to park on.
+//! The state that the members of a group share: queues of call slots, the first fault, and a condition variable.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
@@ -15,11 +15,11 @@ use crate::comm::deadline::end_after;
 use crate::comm::transport::Reduce;
 use crate::error::{CallId, CommFault, Result};
 
-/// The time after which a parked rank looks around unasked; only a guard, since everything that matters wakes it.
-const NAP: Duration = Duration::from_millis(500);
+/// The longest time to park without looking around. Everything that matters wakes the rank; this is only a safeguard.
+const LONGEST_PARK: Duration = Duration::from_millis(500);
 
 /// The shortest time to park.
-const GLANCE: Duration = Duration::from_millis(1);
+const SHORTEST_PARK: Duration = Duration::from_millis(1);
 
 /// A group of ranks that are threads.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct ThreadGroup {
     pub(super) ranks: Arc<[usize]>,
     name: String,
     pub(super) label: String,
-    /// Groups of the first generation heed every failure in the world, later ones only those of their own members.
+    /// Groups of generation 0 fail with any rank in the world, later ones only with their own members.
     generation: u64,
     state: Mutex<GroupState>,
     wake: Condvar,
@@ -41,17 +41,17 @@ struct GroupState {
     collectives: SlotQueue,
     /// Messages by (sender, receiver).
     messages: HashMap<(usize, usize), SlotQueue>,
-    /// The first fault, and the slot where it happened if that was in this group.
+    /// The first fault, and the call's slot if it happened in this group.
     fault: Option<(CommFault, Option<Arc<CallSlot>>)>,
     parked: usize,
 }
 
-/// A call that a member has published, and not left yet.
+/// A call that a member has published and not left yet.
 #[derive(Clone, Debug)]
 pub(super) struct PublishedCall {
     sequence: Sequence,
     pub(super) slot: Arc<CallSlot>,
-    /// The member's index among the slot's members.
+    /// The member's position among the slot's members.
     pub(super) position: usize,
     /// The call's name.
     name: &'static str,
@@ -74,8 +74,8 @@ impl ThreadGroup {
         }
     }
 
-    /// Publishes the next call of a sequence by the member at `position` of it, for the others to find. A reduction says
-    /// how it folds.
+    /// Publishes a member's next call of a sequence. `position` is the member's position in the sequence; `reduce` is
+    /// the fold of a reduction.
     pub(super) fn publish(
         &self,
         (sequence, position): (Sequence, usize),
@@ -98,7 +98,7 @@ impl ThreadGroup {
         }
         if state.queue(sequence, &self.ranks).put(&slot, position, call, reduce) {
             if let Some(reduce) = reduce {
-                // The others' calls need not wait for this one's fold.
+                // Other calls of the group can continue during this fold.
                 drop(guard);
                 slot.prepare(reduce);
                 guard = self.lock();
@@ -109,15 +109,15 @@ impl ThreadGroup {
         Ok(PublishedCall { sequence, slot, position, name: call.name })
     }
 
-    /// The member needs nothing more from the call, whose slot is used again when all have left it.
+    /// Leaves a call that the member no longer needs. The last member to leave returns the slot for reuse.
     pub(super) fn leave(&self, call: &PublishedCall) {
         if call.slot.leave() {
             self.lock().queue(call.sequence, &self.ranks).recycle(call.slot.clone());
         }
     }
 
-    /// Waits until everyone has come, or the call is known to fail. If it fails for a circle of waiting ranks that is found
-    /// here, `fail_others` gives up the other groups that are part of it.
+    /// Waits until all members have published the call, or until it fails. If it fails because this rank finds a
+    /// cycle of ranks that wait for each other, `fail_others` fails the other groups in the cycle.
     pub(super) fn wait(&self, call: &PublishedCall, fail_others: impl Fn(&CommFault)) -> Result<()> {
         let slot = &call.slot;
         let settled = || slot.is_open() || self.is_given_up();
@@ -136,11 +136,11 @@ impl ThreadGroup {
             }
             let failure = self.peer_failure(slot, call.name);
             let absence = self.missing(call, Instant::now() >= deadline);
-            // Members of a circle may have heard of it, and have ended, before this group does.
+            // The members of a cycle may have been told and have ended before this group is.
             if (failure.is_some() || absence.is_some())
-                && let Some(circle) = self.circle()
+                && let Some(cycle) = self.cycle()
             {
-                self.set_fault(&mut state, circle, None);
+                self.set_fault(&mut state, cycle, None);
                 continue;
             }
             if let Some(fault) = failure {
@@ -149,29 +149,30 @@ impl ThreadGroup {
             if let Some(fault) = absence {
                 let fault = self.with_last(fault);
                 let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
-                let circle = || self.status.recorders.cycle(slot.ranks[call.position], fault.id());
-                // If two ranks find it at once, one of them may have gone on before the other looks.
-                let circle = is_late.then(circle).flatten().or_else(|| self.circle());
-                if let Some(circle) = circle {
-                    // The others hear of it while this rank still waits: a rank that looks meanwhile finds the same circle.
+                let cycle = || self.status.recorders.cycle(slot.ranks[call.position], fault.id());
+                // If two ranks find the cycle at once, one of them may have continued before the other looks.
+                let cycle = is_late.then(cycle).flatten().or_else(|| self.cycle());
+                if let Some(cycle) = cycle {
+                    // Tells the other groups while this rank still counts as waiting, so that a rank that looks
+                    // meanwhile finds the same cycle.
                     drop(state);
-                    // Known to all before one of them hears of it and ends.
-                    self.status.add_circle(self.generation, &circle);
-                    fail_others(&circle);
+                    // Recorded before any rank of the cycle can be told and end.
+                    self.status.add_cycle(self.generation, &cycle);
+                    fail_others(&cycle);
                     state = self.lock();
-                    self.set_fault(&mut state, circle, None);
+                    self.set_fault(&mut state, cycle, None);
                     continue;
                 }
                 self.set_fault(&mut state, fault.clone(), Some(slot));
                 return Err(fault.into());
             }
-            // Past the deadline, the last to come is still folding.
+            // Past the deadline, the last member to arrive may still be folding.
             let left = deadline.saturating_duration_since(Instant::now());
-            state = self.park(state, left.max(GLANCE));
+            state = self.park(state, left.max(SHORTEST_PARK));
         }
     }
 
-    /// Waits for `ready`, which another member's work makes true; gives up only if the world fails.
+    /// Waits until other members' work makes `ready` true. Gives up only if the world fails.
     pub(super) fn wait_for_work(&self, call: &PublishedCall, ready: impl Fn() -> bool) -> Result<()> {
         if spin(&ready) {
             return Ok(());
@@ -181,27 +182,27 @@ impl ThreadGroup {
             if let Some(fault) = self.peer_failure(&call.slot, call.name) {
                 return Err(fault.into());
             }
-            state = self.park(state, NAP);
+            state = self.park(state, LONGEST_PARK);
         }
         Ok(())
     }
 
-    /// Wakes all who are parked here, to look around.
+    /// Wakes all parked members, to look at the state again.
     pub(super) fn wake(&self) {
         self.wake_parked(&self.lock());
     }
 
-    /// True if no call that is incomplete now will ever be completed.
+    /// Returns true if no call that is incomplete now can be completed any more.
     pub(super) fn is_given_up(&self) -> bool {
         self.is_faulty.load(Ordering::Acquire) || self.failure().is_some()
     }
 
-    /// The circle of waiting ranks that this group is part of, if one was found.
-    pub(super) fn circle(&self) -> Option<CommFault> {
-        self.status.circle_of(self.generation, &self.label)
+    /// Returns the cycle of waiting ranks that this group is part of, if one was found.
+    pub(super) fn cycle(&self) -> Option<CommFault> {
+        self.status.cycle_of(self.generation, &self.label)
     }
 
-    /// Gives the group up for a fault that was found in another one.
+    /// Fails the group with a fault that was found in another one.
     pub(super) fn fail(&self, fault: &CommFault) {
         self.set_fault(&mut self.lock(), fault.clone(), None);
     }
@@ -217,7 +218,7 @@ impl ThreadGroup {
     ) -> MutexGuard<'a, GroupState> {
         state.parked += 1;
         let (mut state, _) =
-            self.wake.wait_timeout(state, at_most.min(NAP)).unwrap_or_else(PoisonError::into_inner);
+            self.wake.wait_timeout(state, at_most.min(LONGEST_PARK)).unwrap_or_else(PoisonError::into_inner);
         state.parked -= 1;
         state
     }
@@ -228,7 +229,7 @@ impl ThreadGroup {
         }
     }
 
-    /// Only the first fault counts.
+    /// Sets the group's fault, unless it has one.
     fn set_fault(&self, state: &mut GroupState, fault: CommFault, slot: Option<&Arc<CallSlot>>) {
         state.fault.get_or_insert_with(|| (fault, slot.cloned()));
         self.is_faulty.store(true, Ordering::Release);
@@ -260,7 +261,7 @@ impl ThreadGroup {
         Some(CommFault::PeerFailed { id: self.id(slot, call), rank, cause: cause.clone() })
     }
 
-    /// The failed rank for which the group is given up, and its cause.
+    /// Returns the failed rank for which the group fails, and its cause.
     fn failure(&self) -> Option<(usize, &String)> {
         match self.generation {
             0 => self.status.first_failure().map(|(rank, cause)| (*rank, cause)),
@@ -268,7 +269,7 @@ impl ThreadGroup {
         }
     }
 
-    /// The fault, with the calls that the members have completed, and those for which the missing members wait.
+    /// Adds the members' last completed calls to a fault, and the calls in which the missing members wait.
     fn with_last(&self, mut fault: CommFault) -> CommFault {
         if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
             *last = self.status.recorders.last(&self.name, &self.ranks);
@@ -279,10 +280,10 @@ impl ThreadGroup {
         fault
     }
 
-    /// The fault of members that will not come: those that have ended, or if it is `late`, all absent ones.
+    /// Returns the fault of members that will not arrive: those that have ended, or if `late`, all that are absent.
     fn missing(&self, call: &PublishedCall, late: bool) -> Option<CommFault> {
         let (slot, contents) = (&call.slot, call.slot.contents());
-        // A rank comes before it ends: so its end is looked at first.
+        // A rank publishes its calls before it ends, so its end is read first.
         let ended = |at: usize| self.status.has_ended(slot.ranks[at]);
         let absent = |at: usize| contents.brought(at).is_none();
         let all = 0..slot.ranks.len();
@@ -303,8 +304,8 @@ impl ThreadGroup {
         })
     }
 
-    /// The group's fault, which happened in the slot `at`, as reported by a member that waits for `call`: in the member's own
-    /// words if that is the call that failed.
+    /// Rewrites the group's fault, which happened in the slot `at`, for the member that waits for `call`: if that is
+    /// the call that failed, in terms of the member's own arguments.
     fn own_view(&self, fault: &CommFault, at: Option<&Arc<CallSlot>>, call: &PublishedCall) -> CommFault {
         let mut fault = fault.clone().told_by(call.slot.ranks[call.position]);
         if !at.is_some_and(|at| Arc::ptr_eq(at, &call.slot)) {

@@ -1,13 +1,13 @@
-//! The thread engine: ranks are threads of one process and read each other's tensors in place.
+//! The thread engine: ranks are threads of one process, and read each other's tensors in place.
 //!
-//! A call has a *slot*, one per group and sequence number. Each member puts its part into the slot, the last one opens it,
-//! and all take what concerns them. There is no second barrier, because tensors are shared and copied before they are
-//! written. A rank that waits spins briefly if there are cores enough, then parks. The last member to leave a slot clears it
-//! for a later call, so that a program in its stride takes no memory here.
+//! Each call of a group has a *slot*. Each member puts its tensors into the slot, the last one opens it, and each
+//! member takes its results. No second barrier is needed, because tensors are shared and copied before they are
+//! written. A rank that waits spins for a moment if there are enough cores, then parks. The last member to leave a
+//! slot clears it for a later call, so a program in its steady state allocates nothing here.
 //!
-//! The files, from the ground up: `sync` and `spin`; `shared_folds`; `slot`; `status` (the facts about ranks); `group` (the
-//! state that a group's members share); `survivors` and `world` (all groups of a program); `engine`. The engine is written
-//! against `sync`, so that `models` can try the orders in which its threads can run.
+//! The files, each of which uses only those before it: `sync` and `spin`; `shared_folds`; `slot`; `status` of the
+//! ranks; `group`; `survivors` and `world` (all groups of a program); `engine`. The engine is written against `sync`,
+//! so that `models` can check it under every order in which its threads may run.
 
 mod engine;
 mod group;

@@ -1,8 +1,8 @@
 //! Folds that several members compute together.
 //!
-//! A large all-reduce is folded once for all members, by those that wait for it, and so are the folds of a large
-//! reduce-scatter whose parts are uneven. Members take chunks of the results in turn and fold them from all members' tensors.
-//! No chunk belongs to a rank, so no rank waits for one that does not wait itself.
+//! A large all-reduce is folded once for all members, by those that wait for it; so are the folds of a large
+//! reduce-scatter with uneven parts. Members take chunks of the results in turn, and fold them from all members'
+//! tensors. No chunk belongs to a rank, so nothing waits for a rank that is not in the call.
 
 use smallvec::SmallVec;
 
@@ -12,22 +12,22 @@ use crate::comm::transport::fold::{fold_into, fold_range};
 use crate::error::Result;
 use crate::tensor::{DType, Device, Tensor};
 
-/// The models try the same folds on few elements.
+/// The model checkers run the same folds on few elements.
 const MODEL: bool = cfg!(any(loom, shuttle));
 
-/// From this size on, an all-reduce is folded in chunks by all members that wait; below, by the last member to come.
+/// The smallest all-reduce whose chunks all waiting members fold; the last member to arrive folds smaller ones.
 const LARGE_BYTES: usize = if MODEL { 8 } else { 64 << 10 };
 
-/// The size of a chunk: small enough to share the work evenly, large enough that taking one costs nothing.
+/// The size of a chunk: small enough to share the work evenly, large enough that taking one costs little.
 const CHUNK_BYTES: usize = if MODEL { 8 } else { 256 << 10 };
 
-/// From this size on, it pays to help a member that has more to fold.
+/// The smallest fold that is worth sharing with a member that has more to fold.
 const HELPED_BYTES: usize = 2 * CHUNK_BYTES;
 
-/// The largest result that is kept. If somebody writes to a kept result, it has to be copied: too few bytes to notice.
+/// The largest result whose memory is kept. A program that writes to such a result copies these few bytes first.
 const REUSED_BYTES: usize = 16 << 10;
 
-/// The results in the making: one for all members, or one per member.
+/// Results that are being folded: one for all members, or one per member.
 #[derive(Debug)]
 pub(super) struct SharedFolds {
     all: SmallVec<[SharedFold; 1]>,
@@ -36,7 +36,7 @@ pub(super) struct SharedFolds {
 #[derive(Debug)]
 struct SharedFold {
     reduce: Reduce,
-    /// The index of the tensor that it folds, among those that each member brought.
+    /// The index of the folded tensor among those of each member.
     part: usize,
     /// Not read before all chunks are done.
     out: Tensor,
@@ -51,21 +51,21 @@ struct SharedFold {
 #[derive(Clone, Copy, Debug)]
 struct FirstByte(*mut u8);
 
-// SAFETY: it is read and written through by `SharedFold::work` alone, which says why two threads never touch the same byte.
+// SAFETY: only `SharedFold::work` uses the pointer, and it says why two threads never touch the same byte.
 unsafe impl Send for FirstByte {}
 // SAFETY: as above.
 unsafe impl Sync for FirstByte {}
 
 impl SharedFolds {
-    /// The fold of a large all-reduce in the processor's memory. `x` is one of the tensors that it folds.
+    /// Shares the fold of a large all-reduce on the CPU. `x` is one of its tensors. Returns `None` if it is small.
     pub(super) fn large(reduce: &Reduce, x: &Tensor) -> Option<SharedFolds> {
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
         let large = bytes >= LARGE_BYTES && x.device() == Device::Cpu;
         large.then(|| SharedFolds { all: std::iter::once(SharedFold::new(reduce, 0, x.dtype())).collect() })
     }
 
-    /// The folds of a large reduce-scatter if some member has more to do than the others. `reduce_of` names each member's
-    /// fold, and `x` is one of the tensors that they fold.
+    /// Shares the folds of a large reduce-scatter if some member has more to fold than the others. `reduce_of`
+    /// returns each member's fold, and `x` is one of the tensors.
     pub(super) fn uneven<'a>(
         members: usize,
         reduce_of: impl Fn(usize) -> &'a Reduce,
@@ -82,10 +82,8 @@ impl SharedFolds {
         Some(SharedFolds { all: reduces().enumerate().map(one).collect() })
     }
 
-    /// Folds chunks of the result of the member at `position`, then of the others', until none is left to take. Returns true
-    /// if a result was finished here that another member may wait for.
-    ///
-    /// `part` gives a member's tensor of an index, among those that it brought.
+    /// Folds chunks of this member's result, then of the other members', until none is left. Returns true if this
+    /// finished a result that another member may wait for. `part` returns a member's tensor by index.
     pub(super) fn work<'a>(&self, position: usize, part: impl Fn(usize, usize) -> &'a Tensor) -> bool {
         let own = self.own(position);
         let mut last = false;
@@ -95,12 +93,12 @@ impl SharedFolds {
         last
     }
 
-    /// True once the member's result is finished.
+    /// Returns true once the member's result is finished.
     pub(super) fn is_done(&self, position: usize) -> bool {
         self.all[self.own(position)].is_done()
     }
 
-    /// The member's result.
+    /// Returns the member's finished result.
     pub(super) fn result(&self, position: usize) -> Tensor {
         let fold = &self.all[self.own(position)];
         assert!(fold.is_done(), "chunks are still being written");
@@ -123,7 +121,7 @@ impl SharedFold {
         SharedFold { reduce: reduce.clone(), part, out, at, chunk_len, chunks, taken, done }
     }
 
-    /// Folds chunks until none is left to take. Returns true if the last one was finished here.
+    /// Folds chunks until none is left. Returns true if this finished the last one.
     fn work<'a>(&self, part: impl Fn(usize, usize) -> &'a Tensor) -> bool {
         let (size, each) = (self.out.dtype().size_bytes(), self.reduce.shape.numel());
         let mut last = false;
@@ -135,10 +133,10 @@ impl SharedFold {
             let start = chunk * self.chunk_len;
             let end = (start + self.chunk_len).min(each);
             let row = |k: usize| {
-                // SAFETY: `at` points to the buffer of `out`, which this structure keeps alive, gives to nobody and
+                // SAFETY: `at` points to the buffer of `out`, which this structure keeps alive, gives to no one and
                 // does not read until `done` equals `chunks`. Chunk numbers are handed out once each; the ranges
-                // `start..end` of the rows of `out`, each `each` elements long, are disjoint and inside `out`, so this
-                // is the only access to these (initialised) bytes.
+                // `start..end` of the rows of `out`, each `each` elements long, are disjoint and inside `out`, so
+                // this is the only access to these (initialised) bytes.
                 unsafe {
                     let first = self.at.0.add((k * each + start) * size);
                     std::slice::from_raw_parts_mut(first, (end - start) * size)
@@ -155,12 +153,13 @@ impl SharedFold {
     }
 }
 
-/// The last small result, whose memory is used again once nothing else holds it: steady programs then take no memory.
+/// The last small result. Its memory is reused once nothing else holds it, so that a steady program allocates
+/// nothing.
 #[derive(Debug, Default)]
 pub(super) struct ReusedResult(Option<Tensor>);
 
 impl ReusedResult {
-    /// Returns the fold of the tensors that `of` names by member.
+    /// Returns the fold of the tensors that `of` returns by member.
     pub(super) fn fold<'a>(&mut self, reduce: &Reduce, of: &dyn Fn(usize) -> &'a Tensor) -> Result<Tensor> {
         let mut last = self.0.take();
         let mut is_fresh = false;
@@ -170,7 +169,7 @@ impl ReusedResult {
                 |last: &mut Tensor| last.dtype() == dtype && *last.shape() == shape && last.is_unique();
             last.take_if(fits).unwrap_or_else(|| Tensor::uninit(dtype, shape))
         })?;
-        // A result that was not folded is a member's own tensor.
+        // A result that needed no fold is a member's own tensor.
         if is_fresh && out.len_bytes() <= REUSED_BYTES {
             self.0 = Some(out.clone());
         }

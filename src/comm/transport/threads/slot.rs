@@ -1,4 +1,4 @@
-//! Slots, each of which holds what the members of one call bring to it, and queues of them.
+//! Slots, each of which holds the tensors of one call, and queues of slots.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
@@ -9,21 +9,21 @@ use super::shared_folds::{ReusedResult, SharedFolds};
 use super::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use super::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::comm::calls::{Call, Route};
-use crate::comm::transport::{Reduce, Tensors};
+use crate::comm::transport::{CallResults, Reduce};
 use crate::error::Result;
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-/// One call of a group, with each member's part in it.
+/// One call of a group, with each member's tensors.
 ///
-/// Written under the group's lock until everyone has come; read by everyone once it is open; cleared, and used for a later
-/// call, when all have left.
+/// Members write it under the group's lock until all have arrived, read it once it is open, and the last one to leave
+/// clears it for a later call.
 #[derive(Debug)]
 pub(super) struct CallSlot {
     /// The call's members, numbered in the world.
     pub(super) ranks: Arc<[usize]>,
     seq: AtomicU64,
     open: AtomicBool,
-    /// The number of members that have come and need nothing more from here.
+    /// The number of members that have taken their results.
     left: AtomicUsize,
     contents: RwLock<SlotContents>,
 }
@@ -31,7 +31,7 @@ pub(super) struct CallSlot {
 #[derive(Debug)]
 pub(super) struct SlotContents {
     entries: Box<[SlotEntry]>,
-    /// The number of members that have come.
+    /// The number of members that have arrived.
     come: usize,
     /// The shapes that all members expect, except in an all-to-all.
     incoming: Vec<Shape>,
@@ -39,12 +39,12 @@ pub(super) struct SlotContents {
     reused: ReusedResult,
 }
 
-/// The form in which members get their results from an open slot.
+/// The way in which members get their results from an open slot.
 #[derive(Debug)]
 pub(super) enum SlotOutcome {
-    /// Each takes the parts that concern it, or folds them itself.
+    /// Each member takes the tensors that are for it, or folds them itself.
     Parts,
-    /// One fold for all, computed by the last member to come.
+    /// One result for all members, folded by the last one to arrive.
     Whole(Result<Tensor>),
     /// Large folds, computed together by the members that wait.
     Shared(SharedFolds),
@@ -59,7 +59,7 @@ struct SlotEntry {
     op: Option<ReduceOp>,
     dtype: DType,
     outgoing: Vec<Tensor>,
-    /// The shapes that this member expects; filled in an all-to-all only.
+    /// The shapes that this member expects; used in an all-to-all only.
     incoming: Vec<Shape>,
     /// The fold of the parts that only this member gets.
     reduce: Option<Reduce>,
@@ -82,12 +82,12 @@ impl CallSlot {
         }
     }
 
-    /// The number of the call that this slot serves now.
+    /// Returns the number of the call that this slot serves now.
     pub(super) fn seq(&self) -> u64 {
         self.seq.load(Ordering::Relaxed)
     }
 
-    /// True once all members have come and the results are there, except for shared folds.
+    /// Returns true once all members have arrived and the results are there, except for shared folds.
     pub(super) fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
     }
@@ -104,8 +104,8 @@ impl CallSlot {
         self.contents.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Computes or prepares the folds that the members share, after everyone has come and before the slot opens. `reduce` is
-    /// any member's.
+    /// Computes the result that all members share, or prepares its shared fold, after all have arrived and before the
+    /// slot opens. `reduce` is any member's fold.
     pub(super) fn prepare(&self, reduce: &Reduce) {
         let contents = &mut *self.contents_mut();
         contents.outcome = match contents.entries[0].route {
@@ -126,10 +126,10 @@ impl CallSlot {
         };
     }
 
-    /// A member needs nothing more from here. Returns true if it is the last one: then no member looks at the slot any more,
-    /// and it is empty.
+    /// Counts a member that has taken its results. Returns true if it is the last one; then no member uses the slot
+    /// any more, and it is empty.
     pub(super) fn leave(&self) -> bool {
-        // Everything that members did here comes before what the last one does.
+        // All that members did with the slot happens before the last one clears it.
         if self.left.fetch_add(1, Ordering::AcqRel) + 1 < self.ranks.len() {
             return false;
         }
@@ -145,7 +145,7 @@ impl CallSlot {
 }
 
 impl SlotContents {
-    /// The call of a member, if it has come.
+    /// Returns the call of a member that has arrived.
     pub(super) fn brought(&self, position: usize) -> Option<Call<'_>> {
         let entry = &self.entries[position];
         let incoming = if entry.route == Route::AllToAll { &entry.incoming } else { &self.incoming };
@@ -153,16 +153,16 @@ impl SlotContents {
         entry.here.then_some(Call { name, route, op, dtype, outgoing, incoming })
     }
 
-    /// A member that has come with a call that does not agree with `call`, and its call.
+    /// Returns an arrived member whose call does not agree with `call`, and its call.
     pub(super) fn disagreement(&self, position: usize, call: &Call<'_>) -> Option<(usize, Call<'_>)> {
         let here = (0..self.entries.len()).filter_map(|at| Some((at, self.brought(at)?)));
-        // A call that is no all-to-all agrees with all if it agrees with one.
+        // Agreement is transitive except for all-to-alls, so one comparison suffices.
         let compared = if call.route == Route::AllToAll { usize::MAX } else { 1 };
         here.take(compared).find(|(at, other)| !call.agrees(position, other, *at))
     }
 
     /// Returns the tensors that an open slot holds for the member at `position`.
-    pub(super) fn take(&self, position: usize) -> Tensors {
+    pub(super) fn take(&self, position: usize) -> CallResults {
         let all = 0..self.entries.len();
         match self.entries[position].route {
             Route::Gather => all.map(|at| self.part(at, 0).clone()).collect(),
@@ -173,7 +173,7 @@ impl SlotContents {
         }
     }
 
-    /// One of the tensors that a member brought to an open slot.
+    /// Returns one of the tensors that a member put into an open slot.
     pub(super) fn part(&self, position: usize, part: usize) -> &Tensor {
         let entry = &self.entries[position];
         assert!(entry.here, "the slot is open: everyone has come");
@@ -186,7 +186,7 @@ impl SlotContents {
         entry.here = true;
         (entry.name, entry.route, entry.op, entry.dtype) = (call.name, call.route, call.op, call.dtype);
         entry.outgoing.extend_from_slice(call.outgoing);
-        // Calls that agree expect the same shapes, unless they are all-to-alls.
+        // Calls that agree expect the same shapes, except all-to-alls.
         if call.route == Route::AllToAll {
             entry.incoming.extend_from_slice(call.incoming);
         } else if self.come == 0 {
@@ -196,7 +196,7 @@ impl SlotContents {
         entry.reduce = reduce.filter(|_| call.route == Route::AllToAll).cloned();
     }
 
-    /// Drops the contents and keeps the lists' memory.
+    /// Drops the contents but keeps the lists' memory.
     fn clear(&mut self) {
         for entry in &mut self.entries {
             entry.here = false;
@@ -231,10 +231,10 @@ pub(super) struct SlotQueue {
     ranks: Arc<[usize]>,
     /// The next sequence number of each member.
     next: Vec<u64>,
-    /// The slots to which some member has not come yet, by ascending sequence number, and the first one's number.
+    /// The slots that some member has not reached yet, by ascending sequence number, and the first one's number.
     waiting: VecDeque<Arc<CallSlot>>,
     first: u64,
-    /// Slots that all have left.
+    /// Slots that all members have left.
     spare: Vec<Arc<CallSlot>>,
 }
 
@@ -245,7 +245,7 @@ impl SlotQueue {
         SlotQueue { next: vec![0; ranks.len()], waiting: VecDeque::with_capacity(8), first: 0, spare, ranks }
     }
 
-    /// The slot of this member's next call.
+    /// Returns the slot of this member's next call.
     pub(super) fn advance(&mut self, position: usize) -> Arc<CallSlot> {
         let seq = self.next[position];
         self.next[position] += 1;
@@ -258,9 +258,9 @@ impl SlotQueue {
         self.waiting[at].clone()
     }
 
-    /// Puts `call` into the slot. Returns true if everyone has come now.
+    /// Puts `call` into the slot. Returns true if all members have arrived now.
     ///
-    /// Each member comes to its slots in order, so slots are complete in order: this one is then the first that waited.
+    /// Members reach their slots in order, so slots are completed in order: a completed slot is the first of `waiting`.
     pub(super) fn put(
         &mut self,
         slot: &CallSlot,

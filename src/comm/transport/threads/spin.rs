@@ -1,11 +1,12 @@
-//! Waiting without giving up the core, for as long as that is the quicker way.
+//! Short waits that keep the core.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Ranks that run in this process, in all worlds: with more of them than cores, spinning takes time from the others.
+/// The ranks that run in this process, in all worlds. If there are more than cores, spinning takes time from other
+/// ranks.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts a thread as a running rank while it lives.
+/// Counts a thread as a running rank while this value lives.
 pub(crate) struct Running;
 
 impl Running {
@@ -21,12 +22,12 @@ impl Drop for Running {
     }
 }
 
-/// The time to look before parking if ranks have a core each: about the time that it takes to wake a parked rank.
+/// The time to poll before parking if each rank has a core: about as long as waking a parked rank takes.
 #[cfg(not(any(loom, shuttle)))]
-const PATIENCE: std::time::Duration = std::time::Duration::from_micros(60);
+const YIELD_TIME: std::time::Duration = std::time::Duration::from_micros(60);
 
-/// Polls `ready` for a moment; if ranks have a core each, then looks for some microseconds more, letting others run in
-/// between: another program may have left one core to two ranks, and polling would keep the one from what the other waits for.
+/// Polls `ready` for a moment and returns its last value. If each rank has a core, continues for some microseconds
+/// and yields between polls: another program may have left one core to two ranks, one of which waits for the other.
 #[cfg(not(any(loom, shuttle)))]
 pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
     use std::sync::OnceLock;
@@ -43,7 +44,7 @@ pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
         std::hint::spin_loop();
     }
     let start = Instant::now();
-    while polls > 20 && start.elapsed() < PATIENCE {
+    while polls > 20 && start.elapsed() < YIELD_TIME {
         if ready() {
             return true;
         }
@@ -52,7 +53,7 @@ pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
     ready()
 }
 
-/// A model has no time to spin away: one look.
+/// Polls once: in a model, no time passes.
 #[cfg(any(loom, shuttle))]
 pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
     ready()

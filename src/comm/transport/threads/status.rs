@@ -1,4 +1,4 @@
-//! The status of a world's ranks: which have failed or ended, and which wait for each other in a circle.
+//! The status of a world's ranks: which have failed or ended, and which wait for each other in a cycle.
 
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::sync::{Mutex, MutexGuard};
 use crate::comm::diagnostics::WorldRecorders;
 use crate::error::CommFault;
 
-/// The facts about a world's ranks that all its groups look at while they wait.
+/// The status of a world's ranks, read by all groups while they wait.
 #[derive(Debug)]
 pub(super) struct WorldStatus {
     pub(super) deadline: Duration,
@@ -19,8 +19,8 @@ pub(super) struct WorldStatus {
     /// The cause of each rank's failure.
     failures: Box<[OnceLock<String>]>,
     ended: Box<[AtomicBool]>,
-    /// Ranks that wait for each other, as they were found, with their generation.
-    circles: Mutex<Vec<(u64, CommFault)>>,
+    /// The cycles of waiting ranks that were found, with their generation.
+    cycles: Mutex<Vec<(u64, CommFault)>>,
 }
 
 impl WorldStatus {
@@ -33,7 +33,7 @@ impl WorldStatus {
             first_failure: OnceLock::new(),
             failures: (0..len).map(|_| OnceLock::new()).collect(),
             ended: (0..len).map(|_| AtomicBool::new(false)).collect(),
-            circles: Mutex::new(Vec::new()),
+            cycles: Mutex::new(Vec::new()),
         }
     }
 
@@ -41,24 +41,24 @@ impl WorldStatus {
         self.ended.len()
     }
 
-    /// Records that `rank` failed. Only its first failure counts, and only the first one of the world.
+    /// Records that `rank` failed. Only its first failure counts, and only the first one in the world.
     pub(super) fn set_failed(&self, rank: usize, cause: String) {
         self.failures[rank].get_or_init(|| cause.clone());
         self.first_failure.get_or_init(|| (rank, cause));
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// Records that `rank`'s program is over.
+    /// Records that the program of `rank` has ended.
     pub(super) fn set_ended(&self, rank: usize) {
         self.ended[rank].store(true, Ordering::Release);
     }
 
-    /// The rank that failed first, and its cause.
+    /// Returns the rank that failed first, and its cause.
     pub(super) fn first_failure(&self) -> Option<&(usize, String)> {
         self.first_failure.get().filter(|_| self.has_failed.load(Ordering::Acquire))
     }
 
-    /// The first of `ranks`, in their order, that has failed, and its cause.
+    /// Returns the first failed rank in the list `ranks`, and its cause.
     pub(super) fn failure_among(&self, ranks: &[usize]) -> Option<(usize, &String)> {
         ranks.iter().find_map(|&rank| Some((rank, self.failures[rank].get()?)))
     }
@@ -67,28 +67,28 @@ impl WorldStatus {
         self.ended[rank].load(Ordering::Acquire)
     }
 
-    /// True if the rank has neither failed nor ended.
+    /// Returns true if the rank has neither failed nor ended.
     pub(super) fn is_running(&self, rank: usize) -> bool {
         self.failures[rank].get().is_none() && !self.has_ended(rank)
     }
 
-    /// Records a circle that was found in a group of `generation`.
-    pub(super) fn add_circle(&self, generation: u64, circle: &CommFault) {
-        self.circles().push((generation, circle.clone()));
+    /// Records a cycle that was found in a group of `generation`.
+    pub(super) fn add_cycle(&self, generation: u64, cycle: &CommFault) {
+        self.cycles().push((generation, cycle.clone()));
     }
 
-    /// The circle that the group of this generation and label is part of.
-    pub(super) fn circle_of(&self, generation: u64, label: &str) -> Option<CommFault> {
+    /// Returns the cycle that the group of this generation and label is part of.
+    pub(super) fn cycle_of(&self, generation: u64, label: &str) -> Option<CommFault> {
         let with = |(found_in, fault): &&(u64, CommFault)| match fault {
             CommFault::Cycle { waits, .. } => {
                 *found_in == generation && waits.iter().any(|wait| wait.id.group == label)
             }
             _ => false,
         };
-        self.circles().iter().find(with).map(|(_, fault)| fault.clone())
+        self.cycles().iter().find(with).map(|(_, fault)| fault.clone())
     }
 
-    fn circles(&self) -> MutexGuard<'_, Vec<(u64, CommFault)>> {
-        self.circles.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cycles(&self) -> MutexGuard<'_, Vec<(u64, CommFault)>> {
+        self.cycles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

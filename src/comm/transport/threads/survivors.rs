@@ -1,4 +1,4 @@
-//! Rounds in which ranks agree on those that go on together after others have failed.
+//! Rounds in which ranks agree on those that continue together after others have failed.
 
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use super::status::WorldStatus;
 use super::sync::{Condvar, Mutex, MutexGuard};
 use crate::error::{Error, Result};
 
-/// The ranks of a world that still go on together, and the round that decides on the next ones.
+/// The ranks of a world that still work together, and the round that decides on the next ones.
 #[derive(Debug)]
 pub(super) struct Survivors {
     round: Mutex<SurvivorRound>,
@@ -16,9 +16,9 @@ pub(super) struct Survivors {
 
 #[derive(Debug)]
 struct SurvivorRound {
-    /// The number of rounds that are over.
+    /// The number of finished rounds.
     generation: u64,
-    /// The ranks that went on from the last round, ascending.
+    /// The ranks that continued from the last round, ascending.
     members: Vec<usize>,
     /// The ranks that have joined the next round, and the time at which the first one did.
     joined: Vec<usize>,
@@ -32,21 +32,20 @@ impl Survivors {
         Survivors { round: Mutex::new(round), changed: Condvar::new() }
     }
 
-    /// True if the other ranks have gone on without `rank`.
+    /// Returns true if the other ranks have continued without `rank`.
     pub(super) fn is_left(&self, rank: usize) -> bool {
         !self.round().members.contains(&rank)
     }
 
-    /// Joins the next round. Returns the generation that `rank` goes on in, and its ranks: those that join before the
-    /// deadline.
+    /// Joins the next round. Returns the new generation and its ranks, which are those that join before the deadline.
     pub(super) fn join(&self, rank: usize, status: &WorldStatus) -> Result<(u64, Vec<usize>)> {
         let mut round = self.round();
         if !round.members.contains(&rank) {
             return Err(Error::invalid(
                 "survivors",
-                "the others have gone on without this rank",
-                format!("rank {rank}, which came too late for {:?}", round.members),
-                "end its program",
+                "the other ranks have continued without this rank",
+                format!("rank {rank}, which asked too late to join {:?}", round.members),
+                "end the program of this rank",
             ));
         }
         let mine = round.generation + 1;
@@ -67,9 +66,9 @@ impl Survivors {
         Ok((mine, round.members.clone()))
     }
 
-    /// Wakes the ranks that have joined, to look at the status of the others again.
+    /// Wakes the ranks that have joined, to read the status of the others again.
     pub(super) fn wake(&self) {
-        // A rank that has looked and does not sleep yet holds the lock.
+        // A rank that has read the status and is not asleep yet holds the lock.
         drop(self.round());
         self.changed.notify_all();
     }

@@ -1,5 +1,5 @@
-//! The types that the engine synchronises by: the standard library's, or under `--cfg loom` and `--cfg shuttle` those of the
-//! model checkers, which try the orders in which threads can run. The tests that use them say how to run them.
+//! The engine's synchronisation types: the standard library's, or those of the model checkers under `--cfg loom` and
+//! `--cfg shuttle`. `models` says how to run them.
 
 #[cfg(loom)]
 pub(super) use loom::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic};

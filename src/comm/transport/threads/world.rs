@@ -1,4 +1,4 @@
-//! A world of threads: the status of its ranks, its groups, and the ranks that go on after a failure.
+//! A world of threads: the status of its ranks, its groups, and the ranks that continue after a failure.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
@@ -28,7 +28,7 @@ impl ThreadWorld {
         ThreadWorld::recorded(deadline, WorldRecorders::new(len, &Default::default()))
     }
 
-    /// The world of the ranks whose calls `recorders` record.
+    /// Creates the world of the ranks whose calls `recorders` record.
     pub(crate) fn recorded(deadline: Duration, recorders: Arc<WorldRecorders>) -> ThreadWorld {
         let survivors = Survivors::new(recorders.len());
         let status = Arc::new(WorldStatus::new(deadline, recorders));
@@ -47,34 +47,34 @@ impl ThreadWorld {
             .clone()
     }
 
-    /// Records that `rank` failed, and wakes everyone. Only the first failure counts.
+    /// Records that `rank` failed, and wakes all ranks. Only the first failure counts.
     pub(crate) fn fail(&self, rank: usize, cause: String) {
         self.status.set_failed(rank, cause);
         self.wake();
     }
 
-    /// Records that `rank`'s program is over, and wakes everyone: nobody need wait for this rank.
+    /// Records that the program of `rank` has ended, and wakes all ranks, which need not wait for it any more.
     pub(crate) fn end(&self, rank: usize) {
         self.status.set_ended(rank);
         self.wake();
     }
 
-    /// True if the other ranks have gone on without `rank`.
+    /// Returns true if the other ranks have continued without `rank`.
     pub(crate) fn is_left(&self, rank: usize) -> bool {
         self.survivors.is_left(rank)
     }
 
-    /// The generation that `rank` goes on in, and its ranks: those that ask before the deadline.
+    /// Returns the generation in which `rank` continues, and its ranks: those that ask before the deadline.
     pub(super) fn survivors(&self, rank: usize) -> Result<(u64, Vec<usize>)> {
         self.survivors.join(rank, &self.status)
     }
 
-    /// Makes a circle of waiting ranks, found in the group `finder`, the fault of all other groups that are part of it.
-    pub(super) fn fail_others_in(&self, circle: &CommFault, finder: &ThreadGroup) {
+    /// Fails all other groups in a cycle of waiting ranks that the group `finder` has found.
+    pub(super) fn fail_others_in(&self, cycle: &CommFault, finder: &ThreadGroup) {
         let groups: Vec<Arc<ThreadGroup>> = self.groups().values().cloned().collect();
         for group in groups.iter().filter(|group| group.label != finder.label) {
-            if group.circle().is_some() {
-                group.fail(circle);
+            if group.cycle().is_some() {
+                group.fail(cycle);
             }
         }
     }
@@ -95,8 +95,8 @@ impl ThreadWorld {
 mod tests {
     use super::*;
 
-    /// A rank that has failed or ended is not waited for; one that never asks is, until the deadline; if it asks then, it
-    /// is refused.
+    /// A failed or ended rank is not waited for. A rank that never asks is waited for until the deadline; if it asks
+    /// later, it is refused.
     #[test]
     fn survivors_are_those_who_come() {
         let world = Arc::new(ThreadWorld::new(4, Duration::from_millis(50)));
@@ -109,7 +109,11 @@ mod tests {
         assert_eq!(a.join().unwrap(), Ok((1, vec![0, 2])));
         assert_eq!(b.join().unwrap(), Ok((1, vec![0, 2])));
         assert!(
-            world.survivors(1).unwrap_err().to_string().contains("rank 1, which came too late for [0, 2]")
+            world
+                .survivors(1)
+                .unwrap_err()
+                .to_string()
+                .contains("rank 1, which asked too late to join [0, 2]")
         );
         assert!(world.is_left(1) && world.is_left(3) && !world.is_left(2));
         world.end(0);

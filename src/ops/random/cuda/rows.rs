@@ -45,7 +45,7 @@ pub(crate) fn multinomial(
     }
     if k > 1 << 30 {
         let rule = "a device orders at most 2^30 categories";
-        return Err(Error::unsupported("multinomial", rule, weights.to_string(), "draw with replacement"));
+        return Err(Error::unsupported("multinomial", rule, weights.notation(), "draw with replacement"));
     }
     let len = k.next_power_of_two();
     for place in Place::all(ins.1, ins.0, 1)? {

@@ -45,16 +45,16 @@ pub fn gemm_fused<F: UnaryF + Sync>(
         _ => false,
     };
     if !fits || a.dtype() != b.dtype() {
-        let bias = bias.map(|x| format!(", bias {x}")).unwrap_or_default();
+        let bias = bias.map(|x| format!(", bias {}", x.notation())).unwrap_or_default();
         return Err(Error::invalid(
             verb,
             "wants [batch, m, k], [batch, k, n] and a bias [n] of one dtype, and extents whose product is k",
-            format!("{a}, {b}{bias}, extents {tree:?}"),
+            format!("{}, {}{bias}, extents {tree:?}", a.notation(), b.notation()),
             "reshape, expand or cast them first",
         ));
     }
     if !a.dtype().is_float() {
-        let given = a.to_string();
+        let given = a.notation();
         return Err(Error::unsupported(verb, "integer products are not built", given, "cast to f64 first"));
     }
     for_dtype!(float verb, a.dtype(), E => gemm_as::<E, F>(a, b, tree, bias, f))
@@ -158,11 +158,11 @@ mod tests {
         let got = plain(a, b);
         assert_eq!(got.shape()[..], [a.shape()[0], a.shape()[1], b.shape()[2]]);
         for (g, w) in got.to_f64_vec().iter().zip(&want) {
-            assert!((g - w).abs() <= 1e-3 + w.abs() * 1e-5, "{a} {b}: {g} {w}");
+            assert!((g - w).abs() <= 1e-3 + w.abs() * 1e-5, "{a:?} {b:?}: {g} {w}");
         }
         let wide = plain(&cast(a, DType::F64).unwrap(), &cast(b, DType::F64).unwrap());
         for (g, w) in wide.to_f64_vec().iter().zip(&want) {
-            assert!((g - w).abs() <= 1e-9 * (1.0 + w.abs()), "{a} {b}: {g} {w}");
+            assert!((g - w).abs() <= 1e-9 * (1.0 + w.abs()), "{a:?} {b:?}: {g} {w}");
         }
     }
 

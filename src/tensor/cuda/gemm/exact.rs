@@ -1,4 +1,4 @@
-//! Products by our own kernel, with the processor's bits.
+//! Exact products, by this crate's kernels, with the bits of the CPU.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -6,29 +6,29 @@ use std::rc::Rc;
 use bytemuck::NoUninit;
 use rustc_hash::FxHashMap;
 
-use super::plan::{self, Extents, Plan, THREADS};
+use super::plan::{self, GemmExtents, GemmPlan, THREADS};
 use super::tree::Tree;
 use crate::error::{Error, Result};
 use crate::tensor::cuda::Gpu;
 use crate::tensor::{DType, Device, Dims, Tensor};
 
-/// `struct Side` of `kernels/matmul_panel.cuh`.
+/// An operand as its tiles are loaded; mirrors `struct PanelOperand` of `kernels/matmul_panel.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, NoUninit)]
-struct Side {
+struct PanelOperand {
     outer: i64,
     along: i64,
     batch: i64,
-    way: u32,
+    mode: u32,
     extent: u32,
 }
 
-/// `struct Job` of `kernels/matmul_tile.cuh`.
+/// The arguments of a launch; mirrors `struct GemmJob` of `kernels/matmul_tile.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, NoUninit)]
-struct Job {
-    left: Side,
-    right: Side,
+struct GemmJob {
+    left: PanelOperand,
+    right: PanelOperand,
     c_row: i64,
     c_col: i64,
     c_batch: i64,
@@ -40,35 +40,36 @@ struct Job {
     items: u32,
     part_depth: u32,
     deepest: u32,
-    near_slots: u32,
-    far_slots: u32,
+    shared_slots: u32,
+    global_slots: u32,
     whole_vectors: u32,
 }
 
-/// What depends on sizes alone, made once and kept by the thread.
-struct Prepared {
-    plan: Plan,
+/// The plan and tables of a product, which depend on its sizes alone; each thread keeps them.
+struct PreparedGemm {
+    plan: GemmPlan,
     deepest: u32,
-    /// True where four indices of the contraction are always in one leaf or in another.
+    /// True if the length of every leaf is a multiple of four.
     in_fours: bool,
-    /// The tree and its parts, as kernels read them.
+    /// The tree's leaves and parts, as kernels read them.
     leaves: Tensor,
     parts: Tensor,
     parts_len: usize,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
+struct GemmKey {
     device: Device,
     dtype: DType,
-    extents: Extents,
+    extents: GemmExtents,
     tree: Dims,
 }
 
-/// Shapes remembered at most.
+/// The most shapes that a thread remembers.
 const KEPT: usize = 512;
 
-/// `out = a @ b`, for `a` of `[batch, m, k]` and `b` of `[batch, k, n]` in any strides, none of them empty; `out` is fresh.
+/// Computes `out = a @ b` for `a` of `[batch, m, k]` and `b` of `[batch, k, n]` with any strides. Neither is empty;
+/// `out` is fresh.
 pub(super) fn multiply(
     verb: &str,
     gpu: &Gpu,
@@ -77,21 +78,21 @@ pub(super) fn multiply(
     out: &mut Tensor,
 ) -> Result<()> {
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
-    let of = prepared(gpu, a.dtype(), Extents { batch, m, n, k }, tree)?;
+    let of = prepared(gpu, a.dtype(), GemmExtents { batch, m, n, k }, tree)?;
     let plan = &of.plan;
     let tiling = &plan.tiling;
-    let (left, right) = if plan.turned { ((b, 2, 1), (a, 1, 2)) } else { ((a, 1, 2), (b, 2, 1)) };
-    let (rows, cols) = if plan.turned { (n, m) } else { (m, n) };
+    let (left, right) = if plan.transposed { ((b, 2, 1), (a, 1, 2)) } else { ((a, 1, 2), (b, 2, 1)) };
+    let (rows, cols) = if plan.transposed { (n, m) } else { (m, n) };
     let [rows_tiles, cols_tiles] = [rows.div_ceil(tiling.rows), cols.div_ceil(tiling.cols)];
     let items = [rows_tiles, cols_tiles, batch, of.parts_len].iter().try_fold(1u32, |all, &n| {
-        // A block's last step must not overflow either.
+        // The grid-stride step of the last block must not overflow either.
         all.checked_mul(u32::try_from(n).ok()?).filter(|&all| all < 1 << 31)
     });
     let Some(items) = items.filter(|_| m.max(n).max(k) < 1 << 31) else {
-        let given = format!("{a}, {b}");
+        let given = format!("{}, {}", a.notation(), b.notation());
         return Err(Error::unsupported(
             verb,
-            "a product as large is not built",
+            "a product of 2^31 indices or tiles or more is not supported",
             given,
             "multiply parts of it",
         ));
@@ -99,11 +100,11 @@ pub(super) fn multiply(
     let total = batch * m * n;
     let wide_dtype = if a.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let vector = 16 / wide_dtype.size_bytes();
-    let job = Job {
-        left: side(left, tiling.rows, &of),
-        right: side(right, tiling.cols, &of),
-        c_row: if plan.turned { 1 } else { n as i64 },
-        c_col: if plan.turned { n as i64 } else { 1 },
+    let job = GemmJob {
+        left: panel_operand(left, tiling.rows, &of),
+        right: panel_operand(right, tiling.cols, &of),
+        c_row: if plan.transposed { 1 } else { n as i64 },
+        c_col: if plan.transposed { n as i64 } else { 1 },
         c_batch: (m * n) as i64,
         c_part: total as i64,
         rows_tiles: rows_tiles as u32,
@@ -113,15 +114,15 @@ pub(super) fn multiply(
         items,
         part_depth: plan.part_depth,
         deepest: of.deepest,
-        near_slots: plan.near_slots as u32,
-        far_slots: plan.far_slots as u32,
-        whole_vectors: u32::from(!plan.turned && n.is_multiple_of(vector)),
+        shared_slots: plan.shared_slots as u32,
+        global_slots: plan.global_slots as u32,
+        whole_vectors: u32::from(!plan.transposed && n.is_multiple_of(vector)),
     };
     let in_parts = of.parts_len > 1;
     let mut sums = in_parts.then(|| gpu.uninit(wide_dtype, [of.parts_len, total])).transpose()?;
     let blocks =
-        if plan.far_slots > 0 { plan.most_blocks.min(items as usize) } else { items as usize } as u32;
-    let far_len = blocks as usize * plan.far_slots * tiling.rows * tiling.cols;
+        if plan.global_slots > 0 { plan.most_blocks.min(items as usize) } else { items as usize } as u32;
+    let far_len = blocks as usize * plan.global_slots * tiling.rows * tiling.cols;
     let mut far = (far_len > 0).then(|| gpu.uninit(wide_dtype, [far_len])).transpose()?;
     gpu.kernel(file(a.dtype()), tiling.stem, a.dtype())?
         .read(left.0)
@@ -143,7 +144,7 @@ pub(super) fn multiply(
         .run(blocks as u32, 256, 0)
 }
 
-/// A dtype's kernels are compiled when it is first multiplied.
+/// Returns the dtype's file. Each is compiled when its dtype is first multiplied.
 fn file(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "matmul_f64",
@@ -153,45 +154,45 @@ fn file(dtype: DType) -> &'static str {
     }
 }
 
-/// An operand by its outer dim and the contraction's; `tile` is the tile's extent of the outer one.
-fn side((x, outer, along): (&Tensor, usize, usize), tile: usize, of: &Prepared) -> Side {
-    // A stride that is never taken disturbs no alignment.
+/// Describes an operand by its outer dim and the contraction's dim; `tile` is the tile's extent along the outer one.
+fn panel_operand((x, outer, along): (&Tensor, usize, usize), tile: usize, of: &PreparedGemm) -> PanelOperand {
+    // The stride of an extent of 1 is never used, so it must not count for the alignment.
     let stride = |d: usize| if x.shape()[d] == 1 { 0 } else { x.strides()[d] };
     let extent = x.shape()[outer];
     let (outer, along, batch) = (stride(outer), stride(along), stride(0));
     let four = (4 * x.dtype().size_bytes()).min(16) as u64;
     let aligned = x.device_address().is_some_and(|at| at.is_multiple_of(four)) && batch.is_multiple_of(4);
     let quads = aligned && of.plan.tiling.takes_quads(tile);
-    let way = if quads && along == 1 && of.in_fours && outer.is_multiple_of(4) {
-        Way::Along4
+    let mode = if quads && along == 1 && of.in_fours && outer.is_multiple_of(4) {
+        PanelLoad::Along4
     } else if quads && outer == 1 && extent.is_multiple_of(4) && along.is_multiple_of(4) {
-        Way::Outer4
+        PanelLoad::Outer4
     } else if along != 0 && (outer == 0 || along < outer) {
-        Way::Along
+        PanelLoad::Along
     } else {
-        Way::Outer
+        PanelLoad::Outer
     };
-    Side {
+    PanelOperand {
         outer: outer as i64,
         along: along as i64,
         batch: batch as i64,
-        way: way as u32,
+        mode: mode as u32,
         extent: extent as u32,
     }
 }
 
-/// `enum Way` of `kernels/matmul_panel.cuh`.
+/// The order and width of a panel's loads; mirrors `enum PanelLoad` of `kernels/matmul_panel.cuh`.
 #[derive(Clone, Copy)]
-enum Way {
+enum PanelLoad {
     Along4 = 0,
     Outer4 = 1,
     Along = 2,
     Outer = 3,
 }
 
-fn prepared(gpu: &Gpu, dtype: DType, extents: Extents, tree: &[usize]) -> Result<Rc<Prepared>> {
-    thread_local!(static HERE: RefCell<FxHashMap<Key, Rc<Prepared>>> = RefCell::default());
-    let key = Key { device: gpu.device(), dtype, extents, tree: Dims::from_slice(tree) };
+fn prepared(gpu: &Gpu, dtype: DType, extents: GemmExtents, tree: &[usize]) -> Result<Rc<PreparedGemm>> {
+    thread_local!(static HERE: RefCell<FxHashMap<GemmKey, Rc<PreparedGemm>>> = RefCell::default());
+    let key = GemmKey { device: gpu.device(), dtype, extents, tree: Dims::from_slice(tree) };
     if let Some(found) = HERE.with_borrow(|here| here.get(&key).cloned()) {
         return Ok(found);
     }
@@ -205,18 +206,18 @@ fn prepared(gpu: &Gpu, dtype: DType, extents: Extents, tree: &[usize]) -> Result
     Ok(made)
 }
 
-fn prepare(gpu: &Gpu, dtype: DType, extents: Extents, tree: &[usize]) -> Result<Prepared> {
+fn prepare(gpu: &Gpu, dtype: DType, extents: GemmExtents, tree: &[usize]) -> Result<PreparedGemm> {
     let tree = Tree::new(tree);
     let properties = gpu.stream().device.driver.properties();
     let plan = plan::plan(properties, dtype, extents, (tree.full_depth(), tree.deepest()));
-    let leaf = |l: &super::tree::Leaf| (l.len | l.merges << 8 | l.depth << 16) as i32;
+    let leaf = |l: &super::tree::ContractionLeaf| (l.len | l.merges << 8 | l.depth << 16) as i32;
     let leaves: Vec<i32> = tree.leaves.iter().map(leaf).collect();
     let parts = tree.parts(plan.part_depth);
-    let words = |p: &super::tree::Part| [p.leaves.0 as i64 | (p.leaves.1 as i64) << 32, p.start as i64];
+    let words = |p: &super::tree::TreePart| [p.leaves.0 as i64 | (p.leaves.1 as i64) << 32, p.start as i64];
     let words: Vec<i64> = parts.iter().flat_map(words).collect();
     let upload = |x: Tensor| x.to_device(gpu.device());
     let (leaves_len, words_len) = (leaves.len(), words.len());
-    Ok(Prepared {
+    Ok(PreparedGemm {
         plan,
         deepest: tree.deepest(),
         in_fours: tree.is_in_groups_of(4),

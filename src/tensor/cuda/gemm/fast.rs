@@ -1,4 +1,4 @@
-//! Products by the vendor's library, in an order of its own.
+//! Fast products, by the vendor's library, in the library's own order of summation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,21 +8,29 @@ use crate::tensor::{DType, Tensor};
 
 static TF32: AtomicBool = AtomicBool::new(false);
 
-/// Whether f32 products that need not be exact may round their operands to tf32 (10 bits of mantissa), which matrix units
-/// multiply several times as fast. Off at first; for the whole process.
+/// Allows or forbids that f32 products in fast mode round their operands to tf32 (10 bits of mantissa), which matrix
+/// units multiply several times faster. Off by default; holds for the whole process.
+///
+/// ```
+/// use isoshard::tensor::cuda;
+///
+/// cuda::set_tf32(true); // products in fast mode may round their operands
+/// cuda::set_tf32(false);
+/// ```
 pub fn set_tf32(on: bool) {
     TF32.store(on, Ordering::Relaxed);
 }
 
-/// `out = a @ b` as the driver's library computes it; false, and nothing done, where there is none or it does not take
-/// the product.
+/// Computes `out = a @ b` with the driver's library. Returns false, with nothing done, if there is no library or it
+/// does not support the product.
 pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> Result<bool> {
     let stream = gpu.stream();
     let (device, driver) = (&stream.device, &stream.device.driver);
     let Some(blas) = driver.blas() else { return Ok(false) };
     let (batch, m, k, n) = (a.shape()[0], a.shape()[1], a.shape()[2], b.shape()[2]);
-    // Seen by columns, the row-major result is its transpose: `b` turned times `a` turned.
-    let ((left, b), (right, a)) = (matrix(b, 2, 1)?, matrix(a, 2, 1)?);
+    // Read by columns, the row-major result is its transpose, which is the product of `b` transposed and `a`
+    // transposed.
+    let ((left, b), (right, a)) = (as_matrix_or_copy(b, 2, 1)?, as_matrix_or_copy(a, 2, 1)?);
     let at = out.device_address().expect("made on a device");
     let product = Product {
         dtype: a.dtype(),
@@ -33,44 +41,44 @@ pub(super) fn multiply(gpu: &Gpu, a: &Tensor, b: &Tensor, out: &mut Tensor) -> R
         batch,
         left,
         right,
-        out: Matrix { at, turned: false, step: n, batch_step: m * n },
+        out: Matrix { at, transposed: false, step: n, batch_step: m * n },
     };
     let fail = |e| device.error("matmul", &e);
-    let Some(bytes) = blas.room_bytes(&product).map_err(fail)? else { return Ok(false) };
+    let Some(bytes) = blas.workspace_bytes(&product).map_err(fail)? else { return Ok(false) };
     let room = (bytes > 0).then(|| gpu.uninit(DType::U8, [bytes])).transpose()?;
     let room = room.as_ref().and_then(Tensor::device_address).unwrap_or(0);
     for x in [&a, &b] {
         x.device_block().map_or(Ok(()), |block| block.read_by(stream)).map_err(fail)?;
     }
-    // SAFETY: the operands' views and the fresh result lie in blocks that return to their streams, which reuse them after
-    // this; so does the room, which has the bytes that were asked for.
+    // SAFETY: the operands' views and the fresh result are in blocks that return to their streams, which reuse them
+    // after this; so is the workspace, which has the bytes that were asked for.
     let done = unsafe { blas.multiply(&product, room, stream.handle) };
-    stream.worked();
+    stream.note_work();
     done.map_err(fail)?;
     Ok(true)
 }
 
-/// The operand as a matrix with these dims as rows and columns: where it lies, or a contiguous copy where its strides fit no
-/// matrix.
-fn matrix(x: &Tensor, rows: usize, cols: usize) -> Result<(Matrix, Tensor)> {
-    match seen(x, rows, cols) {
+/// Returns the operand as a matrix with these dims as rows and columns. Copies it if its strides fit no matrix.
+fn as_matrix_or_copy(x: &Tensor, rows: usize, cols: usize) -> Result<(Matrix, Tensor)> {
+    match as_matrix(x, rows, cols) {
         Some(matrix) => Ok((matrix, x.clone())),
         None => {
             let x = x.to_owned_copy()?;
-            Ok((seen(&x, rows, cols).expect("a contiguous tensor's rows lie one after the other"), x))
+            Ok((as_matrix(&x, rows, cols).expect("a contiguous tensor's rows lie one after the other"), x))
         }
     }
 }
 
-fn seen(x: &Tensor, rows: usize, cols: usize) -> Option<Matrix> {
+fn as_matrix(x: &Tensor, rows: usize, cols: usize) -> Option<Matrix> {
     let at = x.device_address()?;
     let batch_step = if x.shape()[0] == 1 { 0 } else { x.strides()[0] };
-    // Whether `quick` steps by single elements and `slow` by whole lines of it; and by how much.
+    // Returns the distance between lines of `slow`, if the elements along `quick` are contiguous and lines do not
+    // overlap.
     let lines = |quick: usize, slow: usize| {
         let len = x.shape()[quick];
         let step = if x.shape()[slow] == 1 { len } else { x.strides()[slow] };
         ((len == 1 || x.strides()[quick] == 1) && step >= len.max(1)).then_some(step)
     };
-    let straight = lines(rows, cols).map(|step| Matrix { at, turned: false, step, batch_step });
-    straight.or_else(|| lines(cols, rows).map(|step| Matrix { at, turned: true, step, batch_step }))
+    let straight = lines(rows, cols).map(|step| Matrix { at, transposed: false, step, batch_step });
+    straight.or_else(|| lines(cols, rows).map(|step| Matrix { at, transposed: true, step, batch_step }))
 }

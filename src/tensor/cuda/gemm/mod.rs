@@ -1,8 +1,8 @@
-//! Matrix products on a CUDA device: by our own kernels with the processor's bits, or by the vendor's library.
+//! Matrix products on a CUDA device: exact ones with the bits of the CPU, or fast ones by the vendor's library.
 //!
-//! The kernels (`kernels/matmul.cuh`) follow the same summation tree as [`cpu::gemm`](crate::tensor::cpu::gemm()): same leaves,
-//! same chains, same joins, whatever the tile and however long contractions are cut. The library is quicker, uses matrix
-//! units, and sums in an order of its own.
+//! The exact kernels (`kernels/matmul.cuh`) follow the summation tree of [`cpu::gemm`](crate::tensor::cpu::gemm()):
+//! the leaves, their chains and the joins do not depend on the tile, nor on the parts into which a contraction is
+//! cut. The library is faster, uses matrix units, and sums in its own order.
 //!
 //! Missing: fused biases and functions; matrix units in exact mode, for f16 and bf16.
 

@@ -1,6 +1,7 @@
-//! How a product is cut: which tile, which operand's rows are its rows, how many parts of the contraction.
+//! The plan of an exact product: its tile, the operand whose rows are the tile's, and the number of parts of the
+//! contraction.
 //!
-//! None of it changes a bit: a tile does not know its neighbours, and parts are nodes of the tree.
+//! The plan changes no bit: tiles are independent of each other, and parts are nodes of the summation tree.
 
 use crate::tensor::DType;
 use crate::tensor::cuda::DeviceProperties;
@@ -10,22 +11,22 @@ use crate::tensor::cuda::DeviceProperties;
 pub(super) struct Tiling {
     /// The kernel's name without the dtype.
     pub(super) stem: &'static str,
-    /// Rows and columns of a tile.
+    /// The rows and columns of a tile.
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// Indices of the contraction in shared memory at a time.
+    /// The indices of the contraction that are in shared memory at a time.
     depth: usize,
-    /// Blocks that run at once on a multiprocessor, as registers allow.
+    /// The blocks that run at once on a multiprocessor, as registers allow.
     resident: usize,
-    /// The share of the arithmetic's peak that it is expected to reach: a guess until it is measured.
+    /// The expected share of the peak arithmetic rate: an estimate until it is measured.
     speed: f64,
 }
 
-/// Threads of a block.
+/// The threads of a block.
 pub(super) const THREADS: usize = 128;
-/// Parts of a contraction at most, as a power of two: what the joining kernel takes.
+/// The most levels of the tree above the parts of a contraction: the joining kernel takes 2^6 parts.
 const MOST_PARTS: u32 = 6;
-/// Bytes of unfinished parts at most.
+/// The most bytes of unfinished parts.
 const PARTS_BYTES: usize = 64 << 20;
 
 impl Tiling {
@@ -39,51 +40,57 @@ impl Tiling {
     const FEW: Tiling = Tiling::new("matmul_few", 8, 128, 32, (4, 0.25));
     const ONE: Tiling = Tiling::new("matmul_one", 1, 128, 32, (4, 0.05));
 
-    /// True where both panels of the kind are whole quads for each thread.
+    /// Returns true if each thread loads whole groups of four elements from a panel with `outer` rows.
     pub(super) fn takes_quads(&self, outer: usize) -> bool {
         outer * self.depth >= 4 * THREADS
     }
 
-    /// Bytes of shared memory for two stages of both panels.
+    /// Returns the shared memory of two stages of both panels, in bytes.
     fn stage_bytes(&self, wide: usize) -> usize {
-        // The room of both panels against bank conflicts is 16 bytes a row.
+        // Each panel pads its rows by 16 bytes against bank conflicts.
         2 * self.depth * ((self.rows + self.cols) * wide + 2 * 16)
     }
 
-    /// Bytes of a slot, where a node of a whole tile waits.
+    /// Returns the bytes of a slot, which holds a finished node for a whole tile.
     pub(super) fn slot_bytes(&self, wide: usize) -> usize {
         self.rows * self.cols * wide
     }
 }
 
-/// How a product is computed.
+/// The plan of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct GemmPlan {
     pub(super) tiling: Tiling,
-    /// True where the tile's rows are the result's columns.
-    pub(super) turned: bool,
-    /// The depth of the nodes that are the parts.
+    /// True if the tile's rows are the result's columns.
+    pub(super) transposed: bool,
+    /// The depth of the nodes that are computed as parts.
     pub(super) part_depth: u32,
-    /// Slots in shared and in global memory.
-    pub(super) near_slots: usize,
-    pub(super) far_slots: usize,
-    /// Shared memory of a block in bytes.
+    /// The slots in shared and in global memory.
+    pub(super) shared_slots: usize,
+    pub(super) global_slots: usize,
+    /// The shared memory of a block, in bytes.
     pub(super) shared_bytes: usize,
-    /// Blocks that are launched at most, where slots in global memory are theirs.
+    /// The most blocks of a launch if blocks own slots in global memory.
     pub(super) most_blocks: usize,
 }
 
-/// What is multiplied.
+/// The extents of a batch of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Extents {
+pub(super) struct GemmExtents {
     pub(super) batch: usize,
     pub(super) m: usize,
     pub(super) n: usize,
     pub(super) k: usize,
 }
 
-/// The plan that is expected to be quickest; `depths` are those of the tree's first whole level and of its deepest leaf.
-pub(super) fn plan(properties: &DeviceProperties, dtype: DType, e: Extents, depths: (u32, u32)) -> Plan {
+/// Returns the plan with the least expected time. `depths` are the depth down to which the tree is complete, and the
+/// depth of its deepest leaf.
+pub(super) fn plan(
+    properties: &DeviceProperties,
+    dtype: DType,
+    e: GemmExtents,
+    depths: (u32, u32),
+) -> GemmPlan {
     let large = if dtype == DType::F64 { Tiling::LARGE_F64 } else { Tiling::LARGE };
     let few = [e.m, e.n].into_iter().min().unwrap_or(0);
     let tilings = match few {
@@ -94,9 +101,9 @@ pub(super) fn plan(properties: &DeviceProperties, dtype: DType, e: Extents, dept
     let wide = if dtype == DType::F64 { 8 } else { 4 };
     let mut best = (f64::INFINITY, large, false, 0);
     for &tiling in tilings {
-        for turned in [false, true] {
-            // The few rows, whichever they are, are the tile's.
-            if few <= 8 && turned != (e.n < e.m) {
+        for transposed in [false, true] {
+            // Tiles with few rows take the operand that has few.
+            if few <= 8 && transposed != (e.n < e.m) {
                 continue;
             }
             for part_depth in 0..=depths.0.min(MOST_PARTS) {
@@ -104,45 +111,51 @@ pub(super) fn plan(properties: &DeviceProperties, dtype: DType, e: Extents, dept
                 if part_depth > 0 && parts_bytes > PARTS_BYTES {
                     break;
                 }
-                let time = expected(properties, &tiling, e, turned, part_depth);
+                let time = expected(properties, &tiling, e, transposed, part_depth);
                 if time < best.0 {
-                    best = (time, tiling, turned, part_depth);
+                    best = (time, tiling, transposed, part_depth);
                 }
             }
         }
     }
-    let (_, tiling, turned, part_depth) = best;
+    let (_, tiling, transposed, part_depth) = best;
     let slots = (depths.1 - part_depth) as usize;
     let stage_bytes = tiling.stage_bytes(wide);
-    // The driver keeps a kibibyte a block for itself.
+    // The driver reserves 1 KiB of shared memory per block.
     let room = (properties.shared_bytes / tiling.resident).saturating_sub(1024 + stage_bytes);
-    let near_slots = slots.min(room / tiling.slot_bytes(wide));
-    Plan {
+    let shared_slots = slots.min(room / tiling.slot_bytes(wide));
+    GemmPlan {
         tiling,
-        turned,
+        transposed,
         part_depth,
-        near_slots,
-        far_slots: slots - near_slots,
-        shared_bytes: stage_bytes + near_slots * tiling.slot_bytes(wide),
+        shared_slots,
+        global_slots: slots - shared_slots,
+        shared_bytes: stage_bytes + shared_slots * tiling.slot_bytes(wide),
         most_blocks: properties.multiprocessors as usize * tiling.resident,
     }
 }
 
-/// The expected time, in fused multiply-adds of one multiprocessor.
-fn expected(properties: &DeviceProperties, t: &Tiling, e: Extents, turned: bool, part_depth: u32) -> f64 {
-    // What a multiprocessor writes and reads again of parts in the time of one multiply-add, in elements; and what a launch takes.
+/// Returns the expected time, in multiply-adds of one multiprocessor.
+fn expected(
+    properties: &DeviceProperties,
+    t: &Tiling,
+    e: GemmExtents,
+    transposed: bool,
+    part_depth: u32,
+) -> f64 {
+    // The elements of parts that a multiprocessor writes and reads per multiply-add, and the cost of a launch.
     const PARTS_RATE: f64 = 0.05;
     const LAUNCH: f64 = 300_000.0;
-    let (m, n) = if turned { (e.n, e.m) } else { (e.m, e.n) };
+    let (m, n) = if transposed { (e.n, e.m) } else { (e.m, e.n) };
     let processors = properties.multiprocessors.max(1) as usize;
     let blocks = (m.div_ceil(t.rows) * n.div_ceil(t.cols) * e.batch) << part_depth;
     let waves = blocks.div_ceil(processors);
-    // Few blocks on a multiprocessor do not hide each other's waiting.
+    // A multiprocessor with few blocks cannot hide their latency.
     let alone = 1.4 - 0.4 * waves.min(t.resident) as f64 / t.resident as f64;
-    // A stage takes its time however short it is.
+    // A stage costs its full time even if it is short.
     let len = (e.k >> part_depth).max(t.depth) as f64 + 2.0 * t.depth as f64;
     let mut time = waves as f64 * (t.rows * t.cols) as f64 * len * alone / t.speed;
-    if turned {
+    if transposed {
         time *= 1.02;
     }
     if part_depth > 0 {
@@ -167,9 +180,9 @@ mod tests {
         }
     }
 
-    fn of(batch: usize, m: usize, n: usize, k: usize) -> Plan {
+    fn of(batch: usize, m: usize, n: usize, k: usize) -> GemmPlan {
         let depth = (k / 32).max(1).ilog2();
-        plan(&h100(), DType::F32, Extents { batch, m, n, k }, (depth, depth))
+        plan(&h100(), DType::F32, GemmExtents { batch, m, n, k }, (depth, depth))
     }
 
     #[test]
@@ -180,7 +193,7 @@ mod tests {
         assert_eq!(stem(192, 64, 64, 32), "matmul_small");
         assert_eq!(stem(1, 8, 4096, 4096), "matmul_few");
         assert_eq!(stem(1, 1, 4096, 4096), "matmul_one");
-        assert!(of(1, 4096, 1, 4096).turned && !of(1, 1, 4096, 4096).turned);
+        assert!(of(1, 4096, 1, 4096).transposed && !of(1, 1, 4096, 4096).transposed);
     }
 
     #[test]
@@ -196,8 +209,8 @@ mod tests {
         for (m, n, k) in [(4096, 4096, 16384), (64, 64, 4096), (8, 4096, 4096), (1, 4096, 1 << 20)] {
             let p = of(1, m, n, k);
             assert!(p.tiling.resident * (p.shared_bytes + 1024) <= 233_472, "{p:?}");
-            assert!(p.near_slots > 0 || p.far_slots == 0, "{p:?}");
+            assert!(p.shared_slots > 0 || p.global_slots == 0, "{p:?}");
         }
-        assert_eq!(of(1, 4096, 4096, 4096).near_slots, 2);
+        assert_eq!(of(1, 4096, 4096, 4096).shared_slots, 2);
     }
 }

@@ -1,19 +1,31 @@
-//! Products of tensors.
+//! Matrix products of tensors.
 
 use super::{exact, fast};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 use crate::tensor::cuda::Gpu;
 
-/// `a @ b` for `a` of shape `[batch, m, k]` and `b` of `[batch, k, n]`, in any strides, on one device; the result is
-/// contiguous.
+/// Returns `a @ b`, contiguous, for `a` of shape `[batch, m, k]` and `b` of `[batch, k, n]`, with any strides, on one
+/// device.
 ///
-/// As [`cpu::gemm`](crate::tensor::cpu::gemm()), with its bits if `exact`. If not, the vendor's library multiplies where the
-/// driver offers it: f16 and bf16 with sums in f32, f32 with [tf32](super::set_tf32) by choice.
+/// If `exact`, the result has the bits of [`cpu::gemm`](crate::tensor::cpu::gemm()): `tree` gives the extents that
+/// `k` consists of. If not, the vendor's library multiplies if the driver has one: f16 and bf16 are summed in f32,
+/// and f32 uses [tf32](super::set_tf32) if that is allowed.
 ///
 /// # Errors
-/// Refuses operands that are not three-dimensional, whose shapes do not fit or whose dtypes differ, extents whose product
-/// is not `k`, and integers; a device without room.
+/// Refuses operands that are not three-dimensional or whose shapes or dtypes do not fit, extents whose product is not
+/// `k`, and integers. Returns an error if the device is out of memory.
+///
+/// ```
+/// use isoshard::tensor::{Device, Tensor, cuda};
+///
+/// if cuda::is_available() {
+///     let x = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [1, 2, 2])?.to_device(Device::Cuda(0))?;
+///     let y = cuda::gemm("square", &x, &x, &[2], true)?;
+///     assert_eq!(y.to_vec::<f32>()?, [7.0, 10.0, 15.0, 22.0]);
+/// }
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize], exact: bool) -> Result<Tensor> {
     let fits = match (&a.shape()[..], &b.shape()[..]) {
         ([ab, _, ak], [bb, bk, _]) => (ab, ak) == (bb, bk) && tree.iter().product::<usize>() == *ak,
@@ -23,12 +35,12 @@ pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize], exact: bool) -> 
         return Err(Error::invalid(
             verb,
             "wants [batch, m, k], [batch, k, n] of one dtype, and extents whose product is k",
-            format!("{a}, {b}, extents {tree:?}"),
+            format!("{}, {}, extents {tree:?}", a.notation(), b.notation()),
             "reshape, expand or cast them first",
         ));
     }
     if !a.dtype().is_float() {
-        let given = a.to_string();
+        let given = a.notation();
         return Err(Error::unsupported(verb, "integer products are not built", given, "cast to f64 first"));
     }
     let gpu = Gpu::of(a)?;
@@ -40,16 +52,16 @@ pub fn gemm(verb: &str, a: &Tensor, b: &Tensor, tree: &[usize], exact: bool) -> 
     if out.numel() == 0 {
         return Ok(out);
     }
-    let (x, y) = as_one(a, b)?;
+    let (x, y) = merge_batch(a, b)?;
     if exact || !fast::multiply(&gpu, &x, &y, &mut out)? {
         exact::multiply(verb, &gpu, (&x, &y), tree, &mut out)?;
     }
     Ok(out)
 }
 
-/// The operands of one product where all products share `b` and `a`'s batch runs on into its rows; as they are where not. In
-/// memory the results are the same.
-fn as_one(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
+/// Merges a batch into one product if all products share `b` and the rows of `a` are contiguous over the batch; else
+/// returns the operands unchanged. The result's memory is the same.
+fn merge_batch(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
     let (batch, m, k) = (a.shape()[0], a.shape()[1], a.shape()[2]);
     let runs_on = m == 1 || a.strides()[0] == m * a.strides()[1];
     if batch == 1 || b.strides()[0] != 0 || !runs_on {

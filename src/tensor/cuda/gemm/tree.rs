@@ -1,36 +1,36 @@
-//! The summation tree of a contraction as kernels walk it: a list of leaves, cut into parts that are nodes.
+//! The summation tree of a contraction as kernels walk it: a list of leaves, divided into parts that are nodes.
 
 use crate::tensor::{LEAF, Split};
 
-/// The tree over some extents, outermost first; as the processor's products have it.
+/// The summation tree over some extents, outermost first; the same tree as in products on the CPU.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tree {
-    /// All leaves in ascending order; none where nothing is summed.
-    pub(super) leaves: Vec<Leaf>,
+    /// All leaves in ascending order; empty if nothing is summed.
+    pub(super) leaves: Vec<ContractionLeaf>,
 }
 
-/// A leaf: some neighbouring indices, what follows them, and where they stand.
+/// A leaf: some neighbouring indices of the contraction, and the joins that follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Leaf {
-    /// Indices in the leaf.
+pub(super) struct ContractionLeaf {
+    /// The number of indices.
     pub(super) len: u32,
-    /// How many times the two topmost nodes are joined after it.
+    /// The number of times that the two topmost nodes of the stack are joined after this leaf.
     pub(super) merges: u32,
-    /// Its distance from the root.
+    /// The distance from the root.
     pub(super) depth: u32,
 }
 
-/// A node of the tree that is computed by itself.
+/// A node of the tree that is computed separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
-    /// Its first leaf, and the leaf behind its last.
+pub(super) struct TreePart {
+    /// The range of its leaves.
     pub(super) leaves: (usize, usize),
     /// Its first index.
     pub(super) start: usize,
 }
 
 impl Tree {
-    /// The tree over `extents`; over no dims, a single index.
+    /// Builds the tree over `extents`; without dims it has a single index.
     pub(super) fn new(extents: &[usize]) -> Tree {
         let mut tree = Tree::default();
         let extents = if extents.is_empty() { &[1] } else { extents };
@@ -42,39 +42,39 @@ impl Tree {
         tree
     }
 
-    /// The depth of the deepest leaf.
+    /// Returns the depth of the deepest leaf.
     pub(super) fn deepest(&self) -> u32 {
         self.leaves.iter().map(|l| l.depth).max().unwrap_or(0)
     }
 
-    /// The depth down to which every node is there, and may be a part.
+    /// Returns the depth down to which the tree is complete, so that its nodes may be parts.
     pub(super) fn full_depth(&self) -> u32 {
         self.leaves.iter().map(|l| l.depth).min().unwrap_or(0)
     }
 
-    /// True where all leaves are whole groups of `n`.
+    /// Returns true if the length of every leaf is a multiple of `n`.
     pub(super) fn is_in_groups_of(&self, n: u32) -> bool {
         self.leaves.iter().all(|l| l.len.is_multiple_of(n))
     }
 
-    /// The nodes at `depth`, [`Tree::full_depth`] at most, in ascending order.
-    pub(super) fn parts(&self, depth: u32) -> Vec<Part> {
+    /// Returns the nodes at `depth`, which is at most [`Tree::full_depth`], in ascending order.
+    pub(super) fn parts(&self, depth: u32) -> Vec<TreePart> {
         let (mut parts, mut first, mut start, mut at) = (Vec::new(), 0, 0, 0);
         for (i, leaf) in self.leaves.iter().enumerate() {
             at += leaf.len as usize;
             // The joins after a leaf end at the depth of the node that they complete.
             if leaf.depth - leaf.merges <= depth {
-                parts.push(Part { leaves: (first, i + 1), start });
+                parts.push(TreePart { leaves: (first, i + 1), start });
                 (first, start) = (i + 1, at);
             }
         }
         parts
     }
 
-    /// The node over `len` indices of one dim, and all of the dims inside.
+    /// Adds the node over `len` indices of one dim and all inner dims.
     fn node(&mut self, len: usize, inner: &[usize], depth: u32) {
         match inner.split_first() {
-            None if len <= LEAF => self.leaves.push(Leaf { len: len as u32, merges: 0, depth }),
+            None if len <= LEAF => self.leaves.push(ContractionLeaf { len: len as u32, merges: 0, depth }),
             Some((&next, inner)) if len == 1 => self.node(next, inner, depth),
             _ => {
                 let left = Split::Halves.left_of(len);
@@ -102,9 +102,9 @@ mod tests {
         assert_eq!(of(&[2, 40]), [(20, 0, 2), (20, 1, 2), (20, 0, 2), (20, 2, 2)]);
         let tree = Tree::new(&[65]);
         assert_eq!((tree.deepest(), tree.full_depth()), (2, 1));
-        let parts = [Part { leaves: (0, 2), start: 0 }, Part { leaves: (2, 3), start: 33 }];
+        let parts = [TreePart { leaves: (0, 2), start: 0 }, TreePart { leaves: (2, 3), start: 33 }];
         assert_eq!(tree.parts(1), parts);
-        assert_eq!(tree.parts(0), [Part { leaves: (0, 3), start: 0 }]);
+        assert_eq!(tree.parts(0), [TreePart { leaves: (0, 3), start: 0 }]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! The driver that talks to NVIDIA's libraries, found at run time through `cudarc`.
+//! The driver over NVIDIA's libraries, which `cudarc` loads at run time.
 //!
-//! Nothing is linked: where `libcuda` or `libnvrtc` is missing, asking for a device says so in a line.
+//! Nothing is linked: if `libcuda` or `libnvrtc` is missing, asking for a device returns an error that says so.
 
 mod blas;
 mod compiler;

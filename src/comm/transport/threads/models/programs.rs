@@ -1,5 +1,5 @@
-//! Random programs of collectives on three and four ranks, over groups that overlap, under random schedules: they always
-//! end, with the right results; and if a rank fails, ends early or goes on alone, all others hear of it.
+//! Random programs of collectives on three and four ranks, over groups that overlap, under random schedules. They
+//! always end with the right results; if a rank fails or ends early, every rank that waits for it gets an error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const SCHEDULES: usize = 200;
 enum StepKind {
     Gather,
     AllToAll,
-    /// An all-reduce of so many elements: one, or enough for several chunks.
+    /// An all-reduce of this many elements: one, or enough for several chunks.
     AllReduce(usize),
     /// Member i gets `i * uneven + 1` elements.
     ReduceScatter {
@@ -34,12 +34,12 @@ enum StepKind {
 struct ModelStep {
     group: usize,
     kind: StepKind,
-    /// Waited for at the end, and then in the reverse order; or never, if `dropped`.
+    /// True if the result is waited for at the end, in reverse order; if also `dropped`, it is never waited for.
     later: bool,
     dropped: bool,
 }
 
-/// The way in which one of the ranks leaves the program before its end.
+/// The way in which a rank leaves the program early.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum EarlyExit {
     Fails,
@@ -51,15 +51,15 @@ struct ModelProgram {
     world: usize,
     groups: Vec<Vec<usize>>,
     steps: Vec<ModelStep>,
-    /// The rank, the step before which it leaves, and the way in which it does.
+    /// The rank that leaves, the step before which it does, and the way.
     exit: Option<(usize, usize, EarlyExit)>,
 }
 
 /// A generator of small numbers (Marsaglia's xorshift).
-struct Dice(u64);
+struct SmallRng(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+impl SmallRng {
+    fn below(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -69,17 +69,17 @@ impl Dice {
 
 impl ModelProgram {
     fn random(seed: u64, exits: bool) -> ModelProgram {
-        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let world = 3 + dice.roll(2);
+        let mut rng = SmallRng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let world = 3 + rng.below(2);
         let mut groups = vec![(0..world).collect::<Vec<_>>()];
         for _ in 0..2 {
-            let without = dice.roll(world);
+            let without = rng.below(world);
             groups.push((0..world).filter(|&r| r != without).collect());
         }
         let steps =
-            (0..4 + dice.roll(4)).map(|_| ModelStep::random(&mut dice, groups.len())).collect::<Vec<_>>();
-        let how = if dice.roll(2) == 0 { EarlyExit::Fails } else { EarlyExit::Ends };
-        let exit = exits.then(|| (dice.roll(world), dice.roll(steps.len()), how));
+            (0..4 + rng.below(4)).map(|_| ModelStep::random(&mut rng, groups.len())).collect::<Vec<_>>();
+        let how = if rng.below(2) == 0 { EarlyExit::Fails } else { EarlyExit::Ends };
+        let exit = exits.then(|| (rng.below(world), rng.below(steps.len()), how));
         ModelProgram { world, groups, steps, exit }
     }
 
@@ -99,17 +99,17 @@ impl ModelProgram {
                 _ => {}
             }
             let Some(group) = &groups[step.group] else { continue };
-            let flight = StepInFlight::start(step.kind, group, k)?;
+            let in_flight = StepInFlight::start(step.kind, group, k)?;
             match (step.later, step.dropped) {
-                (true, true) => drop(flight),
-                (true, false) => later.push(flight),
-                _ => flight.land()?,
+                (true, true) => drop(in_flight),
+                (true, false) => later.push(in_flight),
+                _ => in_flight.wait()?,
             }
         }
-        later.into_iter().rev().try_for_each(StepInFlight::land)
+        later.into_iter().rev().try_for_each(StepInFlight::wait)
     }
 
-    /// The world and every rank's result, with threads run in some order.
+    /// Returns the world and every rank's result, after running the threads in some order.
     fn outcomes(&self) -> (Arc<ThreadWorld>, Vec<Result<()>>) {
         let world = Arc::new(ThreadWorld::new(self.world, Duration::from_secs(3600)));
         let spawn = |r: usize| {
@@ -131,24 +131,24 @@ impl ModelProgram {
 }
 
 impl ModelStep {
-    fn random(dice: &mut Dice, groups: usize) -> ModelStep {
-        let kind = match dice.roll(8) {
+    fn random(rng: &mut SmallRng, groups: usize) -> ModelStep {
+        let kind = match rng.below(8) {
             0 => StepKind::Gather,
             1 => StepKind::AllToAll,
             2 => StepKind::AllReduce(1),
             3 => StepKind::AllReduce(7),
             4 => StepKind::ReduceScatter { uneven: 0 },
             5 => StepKind::ReduceScatter { uneven: 5 },
-            6 => [StepKind::Broadcast, StepKind::Ring][dice.roll(2)],
+            6 => [StepKind::Broadcast, StepKind::Ring][rng.below(2)],
             _ => StepKind::Barrier,
         };
-        // Messages that no member fetches would be taken for later ones.
-        let dropped = dice.roll(3) == 0 && !matches!(kind, StepKind::Ring);
-        ModelStep { group: dice.roll(groups), kind, later: dice.roll(3) == 0, dropped }
+        // A message that no member receives would be taken for a later one.
+        let dropped = rng.below(3) == 0 && !matches!(kind, StepKind::Ring);
+        ModelStep { group: rng.below(groups), kind, later: rng.below(3) == 0, dropped }
     }
 }
 
-/// A step that was started, and the result it must have.
+/// A started step, and the result that it must have.
 enum StepInFlight {
     One(Pending<Tensor>, Vec<f32>),
     Many(Pending<Vec<Tensor>>, Vec<Vec<f32>>),
@@ -195,7 +195,7 @@ impl StepInFlight {
         })
     }
 
-    fn land(self) -> Result<()> {
+    fn wait(self) -> Result<()> {
         match self {
             StepInFlight::One(pending, want) => assert_eq!(pending.wait()?.to_vec::<f32>()?, want),
             StepInFlight::Many(pending, want) => {
@@ -208,7 +208,7 @@ impl StepInFlight {
     }
 }
 
-/// Runs `check` under many schedules, half of them with few preemptions at telling places.
+/// Runs `check` under many schedules, half of them with few preemptions at critical places.
 fn try_many(check: impl Fn() + Send + Sync + Clone + 'static) {
     let mut config = Config::new();
     config.stack_size = 1 << 20;
@@ -237,7 +237,7 @@ fn every_program_ends_when_a_rank_leaves_it() {
             assert_eq!(results[who].is_err(), how == EarlyExit::Fails, "{program:?}: {results:?}");
             let first = world.status().first_failure().map(|(rank, _)| *rank);
             for (rank, result) in results.iter().enumerate().filter(|(rank, _)| *rank != who) {
-                // Each failure has its cause: the rank that left, or the rank that missed it first.
+                // Each error names its cause: the rank that left, or the first rank that failed because of it.
                 let Err(Error::Comm(fault)) = result else {
                     assert!(result.is_ok(), "{program:?}: {result:?}");
                     continue;

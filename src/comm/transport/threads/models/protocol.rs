@@ -1,4 +1,4 @@
-//! The protocol of slots, in every order in which two or three threads can run, up to a number of preemptions.
+//! Checks the slots' protocol in every order in which two or three threads can run, up to a number of preemptions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::comm::transport::threads::slot::SlotOutcome;
 use crate::error::{CommFault, Error, Result};
 use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-/// Tries `program` in all orders with at most `preemptions` of them.
+/// Runs `program` in all orders with at most `preemptions` preemptions.
 fn try_all(preemptions: usize, program: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(program);
 }
 
-/// One member of one group: the whole world.
+/// One member of a group that is the whole world.
 #[derive(Clone)]
 struct ModelMember {
     world: Arc<ThreadWorld>,
@@ -43,7 +43,7 @@ impl ModelMember {
     }
 
     fn wait(&self, published: &PublishedCall) -> Result<()> {
-        self.group.wait(published, |circle| self.world.fail_others_in(circle, &self.group))
+        self.group.wait(published, |cycle| self.world.fail_others_in(cycle, &self.group))
     }
 
     /// Gathers every member's number of this round.
@@ -64,7 +64,7 @@ impl ModelMember {
         waited
     }
 
-    /// The sum over the members of `len` elements each.
+    /// Sums `len` elements over the members.
     fn all_reduce(&self, len: usize) -> Result<()> {
         let n = self.group.ranks.len();
         let x = Tensor::full(DType::I64, [len], (self.position + 1) as f64);
@@ -101,11 +101,14 @@ fn gather<'a>(x: &'a Tensor, shapes: &'a [Shape]) -> Call<'a> {
     Call { name: "gather", route: Route::Gather, op: None, dtype: x.dtype(), outgoing, incoming: shapes }
 }
 
-/// Runs one closure per member, each on a thread with room for a fold.
-fn together<T: Send + 'static>(n: usize, life: impl Fn(ModelMember) -> T + Clone + Send + 'static) -> Vec<T> {
+/// Runs one closure per member, each on a thread whose stack has room for a fold.
+fn run_members<T: Send + 'static>(
+    n: usize,
+    program: impl Fn(ModelMember) -> T + Clone + Send + 'static,
+) -> Vec<T> {
     let spawn = |member| {
-        let life = life.clone();
-        thread::Builder::new().stack_size(256 << 10).spawn(move || life(member)).unwrap()
+        let program = program.clone();
+        thread::Builder::new().stack_size(256 << 10).spawn(move || program(member)).unwrap()
     };
     let all: Vec<_> = ModelMember::all(n).into_iter().map(spawn).collect();
     all.into_iter().map(|one| one.join().unwrap()).collect()
@@ -122,19 +125,19 @@ fn fault(result: &Result<()>) -> &CommFault {
     }
 }
 
-/// No member sleeps through the opening, whichever comes last.
+/// Every member wakes when the slot opens, in any order of arrival.
 #[test]
 fn three_members_complete_a_call() {
-    try_all(3, || all_done(together(3, |m| m.gather(0))));
+    try_all(3, || all_done(run_members(3, |m| m.gather(0))));
 }
 
-/// With two slots at hand, the second or third call goes by one that was used before; no member loses what it has
-/// still to take from it, or finds what belongs to another call.
+/// There are two slots, so the second or third call reuses one. No member loses results that it has not taken, or
+/// takes those of another call.
 #[test]
 fn slots_are_used_again_when_all_have_left() {
     try_all(3, || {
         let calls = |m: ModelMember| (0..3).try_for_each(|round| m.gather(round));
-        all_done(together(2, calls));
+        all_done(run_members(2, calls));
     });
 }
 
@@ -152,27 +155,27 @@ fn a_dropped_call_disturbs_nobody() {
             }
             m.gather(1)
         };
-        all_done(together(2, calls));
+        all_done(run_members(2, calls));
     });
 }
 
-/// The last member to come folds for all, before any looks.
+/// The last member to arrive folds for all members before they read the result.
 #[test]
 fn a_small_reduction_is_there_when_the_slot_opens() {
-    try_all(2, || all_done(together(2, |m| m.all_reduce(0))));
+    try_all(2, || all_done(run_members(2, |m| m.all_reduce(0))));
 }
 
 /// The member that folds the last chunk wakes those that wait for it; chunks are written once.
 #[test]
 fn a_large_reduction_is_folded_by_both() {
-    try_all(2, || all_done(together(2, |m| m.all_reduce(2))));
+    try_all(2, || all_done(run_members(2, |m| m.all_reduce(2))));
 }
 
-/// Two members that wait hear of a third that fails; so does one that comes after.
+/// Two waiting members, and one that arrives later, learn of a third that fails.
 #[test]
 fn a_failure_wakes_all() {
     try_all(2, || {
-        let results = together(3, |m| {
+        let results = run_members(3, |m| {
             if m.position == 1 {
                 m.fail();
                 None
@@ -186,11 +189,11 @@ fn a_failure_wakes_all() {
     });
 }
 
-/// A rank that ends without coming is not waited for; one that came before is not missed.
+/// A rank that ends without arriving is not waited for; one that arrived before is not missed.
 #[test]
 fn an_end_wakes_who_waits() {
     try_all(3, || {
-        let results = together(2, |m| {
+        let results = run_members(2, |m| {
             let result = m.gather(0).and_then(|()| if m.position == 0 { m.gather(1) } else { Ok(()) });
             m.world.end(m.position);
             result
@@ -201,11 +204,11 @@ fn an_end_wakes_who_waits() {
     });
 }
 
-/// Both members hear that their calls disagree, whichever comes first.
+/// Both members learn that their calls disagree, whichever arrives first.
 #[test]
 fn a_disagreement_is_heard_by_both() {
     try_all(3, || {
-        let results = together(2, |m| {
+        let results = run_members(2, |m| {
             let dtype = if m.position == 0 { DType::F32 } else { DType::I64 };
             let (x, shapes) = (Tensor::zeros(dtype, [1]), vec![Shape::from([1]); 2]);
             let published = m.publish(&gather(&x, &shapes), None)?;
@@ -219,7 +222,7 @@ fn a_disagreement_is_heard_by_both() {
     });
 }
 
-/// A result's memory is not used again while somebody holds the result.
+/// A result's memory is not reused while something holds the result.
 #[test]
 fn a_result_that_is_held_is_not_written() {
     try_all(1, || {

@@ -1,51 +1,52 @@
-//! The way in which a rank waits.
+//! The way in which a rank waits for messages.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A wait: spins, then gives way to others, then sleeps in growing steps.
+/// A wait that spins, then yields the core, then sleeps in growing steps.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct WaitBackoff {
     polls: u32,
     spins: u32,
-    /// How long it gives way before it sleeps.
+    /// The time for which it yields before it sleeps.
     awake: Duration,
     waited: Duration,
     last: Instant,
-    nap: Duration,
+    sleep_time: Duration,
 }
 
-impl Patience {
-    /// For messages of this many bytes.
-    pub fn new(len_bytes: usize, crowded: bool) -> Patience {
+impl WaitBackoff {
+    /// Starts a wait for messages of this many bytes.
+    pub fn new(len_bytes: usize, crowded: bool) -> WaitBackoff {
         const SPINS: u32 = 3000;
         const CROWDED_SPINS: u32 = 20;
         const AWAKE: Duration = Duration::from_millis(2);
-        // What may be moving all the time, at a slow pace: sleeping would hold it up.
+        // Messages may arrive slowly but steadily, and MPI moves them only while it is called: do not sleep
+        // meanwhile.
         let moving = Duration::from_nanos(len_bytes as u64);
-        Patience {
+        WaitBackoff {
             polls: 0,
             spins: if crowded { CROWDED_SPINS } else { SPINS },
             awake: AWAKE + moving,
             waited: Duration::ZERO,
             last: Instant::now(),
-            nap: Duration::from_micros(20),
+            sleep_time: Duration::from_micros(20),
         }
     }
 
-    /// True if the clock may be looked at: the wait is no longer a matter of microseconds.
+    /// Returns true if the wait has lasted longer than some microseconds, so that reading the clock costs little.
     pub fn is_long(&self) -> bool {
         self.polls > self.spins
     }
 
-    /// The time waited, not counting when the whole process was stopped.
+    /// Returns the time waited, without the time for which the whole process was stopped.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
     pub fn pause(&mut self) {
         const LAPSE: Duration = Duration::from_millis(100);
-        const LONGEST_NAP: Duration = Duration::from_millis(1);
+        const LONGEST_SLEEP: Duration = Duration::from_millis(1);
         self.polls = self.polls.saturating_add(1);
         if self.polls <= self.spins {
             std::hint::spin_loop();
@@ -57,8 +58,8 @@ impl Patience {
         if self.waited < self.awake {
             thread::yield_now();
         } else {
-            thread::sleep(self.nap);
-            self.nap = (self.nap * 2).min(LONGEST_NAP);
+            thread::sleep(self.sleep_time);
+            self.sleep_time = (self.sleep_time * 2).min(LONGEST_SLEEP);
         }
     }
 }
