@@ -1,33 +1,51 @@
 //! The backward pass.
 //!
-//! Gradients are distributed tensors in whatever layout is cheapest until they reach a leaf, where they take the leaf's
-//! own: there a data-parallel gradient is all-reduced, an FSDP one reduce-scattered, each as soon as it is complete.
+//! Each gradient has whatever layout is cheapest until it reaches a leaf tensor, where it takes the leaf's layout: a
+//! data-parallel gradient is all-reduced there and an FSDP gradient reduce-scattered, each as soon as it is complete.
 
 use std::collections::BinaryHeap;
-use std::fmt;
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
+use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
 use super::dispatch::plan_for;
-use super::plan::Plan;
+use super::gradients::{Gradients, add};
 use super::reduction::Reduction;
-use super::tensor::{DTensor, Edge, Node, Saved, TapeCall, next_id};
+use super::tensor::{DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use super::tensor_meta::TensorMeta;
 use crate::comm::operator_scope;
 use crate::error::{Error, Result};
-use crate::ops::{Add, Step};
+use crate::ops::Step;
 use crate::placement::Layout;
 
 impl DTensor {
-    /// The gradients of this scalar with respect to every leaf ([`DTensor::requires_grad`]) it was computed from.
+    /// Computes the gradients of this scalar with respect to every leaf tensor ([`DTensor::requires_grad`]) from
+    /// which it was computed.
     ///
-    /// Communicates what the derivatives' operators move, and what takes each leaf's gradient to the leaf's layout.
+    /// Communicates what the derivatives' operators redistribute, and what brings each gradient into its leaf's
+    /// layout.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
+    ///     let w = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad()?;
+    ///     let loss = w.mul(&w)?.sum_all()?;
+    ///     let gradients = loss.backward()?;
+    ///     let gradient = gradients.get(&w).expect("the loss depends on w");
+    ///     assert_eq!(gradient.layout().to_string(), "(S0)"); // the leaf's layout
+    ///     assert_eq!(gradient.full_tensor()?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a tensor with more than one element or without history; a fault of communication.
+    /// Refuses a tensor that has more than one element or no history; returns an error if communication fails.
     pub fn backward(&self) -> Result<Gradients> {
         if self.shape().numel() != 1 {
             return Err(Error::invalid(
@@ -47,10 +65,26 @@ impl DTensor {
         self.backward_from(ones)
     }
 
-    /// As [`DTensor::backward`], for a tensor of any shape, from the gradient of whatever follows with respect to it.
+    /// Runs [`DTensor::backward`] for a tensor of any shape, given the gradient of the final result with respect to
+    /// this tensor.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [4], 3.0, "(S0)".parse()?)?.requires_grad()?;
+    ///     let y = w.mul(&w)?;
+    ///     let dy = DTensor::full(&mesh, DType::F32, [4], 10.0, "(S0)".parse()?)?;
+    ///     let gradients = y.backward_from(dy)?;
+    ///     assert_eq!(gradients.get(&w).expect("a leaf").full_tensor()?.to_vec::<f32>()?, [60.0; 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a `grad` of another shape, dtype or mesh, and a tensor without history; a fault of communication.
+    /// Refuses a `grad` of another shape, dtype or mesh, and a tensor without history; returns an error if
+    /// communication fails.
     pub fn backward_from(&self, grad: DTensor) -> Result<Gradients> {
         if grad.meta() != self.meta() || !grad.mesh.same(&self.mesh) {
             return Err(Error::invalid(
@@ -60,153 +94,105 @@ impl DTensor {
                 "",
             ));
         }
-        let Some(edge) = &self.edge else {
+        let Some(output) = &self.history else {
             return Err(Error::invalid(
                 "backward",
-                "no leaf that requires a gradient stands behind this tensor",
+                "this tensor does not depend on a leaf that requires a gradient",
                 self.spec().to_string(),
                 "call requires_grad() on a leaf, outside no_grad() and Forward::eval",
             ));
         };
         let _guard = self.mesh.no_grad();
-        let mut pass = Pass::new(&self.mesh, &edge.node);
-        pass.give(edge, grad.detach())?;
-        while let Some(Waiting(node)) = pass.waiting.pop() {
+        let mut pass = BackwardPass::new(&self.mesh, &output.node);
+        pass.accumulate(output, grad.detach())?;
+        while let Some(QueuedNode(node)) = pass.queue.pop() {
             pass.visit(&node)?;
         }
-        Ok(pass.done)
+        Ok(pass.gradients)
     }
 }
 
-/// Gradients by leaf.
-#[derive(Default)]
-pub struct Gradients(FxHashMap<u64, DTensor>);
-
-impl Gradients {
-    /// The gradient of `leaf`, in its layout; none if the result did not depend on it.
-    pub fn get(&self, leaf: &DTensor) -> Option<&DTensor> {
-        self.0.get(&leaf.edge.as_ref()?.node.id)
-    }
-
-    /// As [`Gradients::get`], moved out.
-    pub fn take(&mut self, leaf: &DTensor) -> Option<DTensor> {
-        self.0.remove(&leaf.edge.as_ref()?.node.id)
-    }
-
-    /// Makes `grad` the gradient of `leaf`: gives back what [`Gradients::take`] took, or takes another for it.
-    ///
-    /// # Errors
-    /// Refuses a `leaf` without history, and a `grad` of another dtype, shape, layout or mesh than the leaf's.
-    pub fn put(&mut self, leaf: &DTensor, grad: DTensor) -> Result<()> {
-        let Some(edge) = &leaf.edge else {
-            let (rule, remedy) = ("the tensor has no history", "pass a leaf that requires a gradient");
-            return Err(Error::invalid("put", rule, leaf.spec().to_string(), remedy));
-        };
-        if grad.tensor_meta() != leaf.tensor_meta() {
-            let rule = "a gradient has its leaf's dtype, shape, layout and mesh";
-            return Err(Error::invalid(
-                "put",
-                rule,
-                format!("{} for {}", grad.spec(), leaf.spec()),
-                "redistribute it first",
-            ));
-        }
-        self.0.insert(edge.node.id, grad);
-        Ok(())
-    }
-
-    /// Adds the gradients of another pass: gradient accumulation.
-    ///
-    /// # Errors
-    /// None that the passes have not had.
-    pub fn merge(&mut self, other: Gradients) -> Result<()> {
-        for (id, g) in other.0 {
-            let sum = match self.0.remove(&id) {
-                Some(mine) => add(mine, g)?,
-                None => g,
-            };
-            self.0.insert(id, sum);
-        }
-        Ok(())
-    }
-}
-
-/// A backward pass under way. Nodes are visited youngest first, so a node's gradients are complete when it is visited.
-struct Pass {
+/// A running backward pass. It visits nodes youngest first, so that the gradients of a node are complete when it is
+/// visited.
+struct BackwardPass {
     mesh: DeviceMesh,
-    waiting: BinaryHeap<Waiting>,
+    queue: BinaryHeap<QueuedNode>,
     grads: FxHashMap<u64, SmallVec<[Option<DTensor>; 1]>>,
-    done: Gradients,
+    gradients: Gradients,
 }
 
-struct Waiting(Rc<Node>);
+/// A node in the queue, ordered by its number.
+struct QueuedNode(Rc<TapeNode>);
 
-impl Pass {
-    fn new(mesh: &DeviceMesh, root: &Node) -> Pass {
+impl BackwardPass {
+    /// Starts a pass from `root`, whose gradient has not been added yet.
+    fn new(mesh: &DeviceMesh, root: &TapeNode) -> BackwardPass {
         count_gradients(root);
-        Pass {
+        BackwardPass {
             mesh: mesh.clone(),
-            waiting: BinaryHeap::new(),
+            queue: BinaryHeap::new(),
             grads: FxHashMap::default(),
-            done: Gradients::default(),
+            gradients: Gradients::default(),
         }
     }
 
-    fn give(&mut self, edge: &Edge, mut grad: DTensor) -> Result<()> {
-        // Sums in parts cannot be added to each other by bits: a leaf's come to it one by one.
-        let to_leaf = edge.node.call.is_none() && grad.layout().has_partial();
+    /// Adds a gradient to those of a result, and queues its node.
+    fn accumulate(&mut self, output: &TapeOutput, mut grad: DTensor) -> Result<()> {
+        // In exact mode, adding two partial sums would change bits: each is reduced before a leaf adds it.
+        let to_leaf = output.node.call.is_none() && grad.layout().has_partial();
         if to_leaf && self.mesh.reduction() == Reduction::Exact {
             let _label = operator_scope("backward");
-            grad = grad.redistribute(edge.node.outs[edge.out].layout().clone())?;
+            grad = grad.redistribute(output.node.outs[output.out].layout().clone())?;
         }
-        let slots = self.grads.entry(edge.node.id).or_insert_with(|| {
-            self.waiting.push(Waiting(edge.node.clone()));
-            SmallVec::from_elem(None, edge.node.outs.len())
+        let sums = self.grads.entry(output.node.id).or_insert_with(|| {
+            self.queue.push(QueuedNode(output.node.clone()));
+            SmallVec::from_elem(None, output.node.outs.len())
         });
-        slots[edge.out] = Some(match slots[edge.out].take() {
+        sums[output.out] = Some(match sums[output.out].take() {
             None => grad,
             Some(sum) => add(sum, grad)?,
         });
         Ok(())
     }
 
-    fn visit(&mut self, node: &Rc<Node>) -> Result<()> {
-        // A leaf that was complete early has nothing left here.
+    /// Runs the derivative of a node's call, or stores a leaf's gradient.
+    fn visit(&mut self, node: &Rc<TapeNode>) -> Result<()> {
+        // A leaf that was complete early has been stored already.
         let Some(mut grads) = self.grads.remove(&node.id) else { return Ok(()) };
-        let Some(call) = &node.call else { return self.land(node, grads) };
-        let plan = self.send_home(call, &mut grads)?;
+        let Some(call) = &node.call else { return self.store_leaf_gradient(node, grads) };
+        let plan = self.move_to_leaf_layout(call, &mut grads)?;
         let result = self.run(node, call, grads, plan)?;
-        for (edge, grad) in call.edges.iter().zip(result) {
-            let (Some(edge), Some(grad)) = (edge, grad) else { continue };
-            self.give(edge, grad)?;
-            let (pass, left) = edge.node.awaited.get();
-            edge.node.awaited.set((pass, left - 1));
-            // A leaf that is complete need not wait for older nodes.
+        for (output, grad) in call.inputs.iter().zip(result) {
+            let (Some(output), Some(grad)) = (output, grad) else { continue };
+            self.accumulate(output, grad)?;
+            let (pass, left) = output.node.pending_grads.get();
+            output.node.pending_grads.set((pass, left - 1));
+            // A complete leaf need not wait for older nodes.
             if left == 1
-                && edge.node.call.is_none()
-                && let Some(grads) = self.grads.remove(&edge.node.id)
+                && output.node.call.is_none()
+                && let Some(grads) = self.grads.remove(&output.node.id)
             {
-                self.land(&edge.node, grads)?;
+                self.store_leaf_gradient(&output.node, grads)?;
             }
         }
         Ok(())
     }
 
-    /// A sum in parts that a single step would have to reduce, on its way to a leaf, straight in the leaf's layout where the
-    /// step keeps it, as a cast does: otherwise the step would choose a layout from which it has to move on. Returns the
-    /// step's plan if it had to be known.
-    fn send_home(
+    /// Redistributes a `Partial` gradient straight to its leaf's layout, if only one operator that keeps this layout
+    /// (such as a cast) is left before the leaf. Otherwise that operator would reduce the gradient to some layout,
+    /// from which it would have to be redistributed again. Returns the operator's plan if it was looked up.
+    fn move_to_leaf_layout(
         &self,
         call: &TapeCall,
         grads: &mut SmallVec<[Option<DTensor>; 1]>,
-    ) -> Result<Option<Rc<Plan>>> {
-        let ([Some(edge)], [step], [Some(grad)]) = (&call.edges[..], &call.program.steps[..], &grads[..])
+    ) -> Result<Option<Rc<CallPlan>>> {
+        let ([Some(output)], [step], [Some(grad)]) = (&call.inputs[..], &call.program.steps[..], &grads[..])
         else {
             return Ok(None);
         };
-        let leaf = &edge.node.outs[edge.out];
+        let leaf = &output.node.outs[output.out];
         let reads_it_alone = matches!(step.ins[..], [only] if only.0 as usize == call.saved.len());
-        let fits = edge.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
+        let fits = output.node.call.is_none() && leaf.shape() == grad.shape() && grad.layout().has_partial();
         if !(reads_it_alone && fits) {
             return Ok(None);
         }
@@ -214,36 +200,41 @@ impl Pass {
         if plan.moves[0].is_none() {
             return Ok(Some(plan));
         }
-        let home = self.mesh.intern(grad.meta.spec().with_layout(leaf.layout().clone())?)?;
-        let stays = plan.after(&self.mesh, step.op.as_ref(), &[&home])?;
+        let at_leaf = self.mesh.intern(grad.meta.spec().with_layout(leaf.layout().clone())?)?;
+        let stays = plan.after(&self.mesh, step.op.as_ref(), &[&at_leaf])?;
         let keeps = stays.moves.iter().all(Option::is_none) && stays.outs[0].layout() == leaf.layout();
         if !keeps {
             return Ok(Some(plan));
         }
         let moved = grad.redistribute(leaf.layout().clone())?;
-        debug_assert_eq!(moved.meta, home, "it is where the plan expects it");
+        debug_assert_eq!(moved.meta, at_leaf, "it has the layout that the plan expects");
         grads[0] = Some(moved);
         Ok(Some(stays))
     }
 
-    fn land(&mut self, leaf: &Node, mut grads: SmallVec<[Option<DTensor>; 1]>) -> Result<()> {
+    /// Redistributes a leaf's complete gradient to the leaf's layout and stores it.
+    fn store_leaf_gradient(
+        &mut self,
+        leaf: &TapeNode,
+        mut grads: SmallVec<[Option<DTensor>; 1]>,
+    ) -> Result<()> {
         let Some(grad) = grads[0].take() else { return Ok(()) };
         let _label = operator_scope("backward");
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
-        // A gradient may be a broadcast view, and what is kept per leaf should be as compact as the leaf.
+        // A gradient may be a broadcast view; the stored one is contiguous.
         let local = grad.local.contiguous()?;
-        self.done.0.insert(leaf.id, DTensor { local, ..grad });
+        self.gradients.0.insert(leaf.id, DTensor { local, ..grad });
         Ok(())
     }
 
-    /// Runs the node's derivative, its first step by `plan` if that is known. A `Partial` value that one step had to reduce
-    /// is reduced for all.
+    /// Runs a node's derivative program, its first step by `plan` if that is known. A `Partial` value that one step
+    /// reduces is reduced once for all steps.
     fn run(
         &self,
-        node: &Node,
+        node: &TapeNode,
         call: &TapeCall,
         grads: SmallVec<[Option<DTensor>; 1]>,
-        mut plan: Option<Rc<Plan>>,
+        mut plan: Option<Rc<CallPlan>>,
     ) -> Result<SmallVec<[Option<DTensor>; 4]>> {
         let program = &call.program;
         let mut values: SmallVec<[Option<DTensor>; 16]> = SmallVec::from_elem(None, program.values_len);
@@ -277,18 +268,18 @@ impl Pass {
         Ok(program.grads.iter().map(|g| g.and_then(|r| values[r.0 as usize].clone())).collect())
     }
 
-    /// Moves those of `step`'s operands that are partial and that `plan` reduces, for all steps; gives the plan for the
-    /// operands as they lie then.
+    /// Reduces those `Partial` operands of `step` that `plan` would reduce, for all later steps too; returns the plan
+    /// for the operands' new layouts.
     fn reduce_for(
         &self,
         step: &Step,
-        mut plan: Rc<Plan>,
+        mut plan: Rc<CallPlan>,
         values: &mut [Option<DTensor>],
-    ) -> Result<Rc<Plan>> {
+    ) -> Result<Rc<CallPlan>> {
         for (i, r) in step.ins.iter().enumerate() {
             let v = r.0 as usize;
             let x = value(values, v);
-            // An operand that stands twice is moved as its first place asks.
+            // A value that is an operand twice is moved as its first use requires.
             let first = step.ins.iter().position(|r| r.0 as usize == v).unwrap_or(i);
             let Some((m, to)) = plan.moves[first].as_ref().filter(|_| x.layout().has_partial()) else {
                 continue;
@@ -304,20 +295,22 @@ impl Pass {
         Ok(plan)
     }
 
+    /// Returns zeros with this metadata, for a result without a gradient.
     fn zeros(&self, meta: &TensorMeta) -> Result<DTensor> {
         DTensor::zeros(&self.mesh, meta.dtype(), meta.shape(), meta.layout().reduced())
     }
 }
 
-/// Tells each node behind `root` how many gradients a pass from there will give it: it visits every call once.
-fn count_gradients(root: &Node) {
+/// Sets, on each node behind `root`, the number of gradients that a pass from there will add to it. Visits every call
+/// once.
+fn count_gradients(root: &TapeNode) {
     let pass = next_id();
-    let mut nodes: SmallVec<[&Node; 16]> = smallvec![root];
+    let mut nodes: SmallVec<[&TapeNode; 16]> = smallvec![root];
     while let Some(call) = nodes.pop().and_then(|node| node.call.as_ref()) {
-        for Edge { node, .. } in call.edges.iter().flatten() {
-            let (last, count) = node.awaited.get();
+        for TapeOutput { node, .. } in call.inputs.iter().flatten() {
+            let (last, count) = node.pending_grads.get();
             let known = if last == pass { count } else { 0 };
-            node.awaited.set((pass, known + 1));
+            node.pending_grads.set((pass, known + 1));
             if known == 0 && node.call.is_some() {
                 nodes.push(node);
             }
@@ -325,11 +318,7 @@ fn count_gradients(root: &Node) {
     }
 }
 
-/// `a + b`, over one of them where nobody shares its buffer.
-fn add(a: DTensor, b: DTensor) -> Result<DTensor> {
-    Ok(DTensor::apply_owned(&Add, &mut [a, b].into())?.remove(0))
-}
-
+/// Returns the operands of a step.
 fn operands<'a>(step: &Step, values: &'a [Option<DTensor>]) -> SmallVec<[&'a DTensor; 4]> {
     step.ins.iter().map(|r| value(values, r.0 as usize)).collect()
 }
@@ -338,37 +327,31 @@ fn value(values: &[Option<DTensor>], v: usize) -> &DTensor {
     values[v].as_ref().expect("programs read what they declared or computed")
 }
 
-impl PartialEq for Waiting {
+impl PartialEq for QueuedNode {
     fn eq(&self, other: &Self) -> bool {
         self.0.id == other.0.id
     }
 }
 
-impl Eq for Waiting {}
+impl Eq for QueuedNode {}
 
-impl PartialOrd for Waiting {
+impl PartialOrd for QueuedNode {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Waiting {
+impl Ord for QueuedNode {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.id.cmp(&other.0.id)
-    }
-}
-
-impl fmt::Debug for Gradients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(id, g)| (id, g.spec().to_string()))).finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::DeviceMesh;
+    use super::super::call_plan::LOOKUPS;
     use super::super::dispatch::CALLS;
-    use super::super::plan::LOOKUPS;
     use super::*;
     use crate::comm::spmd;
     use crate::ops::{Bits, RmsNorm, Sign};
@@ -404,30 +387,31 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_leaf_lands_before_older_nodes_are_visited() {
+    fn a_complete_leaf_is_stored_before_older_nodes_are_visited() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
             let (w, v) =
                 (vector(&mesh, [1.0; 3])?.requires_grad()?, vector(&mesh, [2.0; 3])?.requires_grad()?);
             let y = v.exp()?.mul(&w)?.mul(&w)?;
-            let edge = y.edge.as_ref().expect("history");
-            let awaited = |leaf: &DTensor| leaf.edge.as_ref().expect("a leaf").node.awaited.get().1;
+            let output = y.history.as_ref().expect("history");
+            let pending_grads =
+                |leaf: &DTensor| leaf.history.as_ref().expect("a leaf").node.pending_grads.get().1;
             let _guard = mesh.no_grad();
-            let mut pass = Pass::new(&mesh, &edge.node);
-            assert_eq!([&w, &v].map(awaited), [2, 1]);
-            pass.give(edge, y.detach())?;
-            let mut landed = Vec::new();
-            while let Some(Waiting(node)) = pass.waiting.pop() {
+            let mut pass = BackwardPass::new(&mesh, &output.node);
+            assert_eq!([&w, &v].map(pending_grads), [2, 1]);
+            pass.accumulate(output, y.detach())?;
+            let mut stored = Vec::new();
+            while let Some(QueuedNode(node)) = pass.queue.pop() {
                 pass.visit(&node)?;
-                landed.push([&w, &v].map(|leaf| pass.done.get(leaf).is_some()));
+                stored.push([&w, &v].map(|leaf| pass.gradients.get(leaf).is_some()));
             }
-            assert_eq!(landed[..3], [[false, false], [true, false], [true, true]]);
+            assert_eq!(stored[..3], [[false, false], [true, false], [true, true]]);
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// Holds also if an operand has to be reduced first: the plan that follows is known from the last pass.
+    /// One lookup suffices even if an operand is reduced first: the next plan is known from the last pass.
     #[test]
     fn a_step_looks_for_its_plan_once() {
         let run = |rank, reduction| {
@@ -437,7 +421,7 @@ mod tests {
                 DTensor::full(&mesh, DType::F32, shape, 0.5, layout.parse()?)?.requires_grad()
             };
             let (x, w, v) = (whole([64, 4], "(S0)")?, whole([4, 6], "(R)")?, whole([6, 6], "(S0)")?);
-            // The derivative of `w`'s cast gets a sum in parts, and that of `v` has to reduce one.
+            // The derivative of `w`'s cast reads a partial sum, and that of `v` has to reduce one.
             let weight = w.cast(DType::F16)?.cast(DType::F32)?.matmul(&v.exp()?)?.tanh()?;
             let loss = x.matmul(&weight)?.gelu()?.sum_all()?;
             let counts = || [LOOKUPS.get(), CALLS.get()];
@@ -479,9 +463,9 @@ mod tests {
             let leaf = parts[66].requires_grad()?;
             let ins: Vec<&DTensor> = parts[..66].iter().chain([&leaf]).chain(&parts[67..]).collect();
             let y = DTensor::cat(&ins, 0)?;
-            let edges =
-                &y.edge.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().edges;
-            assert_eq!(edges.iter().position(Option::is_some), Some(66));
+            let inputs =
+                &y.history.as_ref().expect("one operand wants a gradient").node.call.as_ref().unwrap().inputs;
+            assert_eq!(inputs.iter().position(Option::is_some), Some(66));
             let gradients = y.mul(&y)?.sum_all()?.backward()?;
             assert_eq!(gradients.get(&leaf).unwrap().full_tensor()?.to_f64_vec(), [132.0; 3]);
             Ok(())

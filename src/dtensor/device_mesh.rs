@@ -1,4 +1,4 @@
-//! A mesh that can talk: ranks, groups, and this rank's caches.
+//! A mesh that can communicate: the rank, its groups, and its caches.
 
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -16,7 +16,11 @@ use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, ReductionTree, Spec};
 use crate::tensor::{DType, Device, Dims, Shape};
 
-/// An n-D grid of ranks, as one of them sees it. Cloning shares it; it stays on its rank's thread.
+/// An n-D grid of ranks with named axes, as one of its ranks sees it, together with what the rank needs to
+/// communicate.
+///
+/// It holds the rank's groups, settings (strict mode, reduction mode) and caches of plans. Cloning shares it. It
+/// stays on its rank's thread.
 ///
 /// ```
 /// use isoshard::{comm::spmd, dtensor::DeviceMesh};
@@ -28,35 +32,36 @@ use crate::tensor::{DType, Device, Dims, Shape};
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct DeviceMesh(pub(super) Rc<Inner>);
+pub struct DeviceMesh(pub(super) Rc<MeshState>);
 
-pub(super) struct Inner {
-    /// Its own in this process.
+/// The state that all clones of a mesh share.
+pub(super) struct MeshState {
+    /// A number that no other mesh in this process has.
     id: u64,
     pub mesh: Mesh,
     pub rank: Rank,
     pub strict: Cell<bool>,
     pub reduction: Cell<Reduction>,
     pub no_grad: Cell<usize>,
-    pub plans: Kept,
-    pub moves: Kept,
+    pub plans: MeshCache,
+    pub moves: MeshCache,
     pub moved_bytes: Cell<u64>,
     meta: RefCell<FxHashMap<Spec, Rc<TensorMeta>>>,
     most_nodes: RefCell<FxHashMap<ReductionTree, Option<usize>>>,
     groups: RefCell<FxHashMap<Dims, Group>>,
-    /// One an axis.
+    /// The distances between ranks, one entry per axis.
     pub peers: OnceCell<Vec<Peers>>,
 }
 
-/// A value that another file keeps with a mesh, for as long as the mesh lives: of one type, which the mesh need not know.
+/// A cache of one type that another file keeps with a mesh; the mesh does not depend on the type.
 #[derive(Default)]
-pub(super) struct Kept(OnceCell<Box<dyn Any>>);
+pub(super) struct MeshCache(OnceCell<Box<dyn Any>>);
 
-impl Kept {
-    /// Returns the value, made at the first call.
+impl MeshCache {
+    /// Returns the cache, created at the first call.
     ///
     /// # Panics
-    /// If it was asked for as another type before.
+    /// If an earlier call asked for another type.
     pub fn of<T: Default + 'static>(&self) -> &T {
         let kept = self.0.get_or_init(|| Box::new(T::default()));
         kept.downcast_ref().expect("one type is kept in one place")
@@ -64,28 +69,45 @@ impl Kept {
 }
 
 impl DeviceMesh {
-    /// A mesh of all ranks of the world, the last axis running fastest.
+    /// Creates a mesh of all ranks of the world, row-major: the last axis varies fastest. Communicates nothing.
     ///
-    /// Communicates nothing.
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh};
+    /// spmd(4, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2), ("tp", 2)])?;
+    ///     assert_eq!(mesh.mesh().coords(), [rank.rank() / 2, rank.rank() % 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses axes whose product is not the number of ranks, that have no name, or that share one.
+    /// Refuses axes whose product is not the number of ranks, and names that are empty or repeat.
     pub fn new(rank: &Rank, axes: &[(&str, usize)]) -> Result<DeviceMesh> {
         Self::of_world(rank, &Mesh::new(axes, 0)?)
     }
 
-    /// A mesh from its text, `"dp=2,tp=2"`; `"1"` is a single rank.
+    /// Creates a mesh of all ranks from its text, such as `"dp=2,tp=2"`; `"1"` is a single rank. Communicates
+    /// nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh};
+    /// spmd(4, |rank| {
+    ///     let mesh = DeviceMesh::parse(&rank, "dp=2,tp=2")?;
+    ///     assert_eq!(mesh.mesh().to_string(), "(dp=2, tp=2)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DeviceMesh::new`], and a text of another form.
+    /// Refuses what [`DeviceMesh::new`] refuses, and text of another form.
     pub fn parse(rank: &Rank, text: &str) -> Result<DeviceMesh> {
         Self::of_world(rank, &Mesh::parse(text, 0)?)
     }
 
-    /// A mesh over some ranks of the world, row-major in the order in which they are named. Its members make it, and no
-    /// other rank; meshes may share ranks.
-    ///
-    /// Communicates nothing.
+    /// Creates a mesh over some ranks of the world, row-major in the order in which they are listed. Only its members
+    /// create it; meshes may share ranks. Communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, short::shard}, tensor::DType};
@@ -93,7 +115,7 @@ impl DeviceMesh {
     ///     if rank.rank() > 0 {
     ///         let mesh = DeviceMesh::over(&rank, &[("tp", 2)], [2, 1])?;
     ///         let x = DTensor::full(&mesh, DType::F32, [5], 2, Layout::new([shard(0)]))?;
-    ///         assert_eq!(x.local().shape()[0], [2, 3][rank.rank() - 1]); // rank 2 stands first
+    ///         assert_eq!(x.local().shape()[0], [2, 3][rank.rank() - 1]); // rank 2 is listed first
     ///         assert_eq!(x.sum_all()?.full_tensor()?.item()?, 10.0);
     ///     }
     ///     Ok(())
@@ -102,7 +124,7 @@ impl DeviceMesh {
     /// ```
     ///
     /// # Errors
-    /// What [`Mesh::over`] and [`DeviceMesh::on`] refuse.
+    /// Refuses what [`Mesh::over`] and [`DeviceMesh::on`] refuse.
     pub fn over(
         rank: &Rank,
         axes: &[(&str, usize)],
@@ -111,11 +133,25 @@ impl DeviceMesh {
         Self::on(rank, &Mesh::over(axes, ranks)?)
     }
 
-    /// The mesh of which `mesh` holds the facts, whoever it is seen from, at `rank`: see [`DeviceMesh::over`].
+    /// Creates the mesh that `mesh` describes, seen from `rank`, whichever rank `mesh` was seen from. Communicates
+    /// nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, placement::Mesh};
+    /// spmd(3, |rank| {
+    ///     let generate = Mesh::over(&[("tp", 2)], 1..3)?;
+    ///     if generate.contains(rank.rank()) {
+    ///         let mesh = DeviceMesh::on(&rank, &generate)?;
+    ///         assert_eq!(mesh.mesh().coords(), [rank.rank() - 1]);
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a mesh that is larger than the world or has a rank that is not in it, and a rank that is not in the mesh:
-    /// only members make it.
+    /// Refuses a mesh that is larger than the world or has a rank that is not in it, and a `rank` that is not in the
+    /// mesh: only members create it.
     pub fn on(rank: &Rank, mesh: &Mesh) -> Result<DeviceMesh> {
         let refuse = |rule: &str, given: String, remedy: String| {
             Err(Error::invalid("device_mesh", rule, given, remedy))
@@ -129,7 +165,7 @@ impl DeviceMesh {
             return refuse("no such rank", given, format!("ranks are 0 to {}", world - 1));
         }
         match mesh.seen_from(rank.rank()) {
-            Some(mesh) => Ok(Self::made(rank, mesh)),
+            Some(mesh) => Ok(Self::from_mesh(rank, mesh)),
             None => refuse(
                 "this rank is not in the mesh",
                 format!("{} on rank {}", mesh.with_ranks(), rank.rank()),
@@ -151,21 +187,21 @@ impl DeviceMesh {
                 format!("start {len} rank(s), or name the mesh's with DeviceMesh::over"),
             ));
         }
-        Ok(Self::made(rank, mesh.seen_from(rank.rank()).expect("it has all ranks")))
+        Ok(Self::from_mesh(rank, mesh.seen_from(rank.rank()).expect("it has all ranks")))
     }
 
-    fn made(rank: &Rank, mesh: Mesh) -> DeviceMesh {
+    fn from_mesh(rank: &Rank, mesh: Mesh) -> DeviceMesh {
         unoptimised::warn_once();
         static MADE: AtomicU64 = AtomicU64::new(0);
-        DeviceMesh(Rc::new(Inner {
+        DeviceMesh(Rc::new(MeshState {
             id: MADE.fetch_add(1, Ordering::Relaxed),
             mesh,
             rank: rank.clone(),
             strict: Cell::new(false),
             reduction: Cell::default(),
             no_grad: Cell::new(0),
-            plans: Kept::default(),
-            moves: Kept::default(),
+            plans: MeshCache::default(),
+            moves: MeshCache::default(),
             moved_bytes: Cell::new(0),
             meta: RefCell::default(),
             most_nodes: RefCell::default(),
@@ -174,57 +210,148 @@ impl DeviceMesh {
         }))
     }
 
-    /// The mesh's facts.
+    /// Returns the mesh's metadata: axes, ranks, coordinates.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     assert_eq!((mesh.mesh().rank_len(), mesh.mesh().axis("dp")?), (2, 0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn mesh(&self) -> &Mesh {
         &self.0.mesh
     }
 
-    /// This rank.
+    /// Returns this rank.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     assert_eq!(mesh.rank().rank(), rank.rank());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn rank(&self) -> &Rank {
         &self.0.rank
     }
 
-    /// Where this rank's parts of tensors are: [`Rank::device`].
+    /// Returns the device of this rank's shards: [`Rank::device`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, tensor::Device};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     assert_eq!(mesh.device(), Device::Cpu);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn device(&self) -> Device {
         self.0.rank.device()
     }
 
-    /// Forbids (or allows) operators to move their operands to other ranks on their own account. Slicing what a rank
-    /// already holds stays allowed: it communicates nothing.
+    /// Sets strict mode: if `strict`, operators refuse operands that they would have to redistribute with
+    /// communication. Slicing what a rank already holds stays allowed, since it communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     mesh.set_strict(true);
+    ///     let x = |layout: &str| DTensor::full(&mesh, DType::F32, [4, 4], 1.0, layout.parse()?);
+    ///     let refused = x("(S0)")?.add(&x("(S1)")?).unwrap_err().to_string();
+    ///     assert!(refused.contains("would have to move, which strict mode forbids"), "{refused}");
+    ///     x("(S0)")?.add(&x("(R)")?)?; // slices the second operand
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn set_strict(&self, strict: bool) {
         self.0.strict.set(strict);
     }
 
-    /// Until the guard is dropped, operators keep nothing for a backward pass.
+    /// Disables the tape until the returned guard is dropped: operators record no history.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.requires_grad()?;
+    ///     let guard = mesh.no_grad();
+    ///     assert!(!x.exp()?.has_history());
+    ///     drop(guard);
+    ///     assert!(x.exp()?.has_history());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn no_grad(&self) -> NoGrad {
         self.0.no_grad.set(self.0.no_grad.get() + 1);
         NoGrad(self.clone())
     }
 
-    /// Bytes that this rank has received from others in redistributions so far, an all-reduce counted as a ring's: twice
-    /// the tensor's, less one part in as many as there are ranks.
+    /// Returns the number of bytes that this rank has received from other ranks in redistributions so far. An
+    /// all-reduce counts as a ring's: twice the tensor's bytes, less one part in as many as there are ranks.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [6], "(S0)".parse()?)?;
+    ///     x.redistribute("(R)".parse()?)?;
+    ///     assert_eq!(mesh.received_bytes(), 3 * 4); // the other rank's three elements
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn received_bytes(&self) -> u64 {
         self.0.moved_bytes.get()
     }
 
-    /// Waits until every rank of the mesh has come here.
+    /// Waits until every rank of the mesh has called this.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     mesh.barrier()?;
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Names the ranks that do not come before the deadline.
+    /// Returns an error that names the ranks that do not call it before the deadline.
     pub fn barrier(&self) -> Result<()> {
-        self.everyone()?.barrier()
+        self.all_ranks()?.barrier()
     }
 
-    /// The interned facts of a tensor on this mesh.
+    /// Returns the interned metadata of a tensor on this mesh.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::DeviceMesh, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let meta = |layout: &str| mesh.meta(DType::F32, &[4].into(), &layout.parse()?);
+    ///     assert!(std::rc::Rc::ptr_eq(&meta("(S0)")?, &meta("(S0)")?));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit mesh or shape.
+    /// Refuses a layout that does not fit mesh, dtype or shape.
     pub fn meta(&self, dtype: DType, shape: &Shape, layout: &Layout) -> Result<Rc<TensorMeta>> {
         let (mesh, shape, layout) = (self.0.mesh.clone(), shape.clone(), layout.clone());
         self.intern(Spec { mesh, dtype, shape, layout, tree: None })
     }
 
-    /// The interned facts of a tensor on this mesh that may have terms.
+    /// Returns the interned metadata for a spec, which may have a reduction tree.
     pub(super) fn intern(&self, spec: Spec) -> Result<Rc<TensorMeta>> {
         if let Some(f) = self.0.meta.borrow().get(&spec) {
             return Ok(f.clone());
@@ -236,7 +363,7 @@ impl DeviceMesh {
         Ok(new)
     }
 
-    /// [`ReductionTree::most_nodes`], remembered: plans ask for it at every row that they weigh.
+    /// Returns [`ReductionTree::most_nodes`], cached: every row of an operator asks for it when its cost is computed.
     pub(super) fn most_nodes(&self, tree: &ReductionTree) -> Option<usize> {
         if let Some(&n) = self.0.most_nodes.borrow().get(tree) {
             return n;
@@ -246,17 +373,17 @@ impl DeviceMesh {
         n
     }
 
-    /// The ranks that differ from this one in the coordinates of `axes` (ascending) only, in row-major order.
+    /// Returns the group of the ranks that differ from this one along `axes` (ascending) only, row-major.
     pub(super) fn group(&self, axes: &[usize]) -> Result<Group> {
         if let Some(g) = self.0.groups.borrow().get(axes) {
             return Ok(g.clone());
         }
-        let Inner { mesh, rank, .. } = &*self.0;
+        let MeshState { mesh, rank, .. } = &*self.0;
         let part: Vec<usize> = mesh.slice(axes).ranks().collect();
         let name: Vec<&str> = axes.iter().map(|&a| mesh.axis_name(a)).collect();
         let name = name.join("×");
-        // What needs a group is planned from shared facts: all ranks of the mesh come here at once, each for its own part.
-        // Of the whole world they split it; the parts are equally long and told apart by their first ranks.
+        // Calls that need a group are planned from shared metadata, so all ranks of the mesh come here together, each for
+        // its own part. If the mesh is the whole world, the parts split it; their first ranks tell them apart.
         let group = if mesh.rank_len() == rank.world_len() && part.len() > 1 {
             rank.part(&part, part[0], &name)?
         } else {
@@ -266,9 +393,9 @@ impl DeviceMesh {
         Ok(group)
     }
 
-    /// All ranks of the mesh, row-major.
-    pub(super) fn everyone(&self) -> Result<Group> {
-        let Inner { mesh, rank, .. } = &*self.0;
+    /// Returns the group of all ranks of the mesh, row-major.
+    pub(super) fn all_ranks(&self) -> Result<Group> {
+        let MeshState { mesh, rank, .. } = &*self.0;
         if mesh.is_all_of(rank.world_len()) {
             return Ok(rank.world());
         }
@@ -279,7 +406,7 @@ impl DeviceMesh {
         self.0.no_grad.get() == 0
     }
 
-    /// A number that no other mesh in this process has.
+    /// Returns a number that no other mesh in this process has.
     pub(super) fn id(&self) -> u64 {
         self.0.id
     }
@@ -290,18 +417,40 @@ impl DeviceMesh {
 }
 
 impl DeviceMesh {
-    /// Sets the way in which sums that ranks share are taken from now on; on all ranks alike.
+    /// Sets the [`Reduction`] mode of the calls that follow. All ranks must set the same mode.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DeviceMesh, Reduction}};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     mesh.set_reduction(Reduction::Fast);
+    ///     assert_eq!(mesh.reduction(), Reduction::Fast);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn set_reduction(&self, reduction: Reduction) {
         self.0.reduction.set(reduction);
     }
 
-    /// The way in which sums that ranks share are taken.
+    /// Returns the [`Reduction`] mode; [`Reduction::Exact`] by default.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DeviceMesh, Reduction}};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     assert_eq!(mesh.reduction(), Reduction::Exact);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn reduction(&self) -> Reduction {
         self.0.reduction.get()
     }
 
-    /// Runs `f` with `reduction` in force, and restores what was. A backward pass uses what is in force when it runs. Sums
-    /// that were left in parts in exact mode become one part a rank when an operator of fast mode reads them.
+    /// Runs `f` in the given [`Reduction`] mode, then restores the mode before. A backward pass uses the mode in
+    /// which it runs. When an operator in fast mode reads a partial sum that was made in exact mode, each rank first
+    /// adds up its nodes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Reduction}, placement::{Layout, short::shard}};
@@ -315,13 +464,13 @@ impl DeviceMesh {
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     pub fn with_reduction<T>(&self, reduction: Reduction, f: impl FnOnce() -> T) -> T {
-        struct Restore<'a>(&'a DeviceMesh, Reduction);
-        impl Drop for Restore<'_> {
+        struct RestoreReduction<'a>(&'a DeviceMesh, Reduction);
+        impl Drop for RestoreReduction<'_> {
             fn drop(&mut self) {
                 self.0.set_reduction(self.1);
             }
         }
-        let _restore = Restore(self, self.0.reduction.replace(reduction));
+        let _restore = RestoreReduction(self, self.0.reduction.replace(reduction));
         f()
     }
 }
@@ -335,7 +484,7 @@ fn too_large(mesh: &Mesh, world: usize) -> Result<DeviceMesh> {
     ))
 }
 
-/// While it lives, operators keep nothing for a backward pass. Made by [`DeviceMesh::no_grad`].
+/// The guard of [`DeviceMesh::no_grad`]: while it lives, operators record no history.
 pub struct NoGrad(DeviceMesh);
 
 impl Drop for NoGrad {

@@ -1,15 +1,15 @@
-//! Dispatch: one operator on distributed operands.
+//! Dispatch: runs one operator on distributed operands.
 //!
-//! TensorMeta -> plan (cached) -> moves -> local kernel -> results, and a tape node if a gradient is wanted. Nothing here
-//! knows any operator.
+//! A call looks up its plan by the operands' metadata, redistributes operands as the plan says, runs the local
+//! kernel, wraps the results, and records a tape node if a gradient is wanted. This file names no operator.
 
 use std::rc::Rc;
 
 use smallvec::SmallVec;
 
+use super::call_plan::CallPlan;
 use super::device_mesh::DeviceMesh;
 use super::list::DTensors;
-use super::plan::Plan;
 use super::redistribute::Move;
 use super::tape;
 use super::tensor::DTensor;
@@ -20,17 +20,31 @@ use crate::ops::{Batched, Op, Tensors, absent, run};
 use crate::tensor::Tensor;
 
 impl DTensor {
-    /// Applies any operator, the caller's own included. Operands move where the operator's rows ask for it.
+    /// Applies any operator, including one defined by the caller, and returns its results. Operands are redistributed
+    /// if the operator's sharding rules require it.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], 2.0, "(S0)".parse()?)?;
+    ///     let results = DTensor::apply(&ops::Add, &[&x, &x])?;
+    ///     assert_eq!(results[0].full_tensor()?.to_vec::<f32>()?, [4.0; 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// What the operator refuses; operands on different meshes; in strict mode, operands that would have to move.
+    /// Refuses what the operator refuses, operands on different meshes, and, in strict mode, operands that would have
+    /// to be redistributed with communication.
     pub fn apply(op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
         let plan = plan_for(op, ins)?;
         Self::apply_by(&plan, op, ins)
     }
 
-    /// As [`DTensor::apply`], by the plan for these operands.
-    pub(super) fn apply_by(plan: &Plan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
+    /// Applies an operator by the plan for these operands.
+    pub(super) fn apply_by(plan: &CallPlan, op: &dyn Op, ins: &[&DTensor]) -> Result<DTensors> {
         let mut moved: SmallVec<[Option<DTensor>; 3]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             moved.push(match m {
@@ -50,8 +64,20 @@ impl DTensor {
 
     /// Applies an operator that has one result.
     ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], 2.0, "(S0)".parse()?)?;
+    ///     let y = DTensor::apply_one(&ops::Mul, &[&x, &x])?;
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [4.0; 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// As [`DTensor::apply`]; refuses an operator that has several results, or none.
+    /// Refuses what [`DTensor::apply`] refuses, and an operator that does not have exactly one result.
     pub fn apply_one(op: &dyn Op, ins: &[&DTensor]) -> Result<DTensor> {
         let mut outs = Self::apply(op, ins)?;
         if outs.len() != 1 {
@@ -61,34 +87,70 @@ impl DTensor {
         Ok(outs.remove(0))
     }
 
-    /// Applies an operator to operands that are given up, so that its kernel may reuse their buffers. Keeps no history.
+    /// Applies an operator to operands that it takes over, so that its kernel may reuse their buffers. Records no
+    /// history.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let ones = |value: f64| DTensor::full(&mesh, DType::F32, [4], value, "(S0)".parse()?);
+    ///     let mut ins = [ones(1.0)?, ones(2.0)?].into_iter().collect();
+    ///     let results = DTensor::apply_owned(&ops::Add, &mut ins)?;
+    ///     assert!(ins.is_empty());
+    ///     assert_eq!(results[0].full_tensor()?.to_vec::<f32>()?, [3.0; 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::apply`]. `ins` is empty after success; after an error it holds the operands as before, except that a
-    /// kernel which fails halfway may have written to them.
+    /// Refuses what [`DTensor::apply`] refuses. After an error `ins` holds the operands as before, except that a
+    /// kernel that fails halfway may have written to them.
     pub fn apply_owned(op: &dyn Op, ins: &mut DTensors) -> Result<DTensors> {
         let plan = plan_of(op, ins)?;
         Self::run_owned(op, ins, plan)
     }
 
-    fn run_owned(op: &dyn Op, ins: &mut DTensors, plan: Rc<Plan>) -> Result<DTensors> {
-        let mut ready = Ready::new(op, ins, plan)?;
-        let outs = execute(op, &ready.plan, &ready.mesh, &mut ready.locals);
-        ready.end(ins, outs.is_ok());
+    fn run_owned(op: &dyn Op, ins: &mut DTensors, plan: Rc<CallPlan>) -> Result<DTensors> {
+        let mut prepared = PreparedCall::new(op, ins, plan)?;
+        let outs = execute(op, &prepared.plan, &prepared.mesh, &mut prepared.locals);
+        prepared.end(ins, outs.is_ok());
         outs
     }
 
-    /// [`DTensor::apply_owned`] of each of `calls` in turn, up to the first that fails. What lies on a CUDA device is computed
-    /// in as few launches as the operator needs for all ([`Batched`]). Returns the results of the calls that succeeded.
+    /// Applies [`DTensor::apply_owned`] to each of `calls` in turn, up to the first that fails, and returns the
+    /// results of the calls that succeeded. On a CUDA device the calls are computed in as few launches as the
+    /// operator needs for all ([`Batched`]).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, ops, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let full = |shape: &[usize], value: f64| DTensor::full(&mesh, DType::F32, shape, value, "(R)".parse()?);
+    ///     let sgd = ops::Sgd {
+    ///         momentum: ops::Bits(0.0), weight_decay: ops::Bits(0.0), nesterov: false, lr: ops::Unkeyed(0.5),
+    ///     };
+    ///     // Parameter, gradient, momentum buffer and gradient scale.
+    ///     let ins = [full(&[3], 1.0)?, full(&[3], 2.0)?, full(&[3], 0.0)?, full(&[], 1.0)?];
+    ///     let mut ins = ins.into_iter().collect();
+    ///     let (results, outcome) = DTensor::apply_owned_batch(&mut [(&sgd, &mut ins)]);
+    ///     outcome?;
+    ///     assert_eq!(results[0][0].local().to_vec::<f32>()?, [0.0; 3]); // 1 - 0.5 * 2
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::apply_owned`]. A call that is refused is refused before any is made; what fails later is a fault of
-    /// communication, of a device, or what a kernel finds in values.
+    /// Returns, next to the results, what [`DTensor::apply_owned`] refuses. If a call is refused, no call is made.
+    /// Later errors are failures of communication, of a device, or of a kernel that finds wrong values.
     pub fn apply_owned_batch<O: Batched>(calls: &mut [(&O, &mut DTensors)]) -> (Vec<DTensors>, Result<()>) {
         Self::apply_owned_if(calls, |_, _| Ok(()))
     }
 
-    /// [`DTensor::apply_owned_batch`], if `accept` accepts the facts of every call's results, given the call's number.
+    /// Runs [`DTensor::apply_owned_batch`] if `accept` accepts the metadata of each call's results, given the call's
+    /// index.
     pub(crate) fn apply_owned_if<O: Batched>(
         calls: &mut [(&O, &mut DTensors)],
         accept: impl Fn(usize, &[Rc<TensorMeta>]) -> Result<()>,
@@ -113,50 +175,52 @@ impl DTensor {
             }
             return (outs, Ok(()));
         }
-        let mut ready = Vec::with_capacity(calls.len());
+        let mut prepared = Vec::with_capacity(calls.len());
         let mut result = Ok(());
         for ((op, ins), plan) in calls.iter_mut().zip(plans) {
-            match Ready::new(*op, ins, plan) {
-                Ok(call) => ready.push(call),
+            match PreparedCall::new(*op, ins, plan) {
+                Ok(call) => prepared.push(call),
                 Err(e) => {
                     result = Err(e);
                     break;
                 }
             }
         }
-        match compute(calls, &mut ready) {
-            Ok(locals) => outs.extend(locals.into_iter().zip(&ready).map(|(locals, call)| call.wrap(locals))),
+        match compute(calls, &mut prepared) {
+            Ok(locals) => {
+                outs.extend(locals.into_iter().zip(&prepared).map(|(locals, call)| call.wrap(locals)))
+            }
             Err(e) => result = Err(e),
         }
-        let computed = outs.len() == ready.len();
-        ready.into_iter().zip(calls).for_each(|(call, (_, ins))| call.end(ins, computed));
+        let computed = outs.len() == prepared.len();
+        prepared.into_iter().zip(calls).for_each(|(call, (_, ins))| call.end(ins, computed));
         (outs, result)
     }
 
-    /// The value without its history, moved out. What stays behind has the facts and the history, but no elements: only
-    /// [`DTensor::put_back`] makes it a tensor again.
+    /// Moves the value out, without its history. This tensor keeps its metadata and history, but has no elements
+    /// until [`DTensor::put_back`] returns them.
     pub(crate) fn take_value(&mut self) -> DTensor {
         let value = self.detach();
         self.local = Tensor::default();
         value
     }
 
-    /// Gives back what [`DTensor::take_value`] took.
+    /// Returns the elements that [`DTensor::take_value`] took.
     pub(crate) fn put_back(&mut self, value: DTensor) {
         self.local = value.local;
     }
 }
 
-/// A call whose operands were given up and have moved.
-struct Ready {
-    plan: Rc<Plan>,
+/// A call that has taken over its operands and redistributed them.
+struct PreparedCall {
+    plan: Rc<CallPlan>,
     mesh: DeviceMesh,
     locals: Tensors,
 }
 
-impl Ready {
-    /// Takes the operands' local parts out of `ins`, where they do not move.
-    fn new(op: &dyn Op, ins: &mut DTensors, plan: Rc<Plan>) -> Result<Ready> {
+impl PreparedCall {
+    /// Redistributes operands, and takes the others' local tensors out of `ins`.
+    fn new(op: &dyn Op, ins: &mut DTensors, plan: Rc<CallPlan>) -> Result<PreparedCall> {
         let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             let run = |(m, _): &(Rc<Move>, _)| {
@@ -168,10 +232,10 @@ impl Ready {
         let mesh = ins[0].mesh.clone();
         let stays = |m: Option<Tensor>, x: &mut DTensor| m.unwrap_or_else(|| std::mem::take(&mut x.local));
         let locals = moved.into_iter().zip(ins.iter_mut()).map(|(m, x)| stays(m, x)).collect();
-        Ok(Ready { plan, mesh, locals })
+        Ok(PreparedCall { plan, mesh, locals })
     }
 
-    /// Empties `ins` where the call was `done`, else gives back what was taken.
+    /// Empties `ins` if the call was `done`; otherwise gives back what was taken.
     fn end(self, ins: &mut DTensors, done: bool) {
         if done {
             return ins.0.clear();
@@ -186,12 +250,12 @@ impl Ready {
     }
 }
 
-/// The local results of those calls that are ready, which are the first ones.
-fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], ready: &mut [Ready]) -> Result<Vec<Tensors>> {
+/// Computes the local results of the calls that are ready, which are the first ones.
+fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], prepared: &mut [PreparedCall]) -> Result<Vec<Tensors>> {
     let Some(name) = calls.first().map(|(op, _)| op.name()) else { return Ok(Vec::new()) };
-    let (mut all, mut at) = (Vec::with_capacity(ready.len()), Vec::with_capacity(ready.len()));
-    let lens: SmallVec<[usize; 8]> = ready.iter().map(|call| call.plan.outs.len()).collect();
-    for ((op, _), Ready { plan, locals, .. }) in calls.iter().zip(ready) {
+    let (mut all, mut at) = (Vec::with_capacity(prepared.len()), Vec::with_capacity(prepared.len()));
+    let lens: SmallVec<[usize; 8]> = prepared.iter().map(|call| call.plan.outs.len()).collect();
+    for ((op, _), PreparedCall { plan, locals, .. }) in calls.iter().zip(prepared) {
         all.push((*op, &mut locals[..]));
         at.push(&plan.windows);
     }
@@ -204,23 +268,23 @@ fn compute<O: Batched>(calls: &[(&O, &mut DTensors)], ready: &mut [Ready]) -> Re
     Ok(locals)
 }
 
-fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<Plan>> {
+fn plan_of(op: &dyn Op, ins: &DTensors) -> Result<Rc<CallPlan>> {
     plan_for(op, &ins.iter().collect::<SmallVec<[&DTensor; 4]>>())
 }
 
-/// The plan for a call.
-pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<Plan>> {
+/// Returns the plan for a call.
+pub(super) fn plan_for(op: &dyn Op, ins: &[&DTensor]) -> Result<Rc<CallPlan>> {
     let first = ins.first().ok_or_else(|| Error::invalid(op.name(), "wants operands", "none", ""))?;
     if let Some(other) = ins.iter().find(|x| !x.mesh.same(&first.mesh)) {
         return Err(Error::sharding(
             op.name(),
-            "the operands live on different meshes",
+            "the operands are on different meshes",
             format!("{} on {}, {} on {}", first.spec(), first.mesh.mesh(), other.spec(), other.mesh.mesh()),
             "make both on one DeviceMesh",
         ));
     }
     let meta: SmallVec<[_; 4]> = ins.iter().map(|x| &x.meta).collect();
-    Plan::find(&first.mesh, op, &meta)
+    CallPlan::find(&first.mesh, op, &meta)
 }
 
 #[cfg(test)]
@@ -229,11 +293,11 @@ thread_local!(
     pub(super) static CALLS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
-fn execute(op: &dyn Op, plan: &Plan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
+fn execute(op: &dyn Op, plan: &CallPlan, mesh: &DeviceMesh, locals: &mut Tensors) -> Result<DTensors> {
     #[cfg(test)]
     CALLS.with(|c| c.set(c.get() + 1));
     let outs = match &plan.nodes {
-        // No elements: the results are what the plan says of them.
+        // A dry run has no elements: the plan gives the results' shapes.
         nodes if locals.first().is_some_and(Tensor::is_meta) && !(op.is_view() && nodes.is_none()) => {
             absent(locals, plan.stored())?
         }

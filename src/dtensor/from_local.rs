@@ -1,12 +1,12 @@
-//! Tensors from the parts that ranks hold already.
+//! Tensors from the shards that the ranks hold already.
 
 use std::hash::Hasher;
 use std::rc::Rc;
 
 use rustc_hash::FxHasher;
 
-use super::agree::{grouped, listed, texts, words};
 use super::device_mesh::DeviceMesh;
+use super::rank_reports::{gather_texts, gather_words, group_by_value, list_values};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
@@ -14,13 +14,26 @@ use crate::placement::Layout;
 use crate::tensor::{Shape, Tensor};
 
 impl DTensor {
-    /// The tensor whose part on this rank is `local`. Communicates nothing: a rank whose part does not fit fails by
-    /// itself, and the others hear of it when they next wait for it. [`DTensor::from_local_checked`] makes all fail.
+    /// Creates the tensor of global shape `shape` whose shard on this rank is `local`. For a `Partial` layout,
+    /// `local` is this rank's contribution.
     ///
-    /// `shape` is the global shape. For `Partial`, `local` is this rank's contribution.
+    /// Communicates nothing: a rank whose shard has the wrong shape fails alone, and the other ranks fail when they
+    /// next wait for it. [`DTensor::from_local_checked`] makes all ranks fail together.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let mine = Tensor::from_vec(vec![rank.rank() as f32; 2], [2])?;
+    ///     let x = DTensor::from_local(&mesh, mine, [4], "(S0)".parse()?)?;
+    ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.0, 0.0, 1.0, 1.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit, and a `local` of another shape than the layout gives this rank.
+    /// Refuses a layout that does not fit, and a `local` whose shape is not the one that the layout gives this rank.
     pub fn from_local(
         mesh: &DeviceMesh,
         local: Tensor,
@@ -34,7 +47,7 @@ impl DTensor {
         let parts = parts(&meta);
         let remedy = match &parts[..] {
             [_] => "pass the part that belongs to this rank".into(),
-            parts => format!("pass {}", listed(parts, "other parts", Shape::to_string)),
+            parts => format!("pass {}", list_values(parts, "other parts", Shape::to_string)),
         };
         Err(Error::invalid(
             "from_local",
@@ -44,9 +57,9 @@ impl DTensor {
         ))
     }
 
-    /// As [`DTensor::from_local`], called by all ranks of the mesh, which compare what they bring: one all-gather of 16
-    /// bytes a rank (not counted in [`DeviceMesh::received_bytes`]; none on a single rank). If one is wrong, all fail
-    /// alike.
+    /// Creates a tensor as [`DTensor::from_local`] does, after comparing dtypes, shapes and layouts over all ranks of the
+    /// mesh: one all-gather of 16 bytes per rank (not counted in [`DeviceMesh::received_bytes`]; none on a single rank). If
+    /// one rank is wrong, all ranks return the same error.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, short::shard}, tensor::{DType, Tensor}};
@@ -64,8 +77,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// What [`DTensor::from_local`] refuses on any rank, with what each gave and should have; ranks that name different
-    /// dtypes, shapes or layouts. A fault of communication.
+    /// Refuses what [`DTensor::from_local`] refuses on any rank, and ranks that name different dtypes, shapes or layouts;
+    /// the text lists what each rank gave and should have given. Returns an error if communication fails.
     pub fn from_local_checked(
         mesh: &DeviceMesh,
         local: Tensor,
@@ -76,28 +89,28 @@ impl DTensor {
         let (dtype, given) = (local.dtype(), local.notation());
         let named = format!("{dtype}{shape} {layout}");
         let made = Self::from_local(mesh, local, &shape, layout.clone());
-        let group = mesh.everyone()?;
+        let group = mesh.all_ranks()?;
         if group.len() == 1 {
             return made;
         }
         let mut hasher = FxHasher::default();
         hasher.write(named.as_bytes());
         let mine = vec![i64::from(made.is_ok()), hasher.finish() as i64];
-        let all = words(&group, mesh.device(), mine)?;
+        let all = gather_words(&group, mesh.device(), mine)?;
         let differ = all.iter().any(|other| other[1] != all[0][1]);
         if !differ && all.iter().all(|other| other[0] == 1) {
             return made;
         }
-        let told = texts(&group, mesh.device(), if differ { &named } else { &given })?;
-        let told = grouped(group.ranks().iter().copied().zip(told));
-        let told = listed(&told, "others", String::clone);
+        let told = gather_texts(&group, mesh.device(), if differ { &named } else { &given })?;
+        let told = group_by_value(group.ranks().iter().copied().zip(told));
+        let told = list_values(&told, "others", String::clone);
         if differ {
             let (rule, remedy) = ("ranks name different tensors", "name one dtype, global shape and layout");
             return Err(Error::invalid("from_local", rule, told, remedy));
         }
-        // What is refused from facts that all share needs no more words.
+        // An error that follows from shared metadata is equal on all ranks without further communication.
         let meta = mesh.meta(dtype, &shape, &layout)?;
-        let due = listed(&parts(&meta), "other parts", Shape::to_string);
+        let due = list_values(&parts(&meta), "other parts", Shape::to_string);
         Err(Error::invalid(
             "from_local",
             "a part is not the one that the layout gives its rank",
@@ -107,9 +120,9 @@ impl DTensor {
     }
 }
 
-/// The shapes of all parts, with the ranks that hold them.
+/// Returns the shapes of all shards, with the ranks that hold them.
 fn parts(meta: &Rc<TensorMeta>) -> Vec<(Shape, Vec<usize>)> {
     let spec = meta.spec();
     let part = |rank| spec.local_shape_at(&spec.mesh.coords_of(rank).expect("a mesh's own rank"));
-    grouped(spec.mesh.ranks().map(|rank| (rank, part(rank))))
+    group_by_value(spec.mesh.ranks().map(|rank| (rank, part(rank))))
 }

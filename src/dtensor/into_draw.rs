@@ -1,19 +1,18 @@
-//! Where generators meet a mesh.
+//! Taking a draw from a generator, and comparing generators over the ranks of a mesh.
 
-use super::agree::{grouped, listed, words};
 use super::device_mesh::DeviceMesh;
+use super::rank_reports::{gather_words, group_by_value, list_values};
 use crate::error::{Error, Result};
 use crate::rng::{Draw, Generator, GeneratorState};
 
-/// Where a random operator's numbers come from: a `&mut Generator`, whose next draw is taken, or a [`Draw`], taken as
-/// it is.
+/// The source of a random operator's numbers: a `&mut Generator`, which gives its next draw, or a [`Draw`] itself.
 ///
-/// A generator is compared over all ranks of a mesh when it first draws there: one all-gather of 16 bytes a rank,
-/// under the engine's deadline (not counted in [`DeviceMesh::received_bytes`]; none on a single rank). Later draws of
-/// this generator and of its clones communicate nothing. They can still go apart, if ranks draw different numbers of
-/// times; that is a program whose ranks make different calls, and it is met as such at the next collective, or when
-/// the generator is restored from its state, which is compared again. A `Draw` is never compared: it is for programs
-/// that name their numbers themselves.
+/// When a generator first draws on a mesh, its state is compared over all ranks: one all-gather of 16 bytes per rank,
+/// under the engine's deadline (not counted in [`DeviceMesh::received_bytes`]; none on a single rank). Later draws of this
+/// generator and of its clones communicate nothing. If ranks then draw different numbers of times, the generators diverge;
+/// the program has made different calls on different ranks, which the next collective call detects, or the comparison
+/// after the generator is restored from its state. A `Draw` is never compared: it is for programs that number their draws
+/// themselves.
 ///
 /// ```
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Generator, tensor::DType};
@@ -30,11 +29,23 @@ use crate::rng::{Draw, Generator, GeneratorState};
 /// ));
 /// ```
 pub trait IntoDraw {
-    /// The numbers of the operator `verb` on this mesh.
+    /// Returns the draw for the operator `verb` on this mesh.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DeviceMesh, IntoDraw}, rng::Generator};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let mut generator = Generator::new(7);
+    ///     let draw = (&mut generator).into_draw("noise", &mesh)?;
+    ///     assert_eq!((draw.seed, draw.number, generator.draws()), (7, 0, 1));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Names, on every rank alike, the ranks whose generators differ, with seeds and numbers of draws; no generator has
-    /// counted then. A fault of communication.
+    /// Refuses generators that differ between ranks: the text, equal on all ranks, lists seeds and numbers of draws, and no
+    /// generator counts a draw. Returns an error if communication fails.
     fn into_draw(self, verb: &str, mesh: &DeviceMesh) -> Result<Draw>;
 }
 
@@ -54,14 +65,15 @@ impl IntoDraw for &mut Generator {
     }
 }
 
+/// Refuses generators whose states differ between ranks.
 fn compare(verb: &str, mesh: &DeviceMesh, mine: GeneratorState) -> Result<()> {
-    let everyone = mesh.everyone()?;
-    if everyone.len() == 1 {
+    let group = mesh.all_ranks()?;
+    if group.len() == 1 {
         return Ok(());
     }
-    let all = words(&everyone, mesh.device(), vec![mine.seed as i64, mine.draws as i64])?;
+    let all = gather_words(&group, mesh.device(), vec![mine.seed as i64, mine.draws as i64])?;
     let state = |words: &Vec<i64>| GeneratorState { seed: words[0] as u64, draws: words[1] as u64 };
-    let seen = grouped(everyone.ranks().iter().copied().zip(all.iter().map(state)));
+    let seen = group_by_value(group.ranks().iter().copied().zip(all.iter().map(state)));
     if seen.len() == 1 {
         return Ok(());
     }
@@ -70,7 +82,7 @@ fn compare(verb: &str, mesh: &DeviceMesh, mine: GeneratorState) -> Result<()> {
 }
 
 fn states(seen: &[(GeneratorState, Vec<usize>)]) -> String {
-    listed(seen, "other states", |state| format!("seed {} draw {}", state.seed, state.draws))
+    list_values(seen, "other states", |state| format!("seed {} draw {}", state.seed, state.draws))
 }
 
 #[cfg(test)]
@@ -96,14 +108,14 @@ mod tests {
             let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
             let mut g = Generator::new(5);
             g.into_draw("first", &mesh)?;
-            // From here on a rank that differs is not noticed: nothing is compared.
+            // Later draws are not compared: a generator that diverges is not noticed.
             let drawn = |mut g: Generator, mesh: &DeviceMesh| g.into_draw("later", mesh).map(|d| d.number);
             g.next_draw();
             if rank.rank() == 1 {
                 g.next_draw();
             }
             assert_eq!(drawn(g.clone(), &mesh)?, 2 + rank.rank() as u64);
-            // What is restored, a child, and another mesh are compared anew.
+            // A restored generator, a child, and a draw on another mesh are compared again.
             let said = drawn(Generator::from_state(g.state()), &mesh).unwrap_err().to_string();
             let tail = "ranks must draw from equal generators; got seed 5 draw 2 on rank(s) 0 and seed 5 draw 3 on \
                         rank(s) 1; seed them alike";

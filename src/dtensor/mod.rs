@@ -1,27 +1,48 @@
-//! Distributed tensors: one tensor, stored in pieces on a mesh of ranks.
+//! Distributed tensors: computes with one tensor that is sharded over the ranks of a mesh.
 //!
-//! A [`DTensor`] behaves as the whole. An operator on DTensors looks up a plan by its attributes and its operands'
-//! facts; the plan says which operands move, runs the local kernel and lays out the result; a tape node is kept where
-//! a gradient is wanted. Layouts never change values: redistribution is the identity, and so is its derivative.
+//! ```
+//! use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+//! // The same program on one rank and on three: each rank holds its rows of x, and the losses have equal bits.
+//! let losses = |ranks| spmd(ranks, move |rank| {
+//!     let mesh = DeviceMesh::new(&rank, &[("dp", ranks)])?;
+//!     let mut generator = Generator::new(7);
+//!     let x = DTensor::randn(&mesh, DType::F32, [5, 4], "(S0)".parse()?, &mut generator)?;
+//!     let w = DTensor::randn(&mesh, DType::F32, [4, 2], "(R)".parse()?, &mut generator)?.requires_grad()?;
+//!     let loss = x.matmul(&w)?.tanh()?.mean_all()?;
+//!     let gradient = loss.backward()?.take(&w).expect("w is a leaf");
+//!     isoshard::Result::Ok((loss.full_tensor()?.to_vec::<f32>()?, gradient.full_tensor()?.to_vec::<f32>()?))
+//! });
+//! assert_eq!(losses(1)?[0], losses(3)?[0]);
+//! # Ok::<(), isoshard::Error>(())
+//! ```
 //!
-//! A [`Bridge`] moves tensors between different meshes.
+//! A [`DTensor`] behaves as the whole tensor. When an operator is applied, it looks up a plan by its attributes and
+//! its operands' metadata. The plan redistributes operands if necessary, runs the local kernel on each rank, and
+//! gives the layout of the results. A node of the tape is recorded if a gradient is wanted. Layouts never change
+//! values: redistribution is the identity, and so is its derivative.
+//!
+//! A [`DeviceMesh`] is the grid of ranks, [`Redistribution`] explains what a change of layout costs, and a [`Bridge`]
+//! moves tensors between different meshes. The [glossary](crate::glossary) defines the words.
 
-mod agree;
 mod backward;
 mod bridge;
+mod call_plan;
 mod check;
-mod choose;
+mod choose_rows;
 mod device_mesh;
 mod dispatch;
-mod exchange;
+mod exchange_piece;
 mod from_local;
+mod gradients;
 mod into_draw;
+mod layers;
+mod layout_methods;
 mod list;
 mod methods;
+mod move_cost;
 mod node_calls;
-mod plan;
-mod price;
 mod random;
+mod rank_reports;
 mod redistribute;
 mod reduce_partials;
 mod reduction;
@@ -33,14 +54,15 @@ mod tensor;
 mod tensor_meta;
 mod unoptimised;
 
-pub use backward::Gradients;
 pub use bridge::{Bridge, InTransit, Transfer};
 pub use check::{check_finite, check_replicas};
 pub use device_mesh::{DeviceMesh, NoGrad};
+pub use gradients::Gradients;
 pub use into_draw::IntoDraw;
+pub use layout_methods::PendingRedistribution;
 pub use list::{DTensors, DTensorsIntoIter};
 pub use redistribute::Redistribution;
 pub use reduction::Reduction;
 pub(crate) use regather::Regather;
-pub use tensor::{DTensor, PendingRedistribution};
+pub use tensor::DTensor;
 pub use tensor_meta::TensorMeta;

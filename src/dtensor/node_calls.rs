@@ -1,38 +1,39 @@
-//! Running a kernel once for each node of a sum in parts.
+//! Kernel calls per node of a partial sum.
 //!
-//! An operator's kernel knows nothing of forests. Where a rank's terms are several nodes of the summation tree, the kernel
-//! runs on the part of the operands under each node, and the sums are stacked; where a sum in several parts passes through,
-//! it runs on each part.
+//! Kernels do not know the reduction tree. If a rank finishes several nodes of the tree, its kernel runs on the part
+//! of the operands under each node, and the sums are stacked. If a partial sum of several nodes passes through an
+//! operator, the kernel runs on each node.
 
 use std::rc::Rc;
 
 use smallvec::SmallVec;
 
-use super::choose::tree_rows;
+use super::choose_rows::tree_rows;
 use super::tensor_meta::TensorMeta;
 use crate::error::Result;
 use crate::ops::{AxisPlacement, Meta, Op, Row, Tensors, Window, Windows, run};
-use crate::placement::{Block, Region, TreeNode};
+use crate::placement::{IndexBox, Region, TreeNode};
 use crate::tensor::{DType, Device, Dims, Shape, Tensor};
 
-/// How often a kernel runs, and on what.
-pub(super) enum Nodes {
-    /// Once for each node that this rank finishes.
+/// The calls of a kernel for one call of an operator.
+pub(super) enum NodeCalls {
+    /// One call per node that this rank finishes.
     Make { calls: Vec<KernelCall>, made: SmallVec<[bool; 3]> },
-    /// Once for each part of the operands that are sums in parts.
+    /// One call per node of the operands that are partial sums.
     Pass { parts: usize, passing: SmallVec<[bool; 3]> },
 }
 
 /// One call of a kernel.
 pub(super) struct KernelCall {
-    /// The boxes of operands and results.
+    /// The windows of operands and results.
     at: Windows,
-    /// Where one call makes many nodes of the only result: the operator that does.
+    /// Set if one call computes many nodes of the only result: the operator that does.
     many: Option<Box<dyn Op>>,
 }
 
-impl Nodes {
-    /// `made` names the results that are sums over terms which the operator cuts. None where one call of the kernel does.
+impl NodeCalls {
+    /// Returns the calls, or `None` if one call of the kernel suffices. `made` marks the results that are sums over
+    /// dims that the call shards.
     pub fn find(
         op: &dyn Op,
         metas: &[Meta],
@@ -40,25 +41,27 @@ impl Nodes {
         outs: &[Rc<TensorMeta>],
         made: &SmallVec<[bool; 3]>,
         exact: bool,
-    ) -> Option<Nodes> {
+    ) -> Option<NodeCalls> {
         let Some(k) = made.iter().position(|&m| m) else {
             let passing: SmallVec<[bool; 3]> = ins.iter().map(|f| f.spec().tree.is_some()).collect();
             let parts = ins.iter().find(|f| f.spec().tree.is_some())?.nodes_len();
-            return (parts != 1).then_some(Nodes::Pass { parts, passing });
+            return (parts != 1).then_some(NodeCalls::Pass { parts, passing });
         };
         let spec = outs[k].spec();
-        let tree = spec.tree.as_ref().expect("made results have tree");
-        let forest =
+        let tree = spec.tree.as_ref().expect("made results have a tree");
+        let nodes =
             tree.finished_nodes(&spec.mesh, spec.mesh.coords()).expect("the plan has checked that it fits");
         let dims = tree_rows(op, metas, k);
         let boxes = |node: &TreeNode| Windows {
-            ins: (0..ins.len()).map(|i| under(ins[i].window(), node, &dims, |r| r.ins[i])).collect(),
-            outs: (0..outs.len()).map(|o| under(outs[o].window(), node, &dims, |r| r.outs[o])).collect(),
+            ins: (0..ins.len()).map(|i| window_under(ins[i].window(), node, &dims, |r| r.ins[i])).collect(),
+            outs: (0..outs.len())
+                .map(|o| window_under(outs[o].window(), node, &dims, |r| r.outs[o]))
+                .collect(),
             exact,
         };
-        let calls: Vec<KernelCall> = match together(op, &forest).filter(|_| outs.len() == 1) {
+        let calls: Vec<KernelCall> = match one_call_for(op, &nodes).filter(|_| outs.len() == 1) {
             Some((all, many)) => vec![KernelCall { at: boxes(&all), many: Some(many) }],
-            None => forest.iter().map(|node| KernelCall { at: boxes(node), many: None }).collect(),
+            None => nodes.iter().map(|node| KernelCall { at: boxes(node), many: None }).collect(),
         };
         let whole = |c: &KernelCall| {
             let mut windows = c.at.ins.iter().zip(ins).chain(c.at.outs.iter().zip(outs));
@@ -66,33 +69,34 @@ impl Nodes {
         };
         let rounds = (0..outs.len()).any(|o| made[o] && outs[o].spec().stored_dtype() != outs[o].dtype());
         let once = matches!(&calls[..], [only] if only.many.is_none() && whole(only)) && !rounds;
-        (!once).then_some(Nodes::Make { calls, made: made.clone() })
+        (!once).then_some(NodeCalls::Make { calls, made: made.clone() })
     }
 
-    /// The results as this rank stores them.
+    /// Returns the results as this rank stores them.
     pub fn run(&self, op: &dyn Op, ins: &[Tensor], at: &Windows, outs: &[Rc<TensorMeta>]) -> Result<Tensors> {
         match self {
-            Nodes::Make { calls, made } => make(op, calls, made, ins, at, outs),
-            Nodes::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
+            NodeCalls::Make { calls, made } => make(op, calls, made, ins, at, outs),
+            NodeCalls::Pass { parts, passing } => pass(op, *parts, passing, ins, at, outs),
         }
     }
 }
 
-/// Nodes with the same range of one dim at neighbouring indices of the outer ones, as one box, and the operator that makes
-/// them all.
-fn together(op: &dyn Op, forest: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)> {
-    let [first, .., last] = forest else { return None };
+/// Returns one box and one operator for nodes that have the same range of one dim at consecutive indices of the outer
+/// dims, if `op` has a variant that computes them all.
+fn one_call_for(op: &dyn Op, nodes: &[TreeNode]) -> Option<(TreeNode, Box<dyn Op>)> {
+    let [first, .., last] = nodes else { return None };
     let outer = first.len.iter().position(|&n| n > 1).unwrap_or(first.len.len().checked_sub(1)?);
     let mut all = first.clone();
     for d in 0..outer {
         all.len[d] = (last.start[d] + 1).checked_sub(first.start[d])?;
     }
     let alike = |n: &TreeNode| n.len == first.len && n.start[outer..] == first.start[outer..];
-    // Ascending and as many as the box has outer indices: then they are these.
-    let full = all.len[..outer].iter().product::<usize>() == forest.len();
-    (full && forest.iter().all(alike)).then(|| op.keep_leading(outer).map(|many| (all, many)))?
+    // The nodes ascend: if they are as many as the outer indices of the box, they are exactly these.
+    let full = all.len[..outer].iter().product::<usize>() == nodes.len();
+    (full && nodes.iter().all(alike)).then(|| op.keep_leading(outer).map(|many| (all, many)))?
 }
 
+/// Runs the kernel once per node of the operands that are partial sums.
 fn pass(
     op: &dyn Op,
     parts: usize,
@@ -102,7 +106,7 @@ fn pass(
     outs: &[Rc<TensorMeta>],
 ) -> Result<Tensors> {
     let sums = |o: usize| outs[o].spec().tree.is_some();
-    // Where there is no part, results that are no sums still have to be computed: from zeros.
+    // Without a node, results that are no sums still have to be computed: from zeros.
     let calls = if (0..outs.len()).all(sums) { parts } else { parts.max(1) };
     let mut results: Vec<Tensors> = Vec::with_capacity(calls);
     for part in 0..calls {
@@ -121,6 +125,7 @@ fn pass(
     Ok(all)
 }
 
+/// Runs the kernel once per node that this rank finishes.
 fn make(
     op: &dyn Op,
     calls: &[KernelCall],
@@ -141,7 +146,7 @@ fn make(
         let mut locals: Tensors =
             parts.map(|((x, held), part)| cut(x, &held.region, &part.region)).collect::<Result<_>>()?;
         if let Some(many) = many {
-            // One call, and one result: nothing is left to stack.
+            // One call has computed all nodes of the one result: nothing is left to stack.
             let nodes = run(&**many, &mut locals, call)?.swap_remove(0);
             return Ok([nodes.reshape(outs[0].stored_shape().clone())?].into_iter().collect());
         }
@@ -164,7 +169,7 @@ fn make(
     Ok(outs)
 }
 
-/// The parts of those results that `sums` names, as they are stored.
+/// Stacks the nodes of the results that `sums` selects, as they are stored.
 fn stack(
     results: &[Tensors],
     outs: &[Rc<TensorMeta>],
@@ -184,7 +189,7 @@ fn stack(
     outs.iter().enumerate().map(one).collect()
 }
 
-/// f16 and bf16 operands in f32, in which their kernels compute: sums are rounded when they are whole.
+/// Casts f16 and bf16 operands to f32, in which their kernels compute: a sum is rounded when it is complete.
 fn widened(x: &Tensor) -> Result<Tensor> {
     match x.dtype() {
         DType::F16 | DType::BF16 => x.cast(DType::F32),
@@ -192,21 +197,26 @@ fn widened(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// The box of what a rank holds that lies under `node`; `slot` says which dim, if any, a row of `dims` cuts.
-fn under(held: &Window, node: &TreeNode, dims: &[Row], slot: impl Fn(&Row) -> AxisPlacement) -> Window {
+/// Returns the box of a held window under `node`; `placement_of` tells which dim, if any, a row of `dims` shards.
+fn window_under(
+    held: &Window,
+    node: &TreeNode,
+    dims: &[Row],
+    placement_of: impl Fn(&Row) -> AxisPlacement,
+) -> Window {
     let (mut start, mut len): (Dims, Dims) = match held.region.boxes.first() {
         Some(block) => (block.start.clone(), block.len.clone()),
         None => (Dims::from_elem(0, held.global.len()), held.region.local.iter().copied().collect()),
     };
     for (j, row) in dims.iter().enumerate() {
-        if let Some(d) = slot(row).dim() {
+        if let Some(d) = placement_of(row).dim() {
             (start[d], len[d]) = (node.start[j], node.len[j]);
         }
     }
     Window { global: held.global.clone(), region: Region::of_box(start, Shape::from(len)) }
 }
 
-/// The elements of `part`, a box, of a rank's `local`, which holds `held`.
+/// Returns the elements of the box `part` of a rank's `local`, which holds `held`.
 fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
     let Some(want) = part.boxes.first() else {
         return Tensor::zeros_on(local.device(), local.dtype(), part.local.clone());
@@ -216,32 +226,33 @@ fn cut(local: &Tensor, held: &Region, part: &Region) -> Result<Tensor> {
         return (0..want.len.len())
             .try_fold(local.clone(), |t, d| t.narrow(d, want.start[d] - block.start[d], want.len[d]));
     }
-    // Ragged over several dims: a box of it is a run of rows.
+    // In a ragged shard over several dims, a box is a run of rows.
     let at = place(block, want);
     let mut out = Tensor::uninit_on(local.device(), local.dtype(), part.local.clone())?;
     local.contiguous()?.copy_block(&mut out, &want.len, (at, &block.strides), (0, &part.local.strides()))?;
     Ok(out)
 }
 
-/// Writes `part`'s elements to their places in `whole`, which holds `held`.
+/// Writes the elements of `part` into `whole`, which holds `held`.
 fn paste(part: &Tensor, from: &Region, whole: &mut Tensor, held: &Region) -> Result<()> {
     let Some(want) = from.boxes.first() else { return Ok(()) };
     let block = containing(held, want);
     part.copy_block(whole, &want.len, (0, part.strides()), (place(block, want), &block.strides))
 }
 
-fn containing<'a>(held: &'a Region, want: &Block) -> &'a Block {
-    let inside = |b: &&Block| {
+/// Returns the box of a region that contains `want`.
+fn containing<'a>(held: &'a Region, want: &IndexBox) -> &'a IndexBox {
+    let inside = |b: &&IndexBox| {
         (0..want.len.len())
             .all(|d| b.start[d] <= want.start[d] && want.start[d] + want.len[d] <= b.start[d] + b.len[d])
     };
-    held.boxes.iter().find(inside).expect("a node's box lies in one of the held boxes")
+    held.boxes.iter().find(inside).expect("one of the held boxes contains a node's box")
 }
 
-/// Where a box begins in the local storage of the one around it.
-fn place(block: &Block, want: &Block) -> usize {
-    let steps = (0..want.start.len()).map(|d| (want.start[d] - block.start[d]) * block.strides[d]);
-    block.offset + steps.sum::<usize>()
+/// Returns the offset of a box in the local storage of the box around it.
+fn place(outer: &IndexBox, want: &IndexBox) -> usize {
+    let steps = (0..want.start.len()).map(|d| (want.start[d] - outer.start[d]) * outer.strides[d]);
+    outer.offset + steps.sum::<usize>()
 }
 
 #[cfg(test)]
@@ -253,12 +264,12 @@ mod tests {
     use crate::ops::{MeshAxis, Metas, Sum, Tensors, Vjp, Work};
     use crate::placement::{Layout, Leaf};
 
-    /// Of `x` `[a, b]`: the sum over a, and the rows' number, which is no sum. Says that sums pass, which small integers
-    /// bear out.
+    /// For `x` `[a, b]`: the sum over `a`, and the number of rows, which is no sum. It claims that sums pass through,
+    /// which holds for small integers.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-    struct Counted;
+    struct SumAndCount;
 
-    impl Op for Counted {
+    impl Op for SumAndCount {
         fn name(&self) -> &'static str {
             "counted"
         }
@@ -276,7 +287,7 @@ mod tests {
             ]
         }
         fn cuda(&self, _: &mut [Tensor], _: &Windows) -> Result<Tensors> {
-            unreachable!("the test's tensors lie on the CPU")
+            unreachable!("the test's tensors are on the CPU")
         }
         fn eval(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensors> {
             let sum =
@@ -299,11 +310,11 @@ mod tests {
                 let n = rows * 5 * 2;
                 let whole = Tensor::from_vec((0..n).map(|i| (i % 5) as f32).collect(), [rows, 5, 2])?;
                 let first = Sum { dims: [0].into_iter().collect(), keep: false };
-                // Passing along a, of forests of two nodes or none; made along b; both at once.
+                // Passing along a, with two nodes or none; made along b; both at once.
                 for layout in ["(S0, R)", "(R, S1)", "(S0, S1)"] {
                     let x = DTensor::distribute(&mesh, &whole, Layout::replicated(2))?;
                     let x = DTensor::apply_one(&first, &[&x.redistribute(layout.parse()?)?])?;
-                    let outs = DTensor::apply(&Counted, &[&x])?;
+                    let outs = DTensor::apply(&SumAndCount, &[&x])?;
                     let want = crate::tensor::cpu::reduce(
                         "sum",
                         &whole,

@@ -1,7 +1,7 @@
-//! Random tensors: each rank draws its own elements, and every layout gives the values a single rank gives.
+//! Random tensors: each rank draws its own elements, and every layout gives the values that a single rank gives.
 //!
-//! Nothing here communicates, but for the comparison of a generator at its first draw on a mesh ([`IntoDraw`]), and for
-//! [`DTensor::shuffle`], which moves rows. Numbers come from a `&mut Generator` or a `Draw`.
+//! Numbers come from a `&mut Generator` or a `Draw`. Nothing is communicated, except to compare a generator at its
+//! first draw on a mesh ([`IntoDraw`]), and to move rows in [`DTensor::shuffle`].
 
 use super::device_mesh::DeviceMesh;
 use super::into_draw::IntoDraw;
@@ -13,9 +13,10 @@ use crate::placement::Layout;
 use crate::rng::{Distribution, Draw, Init, Permutation};
 use crate::tensor::{DType, Shape, Tensor};
 
-/// New tensors.
+/// Creation of random tensors.
 impl DTensor {
-    /// A tensor drawn from a distribution, by global index. No rank makes more than its part.
+    /// Creates a tensor drawn from a distribution: each element is a function of the draw and its global index. Each rank
+    /// draws its own shard only; communicates nothing.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout};
@@ -32,8 +33,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit, `Partial`, parameters and dtypes the distribution does not have, and
-    /// generators that differ from rank to rank.
+    /// Refuses a layout that does not fit, `Partial`, parameters and dtypes that the distribution does not have, and
+    /// generators that differ between ranks.
     pub fn random(
         mesh: &DeviceMesh,
         dtype: DType,
@@ -42,13 +43,26 @@ impl DTensor {
         distribution: Distribution,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::filled(mesh, dtype, shape.into(), &layout, Values::RandomElement(distribution), from)
+        Self::filled(mesh, dtype, shape.into(), &layout, FillSource::RandomElement(distribution), from)
     }
 
-    /// Uniform numbers in [0, 1): [`DTensor::random`] from [`Distribution::UNIT`].
+    /// Creates a tensor of uniform numbers in `[0, 1)`: [`DTensor::random`] from [`Distribution::UNIT`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::rand(&mesh, DType::F32, [5], "(S0)".parse()?, &mut Generator::new(7))?;
+    ///     let whole = DTensor::rand(&mesh, DType::F32, [5], "(R)".parse()?, &mut Generator::new(7))?;
+    ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, whole.local().to_vec::<f32>()?);
+    ///     assert!(whole.local().to_vec::<f32>()?.iter().all(|v| (0.0..1.0).contains(v)));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::random`].
+    /// Refuses what [`DTensor::random`] refuses.
     pub fn rand(
         mesh: &DeviceMesh,
         dtype: DType,
@@ -59,10 +73,21 @@ impl DTensor {
         Self::random(mesh, dtype, shape, layout, Distribution::UNIT, from)
     }
 
-    /// Standard normal numbers: [`DTensor::random`] from [`Distribution::STANDARD`].
+    /// Creates a tensor of standard normal numbers: [`DTensor::random`] from [`Distribution::STANDARD`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::randn(&mesh, DType::F64, [10_000], "(S0)".parse()?, &mut Generator::new(7))?;
+    ///     assert!(x.mean_all()?.full_tensor()?.item()?.abs() < 0.05);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::random`].
+    /// Refuses what [`DTensor::random`] refuses.
     pub fn randn(
         mesh: &DeviceMesh,
         dtype: DType,
@@ -73,16 +98,29 @@ impl DTensor {
         Self::random(mesh, dtype, shape, layout, Distribution::STANDARD, from)
     }
 
-    /// The integers `0..len` in random order, as i64: element i is [`Permutation::at`] i. No rank makes more than its
-    /// part; an element costs about 64 Philox blocks.
+    /// Creates the integers `0..len` in random order, as i64: element `i` is [`Permutation::at`]`(i)`. Each rank
+    /// computes its own shard only; an element costs about 64 Philox blocks.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let order = DTensor::randperm(&mesh, 5, "(S0)".parse()?, &mut Generator::new(7))?;
+    ///     let mut order = order.full_tensor()?.to_vec::<i64>()?;
+    ///     order.sort_unstable();
+    ///     assert_eq!(order, [0, 1, 2, 3, 4]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit, `Partial`, and generators that differ from rank to rank.
+    /// Refuses a layout that does not fit, `Partial`, and generators that differ between ranks.
     pub fn randperm(mesh: &DeviceMesh, len: usize, layout: Layout, from: impl IntoDraw) -> Result<DTensor> {
-        Self::filled(mesh, DType::I64, [len].into(), &layout, Values::Order, from)
+        Self::filled(mesh, DType::I64, [len].into(), &layout, FillSource::Permutation, from)
     }
 
-    /// A tensor of initial values. No rank makes more than its part, but of [`Init::Orthogonal`].
+    /// Creates a tensor of initial values. Each rank computes its own shard only, except for [`Init::Orthogonal`].
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, Placement}};
@@ -100,8 +138,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit, `Partial`, dtypes that are not floating, an `init` that does not fit the
-    /// shape, and generators that differ from rank to rank.
+    /// Refuses a layout that does not fit, `Partial`, dtypes that are not floating-point, an `init` that does not fit the
+    /// shape, and generators that differ between ranks.
     pub fn init(
         mesh: &DeviceMesh,
         dtype: DType,
@@ -110,15 +148,16 @@ impl DTensor {
         init: Init,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
-        Self::filled(mesh, dtype, shape.into(), &layout, Values::Init(init), from)
+        Self::filled(mesh, dtype, shape.into(), &layout, FillSource::Init(init), from)
     }
 
+    /// Creates a tensor and fills it.
     fn filled(
         mesh: &DeviceMesh,
         dtype: DType,
         shape: Shape,
         layout: &Layout,
-        values: Values,
+        values: FillSource,
         from: impl IntoDraw,
     ) -> Result<DTensor> {
         let meta = mesh.meta(dtype, &shape, layout)?;
@@ -130,12 +169,25 @@ impl DTensor {
     }
 }
 
-/// Tensors like this one, and this one's values drawn anew.
+/// Random tensors with the dtype, shape and layout of an existing one, and new values for it.
 impl DTensor {
-    /// A tensor of this one's dtype, shape and layout, drawn from a distribution.
+    /// Creates a tensor drawn from a distribution, with this tensor's dtype, shape and layout.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::{Distribution, Generator}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let y = x.random_like(Distribution::Uniform { low: 2.0, high: 3.0 }, &mut Generator::new(7))?;
+    ///     assert_eq!(y.spec(), x.spec());
+    ///     assert!(y.local().to_vec::<f32>()?.iter().all(|v| (2.0..3.0).contains(v)));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::random`].
+    /// Refuses what [`DTensor::random`] refuses.
     pub fn random_like(&self, distribution: Distribution, from: impl IntoDraw) -> Result<DTensor> {
         let layout = self.layout();
         Self::filled(
@@ -143,28 +195,52 @@ impl DTensor {
             self.dtype(),
             self.shape().clone(),
             layout,
-            Values::RandomElement(distribution),
+            FillSource::RandomElement(distribution),
             from,
         )
     }
 
-    /// Uniform numbers in [0, 1), in this tensor's dtype, shape and layout.
+    /// Creates a tensor of uniform numbers in `[0, 1)`, with this tensor's dtype, shape and layout.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let noise = x.rand_like(&mut Generator::new(7))?;
+    ///     assert_eq!(noise.spec(), x.spec());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::random`].
+    /// Refuses what [`DTensor::random`] refuses.
     pub fn rand_like(&self, from: impl IntoDraw) -> Result<DTensor> {
         self.random_like(Distribution::UNIT, from)
     }
 
-    /// Standard normal numbers, in this tensor's dtype, shape and layout.
+    /// Creates a tensor of standard normal numbers, with this tensor's dtype, shape and layout.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     let (a, b) = (x.randn_like(&mut Generator::new(7))?, x.randn_like(&mut Generator::new(7))?);
+    ///     assert_eq!(a.local().to_vec::<f32>()?, b.local().to_vec::<f32>()?); // equal seeds, equal draws
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::random`].
+    /// Refuses what [`DTensor::random`] refuses.
     pub fn randn_like(&self, from: impl IntoDraw) -> Result<DTensor> {
         self.random_like(Distribution::STANDARD, from)
     }
 
-    /// Draws all elements anew, in place where nobody shares the buffer.
+    /// Overwrites all elements with new draws, in place unless another tensor shares the buffer.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout};
@@ -181,26 +257,38 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// As [`DTensor::random`]; refuses a tensor that a backward pass reaches, whose history would be another value's.
-    /// The values are then as before.
+    /// Refuses what [`DTensor::random`] refuses, and a tensor with a history, which would no longer match its values. The
+    /// values then stay as they were.
     pub fn fill_random(&mut self, distribution: Distribution, from: impl IntoDraw) -> Result<()> {
-        self.refill(Values::RandomElement(distribution), from)
+        self.refill(FillSource::RandomElement(distribution), from)
     }
 
-    /// Writes initial values over all elements, in place where nobody shares the buffer.
+    /// Overwrites all elements with initial values, in place unless another tensor shares the buffer.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::{Generator, Init}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let mut x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+    ///     x.fill_init(Init::Ones, &mut Generator::new(7))?;
+    ///     assert_eq!(x.local().to_vec::<f32>()?, [1.0, 1.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::init`] and [`DTensor::fill_random`].
+    /// Refuses what [`DTensor::init`] and [`DTensor::fill_random`] refuse.
     pub fn fill_init(&mut self, init: Init, from: impl IntoDraw) -> Result<()> {
-        self.refill(Values::Init(init), from)
+        self.refill(FillSource::Init(init), from)
     }
 
-    /// The indices along `dim` in random order: index i of the result is index [`Permutation::at`] i of this tensor, on
-    /// every mesh. The layout stays.
+    /// Returns the indices along `dim` in random order: index `i` of the result is index [`Permutation::at`]`(i)` of this
+    /// tensor, on every mesh. The layout stays the same.
     ///
-    /// Communicates nothing where `dim` is whole on every rank. Else the tensor moves to a layout in which it is (the
-    /// plan picks the cheapest: at most all other ranks' parts come), is shuffled, and moves back. The derivative
-    /// undoes the order.
+    /// Communicates nothing if the ranks hold `dim` whole. Otherwise the tensor is redistributed to the cheapest layout in
+    /// which they do (each rank receives at most the elements that it lacks), is shuffled, and is redistributed back. The
+    /// derivative undoes the order.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Generator, tensor::Tensor};
@@ -217,8 +305,8 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses a dim that is not there, and generators that differ from rank to rank; in strict mode, a tensor that
-    /// would have to move.
+    /// Refuses a dim that the tensor does not have, generators that differ between ranks, and, in strict mode, a tensor
+    /// that would have to be redistributed.
     pub fn shuffle(&self, dim: isize, from: impl IntoDraw) -> Result<DTensor> {
         let dim = self.shape().dim("shuffle", dim)?;
         let draw = from.into_draw("shuffle", &self.mesh)?;
@@ -226,7 +314,8 @@ impl DTensor {
         DTensor::apply_one(&op, &[self])?.redistribute(self.layout().clone())
     }
 
-    fn refill(&mut self, values: Values, from: impl IntoDraw) -> Result<()> {
+    /// Overwrites the elements of this tensor.
+    fn refill(&mut self, values: FillSource, from: impl IntoDraw) -> Result<()> {
         if self.has_history() {
             let remedy = "draw a tensor like it, or detach it first";
             let rule = "a tensor with a history cannot be overwritten";
@@ -241,47 +330,49 @@ impl DTensor {
     }
 }
 
-/// What a tensor is filled with.
+/// The source of the values that fill a tensor.
 #[derive(Clone, Copy)]
-enum Values {
+enum FillSource {
     RandomElement(Distribution),
     Init(Init),
-    /// The indices of a single dim, in random order.
-    Order,
+    /// The indices of the only dim, in random order.
+    Permutation,
 }
 
-impl Values {
+impl FillSource {
+    /// Returns the name for error messages.
     fn verb(&self) -> &'static str {
         match self {
-            Values::RandomElement(distribution) => distribution.name(),
-            Values::Init(_) => "init",
-            Values::Order => "randperm",
+            FillSource::RandomElement(distribution) => distribution.name(),
+            FillSource::Init(_) => "init",
+            FillSource::Permutation => "randperm",
         }
     }
 
-    /// Refuses whatever [`Values::write`] would, from facts that all ranks share: no generator has counted yet.
+    /// Refuses what [`FillSource::write`] would refuse, from metadata that all ranks share, before a generator counts a
+    /// draw.
     fn check(&self, meta: &TensorMeta) -> Result<()> {
         refuse_partial(self.verb(), meta)?;
         match self {
-            Values::RandomElement(distribution) => distribution.check(meta.dtype()),
-            Values::Init(init) => {
+            FillSource::RandomElement(distribution) => distribution.check(meta.dtype()),
+            FillSource::Init(init) => {
                 meta.dtype().expect_float("init")?;
                 init.resolve(meta.shape()).map(drop)
             }
-            Values::Order => Ok(()),
+            FillSource::Permutation => Ok(()),
         }
     }
 
-    /// Writes this rank's part into `local`, which nobody shares.
+    /// Writes this rank's shard into `local`, whose buffer no other tensor shares.
     fn write(&self, meta: &TensorMeta, draw: Draw, local: &mut Tensor) -> Result<()> {
         if local.is_meta() {
             return Ok(());
         }
         let (shape, region) = (meta.shape(), &meta.window().region);
         match self {
-            Values::RandomElement(distribution) => distribution.fill_tensor(draw, shape, region, local),
-            Values::Init(init) => init.prepare(draw, shape)?.fill_tensor(region, local),
-            Values::Order => Permutation::new(draw, shape[0] as u64).fill_tensor(region, local),
+            FillSource::RandomElement(distribution) => distribution.fill_tensor(draw, shape, region, local),
+            FillSource::Init(init) => init.prepare(draw, shape)?.fill_tensor(region, local),
+            FillSource::Permutation => Permutation::new(draw, shape[0] as u64).fill_tensor(region, local),
         }
     }
 }

@@ -9,48 +9,62 @@ use crate::comm::{Group, Reduce};
 use crate::error::Result;
 use crate::tensor::{DType, Shape, Tensor};
 
-/// Reductions over one group, of one dtype, that travel together.
-struct Bundle {
+/// Reductions of one dtype over one group that share a message.
+struct ReductionBucket {
     group: Group,
     dtype: DType,
-    /// The tensors' places in the call, how each is folded, and what it becomes.
+    /// Per tensor: its index in the call, how it is folded, and the metadata of the result.
     members: Vec<(usize, Reduce, Rc<TensorMeta>)>,
 }
 
 impl DTensor {
-    /// Each tensor as [`DTensor::reduce_partial`] gives it, by bits; those that are reduced over the same ranks in one
-    /// all-gather of what every rank has of them. For many small tensors: each rank receives the parts of all others whole.
+    /// Applies [`DTensor::reduce_partial`] to each tensor, with the same bits. Tensors that are reduced over the same
+    /// ranks share one all-gather of every rank's partial values, so each rank receives the partial values of all
+    /// other ranks whole. Meant for many small tensors, such as the squared norms of all gradients.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let sums = DTensor::reduce_partials(&[x.sum_all()?, x.mul(&x)?.sum_all()?])?;
+    ///     assert_eq!((sums[0].local().item()?, sums[1].local().item()?), (6.0, 14.0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// A fault of communication.
+    /// Returns an error if communication fails.
     pub fn reduce_partials(xs: &[DTensor]) -> Result<Vec<DTensor>> {
-        let mut bundles: Vec<Bundle> = Vec::new();
+        let mut buckets: Vec<ReductionBucket> = Vec::new();
         let mut done: Vec<Option<DTensor>> = vec![None; xs.len()];
         for (i, x) in xs.iter().enumerate() {
             let meta = x.mesh.intern(x.meta.spec().with_layout(x.layout().reduced())?)?;
             let m = redistribute::find(&x.mesh, &x.meta, &meta)?;
-            let Some((group, reduce)) = m.only_all_reduce().filter(|_| x.edge.is_none()) else {
+            let Some((group, reduce)) = m.only_all_reduce().filter(|_| x.history.is_none()) else {
                 done[i] = Some(x.reduce_partial()?);
                 continue;
             };
-            let like = |b: &&mut Bundle| b.group.ranks() == group.ranks() && b.dtype == x.local.dtype();
-            match bundles.iter_mut().find(like) {
-                Some(bundle) => bundle.members.push((i, reduce.clone(), meta)),
-                None => bundles.push(Bundle {
+            let like =
+                |b: &&mut ReductionBucket| b.group.ranks() == group.ranks() && b.dtype == x.local.dtype();
+            match buckets.iter_mut().find(like) {
+                Some(bucket) => bucket.members.push((i, reduce.clone(), meta)),
+                None => buckets.push(ReductionBucket {
                     group: group.clone(),
                     dtype: x.local.dtype(),
                     members: vec![(i, reduce.clone(), meta)],
                 }),
             }
         }
-        for bundle in bundles {
-            bundle.run(xs, &mut done)?;
+        for bucket in buckets {
+            bucket.run(xs, &mut done)?;
         }
-        Ok(done.into_iter().map(|x| x.expect("each is alone or in a bundle")).collect())
+        Ok(done.into_iter().map(|x| x.expect("each is alone or in a bucket")).collect())
     }
 }
 
-impl Bundle {
+impl ReductionBucket {
     fn run(&self, xs: &[DTensor], done: &mut [Option<DTensor>]) -> Result<()> {
         let len = |member: usize, reduce: &Reduce| reduce.part_shape(member).numel();
         let total = |member: usize| self.members.iter().map(|(_, r, _)| len(member, r)).sum::<usize>();

@@ -1,21 +1,40 @@
-//! How sums that ranks share are taken.
+//! The reduction mode: how sums that are spread over ranks are added up.
 
-/// The way in which sums that ranks share are taken; of a mesh
-/// ([`DeviceMesh::set_reduction`](super::DeviceMesh::set_reduction)) or of some calls
+/// The mode in which sums that are spread over ranks are added up.
+///
+/// It is set for a mesh ([`DeviceMesh::set_reduction`](super::DeviceMesh::set_reduction)) or for some calls
 /// ([`DeviceMesh::with_reduction`](super::DeviceMesh::with_reduction)).
+///
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh, Reduction}, tensor::Tensor};
+/// spmd(3, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+///     let values = Tensor::from_vec((1..=100).map(|i| 1.0 / i as f32).collect(), [100])?;
+///     let sum = |layout: &str| -> isoshard::Result<f64> {
+///         DTensor::distribute(&mesh, &values, layout.parse()?)?.sum_all()?.full_tensor()?.item()
+///     };
+///     assert_eq!(sum("(S0)")?, sum("(R)")?); // exact mode: the bits of a single rank
+///     let fast = mesh.with_reduction(Reduction::Fast, || sum("(S0)"))?;
+///     assert!((fast - sum("(R)")?).abs() < 1e-6);
+///     Ok(())
+/// })?;
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// Every result has the bits that a single rank computes, on every mesh.
     ///
-    /// A sum follows one tree over the *global* extents: see `docs/exactness.md`. Parts of a sum pass through operators that
-    /// move elements, and are added up before any other. Where a cut falls between the nodes of the tree, a rank sends the
-    /// few nodes it has finished; where it falls inside a leaf that cannot be cut, operands move instead.
+    /// A sum follows one tree over the *global* extents: see `docs/exactness.md`. Partial sums pass through operators
+    /// that only move elements, and are added up before any other operator. If shard boundaries fall between the
+    /// nodes of the tree, a rank sends the few nodes that it has finished. If they split a leaf that cannot be split,
+    /// operands are redistributed instead.
     #[default]
     Exact,
-    /// Each rank adds up what it has, in one number, and the ranks' numbers are added by a tree over the ranks; parts of a
-    /// sum pass through whatever is linear. Results are right up to rounding, and differ from mesh to mesh. Fewer bytes
-    /// where cuts do not fall on nodes, or where several partial gradients of one value meet, which are added before they
-    /// are reduced; as many where cuts do fall on nodes.
+    /// Each rank adds up its own elements into one number, and a tree over the ranks adds these; partial sums pass
+    /// through every linear operator. Results are correct up to rounding, and differ between meshes.
+    ///
+    /// Fast mode communicates fewer bytes if shard boundaries do not fall on nodes, or if several partial gradients
+    /// of one value are added before they are reduced. If boundaries fall on nodes, it communicates as many.
     Fast,
 }
 
@@ -35,7 +54,7 @@ mod tests {
         x.redistribute(layout.parse()?)
     }
 
-    /// Forests of two, three and no nodes, also of halves, whose parts are f32.
+    /// Partial sums of two, three and no nodes, also of bf16, whose nodes are stored in f32.
     #[test]
     fn sums_in_parts_outlive_a_change_of_mode() {
         let run = |rank| {
@@ -55,7 +74,7 @@ mod tests {
                         values.iter().map(|v| Ok(v.full_tensor()?.to_f64_vec())).collect()
                     };
                     let (exact, fast) = (read()?, mesh.with_reduction(Reduction::Fast, read)?);
-                    // Small integers; but halves round them.
+                    // The values are small integers, which bf16 rounds.
                     let rounding = if dtype == DType::F32 { 0.0 } else { 1.0 / 64.0 };
                     for (exact, fast) in exact.iter().zip(&fast) {
                         let largest = exact.iter().fold(1.0f64, |m, v| m.max(v.abs()));

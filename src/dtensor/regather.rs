@@ -1,4 +1,4 @@
-//! Tensors that a tape does not keep but gathers again: FSDP's parameters in the backward pass.
+//! Tensors that the tape does not keep but gathers again: the parameters of FSDP in the backward pass.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -7,46 +7,48 @@ use super::redistribute;
 use super::tensor::{DTensor, GatheredFrom};
 use crate::error::Result;
 
-/// How a tensor can be had again after it was let go of, while a tape remembers it.
+/// A handle to a gathered tensor that the tape does not keep; it stays valid while the tape refers to the tensor.
 #[derive(Clone)]
 pub(crate) struct Regather(Weak<GatheredFrom>);
 
 impl DTensor {
-    /// `gathered`, which is this tensor redistributed, marked so that the backward pass gathers it again instead of
-    /// keeping it; `before` are tensors so marked that ran earlier and will be needed next.
-    pub(crate) fn regathered(&self, gathered: DTensor, before: &[Regather]) -> DTensor {
-        let before = before.iter().map(|a| a.0.clone()).collect();
+    /// Marks `gathered`, which is this tensor redistributed, so that the backward pass gathers it again instead of
+    /// keeping it. `earlier` are tensors marked before it in the forward pass, which the backward pass needs next.
+    pub(crate) fn regathered(&self, gathered: DTensor, earlier: &[Regather]) -> DTensor {
+        let earlier = earlier.iter().map(|a| a.0.clone()).collect();
         let origin = GatheredFrom {
             shard: self.detach(),
             meta: gathered.meta.clone(),
-            flight: RefCell::new(None),
-            before,
+            in_flight: RefCell::new(None),
+            earlier,
         };
         DTensor { origin: Some(Rc::new(origin)), ..gathered }
     }
 
-    /// How this tensor can be had again, if it was marked so.
+    /// Returns the handle of this tensor, if it was marked so.
     pub(crate) fn regather(&self) -> Option<Regather> {
         self.origin.as_ref().map(|o| Regather(Rc::downgrade(o)))
     }
 }
 
 impl GatheredFrom {
+    /// Returns the gathered tensor, and starts the gathers of the earlier ones.
     pub(super) fn value(&self) -> Result<DTensor> {
-        for earlier in self.before.iter().filter_map(Weak::upgrade) {
-            earlier.prefetch()?;
+        for gather in self.earlier.iter().filter_map(Weak::upgrade) {
+            gather.prefetch()?;
         }
         self.prefetch()?;
-        let flight = self.flight.borrow_mut().take().expect("just prefetched");
-        let local = flight.finish(&self.shard.mesh)?;
+        let in_flight = self.in_flight.borrow_mut().take().expect("just prefetched");
+        let local = in_flight.finish(&self.shard.mesh)?;
         Ok(DTensor::wrap(&self.shard.mesh, local, self.meta.clone()))
     }
 
+    /// Starts the gather, unless it is in flight.
     fn prefetch(&self) -> Result<()> {
-        let mut flight = self.flight.borrow_mut();
-        if flight.is_none() {
+        let mut in_flight = self.in_flight.borrow_mut();
+        if in_flight.is_none() {
             let mesh = &self.shard.mesh;
-            *flight = Some(
+            *in_flight = Some(
                 redistribute::find(mesh, &self.shard.meta, &self.meta)?
                     .start(mesh, self.shard.local.clone())?,
             );
@@ -69,22 +71,26 @@ mod tests {
             let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
             let shard = |_| DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?.requires_grad();
             let leaves: Vec<DTensor> = (0..2).map(shard).collect::<Result<_>>()?;
-            let gather = |k: usize, before: &[Regather]| -> Result<DTensor> {
+            let gather = |k: usize, earlier: &[Regather]| -> Result<DTensor> {
                 let leaf: &DTensor = &leaves[k];
-                Ok(leaf.regathered(leaf.redistribute("(R)".parse()?)?, before))
+                Ok(leaf.regathered(leaf.redistribute("(R)".parse()?)?, earlier))
             };
             let first = gather(0, &[])?;
             let second = gather(1, &[first.regather().expect("marked")])?;
             let product = first.mul(&second)?;
             let (first, second) =
                 [first, second].map(|t| Rc::downgrade(t.origin.as_ref().expect("marked"))).into();
-            let flying = |o: &Weak<GatheredFrom>| o.upgrade().map(|o| o.flight.borrow().is_some());
-            assert_eq!((flying(&first), flying(&second)), (Some(false), Some(false)), "the tape holds both");
+            let in_flight = |o: &Weak<GatheredFrom>| o.upgrade().map(|o| o.in_flight.borrow().is_some());
+            assert_eq!(
+                (in_flight(&first), in_flight(&second)),
+                (Some(false), Some(false)),
+                "the tape holds both"
+            );
             second.upgrade().expect("held").value()?;
             assert_eq!(
-                (flying(&first), flying(&second)),
+                (in_flight(&first), in_flight(&second)),
                 (Some(true), Some(false)),
-                "the one before is on its way"
+                "the earlier one is in flight"
             );
             let lacked = [4, 8][mesh.rank().rank()];
             let before = mesh.received_bytes();
@@ -94,7 +100,7 @@ mod tests {
                 assert_eq!(gradients.get(leaf).expect("a leaf").full_tensor()?.to_f64_vec(), [1.0, 2.0, 3.0]);
             }
             drop(product);
-            assert_eq!((flying(&first), flying(&second)), (None, None), "let go of with the tape");
+            assert_eq!((in_flight(&first), in_flight(&second)), (None, None), "let go of with the tape");
             Ok(())
         };
         spmd(2, run).unwrap_or_else(|e| panic!("{e}"));

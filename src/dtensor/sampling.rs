@@ -1,11 +1,12 @@
-//! Numbers drawn with a parameter for each element, as methods of the tensor of parameters.
+//! Random numbers with one parameter per element, as methods of the tensor of parameters.
 //!
-//! Element for element they are those of the fills in [`rng`](crate::rng) with the same draw and the same global index:
-//! equal by bits on every layout. Nothing is communicated but the comparison of a generator at its first draw on a mesh (16
-//! bytes a rank, [`IntoDraw`]), and what [`DTensor::multinomial`] and [`DTensor::categorical`] say of rows that are cut.
+//! Each element equals that of the fills in [`rng`](crate::rng) with the same draw, parameter and global index, on
+//! every layout. Nothing is communicated, except to compare a generator at its first draw on a mesh (16 bytes per
+//! rank, [`IntoDraw`]), and as [`DTensor::multinomial`] and [`DTensor::categorical`] say for sharded rows.
 //!
-//! Shapes, dtypes and layouts are refused on all ranks alike, before the generator counts. Values (a probability of 1.5)
-//! are seen by the ranks that hold them: those fail, and the others learn of it at their next collective.
+//! Wrong shapes, dtypes and layouts are refused on all ranks, before the generator counts a draw. A wrong value (a
+//! probability of 1.5) is seen only by the ranks that hold it: they fail, and the other ranks fail at their next
+//! collective call.
 
 use super::into_draw::IntoDraw;
 use super::tensor::{DTensor, refuse_partial};
@@ -14,9 +15,10 @@ use crate::ops::{Bernoulli, Exponential, Gamma, Multinomial, Op, Poisson, Unkeye
 use crate::rng::Draw;
 use crate::tensor::DType;
 
-/// Random numbers by parameters of their own.
+/// Sampling with one parameter per element.
 impl DTensor {
-    /// Bools that are true with this tensor's probabilities, to 2^-32; of its shape and layout. No gradient flows.
+    /// Returns bools that are true with this tensor's probabilities (to 2^-32), with its shape and layout. No gradient
+    /// flows.
     ///
     /// Communicates nothing.
     ///
@@ -35,18 +37,17 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes that are not floating, `Partial`, generators that differ from rank to rank, and what is no
-    /// probability.
+    /// Refuses dtypes that are not floating-point, `Partial`, generators that differ between ranks, and values outside
+    /// `[0, 1]`.
     pub fn bernoulli(&self, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Bernoulli { draw })
+        self.sample_with(from, |draw| Bernoulli { draw })
     }
 
-    /// For each row of weights, `[.., k]`, `samples` categories, from 0 to below k, as i64 `[.., samples]`; a category is
-    /// drawn again only with `replacement`. Weights need not add up to 1. No gradient flows.
+    /// Draws `samples` categories in `0..k` per row of weights `[.., k]`, as i64 `[.., samples]`; a category repeats only
+    /// with `replacement`. Weights need not add up to 1. No gradient flows. [`Multinomial`] describes the algorithm.
     ///
-    /// Communicates nothing where the last dim is whole on every rank; else the weights move to a layout in which it is
-    /// (the plan picks the cheapest: at most all other ranks' parts come), and the result lies in that layout. See
-    /// [`Multinomial`] for how the samples are chosen.
+    /// Communicates nothing if the ranks hold the last dim whole. Otherwise the weights are redistributed to the cheapest
+    /// layout in which they do (each rank receives at most the elements that it lacks), and the result has that layout.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Generator, tensor::Tensor};
@@ -65,17 +66,15 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes that are not floating, a tensor without dims, more samples than categories without replacement,
-    /// `Partial`, generators that differ from rank to rank; weights that are negative or not finite, and rows with too few
-    /// positive ones; in strict mode, weights that would have to move.
+    /// Refuses dtypes that are not floating-point, a tensor without dims, more samples than categories without
+    /// replacement, `Partial`, generators that differ between ranks, weights that are negative or not finite, rows with too
+    /// few positive weights, and, in strict mode, weights that would have to be redistributed.
     pub fn multinomial(&self, samples: usize, replacement: bool, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Multinomial { samples, replacement, draw })
+        self.sample_with(from, |draw| Multinomial { samples, replacement, draw })
     }
 
-    /// For each row of weights, `[.., k]`, one category, from 0 to below k, as i64 `[..]`:
-    /// [`multinomial`](DTensor::multinomial) of one sample, with replacement.
-    ///
-    /// Communicates as that does.
+    /// Draws one category in `0..k` per row of weights `[.., k]`, as i64 `[..]`: a
+    /// [`multinomial`](DTensor::multinomial) of one sample, which also says what is communicated.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Generator, tensor::Tensor};
@@ -91,13 +90,13 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// As [`DTensor::multinomial`].
+    /// Refuses what [`DTensor::multinomial`] refuses.
     pub fn categorical(&self, from: impl IntoDraw) -> Result<DTensor> {
         self.multinomial(1, true, from)?.squeeze(-1)
     }
 
-    /// Poisson numbers of this tensor's rates, as `dtype` (i64, i32 or floating); of its shape and layout. No gradient
-    /// flows.
+    /// Draws Poisson numbers with this tensor's rates, as `dtype` (i64, i32 or floating-point), with its shape and layout.
+    /// No gradient flows.
     ///
     /// Communicates nothing.
     ///
@@ -114,14 +113,14 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses rates that are not floating, below 0 or above 2^50, other dtypes of the counts, `Partial`, and generators
-    /// that differ from rank to rank.
+    /// Refuses rates that are not floating-point, below 0 or above 2^50, other dtypes of the counts, `Partial`, and
+    /// generators that differ between ranks.
     pub fn poisson(&self, dtype: DType, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Poisson { dtype, draw })
+        self.sample_with(from, |draw| Poisson { dtype, draw })
     }
 
-    /// Exponential numbers of this tensor's rates, of mean 1 / rate; of its dtype, shape and layout. The gradient is that
-    /// of E / rate, where E does not depend on the rate.
+    /// Draws exponential numbers with this tensor's rates (mean `1 / rate`), with its dtype, shape and layout. The gradient
+    /// is that of `E / rate` for an `E` that does not depend on the rate.
     ///
     /// Communicates nothing.
     ///
@@ -138,14 +137,14 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes that are not floating, `Partial`, generators that differ from rank to rank, and rates that are not
+    /// Refuses dtypes that are not floating-point, `Partial`, generators that differ between ranks, and rates that are not
     /// positive and finite.
     pub fn exponential(&self, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Exponential { draw })
+        self.sample_with(from, |draw| Exponential { draw })
     }
 
-    /// Gamma numbers of scale 1 and of this tensor's shape parameters, which are their means; of its dtype, shape and
-    /// layout. Another scale is a product. No gradient flows.
+    /// Draws gamma numbers with scale 1 and this tensor's shape parameters (which are the means), with its dtype, shape and
+    /// layout. For another scale, multiply. No gradient flows.
     ///
     /// Communicates nothing.
     ///
@@ -162,14 +161,14 @@ impl DTensor {
     /// ```
     ///
     /// # Errors
-    /// Refuses dtypes that are not floating, `Partial`, generators that differ from rank to rank, and shape parameters
+    /// Refuses dtypes that are not floating-point, `Partial`, generators that differ between ranks, and shape parameters
     /// that are not positive and finite.
     pub fn gamma(&self, from: impl IntoDraw) -> Result<DTensor> {
-        self.drawn(from, |draw| Gamma { draw })
+        self.sample_with(from, |draw| Gamma { draw })
     }
 
-    /// Applies the operator of a draw, which is taken only where no rank refuses the operand.
-    fn drawn<O: Op>(&self, from: impl IntoDraw, op: impl Fn(Unkeyed<Draw>) -> O) -> Result<DTensor> {
+    /// Applies the operator for a draw, which is taken only if no rank refuses the operand.
+    fn sample_with<O: Op>(&self, from: impl IntoDraw, op: impl Fn(Unkeyed<Draw>) -> O) -> Result<DTensor> {
         let any = op(Unkeyed(Draw { seed: 0, number: 0 }));
         refuse_partial(any.name(), &self.meta)?;
         any.infer(&[self.meta.meta()])?;

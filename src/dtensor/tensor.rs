@@ -1,4 +1,4 @@
-//! The distributed tensor, and what it remembers of its history: the nodes of the tape.
+//! The distributed tensor, and the nodes of the tape that record its history.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -7,17 +7,19 @@ use std::rc::{Rc, Weak};
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use super::redistribute::{self, InFlight, Redistribution};
+use super::redistribute::InFlight;
 use super::tensor_meta::TensorMeta;
-use crate::comm::operator_scope_if_none;
 use crate::error::{Error, Result};
 use crate::ops::{Meta, Program};
 use crate::placement::{Layout, Spec};
 use crate::tensor::{DType, Scalar, Shape, Tensor};
 
-/// One tensor, stored in pieces on a mesh of ranks.
+/// One tensor, sharded or replicated on a mesh of ranks.
 ///
-/// Written `f32[64, 128]@(dp:S0, tp:R)`. Every rank makes the same calls in the same order. Cloning shares the data.
+/// A `DTensor` behaves as the global tensor: its shape, its operators and its gradients are those of the whole, and
+/// their values do not depend on the layout. All ranks of the mesh make the same calls in the same order. Cloning
+/// shares the data. [`DTensor::spec`] gives the one-line notation `f32[64, 128]@(dp:S0, tp:R)`; `Display` also prints
+/// this rank's values.
 ///
 /// ```
 /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, Placement}, tensor::Tensor};
@@ -37,34 +39,34 @@ pub struct DTensor {
     pub(super) local: Tensor,
     pub(super) meta: Rc<TensorMeta>,
     pub(super) mesh: DeviceMesh,
-    pub(super) edge: Option<Edge>,
-    /// Where this tensor can be had again, if it is kept for the backward pass only as that.
+    pub(super) history: Option<TapeOutput>,
+    /// The shards from which the backward pass gathers this tensor again instead of keeping it, if it is so marked.
     pub(super) origin: Option<Rc<GatheredFrom>>,
 }
 
-/// One result of one node of the tape.
+/// One result of a tape node.
 #[derive(Clone)]
-pub(super) struct Edge {
-    pub node: Rc<Node>,
+pub(super) struct TapeOutput {
+    pub node: Rc<TapeNode>,
     pub out: usize,
 }
 
-/// The history of a leaf, or of one call's results.
-pub(super) struct Node {
+/// The history of a leaf tensor, or of the results of one call.
+pub(super) struct TapeNode {
     pub id: u64,
     pub outs: SmallVec<[Rc<TensorMeta>; 1]>,
-    /// None for a leaf.
+    /// The call that computed the results; `None` for a leaf.
     pub call: Option<TapeCall>,
-    /// In the backward pass of this number: how many gradients have still to come.
-    pub awaited: Cell<(u64, usize)>,
+    /// The number of a backward pass, and the number of gradients that this pass has still to add.
+    pub pending_grads: Cell<(u64, usize)>,
 }
 
-/// A call of an operator, as its derivative needs it.
+/// One call of an operator, with what its derivative needs.
 pub(super) struct TapeCall {
     pub program: Rc<Program>,
-    /// One an operand, where its gradient is wanted and there is one.
-    pub edges: SmallVec<[Option<Edge>; 3]>,
-    /// In the numbering of the program's values.
+    /// Per operand, its history, if its gradient is wanted and it has one.
+    pub inputs: SmallVec<[Option<TapeOutput>; 3]>,
+    /// The values that the derivative reads, numbered as in its program.
     pub saved: SmallVec<[Option<Saved>; 4]>,
 }
 
@@ -74,46 +76,73 @@ pub(super) enum Saved {
     Regather(Rc<GatheredFrom>),
 }
 
-/// The source from which a gathered tensor can be had again.
+/// The shards from which the backward pass gathers a tensor again.
 pub(super) struct GatheredFrom {
     pub shard: DTensor,
     pub meta: Rc<TensorMeta>,
-    pub flight: RefCell<Option<InFlight>>,
-    /// The origins of the unit that ran before: asked for while this one is used.
-    pub before: Vec<Weak<GatheredFrom>>,
+    pub in_flight: RefCell<Option<InFlight>>,
+    /// The tensors of the unit that ran before this one in the forward pass: their gathers start when this tensor is
+    /// read.
+    pub earlier: Vec<Weak<GatheredFrom>>,
 }
 
-impl Node {
-    fn leaf(x: &DTensor) -> Rc<Node> {
+impl TapeNode {
+    fn leaf(x: &DTensor) -> Rc<TapeNode> {
         let outs = [x.meta.clone()].into_iter().collect();
-        Rc::new(Node { id: next_id(), outs, call: None, awaited: Cell::default() })
+        Rc::new(TapeNode { id: next_id(), outs, call: None, pending_grads: Cell::default() })
     }
 }
 
-/// Younger nodes and passes have larger numbers, from 1. A rank is a thread, so the count is the rank's own.
+/// Returns the next number for a tape node or a backward pass, from 1; later ones have larger numbers. The counter is
+/// per thread, and each rank is a thread.
 pub(super) fn next_id() -> u64 {
     thread_local!(static NEXT: Cell<u64> = const { Cell::new(1) });
     NEXT.replace(NEXT.get() + 1)
 }
 
 impl DTensor {
-    /// Cuts a tensor that every rank has whole. Communicates nothing; the ranks' copies must be equal.
+    /// Creates a distributed tensor from a tensor that every rank holds whole. Each rank keeps its shard; the ranks'
+    /// copies must be equal. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let whole = Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?;
+    ///     let x = DTensor::distribute(&mesh, &whole, "(S0)".parse()?)?;
+    ///     assert_eq!(x.local().to_vec::<f32>()?, [vec![1.0, 2.0], vec![3.0]][rank.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit, and `Partial`.
+    /// Refuses a layout that does not fit the shape, and a `Partial` layout.
     pub fn distribute(mesh: &DeviceMesh, whole: &Tensor, layout: Layout) -> Result<DTensor> {
         let everywhere = Layout::replicated(mesh.mesh().ndim());
         let meta = mesh.meta(whole.dtype(), whole.shape(), &everywhere)?;
-        // What is cut away need not travel to the device: the whole is cut where it is.
+        // Slice on the host first, so that only this rank's shard is copied to the device.
         let cut = Self::wrap(mesh, whole.clone(), meta).redistribute(layout)?;
         let local = cut.local.to_device(mesh.device())?;
         Ok(DTensor { local, ..cut })
     }
 
-    /// All elements equal to `value`. No rank makes more than its part.
+    /// Creates a tensor with all elements equal to `value`. Each rank allocates its shard only; communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [3, 2], 0.5, "(S0)".parse()?)?;
+    ///     assert_eq!(x.local().shape()[0], [2, 1][rank.rank()]);
+    ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [0.5; 6]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit, and `Partial`.
+    /// Refuses a layout that does not fit the shape, and a `Partial` layout.
     pub fn full(
         mesh: &DeviceMesh,
         dtype: DType,
@@ -126,10 +155,21 @@ impl DTensor {
         Ok(Self::wrap(mesh, Tensor::full_on(mesh.device(), dtype, meta.local_shape(), value)?, meta))
     }
 
-    /// All zeros. No rank makes more than its part.
+    /// Creates a tensor of zeros. Each rank allocates its shard only; communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::I64, [4], "(S0)".parse()?)?;
+    ///     assert_eq!(x.local().to_vec::<i64>()?, [0, 0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DTensor::full`].
+    /// Refuses what [`DTensor::full`] refuses.
     pub fn zeros(
         mesh: &DeviceMesh,
         dtype: DType,
@@ -139,157 +179,217 @@ impl DTensor {
         Self::full(mesh, dtype, shape, 0.0, layout)
     }
 
+    /// Creates a tensor without history from its stored tensor and metadata.
     pub(super) fn wrap(mesh: &DeviceMesh, local: Tensor, meta: Rc<TensorMeta>) -> DTensor {
         debug_assert_eq!(local.shape(), meta.stored_shape(), "{}", meta.spec());
         debug_assert_eq!(local.dtype(), meta.spec().stored_dtype(), "{}", meta.spec());
-        DTensor { local, meta, mesh: mesh.clone(), edge: None, origin: None }
+        DTensor { local, meta, mesh: mesh.clone(), history: None, origin: None }
     }
 
-    /// This rank's part. Of a sum in parts, one for each node of the summation tree that this rank has finished, stacked
-    /// along a new first dim unless it is one node; parts of an f16 or bf16 sum are f32.
+    /// Returns this rank's stored tensor: its shard or replica, or its partial values.
+    ///
+    /// A partial sum that an operator made in exact mode is stored as one tensor per finished node of the [reduction
+    /// tree](crate::placement::ReductionTree), stacked along a new first dim unless there is one node; f16 and bf16
+    /// sums are stored in f32.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [4])?, "(S0)".parse()?)?;
+    ///     assert_eq!(x.local().to_vec::<f32>()?, [[1.0, 2.0], [3.0, 4.0]][rank.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn local(&self) -> &Tensor {
         &self.local
     }
 
-    /// This rank's part, moved out; its buffer is unique if no other tensor shares it.
+    /// Returns this rank's stored tensor by value. Its buffer is unique if no other tensor shares it.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [4], "(S0)".parse()?)?;
+    ///     assert_eq!(x.into_local().shape().to_vec(), [2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn into_local(self) -> Tensor {
         self.local
     }
 
-    /// The global shape.
+    /// Returns the global shape.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S0)".parse()?)?;
+    ///     assert_eq!(x.shape().to_vec(), [5, 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn shape(&self) -> &Shape {
         self.meta.shape()
     }
 
-    /// The element type.
+    /// Returns the element type.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::BF16, [4], "(S0)".parse()?)?;
+    ///     assert_eq!(x.dtype(), DType::BF16);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn dtype(&self) -> DType {
         self.meta.dtype()
     }
 
-    /// The placements.
+    /// Returns the placement along each mesh axis.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S1)".parse()?)?;
+    ///     assert_eq!(x.layout().to_string(), "(S1)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn layout(&self) -> &Layout {
         self.meta.layout()
     }
 
-    /// Returns the mesh, dtype, global shape and layout; its `Display` is the one-line notation `f32[64, 128]@(dp:S0, tp:R)`.
+    /// Returns mesh, dtype, global shape and layout. Its `Display` is the one-line notation.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 3], "(S1)".parse()?)?;
+    ///     assert_eq!(x.spec().to_string(), "f32[5, 3]@(dp:S1)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn spec(&self) -> &Spec {
         self.meta.spec()
     }
 
-    /// Returns all metadata that ranks share, and what follows from it on this rank.
+    /// Returns the metadata that all ranks share, with this rank's window of the global tensor.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     assert_eq!(x.tensor_meta().local_shape().to_vec(), [[3], [2]][rank.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn tensor_meta(&self) -> &Rc<TensorMeta> {
         &self.meta
     }
 
-    /// The mesh.
+    /// Returns the mesh.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     assert_eq!(x.mesh().mesh().to_string(), "(dp=2)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 
-    /// Dtype and global shape.
+    /// Returns dtype and global shape.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5], "(S0)".parse()?)?;
+    ///     assert_eq!((x.meta().dtype, x.meta().shape.to_vec()), (DType::F32, vec![5]));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn meta(&self) -> Meta {
         self.meta.meta()
     }
 
-    /// The same tensor in another layout: the identity, and so is its derivative.
-    ///
-    /// Without `Partial` every rank receives exactly the elements it lacks, once, in one exchange. With it, the reductions
-    /// and moves are the cheapest that keep the bits: see [`Redistribution`].
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit; a fault of communication.
-    pub fn redistribute(&self, layout: Layout) -> Result<DTensor> {
-        self.redistribute_async(layout)?.wait()
-    }
-
-    /// This tensor with every `Partial` axis reduced to `Replicate`; itself if it has none.
-    ///
-    /// # Errors
-    /// A fault of communication.
-    pub fn reduce_partial(&self) -> Result<DTensor> {
-        if !self.layout().has_partial() {
-            return Ok(self.clone());
-        }
-        self.redistribute(self.layout().reduced())
-    }
-
-    /// What [`DTensor::redistribute`] would do on this rank, in words. Communicates nothing.
+    /// Returns the value without its history: gradients stop here.
     ///
     /// ```
-    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, short::{R, shard}}, tensor::DType};
-    /// let said = spmd(2, |rank| {
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
-    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], Layout::new([shard(0)]))?;
-    ///     x.explain(Layout::new([R]))
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?.requires_grad()?;
+    ///     assert!(x.exp()?.has_history() && !x.exp()?.detach().has_history());
+    ///     Ok(())
     /// })?;
-    /// assert_eq!(said[0], "all_gather over dp{0, 1}: 32 bytes come"); // the two rows it lacks
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn detach(&self) -> DTensor {
+        DTensor { history: None, ..self.clone() }
+    }
+
+    /// Returns this value as a leaf tensor: [`DTensor::backward`] computes its gradient, in this layout.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let w = DTensor::full(&mesh, DType::F32, [3], 2.0, "(S0)".parse()?)?.requires_grad()?;
+    ///     let gradients = w.mul(&w)?.sum_all()?.backward()?;
+    ///     assert_eq!(gradients.get(&w).expect("w is a leaf").full_tensor()?.to_vec::<f32>()?, [4.0; 3]);
+    ///     Ok(())
+    /// })?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///
     /// # Errors
-    /// Refuses a layout that does not fit.
-    pub fn explain(&self, layout: Layout) -> Result<String> {
-        Ok(self.plan_redistribute(layout)?.to_string())
-    }
-
-    /// What [`DTensor::redistribute`] would do on this rank: its calls, and the bytes that would come. Communicates nothing.
-    ///
-    /// # Errors
-    /// Refuses a layout that does not fit.
-    pub fn plan_redistribute(&self, layout: Layout) -> Result<Redistribution> {
-        let spec = self.meta.spec();
-        Redistribution::plan(spec, &spec.with_layout(layout)?)
-    }
-
-    /// Starts a redistribution; other work may come before [`PendingRedistribution::wait`]. Returns when its first call is on its way.
-    ///
-    /// Several may be on their way, to be waited for in any order, and in another on another rank. Where there is a second
-    /// call ([`DTensor::plan_redistribute`] tells: for some of a `Partial`), it begins when this or a later such one is waited
-    /// for; so all ranks wait for it, or all drop it. One of a single call may be dropped by some ranks and not by others. Over an engine without shared memory a large all-reduce has come when this returns.
-    ///
-    /// # Errors
-    /// As [`DTensor::redistribute`].
-    pub fn redistribute_async(&self, layout: Layout) -> Result<PendingRedistribution> {
-        if layout == *self.layout() {
-            return Ok(PendingRedistribution { source: self.clone(), meta: self.meta.clone(), flight: None });
-        }
-        let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
-        let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
-        let _label = operator_scope_if_none("redistribute");
-        let flight = Some(m.start(&self.mesh, self.local.clone())?);
-        Ok(PendingRedistribution { source: self.clone(), meta, flight })
-    }
-
-    /// The whole on every rank. Every rank receives what it lacks.
-    ///
-    /// # Errors
-    /// A fault of communication.
-    pub fn full_tensor(&self) -> Result<Tensor> {
-        let _guard = self.mesh.no_grad();
-        Ok(self.redistribute(Layout::replicated(self.mesh.mesh().ndim()))?.local)
-    }
-
-    /// The value without its history: gradients stop here.
-    pub fn detach(&self) -> DTensor {
-        DTensor { edge: None, ..self.clone() }
-    }
-
-    /// This value as the start of a history: [`DTensor::backward`] gives its gradient, in this layout.
-    ///
-    /// # Errors
-    /// Refuses dtypes without a derivative, and `Partial` layouts.
+    /// Refuses dtypes that are not floating-point, and `Partial` layouts.
     pub fn requires_grad(&self) -> Result<DTensor> {
         self.dtype().expect_float("requires_grad")?;
         refuse_partial("requires_grad", &self.meta)?;
-        Ok(DTensor { edge: Some(Edge { node: Node::leaf(self), out: 0 }), ..self.clone() })
+        Ok(DTensor { history: Some(TapeOutput { node: TapeNode::leaf(self), out: 0 }), ..self.clone() })
     }
 
-    /// True where a backward pass reaches this value.
+    /// Returns true if a backward pass reaches this value.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [3], "(S0)".parse()?)?;
+    ///     assert!(!x.has_history() && x.requires_grad()?.exp()?.has_history());
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn has_history(&self) -> bool {
-        self.edge.is_some()
+        self.history.is_some()
     }
 }
 
+/// Refuses `Partial` layouts.
 pub(super) fn refuse_partial(verb: &str, meta: &TensorMeta) -> Result<()> {
     if !meta.layout().has_partial() {
         return Ok(());
@@ -300,29 +400,6 @@ pub(super) fn refuse_partial(verb: &str, meta: &TensorMeta) -> Result<()> {
         meta.spec().to_string(),
         "redistribute first",
     ))
-}
-
-/// A redistribution on its way. Dropping it is harmless.
-#[must_use = "a redistribution's errors are lost unless it is waited for"]
-pub struct PendingRedistribution {
-    source: DTensor,
-    meta: Rc<TensorMeta>,
-    flight: Option<InFlight>,
-}
-
-impl PendingRedistribution {
-    /// The redistributed tensor.
-    ///
-    /// # Errors
-    /// A fault of communication.
-    pub fn wait(self) -> Result<DTensor> {
-        let PendingRedistribution { source, meta, flight } = self;
-        let Some(flight) = flight else { return Ok(source) };
-        let mesh = source.mesh.clone();
-        let local = flight.finish(&mesh)?;
-        // The derivative of the identity is the identity.
-        Ok(DTensor { edge: source.edge, ..DTensor::wrap(&mesh, local, meta) })
-    }
 }
 
 /// Prints the notation and this rank's values, without communication:
@@ -343,7 +420,7 @@ impl fmt::Display for DTensor {
     }
 }
 
-/// The notation, with the first local values.
+/// Prints the notation with the first local values, in one line.
 impl fmt::Debug for DTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} local {:?}", self.meta.spec(), self.local)

@@ -1,12 +1,12 @@
-//! A word to those whose build leaves this crate unoptimised: Cargo takes no profile from a dependency.
+//! A warning for builds that compile this crate without optimisation: Cargo applies no profile of a dependency.
 
 use std::ffi::OsStr;
 use std::sync::Once;
 
-/// Set to anything but `0` or nothing, it silences the word.
+/// The environment variable that silences the warning, if set to anything but `0` or the empty string.
 const SILENCE: &str = "ISOSHARD_NO_BUILD_WARNING";
 
-/// Says once per process, on stderr, that this crate was compiled without optimisation, if it was.
+/// Prints a warning to stderr, once per process, if this crate was compiled without optimisation.
 pub(super) fn warn_once() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -16,7 +16,7 @@ pub(super) fn warn_once() {
     });
 }
 
-/// The warning that is due, given whether the build is unoptimised and the variable that silences it.
+/// Returns the warning, given whether the build is unoptimised and the value of [`SILENCE`].
 fn warning(unoptimised: bool, silence: Option<&OsStr>) -> Option<String> {
     let silent = silence.is_some_and(|value| !value.is_empty() && value != "0");
     (unoptimised && !silent).then(|| {

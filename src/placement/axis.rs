@@ -1,4 +1,4 @@
-//! What one mesh axis does to a tensor.
+//! The placement of a tensor along one mesh axis.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,30 +6,48 @@ use std::sync::Arc;
 
 use crate::tensor::ReduceOp;
 
-/// What one mesh axis does to a tensor. Written `R`, `S0`, `P(sum)`, `RS(0..1; 3,0,2)`.
+/// The placement of a tensor along one mesh axis: replicated, sharded, or held as partial values.
+///
+/// Displayed and parsed as `R`, `S0`, `P(sum)` or `RS(0..1; 3,0,2)`. [`short`](super::short) has short constructors.
+///
+/// ```
+/// use isoshard::placement::{Placement, short::*};
+/// use isoshard::tensor::ReduceOp;
+///
+/// let placements = [R, shard(0), partial(ReduceOp::Sum), ragged(1, &[3, 0, 2])];
+/// assert_eq!(placements[1], Placement::Shard(0));
+/// assert_eq!(placements.each_ref().map(|p| p.to_string()), ["R", "S0", "P(sum)", "RS(0..1; 3,0,2)"]);
+/// assert_eq!("P(sum)".parse::<Placement>()?, placements[2]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Every rank along the axis holds the same values.
     Replicate,
-    /// The ranks hold the [chunks](chunk) of this dim, in order.
+    /// Each rank along the axis holds one [chunk](chunk) of this dim, in rank order.
     Shard(usize),
-    /// Every rank holds a term for every index; the value is their reduction.
+    /// Each rank holds a partial value for every index; the tensor's value is their reduction by this operation.
     Partial(ReduceOp),
-    /// The flattened prefix of dims `0..dims` is cut into `sum(units)` equal blocks, of which rank `i` owns the next
-    /// `units[i]`, possibly none.
+    /// The flattened dims `0..dims` are split into `sum(units)` equal blocks. Rank `i` owns the next `units[i]` blocks,
+    /// possibly none.
     ///
-    /// The local tensor keeps its dims where `dims` is 1. Otherwise the prefix becomes one dim: its shape is
-    /// `[elements of the prefix, rest...]`.
+    /// If `dims` is 1 the local tensor keeps its dims. Otherwise the flattened dims become one dim, and the local shape
+    /// is `[elements of the prefix, rest...]`.
     RaggedShard {
-        /// How many leading dims are flattened; at least 1.
+        /// The number of leading dims that are flattened; at least 1.
         dims: usize,
-        /// The number of blocks of each rank along the axis.
+        /// The number of blocks that each rank along the axis owns.
         units: Arc<[usize]>,
     },
 }
 
 impl Placement {
-    /// True for [`Placement::Replicate`].
+    /// Returns true for [`Placement::Replicate`].
+    ///
+    /// ```
+    /// use isoshard::placement::short::*;
+    /// assert!(R.is_replicate() && !shard(0).is_replicate());
+    /// ```
     pub fn is_replicate(&self) -> bool {
         match self {
             Placement::Replicate => true,
@@ -37,12 +55,17 @@ impl Placement {
         }
     }
 
-    /// True for [`Placement::Partial`] of any operation.
+    /// Returns true for [`Placement::Partial`] with any operation.
+    ///
+    /// ```
+    /// use isoshard::{placement::short::*, tensor::ReduceOp};
+    /// assert!(partial(ReduceOp::Max).is_partial() && !shard(0).is_partial());
+    /// ```
     pub fn is_partial(&self) -> bool {
         self.partial_op().is_some()
     }
 
-    /// The operation of a [`Placement::Partial`].
+    /// Returns the operation of a [`Placement::Partial`], otherwise `None`.
     pub(crate) fn partial_op(&self) -> Option<ReduceOp> {
         match self {
             Placement::Partial(op) => Some(*op),
@@ -50,7 +73,12 @@ impl Placement {
         }
     }
 
-    /// The dim of a [`Placement::Shard`].
+    /// Returns the dim of a [`Placement::Shard`], otherwise `None`; a ragged shard has no single dim.
+    ///
+    /// ```
+    /// use isoshard::placement::short::*;
+    /// assert_eq!([R, shard(1), ragged(1, &[2, 3])].map(|p| p.shard_dim()), [None, Some(1), None]);
+    /// ```
     pub fn shard_dim(&self) -> Option<usize> {
         match self {
             Placement::Shard(dim) => Some(*dim),
@@ -58,7 +86,7 @@ impl Placement {
         }
     }
 
-    /// The number of blocks of each rank, of a [`Placement::RaggedShard`].
+    /// Returns the number of blocks per rank of a [`Placement::RaggedShard`], otherwise `None`.
     pub(crate) fn ragged_units(&self) -> Option<&[usize]> {
         match self {
             Placement::RaggedShard { units, .. } => Some(units),
@@ -66,7 +94,14 @@ impl Placement {
         }
     }
 
-    /// The dims that are split among the ranks: one for `Shard`, the prefix for `RaggedShard`, else none.
+    /// Returns the dims that this placement splits: one for `Shard`, the flattened prefix for `RaggedShard`,
+    /// otherwise none.
+    ///
+    /// ```
+    /// use isoshard::placement::short::*;
+    /// assert_eq!(shard(1).split_dims(), 1..2);
+    /// assert_eq!(ragged(2, &[2, 3]).split_dims(), 0..2);
+    /// ```
     pub fn split_dims(&self) -> Range<usize> {
         match self {
             Placement::Shard(dim) => *dim..dim.saturating_add(1),
@@ -75,12 +110,18 @@ impl Placement {
         }
     }
 
-    /// True where `dim` is split among the ranks.
+    /// Returns true if this placement splits `dim` among the ranks.
+    ///
+    /// ```
+    /// use isoshard::placement::short::*;
+    /// assert!(shard(1).splits(1) && !shard(1).splits(0));
+    /// assert!(ragged(2, &[2, 3]).splits(0) && ragged(2, &[2, 3]).splits(1));
+    /// ```
     pub fn splits(&self, dim: usize) -> bool {
         self.split_dims().contains(&dim)
     }
 
-    /// True where both split some dim, so that it matters which is the outer one.
+    /// Returns true if both placements split a common dim, so that the order of the two axes matters.
     pub(crate) fn meets(&self, other: &Placement) -> bool {
         let (a, b) = (self.split_dims(), other.split_dims());
         a.start.max(b.start) < a.end.min(b.end)
@@ -110,8 +151,8 @@ impl fmt::Debug for Placement {
     }
 }
 
-/// The indices of `0..n` that part `i` of `parts` holds under the ceil rule: `ceil(n / parts)` each, the last ones
-/// shorter or empty, as PyTorch's `chunk` cuts. `parts` is at least 1 and `i` less than `parts`.
+/// Returns the indices of `0..n` in part `i` of `parts`, by the ceil rule: each part has `ceil(n / parts)` indices, and
+/// the last parts are shorter or empty. PyTorch's `chunk` splits the same way. `parts` is at least 1, and `i < parts`.
 ///
 /// ```
 /// use isoshard::placement::chunk;

@@ -1,4 +1,6 @@
-//! Where coordinates lead: strides, and lists of ranks that follow none.
+//! The map between mesh coordinates and ranks: by strides, or by an explicit list of ranks.
+//!
+//! A *position* is `base + sum(coordinate * stride)`. Without a list it is the rank; with a list it is an index into it.
 
 use std::sync::Arc;
 
@@ -6,24 +8,27 @@ use smallvec::SmallVec;
 
 use crate::tensor::Dims;
 
+/// The axes of a mesh.
 pub(super) type Axes = SmallVec<[Axis; 4]>;
 
+/// A mesh axis.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Axis {
     pub name: Arc<str>,
     pub len: usize,
-    /// 1 of an axis of one rank, which takes no step.
+    /// Ranks per step along the axis; 1 if the axis has one rank.
     pub stride: usize,
 }
 
-/// Ranks that follow no strides, row-major.
+/// Ranks in an order that no strides describe, row-major.
 #[derive(PartialEq, Eq, Hash)]
-pub(super) struct List {
+pub(super) struct RankList {
     pub ranks: Vec<usize>,
-    /// The places, by ascending rank.
-    pub places: Vec<usize>,
+    /// The indices into `ranks`, sorted by rank.
+    pub positions: Vec<usize>,
 }
 
+/// Returns row-major axes over `rank_len` ranks.
 pub(super) fn row_major(axes: &[(&str, usize)], rank_len: usize) -> Axes {
     let mut stride = rank_len;
     let axes = axes.iter().map(|&(name, len)| {
@@ -33,20 +38,20 @@ pub(super) fn row_major(axes: &[(&str, usize)], rank_len: usize) -> Axes {
     axes.collect()
 }
 
-/// Where the coordinates lead, row-major.
-pub(super) fn places(axes: &[Axis], base: usize) -> impl Iterator<Item = usize> + '_ {
+/// Returns the positions of all coordinates, row-major.
+pub(super) fn positions(axes: &[Axis], base: usize) -> impl Iterator<Item = usize> + '_ {
     let len = axes.iter().map(|axis| axis.len).product();
-    (0..len).map(move |mut position: usize| {
-        axes.iter().rev().fold(base, |place, axis| {
-            let coord = position % axis.len;
-            position /= axis.len;
-            place + coord * axis.stride
+    (0..len).map(move |mut index: usize| {
+        axes.iter().rev().fold(base, |position, axis| {
+            let coord = index % axis.len;
+            index /= axis.len;
+            position + coord * axis.stride
         })
     })
 }
 
-/// The strides with which these ranks, row-major, go up from the first along each axis, if they do, and if a rank tells
-/// its coordinates by division: if each stride is larger than all that those below it reach.
+/// Returns the strides of `ranks` (row-major over `axes`), if they follow strides from which division recovers the
+/// coordinates: each stride must exceed the largest offset that the smaller strides reach.
 pub(super) fn strides_of(axes: &[Axis], ranks: &[usize]) -> Option<Dims> {
     let mut stepped: Axes = axes.into();
     for axis in stepped.iter_mut().filter(|axis| axis.len > 1) {
@@ -61,20 +66,20 @@ pub(super) fn strides_of(axes: &[Axis], ranks: &[usize]) -> Option<Dims> {
         }
         reach = reach.checked_add(axis.stride.checked_mul(axis.len - 1)?)?;
     }
-    let follow = places(&stepped, ranks[0]).eq(ranks.iter().copied());
+    let follow = positions(&stepped, ranks[0]).eq(ranks.iter().copied());
     follow.then(|| stepped.iter().map(|axis| axis.stride).collect())
 }
 
-/// Divides by the strides, largest first: each is larger than all that the smaller ones can reach. Axes of one rank
-/// stand at 0.
-pub(super) fn coords_of(axes: &[Axis], base: usize, list: Option<&List>, rank: usize) -> Option<Dims> {
-    let place = match list {
+/// Returns the coordinates of `rank`, or `None` if it is not in the mesh. Divides by the strides, largest first, because
+/// each stride exceeds the largest offset that the smaller ones reach. Axes of one rank have coordinate 0.
+pub(super) fn coords_of(axes: &[Axis], base: usize, list: Option<&RankList>, rank: usize) -> Option<Dims> {
+    let position = match list {
         None => rank,
-        Some(List { ranks, places }) => {
-            places[places.binary_search_by_key(&rank, |&place| ranks[place]).ok()?]
+        Some(RankList { ranks, positions }) => {
+            positions[positions.binary_search_by_key(&rank, |&position| ranks[position]).ok()?]
         }
     };
-    let mut rest = place.checked_sub(base)?;
+    let mut rest = position.checked_sub(base)?;
     let mut coords = Dims::from_elem(0, axes.len());
     let mut by_stride: Dims = (0..axes.len()).filter(|&a| axes[a].len > 1).collect();
     by_stride.sort_unstable_by_key(|&a| std::cmp::Reverse(axes[a].stride));

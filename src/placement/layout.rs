@@ -1,4 +1,4 @@
-//! The placements of all axes, and their order.
+//! Layouts: one placement per mesh axis, and the order of the axes that split one dim.
 
 use std::fmt;
 
@@ -7,34 +7,55 @@ use smallvec::SmallVec;
 use super::Placement;
 use crate::error::{Error, Result};
 
-/// One placement for each mesh axis, with the order in which axes split a dim, outermost first. Written
-/// `(S0, R)`; where axes split one dim in another than mesh order, `^k` gives the place of each, 0 the outermost:
-/// `(S0^1, S0^0)`.
+/// One [`Placement`] per mesh axis, and the order in which axes split a dim, outermost first.
 ///
-/// The order matters only among axes that split a dim in common, and is kept in a canonical form: layouts that mean
-/// the same compare equal.
+/// Displayed and parsed as `(S0, R)`. If axes split one dim in an order other than the mesh's, `^k` gives each axis's
+/// rank in that order, 0 being the outermost: `(S0^1, S0^0)`.
+///
+/// The order matters only among axes that split a common dim. It is stored in a canonical form, so that layouts with
+/// the same meaning compare equal.
+///
+/// ```
+/// use isoshard::placement::{Layout, short::*};
+///
+/// let layout = Layout::new([shard(0), R]);
+/// assert_eq!(layout, "(S0, R)".parse()?);
+/// assert_eq!(layout.axis(0), &shard(0));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
     placements: SmallVec<[Placement; 4]>,
-    order: Order,
+    order: AxisOrder,
 }
 
-type Order = SmallVec<[usize; 4]>;
+/// Mesh axes in some order.
+type AxisOrder = SmallVec<[usize; 4]>;
 
 impl Layout {
-    /// The layout with these placements, one a mesh axis; the first axis is the outermost.
+    /// Creates a layout from one placement per mesh axis; the first axis is the outermost.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, short::*};
+    /// assert_eq!(Layout::new([shard(1), R]).to_string(), "(S1, R)");
+    /// ```
     pub fn new(placements: impl IntoIterator<Item = Placement>) -> Layout {
         let placements: SmallVec<_> = placements.into_iter().collect();
         let order = (0..placements.len()).collect();
         Layout { placements, order }
     }
 
-    /// Every one of `ndim` axes replicates.
+    /// Creates the layout that replicates along each of `ndim` axes.
+    ///
+    /// ```
+    /// use isoshard::placement::Layout;
+    /// assert_eq!(Layout::replicated(2).to_string(), "(R, R)");
+    /// ```
     pub fn replicated(ndim: usize) -> Layout {
         Layout::new(std::iter::repeat_n(Placement::Replicate, ndim))
     }
 
-    /// The same placements, with the axes splitting in this order, outermost first.
+    /// Returns the same placements with the axes in this order, outermost first.
     ///
     /// ```
     /// # fn main() -> isoshard::Result<()> {
@@ -50,7 +71,7 @@ impl Layout {
     /// ```
     ///
     /// # Errors
-    /// Refuses what is not a permutation of the axes.
+    /// Refuses an `order` that is not a permutation of the axes.
     pub fn with_order(mut self, order: &[usize]) -> Result<Layout> {
         let n = self.placements.len();
         if order.len() != n || !(0..n).all(|a| order.contains(&a)) {
@@ -65,28 +86,62 @@ impl Layout {
         Ok(self)
     }
 
-    /// The number of axes.
+    /// Returns the number of mesh axes.
+    ///
+    /// ```
+    /// use isoshard::placement::Layout;
+    /// assert_eq!("(S0, R, S1)".parse::<Layout>()?.ndim(), 3);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn ndim(&self) -> usize {
         self.placements.len()
     }
 
-    /// The placements, one an axis.
+    /// Returns the placements, one per axis.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, short::*};
+    /// assert_eq!("(S0, R)".parse::<Layout>()?.placements(), [shard(0), R]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn placements(&self) -> &[Placement] {
         &self.placements
     }
 
-    /// What axis `a` does.
+    /// Returns the placement along axis `a`.
+    ///
+    /// # Panics
+    /// If the layout has no axis `a`.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, short::*};
+    /// assert_eq!("(S0, R)".parse::<Layout>()?.axis(1), &R);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn axis(&self, a: usize) -> &Placement {
         &self.placements[a]
     }
 
-    /// All axes, outermost first, in the canonical form: mesh order wherever the order does not matter.
+    /// Returns all axes, outermost first, in the canonical form: in mesh order if the order does not matter.
+    ///
+    /// ```
+    /// use isoshard::placement::Layout;
+    /// assert_eq!("(S0^1, S0^0)".parse::<Layout>()?.order(), [1, 0]);
+    /// assert_eq!("(S0, S1)".parse::<Layout>()?.with_order(&[1, 0])?.order(), [0, 1]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// The layout in which axis `a` does something else. The others keep their relative order; `a` becomes the
-    /// innermost on its new dim. Setting what is there already changes nothing.
+    /// Returns the layout with another placement along axis `a`. The other axes keep their relative order, and `a`
+    /// becomes the innermost axis on its new dim. Setting the placement that `a` already has changes nothing.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, short::*};
+    /// let layout = Layout::new([shard(1), shard(0)]);
+    /// assert_eq!(layout.set(0, shard(0)).to_string(), "(S0^1, S0^0)");
+    /// ```
     pub fn set(&self, a: usize, placement: Placement) -> Layout {
         let mut new = self.clone();
         if self.placements[a] == placement {
@@ -99,22 +154,40 @@ impl Layout {
         new
     }
 
-    /// The axes that split `dim`, outermost first; a ragged one splits all dims of its prefix.
+    /// Returns the axes that split `dim`, outermost first. A ragged axis splits all dims of its prefix.
+    ///
+    /// ```
+    /// use isoshard::placement::Layout;
+    /// let layout: Layout = "(S0^1, S0^0, S1)".parse()?;
+    /// assert_eq!(layout.splitters(0).collect::<Vec<_>>(), [1, 0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn splitters(&self, dim: usize) -> impl Iterator<Item = usize> + '_ {
         self.order.iter().copied().filter(move |&a| self.placements[a].splits(dim))
     }
 
-    /// True where some axis is [`Placement::Partial`].
+    /// Returns true if any axis is [`Placement::Partial`].
+    ///
+    /// ```
+    /// use isoshard::placement::Layout;
+    /// assert!("(P(sum), S0)".parse::<Layout>()?.has_partial());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn has_partial(&self) -> bool {
         self.placements.iter().any(Placement::is_partial)
     }
 
-    /// True where every axis is [`Placement::Replicate`].
+    /// Returns true if every axis is [`Placement::Replicate`].
+    ///
+    /// ```
+    /// use isoshard::placement::Layout;
+    /// assert!(Layout::replicated(2).is_replicated());
+    /// ```
     pub fn is_replicated(&self) -> bool {
         self.placements.iter().all(Placement::is_replicate)
     }
 
-    /// The same layout with every `Partial` axis replicated.
+    /// Returns the layout with every `Partial` axis replicated.
     pub(crate) fn reduced(&self) -> Layout {
         let whole = |p: &Placement| if p.is_partial() { Placement::Replicate } else { p.clone() };
         let placements: SmallVec<[Placement; 4]> = self.placements.iter().map(whole).collect();
@@ -122,42 +195,48 @@ impl Layout {
         Layout { placements, order }
     }
 
-    /// The first ragged axis.
+    /// Returns the first axis with a [`Placement::RaggedShard`].
+    ///
+    /// ```
+    /// use isoshard::placement::Layout;
+    /// assert_eq!("(S1, RS(0..1; 2,3))".parse::<Layout>()?.ragged_axis(), Some(1));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn ragged_axis(&self) -> Option<usize> {
         self.placements.iter().position(|p| p.ragged_units().is_some())
     }
 
-    /// The place of `a` among the axes it shares dims with, directly or through others, 0 the outermost; `None` where
-    /// those stand in mesh order. This is the `^k` of the notation.
+    /// Returns the `^k` of the notation: the rank of `a` in the order of the [axes that it shares dims
+    /// with](axes_sharing_dims), 0 being the outermost; `None` if these axes are in mesh order.
     pub(super) fn nesting(&self, a: usize) -> Option<usize> {
         if self.order.is_sorted() {
             return None;
         }
-        let family = family(&self.placements, a);
-        let order: Order = self.order.iter().copied().filter(|b| family.contains(b)).collect();
+        let family = axes_sharing_dims(&self.placements, a);
+        let order: AxisOrder = self.order.iter().copied().filter(|b| family.contains(b)).collect();
         if order.is_sorted() { None } else { order.iter().position(|&b| b == a) }
     }
 }
 
-/// The axes that share dims with `a`, directly or through others, `a` included.
-pub(super) fn family(placements: &[Placement], a: usize) -> Order {
-    let mut family = Order::from_slice(&[a]);
+/// Returns `a` and the axes that share split dims with it, directly or through further axes.
+pub(super) fn axes_sharing_dims(placements: &[Placement], a: usize) -> AxisOrder {
+    let mut family = AxisOrder::from_slice(&[a]);
     let mut next = 0;
     while next < family.len() {
         let b = family[next];
         let near = (0..placements.len()).filter(|&c| placements[b].meets(&placements[c]));
-        let new: Order = near.filter(|c| !family.contains(c)).collect();
+        let new: AxisOrder = near.filter(|c| !family.contains(c)).collect();
         family.extend(new);
         next += 1;
     }
     family
 }
 
-/// The lexicographically least order in which axes that share a dim stand as in `order`. That is a normal form: orders
-/// mean the same exactly where these pairs agree (the traces of Cartier and Foata).
-fn canonical(placements: &[Placement], mut order: Order) -> Order {
+/// Returns the lexicographically least order that keeps the relative order of each two axes that share a dim. It is a
+/// normal form: two orders mean the same if and only if they agree on all such pairs (traces of Cartier and Foata).
+fn canonical(placements: &[Placement], mut order: AxisOrder) -> AxisOrder {
     for i in 0..order.len() {
-        // An axis may come next unless one before it shares a dim with it.
+        // An axis may come next unless an axis before it shares a dim with it.
         let free = |j: &usize| order[i..*j].iter().all(|&b| !placements[b].meets(&placements[order[*j]]));
         let least = (i..order.len()).filter(free).min_by_key(|&j| order[j]).expect("order[i] itself is free");
         order[i..=least].rotate_right(1);
@@ -178,7 +257,7 @@ impl fmt::Debug for Layout {
 }
 
 impl Layout {
-    /// Writes `(name:S0, ...)`, without `name:` where there is no name.
+    /// Writes `(name:S0, ...)`, omitting `name:` if `name` returns `None`.
     pub(super) fn fmt_with<'a>(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -209,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn order_counts_only_where_dims_are_shared() {
+    fn order_counts_only_if_dims_are_shared() {
         let three = [shard(0), shard(1), shard(0)];
         assert_eq!(ordered(&three, &[1, 0, 2]), Layout::new(three.clone()));
         assert_eq!(ordered(&three, &[2, 1, 0]), ordered(&three, &[1, 2, 0]));

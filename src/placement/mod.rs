@@ -1,12 +1,13 @@
-//! Who holds which elements: mesh, placements, layout, index arithmetic. Pure facts: no data, no talking.
+//! Layouts: describes how a tensor is split among the ranks of a mesh, and computes which elements each rank holds.
 //!
-//! A [`Mesh`] is a grid of ranks with named axes. A [`Layout`] gives one [`Placement`] for each axis, and the order
-//! in which axes split a dim. A [`Spec`] joins them with a dtype and a global shape; from it every rank computes,
-//! without asking anyone, the [`Region`] of global indices that it, or any other rank, holds.
+//! This module holds metadata and index arithmetic only: no tensor data and no communication. A [`Mesh`] is a grid of
+//! ranks with named axes. A [`Layout`] gives one [`Placement`] per mesh axis, and the order in which the axes split a
+//! dim. A [`Spec`] joins mesh and layout with a dtype and a global shape. From a `Spec` each rank computes, without
+//! communication, the [`Region`] of global indices that any rank holds. The [glossary](crate::glossary) defines the words.
 //!
 //! ```text
-//! f32[5, 3]@(dp:S0, tp:S0)        on the mesh (dp=2, tp=2): dp cuts the 5 rows into 3 + 2,
-//!                                 then tp cuts what is left into 2 + 1 and 1 + 1
+//! f32[5, 3]@(dp:S0, tp:S0)        on the mesh (dp=2, tp=2): dp splits the 5 rows into 3 + 2,
+//!                                 then tp splits each part, into 2 + 1 and 1 + 1
 //!   row 0  ■ ■ ■ ┐ rank 0 (dp 0, tp 0)
 //!   row 1  ■ ■ ■ ┘
 //!   row 2  ■ ■ ■ ─ rank 1 (dp 0, tp 1)
@@ -23,18 +24,18 @@
 //! assert_eq!(rows.local_shape(), [1, 3].into());
 //! assert_eq!(rows.region().start(0), Some(2));
 //!
-//! // The same two axes, tp outermost: now tp cuts 3 + 2, and rank 1 (dp 0, tp 1) holds row 3.
+//! // The same two axes with tp outermost: tp splits into 3 + 2, and rank 1 (dp 0, tp 1) holds row 3.
 //! let other = Spec::parse("f32[5, 3]@(dp:S0^1, tp:S0^0)", &mesh)?;
 //! assert_eq!(other.region().start(0), Some(3));
 //!
-//! // Five equal blocks of the flattened 5 x 3 elements; dp 0 takes two of them, dp 1 three.
+//! // Five equal blocks of the flattened 5 x 3 elements: dp 0 holds two of them, dp 1 three.
 //! let ragged = Spec::parse("f32[5, 3]@(dp:RS(0..2; 2,3), tp:R)", &mesh)?;
 //! assert_eq!(ragged.local_shape(), [6].into());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Missing: more than one ragged axis, and a split inside a ragged prefix.
+//! Missing: more than one ragged axis, and an axis that splits a ragged prefix from inside.
 
 mod axis;
 mod grid;
@@ -42,10 +43,10 @@ mod layout;
 mod mesh;
 mod notation;
 mod picture;
-mod piece;
 mod reduction_tree;
 mod region;
 mod runs;
+mod shard_bounds;
 pub mod short;
 mod spec;
 
@@ -53,7 +54,7 @@ pub use axis::{Placement, chunk};
 pub use layout::Layout;
 pub use mesh::Mesh;
 pub use reduction_tree::{ReductionTree, TreeNode};
-pub use region::{Block, Overlap, Region};
+pub use region::{IndexBox, Overlap, Region};
 pub use spec::Spec;
 
 pub use crate::tensor::{LEAF, Leaf};

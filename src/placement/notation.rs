@@ -1,16 +1,17 @@
-//! Reading the one notation: `R`, `S0`, `P(sum)`, `RS(0..1; 3,0,2)`, `f32[64, 128]@(dp:S0, tp:R)`.
+//! Parsing the notation of placements, layouts and specs: `R`, `S0`, `P(sum)`, `RS(0..1; 3,0,2)`,
+//! `f32[64, 128]@(dp:S0, tp:R)`.
 
 use std::str::FromStr;
 
 use smallvec::SmallVec;
 
-use super::layout::family;
+use super::layout::axes_sharing_dims;
 use super::{Layout, Mesh, Placement, Spec};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, ReduceOp, Shape};
 
 impl Spec {
-    /// Reads what `Display` writes, for a tensor on `mesh`.
+    /// Parses a spec as `Display` writes it, for a tensor on `mesh`.
     ///
     /// ```
     /// # fn main() -> isoshard::Result<()> {
@@ -24,7 +25,7 @@ impl Spec {
     /// ```
     ///
     /// # Errors
-    /// Refuses other texts, axes that are not those of the mesh, and what [`Spec::validate`] refuses.
+    /// Refuses text of another form, axes other than the mesh's, and what [`Spec::validate`] refuses.
     pub fn parse(text: &str, mesh: &Mesh) -> Result<Spec> {
         let (tensor, layout) = text.split_once('@').ok_or_else(|| unread("spec", text, FORM))?;
         let (dtype, shape) = tensor.trim().split_once('[').ok_or_else(|| unread("spec", text, FORM))?;
@@ -49,7 +50,7 @@ impl Spec {
 impl FromStr for Placement {
     type Err = Error;
 
-    /// Reads what `Display` writes.
+    /// Parses a placement as `Display` writes it.
     fn from_str(text: &str) -> Result<Placement> {
         read_placement(text.trim())
             .ok_or_else(|| unread("placement", text, "write R, S0, P(sum) or RS(0..1; 3,0,2)"))
@@ -59,7 +60,7 @@ impl FromStr for Placement {
 impl FromStr for Layout {
     type Err = Error;
 
-    /// Reads what `Display` writes, e.g. `(S0, R)`.
+    /// Parses a layout as `Display` writes it, e.g. `(S0, R)`.
     fn from_str(text: &str) -> Result<Layout> {
         let inner = text.trim().strip_prefix('(').and_then(|t| t.strip_suffix(')'));
         let inner = inner.ok_or_else(|| unread("layout", text, "write it as (S0, R)"))?;
@@ -75,9 +76,9 @@ fn unread(verb: &str, text: &str, remedy: &str) -> Error {
 
 fn read_layout(parts: &[&str], text: &str) -> Result<Layout> {
     let mut placements = Vec::with_capacity(parts.len());
-    let mut places: Vec<Option<usize>> = Vec::with_capacity(parts.len());
+    let mut nestings: Vec<Option<usize>> = Vec::with_capacity(parts.len());
     for part in parts {
-        let (placement, place) = match part.split_once('^') {
+        let (placement, nesting) = match part.split_once('^') {
             None => (*part, None),
             Some((placement, k)) => {
                 let k = k.trim().parse().map_err(|_| unread("layout", text, NESTING))?;
@@ -85,17 +86,17 @@ fn read_layout(parts: &[&str], text: &str) -> Result<Layout> {
             }
         };
         placements.push(placement.parse::<Placement>()?);
-        places.push(place);
+        nestings.push(nesting);
     }
     let mut order: Vec<usize> = Vec::with_capacity(parts.len());
     for a in 0..parts.len() {
         if order.contains(&a) {
             continue;
         }
-        let mut family = family(&placements, a);
-        family.sort_unstable_by_key(|&b| (places[b], b));
-        let named = family.iter().enumerate().all(|(k, &b)| places[b] == Some(k));
-        if !named && family.iter().any(|&b| places[b].is_some()) {
+        let mut family = axes_sharing_dims(&placements, a);
+        family.sort_unstable_by_key(|&b| (nestings[b], b));
+        let named = family.iter().enumerate().all(|(k, &b)| nestings[b] == Some(k));
+        if !named && family.iter().any(|&b| nestings[b].is_some()) {
             return Err(unread("layout", text, NESTING));
         }
         order.extend(family);
@@ -121,7 +122,7 @@ fn read_placement(text: &str) -> Option<Placement> {
     text.strip_prefix('S')?.parse().ok().map(Placement::Shard)
 }
 
-/// The parts between the commas that stand in no parentheses; none of an empty text.
+/// Splits text at the commas outside parentheses; an empty text has no parts.
 fn split(text: &str) -> SmallVec<[&str; 4]> {
     let (mut parts, mut start, mut depth) = (SmallVec::new(), 0, 0usize);
     for (i, c) in text.char_indices() {
@@ -141,7 +142,7 @@ fn split(text: &str) -> SmallVec<[&str; 4]> {
     parts
 }
 
-/// Numbers between commas; none of an empty text.
+/// Parses numbers separated by commas; an empty text has none.
 fn numbers(text: &str) -> Option<Vec<usize>> {
     match text.trim() {
         "" => Some(Vec::new()),
@@ -154,7 +155,7 @@ mod tests {
     use super::super::short::*;
     use super::*;
 
-    /// A further placement does not compile here until it has an example, which then has to be read.
+    /// A new kind of placement does not compile here until it has an example, which must then parse.
     #[test]
     fn every_placement_reads_back() {
         let next = |p: &Placement| match p {
@@ -184,7 +185,7 @@ mod tests {
         let single = Mesh::parse("1", 0).unwrap();
         assert_eq!(Spec::parse("f64[2]@()", &single).unwrap().to_string(), "f64[2]@()");
         assert_eq!("( S0^1 ,S0^0)".parse::<Layout>().unwrap().to_string(), "(S0^1, S0^0)");
-        // Numbers in mesh order are the default, spelled out.
+        // Numbers in mesh order spell out the default.
         assert_eq!("(S0^0, S0^1)".parse::<Layout>().unwrap().to_string(), "(S0, S0)");
     }
 

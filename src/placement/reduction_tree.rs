@@ -1,63 +1,94 @@
-//! The terms of a sum in parts: which of them each rank has added up, as finished nodes of the summation tree.
+//! The reduction tree of a partial sum, and the nodes of it that each rank has finished.
 //!
-//! A `Partial` sum that an operator makes in exact mode comes from cutting the dims summed over: each rank has a box of
-//! the terms' indices. The tree over those indices (see [`TreeNode`]) does not depend on the mesh, so what a rank can finish by
-//! itself is the *forest* of the largest nodes inside its box: one node where the cut falls on the tree, a few where it
-//! falls between, none for an empty box. Ranks hold one tensor for each node, and adding them up in the tree's order
-//! gives the bits that one rank gives.
+//! In exact mode a `Partial` sum comes from an operator whose summed dims are sharded: each rank holds a box of the
+//! summed indices. The tree over these indices (see [`TreeNode`]) does not depend on the mesh. A rank adds up the
+//! largest nodes that lie inside its box: one node if the shard boundaries fall on nodes, a few if they fall between,
+//! none for an empty box. Each rank stores one tensor per finished node. Joining these in the tree's order gives the
+//! bits that a single rank computes.
 
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::piece::Piece;
-use super::{Block, Layout, Mesh, Region};
+use super::shard_bounds::ShardBounds;
+use super::{IndexBox, Layout, Mesh, Region};
 use crate::tensor::{Dims, FoldOrder, FoldStep, Leaf, Shape, Split};
 
-/// The terms of a sum in parts, and who has added up which.
+/// The reduction tree of a partial sum: which indices are summed, and which part of the tree each rank has finished.
+///
+/// ```
+/// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
+/// let mesh = Mesh::parse("dp=3", 0)?;
+/// // Twelve rows on three ranks: 0..4, 4..8 and 8..12. Rank 0 finishes rows 0..3 and row 3.
+/// let tree = ReductionTree::new([12, 1].into(), Leaf::Pairs, Layout::new([shard(0)]));
+/// let nodes = tree.finished_nodes(&mesh, &[0]).expect("no leaf is split");
+/// assert_eq!(nodes.iter().map(|node| (node.start[0], node.len[0])).collect::<Vec<_>>(), [(0, 3), (3, 1)]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct ReductionTree {
-    /// The extents of the dims summed over, outermost first.
+    /// The extents of the summed dims, outermost first.
     pub extents: Shape,
-    /// The form of the tree's leaves.
+    /// The form of the leaves of the tree.
     pub leaf: Leaf,
-    /// How the mesh axes split these dims.
+    /// The layout that shards the summed dims over the mesh axes.
     pub layout: Layout,
-    /// The axes along which the parts have been added up already, ascending.
+    /// The axes along which the partial sums have been added up already, ascending.
     pub done: SmallVec<[usize; 2]>,
 }
 
-/// A node of the summation tree: single indices of the outer dims, a range of one dim, all of the inner ones.
+/// A node of the reduction tree: a single index of each outer dim, a range of one dim, and all of the inner dims.
 ///
-/// The outermost dim's range is split ([`Split`]) down to single indices, then the next dim's; the innermost one's down to
-/// leaves, which continue as [`Leaf`] says. What lies below a node depends on its lengths alone, so evaluated apart it has
-/// the bits that it has inside the whole.
+/// The range of the outermost dim is halved ([`Split`]) down to single indices, then that of the next dim; that of
+/// the innermost dim is halved down to leaves, which are added up as [`Leaf`] says. The tree below a node depends
+/// only on the node's lengths. A node that is evaluated alone therefore has the bits that it has inside the whole
+/// tree.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TreeNode {
-    /// The first index.
+    /// The first index along each dim.
     pub start: Dims,
     /// The number of indices along each dim.
     pub len: Dims,
 }
 
 impl TreeNode {
-    /// The root over dims of these extents.
+    /// Returns the root of the tree over dims of these extents.
+    ///
+    /// ```
+    /// use isoshard::placement::TreeNode;
+    /// assert_eq!(TreeNode::root(&[3, 8]).numel(), 24);
+    /// ```
     pub fn root(extents: &[usize]) -> TreeNode {
         TreeNode { start: Dims::from_elem(0, extents.len()), len: extents.into() }
     }
 
-    /// The number of terms.
+    /// Returns the number of summed indices below this node.
+    ///
+    /// ```
+    /// use isoshard::placement::TreeNode;
+    /// assert_eq!(TreeNode::root(&[2, 5]).numel(), 10);
+    /// ```
     pub fn numel(&self) -> usize {
         self.len.iter().product()
     }
 
-    /// The two nodes below this one; none for a leaf, and for an empty range.
+    /// Returns the two children of this node, or `None` for a leaf or an empty range.
+    ///
+    /// ```
+    /// use isoshard::placement::{Leaf, TreeNode};
+    /// let (left, right) = TreeNode::root(&[5, 1]).halves(Leaf::Pairs).expect("five rows");
+    /// assert_eq!((left.numel(), right.start[0], right.numel()), (3, 3, 2));
+    /// ```
     pub fn halves(&self, leaf: Leaf) -> Option<(TreeNode, TreeNode)> {
         if self.numel() < 2 {
             return None;
         }
-        let d = self.len.iter().position(|&n| n > 1).expect("two tree lie along some dim");
+        let d = self
+            .len
+            .iter()
+            .position(|&n| n > 1)
+            .expect("a node of two or more indices has a dim of two or more");
         let n = self.len[d];
         let left = left_of(n, (d + 1 == self.len.len()).then_some(leaf))?;
         let (mut a, mut b) = (self.clone(), self.clone());
@@ -66,14 +97,15 @@ impl TreeNode {
         Some((a, b))
     }
 
-    /// The same with this range of dim `d`.
+    /// Returns the node with this range of dim `d`.
     fn with(&self, d: usize, range: Range<usize>) -> TreeNode {
         let mut node = self.clone();
         (node.start[d], node.len[d]) = (range.start, range.len());
         node
     }
 
-    fn overlap(&self, block: &Block) -> usize {
+    /// Returns the number of indices in common with a box.
+    fn overlap(&self, block: &IndexBox) -> usize {
         let common = |d: usize| {
             let end = (self.start[d] + self.len[d]).min(block.start[d] + block.len[d]);
             end.saturating_sub(self.start[d].max(block.start[d]))
@@ -83,17 +115,36 @@ impl TreeNode {
 }
 
 impl ReductionTree {
-    /// The terms that the ranks of a mesh hold before anything is added up.
+    /// Creates the tree of a sum of which no axis has been added up yet.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
+    /// let tree = ReductionTree::new([8].into(), Leaf::Pairs, Layout::new([shard(0), R]));
+    /// assert!(tree.done.is_empty());
+    /// ```
     pub fn new(extents: Shape, leaf: Leaf, layout: Layout) -> ReductionTree {
         ReductionTree { extents, leaf, layout, done: SmallVec::new() }
     }
 
-    /// The axes whose parts have still to be added up, ascending.
+    /// Returns the axes whose partial sums have not been added up yet, ascending.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
+    /// let tree = ReductionTree::new([8].into(), Leaf::Pairs, Layout::new([shard(0), R]));
+    /// assert_eq!(tree.open_axes().collect::<Vec<_>>(), [0]);
+    /// ```
     pub fn open_axes(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.layout.ndim()).filter(|a| !self.layout.axis(*a).is_replicate() && !self.done.contains(a))
     }
 
-    /// The same after adding up along `axes`; none where nothing is left to add.
+    /// Returns the tree after adding up along `axes`, or `None` if nothing is left to add.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};
+    /// let tree = ReductionTree::new([8, 8].into(), Leaf::Pairs, Layout::new([shard(0), shard(1)]));
+    /// assert_eq!(tree.after(&[0]).expect("axis 1 is open").done.to_vec(), [0]);
+    /// assert!(tree.after(&[0, 1]).is_none());
+    /// ```
     pub fn after(&self, axes: &[usize]) -> Option<ReductionTree> {
         let mut new = self.clone();
         new.done.extend(axes.iter().copied().filter(|a| !self.layout.axis(*a).is_replicate()));
@@ -103,22 +154,31 @@ impl ReductionTree {
         open.then_some(new)
     }
 
-    /// The nodes that the rank at `coords` holds, in the tree's order; none where its box cuts a leaf that cannot be cut.
+    /// Returns the nodes that the rank at `coords` stores, in the tree's order, or `None` if the boundary of its box
+    /// splits a leaf that cannot be split.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
+    /// let mesh = Mesh::parse("dp=2", 0)?;
+    /// let tree = ReductionTree::new([64].into(), Leaf::Pairs, Layout::new([shard(0)]));
+    /// assert_eq!(tree.finished_nodes(&mesh, &[1]).expect("halves").len(), 1);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn finished_nodes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
         if self.is_flattened() {
-            return self.forest_of_blocks(mesh, coords);
+            return self.finished_nodes_of_boxes(mesh, coords);
         }
         let dims = 0..self.extents.len();
-        let held: SmallVec<[Ranges; 4]> = dims.map(|d| self.held(mesh, coords, d)).collect();
+        let held: SmallVec<[Ranges; 4]> = dims.map(|d| self.held_ranges(mesh, coords, d)).collect();
         if held.iter().any(|h| h.is_empty()) {
             return Some(Vec::new());
         }
-        // Below the last dim that is not whole, nodes have all; above it, single indices.
+        // A node has one index of each dim before the last sharded dim, and all of the dims after it.
         let Some(cut) = (0..held.len()).rev().find(|&d| !is_whole(&held[d], self.extents[d])) else {
             return Some(vec![TreeNode::root(&self.extents)]);
         };
         let mut ranges = Vec::new();
-        if !cover(0..self.extents[cut], &held[cut], self.leaf_of(cut), &mut ranges) {
+        if !append_largest_ranges(0..self.extents[cut], &held[cut], self.leaf_of(cut), &mut ranges) {
             return None;
         }
         let mut nodes = vec![TreeNode::root(&self.extents)];
@@ -131,14 +191,24 @@ impl ReductionTree {
         Some(nodes.iter().flat_map(|node| ranges.iter().map(|r| node.with(cut, r.clone()))).collect())
     }
 
-    /// The largest number of nodes that a rank holds; none where some rank's box does not consist of nodes.
+    /// Returns the largest number of nodes that a rank stores, or `None` if a rank's box does not consist of nodes.
     ///
-    /// Dim by dim, since each axis cuts one: what it takes does not grow with the product of the axes that cut different dims.
+    /// The count goes dim by dim, since each axis splits one dim: its cost does not grow with the product of axes
+    /// that split different dims.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Leaf, Mesh, ReductionTree, short::*};
+    /// let tree = ReductionTree::new([12, 1].into(), Leaf::Pairs, Layout::new([shard(0)]));
+    /// assert_eq!(tree.most_nodes(&Mesh::parse("dp=2", 0)?), Some(1));
+    /// assert_eq!(tree.most_nodes(&Mesh::parse("dp=3", 0)?), Some(3));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn most_nodes(&self, mesh: &Mesh) -> Option<usize> {
         let open: Vec<usize> = self.open_axes().collect();
         if self.is_flattened() {
             let mut positions = self.positions(mesh, &open).into_iter();
-            return positions.try_fold(0, |most, c| Some(self.forest_of_blocks(mesh, &c)?.len().max(most)));
+            return positions
+                .try_fold(0, |most, c| Some(self.finished_nodes_of_boxes(mesh, &c)?.len().max(most)));
         }
         if self.extents.contains(&0) {
             return Some(0);
@@ -146,11 +216,11 @@ impl ReductionTree {
         let held = |d: usize| {
             let axes: Vec<usize> =
                 open.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
-            let all = self.positions(mesh, &axes).into_iter().map(|c| self.held(mesh, &c, d));
+            let all = self.positions(mesh, &axes).into_iter().map(|c| self.held_ranges(mesh, &c, d));
             all.filter(|held| !held.is_empty()).collect::<Vec<Ranges>>()
         };
         let mut dims = (0..self.extents.len()).map(|d| (d, held(d))).rev();
-        // Where a rank has all of a dim, no other that is cut from it has any.
+        // If a rank holds all of a dim, the other ranks along the axes that split this dim hold none of it.
         let Some((cut, held)) = dims.find(|(d, held)| !held.iter().all(|h| is_whole(h, self.extents[*d])))
         else {
             return Some(1);
@@ -158,7 +228,7 @@ impl ReductionTree {
         let (mut most, mut ranges) = (0, Vec::new());
         for held in &held {
             ranges.clear();
-            if !cover(0..self.extents[cut], held, self.leaf_of(cut), &mut ranges) {
+            if !append_largest_ranges(0..self.extents[cut], held, self.leaf_of(cut), &mut ranges) {
                 return None;
             }
             most = most.max(ranges.len());
@@ -167,12 +237,12 @@ impl ReductionTree {
         Some(dims.fold(most, |n, (_, held)| n * held.iter().map(indices).max().unwrap_or(0)))
     }
 
-    /// How the parts of `members`, the ranks that differ from `coords` along `axes` only, are added up: what is left are
-    /// the nodes of their union.
+    /// Returns the order in which the nodes of `members` are joined: `members` are the ranks that differ from
+    /// `coords` along `axes` only. The result is the nodes of the union of their boxes.
     ///
     /// # Panics
-    /// Where some rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
-    pub fn order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
+    /// If a rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
+    pub fn fold_order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
         let mut held = FxHashMap::default();
         let mut nodes_len = Vec::with_capacity(members.len());
         for (member, at) in members.iter().enumerate() {
@@ -194,33 +264,34 @@ impl ReductionTree {
         FoldOrder::new(nodes_len, steps)
     }
 
+    /// Appends the steps that compute `node` from the nodes that members hold.
     fn emit(&self, node: TreeNode, held: &FxHashMap<TreeNode, FoldStep>, steps: &mut Vec<FoldStep>) {
         if let Some(&push) = held.get(&node) {
             return steps.push(push);
         }
-        let (a, b) = node.halves(self.leaf).expect("each leaf is held by somebody");
+        let (a, b) = node.halves(self.leaf).expect("some member holds each leaf");
         self.emit(a, held, steps);
         self.emit(b, held, steps);
         steps.push(FoldStep::Join);
     }
 
-    /// True where an axis cuts several dims as one, so that what a rank has need not be a box.
+    /// Returns true if an axis splits several dims as one, so that a rank's region may not be a box.
     fn is_flattened(&self) -> bool {
         self.layout.ragged_axis().is_some_and(|a| self.layout.axis(a).split_dims().len() > 1)
     }
 
-    /// The form of the leaves of dim `d`; only the innermost has any.
+    /// Returns the form of the leaves of dim `d`; only the innermost dim has leaves.
     fn leaf_of(&self, d: usize) -> Option<Leaf> {
         (d + 1 == self.extents.len()).then_some(self.leaf)
     }
 
-    /// The indices that the rank at `coords` has by its cut alone.
+    /// Returns the indices that the layout gives the rank at `coords`.
     fn region_at(&self, mesh: &Mesh, coords: &[usize]) -> Region {
-        Piece::at(mesh, &self.layout, &self.extents, coords).region()
+        ShardBounds::at(mesh, &self.layout, &self.extents, coords).region()
     }
 
-    /// The indices of dim `d` that the rank at `coords` and the ranks along `done` have.
-    fn held(&self, mesh: &Mesh, coords: &[usize], d: usize) -> Ranges {
+    /// Returns the indices of dim `d` that the rank at `coords` and the ranks along `done` hold together.
+    fn held_ranges(&self, mesh: &Mesh, coords: &[usize], d: usize) -> Ranges {
         let done: SmallVec<[usize; 2]> =
             self.done.iter().copied().filter(|&a| self.layout.axis(a).split_dims().contains(&d)).collect();
         let mut at = Dims::from_slice(coords);
@@ -245,26 +316,27 @@ impl ReductionTree {
         ranges
     }
 
-    /// [`ReductionTree::forest`], from boxes of any kind.
-    fn forest_of_blocks(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
-        let blocks = self.blocks(mesh, coords);
-        let blocks: Vec<&Block> = blocks.iter().collect();
+    /// Computes [`ReductionTree::finished_nodes`] from boxes of any kind.
+    fn finished_nodes_of_boxes(&self, mesh: &Mesh, coords: &[usize]) -> Option<Vec<TreeNode>> {
+        let boxes = self.boxes(mesh, coords);
+        let boxes: Vec<&IndexBox> = boxes.iter().collect();
         let mut nodes = Vec::new();
-        largest(TreeNode::root(&self.extents), &blocks, self.leaf, &mut nodes).then_some(nodes)
+        append_largest_nodes(TreeNode::root(&self.extents), &boxes, self.leaf, &mut nodes).then_some(nodes)
     }
 
-    /// The boxes of terms that the rank at `coords` has added up: its own, and those of the ranks along `done`.
-    fn blocks(&self, mesh: &Mesh, coords: &[usize]) -> Vec<Block> {
+    /// Returns the boxes of summed indices that the rank at `coords` has added up: its own, and those of the ranks
+    /// along `done`.
+    fn boxes(&self, mesh: &Mesh, coords: &[usize]) -> Vec<IndexBox> {
         let mut at = Dims::from_slice(coords);
-        let mut blocks = Vec::new();
+        let mut boxes = Vec::new();
         for place in self.positions(mesh, &self.done) {
             self.done.iter().for_each(|&a| at[a] = place[a]);
-            blocks.extend(self.region_at(mesh, &at).boxes);
+            boxes.extend(self.region_at(mesh, &at).boxes);
         }
-        blocks
+        boxes
     }
 
-    /// The coordinates that differ from the origin along `axes` only.
+    /// Returns the coordinates that differ from the origin along `axes` only.
     fn positions(&self, mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
         let mut all = vec![Dims::from_elem(0, mesh.ndim())];
         for &a in axes {
@@ -283,16 +355,22 @@ impl ReductionTree {
     }
 }
 
-/// Indices of one dim: ranges, ascending, with gaps between them.
+/// Ranges of indices of one dim, ascending, with gaps between them.
 type Ranges = SmallVec<[Range<usize>; 2]>;
 
+/// Returns true if `held` is the whole dim.
 fn is_whole(held: &Ranges, extent: usize) -> bool {
     matches!(&held[..], [all] if *all == (0..extent))
 }
 
-/// Appends the largest ranges at or below `at`, of one dim's part of the tree, that lie inside `held`; false where they cut a
-/// leaf.
-fn cover(at: Range<usize>, held: &[Range<usize>], leaf: Option<Leaf>, out: &mut Vec<Range<usize>>) -> bool {
+/// Appends the largest ranges at or below `at`, in one dim's part of the tree, that lie inside `held`; returns false
+/// if they split a leaf.
+fn append_largest_ranges(
+    at: Range<usize>,
+    held: &[Range<usize>],
+    leaf: Option<Leaf>,
+    out: &mut Vec<Range<usize>>,
+) -> bool {
     let near = held.partition_point(|r| r.end <= at.start)..held.partition_point(|r| r.start < at.end);
     let held = &held[near];
     let common = |r: &Range<usize>| r.end.min(at.end) - r.start.max(at.start);
@@ -306,17 +384,19 @@ fn cover(at: Range<usize>, held: &[Range<usize>], leaf: Option<Leaf>, out: &mut 
     }
     let Some(left) = left_of(at.len(), leaf) else { return false };
     let mid = at.start + left;
-    cover(at.start..mid, held, leaf, out) && cover(mid..at.end, held, leaf, out)
+    append_largest_ranges(at.start..mid, held, leaf, out)
+        && append_largest_ranges(mid..at.end, held, leaf, out)
 }
 
-/// How many of `n` indices, at least 2, go to the left; none of a leaf that cannot be cut.
+/// Returns the number of `n` indices (at least 2) that go to the left child, or `None` for a leaf that cannot be
+/// split.
 fn left_of(n: usize, leaf: Option<Leaf>) -> Option<usize> {
     leaf.map_or(Some(Split::Halves.left_of(n)), |leaf| leaf.left_of(Split::Halves, n))
 }
 
-/// Appends the largest nodes at or below `node` that lie inside the blocks; false where they cut a leaf.
-fn largest(node: TreeNode, blocks: &[&Block], leaf: Leaf, out: &mut Vec<TreeNode>) -> bool {
-    let near: Vec<&Block> = blocks.iter().copied().filter(|b| node.overlap(b) > 0).collect();
+/// Appends the largest nodes at or below `node` that lie inside the boxes; returns false if they split a leaf.
+fn append_largest_nodes(node: TreeNode, boxes: &[&IndexBox], leaf: Leaf, out: &mut Vec<TreeNode>) -> bool {
+    let near: Vec<&IndexBox> = boxes.iter().copied().filter(|b| node.overlap(b) > 0).collect();
     let held: usize = near.iter().map(|b| node.overlap(b)).sum();
     if held == 0 {
         return true;
@@ -326,7 +406,7 @@ fn largest(node: TreeNode, blocks: &[&Block], leaf: Leaf, out: &mut Vec<TreeNode
         return true;
     }
     let Some((a, b)) = node.halves(leaf) else { return false };
-    largest(a, &near, leaf, out) && largest(b, &near, leaf, out)
+    append_largest_nodes(a, &near, leaf, out) && append_largest_nodes(b, &near, leaf, out)
 }
 
 #[cfg(test)]
@@ -336,7 +416,7 @@ mod tests {
     use super::*;
     use crate::tensor::DType;
 
-    fn forests(
+    fn nodes_of_ranks(
         extents: &[usize],
         leaf: Leaf,
         mesh: &str,
@@ -355,31 +435,31 @@ mod tests {
     #[test]
     fn even_power_of_two_cuts_are_single_nodes() {
         for leaf in [Leaf::Pairs, Leaf::Chain] {
-            let four = forests(&[512], leaf, "tp=4", Layout::new([shard(0)]));
+            let four = nodes_of_ranks(&[512], leaf, "tp=4", Layout::new([shard(0)]));
             assert_eq!(four, [0, 128, 256, 384].map(|s| Some(vec![(s, 128)])));
-            let rows = forests(&[12, 64], leaf, "dp=2", Layout::new([shard(0)]));
+            let rows = nodes_of_ranks(&[12, 64], leaf, "dp=2", Layout::new([shard(0)]));
             assert_eq!(rows, [0, 384].map(|s| Some(vec![(s, 384)])));
         }
     }
 
     #[test]
     fn other_cuts_are_short_forests_and_chains_are_not_cut() {
-        let thirds = forests(&[12, 2], Leaf::Chain, "dp=3", Layout::new([shard(0)]));
+        let thirds = nodes_of_ranks(&[12, 2], Leaf::Chain, "dp=3", Layout::new([shard(0)]));
         let want = [vec![(0, 6), (6, 2)], vec![(8, 2), (10, 2), (12, 4)], vec![(16, 2), (18, 6)]];
         assert_eq!(thirds, want.map(Some));
-        assert_eq!(forests(&[64], Leaf::Chain, "tp=3", Layout::new([shard(0)])), [None, None, None]);
-        let pairs = forests(&[24], Leaf::Pairs, "tp=3", Layout::new([shard(0)]));
+        assert_eq!(nodes_of_ranks(&[64], Leaf::Chain, "tp=3", Layout::new([shard(0)])), [None, None, None]);
+        let pairs = nodes_of_ranks(&[24], Leaf::Pairs, "tp=3", Layout::new([shard(0)]));
         assert_eq!(pairs, [Some(vec![(0, 8)]), Some(vec![(8, 8)]), Some(vec![(16, 8)])]);
-        let five = forests(&[3], Leaf::Pairs, "tp=5", Layout::new([shard(0)]));
+        let five = nodes_of_ranks(&[3], Leaf::Pairs, "tp=5", Layout::new([shard(0)]));
         assert_eq!(five[2..], [Some(vec![(2, 1)]), Some(vec![]), Some(vec![])]);
-        // The inner dim cut: half of each row.
-        let inner = forests(&[3, 64], Leaf::Chain, "tp=2", Layout::new([shard(1)]));
+        // The inner dim is sharded: each rank has half of each row.
+        let inner = nodes_of_ranks(&[3, 64], Leaf::Chain, "tp=2", Layout::new([shard(1)]));
         assert_eq!(inner[1], Some(vec![(32, 32), (96, 32), (160, 32)]));
     }
 
-    /// Dim by dim as by the tree's definition, on every rank, before and after adding along axes.
+    /// The dim-by-dim algorithm gives the nodes of the definition, on every rank, before and after adding along axes.
     #[test]
-    fn forests_follow_from_each_dims_ranges() {
+    fn nodes_follow_from_each_dims_ranges() {
         let layouts: [Layout; 8] = [
             Layout::new([shard(0), shard(1), R]),
             Layout::new([shard(1), shard(0), shard(1)]),
@@ -405,7 +485,7 @@ mod tests {
                         let mut most = Some(0);
                         for r in mesh.ranks() {
                             let coords = mesh.coords_of(r).unwrap();
-                            let want = tree.forest_of_blocks(&mesh, &coords);
+                            let want = tree.finished_nodes_of_boxes(&mesh, &coords);
                             let got = tree.finished_nodes(&mesh, &coords);
                             assert_eq!(got, want, "{text} {layout} {extents:?} {leaf:?} {done:?} rank {r}");
                             most = most.zip(want).map(|(most, nodes)| nodes.len().max(most));
@@ -424,7 +504,7 @@ mod tests {
         assert!(several > 100 && refused > 100, "{several}, {refused}");
     }
 
-    /// Adds by steps along one axis after the other, for every mesh and every order of axes, and compares with one rank.
+    /// Adds up along one axis after the other, in every order of axes, and compares with a single rank.
     #[test]
     fn steps_give_the_tree_of_one_rank() {
         fn text_of(node: &TreeNode, leaf: Leaf, text: &dyn Fn(&TreeNode) -> String) -> String {
@@ -476,7 +556,7 @@ mod tests {
                                 .filter(|c| (0..2).all(|a| axes.contains(&a) || c[a] == coords(r)[a]))
                                 .collect();
                             let mut stack: Vec<String> = vec![];
-                            for step in tree.order(&mesh, &coords(r), &members, &axes).steps() {
+                            for step in tree.fold_order(&mesh, &coords(r), &members, &axes).steps() {
                                 match *step {
                                     FoldStep::Push { operand: member, node } => {
                                         stack.push(held[mesh.position_of(&members[member])][node].clone())

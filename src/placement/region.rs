@@ -1,72 +1,92 @@
-//! The set of global indices that one rank holds.
+//! Regions: the set of global indices that one rank holds.
 
 use smallvec::SmallVec;
 
 use super::runs::Runs;
 use crate::tensor::{Dims, Shape};
 
-/// The set of global indices that one rank holds, and where they lie in its local row-major storage.
+/// The set of global indices that one rank holds, and their offsets in the rank's row-major local storage.
 ///
-/// It is a union of disjoint boxes, in ascending order of both global index and local offset: one box, except that a
-/// ragged range over `k` flattened dims takes up to `2k - 1`. An empty region has no boxes.
+/// A region is a union of disjoint boxes, ascending in both global index and local offset. It is one box, except for
+/// a ragged shard over `k` flattened dims, which takes up to `2k - 1` boxes. An empty region has no boxes.
+///
+/// ```
+/// use isoshard::placement::{Mesh, Spec};
+/// let spec = Spec::parse("f32[4, 6]@(tp:S1)", &Mesh::parse("tp=2", 1)?)?;
+/// let region = spec.region();
+/// assert_eq!((region.start(1), region.extent(1)), (Some(3), Some(3)));
+/// assert_eq!(region.offset_of(&[2, 4]), Some(7)); // row 2 of 3 columns, column 4 - 3
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Region {
     /// The shape of the local tensor.
     pub local: Shape,
     /// The boxes of global indices.
-    pub boxes: SmallVec<[Block; 1]>,
-    /// Where each dim starts, also of an empty region; `None` where dims are flattened.
+    pub boxes: SmallVec<[IndexBox; 1]>,
+    /// The start of each dim, also of an empty region; `None` if dims are flattened.
     origin: Option<Dims>,
 }
 
-/// A box of global indices, in one rank's local storage.
+/// A box of global indices, with its offset and strides in one rank's local storage.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Block {
+pub struct IndexBox {
     /// The first global index.
     pub start: Dims,
     /// The number of indices along each global dim; never 0.
     pub len: Dims,
-    /// Where the first one lies in local storage, in elements.
+    /// The offset of the first index in local storage, in elements.
     pub offset: usize,
-    /// How far local storage moves with each global dim, in elements.
+    /// The step in local storage per global dim, in elements.
     pub strides: Dims,
 }
 
-/// A box of global indices that two regions share, in the local storage of both.
+/// A box of global indices that two regions share, with its offset and strides in the local storage of both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Overlap {
     /// The first global index.
     pub start: Dims,
     /// The number of indices along each global dim; never 0.
     pub len: Dims,
-    /// Where the first one lies in the first region's storage, in elements.
+    /// The offset of the first index in the first region's storage, in elements.
     pub a_offset: usize,
-    /// Where the first one lies in the second region's storage, in elements.
+    /// The offset of the first index in the second region's storage, in elements.
     pub b_offset: usize,
-    /// How far the first region's storage moves with each global dim, in elements.
+    /// The step in the first region's storage per global dim, in elements.
     pub a_strides: Dims,
-    /// How far the second region's storage moves with each global dim, in elements.
+    /// The step in the second region's storage per global dim, in elements.
     pub b_strides: Dims,
 }
 
 impl Region {
-    /// All of a tensor.
+    /// Returns the region of a rank that holds the whole tensor.
+    ///
+    /// ```
+    /// use isoshard::placement::Region;
+    /// assert_eq!(Region::whole(&[3, 2].into()).numel(), 6);
+    /// ```
     pub fn whole(shape: &Shape) -> Region {
         Region::of_box(Dims::from_elem(0, shape.len()), shape.clone())
     }
 
-    /// The indices `start[d]..start[d] + len[d]` of each dim, stored row-major.
+    /// Returns the indices `start[d]..start[d] + len[d]` of each dim `d`, stored row-major.
+    ///
+    /// ```
+    /// use isoshard::placement::Region;
+    /// let region = Region::of_box([2, 0].into_iter().collect(), [1, 3].into());
+    /// assert_eq!((region.offset_of(&[2, 1]), region.offset_of(&[0, 1])), (Some(1), None));
+    /// ```
     pub fn of_box(start: Dims, len: Shape) -> Region {
         let mut boxes = SmallVec::new();
         if !len.contains(&0) {
             let len_dims = Dims::from_slice(&len);
-            boxes.push(Block { start: start.clone(), len: len_dims, offset: 0, strides: len.strides() });
+            boxes.push(IndexBox { start: start.clone(), len: len_dims, offset: 0, strides: len.strides() });
         }
         Region { local: len, boxes, origin: Some(start) }
     }
 
-    /// The range `lo..hi` of the flattened first `dims` dims of the box at `start` with extents `len`, and all of its
-    /// other dims. Stored as `[hi - lo, rest...]`.
+    /// Returns the range `lo..hi` of the flattened first `dims` dims of the box at `start` with extents `len`, with
+    /// all of the box's other dims. It is stored with the shape `[hi - lo, rest...]`.
     pub(super) fn of_range(start: &[usize], len: &[usize], dims: usize, lo: usize, hi: usize) -> Region {
         let local: Shape = std::iter::once(hi - lo).chain(len[dims..].iter().copied()).collect();
         let mut boxes = SmallVec::new();
@@ -74,18 +94,18 @@ impl Region {
             return Region { local, boxes, origin: None };
         }
         let strides = Shape::from(len).strides();
-        // Elements per index of the flattened dims; what one step of prefix dim `d` passes over, in such indices.
+        // `each`: elements per flattened index. `steps[d]`: flattened indices per step along prefix dim `d`.
         let each = strides[dims - 1];
         let steps: Dims = strides[..dims].iter().map(|s| s / each).collect();
         let mut at = lo;
         while at < hi {
-            // The outermost dim of which a whole index starts here and ends within the range; the innermost steps by 1.
+            // Find the outermost dim with a whole index that starts here and ends within the range.
             let d = (0..dims)
                 .find(|&d| at.is_multiple_of(steps[d]) && hi - at >= steps[d])
                 .expect("the innermost prefix dim has step 1");
             let index: Dims = (0..dims).map(|d| at / steps[d] % len[d]).collect();
             let count = ((hi - at) / steps[d]).min(len[d] - index[d]);
-            let mut block = Block {
+            let mut block = IndexBox {
                 start: start.into(),
                 len: len.into(),
                 offset: (at - lo) * each,
@@ -101,28 +121,66 @@ impl Region {
         Region { local, boxes, origin: None }
     }
 
-    /// True where it holds nothing.
+    /// Returns true if the region holds no index.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// // Three rows on four ranks: the last rank holds none.
+    /// let spec = Spec::parse("f32[3]@(dp:S0)", &Mesh::parse("dp=4", 3)?)?;
+    /// assert!(spec.region().is_empty());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.boxes.is_empty()
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let spec = Spec::parse("f32[5, 3]@(dp:S0)", &Mesh::parse("dp=2", 0)?)?;
+    /// assert_eq!(spec.region().numel(), 9);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn numel(&self) -> usize {
         self.local.numel()
     }
 
-    /// The first global index of `dim`; `None` where dims are flattened (a ragged range over several dims). An empty
-    /// region stands where its indices would have begun.
+    /// Returns the first global index of `dim`, or `None` if dims are flattened (a ragged shard over several dims).
+    /// For an empty region this is the index at which its elements would begin.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let spec = Spec::parse("f32[5, 2]@(dp:S0)", &Mesh::parse("dp=2", 1)?)?;
+    /// assert_eq!(spec.region().start(0), Some(3));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn start(&self, dim: usize) -> Option<usize> {
         self.origin.as_ref().map(|origin| origin[dim])
     }
 
-    /// The number of global indices of `dim`; `None` where dims are flattened.
+    /// Returns the number of global indices of `dim`, or `None` if dims are flattened.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let mesh = Mesh::parse("dp=2", 1)?;
+    /// assert_eq!(Spec::parse("f32[5, 2]@(dp:S0)", &mesh)?.region().extent(0), Some(2));
+    /// assert_eq!(Spec::parse("f32[5, 2]@(dp:RS(0..2; 3,2))", &mesh)?.region().extent(0), None);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn extent(&self, dim: usize) -> Option<usize> {
         self.origin.as_ref().map(|_| self.local[dim])
     }
 
-    /// Where the global `index` lies in local storage, or `None` where this rank does not hold it.
+    /// Returns the offset of the global `index` in local storage, in elements, or `None` if this rank does not hold
+    /// it.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let spec = Spec::parse("f32[5, 2]@(dp:S0)", &Mesh::parse("dp=2", 1)?)?;
+    /// assert_eq!((spec.region().offset_of(&[4, 0]), spec.region().offset_of(&[0, 0])), (Some(2), None));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn offset_of(&self, index: &[usize]) -> Option<usize> {
         self.boxes.iter().find_map(|b| {
             let mut offset = b.offset;
@@ -134,19 +192,28 @@ impl Region {
         })
     }
 
-    /// The indices that both regions, of one tensor, hold; in ascending order of their first index, whichever region
-    /// is the first.
+    /// Returns the indices that both regions of one tensor hold, in ascending order of their first index. The order
+    /// is the same if the two regions are swapped.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let mesh = Mesh::parse("dp=2", 0)?;
+    /// let [rows, columns] = ["f32[4, 6]@(dp:S0)", "f32[4, 6]@(dp:S1)"].map(|text| Spec::parse(text, &mesh));
+    /// let common = rows?.region().intersect(&columns?.region());
+    /// assert_eq!((common.len(), common[0].numel()), (1, 6)); // 2 rows of 3 columns
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn intersect(&self, other: &Region) -> SmallVec<[Overlap; 1]> {
         let mut overlaps: SmallVec<[Overlap; 1]> = SmallVec::new();
-        // Boxes of a region ascend as wholes: all of one comes, row-major, before all of the next. So these do too.
+        // All indices of one box of a region come before all indices of the next, row-major; so do the overlaps'.
         for a in &self.boxes {
             overlaps.extend(other.boxes.iter().filter_map(|b| a.intersect(b)));
         }
         overlaps
     }
 
-    /// Calls `f(global linear index, local offset, length)` for the longest runs that are contiguous both in the
-    /// row-major order of the `global` shape and in local storage, ascending in both.
+    /// Calls `f(global linear index, local offset, length)` for each longest run that is contiguous both in the row-major
+    /// order of the `global` shape and in local storage, ascending in both.
     ///
     /// ```
     /// # fn main() -> isoshard::Result<()> {
@@ -183,8 +250,8 @@ impl Region {
     }
 }
 
-impl Block {
-    fn intersect(&self, other: &Block) -> Option<Overlap> {
+impl IndexBox {
+    fn intersect(&self, other: &IndexBox) -> Option<Overlap> {
         debug_assert_eq!(self.start.len(), other.start.len(), "regions of one tensor");
         let (mut start, mut len) = (self.start.clone(), self.len.clone());
         let (mut a_offset, mut b_offset) = (self.offset, other.offset);
@@ -201,13 +268,29 @@ impl Block {
 }
 
 impl Overlap {
-    /// The number of elements.
+    /// Returns the number of elements.
+    ///
+    /// ```
+    /// use isoshard::placement::Region;
+    /// let whole = Region::whole(&[2, 3].into());
+    /// assert_eq!(whole.intersect(&whole)[0].numel(), 6);
+    /// ```
     pub fn numel(&self) -> usize {
         self.len.iter().product()
     }
 
-    /// Calls `f(offset in the first, offset in the second, length)` for the longest runs that are contiguous in the
-    /// storage of both, in row-major order of the box.
+    /// Calls `f(offset in the first region, offset in the second, length)` for each longest run that is contiguous in
+    /// the storage of both, in row-major order of the box.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let mesh = Mesh::parse("dp=2", 0)?;
+    /// let [rows, columns] = ["f32[4, 6]@(dp:S0)", "f32[4, 6]@(dp:S1)"].map(|text| Spec::parse(text, &mesh));
+    /// let mut runs = Vec::new();
+    /// rows?.region().intersect(&columns?.region())[0].runs(|a, b, len| runs.push((a, b, len)));
+    /// assert_eq!(runs, [(0, 0, 3), (6, 3, 3)]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn runs(&self, mut f: impl FnMut(usize, usize, usize)) {
         let mut runs = Runs::new(&mut f);
         runs.add(&self.len, (self.a_offset, &self.a_strides), (self.b_offset, &self.b_strides));

@@ -1,22 +1,22 @@
-//! Contiguous runs of a box that is laid out in two ways.
+//! Contiguous runs of a box of elements that is stored with two sets of strides.
 
 use smallvec::SmallVec;
 
 use crate::tensor::Dims;
 
-/// Joins runs that follow on one another in both layouts, and hands out what is left.
+/// Joins runs that are adjacent in both storages, and passes the joined runs to a function.
 pub(super) struct Runs<'a> {
     pending: (usize, usize, usize),
     f: &'a mut dyn FnMut(usize, usize, usize),
 }
 
 impl<'a> Runs<'a> {
-    /// `f` gets `(offset in a, offset in b, length)`, never of length 0.
+    /// Creates the joiner. `f` gets `(offset in a, offset in b, length)`; the length is never 0.
     pub(super) fn new(f: &'a mut dyn FnMut(usize, usize, usize)) -> Self {
         Runs { pending: (0, 0, 0), f }
     }
 
-    /// Adds the elements of a box, in its row-major order, given an offset and strides in each layout.
+    /// Adds the elements of a box, in row-major order, given an offset and strides in each storage.
     pub(super) fn add(&mut self, len: &[usize], a: (usize, &[usize]), b: (usize, &[usize])) {
         if len.contains(&0) {
             return;
@@ -45,7 +45,7 @@ impl<'a> Runs<'a> {
         }
     }
 
-    /// Hands out the last run.
+    /// Passes on the last run.
     pub(super) fn finish(mut self) {
         self.flush();
     }
@@ -68,13 +68,14 @@ impl<'a> Runs<'a> {
     }
 }
 
+/// The length of a dim, and its strides in both storages.
 struct Dim {
     len: usize,
     a: usize,
     b: usize,
 }
 
-/// Drops dims of one index and joins dims that are one in both layouts.
+/// Drops dims of extent 1, and joins adjacent dims that are contiguous in both storages.
 fn collapse(len: &[usize], a: &[usize], b: &[usize]) -> SmallVec<[Dim; 5]> {
     let mut dims: SmallVec<[Dim; 5]> = SmallVec::new();
     for ((&len, &a), &b) in len.iter().zip(a).zip(b).filter(|((len, _), _)| **len != 1) {

@@ -1,4 +1,4 @@
-//! Short names for placements, to be imported whole where layouts are written by hand.
+//! Short constructors of placements, for a glob import in code that writes layouts by hand.
 //!
 //! ```
 //! use isoshard::placement::{Layout, short::*};
@@ -11,20 +11,35 @@
 use super::Placement;
 use crate::tensor::ReduceOp;
 
-/// [`Placement::Replicate`].
+/// Short for [`Placement::Replicate`].
 pub const R: Placement = Placement::Replicate;
 
-/// [`Placement::Shard`] of `dim`.
+/// Returns [`Placement::Shard`] of `dim`.
+///
+/// ```
+/// use isoshard::placement::short::shard;
+/// assert_eq!(shard(1).to_string(), "S1");
+/// ```
 pub fn shard(dim: usize) -> Placement {
     Placement::Shard(dim)
 }
 
-/// [`Placement::Partial`] under `op`.
+/// Returns [`Placement::Partial`] under `op`.
+///
+/// ```
+/// use isoshard::{placement::short::partial, tensor::ReduceOp};
+/// assert_eq!(partial(ReduceOp::Max).to_string(), "P(max)");
+/// ```
 pub fn partial(op: ReduceOp) -> Placement {
     Placement::Partial(op)
 }
 
-/// [`Placement::RaggedShard`]: the flattened dims `0..dims`, rank `i` owning the next `units[i]` blocks.
+/// Returns [`Placement::RaggedShard`]: dims `0..dims` are flattened, and rank `i` owns the next `units[i]` blocks.
+///
+/// ```
+/// use isoshard::placement::short::ragged;
+/// assert_eq!(ragged(1, &[3, 0, 2]).to_string(), "RS(0..1; 3,0,2)");
+/// ```
 pub fn ragged(dims: usize, units: &[usize]) -> Placement {
     Placement::RaggedShard { dims, units: units.into() }
 }

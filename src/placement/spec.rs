@@ -1,47 +1,75 @@
-//! One tensor's shared facts.
+//! Specs: the metadata of a distributed tensor that all its ranks share.
 
 use std::fmt;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::piece::Piece;
+use super::shard_bounds::ShardBounds;
 use super::{Layout, Mesh, Placement, ReductionTree, Region};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Shape};
 
-/// What all ranks know of a tensor. Written `f32[64, 128]@(dp:S0, tp:R)`.
+/// The metadata of a tensor that all ranks share: mesh, dtype, global shape and layout.
+///
+/// Displayed and parsed as `f32[64, 128]@(dp:S0, tp:R)`.
+///
+/// ```
+/// use isoshard::placement::{Layout, Mesh, Spec, short::*};
+/// use isoshard::tensor::DType;
+/// let mesh = Mesh::parse("dp=2,tp=2", 1)?;
+/// let spec = Spec::new(&mesh, DType::F32, [64, 128], Layout::new([shard(0), R]))?;
+/// assert_eq!(spec.to_string(), "f32[64, 128]@(dp:S0, tp:R)");
+/// assert_eq!(spec.local_shape(), [32, 128].into());
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// The ranks that hold it.
+    /// The mesh of ranks that hold the tensor.
     pub mesh: Mesh,
-    /// Its element type.
+    /// The element type.
     pub dtype: DType,
-    /// Its global shape.
+    /// The global shape.
     pub shape: Shape,
-    /// What each mesh axis does to it.
+    /// The placement along each mesh axis.
     pub layout: Layout,
-    /// Of a `Partial` sum whose order of addition is that of one rank: its terms. Without it the ranks' parts are added
-    /// by a tree over the ranks.
+    /// The reduction tree of a `Partial` sum that is added in the order of a single rank. Without it, the partial
+    /// values are added by a tree over the ranks.
     pub tree: Option<Arc<ReductionTree>>,
 }
 
 impl Spec {
-    /// Joins the facts and [validates](Spec::validate) them.
+    /// Creates a spec and [validates](Spec::validate) it.
+    ///
+    /// ```
+    /// use isoshard::placement::{Layout, Mesh, Spec, short::*};
+    /// use isoshard::tensor::DType;
+    /// let mesh = Mesh::parse("dp=2", 0)?;
+    /// assert!(Spec::new(&mesh, DType::F32, [5, 3], Layout::new([shard(1)])).is_ok());
+    /// assert!(Spec::new(&mesh, DType::F32, [5, 3], Layout::new([shard(2)])).is_err());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses what [`Spec::validate`] refuses, in the name of `layout`.
+    /// Refuses what [`Spec::validate`] refuses, under the verb `layout`.
     pub fn new(mesh: &Mesh, dtype: DType, shape: impl Into<Shape>, layout: Layout) -> Result<Spec> {
         let spec = Spec { mesh: mesh.clone(), dtype, shape: shape.into(), layout, tree: None };
         spec.validate("layout")?;
         Ok(spec)
     }
 
-    /// The same tensor in another layout. Of a sum in parts with [`Spec::terms`], axes that are no longer `Partial` have
-    /// been added up.
+    /// Returns the same tensor in another layout. Along axes that are no longer `Partial`, the sum's
+    /// [tree](Spec::tree) counts as added up.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let spec = Spec::parse("f32[5, 3]@(dp:S0)", &Mesh::parse("dp=2", 0)?)?;
+    /// assert_eq!(spec.with_layout("(R)".parse()?)?.to_string(), "f32[5, 3]@(dp:R)");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses what [`Spec::validate`] refuses, in the name of `layout`.
+    /// Refuses what [`Spec::validate`] refuses, under the verb `layout`.
     pub fn with_layout(&self, layout: Layout) -> Result<Spec> {
         let kept = |a: usize| layout.placements().get(a) == Some(self.layout.axis(a));
         let added: SmallVec<[usize; 4]> = self.open_axes().into_iter().filter(|&a| !kept(a)).collect();
@@ -53,19 +81,50 @@ impl Spec {
         Ok(Spec { tree, ..Spec::new(&self.mesh, self.dtype, &self.shape, layout)? })
     }
 
-    /// The `Partial` axes along which [`Spec::terms`] have still to be added up.
+    /// Returns the `Partial` axes along which the sum's [tree](Spec::tree) has not been added up yet.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [8], 1.0, "(S0)".parse()?)?;
+    ///     assert_eq!(x.sum_all()?.spec().open_axes().to_vec(), [0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn open_axes(&self) -> SmallVec<[usize; 4]> {
         self.tree.iter().flat_map(|t| t.open_axes()).collect()
     }
 
-    /// The number of tensors that the rank at `coords` holds: one, except of a sum in parts with [`Spec::terms`], where
-    /// it is one for each of its finished nodes.
+    /// Returns the number of tensors that the rank at `coords` stores: one, except for a partial sum with a
+    /// [tree](Spec::tree), of which it stores one per finished node.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(3, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 3)])?;
+    ///     let rows = DTensor::full(&mesh, DType::F32, [12, 1, 30], 1.0, "(S0)".parse()?)?;
+    ///     // Rows 0..3 and 3 | 4, 5 and 6..8 | 8 and 9..12 are nodes of the tree over 12 rows.
+    ///     let sum = rows.sum(&[0, 1], false)?;
+    ///     assert_eq!([0, 1, 2].map(|r| sum.spec().nodes_len_at(&[r])), [2, 3, 2]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn nodes_len_at(&self, coords: &[usize]) -> usize {
         self.tree.as_ref().map_or(1, |t| t.finished_nodes(&self.mesh, coords).map_or(1, |nodes| nodes.len()))
     }
 
-    /// The dtype of what is stored: parts of an f16 or bf16 sum with [`Spec::terms`] are kept in f32, so that it is
-    /// rounded once.
+    /// Returns the dtype of the stored elements. Partial sums with a [tree](Spec::tree) of f16 or bf16 are stored in
+    /// f32, so that the sum is rounded once.
+    ///
+    /// ```
+    /// use isoshard::{placement::{Mesh, Spec}, tensor::DType};
+    /// let spec = Spec::parse("bf16[4]@(dp:P(sum))", &Mesh::parse("dp=2", 0)?)?;
+    /// assert_eq!(spec.stored_dtype(), DType::BF16); // no tree: the user gave these parts
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn stored_dtype(&self) -> DType {
         match self.dtype {
             DType::F16 | DType::BF16 if self.tree.is_some() => DType::F32,
@@ -73,13 +132,27 @@ impl Spec {
         }
     }
 
-    /// Refuses, in the name of `verb`, facts that do not fit together.
+    /// Checks that mesh, dtype, shape and layout fit together; `verb` names the operation in an error's text.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let mut spec = Spec::parse("f32[5, 3]@(dp:S1)", &Mesh::parse("dp=2", 0)?)?;
+    /// spec.shape = [5].into();
+    /// let text = "load: shards a dim that is not there; got f32[5]@(dp:S1); dims are 0 to 0";
+    /// assert_eq!(spec.validate("load").unwrap_err().to_string(), text);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// The rules: one placement for each mesh axis; `Shard` of a dim that is there; no `Partial` of booleans, nor under
-    /// two operations (a maximum of sums is not a sum of maxima); at most one `RaggedShard`, over a prefix that is there, with one count for each rank of its axis, some count above 0,
-    /// no axis splitting a dim of the prefix inside it, and every piece that the axes outside leave of the prefix
-    /// divisible into the blocks.
+    /// Returns an error unless all of these hold:
+    ///
+    /// - The layout has one placement per mesh axis.
+    /// - Each `Shard` names a dim of the tensor.
+    /// - `Partial` is not of booleans, and all `Partial` axes have one operation (a maximum of sums is not a sum of
+    ///   maxima).
+    /// - At most one axis is a `RaggedShard`. Its prefix is at most the tensor's dims, it has one count per rank of
+    ///   its axis, some count is above 0, no axis splits a dim of the prefix inside it, and each part of the prefix
+    ///   that the axes outside leave is divisible into the blocks.
     pub fn validate(&self, verb: &str) -> Result<()> {
         if self.layout.ndim() != self.mesh.ndim() {
             return Err(Error::sharding(
@@ -110,24 +183,52 @@ impl Spec {
         Ok(())
     }
 
-    /// The shape of this rank's local tensor.
+    /// Returns the shape of this rank's shard.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let spec = Spec::parse("f32[5, 3]@(dp:S0)", &Mesh::parse("dp=2", 1)?)?;
+    /// assert_eq!(spec.local_shape(), [2, 3].into());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn local_shape(&self) -> Shape {
         self.local_shape_at(self.mesh.coords())
     }
 
-    /// The shape of the local tensor of the rank at `coords`.
+    /// Returns the shape of the shard of the rank at `coords`.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let spec = Spec::parse("f32[5, 3]@(dp:S0)", &Mesh::parse("dp=2", 1)?)?;
+    /// assert_eq!(spec.local_shape_at(&[0]), [3, 3].into());
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn local_shape_at(&self, coords: &[usize]) -> Shape {
-        Piece::at(&self.mesh, &self.layout, &self.shape, coords).shape()
+        ShardBounds::at(&self.mesh, &self.layout, &self.shape, coords).shape()
     }
 
-    /// What this rank holds; `Partial` counts as holding every index.
+    /// Returns the global indices that this rank holds. A `Partial` axis splits nothing: each rank holds every index.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let spec = Spec::parse("f32[5, 3]@(dp:S0)", &Mesh::parse("dp=2", 1)?)?;
+    /// assert_eq!((spec.region().start(0), spec.region().extent(0)), (Some(3), Some(2)));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn region(&self) -> Region {
         self.region_at(self.mesh.coords())
     }
 
-    /// What the rank at `coords` holds.
+    /// Returns the global indices that the rank at `coords` holds.
+    ///
+    /// ```
+    /// use isoshard::placement::{Mesh, Spec};
+    /// let spec = Spec::parse("f32[5, 3]@(dp:S0)", &Mesh::parse("dp=2", 1)?)?;
+    /// assert_eq!(spec.region_at(&[0]).numel(), 9);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn region_at(&self, coords: &[usize]) -> Region {
-        Piece::at(&self.mesh, &self.layout, &self.shape, coords).region()
+        ShardBounds::at(&self.mesh, &self.layout, &self.shape, coords).region()
     }
 
     fn refuse<T>(&self, verb: &str, rule: impl Into<String>, remedy: impl Into<String>) -> Result<T> {
@@ -178,8 +279,8 @@ impl Spec {
         }
     }
 
-    /// The sizes, without 0, that the pieces of the first `dims` dims can have when their `Shard`s are done. Under the
-    /// ceil rule a length leaves at most two others, so there are few, however many ranks.
+    /// Returns the sizes, except 0, that the parts of the first `dims` dims can have after all `Shard` axes. Under
+    /// the ceil rule a length leaves at most two lengths, so there are few sizes for any number of ranks.
     fn prefix_numels(&self, dims: usize) -> SmallVec<[usize; 4]> {
         let mut numels: SmallVec<[usize; 4]> = SmallVec::from_slice(&[1]);
         for dim in 0..dims {
@@ -196,6 +297,7 @@ impl Spec {
     }
 }
 
+/// Returns the distinct values other than 0, largest first.
 fn distinct(values: impl Iterator<Item = usize>) -> SmallVec<[usize; 4]> {
     let mut values: SmallVec<[usize; 4]> = values.filter(|&n| n > 0).collect();
     values.sort_unstable_by(|a, b| b.cmp(a));
@@ -236,14 +338,14 @@ mod tests {
         assert_eq!(Spec::new(mesh, dtype, shape, layout).unwrap_err().to_string(), text);
     }
 
-    /// Nested uneven shards of one dim, as in PyTorch issue 194457.
+    /// Nested uneven shards of one dim (PyTorch issue 194457).
     #[test]
     fn five_rows_on_two_by_two() {
         let got = shapes("f32[5, 3]@(dp:S0, tp:S0)", &mesh("dp=2,tp=2"));
         assert_eq!(got, [[2, 3], [1, 3], [1, 3], [1, 3]].map(Shape::from));
     }
 
-    /// The nesting order decides who holds what, as in PyTorch issue 168134.
+    /// The nesting order decides which rank holds which elements (PyTorch issue 168134).
     #[test]
     fn five_elements_in_both_orders() {
         let mesh = mesh("dp=2,tp=2");
@@ -256,7 +358,7 @@ mod tests {
         assert_eq!(held("f32[5]@(dp:S0^1, tp:S0^0)"), [(0, 2), (3, 1), (2, 1), (4, 1)]);
     }
 
-    /// Uneven shards that the user chooses, as wished for in PyTorch issue 144109.
+    /// Uneven shards that the user chooses (PyTorch issue 144109).
     #[test]
     fn uneven_shards_by_choice() {
         let got = shapes("f32[5, 2]@(dp:RS(0..1; 3,0,2))", &mesh("dp=3"));
@@ -317,7 +419,7 @@ mod tests {
         let inside = Layout::new([ragged(1, &[1, 1]), shard(0)]);
         refused(DType::F32, &[4], inside.clone(), dp_tp, text);
         assert!(Spec::new(dp_tp, DType::F32, [4], inside.with_order(&[1, 0]).unwrap()).is_ok());
-        // dp leaves pieces of 3 and 2 rows: the smaller one counts too.
+        // dp splits into 3 and 2 rows, and both must be divisible.
         let text = "layout: a prefix of 2 does not divide into 3 equal ragged blocks; got f32[5]@(dp:S0, \
                     tp:RS(0..1; 1,2)); give counts whose sum divides it";
         refused(DType::F32, &[5], Layout::new([shard(0), ragged(1, &[1, 2])]), dp_tp, text);

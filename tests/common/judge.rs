@@ -281,7 +281,7 @@ impl Case<'_> {
             let region = spec.region_at(&coords);
             let members = along(self.mesh, &coords, &open);
             let order = match tree {
-                Some(tree) => tree.order(self.mesh, &coords, &members, &open),
+                Some(tree) => tree.fold_order(self.mesh, &coords, &members, &open),
                 None => FoldOrder::halving(members.len()),
             };
             let op = open.first().map_or(ReduceOp::Sum, |&a| match spec.layout.axis(a) {

@@ -1,5 +1,5 @@
-//! Between meshes: whatever the two meshes and layouts, every rank ends up with its part by bits, receives what it lacks
-//! and nothing else, and ranks that hold the same send alike much.
+//! Bridges between meshes: for all meshes and layouts, every rank ends with its shard, bit for bit, and receives only
+//! the elements that it lacks, and replicas send equally much.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,14 +32,14 @@ fn any_mesh_and_layout_to_any_other() {
 
 #[test]
 fn holders_of_the_same_share_the_work() {
-    // (source, target, shape, most and least that a holder sends, in elements)
+    // (source, target, shape, most and least elements that a replica sends)
     let cases = [
         ("(R)", 0..4, "(S0)", 4..8, vec![8, 3], (6, 6)),
         ("(R)", 0..4, "(R)", 4..5, vec![1 << 14, 9], (9 << 12, 9 << 12)),
         ("(R)", 0..3, "(R)", 3..8, vec![1 << 14, 9], (9 * 27_308, 9 * 27_306)),
-        // Each asks the replica that it is in itself: nobody sends more than a quarter.
+        // Each rank is its own nearest replica: nothing is sent.
         ("(R)", 0..4, "(S0)", 0..4, vec![8, 3], (0, 0)),
-        // A part is sent by all who hold it, also to one of them.
+        // Each rank sends its shard to the other.
         ("(S0)", 0..2, "(R)", 0..2, vec![6, 2], (6, 6)),
     ];
     for (from, senders, to, receivers, shape, (most, least)) in cases {
@@ -73,7 +73,7 @@ fn several_on_their_way_in_any_order() {
         };
         let mut flights = Vec::new();
         for salt in 0..4 {
-            // What was sent may be dropped or overwritten at once.
+            // A sent tensor may be dropped or overwritten at once.
             flights.push(bridge.send_async(&sources(salt)?, ends.to.as_ref())?);
         }
         drop(flights.remove(1));
@@ -109,7 +109,7 @@ fn what_arrives_is_nobody_elses_and_has_no_history() {
     spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Whether the rank that fails has sent before or not: the others end, and hear of it where they lack something.
+/// If one rank fails, before or after it has sent, the other ranks end, with an error if they lack something.
 #[test]
 fn a_rank_that_fails_on_the_way() {
     for salt in 0..50 {
@@ -150,8 +150,8 @@ fn a_rank_that_fails_on_the_way() {
     }
 }
 
-/// A dry run of single ranks of a large world: what they receive is their parts there, and what they hold meanwhile is that
-/// and their parts here.
+/// In a dry run of single ranks of a large world, a rank receives its target shard, and meanwhile holds that and its source
+/// shard.
 #[test]
 fn weights_cross_between_thousands_of_ranks() {
     let (train, generate) = (
@@ -178,9 +178,9 @@ fn weights_cross_between_thousands_of_ranks() {
             (bridge.received_bytes(), bridge.received_bytes())
         );
         assert_eq!(bytes(&arrived), if rank < 8192 { 0 } else { 2 * (16_384 * 8_192 * 2) / 16 });
-        // All that 512 replicas want is what 8192 ranks hold once, and each of these sends alike much.
+        // 8192 ranks hold once what 512 replicas receive, and each of them sends equally much.
         assert_eq!(total.sent_bytes, if rank < 8192 { 512 * bytes(&sources) } else { 0 });
-        // What comes and what it is put together to.
+        // The received pieces, and the shard that they are written to.
         assert!(dry.report().peak_bytes as u64 <= bytes(&sources) + 2 * bytes(&arrived));
     }
 }
@@ -196,7 +196,7 @@ fn a_bridge_counts_and_speaks() {
         Ok((bridge.to_string(), bridge.sent_bytes(), bridge.received_bytes()))
     };
     let said = spmd(3, run).unwrap_or_else(|e| panic!("{e}"));
-    // Rank 1 lacks what rank 0 has, and rank 2 all.
+    // Rank 1 lacks the shard of rank 0, and rank 2 lacks everything.
     let half = 16 + (512 << 10);
     let bytes: Vec<(u64, u64)> = said.iter().map(|(_, sent, came)| (*sent, *came)).collect();
     assert_eq!(bytes, [(2 * (half + 8), 0), (half, half + 8), (0, 2 * half + 8)]);
@@ -239,7 +239,8 @@ fn refusals() {
         }
         Bridge::new(rank, &a, &b, [way("(S0)", "(P(sum))")]).map(drop)
     });
-    let want = "bridge: a tensor cannot arrive in parts of a sum; got f32[4, 2]@(b:P(sum)); replicate or shard it there";
+    let want =
+        "bridge: a tensor cannot arrive as Partial; got f32[4, 2]@(b:P(sum)); replicate or shard it there";
     assert_eq!(partial, [want, want, want, ""]);
     let absent = text(|rank| {
         let (a, b) = (Mesh::over(&[("a", 2)], 0..2)?, Mesh::over(&[("b", 3)], 2..5)?);
@@ -257,7 +258,7 @@ fn refusals() {
     let want = "layout: shards a dim that is not there; got f32[4, 2]@(b:S2); dims are 0 to 1";
     assert_eq!(unfit, [want, want, want, ""]);
 
-    // What one rank gives is its own affair; the others hear of it.
+    // A wrong argument fails on the rank that passes it; the other ranks get an error that names it.
     let sent = |f: fn(&Rank, &Bridge, &Ends) -> Result<()>| {
         let run = move |rank: Rank| {
             if rank.rank() == 3 {
@@ -296,11 +297,11 @@ fn refusals() {
     });
     assert_eq!(
         nowhere,
-        "rank 2: bridge: not the mesh that they go to; got none on rank 2; give a DeviceMesh of (b=2) over {1, 2}"
+        "rank 2: bridge: not the target mesh; got none on rank 2; give a DeviceMesh of (b=2) over {1, 2}"
     );
 }
 
-/// A rank's meshes.
+/// The source and target mesh of a rank, if it is in them.
 struct Ends {
     from: Option<DeviceMesh>,
     to: Option<DeviceMesh>,
@@ -313,7 +314,7 @@ impl Ends {
     }
 }
 
-/// Meshes of one or two axes over some of the ranks, in any order.
+/// Generates meshes of one or two axes over some of the ranks, in any order.
 fn meshes(world: usize) -> impl Strategy<Value = Mesh> {
     let ranks = Just((0..world).collect::<Vec<usize>>()).prop_shuffle();
     (ranks, 1..=world, any::<bool>(), 1..=3usize).prop_map(|(mut ranks, len, regular, outer)| {
@@ -327,7 +328,7 @@ fn meshes(world: usize) -> impl Strategy<Value = Mesh> {
     })
 }
 
-/// A tensor that crosses, with its ends seen from their meshes' first ranks.
+/// A tensor that is transferred, with its specs seen from the first rank of each mesh.
 #[derive(Clone)]
 struct Crossing {
     from: Spec,
@@ -350,7 +351,7 @@ impl Crossing {
         Transfer::new(dtype, shape, layout.clone(), self.to.layout.clone())
     }
 
-    /// Sums in parts are of small integers, so that any order of adding gives the same.
+    /// Partial sums are of small integers, so that every order of addition gives the same bits.
     fn whole(&self) -> Tensor {
         let make = if self.from.layout.has_partial() { small_ints } else { ordinary };
         make(self.from.dtype, &self.from.shape, self.salt)
@@ -364,7 +365,7 @@ impl fmt::Debug for Crossing {
     }
 }
 
-/// All tensors over one bridge, twice.
+/// Sends all tensors over one bridge, twice.
 fn run(world: usize, from: &Mesh, to: &Mesh, crossings: Vec<Crossing>) -> std::result::Result<(), String> {
     let (from, to, given) = (from.clone(), to.clone(), crossings.clone());
     let sent = spmd(world, move |rank| check(&rank, &from, &to, &given)).map_err(|e| e.to_string())?;
@@ -417,7 +418,7 @@ fn check(rank: &Rank, from: &Mesh, to: &Mesh, crossings: &[Crossing]) -> Result<
     Ok((None, bridge.sent_bytes()))
 }
 
-/// The elements of its part there that a rank does not hold: counted one by one.
+/// Counts, one by one, the elements of its target shard that a rank does not hold.
 fn lacking(c: &Crossing, rank: usize) -> usize {
     let held = held(&c.from, rank);
     held_len(&held_not(&self::held(&c.to, rank), &held))
@@ -440,7 +441,7 @@ fn held_len(held: &[bool]) -> usize {
     held.iter().filter(|h| **h).count()
 }
 
-/// Ranks that hold the same each send the mean of what others lack of it, up to the largest piece.
+/// Checks that replicas of a shard each send the mean of what receivers lack of it, up to the largest piece.
 fn shared(c: &Crossing, sent: &[u64]) -> std::result::Result<(), String> {
     let size = c.from.dtype.size_bytes() as u64;
     let mut cells: BTreeMap<Vec<bool>, Vec<usize>> = BTreeMap::new();

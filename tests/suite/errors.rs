@@ -83,14 +83,14 @@ fn a_mesh_has_ranks_of_the_world_once_each() {
         assert!(texts.iter().all(|t| *t == texts[0]), "{texts:?}");
         texts[0].clone()
     };
-    assert_eq!(make(&[1, 3, 1]), "mesh: a rank is in it twice; got (a=3) over {1, 3, 1}; name rank 1 once");
+    assert_eq!(make(&[1, 3, 1]), "mesh: a rank is listed twice; got (a=3) over {1, 3, 1}; name rank 1 once");
     assert_eq!(
         make(&[1, 3, 4]),
         "device_mesh: no such rank; got rank 4 in (a=3) over {1, 3, 4} for 4 rank(s); ranks are 0 to 3"
     );
     assert_eq!(
         make(&[0, 1]),
-        "mesh: the number of ranks is not the axes'; got (a=3) over {0, 1}; name 3, not 2"
+        "mesh: the number of ranks differs from the product of the axis lengths; got (a=3) over {0, 1}; name 3, not 2"
     );
     let larger = spmd(4, |rank| DeviceMesh::over(&rank, &[("a", 5)], 0..5).map(drop));
     assert_eq!(
@@ -143,7 +143,7 @@ fn operands_live_on_one_mesh() {
             let other = DeviceMesh::parse(mesh.rank(), "b=1")?;
             zeros(mesh, &[2], "(S0)")?.add(&zeros(&other, &[2], "(R)")?).map(drop)
         },
-        "add: the operands live on different meshes; got f32[2]@(a:S0) on (a=1), f32[2]@(b:R) on (b=1); make both on one \
+        "add: the operands are on different meshes; got f32[2]@(a:S0) on (a=1), f32[2]@(b:R) on (b=1); make both on one \
          DeviceMesh",
     );
 }
@@ -208,7 +208,7 @@ fn backward_wants_one_element_and_a_history() {
     );
     on(
         |x| x.sum_all()?.backward().map(drop),
-        "backward: no leaf that requires a gradient stands behind this tensor; got f32[]@(a:P(sum)); call requires_grad() \
+        "backward: this tensor does not depend on a leaf that requires a gradient; got f32[]@(a:P(sum)); call requires_grad() \
          on a leaf, outside no_grad() and Forward::eval",
     );
     on(

@@ -1,5 +1,5 @@
-//! Faults of what a program brings to a mesh: every rank names them alike, within the deadline, and nothing hangs. Each
-//! is put into random places of random worlds, fifty times.
+//! Wrong input that a program passes to a mesh: every rank returns the same error, before the deadline, and nothing
+//! hangs. Each fault is put into random places of random worlds, fifty times.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn ranks_with_other_seeds_are_named() {
         let world = 2 + random.below(4);
         let odd: Vec<usize> = (0..world).filter(|_| random.below(3) == 0).collect();
         let (seed, other) = (random.next(), random.next());
-        // Also over some of the ranks, in another order.
+        // Meshes over some of the ranks, in another order, are covered too.
         let members: Vec<usize> =
             (0..world).rev().filter(|r| salt % 2 == 0 || r % 2 == 0 || *r == 1).collect();
         let seeds = odd.clone();
@@ -142,7 +142,7 @@ fn ranks_that_name_different_tensors_are_told_apart() {
     assert_eq!(text, "layout: shards a dim that is not there; got f32[6]@(a:S1); dims are 0 to 0");
 }
 
-/// Without the comparison the rank that is wrong fails by itself, and the others hear why when they wait for it.
+/// Without the comparison, the rank with wrong input fails alone, and the other ranks get its error when they wait for it.
 #[test]
 fn an_unchecked_part_of_another_shape_is_the_first_cause() {
     for salt in 0..REPETITIONS {
@@ -209,7 +209,7 @@ fn ragged_units_that_do_not_fit() {
         "layout: the number of ragged blocks overflows; got f32[6, 4]@(a:RS(0..1; 18446744073709551615,1,0)); use smaller \
          counts",
     );
-    // Blocks of five elements would be cut.
+    // The boundary would split blocks of five elements.
     on(
         &[2, 2, 1],
         2,
@@ -223,7 +223,7 @@ fn ragged_units_that_do_not_fit() {
     );
 }
 
-/// A view that would cut a shard is refused where nothing may move, and is the whole's where it may.
+/// A view that would split a shard is refused in strict mode, and otherwise equals the whole tensor's.
 #[test]
 fn views_that_would_cut_a_shard() {
     let on = |from: &'static str, f: fn(&DTensor) -> Result<DTensor>, want: Option<(&str, &str)>| {
@@ -257,7 +257,7 @@ fn views_that_would_cut_a_shard() {
     on("(RS(0..2; 3,8,1))", |x| x.permute(&[1, 0]), Some(("permute", "(a:S1)")));
 }
 
-/// Every operator of the catalog where most ranks hold nothing: seven ranks for a few rows, or one rank with all.
+/// Every operator of the catalog if most ranks hold nothing: seven ranks for a few rows, or one rank with all rows.
 #[test]
 fn empty_shards_everywhere() {
     let samples = || catalog().into_iter().filter(|s| !s.ins.is_empty());
@@ -281,7 +281,7 @@ fn empty_shards_everywhere() {
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong[..wrong.len().min(20)].join("\n"));
 }
 
-/// One of the layouts of a shape on seven ranks in which some have nothing.
+/// Returns one of the layouts of a shape on seven ranks in which some ranks hold nothing.
 fn empty(shape: &Shape, turn: usize) -> Layout {
     if shape.is_empty() {
         return Layout::replicated(1);
@@ -294,7 +294,7 @@ fn empty(shape: &Shape, turn: usize) -> Layout {
     Layout::new([all.swap_remove(turn % all.len())])
 }
 
-/// A sample's results and gradients, whole.
+/// Returns a sample's results and gradients, gathered.
 struct Values(Vec<Option<Tensor>>);
 
 impl Values {
@@ -335,7 +335,7 @@ impl Values {
     }
 }
 
-/// The text with which all `members` refuse, or the empty one; all have the same.
+/// Returns the error text of all `members`, which must be equal; empty if they succeed.
 #[track_caller]
 fn alike(world: usize, members: &[usize], f: impl Fn(Rank) -> Result<()> + Send + Sync + 'static) -> String {
     let inside = members.to_vec();

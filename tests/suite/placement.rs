@@ -1,4 +1,4 @@
-//! Regions against their definition, element by element, on every small layout.
+//! Regions compared with their definition, element by element, on every small layout.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,7 +23,8 @@ const SHAPES: [&[usize]; 13] = [
     &[2, 2, 0],
 ];
 
-/// What one rank holds, in the order of its local storage, from the definition; `None` where the layout has no meaning.
+/// Returns the elements that one rank holds, in the order of its local storage, by the definition; `None` for a layout
+/// without a meaning.
 fn held(
     shape: &[usize],
     mesh: &Mesh,
@@ -129,7 +130,7 @@ fn check_region(region: &Region, want: &[Vec<usize>], shape: &Shape, case: &dyn 
     }
     let boxed: usize = region.boxes.iter().map(|b| b.len.iter().product::<usize>()).sum();
     assert_eq!(boxed, want.len(), "{case}: the boxes are disjoint");
-    // The longest runs of the definition: local storage is in `want`'s order.
+    // The longest runs by the definition: local storage has `want`'s order.
     let mut longest: Vec<(u64, usize, usize)> = vec![];
     for (offset, index) in want.iter().enumerate() {
         let at = linear(index, shape) as u64;
@@ -214,8 +215,8 @@ fn intersections_are_what_both_hold() {
     }
 }
 
-/// On axes of coprime lengths and dims that none of them divides, layouts are equal exactly where every rank holds
-/// the same.
+/// On axes of coprime lengths, with dims that none of them divides, two layouts are equal if and only if every rank holds
+/// the same elements under both.
 #[test]
 fn layouts_are_equal_where_they_mean_the_same() {
     let mesh = mesh(&[2, 3, 5]);
@@ -251,7 +252,7 @@ fn a_flattened_range_takes_few_boxes() {
     assert_eq!((region.start(0), region.extent(0)), (None, None));
 }
 
-/// An empty shard still says where it stands.
+/// An empty shard still has a start.
 #[test]
 fn an_empty_shard_keeps_its_place() {
     let mesh = Mesh::parse("dp=4", 3).unwrap();

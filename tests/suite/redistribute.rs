@@ -1,6 +1,6 @@
-//! Redistribution from any random layout to any other of one mesh gives what gathering and cutting gives; and without
-//! `Partial` a rank receives exactly what it lacks. A sum in parts keeps its bits, wherever it goes and however little of it
-//! is added up on the way.
+//! Redistribution from any random layout to any other layout of one mesh gives the bits of gathering and slicing.
+//! Without `Partial`, a rank receives exactly the elements that it lacks. A partial sum keeps its bits on every path,
+//! however many of its axes are reduced on the way.
 
 use std::fmt;
 
@@ -60,11 +60,11 @@ fn sums_in_parts_keep_their_bits() {
     failures.report();
 }
 
-/// What is summed, and over which dims: forests of one node, of several, and of none.
+/// A shape and the dims to sum over: ranks then finish one node of the tree, several, or none.
 const SUMS: [(&[usize], &[isize]); 5] =
     [(&[7, 3], &[0]), (&[12, 2, 5], &[0, 1]), (&[3, 70, 4], &[0, 1]), (&[2, 3, 6], &[1]), (&[0, 4], &[0])];
 
-/// A sum that is made and then goes from layout to layout.
+/// A sum that is computed and then redistributed from layout to layout.
 #[derive(Clone)]
 struct Travels {
     dims: &'static [isize],
@@ -91,7 +91,7 @@ impl Travels {
         let want = DTensor::distribute(mesh, &whole, replicated)?.sum(self.dims, false)?.into_local();
         let mut y = x.sum(self.dims, false)?;
         for (i, to) in self.stations.iter().enumerate() {
-            // Half of them on their way while another one is looked at.
+            // Half of them are in flight while another one is checked.
             let moving = y.redistribute_async(to.layout.clone())?;
             let seen = if i % 2 == 0 { Some(y.full_tensor()?) } else { None };
             y = moving.wait()?;
@@ -137,7 +137,7 @@ impl fmt::Debug for Move {
     }
 }
 
-/// All moves in one world.
+/// Runs all moves in one world.
 fn run(mesh: &Mesh, moves: Vec<Move>) -> std::result::Result<(), String> {
     on_mesh(mesh, move |mesh| {
         for one in &moves {

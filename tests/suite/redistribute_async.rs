@@ -1,4 +1,4 @@
-//! Redistributions on their way: several at once, waited for in any order, dropped, and with a rank that fails.
+//! Redistributions in flight: several at once, waited for in any order, dropped, and with a rank that fails.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn layout(text: &str) -> Layout {
     text.parse().expect("a layout")
 }
 
-/// From and to: none, one and two calls, folds and exchanges.
+/// Pairs of layouts whose plans have no call, one or two, folds and exchanges.
 const MOVES: [(&str, &str); 7] = [
     ("(S0, R)", "(R, S0)"),
     ("(R, P(sum))", "(R, R)"),
@@ -26,7 +26,7 @@ const MOVES: [(&str, &str); 7] = [
     ("(RS(0..1; 0,1), R)", "(R, R)"),
 ];
 
-/// Large enough that two calls are better than one where they save bytes.
+/// A shape so large that two calls are chosen over one if they save bytes.
 fn shape() -> Shape {
     [128, 256].into()
 }
@@ -55,7 +55,7 @@ fn some_take_two_calls() {
     assert_eq!(calls.unwrap_or_else(|e| panic!("{e}"))[3], [1, 2, 1, 0, 1, 2, 1]);
 }
 
-/// All at once, waited for in the order of a permutation that differs from rank to rank.
+/// All are in flight at once, and each rank waits for them in its own order.
 #[test]
 fn waited_for_in_any_order() {
     for turn in 0..5 {
@@ -64,7 +64,7 @@ fn waited_for_in_any_order() {
             let start = |k: usize| Ok(Some(source(&mesh, k)?.redistribute_async(layout(MOVES[k].1))?));
             let mut pending = (0..MOVES.len()).map(start).collect::<Result<Vec<_>>>()?;
             for i in 0..MOVES.len() {
-                // Steps coprime with the number of moves: 1 to 6.
+                // Strides coprime with the number of moves: 1 to 6.
                 let k = (i * (1 + (turn + rank.rank()) % 6) + turn) % MOVES.len();
                 let got = pending[k].take().expect("each once").wait()?;
                 assert_arrived(&mesh, k, &got)?;
@@ -84,7 +84,7 @@ fn dropped_by_all_or_some() {
             for (k, to) in MOVES.iter().enumerate() {
                 let x = source(&mesh, k)?;
                 let pending = x.redistribute_async(layout(to.1))?;
-                // Of two calls, all ranks drop it or none; of one, some may.
+                // A move of two calls is dropped by all ranks or none; a move of one call by some.
                 let who = if x.plan_redistribute(layout(to.1))?.calls() > 1 { 0 } else { rank.rank() };
                 if (who + k + round) % 3 == 0 {
                     drop(pending);
@@ -101,8 +101,8 @@ fn dropped_by_all_or_some() {
     spmd(8, run).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// A rank that ends with an error while others wait: what it had sent arrives, what it had not is its fault by name; nobody
-/// waits for the deadline.
+/// A rank ends with an error while other ranks wait: moves for which it has sent its part complete, and all others fail with
+/// an error that names it, before the deadline.
 #[test]
 fn one_rank_fails() {
     for culprit in [0, 5, 7] {

@@ -1,5 +1,5 @@
-//! Every pair of layouts, forward and backward: the bits of one rank, which are those of gathering and cutting, on numbers
-//! whose sums round.
+//! Every pair of layouts, forward and backward, has the bits of a single rank, which are those of gathering and
+//! slicing, on numbers whose sums round.
 
 use isoshard::Result;
 use isoshard::dtensor::{DTensor, DeviceMesh};
@@ -8,10 +8,10 @@ use isoshard::tensor::{DType, Shape, Tensor};
 
 use crate::common::{bits_differ, on_mesh, ordinary, part_of};
 
-/// Rows of terms: halves and quarters of them are whole nodes of the sum's tree, thirds are not.
+/// The number of summed rows: halves and quarters of them are nodes of the reduction tree, thirds are not.
 const TERMS: usize = 8;
 
-/// All layouts of two dims with partial sums, the first axis outermost.
+/// Returns all layouts of two dims with partial sums, the first axis outermost.
 fn layouts(ndim: usize) -> Vec<Layout> {
     let choices = ["R", "S0", "S1", "P(sum)"];
     let mut all = vec![String::new()];
@@ -22,7 +22,7 @@ fn layouts(ndim: usize) -> Vec<Layout> {
     all.iter().map(|l| format!("({l})").parse().expect("a layout")).collect()
 }
 
-/// How the terms lie whose sum over dim 0 lies as `layout` says.
+/// Returns the layout of the operand whose sum over dim 0 has layout `layout`.
 fn terms(layout: &Layout) -> Layout {
     let of = |p: &Placement| match p {
         Placement::Partial(_) => Placement::Shard(0),
@@ -32,12 +32,12 @@ fn terms(layout: &Layout) -> Layout {
     Layout::new(layout.placements().iter().map(of)).with_order(layout.order()).expect("its own order")
 }
 
-/// The sum over dim 0 of the squares of `w`, from layout `from` in layout `to`, and the gradient of its product with other
-/// numbers.
+/// Returns the sum over dim 0 of the squares of `w`, redistributed from layout `from` to `to`, and the gradient of its
+/// product with other numbers.
 fn program(w: &DTensor, from: &Layout, to: &Layout) -> Result<(DTensor, DTensor)> {
     let w = w.requires_grad()?;
     let y = w.mul(&w)?.sum(&[0], false)?;
-    // Where a cut leaves several nodes the sum may be had another way for fewer bytes.
+    // If a boundary leaves several nodes, the plan may compute the sum in another way for fewer bytes.
     let whole_nodes = (0..from.ndim()).all(|a| w.mesh().mesh().axis_len(a).is_power_of_two());
     assert!(y.layout() == from || !whole_nodes, "the sum lies as it was meant to: {y:?}, not {from}");
     let z = y.redistribute(to.clone())?;
@@ -98,7 +98,7 @@ fn other_meshes() {
     all_pairs("a=2,b=2,c=2", &[5, 6], 11);
 }
 
-/// Large enough that a fold and an exchange are better than an all-reduce.
+/// A shape so large that a fold and an exchange cost less than an all-reduce.
 #[test]
 fn of_two_calls() {
     all_pairs("a=2,b=4", &[129, 255], 4);

@@ -9,8 +9,7 @@ use isoshard::tensor::{Shape, Tensor};
 
 use crate::common::spmd;
 
-/// 179502: a view of a tensor sharded on an inner dim passed without moving anything, and read as wrong values:
-/// `[12, 8]@S1` as `[16, 6]`.
+/// 179502: a view of a tensor sharded on an inner dim moved nothing and gave wrong values: `[12, 8]@S1` as `[16, 6]`.
 #[test]
 fn a_view_that_needs_a_move_moves() {
     on(4, "a=4", |mesh| {

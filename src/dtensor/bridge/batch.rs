@@ -1,32 +1,35 @@
-//! Tensors that travel in one exchange.
+//! Batches: tensors that share one exchange.
 
 use std::collections::BTreeMap;
 
-use super::piece::Piece;
+use super::bridge_piece::BridgePiece;
 use super::transfer::Transfer;
 use crate::comm::{Group, Pending};
 use crate::error::Result;
 use crate::tensor::{DType, Device, Shape, Tensor};
 
-/// From this size on a tensor travels by itself, as views of what is there; smaller ones of one dtype are packed together.
+/// The size from which a tensor has an exchange of its own, as views of its storage; smaller tensors of one dtype are
+/// packed together.
 const ALONE_BYTES: usize = 1 << 20;
 
-/// Tensors of one dtype that travel in one exchange.
+/// Tensors of one dtype that share one exchange.
 pub(super) struct Batch {
     dtype: DType,
     is_alone: bool,
-    /// Which of the planned ones they are. Below they are numbered by their places here.
+    /// The indices of the tensors among the planned ones. Elsewhere in a batch, a tensor is numbered by its position
+    /// here.
     pub tensors: Vec<usize>,
-    /// By member, what of which tensors goes there; those without are absent.
+    /// Per receiving member, the pieces of tensors that go there; members without any are absent.
     pub give: Members,
-    /// By member, what of which tensors comes from there.
+    /// Per sending member, the pieces of tensors that come from there.
     pub take: Members,
 }
 
-type Members = BTreeMap<usize, Vec<(usize, Piece)>>;
+/// Per member of the group: pieces, each with the index of its tensor in the batch.
+type Members = BTreeMap<usize, Vec<(usize, BridgePiece)>>;
 
 impl Batch {
-    /// The batch that this transfer travels in.
+    /// Returns the batch to which this transfer belongs, creating it if necessary.
     pub fn of<'a>(batches: &'a mut Vec<Batch>, transfer: &Transfer) -> &'a mut Batch {
         let Transfer { dtype, ref shape, .. } = *transfer;
         let is_alone = shape.numel() * dtype.size_bytes() >= ALONE_BYTES;
@@ -39,7 +42,7 @@ impl Batch {
         &mut batches[at]
     }
 
-    /// Starts the exchange. `locals` are this rank's parts of all planned tensors, if it has any.
+    /// Starts the exchange. `locals` are this rank's shards of all planned tensors, if it has any.
     pub fn start(&self, group: &Group, device: Device, locals: &[Tensor]) -> Result<Pending<Vec<Tensor>>> {
         let mut parts = vec![Tensor::zeros_on(device, self.dtype, [0])?; group.len()];
         for (&member, pieces) in &self.give {
@@ -61,7 +64,8 @@ impl Batch {
         self.bytes(&self.take)
     }
 
-    fn pack(&self, pieces: &[(usize, Piece)], device: Device, locals: &[Tensor]) -> Result<Tensor> {
+    /// Packs the pieces for one member, one after the other.
+    fn pack(&self, pieces: &[(usize, BridgePiece)], device: Device, locals: &[Tensor]) -> Result<Tensor> {
         let mut packed = Tensor::uninit_on(device, self.dtype, shape(pieces))?;
         let mut at = 0;
         for (k, piece) in pieces {
@@ -77,8 +81,8 @@ impl Batch {
     }
 }
 
-/// In what shape pieces travel: one as it is, several one after the other.
-fn shape(pieces: &[(usize, Piece)]) -> Shape {
+/// Returns the shape in which pieces are sent: a single piece keeps its own, several are packed one after the other.
+fn shape(pieces: &[(usize, BridgePiece)]) -> Shape {
     match pieces {
         [(_, piece)] => piece.shape(),
         _ => [pieces.iter().map(|(_, piece)| piece.numel()).sum::<usize>()].into(),

@@ -1,18 +1,18 @@
-//! From one mesh to another: weights of a training mesh onto a generation mesh.
+//! Moving tensors from one mesh to another, such as weights from a training mesh to a generation mesh.
 //!
-//! The meshes may share ranks or none, and be of any sizes; the layouts are any two. A [`Bridge`] is planned once from
-//! what all ranks of either mesh know, and used as often as wanted. Every rank receives exactly what it lacks, once, and
-//! a rank of both keeps what it holds. Ranks that hold the same share the work of sending it, the one nearest to a
-//! receiver first. A sum in parts is reduced on its own mesh before.
+//! The meshes may share any ranks or none, and have any sizes and layouts. A [`Bridge`] is planned once from metadata
+//! that all ranks of both meshes have, and used any number of times. Every rank receives exactly the elements that it
+//! lacks, once, and a rank of both meshes keeps what it holds. Ranks that hold the same shard share the work of
+//! sending it; the replica nearest to a receiver is preferred. Partial sums are reduced on their own mesh first.
 //!
-//! Missing: gradients across a bridge (what arrives has no history); receivers that pass on to each other what they
-//! all want.
+//! Missing: gradients across a bridge (tensors arrive without history), and receivers that forward elements to each
+//! other.
 
 mod batch;
-mod cross;
-mod piece;
-mod send;
+mod bridge_piece;
+mod bridge_plan;
+mod routing;
 mod transfer;
 
-pub use send::{Bridge, InTransit};
+pub use bridge_plan::{Bridge, InTransit};
 pub use transfer::Transfer;

@@ -1,4 +1,4 @@
-//! What crosses, as both ends know it.
+//! Transfers: the metadata of a tensor that moves between meshes, as the ranks of both know it.
 
 use std::fmt;
 
@@ -6,51 +6,66 @@ use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{DType, Dims, Shape};
 
-/// One tensor that crosses a [`Bridge`](super::Bridge), as the ranks of both meshes know it.
+/// The metadata of one tensor that crosses a [`Bridge`](super::Bridge), as the ranks of both meshes know it.
+///
+/// Displayed without axis names: `f32[64, 128] (S0) to (R, S1)`.
+///
+/// ```
+/// use isoshard::{dtensor::Transfer, tensor::DType};
+/// let weight = Transfer::new(DType::F32, [64, 128], "(S0)".parse()?, "(R, S1)".parse()?);
+/// assert_eq!(weight.to_string(), "f32[64, 128] (S0) to (R, S1)");
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Its element type.
+    /// The element type.
     pub dtype: DType,
-    /// Its global shape.
+    /// The global shape.
     pub shape: Shape,
-    /// How it lies on the mesh that it comes from.
+    /// The layout on the source mesh.
     pub from: Layout,
-    /// How it shall lie on the mesh that it goes to.
+    /// The layout on the target mesh.
     pub to: Layout,
 }
 
 impl Transfer {
-    /// Of a tensor of this dtype and global shape, from one layout to another.
+    /// Creates the transfer of a tensor of this dtype and global shape from one layout to another.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::Transfer, tensor::DType};
+    /// let bias = Transfer::new(DType::BF16, [128], "(S0)".parse()?, "(R)".parse()?);
+    /// assert_eq!((bias.dtype, bias.from.to_string()), (DType::BF16, "(S0)".to_string()));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn new(dtype: DType, shape: impl Into<Shape>, from: Layout, to: Layout) -> Transfer {
         Transfer { dtype, shape: shape.into(), from, to }
     }
 
-    /// What leaves, with every `Partial` axis reduced, and what arrives.
-    pub(super) fn ends(&self, from: &Mesh, to: &Mesh) -> Result<(Spec, Spec)> {
+    /// Returns the spec in which the tensor is sent, with every `Partial` axis reduced, and that in which it arrives.
+    pub(super) fn specs(&self, from: &Mesh, to: &Mesh) -> Result<(Spec, Spec)> {
         let src = Spec::new(from, self.dtype, &self.shape, self.from.clone())?;
         let dst = Spec::new(to, self.dtype, &self.shape, self.to.clone())?;
         if dst.layout.has_partial() {
             return Err(Error::sharding(
                 "bridge",
-                "a tensor cannot arrive in parts of a sum",
+                "a tensor cannot arrive as Partial",
                 dst.to_string(),
                 "replicate or shard it there",
             ));
         }
-        Ok((settled(src), dst))
+        Ok((reduced_source(src), dst))
     }
 }
 
-/// The notation, without the axes' names: `f32[64, 128] (S0) to (R, S1)`.
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{} {} to {}", self.dtype, self.shape, self.from, self.to)
     }
 }
 
-/// The same tensor with its `Partial` axes reduced: cut along the dim that leaves the least, by reduce-scatter, or where
-/// none can be cut, whole. What follows starts from there, as cheap as can be: a part of a sum travels once.
-fn settled(mut spec: Spec) -> Spec {
+/// Returns the spec with its `Partial` axes reduced: by a reduce-scatter along the dim that leaves the smallest
+/// shards, or by an all-reduce if no dim can be split. A partial value is then sent once.
+fn reduced_source(mut spec: Spec) -> Spec {
     for a in 0..spec.mesh.ndim() {
         if !spec.layout.axis(a).is_partial() {
             continue;
@@ -64,7 +79,7 @@ fn settled(mut spec: Spec) -> Spec {
     spec
 }
 
-/// The elements that the rank with most holds.
+/// Returns the largest number of elements on a rank.
 fn largest(spec: &Spec) -> usize {
     let at = spec.layout.placements().iter().map(|placement| match placement {
         Placement::RaggedShard { units, .. } => {
@@ -81,23 +96,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_settle_where_they_leave_least() {
-        let settles = |mesh: &str, text: &str| {
+    fn sums_are_reduced_to_the_smallest_shards() {
+        let reduced = |mesh: &str, text: &str| {
             let mesh = Mesh::parse(mesh, 0).unwrap();
-            settled(Spec::parse(text, &mesh).unwrap()).layout.to_string()
+            reduced_source(Spec::parse(text, &mesh).unwrap()).layout.to_string()
         };
-        assert_eq!(settles("a=3", "f32[4, 9]@(a:P(sum))"), "(S1)", "3 of 9, not 2 of 4");
-        assert_eq!(settles("a=3", "f32[1, 1]@(a:P(max))"), "(R)");
-        assert_eq!(settles("a=3", "f32[]@(a:P(max))"), "(R)");
-        assert_eq!(settles("a=3", "f32[0, 4]@(a:P(max))"), "(R)");
+        assert_eq!(reduced("a=3", "f32[4, 9]@(a:P(sum))"), "(S1)", "3 of 9, not 2 of 4");
+        assert_eq!(reduced("a=3", "f32[1, 1]@(a:P(max))"), "(R)");
+        assert_eq!(reduced("a=3", "f32[]@(a:P(max))"), "(R)");
+        assert_eq!(reduced("a=3", "f32[0, 4]@(a:P(max))"), "(R)");
         assert_eq!(
-            settles("a=2,b=2", "f32[4, 1]@(a:P(sum), b:S0)"),
+            reduced("a=2,b=2", "f32[4, 1]@(a:P(sum), b:S0)"),
             "(S0^1, S0^0)",
             "inside the cut that is there"
         );
-        assert_eq!(settles("a=2,b=2", "f32[8, 4]@(a:P(sum), b:P(sum))"), "(S0, S0)");
-        // Not inside a ragged prefix.
-        assert_eq!(settles("a=2,b=2", "f32[4, 2]@(a:P(sum), b:RS(0..1; 1,3))"), "(S1, RS(0..1; 1,3))");
-        assert_eq!(settles("a=2,b=2", "f32[4, 2]@(a:P(sum), b:RS(0..2; 1,3))"), "(R, RS(0..2; 1,3))");
+        assert_eq!(reduced("a=2,b=2", "f32[8, 4]@(a:P(sum), b:P(sum))"), "(S0, S0)");
+        // A ragged prefix cannot be split from inside.
+        assert_eq!(reduced("a=2,b=2", "f32[4, 2]@(a:P(sum), b:RS(0..1; 1,3))"), "(S1, RS(0..1; 1,3))");
+        assert_eq!(reduced("a=2,b=2", "f32[4, 2]@(a:P(sum), b:RS(0..2; 1,3))"), "(R, RS(0..2; 1,3))");
     }
 }

@@ -1,11 +1,11 @@
-//! What a step costs: the one place that weighs bytes against calls, by the network.
+//! The cost of one step of a redistribution, by the network model: the one place that weighs bytes against calls.
 
 use std::ops::Add;
 
 use crate::comm::{self, Network, Peers, RankGrid};
 use crate::placement::Mesh;
 
-/// The cost of steps, added up; less is better. Among equals in time fewer calls win, then fewer steps.
+/// The cost of steps, added up; less is better. Among equal times fewer calls win, then fewer steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PlanCost {
     pub time: comm::Cost,
@@ -13,27 +13,27 @@ pub(super) struct PlanCost {
     pub steps: u32,
 }
 
-/// What a step's cost depends on.
-pub(super) struct StepFacts<'a> {
+/// The communication of one step, from which its cost follows.
+pub(super) struct StepTraffic<'a> {
     pub mesh: &'a Mesh,
-    /// The axes along which ranks talk.
+    /// The axes along which ranks communicate.
     pub axes: &'a [usize],
-    /// What the rank receives that receives most.
+    /// The bytes of the rank that receives most.
     pub received_bytes: u64,
 }
 
-/// What calls and bytes are worth.
+/// The cost of calls and bytes on a network.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prices<'a>(pub &'a Network);
+pub(super) struct CostModel<'a>(pub &'a Network);
 
-impl Prices<'_> {
-    pub fn cost(&self, step: &StepFacts) -> PlanCost {
-        let calls = talks(step.mesh, step.axes);
+impl CostModel<'_> {
+    pub fn cost(&self, step: &StepTraffic) -> PlanCost {
+        let calls = communicates(step.mesh, step.axes);
         let time = peers(self.0, step.mesh, step.axes).cost(1, step.received_bytes);
         PlanCost { time, calls: calls.into(), steps: 1 }
     }
 
-    /// True where one way may bring bytes by a slow link that another brings by a fast one.
+    /// Returns true if the network has links of several speeds, so that one plan may use slower links than another.
     pub fn has_levels(&self) -> bool {
         self.0.levels().len() > 1
     }
@@ -51,7 +51,7 @@ impl Add for PlanCost {
     }
 }
 
-/// The distance of the ranks along `axes` from each other.
+/// Returns the distance of the ranks along `axes` from each other.
 pub(in crate::dtensor) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) -> Peers {
     match mesh.strides() {
         Some((base, all)) => network.peers(&RankGrid { base, axes: &all }, axes),
@@ -59,12 +59,12 @@ pub(in crate::dtensor) fn peers(network: &Network, mesh: &Mesh, axes: &[usize]) 
     }
 }
 
-/// True where the ranks along `axes` are more than one.
-pub(super) fn talks(mesh: &Mesh, axes: &[usize]) -> bool {
+/// Returns true if the ranks along `axes` are more than one.
+pub(super) fn communicates(mesh: &Mesh, axes: &[usize]) -> bool {
     axes.iter().any(|&a| mesh.axis_len(a) > 1)
 }
 
-/// Where a byte takes a picosecond, and a call as many as these.
+/// Returns a network on which a byte takes a picosecond, and a call as long as `call_bytes` bytes.
 #[cfg(test)]
 pub(super) fn bytes_and_calls(call_bytes: u64) -> Network {
     Network::uniform(call_bytes as f64 * 1e-12, 1e12).expect("these are sound")

@@ -1,31 +1,31 @@
-//! The planner against everything that could be done: all sequences of up to four steps through all layouts, each weighed
+//! Tests of the planner against an exhaustive search: all sequences of up to four steps through all layouts, weighed
 //! by counting the elements of every rank.
 
 use std::collections::HashMap;
 
-use super::cost::{Prices, bytes_and_calls};
+use super::cost::{CostModel, bytes_and_calls};
 use super::redistribution::Redistribution;
 use crate::placement::{Layout, Mesh, Placement, Spec, short::*};
 use crate::tensor::{DType, ReduceOp, Shape};
 
 const STEPS: usize = 4;
 
-/// The elements that each rank holds, as bits.
-type Held = Vec<u128>;
+/// The elements that each rank holds, as bit sets.
+type HeldBits = Vec<u128>;
 
-struct World {
+struct ExhaustiveSearch {
     mesh: Mesh,
     dtype: DType,
     shape: Shape,
     call_bytes: u64,
-    /// Every layout with no `Partial`, or with that of `op` on some axes.
+    /// Every layout without `Partial`, or with `Partial` under `op` on some axes.
     layouts: Vec<Layout>,
-    held: Vec<Held>,
+    held: Vec<HeldBits>,
     op: ReduceOp,
 }
 
-impl World {
-    fn new(mesh: &str, shape: &[usize], dtype: DType, op: ReduceOp, call_bytes: u64) -> World {
+impl ExhaustiveSearch {
+    fn new(mesh: &str, shape: &[usize], dtype: DType, op: ReduceOp, call_bytes: u64) -> ExhaustiveSearch {
         let (mesh, shape) = (Mesh::parse(mesh, 0).unwrap(), Shape::from(shape));
         let mut placements = vec![R, partial(op)];
         placements.extend((0..shape.len()).map(shard));
@@ -45,7 +45,7 @@ impl World {
                 }
             }
         }
-        let hold = |layout: &Layout| -> Held {
+        let hold = |layout: &Layout| -> HeldBits {
             let spec = Spec::new(&mesh, dtype, &shape, layout.clone()).unwrap();
             let of = |r: usize| {
                 let mut bits = 0;
@@ -57,15 +57,15 @@ impl World {
             mesh.ranks().map(of).collect()
         };
         let held = layouts.iter().map(hold).collect();
-        World { mesh, dtype, shape, call_bytes, layouts, held, op }
+        ExhaustiveSearch { mesh, dtype, shape, call_bytes, layouts, held, op }
     }
 
     fn partials(&self, layout: &Layout) -> Vec<usize> {
         (0..self.mesh.ndim()).filter(|&a| layout.axis(a).is_partial()).collect()
     }
 
-    /// Bytes that come to the rank that gets most when the axes in which only `from` is Partial are folded; none where that
-    /// is no step, or would change the bits of a sum.
+    /// Returns the bytes of the rank that receives most when the axes that are `Partial` only in `from` are folded,
+    /// and whether this takes a call; `None` if it is no step, or would change the bits of a sum.
     fn step(&self, from: usize, to: usize) -> Option<(u64, bool)> {
         let (before, after) = (self.partials(&self.layouts[from]), self.partials(&self.layouts[to]));
         let folded: Vec<usize> = before.iter().copied().filter(|a| !after.contains(a)).collect();
@@ -85,7 +85,7 @@ impl World {
         Some((most * self.dtype.size_bytes() as u64, members > 1 || most > 0))
     }
 
-    /// The same for a ring's all-reduce.
+    /// Returns the same for a ring's all-reduce.
     fn ring(&self, from: usize, to: usize) -> Option<u64> {
         let (a, b) = (&self.layouts[from], &self.layouts[to]);
         let same = |x: usize| a.axis(x) == b.axis(x) || a.axis(x).is_partial() && b.axis(x).is_replicate();
@@ -100,7 +100,7 @@ impl World {
         Some(((members - 1) * share + whole - share) * self.dtype.size_bytes() as u64)
     }
 
-    /// The least weight from layout `src` to every other.
+    /// Returns the least weight from layout `src` to each other layout.
     fn cheapest(&self, src: usize, steps: &HashMap<(usize, usize), u64>) -> Vec<Option<u64>> {
         let mut best: Vec<Option<u64>> = vec![None; self.layouts.len()];
         best[src] = Some(0);
@@ -128,21 +128,23 @@ impl World {
         pairs.filter_map(weigh).collect()
     }
 
-    /// What the planner takes, from what every rank says of its own part.
+    /// Returns the weight of the planned steps, from what every rank reports of its own part.
     fn planned(&self, src: usize, dst: usize) -> (u64, String) {
         let spec = |r: usize, l: usize| {
             let mesh = self.mesh.seen_from(r).unwrap();
             Spec::new(&mesh, self.dtype, &self.shape, self.layouts[l].clone()).unwrap()
         };
         let network = bytes_and_calls(self.call_bytes);
-        let of = |r: usize| Redistribution::priced(&spec(r, src), &spec(r, dst), Prices(&network)).unwrap();
+        let of = |r: usize| {
+            Redistribution::plan_with_costs(&spec(r, src), &spec(r, dst), CostModel(&network)).unwrap()
+        };
         let plans: Vec<Redistribution> = self.mesh.ranks().map(of).collect();
         let mut weight = 0;
         for k in 0..plans[0].steps.len() {
             weight += plans.iter().map(|p| p.steps[k].received_bytes).max().unwrap();
             let alike = |p: &Redistribution| {
-                (&p.steps[k].act, &p.steps[k].to.layout)
-                    == (&plans[0].steps[k].act, &plans[0].steps[k].to.layout)
+                (&p.steps[k].action, &p.steps[k].to.layout)
+                    == (&plans[0].steps[k].action, &plans[0].steps[k].to.layout)
             };
             assert!(plans.iter().all(alike), "ranks choose alike: {}", plans[0]);
         }
@@ -150,13 +152,13 @@ impl World {
         (weight + self.call_bytes * plans[0].calls() as u64, plans[0].to_string())
     }
 
-    /// Compares with everything, from each of some layouts to each of some; the number of pairs.
+    /// Compares plans with the search, for every `every`th pair of layouts; returns the number of pairs.
     fn compare(&self, every: usize) -> usize {
         let (steps, mut pairs) = (self.steps(), 0);
         for src in 0..self.layouts.len() {
             let best = self.cheapest(src, &steps);
             for dst in (0..self.layouts.len()).filter(|d| *d != src && (src * 31 + d * 17) % every == 0) {
-                // New partials are opened for nothing: there is nothing to choose.
+                // A new `Partial` costs nothing, so there is nothing to compare.
                 let Some(best) = best[dst] else { continue };
                 let (planned, said) = self.planned(src, dst);
                 let (a, b) = (&self.layouts[src], &self.layouts[dst]);
@@ -176,7 +178,7 @@ fn orders(n: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// Every pair of layouts of two axes, on even and odd sizes, where calls cost nothing and where they cost something.
+/// Every pair of layouts of two axes, on even and odd sizes, with and without a cost per call.
 #[test]
 fn nothing_is_cheaper_on_two_axes() {
     let mut pairs = 0;
@@ -192,14 +194,14 @@ fn nothing_is_cheaper_on_two_axes() {
         ("a=2,b=4", &[2, 3, 4]),
     ] {
         for call_bytes in [0, 40] {
-            pairs += World::new(mesh, shape, DType::F32, ReduceOp::Sum, call_bytes).compare(1);
+            pairs += ExhaustiveSearch::new(mesh, shape, DType::F32, ReduceOp::Sum, call_bytes).compare(1);
         }
-        pairs += World::new(mesh, shape, DType::F32, ReduceOp::Max, 0).compare(1);
+        pairs += ExhaustiveSearch::new(mesh, shape, DType::F32, ReduceOp::Max, 0).compare(1);
     }
     assert!(pairs > 5000, "{pairs} pairs");
 }
 
-/// The same on three axes, where only some are asked.
+/// A sample of the pairs on three axes.
 #[test]
 fn nothing_is_cheaper_on_three_axes() {
     let mut pairs = 0;
@@ -209,7 +211,7 @@ fn nothing_is_cheaper_on_three_axes() {
         (&[5, 3], ReduceOp::Sum, 0),
         (&[5, 3], ReduceOp::Max, 40),
     ] {
-        pairs += World::new("a=2,b=2,c=2", shape, DType::F32, op, call_bytes).compare(11);
+        pairs += ExhaustiveSearch::new("a=2,b=2,c=2", shape, DType::F32, op, call_bytes).compare(11);
     }
     assert!(pairs > 1000, "{pairs} pairs");
 }

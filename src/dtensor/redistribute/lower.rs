@@ -1,81 +1,83 @@
-//! From facts to calls: the groups, pieces and orders of folding of each step.
+//! Lowering of a plan: the groups, pieces and fold orders of each step on this rank.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::super::device_mesh::DeviceMesh;
-use super::super::exchange::{Piece, members};
-use super::redistribution::{Act, Redistribution, Step, Way};
+use super::super::exchange_piece::{ExchangePiece, members};
+use super::redistribution::{ExchangeKind, Redistribution, RedistributionStep, StepAction};
 use crate::comm::{Group, Reduce};
 use crate::error::Result;
 use crate::placement::Spec;
 use crate::tensor::{DType, Dims, FoldOrder, FoldStep, ReduceOp, Shape, Split};
 
-/// A step that can be run.
+/// A step with everything that this rank needs to run it.
 #[derive(Debug)]
 pub(super) enum Stage {
     AllReduce {
         group: Group,
         reduce: Reduce,
     },
-    Fold(Fold),
-    Exchange(Exchange),
+    Fold(FoldStage),
+    Exchange(ExchangeStage),
     Collapse(Reduce),
     Round(DType),
-    /// This rank's part of a new partial: the value on one rank, the identity on the others.
+    /// This rank's part of a new `Partial`: the value on one rank, the identity of the operation on the others.
     Share {
         op: ReduceOp,
         keep: bool,
     },
 }
 
-/// A fold whose parts come from everybody who has some of what this rank will hold.
+/// A reduction in which this rank receives, from every rank that has some, the partial values of the elements that it
+/// will hold.
 #[derive(Debug)]
-pub(super) struct Fold {
+pub(super) struct FoldStage {
     pub group: Group,
-    /// What each member gets of mine.
-    pub give: Vec<Piece>,
-    /// The number of tensors of which each gives its pieces, stacked.
+    /// The pieces of this rank's part, one per receiving member.
+    pub give: Vec<ExchangePiece>,
+    /// The number of tensors that this rank stores; the pieces of all of them are stacked.
     pub nodes: usize,
-    /// What is folded apart from each other: the parts of one cut of the dims each.
-    pub sources: Vec<Source>,
-    /// The shapes that arrive, one a member.
+    /// The folds that are computed separately: one per part into which the other axes split the tensor.
+    pub sources: Vec<FoldSource>,
+    /// The shapes that arrive, one per member.
     pub shapes: Vec<Shape>,
-    pub out: Out,
+    pub out: StackedShape,
 }
 
-/// The members that hold parts of the same elements.
+/// The members that hold partial values of the same elements.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct FoldSource {
     pub members: Vec<usize>,
-    pub piece: Piece,
+    pub piece: ExchangePiece,
     pub reduce: Reduce,
 }
 
-/// What this rank holds afterwards: some tensors of one shape, stacked unless there is one.
+/// The shape that this rank stores after a step: tensors of one shape, stacked unless there is one.
 #[derive(Debug)]
-pub(super) struct Out {
+pub(super) struct StackedShape {
     pub nodes: usize,
     pub each: Shape,
 }
 
-/// An exchange after which every rank has exactly what it lacked, from whoever held it.
+/// An exchange in which every rank receives exactly the elements that it lacks.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct ExchangeStage {
     pub group: Group,
-    pub way: Way,
-    /// What each member gets of mine; nothing where everybody gets all of it.
-    pub give: Vec<Piece>,
-    /// What I get of each member's, with the shapes that arrive.
-    pub take: Vec<Piece>,
+    pub kind: ExchangeKind,
+    /// The pieces of this rank's part, one per receiving member; empty if every member receives all of it.
+    pub give: Vec<ExchangePiece>,
+    /// The pieces that this rank receives, one per sending member.
+    pub take: Vec<ExchangePiece>,
+    /// The shapes that arrive, one per member.
     pub shapes: Vec<Shape>,
-    pub out: Out,
+    pub out: StackedShape,
 }
 
-impl Out {
-    fn of(spec: &Spec) -> Out {
-        Out { nodes: spec.nodes_len_at(spec.mesh.coords()), each: spec.local_shape() }
+impl StackedShape {
+    fn of(spec: &Spec) -> StackedShape {
+        StackedShape { nodes: spec.nodes_len_at(spec.mesh.coords()), each: spec.local_shape() }
     }
 
     pub fn shape(&self) -> Shape {
@@ -83,14 +85,15 @@ impl Out {
     }
 }
 
-/// The stages of a planned redistribution.
+/// Lowers the steps of a plan.
 pub(super) fn lower(mesh: &DeviceMesh, plan: &Redistribution) -> Result<SmallVec<[Stage; 2]>> {
     plan.steps.iter().map(|step| stage(mesh, step)).collect()
 }
 
-fn stage(mesh: &DeviceMesh, step: &Step) -> Result<Stage> {
-    Ok(match &step.act {
-        Act::AllReduce(op, axes) => {
+/// Lowers one step.
+fn stage(mesh: &DeviceMesh, step: &RedistributionStep) -> Result<Stage> {
+    Ok(match &step.action {
+        StepAction::AllReduce(op, axes) => {
             let order = order(&step.from, axes, &members(mesh, axes));
             let shape = order.shape(step.to.local_shape());
             Stage::AllReduce {
@@ -98,92 +101,96 @@ fn stage(mesh: &DeviceMesh, step: &Step) -> Result<Stage> {
                 reduce: Reduce { op: *op, order: order.steps, shape },
             }
         }
-        Act::Fold(op, axes) => Stage::Fold(fold(mesh, step, *op, axes)?),
-        Act::Exchange(way) => Stage::Exchange(exchange(mesh, step, *way)?),
-        Act::Collapse => Stage::Collapse(collapse(&step.from)),
-        Act::Round => Stage::Round(step.to.dtype),
-        Act::Share(op, a) => Stage::Share { op: *op, keep: mesh.mesh().coords()[*a] == 0 },
+        StepAction::Fold(op, axes) => Stage::Fold(fold(mesh, step, *op, axes)?),
+        StepAction::Exchange(kind) => Stage::Exchange(exchange(mesh, step, *kind)?),
+        StepAction::Collapse => Stage::Collapse(collapse(&step.from)),
+        StepAction::Round => Stage::Round(step.to.dtype),
+        StepAction::Share(op, a) => Stage::Share { op: *op, keep: mesh.mesh().coords()[*a] == 0 },
     })
 }
 
-fn fold(mesh: &DeviceMesh, step: &Step, op: ReduceOp, axes: &[usize]) -> Result<Fold> {
+/// Lowers a fold: which pieces this rank sends, receives and folds.
+fn fold(mesh: &DeviceMesh, step: &RedistributionStep, op: ReduceOp, axes: &[usize]) -> Result<FoldStage> {
     let (from, to) = (&step.from, &step.to);
     let group = mesh.group(&step.axes)?;
     let coords = members(mesh, &step.axes);
     let (mine, wanted) = (from.region(), to.region());
-    let give = coords.iter().map(|c| Piece::new(&mine, &to.region_at(c))).collect();
+    let give = coords.iter().map(|c| ExchangePiece::new(&mine, &to.region_at(c))).collect();
     let order = order(from, axes, &members(mesh, axes));
-    // Members that differ along the folded axes alone have parts of the same elements.
-    let mut sources: Vec<(Dims, Source)> = Vec::new();
+    // Members that differ only along the folded axes hold partial values of the same elements.
+    let mut sources: Vec<(Dims, FoldSource)> = Vec::new();
     let mut shapes = Vec::with_capacity(coords.len());
     for (i, c) in coords.iter().enumerate() {
         let mut at = c.clone();
         axes.iter().for_each(|&a| at[a] = 0);
         let k = sources.iter().position(|(other, _)| *other == at).unwrap_or_else(|| {
-            let piece = Piece::new(&from.region_at(c), &wanted);
+            let piece = ExchangePiece::new(&from.region_at(c), &wanted);
             let reduce = Reduce { op, order: order.steps.clone(), shape: order.shape(piece.shape()) };
-            sources.push((at, Source { members: Vec::new(), piece, reduce }));
+            sources.push((at, FoldSource { members: Vec::new(), piece, reduce }));
             sources.len() - 1
         });
         let source = &mut sources[k].1;
         shapes.push(source.reduce.part_shape(source.members.len()));
         source.members.push(i);
     }
-    let sources: Vec<Source> = sources.into_iter().map(|(_, s)| s).collect();
+    let sources: Vec<FoldSource> = sources.into_iter().map(|(_, s)| s).collect();
     debug_assert_eq!(
         sources.iter().map(|s| s.piece.numel()).sum::<usize>(),
         wanted.numel(),
         "{from} to {to}"
     );
     let nodes = from.nodes_len_at(from.mesh.coords());
-    Ok(Fold { group, give, nodes, sources, shapes, out: Out::of(to) })
+    Ok(FoldStage { group, give, nodes, sources, shapes, out: StackedShape::of(to) })
 }
 
-fn exchange(mesh: &DeviceMesh, step: &Step, way: Way) -> Result<Exchange> {
+/// Lowers an exchange.
+fn exchange(mesh: &DeviceMesh, step: &RedistributionStep, kind: ExchangeKind) -> Result<ExchangeStage> {
     let (from, to) = (&step.from, &step.to);
     let coords = members(mesh, &step.axes);
     let (mine, wanted) = (from.region(), to.region());
-    let take: Vec<Piece> = coords.iter().map(|c| Piece::new(&from.region_at(c), &wanted)).collect();
-    debug_assert_eq!(take.iter().map(Piece::numel).sum::<usize>(), wanted.numel(), "{from} to {to}");
+    let take: Vec<ExchangePiece> =
+        coords.iter().map(|c| ExchangePiece::new(&from.region_at(c), &wanted)).collect();
+    debug_assert_eq!(take.iter().map(ExchangePiece::numel).sum::<usize>(), wanted.numel(), "{from} to {to}");
     let nodes = from.nodes_len_at(from.mesh.coords());
-    let (give, shapes) = match way {
-        Way::AllToAll => {
-            let give = coords.iter().map(|c| Piece::new(&mine, &to.region_at(c))).collect();
+    let (give, shapes) = match kind {
+        ExchangeKind::AllToAll => {
+            let give = coords.iter().map(|c| ExchangePiece::new(&mine, &to.region_at(c))).collect();
             (give, take.iter().map(|p| stacked(nodes, &p.shape())).collect())
         }
-        // Whole parts are sent.
+        // Every member sends its whole part.
         _ => (Vec::new(), coords.iter().map(|c| stacked(nodes, &from.local_shape_at(c))).collect()),
     };
-    Ok(Exchange { group: mesh.group(&step.axes)?, way, give, take, shapes, out: Out::of(to) })
+    Ok(ExchangeStage { group: mesh.group(&step.axes)?, kind, give, take, shapes, out: StackedShape::of(to) })
 }
 
-/// In which order parts are folded, and how many of them each tensor of a contribution stands for.
-struct Order {
+/// The order in which partial values are folded.
+struct PartOrder {
     steps: Arc<FoldOrder>,
-    /// Parts of one sum with terms along another axis: that many nodes, folded one by one.
-    beside: usize,
+    /// The number of nodes per contribution that are folded separately: those of a partial sum with a tree along
+    /// another axis.
+    nodes_len: usize,
 }
 
-impl Order {
+impl PartOrder {
     fn shape(&self, each: Shape) -> Shape {
-        stacked(self.beside, &each)
+        stacked(self.nodes_len, &each)
     }
 }
 
-/// How the parts along `axes` are folded: those of a sum with terms in the tree's order, all others by halving the range of
-/// the first axis, then that of the next.
-fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> Order {
+/// Returns the order in which the partial values along `axes` are folded: those of a sum with a reduction tree in the
+/// tree's order, all others by halving the range of the first axis, then that of the next.
+fn order(from: &Spec, axes: &[usize], members: &[Dims]) -> PartOrder {
     let open = from.open_axes();
     if let Some(tree) = from.tree.as_ref().filter(|_| axes.iter().any(|a| open.contains(a))) {
-        let steps = tree.order(&from.mesh, from.mesh.coords(), members, axes);
-        return Order { steps: Arc::new(steps), beside: 1 };
+        let steps = tree.fold_order(&from.mesh, from.mesh.coords(), members, axes);
+        return PartOrder { steps: Arc::new(steps), nodes_len: 1 };
     }
     let lens: Dims = axes.iter().map(|&a| from.mesh.axis_len(a)).collect();
-    Order { steps: Arc::new(nested(&lens)), beside: from.nodes_len_at(from.mesh.coords()) }
+    PartOrder { steps: Arc::new(nested(&lens)), nodes_len: from.nodes_len_at(from.mesh.coords()) }
 }
 
-/// One part each of members row-major over `lens`, split by the rule of all sums along the first,
-/// below single indices along the next.
+/// Returns the fold order of one partial value per member, row-major over `lens`: the range of the first axis is
+/// halved down to single indices, then that of the next axis.
 fn nested(lens: &[usize]) -> FoldOrder {
     fn fold(lens: &[usize], base: usize, from: usize, to: usize, steps: &mut Vec<FoldStep>) {
         if to - from > 1 {
@@ -204,7 +211,7 @@ fn nested(lens: &[usize]) -> FoldOrder {
     FoldOrder::new(vec![1; members], steps)
 }
 
-/// This rank's nodes added from the first to the last; zeros if it has none.
+/// Returns the fold that adds up this rank's nodes from the first to the last; zeros if it has none.
 fn collapse(from: &Spec) -> Reduce {
     let nodes = from.nodes_len_at(from.mesh.coords());
     let first = if nodes == 0 { FoldStep::Empty } else { FoldStep::Push { operand: 0, node: 0 } };
@@ -213,6 +220,7 @@ fn collapse(from: &Spec) -> Reduce {
     Reduce { op: ReduceOp::Sum, order: Arc::new(order), shape: from.local_shape() }
 }
 
+/// Returns `[n, shape...]`, or `shape` if `n` is 1.
 fn stacked(n: usize, shape: &Shape) -> Shape {
     if n == 1 { shape.clone() } else { std::iter::once(n).chain(shape.iter().copied()).collect() }
 }
@@ -228,7 +236,7 @@ mod order_tests {
             for step in nested(lens).steps() {
                 match step {
                     FoldStep::Push { operand, .. } => stack.push(operand.to_string()),
-                    FoldStep::Empty => unreachable!("every member brings a part"),
+                    FoldStep::Empty => unreachable!("every member contributes one part"),
                     FoldStep::Join => {
                         let (b, a) = (stack.pop().unwrap(), stack.pop().unwrap());
                         stack.push(format!("({a} {b})"));

@@ -1,15 +1,16 @@
-//! Redistribution: from any layout to any other of one mesh.
+//! Redistribution: from any layout to any other layout of one mesh.
 //!
-//! A move is planned once per pair of facts, from what every rank knows, as a [`Redistribution`]: steps, each of at most
-//! one call. Without `Partial` it is one exchange in which every rank receives exactly what it lacks. Ranks that are
-//! replicas of each other each ask within their own replica, so the load is spread and the holder is the nearest.
+//! A move is planned once per pair of layouts, from metadata that every rank has, as a [`Redistribution`]: steps of
+//! at most one collective call each. Without `Partial` it is one exchange in which every rank receives exactly the
+//! elements that it lacks. Ranks that hold the same elements each receive from within their own replica, which
+//! spreads the load and uses the nearest sender.
 //!
-//! With `Partial` the order of reductions and moves is searched for (`search`), among all that there are up to the number
-//! of axes: any axes may be folded together, to any layout, and what is folded may move at the same time, each rank
-//! receiving the parts of exactly those elements that it will hold. Tests prove it cheapest on small meshes by trying
-//! everything. An order that would change bits is not taken.
+//! With `Partial`, the planner (`search`) finds the cheapest order of reductions and moves. Any of the axes may be
+//! reduced together, to any layout, and a reduction may move at the same time: each rank receives the partial values
+//! of just the elements that it will hold. Tests compare it with an exhaustive search on small meshes. Orders that
+//! would change bits are not considered.
 //!
-//! Missing: a new `Partial` is opened from a replicated value, where a shard could be padded without receiving anything.
+//! Missing: a new `Partial` is made from a replicated value; a shard could be padded without communication.
 
 mod cost;
 mod lower;

@@ -1,23 +1,25 @@
-//! A planned redistribution: facts that every rank computes for itself, without talking.
+//! Redistribution plans: the steps between two layouts, which every rank computes for itself without communication.
 
 use std::fmt;
 
-use super::super::exchange::{talking_axes, uncuts};
-use super::cost::{Prices, talks};
+use super::super::exchange_piece::{communicating_axes, is_gather};
+use super::cost::{CostModel, communicates};
 use super::search::{Hop, cheapest, fold_axes, leaving_partials, replicated};
 use crate::comm::{self, Network};
 use crate::error::{Error, Result};
 use crate::placement::{Layout, Mesh, Placement, Spec};
 use crate::tensor::{Dims, ReduceOp};
 
-/// What a redistribution does, as one rank takes part in it: steps of at most one call each. Written
+/// The plan of a change of layout, as one rank takes part in it: steps of at most one collective call each.
+///
+/// Displayed as
 /// `reduce_scatter(sum) over tp{0, 1}: 48 bytes come, then all_gather over dp×tp{0, 1, 2, 3}: 96 bytes come`.
 ///
-/// Without `Partial` the rank receives exactly the elements that it lacks, once. With it the steps are the cheapest among
-/// all orders of reductions and moves that keep the bits, by the bytes of the rank that receives most and the time that
-/// they and calls take ([`Network`]; by default a call takes as long as 16 KiB), up to four mesh axes; of more axes, or of
-/// many dims, among the likeliest. Where the network has fast and slow links an exchange may go by another layout, so that
-/// less comes by the slow ones.
+/// Without `Partial`, the rank receives exactly the elements that it lacks, once. With `Partial`, the plan is the
+/// cheapest of all orders of reductions and moves that keep the bits. Cost is the modelled time of calls and bytes
+/// ([`Network`]), per step for the rank that receives most; by default a call takes as long as 16 KiB. The search is
+/// exhaustive up to four mesh axes; with more axes, or many dims, it considers the likeliest layouts. On a network
+/// with fast and slow links, an exchange may go through another layout to send fewer bytes over the slow links.
 ///
 /// ```
 /// use isoshard::dtensor::Redistribution;
@@ -27,50 +29,52 @@ use crate::tensor::{Dims, ReduceOp};
 /// let spec = |text| Spec::parse(text, &mesh);
 /// let (from, to) = (spec("f32[512, 512]@(dp:P(sum), tp:S0)")?, spec("f32[512, 512]@(dp:S1, tp:S1)")?);
 /// let planned = Redistribution::plan(&from, &to)?;
-/// // An eighth of the elements, twice, less what is here: 7/32 of the tensor.
+/// // Two partial values of an eighth of the elements, less those that are here: 7/32 of the tensor.
 /// assert_eq!((planned.received_bytes(), planned.calls()), (512 * 512 * 4 * 7 / 32, 1));
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Redistribution {
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<RedistributionStep>,
     cost: comm::Cost,
 }
 
-/// One step: its facts before and after.
+/// One step, with the metadata before and after it.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
-    pub act: Act,
+pub(super) struct RedistributionStep {
+    pub action: StepAction,
     pub from: Spec,
     pub to: Spec,
-    /// The axes along which ranks talk, ascending.
+    /// The axes along which ranks communicate, ascending.
     pub axes: Dims,
-    /// What comes to this rank from others; of an all-reduce what a ring brings.
+    /// The bytes that this rank receives from other ranks; for an all-reduce, those of a ring.
     pub received_bytes: u64,
 }
 
+/// The operation of a step.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Act {
-    /// These axes are folded; every rank along them gets all.
+pub(super) enum StepAction {
+    /// Folds these axes; every rank along them receives the whole result.
     AllReduce(ReduceOp, Dims),
-    /// These axes are folded; every rank receives the parts of what it will hold.
+    /// Folds these axes; every rank receives the partial values of the elements that it will hold.
     Fold(ReduceOp, Dims),
-    Exchange(Way),
-    /// The nodes that this rank has finished of a sum in parts become one part, without the order of the tree.
+    Exchange(ExchangeKind),
+    /// Adds up the nodes of a partial sum on this rank, without the order of the tree (fast mode).
     Collapse,
-    /// A finished f16 or bf16 sum, whose parts were f32, is rounded.
+    /// Rounds a finished f16 or bf16 sum, whose nodes were f32.
     Round,
-    /// This rank's part of a new partial along an axis: the value on its first rank, the identity on the others.
+    /// Makes this rank's part of a new `Partial` along an axis: the value on the axis's first rank, the identity on
+    /// the others.
     Share(ReduceOp, usize),
 }
 
-/// How an exchange is carried out; decided from the layouts, so that all ranks decide alike.
+/// The collective call of an exchange. It follows from the layouts, so that all ranks choose the same.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Way {
-    /// Nobody lacks anything.
+pub(super) enum ExchangeKind {
+    /// No rank lacks anything.
     Slice,
     AllGather,
-    /// One rank has all that the others lack.
+    /// One rank holds all that the other ranks lack.
     Broadcast {
         root: usize,
     },
@@ -78,23 +82,32 @@ pub(super) enum Way {
 }
 
 impl Redistribution {
-    /// Plans the way from `from` to `to`, two layouts of one tensor on one mesh, as the mesh's rank sees it, over the default
-    /// network. Communicates nothing, and takes no room that grows with the number of ranks.
+    /// Plans the change from `from` to `to`, two layouts of one tensor on one mesh, over the default network, as the
+    /// mesh's rank sees it. Communicates nothing, and needs no memory that grows with the number of ranks.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::Redistribution, placement::{Mesh, Spec}};
+    /// let mesh = Mesh::parse("dp=4", 0)?;
+    /// let spec = |text| Spec::parse(text, &mesh);
+    /// let plan = Redistribution::plan(&spec("f32[8, 8]@(dp:S0)")?, &spec("f32[8, 8]@(dp:S1)")?)?;
+    /// assert_eq!(plan.to_string(), "all_to_all over dp{0, 1, 2, 3}: 48 bytes come");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses facts of different tensors or meshes.
+    /// Refuses specs of different tensors or meshes.
     pub fn plan(from: &Spec, to: &Spec) -> Result<Redistribution> {
         Redistribution::over(&Network::default(), from, to)
     }
 
-    /// As [`Redistribution::plan`], over this network, which is the same on all ranks.
+    /// Plans as [`Redistribution::plan`] does, over this network, which must be the same on all ranks.
     ///
     /// ```
     /// use isoshard::comm::{Level, Network};
     /// use isoshard::dtensor::Redistribution;
     /// use isoshard::placement::{Mesh, Spec};
     ///
-    /// // Four nodes of two ranks, each with every other row in turn: the rows of a node's two ranks together are few.
+    /// // Four machines of two ranks. tp is outermost, so the two ranks of a machine hold rows that are far apart.
     /// let level = |ranks, latency_s, bytes_per_s| Level { ranks, latency_s, bytes_per_s };
     /// let network = Network::new([level(2, 1e-6, 100e9), level(8, 1e-5, 10e9)])?;
     /// let mesh = Mesh::parse("dp=4,tp=2", 0)?;
@@ -102,17 +115,18 @@ impl Redistribution {
     /// let (from, to) = (spec("f32[4096, 4096]@(dp:S0^1, tp:S0^0)")?, spec("f32[4096, 4096]@(dp:R, tp:R)")?);
     /// let (near, far) = (Redistribution::over(&network, &from, &to)?, Redistribution::plan(&from, &to)?);
     /// assert_eq!((near.received_bytes(), far.received_bytes()), (56 << 20, 56 << 20));
-    /// assert_eq!((near.calls(), far.calls()), (2, 1)); // across nodes first, then within
+    /// assert_eq!((near.calls(), far.calls()), (2, 1)); // across machines first, then within each
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As [`Redistribution::plan`].
+    /// Refuses what [`Redistribution::plan`] refuses.
     pub fn over(network: &Network, from: &Spec, to: &Spec) -> Result<Redistribution> {
-        Redistribution::priced(from, to, Prices(network))
+        Redistribution::plan_with_costs(from, to, CostModel(network))
     }
 
-    pub(super) fn priced(from: &Spec, to: &Spec, prices: Prices<'_>) -> Result<Redistribution> {
+    /// Plans with a given cost model.
+    pub(super) fn plan_with_costs(from: &Spec, to: &Spec, costs: CostModel<'_>) -> Result<Redistribution> {
         if from.mesh != to.mesh || from.dtype != to.dtype || from.shape != to.shape {
             return Err(Error::sharding(
                 "redistribute",
@@ -124,8 +138,8 @@ impl Redistribution {
         let opens = |a: &usize| to.layout.axis(*a).is_partial() && to.layout.axis(*a) != from.layout.axis(*a);
         let opening: Dims = (0..to.mesh.ndim()).filter(opens).collect();
         let target = replicated(&to.layout, &opening);
-        let mut plan = Planning { cur: from.clone(), steps: Vec::new() };
-        let (hops, cost) = cheapest(from, &target, prices)?;
+        let mut plan = PlanBuilder { cur: from.clone(), steps: Vec::new() };
+        let (hops, cost) = cheapest(from, &target, costs)?;
         for hop in hops {
             if leaving_partials(&plan.cur.layout, &target).is_empty() {
                 plan.collapse(to);
@@ -143,98 +157,154 @@ impl Redistribution {
         Ok(Redistribution { steps: plan.steps, cost: cost.time })
     }
 
-    /// Bytes that come to this rank from others, an all-reduce counted as a ring's.
+    /// Returns the number of bytes that this rank receives from other ranks; an all-reduce counts as a ring's.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::Redistribution, placement::{Mesh, Spec}};
+    /// let mesh = Mesh::parse("dp=4", 0)?;
+    /// let spec = |text| Spec::parse(text, &mesh);
+    /// let gather = Redistribution::plan(&spec("f32[8]@(dp:S0)")?, &spec("f32[8]@(dp:R)")?)?;
+    /// assert_eq!(gather.received_bytes(), 6 * 4); // six of eight elements
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn received_bytes(&self) -> u64 {
         self.steps.iter().map(|s| s.received_bytes).sum()
     }
 
-    /// What comes to this rank from others in each step, calls and others, in order.
+    /// Returns the number of bytes that this rank receives in each step, in order; steps without a call receive 0.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::Redistribution, placement::{Mesh, Spec}};
+    /// let mesh = Mesh::parse("dp=2", 0)?;
+    /// let spec = |text| Spec::parse(text, &mesh);
+    /// let plan = Redistribution::plan(&spec("f32[8]@(dp:P(sum))")?, &spec("f32[8]@(dp:S0)")?)?;
+    /// assert_eq!(plan.step_bytes().collect::<Vec<_>>(), [16]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn step_bytes(&self) -> impl Iterator<Item = u64> + '_ {
         self.steps.iter().map(|s| s.received_bytes)
     }
 
-    /// The modelled time: of each step that of the rank that receives most, the same on all ranks. No way from one layout to
-    /// another takes more than the ways by a third take together, but for those that change the bits of a sum.
+    /// Returns the modelled time: the sum over steps of the time of the rank that receives most, equal on all ranks.
+    ///
+    /// Costs satisfy the triangle inequality: going through a third layout never costs less, except for paths that
+    /// would change the bits of a sum.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::Redistribution, placement::{Mesh, Spec}};
+    /// let mesh = Mesh::parse("dp=4", 0)?;
+    /// let spec = |text| Spec::parse(text, &mesh);
+    /// let cost = |from, to| Ok::<_, isoshard::Error>(Redistribution::plan(&spec(from)?, &spec(to)?)?.cost());
+    /// assert!(cost("f32[1024]@(dp:R)", "f32[1024]@(dp:S0)")? < cost("f32[1024]@(dp:S0)", "f32[1024]@(dp:R)")?);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn cost(&self) -> comm::Cost {
         self.cost
     }
 
-    /// The number of calls that ranks make together.
+    /// Returns the number of collective calls.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::Redistribution, placement::{Mesh, Spec}};
+    /// let mesh = Mesh::parse("dp=4", 0)?;
+    /// let spec = |text| Spec::parse(text, &mesh);
+    /// let slice = Redistribution::plan(&spec("f32[8]@(dp:R)")?, &spec("f32[8]@(dp:S0)")?)?;
+    /// assert_eq!(slice.calls(), 0);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn calls(&self) -> usize {
         self.collectives().count()
     }
 
-    /// The names of the calls that ranks make together, in order.
+    /// Returns the names of the collective calls, in order.
+    ///
+    /// ```
+    /// use isoshard::{dtensor::Redistribution, placement::{Mesh, Spec}};
+    /// let mesh = Mesh::parse("dp=4", 0)?;
+    /// let spec = |text| Spec::parse(text, &mesh);
+    /// let plan = Redistribution::plan(&spec("f32[8]@(dp:P(sum))")?, &spec("f32[8]@(dp:S0)")?)?;
+    /// assert_eq!(plan.collectives().collect::<Vec<_>>(), ["reduce_scatter"]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn collectives(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.steps.iter().filter(|s| s.talks()).map(Step::name)
+        self.steps.iter().filter(|s| s.communicates()).map(RedistributionStep::name)
     }
 }
 
-struct Planning {
+/// A plan under construction: the metadata after the steps so far.
+struct PlanBuilder {
     cur: Spec,
-    steps: Vec<Step>,
+    steps: Vec<RedistributionStep>,
 }
 
-impl Planning {
-    fn push(&mut self, act: Act, to: Spec, axes: Dims, received: usize) {
+impl PlanBuilder {
+    /// Appends a step, and one that rounds if the stored dtype changes.
+    fn push(&mut self, action: StepAction, to: Spec, axes: Dims, received: usize) {
         let received_bytes = (received * self.cur.stored_dtype().size_bytes()) as u64;
         let from = std::mem::replace(&mut self.cur, to.clone());
         let rounds = from.stored_dtype() != to.stored_dtype();
-        self.steps.push(Step { act, from, to: to.clone(), axes, received_bytes });
+        self.steps.push(RedistributionStep { action, from, to: to.clone(), axes, received_bytes });
         if rounds {
             let (from, axes) = (to.clone(), Dims::new());
-            self.steps.push(Step { act: Act::Round, from, to, axes, received_bytes: 0 });
+            self.steps.push(RedistributionStep {
+                action: StepAction::Round,
+                from,
+                to,
+                axes,
+                received_bytes: 0,
+            });
         }
     }
 
     fn all_reduce(&mut self, axes: Dims) -> Result<()> {
         let to = self.cur.with_layout(replicated(&self.cur.layout, &axes))?;
         let (others, outs) = (self.others(&axes), to.nodes_len_at(to.mesh.coords()));
-        // The flat elements are shared out by the ceil rule.
+        // Each member reduces one chunk of the flattened elements, by the ceil rule.
         let (mesh, len) = (&self.cur.mesh, self.cur.local_shape().numel());
         let place = axes.iter().fold(0, |p, &a| p * mesh.axis_len(a) + mesh.coords()[a]);
         let members = axes.iter().map(|&a| mesh.axis_len(a)).product();
         let share = crate::placement::chunk(len, members, place).len();
-        let act = Act::AllReduce(self.op(&axes), axes.clone());
-        self.push(act, to, axes, others * share + outs * (len - share));
+        let action = StepAction::AllReduce(self.op(&axes), axes.clone());
+        self.push(action, to, axes, others * share + outs * (len - share));
         Ok(())
     }
 
     fn fold(&mut self, axes: Dims, layout: Layout) -> Result<()> {
         let to = self.cur.with_layout(layout)?;
-        let talking = fold_axes(&self.cur.layout, &to.layout, to.shape.len(), &axes);
+        let communicating = fold_axes(&self.cur.layout, &to.layout, to.shape.len(), &axes);
         let (wanted, own) = (to.region().numel(), self.own_len(&to));
         let mine = self.cur.nodes_len_at(self.cur.mesh.coords());
         let received = self.others(&axes) * wanted + mine * (wanted - own);
-        self.push(Act::Fold(self.op(&axes), axes), to, talking, received);
+        self.push(StepAction::Fold(self.op(&axes), axes), to, communicating, received);
         Ok(())
     }
 
     fn exchange(&mut self, layout: Layout) -> Result<()> {
         let to = self.cur.with_layout(layout)?;
-        let axes = Dims::from_vec(talking_axes(&self.cur.layout, &to.layout, to.shape.len()));
+        let axes = Dims::from_vec(communicating_axes(&self.cur.layout, &to.layout, to.shape.len()));
         let lacking = to.region().numel() - self.own_len(&to);
         let nodes = self.cur.nodes_len_at(self.cur.mesh.coords());
-        let act = Act::Exchange(way(&self.cur, &to, &axes));
-        self.push(act, to, axes, nodes * lacking);
+        let action = StepAction::Exchange(exchange_kind(&self.cur, &to, &axes));
+        self.push(action, to, axes, nodes * lacking);
         Ok(())
     }
 
-    /// In fast mode a sum goes on as one part a rank.
+    /// Adds a step that adds up the nodes of this rank, if the target has no tree (fast mode).
     fn collapse(&mut self, dst: &Spec) {
         if self.cur.tree.is_some() && dst.tree.is_none() {
             let to = Spec { tree: None, ..self.cur.clone() };
-            self.push(Act::Collapse, to, Dims::new(), 0);
+            self.push(StepAction::Collapse, to, Dims::new(), 0);
         }
     }
 
+    /// Appends the step that makes axis `a` `Partial`.
     fn share(&mut self, a: usize, placement: &Placement) -> Result<()> {
         let op = placement.partial_op().expect("called for axes that open");
         let mut placements = self.cur.layout.placements().to_vec();
         placements[a] = placement.clone();
         let layout = Layout::new(placements).with_order(self.cur.layout.order())?;
         let to = self.cur.with_layout(layout)?;
-        self.push(Act::Share(op, a), to, Dims::new(), 0);
+        self.push(StepAction::Share(op, a), to, Dims::new(), 0);
         Ok(())
     }
 
@@ -242,12 +312,12 @@ impl Planning {
         self.cur.layout.axis(axes[0]).partial_op().expect("called for partial axes")
     }
 
-    /// The elements of `to` that this rank holds already.
+    /// Returns the number of elements of `to` that this rank holds already.
     fn own_len(&self, to: &Spec) -> usize {
         self.cur.region().intersect(&to.region()).iter().map(|o| o.numel()).sum()
     }
 
-    /// The number of parts that the others along `axes` bring.
+    /// Returns the number of partial values that the other ranks along `axes` contribute.
     fn others(&self, axes: &[usize]) -> usize {
         let mesh = &self.cur.mesh;
         if self.cur.tree.is_none() {
@@ -258,28 +328,29 @@ impl Planning {
     }
 }
 
-impl Step {
-    pub fn talks(&self) -> bool {
-        talks(&self.from.mesh, &self.axes)
+impl RedistributionStep {
+    pub fn communicates(&self) -> bool {
+        communicates(&self.from.mesh, &self.axes)
     }
 
+    /// Returns the name of the step's call.
     fn name(&self) -> &'static str {
-        match &self.act {
-            Act::AllReduce(..) => "all_reduce",
-            Act::Fold(_, axes) if *axes == self.axes => "reduce_scatter",
-            Act::Fold(..) => "reduce_exchange",
-            Act::Exchange(Way::Slice) => "slice",
-            Act::Exchange(Way::AllGather) => "all_gather",
-            Act::Exchange(Way::Broadcast { .. }) => "broadcast",
-            Act::Exchange(Way::AllToAll) => "all_to_all",
-            Act::Collapse => "collapse",
-            Act::Round => "round",
-            Act::Share(..) => "share",
+        match &self.action {
+            StepAction::AllReduce(..) => "all_reduce",
+            StepAction::Fold(_, axes) if *axes == self.axes => "reduce_scatter",
+            StepAction::Fold(..) => "reduce_exchange",
+            StepAction::Exchange(ExchangeKind::Slice) => "slice",
+            StepAction::Exchange(ExchangeKind::AllGather) => "all_gather",
+            StepAction::Exchange(ExchangeKind::Broadcast { .. }) => "broadcast",
+            StepAction::Exchange(ExchangeKind::AllToAll) => "all_to_all",
+            StepAction::Collapse => "collapse",
+            StepAction::Round => "round",
+            StepAction::Share(..) => "share",
         }
     }
 }
 
-/// The coordinates of the ranks that differ from this one along `axes` only, row-major.
+/// Returns the coordinates of the ranks that differ from this one along `axes` only, row-major.
 pub(super) fn members(mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
     let mut all = vec![Dims::from_slice(mesh.coords())];
     for &a in axes {
@@ -293,12 +364,13 @@ pub(super) fn members(mesh: &Mesh, axes: &[usize]) -> Vec<Dims> {
     all
 }
 
-fn way(cur: &Spec, to: &Spec, axes: &[usize]) -> Way {
-    if !talks(&cur.mesh, axes) {
-        return Way::Slice;
+/// Chooses the call of an exchange from the layouts.
+fn exchange_kind(cur: &Spec, to: &Spec, axes: &[usize]) -> ExchangeKind {
+    if !communicates(&cur.mesh, axes) {
+        return ExchangeKind::Slice;
     }
-    if !uncuts(&cur.layout, &to.layout, axes) {
-        return Way::AllToAll;
+    if !is_gather(&cur.layout, &to.layout, axes) {
+        return ExchangeKind::AllToAll;
     }
     let root = match axes {
         [a] => match cur.layout.axis(*a) {
@@ -311,10 +383,10 @@ fn way(cur: &Spec, to: &Spec, axes: &[usize]) -> Way {
         },
         _ => None,
     };
-    root.map_or(Way::AllGather, |root| Way::Broadcast { root })
+    root.map_or(ExchangeKind::AllGather, |root| ExchangeKind::Broadcast { root })
 }
 
-/// One step after the other.
+/// Displays the steps in order.
 impl fmt::Display for Redistribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (k, step) in self.steps.iter().enumerate() {
@@ -324,32 +396,34 @@ impl fmt::Display for Redistribution {
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for RedistributionStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mesh = &self.from.mesh;
-        let (over, bytes) = (Over(mesh, &self.axes), self.received_bytes);
-        match &self.act {
-            Act::AllReduce(op, axes) | Act::Fold(op, axes) => {
-                let nodes = Nodes(&self.from, axes);
+        let (over, bytes) = (AxisRanks(mesh, &self.axes), self.received_bytes);
+        match &self.action {
+            StepAction::AllReduce(op, axes) | StepAction::Fold(op, axes) => {
+                let nodes = NodeCounts(&self.from, axes);
                 write!(f, "{}({op}) over {over}{nodes}: {bytes} bytes come", self.name())
             }
-            Act::Exchange(Way::Slice) => f.write_str("slice"),
-            Act::Exchange(_) => write!(f, "{} over {over}: {bytes} bytes come", self.name()),
-            Act::Collapse => write!(f, "add up {} nodes", self.from.nodes_len_at(mesh.coords())),
-            Act::Round => write!(f, "round to {}", self.to.dtype),
-            Act::Share(op, a) if mesh.coords()[*a] == 0 => write!(f, "keep as this rank's part of a {op}"),
-            Act::Share(op, _) => write!(f, "take the identity of {op}"),
+            StepAction::Exchange(ExchangeKind::Slice) => f.write_str("slice"),
+            StepAction::Exchange(_) => write!(f, "{} over {over}: {bytes} bytes come", self.name()),
+            StepAction::Collapse => write!(f, "add up {} nodes", self.from.nodes_len_at(mesh.coords())),
+            StepAction::Round => write!(f, "round to {}", self.to.dtype),
+            StepAction::Share(op, a) if mesh.coords()[*a] == 0 => {
+                write!(f, "keep as this rank's part of a {op}")
+            }
+            StepAction::Share(op, _) => write!(f, "take the identity of {op}"),
         }
     }
 }
 
-/// The ranks along some axes: `dp×tp{0, 1, 2, 3}`, the middle of many left out.
-struct Over<'a>(&'a Mesh, &'a [usize]);
+/// Displays the ranks along some axes: `dp×tp{0, 1, 2, 3}`; the middle of a long list is left out.
+struct AxisRanks<'a>(&'a Mesh, &'a [usize]);
 
-impl fmt::Display for Over<'_> {
+impl fmt::Display for AxisRanks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 16;
-        let Over(mesh, axes) = *self;
+        let AxisRanks(mesh, axes) = *self;
         let names: Vec<&str> = axes.iter().map(|&a| mesh.axis_name(a)).collect();
         write!(f, "{}{{", names.join("×"))?;
         let slice = mesh.slice(axes);
@@ -365,12 +439,12 @@ impl fmt::Display for Over<'_> {
     }
 }
 
-/// How many parts the members bring, where that is not one each: ` of 2, 3 and 2 nodes`.
-struct Nodes<'a>(&'a Spec, &'a [usize]);
+/// Displays the number of nodes that each member contributes, unless it is one: ` of 2, 3 and 2 nodes`.
+struct NodeCounts<'a>(&'a Spec, &'a [usize]);
 
-impl fmt::Display for Nodes<'_> {
+impl fmt::Display for NodeCounts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Nodes(spec, axes) = *self;
+        let NodeCounts(spec, axes) = *self;
         let open = spec.open_axes();
         if !axes.iter().any(|a| open.contains(a)) {
             return Ok(());

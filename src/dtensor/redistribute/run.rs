@@ -1,5 +1,5 @@
-//! Running what was planned: packing, the calls, folding and unpacking; each byte is copied at most once before and once
-//! after its call, and not at all where it lies right already.
+//! Running a plan: packing, calls, folding and unpacking. Each byte is copied at most once before and once after its
+//! call, and not at all if its storage already fits.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -8,15 +8,15 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::super::device_mesh::DeviceMesh;
-use super::super::exchange::{Piece, packed};
+use super::super::exchange_piece::{ExchangePiece, packed};
 use super::super::tensor_meta::TensorMeta;
-use super::lower::{Exchange, Fold, Out, Stage, lower};
-use super::redistribution::{Redistribution, Way};
+use super::lower::{ExchangeStage, FoldStage, StackedShape, Stage, lower};
+use super::redistribution::{ExchangeKind, Redistribution};
 use crate::comm::{Group, Pending, Reduce};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// A redistribution that can be run, again and again.
+/// A redistribution that is planned and lowered, and can be run any number of times.
 #[derive(Debug)]
 pub(crate) struct Move {
     stages: SmallVec<[Stage; 2]>,
@@ -24,46 +24,46 @@ pub(crate) struct Move {
     calls: usize,
 }
 
-/// A redistribution on its way.
+/// A redistribution in flight.
 #[expect(clippy::large_enum_variant, reason = "almost all are the large one, which need not be boxed")]
 pub(in crate::dtensor) enum InFlight {
-    /// No call is left but the one that was started, if any.
-    Last(Flight),
-    /// Later calls begin when it is waited for, or one that was started after it.
-    More(Rc<RefCell<Flight>>),
+    /// No call is left except the one that was started, if any.
+    Last(MoveProgress),
+    /// Later calls start when this redistribution is waited for, or one that was started after it.
+    More(Rc<RefCell<MoveProgress>>),
 }
 
-/// How far a redistribution has come.
-pub(in crate::dtensor) enum Flight {
+/// The progress of a redistribution.
+pub(in crate::dtensor) enum MoveProgress {
     Done(Result<Tensor>),
-    Waiting { plan: Rc<Move>, stage: usize, coming: Coming, local: Tensor },
+    Waiting { plan: Rc<Move>, stage: usize, call: PendingCall, local: Tensor },
 }
 
-/// The redistributions that a mesh keeps.
+/// The redistributions that a mesh caches.
 #[derive(Default)]
-struct Moves {
-    /// By the numbers of the facts before and after.
+struct MoveCache {
+    /// Moves, by the numbers of the metadata before and after.
     planned: RefCell<FxHashMap<(u32, u32), Rc<Move>>>,
-    underway: Underway,
+    unfinished: UnfinishedMoves,
 }
 
-/// A rank's redistributions with calls that have not begun, in the order in which they were started: their calls begin in
-/// that order too, in whatever order they are waited for.
+/// The redistributions of a rank with calls that have not started, in the order in which they were started. Their
+/// calls start in that order, in whatever order they are waited for.
 #[derive(Default)]
-struct Underway(RefCell<Vec<Weak<RefCell<Flight>>>>);
+struct UnfinishedMoves(RefCell<Vec<Weak<RefCell<MoveProgress>>>>);
 
-/// What a call on its way will bring.
-pub(in crate::dtensor) enum Coming {
-    /// A finished tensor.
+/// A collective call in flight.
+pub(in crate::dtensor) enum PendingCall {
+    /// The call returns the finished tensor.
     Whole(Pending<Tensor>),
-    /// One tensor from each member.
+    /// The call returns one tensor from each member.
     Parts(Pending<Vec<Tensor>>),
 }
 
-/// The move from `src` to `dst`, planned at the first call.
+/// Returns the move from `src` to `dst`, planned at the first call.
 pub(in crate::dtensor) fn find(mesh: &DeviceMesh, src: &TensorMeta, dst: &TensorMeta) -> Result<Rc<Move>> {
     let key = (src.id, dst.id);
-    let moves: &Moves = mesh.0.moves.of();
+    let moves: &MoveCache = mesh.0.moves.of();
     if let Some(m) = moves.planned.borrow().get(&key) {
         return Ok(m.clone());
     }
@@ -77,7 +77,7 @@ impl Move {
         Ok(Move { stages: lower(mesh, &plan)?, calls: plan.calls(), plan })
     }
 
-    /// True where some rank receives something: then `strict` forbids doing it silently.
+    /// Returns true if some rank receives something; strict mode then forbids the move.
     pub(in crate::dtensor) fn communicates(&self) -> bool {
         self.calls > 0
     }
@@ -86,7 +86,7 @@ impl Move {
         self.start_at(0, mesh, local)?.finish(mesh)
     }
 
-    /// The reduction over a group, where the move is nothing else.
+    /// Returns the reduction and its group, if the move is a single all-reduce.
     pub(in crate::dtensor) fn only_all_reduce(&self) -> Option<(&Group, &Reduce)> {
         match &self.stages[..] {
             [Stage::AllReduce { group, reduce }] => Some((group, reduce)),
@@ -94,25 +94,26 @@ impl Move {
         }
     }
 
-    /// Runs the stages up to the first that talks to others, and starts that.
+    /// Runs the stages up to the first that communicates, and starts that.
     pub(in crate::dtensor) fn start(self: &Rc<Self>, mesh: &DeviceMesh, local: Tensor) -> Result<InFlight> {
-        let flight = self.start_at(0, mesh, local)?;
+        let progress = self.start_at(0, mesh, local)?;
         if self.calls < 2 {
-            return Ok(InFlight::Last(flight));
+            return Ok(InFlight::Last(progress));
         }
-        let flight = Rc::new(RefCell::new(flight));
-        mesh.0.moves.of::<Moves>().underway.0.borrow_mut().push(Rc::downgrade(&flight));
-        Ok(InFlight::More(flight))
+        let progress = Rc::new(RefCell::new(progress));
+        mesh.0.moves.of::<MoveCache>().unfinished.0.borrow_mut().push(Rc::downgrade(&progress));
+        Ok(InFlight::More(progress))
     }
 
-    fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<Flight> {
+    /// Runs the stages from `first` on, up to one that communicates, and starts that.
+    fn start_at(self: &Rc<Self>, first: usize, mesh: &DeviceMesh, mut local: Tensor) -> Result<MoveProgress> {
         for (k, stage) in self.stages.iter().enumerate().skip(first) {
-            let coming = match stage {
+            let call = match stage {
                 Stage::AllReduce { group, reduce } => {
-                    Coming::Whole(group.all_reduce_with_async(&local, reduce.clone()))
+                    PendingCall::Whole(group.all_reduce_with_async(&local, reduce.clone()))
                 }
                 Stage::Fold(fold) => fold.start(&local)?,
-                Stage::Exchange(x) if x.way == Way::Slice => {
+                Stage::Exchange(x) if x.kind == ExchangeKind::Slice => {
                     local = x.slice(&local)?;
                     continue;
                 }
@@ -122,18 +123,18 @@ impl Move {
                     continue;
                 }
             };
-            let waiting = Flight::Waiting { plan: self.clone(), stage: k, coming, local };
-            if self.plan.steps[k].talks() {
+            let waiting = MoveProgress::Waiting { plan: self.clone(), stage: k, call, local };
+            if self.plan.steps[k].communicates() {
                 return Ok(waiting);
             }
-            local = waiting.arrived(mesh)?;
+            local = waiting.wait_call(mesh)?;
         }
-        Ok(Flight::Done(Ok(local)))
+        Ok(MoveProgress::Done(Ok(local)))
     }
 }
 
 impl Stage {
-    /// A stage that needs nobody.
+    /// Runs a stage that does not communicate.
     fn run_alone(&self, local: Tensor) -> Result<Tensor> {
         match self {
             Stage::Collapse(reduce) => reduce.fold(&[local.contiguous()?]),
@@ -149,58 +150,59 @@ impl Stage {
 
 impl InFlight {
     pub(in crate::dtensor) fn finish(self, mesh: &DeviceMesh) -> Result<Tensor> {
-        let flight = match self {
-            InFlight::Last(flight) => return flight.finish(mesh),
-            InFlight::More(flight) => flight,
+        let progress = match self {
+            InFlight::Last(progress) => return progress.finish(mesh),
+            InFlight::More(progress) => progress,
         };
-        for earlier in mesh.0.moves.of::<Moves>().underway.before(&flight) {
-            let done = earlier.replace(Flight::away()).finish(mesh);
-            earlier.replace(Flight::Done(done));
+        for earlier in mesh.0.moves.of::<MoveCache>().unfinished.before(&progress) {
+            let done = earlier.replace(MoveProgress::placeholder()).finish(mesh);
+            earlier.replace(MoveProgress::Done(done));
         }
-        flight.replace(Flight::away()).finish(mesh)
+        progress.replace(MoveProgress::placeholder()).finish(mesh)
     }
 }
 
-impl Underway {
-    /// Those that were started before this one and still are waited for; with it they leave the list.
-    fn before(&self, flight: &Rc<RefCell<Flight>>) -> Vec<Rc<RefCell<Flight>>> {
+impl UnfinishedMoves {
+    /// Removes from the list this redistribution and those started before it, and returns the earlier ones that are
+    /// still waited for.
+    fn before(&self, progress: &Rc<RefCell<MoveProgress>>) -> Vec<Rc<RefCell<MoveProgress>>> {
         let mut all = self.0.borrow_mut();
-        let Some(at) = all.iter().position(|w| std::ptr::eq(w.as_ptr(), Rc::as_ptr(flight))) else {
+        let Some(at) = all.iter().position(|w| std::ptr::eq(w.as_ptr(), Rc::as_ptr(progress))) else {
             return Vec::new();
         };
-        all.drain(..=at).filter_map(|w| w.upgrade()).filter(|f| !Rc::ptr_eq(f, flight)).collect()
+        all.drain(..=at).filter_map(|w| w.upgrade()).filter(|f| !Rc::ptr_eq(f, progress)).collect()
     }
 }
 
-impl Flight {
-    /// What stands in for one that is being finished.
-    fn away() -> Flight {
-        Flight::Done(Ok(Tensor::default()))
+impl MoveProgress {
+    /// Returns a placeholder for a redistribution that is being finished.
+    fn placeholder() -> MoveProgress {
+        MoveProgress::Done(Ok(Tensor::default()))
     }
 
     fn finish(mut self, mesh: &DeviceMesh) -> Result<Tensor> {
         loop {
             let (plan, next) = match self {
-                Flight::Done(result) => return result,
-                Flight::Waiting { ref plan, stage, .. } => (plan.clone(), stage + 1),
+                MoveProgress::Done(result) => return result,
+                MoveProgress::Waiting { ref plan, stage, .. } => (plan.clone(), stage + 1),
             };
-            let local = self.arrived(mesh)?;
+            let local = self.wait_call(mesh)?;
             self = plan.start_at(next, mesh, local)?;
         }
     }
 
-    /// Waits for the call on its way: what this rank holds after it.
-    fn arrived(self, mesh: &DeviceMesh) -> Result<Tensor> {
-        let (plan, stage, coming, local) = match self {
-            Flight::Done(result) => return result,
-            Flight::Waiting { plan, stage, coming, local } => (plan, stage, coming, local),
+    /// Waits for the call in flight, and returns the tensor that this rank holds after it.
+    fn wait_call(self, mesh: &DeviceMesh) -> Result<Tensor> {
+        let (plan, stage, call, local) = match self {
+            MoveProgress::Done(result) => return result,
+            MoveProgress::Waiting { plan, stage, call, local } => (plan, stage, call, local),
         };
-        let out = match (&plan.stages[stage], coming) {
-            (Stage::AllReduce { .. }, Coming::Whole(coming)) => coming.wait()?,
-            (Stage::Fold(fold), Coming::Whole(coming)) => coming.wait()?.reshape(fold.out.shape())?,
-            (Stage::Exchange(x), Coming::Whole(coming)) => coming.wait()?.reshape(x.out.shape())?,
-            (Stage::Fold(fold), Coming::Parts(coming)) => fold.assemble(&coming.wait()?, &local)?,
-            (Stage::Exchange(x), Coming::Parts(coming)) => x.assemble(&coming.wait()?, &local)?,
+        let out = match (&plan.stages[stage], call) {
+            (Stage::AllReduce { .. }, PendingCall::Whole(call)) => call.wait()?,
+            (Stage::Fold(fold), PendingCall::Whole(call)) => call.wait()?.reshape(fold.out.shape())?,
+            (Stage::Exchange(x), PendingCall::Whole(call)) => call.wait()?.reshape(x.out.shape())?,
+            (Stage::Fold(fold), PendingCall::Parts(call)) => fold.assemble(&call.wait()?, &local)?,
+            (Stage::Exchange(x), PendingCall::Parts(call)) => x.assemble(&call.wait()?, &local)?,
             _ => unreachable!("other stages wait for nothing"),
         };
         let moved = &mesh.0.moved_bytes;
@@ -209,16 +211,16 @@ impl Flight {
     }
 }
 
-impl Fold {
-    fn start(&self, local: &Tensor) -> Result<Coming> {
+impl FoldStage {
+    fn start(&self, local: &Tensor) -> Result<PendingCall> {
         let mut parts = Vec::with_capacity(self.give.len());
         for piece in &self.give {
             parts.push(packed(&piece.cut_nodes(local, self.nodes)?)?);
         }
         Ok(match &self.sources[..] {
-            // Everybody's parts are of all that this rank will hold.
-            [only] => Coming::Whole(self.group.reduce_scatter_with(parts, only.reduce.clone())),
-            _ => Coming::Parts(self.group.all_to_all_async(parts, &self.shapes)),
+            // Every member has partial values of all elements that this rank will hold.
+            [only] => PendingCall::Whole(self.group.reduce_scatter_with(parts, only.reduce.clone())),
+            _ => PendingCall::Parts(self.group.all_to_all_async(parts, &self.shapes)),
         })
     }
 
@@ -231,22 +233,22 @@ impl Fold {
     }
 }
 
-impl Exchange {
+impl ExchangeStage {
     fn slice(&self, local: &Tensor) -> Result<Tensor> {
         self.take[0].cut_nodes(local, self.out.nodes)?.reshape(self.out.shape())
     }
 
-    fn start(&self, local: &Tensor) -> Result<Coming> {
-        Ok(match self.way {
-            Way::AllGather => Coming::Parts(self.group.all_gather_async(local, &self.shapes)),
-            Way::Broadcast { root } => {
+    fn start(&self, local: &Tensor) -> Result<PendingCall> {
+        Ok(match self.kind {
+            ExchangeKind::AllGather => PendingCall::Parts(self.group.all_gather_async(local, &self.shapes)),
+            ExchangeKind::Broadcast { root } => {
                 let x = Some(local).filter(|_| root == self.group.index());
-                Coming::Whole(self.group.broadcast_async(x, root, local.dtype(), &self.shapes[root]))
+                PendingCall::Whole(self.group.broadcast_async(x, root, local.dtype(), &self.shapes[root]))
             }
-            Way::AllToAll | Way::Slice => {
-                let cut = |p: &Piece| p.cut_nodes(local, self.out.nodes);
+            ExchangeKind::AllToAll | ExchangeKind::Slice => {
+                let cut = |p: &ExchangePiece| p.cut_nodes(local, self.out.nodes);
                 let parts = self.give.iter().map(cut).collect::<Result<_>>()?;
-                Coming::Parts(self.group.all_to_all_async(parts, &self.shapes))
+                PendingCall::Parts(self.group.all_to_all_async(parts, &self.shapes))
             }
         })
     }
@@ -254,8 +256,8 @@ impl Exchange {
     fn assemble(&self, parts: &[Tensor], local: &Tensor) -> Result<Tensor> {
         let some = self.take.iter().zip(parts).filter(|(piece, _)| piece.numel() > 0);
         let pieces = some.map(|(piece, part)| {
-            // Of a gathered part the piece is a cut; of an exchanged one it is all.
-            let gathered = self.way == Way::AllGather;
+            // A gathered part is the member's whole part, from which the piece is cut; an exchanged one is the piece.
+            let gathered = self.kind == ExchangeKind::AllGather;
             let part = if gathered { piece.cut_nodes(part, self.out.nodes)? } else { part.clone() };
             Ok((piece, part))
         });
@@ -263,10 +265,10 @@ impl Exchange {
     }
 }
 
-/// One tensor of pieces of it, each with what stands there; pieces that hold nothing are left out.
-fn assemble(out: &Out, mut pieces: Vec<(&Piece, Tensor)>, like: &Tensor) -> Result<Tensor> {
+/// Writes pieces, without empty ones, into one tensor.
+fn assemble(out: &StackedShape, mut pieces: Vec<(&ExchangePiece, Tensor)>, like: &Tensor) -> Result<Tensor> {
     if pieces.len() == 1 {
-        // It is all of it.
+        // One piece is the whole tensor.
         return pieces.swap_remove(0).1.reshape(out.shape());
     }
     let mut whole = Tensor::uninit_on(like.device(), like.dtype(), out.shape())?;

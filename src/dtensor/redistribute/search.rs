@@ -1,42 +1,44 @@
-//! The cheapest order of reductions and moves.
+//! The search for the cheapest order of reductions and moves.
 //!
-//! A state is which `Partial` axes have still to be folded, and a layout. A hop folds some of them, and brings every rank
-//! the parts of just what it holds afterwards; or it cuts what is held another way, and is an all-reduce of that. When all
-//! are folded, one exchange leads to the target. Nothing else can be cheaper: by the triangle inequality of set
-//! differences an exchange before a fold costs no less than the fold saves by it, and two exchanges no less than one.
+//! A state is a set of `Partial` axes that have still to be folded, and a layout. A hop folds some of these axes:
+//! either each rank receives the partial values of just the elements that it holds afterwards, or an exchange (mostly
+//! a slice) and an all-reduce do the same. When all axes are folded, one exchange leads to the target. No other
+//! sequence is cheaper: by the triangle inequality of set differences, an exchange before a fold costs at least what
+//! the fold saves by it, and two exchanges cost at least what one does.
 //!
-//! Where links differ, an exchange may be two: bytes that cross the slow link once are then spread by the fast one. There
-//! exchanges are looked for between all layouts before and after each fold.
+//! On a network with fast and slow links, two exchanges may be cheaper: bytes cross the slow link once, and then
+//! spread over the fast one. There, exchanges between all layouts are considered before and after each fold.
 //!
-//! Bits decide which axes may be folded next. Parts with terms keep the tree's order whatever is folded first, and so do
-//! maxima, minima and integers. Other sums are one nested tree over the ranks, the first axis outermost: the last ones
-//! are folded first.
+//! Bits decide which axes may be folded next. Partial sums with a reduction tree keep the tree's order whatever is
+//! folded first; maxima, minima and integers do not depend on the order. All other sums are one nested tree over the
+//! ranks with the first axis outermost, so the last axes are folded first.
 
 use smallvec::SmallVec;
 
-use super::super::exchange::talking_axes;
-use super::cost::{PlanCost, Prices, StepFacts};
-use super::states::{common_len, held, layouts, places};
+use super::super::exchange_piece::communicating_axes;
+use super::cost::{CostModel, PlanCost, StepTraffic};
+use super::states::{candidate_layouts, common_len, held_regions, sample_coords};
 use crate::error::Result;
 use crate::placement::{Layout, Placement, Region, Spec};
 use crate::tensor::{Dims, ReduceOp};
 
-/// So many layouts are looked at where links differ, since each may lead to each; of more, those near the two ends.
+/// The largest number of layouts considered per level if links differ, since each may lead to each; beyond it, only
+/// layouts near both ends.
 const LINKED_LEN: usize = 64;
 
-/// A part of the way.
+/// One part of a path from the source to the target.
 #[derive(Clone, Debug)]
 pub(super) enum Hop {
     /// These `Partial` axes become replicated.
     AllReduce(Dims),
-    /// These `Partial` axes are folded, and each rank receives what it needs of the sum for this layout.
+    /// These `Partial` axes are folded, and each rank receives what it needs for this layout.
     Fold(Dims, Layout),
-    /// Each rank receives what it lacks.
+    /// Each rank receives the elements that it lacks.
     Exchange(Layout),
 }
 
-/// The cheapest way from `src` to `target`, which opens no new `Partial`, and its cost.
-pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices<'_>) -> Result<(Vec<Hop>, PlanCost)> {
+/// Returns the cheapest path from `src` to `target`, which adds no new `Partial`, and its cost.
+pub(super) fn cheapest(src: &Spec, target: &Layout, costs: CostModel<'_>) -> Result<(Vec<Hop>, PlanCost)> {
     let leaving: Dims = leaving_partials(&src.layout, target);
     let open = src.open_axes();
     let (alone, long): (Dims, Dims) = leaving.iter().copied().partition(|&a| src.mesh.axis_len(a) == 1);
@@ -45,9 +47,9 @@ pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices<'_>) -> Resul
     let (mut hops, cost) = if long.is_empty() && start.layout == *target {
         (Vec::new(), PlanCost::default())
     } else {
-        Search::new(&start, target, prices, plain, tree).run()?
+        Search::new(&start, target, costs, plain, tree).run()?
     };
-    // Axes of one rank are folded along with others of their kind, or at first: there is nothing to receive.
+    // Axes of one rank receive nothing: they are folded with other axes of their kind, or first.
     let (alone_tree, alone_plain): (Dims, Dims) = alone.iter().copied().partition(|a| open.contains(a));
     let mut first = Vec::new();
     for alone in [alone_plain, alone_tree].into_iter().filter(|axes| !axes.is_empty()) {
@@ -64,68 +66,70 @@ pub(super) fn cheapest(src: &Spec, target: &Layout, prices: Prices<'_>) -> Resul
     Ok((first.into_iter().chain(hops).collect(), cost))
 }
 
-/// The axes that are `Partial` in `layout` and not so in `target`.
+/// Returns the axes that are `Partial` in `layout` but not in `target`.
 pub(super) fn leaving_partials(layout: &Layout, target: &Layout) -> Dims {
     let leaves = |a: &usize| layout.axis(*a).is_partial() && layout.axis(*a) != target.axis(*a);
     (0..layout.ndim()).filter(leaves).collect()
 }
 
-/// `layout` with these axes replicated.
+/// Returns `layout` with these axes replicated.
 pub(super) fn replicated(layout: &Layout, axes: &[usize]) -> Layout {
     let of = |(a, p): (usize, &Placement)| if axes.contains(&a) { Placement::Replicate } else { p.clone() };
     let placements = layout.placements().iter().enumerate().map(of);
     Layout::new(placements).with_order(layout.order()).expect("a layout's own order")
 }
 
-/// `cut` with these axes as in `layout`, where they are `Partial`.
+/// Returns `cut` with these axes `Partial` as in `layout`.
 fn partial_as(layout: &Layout, axes: &[usize], cut: &Layout) -> Layout {
     let of = |(a, p): (usize, &Placement)| if axes.contains(&a) { layout.axis(a).clone() } else { p.clone() };
     let placements = cut.placements().iter().enumerate().map(of);
     Layout::new(placements).with_order(cut.order()).expect("a layout's own order")
 }
 
-/// The axes along which ranks talk when `axes` are folded on the way to `to`, ascending.
+/// Returns the axes along which ranks communicate when `axes` are folded on the way to `to`, ascending.
 pub(super) fn fold_axes(from: &Layout, to: &Layout, dims: usize, axes: &[usize]) -> Dims {
-    let mut all: Dims = talking_axes(from, to, dims).into_iter().chain(axes.iter().copied()).collect();
+    let mut all: Dims = communicating_axes(from, to, dims).into_iter().chain(axes.iter().copied()).collect();
     all.sort_unstable();
     all.dedup();
     all
 }
 
+/// A search: states per set of axes that have still to be folded.
 struct Search<'a> {
     src: &'a Spec,
     target: &'a Layout,
-    prices: Prices<'a>,
-    /// The axes to fold: those of a tree over ranks, then those with terms. A set of them is a bit set.
+    costs: CostModel<'a>,
+    /// The axes to fold: those of a tree over ranks, then those of a reduction tree. A set of them is a bit set.
     axes: Dims,
     plain: u32,
     any_order: bool,
-    places: Vec<Dims>,
+    samples: Vec<Dims>,
     wanted: Vec<Region>,
     levels: Vec<Option<SearchLevel>>,
-    /// The cheapest whole way so far, by its last state.
+    /// The cheapest complete path so far, by its last state.
     best: Option<(PlanCost, usize)>,
 }
 
 /// The states in which the same axes have still to be folded.
 struct SearchLevel {
-    /// The number of parts of a sum on the rank that has most, and the size of an element of one.
+    /// The largest number of nodes of a sum on a rank, and the size of an element of one.
     parts: u64,
     size_bytes: u64,
     states: Vec<State>,
 }
 
+/// A layout in a level, with the cheapest path to it so far.
 struct State {
     layout: Layout,
     held: Vec<Region>,
-    best: Option<(PlanCost, From)>,
-    /// The cost of the exchange that remains, where nothing is left to fold.
+    best: Option<(PlanCost, ReachedBy)>,
+    /// The cost of the remaining exchange to the target, if nothing is left to fold.
     rest: PlanCost,
 }
 
-/// The hop that leads to a state: an exchange where it folds nothing. The first state leads to itself.
+/// The hop by which a state is reached; an exchange if `set` is empty. The first state is reached from itself.
 #[derive(Clone, Copy, PartialEq)]
-struct From {
+struct ReachedBy {
     level: u32,
     state: usize,
     set: u32,
@@ -133,28 +137,30 @@ struct From {
 }
 
 impl<'a> Search<'a> {
-    fn new(src: &'a Spec, target: &'a Layout, prices: Prices<'a>, plain: Dims, tree: Dims) -> Search<'a> {
+    fn new(src: &'a Spec, target: &'a Layout, costs: CostModel<'a>, plain: Dims, tree: Dims) -> Search<'a> {
         let sums = plain.iter().any(|&a| src.layout.axis(a).partial_op() == Some(ReduceOp::Sum));
-        let places = places(&src.mesh, [&src.layout, target]);
+        let samples = sample_coords(&src.mesh, [&src.layout, target]);
         let plain_bits = (1 << plain.len()) - 1;
         let axes: Dims = plain.into_iter().chain(tree).collect();
         let levels = (0..1 << axes.len()).map(|_| None).collect();
         let any_order = !(sums && src.dtype.is_float());
-        let wanted = held(src, target, &places);
-        Search { src, target, prices, axes, plain: plain_bits, any_order, places, wanted, levels, best: None }
+        let wanted = held_regions(src, target, &samples);
+        Search { src, target, costs, axes, plain: plain_bits, any_order, samples, wanted, levels, best: None }
     }
 
+    /// Visits the levels from all axes to none, and returns the cheapest path.
     fn run(mut self) -> Result<(Vec<Hop>, PlanCost)> {
         let all = (1u32 << self.axes.len()) - 1;
         let mut start = self.level(all)?;
-        let at = start.states.iter().position(|s| s.layout == self.src.layout).expect("the way begins there");
-        let from = From { level: all, state: at, set: 0, all_reduce: false };
-        self.reach(&mut start, at, PlanCost::default(), from, all == 0);
+        let at =
+            start.states.iter().position(|s| s.layout == self.src.layout).expect("the path begins there");
+        let from = ReachedBy { level: all, state: at, set: 0, all_reduce: false };
+        self.relax(&mut start, at, PlanCost::default(), from, all == 0);
         self.levels[all as usize] = Some(start);
         for left in (0..=all).rev() {
             let Some(mut level) = self.levels[left as usize].take() else { continue };
-            if self.prices.has_levels() {
-                self.spread(&mut level, left);
+            if self.costs.has_levels() {
+                self.relax_exchanges(&mut level, left);
             }
             for i in 0..level.states.len() {
                 for set in self.next_sets(left) {
@@ -163,11 +169,11 @@ impl<'a> Search<'a> {
             }
             self.levels[left as usize] = Some(level);
         }
-        Ok(self.way())
+        Ok(self.path())
     }
 
-    /// Every exchange between states of a level, from the cheapest on.
-    fn spread(&mut self, level: &mut SearchLevel, left: u32) {
+    /// Considers every exchange between states of a level, from the cheapest state on (as Dijkstra does).
+    fn relax_exchanges(&mut self, level: &mut SearchLevel, left: u32) {
         let mut done = vec![false; level.states.len()];
         let next = |level: &SearchLevel, done: &[bool]| {
             let reached = (0..done.len()).filter(|&i| !done[i]);
@@ -181,18 +187,18 @@ impl<'a> Search<'a> {
             for f in (0..done.len()).filter(|&f| !done[f]).collect::<Vec<_>>() {
                 let goal = &level.states[f];
                 let cost = so_far + self.exchange(level, &level.states[i], (&goal.layout, &goal.held));
-                self.reach(
+                self.relax(
                     level,
                     f,
                     cost,
-                    From { level: left, state: i, set: 0, all_reduce: false },
+                    ReachedBy { level: left, state: i, set: 0, all_reduce: false },
                     left == 0,
                 );
             }
         }
     }
 
-    /// The axes that may be folded together next, all of them first.
+    /// Returns the sets of axes that may be folded together next, the set of all of them first.
     fn next_sets(&self, left: u32) -> SmallVec<[u32; 8]> {
         let plain = left & self.plain;
         let from = if plain == 0 { left } else { plain };
@@ -201,13 +207,13 @@ impl<'a> Search<'a> {
         let mut set = from;
         while set != 0 {
             sets.push(set);
-            // Bits ascend with axes: without the lowest ones, the last axes are left.
+            // Bits ascend with axes: without the lowest bits, the last axes are left.
             set = if any { (set - 1) & from } else { set & (set - 1) };
         }
         sets
     }
 
-    /// Every hop from state `i` of a level that folds `set`.
+    /// Considers every hop from state `i` of a level that folds `set`.
     fn fold(&mut self, level: &SearchLevel, left: u32, i: usize, set: u32) -> Result<()> {
         let state = &level.states[i];
         let Some((so_far, _)) = state.best else { return Ok(()) };
@@ -220,27 +226,28 @@ impl<'a> Search<'a> {
             None => self.level(to)?,
         };
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
-        let from = |all_reduce| From { level: left, state: i, set, all_reduce };
+        let from = |all_reduce| ReachedBy { level: left, state: i, set, all_reduce };
         for f in 0..next.states.len() {
-            // Of equals the all-reduce, which engines do best.
+            // Among equal costs the all-reduce wins, which engines run best.
             if axes.iter().all(|&a| next.states[f].layout.axis(a).is_replicate()) {
                 let cost = so_far + self.all_reduce(level, state, &next.states[f], (&axes, next.parts));
-                self.reach(&mut next, f, cost, from(true), to == 0);
+                self.relax(&mut next, f, cost, from(true), to == 0);
             }
             let goal = &next.states[f];
             let lacks =
                 |(have, want): (&Region, &Region)| members * want.numel() as u64 - common_len(have, want);
             let most = state.held.iter().zip(&goal.held).map(lacks).max().unwrap_or(0);
-            let talking = fold_axes(&state.layout, &goal.layout, self.src.shape.len(), &axes);
-            let cost = so_far + self.cost(&talking, most.saturating_mul(level.parts * level.size_bytes));
-            self.reach(&mut next, f, cost, from(false), to == 0);
+            let communicating = fold_axes(&state.layout, &goal.layout, self.src.shape.len(), &axes);
+            let cost =
+                so_far + self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes));
+            self.relax(&mut next, f, cost, from(false), to == 0);
         }
         self.levels[to as usize] = Some(next);
         Ok(())
     }
 
-    /// The cost of an all-reduce, after which there are so many `parts`, behind an exchange where the cuts differ: a slice,
-    /// mostly.
+    /// Returns the cost of an all-reduce that leaves `parts` nodes, and of an exchange (mostly a slice) before it if
+    /// the splits differ.
     fn all_reduce(
         &self,
         level: &SearchLevel,
@@ -249,7 +256,7 @@ impl<'a> Search<'a> {
         (axes, parts): (&[usize], u64),
     ) -> PlanCost {
         let members = axes.iter().map(|&a| self.src.mesh.axis_len(a) as u64).product::<u64>();
-        // A ring's bytes: all parts of a share of the elements, and then the sums of the others' shares.
+        // A ring's bytes: all partial values of one share of the elements, then the sums of the other shares.
         let whole = to.held.iter().map(|r| r.numel() as u64).max().unwrap_or(0);
         let share = whole.div_ceil(members);
         let elements = (members - 1) * share * level.parts + (whole - share) * parts;
@@ -260,7 +267,7 @@ impl<'a> Search<'a> {
         cost + self.exchange(level, from, (&to.layout, &to.held))
     }
 
-    /// The cost of an exchange that changes cuts alone.
+    /// Returns the cost of an exchange that changes splits only.
     fn exchange(
         &self,
         level: &SearchLevel,
@@ -269,11 +276,12 @@ impl<'a> Search<'a> {
     ) -> PlanCost {
         let lacks = |(have, want): (&Region, &Region)| want.numel() as u64 - common_len(have, want);
         let most = from.held.iter().zip(wanted).map(lacks).max().unwrap_or(0);
-        let talking = talking_axes(&from.layout, layout, self.src.shape.len());
-        self.cost(&talking, most.saturating_mul(level.parts * level.size_bytes))
+        let communicating = communicating_axes(&from.layout, layout, self.src.shape.len());
+        self.cost(&communicating, most.saturating_mul(level.parts * level.size_bytes))
     }
 
-    fn reach(&mut self, level: &mut SearchLevel, f: usize, cost: PlanCost, from: From, last: bool) {
+    /// Records a path to state `f` if it is the cheapest so far.
+    fn relax(&mut self, level: &mut SearchLevel, f: usize, cost: PlanCost, from: ReachedBy, last: bool) {
         let state = &mut level.states[f];
         if state.best.is_none_or(|(best, _)| cost < best) {
             state.best = Some((cost, from));
@@ -284,7 +292,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn way(&self) -> (Vec<Hop>, PlanCost) {
+    /// Returns the hops of the cheapest path, and its cost.
+    fn path(&self) -> (Vec<Hop>, PlanCost) {
         let (cost, mut state) = self.best.expect("an all-reduce and an exchange always lead there");
         let at =
             |level: u32, state: usize| &self.levels[level as usize].as_ref().expect("reached").states[state];
@@ -295,7 +304,7 @@ impl<'a> Search<'a> {
         let mut level = 0;
         loop {
             let reached = at(level, state);
-            let (_, from) = reached.best.expect("on the way");
+            let (_, from) = reached.best.expect("on the path");
             if (from.level, from.state) == (level, state) {
                 break;
             }
@@ -317,21 +326,22 @@ impl<'a> Search<'a> {
         (hops, cost)
     }
 
+    /// Creates the level in which the axes in `left` have still to be folded.
     fn level(&self, left: u32) -> Result<SearchLevel> {
         let all = (1u32 << self.axes.len()) - 1;
         let spec = self.src.with_layout(replicated(&self.src.layout, &self.axes_of(all & !left)))?;
-        let parts = self.places.iter().map(|c| spec.nodes_len_at(c)).max().unwrap_or(1).max(1) as u64;
+        let parts = self.samples.iter().map(|c| spec.nodes_len_at(c)).max().unwrap_or(1).max(1) as u64;
         let size_bytes = spec.stored_dtype().size_bytes() as u64;
         let mut level = SearchLevel { parts, size_bytes, states: Vec::new() };
-        let mut all_layouts = if left == all && !self.prices.has_levels() {
+        let mut all_layouts = if left == all && !self.costs.has_levels() {
             vec![spec.layout.clone()]
         } else {
-            // Partial axes stay so until they are folded, and those that are not to be folded altogether.
+            // Partial axes stay `Partial` until they are folded; those of the target stay to the end.
             let stays = |a: &usize| spec.layout.axis(*a).is_partial();
             let fixed: Dims = (0..spec.mesh.ndim()).filter(stays).collect();
-            layouts(&spec, self.target, &fixed)
+            candidate_layouts(&spec, self.target, &fixed)
         };
-        if self.prices.has_levels() && all_layouts.len() > LINKED_LEN {
+        if self.costs.has_levels() && all_layouts.len() > LINKED_LEN {
             let near = |l: &Layout, a: usize| {
                 l.axis(a).is_replicate()
                     || l.axis(a) == spec.layout.axis(a)
@@ -340,7 +350,7 @@ impl<'a> Search<'a> {
             all_layouts.retain(|l| (0..l.ndim()).all(|a| near(l, a)));
             all_layouts.truncate(LINKED_LEN);
         }
-        // An all-reduce alone is always a way.
+        // A plain all-reduce is always a path.
         let alone = std::iter::once(spec.layout.clone()).filter(|l| !all_layouts.contains(l));
         let all_layouts: Vec<Layout> = all_layouts.iter().cloned().chain(alone).collect();
         level.states = all_layouts.into_iter().map(|l| self.state(&level, l, left == 0)).collect();
@@ -348,7 +358,7 @@ impl<'a> Search<'a> {
     }
 
     fn state(&self, level: &SearchLevel, layout: Layout, last: bool) -> State {
-        let held = held(self.src, &layout, &self.places);
+        let held = held_regions(self.src, &layout, &self.samples);
         let mut state = State { layout, held, best: None, rest: PlanCost::default() };
         if last && state.layout != *self.target {
             state.rest = self.exchange(level, &state, (self.target, &self.wanted));
@@ -357,7 +367,7 @@ impl<'a> Search<'a> {
     }
 
     fn cost(&self, axes: &[usize], received_bytes: u64) -> PlanCost {
-        self.prices.cost(&StepFacts { mesh: &self.src.mesh, axes, received_bytes })
+        self.costs.cost(&StepTraffic { mesh: &self.src.mesh, axes, received_bytes })
     }
 
     fn axes_of(&self, set: u32) -> Dims {

@@ -1,4 +1,4 @@
-//! The layouts through which a redistribution may pass, and where ranks are looked at to weigh them.
+//! The layouts through which a redistribution may pass, and the sample of ranks at which bytes are counted.
 
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -6,16 +6,18 @@ use smallvec::SmallVec;
 use crate::placement::{Layout, Mesh, Placement, Region, Spec};
 use crate::tensor::Dims;
 
-/// So many layouts are looked at in between; where there are more, only those near the two ends.
+/// The largest number of intermediate layouts considered; if there are more, only those near both ends.
 const STATES_LEN: usize = 600;
-/// Up to so many ranks are all looked at; of more, some along each axis.
+/// The largest number of ranks that are all sampled; if there are more, some along each axis.
 const RANKS_LEN: usize = 64;
 
+/// The placements that one axis may have.
 type Options = SmallVec<[Placement; 6]>;
 
-/// All layouts of `src`'s tensor in which `fixed` axes stay as they are, or the likeliest where those are too many: each
-/// other axis is replicated, cuts any dim, or does what it does at one of the ends, in any nesting order.
-pub(super) fn layouts(src: &Spec, target: &Layout, fixed: &[usize]) -> Vec<Layout> {
+/// Returns the layouts of `src`'s tensor in which `fixed` axes stay as they are: each other axis is replicated,
+/// splits any dim, or does what it does at one of the ends, in any order of axes. If those are too many, returns the
+/// likeliest ones.
+pub(super) fn candidate_layouts(src: &Spec, target: &Layout, fixed: &[usize]) -> Vec<Layout> {
     let every_dim: Dims = (0..src.shape.len()).collect();
     let cut = |d: &usize| src.layout.splitters(*d).chain(target.splitters(*d)).next().is_some();
     let longest = every_dim.iter().copied().max_by_key(|&d| (src.shape[d], std::cmp::Reverse(d)));
@@ -37,10 +39,11 @@ pub(super) fn layouts(src: &Spec, target: &Layout, fixed: &[usize]) -> Vec<Layou
     legal(src, &(0..src.mesh.ndim()).map(ends).collect::<Vec<Options>>(), &two_orders)
 }
 
-/// Coordinates at which bytes are counted, from shared facts: all ranks, or along each axis the first, the last, one in
-/// the middle, and the largest of a ragged cut. Under the ceil rule the first has the most, and two cuts of a dim have
-/// the least in common where one comes first and the other last.
-pub(super) fn places(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
+/// Returns the coordinates at which bytes are counted, from shared metadata: all ranks or, along each axis, the
+/// first, the last, one in the middle, and the largest of a ragged split. Under the ceil rule the first rank holds
+/// the most elements, and two splits of a dim have the least in common at ranks that are first in one and last in the
+/// other.
+pub(super) fn sample_coords(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
     let long: Dims = (0..mesh.ndim()).filter(|&a| mesh.axis_len(a) > 1).collect();
     let picks = |a: usize| -> Dims {
         let n = mesh.axis_len(a);
@@ -76,15 +79,15 @@ pub(super) fn places(mesh: &Mesh, ends: [&Layout; 2]) -> Vec<Dims> {
     all
 }
 
-/// What is held under `layout` at each of the places.
-pub(super) fn held(src: &Spec, layout: &Layout, places: &[Dims]) -> Vec<Region> {
+/// Returns the regions that the sampled ranks hold under `layout`.
+pub(super) fn held_regions(src: &Spec, layout: &Layout, samples: &[Dims]) -> Vec<Region> {
     let spec = Spec { layout: layout.clone(), tree: None, ..src.clone() };
-    places.iter().map(|c| spec.region_at(c)).collect()
+    samples.iter().map(|c| spec.region_at(c)).collect()
 }
 
-/// The number of elements that both hold.
+/// Returns the number of elements that both regions hold.
 pub(super) fn common_len(a: &Region, b: &Region) -> u64 {
-    let both = |d: usize, x: &crate::placement::Block, y: &crate::placement::Block| {
+    let both = |d: usize, x: &crate::placement::IndexBox, y: &crate::placement::IndexBox| {
         let end = (x.start[d] + x.len[d]).min(y.start[d] + y.len[d]);
         end.saturating_sub(x.start[d].max(y.start[d])) as u64
     };
@@ -92,6 +95,7 @@ pub(super) fn common_len(a: &Region, b: &Region) -> u64 {
     boxes.map(|(x, y)| (0..x.start.len()).map(|d| both(d, x, y)).product::<u64>()).sum()
 }
 
+/// Returns the placements of axis `a` to consider.
 fn options(src: &Spec, target: &Layout, fixed: &[usize], dims: &[usize], a: usize) -> Options {
     if fixed.contains(&a) {
         return [src.layout.axis(a).clone()].into_iter().collect();
@@ -110,6 +114,7 @@ fn options(src: &Spec, target: &Layout, fixed: &[usize], dims: &[usize], a: usiz
     options
 }
 
+/// Returns the layouts with these placements and orders that fit the tensor.
 fn legal(src: &Spec, options: &[Options], orders: &[Dims]) -> Vec<Layout> {
     let mut products: Vec<SmallVec<[Placement; 4]>> = vec![SmallVec::new()];
     for axis in options {
@@ -134,7 +139,7 @@ fn legal(src: &Spec, options: &[Options], orders: &[Dims]) -> Vec<Layout> {
     found
 }
 
-/// All orders of `n` axes, mesh order first; none where they are too many to look at.
+/// Returns all orders of `n` axes, mesh order first, or none if they are too many.
 fn orders(n: usize) -> Vec<Dims> {
     if n > 5 {
         return Vec::new();
@@ -150,7 +155,7 @@ fn orders(n: usize) -> Vec<Dims> {
     all
 }
 
-/// The order of a layout's cuts; other axes cut inside them.
+/// Returns the order of a layout's splitting axes, followed by the axes that split nothing.
 fn nested_in(layout: &Layout) -> Dims {
     let cuts = |a: &usize| !layout.axis(*a).split_dims().is_empty();
     let (outer, inner): (Dims, Dims) = layout.order().iter().copied().partition(cuts);

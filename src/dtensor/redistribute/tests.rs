@@ -1,7 +1,7 @@
-//! Plans as they run: bits, bytes and copies.
+//! Tests of plans that run: bits, bytes and copies.
 
-use super::super::exchange::{COPIED_BYTES, talking_axes};
-use super::cost::{Prices, bytes_and_calls};
+use super::super::exchange_piece::{COPIED_BYTES, communicating_axes};
+use super::cost::{CostModel, bytes_and_calls};
 use super::redistribution::Redistribution;
 use super::run::{Move, find};
 use crate::comm::spmd;
@@ -16,15 +16,15 @@ fn layout(text: &str) -> Layout {
 }
 
 #[test]
-fn only_axes_whose_cut_is_undone_talk() {
-    let axes = |from: &str, to: &str| talking_axes(&layout(from), &layout(to), 2);
-    assert_eq!(axes("(S0, R)", "(S0, S1)"), [0; 0], "slicing needs nobody");
+fn only_axes_whose_split_is_undone_communicate() {
+    let axes = |from: &str, to: &str| communicating_axes(&layout(from), &layout(to), 2);
+    assert_eq!(axes("(S0, R)", "(S0, S1)"), [0; 0], "slicing communicates nothing");
     assert_eq!(axes("(S0, S1)", "(S0, R)"), [1]);
     assert_eq!(axes("(S0, S0)", "(S0, R)"), [1], "the inner cut alone");
-    assert_eq!(axes("(S0, S0)", "(R, S0)"), [0, 1], "what lies inside a cut that is undone");
+    assert_eq!(axes("(S0, S0)", "(R, S0)"), [0, 1], "the split inside one that is undone");
     assert_eq!(axes("(S0, S0)", "(S0^1, S0^0)"), [0, 1]);
     assert_eq!(axes("(S0, R)", "(S0, S0)"), [0; 0]);
-    assert_eq!(axes("(S0, R)", "(S0^1, S0^0)"), [0], "another cut came outside");
+    assert_eq!(axes("(S0, R)", "(S0^1, S0^0)"), [0], "another split came outside");
     assert_eq!(axes("(S1, RS(0..2; 1,1))", "(R, RS(0..2; 1,1))"), [0, 1], "ragged over a dim that was cut");
 }
 
@@ -45,7 +45,7 @@ fn bytes_received_are_those_of_the_moves() {
         assert_eq!(received(&x, "(S0, R)")?, 2 * 12, "two parts of three elements");
         assert_eq!(received(&x, "(R, R)")?, 4 * 12, "two thirds, twice");
         let x = DTensor::from_local(&mesh, local, [9], layout("(R, P(sum))"))?;
-        assert_eq!(received(&x, "(R, R)")?, 0, "nobody else is there");
+        assert_eq!(received(&x, "(R, R)")?, 0, "there is no other rank");
         assert!(!find(&mesh, &x.meta, &x.redistribute(layout("(R, R)"))?.meta)?.communicates());
         Ok(())
     };
@@ -66,13 +66,13 @@ fn a_new_partial_keeps_every_bit() {
     spmd(2, run).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// Element `e` of the part of rank `at`, of numbers whose sums round.
+/// Returns element `e` of the part of rank `at`, from numbers whose sums round.
 fn part(e: u64, at: u64) -> f32 {
     let h = (e * 31 + at * 977 + 5).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((h >> 40) as f32 / 1e5 - 80.0) * [1.0, 1e-3, 1e3][(h >> 20) as usize % 3]
 }
 
-/// The sum of the parts by definition: the range of the first axis halved, below single ranks that of the next.
+/// Returns the sum of the parts by definition: the range of the first axis is halved down to single ranks, then the next.
 fn by_definition(
     lens: &[usize],
     base: usize,
@@ -89,7 +89,7 @@ fn by_definition(
     by_definition(inner, at, 0..inner.first().copied().unwrap_or(1), of)
 }
 
-/// All layouts of two dims on these axes, nested either way, with partial sums.
+/// Returns all layouts of two dims on these axes, in both orders, with partial sums.
 fn every_layout(ndim: usize) -> Vec<Layout> {
     let choices =
         [Placement::Replicate, Placement::Shard(0), Placement::Shard(1), Placement::Partial(ReduceOp::Sum)];
@@ -107,8 +107,8 @@ fn every_layout(ndim: usize) -> Vec<Layout> {
     layouts
 }
 
-/// All pairs on meshes of two axes, planned for bytes alone and for calls alone, from random parts: the bits of gathering
-/// and cutting, whatever order of folds and moves was cheapest.
+/// Every pair of layouts on meshes of two axes, planned for bytes alone and for calls alone: from random parts, each plan
+/// gives the bits of gathering and slicing.
 #[test]
 fn every_plan_gives_the_bits_of_gathering_and_cutting() {
     for (a, b, shape, every) in [(2, 4, [8, 8], 3), (3, 2, [7, 5], 1), (2, 2, [5, 4], 1), (2, 3, [1, 9], 2)] {
@@ -122,7 +122,7 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
                     }
                     for call_bytes in [0, 1 << 40] {
                         calls +=
-                            check(&mesh, shape.into(), &from, &to, Prices(&bytes_and_calls(call_bytes)))?;
+                            check(&mesh, shape.into(), &from, &to, CostModel(&bytes_and_calls(call_bytes)))?;
                         pairs += 1;
                     }
                 }
@@ -134,8 +134,8 @@ fn every_plan_gives_the_bits_of_gathering_and_cutting() {
     }
 }
 
-/// Runs one plan; the number of its calls.
-fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Prices<'_>) -> Result<usize> {
+/// Runs one plan, and returns the number of its calls.
+fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, costs: CostModel<'_>) -> Result<usize> {
     let m = mesh.mesh();
     let (src, dst) =
         (Spec::new(m, DType::F32, &shape, from.clone())?, Spec::new(m, DType::F32, &shape, to.clone())?);
@@ -151,7 +151,7 @@ fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Pr
     let local = fill(&src, &|e| part(e, mine as u64))?;
     let first = 0..lens.first().copied().unwrap_or(1);
     let want = fill(&dst, &|e| by_definition(&lens, 0, first.clone(), &|at| part(e, at as u64)))?;
-    let plan = Redistribution::priced(&src, &dst, prices)?;
+    let plan = Redistribution::plan_with_costs(&src, &dst, costs)?;
     let (said, calls, bytes) = (plan.to_string(), plan.calls(), plan.received_bytes());
     let before = mesh.received_bytes();
     let got = Rc::new(Move::new(mesh, plan)?).run(mesh, local)?;
@@ -162,14 +162,15 @@ fn check(mesh: &DeviceMesh, shape: Shape, from: &Layout, to: &Layout, prices: Pr
     Ok(calls)
 }
 
-/// Bytes copied on this rank for a move of 48 elements on two ranks, and whether the result is the tensor it was.
+/// Returns, per rank, the bytes copied for a move of 48 elements on two ranks, and true if the result shares the
+/// operand's buffer.
 fn copies(from: &'static str, to: &'static str) -> Vec<(usize, bool)> {
     let run = move |rank| {
         let mesh = DeviceMesh::new(&rank, &[("a", 2)])?;
         let whole = Tensor::from_vec((0..48).map(|i| i as f32).collect(), [6, 8])?;
         let x = DTensor::distribute(&mesh, &whole, Layout::replicated(1))?;
         let x = x.redistribute(layout(from))?;
-        // What is cut from a whole is a view of it.
+        // A slice of the whole tensor would be a view of it.
         let local = x.local().contiguous()?;
         let x = DTensor::wrap(&mesh, local.clone(), x.meta.clone());
         let before = COPIED_BYTES.get();
@@ -192,7 +193,7 @@ fn bytes_are_copied_once_or_not_at_all() {
     assert_eq!(copies("(RS(0..1; 1,0))", "(RS(0..1; 0,1))"), [(0, false); 2], "a piece that is all of it");
     assert_eq!(copies("(P(sum))", "(S0)"), [(0, false); 2], "rows are sent as they are, and folded");
     assert_eq!(copies("(P(sum))", "(S1)"), [(whole, false); 2], "columns are packed to be folded");
-    assert_eq!(copies("(RS(0..2; 3,5))", "(R)"), [(whole, false); 2], "packed as they lie");
+    assert_eq!(copies("(RS(0..2; 3,5))", "(R)"), [(whole, false); 2], "packed as they are stored");
     let told = copies("(RS(0..2; 3,5))", "(RS(0..2; 5,3))");
     assert!(told.iter().all(|(copied, _)| *copied <= 2 * whole), "{told:?}");
 }

@@ -4,7 +4,7 @@ use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
-use crate::placement::{Block, Region};
+use crate::placement::{IndexBox, Region};
 use crate::rng::Draw;
 use crate::tensor::Shape;
 use crate::tensor::cuda::{Gpu, KernelLaunch};
@@ -54,7 +54,7 @@ impl Place {
         region.boxes.iter().map(|block| Place::of(block, &strides, per)).collect()
     }
 
-    fn of(block: &Block, strides: &[usize], per: u64) -> Result<Place> {
+    fn of(block: &IndexBox, strides: &[usize], per: u64) -> Result<Place> {
         let first: usize = block.start.iter().zip(strides).map(|(i, s)| i * s).sum();
         // Dims longer than 1, outermost first; dims that are contiguous with each other in the whole are merged.
         let mut dims: SmallVec<[(u64, u64); DIMS + 1]> = SmallVec::new();

@@ -1,8 +1,10 @@
-//! Which rows an operator runs by: what moves, and how the results lie.
+//! The choice of sharding rules (rows) for a call: which operands move to which layouts, and the layouts of the
+//! results.
 //!
-//! Rows speak about one mesh axis. On each axis the one is taken whose moves take the least time, as the mesh's network is
-//! modelled ([`price`]), and the product over axes is laid out; where rows do not stand beside each other, one of them is barred and another taken. In exact mode only rows
-//! that hold by bits are taken, and sums in parts get the terms that each rank has added up.
+//! A row describes one mesh axis. On each axis the row is chosen whose moves take the least modelled time
+//! ([`move_cost`]); the rows of all axes together give the layouts. If rows of two axes cannot be combined, one of
+//! them is excluded and the choice repeated. In exact mode only rows that keep the bits are candidates, and partial
+//! sums get a reduction tree.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::device_mesh::DeviceMesh;
-use super::price;
+use super::move_cost;
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
 use crate::comm::Cost;
@@ -19,72 +21,71 @@ use crate::ops::{AxisPlacement, MeshAxis, Meta, Op, Row};
 use crate::placement::{Layout, Placement, ReductionTree, Spec};
 use crate::tensor::{Dims, ReduceOp};
 
-/// How the operands are to lie, and the results will.
-pub(super) struct Chosen {
+/// The layouts to which the operands move, and those of the results.
+pub(super) struct ChosenLayouts {
     pub ins: SmallVec<[Rc<TensorMeta>; 3]>,
     pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
-    /// The results that are sums over terms which this operator cuts.
+    /// Per result: true if it is a sum over dims that this call shards.
     pub made: SmallVec<[bool; 3]>,
 }
 
-/// Chooses a row on every mesh axis by the time its moves would take, and puts the axes together, in the order of cuts that
-/// takes the least.
-pub(super) fn choose(
+/// Chooses the rows whose moves take the least modelled time, in the order of axes for which that is least.
+pub(super) fn choose_rows(
     mesh: &DeviceMesh,
     op: &dyn Op,
     ins: &[&Rc<TensorMeta>],
     metas: &[Meta],
     outs: &[Meta],
-) -> Result<Chosen> {
+) -> Result<ChosenLayouts> {
     let orders = orders(ins);
-    let mut best = choose_in(mesh, op, ins, metas, outs, &orders[0]);
+    let mut best = choose_rows_in_order(mesh, op, ins, metas, outs, &orders[0]);
     if orders.len() > 1 {
-        let cost = |chosen: &Result<Chosen>| match chosen {
-            Ok(c) => ins.iter().zip(&c.ins).map(|(f, to)| price::between(mesh, f, to)).sum(),
+        let cost = |chosen: &Result<ChosenLayouts>| match chosen {
+            Ok(c) => ins.iter().zip(&c.ins).map(|(f, to)| move_cost::between_layouts(mesh, f, to)).sum(),
             Err(_) => Cost::INFINITE,
         };
         let mut least: Cost = cost(&best);
         for order in &orders[1..] {
-            let other = choose_in(mesh, op, ins, metas, outs, order);
-            let price = cost(&other);
-            if price < least {
-                (best, least) = (other, price);
+            let other = choose_rows_in_order(mesh, op, ins, metas, outs, order);
+            let cost_of_other = cost(&other);
+            if cost_of_other < least {
+                (best, least) = (other, cost_of_other);
             }
         }
     }
     best
 }
 
-/// As [`choose`], with the cuts in this order.
-fn choose_in(
+/// Chooses the rows if the axes split dims in this order.
+fn choose_rows_in_order(
     mesh: &DeviceMesh,
     op: &dyn Op,
     ins: &[&Rc<TensorMeta>],
     metas: &[Meta],
     outs: &[Meta],
     order: &[usize],
-) -> Result<Chosen> {
-    // Rows that could not be put together with those of other axes.
-    let mut barred: Vec<Vec<Row>> = vec![Vec::new(); mesh.mesh().ndim()];
+) -> Result<ChosenLayouts> {
+    // Rows that could not be combined with those of other axes.
+    let mut excluded: Vec<Vec<Row>> = vec![Vec::new(); mesh.mesh().ndim()];
     loop {
-        let pick = |(a, barred): (usize, &Vec<Row>)| cheapest(mesh, op, ins, metas, outs, a, barred);
+        let pick = |(a, excluded): (usize, &Vec<Row>)| cheapest(mesh, op, ins, metas, outs, a, excluded);
         let candidate =
-            Candidate { mesh, op, metas, order, rows: barred.iter().enumerate().map(pick).collect() };
+            Candidate { mesh, op, metas, order, rows: excluded.iter().enumerate().map(pick).collect() };
         let a = match candidate.lay_out(ins, outs) {
             Ok(Ok(chosen)) => return Ok(chosen),
             Ok(Err(a)) => a,
-            // Bar the ragged row, or any other that is not replicated, of the innermost axis; replicated rows always fit.
+            // Exclude the innermost ragged row, else the innermost row that is not replicated: replicated rows always fit.
             Err(e) => {
                 let ragged = candidate.last(Row::takes_ragged);
                 let cut = || candidate.last(|r| !r.is_replicated());
                 ragged.or_else(cut).ok_or(e)?
             }
         };
-        barred[a].push(candidate.rows[a].0.clone());
+        excluded[a].push(candidate.rows[a].0.clone());
     }
 }
 
-/// A row an axis, with the ragged placement that its [`AxisPlacement::Ragged`] stands for.
+/// One row per axis, with the ragged placement that its [`AxisPlacement::Ragged`] means.
 struct Candidate<'a> {
     mesh: &'a DeviceMesh,
     op: &'a dyn Op,
@@ -94,15 +95,20 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// The facts that follow; or the axis whose row does not stand beside the others.
-    fn lay_out(&self, ins: &[&Rc<TensorMeta>], outs: &[Meta]) -> Result<std::result::Result<Chosen, usize>> {
-        // A row was chosen for the cuts that the operands had; the moves may have brought others beside it.
+    /// Returns the metadata that follows from the rows, or the axis whose row cannot be combined with the others.
+    fn lay_out(
+        &self,
+        ins: &[&Rc<TensorMeta>],
+        outs: &[Meta],
+    ) -> Result<std::result::Result<ChosenLayouts, usize>> {
+        // A row was chosen for the splits that the operands had; the moves may have added splits along other axes.
         let first: Vec<Placement> = self.placed(|r| r.ins[0]).collect();
-        let stands = |&a: &usize| {
+        let combines = |&a: &usize| {
             let row = &self.rows[a].0;
-            row.is_replicated() || self.op.rows(self.metas, axis_beside(self.mesh, a, &first)).contains(row)
+            row.is_replicated()
+                || self.op.rows(self.metas, axis_with_splits(self.mesh, a, &first)).contains(row)
         };
-        if let Some(a) = (0..self.rows.len()).rev().find(|a| !stands(a)) {
+        if let Some(a) = (0..self.rows.len()).rev().find(|a| !combines(a)) {
             return Ok(Err(a));
         }
         let exact = self.mesh.reduction() == Reduction::Exact;
@@ -110,13 +116,13 @@ impl Candidate<'_> {
         let summed: SmallVec<[Option<ReductionTree>; 3]> =
             (0..outs.len()).map(summed).collect::<Result<_>>()?;
         if summed.iter().flatten().any(|t| self.mesh.most_nodes(t).is_none()) {
-            // Some cut leaves no rank a whole leaf of the summation tree: move operands instead.
+            // Some boundary splits a leaf of the reduction tree: redistribute operands instead.
             let makes = self.last(|r| r.outs.iter().any(|s| s.tree_leaf().is_some()));
-            return Ok(Err(makes.expect("the tree come from a row")));
+            return Ok(Err(makes.expect("the trees come from a row")));
         }
         let place = |(i, f): (usize, &&Rc<TensorMeta>)| {
             let mut spec = f.spec().with_layout(self.layout(|r| r.ins[i])?)?;
-            // In fast mode a sum in parts from before goes on as one part a rank.
+            // In fast mode, each rank adds up the nodes of an earlier partial sum.
             spec.tree = spec.tree.filter(|_| exact);
             self.mesh.intern(spec)
         };
@@ -125,7 +131,7 @@ impl Candidate<'_> {
         if let Some(a) = passes
             && summed.iter().any(Option::is_some)
         {
-            // The kernel runs on nodes of what it sums, or on those that its operands bring, and not on both.
+            // The kernel runs once per node of its own sum or once per node of its operands, but not both.
             return Ok(Err(a));
         }
         let made = summed.iter().map(Option::is_some).collect();
@@ -137,36 +143,37 @@ impl Candidate<'_> {
                 None => tree.map(Arc::new),
                 Some(a) => match passed_tree(&ins) {
                     Some(tree) => tree.filter(|_| spec.layout.has_partial()),
-                    // Sums over different terms cannot pass side by side.
+                    // Partial sums with different trees cannot pass through one call.
                     None => return Ok(Err(a)),
                 },
             };
             laid.push(self.mesh.intern(spec)?);
         }
-        Ok(Ok(Chosen { ins, outs: laid, made }))
+        Ok(Ok(ChosenLayouts { ins, outs: laid, made }))
     }
 
-    fn placed(&self, slot: impl Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
-        self.rows.iter().map(move |(row, ragged)| instantiate(slot(row), ragged.as_ref()))
+    /// Returns the placements of one operand or result, one per axis.
+    fn placed(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> impl Iterator<Item = Placement> {
+        self.rows.iter().map(move |(row, ragged)| instantiate(placement_of(row), ragged.as_ref()))
     }
 
-    fn layout(&self, slot: impl Fn(&Row) -> AxisPlacement) -> Result<Layout> {
-        Layout::new(self.placed(slot)).with_order(self.order)
+    fn layout(&self, placement_of: impl Fn(&Row) -> AxisPlacement) -> Result<Layout> {
+        Layout::new(self.placed(placement_of)).with_order(self.order)
     }
 
-    /// The last axis with such a row.
+    /// Returns the last axis whose row satisfies `is`.
     fn last(&self, is: impl Fn(&Row) -> bool) -> Option<usize> {
         self.rows.iter().rposition(|(row, _)| is(row))
     }
 
-    /// The terms of result `k`, if some row cuts dims that it sums over.
+    /// Returns the reduction tree of result `k`, if some row shards dims that it sums over.
     fn tree(&self, k: usize) -> Result<Option<ReductionTree>> {
         if self.last(|r| r.outs[k].tree_leaf().is_some()).is_none() {
             return Ok(None);
         }
         let dims = tree_rows(self.op, self.metas, k);
         let Some(leaf) = dims.first().and_then(|r| r.outs[k].tree_leaf()) else {
-            unreachable!("a row was chosen")
+            unreachable!("a row with a tree was chosen")
         };
         let place = |(row, ragged): &(Row, Option<Placement>)| match row.outs[k] {
             AxisPlacement::TreeSum(_) if row.takes_ragged() => {
@@ -174,7 +181,7 @@ impl Candidate<'_> {
             }
             AxisPlacement::TreeSum(_) => {
                 let j = dims.iter().position(|r| r.ins == row.ins);
-                Placement::Shard(j.expect("rows with tree do not depend on the axis"))
+                Placement::Shard(j.expect("rows with a tree do not depend on the axis"))
             }
             AxisPlacement::R | AxisPlacement::S(_) | AxisPlacement::P(_) | AxisPlacement::Ragged => {
                 Placement::Replicate
@@ -185,7 +192,8 @@ impl Candidate<'_> {
     }
 }
 
-/// The row of `op` on axis `a` whose moves take the least time; the first listed among equals, replication last.
+/// Returns the row of `op` on axis `a` whose moves take the least modelled time: the first listed among equals, and
+/// replication last.
 fn cheapest(
     mesh: &DeviceMesh,
     op: &dyn Op,
@@ -193,15 +201,15 @@ fn cheapest(
     metas: &[Meta],
     outs: &[Meta],
     a: usize,
-    barred: &[Row],
+    excluded: &[Row],
 ) -> (Row, Option<Placement>) {
     let replicated = Row::new(ins.iter().map(|_| AxisPlacement::R), outs.iter().map(|_| AxisPlacement::R));
     if ins.iter().all(|f| f.layout().axis(a).is_replicate()) {
-        // Whatever is whole everywhere stays so: cutting the result would only have to be undone.
+        // Replicated operands give a replicated result: sharding it would only have to be undone.
         return (replicated, None);
     }
     let ragged = ins.iter().map(|f| f.layout().axis(a)).find(|p| p.ragged_units().is_some()).cloned();
-    let axis = axis_beside(mesh, a, ins[0].layout().placements());
+    let axis = axis_with_splits(mesh, a, ins[0].layout().placements());
     let mut rows = op.rows(metas, axis);
     rows.push(replicated);
     let exact = mesh.reduction() == Reduction::Exact;
@@ -209,7 +217,7 @@ fn cheapest(
         let sums = row.outs.iter().enumerate().filter(|(_, s)| exact && s.tree_leaf().is_some());
         let each = |(k, _)| match more_nodes(mesh, op, metas, k, a, row, ragged.as_ref()) {
             Some(more) => mesh.axis_peers(a).cost(0, (more * outs[k].len_bytes()) as u64),
-            // Too many, also of no bytes.
+            // The row splits a leaf: it is not possible, even for empty results.
             None => Cost::INFINITE,
         };
         sums.map(each).sum()
@@ -219,31 +227,33 @@ fn cheapest(
             return Cost::INFINITE;
         }
         let to = |s: &AxisPlacement| instantiate(*s, ragged.as_ref());
-        row.ins.iter().zip(ins).map(|(s, f)| price::along_axis(mesh, f, a, &to(s))).sum::<Cost>() + made(row)
+        row.ins.iter().zip(ins).map(|(s, f)| move_cost::along_axis(mesh, f, a, &to(s))).sum::<Cost>()
+            + made(row)
     };
     let fits =
         |row: &&Row| (row.by_bits || !exact) && (ragged.is_some() || !row.outs.iter().any(|s| s.is_ragged()));
     let mut best: Option<(Cost, &Row)> = None;
-    for row in rows.iter().filter(|r| !barred.contains(r)).filter(fits) {
+    for row in rows.iter().filter(|r| !excluded.contains(r)).filter(fits) {
         let c = cost(row);
         if best.is_none_or(|(b, _)| c < b) {
             best = Some((c, row));
         }
     }
-    let row = best.expect("the replicated row is never barred").1.clone();
+    let row = best.expect("the replicated row is never excluded").1.clone();
     (row, ragged)
 }
 
-/// MeshAxis `a`, beside the cuts that the other axes make in the first operand where it lies so.
-fn axis_beside(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxis {
+/// Returns mesh axis `a`, with the splits that the other axes make in the first operand.
+fn axis_with_splits(mesh: &DeviceMesh, a: usize, first: &[Placement]) -> MeshAxis {
     let mesh = mesh.mesh();
     (0..mesh.ndim()).filter(|&b| b != a).fold(MeshAxis::alone(mesh.axis_len(a)), |axis, b| {
         first[b].split_dims().fold(axis, |axis, d| axis.beside(d, mesh.axis_len(b)))
     })
 }
 
-fn instantiate(slot: AxisPlacement, ragged: Option<&Placement>) -> Placement {
-    match slot {
+/// Returns the placement that a row asks for; `ragged` replaces [`AxisPlacement::Ragged`].
+fn instantiate(placement_of: AxisPlacement, ragged: Option<&Placement>) -> Placement {
+    match placement_of {
         AxisPlacement::R => Placement::Replicate,
         AxisPlacement::S(d) => Placement::Shard(d),
         AxisPlacement::P(op) => Placement::Partial(op),
@@ -252,20 +262,21 @@ fn instantiate(slot: AxisPlacement, ragged: Option<&Placement>) -> Placement {
     }
 }
 
-/// The rows that cut one dim which result `k` sums over: the dims of its summation tree, outermost first.
+/// Returns the rows that shard one summed dim of result `k`: the dims of its reduction tree, outermost first.
 pub(super) fn tree_rows(op: &dyn Op, metas: &[Meta], k: usize) -> Vec<Row> {
     let mut rows = op.rows(metas, MeshAxis::alone(1));
     rows.retain(|r| r.outs[k].tree_leaf().is_some() && !r.takes_ragged());
     rows
 }
 
-/// The extent of the dim that a row cuts.
+/// Returns the extent of the dim that a row shards.
 fn extent(row: &Row, metas: &[Meta]) -> usize {
     let cut = row.ins.iter().zip(metas).find_map(|(s, m)| s.dim().map(|d| m.shape[d]));
-    cut.expect("a row with tree cuts an operand")
+    cut.expect("a row with a tree shards an operand")
 }
 
-/// How many nodes more than one a rank holds of result `k` where axis `a` alone is cut by `row`; none where that cuts a leaf.
+/// Returns the number of nodes beyond one that a rank stores of result `k` if `row` shards axis `a` alone, or `None`
+/// if that splits a leaf.
 fn more_nodes(
     mesh: &DeviceMesh,
     op: &dyn Op,
@@ -285,15 +296,16 @@ fn more_nodes(
     }
 }
 
-/// The terms that the operands' sums in parts have in common, if they have; sums without terms have `None` in common.
+/// Returns the reduction tree that the operands' partial sums have in common (`Some(None)` for sums without a tree),
+/// or `None` if they differ.
 fn passed_tree(ins: &[Rc<TensorMeta>]) -> Option<Option<Arc<ReductionTree>>> {
     let mut sums = ins.iter().filter(|f| f.layout().has_partial()).map(|f| &f.spec().tree);
     let Some(first) = sums.next() else { return Some(None) };
     sums.all(|t| t == first).then(|| first.clone())
 }
 
-/// The orders of axes that may be used for all operands and results: [`common_order`], then those in which an operand's cuts
-/// lie otherwise. Where no dim of an operand is cut twice its order says nothing.
+/// Returns the orders of axes that are tried for all operands and results: [`common_order`], then the other orders of
+/// operands of which axes split a dim twice. For the other operands the order has no meaning.
 fn orders(ins: &[&Rc<TensorMeta>]) -> SmallVec<[Dims; 2]> {
     let mut orders: SmallVec<[Dims; 2]> = [common_order(ins)].into_iter().collect();
     for layout in ins.iter().map(|f| f.layout()) {
@@ -305,7 +317,7 @@ fn orders(ins: &[&Rc<TensorMeta>]) -> SmallVec<[Dims; 2]> {
     orders
 }
 
-/// The order of axes to use for all operands and results: that of the largest operand which has one of its own.
+/// Returns the order of axes of the largest operand whose order is not the mesh order.
 fn common_order(ins: &[&Rc<TensorMeta>]) -> Dims {
     let natural = |l: &Layout| l.order().iter().copied().eq(0..l.order().len());
     let largest = ins.iter().filter(|f| !natural(f.layout())).max_by_key(|f| f.shape().numel());

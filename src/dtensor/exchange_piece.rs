@@ -1,4 +1,4 @@
-//! What ranks exchange: the axes along which they talk, and the pieces that one has for another.
+//! The pieces that ranks of one mesh exchange, and the axes along which they communicate.
 
 use smallvec::SmallVec;
 
@@ -9,17 +9,19 @@ use crate::tensor::{Dims, Shape, Tensor};
 
 /// The elements that one rank's part has in common with another's.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct ExchangePiece {
     overlaps: SmallVec<[Overlap; 1]>,
-    /// The box inside the giver's part, where it is one: then a view is given. Otherwise the elements are packed.
+    /// The box inside the sender's part, if the piece is one box: then a view is sent. Otherwise the elements are
+    /// packed.
     view: Option<(Dims, Dims)>,
-    /// True where it is all that the giver has, which lies packed already: both ascend with the global index.
+    /// True if the piece is all of the sender's part. Its storage is packed already: both ascend with the global
+    /// index.
     whole: bool,
 }
 
-/// The axes of `cur` whose cut is not, together with every cut outside it, also the outermost of `mid`: along these
-/// ranks must talk, and along no others.
-pub(super) fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize> {
+/// Returns the axes along which ranks communicate to get from `cur` to `mid`: those of `cur` whose split, together
+/// with every split outside it, is not also the outermost of `mid`.
+pub(super) fn communicating_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..ndim)
         .flat_map(|d| {
             let (old, new) = (cuts(cur, d), cuts(mid, d));
@@ -27,7 +29,7 @@ pub(super) fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize
             old[same..].iter().map(|(a, _)| *a).collect::<Vec<_>>()
         })
         .collect();
-    // A ragged cut over several dims depends on every cut of each of them.
+    // A ragged split over several dims depends on every split of each of them.
     for a in 0..cur.placements().len() {
         let dims = match cur.axis(a) {
             Placement::RaggedShard { dims, .. } => 0..*dims,
@@ -42,37 +44,39 @@ pub(super) fn talking_axes(cur: &Layout, mid: &Layout, ndim: usize) -> Vec<usize
     axes
 }
 
-/// True where the way from `cur` to `to` does no more than undo cuts along `axes`, so that all ranks along them get the same.
-pub(super) fn uncuts(cur: &Layout, to: &Layout, axes: &[usize]) -> bool {
+/// Returns true if the move from `cur` to `to` only undoes splits along `axes`, so that all ranks along them receive
+/// the same.
+pub(super) fn is_gather(cur: &Layout, to: &Layout, axes: &[usize]) -> bool {
     let new_cut = |a: usize| to.axis(a) != cur.axis(a) && !to.axis(a).is_replicate();
     axes.iter().all(|&a| to.axis(a).is_replicate()) && !(0..to.ndim()).any(new_cut)
 }
 
-impl Piece {
-    pub fn new(giver: &Region, taker: &Region) -> Piece {
-        let overlaps: SmallVec<[Overlap; 1]> = giver.intersect(taker).into_iter().collect();
+impl ExchangePiece {
+    /// Returns the elements that both regions hold.
+    pub fn new(sender: &Region, receiver: &Region) -> ExchangePiece {
+        let overlaps: SmallVec<[Overlap; 1]> = sender.intersect(receiver).into_iter().collect();
         let plain =
-            giver.boxes.len() == 1 && overlaps.len() == 1 && giver.local[..] == giver.boxes[0].len[..];
+            sender.boxes.len() == 1 && overlaps.len() == 1 && sender.local[..] == sender.boxes[0].len[..];
         let view = plain.then(|| {
             let o = &overlaps[0];
-            let start = giver
+            let start = sender
                 .local
                 .strides()
                 .iter()
-                .zip(giver.local.iter())
+                .zip(sender.local.iter())
                 .map(|(s, n)| o.a_offset / s % n)
                 .collect();
             (start, o.len.clone())
         });
-        let whole = overlaps.iter().map(Overlap::numel).sum::<usize>() == giver.numel();
-        Piece { overlaps, view, whole }
+        let whole = overlaps.iter().map(Overlap::numel).sum::<usize>() == sender.numel();
+        ExchangePiece { overlaps, view, whole }
     }
 
     pub fn numel(&self) -> usize {
         self.overlaps.iter().map(Overlap::numel).sum()
     }
 
-    /// The shape in which the piece travels.
+    /// Returns the shape in which the piece is sent.
     pub fn shape(&self) -> Shape {
         match &self.view {
             Some((_, len)) => len.clone().into(),
@@ -80,7 +84,7 @@ impl Piece {
         }
     }
 
-    /// The piece of `local`: a view where it is one box, else packed.
+    /// Returns the piece of `local`: a view if it is one box, otherwise packed.
     pub fn cut(&self, local: &Tensor) -> Result<Tensor> {
         if let Some((start, len)) = &self.view {
             return (0..len.len()).try_fold(local.clone(), |t, d| t.narrow(d, start[d], len[d]));
@@ -100,7 +104,7 @@ impl Piece {
         Ok(out)
     }
 
-    /// The piece of each of `nodes` tensors, stacked unless there is one, as it travels.
+    /// Returns the piece of each of `nodes` tensors, stacked unless there is one, as it is sent.
     pub fn cut_nodes(&self, local: &Tensor, nodes: usize) -> Result<Tensor> {
         if nodes == 1 {
             return self.cut(local);
@@ -110,7 +114,8 @@ impl Piece {
         Tensor::stack(&cuts, &self.shape(), local.dtype(), local.device())
     }
 
-    /// Writes what `cut` made into the taker's part, which begins at element `start` of `out`.
+    /// Writes a piece that [`ExchangePiece::cut`] made into the receiver's part, which begins at element `start` of
+    /// `out`.
     pub fn paste(&self, part: &Tensor, out: &mut Tensor, start: usize) -> Result<()> {
         copied(part.len_bytes());
         let mut at = 0;
@@ -124,7 +129,7 @@ impl Piece {
     }
 }
 
-/// A contiguous tensor of the same elements.
+/// Returns a contiguous tensor of the same elements.
 pub(super) fn packed(x: &Tensor) -> Result<Tensor> {
     copied(if x.is_contiguous() { 0 } else { x.len_bytes() });
     x.contiguous()
@@ -132,7 +137,7 @@ pub(super) fn packed(x: &Tensor) -> Result<Tensor> {
 
 #[cfg(test)]
 thread_local!(
-    /// Bytes that this rank has copied to pack and unpack.
+    /// The number of bytes that this rank has copied to pack and unpack.
     pub(super) static COPIED_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
@@ -141,13 +146,13 @@ fn copied(_bytes: usize) {
     COPIED_BYTES.with(|c| c.set(c.get() + _bytes));
 }
 
-/// The coordinates of the ranks that differ from this one along `axes` only, in group order.
+/// Returns the coordinates of the ranks that differ from this one along `axes` only, in group order.
 pub(super) fn members(mesh: &DeviceMesh, axes: &[usize]) -> Vec<Dims> {
     let m = mesh.mesh();
     m.slice(axes).ranks().map(|r| m.coords_of(r).expect("a sub-mesh's ranks are in the mesh")).collect()
 }
 
-/// The axes that cut dim `d`, outermost first, with what they do.
+/// Returns the axes that split dim `d`, outermost first, with their placements.
 pub(super) fn cuts(layout: &Layout, d: usize) -> Vec<(usize, &Placement)> {
     layout.splitters(d).map(|a| (a, layout.axis(a))).collect()
 }

@@ -1,4 +1,5 @@
-//! Plans: which operands of a call move how, where the local kernel works, and how the results lie.
+//! Call plans: which operands of a call are redistributed, on which windows the local kernel runs, and the layouts of
+//! the results.
 
 use std::cell::RefCell;
 use std::hash::Hasher;
@@ -8,9 +9,9 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 
-use super::choose::{Chosen, choose};
+use super::choose_rows::{ChosenLayouts, choose_rows};
 use super::device_mesh::DeviceMesh;
-use super::node_calls::Nodes;
+use super::node_calls::NodeCalls;
 use super::redistribute::{self, Move};
 use super::reduction::Reduction;
 use super::tensor_meta::TensorMeta;
@@ -18,37 +19,39 @@ use crate::error::{Error, Result};
 use crate::ops::{Metas, Op, Program, Vjp, Windows, has_unkeyed};
 use crate::tensor::{DType, Shape};
 
-/// Beyond this number of plans a rank starts over: attributes that differ at every call must not fill its memory.
+/// The largest number of cached plans per rank: beyond it the cache is cleared, so that attributes that differ at
+/// every call do not fill the memory.
 const PLANS_LEN: usize = 8192;
 
-/// One an operand: how it moves first, and to what.
-type Moves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
+/// Per operand, its redistribution and the metadata after it, or `None` if it stays.
+type OperandMoves = SmallVec<[Option<(Rc<Move>, Rc<TensorMeta>)>; 3]>;
+/// Derivative programs, by the operands whose gradients they compute.
 type Programs = SmallVec<[(Needs, Rc<Program>); 1]>;
 
-/// How one operator runs on operands with given facts.
-pub(super) struct Plan {
+/// The plan for one operator on operands with given metadata.
+pub(super) struct CallPlan {
     pub op: Arc<dyn Op>,
     ins: SmallVec<[u32; 4]>,
     reduction: Reduction,
-    pub moves: Moves,
+    pub moves: OperandMoves,
     pub windows: Windows,
-    /// Where the kernel runs once for each node of a sum in parts.
-    pub nodes: Option<Nodes>,
+    /// Set if the kernel runs once per node of a partial sum.
+    pub nodes: Option<NodeCalls>,
     pub outs: SmallVec<[Rc<TensorMeta>; 3]>,
     metas: Metas,
-    /// The derivatives, if they are those of every call.
+    /// The derivative programs, unless they differ between calls of this plan.
     programs: Option<RefCell<Programs>>,
-    /// The plans for the same operator that were wanted after some of the operands had moved.
-    followers: RefCell<SmallVec<[Weak<Plan>; 1]>>,
+    /// The plans for the same operator after some of the operands have been redistributed.
+    followers: RefCell<SmallVec<[Weak<CallPlan>; 1]>>,
 }
 
-/// The operands whose gradients are wanted, as a bit set in which those from the 64th on are one.
+/// The operands whose gradients are wanted, as a bit set; all operands from the 64th on share one bit.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub(super) struct Needs(u64);
 
-/// A mesh's plans, by what they are found by.
+/// The cached plans of a mesh, by the hash of their key.
 #[derive(Default)]
-struct PlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<Plan>; 1]>>>);
+struct CallPlanCache(RefCell<FxHashMap<u64, SmallVec<[Rc<CallPlan>; 1]>>>);
 
 impl Needs {
     pub fn of(wanted: impl Iterator<Item = bool>) -> Needs {
@@ -60,9 +63,9 @@ impl Needs {
     }
 }
 
-impl Plan {
-    /// The plan for `op` on operands with these facts, made at the first call.
-    pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<Plan>> {
+impl CallPlan {
+    /// Returns the plan for `op` on operands with this metadata, made at the first call.
+    pub fn find(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<CallPlan>> {
         #[cfg(test)]
         LOOKUPS.with(|c| c.set(c.get() + 1));
         let mut hasher = FxHasher::default();
@@ -71,16 +74,16 @@ impl Plan {
         hasher.write_u8(reduction as u8);
         ins.iter().for_each(|f| hasher.write_u32(f.id));
         let key = hasher.finish();
-        let cache: &PlanCache = mesh.0.plans.of();
+        let cache: &CallPlanCache = mesh.0.plans.of();
         let found = cache.0.borrow().get(&key).and_then(|plans| {
-            let same = |p: &&Rc<Plan>| p.reduction == reduction && p.is_for(ins) && p.op.key_eq(op);
+            let same = |p: &&Rc<CallPlan>| p.reduction == reduction && p.is_for(ins) && p.op.key_eq(op);
             plans.iter().find(same).cloned()
         });
         if let Some(plan) = found {
             refuse_in_strict(mesh, op, ins, &plan.moves)?;
             return Ok(plan);
         }
-        let plan = Rc::new(Plan::make(mesh, op, ins)?);
+        let plan = Rc::new(CallPlan::make(mesh, op, ins)?);
         refuse_in_strict(mesh, op, ins, &plan.moves)?;
         let mut plans = cache.0.borrow_mut();
         if plans.len() >= PLANS_LEN {
@@ -90,17 +93,21 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The plan for the same operator after some operands have moved, so that they have these facts. Known from the last
-    /// time, it takes no look into the cache.
-    pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<Plan>> {
-        debug_assert_eq!(mesh.reduction(), self.reduction, "a plan is followed as it was made");
+    /// Returns the plan for the same operator after some operands have been redistributed to this metadata. It
+    /// remembers the plans that followed, so that a repeated pass needs no lookup in the cache.
+    pub fn after(&self, mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Rc<CallPlan>> {
+        debug_assert_eq!(
+            mesh.reduction(),
+            self.reduction,
+            "a plan is followed in the mode in which it was made"
+        );
         let mut known = self.followers.borrow_mut();
         known.retain(|plan| plan.strong_count() > 0);
         if let Some(plan) = known.iter().filter_map(Weak::upgrade).find(|plan| plan.is_for(ins)) {
             refuse_in_strict(mesh, op, ins, &plan.moves)?;
             return Ok(plan);
         }
-        let plan = Plan::find(mesh, op, ins)?;
+        let plan = CallPlan::find(mesh, op, ins)?;
         known.push(Rc::downgrade(&plan));
         Ok(plan)
     }
@@ -109,12 +116,12 @@ impl Plan {
         self.ins.iter().eq(ins.iter().map(|f| &f.id))
     }
 
-    /// What this rank stores of each result.
+    /// Returns the dtype and shape that this rank stores, per result.
     pub fn stored(&self) -> impl Iterator<Item = (DType, Shape)> + '_ {
         self.outs.iter().map(|f| (f.spec().stored_dtype(), f.stored_shape().clone()))
     }
 
-    /// The derivative with respect to the operands that `needs` names.
+    /// Returns the derivative with respect to the operands in `needs`.
     pub fn program(&self, op: &dyn Op, needs: Needs) -> Result<Rc<Program>> {
         let find = |programs: &RefCell<Programs>| {
             programs.borrow().iter().find(|(n, _)| *n == needs).map(|(_, p)| p.clone())
@@ -130,10 +137,10 @@ impl Plan {
         Ok(program)
     }
 
-    fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<Plan> {
+    fn make(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>]) -> Result<CallPlan> {
         let metas: Metas = ins.iter().map(|f| f.meta()).collect();
         let out_metas = op.infer(&metas)?;
-        let Chosen { ins: targets, outs, made } = choose(mesh, op, ins, &metas, &out_metas)?;
+        let ChosenLayouts { ins: targets, outs, made } = choose_rows(mesh, op, ins, &metas, &out_metas)?;
         let mut moves = SmallVec::new();
         for (from, to) in ins.iter().zip(&targets) {
             let m = if *from == to { None } else { Some((redistribute::find(mesh, from, to)?, to.clone())) };
@@ -144,22 +151,28 @@ impl Plan {
             outs: outs.iter().map(|f| f.window().clone()).collect(),
             exact: mesh.reduction() == Reduction::Exact,
         };
-        let nodes = Nodes::find(op, &metas, &targets, &outs, &made, windows.exact);
+        let nodes = NodeCalls::find(op, &metas, &targets, &outs, &made, windows.exact);
         let ins = ins.iter().map(|f| f.id).collect();
-        // Calls that differ in a free attribute share the plan, but have derivatives of their own.
+        // Calls that differ in an `Unkeyed` attribute share the plan, but have derivatives of their own.
         let programs = (!has_unkeyed(op)).then(RefCell::default);
         let (op, reduction, followers) = (op.to_shared(), mesh.reduction(), RefCell::default());
-        Ok(Plan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
+        Ok(CallPlan { op, ins, reduction, moves, windows, nodes, outs, programs, followers, metas })
     }
 }
 
 #[cfg(test)]
 thread_local!(
-    /// The number of times that this rank has looked for a plan among all.
+    /// The number of lookups in the plan cache on this rank.
     pub(super) static LOOKUPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) }
 );
 
-fn refuse_in_strict(mesh: &DeviceMesh, op: &dyn Op, ins: &[&Rc<TensorMeta>], moves: &Moves) -> Result<()> {
+/// Refuses, in strict mode, moves that communicate.
+fn refuse_in_strict(
+    mesh: &DeviceMesh,
+    op: &dyn Op,
+    ins: &[&Rc<TensorMeta>],
+    moves: &OperandMoves,
+) -> Result<()> {
     if !mesh.0.strict.get() {
         return Ok(());
     }
@@ -186,7 +199,7 @@ mod tests {
     fn plans_are_found_again_and_as_few_operands_move_as_can() {
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("a", 2), ("b", 1)])?;
-            let plan = |x: &DTensor, y: &DTensor| Plan::find(&mesh, &Add, &[&x.meta, &y.meta]);
+            let plan = |x: &DTensor, y: &DTensor| CallPlan::find(&mesh, &Add, &[&x.meta, &y.meta]);
             let (s0, s1) = (
                 DTensor::zeros(&mesh, DType::F32, [4, 4], "(S0, S1)".parse()?)?,
                 DTensor::zeros(&mesh, DType::F32, [4, 4], "(S1, S1)".parse()?)?,
@@ -201,7 +214,7 @@ mod tests {
                 1,
                 "one of both follows the other"
             );
-            // Equal numbers on another mesh are other facts.
+            // An equal number on another mesh is other metadata.
             let other = DeviceMesh::new(mesh.rank(), &[("a", 2), ("b", 1)])?;
             let twin = DTensor::zeros(&other, DType::F32, [4, 4], "(S0, S1)".parse()?)?;
             assert_eq!(twin.meta.id, s0.meta.id);

@@ -1,8 +1,9 @@
-//! What moves cost, by the mesh's [`Network`](crate::comm::Network): what operators' rows are chosen by.
+//! The modelled time of moving operands, by the mesh's [`Network`](crate::comm::Network): the cost by which rows are
+//! chosen.
 //!
-//! Along one axis they are estimated, from facts that all ranks share, as of equal chunks: an all-reduce brings twice what a
-//! reduce-scatter brings, and every call has one latency, as in the planner of redistributions. What needs nobody, a slice,
-//! is nearly free: not as good as staying.
+//! Costs along one axis are estimated from metadata that all ranks share, as for equal chunks. As in the planner of
+//! redistributions, an all-reduce brings twice the bytes of a reduce-scatter, and each call has one latency. A slice
+//! communicates nothing: it costs almost nothing, but more than not moving.
 
 use super::device_mesh::DeviceMesh;
 use super::redistribute::{Redistribution, peers};
@@ -11,7 +12,7 @@ use crate::comm::{Cost, Peers};
 use crate::placement::{Layout, Placement};
 
 impl DeviceMesh {
-    /// How near the ranks along axis `a` are to each other.
+    /// Returns the distance of the ranks along axis `a` from each other.
     pub(super) fn axis_peers(&self, a: usize) -> &Peers {
         &self.0.peers.get_or_init(|| {
             let all = 0..self.mesh().ndim();
@@ -20,8 +21,8 @@ impl DeviceMesh {
     }
 }
 
-/// The time of changing an operand's placement on axis `a` to `to`, the other axes held; infinite for what is never done
-/// silently: opening a partial.
+/// Returns the time of changing an operand's placement on axis `a` to `to`, the other axes held; infinite for a new
+/// `Partial`, which the dispatcher never creates on its own.
 pub(super) fn along_axis(mesh: &DeviceMesh, f: &TensorMeta, a: usize, to: &Placement) -> Cost {
     let from = f.layout().axis(a);
     if from == to {
@@ -29,8 +30,8 @@ pub(super) fn along_axis(mesh: &DeviceMesh, f: &TensorMeta, a: usize, to: &Place
     }
     let peers = mesh.axis_peers(a);
     let n = peers.len();
-    // What the ranks along this axis hold together, in as many parts as the other axes cut.
-    let parts = ways(mesh, f.layout(), (0..f.layout().ndim()).filter(|&b| b != a));
+    // The ranks along this axis together hold one of the `parts` into which the other axes split the tensor.
+    let parts = split_factor(mesh, f.layout(), (0..f.layout().ndim()).filter(|&b| b != a));
     let bytes = |times: usize, ranks: usize| share(held_bytes(mesh, f) * times * (n - 1), ranks * parts);
     let all_reduce = || peers.cost(1, bytes(2, n));
     let all_gather = || peers.cost(1, bytes(1, n));
@@ -52,8 +53,8 @@ pub(super) fn along_axis(mesh: &DeviceMesh, f: &TensorMeta, a: usize, to: &Place
     Cost::LEAST + talk
 }
 
-/// The time of moving an operand to where it lies otherwise, the order of its cuts included.
-pub(super) fn between(mesh: &DeviceMesh, from: &TensorMeta, to: &TensorMeta) -> Cost {
+/// Returns the time of moving an operand to another layout, its order of axes included.
+pub(super) fn between_layouts(mesh: &DeviceMesh, from: &TensorMeta, to: &TensorMeta) -> Cost {
     if from == to {
         return Cost::default();
     }
@@ -61,14 +62,14 @@ pub(super) fn between(mesh: &DeviceMesh, from: &TensorMeta, to: &TensorMeta) -> 
     planned.map_or(Cost::INFINITE, |p| Cost::LEAST + p.cost())
 }
 
-/// Bytes of the whole; a sum in parts takes as much for each node that a rank has finished.
+/// Returns the bytes of the whole tensor, times the largest number of nodes per rank of a partial sum.
 fn held_bytes(mesh: &DeviceMesh, f: &TensorMeta) -> usize {
     let nodes = f.spec().tree.as_ref().map_or(1, |t| mesh.most_nodes(t).expect("what is held fits"));
     f.meta().len_bytes() * nodes
 }
 
-/// In how many parts these axes cut.
-fn ways(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = usize>) -> usize {
+/// Returns the number of parts into which these axes split the tensor.
+fn split_factor(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = usize>) -> usize {
     let cut = |&a: &usize| match layout.axis(a) {
         Placement::Shard(_) | Placement::RaggedShard { .. } => true,
         Placement::Replicate | Placement::Partial(_) => false,
@@ -76,6 +77,7 @@ fn ways(mesh: &DeviceMesh, layout: &Layout, axes: impl Iterator<Item = usize>) -
     axes.filter(cut).map(|a| mesh.mesh().axis_len(a)).product()
 }
 
+/// Returns one of `parts` equal shares, rounded up.
 fn share(bytes: usize, parts: usize) -> u64 {
     bytes.div_ceil(parts) as u64
 }
@@ -89,21 +91,21 @@ mod tests {
     use crate::tensor::DType;
 
     #[test]
-    fn links_and_nesting_have_their_price() {
+    fn costs_depend_on_links_and_nesting() {
         let level = |ranks, latency_s, bytes_per_s| Level { ranks, latency_s, bytes_per_s };
         let network = Network::new([level(2, 1e-6, 1e12), level(4, 1e-5, 1e9)]).unwrap();
         let run = |rank| {
             let mesh = DeviceMesh::new(&rank, &[("outer", 2), ("inner", 2)])?;
-            let price = |from: &str, to: &str| -> Result<[f64; 2]> {
+            let cost = |from: &str, to: &str| -> Result<[f64; 2]> {
                 let layout: Layout = to.parse()?;
                 let f = mesh.meta(DType::F32, &[1000, 1000].into(), &from.parse()?)?;
                 let axis = (0..2).map(|a| along_axis(&mesh, &f, a, layout.axis(a))).sum::<Cost>();
                 let to = mesh.meta(DType::F32, f.shape(), &layout)?;
-                Ok([axis, between(&mesh, &f, &to)].map(|c| (c.seconds() * 1e9).round()))
+                Ok([axis, between_layouts(&mesh, &f, &to)].map(|c| (c.seconds() * 1e9).round()))
             };
-            // Nanoseconds, axis by axis and by the cheapest way: 2 MB by the fast link and by the slow one. Of replicas by the
-            // fast link each brings its half over the slow one. In another order two of four ranks lack their quarter, two thirds
-            // of which count as coming by the slow link.
+            // Nanoseconds, axis by axis and by the cheapest plan: 2 MB over the fast link and over the slow one. Replicas
+            // next to each other each bring one half over the slow link. With the axes in another order, two of four ranks
+            // lack their quarter, and two thirds of it count as coming over the slow link.
             let moves = [
                 ("(R, S0)", "(R, R)", [3_000.0; 2]),
                 ("(S0, R)", "(R, R)", [2_010_000.0, 1_013_000.0]),
@@ -112,10 +114,10 @@ mod tests {
                 ("(R, R)", "(S0, S1)", [0.0; 2]),
                 ("(S0, S0)", "(S0^1, S0^0)", [0.0, 677_000.0]),
             ];
-            let priced: Vec<[f64; 2]> =
-                moves.iter().map(|(from, to, _)| price(from, to)).collect::<Result<_>>()?;
-            assert_eq!(priced, moves.map(|(_, _, both)| both));
-            // An all-reduce of 4 MB brings twice half of them, by one call.
+            let costs: Vec<[f64; 2]> =
+                moves.iter().map(|(from, to, _)| cost(from, to)).collect::<Result<_>>()?;
+            assert_eq!(costs, moves.map(|(_, _, both)| both));
+            // An all-reduce of 4 MB brings twice one half, in one call.
             let f = mesh.meta(DType::F32, &[1000, 1000].into(), &"(P(sum), R)".parse()?)?;
             assert_eq!(
                 (along_axis(&mesh, &f, 0, &Placement::Replicate).seconds() * 1e9).round(),
@@ -130,7 +132,7 @@ mod tests {
         Spmd::new(4).network(network).run(run).unwrap_or_else(|e| panic!("{e}"));
     }
 
-    /// Two small operands or one larger: by bytes the two move, by time where a call costs little.
+    /// Two small operands or one larger one: by bytes the two move; by time they move only if a call is cheap.
     #[test]
     fn rows_follow_the_links() {
         let level = |ranks, latency_s| Level { ranks, latency_s, bytes_per_s: 1e9 };
@@ -162,7 +164,7 @@ mod tests {
             assert_eq!(
                 one(&[&nested, &natural])?,
                 "(S0^1, S0^0)",
-                "one moves, whichever: the order of its own stays"
+                "one of both moves; the order that is not the mesh order stays"
             );
             assert_eq!(one(&[&nested, &natural, &natural])?, "(S0, S0)", "two would have moved");
             assert_eq!(one(&[&natural, &nested, &nested])?, "(S0^1, S0^0)");

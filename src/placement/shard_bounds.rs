@@ -1,18 +1,19 @@
-//! A rank's part of a tensor, as its layout cuts it.
+//! The indices of one rank's shard of a tensor, computed from mesh, layout and shape.
 
 use super::{Layout, Mesh, Placement, Region, chunk};
 use crate::tensor::{Dims, Shape};
 
-/// A box of indices; of the range `lo..hi` of its first dims flattened, given `Some((dims, lo, hi))`.
-pub(super) struct Piece {
+/// A box of global indices; if `flat` is `Some((dims, lo, hi))`, only the range `lo..hi` of its first `dims` dims,
+/// flattened.
+pub(super) struct ShardBounds {
     start: Dims,
     len: Dims,
     flat: Option<(usize, usize, usize)>,
 }
 
-impl Piece {
-    /// The piece of the rank at `coords`; `Partial` counts as holding every index.
-    pub fn at(mesh: &Mesh, layout: &Layout, shape: &Shape, coords: &[usize]) -> Piece {
+impl ShardBounds {
+    /// Returns the shard of the rank at `coords`. A `Partial` axis splits nothing: each rank holds every index.
+    pub fn at(mesh: &Mesh, layout: &Layout, shape: &Shape, coords: &[usize]) -> ShardBounds {
         debug_assert_eq!(coords.len(), mesh.ndim(), "one coordinate an axis");
         let mut start = Dims::from_elem(0, shape.len());
         let mut len = Dims::from_slice(shape);
@@ -28,7 +29,7 @@ impl Piece {
                 Placement::Replicate | Placement::Partial(_) => {}
             }
         }
-        // No axis splits the prefix inside the ragged one, so it comes last whatever the order of the others.
+        // No axis splits the prefix inside the ragged one (`Spec::validate`), so the ragged axis comes last.
         let mut flat = None;
         if let Some((a, dims, units)) = ragged {
             let block = len[..*dims].iter().product::<usize>() / units.iter().sum::<usize>();
@@ -41,10 +42,10 @@ impl Piece {
                 flat = Some((*dims, lo, hi));
             }
         }
-        Piece { start, len, flat }
+        ShardBounds { start, len, flat }
     }
 
-    /// The shape of the local tensor.
+    /// Returns the shape of the local tensor.
     pub fn shape(&self) -> Shape {
         match self.flat {
             None => Shape::from(self.len.clone()),
@@ -54,7 +55,7 @@ impl Piece {
         }
     }
 
-    /// The global indices.
+    /// Returns the global indices.
     pub fn region(self) -> Region {
         match self.flat {
             None => Region::of_box(self.start, Shape::from(self.len)),

@@ -1,0 +1,203 @@
+//! Methods that change a tensor's layout, but not its values.
+
+use std::rc::Rc;
+
+use super::redistribute::{self, InFlight, Redistribution};
+use super::tensor::DTensor;
+use super::tensor_meta::TensorMeta;
+use crate::comm::operator_scope_if_none;
+use crate::error::Result;
+use crate::placement::Layout;
+use crate::tensor::Tensor;
+
+/// Methods that change the layout.
+impl DTensor {
+    /// Returns the same tensor in another layout. Values do not change, and the derivative is the identity.
+    ///
+    /// Without `Partial`, each rank receives exactly the elements that it lacks, once, in one collective call. With
+    /// `Partial`, the reductions and moves are the cheapest that keep the bits: see [`Redistribution`].
+    /// [`DTensor::explain`] tells the calls and bytes without communicating.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec((0..6).map(|i| i as f32).collect(), [3, 2])?, "(S0)".parse()?)?;
+    ///     let y = x.redistribute("(S1)".parse()?)?; // one all-to-all
+    ///     assert_eq!(y.local().to_vec::<f32>()?, [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]][rank.rank()]);
+    ///     // Rank 0 lacked element 4, rank 1 elements 1 and 3.
+    ///     assert_eq!(mesh.received_bytes(), [4, 8][rank.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit; returns an error if communication fails.
+    pub fn redistribute(&self, layout: Layout) -> Result<DTensor> {
+        self.redistribute_async(layout)?.wait()
+    }
+
+    /// Returns this tensor with every `Partial` axis reduced to `Replicate`: by an all-reduce, or the tensor itself
+    /// if it has no `Partial` axis.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let sum = x.sum_all()?;
+    ///     assert_eq!(sum.layout().to_string(), "(P(sum))"); // each rank has added up its own elements
+    ///     let sum = sum.reduce_partial()?;
+    ///     assert_eq!((sum.layout().to_string(), sum.local().item()?), ("(R)".to_string(), 6.0));
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if communication fails.
+    pub fn reduce_partial(&self) -> Result<DTensor> {
+        if !self.layout().has_partial() {
+            return Ok(self.clone());
+        }
+        self.redistribute(self.layout().reduced())
+    }
+
+    /// Describes in words what [`DTensor::redistribute`] would do on this rank. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::{Layout, short::{R, shard}}, tensor::DType};
+    /// let said = spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], Layout::new([shard(0)]))?;
+    ///     x.explain(Layout::new([R]))
+    /// })?;
+    /// assert_eq!(said[0], "all_gather over dp{0, 1}: 32 bytes come"); // the two rows it lacks
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit.
+    pub fn explain(&self, layout: Layout) -> Result<String> {
+        Ok(self.plan_redistribute(layout)?.to_string())
+    }
+
+    /// Returns the plan of [`DTensor::redistribute`] on this rank: its calls, and the bytes that this rank would
+    /// receive. Communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], "(S0)".parse()?)?;
+    ///     let plan = x.plan_redistribute("(R)".parse()?)?;
+    ///     assert_eq!(plan.collectives().collect::<Vec<_>>(), ["all_gather"]);
+    ///     assert_eq!(plan.received_bytes(), [32, 48][rank.rank()]); // the rows that the other rank holds
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit.
+    pub fn plan_redistribute(&self, layout: Layout) -> Result<Redistribution> {
+        let spec = self.meta.spec();
+        Redistribution::plan(spec, &spec.with_layout(layout)?)
+    }
+
+    /// Starts a redistribution, and returns when its first collective call is in flight. Other work can run before
+    /// [`PendingRedistribution::wait`].
+    ///
+    /// Several redistributions may be in flight, and each rank may wait for them in its own order. If a plan has a
+    /// second call ([`DTensor::plan_redistribute`] tells; some moves from `Partial` have one), that call starts when
+    /// this redistribution, or a later one with several calls, is waited for: then either all ranks wait for it or
+    /// all drop it. A redistribution of a single call may be dropped by some ranks only. Over an engine without
+    /// shared memory, a large all-reduce completes before this returns.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     let pending = x.redistribute_async("(R)".parse()?)?;
+    ///     let doubled = x.mul_scalar(2.0)?; // runs while the all-gather is in flight
+    ///     assert_eq!(pending.wait()?.local().to_vec::<f32>()?, [1.0, 2.0, 3.0]);
+    ///     assert_eq!(doubled.full_tensor()?.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a layout that does not fit; returns an error if communication fails.
+    pub fn redistribute_async(&self, layout: Layout) -> Result<PendingRedistribution> {
+        if layout == *self.layout() {
+            return Ok(PendingRedistribution {
+                source: self.clone(),
+                meta: self.meta.clone(),
+                in_flight: None,
+            });
+        }
+        let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
+        let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
+        let _label = operator_scope_if_none("redistribute");
+        let in_flight = Some(m.start(&self.mesh, self.local.clone())?);
+        Ok(PendingRedistribution { source: self.clone(), meta, in_flight })
+    }
+
+    /// Returns the whole tensor on every rank. Each rank receives the elements that it lacks.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1.0f32, 2.0, 3.0], [3])?, "(S0)".parse()?)?;
+    ///     assert_eq!(x.full_tensor()?.to_vec::<f32>()?, [1.0, 2.0, 3.0]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if communication fails.
+    pub fn full_tensor(&self) -> Result<Tensor> {
+        let _guard = self.mesh.no_grad();
+        Ok(self.redistribute(Layout::replicated(self.mesh.mesh().ndim()))?.local)
+    }
+}
+
+/// A redistribution in flight, from [`DTensor::redistribute_async`]. Dropping it is safe.
+#[must_use = "a redistribution's errors are lost unless it is waited for"]
+pub struct PendingRedistribution {
+    source: DTensor,
+    meta: Rc<TensorMeta>,
+    in_flight: Option<InFlight>,
+}
+
+impl PendingRedistribution {
+    /// Waits for the redistribution, and returns the tensor in its new layout.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [4], 1.5, "(S0)".parse()?)?;
+    ///     let y = x.redistribute_async("(R)".parse()?)?.wait()?;
+    ///     assert_eq!(y.spec().to_string(), "f32[4]@(dp:R)");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if communication fails.
+    pub fn wait(self) -> Result<DTensor> {
+        let PendingRedistribution { source, meta, in_flight } = self;
+        let Some(in_flight) = in_flight else { return Ok(source) };
+        let mesh = source.mesh.clone();
+        let local = in_flight.finish(&mesh)?;
+        // The derivative of the identity is the identity.
+        Ok(DTensor { history: source.history, ..DTensor::wrap(&mesh, local, meta) })
+    }
+}
