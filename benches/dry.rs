@@ -49,7 +49,7 @@ fn steps(network: &Network) -> Result<[f64; 2]> {
     let mut least = [f64::INFINITY; 2];
     for _ in 0..5 {
         let began = Instant::now();
-        let dry = DryRun::over(WORLD, 9_999, network.clone())?;
+        let dry = DryRun::with_network(WORLD, 9_999, network.clone())?;
         let mesh = DeviceMesh::parse(&dry.rank()?, MESH)?;
         let plan = Plan::transformer(mesh.mesh(), Parallel { heads: 16, sequence: true })?;
         let layout = plan.batch_layout(mesh.mesh());

@@ -34,8 +34,8 @@ fn skipped_call() -> Result<()> {
     println!("Each rank wrote its last calls to a file. The files together say:\n");
     let report = flight::read(&folder)?;
     print!("{report}");
-    assert_eq!(report.differences.len(), 1);
-    assert!(report.differences[0].brought.iter().any(|(_, ranks)| *ranks == [1]));
+    assert_eq!(report.mismatches.len(), 1);
+    assert!(report.mismatches[0].brought.iter().any(|(_, ranks)| *ranks == [1]));
     // If removing the folder fails, the system will clean it up.
     let _ = std::fs::remove_dir_all(folder);
     Ok(())

@@ -1,8 +1,8 @@
-//! Deadlines, of any length.
+//! Deadlines of any length.
 
 use std::time::{Duration, Instant};
 
-/// The moment after so much time; a year from now where the clock does not reach so far.
+/// Returns the instant after `time`, or one in a year if the clock does not reach that far.
 pub(in crate::comm) fn end_after(time: Duration) -> Instant {
     const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
     let now = Instant::now();

@@ -1,8 +1,8 @@
-//! Mutexes whose holders may have panicked: what they guard is sound after every step.
+//! Locks that ignore poisoning. The data they guard is valid after every single step, so a panic leaves it usable.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex, whoever panicked while holding it.
+/// Locks a mutex, even if a thread panicked while it held it.
 pub(in crate::comm) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

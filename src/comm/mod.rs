@@ -1,26 +1,29 @@
-//! Groups of ranks, and collectives over their local tensors.
+//! Runs one program on many ranks and lets them exchange tensors.
 //!
-//! [`spmd`] runs one closure on every rank; each gets a [`Rank`], makes [`Group`]s from it and calls collectives on
-//! them, blocking or as a [`Pending`]. Reductions fold the members' contributions by one fixed tree over the member
-//! indices, so every rank gets the same bits on every engine.
-//!
-//! Tensors share their buffers and copy before they write, so the thread engine publishes one by cloning a
-//! reference: peers read it in place, and what a gather returns may be a peer's own buffer.
+//! [`spmd`] runs a closure on every rank. Each call gets a [`Rank`]; from it the program makes [`Group`]s and calls
+//! collectives on them, blocking or as a [`Pending`] that is waited for later.
 //!
 //! ```
 //! use isoshard::comm::spmd;
 //! use isoshard::tensor::{ReduceOp, Tensor};
 //! let sums = spmd(3, |rank| {
-//!     let mine = Tensor::full(isoshard::tensor::DType::F32, [2], rank.rank() as f32);
+//!     let mine = Tensor::from_vec(vec![rank.rank() as f32, 1.0], [2])?;
 //!     rank.world().all_reduce(&mine, ReduceOp::Sum)?.to_vec::<f32>()
 //! })?;
 //! assert_eq!(sums, vec![vec![3.0, 3.0]; 3]);
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Ranks are threads, or processes over NCCL or MPI ([`Process`]).
+//! Ranks are threads of this process ([`spmd`], [`Spmd`]) or processes over MPI or NCCL ([`Process`]). A [`DryRun`]
+//! runs one rank of a world of any size without peers, and a [`Tally`] counts calls and bytes.
 //!
-//! Missing: a reduction that an engine does itself, in an order of its own.
+//! A reduction folds the members' tensors by one fixed tree over the member indices, so every rank gets the same bits
+//! on every engine. Tensors share their buffers and copy them before they write: with threads a gather copies
+//! nothing, and its results may be the peers' own buffers.
+//!
+//! Errors say which rank differs, is late or failed: see [`CommFault`](crate::CommFault) and [`flight`].
+//!
+//! Missing: reductions that an engine computes itself in an order of its own.
 
 mod api;
 mod calls;
@@ -34,7 +37,7 @@ mod transport;
 
 pub use api::{DryReport, DryRun, Group, Pending, Process, Rank, Spmd, Tally, Total, Traffic, spmd};
 pub use calls::{Call, Route, Sequence};
-pub(crate) use calls::{during, during_at_least};
+pub(crate) use calls::{operator_scope, operator_scope_if_none};
 pub use diagnostics::flight;
 pub use launch::Launch;
 pub use network::{Cost, Level, Network, Peers, RankGrid};

@@ -1,16 +1,17 @@
-//! What it costs that ranks talk: a model of the network between them.
+//! A model of the network between ranks: how long a collective takes.
 //!
-//! A message of `m` bytes takes `alpha + m * beta` seconds, a latency and a time per byte (Hockney, *The communication
-//! challenge for MPP*, Parallel Computing 20, 1994); a collective takes a latency for each of its steps and the time of the
-//! bytes that a rank receives (Thakur, Rabenseifner & Gropp, *Optimization of collective communication operations in
-//! MPICH*, IJHPCA 19, 2005). Here alpha and beta depend on how far two ranks are apart.
+//! A message of `m` bytes takes `alpha + m * beta` seconds, a latency plus a time per byte (Hockney, *The
+//! communication challenge for MPP*, Parallel Computing 20, 1994). A collective takes one latency per step plus the
+//! time of the bytes that a rank receives (Thakur, Rabenseifner & Gropp, *Optimization of collective communication
+//! operations in MPICH*, IJHPCA 19, 2005). In this model alpha and beta depend on the [`Level`] that connects two
+//! ranks.
 //!
-//! Exchanges are direct, a message a peer: among many ranks they take a latency for every 64 of them.
+//! A rank exchanges one message with each peer, and every 64 messages take one latency.
 //!
-//! Costs are computed from what all ranks know, never from who asks, and are whole picoseconds, each term rounded up: sums
-//! do not depend on their order, and `cost(x + y) <= cost(x) + cost(y)`.
+//! Every rank computes the same cost for the same call. Costs are whole picoseconds, and each term is rounded up:
+//! sums do not depend on their order, and `cost(x + y) <= cost(x) + cost(y)`.
 //!
-//! Missing: several messages that share one link, and what a rank sends beyond what it receives.
+//! Missing: congestion of links that several messages share; bytes that a rank sends beyond those it receives.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,15 +20,17 @@ use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// So many messages that a rank exchanges with different peers take one latency; more take several.
+/// Number of messages to different peers that take one latency together.
 const MESSAGES: usize = 64;
 
 /// Picoseconds in a second.
 const PICO: f64 = 1e12;
 
-/// How far ranks are apart, and what it takes to get there. Cloning is a reference count.
+/// The links between ranks: which level connects two ranks, with its latency and bandwidth.
 ///
-/// Blocks of consecutive ranks, a fast link's within a slow one's: 8 ranks in a node by one, everything by another.
+/// Each [`Level`] joins blocks of consecutive ranks, and blocks of a slower level consist of whole blocks of the
+/// faster one: for example 8 ranks per node over NVLink, everything else over the network. Cloning only counts a
+/// reference.
 ///
 /// ```
 /// use isoshard::comm::{RankGrid, Level, Network};
@@ -47,45 +50,55 @@ pub struct Network {
     levels: Arc<[Level]>,
 }
 
-/// One kind of link: between ranks of a block that are not closer yet.
+/// One kind of link. It connects two ranks of a block that no faster level connects.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// Blocks of so many consecutive ranks are linked so: ranks `k * ranks .. (k + 1) * ranks`. The last level's spans all,
-    /// whatever it says.
+    /// The length of a block: ranks `k * ranks .. (k + 1) * ranks` form block `k`. The last level always spans all
+    /// ranks, whatever this says.
     pub ranks: usize,
-    /// Seconds until a message of no bytes is there.
+    /// Seconds that an empty message takes.
     pub latency_s: f64,
-    /// Bytes a second that one rank receives; a fraction of a byte is cut off.
+    /// Bytes that one rank receives per second, rounded down to a whole number.
     pub bytes_per_s: f64,
 }
 
-/// A modelled time: whole picoseconds, ordered and additive.
+/// A modelled time in whole picoseconds, ordered and additive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cost(u64);
 
-/// Ranks `base + sum(coordinate * stride)`: a mesh as numbers.
+/// A grid of ranks in numbers: coordinates `c` name rank `base + sum(c[k] * stride[k])`.
 #[derive(Clone, Copy, Debug)]
 pub struct RankGrid<'a> {
     /// The rank at the origin.
     pub base: usize,
-    /// Length and stride of each axis.
+    /// The length and stride of each axis.
     pub axes: &'a [(usize, usize)],
 }
 
-/// How near the members of a group are to each other, on every rank at least.
+/// The members of a group by the level that connects them, from the view of the worst placed member.
+/// [`Network::peers`] makes it, and [`Peers::cost`] gives the time of a collective among them.
 #[derive(Clone, Debug)]
 pub struct Peers {
     network: Network,
-    /// For each level, how many members a rank reaches by it and all faster ones, itself included.
+    /// Per level, the number of members that a rank reaches by it or a faster one, the rank itself included.
     within: SmallVec<[usize; 4]>,
 }
 
 impl Network {
-    /// Levels from the fastest to the slowest.
+    /// Builds a network from its levels, fastest first.
+    ///
+    /// ```
+    /// use isoshard::comm::{Level, Network};
+    /// let node = Level { ranks: 8, latency_s: 2e-6, bytes_per_s: 400e9 };
+    /// let rest = Level { ranks: usize::MAX, latency_s: 10e-6, bytes_per_s: 50e9 };
+    /// assert!(Network::new([node, rest]).is_ok());
+    /// assert!(Network::new([rest, node]).is_err()); // the slow level comes last
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses no levels, blocks that are not whole numbers of the next faster level's, a latency below 0 or not finite, and
-    /// a bandwidth below 1 byte a second.
+    /// Refuses an empty list; blocks that do not consist of several whole blocks of the next faster level; a latency
+    /// that is negative or not finite; a bandwidth below 1 byte per second.
     pub fn new(levels: impl IntoIterator<Item = Level>) -> Result<Network> {
         let mut levels: Vec<Level> = levels.into_iter().collect();
         let refuse =
@@ -116,27 +129,58 @@ impl Network {
         Ok(Network { levels: levels.into() })
     }
 
-    /// All ranks equally far apart.
+    /// A network in which one level connects all ranks.
+    ///
+    /// ```
+    /// let network = isoshard::comm::Network::uniform(1e-6, 1e9)?;
+    /// assert_eq!(network.far_peers(2).cost(1, 1_000_000).to_string(), "1.001 ms");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Network::new`].
+    /// Same as [`Network::new`].
     pub fn uniform(latency_s: f64, bytes_per_s: f64) -> Result<Network> {
         Network::new([Level { ranks: usize::MAX, latency_s, bytes_per_s }])
     }
 
-    /// The levels, from the fastest to the slowest.
+    /// Returns the levels, fastest first.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::Network::default().levels().len(), 1);
+    /// ```
     pub fn levels(&self) -> &[Level] {
         &self.levels
     }
 
-    /// The level at which two ranks talk: the first whose block holds both.
+    /// Returns the level that connects two ranks: the fastest one with a block that holds both.
+    ///
+    /// ```
+    /// use isoshard::comm::{Level, Network};
+    /// let pairs = Level { ranks: 2, latency_s: 1e-6, bytes_per_s: 1e11 };
+    /// let rest = Level { ranks: usize::MAX, latency_s: 1e-5, bytes_per_s: 1e10 };
+    /// let network = Network::new([pairs, rest])?;
+    /// assert_eq!((network.level_between(2, 3), network.level_between(1, 2)), (0, 1));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn level_between(&self, a: usize, b: usize) -> usize {
         let last = self.levels.len() - 1;
         self.levels[..last].iter().position(|l| a / l.ranks == b / l.ranks).unwrap_or(last)
     }
 
-    /// How near the ranks along `axes` of a grid are to each other. Takes no time that grows with their number: where blocks
-    /// cut groups unevenly, what the worst placed rank has is bounded from below.
+    /// Returns the group of ranks along `axes` of a grid. The time this takes does not grow with the number of ranks:
+    /// if blocks cut the groups unevenly, the result is a lower bound on what the worst placed rank reaches by each
+    /// level.
+    ///
+    /// ```
+    /// use isoshard::comm::{Level, Network, RankGrid};
+    /// let node = Level { ranks: 4, latency_s: 1e-6, bytes_per_s: 1e11 };
+    /// let rest = Level { ranks: usize::MAX, latency_s: 1e-5, bytes_per_s: 1e10 };
+    /// let network = Network::new([node, rest])?;
+    /// let mesh = RankGrid { base: 0, axes: &[(2, 4), (4, 1)] }; // dp=2, tp=4
+    /// assert_eq!(network.peers(&mesh, &[1]).slowest(), 0); // tp stays inside a node
+    /// assert_eq!(network.peers(&mesh, &[0, 1]).len(), 8);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn peers(&self, grid: &RankGrid<'_>, axes: &[usize]) -> Peers {
         let len: usize = axes.iter().map(|&a| grid.axes[a].0).product();
         let within = (0..self.levels.len()).map(|k| {
@@ -149,19 +193,34 @@ impl Network {
         Peers { within: within.collect(), network: self.clone() }
     }
 
-    /// As [`Network::peers`], of ranks that are no grid: all as far apart as ranks can be.
+    /// Returns a group of `len` ranks without a known grid, as if the slowest level connected any two of them.
+    ///
+    /// ```
+    /// let peers = isoshard::comm::Network::default().far_peers(16);
+    /// assert_eq!(peers.len(), 16);
+    /// ```
     pub fn far_peers(&self, len: usize) -> Peers {
         let mut within = SmallVec::from_elem(1, self.levels.len());
         *within.last_mut().expect("a network has a level") = len;
         Peers { within, network: self.clone() }
     }
 
-    /// `calls` latencies of a level.
+    /// Returns the time of `calls` latencies of a level.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::Network::default().latency(0, 3).seconds(), 6e-6);
+    /// ```
     pub fn latency(&self, level: usize, calls: usize) -> Cost {
         Cost(((self.levels[level].latency_s * PICO).round() as u64).saturating_mul(calls as u64))
     }
 
-    /// What it takes to receive `bytes` by a level.
+    /// Returns the time in which a rank receives `bytes` by a level, without latency.
+    ///
+    /// ```
+    /// let network = isoshard::comm::Network::uniform(0.0, 1e9)?;
+    /// assert_eq!(network.transfer(0, 5_000).seconds(), 5e-6);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn transfer(&self, level: usize, bytes: u64) -> Cost {
         let bytes_per_s = self.levels[level].bytes_per_s;
         if bytes_per_s == f64::INFINITY {
@@ -172,29 +231,32 @@ impl Network {
     }
 }
 
-/// 2 microseconds and 8.192 GB/s between any two ranks: a call takes as long as 16 KiB. About what threads of one process do.
+/// 2 microseconds and 8.192 GB/s between any two ranks, so that a latency equals the time of 16 KiB. About the speed
+/// of threads in one process.
 impl Default for Network {
     fn default() -> Network {
-        Network::uniform(2e-6, 8.192e9).expect("these are sound")
+        Network::uniform(2e-6, 8.192e9).expect("the default is valid")
     }
 }
 
 impl RankGrid<'_> {
-    /// How many ranks along axis `a` any rank surely shares a block of `block` ranks with, itself included.
+    /// Returns how many ranks along axis `a` share a block of `block` ranks with any given rank, itself included; at
+    /// least that many for every rank.
     fn run(&self, a: usize, block: usize) -> usize {
         let (len, stride) = self.axes[a];
         let top = self.base + self.axes.iter().map(|&(n, s)| (n - 1) * s).sum::<usize>();
         if self.base / block == top / block {
             return len;
         }
-        // Groups along the axis begin at multiples of what the base and all coarser steps have in common.
+        // The groups along the axis begin at multiples of the greatest common divisor of the base and all coarser
+        // strides.
         let coarser = self.axes.iter().filter(|&&(n, s)| n > 1 && s > stride).map(|&(_, s)| s);
         let window = coarser.chain([self.base, block]).fold(len * stride, gcd);
         if window % stride == 0 { window / stride } else { 1 }
     }
 }
 
-/// The latencies of a call in which a rank exchanges messages with so many others.
+/// Returns the number of latencies of a call in which a rank exchanges messages with `others` peers.
 pub(super) fn latencies(others: usize) -> usize {
     others.div_ceil(MESSAGES).max(1)
 }
@@ -204,19 +266,36 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 impl Peers {
-    /// The number of members.
+    /// Returns the number of members.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::Network::default().far_peers(3).len(), 3);
+    /// ```
     #[expect(clippy::len_without_is_empty, reason = "a group has a member")]
     pub fn len(&self) -> usize {
         self.within[self.within.len() - 1]
     }
 
-    /// The slowest level at which two of them talk.
+    /// Returns the slowest level that connects two members.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::Network::default().far_peers(3).slowest(), 0);
+    /// ```
     pub fn slowest(&self) -> usize {
         self.within.iter().position(|&n| n == self.len()).expect("the last level has them all")
     }
 
-    /// Of `bytes` that come in equal parts from all others, those that come by each level; whatever does not divide, by the
-    /// slowest.
+    /// Splits `bytes`, received in equal parts from all other members, by the level over which they come. The
+    /// remainder of the division counts for the slowest level.
+    ///
+    /// ```
+    /// use isoshard::comm::{Level, Network, RankGrid};
+    /// let pairs = Level { ranks: 2, latency_s: 1e-6, bytes_per_s: 1e11 };
+    /// let rest = Level { ranks: usize::MAX, latency_s: 1e-5, bytes_per_s: 1e10 };
+    /// let peers = Network::new([pairs, rest])?.peers(&RankGrid { base: 0, axes: &[(4, 1)] }, &[0]);
+    /// assert_eq!(peers.split(300)[..], [100, 200]); // one peer is near, two are far
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn split(&self, bytes: u64) -> SmallVec<[u64; 4]> {
         let others = self.len().saturating_sub(1).max(1) as u128;
         let upto = |n: usize| (u128::from(bytes) * (n - 1) as u128 / others) as u64;
@@ -231,8 +310,14 @@ impl Peers {
             .collect()
     }
 
-    /// The modelled time of `calls` steps in which a rank receives `bytes`, in equal parts from all others. Nothing for a
-    /// rank alone.
+    /// Returns the modelled time of `calls` steps in which a rank receives `bytes` in equal parts from all other
+    /// members; zero if there are none.
+    ///
+    /// ```
+    /// let peers = isoshard::comm::Network::uniform(1e-6, 1e9)?.far_peers(4);
+    /// assert_eq!(peers.cost(1, 3_000).seconds(), 4e-6);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn cost(&self, calls: usize, bytes: u64) -> Cost {
         if self.len() == 1 {
             return Cost::default();
@@ -244,13 +329,17 @@ impl Peers {
 }
 
 impl Cost {
-    /// A cost above all that networks give.
+    /// A cost above all that a network gives.
     pub const INFINITE: Cost = Cost(u64::MAX);
 
-    /// The least cost that is not nothing: a picosecond.
+    /// The least cost above zero: one picosecond.
     pub const LEAST: Cost = Cost(1);
 
-    /// In seconds.
+    /// Returns the time in seconds.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::Cost::LEAST.seconds(), 1e-12);
+    /// ```
     pub fn seconds(self) -> f64 {
         self.0 as f64 / PICO
     }
@@ -269,7 +358,7 @@ impl std::iter::Sum for Cost {
     }
 }
 
-/// `12.5 us`.
+/// Writes `12.500 us`.
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.seconds() {
@@ -280,7 +369,7 @@ impl fmt::Display for Cost {
     }
 }
 
-/// `8 ranks, 2e-6 s, 4e11 B/s`.
+/// Writes `8 ranks, 2e-6 s, 4e11 B/s`.
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ranks {
@@ -291,7 +380,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// The levels: `[8 ranks, 2e-6 s, 4e11 B/s; all ranks, 1e-5 s, 5e10 B/s]`.
+/// Writes the levels: `[8 ranks, 2e-6 s, 4e11 B/s; all ranks, 1e-5 s, 5e10 B/s]`.
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (k, level) in self.levels.iter().enumerate() {
@@ -315,7 +404,8 @@ mod tests {
         Level { ranks, latency_s: 1e-6 * ranks.min(100) as f64, bytes_per_s: 1e12 / ranks.min(100) as f64 }
     }
 
-    /// Every rank's nearest peers counted one by one are no fewer than the bound, and as many where blocks fit.
+    /// For every rank, counting its near peers one by one gives at least the bound, and exactly the bound if blocks
+    /// fit.
     #[test]
     fn peers_are_bounded_by_counting() {
         for blocks in [vec![2], vec![4], vec![2, 4], vec![3, 6], vec![4, 8], vec![5], vec![6], vec![]] {

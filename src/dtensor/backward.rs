@@ -16,7 +16,7 @@ use super::gradients::{Gradients, add};
 use super::reduction::Reduction;
 use super::tensor::{DTensor, Saved, TapeCall, TapeNode, TapeOutput, next_id};
 use super::tensor_meta::TensorMeta;
-use crate::comm::during;
+use crate::comm::operator_scope;
 use crate::error::{Error, Result};
 use crate::ops::VjpStep;
 use crate::placement::Layout;
@@ -141,7 +141,7 @@ impl BackwardPass {
         // In exact mode, adding two partial sums would change bits: each is reduced before a leaf adds it.
         let to_leaf = output.node.call.is_none() && grad.layout().has_partial();
         if to_leaf && self.mesh.reduction() == Reduction::Exact {
-            let _label = during("backward");
+            let _label = operator_scope("backward");
             grad = grad.redistribute(output.node.outs[output.out].layout().clone())?;
         }
         let sums = self.grads.entry(output.node.id).or_insert_with(|| {
@@ -219,7 +219,7 @@ impl BackwardPass {
         mut grads: SmallVec<[Option<DTensor>; 1]>,
     ) -> Result<()> {
         let Some(grad) = grads[0].take() else { return Ok(()) };
-        let _label = during("backward");
+        let _label = operator_scope("backward");
         let grad = grad.redistribute(leaf.outs[0].layout().clone())?;
         // A gradient may be a broadcast view; the stored one is contiguous.
         let local = grad.local.contiguous()?;
@@ -284,7 +284,7 @@ impl BackwardPass {
             let Some((m, to)) = plan.moves[first].as_ref().filter(|_| x.layout().has_partial()) else {
                 continue;
             };
-            let label = during(step.op.name());
+            let label = operator_scope(step.op.name());
             let moved = DTensor::wrap(&self.mesh, m.run(&self.mesh, x.local.clone())?, to.clone());
             drop(label);
             values[v] = Some(moved);

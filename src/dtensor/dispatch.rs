@@ -14,7 +14,7 @@ use super::redistribute::Move;
 use super::tape;
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
-use crate::comm::during;
+use crate::comm::operator_scope;
 use crate::error::{Error, Result};
 use crate::ops::{Batched, Op, Tensors, meta_results, run};
 use crate::tensor::Tensor;
@@ -50,7 +50,7 @@ impl DTensor {
             moved.push(match m {
                 None => None,
                 Some((m, to)) => {
-                    let _label = during(op.name());
+                    let _label = operator_scope(op.name());
                     Some(DTensor::wrap(&x.mesh, m.run(&x.mesh, x.local.clone())?, to.clone()))
                 }
             });
@@ -224,7 +224,7 @@ impl PreparedCall {
         let mut moved: SmallVec<[Option<Tensor>; 5]> = SmallVec::new();
         for (x, m) in ins.iter().zip(&plan.moves) {
             let run = |(m, _): &(Rc<Move>, _)| {
-                let _label = during(op.name());
+                let _label = operator_scope(op.name());
                 m.run(&x.mesh, x.local.clone())
             };
             moved.push(m.as_ref().map(run).transpose()?);

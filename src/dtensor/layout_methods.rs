@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::redistribute::{self, InFlight, Redistribution};
 use super::tensor::DTensor;
 use super::tensor_meta::TensorMeta;
-use crate::comm::during_at_least;
+use crate::comm::operator_scope_if_none;
 use crate::error::Result;
 use crate::placement::Layout;
 use crate::tensor::Tensor;
@@ -141,7 +141,7 @@ impl DTensor {
         }
         let meta = self.mesh.intern(self.meta.spec().with_layout(layout)?)?;
         let m = redistribute::find(&self.mesh, &self.meta, &meta)?;
-        let _label = during_at_least("redistribute");
+        let _label = operator_scope_if_none("redistribute");
         let in_flight = Some(m.start(&self.mesh, self.local.clone())?);
         Ok(PendingRedistribution { source: self.clone(), meta, in_flight })
     }

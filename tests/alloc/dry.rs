@@ -126,7 +126,7 @@ fn a_training_steps_counts_are_those_of_a_real_run() {
         // On threads too, with and without data.
         let run = move |rank: Rank| {
             let plain = Rank::new(Arc::new(Plain(rank.engine().clone())))?;
-            let (rank, tally) = Tally::of(&plain.on(rank.device()).over(rank.network().clone()))?;
+            let (rank, tally) = Tally::of(&plain.on(rank.device()).with_network(rank.network().clone()))?;
             let received = job.train(&rank)?;
             Ok((sorted(tally.rows()), received))
         };
@@ -134,7 +134,7 @@ fn a_training_steps_counts_are_those_of_a_real_run() {
         let real = world().run(run).unwrap_or_else(|e| panic!("{job:?}: {e}"));
         let absent = world().on(|_| Device::Meta).run(run).unwrap_or_else(|e| panic!("{job:?}: {e}"));
         for (rank, (real, absent)) in real.iter().zip(&absent).enumerate() {
-            let dry = DryRun::over(job.ranks(), rank, two_levels()).unwrap();
+            let dry = DryRun::with_network(job.ranks(), rank, two_levels()).unwrap();
             let received = job.train(&dry.rank().unwrap()).unwrap_or_else(|e| panic!("{job:?}: {e}"));
             let report = dry.report();
             assert_eq!((sorted(report.rows.clone()), received), *real, "{job:?}: rank {rank}");
@@ -174,13 +174,13 @@ fn every_collective_counts_as_a_real_one() {
         Ok(())
     };
     let real = Spmd::new(4).network(two_levels()).run(move |rank| {
-        let plain = Rank::new(Arc::new(Plain(rank.engine().clone())))?.over(rank.network().clone());
+        let plain = Rank::new(Arc::new(Plain(rank.engine().clone())))?.with_network(rank.network().clone());
         let (rank, tally) = Tally::of(&plain)?;
         run(&rank)?;
         Ok(tally.rows())
     });
     for (me, real) in real.unwrap().into_iter().enumerate() {
-        let dry = DryRun::over(4, me, two_levels()).unwrap();
+        let dry = DryRun::with_network(4, me, two_levels()).unwrap();
         run(&dry.rank().unwrap()).unwrap();
         assert_eq!(dry.report().rows, real, "rank {me}");
         let of = |call| dry.report().rows.iter().find(|r| r.call == call).unwrap().total;

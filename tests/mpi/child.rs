@@ -1,4 +1,4 @@
-//! One rank of a job: it does what the others do, unless it is the culprit, and says what came of it.
+//! One rank of a job: it makes the same calls as the others unless it is the culprit, and prints its outcome.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,7 +13,7 @@ use isoshard::{Error, Result};
 const DEADLINE: Duration = Duration::from_secs(1);
 const CALLS: usize = 6;
 
-/// Runs as a rank where a job asks for it, and ends the process.
+/// Runs as a rank if a job asks for it, and ends the process.
 pub fn run_if_asked() {
     let Some(program) = var("ISOSHARD_CHILD") else { return };
     let launch = Launch::from_env().unwrap().expect("a launcher");
@@ -36,7 +36,8 @@ pub fn run_if_asked() {
     }
     let mut out = std::io::stdout();
     out.write_all(format!("@{rank} {said}\n").as_bytes()).and_then(|()| out.flush()).unwrap();
-    // The others have said theirs, before the launcher ends all because one ends without ending MPI.
+    // The other ranks have printed their outcome before the launcher ends them, because this rank ends without
+    // finalizing MPI.
     if said != "well" {
         sleep(Duration::from_millis(500));
     }
@@ -76,7 +77,7 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
             "killed" => signal("KILL", None),
             "stopped" => {
                 signal("STOP", var("ISOSHARD_CHILD_STOP_S"));
-                // One thread takes the signal before the others stop: this one is not to be in the call by then.
+                // One thread receives the signal before the others stop; this one must not be in the call by then.
                 sleep(Duration::from_millis(50));
                 call(&g, i)?;
                 continue;
@@ -88,12 +89,12 @@ fn run(rank: &Rank, program: &str) -> Result<()> {
     Ok(())
 }
 
-/// What all ranks do in call `i`: small ones, and ones that MPI does not send before they are waited for.
+/// Makes call `i` of every rank: small ones, and ones that MPI does not send before they are waited for.
 fn call(g: &Group, i: usize) -> Result<()> {
     let len = if i.is_multiple_of(2) { 4 } else { 40_000 };
     let done = sum(g, DType::F32, &[len]);
     if done.is_err() {
-        // A world that is given up says so at once, and says the same.
+        // After a fault every call returns the same error at once.
         let began = Instant::now();
         let again = g.barrier().unwrap_err();
         assert!(began.elapsed() < DEADLINE / 2, "{again}");
@@ -109,7 +110,7 @@ fn sum(g: &Group, dtype: DType, shape: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Sends a signal to this process; after so many seconds it goes on.
+/// Sends a signal to this process, and after `seconds` one that continues it.
 fn signal(name: &str, seconds: Option<String>) {
     let id = std::process::id();
     let goes_on = seconds.map_or(String::new(), |s| format!("(sleep {s}; kill -CONT {id}) & "));
@@ -124,7 +125,7 @@ fn crossed(rank: &Rank) -> Result<()> {
     groups[1 - rank.rank()].barrier()
 }
 
-/// Every kind of message, at sizes that no piece divides.
+/// Sends every kind of message, with sizes that are no multiple of a piece.
 fn exchanges(g: &Group) -> Result<()> {
     let (me, n) = (g.index(), g.len());
     let part = |from: usize, to: usize, len: usize| {

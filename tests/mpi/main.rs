@@ -1,8 +1,7 @@
-//! The MPI engine under `mpirun`: what ranks report when one of them does not do what the others do; messages in pieces; and
-//! who may not take part. That it computes what threads compute is shown by their own suites, run on processes
-//! (`common::mpi`).
+//! The MPI engine under `mpirun`: the reports of ranks if one of them deviates, messages in pieces, and refused
+//! processes. The suites for threads, run on processes (`common::mpi`), show that results are the same.
 //!
-//! Each test starts `mpirun` on this very program, whose test `child` is then one rank.
+//! Each test starts `mpirun` on this same program, whose test `child` is then one rank.
 
 mod child;
 mod mpirun;
@@ -11,7 +10,7 @@ use std::time::Duration;
 
 use mpirun::{Job, one_line_each};
 
-/// Ranks that disagree, and what each side is said to have brought in a first call.
+/// Ranks whose first calls differ, and both calls as the error shows them.
 const DIFFERENT: [(&str, &str); 4] = [
     ("operator", "barrier"),
     ("shape", "all_reduce(sum) f32[5]"),
@@ -54,7 +53,7 @@ fn calls_that_differ_are_named_on_all() {
     }
 }
 
-/// In any of several calls, by any rank: everybody ends soon, and hears the same.
+/// Any rank may deviate in any of several calls: all ranks end soon and report the same.
 #[test]
 fn faults_at_random() {
     let kinds = ["operator", "shape", "dtype", "reduction", "skip", "error", "panic"];
@@ -112,7 +111,7 @@ fn groups_in_another_order_are_a_circle_at_the_deadline() {
     }
 }
 
-/// A process that is killed says nothing: its connection ends, and the others say so before anybody waits for the deadline.
+/// A killed process reports nothing: its connection ends, and the other ranks report that before the deadline.
 #[test]
 fn a_killed_process_is_named_by_the_others() {
     for culprit in [0, 2] {
@@ -133,7 +132,7 @@ fn a_killed_process_is_named_by_the_others() {
     }
 }
 
-/// Without recovery the launcher ends the others: some may still say who it was, none hangs.
+/// Without recovery the launcher ends the other ranks: some may still name the killed one, none hangs.
 #[test]
 fn a_killed_process_ends_the_job() {
     let Some(run) = Job::new(3, "killed").culprit(1, 3).run() else { return };
@@ -153,7 +152,7 @@ fn a_process_that_is_stopped_for_a_while_disturbs_nobody() {
     }
 }
 
-/// Stopped beyond the deadline, a rank is named by the others, and hears of it itself when it goes on.
+/// A rank that is stopped beyond the deadline is named by the others, and reports the same when it continues.
 #[test]
 fn a_process_that_is_stopped_for_long_is_named() {
     for culprit in [0, 1] {
@@ -168,14 +167,14 @@ fn a_process_that_is_stopped_for_long_is_named() {
     }
 }
 
-/// Uncompared, calls that differ do not mix: they end at the deadline.
+/// Without comparison, calls that differ do not mix: they end at the deadline.
 #[test]
 fn nothing_mixes_where_nothing_is_compared() {
     let Some(run) = Job::new(2, "dtype").culprit(1, 0).with("ISOSHARD_CHILD_COMPARED", "0").run() else {
         return;
     };
     for line in one_line_each(&run, 2) {
-        assert!(line.contains("not finished within 1.0 s") && line.contains("is not compared"), "{line}");
+        assert!(line.contains("not finished within 1.0 s") && line.contains("are not compared"), "{line}");
     }
 }
 
@@ -195,7 +194,7 @@ fn large_messages_go_in_pieces() {
 
 #[test]
 fn who_may_not_take_part_is_refused() {
-    // A launcher that is not MPI's.
+    // The launcher's variables do not belong to this MPI.
     let torchrun = [
         ("RANK", "1"),
         ("WORLD_SIZE", "2"),
@@ -214,6 +213,6 @@ fn who_may_not_take_part_is_refused() {
     let Some(run) = Job::new(1, "cuda").run() else { return };
     assert!(
         one_line_each(&run, 1)[0]
-            .starts_with("mpi: MPI moves what lies in the CPU's memory; got a rank on cuda:0")
+            .starts_with("mpi: MPI moves tensors in the CPU's memory only; got a rank on cuda:0")
     );
 }

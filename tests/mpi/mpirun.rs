@@ -1,4 +1,4 @@
-//! Starting `mpirun` on this program, and reading what the ranks say.
+//! Starts `mpirun` on this program and reads the output of its ranks.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -6,24 +6,24 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most a job may take: far more than any deadline in it.
+/// The time limit of a job, far above any deadline in it.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What to run, on how many ranks; without a launcher where there are none.
+/// The program and the number of ranks; without ranks it runs without a launcher.
 pub struct Job {
     ranks: usize,
     vars: Vec<(String, String)>,
     recovering: bool,
 }
 
-/// What came of a job.
+/// The outcome of a job.
 #[derive(Debug)]
 pub struct Run {
-    /// What each rank said.
+    /// The output of each rank.
     pub lines: Vec<Vec<String>>,
     pub code: Option<i32>,
     pub took: Duration,
-    /// All that was printed, for messages.
+    /// The whole output, for messages.
     #[allow(dead_code, reason = "shown by Debug")]
     text: String,
 }
@@ -33,7 +33,7 @@ impl Job {
         Job { ranks, vars: vec![("ISOSHARD_CHILD".into(), program.into())], recovering: false }
     }
 
-    /// Who does what the others do not, and in which of its calls.
+    /// Sets the rank that deviates and the call at which it does.
     pub fn culprit(self, rank: usize, at: usize) -> Job {
         self.with("ISOSHARD_CHILD_CULPRIT", &rank.to_string()).with("ISOSHARD_CHILD_AT", &at.to_string())
     }
@@ -47,13 +47,13 @@ impl Job {
         vars.iter().fold(self, |job, (name, value)| job.with(name, value))
     }
 
-    /// A rank that dies does not end the others.
+    /// The end of one rank does not end the others.
     pub fn recovering(mut self) -> Job {
         self.recovering = true;
         self
     }
 
-    /// Runs it; none, loudly, where there is no `mpirun`.
+    /// Runs the job, or prints SKIPPED and returns `None` if there is no `mpirun`.
     pub fn run(self) -> Option<Run> {
         if !has_mpirun() {
             eprintln!("SKIPPED (no mpirun)");
@@ -74,7 +74,7 @@ impl Job {
         };
         command.args(["--exact", "child", "--nocapture"]);
         command.envs(self.vars.clone()).env_remove("RUST_BACKTRACE");
-        // Only containers run this as root, and these have no other user.
+        // Only containers, which have no other user, run this as root.
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         let began = Instant::now();
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun starts");
@@ -90,7 +90,7 @@ impl Job {
     }
 }
 
-/// The one line that each rank said.
+/// Returns the one line that each rank printed.
 pub fn one_line_each(run: &Run, ranks: usize) -> Vec<String> {
     assert_eq!(run.lines.len(), ranks);
     assert!(run.lines.iter().all(|lines| lines.len() == 1), "not one line each: {run:#?}");
@@ -110,7 +110,7 @@ fn reader(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String
     let mut from = from.expect("piped");
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until the pipe broke is what there is.
+        // The output until the pipe broke is all there is.
         let _ = from.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

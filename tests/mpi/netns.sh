@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs a program's ranks on two machines that are one: network namespaces with a name, an address and a loopback each, joined
-# by a cable. They share neither memory, as MPI sees it, nor 127.0.0.1.
+# Runs a program's ranks on two network namespaces that act as machines, each with a name, an address and a loopback, joined
+# by a virtual cable. For MPI they share neither memory nor 127.0.0.1.
 #   tests/mpi/netns.sh RANKS_EACH PROGRAM [ARGUMENTS]
-# Needs root. Where namespaces may not be made it says SKIPPED and succeeds.
+# Needs root. If namespaces cannot be created it prints SKIPPED and succeeds.
 set -euo pipefail
 
 ranks=$1
@@ -28,7 +28,7 @@ for ns in "$a" "$b"; do
   ip -n "$ns" link set "${ns}v" up
 done
 
-# What mpirun takes for ssh: the other machine's shell.
+# A replacement of ssh for mpirun: a shell in the other namespace.
 cat >"$work/agent" <<EOF
 #!/usr/bin/env bash
 shift

@@ -314,7 +314,7 @@ fn thread_ranks_pass_device_tensors_by_sharing() {
         Ok(rank.world().reduce_scatter(parts, ReduceOp::Sum).unwrap_err().to_string())
     };
     let text = &spmd(2, run).unwrap()[0];
-    let want = format!("the parts lie on different devices; got f32[2] on cpu, f32[2] on {};", devices[0]);
+    let want = format!("the parts are on different devices; got f32[2] on cpu, f32[2] on {};", devices[0]);
     assert!(text.contains(&want), "{text}");
 }
 
@@ -533,8 +533,8 @@ fn without_comparison_the_deadline_still_holds() {
     for text in texts.unwrap() {
         assert_eq!(
             text,
-            "barrier #1 on group world{0, 1}: the transport of rank 0 failed: not finished within 0.3 s; what the members \
-             bring is not compared, so nobody knows who is missing"
+            "barrier #1 on group world{0, 1}: the transport of rank 0 failed: not finished within 0.3 s; calls are not \
+             compared, so the missing ranks are not known"
         );
     }
 }
@@ -548,7 +548,7 @@ fn what_nccl_does_not_take_is_refused() {
     assert_eq!(
         text(spmd().on(move |_| devices[3]), |_| Ok(())),
         format!(
-            "nccl: NCCL takes one rank a GPU; got ranks 0 and 1 on {}; share a GPU among ranks that are threads without \
+            "nccl: NCCL takes one rank per GPU; got ranks 0 and 1 on {}; share a GPU among ranks that are threads without \
              NCCL, or start as many ranks as there are GPUs",
             devices[3]
         )

@@ -1,5 +1,5 @@
-//! Collectives on worlds of 1, 2, 3 and 5 ranks, against the definition computed by one; and what happens when ranks
-//! disagree, stay away, fail or panic.
+//! Collectives on worlds of 1, 2, 3 and 5 ranks against their definition, and the errors if ranks disagree, are late,
+//! fail or panic.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
@@ -13,7 +13,7 @@ use crate::common::ranks;
 
 const WORLDS: [usize; 4] = [1, 2, 3, 5];
 
-/// What member `from` holds for member `to`: values that no other pair has.
+/// The tensor that member `from` has for member `to`; no other pair has the same values.
 fn part(from: usize, to: usize, shape: &Shape) -> Tensor {
     let value = |i: usize| ((from * 31 + to * 7 + i * 3) as f32).sin();
     Tensor::from_vec((0..shape.numel()).map(value).collect(), shape).unwrap()
@@ -24,7 +24,7 @@ fn ragged(from: usize, to: usize) -> Shape {
     Shape::from([(from * 2 + to) % 4, 3])
 }
 
-/// The tree over the members, by its definition.
+/// The fold by the tree over the members, by definition.
 fn tree(op: ReduceOp, parts: &[Tensor]) -> Tensor {
     if let [only] = parts {
         return only.clone();
@@ -188,7 +188,7 @@ fn several_in_flight_in_any_order_and_dropped() {
             let pending: Vec<_> = (0..6)
                 .map(|k| g.all_reduce_async(&x(k, if k % 2 == 0 { 3 } else { large }), ReduceOp::Sum))
                 .collect();
-            // One rank drops what the others wait for; a large one needs everybody's share all the same.
+            // One rank drops a call that others wait for; a large all-reduce still needs its contribution.
             for (k, p) in pending.into_iter().enumerate().rev() {
                 if (k + g.index()) % 3 == 0 {
                     drop(p);
@@ -244,7 +244,7 @@ fn overlapping_groups() {
                 assert_eq!(root.item()?, 4.0);
             }
         }
-        // The same ranks and name are the same group, counted on.
+        // The same ranks and name are the same group, with one numbering.
         if me < 3 {
             assert_eq!(sum(&rank.group(&[0, 1, 2], "low")?)?, 3.0);
         }
@@ -294,7 +294,7 @@ fn refusals_say_why() {
     );
 }
 
-/// The errors of all ranks; none may succeed.
+/// Returns the errors of all ranks; none may succeed.
 fn errors(n: usize, f: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static) -> Vec<Error> {
     let run = Spmd::new(n).deadline(Duration::from_millis(300));
     run.run(move |rank| Ok(f(&rank).unwrap_err())).unwrap()
@@ -378,7 +378,7 @@ fn a_message_that_is_not_expected() {
         }
         _ => r.world().recv(0, DType::F32, &Shape::from([3])).map(drop),
     });
-    // What the sender has completed depends on who is faster.
+    // The sender's last completed call depends on timing.
     let want = "recv #0 on group world{0, 1}: rank 1 brought recv f32[3], rank 0 brought send f32[2]; every rank must \
                 make the same calls in the same order; last completed: ";
     assert!(texts[1].to_string().starts_with(want), "{}", texts[1]);
@@ -397,7 +397,7 @@ fn a_failed_group_stays_failed() {
         let Error::Comm(fault) = &second else { panic!("{second}") };
         assert!(matches!(**fault, CommFault::Mismatch { rank: 2, .. }), "{second}");
         assert_eq!(first, second);
-        // Other groups go on.
+        // Other groups still work.
         rank.world().barrier()
     })
     .unwrap();

@@ -93,7 +93,7 @@ fn a_moves_cost_is_its_calls_time() {
         for (from, to) in
             [("(S0, R)", "(R, R)"), ("(R, S0)", "(R, R)"), ("(S0, R)", "(S1, R)"), ("(R, S0)", "(R, S1)")]
         {
-            let dry = DryRun::over(8, 3, network.clone()).unwrap();
+            let dry = DryRun::with_network(8, 3, network.clone()).unwrap();
             let mesh = DeviceMesh::parse(&dry.rank().unwrap(), "a=4,b=2").unwrap();
             let x = DTensor::zeros(&mesh, DType::F32, [64, 64], from.parse().unwrap()).unwrap();
             let to: Layout = to.parse().unwrap();

@@ -1,4 +1,5 @@
-//! What users read when they are refused, to the letter. Every rank refuses alike, from facts that all share.
+//! The exact texts of refusals. Every rank refuses alike, because the decision depends only on data that all ranks
+//! share.
 
 use isoshard::comm::{Rank, Spmd, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh};
@@ -15,7 +16,7 @@ fn strict_mode_names_the_operand_and_the_remedy() {
         "a=2",
         |mesh| {
             let x = zeros(mesh, &[4, 6], "(S1)")?;
-            // A plan that was made while moves were allowed does not slip through either.
+            // A plan made while moves were allowed is refused as well.
             x.softmax(1)?;
             mesh.set_strict(true);
             x.softmax(0)?;
@@ -35,7 +36,7 @@ fn a_partial_maximum_cannot_be_multiplied_in_strict_mode() {
             let part = Tensor::zeros(DType::F32, [4, 6]);
             let x = DTensor::from_local(mesh, part, [4, 6], "(P(max))".parse()?)?;
             let w = zeros(mesh, &[6, 2], "(R)")?;
-            // Where moves are allowed it is reduced first.
+            // If moves are allowed, the tensor is reduced first.
             assert_eq!(x.matmul(&w)?.full_tensor()?.to_vec::<f32>()?, [0.0; 8]);
             mesh.set_strict(true);
             x.matmul(&w).map(drop)
@@ -128,7 +129,7 @@ fn parts_of_a_split_do_not_overlap() {
     );
     assert_eq!(
         split(&[&[0], &[2]]),
-        "split: the parts do not share out the world; got half[[0], [2]] for 3 rank(s); name each rank once"
+        "split: the parts do not cover the world; got half[[0], [2]] for 3 rank(s); name each rank once"
     );
     assert_eq!(split(&[&[0, 1], &[2]]), "");
 }
@@ -241,7 +242,7 @@ fn a_plan_names_axes_of_the_mesh() {
     );
 }
 
-/// A model of two blocks of one linear map each, and what its first forward pass says of a plan.
+/// Returns the error of a plan at the first forward pass of a model with two blocks of one linear layer each.
 fn under(plan: Plan, want: &str) {
     let run = move |mesh: &DeviceMesh| {
         let mut params = Params::new(mesh, plan.clone(), 1)?;
@@ -420,7 +421,7 @@ fn usual_errors_pass_by_a_question_mark() {
     );
 }
 
-/// Holds the program's refusal, on rank 0, against `text`, and that no rank lets it pass.
+/// Compares the program's refusal on rank 0 with `text`, and checks that every rank refuses.
 #[track_caller]
 fn refused(
     ranks: usize,
@@ -434,7 +435,7 @@ fn refused(
     assert!(texts.iter().all(|t| !t.is_empty()), "a rank did not refuse: {texts:?}");
 }
 
-/// The text of an error, without the rank that had it first; empty where there is none.
+/// Returns an error's text without the rank that had it first, or "" if there is no error.
 fn text(result: Result<()>) -> String {
     match result {
         Ok(()) => String::new(),
@@ -443,7 +444,7 @@ fn text(result: Result<()>) -> String {
     }
 }
 
-/// The same of a program's.
+/// Returns the text of a program's error.
 fn text_of<T>(result: Result<Vec<T>>) -> String {
     text(result.map(drop))
 }

@@ -1,25 +1,4 @@
-//! The dry run: one rank of a world of any size, without peers and without data.
-//!
-//! A program runs as this rank would run it. Its tensors lie on [`Device::Meta`]: they have shapes, and no elements.
-//! Collectives complete at once with tensors of the shapes that are due; what they would send and receive is counted, and
-//! timed by a [`Network`]. So is what the rank's tensors would take.
-//!
-//! ```
-//! use isoshard::comm::DryRun;
-//! use isoshard::dtensor::{DTensor, DeviceMesh};
-//! use isoshard::tensor::DType;
-//! let dry = DryRun::new(16_384, 5)?;
-//! let mesh = DeviceMesh::parse(&dry.rank()?, "dp=64,fsdp=32,tp=8")?;
-//! let w = DTensor::zeros(&mesh, DType::BF16, [65_536, 65_536], "(R, S0, S1)".parse()?)?;
-//! let whole = w.redistribute("(R, R, S1)".parse()?)?;
-//! assert_eq!(whole.local().shape()[..], [65_536, 8_192]);
-//! let report = dry.report();
-//! assert_eq!(report.total().received_bytes, 31 << 25); // 31 times 32 MiB
-//! assert_eq!(report.peak_bytes, 2 * (32 << 25)); // what came, and what it was put together to
-//! # Ok::<(), isoshard::Error>(())
-//! ```
-//!
-//! Missing: the time that kernels take, and what overlaps with what.
+//! The dry run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,9 +10,30 @@ use crate::comm::transport::{DryEngine, Engine};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, meta};
 
-/// A dry run of one rank.
+/// Runs one rank of a world of any size without peers and without data, to count its calls, bytes and memory.
 ///
-/// One at a time on a thread: memory is counted for the thread that makes the tensors.
+/// The program runs as this rank would run it. Its tensors are on [`Device::Meta`]: they have shapes and no elements.
+/// Collectives complete at once with tensors of the right shapes; the bytes they would send and receive are counted
+/// and timed by a [`Network`], and so is the memory of the rank's tensors.
+///
+/// ```
+/// use isoshard::comm::DryRun;
+/// use isoshard::dtensor::{DTensor, DeviceMesh};
+/// use isoshard::tensor::DType;
+/// let dry = DryRun::new(16_384, 5)?;
+/// let mesh = DeviceMesh::parse(&dry.rank()?, "dp=64,fsdp=32,tp=8")?;
+/// let w = DTensor::zeros(&mesh, DType::BF16, [65_536, 65_536], "(R, S0, S1)".parse()?)?;
+/// let whole = w.redistribute("(R, R, S1)".parse()?)?;
+/// assert_eq!(whole.local().shape()[..], [65_536, 8_192]);
+/// let report = dry.report();
+/// assert_eq!(report.total().received_bytes, 31 << 25); // 31 times 32 MiB
+/// assert_eq!(report.peak_bytes, 2 * (32 << 25)); // the gathered parts and the tensor made from them
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+///
+/// A thread runs one dry run at a time, because memory is counted per thread.
+///
+/// Missing: the time of kernels, and the overlap of communication and computation.
 #[derive(Clone, Debug)]
 pub struct DryRun {
     engine: Arc<dyn Engine>,
@@ -41,7 +41,7 @@ pub struct DryRun {
     tally: Tally,
 }
 
-/// What a dry run has counted so far.
+/// The counts of a dry run so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DryReport {
     /// The rank.
@@ -50,27 +50,45 @@ pub struct DryReport {
     pub world_len: usize,
     /// Calls, bytes and modelled time, by group and collective, in the order of first calls.
     pub rows: Vec<Traffic>,
-    /// Bytes of this rank's tensors now.
+    /// Bytes of this rank's live tensors.
     pub live_bytes: usize,
-    /// The most there were at one time since the run was made. Views and clones count once; what kernels need for themselves
+    /// The peak of those bytes since the dry run was made. Views and clones count once; scratch memory of kernels
     /// does not count.
     pub peak_bytes: usize,
 }
 
 impl DryRun {
-    /// Rank `rank` of `world_len`, over the default network. Counts the thread's peak of memory from here.
+    /// Makes rank `rank` of `world_len` over the default network, and starts to count this thread's peak of memory.
+    ///
+    /// ```
+    /// use isoshard::comm::DryRun;
+    /// use isoshard::tensor::{DType, ReduceOp, Tensor};
+    /// let dry = DryRun::new(1_000, 0)?;
+    /// let x = Tensor::zeros_on(dry.rank()?.device(), DType::F32, [1 << 20])?;
+    /// dry.rank()?.world().all_reduce(&x, ReduceOp::Sum)?;
+    /// assert_eq!(dry.report().total().calls, 2); // a reduce-scatter and an all-gather
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a rank that is not in the world.
+    /// Refuses a rank outside the world.
     pub fn new(world_len: usize, rank: usize) -> Result<DryRun> {
-        DryRun::over(world_len, rank, Network::default())
+        DryRun::with_network(world_len, rank, Network::default())
     }
 
-    /// As [`DryRun::new`], over this network: it gives calls their times, and plans their choices.
+    /// Like [`DryRun::new`], over a given network: it determines the modelled times and the choices of plans.
+    ///
+    /// ```
+    /// use isoshard::comm::{DryRun, Network};
+    /// let dry = DryRun::with_network(64, 63, Network::uniform(1e-6, 50e9)?)?;
+    /// dry.rank()?.world().barrier()?;
+    /// assert_eq!(dry.report().total().time.seconds(), 1e-6);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`DryRun::new`].
-    pub fn over(world_len: usize, rank: usize, network: Network) -> Result<DryRun> {
+    /// Same as [`DryRun::new`].
+    pub fn with_network(world_len: usize, rank: usize, network: Network) -> Result<DryRun> {
         if rank >= world_len {
             return Err(Error::invalid(
                 "dry_run",
@@ -80,19 +98,31 @@ impl DryRun {
             ));
         }
         meta::reset_memory_peak();
-        let (engine, tally) = Tally::over(Arc::new(DryEngine { rank, world_len }), network.clone());
+        let (engine, tally) = Tally::wrap(Arc::new(DryEngine { rank, world_len }), network.clone());
         Ok(DryRun { engine, network, tally })
     }
 
-    /// The rank: what a program is given.
+    /// Returns the rank, to be passed to a program.
+    ///
+    /// ```
+    /// let rank = isoshard::comm::DryRun::new(64, 7)?.rank()?;
+    /// assert_eq!((rank.rank(), rank.world_len()), (7, 64));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// None today.
+    /// Never fails today.
     pub fn rank(&self) -> Result<Rank> {
-        Ok(Rank::new(self.engine.clone())?.on(Device::Meta).over(self.network.clone()))
+        Ok(Rank::new(self.engine.clone())?.on(Device::Meta).with_network(self.network.clone()))
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
+    ///
+    /// ```
+    /// let report = isoshard::comm::DryRun::new(8, 0)?.report();
+    /// assert_eq!((report.total().calls, report.world_len), (0, 8));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn report(&self) -> DryReport {
         let memory = meta::memory_stats();
         DryReport {
@@ -106,18 +136,32 @@ impl DryRun {
 }
 
 impl DryReport {
-    /// All calls together.
+    /// Returns the sum over all calls.
+    ///
+    /// ```
+    /// let dry = isoshard::comm::DryRun::new(8, 0)?;
+    /// (0..3).try_for_each(|_| dry.rank()?.world().barrier())?;
+    /// assert_eq!(dry.report().total().calls, 3);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn total(&self) -> Total {
         self.rows.iter().map(|row| row.total).sum()
     }
 
-    /// All calls of a collective, e.g. `all_gather`.
+    /// Returns the sum over all calls of one collective, e.g. `all_gather`.
+    ///
+    /// ```
+    /// let dry = isoshard::comm::DryRun::new(8, 0)?;
+    /// dry.rank()?.world().barrier()?;
+    /// assert_eq!((dry.report().of_call("barrier").calls, dry.report().of_call("send").calls), (1, 0));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn of_call(&self, call: &str) -> Total {
         self.rows.iter().filter(|row| row.call == call).map(|row| row.total).sum()
     }
 }
 
-/// A table: one line a group and collective, then the sums.
+/// Writes a table: one line per group and collective, then the sums.
 impl fmt::Display for DryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "rank {} of {}", self.rank, self.world_len)?;

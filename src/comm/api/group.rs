@@ -1,4 +1,4 @@
-//! A group of ranks and the collectives its members call together.
+//! Groups of ranks, and the collectives that their members call together.
 
 use std::fmt;
 use std::slice;
@@ -17,22 +17,23 @@ use crate::error::CallId;
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FoldOrder, ReduceOp, Shape, Tensor};
 
-/// From so many bytes on that all members' tensors are beyond what two phases bring, an all-reduce over an engine without
-/// shared memory is a reduce-scatter and an all-gather.
+/// Over an engine without shared memory, an all-reduce is a reduce-scatter and an all-gather if that saves at least
+/// this many received bytes per rank.
 const TWO_PHASE_BYTES: usize = 64 << 10;
 
-/// Some ranks in an order: the members of collectives. Written `dp{0, 4, 8}`; cloning shares it.
+/// An ordered list of ranks: the members of collectives. Written `dp{0, 4, 8}`; cloning only counts a reference.
 ///
-/// All members make the same calls in the same order. The collectives are numbered per group, and what the
-/// members bring is compared, so a program that breaks the rule gets an error that names who differs. After one
-/// failure the group is out of use: every later call returns the first error.
+/// All members make the same calls in the same order. Collectives are numbered per group and compared between
+/// members, so a program that breaks this rule gets an error that names the rank that differs. After a failure the
+/// group cannot be used any more: every later call returns the first error.
 ///
-/// Tensors stay on the device where they are: all members bring theirs on one device of the same kind, and with threads on
-/// the same one. Nothing here waits for a device but [`Group::barrier`] over NCCL.
+/// Tensors stay on their device. All members pass tensors on devices of the same kind, and with threads on the same
+/// device. No collective waits for a device, except [`Group::barrier`] over NCCL.
 ///
-/// Below, `n` is [`Group::len`], members are named by their index in the group, and a group of one never
-/// communicates. The tensors a member gives may be written by it at once: they are copied first if still in use.
-/// Every method comes blocking and as an `_async` twin, which reports all errors when it is waited for.
+/// In the descriptions below `n` is [`Group::len`], and members are named by their index in the group. A group of one
+/// never communicates. A member may overwrite a tensor as soon as the call returns: a buffer that is still in use is
+/// copied first. Every collective has an `_async` variant, which returns a [`Pending`] and reports all errors when
+/// that is waited for.
 #[derive(Clone)]
 pub struct Group {
     inner: Arc<GroupInner>,
@@ -44,21 +45,21 @@ struct GroupInner {
     index: usize,
     channel: Arc<dyn Channel>,
     recorder: Arc<Recorder>,
-    /// The group in the recorder.
+    /// The group's number in the recorder.
     recorded: GroupId,
-    /// The order of ordinary reductions, made at the first.
-    halving: OnceLock<Arc<FoldOrder>>,
+    /// The tree by which public reductions fold, made at the first one.
+    default_order: OnceLock<Arc<FoldOrder>>,
 }
 
 impl Group {
-    /// The group over a channel of `engine`, with a record of its own; `ranks` holds the engine's rank.
+    /// Opens a group over a channel of `engine` with its own flight record; `ranks` includes the engine's rank.
     #[cfg(test)]
     pub(crate) fn open(engine: &dyn Engine, ranks: &[usize], name: &str) -> Result<Group> {
         let recorder = Recorder::alone(engine.rank(), engine.world_len());
         Ok(Group::over(engine.open(ranks, name)?, &recorder, engine.rank(), (ranks, name)))
     }
 
-    /// The group of `rank` over an open channel.
+    /// Makes the group of `rank` over an open channel.
     pub(crate) fn over(
         channel: Arc<dyn Channel>,
         recorder: &Arc<Recorder>,
@@ -68,48 +69,100 @@ impl Group {
         let index = ranks.iter().position(|&r| r == rank).expect("checked by the caller");
         let ranks: Arc<[usize]> = ranks.into();
         let (recorded, recorder) = (recorder.group(name, &ranks), recorder.clone());
-        let halving = OnceLock::new();
-        let inner = GroupInner { name: name.into(), ranks, index, channel, recorder, recorded, halving };
+        let default_order = OnceLock::new();
+        let inner =
+            GroupInner { name: name.into(), ranks, index, channel, recorder, recorded, default_order };
         Group { inner: Arc::new(inner) }
     }
 
-    /// The number of members.
+    /// Returns the number of members.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::spmd(2, |rank| Ok(rank.world().len()))?, [2, 2]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     #[expect(clippy::len_without_is_empty, reason = "a group holds at least the rank that made it")]
     pub fn len(&self) -> usize {
         self.inner.ranks.len()
     }
 
-    /// This rank's index among the members.
+    /// Returns this rank's index among the members.
+    ///
+    /// ```
+    /// let indices = isoshard::comm::spmd(2, |rank| Ok(rank.group(&[1, 0], "reversed")?.index()))?;
+    /// assert_eq!(indices, [1, 0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn index(&self) -> usize {
         self.inner.index
     }
 
-    /// This rank's number in the world.
+    /// Returns this rank's number in the world.
+    ///
+    /// ```
+    /// let ranks = isoshard::comm::spmd(2, |rank| Ok(rank.group(&[1, 0], "reversed")?.rank()))?;
+    /// assert_eq!(ranks, [0, 1]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn rank(&self) -> usize {
         self.inner.ranks[self.inner.index]
     }
 
-    /// The members' numbers in the world, in group order.
+    /// Returns the members' numbers in the world, in group order.
+    ///
+    /// ```
+    /// let ranks = isoshard::comm::spmd(2, |rank| Ok(rank.group(&[1, 0], "reversed")?.ranks().to_vec()))?;
+    /// assert_eq!(ranks[0], [1, 0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn ranks(&self) -> &[usize] {
         &self.inner.ranks
     }
 
-    /// The name given when the group was made.
+    /// Returns the name given when the group was made.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::spmd(1, |rank| Ok(rank.world().name().to_string()))?, ["world"]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// Everyone's tensor, in group order: `shapes[i]` is the shape of member i's, which may differ and be empty.
-    /// Each rank receives the bytes of all the others' tensors. With threads nothing is copied: the results are the
-    /// peers' own tensors, with whatever strides they have.
+    /// Gathers the members' tensors on every member, in group order. `shapes[i]` is the shape of member i's tensor;
+    /// shapes may differ and be empty. Each rank receives the bytes of all other members' tensors. With threads
+    /// nothing is copied: the results are the peers' own tensors with their strides.
+    ///
+    /// ```
+    /// use isoshard::comm::spmd;
+    /// use isoshard::tensor::{Shape, Tensor};
+    /// let gathered = spmd(2, |rank| {
+    ///     let mine = Tensor::from_vec(vec![rank.rank() as i64; 1 + rank.rank()], [1 + rank.rank()])?;
+    ///     let all = rank.world().all_gather(&mine, &[Shape::from([1]), Shape::from([2])])?;
+    ///     Ok((all[0].to_vec::<i64>()?, all[1].to_vec::<i64>()?))
+    /// })?;
+    /// assert_eq!(gathered[0], (vec![0], vec![1, 1]));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses `shapes` that is not one per member or not `x`'s at this one; [`CommFault`](crate::CommFault)s.
+    /// Refuses `shapes` unless it has one entry per member and this member's is the shape of `x`. Returns
+    /// Returns [`CommFault`](crate::CommFault)s.
     pub fn all_gather(&self, x: &Tensor, shapes: &[Shape]) -> Result<Vec<Tensor>> {
         self.all_gather_async(x, shapes).wait()
     }
 
     /// Starts [`Group::all_gather`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{Shape, Tensor}};
+    /// let lens = spmd(3, |rank| {
+    ///     let all = rank.world().all_gather_async(&Tensor::scalar(1i64), &vec![Shape::from([]); 3]);
+    ///     Ok(all.wait()?.len())
+    /// })?;
+    /// assert_eq!(lens, [3, 3, 3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn all_gather_async(&self, x: &Tensor, shapes: &[Shape]) -> Pending<Vec<Tensor>> {
         let verb = "all_gather";
         if let Err(e) = self.one_each(verb, "shapes", shapes.len()) {
@@ -136,18 +189,41 @@ impl Group {
         Pending::running(self.start(call), |all| Ok(all.into_vec()))
     }
 
-    /// Sends `parts[i]` to member i, and returns what the members sent here: from member i a tensor of shape
-    /// `shapes[i]`. Parts may differ in shape and be empty. Each rank sends the bytes of its parts but its own. With
-    /// threads nothing is copied.
+    /// Sends `parts[i]` to member i and returns the parts that the members sent to this one: the part of member i has
+    /// shape `shapes[i]`. Parts may differ in shape and be empty. Each rank sends the bytes of its parts except its
+    /// own. With threads nothing is copied.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{Shape, Tensor}};
+    /// let received = spmd(2, |rank| {
+    ///     let me = rank.rank() as i64;
+    ///     let parts = vec![Tensor::scalar(10 * me), Tensor::scalar(10 * me + 1)];
+    ///     let parts = rank.world().all_to_all(parts, &vec![Shape::from([]); 2])?;
+    ///     Ok((parts[0].item()?, parts[1].item()?))
+    /// })?;
+    /// assert_eq!(received, [(0.0, 10.0), (1.0, 11.0)]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses `parts` or `shapes` that are not one per member, parts of several dtypes or devices, and an own part that has
-    /// not the expected shape; [`CommFault`](crate::CommFault)s.
+    /// Refuses `parts` or `shapes` unless there is one per member, parts of several dtypes or devices, and a part for
+    /// this member of another shape than expected. Returns [`CommFault`](crate::CommFault)s.
     pub fn all_to_all(&self, parts: Vec<Tensor>, shapes: &[Shape]) -> Result<Vec<Tensor>> {
         self.all_to_all_async(parts, shapes).wait()
     }
 
     /// Starts [`Group::all_to_all`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{Shape, Tensor}};
+    /// spmd(2, |rank| {
+    ///     let parts = vec![Tensor::scalar(rank.rank() as i64); 2];
+    ///     let received = rank.world().all_to_all_async(parts, &vec![Shape::from([]); 2]).wait()?;
+    ///     assert_eq!(received[1].item()?, 1.0);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn all_to_all_async(&self, parts: Vec<Tensor>, shapes: &[Shape]) -> Pending<Vec<Tensor>> {
         let verb = "all_to_all";
         let checked =
@@ -158,7 +234,11 @@ impl Group {
         let own = &parts[self.index()];
         if *own.shape() != shapes[self.index()] {
             let given = format!("{}, expected {}", own.notation(), shapes[self.index()]);
-            return Pending::ready(self.refuse(verb, "the own part has not the expected shape", given));
+            return Pending::ready(self.refuse(
+                verb,
+                "this member's own part has an unexpected shape",
+                given,
+            ));
         }
         if self.len() == 1 {
             return Pending::ready(Ok(parts));
@@ -174,28 +254,50 @@ impl Group {
         Pending::running(self.start(call), |all| Ok(all.into_vec()))
     }
 
-    /// The reduction of everybody's `parts[me]`: part i belongs to member i, has there one shape on all members, and
-    /// may be empty. Folded by the tree over the member indices: the same bits on every engine. Each rank sends the
-    /// bytes of its parts but its own, as a ring would.
+    /// Reduces the members' parts: member i gets the reduction of every member's `parts[i]`. Part i has the same
+    /// shape on all members and may be empty. The fold follows the tree over the member indices, with the same bits
+    /// on every engine. Each rank sends the bytes of its parts except its own, as a ring would.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{ReduceOp, Tensor}};
+    /// let reduced = spmd(2, |rank| {
+    ///     let me = rank.rank() as i64;
+    ///     let parts = vec![Tensor::scalar(me), Tensor::scalar(me + 10)];
+    ///     rank.world().reduce_scatter(parts, ReduceOp::Sum)?.item()
+    /// })?;
+    /// assert_eq!(reduced, [1.0, 21.0]); // 0 + 1 and 10 + 11
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses parts that are not one per member, or of several dtypes or devices; [`CommFault`](crate::CommFault)s.
+    /// Refuses `parts` unless there is one per member, and parts of several dtypes or devices. Returns
+    /// Returns [`CommFault`](crate::CommFault)s.
     pub fn reduce_scatter(&self, parts: Vec<Tensor>, op: ReduceOp) -> Result<Tensor> {
         self.reduce_scatter_async(parts, op).wait()
     }
 
-    /// Starts [`Group::reduce_scatter`]. The fold is done by [`Pending::wait`].
+    /// Starts [`Group::reduce_scatter`]. [`Pending::wait`] computes the fold.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{ReduceOp, Tensor}};
+    /// let largest = spmd(2, |rank| {
+    ///     let parts = vec![Tensor::scalar(rank.rank() as f32); 2];
+    ///     rank.world().reduce_scatter_async(parts, ReduceOp::Max).wait()?.item()
+    /// })?;
+    /// assert_eq!(largest, [1.0, 1.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn reduce_scatter_async(&self, parts: Vec<Tensor>, op: ReduceOp) -> Pending<Tensor> {
         if let Err(e) = self.check_parts("reduce_scatter", &parts) {
             return Pending::ready(Err(e));
         }
         let shape = parts[self.index()].shape().clone();
-        self.reduce_scatter_in(parts, self.halving(op, shape))
+        self.reduce_scatter_with(parts, self.default_reduce(op, shape))
     }
 
-    /// As [`Group::reduce_scatter_async`], where members bring several parts, or none, which are folded in an order of
-    /// their own: `parts[i]` is this member's part for member i, and `reduce.shape` that of a part for this member.
-    pub(crate) fn reduce_scatter_in(&self, mut parts: Vec<Tensor>, reduce: Reduce) -> Pending<Tensor> {
+    /// Like [`Group::reduce_scatter_async`], by a given tree: members may bring several parts or none. `parts[i]`
+    /// holds this member's parts for member i, and `reduce.shape` is the shape of one part for this member.
+    pub(crate) fn reduce_scatter_with(&self, mut parts: Vec<Tensor>, reduce: Reduce) -> Pending<Tensor> {
         let verb = "reduce_scatter";
         if let Err(e) = self.check_parts(verb, &parts) {
             return Pending::ready(Err(e));
@@ -221,36 +323,59 @@ impl Group {
         Pending::running(self.recorded(call, |channel, call| channel.reduce_scatter(reduce, call)), single)
     }
 
-    /// The reduction of everybody's `x`, of one shape, on every member: folded by the tree over the member indices,
-    /// so all get the same bits. Each rank sends `2 (n - 1) / n` times the bytes of `x`, or `n - 1` times where `x` is
-    /// small. With threads each element is folded once, and all members share the result's buffer.
+    /// Reduces the members' tensors, all of one shape, and returns the result on every member. The fold follows the
+    /// tree over the member indices, so all members get the same bits. Each rank sends `2 (n - 1) / n` times the
+    /// bytes of `x`, or `n - 1` times if `x` is small. With threads each element is folded once, and all members
+    /// share the result's buffer.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{ReduceOp, Tensor}};
+    /// let sums = spmd(4, |rank| {
+    ///     let x = Tensor::from_vec(vec![rank.rank() as f32, 1.0], [2])?;
+    ///     rank.world().all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()
+    /// })?;
+    /// assert_eq!(sums, vec![[6.0, 4.0]; 4]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`CommFault`](crate::CommFault)s.
+    /// Returns [`CommFault`](crate::CommFault)s.
     pub fn all_reduce(&self, x: &Tensor, op: ReduceOp) -> Result<Tensor> {
-        self.all_reduce_in(x, self.halving(op, x.shape().clone()))
+        self.all_reduce_with(x, self.default_reduce(op, x.shape().clone()))
     }
 
-    /// As [`Group::all_reduce`], where members bring several parts, or none, which are folded in an order of their own.
-    pub(crate) fn all_reduce_in(&self, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
-        self.all_reduce_begun(x, reduce).wait()
+    /// Like [`Group::all_reduce`], by a given tree: members may bring several parts or none.
+    pub(crate) fn all_reduce_with(&self, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
+        self.all_reduce_with_async(x, reduce).wait()
     }
 
-    /// As [`Group::all_reduce_in`], on its way where it takes one phase; one that takes two is done when this returns.
-    pub(crate) fn all_reduce_begun(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
+    /// Starts [`Group::all_reduce_with`]. A large one over an engine without shared memory takes two phases and is
+    /// complete when this returns.
+    pub(crate) fn all_reduce_with_async(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
         let bytes = reduce.out_shape().numel() * x.dtype().size_bytes();
-        // One phase brings n - 1 times the tensor, two bring 2 (n - 1) / n times it; among few they still share the folding.
+        // A rank receives n - 1 times the tensor in one phase, 2 (n - 1) / n times it in two. With two members the
+        // bytes are equal, but two phases still divide the folding.
         let spared = bytes * ((self.len() - 1) * self.len().saturating_sub(2) / self.len()).max(1);
         if spared >= TWO_PHASE_BYTES && self.len() > 1 && !self.inner.channel.reduces_well() {
-            return Pending::ready(self.all_reduce_in_two(x, &reduce));
+            return Pending::ready(self.all_reduce_two_phase(x, &reduce));
         }
         self.start_all_reduce(x, reduce)
     }
 
-    /// Starts [`Group::all_reduce`]. Without shared memory each rank sends `n - 1` times the bytes of `x`: a second
-    /// phase would never come if this one were dropped.
+    /// Starts [`Group::all_reduce`]. Without shared memory it always takes one phase, in which each rank sends `n -
+    /// 1` times the bytes of `x`: if a [`Pending`] were dropped, a second phase would never start.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{ReduceOp, Tensor}};
+    /// let least = spmd(2, |rank| {
+    ///     let x = Tensor::scalar(rank.rank() as i64 - 5);
+    ///     rank.world().all_reduce_async(&x, ReduceOp::Min).wait()?.item()
+    /// })?;
+    /// assert_eq!(least, [-5.0, -5.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn all_reduce_async(&self, x: &Tensor, op: ReduceOp) -> Pending<Tensor> {
-        self.start_all_reduce(x, self.halving(op, x.shape().clone()))
+        self.start_all_reduce(x, self.default_reduce(op, x.shape().clone()))
     }
 
     fn start_all_reduce(&self, x: &Tensor, reduce: Reduce) -> Pending<Tensor> {
@@ -271,17 +396,37 @@ impl Group {
         Pending::running(self.recorded(call, |channel, call| channel.all_reduce(reduce, call)), single)
     }
 
-    /// The root's `x` on every member; the others' is ignored. All name the root, and the dtype and shape that will
-    /// come. The root sends the bytes of `x`, at least once. With threads nothing is copied.
+    /// Returns the root's `x` on every member; other members' `x` is ignored. All members name the root and the dtype
+    /// and shape of its tensor. The root sends the bytes of `x` at least once. With threads nothing is copied.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{DType, Shape, Tensor}};
+    /// let seeds = spmd(3, |rank| {
+    ///     let seed = (rank.rank() == 1).then(|| Tensor::scalar(42i64));
+    ///     rank.world().broadcast(seed.as_ref(), 1, DType::I64, &Shape::from([]))?.item()
+    /// })?;
+    /// assert_eq!(seeds, [42.0; 3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a root that is no member, and on the root, an `x` that is absent or not as announced;
-    /// [`CommFault`](crate::CommFault)s.
+    /// Refuses a root that is no member, and on the root an `x` that is absent or has another dtype or shape than
+    /// announced. Returns [`CommFault`](crate::CommFault)s.
     pub fn broadcast(&self, x: Option<&Tensor>, root: usize, dtype: DType, shape: &Shape) -> Result<Tensor> {
         self.broadcast_async(x, root, dtype, shape).wait()
     }
 
     /// Starts [`Group::broadcast`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{DType, Shape, Tensor}};
+    /// let values = spmd(2, |rank| {
+    ///     let mine = Tensor::scalar(rank.rank() as f64 + 0.5); // every member may pass one: the root's counts
+    ///     rank.world().broadcast_async(Some(&mine), 0, DType::F64, &Shape::from([])).wait()?.item()
+    /// })?;
+    /// assert_eq!(values, [0.5, 0.5]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn broadcast_async(
         &self,
         x: Option<&Tensor>,
@@ -298,7 +443,7 @@ impl Group {
             let given = x.map_or("no tensor".into(), Tensor::notation);
             return Pending::ready(self.refuse(
                 verb,
-                "the root has not what is announced",
+                "the root's tensor is not the one announced",
                 format!("{given}, announced {dtype}{shape}"),
             ));
         }
@@ -317,18 +462,46 @@ impl Group {
     }
 
     /// Sends `x` to one member, which calls [`Group::recv`]. Messages between two members keep their order. May
-    /// return before the receiver has it; with threads it never waits. Sends the bytes of `x`.
+    /// return before the receiver has the tensor; with threads it never waits. Sends the bytes of `x`.
     ///
-    /// Over NCCL a message takes its turn among this group's calls and is done when both ends have come to it: where one
-    /// member sends first, the other receives first. An exchange among several at once is [`Group::all_to_all`].
+    /// Over NCCL a message is one of the group's calls in order and completes when both ends have come to it: if one
+    /// member sends first, the other one must receive first. To exchange tensors among several members at once, use
+    /// [`Group::all_to_all`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{DType, Shape, Tensor}};
+    /// let received = spmd(2, |rank| {
+    ///     let world = rank.world();
+    ///     if rank.rank() == 0 {
+    ///         world.send(&Tensor::from_vec(vec![1.0f32, 2.0], [2])?, 1)?;
+    ///         return Ok(vec![]);
+    ///     }
+    ///     world.recv(0, DType::F32, &Shape::from([2]))?.to_vec::<f32>()
+    /// })?;
+    /// assert_eq!(received[1], [1.0, 2.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a receiver that is no member; [`CommFault`](crate::CommFault)s.
+    /// Refuses a receiver that is no member. Returns [`CommFault`](crate::CommFault)s.
     pub fn send(&self, x: &Tensor, to: usize) -> Result<()> {
         self.send_async(x, to).wait()
     }
 
     /// Starts [`Group::send`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{DType, Shape, Tensor}};
+    /// let swapped = spmd(2, |rank| {
+    ///     let (world, other) = (rank.world(), 1 - rank.rank());
+    ///     let sent = world.send_async(&Tensor::scalar(rank.rank() as i64), other);
+    ///     let received = world.recv(other, DType::I64, &Shape::from([]))?;
+    ///     sent.wait()?;
+    ///     received.item()
+    /// })?;
+    /// assert_eq!(swapped, [1.0, 0.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn send_async(&self, x: &Tensor, to: usize) -> Pending<()> {
         if let Err(e) = self.check_member("send", to) {
             return Pending::ready(Err(e));
@@ -344,15 +517,40 @@ impl Group {
         Pending::running(self.start(call), |_| Ok(()))
     }
 
-    /// The next tensor that member `from` sends here.
+    /// Receives the next tensor that member `from` sends to this one.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{DType, Shape, Tensor}};
+    /// // Each rank adds its number to what its predecessor sends, and passes the sum on.
+    /// let sums = spmd(3, |rank| {
+    ///     let (world, me) = (rank.world(), rank.rank());
+    ///     let before = if me == 0 { 0.0 } else { world.recv(me - 1, DType::F64, &Shape::from([]))?.item()? };
+    ///     let sum = before + me as f64;
+    ///     if me < 2 { world.send(&Tensor::scalar(sum), me + 1)? }
+    ///     Ok(sum)
+    /// })?;
+    /// assert_eq!(sums, [0.0, 1.0, 3.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a sender that is no member; [`CommFault`](crate::CommFault)s.
+    /// Refuses a sender that is no member. Returns [`CommFault`](crate::CommFault)s.
     pub fn recv(&self, from: usize, dtype: DType, shape: &Shape) -> Result<Tensor> {
         self.recv_async(from, dtype, shape).wait()
     }
 
     /// Starts [`Group::recv`].
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::{DType, Shape, Tensor}};
+    /// let echoes = spmd(1, |rank| {
+    ///     let coming = rank.world().recv_async(0, DType::I64, &Shape::from([]));
+    ///     rank.world().send(&Tensor::scalar(7i64), 0)?; // a rank may send to itself
+    ///     coming.wait()?.item()
+    /// })?;
+    /// assert_eq!(echoes, [7.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn recv_async(&self, from: usize, dtype: DType, shape: &Shape) -> Pending<Tensor> {
         if let Err(e) = self.check_member("recv", from) {
             return Pending::ready(Err(e));
@@ -368,15 +566,36 @@ impl Group {
         Pending::running(self.start(call), single)
     }
 
-    /// Waits until all members have come. Sends no elements.
+    /// Waits until all members have called it. Sends no elements.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicUsize, Ordering};
+    /// static ARRIVED: AtomicUsize = AtomicUsize::new(0);
+    /// isoshard::comm::spmd(3, |rank| {
+    ///     ARRIVED.fetch_add(1, Ordering::SeqCst);
+    ///     rank.world().barrier()?;
+    ///     assert_eq!(ARRIVED.load(Ordering::SeqCst), 3);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`CommFault`](crate::CommFault)s.
+    /// Returns [`CommFault`](crate::CommFault)s.
     pub fn barrier(&self) -> Result<()> {
         self.barrier_async().wait()
     }
 
     /// Starts [`Group::barrier`].
+    ///
+    /// ```
+    /// isoshard::comm::spmd(2, |rank| {
+    ///     let barrier = rank.world().barrier_async();
+    ///     // ... work that needs no other rank ...
+    ///     barrier.wait()
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn barrier_async(&self) -> Pending<()> {
         if self.len() == 1 {
             return Pending::ready(Ok(()));
@@ -392,8 +611,9 @@ impl Group {
         Pending::running(self.start(call), |_| Ok(()))
     }
 
-    /// A reduce-scatter of the flat elements, then an all-gather: the bytes of a ring, the bits of one fold.
-    fn all_reduce_in_two(&self, x: &Tensor, reduce: &Reduce) -> Result<Tensor> {
+    /// All-reduces by a reduce-scatter of the flat elements and an all-gather: the bytes of a ring, and the bits of
+    /// one fold.
+    fn all_reduce_two_phase(&self, x: &Tensor, reduce: &Reduce) -> Result<Tensor> {
         let (each, outs) = (reduce.shape.numel(), reduce.order.outs_len());
         let flat = x.reshape([reduce.order.nodes()[self.index()], each])?;
         let chunk = each.div_ceil(self.len());
@@ -403,7 +623,7 @@ impl Group {
         let part = |i: usize| flat.narrow(1, start(i), len(i))?.reshape(of(i).part_shape(self.index()));
         let parts: Result<Vec<Tensor>> = (0..self.len()).map(part).collect();
         let mine =
-            self.reduce_scatter_in(parts?, of(self.index())).wait()?.reshape([outs, len(self.index())])?;
+            self.reduce_scatter_with(parts?, of(self.index())).wait()?.reshape([outs, len(self.index())])?;
         let shapes: Vec<Shape> = (0..self.len()).map(|i| Shape::from([outs, len(i)])).collect();
         let chunks = self.all_gather(&mine, &shapes)?;
         let mut out = Tensor::uninit_on(x.device(), x.dtype(), [outs, each])?;
@@ -413,7 +633,7 @@ impl Group {
         out.reshape(reduce.out_shape())
     }
 
-    /// The last calls that this rank has completed: on this group, and at all.
+    /// Returns the last calls that this rank has completed: on this group, and on any group.
     #[cfg(test)]
     pub(crate) fn last_completed(&self) -> (Option<CallId>, Option<CallId>) {
         self.inner.recorder.last(self.name(), self.ranks())
@@ -423,7 +643,7 @@ impl Group {
         self.recorded(call, |channel, call| channel.start(call))
     }
 
-    /// Starts a call by `start`, and writes it down.
+    /// Starts a call by `start`, and records it.
     fn recorded(
         &self,
         call: Call,
@@ -437,13 +657,13 @@ impl Group {
         }
     }
 
-    /// The ordinary reduction of one part from each member.
-    fn halving(&self, op: ReduceOp, shape: Shape) -> Reduce {
-        let order = self.inner.halving.get_or_init(|| Arc::new(FoldOrder::halving(self.len())));
+    /// Returns the public reduction: one part per member, halved recursively.
+    fn default_reduce(&self, op: ReduceOp, shape: Shape) -> Reduce {
+        let order = self.inner.default_order.get_or_init(|| Arc::new(FoldOrder::halving(self.len())));
         Reduce { op, order: order.clone(), shape }
     }
 
-    /// The shapes of what the members bring to a reduction; no allocation in groups of ordinary size.
+    /// Returns the shape of each member's part of a reduction, without allocation in groups of up to 16 members.
     fn incoming(&self, reduce: &Reduce) -> SmallVec<[Shape; 16]> {
         (0..self.len()).map(|m| reduce.part_shape(m)).collect()
     }
@@ -470,7 +690,7 @@ impl Group {
                     other.notation(),
                     other.device()
                 );
-                self.refuse(verb, "the parts lie on different devices", given)
+                self.refuse(verb, "the parts are on different devices", given)
             }
             None => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! The ranks of one process, over one engine or another.
+//! A world whose ranks are threads of this process, over shared memory or NCCL.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::rank::Rank;
 use crate::comm::coordinator::{Client, Message};
 use crate::comm::diagnostics::flight::SlowRank;
-use crate::comm::diagnostics::{FlightSettings, Roster};
+use crate::comm::diagnostics::{FlightSettings, WorldRecorders};
 use crate::comm::lock::lock;
 use crate::comm::transport::Engine;
 use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
@@ -15,18 +15,18 @@ use crate::comm::transport::threads::{ThreadEngine, ThreadWorld};
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
-/// The ranks that are threads of this process.
+/// The ranks of a world that are threads of this process.
 pub(super) struct LocalWorld {
     devices: Vec<Device>,
     engines: LocalEngines,
     deadline: Duration,
-    roster: Arc<Roster>,
+    recorders: Arc<WorldRecorders>,
 }
 
 enum LocalEngines {
-    /// They share memory.
+    /// The ranks share memory.
     Threads(Arc<ThreadWorld>),
-    /// They have a GPU each.
+    /// The ranks have one GPU each.
     Nccl { library: Library, ranks: Mutex<Vec<RankStage>> },
 }
 
@@ -34,14 +34,14 @@ enum LocalEngines {
 enum RankStage {
     Waiting(Client),
     Running(Arc<NcclEngine>),
-    Over,
+    Ended,
 }
 
 impl LocalWorld {
-    /// `world_len` ranks, each on its device.
+    /// Makes `world_len` ranks, each on its device.
     ///
     /// # Errors
-    /// Refuses two ranks on one GPU where these talk by NCCL.
+    /// Refuses two ranks on one GPU over NCCL.
     pub fn new(
         world_len: usize,
         deadline: Duration,
@@ -50,9 +50,9 @@ impl LocalWorld {
         flights: &FlightSettings,
     ) -> Result<LocalWorld> {
         let devices: Vec<Device> = (0..world_len).map(device).collect();
-        let roster = Roster::new(world_len, flights);
+        let recorders = WorldRecorders::new(world_len, flights);
         let engines = match library {
-            None => LocalEngines::Threads(Arc::new(ThreadWorld::recorded(deadline, roster.clone()))),
+            None => LocalEngines::Threads(Arc::new(ThreadWorld::recorded(deadline, recorders.clone()))),
             Some(library) => {
                 one_each(&devices)?;
                 let ranks =
@@ -60,16 +60,16 @@ impl LocalWorld {
                 LocalEngines::Nccl { library: library.clone(), ranks: Mutex::new(ranks) }
             }
         };
-        Ok(LocalWorld { devices, engines, deadline, roster })
+        Ok(LocalWorld { devices, engines, deadline, recorders })
     }
 
-    /// The rank, on its own thread.
+    /// Makes the handle of a rank, on the rank's thread.
     pub fn rank(&self, rank: usize) -> Result<Rank> {
         let device = self.devices[rank];
         let engine: Arc<dyn Engine> = match &self.engines {
             LocalEngines::Threads(world) => Arc::new(ThreadEngine::new(world.clone(), rank)),
             LocalEngines::Nccl { library, ranks } => {
-                let RankStage::Waiting(client) = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over)
+                let RankStage::Waiting(client) = std::mem::replace(&mut lock(ranks)[rank], RankStage::Ended)
                 else {
                     unreachable!("a rank begins once")
                 };
@@ -80,15 +80,15 @@ impl LocalWorld {
                 engine
             }
         };
-        Ok(Rank::recorded(engine, self.roster.recorder(rank).clone())?.on(device))
+        Ok(Rank::recorded(engine, self.recorders.recorder(rank).clone())?.on(device))
     }
 
-    /// The rank's program is over.
+    /// Handles the end of a rank's program.
     pub fn end(&self, rank: usize) -> Result<()> {
         match &self.engines {
             LocalEngines::Threads(world) => world.end(rank),
             LocalEngines::Nccl { ranks, .. } => {
-                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over);
+                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Ended);
                 if let RankStage::Running(engine) = stage {
                     engine.end()?;
                 }
@@ -97,18 +97,18 @@ impl LocalWorld {
         Ok(())
     }
 
-    /// The rank's program failed; an echo follows from another rank's failure.
+    /// Handles the failure of a rank's program; an echo is a failure that only follows from another rank's.
     pub fn fail(&self, rank: usize, cause: String, is_echo: bool) {
-        self.roster.recorder(rank).write(&cause, is_echo);
+        self.recorders.recorder(rank).write(&cause, is_echo);
         match &self.engines {
             LocalEngines::Threads(world) => world.fail(rank, cause),
             LocalEngines::Nccl { ranks, .. } => {
-                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Over);
+                let stage = std::mem::replace(&mut lock(ranks)[rank], RankStage::Ended);
                 match stage {
                     RankStage::Waiting(client) => client.tell(Message::Failed { cause }),
                     RankStage::Running(engine) => engine.fail(cause),
-                    // It has said so itself.
-                    RankStage::Over => {}
+                    // The rank has reported its end itself.
+                    RankStage::Ended => {}
                 }
             }
         }
@@ -116,12 +116,12 @@ impl LocalWorld {
 }
 
 impl LocalWorld {
-    /// Ranks that have waited longer than `patience` since the last look.
+    /// Returns the ranks whose wait has become longer than `patience` since the last call.
     pub fn slow(&self, patience: Duration) -> Vec<SlowRank> {
-        self.roster.slow(patience, self.deadline)
+        self.recorders.slow(patience, self.deadline)
     }
 
-    /// True where the others have gone on without the rank.
+    /// Returns true if the other ranks have continued without this one.
     pub fn is_left(&self, rank: usize) -> bool {
         match &self.engines {
             LocalEngines::Threads(world) => world.is_left(rank),
@@ -129,9 +129,9 @@ impl LocalWorld {
         }
     }
 
-    /// Writes the records of ranks that did not fail themselves.
+    /// Writes the flight records of ranks that did not fail themselves.
     pub fn write_records(&self) {
-        self.roster.write("");
+        self.recorders.write("");
     }
 }
 
@@ -143,7 +143,7 @@ fn one_each(devices: &[Device]) -> Result<()> {
         {
             return Err(Error::invalid(
                 "nccl",
-                "NCCL takes one rank a GPU",
+                "NCCL takes one rank per GPU",
                 format!("ranks {other} and {rank} on {device}"),
                 "share a GPU among ranks that are threads without NCCL, or start as many ranks as there are GPUs",
             ));

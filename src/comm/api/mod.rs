@@ -1,4 +1,4 @@
-//! The programs' side of communication: ranks, groups and their collectives, and the ways to run a program on ranks.
+//! The public side of communication: ranks, groups and their collectives, and the ways to run a program on ranks.
 
 mod dry_run;
 mod group;

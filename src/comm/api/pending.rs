@@ -1,4 +1,4 @@
-//! A collective in flight.
+//! The handle of a collective in flight.
 
 use std::fmt;
 
@@ -6,12 +6,26 @@ use crate::comm::diagnostics::RecordedCall;
 use crate::comm::transport::{CallResults, Request};
 use crate::error::Result;
 
-type Finish<T> = Box<dyn FnOnce(CallResults) -> Result<T> + Send>;
+type AssembleResult<T> = Box<dyn FnOnce(CallResults) -> Result<T> + Send>;
 
-/// The result of a collective that was started and not yet waited for.
+/// A collective that was started and whose result has not been waited for.
 ///
-/// Several may be in flight and be waited for in any order. Dropping one neither blocks nor disturbs the other
-/// ranks: this rank's contribution is out already.
+/// Several may be in flight at once and be waited for in any order. Dropping one neither blocks nor disturbs other
+/// ranks, because this rank's tensors are already on their way.
+///
+/// ```
+/// use isoshard::comm::spmd;
+/// use isoshard::tensor::{ReduceOp, Tensor};
+/// let sums = spmd(2, |rank| {
+///     let world = rank.world();
+///     let one = world.all_reduce_async(&Tensor::scalar(1i64), ReduceOp::Sum);
+///     let ten = world.all_reduce_async(&Tensor::scalar(10i64), ReduceOp::Sum);
+///     // ... compute meanwhile ...
+///     Ok((ten.wait()?.item()?, one.wait()?.item()?))
+/// })?;
+/// assert_eq!(sums, [(20.0, 2.0); 2]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[must_use = "a collective's errors are lost unless it is waited for"]
 pub struct Pending<T> {
     state: PendingState<T>,
@@ -19,16 +33,16 @@ pub struct Pending<T> {
 
 enum PendingState<T> {
     Ready(Result<T>),
-    Running { request: Box<dyn Request>, finish: Finish<T>, ticket: RecordedCall },
+    Running { request: Box<dyn Request>, finish: AssembleResult<T>, ticket: RecordedCall },
 }
 
 impl<T> Pending<T> {
-    /// A result that is there, or a failure to start: reported by [`Pending::wait`].
+    /// A result without communication, or an error at the start, which [`Pending::wait`] returns.
     pub(crate) fn ready(result: Result<T>) -> Self {
         Pending { state: PendingState::Ready(result) }
     }
 
-    /// A recorded request, and what makes the result from the tensors that come.
+    /// A recorded request, and the function that makes the result from the received tensors.
     pub(crate) fn running(
         request: Result<(Box<dyn Request>, RecordedCall)>,
         finish: impl FnOnce(CallResults) -> Result<T> + Send + 'static,
@@ -41,10 +55,16 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Waits for the result.
+    /// Waits for the result and returns it.
+    ///
+    /// ```
+    /// let ranks = isoshard::comm::spmd(2, |rank| rank.world().barrier_async().wait())?;
+    /// assert_eq!(ranks, [(), ()]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Those of the collective: [`CommFault`](crate::CommFault)s, and refused arguments.
+    /// Returns the collective's error: a [`CommFault`](crate::CommFault) or refused arguments.
     pub fn wait(self) -> Result<T> {
         match self.state {
             PendingState::Ready(result) => result,
@@ -61,7 +81,13 @@ impl<T> Pending<T> {
         }
     }
 
-    /// True where [`Pending::wait`] would not wait for another rank.
+    /// Returns true if [`Pending::wait`] would return without waiting for another rank.
+    ///
+    /// ```
+    /// let alone = isoshard::comm::spmd(1, |rank| Ok(rank.world().barrier_async().is_ready()))?;
+    /// assert_eq!(alone, [true]); // a group of one never waits
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn is_ready(&self) -> bool {
         match &self.state {
             PendingState::Ready(_) => true,

@@ -1,4 +1,4 @@
-//! This process as one rank.
+//! One rank per process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::comm::transport::nccl::{Library, NcclEngine, NcclSetup};
 use crate::error::{Error, Result};
 use crate::tensor::{Device, cuda};
 
-/// This process as one rank of a world of processes: each with a GPU of its own, over [NCCL](crate::comm::nccl), or each on the
-/// CPU, over MPI.
+/// This process as one rank of a world of processes: with a GPU each over [NCCL](crate::comm::nccl), or on the CPU
+/// over MPI.
 ///
 /// ```no_run
 /// use isoshard::comm::{Launch, Process, Rank, spmd};
@@ -23,8 +23,8 @@ use crate::tensor::{Device, cuda};
 ///     println!("rank {} on {}", rank.rank(), rank.device());
 ///     rank.world().barrier()
 /// }
-/// // One program for `mpirun -n 8 prog`, `srun --mpi=pmix prog`, and by itself. Without `.mpi()`: for `torchrun
-/// // --nproc-per-node 8 prog` as well, with a GPU a rank.
+/// // The same program runs under `mpirun -n 8 prog`, under `srun --mpi=pmix prog`, and by itself. Without `.mpi()`
+/// // it runs under `torchrun --nproc-per-node 8 prog` too, with one GPU per rank.
 /// match Launch::from_env()? {
 ///     Some(launch) => Process::new(launch).mpi().run(train)?,
 ///     None => spmd(4, train).map(drop)?,
@@ -37,10 +37,10 @@ pub struct Process {
     deadline: Duration,
     device: Option<Device>,
     insecure: bool,
-    way: Transport,
+    transport: Transport,
 }
 
-/// How processes talk.
+/// The library that carries the tensors.
 #[derive(Clone, Debug)]
 enum Transport {
     Nccl(Option<Library>),
@@ -48,70 +48,144 @@ enum Transport {
 }
 
 impl Process {
-    /// The rank that the launcher says, with a deadline of 60 s, over NCCL, on its node's GPU of the same local number.
+    /// The rank that the launcher assigned to this process, over NCCL on the GPU of its local number, with a deadline
+    /// of 60 s.
+    ///
+    /// ```
+    /// use isoshard::comm::{Launch, Process};
+    /// let vars = [("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// let process = Process::new(Launch::from_vars(get)?.expect("torchrun's variables"));
+    /// assert!(format!("{process:?}").contains("deadline: 60s"));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn new(launch: Launch) -> Process {
         let deadline = Duration::from_secs(60);
-        Process { launch, deadline, device: None, insecure: false, way: Transport::Nccl(None) }
+        Process { launch, deadline, device: None, insecure: false, transport: Transport::Nccl(None) }
     }
 
-    /// How long the ranks wait for each other: to meet, to connect, and in a collective.
+    /// Sets how long ranks wait for each other: to meet, to connect, and in a collective.
+    ///
+    /// ```
+    /// use isoshard::comm::{Launch, Process};
+    /// use std::time::Duration;
+    /// if let Some(launch) = Launch::from_env()? {
+    ///     let patient = Process::new(launch).deadline(Duration::from_secs(600));
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn deadline(mut self, deadline: Duration) -> Process {
         self.deadline = deadline;
         self
     }
 
-    /// The rank's GPU. Without this it is that of the local rank's number, or the only one that the process sees, as
-    /// where the launcher shows each process its own.
+    /// Sets the rank's GPU. The default is the GPU of the local rank's number, or the only one that the process sees,
+    /// since some launchers show each process its own.
+    ///
+    /// ```
+    /// use isoshard::comm::{Launch, Process};
+    /// use isoshard::tensor::Device;
+    /// if let Some(launch) = Launch::from_env()? {
+    ///     let second_gpu = Process::new(launch).on(Device::Cuda(1));
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn on(mut self, device: Device) -> Process {
         self.device = Some(device);
         self
     }
 
-    /// Which NCCL, and how. Without this: [`Library::load`].
-    pub fn nccl(mut self, library: Library) -> Process {
-        self.way = Transport::Nccl(Some(library));
-        self
-    }
-
-    /// A rank on the CPU that talks by MPI, for programs that `mpirun` or `srun` start. Wants the feature `mpi`.
+    /// Sets the NCCL library and its options. The default is [`Library::load`].
     ///
-    /// MPI says where the ranks meet, so none of the environment's variables is needed for that. Bytes go by messages
-    /// between ranks; reductions are the fold that all engines share, and have the same bits.
-    pub fn mpi(mut self) -> Process {
-        self.way = Transport::Mpi { compared: true };
+    /// ```
+    /// use isoshard::comm::{Launch, Process, nccl::Library};
+    /// if let (Some(launch), Ok(library)) = (Launch::from_env()?, Library::load()) {
+    ///     let process = Process::new(launch).nccl(library);
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn nccl(mut self, library: Library) -> Process {
+        self.transport = Transport::Nccl(Some(library));
         self
     }
 
-    /// Whether MPI's ranks tell rank 0's process of every call, so that it can say who brought what where calls differ, and
-    /// who has not come: a few hundred bytes a call, in passing. Calls that differ do not mix in any case; uncompared, they
-    /// end at the deadline. NCCL's way is [`Library::compared`].
+    /// Runs the rank on the CPU over MPI, for programs that `mpirun` or `srun` start. Needs the feature `mpi`.
+    ///
+    /// MPI tells the ranks where to meet, so no environment variable is needed for that. Tensors travel as messages
+    /// between ranks, and reductions are the fold that all engines share, with the same bits.
+    ///
+    /// ```
+    /// use isoshard::comm::{Launch, Process, Rank};
+    /// if let Some(launch) = Launch::from_env()? {
+    ///     Process::new(launch).mpi().run(|rank: Rank| rank.world().barrier())?;
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn mpi(mut self) -> Process {
+        self.transport = Transport::Mpi { compared: true };
+        self
+    }
+
+    /// Turns the comparison of calls over MPI on (the default) or off. If on, each rank reports every call to rank
+    /// 0's process, a few hundred bytes per call in the background, so that errors say who brought what and who is
+    /// missing. If off, calls that differ do not mix either, but end at the deadline. For NCCL see
+    /// [`Library::compared`].
+    ///
+    /// ```
+    /// use isoshard::comm::{Launch, Process};
+    /// if let Some(launch) = Launch::from_env()? {
+    ///     let thousands_of_ranks = Process::new(launch).mpi().compared(false);
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn compared(mut self, on: bool) -> Process {
-        if let Transport::Mpi { compared } = &mut self.way {
+        if let Transport::Mpi { compared } = &mut self.transport {
             *compared = on;
         }
         self
     }
 
-    /// Meets the other processes without a secret also where others can reach them. Whoever reaches rank 0's port may then take a
-    /// rank's place and stop the world; on a network of one's own that may do. Without this, such an address is refused unless
-    /// `ISOSHARD_TOKEN` or `ISOSHARD_TOKEN_FILE` gives the ranks a secret: see [`Launch::from_env`].
+    /// Lets the processes meet without a secret at an address that other machines can reach. Anyone who reaches rank
+    /// 0's port can then take a rank's place and stop the world, which is acceptable on a private network only. By
+    /// default such an address is refused unless `ISOSHARD_TOKEN` or `ISOSHARD_TOKEN_FILE` gives the ranks a secret:
+    /// see [`Launch::from_env`].
+    ///
+    /// ```
+    /// use isoshard::comm::{Launch, Process};
+    /// if let Some(launch) = Launch::from_env()? {
+    ///     let in_a_private_network = Process::new(launch).insecure_rendezvous();
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn insecure_rendezvous(mut self) -> Process {
         self.insecure = true;
         self
     }
 
-    /// Meets the other processes, runs `f` as this rank, and waits until the others have all it owes them.
+    /// Meets the other processes, runs `f` as this rank, and waits until the other ranks have received all that this
+    /// one sent.
     ///
-    /// Where `f` fails or panics, collectives on all other ranks fail too, naming this one. Over NCCL, rank 0's process goes on
-    /// until the others are over as well, but not longer than the deadline; over MPI, which ends everywhere at once, every
-    /// process goes on until all are over or one has failed, and a rank that is only told of a failure
-    /// ([`Error::is_echo`]) ends a moment later than the rank that failed, whose words a launcher might cut off otherwise.
+    /// If `f` fails or panics, collectives on all other ranks fail too, and their errors name this rank. Over NCCL,
+    /// rank 0's process lives until the other ranks have ended, but not longer than the deadline. MPI ends everywhere
+    /// at once: every process lives until all ranks have ended or one has failed, and a rank that only repeats
+    /// another rank's failure ([`Error::is_echo`]) ends a moment later, so that the launcher does not cut off the
+    /// failing rank's message.
     ///
     /// # Errors
-    /// Those of `f`; a library or device that is not there; [`CommFault`](crate::CommFault)s: ranks that have not come,
-    /// and what went wrong between the ranks. Refuses processes that are not of one world.
+    /// Returns the error of `f`, an error if the library or the device is missing, and
+    /// [`CommFault`](crate::CommFault)s if ranks do not come or the connection fails. Refuses processes that do not
+    /// belong to one world.
+    ///
+    /// ```
+    /// use isoshard::comm::{Launch, Process};
+    /// if let Some(launch) = Launch::from_env()? {
+    ///     let ranks = Process::new(launch).run(|rank| Ok(rank.world_len()))?;
+    ///     println!("{ranks} ranks");
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn run<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
-        match &self.way {
+        match &self.transport {
             Transport::Nccl(_) => self.run_nccl(f),
             Transport::Mpi { compared } => {
                 let compared = *compared;
@@ -121,30 +195,33 @@ impl Process {
     }
 
     fn run_nccl<T>(self, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
-        let Process { launch, deadline, device, insecure, way } = self;
-        let library = if let Transport::Nccl(Some(library)) = way { Ok(library) } else { Library::load() }?;
-        let device = device.map_or_else(|| gpu_of(&launch), Ok)?;
+        let Process { launch, deadline, device, insecure, transport } = self;
+        let library =
+            if let Transport::Nccl(Some(library)) = transport { Ok(library) } else { Library::load() }?;
+        let device = device.map_or_else(|| default_gpu(&launch), Ok)?;
         let client = Rendezvous { launch: &launch, library: &library.name(), deadline, insecure }.meet()?;
         let setup =
             NcclSetup { rank: launch.rank(), world_len: launch.world_len(), device, deadline, client };
         let engine = Arc::new(NcclEngine::connect(setup, &library)?);
         let rank = engine.clone();
-        live(&*engine, NcclEngine::fail_for_good, |recorder| f(Rank::recorded(rank, recorder)?.on(device)))
+        run_program(&*engine, NcclEngine::fail_for_good, |recorder| {
+            f(Rank::recorded(rank, recorder)?.on(device))
+        })
     }
 
     #[cfg(feature = "mpi")]
     fn run_mpi<T>(self, compared: bool, f: impl FnOnce(Rank) -> Result<T>) -> Result<T> {
         use crate::comm::transport::mpi::{self, Mpi, MpiEngine, MpiSetup};
-        /// How much later than whoever failed a rank ends that is only told of it.
+        /// Time between the end of a rank that failed and the end of a rank that only repeats its failure.
         const LAST_WORDS: Duration = Duration::from_millis(300);
         let Process { launch, deadline, device, insecure, .. } = self;
         if let Some(device) = device.filter(|device| device.is_cuda()) {
             let remedy = "run ranks with GPUs over NCCL";
-            let rule = "MPI moves what lies in the CPU's memory";
+            let rule = "MPI moves tensors in the CPU's memory only";
             return Err(Error::unsupported("mpi", rule, format!("a rank on {device}"), remedy));
         }
         let mpi = Mpi::start()?;
-        of_one_job(&launch, &mpi)?;
+        check_same_job(&launch, &mpi)?;
         let rendezvous = Rendezvous { launch: &launch, library: &mpi.kind(), deadline, insecure };
         let client = mpi::meet(&mpi, rendezvous)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -152,7 +229,8 @@ impl Process {
         let engine = MpiEngine::begin(MpiSetup { mpi, client, deadline, compared, crowded })?;
         let engine = Arc::new(engine);
         let rank = engine.clone();
-        let lived = live(&*engine, MpiEngine::fail_for_good, |recorder| f(Rank::recorded(rank, recorder)?));
+        let lived =
+            run_program(&*engine, MpiEngine::fail_for_good, |recorder| f(Rank::recorded(rank, recorder)?));
         if lived.as_ref().is_err_and(Error::is_echo) {
             std::thread::sleep(LAST_WORDS);
         }
@@ -170,8 +248,8 @@ impl Process {
     }
 }
 
-/// A rank's program from beginning to end; whatever becomes of it, the others hear.
-fn live<E: Engine, T>(
+/// Runs a rank's program from beginning to end and reports its end to the other ranks in every case.
+fn run_program<E: Engine, T>(
     engine: &E,
     fail: impl Fn(&E, String),
     program: impl FnOnce(Arc<Recorder>) -> Result<T>,
@@ -194,9 +272,9 @@ fn live<E: Engine, T>(
     }
 }
 
-/// Refuses a launcher that is not of this MPI: each process would be a world of its own.
+/// Refuses a launcher that does not belong to this MPI: each process would be a world of its own.
 #[cfg(feature = "mpi")]
-fn of_one_job(launch: &Launch, mpi: &crate::comm::transport::mpi::Mpi) -> Result<()> {
+fn check_same_job(launch: &Launch, mpi: &crate::comm::transport::mpi::Mpi) -> Result<()> {
     if (launch.rank(), launch.world_len()) == (mpi.rank, mpi.world_len) {
         return Ok(());
     }
@@ -208,8 +286,8 @@ fn of_one_job(launch: &Launch, mpi: &crate::comm::transport::mpi::Mpi) -> Result
     ))
 }
 
-/// The GPU of the local rank's number, or the only one that can be seen.
-fn gpu_of(launch: &Launch) -> Result<Device> {
+/// Returns the GPU of the local rank's number, or the only visible GPU.
+fn default_gpu(launch: &Launch) -> Result<Device> {
     let (local, seen) = (launch.local_rank(), cuda::devices_len());
     match seen {
         _ if local < seen => Ok(Device::Cuda(local)),

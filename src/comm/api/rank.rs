@@ -1,4 +1,4 @@
-//! The handle of one rank.
+//! The handle by which a program communicates.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::comm::transport::Engine;
 use crate::error::{Error, Result};
 use crate::tensor::Device;
 
-/// One rank of an SPMD program: who it is, and the groups it can make.
+/// One rank of an SPMD program: its number, its device, and the groups that it can make.
 #[derive(Clone, Debug)]
 pub struct Rank {
     engine: Arc<dyn Engine>,
@@ -21,16 +21,23 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// The rank at this end of `engine`.
+    /// Makes the rank that `engine` connects, with its tensors on the CPU.
+    ///
+    /// ```
+    /// use isoshard::comm::{Rank, spmd};
+    /// let same = spmd(2, |rank| Ok(Rank::new(rank.engine().clone())?.rank() == rank.rank()))?;
+    /// assert_eq!(same, [true, true]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Those of opening the world's group.
+    /// Returns an error if the engine cannot open the world's group.
     pub fn new(engine: Arc<dyn Engine>) -> Result<Rank> {
         let recorder = Recorder::alone(engine.rank(), engine.world_len());
         Self::recorded(engine, recorder)
     }
 
-    /// As [`Rank::new`], with a record that others may read.
+    /// Like [`Rank::new`], with a flight record that other ranks may read.
     pub(super) fn recorded(engine: Arc<dyn Engine>, recorder: Arc<Recorder>) -> Result<Rank> {
         let everyone: Vec<usize> = (0..engine.world_len()).collect();
         let channel = engine.open(&everyone, "world")?;
@@ -38,51 +45,108 @@ impl Rank {
         Ok(Rank { engine, world, device: Device::Cpu, recorder, network: Network::default() })
     }
 
-    /// The same rank with its tensors on `device`: meshes made from it put them there. A rank begins on the CPU.
+    /// Returns the rank with its tensors on `device`: meshes made from it allocate there.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::Device};
+    /// let devices = spmd(1, |rank| Ok(rank.on(Device::Meta).device()))?;
+    /// assert_eq!(devices, [Device::Meta]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn on(mut self, device: Device) -> Rank {
         self.device = device;
         self
     }
 
-    /// Where this rank's tensors are.
+    /// Returns the device of this rank's tensors.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, tensor::Device};
+    /// assert_eq!(spmd(2, |rank| Ok(rank.device()))?, [Device::Cpu; 2]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// The same rank with this model of the network, by which moves are chosen: the same one on every rank, since ranks
-    /// plan from what they share. A rank begins with the default one.
-    pub fn over(mut self, network: Network) -> Rank {
+    /// Returns the rank with another model of the network. It determines which moves are chosen, never their results.
+    /// Every rank must use the same one.
+    ///
+    /// ```
+    /// use isoshard::comm::{Network, spmd};
+    /// let levels = spmd(2, |rank| {
+    ///     let rank = rank.with_network(Network::uniform(1e-6, 1e9)?);
+    ///     Ok(rank.network().to_string())
+    /// })?;
+    /// assert_eq!(levels[1], "[all ranks, 1e-6 s, 1e9 B/s]");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn with_network(mut self, network: Network) -> Rank {
         self.network = network;
         self
     }
 
-    /// What talking costs, as plans see it.
+    /// Returns the model of the network by which moves are chosen.
+    ///
+    /// ```
+    /// use isoshard::comm::{Network, spmd};
+    /// assert_eq!(spmd(2, |rank| Ok(*rank.network() == Network::default()))?, [true, true]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// This rank's number in the world.
+    /// Returns this rank's number in the world.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::spmd(3, |rank| Ok(rank.rank()))?, [0, 1, 2]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn rank(&self) -> usize {
         self.engine.rank()
     }
 
-    /// The number of ranks in the world.
+    /// Returns the number of ranks in the world.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::spmd(3, |rank| Ok(rank.world_len()))?, [3, 3, 3]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn world_len(&self) -> usize {
         self.engine.world_len()
     }
 
-    /// The group of all ranks, in order, named `world`.
+    /// Returns the group of all ranks in order, named `world`.
+    ///
+    /// ```
+    /// let names = isoshard::comm::spmd(2, |rank| Ok(rank.world().to_string()))?;
+    /// assert_eq!(names[0], "world{0, 1}");
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn world(&self) -> Group {
         self.world.clone()
     }
 
-    /// The group of `ranks` (numbered in the world), in this order. On all members the same ranks and name are the
-    /// same group, with one count of calls; its members make it in the same order among the groups they share.
-    /// Communicates nothing with threads.
+    /// Makes the group of `ranks`, numbered in the world, in this order. All members call this with the same ranks
+    /// and name; members that share several groups make them in the same order. Making the same group again continues
+    /// its numbering of calls. With threads this communicates nothing.
+    ///
+    /// ```
+    /// use isoshard::comm::spmd;
+    /// use isoshard::tensor::{ReduceOp, Tensor};
+    /// let sums = spmd(4, |rank| {
+    ///     let ranks = if rank.rank() % 2 == 0 { [0, 2] } else { [1, 3] };
+    ///     let half = rank.group(&ranks, "half")?;
+    ///     half.all_reduce(&Tensor::scalar(rank.rank() as i64), ReduceOp::Sum)?.item()
+    /// })?;
+    /// assert_eq!(sums, [2.0, 4.0, 2.0, 4.0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a list without this rank, with a rank twice, or with one that is not in the world, and a name of more than 256
-    /// bytes.
+    /// Refuses a list that lacks this rank, names a rank twice, or names one outside the world, and a name of more
+    /// than 256 bytes.
     pub fn group(&self, ranks: &[usize], name: &str) -> Result<Group> {
         let refuse = |rule: &str, remedy: String| {
             Err(Error::invalid("group", rule, format!("{name}{ranks:?} on rank {}", self.rank()), remedy))
@@ -106,13 +170,13 @@ impl Rank {
         Ok(Group::over(self.engine.open(ranks, name)?, &self.recorder, self.rank(), (ranks, name)))
     }
 
-    /// A new group of the ranks that are left where others have failed, in ascending order: of those that call this before
-    /// the deadline, counted from the first that does. All of them name it alike.
+    /// Makes a new group of the ranks that remain after a failure, in ascending order: those that call this before
+    /// the deadline, counted from the first call. All of them give the same name.
     ///
-    /// A rank whose program fails gives up all collectives of the world, and a call that fails gives up its group. The
-    /// survivors of either meet here and go on: with this group, and with those that [`Rank::group`] makes from now on, which
-    /// heed failures of their own members alone. What they had before stays given up, and tensors that they hold stay
-    /// theirs. With threads; it communicates nothing but who is there.
+    /// If a rank's program fails, all collectives of the world fail; if a call fails, only its group does. The
+    /// remaining ranks can then meet here and continue with the new group and with groups that [`Rank::group`] makes
+    /// from now on; only failures of their own members affect those. Earlier groups stay failed, and tensors stay
+    /// valid. Works with threads only; the ranks exchange nothing but who is there.
     ///
     /// ```
     /// use isoshard::{comm::Spmd, tensor::{ReduceOp, Tensor}};
@@ -120,7 +184,7 @@ impl Rank {
     ///     if rank.rank() == 1 {
     ///         return Err(isoshard::Error::invalid("step", "went wrong", "", ""));
     ///     }
-    ///     // The others hear of it, and go on without rank 1.
+    ///     // The other ranks get an error, and continue without rank 1.
     ///     assert!(rank.world().barrier().is_err());
     ///     rank.survivors("rest")?.all_reduce(&Tensor::scalar(1i64), ReduceOp::Sum)?.item()
     /// })?;
@@ -130,18 +194,29 @@ impl Rank {
     /// ```
     ///
     /// # Errors
-    /// Refuses a rank that comes after the others have gone on; engines whose transport does not outlive a rank.
+    /// Refuses a rank that comes after the others have continued, and engines whose transport does not survive the
+    /// loss of a rank.
     pub fn survivors(&self, name: &str) -> Result<Group> {
         let ranks = self.engine.survivors()?;
         self.recorder.begin_generation();
         self.open(&ranks, name)
     }
 
-    /// The group of `parts` that this rank belongs to. All ranks of the world call this at once, with the same parts, in which
-    /// each rank is a member of exactly one. As [`Rank::group`] by each member, but faster over NCCL.
+    /// Divides the world into `parts` and returns the group of the part that this rank belongs to. All ranks of the
+    /// world call this at once with the same parts; each rank is in exactly one. Equivalent to [`Rank::group`] by
+    /// each member, but faster over NCCL.
+    ///
+    /// ```
+    /// let groups = isoshard::comm::spmd(3, |rank| {
+    ///     let part = rank.split(&[vec![0, 2], vec![1]], "part")?;
+    ///     Ok(part.to_string())
+    /// })?;
+    /// assert_eq!(groups, ["part{0, 2}", "part{1}", "part{0, 2}"]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses parts that share a rank or do not share out the world; [`CommFault`](crate::CommFault)s.
+    /// Refuses parts that share a rank or do not cover the world. Returns [`CommFault`](crate::CommFault)s.
     pub fn split(&self, parts: &[Vec<usize>], name: &str) -> Result<Group> {
         let refuse = |rule: &str, remedy: String| {
             Err(Error::invalid(
@@ -157,7 +232,7 @@ impl Rank {
             return refuse("the parts overlap", format!("name rank {} once", pair[0]));
         }
         if !all.iter().copied().eq(0..self.world_len()) {
-            return refuse("the parts do not share out the world", "name each rank once".into());
+            return refuse("the parts do not cover the world", "name each rank once".into());
         }
         let mine = parts.iter().position(|part| part.contains(&self.rank())).expect("every rank is named");
         if parts.iter().all(|part| part.len() == 1) {
@@ -166,15 +241,21 @@ impl Rank {
         self.part(&parts[mine], mine, name)
     }
 
-    /// This rank's part of the world, which all ranks share out at once; parts differ in `color`, and some part has more
-    /// ranks than one.
+    /// Opens the group of this rank's part when all ranks divide the world at once. Parts have different `color`s,
+    /// and at least one part has several ranks.
     pub(crate) fn part(&self, part: &[usize], color: usize, name: &str) -> Result<Group> {
         check_name(name)?;
         let channel = self.engine.split(part, color, name)?;
         Ok(Group::over(channel, &self.recorder, self.rank(), (part, name)))
     }
 
-    /// The engine below.
+    /// Returns the engine that carries this rank's collectives.
+    ///
+    /// ```
+    /// let lens = isoshard::comm::spmd(2, |rank| Ok(rank.engine().world_len()))?;
+    /// assert_eq!(lens, [2, 2]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn engine(&self) -> &Arc<dyn Engine> {
         &self.engine
     }

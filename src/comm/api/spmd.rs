@@ -1,4 +1,4 @@
-//! Running one program on several ranks.
+//! Running one program on several ranks that are threads.
 //!
 //! A closure returns this crate's [`Result`]. With an error type `E: From<Error>` of the caller's choice, `?` would leave
 //! `E` unknown in every closure that ends in `Ok(())`, and each would need a type annotation. Errors of other types pass
@@ -23,11 +23,11 @@ use crate::comm::transport::threads::Running;
 use crate::error::{Error, Failure, Result};
 use crate::tensor::Device;
 
-/// The stack of a rank's thread.
+/// The stack size of a rank's thread.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Runs `f` on `world` ranks, threads of this process, and returns their results in rank order: [`Spmd`] with its
-/// defaults.
+/// Runs `f` on `world` ranks, which are threads of this process, and returns their results in rank order: [`Spmd`]
+/// with its defaults.
 ///
 /// ```
 /// let ranks = isoshard::comm::spmd(4, |rank| Ok(rank.rank()))?;
@@ -48,7 +48,7 @@ const STACK_BYTES: usize = 8 << 20;
 /// ```
 ///
 /// # Errors
-/// As [`Spmd::run`].
+/// Same as [`Spmd::run`].
 pub fn spmd<T, F>(world: usize, f: F) -> Result<Vec<T>>
 where
     T: Send + 'static,
@@ -57,7 +57,16 @@ where
     Spmd::new(world).run(f)
 }
 
-/// How to run a program on several ranks.
+/// A builder that runs a program on several ranks. Each rank is a thread of this process.
+///
+/// ```
+/// use isoshard::comm::Spmd;
+/// use std::time::Duration;
+/// let spmd = Spmd::new(2).deadline(Duration::from_secs(5)).name("worker");
+/// let group = spmd.run(|rank| Ok(rank.world().to_string()))?;
+/// assert_eq!(group, ["world{0, 1}", "world{0, 1}"]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Spmd {
     world: usize,
@@ -84,7 +93,7 @@ impl fmt::Debug for Spmd {
 }
 
 impl Spmd {
-    /// `world` ranks on the CPU, a deadline of 60 s, threads named `rank 0`, `rank 1`, ...
+    /// A world of `world` ranks on the CPU with a deadline of 60 s and threads named `rank 0`, `rank 1`, ...
     ///
     /// ```
     /// use isoshard::comm::Spmd;
@@ -100,8 +109,8 @@ impl Spmd {
         Spmd { world, deadline, name, device, library: None, network, flights, on_slow, patience: None }
     }
 
-    /// Where each rank's tensors are, by its number: `|_| Device::Cuda(0)` for ranks that share a GPU. Meshes made from a rank
-    /// put them there. Ranks of this engine that talk to each other are on one device.
+    /// Sets the device of each rank by its number: `|_| Device::Cuda(0)` lets all ranks share a GPU. Meshes made from
+    /// a rank allocate on its device. With threads, the ranks of a group must be on one device.
     ///
     /// ```
     /// use isoshard::{comm::Spmd, tensor::Device};
@@ -115,8 +124,8 @@ impl Spmd {
         self
     }
 
-    /// Ranks with a GPU each, which talk by [NCCL](crate::comm::nccl): rank i on `Device::Cuda(i)`, unless [`Spmd::on`] says otherwise
-    /// afterwards. NCCL takes one rank a GPU.
+    /// Gives each rank a GPU, and lets ranks communicate by [NCCL](crate::comm::nccl). Rank i is on `Device::Cuda(i)`
+    /// unless a later call of [`Spmd::on`] says otherwise. NCCL takes one rank per GPU.
     ///
     /// ```no_run
     /// use isoshard::comm::{Spmd, nccl::Library};
@@ -129,7 +138,7 @@ impl Spmd {
         self.on(Device::Cuda)
     }
 
-    /// How long a collective waits for its members, and how long after a failure the ranks have to end.
+    /// Sets how long a collective waits for its members, and how long the ranks have to end after a failure.
     ///
     /// ```
     /// use isoshard::comm::Spmd;
@@ -147,7 +156,7 @@ impl Spmd {
         self
     }
 
-    /// The threads' name before the rank's number.
+    /// Sets the name of the threads, to which the rank's number is added.
     ///
     /// ```
     /// use isoshard::comm::Spmd;
@@ -160,8 +169,9 @@ impl Spmd {
         self
     }
 
-    /// The folder where each rank writes what it called last when it first sees a failure: see [`flight`](crate::comm::flight). Without
-    /// this, the one that the environment variable `ISOSHARD_FLIGHT_DIR` names, or none.
+    /// Sets the folder to which each rank writes its last calls at its first failure: see
+    /// [`flight`](crate::comm::flight). The default is the folder that the environment variable `ISOSHARD_FLIGHT_DIR`
+    /// names, or none.
     ///
     /// ```
     /// use isoshard::{Error, comm::{Spmd, flight}};
@@ -180,8 +190,8 @@ impl Spmd {
         self
     }
 
-    /// What is told when a rank has waited for a quarter of the deadline, or as long as [`Spmd::patience`] says, once for each
-    /// call in which it does. Without this a line on standard error. `f` runs on the thread that called [`Spmd::run`].
+    /// Sets the function that is called when a rank has waited for [`Spmd::patience`], once per rank and call. The
+    /// default prints a line to standard error. `f` runs on the thread that called [`Spmd::run`].
     ///
     /// ```
     /// use isoshard::comm::Spmd;
@@ -203,12 +213,13 @@ impl Spmd {
         self
     }
 
-    /// How long a rank waits for others before they are called slow.
+    /// Sets how long a rank waits before [`Spmd::on_slow`] reports the ranks that it waits for. The default is a
+    /// quarter of the deadline.
     ///
     /// ```
     /// use isoshard::comm::Spmd;
     /// use std::time::Duration;
-    /// let quiet = Spmd::new(2).patience(Duration::MAX).on_slow(|_| unreachable!("nobody waits that long"));
+    /// let quiet = Spmd::new(2).patience(Duration::MAX).on_slow(|_| unreachable!("no rank waits that long"));
     /// quiet.run(|rank| rank.world().barrier())?;
     /// # Ok::<(), isoshard::Error>(())
     /// ```
@@ -217,7 +228,7 @@ impl Spmd {
         self
     }
 
-    /// What talking costs between these ranks, by which moves are chosen. Results never depend on it.
+    /// Sets the model of the network between these ranks. It determines which moves are chosen, never a result.
     ///
     /// ```
     /// use isoshard::comm::{Network, Spmd};
@@ -232,9 +243,9 @@ impl Spmd {
 
     /// Runs `f` on every rank and returns the results in rank order.
     ///
-    /// When a rank fails, collectives on all others fail too, and the first failure is returned. A rank that does
-    /// not end within the deadline after that is left behind: its thread goes on until it comes to a collective
-    /// or the process ends, which is why `f` borrows nothing.
+    /// If a rank fails, collectives on all other ranks fail too, and the first failure is returned. A rank that does
+    /// not end within the deadline after that is abandoned: its thread continues until its next collective or the end
+    /// of the process, which is why `f` may not borrow.
     ///
     /// ```
     /// use isoshard::{Error, comm::Spmd};
@@ -248,14 +259,15 @@ impl Spmd {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Rank`] with the first failure, a returned error or a panic; [`Failure::Stuck`] where a rank gave up
-    /// the world and then did not end. Refuses a world of no ranks, and over NCCL, two ranks on one GPU.
+    /// Returns [`Error::Rank`] with the first failure (a returned error or a panic), or with [`Failure::Stuck`] if a
+    /// rank failed the world itself and then did not end. Refuses a world of no ranks, and over NCCL two ranks on one
+    /// GPU.
     pub fn run<T, F>(self, f: F) -> Result<Vec<T>>
     where
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
-        let Ends { results, mut failures, waited_s } = self.start(f)?;
+        let RankOutcomes { results, mut failures, waited_s } = self.start(f)?;
         let real = failures.iter().position(|(_, cause)| !is_echo(cause));
         if !failures.is_empty() {
             let stuck = results.iter().position(Option::is_none);
@@ -269,7 +281,7 @@ impl Spmd {
         Ok(results.into_iter().map(result).collect())
     }
 
-    /// As [`Spmd::run`], but returns how each rank ended, in rank order: what it returned, or its own failure.
+    /// Like [`Spmd::run`], but returns each rank's own outcome in rank order: its result or its failure.
     ///
     /// ```
     /// use isoshard::{Failure, comm::Spmd};
@@ -280,13 +292,13 @@ impl Spmd {
     /// ```
     ///
     /// # Errors
-    /// Refuses what [`Spmd::run`] refuses. That a rank failed is no error here.
+    /// Refuses the same worlds as [`Spmd::run`]. The failure of a rank is not an error here.
     pub fn run_each<T, F>(self, f: F) -> Result<Vec<Result<T, Failure>>>
     where
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
     {
-        let Ends { results, mut failures, waited_s } = self.start(f)?;
+        let RankOutcomes { results, mut failures, waited_s } = self.start(f)?;
         let end = |(rank, result): (usize, Option<Option<T>>)| {
             let own = failures.iter().position(|(failed, _)| *failed == rank);
             match (result.flatten(), own) {
@@ -298,7 +310,7 @@ impl Spmd {
         Ok(results.into_iter().enumerate().map(end).collect())
     }
 
-    fn start<T, F>(self, f: F) -> Result<Ends<T>>
+    fn start<T, F>(self, f: F) -> Result<RankOutcomes<T>>
     where
         T: Send + 'static,
         F: Fn(Rank) -> Result<T> + Send + Sync + 'static,
@@ -319,10 +331,11 @@ impl Spmd {
             let thread = thread::Builder::new().name(format!("{} {rank}", self.name)).stack_size(STACK_BYTES);
             let spawned = thread.spawn(move || {
                 let running = Running::enter();
-                let result = run_rank(&|r: Rank| f(r.over(network.clone())), rank, &shared, &failures);
-                // What the closure captured goes before the caller hears of the end.
+                let result =
+                    run_rank(&|r: Rank| f(r.with_network(network.clone())), rank, &shared, &failures);
+                // Captured values are dropped before the caller learns of the end.
                 drop((f, shared, running));
-                // The caller may have left this rank behind.
+                // The caller may have abandoned this rank.
                 let _ = results.send((rank, result));
             });
             match spawned {
@@ -348,24 +361,24 @@ impl Spmd {
         arrivals: &Receiver<(usize, Option<T>)>,
         failures: &Failures,
         world: &LocalWorld,
-    ) -> Ends<T> {
+    ) -> RankOutcomes<T> {
         let mut results: Vec<Option<Option<T>>> = (0..self.world).map(|_| None).collect();
         let mut last = Instant::now();
         while let Some((rank, result)) = self.next(arrivals, failures, last, world) {
             results[rank] = Some(result);
             last = Instant::now();
-            // It has nothing left to do but to end. Its panics were caught: there is no error to hear of.
+            // The thread is about to end, and its panics were caught, so joining cannot fail.
             let _ = threads[rank].take().map(JoinHandle::join);
         }
         let failures = std::mem::take(&mut *failures.lock().unwrap_or_else(PoisonError::into_inner));
         if !failures.is_empty() {
             world.write_records();
         }
-        Ends { results, failures, waited_s: last.elapsed().as_secs_f64() }
+        RankOutcomes { results, failures, waited_s: last.elapsed().as_secs_f64() }
     }
 
-    /// The next rank to end. None when all have, or when one has failed, the others have not gone on without it, and have not
-    /// ended within the deadline. Meanwhile ranks that keep others waiting are told of.
+    /// Returns the next rank to end; `None` if all have ended, or if one has failed, the others have not continued
+    /// without it, and none has ended within the deadline. Reports slow ranks meanwhile.
     fn next<T>(
         &self,
         arrivals: &Receiver<T>,
@@ -392,19 +405,19 @@ impl Spmd {
     }
 }
 
-/// How the ranks ended.
-struct Ends<T> {
-    /// By rank: none for one that was left behind, a result or nothing for one that ended.
+/// The outcomes of all ranks.
+struct RankOutcomes<T> {
+    /// By rank: `None` for an abandoned rank, `Some(None)` for a failed one, otherwise its result.
     results: Vec<Option<Option<T>>>,
     failures: Vec<(usize, Failure)>,
-    /// Seconds since the last rank ended.
+    /// The seconds since the last rank ended.
     waited_s: f64,
 }
 
-/// Failures in the order in which they happened.
+/// The failures in the order in which they happened.
 type Failures = Mutex<Vec<(usize, Failure)>>;
 
-/// One rank's life: its result, or nothing after recording its failure.
+/// Runs one rank's program. Returns its result, or records its failure and returns `None`.
 fn run_rank<T>(
     f: &(impl Fn(Rank) -> Result<T> + ?Sized),
     rank: usize,
@@ -417,7 +430,7 @@ fn run_rank<T>(
         Ok(Err(error)) => Failure::Error(error),
         Err(payload) => Failure::Panic(message(&*payload)),
     };
-    // One lock for both, so that the failure reported first is the one that the others hear of.
+    // Both happen under one lock, so that the first recorded failure is also the one that other ranks report.
     let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
     world.fail(rank, failure.to_string(), is_echo(&failure));
     failures.push((rank, failure));
@@ -439,17 +452,17 @@ mod tests {
 
     #[test]
     fn threads_are_named_and_joined() {
-        struct Ends(Arc<Mutex<usize>>);
-        impl Drop for Ends {
+        struct DropCounter(Arc<Mutex<usize>>);
+        impl Drop for DropCounter {
             fn drop(&mut self) {
                 *self.0.lock().unwrap() += 1;
             }
         }
-        thread_local!(static AT_END: std::cell::RefCell<Option<Ends>> = const { std::cell::RefCell::new(None) });
+        thread_local!(static AT_END: std::cell::RefCell<Option<DropCounter>> = const { std::cell::RefCell::new(None) });
         let ends = Arc::new(Mutex::new(0));
         let shared = ends.clone();
         let names = Spmd::new(3).name("worker").run(move |_| {
-            AT_END.with(|end| *end.borrow_mut() = Some(Ends(shared.clone())));
+            AT_END.with(|end| *end.borrow_mut() = Some(DropCounter(shared.clone())));
             Ok(thread::current().name().map(str::to_string))
         });
         assert_eq!(names.unwrap(), [0, 1, 2].map(|r| Some(format!("worker {r}"))));

@@ -1,4 +1,4 @@
-//! CountingEngine what passes through an engine: calls, bytes, and the time that a model of the network gives them.
+//! Counts the calls and bytes that pass through an engine, and the time that a model of the network gives them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,9 +12,9 @@ use crate::comm::network::{Cost, Network, latencies};
 use crate::comm::transport::{Channel, Engine, Reduce, Request};
 use crate::error::{Error, Result};
 
-/// What one rank's collectives amount to. Cloning shares the count.
+/// The number, bytes and modelled time of one rank's collectives. Cloning shares the count.
 ///
-/// Every started call counts, whatever becomes of it. Groups of one rank never call.
+/// Every started call counts, even if it fails. Groups of one rank never call.
 ///
 /// ```
 /// use isoshard::comm::{Tally, spmd};
@@ -36,7 +36,7 @@ struct Shared {
     rows: Mutex<Vec<Traffic>>,
 }
 
-/// The calls of one kind on one group.
+/// The calls of one collective on one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traffic {
     /// The group, e.g. `dp{0, 4, 8}`.
@@ -45,7 +45,7 @@ pub struct Traffic {
     pub group_len: usize,
     /// The collective, e.g. `all_gather`.
     pub call: &'static str,
-    /// What they amount to.
+    /// Their number, bytes and modelled time.
     pub total: Total,
 }
 
@@ -54,37 +54,79 @@ pub struct Traffic {
 pub struct Total {
     /// The number of calls.
     pub calls: u64,
-    /// Bytes that this rank sent; of a broadcast, to every member.
+    /// Bytes that this rank sent. A broadcast counts once per receiver.
     pub sent_bytes: u64,
-    /// Bytes that came to this rank from others.
+    /// Bytes that this rank received from other ranks.
     pub received_bytes: u64,
-    /// By [`Network`], the calls one after the other: a latency of the slowest link in the group for every 64 peers, and for
-    /// every byte that comes the time of the link that it comes by.
+    /// Modelled time by the [`Network`] if the calls run one after the other: per call one latency of the slowest
+    /// link in the group for every 64 peers, plus the time of each received byte on its link.
     pub time: Cost,
 }
 
 impl Tally {
-    /// The same rank over an engine that counts, and its count. Groups made before are not counted.
+    /// Returns the rank over an engine that counts, and the count. Groups made before are not counted.
+    ///
+    /// ```
+    /// use isoshard::comm::{Tally, spmd};
+    /// let calls = spmd(2, |rank| {
+    ///     let (counted, tally) = Tally::of(&rank)?;
+    ///     counted.world().barrier()?;
+    ///     rank.world().barrier()?; // not counted
+    ///     Ok(tally.total().calls)
+    /// })?;
+    /// assert_eq!(calls, [1, 1]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Those of opening the world's group.
+    /// Returns an error if the engine cannot open the world's group.
     pub fn of(rank: &Rank) -> Result<(Rank, Tally)> {
-        let (engine, tally) = Tally::over(rank.engine().clone(), rank.network().clone());
-        Ok((Rank::new(engine)?.on(rank.device()).over(rank.network().clone()), tally))
+        let (engine, tally) = Tally::wrap(rank.engine().clone(), rank.network().clone());
+        Ok((Rank::new(engine)?.on(rank.device()).with_network(rank.network().clone()), tally))
     }
 
-    /// An engine that counts, and its count.
-    pub fn over(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
+    /// Wraps an engine in one that counts, and returns it with the count; `network` gives the modelled times.
+    ///
+    /// ```
+    /// use isoshard::comm::{Network, Rank, Tally, spmd};
+    /// let seconds = spmd(2, |rank| {
+    ///     let (engine, tally) = Tally::wrap(rank.engine().clone(), Network::uniform(1e-6, 1e9)?);
+    ///     Rank::new(engine)?.world().barrier()?;
+    ///     Ok(tally.total().time.seconds())
+    /// })?;
+    /// assert_eq!(seconds, [1e-6, 1e-6]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    pub fn wrap(engine: Arc<dyn Engine>, network: Network) -> (Arc<dyn Engine>, Tally) {
         let tally = Tally(Arc::new(Shared { network, rows: Mutex::default() }));
         (Arc::new(CountingEngine { engine, tally: tally.clone() }), tally)
     }
 
-    /// What was counted, by group and collective, in the order of first calls.
+    /// Returns the counts by group and collective, in the order of first calls.
+    ///
+    /// ```
+    /// use isoshard::comm::{Tally, spmd};
+    /// let rows = spmd(2, |rank| {
+    ///     let (rank, tally) = Tally::of(&rank)?;
+    ///     (0..3).try_for_each(|_| rank.group(&[0, 1], "dp")?.barrier())?;
+    ///     Ok(tally.rows())
+    /// })?;
+    /// let row = &rows[0][0];
+    /// assert_eq!((row.group.as_str(), row.call, row.total.calls), ("dp{0, 1}", "barrier", 3));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn rows(&self) -> Vec<Traffic> {
         self.lock().iter().filter(|row| row.total.calls > 0).cloned().collect()
     }
 
-    /// All that was counted.
+    /// Returns the sum over all calls.
+    ///
+    /// ```
+    /// use isoshard::comm::{Tally, spmd};
+    /// let nothing = spmd(2, |rank| Ok(Tally::of(&rank)?.1.total().calls))?;
+    /// assert_eq!(nothing, [0, 0]);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn total(&self) -> Total {
         self.lock().iter().map(|row| row.total).sum()
     }
@@ -118,7 +160,7 @@ impl fmt::Debug for Tally {
     }
 }
 
-/// An engine with a count.
+/// An engine that counts its calls.
 #[derive(Debug)]
 struct CountingEngine {
     engine: Arc<dyn Engine>,
@@ -182,14 +224,14 @@ impl CountingEngine {
     }
 }
 
-/// A channel with a count.
+/// A channel that counts its calls.
 struct CountingChannel {
     channel: Arc<dyn Channel>,
     tally: Tally,
     index: usize,
     group: String,
     group_len: usize,
-    /// Runs of members by the level at which this one talks with them: the end of each, and the level.
+    /// Runs of consecutive members that one level connects with this one: the end of each run, and the level.
     near: SmallVec<[(usize, usize); 8]>,
 }
 

@@ -1,4 +1,4 @@
-//! Lists that are read from outside no further than a bound.
+//! Reading lists of bounded length from untrusted input.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads a list, for `#[serde(deserialize_with)]`; one of more than `N` items is refused at the first that is too many.
+/// Reads a list of at most `N` items, for `#[serde(deserialize_with)]`. A longer list is refused at item `N + 1`.
 pub(in crate::comm) fn at_most<'de, const N: usize, T, D>(from: D) -> Result<Vec<T>, D::Error>
 where
     T: Deserialize<'de>,

@@ -1,4 +1,4 @@
-//! A call as one member brings it.
+//! A collective call as one member makes it.
 
 use std::fmt;
 
@@ -7,47 +7,71 @@ use super::route::Route;
 use super::signature::{CallSignature, ShapesView, SignatureView};
 use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 
-/// A call as one member brings it. It borrows its lists: an engine copies what it keeps while the call is in flight.
+/// A collective call as one member makes it: what an [`Engine`](crate::comm::Engine) gets. It borrows its lists; an
+/// engine copies what it needs while the call is in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
     /// The collective's name, e.g. `all_reduce`.
     pub name: &'static str,
-    /// The way that its tensors take.
+    /// The members that send and those that receive.
     pub route: Route,
-    /// The reduction that follows the exchange.
+    /// The reduction that follows the exchange, if any.
     pub op: Option<ReduceOp>,
-    /// The type of all elements sent and received.
+    /// The dtype of all tensors sent and received.
     pub dtype: DType,
-    /// The tensors that this member sends: one tensor, or one for each member under [`Route::AllToAll`], or none. All on one device.
+    /// The tensors that this member sends, all on one device: one tensor per member under [`Route::AllToAll`],
+    /// otherwise one or none.
     pub outgoing: &'a [Tensor],
-    /// The shapes that this member expects: those of [`Request::wait`](crate::comm::Request::wait)'s result, also with [`Route::Send`].
+    /// The shapes of [`Request::wait`](crate::comm::Request::wait)'s result; under [`Route::Send`], the shape that is
+    /// sent.
     pub incoming: &'a [Shape],
 }
 
 impl<'a> Call<'a> {
-    /// True if this call, brought by member `me`, belongs together with `other`, brought by member `at`.
+    /// Returns true if this call, made by member `me`, fits `other`, made by member `at`.
     ///
-    /// Among calls that are not all-to-all it is transitive among those who send: comparing with one is comparing with all.
+    /// Except for all-to-all the relation is transitive among senders, so comparing with one member is comparing with
+    /// all.
+    ///
+    /// ```
+    /// use isoshard::comm::{Call, Route};
+    /// use isoshard::tensor::{DType, Shape};
+    /// let shape = [Shape::from([4])];
+    /// let recv = Call { name: "recv", route: Route::Recv { from: 0 }, op: None, dtype: DType::F32, outgoing: &[],
+    /// incoming: &shape };
+    /// let send = Call { name: "send", route: Route::Send { to: 1 }, ..recv };
+    /// assert!(recv.agrees(1, &send, 0));
+    /// assert!(!recv.agrees(1, &Call { dtype: DType::F64, ..send }, 0));
+    /// ```
     pub fn agrees(&self, me: usize, other: &Call<'_>, at: usize) -> bool {
         self.signature().agrees(me, &other.signature(), at)
     }
 
-    /// The device of the tensors that this member sends, if it sends any.
+    /// Returns the device of the tensors that this member sends, if it sends any.
+    ///
+    /// ```
+    /// use isoshard::comm::{Call, Route};
+    /// use isoshard::tensor::{DType, Device, Tensor};
+    /// let x = [Tensor::zeros(DType::F32, [3])];
+    /// let call = Call { name: "send", route: Route::Send { to: 1 }, op: None, dtype: DType::F32, outgoing: &x,
+    /// incoming: &[] };
+    /// assert_eq!(call.device(), Some(Device::Cpu));
+    /// ```
     pub fn device(&self) -> Option<Device> {
         self.outgoing.first().map(Tensor::device)
     }
 
-    /// The facts of this call that are compared with those of other members, and shown in errors.
+    /// Returns what is compared between members and shown in errors, borrowed.
     pub(in crate::comm) fn signature(&self) -> SignatureView<'a> {
         let Call { name, route, op, dtype, outgoing, incoming } = *self;
         let (sent, expected) = (ShapesView::Tensors(outgoing), ShapesView::Shapes(incoming));
         SignatureView { name, route, op, dtype, device: self.device(), sent, expected }
     }
 
-    /// The same without the tensors, for those who compare the call elsewhere or later.
+    /// Returns the call without its tensors, to be compared in another process or later.
     pub(in crate::comm) fn to_signature(self) -> CallSignature {
         let Call { name, route, op, dtype, outgoing, incoming } = self;
-        // What members agree on from what they expect need not be said twice.
+        // Except for all-to-all, the shapes sent follow from the shapes expected.
         let sent = if route == Route::AllToAll { outgoing } else { &[] };
         CallSignature {
             name: name.into(),
@@ -61,7 +85,8 @@ impl<'a> Call<'a> {
     }
 }
 
-/// As errors show it: `all_reduce(sum) f32[1024]`, or with shapes that differ, `all_gather f32{[2, 3], [1, 3]}`.
+/// Writes the call as errors show it: `all_reduce(sum) f32[1024]`, or with different shapes, `all_gather f32{[2, 3],
+/// [1, 3]}`.
 impl fmt::Display for Call<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.signature().fmt(f)

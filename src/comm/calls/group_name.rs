@@ -1,10 +1,10 @@
-//! Groups as errors write them.
+//! The text and the number of a group.
 
-/// The longest name of a group: names travel, and are bounded where they arrive.
+/// The longest name of a group, in bytes. Names travel between processes, so readers bound them.
 pub(in crate::comm) const NAME_BYTES: usize = 256;
 
-/// A group as errors write it: `dp{0, 4, 8}`, and where there are many, `world{0..16384}`, `dp{3..16384 by 8}` or the first
-/// few.
+/// Returns a group's text in errors: `dp{0, 4, 8}`; with more than 16 ranks `world{0..16384}`, `dp{3..16384 by 8}`,
+/// or the first 16 and the number of the rest.
 pub(in crate::comm) fn label(name: &str, ranks: &[usize]) -> String {
     const SHOWN: usize = 16;
     let list = |ranks: &[usize]| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
@@ -22,7 +22,8 @@ pub(in crate::comm) fn label(name: &str, ranks: &[usize]) -> String {
     }
 }
 
-/// A number made from a group's name and ranks (FNV-1a, 64 bits), by which ranks and the coordinator mean the same group.
+/// Returns a number made from a group's name and ranks (FNV-1a, 64 bits). Ranks and the coordinator name the group by
+/// it.
 pub(in crate::comm) fn group_number(name: &str, ranks: &[usize]) -> u64 {
     let bytes = name.bytes().chain([0xff]).chain(ranks.iter().flat_map(|&rank| (rank as u64).to_le_bytes()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))

@@ -1,5 +1,5 @@
-//! A call as a member brings it: who sends what to whom, by which sequence, for which operator, in which group; and which calls
-//! belong together.
+//! Collective calls: their description, their numbering per group, and the rule by which two members' calls fit
+//! together.
 
 mod bounded;
 mod call;
@@ -13,7 +13,7 @@ mod signature;
 pub(super) use bounded::at_most;
 pub use call::Call;
 pub(super) use group_name::{NAME_BYTES, group_number, label};
-pub(crate) use operator::{current_operator, during, during_at_least};
+pub(crate) use operator::{current_operator, operator_scope, operator_scope_if_none};
 pub use route::Route;
 pub use sequence::Sequence;
 pub use shape_list::ShapeList;

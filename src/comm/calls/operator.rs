@@ -1,29 +1,30 @@
-//! Which operator this thread is moving operands for.
+//! The operator on whose behalf a thread communicates. Errors and flight records name it.
 
 use std::cell::Cell;
 
 thread_local!(static CURRENT: Cell<&'static str> = const { Cell::new("") });
 
-/// The operator on whose behalf this thread communicates; empty where the program itself does.
+/// Returns the operator on whose behalf this thread communicates, or "" if the program itself does.
 pub(crate) fn current_operator() -> &'static str {
     CURRENT.get()
 }
 
-/// While the guard lives, calls are made for `operator`. An operator within an operator is the inner one.
-pub(crate) fn during(operator: &'static str) -> During {
-    During(CURRENT.replace(operator))
+/// Names `operator` as the one that this thread communicates for, until the guard is dropped. The innermost scope
+/// counts.
+pub(crate) fn operator_scope(operator: &'static str) -> OperatorScope {
+    OperatorScope(CURRENT.replace(operator))
 }
 
-/// As [`during`], unless an operator is at work already.
-pub(crate) fn during_at_least(operator: &'static str) -> During {
+/// Like [`operator_scope`], but an operator that is already named stays.
+pub(crate) fn operator_scope_if_none(operator: &'static str) -> OperatorScope {
     let current = current_operator();
-    during(if current.is_empty() { operator } else { current })
+    operator_scope(if current.is_empty() { operator } else { current })
 }
 
-/// Restores what was. Made by [`during`].
-pub(crate) struct During(&'static str);
+/// Restores the outer scope's operator when dropped. Made by [`operator_scope`].
+pub(crate) struct OperatorScope(&'static str);
 
-impl Drop for During {
+impl Drop for OperatorScope {
     fn drop(&mut self) {
         CURRENT.set(self.0);
     }

@@ -1,30 +1,30 @@
-//! The way of a call's data.
+//! The senders and receivers of a call.
 
 use serde::{Deserialize, Serialize};
 
-/// The members that send, and those that receive. Members are named by their index in the group.
+/// The members that send and those that receive. Members are named by their index in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Route {
-    /// Every member's tensor goes to all.
+    /// Every member sends one tensor to all members.
     Gather,
-    /// Every member's part i goes to member i.
+    /// Every member sends part i to member i.
     AllToAll,
-    /// The root's tensor goes to all.
+    /// The root sends one tensor to all members.
     Broadcast {
         /// The root.
         root: usize,
     },
-    /// This member's tensor goes to one.
+    /// This member sends one tensor to one member.
     Send {
         /// The receiver.
         to: usize,
     },
-    /// One member's tensor comes here.
+    /// This member receives one tensor from one member.
     Recv {
         /// The sender.
         from: usize,
     },
-    /// Nothing is sent; all wait for all.
+    /// No tensor is sent; every member waits for all.
     Barrier,
 }

@@ -1,25 +1,26 @@
-//! The sequences by which a group's calls are numbered.
+//! The numbering of a group's calls.
 
 use serde::{Deserialize, Serialize};
 
 use super::Route;
 
-/// The sequence by which a call is numbered among its group's.
+/// A sequence in which calls of a group are numbered from 0: one for all collectives, and one per sender and
+/// receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Sequence {
-    /// The collectives.
+    /// The group's collectives.
     Collective,
     /// The messages from one member to another.
     Message {
         /// The sender's index in the group.
         from: usize,
-        /// The receiver's.
+        /// The receiver's index in the group.
         to: usize,
     },
 }
 
 impl Sequence {
-    /// The sequence of a call by member `index`.
+    /// Returns the sequence of a call that member `index` makes.
     pub(in crate::comm) fn of(route: Route, index: usize) -> Sequence {
         match route {
             Route::Send { to } => Sequence::Message { from: index, to },

@@ -1,4 +1,4 @@
-//! A list of shapes in a fixed place.
+//! A list of shapes in a fixed amount of memory.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use super::bounded::at_most;
 use crate::tensor::Shape;
 
-/// Words kept of a list: lengths and extents, as many whole shapes as fit.
+/// Numbers kept per list: the rank and the extents of each shape, for as many whole shapes as fit.
 const WORDS: usize = 24;
 
-/// A list of shapes as a record keeps it: all of it if it is short, else its first shapes, its length and a hash.
+/// A list of shapes in a flight record: all of a short list; the first shapes, the length and a hash of a long one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "KeptShapes", try_from = "KeptShapes")]
 pub struct ShapeList {
@@ -22,31 +22,51 @@ pub struct ShapeList {
 }
 
 impl ShapeList {
-    /// The list without shapes.
+    /// The empty list.
     pub const EMPTY: ShapeList = ShapeList { len: 0, hash: 0, is_uniform: true, words: [0; WORDS], used: 0 };
 
-    /// The number of shapes.
+    /// Returns the number of shapes.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.len(), 0);
+    /// ```
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there are none.
+    /// Returns true if the list has no shapes.
+    ///
+    /// ```
+    /// assert!(isoshard::comm::flight::ShapeList::EMPTY.is_empty());
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// A hash of all shapes: lists that differ in one extent have different ones.
+    /// Returns a hash of all shapes. Lists that differ in a single extent have different hashes.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.hash(), 0);
+    /// ```
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// The i-th shape, if it was kept.
+    /// Returns the i-th shape, if it was kept.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.at(0), None);
+    /// ```
     pub fn at(&self, i: usize) -> Option<&[usize]> {
         let at = if self.is_uniform { 0 } else { i };
         if i < self.len { self.kept().nth(at) } else { None }
     }
 
-    /// The shapes that were kept: all, or the first ones; one for all if they are equal.
+    /// Returns the shapes that were kept: all or the first ones. Equal shapes are kept once.
+    ///
+    /// ```
+    /// assert_eq!(isoshard::comm::flight::ShapeList::EMPTY.kept().next(), None);
+    /// ```
     pub fn kept(&self) -> impl Iterator<Item = &[usize]> + Clone {
         let mut rest = &self.words[..self.used];
         std::iter::from_fn(move || {
@@ -57,7 +77,7 @@ impl ShapeList {
         })
     }
 
-    /// Replaces the list.
+    /// Replaces the list by `shapes`.
     pub(in crate::comm) fn set<'a>(&mut self, shapes: impl Iterator<Item = &'a Shape>) {
         *self = ShapeList::EMPTY;
         for shape in shapes {
@@ -82,7 +102,7 @@ impl ShapeList {
         self.used > shape.len() && self.words[0] == shape.len() && self.words[1..=shape.len()] == shape[..]
     }
 
-    /// True if there was room.
+    /// Appends a shape; returns false if there is no room.
     fn keep(&mut self, shape: &[usize]) -> bool {
         let end = self.used + 1 + shape.len();
         if end > WORDS {
@@ -94,21 +114,21 @@ impl ShapeList {
         true
     }
 
-    /// The first shape, which stood for all so far, as often as there are shapes.
+    /// Writes out the first shape, which represented all so far, once per shape.
     fn write_out(&mut self) {
         let Some(first) = self.kept().next().map(Shape::from) else { return };
         let _ = (1..self.len).all(|_| self.keep(&first));
     }
 }
 
-/// A [`ShapeList`] in a file.
+/// A [`ShapeList`] as files hold it.
 #[derive(Serialize, Deserialize)]
 struct KeptShapes {
     len: usize,
     is_uniform: bool,
     #[serde(deserialize_with = "at_most::<WORDS, _, _>")]
     kept: Vec<Shape>,
-    /// In hexadecimal digits: not every reader of JSON has numbers of 64 bits.
+    /// In hexadecimal digits, since some JSON readers have no 64-bit integers.
     hash: String,
 }
 
@@ -133,7 +153,8 @@ impl TryFrom<KeptShapes> for ShapeList {
     }
 }
 
-/// `[2, 3]` if all are one shape, else `{[2, 3], [1, 3]}`; `{[2, 3], [1, 3], 100 in all}` if only the first few were kept.
+/// Writes `[2, 3]` if all shapes are equal, else `{[2, 3], [1, 3]}`, or `{[2, 3], [1, 3], 100 in all}` if only the
+/// first few were kept.
 impl fmt::Display for ShapeList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let len = if self.is_uniform && self.used > 0 { 1 } else { self.len };
@@ -141,7 +162,7 @@ impl fmt::Display for ShapeList {
     }
 }
 
-/// Writes a list of `len` shapes, of which the first ones are known.
+/// Writes a list of `len` shapes; `known` holds the first ones.
 pub(super) fn write_shapes<'a>(
     f: &mut fmt::Formatter<'_>,
     known: impl Iterator<Item = &'a [usize]> + Clone,
@@ -164,7 +185,7 @@ pub(super) fn write_shapes<'a>(
     f.write_str("}")
 }
 
-/// Injective in either argument, so that a single difference always shows.
+/// Mixes a number into a hash. Injective in either argument, so a single difference always changes the result.
 fn mix(h: u64, word: usize) -> u64 {
     (h.rotate_left(23) ^ (word as u64).wrapping_add(0x9e37_79b9_7f4a_7c15))
         .wrapping_mul(0xff51_afd7_ed55_8ccd)
@@ -194,7 +215,7 @@ mod tests {
         let alike_at_first = [vec![[4usize, 7]; 30], vec![[3, 7]]].concat();
         let alike_at_first: Vec<&[usize]> = alike_at_first.iter().map(|s| &s[..]).collect();
         assert_eq!(of(&alike_at_first).0, vec![[4, 7]; 8]);
-        // More extents than there is room for.
+        // The shape has more extents than fit.
         assert_eq!(of(&[&[1; 30]]).0.len(), 0);
     }
 

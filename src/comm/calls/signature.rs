@@ -1,4 +1,4 @@
-//! The facts that are compared of calls, and the rule by which calls belong together.
+//! The part of a call that members compare, and the rule by which calls fit together.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,17 +9,17 @@ use super::route::Route;
 use super::shape_list::{ShapeList, write_shapes};
 use crate::tensor::{DType, Device, ReduceOp, Shape, Tensor};
 
-/// A call without its tensors and without their device, which is each rank's own.
+/// A call without its tensors and their device (each rank has its own), to be sent to the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) struct CallSignature {
     pub name: Cow<'static, str>,
     pub route: Route,
     pub op: Option<ReduceOp>,
     pub dtype: DType,
-    /// Under [`Route::AllToAll`] alone.
+    /// The shapes sent; filled for [`Route::AllToAll`] only.
     pub outgoing: Vec<Shape>,
     pub incoming: Vec<Shape>,
-    /// The operator that wants the call; ranks may differ about it, and are told so if they differ otherwise.
+    /// The operator that the call is made for. It is not compared, but errors show it.
     pub operator: Cow<'static, str>,
 }
 
@@ -31,27 +31,30 @@ impl CallSignature {
     }
 }
 
-/// The facts that are compared of a call, and shown in errors; borrowed from a call in flight, a [`CallSignature`] or a record.
+/// The part of a call that members compare and errors show, borrowed from a call in flight, a [`CallSignature`] or a
+/// record.
 #[derive(Clone, Copy)]
 pub(in crate::comm) struct SignatureView<'a> {
     pub name: &'a str,
     pub route: Route,
     pub op: Option<ReduceOp>,
     pub dtype: DType,
-    /// The device of the tensors sent, if it is known.
+    /// The device of the tensors sent, if known.
     pub device: Option<Device>,
-    /// Known under [`Route::AllToAll`] alone.
+    /// Known for [`Route::AllToAll`] only.
     pub sent: ShapesView<'a>,
     pub expected: ShapesView<'a>,
 }
 
 impl SignatureView<'_> {
-    /// True if this call, brought by member `me`, belongs together with `other`, brought by member `at`: the one rule for calls
-    /// in flight and for calls in records. Shapes of which a record kept only a hash count as equal if they may be.
+    /// Returns true if this call, made by member `me`, fits `other`, made by member `at`. The rule is the same for
+    /// calls in flight and calls in records. If a record kept only a hash of some shapes, these count as equal if
+    /// they may be.
     ///
-    /// Among calls that are not all-to-all it is transitive among those who send: comparing with one is comparing with all.
+    /// Except for all-to-all the relation is transitive among senders, so comparing with one member is comparing with
+    /// all.
     pub fn agrees(&self, me: usize, other: &SignatureView<'_>, at: usize) -> bool {
-        if self.dtype != other.dtype || self.op != other.op || self.is_elsewhere(other) {
+        if self.dtype != other.dtype || self.op != other.op || self.is_on_another_device(other) {
             return false;
         }
         match (self.route, other.route) {
@@ -68,16 +71,16 @@ impl SignatureView<'_> {
         }
     }
 
-    /// The texts of two that disagree: with their devices if these differ.
-    pub fn told_apart(&self, other: &SignatureView<'_>) -> (String, String) {
+    /// Returns the texts of two calls that do not fit, with their devices if these differ.
+    pub fn describe_both(&self, other: &SignatureView<'_>) -> (String, String) {
         let show = |call: &SignatureView<'_>| match call.device {
-            Some(device) if self.is_elsewhere(other) => format!("{call} on {device}"),
+            Some(device) if self.is_on_another_device(other) => format!("{call} on {device}"),
             _ => call.to_string(),
         };
         (show(self), show(other))
     }
 
-    fn is_elsewhere(&self, other: &SignatureView<'_>) -> bool {
+    fn is_on_another_device(&self, other: &SignatureView<'_>) -> bool {
         self.device.is_some_and(|here| other.device.is_some_and(|there| here != there))
     }
 }
@@ -89,7 +92,8 @@ fn may_be_equal(a: Option<&[usize]>, b: Option<&[usize]>) -> bool {
     }
 }
 
-/// As errors show a call: `all_reduce(sum) f32[1024]`, or with shapes that differ, `all_gather f32{[2, 3], [1, 3]}`.
+/// Writes the call as errors show it: `all_reduce(sum) f32[1024]`, or with different shapes, `all_gather f32{[2, 3],
+/// [1, 3]}`.
 impl fmt::Display for SignatureView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let SignatureView { name, route, op, dtype, sent, expected, .. } = self;
@@ -109,12 +113,12 @@ impl fmt::Display for SignatureView<'_> {
     }
 }
 
-/// A list of shapes, by whoever holds it.
+/// A borrowed list of shapes.
 #[derive(Clone, Copy)]
 pub(in crate::comm) enum ShapesView<'a> {
     Tensors(&'a [Tensor]),
     Shapes(&'a [Shape]),
-    /// All of them, or the first few.
+    /// All shapes of the list, or the first few.
     Recorded(&'a ShapeList),
 }
 
@@ -127,7 +131,7 @@ impl<'a> ShapesView<'a> {
         }
     }
 
-    /// The i-th shape, if it is known. A list that is known as a whole has it.
+    /// Returns the i-th shape, if known. Lists other than recorded ones know all.
     fn at(self, i: usize) -> Option<&'a [usize]> {
         match self {
             ShapesView::Tensors(all) => Some(all[i].shape()),
@@ -136,7 +140,7 @@ impl<'a> ShapesView<'a> {
         }
     }
 
-    /// True if both lists are the same, as far as they are known.
+    /// Returns true if both lists are equal as far as they are known.
     fn agrees(self, other: ShapesView<'_>) -> bool {
         match (self, other) {
             (ShapesView::Shapes(a), ShapesView::Shapes(b)) => a == b,
@@ -146,7 +150,8 @@ impl<'a> ShapesView<'a> {
     }
 }
 
-/// `[2, 3]` if all are one shape, else `{[2, 3], [1, 3]}`; `{[2, 3], [1, 3], 100 in all}` if only the first few are known.
+/// Writes `[2, 3]` if all shapes are equal, else `{[2, 3], [1, 3]}`, or `{[2, 3], [1, 3], 100 in all}` if only the
+/// first few are known.
 impl fmt::Display for ShapesView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,7 +1,7 @@
-//! Proof of who speaks: a challenge, an answer, and a code on every frame.
+//! Authentication of connections: a challenge, an answer, and a tag on every frame.
 //!
-//! Both ends of a connection know the job's secret, or an empty one. The coordinator opens with a [`Greeting`] that holds a
-//! nonce, the client answers with one of its own, and both derive two keys from the secret and the nonces:
+//! Both ends of a connection know the job's secret, or use an empty one. The coordinator sends a [`Greeting`] with a
+//! nonce, the client answers with its own, and both derive two keys from the secret and the nonces:
 //!
 //! ```text
 //! session   = HMAC(secret, "isoshard session" | coordinator's greeting | client's greeting)
@@ -10,8 +10,8 @@
 //! tag(i, b) = HMAC(to or from, i as 8 bytes | length of b as 4 bytes | b)     of frame number i with body b
 //! ```
 //!
-//! HMAC is HMAC-SHA-256 (RFC 2104, FIPS 180-4), numbers are little-endian. A frame that was changed, repeated, left out, moved
-//! to another place or sent back has a wrong tag. What is sent is not encrypted.
+//! HMAC is HMAC-SHA-256 (RFC 2104, FIPS 180-4), and numbers are little-endian. A frame that was changed, repeated,
+//! dropped, reordered or reflected has a wrong tag. Frames are not encrypted.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -21,14 +21,14 @@ use crate::error::{Error, Result};
 
 /// The first bytes of a greeting.
 const MAGIC: [u8; 8] = *b"isoshard";
-/// The protocol's version: greetings, frames, and what is in them.
+/// The version of the protocol: greetings, frames, and messages.
 pub(super) const VERSION: u32 = 2;
 pub(super) const TAG_BYTES: usize = 32;
 const NONCE_BYTES: usize = 32;
 
 type Nonce = [u8; NONCE_BYTES];
 
-/// The first thing that either end says.
+/// The first bytes that each end sends: magic, version, nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub version: u32,
@@ -38,10 +38,10 @@ pub(super) struct Greeting {
 impl Greeting {
     pub const BYTES: usize = MAGIC.len() + 4 + NONCE_BYTES;
 
-    /// A greeting that nobody has heard before.
+    /// Returns a greeting with a new nonce.
     ///
     /// # Errors
-    /// A system without random numbers.
+    /// Returns an error if the system has no random numbers.
     pub fn fresh() -> Result<Greeting> {
         let mut nonce = [0; NONCE_BYTES];
         getrandom::fill(&mut nonce).map_err(|e| {
@@ -58,7 +58,7 @@ impl Greeting {
         bytes
     }
 
-    /// The greeting, unless the bytes are none of any version.
+    /// Returns the greeting in the bytes, of any version, or `None`.
     pub fn decode(bytes: &[u8; Greeting::BYTES]) -> Option<Greeting> {
         let (magic, rest) = bytes.split_first_chunk()?;
         let (version, rest) = rest.split_first_chunk()?;
@@ -77,12 +77,12 @@ impl Keys {
     pub fn of(secret: Option<&Secret>, coordinator: &Greeting, client: &Greeting) -> Keys {
         let secret = secret.map_or(&[][..], Secret::bytes);
         let session = code(&keyed(secret), &[b"isoshard session", &coordinator.encode(), &client.encode()]);
-        let of = |way: &[u8]| FrameKey { mac: keyed(&code(&keyed(&session), &[way])), frames: 0 };
+        let of = |direction: &[u8]| FrameKey { mac: keyed(&code(&keyed(&session), &[direction])), frames: 0 };
         Keys { to_coordinator: of(b"to the coordinator"), from_coordinator: of(b"from the coordinator") }
     }
 }
 
-/// The key of one direction of a connection, and how many frames have gone that way.
+/// The key of one direction of a connection, and the number of frames sent in it.
 #[cfg_attr(test, derive(Clone))]
 pub(super) struct FrameKey {
     mac: Hmac<Sha256>,
@@ -90,12 +90,12 @@ pub(super) struct FrameKey {
 }
 
 impl FrameKey {
-    /// The tag of the next frame to be sent.
+    /// Returns the tag of the next frame to be sent.
     pub fn tag(&mut self, body: &[u8]) -> [u8; TAG_BYTES] {
         self.next(body).finalize().into_bytes().into()
     }
 
-    /// True where `tag` is that of the next frame to come. Takes the same time wherever it differs.
+    /// Returns true if `tag` is that of the next received frame. The time does not depend on where it differs.
     pub fn is_tag(&mut self, body: &[u8], tag: &[u8; TAG_BYTES]) -> bool {
         self.next(body).verify_slice(tag).is_ok()
     }
@@ -124,7 +124,7 @@ fn code(mac: &Hmac<Sha256>, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
 mod tests {
     use super::*;
 
-    /// By Python's `hmac` and `hashlib` from the definition above.
+    /// The expected tags come from Python's `hmac` and `hashlib`, by the definition above.
     #[test]
     fn tags_are_those_of_another_implementation() {
         let greeting = |byte: u8| Greeting { version: VERSION, nonce: [byte; NONCE_BYTES] };

@@ -1,107 +1,112 @@
-//! A rank's end of the coordinator.
+//! A rank's connection to the coordinator.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::inbox::NoticeInbox;
 use super::message::{FirstFault, Message};
-use super::notices::Notices;
-use super::server::{Coordinator, Peer};
+use super::server::{Coordinator, RankLink};
 use crate::comm::lock::lock;
 
-/// A rank's way to the coordinator and back: messages, which never wait, and notices.
+/// A rank's connection to the coordinator. Sending a message never waits; notices arrive in an inbox.
 #[derive(Debug)]
 pub(in crate::comm) struct Client {
     rank: usize,
-    inbox: Arc<Notices>,
-    way: Delivery,
+    inbox: Arc<NoticeInbox>,
+    link: CoordinatorLink,
 }
 
 #[derive(Debug)]
-enum Delivery {
+enum CoordinatorLink {
     /// The coordinator is in this process.
-    Here(Arc<Coordinator>),
-    /// Messages go to a thread that sends them.
-    There { messages: Mutex<Option<mpsc::Sender<Message>>>, sender: Mutex<Option<JoinHandle<()>>> },
+    Local(Arc<Coordinator>),
+    /// A thread sends the messages over TCP.
+    Remote { messages: Mutex<Option<mpsc::Sender<Message>>>, sender: Mutex<Option<JoinHandle<()>>> },
 }
 
 impl Client {
-    /// The clients of ranks that are threads of this process.
+    /// Makes a coordinator and the clients of ranks that are threads of this process.
     pub fn of_threads(world_len: usize, deadline: Duration) -> Vec<Client> {
-        let inboxes: Vec<Arc<Notices>> = (0..world_len).map(|_| Arc::default()).collect();
-        let peers = inboxes.iter().cloned().map(Peer::Here).collect();
+        let inboxes: Vec<Arc<NoticeInbox>> = (0..world_len).map(|_| Arc::default()).collect();
+        let peers = inboxes.iter().cloned().map(RankLink::Local).collect();
         let coordinator = Coordinator::new(peers, deadline);
-        let client = |(rank, inbox)| Client::here(rank, inbox, coordinator.clone());
+        let client = |(rank, inbox)| Client::local(rank, inbox, coordinator.clone());
         inboxes.into_iter().enumerate().map(client).collect()
     }
 
-    pub(super) fn here(rank: usize, inbox: Arc<Notices>, coordinator: Arc<Coordinator>) -> Client {
-        Client { rank, inbox, way: Delivery::Here(coordinator) }
+    pub(super) fn local(rank: usize, inbox: Arc<NoticeInbox>, coordinator: Arc<Coordinator>) -> Client {
+        Client { rank, inbox, link: CoordinatorLink::Local(coordinator) }
     }
 
-    pub(super) fn there(
+    pub(super) fn remote(
         rank: usize,
-        inbox: Arc<Notices>,
+        inbox: Arc<NoticeInbox>,
         messages: mpsc::Sender<Message>,
         sender: JoinHandle<()>,
     ) -> Client {
-        let way = Delivery::There { messages: Mutex::new(Some(messages)), sender: Mutex::new(Some(sender)) };
-        Client { rank, inbox, way }
+        let link = CoordinatorLink::Remote {
+            messages: Mutex::new(Some(messages)),
+            sender: Mutex::new(Some(sender)),
+        };
+        Client { rank, inbox, link }
     }
 
-    /// Sends a message; never waits for an answer.
+    /// Sends a message without waiting.
     pub fn tell(&self, message: Message) {
         let message = message.cut();
-        match &self.way {
-            Delivery::Here(coordinator) => coordinator.take(self.rank, message),
-            Delivery::There { messages, .. } => {
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => coordinator.take(self.rank, message),
+            CoordinatorLink::Remote { messages, .. } => {
                 if let Some(messages) = &*lock(messages) {
-                    // A sender that is gone has lost the coordinator, and the first fault says so.
+                    // If the sending thread has ended, its connection is lost, and the first fault says so.
                     let _ = messages.send(message);
                 }
             }
         }
     }
 
-    /// The fault for which the world is given up, if it is.
+    /// Returns the fault that ended the world, if there is one.
     pub fn first_fault(&self) -> Option<FirstFault> {
         self.inbox.first_fault()
     }
 
-    /// Waits for a first fault, but not longer than `at_most`.
+    /// Waits for a first fault for at most `at_most`.
     pub fn wait_for_fault(&self, at_most: Duration) -> Option<FirstFault> {
         self.inbox.wait_for_fault(at_most)
     }
 
-    /// Gives bytes to whoever asks for them.
+    /// Stores bytes under a key, for ranks that ask.
     pub fn put(&self, key: String, value: Vec<u8>) {
         self.tell(Message::Put { key, value });
     }
 
-    /// Asks for bytes, and waits for them; none where there is a first fault instead, or nothing within `at_most`.
+    /// Asks for the bytes of a key and waits for them. Returns `None` if there is a first fault instead, or after
+    /// `at_most`.
     pub fn get(&self, key: &str, at_most: Duration) -> Option<Vec<u8>> {
         self.tell(Message::Get { key: key.into() });
         self.inbox.wait_for_value(key, at_most)
     }
 
-    /// Leaves: this rank's program is over. The coordinator itself waits for the others, but not longer than `at_most`.
+    /// Reports that this rank's program has ended. Rank 0 then waits for the other ranks for at most `at_most`.
     pub fn leave(&self, at_most: Duration) {
         self.tell(Message::Ended);
-        match &self.way {
-            Delivery::Here(coordinator) => coordinator.close(at_most),
-            Delivery::There { .. } => self.hang_up(),
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => coordinator.close(at_most),
+            CoordinatorLink::Remote { .. } => self.hang_up(),
         }
     }
 
-    /// Leaves together with all others: waits until every rank's program is over, or the world is given up, and says why.
+    /// Reports that this rank's program has ended, and waits until every rank's has or the world has a fault, which
+    /// is returned.
     #[cfg(feature = "mpi")]
-    pub fn part(&self) -> Option<FirstFault> {
+    pub fn leave_together(&self) -> Option<FirstFault> {
         const LONG: Duration = Duration::from_secs(365 * 24 * 3600);
         self.tell(Message::Ended);
-        match &self.way {
-            Delivery::Here(coordinator) => coordinator.close(LONG),
-            Delivery::There { .. } => {
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => coordinator.close(LONG),
+            CoordinatorLink::Remote { .. } => {
                 self.inbox.wait_for_end(LONG);
                 self.hang_up();
             }
@@ -109,13 +114,13 @@ impl Client {
         self.first_fault()
     }
 
-    /// Sends what is waiting and closes the connections, as the end of the process does.
+    /// Sends the queued messages and closes the connections, as the end of the process does.
     pub fn hang_up(&self) {
-        match &self.way {
-            Delivery::Here(coordinator) => coordinator.hang_up(),
-            Delivery::There { messages, sender } => {
+        match &self.link {
+            CoordinatorLink::Local(coordinator) => coordinator.hang_up(),
+            CoordinatorLink::Remote { messages, sender } => {
                 drop(lock(messages).take());
-                // It has only to write what it has; its panics would be our own bugs and harm nobody now.
+                // The thread only writes its queue; a panic in it would be a bug of ours without consequence here.
                 let _ = lock(sender).take().map(JoinHandle::join);
             }
         }

@@ -1,4 +1,4 @@
-//! The threads that serve the connections between the coordinator and the ranks of other processes.
+//! The threads that read and write the connections between the coordinator and other processes.
 
 use std::io::{self, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,69 +10,70 @@ use std::time::{Duration, Instant};
 
 use super::auth::{FrameKey, Keys};
 use super::client::Client;
-use super::frame::{self, Until};
+use super::frame::{self, DeadlineStream};
+use super::inbox::NoticeInbox;
 use super::message::{Answer, FirstFault, Message, Notice};
-use super::notices::Notices;
-use super::server::{Coordinator, Peer, Sender};
+use super::server::{Coordinator, FrameSender, RankLink};
 
-/// The time that the coordinator's process may take to read what a rank has told it in one go.
+/// The time limit for the coordinator's process to read one frame.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
-/// The time that a rank may take to read an answer to its coming.
+/// The time limit for a rank to read an answer to its join request.
 pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
-/// About so much is sent in one frame.
+/// The approximate size of a frame that holds many messages.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// A connection whose other end has shown that it knows the secret.
+/// A connection whose other end has proved that it knows the secret.
 pub(super) struct Connection {
     pub stream: Arc<TcpStream>,
     pub keys: Keys,
 }
 
 impl Connection {
-    /// Tells a rank what comes of its coming.
+    /// Answers a rank's join request.
     ///
     /// # Errors
-    /// Those of the connection.
+    /// Returns the connection's error.
     pub fn answer(&mut self, answer: &Answer, end: Instant) -> io::Result<()> {
         let mut frame = Vec::new();
         frame::seal(answer, &mut self.keys.from_coordinator, usize::MAX, &mut frame)?;
         self.stream.set_nonblocking(false)?;
-        (Until { stream: &self.stream, end }).write_all(&frame)
+        (DeadlineStream { stream: &self.stream, end }).write_all(&frame)
     }
 
-    /// True where the other end has hung up.
+    /// Returns true if the other end has closed the connection.
     pub fn is_gone(&self) -> bool {
         let looked = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut [0]));
         !looked.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
-/// The coordinator over the connections of ranks 1, 2, ..., whose messages it reads once they are let go.
-pub(super) struct Serving {
+/// The coordinator with the connections of ranks 1, 2, .... One thread per connection reads messages after
+/// [`ServedConnections::start_readers`].
+pub(super) struct ServedConnections {
     pub coordinator: Arc<Coordinator>,
     pub client: Client,
     readers: Arc<OnceLock<bool>>,
 }
 
-impl Serving {
+impl ServedConnections {
     /// # Errors
-    /// Those of the connections, and of a system that refuses a thread for one, of which the others are told; nothing was read
-    /// then.
-    pub fn new(connections: Vec<Connection>, deadline: Duration) -> io::Result<Serving> {
+    /// Returns an error of a connection, or if the system refuses a thread; the other ranks are told, and no message
+    /// is read.
+    pub fn new(connections: Vec<Connection>, deadline: Duration) -> io::Result<ServedConnections> {
         let world_len = connections.len() + 1;
-        let (inbox, readers) = (Arc::<Notices>::default(), Arc::new(OnceLock::new()));
-        let mut peers = vec![Peer::Here(inbox.clone())];
+        let (inbox, readers) = (Arc::<NoticeInbox>::default(), Arc::new(OnceLock::new()));
+        let mut peers = vec![RankLink::Local(inbox.clone())];
         let mut incoming = Vec::new();
         for Connection { stream, keys } in connections {
             stream.set_nonblocking(false)?;
             stream.set_nodelay(true)?;
             incoming.push((stream.clone(), keys.to_coordinator));
             let limit = frame::notice_limit(world_len);
-            peers.push(Peer::There(Sender::new(stream, keys.from_coordinator, limit).into()));
+            peers.push(RankLink::Remote(FrameSender::new(stream, keys.from_coordinator, limit).into()));
         }
         let coordinator = Coordinator::new(peers, deadline);
-        let serving = Serving {
-            client: Client::here(0, inbox, coordinator.clone()),
+        let serving = ServedConnections {
+            client: Client::local(0, inbox, coordinator.clone()),
             coordinator,
             readers: readers.clone(),
         };
@@ -85,7 +86,7 @@ impl Serving {
                 }
             });
             if let Err(e) = spawned {
-                serving.go(false);
+                serving.start_readers(false);
                 let e = io::Error::new(e.kind(), format!("the system refuses a thread: {e}"));
                 let (why, end) = (Answer::failed(e.to_string()), Instant::now() + ANSWER_DEADLINE);
                 for rank in 1..=incoming_len {
@@ -97,8 +98,8 @@ impl Serving {
         Ok(serving)
     }
 
-    /// Begins to read, or never does.
-    pub fn go(&self, read: bool) {
+    /// Lets the reading threads start, or end without reading.
+    pub fn start_readers(&self, read: bool) {
         let _ = self.readers.set(read);
     }
 }
@@ -124,30 +125,30 @@ fn read_messages(
     });
     match catch_unwind(read) {
         Ok(end) => coordinator.lost(rank, &loss(&end)),
-        // A bug of ours; the rank whose words led there is gone, and named.
-        Err(_) => coordinator.lost(rank, "the coordinator panicked over what it said"),
+        // A bug of ours. The rank whose message led to it is named.
+        Err(_) => coordinator.lost(rank, "the coordinator panicked at its message"),
     }
 }
 
-/// The reason for which a connection that is over counts as its process's failure.
+/// Returns the failure of a process whose connection ended with this error.
 fn loss(e: &io::Error) -> String {
     match e.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData => {
-            format!("its connection carried {e}: somebody else may have written there")
+            format!("its connection carried {e}: another process may have written to it")
         }
         _ => "its process ended without a word".into(),
     }
 }
 
-/// The client of a rank whose coordinator is at the other end.
+/// Makes the client of a rank whose coordinator is in another process.
 ///
 /// # Errors
-/// Those of the connection, and of a system that refuses a thread.
+/// Returns an error of the connection, or if the system refuses a thread.
 pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> io::Result<Client> {
     let Connection { stream, keys } = connection;
     stream.set_read_timeout(None)?;
     stream.set_nodelay(true)?;
-    let inbox = Arc::<Notices>::default();
+    let inbox = Arc::<NoticeInbox>::default();
     let (notices, incoming, mut key) = (inbox.clone(), stream.clone(), keys.from_coordinator);
     thread::Builder::new().name(format!("notices of rank {rank}")).spawn(move || {
         let (mut reader, mut room) = (BufReader::new(&*incoming), Vec::new());
@@ -166,10 +167,10 @@ pub(super) fn client(rank: usize, world_len: usize, connection: Connection) -> i
     let name = format!("messages of rank {rank}");
     let (key, limit) = (keys.to_coordinator, frame::message_limit(world_len));
     let sender = thread::Builder::new().name(name).spawn(move || send_all(&stream, key, limit, &waiting))?;
-    Ok(Client::there(rank, inbox, messages, sender))
+    Ok(Client::remote(rank, inbox, messages, sender))
 }
 
-/// Sends what is waiting, many messages in one frame where there are many, until the client is gone.
+/// Sends queued messages, several per frame if possible, until the client is dropped.
 fn send_all(stream: &TcpStream, mut key: FrameKey, limit: usize, waiting: &Receiver<Message>) {
     let mut frame = Vec::new();
     let mut held = None;
@@ -187,15 +188,15 @@ fn send_all(stream: &TcpStream, mut key: FrameKey, limit: usize, waiting: &Recei
         }
         frame.clear();
         frame::seal_body(&body, &mut key, &mut frame);
-        if (Until { stream, end: Instant::now() + WRITE_DEADLINE }).write_all(&frame).is_err() {
+        if (DeadlineStream { stream, end: Instant::now() + WRITE_DEADLINE }).write_all(&frame).is_err() {
             break;
         }
     }
-    // The coordinator reads the end; if it is gone, so much the better.
+    // The coordinator sees the end of the stream. If the connection is closed already, nothing is left to do.
     let _ = stream.shutdown(Shutdown::Write);
 }
 
-/// A message; where it is too long, the word of that, which the others hear in its place.
+/// Returns the encoded message, or if that is too long, a failure that says so.
 fn encoded(message: &Message, limit: usize) -> Vec<u8> {
     frame::encode(message, limit).unwrap_or_else(|e| {
         let failed = Message::Failed { cause: e.to_string() };

@@ -1,33 +1,34 @@
-//! Mutated conversations with everybody who reads from a wire: nobody panics, and nobody takes more memory than what was said
-//! accounts for.
+//! Sends mutated messages to every reader of untrusted input: none may panic, or take more memory than the received
+//! bytes account for.
 //!
-//! `ISOSHARD_FUZZ` says how many conversations (`tests/complete.sh` has ten million), `ISOSHARD_FUZZ_SEED` where they begin.
+//! `ISOSHARD_FUZZ` sets the number of conversations (`tests/complete.sh` runs ten million), `ISOSHARD_FUZZ_SEED` the
+//! first seed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
+use super::admission::{ClientHello, HelloState};
 use super::auth::{FrameKey, Greeting, Keys};
-use super::door::{Heard, Hello};
-use super::frame::{self, HEAD_BYTES, Head};
+use super::frame::{self, FrameHead, HEAD_BYTES};
+use super::inbox::NoticeInbox;
 use super::message::{Answer, FirstFault, JoinRequest, Message, Notice};
-use super::notices::Notices;
-use super::server::{CoordinatorState, To};
+use super::server::{CoordinatorState, Recipient};
 use crate::comm::calls::{CallSignature, Route, Sequence, group_number};
 use crate::comm::launch::Secret;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::{DType, ReduceOp, Shape};
 
-/// Conversations where nobody says how many.
+/// The default number of conversations.
 const FEW: u64 = 100_000;
-/// More than errors list.
+/// The number of ranks: more than errors list one by one.
 const WORLD: usize = 20;
-/// The bytes that a conversation may take at one time, beside [`PER_BYTE`] for every byte that was said.
+/// The memory that a conversation may take at a time, plus [`PER_BYTE`] per byte received.
 const BYTES: usize = 256 << 10;
-/// A shape without dims is a byte on the wire and a `Shape` in memory, and lists grow by doubling.
+/// A shape without dims takes one byte in a message and a `Shape` in memory, and lists grow by doubling.
 const PER_BYTE: usize = 4 * size_of::<Shape>();
 
-/// Counts what each thread takes.
+/// An allocator that counts the memory of each thread.
 struct Counting;
 
 thread_local! {
@@ -36,11 +37,11 @@ thread_local! {
 }
 
 fn count(taken: usize, given_back: usize) {
-    // A thread that ends counts no more.
+    // A thread that is ending has no counters any more.
     let _ = LIVE.try_with(|live| {
         live.set(live.get().wrapping_add(taken).wrapping_sub(given_back));
         let _ = PEAK.try_with(|peak| {
-            // What another thread took may be given back here: such a difference is none.
+            // Memory of another thread may be freed here, which would make the difference negative.
             if live.get() > peak.get() && live.get() < usize::MAX / 2 {
                 peak.set(live.get());
             }
@@ -78,7 +79,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The bytes that `f` took at one time beyond what was there.
+/// Returns the peak of memory that `f` allocated.
 fn peak_of(f: impl FnOnce()) -> usize {
     LIVE.set(0);
     PEAK.set(0);
@@ -105,7 +106,7 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    /// A small number, mostly; one at an edge otherwise.
+    /// Returns a small number in most cases, otherwise one near a limit.
     fn number(&mut self) -> usize {
         match self.below(12) {
             0 => usize::MAX - self.below(WORLD),
@@ -143,7 +144,7 @@ impl Random {
         }
     }
 
-    fn brief(&mut self) -> CallSignature {
+    fn signature(&mut self) -> CallSignature {
         let route = match self.below(6) {
             0 => Route::Gather,
             1 => Route::AllToAll,
@@ -176,17 +177,17 @@ impl Random {
         let group = if self.below(8) == 0 { 7 } else { group_number("dp", &all_ranks()) };
         match self.below(20) {
             0..5 => {
-                // Mostly what the others have opened as well.
+                // In most cases the group that the other ranks open as well.
                 let well = self.below(3) > 0;
                 let (name, ranks) =
                     if well { ("dp".into(), all_ranks()) } else { (self.text(), self.numbers()) };
                 Message::Open { name, ranks }
             }
-            5..13 => Message::Came {
+            5..13 => Message::Arrived {
                 group,
                 sequence: self.sequence(),
                 seq: self.number() as u64,
-                brief: self.brief(),
+                signature: self.signature(),
             },
             13 => Message::Late {
                 group,
@@ -223,7 +224,8 @@ impl Random {
         }
     }
 
-    /// Bytes changed as a wire or somebody wicked would: flipped, cut, doubled, set to the edges of numbers.
+    /// Changes bytes as a faulty network or an attacker would: flips bits, cuts, doubles, sets numbers to their
+    /// limits.
     fn mutate(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..self.below(4) {
             let at = self.below(bytes.len().max(1)).min(bytes.len());
@@ -243,7 +245,8 @@ impl Random {
     }
 }
 
-/// Conversations of admitted ranks, some wicked, with a coordinator; what it tells is well-formed and for ranks of the world.
+/// Admitted ranks, some malicious, send messages to a coordinator. Its notices must be well-formed and addressed to
+/// ranks of the world.
 fn talk_to_the_coordinator(r: &mut Random) -> usize {
     let mut state = CoordinatorState::new(WORLD, Duration::from_secs(1));
     let mut said = 0;
@@ -252,10 +255,10 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
         let mut body = postcard::to_stdvec(&r.message()).expect("messages are written");
         r.mutate(&mut body);
         said += body.len();
-        // As far as it can be read; several messages where bytes were doubled.
+        // Decodes as far as possible; doubled bytes can be several messages.
         let _ = frame::decode_each(&body, |message: Message| {
             for (to, notice) in state.take(from, message) {
-                assert!(to == To::All || matches!(to, To::Rank(rank) if rank < WORLD));
+                assert!(to == Recipient::All || matches!(to, Recipient::Rank(rank) if rank < WORLD));
                 let told = postcard::to_stdvec(&notice).expect("notices are written");
                 assert!(frame::decode::<Notice>(&told).expect("a notice is read") == notice);
             }
@@ -264,9 +267,9 @@ fn talk_to_the_coordinator(r: &mut Random) -> usize {
     said
 }
 
-/// A rank that hears what nobody should tell it.
+/// A rank receives invalid notices.
 fn talk_to_a_rank(r: &mut Random) -> usize {
-    let inbox = Notices::default();
+    let inbox = NoticeInbox::default();
     let mut said = 0;
     for _ in 0..1 + r.below(4) {
         let mut body = postcard::to_stdvec(&r.notice()).expect("notices are written");
@@ -277,7 +280,7 @@ fn talk_to_a_rank(r: &mut Random) -> usize {
         }
         let _ = frame::decode::<Answer>(&body);
         if let Some(fault) = inbox.first_fault() {
-            // As a rank shows it.
+            // Formats the fault as a rank does.
             let shown = fault.at(CallId::new("barrier", 0, "world")).to_string();
             said += shown.len();
         }
@@ -285,10 +288,10 @@ fn talk_to_a_rank(r: &mut Random) -> usize {
     said
 }
 
-/// Strangers at the door, with and without the secret, whose words were changed on the way and come in pieces: nobody comes in by
-/// changed words.
+/// Connections with and without the secret send mutated join requests in pieces. A changed request must never be
+/// accepted.
 fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
-    let mut hello = Hello::new().expect("there are random numbers");
+    let mut hello = ClientHello::new().expect("there are random numbers");
     let ours = Greeting::fresh().expect("there are random numbers");
     let knows = r.below(4) > 0;
     let mut keys = Keys::of(knows.then_some(secret), &hello.greeting, &ours);
@@ -300,19 +303,19 @@ fn talk_to_the_door(r: &mut Random, secret: &Secret) -> usize {
     let mut said = 0;
     while said < words.len() {
         let end = words.len().min(said + 1 + r.below(100));
-        match hello.hear(&words[said..end], Some(secret)) {
-            Heard::Part => said = end,
-            Heard::Joined(heard, _) => {
+        match hello.receive(&words[said..end], Some(secret)) {
+            HelloState::Incomplete => said = end,
+            HelloState::Authenticated(heard, _) => {
                 assert!(knows && words[..end] == unchanged[..] && heard == join);
                 break;
             }
-            Heard::Stranger(_) | Heard::Gone => break,
+            HelloState::Rejected(_) | HelloState::Closed => break,
         }
     }
     said
 }
 
-/// Frames between admitted ranks whose bytes were changed on the way are never opened.
+/// A frame whose bytes were changed must never be accepted.
 fn change_a_frame(r: &mut Random, (key, other): (&FrameKey, &FrameKey)) -> usize {
     let mut frame = Vec::new();
     let message = r.message();
@@ -321,14 +324,14 @@ fn change_a_frame(r: &mut Random, (key, other): (&FrameKey, &FrameKey)) -> usize
     let unchanged = frame.clone();
     r.mutate(&mut frame);
     let opened = frame.split_first_chunk::<HEAD_BYTES>().and_then(|(head, body)| {
-        let head = Head::decode(head, frame::message_limit(WORLD)).ok()?;
+        let head = FrameHead::decode(head, frame::message_limit(WORLD)).ok()?;
         head.open::<Message>(body.get(..head.len)?, &mut key.clone()).ok()
     });
-    // What stands behind a frame is the next one's.
+    // Bytes after a frame belong to the next one.
     let same = frame.starts_with(&unchanged);
     assert_eq!(opened, same.then_some(message));
     let head = unchanged.first_chunk().expect("a frame has a head");
-    let head = Head::decode(head, frame::message_limit(WORLD)).expect("it was sealed");
+    let head = FrameHead::decode(head, frame::message_limit(WORLD)).expect("it was sealed");
     assert!(head.open::<Message>(&unchanged[HEAD_BYTES..], &mut other.clone()).is_err());
     frame.len()
 }

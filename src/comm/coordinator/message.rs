@@ -1,4 +1,4 @@
-//! The messages of ranks, and the notices of the coordinator.
+//! The messages from ranks and the notices from the coordinator.
 
 use std::borrow::Cow;
 
@@ -7,40 +7,40 @@ use serde::{Deserialize, Serialize};
 use crate::comm::calls::{CallSignature, Sequence};
 use crate::error::{CallId, CommFault, Error, Refusal};
 
-/// The longest text of an error that travels; what is beyond is cut off.
+/// The longest error text in a message, in bytes; longer texts are cut off.
 const TEXT_BYTES: usize = 16 << 10;
 
-/// The first message of a rank, once it has shown that it knows the secret.
+/// The first message of a rank, protected by the secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JoinRequest {
     pub rank: usize,
     pub world_len: usize,
-    /// The process, by a random number: a rank that comes again is told from two that claim one place.
+    /// A random number per process. It tells a rank that connects again from two processes that claim one rank.
     pub process: u64,
-    /// The library that carries its tensors, e.g. `NCCL 2.21.5`: the same on all ranks.
+    /// The library that carries tensors, e.g. `NCCL 2.21.5`; the same on all ranks.
     pub library: String,
 }
 
 impl JoinRequest {
-    /// The largest `JoinRequest`.
+    /// The largest encoded `JoinRequest`.
     pub const BYTES: usize = 1024;
 }
 
-/// The coordinator's answer to a [`JoinRequest`], twice: that it has heard, and what came of it.
+/// The coordinator's answers to a [`JoinRequest`]: first `Admitted`, then the outcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// The rank is in; the others are waited for.
+    /// The rank is admitted; others are missing.
     Admitted,
-    /// All are there.
+    /// All ranks have come.
     Complete,
-    /// Nothing comes of it.
+    /// The world cannot start, for this reason.
     Refused { verb: String, rule: String, given: String, remedy: String },
-    /// These ranks have not come.
+    /// These ranks did not come within the deadline.
     Missing(Vec<usize>),
 }
 
 impl Answer {
-    /// An error, as the others read it.
+    /// Returns the answer that tells other ranks of an error.
     pub fn of(error: &Error) -> Answer {
         match error {
             Error::Invalid(refusal) => {
@@ -56,36 +56,36 @@ impl Answer {
         }
     }
 
-    /// Rank 0 cannot go on.
+    /// Returns the answer that rank 0 cannot continue.
     pub fn failed(why: String) -> Answer {
         let [verb, rule, remedy] = ["rendezvous", "rank 0 failed", ""].map(String::from);
         Answer::Refused { verb, rule, given: cut(why), remedy }
     }
 }
 
-/// A rank's message to the coordinator.
+/// A message from a rank to the coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) enum Message {
-    /// A group, before its first call.
+    /// The rank opens a group, before its first call.
     Open { name: String, ranks: Vec<usize> },
-    /// A call that this rank brings to its next call of a sequence; `group` is its [number](crate::comm::calls::group_number).
-    Came { group: u64, sequence: Sequence, seq: u64, brief: CallSignature },
-    /// A call has not finished within the deadline; `compared` where calls are told of at all.
+    /// The rank starts a call; `group` is the group's [number](crate::comm::calls::group_number).
+    Arrived { group: u64, sequence: Sequence, seq: u64, signature: CallSignature },
+    /// A call has not finished within the deadline; `compared` is true if the ranks report their calls.
     Late { group: u64, sequence: Sequence, seq: u64, call: Cow<'static, str>, compared: bool },
     /// The transport failed.
     Broken { id: CallId, reason: String },
-    /// Bytes for whoever asks.
+    /// Stores bytes under a key, for ranks that ask.
     Put { key: String, value: Vec<u8> },
-    /// A question, answered when somebody has put it.
+    /// Asks for the bytes of a key. The answer comes when a rank has stored them.
     Get { key: String },
-    /// The rank's program is over.
+    /// The rank's program has ended.
     Ended,
     /// The rank's program failed.
     Failed { cause: String },
 }
 
 impl Message {
-    /// The same with texts of errors cut to what travels.
+    /// Returns the message with error texts cut to [`TEXT_BYTES`].
     pub(super) fn cut(mut self) -> Message {
         if let Message::Broken { reason: text, .. } | Message::Failed { cause: text } = &mut self {
             *text = cut(std::mem::take(text));
@@ -103,18 +103,18 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// A word of the coordinator to ranks.
+/// A notice from the coordinator to ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) enum Notice {
     /// The world's first fault.
     FirstFault(FirstFault),
-    /// An answer.
+    /// The answer to [`Message::Get`].
     Value { key: String, value: Vec<u8> },
-    /// All ranks are over: the connections close.
+    /// All ranks have ended, and the connections close.
     Closing,
 }
 
-/// The fault for which the world is given up.
+/// The fault that ends the world.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::comm) enum FirstFault {
     Fault(CommFault),
@@ -126,7 +126,7 @@ pub(in crate::comm) enum FirstFault {
 }
 
 impl FirstFault {
-    /// The fault as the rank sees it that makes the call `id`.
+    /// Returns the fault as call `id` reports it.
     pub fn at(&self, id: CallId) -> CommFault {
         match self {
             FirstFault::Fault(fault) => fault.clone(),

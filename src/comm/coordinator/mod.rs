@@ -1,24 +1,27 @@
-//! Everything that ranks tell each other beside their data: where they meet, what they brought to a call, and who failed.
+//! Communication between ranks in addition to their data: how they meet, which calls they make, which rank failed.
 //!
-//! Engines whose transport compares nothing and names nobody (NCCL, MPI) have one *coordinator* a world, in rank 0's process. Each
-//! rank has a [`Client`]: it sends messages there, which never wait, and reads notices. The coordinator compares what the members of a
-//! call brought and tells everyone the first fault. Ranks that are threads of one process share it; other processes reach it by TCP,
-//! over the connections they met by (`rendezvous`).
+//! NCCL and MPI neither compare calls nor name a failed rank. A world over them therefore has one *coordinator*, in
+//! rank 0's process. Each rank has a [`Client`], which sends messages to the coordinator without waiting and receives
+//! notices. The coordinator compares the calls of a group's members and sends the first fault to all ranks. Ranks
+//! that are threads of one process share it; other processes reach it over the TCP connections by which they met
+//! (`rendezvous`).
 //!
-//! Nobody is heard who does not know the job's secret (`auth`), and nothing is believed before it is bounded: frames (`frame`),
-//! strangers (`door`), what a rank makes the coordinator keep (`store`, and the call table of `diagnostics`).
+//! A connection must prove that it knows the job's secret (`auth`), and all input is bounded before it is used:
+//! frames (`frame`), connections without proof (`admission`), and the memory that a rank may occupy (`store`, and the
+//! call table of `diagnostics`).
 //!
-//! Missing: encryption; a machine that vanishes without a word is noticed at the next call's deadline only.
+//! Missing: encryption. A machine that loses its network without closing connections is noticed only at the next
+//! call's deadline.
 
+mod admission;
 mod auth;
 mod client;
 mod connection;
-mod door;
 mod frame;
 #[cfg(test)]
 mod fuzz;
+mod inbox;
 mod message;
-mod notices;
 mod rendezvous;
 mod server;
 mod store;
@@ -27,6 +30,6 @@ mod tests;
 
 pub(super) use client::Client;
 pub(super) use message::{FirstFault, Message};
-#[cfg(feature = "mpi")]
-pub(super) use rendezvous::MeetingPlace;
 pub(super) use rendezvous::Rendezvous;
+#[cfg(feature = "mpi")]
+pub(super) use rendezvous::RendezvousPoint;

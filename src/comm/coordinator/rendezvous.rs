@@ -1,4 +1,4 @@
-//! The rendezvous: rank 0 listens, every rank shows that it is one of the job's, and all go on together.
+//! The rendezvous: rank 0 listens, every other rank proves that it belongs to the job, and all start together.
 //!
 //! ```text
 //! rank k                                   rank 0
@@ -9,8 +9,8 @@
 //!        <- Complete --------------------   when all have come
 //! ```
 //!
-//! Whoever cannot show that it knows the secret loses its connection, and nobody else anything. Every exchange has a deadline for
-//! the whole of it, however its bytes are cut up.
+//! A connection that does not prove that it knows the secret is closed, without effect on other ranks. Every exchange
+//! has one deadline as a whole.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -19,11 +19,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::admission::{Admission, AuthenticatedPeer, HELLO_DEADLINE};
 use super::auth::{Greeting, Keys, VERSION};
 use super::client::Client;
-use super::connection::{self, ANSWER_DEADLINE, Connection, Serving};
-use super::door::{Arrival, Door, HELLO_DEADLINE};
-use super::frame::{self, Until};
+use super::connection::{self, ANSWER_DEADLINE, Connection, ServedConnections};
+use super::frame::{self, DeadlineStream};
 use super::message::{Answer, JoinRequest, Message};
 use crate::comm::calls::label;
 use crate::comm::deadline;
@@ -32,25 +32,25 @@ use crate::error::{CallId, CommFault, Error, Result};
 
 const VERB: &str = "rendezvous";
 
-/// A world's meeting, as its launch and its engine have it.
+/// The parameters of a rendezvous.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::comm) struct Rendezvous<'a> {
     pub launch: &'a Launch,
-    /// The library that carries this rank's tensors: the same on all ranks.
+    /// The library that carries tensors; the same on all ranks.
     pub library: &'a str,
-    /// The time that the ranks wait for each other.
+    /// The time that ranks wait for each other.
     pub deadline: Duration,
-    /// Meet without a secret on addresses that others can reach.
+    /// Allows meeting without a secret at an address that other machines can reach.
     pub insecure: bool,
 }
 
-/// A place at which the ranks meet.
+/// The address at which the ranks meet.
 #[derive(Debug)]
-pub(in crate::comm) struct MeetingPlace {
-    /// Names or addresses of rank 0's machine: one that a rank reaches is enough.
+pub(in crate::comm) struct RendezvousPoint {
+    /// Names or addresses of rank 0's machine; one reachable address is enough.
     pub hosts: Vec<String>,
     pub port: u16,
-    /// At rank 0, where somebody listens there already.
+    /// At rank 0, listeners that are already open; empty otherwise.
     pub listeners: Vec<TcpListener>,
     pub secret: Option<Secret>,
 }
@@ -59,68 +59,68 @@ impl Rendezvous<'_> {
     /// Meets all ranks of the launch.
     ///
     /// # Errors
-    /// Names the ranks that have not come within the deadline. Refuses: a meeting place that others can reach, without a
-    /// secret; and, on all ranks where they share one, processes that claim the same rank, a world of another size, or bring
-    /// another library.
+    /// Returns an error with the missing ranks after the deadline. Refuses an address that other machines can reach
+    /// without a secret. On all ranks that share a secret, refuses two processes with one rank, different sizes of
+    /// the world, and different libraries.
     pub fn meet(self) -> Result<Client> {
         let end = deadline::end_after(self.deadline);
         let Launch { rank, world_len, ref secret, .. } = *self.launch;
         if world_len == 1 {
-            return Ok(alone(self.deadline));
+            return Ok(single_rank_client(self.deadline));
         }
         let (host, port) = self.launch.address()?;
         let secret = secret.read(rank == 0, end)?;
-        self.meet_by(end, MeetingPlace { hosts: vec![host.into()], port, listeners: vec![], secret })
+        self.meet_by(end, RendezvousPoint { hosts: vec![host.into()], port, listeners: vec![], secret })
     }
 
-    /// As [`Rendezvous::meet`], at a place of one's own.
+    /// Like [`Rendezvous::meet`], at a given address.
     ///
     /// # Errors
-    /// As [`Rendezvous::meet`].
+    /// Same as [`Rendezvous::meet`].
     #[cfg(feature = "mpi")]
-    pub fn meet_at(self, place: MeetingPlace) -> Result<Client> {
+    pub fn meet_at(self, place: RendezvousPoint) -> Result<Client> {
         if self.launch.world_len == 1 {
-            return Ok(alone(self.deadline));
+            return Ok(single_rank_client(self.deadline));
         }
         self.meet_by(deadline::end_after(self.deadline), place)
     }
 
-    fn meet_by(self, end: Instant, place: MeetingPlace) -> Result<Client> {
-        let known = RefCell::new((Instant::now(), vec![]));
-        let meeting = Meeting { what: self, place, end, known };
+    fn meet_by(self, end: Instant, place: RendezvousPoint) -> Result<Client> {
+        let resolved = RefCell::new((Instant::now(), vec![]));
+        let run = RendezvousRun { setup: self, point: place, end, resolved };
         match self.launch.rank {
-            0 => meeting.host(),
-            _ => meeting.join(),
+            0 => run.serve(),
+            _ => run.join(),
         }
     }
 }
 
-/// The client of a rank without others.
-fn alone(deadline: Duration) -> Client {
+/// Returns the client of a world of one rank.
+fn single_rank_client(deadline: Duration) -> Client {
     Client::of_threads(1, deadline).pop().expect("one was asked for")
 }
 
-struct Meeting<'a> {
-    what: Rendezvous<'a>,
-    place: MeetingPlace,
+struct RendezvousRun<'a> {
+    setup: Rendezvous<'a>,
+    point: RendezvousPoint,
     end: Instant,
-    /// The meeting place's addresses, and when they were looked up.
-    known: RefCell<(Instant, Vec<SocketAddr>)>,
+    /// The resolved addresses, and the time of the lookup.
+    resolved: RefCell<(Instant, Vec<SocketAddr>)>,
 }
 
-/// The ranks that have come, with the addresses they came from.
-type Admitted = BTreeMap<usize, Arrival>;
+/// The admitted peers by rank.
+type AdmittedPeers = BTreeMap<usize, AuthenticatedPeer>;
 
-impl Meeting<'_> {
-    /// Refuses an address that others can reach, without a secret to tell them from the ranks.
+impl RendezvousRun<'_> {
+    /// Refuses an address that other machines can reach if there is no secret.
     fn check_secret(&self, address: SocketAddr) -> Result<()> {
-        if address.ip().is_loopback() || self.place.secret.is_some() || self.what.insecure {
+        if address.ip().is_loopback() || self.point.secret.is_some() || self.setup.insecure {
             return Ok(());
         }
-        let Launch { rank, world_len, .. } = self.what.launch;
+        let Launch { rank, world_len, .. } = self.setup.launch;
         Err(Error::invalid(
             VERB,
-            "ranks that others can reach need a shared secret",
+            "ranks that other machines can reach need a shared secret",
             format!(
                 "rank {rank} of {world_len} at {address}, and neither ISOSHARD_TOKEN nor ISOSHARD_TOKEN_FILE"
             ),
@@ -129,65 +129,65 @@ impl Meeting<'_> {
         ))
     }
 
-    fn host(&self) -> Result<Client> {
-        let mut admitted = Admitted::new();
-        if let Err(error) = self.gather(&mut admitted) {
-            self.dismiss(admitted.into_values(), &error);
+    fn serve(&self) -> Result<Client> {
+        let mut admitted = AdmittedPeers::new();
+        if let Err(error) = self.admit_all(&mut admitted) {
+            self.answer_all(admitted.into_values(), &error);
             return Err(error);
         }
         let connections = admitted.into_values().map(|arrival| arrival.connection).collect();
-        let serving =
-            Serving::new(connections, self.what.deadline).map_err(|e| self.broken(e.to_string()))?;
-        let n = self.what.launch.world_len;
+        let serving = ServedConnections::new(connections, self.setup.deadline)
+            .map_err(|e| self.broken(e.to_string()))?;
+        let n = self.setup.launch.world_len;
         for rank in 1..n {
             let sent = serving.coordinator.send(rank, &Answer::Complete, self.answer_end());
             if let Err(e) = sent {
-                let error = self.broken(format!("rank {rank} does not hear that all have come: {e}"));
+                let error = self.broken(format!("rank {rank} cannot be told that all have come: {e}"));
                 let (answer, end) = (Answer::of(&error), self.answer_end());
                 for later in rank + 1..n {
                     let _ = serving.coordinator.send(later, &answer, end);
                 }
                 serving.coordinator.take(0, Message::Failed { cause: error.to_string() });
                 serving.coordinator.hang_up();
-                serving.go(false);
+                serving.start_readers(false);
                 return Err(error);
             }
         }
-        serving.go(true);
+        serving.start_readers(true);
         Ok(serving.client)
     }
 
-    /// Waits until every rank but this one has come.
-    fn gather(&self, admitted: &mut Admitted) -> Result<()> {
+    /// Waits until every other rank has come.
+    fn admit_all(&self, admitted: &mut AdmittedPeers) -> Result<()> {
         const PAUSE: Duration = Duration::from_millis(2);
-        let n = self.what.launch.world_len;
+        let n = self.setup.launch.world_len;
         let listeners = self.listen()?;
-        let mut door =
-            Door::new(listeners, self.place.secret.clone()).map_err(|e| self.broken(e.to_string()))?;
+        let mut admission =
+            Admission::new(listeners, self.point.secret.clone()).map_err(|e| self.broken(e.to_string()))?;
         while admitted.len() < n - 1 {
             if Instant::now() >= self.end {
                 let missing = (1..n).filter(|rank| !admitted.contains_key(rank)).collect();
-                return Err(self.missing(missing, &door.turned_away().text()));
+                return Err(self.missing(missing, &admission.rejected().text()));
             }
-            let arrivals = door.turn();
+            let arrivals = admission.poll();
             if arrivals.is_empty() {
                 thread::sleep(PAUSE);
             }
             for mut arrival in arrivals {
-                let Some(error) = self.objection(&arrival, admitted) else {
-                    // If it is still there to hear so.
+                let Some(error) = self.refusal_of(&arrival, admitted) else {
+                    // The rank counts as admitted only if it can be told.
                     if arrival.connection.answer(&Answer::Admitted, self.answer_end()).is_ok() {
                         admitted.insert(arrival.join.rank, arrival);
                     }
                     continue;
                 };
                 let from = arrival.from;
-                self.dismiss([arrival], &error);
-                // It has the job's secret: it is one of the job's, and the job is wrong.
-                if self.place.secret.is_some() {
+                self.answer_all([arrival], &error);
+                // A process with the secret belongs to the job, so the job is set up wrongly.
+                if self.point.secret.is_some() {
                     return Err(error);
                 }
-                door.turned_away().add(from, &error.to_string());
+                admission.rejected().add(from, &error.to_string());
             }
         }
         Ok(())
@@ -197,37 +197,37 @@ impl Meeting<'_> {
         Instant::now() + ANSWER_DEADLINE
     }
 
-    /// Tells those who came why nothing comes of it; whoever has gone meanwhile need not hear.
-    fn dismiss(&self, arrivals: impl IntoIterator<Item = Arrival>, error: &Error) {
+    /// Sends an error to peers; those that have left are ignored.
+    fn answer_all(&self, arrivals: impl IntoIterator<Item = AuthenticatedPeer>, error: &Error) {
         let (answer, end) = (Answer::of(error), self.answer_end());
         for mut arrival in arrivals {
             let _ = arrival.connection.answer(&answer, end.max(Instant::now() + Duration::from_millis(1)));
         }
     }
 
-    /// The reason for which somebody who knows the secret may not come in.
-    fn objection(&self, arrival: &Arrival, admitted: &Admitted) -> Option<Error> {
-        let Arrival { from, join: JoinRequest { rank, world_len, process, library }, .. } = arrival;
-        let (rank, n) = (*rank, self.what.launch.world_len);
+    /// Returns the reason why an authenticated peer is refused, if there is one.
+    fn refusal_of(&self, arrival: &AuthenticatedPeer, admitted: &AdmittedPeers) -> Option<Error> {
+        let AuthenticatedPeer { from, join: JoinRequest { rank, world_len, process, library }, .. } = arrival;
+        let (rank, n) = (*rank, self.setup.launch.world_len);
         let refuse =
             |rule: &str, given: String, remedy: &str| Some(Error::invalid(VERB, rule, given, remedy));
         let remedy = "start every rank once, by one launcher";
         if *world_len != n {
             let given = format!("rank {rank} at {from} counts {world_len} ranks, rank 0 counts {n}");
-            return refuse("the ranks differ about the size of the world", given, remedy);
+            return refuse("the ranks have different world sizes", given, remedy);
         }
         if rank == 0 || rank >= n {
-            return refuse("a rank is not in the world", format!("rank {rank} of {n} from {from}"), remedy);
+            return refuse("a rank is outside the world", format!("rank {rank} of {n} from {from}"), remedy);
         }
-        if library != self.what.library {
+        if library != self.setup.library {
             return refuse(
                 "the ranks run different libraries",
-                format!("{} at rank 0, {library} at rank {rank}", self.what.library),
+                format!("{} at rank 0, {library} at rank {rank}", self.setup.library),
                 "install one version on all nodes",
             );
         }
         let first = admitted.get(&rank)?;
-        // A rank whose connection broke comes again.
+        // The rank's connection broke, and it connects again.
         if first.join.process == *process || first.connection.is_gone() {
             return None;
         }
@@ -235,13 +235,13 @@ impl Meeting<'_> {
         refuse("two processes claim one rank", given, remedy)
     }
 
-    /// Listens at the launch's address, or at the one that is said instead.
+    /// Listens at the launch's address or at the given listeners.
     fn listen(&self) -> Result<Vec<TcpListener>> {
-        let launch = self.what.launch;
-        if !self.place.listeners.is_empty() {
+        let launch = self.setup.launch;
+        if !self.point.listeners.is_empty() {
             let again = |listener: &TcpListener| listener.try_clone();
             return self
-                .place
+                .point
                 .listeners
                 .iter()
                 .map(again)
@@ -252,18 +252,19 @@ impl Meeting<'_> {
             Err(Error::invalid(VERB, "rank 0 cannot listen", format!("{}: {reason}", self.address()), remedy))
         };
         let addresses: Vec<SocketAddr> = match launch.bind {
-            Some(ip) => vec![SocketAddr::new(ip, self.place.port)],
+            Some(ip) => vec![SocketAddr::new(ip, self.point.port)],
             None => self.addresses(),
         };
         let ips: Vec<_> = addresses.iter().map(SocketAddr::ip).collect();
-        if self.place.hosts.iter().any(|host| launch.is_found_only_here(host, &ips)) {
-            let reason = format!("here this is {}, which other machines cannot reach", addresses[0].ip());
+        if self.point.hosts.iter().any(|host| launch.is_found_only_here(host, &ips)) {
+            let reason =
+                format!("on this machine it is {}, which other machines cannot reach", addresses[0].ip());
             return refuse(
                 &reason,
-                "set ISOSHARD_BIND on rank 0 to the address that the others reach, or to 0.0.0.0",
+                "set ISOSHARD_BIND on rank 0 to the address that other machines reach, or to 0.0.0.0",
             );
         }
-        let mut last = "the name is not known here".to_string();
+        let mut last = "the name is unknown on this machine".to_string();
         for address in addresses {
             self.check_secret(address)?;
             match TcpListener::bind(address) {
@@ -277,18 +278,18 @@ impl Meeting<'_> {
         }
         refuse(
             &last,
-            "where the address is not this machine's own (a service, a gateway), set ISOSHARD_BIND on rank 0 to one that is, \
+            "if the address is not this machine's own (a service, a gateway), set ISOSHARD_BIND on rank 0 to one that is, \
              or to 0.0.0.0",
         )
     }
 
     fn join(&self) -> Result<Client> {
         const PAUSE: Duration = Duration::from_millis(50);
-        /// So often an address may answer as no rank 0 does before it is believed.
+        /// The number of wrong answers after which an address counts as wrong.
         const DOUBTS: usize = 3;
         let process = random()?;
         let mut pause = Duration::from_millis(2);
-        // Whoever listens there has shown nothing yet: somebody else may, at this address or for this moment.
+        // The listener has proved nothing: it may be another process that uses this address for a moment.
         let mut doubts: HashMap<SocketAddr, usize> = HashMap::new();
         let mut last = None;
         while Instant::now() < self.end {
@@ -296,16 +297,16 @@ impl Meeting<'_> {
             for &address in &addresses {
                 self.check_secret(address)?;
                 let Some(stream) = self.connect(address) else { continue };
-                match self.introduce(&stream, process) {
-                    Introduced::Admitted(keys) => {
-                        return self.await_the_others(Connection { stream: stream.into(), keys: *keys });
+                match self.handshake(&stream, process) {
+                    JoinAttempt::Admitted(keys) => {
+                        return self.wait_until_complete(Connection { stream: stream.into(), keys: *keys });
                     }
-                    Introduced::Refused(error) => return Err(error),
-                    Introduced::Doubted(error) => {
+                    JoinAttempt::Refused(error) => return Err(error),
+                    JoinAttempt::Doubted(error) => {
                         *doubts.entry(address).or_default() += 1;
                         last = Some(error);
                     }
-                    Introduced::Nothing => {}
+                    JoinAttempt::NoAnswer => {}
                 }
             }
             let doubtful = |address: &SocketAddr| doubts.get(address).is_some_and(|&times| times >= DOUBTS);
@@ -321,69 +322,69 @@ impl Meeting<'_> {
     fn connect(&self, address: SocketAddr) -> Option<TcpStream> {
         let left = self.end.saturating_duration_since(Instant::now()).min(HELLO_DEADLINE);
         let stream = if left.is_zero() { None } else { TcpStream::connect_timeout(&address, left).ok() }?;
-        // Where nobody listens at a port of this machine, a connection may meet itself.
+        // Without a listener at a port of this machine, a TCP connection may connect to itself.
         (stream.local_addr().ok() != stream.peer_addr().ok()).then_some(stream)
     }
 
-    /// Says who this is, and hears that rank 0 knows the secret as well.
-    fn introduce(&self, stream: &TcpStream, process: u64) -> Introduced {
+    /// Sends this rank's join request and checks that rank 0 knows the secret as well.
+    fn handshake(&self, stream: &TcpStream, process: u64) -> JoinAttempt {
         let Launch { rank, world_len, .. } = *self.launch();
         let _ = stream.set_nodelay(true);
         let end = self.end.min(Instant::now() + HELLO_DEADLINE);
-        let mut until = Until { stream, end };
+        let mut until = DeadlineStream { stream, end };
         let mut theirs = [0; Greeting::BYTES];
         if io::Read::read_exact(&mut until, &mut theirs).is_err() {
-            return Introduced::Nothing;
+            return JoinAttempt::NoAnswer;
         }
         let theirs = match Greeting::decode(&theirs) {
             Some(greeting) if greeting.version == VERSION => greeting,
             Some(Greeting { version, .. }) => {
-                return Introduced::Doubted(Error::invalid(
+                return JoinAttempt::Doubted(Error::invalid(
                     VERB,
-                    "the ranks run versions of this library that do not talk",
+                    "the ranks run incompatible versions of this library",
                     format!("version {version} at {}, {VERSION} at rank {rank}", self.address()),
-                    "build all ranks alike",
+                    "build all ranks from one version",
                 ));
             }
-            None => return Introduced::Doubted(self.somebody_else()),
+            None => return JoinAttempt::Doubted(self.foreign_server()),
         };
         let ours = match Greeting::fresh() {
             Ok(greeting) => greeting,
-            Err(error) => return Introduced::Refused(error),
+            Err(error) => return JoinAttempt::Refused(error),
         };
-        let mut keys = Keys::of(self.place.secret.as_ref(), &theirs, &ours);
+        let mut keys = Keys::of(self.point.secret.as_ref(), &theirs, &ours);
         let mut hello = ours.encode().to_vec();
-        let join = JoinRequest { rank, world_len, process, library: self.what.library.into() };
+        let join = JoinRequest { rank, world_len, process, library: self.setup.library.into() };
         let sealed = frame::seal(&join, &mut keys.to_coordinator, JoinRequest::BYTES, &mut hello);
         if let Err(e) = sealed {
-            return Introduced::Refused(self.broken(e.to_string()));
+            return JoinAttempt::Refused(self.broken(e.to_string()));
         }
         if until.write_all(&hello).is_err() {
-            return Introduced::Nothing;
+            return JoinAttempt::NoAnswer;
         }
         let limit = frame::notice_limit(world_len);
         match frame::receive(&mut until, &mut keys.from_coordinator, limit, &mut vec![]) {
-            Ok(Answer::Admitted) => Introduced::Admitted(keys.into()),
-            Ok(answer) => Introduced::Refused(self.refusal(answer)),
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Introduced::Doubted(Error::invalid(
+            Ok(Answer::Admitted) => JoinAttempt::Admitted(keys.into()),
+            Ok(answer) => JoinAttempt::Refused(self.refusal(answer)),
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => JoinAttempt::Doubted(Error::invalid(
                 VERB,
                 "rank 0 and this rank do not have the same secret",
                 format!("rank {rank} of {world_len} at {}", self.address()),
                 "set ISOSHARD_TOKEN or ISOSHARD_TOKEN_FILE to the same on all ranks",
             )),
-            Err(e) if e.kind() == io::ErrorKind::InvalidData => Introduced::Doubted(self.somebody_else()),
-            // Rank 0's door was crowded, or its process is not ready yet.
-            Err(_) => Introduced::Nothing,
+            Err(e) if e.kind() == io::ErrorKind::InvalidData => JoinAttempt::Doubted(self.foreign_server()),
+            // Rank 0 had too many connections, or is not ready yet.
+            Err(_) => JoinAttempt::NoAnswer,
         }
     }
 
-    /// Waits for the others, who are there when rank 0 says so.
-    fn await_the_others(&self, Connection { stream, mut keys }: Connection) -> Result<Client> {
+    /// Waits until rank 0 reports that all ranks have come.
+    fn wait_until_complete(&self, Connection { stream, mut keys }: Connection) -> Result<Client> {
         let Launch { rank, world_len, .. } = *self.launch();
-        // Rank 0 may have begun to wait only now, and answers at its own deadline.
-        let end = deadline::end_after(self.what.deadline.saturating_add(HELLO_DEADLINE));
+        // Rank 0 may have started to wait only now, and answers at its own deadline.
+        let end = deadline::end_after(self.setup.deadline.saturating_add(HELLO_DEADLINE));
         let limit = frame::notice_limit(world_len);
-        let mut until = Until { stream: &stream, end };
+        let mut until = DeadlineStream { stream: &stream, end };
         let answer = frame::receive(&mut until, &mut keys.from_coordinator, limit, &mut vec![]);
         let fail = |e: io::Error| self.broken(format!("rank 0 at {}: {e}", self.address()));
         match answer.map_err(fail)? {
@@ -394,7 +395,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// The error that an answer is.
+    /// Returns the error that an answer describes.
     fn refusal(&self, answer: Answer) -> Error {
         match answer {
             Answer::Refused { verb, rule, given, remedy } => Error::invalid(verb, rule, given, remedy),
@@ -403,10 +404,10 @@ impl Meeting<'_> {
         }
     }
 
-    fn somebody_else(&self) -> Error {
+    fn foreign_server(&self) -> Error {
         let given = format!("an answer from {} that is not of this library", self.address());
         let remedy = "set ISOSHARD_PORT to a free port on all ranks";
-        Error::invalid(VERB, "somebody else listens at the meeting place", given, remedy)
+        Error::invalid(VERB, "another program listens at rank 0's address", given, remedy)
     }
 
     fn missing(&self, missing: Vec<usize>, more: &str) -> Error {
@@ -416,7 +417,7 @@ impl Meeting<'_> {
             brought: format!("the address {}{more}", self.address()),
             missing,
             ended: false,
-            deadline_s: self.what.deadline.as_secs_f64(),
+            deadline_s: self.setup.deadline.as_secs_f64(),
             elsewhere: vec![],
             last: vec![],
         }
@@ -433,33 +434,33 @@ impl Meeting<'_> {
     }
 
     fn launch(&self) -> &Launch {
-        self.what.launch
+        self.setup.launch
     }
 
-    /// The addresses of the meeting place, looked up once a second at most.
+    /// Returns the addresses of rank 0, looked up at most once per second.
     fn addresses(&self) -> Vec<SocketAddr> {
         const KEPT: Duration = Duration::from_secs(1);
-        let mut known = self.known.borrow_mut();
+        let mut known = self.resolved.borrow_mut();
         if known.1.is_empty() || known.0.elapsed() > KEPT {
-            let of = |host: &String| (host.as_str(), self.place.port).to_socket_addrs().into_iter().flatten();
-            *known = (Instant::now(), self.place.hosts.iter().flat_map(of).collect());
+            let of = |host: &String| (host.as_str(), self.point.port).to_socket_addrs().into_iter().flatten();
+            *known = (Instant::now(), self.point.hosts.iter().flat_map(of).collect());
         }
         known.1.clone()
     }
 
     fn address(&self) -> String {
-        format!("{}:{}", self.place.hosts.join("|"), self.place.port)
+        format!("{}:{}", self.point.hosts.join("|"), self.point.port)
     }
 }
 
-/// The outcome of saying who this is.
-enum Introduced {
+/// The outcome of an attempt to join.
+enum JoinAttempt {
     Admitted(Box<Keys>),
-    /// By rank 0, which has shown that it knows the secret.
+    /// Refused by rank 0, which has proved that it knows the secret.
     Refused(Error),
-    /// By somebody who has not.
+    /// A wrong answer from a listener that has proved nothing.
     Doubted(Error),
-    Nothing,
+    NoAnswer,
 }
 
 fn random() -> Result<u64> {

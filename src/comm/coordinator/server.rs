@@ -1,4 +1,4 @@
-//! The coordinator: what it makes of messages, and the way to every rank.
+//! The coordinator: handles messages and sends notices to the ranks.
 
 use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,67 +8,68 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::auth::FrameKey;
-use super::frame::{self, Until};
+use super::frame::{self, DeadlineStream};
+use super::inbox::NoticeInbox;
 use super::message::{FirstFault, Message, Notice};
-use super::notices::Notices;
-use super::store::Store;
+use super::store::KeyValueStore;
 use crate::comm::deadline::end_after;
-use crate::comm::diagnostics::{Breach, CallTable};
+use crate::comm::diagnostics::{CallTable, ProtocolViolation};
 use crate::comm::lock::lock;
 use crate::error::CommFault;
 
-/// The time that writing an answer to a rank that does not read may take; nobody else waits for it.
+/// The time limit for writing an answer to one rank that does not read. No other rank waits for it.
 const WRITE_DEADLINE: Duration = Duration::from_secs(5);
-/// The time that writing the first fault to all ranks that do not read may take: ranks that ask wait for two seconds.
+/// The time limit for writing the first fault to all ranks that do not read. It is below the two seconds that ranks
+/// wait for an answer.
 const FAULT_DEADLINE: Duration = Duration::from_millis(1500);
-/// The same for each of them while all others wait.
+/// The time limit for each rank's first attempt, while other ranks' messages wait.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
 /// The coordinator of a world, in rank 0's process.
 #[derive(Debug)]
 pub(in crate::comm) struct Coordinator {
     state: Mutex<CoordinatorState>,
-    /// Told when a rank's program is over, and when there is a first fault.
+    /// Notified when a rank's program ends, and at the first fault.
     over: Condvar,
-    peers: Vec<Peer>,
+    peers: Vec<RankLink>,
 }
 
-/// The coordinator's knowledge.
+/// The coordinator's state, without connections.
 #[derive(Debug)]
 pub(super) struct CoordinatorState {
     calls: CallTable,
-    store: Store,
+    store: KeyValueStore,
     first_fault: Option<FirstFault>,
 }
 
-/// The way to a rank.
+/// The connection to a rank.
 #[derive(Debug)]
-pub(super) enum Peer {
-    /// It is in this process.
-    Here(Arc<Notices>),
-    There(Mutex<Sender>),
+pub(super) enum RankLink {
+    /// The rank is in this process.
+    Local(Arc<NoticeInbox>),
+    Remote(Mutex<FrameSender>),
 }
 
 /// The sending end of a connection.
-pub(super) struct Sender {
+pub(super) struct FrameSender {
     stream: Arc<TcpStream>,
     key: FrameKey,
     limit: usize,
-    /// Frames, or the rest of one.
+    /// Sealed frames that are not written yet.
     unsent: Vec<u8>,
 }
 
-/// The part of what all are told that a rank has been told.
+/// The part of the first fault that a rank has been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
-    Nothing,
-    Part,
-    All,
+enum SendProgress {
+    NotStarted,
+    Partial,
+    Done,
 }
 
-/// The ranks that a notice is for.
+/// The receivers of a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum To {
+pub(super) enum Recipient {
     All,
     Rank(usize),
 }
@@ -76,21 +77,26 @@ pub(super) enum To {
 impl CoordinatorState {
     pub fn new(world_len: usize, deadline: Duration) -> CoordinatorState {
         let calls = CallTable::new(world_len, deadline.as_secs_f64());
-        CoordinatorState { calls, store: Store::new(world_len), first_fault: None }
+        CoordinatorState { calls, store: KeyValueStore::new(world_len), first_fault: None }
     }
 
-    /// Takes a rank's message, and says what is to be told. A message that no rank may send gives up the world in its name.
-    pub fn take(&mut self, from: usize, message: Message) -> Vec<(To, Notice)> {
-        let done = self.understand(from, message.cut());
-        done.unwrap_or_else(|breach| {
-            let cause = format!("it broke the protocol between ranks: {breach}");
-            self.decide(FirstFault::Failed { rank: from, cause })
+    /// Handles a rank's message and returns the notices that follow. A message that violates the protocol ends the
+    /// world, with this rank as the cause.
+    pub fn take(&mut self, from: usize, message: Message) -> Vec<(Recipient, Notice)> {
+        let done = self.apply(from, message.cut());
+        done.unwrap_or_else(|violation| {
+            let cause = format!("it broke the protocol between ranks: {violation}");
+            self.declare(FirstFault::Failed { rank: from, cause })
         })
     }
 
-    fn understand(&mut self, from: usize, message: Message) -> Result<Vec<(To, Notice)>, Breach> {
+    fn apply(
+        &mut self,
+        from: usize,
+        message: Message,
+    ) -> Result<Vec<(Recipient, Notice)>, ProtocolViolation> {
         let value = |rank, key: &str, value: &[u8]| {
-            (To::Rank(rank), Notice::Value { key: key.into(), value: value.into() })
+            (Recipient::Rank(rank), Notice::Value { key: key.into(), value: value.into() })
         };
         match message {
             Message::Put { key, value: bytes } => {
@@ -102,8 +108,8 @@ impl CoordinatorState {
                 return Ok(found.map(|bytes| value(from, &key, bytes)).into_iter().collect());
             }
             Message::Ended => {}
-            _ if self.calls.has_ended(from) => return Err("it speaks after its end".into()),
-            // After the first fault nothing counts but who is over.
+            _ if self.calls.has_ended(from) => return Err("it sends messages after its end".into()),
+            // After the first fault only the ends of programs matter.
             _ if self.first_fault.is_some() => return Ok(vec![]),
             _ => {}
         }
@@ -112,53 +118,53 @@ impl CoordinatorState {
                 self.calls.open(from, &name, &ranks)?;
                 None
             }
-            Message::Came { group, sequence, seq, brief } => {
-                self.calls.came(from, (group, sequence, seq), brief)?
+            Message::Arrived { group, sequence, seq, signature } => {
+                self.calls.arrive(from, (group, sequence, seq), signature)?
             }
             Message::Late { group, sequence, seq, call, compared } => {
                 Some(self.calls.late(from, (group, sequence, seq), &call, compared)?)
             }
             Message::Broken { id, reason } => Some(CommFault::Transport { id, rank: from, reason }),
             Message::Ended => self.calls.ended(from),
-            Message::Failed { cause } => return Ok(self.decide(FirstFault::Failed { rank: from, cause })),
+            Message::Failed { cause } => return Ok(self.declare(FirstFault::Failed { rank: from, cause })),
             Message::Put { .. } | Message::Get { .. } => None,
         };
-        Ok(fault.map_or(vec![], |fault| self.decide(FirstFault::Fault(fault))))
+        Ok(fault.map_or(vec![], |fault| self.declare(FirstFault::Fault(fault))))
     }
 
-    fn decide(&mut self, fault: FirstFault) -> Vec<(To, Notice)> {
+    fn declare(&mut self, fault: FirstFault) -> Vec<(Recipient, Notice)> {
         if self.first_fault.is_some() {
             return vec![];
         }
         self.first_fault = Some(fault.clone());
-        vec![(To::All, Notice::FirstFault(fault))]
+        vec![(Recipient::All, Notice::FirstFault(fault))]
     }
 
-    /// True once every rank's program is over, or the world is given up.
+    /// Returns true once every rank's program has ended or there is a first fault.
     fn is_over(&self) -> bool {
         self.first_fault.is_some() || self.calls.all_have_ended()
     }
 }
 
 impl Coordinator {
-    pub(super) fn new(peers: Vec<Peer>, deadline: Duration) -> Arc<Coordinator> {
+    pub(super) fn new(peers: Vec<RankLink>, deadline: Duration) -> Arc<Coordinator> {
         let state = Mutex::new(CoordinatorState::new(peers.len(), deadline));
         Arc::new(Coordinator { state, over: Condvar::new(), peers })
     }
 
-    /// Takes a message, and tells what follows from it.
+    /// Handles a message and sends the notices that follow.
     pub(super) fn take(&self, from: usize, message: Message) {
         let ends = matches!(message, Message::Ended | Message::Failed { .. });
         let mut state = lock(&self.state);
         let notices = state.take(from, message);
         let fault = match &notices[..] {
-            [(To::All, fault)] => Some(fault.clone()),
+            [(Recipient::All, fault)] => Some(fault.clone()),
             _ => None,
         };
         let Some(fault) = fault else {
             drop(state);
             notices.into_iter().for_each(|(to, notice)| {
-                if let To::Rank(rank) = to {
+                if let Recipient::Rank(rank) = to {
                     self.peers[rank].put(notice);
                 }
             });
@@ -167,26 +173,27 @@ impl Coordinator {
             }
             return;
         };
-        // A first fault goes out before anybody else's message is taken: who then finds it decided may hang up at once. Whoever
-        // does not read it at once has a moment more, in which the others may speak.
+        // The first fault is sent before another message is handled, because a rank that then finds the world ended
+        // may close its connection. A rank that does not read at once gets more time, during which other messages are
+        // handled.
         let body = encoded(from, &fault, self.peers.len());
-        let told: Vec<Told> = self.peers.iter().map(|peer| peer.tell(&fault, &body)).collect();
+        let told: Vec<SendProgress> = self.peers.iter().map(|peer| peer.tell(&fault, &body)).collect();
         drop(state);
         let end = Instant::now() + FAULT_DEADLINE;
         self.peers.iter().zip(told).for_each(|(peer, told)| peer.finish(told, &body, end));
         self.over.notify_all();
     }
 
-    /// The connection of a rank in another process has ended, or brought what is not the rank's.
+    /// Handles the loss of a rank's connection, or invalid data on it.
     pub(super) fn lost(&self, rank: usize, cause: &str) {
         if !lock(&self.state).calls.has_ended(rank) {
             self.take(rank, Message::Failed { cause: cause.into() });
         }
     }
 
-    /// Waits for the ranks of other processes, and closes the connections.
+    /// Waits for the ranks of other processes to end, then closes the connections.
     pub(super) fn close(&self, at_most: Duration) {
-        if self.peers.iter().all(|peer| matches!(peer, Peer::Here(_))) {
+        if self.peers.iter().all(|peer| matches!(peer, RankLink::Local(_))) {
             return;
         }
         let end = end_after(at_most);
@@ -203,41 +210,41 @@ impl Coordinator {
     /// Closes the connections, as the end of the process does.
     pub(super) fn hang_up(&self) {
         for peer in &self.peers {
-            if let Peer::There(sender) = peer {
-                // A connection that is closed already is as good.
+            if let RankLink::Remote(sender) = peer {
+                // The connection may be closed already.
                 let _ = lock(sender).stream.shutdown(Shutdown::Write);
             }
         }
     }
 
-    /// Sends something to a rank of another process before it is told anything else.
+    /// Sends a value to a rank of another process, before its first notice.
     ///
     /// # Errors
-    /// Those of its connection.
+    /// Returns the connection's error.
     pub(super) fn send(&self, rank: usize, what: &impl Serialize, end: Instant) -> io::Result<()> {
         match &self.peers[rank] {
-            Peer::Here(_) => Ok(()),
-            Peer::There(sender) => lock(sender).send(what, end),
+            RankLink::Local(_) => Ok(()),
+            RankLink::Remote(sender) => lock(sender).send(what, end),
         }
     }
 }
 
-/// The body of a notice; of a word that it is too long where it is.
+/// Returns the encoded notice, or if that is too long, a short fault that says so.
 fn encoded(from: usize, notice: &Notice, world_len: usize) -> Vec<u8> {
     let limit = frame::notice_limit(world_len);
     frame::encode(notice, limit).unwrap_or_else(|e| {
-        let cause = format!("a fault that is too long to tell: {e}");
+        let cause = format!("a fault that is too long to send: {e}");
         let short = Notice::FirstFault(FirstFault::Failed { rank: from, cause });
         frame::encode(&short, limit).expect("a short notice is short")
     })
 }
 
-impl Peer {
-    /// Sends an answer, which nobody else waits for.
+impl RankLink {
+    /// Sends an answer. No other rank waits for it.
     fn put(&self, notice: Notice) {
         match self {
-            Peer::Here(notices) => notices.put(notice),
-            Peer::There(sender) => {
+            RankLink::Local(notices) => notices.put(notice),
+            RankLink::Remote(sender) => {
                 let mut sender = lock(sender);
                 let end = Instant::now() + WRITE_DEADLINE;
                 if sender.send(&notice, end).is_err() {
@@ -247,29 +254,33 @@ impl Peer {
         }
     }
 
-    /// Tells what all are told, hardly waiting.
-    fn tell(&self, notice: &Notice, body: &[u8]) -> Told {
+    /// Starts to send the first fault, for at most [`AT_ONCE`].
+    fn tell(&self, notice: &Notice, body: &[u8]) -> SendProgress {
         let sender = match self {
-            Peer::Here(notices) => {
+            RankLink::Local(notices) => {
                 notices.put(notice.clone());
-                return Told::All;
+                return SendProgress::Done;
             }
-            Peer::There(sender) => sender,
+            RankLink::Remote(sender) => sender,
         };
-        // Somebody is writing an answer to it.
-        let Ok(mut sender) = sender.try_lock() else { return Told::Nothing };
+        // Another thread is writing an answer to this rank.
+        let Ok(mut sender) = sender.try_lock() else { return SendProgress::NotStarted };
         sender.put(body);
-        if sender.flush(Instant::now() + AT_ONCE).is_ok() { Told::All } else { Told::Part }
+        if sender.flush(Instant::now() + AT_ONCE).is_ok() {
+            SendProgress::Done
+        } else {
+            SendProgress::Partial
+        }
     }
 
-    /// Tells the rest, or gives the rank up.
-    fn finish(&self, told: Told, body: &[u8], end: Instant) {
-        let Peer::There(sender) = self else { return };
-        if told == Told::All {
+    /// Sends the rest, or closes the connection.
+    fn finish(&self, told: SendProgress, body: &[u8], end: Instant) {
+        let RankLink::Remote(sender) = self else { return };
+        if told == SendProgress::Done {
             return;
         }
         let mut sender = lock(sender);
-        if told == Told::Nothing {
+        if told == SendProgress::NotStarted {
             sender.put(body);
         }
         if sender.flush(end).is_err() {
@@ -278,13 +289,14 @@ impl Peer {
     }
 }
 
-impl Sender {
-    pub fn new(stream: Arc<TcpStream>, key: FrameKey, limit: usize) -> Sender {
-        Sender { stream, key, limit, unsent: Vec::new() }
+impl FrameSender {
+    pub fn new(stream: Arc<TcpStream>, key: FrameKey, limit: usize) -> FrameSender {
+        FrameSender { stream, key, limit, unsent: Vec::new() }
     }
 
     /// # Errors
-    /// Those of the connection, which does not take it by `end`; a value beyond the limit.
+    /// Returns the connection's error, also if it does not accept all bytes by `end`, and an error if the value
+    /// exceeds the limit.
     pub fn send(&mut self, what: &impl Serialize, end: Instant) -> io::Result<()> {
         let body = frame::encode(what, self.limit)?;
         self.put(&body);
@@ -295,9 +307,9 @@ impl Sender {
         frame::seal_body(body, &mut self.key, &mut self.unsent);
     }
 
-    /// Sends what is here; what could not be sent by `end` stays.
+    /// Writes the unsent bytes; those not written by `end` stay.
     fn flush(&mut self, end: Instant) -> io::Result<()> {
-        let mut until = Until { stream: &self.stream, end };
+        let mut until = DeadlineStream { stream: &self.stream, end };
         while !self.unsent.is_empty() {
             match until.write(&self.unsent) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -309,14 +321,14 @@ impl Sender {
         Ok(())
     }
 
-    /// The rank cannot be reached: its reader reports that.
+    /// Closes the connection to a rank that does not read. The thread that reads from it reports the loss.
     fn give_up(&mut self) {
         self.unsent = Vec::new();
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-impl std::fmt::Debug for Sender {
+impl std::fmt::Debug for FrameSender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.stream.fmt(f)
     }

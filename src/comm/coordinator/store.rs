@@ -1,39 +1,44 @@
-//! Bytes that ranks hand each other through the coordinator: names of communicators, numbers of groups.
+//! A key-value store by which ranks exchange small values: names of communicators, numbers of groups.
 
 use std::collections::HashMap;
 
-/// A question that begins so is answered with a number of its own, from 0 on, the same for everyone.
+/// The prefix of keys whose value is a number that the store assigns, from 0 on; every rank that asks gets the same
+/// one.
 const NUMBERED: &str = "#";
 const KEY_BYTES: usize = 4096;
 const VALUE_BYTES: usize = 4096;
-/// The keys and values that one rank may leave here, in bytes.
+/// The bytes of keys and values that one rank may store.
 const BUDGET_BYTES: usize = 8 << 20;
-/// About what an entry takes beside its bytes.
+/// The approximate size of an entry without its key and value.
 const ENTRY_BYTES: usize = 96;
 
-/// Values by key, and the questions that wait for them.
+/// Values by key, and the ranks that wait for them.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct KeyValueStore {
     values: HashMap<String, Vec<u8>>,
-    /// The number of keys that have been numbered.
+    /// The number of keys with an assigned number.
     numbered: u64,
     asked: HashMap<String, Vec<usize>>,
-    /// Bytes that each rank has left here.
+    /// Per rank, the bytes that it has stored.
     held: Vec<usize>,
 }
 
-impl Store {
-    pub fn new(world_len: usize) -> Store {
-        Store { values: HashMap::new(), numbered: 0, asked: HashMap::new(), held: vec![0; world_len] }
+impl KeyValueStore {
+    pub fn new(world_len: usize) -> KeyValueStore {
+        KeyValueStore { values: HashMap::new(), numbered: 0, asked: HashMap::new(), held: vec![0; world_len] }
     }
 
-    /// Keeps a value; the ranks that have asked for it.
+    /// Stores a value, and returns the ranks that have asked for it.
     ///
     /// # Errors
-    /// Refuses, in words: another value for a key, a key of the numbered ones, and what is beyond a rank's bounds.
+    /// Refuses a second, different value for a key, a key with the prefix of assigned numbers, and values beyond the
+    /// limits.
     pub fn put(&mut self, from: usize, key: &str, value: &[u8]) -> Result<Vec<usize>, String> {
         if value.len() > VALUE_BYTES {
-            return Err(format!("it puts {} bytes under one key, where {VALUE_BYTES} may be", value.len()));
+            return Err(format!(
+                "it puts {} bytes under one key, but at most {VALUE_BYTES} are allowed",
+                value.len()
+            ));
         }
         if key.starts_with(NUMBERED) {
             return Err("it puts a value in the place of a number".into());
@@ -47,10 +52,10 @@ impl Store {
         Ok(self.asked.remove(key).unwrap_or_default())
     }
 
-    /// The value of a key, if it is there; otherwise the question waits.
+    /// Returns the value of a key. If there is none, remembers that the rank has asked.
     ///
     /// # Errors
-    /// As [`Store::put`].
+    /// Same as [`KeyValueStore::put`].
     pub fn get(&mut self, from: usize, key: &str) -> Result<Option<&[u8]>, String> {
         if !self.values.contains_key(key) {
             self.charge(from, key, 0)?;
@@ -69,7 +74,10 @@ impl Store {
 
     fn charge(&mut self, from: usize, key: &str, len: usize) -> Result<(), String> {
         if key.len() > KEY_BYTES {
-            return Err(format!("it names a key of {} bytes, where {KEY_BYTES} may be", key.len()));
+            return Err(format!(
+                "it names a key of {} bytes, but at most {KEY_BYTES} are allowed",
+                key.len()
+            ));
         }
         let held = &mut self.held[from];
         *held += ENTRY_BYTES + key.len() + len;
@@ -86,7 +94,7 @@ mod tests {
 
     #[test]
     fn values_are_handed_to_whoever_asks() {
-        let mut store = Store::new(2);
+        let mut store = KeyValueStore::new(2);
         assert_eq!(store.get(1, "k"), Ok(None));
         assert_eq!(store.put(0, "k", &[3]), Ok(vec![1]));
         assert_eq!(store.get(0, "k"), Ok(Some(&[3][..])));
@@ -103,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_rank_fills_no_more_than_its_budget() {
-        let mut store = Store::new(2);
+        let mut store = KeyValueStore::new(2);
         let filled = (0..1 << 20).find_map(|i| store.put(1, &format!("key {i}"), &[0; 1000]).err());
         assert_eq!(filled.unwrap(), "it leaves more than 8388608 bytes under keys");
         let kept: usize = store.values.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -111,7 +119,7 @@ mod tests {
         assert!(store.put(0, "k", &[0; 4096]).is_ok(), "the others have their own");
         assert!(store.put(0, "k", &[0; 4097]).unwrap_err().contains("4097 bytes under one key"));
         assert!(store.get(0, &"k".repeat(5000)).unwrap_err().contains("a key of 5000 bytes"));
-        let mut asked = Store::new(1);
+        let mut asked = KeyValueStore::new(1);
         assert!((0..1 << 20).any(|i| asked.get(0, &i.to_string()).is_err()), "questions count too");
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that meet, and everybody else who comes to the door.
+//! Ranks that meet, and other connections to rank 0's port.
 
 mod admitted;
 
@@ -7,8 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::admission::ClientHello;
 use super::auth::{Greeting, Keys};
-use super::door::Hello;
 use super::frame;
 use super::message::{Answer, FirstFault, JoinRequest, Message};
 use super::{Client, Rendezvous};
@@ -23,7 +23,7 @@ fn secret() -> Secret {
     Secret::from_text(SECRET, "test").unwrap()
 }
 
-/// With a secret.
+/// A launch with the tests' secret.
 fn launch(rank: usize, world_len: usize, port: u16) -> Launch {
     Launch {
         by: "test",
@@ -80,7 +80,7 @@ fn knock(port: u16) -> TcpStream {
     }
 }
 
-/// Somebody who speaks the language and claims a rank with a secret of its own; what rank 0 answers.
+/// Connects with the right protocol, claims a rank with the given secret, and returns rank 0's answer.
 fn claim(port: u16, secret: Option<&Secret>, join: &JoinRequest) -> (TcpStream, Keys, Option<Answer>) {
     let mut stream = knock(port);
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -120,7 +120,7 @@ fn a_process_that_is_gone_is_named() {
         let mut met = all_of(3);
         let client = met.remove(gone);
         if gone == 0 {
-            // As at a process's end: the connections close, and nothing was said.
+            // As at the end of a process, the connections close without a message.
             client.hang_up();
         }
         drop(client);
@@ -159,7 +159,7 @@ fn who_does_not_come_is_named_by_all() {
 fn who_does_not_belong_is_refused_by_name() {
     let p = port();
     for text in texts(meet_all(&[launch(0, 2, p), launch(1, 3, p)], LONG)) {
-        assert!(text.contains("differ about the size of the world; got rank 1 at 127.0.0.1:"), "{text}");
+        assert!(text.contains("have different world sizes; got rank 1 at 127.0.0.1:"), "{text}");
         assert!(text.contains("counts 3 ranks, rank 0 counts 2; start every rank once"), "{text}");
     }
     let p = port();
@@ -185,7 +185,8 @@ fn who_does_not_belong_is_refused_by_name() {
     assert!(text.starts_with(&format!("rendezvous: rank 0 cannot listen; got 127.0.0.1:{p}: ")), "{text}");
 }
 
-/// Whoever claims a rank without the secret, or says something else about the world, costs rank 0 nothing; the true rank comes.
+/// A connection that claims a rank without the secret, or with another size of the world, does not disturb rank 0,
+/// and the real rank is admitted.
 #[test]
 fn a_stranger_who_claims_a_rank_is_turned_away() {
     let port = port();
@@ -198,11 +199,11 @@ fn a_stranger_who_claims_a_rank_is_turned_away() {
     }
     let guest = meet(&launch(1, 2, port), LONG).unwrap();
     let host = host.join().unwrap().unwrap();
-    // No note of theirs is anybody's first fault.
+    // Their messages cause no fault.
     assert_eq!((guest.wait_for_fault(SHORT), host.first_fault()), (None, None));
 }
 
-/// A rank with another secret hears so at once; rank 0 says at its deadline whom it turned away.
+/// A rank with another secret gets its error at once; rank 0 lists the rejected address at its deadline.
 #[test]
 fn another_secret_is_named_on_both_ends() {
     let port = port();
@@ -218,12 +219,12 @@ fn another_secret_is_named_on_both_ends() {
     assert!(text.contains("where it turned away 127.0.0.1:") && text.contains("(another secret)"), "{text}");
 }
 
-/// Without a secret nothing shows who is one of the job's: a wrong claim ends nothing but itself.
+/// Without a secret nothing proves that a process belongs to the job: a wrong claim only ends itself.
 #[test]
 fn without_a_secret_a_wrong_claim_is_refused_and_the_others_meet() {
     let port = port();
     let host = thread::spawn(move || meet(&without_secret(launch(0, 2, port)), LONG));
-    for (wrong, want) in [(join(1, 3), "size of the world"), (join(7, 2), "not in the world")] {
+    for (wrong, want) in [(join(1, 3), "different world sizes"), (join(7, 2), "outside the world")] {
         let Some(Answer::Refused { rule, .. }) = claim(port, None, &wrong).2 else {
             panic!("{wrong:?} came in")
         };
@@ -239,7 +240,7 @@ fn addresses_that_others_reach_want_a_secret() {
         |host: &str, rank| without_secret(Launch { host: Some(host.into()), ..launch(rank, 2, 29_555) });
     for rank in [0, 1] {
         let text = meet(&there("192.0.2.1", rank), SHORT).unwrap_err().to_string();
-        assert!(text.contains("ranks that others can reach need a shared secret"), "{text}");
+        assert!(text.contains("ranks that other machines can reach need a shared secret"), "{text}");
         assert!(
             text.contains(&format!("got rank {rank} of 2 at 192.0.2.1:29555, and neither ISOSHARD_TOKEN")),
             "{text}"
@@ -247,7 +248,7 @@ fn addresses_that_others_reach_want_a_secret() {
     }
     let bind = Launch { bind: Some([0, 0, 0, 0].into()), ..there("127.0.0.1", 0) };
     assert!(meet(&bind, SHORT).unwrap_err().to_string().contains("need a shared secret"));
-    // With a secret, or said to do without, it is tried: the address is nobody's here.
+    // With a secret or the insecure option the address is tried; this machine does not have it.
     let tried = Launch { secret: SecretSource::Value(secret()), ..there("192.0.2.1", 0) };
     assert!(
         meet(&tried, SHORT).unwrap_err().to_string().contains("rank 0 cannot listen; got 192.0.2.1:29555")
@@ -262,7 +263,9 @@ fn a_name_that_means_this_machine_alone_does_not_serve_several() {
     let several = Launch { host: Some("127.1".into()), local_len: Some(1), ..launch(0, 2, port()) };
     let text = meet(&several, SHORT).unwrap_err().to_string();
     assert!(
-        text.contains("here this is 127.0.0.1, which other machines cannot reach; set ISOSHARD_BIND"),
+        text.contains(
+            "on this machine it is 127.0.0.1, which other machines cannot reach; set ISOSHARD_BIND"
+        ),
         "{text}"
     );
 }
@@ -271,7 +274,7 @@ fn a_name_that_means_this_machine_alone_does_not_serve_several() {
 fn strangers_disturb_nobody() {
     let port = port();
     let strange = thread::spawn(move || {
-        // One who says nothing, one who speaks another language, one who announces more than there is.
+        // One connection sends nothing, one uses another protocol, one announces more bytes than it sends.
         let silent = knock(port);
         knock(port).write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         knock(port).write_all(&[255; 64]).unwrap();
@@ -282,7 +285,7 @@ fn strangers_disturb_nobody() {
     meet(&launch(1, 2, port), LONG).unwrap();
     host.join().unwrap().unwrap();
     drop(silent);
-    // And one who answers in another language at the meeting place, where rank 0 comes later.
+    // Another program answers at rank 0's address before rank 0 listens.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
     thread::spawn(move || {
@@ -294,12 +297,13 @@ fn strangers_disturb_nobody() {
     });
     let text = &texts(meet_all(&[launch(1, 2, port)], LONG))[0];
     assert!(
-        text.starts_with("rendezvous: somebody else listens at the meeting place; got an answer"),
+        text.starts_with("rendezvous: another program listens at rank 0's address; got an answer"),
         "{text}"
     );
 }
 
-/// Somebody who speaks otherwise at the meeting place for a moment, as the rank 0 of a job that ends, keeps nobody out for good.
+/// Another program at rank 0's address for a moment, such as the rank 0 of a job that ends, does not keep a rank from
+/// joining later.
 #[test]
 fn a_stranger_at_the_meeting_place_is_not_believed_at_once() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -323,7 +327,7 @@ fn a_stranger_at_the_meeting_place_is_not_believed_at_once() {
     host.join().unwrap().unwrap();
 }
 
-/// Deadlines are for whole exchanges: somebody who sends a byte now and then at the meeting place holds nobody beyond them.
+/// Deadlines apply to whole exchanges: a listener that sends a byte now and then cannot extend them.
 #[test]
 fn bytes_that_trickle_hold_nobody() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -331,7 +335,7 @@ fn bytes_that_trickle_hold_nobody() {
     thread::spawn(move || {
         while let Ok((mut stream, _)) = other.accept() {
             let greeting = Greeting::fresh().unwrap().encode();
-            // For ever, as far as a rank can see: it hangs up first.
+            // The stream would never end; the rank closes it.
             let mut bytes = greeting.iter().cycle();
             while stream.write_all(&[*bytes.next().unwrap()]).is_ok() {
                 thread::sleep(Duration::from_millis(100));
@@ -343,7 +347,8 @@ fn bytes_that_trickle_hold_nobody() {
     assert!(began.elapsed() < LONG && text.contains("rank(s) [0] did not come within 1.0 s"), "{text}");
 }
 
-/// A rank that asks for much and reads nothing keeps the others waiting for a bounded time, and loses its connection.
+/// A rank that asks for many values and reads none delays the other ranks for a bounded time and loses its
+/// connection.
 #[test]
 fn a_rank_that_does_not_read_holds_nobody() {
     let port = port();
@@ -353,7 +358,7 @@ fn a_rank_that_does_not_read_holds_nobody() {
     let (reads, host) = (reads.join().unwrap(), host.join().unwrap().unwrap());
     host.put("k".into(), vec![0; 4000]);
     let began = Instant::now();
-    // 80 MB of answers: more than all buffers on the way.
+    // 80 MB of answers exceed all buffers of the connection.
     for _ in 0..20_000 {
         let mut frame = Vec::new();
         frame::seal(&Message::Get { key: "k".into() }, &mut keys.to_coordinator, 1 << 20, &mut frame)
@@ -369,7 +374,7 @@ fn a_rank_that_does_not_read_holds_nobody() {
     assert!(began.elapsed() < LONG);
 }
 
-/// Many more strangers than are heard at a time, who say nothing and stay: the true rank comes in.
+/// Far more connections than the limit send nothing and stay open: the real rank is still admitted.
 #[test]
 fn a_crowd_at_the_door_is_bounded_and_the_true_rank_comes_in() {
     let port = port();
@@ -383,42 +388,44 @@ fn a_crowd_at_the_door_is_bounded_and_the_true_rank_comes_in() {
     drop(crowd);
 }
 
-/// A stranger's words are bounded before any of it is kept.
+/// Received bytes are bounded before they are stored.
 #[test]
 fn a_hello_is_heard_in_any_pieces_and_never_beyond_its_bound() {
     let secret = secret();
-    let said = |hello: &Hello| {
+    let said = |hello: &ClientHello| {
         let ours = Greeting::fresh().unwrap();
         let mut keys = Keys::of(Some(&secret), &hello.greeting, &ours);
         let mut bytes = ours.encode().to_vec();
         frame::seal(&join(1, 2), &mut keys.to_coordinator, JoinRequest::BYTES, &mut bytes).unwrap();
         bytes
     };
-    use super::door::Heard;
+    use super::admission::HelloState;
     for piece in 1..200 {
-        let mut hello = Hello::new().unwrap();
+        let mut hello = ClientHello::new().unwrap();
         let bytes = said(&hello);
         let mut pieces = bytes.chunks(piece).peekable();
         while let Some(piece) = pieces.next() {
-            match hello.hear(piece, Some(&secret)) {
-                Heard::Part => assert!(pieces.peek().is_some()),
-                Heard::Joined(join, _) => assert!(pieces.peek().is_none() && join == self::join(1, 2)),
-                Heard::Stranger(why) => panic!("{why}"),
-                Heard::Gone => unreachable!("nobody hung up"),
+            match hello.receive(piece, Some(&secret)) {
+                HelloState::Incomplete => assert!(pieces.peek().is_some()),
+                HelloState::Authenticated(join, _) => {
+                    assert!(pieces.peek().is_none() && join == self::join(1, 2))
+                }
+                HelloState::Rejected(why) => panic!("{why}"),
+                HelloState::Closed => unreachable!("nobody hung up"),
             }
         }
     }
-    let mut hello = Hello::new().unwrap();
+    let mut hello = ClientHello::new().unwrap();
     let bytes = [said(&hello), vec![0]].concat();
-    assert!(matches!(hello.hear(&bytes, Some(&secret)), Heard::Stranger("says too much")));
-    let mut hello = Hello::new().unwrap();
+    assert!(matches!(hello.receive(&bytes, Some(&secret)), HelloState::Rejected("sends too many bytes")));
+    let mut hello = ClientHello::new().unwrap();
     assert!(matches!(
-        hello.hear(&vec![b'i'; Hello::BYTES + 1], Some(&secret)),
-        Heard::Stranger("says too much")
+        hello.receive(&vec![b'i'; ClientHello::BYTES + 1], Some(&secret)),
+        HelloState::Rejected("sends too many bytes")
     ));
 }
 
-/// Rank 0 of two in a process of its own, which [`in_a_process`] starts.
+/// Rank 0 of two in its own process, which [`in_a_process`] starts.
 #[test]
 fn rank_0_in_a_process() {
     let Ok(port) = std::env::var("ISOSHARD_TEST_RENDEZVOUS") else { return };
@@ -431,7 +438,7 @@ fn rank_0_in_a_process() {
     }
 }
 
-/// Starts rank 0 by a shell that sets limits first.
+/// Starts rank 0 in a shell that sets limits first.
 #[cfg(unix)]
 fn in_a_process(port: u16, limits: &str) -> std::process::Child {
     use std::process::{Command, Stdio};
@@ -443,7 +450,7 @@ fn in_a_process(port: u16, limits: &str) -> std::process::Child {
     shell.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// More strangers than rank 0 has descriptors for, who stay: the oldest go, and the true rank comes in.
+/// More connections than rank 0 has file descriptors stay open: the oldest are closed, and the real rank is admitted.
 #[cfg(unix)]
 #[test]
 fn descriptors_that_run_out_do_not_shut_the_door() {
@@ -457,7 +464,7 @@ fn descriptors_that_run_out_do_not_shut_the_door() {
     drop(crowd);
 }
 
-/// If the system refuses threads, strangers are heard as before, and the rank that came is told what went wrong.
+/// If the system refuses threads, connections are still served, and the rank that came gets the reason.
 #[cfg(unix)]
 #[test]
 fn threads_that_are_refused_are_named_to_all() {

@@ -1,7 +1,8 @@
-//! The table of calls that are under way: who brought what, who is over, who waits for whom.
+//! The coordinator's table of unfinished calls: who made which call, who has ended, who waits for whom.
 //!
-//! Ranks tell of their calls in any order. Whatever they say is held against the world first: a group's ranks, a message's two
-//! ends, how much one rank makes the table hold. What no rank may say is returned in words, for an error that names the rank.
+//! Ranks report their calls in any order. Every report is checked before it is used: the ranks of a group, the two
+//! ends of a message, the amount of memory that one rank makes the table hold. A report that no correct rank sends is
+//! refused with a text, for an error that names the rank.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -11,39 +12,40 @@ use crate::comm::calls::{CallSignature, NAME_BYTES, Route, Sequence, SignatureVi
 use crate::error::{CallId, CommFault, LastCall, Wait};
 use crate::tensor::Shape;
 
-/// The bytes that one rank may make the table hold, its groups and its calls that others have not come to, and so much more for each rank of
-/// the world, since a call's lists of shapes grow with it.
+/// Bytes that one rank may make the table hold for its groups and its unfinished calls, plus
+/// [`BUDGET_BYTES_PER_RANK`] per rank of the world, since a call's lists of shapes grow with the world.
 const BUDGET_BYTES: usize = 64 << 20;
 const BUDGET_BYTES_PER_RANK: usize = 64 << 10;
-/// About what a group or a call takes beside its lists: entries in three trees or tables, and their slack.
+/// Approximate size of a group or a call without its lists: entries in three trees or tables, and their slack.
 const ENTRY_BYTES: usize = 1024;
-/// The number of a rank's calls that are looked at in search of a cycle: a rank that waits for more is not told from one that is late.
+/// Number of waits per rank that the search for a cycle follows. A cycle through a later wait is reported as a late
+/// rank.
 const SEARCHED: usize = 16;
-/// The longest text of a call in a fault; what is beyond is cut off.
+/// The longest text of a call in a fault, in bytes; longer texts are cut off.
 const SHOWN_BYTES: usize = 4096;
 
-/// Words of a rank that no rank may say.
-pub(in crate::comm) type Breach = String;
+/// A description of a report that no correct rank sends.
+pub(in crate::comm) type ProtocolViolation = String;
 
-/// The calls of a world.
+/// The unfinished calls of a world.
 #[derive(Debug)]
 pub(in crate::comm) struct CallTable {
     deadline_s: f64,
     groups: HashMap<u64, TableGroup>,
-    /// The calls to which somebody has not come yet.
+    /// The calls that some participants have not reached yet.
     open: BTreeMap<CallKey, Arrivals>,
-    /// The last call of each rank to which all members have come.
+    /// Per rank, the last call that all its participants have reached.
     last: Vec<Option<(CallKey, Name, Name)>>,
-    /// Those of them that each rank has come to.
+    /// Per rank, the open calls in which it waits.
     open_of: Vec<BTreeSet<CallKey>>,
     ended: Vec<bool>,
     ended_len: usize,
-    /// Bytes that each rank makes the table hold.
+    /// Per rank, the bytes that it makes the table hold.
     held: Vec<usize>,
 }
 
 impl CallTable {
-    /// The table of a world of so many ranks, whose calls wait for `deadline_s` seconds.
+    /// Makes the table of a world of `world_len` ranks, whose calls time out after `deadline_s` seconds.
     pub fn new(world_len: usize, deadline_s: f64) -> CallTable {
         CallTable {
             deadline_s,
@@ -57,7 +59,7 @@ impl CallTable {
         }
     }
 
-    /// True once every rank's program is over.
+    /// Returns true once every rank's program has ended.
     pub fn all_have_ended(&self) -> bool {
         self.ended_len == self.ended.len()
     }
@@ -66,14 +68,17 @@ impl CallTable {
         self.ended[rank]
     }
 
-    /// A rank opens a group.
+    /// Registers that rank `from` opens a group.
     ///
     /// # Errors
-    /// Refuses ranks that are not in the world or named twice, and a group without the rank.
-    pub fn open(&mut self, from: usize, name: &str, ranks: &[usize]) -> Result<(), Breach> {
+    /// Refuses a long name, ranks outside the world, duplicate ranks, and a group without `from`.
+    pub fn open(&mut self, from: usize, name: &str, ranks: &[usize]) -> Result<(), ProtocolViolation> {
         let world_len = self.last.len();
         if name.len() > NAME_BYTES {
-            return Err(format!("a group's name has {} bytes, where {NAME_BYTES} may be", name.len()));
+            return Err(format!(
+                "a group's name has {} bytes, but at most {NAME_BYTES} are allowed",
+                name.len()
+            ));
         }
         if ranks.len() > world_len {
             return Err(format!("a group has {} members in a world of {world_len}", ranks.len()));
@@ -101,47 +106,53 @@ impl CallTable {
         Ok(())
     }
 
-    /// A rank comes to a call; the fault where what it brings does not belong to what others brought, or where somebody who
-    /// has ended is missing.
+    /// Registers that rank `from` has reached a call, and returns the fault if the call does not fit those of other
+    /// members or a missing member has ended.
     ///
     /// # Errors
-    /// Refuses a call of a group that the rank has not opened, of a message that is not its own, with lists that are not one
-    /// per member, with long names, and more calls ahead of the others than the table holds.
-    pub fn came(
+    /// Refuses a call on a group that the rank has not opened, a message of other members, lists without one entry
+    /// per member, long names, and more unfinished calls than the rank's budget allows.
+    pub fn arrive(
         &mut self,
         from: usize,
         key: CallKey,
-        brief: CallSignature,
-    ) -> Result<Option<CommFault>, Breach> {
+        signature: CallSignature,
+    ) -> Result<Option<CommFault>, ProtocolViolation> {
         let members = self.members(from, key)?;
-        let longest = brief.name.len().max(brief.operator.len());
+        let longest = signature.name.len().max(signature.operator.len());
         if longest > NAME_BYTES {
-            return Err(format!("the name of a call has {longest} bytes, where {NAME_BYTES} may be"));
+            return Err(format!(
+                "the name of a call has {longest} bytes, but at most {NAME_BYTES} are allowed"
+            ));
         }
-        let position = members.position(key.1, from, matches!(brief.route, Route::Recv { .. }));
+        let position = members.position(key.1, from, matches!(signature.route, Route::Recv { .. }));
         let position = position
             .ok_or_else(|| format!("it comes to a message of {} that is not its own", members.label))?;
-        let (len, [sent, expected]) = (members.len(key.1), [&brief.outgoing, &brief.incoming].map(Vec::len));
-        if brief.route == Route::AllToAll && (sent, expected) != (len, len) {
-            return Err(format!("its {} on {} has {sent} parts for {expected}", brief.name, members.label));
+        let (len, [sent, expected]) =
+            (members.len(key.1), [&signature.outgoing, &signature.incoming].map(Vec::len));
+        if signature.route == Route::AllToAll && (sent, expected) != (len, len) {
+            return Err(format!(
+                "its {} on {} has {sent} parts for {expected}",
+                signature.name, members.label
+            ));
         }
         let here = self.open.get(&key).map_or(&[][..], Vec::as_slice);
         let Err(place) = here.binary_search_by_key(&position, |(at, _)| *at) else {
-            return Err(format!("it comes to {} twice", members.id(key, &brief)));
+            return Err(format!("it comes to {} twice", members.id(key, &signature)));
         };
-        let signature = brief.view();
-        // What is not all-to-all agrees with everyone if with one.
-        let compared = if brief.route == Route::AllToAll { usize::MAX } else { 1 };
+        let view = signature.view();
+        // Except for all-to-all, a call that fits one member's fits every member's.
+        let compared = if signature.route == Route::AllToAll { usize::MAX } else { 1 };
         let differs =
-            here.iter().take(compared).find(|(at, other)| !signature.agrees(position, &other.view(), *at));
+            here.iter().take(compared).find(|(at, other)| !view.agrees(position, &other.view(), *at));
         if let Some((at, other)) = differs {
             let ((low, first), (high, second)) = if *at < position {
-                ((*at, other), (position, &brief))
+                ((*at, other), (position, &signature))
             } else {
-                ((position, &brief), (*at, other))
+                ((position, &signature), (*at, other))
             };
             return Ok(Some(CommFault::Mismatch {
-                id: members.id(key, &brief),
+                id: members.id(key, &signature),
                 rank: members.rank(key.1, high),
                 brought: shown(&second.view()),
                 other: members.rank(key.1, low),
@@ -150,19 +161,19 @@ impl CallTable {
             }));
         }
         if here.len() + 1 == len {
-            self.complete(key, (place, position), brief);
+            self.complete(key, (place, position), signature);
             return Ok(None);
         }
         let waits = members.waits(key.1, position);
-        self.charge(from, cost(&brief))?;
+        self.charge(from, cost(&signature))?;
         if waits {
             self.open_of[from].insert(key);
         }
-        self.open.entry(key).or_default().insert(place, (position, brief));
-        Ok(if self.ended_len > 0 { self.left_alone(key) } else { None })
+        self.open.entry(key).or_default().insert(place, (position, signature));
+        Ok(if self.ended_len > 0 { self.ended_member_fault(key) } else { None })
     }
 
-    /// A rank's program is over; the fault of a call that waits for it, if one does.
+    /// Registers that a rank's program has ended, and returns the fault of a call that waits for it, if there is one.
     pub fn ended(&mut self, from: usize) -> Option<CommFault> {
         if std::mem::replace(&mut self.ended[from], true) {
             return None;
@@ -170,63 +181,61 @@ impl CallTable {
         self.ended_len += 1;
         let awaits = |(key, arrivals): (&CallKey, &Arrivals)| {
             let position = self.groups.get(&key.0)?.position(key.1, from, false)?;
-            arrivals.iter().all(|(at, _)| *at != position).then(|| self.left_alone(*key)).flatten()
+            arrivals.iter().all(|(at, _)| *at != position).then(|| self.ended_member_fault(*key)).flatten()
         };
         self.open.iter().find_map(awaits)
     }
 
-    fn charge(&mut self, from: usize, bytes: usize) -> Result<(), Breach> {
+    fn charge(&mut self, from: usize, bytes: usize) -> Result<(), ProtocolViolation> {
         let budget = BUDGET_BYTES + self.held.len().saturating_mul(BUDGET_BYTES_PER_RANK);
         let held = &mut self.held[from];
         if *held + bytes > budget {
-            return Err(format!(
-                "its groups and its calls that others have not come to take more than {budget} bytes"
-            ));
+            return Err(format!("its groups and its unfinished calls take more than {budget} bytes"));
         }
         *held += bytes;
         Ok(())
     }
 
-    /// The group of a call that a rank tells of.
-    fn members(&self, from: usize, (group, sequence, _): CallKey) -> Result<&TableGroup, Breach> {
+    /// Returns the group of a call that a rank reports.
+    fn members(&self, from: usize, (group, sequence, _): CallKey) -> Result<&TableGroup, ProtocolViolation> {
         let members = self.groups.get(&group).filter(|members| members.opened.contains(&from));
         let members = members
-            .ok_or_else(|| format!("it tells of a call on group {group:#x}, which it has not opened"))?;
+            .ok_or_else(|| format!("it reports a call on group {group:#x}, which it has not opened"))?;
         if let Sequence::Message { from: a, to: b } = sequence
             && a.max(b) >= members.ranks.len()
         {
-            return Err(format!("it tells of a message from {a} to {b} on {}", members.label));
+            return Err(format!("it reports a message from {a} to {b} on {}", members.label));
         }
         Ok(members)
     }
 
-    /// All have come to a call, the last one with `brief`.
-    fn complete(&mut self, key: CallKey, (place, position): (usize, usize), brief: CallSignature) {
+    /// Removes a call that all participants have reached, the last one with `signature`.
+    fn complete(&mut self, key: CallKey, (place, position): (usize, usize), signature: CallSignature) {
         let mut arrivals = self.open.remove(&key).unwrap_or_default();
         let Some(members) = self.groups.get_mut(&key.0) else { return };
-        for (at, brief) in &arrivals {
+        for (at, signature) in &arrivals {
             let rank = members.rank(key.1, *at);
-            self.held[rank] -= cost(brief);
+            self.held[rank] -= cost(signature);
             self.open_of[rank].remove(&key);
         }
-        arrivals.insert(place, (position, brief));
-        for (at, brief) in &arrivals {
+        arrivals.insert(place, (position, signature));
+        for (at, signature) in &arrivals {
             let rank = members.rank(key.1, *at);
-            // Messages of several ranks may complete a later call first.
+            // Reports of several ranks may complete a later call first.
             let is_newer =
                 |last: &(CallKey, Name, Name)| (last.0.0, last.0.1) == (key.0, key.1) && last.0.2 > key.2;
             if !self.last[rank].as_ref().is_some_and(is_newer) {
-                self.last[rank] = Some((key, brief.name.clone(), brief.operator.clone()));
+                self.last[rank] = Some((key, signature.name.clone(), signature.operator.clone()));
             }
         }
-        if let (Sequence::Collective, Some((_, brief))) = (key.1, arrivals.first())
+        if let (Sequence::Collective, Some((_, signature))) = (key.1, arrivals.first())
             && members.last.as_ref().is_none_or(|(seq, ..)| *seq < key.2)
         {
-            members.last = Some((key.2, brief.name.clone(), brief.operator.clone()));
+            members.last = Some((key.2, signature.name.clone(), signature.operator.clone()));
         }
     }
 
-    /// The last calls that the members of a call's group have completed.
+    /// Returns the last calls that the members of a call's group have completed.
     fn last(&self, key: CallKey) -> Vec<LastCall> {
         let Some(members) = self.groups.get(&key.0) else { return vec![] };
         let on_group = members.last.as_ref().map(|(seq, call, by)| members.named(*seq, call, by));
@@ -238,30 +247,30 @@ impl CallTable {
         members.ranks.iter().map(last).collect()
     }
 
-    /// The first calls that a rank has come to, waits in as far as is known here, and others have not come to, each with those.
+    /// Returns the first unfinished calls in which a rank waits, each with the ranks that have not reached it.
     fn waits(&self, rank: usize) -> impl Iterator<Item = (CallId, Vec<usize>)> {
         self.open_of[rank].iter().take(SEARCHED).filter_map(move |key| {
             let (arrivals, members) = (self.open.get(key)?, self.groups.get(&key.0)?);
             let position = members.position(key.1, rank, true)?;
-            let (_, brief) = arrivals.iter().find(|(at, _)| *at == position)?;
-            Some((members.id(*key, brief), members.absent(key.1, arrivals)))
+            let (_, signature) = arrivals.iter().find(|(at, _)| *at == position)?;
+            Some((members.id(*key, signature), members.absent(key.1, arrivals)))
         })
     }
 
-    /// The fault of a call that waits for a rank whose program is over.
-    fn left_alone(&self, key: CallKey) -> Option<CommFault> {
+    /// Returns the fault of a call if one of the ranks that it waits for has ended.
+    fn ended_member_fault(&self, key: CallKey) -> Option<CommFault> {
         let (arrivals, members) = (self.open.get(&key)?, self.groups.get(&key.0)?);
-        // A message that nobody fetches disturbs nobody.
-        let (waiting, brief) = arrivals.iter().find(|(at, _)| members.waits(key.1, *at))?;
+        // A message without a receiver is no fault.
+        let (waiting, signature) = arrivals.iter().find(|(at, _)| members.waits(key.1, *at))?;
         let missing: Vec<usize> =
             members.absent(key.1, arrivals).into_iter().filter(|&rank| self.ended[rank]).collect();
         if missing.is_empty() {
             return None;
         }
         Some(CommFault::Missing {
-            id: members.id(key, brief),
+            id: members.id(key, signature),
             rank: members.rank(key.1, *waiting),
-            brought: shown(&brief.view()),
+            brought: shown(&signature.view()),
             missing,
             ended: true,
             deadline_s: self.deadline_s,
@@ -270,22 +279,31 @@ impl CallTable {
         })
     }
 
-    /// The fault of a call that has not finished in time.
+    /// Returns the fault of a call that has not finished within the deadline.
     ///
     /// # Errors
-    /// Refuses a call of a group that the rank has not opened, and a long name.
-    pub fn late(&self, from: usize, key: CallKey, call: &Name, compared: bool) -> Result<CommFault, Breach> {
+    /// Refuses a call on a group that the rank has not opened, and a long name.
+    pub fn late(
+        &self,
+        from: usize,
+        key: CallKey,
+        call: &Name,
+        compared: bool,
+    ) -> Result<CommFault, ProtocolViolation> {
         let members = self.members(from, key)?;
         if call.len() > NAME_BYTES {
-            return Err(format!("the name of a call has {} bytes, where {NAME_BYTES} may be", call.len()));
+            return Err(format!(
+                "the name of a call has {} bytes, but at most {NAME_BYTES} are allowed",
+                call.len()
+            ));
         }
         let deadline_s = self.deadline_s;
         let position = members.position(key.1, from, true);
         if let Some(arrivals) = self.open.get(&key)
-            && let Some((_, brief)) = arrivals.iter().find(|(at, _)| Some(*at) == position)
+            && let Some((_, signature)) = arrivals.iter().find(|(at, _)| Some(*at) == position)
         {
             let missing = members.absent(key.1, arrivals);
-            let id = members.named(key.2, call, &brief.operator);
+            let id = members.named(key.2, call, &signature.operator);
             let last = self.last(key);
             if let Some(waits) = cycle(from, &id, &missing, |rank| self.waits(rank).collect()) {
                 let last = waits.iter().filter_map(|wait| last.iter().find(|last| last.rank == wait.rank));
@@ -296,13 +314,14 @@ impl CallTable {
                 let (id, absent) = self.waits(rank).next()?;
                 Some(Wait { rank, id, waits_for: *absent.first()? })
             };
-            let (brought, elsewhere) = (shown(&brief.view()), missing.iter().filter_map(elsewhere).collect());
+            let (brought, elsewhere) =
+                (shown(&signature.view()), missing.iter().filter_map(elsewhere).collect());
             let (rank, ended) = (from, false);
             return Ok(CommFault::Missing { id, rank, brought, missing, ended, deadline_s, elsewhere, last });
         }
         let who = match compared {
             true => "all members have come",
-            false => "what the members bring is not compared, so nobody knows who is missing",
+            false => "calls are not compared, so the missing ranks are not known",
         };
         let id = members.named(key.2, call, &"".into());
         let reason = format!("not finished within {deadline_s:.1} s; {who}");
@@ -310,15 +329,15 @@ impl CallTable {
     }
 }
 
-/// About what a call takes in memory while others have not come to it.
-fn cost(brief: &CallSignature) -> usize {
+/// Returns the approximate memory of a call that others have not reached.
+fn cost(signature: &CallSignature) -> usize {
     let shape =
         |shape: &Shape| size_of::<Shape>() + if shape.len() > 5 { size_of_val(&shape[..]) } else { 0 };
-    let shapes: usize = brief.outgoing.iter().chain(&brief.incoming).map(shape).sum();
-    ENTRY_BYTES + brief.name.len() + brief.operator.len() + shapes
+    let shapes: usize = signature.outgoing.iter().chain(&signature.incoming).map(shape).sum();
+    ENTRY_BYTES + signature.name.len() + signature.operator.len() + shapes
 }
 
-/// A call as faults show it.
+/// Returns a call's text in faults.
 fn shown(signature: &SignatureView<'_>) -> String {
     let mut text = signature.to_string();
     if text.len() > SHOWN_BYTES {
@@ -333,7 +352,7 @@ mod tests {
     use super::*;
     use crate::tensor::DType;
 
-    fn brief(name: &'static str, route: Route, n: usize) -> CallSignature {
+    fn signature(name: &'static str, route: Route, n: usize) -> CallSignature {
         let (name, incoming) = (name.into(), vec![Shape::from([n])]);
         CallSignature {
             name,
@@ -347,7 +366,7 @@ mod tests {
     }
 
     fn gather(n: usize) -> CallSignature {
-        brief("all_gather", Route::Gather, n)
+        signature("all_gather", Route::Gather, n)
     }
 
     fn open(world: usize) -> CallTable {
@@ -357,7 +376,7 @@ mod tests {
         table
     }
 
-    /// A call of a group of all ranks of a table.
+    /// The key of a collective on the group of all ranks of a table.
     fn collective(table: &CallTable, seq: u64) -> CallKey {
         (dp(table), Sequence::Collective, seq)
     }
@@ -366,8 +385,8 @@ mod tests {
         group_number("dp", &(0..table.last.len()).collect::<Vec<_>>())
     }
 
-    fn came(table: &mut CallTable, rank: usize, seq: u64, brief: CallSignature) -> Option<String> {
-        table.came(rank, collective(table, seq), brief).unwrap().map(|fault| fault.to_string())
+    fn arrive(table: &mut CallTable, rank: usize, seq: u64, signature: CallSignature) -> Option<String> {
+        table.arrive(rank, collective(table, seq), signature).unwrap().map(|fault| fault.to_string())
     }
 
     fn late(table: &CallTable, rank: usize, seq: u64) -> String {
@@ -380,13 +399,13 @@ mod tests {
         let empty = table.held.clone();
         for seq in [0, 2, 1] {
             for rank in [1, 0, 2] {
-                assert_eq!(came(&mut table, rank, seq, gather(3)), None);
+                assert_eq!(arrive(&mut table, rank, seq, gather(3)), None);
             }
         }
         assert!(table.open.is_empty() && table.held == empty, "a call that all have come to is forgotten");
-        assert_eq!(came(&mut table, 2, 3, gather(3)), None);
+        assert_eq!(arrive(&mut table, 2, 3, gather(3)), None);
         assert_eq!(
-            came(&mut table, 0, 3, gather(4)).unwrap(),
+            arrive(&mut table, 0, 3, gather(4)).unwrap(),
             "all_gather #3 on group dp{0, 1, 2}: rank 2 brought all_gather f32[3], rank 0 brought all_gather f32[4]; \
              every rank must make the same calls in the same order; last completed: rank(s) [0, 1, 2] all_gather #2"
         );
@@ -395,39 +414,39 @@ mod tests {
     #[test]
     fn who_is_late_and_who_is_over() {
         let mut table = open(3);
-        came(&mut table, 1, 0, gather(3));
+        arrive(&mut table, 1, 0, gather(3));
         assert_eq!(
             late(&table, 1, 0),
             "all_gather #0 on group dp{0, 1, 2}: rank(s) [0, 2] did not come within 0.5 s; rank 1 waited with all_gather \
              f32[3]; last completed: rank(s) [0, 1, 2] nothing"
         );
         let mut table = open(1);
-        came(&mut table, 0, 0, gather(3));
+        arrive(&mut table, 0, 0, gather(3));
         assert!(late(&table, 0, 0).contains("not finished within 0.5 s; all members have come"));
         let mut table = open(2);
-        came(&mut table, 1, 0, gather(3));
+        arrive(&mut table, 1, 0, gather(3));
         assert!(table.ended(0).unwrap().to_string().contains("rank(s) [0] had ended; rank 1 waited"));
         let mut table = open(2);
         assert_eq!(table.ended(0), None);
-        assert!(came(&mut table, 1, 0, gather(3)).unwrap().contains("[0] had ended"));
+        assert!(arrive(&mut table, 1, 0, gather(3)).unwrap().contains("[0] had ended"));
     }
 
     #[test]
     fn who_waits_for_whom_and_what_was_completed() {
         let mut table = open(3);
         let world = dp(&table);
-        let came_to = |table: &mut CallTable, rank, group, operator: &'static str| {
+        let arrive_at = |table: &mut CallTable, rank, group, operator: &'static str| {
             let key = (group, Sequence::Collective, u64::from(group == world));
-            table.came(rank, key, CallSignature { operator: operator.into(), ..gather(3) }).unwrap()
+            table.arrive(rank, key, CallSignature { operator: operator.into(), ..gather(3) }).unwrap()
         };
         [0, 1].into_iter().for_each(|rank| table.open(rank, "ep", &[0, 1]).unwrap());
         (0..3).for_each(|rank| {
-            assert_eq!(came(&mut table, rank, 0, brief("barrier", Route::Barrier, 0)), None)
+            assert_eq!(arrive(&mut table, rank, 0, signature("barrier", Route::Barrier, 0)), None)
         });
         assert_eq!(
             (
-                came_to(&mut table, 0, world, "matmul"),
-                came_to(&mut table, 1, group_number("ep", &[0, 1]), "")
+                arrive_at(&mut table, 0, world, "matmul"),
+                arrive_at(&mut table, 1, group_number("ep", &[0, 1]), "")
             ),
             (None, None)
         );
@@ -437,11 +456,11 @@ mod tests {
              all_gather #1 on group dp{0, 1, 2} (for matmul) for rank 1, which waits in all_gather #0 on group ep{0, 1} for \
              rank 0; ranks must come to the groups they share in one order; last completed: rank(s) [0, 1] barrier #0"
         );
-        // Who waits elsewhere, for somebody who does not wait.
+        // A missing rank waits elsewhere, for a rank that does not wait.
         let mut table = open(3);
         [1, 2].into_iter().for_each(|rank| table.open(rank, "ep", &[1, 2]).unwrap());
         assert_eq!(
-            (came_to(&mut table, 0, world, ""), came_to(&mut table, 1, group_number("ep", &[1, 2]), "")),
+            (arrive_at(&mut table, 0, world, ""), arrive_at(&mut table, 1, group_number("ep", &[1, 2]), "")),
             (None, None)
         );
         assert_eq!(
@@ -457,7 +476,7 @@ mod tests {
         let group = dp(&table);
         let mut message = |rank: usize, (from, to): (usize, usize), route, n| {
             let key = (group, Sequence::Message { from, to }, 0);
-            table.came(rank, key, brief("m", route, n)).unwrap().map(|fault| fault.to_string())
+            table.arrive(rank, key, signature("m", route, n)).unwrap().map(|fault| fault.to_string())
         };
         assert_eq!(message(0, (0, 1), Route::Send { to: 1 }, 2), None);
         assert_eq!(message(2, (2, 1), Route::Send { to: 1 }, 5), None);
@@ -466,8 +485,8 @@ mod tests {
         assert!(differs.contains("rank 1 brought m f32[2], rank 2"), "{differs}");
         let mut table = open(2);
         let key = (dp(&table), Sequence::Message { from: 0, to: 1 }, 0);
-        table.came(0, key, brief("send", Route::Send { to: 1 }, 2)).unwrap();
-        assert_eq!(table.ended(1), None, "a message that nobody fetches disturbs nobody");
+        table.arrive(0, key, signature("send", Route::Send { to: 1 }, 2)).unwrap();
+        assert_eq!(table.ended(1), None, "a message without a receiver is no fault");
         assert!(!table.all_have_ended());
         table.ended(0);
         assert!(table.all_have_ended());
@@ -489,29 +508,29 @@ mod tests {
         assert!(table.open(1, &"n".repeat(2000), &[1]).unwrap_err().contains("name has 2000 bytes"));
         let group = dp(&table);
         let message = |from, to| (group, Sequence::Message { from, to }, 0);
-        for (key, brief, want) in [
+        for (key, signature, want) in [
             (
                 (8, Sequence::Collective, 0),
                 gather(1),
-                "it tells of a call on group 0x8, which it has not opened",
+                "it reports a call on group 0x8, which it has not opened",
             ),
-            (message(0, 2), gather(1), "it tells of a message from 0 to 2 on dp{0, 1}"),
+            (message(0, 2), gather(1), "it reports a message from 0 to 2 on dp{0, 1}"),
             (message(0, 0), gather(1), "it comes to a message of dp{0, 1} that is not its own"),
             (
                 (group, Sequence::Collective, 0),
-                brief("all_to_all", Route::AllToAll, 1),
+                signature("all_to_all", Route::AllToAll, 1),
                 "its all_to_all on dp{0, 1} has 0 parts for 1",
             ),
         ] {
-            assert_eq!(table.came(1, key, brief).unwrap_err(), want);
+            assert_eq!(table.arrive(1, key, signature).unwrap_err(), want);
         }
         assert!(table.late(1, message(5, 5), &"send".into(), true).is_err());
         let long = CallSignature { operator: "n".repeat(257).into(), ..gather(1) };
-        let said = table.came(1, (group, Sequence::Collective, 0), long).unwrap_err();
-        assert_eq!(said, "the name of a call has 257 bytes, where 256 may be");
-        came(&mut table, 1, 0, gather(1));
+        let said = table.arrive(1, (group, Sequence::Collective, 0), long).unwrap_err();
+        assert_eq!(said, "the name of a call has 257 bytes, but at most 256 are allowed");
+        arrive(&mut table, 1, 0, gather(1));
         assert_eq!(
-            table.came(1, collective(&table, 0), gather(1)).unwrap_err(),
+            table.arrive(1, collective(&table, 0), gather(1)).unwrap_err(),
             "it comes to all_gather #0 on group dp{0, 1} twice"
         );
     }
@@ -521,18 +540,18 @@ mod tests {
         let mut table = open(20);
         let (group, budget) = (dp(&table), BUDGET_BYTES + 20 * BUDGET_BYTES_PER_RANK);
         let key = |seq| (group, Sequence::Collective, seq);
-        let filled = (0..1 << 20).find_map(|seq| table.came(1, key(seq), gather(1)).err());
+        let filled = (0..1 << 20).find_map(|seq| table.arrive(1, key(seq), gather(1)).err());
         assert!(filled.unwrap().contains(&format!("take more than {budget} bytes")));
         assert!(table.held[1] <= budget && table.open.len() > 60_000);
-        assert_eq!(came(&mut table, 0, 0, gather(1)), None, "the others have their own");
-        // Each would take a scan of all calls, and the search for a cycle the cube of them: minutes.
+        assert_eq!(arrive(&mut table, 0, 0, gather(1)), None, "the others have their own");
+        // With a scan of all calls each of these took minutes, and the search for a cycle their cube.
         (0..1000).for_each(|_| assert_eq!(table.ended(1), None));
         assert!(late(&table, 1, 0).contains("rank(s) [2, 3, 4, "));
-        // Who catches up makes room again.
+        // A rank that catches up frees memory.
         let mut table = open(2);
-        (0..100).for_each(|seq| assert_eq!(came(&mut table, 1, seq, gather(1)), None));
+        (0..100).for_each(|seq| assert_eq!(arrive(&mut table, 1, seq, gather(1)), None));
         let held = table.held[1];
-        assert_eq!(came(&mut table, 0, 0, gather(1)), None);
+        assert_eq!(arrive(&mut table, 0, 0, gather(1)), None);
         assert!(table.held[1] < held && table.open_of[1].len() == 99);
         let names = (10..1 << 20).map(|group| format!("g{group}"));
         assert!(names.into_iter().any(|name| table.open(1, &name, &[1]).is_err()), "groups count too");

@@ -1,12 +1,13 @@
-//! The facts about calls that errors are made of: who came to which, who waits for whom, and what each rank did last.
+//! The source of what errors tell about calls: which rank came to which call, who waits for whom, and what each rank
+//! completed last.
 
 mod call_table;
 pub mod flight;
 mod recorder;
-mod roster;
 mod table_group;
 mod wait_graph;
+mod world_recorders;
 
-pub(super) use call_table::{Breach, CallTable};
+pub(super) use call_table::{CallTable, ProtocolViolation};
 pub(super) use recorder::{GroupId, RecordedCall, Recorder};
-pub(super) use roster::{FlightSettings, Roster};
+pub(super) use world_recorders::{FlightSettings, WorldRecorders};

@@ -1,4 +1,4 @@
-//! A rank's recent calls.
+//! The flight recorder of one rank: its recent calls.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -6,39 +6,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::flight::record::{CallRecord, CallState, GroupRecord, KEPT, RankRecord};
+use super::flight::record::{CALLS_KEPT, CallRecord, CallState, GroupRecord, RankRecord};
 use super::flight::write;
 use crate::comm::calls::{Call, Route, Sequence, current_operator, label};
 use crate::error::{CallId, Error};
 
-/// A rank's last calls, kept for the rank itself and for others that share its memory.
+/// A rank's last calls. Other ranks of the process can read it.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     pub(super) rank: usize,
     world_len: usize,
     began: Instant,
-    /// When the program began, in microseconds since 1970, so that files of several hosts can be set side by side.
+    /// Start of the program in microseconds since 1970, so that files of several hosts can be compared.
     began_unix_us: u64,
     dir: Option<PathBuf>,
     written: AtomicBool,
     history: Mutex<CallHistory>,
 }
 
-/// A group in a rank's record.
+/// The index of a group in a rank's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupId(u32);
 
 #[derive(Debug, Default)]
 struct CallHistory {
     groups: Vec<GroupProgress>,
-    /// A ring: call `n` is at `n % KEPT`, its group a place in `groups`.
+    /// A ring buffer: call `n` is at `n % CALLS_KEPT`. A call's `group` is an index into `groups`.
     calls: Vec<CallRecord>,
-    /// Calls started so far.
+    /// The number of calls started so far.
     calls_len: u64,
-    /// Calls that the rank is waiting in: one for each of its threads.
+    /// The calls in which the rank waits, one per thread.
     waiting: Vec<OpenWait>,
     last: Option<(usize, CompletedCall)>,
-    /// Groups of another generation are others, whatever their names.
+    /// Incremented when the rank continues without failed ranks. Groups of different generations differ even if name
+    /// and members are equal.
     generation: u64,
 }
 
@@ -47,7 +48,7 @@ struct CallHistory {
 struct GroupProgress {
     group: GroupRecord,
     collectives: u64,
-    /// By sender, receiver, and whether this rank receives: a rank may send to itself.
+    /// The number of messages per sender, receiver, and whether this rank receives, since a rank may send to itself.
     messages: Vec<((usize, usize, bool), u64)>,
     last: Option<CompletedCall>,
 }
@@ -59,7 +60,7 @@ struct CompletedCall {
     operator: &'static str,
 }
 
-/// A call that a thread of the rank waits in.
+/// A call in which a thread of the rank waits.
 #[derive(Clone, Copy, Debug)]
 struct OpenWait {
     number: u64,
@@ -72,7 +73,7 @@ struct OpenWait {
     is_slow: bool,
 }
 
-/// A call that is recorded, until its end is.
+/// The handle by which the end of a recorded call is recorded.
 #[derive(Debug)]
 pub(crate) struct RecordedCall {
     recorder: Arc<Recorder>,
@@ -84,7 +85,7 @@ pub(crate) struct RecordedCall {
     operator: &'static str,
 }
 
-/// A wait as other ranks see it.
+/// A wait, as other ranks see it.
 #[derive(Clone, Debug)]
 pub(super) struct RankWait {
     pub id: CallId,
@@ -107,17 +108,21 @@ impl Recorder {
         }
     }
 
-    /// The recorder of a rank whose peers are elsewhere, written to the folder that the environment names.
+    /// Makes the recorder of a rank whose peers are in other processes. Its folder is the one that the environment
+    /// names.
     pub(crate) fn alone(rank: usize, world_len: usize) -> Arc<Recorder> {
         Arc::new(Recorder::new(rank, world_len, write::dir_from_env()))
     }
 
-    /// A group's place in the record; the same ranks and name are the same group.
+    /// Returns the index of a group in the record. The same name and ranks give the same index.
     pub(crate) fn group(&self, name: &str, ranks: &Arc<[usize]>) -> GroupId {
         let mut history = self.history();
         let generation = history.generation;
-        let at =
-            history.groups.iter().position(|group| group.is(name, ranks, generation)).unwrap_or_else(|| {
+        let at = history
+            .groups
+            .iter()
+            .position(|group| group.matches(name, ranks, generation))
+            .unwrap_or_else(|| {
                 let group = GroupRecord { name: name.to_string(), ranks: ranks.clone(), generation };
                 history.groups.push(GroupProgress { group, collectives: 0, messages: vec![], last: None });
                 history.groups.len() - 1
@@ -125,12 +130,12 @@ impl Recorder {
         GroupId(at as u32)
     }
 
-    /// The rank goes on among other ranks: groups made from now on begin their counts anew.
+    /// Starts a new generation: groups made from now on start their counts at 0.
     pub(crate) fn begin_generation(&self) {
         self.history().generation += 1;
     }
 
-    /// Writes down that the rank, member `index` of the group, starts a call.
+    /// Records that the rank, as member `index` of the group, starts a call.
     pub(crate) fn start(self: &Arc<Self>, group: GroupId, index: usize, call: &Call) -> RecordedCall {
         let operator = current_operator();
         let sequence = Sequence::of(call.route, index);
@@ -141,9 +146,9 @@ impl Recorder {
         let number = history.calls_len;
         history.calls_len += 1;
         if history.calls.is_empty() {
-            history.calls.reserve_exact(KEPT);
+            history.calls.reserve_exact(CALLS_KEPT);
         }
-        let at = (number % KEPT as u64) as usize;
+        let at = (number % CALLS_KEPT as u64) as usize;
         if at == history.calls.len() {
             history.calls.push(CallRecord::empty());
         }
@@ -156,49 +161,50 @@ impl Recorder {
         RecordedCall { recorder: self.clone(), number, group, sequence, seq, call: call.name, operator }
     }
 
-    /// The last calls completed: on the group, and of all.
+    /// Returns the last calls completed: on the group, and on any group.
     pub(in crate::comm) fn last(&self, name: &str, ranks: &[usize]) -> (Option<CallId>, Option<CallId>) {
         let history = self.history();
         let generation = history.generation;
-        let group = history.groups.iter().find(|group| group.is(name, ranks, generation));
+        let group = history.groups.iter().find(|group| group.matches(name, ranks, generation));
         let here = group.and_then(|group| Some(group.last?.id(&group.group)));
         let last = history.last.map(|(group, done)| done.id(&history.groups[group].group));
         (here, last)
     }
 
-    /// The calls that the rank waits in.
+    /// Returns the calls in which the rank waits.
     pub(super) fn waits(&self) -> Vec<RankWait> {
         let history = self.history();
-        history.waiting.iter().map(|waiting| history.told(waiting)).collect()
+        history.waiting.iter().map(|waiting| history.rank_wait(waiting)).collect()
     }
 
-    /// As [`Recorder::waits`], those in which it has waited longer than `patience`, each told once.
+    /// Returns the calls in which the rank has waited longer than `patience`. Each is returned once.
     pub(super) fn slow(&self, patience: Duration) -> Vec<RankWait> {
         let mut history = self.history();
         let mut slow = Vec::new();
         for at in 0..history.waiting.len() {
             if !history.waiting[at].is_slow && history.waiting[at].since.elapsed() >= patience {
                 history.waiting[at].is_slow = true;
-                slow.push(history.told(&history.waiting[at]));
+                slow.push(history.rank_wait(&history.waiting[at]));
             }
         }
         slow
     }
 
-    /// True where the rank has started this call of a group's sequence.
+    /// Returns true if the rank has started the call that another rank waits in.
     pub(super) fn has_come(&self, to: &RankWait) -> bool {
         let history = self.history();
         let group = history.groups.iter().find(|group| group.group == to.group);
         group.is_some_and(|group| group.sent(to.sequence) > to.id.seq)
     }
 
-    /// Writes the record, once, for a failure with this cause; an echo is a failure that only follows from another rank's.
+    /// Writes the record to its file for a failure with this cause; only the first call writes. An echo is a failure
+    /// that only follows from another rank's.
     pub(crate) fn write(&self, cause: &str, is_echo: bool) {
         let Some(dir) = &self.dir else { return };
         if self.written.swap(true, Ordering::Relaxed) {
             return;
         }
-        // A rank that fails has something better to report than that its record could not be written.
+        // The rank reports its own failure, so a record that cannot be written is only a warning.
         if let Err(e) = write::write(&self.snapshot(cause, is_echo), dir) {
             eprintln!(
                 "isoshard: rank {} cannot write its flight record to {}: {e}",
@@ -208,7 +214,7 @@ impl Recorder {
         }
     }
 
-    /// The record as it is now.
+    /// Returns the current record.
     fn snapshot(&self, cause: &str, is_echo: bool) -> RankRecord {
         let history = self.history();
         let (groups, calls) = history.last_calls();
@@ -225,7 +231,7 @@ impl Recorder {
         }
     }
 
-    /// Microseconds since the program began.
+    /// Returns the microseconds since the start of the program.
     fn elapsed_us(&self) -> u64 {
         self.began.elapsed().as_micros() as u64
     }
@@ -236,10 +242,11 @@ impl Recorder {
 }
 
 impl CallHistory {
-    /// The calls that are kept, oldest first, and their groups.
+    /// Returns the calls that are kept, oldest first, and their groups.
     fn last_calls(&self) -> (Vec<GroupRecord>, Vec<CallRecord>) {
-        // In a full ring the oldest call is where the next one will be.
-        let oldest = if self.calls.len() < KEPT { 0 } else { (self.calls_len % KEPT as u64) as usize };
+        // In a full ring the oldest call is the one that the next call overwrites.
+        let oldest =
+            if self.calls.len() < CALLS_KEPT { 0 } else { (self.calls_len % CALLS_KEPT as u64) as usize };
         let (newer, older) = self.calls.split_at(oldest);
         let mut calls: Vec<CallRecord> = older.iter().chain(newer).cloned().collect();
         let mut groups = Vec::new();
@@ -258,11 +265,11 @@ impl CallHistory {
     }
 
     fn call(&mut self, number: u64) -> Option<&mut CallRecord> {
-        let at = (number % KEPT as u64) as usize;
+        let at = (number % CALLS_KEPT as u64) as usize;
         self.calls.get_mut(at).filter(|call| call.number == number)
     }
 
-    fn told(&self, wait: &OpenWait) -> RankWait {
+    fn rank_wait(&self, wait: &OpenWait) -> RankWait {
         let group = self.group(wait.group);
         let done = CompletedCall { call: wait.call, seq: wait.seq, operator: wait.operator };
         RankWait { id: done.id(group), group: group.clone(), sequence: wait.sequence, since: wait.since }
@@ -276,12 +283,12 @@ impl GroupId {
 }
 
 impl GroupProgress {
-    fn is(&self, name: &str, ranks: &[usize], generation: u64) -> bool {
+    fn matches(&self, name: &str, ranks: &[usize], generation: u64) -> bool {
         let GroupRecord { name: own, ranks: members, generation: made } = &self.group;
         *made == generation && own == name && **members == *ranks
     }
 
-    /// The calls started on a sequence; of messages, those sent.
+    /// Returns the number of calls started in a sequence; for messages, the number sent.
     fn sent(&self, sequence: Sequence) -> u64 {
         match sequence {
             Sequence::Collective => self.collectives,
@@ -316,7 +323,7 @@ impl CompletedCall {
 }
 
 impl RecordedCall {
-    /// The rank begins to wait for the call.
+    /// Records that the rank starts to wait for the call.
     pub(crate) fn wait(&self) {
         let RecordedCall { number, group, sequence, seq, call, operator, .. } = *self;
         let since = Instant::now();
@@ -336,20 +343,21 @@ impl RecordedCall {
         }
     }
 
-    /// The rank has what it waited for.
+    /// Records that the rank has the call's result.
     pub(crate) fn complete(self) {
         let done = CompletedCall { call: self.call, seq: self.seq, operator: self.operator };
         let mut history = self.end(CallState::Completed);
         let group = self.group.index();
         let progress = &mut history.groups[group];
-        // Calls may be waited for in another order than they were made in.
+        // The program may wait for calls in another order than it started them.
         if self.sequence == Sequence::Collective && progress.last.is_none_or(|last| last.seq < self.seq) {
             progress.last = Some(done);
         }
         history.last = Some((group, done));
     }
 
-    /// The call failed: `error` is told which operator wanted it, and the record is written.
+    /// Records that the call failed, writes the record, and returns `error` with the operator that the call was made
+    /// for.
     pub(crate) fn fail(self, error: Error) -> Error {
         let history = self.end(CallState::Failed);
         let error = match error {
@@ -368,7 +376,7 @@ impl RecordedCall {
             other => other,
         };
         drop(history);
-        // What was refused before anybody else heard of it is no failure of the group's.
+        // Arguments that were refused before the call started are no failure of the group.
         if !matches!(error, Error::Invalid(_)) {
             self.recorder.write(&error.to_string(), error.is_echo());
         }
@@ -395,7 +403,7 @@ mod tests {
     use crate::error::Result;
     use crate::tensor::{DType, ReduceOp, Shape, Tensor};
 
-    /// Calls to come after others, some waited for late, some never.
+    /// Calls that are waited for late, out of order, or never.
     #[test]
     fn what_is_completed_is_known_in_any_order_of_waits() {
         let lasts = spmd(2, |rank| {
@@ -415,7 +423,7 @@ mod tests {
         }
     }
 
-    /// A message to oneself is one call at each of its ends.
+    /// A message to the rank itself counts as one call at each end.
     #[test]
     fn messages_are_counted_at_both_ends() {
         let run = |rank: crate::comm::Rank| -> Result<()> {
@@ -429,7 +437,7 @@ mod tests {
             g.barrier()
         };
         spmd(2, run).unwrap();
-        // A second receive waits for a second message, and is missed by nobody but its sender.
+        // A second receive waits for a second message, and only its sender is missing.
         let error = Spmd::new(2).deadline(Duration::from_millis(100)).on_slow(|_| ()).run(|rank| {
             let g = rank.world();
             if rank.rank() == 1 {
@@ -443,7 +451,7 @@ mod tests {
         assert!(said.contains("circle: rank") || said.contains("did not come"), "{said}");
     }
 
-    /// The cost of a call above its engine, to be read with `--nocapture`.
+    /// Prints what recording a call costs (read it with `--nocapture`).
     #[test]
     fn a_call_is_written_down_quickly() {
         let recorder = Recorder::alone(0, 2);
@@ -471,7 +479,7 @@ mod tests {
         let history = recorder.history();
         assert_eq!(
             (history.calls.len(), history.calls_len, history.waiting.len()),
-            (KEPT, 5 * u64::from(rounds), 0)
+            (CALLS_KEPT, 5 * u64::from(rounds), 0)
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A group as the call table knows it.
+//! A group in the call table.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -8,13 +8,14 @@ use crate::error::CallId;
 
 pub(super) type Name = Cow<'static, str>;
 
-/// A call of a group: the group's number, the sequence, and the call's number in it.
+/// The key of a call: the group's number, the sequence, and the call's number in the sequence.
 pub(super) type CallKey = (u64, Sequence, u64);
 
-/// The calls that the members who have come to one brought, with their index among those who meet there, ascending.
+/// The calls of the members that have arrived, each with the member's position among the call's participants, in
+/// ascending order.
 pub(super) type Arrivals = Vec<(usize, CallSignature)>;
 
-/// A group's members.
+/// A group, its members, and their progress.
 #[derive(Debug)]
 pub(super) struct TableGroup {
     pub name: String,
@@ -24,19 +25,19 @@ pub(super) struct TableGroup {
     index: HashMap<usize, usize>,
     /// The members that have opened the group.
     pub opened: HashSet<usize>,
-    /// The last collective to which all have come.
+    /// The last collective that all members have reached: number, name, operator.
     pub last: Option<(u64, Name, Name)>,
 }
 
 impl TableGroup {
-    /// The group that a rank opens first; no rank is named twice.
+    /// Makes the group when its first member, `from`, opens it. `ranks` holds no duplicates.
     pub fn new(name: &str, label: String, ranks: &[usize], from: usize) -> TableGroup {
         let index = ranks.iter().enumerate().map(|(index, &rank)| (rank, index)).collect();
         let (name, ranks, opened) = (name.to_string(), ranks.to_vec(), HashSet::from([from]));
         TableGroup { name, label, ranks, index, opened, last: None }
     }
 
-    /// The number of those who meet in a sequence: the group, or a sender and a receiver.
+    /// Returns the number of participants of a sequence's calls: all members, or a sender and a receiver.
     pub fn len(&self, sequence: Sequence) -> usize {
         match sequence {
             Sequence::Collective => self.ranks.len(),
@@ -44,7 +45,7 @@ impl TableGroup {
         }
     }
 
-    /// A rank's index among those who meet in a sequence; a rank that sends to itself is there twice.
+    /// Returns a rank's position among a sequence's participants. A rank that sends to itself has two.
     pub fn position(&self, sequence: Sequence, rank: usize, receives: bool) -> Option<usize> {
         let index = *self.index.get(&rank)?;
         match sequence {
@@ -55,7 +56,7 @@ impl TableGroup {
         }
     }
 
-    /// The rank at an index of those who meet in a sequence.
+    /// Returns the rank at a position of a sequence's participants.
     pub fn rank(&self, sequence: Sequence, at: usize) -> usize {
         match sequence {
             Sequence::Collective => self.ranks[at],
@@ -63,20 +64,20 @@ impl TableGroup {
         }
     }
 
-    /// True where who comes there waits: a sender does not.
+    /// Returns true if the participant at a position waits for the others. A sender does not.
     pub fn waits(&self, sequence: Sequence, at: usize) -> bool {
         sequence == Sequence::Collective || at == 1
     }
 
-    /// Those that have not come, by their number in the world.
+    /// Returns the ranks that have not arrived.
     pub fn absent(&self, sequence: Sequence, arrivals: &Arrivals) -> Vec<usize> {
         let mut come = arrivals.iter().map(|(at, _)| *at).peekable();
         let away = (0..self.len(sequence)).filter(|at| come.next_if_eq(at).is_none());
         away.map(|at| self.rank(sequence, at)).collect()
     }
 
-    pub fn id(&self, key: CallKey, brief: &CallSignature) -> CallId {
-        self.named(key.2, &brief.name, &brief.operator)
+    pub fn id(&self, key: CallKey, signature: &CallSignature) -> CallId {
+        self.named(key.2, &signature.name, &signature.operator)
     }
 
     pub fn named(&self, seq: u64, call: &Name, operator: &Name) -> CallId {

@@ -1,19 +1,20 @@
-//! Ranks that wait for each other.
+//! Cycles of ranks that wait for each other.
 
 use std::collections::HashSet;
 
 use crate::error::{CallId, Wait};
 
-/// The shortest chain of waits that begins with `rank` waiting in `id` for one of `absent` and comes back to it, if any.
+/// Returns the shortest chain of waits that starts with `rank` waiting in call `id` for one of `absent` and returns
+/// to `rank`, if there is one.
 ///
-/// `waits` gives the calls in which a rank waits, each with the ranks that have not come to it.
+/// `waits` returns the calls in which a given rank waits, each with the ranks that have not come to it.
 pub(crate) fn cycle(
     rank: usize,
     id: &CallId,
     absent: &[usize],
     mut waits: impl FnMut(usize) -> Vec<(CallId, Vec<usize>)>,
 ) -> Option<Vec<Wait>> {
-    // Breadth first: each rank is looked at once, by the shortest way to it.
+    // A breadth-first search, so each rank is visited once, on a shortest path.
     let first = |&on: &usize| (Wait { rank, id: id.clone(), waits_for: on }, None);
     let mut reached: Vec<(Wait, Option<usize>)> = absent.iter().map(first).collect();
     let mut seen: HashSet<usize> = absent.iter().copied().collect();
@@ -23,7 +24,7 @@ pub(crate) fn cycle(
         for (id, absent) in waits(on) {
             if absent.contains(&rank) {
                 let last = Wait { rank: on, id, waits_for: rank };
-                return Some(way(&reached, at, last));
+                return Some(chain(&reached, at, last));
             }
             for next in absent {
                 if seen.insert(next) {
@@ -36,8 +37,8 @@ pub(crate) fn cycle(
     None
 }
 
-/// The steps that led to `at`, and `last`.
-fn way(reached: &[(Wait, Option<usize>)], at: usize, last: Wait) -> Vec<Wait> {
+/// Returns the chain of waits up to entry `at`, followed by `last`.
+fn chain(reached: &[(Wait, Option<usize>)], at: usize, last: Wait) -> Vec<Wait> {
     let steps = std::iter::successors(Some(at), |&i| reached[i].1);
     let mut waits: Vec<Wait> = steps.map(|i| reached[i].0.clone()).collect();
     waits.reverse();
@@ -52,7 +53,7 @@ mod tests {
     #[test]
     fn the_shortest_cycle_is_found_if_there_is_one() {
         let id = |seq| CallId::new("barrier", seq, "g");
-        // 0 waits for 1 and 2; 1 for 3, 3 for 0; 2 for 4, which waits for nobody.
+        // Rank 0 waits for 1 and 2, 1 for 3, 3 for 0, and 2 for 4, which does not wait.
         let waits = |rank: usize| match rank {
             1 => vec![(id(1), vec![3])],
             2 => vec![(id(2), vec![4])],
@@ -64,7 +65,7 @@ mod tests {
         assert_eq!(found, [(0, 0, 1), (1, 1, 3), (3, 3, 0)]);
         assert_eq!(cycle(0, &id(0), &[2], waits), None);
         assert_eq!(cycle(0, &id(0), &[], waits), None);
-        // A cycle that the rank is no part of is not its own, and is not followed for ever.
+        // A cycle without the rank is not reported, and the search ends.
         assert_eq!(cycle(0, &id(0), &[5], |rank| vec![(id(9), vec![11 - rank])]), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The answer to "who am I, and where do we meet?".
+//! The result of reading a launcher's variables.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use super::secret::SecretSource;
 use super::vars;
 use crate::error::Result;
 
-/// What a launcher told this process: its rank, and where the ranks meet.
+/// The information of a launcher for this process: its rank, and the address at which the ranks meet.
 ///
 /// ```
 /// use isoshard::comm::Launch;
@@ -24,54 +24,100 @@ pub struct Launch {
     pub(in crate::comm) world_len: usize,
     pub(in crate::comm) local_rank: usize,
     pub(in crate::comm) local_len: Option<usize>,
-    /// None where it is not said.
+    /// The host at which the ranks meet, if known.
     pub(in crate::comm) host: Option<String>,
     pub(in crate::comm) port: u16,
-    /// The address at which rank 0 listens, where it is not the meeting place's.
+    /// The address at which rank 0 listens, if it differs from the host's.
     pub(in crate::comm) bind: Option<IpAddr>,
     pub(in crate::comm) secret: SecretSource,
 }
 
 impl Launch {
-    /// This process's rank.
+    /// Returns this process's rank.
+    ///
+    /// ```
+    /// use isoshard::comm::Launch;
+    /// let launch = Launch::from_vars(|name| match name {
+    ///     "PMI_RANK" | "MPI_LOCALRANKID" => Some("1".into()),
+    ///     "PMI_SIZE" | "MPI_LOCALNRANKS" => Some("2".into()),
+    ///     _ => None,
+    /// })?.expect("a PMI launcher's variables");
+    /// assert_eq!((launch.rank(), launch.world_len()), (1, 2));
+    /// assert_eq!((launch.local_rank(), launch.local_len()), (1, Some(2)));
+    /// assert_eq!(launch.address()?.0, "127.0.0.1"); // both ranks are on this machine
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
+    ///
+    /// ```
+    /// # use isoshard::comm::Launch;
+    /// let vars = [("PMI_RANK", "0"), ("PMI_SIZE", "1")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// assert_eq!(Launch::from_vars(get)?.expect("PMI's variables").world_len(), 1);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn world_len(&self) -> usize {
         self.world_len
     }
 
-    /// This rank's number among those of its machine: the number of its GPU.
+    /// Returns this rank's number among the ranks of its machine, which is also the number of its GPU.
+    ///
+    /// ```
+    /// # use isoshard::comm::Launch;
+    /// let vars = [("SLURM_PROCID", "9"), ("SLURM_NTASKS", "16"), ("SLURM_LOCALID", "1")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// assert_eq!(Launch::from_vars(get)?.expect("Slurm's variables").local_rank(), 1);
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
 
-    /// The number of ranks on this machine, where the launcher says.
+    /// Returns the number of ranks on this machine, if the launcher says.
+    ///
+    /// ```
+    /// # use isoshard::comm::Launch;
+    /// let vars = [("PMI_RANK", "0"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// assert_eq!(Launch::from_vars(get)?.expect("PMI's variables").local_len(), Some(2));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn local_len(&self) -> Option<usize> {
         self.local_len
     }
 
-    /// Where rank 0 listens: host and port. MPI's engine finds that out by itself.
+    /// Returns the host and port at which rank 0 listens. The MPI engine finds them by itself.
+    ///
+    /// ```
+    /// # use isoshard::comm::Launch;
+    /// let vars = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "node7"), ("MASTER_PORT",
+    /// "29500")];
+    /// let get = |name: &str| vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+    /// assert_eq!(Launch::from_vars(get)?.expect("torchrun's variables").address()?, ("node7", 29_500));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Refuses a job on several nodes whose launcher does not say where rank 0 is.
+    /// Refuses a job on several nodes if the launcher does not say where rank 0 is.
     pub fn address(&self) -> Result<(&str, u16)> {
         let Launch { by, rank, world_len, port, .. } = self;
         match &self.host {
             Some(host) => Ok((host, *port)),
             None => Err(vars::refused(
-                "it is not said where the ranks meet",
+                "the address at which the ranks meet is not known",
                 format!("rank {rank} of {world_len} by {by} on several nodes, without MASTER_ADDR"),
                 "set MASTER_ADDR to rank 0's machine on all ranks",
             )),
         }
     }
 
-    /// True if `host`, found at `ips`, means this machine alone by accident, as a machine's own name does in Debian's
-    /// `/etc/hosts`. A loopback address is meant if it is written so, if `ISOSHARD_BIND` says where to listen, and if all
-    /// ranks are on this machine.
+    /// Returns true if `host`, which resolves to `ips`, unintentionally means this machine only, as a machine's own
+    /// name does in Debian's `/etc/hosts`. A loopback address is intended if it is written as such, if
+    /// `ISOSHARD_BIND` is set, or if all ranks are on this machine.
     pub(in crate::comm) fn is_found_only_here(&self, host: &str, ips: &[IpAddr]) -> bool {
         let written =
             host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());

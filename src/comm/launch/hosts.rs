@@ -1,6 +1,6 @@
-//! Slurm's lists of nodes.
+//! Parsing Slurm's lists of nodes.
 
-/// The first node of a list such as `gpu[03-07,12],login1`: `gpu03`.
+/// Returns the first node of a list: `gpu03` for `gpu[03-07,12],login1`.
 pub(super) fn first_host(list: &str) -> Option<String> {
     let list = list.trim();
     let end = list.find([',', '[']).unwrap_or(list.len());
@@ -10,7 +10,7 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     };
     let (numbers, after) = inside.split_once(']')?;
     let first = numbers.split(['-', ',']).next().filter(|n| !n.is_empty())?;
-    // What follows the bracket up to the next comma belongs to the name: `rack[1-2]node[3-4]`.
+    // The text between the bracket and the next comma belongs to the name: `rack[1-2]node[3-4]`.
     let after = match after.split(',').next() {
         None | Some("") => String::new(),
         Some(tail) if tail.contains('[') => first_host(after)?,

@@ -1,4 +1,4 @@
-//! The four launchers of variables.
+//! The variables of each launcher.
 
 use super::description::Launch;
 use super::hosts::first_host;
@@ -6,12 +6,12 @@ use super::secret::SecretSource;
 use super::vars::{Vars, refused};
 use crate::error::Result;
 
-/// Rank 0's port where the launcher says none and the job has no number.
+/// Rank 0's port if neither the launcher nor the job's number gives one.
 const PORT: u16 = 29_500;
-/// From here on Slurm's steps are no ranks but scripts and daemons.
+/// Slurm's step numbers from here on are scripts and daemons, not ranks.
 const FIRST_SPECIAL_STEP: usize = 0xffff_fff0;
 
-/// What the variables say, or none.
+/// Returns the launch that the variables describe, or `None`.
 pub(super) fn read(vars: &Vars) -> Result<Option<Launch>> {
     let launchers = [torchrun, open_mpi, pmi, slurm];
     for launcher in launchers {
@@ -24,8 +24,8 @@ pub(super) fn read(vars: &Vars) -> Result<Option<Launch>> {
     Ok(None)
 }
 
-/// A launcher's numbers, with the names they came by.
-struct Numbers {
+/// The numbers that a launcher gives.
+struct LauncherNumbers {
     rank: usize,
     world_len: usize,
     local_rank: usize,
@@ -38,14 +38,15 @@ fn torchrun(vars: &Vars) -> Result<Option<Launch>> {
         return Ok(None);
     }
     let given = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"];
-    let numbers = Numbers {
+    let numbers = LauncherNumbers {
         rank: vars.needed("RANK", &given)?,
         world_len: vars.needed("WORLD_SIZE", &given)?,
         local_rank: vars.needed("LOCAL_RANK", &given)?,
         local_len: vars.number("LOCAL_WORLD_SIZE")?,
     };
     let alone = numbers.world_len == 1;
-    // `torchrun --standalone` names the machine, at an address that strangers may reach; its ranks need none but this.
+    // `torchrun --standalone` gives the machine's name, and its address may be open to other machines. Ranks of one
+    // machine need only the loopback address.
     let one_machine = numbers.local_len == Some(numbers.world_len) && !vars.has("ISOSHARD_BIND");
     let host = match vars.text("MASTER_ADDR") {
         Some(host) if !one_machine => host,
@@ -54,7 +55,7 @@ fn torchrun(vars: &Vars) -> Result<Option<Launch>> {
     };
     let port = match (vars.port("ISOSHARD_PORT")?, vars.port("MASTER_PORT")?) {
         (Some(ours), _) => ours,
-        // The launcher's own store listens at its port, and the next one is as good on every rank.
+        // The launcher's own store listens at that port, so the ranks use the next one.
         (None, Some(port)) if vars.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v == "True") => {
             port.checked_add(1).unwrap_or(port - 1)
         }
@@ -76,7 +77,7 @@ fn open_mpi(vars: &Vars) -> Result<Option<Launch>> {
     if !given.iter().any(|name| vars.has(name)) {
         return Ok(None);
     }
-    let numbers = Numbers {
+    let numbers = LauncherNumbers {
         rank: vars.needed(rank, &given)?,
         world_len: vars.needed(size, &given)?,
         local_rank: vars.needed(local_rank, &given)?,
@@ -86,7 +87,7 @@ fn open_mpi(vars: &Vars) -> Result<Option<Launch>> {
         && other != numbers.rank
     {
         return Err(refused(
-            "two launchers say different things",
+            "two launchers contradict each other",
             format!("{rank}={}, PMI_RANK={other}", numbers.rank),
             "start all ranks by one launcher, or unset what is left over",
         ));
@@ -108,13 +109,13 @@ fn pmi(vars: &Vars) -> Result<Option<Launch>> {
         None => return Err(vars.absent(names[0], &given)),
     };
     let local_len = vars.first_number(&["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"])?.map(|(_, n)| n);
-    let numbers = Numbers { rank, world_len, local_rank, local_len };
+    let numbers = LauncherNumbers { rank, world_len, local_rank, local_len };
     let (host, port) = meeting(vars, &numbers, "PMI", &["PMI_JOBID", "SLURM_JOB_ID"])?;
     Ok(Some(numbers.launch("PMI", host, port)))
 }
 
 fn slurm(vars: &Vars) -> Result<Option<Launch>> {
-    // `salloc` and `sbatch` set SLURM_NTASKS alone, and a script's step is a special one.
+    // `salloc` and `sbatch` set only SLURM_NTASKS, and a script's step has a special number.
     let in_script = vars.number("SLURM_STEP_ID")?.is_some_and(|step| step >= FIRST_SPECIAL_STEP);
     if !vars.has("SLURM_PROCID") || in_script {
         return Ok(None);
@@ -122,7 +123,7 @@ fn slurm(vars: &Vars) -> Result<Option<Launch>> {
     let given = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"];
     let tasks = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"];
     let world_len = vars.first_number(&tasks)?.ok_or_else(|| vars.absent("SLURM_NTASKS", &given))?.1;
-    let numbers = Numbers {
+    let numbers = LauncherNumbers {
         rank: vars.needed("SLURM_PROCID", &given)?,
         world_len,
         local_rank: vars.needed("SLURM_LOCALID", &given)?,
@@ -132,9 +133,9 @@ fn slurm(vars: &Vars) -> Result<Option<Launch>> {
     Ok(Some(numbers.launch("Slurm", host, port)))
 }
 
-impl Numbers {
+impl LauncherNumbers {
     fn launch(self, by: &'static str, host: Option<String>, port: u16) -> Launch {
-        let Numbers { rank, world_len, local_rank, local_len } = self;
+        let LauncherNumbers { rank, world_len, local_rank, local_len } = self;
         let (bind, secret) = (None, SecretSource::None);
         Launch { by, rank, world_len, local_rank, local_len, host, port, bind, secret }
     }
@@ -142,13 +143,14 @@ impl Numbers {
 
 const LOCAL: &str = "127.0.0.1";
 
-/// The meeting place, if it is known, and its port, where they need not be said: the variables' own, else what can be made from the job's facts.
-fn meeting(vars: &Vars, numbers: &Numbers, by: &str, jobs: &[&str]) -> Result<(Option<String>, u16)> {
+/// Returns the host at which the ranks meet, if known, and the port: those of the variables, else those that follow
+/// from the job.
+fn meeting(vars: &Vars, numbers: &LauncherNumbers, by: &str, jobs: &[&str]) -> Result<(Option<String>, u16)> {
     let nodes = vars.first_number(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?.map(|(_, n)| n);
     let one_node = numbers.world_len == 1
         || numbers.local_len == Some(numbers.world_len)
         || (by == "Slurm" && nodes == Some(1));
-    // Rank 0 runs on the first node of the step; the address of the node that launched is a login node's at times.
+    // Rank 0 runs on the first node of the step. The node that launched the step may be a login node.
     let lists = ["SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"];
     let listed = || lists.iter().find_map(|name| first_host(&vars.text(name)?));
     let host = match vars.text("MASTER_ADDR") {
@@ -165,14 +167,14 @@ fn meeting(vars: &Vars, numbers: &Numbers, by: &str, jobs: &[&str]) -> Result<(O
     Ok((host, port))
 }
 
-/// A port from 20000 to 29999 that jobs seldom share.
+/// Returns a port from 20000 to 29999 that two jobs seldom share.
 fn port_of(job: &str) -> u16 {
     let mixed =
         job.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     20_000 + (mixed % 10_000) as u16
 }
 
-/// What no launcher may say.
+/// Refuses contradictory numbers.
 fn check(launch: &Launch) -> Result<()> {
     let Launch { by, rank, world_len, local_rank, local_len, .. } = launch;
     let contradiction = if rank >= world_len {
@@ -189,7 +191,7 @@ fn check(launch: &Launch) -> Result<()> {
     Err(refused("the variables contradict each other", format!("{contradiction} by {by}"), names(by)))
 }
 
-/// Which variables to look at.
+/// Returns the remedy for contradictions: the variables to look at.
 fn names(by: &str) -> &'static str {
     match by {
         "torchrun" => "look at RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE",
@@ -308,7 +310,7 @@ mod tests {
         for (table, want) in [
             (
                 "WORLD_SIZE=2",
-                "launch: a variable is missing beside those that are set; got WORLD_SIZE=2 without RANK;",
+                "launch: a variable is missing next to those that are set; got WORLD_SIZE=2 without RANK;",
             ),
             ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1", "MASTER_PORT=1 without LOCAL_RANK"),
             ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT=1", "without MASTER_ADDR"),
@@ -332,7 +334,7 @@ mod tests {
             ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2", "without OMPI_COMM_WORLD_LOCAL_RANK"),
             (
                 "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 PMI_RANK=1 PMI_SIZE=2",
-                "two launchers say different things; got OMPI_COMM_WORLD_RANK=0, PMI_RANK=1;",
+                "two launchers contradict each other; got OMPI_COMM_WORLD_RANK=0, PMI_RANK=1;",
             ),
             ("PMI_RANK=0", "got PMI_RANK=0 without PMI_SIZE"),
             ("PMI_RANK=0 PMI_SIZE=2", "without MPI_LOCALRANKID"),
@@ -354,7 +356,7 @@ mod tests {
         ] {
             let error = of(table).unwrap().unwrap().address().unwrap_err().to_string();
             let want = format!(
-                "launch: it is not said where the ranks meet; got {by} on several nodes, without MASTER_ADDR; set"
+                "launch: the address at which the ranks meet is not known; got {by} on several nodes, without MASTER_ADDR; set"
             );
             assert!(error.starts_with(&want), "{error}");
         }

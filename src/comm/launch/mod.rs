@@ -1,8 +1,8 @@
-//! Ranks that a launcher starts as processes: who am I, and where do we meet?
+//! Finds out which rank this process is and where the ranks meet, from the variables that a launcher sets.
 //!
-//! [`Launch::from_env`] reads what `torchrun`, Open MPI's `mpirun`, PMI launchers (MPICH, Intel MPI, Cray) and Slurm's
-//! `srun` tell their processes. Variables that contradict each other, or of which half is missing, are refused by name: a rank
-//! that guesses hangs all the others.
+//! [`Launch::from_env`] understands `torchrun`, Open MPI's `mpirun`, PMI launchers (MPICH, Intel MPI, Cray) and
+//! Slurm's `srun`. Contradictory or incomplete variables are refused by name, because a rank with a wrong guess makes
+//! all others wait.
 
 mod description;
 mod hosts;
@@ -19,9 +19,18 @@ pub(super) use vars::Vars;
 use crate::error::Result;
 
 impl Launch {
-    /// What the environment says, or none where no launcher started this process.
+    /// Returns the launch that the environment variables describe, or `None` if no launcher started this process.
     ///
-    /// Looked for in this order; the first that is there counts, because a launcher may run inside another one's job:
+    /// ```
+    /// match isoshard::comm::Launch::from_env()? {
+    ///     Some(launch) => println!("{launch}"),
+    ///     None => println!("not started by a launcher"),
+    /// }
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// The launchers are tried in this order, and the first match counts, because a launcher may run inside another
+    /// one's job:
     ///
     /// | launcher | variables |
     /// |---|---|
@@ -30,23 +39,24 @@ impl Launch {
     /// | PMI | `PMI_RANK`, `PMI_SIZE`; `MPI_LOCALRANKID`, `PMI_LOCAL_RANK` or `PALS_LOCAL_RANKID`; `MPI_LOCALNRANKS` |
     /// | Slurm | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID` |
     ///
-    /// The meeting place is `MASTER_ADDR` and `MASTER_PORT` where they are set, which `torchrun`'s always are; if all of
-    /// `torchrun`'s ranks are on one machine and `ISOSHARD_BIND` is not set, it is 127.0.0.1. Otherwise it is this machine
-    /// where the job has one node, the first of the step's nodes under Slurm, and a port between 20000 and 29999 made from the
-    /// job's number; Open MPI and PMI on several nodes want `MASTER_ADDR`, unless the engine is MPI's, which finds rank 0 by
-    /// itself. `ISOSHARD_PORT` overrides the port. Under `torchrun`, whose own store may listen at `MASTER_PORT`
-    /// (`TORCHELASTIC_USE_AGENT_STORE`), the next port is taken. Rank 0 listens at that address alone, or at `ISOSHARD_BIND`
-    /// where it is set on rank 0.
+    /// The ranks meet at `MASTER_ADDR` and `MASTER_PORT` if these are set, as `torchrun` always does. If all of
+    /// `torchrun`'s ranks are on one machine and `ISOSHARD_BIND` is not set, they meet at 127.0.0.1. If the variables
+    /// are not set, the address is this machine for jobs on one node, or the first node of the step under Slurm, and
+    /// the port is computed from the job's number, between 20000 and 29999. Open MPI and PMI on several nodes need
+    /// `MASTER_ADDR`, except over the MPI engine, which finds rank 0 by itself. `ISOSHARD_PORT` overrides the port.
+    /// If `torchrun`'s own store listens at `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE`), the next port is used.
+    /// Rank 0 listens at this address only, or at `ISOSHARD_BIND` if it is set on rank 0.
     ///
-    /// The ranks' shared secret is `ISOSHARD_TOKEN` (16 bytes or more), or what stands in the file that `ISOSHARD_TOKEN_FILE`
-    /// names: a plain file of this process's user or of root, which its owner alone may read; rank 0 makes it where it is not
-    /// there. Who does not know it is not heard (`docs/clusters.md`). Ranks of one machine may meet without; if none is given,
-    /// MPI's have one that rank 0 draws and hands out by MPI.
+    /// The ranks' shared secret is `ISOSHARD_TOKEN` (16 bytes or more) or the content of the file that
+    /// `ISOSHARD_TOKEN_FILE` names: a regular file of this process's user or of root that only its owner can read.
+    /// Rank 0 creates the file if it does not exist. Processes without the secret are not admitted
+    /// (`docs/clusters.md`). Ranks of one machine may meet without one; MPI's ranks then use a secret that rank 0
+    /// draws and sends by MPI.
     ///
-    /// A batch script's own shell (`sbatch` without `srun`) is no rank.
+    /// The shell of a batch script (`sbatch` without `srun`) is no rank.
     ///
     /// # Errors
-    /// Names variables that are missing beside those that are set, are no numbers or addresses, or contradict each other, and a
+    /// Refuses, by name, incomplete sets of variables, values that are no numbers or addresses, contradictions, and a
     /// secret that is too short, empty or not UTF-8.
     pub fn from_env() -> Result<Option<Launch>> {
         let launch = Launch::from_vars(|name| std::env::var(name).ok())?;
@@ -56,10 +66,18 @@ impl Launch {
         Ok(launch)
     }
 
-    /// As [`Launch::from_env`], from variables that `get` looks up.
+    /// Like [`Launch::from_env`], with variables that `get` returns.
+    ///
+    /// ```
+    /// use isoshard::comm::Launch;
+    /// assert_eq!(Launch::from_vars(|_| None)?, None);
+    /// let half = Launch::from_vars(|name| (name == "WORLD_SIZE").then(|| "2".to_string()));
+    /// assert!(half.unwrap_err().to_string().contains("got WORLD_SIZE=2 without RANK"));
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`Launch::from_env`].
+    /// Same as [`Launch::from_env`].
     pub fn from_vars(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
         launchers::read(&Vars::new(&get))
     }

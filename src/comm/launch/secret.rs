@@ -1,4 +1,4 @@
-//! The secret that the ranks of one job share, and the ways to come by it.
+//! The secret that the ranks of one job share, and where it comes from.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -13,34 +13,34 @@ use crate::error::Result;
 
 /// The variable that holds the secret itself.
 const TOKEN: &str = "ISOSHARD_TOKEN";
-/// The variable that names a file with it.
+/// The variable that names a file with the secret.
 const TOKEN_FILE: &str = "ISOSHARD_TOKEN_FILE";
-/// A shorter secret could be guessed from what a listener sees.
+/// A shorter secret could be guessed from recorded traffic.
 const LEAST_BYTES: usize = 16;
 const MOST_BYTES: usize = 4096;
 const DRAWN_BYTES: usize = 32;
 
-/// A text that the ranks of a job know and nobody else does. Shown nowhere.
+/// A text that only the ranks of a job know. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(in crate::comm) struct Secret(Box<[u8]>);
 
-/// The place of a job's secret, as the environment names it.
+/// The source of a job's secret in the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::comm) enum SecretSource {
-    /// Nobody has given one.
+    /// No secret is given.
     #[default]
     None,
-    /// Given by value.
+    /// The secret itself.
     Value(Secret),
-    /// In a file that only its owner may read; rank 0 makes it where it is not there.
+    /// A file that only its owner can read. Rank 0 creates it if it does not exist.
     File(PathBuf),
 }
 
 impl Secret {
-    /// A secret from the system's random numbers: 32 bytes in hexadecimal.
+    /// Draws a secret from the system's random numbers: 32 bytes in hexadecimal.
     ///
     /// # Errors
-    /// A system that has none.
+    /// Returns an error if the system has none.
     pub fn draw() -> Result<Secret> {
         let text = random_hex::<DRAWN_BYTES>().map_err(|e| {
             refused("the system has no random numbers", e.to_string(), "set ISOSHARD_TOKEN on all ranks")
@@ -48,10 +48,10 @@ impl Secret {
         Ok(Secret(text.into_bytes().into()))
     }
 
-    /// The secret that a text is; `from` is where it stood. White space around it does not count.
+    /// Makes a secret from a text without the white space around it; `from` names the text's source in errors.
     ///
     /// # Errors
-    /// Refuses one of less than 16 bytes, or of more than 4096.
+    /// Refuses fewer than 16 and more than 4096 bytes.
     pub fn from_text(text: &str, from: &str) -> Result<Secret> {
         let bytes = text.trim().as_bytes();
         match bytes.len() {
@@ -64,7 +64,7 @@ impl Secret {
         }
     }
 
-    /// The text that [`Secret::from_text`] read.
+    /// Returns the text.
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.0).expect("made of a text")
     }
@@ -74,7 +74,7 @@ impl Secret {
     }
 }
 
-/// Without the bytes.
+/// Writes `Secret(..)`, without the bytes.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(..)")
@@ -97,12 +97,13 @@ impl SecretSource {
         })
     }
 
-    /// The secret, if there is one. Rank 0 (`draws`) draws it where its file is not there; the others wait for the file until
-    /// `end`.
+    /// Reads the secret, if there is one. If its file does not exist, rank 0 (`draws`) creates it with a new secret,
+    /// and other ranks wait for it until `end`.
     ///
     /// # Errors
-    /// Refuses what is no plain file, one of another user than this process's or root, one that others than its owner may read,
-    /// and one that holds no secret; names a file that does not come, and a link to none.
+    /// Refuses a path that is not a regular file, a file of another user than this process's or root, one that other
+    /// users can read, and one without a valid secret. Returns an error if the file does not appear in time or the
+    /// path is a dangling link.
     pub fn read(&self, draws: bool, end: Instant) -> Result<Option<Secret>> {
         let path = match self {
             SecretSource::None => return Ok(None),
@@ -125,7 +126,7 @@ impl SecretSource {
                 drawn = true;
             } else if now < end {
                 thread::sleep(pause_after(now - begun).min(end - now));
-                // A network's file system may remember that the file was not there, until the directory is read.
+                // A network file system may cache that the file does not exist until the directory is read.
                 let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
                 let _ = fs::read_dir(directory.unwrap_or(Path::new("."))).map(|mut all| all.next());
             } else {
@@ -135,12 +136,12 @@ impl SecretSource {
     }
 }
 
-/// How long a rank that has waited for the file so long waits again: many may ask one server.
+/// Returns the pause before the next look at the file. It grows, because many ranks may ask one file server.
 fn pause_after(waited: Duration) -> Duration {
     Duration::from_millis(if waited < Duration::from_secs(1) { 20 } else { 200 })
 }
 
-/// Refuses a secret that is set and no text, which looking variables up as texts takes for absent.
+/// Refuses a secret that is not UTF-8. The usual lookup would treat it as absent.
 pub(super) fn check_encoding(get: impl Fn(&str) -> Option<OsString>) -> Result<()> {
     let broken = |name: &&str| get(name).is_some_and(|value| value.to_str().is_none());
     match [TOKEN, TOKEN_FILE].into_iter().find(broken) {
@@ -167,12 +168,12 @@ fn unusable(path: &Path, why: &str) -> crate::Error {
     )
 }
 
-/// Opens a plain file. It is looked at before, since opening a named pipe waits for its other end, and again when it is open,
-/// since it may be another one by then.
+/// Opens a regular file. The type is checked before, because opening a named pipe waits for its other end, and after,
+/// because the path may have changed.
 fn open(path: &Path) -> io::Result<File> {
     let plain = |found: fs::Metadata| match found.is_file() {
         true => Ok(()),
-        false => Err(io::Error::other("it is no plain file")),
+        false => Err(io::Error::other("it is not a regular file")),
     };
     plain(fs::metadata(path)?)?;
     let file = File::open(path)?;
@@ -199,7 +200,7 @@ fn check_owner(file: &File) -> io::Result<()> {
     }
 }
 
-/// Why a file of that user and mode is not one for a secret of this process's user.
+/// Returns the reason why a file of this owner and mode cannot hold a secret of user `own`.
 #[cfg(unix)]
 fn objection(owner: u32, mode: u32, own: u32) -> Option<String> {
     if owner != own && owner != 0 {
@@ -211,13 +212,13 @@ fn objection(owner: u32, mode: u32, own: u32) -> Option<String> {
     }
 }
 
-/// The number of this process's effective user: as Linux tells it in `/proc`, in the numbers of this process's own user
-/// namespace, as a file's owner is told; elsewhere the owner of a file that is made for it, which POSIX says is this user.
+/// Returns the number of this process's effective user: on Linux from `/proc`, which uses this process's user
+/// namespace as file owners do; elsewhere the owner of a new file, which POSIX defines as this user.
 #[cfg(unix)]
 fn own_user() -> io::Result<u32> {
     use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     if let Ok(status) = fs::read_to_string("/proc/self/status")
-        // Real, effective, saved, and that of files.
+        // The line holds the real, effective, saved and file-system user.
         && let Some(users) = status.lines().find_map(|line| line.strip_prefix("Uid:"))
         && let Some(Ok(effective)) = users.split_whitespace().nth(1).map(str::parse)
     {
@@ -226,15 +227,15 @@ fn own_user() -> io::Result<u32> {
     let path =
         std::env::temp_dir().join(format!("isoshard-{}", random_hex::<8>().map_err(io::Error::other)?));
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-    let file =
-        file.map_err(|e| io::Error::other(format!("who this process's user is cannot be told: {e}")))?;
+    let file = file.map_err(|e| io::Error::other(format!("this process's user cannot be found out: {e}")))?;
     let _ = fs::remove_file(&path);
     Ok(file.metadata()?.uid())
 }
 
-/// Makes the file, whole at once: who opens it finds all of the secret. Where somebody else has made it meanwhile, theirs stays.
+/// Creates the file atomically, so that readers see all of the secret. If another process has created it meanwhile,
+/// that file stays.
 fn write_file(path: &Path, secret: &Secret) -> io::Result<()> {
-    // Processes of several machines and containers may have one number.
+    // Processes of different machines or containers may have equal numbers, so the name is random.
     let mut name = path.file_name().unwrap_or_default().to_os_string();
     name.push(format!(".{}", random_hex::<8>().map_err(io::Error::other)?));
     let unfinished = path.with_file_name(name);
@@ -247,7 +248,7 @@ fn write_file(path: &Path, secret: &Secret) -> io::Result<()> {
     }
     let mut file = options.open(&unfinished)?;
     let written = writeln!(file, "{}", secret.text()).and_then(|()| file.sync_all());
-    // A link, unlike a rename, does not replace what is there.
+    // Unlike a rename, a link does not replace an existing file.
     let made = written.and_then(|()| match fs::hard_link(&unfinished, path) {
         Ok(()) => Ok(false),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -309,7 +310,7 @@ mod tests {
         dir
     }
 
-    /// What a rank says of a file, which may not take it long.
+    /// Returns a rank's error about a file, within a time limit.
     #[cfg(unix)]
     fn refusal(path: &Path, draws: bool, wait: Duration) -> String {
         let (source, end) = (SecretSource::File(path.into()), Instant::now() + wait);
@@ -334,7 +335,7 @@ mod tests {
         for path in [&pipe, &dir] {
             for draws in [true, false] {
                 let text = refusal(path, draws, Duration::from_secs(60));
-                assert!(text.contains(": it is no plain file;"), "{text}");
+                assert!(text.contains(": it is not a regular file;"), "{text}");
             }
         }
         fs::remove_dir_all(&dir).unwrap();

@@ -1,10 +1,10 @@
-//! Variables, read with refusals that name them.
+//! Reading environment variables, with errors that name them.
 
 use std::net::IpAddr;
 
 use crate::error::{Error, Result};
 
-/// Where variables are looked up. An empty one counts as absent.
+/// A source of variables. An empty variable counts as absent.
 pub(in crate::comm) struct Vars<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl<'a> Vars<'a> {
@@ -16,7 +16,7 @@ impl<'a> Vars<'a> {
         (self.0)(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty())
     }
 
-    /// A variable that may be absent, but not empty: who set it meant something.
+    /// Returns a variable that may be absent but not empty, because an empty one is a mistake.
     pub(super) fn text_or_absent(&self, name: &str) -> Result<Option<String>> {
         match ((self.0)(name), self.text(name)) {
             (Some(_), None) => Err(refused(
@@ -32,7 +32,7 @@ impl<'a> Vars<'a> {
         self.text(name).is_some()
     }
 
-    /// A number, if the variable is set.
+    /// Returns a variable's number, if it is set.
     pub(super) fn number(&self, name: &str) -> Result<Option<usize>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         text.parse().map(Some).map_err(|_| {
@@ -40,7 +40,7 @@ impl<'a> Vars<'a> {
         })
     }
 
-    /// The first of `names` that is set, with its number.
+    /// Returns the first of `names` that is set, with its number.
     pub(super) fn first_number<'n>(&self, names: &[&'n str]) -> Result<Option<(&'n str, usize)>> {
         for &name in names {
             if let Some(n) = self.number(name)? {
@@ -50,12 +50,12 @@ impl<'a> Vars<'a> {
         Ok(None)
     }
 
-    /// A number that must be there beside `given`, which is.
+    /// Returns a number that must be set because some of `given` are.
     pub(super) fn needed(&self, name: &str, given: &[&str]) -> Result<usize> {
         self.number(name)?.ok_or_else(|| self.absent(name, given))
     }
 
-    /// A port.
+    /// Returns a variable's port, if it is set.
     pub(in crate::comm) fn port(&self, name: &str) -> Result<Option<u16>> {
         let Some(port) = self.number(name)? else { return Ok(None) };
         match u16::try_from(port) {
@@ -68,31 +68,31 @@ impl<'a> Vars<'a> {
         }
     }
 
-    /// An address of this machine.
+    /// Returns a variable's IP address, if it is set.
     pub(super) fn address(&self, name: &str) -> Result<Option<IpAddr>> {
         let Some(text) = self.text(name) else { return Ok(None) };
         text.parse().map(Some).map_err(|_| {
             refused(
-                "a variable is no IP address",
+                "a variable is not an IP address",
                 format!("{name}={text}"),
                 "for example 10.0.0.1, or 0.0.0.0 for all",
             )
         })
     }
 
-    /// The refusal of a half-set family: those of `given` that are set are shown.
+    /// Returns the error about a missing variable, which lists those of `given` that are set.
     pub(super) fn absent(&self, name: &str, given: &[&str]) -> Error {
         let set = given.iter().filter_map(|g| Some(format!("{g}={}", self.text(g)?)));
         let set: Vec<String> = set.collect();
         refused(
-            "a variable is missing beside those that are set",
+            "a variable is missing next to those that are set",
             format!("{} without {name}", set.join(", ")),
             "start all ranks by one launcher, or unset what is left over",
         )
     }
 }
 
-/// What is wrong with the environment, in one form.
+/// Returns an error about the environment.
 pub(super) fn refused(rule: &str, given: String, remedy: &str) -> Error {
     Error::invalid("launch", rule, given, remedy)
 }

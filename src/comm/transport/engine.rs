@@ -250,8 +250,8 @@ mod tests {
                     let shape = reduce.part_shape(rank.rank());
                     let value = |i: usize| ((i + 1) * (rank.rank() + 3)) as f32 * 0.1;
                     let x = Tensor::from_vec((0..shape.numel()).map(value).collect(), shape)?;
-                    let want = rank.world().all_reduce_in(&x, reduce.clone())?;
-                    let got = plain.all_reduce_in(&x, reduce.clone())?;
+                    let want = rank.world().all_reduce_with(&x, reduce.clone())?;
+                    let got = plain.all_reduce_with(&x, reduce.clone())?;
                     assert_eq!([got.shape(), want.shape()], [&reduce.out_shape(); 2]);
                     assert_eq!(got.to_vec::<f32>()?, want.to_vec::<f32>()?);
                 }

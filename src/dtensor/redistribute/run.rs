@@ -110,7 +110,7 @@ impl Move {
         for (k, stage) in self.stages.iter().enumerate().skip(first) {
             let call = match stage {
                 Stage::AllReduce { group, reduce } => {
-                    PendingCall::Whole(group.all_reduce_begun(&local, reduce.clone()))
+                    PendingCall::Whole(group.all_reduce_with_async(&local, reduce.clone()))
                 }
                 Stage::Fold(fold) => fold.start(&local)?,
                 Stage::Exchange(x) if x.kind == ExchangeKind::Slice => {
@@ -219,7 +219,7 @@ impl FoldStage {
         }
         Ok(match &self.sources[..] {
             // Every member has partial values of all elements that this rank will hold.
-            [only] => PendingCall::Whole(self.group.reduce_scatter_in(parts, only.reduce.clone())),
+            [only] => PendingCall::Whole(self.group.reduce_scatter_with(parts, only.reduce.clone())),
             _ => PendingCall::Parts(self.group.all_to_all_async(parts, &self.shapes)),
         })
     }

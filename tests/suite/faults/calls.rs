@@ -1,4 +1,4 @@
-//! Ranks that make other calls than their peers.
+//! Ranks that make different calls than their peers.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn scene(random: &mut Random) -> (Program, usize, usize) {
     (program, at, culprit)
 }
 
-/// How all ranks end when `culprit` brings `instead` to step `at`, or nothing.
+/// Returns how all ranks end if `culprit` makes `instead` at step `at`, or skips the step if there is none.
 fn ends(program: &Program, at: usize, culprit: usize, instead: Option<Step>) -> Vec<End> {
     let (start, shared) = (Instant::now(), program.clone());
     let ends = Spmd::new(program.world).deadline(DEADLINE).on_slow(|_| ()).run(move |rank| {
@@ -30,12 +30,14 @@ fn ends(program: &Program, at: usize, culprit: usize, instead: Option<Step>) -> 
             })
         })
     });
-    // A rank that waits for one that gave up only then waits no second time: it hears that its program is over.
+    // A rank that waits for one that has stopped only because of the first fault gets its error at once: that rank's
+    // program has ended.
     assert!(start.elapsed() < DEADLINE * 4 + Duration::from_secs(5), "{:?}", start.elapsed());
     ends.unwrap()
 }
 
-/// Each member of the group names the culprit at that step; others go on, as long as they need nobody who stopped.
+/// Each member of the group names the culprit at that step. Other ranks continue as long as they need no rank that
+/// has stopped.
 fn assert_named(ends: &[End], program: &Program, at: usize, culprit: usize) {
     let members = &program.groups[program.steps[at].group];
     let stopped: Vec<usize> = ends.iter().filter(|end| end.fault.is_some()).map(|end| end.rank).collect();
@@ -105,7 +107,8 @@ fn another_reduction() {
     });
 }
 
-/// The rank goes on to its next calls: what that leads to depends on them, but everyone who was left alone names it.
+/// The culprit skips a step and makes its next calls. The outcome depends on them, but every rank that is left
+/// waiting names it.
 #[test]
 fn a_call_that_is_skipped() {
     repeated("skip", |random| {
@@ -129,7 +132,7 @@ fn a_call_that_is_skipped() {
     });
 }
 
-/// True where a rank failed because of one that had stopped already.
+/// Returns true if a rank failed because of one that had stopped already.
 fn met_later(ends: &[End], rank: usize, fault: &Option<(usize, CommFault)>) -> bool {
     let Some((_, CommFault::Missing { missing, ended: true, .. })) = fault else { return false };
     missing.iter().all(|other| *other != rank && ends.iter().any(|end| end.rank == *other))

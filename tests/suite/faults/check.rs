@@ -1,4 +1,4 @@
-//! Replicas that differ by one bit, and gradients that are no numbers.
+//! Replicas that differ by one bit, and gradients that are not finite.
 
 use isoshard::comm::{Rank, spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, check_finite, check_replicas};
@@ -13,15 +13,15 @@ use super::program::{Random, repeated};
 const MESHES: [&str; 4] = ["dp=2", "dp=3", "dp=2,tp=2", "dp=3,tp=2"];
 const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::I64];
 
-/// Tensors on a mesh, and one of them with which one rank does something.
+/// Tensors on a mesh; one rank changes one of them.
 #[derive(Clone, Debug)]
 struct Scene {
     mesh: &'static str,
-    /// Shape, layout by rows of the axes, dtype.
+    /// Shape, placement per axis, dtype.
     tensors: Vec<(Shape, Layout, DType)>,
     which: usize,
     rank: usize,
-    /// The element, as a fraction of those that the rank holds.
+    /// The changed element, as a fraction of the rank's shard.
     at: f64,
     bit: usize,
 }
@@ -33,7 +33,7 @@ impl Scene {
         let ranks = axes.iter().map(|axis| axis[3..].parse::<usize>().unwrap()).product();
         let tensor = |random: &mut Random| {
             let shape = Shape::from([1 + random.below(40), 1 + random.below(40)]);
-            // The last axis may shard, the first one never does: there are always replicas.
+            // Only the last axis may shard, so there are always replicas along the first one.
             let last = *random.pick(&["R", "S0", "S1"]);
             let layout = if axes.len() == 1 { "(R)".into() } else { format!("(R, {last})") };
             (shape, layout.parse().unwrap(), *random.pick(dtypes))
@@ -43,7 +43,7 @@ impl Scene {
         Scene { mesh, which: random.below(3), rank: random.below(ranks), at, bit: random.below(64), tensors }
     }
 
-    /// The tensors, of which `change` has changed an element at the scene's rank; that element's global index.
+    /// Returns the tensors after `change` changed an element at the rank, and that element's global index.
     fn tensors(&self, rank: &Rank, change: impl Fn(&mut [u8])) -> Result<(Vec<DTensor>, Vec<usize>)> {
         let mesh = DeviceMesh::parse(rank, self.mesh)?;
         let mut index = vec![];
@@ -105,7 +105,7 @@ fn one_flipped_bit() {
         let index = found[scene.rank].1.clone();
         for (said, _) in &found {
             if index.is_empty() {
-                // The rank holds nothing of the tensor.
+                // The rank's shard is empty.
                 assert_eq!(said, &Ok(()));
                 continue;
             }
@@ -116,7 +116,7 @@ fn one_flipped_bit() {
                 (&index, 1),
                 "{scene:?}"
             );
-            // Of two replicas nobody knows which one is right.
+            // With two replicas it is unknown which one is right.
             let pair = [found.rank, found.reference];
             assert!(pair.contains(&scene.rank), "{found}");
             assert!(
@@ -136,7 +136,7 @@ fn no_number_in_one_shard() {
         let found = spmd(world, move |rank| {
             let (same, _) = shared.tensors(&rank, |_| ())?;
             check_finite(&named(&same), step)?;
-            // All ones but the sign: a NaN in every format.
+            // All bits set except the sign: a NaN in every format.
             let (tensors, index) = shared.tensors(&rank, |element| {
                 element.fill(255);
                 *element.last_mut().unwrap() = 127;
@@ -166,7 +166,7 @@ fn no_number_in_one_shard() {
     });
 }
 
-/// By a model's own names, with shards and replicas that training made.
+/// Checks a trained model's parameters by their own names, with shards and replicas.
 #[test]
 fn a_models_parameters_and_gradients_by_path() {
     let said = spmd(4, |rank| {
@@ -181,7 +181,7 @@ fn a_models_parameters_and_gradients_by_path() {
         let grads = linear.forward(&pass, &x)?.sum_all()?.backward()?;
         drop(pass);
         params.check_gradients(&grads, 0)?;
-        // One rank's part of the weight becomes infinite.
+        // One rank's shard of the weight becomes infinite.
         let id = params.find("head.weight").expect("declared");
         let value = params.value(id).detach();
         let scale = if rank.rank() == 2 { f32::INFINITY } else { 1.0 };
@@ -202,7 +202,7 @@ fn a_models_parameters_and_gradients_by_path() {
     assert!(gradients.contains("in step 17"), "{gradients}");
 }
 
-/// The number of ranks of a mesh's text.
+/// Returns the number of ranks in a mesh's text.
 struct DeviceMeshLen(&'static str);
 
 impl DeviceMeshLen {

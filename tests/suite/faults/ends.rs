@@ -11,7 +11,7 @@ use isoshard::{CommFault, Error, Failure, MemoryFault};
 
 use super::program::{Program, Random, Turn, repeated};
 
-/// A random program, a rank, and a step that this one takes part in.
+/// Returns a random program, a rank, and a step in which the rank takes part.
 fn scene(random: &mut Random) -> (Program, usize, usize) {
     let program = Program::random(random);
     let at = random.below(program.steps.len());
@@ -19,7 +19,7 @@ fn scene(random: &mut Random) -> (Program, usize, usize) {
     (program, at, culprit)
 }
 
-/// Everyone else hears of it, or was through already.
+/// Every other rank reports the failure, or had finished already.
 fn assert_echoes<T: std::fmt::Debug>(ends: &[Result<T, Failure>], culprit: usize, cause: &str) {
     for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
         match end {
@@ -33,7 +33,7 @@ fn assert_echoes<T: std::fmt::Debug>(ends: &[Result<T, Failure>], culprit: usize
     }
 }
 
-/// Runs the program with `wrong` in place of one call; failures are returned, not kept.
+/// Runs the program with `wrong` instead of one call, and returns failures.
 fn ends(
     program: &Program,
     at: usize,
@@ -70,7 +70,7 @@ fn a_panic() {
     });
 }
 
-/// A rank that has no memory for what a gather brings; its peers get its cause.
+/// A rank has no memory for the result of a gather; its peers get the cause.
 #[test]
 fn out_of_memory_in_a_gather() {
     repeated("memory", |random| {
@@ -90,7 +90,7 @@ fn out_of_memory_in_a_gather() {
     });
 }
 
-/// What is left of a thread that is killed: nobody hears of it again.
+/// Stands for a thread that is killed: it never communicates again.
 #[test]
 fn a_rank_that_never_comes_back() {
     const DEADLINE: Duration = Duration::from_millis(150);
@@ -115,7 +115,7 @@ fn a_rank_that_never_comes_back() {
             Err(Failure::Error(Error::Comm(fault))) => Some(&**fault),
             _ => None,
         });
-        // It is missing itself, or those that are missing waited for it in the end.
+        // The rank itself is missing, or the missing ranks waited for it in the end.
         let names = |fault: &CommFault| match fault {
             CommFault::Missing { missing, elsewhere, ended: false, .. } => {
                 missing.contains(&culprit) || elsewhere.iter().any(|wait| wait.waits_for == culprit)
@@ -132,7 +132,7 @@ fn a_rank_that_never_comes_back() {
             Err(_) => false,
         };
         assert!(ends.iter().all(is_known), "{culprit}: {ends:?}");
-        // The thread goes on, finds its world given up, and ends.
+        // The thread continues, finds that its world has failed, and ends.
         drop(alive);
     });
 }
@@ -141,7 +141,7 @@ fn a_rank_that_never_comes_back() {
 fn stopped_and_continued_before_the_deadline() {
     const DEADLINE: Duration = Duration::from_secs(2);
     repeated("slow", |random| {
-        // Long enough for the look-out to come by, short enough for fifty times.
+        // Long enough for the check for slow ranks, short enough for fifty repetitions.
         let (program, at, culprit) = scene(random);
         let heard: Arc<Mutex<Vec<SlowRank>>> = Arc::default();
         let (shared, hears) = (program.clone(), heard.clone());
@@ -164,7 +164,7 @@ fn stopped_and_continued_before_the_deadline() {
         assert!(
             heard.iter().all(|slow| slow.waited >= Duration::from_millis(30) && slow.deadline == DEADLINE)
         );
-        // Once for each call and rank.
+        // Reported once per call and rank.
         let told = heard.len();
         heard.sort_by_key(|slow| (slow.rank, slow.id.to_string()));
         heard.dedup_by_key(|slow| (slow.rank, slow.id.to_string()));
@@ -189,7 +189,7 @@ fn stopped_and_continued_after_the_deadline() {
                 Ok(Turn::AsPlanned)
             })
         });
-        // The late rank gets the fault of those that waited, at once: the program's own check of that is in `run`.
+        // The late rank gets the waiting ranks' fault at once; `run` checks that.
         for end in ends.unwrap() {
             let Some((0, CommFault::Missing { missing, ended: false, rank, .. })) = end.fault else {
                 panic!("{end:?}")

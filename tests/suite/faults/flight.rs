@@ -1,4 +1,4 @@
-//! Flight records: what is written, and what the reader makes of it.
+//! Flight records: the files that ranks write, and the reader's conclusions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::program::{Program, Turn, repeated};
 
-/// A folder of its own, gone with the value.
+/// A temporary folder, deleted on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -41,7 +41,7 @@ fn sum(group: &Group, len: usize) -> Result<()> {
     group.all_reduce(&Tensor::zeros(DType::F32, [len]), ReduceOp::Sum).map(drop)
 }
 
-/// Runs `f`, which fails on some rank, and reads what was written.
+/// Runs `f`, which fails on some rank, and reads the records.
 fn flown(
     world: usize,
     folder: &Folder,
@@ -73,10 +73,10 @@ fn who_brought_something_else_is_found() {
             })?;
             end.fault.map_or(Ok(()), |(_, fault)| Err(fault.into()))
         });
-        let [difference] = &report.differences[..] else { panic!("{report}") };
-        assert!(difference.id.group.starts_with(&name), "{report}");
-        assert!(difference.brought.iter().any(|(_, ranks)| *ranks == [culprit]), "{culprit}: {report}");
-        assert!(report.first.is_some() && report.silent.is_empty(), "{report}");
+        let [mismatch] = &report.mismatches[..] else { panic!("{report}") };
+        assert!(mismatch.id.group.starts_with(&name), "{report}");
+        assert!(mismatch.brought.iter().any(|(_, ranks)| *ranks == [culprit]), "{culprit}: {report}");
+        assert!(report.first.is_some() && report.without_record.is_empty(), "{report}");
         assert!(report.to_string().contains(&format!("rank(s) [{culprit}] brought")), "{report}");
     });
 }
@@ -95,13 +95,13 @@ fn who_stayed_behind_and_who_waits_for_whom() {
         b.barrier()
     });
     let circle: Vec<_> = report.cycle.iter().map(|w| (w.rank, w.id.to_string(), w.waits_for)).collect();
-    // Ranks 0 and 1 wait in one call, so rank 2 makes a circle with either.
+    // Ranks 0 and 1 wait in one call, so rank 2 forms a cycle with either.
     let waits = |r| [(r, "all_reduce #1 on group a{0, 1, 2}", 2), (2, "barrier #0 on group b{0, 1, 2}", r)];
     let found =
         |wait: &(usize, &str, usize)| circle.iter().any(|(r, id, on)| (*r, id.as_str(), *on) == *wait);
     assert!(circle.len() == 2 && [0, 1].iter().any(|&r| waits(r).iter().any(found)), "{report}");
-    assert!(report.behind.iter().any(|b| b.absent.iter().any(|(rank, _)| *rank == 2)), "{report}");
-    assert!(report.differences.is_empty(), "{report}");
+    assert!(report.incomplete.iter().any(|b| b.absent.iter().any(|(rank, _)| *rank == 2)), "{report}");
+    assert!(report.mismatches.is_empty(), "{report}");
 
     let folder = Folder::new();
     let report = flown(2, &folder, |rank| {
@@ -112,13 +112,13 @@ fn who_stayed_behind_and_who_waits_for_whom() {
         sum(&rank.world(), 7)
     });
     assert_eq!(report.first, Some((1, "panicked: out of luck\n\"quoted\"".into())));
-    let [behind] = &report.behind[..] else { panic!("{report}") };
+    let [behind] = &report.incomplete[..] else { panic!("{report}") };
     assert_eq!((behind.waiting.as_slice(), behind.absent[0].0), (&[0][..], 1), "{report}");
     assert_eq!(behind.id.to_string(), "all_reduce #3 on group world{0, 1}");
     assert_eq!(behind.absent[0].1.as_deref(), Some("all_reduce #2 on group world{0, 1}"));
 }
 
-/// A ring of the last 256 calls, oldest first, with what wanted them.
+/// A record holds the last 256 calls, oldest first, with the operators that they were made for.
 #[test]
 fn what_a_record_holds() {
     let folder = Folder::new();
@@ -164,10 +164,10 @@ fn what_a_record_holds() {
         let message = calls.iter().find(|call| matches!(&*call.brought.name, "send" | "recv")).unwrap();
         assert_eq!(message.brought.name == "send", record.rank == 0);
     }
-    assert_eq!(report.differences.len(), 1, "{report}");
+    assert_eq!(report.mismatches.len(), 1, "{report}");
 }
 
-/// A list without shapes.
+/// An empty list of shapes as files hold it.
 const NONE: &str = "{\"len\":0,\"is_uniform\":true,\"kept\":[],\"hash\":\"0\"}";
 
 #[test]
@@ -206,12 +206,12 @@ fn what_is_no_record_is_refused_by_name() {
     refused(&whole(0, &call(0, 0)), "1 calls are kept of 0");
     refused(&whole(0, &call(0, 0)).replace("\"calls_len\":0", "\"calls_len\":1"), "no group 0");
     fs::write(folder.file(0), whole(0, "")).unwrap();
-    assert_eq!(read(&folder.0).unwrap().silent, [1]);
+    assert_eq!(read(&folder.0).unwrap().without_record, [1]);
     fs::write(folder.file(2), whole(2, "").replace("\"world_len\":2", "\"world_len\":3")).unwrap();
     assert!(said(&folder).contains("of several worlds"), "{}", said(&folder));
 }
 
-/// The record that rank 0 of two leaves.
+/// Returns the record that rank 0 of two writes.
 fn sample() -> String {
     let folder = Folder::new();
     flown(2, &folder, |rank| {
@@ -222,7 +222,7 @@ fn sample() -> String {
     fs::read_to_string(folder.file(0)).unwrap()
 }
 
-/// Changes one value of a record, and reads it.
+/// Changes one value of a record and reads it.
 fn changed(at: &str, to: serde_json::Value) -> String {
     let folder = Folder::new();
     let mut record: serde_json::Value = serde_json::from_str(&sample()).unwrap();
@@ -264,7 +264,7 @@ fn what_a_record_claims_is_bounded() {
     let call: serde_json::Value =
         serde_json::from_str::<serde_json::Value>(&sample()).unwrap()["calls"][0].take();
     refused("/calls", json!(vec![call; 257]), "expected a list of at most 256");
-    // A length that nothing follows from takes no time.
+    // A huge length without items takes no time.
     let said = changed("/calls/0/brought/sent/len", json!(huge));
     assert!(said.starts_with("records of 1 rank(s) of 2"), "{said}");
     let said = changed("/world_len", json!(1 << 20));
@@ -302,10 +302,10 @@ fn what_a_record_claims_is_bounded() {
     }
     fs::remove_file(folder.file(0)).unwrap();
     fs::create_dir(folder.file(0)).unwrap();
-    assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is no file"));
+    assert!(read(&folder.0).unwrap_err().to_string().contains("rank-0.json: it is not a file"));
 }
 
-/// Reads a text in place of a record; whatever it is, it is a record or refused with the file's name.
+/// Reads a text instead of a record: it is a record, or refused with the file's name.
 fn survives(dir: &Path, bytes: &[u8]) {
     fs::create_dir_all(dir).unwrap();
     fs::write(dir.join("rank-0.json"), bytes).unwrap();
@@ -319,7 +319,7 @@ fn survives(dir: &Path, bytes: &[u8]) {
 fn broken_records_are_refused_and_never_panic() {
     let (folder, text) = (Folder::new(), sample());
     (0..text.len()).step_by(7).for_each(|n| survives(&folder.0, &text.as_bytes()[..n]));
-    // Pieces of records put together anew, and bytes changed.
+    // Pieces of records in another order, with changed bytes.
     let pieces: Vec<String> =
         text.split_inclusive([',', ':', '{', '}', '[', ']', '"']).map(String::from).collect();
     let changed = proptest::collection::vec((0..text.len(), any::<u8>()), 1..4);

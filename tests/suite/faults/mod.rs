@@ -1,7 +1,8 @@
-//! Injected faults on ranks that are threads: what every rank reports, within the deadline, fifty random times each.
+//! Faults injected into ranks that are threads, fifty random times each: the reports of all ranks, within the
+//! deadline.
 //!
-//! Programs are random sequences of collectives on random groups; one rank deviates at a random call. Seeds are fixed and
-//! printed, so that a failure can be had again.
+//! Programs are random sequences of collectives on random groups; one rank deviates at a random call. Seeds are fixed
+//! and printed, so that a failure can be repeated.
 
 mod calls;
 mod check;

@@ -1,4 +1,4 @@
-//! Ranks that come to the groups they share in different orders.
+//! Ranks that call the groups they share in different orders.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn gather(group: &Group) -> Result<()> {
     group.all_gather(&Tensor::zeros(DType::F32, [2]), &shapes).map(drop)
 }
 
-/// The fault of each rank.
+/// Returns the fault of each rank.
 fn faults(world: usize, f: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static) -> Vec<CommFault> {
     let run = Spmd::new(world).deadline(DEADLINE).on_slow(|_| ());
     let faults = run.run(move |rank| match f(&rank).unwrap_err() {
@@ -73,7 +73,7 @@ fn two_groups_in_different_orders() {
     });
 }
 
-/// Each rank first calls the group with its successor: all of them wait for the next one.
+/// Each rank first calls the group that it shares with its successor, so all wait in a cycle.
 #[test]
 fn a_ring_of_ranks() {
     repeated("ring", |random| {
@@ -93,7 +93,7 @@ fn a_ring_of_ranks() {
     });
 }
 
-/// Messages that are received before they are sent, both ways.
+/// Both ranks receive before they send.
 #[test]
 fn both_receive_first() {
     let found = faults(2, |rank| {

@@ -1,4 +1,4 @@
-//! Random programs of collectives, and what a rank saw of one.
+//! Random programs of collectives, and a rank's outcome of one.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use isoshard::comm::{Group, Rank};
 use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 use isoshard::{CommFault, Error, Result};
 
-/// Repetitions of every fault.
+/// The number of repetitions per fault.
 pub const TIMES: u64 = 50;
 
 /// A generator of test cases.
@@ -22,14 +22,14 @@ impl Random {
         &from[self.below(from.len())]
     }
 
-    /// `n` of the ranks below `world`, in some order.
+    /// Returns `n` of the ranks below `world` in random order.
     pub fn ranks(&mut self, n: usize, world: usize) -> Vec<usize> {
         let mut all: Vec<usize> = (0..world).collect();
         (0..n).map(|_| all.swap_remove(self.below(all.len()))).collect()
     }
 }
 
-/// Fifty times, with seeds of its own.
+/// Runs a test fifty times, each with its own seed.
 #[track_caller]
 pub fn repeated(name: &str, mut f: impl FnMut(&mut Random)) {
     for k in 0..TIMES {
@@ -66,23 +66,23 @@ pub struct Step {
     pub dtype: DType,
 }
 
-/// What every rank is to call, in this order, on the groups that it is in.
+/// The calls of every rank, in this order, on the groups that it belongs to.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub world: usize,
-    /// The first is the world.
+    /// The first group is the world.
     pub groups: Vec<Vec<usize>>,
     pub steps: Vec<Step>,
 }
 
-/// What a rank does at a step.
+/// A rank's behaviour at a step.
 pub enum Turn {
     AsPlanned,
     Skip,
     Instead(Step),
 }
 
-/// How a rank's program ended.
+/// The end of a rank's program.
 #[derive(Clone, Debug)]
 pub struct End {
     pub rank: usize,
@@ -100,14 +100,15 @@ impl Program {
         }
         let step = |k: usize| {
             let (group, kind) = (random.below(groups.len()), *random.pick(&KINDS));
-            // No two calls of a program are alike, so that one which is missed shows.
+            // All calls of a program differ, so that a skipped one is noticed.
             Step { group, kind, len: k + 1, dtype: *random.pick(&[DType::F32, DType::F64]) }
         };
         let steps = (0..8).map(step).collect();
         Program { world, groups, steps }
     }
 
-    /// Makes this rank's calls as `turn` says, up to the first that fails. What succeeds has the right values, also later.
+    /// Makes this rank's calls as `turn` says, up to the first failure. Successful calls have the right values, now
+    /// and later.
     pub fn run(
         &self,
         rank: &Rank,
@@ -142,7 +143,7 @@ impl Program {
     }
 }
 
-/// A group that failed gives its first fault at once, whatever is called.
+/// A failed group returns its first fault at once for every call.
 fn stays_failed(group: &Group, first: &CommFault, deadline: Duration) {
     for _ in 0..2 {
         let start = Instant::now();

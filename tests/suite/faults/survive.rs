@@ -1,4 +1,4 @@
-//! Ranks that go on where others have failed.
+//! Ranks that continue after others have failed.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use isoshard::{Error, Failure, Result};
 
 use super::program::repeated;
 
-/// The sum and the gathered numbers of a group's ranks.
+/// Returns the sum and the gathered numbers of a group's ranks.
 fn works(group: &Group) -> Result<()> {
     let me = group.rank() as i64;
     let sum = group.all_reduce(&Tensor::scalar(me), ReduceOp::Sum)?.item()?;
@@ -21,7 +21,7 @@ fn works(group: &Group) -> Result<()> {
     Ok(())
 }
 
-/// After a failure: a group of those left, and groups of parts of them, old names included.
+/// After a failure, makes a group of the remaining ranks and groups of parts of them, also with old names.
 fn goes_on(rank: &Rank, name: &str) -> Result<Vec<usize>> {
     let rest = rank.survivors(name)?;
     works(&rest)?;
@@ -88,7 +88,8 @@ fn three_of_four_go_on() {
     });
 }
 
-/// A mismatch gives up its group alone: the same ranks can go on, nobody having failed; and once more after a second failure.
+/// A mismatch fails only its group: the same ranks can continue, since none has failed; and again after a second
+/// failure.
 #[test]
 fn all_survive_a_mismatch_and_two_a_second_failure() {
     let ends = Spmd::new(3).deadline(Duration::from_secs(20)).run_each(|rank| {
@@ -109,7 +110,7 @@ fn all_survive_a_mismatch_and_two_a_second_failure() {
     assert_eq!([&ends[1], &ends[2]], [&Ok(vec![1, 2]); 2]);
 }
 
-/// A world whose ranks went on is not cut off at the deadline after the failure.
+/// A world whose remaining ranks continue is not ended at the deadline after the failure.
 #[test]
 fn survivors_have_all_the_time_they_want() {
     let deadline = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! What every rank reports, word by word: docs/faults.md is made of these texts, and this test keeps them true.
+//! The exact reports of every rank. This test writes them into docs/faults.md and keeps the page true.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use isoshard::tensor::{DType, ReduceOp, Shape, Tensor};
 use isoshard::{Error, MemoryFault, Result};
 
 const DEADLINE: Duration = Duration::from_millis(300);
-const BEGIN: &str = "<!-- What follows is written by tests/suite/faults/texts.rs. -->\n";
+const BEGIN: &str = "<!-- tests/suite/faults/texts.rs writes the rest of this page. -->\n";
 
 fn reduce(group: &Group, dtype: DType, len: usize, op: ReduceOp) -> Result<()> {
     group.all_reduce(&Tensor::zeros(dtype, [len]), op).map(drop)
@@ -21,23 +21,23 @@ fn sum(group: &Group, len: usize) -> Result<()> {
     reduce(group, DType::F32, len, ReduceOp::Sum)
 }
 
-/// A heading, what happens, and how each of two ranks ends.
+/// A heading, a description of the fault, and the end of each of two ranks.
 fn scene(out: &mut String, title: &str, what: &str, f: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static) {
     let ends = Spmd::new(2).deadline(DEADLINE).on_slow(|_| ()).run_each(move |rank| f(&rank)).unwrap();
     writeln!(out, "\n### {title}\n\n{what}\n\n```text").unwrap();
     for (rank, end) in ends.iter().enumerate() {
-        let text = end.as_ref().err().map_or("goes on".to_string(), ToString::to_string);
+        let text = end.as_ref().err().map_or("continues".to_string(), ToString::to_string);
         writeln!(out, "rank {rank}: {text}").unwrap();
     }
     out.push_str("```\n");
 }
 
-/// After a call that fits, each rank makes its own; what fails is returned when both have heard of it.
+/// After a call that fits, each rank makes its own; a failure is returned once both ranks have it.
 fn differ(rank: &Rank, own: impl Fn(&Group) -> Result<()>) -> Result<()> {
     let g = rank.group(&[0, 1], "dp")?;
     sum(&g, 4)?;
     let said = own(&g);
-    // So that neither hears only that the other's program has failed.
+    // Otherwise one rank might only get the failure of the other's program.
     rank.world().barrier()?;
     said
 }
@@ -52,10 +52,10 @@ fn written() -> String {
 }
 
 fn calls(out: &mut String) {
-    scene(out, "A rank skips a collective", "Rank 1 leaves out one call and goes on to its next.", |rank| {
+    scene(out, "A rank skips a collective", "Rank 1 skips one call and makes its next one.", |rank| {
         differ(rank, |g| if rank.rank() == 0 { sum(g, 8) } else { sum(g, 16) })
     });
-    scene(out, "Another operator", "", |rank| {
+    scene(out, "Another collective", "Rank 1 calls another collective.", |rank| {
         differ(rank, |g| if rank.rank() == 0 { sum(g, 8) } else { g.barrier() })
     });
     scene(out, "Another shape, for an operator of tensors", "One rank's weight has another shape.", |rank| {
@@ -65,11 +65,11 @@ fn calls(out: &mut String) {
         rank.world().barrier()?;
         said
     });
-    scene(out, "Another dtype", "", |rank| {
+    scene(out, "Another dtype", "Rank 1 passes a tensor of another dtype.", |rank| {
         let dtype = [DType::F32, DType::BF16][rank.rank()];
         differ(rank, |g| reduce(g, dtype, 8, ReduceOp::Sum))
     });
-    scene(out, "Another reduction", "", |rank| {
+    scene(out, "Another reduction", "Rank 1 asks for another reduction.", |rank| {
         let op = [ReduceOp::Sum, ReduceOp::Max][rank.rank()];
         differ(rank, |g| reduce(g, DType::F32, 8, op))
     });
@@ -87,7 +87,7 @@ fn waits(out: &mut String) {
         sleep(DEADLINE / 2);
         said
     });
-    let what = "Rank 1 is stopped, and comes when the deadline of 0.3 s is over.";
+    let what = "Rank 1 stops, and continues after the deadline of 0.3 s.";
     scene(out, "A rank that is late, or never comes", what, |rank| {
         let g = rank.group(&[0, 1], "dp")?;
         sum(&g, 4)?;
@@ -101,7 +101,7 @@ fn waits(out: &mut String) {
     let run = Spmd::new(2).deadline(Duration::from_secs(8)).patience(Duration::from_millis(100));
     let run = run.on_slow(move |slow| {
         let mut slow = slow.clone();
-        // As long as it took, here and today.
+        // The time depends on the machine.
         slow.waited = Duration::from_secs(2);
         hears.lock().unwrap().push(slow.to_string());
     });
@@ -113,14 +113,14 @@ fn waits(out: &mut String) {
     writeln!(out, "\n### A rank that is slow, and comes before the deadline\n").unwrap();
     writeln!(
         out,
-        "All go on. A quarter of the deadline on, standard error or `Spmd::on_slow` hears:\n\n```text"
+        "All ranks continue. After a quarter of the deadline, standard error or `Spmd::on_slow` gets:\n\n```text"
     )
     .unwrap();
     writeln!(out, "{}\n```", heard.lock().unwrap().join("\n")).unwrap();
     scene(
         out,
         "A rank ends before its peers",
-        "Rank 1 returns one call early. Nobody waits for the deadline.",
+        "Rank 1 returns one call early. Rank 0 gets its error at once, not after the deadline.",
         |rank| {
             sum(&rank.world(), 4)?;
             if rank.rank() == 1 { Ok(()) } else { sum(&rank.world(), 8) }
@@ -129,14 +129,14 @@ fn waits(out: &mut String) {
 }
 
 fn failures(out: &mut String) {
-    scene(out, "A panic", "", |rank| {
+    scene(out, "A panic", "Rank 1 panics between two calls.", |rank| {
         sum(&rank.world(), 4)?;
         if rank.rank() == 1 {
             std::panic::resume_unwind(Box::new("index out of bounds"));
         }
         sum(&rank.world(), 8)
     });
-    scene(out, "Out of memory in a gather", "Rank 1 has no room for what would come.", |rank| {
+    scene(out, "Out of memory in a gather", "Rank 1 cannot allocate the result.", |rank| {
         if rank.rank() == 1 {
             let (device, wanted) = ("cuda:1".to_string(), "f32[4096, 4096]".to_string());
             let (wanted_bytes, live_bytes, kept_bytes, limit_bytes) = (64 << 20, 40 << 20, 0, 80 << 20);
@@ -146,9 +146,9 @@ fn failures(out: &mut String) {
         let shapes = vec![Shape::from([2]); 2];
         rank.world().all_gather(&Tensor::zeros(DType::F32, [2]), &shapes).map(drop)
     });
-    let what = "A later call on a group that has failed, after rank 1 brought another shape to an earlier one: the first \
-                fault again, at once.";
-    scene(out, "A poisoned group", what, |rank| {
+    let what =
+        "Rank 1 made a call with another shape. A later call on the group returns the first fault at once.";
+    scene(out, "A failed group", what, |rank| {
         let g = rank.group(&[0, 1], "dp")?;
         let said = sum(&g, 2 + rank.rank()).and(Ok(())).err();
         rank.world().barrier()?;
@@ -187,7 +187,7 @@ fn values(out: &mut String) {
     );
 }
 
-/// With `ISOSHARD_WRITE_DOCS=1` the page is written anew.
+/// With `ISOSHARD_WRITE_DOCS=1` the test writes the page.
 #[test]
 fn the_page_says_what_ranks_report() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/faults.md");

@@ -1,4 +1,4 @@
-//! Ranks that were let in and go wrong, or become wicked.
+//! Admitted ranks that fail or become malicious.
 
 use super::*;
 use crate::error::CallId;
@@ -18,11 +18,11 @@ fn a_frame_that_a_rank_did_not_send_ends_its_connection_and_is_named() {
         let Some(FirstFault::Failed { rank, cause }) = host.wait_for_fault(LONG) else {
             panic!("{what}: no fault")
         };
-        assert!(rank == 1 && cause.contains("somebody else may have written there"), "{what}: {cause}");
+        assert!(rank == 1 && cause.contains("another process may have written to it"), "{what}: {cause}");
     }
 }
 
-/// An admitted rank that says what no rank may say is named, and rank 0 lives.
+/// An admitted rank that violates the protocol is named, and rank 0 continues.
 #[test]
 fn an_admitted_rank_that_breaks_the_protocol_is_named() {
     let fills = |client: &Client| {
@@ -40,7 +40,7 @@ fn an_admitted_rank_that_breaks_the_protocol_is_named() {
         (&opens(vec![1, 999]), "group g{1, 999} names rank 999 in a world of 2"),
         (&opens(vec![0]), "it opens g{0}, which it is not in"),
         (&fills, "it leaves more than 8388608 bytes under keys"),
-        (&late, "it tells of a call on group 0x5, which it has not opened"),
+        (&late, "it reports a call on group 0x5, which it has not opened"),
     ];
     for (says, want) in wrong {
         let met = all_of(2);
@@ -54,7 +54,7 @@ fn an_admitted_rank_that_breaks_the_protocol_is_named() {
     }
 }
 
-/// A fault that fills a frame is told to all, and none of them is taken for another's.
+/// A fault that fills a whole frame reaches all ranks and names the right one.
 #[test]
 fn a_fault_that_fills_a_frame_names_the_rank_that_caused_it() {
     let port = port();
@@ -75,7 +75,8 @@ fn a_fault_that_fills_a_frame_names_the_rank_that_caused_it() {
     }
 }
 
-/// The first fault reaches who reads, whoever does not: within the two seconds for which ranks ask.
+/// The first fault reaches the ranks that read within the two seconds that they wait, even if another rank does not
+/// read.
 #[test]
 fn a_deaf_rank_delays_no_fault() {
     let port = port();
@@ -102,7 +103,7 @@ fn a_deaf_rank_delays_no_fault() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
-/// A rank that says twice that it is over is over, and one that speaks afterwards is named.
+/// A rank may report its end twice; one that sends other messages afterwards is named.
 #[test]
 fn who_speaks_after_its_end_is_named() {
     let met = all_of(2);
@@ -111,7 +112,7 @@ fn who_speaks_after_its_end_is_named() {
     met[1].put("k".into(), vec![]);
     met[1].tell(Message::Open { name: "g".into(), ranks: vec![1] });
     let Some(FirstFault::Failed { rank: 1, cause }) = met[0].wait_for_fault(LONG) else { panic!("no fault") };
-    assert!(cause.contains("it speaks after its end"), "{cause}");
+    assert!(cause.contains("it sends messages after its end"), "{cause}");
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn a_deadline_may_be_of_any_length() {
     host.join().unwrap().unwrap();
 }
 
-/// Texts of any length are cut to what travels.
+/// Long texts are cut to the limit of messages.
 #[test]
 fn a_long_cause_reaches_everybody() {
     let met = all_of(3);

@@ -1,15 +1,30 @@
-//! The flight recorder: what a rank's last calls were, kept always and written where something fails.
+//! Finds out after a failure which rank left the others, from each rank's record of its last calls.
 //!
-//! Every rank keeps its most recent calls in a ring of fixed size: group, sequence number, operation, dtype, shapes, the
-//! operator that wanted the call, and how far it came. It is kept above all engines, costs some tens of nanoseconds a call
-//! and allocates nothing once the ring is full. Ranks that share memory read each other's, which is how an error says what
-//! each rank completed last, and how ranks that wait for each other in a circle are told from ranks that are late.
+//! ```
+//! use isoshard::comm::{Spmd, flight};
+//! let dir = std::env::temp_dir().join(format!("isoshard-records-{}", std::process::id()));
+//! let error = Spmd::new(2).flight_dir(&dir).run(|rank| match rank.rank() {
+//!     0 => rank.world().barrier(),
+//!     _ => Err(isoshard::Error::invalid("step", "went wrong", "", "")),
+//! });
+//! assert!(error.is_err());
+//! let report = flight::read(&dir)?;
+//! assert_eq!(report.first, Some((1, "step: went wrong".to_string())));
+//! # std::fs::remove_dir_all(&dir).unwrap();
+//! # Ok::<(), isoshard::Error>(())
+//! ```
 //!
-//! At a rank's first failure its ring is written as `rank-<k>.json` to the folder that the environment variable
-//! `ISOSHARD_FLIGHT_DIR` or [`Spmd::flight_dir`](crate::comm::Spmd::flight_dir) names. [`read`] merges a folder's files and says which rank
-//! left the others where.
+//! Every rank keeps its last 256 calls in a ring buffer: group, sequence number, collective, dtype, shapes, the
+//! operator that the call was made for, and its state. Recording works on all engines, costs some tens of nanoseconds
+//! per call, and allocates nothing once the ring is full. Ranks that share memory read each other's records: an error
+//! can say what each rank completed last, and can tell ranks that wait for each other in a cycle from ranks that are
+//! late.
 //!
-//! Over NCCL, where the host does not wait for the device, a call counts as completed when the host has gone on.
+//! At its first failure a rank writes its record as `rank-<k>.json` to the folder that
+//! [`Spmd::flight_dir`](crate::comm::Spmd::flight_dir) or the environment variable `ISOSHARD_FLIGHT_DIR` names.
+//! [`read()`] merges the files of a folder.
+//!
+//! Over NCCL the host does not wait for the device, so a call counts as completed when the host has continued.
 
 mod read;
 pub(super) mod record;
@@ -20,5 +35,5 @@ pub(super) mod write;
 pub use crate::comm::calls::ShapeList;
 pub use read::read;
 pub use record::{CallRecord, CallState, GroupRecord, RankRecord, RecordedSignature};
-pub use report::{Behind, Difference, FlightReport};
+pub use report::{FlightReport, IncompleteCall, MismatchedCall};
 pub use slow::SlowRank;

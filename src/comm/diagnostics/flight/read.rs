@@ -1,4 +1,4 @@
-//! Records from files.
+//! Reading records from files.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -14,23 +14,33 @@ use super::write::{VERSION, file_name};
 use crate::error::{Error, Result};
 
 const VERB: &str = "flight";
-/// The length that a record has at most: of 256 calls in 256 groups, that of 8192 ranks each.
+/// The largest record in bytes: 256 calls in 256 groups of 8192 ranks each.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Reads the records that the ranks of one world have left in `dir`, and says which rank left the others where.
+/// Reads the records that the ranks of one world left in `dir`, and says which rank left the others and in which
+/// call.
 ///
-/// ```no_run
-/// println!("{}", isoshard::comm::flight::read("/tmp/flight".as_ref())?);
+/// ```
+/// use isoshard::comm::{Spmd, flight};
+/// let dir = std::env::temp_dir().join(format!("isoshard-read-{}", std::process::id()));
+/// let failed = Spmd::new(2).flight_dir(&dir).run(|rank| {
+///     if rank.rank() == 0 { rank.world().barrier() } else { Ok(()) } // rank 1 returns early
+/// });
+/// assert!(failed.is_err());
+/// let report = flight::read(&dir)?;
+/// println!("{report}");
+/// assert_eq!(report.incomplete[0].waiting, [0]);
+/// # std::fs::remove_dir_all(&dir)?;
 /// # Ok::<(), isoshard::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`Error::Io`] if a file cannot be read. Refuses, by name, files that are not records of this version, and a folder
-/// without any or with those of two worlds. Files that are not named as records are passed over.
+/// Returns [`Error::Io`] if a file cannot be read. Refuses files that are not records of this version, and a folder
+/// without records or with records of two worlds. Other files are ignored.
 pub fn read(dir: &Path) -> Result<FlightReport> {
     let io = |path: &Path, e: io::Error| Error::io(VERB, path, e);
     let mut records: Vec<RankRecord> = Vec::new();
-    // Ranks share most of their groups.
+    // Equal lists of members are stored once.
     let mut members: HashSet<Arc<[usize]>> = HashSet::new();
     for entry in fs::read_dir(dir).map_err(|e| io(dir, e))? {
         let path = entry.map_err(|e| io(dir, e))?.path();
@@ -40,7 +50,7 @@ pub fn read(dir: &Path) -> Result<FlightReport> {
         }
         let refused = |why: String| refuse(&path.display().to_string(), &why);
         if !fs::metadata(&path).map_err(|e| io(&path, e))?.is_file() {
-            return Err(refused("it is no file".into()));
+            return Err(refused("it is not a file".into()));
         }
         let bytes = first_bytes(&path).map_err(|e| io(&path, e))?;
         let mut record = record(&bytes).map_err(refused)?;
@@ -74,7 +84,7 @@ fn refuse(path: &str, why: &str) -> Error {
     Error::invalid(VERB, "not a flight record of this version", format!("{path}: {why}"), "")
 }
 
-/// A file's bytes, as many as a record may have and one more.
+/// Reads a file up to one byte more than a record may have.
 fn first_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
@@ -87,7 +97,7 @@ struct Version {
     isoshard_flight: u64,
 }
 
-/// The record that a file holds, or why it holds none.
+/// Returns the record in a file's bytes, or the reason why they are none.
 fn record(bytes: &[u8]) -> Result<RankRecord, String> {
     if bytes.len() as u64 > MAX_BYTES {
         return Err(format!("it has more than {MAX_BYTES} bytes"));

@@ -1,4 +1,4 @@
-//! A flight record, in memory and in files.
+//! The data of a flight record, in memory and in files.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,12 +10,12 @@ use crate::comm::calls::{Call, Route, Sequence, ShapeList, ShapesView, Signature
 use crate::error::CallId;
 use crate::tensor::{DType, ReduceOp};
 
-/// Calls that a rank remembers.
-pub(in crate::comm::diagnostics) const KEPT: usize = 256;
-/// The ranks that a world is believed to have at most.
+/// The number of calls in a rank's ring buffer.
+pub(in crate::comm::diagnostics) const CALLS_KEPT: usize = 256;
+/// The largest world that a reader accepts.
 const WORLD_LEN: usize = 1 << 20;
 
-/// One rank's record: what its last calls were when it was written.
+/// One rank's record: its last calls at the time of writing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "a flight record")]
 pub struct RankRecord {
@@ -23,21 +23,21 @@ pub struct RankRecord {
     pub rank: usize,
     /// The number of ranks.
     pub world_len: usize,
-    /// When its program began, in microseconds since 1970.
+    /// Start of the program in microseconds since 1970.
     pub began_unix_us: u64,
-    /// When the record was written, in microseconds since the program began.
+    /// Time of writing in microseconds since the start of the program.
     pub failed_us: u64,
-    /// The cause for which the record was written; empty for a rank that knew of no failure.
+    /// The failure for which the record was written; empty for a rank that saw none.
     pub cause: String,
-    /// True if the cause only follows from another rank's.
+    /// True if the failure only follows from another rank's.
     pub is_echo: bool,
-    /// Calls started since the program began, of which the last ones follow.
+    /// The number of calls started in total; `calls` holds the last ones.
     pub calls_len: u64,
-    /// The groups of these calls.
-    #[serde(deserialize_with = "at_most::<KEPT, _, _>")]
+    /// The groups of `calls`.
+    #[serde(deserialize_with = "at_most::<CALLS_KEPT, _, _>")]
     pub groups: Vec<GroupRecord>,
     /// The last calls, oldest first.
-    #[serde(deserialize_with = "at_most::<KEPT, _, _>")]
+    #[serde(deserialize_with = "at_most::<CALLS_KEPT, _, _>")]
     pub calls: Vec<CallRecord>,
 }
 
@@ -45,11 +45,12 @@ pub struct RankRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(expecting = "a group")]
 pub struct GroupRecord {
-    /// Its name.
+    /// The group's name.
     pub name: String,
-    /// Its members.
+    /// The members, numbered in the world.
     pub ranks: Arc<[usize]>,
-    /// Groups of the same name and members are different ones if ranks were lost between them.
+    /// Incremented whenever the program continues without failed ranks. Groups of different generations differ even
+    /// if name and members are equal.
     pub generation: u64,
 }
 
@@ -57,36 +58,35 @@ pub struct GroupRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "a call")]
 pub struct CallRecord {
-    /// The number of calls that the rank made before it.
+    /// The number of calls that the rank made before.
     pub number: u64,
-    /// The place of its group among [`RankRecord::groups`].
+    /// The index of its group in [`RankRecord::groups`].
     pub group: usize,
-    /// The number of calls before it in its sequence: among the group's collectives, or among the messages from one member to
-    /// another.
+    /// Its number in its sequence: among the group's collectives, or among the messages from one member to another.
     pub seq: u64,
-    /// The call as the rank brought it.
+    /// The collective with its dtype and shapes.
     pub brought: RecordedSignature,
-    /// The operator that wanted it; empty if the program made it itself.
+    /// The operator that the call was made for; empty if the program made it itself.
     pub operator: Cow<'static, str>,
-    /// The call's progress.
+    /// Its state when the record was written.
     pub state: CallState,
-    /// When it was started, in microseconds since the program began.
+    /// Start of the call in microseconds since the start of the program.
     pub started_us: u64,
-    /// When it was completed or failed; 0 before.
+    /// End of the call in the same unit; 0 if it has not ended.
     pub ended_us: u64,
 }
 
-/// A call as a rank brought it: the facts that are compared with what other members brought.
+/// The part of a call that members compare: collective, route, reduction, dtype, shapes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(expecting = "what was brought")]
 pub struct RecordedSignature {
     /// The collective, e.g. `all_reduce`.
     pub name: Cow<'static, str>,
-    /// The members that send, and those that receive.
+    /// The members that send and those that receive.
     pub route: Route,
-    /// The reduction.
+    /// The reduction, if any.
     pub op: Option<ReduceOp>,
-    /// The elements' type.
+    /// The dtype of the elements.
     pub dtype: DType,
     /// The shapes sent.
     pub sent: ShapeList,
@@ -98,32 +98,46 @@ pub struct RecordedSignature {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallState {
-    /// Its rank had come to it and went on without waiting.
+    /// The rank had started it and did not wait for it yet.
     Started,
-    /// Its rank was waiting for it.
+    /// The rank was waiting for it.
     Waiting,
-    /// Its rank had its result.
+    /// The rank had its result.
     Completed,
-    /// Its rank was told that it failed.
+    /// It returned an error to the rank.
     Failed,
 }
 
 impl RankRecord {
-    /// The group of one of its calls.
+    /// Returns the group of one of this record's calls.
+    ///
+    /// ```
+    /// # use isoshard::comm::{Spmd, flight};
+    /// # let dir = std::env::temp_dir().join(format!("isoshard-group-{}", std::process::id()));
+    /// # let run = Spmd::new(2).flight_dir(&dir);
+    /// # assert!(run.run(|rank| if rank.rank() == 0 { rank.world().barrier() } else { Ok(()) }).is_err());
+    /// let report = flight::read(&dir)?;
+    /// let record = &report.records[0];
+    /// let last = record.calls.last().expect("rank 0 called a barrier");
+    /// assert_eq!((last.brought.to_string(), &record.group(last).name[..]), ("barrier".to_string(), "world"));
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     ///
     /// # Panics
-    /// If the call is another record's.
+    /// Panics if the call belongs to another record.
     pub fn group(&self, call: &CallRecord) -> &GroupRecord {
         &self.groups[call.group]
     }
 
-    /// One of its calls as errors name it.
+    /// Returns one of its calls as errors name it.
     pub(super) fn id(&self, call: &CallRecord) -> CallId {
         let group = self.group(call);
         CallId::new(call.brought.name.clone(), call.seq, label(&group.name, &group.ranks))
     }
 
-    /// Refuses what no rank writes: ranks beyond the world, members beyond the group, calls out of order.
+    /// Refuses a record that no rank writes: with ranks outside the world, members outside a group, or calls out of
+    /// order.
     pub(super) fn check(&self) -> Result<(), String> {
         let RankRecord { rank, world_len, ref groups, ref calls, calls_len, .. } = *self;
         if world_len > WORLD_LEN || rank >= world_len {
@@ -164,7 +178,7 @@ impl RankRecord {
 }
 
 impl CallRecord {
-    /// A place for a call.
+    /// A placeholder to be overwritten by a call.
     pub(in crate::comm::diagnostics) fn empty() -> CallRecord {
         let brought = RecordedSignature {
             name: "".into(),
@@ -186,14 +200,14 @@ impl CallRecord {
         }
     }
 
-    /// The sequence of its group's calls that it belongs to, if member `index` made it.
+    /// Returns the sequence that the call belongs to if member `index` made it.
     pub(super) fn sequence(&self, index: usize) -> Sequence {
         Sequence::of(self.brought.route, index)
     }
 }
 
 impl RecordedSignature {
-    /// Takes down another call, in the same place.
+    /// Overwrites this with another call.
     pub(in crate::comm::diagnostics) fn set(&mut self, call: &Call<'_>) {
         (self.name, self.route) = (call.name.into(), call.route);
         (self.op, self.dtype) = (call.op, call.dtype);
@@ -201,8 +215,20 @@ impl RecordedSignature {
         self.expected.set(call.incoming.iter());
     }
 
-    /// True if this, brought by member `me`, can belong together with `other`, brought by member `at`: by the rule of
-    /// [`Call::agrees`]. Shapes of which a record kept only a hash get the benefit of the doubt.
+    /// Returns true if this call, made by member `me`, can fit `other`, made by member `at`, by the rule of
+    /// [`Call::agrees`]. If a record kept only a hash of some shapes, these count as equal if they may be.
+    ///
+    /// ```
+    /// # use isoshard::comm::{Spmd, flight};
+    /// # let dir = std::env::temp_dir().join(format!("isoshard-agrees-{}", std::process::id()));
+    /// # let run = Spmd::new(2).flight_dir(&dir);
+    /// # assert!(run.run(|rank| if rank.rank() == 0 { rank.world().barrier() } else { Ok(()) }).is_err());
+    /// let report = flight::read(&dir)?;
+    /// let barrier = &report.records[0].calls[0].brought;
+    /// assert!(barrier.agrees(0, barrier, 1)); // two barriers fit together
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
     pub fn agrees(&self, me: usize, other: &RecordedSignature, at: usize) -> bool {
         self.view().agrees(me, &other.view(), at)
     }
@@ -214,7 +240,7 @@ impl RecordedSignature {
     }
 }
 
-/// In the notation of errors: `all_reduce(sum) f32[1024]`.
+/// Writes the call as errors show it: `all_reduce(sum) f32[1024]`.
 impl fmt::Display for RecordedSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.view().fmt(f)
@@ -234,7 +260,7 @@ mod tests {
         signature
     }
 
-    /// Calls of two members in every combination: what is recorded of them agrees if they do, and has the same text.
+    /// For all pairs of calls, the records fit if and only if the calls do, and texts are equal.
     #[test]
     fn a_record_tells_of_a_call_what_the_call_does() {
         let lists: [&[&[usize]]; 4] = [&[&[2], &[3]], &[&[3], &[3]], &[&[3], &[2]], &[&[], &[3, 0]]];
@@ -279,7 +305,7 @@ mod tests {
         assert!(agreeing > calls.len() && agreeing < calls.len() * calls.len() / 10, "{agreeing}");
     }
 
-    /// Of long lists only a beginning is known: they differ by a hash, or get the benefit of the doubt.
+    /// Long lists are recorded only in part: they differ by their hash, or count as equal if they may be.
     #[test]
     fn long_lists_are_compared_as_far_as_they_are_known() {
         let lists: Vec<Vec<Shape>> =

@@ -1,4 +1,4 @@
-//! The conclusions from the records of all ranks.
+//! The conclusions that follow from the records of all ranks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -8,40 +8,41 @@ use crate::comm::calls::{Route, Sequence};
 use crate::comm::diagnostics::wait_graph::cycle;
 use crate::error::{CallId, Wait};
 
-/// The records of a world's ranks, and what follows from them. Its text is what a person reads first.
+/// The records of a world's ranks, and the conclusions from them. `Display` writes a summary, one line per conclusion
+/// and rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlightReport {
     /// The records, by rank.
     pub records: Vec<RankRecord>,
-    /// Ranks that left no record: they were killed, had ended well, or never failed.
-    pub silent: Vec<usize>,
-    /// The first call of each group to which members brought what does not belong together, earliest first.
-    pub differences: Vec<Difference>,
-    /// The first call of each group in which ranks waited for others that never came, earliest first.
-    pub behind: Vec<Behind>,
-    /// Ranks that waited for each other; empty if none did.
+    /// Ranks without a record: they were killed, ended without a failure, or never started.
+    pub without_record: Vec<usize>,
+    /// Per group, the first call in which the members' calls did not fit together; earliest first.
+    pub mismatches: Vec<MismatchedCall>,
+    /// Per group, the first call in which ranks waited for members that never came; earliest first.
+    pub incomplete: Vec<IncompleteCall>,
+    /// Ranks that waited for each other in a cycle; empty if there is none.
     pub cycle: Vec<Wait>,
-    /// The rank that failed first on its own account, and why.
+    /// The first rank that failed for a reason of its own, and the reason.
     pub first: Option<(usize, String)>,
 }
 
-/// A call to which ranks brought what does not belong together.
+/// A call in which the members' calls did not fit together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
-    /// The call, as the first of the ranks made it.
+pub struct MismatchedCall {
+    /// The call as its first member made it.
     pub id: CallId,
-    /// The calls that were brought, each with the ranks that brought it, and the operators that wanted it.
+    /// The different calls with their operators, each with the ranks that made it.
     pub brought: Vec<(String, Vec<usize>)>,
 }
 
-/// A call that some members never came to.
+/// A call that some members never reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Behind {
+pub struct IncompleteCall {
     /// The call.
     pub id: CallId,
-    /// The members that came.
+    /// The members that reached it.
     pub waiting: Vec<usize>,
-    /// Those that did not, each with the last call that it made, if it left a record of any.
+    /// The members that did not, each with its last recorded call, if there is one.
     pub absent: Vec<(usize, Option<String>)>,
 }
 
@@ -49,43 +50,43 @@ impl FlightReport {
     pub(super) fn new(records: Vec<RankRecord>) -> FlightReport {
         let world_len = records.first().map_or(0, |record| record.world_len);
         let known: HashSet<usize> = records.iter().map(|record| record.rank).collect();
-        let silent = (0..world_len).filter(|rank| !known.contains(rank)).collect();
+        let without_record = (0..world_len).filter(|rank| !known.contains(rank)).collect();
         let first = records.iter().filter(|record| !record.is_echo && !record.cause.is_empty());
         let first = first.min_by_key(|record| record.began_unix_us.saturating_add(record.failed_us));
         let first = first.map(|record| (record.rank, record.cause.clone()));
-        let meetings = Meetings::of(&records);
-        let differences = meetings.differences();
-        let (behind, cycle) = (meetings.behind(), meetings.cycle());
-        FlightReport { silent, differences, behind, cycle, first, records }
+        let matches = CallMatches::of(&records);
+        let mismatches = matches.mismatches();
+        let (incomplete, cycle) = (matches.incomplete(), matches.cycle());
+        FlightReport { without_record, mismatches, incomplete, cycle, first, records }
     }
 }
 
-/// A call by whoever made it: the group's number, the sequence, and the place in it.
-type MeetingKey = (usize, Sequence, u64);
+/// The key by which calls of several ranks match: the group's number, the sequence, the number in the sequence.
+type MatchKey = (usize, Sequence, u64);
 
-/// A call by one of its members.
+/// One member's call.
 #[derive(Clone, Copy)]
-struct Attendance<'a> {
+struct MemberCall<'a> {
     record: &'a RankRecord,
     call: &'a CallRecord,
-    /// The rank's place in the group.
+    /// The rank's index in the group.
     index: usize,
 }
 
-/// The calls of all ranks, by where they meet.
-struct Meetings<'a> {
+/// The calls of all ranks, matched by group and number.
+struct CallMatches<'a> {
     records: &'a [RankRecord],
-    calls: BTreeMap<MeetingKey, Vec<Attendance<'a>>>,
-    /// The last call that a rank made in a group's sequence; of messages, the last one sent.
+    calls: BTreeMap<MatchKey, Vec<MemberCall<'a>>>,
+    /// The last call that a rank made in a group's sequence; for messages, the last one sent.
     reached: HashMap<(usize, Sequence, usize), u64>,
-    /// The calls that ranks waited in or were told the failure of and to which others never came, earliest first.
-    unfinished: Vec<MeetingKey>,
+    /// The calls that some members waited in or saw fail and that other members never reached; earliest first.
+    unfinished: Vec<MatchKey>,
 }
 
-impl<'a> Meetings<'a> {
-    fn of(records: &'a [RankRecord]) -> Meetings<'a> {
+impl<'a> CallMatches<'a> {
+    fn of(records: &'a [RankRecord]) -> CallMatches<'a> {
         let mut numbers: HashMap<&GroupRecord, usize> = HashMap::new();
-        let mut calls: BTreeMap<MeetingKey, Vec<Attendance<'a>>> = BTreeMap::new();
+        let mut calls: BTreeMap<MatchKey, Vec<MemberCall<'a>>> = BTreeMap::new();
         let mut reached = HashMap::new();
         for record in records {
             let groups: Vec<(usize, usize)> = record
@@ -100,7 +101,7 @@ impl<'a> Meetings<'a> {
             for call in &record.calls {
                 let (number, index) = groups[call.group];
                 let sequence = call.sequence(index);
-                calls.entry((number, sequence, call.seq)).or_default().push(Attendance {
+                calls.entry((number, sequence, call.seq)).or_default().push(MemberCall {
                     record,
                     call,
                     index,
@@ -111,34 +112,34 @@ impl<'a> Meetings<'a> {
                 }
             }
         }
-        let mut meetings = Meetings { records, calls, reached, unfinished: vec![] };
-        let waits = meetings.calls.iter().filter_map(|(&place, came)| {
+        let mut matches = CallMatches { records, calls, reached, unfinished: vec![] };
+        let waits = matches.calls.iter().filter_map(|(&place, came)| {
             let began = came.iter().filter(|one| one.waits()).map(|one| one.call.started_us).min()?;
-            (!meetings.absent(place).is_empty()).then_some((began, place))
+            (!matches.absent(place).is_empty()).then_some((began, place))
         });
-        let mut waits: Vec<(u64, MeetingKey)> = waits.collect();
+        let mut waits: Vec<(u64, MatchKey)> = waits.collect();
         waits.sort_unstable();
-        meetings.unfinished = waits.into_iter().map(|(_, place)| place).collect();
-        meetings
+        matches.unfinished = waits.into_iter().map(|(_, place)| place).collect();
+        matches
     }
 
-    /// The first difference of each sequence, earliest first.
-    fn differences(&self) -> Vec<Difference> {
+    /// Returns the first mismatch of each sequence, earliest first.
+    fn mismatches(&self) -> Vec<MismatchedCall> {
         let mut seen = HashSet::new();
-        let mut all: Vec<(u64, Difference)> = Vec::new();
+        let mut all: Vec<(u64, MismatchedCall)> = Vec::new();
         for (&(group, sequence, _), came) in &self.calls {
             if !seen.contains(&(group, sequence)) && !all_agree(came) {
                 seen.insert((group, sequence));
                 let began = came.iter().map(|one| one.call.started_us).min().unwrap_or(0);
-                all.push((began, difference(came)));
+                all.push((began, mismatch(came)));
             }
         }
         all.sort_by_key(|(began, _)| *began);
-        all.into_iter().map(|(_, difference)| difference).collect()
+        all.into_iter().map(|(_, mismatch)| mismatch).collect()
     }
 
-    /// The members that never came to a call for which others waited.
-    fn absent(&self, (group, sequence, seq): MeetingKey) -> Vec<usize> {
+    /// Returns the members that never reached a call that other members waited in.
+    fn absent(&self, (group, sequence, seq): MatchKey) -> Vec<usize> {
         let Some(first) = self.calls.get(&(group, sequence, seq)).and_then(|came| came.first()) else {
             return vec![];
         };
@@ -147,35 +148,35 @@ impl<'a> Meetings<'a> {
             |rank: usize| self.reached.get(&(group, sequence, rank)).is_some_and(|last| *last >= seq);
         match sequence {
             Sequence::Collective => ranks.iter().copied().filter(|&rank| !has_come(rank)).collect(),
-            // A sender does not wait for its receiver, nor a rank for itself.
+            // A sender does not wait for its receiver, and a rank does not wait for itself.
             Sequence::Message { from, to } if from == to || has_come(ranks[from]) => vec![],
             Sequence::Message { from, .. } => vec![ranks[from]],
         }
     }
 
-    fn behind(&self) -> Vec<Behind> {
+    fn incomplete(&self) -> Vec<IncompleteCall> {
         let mut seen = HashSet::new();
         let first = self.unfinished.iter().filter(|(group, sequence, _)| seen.insert((*group, *sequence)));
         let last = |rank: usize| {
             let at = self.records.binary_search_by_key(&rank, |record| record.rank).ok()?;
             Some(self.records[at].id(self.records[at].calls.last()?).to_string())
         };
-        let behind = |&place: &MeetingKey| {
+        let incomplete = |&place: &MatchKey| {
             let came = &self.calls[&place];
             let waits = came.iter().find(|one| one.waits()).unwrap_or(&came[0]);
             let same = came.iter().filter(|one| one.call.brought.name == waits.call.brought.name);
-            Behind {
+            IncompleteCall {
                 id: waits.id(),
                 waiting: same.map(|one| one.record.rank).collect(),
                 absent: self.absent(place).into_iter().map(|rank| (rank, last(rank))).collect(),
             }
         };
-        first.map(behind).collect()
+        first.map(incomplete).collect()
     }
 
-    /// Ranks that waited for each other, if any did.
+    /// Returns a cycle of ranks that waited for each other, or an empty list.
     fn cycle(&self) -> Vec<Wait> {
-        let mut waits: HashMap<usize, Vec<(CallId, MeetingKey)>> = HashMap::new();
+        let mut waits: HashMap<usize, Vec<(CallId, MatchKey)>> = HashMap::new();
         let mut waited_for: BTreeSet<usize> = BTreeSet::new();
         let mut order = Vec::new();
         for &place in &self.unfinished {
@@ -189,14 +190,14 @@ impl<'a> Meetings<'a> {
             let all = waits.get(&rank).into_iter().flatten();
             all.map(|(id, place)| (id.clone(), self.absent(*place))).collect()
         };
-        // Only a rank that others wait for can be part of a cycle.
+        // Only a rank that another one waits for can be part of a cycle.
         let starts = order.iter().filter(|(rank, ..)| waited_for.contains(rank));
         let mut found = starts.filter_map(|(rank, id, place)| cycle(*rank, id, &self.absent(*place), of));
         found.next().unwrap_or_default()
     }
 }
 
-impl Attendance<'_> {
+impl MemberCall<'_> {
     fn waits(&self) -> bool {
         matches!(self.call.state, CallState::Waiting | CallState::Failed)
     }
@@ -205,25 +206,25 @@ impl Attendance<'_> {
         self.record.id(self.call)
     }
 
-    fn agrees(&self, other: &Attendance<'_>) -> bool {
+    fn agrees(&self, other: &MemberCall<'_>) -> bool {
         self.call.brought.agrees(self.index, &other.call.brought, other.index)
     }
 }
 
-fn all_agree(came: &[Attendance<'_>]) -> bool {
+fn all_agree(came: &[MemberCall<'_>]) -> bool {
     let Some((first, rest)) = came.split_first() else { return true };
     match first.call.brought.route {
         Route::AllToAll => {
             came.iter().enumerate().all(|(i, one)| came[..i].iter().all(|other| one.agrees(other)))
         }
-        // What agrees with one agrees with all.
+        // A call that fits one member's fits every member's.
         _ => rest.iter().all(|one| one.agrees(first)),
     }
 }
 
-fn difference(came: &[Attendance<'_>]) -> Difference {
+fn mismatch(came: &[MemberCall<'_>]) -> MismatchedCall {
     let mut brought: Vec<(String, Vec<usize>)> = Vec::new();
-    for Attendance { record, call, .. } in came {
+    for MemberCall { record, call, .. } in came {
         let operator =
             if call.operator.is_empty() { String::new() } else { format!(" (for {})", call.operator) };
         let text = format!("{}{operator}", call.brought);
@@ -232,21 +233,22 @@ fn difference(came: &[Attendance<'_>]) -> Difference {
             None => brought.push((text, vec![record.rank])),
         }
     }
-    Difference { id: came[0].id(), brought }
+    MismatchedCall { id: came[0].id(), brought }
 }
 
-/// A line each: what was read, what differs, who is behind, who waits for whom, and what each rank said.
+/// Writes one line each for the ranks read, mismatches, incomplete calls, the cycle, and each rank's last call and
+/// failure.
 impl fmt::Display for FlightReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let FlightReport { records, silent, differences, behind, cycle, first } = self;
-        writeln!(f, "records of {} rank(s) of {}", records.len(), records.len() + silent.len())?;
-        if !silent.is_empty() {
-            writeln!(f, "no record: rank(s) {silent:?}")?;
+        let FlightReport { records, without_record, mismatches, incomplete, cycle, first } = self;
+        writeln!(f, "records of {} rank(s) of {}", records.len(), records.len() + without_record.len())?;
+        if !without_record.is_empty() {
+            writeln!(f, "no record: rank(s) {without_record:?}")?;
         }
         if let Some((rank, cause)) = first {
             writeln!(f, "first: rank {rank}: {cause}")?;
         }
-        for Difference { id, brought } in differences {
+        for MismatchedCall { id, brought } in mismatches {
             let each: Vec<String> =
                 brought.iter().map(|(what, ranks)| format!("rank(s) {ranks:?} brought {what}")).collect();
             writeln!(f, "differs: {id}: {}", each.join(", "))?;
@@ -254,7 +256,7 @@ impl fmt::Display for FlightReport {
         for Wait { rank, id, waits_for } in cycle {
             writeln!(f, "circle: rank {rank} waited in {id} for rank {waits_for}")?;
         }
-        for Behind { id, waiting, absent } in behind {
+        for IncompleteCall { id, waiting, absent } in incomplete {
             write!(f, "behind: {id}: rank(s) {waiting:?} came")?;
             for (rank, last) in absent {
                 match last {

@@ -1,22 +1,23 @@
-//! Ranks that keep others waiting.
+//! The warning about a rank that keeps others waiting.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::error::CallId;
 
-/// A rank has waited for a quarter of the deadline, and goes on waiting.
+/// A rank that has waited for longer than [`Spmd::patience`](crate::comm::Spmd::patience), a quarter of the deadline
+/// by default, and still waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlowRank {
     /// The rank that waits.
     pub rank: usize,
     /// The call in which it waits.
     pub id: CallId,
-    /// The members that have not come to it.
+    /// The members that have not reached it.
     pub waits_for: Vec<usize>,
-    /// The time for which it has waited.
+    /// The time that it has waited so far.
     pub waited: Duration,
-    /// When it will give up.
+    /// The time after which it gives up.
     pub deadline: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Records into files.
+//! Writing records to files.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,22 +9,22 @@ use serde_json::ser::{Formatter, Serializer};
 
 use super::record::RankRecord;
 
-/// The variable that names the folder of records.
+/// The environment variable that names the folder of records.
 const DIR_VARIABLE: &str = "ISOSHARD_FLIGHT_DIR";
-/// The form of the files. Another form has another number.
+/// The version of the file format.
 pub(super) const VERSION: u64 = 2;
 
-/// The folder that the environment names.
+/// Returns the folder that the environment names, if any.
 pub(in crate::comm::diagnostics) fn dir_from_env() -> Option<PathBuf> {
     env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()).map(PathBuf::from)
 }
 
-/// The file of a rank's record.
+/// Returns the file name of a rank's record.
 pub(super) fn file_name(rank: usize) -> String {
     format!("rank-{rank}.json")
 }
 
-/// Writes a record to its file in `dir`: whole, or not at all.
+/// Writes a record to its file in `dir`, completely or not at all.
 pub(in crate::comm::diagnostics) fn write(record: &RankRecord, dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let name = file_name(record.rank);
@@ -33,7 +33,7 @@ pub(in crate::comm::diagnostics) fn write(record: &RankRecord, dir: &Path) -> io
     fs::rename(unfinished, dir.join(name))
 }
 
-/// A record with the number of its form.
+/// A record with the version of its format.
 #[derive(Serialize)]
 struct Versioned<'a> {
     isoshard_flight: u64,
@@ -41,7 +41,7 @@ struct Versioned<'a> {
     record: &'a RankRecord,
 }
 
-/// One object, a line for each group and call.
+/// Returns a record as one JSON object with one line per group and call.
 fn text(record: &RankRecord) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     let mut to = Serializer::with_formatter(&mut text, Lines { depth: 0 });
@@ -50,7 +50,7 @@ fn text(record: &RankRecord) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// JSON without spaces, in which each item of the outermost object's lists begins a line.
+/// A JSON formatter without spaces that starts a line for each item of the outermost object's lists.
 struct Lines {
     depth: usize,
 }

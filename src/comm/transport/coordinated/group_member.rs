@@ -74,8 +74,8 @@ impl GroupMember {
             return Err(self.given_up(&number, call.signature()));
         }
         if self.membership.compared {
-            let (group, seq, brief) = (self.id, number.seq, call.to_signature());
-            self.membership.tell_later(Message::Came { group, sequence, seq, brief });
+            let (group, seq, signature) = (self.id, number.seq, call.to_signature());
+            self.membership.tell_later(Message::Arrived { group, sequence, seq, signature });
         }
         Ok(number)
     }

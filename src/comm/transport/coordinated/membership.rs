@@ -198,7 +198,7 @@ impl Membership {
     #[cfg(feature = "mpi")]
     pub fn leave_together(&self) {
         self.flush();
-        self.client.part();
+        self.client.leave_together();
     }
 
     /// Sends the remaining messages and closes the connections, as the end of the process does.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Mpi;
 use super::hosts::{addresses, are_near};
-use crate::comm::coordinator::{Client, MeetingPlace, Rendezvous};
+use crate::comm::coordinator::{Client, Rendezvous, RendezvousPoint};
 use crate::comm::deadline::end_after;
 use crate::comm::launch::{Launch, Secret, Vars};
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Cli
         let mut said = [0u8; ROOM];
         said[..text.len()].copy_from_slice(text.as_bytes());
         broadcast(mpi, said, deadline)?;
-        let place = MeetingPlace { hosts, port, listeners, secret: given.or(drawn) };
+        let place = RendezvousPoint { hosts, port, listeners, secret: given.or(drawn) };
         return rendezvous.meet_at(place);
     }
     let said = broadcast(mpi, [0; ROOM], deadline)?;
@@ -48,7 +48,7 @@ pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Cli
     };
     // Rank 0 has written the secret's file by now, if it had to.
     let secret = agreed(launch, drawn, launch.secret.read(false, end)?)?;
-    rendezvous.meet_at(MeetingPlace { hosts, port, listeners: vec![], secret: Some(secret) })
+    rendezvous.meet_at(RendezvousPoint { hosts, port, listeners: vec![], secret: Some(secret) })
 }
 
 /// Returns the secret that rank 0 has drawn, or the one that both ranks were given. A given secret is never sent.

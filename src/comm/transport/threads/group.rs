@@ -149,7 +149,7 @@ impl ThreadGroup {
             if let Some(fault) = absence {
                 let fault = self.with_last(fault);
                 let is_late = matches!(fault, CommFault::Missing { ended: false, .. });
-                let cycle = || self.status.roster.cycle(slot.ranks[call.position], fault.id());
+                let cycle = || self.status.recorders.cycle(slot.ranks[call.position], fault.id());
                 // If two ranks find the cycle at once, one of them may have continued before the other looks.
                 let cycle = is_late.then(cycle).flatten().or_else(|| self.cycle());
                 if let Some(cycle) = cycle {
@@ -245,7 +245,7 @@ impl ThreadGroup {
         let (at, other) = contents.disagreement(position, call)?;
         let (low, high) =
             if at < position { ((at, other), (position, *call)) } else { ((position, *call), (at, other)) };
-        let (brought, other_brought) = high.1.signature().told_apart(&low.1.signature());
+        let (brought, other_brought) = high.1.signature().describe_both(&low.1.signature());
         Some(CommFault::Mismatch {
             id: self.id(slot, call.name),
             rank: slot.ranks[high.0],
@@ -272,10 +272,10 @@ impl ThreadGroup {
     /// Adds the members' last completed calls to a fault, and the calls in which the missing members wait.
     fn with_last(&self, mut fault: CommFault) -> CommFault {
         if let CommFault::Mismatch { last, .. } | CommFault::Missing { last, .. } = &mut fault {
-            *last = self.status.roster.last(&self.name, &self.ranks);
+            *last = self.status.recorders.last(&self.name, &self.ranks);
         }
         if let CommFault::Missing { missing, elsewhere, .. } = &mut fault {
-            *elsewhere = self.status.roster.elsewhere(missing);
+            *elsewhere = self.status.recorders.elsewhere(missing);
         }
         fault
     }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::sync::atomic::{AtomicBool, Ordering};
 use super::sync::{Mutex, MutexGuard};
-use crate::comm::diagnostics::Roster;
+use crate::comm::diagnostics::WorldRecorders;
 use crate::error::CommFault;
 
 /// The status of a world's ranks, read by all groups while they wait.
 #[derive(Debug)]
 pub(super) struct WorldStatus {
     pub(super) deadline: Duration,
-    pub(super) roster: Arc<Roster>,
+    pub(super) recorders: Arc<WorldRecorders>,
     /// True once `first_failure` is set.
     has_failed: AtomicBool,
     first_failure: OnceLock<(usize, String)>,
@@ -24,11 +24,11 @@ pub(super) struct WorldStatus {
 }
 
 impl WorldStatus {
-    pub(super) fn new(deadline: Duration, roster: Arc<Roster>) -> WorldStatus {
-        let len = roster.len();
+    pub(super) fn new(deadline: Duration, recorders: Arc<WorldRecorders>) -> WorldStatus {
+        let len = recorders.len();
         WorldStatus {
             deadline,
-            roster,
+            recorders,
             has_failed: AtomicBool::new(false),
             first_failure: OnceLock::new(),
             failures: (0..len).map(|_| OnceLock::new()).collect(),

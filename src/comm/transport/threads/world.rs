@@ -8,7 +8,7 @@ use super::group::ThreadGroup;
 use super::status::WorldStatus;
 use super::survivors::Survivors;
 use super::sync::{Mutex, MutexGuard};
-use crate::comm::diagnostics::Roster;
+use crate::comm::diagnostics::WorldRecorders;
 use crate::error::{CommFault, Result};
 
 /// Groups by generation, ranks and name.
@@ -25,13 +25,13 @@ pub(crate) struct ThreadWorld {
 impl ThreadWorld {
     #[cfg(test)]
     pub(crate) fn new(len: usize, deadline: Duration) -> ThreadWorld {
-        ThreadWorld::recorded(deadline, Roster::new(len, &Default::default()))
+        ThreadWorld::recorded(deadline, WorldRecorders::new(len, &Default::default()))
     }
 
-    /// Creates the world of the ranks whose calls `roster` records.
-    pub(crate) fn recorded(deadline: Duration, roster: Arc<Roster>) -> ThreadWorld {
-        let survivors = Survivors::new(roster.len());
-        let status = Arc::new(WorldStatus::new(deadline, roster));
+    /// Creates the world of the ranks whose calls `recorders` record.
+    pub(crate) fn recorded(deadline: Duration, recorders: Arc<WorldRecorders>) -> ThreadWorld {
+        let survivors = Survivors::new(recorders.len());
+        let status = Arc::new(WorldStatus::new(deadline, recorders));
         ThreadWorld { status, groups: Mutex::new(GroupTable::new()), survivors }
     }
 

@@ -1,4 +1,4 @@
-//! The recorders of ranks that share memory, and what is known from all of them together.
+//! The recorders of ranks that share memory, and the answers that need all of them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,24 +10,24 @@ use super::wait_graph::cycle;
 use crate::comm::calls::Sequence;
 use crate::error::{CallId, CommFault, LastCall, Wait};
 
-/// The settings by which ranks are recorded.
+/// The settings of the flight recorder.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlightSettings {
-    /// The folder of records that are written on failure; without one, that of the environment.
+    /// The folder for records of failed ranks. If absent, the environment variable names it.
     pub dir: Option<PathBuf>,
 }
 
-/// The recorders of all ranks of a world whose ranks are threads of this process.
+/// The recorders of all ranks of a world that consists of threads of this process.
 #[derive(Debug)]
-pub(crate) struct Roster {
+pub(crate) struct WorldRecorders {
     recorders: Box<[Arc<Recorder>]>,
 }
 
-impl Roster {
-    pub(crate) fn new(world_len: usize, flights: &FlightSettings) -> Arc<Roster> {
+impl WorldRecorders {
+    pub(crate) fn new(world_len: usize, flights: &FlightSettings) -> Arc<WorldRecorders> {
         let dir = flights.dir.clone().or_else(write::dir_from_env);
         let recorder = |rank| Arc::new(Recorder::new(rank, world_len, dir.clone()));
-        Arc::new(Roster { recorders: (0..world_len).map(recorder).collect() })
+        Arc::new(WorldRecorders { recorders: (0..world_len).map(recorder).collect() })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -38,7 +38,7 @@ impl Roster {
         &self.recorders[rank]
     }
 
-    /// The last calls that the ranks of a group have completed.
+    /// Returns the last calls that the ranks of a group have completed.
     pub(crate) fn last(&self, name: &str, ranks: &[usize]) -> Vec<LastCall> {
         let last = |&rank: &usize| {
             let (on_group, in_world) = self.recorders[rank].last(name, ranks);
@@ -47,7 +47,7 @@ impl Roster {
         ranks.iter().map(last).collect()
     }
 
-    /// The cycle of waits that `rank` is in with a call of a group, if it is in one.
+    /// Returns the cycle of waits through `rank`'s wait in a call, if there is one.
     pub(crate) fn cycle(&self, rank: usize, id: &CallId) -> Option<CommFault> {
         let own = self.recorders[rank].waits().into_iter().find(|wait| wait.id.is_call(id))?;
         let calls = |rank: usize| {
@@ -60,14 +60,14 @@ impl Roster {
             let (on_group, in_world) = self.recorders[wait.rank].last(&waits.group.name, &waits.group.ranks);
             Some(LastCall { rank: wait.rank, on_group, in_world })
         });
-        // In the same order for whoever finds the cycle.
+        // Sorted, so that all ranks report the cycle in the same order.
         let mut last: Vec<LastCall> = last.collect();
         last.sort_by_key(|last| last.rank);
         Some(CommFault::Cycle { id: own.id, rank, waits, last })
     }
 
-    /// Where ranks wait that others miss, and for whom, and where these wait in turn: first those who wait for somebody that
-    /// does not wait itself, which is where the trouble began.
+    /// Follows the waits of missing ranks: each entry says in which call a missing rank itself waits and for which
+    /// rank, and so on. Ranks that wait for a rank that does not wait come first, because the cause is there.
     pub(crate) fn elsewhere(&self, missing: &[usize]) -> Vec<Wait> {
         let mut queue = missing.to_vec();
         let (mut roots, mut others) = (Vec::new(), Vec::new());
@@ -88,13 +88,13 @@ impl Roster {
         roots
     }
 
-    /// Waits that have become longer than `patience`, each told once.
+    /// Returns the waits that have become longer than `patience`. Each is returned once.
     pub(crate) fn slow(&self, patience: Duration, deadline: Duration) -> Vec<SlowRank> {
         let mut slow = Vec::new();
         for recorder in &self.recorders {
             for wait in recorder.slow(patience) {
                 let waits_for = self.absent(&wait);
-                // It may have come this very moment.
+                // The missing rank may just have arrived.
                 if !waits_for.is_empty() {
                     let waited = wait.since.elapsed();
                     slow.push(SlowRank { rank: recorder.rank, id: wait.id, waits_for, waited, deadline });
@@ -104,12 +104,12 @@ impl Roster {
         slow
     }
 
-    /// Writes the records of all ranks that have not written theirs.
+    /// Writes the records of all ranks that have not written theirs yet.
     pub(crate) fn write(&self, cause: &str) {
         self.recorders.iter().for_each(|recorder| recorder.write(cause, true));
     }
 
-    /// The members that have not come to the call.
+    /// Returns the members that have not started the call.
     fn absent(&self, wait: &RankWait) -> Vec<usize> {
         let members: Vec<usize> = match wait.sequence {
             Sequence::Collective => wait.group.ranks.to_vec(),

@@ -1,4 +1,4 @@
-//! The place where notices lie until a rank reads them.
+//! A rank's received notices.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,23 +9,23 @@ use super::message::{FirstFault, Notice};
 use crate::comm::deadline::end_after;
 use crate::comm::lock::lock;
 
-/// A rank's notices.
+/// The notices that a rank has received and not read.
 #[derive(Debug, Default)]
-pub(super) struct Notices {
-    state: Mutex<NoticesState>,
+pub(super) struct NoticeInbox {
+    state: Mutex<NoticeInboxState>,
     wake: Condvar,
-    /// True once there is a first fault.
+    /// True once there is a first fault, to be read without the lock.
     is_final: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct NoticesState {
+struct NoticeInboxState {
     first_fault: Option<FirstFault>,
     values: HashMap<String, Vec<u8>>,
     closing: bool,
 }
 
-impl Notices {
+impl NoticeInbox {
     pub fn put(&self, notice: Notice) {
         let mut state = lock(&self.state);
         match notice {
@@ -42,7 +42,7 @@ impl Notices {
     }
 
     pub fn first_fault(&self) -> Option<FirstFault> {
-        // Asked in every turn of a rank that waits.
+        // A waiting rank asks this in every turn of its loop.
         self.is_final.load(Ordering::Acquire).then(|| lock(&self.state).first_fault.clone()).flatten()
     }
 
@@ -50,27 +50,31 @@ impl Notices {
         lock(&self.state).closing
     }
 
-    /// Waits for a first fault, but not longer than `at_most`.
+    /// Waits for a first fault for at most `at_most`.
     pub fn wait_for_fault(&self, at_most: Duration) -> Option<FirstFault> {
         self.wait(at_most, |state| state.first_fault.clone())
     }
 
-    /// Waits for the value of a key; none where there is a first fault instead, or nothing within `at_most`.
+    /// Waits for the value of a key. Returns `None` if there is a first fault instead, or after `at_most`.
     pub fn wait_for_value(&self, key: &str, at_most: Duration) -> Option<Vec<u8>> {
-        let answer = |state: &mut NoticesState| match state.values.remove(key) {
+        let answer = |state: &mut NoticeInboxState| match state.values.remove(key) {
             Some(value) => Some(Some(value)),
             None => state.first_fault.is_some().then_some(None),
         };
         self.wait(at_most, answer).flatten()
     }
 
-    /// Waits until the connections close, or there is a first fault, but not longer than `at_most`.
+    /// Waits until the connections close or there is a first fault, for at most `at_most`.
     #[cfg(feature = "mpi")]
     pub fn wait_for_end(&self, at_most: Duration) {
         self.wait(at_most, |state| (state.closing || state.first_fault.is_some()).then_some(()));
     }
 
-    fn wait<T>(&self, at_most: Duration, mut look: impl FnMut(&mut NoticesState) -> Option<T>) -> Option<T> {
+    fn wait<T>(
+        &self,
+        at_most: Duration,
+        mut look: impl FnMut(&mut NoticeInboxState) -> Option<T>,
+    ) -> Option<T> {
         let end = end_after(at_most);
         let mut state = lock(&self.state);
         loop {
