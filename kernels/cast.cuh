@@ -11,7 +11,7 @@ DEVICE f32 odd_f32(f64 x) {
   return f32_of((f64)y == x || (bits & 1) == 1 ? bits : other);
 }
 
-// Converts a float to an integer between two bounds, of which the upper is the first that is too large.
+// Converts a float to an integer between two bounds, the upper one being the first that is too large.
 template <class O, class A>
 DEVICE O truncate(A x, A low, A high, O lowest, O highest) {
   return is_nan(x) ? O(0) : x <= low ? lowest : x >= high ? highest : (O)x;

@@ -20,7 +20,7 @@ struct Extents {
 };
 
 // The path of index `i` of a dim: by halving, except within the leaves of the innermost dim (at most LEAF = 2^5),
-// where it is the index.
+// at which it is the index.
 DEVICE u64 path_of(u32 len, u32 levels, bool innermost, u32 i) {
   u64 path = 0;
   u32 level = levels;

@@ -1,7 +1,7 @@
 // Tiles of fast attention: products on matrix units between operands in shared memory. Their errors are a few
 // roundings to the storage type.
 //
-// A block of four warps has ROWS rows, of which a warp has MT times 16, and NT times 8 columns. Operands are stored
+// A block of four warps has ROWS rows (MT times 16 per warp) and NT times 8 columns. Operands are stored
 // by rows of the head's dim D, padded by 16 bytes, so that eight rows are in different banks.
 #pragma once
 #include "attention.cuh"

@@ -24,7 +24,7 @@ struct PanelOperand {
   // The stride of the batch; 0 if all products share the operand.
   i64 batch;
   PanelLoad mode;
-  u32 extent;  // of the outer dim
+  u32 extent;  // The length of the outer dim.
 };
 
 // R indices of the outer dim by at most DEPTH of the contraction's, distributed over a block's threads. In shared

@@ -313,7 +313,7 @@ DEVICE A fold_registers(const A* v) {
   else return F::join(fold_registers<F, N / 2>(v), fold_registers<F, N / 2>(v + N / 2));
 }
 
-// N neighbouring elements, of which `len` exist.
+// N neighbouring elements; only the first `len` exist.
 template <class F, u32 N, class A, class Term>
 DEVICE A fold_few(u32 at, u32 len, Term term) {
   A v[N];

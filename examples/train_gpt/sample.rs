@@ -12,7 +12,7 @@ use crate::model::Model;
 /// Scores are divided by this before the softmax: below 1, likely characters become likelier.
 const TEMPERATURE: f64 = 0.8;
 
-/// Writes `len` characters, each drawn from the model's distribution after the characters before it, of which it sees
+/// Writes `len` characters, each drawn from the model's distribution after the characters before it; it sees
 /// the last `block`.
 ///
 /// All ranks compute, on the mesh that trained. Each rank knows the probabilities and the random number, so the chosen

@@ -1,6 +1,6 @@
 //! The backward pass.
 //!
-//! Each gradient has whatever layout is cheapest until it reaches a leaf tensor, where it takes the leaf's layout: a
+//! Each gradient has whatever layout is cheapest until it reaches a leaf tensor, and there it takes the leaf's layout: a
 //! data-parallel gradient is all-reduced there and an FSDP gradient reduce-scattered, each as soon as it is complete.
 
 use std::collections::BinaryHeap;

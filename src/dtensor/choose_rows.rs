@@ -305,7 +305,7 @@ fn passed_tree(ins: &[Rc<TensorMeta>]) -> Option<Option<Arc<ReductionTree>>> {
 }
 
 /// Returns the orders of axes that are tried for all operands and results: [`common_order`], then the other orders of
-/// operands of which axes split a dim twice. For the other operands the order has no meaning.
+/// operands with a dim that several axes split. For the other operands the order has no meaning.
 fn orders(ins: &[&Rc<TensorMeta>]) -> SmallVec<[Dims; 2]> {
     let mut orders: SmallVec<[Dims; 2]> = [common_order(ins)].into_iter().collect();
     for layout in ins.iter().map(|f| f.layout()) {

@@ -224,7 +224,7 @@ impl DTensor {
     }
 
     /// Applies causal attention to queries, keys and values `[batch, heads, time, width]`:
-    /// `softmax(scale * q k^T) v`, where each query sees the keys up to its own time. Keys and values may have fewer
+    /// `softmax(scale * q k^T) v`; each query sees the keys up to its own time. Keys and values may have fewer
     /// heads (grouped queries). Communicates nothing if batch or heads are sharded.
     ///
     /// ```

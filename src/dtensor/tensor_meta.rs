@@ -136,7 +136,7 @@ impl TensorMeta {
     }
 
     /// Returns the shape of the stored tensor: [`TensorMeta::local_shape`], or `[nodes, local shape...]` for a
-    /// partial sum of which this rank has finished a number of nodes other than one.
+    /// partial sum if this rank has finished a number of nodes other than one.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};

@@ -50,7 +50,7 @@ struct PlanRule {
     pattern: String,
     axis: String,
     placement: Placement,
-    /// The number of equal blocks in the sharded dim, none of which may be cut.
+    /// The number of equal blocks in the sharded dim; no block may be cut.
     blocks: Option<usize>,
     /// `true` for a rule that is written for several models, so that no single model matches all such rules.
     shared: bool,

@@ -104,7 +104,7 @@ impl Scope<'_> {
         self.params.declare(self.join(&name), shape.into(), init)
     }
 
-    /// Declares a site below this scope: a place where a plan may change the layout of activations. Returns its path
+    /// Declares a site below this scope: a place at which a plan may change the layout of activations. Returns its path
     /// for [`Forward::site`](super::Forward::site).
     ///
     /// ```

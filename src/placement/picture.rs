@@ -109,12 +109,12 @@ impl Spec {
 
 /// A grid of cells, each stored by one set of ranks.
 struct LayoutPicture {
-    /// Where rows and columns of cells begin, and the end.
+    /// The first indices of the rows and of the columns of cells, and the end.
     rows: Vec<usize>,
     columns: Vec<usize>,
     /// The labels of the cells, row by row.
     labels: Vec<Vec<String>>,
-    /// Whether the rows and the columns of cells show their range of indices.
+    /// True for rows and for columns if their cells show their range of indices.
     ranges: (bool, bool),
 }
 

@@ -115,7 +115,7 @@ impl TreeNode {
 }
 
 impl ReductionTree {
-    /// Creates the tree of a sum of which no axis has been added up yet.
+    /// Creates the tree of a sum that has been reduced over no axis yet.
     ///
     /// ```
     /// use isoshard::placement::{Layout, Leaf, ReductionTree, short::*};

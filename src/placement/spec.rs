@@ -98,7 +98,7 @@ impl Spec {
     }
 
     /// Returns the number of tensors that the rank at `coords` stores: one, except for a partial sum with a
-    /// [tree](Spec::tree), of which it stores one per finished node.
+    /// [tree](Spec::tree), for which it stores one per finished node.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};

@@ -352,7 +352,7 @@ mod tests {
             said(Distribution::Poisson { rate: -1.0 }, DType::I32),
             "poisson: a rate lies between 0 and 2^50; got -1"
         );
-        // What is no rate in f32 is one in f64.
+        // This number is a rate in f64 and rounds to 0 in f32.
         let slow = Distribution::Exponential { rate: 1e-60 };
         slow.check(DType::F64).unwrap();
         assert!(said(slow, DType::BF16).starts_with("exponential: a rate is positive and finite; got 0.00"));

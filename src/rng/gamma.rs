@@ -183,7 +183,7 @@ fn words_f32(place: &ElementLanes, k: u16, z: &mut [f32; LANES], e: &mut [f32; L
     }
 }
 
-/// The same in f64.
+/// Computes the same numbers in f64.
 #[inline(always)]
 fn words_f64(place: &ElementLanes, k: u16, z: &mut [f64; LANES], e: &mut [f64; LANES]) {
     let ([a, b], [c, _]) = (pairs(place, 2 * k), pairs(place, 2 * k + 1));
@@ -204,7 +204,7 @@ fn boosts_f32(place: &ElementLanes, out: &mut [f32; LANES]) {
     }
 }
 
-/// The same in f64.
+/// Computes the same numbers in f64.
 #[inline(always)]
 fn boosts_f64(place: &ElementLanes, out: &mut [f64; LANES]) {
     let [_, d] = pairs(place, 1);

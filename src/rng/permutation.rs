@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn fixed_points_are_as_many_as_they_should_be() {
-        // Of a random order of any size, one element stays in place on average, with variance 1: 5 sigma.
+        // In a random order of any size one element stays in place on average, with variance 1: 5 sigma.
         let stays = |seed| {
             let mut order = [0u64; 50];
             Permutation::new(Draw { seed, number: 0 }, 50).fill(0, &mut order).unwrap();

@@ -285,7 +285,7 @@ impl RejectionMethod for TransformedRejection {
             let v = ((b >> 11) as f64).mul_add(STEP, 0.5 * STEP);
             let us = 0.5 - u.abs();
             let count = ((2.0 * s.a / us + s.b).mul_add(u, s.rate) + 0.43).floor();
-            // What is outside is never accepted.
+            // Candidates outside are never accepted.
             let above = if count > 0.0 { count } else { 0.0 };
             out[i] = if above < MOST { above } else { MOST };
             let density = ln_normal_f64(v * s.inverse_alpha / (s.a / (us * us) + s.b));

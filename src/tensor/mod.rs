@@ -17,7 +17,7 @@
 //! buffer that another tensor shares copies the elements first. Buffers come from a [pool](storage) per thread, since
 //! fresh memory from the system costs page faults at every step.
 //!
-//! A tensor is in the CPU's memory, on a CUDA device, or on [`Device::Meta`], where it has no elements. [`cpu`] and
+//! A tensor is in the CPU's memory, on a CUDA device, or on [`Device::Meta`] (without elements). [`cpu`] and
 //! [`cuda`] hold the kernels.
 //!
 //! Missing: negative strides.

@@ -318,7 +318,7 @@ fn thread_ranks_pass_device_tensors_by_sharing() {
     assert!(text.contains(&want), "{text}");
 }
 
-/// Returns the errors of all ranks, none of which may succeed.
+/// Returns the errors of all ranks; no rank may succeed.
 fn errors(n: usize, f: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static) -> Option<Vec<Error>> {
     let (spmd, _) = world(n, SHORT)?;
     Some(spmd.run(move |rank| Ok(f(&rank).unwrap_err())).unwrap())

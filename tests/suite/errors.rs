@@ -160,7 +160,7 @@ fn shapes_that_do_not_fit() {
     );
     on(
         |x, _| x.expand([5, 4]).map(drop),
-        "expand: extents neither agree nor are 1; got [5, 3], [5, 4]; reshape or expand one of them",
+        "expand: two extents of a dim differ and neither is 1; got [5, 3], [5, 4]; reshape or expand one of them",
     );
     on(
         |x, _| x.slice(0, 3, 4).map(drop),

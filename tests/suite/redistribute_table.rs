@@ -352,7 +352,7 @@ impl World {
         elements * DType::F32.size_bytes() as u64
     }
 
-    /// Returns the bytes that each rank receives for layout `to` in `members` partial values, one of which it holds in layout
+    /// Returns the bytes that each rank receives for layout `to` in `members` partial values, and it holds one of them in layout
     /// `from`.
     fn lacking(&self, from: usize, to: usize, members: u64) -> Vec<u64> {
         let lacks = |(have, want): (&Region, &Region)| {

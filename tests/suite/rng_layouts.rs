@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use crate::common::layouts::{Failures, layouts, meshes, shapes};
 use crate::common::{on_mesh, small_ints, spmd, spread};
 
-/// What a tensor is filled with.
+/// A fill of a tensor.
 #[derive(Clone, Copy, Debug)]
 enum Values {
     RandomElement(Distribution),
@@ -185,7 +185,7 @@ fn partial_layouts_are_refused_by_name() {
     refused.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// What a single rank has, by the fills alone.
+/// Returns the values of a single rank, by the fills alone.
 fn whole(values: Values, dtype: DType, shape: &Shape, draw: Draw) -> Result<Tensor> {
     fn drawn<T: RandomElement>(from: Distribution, shape: &Shape, draw: Draw) -> Result<Tensor> {
         let mut out = vec![T::default(); shape.numel()];

@@ -1,4 +1,4 @@
-//! How random the numbers are: moments, chi-square and Kolmogorov-Smirnov tests against the exact distributions, and
+//! Statistical tests of the random numbers: moments, chi-square and Kolmogorov-Smirnov tests against the exact distributions, and
 //! correlations between neighbours, draws, seeds and children.
 //!
 //! Seeds are fixed, so these tests always give the same verdict; the rates stated are those at which a fresh seed would
@@ -305,7 +305,7 @@ fn uncorrelated(name: &str, draw: Draw, x: Vec<f64>, drawn: impl Fn(Draw) -> Vec
     }
 }
 
-/// What chi-square of `classes` classes exceeds once in 10^5, by Wilson and Hilferty's approximation.
+/// Returns the value that chi-square of `classes` classes exceeds once in 10^5, by Wilson and Hilferty's approximation.
 fn chi_limit(classes: usize) -> f64 {
     let k = (classes.max(2) - 1) as f64;
     k * (1.0 - 2.0 / (9.0 * k) + 4.265 * (2.0 / (9.0 * k)).sqrt()).powi(3)

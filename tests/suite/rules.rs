@@ -13,7 +13,7 @@
 //! To keep the golden list short, a combination is not called missing
 //! - if an operand or result of the sample has an extent of 0 or 1, or one element, because shards are then the same as
 //!   replicas;
-//! - if a listed row gives it by putting `R` for an operand's `P(max)` or `P(min)`, of which it is a case, or
+//! - if a listed row gives it by putting `R` for an operand's `P(max)` or `P(min)`, as a special case of it, or
 //!   `P(max)` or `P(min)` for a result's `R`, which is a case of them;
 //! - if the operands have more than 4096 combinations of placements, and it uses two different placements besides `R`;
 //! - if it is ragged and holds for one dim only, because `Ragged` is then equivalent to `S0`, to which the engine

@@ -6,7 +6,7 @@
 //! - for a partial operand: the operator applied to each rank's contribution to an *arbitrary* sum (maximum, minimum),
 //!   and reduced afterwards, equals the operator applied to the reduced operand; in some elements contributions cancel
 //!   or are zeros of either sign;
-//! - for a sum of which one rank contributes each element: the sum equals the single rank's result;
+//! - for a sum to which one rank contributes each element: the sum equals the single rank's result;
 //! - for a sum over sharded dims: the kernel run separately on every finished node of every rank, added up in the order
 //!   of `ReductionTree::order`, equals the single rank's result, and so do all other results of these runs.
 //!

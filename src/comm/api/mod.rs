@@ -1,5 +1,6 @@
 //! The public side of communication: ranks, groups and their collectives, and the ways to run a program on ranks.
 
+mod collectives;
 mod dry_run;
 mod group;
 mod local_world;

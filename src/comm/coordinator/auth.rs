@@ -95,7 +95,7 @@ impl FrameKey {
         self.next(body).finalize().into_bytes().into()
     }
 
-    /// Returns true if `tag` is that of the next received frame. The time does not depend on where it differs.
+    /// Returns true if `tag` is that of the next received frame. The time is the same for every wrong tag.
     pub fn is_tag(&mut self, body: &[u8], tag: &[u8; TAG_BYTES]) -> bool {
         self.next(body).verify_slice(tag).is_ok()
     }

@@ -40,7 +40,7 @@ impl Engine for DryEngine {
     fn abort(&self, _: &Error) {}
 }
 
-/// A group's channel in a dry run. What this rank sends itself arrives; everything else is an absent tensor.
+/// A group's channel in a dry run. A tensor that this rank sends to itself arrives; everything else is an absent tensor.
 #[derive(Debug)]
 struct DryChannel {
     index: usize,

@@ -86,7 +86,7 @@ pub trait Num: Widen<Wide = Self> + PartialOrd {
     fn min(self, other: Self) -> Self;
 }
 
-/// Returns one of two values, both of which are computed, so that loops vectorise.
+/// Returns one of two values. Both are computed, so that loops vectorise.
 #[inline(always)]
 pub fn select<T>(condition: bool, yes: T, no: T) -> T {
     if condition { yes } else { no }

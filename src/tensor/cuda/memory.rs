@@ -113,7 +113,7 @@ impl MemoryCounters {
     }
 
     fn give_back(&self, driver: &dyn Driver, at: Address, bytes: usize) {
-        // SAFETY: the pool passes whole segments of its own, all of which are free.
+        // SAFETY: the pool passes whole segments of its own that are free.
         if unsafe { driver.free(at) }.is_ok() {
             self.reserved.fetch_sub(bytes, Relaxed);
         }

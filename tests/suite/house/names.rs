@@ -7,8 +7,6 @@ use super::source::sources;
 
 /// At most one name in so many may be used twice.
 const NAMES_PER_DOUBLE: usize = 20;
-/// Doubled names that are still allowed beyond that.
-const STILL_DOUBLED: usize = 63;
 
 /// The names of types in `src` outside tests, and of aliases, with the places that define them.
 pub fn types() -> BTreeMap<String, Vec<String>> {
@@ -38,7 +36,7 @@ fn few_types_share_a_name() {
         doubled.iter().map(|(name, places)| format!("{name}: {}", places.join(", "))).collect();
     assert!(types.len() > 400, "only {} types are read", types.len());
     assert!(
-        doubled.len() <= STILL_DOUBLED.max(types.len() / NAMES_PER_DOUBLE),
+        doubled.len() <= types.len() / NAMES_PER_DOUBLE,
         "{} of {} names of types are used twice or more, and 1 in {NAMES_PER_DOUBLE} may be:\n{}",
         doubled.len(),
         types.len(),

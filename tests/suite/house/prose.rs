@@ -71,27 +71,6 @@ const OPENINGS: [&str; 16] = [
     "whoever", "whatever", "as",
 ];
 
-/// The finds per room that are still allowed, in the order of [`PATTERNS`]; none in other rooms.
-const ALLOWED: [(&str, [usize; 4]); 17] = [
-    ("CHANGELOG.md", [0, 1, 3, 0]),
-    ("CONTRIBUTING.md", [0, 2, 1, 3]),
-    ("README.md", [0, 2, 0, 0]),
-    ("benches", [9, 2, 0, 4]),
-    ("docs", [0, 21, 19, 13]),
-    ("examples", [22, 11, 1, 19]),
-    ("kernels", [0, 44, 9, 24]),
-    ("src/comm", [99, 60, 97, 56]),
-    ("src/dtensor", [84, 68, 19, 54]),
-    ("src/error", [22, 10, 6, 16]),
-    ("src/nn", [13, 4, 5, 7]),
-    ("src/ops", [62, 29, 11, 22]),
-    ("src/optim", [2, 4, 0, 1]),
-    ("src/placement", [32, 30, 3, 12]),
-    ("src/rng", [40, 18, 11, 22]),
-    ("src/tensor", [87, 77, 35, 45]),
-    ("tests", [47, 30, 14, 45]),
-];
-
 #[test]
 fn comments_and_pages_are_plain() {
     let finds = finds();
@@ -99,20 +78,7 @@ fn comments_and_pages_are_plain() {
     for find in finds.iter().filter(|f| below.as_ref().is_some_and(|below| f.path.starts_with(below))) {
         println!("{find}");
     }
-    let mut wrong = Vec::new();
-    for ((room, pattern), count) in counts(&finds) {
-        let row = ALLOWED.iter().find(|(allowed, _)| *allowed == room);
-        let (at, pattern) = PATTERNS.iter().enumerate().find(|(_, p)| p.name == pattern).expect("a pattern");
-        let allowed = row.map_or(0, |(_, counts)| counts[at]);
-        if count > allowed {
-            wrong.push(format!(
-                "{room}: {count} of `{}`, {allowed} allowed: {}",
-                pattern.name, pattern.remedy
-            ));
-            let of = finds.iter().filter(|f| f.pattern == pattern.name && f.room() == room);
-            wrong.extend(of.map(|f| format!("  {f}")));
-        }
-    }
+    let wrong: Vec<String> = finds.iter().map(|f| format!("{f}")).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -101,17 +101,17 @@ impl GroupMember {
         CallId::new(call.name, call.seq, &*self.label)
     }
 
-    /// As [`Membership::given_up`].
+    /// Calls [`Membership::given_up`].
     pub fn given_up(&self, call: &CallNumber, brought: impl ToString) -> Error {
         self.membership.given_up(self.call_id(call), brought)
     }
 
-    /// As [`Membership::broken`].
+    /// Calls [`Membership::broken`].
     pub fn broken(&self, call: &CallNumber, reason: impl ToString) -> Error {
         self.membership.broken(self.call_id(call), reason.to_string())
     }
 
-    /// As [`Membership::report_broken`].
+    /// Calls [`Membership::report_broken`].
     pub fn report_broken(&self, call: &CallNumber, reason: impl ToString) -> FirstFault {
         self.membership.report_broken(&self.call_id(call), reason.to_string())
     }

@@ -51,7 +51,7 @@ impl MpiEngine {
         self.world.membership.fail(cause);
     }
 
-    /// As [`MpiEngine::fail`], for a process that ends next: returns when the other ranks will be told.
+    /// Does the same as [`MpiEngine::fail`] for a process that ends next: returns when the other ranks will be told.
     pub fn fail_for_good(&self, cause: String) {
         self.fail(cause);
         self.watchdog.stop();

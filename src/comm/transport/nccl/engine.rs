@@ -62,7 +62,7 @@ impl NcclEngine {
         self.world.membership.fail(cause);
     }
 
-    /// As [`NcclEngine::fail`], for a process that ends next: returns when the other ranks will be told.
+    /// Does the same as [`NcclEngine::fail`] for a process that ends next: returns when the other ranks will be told.
     pub fn fail_for_good(&self, cause: String) {
         self.fail(cause);
         self.watchdog.stop();

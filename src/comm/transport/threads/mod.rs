@@ -5,7 +5,7 @@
 //! written. A rank that waits spins for a moment if there are enough cores, then parks. The last member to leave a
 //! slot clears it for a later call, so a program in its steady state allocates nothing here.
 //!
-//! The files, each of which uses only those before it: `sync` and `spin`; `shared_folds`; `slot`; `status` of the
+//! The files, in an order in which each uses only those before it: `sync` and `spin`; `shared_folds`; `slot`; `status` of the
 //! ranks; `group`; `survivors` and `world` (all groups of a program); `engine`. The engine is written against `sync`,
 //! so that `models` can check it under every order in which its threads may run.
 

@@ -1,4 +1,4 @@
-//! Slots, each of which holds the tensors of one call, and queues of slots.
+//! Slots, which hold the tensors of one call each, and queues of slots.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};

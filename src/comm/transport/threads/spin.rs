@@ -27,7 +27,7 @@ impl Drop for Running {
 const YIELD_TIME: std::time::Duration = std::time::Duration::from_micros(60);
 
 /// Polls `ready` for a moment and returns its last value. If each rank has a core, continues for some microseconds
-/// and yields between polls: another program may have left one core to two ranks, one of which waits for the other.
+/// and yields between polls: another program may have left one core to two ranks, and one of them may wait for the other.
 #[cfg(not(any(loom, shuttle)))]
 pub(super) fn spin(ready: impl Fn() -> bool) -> bool {
     use std::sync::OnceLock;
