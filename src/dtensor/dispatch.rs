@@ -128,7 +128,7 @@ impl DTensor {
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
     ///     let full = |shape: &[usize], value: f64| DTensor::full(&mesh, DType::F32, shape, value, "(R)".parse()?);
-    ///     let sgd = ops::Sgd {
+    ///     let sgd = ops::SgdStep {
     ///         momentum: ops::Bits(0.0), weight_decay: ops::Bits(0.0), nesterov: false, lr: ops::Unkeyed(0.5),
     ///     };
     ///     // Parameter, gradient, momentum buffer and gradient scale.

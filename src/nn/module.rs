@@ -50,6 +50,21 @@ use crate::error::Result;
 pub trait Module {
     /// Applies the module to `x`. All parameters and all randomness come from `cx`.
     ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Linear, Module, Params, Plan}};
+    /// use isoshard::{placement::Layout, rng::Init, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let map = Linear::new(params.root().child("map"), 3, 2, false, Init::Ones)?;
+    ///     let x = DTensor::full(&mesh, DType::F32, [5, 3], 1.0, Layout::replicated(1))?;
+    ///     let y = map.forward(&Forward::eval(&params), &x)?;
+    ///     assert_eq!(y.full_tensor()?.to_vec::<f32>()?, [3.0; 10]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Refuses an `x` that does not fit the module; returns an error if a rank fails.
     fn forward(&self, cx: &Forward, x: &DTensor) -> Result<DTensor>;

@@ -51,7 +51,7 @@ impl Params {
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Params, Plan, Update}};
-    /// use isoshard::ops::{Bits, Sgd, Unkeyed};
+    /// use isoshard::ops::{Bits, SgdStep, Unkeyed};
     /// use isoshard::{placement::Layout, rng::Init, tensor::DType};
     /// spmd(2, |rank| {
     ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
@@ -59,7 +59,7 @@ impl Params {
     ///     let w = params.root().param("w", [3], Init::Ones)?;
     ///     let gradient = params.value(w).sum_all()?.backward()?.take(params.value(w)).expect("w was used");
     ///     let scale = DTensor::full(&mesh, DType::F32, [], 1.0, Layout::replicated(1))?;
-    ///     let op = Sgd { momentum: Bits(0.0), weight_decay: Bits(0.0), nesterov: false, lr: Unkeyed(0.25) };
+    ///     let op = SgdStep { momentum: Bits(0.0), weight_decay: Bits(0.0), nesterov: false, lr: Unkeyed(0.25) };
     ///     params.update(&mut [Update::new(w, op, [gradient, params.zeros_like(w)?, scale])])?;
     ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.75; 3]);
     ///     Ok(())

@@ -16,6 +16,22 @@ pub trait UpdateRule {
     /// Makes one step at the learning rate `lr`, with gradients multiplied by `scale`, a replicated tensor of shape
     /// `[]`. Takes the gradients that it uses out of `grads`; leaves parameters without a gradient as they are.
     ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Params, Plan}, optim::{Sgd, UpdateRule}};
+    /// use isoshard::{placement::Layout, rng::Init, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("fsdp", 2)])?;
+    ///     let mut params = Params::new(&mesh, Plan::default().fsdp("fsdp"), 7)?;
+    ///     let w = params.root().param("w", [3], Init::Ones)?;
+    ///     let mut gradients = params.value(w).sum_all()?.backward()?;
+    ///     let half = DTensor::full(&mesh, DType::F32, [], 0.5, Layout::replicated(1))?;
+    ///     UpdateRule::step(&mut Sgd::new(0.0, false, 0.0), &mut params, &mut gradients, &half, 0.5)?;
+    ///     assert_eq!(params.value(w).full_tensor()?.to_vec::<f32>()?, [0.75; 3]); // 1 - 0.5 * 0.5 * 1
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Refuses operands that do not fit; returns an error if a rank fails.
     fn step(&mut self, params: &mut Params, grads: &mut Gradients, scale: &DTensor, lr: f64) -> Result<()>;

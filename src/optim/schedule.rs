@@ -14,6 +14,12 @@ use crate::tensor::math::trig::sin_cos_2pi_f64;
 /// ```
 pub trait Schedule {
     /// Returns the rate of a step, counted from 0.
+    ///
+    /// ```
+    /// use isoshard::optim::{Schedule, WarmupCosine};
+    /// let schedule = WarmupCosine { peak: 1.0, floor: 0.0, warmup: 4, steps: 12 };
+    /// assert_eq!([0, 3, 8].map(|step| Schedule::at(&schedule, step)), [0.25, 1.0, 0.5]);
+    /// ```
     fn at(&self, step: usize) -> f64;
 }
 

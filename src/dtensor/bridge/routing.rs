@@ -141,7 +141,7 @@ impl<'a> DistinctShards<'a> {
     }
 }
 
-/// Distributes demands among `replicas`, where each replica could fulfil all of them: (replica, receiver, piece). Each replica
+/// Distributes demands among `replicas`; each replica could fulfil all of them: (replica, receiver, piece). Each replica
 /// sends the mean, up to one piece; pieces larger than `least` elements are split, so that the load differs by at
 /// most a row. First the nearest replicas take pieces up to the mean; then each remaining piece goes to the replica
 /// with most room, and is split if that is not enough (as in McNaughton's rule for preemptive schedules, 1959).

@@ -126,8 +126,8 @@ fn table_rows(sources: &[Source]) -> Vec<PublicFunction> {
     let template = template_has_example(&items(of("dtensor/methods.rs")));
     let table = of("ops/pointwise/table.rs");
     let (mut found, mut docs, mut inside) = (Vec::new(), Vec::new(), false);
-    for (number, line) in table.text.lines().enumerate() {
-        let line = line.trim_start();
+    let lines: Vec<&str> = table.text.lines().map(str::trim_start).collect();
+    for (number, &line) in lines.iter().enumerate() {
         // Documentation of the file shows what a row is.
         if line.starts_with("//!") {
             continue;
@@ -147,11 +147,15 @@ fn table_rows(sources: &[Source]) -> Vec<PublicFunction> {
             && identifier(type_name) == type_name
             && rest[method.len()..].starts_with('(')
         {
+            // A row ends with a semicolon; its `example` becomes a program in the method's documentation.
+            let end =
+                lines[number..].iter().position(|l| l.ends_with(';')).map_or(lines.len(), |n| number + n + 1);
+            let row_example = lines[number..end].iter().any(|l| l.starts_with("example "));
             found.push(PublicFunction {
                 group: "DTensor".into(),
                 place: format!("{}:{}", table.path.display(), number + 1),
                 name: format!("DTensor::{method}"),
-                has_example: template || has_program(&docs),
+                has_example: template || row_example || has_program(&docs),
             });
         }
         docs.clear();

@@ -1,6 +1,14 @@
 //! The driver over NVIDIA's libraries, which `cudarc` loads at run time.
 //!
 //! Nothing is linked: if `libcuda` or `libnvrtc` is missing, asking for a device returns an error that says so.
+//!
+//! ```
+//! use isoshard::tensor::cuda::nvidia;
+//! match nvidia::compiler_version() {
+//!     Ok(version) => println!("kernels are compiled by {version}"),
+//!     Err(reason) => println!("{reason}"),
+//! }
+//! ```
 
 mod blas;
 mod compiler;
