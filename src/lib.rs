@@ -1,44 +1,51 @@
-//! Eager SPMD distributed tensors: every shard computes what the whole would.
+//! Distributed tensors for Rust with the same bits on every mesh.
 //!
-//! Each rank runs the same program on [`DTensor`](dtensor::DTensor)s, which behave as one tensor and are stored in pieces
-//! on a mesh of ranks. Random numbers and reductions belong to global indices, so a program means the same on every
-//! mesh. Four ranks, as threads of one process:
+//! A program runs on several *ranks*: threads, processes of a cluster, or GPUs. Each rank runs the same code on
+//! [`DTensor`](dtensor::DTensor)s, which behave as one tensor each and are stored in shards on a *mesh* of ranks. The library
+//! plans the communication. Losses, gradients, parameters and random numbers have the bits that a single rank gives.
+//!
+//! Four ranks, as threads of this process, multiply two sharded matrices and compute a gradient:
 //!
 //! ```
-//! use isoshard::comm::spmd;
-//! use isoshard::dtensor::{DTensor, DeviceMesh};
-//! use isoshard::placement::{Layout, short::{R, shard}};
-//! use isoshard::rng::{Draw, Init};
-//! use isoshard::tensor::DType;
+//! use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
 //!
 //! spmd(4, |rank| {
+//!     // A grid of 2 x 2 ranks with named axes.
 //!     let mesh = DeviceMesh::new(&rank, &[("dp", 2), ("tp", 2)])?;
-//!     let normal = |shape: [usize; 2], layout, number| {
-//!         let init = Init::Normal { mean: 0.0, std: 1.0 };
-//!         DTensor::init(&mesh, DType::F32, shape, layout, init, Draw { seed: 7, number })
-//!     };
-//!     let x = normal([5, 64], Layout::new([shard(0), R]), 0)?;
-//!     let w = normal([64, 32], Layout::new([R, shard(1)]), 1)?.requires_grad()?;
-//!     let y = x.matmul(&w)?;
-//!     assert_eq!(y.spec().to_string(), "f32[5, 32]@(dp:S0, tp:S1)"); // nothing has moved
-//!     let gradients = y.gelu()?.mean_all()?.backward()?;
-//!     assert_eq!(gradients.get(&w).expect("w is a leaf").layout(), w.layout());
+//!     let mut g = Generator::new(7);
+//!     // The axis dp shards the rows of x (S0), the axis tp the columns of w (S1); R is replicated.
+//!     let x = DTensor::randn(&mesh, DType::F32, [5, 64], "(S0, R)".parse()?, &mut g)?;
+//!     let w = DTensor::randn(&mesh, DType::F32, [64, 32], "(R, S1)".parse()?, &mut g)?.requires_grad()?;
+//!     let y = x.matmul(&w)?; // nothing moves
+//!     assert_eq!(y.spec().to_string(), "f32[5, 32]@(dp:S0, tp:S1)");
+//!     let gradients = y.gelu()?.mean_all()?.backward()?; // all-reduced over dp
+//!     assert_eq!(gradients.get(&w).expect("w is a leaf tensor").layout(), w.layout());
 //!     Ok(())
 //! })?;
 //! # Ok::<(), isoshard::Error>(())
 //! ```
 //!
-//! Dev builds run tens of times slower unless Cargo optimises this crate in them too, which a dependency cannot ask for. Add
-//! two lines to your `Cargo.toml`; a build without them says so once per process, on stderr, unless
-//! `ISOSHARD_NO_BUILD_WARNING=1` is set:
+//! # Where to start
+//!
+//! | to | read |
+//! |---|---|
+//! | look up a word | [`glossary`] |
+//! | compute with distributed tensors | [`dtensor`], [`placement`] |
+//! | write a model and train it | [`nn`], [`optim`], and the book in `docs/book` |
+//! | run on threads, processes or GPUs | [`comm`] |
+//! | draw random numbers | [`rng`] |
+//! | add an operator | [`ops`] |
+//! | work with one rank's dense tensors | [`tensor`] |
+//!
+//! # Debug builds
+//!
+//! A debug build runs tens of times slower unless Cargo optimises this crate in it. A dependency cannot ask for that, so add two
+//! lines to your `Cargo.toml`. A build without them prints a warning once per process, unless `ISOSHARD_NO_BUILD_WARNING=1` is set.
 //!
 //! ```toml
 //! [profile.dev.package.isoshard]
 //! opt-level = 3
 //! ```
-//!
-//! Start at [`dtensor`] for tensors, [`nn::Plan`] for training, [`ops`] to add an operator, [`comm::Engine`] to add an
-//! engine. The decisions are in `docs/architecture.md`.
 
 // On docs.rs items say which feature they need.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -404,11 +404,15 @@ pub(super) fn refuse_partial(verb: &str, meta: &TensorMeta) -> Result<()> {
 
 /// Prints the notation and this rank's values, without communication:
 ///
-/// ```text
-/// f32[5, 3]@(dp:S0, tp:S1), rank 1 of (dp=2, tp=2) stores
-/// [[ 2.0],
-///  [ 5.0],
-///  [ 8.0]]
+/// ```
+/// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+/// let texts = spmd(2, |rank| {
+///     let mesh = DeviceMesh::new(&rank, &[("tp", 2)])?;
+///     let whole = Tensor::from_vec(vec![1.5f32, 2.0, 3.0, 4.25], [2, 2])?;
+///     Ok(DTensor::distribute(&mesh, &whole, "(S1)".parse()?)?.to_string())
+/// })?;
+/// assert_eq!(texts[1], "f32[2, 2]@(tp:S1), rank 1 of (tp=2) stores\n[[2.  ]\n [4.25]]\nf32[2, 1]");
+/// # Ok::<(), isoshard::Error>(())
 /// ```
 ///
 /// [`DTensor::spec`] prints the notation alone.

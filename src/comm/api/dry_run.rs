@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::rank::Rank;
-use super::tally::{Tally, Total, Traffic};
+use super::tally::{Tally, Total, Traffic, write_table};
 use crate::comm::network::Network;
 use crate::comm::transport::{DryEngine, Engine};
 use crate::error::{Error, Result};
@@ -165,19 +165,7 @@ impl DryReport {
 impl fmt::Display for DryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "rank {} of {}", self.rank, self.world_len)?;
-        let line = |f: &mut fmt::Formatter<'_>, call: &str, group: &str, t: Total| {
-            let (calls, sent, received, time) = (t.calls, t.sent_bytes, t.received_bytes, t.time.to_string());
-            writeln!(f, "{call:<16}{calls:>8}{sent:>18}{received:>18}{time:>16}  {group}")
-        };
-        writeln!(
-            f,
-            "{:<16}{:>8}{:>18}{:>18}{:>16}  group",
-            "call", "calls", "sent bytes", "received bytes", "time"
-        )?;
-        for row in &self.rows {
-            line(f, row.call, &row.group, row.total)?;
-        }
-        line(f, "all", "", self.total())?;
+        write_table(f, &self.rows, self.total())?;
         writeln!(f, "tensors: {} bytes, at most {} bytes", self.live_bytes, self.peak_bytes)
     }
 }

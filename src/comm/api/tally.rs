@@ -154,6 +154,39 @@ impl std::iter::Sum for Total {
     }
 }
 
+/// Prints a table with a row per group and collective.
+///
+/// ```
+/// use isoshard::comm::{Tally, spmd};
+/// let tables = spmd(2, |rank| {
+///     let (rank, tally) = Tally::of(&rank)?;
+///     rank.world().barrier()?;
+///     Ok(tally.to_string())
+/// })?;
+/// assert!(tables[0].contains("barrier") && tables[0].contains("world{0, 1}"));
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_table(f, &self.rows(), self.total())
+    }
+}
+
+/// Writes a row per group and collective, and a last row with the total.
+pub(super) fn write_table(f: &mut fmt::Formatter<'_>, rows: &[Traffic], total: Total) -> fmt::Result {
+    writeln!(
+        f,
+        "{:<16}{:>8}{:>18}{:>18}{:>16}  group",
+        "call", "calls", "sent bytes", "received bytes", "time"
+    )?;
+    let mut line = |call: &str, group: &str, t: Total| {
+        let (calls, sent, received, time) = (t.calls, t.sent_bytes, t.received_bytes, t.time.to_string());
+        writeln!(f, "{call:<16}{calls:>8}{sent:>18}{received:>18}{time:>16}  {group}")
+    };
+    rows.iter().try_for_each(|row| line(row.call, &row.group, row.total))?;
+    line("all", "", total)
+}
+
 impl fmt::Debug for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Tally").field(&self.total()).finish()

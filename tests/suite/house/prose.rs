@@ -1,8 +1,7 @@
-//! Plain English in comments and pages: patterns that a search can find, counted per room.
+//! Plain English in comments and pages: patterns that a search can find.
 //!
 //! `ISOSHARD_PROSE=src/comm cargo test --test suite house::prose -- --nocapture` prints every find below a path.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -123,19 +122,6 @@ pub struct Find {
 impl fmt::Display for Find {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {}: {}", self.path, self.line, self.pattern, self.text)
-    }
-}
-
-impl Find {
-    /// The part of the repository that the allowances count together.
-    pub fn room(&self) -> String {
-        let mut parts = self.path.split('/');
-        match (parts.next(), parts.next()) {
-            (Some("src"), Some(room)) => format!("src/{}", room.trim_end_matches(".rs")),
-            (Some(folder), Some(_)) => folder.to_string(),
-            (Some(file), None) => file.to_string(),
-            (None, _) => String::new(),
-        }
     }
 }
 
@@ -325,13 +311,4 @@ fn tokens(text: &str) -> Vec<String> {
         rest = &rest[len..];
     }
     found
-}
-
-/// The number of finds per room and pattern.
-pub fn counts(finds: &[Find]) -> BTreeMap<(String, &'static str), usize> {
-    let mut counts = BTreeMap::new();
-    for find in finds {
-        *counts.entry((find.room(), find.pattern)).or_default() += 1;
-    }
-    counts
 }
