@@ -38,13 +38,22 @@ fn scores(model: &Gpt, params: &Params) -> Result<Vec<f32>> {
     model.forward(&Forward::eval(params), &tokens)?.full_tensor()?.to_vec::<f32>()
 }
 
+/// The outcome of one rank, of the side that trains and of the side that generates.
+#[derive(Default)]
+struct Outcome {
+    scores: [Option<Vec<f32>>; 2],
+    pictures: [Option<String>; 2],
+    /// The bytes of weights that the rank sends and receives per transfer.
+    moved: (u64, u64),
+}
+
 fn main() -> Result<()> {
     let results = spmd(5, |rank| {
-        // Ranks 0 to 2 train, 2 to 4 generate: rank 2 does both. Meshes are facts: all ranks may know them.
+        // Ranks 0 to 2 train, 2 to 4 generate: rank 2 does both. A `Mesh` is metadata: a rank may create one that it is not in.
         let train = Mesh::over(&[("fsdp", 3)], 0..3)?;
         let generate = Mesh::over(&[("dp", 1), ("tp", 2)], [4, 2])?;
         if rank.rank() == 3 {
-            return Ok((None, None)); // It is in neither.
+            return Ok(Outcome::default()); // It is in neither.
         }
         let plans = [Plan::transformer(&train, PARALLEL)?, Plan::transformer(&generate, PARALLEL)?];
 
@@ -59,10 +68,15 @@ fn main() -> Result<()> {
         let mut trainer = declare(&train, &plans[0], 7)?;
         let mut server = declare(&generate, &plans[1], 0)?;
 
-        // The way from one to the other: planned once, from facts.
+        // The bridge from one to the other is planned once, from metadata.
         let (_, any) = trainer.as_ref().or(server.as_ref()).expect("the rank is in one of them");
         let weights = any.transfers((&train, &plans[0]), (&generate, &plans[1]))?;
         let bridge = Bridge::new(&rank, &train, &generate, weights)?;
+        let pictures = [&trainer, &server].map(|side| {
+            let (_, params) = side.as_ref()?;
+            Some(params.value(params.find("h.0.mlp.up.weight")?).spec().draw())
+        });
+        let moved = (bridge.sent_bytes(), bridge.received_bytes());
 
         let mut optimizer = AdamW::new((0.9, 0.99), 0.1).rate(1e-2).clip(1.0);
         let mut dropout = Generator::new(7).child("dropout");
@@ -83,20 +97,26 @@ fn main() -> Result<()> {
         let score = |side: &Option<(Gpt, Params)>| {
             side.as_ref().map(|(model, params)| scores(model, params)).transpose()
         };
-        Ok((score(&trainer)?, score(&server)?))
+        Ok(Outcome { scores: [score(&trainer)?, score(&server)?], pictures, moved })
     })?;
 
     // Not close: equal, on another mesh of another size under another kind of parallelism.
-    let trained = results[0].0.as_ref().expect("rank 0 trains");
-    for (rank, (train, generate)) in results.iter().enumerate() {
-        for scores in [train, generate].into_iter().flatten() {
+    let trained = results[0].scores[0].as_ref().expect("rank 0 trains");
+    for (rank, outcome) in results.iter().enumerate() {
+        for scores in outcome.scores.iter().flatten() {
             assert!(scores.iter().zip(trained).all(|(a, b)| a.to_bits() == b.to_bits()), "rank {rank}");
         }
     }
-    assert!(results[4].1.is_some() && results[2].1.is_some() && results[3] == (None, None));
-    println!(
-        "(fsdp=3) over {{0, 1, 2}} and (dp=1, tp=2) over {{4, 2}} give the same {} scores",
-        trained.len()
-    );
+    let [_, _, both, none, generates] = &results[..] else { unreachable!("there are five ranks") };
+    assert!(both.scores[1].is_some() && generates.scores[1].is_some() && none.scores == [None, None]);
+
+    println!("h.0.mlp.up.weight on the training mesh, then on the generation mesh:");
+    for picture in both.pictures.iter().flatten() {
+        println!("{picture}");
+    }
+    for (rank, Outcome { moved: (sent, received), .. }) in results.iter().enumerate() {
+        println!("rank {rank} sends {sent:>5} bytes of weights and receives {received:>5}");
+    }
+    println!("both meshes give the same {} scores, bit for bit", trained.len());
     Ok(())
 }

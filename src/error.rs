@@ -4,7 +4,7 @@
 //! argument; the remedy`. Tensors are written `f32[64, 128]@(dp:S0, tp:R)`: dtype, global shape, and one placement per
 //! mesh axis.
 //!
-//! A sharding error depends only on facts that all ranks share, so every rank returns the same error at the same call.
+//! A sharding error depends only on metadata that all ranks share, so every rank returns the same error at the same call.
 
 mod fault;
 mod shared;
@@ -334,7 +334,11 @@ impl Error {
 
 /// Returns an iterator over an error, its source, the source's source, and so on.
 fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
+    // An io error's own source skips the error that it wraps.
+    std::iter::successors(Some(error), |&error| match error.downcast_ref::<io::Error>() {
+        Some(io) => io.get_ref().map(|inner| inner as &(dyn StdError + 'static)),
+        None => error.source(),
+    })
 }
 
 impl From<CommFault> for Error {

@@ -18,7 +18,7 @@
 //!     let w = DTensor::randn(&mesh, DType::F32, [64, 32], "(R, S1)".parse()?, &mut g)?.requires_grad()?;
 //!     let y = x.matmul(&w)?; // nothing moves
 //!     assert_eq!(y.spec().to_string(), "f32[5, 32]@(dp:S0, tp:S1)");
-//!     let gradients = y.gelu()?.mean_all()?.backward()?; // all-reduced over dp
+//!     let gradients = y.gelu()?.mean_all()?.backward()?; // the gradient of w is all-reduced over dp
 //!     assert_eq!(gradients.get(&w).expect("w is a leaf tensor").layout(), w.layout());
 //!     Ok(())
 //! })?;
@@ -51,7 +51,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     any(loom, shuttle),
-    allow(dead_code, unused_imports, unused_macros, reason = "what the rooms above use")
+    allow(dead_code, unused_imports, unused_macros, reason = "used by modules that this build omits")
 )]
 
 pub mod comm;
@@ -102,5 +102,6 @@ mod guides {
         FromPyTorch "docs/book/src/from-pytorch.md"
         FromCandleOrBurn "docs/book/src/from-candle-or-burn.md"
         Clusters "docs/clusters.md"
+        Cuda "docs/cuda.md"
     }
 }

@@ -107,7 +107,7 @@ pub struct Args {
     pub accumulate: usize,
 
     /// The number of training steps.
-    #[arg(long, default_value_t = 2000, value_name = "N")]
+    #[arg(long, value_parser = positive, default_value_t = 2000, value_name = "N")]
     pub steps: usize,
     /// The learning rate after the warm-up; it then falls along a cosine.
     #[arg(long, value_parser = rate, default_value_t = 1e-3, value_name = "RATE")]

@@ -57,7 +57,7 @@ impl LossCurve {
             .axis_desc_style(font(15))
             .x_desc("step")
             .y_desc("loss (nats per character)")
-            .x_labels(11)
+            .x_labels(11.min(last as usize + 1))
             .y_labels(10)
             .x_label_formatter(&|x| format!("{x:.0}"))
             .draw()?;

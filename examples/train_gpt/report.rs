@@ -41,7 +41,7 @@ enum Output {
     Json,
 }
 
-/// The facts of a run that are known before the first step.
+/// The properties of a run that are known before the first step.
 pub struct Start<'a> {
     pub model: &'a str,
     pub ranks: usize,
@@ -102,7 +102,7 @@ impl<'a> Report<'a> {
             device: s.device,
             began: Instant::now(),
             curve: LossCurve::default(),
-            times: Vec::with_capacity(args.steps),
+            times: Vec::new(),
             shown: 0,
             validation_time: None,
             announced: false,
@@ -161,7 +161,10 @@ impl<'a> Report<'a> {
     pub fn validation(&mut self, step: usize, val_loss: f64, time: Duration) -> Result<()> {
         self.curve.validation.push((step, val_loss));
         self.validation_time = Some(time);
-        self.plot()?;
+        if let Err(error) = self.plot() {
+            // The plot can be written again later: training goes on.
+            eprintln!("{error}");
+        }
         match &self.output {
             Output::Table(_) => Ok(()),
             Output::Json => {
@@ -257,7 +260,10 @@ impl<'a> Report<'a> {
             print(format_args!("{:>12} x {:<14} {came:>10}  {}", calls, row.call, row.group))?;
         }
         match &self.args.plot {
-            Some(path) => print(format_args!("plot    {}", path.display())),
+            Some(path) => {
+                self.plot()?;
+                print(format_args!("plot    {}", path.display()))
+            }
             None => Ok(()),
         }
     }
@@ -274,7 +280,7 @@ impl<'a> Report<'a> {
         let each = median(&self.times[1..]).expect("at least two steps are timed");
         self.say(format_args!(
             "time    about {} for {} steps on {} ({:.0} ms per step, measured over the first {done})\n",
-            about(self.began.elapsed() + self.left(each)),
+            about(self.began.elapsed().saturating_add(self.left(each))),
             thousands(steps as u64),
             self.ranks(),
             each.as_secs_f64() * 1e3
@@ -287,7 +293,10 @@ impl<'a> Report<'a> {
         let validations = steps.div_ceil(every) - self.curve.validation.len().min(steps.div_ceil(every));
         let guess =
             || each.mul_f64(FORWARD_PART * self.args.eval_batches as f64 / self.args.accumulate as f64);
-        each * (steps - done) as u32 + self.validation_time.unwrap_or_else(guess) * validations as u32
+        let validation = self.validation_time.unwrap_or_else(guess);
+        let seconds =
+            each.as_secs_f64() * (steps - done) as f64 + validation.as_secs_f64() * validations as f64;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
     fn ranks(&self) -> String {

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use isoshard::comm::{Rank, Tally, Traffic};
+use isoshard::comm::{Launch, Rank, Tally, Traffic};
 use isoshard::dtensor::{DTensor, DeviceMesh, Gradients, Reduction};
 use isoshard::nn::{Forward, Parallel, Params, Plan};
 use isoshard::optim::{AdamW, WarmupCosine, clip_scale, global_norm};
@@ -13,7 +13,7 @@ use isoshard::rng::Generator;
 use isoshard::tensor::Tensor;
 use isoshard::{Error, Result};
 
-use crate::args::{Args, ReductionName};
+use crate::args::{Args, EngineName, ReductionName};
 use crate::data::{Batches, Corpus, Part};
 use crate::model::{Model, Sizes};
 use crate::report::{End, Report, Start, Step};
@@ -22,7 +22,7 @@ use crate::sample::sample;
 const BETAS: (f64, f64) = (0.9, 0.99);
 const SAMPLE_LEN: usize = 300;
 
-/// The facts and the data that all ranks share.
+/// The settings and the data that all ranks share.
 pub struct Job {
     args: Args,
     corpus: Corpus,
@@ -53,7 +53,9 @@ impl Job {
         let block = args.sizes(0)?.0.block();
         let corpus = Corpus::read(args.data.as_deref(), block)?;
         let (sizes, batch) = args.sizes(corpus.vocabulary_len())?;
-        if let Some(path) = &args.plot {
+        // Rank 0 alone writes the plot, and a dry run has none.
+        let writes = Launch::from_env()?.is_none_or(|launch| launch.rank() == 0);
+        if let Some(path) = args.plot.as_ref().filter(|_| writes && args.engine != EngineName::Dry) {
             // A minute of training should not end with a path that cannot be written.
             let opened = OpenOptions::new().create(true).append(true).open(path);
             opened.map_err(|e| Error::io("plot", path, e))?;

@@ -24,6 +24,8 @@
 //! Errors say which rank differs, is late or failed: see [`CommFault`](crate::CommFault) and [`flight`].
 //!
 //! Missing: reductions that an engine computes itself in an order of its own.
+//!
+//! The [glossary](crate::glossary) defines the words used here.
 
 mod api;
 mod calls;

@@ -25,8 +25,8 @@ impl DTensor {
     /// Computes the gradients of this scalar with respect to every leaf tensor ([`DTensor::requires_grad`]) from
     /// which it was computed.
     ///
-    /// Communicates what the derivatives' operators redistribute, and what brings each gradient into its leaf's
-    /// layout.
+    /// Communicates the moves that the derivatives' operators need, and one redistribution of each gradient to its leaf's
+    /// layout if the layouts differ.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

@@ -296,7 +296,7 @@ impl DeviceMesh {
     }
 
     /// Returns the number of bytes that this rank has received from other ranks in redistributions so far. An
-    /// all-reduce counts as a ring's: twice the tensor's bytes, less one part in as many as there are ranks.
+    /// all-reduce over `n` ranks counts as a ring's: `2 (n - 1) / n` times the tensor's bytes.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};

@@ -171,7 +171,7 @@ impl DTensor {
     }
 
     /// Returns zeros with extent `extent` along `dim`, with each of these elements added at the index that `index`
-    /// (i64) names. It is the inverse, and the derivative, of [`DTensor::gather`].
+    /// (i64) names. It is the transpose of [`DTensor::gather`] and computes its gradient.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

@@ -73,7 +73,7 @@ impl DTensor {
     ///     let x = DTensor::zeros(&mesh, DType::F32, [5, 4], Layout::new([shard(0)]))?;
     ///     x.explain(Layout::new([R]))
     /// })?;
-    /// assert_eq!(said[0], "all_gather over dp{0, 1}: 32 bytes come"); // the two rows it lacks
+    /// assert_eq!(said[0], "all_gather over dp{0, 1}: receives 32 bytes"); // the two rows it lacks
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///

@@ -2,7 +2,7 @@
 //!
 //! Methods that change only the shape are in `shapes.rs`, layers and losses in `layers.rs`. Binary operators
 //! broadcast by NumPy's rules, and a negative dim counts from the last. A method communicates nothing if a sharding
-//! rule of its operator fits the operands' layouts; otherwise the operands move as the call's plan found cheapest.
+//! rule of its operator fits the operands' layouts; otherwise operands are redistributed to the layouts that cost least.
 
 use super::tensor::DTensor;
 use crate::error::Result;
@@ -236,8 +236,8 @@ impl DTensor {
     ///
     /// Communicates nothing if the rows of the first operand (`S0` times `R`), the columns of the second (`R` times
     /// `S1`) or the batch are sharded. If the summed dim is sharded (`S1` times `S0`), the result is `Partial`, and
-    /// whatever reads it next reduces it; in exact mode this takes shards of whole leaves (32 elements), and other
-    /// operands are redistributed.
+    /// the operator that reads it reduces it if necessary. In exact mode this requires that no shard boundary cuts a leaf
+    /// of the reduction tree (at most 32 indices); otherwise the operands are redistributed.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::DType};
@@ -348,7 +348,8 @@ impl DTensor {
         self.sum(dims, keep)?.mul_scalar(1.0 / count as f64)
     }
 
-    /// Returns the mean of all elements, with shape `[]`.
+    /// Returns the mean of all elements, with shape `[]`. If the tensor is sharded, exact mode all-reduces one number per
+    /// finished node of the sum before the division.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};

@@ -23,6 +23,8 @@
 //!
 //! A [`DeviceMesh`] is the grid of ranks, [`Redistribution`] explains what a change of layout costs, and a [`Bridge`]
 //! moves tensors between different meshes. The [glossary](crate::glossary) defines the words.
+//!
+//! The [glossary](crate::glossary) defines the words used here.
 
 mod backward;
 mod bridge;
@@ -54,7 +56,7 @@ mod tensor;
 mod tensor_meta;
 mod unoptimised;
 
-pub use bridge::{Bridge, InTransit, Transfer};
+pub use bridge::{Bridge, PendingTransfer, Transfer};
 pub use check::{check_finite, check_replicas};
 pub use device_mesh::{DeviceMesh, NoGrad};
 pub use gradients::Gradients;

@@ -34,7 +34,8 @@ pub enum Reduction {
     /// through every linear operator. Results are correct up to rounding, and differ between meshes.
     ///
     /// Fast mode communicates fewer bytes if shard boundaries do not fall on nodes, or if several partial gradients
-    /// of one value are added before they are reduced. If boundaries fall on nodes, it communicates as many.
+    /// of one value are added before they are reduced. If boundaries fall on nodes, it communicates about as
+    /// many; with plain tensor parallelism it may communicate more.
     Fast,
 }
 

@@ -1,7 +1,7 @@
 //! Methods that change only the shape of a tensor. They return views if strides and layouts allow.
 //!
 //! A negative dim counts from the last. A method communicates nothing if each rank's shard of the result is in its
-//! shard of the operand; otherwise the operand is redistributed as the call's plan found cheapest.
+//! shard of the operand; otherwise the operand is redistributed to the layout that costs least.
 
 use super::tensor::DTensor;
 use crate::error::{Error, Result};

@@ -119,7 +119,7 @@ pub enum CommFault {
     },
     /// Ranks deadlocked: they use several groups in different orders and wait for each other.
     #[error(
-        "{id}: ranks wait for each other in a circle: {}; ranks must come to the groups they share in one order{}",
+        "{id}: ranks wait for each other in a cycle: {}; ranks must call the groups that they share in the same order{}",
         CycleText(.waits), CompletedText(.last)
     )]
     Cycle {

@@ -24,7 +24,8 @@ pub struct CausalAttention {
 
 impl CausalAttention {
     /// Declares the maps `qkv` `[3 · width, width]` and `out` `[width, width]`, filled by `init` and `out_init`, and
-    /// the site `input`. `dropout` is the probability of dropping a probability, and an element of the result.
+    /// the site `input`. `dropout` is the probability with which an attention probability, or an
+    /// element of the result, is set to zero.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};

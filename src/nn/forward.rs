@@ -200,7 +200,8 @@ impl<'a> Forward<'a> {
         self.params.check_plan()?;
         if !self.params.has_site(path) {
             let near = nearest(path, &self.params.sites().collect::<Vec<_>>()).join(", ");
-            let remedy = format!("declare it with Scope::site; the nearest are {near}");
+            let near = if near.is_empty() { near } else { format!("; the nearest are {near}") };
+            let remedy = format!("declare it with Scope::site{near}");
             return Err(Error::invalid("site", "no module declared the site", format!("{path:?}"), remedy));
         }
         let layout = self.params.plan().site_layout(x.mesh().mesh(), path, x.layout());
@@ -234,8 +235,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Returns causal attention ([`DTensor::attention`]) with each probability dropped with probability `p`; without
-    /// dropping in a pass without dropout. `q`, `k` and `v` are `[batch, heads, time, head width]`.
+    /// Returns causal attention ([`DTensor::attention`]). In a pass with dropout each attention probability is set to zero
+    /// with probability `p`. `q`, `k` and `v` are `[batch, heads, time, head width]`.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, nn::{Forward, Params, Plan}};

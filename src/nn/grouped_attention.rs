@@ -40,7 +40,7 @@ pub struct GroupedAttention {
 impl GroupedAttention {
     /// Declares the maps `q` `[heads · head_width, width]`, `k` and `v` `[kv_heads · head_width, width]` and `out`
     /// `[width, heads · head_width]`, filled by `init` and `out_init`, and the site `input`. `dropout` is the
-    /// probability of dropping a probability, and an element of the result.
+    /// probability with which an attention probability, or an element of the result, is set to zero.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, placement::Layout, rng::Init, tensor::DType};

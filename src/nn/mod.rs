@@ -36,6 +36,8 @@
 //! `examples/08_own_model.rs` trains a model of one's own on three meshes. [`optim`](crate::optim) has the optimizers.
 //!
 //! Not built: pipeline and expert parallelism.
+//!
+//! The [glossary](crate::glossary) defines the words used here.
 
 mod attention;
 mod check;

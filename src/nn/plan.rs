@@ -34,7 +34,7 @@ pub struct Plan {
     fsdp: Option<String>,
 }
 
-/// The facts about a transformer that its plan depends on.
+/// The sizes and choices of a transformer on which its plan depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel {
     /// The number of attention heads; for grouped-query attention, the number of key and value heads. Tensor

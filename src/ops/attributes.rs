@@ -8,8 +8,8 @@ use super::record::{Bits, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::Shape;
 
-/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do) -> (dq, dk, dv)`, each of its operand's
-/// shape. Dao et al., *FlashAttention*, 2022, appendix B.
+/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do) -> (dq, dk, dv)`, each with the shape of
+/// its operand. Dao et al., *FlashAttention*, 2022, appendix B.
 ///
 /// dk and dv are sums over the query heads that share a key head, then over the queries, along the reduction tree over
 /// both ranges. None of their elements is -0.
@@ -72,8 +72,8 @@ pub struct Expand {
     pub shape: Shape,
 }
 
-/// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x, w, mean, rstd) -> (dx, dw[, db])`, each of its operand's
-/// shape.
+/// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x, w, mean, rstd) -> (dx, dw[, db])`, each with the shape of
+/// its operand.
 ///
 /// Missing: a second derivative; asking for it returns an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -97,7 +97,7 @@
 //! - **[`Op::eval`]** must give an element the same bits on every rank that could compute it. Compute from global
 //!   indices ([`Window::start`]), never from the number of ranks; add elements in the order of the reduction tree
 //!   ([`tensor::cpu::reduce`](crate::tensor::cpu::reduce)).
-//! - **[`Op::vjp`]** runs once per plan, on shapes. The program that it writes runs on every mesh and device.
+//! - **[`Op::vjp`]** runs on shapes, once per plan, or once per call if the operator has an [`Unkeyed`] attribute. The program that it writes runs on every mesh and device.
 //!
 //! An optimizer is an operator as well: see [`Batched`], [`each_chunk`] and `examples/07_own_optimizer.rs`. An operator
 //! that computes each element by itself can implement [`Pointwise`] instead, which derives the rows.
@@ -109,6 +109,8 @@
 //! the operator and of its derivative, `cpu.rs` and `cuda.rs` the kernels. The modules [`cpu`] and [`cuda`] export
 //! kernels that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the tests run
 //! under all placements.
+//!
+//! The [glossary](crate::glossary) defines the words used here.
 
 mod attention;
 mod attributes;
@@ -172,7 +174,7 @@ pub use record::{
 };
 pub(crate) use record::{arity, has_unkeyed, meta_results, run};
 pub use reduce::argmax::Argmax;
-pub use reduce::max::{Extreme, Max};
+pub use reduce::max::{Max, MaxOrMin};
 pub use reduce::min::Min;
 pub use reduce::sum::Sum;
 pub use reshape::Reshape;

@@ -168,7 +168,7 @@ impl<'a> Vjp<'a> {
     }
 
     /// States that no operand has a gradient, and why.
-    pub fn none_at_all(&mut self, why: &'static str) {
+    pub fn no_gradients(&mut self, why: &'static str) {
         (0..self.ins_len).for_each(|i| self.none(i, why));
     }
 

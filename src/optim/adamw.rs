@@ -1,6 +1,6 @@
 //! AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
-use super::groups::{GroupSettings, ParamGroups};
+use super::groups::{GroupSettings, ParamGroups, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule};
 use super::schedule::Schedule;
 use crate::dtensor::{DTensor, Gradients};
@@ -148,8 +148,8 @@ impl AdamW {
     /// ```
     ///
     /// # Errors
-    /// Refuses a `scale` that is not of shape `[]` and the moments' dtype, and a group whose pattern matches no
-    /// parameter. Parameters, moments, the number of steps and `grads` are unchanged then. If a rank fails, the
+    /// Refuses a `scale` that is not of shape `[]` and the moments' dtype, a group whose pattern matches no parameter, a
+    /// rate or decay that is negative or not finite, and betas outside [0, 1). Parameters, moments, the number of steps and `grads` are unchanged then. If a rank fails, the
     /// parameter that was being updated and all later ones are unchanged.
     pub fn step(
         &mut self,
@@ -160,6 +160,11 @@ impl AdamW {
     ) -> Result<()> {
         let steps = self.steps + 1;
         let settings = self.groups.settings("adamw", params)?;
+        for own in settings {
+            let (first, second) = own.betas.unwrap_or(self.betas);
+            let decay = own.weight_decay.unwrap_or(self.weight_decay);
+            expect_sound("adamw", own.rate(lr), decay, &[first, second])?;
+        }
         let (betas, eps, weight_decay, moments) =
             (self.betas, self.eps, self.weight_decay, &mut self.moments);
         moments.resize_with(params.len(), || None);
@@ -234,7 +239,7 @@ mod tests {
         DTensor::full(params.mesh(), DType::F32, [], 1.0, Layout::replicated(1))?.redistribute(layout)
     }
 
-    /// A step is refused for what it is given, and for how that lies; then the next one is made with what there is.
+    /// Refuses operands of a wrong shape, dtype or layout; the next step succeeds with valid ones.
     #[test]
     fn a_refused_step_changes_nothing() {
         let run = |rank: Rank| {

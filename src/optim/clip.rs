@@ -26,7 +26,16 @@ impl Params {
     /// # Errors
     /// Refuses gradients if none belongs to these parameters; returns an error if a rank fails.
     pub fn grad_norm(&self, grads: &Gradients) -> Result<DTensor> {
-        global_norm(self.ids().filter_map(|id| grads.get(self.value(id))))
+        let own: Vec<&DTensor> = self.values().filter_map(|value| grads.get(value)).collect();
+        if own.is_empty() {
+            return Err(Error::invalid(
+                "grad_norm",
+                "no parameter has a gradient",
+                format!("{} parameter(s)", self.len()),
+                "compute the loss from these parameters after the last step",
+            ));
+        }
+        global_norm(own)
     }
 }
 
@@ -90,9 +99,16 @@ fn sums_by_layout(squares: &[DTensor]) -> Result<Vec<DTensor>> {
 /// ```
 ///
 /// # Errors
-/// Returns an error if the device has no memory left.
+/// Refuses a limit that is not above 0 (`f64::INFINITY` is no limit); returns an error if the device has no memory left.
 pub fn clip_scale(norm: &DTensor, limit: f64) -> Result<DTensor> {
+    if limit.is_nan() || limit <= 0.0 {
+        let remedy = "pass f64::INFINITY for no limit";
+        return Err(Error::invalid("clip", "a limit of the norm is above 0", limit.to_string(), remedy));
+    }
     let one = DTensor::full(norm.mesh(), norm.dtype(), norm.shape(), 1.0, norm.layout().clone())?;
+    if limit == f64::INFINITY {
+        return Ok(one);
+    }
     // The 1e-6 keeps a norm of zero from dividing, as in PyTorch.
     one.mul_scalar(limit)?.div(&norm.add_scalar(1e-6)?)?.minimum(&one)
 }

@@ -1,6 +1,6 @@
 //! Settings of groups of parameters, by path pattern.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::nn::{ParamId, Params};
 
 /// The settings of one parameter that differ from its optimizer's own.
@@ -24,6 +24,20 @@ struct ResolvedGroups {
     /// The model's first parameter and the number of its parameters.
     model: (Option<ParamId>, usize),
     settings: Vec<GroupSettings>,
+}
+
+/// Returns an error of `verb` if a rate or a decay is negative or not finite, or a moment's decay is outside [0, 1).
+pub(super) fn expect_sound(verb: &str, rate: f64, weight_decay: f64, betas: &[f64]) -> Result<()> {
+    let (rule, given) = if !(rate.is_finite() && rate >= 0.0) {
+        ("a learning rate is finite and at least 0", rate)
+    } else if !(weight_decay.is_finite() && weight_decay >= 0.0) {
+        ("a weight decay is finite and at least 0", weight_decay)
+    } else if let Some(&beta) = betas.iter().find(|beta| !(0.0..1.0).contains(*beta)) {
+        ("a momentum or a beta is at least 0 and below 1", beta)
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(verb, rule, given.to_string(), ""))
 }
 
 impl ParamGroups {

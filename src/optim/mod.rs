@@ -39,6 +39,8 @@
 //! parameter, its gradient and the state that the optimizer keeps; [`Params::update`](crate::nn::Params::update)
 //! applies it to many parameters in place, on a device in few launches ([`Batched`](crate::ops::Batched)).
 //! `examples/07_own_optimizer.rs` shows one.
+//!
+//! The [glossary](crate::glossary) defines the words used here.
 
 mod adamw;
 mod clip;

@@ -70,7 +70,7 @@ pub struct Optimizer<R> {
     steps: usize,
 }
 
-/// The facts of one [`Optimizer::step`].
+/// The report of one [`Optimizer::step`].
 #[derive(Clone, Debug)]
 pub struct StepReport {
     /// The number of steps before this one.
@@ -142,7 +142,7 @@ impl<R: UpdateRule> Optimizer<R> {
     ///
     /// # Errors
     /// Refuses gradients if none belongs to these parameters: they were computed before the last step or from another
-    /// model. Refuses what the update rule refuses, and counts no step then. Returns an error if a rank fails.
+    /// model. Refuses a rate that is negative or not finite, and a limit that is not above 0. Refuses what the update rule refuses, and counts no step then. Returns an error if a rank fails.
     pub fn step(&mut self, params: &mut Params, grads: &mut Gradients) -> Result<StepReport> {
         let with_gradient = params.values().find(|value| grads.get(value).is_some());
         let Some(dtype) = with_gradient.map(|value| value.dtype()) else {
@@ -154,6 +154,10 @@ impl<R: UpdateRule> Optimizer<R> {
             ));
         };
         let rate = self.next_rate();
+        if !(rate.is_finite() && rate >= 0.0) {
+            let given = format!("{rate} for step {}", self.steps);
+            return Err(Error::invalid("step", "a learning rate is finite and at least 0", given, ""));
+        }
         let norm = self.clip.map(|_| params.grad_norm(grads)).transpose()?;
         let scale = match (&norm, self.clip) {
             (Some(norm), Some(limit)) => clip_scale(norm, limit)?,
@@ -200,12 +204,11 @@ impl<R: UpdateRule> Optimizer<R> {
     }
 }
 
-/// Omits the schedule but for the next rate.
+/// Omits the schedule, which may be a closure.
 impl<R: fmt::Debug> fmt::Debug for Optimizer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Optimizer { rule, schedule, clip, steps } = self;
+        let Optimizer { rule, clip, steps, .. } = self;
         let mut optimizer = f.debug_struct("Optimizer");
-        optimizer.field("rule", rule).field("next_rate", &schedule.at(*steps));
-        optimizer.field("clip", clip).field("steps", steps).finish()
+        optimizer.field("rule", rule).field("clip", clip).field("steps", steps).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent.
 
-use super::groups::{GroupSettings, ParamGroups};
+use super::groups::{GroupSettings, ParamGroups, expect_sound};
 use super::optimizer::{Optimizer, UpdateRule};
 use super::schedule::Schedule;
 use crate::dtensor::{DTensor, Gradients};
@@ -117,8 +117,8 @@ impl Sgd {
     /// ```
     ///
     /// # Errors
-    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype, and a group whose pattern matches no
-    /// parameter. Parameters, buffers and `grads` are unchanged then. If a rank fails, the parameter that was being
+    /// Refuses a `scale` that is not of shape `[]` and the buffers' dtype, a group whose pattern matches no parameter, a
+    /// rate or decay that is negative or not finite, and a momentum outside [0, 1). Parameters, buffers and `grads` are unchanged then. If a rank fails, the parameter that was being
     /// updated and all later ones are unchanged.
     pub fn step(
         &mut self,
@@ -128,6 +128,10 @@ impl Sgd {
         lr: f64,
     ) -> Result<()> {
         let settings = self.groups.settings("sgd", params)?;
+        for own in settings {
+            let decay = own.weight_decay.unwrap_or(self.weight_decay);
+            expect_sound("sgd", own.rate(lr), decay, &[self.momentum])?;
+        }
         let (momentum, nesterov, weight_decay) = (Bits(self.momentum), self.nesterov, self.weight_decay);
         let buffers = &mut self.buffers;
         buffers.resize_with(params.len(), || None);

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 /// One [`Placement`] per mesh axis, and the order in which axes split a dim, outermost first.
 ///
 /// Displayed and parsed as `(S0, R)`. If axes split one dim in an order other than the mesh's, `^k` gives each axis's
-/// rank in that order, 0 being the outermost: `(S0^1, S0^0)`.
+/// position in that order, 0 being the outermost: `(S0^1, S0^0)`.
 ///
 /// The order matters only among axes that split a common dim. It is stored in a canonical form, so that layouts with
 /// the same meaning compare equal.

@@ -36,6 +36,8 @@
 //! ```
 //!
 //! Missing: more than one ragged axis, and an axis that splits a ragged prefix from inside.
+//!
+//! The [glossary](crate::glossary) defines the words used here.
 
 mod axis;
 mod grid;

@@ -54,7 +54,7 @@ impl Spec {
         let hidden = |dim: &usize| !drawn.contains(dim) && self.layout.splitters(*dim).next().is_some();
         let hidden: Vec<String> = (0..self.shape.len()).filter(hidden).map(|dim| dim.to_string()).collect();
         if !hidden.is_empty() {
-            let _ = writeln!(text, "also split: dim {}, of which index 0 is drawn", hidden.join(" and dim "));
+            let _ = writeln!(text, "also split: dim {} (index 0 is drawn)", hidden.join(" and dim "));
         }
         let idle = |rank: &usize| self.region_of(*rank).is_empty();
         let idle: Vec<usize> = self.mesh.ranks().filter(idle).collect();
@@ -343,7 +343,7 @@ rank 1 stores nothing";
   ├───┼───┤
 1 │ 4 │ 6 │
   └───┴───┘
-also split: dim 2, of which index 0 is drawn";
+also split: dim 2 (index 0 is drawn)";
         draws("a=2,b=2,c=2", "f32[2, 2, 2]@(a:S0, b:S1, c:S2)", cut);
     }
 

@@ -28,6 +28,8 @@
 //!
 //! Missing: beta, Student's t and others. A [`Stream`] gives their implementations in other crates random words, in one
 //! order, on the host.
+//!
+//! The [glossary](crate::glossary) defines the words used here.
 
 mod continuous;
 mod counts;

@@ -121,9 +121,10 @@ struct Brackets<'a> {
 impl Brackets<'_> {
     fn of<T: Element>(values: &[T], shape: &[usize], precision: Option<usize>) -> String {
         if shape.is_empty() {
+            let finite = T::DTYPE.is_float() && values[0].to_f64().is_finite();
             return match precision {
-                Some(digits) if T::DTYPE.is_float() => format!("{:.digits$}", values[0].to_f64()),
-                None if T::DTYPE.is_float() => format!("{:?}", shortest(values[0])),
+                Some(digits) if finite => format!("{:.digits$}", values[0].to_f64()),
+                None if finite => format!("{:?}", shortest(values[0])),
                 _ => Column::of(values, precision)[0].trim().to_string(),
             };
         }
@@ -150,13 +151,13 @@ impl Brackets<'_> {
         let indent = " ".repeat(dim + 1);
         self.out.push('[');
         if dim + 1 == self.shape.len() {
-            self.write_row(&indices, &indent, width - 1);
+            self.write_row(&indices, &indent, width.saturating_sub(1));
         } else {
             let between = "\n".repeat(self.shape.len() - dim - 1) + &indent;
             for (k, index) in indices.iter().enumerate() {
                 self.out.push_str(if k == 0 { "" } else { &between });
                 match index {
-                    Some(_) => self.write_dim(dim + 1, width - 1),
+                    Some(_) => self.write_dim(dim + 1, width.saturating_sub(1)),
                     None => self.out.push_str("..."),
                 }
             }

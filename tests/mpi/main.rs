@@ -103,9 +103,9 @@ fn who_stays_away_is_named_after_the_deadline() {
 fn groups_in_another_order_are_a_circle_at_the_deadline() {
     let Some(run) = Job::new(2, "crossed").culprit(1, 0).run() else { return };
     for line in one_line_each(&run, 2) {
-        let circle = "on group b{0, 1}: ranks wait for each other in a circle: rank 1 waits in barrier #0 on group b{0, 1} for \
+        let circle = "on group b{0, 1}: ranks wait for each other in a cycle: rank 1 waits in barrier #0 on group b{0, 1} for \
                       rank 0, which waits in barrier #0 on group a{0, 1} for rank 1;";
-        let told_by_0 = "on group a{0, 1}: ranks wait for each other in a circle: rank 0 waits in barrier #0 on group a{0, 1} for \
+        let told_by_0 = "on group a{0, 1}: ranks wait for each other in a cycle: rank 0 waits in barrier #0 on group a{0, 1} for \
                          rank 1, which waits in barrier #0 on group b{0, 1} for rank 0;";
         assert!(line.contains(circle) || line.contains(told_by_0), "{line}");
     }

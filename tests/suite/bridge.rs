@@ -203,7 +203,7 @@ fn a_bridge_counts_and_speaks() {
     assert_eq!(
         said[1].0,
         format!(
-            "(a=2) over {{0, 1}} to (b=2) over {{1, 2}}: 4 tensor(s) in 3 exchange(s), {half} bytes go and {} come",
+            "(a=2) over {{0, 1}} to (b=2) over {{1, 2}}: 4 tensor(s) in 3 exchange(s), sends {half} bytes and receives {}",
             half + 8
         )
     );

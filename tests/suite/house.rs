@@ -35,7 +35,7 @@ const ARROWS: [(&str, &[&str]); 10] = [
     ("lib", &["error", "tensor", "placement", "rng", "ops", "comm", "dtensor", "nn", "optim"]),
 ];
 /// The names that lib.rs re-exports from the error module.
-const ERRORS: [&str; 11] = [
+const ERRORS: [&str; 12] = [
     "CallId",
     "CommFault",
     "Divergence",
@@ -46,6 +46,7 @@ const ERRORS: [&str; 11] = [
     "NotFinite",
     "Refusal",
     "Result",
+    "SharedError",
     "Wait",
 ];
 const FILE_LINES: usize = 600;

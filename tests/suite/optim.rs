@@ -224,3 +224,40 @@ fn gradients_of_an_older_step_are_refused() {
         Ok(())
     });
 }
+
+/// Settings that would spoil the parameters are refused, and nothing has changed then.
+#[test]
+fn unsound_settings_are_refused() {
+    let (texts, ones, large) = on("fsdp=3", |mesh| {
+        let mut params = Params::new(mesh, Plan::default().fsdp("fsdp"), 7)?;
+        let w = params.root().param("w", [4], Init::Ones)?;
+        let adam = |betas, decay| AdamW::new(betas, decay);
+        let sound = || adam((0.9, 0.99), 0.1);
+        let unsound = [
+            sound().rate(-1.0),
+            sound().rate(f64::NAN),
+            adam((1.0, 0.99), 0.1).rate(0.1),
+            adam((0.9, 0.99), -0.1).rate(0.1),
+            sound().group_rate("w", -2.0).rate(0.1),
+            sound().rate(0.1).clip(0.0),
+            sound().rate(0.1).clip(f64::NAN),
+        ];
+        let mut texts = Vec::new();
+        for mut optimizer in unsound {
+            let mut grads = params.value(w).sum_all()?.backward()?;
+            texts.push(optimizer.step(&mut params, &mut grads).unwrap_err().to_string());
+            assert_eq!(optimizer.steps(), 0);
+        }
+        let ones = params.value(w).full_tensor()?.to_f64_vec();
+        // The squares of these gradients overflow f32, and no limit clips nothing.
+        let mut grads = params.value(w).mul_scalar(1e30)?.sum_all()?.backward()?;
+        sound().rate(0.1).clip(f64::INFINITY).step(&mut params, &mut grads)?;
+        Ok((texts, ones, params.value(w).full_tensor()?.to_f64_vec()))
+    });
+    assert_eq!(ones, [1.0; 4]);
+    let rules = ["learning rate", "learning rate", "beta", "weight decay", "learning rate", "limit", "limit"];
+    for (text, rule) in texts.iter().zip(rules) {
+        assert!(text.contains(rule), "{text}");
+    }
+    assert!(large.iter().all(|x| x.is_finite() && *x < 1.0), "{large:?}");
+}

@@ -452,9 +452,9 @@ mod tests {
         );
         assert_eq!(
             late(&table, 0, 1),
-            "all_gather #1 on group dp{0, 1, 2} (for matmul): ranks wait for each other in a circle: rank 0 waits in \
+            "all_gather #1 on group dp{0, 1, 2} (for matmul): ranks wait for each other in a cycle: rank 0 waits in \
              all_gather #1 on group dp{0, 1, 2} (for matmul) for rank 1, which waits in all_gather #0 on group ep{0, 1} for \
-             rank 0; ranks must come to the groups they share in one order; last completed: rank(s) [0, 1] barrier #0"
+             rank 0; ranks must call the groups that they share in the same order; last completed: rank(s) [0, 1] barrier #0"
         );
         // A missing rank waits elsewhere, for a rank that does not wait.
         let mut table = open(3);

@@ -1,4 +1,4 @@
-//! The source of what errors tell about calls: which rank came to which call, who waits for whom, and what each rank
+//! Records calls, so that errors can say which rank made which call, which ranks wait for each other, and which call each rank
 //! completed last.
 
 mod call_table;

@@ -81,7 +81,7 @@ impl Bridge {
     ///     let bridge = Bridge::new(&rank, mesh.mesh(), mesh.mesh(), [transfer])?;
     ///
     ///     assert_eq!(bridge.to_string(), "(dp=2) over {0, 1} to (dp=2) over {0, 1}: 1 tensor(s) in 1 exchange(s), \
-    ///         8 bytes go and 8 come");
+    ///         sends 8 bytes and receives 8");
     ///     Ok(())
     /// })?;
     /// # Ok::<(), isoshard::Error>(())
@@ -151,7 +151,7 @@ impl Bridge {
         self.send_async(tensors, onto)?.wait()
     }
 
-    /// Starts [`Bridge::send`]; other work can run before [`InTransit::wait`]. It returns at once, unless a `Partial`
+    /// Starts [`Bridge::send`]; other work can run before [`PendingTransfer::wait`]. It returns at once, unless a `Partial`
     /// tensor has to be reduced, for which it waits. While a transfer is in flight, a rank of the source mesh that
     /// writes to a sent tensor in place writes to a copy.
     ///
@@ -178,7 +178,7 @@ impl Bridge {
         &self,
         tensors: impl IntoIterator<Item = &'a DTensor>,
         onto: Option<&DeviceMesh>,
-    ) -> Result<InTransit> {
+    ) -> Result<PendingTransfer> {
         let tensors: Vec<&DTensor> = tensors.into_iter().collect();
         self.plan.check(&tensors, onto)?;
         let planned = tensors.iter().zip(&self.plan.tensors);
@@ -187,7 +187,7 @@ impl Bridge {
         let BridgePlan { rank, group, batches, .. } = &*self.plan;
         let exchanges = batches.iter().map(|batch| batch.start(group, rank.device(), &locals));
         let exchanges = exchanges.collect::<Result<_>>()?;
-        Ok(InTransit { plan: self.plan.clone(), locals, exchanges, onto: onto.cloned() })
+        Ok(PendingTransfer { plan: self.plan.clone(), locals, exchanges, onto: onto.cloned() })
     }
 
     /// Returns the number of bytes that this rank receives from other ranks per send: those of its target shards that
@@ -228,13 +228,13 @@ impl Bridge {
     }
 }
 
-/// Displays `(fsdp=3) over {0, 1, 2} to (tp=2) over {2, 3}: 1 tensor(s) in 1 exchange(s), 8 bytes go and 32 come`.
+/// Displays `(fsdp=3) over {0, 1, 2} to (tp=2) over {2, 3}: 1 tensor(s) in 1 exchange(s), sends 8 bytes and receives 32`.
 impl fmt::Display for Bridge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let BridgePlan { from, to, tensors, batches, .. } = &*self.plan;
         write!(f, "{} to {}: ", from.with_ranks(), to.with_ranks())?;
         write!(f, "{} tensor(s) in {} exchange(s), ", tensors.len(), batches.len())?;
-        write!(f, "{} bytes go and {} come", self.sent_bytes(), self.received_bytes())
+        write!(f, "sends {} bytes and receives {}", self.sent_bytes(), self.received_bytes())
     }
 }
 
@@ -246,14 +246,14 @@ impl fmt::Debug for Bridge {
 
 /// Tensors in flight over a [`Bridge`], from [`Bridge::send_async`]. Dropping it is safe.
 #[must_use = "a transfer's errors are lost unless it is waited for"]
-pub struct InTransit {
+pub struct PendingTransfer {
     plan: Rc<BridgePlan>,
     locals: Vec<Tensor>,
     exchanges: Vec<Pending<Vec<Tensor>>>,
     onto: Option<DeviceMesh>,
 }
 
-impl InTransit {
+impl PendingTransfer {
     /// Waits for the tensors, and returns them on the target mesh; an empty list on ranks outside it.
     ///
     /// ```
@@ -306,7 +306,7 @@ impl InTransit {
     /// # Errors
     /// Returns an error of `f`, and an error if communication fails.
     pub fn wait_each(self, mut f: impl FnMut(usize, DTensor) -> Result<()>) -> Result<()> {
-        let InTransit { plan, locals, exchanges, onto } = self;
+        let PendingTransfer { plan, locals, exchanges, onto } = self;
         for (batch, exchange) in plan.batches.iter().zip(exchanges) {
             let mut arrivals: Vec<Option<Tensor>> = batch.tensors.iter().map(|_| None).collect();
             let mut received = 0;

@@ -14,5 +14,5 @@ mod bridge_plan;
 mod routing;
 mod transfer;
 
-pub use bridge_plan::{Bridge, InTransit};
+pub use bridge_plan::{Bridge, PendingTransfer};
 pub use transfer::Transfer;

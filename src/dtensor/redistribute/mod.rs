@@ -10,7 +10,7 @@
 //! of just the elements that it will hold. Tests compare it with an exhaustive search on small meshes. Orders that
 //! would change bits are not considered.
 //!
-//! Missing: a new `Partial` is made from a replicated value; a shard could be padded without communication.
+//! Missing: making a `Partial` from a shard by padding, without communication. Today the value is replicated first.
 
 mod cost;
 mod lower;

@@ -13,7 +13,7 @@ use crate::tensor::{Dims, ReduceOp};
 /// The plan of a change of layout, as one rank takes part in it: steps of at most one collective call each.
 ///
 /// Displayed as
-/// `reduce_scatter(sum) over tp{0, 1}: 48 bytes come, then all_gather over dp×tp{0, 1, 2, 3}: 96 bytes come`.
+/// `reduce_scatter(sum) over tp{0, 1}: receives 48 bytes, then all_gather over dp×tp{0, 1, 2, 3}: receives 96 bytes`.
 ///
 /// Without `Partial`, the rank receives exactly the elements that it lacks, once. With `Partial`, the plan is the
 /// cheapest of all orders of reductions and moves that keep the bits. Cost is the modelled time of calls and bytes
@@ -90,7 +90,7 @@ impl Redistribution {
     /// let mesh = Mesh::parse("dp=4", 0)?;
     /// let spec = |text| Spec::parse(text, &mesh);
     /// let plan = Redistribution::plan(&spec("f32[8, 8]@(dp:S0)")?, &spec("f32[8, 8]@(dp:S1)")?)?;
-    /// assert_eq!(plan.to_string(), "all_to_all over dp{0, 1, 2, 3}: 48 bytes come");
+    /// assert_eq!(plan.to_string(), "all_to_all over dp{0, 1, 2, 3}: receives 48 bytes");
     /// # Ok::<(), isoshard::Error>(())
     /// ```
     ///
@@ -403,10 +403,10 @@ impl fmt::Display for RedistributionStep {
         match &self.action {
             StepAction::AllReduce(op, axes) | StepAction::Fold(op, axes) => {
                 let nodes = NodeCounts(&self.from, axes);
-                write!(f, "{}({op}) over {over}{nodes}: {bytes} bytes come", self.name())
+                write!(f, "{}({op}) over {over}{nodes}: receives {bytes} bytes", self.name())
             }
             StepAction::Exchange(ExchangeKind::Slice) => f.write_str("slice"),
-            StepAction::Exchange(_) => write!(f, "{} over {over}: {bytes} bytes come", self.name()),
+            StepAction::Exchange(_) => write!(f, "{} over {over}: receives {bytes} bytes", self.name()),
             StepAction::Collapse => write!(f, "add up {} nodes", self.from.nodes_len_at(mesh.coords())),
             StepAction::Round => write!(f, "round to {}", self.to.dtype),
             StepAction::Share(op, a) if mesh.coords()[*a] == 0 => {

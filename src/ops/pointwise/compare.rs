@@ -83,7 +83,7 @@ impl Pointwise for Compare {
     }
 
     fn derivative(&self, g: &mut Vjp) -> Result<()> {
-        g.none_at_all("bools have no derivative");
+        g.no_gradients("bools have no derivative");
         Ok(())
     }
 

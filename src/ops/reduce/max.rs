@@ -12,7 +12,7 @@ use crate::ops::{
 };
 use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
 
-/// The maximum over dims; see [`Extreme`]. Applied by [`DTensor::max`](crate::dtensor::DTensor::max).
+/// The maximum over dims; see [`MaxOrMin`]. Applied by [`DTensor::max`](crate::dtensor::DTensor::max).
 ///
 /// ```
 /// use isoshard::{ops::{Max, eval_whole}, tensor::Tensor};
@@ -21,7 +21,7 @@ use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
 /// assert_eq!((&rows.shape()[..], rows.to_f64_vec()), (&[2, 1][..], vec![5.0, 4.0]));
 /// # Ok::<(), isoshard::Error>(())
 /// ```
-pub type Max = Extreme<true>;
+pub type Max = MaxOrMin<true>;
 
 /// The largest or the smallest element over dims: [`Max`] or [`Min`](crate::ops::Min).
 ///
@@ -29,21 +29,21 @@ pub type Max = Extreme<true>;
 /// every order of evaluation gives the same bits. The gradient is divided equally among equal extremes, as by PyTorch's
 /// `amax` and `amin`; zeros of both signs are equal.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Extreme<const LARGEST: bool> {
+pub struct MaxOrMin<const LARGEST: bool> {
     /// The dims to reduce, ascending.
     pub dims: Dims,
     /// True if the dims stay with extent 1.
     pub keep: bool,
 }
 
-impl<const LARGEST: bool> Extreme<LARGEST> {
+impl<const LARGEST: bool> MaxOrMin<LARGEST> {
     fn reduction(&self) -> DimReduction<'_> {
         let (verb, kind) = if LARGEST { ("max", ReduceOp::Max) } else { ("min", ReduceOp::Min) };
         DimReduction(verb, kind, &self.dims, self.keep)
     }
 }
 
-impl<const LARGEST: bool> Op for Extreme<LARGEST> {
+impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
     fn name(&self) -> &'static str {
         self.reduction().0
     }
@@ -100,7 +100,7 @@ impl<const LARGEST: bool> Op for Extreme<LARGEST> {
     }
 }
 
-impl<const LARGEST: bool> fmt::Debug for Extreme<LARGEST> {
+impl<const LARGEST: bool> fmt::Debug for MaxOrMin<LARGEST> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = if LARGEST { "Max" } else { "Min" };
         f.debug_struct(name).field("dims", &self.dims).field("keep", &self.keep).finish()

@@ -1,9 +1,9 @@
 //! `min` over any dims.
 
-use super::max::Extreme;
+use super::max::MaxOrMin;
 use crate::ops::{Input, Sample};
 
-/// The minimum over dims; see [`Extreme`]. Applied by [`DTensor::min`](crate::dtensor::DTensor::min).
+/// The minimum over dims; see [`MaxOrMin`]. Applied by [`DTensor::min`](crate::dtensor::DTensor::min).
 ///
 /// ```
 /// use isoshard::{ops::{Min, eval_whole}, tensor::Tensor};
@@ -11,7 +11,7 @@ use crate::ops::{Input, Sample};
 /// assert!(eval_whole(&Min { dims: [0].into_iter().collect(), keep: false }, &[x])?[0].item()?.is_nan());
 /// # Ok::<(), isoshard::Error>(())
 /// ```
-pub type Min = Extreme<false>;
+pub type Min = MaxOrMin<false>;
 
 pub(in crate::ops) fn samples() -> Vec<Sample> {
     let min = |dims: &[usize], keep| Min { dims: dims.iter().copied().collect(), keep };

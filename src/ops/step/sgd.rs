@@ -90,7 +90,7 @@ impl Op for SgdStep {
     }
 
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
-        g.none_at_all("an optimizer's step is not part of the function that is differentiated");
+        g.no_gradients("an optimizer's step is not part of the function that is differentiated");
         Ok(())
     }
 }
