@@ -1,11 +1,22 @@
 #!/usr/bin/env bash
-# The judge over every combination of placements, also for operators of more than three operands, of which `cargo test` judges a
-# sample; and all of the fuzzing of which `cargo test` does a hundredth. For a new operator, a new row, or a new message; takes
-# minutes.
+# The checks that take too long for `cargo test` and `.ci/run`: the judge over every combination of placements, ten million fuzzed
+# conversations, and whole default runs of train_gpt. For a new operator, a new row, a new message, or new defaults; takes minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+# For operators of more than three operands `cargo test` judges a sample.
 ISOSHARD_TEST_COMPLETE=1 cargo test --test suite rules:: "$@"
 
-# Ten million mutated conversations with everybody who reads from a wire; sums that wrap are errors here.
+# Ten million mutated conversations with all code that reads from a wire; sums that wrap are errors here.
 ISOSHARD_FUZZ=${ISOSHARD_FUZZ:-10000000} RUSTFLAGS="-C overflow-checks=on" \
     cargo test --release --target-dir target/fuzz --lib coordinator::fuzz
+
+# The numbers that README and examples/train_gpt/main.rs show, which every mesh gives.
+cargo build --release --example train_gpt
+for mesh in fsdp=2 1 dp=2,tp=2; do
+  said=$(target/release/examples/train_gpt --mesh "$mesh")
+  shown=$(sed -nE 's#^//! (losses)  #\1  #p' examples/train_gpt/main.rs)
+  digest=$(grep -o 'digest [0-9a-f]*' README.md)
+  grep -qF -- "$shown" <<<"$said" && grep -qF -- "$digest" <<<"$said"
+  echo "-- train_gpt on $mesh: ${shown#losses  }, $digest"
+done

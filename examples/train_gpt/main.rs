@@ -1,6 +1,6 @@
 //! Trains a small GPT on text, character by character, on any mesh of ranks.
 //!
-//! Without arguments it trains on this project's documentation, on two ranks under FSDP, for about a minute. `--mesh fsdp=4`,
+//! Without arguments it trains on this project's documentation, on two ranks with FSDP, for a minute. `--mesh fsdp=4`,
 //! `--mesh dp=2,tp=2` and `--mesh 1` train the same model: same initial values, same batches, same losses. `--help`
 //! shows every option with examples, `--plot loss.svg` draws the losses, `--json` prints JSON lines for programs to
 //! read.
@@ -14,7 +14,8 @@
 //! result  807,680 parameters on 2 ranks, digest 58f53111acdba726; any other mesh gives the same
 //! ```
 //!
-//! These numbers are the same on every machine: `.ci/run` compares them.
+//! These numbers are the same on every machine and mesh: `tests/complete.sh` compares them, `cargo test` the first
+//! losses.
 //!
 //! | file | holds |
 //! |---|---|

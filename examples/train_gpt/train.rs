@@ -242,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    /// The default run, which README shows, begins with these losses on every mesh.
+    /// The default run begins with these losses on every mesh; `tests/complete.sh` compares whole runs.
     #[test]
     fn the_default_run_begins_with_these_losses() {
         for mesh in ["1", "fsdp=2", "dp=2,tp=2"] {
