@@ -4,6 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# The listing of the public API, which needs a nightly toolchain's rustdoc.
+tests/api/list.py --check
+
 # For operators of more than three operands `cargo test` judges a sample.
 ISOSHARD_TEST_COMPLETE=1 cargo test --test suite rules:: "$@"
 
