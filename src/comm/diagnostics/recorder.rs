@@ -448,7 +448,7 @@ mod tests {
             g.recv(1, DType::I64, &Shape::from([])).map(drop)
         });
         let said = error.unwrap_err().to_string();
-        assert!(said.contains("circle: rank") || said.contains("did not come"), "{said}");
+        assert!(said.contains("cycle: rank") || said.contains("did not come"), "{said}");
     }
 
     /// Prints what recording a call costs (read it with `--nocapture`).
