@@ -61,7 +61,7 @@ impl MeshCache {
     /// Returns the cache, created at the first call.
     ///
     /// # Panics
-    /// If an earlier call asked for another type.
+    /// Panics if an earlier call asked for another type.
     pub fn of<T: Default + 'static>(&self) -> &T {
         let kept = self.0.get_or_init(|| Box::new(T::default()));
         kept.downcast_ref().expect("one type is kept in one place")

@@ -297,7 +297,7 @@ pub trait Batched: Op + Sized {
     /// The default calls [`Op::cuda`] once per call. An operator with a kernel for many calls overrides it.
     ///
     /// # Errors
-    /// As [`Op::cuda`]. If one call fails, none has results.
+    /// Returns the errors of [`Op::cuda`]. If one call fails, none has results.
     fn cuda_batch(calls: &mut [(&Self, &mut [Tensor])], at: &[&Windows]) -> Result<Vec<Tensors>> {
         calls.iter_mut().zip(at).map(|((op, ins), at)| op.cuda(ins, at)).collect()
     }

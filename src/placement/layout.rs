@@ -111,7 +111,7 @@ impl Layout {
     /// Returns the placement along axis `a`.
     ///
     /// # Panics
-    /// If the layout has no axis `a`.
+    /// Panics if the layout has no axis `a`.
     ///
     /// ```
     /// use isoshard::placement::{Layout, short::*};

@@ -165,7 +165,7 @@ impl Mesh {
     /// ```
     ///
     /// # Panics
-    /// If the mesh has no axis `a`.
+    /// Panics if the mesh has no axis `a`.
     pub fn axis_name(&self, a: usize) -> &str {
         &self.0.axes[a].name
     }
@@ -179,7 +179,7 @@ impl Mesh {
     /// ```
     ///
     /// # Panics
-    /// If the mesh has no axis `a`.
+    /// Panics if the mesh has no axis `a`.
     pub fn axis_len(&self, a: usize) -> usize {
         self.0.axes[a].len
     }
@@ -330,7 +330,7 @@ impl Mesh {
     /// ```
     ///
     /// # Panics
-    /// If `axes` names an axis twice, or one that the mesh does not have.
+    /// Panics if `axes` names an axis twice, or one that the mesh does not have.
     pub fn slice(&self, axes: &[usize]) -> Mesh {
         let twice = axes.iter().enumerate().any(|(i, a)| axes[..i].contains(a));
         assert!(!twice, "slice: axes {axes:?} of {self} repeat");

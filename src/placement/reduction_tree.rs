@@ -241,7 +241,7 @@ impl ReductionTree {
     /// `coords` along `axes` only. The result is the nodes of the union of their boxes.
     ///
     /// # Panics
-    /// If a rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
+    /// Panics if a rank's box does not consist of nodes: see [`ReductionTree::most_nodes`].
     pub fn fold_order(&self, mesh: &Mesh, coords: &[usize], members: &[Dims], axes: &[usize]) -> FoldOrder {
         let mut held = FxHashMap::default();
         let mut nodes_len = Vec::with_capacity(members.len());

@@ -94,7 +94,7 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// If the elements take more than 2^63 - 1 bytes.
+    /// Panics if the elements take more than 2^63 - 1 bytes.
     pub fn build<T: Element>(shape: impl Into<Shape>, fill: impl FnOnce(&mut [T])) -> Tensor {
         let mut out = Tensor::uninit(T::DTYPE, shape);
         fill(out.make_mut::<T>().expect("the dtype is T's"));

@@ -216,7 +216,7 @@ impl Tensor {
     /// ```
     ///
     /// # Panics
-    /// If the tensor is on a device that fails, or on [`Device::Meta`]. [`Tensor::to_device`] returns the error
+    /// Panics if the tensor is on a device that fails, or on [`Device::Meta`]. [`Tensor::to_device`] returns the error
     /// instead.
     pub fn to_f64_vec(&self) -> Vec<f64> {
         let t = self.to_host().unwrap_or_else(|e| panic!("{e}"));

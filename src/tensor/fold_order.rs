@@ -55,7 +55,7 @@ impl FoldOrder {
     /// Returns the order with these steps, if operand `m` has `nodes[m]` partial results.
     ///
     /// # Panics
-    /// If a step joins fewer than two entries, or pushes a partial result that no operand has.
+    /// Panics if a step joins fewer than two entries, or pushes a partial result that no operand has.
     pub fn new(nodes: Vec<usize>, steps: Vec<FoldStep>) -> FoldOrder {
         let (mut outs, mut depth) = (0usize, 0);
         for step in &steps {

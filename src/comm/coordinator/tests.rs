@@ -411,7 +411,7 @@ fn a_hello_is_heard_in_any_pieces_and_never_beyond_its_bound() {
                     assert!(pieces.peek().is_none() && join == self::join(1, 2))
                 }
                 HelloState::Rejected(why) => panic!("{why}"),
-                HelloState::Closed => unreachable!("nobody hung up"),
+                HelloState::Closed => unreachable!("no peer hung up"),
             }
         }
     }

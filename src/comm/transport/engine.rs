@@ -116,7 +116,7 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// bytes.
     ///
     /// # Errors
-    /// As [`Channel::start`].
+    /// Returns the errors of [`Channel::start`].
     fn all_reduce(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
         Ok(Box::new(Folding { inner: self.start(call)?, reduce }))
     }
@@ -127,7 +127,7 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// Provided: an exchange, then a fold. Sends and receives the bytes of `call`.
     ///
     /// # Errors
-    /// As [`Channel::start`].
+    /// Returns the errors of [`Channel::start`].
     fn reduce_scatter(&self, reduce: Reduce, call: Call<'_>) -> Result<Box<dyn Request>> {
         Ok(Box::new(Folding { inner: self.start(call)?, reduce }))
     }

@@ -97,7 +97,7 @@ impl CpuAttention<'_> {
     /// ```
     ///
     /// # Errors
-    /// As [`CpuAttention::forward`].
+    /// Returns the errors of [`CpuAttention::forward`].
     pub fn backward(
         &self,
         [q, k, v]: [&Tensor; 3],

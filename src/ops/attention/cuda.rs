@@ -77,7 +77,7 @@ impl CudaAttention<'_> {
     /// of `o`.
     ///
     /// # Errors
-    /// As [`CudaAttention::forward`].
+    /// Returns the errors of [`CudaAttention::forward`].
     pub fn backward(
         &self,
         [q, k, v]: [&Tensor; 3],

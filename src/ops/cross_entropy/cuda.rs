@@ -27,7 +27,7 @@ pub(crate) fn cross_entropy([logits, target, m, s]: [&Tensor; 4], classes: HeldR
 /// Computes `dy (e^(logits - m) / s - onehot(target))` for this rank's classes.
 ///
 /// # Errors
-/// As [`cross_entropy`].
+/// Returns the errors of [`cross_entropy`].
 pub(crate) fn cross_entropy_grad(
     [logits, target, m, s, dy]: [&Tensor; 5],
     classes: HeldRange,

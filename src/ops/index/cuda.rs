@@ -83,7 +83,7 @@ impl GatherPlaces {
 /// become -0.
 ///
 /// # Errors
-/// As [`embedding`]. Refuses tensors with more dims than a kernel takes.
+/// Returns the errors of [`embedding`]. Refuses tensors with more dims than a kernel takes.
 pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let mut out = gpu.uninit(x.dtype(), index.shape())?;
@@ -110,7 +110,7 @@ pub(crate) fn gather(x: &Tensor, index: &Tensor, dim: usize, indices: HeldRange)
 /// Returns zeros `[held, width]` with the rows of `dy` added at the rows that `index` names.
 ///
 /// # Errors
-/// As [`embedding`].
+/// Returns the errors of [`embedding`].
 pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: &Shape) -> Result<Tensor> {
     let (index, dy) = (index.contiguous()?, dy.contiguous()?);
     let extents = PositionExtents::new(index.shape());
@@ -123,7 +123,7 @@ pub(crate) fn embedding_grad(index: &Tensor, dy: &Tensor, rows: HeldRange, out: 
 /// row.
 ///
 /// # Errors
-/// As [`embedding`].
+/// Returns the errors of [`embedding`].
 pub(crate) fn scatter_add(index: &Tensor, src: &Tensor, indices: HeldRange, held: usize) -> Result<Tensor> {
     let (index, src) = (index.contiguous()?, src.contiguous()?);
     let (&each, outer) = index.shape().split_last().expect("scatter_add refuses a tensor without dims");

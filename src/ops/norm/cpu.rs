@@ -45,7 +45,7 @@ pub fn layer_norm(
 /// ```
 ///
 /// # Errors
-/// As [`layer_norm`].
+/// Returns the errors of [`layer_norm`].
 pub fn rms_norm(verb: &str, x: &Tensor, weight: Option<&Tensor>, eps: f64) -> Result<(Tensor, Tensor)> {
     let (y, _, rstd) = forward(verb, x, [weight, None], eps, false)?;
     Ok((y, rstd))
@@ -65,7 +65,7 @@ pub fn rms_norm(verb: &str, x: &Tensor, weight: Option<&Tensor>, eps: f64) -> Re
 /// ```
 ///
 /// # Errors
-/// As [`layer_norm`].
+/// Returns the errors of [`layer_norm`].
 pub fn layer_norm_backward(
     verb: &str,
     dy: &Tensor,
@@ -90,7 +90,7 @@ pub fn layer_norm_backward(
 /// ```
 ///
 /// # Errors
-/// As [`layer_norm`].
+/// Returns the errors of [`layer_norm`].
 pub fn rms_norm_backward(
     verb: &str,
     dy: &Tensor,

@@ -32,7 +32,7 @@ pub(crate) fn layer_norm(
 /// Computes an RMS norm, as [`cpu::rms_norm`](super::cpu::rms_norm).
 ///
 /// # Errors
-/// As [`layer_norm`].
+/// Returns the errors of [`layer_norm`].
 pub(crate) fn rms_norm(
     verb: &str,
     x: &Tensor,
@@ -53,7 +53,7 @@ pub(crate) fn rms_norm(
 /// Computes the gradients of a layer norm, as [`cpu::layer_norm_backward`](super::cpu::layer_norm_backward).
 ///
 /// # Errors
-/// As [`layer_norm`].
+/// Returns the errors of [`layer_norm`].
 pub(crate) fn layer_norm_backward(
     verb: &str,
     dy: &Tensor,
@@ -70,7 +70,7 @@ pub(crate) fn layer_norm_backward(
 /// Computes the gradients of an RMS norm, as [`cpu::rms_norm_backward`](super::cpu::rms_norm_backward).
 ///
 /// # Errors
-/// As [`layer_norm`].
+/// Returns the errors of [`layer_norm`].
 pub(crate) fn rms_norm_backward(
     verb: &str,
     dy: &Tensor,

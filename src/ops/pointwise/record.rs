@@ -48,7 +48,7 @@ pub trait Pointwise: OpKey + fmt::Debug + Send + Sync {
     /// Computes the same on a CUDA device, as [`Op::cuda`].
     ///
     /// # Errors
-    /// As [`Op::cuda`].
+    /// Returns the errors of [`Op::cuda`].
     fn cuda_kernel(&self, ins: &mut [Tensor], at: &Windows) -> Result<Tensor>;
 
     /// Returns the number of operations per element, as [`Work`] counts them. A row of the table counts those of its
@@ -58,7 +58,7 @@ pub trait Pointwise: OpKey + fmt::Debug + Send + Sync {
     /// Writes the derivative, as [`Op::vjp`].
     ///
     /// # Errors
-    /// As [`Op::vjp`].
+    /// Returns the errors of [`Op::vjp`].
     fn derivative(&self, g: &mut Vjp) -> Result<()>;
 
     /// Returns rows in addition to those of the algebra.

@@ -32,7 +32,7 @@ pub fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Errors
-/// As [`softmax`].
+/// Returns the errors of [`softmax`].
 pub fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
     over_rows(verb, [x], LogSoftmaxRow)
 }
@@ -47,7 +47,7 @@ pub fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Errors
-/// As [`softmax`]; refuses operands whose shapes or dtypes differ.
+/// Returns the errors of [`softmax`]; refuses operands whose shapes or dtypes differ.
 pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
     over_rows(verb, [dy, y], SoftmaxBackwardRow)
 }
@@ -62,7 +62,7 @@ pub fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// ```
 ///
 /// # Errors
-/// As [`softmax_backward`].
+/// Returns the errors of [`softmax_backward`].
 pub fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
     over_rows(verb, [dy, y], LogSoftmaxBackwardRow)
 }

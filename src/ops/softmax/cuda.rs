@@ -15,7 +15,7 @@ pub(crate) fn softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// Computes `x - ln(sum(e^x))` along the last dim.
 ///
 /// # Errors
-/// As [`softmax`].
+/// Returns the errors of [`softmax`].
 pub(crate) fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
     over_rows(verb, entries!("log_softmax"), &[x])
 }
@@ -23,7 +23,7 @@ pub(crate) fn log_softmax(verb: &str, x: &Tensor) -> Result<Tensor> {
 /// Computes the gradient of a softmax's input from the gradient of its output and the output.
 ///
 /// # Errors
-/// As [`softmax`].
+/// Returns the errors of [`softmax`].
 pub(crate) fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
     over_rows(verb, entries!("softmax_grad"), &[dy, y])
 }
@@ -31,7 +31,7 @@ pub(crate) fn softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Te
 /// Computes the gradient of a log-softmax's input from the gradient of its output and the output.
 ///
 /// # Errors
-/// As [`softmax`].
+/// Returns the errors of [`softmax`].
 pub(crate) fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Result<Tensor> {
     over_rows(verb, entries!("log_softmax_grad"), &[dy, y])
 }
@@ -39,7 +39,7 @@ pub(crate) fn log_softmax_backward(verb: &str, dy: &Tensor, y: &Tensor) -> Resul
 /// Computes `sum(e^(x - m))` along the last dim, which stays with extent 1, in f32 (f64 for f64).
 ///
 /// # Errors
-/// As [`softmax`].
+/// Returns the errors of [`softmax`].
 pub(crate) fn sum_exp(verb: &str, x: &Tensor, m: &Tensor) -> Result<Tensor> {
     let gpu = Gpu::of(x)?;
     let (x, m) = (x.contiguous()?, m.contiguous()?);

@@ -69,7 +69,7 @@ pub(crate) fn adamw(steps: &mut [ParamStep<2>], scale: &Tensor, rates: AdamWRate
 /// Performs steps of gradient descent, as [`adamw`]; see [`SgdStep`](crate::ops::SgdStep).
 ///
 /// # Errors
-/// As [`adamw`].
+/// Returns the errors of [`adamw`].
 pub(crate) fn sgd(steps: &mut [ParamStep<1>], scale: &Tensor, rates: SgdRates) -> Result<()> {
     run("sgd", steps, scale, rates)
 }

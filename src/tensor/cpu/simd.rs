@@ -72,7 +72,7 @@ impl Isa {
 /// ```
 ///
 /// # Panics
-/// If this CPU does not have `isa` (see [`Isa::available`]).
+/// Panics if this CPU does not have `isa` (see [`Isa::available`]).
 pub fn with_isa<R>(isa: Isa, f: impl FnOnce() -> R) -> R {
     struct RestoreIsa(Option<Isa>);
     impl Drop for RestoreIsa {

@@ -158,7 +158,7 @@ impl Gpu {
     /// Allocates a contiguous tensor of zeros (false).
     ///
     /// # Errors
-    /// As [`Gpu::uninit`].
+    /// Returns the errors of [`Gpu::uninit`].
     pub fn zeros(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         let mut out = self.uninit(dtype, shape)?;
         self.fill_bytes(&mut out, 0)?;

@@ -52,7 +52,7 @@ pub(crate) fn map(formula: FormulaKernels, ins: &mut [Tensor], attributes: &[f64
 /// Returns `formula` as [`map`] does, with a result of another dtype.
 ///
 /// # Errors
-/// As [`map`].
+/// Returns the errors of [`map`].
 pub(crate) fn map_to(formula: FormulaKernels, ins: &mut [Tensor], dtype: DType) -> Result<Tensor> {
     compute(formula, last_dtype(ins), ins, dtype, &[])
 }

@@ -11,7 +11,8 @@ use crate::tensor::{DType, LEAF, ReduceOp, Shape, SplitRule, Tensor};
 /// Reduces `x` over `dims`, as [`cpu::reduce`](crate::tensor::cpu::reduce) does.
 ///
 /// # Errors
-/// As [`cpu::reduce`](crate::tensor::cpu::reduce); also returns an error if the device is out of memory.
+/// Returns the errors of [`cpu::reduce`](crate::tensor::cpu::reduce); also returns an error if the device is out of
+/// memory.
 pub(crate) fn reduce(
     verb: &str,
     x: &Tensor,

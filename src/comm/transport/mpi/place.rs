@@ -20,7 +20,8 @@ const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// or one that rank 0 draws.
 ///
 /// # Errors
-/// As [`Rendezvous::meet`]; also returns an error if rank 0 cannot listen, if only some ranks were given a secret, or
+/// Returns the errors of [`Rendezvous::meet`]; also returns an error if rank 0 cannot listen, if only some ranks
+/// were given a secret, or
 /// if MPI fails.
 pub(in crate::comm) fn meet(mpi: &Mpi, rendezvous: Rendezvous<'_>) -> Result<Client> {
     let Rendezvous { launch, deadline, .. } = rendezvous;

@@ -82,7 +82,7 @@ impl<'a, T> MatRef<'a, T> {
     /// ```
     ///
     /// # Panics
-    /// If the matrix does not have them.
+    /// Panics if the matrix does not have them.
     pub fn rows(self, start: usize, len: usize) -> Self {
         let rows = self.shape.0;
         assert!(start <= rows && len <= rows - start, "rows {start}..{start}+{len} of {:?}", self.shape);
@@ -94,7 +94,7 @@ impl<'a, T> MatRef<'a, T> {
     /// Returns row `i` of a matrix whose rows are contiguous.
     ///
     /// # Panics
-    /// If there is no such row, or if a contiguous row would exceed the slice.
+    /// Panics if there is no such row, or if a contiguous row would exceed the slice.
     #[inline]
     pub fn row(self, i: usize) -> &'a [T] {
         &self.data[i.saturating_mul(self.strides.0).min(self.data.len())..][..self.shape.1]

@@ -26,7 +26,7 @@ pub trait Gemm: Real + Tiled {
     /// ```
     ///
     /// # Panics
-    /// If the shapes do not fit each other.
+    /// Panics if the shapes do not fit each other.
     fn product(alpha: Self, a: MatRef<'_, Self>, b: MatRef<'_, Self>, beta: Self, c: MatMut<'_, Self>);
 }
 

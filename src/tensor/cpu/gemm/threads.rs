@@ -27,7 +27,7 @@ thread_local! {
 /// ```
 ///
 /// # Panics
-/// If `n` is 0.
+/// Panics if `n` is 0.
 pub fn with_threads<R>(n: usize, f: impl FnOnce() -> R) -> R {
     struct RestoreThreads(usize);
     impl Drop for RestoreThreads {
