@@ -123,7 +123,7 @@ pub fn functions() -> Vec<PublicFunction> {
 /// The methods that `DTensor` has by rows of the pointwise table.
 fn table_rows(sources: &[Source]) -> Vec<PublicFunction> {
     let of = |path: &str| sources.iter().find(|s| s.path.ends_with(path)).expect("the table and its methods");
-    let template = template_has_example(&items(of("dtensor/methods.rs")));
+    let template = template_has_example(&items(of("dtensor/methods/pointwise.rs")));
     let table = of("ops/pointwise/table.rs");
     let (mut found, mut docs, mut inside) = (Vec::new(), Vec::new(), false);
     let lines: Vec<&str> = table.text.lines().map(str::trim_start).collect();

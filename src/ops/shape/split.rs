@@ -1,10 +1,10 @@
 //! `split`: cuts a dim into pieces of given lengths. Views.
 
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     Algebra, AxisPlacement, Cat, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, VjpValue,
     Windows, Work, arity,
 };
-use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 
 /// Cuts the operand along a dim, which is not sharded, into one view per length. Applied by
@@ -85,7 +85,7 @@ impl Op for Split {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let split = |dim, lens: &[usize]| Split { dim, lens: lens.iter().copied().collect() };
     vec![
         Sample::new(split(0, &[2, 3]), [Input::ints([5, 3])]),

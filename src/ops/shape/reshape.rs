@@ -2,10 +2,10 @@
 
 use smallvec::smallvec;
 
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
-use crate::error::{Error, Result};
 use crate::placement::chunk;
 use crate::tensor::{Shape, Tensor};
 
@@ -126,7 +126,7 @@ fn groups(old: &Shape, new: &Shape) -> Vec<(DimRange, DimRange)> {
     groups
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let reshape = |shape: &[usize]| Reshape { shape: shape.into() };
     vec![
         Sample::new(reshape(&[15]), [Input::ints([5, 3])]),

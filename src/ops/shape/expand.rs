@@ -2,11 +2,11 @@
 
 use smallvec::smallvec;
 
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     Algebra, AxisPlacement, Expand, Input, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors,
     Vjp, Windows, Work, arity,
 };
-use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 
 impl Expand {
@@ -78,7 +78,7 @@ impl Op for Expand {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let expand = |shape: &[usize]| Expand { shape: shape.into() };
     vec![
         Sample::new(expand(&[5, 3]), [Input::ints([3])]),

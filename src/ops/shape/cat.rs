@@ -2,11 +2,11 @@
 
 use smallvec::smallvec;
 
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Slice, Tensors, Vjp, Windows,
     Work, list,
 };
-use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Joins operands along a dim, which is not sharded. The operands have one dtype and equal extents in all other dims.
@@ -94,7 +94,7 @@ impl Op for Cat {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Cat { dim: 0 }, [Input::ints([2, 3]), Input::ints([3, 3])]),
         Sample::new(Cat { dim: 1 }, [Input::ints([5, 1]), Input::ints([5, 0]), Input::ints([5, 2])]),

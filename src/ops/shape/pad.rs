@@ -2,11 +2,11 @@
 
 use smallvec::smallvec;
 
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Pad, Row, Sample, Slice, Tensors, Vjp, Windows, Work,
     arity,
 };
-use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 impl Op for Pad {
@@ -64,7 +64,7 @@ impl Op for Pad {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Pad { dim: 0, before: 2, after: 0 }, [Input::ints([3, 5])]),
         Sample::new(Pad { dim: 1, before: 1, after: 3 }, [Input::ints([2, 0, 3])]),

@@ -3,10 +3,10 @@
 //! Numbers come from a `&mut Generator` or a `Draw`. Nothing is communicated, except to compare a generator at its
 //! first draw on a mesh ([`IntoDraw`]), and to move rows in [`DTensor::shuffle`].
 
-use super::device_mesh::DeviceMesh;
-use super::into_draw::IntoDraw;
-use super::tensor::{DTensor, refuse_partial};
-use super::tensor_meta::TensorMeta;
+use crate::dtensor::device_mesh::DeviceMesh;
+use crate::dtensor::into_draw::IntoDraw;
+use crate::dtensor::tensor::{DTensor, refuse_partial};
+use crate::dtensor::tensor_meta::TensorMeta;
 use crate::error::{Error, Result};
 use crate::ops::{Shuffle, Unkeyed};
 use crate::placement::Layout;

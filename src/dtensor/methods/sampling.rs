@@ -1,4 +1,4 @@
-//! Random numbers with one parameter per element, as methods of the tensor of parameters.
+//! Random numbers that depend on a tensor: with one parameter per element, and dropout.
 //!
 //! Each element equals that of the fills in [`rng`](crate::rng) with the same draw, parameter and global index, on
 //! every layout. Nothing is communicated, except to compare a generator at its first draw on a mesh (16 bytes per
@@ -8,10 +8,10 @@
 //! probability of 1.5) is seen only by the ranks that hold it: they fail, and the other ranks fail at their next
 //! collective call.
 
-use super::into_draw::IntoDraw;
-use super::tensor::{DTensor, refuse_partial};
+use crate::dtensor::into_draw::IntoDraw;
+use crate::dtensor::tensor::{DTensor, refuse_partial};
 use crate::error::Result;
-use crate::ops::{Bernoulli, Exponential, Gamma, Multinomial, Op, Poisson, Unkeyed};
+use crate::ops::{Bernoulli, Bits, Dropout, Exponential, Gamma, Multinomial, Op, Poisson, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::DType;
 
@@ -174,6 +174,32 @@ impl DTensor {
         any.infer(&[self.meta.meta()])?;
         let draw = from.into_draw(any.name(), &self.mesh)?;
         DTensor::apply_one(&op(Unkeyed(draw)), &[self])
+    }
+
+    /// Zeroes each element with probability `p`, and multiplies the others by `1 / (1 - p)`. The mask is a function
+    /// of the draw and the element's global index, so it is equal on every layout. `from` is a `&mut Generator` or a
+    /// `Draw`. Communicates nothing, except to compare a generator at its [first draw](IntoDraw) on a mesh.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, rng::Generator, tensor::DType};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let dropped = |layout: &str| -> isoshard::Result<Vec<f32>> {
+    ///         let x = DTensor::full(&mesh, DType::F32, [8], 1.0, layout.parse()?)?;
+    ///         x.dropout(0.5, &mut Generator::new(7))?.full_tensor()?.to_vec()
+    ///     };
+    ///     assert!(dropped("(S0)")?.iter().all(|v| [0.0, 2.0].contains(v)));
+    ///     assert_eq!(dropped("(S0)")?, dropped("(R)")?);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a `p` outside `[0, 1]`, and generators that differ between ranks.
+    pub fn dropout(&self, p: f64, from: impl IntoDraw) -> Result<DTensor> {
+        let draw = from.into_draw("dropout", &self.mesh)?;
+        DTensor::apply_one(&Dropout { p: Bits(p), draw: Unkeyed(draw) }, &[self])
     }
 }
 

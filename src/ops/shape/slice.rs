@@ -2,11 +2,11 @@
 
 use smallvec::smallvec;
 
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Pad, Row, Sample, Tensors, Vjp, Windows, Work,
     arity,
 };
-use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Takes the indices `start..start + len` of a dim, which is not sharded, as a view. Applied by
@@ -84,7 +84,7 @@ impl Op for Slice {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     vec![
         Sample::new(Slice { dim: 0, start: 1, len: 3 }, [Input::ints([5, 3])]),
         Sample::new(Slice { dim: 1, start: 0, len: 0 }, [Input::ints([5, 3])]),

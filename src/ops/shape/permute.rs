@@ -2,10 +2,10 @@
 
 use smallvec::smallvec;
 
-use super::{
+use crate::error::{Error, Result};
+use crate::ops::{
     Algebra, AxisPlacement, Input, MeshAxis, Meta, Metas, Op, Row, Sample, Tensors, Vjp, Windows, Work, arity,
 };
-use crate::error::{Error, Result};
 use crate::tensor::{Dims, Tensor};
 
 /// Reorders dims, as a view: dim `d` of the result is dim `order[d]` of the operand. Applied by
@@ -90,7 +90,7 @@ impl Op for Permute {
     }
 }
 
-pub(super) fn samples() -> Vec<Sample> {
+pub(in crate::ops) fn samples() -> Vec<Sample> {
     let permute = |order: &[usize]| Permute { order: order.iter().copied().collect() };
     vec![
         Sample::new(permute(&[1, 0]), [Input::ints([5, 3])]),

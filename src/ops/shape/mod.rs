@@ -1,0 +1,9 @@
+//! Operators that move elements without computing with them.
+
+pub(super) mod cat;
+pub(super) mod expand;
+pub(super) mod pad;
+pub(super) mod permute;
+pub(super) mod reshape;
+pub(super) mod slice;
+pub(super) mod split;
