@@ -1,4 +1,8 @@
-//! Calls whose sums have several leaves of the reduction tree, full and partly filled; the catalog has small ones.
+//! The samples that tests run: the catalog's small calls, and calls whose sums have several leaves of the reduction
+//! tree, full and partly filled.
+//!
+//! `ISOSHARD_OPERATORS=add,sum cargo test --test suite rules::` runs the samples of these operators alone, while one is
+//! being written.
 
 use isoshard::ops::{
     Attention, AttentionGrad, Bits, EmbeddingGrad, Input, LayerNormGrad, Matmul, RmsNorm, RmsNormGrad,
@@ -6,7 +10,26 @@ use isoshard::ops::{
 };
 use isoshard::rng::Generator;
 
+/// Returns true if the samples of this operator run: all, unless `ISOSHARD_OPERATORS` names some.
+pub fn is_selected(operator: &str) -> bool {
+    std::env::var("ISOSHARD_OPERATORS").map_or(true, |names| names.split(',').any(|name| name == operator))
+}
+
+/// Returns true if the samples of all operators run.
+pub fn is_whole() -> bool {
+    std::env::var_os("ISOSHARD_OPERATORS").is_none()
+}
+
+/// Returns the catalog's samples.
+pub fn catalog() -> Vec<Sample> {
+    isoshard::ops::catalog().into_iter().filter(|s| is_selected(s.op.name())).collect()
+}
+
 pub fn long_sums() -> Vec<Sample> {
+    all_long_sums().into_iter().filter(|s| is_selected(s.op.name())).collect()
+}
+
+fn all_long_sums() -> Vec<Sample> {
     let ints = |shape: &[usize]| Input::ints(shape);
     let matmul = |text: &str, a: &[usize], b: &[usize]| {
         Sample::new(Matmul::new(text).expect("a signature"), [ints(a), ints(b)])

@@ -5,6 +5,7 @@
 use std::slice::from_ref;
 use std::sync::Arc;
 
+use crate::common::samples::catalog;
 use crate::common::shim::{self, Order};
 use crate::common::{self, bits_differ, mix, ordinary};
 use isoshard::comm::{Rank, spmd};

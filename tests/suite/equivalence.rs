@@ -19,7 +19,7 @@ use std::sync::Arc;
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
-use isoshard::ops::{Meta, Sample, Vjp, catalog, eval_whole};
+use isoshard::ops::{Meta, Sample, Vjp, eval_whole};
 use isoshard::placement::{Layout, Mesh, Placement, Spec};
 use isoshard::tensor::{DType, ReduceOp, Tensor};
 use proptest::collection::vec;
@@ -27,7 +27,7 @@ use proptest::option;
 use proptest::prelude::{BoxedStrategy, Strategy};
 
 use crate::common::layouts::{Failures, layouts};
-use crate::common::samples::long_sums;
+use crate::common::samples::{catalog, long_sums};
 use crate::common::{
     agree, bits_differ, bound, epsilon, has_no_derivative, magnitude, on_mesh, ordinary, ordinary_values,
     owned, small_ints, spread, spread_by, values,

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use isoshard::comm::{Rank, Spmd};
 use isoshard::dtensor::{DTensor, DeviceMesh, Reduction};
-use isoshard::ops::{Sample, catalog};
+use isoshard::ops::Sample;
 use isoshard::placement::{Layout, Placement, Spec, short::ragged};
 use isoshard::rng::Generator;
 use isoshard::tensor::{DType, Shape, Tensor};
 use isoshard::{CommFault, Error, Result};
 
+use crate::common::samples::catalog;
 use crate::common::{Stream, bits_differ, has_no_derivative, ordinary, ordinary_values, spread};
 
 const REPETITIONS: u64 = 50;

@@ -8,10 +8,11 @@
 use isoshard::Result;
 use isoshard::comm::spmd;
 use isoshard::dtensor::{DTensor, DeviceMesh};
-use isoshard::ops::{Meta, Sample, Vjp, catalog, eval_whole};
+use isoshard::ops::{Meta, Sample, Vjp, eval_whole};
 use isoshard::placement::Layout;
 use isoshard::tensor::{DType, Tensor};
 
+use crate::common::samples::catalog;
 use crate::common::{has_no_derivative, magnitude, small_ints, tensor, values};
 
 const STEP: f64 = 1.0 / 131_072.0;

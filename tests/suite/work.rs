@@ -3,11 +3,13 @@
 
 use isoshard::ops::{
     Attention, AttentionGrad, AxisPlacement, Bits, Embedding, Matmul, MeshAxis, Meta, Op, Row, Sample,
-    Unkeyed, Work, catalog,
+    Unkeyed, Work,
 };
 use isoshard::placement::chunk;
 use isoshard::rng::Generator;
 use isoshard::tensor::DType;
+
+use crate::common::samples::catalog;
 
 /// Operators whose ranks all repeat some work: a row's share of the loss, the angles, the order.
 const SHARED: [&str; 3] = ["cross_entropy_grad", "rotary", "shuffle"];
