@@ -11,5 +11,6 @@ mod pointwise;
 mod product;
 mod random;
 mod reduce;
+mod rotary;
 mod sampling;
 mod shape;

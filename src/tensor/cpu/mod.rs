@@ -29,7 +29,7 @@ mod tree;
 
 pub use cast::cast;
 pub(crate) use copy::{as_elements_mut, copy_strided};
-pub use gemm::{Gemm, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
+pub use gemm::{Gemm, LeafRuns, MatMut, MatRef, UnaryF, Unchanged, gemm, gemm_fused, with_threads};
 #[cfg(test)]
 pub use map::map2;
 pub use map::{map, map1};
@@ -42,4 +42,4 @@ pub use reduce::{reduce, reduce_wide};
 pub use rows::{RowBody, over_rows};
 pub use simd::{Isa, Kernel, dispatch, with_isa};
 pub use strided_rows::{EachChunk, StridedRows};
-pub use tree::{MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges, row_max};
+pub use tree::{BlockTree, MaxReducer, MinReducer, Reducer, RowTree, SumReducer, merges, row_max};
