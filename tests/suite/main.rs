@@ -14,6 +14,7 @@ mod comm;
 mod cost;
 mod cuda_attention;
 mod cuda_attention_fast;
+mod cuda_create;
 mod cuda_gemm;
 mod cuda_pointwise;
 mod cuda_reduce;
