@@ -4,12 +4,34 @@
 //! the operator's shape checks. To keep their files from importing each other, the derivative's attributes are defined
 //! here, and its `impl Op` is in the operator's folder.
 
+use super::attention::scores::ScoreRule;
 use super::record::{Bits, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::Shape;
 
-/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do) -> (dq, dk, dv)`, each with the shape of
-/// its operand. Dao et al., *FlashAttention*, 2022, appendix B.
+/// The derivative of [`Attention`](super::Attention) by the bias of its scores:
+/// `(q, k, v, o, lse, do, bias, ..) -> dbias`, where `..` are the other operands that the [`ScoreRule`] names.
+///
+/// dbias is a sum over the dims along which the bias repeats, along the reduction tree over them, and 0 if the bias
+/// repeats along the keys.
+///
+/// Missing: a second derivative; asking for it returns an error.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionBiasGrad {
+    /// As in [`Attention`](super::Attention).
+    pub scale: Bits,
+    /// As in [`Attention`](super::Attention).
+    pub p: Bits,
+    /// As in [`Attention`](super::Attention).
+    pub q_offset: Option<usize>,
+    /// The draw of the forward call, from which the dropout mask is computed again.
+    pub draw: Unkeyed<Draw>,
+    /// As in [`Attention`](super::Attention).
+    pub rule: ScoreRule,
+}
+
+/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do, ..) -> (dq, dk, dv)`, each with the shape
+/// of its operand; `..` are the operands that the [`ScoreRule`] names. Dao et al., *FlashAttention*, 2022, appendix B.
 ///
 /// dk and dv are sums over the query heads that share a key head, then over the queries, along the reduction tree over
 /// both ranges. None of their elements is -0.
@@ -25,6 +47,8 @@ pub struct AttentionGrad {
     pub q_offset: Option<usize>,
     /// The draw of the forward call, from which the dropout mask is computed again.
     pub draw: Unkeyed<Draw>,
+    /// As in [`Attention`](super::Attention).
+    pub rule: ScoreRule,
 }
 
 /// The derivative of [`CrossEntropy`](super::CrossEntropy) with respect to the logits:

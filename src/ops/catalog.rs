@@ -15,6 +15,7 @@ pub fn catalog() -> Vec<Sample> {
         super::reduce::argmax::samples,
         super::attention::samples,
         super::attention::grad::samples,
+        super::attention::bias_grad::samples,
         super::random::bernoulli::samples,
         super::shape::cat::samples,
         super::create::keep_band::samples,

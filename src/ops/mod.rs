@@ -139,8 +139,10 @@ mod vjp;
 mod work;
 
 pub use attention::Attention;
+pub use attention::scores::{ScoreOperands, ScoreRule};
 pub use attributes::{
-    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
+    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad,
+    ScatterAdd, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
 pub use create::DiagonalBand;
