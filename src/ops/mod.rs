@@ -104,7 +104,7 @@
 //!
 //! # How the built-in operators are filed
 //!
-//! An operator that is a formula of elements is a row of a table (`pointwise/table.rs`), an operator that moves
+//! An operator that is a formula of elements is a row of a table (`pointwise/table`), an operator that moves
 //! elements is a file, and an operator with kernels of its own is a folder: `mod.rs` and `grad.rs` hold the records of
 //! the operator and of its derivative, `cpu.rs` and `cuda.rs` the kernels. The modules [`cpu`] and [`cuda`] export
 //! kernels that can be called directly. [`catalog`] lists [samples](Sample) of every operator, which the tests run
@@ -153,7 +153,8 @@ pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
 pub use pointwise::*;
-pub(crate) use pointwise::{distribute_example, example_check, pointwise_table, signatures, tensor_example};
+pub(crate) use pointwise::{activations_table, arithmetic_table, elementary_table};
+pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;
 pub use random::gamma::Gamma;

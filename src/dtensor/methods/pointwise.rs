@@ -5,7 +5,8 @@
 use crate::dtensor::tensor::DTensor;
 use crate::error::Result;
 use crate::ops::{
-    self, Bits, Cast, Compare, CompareKind, Op, PowScalar, Select, pointwise_table, signatures,
+    self, Bits, Cast, Compare, CompareKind, Op, PowScalar, Select, activations_table, arithmetic_table,
+    elementary_table, signatures,
 };
 use crate::tensor::DType;
 
@@ -66,7 +67,9 @@ macro_rules! table_methods {
         signatures! { methods: $($method)* }
     };
 }
-pointwise_table!(table_methods);
+arithmetic_table!(table_methods);
+elementary_table!(table_methods);
+activations_table!(table_methods);
 
 /// Comparisons, selection, powers and casts.
 impl DTensor {

@@ -75,10 +75,10 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's number of operations per element.
-            pub(super) const FLOPS: u64 = flops!([$($e),*], $value, FUNCTION_FLOPS);
+            pub(in crate::ops::pointwise) const FLOPS: u64 = flops!([$($e),*], $value, FUNCTION_FLOPS);
 
             /// The formula's CUDA kernels.
-            pub(super) const FORMULA: cuda::FormulaKernels = cuda::formula!(
+            pub(in crate::ops::pointwise) const FORMULA: cuda::FormulaKernels = cuda::formula!(
                 in cuda::KernelSource {
                     name: stringify!($name),
                     parts: &[
@@ -108,7 +108,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(super) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
         }
     };
     (@loops $Type:ident numbers, ($($x:ident),+) () [$($v:ident = $e:expr),*] $value:expr) => {
@@ -122,7 +122,7 @@ macro_rules! function {
 
         impl $Type {
             /// The formula's loops.
-            pub(super) const LOOPS: Loops = Loops::numbers::<$Type, { arity!($($x),+) }>();
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::numbers::<$Type, { arity!($($x),+) }>();
         }
     };
     (@cuda () ($($x:ident),+), [$($v:ident = $e:expr),*], $value:expr) => {
@@ -202,7 +202,7 @@ macro_rules! records {
         )*
 
         /// The samples of every row.
-        fn row_samples() -> Vec<Sample> {
+        pub(super) fn row_samples() -> Vec<Sample> {
             let mut all = Vec::new();
             $(
                 let op = sample_of!($Type $($s)?);
@@ -216,14 +216,14 @@ macro_rules! records {
         }
 
         /// The operators of all rows; several for a row with a constant.
-        fn row_operators() -> Vec<Arc<dyn Op>> {
+        pub(super) fn row_operators() -> Vec<Arc<dyn Op>> {
             let mut all: Vec<Arc<dyn Op>> = Vec::new();
             $(all.extend(sample_of!($Type $($s)?).map(|op| Arc::new(op) as Arc<dyn Op>));)*
             all
         }
 
         /// The CUDA sources of every row.
-        const ROW_SOURCES: &[cuda::KernelSource] = &[$($Type::FORMULA.source),*];
+        pub(super) const ROW_SOURCES: &[cuda::KernelSource] = &[$($Type::FORMULA.source),*];
     };
 }
 
@@ -359,6 +359,37 @@ macro_rules! gradient {
     };
     ($writer:ident, $of:ident, $why:literal) => {
         $writer.none($of, $why);
+    };
+}
+
+/// Makes the operators of a table: their types, their records, and the steps of derivatives.
+macro_rules! make_operators {
+    (methods { $($method:tt)* } derivatives { $($derivative:tt)* }) => {
+        record_types! { method: $($method)* }
+        record_types! { derivative: $($derivative)* }
+        records! { $($method)* $($derivative)* }
+        signatures! { expr_methods: $($method)* $($derivative)* }
+    };
+}
+
+/// The rows as methods of an expression in a derivative.
+macro_rules! expr_methods {
+    ($([$(#[$doc:meta])*] $Type:ident $name:ident($x:ident $(, $y:ident)*) ($($s:ident)?);)*) => {
+        #[allow(dead_code, clippy::should_implement_trait)]
+        impl<'t> GradientExpr<'t> {
+            $(#[doc = concat!("Adds a step of [`", stringify!($Type), "`].")]
+            pub fn $name(self $(, $y: GradientExpr<'t>)* $(, $s: f64)?) -> GradientExpr<'t> {
+                self.then(operator!($Type $($s)?), &[$($y),*])
+            })*
+        }
+    };
+}
+macro_rules! operator {
+    ($Type:ident) => {
+        $Type
+    };
+    ($Type:ident $s:ident) => {
+        $Type::by($s)
     };
 }
 
