@@ -17,6 +17,8 @@ pub fn catalog() -> Vec<Sample> {
         super::attention::grad::samples,
         super::random::bernoulli::samples,
         super::shape::cat::samples,
+        super::create::keep_band::samples,
+        super::create::one_hot::samples,
         super::cross_entropy::samples,
         super::cross_entropy::grad::samples,
         super::dropout::samples,

@@ -116,6 +116,7 @@ mod attention;
 mod attributes;
 mod catalog;
 pub mod cpu;
+mod create;
 mod cross_entropy;
 pub mod cuda;
 mod dropout;
@@ -142,6 +143,10 @@ pub use attributes::{
     AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
+pub use create::DiagonalBand;
+pub use create::keep_band::KeepBand;
+pub use create::one_hot::OneHot;
+pub(crate) use create::{IndexSequence, band, sequence};
 pub use cross_entropy::CrossEntropy;
 pub use dropout::Dropout;
 pub use index::embedding::Embedding;

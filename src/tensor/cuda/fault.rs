@@ -29,6 +29,7 @@ const RULES: &[FaultRule] = &[
     index(FaultCode::ScatterAdd, "scatter_add"),
     index(FaultCode::CrossEntropy, "cross_entropy"),
     index(FaultCode::CrossEntropyGrad, "cross_entropy_grad"),
+    index(FaultCode::OneHot, "one_hot"),
     element(600, "bernoulli", "a probability lies in [0, 1]"),
     element(601, "exponential", "a rate is positive and finite"),
     element(602, "gamma", "a shape is positive and finite"),
@@ -47,6 +48,8 @@ pub(crate) enum FaultCode {
     ScatterAdd,
     CrossEntropy,
     CrossEntropyGrad,
+    /// Numbers from 430 on belong to the operators of `ops::create`.
+    OneHot = 430,
 }
 
 const fn index(code: FaultCode, verb: &'static str) -> FaultRule {

@@ -114,6 +114,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "cast_u8.cu"
     "compare.cu"
     "copy.cu"
+    "create.cu"
     "cross_entropy.cu"
     "cross_entropy_grad.cu"
     "dropout.cu"
