@@ -122,6 +122,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "embedding_grad.cu"
     "exponential.cu"
     "fill.cu"
+    "float_test.cu"
     "fold.cu"
     "gamma.cu"
     "gather.cu"
