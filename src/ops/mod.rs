@@ -139,10 +139,12 @@ mod work;
 
 pub use attention::Attention;
 pub use attributes::{
-    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
+    AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand, LayerNormGrad, Pad,
+    ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
 pub use cross_entropy::CrossEntropy;
+pub use cross_entropy::soft::SoftCrossEntropy;
 pub use dropout::Dropout;
 pub use index::embedding::Embedding;
 pub use index::gather::Gather;

@@ -5,6 +5,7 @@
 
 mod attention;
 mod index;
+mod loss_reduction;
 mod losses;
 mod norm;
 mod pointwise;
@@ -14,3 +15,6 @@ mod reduce;
 mod rotary;
 mod sampling;
 mod shape;
+
+pub use loss_reduction::LossReduction;
+pub use losses::CrossEntropyOptions;
