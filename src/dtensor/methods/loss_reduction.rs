@@ -45,17 +45,4 @@ impl LossReduction {
             LossReduction::Sum => losses.sum_all(),
         }
     }
-
-    /// Reduces losses that are already multiplied by weights, whose sum is `weight`.
-    pub(super) fn weighted(
-        self,
-        losses: &DTensor,
-        weight: impl FnOnce() -> Result<DTensor>,
-    ) -> Result<DTensor> {
-        match self {
-            LossReduction::None => Ok(losses.clone()),
-            LossReduction::Mean => losses.sum_all()?.div(&weight()?),
-            LossReduction::Sum => losses.sum_all(),
-        }
-    }
 }

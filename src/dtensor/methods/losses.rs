@@ -46,6 +46,70 @@ impl Default for CrossEntropyOptions<'_> {
     }
 }
 
+impl CrossEntropyOptions<'_> {
+    /// Refuses class weights that are not floating-point numbers, one for each of the classes of `x`.
+    fn expect_weights(&self, verb: &str, x: &DTensor, classes: usize) -> Result<()> {
+        match self.class_weights {
+            Some(w) if w.shape()[..] != [classes] || !w.dtype().is_float() => {
+                let given = format!("{} for {}", w.spec(), x.spec());
+                Err(Error::invalid(verb, "wants a floating-point weight per class", given, ""))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The weights of rows whose target is a class.
+struct RowWeights {
+    /// False for rows that are ignored; `None` if none is.
+    kept: Option<DTensor>,
+    /// The weight of each row's target, 0 for rows that are ignored; `None` without class weights.
+    weights: Option<DTensor>,
+}
+
+impl RowWeights {
+    /// Looks up the weights of the targets, in `dtype`.
+    fn new(target: &DTensor, options: &CrossEntropyOptions, dtype: DType) -> Result<RowWeights> {
+        let kept = match options.ignore_index {
+            Some(index) => Some(target.ne(&target.number_like(index as f64)?)?),
+            None => None,
+        };
+        let mut rows = RowWeights { kept, weights: None };
+        if let Some(w) = options.class_weights {
+            let index = rows.keep(target.clone())?;
+            let found = w.cast(dtype)?.unsqueeze(1)?.embedding(&index)?.squeeze(-1)?;
+            rows.weights = Some(rows.keep(found)?);
+        }
+        Ok(rows)
+    }
+
+    /// Replaces the elements of rows that are ignored by 0.
+    fn keep(&self, x: DTensor) -> Result<DTensor> {
+        match &self.kept {
+            Some(kept) => DTensor::apply_one(&Mask { on: true }, &[kept, &x]),
+            None => Ok(x),
+        }
+    }
+
+    /// Multiplies losses by the weights.
+    fn weigh(&self, losses: DTensor) -> Result<DTensor> {
+        if let Some(weights) = &self.weights { losses.mul(weights) } else { Ok(losses) }
+    }
+
+    /// Reduces losses that are multiplied by the weights.
+    fn reduce(&self, losses: &DTensor, reduction: LossReduction) -> Result<DTensor> {
+        let count = match (reduction, &self.weights, &self.kept) {
+            (LossReduction::Mean, Some(weights), _) => weights.sum_all()?,
+            // A sum of integers: an f32 would round it above 2^24.
+            (LossReduction::Mean, None, Some(kept)) => {
+                kept.cast(DType::I64)?.sum_all()?.cast(losses.dtype())?
+            }
+            _ => return reduction.apply(losses),
+        };
+        losses.sum_all()?.div(&count)
+    }
+}
+
 /// Losses of classifiers.
 impl DTensor {
     /// Returns `-log(softmax(self)[target])` over the last dim: logits `[.., classes]` and targets `[..]` (i64) give
@@ -114,13 +178,7 @@ impl DTensor {
         }
         let dim = self.shape().dim(VERB, options.class_dim)?;
         let classes = self.shape()[dim];
-        if let Some(w) = options.class_weights.filter(|w| w.shape()[..] != [classes] || !w.dtype().is_float())
-        {
-            return refused(
-                "wants a floating-point weight per class",
-                format!("{} for {}", w.spec(), self.spec()),
-            );
-        }
+        options.expect_weights(VERB, self, classes)?;
         let logits = self.with_last(dim)?;
         if target.dtype().is_float() {
             if options.ignore_index.is_some() {
@@ -139,45 +197,63 @@ impl DTensor {
             nll_factor: factors.0,
             z_factor: factors.1,
         };
-        let mut losses = DTensor::apply_one(&CrossEntropy { terms }, &[&logits, target, &m, &s])?;
-        // False in rows that are ignored.
-        let kept = match options.ignore_index {
-            Some(index) => Some(target.ne(&target.number_like(index as f64)?)?),
-            None => None,
-        };
-        let keep = |x: DTensor| match &kept {
-            Some(kept) => DTensor::apply_one(&Mask { on: true }, &[kept, &x]),
-            None => Ok(x),
-        };
-        let class_weights = options.class_weights.map(|w| w.cast(s.dtype())).transpose()?;
-        let weights = match &class_weights {
-            Some(w) => {
-                let index = keep(target.clone())?;
-                Some(keep(w.unsqueeze(1)?.embedding(&index)?.squeeze(-1)?)?)
-            }
-            None => None,
-        };
-        if let Some(weights) = &weights {
-            losses = losses.mul(weights)?;
-        }
+        let losses = DTensor::apply_one(&CrossEntropy { terms }, &[&logits, target, &m, &s])?;
+        let rows = RowWeights::new(target, options, s.dtype())?;
+        let mut losses = rows.weigh(losses)?;
         if smoothing > 0.0 {
             let share = smoothing / classes as f64;
-            let (q, row_sum) = match &class_weights {
-                Some(w) => (w.mul_scalar(share)?, None),
+            let (q, row_sum) = match options.class_weights {
+                Some(w) => (w.cast(s.dtype())?.mul_scalar(share)?, None),
                 None => (s.number_like(share)?, Some(Bits(smoothing))),
             };
             let q = q.expand(logits.shape().clone())?;
             let spread = DTensor::apply_one(&SoftCrossEntropy { row_sum }, &[&logits, &q, &m, &s])?;
-            losses = losses.add(&keep(spread)?)?;
+            losses = losses.add(&rows.keep(spread)?)?;
         }
-        match (weights, kept) {
-            (Some(weights), _) => options.reduction.weighted(&losses, || weights.sum_all()),
-            // The count is a sum of integers, which an f32 would round above 2^24.
-            (None, Some(kept)) => {
-                options.reduction.weighted(&losses, || kept.cast(DType::I64)?.sum_all()?.cast(losses.dtype()))
-            }
-            (None, None) => options.reduction.apply(&losses),
+        rows.reduce(&losses, options.reduction)
+    }
+
+    /// Returns the negative of the log-probability of each row's target: log-probabilities `[.., classes]`, such as those
+    /// of [`DTensor::log_softmax`], and targets `[..]` (i64) give losses `[..]`, reduced as the options say.
+    ///
+    /// Rows that are ignored, class weights, the dim of classes and the mean are those of
+    /// [`DTensor::cross_entropy_with`]. If the classes are sharded the ranks reduce one number per row.
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{CrossEntropyOptions, DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let logp = Tensor::from_vec(vec![-0.5f32, -1.0, -2.0, -0.25], [2, 2])?;
+    ///     let logp = DTensor::distribute(&mesh, &logp, "(S1)".parse()?)?;
+    ///     let target = DTensor::distribute(&mesh, &Tensor::from_vec(vec![1i64, 0], [2])?, "(R)".parse()?)?;
+    ///     let loss = logp.nll_loss(&target, &CrossEntropyOptions::default())?;
+    ///     assert_eq!(loss.full_tensor()?.item()?, 1.5);
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses targets and weights whose shape or dtype do not fit, classes that do not exist, label smoothing and a
+    /// z-loss.
+    pub fn nll_loss(&self, target: &DTensor, options: &CrossEntropyOptions) -> Result<DTensor> {
+        let refused = |rule: &str, given: String| Err(Error::invalid("nll_loss", rule, given, ""));
+        if options.label_smoothing != 0.0 || options.z_loss != 0.0 {
+            let given = format!("{} and {}", options.label_smoothing, options.z_loss);
+            return refused("log-probabilities have no label smoothing and no z-loss", given);
         }
+        let dim = self.shape().dim("nll_loss", options.class_dim)?;
+        options.expect_weights("nll_loss", self, self.shape()[dim])?;
+        let logp = self.with_last(dim)?;
+        let outer = &logp.shape()[..logp.shape().len() - 1];
+        if target.shape()[..] != *outer || target.dtype() != DType::I64 {
+            let given = format!("{} for {}", target.spec(), self.spec());
+            return refused("wants one i64 target for each row", given);
+        }
+        let rows = RowWeights::new(target, options, logp.dtype())?;
+        let index = rows.keep(target.clone())?.unsqueeze(outer.len())?;
+        let losses = rows.keep(logp.gather(-1, &index)?.squeeze(-1)?.neg()?)?;
+        rows.reduce(&rows.weigh(losses)?, options.reduction)
     }
 
     /// Returns the cross entropy with probabilities over the last dim.

@@ -4,6 +4,7 @@
 //! redistributed to the layouts that cost least. A negative dim counts from the last.
 
 mod attention;
+mod element_losses;
 mod index;
 mod loss_reduction;
 mod losses;
