@@ -51,13 +51,33 @@ pub struct AttentionGrad {
     pub rule: ScoreRule,
 }
 
+/// The attributes that [`CrossEntropy`](super::CrossEntropy) and its derivative share. The default is the plain loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropyTerms {
+    /// The target of rows whose loss and gradient are 0. It need not be a class.
+    pub ignore_index: Option<i64>,
+    /// The factor of the negative log-likelihood; 0 leaves it out.
+    pub nll_factor: Bits,
+    /// The factor of the squared logarithm of the softmax's denominator (*z-loss*); 0 leaves it out.
+    pub z_factor: Bits,
+}
+
+impl Default for CrossEntropyTerms {
+    fn default() -> CrossEntropyTerms {
+        CrossEntropyTerms { ignore_index: None, nll_factor: Bits(1.0), z_factor: Bits(0.0) }
+    }
+}
+
 /// The derivative of [`CrossEntropy`](super::CrossEntropy) with respect to the logits:
-/// `(logits, target, m, s, dy) -> dy * (exp(logits - m) / s - onehot(target))`, where `dy` `[..]` is the loss's
-/// gradient.
+/// `(logits, target, m, s, dy) -> dy * ((a + 2 z lse) * exp(logits - m) / s - a * onehot(target))`, where `dy` `[..]`
+/// is the loss's gradient, `a` and `z` are the factors of the [terms](CrossEntropyTerms), and `lse = ln(s) + m`.
 ///
 /// Missing: a second derivative; asking for it returns an error.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CrossEntropyGrad;
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CrossEntropyGrad {
+    /// As in [`CrossEntropy`](super::CrossEntropy).
+    pub terms: CrossEntropyTerms,
+}
 
 /// The derivative of [`Embedding`](super::Embedding) with respect to the table: `(index, dy) -> dtable`.
 ///
@@ -147,6 +167,17 @@ pub struct ScatterAdd {
     pub dim: usize,
     /// The result's extent along `dim`.
     pub extent: usize,
+}
+
+/// The derivative of [`SoftCrossEntropy`](super::SoftCrossEntropy) with respect to the logits:
+/// `(logits, q, m, s, dy[, sum]) -> dy * (sum * exp(logits - m) / s - q)`, where `sum` `[.., 1]` is the sum of each row
+/// of `q`. It is an operand if the attribute does not give it.
+///
+/// Missing: a second derivative; asking for it returns an error.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SoftCrossEntropyGrad {
+    /// The sum of every row of `q`, or `None` if it is an operand.
+    pub row_sum: Option<Bits>,
 }
 
 /// The derivative of [`Softmax`](super::Softmax): `(y, dy) -> y * (dy - sum(y * dy))` along `dim`, where `y` is the

@@ -22,6 +22,8 @@ pub fn catalog() -> Vec<Sample> {
         super::create::one_hot::samples,
         super::cross_entropy::samples,
         super::cross_entropy::grad::samples,
+        super::cross_entropy::soft::samples,
+        super::cross_entropy::soft_grad::samples,
         super::dropout::samples,
         super::index::embedding::samples,
         super::index::embedding_grad::samples,

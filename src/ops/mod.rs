@@ -143,6 +143,8 @@ pub use attention::scores::{ScoreOperands, ScoreRule};
 pub use attributes::{
     AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad,
     ScatterAdd, SoftmaxGrad,
+    AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand, LayerNormGrad, Pad,
+    ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
 pub use create::DiagonalBand;
@@ -150,6 +152,7 @@ pub use create::keep_band::KeepBand;
 pub use create::one_hot::OneHot;
 pub(crate) use create::{IndexSequence, band, sequence};
 pub use cross_entropy::CrossEntropy;
+pub use cross_entropy::soft::SoftCrossEntropy;
 pub use dropout::Dropout;
 pub use index::embedding::Embedding;
 pub use index::gather::Gather;

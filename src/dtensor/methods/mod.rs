@@ -5,7 +5,9 @@
 
 mod attention;
 mod create;
+mod element_losses;
 mod index;
+mod loss_reduction;
 mod losses;
 mod norm;
 mod pointwise;
@@ -15,3 +17,6 @@ mod reduce;
 mod rotary;
 mod sampling;
 mod shape;
+
+pub use loss_reduction::LossReduction;
+pub use losses::CrossEntropyOptions;
