@@ -7,6 +7,7 @@ mod attention;
 mod index;
 mod losses;
 mod norm;
+mod order;
 mod pointwise;
 mod product;
 mod random;
