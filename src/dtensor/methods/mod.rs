@@ -10,6 +10,7 @@ mod index;
 mod loss_reduction;
 mod losses;
 mod norm;
+mod order;
 mod pointwise;
 mod product;
 mod random;
