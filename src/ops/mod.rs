@@ -122,6 +122,7 @@ mod dropout;
 mod index;
 mod matmul;
 mod meta;
+mod moe;
 mod norm;
 mod pointwise;
 mod random;
@@ -139,7 +140,8 @@ mod work;
 
 pub use attention::Attention;
 pub use attributes::{
-    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
+    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, GroupedMatmulGrad, LayerNormGrad, Pad,
+    PermuteTokens, ScatterAdd, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
 pub use cross_entropy::CrossEntropy;
@@ -149,6 +151,10 @@ pub use index::gather::Gather;
 pub use matmul::Matmul;
 pub(crate) use meta::list;
 pub use meta::{Meta, Metas};
+pub use moe::group_sizes::GroupSizes;
+pub use moe::grouped_matmul::GroupedMatmul;
+pub use moe::slots::ExpertSlots;
+pub use moe::unpermute_tokens::UnpermuteTokens;
 pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;

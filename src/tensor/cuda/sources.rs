@@ -119,6 +119,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "dropout.cu"
     "embedding.cu"
     "embedding_grad.cu"
+    "expert_slots.cu"
     "exponential.cu"
     "fill.cu"
     "fold.cu"
@@ -148,4 +149,5 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "softmax_grad.cu"
     "sum.cu"
     "sum_exp.cu"
+    "token_rows.cu"
 };
