@@ -5,6 +5,7 @@
 //! here, and its `impl Op` is in the operator's folder.
 
 use super::attention::scores::ScoreRule;
+use super::moe::group_sizes::GroupSizes;
 use super::record::{Bits, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::Shape;
@@ -116,6 +117,25 @@ pub struct Expand {
     pub shape: Shape,
 }
 
+/// The derivative of [`GroupedMatmul`](super::GroupedMatmul) with respect to the matrices: `(x, dy) -> dw`.
+///
+/// `x` is `[.., rows, k]`, `dy` `[.., rows, n]` and the result `[experts, k, n]`: per expert, the sum of `x[row] dy[row]ᵀ`
+/// over its rows. The sum follows the reduction tree over the batch, and within a batch entry the tree over the expert's
+/// rows. An expert without rows has zeros.
+///
+/// ```
+/// use isoshard::{ops::{GroupSizes, GroupedMatmulGrad, Unkeyed, eval_whole}, tensor::Tensor};
+/// let (x, dy) = (Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1])?, Tensor::from_vec(vec![1.0, 10.0, 10.0], [3, 1])?);
+/// let op = GroupedMatmulGrad { sizes: Unkeyed(GroupSizes::new(3, [1, 2, 0])?) };
+/// assert_eq!(eval_whole(&op, &[x, dy])?[0].to_f64_vec(), [1.0, 50.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GroupedMatmulGrad {
+    /// The number of rows of each expert. Plans do not depend on it.
+    pub sizes: Unkeyed<GroupSizes>,
+}
+
 /// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x, w, mean, rstd) -> (dx, dw[, db])`, each with the shape of
 /// its operand.
 ///
@@ -144,6 +164,27 @@ pub struct Pad {
     pub before: usize,
     /// The number of zeros after the operand.
     pub after: usize,
+}
+
+/// Copies rows to slots: `(x, slot) -> y`, where `x` is `[.., tokens, choices, width]`, `slot` (i64)
+/// `[.., tokens, choices]`, and `y[.., slot[.., t, k], :] = x[.., t, k, :]` `[.., slots, width]`. At most one leading
+/// dim. The derivative of [`UnpermuteTokens`](super::UnpermuteTokens); applied by
+/// [`DTensor::permute_tokens`](crate::dtensor::DTensor::permute_tokens).
+///
+/// No two rows of a batch entry have the same slot; a row with slot -1 is dropped. A slot without a row is -0, which a
+/// sum ignores. If the tokens are sharded, the result is a partial sum.
+///
+/// ```
+/// use isoshard::{ops::{PermuteTokens, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1, 1])?;
+/// let slot = Tensor::from_vec(vec![3i64, -1, 0], [3, 1])?;
+/// assert_eq!(eval_whole(&PermuteTokens { slots: 4 }, &[x, slot])?[0].to_f64_vec(), [3.0, 0.0, 0.0, 1.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PermuteTokens {
+    /// The number of slots of a batch entry.
+    pub slots: usize,
 }
 
 /// Adds elements into a tensor of zeros by index: [`DTensor::scatter_add`](crate::dtensor::DTensor::scatter_add), and

@@ -123,6 +123,7 @@ mod dropout;
 mod index;
 mod matmul;
 mod meta;
+mod moe;
 mod norm;
 mod order;
 mod pointwise;
@@ -142,10 +143,8 @@ mod work;
 pub use attention::Attention;
 pub use attention::scores::{ScoreOperands, ScoreRule};
 pub use attributes::{
-    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad,
-    ScatterAdd, SoftmaxGrad,
-    AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand, LayerNormGrad, Pad,
-    ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
+    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand,
+    GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
 pub use create::DiagonalBand;
@@ -160,6 +159,10 @@ pub use index::gather::Gather;
 pub use matmul::Matmul;
 pub(crate) use meta::list;
 pub use meta::{Meta, Metas};
+pub use moe::group_sizes::GroupSizes;
+pub use moe::grouped_matmul::GroupedMatmul;
+pub use moe::slots::ExpertSlots;
+pub use moe::unpermute_tokens::UnpermuteTokens;
 pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;

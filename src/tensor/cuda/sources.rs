@@ -121,6 +121,7 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "dropout.cu"
     "embedding.cu"
     "embedding_grad.cu"
+    "expert_slots.cu"
     "exponential.cu"
     "fill.cu"
     "float_test.cu"
@@ -155,4 +156,5 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "softmax_grad.cu"
     "sum.cu"
     "sum_exp.cu"
+    "token_rows.cu"
 };
