@@ -2,7 +2,7 @@
 
 use crate::dtensor::{DTensor, IntoDraw};
 use crate::error::Result;
-use crate::ops::{Attention, Bits, Unkeyed};
+use crate::ops::{Attention, Bits, ScoreRule, Unkeyed};
 use crate::rng::Draw;
 
 /// Attention.
@@ -56,7 +56,13 @@ impl DTensor {
     /// Refuses shapes that do not match, and queries at times that have no key.
     pub fn attention_at(&self, k: &DTensor, v: &DTensor, scale: f64, q_offset: usize) -> Result<DTensor> {
         let draw = Unkeyed(Draw { seed: 0, number: 0 });
-        let op = Attention { scale: Bits(scale), p: Bits(0.0), q_offset: Some(q_offset), draw };
+        let op = Attention {
+            scale: Bits(scale),
+            p: Bits(0.0),
+            q_offset: Some(q_offset),
+            draw,
+            rule: ScoreRule::CAUSAL,
+        };
         Ok(DTensor::apply(&op, &[self, k, v])?.remove(0))
     }
 
@@ -90,7 +96,13 @@ impl DTensor {
         from: impl IntoDraw,
     ) -> Result<DTensor> {
         let draw = from.into_draw("attention", &self.mesh)?;
-        let op = Attention { scale: Bits(scale), p: Bits(p), q_offset: None, draw: Unkeyed(draw) };
+        let op = Attention {
+            scale: Bits(scale),
+            p: Bits(p),
+            q_offset: None,
+            draw: Unkeyed(draw),
+            rule: ScoreRule::CAUSAL,
+        };
         Ok(DTensor::apply(&op, &[self, k, v])?.remove(0))
     }
 }

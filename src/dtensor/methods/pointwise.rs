@@ -24,10 +24,10 @@ macro_rules! relations {
 
 /// Writes one method per row of the pointwise operators' table.
 macro_rules! methods {
-    ($([$(#[$doc:meta])*] $Type:ident $name:ident($x:ident $(, $y:ident)*) ($($s:ident)?);)*) => {
+    ($([$(#[$doc:meta])*] $Type:ident $name:ident($x:ident $(, $y:ident)*) ($($s:ident),*);)*) => {
         /// Pointwise operators: one method per row of the table in `ops::pointwise`.
         impl DTensor {
-            $(method! { $(#[$doc])* $Type $name ($($y)*) ($($s)?) })*
+            $(method! { $(#[$doc])* $Type $name ($($y)*) ($($s)*) })*
         }
     };
 }
@@ -41,13 +41,13 @@ macro_rules! method {
             DTensor::apply_one(&ops::$Type, &[self])
         }
     };
-    ($(#[$doc:meta])* $Type:ident $name:ident () ($s:ident)) => {
+    ($(#[$doc:meta])* $Type:ident $name:ident () ($($s:ident)+)) => {
         $(#[$doc])*
         ///
         /// # Errors
-        /// Refuses dtypes that the operator does not have.
-        pub fn $name(&self, $s: f64) -> Result<DTensor> {
-            DTensor::apply_one(&ops::$Type::by($s), &[self])
+        /// Refuses dtypes that the operator does not have, and for integers numbers that are not whole.
+        pub fn $name(&self, $($s: f64),+) -> Result<DTensor> {
+            DTensor::apply_one(&ops::$Type::by($($s),+), &[self])
         }
     };
     ($(#[$doc:meta])* $Type:ident $name:ident ($y:ident) ()) => {

@@ -10,7 +10,7 @@ use super::table::{Rsqrt, Sqrt};
 use super::words::*;
 use crate::error::Result;
 use crate::ops::{Algebra, AxisPlacement, Bits, Input, Meta, Op, Row, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Function, Loops, Real};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real};
 use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// Raises every element to the power of a number: [`DTensor::pow_scalar`](crate::dtensor::DTensor::pow_scalar).
@@ -75,7 +75,7 @@ impl Pointwise for PowScalar {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         let Some((loops, ..)) = self.formula() else { return Ok(ins[0].clone()) };
-        cpu::compute(Self::NAME, &loops, self.exponent.0, ins)
+        cpu::compute(Self::NAME, &loops, [self.exponent.0, 0.0], ins)
     }
 
     fn cuda_kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {

@@ -6,11 +6,11 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, floats};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, AxisPlacement, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Function, Loops, Real};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real};
 use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 macro_rules! elementary_table {
