@@ -398,13 +398,13 @@ def indices():
         case("diag_embed", lambda x: torch.diag_embed(x, -1), [x[0]], [-1])
         case("tril", lambda x: x.tril(-1), [x], [-1])
         case("triu", lambda x: x.triu(1), [x], [1])
-        case("sort", lambda x: torch.sort(x, 1, descending=False, stable=True), [x], [1, 0])
+        case("sort", lambda x: torch.sort(x, dim=1, descending=False, stable=True), [x], [1, 0])
         case("topk", lambda x: torch.topk(x, 3, 1), [x], [3, 1])
     for d in FLOATS:
         x = special_rows(d)
-        case("sort", lambda x: torch.sort(x, 1, descending=True, stable=True), [x], [1, 1], grad=False)
-        case("sort", lambda x: torch.sort(x, 0, descending=False, stable=True), [x], [0, 0], grad=False)
-        case("argsort", lambda x: torch.argsort(x, 1, stable=True), [x], [1, 0], grad=False)
+        case("sort", lambda x: torch.sort(x, dim=1, descending=True, stable=True), [x], [1, 1], grad=False)
+        case("sort", lambda x: torch.sort(x, dim=0, descending=False, stable=True), [x], [0, 0], grad=False)
+        case("argsort", lambda x: torch.argsort(x, dim=1, stable=True), [x], [1, 0], grad=False)
     case("kthvalue", lambda x: torch.kthvalue(x, 2, 1), [normal(5, 7)], [2, 1])
     case("one_hot", lambda i: F.one_hot(i, 7), [ints(2, 5, low=0, high=7)], [7])
 
