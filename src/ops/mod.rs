@@ -184,6 +184,7 @@ pub use softmax::Softmax;
 pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
+pub(crate) use softmax::sum_exp::accumulator;
 pub use step::adamw::{AdamWStep, each_chunk, expect_step, step_rows};
 pub use step::sgd::SgdStep;
 pub use work::Work;

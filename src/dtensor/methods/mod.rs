@@ -5,6 +5,7 @@
 
 mod attention;
 mod element_losses;
+mod group_norm;
 mod index;
 mod loss_reduction;
 mod losses;
@@ -17,5 +18,6 @@ mod rotary;
 mod sampling;
 mod shape;
 
+pub use group_norm::BatchStatistics;
 pub use loss_reduction::LossReduction;
 pub use losses::CrossEntropyOptions;
