@@ -44,6 +44,8 @@ pub fn catalog() -> Vec<Sample> {
         super::norm::rms_norm::samples,
         super::norm::rms_norm_grad::samples,
         super::rotary::samples,
+        super::rotary::apply::samples,
+        super::rotary::table::samples,
         super::index::scatter_add::samples,
         super::step::sgd::samples,
         super::random::shuffle::samples,
