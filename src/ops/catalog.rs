@@ -52,6 +52,8 @@ pub fn catalog() -> Vec<Sample> {
         super::norm::rms_norm::samples,
         super::norm::rms_norm_grad::samples,
         super::rotary::samples,
+        super::rotary::apply::samples,
+        super::rotary::table::samples,
         super::index::scatter_add::samples,
         super::order::sort::samples,
         super::order::topk::samples,

@@ -6,6 +6,7 @@
 mod attention;
 mod create;
 mod element_losses;
+mod group_norm;
 mod index;
 mod loss_reduction;
 mod losses;
@@ -19,5 +20,6 @@ mod rotary;
 mod sampling;
 mod shape;
 
+pub use group_norm::BatchStatistics;
 pub use loss_reduction::LossReduction;
 pub use losses::CrossEntropyOptions;

@@ -146,6 +146,8 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "rms_norm.cu"
     "rms_norm_grad.cu"
     "rotary.cu"
+    "rotary_apply.cu"
+    "rotary_table.cu"
     "select.cu"
     "sgd.cu"
     "shuffle.cu"
