@@ -4,6 +4,7 @@
 //! redistributed to the layouts that cost least. A negative dim counts from the last.
 
 mod attention;
+mod attention_options;
 mod index;
 mod losses;
 mod norm;
@@ -13,3 +14,5 @@ mod random;
 mod reduce;
 mod sampling;
 mod shape;
+
+pub use attention_options::AttentionOptions;
