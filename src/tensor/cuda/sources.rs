@@ -149,4 +149,5 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "softmax_grad.cu"
     "sum.cu"
     "sum_exp.cu"
+    "terms.cu"
 };
