@@ -65,6 +65,7 @@ pub fn catalog() -> Vec<Sample> {
         super::softmax::grad::samples,
         super::shape::split::samples,
         super::reduce::sum::samples,
+        super::reduce::terms::samples,
         super::softmax::sum_exp::samples,
     ];
     files.iter().flat_map(|samples| samples()).collect()

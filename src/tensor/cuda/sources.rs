@@ -158,5 +158,6 @@ const PROGRAMS: &[(&str, &str)] = embed! {
     "softmax_grad.cu"
     "sum.cu"
     "sum_exp.cu"
+    "terms.cu"
     "token_rows.cu"
 };
