@@ -6,6 +6,7 @@
 mod attention;
 mod index;
 mod losses;
+mod moe;
 mod norm;
 mod pointwise;
 mod product;
