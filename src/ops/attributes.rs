@@ -4,13 +4,35 @@
 //! the operator's shape checks. To keep their files from importing each other, the derivative's attributes are defined
 //! here, and its `impl Op` is in the operator's folder.
 
+use super::attention::scores::ScoreRule;
 use super::moe::group_sizes::GroupSizes;
 use super::record::{Bits, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::Shape;
 
-/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do) -> (dq, dk, dv)`, each with the shape of
-/// its operand. Dao et al., *FlashAttention*, 2022, appendix B.
+/// The derivative of [`Attention`](super::Attention) by the bias of its scores:
+/// `(q, k, v, o, lse, do, bias, ..) -> dbias`, where `..` are the other operands that the [`ScoreRule`] names.
+///
+/// dbias is a sum over the dims along which the bias repeats, along the reduction tree over them, and 0 if the bias
+/// repeats along the keys.
+///
+/// Missing: a second derivative; asking for it returns an error.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionBiasGrad {
+    /// As in [`Attention`](super::Attention).
+    pub scale: Bits,
+    /// As in [`Attention`](super::Attention).
+    pub p: Bits,
+    /// As in [`Attention`](super::Attention).
+    pub q_offset: Option<usize>,
+    /// The draw of the forward call, from which the dropout mask is computed again.
+    pub draw: Unkeyed<Draw>,
+    /// As in [`Attention`](super::Attention).
+    pub rule: ScoreRule,
+}
+
+/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do, ..) -> (dq, dk, dv)`, each with the shape
+/// of its operand; `..` are the operands that the [`ScoreRule`] names. Dao et al., *FlashAttention*, 2022, appendix B.
 ///
 /// dk and dv are sums over the query heads that share a key head, then over the queries, along the reduction tree over
 /// both ranges. None of their elements is -0.
@@ -26,15 +48,37 @@ pub struct AttentionGrad {
     pub q_offset: Option<usize>,
     /// The draw of the forward call, from which the dropout mask is computed again.
     pub draw: Unkeyed<Draw>,
+    /// As in [`Attention`](super::Attention).
+    pub rule: ScoreRule,
+}
+
+/// The attributes that [`CrossEntropy`](super::CrossEntropy) and its derivative share. The default is the plain loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CrossEntropyTerms {
+    /// The target of rows whose loss and gradient are 0. It need not be a class.
+    pub ignore_index: Option<i64>,
+    /// The factor of the negative log-likelihood; 0 leaves it out.
+    pub nll_factor: Bits,
+    /// The factor of the squared logarithm of the softmax's denominator (*z-loss*); 0 leaves it out.
+    pub z_factor: Bits,
+}
+
+impl Default for CrossEntropyTerms {
+    fn default() -> CrossEntropyTerms {
+        CrossEntropyTerms { ignore_index: None, nll_factor: Bits(1.0), z_factor: Bits(0.0) }
+    }
 }
 
 /// The derivative of [`CrossEntropy`](super::CrossEntropy) with respect to the logits:
-/// `(logits, target, m, s, dy) -> dy * (exp(logits - m) / s - onehot(target))`, where `dy` `[..]` is the loss's
-/// gradient.
+/// `(logits, target, m, s, dy) -> dy * ((a + 2 z lse) * exp(logits - m) / s - a * onehot(target))`, where `dy` `[..]`
+/// is the loss's gradient, `a` and `z` are the factors of the [terms](CrossEntropyTerms), and `lse = ln(s) + m`.
 ///
 /// Missing: a second derivative; asking for it returns an error.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CrossEntropyGrad;
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CrossEntropyGrad {
+    /// As in [`CrossEntropy`](super::CrossEntropy).
+    pub terms: CrossEntropyTerms,
+}
 
 /// The derivative of [`Embedding`](super::Embedding) with respect to the table: `(index, dy) -> dtable`.
 ///
@@ -164,6 +208,17 @@ pub struct ScatterAdd {
     pub dim: usize,
     /// The result's extent along `dim`.
     pub extent: usize,
+}
+
+/// The derivative of [`SoftCrossEntropy`](super::SoftCrossEntropy) with respect to the logits:
+/// `(logits, q, m, s, dy[, sum]) -> dy * (sum * exp(logits - m) / s - q)`, where `sum` `[.., 1]` is the sum of each row
+/// of `q`. It is an operand if the attribute does not give it.
+///
+/// Missing: a second derivative; asking for it returns an error.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SoftCrossEntropyGrad {
+    /// The sum of every row of `q`, or `None` if it is an operand.
+    pub row_sum: Option<Bits>,
 }
 
 /// The derivative of [`Softmax`](super::Softmax): `(y, dy) -> y * (dy - sum(y * dy))` along `dim`, where `y` is the

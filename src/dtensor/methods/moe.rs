@@ -11,11 +11,11 @@ use crate::tensor::{DType, Device};
 /// Routing tokens to experts, and products per expert.
 impl DTensor {
     /// Chooses `k` experts per token from these router logits `[.., experts]`: their numbers, i64 `[.., k]`, in
-    /// descending order of their logits, and their weights `[.., k]`, the softmax over the chosen logits (Jiang et al.,
+    /// descending order of their logits (of equal logits the lower number first), and their weights `[.., k]`, the softmax over the chosen logits (Jiang et al.,
     /// *Mixtral of Experts*, 2024).
     ///
     /// Weights that are relative to all experts (Fedus et al. 2021) are `logits.softmax(-1)?.gather(-1, &expert)?`.
-    /// Communicates nothing if each rank holds whole rows of logits.
+    /// Communicates as [`DTensor::topk`] does: nothing if each rank holds whole rows of logits.
     ///
     /// ```
     /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
@@ -42,27 +42,8 @@ impl DTensor {
             let rule = "chooses at least one expert and at most all";
             return Err(Error::invalid("route_top_k", rule, given, "choose another k"));
         }
-        let expert = self.detach().top_experts(k)?;
-        let weight = self.gather(-1, &expert)?.softmax(-1)?;
-        Ok((expert, weight))
-    }
-
-    /// Returns the numbers of the `k` largest logits of each row, the first of equal ones first.
-    fn top_experts(&self, k: usize) -> Result<DTensor> {
-        let mut rest = self.clone();
-        let mut chosen = Vec::with_capacity(k);
-        for i in 0..k {
-            let best = rest.argmax(-1)?.unsqueeze(self.shape().len() - 1)?;
-            if i + 1 < k {
-                // Infinity less infinity would be NaN: a chosen logit becomes the lowest value by selection.
-                let ones = best.cast(DType::F32)?.mul_scalar(0.0)?.add_scalar(1.0)?;
-                let hit = ones.scatter_add(-1, &best, *self.shape().last().expect("logits have experts"))?;
-                let lowest = rest.mul_scalar(0.0)?.add_scalar(f64::NEG_INFINITY)?;
-                rest = hit.cast(DType::Bool)?.select(&lowest, &rest)?;
-            }
-            chosen.push(best);
-        }
-        DTensor::cat(&chosen.iter().collect::<Vec<_>>(), -1)
+        let (chosen, expert) = self.topk(k, -1, true)?;
+        Ok((expert, chosen.softmax(-1)?))
     }
 
     /// Returns the slot of each of these assignments of tokens to experts (i64 `[tokens, choices]`, or with a batch dim)

@@ -29,6 +29,7 @@ const RULES: &[FaultRule] = &[
     index(FaultCode::ScatterAdd, "scatter_add"),
     index(FaultCode::CrossEntropy, "cross_entropy"),
     index(FaultCode::CrossEntropyGrad, "cross_entropy_grad"),
+    index(FaultCode::OneHot, "one_hot"),
     index(FaultCode::ExpertSlots, "expert_slots"),
     index(FaultCode::PermuteTokens, "permute_tokens"),
     index(FaultCode::UnpermuteTokens, "unpermute_tokens"),
@@ -50,6 +51,8 @@ pub(crate) enum FaultCode {
     ScatterAdd,
     CrossEntropy,
     CrossEntropyGrad,
+    /// Numbers from 430 on belong to the operators of `ops::create`.
+    OneHot = 430,
     ExpertSlots = 450,
     PermuteTokens,
     UnpermuteTokens,
