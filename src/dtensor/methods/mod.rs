@@ -11,6 +11,7 @@ mod group_norm;
 mod index;
 mod loss_reduction;
 mod losses;
+mod moe;
 mod norm;
 mod order;
 mod pointwise;
