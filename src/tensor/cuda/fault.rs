@@ -29,6 +29,12 @@ const RULES: &[FaultRule] = &[
     index(FaultCode::ScatterAdd, "scatter_add"),
     index(FaultCode::CrossEntropy, "cross_entropy"),
     index(FaultCode::CrossEntropyGrad, "cross_entropy_grad"),
+    index(FaultCode::Scatter, "scatter"),
+    index(FaultCode::ScatterMax, "scatter_max"),
+    index(FaultCode::ScatterMin, "scatter_min"),
+    index(FaultCode::LastWrite, "last_write"),
+    index(FaultCode::LinearIndex, "linear_index"),
+    index(FaultCode::Bincount, "bincount"),
     element(600, "bernoulli", "a probability lies in [0, 1]"),
     element(601, "exponential", "a rate is positive and finite"),
     element(602, "gamma", "a shape is positive and finite"),
@@ -47,6 +53,12 @@ pub(crate) enum FaultCode {
     ScatterAdd,
     CrossEntropy,
     CrossEntropyGrad,
+    Scatter = 420,
+    ScatterMax,
+    ScatterMin,
+    LastWrite,
+    LinearIndex,
+    Bincount,
 }
 
 const fn index(code: FaultCode, verb: &'static str) -> FaultRule {
