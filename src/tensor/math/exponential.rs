@@ -11,7 +11,7 @@
 
 use super::pair::*;
 
-/// `n` and `x - n ln 2`, the latter as a sum of two numbers.
+/// An integer `n`, and `x - n ln 2` as a sum of two numbers.
 #[derive(Clone, Copy)]
 pub(super) struct ReducedExponent {
     pub n: u64,
@@ -19,7 +19,7 @@ pub(super) struct ReducedExponent {
     pub rest: f64,
 }
 
-/// `e^x / 2^n` as a sum of two numbers.
+/// The exponential `e^x` divided by `2^n`, as a sum of two numbers.
 #[derive(Clone, Copy)]
 pub(super) struct ExpParts {
     pub n: u64,
@@ -103,14 +103,15 @@ fn exp_poly(r: f64) -> f64 {
     )
 }
 
-/// Returns e to the power of a sum of two numbers, of which the second is much smaller.
+/// Returns e to the power of `x + x_rest`, for an `x_rest` that is much smaller than `x`.
 #[inline(always)]
 pub(super) fn exp_parts(x: f64, x_rest: f64) -> ExpParts {
     let reduced = reduce_exponent(x);
     let r = reduced.r;
     let rest = reduced.rest + x_rest;
     let (high, low) = fast_two_sum(1.0, r);
-    ExpParts { n: reduced.n, high, low: low + fma(r * r, exp_poly(r), fma(rest, r, rest)) }
+    let q = r * r * exp_poly(r);
+    ExpParts { n: reduced.n, high, low: low + (q + fma(rest, r + q, rest)) }
 }
 
 /// Rounds to one number. The power of two is applied as two factors, so that subnormal results are rounded correctly.

@@ -66,7 +66,10 @@ pub fn lgamma_near_f64(x: f64) -> f64 {
     let first: bool = x > 2.5 && x < 4.0;
     let y = select(first, x - 1.0, x);
     let second: bool = y > 2.5 && x < 4.0;
-    let t = select(small, x - 1.0, select(second, y - 1.0, y) - 2.0);
+    // Below 1/2, the factors x and x + 1 are divided off, and below 3/2 the factor x.
+    let least: bool = x < 0.5;
+    let below = select(least, x, x - 1.0);
+    let t = select(small, below, select(second, y - 1.0, y) - 2.0);
     let middle = t * polynomial!(
         t,
         6.379_047_507_619_774e-08,
@@ -90,11 +93,15 @@ pub fn lgamma_near_f64(x: f64) -> f64 {
         0.322_467_033_424_113_2,
         0.422_784_335_098_467_13
     );
-    let factors = select(first, y, 1.0) * select(second, y - 1.0, 1.0);
-    let (h, l) = ln_pair(select(big || small, x, factors));
+    let (g, g_rest) = two_sum(1.0, x);
+    let product = x * g;
+    let product_rest = fma(x, g, -product) + x * g_rest;
+    let factors = select(least, product, select(first, y, 1.0) * select(second, y - 1.0, 1.0));
+    let (h, l) = ln_pair(select(big || (small && !least), x, factors));
     let sign = select(small, -1.0, 1.0);
+    let rest = l + select(least && x > 1e-290, product_rest / product, 0.0);
     let (sum, sum_rest) = two_sum(sign * h, middle);
-    let shifted = sum + fma(sign, l, sum_rest);
+    let shifted = sum + fma(sign, rest, sum_rest);
     let r = 1.0 / x;
     let series = fma(
         r,

@@ -52,7 +52,8 @@ pub fn cosh_f64(x: f64) -> f64 {
 fn quarter_exp(a: f64) -> ExpParts {
     let parts = exp_parts(select(a > 711.0, 711.0, a), 0.0);
     let s = power_of_two(minus(parts.n, 2));
-    ExpParts { n: parts.n, high: parts.high * s, low: parts.low * s }
+    let (high, low) = fast_two_sum(parts.high, parts.low);
+    ExpParts { n: parts.n, high: high * s, low: low * s }
 }
 
 /// Returns the inverse hyperbolic sine.
