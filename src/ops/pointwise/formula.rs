@@ -111,6 +111,44 @@ macro_rules! function {
             pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::floats::<$Type, { arity!($($x),+) }>();
         }
     };
+    (@loops $Type:ident wide_floats, ($($x:ident),+) ($($s:ident)?) [$($v:ident = $e:expr),*] $value:expr) => {
+        impl WideFunction<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            fn at(_s: f64, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                $(let $s = _s;)?
+                $(let $v = $e;)*
+                $value
+            }
+        }
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops = Loops::wide::<$Type, { arity!($($x),+) }>();
+        }
+    };
+    (@loops $Type:ident far_floats, ($($x:ident),+) ($($s:ident)?) [$($v:ident = $e:expr),*] $value:expr) => {
+        impl WideFunction<{ arity!($($x),+) }> for $Type {
+            #[inline(always)]
+            fn at(_s: f64, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                use crate::ops::pointwise::words::near::*;
+                $(let $s = _s;)?
+                $(let $v = $e;)*
+                $value
+            }
+            fn at_rare(_s: f64, [$($x),+]: [f64; arity!($($x),+)]) -> f64 {
+                use crate::ops::pointwise::words::far::*;
+                $(let $s = _s;)?
+                $(let $v = $e;)*
+                $value
+            }
+        }
+
+        impl $Type {
+            /// The formula's loops.
+            pub(in crate::ops::pointwise) const LOOPS: Loops =
+                Loops::wide_with_rare::<$Type, { arity!($($x),+) }>();
+        }
+    };
     (@loops $Type:ident numbers, ($($x:ident),+) () [$($v:ident = $e:expr),*] $value:expr) => {
         impl NumFunction<{ arity!($($x),+) }> for $Type {
             #[inline(always)]
@@ -137,6 +175,12 @@ macro_rules! function {
         )
     };
     (@each floats) => {
+        "EACH_FLOAT"
+    };
+    (@each wide_floats) => {
+        "EACH_FLOAT"
+    };
+    (@each far_floats) => {
         "EACH_FLOAT"
     };
     (@each numbers) => {

@@ -35,7 +35,8 @@ pub use map::map2;
 pub use map::{map, map1};
 pub use map_slice::map_slice;
 pub use pointwise::{
-    Function, Loops, NumFunction, Relation, RelationLoops, compare, compute, expect_matching, select,
+    Function, Loops, NumFunction, Relation, RelationLoops, WideFunction, compare, compute, expect_matching,
+    select,
 };
 pub use real::{Num, Real, Widen, is_nan};
 pub use reduce::{reduce, reduce_wide};

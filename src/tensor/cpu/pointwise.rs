@@ -10,6 +10,7 @@ use half::{bf16, f16};
 use smallvec::SmallVec;
 
 use super::map::{MAX_OPERANDS, map, map_in_place, select_as};
+use super::map_slice::map_slice;
 use super::real::{Num, Real, Widen};
 use super::simd::{Kernel, dispatch};
 use crate::error::{Error, Result};
@@ -38,6 +39,36 @@ use crate::tensor::{DType, Tensor, for_dtype};
 pub trait Function<const N: usize>: 'static {
     /// Its value.
     fn at<A: Real>(s: f64, x: [A; N]) -> A;
+}
+
+/// A formula in `N` variables that is computed in f64 for every floating-point dtype, and rounded once. Its loop is
+/// compiled for f64 only. Implement both functions `#[inline(always)]`.
+///
+/// ```
+/// use isoshard::tensor::cpu::{Loops, WideFunction, compute};
+/// use isoshard::tensor::{Tensor, math::hyperbolic::asinh_f64};
+///
+/// struct Asinh;
+/// impl WideFunction<1> for Asinh {
+///     #[inline(always)]
+///     fn at(_: f64, [x]: [f64; 1]) -> f64 {
+///         asinh_f64(x)
+///     }
+/// }
+/// const ASINH: Loops = Loops::wide::<Asinh, 1>();
+/// let y = compute("asinh", &ASINH, 0.0, &mut [Tensor::from_vec(vec![0.0f32, 1.0], [2])?])?;
+/// assert_eq!(y.to_vec::<f32>()?, [0.0, 0.88137364]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+pub trait WideFunction<const N: usize>: 'static {
+    /// Its value, or NaN where only [`WideFunction::at_rare`] computes it.
+    fn at(s: f64, x: [f64; N]) -> f64;
+
+    /// Its value anywhere. The loops made by [`Loops::wide_with_rare`] call it for the elements whose [`at`](Self::at)
+    /// is NaN, one by one: it may branch.
+    fn at_rare(s: f64, x: [f64; N]) -> f64 {
+        Self::at(s, x)
+    }
 }
 
 /// A formula in `N` variables, floats or integers, and a constant `s`.
@@ -86,7 +117,7 @@ pub trait Relation: 'static {
     fn at<A: PartialOrd + Copy>(x: A, y: A) -> bool;
 }
 
-/// The compiled loops of a [`Function`] or [`NumFunction`].
+/// The compiled loops of a [`Function`], [`WideFunction`] or [`NumFunction`].
 #[derive(Clone, Copy)]
 pub struct Loops {
     f32: LoopFn<f32, f32>,
@@ -119,6 +150,16 @@ impl Loops {
     /// Compiles a function of floats; other dtypes are refused.
     pub const fn floats<F: Function<N>, const N: usize>() -> Loops {
         Loops { f32: float_loop::<F, f32, N>, f64: float_loop::<F, f64, N>, integers: None }
+    }
+
+    /// Compiles a function that is computed in f64; dtypes that are not floats are refused.
+    pub const fn wide<F: WideFunction<N>, const N: usize>() -> Loops {
+        Loops { f32: narrow_loop::<WideOnly<F>, N>, f64: wide_loop::<WideOnly<F>, N>, integers: None }
+    }
+
+    /// Compiles a function with rare arguments ([`WideFunction::at_rare`]).
+    pub const fn wide_with_rare<F: WideFunction<N>, const N: usize>() -> Loops {
+        Loops { f32: narrow_loop::<WithRare<F>, N>, f64: wide_loop::<WithRare<F>, N>, integers: None }
     }
 
     /// Compiles a function of floats and integers; bool is refused.
@@ -269,6 +310,94 @@ fn mismatch(verb: &str, operands: &[&Tensor]) -> Error {
 
 fn float_loop<F: Function<N>, A: Real, const N: usize>(s: f64, ins: &[&[A]], out: &mut [A]) {
     dispatch(FloatLoop::<F, A, N>(s, pieces(ins), out, PhantomData));
+}
+
+/// A [`WideFunction`], and how its loop treats results that are NaN.
+trait WideLoop<const N: usize>: 'static {
+    type Formula: WideFunction<N>;
+    /// Replaces results that are NaN.
+    fn repair(s: f64, ins: &[&[f64]; N], out: &mut [f64]);
+}
+
+struct WideOnly<F>(PhantomData<F>);
+struct WithRare<F>(PhantomData<F>);
+
+impl<F: WideFunction<N>, const N: usize> WideLoop<N> for WideOnly<F> {
+    type Formula = F;
+    fn repair(_: f64, _: &[&[f64]; N], _: &mut [f64]) {}
+}
+
+impl<F: WideFunction<N>, const N: usize> WideLoop<N> for WithRare<F> {
+    type Formula = F;
+    fn repair(s: f64, ins: &[&[f64]; N], out: &mut [f64]) {
+        if dispatch(HasNan(out)) {
+            for (i, y) in out.iter_mut().enumerate().filter(|(_, y)| y.is_nan()) {
+                *y = F::at_rare(s, ins.map(|x| x[i]));
+            }
+        }
+    }
+}
+
+/// Elements that are computed at a time, so that operands and results stay in the nearest cache.
+const WIDE_CHUNK: usize = 256;
+
+fn wide_loop<L: WideLoop<N>, const N: usize>(s: f64, ins: &[&[f64]], out: &mut [f64]) {
+    let ins: &[&[f64]; N] = pieces(ins);
+    for (i, out) in out.chunks_mut(WIDE_CHUNK).enumerate() {
+        let part = ins.map(|x| &x[i * WIDE_CHUNK..][..out.len()]);
+        dispatch(WideKernel::<L::Formula, N>(s, &part, out, PhantomData));
+        L::repair(s, &part, out);
+    }
+}
+
+/// Converts chunks to f64 and the results back.
+fn narrow_loop<L: WideLoop<N>, const N: usize>(s: f64, ins: &[&[f32]], out: &mut [f32]) {
+    through_f64::<N>(s, pieces(ins), out, wide_loop::<L, N>);
+}
+
+fn through_f64<const N: usize>(s: f64, ins: &[&[f32]; N], out: &mut [f32], run: LoopFn<f64, f64>) {
+    let mut wide = [[0.0f64; WIDE_CHUNK]; N];
+    let mut results = [0.0f64; WIDE_CHUNK];
+    for (i, out) in out.chunks_mut(WIDE_CHUNK).enumerate() {
+        for (wide, x) in wide.iter_mut().zip(ins) {
+            map_slice(&x[i * WIDE_CHUNK..][..out.len()], &mut wide[..out.len()], f64::from);
+        }
+        let parts: [&[f64]; N] = wide.each_ref().map(|x| &x[..out.len()]);
+        run(s, &parts, &mut results[..out.len()]);
+        map_slice(&results[..out.len()], out, |x: f64| x as f32);
+    }
+}
+
+/// True if any element is NaN.
+struct HasNan<'a>(&'a [f64]);
+
+impl Kernel for HasNan<'_> {
+    type Out = bool;
+    #[inline(always)]
+    fn run(self) -> bool {
+        self.0.iter().fold(false, |found, y| found | y.is_nan())
+    }
+}
+
+struct WideKernel<'a, F, const N: usize>(f64, &'a [&'a [f64]; N], &'a mut [f64], PhantomData<F>);
+
+impl<F: WideFunction<N>, const N: usize> Kernel for WideKernel<'_, F, N> {
+    type Out = ();
+    #[inline(always)]
+    fn run(self) {
+        let WideKernel(s, ins, out, _) = self;
+        each_element(ins, out, WideFormula::<F>(s, PhantomData));
+    }
+}
+
+/// A [`WideFunction`] with its constant.
+struct WideFormula<F>(f64, PhantomData<F>);
+
+impl<F: WideFunction<N>, const N: usize> ElementFn<f64, f64, N> for WideFormula<F> {
+    #[inline(always)]
+    fn at(&self, x: [f64; N]) -> f64 {
+        F::at(self.0, x)
+    }
 }
 
 fn num_loop<F: NumFunction<N>, A: Num, const N: usize>(s: f64, ins: &[&[A]], out: &mut [A]) {

@@ -72,6 +72,7 @@ const HEADERS: &[(&str, &str)] = embed! {
     "cast.cuh"
     "draws.cuh"
     "flash.cuh"
+    "functions.cuh"
     "iso.cuh"
     "math.cuh"
     "matmul.cuh"

@@ -60,18 +60,21 @@ pub fn tan_near_f64(x: f64) -> f64 {
     select(abs(x) <= NEAR, y, f64::NAN)
 }
 
+/// Returns the sine of a reduced angle.
 #[inline(always)]
 fn sin_reduced(angle: ReducedAngle) -> f64 {
     let y = select((angle.q & 1) == 1, cos_poly(angle), sin_poly(angle));
     f64_of(bits_of(y) ^ ((angle.q & 2) << 62))
 }
 
+/// Returns the cosine of a reduced angle.
 #[inline(always)]
 fn cos_reduced(angle: ReducedAngle) -> f64 {
     let y = select((angle.q & 1) == 1, sin_poly(angle), cos_poly(angle));
     f64_of(bits_of(y) ^ ((plus(angle.q, 1) & 2) << 62))
 }
 
+/// Returns the tangent of a reduced angle.
 #[inline(always)]
 fn tan_reduced(angle: ReducedAngle) -> f64 {
     let s = sin_poly(angle);

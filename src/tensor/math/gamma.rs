@@ -43,7 +43,7 @@ pub fn digamma_f64(x: f64) -> f64 {
     }
     let fraction = -x - (-x).floor();
     if fraction == 0.0 {
-        return if x == 0.0 { f64::INFINITY } else { f64::NAN };
+        return f64::NAN;
     }
     // tan(πx) has period 1; the angle is taken from the nearest integer.
     let angle = if fraction > 0.5 { 1.0 - fraction } else { -fraction };
