@@ -116,13 +116,16 @@ mod attention;
 mod attributes;
 mod catalog;
 pub mod cpu;
+mod create;
 mod cross_entropy;
 pub mod cuda;
 mod dropout;
 mod index;
 mod matmul;
 mod meta;
+mod moe;
 mod norm;
+mod order;
 mod pointwise;
 mod random;
 mod record;
@@ -138,22 +141,39 @@ mod vjp;
 mod work;
 
 pub use attention::Attention;
+pub use attention::scores::{ScoreOperands, ScoreRule};
 pub use attributes::{
-    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
+    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand,
+    GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
+pub use create::DiagonalBand;
+pub use create::keep_band::KeepBand;
+pub use create::one_hot::OneHot;
+pub(crate) use create::{IndexSequence, band, sequence};
 pub use cross_entropy::CrossEntropy;
+pub use cross_entropy::soft::SoftCrossEntropy;
 pub use dropout::Dropout;
 pub use index::embedding::Embedding;
 pub use index::gather::Gather;
 pub use matmul::Matmul;
 pub(crate) use meta::list;
 pub use meta::{Meta, Metas};
+pub use moe::group_sizes::GroupSizes;
+pub use moe::grouped_matmul::GroupedMatmul;
+pub use moe::slots::ExpertSlots;
+pub use moe::unpermute_tokens::UnpermuteTokens;
 pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
+pub use order::sort::Sort;
+pub use order::topk::TopK;
+pub use order::topk_blocks::TopKBlocks;
 pub use pointwise::*;
-pub(crate) use pointwise::{activations_table, arithmetic_table, elementary_table};
+pub(crate) use pointwise::{
+    activations_table, arithmetic_table, elementary_table, logarithmic_table, smooth_activations_table,
+    special_table, trigonometric_table,
+};
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;

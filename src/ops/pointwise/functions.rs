@@ -17,6 +17,8 @@ functions! {
     V = 2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
     /// The cubic term's factor.
     C = 0.044715;
+    /// `ln 2`.
+    LN_2 = 0.693147180559945309417232121458;
     }
 
     /// Clamps `x` to ±10⁴, where distribution functions are already 0 or 1 and `x³` is still finite. NaN stays NaN.

@@ -15,7 +15,17 @@ pub struct PublicFunction {
     pub group: String,
     pub place: String,
     pub name: String,
+    /// The first sentence of its documentation.
+    pub summary: String,
     pub has_example: bool,
+}
+
+/// Returns the first sentence of a documentation.
+fn summary(docs: &[String]) -> String {
+    let paragraph: Vec<&str> = docs.iter().map(|l| l.trim()).take_while(|l| !l.is_empty()).collect();
+    let text = paragraph.join(" ");
+    let end = text.find(". ").map_or(text.len(), |at| at + 1);
+    text[..end].to_string()
 }
 
 #[test]
@@ -112,6 +122,7 @@ pub fn functions() -> Vec<PublicFunction> {
                 group: group.into(),
                 place: format!("{}:{}", source.path.display(), item.line),
                 name,
+                summary: summary(&item.docs),
                 has_example: has_program(&item.docs) || item.kind == ItemKind::MacroRow && template,
             });
         }
@@ -159,6 +170,7 @@ fn table_rows(sources: &[Source]) -> Vec<PublicFunction> {
                     group: "DTensor".into(),
                     place: format!("{}:{}", table.path.display(), number + 1),
                     name: format!("DTensor::{method}"),
+                    summary: summary(&docs),
                     has_example: template || row_example || has_program(&docs),
                 });
             }

@@ -6,13 +6,13 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, floats};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::rows::select_rows;
 use crate::ops::pointwise::second_derivatives::{gelu_curvature, gelu_tanh_curvature, silu_curvature};
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Function, Loops, Real};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Real};
 use crate::tensor::{DType, Tensor, cuda};
 
 macro_rules! activations_table {

@@ -6,12 +6,12 @@ use crate::error::Result;
 use crate::ops::pointwise::flops::operations;
 use crate::ops::pointwise::functions::*;
 use crate::ops::pointwise::gradient_expr::{GradientExpr, GradientWriter};
-use crate::ops::pointwise::record::{Pointwise, floats, numbers};
+use crate::ops::pointwise::record::{Pointwise, expect_whole, floats, numbers};
 use crate::ops::pointwise::row_samples::add_samples;
 use crate::ops::pointwise::rows::{add_scalar_rows, lattice_rows, mul_scalar_rows, negated_rows};
 use crate::ops::pointwise::words::*;
 use crate::ops::{Algebra, Bits, InputFill, Meta, Op, Row, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, Function, Loops, Num, NumFunction, Real};
+use crate::tensor::cpu::{self, Constants, Function, Loops, Num, NumFunction, Real};
 use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 macro_rules! arithmetic_table {
