@@ -92,15 +92,15 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     erfc |x, _| near_one(2.0), near_one(4.0), x[0].erfc();
     expm1 |x, _| near_one(2.0), near_one(4.0), x[0].expm1();
     exp2 |x, _| near_one(2.0), near_one(4.0), x[0].exp2();
-    lgamma |x, _| near_one(2.0), near_one(4.0), x[0].lgamma();
-    digamma |x, _| near_one(2.0), near_one(4.0), x[0].digamma();
+    lgamma |x, _| near_one(2.0), near_one(20.0), x[0].lgamma();
+    digamma |x, _| near_one(12.0), near_one(4.0), x[0].digamma();
     log1p |x, _| near_one(2.0), near_one(4.0), x[0].log1p();
     log2 |x, _| near_one(2.0), near_one(4.0), x[0].log2();
     log10 |x, _| near_one(2.0), near_one(4.0), x[0].log10();
-    acosh |x, _| near_one(2.0), near_one(4.0), x[0].acosh();
-    asin |x, _| near_one(2.0), near_one(4.0), x[0].asin();
-    acos |x, _| near_one(2.0), near_one(4.0), x[0].acos();
-    atanh |x, _| near_one(2.0), near_one(4.0), x[0].atanh();
+    acosh |x, _| near_one(2.0), near_one(20.0), x[0].acosh();
+    asin |x, _| near_one(2.0), near_one(20.0), x[0].asin();
+    acos |x, _| near_one(2.0), near_one(20.0), x[0].acos();
+    atanh |x, _| near_one(2.0), near_one(20.0), x[0].atanh();
     erfinv |x, _| near_one(2.0), near_one(4.0), x[0].erfinv();
     softplus |x, _| near_one(2.0), near_one(4.0), x[0].softplus();
     mish |x, _| near_one(2.0), near_one(4.0), x[0].mish();
@@ -207,7 +207,7 @@ pub const OPERATORS: &[TorchOperator] = operators! {
     l1_loss |x, a| sums(4.0), sums(4.0), x[0].l1_loss(&x[1], reduction(a, 0));
     huber_loss |x, a| sums(4.0), sums(4.0), x[0].huber_loss(&x[1], number(a, 0), reduction(a, 1));
     smooth_l1_loss |x, a| sums(4.0), sums(4.0), x[0].smooth_l1_loss(&x[1], number(a, 0), reduction(a, 1));
-    kl_div_loss |x, a| sums(4.0), sums(8.0), x[0].kl_div_loss(&x[1], false, reduction(a, 0));
+    kl_div_loss |x, a| sums(16.0), sums(8.0), x[0].kl_div_loss(&x[1], false, reduction(a, 0));
     cosine_similarity |x, a| sums(4.0), sums(8.0), x[0].cosine_similarity(&x[1], integer(a, 0), number(a, 1));
     cosine_embedding_loss |x, a| sums(4.0), sums(8.0),
         x[0].cosine_embedding_loss(&x[1], &x[2], number(a, 0), LossReduction::Mean);
