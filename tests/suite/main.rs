@@ -26,6 +26,7 @@ mod errors;
 mod exact;
 mod faults;
 mod faults_mesh;
+mod functions;
 mod gradients;
 mod house;
 mod layers;
