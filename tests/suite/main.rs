@@ -30,7 +30,6 @@ mod functions;
 mod gradients;
 mod house;
 mod layers;
-mod nvrtc;
 mod operator_table;
 mod optim;
 mod own_ops;
