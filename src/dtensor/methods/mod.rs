@@ -3,6 +3,7 @@
 //! A method communicates nothing if a sharding rule of its operator fits the operands' layouts; otherwise operands are
 //! redistributed to the layouts that cost least. A negative dim counts from the last.
 
+mod activations;
 mod attention;
 mod attention_options;
 mod create;
