@@ -158,7 +158,9 @@ pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
 pub use pointwise::*;
-pub(crate) use pointwise::{activations_table, arithmetic_table, elementary_table};
+pub(crate) use pointwise::{
+    activations_table, arithmetic_table, bits_table, elementary_table, piecewise_table, rounding_table,
+};
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;
 pub use random::exponential::Exponential;

@@ -27,17 +27,26 @@ fn cases() -> Vec<Case> {
     }
     // The operators of the table list their own dtypes.
     for op in formulas() {
-        let operands = |n: usize, dtype| vec![Meta::new(dtype, [2]); n];
-        let ins =
-            [ONE, TWO, THREE].into_iter().find(|ins| op.infer(&operands(ins.len(), DType::F32)).is_ok());
-        let ins = ins.expect("one, two or three f32 operands");
-        let integers = op.infer(&operands(ins.len(), DType::I32)).is_ok();
-        cases.push((op, ins, if integers { &NUMBERS } else { &FLOATS }));
+        let takes = |n: usize, dtype| op.infer(&vec![Meta::new(dtype, [2]); n]).is_ok();
+        let [float, integer, bool] = [DType::F32, DType::I32, DType::Bool]
+            .map(|dtype| [ONE, TWO, THREE].into_iter().find(|ins| takes(ins.len(), dtype)));
+        let ins = float.or(integer).expect("one, two or three f32 or i32 operands");
+        let dtypes: &[DType] = match (float, integer, bool) {
+            (None, _, None) => &NUMBERS[4..],
+            (None, ..) => &DType::ALL[4..],
+            (_, None, _) => &FLOATS,
+            _ => &NUMBERS,
+        };
+        cases.push((op, ins, dtypes));
     }
     use CompareKind::{Eq, Ge, Gt, Le, Lt, Ne};
     for kind in [Eq, Ne, Lt, Le, Gt, Ge] {
         add![TWO, &DType::ALL; Compare { kind }];
     }
+    for kind in [FloatTestKind::Nan, FloatTestKind::Infinite, FloatTestKind::Finite] {
+        add![ONE, &FLOATS; FloatTest { kind }];
+    }
+    add![ONE, &DType::ALL; ZeroGrad];
     add![&[CONDITION, None], &DType::ALL; Mask { on: true }, Mask { on: false }];
     add![&[CONDITION, None, None], &DType::ALL; Select];
     for dtype in DType::ALL {

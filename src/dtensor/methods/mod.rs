@@ -3,9 +3,12 @@
 //! A method communicates nothing if a sharding rule of its operator fits the operands' layouts; otherwise operands are
 //! redistributed to the layouts that cost least. A negative dim counts from the last.
 
+mod activations;
 mod attention;
 mod create;
+mod foreach;
 mod index;
+mod logic;
 mod losses;
 mod norm;
 mod pointwise;

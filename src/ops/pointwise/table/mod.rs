@@ -5,7 +5,7 @@
 //! ```text
 //! /// The documentation of the type and of the method.
 //! Type method(operands; constant) [name = expression] = formula,     the source of the CPU loops and of the CUDA kernel
-//!     for floats | numbers, Algebra "why" and |ins| further rows,    dtypes; the rows of partial operands
+//!     for floats | numbers | integers | bits, Algebra "why" and |ins| further rows,    dtypes; the rows of partial operands
 //!     gradient |of the result, the result| { operand => (expression), operand => "why there is none" },
 //!     samples [values of each operand, ...] rounded n not_smooth [...],   `not_smooth`: not for finite differences
 //!     example [first operand], [second operand]; constant => [result] | "result to three digits";
@@ -16,14 +16,23 @@
 
 mod activations;
 mod arithmetic;
+mod bits;
 mod elementary;
+mod piecewise;
+mod rounding;
 
 pub(crate) use activations::activations_table;
 pub use activations::*;
 pub(crate) use arithmetic::arithmetic_table;
 pub use arithmetic::*;
+pub(crate) use bits::bits_table;
+pub use bits::*;
 pub(crate) use elementary::elementary_table;
 pub use elementary::*;
+pub(crate) use piecewise::piecewise_table;
+pub use piecewise::*;
+pub(crate) use rounding::rounding_table;
+pub use rounding::*;
 
 use std::sync::Arc;
 
@@ -32,15 +41,39 @@ use crate::tensor::cuda::KernelSource;
 
 /// Returns the samples of all rows.
 pub(super) fn samples() -> Vec<Sample> {
-    [arithmetic::row_samples(), elementary::row_samples(), activations::row_samples()].concat()
+    [
+        arithmetic::row_samples(),
+        elementary::row_samples(),
+        activations::row_samples(),
+        bits::row_samples(),
+        piecewise::row_samples(),
+        rounding::row_samples(),
+    ]
+    .concat()
 }
 
 /// Returns the operators of all rows.
 pub(super) fn operators() -> Vec<Arc<dyn Op>> {
-    [arithmetic::row_operators(), elementary::row_operators(), activations::row_operators()].concat()
+    [
+        arithmetic::row_operators(),
+        elementary::row_operators(),
+        activations::row_operators(),
+        bits::row_operators(),
+        piecewise::row_operators(),
+        rounding::row_operators(),
+    ]
+    .concat()
 }
 
 /// Returns the CUDA sources of all rows.
 pub(super) fn cuda_sources() -> Vec<KernelSource> {
-    [arithmetic::ROW_SOURCES, elementary::ROW_SOURCES, activations::ROW_SOURCES].concat()
+    [
+        arithmetic::ROW_SOURCES,
+        elementary::ROW_SOURCES,
+        activations::ROW_SOURCES,
+        bits::ROW_SOURCES,
+        piecewise::ROW_SOURCES,
+        rounding::ROW_SOURCES,
+    ]
+    .concat()
 }
