@@ -325,8 +325,7 @@ fn attention(bench: &Bench) -> Result<()> {
     for (b, h, t, d) in [(12, 4, 64, 32), (4, 6, 256, 64)] {
         let [q, k, v] = [(); 3].map(|()| noise([b, t, h, d]).transpose(1, 2));
         let (q, k, v) = (q?, k?, v?);
-        let attention =
-            CpuAttention { verb: "attention", q_start: 0, scale: 1.0 / (d as f64).sqrt(), dropout: None };
+        let attention = CpuAttention::causal("attention", 0, 1.0 / (d as f64).sqrt());
         let (o, lse) = attention.forward(&q, &k, &v)?;
         // A causal mask leaves half of two products of t x t x d.
         let flops = 2.0 * (b * h * t * t * d) as f64;

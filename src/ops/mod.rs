@@ -123,7 +123,9 @@ mod dropout;
 mod index;
 mod matmul;
 mod meta;
+mod moe;
 mod norm;
+mod order;
 mod pointwise;
 mod random;
 mod record;
@@ -139,8 +141,10 @@ mod vjp;
 mod work;
 
 pub use attention::Attention;
+pub use attention::scores::{ScoreOperands, ScoreRule};
 pub use attributes::{
-    AttentionGrad, CrossEntropyGrad, EmbeddingGrad, Expand, LayerNormGrad, Pad, ScatterAdd, SoftmaxGrad,
+    AttentionBiasGrad, AttentionGrad, CrossEntropyGrad, CrossEntropyTerms, EmbeddingGrad, Expand,
+    GroupedMatmulGrad, LayerNormGrad, Pad, PermuteTokens, ScatterAdd, SoftCrossEntropyGrad, SoftmaxGrad,
 };
 pub use catalog::{catalog, cuda_programs};
 pub use create::DiagonalBand;
@@ -148,15 +152,23 @@ pub use create::keep_band::KeepBand;
 pub use create::one_hot::OneHot;
 pub(crate) use create::{IndexSequence, band, sequence};
 pub use cross_entropy::CrossEntropy;
+pub use cross_entropy::soft::SoftCrossEntropy;
 pub use dropout::Dropout;
 pub use index::embedding::Embedding;
 pub use index::gather::Gather;
 pub use matmul::Matmul;
 pub(crate) use meta::list;
 pub use meta::{Meta, Metas};
+pub use moe::group_sizes::GroupSizes;
+pub use moe::grouped_matmul::GroupedMatmul;
+pub use moe::slots::ExpertSlots;
+pub use moe::unpermute_tokens::UnpermuteTokens;
 pub use norm::layer_norm::LayerNorm;
 pub use norm::rms_norm::RmsNorm;
 pub use norm::rms_norm_grad::RmsNormGrad;
+pub use order::sort::Sort;
+pub use order::topk::TopK;
+pub use order::topk_blocks::TopKBlocks;
 pub use pointwise::*;
 pub(crate) use pointwise::{
     activations_table, arithmetic_table, bits_table, elementary_table, piecewise_table, rounding_table,
@@ -176,8 +188,12 @@ pub(crate) use record::{arity, has_unkeyed, meta_results, run};
 pub use reduce::argmax::Argmax;
 pub use reduce::max::{Max, MaxOrMin};
 pub use reduce::min::Min;
-pub use reduce::sum::Sum;
+pub use reduce::sum::{Sum, SumIn, WideSum};
+pub use reduce::terms::{SumTerm, TermSum};
 pub use rotary::Rotary;
+pub use rotary::apply::{RotaryApply, RotaryPairing};
+pub use rotary::frequencies::{Llama3Scaling, RotaryFrequencies, YarnScaling};
+pub use rotary::table::RotaryTable;
 pub use row::{Algebra, AxisPlacement, MeshAxis, Row};
 pub use sample::{Input, InputFill, Sample};
 pub use shape::cat::Cat;
@@ -190,6 +206,7 @@ pub use softmax::Softmax;
 pub use softmax::log_softmax::LogSoftmax;
 pub use softmax::log_softmax_grad::LogSoftmaxGrad;
 pub use softmax::sum_exp::SumExp;
+pub(crate) use softmax::sum_exp::accumulator;
 pub use step::adamw::{AdamWStep, each_chunk, expect_step, step_rows};
 pub use step::sgd::SgdStep;
 pub use work::Work;

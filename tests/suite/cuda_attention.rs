@@ -3,7 +3,10 @@
 
 use crate::common::{Stream, shim};
 use half::{bf16, f16};
-use isoshard::ops::{Attention, AttentionGrad, Bits, Rotary, Unkeyed, eval_whole};
+use isoshard::ops::{
+    Attention, AttentionGrad, Bits, Rotary, RotaryApply, RotaryPairing, RotaryTable, ScoreRule, Unkeyed,
+    eval_whole,
+};
 use isoshard::ops::{cpu, cuda};
 use isoshard::rng::{self, Draw, Generator};
 use isoshard::tensor::cpu::cast;
@@ -105,15 +108,15 @@ impl Case {
         let verb = "attention";
         // The global tensor has one more batch and head, and more queries.
         let extents = [heads + 1, q_start + queries + 2, keys];
-        let keep = |[b, h, i]: [usize; 3], out: &mut [bool]| {
+        let keep = |[b, h, i]: [usize; 3], j: usize, out: &mut [bool]| {
             let row = ((b + 1) * extents[0] + h + 1) * extents[1] + q_start + i;
-            rng::keep(DRAW, (row * keys) as u64, p, out).unwrap();
+            rng::keep(DRAW, (row * keys + j) as u64, p, out).unwrap();
         };
         let scale = (d as f64).max(1.0).powf(-0.5);
         let factor = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
         let dropout = (p > 0.0).then_some(cpu::CpuAttentionDropout { scale: factor, keep: &keep });
         let [q, k, v, grad] = self.operands(Device::Cpu);
-        let call = cpu::CpuAttention { verb, q_start, scale, dropout };
+        let call = cpu::CpuAttention { dropout, ..cpu::CpuAttention::causal(verb, q_start, scale) };
         let (o, lse) = call.forward(&q, &k, &v).unwrap();
         let [dq, dk, dv] = call.backward([&q, &k, &v], (&o, &lse), &grad).unwrap();
 
@@ -128,7 +131,7 @@ impl Case {
             start: [1, 1, q_start],
         });
         let [q, k, v, grad] = self.operands(device);
-        let call = cuda::CudaAttention { verb, q_start, scale, dropout, exact: true };
+        let call = cuda::CudaAttention { dropout, ..cuda::CudaAttention::causal(verb, q_start, scale) };
         let (go, glse) = call.forward(&q, &k, &v).unwrap();
         let [gq, gk, gv] = call.backward([&q, &k, &v], (&go, &glse), &grad).unwrap();
         assert!(go.transpose(1, 2).unwrap().is_contiguous(), "merging heads is free");
@@ -229,8 +232,8 @@ fn infinities_and_nothing() {
     };
     let case = Case { queries: 40, keys: 40, ..PLAIN };
     let [q, k, v, grad] = case.operands(Device::Cpu);
-    let call = cpu::CpuAttention { verb: "attention", q_start: 0, scale: 0.3, dropout: None };
-    let there = cuda::CudaAttention { verb: "attention", q_start: 0, scale: 0.3, dropout: None, exact: true };
+    let call = cpu::CpuAttention::causal("attention", 0, 0.3);
+    let there = cuda::CudaAttention::causal("attention", 0, 0.3);
     for (which, value) in
         [(0, f32::INFINITY), (1, f32::NEG_INFINITY), (2, f32::INFINITY), (2, f32::NAN), (3, f32::INFINITY)]
     {
@@ -273,10 +276,10 @@ fn the_operators_run_where_their_operands_are() {
         let case = Case { dtype, batch: 2, heads: 4, groups: 2, queries: 19, keys, ..PLAIN };
         let [q, k, v, grad] = case.operands(Device::Cpu);
         let there = |x: &[&Tensor]| x.iter().map(|x| x.to_device(device).unwrap()).collect::<Vec<_>>();
-        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset, draw };
+        let op = Attention { scale: Bits(0.3), p: Bits(0.5), q_offset, draw, rule: ScoreRule::CAUSAL };
         let outs = eval_whole(&op, &[q.clone(), k.clone(), v.clone()]).unwrap();
         let gots = eval_whole(&op, &there(&[&q, &k, &v])).unwrap();
-        let op = AttentionGrad { scale: Bits(0.3), p: Bits(0.5), q_offset, draw };
+        let op = AttentionGrad { scale: Bits(0.3), p: Bits(0.5), q_offset, draw, rule: ScoreRule::CAUSAL };
         let ins = [&q, &k, &v, &outs[0], &outs[1], &grad];
         let grads = eval_whole(&op, &ins.map(Tensor::clone)).unwrap();
         let got_grads = eval_whole(&op, &there(&ins)).unwrap();
@@ -291,10 +294,50 @@ fn long_heads_are_refused() {
     let Some(device) = shim::device() else { return };
     let case = Case { queries: 2, keys: 2, d: 1025, dv: 1, ..PLAIN };
     let [q, k, v, _] = case.operands(device);
-    let call = cuda::CudaAttention { verb: "attention", q_start: 0, scale: 1.0, dropout: None, exact: true };
+    let call = cuda::CudaAttention::causal("attention", 0, 1.0);
     let text = call.forward(&q, &k, &v).unwrap_err().to_string();
     let rule = "attention: is not built for vectors of more than 1024 elements on a device";
     assert_eq!(text, format!("{rule}; got 1025; use Device::Cpu"));
+}
+
+#[test]
+fn rotary_by_tables_has_the_cpus_bits() {
+    let Some(device) = shim::device() else { return };
+    for (i, shape) in
+        [&[2usize, 3, 5, 64][..], &[7, 2], &[6], &[2, 0, 4], &[2, 2, 2, 2, 3, 10]].into_iter().enumerate()
+    {
+        for (dtype, table) in [(DType::F32, DType::F32), (DType::F64, DType::F64), (DType::BF16, DType::F32)]
+        {
+            let (&d, outer) = shape.split_last().unwrap();
+            let count: usize = outer.iter().product();
+            let positions = (0..count as i64).map(|p| p * 7919 - 5).collect();
+            let positions = Tensor::from_vec(positions, outer).unwrap();
+            let angles =
+                Tensor::from_vec((0..d / 2).map(|k| 0.7f64.powi(k as i32)).collect(), [d / 2]).unwrap();
+            let op = RotaryTable { dtype: table, scale: Bits(1.25) };
+            let ins = [positions, angles];
+            let want = eval_whole(&op, &ins).unwrap();
+            let there = ins.clone().map(|t| t.to_device(device).unwrap());
+            let got = eval_whole(&op, &there).unwrap();
+            (0..2)
+                .for_each(|k| expect_same(&got[k], &want[k], &format!("table {k} for {shape:?} in {table}")));
+            let x = noise(shape, dtype, i as u64);
+            for pairing in [RotaryPairing::Halves, RotaryPairing::Interleaved] {
+                let op = RotaryApply { pairing, inverse: i % 2 == 1 };
+                let want_y =
+                    eval_whole(&op, &[x.clone(), want[0].clone(), want[1].clone()]).unwrap().remove(0);
+                let x = x.to_device(device).unwrap();
+                let last = shape.len() - 1;
+                let turned = |x: &Tensor| {
+                    x.transpose(0, last).unwrap().contiguous().unwrap().transpose(0, last).unwrap()
+                };
+                for x in [x.clone(), turned(&x)] {
+                    let y = eval_whole(&op, &[x, got[0].clone(), turned(&got[1])]).unwrap().remove(0);
+                    expect_same(&y, &want_y, &format!("{pairing:?} of {shape:?} in {dtype}"));
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -5,12 +5,19 @@
 
 mod activations;
 mod attention;
+mod attention_options;
 mod create;
 mod foreach;
 mod index;
 mod logic;
+mod element_losses;
+mod group_norm;
+mod index;
+mod loss_reduction;
 mod losses;
+mod moe;
 mod norm;
+mod order;
 mod pointwise;
 mod product;
 mod random;
@@ -18,3 +25,8 @@ mod reduce;
 mod rotary;
 mod sampling;
 mod shape;
+
+pub use attention_options::AttentionOptions;
+pub use group_norm::BatchStatistics;
+pub use loss_reduction::LossReduction;
+pub use losses::CrossEntropyOptions;

@@ -30,6 +30,9 @@ const RULES: &[FaultRule] = &[
     index(FaultCode::CrossEntropy, "cross_entropy"),
     index(FaultCode::CrossEntropyGrad, "cross_entropy_grad"),
     index(FaultCode::OneHot, "one_hot"),
+    index(FaultCode::ExpertSlots, "expert_slots"),
+    index(FaultCode::PermuteTokens, "permute_tokens"),
+    index(FaultCode::UnpermuteTokens, "unpermute_tokens"),
     element(600, "bernoulli", "a probability lies in [0, 1]"),
     element(601, "exponential", "a rate is positive and finite"),
     element(602, "gamma", "a shape is positive and finite"),
@@ -50,6 +53,9 @@ pub(crate) enum FaultCode {
     CrossEntropyGrad,
     /// Numbers from 430 on belong to the operators of `ops::create`.
     OneHot = 430,
+    ExpertSlots = 450,
+    PermuteTokens,
+    UnpermuteTokens,
 }
 
 const fn index(code: FaultCode, verb: &'static str) -> FaultRule {
