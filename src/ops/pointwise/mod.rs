@@ -38,7 +38,8 @@ pub(crate) use record::floats;
 pub use select::Select;
 pub use table::*;
 pub(crate) use table::{
-    activations_table, arithmetic_table, bits_table, elementary_table, piecewise_table, rounding_table,
+    activations_table, arithmetic_table, bits_table, elementary_table, logarithmic_table, piecewise_table,
+    rounding_table, smooth_activations_table, special_table, trigonometric_table,
 };
 pub use zero_grad::ZeroGrad;
 

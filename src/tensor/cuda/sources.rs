@@ -73,6 +73,7 @@ const HEADERS: &[(&str, &str)] = embed! {
     "cross_entropy.cuh"
     "draws.cuh"
     "flash.cuh"
+    "functions.cuh"
     "iso.cuh"
     "math.cuh"
     "matmul.cuh"

@@ -11,6 +11,9 @@
 //!     example [first operand], [second operand]; constant => [result] | "result to three digits";
 //! ```
 //!
+//! The class `wide_floats` computes in f64 for every dtype and rounds once; `far_floats` as well, and calls the words of
+//! `words::far` where those of `words::near` return NaN.
+//!
 //! Macros generate from it the record, the loops, the kernels, the samples, and the methods of
 //! [`DTensor`](crate::dtensor::DTensor) and [`GradientExpr`]. Rows after `derivatives` have no method of `DTensor`.
 
@@ -18,8 +21,12 @@ mod activations;
 mod arithmetic;
 mod bits;
 mod elementary;
+mod logarithmic;
 mod piecewise;
 mod rounding;
+mod smooth_activations;
+mod special;
+mod trigonometric;
 
 pub(crate) use activations::activations_table;
 pub use activations::*;
@@ -29,10 +36,18 @@ pub(crate) use bits::bits_table;
 pub use bits::*;
 pub(crate) use elementary::elementary_table;
 pub use elementary::*;
+pub(crate) use logarithmic::logarithmic_table;
+pub use logarithmic::*;
 pub(crate) use piecewise::piecewise_table;
 pub use piecewise::*;
 pub(crate) use rounding::rounding_table;
 pub use rounding::*;
+pub(crate) use smooth_activations::smooth_activations_table;
+pub use smooth_activations::*;
+pub(crate) use special::special_table;
+pub use special::*;
+pub(crate) use trigonometric::trigonometric_table;
+pub use trigonometric::*;
 
 use std::sync::Arc;
 
@@ -48,6 +63,10 @@ pub(super) fn samples() -> Vec<Sample> {
         bits::row_samples(),
         piecewise::row_samples(),
         rounding::row_samples(),
+        logarithmic::row_samples(),
+        smooth_activations::row_samples(),
+        special::row_samples(),
+        trigonometric::row_samples(),
     ]
     .concat()
 }
@@ -61,6 +80,10 @@ pub(super) fn operators() -> Vec<Arc<dyn Op>> {
         bits::row_operators(),
         piecewise::row_operators(),
         rounding::row_operators(),
+        logarithmic::row_operators(),
+        smooth_activations::row_operators(),
+        special::row_operators(),
+        trigonometric::row_operators(),
     ]
     .concat()
 }
@@ -74,6 +97,10 @@ pub(super) fn cuda_sources() -> Vec<KernelSource> {
         bits::ROW_SOURCES,
         piecewise::ROW_SOURCES,
         rounding::ROW_SOURCES,
+        logarithmic::ROW_SOURCES,
+        smooth_activations::ROW_SOURCES,
+        special::ROW_SOURCES,
+        trigonometric::ROW_SOURCES,
     ]
     .concat()
 }
