@@ -174,3 +174,61 @@ fn gated_units_split_their_input() {
         Ok(())
     });
 }
+
+#[test]
+fn lists_of_tensors_equal_single_calls() {
+    on_two(|mesh| {
+        let layouts = ["(S0)", "(R)", "(S1)"];
+        let of = |salt: usize| -> Result<Vec<DTensor>> {
+            let tensor = |k: usize| {
+                let values = (0..6 + 2 * k).map(|e| ((e * 7 + salt * 5 + k) % 11) as f32 - 4.5).collect();
+                DTensor::distribute(mesh, &Tensor::from_vec(values, [2, 3 + k])?, layouts[k % 3].parse()?)
+            };
+            (0..7).map(tensor).collect()
+        };
+        let (xs, ys, zs) = (of(1)?, of(2)?, of(3)?);
+        let same = |list: Vec<DTensor>, single: &dyn Fn(usize) -> Result<DTensor>| -> Result<()> {
+            for (k, got) in list.into_iter().enumerate() {
+                let want = single(k)?;
+                assert_eq!(got.layout(), want.layout());
+                assert_eq!(got.full_tensor()?.as_bytes()?, want.full_tensor()?.as_bytes()?);
+            }
+            Ok(())
+        };
+        same(DTensor::foreach_add(xs.clone(), &ys)?, &|k| xs[k].add(&ys[k]))?;
+        same(DTensor::foreach_sub(xs.clone(), &ys)?, &|k| xs[k].sub(&ys[k]))?;
+        same(DTensor::foreach_mul(xs.clone(), &ys)?, &|k| xs[k].mul(&ys[k]))?;
+        same(DTensor::foreach_div(xs.clone(), &ys)?, &|k| xs[k].div(&ys[k]))?;
+        same(DTensor::foreach_add_scalar(xs.clone(), 0.3)?, &|k| xs[k].add_scalar(0.3))?;
+        same(DTensor::foreach_mul_scalar(xs.clone(), 0.3)?, &|k| xs[k].mul_scalar(0.3))?;
+        same(DTensor::foreach_lerp(xs.clone(), &ys, 0.9)?, &|k| xs[k].lerp_scalar(&ys[k], 0.9))?;
+        same(DTensor::foreach_addcmul(xs.clone(), &ys, &zs, 0.3)?, &|k| xs[k].addcmul(&ys[k], &zs[k], 0.3))?;
+        same(DTensor::foreach_addcdiv(xs.clone(), &ys, &zs, 0.3)?, &|k| xs[k].addcdiv(&ys[k], &zs[k], 0.3))?;
+        let leaf = xs[0].requires_grad()?;
+        let out = DTensor::foreach_mul(vec![leaf.clone()], &ys[..1])?;
+        let dx = out[0].sum_all()?.backward()?.take(&leaf).expect("a gradient that is wanted is recorded");
+        assert_eq!(dx.full_tensor()?.to_f64_vec(), ys[0].full_tensor()?.to_f64_vec());
+        let refused = DTensor::foreach_add(xs, &ys[..2]).unwrap_err().to_string();
+        assert_eq!(refused, "foreach_add: the lists have different lengths; got 7 and 2 tensors");
+        Ok(())
+    });
+}
+
+#[test]
+fn linear_units_of_other_shapes() {
+    on_two(|mesh| {
+        let x = vector(mesh, &[-2.0f64, -0.5, 0.0, 3.0])?;
+        let values = |y: Result<DTensor>| -> Result<Vec<f64>> { Ok(y?.full_tensor()?.to_f64_vec()) };
+        let close = |got: Vec<f64>, want: [f64; 4]| {
+            assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-14), "{got:?}, wanted {want:?}");
+        };
+        let below = |alpha: f64, x: f64| alpha * (x / alpha).exp_m1();
+        close(values(x.celu(2.0))?, [below(2.0, -2.0), below(2.0, -0.5), 0.0, 3.0]);
+        let (scale, alpha) = (1.050_700_987_355_480_5, 1.673_263_242_354_377_2);
+        let selu = |x: f64| scale * alpha * x.exp_m1();
+        close(values(x.selu())?, [selu(-2.0), selu(-0.5), 0.0, scale * 3.0]);
+        let leaf = x.requires_grad()?;
+        close(gradients(&leaf.celu(2.0)?, &[&leaf])?.remove(0), [(-1f64).exp(), (-0.25f64).exp(), 1.0, 1.0]);
+        Ok(())
+    });
+}

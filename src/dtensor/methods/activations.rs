@@ -85,6 +85,50 @@ impl DTensor {
         self.gt_scalar(threshold)?.select(self, &self.number("threshold", value.into())?)
     }
 
+    /// Returns `x` if it is positive, else `alpha (e^(x / alpha) - 1)`: an exponential linear unit whose slope is 1 at 0 for
+    /// every `alpha` (Barron 2017).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.0, 9.0], [3])?, "(S0)".parse()?)?;
+    ///     assert_eq!(format!("{:.3?}", x.celu(2.0)?.full_tensor()?.to_f64_vec()), "[-1.264, 0.000, 9.000]");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses integers and bools, and `alpha` 0.
+    pub fn celu(&self, alpha: f64) -> Result<DTensor> {
+        self.dtype().expect_float("celu")?;
+        if alpha == 0.0 || alpha.is_nan() {
+            return Err(Error::invalid("celu", "wants an alpha that is not 0", format!("{alpha:?}"), ""));
+        }
+        let below = self.clamp_max(0.0)?.div_scalar(alpha)?.expm1()?.mul_scalar(alpha)?;
+        self.relu()?.add(&below)
+    }
+
+    /// Returns the scaled exponential linear unit, `1.0507 · elu(x)` with `alpha = 1.6733` (Klambauer et al. 2017).
+    ///
+    /// ```
+    /// use isoshard::{comm::spmd, dtensor::{DTensor, DeviceMesh}, tensor::Tensor};
+    /// spmd(2, |rank| {
+    ///     let mesh = DeviceMesh::new(&rank, &[("dp", 2)])?;
+    ///     let x = DTensor::distribute(&mesh, &Tensor::from_vec(vec![-2.0f32, 0.0, 1.0], [3])?, "(S0)".parse()?)?;
+    ///     assert_eq!(format!("{:.3?}", x.selu()?.full_tensor()?.to_f64_vec()), "[-1.520, 0.000, 1.051]");
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), isoshard::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses integers and bools.
+    pub fn selu(&self) -> Result<DTensor> {
+        self.elu(1.673_263_242_354_377_2)?.mul_scalar(1.050_700_987_355_480_5)
+    }
+
     /// Splits `dim` into two halves `a` and `b` and returns `a · sigmoid(b)`: the gated linear unit (Dauphin et al. 2017).
     /// Communicates nothing if the ranks hold `dim` whole.
     ///
