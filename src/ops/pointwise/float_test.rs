@@ -3,7 +3,7 @@
 use super::record::{Pointwise, floats};
 use crate::error::Result;
 use crate::ops::{Algebra, AxisPlacement, Input, Meta, Row, Sample, Vjp, Windows};
-use crate::tensor::cpu::{self, FloatTestLoops, Real, is_nan};
+use crate::tensor::cpu::{self, FloatPredicateLoops, Real, is_nan};
 use crate::tensor::{DType, ReduceOp, Tensor, cuda};
 
 /// Tests each floating-point element: `x -> bool`. Applied by [`DTensor::isnan`](crate::dtensor::DTensor::isnan),
@@ -48,9 +48,9 @@ impl Pointwise for FloatTest {
 
     fn kernel(&self, ins: &mut [Tensor], _: &Windows) -> Result<Tensor> {
         let loops = match self.kind {
-            FloatTestKind::Nan => &const { FloatTestLoops::of::<IsNan>() },
-            FloatTestKind::Infinite => &const { FloatTestLoops::of::<IsInfinite>() },
-            FloatTestKind::Finite => &const { FloatTestLoops::of::<IsFinite>() },
+            FloatTestKind::Nan => &const { FloatPredicateLoops::of::<IsNan>() },
+            FloatTestKind::Infinite => &const { FloatPredicateLoops::of::<IsInfinite>() },
+            FloatTestKind::Finite => &const { FloatPredicateLoops::of::<IsFinite>() },
         };
         cpu::test(Self::NAME, loops, &ins[0])
     }
@@ -92,7 +92,7 @@ macro_rules! float_tests {
     ($($name:ident($x:ident) = $value:expr;)*) => {$(
         struct $name;
 
-        impl cpu::FloatTest for $name {
+        impl cpu::FloatPredicate for $name {
             #[inline(always)]
             fn at<A: Real>($x: A) -> bool {
                 $value
