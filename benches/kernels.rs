@@ -8,6 +8,9 @@ use std::time::Instant;
 
 use isoshard::Result;
 use isoshard::ops::cpu::{self as ops, CpuAttention};
+use isoshard::ops::{
+    Bits, Clamp, FloatTest, FloatTestKind, Floor, Hardswish, Lerp, Op, Remainder, eval_whole,
+};
 use isoshard::tensor::cpu::{
     self, Constants, Function, Gemm, Isa, Loops, MatMut, MatRef, Num, NumFunction, Real, UnaryF,
 };
@@ -124,6 +127,14 @@ fn elementwise(bench: &Bench) -> Result<()> {
     bench.case("gelu tanh", "GB/s", 2.0 * bytes, || fresh("gelu", &Loops::floats::<TanhGelu, 1>(), [&x]));
     let half = cpu::cast(&x, DType::BF16)?;
     bench.case("gelu bf16", "GB/s", bytes, || fresh("gelu", &Loops::floats::<Gelu, 1>(), [&half]));
+    let op = |op: &dyn Op, ins: &[&Tensor]| eval_whole(op, &ins.iter().copied().cloned().collect::<Vec<_>>());
+    bench.case("floor", "GB/s", 2.0 * bytes, || op(&Floor, &[&x]));
+    bench.case("remainder", "GB/s", 3.0 * bytes, || op(&Remainder, &[&x, &y]));
+    let clamp = Clamp { min: Bits(-0.5), max: Bits(0.5), open: false };
+    bench.case("clamp", "GB/s", 2.0 * bytes, || op(&clamp, &[&x]));
+    bench.case("hardswish", "GB/s", 2.0 * bytes, || op(&Hardswish, &[&x]));
+    bench.case("lerp scalar", "GB/s", 3.0 * bytes, || op(&Lerp, &[&x, &y, &scalar]));
+    bench.case("isfinite", "GB/s", 1.25 * bytes, || op(&FloatTest { kind: FloatTestKind::Finite }, &[&x]));
     bench.case("cast f32 to bf16", "GB/s", 1.5 * bytes, || cpu::cast(&x, DType::BF16));
     let (small_x, small_y) = (noise([64]), noise([64]));
     let thousand = || (0..1000).try_for_each(|_| fresh("add", &ADD, [&small_x, &small_y]).map(drop));

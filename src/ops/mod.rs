@@ -175,8 +175,8 @@ pub use order::topk::TopK;
 pub use order::topk_blocks::TopKBlocks;
 pub use pointwise::*;
 pub(crate) use pointwise::{
-    activations_table, arithmetic_table, elementary_table, logarithmic_table, smooth_activations_table,
-    special_table, trigonometric_table,
+    activations_table, arithmetic_table, bits_table, elementary_table, logarithmic_table, piecewise_table,
+    rounding_table, smooth_activations_table, special_table, trigonometric_table,
 };
 pub(crate) use pointwise::{distribute_example, example_check, signatures, tensor_example};
 pub use random::bernoulli::Bernoulli;

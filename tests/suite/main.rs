@@ -34,6 +34,7 @@ mod operator_table;
 mod optim;
 mod own_ops;
 mod placement;
+mod pointwise;
 mod programs;
 mod redistribute;
 mod redistribute_async;

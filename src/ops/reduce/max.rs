@@ -7,8 +7,8 @@ use smallvec::smallvec;
 use super::{DimReduction, kept_shape};
 use crate::error::{Error, Result};
 use crate::ops::{
-    Cast, Compare, CompareKind, Div, Expand, Input, Mask, MeshAxis, Meta, Metas, Op, Reshape, Row, Sample,
-    Sum, Tensors, Vjp, Windows, Work, arity,
+    BitwiseOr, Cast, Compare, CompareKind, Div, Expand, FloatTest, FloatTestKind, Input, Mask, MeshAxis,
+    Meta, Metas, Op, Reshape, Row, Sample, Sum, Tensors, Vjp, Windows, Work, arity,
 };
 use crate::tensor::{DType, Dims, ReduceOp, Tensor, cpu, cuda};
 
@@ -27,7 +27,7 @@ pub type Max = MaxOrMin<true>;
 ///
 /// -0 is less than 0. The result is one fixed NaN if any element is NaN (IEEE 754-2019's `maximum` and `minimum`), so
 /// every order of evaluation gives the same bits. The gradient is divided equally among equal extremes, as by PyTorch's
-/// `amax` and `amin`; zeros of both signs are equal.
+/// `amax` and `amin`; zeros of both signs are equal. If the result is NaN, the NaN elements share the gradient.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct MaxOrMin<const LARGEST: bool> {
     /// The dims to reduce, ascending.
@@ -78,7 +78,7 @@ impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
         Work::reduction(ins, outs)
     }
 
-    /// `dx` is `dy / count(x == y)` for the elements with `x == y`, and 0 for the others.
+    /// `dx` is `dy / count(x == y)` for the elements with `x == y`, and 0 for the others. NaN counts as equal to NaN.
     fn vjp(&self, g: &mut Vjp) -> Result<()> {
         let Meta { dtype, shape } = g.input_meta(0).clone();
         let kept = kept_shape(&shape, &self.dims);
@@ -89,7 +89,12 @@ impl<const LARGEST: bool> Op for MaxOrMin<LARGEST> {
             dy = g.apply(Reshape { shape: kept }, &[dy])?;
         }
         let y = g.apply(Expand { shape: shape.clone() }, &[y])?;
-        let chosen = g.apply(Compare { kind: CompareKind::Eq }, &[x, y])?;
+        let mut chosen = g.apply(Compare { kind: CompareKind::Eq }, &[x, y])?;
+        if dtype.is_float() {
+            // A NaN equals nothing; it is chosen wherever it stands.
+            let nan = g.apply(FloatTest { kind: FloatTestKind::Nan }, &[x])?;
+            chosen = g.apply(BitwiseOr, &[chosen, nan])?;
+        }
         let ones = g.apply(Cast { dtype }, &[chosen])?;
         let count = g.apply(Sum { dims, keep: true }, &[ones])?;
         let share = g.apply(Div, &[dy, count])?;
