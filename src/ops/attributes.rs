@@ -4,12 +4,35 @@
 //! the operator's shape checks. To keep their files from importing each other, the derivative's attributes are defined
 //! here, and its `impl Op` is in the operator's folder.
 
+use super::attention::scores::ScoreRule;
+use super::moe::group_sizes::GroupSizes;
 use super::record::{Bits, Unkeyed};
 use crate::rng::Draw;
 use crate::tensor::Shape;
 
-/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do) -> (dq, dk, dv)`, each with the shape of
-/// its operand. Dao et al., *FlashAttention*, 2022, appendix B.
+/// The derivative of [`Attention`](super::Attention) by the bias of its scores:
+/// `(q, k, v, o, lse, do, bias, ..) -> dbias`, where `..` are the other operands that the [`ScoreRule`] names.
+///
+/// dbias is a sum over the dims along which the bias repeats, along the reduction tree over them, and 0 if the bias
+/// repeats along the keys.
+///
+/// Missing: a second derivative; asking for it returns an error.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionBiasGrad {
+    /// As in [`Attention`](super::Attention).
+    pub scale: Bits,
+    /// As in [`Attention`](super::Attention).
+    pub p: Bits,
+    /// As in [`Attention`](super::Attention).
+    pub q_offset: Option<usize>,
+    /// The draw of the forward call, from which the dropout mask is computed again.
+    pub draw: Unkeyed<Draw>,
+    /// As in [`Attention`](super::Attention).
+    pub rule: ScoreRule,
+}
+
+/// The derivative of [`Attention`](super::Attention): `(q, k, v, o, lse, do, ..) -> (dq, dk, dv)`, each with the shape
+/// of its operand; `..` are the operands that the [`ScoreRule`] names. Dao et al., *FlashAttention*, 2022, appendix B.
 ///
 /// dk and dv are sums over the query heads that share a key head, then over the queries, along the reduction tree over
 /// both ranges. None of their elements is -0.
@@ -25,6 +48,8 @@ pub struct AttentionGrad {
     pub q_offset: Option<usize>,
     /// The draw of the forward call, from which the dropout mask is computed again.
     pub draw: Unkeyed<Draw>,
+    /// As in [`Attention`](super::Attention).
+    pub rule: ScoreRule,
 }
 
 /// The attributes that [`CrossEntropy`](super::CrossEntropy) and its derivative share. The default is the plain loss.
@@ -92,6 +117,25 @@ pub struct Expand {
     pub shape: Shape,
 }
 
+/// The derivative of [`GroupedMatmul`](super::GroupedMatmul) with respect to the matrices: `(x, dy) -> dw`.
+///
+/// `x` is `[.., rows, k]`, `dy` `[.., rows, n]` and the result `[experts, k, n]`: per expert, the sum of `x[row] dy[row]ᵀ`
+/// over its rows. The sum follows the reduction tree over the batch, and within a batch entry the tree over the expert's
+/// rows. An expert without rows has zeros.
+///
+/// ```
+/// use isoshard::{ops::{GroupSizes, GroupedMatmulGrad, Unkeyed, eval_whole}, tensor::Tensor};
+/// let (x, dy) = (Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1])?, Tensor::from_vec(vec![1.0, 10.0, 10.0], [3, 1])?);
+/// let op = GroupedMatmulGrad { sizes: Unkeyed(GroupSizes::new(3, [1, 2, 0])?) };
+/// assert_eq!(eval_whole(&op, &[x, dy])?[0].to_f64_vec(), [1.0, 50.0, 0.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GroupedMatmulGrad {
+    /// The number of rows of each expert. Plans do not depend on it.
+    pub sizes: Unkeyed<GroupSizes>,
+}
+
 /// The derivative of [`LayerNorm`](super::LayerNorm): `(dy, x[, w], mean, rstd) -> (dx[, dw[, db]])`, each with the shape
 /// of its operand.
 ///
@@ -122,6 +166,27 @@ pub struct Pad {
     pub before: usize,
     /// The number of zeros after the operand.
     pub after: usize,
+}
+
+/// Copies rows to slots: `(x, slot) -> y`, where `x` is `[.., tokens, choices, width]`, `slot` (i64)
+/// `[.., tokens, choices]`, and `y[.., slot[.., t, k], :] = x[.., t, k, :]` `[.., slots, width]`. At most one leading
+/// dim. The derivative of [`UnpermuteTokens`](super::UnpermuteTokens); applied by
+/// [`DTensor::permute_tokens`](crate::dtensor::DTensor::permute_tokens).
+///
+/// No two rows of a batch entry have the same slot; a row with slot -1 is dropped. A slot without a row is -0, which a
+/// sum ignores. If the tokens are sharded, the result is a partial sum.
+///
+/// ```
+/// use isoshard::{ops::{PermuteTokens, eval_whole}, tensor::Tensor};
+/// let x = Tensor::from_vec(vec![1.0, 2.0, 3.0], [3, 1, 1])?;
+/// let slot = Tensor::from_vec(vec![3i64, -1, 0], [3, 1])?;
+/// assert_eq!(eval_whole(&PermuteTokens { slots: 4 }, &[x, slot])?[0].to_f64_vec(), [3.0, 0.0, 0.0, 1.0]);
+/// # Ok::<(), isoshard::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PermuteTokens {
+    /// The number of slots of a batch entry.
+    pub slots: usize,
 }
 
 /// Adds elements into a tensor of zeros by index: [`DTensor::scatter_add`](crate::dtensor::DTensor::scatter_add), and

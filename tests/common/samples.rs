@@ -5,8 +5,8 @@
 //! being written.
 
 use isoshard::ops::{
-    Attention, AttentionGrad, Bits, EmbeddingGrad, Input, LayerNormGrad, Matmul, RmsNorm, RmsNormGrad,
-    Sample, ScatterAdd, Sum, SumExp, Unkeyed,
+    Attention, AttentionGrad, Bits, EmbeddingGrad, GroupSizes, GroupedMatmul, GroupedMatmulGrad, Input,
+    LayerNormGrad, Matmul, RmsNorm, RmsNormGrad, Sample, ScatterAdd, ScoreRule, Sum, SumExp, Unkeyed,
 };
 use isoshard::rng::Generator;
 
@@ -37,13 +37,19 @@ fn all_long_sums() -> Vec<Sample> {
     let sum = |dims: &[usize], shape: &[usize]| {
         Sample::new(Sum { dims: dims.iter().copied().collect(), keep: false }, [ints(shape)])
     };
+    let rule = ScoreRule::CAUSAL;
     let (scale, p, draw) = (Bits(0.4), Bits(0.0), Unkeyed(Generator::new(3).next_draw()));
     let heads = |h: usize, t: usize| ints(&[1, h, t, 3]);
     let attention_grad = |h: usize, hk: usize, t: usize, before: usize| {
         let (q, k, lse) = (heads(h, t), heads(hk, before + t), Input::positive([1, h, t]));
         let q_offset = (before > 0).then_some(before);
         let ins = [q.clone(), k.clone(), k, q.clone(), lse, q];
-        Sample::new(AttentionGrad { scale, p: Bits(0.2), q_offset, draw }, ins)
+        Sample::new(AttentionGrad { scale, p: Bits(0.2), q_offset, draw, rule }, ins)
+    };
+    let sizes = |experts: usize, batch: usize, rows: usize| {
+        let of = |i: usize| if i.is_multiple_of(2) { [rows / 3, rows - rows / 3] } else { [rows, 0] };
+        let all: Vec<usize> = (0..batch).flat_map(of).collect();
+        Unkeyed(GroupSizes::new(experts, all).expect("two sizes per entry"))
     };
     let (rows, kept) = ([3, 37, 5], [3, 37, 1]);
     let (x, w, mean, rstd) = (ints(&rows), ints(&[5]), ints(&kept), Input::positive(kept));
@@ -52,6 +58,9 @@ fn all_long_sums() -> Vec<Sample> {
         matmul("m k, n k -> m n", &[2, 96], &[3, 96]),
         matmul("b s k, b s n -> k n", &[6, 40, 3], &[6, 40, 2]),
         matmul("h b s, b s n -> h n", &[2, 5, 33], &[5, 33, 2]),
+        Sample::new(GroupedMatmul { sizes: sizes(2, 1, 5) }, [ints(&[5, 130]), ints(&[2, 130, 3])]),
+        Sample::new(GroupedMatmulGrad { sizes: sizes(2, 37, 7) }, [ints(&[37, 7, 2]), ints(&[37, 7, 3])]),
+        Sample::new(GroupedMatmulGrad { sizes: sizes(2, 1, 90) }, [ints(&[90, 2]), ints(&[90, 3])]),
         sum(&[0], &[131, 2]),
         sum(&[0, 1], &[7, 70, 2]),
         sum(&[0, 2], &[5, 2, 37]),
@@ -62,8 +71,14 @@ fn all_long_sums() -> Vec<Sample> {
         Sample::new(LayerNormGrad { weight: true, bias: true }, [x.clone(), x, w, mean, rstd]),
         Sample::new(EmbeddingGrad { rows: 4 }, [Input::index([3, 50], 4), ints(&[3, 50, 2])]),
         Sample::new(ScatterAdd { dim: 1, extent: 3 }, [Input::index([2, 70], 3), ints(&[2, 70])]),
-        Sample::new(Attention { scale, p, q_offset: None, draw }, [heads(2, 70), heads(2, 70), heads(2, 70)]),
-        Sample::new(Attention { scale, p, q_offset: None, draw }, [heads(4, 40), heads(2, 40), heads(2, 40)]),
+        Sample::new(
+            Attention { scale, p, q_offset: None, draw, rule },
+            [heads(2, 70), heads(2, 70), heads(2, 70)],
+        ),
+        Sample::new(
+            Attention { scale, p, q_offset: None, draw, rule },
+            [heads(4, 40), heads(2, 40), heads(2, 40)],
+        ),
         attention_grad(2, 2, 70, 0),
         attention_grad(4, 2, 40, 0),
         attention_grad(1, 1, 70, 5),
