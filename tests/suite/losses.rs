@@ -1,7 +1,7 @@
 //! Losses and norms on every mesh: values and gradients equal PyTorch's, and have the bits of a single rank.
 
 use isoshard::Result;
-use isoshard::dtensor::{CrossEntropyOptions, DTensor, DeviceMesh, LossReduction};
+use isoshard::dtensor::{BinaryLossOptions, CrossEntropyOptions, DTensor, DeviceMesh, LossReduction};
 use isoshard::placement::{Layout, Mesh};
 use isoshard::tensor::{DType, Shape, Tensor};
 
@@ -582,6 +582,122 @@ const CASES: &[LossCase] = &[
                 0.034379457871,
                 0.042650784069,
                 -0.002025630906,
+            ],
+        ],
+    },
+    LossCase {
+        name: "bce with logits",
+        loss: |i| i.x.bce_with_logits_loss(&i.p, &Default::default()),
+        want: 1.2269933902448,
+        gradients: &[
+            [
+                0.0310382776,
+                -0.002274988431,
+                0.031733089831,
+                0.041666666667,
+                0.071047843902,
+                0.044254881553,
+                0.0064617224,
+                0.013514708407,
+                -0.073399756498,
+                0.056598224931,
+                0.068131206349,
+                0.060921548219,
+            ],
+            [
+                -0.041666666667,
+                0.104166666667,
+                -0.166666666667,
+                0.0,
+                -0.25,
+                -0.083333333333,
+                0.041666666667,
+                -0.020833333333,
+                0.166666666667,
+                -0.0625,
+                -0.125,
+                -0.083333333333,
+            ],
+        ],
+    },
+    LossCase {
+        name: "bce with logits, weights",
+        loss: |i| {
+            i.x.bce_with_logits_loss(
+                &i.p,
+                &BinaryLossOptions {
+                    reduction: LossReduction::Sum,
+                    weight: Some(&i.w),
+                    pos_weight: Some(&i.w.mul_scalar(2.0)?),
+                },
+            )
+        },
+        want: 15.582622845372,
+        gradients: &[
+            [
+                0.186229665601,
+                -1.220549514111,
+                0.321195616967,
+                0.125,
+                0.426287063411,
+                0.739387451616,
+                -0.109197130562,
+                0.062435300177,
+                -0.440398538989,
+                1.358357398351,
+                0.817574476194,
+                0.182764644658,
+            ],
+            [
+                -0.25,
+                11.511574488072,
+                -1.873071988957,
+                -0.08664339757,
+                -1.5,
+                -0.120429874891,
+                1.47407698418,
+                -0.134492427485,
+                1.0,
+                0.821226036689,
+                -1.298586722017,
+                -0.28915771094,
+            ],
+        ],
+    },
+    LossCase {
+        name: "bce",
+        loss: |i| {
+            i.x.sigmoid()?.bce_loss(&i.p, &BinaryLossOptions { weight: Some(&i.w), ..Default::default() })
+        },
+        want: 1.0522437557125,
+        gradients: &[
+            [
+                0.0155191388,
+                -0.004549976862,
+                0.031733089831,
+                0.010416666667,
+                0.035523921951,
+                0.088509763105,
+                0.0064617224,
+                0.003378677102,
+                -0.036699878249,
+                0.113196449863,
+                0.068131206349,
+                0.015230387055,
+            ],
+            [
+                -0.020833333333,
+                0.208333333333,
+                -0.166666666667,
+                0.0,
+                -0.125,
+                -0.166666666667,
+                0.041666666667,
+                -0.005208333333,
+                0.083333333333,
+                -0.125,
+                -0.125,
+                -0.020833333333,
             ],
         ],
     },
