@@ -16,6 +16,7 @@ mod cuda_attention;
 mod cuda_attention_fast;
 mod cuda_create;
 mod cuda_gemm;
+mod cuda_losses;
 mod cuda_pointwise;
 mod cuda_reduce;
 mod cuda_rng;
