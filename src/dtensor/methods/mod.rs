@@ -18,6 +18,7 @@ mod reduce;
 mod rotary;
 mod sampling;
 mod shape;
+mod statistics;
 
 pub use loss_reduction::LossReduction;
 pub use losses::CrossEntropyOptions;
