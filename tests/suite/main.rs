@@ -29,7 +29,6 @@ mod faults_mesh;
 mod gradients;
 mod house;
 mod layers;
-mod nvrtc;
 mod operator_table;
 mod optim;
 mod own_ops;
