@@ -42,6 +42,7 @@ mod redistribute;
 mod redistribute_async;
 mod redistribute_pairs;
 mod redistribute_table;
+mod reductions;
 mod regressions;
 mod rng;
 mod rng_layouts;

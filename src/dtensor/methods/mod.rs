@@ -25,6 +25,7 @@ mod reduce;
 mod rotary;
 mod sampling;
 mod shape;
+mod statistics;
 
 pub use attention_options::AttentionOptions;
 pub use binary_losses::BinaryLossOptions;
